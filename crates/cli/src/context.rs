@@ -16,7 +16,7 @@ use crate::environment::{self, Environment};
 use crate::errors::Error;
 use crate::exit::Exit;
 use crate::holdfast_file;
-use crate::interrupt::{Listener, ProgressRequests, listen};
+use crate::interrupt::{Listener, ProgressRequests, end_when_stuck, listen};
 use crate::output::{
     Console, Format, Output, Paint, ProgressDisplay, Report, RunningProgress, ShowProgress, Verbosity,
 };
@@ -336,6 +336,17 @@ impl Context {
             return Ok(listener.interrupt().clone());
         }
         let listener = listen().map_err(Error::Signals)?;
+        let console = self.shared_console();
+        let tell = move |who: &str| {
+            console.clear_progress();
+            console.error(
+                &[format!(
+                    "interrupted; {who} does not answer, and the program ends without clearing up"
+                )],
+                Some("a machine is looked after by its watchdog; `holdfast doctor` shows what else is left"),
+            );
+        };
+        end_when_stuck(&listener, Arc::clone(&self.clock), tell).map_err(Error::Signals)?;
         Ok(self.listener.get_or_init(|| listener).interrupt().clone())
     }
 

@@ -115,6 +115,12 @@ impl PatientInput {
         }
     }
 
+    /// Standard input of this process, which may be closed: then reading fails.
+    pub fn of_standard_input(context: &Context) -> Result<Self, Error> {
+        let file = std::io::stdin().as_fd().try_clone_to_owned();
+        Ok(Self::new(File::from(file.map_err(Error::Stdin)?), context.interrupt()?))
+    }
+
     /// A file that was just opened. It may grow while it is read; what is cut off of it meanwhile is not taken for its end.
     pub fn of_file(file: File, interrupt: Interrupt) -> std::io::Result<Self> {
         let metadata = file.metadata()?;

@@ -245,6 +245,7 @@ impl Hooks {
         if let Some(why) = why_not_obeyed(program).map_err(|error| error.to_string())? {
             return Err(format!("it is not called: {why}; see chown root and chmod go-w"));
         }
+        let was_stopped = job.interrupt.is_requested();
         let call = Call {
             program,
             arguments: &[event.word()],
@@ -252,6 +253,8 @@ impl Hooks {
             withheld: &self.withheld,
             input: &[],
             time_out: self.time_out,
+            // What is called after the request undoes what was called before, and needs its time.
+            is_stopped: &|| !was_stopped && job.interrupt.is_requested(),
         };
         let called = call.run(job.clock).map_err(|error| error.to_string())?;
         let name = program.file_name().unwrap_or(program.as_os_str()).display();

@@ -37,6 +37,12 @@ impl Interrupt {
         if self.is_requested() { Err(Interrupted) } else { Ok(()) }
     }
 
+    /// The question whether the job has been asked to stop, for those who know no jobs.
+    pub fn question(&self) -> Arc<dyn Fn() -> bool + Send + Sync> {
+        let interrupt = self.clone();
+        Arc::new(move || interrupt.is_requested())
+    }
+
     /// The flag itself, for a signal handler that can do no more than store `true`.
     pub fn flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.requested)

@@ -33,6 +33,7 @@ mod standard_streams;
 mod swtpm;
 mod tpm;
 pub mod virtualbox;
+mod waits;
 pub mod xapi;
 
 pub use allocator::map_large_buffers;
@@ -65,3 +66,4 @@ pub use ssh_signature::{
 pub use stamp::stamp_of;
 pub use standard_streams::StandardStream;
 pub use tpm::{Tpm, TpmFile, TpmPlace, TpmStore, TpmVersion};
+pub use waits::{NotedWait, WaitKind, waits_under_way};

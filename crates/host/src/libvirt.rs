@@ -11,6 +11,7 @@ mod possessions;
 mod resume;
 mod tpm;
 
+use std::ops::Deref;
 use std::path::Path;
 use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
@@ -30,7 +31,41 @@ use crate::hypervisor::{Hypervisor, Machine};
 use crate::machine::{Description, MachineDisk, MachineState, MachineSummary};
 use crate::qmp::Monitor;
 use crate::rights::Rights;
+use crate::waits::Wait;
 use tpm::{Activity, States, TpmOwner};
+
+/// What errors and notes call the one at the other end.
+const LIBVIRT: &str = "libvirt";
+
+/// A connection or a domain while it is asked: its library waits for the daemon as long as that takes, whatever signals come.
+struct Asked<T> {
+    asked: T,
+    _wait: Wait,
+}
+
+impl<T> Asked<T> {
+    fn new(asked: T) -> Self {
+        Self {
+            asked,
+            _wait: Wait::for_answer(LIBVIRT),
+        }
+    }
+
+    fn for_work(asked: T) -> Self {
+        Self {
+            asked,
+            _wait: Wait::for_work(LIBVIRT),
+        }
+    }
+}
+
+impl<T> Deref for Asked<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.asked
+    }
+}
 
 /// A connection to libvirt.
 pub struct Libvirt {
@@ -69,8 +104,13 @@ impl Libvirt {
         }
     }
 
-    fn connection(&self) -> Connect {
-        self.connection.read().unwrap_or_else(PoisonError::into_inner).clone()
+    fn connection(&self) -> Asked<Connect> {
+        Asked::new(self.connection.read().unwrap_or_else(PoisonError::into_inner).clone())
+    }
+
+    /// The connection, for what may take its time.
+    fn connection_at_work(&self) -> Asked<Connect> {
+        Asked::for_work(self.connection.read().unwrap_or_else(PoisonError::into_inner).clone())
     }
 
     /// The version of libvirt at the other end: major, minor, release.
@@ -127,6 +167,7 @@ impl Libvirt {
                 return Err(error);
             }
             // The daemon may have been restarted since it was asked last.
+            let _wait = Wait::for_answer(LIBVIRT);
             let connection = Connect::open(Some(&self.uri))?;
             let found = lookup(&connection, name);
             *self.connection.write().unwrap_or_else(PoisonError::into_inner) = connection;
@@ -169,8 +210,13 @@ pub(crate) struct LibvirtMachine {
 }
 
 impl LibvirtMachine {
-    fn domain(&self) -> Domain {
-        self.domain.read().unwrap_or_else(PoisonError::into_inner).clone()
+    fn domain(&self) -> Asked<Domain> {
+        Asked::new(self.domain.read().unwrap_or_else(PoisonError::into_inner).clone())
+    }
+
+    /// The domain, for what may take its time.
+    fn domain_at_work(&self) -> Asked<Domain> {
+        Asked::for_work(self.domain.read().unwrap_or_else(PoisonError::into_inner).clone())
     }
 
     /// Finds the machine through a new connection, where the one that it was found by does not answer.
@@ -182,6 +228,7 @@ impl LibvirtMachine {
         }
         // libvirt knows it without asking anybody.
         let uuid = domain.uuid_string()?;
+        let _wait = Wait::for_answer(LIBVIRT);
         let found = Connect::open(Some(&self.uri))?.lookup_domain_by_uuid_string(&uuid)?;
         *self.domain.write().unwrap_or_else(PoisonError::into_inner) = found;
         Ok(())
@@ -295,7 +342,7 @@ impl Machine for LibvirtMachine {
     fn ask_agent(&self, command: &str, deadline: Duration) -> Result<String> {
         // libvirt counts whole seconds; 0 would mean not to wait at all.
         let seconds = i32::try_from(deadline.as_secs().max(1)).unwrap_or(i32::MAX);
-        let answer = self.domain().qemu_agent_command(command, seconds, 0);
+        let answer = self.domain_at_work().qemu_agent_command(command, seconds, 0);
         answer.map_err(|error| self.refused("ask the guest agent of", &error))
     }
 }

@@ -79,7 +79,6 @@ impl Companion {
 }
 
 /// A program that is called, has something to say, and ends soon.
-#[derive(Debug)]
 pub struct Call<'a> {
     /// The program.
     pub program: &'a Path,
@@ -93,6 +92,8 @@ pub struct Call<'a> {
     pub input: &'a [u8],
     /// After this it is killed, with all that it has started.
     pub time_out: Duration,
+    /// Whether the job was asked to stop after the call began: then it is killed, too.
+    pub is_stopped: &'a dyn Fn() -> bool,
 }
 
 /// How a call ended, and what it said.
@@ -115,6 +116,8 @@ pub enum Ending {
     Killed(i32),
     /// It took too long, and was killed.
     TimedOut,
+    /// The job was asked to stop, and the call did not end soon after that; it was killed.
+    Stopped,
 }
 
 /// Bytes of what a call says that are kept; the rest is thrown away.
@@ -123,6 +126,8 @@ const SAID_BYTES_MAX: u64 = 64 << 10;
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 /// How long the last words of a call that has ended are waited for: something that it left running may keep its output open.
 const LAST_WORDS: Duration = Duration::from_millis(200);
+/// How long a call may take to its end once the job was asked to stop.
+const STOP_GRACE: Duration = Duration::from_millis(500);
 
 impl Call<'_> {
     /// Calls it, and waits until it has ended.
@@ -167,7 +172,7 @@ impl Call<'_> {
             // Whoever finds nobody reading dies of it.
             std::io::copy(&mut reader, &mut std::io::sink()).ok();
         });
-        let ending = wait(&mut child, self.time_out, clock)?;
+        let ending = self.wait(&mut child, clock)?;
         listener?;
         let until = clock.now() + LAST_WORDS;
         let mut lines = Vec::new();
@@ -176,21 +181,26 @@ impl Call<'_> {
         }
         Ok(Called { ending, lines })
     }
-}
 
-fn wait(child: &mut Child, time_out: Duration, clock: &dyn Clock) -> std::io::Result<Ending> {
-    let until = clock.now() + time_out;
-    loop {
-        if let Some(status) = child.try_wait()? {
-            return Ok(ending(status));
+    fn wait(&self, child: &mut Child, clock: &dyn Clock) -> std::io::Result<Ending> {
+        let mut until = clock.now() + self.time_out;
+        let mut too_late = Ending::TimedOut;
+        loop {
+            if let Some(status) = child.try_wait()? {
+                return Ok(ending(status));
+            }
+            let now = clock.now();
+            if now >= until {
+                // It has not been waited for, so its number is still its own.
+                kill_process_group(Pid::from_child(child), Signal::KILL)?;
+                child.wait()?;
+                return Ok(too_late);
+            }
+            if too_late == Ending::TimedOut && (self.is_stopped)() {
+                (until, too_late) = (until.min(now + STOP_GRACE), Ending::Stopped);
+            }
+            clock.sleep(LOOK_INTERVAL);
         }
-        if clock.now() >= until {
-            // It has not been waited for, so its number is still its own.
-            kill_process_group(Pid::from_child(child), Signal::KILL)?;
-            child.wait()?;
-            return Ok(Ending::TimedOut);
-        }
-        clock.sleep(LOOK_INTERVAL);
     }
 }
 
@@ -209,6 +219,7 @@ impl std::fmt::Display for Ending {
             Self::Code(code) => write!(formatter, "it ended with code {code}"),
             Self::Killed(signal) => write!(formatter, "it was killed by signal {signal}"),
             Self::TimedOut => formatter.write_str("it took too long, and was killed"),
+            Self::Stopped => formatter.write_str("it was killed, since the job was asked to stop"),
         }
     }
 }
@@ -243,6 +254,7 @@ mod tests {
             withheld: &["PATH".to_owned()],
             input: b"typed",
             time_out,
+            is_stopped: &|| false,
         }
         .run(&SystemClock::new())
         .unwrap()

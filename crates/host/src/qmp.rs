@@ -20,6 +20,9 @@ pub use socket::QmpSocket;
 /// Result of a command.
 pub type Result<T> = std::result::Result<T, MonitorError>;
 
+/// What notes of waits call the one at the other end.
+const MONITOR: &str = "QEMU's monitor";
+
 /// A way to QEMU's monitor.
 pub trait Monitor: Send + Sync {
     /// Does a command, and waits for the answer.

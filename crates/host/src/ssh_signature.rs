@@ -17,6 +17,7 @@ use tempfile::NamedTempFile;
 
 use crate::obeyed::why_not_obeyed;
 use crate::process::{Call, Called, Ending, PROGRAM_PATH, ask_at_terminal};
+use crate::waits::Wait;
 
 const PROGRAM: &str = "ssh-keygen";
 const BEGIN: &str = "-----BEGIN SSH SIGNATURE-----";
@@ -273,7 +274,9 @@ impl<'a> SshSignatures<'a> {
             withheld: &[],
             input,
             time_out,
+            is_stopped: &|| false,
         };
+        let _wait = Wait::for_answer(PROGRAM);
         call.run(self.clock).map_err(of_start)
     }
 }

@@ -34,7 +34,7 @@ use crate::exit::Exit;
 use crate::machines::MachineWord;
 use crate::output::{Column, Page, Report, Table};
 use crate::snapshot::{SnapshotDocument, changed_bytes};
-use crate::standard_streams::open_input;
+use crate::standard_streams::{PatientInput, open_input};
 use crate::{no_image, time, units};
 
 /// Arguments of `backup`.
@@ -302,6 +302,7 @@ pub(super) fn run(args: &BackupArgs, context: &Context) -> Result<Exit, Error> {
     let sources = sources.collect::<Result<_, _>>()?;
     args.check_input()?;
     let repository = context.open_repository()?;
+    let mut stdin = PatientInput::of_standard_input(context)?;
     let request = BackupRequest {
         sources,
         machine: args.machine.clone(),
@@ -314,7 +315,7 @@ pub(super) fn run(args: &BackupArgs, context: &Context) -> Result<Exit, Error> {
         host: SystemProcesses.this().host,
         program: super::PROGRAM.to_owned(),
         zone: context.zone().clone(),
-        stdin: &mut std::io::stdin().lock(),
+        stdin: &mut stdin,
     };
     let report = context.work(args.job.thread_count(), |job| backup(&repository, request, job))?;
     context.report(&Done::from(report))

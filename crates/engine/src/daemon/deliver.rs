@@ -132,6 +132,7 @@ fn hand(
         withheld,
         input,
         time_out: TIME_OUT,
+        is_stopped: &|| false,
     };
     let called = call.run(clock)?;
     Ok(match called.ending {

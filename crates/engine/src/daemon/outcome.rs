@@ -115,7 +115,7 @@ pub(super) fn ended(worked: &Worked, judgement: Judgement, stop: Option<StopCaus
         Ending::Well => (Some(0), None),
         Ending::Code(code) => (Some(code), None),
         Ending::Killed(signal) => (None, Some(signal)),
-        Ending::TimedOut => (None, None),
+        Ending::TimedOut | Ending::Stopped => (None, None),
     };
     let judged = match judgement {
         Judgement::Verb => of_verb(code),

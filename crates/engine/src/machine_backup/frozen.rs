@@ -400,6 +400,7 @@ impl<'a> Freezer<'a> {
             let ((target, disk), context) = (&wanted[number], &cut.change_contexts[number]);
             let options = NbdOptions {
                 contexts: context.iter().cloned().collect(),
+                is_stopped: Some(self.job.interrupt.question()),
                 ..NbdOptions::default()
             };
             let device = NbdDevice::connect(&endpoint, &cut.exports[number], options).and_then(NbdDeviceMut::new);

@@ -91,6 +91,7 @@ impl Run<'_> {
         };
         let Some(script) = script else { return Ok(()) };
         let key = event.words().0;
+        let was_stopped = self.job.interrupt.is_requested();
         let call = Call {
             program: Path::new(SHELL),
             arguments: &["-c", script],
@@ -98,6 +99,8 @@ impl Run<'_> {
             withheld: &self.request.withheld,
             input: &[],
             time_out: hooks.deadline.unwrap_or(DEADLINE_MAX),
+            // What is called after the request undoes what was called before, and needs its time.
+            is_stopped: &|| !was_stopped && self.job.interrupt.is_requested(),
         };
         let failed = match call.run(self.job.clock) {
             Ok(called) => {

@@ -13,6 +13,7 @@ use holdfast_block::Clock;
 use serde_json::{Value, json};
 
 use crate::rights::Rights;
+use crate::waits::Wait;
 
 /// No JSON text has this byte: before a question it ends what is half said, and in an answer it stands before what counts.
 const DELIMITER: u8 = 0xff;
@@ -59,6 +60,7 @@ pub(crate) fn ask(
         path: path.display().to_string(),
         source,
     };
+    let _wait = Wait::for_work("the guest agent");
     let connected = rights.exercise(|| UnixStream::connect(path));
     let stream = connected.and_then(|connected| connected).map_err(failed)?;
     stream.set_write_timeout(Some(deadline)).map_err(failed)?;

@@ -110,7 +110,7 @@ impl HypervisorMut for Libvirt {
     fn power_off(&self, machine: &str) -> Result<()> {
         let machine = self.find(machine)?;
         machine
-            .domain()
+            .domain_at_work()
             .destroy()
             .map_err(|error| machine.refused("switch off", &error))
     }
@@ -118,7 +118,7 @@ impl HypervisorMut for Libvirt {
     fn start(&self, machine: &str) -> Result<()> {
         let machine = self.find(machine)?;
         machine
-            .domain()
+            .domain_at_work()
             .create()
             .map_err(|error| machine.refused("start", &error))
     }

@@ -13,10 +13,12 @@ use virt::connect::Connect;
 
 use crate::error::{Error, Result};
 use crate::rights::Rights;
+use crate::waits::Wait;
 
 /// Connects to `uri`. The rights are those of the daemon that answers on this host: it is not enough to look at the address, since a socket
 /// may be anybody's. A connection to another host has our own: files of this host are none of its business.
 pub(super) fn open(uri: &str) -> Result<(Connect, Rights)> {
+    let _wait = Wait::for_answer(super::LIBVIRT);
     let before = sockets();
     let connection = Connect::open(Some(uri)).map_err(|source| Error::Unreachable {
         address: uri.to_owned(),

@@ -16,6 +16,7 @@ use super::LOOK_INTERVAL;
 use super::confined::{FOR_RECEIVING, start_with};
 use super::piped::{Piped, Programs};
 use super::secrets::command as new_command;
+use crate::waits::Wait;
 
 /// Bytes of an answer, at most: a hundred thousand snapshots with a dozen properties each.
 const ANSWER_BYTES_MAX: u64 = 256 << 20;
@@ -149,6 +150,7 @@ impl LocalTools {
 
 impl Tools for LocalTools {
     fn ask(&self, program: &str, arguments: &[&str]) -> Result<Answer, ToolError> {
+        let _wait = Wait::for_work("a program of the system");
         let io = |source| ToolError::starting(program, source);
         let words = || format!("{program} {}", arguments.join(" "));
         let mut command = command(program, arguments);

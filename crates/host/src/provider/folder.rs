@@ -24,6 +24,10 @@ use rustix::process::geteuid;
 use serde_json::{Value, json};
 
 use super::{Cutting, HostSnapshotName, ProviderError, ProviderResult};
+use crate::waits::Wait;
+
+/// What notes of waits call whoever has a lock.
+pub(super) const LOCK_HOLDER: &str = "the process that holds a lock";
 
 /// Where everything of ours is in a dataset that is a folder. It stays when the last host snapshot goes.
 pub const OURS: &str = ".holdfast";
@@ -332,6 +336,7 @@ impl SnapshotFolder {
     pub(super) fn lock_making(&self) -> ProviderResult<File> {
         let path = self.ours().join("making");
         let file = open_lock(&path)?;
+        let _wait = Wait::for_answer(LOCK_HOLDER);
         flock(&file, FlockOperation::LockShared).map_err(|error| file_error("lock", &path, error.into()))?;
         Ok(file)
     }
@@ -361,6 +366,7 @@ impl SnapshotFolder {
     pub(super) fn lock(&self) -> ProviderResult<File> {
         let path = self.ours().join("lock");
         let file = open_lock(&path)?;
+        let _wait = Wait::for_answer(LOCK_HOLDER);
         flock(&file, FlockOperation::LockExclusive).map_err(|error| file_error("lock", &path, error.into()))?;
         Ok(file)
     }

@@ -12,8 +12,9 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::rights::Rights;
+use crate::waits::Wait;
 
-use super::{Monitor, MonitorError, QmpCommand, QmpSocket, Result};
+use super::{MONITOR, Monitor, MonitorError, QmpCommand, QmpSocket, Result};
 
 /// How long a command waits for its turn, before it says that somebody else has the monitor.
 const TURN_DEADLINE: Duration = Duration::from_secs(5);
@@ -49,6 +50,7 @@ impl QueuedSocket {
 }
 
 fn take_place(path: &Path) -> Result<Place> {
+    let _wait = Wait::for_answer(MONITOR);
     let stream = UnixStream::connect(path).map_err(|source| MonitorError::Gone {
         during: format!("connecting to {}", path.display()),
         source: Some(source),
@@ -61,6 +63,7 @@ fn take_place(path: &Path) -> Result<Place> {
 
 impl Monitor for QueuedSocket {
     fn execute(&self, command: &QmpCommand) -> Result<Value> {
+        let _wait = Wait::for_answer(MONITOR);
         let mut held = self.place.lock().unwrap_or_else(PoisonError::into_inner);
         let mut place = match held.take() {
             Some(place) => place,

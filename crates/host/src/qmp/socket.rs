@@ -13,7 +13,8 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 use serde_json::Value;
 
 use super::message::{Event, MESSAGE_BYTES_MAX, Message, Refusal, answer, decode, encode};
-use super::{Monitor, MonitorError, QmpCommand, Result};
+use super::{MONITOR, Monitor, MonitorError, QmpCommand, Result};
+use crate::waits::Wait;
 
 /// Events that are kept until somebody takes them; older ones go first.
 const EVENT_COUNT_MAX: usize = 1000;
@@ -81,6 +82,7 @@ impl QmpSocket {
             during: format!("connecting to {}", path.display()),
             source: Some(source),
         };
+        let _wait = Wait::for_answer(MONITOR);
         let stream = UnixStream::connect(path).map_err(gone)?;
         Self::over(stream).map_err(|error| match error {
             MonitorError::TimedOut { after, .. } => MonitorError::TimedOut {
@@ -197,6 +199,7 @@ impl QmpSocket {
 
 impl Monitor for QmpSocket {
     fn execute(&self, command: &QmpCommand) -> Result<Value> {
+        let _wait = Wait::for_answer(MONITOR);
         let number = self.send(command)?;
         let answered = self.shared.wait(command.deadline, |state| {
             match state.answers.get_mut(&number).and_then(Option::take) {

@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use holdfast_block::{BlockDevice, BlockDeviceMut, ManualClock, to_usize};
-use holdfast_serve::nbd::client::{Endpoint, Error, NbdDevice, NbdDeviceMut, NbdOptions};
+use holdfast_serve::nbd::client::{Endpoint, Error, NbdDevice, NbdDeviceMut, NbdOptions, Stream};
 
 const SIZE_BYTES: u64 = 64 << 20;
 const READ: u16 = 0;
@@ -177,6 +177,33 @@ fn who_is_asked_to_stop_does_not_wait_for_an_answer() {
     let device = NbdDevice::connect(&endpoint, "", options).unwrap();
     let error = device.read_at(&mut [0; 4096], 8192).unwrap_err().to_string();
     assert!(error.contains("asked to stop"), "{error}");
+}
+
+/// The same for one that takes the connection and never greets, and for one that does not take it.
+#[test]
+fn who_is_asked_to_stop_does_not_wait_for_a_greeting() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("silent.sock");
+    let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let hanging = |_: Duration| -> std::io::Result<Box<dyn Stream>> {
+        loop {
+            std::thread::park();
+        }
+    };
+    for endpoint in [
+        Endpoint::Unix(path),
+        Endpoint::Made("a host that does not answer".to_owned(), Arc::new(hanging)),
+    ] {
+        let options = NbdOptions {
+            is_stopped: Some(Arc::new(|| true)),
+            ..options(LONG)
+        };
+        let error = NbdDevice::connect(&endpoint, "", options).err().unwrap();
+        let causes = std::iter::successors(Some(&error as &dyn std::error::Error), |error| error.source());
+        let said: Vec<String> = causes.map(ToString::to_string).collect();
+        assert!(said.join(": ").contains("asked to stop"), "{said:?}");
+    }
+    drop(listener);
 }
 
 #[test]

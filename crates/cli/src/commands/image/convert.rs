@@ -16,7 +16,7 @@ use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
 use crate::output::{Page, Report};
-use crate::standard_streams::{StandardOutput, refuse_terminal, standard_input, stopped_or};
+use crate::standard_streams::{PatientInput, StandardOutput, refuse_terminal, standard_input, stopped_or};
 use crate::{no_image, runs, units};
 
 /// Arguments of `image convert`.
@@ -188,7 +188,7 @@ pub(super) fn run(args: &ConvertArgs, context: &Context) -> Result<Exit, Error> 
         overwrite: args.new.overwrite(),
         verify: if args.verify { VerifyImage::Yes } else { VerifyImage::No },
     };
-    let mut stdin = std::io::stdin();
+    let mut stdin = PatientInput::of_standard_input(context)?;
     let source = if args.source.as_os_str() == "-" {
         ConvertSource::Stream {
             size_bytes: size_of_stdin(args)?,

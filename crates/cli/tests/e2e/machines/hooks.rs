@@ -41,7 +41,7 @@ impl Hooked {
     /// Waits until it was called for `event`.
     fn wait_for(&self, event: &str) {
         for _ in 0..400 {
-            if self.called().iter().any(|called| called == event) {
+            if self.bare.rig.path("log").exists() && self.called().iter().any(|called| called == event) {
                 return;
             }
             self.bare.lab.clock.sleep(Duration::from_millis(50));
@@ -224,4 +224,25 @@ fn every_variable_is_documented() {
             "docs/machines.md has nothing about {name}"
         );
     }
+}
+
+/// A program that hangs keeps nobody from stopping the backup, and is told of its end.
+#[test]
+fn a_backup_is_stopped_in_the_middle_of_a_call() {
+    let hooked = Hooked::new("if [ \"$1\" = pre-freeze ]; then exec sleep 600; fi");
+    let words = hooked.words(&["--hook-timeout", "600"]);
+    let mut child = hooked.bare.rig.command(&words).spawn().unwrap();
+    hooked.wait_for("pre-freeze");
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    let clock = &hooked.bare.lab.clock;
+    let start = clock.now();
+    while child.try_wait().unwrap().is_none() {
+        assert!(
+            clock.now().saturating_sub(start) < Duration::from_secs(60),
+            "it does not stop"
+        );
+        clock.sleep(Duration::from_millis(20));
+    }
+    assert_eq!(hooked.called(), ["job-start", "pre-freeze", "post-thaw", "job-abort"]);
 }

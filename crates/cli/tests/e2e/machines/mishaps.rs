@@ -4,6 +4,7 @@ use std::process::Child;
 use std::time::Duration;
 
 use holdfast_block::Clock as _;
+use holdfast_host::qemu::runs_in;
 
 use super::lab::run;
 use super::{World, at};
@@ -167,6 +168,40 @@ fn libvirtd_may_be_restarted_meanwhile() {
         "{report:#}"
     );
     world.assert_snapshot_is_right("after a restart");
+}
+
+/// A libvirtd that stands still answers no call, and its library waits for ever. Who asks the program to stop does not.
+#[test]
+fn a_backup_is_stopped_though_libvirtd_stands_still() {
+    let mut world = World::new();
+    world.back_up();
+    world.write(0, 90, 0, 65_536);
+    let mut child = world.begin_slowly(&[]);
+    let signal = |pid, signal| rustix::process::kill_process(pid, signal).unwrap();
+    let number = std::fs::read_to_string(world.lab.path("libvirt/libvirtd.pid")).unwrap();
+    let daemon = rustix::process::Pid::from_raw(number.trim().parse().unwrap()).unwrap();
+    signal(daemon, rustix::process::Signal::STOP);
+    signal(rustix::process::Pid::from_child(&child), rustix::process::Signal::INT);
+    let start = world.lab.clock.now();
+    let ended = loop {
+        let ended = child.try_wait().unwrap();
+        if ended.is_some() || world.lab.clock.now().saturating_sub(start) > PATIENCE {
+            break ended;
+        }
+        world.lab.clock.sleep(Duration::from_millis(20));
+    };
+    signal(daemon, rustix::process::Signal::CONT);
+    let status = ended.expect("it ends while libvirtd stands still");
+    assert!(!status.success(), "{status}");
+    // The watchdog clears up once libvirtd answers again.
+    let machine = world.machine();
+    while !runs_in(machine.monitor()).is_ok_and(|runs| runs.is_empty()) {
+        assert!(world.lab.clock.now().saturating_sub(start) < 2 * PATIENCE);
+        world.lab.clock.sleep(Duration::from_millis(50));
+    }
+    world.assert_runs_and_is_clean();
+    world.back_up();
+    world.assert_snapshot_is_right("after libvirtd stood still");
 }
 
 /// Disks grow, come, go, and change places between two backups.

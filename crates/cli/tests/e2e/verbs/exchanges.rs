@@ -273,6 +273,8 @@ fn an_import_from_a_silent_pipe_is_stopped_at_once() {
         &["archive", "info", "-"],
         &["compress", "--gzip"],
         &["compress", "-d"],
+        &["backup", "--machine", "streamed", "vda=-"],
+        &["image", "convert", "-", "made.raw", "--size", "64M"],
     ] {
         let mut child = rig
             .command(words)

@@ -6,6 +6,7 @@ use holdfast_serve::nbd::client::{ALLOCATION_DEPTH, Endpoint, NbdDevice, NbdOpti
 
 use super::{Freezer, FrozenDevice, FrozenDisk, Proven};
 use crate::error::Result;
+use crate::job::Job;
 use crate::machine_backup::changes::{ReadAll, check_spots};
 use crate::machine_backup::keeper::Before;
 use crate::machine_backup::proof::{MARK_BYTES, NextBitmap, Proof};
@@ -94,7 +95,7 @@ impl<'a> Freezer<'a> {
         if proof.below.is_some() {
             let (endpoint, export) = above.ok_or(ReadAll::LayersUnknown)?;
             changed
-                .merge(&written_above(endpoint, export, proof.layer_count)?)
+                .merge(&written_above(endpoint, export, proof.layer_count, self.job)?)
                 .map_err(|error| ReadAll::NotTold(error.to_string()))?;
         }
         if let Some(before) = before {
@@ -148,9 +149,10 @@ fn unmark(changed: &mut DirtyBitmap, device: &FrozenDevice<'_>, before: &dyn Blo
 }
 
 /// Where the layers above a bitmap have clusters of their own.
-fn written_above(endpoint: &Endpoint, export: &str, layer_count: u64) -> Told<DirtyBitmap> {
+fn written_above(endpoint: &Endpoint, export: &str, layer_count: u64, job: Job<'_>) -> Told<DirtyBitmap> {
     let options = NbdOptions {
         contexts: vec![ALLOCATION_DEPTH.to_owned()],
+        is_stopped: Some(job.interrupt.question()),
         ..NbdOptions::default()
     };
     let device = NbdDevice::connect(endpoint, export, options).map_err(|error| ReadAll::NotTold(error.to_string()))?;

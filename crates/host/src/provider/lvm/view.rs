@@ -12,9 +12,10 @@ use std::sync::Arc;
 use holdfast_block::Clock;
 use rustix::fs::{FlockOperation, OFlags, flock};
 
-use super::super::folder::{file_error, make_folder};
+use super::super::folder::{LOCK_HOLDER, file_error, make_folder};
 use super::super::{HostSnapshotName, ProviderError, ProviderResult, View};
 use super::{ATTEMPT_COUNT, ATTEMPT_INTERVAL, LVCHANGE, Lvm};
+use crate::waits::Wait;
 
 /// Makes the devices of volumes by itself, where udev does not.
 const MAKE_NODES: &str = "vgmknodes";
@@ -107,7 +108,9 @@ impl Locked {
                 .mode(0o600)
                 .custom_flags(no_links);
             let file = open.open(path).map_err(|source| file_error("open", path, source))?;
+            let wait = Wait::for_answer(LOCK_HOLDER);
             flock(&file, operation).map_err(|error| file_error("lock", path, error.into()))?;
+            drop(wait);
             let found = file.metadata().map_err(|source| file_error("look at", path, source))?;
             // Who was here before us may have removed it.
             if found.nlink() > 0 {

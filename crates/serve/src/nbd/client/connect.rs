@@ -2,6 +2,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
 use holdfast_block::{Clock, SystemClock};
@@ -13,6 +14,9 @@ use super::tls::{TlsClient, TlsStream};
 use super::violation::Violation;
 use super::{Endpoint, Error, Stream};
 use crate::nbd::wire::STRING_BYTES_MAX;
+
+/// How often somebody who waits looks whether to go on.
+pub(super) const STOP_TICK: Duration = Duration::from_millis(200);
 
 /// What a client wishes for, and how long it waits.
 #[derive(Clone)]
@@ -156,7 +160,11 @@ fn shake_hands(
     let name = endpoint.to_string();
     let server: Arc<str> = name.as_str().into();
     let began = options.clock.now();
-    let stream = endpoint.connect(timeout).map_err(|source| {
+    let connected = match &options.is_stopped {
+        Some(is_stopped) => connect_until(endpoint, timeout, &**is_stopped),
+        None => endpoint.connect(timeout),
+    };
+    let stream = connected.map_err(|source| {
         let server = name.clone();
         Error::Connect { server, source }
     })?;
@@ -167,6 +175,7 @@ fn shake_hands(
         clock: &*options.clock,
         end: began + timeout,
         timeout,
+        is_stopped: options.is_stopped.as_deref(),
     };
     let mut handshake = Handshake::new(server, export, goal);
     if options.tls.is_some() {
@@ -183,11 +192,34 @@ struct Driver<'s> {
     clock: &'s dyn Clock,
     end: Duration,
     timeout: Duration,
+    is_stopped: Option<&'s (dyn Fn() -> bool + Send + Sync)>,
+}
+
+/// Connects, and gives up when somebody asks to stop: to resolve a name and to connect cannot be cut short.
+fn connect_until(endpoint: &Endpoint, timeout: Duration, is_stopped: &dyn Fn() -> bool) -> io::Result<Box<dyn Stream>> {
+    let (sender, receiver) = sync_channel(1);
+    let endpoint = endpoint.clone();
+    // It ends by itself, at the latest after the time-out; a connection that nobody takes any more is closed.
+    std::thread::Builder::new()
+        .name("nbd connect".to_owned())
+        .spawn(move || sender.send(endpoint.connect(timeout)))?;
+    loop {
+        match receiver.recv_timeout(STOP_TICK) {
+            Ok(connected) => return connected,
+            Err(_) if is_stopped() => return Err(stopped()),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return Err(io::ErrorKind::NotConnected.into()),
+        }
+    }
+}
+
+fn stopped() -> io::Error {
+    io::Error::other("somebody asked to stop")
 }
 
 impl Driver<'_> {
     fn drive(&mut self, handshake: &mut Handshake) -> Result<(), Error> {
-        let tick = (self.timeout / 16).clamp(Duration::from_millis(2), Duration::from_secs(1));
+        let tick = (self.timeout / 16).clamp(Duration::from_millis(2), STOP_TICK);
         self.stream.set_patience(tick).map_err(|source| self.ended(source))?;
         let mut bytes = Vec::new();
         loop {
@@ -236,6 +268,9 @@ impl Driver<'_> {
                     server: self.server.to_owned(),
                     waited_ms: millis(self.timeout),
                 });
+            }
+            if self.is_stopped.is_some_and(|is_stopped| is_stopped()) {
+                return Err(self.ended(stopped()));
             }
             match result {
                 Ok(0) => return Err(self.ended(io::ErrorKind::UnexpectedEof.into())),

@@ -130,7 +130,7 @@ impl Connection {
             timeout,
             is_stopped,
         } = patience;
-        let tick = (timeout / 16).clamp(Duration::from_millis(2), Duration::from_secs(1));
+        let tick = (timeout / 16).clamp(Duration::from_millis(2), super::connect::STOP_TICK);
         stream.set_patience(tick)?;
         let now = nanos(clock.now());
         Ok(Self {

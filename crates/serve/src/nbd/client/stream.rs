@@ -130,7 +130,12 @@ fn connect_unix(path: &Path, timeout: Duration) -> io::Result<Box<dyn Stream>> {
     let address = SocketAddrUnix::new(path)?;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(timeout))?;
-    rustix::net::connect(&socket, &address)?;
+    // A signal ends the wait, and the socket is as it was.
+    while let Err(error) = rustix::net::connect(&socket, &address) {
+        if error != Errno::INTR {
+            return Err(error.into());
+        }
+    }
     Ok(Box::new(UnixStream::from(socket)))
 }
 
