@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use holdfast_block::{Clock, SystemClock};
-use holdfast_engine::{Interrupt, Interrupted, Job, Location, Protection, Unlock, protection};
+use holdfast_engine::{Interrupt, Interrupted, Job, Location, Protection, Unlock, check_sighting, protection};
 use holdfast_policy::config::ConfiguredPool;
 use holdfast_repo::key::SystemRandomness;
 use holdfast_repo::{Repository, Surroundings, SystemProcesses};
@@ -25,6 +25,22 @@ use crate::pools::PoolArgs;
 use crate::runs;
 use crate::terminal::{ControllingTerminal, StreamKind};
 use crate::time;
+
+const TIME_ZONE: &str = "TZ";
+
+/// The time zone of this process; UTC, with a warning, where the environment names one that there is not.
+fn time_zone(environment: &Environment, console: &Console) -> TimeZone {
+    let zone = TimeZone::system();
+    match environment.get(TIME_ZONE).map(OsStr::to_string_lossy) {
+        Some(name) if !name.is_empty() && zone.is_unknown() => {
+            console.warning(&format!(
+                "TZ names no time zone that is known here, {name}: times are those of UTC"
+            ));
+            TimeZone::UTC
+        }
+        _ => zone,
+    }
+}
 
 /// The world as a verb sees it.
 pub struct Context {
@@ -53,13 +69,14 @@ impl Context {
         let output = Output::new(format, stdout, Paint::choose(args.color, &environment, stdout));
         let paint = Paint::choose(args.color, &environment, stderr);
         let console = Console::new(stderr, paint, verbosity, Box::new(std::io::stderr()));
+        let zone = time_zone(&environment, &console);
         Self {
             global,
             environment,
             output,
             console: Arc::new(console),
             clock: Arc::new(SystemClock::new()),
-            zone: TimeZone::system(),
+            zone,
             listener: OnceLock::new(),
             requests,
         }
@@ -156,6 +173,18 @@ impl Context {
         Ok(PasswordSource::choose(args, &self.environment)?)
     }
 
+    /// Whether the password is given for just this repository: by an option, in holdfast.toml, or as the password itself. A file or command of the
+    /// environment is often set for all that a user or service does.
+    pub fn is_password_of_this_repository(&self) -> Result<bool, Error> {
+        let args = &self.global.repository.password;
+        let is_said = self.variable(environment::PASSWORD).is_some();
+        if is_said || args.password_file.is_some() || args.password_command.is_some() {
+            return Ok(true);
+        }
+        let word = self.global.repository.location(&self.environment)?;
+        Ok(holdfast_file::password_of(&word, self)?.is_some())
+    }
+
     /// What the repository needs from the world beside its store.
     pub fn surroundings(&self) -> Surroundings {
         Surroundings {
@@ -200,6 +229,9 @@ impl Context {
     pub fn open_with(&self, location: &Location, password: Option<&Password>) -> Result<Repository, Error> {
         let unlock = password.map_or(Unlock::Nothing, |password| Unlock::Password(password.as_bytes()));
         let repository = holdfast_engine::open(location, unlock, &self.surroundings(), &*self.progress())?;
+        let seen = password.map_or(Protection::Open, |_| Protection::Encrypted);
+        let accepted = self.variable(environment::ACCEPT_REPOSITORY).and_then(OsStr::to_str);
+        check_sighting(location, &repository, seen, accepted, &*self.progress())?;
         let console = Arc::clone(&self.console);
         repository.warn_of_damage(move |message| console.warning(&format!("{message}; run holdfast repair")));
         Ok(repository)
@@ -207,10 +239,16 @@ impl Context {
 
     /// The password that opens the repository at `location`; none where it asks for none.
     ///
-    /// A password that is given is used in any case: who can write to the store could have made the repository look open.
+    /// A password that an option gives is used in any case: who can write to the store could have made the repository look open. A
+    /// file or command of the environment may be there for other repositories.
     pub fn unlocking_password(&self, location: &Location) -> Result<Option<Password>, Error> {
         let source = self.password_source()?;
         if source == PasswordSource::Prompt && protection(location)? == Protection::Open {
+            return Ok(None);
+        }
+        if !self.is_password_of_this_repository()? && protection(location)? == Protection::Open {
+            self.console
+                .note("the repository has no password; the one in the environment is not used");
             return Ok(None);
         }
         self.password(PasswordUse::Existing).map(Some)
@@ -291,12 +329,6 @@ impl Context {
             PasswordError::NoTerminal => PasswordError::NoTerminalForNew,
             other => other,
         })?)
-    }
-
-    /// Whether a password is given by options or the environment.
-    pub fn password_is_given(&self) -> Result<bool, Error> {
-        let source = self.password_source()?;
-        Ok(source != PasswordSource::Prompt)
     }
 
     /// The password of the repository, from wherever it is to come.

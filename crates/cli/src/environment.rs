@@ -65,13 +65,15 @@ pub const TEMPLATE_KEY: &str = "HOLDFAST_TEMPLATE_KEY";
 pub const ALLOWED_SIGNERS: &str = "HOLDFAST_ALLOWED_SIGNERS";
 /// Keys whose signatures of templates count no more.
 pub const REVOKED_SIGNERS: &str = "HOLDFAST_REVOKED_SIGNERS";
+/// The id of a repository that may have taken the place of another one.
+pub const ACCEPT_REPOSITORY: &str = "HOLDFAST_ACCEPT_REPOSITORY";
 /// Set for what a scheduler starts: the job.
 pub const JOB: &str = "HOLDFAST_JOB";
 /// The user's own folder.
 pub const HOME: &str = "HOME";
 
 /// All of them, with what they are good for.
-pub const VARIABLES: [(&str, &str); 28] = [
+pub const VARIABLES: [(&str, &str); 29] = [
     (REPOSITORY, "like --repository"),
     (PASSWORD_FILE, "like --password-file"),
     (PASSWORD_COMMAND, "like --password-command"),
@@ -79,6 +81,10 @@ pub const VARIABLES: [(&str, &str); 28] = [
     (
         CREDENTIALS_DIRECTORY,
         "set by systemd; may hold the credentials holdfast.password, holdfast.to-password and holdfast.pool-password",
+    ),
+    (
+        ACCEPT_REPOSITORY,
+        "the id of a repository that may have taken the place of the one that was known here",
     ),
     (STATES, "like --states, for host snapshots of machines"),
     (TO_REPOSITORY, "like --to of holdfast copy"),

@@ -303,7 +303,27 @@ fn read_file(path: &Path, warn: &mut dyn FnMut(&str)) -> Result<Password, Passwo
         warn(&warning);
     }
     let line = first_line(&mut file).map_err(failed)?;
+    if let Some(warning) = untypable_warning(path, &line) {
+        warn(&warning);
+    }
     Password::from_line(line, &path.display().to_string())
+}
+
+/// What of a line is part of the password, and would not be typed by somebody who reads the file.
+fn untypable_warning(path: &Path, line: &[u8]) -> Option<String> {
+    const MARK: &[u8] = "\u{feff}".as_bytes();
+    let line = line.strip_suffix(b"\r").unwrap_or(line);
+    let has_blank = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_whitespace);
+    let what = match line {
+        marked if marked.starts_with(MARK) => "begins with a byte order mark",
+        blank if has_blank(blank.first()) => "begins with a blank",
+        blank if has_blank(blank.last()) => "ends with a blank",
+        _ => return None,
+    };
+    Some(format!(
+        "the password in {} {what}, which is part of it: typed without that, it does not open",
+        path.display()
+    ))
 }
 
 /// What is wrong with the mode of a file with a secret.

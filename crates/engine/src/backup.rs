@@ -11,6 +11,7 @@ use holdfast_repo::{Manifest, Parent, Repository, Source, SourceData};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
+use crate::calendar::Calendar;
 use crate::error::{Error, Result};
 use crate::job::{Counting, Job};
 use crate::meter::{Meter, MeteredDevice, MeteredStream};
@@ -92,7 +93,12 @@ pub fn backup(repository: &Repository, request: BackupRequest<'_>, job: Job<'_>)
     let granted = claim.check(&manifests, job.progress)?;
     let listing = Listing {
         machine: machine.to_string(),
-        parent: choose_parent(&request.parent, &request.zone, &manifests, &granted)?,
+        parent: choose_parent(
+            &request.parent,
+            Calendar::new(repository, &request.zone, job.progress),
+            &manifests,
+            &granted,
+        )?,
         notes: granted.note.into_iter().collect(),
     };
     store_disks(repository, request, listing, job)
@@ -208,14 +214,14 @@ fn machine_name(request: &BackupRequest<'_>) -> Result<MachineName> {
 
 pub(crate) fn choose_parent<'m>(
     choice: &ParentChoice,
-    zone: &TimeZone,
+    calendar: Calendar<'_>,
     manifests: &'m [Manifest],
     granted: &Granted<'m>,
 ) -> Result<Option<&'m Manifest>> {
     match choice {
         ParentChoice::None => Ok(None),
-        ParentChoice::Named(reference) => Ok(Some(&manifests[find_in(manifests, reference, zone)?])),
-        ParentChoice::Newest => Ok(granted.newest()),
+        ParentChoice::Named(reference) => Ok(Some(&manifests[find_in(manifests, reference, calendar)?])),
+        ParentChoice::Newest => Ok(granted.newest(calendar)),
     }
 }
 

@@ -16,6 +16,7 @@ use holdfast_repo::{
 };
 use jiff::tz::TimeZone;
 
+use crate::calendar::Calendar;
 use crate::error::{Error, Result};
 use crate::forget::Execution;
 use crate::job::{Counting, Job};
@@ -129,7 +130,8 @@ pub fn copy(from: &Repository, to: &Repository, request: &CopyRequest, job: Job<
     // What a push has not finished is nothing yet.
     all.retain(|manifest| !is_draft(manifest));
     let there = all_snapshots(to, job.progress)?;
-    let (chosen, removed) = choose(&all, request)?;
+    let calendar = Calendar::new(from, &request.zone, job.progress);
+    let (chosen, removed) = choose(&all, request, calendar)?;
     warn_of_namesakes(chosen.iter().map(|index| &all[*index]), &there, job.progress);
     let holdings = Holdings::new(to.config().id, there);
     let pace = Pace::new(request.bytes_per_second, job);
@@ -212,10 +214,10 @@ fn pause_gc<'a>(from: &'a Repository, progress: &dyn Progress) -> Option<GcPause
 }
 
 /// The places of the chosen snapshots in `all`, ascending, each once; and what becomes of those that were removed there.
-fn choose(all: &[Manifest], request: &CopyRequest) -> Result<(Vec<usize>, RemovedThere)> {
+fn choose(all: &[Manifest], request: &CopyRequest, calendar: Calendar<'_>) -> Result<(Vec<usize>, RemovedThere)> {
     let (mut chosen, removed): (Vec<usize>, _) = match &request.selection {
         CopySelection::Named(references) => {
-            let find = |reference| find_named(all, reference, &request.zone);
+            let find = |reference| find_named(all, reference, calendar);
             let found: Result<_> = references.iter().map(find).collect();
             (found?, RemovedThere::ComeBack)
         }
@@ -234,9 +236,9 @@ fn choose(all: &[Manifest], request: &CopyRequest) -> Result<(Vec<usize>, Remove
 }
 
 /// Of what means the newest snapshot, that of a machine; a template is meant where its id is given.
-fn find_named(all: &[Manifest], reference: &SnapshotReference, zone: &TimeZone) -> Result<usize> {
-    match find_of_machines(all, reference, zone) {
-        Err(Error::Template(_)) => find_in(all, reference, zone),
+fn find_named(all: &[Manifest], reference: &SnapshotReference, calendar: Calendar<'_>) -> Result<usize> {
+    match find_of_machines(all, reference, calendar) {
+        Err(Error::Template(_)) => find_in(all, reference, calendar),
         other => other,
     }
 }

@@ -5,6 +5,7 @@ use std::ops::Range;
 use holdfast_repo::{DiskRecord, Manifest, Repository};
 use jiff::tz::TimeZone;
 
+use crate::calendar::Calendar;
 use crate::error::Result;
 use crate::job::Job;
 use crate::repository::{find_in, snapshots};
@@ -54,8 +55,9 @@ pub struct DiskDiff {
 /// Compares two snapshots disk by disk, or one disk with another; reads only what tells changes from moves.
 pub fn diff(repository: &Repository, request: &DiffRequest, job: Job<'_>) -> Result<DiffReport> {
     let manifests = snapshots(repository, job.progress)?;
-    let old = &manifests[find_in(&manifests, &request.old.snapshot, &request.zone)?];
-    let new = &manifests[find_in(&manifests, &request.new.snapshot, &request.zone)?];
+    let calendar = Calendar::new(repository, &request.zone, job.progress);
+    let old = &manifests[find_in(&manifests, &request.old.snapshot, calendar)?];
+    let new = &manifests[find_in(&manifests, &request.new.snapshot, calendar)?];
     job.progress.phase("comparing", Unit::Bytes);
     let mut disks = Vec::new();
     for (name, before, after) in pairs(request, old, new)? {

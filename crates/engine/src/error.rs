@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use holdfast_host::provider::ProviderError;
 use holdfast_image::Format;
 
-use crate::{CloneError, Interrupted, NameError, NameTaken, Refusal, ResolveError, SnapshotChoiceError};
+use crate::{CloneError, Exchanged, Interrupted, NameError, NameTaken, Refusal, ResolveError, SnapshotChoiceError};
 
 /// Result of a job.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -124,6 +124,9 @@ pub enum Error {
     /// A name is taken by another machine.
     #[error(transparent)]
     NameTaken(#[from] NameTaken),
+    /// Another repository is where one was known.
+    #[error(transparent)]
+    Exchanged(#[from] Exchanged),
     /// An image is compared with one disk.
     #[error("an image is compared with the disk of one snapshot")]
     CompareOne,

@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use holdfast_repo::{Manifest, Repository, SnapshotId};
 use jiff::tz::TimeZone;
 
+use crate::calendar::Calendar;
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::repository::{all_snapshots, find_of_machines};
@@ -78,9 +79,10 @@ pub fn forget(
     job: Job<'_>,
 ) -> Result<ForgetReport> {
     let manifests = all_snapshots(repository, job.progress)?;
+    let calendar = Calendar::new(repository, zone, job.progress);
     let mut report = ForgetReport::default();
     for reference in references {
-        match find_of_machines(&manifests, reference, zone) {
+        match find_of_machines(&manifests, reference, calendar) {
             Err(error @ Error::Template(_)) => return Err(error),
             Ok(index) => {
                 let manifest = &manifests[index];
@@ -189,7 +191,8 @@ fn choose(
     job: Job<'_>,
 ) -> Result<Vec<Manifest>> {
     let manifests = all_snapshots(repository, job.progress)?;
-    let find = |reference| Ok(manifests[find_of_machines(&manifests, reference, zone)?].clone());
+    let calendar = Calendar::new(repository, zone, job.progress);
+    let find = |reference| Ok(manifests[find_of_machines(&manifests, reference, calendar)?].clone());
     references.iter().map(find).collect()
 }
 
@@ -202,11 +205,12 @@ fn choose_protected(
 ) -> Result<Vec<Manifest>> {
     let manifests = all_snapshots(repository, job.progress)?;
     let protected = repository.protected()?;
+    let calendar = Calendar::new(repository, zone, job.progress);
     let mut chosen: Vec<Manifest> = Vec::new();
     for reference in references {
         let found = match protected_of_machine(&manifests, &protected, reference) {
             Some(found) => found?,
-            None => &manifests[find_of_machines(&manifests, reference, zone)?],
+            None => &manifests[find_of_machines(&manifests, reference, calendar)?],
         };
         if !protected.contains(&found.id) {
             return Err(SnapshotChoiceError::NotProtected {

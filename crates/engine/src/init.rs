@@ -5,8 +5,10 @@ use holdfast_repo::store::Store;
 use holdfast_repo::{Repository, RepositoryId, Surroundings};
 
 use crate::Location;
+use crate::Protection;
 use crate::error::{Error, Result};
 use crate::keys::check_passphrase;
+use crate::sighting::note_new;
 
 /// What protects a new repository.
 #[derive(Clone, Copy)]
@@ -65,6 +67,11 @@ pub fn init(request: &InitRequest<'_>, surroundings: &Surroundings) -> Result<In
         None => Repository::init(store, &new, surroundings.clone())?,
         Some(other) => Repository::init_like(store, &new, other, surroundings.clone())?,
     };
+    let seen = match request.protection {
+        NewProtection::Passphrase(_) => Protection::Encrypted,
+        NewProtection::Nothing => Protection::Open,
+    };
+    note_new(request.location, &repository, seen);
     let config = repository.config();
     Ok(InitReport {
         id: config.id,

@@ -11,6 +11,7 @@
 
 mod backup;
 mod block_target;
+mod calendar;
 mod causes;
 mod clone_error;
 mod clone_image;
@@ -67,6 +68,7 @@ mod restore_stream;
 mod run_journal;
 mod sector_size;
 mod serve;
+mod sighting;
 mod snapshot_name;
 mod source;
 mod stages;
@@ -79,6 +81,7 @@ mod xen_backup;
 
 pub use backup::{BackupReport, BackupRequest, NOTE_FORMAT, NOTE_PATH, ParentChoice, backup};
 pub use block_target::is_block_device as is_device;
+pub use calendar::SKEW_MS;
 pub use clone_error::CloneError;
 pub use clone_image::{CloneImageRequest, CloneKind, CloneWay, ImageClone, ImageCloner};
 pub use compare::{CompareReport, DIFFERENT_RANGE_COUNT_MAX, compare};
@@ -153,18 +156,19 @@ pub use new_image::Overwrite;
 pub use place_note::{PlaceJournal, PlaceNote};
 pub use policy_run::{Guests, PolicyRunReport, PolicyRunRequest, RemovedByPolicy, TakenCut, run_policy};
 pub use progress::{Bottleneck, NoProgress, Progress, Unit};
-pub use prune::{MachinePlan, PruneReport, PruneRequest, prune};
+pub use prune::{Gaps, MachinePlan, PruneReport, PruneRequest, prune};
 pub use quiesce::{Quiesce, Quiesced};
 pub use repair::{RepairOutcome, repair};
 pub use replicate::{
     PEER_PROTOCOL, PackChoice, PeerServer, PeerSide, Place, RawChoice, ReplicaOutcome, ReplicateReport,
     ReplicateRequest, ReplicatedDataset, ReplicatedStream, replicate, serve_peer,
 };
-pub use repository::{Location, Protection, Unlock, find_in, find_snapshot, open, protection, time_of};
+pub use repository::{Location, Protection, Unlock, find_snapshot, open, protection, time_of};
 pub use resolve::{Candidate, ResolveError, resolve};
 pub use restore::{RestoreMode, RestoreReport, RestoreRequest, RestoredDisk, Target, restore};
 pub use run_journal::{JournalPlace, Phase, RunRecord, forget_run, note_path, noted_runs};
 pub use serve::{ServeDoor, ServeRequest, Served, Writes, serve};
+pub use sighting::{Exchanged, check_sighting};
 pub use snapshot_name::{Moment, SnapshotName, SnapshotReference};
 pub use source::{Origin, SourceName};
 pub use template::{

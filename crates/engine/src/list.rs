@@ -6,6 +6,7 @@ use holdfast_policy::Glob;
 use holdfast_repo::{DiskContent, LostSearch, LostSnapshot, Manifest, Repository, SnapshotId};
 use jiff::tz::TimeZone;
 
+use crate::calendar::Calendar;
 use crate::error::Result;
 use crate::machine_backup::is_memory;
 use crate::namesake::{MachineIdentity, MachinesByName};
@@ -132,7 +133,7 @@ pub fn show(
     progress: &dyn Progress,
 ) -> Result<ShowReport> {
     let mut all = all_snapshots(repository, progress)?;
-    let index = find_of_machines(&all, &name.snapshot, zone)?;
+    let index = find_of_machines(&all, &name.snapshot, Calendar::new(repository, zone, progress))?;
     let named = MachinesByName::of(&all);
     let snapshot = all.swap_remove(index);
     if let Some(disk) = &name.disk {

@@ -239,6 +239,10 @@ impl Watched {
                     let whole = snapshots.iter().filter(is_whole);
                     let typed = whole.filter_map(|snapshot| {
                         let time = Timestamp::from_second(snapshot.time_s).ok()?;
+                        // A clock that was wrong once must not pass for fresh snapshots.
+                        if time.as_millisecond() > request.now.as_millisecond().saturating_add(crate::SKEW_MS) {
+                            return None;
+                        }
                         let typed = TypedSnapshot::new(&snapshot.name.name, time)?;
                         Some((typed, snapshot.used_bytes.unwrap_or_default()))
                     });

@@ -12,6 +12,7 @@ use std::fmt;
 use holdfast_repo::{Manifest, SnapshotId};
 
 use crate::Progress;
+use crate::calendar::Calendar;
 use crate::error::Result;
 use crate::machine_backup::{NOTE_CONSISTENCY, NOTE_METHOD, NOTE_UUID};
 use crate::repository::time_of;
@@ -249,8 +250,14 @@ pub(crate) struct Granted<'m> {
 
 impl<'m> Granted<'m> {
     /// The newest snapshot of the same machine under this name.
-    pub(crate) fn newest(&self) -> Option<&'m Manifest> {
-        newest(self.own.iter().copied())
+    pub(crate) fn newest(&self, calendar: Calendar<'_>) -> Option<&'m Manifest> {
+        let past = newest(
+            self.own
+                .iter()
+                .copied()
+                .filter(|manifest| !calendar.is_future(manifest)),
+        );
+        newest(self.own.iter().copied()).map(|newest| calendar.choose(newest, past))
     }
 }
 

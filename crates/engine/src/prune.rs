@@ -28,7 +28,23 @@ pub struct PruneRequest {
     pub zone: TimeZone,
     /// Whether the plan is carried out.
     pub execution: Execution,
+    /// What is done where the newest snapshot is long after the next.
+    pub gaps: Gaps,
 }
+
+/// What is done with a machine whose newest snapshot is more than a year after the one before it, where all before it would go because
+/// of its age. A backup on a host whose clock is ahead looks like that.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Gaps {
+    /// Its snapshots stay, with a warning.
+    #[default]
+    Keep,
+    /// The user says that the times are right.
+    Accept,
+}
+
+/// Longest time between the two newest snapshots that is taken as it is.
+const GAP_MS: i64 = 365 * 24 * 60 * 60 * 1000;
 
 /// What prune decided for one machine.
 #[derive(Debug, Clone)]
@@ -79,6 +95,14 @@ pub fn prune(repository: &Repository, request: &PruneRequest, job: Job<'_>) -> R
             .map(|manifest| candidate(manifest, &protected))
             .collect();
         let plan = plan(&request.policy, &candidates, request.now, &request.zone);
+        if request.gaps == Gaps::Keep && hides_history(request, &candidates, &plan) {
+            let name = manifests.last().map_or_else(String::new, |newest| newest.id.short());
+            job.progress.warning(&format!(
+                "no snapshot of {machine} is removed: its newest, {name}, is more than a year after the one before it, and --keep-within \
+                 would remove what is older; if no clock was wrong, give --accept-gaps"
+            ));
+            continue;
+        }
         let goes: HashSet<&str> = plan.removed().map(|candidate| candidate.id.as_str()).collect();
         // Oldest first: whatever stops us, what is left is what a shorter memory would have.
         removed.extend(
@@ -125,6 +149,23 @@ fn refuse_losses(repository: &Repository, execution: Execution, job: Job<'_>) ->
     Err(holdfast_repo::Error::Loss { losses }.into())
 }
 
+/// Whether snapshots go by their age alone, seen from a newest one that may be of a wrong clock.
+fn hides_history(request: &PruneRequest, candidates: &[Candidate], plan: &RetentionPlan) -> bool {
+    if request.policy.keep_within.is_none() {
+        return false;
+    }
+    let mut past: Vec<&Candidate> = candidates.iter().filter(|one| one.time <= request.now).collect();
+    past.sort_unstable_by(|a, b| b.cmp(a));
+    let [newest, next, ..] = past[..] else { return false };
+    if newest.time.as_millisecond() - next.time.as_millisecond() <= GAP_MS {
+        return false;
+    }
+    let before: Vec<Candidate> = past[1..].iter().map(|one| (*one).clone()).collect();
+    let then = holdfast_policy::plan(&request.policy, &before, next.time, &request.zone);
+    let kept: HashSet<&str> = then.kept().map(|one| one.id.as_str()).collect();
+    plan.removed().any(|one| kept.contains(one.id.as_str()))
+}
+
 fn candidate(manifest: &Manifest, protected: &HashSet<SnapshotId>) -> Candidate {
     Candidate {
         time: time_of(manifest),
@@ -135,5 +176,52 @@ fn candidate(manifest: &Manifest, protected: &HashSet<SnapshotId>) -> Candidate 
         } else {
             Protection::None
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_policy::{Candidate, Policy, Protection, plan};
+    use jiff::tz::TimeZone;
+
+    use super::{Execution, Gaps, PruneRequest, hides_history};
+
+    fn hides(times: &[&str], policy: Policy) -> bool {
+        let request = PruneRequest {
+            policy,
+            machines: Vec::new(),
+            now: "2036-11-25T00:00:00Z".parse().unwrap(),
+            zone: TimeZone::UTC,
+            execution: Execution::DryRun,
+            gaps: Gaps::Keep,
+        };
+        let numbered = times.iter().enumerate();
+        let candidates: Vec<Candidate> = numbered
+            .map(|(number, time)| Candidate {
+                time: time.parse().unwrap(),
+                id: number.to_string(),
+                tags: Vec::new(),
+                protection: Protection::None,
+            })
+            .collect();
+        let plan = plan(&request.policy, &candidates, request.now, &request.zone);
+        hides_history(&request, &candidates, &plan)
+    }
+
+    #[test]
+    fn one_backup_of_a_wrong_clock_does_not_let_the_history_go() {
+        let within = || Policy {
+            keep_within: Some("30d".parse().unwrap()),
+            ..Policy::default()
+        };
+        let history = ["2026-11-20T00:00:00Z", "2026-11-21T00:00:00Z", "2026-11-22T00:00:00Z"];
+        let with = |newest| [&history[..], &[newest]].concat();
+        assert!(hides(&with("2036-11-24T00:00:00Z"), within()));
+        assert!(!hides(&with("2026-11-23T00:00:00Z"), within()));
+        assert!(!hides(&history, within()), "a machine that is not backed up any more");
+        assert!(!hides(
+            &["2026-11-20T00:00:00Z", "2036-11-24T00:00:00Z"],
+            Policy::default()
+        ));
     }
 }

@@ -14,6 +14,8 @@ use holdfast_repo::{Manifest, Repository, Surroundings};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
+use crate::Moment;
+use crate::calendar::Calendar;
 use crate::error::{Error, Result};
 use crate::namesake::MachinesByName;
 use crate::note_file::write_note;
@@ -110,6 +112,12 @@ impl Location {
             .create(folder)
             .and_then(|()| write_note(path, &half, format!("{slot}\n").as_bytes()))
             .ok();
+    }
+
+    /// Where it is noted what was seen of the repository here.
+    pub(crate) fn sighting_path(&self) -> Option<PathBuf> {
+        let slot = self.slot_memory.as_ref()?;
+        Some(slot.parent()?.parent()?.join("repositories").join(slot.file_name()?))
     }
 
     /// The directory.
@@ -265,7 +273,8 @@ pub fn find_snapshot(
     progress: &dyn Progress,
 ) -> Result<Manifest> {
     let mut manifests = all_snapshots(repository, progress)?;
-    let index = find_of_machines(&manifests, reference, zone)?;
+    let calendar = Calendar::new(repository, zone, progress);
+    let index = find_of_machines(&manifests, reference, calendar)?;
     Ok(manifests.swap_remove(index))
 }
 
@@ -276,13 +285,13 @@ pub fn find_snapshot(
 pub(crate) fn find_of_machines(
     manifests: &[Manifest],
     reference: &SnapshotReference,
-    zone: &TimeZone,
+    calendar: Calendar<'_>,
 ) -> Result<usize> {
-    let error = match find_among(manifests, reference, zone, |manifest| !is_template(manifest)) {
+    let error = match find_among(manifests, reference, calendar, |manifest| !is_template(manifest)) {
         Err(error) => error,
         found => return found,
     };
-    match find_in(manifests, reference, zone) {
+    match find_in(manifests, reference, calendar) {
         Ok(index) if is_template(&manifests[index]) && matches!(reference, SnapshotReference::Word(_)) => {
             Err(TemplateError::of_snapshot(&manifests[index]).into())
         }
@@ -291,14 +300,14 @@ pub(crate) fn find_of_machines(
 }
 
 /// The place in `manifests` of the snapshot that a person means.
-pub fn find_in(manifests: &[Manifest], reference: &SnapshotReference, zone: &TimeZone) -> Result<usize> {
-    find_among(manifests, reference, zone, |_| true)
+pub(crate) fn find_in(manifests: &[Manifest], reference: &SnapshotReference, calendar: Calendar<'_>) -> Result<usize> {
+    find_among(manifests, reference, calendar, |_| true)
 }
 
 fn find_among(
     manifests: &[Manifest],
     reference: &SnapshotReference,
-    zone: &TimeZone,
+    calendar: Calendar<'_>,
     is_meant: impl Fn(&Manifest) -> bool,
 ) -> Result<usize> {
     let numbered = manifests.iter().enumerate().filter(|(_, manifest)| is_meant(manifest));
@@ -319,7 +328,30 @@ fn find_among(
                 .map(String::as_str),
         })
         .collect();
-    Ok(meant[resolve(reference, &candidates, zone)?].0)
+    let newest = resolve(reference, &candidates, calendar.zone)?;
+    if !is_newest_wanted(reference, &candidates[newest]) || !calendar.is_future(meant[newest].1) {
+        return Ok(meant[newest].0);
+    }
+    let past: Vec<usize> = (0..meant.len())
+        .filter(|place| !calendar.is_future(meant[*place].1))
+        .collect();
+    let candidates: Vec<Candidate<'_>> = past.iter().map(|place| candidates[*place]).collect();
+    let found = resolve(reference, &candidates, calendar.zone).ok();
+    let other = found.map(|place| past[place]);
+    let chosen = calendar.choose(meant[newest].1, other.map(|place| meant[place].1));
+    Ok(match other {
+        Some(place) if meant[place].1.id == chosen.id => meant[place].0,
+        _ => meant[newest].0,
+    })
+}
+
+/// Whether the newest snapshot was asked for, and not one of a certain time or id.
+fn is_newest_wanted(reference: &SnapshotReference, found: &Candidate<'_>) -> bool {
+    match reference {
+        SnapshotReference::Latest => true,
+        SnapshotReference::Machine { moment, .. } => matches!(moment, Moment::Latest),
+        SnapshotReference::Word(word) => found.machine == word,
+    }
 }
 
 #[cfg(test)]

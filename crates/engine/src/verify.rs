@@ -9,6 +9,7 @@ use holdfast_repo::{
 };
 use jiff::tz::TimeZone;
 
+use crate::calendar::Calendar;
 use crate::error::{Error, Result};
 use crate::job::{Counting, Job};
 use crate::repository::{find_in, snapshots};
@@ -40,9 +41,10 @@ pub struct Against {
 /// Reads snapshots as a restore would, and checks every byte. Damage is in the report.
 pub fn verify(repository: &Repository, request: &VerifyRequest, job: Job<'_>) -> Result<VerifyReport> {
     let manifests = snapshots(repository, job.progress)?;
+    let calendar = Calendar::new(repository, &request.zone, job.progress);
     let mut chosen = Vec::new();
     for name in &request.names {
-        chosen.push(&manifests[find_in(&manifests, &name.snapshot, &request.zone)?]);
+        chosen.push(&manifests[find_in(&manifests, &name.snapshot, calendar)?]);
     }
     for (name, snapshot) in request.names.iter().zip(&chosen) {
         if let Some(disk) = &name.disk {

@@ -31,6 +31,7 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
 use crate::backup::{NOTE_FORMAT, ParentChoice, choose_parent};
+use crate::calendar::Calendar;
 use crate::error::{Error, Result};
 use crate::exchange::machine::{Attached, DomainWish, domain_xml};
 use crate::exchange::store::{DOMAIN, DiskToStore, MachineToStore, store_machine};
@@ -316,9 +317,12 @@ impl XenBackup<'_> {
             continuation: self.request.continuation,
         };
         let granted = claim.check(&manifests, self.job.progress)?;
-        granted.newest().inspect(|newest| self.tell_of_another_pool(newest));
+        let calendar = Calendar::new(self.repository, &self.request.zone, self.job.progress);
+        granted
+            .newest(calendar)
+            .inspect(|newest| self.tell_of_another_pool(newest));
         let choice = &self.request.parent;
-        let parent = choose_parent(choice, &self.request.zone, &manifests, &granted)?;
+        let parent = choose_parent(choice, calendar, &manifests, &granted)?;
         self.job.interrupt.check()?;
         let way = way::choose(&self.request, &self.taken, self.job)?;
         let mut instant = Instant::take(&self.request, &self.machine, self.job)?;

@@ -155,6 +155,11 @@ impl Repository {
         self.packs.refresh().map(|_| ())
     }
 
+    /// What time it is by the clock of this host, in milliseconds since 1970-01-01 UTC.
+    pub fn now_ms(&self) -> i64 {
+        (self.vault.surroundings.now_ms)()
+    }
+
     /// The store, as it describes itself.
     pub fn describe(&self) -> String {
         self.vault.store.describe()
@@ -178,6 +183,14 @@ impl Repository {
             SnapshotObject::Committed(manifest) => Ok(Some(*manifest)),
             SnapshotObject::Revoked => Ok(None),
         }
+    }
+
+    /// The ids under which snapshots are stored, and those of which it is recorded that they were removed. Nothing of them is read.
+    pub fn snapshot_ids(&self) -> Result<(HashSet<SnapshotId>, HashSet<SnapshotId>)> {
+        // A record of a removal comes before the snapshot goes.
+        let there = self.vault.identities(ObjectKind::Snapshot)?.into_iter().collect();
+        let removed = self.vault.identities(ObjectKind::Forgotten)?.into_iter().collect();
+        Ok((there, removed))
     }
 
     /// All snapshots, oldest first; and the errors of those that cannot be read.

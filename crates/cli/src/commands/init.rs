@@ -95,7 +95,7 @@ impl Report for Made {
 /// Makes the repository.
 pub(super) fn run(args: &InitArgs, context: &Context) -> Result<Exit, Error> {
     let location = context.new_location()?;
-    if args.no_encryption && context.password_is_given()? {
+    if args.no_encryption && context.is_password_of_this_repository()? {
         return Err(Error::usage(
             "a password is given for a repository that is not to be encrypted",
             "leave out --no-encryption, or the password",

@@ -3,7 +3,7 @@
 mod simulation;
 mod timeline;
 
-use holdfast_engine::{MachinePlan, PruneRequest, prune};
+use holdfast_engine::{Gaps, MachinePlan, PruneRequest, prune};
 use holdfast_policy::{Glob, Verdict};
 use serde::Serialize;
 use simulation::SimulateArgs;
@@ -24,6 +24,9 @@ pub struct PruneArgs {
     /// Show what would go and why the rest stays; remove nothing
     #[arg(short = 'n', long)]
     dry_run: bool,
+    /// Also prune by age machines whose newest snapshot is more than a year after the one before it
+    #[arg(long, conflicts_with = "simulate")]
+    accept_gaps: bool,
     #[command(flatten)]
     simulate: SimulateArgs,
     #[command(flatten)]
@@ -134,6 +137,7 @@ pub(super) fn run(args: &PruneArgs, context: &Context) -> Result<Exit, Error> {
         now: time::now(),
         zone: context.zone().clone(),
         execution: super::execution(args.dry_run),
+        gaps: if args.accept_gaps { Gaps::Accept } else { Gaps::Keep },
     };
     let report = context.work(args.job.thread_count(), |job| prune(&repository, &request, job))?;
     let machines: Vec<MachineDocument> = report

@@ -1,10 +1,11 @@
 //! `holdfast verify`: whether snapshots can be read, and are what was stored.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use holdfast_engine::{Against, SnapshotName, VerifyRequest, verify};
 use holdfast_image::Format;
-use holdfast_repo::VerifyDepth;
+use holdfast_repo::{Finding, FindingKind, Repository, SnapshotId, VerifyDepth};
 use serde::Serialize;
 
 use crate::args::{Example, JobArgs};
@@ -88,6 +89,31 @@ impl Report for Verified {
     }
 }
 
+/// Newest snapshots that a copy of a repository in use may have without their packs.
+const NEWEST_COUNT: usize = 3;
+
+/// Whether all that is missing are packs that the newest snapshots need, and no older ones.
+fn is_like_a_copy_in_use(findings: &[Finding], repository: &Repository) -> bool {
+    let missing = || {
+        let damage = findings.iter().filter(|finding| finding.kind.is_damage());
+        damage.filter(|finding| finding.object.starts_with("packs/"))
+    };
+    let is_all_missing = missing().all(|finding| finding.kind == FindingKind::Missing);
+    if missing().next().is_none() || !is_all_missing {
+        return false;
+    }
+    let Ok((manifests, _)) = repository.snapshots() else {
+        return false;
+    };
+    let newest = manifests.len().saturating_sub(NEWEST_COUNT);
+    let (older, newest) = manifests.split_at(newest);
+    let touched: BTreeSet<SnapshotId> = missing()
+        .flat_map(|finding| finding.touches.iter().map(|touched| touched.snapshot))
+        .collect();
+    !older.iter().any(|manifest| touched.contains(&manifest.id))
+        && newest.iter().any(|manifest| touched.contains(&manifest.id))
+}
+
 /// Verifies.
 pub(super) fn run(args: &VerifyArgs, context: &Context) -> Result<Exit, Error> {
     let repository = context.open_repository()?;
@@ -106,6 +132,12 @@ pub(super) fn run(args: &VerifyArgs, context: &Context) -> Result<Exit, Error> {
         zone: context.zone().clone(),
     };
     let report = context.work(args.job.thread_count(), |job| verify(&repository, &request, job))?;
+    if is_like_a_copy_in_use(&report.findings, &repository) {
+        context.console().note(
+            "packs are missing that only the newest snapshots need: this looks like a copy that was made while the repository was in use; \
+             copy it once more in a quiet time, before gc or repair run here",
+        );
+    }
     context.report(&Verified {
         snapshot_count: report.snapshot_count,
         logical_bytes: report.logical_bytes,

@@ -29,6 +29,8 @@ const HINT_LOSS: &str = "finish a copy that was cut off, or put back what is mis
 const HINT_OBSTRUCTED: &str = "move it away; holdfast repair brings back what it can";
 const HINT_FOLDER: &str =
     "inside a repository no link is followed: move all of it to the other disk, and link to the whole";
+const HINT_EXCHANGED: &str =
+    "make sure who put it there; where that is right, set HOLDFAST_ACCEPT_REPOSITORY to its id for one run";
 const HINT_LOCATION: &str = "check --repository; holdfast init makes a new repository";
 const HINT_READ_ONLY: &str =
     "all snapshots can still be read: list, restore and verify work; to change it, mount it writable";
@@ -265,6 +267,7 @@ fn engine_advice(error: &JobError) -> Advice {
         }
         JobError::NoSize => advice(Exit::Usage, Kind::Usage, "give a size such as 20G"),
         JobError::Choice(error) => choice_advice(error),
+        JobError::Exchanged(_) => advice(Exit::Error, Kind::Refused, HINT_EXCHANGED),
         JobError::NameTaken(_) => advice(
             Exit::Error,
             Kind::Exists,

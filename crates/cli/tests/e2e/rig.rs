@@ -54,12 +54,15 @@ impl Rig {
         read(self.path(name)).unwrap()
     }
 
-    /// Names in the folder, or in one below it.
+    /// Names in the folder, or in one below it. What the program remembers of the host is not one of the folder's.
     pub(crate) fn names(&self, folder: &str) -> Vec<String> {
         let entries = std::fs::read_dir(self.path(folder)).unwrap();
         let mut names: Vec<String> = entries
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
             .collect();
+        if folder == "." {
+            names.retain(|name| name != "state");
+        }
         names.sort();
         names
     }

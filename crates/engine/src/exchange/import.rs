@@ -22,6 +22,7 @@ use super::new_folder::{NewFolder, write_file};
 use super::store::{DOMAIN, DiskToStore, MachineToStore, store_machine};
 use crate::MachineName;
 use crate::backup::{BackupReport, NOTE_FORMAT, ParentChoice, choose_parent};
+use crate::calendar::Calendar;
 use crate::convert::{ConvertRequest, ConvertSource, VerifyImage, convert};
 use crate::error::{Error, Result};
 use crate::job::Job;
@@ -260,7 +261,8 @@ impl Importing {
             continuation: request.continuation,
         };
         let granted = claim.check(&manifests, job.progress)?;
-        let parent = choose_parent(&request.parent, &request.zone, &manifests, &granted)?;
+        let calendar = Calendar::new(repository, &request.zone, job.progress);
+        let parent = choose_parent(&request.parent, calendar, &manifests, &granted)?;
         let mut notes = self.notes();
         notes.extend(granted.note);
         let xml = self.domain_xml(None, Format::Qcow2);

@@ -9,6 +9,7 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
 use crate::backup::{ParentChoice, choose_parent};
+use crate::calendar::Calendar;
 use crate::error::Result;
 use crate::job::{Counting, Job};
 use crate::namesake::{Claim, Claimant, Continuation};
@@ -120,7 +121,8 @@ impl Keeper for InRepository<'_> {
             continuation: self.wish.continuation,
         };
         let granted = claim.check(&manifests, self.job.progress)?;
-        let parent = choose_parent(&self.wish.parent, &self.wish.zone, &manifests, &granted)?;
+        let calendar = Calendar::new(self.repository, &self.wish.zone, self.job.progress);
+        let parent = choose_parent(&self.wish.parent, calendar, &manifests, &granted)?;
         self.begun.get_or_init(|| Begun {
             machine: machine.clone(),
             parent: parent.cloned(),

@@ -47,6 +47,7 @@ use crate::room::with_room;
 use crate::scrub::exists;
 use crate::stage::{Stage, timed};
 use crate::store::{ObjectKind, Put};
+use request::newest_before;
 pub use request::{BackupProgress, BackupReport, BackupRequest, Parent, Source, SourceData, StoredDisk};
 pub use stored_memory::CopyMemory;
 pub use survey::{CopySurvey, Surveyor};
@@ -201,10 +202,8 @@ impl Repository {
                 for error in errors {
                     progress.warn(error.to_string());
                 }
-                Ok(snapshots
-                    .into_iter()
-                    .rev()
-                    .find(|snapshot| snapshot.machine == request.machine))
+                let of_machine = snapshots.into_iter().filter(|one| one.machine == request.machine);
+                Ok(newest_before(of_machine.collect(), self.now_ms().max(request.time_ms)))
             }
         }
     }

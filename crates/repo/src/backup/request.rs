@@ -124,3 +124,12 @@ pub struct BackupReport {
     /// Packs that were written.
     pub pack_count: u64,
 }
+
+/// The newest of `manifests`, which are sorted by time, that is not later than `now_ms`. One of the future, from a clock that was wrong
+/// once, is the last choice.
+pub(super) fn newest_before(mut manifests: Vec<Manifest>, now_ms: i64) -> Option<Manifest> {
+    match manifests.iter().rposition(|manifest| manifest.time_ms <= now_ms) {
+        Some(place) => Some(manifests.swap_remove(place)),
+        None => manifests.pop(),
+    }
+}

@@ -250,7 +250,7 @@ impl SegmentReader {
         };
         let fences = tables.read_back(Section::Fences, 8 * counts.pages as usize)?;
         let list = tables.read_back(Section::Packs, counts.pack_entry_length() * counts.packs as usize)?;
-        let (packs, places) = decode_packs(&list, &counts, pages_end(counts.entries));
+        let (packs, places) = TablePlaces::decode(&list, counts.pack_entry_length(), pages_end(counts.entries));
         if tables.end != places.end() {
             return Err(Error::damaged(
                 &name,
@@ -416,17 +416,6 @@ impl Counts {
             _ => PACK_ENTRY_LENGTH,
         }
     }
-}
-
-/// The packs that a segment lists, and where their tables are, the first of them at `tables_start`.
-fn decode_packs(list: &[u8], counts: &Counts, tables_start: u64) -> (Vec<PackId>, TablePlaces) {
-    let mut places = TablePlaces::new(tables_start);
-    let packs = list.chunks_exact(counts.pack_entry_length()).map(|entry| {
-        let (pack, length) = entry.split_at(PackId::LENGTH);
-        places.push(length.try_into().map_or(0, u32::from_le_bytes));
-        PackId::from_bytes(pack.try_into().expect("an entry begins with an identity"))
-    });
-    (packs.collect(), places)
 }
 
 fn check_ends(

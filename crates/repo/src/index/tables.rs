@@ -20,11 +20,19 @@ pub(super) struct TablePlace {
 }
 
 impl TablePlaces {
-    pub(super) fn new(start: u64) -> Self {
-        Self { ends: vec![start] }
+    /// The packs in the list of a segment, whose entries have this length, and where their tables are, the first of them at `start`.
+    pub(super) fn decode(list: &[u8], entry_length: usize, start: u64) -> (Vec<PackId>, Self) {
+        let mut places = Self { ends: vec![start] };
+        let packs = list.chunks_exact(entry_length).map(|entry| {
+            let (pack, length) = entry.split_at(PackId::LENGTH);
+            // Version 1 has no lengths.
+            places.push(length.try_into().map_or(0, u32::from_le_bytes));
+            PackId::from_bytes(pack.try_into().expect("an entry begins with an identity"))
+        });
+        (packs.collect(), places)
     }
 
-    pub(super) fn push(&mut self, length: u32) {
+    fn push(&mut self, length: u32) {
         self.ends.push(self.end().saturating_add(length.into()));
     }
 

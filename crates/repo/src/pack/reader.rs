@@ -120,13 +120,12 @@ impl PackEnd<'_> {
             return Err(Error::damaged(self.name, self.offset, detail));
         }
         let length = holdfast_block::to_usize(self.length);
-        let mut sealed = match self.tail.len().checked_sub(length) {
-            Some(start) => self.tail[start..].to_vec(),
-            None => {
-                let mut sealed = vec![0; length];
-                store.get_range(self.name, self.offset, &mut sealed)?;
-                sealed
-            }
+        let mut sealed = if let Some(start) = self.tail.len().checked_sub(length) {
+            self.tail[start..].to_vec()
+        } else {
+            let mut sealed = vec![0; length];
+            store.get_range(self.name, self.offset, &mut sealed)?;
+            sealed
         };
         if !key.open(Section::Directory, &mut sealed) {
             let detail = "its directory is not what was sealed";
@@ -181,15 +180,14 @@ pub(crate) fn read_around(
         .then(|| correct_trailer(&trailer, pack, length))
         .flatten();
     let found = corrected.and_then(|trailer| Some((open_at(trailer.directory_offset)?, trailer.directory_offset)));
-    let (directory, directory_offset, state) = match found {
-        Some((directory, offset)) => (directory, offset, DirectoryState::TrailerDamaged(flaw)),
-        None => {
-            let Some(mut frames) = table()? else { return Ok(None) };
-            let offset = frames.finish();
-            match open_at(offset) {
-                Some(directory) => (directory, offset, DirectoryState::TrailerDamaged(flaw)),
-                None => (frames, offset, DirectoryState::Lost(flaw)),
-            }
+    let (directory, directory_offset, state) = if let Some((directory, offset)) = found {
+        (directory, offset, DirectoryState::TrailerDamaged(flaw))
+    } else {
+        let Some(mut frames) = table()? else { return Ok(None) };
+        let offset = frames.finish();
+        match open_at(offset) {
+            Some(directory) => (directory, offset, DirectoryState::TrailerDamaged(flaw)),
+            None => (frames, offset, DirectoryState::Lost(flaw)),
         }
     };
     Ok(Some(PackReader {

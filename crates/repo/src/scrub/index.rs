@@ -18,7 +18,7 @@ use crate::store::{ObjectKind, ObjectName, StoreError};
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Sum {
     count: u64,
-    sum: u64,
+    mixed: u64,
     /// The start of the hash of the frame table; none where the segment has none.
     table: Option<u64>,
 }
@@ -38,7 +38,7 @@ impl Sum {
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         self.count += 1;
-        self.sum = self.sum.wrapping_add(mixed ^ (mixed >> 31));
+        self.mixed = self.mixed.wrapping_add(mixed ^ (mixed >> 31));
     }
 }
 

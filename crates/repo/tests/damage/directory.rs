@@ -14,6 +14,9 @@ use crate::common::{Disk, Watch, init_request, surroundings};
 
 const TRAILER_BYTES: usize = 80;
 
+/// What happens to a pack.
+type Ruin<'a> = &'a dyn Fn(&mut Vec<u8>);
+
 fn small_repository() -> (Objects, SnapshotId, Content) {
     let store = MemoryStore::new();
     let shared: Arc<dyn Store> = Arc::new(store.clone());
@@ -103,11 +106,11 @@ fn ends_that_are_overwritten_cut_off_or_grown_are_survived() {
     for name in packs(&objects) {
         let start = directory_start(&objects[&name]);
         let length = objects[&name].len();
-        let damages: [(&str, &dyn Fn(&mut Vec<u8>)); 7] = [
+        let damages: [(&str, Ruin<'_>); 7] = [
             ("zeroes from the directory on", &|bytes| bytes[start..].fill(0)),
             ("a trailer of zeroes", &|bytes| bytes[length - TRAILER_BYTES..].fill(0)),
             ("a directory of zeroes", &|bytes| {
-                bytes[start..length - TRAILER_BYTES].fill(0)
+                bytes[start..length - TRAILER_BYTES].fill(0);
             }),
             ("no trailer", &|bytes| bytes.truncate(length - TRAILER_BYTES)),
             ("no directory", &|bytes| bytes.truncate(start)),
@@ -221,7 +224,7 @@ fn repositories_without_frame_tables_open_and_gain_them() {
     let device = repository.open_disk(snapshots[0].id, None).unwrap();
     let mut expected = vec![0; 1 << 20];
     device.read_at(&mut expected, 0).unwrap();
-    assert_eq!(expected.iter().filter(|byte| **byte == 0).count() / 1024, 944);
+    assert!(expected[..80 << 10] != vec![0; 80 << 10] && expected[80 << 10..].iter().all(|byte| *byte == 0));
     let versions = |store: &MemoryStore| -> Vec<u16> {
         let objects = objects_of(store).into_iter();
         let segments = objects.filter(|(name, _)| name.kind() == ObjectKind::Index);

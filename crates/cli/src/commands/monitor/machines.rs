@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use holdfast_engine::{ListRequest, list, time_of};
+use holdfast_engine::{ListRequest, SKEW_MS, list, time_of};
 use holdfast_policy::sanoid::Level;
 use holdfast_policy::{Glob, Span};
 use jiff::Timestamp;
@@ -97,9 +97,15 @@ fn check(args: &MachinesArgs, context: &Context) -> Result<Checked, Error> {
             tags: Vec::new(),
         },
     )?;
+    let now = time::now();
+    let mut future: Vec<(&str, Timestamp)> = Vec::new();
     let mut of_machine: BTreeMap<(&str, Option<usize>), Timestamp> = BTreeMap::new();
     for snapshot in &listed.snapshots {
         let time = time_of(snapshot);
+        if time.as_millisecond() > now.as_millisecond().saturating_add(SKEW_MS) {
+            future.push((&snapshot.machine, time));
+            continue;
+        }
         let key = (snapshot.machine.as_str(), listed.named.place(snapshot));
         let known = of_machine.entry(key).or_insert(time);
         *known = time.max(*known);
@@ -108,23 +114,49 @@ fn check(args: &MachinesArgs, context: &Context) -> Result<Checked, Error> {
     for ((name, _), time) in of_machine {
         newest.entry(name.to_owned()).or_default().newest.push(time);
     }
-    let oldest = args.within.before(&time::now().to_zoned(context.zone().clone()));
+    let oldest = args.within.before(&now.to_zoned(context.zone().clone()));
     let checked = judge(args, &newest, oldest, listed.damaged.len());
+    let is_meant = |name: &str| {
+        let matches = |globs: &[Glob]| globs.iter().any(|glob| glob.matches(name));
+        (args.machines.is_empty() || matches(&args.machines)) && !matches(&args.exclude_machine)
+    };
+    future.retain(|(name, _)| is_meant(name));
+    let checked = with_future(checked, &future);
     Ok(match listed.lost.first() {
         Some(lost) => with_loss(checked, &lost.to_string(), listed.lost.len()),
         None => checked,
     })
 }
 
+/// The same, when there are snapshots of the future, which count for nothing.
+fn with_future(checked: Checked, future: &[(&str, Timestamp)]) -> Checked {
+    let Some((machine, time)) = future.first() else {
+        return checked;
+    };
+    let more = match future.len() - 1 {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    warned(
+        checked,
+        &format!("{machine} has a snapshot of the future, of {time}{more}: a clock is or was wrong"),
+    )
+}
+
 /// The same, when snapshots were lost.
 fn with_loss(checked: Checked, first: &str, count: usize) -> Checked {
+    warned(checked, &format!("{count} snapshots are lost: {first}"))
+}
+
+/// The same, and at least a warning.
+fn warned(checked: Checked, warning: &str) -> Checked {
     let level = match checked.level {
         Level::Ok => Level::Warning,
         other => other,
     };
     let what = checked.line.split_once(": ").map_or("", |(_, what)| what);
     Checked {
-        line: format!("{}: {what}; {count} snapshots are lost: {first}", level.word()),
+        line: format!("{}: {what}; {warning}", level.word()),
         level,
         ..checked
     }
@@ -225,7 +257,7 @@ mod tests {
     use holdfast_policy::Glob;
     use holdfast_policy::sanoid::Level;
 
-    use super::{MachinesArgs, OfName, judge};
+    use super::{MachinesArgs, OfName, judge, with_future};
 
     fn line(machines: &[&str], excluded: &[&str], damaged_count: usize) -> (Level, String) {
         let globs = |texts: &[&str]| texts.iter().map(|text| Glob::parse(text).unwrap()).collect();
@@ -266,6 +298,30 @@ mod tests {
             "CRITICAL: no snapshot within 26h of gone (none at all)"
         );
         assert_eq!(line(&["x*"], &[], 0).0, Level::Critical);
+    }
+
+    #[test]
+    fn a_snapshot_of_the_future_is_a_warning() {
+        let args = MachinesArgs {
+            machines: Vec::new(),
+            within: "26h".parse().unwrap(),
+            exclude_machine: Vec::new(),
+        };
+        let time = |text: &str| text.parse().unwrap();
+        let newest = BTreeMap::from([(
+            "web".to_owned(),
+            OfName {
+                newest: vec![time("2026-11-20T12:00:00Z")],
+            },
+        )]);
+        let checked = judge(&args, &newest, time("2026-11-20T11:00:00Z"), 0);
+        let checked = with_future(checked, &[("web", time("2036-11-20T12:00:00Z"))]);
+        assert_eq!(checked.level, Level::Warning);
+        assert!(
+            checked
+                .line
+                .starts_with("WARNING: 1 machines have snapshots within 26h; web has a snapshot of the future")
+        );
     }
 
     #[test]

@@ -33,4 +33,5 @@ mod restores;
 mod retention;
 mod sector_sizes;
 mod serving;
+mod sightings;
 pub(crate) mod virtualbox;

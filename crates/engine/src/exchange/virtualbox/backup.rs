@@ -18,6 +18,7 @@ use super::store::{Instant, Taken};
 use super::unchanged::Check;
 use crate::Unit;
 use crate::backup::choose_parent;
+use crate::calendar::Calendar;
 use crate::error::{Error, Result};
 use crate::exchange::machine::Attached;
 use crate::hooks::{HookCalls, of_snapshot};
@@ -85,7 +86,8 @@ fn back_up_locked(
         continuation: request.continuation,
     };
     let granted = claim.check(&manifests, job.progress)?;
-    let parent = choose_parent(&request.parent, &request.zone, &manifests, &granted)?;
+    let calendar = Calendar::new(repository, &request.zone, job.progress);
+    let parent = choose_parent(&request.parent, calendar, &manifests, &granted)?;
     job.interrupt.check()?;
     let backup = Backup {
         repository,

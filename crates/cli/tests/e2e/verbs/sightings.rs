@@ -1,0 +1,172 @@
+//! What a host remembers of a repository: another one in its place, an older state of it, one without a password.
+
+use std::fs::rename;
+use std::path::Path;
+use std::process::Output;
+
+use crate::program::{stderr, stdout};
+use crate::rig::{Rig, assert_code, noise};
+
+fn run_with(rig: &Rig, variable: (&str, &str), code: i32, words: &[&str]) -> Output {
+    let output = rig.command(words).env(variable.0, variable.1).output().unwrap();
+    assert_code(&output, code, words);
+    output
+}
+
+fn copy_folder(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            copy_folder(&entry.path(), &target);
+        } else {
+            std::fs::copy(entry.path(), target).unwrap();
+        }
+    }
+}
+
+#[test]
+fn an_older_state_of_a_repository_is_noticed_until_it_is_accepted() {
+    let rig = Rig::new();
+    rig.write("a.raw", &noise(200_000, 1));
+    rig.ok(&["backup", "a.raw", "--machine", "a"]);
+    copy_folder(&rig.path("repo"), &rig.path("older"));
+    rig.write("a.raw", &noise(200_000, 2));
+    rig.ok(&["backup", "a.raw", "--machine", "a"]);
+    rig.ok(&["list"]);
+    rename(rig.path("repo"), rig.path("newer")).unwrap();
+    copy_folder(&rig.path("older"), &rig.path("repo"));
+    for _ in 0..2 {
+        let told = stderr(&rig.code(3, &["list"]));
+        assert!(told.contains("are gone and were not removed"), "{told}");
+    }
+    let id = rig.json(3, &["list"])["warnings"].to_string();
+    let id = id.split("HOLDFAST_ACCEPT_REPOSITORY=").nth(1).unwrap()[..32].to_owned();
+    run_with(&rig, ("HOLDFAST_ACCEPT_REPOSITORY", &id), 0, &["list"]);
+    rig.ok(&["list"]);
+    // What is removed in the open is no surprise.
+    rig.ok(&["prune", "--keep-last", "1"]);
+    rig.ok(&["gc"]);
+    rig.ok(&["list"]);
+}
+
+#[test]
+fn another_repository_in_the_place_of_one_is_refused_until_it_is_accepted() {
+    let rig = Rig::new();
+    rig.ok(&["list"]);
+    rename(rig.path("repo"), rig.path("first")).unwrap();
+    rig.ok(&["-r", "second", "init", "--no-encryption"]);
+    rename(rig.path("second"), rig.path("repo")).unwrap();
+    rig.write("a.raw", &noise(200_000, 1));
+    let (kind, told) = rig.error(1, &["backup", "a.raw", "--machine", "a"]);
+    assert!(
+        kind == "refused" && told.contains("not the repository that was here before"),
+        "{told}"
+    );
+    let id = told.split("it is ").nth(1).unwrap()[..32].to_owned();
+    let accepted = ("HOLDFAST_ACCEPT_REPOSITORY", id.as_str());
+    run_with(&rig, accepted, 0, &["backup", "a.raw", "--machine", "a"]);
+    rig.ok(&["list"]);
+    // Made anew at the same place, it is known.
+    std::fs::remove_dir_all(rig.path("repo")).unwrap();
+    rig.ok(&["init", "--no-encryption"]);
+    rig.ok(&["list"]);
+}
+
+#[test]
+fn a_password_of_the_environment_does_not_lock_a_repository_without_one() {
+    let rig = Rig::new();
+    rig.write("password", b"correct-horse-battery-staple\n");
+    let variable = ("HOLDFAST_PASSWORD_FILE", "password");
+    let told = stderr(&run_with(&rig, variable, 0, &["list"]));
+    assert!(told.contains("has no password"), "{told}");
+    run_with(&rig, variable, 0, &["init", "--no-encryption", "-r", "other"]);
+    rig.code(1, &["list", "--password-file", "password"]);
+    rig.code(
+        2,
+        &["init", "--no-encryption", "-r", "third", "--password-file", "password"],
+    );
+    // One that was encrypted is not opened as one that is not: the next backup would be in plain text.
+    std::fs::remove_dir_all(rig.path("other")).unwrap();
+    run_with(&rig, variable, 3, &["init", "-r", "other"]);
+    run_with(&rig, variable, 3, &["list", "-r", "other"]);
+    std::fs::remove_dir_all(rig.path("other")).unwrap();
+    rename(rig.path("repo"), rig.path("other")).unwrap();
+    let refused = run_with(&rig, variable, 1, &["list", "-r", "other"]);
+    assert!(stderr(&refused).contains("without a password"), "{}", stdout(&refused));
+}
+
+#[test]
+fn a_link_in_the_place_of_the_folder_of_packs_is_no_damage() {
+    let rig = Rig::new();
+    rig.write("a.raw", &noise(200_000, 1));
+    rig.ok(&["backup", "a.raw", "--machine", "a"]);
+    rename(rig.path("repo/packs"), rig.path("elsewhere")).unwrap();
+    std::os::unix::fs::symlink(rig.path("elsewhere"), rig.path("repo/packs")).unwrap();
+    for words in [
+        &["verify"][..],
+        &["scrub"],
+        &["repair"],
+        &["gc"],
+        &["restore", "a", "b.raw"],
+        &["backup", "a.raw", "--machine", "a"],
+    ] {
+        let told = stderr(&rig.code(1, words));
+        assert!(
+            told.contains("is a link, or no folder") && told.contains("no link is followed"),
+            "{words:?}: {told}"
+        );
+    }
+}
+
+#[test]
+fn a_folder_in_the_place_of_a_pack_does_not_stop_the_check_of_the_rest() {
+    let rig = Rig::new();
+    rig.write("a.raw", &noise(200_000, 1));
+    rig.ok(&["backup", "a.raw", "--machine", "a"]);
+    let mut packs = Vec::new();
+    for folder in rig.names("repo/packs") {
+        packs.extend(
+            rig.names(&format!("repo/packs/{folder}"))
+                .into_iter()
+                .map(|name| format!("repo/packs/{folder}/{name}")),
+        );
+    }
+    packs.sort_by_key(|path| rig.read(path).len());
+    let largest = rig.path(packs.last().unwrap());
+    std::fs::remove_file(&largest).unwrap();
+    std::fs::create_dir(&largest).unwrap();
+    for words in [&["verify"][..], &["scrub"], &["repair"]] {
+        let told = stdout(&rig.code(5, words));
+        assert!(told.contains("missing"), "{words:?}: {told}");
+    }
+}
+
+#[test]
+fn damage_of_a_directory_is_named_and_loses_nothing() {
+    let rig = Rig::new();
+    let content = noise(300_000, 1);
+    rig.write("a.raw", &content);
+    rig.ok(&["backup", "a.raw", "--machine", "a"]);
+    for folder in rig.names("repo/packs") {
+        for name in rig.names(&format!("repo/packs/{folder}")) {
+            let path = format!("repo/packs/{folder}/{name}");
+            let mut bytes = rig.read(&path);
+            let at = bytes.len() - 100;
+            bytes[at] ^= 1;
+            std::fs::remove_file(rig.path(&path)).unwrap();
+            rig.write(&path, &bytes);
+        }
+    }
+    let told = stderr(&rig.code(3, &["restore", "a", "b.raw"]));
+    assert!(told.contains("copy of its directory in the index"), "{told}");
+    assert_eq!(rig.read("b.raw")[..content.len()], content);
+    rig.code(5, &["verify"]);
+    rig.code(5, &["scrub"]);
+    rig.run(&["repair"]);
+    rig.ok(&["verify"]);
+    rig.ok(&["scrub"]);
+    rig.ok(&["restore", "a", "c.raw"]);
+    assert_eq!(rig.read("c.raw")[..content.len()], content);
+}
