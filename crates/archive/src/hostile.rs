@@ -148,12 +148,18 @@ pub fn xva(bytes: &[u8]) -> Outcome {
 
 /// A tape archive with a package.
 pub fn ova(bytes: &[u8]) -> Outcome {
+    // An image that is stored first is read by other code.
+    read_ova(bytes, StreamImages::StoredFirst);
+    read_ova(bytes, StreamImages::AsTheyCome)
+}
+
+fn read_ova(bytes: &[u8], images: StreamImages) -> Outcome {
     let mut tar = TarReader::new(bytes);
     let Ok(Some(first)) = tar.next() else {
         return Outcome::Refused;
     };
     let reading = ImageReading {
-        images: StreamImages::AsTheyCome,
+        images,
         threads: NonZero::<usize>::MIN,
     };
     OvaReader::open_at_descriptor(tar, &first, reading).map_or(Outcome::Refused, |mut reader| read_to_end(&mut reader))

@@ -189,6 +189,9 @@ fn use_image(image: &Image) -> Result<()> {
 
 /// Walks the map, and reads what it leads to.
 fn read_all(image: &Image) -> Result<()> {
+    for note in image.notes() {
+        assert!(!note.to_string().is_empty(), "a note says nothing");
+    }
     let size_bytes = image.size_bytes();
     let mut buffer = Vec::new();
     let mut at = 0;
@@ -199,6 +202,15 @@ fn read_all(image: &Image) -> Result<()> {
         let entry = image.map_at(at, u64::MAX)?;
         assert!(entry.offset == at && entry.length > 0, "the map makes no progress");
         assert!(at + entry.length <= size_bytes, "the map goes past the end of the disk");
+        if let (Some(depth), MapContent::Data { file, host_offset }) = (entry.depth, entry.content) {
+            // Whoever shows the map names the file, and reads there.
+            let layer = image.layers().get(depth).expect("an entry is of a layer");
+            assert!(
+                file <= layer.extent_files.len(),
+                "an entry is in a file that the layer does not have"
+            );
+            assert!(host_offset.checked_add(entry.length).is_some(), "an entry ends nowhere");
+        }
         buffer.clear();
         buffer.resize(to_usize(entry.length.min(READ_BYTES_MAX)), 0xee);
         image.read_at(&mut buffer, at)?;
