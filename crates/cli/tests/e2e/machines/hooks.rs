@@ -126,7 +126,12 @@ fn images_that_the_user_of_a_qemu_cannot_read_are_not_read_for_him() {
     if !rustix::process::geteuid().is_root() {
         return;
     }
-    let bare = Bare::new(&["-runas", "nobody"]);
+    // The option of older QEMUs is gone in 10.0.
+    let words = match super::qemu_lab::run("qemu-system-x86_64", &["--help"]) {
+        help if help.contains("[user=") => ["-run-with", "user=nobody"],
+        _ => ["-runas", "nobody"],
+    };
+    let bare = Bare::new(&words);
     let own = std::os::unix::fs::PermissionsExt::from_mode(0o600);
     std::fs::set_permissions(bare.lab.path("disk0"), own).unwrap();
     let words = ["backup", &bare.source, "--method", "pause"];

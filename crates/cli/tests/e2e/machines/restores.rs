@@ -51,7 +51,15 @@ impl World {
     pub(super) fn assert_holds(&self, name: &str) {
         let xml = DomainXml::parse(&self.configuration(name)).unwrap();
         for (disk, bytes) in xml.disks.iter().zip(&self.disks) {
-            assert!(content(disk) == *bytes, "{name}: {}", disk.target);
+            let content = content(disk);
+            let differs = content.iter().zip(bytes).position(|(is, wanted)| is != wanted);
+            assert!(
+                content == *bytes,
+                "{name}: {}: differs at {differs:?}, {} bytes of {}",
+                disk.target,
+                content.len(),
+                bytes.len()
+            );
         }
     }
 
