@@ -262,6 +262,25 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(30);
 
+    /// It may still end by itself, and has not long for it.
+    #[test]
+    fn who_is_asked_to_stop_does_not_wait_for_a_call() {
+        let ending = |script: &str| {
+            let call = Call {
+                program: std::path::Path::new("/bin/sh"),
+                arguments: &["-c", script],
+                variables: &[],
+                withheld: &[],
+                input: b"",
+                time_out: Duration::from_secs(600),
+                is_stopped: &|| true,
+            };
+            call.run(&SystemClock::new()).unwrap().ending
+        };
+        assert_eq!(ending("sleep 600"), Ending::Stopped);
+        assert_eq!(ending("exit 3"), Ending::Code(3));
+    }
+
     #[test]
     fn a_call_gets_its_words_and_says_its_own() {
         let called = call(

@@ -427,6 +427,7 @@ mod tests {
                 withheld: &[],
                 input: b"",
                 time_out: Duration::from_secs(60),
+                is_stopped: &|| false,
             };
             call.run(&self.clock).unwrap();
             path
