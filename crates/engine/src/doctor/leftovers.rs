@@ -10,6 +10,7 @@ use holdfast_host::provider::is_probe;
 
 use super::DoctorRequest;
 use super::seen::{Leftover, LeftoverKind};
+use crate::machine_backup::is_folder_free;
 use crate::new_file::left_of;
 use crate::note_file::half_notes;
 use crate::run_journal::HALF;
@@ -39,7 +40,7 @@ pub(super) fn leftovers(
         found.extend(half_notes.map(|path| leftover(path, LeftoverKind::HalfNote)));
         for folder in folders(&request.runtime, &[SOCKETS]) {
             let is_left = match names(&folder).as_deref() {
-                Some([]) => is_alone || is_old(&folder),
+                Some([]) => is_folder_free(&folder),
                 Some([name]) if name == "nbd" => is_deserted(&folder.join("nbd")),
                 _ => false,
             };

@@ -6,6 +6,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{FlockOperation, flock};
 use tempfile::TempDir;
 
 use crate::error::{Error, Result};
@@ -48,8 +49,23 @@ impl Scratch {
     }
 }
 
+/// A folder with a socket, which is locked as long as somebody needs it.
+pub(crate) struct SocketFolder {
+    folder: TempDir,
+    _lock: Option<File>,
+}
+
+impl SocketFolder {
+    pub(crate) fn path(&self) -> &Path {
+        self.folder.path()
+    }
+}
+
+/// Attempts to make the folder: one that is not locked yet may be taken for one that was left.
+const ATTEMPT_COUNT: u32 = 3;
+
 /// A socket in a folder of its own in `runtime`, which only we can reach.
-pub(crate) fn listen(runtime: &Path) -> Result<(TempDir, OwnedFd)> {
+pub(crate) fn listen(runtime: &Path) -> Result<(SocketFolder, OwnedFd)> {
     let failed = |path: PathBuf| {
         move |source| Error::File {
             action: "create",
@@ -57,9 +73,22 @@ pub(crate) fn listen(runtime: &Path) -> Result<(TempDir, OwnedFd)> {
             source,
         }
     };
-    let folder = tempfile::Builder::new().prefix("holdfast-").tempdir_in(runtime);
-    let folder = folder.map_err(failed(runtime.to_owned()))?;
-    let path = folder.path().join("nbd");
-    let listener = UnixListener::bind(&path).map_err(failed(path))?;
-    Ok((folder, listener.into()))
+    for attempt in 1.. {
+        let folder = tempfile::Builder::new().prefix("holdfast-").tempdir_in(runtime);
+        let folder = folder.map_err(failed(runtime.to_owned()))?;
+        let lock = File::open(folder.path()).ok();
+        let lock = lock.filter(|lock| flock(lock, FlockOperation::NonBlockingLockShared).is_ok());
+        let path = folder.path().join("nbd");
+        match UnixListener::bind(&path) {
+            Ok(listener) => return Ok((SocketFolder { folder, _lock: lock }, listener.into())),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound && attempt < ATTEMPT_COUNT => {}
+            Err(error) => return Err(failed(path)(error)),
+        }
+    }
+    unreachable!("the last attempt returns")
+}
+
+/// Whether nobody has the lock of a folder for a socket.
+pub(crate) fn is_folder_free(folder: &Path) -> bool {
+    File::open(folder).is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok())
 }
