@@ -25,6 +25,7 @@ mod host_snapshot_mishaps;
 mod host_snapshots;
 mod instant;
 mod iothreads;
+mod kill_torture;
 mod kills;
 #[path = "../../../../host/tests/libvirt/lab.rs"]
 #[expect(

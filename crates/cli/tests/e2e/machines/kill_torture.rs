@@ -1,0 +1,280 @@
+//! Kills over backup, restore, rollback, snapshot and doctor: after each, `doctor --fix` once and the next backup succeed, what is restored is
+//! what the disks hold, and nothing of ours is left in QEMU, in folders, or among host snapshots.
+//!
+//! `HOLDFAST_KILLS` says how many, `HOLDFAST_SEED` makes the same choices again.
+
+use std::process::Child;
+use std::time::Duration;
+
+use holdfast_block::{Clock as _, SeededRandom, SystemClock};
+use holdfast_host::MachineState;
+use holdfast_host::qemu::{disks, jobs};
+use holdfast_host::qmp::QmpCommand;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use super::at;
+use super::doctors::{found, kill_with_watchdog};
+use super::host_snapshots::{OnOwn, on};
+
+/// Kills of `make test`.
+const KILLS_OF_TEST: u64 = 10;
+/// Kills where nothing else is said.
+const KILLS_OF_TORTURE: u64 = 1000;
+/// How long what is killed may take.
+const WHOLE_MAX: Duration = Duration::from_secs(60);
+
+/// What is killed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Victim {
+    Backup,
+    BackupWithMemory,
+    BackupByOverlay,
+    Restore,
+    Snapshot,
+    SnapshotWithMemory,
+    Rollback,
+    Doctor,
+}
+
+impl Victim {
+    const ALL: [Self; 8] = [
+        Self::Backup,
+        Self::BackupWithMemory,
+        Self::BackupByOverlay,
+        Self::Restore,
+        Self::Snapshot,
+        Self::SnapshotWithMemory,
+        Self::Rollback,
+        Self::Doctor,
+    ];
+
+    fn words(self, number: u64) -> Vec<String> {
+        let line = match self {
+            Self::Backup => "backup web1".to_owned(),
+            Self::BackupWithMemory => "backup web1 --with-memory".to_owned(),
+            Self::BackupByOverlay => "backup web1 --method overlay".to_owned(),
+            Self::Restore => "restore web1:vda out/vda.raw --force".to_owned(),
+            Self::Snapshot => format!("snapshot web1 --name k{number}"),
+            Self::SnapshotWithMemory => format!("snapshot web1 --with-memory --name k{number}"),
+            Self::Rollback => "rollback web1@base".to_owned(),
+            Self::Doctor => "doctor --fix --scratch scratch".to_owned(),
+        };
+        line.split(' ').map(str::to_owned).collect()
+    }
+}
+
+struct Torture {
+    on: OnOwn,
+    random: SeededRandom,
+    /// How long each took that was not killed.
+    whole_us: [u64; Victim::ALL.len()],
+    /// How many were killed, and how many had ended before.
+    counts: [[u64; 2]; Victim::ALL.len()],
+    /// What the disks held at the host snapshot to roll back to.
+    base: [Vec<u8>; 2],
+    /// Host snapshots that were cut and not noted: the doctor says how to remove them, and a person decides.
+    advised_count: u64,
+}
+
+impl Torture {
+    fn new(seed: u64, on: OnOwn) -> Self {
+        let world = &on.world;
+        std::fs::create_dir_all(world.rig.path("out")).unwrap();
+        std::fs::create_dir_all(world.rig.path("run")).unwrap();
+        std::fs::create_dir_all(world.rig.path("scratch")).unwrap();
+        world.back_up();
+        let base = world.disks.clone();
+        world
+            .rig
+            .ok(&at(&world.lab.uri(), &["snapshot", "web1", "--name", "base"]));
+        Self {
+            on,
+            random: SeededRandom::new(seed),
+            whole_us: [1_500_000; Victim::ALL.len()],
+            counts: [[0; 2]; Victim::ALL.len()],
+            base,
+            advised_count: 0,
+        }
+    }
+
+    fn begin(&self, victim: Victim, number: u64) -> Child {
+        let words = victim.words(number);
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let uri = self.on.world.lab.uri();
+        let mut command = self.on.world.rig.command(&at(&uri, &words));
+        command
+            .env("XDG_RUNTIME_DIR", self.on.world.rig.path("run"))
+            .spawn()
+            .unwrap()
+    }
+
+    fn one(&mut self, number: u64) {
+        let index = usize::try_from(self.random.below(Victim::ALL.len() as u64)).unwrap();
+        let victim = Victim::ALL[index];
+        self.write();
+        if victim == Victim::Rollback {
+            self.on.world.lab.virsh(&["destroy", "web1"]);
+        }
+        let after = Duration::from_micros(self.random.below(self.whole_us[index]));
+        let with_watchdog = self.random.below(2) == 1;
+        let what = format!("kill {number}: {victim:?} after {after:?}, watchdog too: {with_watchdog}");
+        let clock = SystemClock::new();
+        let start = clock.now();
+        let mut child = self.begin(victim, number);
+        clock.sleep(after);
+        let has_ended = child.try_wait().unwrap().is_some();
+        if with_watchdog {
+            kill_with_watchdog(&mut child);
+        } else {
+            kill_process(Pid::from_child(&child), Signal::KILL).ok();
+            child.wait().unwrap();
+        }
+        self.counts[index][usize::from(has_ended)] += 1;
+        if has_ended {
+            let took = u64::try_from(clock.now().saturating_sub(start).as_micros()).unwrap();
+            self.whole_us[index] = took.min(u64::try_from(WHOLE_MAX.as_micros()).unwrap());
+        }
+        if victim == Victim::Rollback {
+            self.end_rollback(&what);
+        }
+        self.is_well(&what);
+    }
+
+    /// A rollback that was killed is repeated, as the doctor says.
+    fn end_rollback(&mut self, what: &str) {
+        let uri = self.on.world.lab.uri();
+        let output = self.on.world.rig.run(&at(&uri, &["rollback", "web1@base"]));
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(0), "{what}: {said}");
+        self.on.world.disks = self.base.clone();
+        self.on.world.lab.virsh(&["start", "web1"]);
+    }
+
+    fn write(&mut self) {
+        let disk = usize::try_from(self.random.below(2)).unwrap();
+        let byte = u8::try_from(3 + self.random.below(250)).unwrap();
+        let offset = usize::try_from(65_536 * self.random.below(100)).unwrap();
+        self.on.world.write(disk, byte, offset, 65_536);
+    }
+
+    /// The doctor once, then a backup: both succeed, what is restored is right, and nothing is left.
+    fn is_well(&mut self, what: &str) {
+        let fixed = self.on.world.doctor_answers(&["--fix"]);
+        let said = String::from_utf8_lossy(&fixed.stdout).into_owned() + &String::from_utf8_lossy(&fixed.stderr);
+        let report: Value = serde_json::from_slice(&fixed.stdout).unwrap();
+        let findings = report["report"]["findings"].as_array().unwrap().iter();
+        let left: Vec<&Value> = findings.filter(|one| one["mended"].is_null()).collect();
+        for one in &left {
+            assert_eq!(one["kind"], "host-snapshot", "{what}: {said}");
+            let advice = one["advice"].as_str().unwrap();
+            let name = advice
+                .split("host remove ")
+                .nth(1)
+                .and_then(|rest| rest.split([' ', ';', ',']).next());
+            self.on
+                .world
+                .rig
+                .ok(&["host", "remove", name.unwrap_or_else(|| panic!("{what}: {advice}"))]);
+            self.advised_count += 1;
+        }
+        let code = if left.is_empty() { 0 } else { 3 };
+        assert_eq!(fixed.status.code(), Some(code), "{what}: {said}");
+        let again = self.on.world.doctor_answers(&[]);
+        let report: Value = serde_json::from_slice(&again.stdout).unwrap();
+        assert_eq!(found(&report["report"]), [""; 0], "{what}: first {said}");
+        let state = self.on.world.machine().describe().unwrap().summary.state;
+        assert_eq!(state, MachineState::Running, "{what}: {said}");
+        self.nothing_is_left(what, &said);
+        self.write();
+        let uri = self.on.world.lab.uri();
+        let output = self.on.world.rig.run(&at(&uri, &["backup", "web1"]));
+        let of_backup = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(0), "{what}: {of_backup}; before {said}");
+        self.on.world.assert_snapshot_is_right(what);
+        self.nothing_is_left(what, &of_backup);
+    }
+
+    fn nothing_is_left(&self, what: &str, said: &str) {
+        let machine = self.on.world.machine();
+        let monitor = machine.monitor();
+        let ask = |command| {
+            monitor
+                .execute(&QmpCommand::new(command, Value::Null))
+                .unwrap()
+                .to_string()
+        };
+        for command in [
+            "query-named-block-nodes",
+            "query-block-exports",
+            "query-fdsets",
+            "query-jobs",
+        ] {
+            let answer = ask(command);
+            // Bitmaps of backups begin with another word.
+            assert!(!answer.contains("\"hf-"), "{what}: {command}: {answer}; {said}");
+        }
+        assert!(jobs(monitor).unwrap().is_empty(), "{what}: {said}");
+        let bitmaps: Vec<usize> = disks(monitor).unwrap().iter().map(|disk| disk.bitmaps.len()).collect();
+        assert!(bitmaps.iter().all(|count| *count <= 2), "{what}: {bitmaps:?}");
+        assert!(
+            self.on.world.journal().is_empty(),
+            "{what}: {:#?}; {said}",
+            self.on.world.journal()
+        );
+        let rig = &self.on.world.rig;
+        let mut left = [rig.names("run"), rig.names("scratch")].concat();
+        left.extend(rig.names("out").into_iter().filter(|name| name != "vda.raw"));
+        for folder in ["state/holdfast/runs", "state/holdfast/places"] {
+            if rig.path(folder).exists() {
+                left.extend(rig.names(folder));
+            }
+        }
+        assert_eq!(left, [""; 0], "{what}: {said}");
+        self.snapshots_are_whole(what, said);
+    }
+
+    /// Each state has its host snapshot, and no half of one is there.
+    fn snapshots_are_whole(&self, what: &str, said: &str) {
+        let listed = self.on.listed(&["web1"]);
+        let names: Vec<&str> = listed.iter().map(|one| one["name"].as_str().unwrap()).collect();
+        assert!(names.contains(&"base"), "{what}: {names:?}; {said}");
+        assert!(self.on.state_count() <= names.len(), "{what}: {names:?}; {said}");
+        let folder = self.on.world.lab.path(".holdfast/snapshots");
+        let hidden = std::fs::read_dir(folder)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name());
+        let hidden: Vec<_> = hidden.filter(|name| name.to_string_lossy().starts_with('.')).collect();
+        assert!(hidden.is_empty(), "{what}: {hidden:?}; {said}");
+    }
+}
+
+#[expect(clippy::print_stdout, reason = "the seed makes the same choices again")]
+fn run(seed: u64, kills: u64) {
+    println!("HOLDFAST_SEED={seed}");
+    let Some(on) = on("btrfs") else { return };
+    let mut torture = Torture::new(seed, on);
+    for number in 0..kills {
+        torture.one(number);
+    }
+    for (victim, [killed, ended]) in Victim::ALL.iter().zip(torture.counts) {
+        println!("{victim:?}: {killed} killed, {ended} had ended");
+    }
+    println!("{} host snapshots were cut and not noted", torture.advised_count);
+}
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|text| text.parse().unwrap())
+}
+
+#[test]
+fn whatever_is_killed_all_is_well_after_the_doctor() {
+    run(number("HOLDFAST_SEED").unwrap_or(1), KILLS_OF_TEST);
+}
+
+#[test]
+#[ignore = "a thousand kills take hours: make torture"]
+fn whatever_is_killed_a_thousand_times() {
+    let seed = number("HOLDFAST_SEED").unwrap_or_else(SeededRandom::fresh_seed);
+    run(seed, number("HOLDFAST_KILLS").unwrap_or(KILLS_OF_TORTURE));
+}
