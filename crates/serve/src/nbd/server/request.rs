@@ -114,11 +114,12 @@ const fn refuse<T>(error: ErrorNumber, reason: &'static str) -> Result<T, Refusa
 }
 
 /// Bytes that follow `header`.
+///
+/// QEMU 10.0 sends writes with extended headers without the flag that announces their payload, and its own server takes them.
+/// A write has one in any case.
 pub(crate) fn payload_bytes(header: &RequestHeader, style: HeaderStyle) -> u64 {
-    let has_payload = match style {
-        HeaderStyle::Simple | HeaderStyle::Structured => header.kind == CommandKind::WRITE,
-        HeaderStyle::Extended => header.flags.has(CommandFlags::PAYLOAD_LENGTH),
-    };
+    let is_announced = style == HeaderStyle::Extended && header.flags.has(CommandFlags::PAYLOAD_LENGTH);
+    let has_payload = header.kind == CommandKind::WRITE || is_announced;
     if has_payload { header.length } else { 0 }
 }
 
@@ -178,9 +179,6 @@ fn command(header: &RequestHeader, terms: &Terms) -> Result<Command, Refusal> {
         CommandKind::WRITE => {
             if offered(ExportFlags::READ_ONLY) {
                 return refuse(ErrorNumber::EPERM, "the export is read-only");
-            }
-            if terms.style == HeaderStyle::Extended && !flags.has(CommandFlags::PAYLOAD_LENGTH) {
-                return refuse(ErrorNumber::EINVAL, "a write without a payload");
             }
             Command::Write
         }
@@ -386,13 +384,17 @@ mod tests {
         let read = header(CommandKind::READ, CommandFlags::PAYLOAD_LENGTH, 0, 77);
         assert_eq!(payload_bytes(&write, HeaderStyle::Simple), 77);
         assert_eq!(payload_bytes(&read, HeaderStyle::Structured), 0);
-        assert_eq!(payload_bytes(&write, HeaderStyle::Extended), 0);
+        assert_eq!(payload_bytes(&write, HeaderStyle::Extended), 77);
         assert_eq!(payload_bytes(&read, HeaderStyle::Extended), 77);
         let extended = Terms {
             style: HeaderStyle::Extended,
             ..terms(ExportFlags::default())
         };
-        let absurd = header(CommandKind::WRITE, CommandFlags::PAYLOAD_LENGTH, 0, u64::MAX);
-        assert!(matches!(judge(&absurd, &extended), Verdict::End(_)));
+        for flags in [none, CommandFlags::PAYLOAD_LENGTH] {
+            let write = header(CommandKind::WRITE, flags, 0, 77);
+            assert!(matches!(judge(&write, &extended), Verdict::Accept(_)), "{flags:?}");
+            let absurd = header(CommandKind::WRITE, flags, 0, u64::MAX);
+            assert!(matches!(judge(&absurd, &extended), Verdict::End(_)), "{flags:?}");
+        }
     }
 }
