@@ -24,6 +24,8 @@ struct Due<'p> {
     /// The machines with disks in it, by their places.
     machines: BTreeSet<usize>,
     has_pre_failed: bool,
+    /// The script before was under way when the job was asked to stop.
+    is_pre_cut_off: bool,
 }
 
 /// Takes snapshots of all datasets where some are due.
@@ -77,6 +79,7 @@ pub(super) fn take(run: &Run<'_>, policies: &[&DatasetPolicy], snapshots: &Snaps
             types,
             machines: machines.map(|(index, _)| index).collect(),
             has_pre_failed: false,
+            is_pre_cut_off: false,
         });
     }
     for together in cut_together(due) {
@@ -153,6 +156,7 @@ fn prepare(run: &Run<'_>, due: &mut [Due<'_>]) -> Vec<(Dataset, String)> {
     for one in due {
         let called = run.call(one.policy, Event::PreSnapshot, &one.occasion());
         one.has_pre_failed = called.is_err();
+        one.is_pre_cut_off = called.is_err() && run.job.interrupt.is_requested();
         if let Err(reason) = called
             && one.policy.hooks().needs_pre_snapshot
         {
@@ -166,7 +170,8 @@ fn prepare(run: &Run<'_>, due: &mut [Due<'_>]) -> Vec<(Dataset, String)> {
 fn end(run: &Run<'_>, due: &[Due<'_>], error: Option<&str>) {
     for one in due {
         let hooks = one.policy.hooks();
-        if !one.has_pre_failed || hooks.always_post_snapshot {
+        // One that was cut off by the request to stop may have done a part, which the script after it undoes.
+        if !one.has_pre_failed || one.is_pre_cut_off || hooks.always_post_snapshot {
             let occasion = Occasion {
                 has_pre_failed: Some(one.has_pre_failed),
                 error: error.map(str::to_owned),
