@@ -245,7 +245,7 @@ impl Hooks {
         if let Some(why) = why_not_obeyed(program).map_err(|error| error.to_string())? {
             return Err(format!("it is not called: {why}; see chown root and chmod go-w"));
         }
-        let was_stopped = job.interrupt.is_requested();
+        let was_stopped = !event.may_abort() && job.interrupt.is_requested();
         let call = Call {
             program,
             arguments: &[event.word()],

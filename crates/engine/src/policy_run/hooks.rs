@@ -91,7 +91,8 @@ impl Run<'_> {
         };
         let Some(script) = script else { return Ok(()) };
         let key = event.words().0;
-        let was_stopped = self.job.interrupt.is_requested();
+        let is_before = matches!(event, Event::PreSnapshot | Event::PrePruning);
+        let was_stopped = !is_before && self.job.interrupt.is_requested();
         let call = Call {
             program: Path::new(SHELL),
             arguments: &["-c", script],
