@@ -232,9 +232,21 @@ impl Context {
         let seen = password.map_or(Protection::Open, |_| Protection::Encrypted);
         let accepted = self.variable(environment::ACCEPT_REPOSITORY).and_then(OsStr::to_str);
         check_sighting(location, &repository, seen, accepted, &*self.progress())?;
+        self.warn_of_damage_of(&repository);
+        Ok(repository)
+    }
+
+    /// The repository at `location`, opened with its key by a process that another one of ours has started: that has looked at what it is.
+    pub fn open_by_key(&self, location: &Location, key: &Password) -> Result<Repository, Error> {
+        let unlock = Unlock::Password(key.as_bytes());
+        let repository = holdfast_engine::open(location, unlock, &self.surroundings(), &*self.progress())?;
+        self.warn_of_damage_of(&repository);
+        Ok(repository)
+    }
+
+    fn warn_of_damage_of(&self, repository: &Repository) {
         let console = Arc::clone(&self.console);
         repository.warn_of_damage(move |message| console.warning(&format!("{message}; run holdfast repair")));
-        Ok(repository)
     }
 
     /// The password that opens the repository at `location`; none where it asks for none.

@@ -48,7 +48,7 @@ pub(super) fn run(args: &LiveServerArgs, context: &Context) -> Result<Exit, Erro
     setsid().ok();
     let location = context.location()?;
     let key = received_key()?;
-    let repository = context.open_with(&location, Some(&key))?;
+    let repository = context.open_by_key(&location, &key)?;
     drop(key);
     let console = context.shared_console();
     let events = move |event: &Event<'_>| match event {
