@@ -10,13 +10,15 @@
 //! <id of a snapshot>, one a line
 //! ```
 //!
+//! There is a file for each repository that was seen at a place: disks that take turns there are accepted once each.
+//!
 //! It is an aid, not a part of the repository: where it cannot be read or written, nothing is noticed and nothing fails.
 
 use std::collections::{BTreeSet, HashSet};
 use std::fs::{DirBuilder, File};
 use std::io::Read as _;
 use std::os::unix::fs::DirBuilderExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use holdfast_repo::{LostSearch, Repository, SnapshotId};
 
@@ -82,7 +84,7 @@ impl Sighting {
 
     fn write(&self, path: &Path) {
         let folder = path.parent().unwrap_or(path);
-        let half = path.with_extension(format!("{}.partial", std::process::id()));
+        let half = path.with_extension(format!("partial-{}", std::process::id()));
         DirBuilder::new()
             .recursive(true)
             .mode(0o700)
@@ -121,9 +123,10 @@ pub fn check_sighting(
         protection,
         snapshots: BTreeSet::new(),
     };
-    let before = Sighting::read(&path);
+    let before = Sighting::read(&file_of(&path, &now.identity));
     let known = before.as_ref().filter(|_| accepted != Some(&now.identity));
-    if let Some(known) = known {
+    let other = || other_sighting(&path).filter(|_| accepted != Some(&now.identity));
+    if let Some(known) = before.clone().filter(|_| known.is_some()).or_else(other) {
         let is_opened = known.protection == Protection::Encrypted && protection == Protection::Open;
         if known.identity != now.identity || is_opened {
             return Err(Exchanged {
@@ -163,9 +166,23 @@ pub fn check_sighting(
         now.snapshots.extend(gone);
     }
     if before.as_ref() != Some(&now) {
-        now.write(&path);
+        now.write(&file_of(&path, &now.identity));
     }
     Ok(())
+}
+
+/// The file for a repository at a place.
+fn file_of(place: &Path, identity: &str) -> PathBuf {
+    place.with_extension(identity)
+}
+
+/// What was seen of any repository at a place.
+fn other_sighting(place: &Path) -> Option<Sighting> {
+    let entries = std::fs::read_dir(place.parent()?).ok()?;
+    let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+    paths.retain(|path| path.file_stem() == place.file_name());
+    paths.sort();
+    paths.iter().find_map(|path| Sighting::read(path))
 }
 
 /// Those of `gone` of which nothing is left in the repository. What is left of the others says that they are lost, and every verb that
@@ -190,7 +207,7 @@ pub(crate) fn note_new(location: &Location, repository: &Repository, protection:
             protection,
             snapshots: BTreeSet::new(),
         };
-        new.write(&path);
+        new.write(&file_of(&path, &new.identity));
     }
 }
 
