@@ -128,7 +128,12 @@ fn images_that_the_user_of_a_qemu_cannot_read_are_not_read_for_him() {
     }
     // The option of older QEMUs is gone in 10.0.
     let words = match super::qemu_lab::run("qemu-system-x86_64", &["--help"]) {
-        help if help.contains("[user=") => ["-run-with", "user=nobody"],
+        help if help
+            .lines()
+            .any(|line| line.starts_with("-run-with") && line.contains("user=")) =>
+        {
+            ["-run-with", "user=nobody"]
+        }
         _ => ["-runas", "nobody"],
     };
     let bare = Bare::new(&words);
