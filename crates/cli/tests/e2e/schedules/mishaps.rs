@@ -148,6 +148,8 @@ fn a_full_disk_of_the_journal_stops_no_job_and_loses_no_entry() {
     let host = Host::new(
         "[jobs.often]\ndo = \"backup\"\nrepository = \"main\"\nimages = [\"{here}/a.raw\"]\nwhen = \"*:*:0/1\"\n",
     );
+    // What was noted of the repository when it was made.
+    std::fs::remove_dir_all(host.rig.path("state")).unwrap();
     let Some(small) = small_file_system(&host.rig.path("state"), 2 << 20) else {
         return;
     };
