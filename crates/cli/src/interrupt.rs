@@ -126,7 +126,8 @@ impl Stuck {
     }
 }
 
-/// Ends the program by the signal that asked it to stop, where somebody who does not answer keeps it from doing so by itself. `tell` says who.
+/// Ends the program by the signal that requested the stop, where a call that does not return keeps it from ending by itself. `tell` reports
+/// which service does not answer.
 pub fn end_when_stuck(
     listener: &Listener,
     clock: Arc<dyn Clock>,

@@ -309,7 +309,7 @@ fn read_file(path: &Path, warn: &mut dyn FnMut(&str)) -> Result<Password, Passwo
     Password::from_line(line, &path.display().to_string())
 }
 
-/// What of a line is part of the password, and would not be typed by somebody who reads the file.
+/// Invisible bytes of the line that count as part of the password: a byte order mark, or blanks at its start or end.
 fn untypable_warning(path: &Path, line: &[u8]) -> Option<String> {
     const MARK: &[u8] = "\u{feff}".as_bytes();
     let line = line.strip_suffix(b"\r").unwrap_or(line);

@@ -61,7 +61,7 @@ fn stream() -> Vec<u8> {
     bytes
 }
 
-/// A disk without a file is one of zeroes, which whoever reads the package makes.
+/// A disk without a file is blank: the importer creates it, full of zeroes.
 #[test]
 fn empty_disks_are_blank_ones() {
     let blank = "<Disk ovf:capacity=\"3\" ovf:capacityAllocationUnits=\"byte * 2^20\" ovf:diskId=\"log\"/>";
@@ -77,7 +77,7 @@ fn empty_disks_are_blank_ones() {
         (found.contents, found.disks),
         (vec![DiskContent::Blank], vec![vec![0; 3 << 20]])
     );
-    // Nobody knows how large this is, and that is a difference to another one.
+    // A blank disk without a capacity has no size, and one with a parent is a difference image: both are refused.
     for (from, to) in [
         (" ovf:capacity=\"3\"", ""),
         (" ovf:diskId", " ovf:parentRef=\"other\" ovf:diskId"),

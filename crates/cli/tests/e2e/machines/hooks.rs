@@ -236,7 +236,7 @@ fn every_variable_is_documented() {
     }
 }
 
-/// A program that hangs keeps nobody from stopping the backup, and is told of its end.
+/// A backup can be stopped while a hook hangs. The hook is killed.
 #[test]
 fn a_backup_is_stopped_in_the_middle_of_a_call() {
     let hooked = Hooked::new("if [ \"$1\" = pre-freeze ]; then exec sleep 600; fi");

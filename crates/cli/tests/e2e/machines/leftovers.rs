@@ -72,7 +72,7 @@ fn a_paused_machine_is_backed_up_with_its_memory_and_nothing_of_it_is_in_the_way
     world.assert_runs_and_is_clean();
 }
 
-/// libvirt dies in the second in which the machine stands still for its memory.
+/// libvirtd is killed while the machine is paused for its memory.
 #[test]
 fn libvirt_dies_while_a_machine_stands_still_for_its_memory() {
     let mut world = World::new();
@@ -146,7 +146,7 @@ fn an_instant_restore_killed_with_its_server_leaves_nothing_in_any_folder() {
         }
         let is_known = world.lab.virsh(&["list", "--all", "--name"]).contains(NAME);
         if is_known {
-            // One that was done, or that goes on.
+            // The restore was complete, or its images are still being filled.
             if !is_done {
                 world.rig.run(&at(&uri, &["resume", NAME]));
             }
