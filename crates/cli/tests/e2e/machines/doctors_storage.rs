@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::time::{Duration, SystemTime};
 
 use holdfast_block::{Clock as _, SeededRandom};
@@ -132,6 +133,13 @@ fn halves_are_deleted(kind: &'static str) {
     let Some(on) = on(kind) else { return };
     on.take(0, &["web1", "--name", "one"]);
     assert_eq!(found(&on.doctor(0, &[])), [""; 0]);
+    // What is new may be of any living process of the program; this one waits for its input.
+    let rig = &on.world.rig;
+    let mut other = rig
+        .command(&["backup", "-m", "other", "-"])
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
     write(&on.ours("snapshots/.two/web1-a"), "half");
     write(&on.ours("snapshots/.three/web1-a"), "half");
     let living = File::open(on.ours("snapshots/.three")).unwrap();
@@ -170,7 +178,8 @@ fn halves_are_deleted(kind: &'static str) {
     // Whoever removes, holds or notes something has a lock: then nothing is touched.
     let lock = File::options().create(true).append(true).open(on.ours("lock")).unwrap();
     flock(&lock, FlockOperation::LockExclusive).unwrap();
-    assert_eq!(found(&on.doctor(0, &["--fix"])), ["leftover"; 2]);
+    let fixed = on.doctor(0, &["--fix"]);
+    assert_eq!(found(&fixed), ["leftover"; 2], "{fixed:#}");
     drop(lock);
     let fixed = on.doctor(0, &["--fix"]);
     assert_eq!(found(&fixed), ["leftover"; 4], "{fixed:#}");
@@ -190,6 +199,8 @@ fn halves_are_deleted(kind: &'static str) {
         (found(&report), &report["datasets"]),
         (vec!["leftover"], &json!([named]))
     );
+    drop(other.stdin.take());
+    other.wait().unwrap();
 }
 
 #[test]
