@@ -49,6 +49,27 @@ pub fn wake_patiently(monitor: &dyn Monitor, clock: &dyn Clock) -> Result<()> {
     }
 }
 
+/// Asks until an answer comes, over a restart of what stands between. `ask` must be safe to repeat: it is, where an answer is lost.
+///
+/// # Errors
+/// QEMU's refusal at once; a lost connection after half a minute.
+pub fn ask_patiently<T>(
+    monitor: &dyn Monitor,
+    clock: &dyn Clock,
+    ask: &dyn Fn(&dyn Monitor) -> Result<T>,
+) -> Result<T> {
+    let start = clock.now();
+    loop {
+        match ask(monitor) {
+            Err(MonitorError::Transport { .. }) if clock.now().saturating_sub(start) < DEADLINE => {
+                clock.sleep(WAKE_INTERVAL);
+                wake_patiently(monitor, clock)?;
+            }
+            other => return other,
+        }
+    }
+}
+
 /// A command.
 #[derive(Debug)]
 pub struct QmpCommand {

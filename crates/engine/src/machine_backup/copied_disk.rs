@@ -14,7 +14,7 @@ use holdfast_block::{
     to_usize,
 };
 use holdfast_host::qemu::PartCopier;
-use holdfast_host::qmp::{Monitor, MonitorError, wake_patiently};
+use holdfast_host::qmp::{Monitor, MonitorError, ask_patiently};
 use holdfast_serve::nbd::client::{NbdDeviceMut, NbdStopper};
 use rustix::fs::{FallocateFlags, SeekFrom};
 
@@ -139,8 +139,8 @@ impl<'a> CopiedDisk<'a> {
             match copied {
                 Ok(()) => break,
                 Err(MonitorError::Transport { .. }) if attempt < ATTEMPT_COUNT => {
-                    let again = wake_patiently(monitor, clock).and_then(|()| self.copier.abandon(monitor, clock));
-                    again.map_err(DeviceError::layer)?;
+                    let abandon = |monitor: &dyn Monitor| self.copier.abandon(monitor, clock);
+                    ask_patiently(monitor, clock, &abandon).map_err(DeviceError::layer)?;
                 }
                 Err(error) => return Err(DeviceError::layer(error)),
             }

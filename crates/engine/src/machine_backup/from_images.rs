@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use holdfast_host::provider::{clone_file, why_no_reflink};
 use holdfast_host::qemu::{Danger, QemuVersion, RunId, disks, no_filter};
-use holdfast_host::qmp::QmpCommand;
+use holdfast_host::qmp::{Monitor, QmpCommand, ask_patiently};
 use holdfast_host::{DiskSource, MachineDisk, MachineState, Overlays};
 
 use super::changes::{Changes, ReadAll};
@@ -253,8 +253,10 @@ impl MachineBackup<'_> {
     /// A machine that somebody has let run on while it was read: the snapshot is of no instant, and goes again.
     fn check_stood_still(&self) -> Result<()> {
         let monitor = self.request.machine.monitor();
-        self.wake();
-        let status = monitor.execute(&QmpCommand::new("query-status", serde_json::Value::Null));
+        let command = QmpCommand::new("query-status", serde_json::Value::Null);
+        let status = ask_patiently(monitor, self.job.clock, &|monitor: &dyn Monitor| {
+            monitor.execute(&command)
+        });
         if status.is_ok_and(|status| status["running"] != true) {
             return Ok(());
         }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use holdfast_host::qemu::memory::{Memory, MemoryMode, MemoryPipe, Receiving};
 use holdfast_host::qemu::{Cut, CutDisk, CutRequest, Moment, NotServed, Pause, QemuDisk, RunId, Standstill, disks};
-use holdfast_host::qmp::{MonitorError, QmpCommand};
+use holdfast_host::qmp::{MonitorError, QmpCommand, wake_patiently};
 use holdfast_host::{Error as HostError, MachineDisk, MachineState};
 use holdfast_serve::nbd::client::{Endpoint, NbdDevice, NbdDeviceMut, NbdOptions};
 
@@ -215,6 +215,8 @@ impl<'a> Freezer<'a> {
                 old_bitmaps,
             }),
             Err(error) => {
+                // A lost connection may be the reason: what is to be taken out needs another.
+                wake_patiently(self.request.machine.monitor(), self.job.clock).ok();
                 self.release(cut);
                 let begun = wanted.iter().enumerate();
                 self.remove_bitmaps(

@@ -2,6 +2,7 @@
 
 use holdfast_block::{BlockDevice, DirtyBitmap, to_usize};
 use holdfast_host::qemu::{Cut, Layer, Layers, QemuDisk};
+use holdfast_host::qmp::ask_patiently;
 use holdfast_serve::nbd::client::{ALLOCATION_DEPTH, Endpoint, NbdDevice, NbdOptions};
 
 use super::{Freezer, FrozenDevice, FrozenDisk, Proven};
@@ -20,7 +21,7 @@ impl<'a> Freezer<'a> {
         if self.names.is_none() || wanted.is_empty() {
             return Ok(None);
         }
-        let layers = Layers::query(self.request.machine.monitor());
+        let layers = ask_patiently(self.request.machine.monitor(), self.job.clock, &Layers::query);
         layers.map(Some).map_err(|error| self.failed(error))
     }
 
