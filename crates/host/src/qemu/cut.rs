@@ -1,12 +1,14 @@
 //! One instant of all disks of a running machine.
 //!
 //! Everything that takes time is made before: scratch files, filters that stand on their nodes and that nothing passes yet,
-//! the server. Then the machine is paused, the filters go under their devices, the bitmaps of the next run begin, and the
-//! machine runs on. What is frozen is served from there on.
+//! the server. Then the filters go under all devices at once, between two requests of the guest: [`gates`]. The machine is stopped only
+//! where something else has to be of the same instant: [`standstill`]. What is frozen is served from there on.
 
 mod bitmaps;
 mod export;
+mod gates;
 mod permitted;
+mod standstill;
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -16,8 +18,9 @@ use serde_json::{Value, json};
 
 use self::bitmaps::{changes_actions, next_actions};
 use super::copy::PartCopier;
+use super::graph::Graph;
 use super::jobs::jobs;
-use super::memory::{MemoryMode, MemoryPipe, Sending, Sent};
+use super::memory::{MemoryMode, MemoryPipe};
 use super::names::{Role, RunId};
 use super::remove::remove_run;
 use super::{QemuDisk, disks};
@@ -46,7 +49,8 @@ pub struct CutRequest {
 /// Whether a machine stands still for the instant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Standstill {
-    /// As it must, for several disks, or its memory. One disk alone is cut between two of its requests.
+    /// For its memory, and for disks in iothreads of a QEMU that cannot take a filter there otherwise. Other disks are cut between two
+    /// requests.
     #[default]
     WhereNeeded,
     /// Always: something else has to be of the same instant.
@@ -145,8 +149,6 @@ pub(crate) fn changes_name(run: RunId) -> String {
     run.thing("changes")
 }
 
-/// An instant that takes longer is one that somebody may have ended: the watchdog does after ten seconds.
-const LONG: Duration = Duration::from_secs(3);
 /// What QEMU says where its server runs already.
 const SERVER_RUNS: &str = "already running";
 
@@ -180,17 +182,23 @@ impl Making<'_> {
                 changes_below: disk.changes_below,
             };
             // QEMU gives its images up after a migration, and cannot give up one that has a filter.
-            if !has_memory && prepared.spool_set.is_none() {
-                self.add_nodes(number, &prepared)?;
+            if !has_memory {
+                self.add_scratch(number, &prepared)?;
+                if prepared.spool_set.is_none() {
+                    self.add_filter(number, &prepared)?;
+                }
             }
             disks.push(prepared);
         }
         if !disks.is_empty() {
             self.start_server(request.listener)?;
         }
-        let (pause, is_left_paused) = match (&disks[..], &request.memory, request.standstill) {
-            ([disk], None, Standstill::WhereNeeded) if disk.spool_set.is_none() => (self.cut_one(disk, tell)?, false),
-            _ => self.cut(&disks, request.memory, tell)?,
+        let is_served = disks.iter().all(|disk| disk.spool_set.is_none());
+        let (pause, is_left_paused) = match (&disks[..], request.memory, request.standstill) {
+            ([disk], None, Standstill::WhereNeeded) if is_served => (self.cut_one(disk, tell)?, false),
+            ([_, ..], None, standstill) if is_served => (self.cut_gated(&disks, standstill, tell)?, false),
+            (_, Some(memory), _) => self.cut_with_memory(&disks, memory, tell)?,
+            (_, None, _) => (self.cut_stopped(&disks, tell)?, false),
         };
         let (mut exports, mut copiers) = (Vec::new(), Vec::new());
         let (mut change_contexts, mut layer_exports) = (Vec::new(), Vec::new());
@@ -238,14 +246,10 @@ impl Making<'_> {
             let now = present.iter().find(|now| now.device == disk.device);
             now.is_some_and(|now| now.node == disk.node)
         };
-        named.iter().find(|disk| !is_there(disk)).map_or(Ok(()), |disk| {
-            Err(MonitorError::Busy {
-                with: format!(
-                    "the disk {}, which somebody has put onto another image just now",
-                    disk.device
-                ),
-            })
-        })
+        named
+            .iter()
+            .find(|disk| !is_there(disk))
+            .map_or(Ok(()), |disk| Err(moved(&disk.device)))
     }
 
     /// Gives QEMU a scratch file; gives its number there.
@@ -261,9 +265,12 @@ impl Making<'_> {
         })
     }
 
-    /// Adds the scratch and the filter of a disk; nothing passes the filter yet.
-    fn add_nodes(&self, number: usize, disk: &Prepared) -> Result<()> {
-        self.add_file(&self.run.node(number, Role::Scratch), disk.scratch_set)?;
+    fn add_scratch(&self, number: usize, disk: &Prepared) -> Result<()> {
+        self.add_file(&self.run.node(number, Role::Scratch), disk.scratch_set)
+    }
+
+    /// Adds the filter of a disk above its scratch; nothing passes it yet.
+    fn add_filter(&self, number: usize, disk: &Prepared) -> Result<()> {
         let arguments = json!({
             "driver": "copy-before-write",
             "node-name": self.run.node(number, Role::Filter),
@@ -309,134 +316,41 @@ impl Making<'_> {
     }
 
     /// The instant of one disk, while the machine runs: QEMU puts the filter in between two requests.
-    ///
-    /// The next bitmap begins a moment before, and the old one is copied a moment after: both name what has changed, and a
-    /// little more.
     fn cut_one(&self, disk: &Prepared, tell: &mut dyn FnMut(Moment)) -> Result<Pause> {
-        self.transact(next_actions(disk).as_slice())?;
-        self.check_nodes(std::slice::from_ref(&disk.disk))?;
+        let disks = std::slice::from_ref(disk);
+        self.begin_next(disks)?;
+        self.check_prepared(disks)?;
         set_drive(self.monitor, &disk.disk.device, &self.run.node(0, Role::Filter))?;
         tell(Moment::Instant);
-        self.transact(&changes_actions(self.run, disk))?;
+        self.keep_changes(disks)?;
         Ok(Pause::default())
     }
 
-    /// The instant.
-    fn cut(
-        &self,
-        disks: &[Prepared],
-        memory: Option<(MemoryPipe, MemoryMode)>,
-        tell: &mut dyn FnMut(Moment),
-    ) -> Result<(Pause, bool)> {
-        let status = self.execute("query-status", Value::Null)?;
-        let was_running = status.get("running").and_then(Value::as_bool).unwrap_or_default();
-        let stopped = self.stop(was_running, memory, tell);
-        // An answer that comes late may stop the machine all the same.
-        let (start, sent) = stopped.inspect_err(|_| self.resume_anyway(was_running))?;
-        let is_left_paused = was_running && sent.as_ref().is_some_and(|sent| sent.is_paused_by_others);
-        let was_running = was_running && !is_left_paused;
-        let settings = sent.map(|sent| sent.settings);
-        tell(Moment::Stopped);
-        let result = match &settings {
-            Some(_) => self.take_back(disks).and_then(|()| self.switch(disks)),
-            None => self.add_nodes_of_copied(disks).and_then(|()| self.switch(disks)),
-        };
-        let result = result.and_then(|()| self.add_frozen_of_copied(disks));
-        let cut = self.clock.now().saturating_sub(start);
-        if result.is_ok() {
-            tell(Moment::Instant);
-        }
-        let others = self.clock.now().saturating_sub(start).saturating_sub(cut);
-        let result = result.and_then(|()| self.check_stands_still(was_running && others > LONG));
-        if was_running {
-            self.execute("cont", Value::Null)
-                .inspect_err(|_| self.resume_anyway(was_running))?;
-        }
-        let total = self.clock.now().saturating_sub(start);
-        if let Some(settings) = settings {
-            self.sending().reset(&settings);
-        }
-        result?;
-        let pause = if was_running {
-            Pause { cut, others, total }
-        } else {
-            Pause::default()
-        };
-        Ok((pause, is_left_paused))
-    }
-
-    /// Where the instant took long, somebody may have let the machine run on in the middle of it.
-    fn check_stands_still(&self, is_doubtful: bool) -> Result<()> {
-        if is_doubtful && self.execute("query-status", Value::Null)?["running"] == true {
-            return Err(MonitorError::Refused {
-                command: "stop".to_owned(),
-                class: "GenericError".to_owned(),
-                description: "the machine was let run on before the instant was over".to_owned(),
-            });
-        }
-        Ok(())
-    }
-
-    fn sending(&self) -> Sending<'_> {
-        Sending {
-            monitor: self.monitor,
-            clock: self.clock,
-            run: self.run,
-        }
-    }
-
-    /// Stops the machine, if need be at the end of its memory; gives since when it stands still.
-    fn stop(
-        &self,
-        was_running: bool,
-        memory: Option<(MemoryPipe, MemoryMode)>,
-        tell: &mut dyn FnMut(Moment),
-    ) -> Result<(Duration, Option<Sent>)> {
-        if let Some((pipe, mode)) = memory {
-            let sent = self.sending().send(pipe, mode, &mut || tell(Moment::Runs))?;
-            return Ok((self.clock.now().saturating_sub(sent.stood_still), Some(sent)));
-        }
-        let start = self.clock.now();
-        if was_running {
-            self.execute("stop", Value::Null)?;
-        }
-        Ok((start, None))
-    }
-
-    /// Takes the images back that QEMU has given up, and puts filters on them.
-    fn take_back(&self, disks: &[Prepared]) -> Result<()> {
-        for (number, disk) in disks.iter().enumerate() {
-            let id = self.run.thing(&format!("awake{number}"));
-            let arguments = json!({ "type": "nbd", "id": id, "node-name": disk.disk.node, "name": id });
-            self.execute("block-export-add", arguments)?;
-            self.execute("block-export-del", json!({ "id": id, "mode": "hard" }))?;
-            self.add_nodes(number, disk)?;
-        }
-        Ok(())
-    }
-
-    /// Once more: the first attempt may have failed for a reason that has passed. The watchdog is the next in line.
-    fn resume_anyway(&self, was_running: bool) {
-        if was_running {
-            self.monitor.wake().ok();
-            self.execute("cont", Value::Null).ok();
-        }
-    }
-
-    /// Puts the filters under their devices, and begins new bitmaps.
-    fn switch(&self, disks: &[Prepared]) -> Result<()> {
+    fn check_prepared(&self, disks: &[Prepared]) -> Result<()> {
         let named: Vec<QemuDisk> = disks.iter().map(|disk| disk.disk.clone()).collect();
-        self.check_nodes(&named)?;
-        for (number, disk) in disks.iter().enumerate() {
-            let filter = self.run.node(number, Role::Filter);
-            set_drive(self.monitor, &disk.disk.device, &filter)?;
-        }
-        let actions = disks.iter().flat_map(|disk| {
-            let mut actions = changes_actions(self.run, disk);
-            actions.extend(next_actions(disk));
-            actions
-        });
-        self.transact(&actions.collect::<Vec<_>>())
+        self.check_nodes(&named)
+    }
+
+    /// Begins the bitmaps of the next run, a moment before the instant: they name what changes from then on, and a little more.
+    fn begin_next(&self, disks: &[Prepared]) -> Result<()> {
+        let actions: Vec<Value> = disks.iter().filter_map(next_actions).collect();
+        self.transact(&actions)
+    }
+
+    /// Keeps the state of the bitmaps of the last run, a moment after the instant: they name what has changed until then, and a little
+    /// more. Fails where a snapshot of others has come in between: their images would have changes that no bitmap names.
+    fn keep_changes(&self, disks: &[Prepared]) -> Result<()> {
+        let actions: Vec<Value> = disks.iter().flat_map(|disk| changes_actions(self.run, disk)).collect();
+        self.transact(&actions)?;
+        let graph = Graph::query(self.monitor)?;
+        let is_moved = |(number, disk): &(usize, &Prepared)| {
+            graph.child(&self.run.node(*number, Role::Filter), "file") != Some(&disk.disk.node)
+        };
+        disks
+            .iter()
+            .enumerate()
+            .find(is_moved)
+            .map_or(Ok(()), |(_, disk)| Err(moved(&disk.disk.device)))
     }
 
     fn transact(&self, actions: &[Value]) -> Result<()> {
@@ -458,7 +372,13 @@ struct Prepared {
     changes_below: Option<String>,
 }
 
-/// Puts a node under a device of the guest.
+fn moved(device: &str) -> MonitorError {
+    MonitorError::Busy {
+        with: format!("the disk {device}, which somebody has put onto another image just now"),
+    }
+}
+
+/// Puts a node under a device of the guest. It must be another one than the device is on: see [`Danger::SameNodeAgain`](super::Danger).
 pub(crate) fn set_drive(monitor: &dyn Monitor, device: &str, node: &str) -> Result<()> {
     let arguments = json!({ "path": device, "property": "drive", "value": node });
     monitor.execute(&QmpCommand::new("qom-set", arguments)).map(drop)

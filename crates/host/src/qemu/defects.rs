@@ -23,6 +23,8 @@ pub enum Danger {
     MemoryOfRunningTcg,
     /// A reset of an IDE or SATA controller writes over the first sector of its disk.
     IdeResetWritesFirstSector,
+    /// QEMU aborts when a device is put on the node that it is on.
+    SameNodeAgain,
 }
 
 /// A known defect.
@@ -46,7 +48,7 @@ pub struct Defect {
 const OLDEST: QemuVersion = QemuVersion::new(0, 0, 0);
 
 /// All of them.
-pub const DEFECTS: [Defect; 7] = [
+pub const DEFECTS: [Defect; 8] = [
     Defect {
         danger: Danger::FilterFailsGuest,
         since: OLDEST,
@@ -112,6 +114,15 @@ pub const DEFECTS: [Defect; 7] = [
         instead: "a filter never holds a write as long as a guest waits for its controller",
         source: "CVE-2023-5088: commit 7d7512019fc4 (\"hw/ide: reset: cancel async DMA operation before resetting state\"), in 8.2.0, 8.1.3 \
                  and 7.2.7",
+    },
+    Defect {
+        danger: Danger::SameNodeAgain,
+        since: OLDEST,
+        fixed: &[],
+        trigger: "qom-set puts a device on the node that it is on already",
+        instead: "QEMU is asked which node a device is on before the device is put on another one",
+        source: "seen with 7.2.22: \"bdrv_replace_child_noperm: Assertion `old_bs != new_bs' failed\"; blk_replace_bs compares nothing in \
+                 later versions either",
     },
 ];
 

@@ -30,16 +30,19 @@ pub(crate) enum Role {
     Marks,
     /// The filter of the job that copies them. QEMU adds and removes it.
     Copying,
+    /// Stands between a device and its disk, and can be moved onto the filter.
+    Gate,
 }
 
 impl Role {
-    const ALL: [Self; 6] = [
+    const ALL: [Self; 7] = [
         Self::Scratch,
         Self::Filter,
         Self::Frozen,
         Self::Spool,
         Self::Marks,
         Self::Copying,
+        Self::Gate,
     ];
 
     fn word(self) -> &'static str {
@@ -50,6 +53,7 @@ impl Role {
             Self::Spool => "spool",
             Self::Marks => "marks",
             Self::Copying => "copying",
+            Self::Gate => "gate",
         }
     }
 }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::copy::end_jobs;
 use super::cut::{changes_name, set_drive};
-use super::disks::disks;
+use super::disks::{QemuDisk, disks};
 use super::graph::{Graph, about_node};
 use super::jobs::jobs;
 use super::memory::end_sending;
@@ -72,7 +72,10 @@ pub fn remove_run(monitor: &dyn Monitor, clock: &dyn Clock, run: RunId) -> Resul
         removal.exports(),
         // As long as somebody reads through a filter, nobody may write beside it.
         removal.nodes(&[Role::Frozen]),
-        removal.filters_from_devices(),
+        removal.take_from_devices(Role::Gate),
+        // A gate that is on a filter keeps all other writers away from the disk, also when no device uses it any more.
+        removal.nodes(&[Role::Gate]),
+        removal.take_from_devices(Role::Filter),
         removal.nodes(&[Role::Filter, Role::Scratch, Role::Spool, Role::Marks]),
         removal.bitmaps(),
         removal.files(),
@@ -141,23 +144,27 @@ impl Removal<'_> {
         Ok(())
     }
 
-    fn filters_from_devices(&mut self) -> Result<()> {
-        for disk in disks(self.monitor)? {
-            if !self.is_ours(&disk.node) || role_of(&disk.node) != Some(Role::Filter) {
-                continue;
-            }
-            // Not the node on which the filter was put: a snapshot may have put another one there meanwhile.
+    /// Puts devices that are on a node of ours of this role onto the node below it.
+    fn take_from_devices(&mut self, role: Role) -> Result<()> {
+        let is_ours = |disk: &QemuDisk| self.is_ours(&disk.node) && role_of(&disk.node) == Some(role);
+        let on_ours: Vec<QemuDisk> = disks(self.monitor)?.into_iter().filter(is_ours).collect();
+        for disk in on_ours {
+            // Not the node on which ours was put: a snapshot may have put another one there meanwhile.
             let graph = Graph::query(self.monitor)?;
-            match graph.child(&disk.node, "file") {
-                Some(below) => {
-                    if let Err(error) = set_drive(self.monitor, &disk.device, below) {
-                        self.note(error);
-                    }
-                }
-                None => self.note(MonitorError::Senseless {
+            let Some(below) = graph.child(&disk.node, "file") else {
+                self.note(MonitorError::Senseless {
                     command: "x-debug-query-block-graph".to_owned(),
                     detail: format!("there is nothing below {}", disk.node),
-                }),
+                });
+                continue;
+            };
+            // Another process may be taking the run out, too: see `Danger::SameNodeAgain`.
+            let mut present = disks(self.monitor)?.into_iter();
+            if !present.any(|now| now.device == disk.device && now.node == disk.node) {
+                continue;
+            }
+            if let Err(error) = set_drive(self.monitor, &disk.device, below) {
+                self.note(error);
             }
         }
         Ok(())

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use holdfast_block::Clock as _;
-use holdfast_host::qemu::{Cut, Moment, Pause, RunId, runs_in};
+use holdfast_host::qemu::{Cut, Moment, Pause, RunId, Standstill, runs_in};
 use holdfast_host::qmp::{Monitor as _, QmpCommand, QmpSocket};
 use serde_json::{Value, json};
 
@@ -14,7 +14,8 @@ use crate::lab::{DISK_BYTES, Lab, MIB, assert_served, run};
 fn frozen_disks_stay_as_they_were_and_nothing_is_left() {
     let lab = Lab::new(&["qcow2", "raw", "qcow2"]);
     let before = lab.everything();
-    let (request, socket) = lab.request(lab.directory.path());
+    let (mut request, socket) = lab.request(lab.directory.path());
+    request.standstill = Standstill::Always;
     let mut was_running_within = true;
     let cut = Cut::make(&*lab.monitor, &lab.clock, request, &mut |_| {
         was_running_within = lab.is_running();
@@ -251,7 +252,7 @@ fn one_disk_is_cut_between_two_writes_of_a_machine_that_runs_on() {
     assert!(lab.is_running());
 }
 
-struct AtTheEnd<'a>(&'a AtomicBool);
+pub(crate) struct AtTheEnd<'a>(pub(crate) &'a AtomicBool);
 
 impl Drop for AtTheEnd<'_> {
     fn drop(&mut self) {

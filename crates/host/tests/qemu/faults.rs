@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use holdfast_host::qemu::memory::end_sending;
-use holdfast_host::qemu::{Cut, remove_run, runs_in};
+use holdfast_host::qemu::{Cut, Standstill, remove_run, runs_in};
 use holdfast_host::qmp::{Monitor, MonitorError, QmpCommand, Result};
 use serde_json::Value;
 
@@ -78,17 +78,22 @@ impl Monitor for Faulty<'_> {
 
 #[test]
 fn a_fault_at_any_command_harms_nobody() {
-    harms_nobody(&["qcow2", "raw"], &|_| None);
+    harms_nobody(&["qcow2", "raw"], Standstill::Always, &|_| None);
+}
+
+#[test]
+fn a_fault_at_any_command_harms_nobody_where_several_disks_are_cut_without_a_stop() {
+    harms_nobody(&["qcow2", "raw"], Standstill::WhereNeeded, &|_| None);
 }
 
 #[test]
 fn a_fault_at_any_command_harms_nobody_where_the_machine_runs_on() {
-    harms_nobody(&["qcow2"], &|_| None);
+    harms_nobody(&["qcow2"], Standstill::WhereNeeded, &|_| None);
 }
 
 #[test]
 fn a_fault_at_any_command_harms_nobody_while_memory_is_taken() {
-    harms_nobody(&["qcow2", "raw"], &|receiving| {
+    harms_nobody(&["qcow2", "raw"], Standstill::WhereNeeded, &|receiving| {
         let (pipe, received) = taken_in();
         *receiving = Some(received);
         Some((pipe, MemoryMode::Live))
@@ -98,7 +103,7 @@ fn a_fault_at_any_command_harms_nobody_while_memory_is_taken() {
 /// What a cut is asked to take besides disks; whoever takes it in is kept until the end.
 type TakeMemory = dyn Fn(&mut Option<Receiving>) -> Option<(MemoryPipe, MemoryMode)>;
 
-fn harms_nobody(formats: &[&str], memory: &TakeMemory) {
+fn harms_nobody(formats: &[&str], standstill: Standstill, memory: &TakeMemory) {
     let lab = Lab::new(formats);
     let before = lab.everything();
     for fault in [Fault::Refused, Fault::AnswerLost, Fault::Dead] {
@@ -106,6 +111,7 @@ fn harms_nobody(formats: &[&str], memory: &TakeMemory) {
             let (mut request, socket) = lab.request(lab.directory.path());
             let mut receiving = None;
             request.memory = memory(&mut receiving);
+            request.standstill = standstill;
             let run = request.run;
             let monitor = Faulty::new(&*lab.monitor, fault, at);
             let case = format!("{fault:?} at command {at}");

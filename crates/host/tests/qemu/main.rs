@@ -6,6 +6,7 @@
 mod bare;
 mod cut;
 mod faults;
+mod gates;
 mod iothreads;
 mod lab;
 mod memory;

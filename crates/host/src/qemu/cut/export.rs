@@ -22,9 +22,9 @@ impl Making<'_> {
 
     /// Adds the filters of disks in iothreads, while the machine stands still: QEMU aborts where a node is put on one in an iothread that has
     /// requests on their way.
-    pub(super) fn add_nodes_of_copied(&self, disks: &[Prepared]) -> Result<()> {
+    pub(super) fn add_filters_of_copied(&self, disks: &[Prepared]) -> Result<()> {
         for (number, disk) in disks.iter().enumerate().filter(|(_, disk)| disk.spool_set.is_some()) {
-            self.add_nodes(number, disk)?;
+            self.add_filter(number, disk)?;
         }
         Ok(())
     }

@@ -1,0 +1,92 @@
+//! One instant of several disks, without a stop: each device is put on a gate, a node that passes everything on to its disk, and one
+//! command moves all gates onto the filters.
+//!
+//! `qom-set` puts a node under one device, and no transaction has such an action, so several devices would get their filters one after
+//! the other. `blockdev-reopen` takes a list of nodes. QEMU first drains all of them: every request of the guest has ended, and none
+//! begins. Then it changes the children of all, or of none, and lets the requests go on. What the guest was told to be written before is
+//! below all filters, and what it writes in answer to that passes one. QEMU drains and changes within one command of its main loop, also
+//! where the disks are in several iothreads.
+
+use serde_json::{Value, json};
+
+use super::{Making, Moment, Pause, Prepared, Standstill, set_drive};
+use crate::qemu::disks as qemu_disks;
+use crate::qemu::graph::about_node;
+use crate::qemu::names::Role;
+use crate::qmp::Result;
+
+impl Making<'_> {
+    /// The instant of disks that can all be served.
+    pub(super) fn cut_gated(
+        &self,
+        disks: &[Prepared],
+        standstill: Standstill,
+        tell: &mut dyn FnMut(Moment),
+    ) -> Result<Pause> {
+        self.begin_next(disks)?;
+        self.put_gates_in(disks)?;
+        let pause = match standstill {
+            Standstill::WhereNeeded => match self.move_gates(disks) {
+                Ok(()) => {
+                    tell(Moment::Instant);
+                    Pause::default()
+                }
+                Err(error) if error.is_refusal() => self.stand_still(None, &|| self.set_filters(disks), tell)?.0,
+                Err(error) => return Err(error),
+            },
+            Standstill::Always => self.stand_still(None, &|| self.move_gates_or_set(disks), tell)?.0,
+        };
+        self.keep_changes(disks)?;
+        self.take_gates_out(disks)?;
+        Ok(pause)
+    }
+
+    fn put_gates_in(&self, disks: &[Prepared]) -> Result<()> {
+        for (number, disk) in disks.iter().enumerate() {
+            self.execute("blockdev-add", self.gate(number, &disk.disk.node))?;
+        }
+        // A snapshot by others from here on puts its overlay below the gate and the filter as well.
+        self.check_prepared(disks)?;
+        for (number, disk) in disks.iter().enumerate() {
+            set_drive(self.monitor, &disk.disk.device, &self.run.node(number, Role::Gate))?;
+        }
+        Ok(())
+    }
+
+    /// A gate on a node.
+    fn gate(&self, number: usize, on: &str) -> Value {
+        json!({
+            "driver": "raw",
+            "node-name": self.run.node(number, Role::Gate),
+            "file": on,
+            "discard": "unmap",
+        })
+    }
+
+    fn move_gates(&self, disks: &[Prepared]) -> Result<()> {
+        let gates = (0..disks.len()).map(|number| self.gate(number, &self.run.node(number, Role::Filter)));
+        let arguments = json!({ "options": gates.collect::<Vec<_>>() });
+        self.execute("blockdev-reopen", arguments).map(drop)
+    }
+
+    /// What one command cannot do takes several, while the machine stands still.
+    fn move_gates_or_set(&self, disks: &[Prepared]) -> Result<()> {
+        match self.move_gates(disks) {
+            Err(error) if error.is_refusal() => self.set_filters(disks),
+            other => other,
+        }
+    }
+
+    /// Leaves the filters alone under the devices. Those that could not be moved there with their gates are on them already.
+    fn take_gates_out(&self, disks: &[Prepared]) -> Result<()> {
+        let present = qemu_disks(self.monitor)?;
+        for (number, disk) in disks.iter().enumerate() {
+            let (device, gate) = (&disk.disk.device, self.run.node(number, Role::Gate));
+            if present.iter().any(|now| now.device == *device && now.node == gate) {
+                set_drive(self.monitor, device, &self.run.node(number, Role::Filter))?;
+            }
+            self.monitor.execute(&about_node("blockdev-del", &gate))?;
+        }
+        Ok(())
+    }
+}

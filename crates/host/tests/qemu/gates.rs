@@ -1,0 +1,284 @@
+//! Several disks that are cut at one instant, and what lies within it.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use holdfast_host::qemu::{Cut, CutRequest, Moment, Pause, RunId, Standstill, remove_run, runs_in};
+use holdfast_host::qmp::{Monitor, MonitorError, QmpCommand, QmpSocket, Result};
+use serde_json::{Value, json};
+
+use crate::cut::AtTheEnd;
+use crate::lab::{DISK_BYTES, Lab, MIB, assert_served, run};
+
+/// Writes down the commands; refuses those of one name.
+struct Recording<'a> {
+    inner: &'a dyn Monitor,
+    refused: &'static str,
+    names: Mutex<Vec<&'static str>>,
+}
+
+impl<'a> Recording<'a> {
+    fn new(inner: &'a dyn Monitor, refused: &'static str) -> Self {
+        Self {
+            inner,
+            refused,
+            names: Mutex::default(),
+        }
+    }
+
+    /// The commands from the last `stop` to the `cont` after it, without these two; none where the machine was not stopped.
+    fn while_stopped(&self) -> Option<Vec<&'static str>> {
+        let names = self.names.lock().unwrap();
+        let stop = names.iter().rposition(|name| *name == "stop")?;
+        let length = names[stop..].iter().position(|name| *name == "cont").unwrap();
+        Some(names[stop + 1..stop + length].to_vec())
+    }
+
+    fn count(&self, wanted: &str) -> usize {
+        self.names
+            .lock()
+            .unwrap()
+            .iter()
+            .filter(|name| **name == wanted)
+            .count()
+    }
+}
+
+impl Monitor for Recording<'_> {
+    fn execute(&self, command: &QmpCommand) -> Result<Value> {
+        self.names.lock().unwrap().push(command.name);
+        if command.name == self.refused {
+            return Err(MonitorError::Refused {
+                command: command.name.to_owned(),
+                class: "GenericError".to_owned(),
+                description: "not today".to_owned(),
+            });
+        }
+        self.inner.execute(command)
+    }
+}
+
+fn with_bitmaps(mut request: CutRequest, round: usize) -> CutRequest {
+    for disk in &mut request.disks {
+        disk.next_bitmap = Some(format!("bitmap{round}"));
+        disk.changes = round.checked_sub(1).map(|last| format!("bitmap{last}"));
+    }
+    request
+}
+
+/// The instant of any number of disks is one command, and nothing else is done while the machine is stopped for something else.
+#[test]
+fn one_command_is_the_instant_of_all_disks() {
+    let lab = Lab::new(&["qcow2", "raw", "qcow2", "raw"]);
+    let before = lab.everything();
+    for (round, disk_count) in [1, 2, 4, 2, 4].into_iter().enumerate() {
+        let (mut request, socket) = lab.request(lab.directory.path());
+        request.disks.truncate(disk_count);
+        request.standstill = if round < 3 {
+            Standstill::WhereNeeded
+        } else {
+            Standstill::Always
+        };
+        let is_stopped = request.standstill == Standstill::Always;
+        let monitor = Recording::new(&*lab.monitor, "");
+        let mut moments = Vec::new();
+        let cut = Cut::make(&monitor, &lab.clock, request, &mut |moment| moments.push(moment)).unwrap();
+        if is_stopped {
+            assert_eq!(monitor.while_stopped().unwrap(), ["blockdev-reopen"]);
+            assert_eq!(moments, [Moment::Stopped, Moment::Instant]);
+        } else {
+            assert_eq!((monitor.while_stopped(), &cut.pause), (None, &Pause::default()));
+            assert_eq!(moments, [Moment::Instant]);
+            assert_eq!(monitor.count("blockdev-reopen"), usize::from(disk_count > 1));
+        }
+        for (disk, export) in cut.exports.iter().enumerate() {
+            lab.guest_writes(disk, 99, 4 * MIB, MIB);
+            assert_served(&socket, export, disk + 1, 0, DISK_BYTES);
+            lab.guest_writes(disk, u8::try_from(disk + 1).unwrap(), 4 * MIB, MIB);
+        }
+        cut.release(&monitor, &lab.clock).unwrap();
+        assert_eq!(lab.everything(), before, "{disk_count} disks");
+    }
+}
+
+/// Where gates cannot be moved, the machine stands still, and devices are put on their filters one by one.
+#[test]
+fn a_qemu_that_moves_no_gates_is_stopped() {
+    let lab = Lab::new(&["qcow2", "raw"]);
+    let before = lab.everything();
+    for standstill in [Standstill::WhereNeeded, Standstill::Always] {
+        let (mut request, socket) = lab.request(lab.directory.path());
+        request.standstill = standstill;
+        let monitor = Recording::new(&*lab.monitor, "blockdev-reopen");
+        let cut = Cut::make(&monitor, &lab.clock, request, &mut |_| ()).unwrap();
+        let within = monitor.while_stopped().unwrap();
+        assert_eq!(within.iter().filter(|name| **name == "qom-set").count(), 2);
+        assert!(within.len() <= 3 && lab.is_running(), "{within:?}");
+        for (disk, export) in cut.exports.iter().enumerate() {
+            lab.guest_writes(disk, 99, 4 * MIB, MIB);
+            assert_served(&socket, export, disk + 1, 0, DISK_BYTES);
+            lab.guest_writes(disk, u8::try_from(disk + 1).unwrap(), 4 * MIB, MIB);
+        }
+        cut.release(&monitor, &lab.clock).unwrap();
+        assert_eq!(lab.everything(), before);
+    }
+}
+
+const PLACES: u64 = 16;
+const PLACE_BYTES: u64 = 64 << 10;
+
+/// What the first bytes of all places of a frozen disk are.
+fn held(lab: &Lab, socket: &Path, export: &str) -> Vec<u8> {
+    let uri = format!("nbd+unix:///{export}?socket={}", socket.display());
+    let image = lab.path("held");
+    run(
+        "qemu-img",
+        &["convert", "-f", "raw", "-O", "raw", &uri, image.to_str().unwrap()],
+    );
+    let bytes = std::fs::read(&image).unwrap();
+    let step = usize::try_from(PLACE_BYTES).unwrap();
+    bytes.chunks(step).take(PLACES as usize).map(|place| place[0]).collect()
+}
+
+/// The places that a bitmap calls unchanged.
+fn clean_places(socket: &Path, export: &str, context: &str) -> BTreeSet<u64> {
+    let uri = format!("nbd+unix:///{export}?socket={}", socket.display());
+    let map = run("nbdinfo", &[&format!("--map={context}"), "--json", &uri]);
+    let map: Value = serde_json::from_str(&map).unwrap();
+    let number = |extent: &Value, key: &str| extent[key].as_u64().unwrap();
+    let clean = map
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|extent| extent["type"] == json!(0));
+    clean
+        .flat_map(|extent| {
+            let start = number(extent, "offset");
+            (start / PLACE_BYTES)..((start + number(extent, "length")) / PLACE_BYTES).min(PLACES)
+        })
+        .collect()
+}
+
+/// The machine writes one number to a place of the first disk, then to that of the second, then the third, then the next number. Of
+/// each instant only one sequence is possible, and the bitmaps leave nothing out.
+#[test]
+fn several_disks_are_cut_between_two_writes_of_a_machine_that_runs_on() {
+    let lab = Lab::with(
+        &["qcow2", "raw", "qcow2"],
+        &["-qmp", "unix:{}/writer,server=on,wait=off"],
+    );
+    let writer = QmpSocket::connect(&lab.path("writer")).unwrap();
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in 0_u64.. {
+                for disk in 0..3 {
+                    if is_over.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    let (byte, place) = (10 + round / PLACES % 200, round % PLACES * PLACE_BYTES);
+                    let device = format!("/machine/peripheral/disk{disk}/virtio-backend");
+                    let line = format!("qemu-io -d {device} \"write -P {byte} {place} 64k\"");
+                    let arguments = json!({ "command-line": line });
+                    writer
+                        .execute(&QmpCommand::new("human-monitor-command", arguments))
+                        .unwrap();
+                }
+            }
+        });
+        // Also when something here fails: the writer would go on for ever.
+        let _over = AtTheEnd(&is_over);
+        let mut last: Vec<Vec<u8>> = Vec::new();
+        for round in 0..6 {
+            let (request, socket) = lab.request(lab.directory.path());
+            let cut = Cut::make(&*lab.monitor, &lab.clock, with_bitmaps(request, round), &mut |_| ()).unwrap();
+            assert_eq!(cut.pause, Pause::default());
+            let now: Vec<Vec<u8>> = cut.exports.iter().map(|export| held(&lab, &socket, export)).collect();
+            // The next disk is at most one place behind.
+            let places: Vec<(usize, usize)> = (0..3)
+                .flat_map(|disk| (0..PLACES as usize).map(move |place| (place, disk)))
+                .collect::<BTreeSet<_>>()
+                .into_iter()
+                .collect();
+            let sequence: Vec<u8> = places.iter().map(|(place, disk)| now[*disk][*place]).collect();
+            let turn = sequence.iter().position(|byte| *byte != sequence[0]);
+            let (turn, rest) = sequence.split_at(turn.unwrap_or(sequence.len()));
+            let is_of_the_turn_before = |byte: &u8| byte + 1 == turn[0] || turn[0] == 10 && *byte < 4;
+            assert!(rest.iter().all(is_of_the_turn_before), "of one instant: {sequence:?}");
+            for (disk, context) in cut.change_contexts.iter().enumerate() {
+                let Some(context) = context else { continue };
+                for place in clean_places(&socket, &cut.exports[disk], context) {
+                    let place = usize::try_from(place).unwrap();
+                    assert_eq!(
+                        now[disk][place], last[disk][place],
+                        "place {place} of disk {disk} has changed"
+                    );
+                }
+            }
+            last = now;
+            cut.release(&*lab.monitor, &lab.clock).unwrap();
+        }
+    });
+    assert!(lab.is_running() && runs_in(&*lab.monitor).unwrap().is_empty());
+}
+
+/// Others take a snapshot right after the instant, before the changes until then are kept: the next backup would not see what is in
+/// their overlay, so this one ends.
+#[test]
+fn a_snapshot_of_others_within_the_cut_is_noticed() {
+    let lab = Lab::new(&["qcow2", "qcow2"]);
+    let overlay = lab.path("overlay");
+    let overlay = overlay.to_str().unwrap();
+    run("qemu-img", &["create", "-q", "-f", "qcow2", overlay, "16M"]);
+    let file = json!({ "driver": "file", "filename": overlay });
+    let arguments = json!({ "driver": "qcow2", "node-name": "overlay", "file": file, "backing": null });
+    lab.execute("blockdev-add", arguments);
+    let (request, _) = lab.request(lab.directory.path());
+    let made = Cut::make(&*lab.monitor, &lab.clock, with_bitmaps(request, 0), &mut |_| {
+        lab.execute("blockdev-snapshot", json!({ "node": "format1", "overlay": "overlay" }));
+    });
+    assert!(matches!(made, Err(MonitorError::Busy { .. })), "{made:?}");
+    assert_eq!(runs_in(&*lab.monitor).unwrap(), BTreeSet::<RunId>::new());
+    let nodes: Vec<String> = lab.disks().into_iter().map(|disk| disk.node).collect();
+    assert_eq!(nodes, ["format0", "overlay"]);
+    lab.guest_writes(1, 77, 0, MIB);
+    assert!(lab.guest(1, "read -P 77 0 1M").contains("read 1048576/1048576"));
+}
+
+/// A run that died with its gates in, on the disks or on the filters already, is taken out by its name.
+#[test]
+fn gates_that_are_left_are_taken_out() {
+    let lab = Lab::new(&["qcow2", "raw"]);
+    let before = lab.everything();
+    for is_moved in [false, true] {
+        let run_id = RunId(0x77);
+        let node = |disk: usize, role: &str| format!("hf-{run_id}-{disk}-{role}");
+        for disk in 0..2 {
+            let image = format!("format{disk}");
+            let scratch = json!({ "driver": "null-co", "node-name": node(disk, "scratch"), "size": DISK_BYTES });
+            lab.execute("blockdev-add", scratch);
+            let filter = json!({
+                "driver": "copy-before-write", "node-name": node(disk, "filter"), "file": image,
+                "target": node(disk, "scratch"),
+            });
+            lab.execute("blockdev-add", filter);
+            let gate = json!({ "driver": "raw", "node-name": node(disk, "gate"), "file": image });
+            lab.execute("blockdev-add", gate);
+            let device = format!("/machine/peripheral/disk{disk}/virtio-backend");
+            let arguments = json!({ "path": device, "property": "drive", "value": node(disk, "gate") });
+            lab.execute("qom-set", arguments);
+        }
+        if is_moved {
+            let gate = |disk| json!({ "driver": "raw", "node-name": node(disk, "gate"), "file": node(disk, "filter") });
+            lab.execute("blockdev-reopen", json!({ "options": [gate(0), gate(1)] }));
+        }
+        assert_eq!(runs_in(&*lab.monitor).unwrap(), [run_id].into());
+        remove_run(&*lab.monitor, &lab.clock, run_id).unwrap();
+        assert_eq!(lab.everything(), before, "moved: {is_moved}");
+        for disk in 0..2 {
+            lab.guest_writes(disk, 5, 0, MIB);
+        }
+    }
+}
