@@ -126,7 +126,7 @@ fn a_qemu_that_moves_no_gates_is_stopped() {
     }
 }
 
-const PLACES: u64 = 16;
+const PLACES: u8 = 16;
 const PLACE_BYTES: u64 = 64 << 10;
 
 /// What the first bytes of all places of a frozen disk are.
@@ -139,7 +139,11 @@ fn held(lab: &Lab, socket: &Path, export: &str) -> Vec<u8> {
     );
     let bytes = std::fs::read(&image).unwrap();
     let step = usize::try_from(PLACE_BYTES).unwrap();
-    bytes.chunks(step).take(PLACES as usize).map(|place| place[0]).collect()
+    bytes
+        .chunks(step)
+        .take(usize::from(PLACES))
+        .map(|place| place[0])
+        .collect()
 }
 
 /// The places that a bitmap calls unchanged.
@@ -156,7 +160,7 @@ fn clean_places(socket: &Path, export: &str, context: &str) -> BTreeSet<u64> {
     clean
         .flat_map(|extent| {
             let start = number(extent, "offset");
-            (start / PLACE_BYTES)..((start + number(extent, "length")) / PLACE_BYTES).min(PLACES)
+            (start / PLACE_BYTES)..((start + number(extent, "length")) / PLACE_BYTES).min(u64::from(PLACES))
         })
         .collect()
 }
@@ -178,7 +182,10 @@ fn several_disks_are_cut_between_two_writes_of_a_machine_that_runs_on() {
                     if is_over.load(Ordering::Relaxed) {
                         return;
                     }
-                    let (byte, place) = (10 + round / PLACES % 200, round % PLACES * PLACE_BYTES);
+                    let (byte, place) = (
+                        10 + round / u64::from(PLACES) % 200,
+                        round % u64::from(PLACES) * PLACE_BYTES,
+                    );
                     let device = format!("/machine/peripheral/disk{disk}/virtio-backend");
                     let line = format!("qemu-io -d {device} \"write -P {byte} {place} 64k\"");
                     let arguments = json!({ "command-line": line });
@@ -198,7 +205,7 @@ fn several_disks_are_cut_between_two_writes_of_a_machine_that_runs_on() {
             let now: Vec<Vec<u8>> = cut.exports.iter().map(|export| held(&lab, &socket, export)).collect();
             // The next disk is at most one place behind.
             let places: Vec<(usize, usize)> = (0..3)
-                .flat_map(|disk| (0..PLACES as usize).map(move |place| (place, disk)))
+                .flat_map(|disk| (0..usize::from(PLACES)).map(move |place| (place, disk)))
                 .collect::<BTreeSet<_>>()
                 .into_iter()
                 .collect();
