@@ -2,6 +2,7 @@
 
 mod bitmaps;
 mod ending;
+mod written_out;
 
 use std::fs::File;
 use std::time::Duration;
@@ -167,6 +168,9 @@ impl<'a> Freezer<'a> {
     ) -> Result<Frozen<'a>> {
         let wanted = self.devices(taken)?;
         let usable = self.proofs(&wanted)?;
+        if state == MachineState::Running {
+            self.write_out(&wanted)?;
+        }
         let (folder, listener) = listen(&self.request.runtime)?;
         let Lent {
             cut_disks,

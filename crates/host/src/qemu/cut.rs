@@ -28,6 +28,9 @@ use crate::qmp::{Monitor, MonitorError, QmpCommand, Result};
 
 /// A filter never holds a write longer. Linux resets a controller that has not answered for 30 seconds, and a reset with a write on its
 /// way may destroy a disk ([`Danger::IdeResetWritesFirstSector`](super::Danger)).
+///
+/// Source: Linux, `SD_TIMEOUT` in `drivers/scsi/sd.h`, for all that is a SCSI disk there: IDE, SATA and USB, too. A disk of virtio-blk has no
+/// such time, and virtio-scsi begins it anew each time (`virtscsi_eh_timed_out`). Windows waits for 60 seconds (`TimeOutValue` of its service Disk).
 const LONGEST_HOLD: Duration = Duration::from_secs(10);
 
 /// What is to be frozen, and with what.

@@ -84,6 +84,14 @@ impl Layers {
         Some(layers)
     }
 
+    /// The files and devices that what is written to the node `top` goes to, as far as QEMU describes them and they are on this host.
+    pub fn written_files(&self, top: &str) -> Vec<PathBuf> {
+        // Filters above the first image have no files.
+        let files = self.of(top).unwrap_or_default().into_iter().map(|layer| layer.files);
+        let mut files = files.map(Option::unwrap_or_default).skip_while(Vec::is_empty);
+        files.next().unwrap_or_default()
+    }
+
     fn layer(&self, name: &str, is_on_backing: bool) -> Option<Layer> {
         let node = self.nodes.get(name)?;
         let driver = node.get("drv")?.as_str()?;
@@ -184,6 +192,10 @@ mod tests {
         assert_eq!(files(1), [PathBuf::from("/a")]);
         assert_eq!(files(2), [PathBuf::from("/b"), PathBuf::from("/dev/c")]);
         assert_eq!(found[1].bitmaps[0].name, "one");
+        let all = layers(&nodes, &edges);
+        assert_eq!(all.written_files("cor"), [PathBuf::from("/a")]);
+        assert_eq!(all.written_files("base"), files(2));
+        assert_eq!(all.written_files("none"), [] as [PathBuf; 0]);
     }
 
     #[test]
