@@ -4,7 +4,7 @@ use holdfast_host::qemu::{Cut, RunId, remove_run, runs_in};
 use holdfast_host::qmp::MonitorError;
 use holdfast_host::{Hypervisor as _, MachineState};
 
-use crate::lab::{DISK_BYTES, Lab, assert_served, guest_writes, run};
+use crate::lab::{DISK_BYTES, Lab, assert_served, run};
 
 #[test]
 fn disks_freeze_under_libvirt_and_its_view_stays_right() {
@@ -18,7 +18,7 @@ fn disks_freeze_under_libvirt_and_its_view_stays_right() {
     let cut = Cut::make(machine.monitor(), &lab.clock, request, &mut |_| ()).unwrap();
     assert_eq!(machine.describe().unwrap().summary.state, MachineState::Running);
     for disk in 0..2 {
-        guest_writes(machine.monitor(), disk, 99, 1 << 20, 1 << 20);
+        lab.guest_writes(machine.monitor(), disk, 99, 1 << 20, 1 << 20);
         assert_served(&socket, &cut.exports[disk], disk + 1, 0, DISK_BYTES);
     }
     cut.release(machine.monitor(), &lab.clock).unwrap();
@@ -76,7 +76,7 @@ fn block_jobs_of_others_are_refused_or_right_meanwhile() {
         "--diskspec",
         &spec,
     ]);
-    guest_writes(machine.monitor(), 0, 77, 0, 1 << 20);
+    lab.guest_writes(machine.monitor(), 0, 77, 0, 1 << 20);
     assert_served(&socket, &cut.exports[0], 1, 0, DISK_BYTES);
     let uri = lab.uri();
     let commit = [
@@ -136,9 +136,9 @@ fn a_restart_of_libvirtd_leaves_nothing_behind() {
     let machine = libvirt.machine("web1").unwrap();
     assert_eq!(machine.describe().unwrap().summary.state, MachineState::Running);
     assert_eq!(runs_in(machine.monitor()).unwrap(), [RunId(0xabc)].into());
-    guest_writes(machine.monitor(), 1, 9, 0, 1 << 20);
+    lab.guest_writes(machine.monitor(), 1, 9, 0, 1 << 20);
     assert_served(&socket, &exports[1], 2, 0, DISK_BYTES);
     remove_run(machine.monitor(), &lab.clock, RunId(0xabc)).unwrap();
     assert!(runs_in(machine.monitor()).unwrap().is_empty());
-    guest_writes(machine.monitor(), 1, 10, 0, 1 << 20);
+    lab.guest_writes(machine.monitor(), 1, 10, 0, 1 << 20);
 }

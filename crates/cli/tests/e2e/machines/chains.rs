@@ -93,8 +93,9 @@ impl World {
     /// Backs up, and asserts that it is right. Gives why the disks were read in full.
     pub(super) fn back_up_rightly(&self, what: &str) -> [Option<String>; 2] {
         let report = self.back_up();
-        self.assert_snapshot_is_right(what);
-        [0, 1].map(|disk| report["disks"][disk]["reason"].as_str().map(str::to_owned))
+        let reasons = [0, 1].map(|disk| report["disks"][disk]["reason"].as_str().map(str::to_owned));
+        self.assert_snapshot_is_right(&format!("{what}, {reasons:?}"));
+        reasons
     }
 
     fn assert_incremental(&self, what: &str) {

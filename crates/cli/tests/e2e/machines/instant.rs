@@ -12,7 +12,6 @@ use holdfast_host::{DiskSource, Hypervisor as _, HypervisorMut as _, Life, LiveD
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
-use super::lab::guest_writes;
 use super::{World, at};
 use crate::host::loop_device;
 
@@ -57,17 +56,15 @@ impl World {
     /// The guest of the restored machine writes, and is told that it is durable.
     fn restored_writes(&mut self, disk: usize, byte: u8, offset: usize, length: usize) {
         let machine = self.restored();
-        guest_writes(machine.monitor(), disk, byte, offset as u64, length as u64);
+        self.lab
+            .guest_writes(machine.monitor(), disk, byte, offset as u64, length as u64);
         let said = self.restored_says(disk, "flush");
-        assert!(!said.contains("rror"), "{said}");
+        assert!(!said.contains("failed"), "{said}");
         self.disks[disk][offset..offset + length].fill(byte);
     }
 
     fn restored_says(&self, disk: usize, command: &str) -> String {
-        let line = format!("qemu-io -d /machine/peripheral/virtio-disk{disk}/virtio-backend \"{command}\"");
-        let command = QmpCommand::new("human-monitor-command", json!({ "command-line": line }));
-        let said = self.restored().monitor().execute(&command).unwrap();
-        said.as_str().unwrap().to_owned()
+        self.lab.guest_says(self.restored().monitor(), disk, command)
     }
 
     fn resume(&self) -> Value {

@@ -8,7 +8,7 @@ use holdfast_block::{Clock as _, SeededRandom};
 use holdfast_host::{DiskSource, MachineState};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::lab::{Lab, guest_writes};
+use super::lab::Lab;
 use super::{World, at};
 use crate::host::{loop_device, system, text};
 
@@ -247,7 +247,7 @@ fn an_overlay_that_never_converges_is_ended_by_standing_still() {
                 if is_over.load(Ordering::Relaxed) {
                     break;
                 }
-                guest_writes(machine.monitor(), 0, byte, 0, 1 << 20);
+                world.lab.guest_writes(machine.monitor(), 0, byte, 0, 1 << 20);
             }
         });
         let output = world.rig.run(&at(

@@ -63,7 +63,7 @@ use holdfast_host::qemu::runs_in;
 use holdfast_host::{Hypervisor as _, Machine, MachineState};
 
 use crate::rig::Rig;
-use lab::{DISK_BYTES, Lab, guest_writes};
+use lab::{DISK_BYTES, Lab};
 
 /// A machine with two disks, and what they hold.
 struct World {
@@ -101,7 +101,8 @@ impl World {
 
     /// The guest writes, as its owner would not notice.
     fn write(&mut self, disk: usize, byte: u8, offset: usize, length: usize) {
-        guest_writes(self.machine().monitor(), disk, byte, offset as u64, length as u64);
+        self.lab
+            .guest_writes(self.machine().monitor(), disk, byte, offset as u64, length as u64);
         self.disks[disk][offset..offset + length].fill(byte);
     }
 
@@ -132,7 +133,11 @@ impl World {
             let name = format!("web1@latest:{target}");
             let restored = format!("{target}.raw");
             self.rig.ok(&["restore", "--force", &name, &restored, "-r", repository]);
-            assert!(self.rig.read(&restored) == *bytes, "{what}: {target}");
+            let restored = self.rig.read(&restored);
+            assert_eq!(restored.len(), bytes.len(), "{what}: {target}");
+            let other = (0..bytes.len()).find(|at| restored[*at] != bytes[*at]);
+            let other = other.map(|at| (at, restored[at], bytes[at]));
+            assert_eq!(other, None, "{what}: {target} at an offset, restored and expected");
         }
     }
 
