@@ -51,12 +51,17 @@ impl World {
         self.lab.virsh(&["start", "web1"]);
     }
 
+    /// The guest asks that what it wrote is durable.
+    pub(super) fn flush(&self, disk: usize) {
+        let line = format!("qemu-io -d /machine/peripheral/virtio-disk{disk}/virtio-backend flush");
+        self.qmp("human-monitor-command", json!({ "command-line": line }))
+            .unwrap();
+    }
+
     /// Kills QEMU, which saves nothing, when the guest has flushed.
     pub(super) fn kill(&self) {
         for disk in 0..2 {
-            let line = format!("qemu-io -d /machine/peripheral/virtio-disk{disk}/virtio-backend flush");
-            self.qmp("human-monitor-command", json!({ "command-line": line }))
-                .unwrap();
+            self.flush(disk);
         }
         let folder = self.lab.path("libvirt");
         let found = system("find", &[text(&folder), "-name", "web1.pid"]).unwrap();
@@ -92,9 +97,15 @@ impl World {
 
     /// Backs up, and asserts that it is right. Gives why the disks were read in full.
     pub(super) fn back_up_rightly(&self, what: &str) -> [Option<String>; 2] {
-        let report = self.back_up();
-        let reasons = [0, 1].map(|disk| report["disks"][disk]["reason"].as_str().map(str::to_owned));
-        self.assert_snapshot_is_right(&format!("{what}, {reasons:?}"));
+        self.back_up_rightly_with(what, &[])
+    }
+
+    pub(super) fn back_up_rightly_with(&self, what: &str, options: &[&str]) -> [Option<String>; 2] {
+        let uri = self.lab.uri();
+        let report = self.rig.report(&at(&uri, &[&["backup", "web1"], options].concat()));
+        let disks = &report["machines"][0]["disks"];
+        let reasons = [0, 1].map(|disk| disks[disk]["reason"].as_str().map(str::to_owned));
+        self.assert_snapshot_is_right(&format!("{what}, {options:?}, {reasons:?}"));
         reasons
     }
 
