@@ -19,7 +19,8 @@ pub struct QemuDisk {
     pub size_bytes: u64,
     /// Whether the guest cannot write.
     pub is_read_only: bool,
-    /// Whether the image keeps bitmaps when QEMU ends: qcow2 of version 3 does.
+    /// Whether bitmaps are to be kept in the image when QEMU ends. A qcow2 of version 3 can keep them; but QEMU does not go back to an
+    /// internal snapshot of an image with a bitmap, so one that has internal snapshots is to keep none.
     pub keeps_bitmaps: bool,
     /// Dirty bitmaps of the node.
     pub bitmaps: Vec<Bitmap>,
@@ -90,7 +91,7 @@ fn disk(device: String, inserted: &Value) -> Option<QemuDisk> {
         filename: text("file").unwrap_or_default(),
         size_bytes: inserted.get("image")?.get("virtual-size")?.as_u64()?,
         is_read_only: inserted.get("ro")?.as_bool()?,
-        keeps_bitmaps: keeps_bitmaps(inserted),
+        keeps_bitmaps: keeps_bitmaps(inserted) && !has_snapshots(inserted),
         bitmaps: bitmaps_of(inserted),
     })
 }
@@ -101,6 +102,12 @@ pub(super) fn keeps_bitmaps(node: &Value) -> bool {
         .pointer("/image/format-specific/data/compat")
         .and_then(Value::as_str);
     node.get("drv").is_some_and(|driver| driver == "qcow2") && compat.is_some_and(|compat| compat != "0.10")
+}
+
+/// Whether the image of a node that QEMU describes has internal snapshots.
+fn has_snapshots(node: &Value) -> bool {
+    let snapshots = node.pointer("/image/snapshots").and_then(Value::as_array);
+    snapshots.is_some_and(|snapshots| !snapshots.is_empty())
 }
 
 /// The bitmaps of a node that QEMU describes.
@@ -121,4 +128,29 @@ fn bitmap(value: &Value) -> Option<Bitmap> {
         is_inconsistent: flag("inconsistent"),
         is_busy: flag("busy"),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::disk;
+
+    fn keeps_bitmaps(driver: &str, compat: &str, snapshots: &Value) -> bool {
+        let inserted = json!({
+            "node-name": "node", "drv": driver, "ro": false,
+            "image": {
+                "virtual-size": 512, "snapshots": snapshots, "format-specific": { "data": { "compat": compat } },
+            },
+        });
+        disk("device".to_owned(), &inserted).unwrap().keeps_bitmaps
+    }
+
+    #[test]
+    fn bitmaps_are_kept_in_images_of_version_3_without_internal_snapshots() {
+        let (none, one) = (json!([]), json!([{ "id": "1", "name": "before" }]));
+        assert!(keeps_bitmaps("qcow2", "1.1", &Value::Null) && keeps_bitmaps("qcow2", "1.1", &none));
+        assert!(!keeps_bitmaps("qcow2", "1.1", &one));
+        assert!(!keeps_bitmaps("qcow2", "0.10", &none) && !keeps_bitmaps("raw", "1.1", &none));
+    }
 }

@@ -18,6 +18,17 @@ use tempfile::TempDir;
 pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const DISK_BYTES: u64 = 16 * MIB;
 
+/// The format of an image, and its file.
+pub(crate) type Image = (String, PathBuf);
+
+/// How a QEMU ends.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Ending {
+    /// It is asked to, and stores what it keeps in images.
+    Quit,
+    Killed,
+}
+
 /// A QEMU that runs until it is dropped.
 pub(crate) struct Lab {
     pub(crate) directory: TempDir,
@@ -52,51 +63,75 @@ impl Lab {
     pub(crate) fn prepared(formats: &[&str], words: &[&str], prepare: impl FnOnce(&Path)) -> Self {
         let directory = tempfile::tempdir().unwrap();
         prepare(directory.path());
-        let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
-        let mut arguments: Vec<String> = ["-accel", "tcg", "-nodefaults", "-display", "none", "-m", "16"]
-            .map(str::to_owned)
-            .to_vec();
-        arguments.extend(["-qmp".to_owned(), format!("unix:{},server=on,wait=off", path("qmp"))]);
-        for (number, format) in formats.iter().enumerate() {
-            let image = path(&format!("disk{number}"));
-            run("qemu-img", &["create", "-q", "-f", format, &image, "16M"]);
-            run(
-                "qemu-io",
-                &["-f", format, "-c", &format!("write -P {} 0 16M", number + 1), &image],
-            );
-            arguments.extend([
-                "-blockdev".to_owned(),
-                format!("driver=file,filename={image},node-name=file{number}"),
-                "-blockdev".to_owned(),
-                format!("driver={format},file=file{number},node-name=format{number}"),
-                "-device".to_owned(),
-                format!("virtio-blk-pci,drive=format{number},id=disk{number}"),
-            ]);
-        }
-        let folder = directory.path().to_str().unwrap();
-        arguments.extend(words.iter().map(|word| word.replace("{}", folder)));
-        // What qemu-io says goes to QEMU's own standard output, which a file gets by the line only with some help.
-        let said = File::create(directory.path().join("said")).unwrap();
-        let process = Process::new("stdbuf")
-            .args(["--output=L", "qemu-system-x86_64"])
-            .args(&arguments)
-            .stdin(Stdio::null())
-            .stdout(said)
-            .spawn()
-            .expect("these tests need qemu-system-x86_64 (scripts/setup installs it)");
-        let clock = SystemClock::new();
-        let socket = directory.path().join("qmp");
-        let monitor = (0..200).find_map(|_| {
-            clock.sleep(Duration::from_millis(50));
-            QmpSocket::connect(&socket).ok()
+        let images = formats.iter().enumerate().map(|(number, format)| {
+            let image = directory.path().join(format!("disk{number}"));
+            let path = image.to_str().unwrap();
+            run("qemu-img", &["create", "-q", "-f", format, path, "16M"]);
+            let line = format!("write -P {} 0 16M", number + 1);
+            run("qemu-io", &["-f", format, "-c", &line, path]);
+            ((*format).to_owned(), image)
         });
+        let images: Vec<Image> = images.collect();
+        let clock = SystemClock::new();
+        let (process, monitor) = start(directory.path(), "qmp", (&images, words), clock);
         Self {
-            monitor: Arc::new(monitor.expect("QEMU answers within ten seconds")),
+            monitor,
             directory,
             clock,
             process,
             runs: AtomicU32::new(1),
         }
+    }
+
+    /// Another QEMU takes the place of this one, which ends as told.
+    pub(crate) fn restart(&mut self, (images, words): (&[Image], &[&str]), ending: Ending) {
+        match ending {
+            Ending::Quit => drop(self.execute("quit", Value::Null)),
+            Ending::Killed => self.process.kill().unwrap(),
+        }
+        self.process.wait().unwrap();
+        let started = start(self.directory.path(), "qmp", (images, words), self.clock);
+        (self.process, self.monitor) = started;
+    }
+
+    /// The machine goes on in another QEMU, which has the same images. Where it cannot, it goes on here.
+    pub(crate) fn migrate(&mut self, (images, words): (&[Image], &[&str]), capabilities: &Value) -> Result<(), String> {
+        let number = self.runs.fetch_add(1, Ordering::Relaxed);
+        let words = [words, &["-incoming", "defer"]].concat();
+        let socket = format!("qmp-{number}");
+        let (mut process, monitor) = start(self.directory.path(), &socket, (images, &words), self.clock);
+        let uri = json!({ "uri": format!("unix:{}", self.path(&format!("migration-{number}")).display()) });
+        let ask = |monitor: &QmpSocket, name, arguments: &Value| {
+            let answer = monitor.execute(&QmpCommand::new(name, arguments.clone()));
+            answer.map_err(|error| error.to_string())
+        };
+        let migrate = || {
+            for monitor in [&self.monitor, &monitor] {
+                ask(monitor, "migrate-set-capabilities", capabilities)?;
+            }
+            ask(&monitor, "migrate-incoming", &uri)?;
+            ask(&self.monitor, "migrate", &uri)?;
+            loop {
+                let state = ask(&self.monitor, "query-migrate", &Value::Null)?;
+                match state["status"].as_str() {
+                    Some("completed") => return Ok(()),
+                    Some("failed" | "cancelled") => return Err(state.to_string()),
+                    _ => self.clock.sleep(Duration::from_millis(20)),
+                }
+            }
+        };
+        if let Err(error) = migrate() {
+            process.kill().unwrap();
+            process.wait().unwrap();
+            return Err(error);
+        }
+        self.execute("quit", Value::Null);
+        self.process.wait().unwrap();
+        (self.process, self.monitor) = (process, monitor);
+        while !self.is_running() {
+            self.clock.sleep(Duration::from_millis(20));
+        }
+        Ok(())
     }
 
     pub(crate) fn execute(&self, name: &'static str, arguments: Value) -> Value {
@@ -192,6 +227,49 @@ impl Lab {
             "running": self.is_running(),
         })
     }
+}
+
+/// Starts a QEMU in a folder, with its monitor at `socket`.
+fn start(
+    folder: &Path,
+    socket: &str,
+    (images, words): (&[Image], &[&str]),
+    clock: SystemClock,
+) -> (Child, Arc<QmpSocket>) {
+    let mut arguments: Vec<String> = ["-accel", "tcg", "-nodefaults", "-display", "none", "-m", "16"]
+        .map(str::to_owned)
+        .to_vec();
+    let socket = folder.join(socket);
+    arguments.extend([
+        "-qmp".to_owned(),
+        format!("unix:{},server=on,wait=off", socket.display()),
+    ]);
+    for (number, (format, image)) in images.iter().enumerate() {
+        arguments.extend([
+            "-blockdev".to_owned(),
+            format!("driver=file,filename={},node-name=file{number}", image.display()),
+            "-blockdev".to_owned(),
+            format!("driver={format},file=file{number},node-name=format{number}"),
+            "-device".to_owned(),
+            format!("virtio-blk-pci,drive=format{number},id=disk{number}"),
+        ]);
+    }
+    let folder_name = folder.to_str().unwrap();
+    arguments.extend(words.iter().map(|word| word.replace("{}", folder_name)));
+    // What qemu-io says goes to QEMU's own standard output, which a file gets by the line only with some help.
+    let said = File::options().create(true).append(true).open(folder.join("said"));
+    let process = Process::new("stdbuf")
+        .args(["--output=L", "qemu-system-x86_64"])
+        .args(&arguments)
+        .stdin(Stdio::null())
+        .stdout(said.unwrap())
+        .spawn()
+        .expect("these tests need qemu-system-x86_64 (scripts/setup installs it)");
+    let monitor = (0..200).find_map(|_| {
+        clock.sleep(Duration::from_millis(50));
+        QmpSocket::connect(&socket).ok()
+    });
+    (process, Arc::new(monitor.expect("QEMU answers within ten seconds")))
 }
 
 /// A sparse file without a name.

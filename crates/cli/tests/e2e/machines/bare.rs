@@ -23,7 +23,7 @@ pub(super) struct Bare {
     pub(super) lab: Lab,
     pub(super) rig: Rig,
     pub(super) source: String,
-    disks: [Vec<u8>; 2],
+    pub(super) disks: [Vec<u8>; 2],
 }
 
 impl Bare {
@@ -59,7 +59,11 @@ impl Bare {
             let restored = format!("{target}.raw");
             let name = format!("web1@latest:{target}");
             self.rig.ok(&["restore", "--force", &name, &restored]);
-            assert!(self.rig.read(&restored) == *bytes, "{what}: {target}");
+            let restored = self.rig.read(&restored);
+            assert_eq!(restored.len(), bytes.len(), "{what}: {target}");
+            let other = (0..bytes.len()).find(|at| restored[*at] != bytes[*at]);
+            let other = other.map(|at| (at, restored[at], bytes[at]));
+            assert_eq!(other, None, "{what}: {target} at an offset, restored and expected");
         }
     }
 

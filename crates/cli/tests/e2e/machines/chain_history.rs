@@ -25,7 +25,7 @@ const PIECE_BYTES: u64 = 64 << 10;
 const SIZE_BYTES_MIN: u64 = 6 << 20;
 const SIZE_BYTES_MAX: u64 = 10 << 20;
 /// How long the long test goes on unless it is told otherwise.
-const SECONDS: u64 = 600;
+pub(super) const SECONDS: u64 = 600;
 const TARGETS: [&str; 2] = ["vda", "vdb"];
 
 struct History {
@@ -225,7 +225,7 @@ fn run(seed: u64) -> [usize; 2] {
     counts
 }
 
-fn seed_asked_for() -> Option<u64> {
+pub(super) fn seed_asked_for() -> Option<u64> {
     std::env::var("HOLDFAST_SEED").ok().map(|seed| seed.parse().unwrap())
 }
 

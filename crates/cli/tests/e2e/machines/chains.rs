@@ -4,12 +4,13 @@ use std::path::{Path, PathBuf};
 
 use holdfast_host::DiskSource;
 use holdfast_host::qemu::disks;
-use holdfast_host::qmp::QmpCommand;
+use holdfast_host::qmp::{Monitor as _, QmpCommand};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 use super::bare::Bare;
 use super::host_snapshots::on;
+use super::lab::Lab;
 use super::{World, at};
 use crate::host::{system, text};
 
@@ -347,6 +348,48 @@ fn a_bitmap_that_others_changed_is_not_believed() {
     world.assert_in_full("killed", "bitmap");
 }
 
+/// QEMU goes back to an internal snapshot only where an image has no bitmap. libvirt has ended the machine's QEMU by then.
+#[test]
+fn a_machine_goes_back_to_an_internal_snapshot_that_a_backup_saw() {
+    let mut world = World::defined(Lab::new(), |lab| lab.define("web1", &["qcow2", "qcow2"]));
+    let mut places = Places(0);
+    world.lab.virsh(&["snapshot-create-as", "web1", "before"]);
+    let then = world.disks.clone();
+    places.write(&mut world);
+    world.back_up();
+    places.write(&mut world);
+    world.assert_incremental("with an internal snapshot");
+    world.lab.virsh(&["snapshot-revert", "web1", "before"]);
+    world.disks = then;
+    world.assert_in_full("gone back", GONE);
+    world.lab.virsh(&["snapshot-delete", "web1", "before"]);
+
+    // The bitmap of this backup is kept in the images, and the snapshot is made after it.
+    world.back_up();
+    world.lab.virsh(&["snapshot-create-as", "web1", "after"]);
+    let then = world.disks.clone();
+    places.write(&mut world);
+    let uri = world.lab.uri();
+    let revert = ["-q", "-c", &uri, "snapshot-revert", "web1", "after"];
+    let refused = system("virsh", &revert).unwrap_err();
+    assert!(refused.contains("Device has active dirty bitmaps"), "{refused}");
+    assert!(!world.is_running());
+    for disk in 0..2 {
+        let image = world.top_image(disk);
+        let described = system("qemu-img", &["info", "--output=json", text(&image)]).unwrap();
+        let described: Value = serde_json::from_str(&described).unwrap();
+        let bitmaps = &described["format-specific"]["data"]["bitmaps"];
+        for bitmap in bitmaps.as_array().unwrap() {
+            let name = bitmap["name"].as_str().unwrap();
+            system("qemu-img", &["bitmap", "--remove", text(&image), name]).unwrap();
+        }
+    }
+    world.lab.virsh(&["snapshot-revert", "web1", "after"]);
+    world.disks = then;
+    world.assert_in_full("gone back without the bitmaps", GONE);
+    world.assert_runs_and_is_clean();
+}
+
 /// A bitmap cannot be kept in an image of version 2, nor told what is written to an overlay of it.
 #[test]
 fn images_of_the_old_version_are_read_in_full_where_they_must_be() {
@@ -406,15 +449,17 @@ impl Bare {
     }
 
     /// Waits until no job is left; one that waits to be completed is completed.
-    fn end_jobs(&self) {
+    pub(super) fn end_jobs(&self) {
         loop {
             let jobs = self.lab.execute("query-block-jobs", Value::Null);
             let Some(job) = jobs.as_array().unwrap().first() else {
                 return;
             };
             if job["ready"] == true && job["status"] == "ready" {
-                self.lab
-                    .execute("block-job-complete", json!({ "device": job["device"] }));
+                // It may have ended since it was asked.
+                let words = json!({ "device": job["device"] });
+                let complete = QmpCommand::new("block-job-complete", words);
+                self.lab.monitor.execute(&complete).ok();
             }
             std::thread::yield_now();
         }

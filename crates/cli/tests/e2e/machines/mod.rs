@@ -2,6 +2,7 @@
 
 mod backups;
 mod bare;
+mod bare_history;
 mod bases;
 mod chain_history;
 mod chains;
@@ -141,10 +142,13 @@ impl World {
         }
     }
 
+    fn is_running(&self) -> bool {
+        self.machine().describe().unwrap().summary.state == MachineState::Running
+    }
+
     fn assert_runs_and_is_clean(&self) {
-        let machine = self.machine();
-        assert_eq!(machine.describe().unwrap().summary.state, MachineState::Running);
-        assert!(runs_in(machine.monitor()).unwrap().is_empty());
+        assert!(self.is_running());
+        assert!(runs_in(self.machine().monitor()).unwrap().is_empty());
     }
 }
 

@@ -153,9 +153,17 @@ impl History {
         if self.random.one_in(2) && !self.internal.is_empty() {
             let number = to_usize(self.random.below(self.internal.len() as u64));
             let (name, disks) = self.internal[number].clone();
-            self.virsh(&["snapshot-revert", "web1", &name])?;
-            self.world.disks = disks;
-            return Ok(());
+            let done = self.virsh(&["snapshot-revert", "web1", &name]);
+            match &done {
+                Ok(()) => self.world.disks = disks,
+                // libvirt has ended the QEMU of before, and the new one may have gone back with one of the disks.
+                Err(_) if !self.world.is_running() => {
+                    self.read_disks();
+                    self.world.start();
+                }
+                Err(_) => {}
+            }
+            return done;
         }
         self.made += 1;
         let name = format!("i{}", self.made);
