@@ -253,3 +253,59 @@ pub(super) fn check_spots(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use holdfast_block::{DirtyBitmap, MemoryDevice};
+
+    use super::{BitmapNames, ReadAll, SPOT_BYTES, check_spots, is_bitmap_of, is_bitmap_of_ours};
+
+    const BLOCK_COUNT: u8 = 64;
+
+    /// A disk whose blocks are full of their numbers, or of others from `changed_from` on.
+    fn device(changed_from: u8) -> MemoryDevice {
+        let byte = |block: u8| if block < changed_from { block } else { block + 100 };
+        let blocks = (0..BLOCK_COUNT).flat_map(|block| [byte(block); SPOT_BYTES as usize]);
+        MemoryDevice::from_bytes(&blocks.collect::<Vec<u8>>())
+    }
+
+    fn bitmap() -> DirtyBitmap {
+        DirtyBitmap::new(u64::from(BLOCK_COUNT) * SPOT_BYTES, SPOT_BYTES).unwrap()
+    }
+
+    #[test]
+    fn a_change_that_a_bitmap_does_not_name_is_found_where_it_is_large() {
+        let first = u64::from(BLOCK_COUNT) * 3 / 4 * SPOT_BYTES;
+        for seed in 0..8 {
+            let found = check_spots(&device(BLOCK_COUNT / 4 * 3), &bitmap(), &device(BLOCK_COUNT), seed);
+            assert!(
+                matches!(found, Err(ReadAll::SpotCheck { offset }) if offset >= first),
+                "{seed}: {found:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_a_bitmap_names_may_differ() {
+        let mut changed = bitmap();
+        changed.set(u64::from(BLOCK_COUNT) / 4 * 3 * SPOT_BYTES..u64::from(BLOCK_COUNT) * SPOT_BYTES);
+        for seed in 0..8 {
+            let found = check_spots(&device(BLOCK_COUNT / 4 * 3), &changed, &device(BLOCK_COUNT), seed);
+            assert_eq!(found, Ok(()), "{seed}");
+        }
+    }
+
+    #[test]
+    fn bitmaps_have_names_of_their_own_for_each_disk_and_each_repository() {
+        let [first, second] = ["0123abcd".repeat(4), "4567cdef".repeat(4)];
+        let names = BitmapNames::new(&first, u32::MAX);
+        let [one, other] = [names.next(0), names.next(1)];
+        assert_eq!(
+            [&one, &other],
+            ["holdfast-0123abcd-ffffffff", "holdfast-0123abcd-00000000"]
+        );
+        assert!(names.is_ours(&one) && names.is_ours(&other) && is_bitmap_of_ours(&one));
+        assert!(is_bitmap_of(&one, &first) && !is_bitmap_of(&one, &second));
+        assert!(!BitmapNames::new(&second, 0).is_ours(&one));
+    }
+}

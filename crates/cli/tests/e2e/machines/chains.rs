@@ -348,6 +348,33 @@ fn a_bitmap_that_others_changed_is_not_believed() {
     world.assert_in_full("killed", "bitmap");
 }
 
+/// The layers are looked at before the administrator's programs are called, and the disks are frozen after them.
+#[test]
+fn a_snapshot_between_the_look_and_the_instant_does_not_mislead() {
+    let mut world = World::new();
+    let mut places = Places(0);
+    let uri = world.lab.uri();
+    world.back_up();
+    places.write(&mut world);
+    let script = format!(
+        "#!/bin/sh\n[ $1 != pre-freeze ] || exec virsh -q -c '{uri}' snapshot-create-as web1 now --disk-only --no-metadata\n"
+    );
+    world.rig.write("hook", script.as_bytes());
+    let runs = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+    std::fs::set_permissions(world.rig.path("hook"), runs).unwrap();
+    let hook = world.rig.path("hook");
+    let words = at(&uri, &["backup", "web1", "--hook", text(&hook)]);
+    let (kind, said) = world.rig.error(4, &words);
+    assert!(
+        kind == "locked" && said.contains("put onto another image just now"),
+        "{kind}: {said}"
+    );
+    assert!(world.top_image(0).to_string_lossy().ends_with(".now"));
+    places.write(&mut world);
+    world.assert_incremental("a snapshot in the last moment");
+    world.assert_runs_and_is_clean();
+}
+
 /// QEMU goes back to an internal snapshot only where an image has no bitmap. libvirt has ended the machine's QEMU by then.
 #[test]
 fn a_machine_goes_back_to_an_internal_snapshot_that_a_backup_saw() {

@@ -160,6 +160,16 @@ fn a_base_that_was_written_or_replaced_proves_nothing() {
 }
 
 #[test]
+fn a_filter_above_a_base_is_no_other_base() {
+    let filtered = Chain::find_when(|chain| {
+        let mut filter = layer("filter", Path::new("/nonexistent"), Vec::new());
+        filter.files = Some(Vec::new());
+        chain.layers.insert(2, filter);
+    });
+    assert_eq!(filtered.map(|proof| proof.layer_count), Ok(1));
+}
+
+#[test]
 fn notes_that_make_no_sense_prove_nothing() {
     let many = vec!["0"; 65].join(" ");
     for note in ["", " ", "x", "0 ", "-1", "18446744073709551616", &many] {
@@ -204,4 +214,7 @@ fn layers_that_are_others_now_no_longer_hold() {
     let proof = chain.find().unwrap();
     assert!(proof.still_holds(Some(&chain.layers)));
     assert!(!proof.still_holds(Some(&chain.layers[1..])) && !proof.still_holds(None));
+    let mut other = chain.layers.clone();
+    other[2].node = "another".to_owned();
+    assert!(!proof.still_holds(Some(&other)));
 }
