@@ -10,6 +10,7 @@ use super::origin::{Holdings, Standing};
 use crate::error::Result;
 use crate::job::Job;
 use crate::list::{ListRequest, check_known, is_wanted};
+use crate::namesake::{MachineIdentity, MachinesByName};
 use crate::repository::{all_snapshots, time_of};
 use crate::template::is_draft;
 
@@ -18,6 +19,8 @@ use crate::template::is_draft;
 pub struct MachineCopyStatus {
     /// The machine.
     pub machine: String,
+    /// What to tell it by; none where its name is of this machine alone in both repositories.
+    pub distinction: Option<MachineIdentity>,
     /// Its snapshots here.
     pub here_count: u64,
     /// Its snapshots there, from wherever they are.
@@ -45,7 +48,7 @@ impl MachineCopyStatus {
 /// Two repositories, compared.
 #[derive(Debug, Clone)]
 pub struct CopyStatus {
-    /// Each machine, by name.
+    /// Each machine, in the order of names. Machines of one name are apart.
     pub machines: Vec<MachineCopyStatus>,
 }
 
@@ -59,15 +62,19 @@ pub fn copy_status(from: &Repository, to: &Repository, wanted: &ListRequest, job
     here.retain(|manifest| !is_draft(manifest) && is_wanted(manifest, wanted));
     there.retain(|manifest| !is_draft(manifest) && is_wanted(manifest, wanted));
     Ok(CopyStatus {
-        machines: compare(&here, &there, &holdings),
+        machines: compare(&here, &there, (&holdings, &MachinesByName::of(&both))),
     })
 }
 
 /// Snapshots come oldest first.
-fn compare(here: &[Manifest], there: &[Manifest], holdings: &Holdings) -> Vec<MachineCopyStatus> {
-    let mut machines: BTreeMap<&str, MachineCopyStatus> = BTreeMap::new();
+fn compare(
+    here: &[Manifest],
+    there: &[Manifest],
+    (holdings, named): (&Holdings, &MachinesByName),
+) -> Vec<MachineCopyStatus> {
+    let mut machines: BTreeMap<(&str, Option<usize>), MachineCopyStatus> = BTreeMap::new();
     for manifest in here {
-        let status = machines.entry(&manifest.machine).or_default();
+        let status = of_machine(&mut machines, manifest, named);
         let time = Some(time_of(manifest));
         status.here_count += 1;
         status.newest_here = time;
@@ -78,13 +85,23 @@ fn compare(here: &[Manifest], there: &[Manifest], holdings: &Holdings) -> Vec<Ma
         }
     }
     for manifest in there {
-        let status = machines.entry(&manifest.machine).or_default();
+        let status = of_machine(&mut machines, manifest, named);
         status.there_count += 1;
         status.newest_there = Some(time_of(manifest));
     }
-    let named = machines.into_iter().map(|(machine, status)| MachineCopyStatus {
-        machine: machine.to_owned(),
-        ..status
-    });
-    named.collect()
+    machines.into_values().collect()
+}
+
+/// The status of the machine that a snapshot is of.
+fn of_machine<'s, 'm>(
+    machines: &'s mut BTreeMap<(&'m str, Option<usize>), MachineCopyStatus>,
+    manifest: &'m Manifest,
+    named: &MachinesByName,
+) -> &'s mut MachineCopyStatus {
+    let key = (manifest.machine.as_str(), named.place(manifest));
+    machines.entry(key).or_insert_with(|| MachineCopyStatus {
+        machine: manifest.machine.clone(),
+        distinction: named.distinction(manifest),
+        ..MachineCopyStatus::default()
+    })
 }

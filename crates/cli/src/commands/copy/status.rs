@@ -21,6 +21,8 @@ pub(super) struct Compared {
 #[derive(Debug, Serialize)]
 struct MachineDocument {
     machine: String,
+    /// What to tell it by, where others have its name.
+    distinction: Option<String>,
     newest_here: Option<String>,
     here_count: u64,
     newest_there: Option<String>,
@@ -50,6 +52,7 @@ impl From<MachineCopyStatus> for MachineDocument {
             behind_ms: status.behind().map(units::millis),
             behind,
             machine: status.machine,
+            distinction: status.distinction.as_ref().map(ToString::to_string),
             newest: [status.newest_here, status.newest_there],
             newest_here: text(status.newest_here),
             here_count: status.here_count,
@@ -96,7 +99,10 @@ impl Report for Compared {
         for machine in &self.machines {
             let [newest_here, newest_there] = machine.newest;
             let cells = [
-                machine.machine.clone(),
+                match &machine.distinction {
+                    Some(distinction) => format!("{} ({distinction})", machine.machine),
+                    None => machine.machine.clone(),
+                },
                 local(newest_here).unwrap_or_default(),
                 units::count(machine.here_count),
                 local(newest_there).unwrap_or_default(),

@@ -217,7 +217,7 @@ fn the_status_tells_what_is_where_and_how_far_behind() {
     let machine = |number: usize| report["machines"][number].clone();
     assert_eq!(
         machine(0),
-        json!({ "machine": "db", "newest_here": "2026-11-21T11:00:00Z", "here_count": 1, "newest_there": null, "there_count": 0,
+        json!({ "machine": "db", "distinction": null, "newest_here": "2026-11-21T11:00:00Z", "here_count": 1, "newest_there": null, "there_count": 0,
                 "newest_common": null, "missing_count": 1, "removed_count": 0, "behind_ms": null })
     );
     assert_eq!(
@@ -226,7 +226,7 @@ fn the_status_tells_what_is_where_and_how_far_behind() {
     );
     assert_eq!(
         machine(2),
-        json!({ "machine": "web1", "newest_here": "2026-11-21T10:00:00Z", "here_count": 2,
+        json!({ "machine": "web1", "distinction": null, "newest_here": "2026-11-21T10:00:00Z", "here_count": 2,
                 "newest_there": "2026-11-20T10:00:00Z", "there_count": 1, "newest_common": "2026-11-20T10:00:00Z",
                 "missing_count": 1, "removed_count": 0, "behind_ms": 86_400_000 })
     );

@@ -153,6 +153,26 @@ fn prune_keeps_the_newest_of_each_machine_of_a_name() {
 }
 
 #[test]
+fn the_status_of_a_copy_tells_machines_of_one_name_apart() {
+    let rig = mixed();
+    rig.ok(&["init", "--no-encryption", "-r", "far"]);
+    rig.ok(&["copy", "--to", "far", &ids(&rig)[0]]);
+    let report = rig.report(&["copy", "--to", "far", "--status"]);
+    let machines = report["machines"].as_array().unwrap().iter();
+    let told: Vec<_> = machines
+        .map(|machine| (machine["distinction"].to_string(), machine["missing_count"].clone()))
+        .collect();
+    // The newest is missing, and the other machine is not behind for that.
+    assert_eq!(
+        told,
+        [(format!("\"UUID {A}\""), 0.into()), (format!("\"UUID {B}\""), 1.into())],
+        "{report}"
+    );
+    let said = rig.ok(&["copy", "--to", "far", "--status"]);
+    assert!(said.contains(&format!("web (UUID {B})")), "{said}");
+}
+
+#[test]
 fn a_name_of_two_machines_means_neither() {
     let rig = mixed();
     let all = ids(&rig);
