@@ -90,15 +90,11 @@ pub fn backup(repository: &Repository, request: BackupRequest<'_>, job: Job<'_>)
         claimant: Claimant::Images,
         continuation: request.continuation,
     };
-    let granted = claim.check(&manifests, job.progress)?;
+    let calendar = Calendar::new(repository, &request.zone, job.progress);
+    let granted = claim.check(&manifests, calendar, job.progress)?;
     let listing = Listing {
         machine: machine.to_string(),
-        parent: choose_parent(
-            &request.parent,
-            Calendar::new(repository, &request.zone, job.progress),
-            &manifests,
-            &granted,
-        )?,
+        parent: choose_parent(&request.parent, calendar, &manifests, &granted)?,
         notes: granted.note.into_iter().collect(),
     };
     store_disks(repository, request, listing, job)

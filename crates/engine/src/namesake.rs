@@ -9,6 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use holdfast_host::WITHOUT_UUID;
 use holdfast_repo::{Manifest, SnapshotId};
 
 use crate::Progress;
@@ -31,7 +32,8 @@ const UUID_DIGITS: usize = 32;
 /// What a machine is known by.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum MachineIdentity {
-    /// Its UUID: lower case, with hyphens.
+    /// Its UUID: lower case, with hyphens. A QEMU that was given none has a word of its host and its socket in the place of it
+    /// ([`WITHOUT_UUID`]).
     Uuid(String),
     /// It is a machine, and has no UUID.
     Unidentified,
@@ -81,6 +83,11 @@ impl MachineIdentity {
         ))
     }
 
+    /// Whether it is a place of a machine that has no UUID.
+    fn is_without_uuid(&self) -> bool {
+        matches!(self, Self::Uuid(word) if word.starts_with(WITHOUT_UUID))
+    }
+
     fn word(&self) -> &str {
         match self {
             Self::Uuid(uuid) => uuid,
@@ -101,7 +108,10 @@ impl MachineIdentity {
 impl fmt::Display for MachineIdentity {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Uuid(uuid) => write!(formatter, "UUID {uuid}"),
+            Self::Uuid(uuid) => match uuid.strip_prefix(WITHOUT_UUID) {
+                Some(place) => write!(formatter, "a machine without a UUID at {place}"),
+                None => write!(formatter, "UUID {uuid}"),
+            },
             Self::Unidentified => formatter.write_str("a machine without a UUID"),
             Self::Images => formatter.write_str("images"),
         }
@@ -262,14 +272,20 @@ impl<'m> Granted<'m> {
 }
 
 impl Claim<'_> {
-    /// Grants the name, if it is unused or of the same machine.
+    /// Grants the name, if it is unused or of the same machine. A snapshot from the future holds a name only where it has no others.
     ///
     /// # Errors
     /// Its newest snapshot is of another machine; or this is an archive, and that one is of the machine itself.
-    pub(crate) fn check<'m>(&self, manifests: &'m [Manifest], progress: &dyn Progress) -> Result<Granted<'m>> {
+    pub(crate) fn check<'m>(
+        &self,
+        manifests: &'m [Manifest],
+        calendar: Calendar<'_>,
+        progress: &dyn Progress,
+    ) -> Result<Granted<'m>> {
         let identity = self.claimant.identity();
         let of_name = || manifests.iter().filter(|manifest| manifest.machine == self.name);
-        let Some(holder) = newest(of_name()) else {
+        let past = newest(of_name().filter(|manifest| !calendar.is_future(manifest)));
+        let Some(holder) = past.or_else(|| newest(of_name())) else {
             self.note_other_names(&identity, manifests, progress);
             return Ok(Granted {
                 own: Vec::new(),
@@ -277,12 +293,18 @@ impl Claim<'_> {
             });
         };
         let is_beside = matches!(self.claimant, Claimant::Archive(_)) && !is_imported(holder);
-        let is_same = MachineIdentity::of(holder) == identity && !is_beside;
+        let theirs = MachineIdentity::of(holder);
+        // Earlier versions kept nothing of a machine without a UUID.
+        let is_earlier = theirs == MachineIdentity::Unidentified && identity.is_without_uuid();
+        let is_same = (theirs == identity || is_earlier) && !is_beside;
         let mut others: BTreeSet<MachineIdentity> = of_name().map(MachineIdentity::of).collect();
         others.remove(&identity);
         let same: BTreeSet<MachineIdentity> = match (self.continuation, is_same) {
             (Continuation::Stated, _) => others,
-            (Continuation::SameIdentity, true) => continued(holder).filter(|other| others.contains(other)).collect(),
+            (Continuation::SameIdentity, true) => continued(holder)
+                .chain(is_earlier.then_some(theirs))
+                .filter(|other| others.contains(other))
+                .collect(),
             (Continuation::SameIdentity, false) => return Err(self.refusal(holder).into()),
         };
         let is_own = |manifest: &&Manifest| {

@@ -316,8 +316,8 @@ impl XenBackup<'_> {
             claimant: Claimant::Machine(&self.machine.summary.uuid),
             continuation: self.request.continuation,
         };
-        let granted = claim.check(&manifests, self.job.progress)?;
         let calendar = Calendar::new(self.repository, &self.request.zone, self.job.progress);
+        let granted = claim.check(&manifests, calendar, self.job.progress)?;
         granted
             .newest(calendar)
             .inspect(|newest| self.tell_of_another_pool(newest));

@@ -6,6 +6,7 @@
 mod block;
 mod tpm;
 
+use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -29,6 +30,10 @@ use crate::rights::Rights;
 const COMMAND_LINE: &str = "qemu-command-line.json";
 /// The file of a machine's configuration with what QEMU tells of it.
 const MACHINE: &str = "machine.json";
+/// What begins the word that a machine without a UUID is known by, in the place of a UUID.
+pub const WITHOUT_UUID: &str = "none@";
+/// Digits of the host's id in that word: hosts of one name have others.
+const HOST_DIGITS: usize = 8;
 /// The name of the guest agent's port.
 const AGENT_PORT: &str = "org.qemu.guest_agent.0";
 
@@ -40,6 +45,8 @@ pub struct BareQemu {
 
 struct Bare {
     name: String,
+    /// What it is known by where QEMU was given no UUID.
+    place: String,
     monitor: Box<dyn Monitor>,
     process: Option<Process>,
     rights: Rights,
@@ -80,6 +87,7 @@ impl BareQemu {
             title: format!("QEMU at {}", path.display()),
             machine: Arc::new(Bare {
                 name,
+                place: place_of(path),
                 agent: agent.map(resolve),
                 monitor: Box::new(socket),
                 process,
@@ -105,6 +113,7 @@ impl BareQemu {
         })?;
         Ok(Box::new(BareMachine(Arc::new(Bare {
             name: name.to_owned(),
+            place: place_of(path),
             rights,
             monitor: Box::new(queued),
             process: None,
@@ -172,9 +181,10 @@ impl Bare {
     }
 
     fn summary(&self) -> Result<MachineSummary> {
+        let uuid = text(&self.query("query-uuid")?, "UUID").filter(|uuid| is_set(uuid));
         Ok(MachineSummary {
             name: self.name.clone(),
-            uuid: text(&self.query("query-uuid")?, "UUID").unwrap_or_default(),
+            uuid: uuid.unwrap_or_else(|| self.place.clone()),
             state: state(&text(&self.query("query-status")?, "status").unwrap_or_default()),
         })
     }
@@ -291,6 +301,38 @@ impl Machine for BareMachine {
     }
 }
 
+/// Whether QEMU was given this UUID: it answers zeroes where it was given none.
+fn is_set(uuid: &str) -> bool {
+    uuid.chars().any(|character| !matches!(character, '0' | '-'))
+}
+
+/// What a machine without a UUID is known by: its host, and the socket of its monitor. It is one word of lower case.
+fn place_of(socket: &Path) -> String {
+    let said = |file: &str| std::fs::read_to_string(file).unwrap_or_default();
+    let (host, machine_id) = (said("/proc/sys/kernel/hostname"), said("/etc/machine-id"));
+    let digits: String = machine_id.trim().chars().take(HOST_DIGITS).collect();
+    let socket = socket.canonicalize().or_else(|_| std::path::absolute(socket));
+    let socket = socket.unwrap_or_default();
+    let socket = word(socket.as_os_str().as_encoded_bytes());
+    let (host, digits) = (word(host.trim().as_bytes()), word(digits.as_bytes()));
+    format!("{WITHOUT_UUID}{host}.{digits}:{socket}")
+}
+
+/// Bytes as a part of a word: other than the usual ones as `%` and two digits.
+fn word(bytes: &[u8]) -> String {
+    let mut word = String::new();
+    for byte in bytes {
+        match byte {
+            b'a'..=b'z' | b'0'..=b'9' | b'/' | b'.' | b'-' | b'_' => word.push(char::from(*byte)),
+            other => {
+                // Writing to a text does not fail.
+                write!(word, "%{other:02x}").ok();
+            }
+        }
+    }
+    word
+}
+
 fn text(value: &Value, key: &str) -> Option<String> {
     Some(value.get(key)?.as_str()?.to_owned())
 }
@@ -363,8 +405,21 @@ fn listening_path(description: &str) -> Option<PathBuf> {
 mod tests {
     use std::path::Path;
 
-    use super::{listening_path, state};
+    use super::{WITHOUT_UUID, is_set, listening_path, place_of, state};
     use crate::machine::MachineState;
+
+    #[test]
+    fn a_machine_without_a_uuid_is_known_by_its_host_and_its_socket() {
+        assert!(is_set("11111111-1111-4111-8111-111111111111"));
+        assert!(!is_set("00000000-0000-0000-0000-000000000000") && !is_set(""));
+        let one = place_of(Path::new("/nonexistent/A b%.qmp"));
+        assert!(
+            one.starts_with(WITHOUT_UUID) && one.ends_with(":/nonexistent/%41%20b%25.qmp"),
+            "{one}"
+        );
+        assert_ne!(one, place_of(Path::new("/nonexistent/a b%.qmp")));
+        assert_eq!(place_of(Path::new("/tmp/../tmp")), place_of(Path::new("/tmp")));
+    }
 
     #[test]
     fn the_agents_socket_is_read_from_the_description_of_its_channel() {

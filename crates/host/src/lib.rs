@@ -37,7 +37,7 @@ mod waits;
 pub mod xapi;
 
 pub use allocator::map_large_buffers;
-pub use bare::BareQemu;
+pub use bare::{BareQemu, WITHOUT_UUID};
 pub use ended::Ended;
 pub use error::{Error, Result};
 pub use hypervisor::{Hypervisor, HypervisorMut, KeptStates, Machine, Resumption};

@@ -17,6 +17,9 @@ use super::{host_work, instants, places, pool, virtualbox};
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::machine_backup::NOTE_BITMAP;
+use jiff::tz::TimeZone;
+
+use crate::calendar::Calendar;
 use crate::namesake::MachineIdentity;
 use crate::repository::snapshots;
 use crate::run_journal::noted_runs;
@@ -180,13 +183,21 @@ fn descriptions(request: &DoctorRequest<'_>, seen: &mut Seen, job: Job<'_>) -> R
 }
 
 /// Which bitmaps the newest snapshot of each machine needs, also where several machines have one name, and what pools are to keep.
+///
+/// The next backup passes over a snapshot from the future, so that does not take the place of the newest one of the past.
 fn look_into(repository: &Repository, job: Job<'_>) -> Result<SeenRepository> {
     let (mut newest, mut bases) = (BTreeMap::new(), BTreeSet::new());
+    let zone = TimeZone::UTC;
+    let calendar = Calendar::new(repository, &zone, job.progress);
     for manifest in snapshots(repository, job.progress)? {
         let of_disks = manifest.disks.iter().filter_map(|disk| disk.notes.get(NOTE_BASE));
         bases.extend(of_disks.cloned());
         let kept = newest
-            .entry((manifest.machine.clone(), MachineIdentity::of(&manifest)))
+            .entry((
+                manifest.machine.clone(),
+                MachineIdentity::of(&manifest),
+                calendar.is_future(&manifest),
+            ))
             .or_insert_with(|| manifest.clone());
         if kept.time_ms < manifest.time_ms {
             *kept = manifest;

@@ -260,8 +260,8 @@ impl Importing {
             claimant: Claimant::Archive(self.described.machine.uuid.as_deref()),
             continuation: request.continuation,
         };
-        let granted = claim.check(&manifests, job.progress)?;
         let calendar = Calendar::new(repository, &request.zone, job.progress);
+        let granted = claim.check(&manifests, calendar, job.progress)?;
         let parent = choose_parent(&request.parent, calendar, &manifests, &granted)?;
         let mut notes = self.notes();
         notes.extend(granted.note);

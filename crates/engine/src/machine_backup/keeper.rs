@@ -120,8 +120,8 @@ impl Keeper for InRepository<'_> {
             claimant: Claimant::Machine(uuid),
             continuation: self.wish.continuation,
         };
-        let granted = claim.check(&manifests, self.job.progress)?;
         let calendar = Calendar::new(self.repository, &self.wish.zone, self.job.progress);
+        let granted = claim.check(&manifests, calendar, self.job.progress)?;
         let parent = choose_parent(&self.wish.parent, calendar, &manifests, &granted)?;
         self.begun.get_or_init(|| Begun {
             machine: machine.clone(),

@@ -1,12 +1,15 @@
 use std::collections::BTreeMap;
 
 use holdfast_repo::Manifest;
+use jiff::tz::TimeZone;
 
 use super::{Claim, Claimant, Continuation, MachineIdentity, MachinesByName};
 use crate::NoProgress;
+use crate::calendar::{Calendar, SKEW_MS};
 use crate::error::Error;
 
 const A: &str = "11111111-1111-4111-8111-11111111111a";
+const NOW_MS: i64 = 1000;
 const B: &str = "22222222-2222-4222-8222-22222222222b";
 
 fn manifest(machine: &str, time_ms: i64, notes: &[(&str, &str)]) -> Manifest {
@@ -30,7 +33,9 @@ fn check(
         claimant,
         continuation,
     };
-    match claim.check(all, &NoProgress) {
+    let zone = TimeZone::UTC;
+    let calendar = Calendar::at(NOW_MS, &zone, &NoProgress);
+    match claim.check(all, calendar, &NoProgress) {
         Ok(granted) => {
             let own = granted.own.iter().map(|manifest| manifest.time_ms);
             Ok((own.collect(), granted.note.map(|(_, text)| text)))
@@ -107,6 +112,52 @@ fn a_name_that_is_mixed_already_compares_each_machine_with_itself() {
     assert_eq!(named.count("web1"), 3);
     assert!(named.is_same(&all[0], &all[2]) && !named.is_same(&all[0], &all[1]));
     assert_eq!(named.shared().collect::<Vec<_>>(), [("web1", 3)]);
+}
+
+#[test]
+fn a_snapshot_from_the_future_does_not_hold_a_name() {
+    let same = Continuation::SameIdentity;
+    let future_ms = NOW_MS + SKEW_MS + 1;
+    let mut all = vec![of_machine(future_ms, A), of_machine(1, B)];
+    assert_eq!(check(&all, Claimant::Machine(B), same), Ok((vec![1], None)));
+    assert!(check(&all, Claimant::Machine(A), same).unwrap_err().contains(B));
+    // The machine was replaced, which was stated once; the clock had been wrong before.
+    all[1] = manifest("web1", 1, &[("uuid", B), ("method", "filter"), ("continues", A)]);
+    let (own, note) = check(&all, Claimant::Machine(B), same).unwrap();
+    assert_eq!((own, note.as_deref()), (vec![future_ms, 1], Some(A)));
+    // Where it is the only one, it does.
+    assert!(check(&all[..1], Claimant::Machine(B), same).is_err());
+    assert_eq!(
+        check(&all[..1], Claimant::Machine(A), same),
+        Ok((vec![future_ms], None))
+    );
+}
+
+#[test]
+fn machines_without_a_uuid_are_told_apart_by_where_they_are() {
+    let [first, second] = ["none@host.1234:/run/a.qmp", "none@host.1234:/run/b.qmp"];
+    let same = Continuation::SameIdentity;
+    // A snapshot of an earlier version goes to the first that comes.
+    let mut all = vec![of_machine(1, "00000000-0000-0000-0000-000000000000")];
+    let (own, note) = check(&all, Claimant::Machine(first), same).unwrap();
+    assert_eq!((own, note.as_deref()), (vec![1], Some("unidentified")));
+    all.push(manifest(
+        "web1",
+        2,
+        &[("uuid", first), ("method", "filter"), ("continues", "unidentified")],
+    ));
+    let (own, note) = check(&all, Claimant::Machine(first), same).unwrap();
+    assert_eq!((own, note.as_deref()), (vec![1, 2], Some("unidentified")));
+    let refusal = check(&all, Claimant::Machine(second), same).unwrap_err();
+    assert!(
+        refusal.contains("a machine without a UUID at host.1234:/run/a.qmp"),
+        "{refusal}"
+    );
+    assert_eq!(MachinesByName::of(&all).count("web1"), 1);
+    all.push(of_machine(3, second));
+    assert_eq!(MachinesByName::of(&all).count("web1"), 2);
+    // One that got a UUID is another machine until that is stated.
+    assert!(check(&all[..2], Claimant::Machine(A), same).is_err());
 }
 
 /// The statement has to outlive the snapshot that it was made with.

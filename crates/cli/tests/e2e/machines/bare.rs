@@ -335,4 +335,13 @@ fn a_machine_is_not_stored_as_another_one_of_its_name() {
     first.rig.ok(&["backup", &second.source, "--machine", "web2"]);
     first.rig.ok(&["backup", &unidentified.source, "--machine", "web3"]);
     first.rig.ok(&["backup", &unidentified.source, "--machine", "web3"]);
+    // Another one without a UUID is another machine, whatever it is called.
+    let other = Bare::new(&[]);
+    let words = ["backup", &other.source, "--machine", "web3"];
+    let (kind, said) = first.rig.error(1, &words);
+    assert!(
+        kind == "exists" && said.contains("a machine without a UUID at ") && said.contains("web1.qmp"),
+        "{said}"
+    );
+    first.rig.ok(&[&words[..], &["--same-machine"]].concat());
 }

@@ -18,7 +18,7 @@ struct Hooked {
 impl Hooked {
     /// `does` is what the program does beside that, in the language of the shell.
     fn new(does: &str) -> Self {
-        let bare = Bare::new(&AGENT);
+        let bare = Bare::new(&[&AGENT[..], &["-uuid", "11111111-1111-4111-8111-111111111111"]].concat());
         let asked = play_agent(&bare.lab.path("agent"));
         let log = bare.rig.path("log").display().to_string();
         let script = format!("#!/bin/sh\necho \"$1\" >> {log}\nenv | grep ^HOLDFAST_ | sort > {log}.$1\n{does}\n");

@@ -85,8 +85,8 @@ fn back_up_locked(
         claimant: Claimant::Machine(machine.uuid()),
         continuation: request.continuation,
     };
-    let granted = claim.check(&manifests, job.progress)?;
     let calendar = Calendar::new(repository, &request.zone, job.progress);
+    let granted = claim.check(&manifests, calendar, job.progress)?;
     let parent = choose_parent(&request.parent, calendar, &manifests, &granted)?;
     job.interrupt.check()?;
     let backup = Backup {
