@@ -110,6 +110,16 @@ impl World {
         reasons
     }
 
+    /// A program that has virsh do this when it is called for an event.
+    fn hook(&self, event: &str, words: &str) -> PathBuf {
+        let uri = self.lab.uri();
+        let script = format!("#!/bin/sh\n[ $1 != {event} ] || exec virsh -q -c '{uri}' {words}\n");
+        self.rig.write("hook", script.as_bytes());
+        let runs = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+        std::fs::set_permissions(self.rig.path("hook"), runs).unwrap();
+        self.rig.path("hook")
+    }
+
     fn assert_incremental(&self, what: &str) {
         assert_eq!(self.back_up_rightly(what), [None, None], "{what}");
     }
@@ -356,13 +366,7 @@ fn a_snapshot_between_the_look_and_the_instant_does_not_mislead() {
     let uri = world.lab.uri();
     world.back_up();
     places.write(&mut world);
-    let script = format!(
-        "#!/bin/sh\n[ $1 != pre-freeze ] || exec virsh -q -c '{uri}' snapshot-create-as web1 now --disk-only --no-metadata\n"
-    );
-    world.rig.write("hook", script.as_bytes());
-    let runs = std::os::unix::fs::PermissionsExt::from_mode(0o700);
-    std::fs::set_permissions(world.rig.path("hook"), runs).unwrap();
-    let hook = world.rig.path("hook");
+    let hook = world.hook("pre-freeze", "snapshot-create-as web1 now --disk-only --no-metadata");
     let words = at(&uri, &["backup", "web1", "--hook", text(&hook)]);
     let (kind, said) = world.rig.error(4, &words);
     assert!(
