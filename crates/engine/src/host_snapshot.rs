@@ -5,10 +5,12 @@
 //!    stand still.
 //! 3. The providers cut.
 //! 4. The machines run on, and thaw.
-//! 5. What was cut is made durable, with a record of how it came about.
+//! 5. What was cut is made durable, and the states of the machines are kept.
+//! 6. The record of each says that all of it exists.
 //!
 //! Whatever goes wrong, the machines run on; what was cut before it went wrong is removed again.
 
+mod completion;
 mod guests;
 mod list;
 mod look_again;
@@ -35,9 +37,10 @@ use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::machine_backup::Beside;
 use crate::machine_lock::MachineLock;
-use crate::machine_state::{SetId, StateStore, StateToKeep};
+use crate::machine_state::{SetId, StateStore};
+use completion::{Kept, complete, configurations};
 pub use guests::{GuestReport, GuestRequest};
-use guests::{Held, Instant, Sessions};
+use guests::{Instant, Sessions};
 pub use list::{HostSnapshotList, HostSnapshotState, list_host_snapshots};
 pub use look_again::Subject;
 pub(crate) use not_taken::NotTaken;
@@ -102,8 +105,8 @@ struct Group<'a> {
     provider: &'a dyn Provider,
     cut: &'a NamedCut,
     wanted: Vec<Wanted>,
-    /// Whether nothing else is of that name.
-    is_alone: bool,
+    /// Whether all that belongs together exists once this is cut: nothing else has its name, and no states of machines are kept with it.
+    is_whole_at_cut: bool,
 }
 
 /// Makes host snapshots; `within` is called while the machines hold still.
@@ -144,8 +147,11 @@ pub(crate) fn check_host_snapshots(request: &HostSnapshotRequest<'_>) -> Result<
 fn all_groups<'a>(request: &'a HostSnapshotRequest<'a>) -> Result<(Vec<Group<'a>>, bool)> {
     let (mut groups, mut is_one_instant) = (Vec::new(), true);
     for cut in &request.cuts {
-        let of_name = groups_of(cut, request.providers)?;
+        let mut of_name = groups_of(cut, request.providers)?;
         is_one_instant &= is_cut_at_once(&of_name);
+        if let [group] = &mut of_name[..] {
+            group.is_whole_at_cut = !request.keeps_states();
+        }
         groups.extend(of_name);
     }
     Ok((groups, is_one_instant))
@@ -212,9 +218,17 @@ fn make(
     let held = held.inspect_err(|_| take_back(made, job))?;
     let held = held.with_newcomers(request, job);
     let record = HostSnapshotRecord::new(request, instant.time, &held.guests);
-    settle(groups, &record, maker, job)
-        .and_then(|()| keep_states(request, (&held, instant.time), (configurations, besides), job))
-        .inspect_err(|_| take_back(groups, job))?;
+    complete(
+        (request, groups),
+        (&record, maker),
+        Kept {
+            held: &held,
+            time: instant.time,
+            configurations,
+            besides,
+        },
+        job,
+    )?;
     Ok(HostSnapshotReport {
         snapshots: request.cuts.iter().flat_map(NamedCut::snapshots).collect(),
         time: instant.time,
@@ -225,116 +239,17 @@ fn make(
     })
 }
 
-/// The configuration of a machine: names of files, and what is in them.
-type Configuration = Vec<(String, Vec<u8>)>;
-
-/// Those of the machines, as far as their states are kept. Asked before the instant: they take time.
-///
-/// A machine that is gone by now must not cost all others their point in time; one whose memory is wanted needs its configuration.
-fn configurations(request: &HostSnapshotRequest<'_>, job: Job<'_>) -> Result<Vec<Configuration>> {
-    let ask = |guest: &GuestRequest<'_>| match guest.machine.configuration() {
-        Err(error) if guest.memory.is_none() => {
-            let machine = &guest.description.summary.name;
-            let message = format!("the configuration of {machine} is not kept with the snapshot: {error}");
-            job.progress.warning(&message);
-            Ok(Configuration::new())
-        }
-        other => Ok(other?),
-    };
-    let asked = request.guests.iter().filter(|_| request.states.is_some());
-    asked.map(ask).collect()
-}
-
-/// Keeps the states of the machines. Without its memory, where that was wanted, the whole is of no use; without the rest it is.
-fn keep_states(
-    request: &HostSnapshotRequest<'_>,
-    (held, time): (&Held, Timestamp),
-    (configurations, besides): (Vec<Configuration>, Vec<Result<Beside>>),
-    job: Job<'_>,
-) -> Result<()> {
-    let Some(store) = request.states else { return Ok(()) };
-    let guests = request.guests.iter().zip(&held.guests);
-    for ((guest, report), (configuration, beside)) in guests.zip(configurations.iter().zip(besides)) {
-        let datasets = guest.places.wanted();
-        let snapshots = request.cuts.iter().flat_map(NamedCut::snapshots);
-        let is_of_it = |name: &HostSnapshotName| {
-            let is_below = |one: &Wanted| one.dataset == name.dataset || holds(&name.dataset, &one.dataset);
-            datasets.iter().any(is_below)
-        };
-        let snapshots: Vec<HostSnapshotName> = snapshots.filter(is_of_it).collect();
-        let kept = beside.and_then(|beside| {
-            let state = StateToKeep {
-                set: request.set,
-                snapshots: &snapshots,
-                description: &guest.description,
-                places: &guest.places,
-                configuration,
-                beside,
-                memory: held.memory.as_ref().filter(|_| report.memory_bytes.is_some()),
-                time,
-                consistency: report.consistency(),
-                program: &request.program,
-            };
-            store.keep(state, job)
-        });
-        match kept {
-            Ok(_) => {}
-            Err(error) if report.memory_bytes.is_some() => return Err(error),
-            Err(error) => {
-                let machine = &report.name;
-                let message = format!("the configuration of {machine} is not kept with the snapshot: {error}");
-                job.progress.warning(&message);
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Whether a dataset that was named has another one in it: cut as a tree, or as a folder of clones.
-fn holds(named: &Dataset, inner: &Dataset) -> bool {
-    let prefix = format!("{}/", named.name.trim_end_matches('/'));
-    named.provider == inner.provider && inner.name.starts_with(&prefix)
-}
-
-/// Makes what was cut durable, with the whole record.
-///
-/// That record says that everything is there, so it is written when everything is: where several are there only by being settled, they are
-/// settled without it first.
-fn settle(
-    groups: &[Group<'_>],
-    record: &HostSnapshotRecord,
-    maker: Option<&ProcessIdentity>,
-    job: Job<'_>,
-) -> Result<()> {
-    let is_there = |group: &&Group<'_>| !group.provider.kind().has_folders();
-    let (there, others): (Vec<_>, Vec<_>) = groups.iter().partition(is_there);
-    if others.len() > 1 {
-        for group in &others {
-            let open = record.unconfirmed(group.cut, group.is_alone, maker).encode();
-            let cutting = group.cutting(record.time, &open);
-            group.provider.settle(&group.wanted, &cutting)?;
-        }
-    }
-    for group in others.into_iter().chain(there) {
-        let text = record.of_cut(group.cut).encode();
-        let settled = group.provider.settle(&group.wanted, &group.cutting(record.time, &text));
-        match settled {
-            // It is there since it was cut, with a record that knows less.
-            Err(error) if !group.provider.kind().has_folders() => {
-                let name = &group.cut.name;
-                let message = format!("what is noted of {name} is what was known at its instant: {error}");
-                job.progress.warning(&message);
-            }
-            other => other?,
-        }
-    }
-    Ok(())
-}
-
 /// What was cut, and is not worth anything, goes.
 fn take_back(groups: &[Group<'_>], job: Job<'_>) {
     for reason in groups.iter().flat_map(Group::destroy) {
         job.progress.note(&format!("taking back what was made: {reason}"));
+    }
+}
+
+impl HostSnapshotRequest<'_> {
+    /// Whether states of machines are kept with the host snapshots.
+    fn keeps_states(&self) -> bool {
+        self.states.is_some() && !self.guests.is_empty()
     }
 }
 
@@ -361,11 +276,8 @@ fn groups_of<'a>(cut: &'a NamedCut, providers: &'a Providers) -> Result<Vec<Grou
             provider,
             cut,
             wanted,
-            is_alone: false,
+            is_whole_at_cut: false,
         }));
-    }
-    if let [group] = &mut groups[..] {
-        group.is_alone = true;
     }
     Ok(groups)
 }
@@ -386,7 +298,7 @@ fn cut_all(
     cut_count: &mut usize,
 ) -> ProviderResult<()> {
     for group in groups {
-        let text = record.unconfirmed(group.cut, group.is_alone, maker).encode();
+        let text = record.unconfirmed(group.cut, group.is_whole_at_cut, maker).encode();
         group.provider.cut(&group.wanted, &group.cutting(record.time, &text))?;
         *cut_count += 1;
     }

@@ -153,18 +153,22 @@ fn of_cut(cut: &SeenCut) -> Finding {
     } else {
         ("are", "them")
     };
-    finding(
-        FindingKind::HostSnapshot,
-        format!(
-            "{} {is} not finished: whoever made {it} was killed{missing}; a machine with disks in several datasets does not go back to {it}",
-            names.join(", ")
+    let remedy = match cut.of_dead {
+        Some(set) => Remedy::Mend(
+            Mend::RemoveCut(cut.there.clone(), set),
+            format!("remove {it}, with the states of machines that belong to {it}"),
         ),
-        cut.since_ms,
-        Remedy::Advice(format!(
+        // Nothing says for certain that it was a process of this program.
+        None => Remedy::Advice(format!(
             "holdfast host remove {}, unless somebody needs what is in {it}: each by itself is as after a power cut",
             names.join(" ")
         )),
-    )
+    };
+    let what = format!(
+        "{} {is} not finished: the process that made {it} was killed{missing}; a machine with disks in several datasets does not go back to {it}",
+        names.join(", ")
+    );
+    finding(FindingKind::HostSnapshot, what, cut.since_ms, remedy)
 }
 
 fn of_clone(seen: &SeenClone, all: &Seen) -> Option<Finding> {

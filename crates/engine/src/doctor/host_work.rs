@@ -62,6 +62,8 @@ pub(super) struct SeenCut {
     /// Datasets that have none, as far as they are known.
     pub(super) missing: Vec<String>,
     pub(super) since_ms: Option<i64>,
+    /// The set that their records name, where all of them say that a process of this host that is dead cut them where they are now.
+    pub(super) of_dead: Option<SetId>,
 }
 
 /// Work on a machine that has begun and not ended.
@@ -201,6 +203,9 @@ fn look_at(
             continue;
         }
         let set = record.as_ref().and_then(|record| record.set);
+        let of_dead = record
+            .as_ref()
+            .and_then(|record| cut_by_dead(request, &noted.name, record));
         let key = (set.ok_or_else(|| dataset.clone()), noted.name.name.clone());
         let cut = cuts.entry(key).or_insert_with(|| SeenCut {
             there: Vec::new(),
@@ -209,10 +214,24 @@ fn look_at(
                 .map(|record| wholeness.missing(&noted.name, record))
                 .unwrap_or_default(),
             since_ms: record.as_ref().map(|record| record.time.as_millisecond()),
+            of_dead,
         });
+        cut.of_dead = cut.of_dead.filter(|set| Some(*set) == of_dead);
         cut.there.push(noted.name);
     }
     provider.remains(&dataset.name)
+}
+
+/// The set of a host snapshot that is not whole, where its record says that a process of this host that is dead cut it, and cut it of this dataset: a
+/// copy that was received elsewhere has the record of its original, and is somebody's work.
+pub(super) fn cut_by_dead(
+    request: &DoctorRequest<'_>,
+    name: &HostSnapshotName,
+    record: &HostSnapshotRecord,
+) -> Option<SetId> {
+    let was_cut_here = record.datasets.contains(&name.dataset.to_string());
+    let is_dead = life_of(request, record.maker.as_ref()) == Liveness::Dead;
+    record.set.filter(|_| was_cut_here && is_dead && !record.is_whole)
 }
 
 /// Of whom nothing is noted nobody knows whether he lives.

@@ -37,6 +37,7 @@ pub(super) fn mend(request: &DoctorRequest<'_>, finding: &Finding, job: Job<'_>)
         Mend::DestroyClone(clone) => mend_host::destroy_clone(request, clone),
         Mend::FinishClone(clone) => mend_host::finish_clone(request, clone),
         Mend::RemoveHalfClone(uuid) => mend_host::remove_half_clone(request, uuid),
+        Mend::RemoveCut(names, set) => mend_host::remove_cut(request, (names, *set), job),
         Mend::RemoveInstant(set) => mend_host::remove_instant(request, set, job),
         Mend::ForgetWork(uuid) => mend_host::forget_work(request, uuid),
         Mend::DeleteSnapshots(uuid) => virtualbox::delete(request, uuid, job),

@@ -6,11 +6,12 @@ use holdfast_host::provider::{HostSnapshotName, LeftClone, LeftCloneKind, Provid
 
 use super::DoctorRequest;
 use super::chains::{is_used, used_images};
-use super::host_work::{DoctorStorage, left_files};
+use super::host_work::{DoctorStorage, cut_by_dead, left_files};
 use crate::forget::Execution;
 use crate::host_restore::remove_unless_needed;
+use crate::host_snapshot::{HostSnapshotRecord, Wholeness};
 use crate::job::Job;
-use crate::machine_state::{StateStore, sweep_states};
+use crate::machine_state::{SetId, StateStore, sweep_states};
 use crate::new_file::delete_left;
 
 type Mended = Result<String, String>;
@@ -103,6 +104,39 @@ pub(super) fn remove_half_clone(request: &DoctorRequest<'_>, uuid: &str) -> Mend
         [] => deleted,
         kept => format!("{deleted}; a machine has {}, which stays", kept.join(", ")),
     })
+}
+
+/// Removes host snapshots that were not finished, with the states that belong to them. All are looked at once more before the first goes.
+pub(super) fn remove_cut(
+    request: &DoctorRequest<'_>,
+    (names, set): (&[HostSnapshotName], SetId),
+    job: Job<'_>,
+) -> Mended {
+    let storage = storage(request)?;
+    let mut wholeness = Wholeness::new(storage.providers);
+    let mut found = Vec::new();
+    for name in names {
+        let provider = storage.providers.of_dataset(&name.dataset);
+        let present = provider.snapshots(&name.dataset.name);
+        let present = present.map_err(|error| error.to_string())?;
+        let Some(snapshot) = present.into_iter().find(|one| one.name == *name) else {
+            continue;
+        };
+        let record = snapshot.record.as_deref().and_then(HostSnapshotRecord::parse);
+        let is_it = record.is_some_and(|record| cut_by_dead(request, name, &record) == Some(set));
+        if !is_it || wholeness.of(name, snapshot.record.as_deref()) != Some(false) {
+            return Err(format!("{name} is another one by now"));
+        }
+        found.push((provider, snapshot));
+    }
+    for (provider, snapshot) in found {
+        provider.destroy_this(&snapshot).map_err(|error| error.to_string())?;
+    }
+    if let Some(states) = storage.states {
+        let swept = sweep_states(states, storage.providers, Execution::Execute, job);
+        swept.map_err(|error| error.to_string())?;
+    }
+    Ok(if names.len() == 1 { "removed it" } else { "removed them" }.to_owned())
 }
 
 /// Removes host snapshots that were there until clones of them were made, as far as no clone needs them.

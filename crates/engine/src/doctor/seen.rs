@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use holdfast_host::MachineState;
-use holdfast_host::provider::{LeftClone, Remain};
+use holdfast_host::provider::{HostSnapshotName, LeftClone, Remain};
 use holdfast_host::qemu::{Bitmap, QemuJob, RunId};
 use holdfast_repo::Liveness;
 
@@ -13,6 +13,7 @@ use super::places::SeenPlace;
 use super::pool::SeenPool;
 use super::virtualbox::SeenBox;
 use crate::instant_restore::InstantState;
+use crate::machine_state::SetId;
 use crate::run_journal::RunRecord;
 
 /// Everything that was looked at.
@@ -295,6 +296,8 @@ pub enum Mend {
     FinishClone(LeftClone),
     /// Delete the files of a clone whose machine is not there; its UUID.
     RemoveHalfClone(String),
+    /// Remove host snapshots of this set that a dead process did not finish.
+    RemoveCut(Vec<HostSnapshotName>, SetId),
     /// Remove host snapshots that were there for clones only; their set.
     RemoveInstant(String),
     /// Take the note of work on a machine away; its UUID.

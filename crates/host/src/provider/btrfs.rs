@@ -5,16 +5,16 @@
 //!
 //! Source: btrfs-subvolume(8), btrfs-filesystem(8); btrfs-progs 6.2.
 
+mod making;
 mod replica;
 pub(crate) mod stream;
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
-use super::folder::{OURS, SnapshotFolder, check_name, file_error, shown_words, sync_folder};
+use super::folder::{OURS, SnapshotFolder, check_name, file_error, shown_words};
 use super::mounts::{Mount, Mounts};
 use super::remains::{self, Remain, RemainKind};
 use super::{
@@ -23,6 +23,7 @@ use super::{
 };
 use crate::file_system;
 use crate::process::Tools;
+use making::Making;
 pub use replica::BtrfsSide;
 
 const BTRFS: &str = "btrfs";
@@ -33,8 +34,8 @@ const ROOT_INODE: u64 = 256;
 #[derive(Clone)]
 pub struct Btrfs {
     tools: Arc<dyn Tools>,
-    /// Locks of datasets of which snapshots are being made, until they are noted; by dataset and name.
-    making: Arc<Mutex<BTreeMap<(String, String), File>>>,
+    /// Snapshots that are being made, until they have their names; by dataset and name.
+    making: Arc<Mutex<BTreeMap<(String, String), Making>>>,
 }
 
 /// Whether a folder is the root of a subvolume.
@@ -59,10 +60,6 @@ impl Btrfs {
             tools,
             making: Arc::default(),
         }
-    }
-
-    fn making(&self) -> MutexGuard<'_, BTreeMap<(String, String), File>> {
-        self.making.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn delete(&self, (action, what): (&'static str, &str), place: &Path) -> ProviderResult<()> {
@@ -301,7 +298,8 @@ impl Provider for Btrfs {
         for one in wanted {
             check_name(cut.name)?;
             let kept = Self::folder(&one.dataset.name)?;
-            kept.must_be_new(cut.name, &format!("{}@{}", one.dataset, cut.name))?;
+            let shown = format!("{}@{}", one.dataset, cut.name);
+            kept.must_be_new(cut.name, &shown)?;
             if one.is_tree {
                 return Err(ProviderError::Refused {
                     action: "make a snapshot of",
@@ -310,8 +308,7 @@ impl Provider for Btrfs {
                 });
             }
             let kept = SnapshotFolder::make(Path::new(&one.dataset.name))?;
-            let of = (one.dataset.name.clone(), cut.name.to_owned());
-            self.making().insert(of, kept.lock_making()?);
+            self.begin(&kept, (&one.dataset.name, cut.name), &shown)?;
         }
         Ok(())
     }
@@ -319,7 +316,7 @@ impl Provider for Btrfs {
     fn cut(&self, group: &[Wanted], cut: &Cutting<'_>) -> ProviderResult<()> {
         group.iter().try_for_each(|one| {
             let kept = Self::folder(&one.dataset.name)?;
-            let place = kept.place(cut.name);
+            let place = kept.hidden_place(cut.name);
             let words = [
                 "subvolume",
                 "snapshot",
@@ -329,25 +326,20 @@ impl Provider for Btrfs {
                 &place.to_string_lossy(),
             ];
             let shown = kept.shown_place(cut.name);
-            self.ask(("make", &shown.to_string_lossy()), &words).map(drop)
-        })
-    }
-
-    fn settle(&self, group: &[Wanted], cut: &Cutting<'_>) -> ProviderResult<()> {
-        group.iter().try_for_each(|one| {
-            let kept = Self::folder(&one.dataset.name)?;
-            kept.note(cut)?;
-            // A snapshot is in the next commit of the file system; this waits for that.
-            sync_folder(&kept.place(cut.name))?;
-            sync_folder(&kept.place(""))?;
-            self.making().remove(&(one.dataset.name.clone(), cut.name.to_owned()));
+            self.ask(("make", &shown.to_string_lossy()), &words)?;
+            self.note_cut(&one.dataset.name, cut.name);
             Ok(())
         })
     }
 
+    fn settle(&self, group: &[Wanted], cut: &Cutting<'_>) -> ProviderResult<()> {
+        group.iter().try_for_each(|one| self.settle_one(one, cut))
+    }
+
     fn abandon(&self, wanted: &[Wanted], cut: &Cutting<'_>) {
         for one in wanted {
-            self.making().remove(&(one.dataset.name.clone(), cut.name.to_owned()));
+            // What stays is found by its hidden name.
+            self.give_up(&one.dataset.name, cut.name).ok();
         }
     }
 
@@ -401,6 +393,9 @@ impl Provider for Btrfs {
     }
 
     fn destroy(&self, snapshot: &HostSnapshotName) -> ProviderResult<()> {
+        if self.give_up(&snapshot.dataset.name, &snapshot.name)? {
+            return Ok(());
+        }
         let kept = Self::folder(&snapshot.dataset.name)?;
         kept.remove(snapshot, || {
             self.delete(("remove", &snapshot.to_string()), &kept.place(&snapshot.name))

@@ -5,7 +5,7 @@
 //! DATASET/.holdfast/records/NAME.json   {"schema": 1, "time_s": 1795363666, "record": "..."}
 //! DATASET/.holdfast/holds/NAME/TAG      an empty file for each who holds it
 //! DATASET/.holdfast/lock                locked (flock) by who notes, holds or removes
-//! DATASET/.holdfast/making              locked (flock) by all who make snapshots of btrfs, from before the cut until they are noted
+//! DATASET/.holdfast/making              locked (flock) by all who make snapshots of btrfs, from before the cut until they have their names
 //! DATASET/.holdfast/receiving           locked (flock) by who receives snapshots of another host
 //! ```
 //!

@@ -120,6 +120,8 @@ impl Reflink {
     fn begin(&self, kept: &SnapshotFolder, name: &str, shown: &str) -> ProviderResult<()> {
         // Nobody looks for what was left between its being made and its being locked.
         let _lock = kept.lock()?;
+        // Another process may have given its own this name since that was looked at.
+        kept.must_be_new(name, shown)?;
         let place = kept.hidden_place(name);
         let failed = |action| {
             let place = kept.shown_place(name);

@@ -1,7 +1,7 @@
 //! What those who were killed have left in a dataset whose host snapshots are in a folder of ours.
 //!
 //! Who is at work is told by locks (flock), which end with the process that has them: whoever makes a folder of clones has it locked, whoever
-//! receives has `receiving`, and whoever notes, holds or removes has `lock`. What nobody has locked was left.
+//! makes a snapshot of btrfs has `making`, whoever receives has `receiving`, and whoever notes, holds or removes has `lock`. What nobody has locked was left.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
@@ -80,7 +80,8 @@ fn find(kept: &SnapshotFolder, dataset: &Dataset) -> ProviderResult<Vec<Remain>>
             continue;
         };
         let place = kept.hidden_place(name);
-        if !is_locked(&place) {
+        // A snapshot of btrfs cannot be locked before it exists: whoever makes one holds `making`.
+        if !is_locked(&place) && !kept.is_making() {
             add(RemainKind::HalfSnapshot, name, (&place, kept.shown_place(&hidden)));
         }
     }

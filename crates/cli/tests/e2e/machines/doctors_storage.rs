@@ -288,6 +288,74 @@ fn what_was_received_in_part_and_what_was_cut_and_not_noted() {
     assert_eq!(found(&on.doctor(0, &[])), [""; 0]);
 }
 
+/// A snapshot of btrfs has a hidden name until it is noted. So a process that is killed right after the cut leaves no half of one under its name.
+#[test]
+fn what_was_cut_and_has_no_name_yet_is_removed() {
+    let Some(on) = on("btrfs") else { return };
+    on.take(0, &["web1", "--name", "one"]);
+    let hidden = on.ours("snapshots/.cut");
+    let cut = || {
+        let words = ["subvolume", "snapshot", "-r", &on.folder(), hidden.to_str().unwrap()];
+        system("btrfs", &words).unwrap();
+    };
+    cut();
+    let making = File::open(on.ours("making")).unwrap();
+    flock(&making, FlockOperation::LockShared).unwrap();
+    // Another process may be making it.
+    assert_eq!(found(&on.doctor(0, &["--fix"])), [""; 0]);
+    let uri = on.world.lab.uri();
+    let (_, said) = on.world.rig.error(1, &at(&uri, &["snapshot", "web1", "--name", "cut"]));
+    assert!(said.contains("another process is making"), "{said}");
+    drop(making);
+    assert_eq!(found(&on.doctor(3, &[])), ["leftover"]);
+    assert_eq!(found(&on.doctor(0, &["--fix"])), ["leftover"]);
+    assert!(!hidden.exists());
+    // The next one of its name removes it, too.
+    cut();
+    on.take(0, &["web1", "--name", "cut"]);
+    assert_eq!(on.names("snapshots"), ["cut", "one"]);
+    assert_eq!(found(&on.doctor(0, &[])), [""; 0]);
+}
+
+/// A host snapshot is whole when the state of its machine is kept. One whose maker was killed before goes with what was kept of it.
+#[test]
+fn what_was_not_completed_is_removed_with_its_state() {
+    let Some(on) = on("btrfs") else { return };
+    on.take(0, &["web1", "--name", "one"]);
+    on.take(0, &["web1", "--name", "two"]);
+    assert_eq!(on.state_count(), 2);
+    let path = on.ours("records/two.json");
+    let noted: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let whole: Value = serde_json::from_str(noted["record"].as_str().unwrap()).unwrap();
+    assert_eq!((&whole["is_whole"], &whole["maker"]), (&json!(true), &Value::Null));
+    let note = |change: &dyn Fn(&mut Value)| {
+        let (mut noted, mut record) = (noted.clone(), whole.clone());
+        record["is_whole"] = json!(false);
+        record["maker"] = somebody_dead();
+        change(&mut record);
+        noted["record"] = json!(record.to_string());
+        write(&path, &noted.to_string());
+    };
+    note(&|record| record["maker"] = this_process());
+    assert_eq!(found(&on.doctor(0, &["--fix"])), [""; 0], "its maker is at work");
+    // A copy that was received here says of what it is a copy.
+    note(&|record| record["datasets"] = json!(["btrfs:/elsewhere"]));
+    let report = on.doctor(3, &["--fix"]);
+    assert_eq!(found(&report), ["host-snapshot"]);
+    assert!(
+        report["findings"][0]["advice"]
+            .as_str()
+            .unwrap()
+            .contains("host remove")
+    );
+    note(&|_| ());
+    assert_eq!(found(&on.doctor(0, &["--fix"])), ["host-snapshot"]);
+    assert_eq!(on.names("snapshots"), ["one"]);
+    assert_eq!(on.names("records"), ["one.json"]);
+    assert_eq!(on.state_count(), 1);
+    assert_eq!(found(&on.doctor(0, &[])), [""; 0]);
+}
+
 /// A machine with disks in two subvolumes: whoever cuts both may be killed between them.
 #[test]
 fn what_was_cut_in_part_is_no_point_in_time() {

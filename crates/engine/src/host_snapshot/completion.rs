@@ -1,0 +1,162 @@
+//! From what was cut to host snapshots that are whole.
+//!
+//! 1. What has its name only by being settled is settled, with a record that names its maker and does not say that it is whole.
+//! 2. The states of the machines are kept.
+//! 3. All records say that everything exists.
+//!
+//! A host snapshot whose maker was killed before 3 is known by its record, and `doctor` removes it with its states. What fails is taken back here.
+
+use holdfast_host::provider::{Dataset, HostSnapshotName, Wanted};
+use holdfast_repo::{ProcessIdentity, SnapshotId};
+use jiff::Timestamp;
+
+use super::guests::{GuestRequest, Held};
+use super::{Group, HostSnapshotRecord, HostSnapshotRequest, NamedCut, take_back};
+use crate::error::Result;
+use crate::job::Job;
+use crate::machine_backup::Beside;
+use crate::machine_state::{StateStore, StateToKeep};
+
+/// The configuration of a machine: names of files, and what is in them.
+pub(super) type Configuration = Vec<(String, Vec<u8>)>;
+
+/// What the states of machines are made of.
+pub(super) struct Kept<'a> {
+    pub(super) held: &'a Held,
+    pub(super) time: Timestamp,
+    pub(super) configurations: Vec<Configuration>,
+    pub(super) besides: Vec<Result<Beside>>,
+}
+
+/// Completes what was cut.
+///
+/// # Errors
+/// Nothing of it exists then.
+pub(super) fn complete(
+    (request, groups): (&HostSnapshotRequest<'_>, &[Group<'_>]),
+    (record, maker): (&HostSnapshotRecord, Option<&ProcessIdentity>),
+    kept: Kept<'_>,
+    job: Job<'_>,
+) -> Result<()> {
+    let mut ids = Vec::new();
+    let done = name_all((request, groups), (record, maker))
+        .and_then(|()| keep_states(request, kept, &mut ids, job))
+        .and_then(|()| record_all(groups, record, job));
+    done.inspect_err(|_| {
+        // A state is forgotten after its host snapshots: what a kill leaves in between is found as a state without them.
+        take_back(groups, job);
+        forget(request.states, &ids, job);
+    })
+}
+
+/// Gives names to what has none before it is settled, where more has to follow before it is whole.
+fn name_all(
+    (request, groups): (&HostSnapshotRequest<'_>, &[Group<'_>]),
+    (record, maker): (&HostSnapshotRecord, Option<&ProcessIdentity>),
+) -> Result<()> {
+    let without_name = groups.iter().filter(|group| group.provider.kind().has_folders());
+    if without_name.clone().count() < 2 && !request.keeps_states() {
+        return Ok(());
+    }
+    for group in without_name {
+        let open = record.unconfirmed(group.cut, group.is_whole_at_cut, maker).encode();
+        group
+            .provider
+            .settle(&group.wanted, &group.cutting(record.time, &open))?;
+    }
+    Ok(())
+}
+
+/// Writes the whole record of all host snapshots.
+fn record_all(groups: &[Group<'_>], record: &HostSnapshotRecord, job: Job<'_>) -> Result<()> {
+    let exists_since_cut = |group: &&Group<'_>| !group.provider.kind().has_folders();
+    let (others, without_name): (Vec<_>, Vec<_>) = groups.iter().partition(exists_since_cut);
+    for group in without_name.into_iter().chain(others) {
+        let text = record.of_cut(group.cut).encode();
+        let settled = group.provider.settle(&group.wanted, &group.cutting(record.time, &text));
+        match settled {
+            // Its first record says already that it is whole.
+            Err(error) if group.is_whole_at_cut && !group.provider.kind().has_folders() => {
+                let name = &group.cut.name;
+                let message = format!("what is noted of {name} is what was known at its instant: {error}");
+                job.progress.warning(&message);
+            }
+            other => other?,
+        }
+    }
+    Ok(())
+}
+
+fn forget(states: Option<&StateStore>, ids: &[SnapshotId], job: Job<'_>) {
+    let Some(store) = states else { return };
+    for id in ids {
+        let forgotten = store.repository().forget(*id, "its host snapshots were taken back");
+        if let Err(error) = forgotten {
+            job.progress
+                .note(&format!("forgetting a state that is not needed: {error}"));
+        }
+    }
+}
+
+/// Those of the machines, as far as their states are kept. Asked before the instant: they take time.
+///
+/// A machine that is gone by now must not cost all others their point in time; one whose memory is wanted needs its configuration.
+pub(super) fn configurations(request: &HostSnapshotRequest<'_>, job: Job<'_>) -> Result<Vec<Configuration>> {
+    let ask = |guest: &GuestRequest<'_>| match guest.machine.configuration() {
+        Err(error) if guest.memory.is_none() => {
+            let machine = &guest.description.summary.name;
+            let message = format!("the configuration of {machine} is not kept with the snapshot: {error}");
+            job.progress.warning(&message);
+            Ok(Configuration::new())
+        }
+        other => Ok(other?),
+    };
+    let asked = request.guests.iter().filter(|_| request.states.is_some());
+    asked.map(ask).collect()
+}
+
+/// Keeps the states of the machines; `ids` gets them. Without its memory, where that was wanted, the whole is of no use; without the rest it is.
+fn keep_states(request: &HostSnapshotRequest<'_>, of: Kept<'_>, ids: &mut Vec<SnapshotId>, job: Job<'_>) -> Result<()> {
+    let Some(store) = request.states else { return Ok(()) };
+    let guests = request.guests.iter().zip(&of.held.guests);
+    for ((guest, report), (configuration, beside)) in guests.zip(of.configurations.iter().zip(of.besides)) {
+        let datasets = guest.places.wanted();
+        let snapshots = request.cuts.iter().flat_map(NamedCut::snapshots);
+        let is_of_it = |name: &HostSnapshotName| {
+            let is_below = |one: &Wanted| one.dataset == name.dataset || holds(&name.dataset, &one.dataset);
+            datasets.iter().any(is_below)
+        };
+        let snapshots: Vec<HostSnapshotName> = snapshots.filter(is_of_it).collect();
+        let kept = beside.and_then(|beside| {
+            let state = StateToKeep {
+                set: request.set,
+                snapshots: &snapshots,
+                description: &guest.description,
+                places: &guest.places,
+                configuration,
+                beside,
+                memory: of.held.memory.as_ref().filter(|_| report.memory_bytes.is_some()),
+                time: of.time,
+                consistency: report.consistency(),
+                program: &request.program,
+            };
+            store.keep(state, job)
+        });
+        match kept {
+            Ok(id) => ids.push(id),
+            Err(error) if report.memory_bytes.is_some() => return Err(error),
+            Err(error) => {
+                let machine = &report.name;
+                let message = format!("the configuration of {machine} is not kept with the snapshot: {error}");
+                job.progress.warning(&message);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether a dataset that was named has another one in it: cut as a tree, or as a folder of clones.
+fn holds(named: &Dataset, inner: &Dataset) -> bool {
+    let prefix = format!("{}/", named.name.trim_end_matches('/'));
+    named.provider == inner.provider && inner.name.starts_with(&prefix)
+}
