@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::io::Read;
 use std::process::{ExitStatus, Stdio};
 
-use holdfast_host::command;
+use holdfast_host::{Wait, command};
 
 /// Bytes of output that a command may write; a password needs far fewer.
 const OUTPUT_BYTES_MAX: u64 = 1 << 20;
@@ -37,6 +37,7 @@ pub fn run_shell<T>(
     words: &OsStr,
     reader: impl FnOnce(&mut dyn Read) -> std::io::Result<T>,
 ) -> Result<Finished<T>, CommandError> {
+    let _wait = Wait::for_answer("the password command");
     let mut child = command("/bin/sh")
         .arg("-c")
         .arg(words)

@@ -21,8 +21,8 @@ use holdfast_repo::{Repository, SnapshotId, Surroundings};
 
 pub use self::fill::FillOptions;
 use self::fill::{Attending, Fill};
-pub(crate) use self::folder::unfinished_folders;
 use self::folder::{NewFolder, name_until_complete, remove_left};
+pub(crate) use self::folder::{is_still_unfinished, unfinished_folders};
 use self::job_file::MadeFile;
 pub use self::job_file::{InstantDisk, InstantJob};
 pub use self::rate::FillRate;
@@ -177,6 +177,7 @@ fn make(
     job: Job<'_>,
 ) -> Result<(Made, NewFolder, Attending)> {
     let mut noted = None;
+    remove_left(&instant.folder);
     // Whoever finds the images of a restore that was killed has to know whose they are.
     let mut note = |files: &[(&Path, &Path)]| {
         let made = files
@@ -185,7 +186,6 @@ fn make(
         instant.made = made.collect();
         // Nobody sees the folder before all of this is in it.
         let place = instant.folder.clone();
-        remove_left(&place);
         instant.folder = name_until_complete(&place, instant.hold);
         let mut folder = NewFolder::make(&instant.folder)?;
         let lock = fill::lock(instant)?;

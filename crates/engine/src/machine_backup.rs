@@ -76,7 +76,7 @@ use pace::{Pace, PacedDevice};
 use proof::NextBitmap;
 use rest::Rest;
 pub(crate) use rest::{Beside, NVRAM, sources_of};
-pub(crate) use scratch::{is_folder_free, listen};
+pub(crate) use scratch::{RUNTIME_FOLDERS, RuntimeFolder, SOCKET, listen, lock_unneeded};
 pub(crate) use tpm::{NOTE_TPM_STORE, NOTE_TPM_VERSION, TPM};
 pub use warden::{GivenUp, Limits, Load};
 

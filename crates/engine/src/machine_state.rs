@@ -13,6 +13,7 @@ use std::fs::File;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use holdfast_repo::key::{Cipher, Credential, KdfParameters};
 use holdfast_repo::store::{DirectoryStore, MemoryStore, ObjectName, Store as _, StoreError};
@@ -32,6 +33,8 @@ const REPOSITORY: &str = "repository";
 /// Where the memory of a machine is before it is in the repository.
 const SCRATCH: &str = "scratch";
 const LOCK: &str = "lock";
+/// How often it is looked whether the store is free.
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// How the repository is made.
 fn new_repository() -> InitRequest<'static> {
@@ -128,8 +131,20 @@ impl StateStore {
         Ok(manifests.into_iter().filter_map(KeptState::of).collect())
     }
 
-    /// Whoever keeps states shares the store with others who do; who forgets some has it for himself.
-    fn lock(&self, operation: FlockOperation) -> Result<Option<File>> {
+    /// Whoever keeps states shares the store with others who do, and waits for who forgets some.
+    fn share(&self, job: Job<'_>) -> Result<File> {
+        loop {
+            if let Some(lock) = self.try_lock(FlockOperation::NonBlockingLockShared)? {
+                return Ok(lock);
+            }
+            // Much is forgotten at once, and its room is given back: that may take minutes.
+            job.interrupt.check()?;
+            job.clock.sleep(LOOK_INTERVAL);
+        }
+    }
+
+    /// Whoever forgets states has the store for himself; none where somebody else has it. `operation` does not wait.
+    fn try_lock(&self, operation: FlockOperation) -> Result<Option<File>> {
         let path = self.folder.join(LOCK);
         let failed = |source| Error::File {
             action: "lock",

@@ -1,11 +1,15 @@
 //! Small files that say what is going on, for whoever comes after one who was killed: each is whole or not there, and lasts.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{ErrorKind, Read as _, Write as _};
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
+use holdfast_host::{LOCK_HOLDER, Wait};
 use rustix::fs::{FlockOperation, flock};
+use serde_json::{Value, json};
 
 use crate::error::{Error, Result};
 
@@ -13,6 +17,25 @@ use crate::error::{Error, Result};
 const ENDING: &str = "json";
 /// Bytes of a note, at most.
 const BYTES_MAX: u64 = 1 << 20;
+
+/// A path as notes have it: text, or its bytes where it is not UTF-8.
+pub(crate) fn written_path(path: &Path) -> Value {
+    match path.to_str() {
+        Some(text) => json!(text),
+        None => json!({ "bytes": path.as_os_str().as_bytes() }),
+    }
+}
+
+/// A path as it was noted.
+pub(crate) fn read_path(value: &Value) -> Option<PathBuf> {
+    if let Some(text) = value.as_str() {
+        return Some(text.into());
+    }
+    let bytes = value.get("bytes")?.as_array()?.iter();
+    let bytes = bytes.map(|byte| u8::try_from(byte.as_u64()?).ok());
+    let bytes: Vec<u8> = bytes.collect::<Option<_>>()?;
+    Some(OsString::from_vec(bytes).into())
+}
 
 /// Writes a note, which only its owner can read. As long as it is half it is at `half`, in the same folder.
 pub(crate) fn write_note(path: &Path, half: &Path, bytes: &[u8]) -> std::io::Result<()> {
@@ -35,6 +58,7 @@ fn lock_half(half: &Path) -> std::io::Result<File> {
             .truncate(false)
             .mode(0o600)
             .open(half)?;
+        let _wait = Wait::for_answer(LOCK_HOLDER);
         // Where files cannot be locked, nothing is deleted.
         flock(&file, FlockOperation::LockExclusive).ok();
         let (opened, named) = (file.metadata()?, half.symlink_metadata());
@@ -111,9 +135,33 @@ pub(crate) fn forget_note(path: &Path) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
     use std::fs::File;
+    use std::os::unix::ffi::OsStrExt as _;
+    use std::path::Path;
 
-    use super::{delete_half_note, half_notes, lock_half, read_notes, write_note};
+    use serde_json::json;
+
+    use super::{delete_half_note, half_notes, lock_half, read_notes, read_path, write_note, written_path};
+
+    #[test]
+    fn a_path_comes_back_with_all_its_bytes() {
+        for bytes in [&b"/a b"[..], b"", b"/a\xff\xfe/b\n", "/\u{e9}".as_bytes()] {
+            let path = Path::new(OsStr::from_bytes(bytes));
+            assert_eq!(read_path(&written_path(path)).as_deref(), Some(path));
+        }
+        assert_eq!(written_path(Path::new("/a")), json!("/a"));
+        let others = [
+            json!(null),
+            json!({}),
+            json!(["a"]),
+            json!({ "bytes": [256] }),
+            json!({ "bytes": ["a"] }),
+        ];
+        for other in others {
+            assert_eq!(read_path(&other), None);
+        }
+    }
 
     #[test]
     fn a_half_note_is_left_when_nobody_writes_it() {

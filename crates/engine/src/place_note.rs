@@ -10,7 +10,7 @@ use holdfast_repo::ProcessIdentity;
 use serde_json::{Value, json};
 
 use crate::error::{Error, Result};
-use crate::note_file::{forget_note, read_notes, write_note};
+use crate::note_file::{forget_note, read_notes, read_path, write_note, written_path};
 use crate::run_journal::{HALF, read_process, written_process};
 
 /// Where places are noted, and as whose.
@@ -55,13 +55,13 @@ impl PlaceRecord {
                 "repository": held.repository,
                 "snapshot": held.snapshot,
                 "holder": held.holder,
-                "folder": held.folder.to_string_lossy(),
+                "folder": written_path(&held.folder),
             })
         });
         let value = json!({
             "schema": 1,
             "number": self.number,
-            "place": self.place.to_string_lossy(),
+            "place": written_path(&self.place),
             "process": written_process(&self.process),
             "held": held,
         });
@@ -78,12 +78,12 @@ impl PlaceRecord {
                 repository: text(&held["repository"])?,
                 snapshot: text(&held["snapshot"])?,
                 holder: number(&held["holder"])?,
-                folder: text(&held["folder"])?.into(),
+                folder: read_path(&held["folder"])?,
             }),
         };
         Some(Self {
             number: number(&value["number"])?,
-            place: text(&value["place"])?.into(),
+            place: read_path(&value["place"])?,
             process: read_process(&value["process"])?,
             held,
         })
@@ -150,6 +150,8 @@ pub(crate) fn forget_place(folder: &Path, number: u32) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt as _;
     use std::path::Path;
 
     use holdfast_repo::{Processes as _, SystemProcesses};
@@ -168,15 +170,17 @@ mod tests {
             repository: "r".to_owned(),
             snapshot: "s".to_owned(),
             holder: 7,
-            folder: "/srv/.web1.holdfast".into(),
+            folder: OsStr::from_bytes(b"/srv/\xfe/.web1.holdfast").into(),
         };
+        // Not every path is UTF-8, and what a kill leaves is found in this one all the same.
+        let place = Path::new(OsStr::from_bytes(b"/srv/\xff"));
         let notes = [None, Some(held.clone())].map(|held| {
             let number = u32::from(held.is_some());
-            PlaceNote::holding(&journal, Path::new("/srv"), number, held).unwrap()
+            PlaceNote::holding(&journal, place, number, held).unwrap()
         });
         let noted = noted_places(&journal.folder).unwrap();
         assert_eq!((noted.len(), &noted[0].held, &noted[1].held), (2, &None, &Some(held)));
-        assert_eq!(noted[0].place, Path::new("/srv"));
+        assert_eq!(noted[0].place, place);
         assert_eq!(noted[0].process, SystemProcesses.this());
         drop(notes);
         assert_eq!(noted_places(&journal.folder).unwrap(), []);

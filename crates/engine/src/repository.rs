@@ -76,7 +76,7 @@ impl Location {
     /// into the store cost nothing.
     #[must_use]
     pub fn with_slot_memory(self, folder: Option<&Path>) -> Self {
-        let whole = self.path.canonicalize().unwrap_or_else(|_| self.path.clone());
+        let whole = whole_path(&self.path);
         let name = blake3::hash(whole.as_os_str().as_bytes()).to_hex();
         Self {
             slot_memory: folder.map(|folder| folder.join(&name[..32])),
@@ -133,6 +133,22 @@ impl Location {
     /// The store there, made if it does not exist.
     pub(crate) fn create_store(&self) -> Result<Arc<dyn Store>> {
         Ok(Arc::new(DirectoryStore::create(&self.path)?))
+    }
+}
+
+/// A path as the kernel has it. Of one that does not exist yet, what exists of it: it has to be the same when it has been made.
+fn whole_path(path: &Path) -> PathBuf {
+    let mut existing = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let mut missing = Vec::new();
+    loop {
+        if let Ok(whole) = existing.canonicalize() {
+            return missing.iter().rev().fold(whole, |whole, name| whole.join(name));
+        }
+        let Some(name) = existing.file_name() else {
+            return path.to_owned();
+        };
+        missing.push(name.to_owned());
+        existing.pop();
     }
 }
 
@@ -359,8 +375,22 @@ mod tests {
     use std::ffi::OsStr;
     use std::path::Path;
 
-    use super::Location;
+    use super::{Location, whole_path};
     use crate::Error;
+
+    #[test]
+    fn a_place_is_the_same_before_and_after_it_was_made() {
+        let folder = tempfile::tempdir().unwrap();
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(folder.path(), &link).unwrap();
+        let new = link.join("./a/b");
+        let before = whole_path(&new);
+        assert_eq!(before, folder.path().canonicalize().unwrap().join("a/b"));
+        std::fs::create_dir_all(&new).unwrap();
+        assert_eq!(whole_path(&new), before);
+        let relative = Path::new("a folder that does not exist");
+        assert_eq!(whole_path(relative), std::env::current_dir().unwrap().join(relative));
+    }
 
     #[test]
     fn a_location_is_a_directory_with_or_without_its_kind() {

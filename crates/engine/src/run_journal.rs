@@ -12,7 +12,7 @@ use holdfast_repo::{Liveness, ProcessIdentity, Processes};
 use serde_json::{Value, json};
 
 use crate::error::{Error, Result};
-use crate::note_file::{forget_note, read_notes, write_note};
+use crate::note_file::{forget_note, read_notes, read_path, write_note, written_path};
 
 /// The end of a note's name.
 const ENDING: &str = ".json";
@@ -107,7 +107,7 @@ impl RunRecord {
             "start_ms": self.start_ms,
             "phase": self.phase.word(),
             "was_running": self.was_running,
-            "scratch": self.scratch.to_string_lossy(),
+            "scratch": written_path(&self.scratch),
         });
         format!("{value:#}\n").into_bytes()
     }
@@ -129,7 +129,7 @@ impl RunRecord {
             start_ms: value.get("start_ms")?.as_i64()?,
             phase: Phase::ALL.into_iter().find(|known| known.word() == phase)?,
             was_running: value.get("was_running")?.as_bool()?,
-            scratch: text(&value, "scratch")?.into(),
+            scratch: read_path(value.get("scratch")?)?,
         })
     }
 }

@@ -84,6 +84,9 @@ pub trait HypervisorMut: Hypervisor {
     fn resume(&self, resumption: &Resumption<'_>) -> Result<()>;
 }
 
+/// The pipe with the memory of a machine that goes on, in the folder that is given for it.
+pub const MEMORY_PIPE: &str = "memory";
+
 /// What a machine goes on from.
 pub struct Resumption<'a> {
     /// The machine's configuration as it was when its memory was taken, with places and names of today.

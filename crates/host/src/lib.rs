@@ -40,7 +40,7 @@ pub use allocator::map_large_buffers;
 pub use bare::{BareQemu, WITHOUT_UUID};
 pub use ended::Ended;
 pub use error::{Error, Result};
-pub use hypervisor::{Hypervisor, HypervisorMut, KeptStates, Machine, Resumption};
+pub use hypervisor::{Hypervisor, HypervisorMut, KeptStates, MEMORY_PIPE, Machine, Resumption};
 pub use identity::{MacAddress, Uuid};
 #[cfg(feature = "libvirt")]
 pub use libvirt::Libvirt;
@@ -66,4 +66,4 @@ pub use ssh_signature::{
 pub use stamp::stamp_of;
 pub use standard_streams::StandardStream;
 pub use tpm::{Tpm, TpmFile, TpmPlace, TpmStore, TpmVersion};
-pub use waits::{NotedWait, WaitKind, waits_under_way};
+pub use waits::{LOCK_HOLDER, NotedWait, Wait, WaitKind, waits_under_way};

@@ -30,17 +30,22 @@ pub enum WaitKind {
 
 /// Notes a wait as long as it lives.
 #[derive(Debug)]
-pub(crate) struct Wait(u64);
+pub struct Wait(u64);
+
+/// What is waited for where another process has a lock.
+pub const LOCK_HOLDER: &str = "the process that holds a lock";
 
 impl Wait {
-    pub(crate) fn for_answer(who: &'static str) -> Self {
+    /// A wait for an answer of `who`.
+    pub fn for_answer(who: &'static str) -> Self {
         Self::begin(NotedWait {
             who,
             kind: WaitKind::Answer,
         })
     }
 
-    pub(crate) fn for_work(who: &'static str) -> Self {
+    /// A wait for a piece of work of `who`.
+    pub fn for_work(who: &'static str) -> Self {
         Self::begin(NotedWait {
             who,
             kind: WaitKind::Work,

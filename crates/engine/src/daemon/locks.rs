@@ -8,6 +8,7 @@ use std::fs::File;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
+use holdfast_host::{LOCK_HOLDER, Wait};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
@@ -79,6 +80,7 @@ fn failed(path: &Path, source: std::io::Error) -> Error {
 /// Waits for it: who holds it does so for a moment.
 pub(super) fn lock(path: &Path) -> Result<File> {
     let file = open(path)?;
+    let _wait = Wait::for_answer(LOCK_HOLDER);
     loop {
         match flock(&file, FlockOperation::LockExclusive) {
             Ok(()) => return Ok(file),

@@ -5,20 +5,19 @@ use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use holdfast_host::open_below;
 use holdfast_host::provider::is_probe;
+use holdfast_host::{MEMORY_PIPE, open_below};
 
 use super::DoctorRequest;
 use super::seen::{Leftover, LeftoverKind};
-use crate::machine_backup::is_folder_free;
+use crate::machine_backup::{RUNTIME_FOLDERS, SOCKET, lock_unneeded};
+use crate::machine_state::StateStore;
 use crate::new_file::left_of;
 use crate::note_file::half_notes;
 use crate::run_journal::HALF;
 
 /// What is younger may be just being made.
 pub(super) const AGE_MIN_MS: i64 = 60_000;
-/// The names of folders for sockets begin so.
-const SOCKETS: &str = "holdfast-";
 /// The names of folders for scratch files begin so.
 const SCRATCH: [&str; 2] = ["holdfast-memory-", "holdfast-overlay-"];
 
@@ -38,15 +37,20 @@ pub(super) fn leftovers(
         let notes = request.journal.iter().chain(&request.places);
         let half_notes = notes.flat_map(|folder| half_notes(folder, HALF));
         found.extend(half_notes.map(|path| leftover(path, LeftoverKind::HalfNote)));
-        for folder in folders(&request.runtime, &[SOCKETS]) {
+        for folder in folders(&request.runtime, &[RUNTIME_FOLDERS]) {
             let is_left = match names(&folder).as_deref() {
-                Some([]) => is_folder_free(&folder),
-                Some([name]) if name == "nbd" => is_deserted(&folder.join("nbd")),
+                Some([]) => lock_unneeded(&folder).is_some(),
+                // QEMU may serve at it still.
+                Some([name]) if name == SOCKET => is_deserted(&folder.join(SOCKET)),
+                Some([name]) if name == MEMORY_PIPE => lock_unneeded(&folder).is_some(),
                 _ => false,
             };
             found.extend(is_left.then(|| leftover(folder, LeftoverKind::Socket)));
         }
-        for folder in folders(&request.scratch, &SCRATCH) {
+        let states = request.storage.as_ref().and_then(|storage| storage.states);
+        let scratch = states.map(StateStore::scratch).into_iter();
+        let scratch = scratch.chain([request.scratch.clone()]);
+        for folder in scratch.flat_map(|place| folders(&place, &SCRATCH)) {
             // A machine may have a disk in it, whoever made it.
             let is_image = files.iter().any(|file| file.starts_with(&folder));
             if is_old(&folder) && !is_image && open_below(&folder) == Some(false) {

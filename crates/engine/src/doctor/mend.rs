@@ -10,7 +10,9 @@ use super::commit::commit;
 use super::instants::abandon;
 use super::seen::Mend;
 use super::{DoctorRequest, Finding, Patient, Remedy, Treatment, emptied, mend_host, places, pool, virtualbox};
+use crate::instant_restore::is_still_unfinished;
 use crate::job::Job;
+use crate::machine_backup::lock_unneeded;
 use crate::new_file::delete_left;
 use crate::note_file::delete_half_note;
 use crate::run_journal::forget_run;
@@ -108,7 +110,10 @@ fn mend_machine(
     done.map_err(|error| error.to_string())
 }
 
+/// Deletes a folder, unless a process has locked it since it was found.
 fn delete_folder(path: &Path) -> Result<String, String> {
+    let lock = lock_unneeded(path).filter(|_| is_still_unfinished(path));
+    let _lock = lock.ok_or_else(|| format!("{}: a process is at work in it", path.display()))?;
     std::fs::remove_dir_all(path)
         .map(|()| format!("deleted {}", path.display()))
         .map_err(|error| format!("{}: {error}", path.display()))

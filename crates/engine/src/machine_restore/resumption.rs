@@ -19,9 +19,9 @@ use super::plan::{Draft, Planner, unfit};
 use super::planned_file::Content;
 use super::refusal::Refusal;
 use super::stored;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::job::Job;
-use crate::machine_backup::is_memory;
+use crate::machine_backup::{RuntimeFolder, is_memory};
 use crate::new_file::{Existing, NewFile};
 use crate::stored_memory::StoredMemory;
 
@@ -209,14 +209,7 @@ pub(super) fn resume(
     job: Job<'_>,
 ) -> Result<Resumed> {
     let memory = stored_memory(repository, snapshot)?;
-    let folder = tempfile::Builder::new()
-        .prefix("holdfast-")
-        .tempdir_in(&planned.runtime);
-    let folder = folder.map_err(|source| Error::File {
-        action: "create a folder in",
-        path: planned.runtime.clone(),
-        source,
-    })?;
+    let folder = RuntimeFolder::make(&planned.runtime)?;
     let mut random = [0; 4];
     surroundings.randomness.fill(&mut random)?;
     // It never gets a name: it goes with this value, and what a killed restore leaves is known by its name.

@@ -9,7 +9,6 @@ use holdfast_host::provider::{Dataset, HostSnapshotName, Place, ProviderKind};
 use holdfast_host::qemu::memory::Memory;
 use holdfast_repo::{BackupRequest, Manifest, Parent, SnapshotId};
 use jiff::Timestamp;
-use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 
 use super::StateStore;
@@ -196,7 +195,7 @@ impl StateToKeep<'_> {
 impl StateStore {
     /// Keeps a state.
     pub(crate) fn keep(&self, state: StateToKeep<'_>, job: Job<'_>) -> Result<SnapshotId> {
-        let _shared = self.lock(FlockOperation::LockShared)?;
+        let _shared = self.share(job)?;
         let notes = state.notes();
         let pages = state.memory.map(|(_, pages)| &**pages);
         let streams = state

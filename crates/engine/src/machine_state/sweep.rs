@@ -40,7 +40,7 @@ pub fn sweep_states(
     job: Job<'_>,
 ) -> Result<SweepReport> {
     let mut report = SweepReport::default();
-    let Some(_alone) = store.lock(FlockOperation::NonBlockingLockExclusive)? else {
+    let Some(_alone) = store.try_lock(FlockOperation::NonBlockingLockExclusive)? else {
         report.was_busy = true;
         return Ok(report);
     };

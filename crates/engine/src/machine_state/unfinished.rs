@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::StateStore;
 use crate::error::{Error, Result};
-use crate::note_file::{forget_note, read_notes, write_note};
+use crate::note_file::{forget_note, read_notes, read_path, write_note, written_path};
 use crate::run_journal::{read_process, written_process};
 
 const FOLDER: &str = "unfinished";
@@ -85,7 +85,7 @@ impl Unfinished {
     fn encode(&self) -> Vec<u8> {
         let files = self.files.iter().map(|file| {
             json!({
-                "path": file.path,
+                "path": written_path(&file.path),
                 "device": file.identity.map(|(device, _)| device),
                 "inode": file.identity.map(|(_, inode)| inode),
             })
@@ -113,7 +113,7 @@ impl Unfinished {
         let file = |value: &Value| {
             let number = |key: &str| value.get(key).and_then(Value::as_u64);
             Some(UnfinishedFile {
-                path: value.get("path")?.as_str()?.into(),
+                path: read_path(value.get("path")?)?,
                 identity: number("device").zip(number("inode")),
             })
         };
@@ -198,6 +198,8 @@ fn note_of(folder: &Path, uuid: &str) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt as _;
     use std::path::Path;
 
     use holdfast_repo::{Processes as _, SystemProcesses};
@@ -219,7 +221,7 @@ mod tests {
                     identity: Some((1, 2)),
                 },
                 UnfinishedFile {
-                    path: "/d".into(),
+                    path: OsStr::from_bytes(b"/d\xff").into(),
                     identity: None,
                 },
             ],

@@ -368,6 +368,7 @@ fn connect(request: &XenBackupRequest<'_>, disk: &VirtualDisk) -> Result<NbdDevi
         match NbdDevice::connect(&endpoint, &place.export, options) {
             Ok(device) if device.size_bytes() == disk.size_bytes => return Ok(device),
             Ok(device) => reason = format!("it has {} bytes there", device.size_bytes()),
+            Err(_) if (request.pool.is_stopped())() => return Err(crate::Interrupted.into()),
             Err(error) => {
                 reason = causes(&error).replace(&place.export, "its export");
             }

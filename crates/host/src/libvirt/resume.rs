@@ -17,7 +17,7 @@ use virt::sys;
 
 use super::Libvirt;
 use crate::error::{Error, Result};
-use crate::hypervisor::Resumption;
+use crate::hypervisor::{MEMORY_PIPE, Resumption};
 
 const MAGIC: &[u8; 16] = b"LibvirtQemudSave";
 const VERSION: u32 = 2;
@@ -64,7 +64,7 @@ impl Libvirt {
     }
 
     fn go_on_by_pipe(&self, head: &[u8], resumption: &Resumption<'_>) -> std::result::Result<(), Unread> {
-        let pipe = resumption.folder.join("memory");
+        let pipe = resumption.folder.join(MEMORY_PIPE);
         let made = rustix::fs::mkfifoat(CWD, &pipe, Mode::RUSR | Mode::WUSR);
         made.map_err(|errno| Unread::Never(errno.to_string()))?;
         let is_over = AtomicBool::new(false);

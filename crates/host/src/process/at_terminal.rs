@@ -3,6 +3,10 @@
 use std::io::{Read as _, Write as _};
 
 use super::tool::command_in_foreground;
+use crate::waits::Wait;
+
+/// What notes of waits call it.
+const PROGRAM: &str = "a program that asks at the terminal";
 
 /// Bytes of an answer, at most.
 const ANSWER_BYTES_MAX: u64 = 64 << 10;
@@ -12,6 +16,8 @@ const ANSWER_BYTES_MAX: u64 = 64 << 10;
 ///
 /// It stays in our process group: one in the background is stopped when it asks. So Ctrl-C ends it, too, and nothing waits for ever.
 pub(crate) fn ask_at_terminal(program: &str, arguments: &[&str], input: &[u8]) -> std::io::Result<Option<String>> {
+    // A signal to this process alone does not end the program, which waits for a person.
+    let _wait = Wait::for_answer(PROGRAM);
     let mut child = command_in_foreground(program, arguments).spawn()?;
     if let Some(mut stdin) = child.stdin.take() {
         // It is small, and fits into the pipe. A program that does not read to the end says so by how it ends.

@@ -10,7 +10,8 @@ use std::time::Duration;
 use holdfast_block::Clock;
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use super::tool::{COMPLAINT_BYTES_MAX, LAST_WORDS, ToolError, Tools, command, listen};
+use super::tool::{COMPLAINT_BYTES_MAX, LAST_WORDS, SYSTEM_PROGRAM, ToolError, Tools, command, listen};
+use crate::waits::Wait;
 
 /// Bytes of a short answer beside or after a stream.
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
@@ -148,6 +149,7 @@ impl Piped {
         drop(self.take_input());
         let output = listen(self.take_output(), ANSWER_BYTES_MAX).map_err(io)?;
         let until = clock.now() + time_out;
+        let _wait = Wait::for_work(SYSTEM_PROGRAM);
         loop {
             if let Some(ended) = self.try_end().map_err(io)? {
                 return Ok((ended, output.recv_timeout(LAST_WORDS).unwrap_or_default()));

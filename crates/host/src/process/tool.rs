@@ -18,6 +18,8 @@ use super::piped::{Piped, Programs};
 use super::secrets::command as new_command;
 use crate::waits::Wait;
 
+/// What notes of waits call a program of the system.
+pub(super) const SYSTEM_PROGRAM: &str = "a program of the system";
 /// Bytes of an answer, at most: a hundred thousand snapshots with a dozen properties each.
 const ANSWER_BYTES_MAX: u64 = 256 << 20;
 /// Bytes of complaints that are kept.
@@ -150,7 +152,7 @@ impl LocalTools {
 
 impl Tools for LocalTools {
     fn ask(&self, program: &str, arguments: &[&str]) -> Result<Answer, ToolError> {
-        let _wait = Wait::for_work("a program of the system");
+        let _wait = Wait::for_work(SYSTEM_PROGRAM);
         let io = |source| ToolError::starting(program, source);
         let words = || format!("{program} {}", arguments.join(" "));
         let mut command = command(program, arguments);

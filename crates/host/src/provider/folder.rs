@@ -24,10 +24,7 @@ use rustix::process::geteuid;
 use serde_json::{Value, json};
 
 use super::{Cutting, HostSnapshotName, ProviderError, ProviderResult};
-use crate::waits::Wait;
-
-/// What notes of waits call whoever has a lock.
-pub(super) const LOCK_HOLDER: &str = "the process that holds a lock";
+use crate::waits::{LOCK_HOLDER, Wait};
 
 /// Where everything of ours is in a dataset that is a folder. It stays when the last host snapshot goes.
 pub const OURS: &str = ".holdfast";

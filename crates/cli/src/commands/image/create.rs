@@ -13,6 +13,7 @@ use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
 use crate::output::{Page, Report};
+use crate::runs;
 use crate::units;
 
 /// Arguments of `image create`.
@@ -104,6 +105,7 @@ pub(super) fn run(args: &CreateArgs, context: &Context) -> Result<Exit, Error> {
         overwrite: args.new.overwrite(),
         backing: args.gate.open_options(None)?,
     };
+    let _noted = runs::note_places([&*args.image], context);
     let report = create_image(&request, &context.surroundings())?;
     context.report(&Created::from(report))
 }

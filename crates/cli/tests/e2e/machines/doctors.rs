@@ -7,6 +7,7 @@ use holdfast_block::Clock as _;
 use holdfast_host::MachineState;
 use holdfast_host::qemu::{disks, runs_in};
 use holdfast_host::qmp::QmpCommand;
+use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
@@ -289,6 +290,14 @@ fn what_was_left_in_folders_is_deleted_and_what_is_in_use_is_not() {
     let bind = |folder: &str| std::os::unix::net::UnixListener::bind(world.rig.path(folder).join("nbd")).unwrap();
     drop(bind("run/holdfast-dead"));
     let _alive = bind("run/holdfast-alive");
+    // Pipes of a restore that was killed while its machine took its memory in, and of one that lives.
+    for folder in ["run/holdfast-pipe", "run/holdfast-pipe-alive"] {
+        std::fs::create_dir_all(world.rig.path(folder)).unwrap();
+        let pipe = world.rig.path(folder).join("memory");
+        rustix::fs::mkfifoat(rustix::fs::CWD, pipe, rustix::fs::Mode::RUSR).unwrap();
+    }
+    let living = std::fs::File::open(world.rig.path("run/holdfast-pipe-alive")).unwrap();
+    flock(&living, FlockOperation::LockShared).unwrap();
     world.rig.write("scratch/holdfast-memory-old/memory", b"pages");
     world.rig.write("scratch/holdfast-memory-used/memory", b"pages");
     world.rig.write("scratch/holdfast-memory-new/memory", b"pages");
@@ -303,9 +312,12 @@ fn what_was_left_in_folders_is_deleted_and_what_is_in_use_is_not() {
     world.rig.write("state/holdfast/runs/0000000a.partial", b"{");
     let note = std::fs::File::open(world.rig.path("state/holdfast/runs/0000000a.partial")).unwrap();
     note.set_modified(long_ago).unwrap();
-    world.is_mended(&["leftover"; 4], &[]);
+    world.is_mended(&["leftover"; 5], &[]);
     assert_eq!(world.rig.names("state/holdfast/runs"), [""; 0]);
-    assert_eq!(world.rig.names("run"), ["holdfast-alive", "other"]);
+    assert_eq!(
+        world.rig.names("run"),
+        ["holdfast-alive", "holdfast-pipe-alive", "other"]
+    );
     assert_eq!(
         world.rig.names("scratch"),
         ["holdfast-memory-new", "holdfast-memory-used"]

@@ -354,6 +354,16 @@ fn what_was_not_completed_is_removed_with_its_state() {
     assert_eq!(on.names("records"), ["one.json"]);
     assert_eq!(on.state_count(), 1);
     assert_eq!(found(&on.doctor(0, &[])), [""; 0]);
+    // The memory of a machine waits there before it is kept.
+    let scratch = on.world.rig.path("state/holdfast/states/scratch");
+    write(&scratch.join("holdfast-memory-old/memory"), "pages");
+    let long_ago = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
+    let folder = File::open(scratch.join("holdfast-memory-old")).unwrap();
+    folder.set_modified(long_ago).unwrap();
+    // Nobody has it open.
+    drop(folder);
+    assert_eq!(found(&on.doctor(0, &["--fix"])), ["leftover"]);
+    assert_eq!(names(&scratch), [""; 0]);
 }
 
 /// A machine with disks in two subvolumes: whoever cuts both may be killed between them.

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use holdfast_block::Clock as _;
 use holdfast_host::qemu::runs_in;
+use rustix::process::{Pid, Signal, kill_process};
 
+use super::doctors::found;
 use super::lab::run;
 use super::{World, at};
 use crate::host::{SmallFileSystem, small_file_system, system, text};
@@ -170,38 +172,86 @@ fn libvirtd_may_be_restarted_meanwhile() {
     world.assert_snapshot_is_right("after a restart");
 }
 
-/// A libvirtd that stands still answers no call, and its library waits for ever. Who asks the program to stop does not.
+/// Who stands still while a backup is asked to stop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Still {
+    Libvirtd,
+    Qemu,
+}
+
+impl World {
+    fn process_of(&self, still: Still) -> Pid {
+        let file = match still {
+            Still::Libvirtd => "libvirt/libvirtd.pid",
+            Still::Qemu => "libvirt/run/qemu/web1.pid",
+        };
+        let number = std::fs::read_to_string(self.lab.path(file)).unwrap();
+        Pid::from_raw(number.trim().parse().unwrap()).unwrap()
+    }
+
+    /// Asks a backup to stop while `still` stands still. It ends all the same, without clearing up.
+    fn stop_backup(&self, still: Still, child: &mut Child) {
+        let signal = |pid, signal| kill_process(pid, signal).unwrap();
+        let process = self.process_of(still);
+        signal(process, Signal::STOP);
+        signal(Pid::from_child(child), Signal::INT);
+        let start = self.lab.clock.now();
+        let ended = loop {
+            let ended = child.try_wait().unwrap();
+            if ended.is_some() || self.lab.clock.now().saturating_sub(start) > PATIENCE {
+                break ended;
+            }
+            self.lab.clock.sleep(Duration::from_millis(20));
+        };
+        signal(process, Signal::CONT);
+        let status = ended.unwrap_or_else(|| panic!("it ends while {still:?} stands still"));
+        assert!(!status.success(), "{status}");
+    }
+}
+
+/// A libvirtd that stands still answers no call, and its library waits for ever; a QEMU answers none to libvirtd. Who asks the program to stop does not
+/// wait. The watchdog clears up when it is answered again.
 #[test]
-fn a_backup_is_stopped_though_libvirtd_stands_still() {
+fn a_backup_is_stopped_though_others_stand_still() {
     let mut world = World::new();
     world.back_up();
-    world.write(0, 90, 0, 65_536);
-    let mut child = world.begin_slowly(&[]);
-    let signal = |pid, signal| rustix::process::kill_process(pid, signal).unwrap();
-    let number = std::fs::read_to_string(world.lab.path("libvirt/libvirtd.pid")).unwrap();
-    let daemon = rustix::process::Pid::from_raw(number.trim().parse().unwrap()).unwrap();
-    signal(daemon, rustix::process::Signal::STOP);
-    signal(rustix::process::Pid::from_child(&child), rustix::process::Signal::INT);
-    let start = world.lab.clock.now();
-    let ended = loop {
-        let ended = child.try_wait().unwrap();
-        if ended.is_some() || world.lab.clock.now().saturating_sub(start) > PATIENCE {
-            break ended;
+    for still in [Still::Libvirtd, Still::Qemu] {
+        world.write(0, 90, 0, 65_536);
+        let mut child = world.begin_slowly(&[]);
+        world.stop_backup(still, &mut child);
+        let start = world.lab.clock.now();
+        let machine = world.machine();
+        while !runs_in(machine.monitor()).is_ok_and(|runs| runs.is_empty()) {
+            assert!(world.lab.clock.now().saturating_sub(start) < 2 * PATIENCE, "{still:?}");
+            world.lab.clock.sleep(Duration::from_millis(50));
         }
-        world.lab.clock.sleep(Duration::from_millis(20));
-    };
-    signal(daemon, rustix::process::Signal::CONT);
-    let status = ended.expect("it ends while libvirtd stands still");
-    assert!(!status.success(), "{status}");
-    // The watchdog clears up once libvirtd answers again.
-    let machine = world.machine();
-    while !runs_in(machine.monitor()).is_ok_and(|runs| runs.is_empty()) {
-        assert!(world.lab.clock.now().saturating_sub(start) < 2 * PATIENCE);
-        world.lab.clock.sleep(Duration::from_millis(50));
+        world.assert_runs_and_is_clean();
+        world.back_up();
+        world.assert_snapshot_is_right("after others stood still");
     }
-    world.assert_runs_and_is_clean();
+}
+
+/// Where the watchdog dies, too, the doctor finds what is left.
+#[test]
+fn what_a_backup_leaves_that_was_stopped_though_others_stand_still_is_found() {
+    let mut world = World::new();
     world.back_up();
-    world.assert_snapshot_is_right("after libvirtd stood still");
+    for still in [Still::Libvirtd, Still::Qemu] {
+        world.write(0, 91, 0, 65_536);
+        let mut child = world.begin_slowly(&[]);
+        let id = child.id();
+        let watchdogs = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap();
+        for watchdog in watchdogs.split_whitespace() {
+            kill_process(Pid::from_raw(watchdog.parse().unwrap()).unwrap(), Signal::KILL).unwrap();
+        }
+        world.stop_backup(still, &mut child);
+        let report = world.doctor(0, &["--fix"]);
+        assert!(!found(&report).is_empty(), "{still:?}: {report:#}");
+        assert_eq!(found(&world.doctor(0, &[])), [""; 0], "{still:?}: {report:#}");
+        world.assert_runs_and_is_clean();
+        world.back_up();
+        world.assert_snapshot_is_right("after the doctor");
+    }
 }
 
 /// Disks grow, come, go, and change places between two backups.

@@ -51,6 +51,20 @@ fn an_older_state_of_a_repository_is_noticed_until_it_is_accepted() {
     rig.ok(&["list"]);
 }
 
+/// Who makes it here knows it, also where its path is relative and nothing exists there yet.
+#[test]
+fn a_repository_that_is_made_anew_is_known() {
+    let rig = Rig::new();
+    rig.ok(&["list"]);
+    for _ in 0..2 {
+        for place in ["repo", "./repo"] {
+            std::fs::remove_dir_all(rig.path("repo")).unwrap();
+            rig.ok(&["-r", place, "init", "--no-encryption"]);
+            rig.ok(&["-r", "repo", "list"]);
+        }
+    }
+}
+
 #[test]
 fn another_repository_in_the_place_of_one_is_refused_until_it_is_accepted() {
     let rig = Rig::new();

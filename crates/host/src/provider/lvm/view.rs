@@ -12,10 +12,10 @@ use std::sync::Arc;
 use holdfast_block::Clock;
 use rustix::fs::{FlockOperation, OFlags, flock};
 
-use super::super::folder::{LOCK_HOLDER, file_error, make_folder};
+use super::super::folder::{file_error, make_folder};
 use super::super::{HostSnapshotName, ProviderError, ProviderResult, View};
 use super::{ATTEMPT_COUNT, ATTEMPT_INTERVAL, LVCHANGE, Lvm};
-use crate::waits::Wait;
+use crate::waits::{LOCK_HOLDER, Wait};
 
 /// Makes the devices of volumes by itself, where udev does not.
 const MAKE_NODES: &str = "vgmknodes";
