@@ -394,6 +394,14 @@ impl Context {
         Ok(self.listener.get_or_init(|| listener).interrupt().clone())
     }
 
+    /// The question whether a signal asked to stop. Where no job has begun a signal ends the program, and there is nothing to ask.
+    pub fn stop_question(&self) -> Arc<dyn Fn() -> bool + Send + Sync> {
+        match self.listener.get() {
+            Some(listener) => listener.interrupt().question(),
+            None => Arc::new(|| false),
+        }
+    }
+
     /// The signal that asked the job to stop.
     pub fn signal(&self) -> Option<i32> {
         self.listener.get().and_then(Listener::signal)

@@ -97,7 +97,8 @@ impl PoolArgs {
         let trust = self.trust(configured, context)?;
         if trust.fingerprints.is_empty() && trust.authorities.is_none() {
             // It will not be trusted: nobody is asked for a password only to learn that.
-            meet(address, &trust, Arc::clone(context.clock())).map_err(job_error)?;
+            let clock = Arc::clone(context.clock());
+            meet(address, &trust, clock, context.stop_question()).map_err(job_error)?;
         }
         let password = context.pool_password(self, configured)?;
         let text = std::str::from_utf8(password.as_bytes());

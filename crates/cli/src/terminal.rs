@@ -3,6 +3,7 @@
 use std::io::{IsTerminal, Stderr, Stdout};
 use std::os::fd::AsFd;
 
+use holdfast_host::Wait;
 use zeroize::Zeroizing;
 
 /// A person who can be asked.
@@ -22,6 +23,8 @@ impl Prompt for ControllingTerminal {
         if std::fs::File::open("/dev/tty").is_err() {
             return Err(std::io::ErrorKind::NotFound.into());
         }
+        // Where signals are requests to stop already, one ends the wait for the person.
+        let _wait = Wait::for_answer("the person at the terminal");
         let line = rpassword::prompt_password(text)?;
         Ok(Zeroizing::new(line.into_bytes()))
     }

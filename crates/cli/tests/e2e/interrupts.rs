@@ -3,12 +3,19 @@
 //! The job is this test program itself, started again as a child.
 
 use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::TcpListener;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::Duration;
 
+use holdfast_block::{Clock as _, SystemClock};
 use holdfast_cli::interrupt::{end_by, listen};
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::rig::Rig;
+
+/// Longer than anything here takes that works, and less than a pool is waited for.
+const PATIENCE: Duration = Duration::from_secs(60);
 const CHILD: &str = "HOLDFAST_TEST_INTERRUPT_CHILD";
 
 /// A job that tells of its start and of the request to stop; then it obeys, or goes on as a stuck one would.
@@ -74,5 +81,38 @@ fn a_job_that_obeys_ends_by_the_signal() {
         wait_for(&mut stdout, "started");
         kill_process(Pid::from_child(&child), signal).unwrap();
         assert_eq!(child.wait().unwrap().signal(), Some(number));
+    }
+}
+
+/// A pool that says nothing is waited for, for minutes: by who makes sure of it before a password is asked for, and by who logs in.
+#[test]
+fn a_pool_that_says_nothing_does_not_keep_a_command_from_stopping() {
+    let rig = Rig::new();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let pool = format!("xen://root@{}", listener.local_addr().unwrap());
+    let fingerprint = "ab".repeat(32);
+    for words in [
+        &["machines", &pool][..],
+        &["machines", &pool, "--pool-certificate", &fingerprint],
+        &["doctor", &pool],
+    ] {
+        let mut command = rig.command(words);
+        let mut child = command.env("HOLDFAST_POOL_PASSWORD", "secret").spawn().unwrap();
+        let (_silent, _) = listener.accept().unwrap();
+        kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+        let clock = SystemClock::new();
+        let start = clock.now();
+        let ended = loop {
+            let ended = child.try_wait().unwrap();
+            if ended.is_some() || clock.now().saturating_sub(start) > PATIENCE {
+                break ended;
+            }
+            clock.sleep(Duration::from_millis(20));
+        };
+        let status = ended.unwrap_or_else(|| {
+            child.kill().unwrap();
+            panic!("{words:?} ends by the signal")
+        });
+        assert_eq!(status.signal(), Some(15), "{words:?}");
     }
 }

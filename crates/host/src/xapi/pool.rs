@@ -33,14 +33,20 @@ pub struct Login {
     pub trust: Trust,
 }
 
-/// Connects to a host, says nothing to it, and makes sure of who it is: for whoever has to be asked for a password only where that is so.
+/// Connects to a host, says nothing to it, and makes sure of who it is: for whoever has to be asked for a password only where that is so. `is_stopped`
+/// tells whether somebody asked to stop.
 ///
 /// # Errors
 /// It cannot be reached, or is not trusted.
-pub fn meet(address: &XenAddress, trust: &Trust, clock: Arc<dyn Clock>) -> XapiResult<()> {
+pub fn meet(
+    address: &XenAddress,
+    trust: &Trust,
+    clock: Arc<dyn Clock>,
+    is_stopped: Arc<dyn Fn() -> bool + Send + Sync>,
+) -> XapiResult<()> {
     let surroundings = Surroundings {
         clock,
-        is_stopped: Arc::new(|| false),
+        is_stopped,
         patience: CALL_PATIENCE,
         is_known: Arc::default(),
     };
