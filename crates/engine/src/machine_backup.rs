@@ -207,10 +207,6 @@ fn read_described(
     job: Job<'_>,
 ) -> Result<MachineReading> {
     let (taken, left_out) = decide(&description, &request.choice);
-    for (target, why) in &left_out {
-        job.progress
-            .note(&format!("disk {target} of {} is left out: {why}", request.name));
-    }
     check_choice(&description, (&taken, request.memory.is_some()), job)?;
     // Before anything is put into QEMU: it is not to be in what describes the machine.
     let configuration = request.machine.configuration()?;

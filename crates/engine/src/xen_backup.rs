@@ -187,10 +187,6 @@ pub fn back_up_xen(repository: &Repository, request: XenBackupRequest<'_>, job: 
         })?,
     };
     let (disks, left_out) = decide(&machine, &request.choice)?;
-    for (device, why) in &left_out {
-        job.progress
-            .note(&format!("disk {device} of {name} is left out: {why}"));
-    }
     let records = request.pool.metadata(&machine.reference)?;
     let (records, described) = described(&records)?;
     let (taken, attached) = attach(&described.value, disks);

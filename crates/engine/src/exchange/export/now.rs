@@ -34,6 +34,11 @@ pub(super) fn export(
         ..job
     };
     let reading = read_machine(&keeper, request, job)?;
+    // The report of an export does not have them.
+    for (target, why) in &reading.left_out {
+        job.progress
+            .note(&format!("disk {target} of {} is left out: {why}", keeper.machine));
+    }
     let (report, made) = keeper.exported.into_inner().expect("what was read was exported");
     made.finish()?;
     Ok((report, reading))
