@@ -384,6 +384,7 @@ impl MachineBackup<'_> {
         let stored = stored.map_err(|error| freezer.explain(error, watched.given_up));
         noted.phase(Phase::ClearingUp);
         freezer.finish(frozen, &stored);
+        drop(watched.scratch);
         noted.end();
         let (_, compared) = stored?;
         Ok(MachineReading {

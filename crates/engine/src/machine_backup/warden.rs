@@ -134,6 +134,9 @@ pub(super) struct Warden<'a> {
 pub(super) struct Watched {
     pub(super) load: Load,
     pub(super) given_up: Option<GivenUp>,
+    /// The files that grew, to be kept open until QEMU has closed them: who closes one last waits until its room is given back, and a guest
+    /// would wait with its QEMU.
+    pub(super) scratch: Vec<File>,
 }
 
 impl Warden<'_> {
@@ -175,6 +178,7 @@ impl Warden<'_> {
             }
         }
         writes.end(&self, &mut watched.load);
+        watched.scratch = std::mem::take(&mut self.scratch);
         watched
     }
 

@@ -285,12 +285,16 @@ impl Making<'_> {
         self.execute("blockdev-add", arguments).map(drop)
     }
 
+    /// Adds the node of a file that nobody needs after the run. It is never flushed: QEMU flushes a node that it deletes, and the guest would
+    /// wait for all that is in it.
     fn add_file(&self, node: &str, set: u64) -> Result<()> {
+        let cache = json!({ "no-flush": true });
         let arguments = json!({
             "driver": "raw",
             "node-name": node,
             "discard": "unmap",
-            "file": { "driver": "file", "filename": format!("/dev/fdset/{set}"), "discard": "unmap" },
+            "cache": cache,
+            "file": { "driver": "file", "filename": format!("/dev/fdset/{set}"), "discard": "unmap", "cache": cache },
         });
         self.execute("blockdev-add", arguments).map(drop)
     }

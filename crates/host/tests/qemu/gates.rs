@@ -10,7 +10,7 @@ use holdfast_host::qmp::{Monitor, MonitorError, QmpCommand, QmpSocket, Result};
 use serde_json::{Value, json};
 
 use crate::cut::AtTheEnd;
-use crate::lab::{DISK_BYTES, Lab, MIB, assert_served, run};
+use crate::lab::{DISK_BYTES, Lab, MIB, assert_served, run, scratch};
 
 /// Writes down the commands; refuses those of one name.
 struct Recording<'a> {
@@ -124,6 +124,50 @@ fn a_qemu_that_moves_no_gates_is_stopped() {
         cut.release(&monitor, &lab.clock).unwrap();
         assert_eq!(lab.everything(), before);
     }
+}
+
+/// Disks that QEMU copies get all that stands on them while the machine stands still, and nothing else is done meanwhile.
+#[test]
+fn disks_that_are_copied_take_three_commands_each_while_the_machine_stands_still() {
+    let lab = Lab::new(&["qcow2", "raw"]);
+    let before = lab.everything();
+    let (mut request, _) = lab.request(lab.directory.path());
+    for disk in &mut request.disks {
+        disk.spool = Some(scratch(lab.directory.path(), DISK_BYTES));
+    }
+    let monitor = Recording::new(&*lab.monitor, "");
+    let cut = Cut::make(&monitor, &lab.clock, with_bitmaps(request, 0), &mut |_| ()).unwrap();
+    let filters = ["blockdev-add", "blockdev-add", "query-block", "qom-set", "qom-set"];
+    let frozen = ["blockdev-add", "blockdev-add"];
+    assert_eq!(monitor.while_stopped().unwrap(), [&filters[..], &frozen].concat());
+    cut.release(&monitor, &lab.clock).unwrap();
+    for disk in 0..2 {
+        let arguments = json!({ "node": format!("format{disk}"), "name": "bitmap0" });
+        lab.execute("block-dirty-bitmap-remove", arguments);
+    }
+    assert_eq!(lab.everything(), before);
+}
+
+/// QEMU flushes a node that it deletes, and the guest waits: scratch files are never flushed.
+#[test]
+fn scratch_files_are_not_flushed() {
+    let lab = Lab::new(&["qcow2", "raw"]);
+    let (request, _) = lab.request(lab.directory.path());
+    let cut = Cut::make(&*lab.monitor, &lab.clock, request, &mut |_| ()).unwrap();
+    let nodes = lab.execute("query-named-block-nodes", json!({ "flat": true }));
+    let of_scratch = nodes.as_array().unwrap().iter().filter(|node| {
+        let file = node["file"].as_str().unwrap_or_default();
+        file.starts_with("/dev/fdset/") && node["drv"] != "copy-before-write" && node["drv"] != "snapshot-access"
+    });
+    let flushed: Vec<(&Value, &Value)> = of_scratch
+        .map(|node| (&node["drv"], &node["cache"]["no-flush"]))
+        .collect();
+    assert_eq!(flushed.len(), 4, "{flushed:?}");
+    assert!(
+        flushed.iter().all(|(_, is_not_flushed)| **is_not_flushed == true),
+        "{flushed:?}"
+    );
+    cut.release(&*lab.monitor, &lab.clock).unwrap();
 }
 
 const PLACES: u8 = 16;

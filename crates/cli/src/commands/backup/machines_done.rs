@@ -30,7 +30,7 @@ pub(super) struct MachineDone {
     method: &'static str,
     /// Why so, in words.
     method_reason: String,
-    /// How long the machine stood still; null where it was not running.
+    /// How long the machine stood still: zero where it was not stopped; null where it was not running.
     paused_us: Option<u64>,
     /// How much of that the cut of its disks took, with its memory's last pass.
     cut_us: Option<u64>,

@@ -27,7 +27,7 @@ pub(super) struct NowArgs {
 pub(super) struct InstantDocument {
     method: &'static str,
     method_reason: String,
-    /// How long the machine stood still; null where it was not running.
+    /// How long the machine stood still: zero where it was not stopped; null where it was not running.
     paused_us: Option<u64>,
     /// "file system", "crash", or "shut off".
     consistency: String,

@@ -1,7 +1,7 @@
 //! The end of an instant: what was put into QEMU is taken out, and what went wrong is said.
 
 use holdfast_host::Ended;
-use holdfast_host::qemu::{Cut, Pause, remove_bitmap};
+use holdfast_host::qemu::{Cut, Layers, Pause, remove_bitmap};
 
 use super::{Freezer, Frozen};
 use crate::error::{Error, Result};
@@ -28,6 +28,11 @@ impl Freezer<'_> {
             .iter()
             .filter_map(|disk| Some((disk.node.clone(), disk.next.as_ref()?.name.clone())));
         let begun: Vec<(String, String)> = begun.collect();
+        // What cannot be written out now is flushed by QEMU.
+        if let Ok(layers) = Layers::query(self.request.machine.monitor()) {
+            let nodes = disks.iter().map(|disk| &disk.node[..]);
+            self.write_out_nodes(&layers, nodes).ok();
+        }
         // Connections end before the server is asked to.
         drop(disks);
         self.release(cut);

@@ -1,7 +1,8 @@
-//! Has the host write out the images of a machine before its instant.
+//! Has the host write out the images of a machine before its instant, and before its filters are taken out.
 //!
-//! QEMU flushes disks where it moves several of them onto filters at once, and where it stops a machine, and does nothing else for the
-//! machine until that is done. What the host still has to write of their images is written before, beside the machine.
+//! QEMU flushes disks where it moves several of them onto filters at once, where it stops a machine, and where it deletes a filter, and
+//! does nothing else for the machine until that is done. What the host still has to write of their images is written before, beside the
+//! machine.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -21,19 +22,27 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
 impl Freezer<'_> {
-    /// Has what the host keeps of the images of these disks written out. What cannot be opened is left to QEMU.
+    /// Has what the host keeps of the images of these disks written out, before the instant. What cannot be opened is left to QEMU.
     pub(super) fn write_out(&self, wanted: &[(String, QemuDisk)]) -> Result<()> {
         let is_alone = wanted.len() == 1 && self.standstill == Standstill::WhereNeeded && self.request.memory.is_none();
-        if wanted.is_empty() || is_alone {
+        if is_alone {
             // QEMU puts one disk onto its filter without a flush.
             return Ok(());
         }
         let layers = ask_patiently(self.request.machine.monitor(), self.job.clock, &Layers::query);
         let layers = layers.map_err(|error| self.failed(error))?;
+        self.write_out_nodes(&layers, wanted.iter().map(|(_, disk)| &disk.node[..]))
+    }
+
+    /// The same for the disks at these nodes.
+    pub(super) fn write_out_nodes<'n>(&self, layers: &Layers, nodes: impl Iterator<Item = &'n str>) -> Result<()> {
         let rights = self.request.machine.rights();
-        let paths = wanted.iter().flat_map(|(_, disk)| layers.written_files(&disk.node));
+        let paths = nodes.flat_map(|node| layers.written_files(node));
         let open = |path: PathBuf| rights.open(&path, FileKind::RegularOrBlockDevice, Links::Follow).ok();
         let files: Vec<File> = paths.filter_map(open).collect();
+        if files.is_empty() {
+            return Ok(());
+        }
         // What the storage does not take is an error for QEMU, which has the files open for writing.
         let flush = move || files.iter().for_each(|file| drop(file.sync_data()));
         wait_for(flush, self.job)
