@@ -353,6 +353,61 @@ fn what_is_damaged_there_does_not_arrive_unless_it_is_here_already() {
     copy(&from.repository, &like.repository, there, Some((there, here)), 2).unwrap();
 }
 
+/// Overwrites what `ruined` tells of the end of each pack, by where its directory begins.
+fn damage_directories(rig: &Rig, ruined: &dyn Fn(&mut [u8], usize)) {
+    const TRAILER_BYTES: usize = 80;
+    for name in names_of(&rig.store, ObjectKind::Pack) {
+        let mut bytes = rig.store.get(&name, u64::MAX).unwrap();
+        let at = bytes.len() - TRAILER_BYTES + 24;
+        let start = u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+        ruined(&mut bytes, usize::try_from(start).unwrap());
+        rig.store.damage(&name, &bytes);
+    }
+}
+
+/// What can be restored can be copied: also where the frames are known by their table in the index alone.
+#[test]
+fn packs_without_their_directories_are_copied() {
+    type Ruin = fn(&mut [u8], usize);
+    let damages: [Ruin; 2] = [
+        |bytes, start| bytes[start..].fill(0),
+        |bytes, _| *bytes.last_mut().unwrap() ^= 0xff,
+    ];
+    for (damage, threads) in damages.into_iter().zip([0, 2]) {
+        let from = Rig::new(1);
+        let days = two_days(&from, 6 * MIB);
+        let (strange, like) = (Rig::new(2), Rig::like(3, &from));
+        damage_directories(&from, &damage);
+        let damaged = from.open(4);
+        let (pace, memory) = (|_| (), CopyMemory::default());
+        for to in [&strange, &like] {
+            let mut surveyor = to.repository.surveyor().unwrap();
+            let mut planned = 0;
+            for disk in &days[0].0.disks {
+                let stored = StoredDisk {
+                    repository: &damaged,
+                    disk,
+                    base: None,
+                    pace: &pace,
+                    memory: &memory,
+                };
+                planned += surveyor.look_at(&stored).unwrap().read_bytes;
+            }
+            drop(surveyor);
+            let first = copy(&damaged, &to.repository, &days[0].0, None, threads).unwrap();
+            assert_reads(&to.repository, &first.snapshot, &days[0].1);
+            assert_eq!(first.statistics.read_bytes, planned);
+            let base = Some((&days[0].0, &first.snapshot));
+            let second = copy(&damaged, &to.repository, &days[1].0, base, threads).unwrap();
+            assert_reads(&to.repository, &second.snapshot, &days[1].1);
+            // The same pieces have the same names.
+            let again = copy(&damaged, &to.repository, &days[0].0, None, threads).unwrap();
+            assert_reads(&to.repository, &again.snapshot, &days[0].1);
+            assert_eq!(again.statistics.new_bytes, 0);
+        }
+    }
+}
+
 /// Between two reads gc there moves what is copied, and deletes where it was.
 #[test]
 fn gc_there_moves_what_is_copied() {

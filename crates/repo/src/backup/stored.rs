@@ -15,18 +15,20 @@ use std::sync::Arc;
 use super::Session;
 use super::parent::{Carried, ParentCursor};
 use super::request::StoredDisk;
-use super::stored_frames::{FetchedFrame, FrameFetcher, FrameQueue, FrameWish};
+use super::stored_frames::{FetchedFrame, FrameFetcher, FrameQueue, FrameWish, WantedChunk};
 use super::stored_memory::{CopyMemory, Places, place_at};
 use super::stored_walk::{StoredWalk, Stretch, StretchContent};
 use crate::error::{Error, Result};
-use crate::id::PackId;
+use crate::id::{ChunkId, PackId};
 use crate::manifest::{DiskContent, DiskStatistics};
 use crate::map::{MapReader, MapWriter, PageRef, Piece, PieceContent};
-use crate::pack::{ChunkEntry, FrameContent, Location};
+use crate::pack::{FrameContent, FrameEntry, Location, PackReader};
 use crate::packs::Packs;
 
 /// Pieces that are gathered before their frames are read: about 4 MiB of memory.
 const BATCH_PIECE_COUNT: usize = 1 << 16;
+/// Pieces of frames whose chunks are not known: about as long as chunks are.
+const PIECE_BYTES: u32 = 64 << 10;
 /// Bytes of the disk that are gathered to be looked for: about 32,000 chunks, which take 3 MiB; 40 MiB where each is a single block.
 const BATCH_BYTES: u64 = 2 << 30;
 
@@ -270,7 +272,7 @@ impl DiskCopy<'_, '_, '_> {
         let reader = self
             .origin
             .packs
-            .reader(pack)
+            .frame_reader(pack)
             .map_err(|error| told_apart(&self.origin, error))?;
         let entry = reader.frame(frame).map_err(|error| self.origin.error(error))?;
         let expected = match self.origin.content {
@@ -289,13 +291,14 @@ impl DiskCopy<'_, '_, '_> {
         let learnt = self.origin.memory.places(pack, frame);
         let (mut places, mut chunks) = (Places::new(), Vec::new());
         let mut start = 0;
-        for chunk in reader.directory.chunks(entry) {
-            let end = start + chunk.length;
+        for (length, id) in chunks_of(&reader, entry) {
+            let end = start + length;
             while ranges.next_if(|range| range.end <= start).is_some() {}
             if ranges.peek().is_some_and(|range| range.start < end) {
+                let chunk = WantedChunk { start, length, id };
                 match self.find(chunk, learnt.as_deref().and_then(|places| place_at(places, start))) {
-                    Some(here) => places.push((start, chunk.length, here)),
-                    None => chunks.push((start, *chunk)),
+                    Some(here) => places.push((start, length, here)),
+                    None => chunks.push(chunk),
                 }
             }
             start = end;
@@ -314,15 +317,29 @@ impl DiskCopy<'_, '_, '_> {
     }
 
     /// Where a chunk is here: where it was `learnt` to be, if that is still so, or by its name, if that is its name here.
-    fn find(&mut self, chunk: &ChunkEntry, learnt: Option<Location>) -> Option<Location> {
+    fn find(&mut self, chunk: WantedChunk, learnt: Option<Location>) -> Option<Location> {
         let index = &mut self.session.index;
-        let here = match learnt.filter(|here| index.is_usable(here.pack)) {
-            None if self.is_alike => index.find(&chunk.id, chunk.length),
-            learnt => learnt,
+        let here = match (learnt.filter(|here| index.is_usable(here.pack)), chunk.id) {
+            (None, Some(id)) if self.is_alike => index.find(&id, chunk.length),
+            (learnt, _) => learnt,
         }?;
         self.statistics.known_bytes += u64::from(chunk.length);
         Some(here)
     }
+}
+
+/// The chunks of a frame: how long each is, and what it is known by. Where the directory of the pack is lost, they are pieces of the
+/// frame at the same borders for every disk.
+pub(super) fn chunks_of<'r>(
+    reader: &'r PackReader,
+    frame: &'r FrameEntry,
+) -> Box<dyn Iterator<Item = (u32, Option<ChunkId>)> + 'r> {
+    if reader.has_chunks() {
+        let chunks = reader.directory.chunks(frame).iter();
+        return Box::new(chunks.map(|chunk| (chunk.length, Some(chunk.id))));
+    }
+    let borders = (0..frame.raw_length).step_by(PIECE_BYTES as usize);
+    Box::new(borders.map(|start| (PIECE_BYTES.min(frame.raw_length - start), None)))
 }
 
 /// A pack that is missing there may have been moved, and is looked for again; everything else is what it is.
@@ -415,8 +432,8 @@ fn store(session: &mut Session<'_>, statistics: &mut DiskStatistics, frame: &Fet
     session.check_cancelled()?;
     statistics.read_bytes += frame.wish.stored_bytes;
     let mut places = Places::new();
-    for (&(start, there), (entry, prints)) in frame.wish.chunks.iter().zip(&frame.named) {
-        let bytes = &frame.raw[start as usize..][..there.length as usize];
+    for (&WantedChunk { start, length, .. }, (entry, prints)) in frame.wish.chunks.iter().zip(&frame.named) {
+        let bytes = &frame.raw[start as usize..][..length as usize];
         let here = if prints.is_empty() {
             session.stream.push(bytes, prints, &mut session.output)?;
             session.store_stream_chunk(*entry, statistics)?
@@ -424,7 +441,7 @@ fn store(session: &mut Session<'_>, statistics: &mut DiskStatistics, frame: &Fet
             session.data.push(bytes, prints, &mut session.output)?;
             session.store_chunk(*entry, statistics)?
         };
-        places.push((start, there.length, here));
+        places.push((start, length, here));
     }
     session.advance(frame.wish.disk_bytes);
     Ok(places)

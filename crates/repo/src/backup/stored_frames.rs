@@ -9,7 +9,7 @@ use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use crate::check::{Depth, check_frame};
 use crate::error::{Error, Result};
 use crate::fingerprint::{BLOCK_LENGTH, BlockHash, FingerprintKeys, PRINT_LENGTH, print_of};
-use crate::id::PackId;
+use crate::id::{ChunkId, PackId};
 use crate::pack::{ChunkEntry, FrameContent};
 use crate::packing::{BufferPool, FREE_FRAME_COUNT_MAX};
 use crate::packs::{FrameBuffers, Packs};
@@ -22,8 +22,18 @@ pub(crate) struct FrameWish {
     pub(crate) stored_bytes: u64,
     /// Bytes of the disk that are waited for.
     pub(crate) disk_bytes: u64,
-    /// Where each begins in the frame, and what it is.
-    pub(crate) chunks: Vec<(u32, ChunkEntry)>,
+    /// Those that are wanted.
+    pub(crate) chunks: Vec<WantedChunk>,
+}
+
+/// A chunk of a frame.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct WantedChunk {
+    /// Where it begins in the frame.
+    pub(crate) start: u32,
+    pub(crate) length: u32,
+    /// What its repository knows it by; none where the directory of its pack is lost, and only the frames are known.
+    pub(crate) id: Option<ChunkId>,
 }
 
 /// A frame that was read, and found to hold what it should.
@@ -52,20 +62,22 @@ impl FrameFetcher<'_> {
     fn fetch(&self, wish: FrameWish, mut raw: Vec<u8>, buffers: &mut FrameBuffers) -> Result<FetchedFrame> {
         (self.pace)(wish.stored_bytes);
         let FrameWish { pack, frame, .. } = wish;
-        let reader = self.packs.reader(pack)?;
+        let reader = self.packs.frame_reader(pack)?;
         let prints = self.packs.prints(pack, frame)?;
         self.packs.frame(pack, frame, buffers, &mut raw)?;
         check_frame(&self.keys, &reader, frame, (&raw, &prints), Depth::Identities)?;
         let is_blocks = reader.frame(frame)?.content == FrameContent::Blocks;
-        let named = wish.chunks.iter().map(|&(start, entry)| {
-            let range = start as usize..start as usize + entry.length as usize;
-            match &self.target_keys {
-                Some(keys) => named(keys, &raw[range], is_blocks),
-                None if is_blocks => {
+        let named = wish.chunks.iter().map(|&WantedChunk { start, length, id }| {
+            let range = start as usize..start as usize + length as usize;
+            match (&self.target_keys, id) {
+                (Some(keys), _) => named(keys, &raw[range], is_blocks),
+                (None, None) => named(&self.keys, &raw[range], is_blocks),
+                (None, Some(id)) if is_blocks => {
                     let print = |at: usize| at / BLOCK_LENGTH * PRINT_LENGTH;
-                    (entry, prints[print(range.start)..print(range.end)].to_vec())
+                    let prints = prints[print(range.start)..print(range.end)].to_vec();
+                    (ChunkEntry { id, length }, prints)
                 }
-                None => (entry, Vec::new()),
+                (None, Some(id)) => (ChunkEntry { id, length }, Vec::new()),
             }
         });
         Ok(FetchedFrame {

@@ -1,9 +1,11 @@
 //! What a copy would bring over, without bringing it.
 
 use super::request::StoredDisk;
+use super::stored::chunks_of;
 use super::stored_walk::{StoredWalk, StretchContent};
 use crate::error::Result;
 use crate::frame_set::FrameSet;
+use crate::id::ChunkId;
 use crate::index::ChunkIndex;
 use crate::repository::Repository;
 
@@ -60,12 +62,14 @@ impl Surveyor<'_> {
                     if !self.seen.insert(place.pack, place.frame) {
                         continue;
                     }
-                    let reader = packs.reader(place.pack)?;
+                    let reader = packs.frame_reader(place.pack)?;
                     let frame = reader.frame(place.frame)?;
-                    let chunks = reader.directory.chunks(frame).iter();
-                    let missing =
-                        chunks.filter(|chunk| !is_alike || self.index.find(&chunk.id, chunk.length).is_none());
-                    let new_bytes: u64 = missing.map(|chunk| u64::from(chunk.length)).sum();
+                    let chunks = chunks_of(&reader, frame);
+                    let index = &mut self.index;
+                    let mut is_known =
+                        |(length, id): (u32, Option<ChunkId>)| id.is_some_and(|id| index.find(&id, length).is_some());
+                    let missing = chunks.filter(|chunk| !is_alike || !is_known(*chunk));
+                    let new_bytes: u64 = missing.map(|(length, _)| u64::from(length)).sum();
                     if new_bytes > 0 {
                         survey.read_bytes += u64::from(frame.stored_length);
                         survey.new_bytes += new_bytes;
