@@ -162,17 +162,14 @@ impl Hypervisor for Libvirt {
 impl Libvirt {
     /// The machine of this name, or of this UUID.
     fn find(&self, name: &str) -> Result<LibvirtMachine> {
-        let found = lookup(&self.connection(), name).or_else(|error| {
-            if is_code(&error, ErrorNumber::NoDomain) {
-                return Err(error);
-            }
+        let mut found = lookup(&self.connection(), name);
+        if found.as_ref().is_err_and(|error| !is_code(error, ErrorNumber::NoDomain)) {
             // The daemon may have been restarted since it was asked last.
+            let connection = peer::open_again(&self.uri, &self.rights)?;
             let _wait = Wait::for_answer(LIBVIRT);
-            let connection = Connect::open(Some(&self.uri))?;
-            let found = lookup(&connection, name);
+            found = lookup(&connection, name);
             *self.connection.write().unwrap_or_else(PoisonError::into_inner) = connection;
-            found
-        });
+        }
         let domain = found.map_err(|error| {
             if is_code(&error, ErrorNumber::NoDomain) {
                 Error::NoSuchMachine {
@@ -220,16 +217,17 @@ impl LibvirtMachine {
     }
 
     /// Finds the machine through a new connection, where the one that it was found by does not answer.
-    fn reconnect(&self) -> std::result::Result<(), VirtError> {
+    fn reconnect(&self) -> std::result::Result<(), Box<dyn std::error::Error + Send + Sync>> {
         let domain = self.domain();
         match domain.is_active() {
             Err(error) if !is_code(&error, ErrorNumber::NoDomain) => {}
-            other => return other.map(drop),
+            other => return Ok(other.map(drop)?),
         }
         // libvirt knows it without asking anybody.
         let uuid = domain.uuid_string()?;
+        let connection = peer::open_again(&self.uri, &self.rights)?;
         let _wait = Wait::for_answer(LIBVIRT);
-        let found = Connect::open(Some(&self.uri))?.lookup_domain_by_uuid_string(&uuid)?;
+        let found = connection.lookup_domain_by_uuid_string(&uuid)?;
         *self.domain.write().unwrap_or_else(PoisonError::into_inner) = found;
         Ok(())
     }

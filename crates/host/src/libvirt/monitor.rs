@@ -31,7 +31,7 @@ impl Monitor for LibvirtMachine {
     fn wake(&self) -> Result<()> {
         self.reconnect().map_err(|error| MonitorError::Transport {
             command: "connect".to_owned(),
-            source: Box::new(error),
+            source: error,
         })
     }
 }

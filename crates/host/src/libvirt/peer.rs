@@ -31,6 +31,23 @@ pub(super) fn open(uri: &str) -> Result<(Connect, Rights)> {
     Ok((connection, rights.unwrap_or_default()))
 }
 
+/// Connects to `uri` once more. The daemon has to be of the same user as before: what its machines name is opened with `rights`, which were
+/// looked at when the first connection was made.
+pub(super) fn open_again(uri: &str, rights: &Rights) -> Result<Connect> {
+    let (connection, now) = open(uri)?;
+    if is_of_same_user(&now, rights) {
+        return Ok(connection);
+    }
+    Err(Error::Unreachable {
+        address: uri.to_owned(),
+        source: "the process of another user answers there than before".into(),
+    })
+}
+
+fn is_of_same_user(now: &Rights, before: &Rights) -> bool {
+    now.other_user() == before.other_user()
+}
+
 /// The sockets that this process has open: number and inode.
 fn sockets() -> BTreeSet<(RawFd, String)> {
     let entries = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
@@ -49,4 +66,25 @@ fn peer(number: RawFd) -> Option<Rights> {
     let socket = unsafe { BorrowedFd::borrow_raw(number) };
     let is_local = socket_domain(socket).ok()? == AddressFamily::UNIX;
     is_local.then(|| Rights::of_peer(&socket).ok())?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::open_again;
+    use crate::rights::{Rights, UserIdentity};
+
+    /// libvirt's own test driver is in this process, so its rights are ours.
+    #[test]
+    fn a_libvirt_of_another_user_than_before_is_refused() {
+        let uri = "test:///default";
+        open_again(uri, &Rights::Own).unwrap();
+        let other = Rights::Of(UserIdentity {
+            user: 65_534,
+            group: 65_534,
+            groups: Vec::new(),
+        });
+        let error = open_again(uri, &other).map(drop).unwrap_err();
+        let source = std::error::Error::source(&error).unwrap().to_string();
+        assert!(source.contains("another user answers"), "{source}");
+    }
 }
