@@ -52,7 +52,7 @@ pub use living::{
 pub use machine::{
     Decision, Description, DiskChoice, DiskKind, DiskSource, MachineDisk, MachineState, MachineSummary, Mark,
 };
-pub use obeyed::why_not_obeyed;
+pub use obeyed::{why_not_obeyed, why_not_ours_alone};
 pub use overlays::{CommitProgress, Overlays};
 pub use process::{
     Answer, Call, Called, Companion, Ending, LocalTools, Order, Piped, PipedEnd, Programs, ToolError, Tools, Worked,

@@ -41,6 +41,33 @@ pub fn why_not_obeyed(path: &Path) -> IoResult<Option<String>> {
     Ok(None)
 }
 
+/// Why others may change what is in a folder, or put another one into its place; none where they cannot. Of a folder that does not exist yet, what exists
+/// on the way to it counts.
+pub fn why_not_ours_alone(folder: &Path) -> IoResult<Option<String>> {
+    let whole = std::path::absolute(folder)?;
+    let user = geteuid().as_raw();
+    let mut ancestors = whole.ancestors();
+    let existing = ancestors.find(|path| path.symlink_metadata().is_ok()).unwrap_or(&whole);
+    let target = existing.canonicalize()?;
+    for path in existing.ancestors().chain(target.ancestors()) {
+        let found = path.symlink_metadata()?;
+        // In a sticky folder nobody takes away what is another user's, but everybody may add to it.
+        let may_add = found.is_dir() && found.mode() & OTHERS_WRITE != 0;
+        let why = match why_not(&found, user) {
+            None if may_add && (path == whole || path == target && existing == whole) => Some(of_mode(&found)),
+            other => other,
+        };
+        if let Some(why) = why {
+            return Ok(Some(format!("{}: {why}", path.display())));
+        }
+    }
+    Ok(None)
+}
+
+fn of_mode(found: &Metadata) -> String {
+    format!("others can write it (mode {:03o})", found.mode() & 0o7777)
+}
+
 /// The same for one file, folder or link, for a process of `user`.
 fn why_not(found: &Metadata, user: u32) -> Option<String> {
     if found.uid() != 0 && found.uid() != user {
@@ -53,7 +80,7 @@ fn why_not(found: &Metadata, user: u32) -> Option<String> {
     // A group of one's own is common among people, and not with root.
     let by_group = found.mode() & GROUP_WRITES != 0 && user == 0 && found.gid() != 0;
     let by_others = found.mode() & OTHERS_WRITE != 0;
-    (by_group || by_others).then(|| format!("others can write it (mode {:03o})", found.mode() & 0o777))
+    (by_group || by_others).then(|| of_mode(found))
 }
 
 #[cfg(test)]
@@ -63,7 +90,31 @@ mod tests {
 
     use rustix::process::geteuid;
 
-    use super::why_not_obeyed;
+    use super::{why_not_obeyed, why_not_ours_alone};
+
+    #[test]
+    fn a_folder_that_others_can_change_or_replace_is_told() {
+        let around = tempfile::tempdir().unwrap();
+        let mode = |path: &std::path::Path, mode| std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+        let folder = around.path().join("repository");
+        let why = || why_not_ours_alone(&folder).unwrap();
+        // In a sticky folder nobody takes away what is another user's.
+        for fine in [0o700, 0o755, 0o1777] {
+            mode(around.path(), fine);
+            assert_eq!(why(), None, "{fine:o}");
+            assert_eq!(why_not_ours_alone(&folder.join("deeper")).unwrap(), None);
+        }
+        mode(around.path(), 0o777);
+        assert!(why().unwrap().contains("others can write it (mode 777)"));
+        std::fs::create_dir(&folder).unwrap();
+        assert!(why().unwrap().starts_with(around.path().to_str().unwrap()));
+        mode(around.path(), 0o755);
+        assert_eq!(why(), None);
+        for wrong in [0o777, 0o1777] {
+            mode(&folder, wrong);
+            assert!(why().unwrap().starts_with(folder.to_str().unwrap()), "{wrong:o}");
+        }
+    }
 
     #[test]
     fn a_file_in_which_others_have_a_say_is_not_obeyed() {

@@ -3,6 +3,7 @@
 use std::ffi::{OsStr, OsString};
 
 use holdfast_engine::{InitReport, InitRequest, Location, NewProtection, init};
+use holdfast_host::why_not_ours_alone;
 use holdfast_repo::Repository;
 use holdfast_repo::key::Cipher;
 use serde::Serialize;
@@ -124,6 +125,12 @@ pub(super) fn run(args: &InitArgs, context: &Context) -> Result<Exit, Error> {
         cipher,
         paper_key,
     } = init(&request, &context.surroundings())?;
+    // Network and removable file systems may show any owner and mode, so this is no refusal.
+    if let Ok(Some(why)) = why_not_ours_alone(location.path()) {
+        context.console().warning(&format!(
+            "others can change the repository, or put another one in its place: {why}; keep it in a folder that only you can write"
+        ));
+    }
     context.report(&Made {
         id: id.to_string(),
         location: store,

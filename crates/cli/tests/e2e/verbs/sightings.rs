@@ -1,6 +1,7 @@
 //! What a host remembers of a repository: another one in its place, an older state of it, one without a password.
 
-use std::fs::rename;
+use std::fs::{Permissions, rename};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Output;
 
@@ -49,6 +50,28 @@ fn an_older_state_of_a_repository_is_noticed_until_it_is_accepted() {
     rig.ok(&["prune", "--keep-last", "1"]);
     rig.ok(&["gc"]);
     rig.ok(&["list"]);
+}
+
+/// Another user could take the repository away there, or put another one in its place.
+#[test]
+fn a_repository_in_a_folder_that_others_can_write_is_warned_of() {
+    let rig = Rig::empty();
+    for (name, mode) in [("open", 0o777), ("sticky", 0o1777), ("closed", 0o755)] {
+        let folder = rig.path(name);
+        std::fs::create_dir(&folder).unwrap();
+        std::fs::set_permissions(&folder, Permissions::from_mode(mode)).unwrap();
+        let place = format!("{name}/repo");
+        let told = stderr(&rig.run(&["-r", &place, "init", "--no-encryption"]));
+        assert_eq!(told.contains("others can write it"), name == "open", "{name}: {told}");
+    }
+    let folder = rig.path("sticky");
+    let told = stderr(&rig.run(&["-r", "sticky/repo", "list"]));
+    assert!(!told.contains("others"), "{told}");
+    std::fs::remove_dir_all(folder.join("repo")).unwrap();
+    std::fs::create_dir(folder.join("repo")).unwrap();
+    std::fs::set_permissions(folder.join("repo"), Permissions::from_mode(0o1777)).unwrap();
+    let told = stderr(&rig.run(&["-r", "sticky/repo", "init", "--no-encryption"]));
+    assert!(told.contains("others can change the repository"), "{told}");
 }
 
 /// Who makes it here knows it, also where its path is relative and nothing exists there yet.
