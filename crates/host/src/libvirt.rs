@@ -163,7 +163,10 @@ impl Libvirt {
     /// The machine of this name, or of this UUID.
     fn find(&self, name: &str) -> Result<LibvirtMachine> {
         let mut found = lookup(&self.connection(), name);
-        if found.as_ref().is_err_and(|error| !is_code(error, ErrorNumber::NoDomain)) {
+        if found
+            .as_ref()
+            .is_err_and(|error| !is_code(error, ErrorNumber::NoDomain))
+        {
             // The daemon may have been restarted since it was asked last.
             let connection = peer::open_again(&self.uri, &self.rights)?;
             let _wait = Wait::for_answer(LIBVIRT);

@@ -76,6 +76,14 @@ pub enum VirtualBoxError {
         /// The folder.
         folder: PathBuf,
     },
+    /// Root reads no settings of another user.
+    #[error("{} belongs to user {user}, and names files that root would open", path.display())]
+    OtherUser {
+        /// The settings, or the list of machines.
+        path: PathBuf,
+        /// The user.
+        user: u32,
+    },
     /// VirtualBox has encrypted an image.
     #[error("disk {disk}: {location} is encrypted by VirtualBox")]
     Encrypted {

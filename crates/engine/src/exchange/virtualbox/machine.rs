@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{ErrorKind, Read as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use holdfast_hardware::virtualbox::{Medium, MediumKind, Settings, media, read, read_at, settings};
@@ -13,6 +13,7 @@ use holdfast_host::{
 };
 use holdfast_image::{Backing, OpenOptions};
 use rustix::fs::OFlags;
+use rustix::process::geteuid;
 
 use super::chain::chain_of;
 use super::error::VirtualBoxError;
@@ -255,15 +256,25 @@ pub(super) fn open_regular(path: &Path) -> std::io::Result<File> {
 }
 
 /// Reads a file of VirtualBox.
+///
+/// # Errors
+/// Another user has written it, and we are root: it names files that are opened with our rights.
 pub(super) fn read_text(path: &Path) -> Result<String> {
     let mut bytes = Vec::new();
-    open_regular(path)
-        .and_then(|file| file.take(TEXT_BYTES_MAX).read_to_end(&mut bytes))
-        .map_err(|source| Error::File {
-            action: "read",
+    let failed = |source| Error::File {
+        action: "read",
+        path: path.to_owned(),
+        source,
+    };
+    let file = open_regular(path).map_err(failed)?;
+    let user = file.metadata().map_err(failed)?.uid();
+    if geteuid().is_root() && user != 0 {
+        return Err(of(VirtualBoxError::OtherUser {
             path: path.to_owned(),
-            source,
-        })?;
+            user,
+        }));
+    }
+    file.take(TEXT_BYTES_MAX).read_to_end(&mut bytes).map_err(failed)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 

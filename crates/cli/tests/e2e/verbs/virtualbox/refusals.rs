@@ -47,6 +47,29 @@ fn machines_that_cannot_be_meant_or_read_are_told() {
     assert_eq!(empty.error(1, &["backup", "vbox:"]).0, "not-found");
 }
 
+/// Settings name files, and root opens every one: it takes the word of root alone for that.
+#[test]
+fn root_reads_no_settings_of_another_user() {
+    let world = World::new();
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let settings = world.rig.path("vms/lab/lab.vbox");
+    let registry = world.rig.path("home/VirtualBox.xml");
+    let by_name = format!("vbox:{NAME}");
+    let by_path = format!("vbox:{}", settings.display());
+    for (path, word) in [(&settings, &by_path), (&registry, &by_name)] {
+        std::os::unix::fs::chown(path, Some(65_534), None).unwrap();
+        let (kind, said) = world.refused(1, &[word]);
+        assert!(
+            kind == "refused" && said.contains("belongs to user 65534"),
+            "{word}: {said}"
+        );
+        std::os::unix::fs::chown(path, Some(0), None).unwrap();
+    }
+    world.back_up(0, &[&format!("vbox:{NAME}")]);
+}
+
 #[test]
 fn settings_lead_nowhere_and_images_are_who_they_should_be() {
     let world = World::new();
