@@ -4,6 +4,8 @@
 
 mod nbd_cases;
 
+use std::io::Read as _;
+use std::net::{SocketAddr, TcpStream};
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
@@ -12,9 +14,10 @@ use holdfast_block::{
     BlockDevice, BlockDeviceMut as _, Clock, DirtyBitmap, ExtentKind, ExtentList, Fault, FaultRule, FaultyDevice,
     ManualClock, MemoryDevice, RequestKind, Result, SeededRandom, to_usize,
 };
-use holdfast_serve::nbd::{Export, ExportDevice, ExportEntry, Exports, FixedExports, Limits};
+use holdfast_serve::nbd::{Export, ExportDevice, ExportEntry, Exports, FixedExports, Limits, Listener};
 use nbd_cases::raw::{Raw, Style, context_query, info_query, string, u32_at, u64_at};
 use nbd_cases::{Ours, wait_for};
+use rustix::net::{AddressFamily, SocketType};
 
 const SIZE: u64 = 1_000_003;
 const EIO: u32 = 5;
@@ -219,6 +222,44 @@ fn silent_clients_lose_their_place_to_new_ones() {
         .map(|_| Raw::enter(&ours.socket(), "disk", Style::Simple, &[]).unwrap())
         .collect();
     drop(silent);
+}
+
+/// A connection over the network from this address of the loopback.
+fn connect_from(from: [u8; 4], to: SocketAddr) -> TcpStream {
+    let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    rustix::net::bind(&socket, &SocketAddr::from((from, 0))).unwrap();
+    rustix::net::connect(&socket, &to).unwrap();
+    TcpStream::from(socket)
+}
+
+/// Others have places left, whatever one address of the network does, and the one on the host counts with none.
+#[test]
+fn one_address_gets_its_share_of_the_places_and_no_more() {
+    const GREETING_BYTES: usize = 18;
+    let limits = Limits {
+        connection_count_max: 6,
+        address_connection_count_max: 2,
+        ..Limits::default()
+    };
+    let mut ours = Ours::start_with(FixedExports::new([writable(MemoryDevice::new(SIZE))]), limits);
+    let listener = Listener::tcp(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+    let place = listener.tcp_address().unwrap();
+    ours.server.as_mut().unwrap().listen(listener).unwrap();
+    let greet = |from| {
+        let mut client = connect_from(from, place);
+        let greeted = client.read_exact(&mut [0; GREETING_BYTES]);
+        greeted.is_ok().then_some(client)
+    };
+    let (greedy, other) = ([127, 0, 0, 1], [127, 0, 0, 2]);
+    let first: Vec<_> = (0..2).map(|_| greet(greedy).unwrap()).collect();
+    assert!(greet(greedy).is_none());
+    ours.wait_until_told(&["TooMany"]);
+    let _others: Vec<_> = (0..2).map(|_| greet(other).unwrap()).collect();
+    Raw::connect(&ours.socket());
+    drop(first);
+    let server = ours.server.as_ref().unwrap();
+    wait_for("a place", || server.connection_count() <= 2);
+    assert!(greet(greedy).is_some());
 }
 
 /// What many clients together ask for and do not take is bounded for the server, and others go on.
