@@ -8,6 +8,7 @@ mod cut;
 mod faults;
 mod gates;
 mod iothreads;
+#[expect(dead_code, reason = "shared with the tests of the whole program")]
 mod lab;
 mod memory;
 mod monitor;
