@@ -235,7 +235,7 @@ fn whatever_happens_to_the_images_backups_are_right() {
         run(seed);
         return;
     }
-    let counts = [run(1), run(2)];
+    let counts = [run(2), run(4)];
     assert!(counts.iter().all(|[_, by_bitmap]| *by_bitmap > 0), "{counts:?}");
     run(SeededRandom::fresh_seed());
 }
