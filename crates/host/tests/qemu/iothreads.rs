@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 use holdfast_host::qemu::{Cut, CutRequest, Danger, DiskContext, NotServed, QemuVersion, remove_run, runs_in};
-use holdfast_host::qmp::MonitorError;
+use holdfast_host::qmp::{Monitor as _, MonitorError, QmpCommand};
 use serde_json::{Value, json};
 
 use crate::faults::{Fault, Faulty};
@@ -327,4 +327,52 @@ fn a_copy_that_is_not_wanted_any_more_ends() {
     copier.copy(&*lab.monitor, &lab.clock, &|| true).unwrap();
     assert_eq!(bytes_at(&spool, DISK_BYTES - 4096), [7; 4096]);
     cut.release(&*lab.monitor, &lab.clock).unwrap();
+}
+
+/// Adds a filter to the disk `scsi0` and deletes it, while requests of the guest are on their way; false where QEMU is gone.
+fn filter_comes_and_goes(lab: &Lab) -> bool {
+    let scratch = json!({ "driver": "null-co", "node-name": "scratch", "size": DISK_BYTES });
+    let filter = json!({ "driver": "copy-before-write", "node-name": "filter", "file": "scsi", "target": "scratch" });
+    let commands = [
+        ("blockdev-add", scratch),
+        ("blockdev-add", filter),
+        ("blockdev-del", json!({ "node-name": "filter" })),
+        ("blockdev-del", json!({ "node-name": "scratch" })),
+    ];
+    let answers = commands.map(|(name, arguments)| lab.monitor.execute(&QmpCommand::new(name, arguments)));
+    let is_gone = |error: &MonitorError| matches!(error, MonitorError::Gone { .. });
+    let [added, ..] = &answers;
+    assert!(added.is_ok() || added.as_ref().is_err_and(is_gone), "{added:?}");
+    !answers.iter().any(|answer| answer.as_ref().is_err_and(is_gone))
+}
+
+/// Why filters of such disks wait until the machine stands still: see `Danger::NodeOnBusyIothread`.
+#[test]
+fn a_filter_on_a_busy_iothread_ends_a_qemu_before_9() {
+    let lab = lab();
+    let version = QemuVersion::query(&*lab.monitor).unwrap();
+    let is_affected = version.defect(Danger::NodeOnBusyIothread).is_some();
+    let write = |round: u64| {
+        for piece in 0..4 {
+            let offset = (round * 4 + piece) % 128 * (64 << 10);
+            let line = format!("qemu-io -d {SCSI} \"aio_write -P 5 {offset} 64k\"");
+            lab.execute("human-monitor-command", json!({ "command-line": line }));
+        }
+    };
+    // A stop waits for all requests.
+    for round in 0..20 {
+        write(round);
+        lab.execute("stop", Value::Null);
+        assert!(
+            filter_comes_and_goes(&lab),
+            "QEMU {version} ended although it stood still"
+        );
+        lab.execute("cont", Value::Null);
+    }
+    let survives = |round| {
+        write(round);
+        filter_comes_and_goes(&lab)
+    };
+    let survived_all = (0..100).all(survives);
+    assert_eq!(survived_all, !is_affected, "QEMU {version}");
 }
