@@ -168,9 +168,7 @@ impl<'a> Freezer<'a> {
     ) -> Result<Frozen<'a>> {
         let wanted = self.devices(taken)?;
         let usable = self.proofs(&wanted)?;
-        if state == MachineState::Running {
-            self.write_out(&wanted)?;
-        }
+        self.write_out(&wanted, state)?;
         let (folder, listener) = listen(&self.request.runtime)?;
         let Lent {
             cut_disks,

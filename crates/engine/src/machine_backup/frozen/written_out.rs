@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use holdfast_host::qemu::{Layers, QemuDisk, Standstill};
 use holdfast_host::qmp::ask_patiently;
-use holdfast_host::{FileKind, Links};
+use holdfast_host::{FileKind, Links, MachineState};
 
 use super::Freezer;
 use crate::error::Result;
@@ -23,9 +23,9 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
 impl Freezer<'_> {
     /// Has what the host keeps of the images of these disks written out, before the instant. What cannot be opened is left to QEMU.
-    pub(super) fn write_out(&self, wanted: &[(String, QemuDisk)]) -> Result<()> {
+    pub(super) fn write_out(&self, wanted: &[(String, QemuDisk)], state: MachineState) -> Result<()> {
         let is_alone = wanted.len() == 1 && self.standstill == Standstill::WhereNeeded && self.request.memory.is_none();
-        if is_alone {
+        if wanted.is_empty() || is_alone || state != MachineState::Running {
             // QEMU puts one disk onto its filter without a flush.
             return Ok(());
         }
