@@ -99,6 +99,7 @@ impl BareHistory {
             let offset = self.random.below(size_bytes / 512) * 512;
             let length = (1 + self.random.below(PIECE_BYTES / 512)) * 512;
             let length = length.min(size_bytes - offset);
+            println!("    disk {disk} is written at {offset}, {length} bytes of {byte}");
             self.bare.write(disk, byte, to_usize(offset), to_usize(length));
         }
     }
@@ -139,6 +140,7 @@ impl BareHistory {
 
     /// Begins a job, which may write more of the guest's before it ends.
     fn job(&mut self, command: &'static str, words: Value) -> Outcome {
+        println!("    {command}: {words}");
         self.qmp(command, words)?;
         if self.random.one_in(2) {
             self.write();
@@ -228,6 +230,7 @@ impl BareHistory {
         let (disk, kind) = (self.disk(), self.random.below(6));
         let layers = self.layers(disk);
         let layer = &layers[to_usize(self.random.below(layers.len() as u64))];
+        println!("    way {kind} at {}", layer.node);
         let ours = layer.bitmaps.iter().find(|bitmap| bitmap.name.starts_with("holdfast-"));
         let ours = &ours.ok_or("there is no bitmap")?.name;
         let words = json!({ "node": layer.node, "name": ours });
@@ -299,6 +302,7 @@ impl BareHistory {
         let capabilities = json!({ "capabilities": [
             { "capability": "dirty-bitmaps", "state": self.random.one_in(2) },
         ] });
+        println!("    {capabilities}");
         let source = self.bare.source.clone();
         let words = self.words_of_next();
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
