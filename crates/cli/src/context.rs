@@ -211,11 +211,14 @@ impl Context {
 
     /// Where the repository is, which need not be there yet.
     pub fn new_location(&self) -> Result<Location, Error> {
-        let location = Location::parse(&self.repository()?)?;
+        let location = self.remembered(Location::parse(&self.repository()?)?);
+        Ok(location.with_key_slot(self.global.repository.password.key_slot))
+    }
+
+    /// A location with what this host remembers of it: which key slot opened, and which repository it is.
+    pub fn remembered(&self, location: Location) -> Location {
         let memory = runs::journal_folder(self).and_then(|runs| Some(runs.parent()?.join("slots")));
-        Ok(location
-            .with_key_slot(self.global.repository.password.key_slot)
-            .with_slot_memory(memory.as_deref()))
+        location.with_slot_memory(memory.as_deref())
     }
 
     /// The repository, opened; asks for its password if it needs one.
@@ -294,10 +297,11 @@ impl Context {
             Error::usage("no repository is given to copy to", hint)
         };
         let word = location.ok_or_else(missing)?;
-        Ok(match holdfast_file::repository(word, self)? {
+        let location = match holdfast_file::repository(word, self)? {
             Some(repository) => Location::parse(OsStr::new(&repository.path))?,
             None => Location::parse(word)?,
-        })
+        };
+        Ok(self.remembered(location))
     }
 
     /// Where the password of the repository comes from that is copied to.

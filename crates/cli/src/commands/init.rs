@@ -145,7 +145,8 @@ pub(super) fn run(args: &InitArgs, context: &Context) -> Result<Exit, Error> {
 fn open_like(other: &OsStr, args: &InitArgs, context: &Context) -> Result<Repository, Error> {
     let source = PasswordSource::choose_like(&args.like_password);
     let options = "--like-password-file FILE or --like-password-command COMMAND";
-    context.open_other(&Location::parse(other)?, &source, options)
+    let location = context.remembered(Location::parse(other)?);
+    context.open_other(&location, &source, options)
 }
 
 fn cipher_name(cipher: Cipher) -> &'static str {

@@ -212,7 +212,7 @@ impl Resumption<'_> {
         if let Some(repository) = self.opened.borrow().get(place) {
             return Ok(Rc::clone(repository));
         }
-        let location = Location::parse(place.as_os_str())?;
+        let location = self.context.remembered(Location::parse(place.as_os_str())?);
         let password = self.context.unlocking_password(&location)?;
         let repository = Rc::new(self.context.open_with(&location, password.as_ref())?);
         self.opened.borrow_mut().insert(place.clone(), Rc::clone(&repository));

@@ -31,6 +31,7 @@ mod questions;
 mod refusals;
 mod restores;
 mod retention;
+mod rights;
 mod sector_sizes;
 mod serving;
 mod sightings;

@@ -111,6 +111,37 @@ fn another_repository_in_the_place_of_one_is_refused_until_it_is_accepted() {
     rig.ok(&["list"]);
 }
 
+/// A copy would go to whoever put another repository there, and a new repository would recognise bytes as that does.
+#[test]
+fn the_other_repository_of_a_copy_is_remembered_as_well() {
+    let rig = Rig::new();
+    rig.write("a.raw", &noise(200_000, 1));
+    rig.ok(&["backup", "a.raw", "--machine", "a"]);
+    rig.ok(&["init", "--no-encryption", "-r", "far"]);
+    let copy = ["copy", "--to", "far", "--all"];
+    rig.ok(&copy);
+    rename(rig.path("far"), rig.path("first")).unwrap();
+    rig.ok(&["init", "--no-encryption", "-r", "other"]);
+    rename(rig.path("other"), rig.path("far")).unwrap();
+    let like = ["init", "--no-encryption", "-r", "like", "--like", "far"];
+    for words in [&copy[..], &["copy", "--to", "far", "--status"], &like] {
+        let (kind, told) = rig.error(1, words);
+        assert!(
+            kind == "refused" && told.contains("not the repository that was here before"),
+            "{words:?}: {told}"
+        );
+    }
+    assert!(!rig.path("like").exists());
+    std::fs::remove_dir_all(rig.path("far")).unwrap();
+    rename(rig.path("first"), rig.path("far")).unwrap();
+    rig.ok(&copy);
+    rig.ok(&like);
+    // One that is made at a place is known there, however the place was named.
+    std::fs::remove_dir_all(rig.path("far")).unwrap();
+    rig.ok(&["init", "--no-encryption", "-r", "far"]);
+    rig.ok(&copy);
+}
+
 #[test]
 fn a_password_of_the_environment_does_not_lock_a_repository_without_one() {
     let rig = Rig::new();
