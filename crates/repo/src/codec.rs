@@ -8,16 +8,18 @@ use holdfast_block::AlignedBuffer;
 use zstd::zstd_safe::{CParameter, DCtx, InBuffer, OutBuffer, ResetDirective};
 
 use crate::error::{Error, Result};
+use crate::machine_code::{LOOK_AHEAD_LENGTH, filter, is_machine_code, unfilter};
 use crate::store::ObjectName;
 
-/// Most bytes of a frame before compression: 2 MiB.
-pub(crate) const FRAME_BYTES_MAX: usize = 2 << 20;
+/// Most bytes of a frame before compression: 4 MiB.
+pub(crate) const FRAME_BYTES_MAX: usize = 4 << 20;
 
-/// zstd level of data, with tables larger than the level's own: where ratio per second is best on disks
+/// zstd level of data, with a window of a whole frame and tables larger than the level's own: where ratio per second is best on disks
 /// (`docs/design/0001-repository.md`).
 const LEVEL: i32 = 3;
+const WINDOW_LOG: u32 = FRAME_BYTES_MAX.ilog2();
 const HASH_LOG: u32 = 18;
-const CHAIN_LOG: u32 = 17;
+const CHAIN_LOG: u32 = 18;
 
 /// Shortest frame that is probed before it is compressed.
 const PROBE_FRAME_BYTES_MIN: usize = 256 << 10;
@@ -31,6 +33,8 @@ pub(crate) enum Codec {
     Raw,
     /// One zstd frame.
     Zstd,
+    /// One zstd frame of bytes in which distances of machine code were replaced by places.
+    ZstdMachineCode,
 }
 
 impl Codec {
@@ -38,6 +42,7 @@ impl Codec {
         match self {
             Self::Raw => 0,
             Self::Zstd => 1,
+            Self::ZstdMachineCode => 2,
         }
     }
 
@@ -45,6 +50,7 @@ impl Codec {
         match byte {
             0 => Some(Self::Raw),
             1 => Some(Self::Zstd),
+            2 => Some(Self::ZstdMachineCode),
             _ => None,
         }
     }
@@ -61,9 +67,13 @@ impl Compressor {
     pub(crate) fn new() -> Self {
         let compressor = |level| zstd::bulk::Compressor::new(level).expect("a fixed level is a legal level");
         let mut data = compressor(LEVEL);
-        for parameter in [CParameter::HashLog(HASH_LOG), CParameter::ChainLog(CHAIN_LOG)] {
+        for parameter in [
+            CParameter::WindowLog(WINDOW_LOG),
+            CParameter::HashLog(HASH_LOG),
+            CParameter::ChainLog(CHAIN_LOG),
+        ] {
             data.set_parameter(parameter)
-                .expect("the sizes of the tables are legal");
+                .expect("the sizes of the window and the tables are legal");
         }
         Self {
             data,
@@ -73,19 +83,28 @@ impl Compressor {
     }
 
     /// Compresses `raw` into `stored` (cleared first) where that saves at least 1/64; else it is stored as it is, and `stored`
-    /// stays empty.
-    pub(crate) fn compress(&mut self, raw: &[u8], stored: &mut Vec<u8>) -> Codec {
+    /// stays empty. What `raw` holds afterwards means nothing unless that is so.
+    pub(crate) fn compress(&mut self, raw: &mut [u8], stored: &mut Vec<u8>) -> Codec {
         stored.clear();
-        if self.is_worth_it(raw) {
-            stored.reserve(zstd::zstd_safe::compress_bound(raw.len()) + crate::key::TAG_LENGTH);
-            self.data
-                .compress_to_buffer(raw, stored)
-                .expect("the buffer has room for the worst case");
-            if stored.len() + raw.len() / 64 < raw.len() {
-                return Codec::Zstd;
-            }
-            stored.clear();
+        if !self.is_worth_it(raw) {
+            return Codec::Raw;
         }
+        let is_code = is_machine_code(raw);
+        if is_code {
+            filter(raw);
+        }
+        stored.reserve(zstd::zstd_safe::compress_bound(raw.len()) + crate::key::TAG_LENGTH);
+        self.data
+            .compress_to_buffer(raw, stored)
+            .expect("the buffer has room for the worst case");
+        let is_smaller = stored.len() + raw.len() / 64 < raw.len();
+        match (is_smaller, is_code) {
+            (true, false) => return Codec::Zstd,
+            (true, true) => return Codec::ZstdMachineCode,
+            (false, true) => unfilter(raw),
+            (false, false) => {}
+        }
+        stored.clear();
         Codec::Raw
     }
 
@@ -129,7 +148,7 @@ impl Decompressor {
                 }
                 stored.len()
             }
-            Codec::Zstd => {
+            Codec::Zstd | Codec::ZstdMachineCode => {
                 let done = self.0.decompress(raw, stored);
                 done.map_err(|code| not_decompressed(code, object, offset))?
             }
@@ -137,6 +156,9 @@ impl Decompressor {
         if length != raw.len() {
             let detail = format!("frame has {length} bytes, its directory says {}", raw.len());
             return Err(Error::damaged(object, offset, detail));
+        }
+        if codec == Codec::ZstdMachineCode {
+            unfilter(raw);
         }
         Ok(())
     }
@@ -151,6 +173,12 @@ impl Decompressor {
         (raw, wanted): (&mut [u8], usize),
         (object, offset): (&ObjectName, u64),
     ) -> Result<usize> {
+        let look_ahead = if codec == Codec::ZstdMachineCode {
+            LOOK_AHEAD_LENGTH
+        } else {
+            0
+        };
+        let wanted = wanted + look_ahead;
         // Near the end it is cheaper to go on than to decode in steps.
         if codec == Codec::Raw || wanted >= raw.len() / 8 * 7 {
             return self
@@ -179,7 +207,10 @@ impl Decompressor {
         self.0
             .reset(ResetDirective::SessionOnly)
             .map_err(|code| not_decompressed(code, object, offset))?;
-        Ok(filled)
+        if codec == Codec::ZstdMachineCode {
+            unfilter(&mut raw[..filled]);
+        }
+        Ok(filled - look_ahead)
     }
 }
 
@@ -238,7 +269,7 @@ mod tests {
             (Vec::new(), Codec::Raw),
         ] {
             let mut stored = Vec::new();
-            let codec = Compressor::new().compress(&raw, &mut stored);
+            let codec = Compressor::new().compress(&mut raw.clone(), &mut stored);
             assert_eq!(codec, expected);
             if codec == Codec::Raw {
                 assert!(stored.is_empty());
@@ -260,19 +291,67 @@ mod tests {
         }
     }
 
+    /// Calls with distances that nothing else repeats, every so many bytes.
+    fn code(length: usize, spacing: usize) -> Vec<u8> {
+        let mut bytes = noise(length);
+        for (number, at) in (0..length - 5).step_by(spacing).enumerate() {
+            let distance = i32::try_from(number % 97 * 4096).unwrap() - i32::try_from(at).unwrap();
+            bytes[at] = 0xE8;
+            bytes[at + 1..at + 5].copy_from_slice(&distance.to_le_bytes());
+        }
+        bytes
+    }
+
+    #[test]
+    fn machine_code_is_filtered_and_comes_back() {
+        let place = (&ObjectName::config(), 0);
+        let raw = code(FRAME_BYTES_MAX, 10);
+        let mut stored = Vec::new();
+        let mut compressor = Compressor::new();
+        assert_eq!(
+            compressor.compress(&mut raw.clone(), &mut stored),
+            Codec::ZstdMachineCode
+        );
+        let mut back = vec![1; raw.len()];
+        Decompressor::new()
+            .decompress(Codec::ZstdMachineCode, &stored, &mut back, place)
+            .unwrap();
+        assert!(back == raw);
+        Decompressor::new()
+            .decompress(Codec::Zstd, &stored, &mut back, place)
+            .unwrap();
+        assert!(back != raw, "it was filtered");
+        // What looks like code and does not compress is kept as it is.
+        let mut raw = noise(200_000);
+        for call in raw.chunks_exact_mut(150) {
+            (call[0], call[4]) = (0xE8, 0);
+        }
+        assert!(crate::machine_code::is_machine_code(&raw));
+        let mut kept = raw.clone();
+        assert_eq!(compressor.compress(&mut kept, &mut stored), Codec::Raw);
+        assert!(stored.is_empty() && kept == raw);
+    }
+
     #[test]
     fn the_start_of_a_frame_is_that_of_the_whole() {
-        let mut raw = b"point in time ".repeat(100_000);
-        raw.extend(noise(600_000));
+        let mut text = b"point in time ".repeat(100_000);
+        text.extend(noise(600_000));
+        for (raw, expected) in [(text, Codec::Zstd), (code(2_000_000, 10), Codec::ZstdMachineCode)] {
+            start_is_that_of_the_whole(&raw, expected);
+        }
+    }
+
+    fn start_is_that_of_the_whole(raw: &[u8], expected: Codec) {
         let place = (&ObjectName::config(), 0);
         let mut stored = Vec::new();
-        assert_eq!(Compressor::new().compress(&raw, &mut stored), Codec::Zstd);
+        let codec = Compressor::new().compress(&mut raw.to_vec(), &mut stored);
+        assert_eq!(codec, expected);
         // One after the other with the same decompressor, which must forget what it left undone.
         let mut decompressor = Decompressor::new();
         for wanted in [0, 1, 4096, 1_400_000, 1_500_000, raw.len() - 1, raw.len(), 5] {
             let mut start = vec![1; raw.len()];
             let filled = decompressor
-                .decompress_start(Codec::Zstd, &stored, (&mut start, wanted), place)
+                .decompress_start(codec, &stored, (&mut start, wanted), place)
                 .unwrap();
             assert!((wanted..=raw.len()).contains(&filled));
             assert!(start[..filled] == raw[..filled]);
@@ -280,13 +359,14 @@ mod tests {
         }
         let mut start = vec![1; raw.len()];
         let cut_off = &stored[..stored.len() / 4];
-        let wanted = raw.len() / 8 * 7 - 1;
+        let wanted = raw.len() / 8 * 7 - 1000;
         assert!(
             decompressor
-                .decompress_start(Codec::Zstd, cut_off, (&mut start, wanted), place)
+                .decompress_start(codec, cut_off, (&mut start, wanted), place)
                 .is_err()
         );
-        assert!(decompressor.decompress(Codec::Zstd, &stored, &mut start, place).is_ok());
+        assert!(decompressor.decompress(codec, &stored, &mut start, place).is_ok());
+        assert!(start == raw);
     }
 
     #[test]

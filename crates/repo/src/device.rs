@@ -17,12 +17,12 @@ use crate::packs::{FrameBuffers, Packs};
 use crate::repository::Repository;
 
 /// Bytes of decoded frames that an open disk keeps.
-const FRAME_CACHE_BYTES: usize = 8 << 20;
+const FRAME_CACHE_BYTES: usize = 12 << 20;
 /// Bytes of decoded leaves that an open disk keeps.
 const LEAF_CACHE_BYTES: usize = 4 << 20;
 
 /// Frames that one read decodes at the same time.
-const FETCH_COUNT_MAX: usize = 4;
+const FETCH_COUNT_MAX: usize = 2;
 
 /// The pieces of a leaf, each with where it begins on the disk; none where the leaf is zero.
 type Leaf = Option<Arc<[(u64, Piece)]>>;

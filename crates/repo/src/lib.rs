@@ -31,6 +31,7 @@ pub mod key;
 mod lease;
 mod loss;
 mod lru;
+mod machine_code;
 mod manifest;
 mod map;
 mod map_walk;

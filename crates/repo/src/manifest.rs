@@ -13,7 +13,9 @@ use crate::map::{PageRef, Unit};
 use crate::store::{ObjectKind, ObjectName};
 
 /// Version of the manifest's format that this program writes, and the latest that it reads.
-const FORMAT_VERSION: u32 = 1;
+///
+/// 2 has the fields of 1, and may refer to packs of version 2.
+const FORMAT_VERSION: u32 = 2;
 
 /// Longest manifest that is read.
 pub(crate) const MANIFEST_BYTES_MAX: u64 = 16 << 20;

@@ -17,7 +17,7 @@ use crate::packs::Packs;
 /// Bytes of block bitmaps that are kept: about 6,000 packs, 300 GiB of repository.
 const BITMAP_BYTES_MAX: usize = 24 << 20;
 
-/// Bits per frame: a frame has at most 512 blocks.
+/// Bits per frame: a frame has at most 1024 blocks.
 const FRAME_WORD_COUNT: usize = crate::codec::FRAME_BYTES_MAX / holdfast_block::to_usize(BLOCK_BYTES) / 64;
 
 type FrameBits = Box<[u64; FRAME_WORD_COUNT]>;

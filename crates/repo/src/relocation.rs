@@ -146,7 +146,7 @@ impl RelocationTable {
 
 #[cfg(test)]
 mod tests {
-    use super::{Move, RelocationTable};
+    use super::{FRAME_END, Move, RelocationTable};
     use crate::id::PackId;
     use crate::pack::Location;
 
@@ -188,7 +188,7 @@ mod tests {
     /// A relocation of no bytes sent whoever followed it round and round: it said that none of the bytes lie together.
     #[test]
     fn a_move_of_nothing_and_one_past_the_end_of_a_frame_are_refused() {
-        for (offset, length, to_offset) in [(4096, 0, 0), (2 << 20, 1, 0), (0, 4096, (2 << 20) - 4095)] {
+        for (offset, length, to_offset) in [(4096, 0, 0), (FRAME_END, 1, 0), (0, 4096, FRAME_END - 4095)] {
             let mut table = RelocationTable::default();
             table.add(Move {
                 frame: 1,

@@ -9,7 +9,7 @@ mod request;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
+use crossbeam_channel::{Receiver, Sender, bounded};
 use holdfast_block::{AlignedBuffer, to_usize};
 
 use crate::check::{Depth, check_frame};
@@ -113,6 +113,9 @@ const FLUSH_BYTES: u64 = 64 << 20;
 /// nothing else.
 const WRITERS_PER_THREAD: usize = 2;
 
+/// Frames in memory for each thread that decodes: one that it decodes, and one that is written.
+const FRAMES_PER_THREAD: usize = 2;
+
 /// A frame that was decoded and checked, and what of it is to be written.
 struct Decoded {
     raw: AlignedBuffer,
@@ -185,8 +188,12 @@ impl RestoreJob<'_> {
                 flush: &self.flush,
             };
             let (send, groups) = bounded::<Vec<PlannedPiece>>(self.request.thread_count * 2);
-            let (send_decoded, decoded) = bounded(self.request.thread_count);
-            let (give_back, free) = unbounded();
+            let frame_count = self.request.thread_count * FRAMES_PER_THREAD;
+            let (send_decoded, decoded) = bounded(frame_count);
+            let (give_back, free) = bounded(frame_count);
+            for _ in self.request.thread_count..frame_count {
+                give_back.send(AlignedBuffer::default()).ok();
+            }
             for _ in 0..self.request.thread_count * WRITERS_PER_THREAD {
                 let (decoded, give_back) = (decoded.clone(), give_back.clone());
                 scope.spawn(move || self.write_decoded(&decoded, &give_back));
@@ -199,7 +206,7 @@ impl RestoreJob<'_> {
                 let (groups, writers) = (groups.clone(), writers.clone());
                 scope.spawn(move || self.work(&groups, writers));
             }
-            drop((groups, writers, decoded));
+            drop((groups, writers, decoded, give_back));
             while let Some(batch) = plan.next()? {
                 self.zeroes(&batch)?;
                 for group in batch.pieces.chunk_by(|a, b| (a.pack, a.frame) == (b.pack, b.frame)) {
@@ -378,10 +385,10 @@ impl RestoreJob<'_> {
         let Some(writers) = &scratch.writers else {
             return self.write(&scratch.raw, &wanted);
         };
-        let next = writers.free.try_recv().unwrap_or_default();
-        let raw = std::mem::replace(&mut scratch.raw, next);
-        // Where nobody writes any more, the reason is known already, and told.
+        let raw = std::mem::take(&mut scratch.raw);
+        // Where no writer is left, the reason is known already.
         writers.decoded.send(Decoded { raw, wanted }).ok();
+        scratch.raw = writers.free.recv().unwrap_or_default();
         Ok(())
     }
 

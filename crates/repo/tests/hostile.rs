@@ -26,14 +26,14 @@ static TURN: Mutex<()> = Mutex::new(());
 ///
 /// - A piece of a map is 1 byte in a page and 40 in memory; nothing else grows as much.
 /// - A frame, a page and a manifest have limits of a few MiB of their own; an inner page always has 1024 children.
-/// - Compressors and ciphers have tables of a few hundred KiB.
+/// - Compressors have tables of 4 MiB and windows of a frame, which has 4 MiB, and is in memory compressed and up to twice as it is.
 fn bound(parser: &str) -> Bound {
     let per_byte = match parser {
         "map" | "map_leaf" => 120,
         _ => 40,
     };
     let constant_bytes = match parser {
-        "frame" | "pack" => 10 << 20,
+        "frame" | "pack" => 24 << 20,
         _ => 2 << 20,
     };
     Bound {

@@ -134,7 +134,7 @@ impl<'a> FrameQueue<'a> {
                 pool,
             };
         }
-        let look_ahead = thread_count * 2 + 1;
+        let look_ahead = thread_count + 1;
         let (wishes, wish_queue) = bounded::<(usize, FrameWish)>(look_ahead);
         let (send, fetched) = unbounded();
         for _ in 0..thread_count {

@@ -2,6 +2,7 @@
 
 use holdfast_block::hostile::Outcome;
 
+use crate::codec::FRAME_BYTES_MAX;
 use crate::error::{Error, Result};
 use crate::id::PackId;
 use crate::manifest::DiskRecord;
@@ -93,7 +94,7 @@ pub fn map(bytes: &[u8]) -> Outcome {
         assert!(leaf >= from, "leaves come in order");
         if let Ok(Some(pieces)) = reader.leaf(leaf) {
             let has_frames = |piece: &crate::map::Piece| match piece.content {
-                PieceContent::Data(place) => u64::from(place.offset) + piece.length <= 2 << 20,
+                PieceContent::Data(place) => u64::from(place.offset) + piece.length <= FRAME_BYTES_MAX as u64,
                 PieceContent::Zero => true,
             };
             assert!(pieces.iter().all(has_frames), "a piece lies in a frame");

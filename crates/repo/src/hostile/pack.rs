@@ -113,11 +113,14 @@ pub fn frame(bytes: &[u8]) -> Outcome {
         "the start is another"
     );
     let mut packed = Vec::new();
-    let codec = Compressor::new().compress(&raw, &mut packed);
+    let mut back = start;
+    back.copy_from_slice(&raw);
+    let codec = Compressor::new().compress(&mut back, &mut packed);
     if codec == Codec::Raw {
+        assert!(back == raw, "a frame that does not compress was changed");
         packed.extend_from_slice(&raw);
     }
-    let mut back = vec![0; raw_length];
+    back.fill(0);
     decompressor
         .decompress(codec, &packed, &mut back, place)
         .expect("what was compressed decompresses");

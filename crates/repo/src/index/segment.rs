@@ -10,13 +10,13 @@
 //!          u32 CRC-32C of the trailer so far
 //! ```
 //!
-//! An entry: 16 bytes of the chunk's identity; u32 pack (place in the table); u64 of which bits 0-20 are the offset in the
-//! frame, 21-41 the length, 42-57 the frame. Everything is little-endian but the identities, which sort as bytes.
+//! An entry: 16 bytes of the chunk's identity; u32 pack (place in the table); u64 of which bits 0-21 are the offset in the
+//! frame, 22-42 the length, 43-58 the frame. Everything is little-endian but the identities, which sort as bytes.
 //!
 //! The key of a segment is derived from the repository's index key and the segment's identity; nonces: byte 0 is 1 for
 //! pages, 2 for packs, 3 for fences, 4 for tables; bytes 4 to 11 the number of the page, or of the pack.
 //!
-//! Version 1 has no tables, and only the identities of packs. It is read, and not written any more.
+//! Version 1 has no tables, only the identities of packs, and 21 bits for the offset, so that the others are one bit lower. It is read, and not written any more.
 
 #[cfg(feature = "hostile")]
 pub(crate) mod forged;
@@ -44,12 +44,16 @@ const TRAILER_LENGTH: usize = 64;
 const ENTRY_LENGTH: usize = PREFIX_LENGTH + 4 + 8;
 const PAGE_ENTRY_COUNT: usize = 128;
 const SEALED_PAGE_LENGTH: usize = PAGE_ENTRY_COUNT * ENTRY_LENGTH + TAG_LENGTH;
-const OFFSET_BITS: u32 = 21;
 const LENGTH_BITS: u32 = 21;
 /// Entries of a segment that is read: bounds what a hostile trailer can make us allocate, with the object's length.
 const PACK_COUNT_MAX: u32 = 1 << 24;
 
-const _: () = assert!(1 << OFFSET_BITS >= crate::codec::FRAME_BYTES_MAX);
+const _: () = assert!(1 << offset_bits(FORMAT_VERSION) >= crate::codec::FRAME_BYTES_MAX);
+
+/// Bits of an entry that are the offset in the frame.
+const fn offset_bits(version: u16) -> u32 {
+    if version == FORMAT_VERSION_1 { 21 } else { 22 }
+}
 
 /// The name of a segment in the store.
 pub(crate) fn segment_name(segment: SegmentId) -> ObjectName {
@@ -142,9 +146,10 @@ impl SegmentWriter {
         if self.page.is_empty() {
             self.fences.extend_from_slice(&entry.prefix[..8]);
         }
+        let offset_bits = offset_bits(FORMAT_VERSION);
         let place = u64::from(entry.location.offset)
-            | u64::from(entry.length) << OFFSET_BITS
-            | u64::from(entry.location.frame) << (OFFSET_BITS + LENGTH_BITS);
+            | u64::from(entry.length) << offset_bits
+            | u64::from(entry.location.frame) << (offset_bits + LENGTH_BITS);
         self.page.extend_from_slice(&entry.prefix);
         self.page
             .extend_from_slice(&u32::try_from(pack).expect("fewer than 2^32 packs").to_le_bytes());
@@ -218,6 +223,7 @@ pub(crate) type SegmentPages = Mutex<LruCache<(SegmentId, u32), Arc<Vec<IndexEnt
 /// A segment that is read.
 pub(crate) struct SegmentReader {
     pub(crate) segment: SegmentId,
+    version: u16,
     name: ObjectName,
     key: SealingKey,
     packs: Vec<PackId>,
@@ -266,6 +272,7 @@ impl SegmentReader {
             .collect();
         Ok(Self {
             segment,
+            version: counts.version,
             name,
             key,
             packs,
@@ -385,7 +392,8 @@ impl SegmentReader {
         let bits = |shift: u32, width: u32| {
             u32::try_from((place >> shift) & ((1 << width) - 1)).expect("fields are narrower than 32 bits")
         };
-        let (chunk_offset, length) = (bits(0, OFFSET_BITS), bits(OFFSET_BITS, LENGTH_BITS));
+        let offset_bits = offset_bits(self.version);
+        let (chunk_offset, length) = (bits(0, offset_bits), bits(offset_bits, LENGTH_BITS));
         if (chunk_offset + length) as usize > crate::codec::FRAME_BYTES_MAX {
             let detail = "an entry reaches past the end of a frame";
             return Err(Error::damaged(&self.name, offset, detail));
@@ -394,7 +402,7 @@ impl SegmentReader {
             prefix: prefix.try_into().expect("the prefix comes first"),
             location: Location {
                 pack,
-                frame: bits(OFFSET_BITS + LENGTH_BITS, 16),
+                frame: bits(offset_bits + LENGTH_BITS, 16),
                 offset: chunk_offset,
             },
             length,

@@ -5,7 +5,7 @@
 //! | offset | size | field |
 //! |---|---|---|
 //! | 0 | 8 | magic `HFPACK\r\n` |
-//! | 8 | 2 | format version, 1 |
+//! | 8 | 2 | format version: 2; 1 with frames of at most 2 MiB that are raw or zstd |
 //! | 10 | 1 | kind: 1 data, 2 tree |
 //! | 11 | 5 | zero |
 //! | 16 | 16 | identity of the pack |
@@ -33,7 +33,9 @@ use crate::store::{ObjectKind, ObjectName};
 
 pub(crate) const HEADER_LENGTH: usize = 64;
 pub(crate) const TRAILER_LENGTH: usize = 80;
-const FORMAT_VERSION: u16 = 1;
+const FORMAT_VERSION: u16 = 2;
+/// The version with shorter frames and fewer codecs. It is read as the present one, and not written any more.
+const FORMAT_VERSION_1: u16 = 1;
 const HEADER_MAGIC: &[u8; 8] = b"HFPACK\r\n";
 const TRAILER_MAGIC: &[u8; 8] = b"HFPKEND\n";
 
@@ -105,7 +107,7 @@ pub(crate) fn decode_header(header: &[u8; HEADER_LENGTH], pack: PackId) -> Resul
         return wrong(HEADER_CRC_AT, "the checksum of its header does not match");
     }
     let version = u16::from_le_bytes([header[HEADER_VERSION_AT], header[HEADER_VERSION_AT + 1]]);
-    if version != FORMAT_VERSION {
+    if !(FORMAT_VERSION_1..=FORMAT_VERSION).contains(&version) {
         return Err(Error::FutureVersion {
             object,
             found: version.into(),

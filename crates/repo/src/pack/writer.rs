@@ -9,6 +9,7 @@ use super::layout::{PackKind, encode_header, encode_trailer, pack_name};
 use crate::codec::{Codec, Compressor};
 use crate::error::{Error, Result};
 use crate::id::{PackId, WriterId};
+use crate::key::TAG_LENGTH;
 use crate::store::{ObjectWriter, Put, Store};
 
 /// A frame that is ready to be appended.
@@ -18,7 +19,7 @@ pub(crate) struct SealedFrame {
     prints: Vec<u8>,
     raw_length: u32,
     codec: Codec,
-    content: FrameContent,
+    pub(crate) content: FrameContent,
     chunks: Vec<ChunkEntry>,
 }
 
@@ -28,48 +29,38 @@ impl SealedFrame {
         (self.payload.len() + self.prints.len()) as u64
     }
 
-    /// The buffer of the sealed bytes, to be used again.
-    fn into_buffer(self) -> FreeBuffer {
+    /// Bytes of the frame that are held in memory, the tag apart.
+    pub(crate) fn held_bytes(&self) -> usize {
+        self.payload.len() - TAG_LENGTH
+    }
+
+    /// The memory of the frame before compression, where it was stored as it is.
+    pub(crate) fn into_raw_buffer(self) -> Vec<u8> {
         match self.codec {
-            Codec::Raw => FreeBuffer::Raw(self.payload),
-            Codec::Zstd => FreeBuffer::Compressed(self.payload),
+            Codec::Raw => self.payload,
+            Codec::Zstd | Codec::ZstdMachineCode => Vec::new(),
         }
     }
 }
 
-/// A buffer that is free again, by what it held.
-pub(crate) enum FreeBuffer {
-    /// A frame as it is.
-    Raw(Vec<u8>),
-    /// A compressed frame.
-    Compressed(Vec<u8>),
-}
-
-/// The buffers of one frame.
-pub(crate) struct FrameBuffers {
-    /// The frame.
-    pub(crate) raw: Vec<u8>,
-    /// Where it is compressed to.
-    pub(crate) compressed: Vec<u8>,
-}
-
 /// Compresses and seals frame `number`: the expensive step, done by any thread, in any order.
 ///
-/// `prints` are those of the blocks of the frame, or empty. The buffer that is not needed any more comes back; a frame that does not
-/// compress is sealed where it is.
+/// `prints` are those of the blocks of the frame, or empty. The memory of the frame before compression comes back unless it is sealed where
+/// it is, because it does not compress.
 pub(crate) fn seal_frame(
     compressor: &mut Compressor,
     key: &PackKey,
     number: u32,
-    (mut buffers, content): (FrameBuffers, FrameContent),
+    (mut raw, content): (Vec<u8>, FrameContent),
     mut prints: Vec<u8>,
     chunks: Vec<ChunkEntry>,
-) -> (SealedFrame, FreeBuffer) {
-    let codec = compressor.compress(&buffers.raw, &mut buffers.compressed);
-    let raw_length = u32::try_from(buffers.raw.len()).expect("a frame is far smaller than 4 GiB");
+) -> (SealedFrame, Vec<u8>) {
+    let mut compressed = Vec::new();
+    let codec = compressor.compress(&mut raw, &mut compressed);
+    let raw_length = u32::try_from(raw.len()).expect("a frame is far smaller than 4 GiB");
     let (mut payload, free) = match codec {
-        Codec::Raw => (buffers.raw, FreeBuffer::Compressed(buffers.compressed)),
-        Codec::Zstd => (buffers.compressed, FreeBuffer::Raw(buffers.raw)),
+        Codec::Raw => (raw, Vec::new()),
+        Codec::Zstd | Codec::ZstdMachineCode => (compressed, raw),
     };
     key.seal(Section::Frame(number), &mut payload);
     if content == FrameContent::Blocks {
@@ -125,8 +116,8 @@ impl PackWriter {
         self.directory.frames().len()
     }
 
-    /// Puts a frame in its place, now or when its predecessors have come; hands out buffers that are free again.
-    pub(crate) fn add(&mut self, frame: SealedFrame, mut recycle: impl FnMut(FreeBuffer)) -> Result<()> {
+    /// Puts a frame in its place, now or when its predecessors have come; hands out frames that were appended.
+    pub(crate) fn add(&mut self, frame: SealedFrame, mut recycle: impl FnMut(SealedFrame)) -> Result<()> {
         self.early.insert(frame.number, frame);
         while let Some(frame) = self.next_in_place() {
             let stored_length = u32::try_from(frame.payload.len()).expect("a frame is far smaller than 4 GiB");
@@ -139,7 +130,7 @@ impl PackWriter {
                 &frame.chunks,
             );
             self.prints.extend_from_slice(&frame.prints);
-            recycle(frame.into_buffer());
+            recycle(frame);
         }
         Ok(())
     }

@@ -28,6 +28,8 @@ pub(crate) struct FrameStream<'a> {
     raw: Vec<u8>,
     prints: Vec<u8>,
     chunks: Vec<ChunkEntry>,
+    /// The chunk that is being gathered, on its way into the next frame.
+    carried: Vec<u8>,
     /// Where the chunk that is being gathered begins in `raw` and in `prints`.
     chunk_start: usize,
     prints_start: usize,
@@ -49,6 +51,7 @@ impl<'a> FrameStream<'a> {
             raw: Vec::new(),
             prints: Vec::new(),
             chunks: Vec::new(),
+            carried: Vec::new(),
             chunk_start: 0,
             prints_start: 0,
         }
@@ -80,9 +83,7 @@ impl<'a> FrameStream<'a> {
         if self.raw.len() + bytes.len() > FRAME_BYTES_MAX {
             self.carry_over(output)?;
         }
-        if self.raw.capacity() == 0 {
-            self.raw = output.raw_buffers().take();
-        }
+        self.take_memory(output);
         self.raw.extend_from_slice(bytes);
         self.prints.extend_from_slice(prints);
         Ok(())
@@ -90,16 +91,25 @@ impl<'a> FrameStream<'a> {
 
     /// Seals the frame without the chunk that is being gathered, which begins the next one.
     fn carry_over(&mut self, output: &mut PackOutput<'_>) -> Result<()> {
-        let mut next = output.raw_buffers().take();
-        next.extend_from_slice(&self.raw[self.chunk_start..]);
+        self.carried.clear();
+        self.carried.extend_from_slice(&self.raw[self.chunk_start..]);
         let next_prints = self.prints.split_off(self.prints_start);
         self.raw.truncate(self.chunk_start);
         self.seal_frame(output)?;
         self.roll_over(output)?;
-        output.raw_buffers().give(std::mem::replace(&mut self.raw, next));
+        // The frame was handed over before memory for the next one is taken: then another one has become free.
+        self.take_memory(output);
+        self.raw.extend_from_slice(&self.carried);
         self.prints = next_prints;
         (self.chunk_start, self.prints_start) = (0, 0);
         Ok(())
+    }
+
+    /// Sees to it that there is memory for a frame. Frames of pages are small: theirs is not taken from what goes round.
+    fn take_memory(&mut self, output: &PackOutput<'_>) {
+        if self.raw.capacity() == 0 && self.content != FrameContent::Tree {
+            self.raw = output.raw_buffers().take();
+        }
     }
 
     /// Bytes of the chunk that is being gathered.

@@ -2,6 +2,7 @@
 //!
 //! Whoever stores anything goes through here: a backup, and gc when it rewrites packs that are mostly dead.
 
+mod frame_room;
 mod frames;
 mod output;
 

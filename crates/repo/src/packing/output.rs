@@ -12,13 +12,11 @@ use std::thread::Scope;
 
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 
+use super::frame_room::FrameRoom;
 use crate::codec::{Compressor, FRAME_BYTES_MAX};
 use crate::error::{Error, Result};
 use crate::id::{PackId, WriterId};
-use crate::pack::{
-    ChunkEntry, Directory, FrameBuffers, FrameContent, FreeBuffer, PackKey, PackKind, PackWriter, SealedFrame,
-    seal_frame,
-};
+use crate::pack::{ChunkEntry, Directory, FrameContent, PackKey, PackKind, PackWriter, SealedFrame, seal_frame};
 use crate::stage::{Stage, StageTimer, timed};
 use crate::store::Store;
 
@@ -77,19 +75,19 @@ enum ToAppender {
 
 /// Buffers that go round: reusing memory is faster than fresh pages are.
 ///
-/// One pool for each use: a buffer occupies as much memory as its largest content, so one that holds frames before and after
-/// compression in turn would always occupy that of the former.
+/// A buffer occupies as much memory as its largest content ever did. So compressed frames, whose lengths differ, get fresh ones.
 #[derive(Clone)]
 pub(crate) struct BufferPool {
     free: Arc<Mutex<Vec<Vec<u8>>>>,
     free_count_max: usize,
 }
 
-/// Frames that wait for a sealer or for their predecessors, besides those that are being sealed.
-const FRAMES_WAITING_MAX: usize = 1;
-
-/// Free buffers of whole frames that are kept, for each use.
+/// Free buffers of whole frames that are kept.
 pub(crate) const FREE_FRAME_COUNT_MAX: usize = 2;
+
+/// Bytes of compressed frames that wait for their predecessors while all sealers are at work: a frame that is slow to compress holds
+/// back those behind it.
+const WAITING_BYTES: usize = 2 << 20;
 
 impl BufferPool {
     /// A pool that keeps `free_count_max` buffers while they are not used.
@@ -122,9 +120,14 @@ struct Appender {
     store: Arc<dyn Store>,
     writer: WriterId,
     open: HashMap<PackId, OpenWriter>,
-    pools: FramePools,
-    /// One for each frame that was handed over and is not in its pack yet; without threads there are none.
-    in_flight: Receiver<()>,
+    raw_buffers: BufferPool,
+    room: Arc<FrameRoom>,
+}
+
+impl Drop for Appender {
+    fn drop(&mut self) {
+        self.room.close();
+    }
 }
 
 struct OpenWriter {
@@ -150,9 +153,11 @@ impl Appender {
         match message {
             ToAppender::Frame(pack, frame) => {
                 pack.stored_bytes.fetch_add(frame.stored_bytes(), Ordering::Relaxed);
-                entry.writer.add(frame, |buffer| {
-                    self.pools.give(buffer);
-                    self.in_flight.try_recv().ok();
+                entry.writer.add(frame, |frame| {
+                    self.room.give_back(frame.held_bytes());
+                    if frame.content != FrameContent::Tree {
+                        self.raw_buffers.give(frame.into_raw_buffer());
+                    }
                 })?;
             }
             ToAppender::End(end) => entry.end = Some(end),
@@ -178,30 +183,12 @@ fn commit(writer: PackWriter, end: PackEnd) -> Result<FinishedPack> {
     })
 }
 
-/// The buffers of frames: as they are, and compressed.
-#[derive(Clone)]
-struct FramePools {
-    raw: BufferPool,
-    compressed: BufferPool,
-}
-
-impl FramePools {
-    fn give(&self, buffer: FreeBuffer) {
-        match buffer {
-            FreeBuffer::Raw(buffer) => self.raw.give(buffer),
-            FreeBuffer::Compressed(buffer) => self.compressed.give(buffer),
-        }
-    }
-}
-
-fn seal(job: FrameJob, compressor: &mut Compressor, pools: &FramePools) -> (Arc<OpenPack>, SealedFrame) {
-    let buffers = FrameBuffers {
-        raw: job.raw,
-        compressed: pools.compressed.take(),
-    };
-    let raw = (buffers, job.content);
+fn seal(job: FrameJob, compressor: &mut Compressor, raw_buffers: &BufferPool) -> (Arc<OpenPack>, SealedFrame) {
+    let raw = (job.raw, job.content);
     let (frame, free) = seal_frame(compressor, &job.pack.key, job.number, raw, job.prints, job.chunks);
-    pools.give(free);
+    if job.content != FrameContent::Tree {
+        raw_buffers.give(free);
+    }
     (job.pack, frame)
 }
 
@@ -211,7 +198,7 @@ pub(crate) struct PackOutput<'a> {
     timer: &'a dyn StageTimer,
     /// Packs that were ended and are not known to be finished.
     unfinished: usize,
-    pools: FramePools,
+    raw_buffers: BufferPool,
 }
 
 enum Mode {
@@ -221,7 +208,7 @@ enum Mode {
         finished: Vec<FinishedPack>,
     },
     Threads {
-        in_flight: Sender<()>,
+        room: Arc<FrameRoom>,
         jobs: Sender<FrameJob>,
         ends: Sender<ToAppender>,
         finished: Receiver<Result<FinishedPack>>,
@@ -236,18 +223,13 @@ impl<'a> PackOutput<'a> {
         writer: WriterId,
         sealer_count: usize,
     ) -> Self {
-        let pools = FramePools {
-            raw: BufferPool::keeping(FREE_FRAME_COUNT_MAX),
-            compressed: BufferPool::keeping(FREE_FRAME_COUNT_MAX),
-        };
-        // A frame that is slow to compress holds back those behind it, which are in memory until it is done.
-        let (begun, in_flight) = bounded(sealer_count + FRAMES_WAITING_MAX);
+        let raw_buffers = BufferPool::keeping(FREE_FRAME_COUNT_MAX);
         let appender = Appender {
             store,
             writer,
             open: HashMap::new(),
-            pools: pools.clone(),
-            in_flight,
+            raw_buffers: raw_buffers.clone(),
+            room: Arc::new(FrameRoom::new(sealer_count * FRAME_BYTES_MAX + WAITING_BYTES)),
         };
         let mode = if sealer_count == 0 {
             Mode::Inline {
@@ -256,35 +238,32 @@ impl<'a> PackOutput<'a> {
                 finished: Vec::new(),
             }
         } else {
-            spawn(scope, (appender, begun), (sealer_count, timer), &pools)
+            spawn(scope, appender, (sealer_count, timer))
         };
         Self {
             mode,
             timer,
             unfinished: 0,
-            pools,
+            raw_buffers,
         }
     }
 
     /// The buffers that frames are gathered in.
     pub(crate) fn raw_buffers(&self) -> &BufferPool {
-        &self.pools.raw
+        &self.raw_buffers
     }
 
     /// Hands over a full frame; waits while the queue is full.
     pub(crate) fn frame(&mut self, job: FrameJob) -> Result<()> {
         match &mut self.mode {
             Mode::Inline { compressor, .. } => {
-                let (pack, frame) = seal(job, compressor, &self.pools);
+                let (pack, frame) = seal(job, compressor, &self.raw_buffers);
                 self.append(ToAppender::Frame(pack, frame))
             }
             Mode::Threads {
-                in_flight,
-                jobs,
-                finished,
-                ..
+                room, jobs, finished, ..
             } => timed(self.timer, Stage::AwaitSealers, || {
-                in_flight.send(()).is_ok() && jobs.send(job).is_ok()
+                room.take(job.raw.len()) && jobs.send(job).is_ok()
             })
             .then_some(())
             .ok_or_else(|| first_error(finished)),
@@ -349,20 +328,23 @@ fn first_error(finished: &Receiver<Result<FinishedPack>>) -> Error {
 
 fn spawn<'scope, 'a>(
     scope: &'scope Scope<'scope, 'a>,
-    (mut appender, in_flight): (Appender, Sender<()>),
+    mut appender: Appender,
     (sealer_count, timer): (usize, &'a dyn StageTimer),
-    pools: &FramePools,
 ) -> Mode {
+    let room = Arc::clone(&appender.room);
     let (jobs, job_queue) = bounded::<FrameJob>(1);
     let (sealed, sealed_queue) = bounded::<ToAppender>(sealer_count);
     let (complete, complete_queue) = bounded::<(PackWriter, PackEnd)>(1);
     let (done, finished) = unbounded();
     for _ in 0..sealer_count {
-        let (job_queue, sealed, pools) = (job_queue.clone(), sealed.clone(), pools.clone());
+        let (job_queue, sealed) = (job_queue.clone(), sealed.clone());
+        let (room, raw_buffers) = (Arc::clone(&room), appender.raw_buffers.clone());
         scope.spawn(move || {
             let mut compressor = Compressor::new();
             for job in job_queue {
-                let (pack, frame) = timed(timer, Stage::Seal, || seal(job, &mut compressor, &pools));
+                let raw_bytes = job.raw.len();
+                let (pack, frame) = timed(timer, Stage::Seal, || seal(job, &mut compressor, &raw_buffers));
+                room.give_back(raw_bytes - frame.held_bytes());
                 let frame = ToAppender::Frame(pack, frame);
                 if timed(timer, Stage::AwaitStore, || sealed.send(frame)).is_err() {
                     return;
@@ -398,14 +380,9 @@ fn spawn<'scope, 'a>(
         }
     });
     Mode::Threads {
-        in_flight,
+        room,
         jobs,
         ends: sealed,
         finished,
     }
 }
-
-const _: () = assert!(
-    FRAME_BYTES_MAX <= 4 << 20,
-    "a handful of frames in flight must fit the memory goal"
-);

@@ -183,8 +183,8 @@ fn a_damaged_directory_does_not_hide_a_damaged_frame() {
     assert!(verify(&repository, VerifyDepth::Full).is_clean());
 }
 
-/// The objects of a repository that the release before the frame tables wrote.
-fn old_repository() -> Objects {
+/// The objects of a repository of the fixtures.
+fn fixture(name: &str) -> Objects {
     fn walk(root: &Path, folder: &Path, objects: &mut Objects) {
         for entry in std::fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
@@ -196,10 +196,15 @@ fn old_repository() -> Objects {
             objects.insert(inside.parse().unwrap(), std::fs::read(&path).unwrap());
         }
     }
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/repository-v1");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name);
     let mut objects = Objects::new();
     walk(&root, &root, &mut objects);
     objects
+}
+
+/// The objects of a repository that the release before the frame tables wrote.
+fn old_repository() -> Objects {
+    fixture("repository-v1")
 }
 
 fn open_old(store: &MemoryStore, seed: u64) -> Repository {
@@ -231,6 +236,16 @@ fn repositories_without_frame_tables_open_and_gain_them() {
         segments.map(|(_, bytes)| version_of(&bytes)).collect()
     };
     assert_eq!(versions(&store), [1]);
+    // Its entries have other bits than those of later versions.
+    let mut disk = Disk::new(1 << 20, 1);
+    disk.bytes.clone_from(&expected);
+    let content = Content {
+        disk,
+        memory: vec![7; 100],
+    };
+    let snapshot = back_up(&repository, &content).unwrap();
+    let found = repository.snapshot(snapshot).unwrap().statistics();
+    assert_eq!((found.new_bytes, found.known_bytes), (100, 80 << 10));
     // Enough small backups that their segments are merged with the old one.
     for round in 0..12 {
         let mut disk = Disk::new(64 * KIB, 60 + round);
@@ -263,4 +278,48 @@ fn repositories_without_frame_tables_open_and_gain_them() {
     let mut bytes = vec![1; 1 << 20];
     device.read_at(&mut bytes, 0).unwrap();
     assert_eq!(bytes, expected);
+}
+
+/// The disk in the fixture of packs of version 2: 5 MiB of calls, of which many have the same targets, and 1 MiB of lines.
+fn disk_of_calls() -> Vec<u8> {
+    let mut disk = Vec::with_capacity(6 << 20);
+    for number in 0..5_i32 << 16 {
+        let distance = number % 61 * 4096 - (number * 16 + 5);
+        disk.push(0xE8);
+        disk.extend_from_slice(&distance.to_le_bytes());
+        disk.extend_from_slice(&[0x90; 11]);
+    }
+    for line in 0..1 << 16 {
+        disk.extend_from_slice(format!("line {line:010}\n").as_bytes());
+    }
+    disk
+}
+
+/// Frames of more than 2 MiB and of machine code, as the first release that wrote them did; and chunks in them are found by others.
+#[test]
+fn repositories_with_long_frames_and_machine_code_open() {
+    let store = store_of(&fixture("repository-v2"));
+    let repository = open_old(&store, 52);
+    assert!(verify(&repository, VerifyDepth::Full).is_clean());
+    assert!(repository.scrub(FULL, &Watch::default()).unwrap().findings.is_empty());
+    let (snapshots, _) = repository.snapshots().unwrap();
+    let expected = disk_of_calls();
+    let mut disk = Disk::new(expected.len() as u64, 1);
+    disk.bytes.clone_from(&expected);
+    crate::common::assert_restores(&repository, snapshots[0].id, &expected);
+    // A read of a few bytes decodes the start of a frame only.
+    let device = repository.open_disk(snapshots[0].id, None).unwrap();
+    for offset in [3 << 20, 4096, (4 << 20) - 7, (5 << 20) - 3000] {
+        let mut bytes = vec![0; 6000];
+        device.read_at(&mut bytes, offset as u64).unwrap();
+        assert!(bytes == expected[offset..offset + 6000], "at {offset}");
+    }
+    let content = Content {
+        disk,
+        memory: vec![7; 100],
+    };
+    let snapshot = back_up(&repository, &content).unwrap();
+    let found = repository.snapshot(snapshot).unwrap().statistics();
+    assert_eq!(found.new_bytes, 100, "{found:?}");
+    assert_eq!(found.known_bytes, expected.len() as u64, "{found:?}");
 }
