@@ -163,29 +163,42 @@ impl Decompressor {
         Ok(())
     }
 
-    /// Fills at least the first `wanted` bytes of `raw`, and says how many it filled; otherwise as [`decompress`](Self::decompress).
+    /// As [`decompress`](Self::decompress), but at least the first `wanted` of `raw_length` bytes only; `raw` gets as long as what was
+    /// decompressed. It always has room for the whole frame, so that its memory can be used again for any other.
     ///
     /// That the rest of the frame is as it should be is for the frame's seal to say.
     pub(crate) fn decompress_start(
         &mut self,
         codec: Codec,
         stored: &[u8],
-        (raw, wanted): (&mut [u8], usize),
+        (raw, raw_length, wanted): (&mut Vec<u8>, usize, usize),
         (object, offset): (&ObjectName, u64),
-    ) -> Result<usize> {
+    ) -> Result<()> {
         let look_ahead = if codec == Codec::ZstdMachineCode {
             LOOK_AHEAD_LENGTH
         } else {
             0
         };
         let wanted = wanted + look_ahead;
-        // Near the end it is cheaper to go on than to decode in steps.
-        if codec == Codec::Raw || wanted >= raw.len() / 8 * 7 {
-            return self
-                .decompress(codec, stored, raw, (object, offset))
-                .map(|()| raw.len());
+        if raw.capacity() < raw_length {
+            *raw = Vec::with_capacity(raw_length);
         }
-        let mut output = OutBuffer::around(&mut raw[..wanted]);
+        // Near the end it is cheaper to go on than to decode in steps.
+        if wanted >= raw_length / 8 * 7 {
+            raw.resize(raw_length, 0);
+            return self.decompress(codec, stored, raw, (object, offset));
+        }
+        raw.resize(wanted, 0);
+        if codec == Codec::Raw {
+            let stored = stored.get(..raw_length).filter(|start| start.len() == stored.len());
+            let Some(stored) = stored else {
+                let detail = format!("frame is not of the {raw_length} bytes that its directory says");
+                return Err(Error::damaged(object, offset, detail));
+            };
+            raw.copy_from_slice(&stored[..wanted]);
+            return Ok(());
+        }
+        let mut output = OutBuffer::around(&mut raw[..]);
         let mut input = InBuffer::around(&[]);
         let mut given = 0;
         while output.pos() < wanted {
@@ -203,14 +216,14 @@ impl Decompressor {
                 .decompress_stream(&mut output, &mut input)
                 .map_err(|code| not_decompressed(code, object, offset))?;
         }
-        let filled = output.pos();
         self.0
             .reset(ResetDirective::SessionOnly)
             .map_err(|code| not_decompressed(code, object, offset))?;
         if codec == Codec::ZstdMachineCode {
-            unfilter(&mut raw[..filled]);
+            unfilter(raw);
+            raw.truncate(wanted - look_ahead);
         }
-        Ok(filled - look_ahead)
+        Ok(())
     }
 }
 
@@ -341,30 +354,46 @@ mod tests {
         }
     }
 
+    #[test]
+    fn the_start_of_a_frame_that_is_stored_as_it_is_is_copied() {
+        let place = (&ObjectName::config(), 0);
+        let raw = noise(100_000);
+        let mut start = Vec::new();
+        let mut decode = |length, wanted| {
+            let done = Decompressor::new().decompress_start(Codec::Raw, &raw, (&mut start, length, wanted), place);
+            done.map(|()| start.clone())
+        };
+        assert!(decode(raw.len(), 5000).unwrap() == raw[..5000]);
+        assert!(decode(raw.len(), 99_000).unwrap() == raw);
+        for length in [raw.len() - 1, raw.len() + 1] {
+            assert!(decode(length, 5000).is_err());
+        }
+    }
+
     fn start_is_that_of_the_whole(raw: &[u8], expected: Codec) {
         let place = (&ObjectName::config(), 0);
         let mut stored = Vec::new();
         let codec = Compressor::new().compress(&mut raw.to_vec(), &mut stored);
         assert_eq!(codec, expected);
         // One after the other with the same decompressor, which must forget what it left undone.
-        let mut decompressor = Decompressor::new();
+        let (mut decompressor, mut start) = (Decompressor::new(), vec![1; 10]);
         for wanted in [0, 1, 4096, 1_400_000, 1_500_000, raw.len() - 1, raw.len(), 5] {
-            let mut start = vec![1; raw.len()];
-            let filled = decompressor
-                .decompress_start(codec, &stored, (&mut start, wanted), place)
+            decompressor
+                .decompress_start(codec, &stored, (&mut start, raw.len(), wanted), place)
                 .unwrap();
-            assert!((wanted..=raw.len()).contains(&filled));
-            assert!(start[..filled] == raw[..filled]);
-            assert_eq!(filled == raw.len(), wanted > raw.len() / 8 * 7);
+            assert!((wanted..=raw.len()).contains(&start.len()));
+            assert!(start == raw[..start.len()]);
+            assert_eq!(start.len() == raw.len(), wanted > raw.len() / 8 * 7);
+            assert!(start.capacity() >= raw.len());
         }
-        let mut start = vec![1; raw.len()];
         let cut_off = &stored[..stored.len() / 4];
         let wanted = raw.len() / 8 * 7 - 1000;
         assert!(
             decompressor
-                .decompress_start(codec, cut_off, (&mut start, wanted), place)
+                .decompress_start(codec, cut_off, (&mut start, raw.len(), wanted), place)
                 .is_err()
         );
+        start.resize(raw.len(), 0);
         assert!(decompressor.decompress(codec, &stored, &mut start, place).is_ok());
         assert!(start == raw);
     }

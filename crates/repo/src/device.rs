@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use holdfast_block::{BlockDevice, Error as DeviceError, ExtentKind, ExtentList, to_usize};
 
 use crate::check::{Depth, check_frame};
+use crate::codec::FRAME_BYTES_MAX;
 use crate::error::{Error, Result};
 use crate::fingerprint::{BLOCK_LENGTH, FingerprintKeys};
 use crate::id::{PackId, SnapshotId};
@@ -16,8 +17,8 @@ use crate::map::{LEAF_BYTES, MapReader, PageRef, Piece, PieceContent, Unit};
 use crate::packs::{FrameBuffers, Packs};
 use crate::repository::Repository;
 
-/// Bytes of decoded frames that an open disk keeps.
-const FRAME_CACHE_BYTES: usize = 12 << 20;
+/// Bytes of decoded frames that an open disk keeps: four of the longest.
+const FRAME_CACHE_BYTES: usize = 4 * FRAME_BYTES_MAX;
 /// Bytes of decoded leaves that an open disk keeps.
 const LEAF_CACHE_BYTES: usize = 4 << 20;
 
@@ -146,7 +147,9 @@ impl SnapshotDevice {
             None => part,
         };
         let mut buffers = lock(&self.spare).pop().unwrap_or_else(FrameBuffers::new);
-        let mut raw = Vec::new();
+        // Memory that was used before costs less than fresh memory, of which the system clears each page.
+        let forgotten = lock(&self.frames).make_room(FRAME_BYTES_MAX);
+        let mut raw = forgotten.and_then(Arc::into_inner).unwrap_or_default();
         match part {
             Part::Whole => self.packs.frame(pack, frame, &mut buffers, &mut raw)?,
             Part::Start => self.packs.frame_start((pack, frame), wanted, &mut buffers, &mut raw)?,
@@ -158,7 +161,7 @@ impl SnapshotDevice {
             check_frame(keys, &reader, frame, (&raw, &prints), Depth::Prints)?;
         }
         let raw = Arc::new(raw);
-        lock(&self.frames).insert((pack, frame), Arc::clone(&raw), raw.len());
+        lock(&self.frames).insert((pack, frame), Arc::clone(&raw), raw.capacity());
         Ok(raw)
     }
 

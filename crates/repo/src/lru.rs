@@ -39,6 +39,21 @@ impl<K: Eq + Hash + Copy, V: Clone> LruCache<K, V> {
         Some(entry.value.clone())
     }
 
+    /// Forgets values until there is room for one of `bytes`; gives the last of them.
+    pub(crate) fn make_room(&mut self, bytes: usize) -> Option<V> {
+        let mut last = None;
+        while self.bytes + bytes > self.bytes_max {
+            let Some((_, oldest)) = self.by_use.pop_first() else {
+                break;
+            };
+            if let Some(entry) = self.entries.remove(&oldest) {
+                self.bytes -= entry.bytes;
+                last = Some(entry.value);
+            }
+        }
+        last
+    }
+
     /// Keeps a value of `bytes`; the newest is kept even if it alone is over the bound.
     pub(crate) fn insert(&mut self, key: K, value: V, bytes: usize) {
         self.remove(&key);
@@ -88,6 +103,12 @@ mod tests {
         assert_eq!((cache.get(&1), cache.get(&2), cache.get(&3)), (Some(1), None, Some(3)));
         cache.insert(4, 4, 100);
         assert_eq!((cache.get(&3), cache.get(&4)), (None, Some(4)));
+        cache.insert(5, 5, 6);
+        assert_eq!((cache.make_room(4), cache.get(&5)), (None, Some(5)));
+        cache.insert(6, 6, 2);
+        assert_eq!((cache.make_room(9), cache.get(&6)), (Some(6), None));
+        assert_eq!(cache.make_room(11), None);
+        cache.insert(4, 4, 100);
         cache.remove(&4);
         assert_eq!((cache.bytes, cache.by_use.len()), (0, 0));
     }

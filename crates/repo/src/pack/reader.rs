@@ -286,12 +286,10 @@ impl PackReader {
         raw: &mut Vec<u8>,
     ) -> Result<()> {
         let frame = self.open(number, sealed)?;
-        let memory = raw.of_length(frame.raw_length as usize);
-        let wanted = wanted.min(memory.len());
-        let filled =
-            decompressor.decompress_start(frame.codec, sealed, (memory, wanted), (&self.name, frame.offset))?;
-        raw.truncate(filled);
-        Ok(())
+        let raw_length = frame.raw_length as usize;
+        let wanted = wanted.min(raw_length);
+        let place = (&self.name, frame.offset);
+        decompressor.decompress_start(frame.codec, sealed, (raw, raw_length, wanted), place)
     }
 
     /// Opens the sealed bytes of frame `number` in place.
