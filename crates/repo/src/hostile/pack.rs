@@ -9,6 +9,7 @@ use crate::error::Result;
 use crate::fingerprint::FingerprintKeys;
 use crate::id::PackId;
 use crate::key::{Cipher, Purpose, TAG_LENGTH};
+use crate::machine_code::{filter, unfilter};
 use crate::pack::{
     Directory, FrameContent, HEADER_LENGTH, PackKey, Section, TRAILER_LENGTH, decode_header, decode_trailer,
     encode_header, encode_trailer, pack_name, read_directory,
@@ -116,6 +117,9 @@ pub fn frame(bytes: &[u8]) -> Outcome {
     let mut packed = Vec::new();
     let mut back = start;
     back.clone_from(&raw);
+    filter(&mut back);
+    unfilter(&mut back);
+    assert!(back == raw, "the filter for machine code is not exact");
     let codec = Compressor::new().compress(&mut back, &mut packed);
     if codec == Codec::Raw {
         assert!(back == raw, "a frame that does not compress was changed");

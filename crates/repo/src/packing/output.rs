@@ -154,10 +154,12 @@ impl Appender {
             ToAppender::Frame(pack, frame) => {
                 pack.stored_bytes.fetch_add(frame.stored_bytes(), Ordering::Relaxed);
                 entry.writer.add(frame, |frame| {
-                    self.room.give_back(frame.held_bytes());
+                    // Memory first: who waits for room takes memory next, and should find this.
+                    let held_bytes = frame.held_bytes();
                     if frame.content != FrameContent::Tree {
                         self.raw_buffers.give(frame.into_raw_buffer());
                     }
+                    self.room.give_back(held_bytes);
                 })?;
             }
             ToAppender::End(end) => entry.end = Some(end),
