@@ -26,6 +26,7 @@ pub mod hostile;
 mod memory;
 mod overlay;
 mod random;
+mod record;
 mod request;
 mod slice;
 mod throttle;
@@ -46,6 +47,7 @@ pub use file::{Access, DirectPath, FileChange, FileDevice, FileDeviceMut, IoMode
 pub use memory::MemoryDevice;
 pub use overlay::{BackingId, CommitReport, OVERLAY_VERSION, OverlayDevice, OverlayInfo, OverlayOptions, OverlayState};
 pub use random::SeededRandom;
+pub use record::Record;
 pub use request::{Request, RequestKind};
 pub use slice::SliceDevice;
 pub use throttle::{Throttle, ThrottleLimits, ThrottledDevice};

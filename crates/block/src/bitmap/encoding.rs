@@ -24,8 +24,11 @@
 //! A reader says which size of device it expects. Memory is bounded by that and by the input: 16 bytes for each 4096
 //! bits, and 512 more for each stretch of 4096 bits in which the input has a border between clear and set.
 
+#![deny(clippy::indexing_slicing)]
+#![cfg_attr(not(test), deny(clippy::string_slice))]
+
 use super::DirtyBitmap;
-use crate::{Error, Result, to_usize};
+use crate::{Error, Record, Result, to_usize};
 
 /// The version that [`DirtyBitmap::encode`] writes.
 pub const BITMAP_VERSION: u32 = 1;
@@ -52,13 +55,7 @@ fn corrupt(offset: usize, detail: String) -> Error {
     }
 }
 
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
-}
+type Fields<'a> = Record<'a, HEADER_LENGTH>;
 
 fn append_number(bytes: &mut Vec<u8>, mut number: u64) {
     while number >= 0x80 {
@@ -139,7 +136,7 @@ impl DirtyBitmap {
     /// version. Whoever needs the bitmap then reads the whole device instead.
     pub fn decode(bytes: &[u8], size_bytes: u64) -> Result<Self> {
         let (form, granularity_bytes) = check_header(bytes, size_bytes)?;
-        let bits = &bytes[HEADER_LENGTH..];
+        let bits = bytes.get(HEADER_LENGTH..).unwrap_or_default();
         let mut bitmap = Self::new(size_bytes, granularity_bytes)?;
         match form {
             FORM_WORDS => bitmap.decode_words(bits)?,
@@ -158,8 +155,8 @@ impl DirtyBitmap {
                 format!("{} bytes of words, expected {expected}", bits.len()),
             ));
         }
-        for (index, word) in (0u64..).zip(bits.chunks_exact(8)) {
-            let mut rest = u64_at(word, 0);
+        for (index, word) in (0u64..).zip(bits.as_chunks().0.iter()) {
+            let mut rest = u64::from_le_bytes(*word);
             while rest != 0 {
                 let start = u64::from(rest.trailing_zeros());
                 let length = u64::from((rest >> start).trailing_ones());
@@ -203,51 +200,51 @@ impl DirtyBitmap {
 
 /// Checks all that the header claims and the checksum of the bits; returns their form and the granularity.
 fn check_header(bytes: &[u8], size_bytes: u64) -> Result<(u32, u64)> {
-    if bytes.len() < HEADER_LENGTH {
+    let Some((head, bits)) = bytes.split_first_chunk::<HEADER_LENGTH>() else {
         return Err(corrupt(0, format!("{} bytes are less than a header", bytes.len())));
-    }
-    if bytes[..MAGIC.len()] != MAGIC {
+    };
+    let fields = Fields::new(head);
+    if *fields.field::<0, 8>() != MAGIC {
         return Err(corrupt(0, "it does not begin with HFBITMAP".into()));
     }
-    let version = u32_at(bytes, VERSION_AT);
+    let version = fields.le_u32::<VERSION_AT>();
     if version != BITMAP_VERSION {
         return Err(Error::Unsupported {
             what: "dirty bitmap",
             detail: format!("it has version {version}, this program reads version {BITMAP_VERSION}"),
         });
     }
-    let header_crc = crc32c::crc32c(&bytes[..HEADER_CRC_AT]);
-    if header_crc != u32_at(bytes, HEADER_CRC_AT) {
+    let header_crc = crc32c::crc32c(fields.field::<0, HEADER_CRC_AT>());
+    if header_crc != fields.le_u32::<HEADER_CRC_AT>() {
         return Err(corrupt(HEADER_CRC_AT, "the header's checksum is wrong".into()));
     }
-    let actual_size_bytes = u64_at(bytes, SIZE_AT);
+    let actual_size_bytes = fields.le_u64::<SIZE_AT>();
     if actual_size_bytes != size_bytes {
         return Err(corrupt(
             SIZE_AT,
             format!("it is of a device of {actual_size_bytes} bytes, expected {size_bytes}"),
         ));
     }
-    let bits = &bytes[HEADER_LENGTH..];
-    if u64_at(bytes, LENGTH_AT) != bits.len() as u64 {
+    if fields.le_u64::<LENGTH_AT>() != bits.len() as u64 {
         return Err(corrupt(
             LENGTH_AT,
             format!(
                 "{} bytes follow the header, expected {}",
                 bits.len(),
-                u64_at(bytes, LENGTH_AT)
+                fields.le_u64::<LENGTH_AT>()
             ),
         ));
     }
-    if crc32c::crc32c(bits) != u32_at(bytes, BITS_CRC_AT) {
+    if crc32c::crc32c(bits) != fields.le_u32::<BITS_CRC_AT>() {
         return Err(corrupt(HEADER_LENGTH, "the checksum of the bits is wrong".into()));
     }
-    Ok((u32_at(bytes, FORM_AT), u64_at(bytes, GRANULARITY_AT)))
+    Ok((fields.le_u32::<FORM_AT>(), fields.le_u64::<GRANULARITY_AT>()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::{
-        BITS_CRC_AT, FORM_AT, FORM_RUNS, FORM_WORDS, HEADER_CRC_AT, HEADER_LENGTH, LENGTH_AT, VERSION_AT, u32_at,
+        BITS_CRC_AT, FORM_AT, FORM_RUNS, FORM_WORDS, Fields, HEADER_CRC_AT, HEADER_LENGTH, LENGTH_AT, VERSION_AT,
     };
     use crate::conformance::test_seed;
     use crate::{DirtyBitmap, Error, SeededRandom, to_usize};
@@ -282,10 +279,11 @@ mod tests {
     #[test]
     fn the_shorter_form_is_taken() {
         let few = sparse().encode();
-        assert_eq!(u32_at(&few, FORM_AT), FORM_RUNS);
+        let form = |bytes: &[u8]| Fields::first_of(bytes).unwrap().le_u32::<FORM_AT>();
+        assert_eq!(form(&few), FORM_RUNS);
         assert!(few.len() < 70);
         let many = striped().encode();
-        assert_eq!((u32_at(&many, FORM_AT), many.len()), (FORM_WORDS, HEADER_LENGTH + 16));
+        assert_eq!((form(&many), many.len()), (FORM_WORDS, HEADER_LENGTH + 16));
         for (bitmap, bytes) in [(sparse(), few), (striped(), many)] {
             assert_eq!(DirtyBitmap::decode(&bytes, bitmap.size_bytes()).unwrap(), bitmap);
         }

@@ -1,11 +1,14 @@
 //! The header of an overlay's store, and where everything lies in it. The layout is in `docs/format/overlay.md`.
 
+#![deny(clippy::indexing_slicing)]
+#![cfg_attr(not(test), deny(clippy::string_slice))]
+
 use std::fmt;
 use std::ops::Range;
 
 use super::corrupt;
 use super::map::CLUSTERS_PER_SECTOR;
-use crate::{BlockDevice, BlockDeviceMut, Error, Result};
+use crate::{BlockDevice, BlockDeviceMut, Error, Record, Result};
 
 /// The version that is written.
 pub const OVERLAY_VERSION: u32 = 1;
@@ -240,39 +243,40 @@ impl Header {
     }
 
     fn decode(bytes: &[u8; SECTOR_LENGTH]) -> Result<Self> {
-        let u32_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
-        let u64_at = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
+        let fields = Record::new(bytes);
         let wrong = |at: usize, detail: &str| corrupt("overlay header", at as u64, detail);
         if bytes[..VERSION_AT] != MAGIC {
             return Err(wrong(0, "it does not begin with HFOVERLY"));
         }
-        if u32_at(VERSION_AT) != OVERLAY_VERSION {
+        if fields.le_u32::<VERSION_AT>() != OVERLAY_VERSION {
             return Err(Error::Unsupported {
                 what: "overlay",
                 detail: format!(
                     "it has version {}, this program reads version {OVERLAY_VERSION}",
-                    u32_at(VERSION_AT)
+                    fields.le_u32::<VERSION_AT>()
                 ),
             });
         }
-        if crc32c::crc32c(&bytes[..CRC_AT]) != u32_at(CRC_AT) {
+        if crc32c::crc32c(&bytes[..CRC_AT]) != fields.le_u32::<CRC_AT>() {
             return Err(wrong(CRC_AT, "its checksum is wrong"));
         }
-        let state = match u32_at(STATE_AT) {
+        let state = match fields.le_u32::<STATE_AT>() {
             1 => OverlayState::InUse,
             2 => OverlayState::Committing,
             _ => return Err(wrong(STATE_AT, "there is no such state")),
         };
-        let geometry = Geometry::new(u64_at(SIZE_AT), u32_at(CLUSTER_SIZE_AT))?;
+        let geometry = Geometry::new(fields.le_u64::<SIZE_AT>(), fields.le_u32::<CLUSTER_SIZE_AT>())?;
         if geometry.data_offset().checked_add(geometry.size_bytes).is_none() {
             return Err(wrong(SIZE_AT, "no store can be that large"));
         }
-        if u64_at(MAP_OFFSET_AT) != geometry.map_range().start || u64_at(DATA_OFFSET_AT) != geometry.data_offset() {
+        if fields.le_u64::<MAP_OFFSET_AT>() != geometry.map_range().start
+            || fields.le_u64::<DATA_OFFSET_AT>() != geometry.data_offset()
+        {
             return Err(wrong(MAP_OFFSET_AT, "map and data are not where they should be"));
         }
         Ok(Self {
             geometry,
-            backing_id: BackingId(bytes[BACKING_ID_AT..MAP_OFFSET_AT].try_into().expect("sixteen bytes")),
+            backing_id: BackingId(*fields.field::<BACKING_ID_AT, 16>()),
             state,
         })
     }

@@ -3,12 +3,15 @@
 //! Two bits for each cluster, in sectors of 512 bytes with a checksum each; a sector of zeroes is all absent. Sectors
 //! that are all absent take no memory. The layout is in `docs/format/overlay.md`.
 
+#![deny(clippy::indexing_slicing)]
+#![cfg_attr(not(test), deny(clippy::string_slice))]
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use super::corrupt;
 use super::header::{BackingId, Geometry, SECTOR_BYTES};
-use crate::{BlockDevice, ExtentKind, Result, for_each_extent, to_usize};
+use crate::{BlockDevice, ExtentKind, Record, Result, for_each_extent, to_usize};
 
 const SECTOR_LENGTH: usize = 512;
 const RESERVED_AT: usize = 504;
@@ -47,6 +50,7 @@ pub(super) struct Map {
     changed: BTreeSet<u64>,
 }
 
+#[expect(clippy::indexing_slicing, reason = "the index is one of a cluster of the sector")]
 fn bits_at(states: &[u8; RESERVED_AT], index: u64) -> u8 {
     states[to_usize(index / 4)] >> (index % 4 * 2) & 3
 }
@@ -73,7 +77,7 @@ impl Map {
             while at < end {
                 let mut bytes = vec![0; to_usize((end - at).min(PIECE_BYTES))];
                 store.read_at(&mut bytes, at)?;
-                for sector_bytes in bytes.chunks_exact(SECTOR_LENGTH) {
+                for sector_bytes in bytes.as_chunks().0 {
                     map.load_sector(sector_bytes, at, backing_id)?;
                     at += SECTOR_BYTES;
                 }
@@ -83,17 +87,18 @@ impl Map {
         Ok(map)
     }
 
-    fn load_sector(&mut self, bytes: &[u8], offset: u64, backing_id: BackingId) -> Result<()> {
+    fn load_sector(&mut self, bytes: &[u8; SECTOR_LENGTH], offset: u64, backing_id: BackingId) -> Result<()> {
         if bytes.iter().all(|byte| *byte == 0) {
             return Ok(());
         }
         let wrong = |detail: &str| corrupt("overlay map", offset, detail);
         let sector = (offset - self.geometry.map_range().start) / SECTOR_BYTES;
-        let stored = u32::from_le_bytes(bytes[CRC_AT..].try_into().expect("four bytes"));
+        let fields = Record::new(bytes);
+        let stored = fields.le_u32::<CRC_AT>();
         if stored != checksum(&bytes[..CRC_AT], sector, backing_id) {
             return Err(wrong("the checksum of this sector is wrong"));
         }
-        let states: States = Box::new(bytes[..RESERVED_AT].try_into().expect("a whole sector"));
+        let states: States = Box::new(*fields.field::<0, RESERVED_AT>());
         let first = sector * CLUSTERS_PER_SECTOR;
         for index in 0..CLUSTERS_PER_SECTOR {
             match ClusterState::from_bits(bits_at(&states, index)) {
@@ -138,6 +143,7 @@ impl Map {
         ClusterState::from_bits(bits).expect("states were checked when they were loaded")
     }
 
+    #[expect(clippy::indexing_slicing, reason = "the index is one of a cluster of the sector")]
     pub(super) fn set(&mut self, clusters: Range<u64>, state: ClusterState) {
         let mut cluster = clusters.start;
         while cluster < clusters.end {
