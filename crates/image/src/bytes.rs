@@ -1,31 +1,51 @@
-//! Big-endian numbers in byte strings, and rounding.
+//! Numbers and rows in byte strings, and rounding.
 
-/// The 16-bit number at `offset`, which must lie inside `bytes`.
-pub(crate) fn u16_at(bytes: &[u8], offset: usize) -> u16 {
-    u16::from_be_bytes(bytes[offset..offset + 2].try_into().expect("two bytes"))
-}
-
-/// The 32-bit number at `offset`, which must lie inside `bytes`.
-pub(crate) fn u32_at(bytes: &[u8], offset: usize) -> u32 {
-    u32::from_be_bytes(bytes[offset..offset + 4].try_into().expect("four bytes"))
-}
-
-/// The 64-bit number at `offset`, which must lie inside `bytes`.
-pub(crate) fn u64_at(bytes: &[u8], offset: usize) -> u64 {
-    u64::from_be_bytes(bytes[offset..offset + 8].try_into().expect("eight bytes"))
-}
+#![deny(clippy::indexing_slicing)]
+#![cfg_attr(not(test), deny(clippy::string_slice))]
 
 /// 64-bit numbers, one after another; a rest of fewer than eight bytes is left out.
 pub(crate) fn to_words(bytes: &[u8]) -> Vec<u64> {
-    bytes
-        .chunks_exact(8)
-        .map(|word| u64::from_be_bytes(word.try_into().expect("eight bytes")))
-        .collect()
+    rows(bytes, 0).iter().map(|word| u64::from_be_bytes(*word)).collect()
 }
 
 /// The bytes of 64-bit numbers, one after another.
 pub(crate) fn from_words(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_be_bytes()).collect()
+}
+
+/// Rows of `N` bytes, from the byte at `start` on; a rest of fewer is left out.
+pub(crate) fn rows<const N: usize>(bytes: &[u8], start: usize) -> &[[u8; N]] {
+    bytes.get(start..).unwrap_or_default().as_chunks().0
+}
+
+/// The same, to be changed.
+pub(crate) fn rows_mut<const N: usize>(bytes: &mut [u8], start: usize) -> &mut [[u8; N]] {
+    bytes.get_mut(start..).unwrap_or_default().as_chunks_mut().0
+}
+
+/// Text in UTF-16, little-endian, up to the first zero.
+pub(crate) fn le_utf16(bytes: &[u8]) -> String {
+    utf16(bytes, u16::from_le_bytes)
+}
+
+/// Text in UTF-16, big-endian, up to the first zero.
+pub(crate) fn be_utf16(bytes: &[u8]) -> String {
+    utf16(bytes, u16::from_be_bytes)
+}
+
+fn utf16(bytes: &[u8], number: fn([u8; 2]) -> u16) -> String {
+    let units = rows(bytes, 0).iter().map(|pair| number(*pair));
+    let units: Vec<u16> = units.take_while(|unit| *unit != 0).collect();
+    String::from_utf16_lossy(&units)
+}
+
+/// Writes a field into a structure that is made here, at the place that the format has for it.
+#[expect(
+    clippy::indexing_slicing,
+    reason = "the places are constants of the formats: no number from a file is among them"
+)]
+pub(crate) fn put(bytes: &mut [u8], at: usize, field: &[u8]) {
+    bytes[at..at + field.len()].copy_from_slice(field);
 }
 
 /// `value` or the next multiple of `unit`, a power of two; the largest multiple where that does not fit.

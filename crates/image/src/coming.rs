@@ -1,5 +1,8 @@
 //! Images that come as a stream, which is read once, from its start to its end.
 
+#![deny(clippy::indexing_slicing)]
+#![cfg_attr(not(test), deny(clippy::string_slice))]
+
 use std::io::{ErrorKind, Read};
 
 use holdfast_block::to_usize;
@@ -24,7 +27,7 @@ impl<R: Read> Coming<R> {
     pub(crate) fn read_up_to(&mut self, buffer: &mut [u8]) -> Result<usize> {
         let mut count = 0;
         while count < buffer.len() {
-            match self.reader.read(&mut buffer[count..]) {
+            match self.reader.read(buffer.get_mut(count..).unwrap_or_default()) {
                 Ok(0) => break,
                 Ok(more) => count += more,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -59,7 +62,7 @@ impl<R: Read> Coming<R> {
         let mut buffer = vec![0; to_usize(SKIP_BYTES.min(offset.saturating_sub(self.at)))];
         while self.at < offset {
             let length = to_usize(SKIP_BYTES.min(offset - self.at));
-            self.read(&mut buffer[..length], what)?;
+            self.read(buffer.get_mut(..length).unwrap_or_default(), what)?;
         }
         Ok(())
     }
@@ -71,7 +74,7 @@ impl<R: Read> Coming<R> {
         loop {
             let before = self.at;
             let count = self.read_up_to(&mut buffer)?;
-            if let Some(found) = buffer[..count].iter().position(|byte| *byte != 0) {
+            if let Some(found) = buffer.iter().take(count).position(|byte| *byte != 0) {
                 return Ok(Some(before + found as u64));
             }
             if count < buffer.len() {

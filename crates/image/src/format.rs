@@ -1,5 +1,8 @@
 //! Which format a file has, by its content.
 
+#![deny(clippy::indexing_slicing)]
+#![cfg_attr(not(test), deny(clippy::string_slice))]
+
 use std::ffi::OsStr;
 use std::path::Path;
 

@@ -1,5 +1,8 @@
 //! Where the bytes of a disk are: which file of the chain, and where in it.
 
+#![deny(clippy::indexing_slicing)]
+#![cfg_attr(not(test), deny(clippy::string_slice))]
+
 use holdfast_block::{BlockDevice as _, ExtentKind};
 
 use crate::Result;
@@ -36,9 +39,11 @@ pub enum MapContent {
 }
 
 pub(crate) fn map_at(layers: &[ChainLayer], offset: u64, length_bytes_max: u64) -> Result<MapEntry> {
-    let top = &layers[0].device;
-    let mut length = length_bytes_max.min(top.size_bytes().saturating_sub(offset));
-    top.check_bounds(offset, length.max(1))?;
+    let mut length = length_bytes_max;
+    if let Some(top) = layers.first() {
+        length = length.min(top.device.size_bytes().saturating_sub(offset));
+        top.device.check_bounds(offset, length.max(1))?;
+    }
     for (depth, layer) in layers.iter().enumerate() {
         let held = layer.alone.size_bytes().saturating_sub(offset);
         if held == 0 {

@@ -291,7 +291,7 @@ fn set(image: OpenedFile, new: &NewIdentity) -> Result<()> {
     match image.content {
         Content::Vdi(_) => vdi::identity::set(&*image.file, id),
         Content::Vhd(header) => vhd::identity::set(&*image.file, &header, id),
-        Content::Vhdx(mut opened) => vhdx::identity::set(&mut opened, id),
+        Content::Vhdx(mut opened) => vhdx::identity::set(&mut opened, &name, id),
         Content::Vmdk(vmdk) => vmdk::identity::set(&vmdk, &name, id, new.name.as_deref()),
         Content::Raw | Content::Qcow2(_) | Content::Ploop(_) => Ok(()),
     }

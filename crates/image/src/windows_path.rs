@@ -1,5 +1,8 @@
 //! Paths as images of Windows name them.
 
+#![deny(clippy::indexing_slicing)]
+#![cfg_attr(not(test), deny(clippy::string_slice))]
+
 /// As this system writes it. What is behind a drive, a volume or on another host is taken for a file beside the image: it is not here.
 pub(crate) fn from_windows(path: &str) -> String {
     let path = path.replace('\\', "/");

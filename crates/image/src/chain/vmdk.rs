@@ -1,5 +1,8 @@
 //! The files of a VMDK: the descriptor says which, and the gate whether they may be opened.
 
+#![deny(clippy::indexing_slicing)]
+#![cfg_attr(not(test), deny(clippy::string_slice))]
+
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -125,6 +128,21 @@ fn lost_disk(parts: &[Part], own: Option<&SparseExtent>) -> Option<&'static str>
     }
 }
 
+/// Refuses a file that is larger than the window it has among all files: places in it would be those of the next file.
+fn refuse_beyond_windows(files: &[Arc<dyn ImageFile>], image: &str) -> Result<()> {
+    for file in files {
+        let file_bytes = file.length_bytes()?;
+        if file_bytes > WINDOW_BYTES {
+            return Err(Error::UnsupportedFeature {
+                image: image.to_owned(),
+                feature: format!("a file of {file_bytes} bytes"),
+                detail: format!("a file of a VMDK has at most {WINDOW_BYTES} bytes here"),
+            });
+        }
+    }
+    Ok(())
+}
+
 /// Holds an extent against what the descriptor says of it.
 fn check_length(extent: &SparseExtent, length: u64, image: &str) -> Result<()> {
     // A header may count its last grain as a whole one.
@@ -192,6 +210,7 @@ impl Opener {
         if let Some(detail) = lost_disk(&parts, own.as_ref()) {
             return Err(corrupt(&image, "descriptor", offset, detail));
         }
+        refuse_beyond_windows(&files, &image)?;
         let digits = &descriptor.content_id_at;
         let content_id_at = offset + digits.start as u64..offset + digits.end as u64;
         Ok(Vmdk {
@@ -324,4 +343,63 @@ pub(crate) fn identities_of(file: &dyn ImageFile, image: &str) -> Result<Identit
         id: descriptor.id,
         disk_bytes: sectors.saturating_mul(SECTOR_BYTES),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::Range;
+    use std::sync::Arc;
+
+    use holdfast_block::{ExtentList, Result};
+
+    use super::{WINDOW_BYTES, refuse_beyond_windows};
+    use crate::Error;
+    use crate::file::ImageFile;
+
+    /// A file of holes.
+    struct Holes(u64);
+
+    impl ImageFile for Holes {
+        fn length_bytes(&self) -> Result<u64> {
+            Ok(self.0)
+        }
+
+        fn read_at(&self, buffer: &mut [u8], _offset: u64) -> Result<()> {
+            buffer.fill(0);
+            Ok(())
+        }
+
+        fn write_at(&self, _data: &[u8], _offset: u64) -> Result<()> {
+            Ok(())
+        }
+
+        fn set_length(&self, _length_bytes: u64) -> Result<()> {
+            Ok(())
+        }
+
+        fn punch(&self, _range: Range<u64>) -> Result<()> {
+            Ok(())
+        }
+
+        fn sync(&self) -> Result<()> {
+            Ok(())
+        }
+
+        fn extents(&self, range: Range<u64>, extent_count_max: usize) -> Result<ExtentList> {
+            Ok(ExtentList::new(range.start, extent_count_max))
+        }
+
+        fn allocated_bytes(&self) -> Result<Option<u64>> {
+            Ok(None)
+        }
+    }
+
+    /// Some file systems hold files of holes that are longer than the room that each file has: bytes behind that would be another file's.
+    #[test]
+    fn a_file_that_is_larger_than_its_window_is_refused() {
+        let files = |bytes| -> Vec<Arc<dyn ImageFile>> { vec![Arc::new(Holes(512)), Arc::new(Holes(bytes))] };
+        refuse_beyond_windows(&files(WINDOW_BYTES), "image").unwrap();
+        let error = refuse_beyond_windows(&files(WINDOW_BYTES + 1), "image").unwrap_err();
+        assert!(matches!(error, Error::UnsupportedFeature { .. }), "{error}");
+    }
 }

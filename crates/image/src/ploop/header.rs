@@ -1,9 +1,10 @@
 //! The header, and what it must not say.
 
-use holdfast_block::to_usize;
+use holdfast_block::{Record, to_usize};
 
 use super::SECTOR_BYTES;
 use crate::Result;
+use crate::bytes::put;
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::info::{BlockInfo, ImageKind, USUAL_SECTOR_BYTES};
@@ -41,10 +42,6 @@ pub(crate) struct Header {
     pub(crate) is_open: bool,
 }
 
-fn u32_at(bytes: &[u8], offset: usize) -> u32 {
-    u32::from_le_bytes(bytes[offset..offset + 4].try_into().expect("four bytes"))
-}
-
 impl Header {
     /// Reads the header of `file`, called `image`.
     pub(crate) fn load(file: &dyn ImageFile, image: &str) -> Result<Self> {
@@ -53,25 +50,26 @@ impl Header {
         if file_bytes < HEADER_BYTES {
             return wrong(0, format!("the file has {file_bytes} bytes, too few for a header"));
         }
-        let mut bytes = vec![0; to_usize(HEADER_BYTES)];
+        let mut bytes = [0; to_usize(HEADER_BYTES)];
         file.read_at(&mut bytes, 0)?;
+        let stored = Record::new(&bytes);
         let version = match MAGICS.iter().position(|magic| bytes.starts_with(*magic)) {
             Some(0) => Version::One,
             Some(_) => Version::Two,
             None => return wrong(0, "there is none".to_owned()),
         };
-        if u32_at(&bytes, 16) != 2 {
-            return wrong(16, format!("the version is {}", u32_at(&bytes, 16)));
+        if stored.le_u32::<16>() != 2 {
+            return wrong(16, format!("the version is {}", stored.le_u32::<16>()));
         }
-        let cluster_sectors = u64::from(u32_at(&bytes, 28));
+        let cluster_sectors = u64::from(stored.le_u32::<28>());
         if !cluster_sectors.is_power_of_two() || cluster_sectors > 1 << 21 {
             return wrong(28, format!("a cluster has {cluster_sectors} sectors"));
         }
         let cluster_bytes = cluster_sectors * SECTOR_BYTES;
-        let entry_count = u64::from(u32_at(&bytes, 32));
+        let entry_count = u64::from(stored.le_u32::<32>());
         let sectors = match version {
-            Version::One => u64::from(u32_at(&bytes, 36)),
-            Version::Two => u64::from_le_bytes(bytes[36..44].try_into().expect("eight bytes")),
+            Version::One => u64::from(stored.le_u32::<36>()),
+            Version::Two => stored.le_u64::<36>(),
         };
         let Some(disk_bytes) = sectors
             .checked_mul(SECTOR_BYTES)
@@ -89,7 +87,7 @@ impl Header {
         if table_end > file_bytes {
             return wrong(32, format!("the table ends at {table_end}, the file at {file_bytes}"));
         }
-        let data_offset = match u64::from(u32_at(&bytes, 48)) * SECTOR_BYTES {
+        let data_offset = match u64::from(stored.le_u32::<48>()) * SECTOR_BYTES {
             0 if version == Version::One => table_end.next_multiple_of(SECTOR_BYTES),
             offset => offset,
         };
@@ -102,7 +100,7 @@ impl Header {
             entry_count,
             disk_bytes,
             data_offset,
-            is_open: u32_at(&bytes, 44) == OPEN,
+            is_open: stored.le_u32::<44>() == OPEN,
         })
     }
 
@@ -135,7 +133,7 @@ impl Header {
     /// The header of a new image, of version 2, as it is stored.
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = vec![0; to_usize(HEADER_BYTES)];
-        let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
+        let mut put = |at: usize, field: &[u8]| put(&mut bytes, at, field);
         let low = |value: u64| u32::try_from(value).unwrap_or(u32::MAX).to_le_bytes();
         put(0, MAGICS[1]);
         put(16, &2_u32.to_le_bytes());

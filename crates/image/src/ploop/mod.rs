@@ -19,6 +19,9 @@
 //! 64      4    each entry of the table: 0 not stored; where the cluster is, by sectors (1) or clusters (2)
 //! ```
 
+#![deny(clippy::indexing_slicing)]
+#![cfg_attr(not(test), deny(clippy::string_slice))]
+
 pub(crate) mod check;
 pub(crate) mod create;
 pub(crate) mod descriptor;

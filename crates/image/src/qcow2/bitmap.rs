@@ -12,18 +12,23 @@
 //! | 18 | 2 | length of the name |
 //! | 20 | 4 | length of extra data, which comes before the name |
 
+#![deny(clippy::indexing_slicing)]
+#![cfg_attr(not(test), deny(clippy::string_slice))]
+
 use std::ops::Range;
 
-use holdfast_block::to_usize;
+use holdfast_block::{Record, to_usize};
 
 use super::geometry::OFFSET_MASK;
 use super::header::{AUTOCLEAR_BITMAPS, EXTENSION_BITMAPS, Header, TableAt};
-use crate::bytes::{to_words, u16_at, u32_at, u64_at};
+use crate::bytes::to_words;
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::{Error, Result};
 
 const ROW_BYTES: u64 = 24;
+/// What a row of the directory begins with, and what the extension is.
+type Fields<'a> = Record<'a, { to_usize(ROW_BYTES) }>;
 /// QEMU's bounds.
 const BITMAP_COUNT_MAX: u32 = 65_535;
 const DIRECTORY_BYTES_MAX: u64 = 64 << 20;
@@ -78,18 +83,14 @@ pub(crate) fn directory(header: &Header, file_bytes: u64, image: &str) -> Result
     let Some(extension) = header.extension(EXTENSION_BITMAPS) else {
         return Ok(None);
     };
-    if extension.len() < 24 {
-        return Err(corrupt(
-            image,
-            "bitmap extension",
-            0,
-            format!("{} bytes long", extension.len()),
-        ));
-    }
+    let Some(fields) = Fields::first_of(extension) else {
+        let detail = format!("{} bytes long", extension.len());
+        return Err(corrupt(image, "bitmap extension", 0, detail));
+    };
     let found = DirectoryAt {
-        count: u32_at(extension, 0),
-        length_bytes: u64_at(extension, 8),
-        offset: u64_at(extension, 16),
+        count: fields.be_u32::<0>(),
+        length_bytes: fields.be_u64::<8>(),
+        offset: fields.be_u64::<16>(),
     };
     let end = found.offset.checked_add(found.length_bytes);
     let fits = end.is_some_and(|end| end <= file_bytes) && found.length_bytes <= DIRECTORY_BYTES_MAX;
@@ -112,27 +113,27 @@ pub(crate) fn load(file: &dyn ImageFile, header: &Header, image: &str) -> Result
     let mut at = 0u64;
     for _ in 0..directory.count {
         let damaged = |detail: String| corrupt(image, "bitmap directory", directory.offset + at, detail);
-        let row = bytes.get(to_usize(at)..).filter(|row| row.len() as u64 >= ROW_BYTES);
-        let row = row.ok_or_else(|| damaged("cut off".to_owned()))?;
-        let name_bytes = u64::from(u16_at(row, 18));
-        let extra_bytes = u64::from(u32_at(row, 20));
+        let row = bytes.get(to_usize(at)..).unwrap_or_default();
+        let fields = Fields::first_of(row).ok_or_else(|| damaged("cut off".to_owned()))?;
+        let name_bytes = u64::from(fields.be_u16::<18>());
+        let extra_bytes = u64::from(fields.be_u32::<20>());
         let name_at = ROW_BYTES + extra_bytes;
         let name = row.get(to_usize(name_at)..to_usize(name_at + name_bytes));
         let name = name.filter(|_| (1..=NAME_BYTES_MAX).contains(&name_bytes));
         let name = name.ok_or_else(|| damaged(format!("name of {name_bytes} bytes")))?;
-        bitmaps.push(parse_row(row, name, header, file_bytes, image)?);
+        bitmaps.push(parse_row(fields, name, header, file_bytes, image)?);
         at += (name_at + name_bytes).next_multiple_of(8);
     }
     Ok(bitmaps)
 }
 
-fn parse_row(row: &[u8], name: &[u8], header: &Header, file_bytes: u64, image: &str) -> Result<PersistentBitmap> {
+fn parse_row(row: Fields<'_>, name: &[u8], header: &Header, file_bytes: u64, image: &str) -> Result<PersistentBitmap> {
     let table = TableAt {
-        offset: u64_at(row, 0),
-        entries: u64::from(u32_at(row, 8)),
+        offset: row.be_u64::<0>(),
+        entries: u64::from(row.be_u32::<8>()),
     };
-    let flags = u32_at(row, 12);
-    let (kind, granularity_bits) = (row[16], row[17]);
+    let flags = row.be_u32::<12>();
+    let (kind, granularity_bits) = (row.byte::<16>(), row.byte::<17>());
     let damaged = |detail: String| corrupt(image, "bitmap table", table.offset, detail);
     if kind != 1 || flags & !0b111 != 0 || !GRANULARITY_BITS.contains(&granularity_bits) {
         return Err(damaged(format!(

@@ -1,8 +1,12 @@
 //! What an image needs of its readers: encryption and feature bits, and the names that it gives them.
 
+#![deny(clippy::indexing_slicing)]
+#![cfg_attr(not(test), deny(clippy::string_slice))]
+
 use super::header::{
     EXTENSION_FEATURE_NAMES, Extension, Header, INCOMPATIBLE_CORRUPT, INCOMPATIBLE_DIRTY, INCOMPATIBLE_KNOWN,
 };
+use crate::bytes::rows;
 use crate::{CheckReport, Error, ProblemKind, Result, Severity};
 
 pub(crate) fn refuse_encryption(method: u32, image: &str) -> Result<()> {
@@ -40,8 +44,10 @@ fn feature_name(extensions: &[Extension], bit: u8) -> Option<String> {
     let table = extensions
         .iter()
         .find(|extension| extension.kind == EXTENSION_FEATURE_NAMES)?;
-    let row = table.data.chunks_exact(48).find(|row| row[0] == 0 && row[1] == bit)?;
-    let name: String = String::from_utf8_lossy(&row[2..])
+    let name = rows::<48>(&table.data, 0)
+        .iter()
+        .find_map(|[kind, found, name @ ..]| (*kind == 0 && *found == bit).then_some(name))?;
+    let name: String = String::from_utf8_lossy(name)
         .chars()
         .take_while(|letter| *letter != '\0')
         .filter(|letter| !letter.is_control())

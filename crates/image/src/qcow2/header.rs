@@ -24,9 +24,14 @@
 //!
 //! The header extensions follow, then the backing file's name, all within the first cluster.
 
+#![deny(clippy::indexing_slicing)]
+#![cfg_attr(not(test), deny(clippy::string_slice))]
+
+use holdfast_block::Record;
+
 use super::features::{refuse_encryption, refuse_unknown};
 use super::geometry::{Geometry, L2Kind, POINTER_BYTES};
-use crate::bytes::{u32_at, u64_at};
+use crate::bytes::rows;
 use crate::error::corrupt;
 use crate::{Compression, Error, Result};
 
@@ -34,6 +39,10 @@ pub(crate) const MAGIC: u32 = 0x5146_49fb;
 const HEADER_BYTES_V2: u32 = 72;
 const HEADER_BYTES_V3: u32 = 112;
 const HEADER_BYTES_V3_MIN: u32 = 104;
+/// The fields of all versions.
+type Fields<'a> = Record<'a, { HEADER_BYTES_V2 as usize }>;
+/// Those, and what version 3 has behind them.
+type FieldsV3<'a> = Record<'a, { HEADER_BYTES_V3_MIN as usize }>;
 /// Offsets of the fields that a writer changes in place.
 pub(crate) const SIZE_AT: u64 = 24;
 pub(crate) const L1_AT: u64 = 36;
@@ -100,11 +109,14 @@ impl Header {
     pub(crate) fn parse(head: &[u8], file_bytes: u64, image: &str) -> Result<Self> {
         let damaged = |offset: u64, detail: String| corrupt(image, "header", offset, detail);
         let cluster_bits = cluster_bits_of(head, image)?;
-        let version = u32_at(head, 4);
-        let header_bytes = match version {
-            2 => HEADER_BYTES_V2,
-            _ => u32_at(head, 100),
+        let cut_off = || damaged(0, format!("cut off after {} bytes", head.len()));
+        let fields = Fields::first_of(head).ok_or_else(cut_off)?;
+        let version = fields.be_u32::<4>();
+        let v3 = match version {
+            2 => None,
+            _ => Some(FieldsV3::first_of(head).ok_or_else(cut_off)?),
         };
+        let header_bytes = v3.map_or(HEADER_BYTES_V2, FieldsV3::be_u32::<100>);
         if version == 3 && (header_bytes < HEADER_BYTES_V3_MIN || !header_bytes.is_multiple_of(8)) {
             return Err(damaged(100, format!("header length {header_bytes}")));
         }
@@ -114,18 +126,13 @@ impl Header {
                 format!("header of {header_bytes} bytes in a file of {}", head.len()),
             ));
         }
-        let at_v3 = |offset: usize| if version == 3 { u64_at(head, offset) } else { 0 };
-        let incompatible = at_v3(72);
-        let backing_offset = u64_at(head, 8);
-        let extensions = match version {
-            3 | 2 => {
-                parse_extensions(head, header_bytes, backing_offset).map_err(|(at, detail)| damaged(at, detail))?
-            }
-            _ => Vec::new(),
-        };
+        let incompatible = v3.map_or(0, FieldsV3::be_u64::<72>);
+        let backing_offset = fields.be_u64::<8>();
+        let extensions = parse_extensions(head, header_bytes, backing_offset);
+        let extensions = extensions.map_err(|(at, detail)| damaged(at, detail))?;
         refuse_unknown(incompatible, &extensions, image)?;
-        refuse_encryption(u32_at(head, 32), image)?;
-        let refcount_order = if version == 3 { u32_at(head, 96) } else { 4 };
+        refuse_encryption(fields.be_u32::<32>(), image)?;
+        let refcount_order = v3.map_or(4, FieldsV3::be_u32::<96>);
         if refcount_order > 6 {
             return Err(damaged(96, format!("refcounts of 2^{refcount_order} bits")));
         }
@@ -142,25 +149,25 @@ impl Header {
         }
         let header = Self {
             version,
-            size_bytes: u64_at(head, 24),
+            size_bytes: fields.be_u64::<24>(),
             geometry: Geometry {
                 cluster_bits,
                 refcount_order,
                 l2_kind,
             },
-            backing_name: parse_backing_name(head, backing_offset, image)?,
+            backing_name: parse_backing_name(head, backing_offset, fields.be_u32::<16>(), image)?,
             l1: TableAt {
-                offset: u64_at(head, 40),
-                entries: u64::from(u32_at(head, 36)),
+                offset: fields.be_u64::<40>(),
+                entries: u64::from(fields.be_u32::<36>()),
             },
-            refcount_table_offset: u64_at(head, 48),
-            refcount_table_clusters: u64::from(u32_at(head, 56)),
-            snapshot_count: u32_at(head, 60),
-            snapshot_table_offset: u64_at(head, 64),
+            refcount_table_offset: fields.be_u64::<48>(),
+            refcount_table_clusters: u64::from(fields.be_u32::<56>()),
+            snapshot_count: fields.be_u32::<60>(),
+            snapshot_table_offset: fields.be_u64::<64>(),
             incompatible,
-            compatible: at_v3(80),
-            autoclear: at_v3(88),
-            compression: parse_compression(head, version, header_bytes, incompatible, image)?,
+            compatible: v3.map_or(0, FieldsV3::be_u64::<80>),
+            autoclear: v3.map_or(0, FieldsV3::be_u64::<88>),
+            compression: parse_compression(compression_field(head, header_bytes), incompatible, image)?,
             extensions,
         };
         header.check_size(image)?;
@@ -305,10 +312,9 @@ impl Header {
 
 /// Checks magic and version; gives the cluster size, so that the caller can read the whole header cluster.
 pub(crate) fn cluster_bits_of(head: &[u8], image: &str) -> Result<u32> {
-    if head.len() < HEADER_BYTES_V2 as usize || u32_at(head, 0) != MAGIC {
-        return Err(corrupt(image, "header", 0, "no qcow2 magic number"));
-    }
-    let version = u32_at(head, 4);
+    let fields = Fields::first_of(head).filter(|fields| fields.be_u32::<0>() == MAGIC);
+    let fields = fields.ok_or_else(|| corrupt(image, "header", 0, "no qcow2 magic number"))?;
+    let version = fields.be_u32::<4>();
     if !(2..=3).contains(&version) {
         return Err(Error::UnsupportedFeature {
             image: image.to_owned(),
@@ -324,7 +330,7 @@ pub(crate) fn cluster_bits_of(head: &[u8], image: &str) -> Result<u32> {
             format!("cut off after {} bytes", head.len()),
         ));
     }
-    let cluster_bits = u32_at(head, 20);
+    let cluster_bits = fields.be_u32::<20>();
     if (9..=21).contains(&cluster_bits) {
         Ok(cluster_bits)
     } else {
@@ -345,8 +351,10 @@ fn parse_extensions(head: &[u8], header_bytes: u32, backing_offset: u64) -> Resu
     let mut extensions = Vec::new();
     let mut at = header_bytes as usize;
     while at + 8 <= end {
-        let kind = u32_at(head, at);
-        let length = u32_at(head, at + 4) as usize;
+        let Some([kind, length]) = rows(head, at).first_chunk() else {
+            break;
+        };
+        let (kind, length) = (u32::from_be_bytes(*kind), u32::from_be_bytes(*length) as usize);
         if kind == EXTENSION_END {
             break;
         }
@@ -359,15 +367,14 @@ fn parse_extensions(head: &[u8], header_bytes: u32, backing_offset: u64) -> Resu
         }
         extensions.push(Extension {
             kind,
-            data: head[start..start + length].to_vec(),
+            data: head.get(start..start + length).unwrap_or_default().to_vec(),
         });
         at = start + length.next_multiple_of(8);
     }
     Ok(extensions)
 }
 
-fn parse_backing_name(head: &[u8], offset: u64, image: &str) -> Result<Option<String>> {
-    let length = u32_at(head, 16);
+fn parse_backing_name(head: &[u8], offset: u64, length: u32, image: &str) -> Result<Option<String>> {
     if offset == 0 || length == 0 {
         return Ok(None);
     }
@@ -385,15 +392,15 @@ fn parse_backing_name(head: &[u8], offset: u64, image: &str) -> Result<Option<St
     }
 }
 
-fn parse_compression(
-    head: &[u8],
-    version: u32,
-    header_bytes: u32,
-    incompatible: u64,
-    image: &str,
-) -> Result<Compression> {
-    let has_field = version == 3 && header_bytes > HEADER_BYTES_V3_MIN;
-    let compression = match if has_field { head[104] } else { 0 } {
+/// The byte that says how clusters are compressed; 0 where the header is too short for it.
+fn compression_field(head: &[u8], header_bytes: u32) -> u8 {
+    let header = head.get(..header_bytes as usize);
+    let field = header.and_then(|header| header.get(HEADER_BYTES_V3_MIN as usize));
+    field.copied().unwrap_or_default()
+}
+
+fn parse_compression(field: u8, incompatible: u64, image: &str) -> Result<Compression> {
+    let compression = match field {
         0 => Compression::Zlib,
         1 => Compression::Zstd,
         other => {

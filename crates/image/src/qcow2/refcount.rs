@@ -1,5 +1,8 @@
 //! How often each host cluster is used: the refcount table and its blocks, as stored.
 
+#![deny(clippy::indexing_slicing)]
+#![cfg_attr(not(test), deny(clippy::string_slice))]
+
 use std::sync::Arc;
 
 use holdfast_block::to_usize;
@@ -7,7 +10,7 @@ use holdfast_block::to_usize;
 use super::geometry::{Geometry, OFFSET_MASK, POINTER_BYTES};
 use super::header::{Header, REFCOUNT_TABLE_BYTES_MAX};
 use crate::Result;
-use crate::bytes::{to_words, u16_at, u32_at, u64_at};
+use crate::bytes::{rows, to_words};
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::lru::Lru;
@@ -20,16 +23,24 @@ pub(crate) fn get(block: &[u8], index: u64, order: u32) -> u64 {
             let bits = 1 << order;
             let per_byte = 8 / bits;
             let mask = (1u16 << bits) - 1;
-            u64::from(u16::from(block[index / per_byte]) >> (index % per_byte * bits) & mask)
+            let [byte] = count_at(block, index / per_byte);
+            u64::from(u16::from(byte) >> (index % per_byte * bits) & mask)
         }
-        3 => u64::from(block[index]),
-        4 => u64::from(u16_at(block, index * 2)),
-        5 => u64::from(u32_at(block, index * 4)),
-        _ => u64_at(block, index * 8),
+        3 => u64::from(u8::from_be_bytes(count_at(block, index))),
+        4 => u64::from(u16::from_be_bytes(count_at(block, index))),
+        5 => u64::from(u32::from_be_bytes(count_at(block, index))),
+        _ => u64::from_be_bytes(count_at(block, index)),
     }
 }
 
+fn count_at<const N: usize>(block: &[u8], index: usize) -> [u8; N] {
+    *rows(block, 0)
+        .get(index)
+        .expect("a block has a count for each of its clusters")
+}
+
 /// Replaces refcount `index`; `value` must fit.
+#[expect(clippy::indexing_slicing, reason = "a block has a count for each of its clusters")]
 pub(crate) fn set(block: &mut [u8], index: u64, order: u32, value: u64) {
     let index = to_usize(index);
     let bytes = value.to_be_bytes();

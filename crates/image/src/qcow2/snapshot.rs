@@ -14,10 +14,13 @@
 //! | 36 | 4 | length of extra data |
 //! | 40 | … | extra data: machine state bytes u64, disk size u64, instruction count i64; id; name |
 
-use holdfast_block::to_usize;
+#![deny(clippy::indexing_slicing)]
+#![cfg_attr(not(test), deny(clippy::string_slice))]
+
+use holdfast_block::{Record, to_usize};
 
 use super::header::{Header, L1_BYTES_MAX, TableAt};
-use crate::bytes::{u16_at, u32_at, u64_at};
+use crate::bytes::rows;
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::{Error, Result};
@@ -72,16 +75,17 @@ pub(crate) fn load(file: &dyn ImageFile, header: &Header, image: &str) -> Result
             return Err(damaged(at, "reaches past the end of the file".to_owned()));
         }
         file.read_at(&mut row, at)?;
-        let id_bytes = u64::from(u16_at(&row, 12));
-        let name_bytes = u64::from(u16_at(&row, 14));
-        let extra_bytes = u64::from(u32_at(&row, 36));
+        let fields = Record::new(&row);
+        let id_bytes = u64::from(fields.be_u16::<12>());
+        let name_bytes = u64::from(fields.be_u16::<14>());
+        let extra_bytes = u64::from(fields.be_u32::<36>());
         let row_bytes = ROW_BYTES + extra_bytes + id_bytes + name_bytes;
         if extra_bytes > EXTRA_BYTES_MAX || !fits(row_bytes) || at - table_at + row_bytes > TABLE_BYTES_MAX {
             return Err(damaged(at, format!("row of {row_bytes} bytes")));
         }
         let mut rest = vec![0; to_usize(row_bytes - ROW_BYTES)];
         file.read_at(&mut rest, at + ROW_BYTES)?;
-        let snapshot = parse_row(&row, &rest, header);
+        let snapshot = parse_row(fields, &rest, header);
         check_row(&snapshot, header, file_bytes, image)?;
         snapshots.push(snapshot);
         at += row_bytes.next_multiple_of(8);
@@ -89,22 +93,23 @@ pub(crate) fn load(file: &dyn ImageFile, header: &Header, image: &str) -> Result
     Ok((snapshots, at - table_at))
 }
 
-fn parse_row(row: &[u8], rest: &[u8], header: &Header) -> InternalSnapshot {
-    let extra_bytes = u32_at(row, 36) as usize;
-    let (extra, names) = rest.split_at(extra_bytes);
-    let (id, name) = names.split_at(usize::from(u16_at(row, 12)));
-    let extra_at = |offset: usize| (extra.len() >= offset + 8).then(|| u64_at(extra, offset));
+/// `rest` is extra data, identity and name, as long as `row` says.
+fn parse_row(row: Record<'_, { to_usize(ROW_BYTES) }>, rest: &[u8], header: &Header) -> InternalSnapshot {
+    let (extra, names) = rest.split_at(row.be_u32::<36>() as usize);
+    let (id, name) = names.split_at(usize::from(row.be_u16::<12>()));
+    let mut numbers = rows(extra, 0).iter().map(|number| u64::from_be_bytes(*number));
+    let (state_bytes, disk_bytes) = (numbers.next(), numbers.next());
     InternalSnapshot {
         id: String::from_utf8_lossy(id).into_owned(),
         name: String::from_utf8_lossy(name).into_owned(),
-        created_seconds: u32_at(row, 16),
-        created_nanoseconds: u32_at(row, 20),
-        machine_time_ns: u64_at(row, 24),
-        machine_state_bytes: extra_at(0).unwrap_or_else(|| u64::from(u32_at(row, 32))),
-        disk_bytes: extra_at(8).unwrap_or(header.size_bytes),
+        created_seconds: row.be_u32::<16>(),
+        created_nanoseconds: row.be_u32::<20>(),
+        machine_time_ns: row.be_u64::<24>(),
+        machine_state_bytes: state_bytes.unwrap_or_else(|| u64::from(row.be_u32::<32>())),
+        disk_bytes: disk_bytes.unwrap_or(header.size_bytes),
         l1: TableAt {
-            offset: u64_at(row, 0),
-            entries: u64::from(u32_at(row, 8)),
+            offset: row.be_u64::<0>(),
+            entries: u64::from(row.be_u32::<8>()),
         },
     }
 }

@@ -1,7 +1,8 @@
 //! The header, and what it must not say.
 
-use holdfast_block::to_usize;
+use holdfast_block::{Record, to_usize};
 
+use crate::bytes::put;
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::identity::ImageId;
@@ -65,18 +66,12 @@ pub(crate) struct Header {
     pub(crate) creator: String,
 }
 
-fn u32_at(bytes: &[u8], offset: usize) -> u32 {
-    u32::from_le_bytes(bytes[offset..offset + 4].try_into().expect("four bytes"))
-}
-
-fn id_at(bytes: &[u8], offset: usize) -> ImageId {
-    ImageId::from_guid(bytes[offset..offset + 16].try_into().expect("sixteen bytes"))
-}
+type Stored<'a> = Record<'a, { to_usize(HEADER_BYTES) }>;
 
 impl Header {
     /// Reads the header of `file`, called `image`.
     pub(crate) fn load(file: &dyn ImageFile, image: &str) -> Result<Self> {
-        let mut bytes = vec![0; to_usize(HEADER_BYTES)];
+        let mut bytes = [0; to_usize(HEADER_BYTES)];
         let file_bytes = file.length_bytes()?;
         if file_bytes < HEADER_BYTES {
             return Err(corrupt(
@@ -87,7 +82,7 @@ impl Header {
             ));
         }
         file.read_at(&mut bytes, 0)?;
-        let header = Self::parse(&bytes, image)?;
+        let header = Self::parse(Record::new(&bytes), image)?;
         let map_end = header.map_offset + header.block_count * 4;
         if map_end > file_bytes {
             return Err(corrupt(
@@ -100,13 +95,13 @@ impl Header {
         Ok(header)
     }
 
-    fn parse(bytes: &[u8], image: &str) -> Result<Self> {
+    fn parse(stored: Stored<'_>, image: &str) -> Result<Self> {
         let wrong = |at: usize, detail: String| Err(corrupt(image, "header", at as u64, detail));
-        let signature = u32_at(bytes, 0x40);
+        let signature = stored.le_u32::<0x40>();
         if signature != SIGNATURE {
             return wrong(0x40, format!("the signature is {signature:#x}"));
         }
-        let version = u32_at(bytes, 0x44);
+        let version = stored.le_u32::<0x44>();
         if version != VERSION {
             return Err(Error::UnsupportedFeature {
                 image: image.to_owned(),
@@ -114,7 +109,7 @@ impl Header {
                 detail: "VirtualBox has written 1.1 since 2007; let it clone the image".to_owned(),
             });
         }
-        let kind = match u32_at(bytes, AT_KIND) {
+        let kind = match stored.le_u32::<AT_KIND>() {
             1 => Kind::Dynamic,
             2 => Kind::Fixed,
             4 => Kind::Differencing,
@@ -127,28 +122,25 @@ impl Header {
             }
             other => return wrong(AT_KIND, format!("the type is {other}")),
         };
-        let text_end = bytes[..0x40]
-            .iter()
-            .position(|byte| matches!(byte, 0 | b'\n'))
-            .unwrap_or(0x40);
+        let text = stored.field::<0, 0x40>().split(|byte| matches!(byte, 0 | b'\n')).next();
         let header = Self {
             kind,
-            map_offset: u32_at(bytes, AT_MAP).into(),
-            data_offset: u32_at(bytes, AT_DATA).into(),
-            disk_bytes: u64::from_le_bytes(bytes[AT_DISK..AT_DISK + 8].try_into().expect("eight bytes")),
-            block_bytes: u32_at(bytes, AT_BLOCK).into(),
-            sector_bytes: match u32_at(bytes, AT_SECTOR) {
+            map_offset: stored.le_u32::<AT_MAP>().into(),
+            data_offset: stored.le_u32::<AT_DATA>().into(),
+            disk_bytes: stored.le_u64::<AT_DISK>(),
+            block_bytes: stored.le_u32::<AT_BLOCK>().into(),
+            sector_bytes: match stored.le_u32::<AT_SECTOR>() {
                 4096 => 4096,
                 _ => USUAL_SECTOR_BYTES,
             },
-            extra_bytes: u32_at(bytes, AT_EXTRA).into(),
-            block_count: u32_at(bytes, AT_BLOCKS).into(),
-            stored_count: u32_at(bytes, AT_STORED),
-            id: id_at(bytes, AT_ID),
-            modification: id_at(bytes, AT_MODIFICATION),
-            parent: id_at(bytes, AT_PARENT),
-            parent_modification: id_at(bytes, AT_PARENT_MODIFICATION),
-            creator: String::from_utf8_lossy(&bytes[..text_end]).into_owned(),
+            extra_bytes: stored.le_u32::<AT_EXTRA>().into(),
+            block_count: stored.le_u32::<AT_BLOCKS>().into(),
+            stored_count: stored.le_u32::<AT_STORED>(),
+            id: ImageId::from_guid(*stored.field::<AT_ID, 16>()),
+            modification: ImageId::from_guid(*stored.field::<AT_MODIFICATION, 16>()),
+            parent: ImageId::from_guid(*stored.field::<AT_PARENT, 16>()),
+            parent_modification: ImageId::from_guid(*stored.field::<AT_PARENT_MODIFICATION, 16>()),
+            creator: String::from_utf8_lossy(text.unwrap_or_default()).into_owned(),
         };
         header.check(image)?;
         Ok(header)
@@ -220,7 +212,7 @@ impl Header {
     /// The header as it is stored.
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = vec![0; to_usize(HEADER_BYTES)];
-        let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
+        let mut put = |at: usize, field: &[u8]| put(&mut bytes, at, field);
         let low = |value: u64| u32::try_from(value).unwrap_or(u32::MAX).to_le_bytes();
         let kind: u32 = match self.kind {
             Kind::Dynamic => 1,

@@ -31,6 +31,9 @@
 //! The block map has four bytes for each block: its number among those that are stored, or 0xFFFFFFFF where it is not (the parent's, or
 //! zero), or 0xFFFFFFFE where it is zero.
 
+#![deny(clippy::indexing_slicing)]
+#![cfg_attr(not(test), deny(clippy::string_slice))]
+
 pub(crate) mod check;
 pub(crate) mod create;
 pub(crate) mod header;

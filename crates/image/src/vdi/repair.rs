@@ -71,12 +71,14 @@ pub(crate) fn mend(file: &dyn ImageFile, image: &str, mode: RepairMode, actions:
             after: count.into(),
         });
     }
-    if mode == RepairMode::All && !twice.is_empty() {
+    if mode == RepairMode::All
+        && let Some((first, _)) = twice.first()
+    {
         separate(file, &header, &twice, first_copy)?;
         actions.push(RepairAction::Separated {
             count: twice.len() as u64,
             unit_bytes: header.block_bytes,
-            first_disk_offset: twice[0].0 * header.block_bytes,
+            first_disk_offset: first * header.block_bytes,
         });
     }
     Ok(())

@@ -40,7 +40,7 @@ pub(crate) fn check(file: &dyn ImageFile, header: &Header) -> Result<CheckReport
     if header.has_footer_at_end {
         let mut copy = vec![0; header.footer_bytes.len()];
         file.read_at(&mut copy, 0)?;
-        if copy != header.footer_bytes {
+        if copy != *header.footer_bytes {
             structure(
                 &mut report,
                 Severity::Corruption,
@@ -132,12 +132,12 @@ fn check_table(file: &dyn ImageFile, room_end: u64, sparse: &SparseHeader, repor
         starts.push(start);
     })?;
     starts.sort_unstable();
-    for pair in starts.windows(2) {
-        if pair[1] - pair[0] < whole {
+    for (first, second) in starts.iter().zip(starts.iter().skip(1)) {
+        if second - first < whole {
             report.add(
                 Severity::Corruption,
                 ProblemKind::Overlap {
-                    offset: pair[1],
+                    offset: *second,
                     first: "one block of the disk",
                     second: "another one",
                 },

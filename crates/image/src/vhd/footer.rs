@@ -19,13 +19,13 @@
 //! 84      1    whether it has a saved state
 //! ```
 
-use holdfast_block::to_usize;
+use holdfast_block::{Record, to_usize};
 
 use super::create::CREATOR;
 use super::sparse::SparseHeader;
 use super::{SECTOR_BYTES, checksum};
 use crate::Result;
-use crate::bytes::{u16_at, u32_at, u64_at};
+use crate::bytes::put;
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::identity::ImageId;
@@ -34,6 +34,8 @@ use crate::info::{BlockInfo, ImageKind, ParentInfo, USUAL_SECTOR_BYTES};
 pub(crate) const FOOTER_BYTES: u64 = 512;
 /// Old versions of Virtual PC left out the last byte, which is zero.
 pub(crate) const FOOTER_BYTES_SHORT: u64 = 511;
+/// A footer as it is stored.
+pub(crate) type FooterBytes = [u8; to_usize(FOOTER_BYTES)];
 const COOKIE: &[u8] = b"conectix";
 pub(super) const AT_CHECKSUM: usize = 64;
 pub(super) const AT_ID: usize = 68;
@@ -97,42 +99,42 @@ impl Geometry {
 }
 
 impl Footer {
-    pub(super) fn parse(bytes: &[u8], at: u64, image: &str) -> Result<Self> {
+    pub(super) fn parse(bytes: &FooterBytes, at: u64, image: &str) -> Result<Self> {
+        let fields = Record::new(bytes);
         let wrong = |field: u64, detail: String| Err(corrupt(image, "footer", at + field, detail));
         if !bytes.starts_with(COOKIE) {
             return wrong(0, "there is none".to_owned());
         }
-        let (stored, computed) = (u32_at(bytes, AT_CHECKSUM), checksum(bytes, AT_CHECKSUM));
+        let (stored, computed) = (fields.be_u32::<AT_CHECKSUM>(), checksum(bytes, AT_CHECKSUM));
         if stored != computed {
             return wrong(
                 64,
                 format!("the checksum is {stored:#010x}, and should be {computed:#010x}"),
             );
         }
-        let version = u32_at(bytes, 12);
+        let version = fields.be_u32::<12>();
         if version >> 16 != 1 {
             return wrong(12, format!("the version is {version:#010x}"));
         }
-        let kind = match u32_at(bytes, 60) {
+        let kind = match fields.be_u32::<60>() {
             2 => ImageKind::Fixed,
             3 => ImageKind::Dynamic,
             4 => ImageKind::Differencing,
             other => return wrong(60, format!("the type is {other}")),
         };
-        let array = |at: usize| -> [u8; 4] { bytes[at..at + 4].try_into().expect("four bytes") };
         Ok(Self {
             kind,
-            header_offset: u64_at(bytes, 16),
-            timestamp: u32_at(bytes, 24),
-            creator: array(28),
-            original_bytes: u64_at(bytes, 40),
-            current_bytes: u64_at(bytes, 48),
+            header_offset: fields.be_u64::<16>(),
+            timestamp: fields.be_u32::<24>(),
+            creator: *fields.field::<28, 4>(),
+            original_bytes: fields.be_u64::<40>(),
+            current_bytes: fields.be_u64::<48>(),
             geometry: Geometry {
-                cylinders: u16_at(bytes, 56),
-                heads: bytes[58],
-                sectors: bytes[59],
+                cylinders: fields.be_u16::<56>(),
+                heads: fields.byte::<58>(),
+                sectors: fields.byte::<59>(),
             },
-            id: ImageId(bytes[AT_ID..AT_ID + 16].try_into().expect("sixteen bytes")),
+            id: ImageId(*fields.field::<AT_ID, 16>()),
         })
     }
 
@@ -151,26 +153,26 @@ impl Footer {
     }
 
     /// The bytes of a footer that is whole with another size of the disk; what other programs keep in it stays.
-    pub(super) fn resized(bytes: &[u8], size_bytes: u64) -> Vec<u8> {
-        let mut bytes = bytes.to_vec();
-        let creator: [u8; 4] = bytes[28..32].try_into().expect("four bytes");
+    pub(super) fn resized(bytes: &FooterBytes, size_bytes: u64) -> FooterBytes {
+        let mut bytes = *bytes;
+        let creator = *Record::new(&bytes).field::<28, 4>();
         let geometry = Geometry::of(size_bytes);
         // Who reads the geometry of such a program would take the disk for smaller than it is.
         if BY_GEOMETRY.contains(&&creator) && geometry.sector_count() * SECTOR_BYTES != size_bytes {
-            bytes[28..32].copy_from_slice(&CREATOR);
+            put(&mut bytes, 28, &CREATOR);
         }
-        bytes[48..56].copy_from_slice(&size_bytes.to_be_bytes());
-        bytes[56..58].copy_from_slice(&geometry.cylinders.to_be_bytes());
-        bytes[58..60].copy_from_slice(&[geometry.heads, geometry.sectors]);
+        put(&mut bytes, 48, &size_bytes.to_be_bytes());
+        put(&mut bytes, 56, &geometry.cylinders.to_be_bytes());
+        put(&mut bytes, 58, &[geometry.heads, geometry.sectors]);
         let sum = checksum(&bytes, AT_CHECKSUM);
-        bytes[AT_CHECKSUM..AT_CHECKSUM + 4].copy_from_slice(&sum.to_be_bytes());
+        put(&mut bytes, AT_CHECKSUM, &sum.to_be_bytes());
         bytes
     }
 
     /// The footer as it is stored.
-    pub(crate) fn to_bytes(&self) -> Vec<u8> {
-        let mut bytes = vec![0; to_usize(FOOTER_BYTES)];
-        let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
+    pub(crate) fn to_bytes(&self) -> FooterBytes {
+        let mut bytes = [0; to_usize(FOOTER_BYTES)];
+        let mut put = |at: usize, field: &[u8]| put(&mut bytes, at, field);
         let kind: u32 = match self.kind {
             ImageKind::Fixed => 2,
             ImageKind::Differencing => 4,
@@ -191,7 +193,7 @@ impl Footer {
         put(60, &kind.to_be_bytes());
         put(AT_ID, &self.id.0);
         let sum = checksum(&bytes, AT_CHECKSUM);
-        bytes[AT_CHECKSUM..AT_CHECKSUM + 4].copy_from_slice(&sum.to_be_bytes());
+        crate::bytes::put(&mut bytes, AT_CHECKSUM, &sum.to_be_bytes());
         bytes
     }
 }
@@ -207,7 +209,7 @@ pub(crate) struct Header {
     /// Of all but fixed images.
     pub(crate) sparse: Option<SparseHeader>,
     /// The footer as it stands, with what other programs keep in it.
-    pub(crate) footer_bytes: Vec<u8>,
+    pub(crate) footer_bytes: Box<FooterBytes>,
     /// Whether the footer at the end is as it should be; where it is not, its copy counts.
     pub(crate) has_footer_at_end: bool,
     /// Whether that has 511 bytes only.
@@ -227,9 +229,9 @@ impl Header {
             ));
         }
         let footer_at = |at: u64| {
-            let mut bytes = vec![0; to_usize(FOOTER_BYTES)];
+            let mut bytes = [0; to_usize(FOOTER_BYTES)];
             file.read_at(&mut bytes, at)?;
-            Footer::parse(&bytes, at, image).map(|footer| (footer, bytes))
+            Footer::parse(&bytes, at, image).map(|footer| (footer, Box::new(bytes)))
         };
         let mut at_end = footer_at(file_bytes.saturating_sub(FOOTER_BYTES));
         let mut is_footer_short = false;

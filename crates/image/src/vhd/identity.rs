@@ -6,13 +6,14 @@ use super::checksum;
 use super::footer::{AT_CHECKSUM, AT_ID, Header};
 use super::sparse::{self, HEADER_BYTES};
 use crate::Result;
+use crate::bytes::put;
 use crate::file::ImageFile;
 use crate::identity::ImageId;
 
 /// Gives the image in `file` another UUID, durably.
 pub(crate) fn set(file: &dyn ImageFile, header: &Header, id: ImageId) -> Result<()> {
-    let mut footer = header.footer_bytes.clone();
-    put(&mut footer, (AT_ID, AT_CHECKSUM), id);
+    let mut footer = *header.footer_bytes;
+    put_id(&mut footer, (AT_ID, AT_CHECKSUM), id);
     // The copy first: the footer at the end is the one that counts, where it is whole.
     if header.sparse.is_some() {
         file.write_at(&footer, 0)?;
@@ -29,13 +30,13 @@ pub(crate) fn set(file: &dyn ImageFile, header: &Header, id: ImageId) -> Result<
 pub(crate) fn set_parent(file: &dyn ImageFile, offset: u64, id: ImageId) -> Result<()> {
     let mut bytes = vec![0; to_usize(HEADER_BYTES)];
     file.read_at(&mut bytes, offset)?;
-    put(&mut bytes, (sparse::AT_PARENT, sparse::AT_CHECKSUM), id);
+    put_id(&mut bytes, (sparse::AT_PARENT, sparse::AT_CHECKSUM), id);
     file.write_at(&bytes, offset)?;
     Ok(file.sync()?)
 }
 
-fn put(bytes: &mut [u8], (at, checksum_at): (usize, usize), id: ImageId) {
-    bytes[at..at + 16].copy_from_slice(&id.0);
+fn put_id(bytes: &mut [u8], (at, checksum_at): (usize, usize), id: ImageId) {
+    put(bytes, at, &id.0);
     let sum = checksum(bytes, checksum_at);
-    bytes[checksum_at..checksum_at + 4].copy_from_slice(&sum.to_be_bytes());
+    put(bytes, checksum_at, &sum.to_be_bytes());
 }

@@ -1,10 +1,10 @@
 //! Where the parent of a differencing image may be: eight locators, and a name.
 
-use holdfast_block::to_usize;
+use holdfast_block::{Record, to_usize};
 
 use super::SECTOR_BYTES;
 use crate::Result;
-use crate::bytes::{u32_at, u64_at};
+use crate::bytes::{be_utf16, le_utf16, rows};
 use crate::file::ImageFile;
 use crate::windows_path::{from_windows, to_windows};
 
@@ -21,8 +21,9 @@ const URL: u32 = u32::from_be_bytes(*b"MacX");
 /// The paths that `locators` lead to, relative ones first, and then the bare `name`; as this system writes paths.
 pub(super) fn names(file: &dyn ImageFile, locators: &[u8], name: &[u8]) -> Result<Vec<String>> {
     let mut found: Vec<(u8, String)> = Vec::new();
-    for locator in locators.chunks_exact(LOCATOR_BYTES).take(8) {
-        let (code, length, offset) = (u32_at(locator, 0), u32_at(locator, 8), u64_at(locator, 16));
+    for locator in rows::<LOCATOR_BYTES>(locators, 0).iter().take(8) {
+        let locator = Record::new(locator);
+        let (code, length, offset) = (locator.be_u32::<0>(), locator.be_u32::<8>(), locator.be_u64::<16>());
         let length = u64::from(length);
         if !matches!(code, RELATIVE | ABSOLUTE | URL) || length == 0 || length > PATH_BYTES_MAX {
             continue;
@@ -30,13 +31,13 @@ pub(super) fn names(file: &dyn ImageFile, locators: &[u8], name: &[u8]) -> Resul
         let mut bytes = vec![0; to_usize(length)];
         file.read_at(&mut bytes, offset)?;
         let path = match code {
-            RELATIVE => Some((0, from_windows(&utf16(&bytes, u16::from_le_bytes)))),
+            RELATIVE => Some((0, from_windows(&le_utf16(&bytes)))),
             URL => from_url(&bytes).map(|path| (1, path)),
-            _ => Some((2, from_windows(&utf16(&bytes, u16::from_le_bytes)))),
+            _ => Some((2, from_windows(&le_utf16(&bytes)))),
         };
         found.extend(path);
     }
-    found.push((3, from_windows(&utf16(name, u16::from_be_bytes))));
+    found.push((3, from_windows(&be_utf16(name))));
     found.sort_by_key(|(rank, _)| *rank);
     let mut names: Vec<String> = Vec::new();
     for (_, path) in found {
@@ -45,12 +46,6 @@ pub(super) fn names(file: &dyn ImageFile, locators: &[u8], name: &[u8]) -> Resul
         }
     }
     Ok(names)
-}
-
-fn utf16(bytes: &[u8], number: fn([u8; 2]) -> u16) -> String {
-    let units = bytes.chunks_exact(2).map(|pair| number([pair[0], pair[1]]));
-    let units: Vec<u16> = units.take_while(|unit| *unit != 0).collect();
-    String::from_utf16_lossy(&units)
 }
 
 /// A file URL, as XenServer writes it for a file beside the image: `file://./NAME`.

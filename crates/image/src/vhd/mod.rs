@@ -7,6 +7,9 @@
 //! bytes for each block (the sector where it begins, or 0xFFFFFFFF), the blocks, and the footer. A block is a bitmap of its sectors, the
 //! highest bit first, and the sectors: what has no bit is the parent's, or zero.
 
+#![deny(clippy::indexing_slicing)]
+#![cfg_attr(not(test), deny(clippy::string_slice))]
+
 pub(crate) mod check;
 pub(crate) mod create;
 pub(crate) mod footer;
@@ -28,7 +31,8 @@ const FREE: u32 = 0xffff_ffff;
 /// The one's complement of the sum of all bytes but those of the checksum itself, which stands at `at`.
 fn checksum(bytes: &[u8], at: usize) -> u32 {
     let sum = |bytes: &[u8]| bytes.iter().fold(0_u32, |sum, byte| sum.wrapping_add(u32::from(*byte)));
-    !sum(&bytes[..at]).wrapping_add(sum(&bytes[at + 4..]))
+    let [before, behind] = [bytes.get(..at), bytes.get(at + 4..)].map(Option::unwrap_or_default);
+    !sum(before).wrapping_add(sum(behind))
 }
 
 /// Makes the checksums right of whatever looks like a footer or a header.
@@ -39,7 +43,7 @@ pub(crate) fn seal_all(bytes: &mut [u8]) {
     for (start, length, at) in places {
         if let Some(part) = bytes.get_mut(start..start + length) {
             let sum = checksum(part, at);
-            part[at..at + 4].copy_from_slice(&sum.to_be_bytes());
+            crate::bytes::put(part, at, &sum.to_be_bytes());
         }
     }
 }

@@ -11,6 +11,7 @@ use super::tables::for_each_sector;
 use super::{FREE, SECTOR_BYTES, checksum};
 use crate::Result;
 use crate::blocks::copy_room;
+use crate::bytes::put;
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::info::ImageKind;
@@ -44,10 +45,10 @@ fn seal_footer(file: &dyn ImageFile, image: &str, actions: &mut Vec<RepairAction
     let file_bytes = file.length_bytes()?;
     let places = [FOOTER_BYTES, FOOTER_BYTES_SHORT, file_bytes].map(|back| file_bytes.checked_sub(back));
     for at in places.into_iter().flatten() {
-        let mut bytes = vec![0; to_usize(FOOTER_BYTES)];
+        let mut bytes = [0; to_usize(FOOTER_BYTES)];
         file.read_at(&mut bytes, at)?;
         let sum = checksum(&bytes, AT_CHECKSUM);
-        bytes[AT_CHECKSUM..AT_CHECKSUM + 4].copy_from_slice(&sum.to_be_bytes());
+        put(&mut bytes, AT_CHECKSUM, &sum.to_be_bytes());
         let Ok(footer) = Footer::parse(&bytes, at, image) else {
             continue;
         };
@@ -61,7 +62,7 @@ fn seal_footer(file: &dyn ImageFile, image: &str, actions: &mut Vec<RepairAction
         if is_right {
             // Of one of 511 bytes, all that there is: its length is another matter.
             let length = to_usize(FOOTER_BYTES.min(file_bytes - at));
-            file.write_at(&bytes[..length], at)?;
+            file.write_at(bytes.get(..length).unwrap_or(&bytes), at)?;
             file.sync()?;
             actions.push(RepairAction::Rewritten {
                 what: "the checksum of the footer",
@@ -95,8 +96,8 @@ fn mend_copies(file: &dyn ImageFile, header: &Header, image: &str, actions: &mut
     if header.has_footer_at_end {
         let mut copy = vec![0; to_usize(FOOTER_BYTES)];
         file.read_at(&mut copy, 0)?;
-        if copy != header.footer_bytes {
-            file.write_at(&header.footer_bytes, 0)?;
+        if copy != *header.footer_bytes {
+            file.write_at(&*header.footer_bytes, 0)?;
             file.sync()?;
             actions.push(RepairAction::Rewritten {
                 what: "the copy of the footer at the start",
@@ -106,7 +107,7 @@ fn mend_copies(file: &dyn ImageFile, header: &Header, image: &str, actions: &mut
         return Ok(());
     }
     let place = place_of_footer(file, sparse)?;
-    file.write_at(&header.footer_bytes, place)?;
+    file.write_at(&*header.footer_bytes, place)?;
     file.sync()?;
     if file.length_bytes()? != place + FOOTER_BYTES {
         return Err(corrupt(image, "footer", place, "something is behind where it would be"));
@@ -159,7 +160,7 @@ fn give_up(
     file.sync()?;
     if let Some(end) = cut.iter().map(|(_, end)| *end).max() {
         // The copy at the start counts while the footer moves.
-        file.write_at(&header.footer_bytes, end)?;
+        file.write_at(&*header.footer_bytes, end)?;
         file.sync()?;
         file.punch(room_end..end.min(room_end + FOOTER_BYTES))?;
         file.sync()?;
@@ -212,7 +213,7 @@ fn separate(
         end += whole;
         entries.push((*index, sector));
     }
-    file.write_at(&header.footer_bytes, end)?;
+    file.write_at(&*header.footer_bytes, end)?;
     file.sync()?;
     for (index, sector) in entries {
         file.write_at(&sector.to_be_bytes(), sparse.entry_offset(index))?;

@@ -4,13 +4,14 @@
 
 use std::sync::Arc;
 
-use holdfast_block::to_usize;
+use holdfast_block::{Record, to_usize};
 
 use super::footer::{FOOTER_BYTES, Footer, Header};
 use super::sparse::{AT_CHECKSUM, AT_ENTRY_COUNT, HEADER_BYTES, SparseHeader};
 use super::tables::{DISK_BYTES_MAX, for_each_sector};
 use super::{FREE, SECTOR_BYTES, check, checksum};
 use crate::blocks::{clear_room, copy_room};
+use crate::bytes::put;
 use crate::file::ImageFile;
 use crate::info::ImageKind;
 use crate::resize::{refuse_differencing, require_sound, zero_tables};
@@ -66,7 +67,7 @@ fn resize_fixed(file: &dyn ImageFile, header: &Header, after_bytes: u64) -> Resu
     };
     // The old size, at the new end; then what lies between is no part of the disk, and becomes zero; then the new size.
     if place != old_place {
-        file.write_at(&header.footer_bytes, place)?;
+        file.write_at(&*header.footer_bytes, place)?;
         file.sync()?;
     }
     file.punch(before_bytes..place)?;
@@ -127,12 +128,12 @@ fn grow_table(file: &dyn ImageFile, image: &str, header: &Header, sparse: &Spars
     let new_end = (sparse.table_offset + needed * 4).next_multiple_of(SECTOR_BYTES);
     require_room(image, sparse, (old_end, new_end))?;
     // Its copy counts while the footer is not at the end.
-    file.write_at(&header.footer_bytes, 0)?;
+    file.write_at(&*header.footer_bytes, 0)?;
     file.sync()?;
     let end = move_blocks(file, image, header, sparse, new_end)?;
     if end < new_end + FOOTER_BYTES {
         clear_room(file, end.min(new_end)..new_end)?;
-        file.write_at(&header.footer_bytes, new_end)?;
+        file.write_at(&*header.footer_bytes, new_end)?;
         file.sync()?;
     }
     let mut at = old_end;
@@ -143,13 +144,16 @@ fn grow_table(file: &dyn ImageFile, image: &str, header: &Header, sparse: &Spars
     }
     file.sync()?;
     // The number of entries and the checksum are in the first sector of the header: stored whole or not at all.
-    let mut bytes = vec![0; to_usize(HEADER_BYTES)];
+    let mut bytes = [0; to_usize(HEADER_BYTES)];
     file.read_at(&mut bytes, sparse.offset)?;
     let count = u32::try_from(needed).unwrap_or(u32::MAX);
-    bytes[AT_ENTRY_COUNT..AT_ENTRY_COUNT + 4].copy_from_slice(&count.to_be_bytes());
+    put(&mut bytes, AT_ENTRY_COUNT, &count.to_be_bytes());
     let sum = checksum(&bytes, AT_CHECKSUM);
-    bytes[AT_CHECKSUM..AT_CHECKSUM + 4].copy_from_slice(&sum.to_be_bytes());
-    file.write_at(&bytes[..to_usize(SECTOR_BYTES)], sparse.offset)?;
+    put(&mut bytes, AT_CHECKSUM, &sum.to_be_bytes());
+    file.write_at(
+        Record::new(&bytes).field::<0, { to_usize(SECTOR_BYTES) }>(),
+        sparse.offset,
+    )?;
     Ok(file.sync()?)
 }
 
@@ -201,7 +205,7 @@ fn move_blocks(file: &dyn ImageFile, image: &str, header: &Header, sparse: &Spar
         })?;
         copy_room(file, *start, place, whole)?;
         end = place + whole;
-        file.write_at(&header.footer_bytes, end)?;
+        file.write_at(&*header.footer_bytes, end)?;
         file_end = end + FOOTER_BYTES;
         entries.push((*index, sector));
     }

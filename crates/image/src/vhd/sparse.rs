@@ -15,12 +15,12 @@
 //! 576     192  eight places where the parent may be: code, sectors of room, bytes, 0, offset
 //! ```
 
-use holdfast_block::to_usize;
+use holdfast_block::{Record, to_usize};
 
 use super::footer::Footer;
 use super::{SECTOR_BYTES, checksum, locator};
 use crate::Result;
-use crate::bytes::{u32_at, u64_at};
+use crate::bytes::put;
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::identity::ImageId;
@@ -33,6 +33,9 @@ pub(super) const AT_PARENT: usize = 40;
 const AT_NAME: usize = 64;
 const NAME_BYTES: usize = 512;
 pub(crate) const AT_LOCATORS: usize = 576;
+const LOCATORS_BYTES: usize = 192;
+/// A header as it is stored.
+pub(super) type SparseBytes = [u8; to_usize(HEADER_BYTES)];
 
 /// A header that was checked against its file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,7 +59,7 @@ impl SparseHeader {
         if offset.checked_add(HEADER_BYTES).is_none_or(|end| end > file_bytes) {
             return wrong(0, "past the end of the file".to_owned());
         }
-        let mut bytes = vec![0; to_usize(HEADER_BYTES)];
+        let mut bytes = [0; to_usize(HEADER_BYTES)];
         file.read_at(&mut bytes, offset)?;
         let mut header = Self::parse(&bytes, footer, image)?;
         let table_end = header.tables_end;
@@ -67,28 +70,34 @@ impl SparseHeader {
             );
             return wrong(16, detail);
         }
-        header.parent_names = locator::names(file, &bytes[AT_LOCATORS..], &bytes[AT_NAME..AT_NAME + NAME_BYTES])?;
+        let fields = Record::new(&bytes);
+        let (locators, name) = (
+            fields.field::<AT_LOCATORS, LOCATORS_BYTES>(),
+            fields.field::<AT_NAME, NAME_BYTES>(),
+        );
+        header.parent_names = locator::names(file, locators, name)?;
         header.tables_end = end_of_batmap(file, table_end)?;
         Ok(header)
     }
 
     /// What the header says by itself: the places of the parent are not looked up, and nothing is known of what is behind the table.
-    pub(super) fn parse(bytes: &[u8], footer: &Footer, image: &str) -> Result<Self> {
+    pub(super) fn parse(bytes: &SparseBytes, footer: &Footer, image: &str) -> Result<Self> {
         let offset = footer.header_offset;
         let wrong = |field: u64, detail: String| Err(corrupt(image, "header", offset.saturating_add(field), detail));
         if !bytes.starts_with(COOKIE) {
             return wrong(0, "there is none".to_owned());
         }
-        let (stored, computed) = (u32_at(bytes, AT_CHECKSUM), checksum(bytes, AT_CHECKSUM));
+        let fields = Record::new(bytes);
+        let (stored, computed) = (fields.be_u32::<AT_CHECKSUM>(), checksum(bytes, AT_CHECKSUM));
         if stored != computed {
             return wrong(
                 36,
                 format!("the checksum is {stored:#010x}, and should be {computed:#010x}"),
             );
         }
-        let table_offset = u64_at(bytes, 16);
-        let entry_count = u64::from(u32_at(bytes, AT_ENTRY_COUNT));
-        let block_bytes = u64::from(u32_at(bytes, 32));
+        let table_offset = fields.be_u64::<16>();
+        let entry_count = u64::from(fields.be_u32::<AT_ENTRY_COUNT>());
+        let block_bytes = u64::from(fields.be_u32::<32>());
         if !block_bytes.is_power_of_two() || !(4096..=256 << 20).contains(&block_bytes) {
             return wrong(32, format!("a block has {block_bytes} bytes"));
         }
@@ -111,8 +120,8 @@ impl SparseHeader {
             table_offset,
             entry_count,
             block_bytes,
-            parent: ImageId(bytes[AT_PARENT..AT_PARENT + 16].try_into().expect("sixteen bytes")),
-            parent_timestamp: u32_at(bytes, 56),
+            parent: ImageId(*fields.field::<AT_PARENT, 16>()),
+            parent_timestamp: fields.be_u32::<56>(),
             parent_names: Vec::new(),
             tables_end,
         })
@@ -133,7 +142,7 @@ impl SparseHeader {
     /// The header as it is stored, with `name` and `locators` of the parent.
     pub(crate) fn to_bytes(&self, name: &str, locators: &[u8]) -> Vec<u8> {
         let mut bytes = vec![0; to_usize(HEADER_BYTES)];
-        let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
+        let mut put = |at: usize, field: &[u8]| put(&mut bytes, at, field);
         let low = |value: u64| u32::try_from(value).unwrap_or(u32::MAX).to_be_bytes();
         put(0, COOKIE);
         put(8, &[0xff; 8]);
@@ -151,7 +160,7 @@ impl SparseHeader {
         put(AT_NAME, &name);
         put(AT_LOCATORS, locators);
         let sum = checksum(&bytes, AT_CHECKSUM);
-        bytes[AT_CHECKSUM..AT_CHECKSUM + 4].copy_from_slice(&sum.to_be_bytes());
+        crate::bytes::put(&mut bytes, AT_CHECKSUM, &sum.to_be_bytes());
         bytes
     }
 }
@@ -164,9 +173,10 @@ fn end_of_batmap(file: &dyn ImageFile, table_end: u64) -> Result<u64> {
     if !bytes.starts_with(b"tdbatmap") {
         return Ok(table_end);
     }
-    let end = u64::from(u32_at(&bytes, 16))
+    let fields = Record::new(&bytes);
+    let end = u64::from(fields.be_u32::<16>())
         .checked_mul(SECTOR_BYTES)
-        .and_then(|length| u64_at(&bytes, 8).checked_add(length));
+        .and_then(|length| fields.be_u64::<8>().checked_add(length));
     Ok(end
         .unwrap_or(table_end)
         .clamp(at + SECTOR_BYTES, file.length_bytes()?.max(at + SECTOR_BYTES)))

@@ -10,11 +10,11 @@ use std::ops::Range;
 
 use holdfast_block::to_usize;
 
-use super::footer::{FOOTER_BYTES, Footer};
-use super::sparse::{HEADER_BYTES, SparseHeader};
+use super::footer::{FOOTER_BYTES, Footer, FooterBytes};
+use super::sparse::SparseHeader;
 use super::tables::DISK_BYTES_MAX;
 use super::{FREE, SECTOR_BYTES};
-use crate::bytes::u32_at;
+use crate::bytes::rows;
 use crate::coming::Coming;
 use crate::error::corrupt;
 use crate::info::ImageKind;
@@ -31,7 +31,7 @@ pub struct VhdStream<R> {
     id: ImageId,
     parent: Option<ImageId>,
     header: SparseHeader,
-    footer: Vec<u8>,
+    footer: FooterBytes,
     /// Blocks that are stored: where, and which; in the order of the stream.
     blocks: Vec<(u64, u64)>,
     next: usize,
@@ -55,7 +55,8 @@ impl VhdBlock<'_> {
         let sector = to_usize(SECTOR_BYTES);
         let mut ranges: Vec<Range<usize>> = Vec::new();
         for (number, start) in (0..self.bytes.len()).step_by(sector).enumerate() {
-            if self.bitmap[number / 8] & (0x80 >> (number % 8)) == 0 {
+            let bits = self.bitmap.get(number / 8).copied().unwrap_or_default();
+            if bits & (0x80 >> (number % 8)) == 0 {
                 continue;
             }
             let end = (start + sector).min(self.bytes.len());
@@ -83,30 +84,29 @@ impl<R: Read> VhdStream<R> {
             },
             bytes: Vec::new(),
         };
-        let footer = Footer::parse(head.up_to(FOOTER_BYTES)?, 0, image)?;
+        let footer_bytes = *head.at(0)?;
+        let footer = Footer::parse(&footer_bytes, 0, image)?;
         let size_bytes = footer.disk_bytes();
         if footer.kind == ImageKind::Fixed || size_bytes > DISK_BYTES_MAX {
             let detail = format!("a fixed image, or one of {size_bytes} bytes");
             return Err(corrupt(image, "footer", 48, detail));
         }
-        let header_end = footer.header_offset.saturating_add(HEADER_BYTES);
-        let bytes = head.up_to(header_end)?;
-        let header = SparseHeader::parse(&bytes[to_usize(footer.header_offset)..], &footer, image)?;
+        let header = SparseHeader::parse(head.at(footer.header_offset)?, &footer, image)?;
         if header.block_bytes > BLOCK_BYTES_MAX {
             let detail = format!("a block has {} bytes", header.block_bytes);
             return Err(corrupt(image, "header", footer.header_offset + 32, detail));
         }
-        let table = &head.up_to(header.tables_end)?[to_usize(header.table_offset)..];
+        let table = rows::<4>(head.up_to(header.tables_end)?, to_usize(header.table_offset));
         let mut blocks = Vec::new();
-        for index in 0..size_bytes.div_ceil(header.block_bytes) {
-            match u32_at(table, to_usize(index * 4)) {
+        for (index, sector) in (0..size_bytes.div_ceil(header.block_bytes)).zip(table) {
+            match u32::from_be_bytes(*sector) {
                 FREE => {}
                 sector => blocks.push((u64::from(sector) * SECTOR_BYTES, index)),
             }
         }
         blocks.sort_unstable();
         Ok(Self {
-            footer: head.bytes[..to_usize(FOOTER_BYTES)].to_vec(),
+            footer: footer_bytes,
             size_bytes,
             id: footer.id,
             parent: (footer.kind == ImageKind::Differencing).then_some(header.parent),
@@ -136,7 +136,7 @@ impl<R: Read> VhdStream<R> {
 
     /// Whether its blocks come at rising offsets of the disk.
     pub fn is_in_order(&self) -> bool {
-        self.blocks.windows(2).all(|pair| pair[0].1 < pair[1].1)
+        self.blocks.is_sorted_by(|(_, first), (_, second)| first < second)
     }
 
     /// The parts of the disk of which something is there, block by block, in the order of the disk.
@@ -176,7 +176,7 @@ impl<R: Read> VhdStream<R> {
         let range = self.range_of(index);
         Ok(Some(VhdBlock {
             offset: range.start,
-            bytes: &self.data[..to_usize(range.end - range.start)],
+            bytes: self.data.get(..to_usize(range.end - range.start)).unwrap_or(&self.data),
             bitmap: &self.bitmap,
         }))
     }
@@ -185,7 +185,7 @@ impl<R: Read> VhdStream<R> {
     fn end(&mut self) -> Result<()> {
         self.source
             .skip_to(self.source.at.next_multiple_of(SECTOR_BYTES), "end")?;
-        let mut footer = vec![0; to_usize(FOOTER_BYTES)];
+        let mut footer = [0; to_usize(FOOTER_BYTES)];
         // Blocks begin at whole pages in what some programs write.
         for _ in 0..16 {
             self.source.read(&mut footer, "end")?;
@@ -195,7 +195,7 @@ impl<R: Read> VhdStream<R> {
         }
         // An export that broke and was taken up again is another image of the same content: it may have an identity and a time of its own.
         let at = self.source.at - FOOTER_BYTES;
-        let same = |bytes: &[u8], at: u64| {
+        let same = |bytes: &FooterBytes, at: u64| {
             let footer = Footer::parse(bytes, at, &self.source.image)?;
             Ok::<_, crate::Error>(Footer {
                 id: self.id,
@@ -223,6 +223,14 @@ struct Head<R> {
 }
 
 impl<R: Read> Head<R> {
+    /// The `N` bytes from `start` on.
+    fn at<const N: usize>(&mut self, start: u64) -> Result<&[u8; N]> {
+        let cut_off = self.source.cut_off("tables");
+        let bytes = self.up_to(start.saturating_add(N as u64))?;
+        let found = bytes.get(to_usize(start)..).and_then(|rest| rest.first_chunk());
+        found.ok_or(cut_off)
+    }
+
     /// All from the start to `end`.
     fn up_to(&mut self, end: u64) -> Result<&[u8]> {
         if end > HEAD_BYTES_MAX {
@@ -233,7 +241,8 @@ impl<R: Read> Head<R> {
             let start = self.bytes.len();
             let piece = HEAD_PIECE_BYTES.min(end - self.source.at);
             self.bytes.resize(start + to_usize(piece), 0);
-            self.source.read(&mut self.bytes[start..], "tables")?;
+            self.source
+                .read(self.bytes.get_mut(start..).unwrap_or_default(), "tables")?;
         }
         Ok(&self.bytes)
     }

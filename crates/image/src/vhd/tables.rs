@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use holdfast_block::to_usize;
 
-use super::footer::{FOOTER_BYTES, FOOTER_BYTES_SHORT, Header};
+use super::footer::{FOOTER_BYTES, FOOTER_BYTES_SHORT, FooterBytes, Header};
 use super::sparse::SparseHeader;
 use super::{FREE, SECTOR_BYTES};
 use crate::blocks::bits::BitOrder;
@@ -87,7 +87,7 @@ struct SparseTables {
     disk_bytes: u64,
     kind: ImageKind,
     header: SparseHeader,
-    footer: Vec<u8>,
+    footer: Box<FooterBytes>,
     file: Arc<dyn ImageFile>,
     length: KnownLength,
     pages: Pages,
@@ -178,7 +178,7 @@ impl SparseTables {
         };
         clear_room(&*self.file, data..end)?;
         // Until all is stored, there is a footer behind it as well; its copy at the start counts where a crash leaves none.
-        self.file.write_at(&self.footer, end)?;
+        self.file.write_at(&*self.footer, end)?;
         let bits = if self.kind == ImageKind::Differencing { 0 } else { 0xff };
         self.pages.write(&vec![bits; to_usize(bitmap_bytes)], start)?;
         self.pages
@@ -245,9 +245,9 @@ impl Tables for SparseTables {
             }
         })?;
         sectors.sort_unstable();
-        let is_close = |pair: &[u32]| u64::from(pair[1] - pair[0]) * SECTOR_BYTES < whole;
+        let is_close = |(first, second): (&u32, &u32)| u64::from(second - first) * SECTOR_BYTES < whole;
         let is_in_tables = |sector: &u32| u64::from(*sector) * SECTOR_BYTES < self.header.tables_end;
-        if sectors.windows(2).any(is_close) || sectors.first().is_some_and(is_in_tables) {
+        if sectors.iter().zip(sectors.iter().skip(1)).any(is_close) || sectors.first().is_some_and(is_in_tables) {
             return Err(Error::NotWritable {
                 image: self.image.to_string(),
                 detail: "two blocks are in one place, or one in that of the tables; holdfast image check tells which"
@@ -259,7 +259,7 @@ impl Tables for SparseTables {
         let last = file_bytes - self.footer_bytes_at_end;
         self.end = end.max(last.next_multiple_of(SECTOR_BYTES));
         if self.footer_bytes_at_end == 0 {
-            self.file.write_at(&self.footer, self.end)?;
+            self.file.write_at(&*self.footer, self.end)?;
             self.footer_bytes_at_end = FOOTER_BYTES;
         }
         if self.end >= 2 * DISK_BYTES_MAX {

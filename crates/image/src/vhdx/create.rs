@@ -1,7 +1,7 @@
 //! New images.
 
 use super::MIB;
-use super::header::{Header, Region, write_start};
+use super::header::{Header, Region, Slot, write_start};
 use super::metadata::{DISK_BYTES_MAX, Metadata, Parent};
 use super::tables::{Entry, is_of_bits, state};
 use crate::blocks::write_entries;
@@ -81,7 +81,7 @@ pub(crate) fn write_empty(file: &dyn ImageFile, new: &NewVhdx) -> Result<()> {
             log_offset: MIB,
         })
     };
-    for header in [header(0, 1)?, header(1, 2)?] {
+    for header in [header(Slot::First, 1)?, header(Slot::Second, 2)?] {
         let (offset, bytes) = header.to_bytes();
         file.write_at(&bytes, offset)?;
     }

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use holdfast_block::to_usize;
+use holdfast_block::{Record, to_usize};
 
 use super::log::Replayed;
 use super::metadata::{DISK_ID, DISK_SIZE, Metadata};
-use super::{KIB, MIB, checksum, guid, guid_at, seal, u16_at, u32_at, u64_at};
+use super::{KIB, MIB, checksum, guid, is_sealed, seal};
+use crate::bytes::{le_utf16, put, rows, rows_mut};
 use crate::error::corrupt;
 use crate::file::{Access, ImageFile};
 use crate::identity::ImageId;
@@ -14,20 +15,44 @@ use crate::info::{BlockInfo, ImageKind, ParentInfo};
 use crate::{Error, Result};
 
 const SIGNATURE: &[u8] = b"vhdxfile";
-const HEADER_OFFSETS: [u64; 2] = [64 * KIB, 128 * KIB];
 const HEADER_BYTES: u64 = 4 * KIB;
-const REGION_OFFSETS: [u64; 2] = [192 * KIB, 256 * KIB];
+const FIRST_REGION_OFFSET: u64 = 192 * KIB;
+const REGION_OFFSETS: [u64; 2] = [FIRST_REGION_OFFSET, 256 * KIB];
 const REGION_TABLE_BYTES: u64 = 64 * KIB;
 /// Regions that a table can tell of.
 const REGION_COUNT_MAX: u32 = 2047;
 pub(super) const REGION_BAT: ImageId = guid(0x2dc2_7766_f623_4200_9d64_115e_9bfd_4a08);
 pub(super) const REGION_METADATA: ImageId = guid(0x8b7c_a206_4790_4b9a_b8fe_575f_050f_886e);
 
+/// Which of the two places of a header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Slot {
+    First,
+    Second,
+}
+
+impl Slot {
+    const BOTH: [Self; 2] = [Self::First, Self::Second];
+
+    const fn offset(self) -> u64 {
+        match self {
+            Self::First => 64 * KIB,
+            Self::Second => 128 * KIB,
+        }
+    }
+
+    const fn other(self) -> Self {
+        match self {
+            Self::First => Self::Second,
+            Self::Second => Self::First,
+        }
+    }
+}
+
 /// One of the two headers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Header {
-    /// Which of the two: 0 or 1.
-    pub(crate) slot: usize,
+    pub(crate) slot: Slot,
     pub(crate) sequence: u64,
     pub(crate) file_write: ImageId,
     pub(crate) data_write: ImageId,
@@ -59,24 +84,25 @@ pub(crate) struct Opened {
 }
 
 impl Header {
-    fn parse(bytes: &[u8], slot: usize) -> std::result::Result<Self, String> {
+    fn parse(bytes: &[u8; to_usize(HEADER_BYTES)], slot: Slot) -> std::result::Result<Self, String> {
+        let stored = Record::new(bytes);
         if !bytes.starts_with(b"head") {
             return Err("there is none".to_owned());
         }
-        if u32_at(bytes, 4) != checksum(bytes) {
+        if stored.le_u32::<4>() != checksum(bytes) {
             return Err("the checksum is wrong".to_owned());
         }
-        if u16_at(bytes, 66) != 1 {
-            return Err(format!("the version is {}", u16_at(bytes, 66)));
+        if stored.le_u16::<66>() != 1 {
+            return Err(format!("the version is {}", stored.le_u16::<66>()));
         }
         Ok(Self {
             slot,
-            sequence: u64_at(bytes, 8),
-            file_write: guid_at(bytes, 16),
-            data_write: guid_at(bytes, 32),
-            log: guid_at(bytes, 48),
-            log_bytes: u32_at(bytes, 68),
-            log_offset: u64_at(bytes, 72),
+            sequence: stored.le_u64::<8>(),
+            file_write: ImageId::from_guid(*stored.field::<16, 16>()),
+            data_write: ImageId::from_guid(*stored.field::<32, 16>()),
+            log: ImageId::from_guid(*stored.field::<48, 16>()),
+            log_bytes: stored.le_u32::<68>(),
+            log_offset: stored.le_u64::<72>(),
         })
     }
 
@@ -84,22 +110,22 @@ impl Header {
     pub(super) fn load(file: &dyn ImageFile, image: &str) -> Result<Self> {
         let mut found: Vec<Self> = Vec::new();
         let mut reason = String::new();
-        for (slot, offset) in HEADER_OFFSETS.into_iter().enumerate() {
-            let mut bytes = vec![0; to_usize(HEADER_BYTES)];
-            file.read_at(&mut bytes, offset)?;
+        for slot in Slot::BOTH {
+            let mut bytes = [0; to_usize(HEADER_BYTES)];
+            file.read_at(&mut bytes, slot.offset())?;
             match Self::parse(&bytes, slot) {
                 Ok(header) => found.push(header),
                 Err(error) => reason = error,
             }
         }
         let newest = found.into_iter().max_by_key(|header| header.sequence);
-        newest.ok_or_else(|| corrupt(image, "header", HEADER_OFFSETS[0], reason))
+        newest.ok_or_else(|| corrupt(image, "header", Slot::First.offset(), reason))
     }
 
     /// The header as it is stored, and where.
     pub(super) fn to_bytes(self) -> (u64, Vec<u8>) {
         let mut bytes = vec![0; to_usize(HEADER_BYTES)];
-        let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
+        let mut put = |at: usize, field: &[u8]| put(&mut bytes, at, field);
         put(0, b"head");
         put(8, &self.sequence.to_le_bytes());
         put(16, &self.file_write.to_guid());
@@ -109,13 +135,19 @@ impl Header {
         put(68, &self.log_bytes.to_le_bytes());
         put(72, &self.log_offset.to_le_bytes());
         seal(&mut bytes);
-        (HEADER_OFFSETS[self.slot], bytes)
+        (self.slot.offset(), bytes)
     }
 
     /// Writes the header over the older one, and makes it durable: the other one counts until then.
-    pub(super) fn store_next(&mut self, file: &dyn ImageFile) -> Result<()> {
-        self.slot = 1 - self.slot;
-        self.sequence += 1;
+    ///
+    /// # Errors
+    /// The number of the header is the largest one: what is written next would count as the older one.
+    pub(super) fn store_next(&mut self, file: &dyn ImageFile, image: &str) -> Result<()> {
+        self.sequence = self.sequence.checked_add(1).ok_or_else(|| Error::NotWritable {
+            image: image.to_owned(),
+            detail: "its header has the largest number that there is; convert it to another image".to_owned(),
+        })?;
+        self.slot = self.slot.other();
         let (offset, bytes) = self.to_bytes();
         file.write_at(&bytes, offset)?;
         Ok(file.sync()?)
@@ -133,7 +165,7 @@ fn load_regions(file: &dyn ImageFile, image: &str) -> Result<(Region, Region)> {
             Err(error) => last = Some(error),
         }
     }
-    Err(last.unwrap_or_else(|| corrupt(image, "region table", REGION_OFFSETS[0], "there is none")))
+    Err(last.unwrap_or_else(|| corrupt(image, "region table", FIRST_REGION_OFFSET, "there is none")))
 }
 
 fn parse_regions(bytes: &[u8], offset: u64, image: &str) -> Result<(Region, Region)> {
@@ -141,24 +173,25 @@ fn parse_regions(bytes: &[u8], offset: u64, image: &str) -> Result<(Region, Regi
     if !bytes.starts_with(b"regi") {
         return Err(wrong("there is none".to_owned()));
     }
-    if u32_at(bytes, 4) != checksum(bytes) {
+    let Some(start) = Record::<16>::first_of(bytes).filter(|_| is_sealed(bytes, *b"regi")) else {
         return Err(wrong("the checksum is wrong".to_owned()));
-    }
-    let count = u32_at(bytes, 8);
+    };
+    let count = start.le_u32::<8>();
     if count > REGION_COUNT_MAX {
         return Err(wrong(format!("{count} regions")));
     }
     let (mut bat, mut metadata) = (None, None);
-    for entry in bytes[16..].chunks_exact(32).take(count as usize) {
+    for entry in rows::<32>(bytes, 16).iter().take(count as usize) {
+        let entry = Record::new(entry);
         let region = Region {
-            offset: u64_at(entry, 16),
-            length_bytes: u32_at(entry, 24).into(),
+            offset: entry.le_u64::<16>(),
+            length_bytes: entry.le_u32::<24>().into(),
         };
-        let is_required = u32_at(entry, 28) & 1 == 1;
+        let is_required = entry.le_u32::<28>() & 1 == 1;
         if region.offset < MIB || !region.offset.is_multiple_of(MIB) || region.offset > i64::MAX as u64 {
             return Err(wrong(format!("a region begins at {}", region.offset)));
         }
-        match guid_at(entry, 0) {
+        match ImageId::from_guid(*entry.field::<0, 16>()) {
             REGION_BAT => bat = Some(region),
             REGION_METADATA => metadata = Some(region),
             other if is_required => {
@@ -185,17 +218,14 @@ impl Opened {
         if !start.starts_with(SIGNATURE) {
             return Err(corrupt(image, "file identifier", 0, "there is none"));
         }
-        let units = start[8..]
-            .chunks_exact(2)
-            .map(|pair| u16::from_le_bytes([pair[0], pair[1]]));
-        let units: Vec<u16> = units.take_while(|unit| *unit != 0).collect();
+        let creator = le_utf16(Record::new(&start).field::<8, 512>());
         let mut header = Header::load(&*file, image)?;
         let mut replayed = Replayed::load(Arc::clone(&file), &header, image)?;
         let has_log = replayed.is_some();
         if access == Access::Write
             && let Some(replayed) = replayed.take()
         {
-            replayed.store(&mut header)?;
+            replayed.store(&mut header, image)?;
         }
         let file = replayed.map_or(file, |replayed| Arc::new(replayed) as Arc<dyn ImageFile>);
         let (bat, region) = load_regions(&*file, image)?;
@@ -217,7 +247,7 @@ impl Opened {
             metadata,
             id_at,
             size_at,
-            creator: String::from_utf16_lossy(&units),
+            creator,
             file,
             has_log,
         })
@@ -255,9 +285,9 @@ pub(super) enum Twin {
 /// What of `file` is whole in one place only, or differs where both are to be the same.
 pub(super) fn broken_twins(file: &dyn ImageFile) -> Result<Vec<Twin>> {
     let mut broken = Vec::new();
-    for (slot, offset) in HEADER_OFFSETS.into_iter().enumerate() {
-        let mut bytes = vec![0; to_usize(HEADER_BYTES)];
-        file.read_at(&mut bytes, offset)?;
+    for slot in Slot::BOTH {
+        let mut bytes = [0; to_usize(HEADER_BYTES)];
+        file.read_at(&mut bytes, slot.offset())?;
         if Header::parse(&bytes, slot).is_err() {
             broken.push(Twin::Header);
         }
@@ -282,9 +312,7 @@ fn load_region_tables(file: &dyn ImageFile) -> Result<[RegionTable; 2]> {
 /// Makes the table of regions that does not count as the one that does: the first that is whole. Gives the latter; nothing where none is.
 fn equal_regions(file: &dyn ImageFile) -> Result<Option<Vec<u8>>> {
     let tables = load_region_tables(file)?;
-    let whole = tables
-        .iter()
-        .find(|(_, bytes)| bytes.starts_with(b"regi") && u32_at(bytes, 4) == checksum(bytes));
+    let whole = tables.iter().find(|(_, bytes)| is_sealed(bytes, *b"regi"));
     let Some((first, bytes)) = whole else { return Ok(None) };
     for (offset, found) in &tables {
         if offset != first && found != bytes {
@@ -305,12 +333,12 @@ pub(super) fn move_region(file: &dyn ImageFile, id: ImageId, region: Region) -> 
     let Some(mut bytes) = equal_regions(file)? else {
         return Ok(());
     };
-    let count = (u32_at(&bytes, 8).min(REGION_COUNT_MAX)) as usize;
-    for entry in bytes[16..].chunks_exact_mut(32).take(count) {
-        if guid_at(entry, 0) == id {
-            entry[16..24].copy_from_slice(&region.offset.to_le_bytes());
+    let count = Record::<16>::first_of(&bytes).map_or(0, |start| start.le_u32::<8>().min(REGION_COUNT_MAX));
+    for entry in rows_mut::<32>(&mut bytes, 16).iter_mut().take(count as usize) {
+        if ImageId::from_guid(*Record::new(entry).field::<0, 16>()) == id {
+            put(entry, 16, &region.offset.to_le_bytes());
             let length = u32::try_from(region.length_bytes).unwrap_or(u32::MAX);
-            entry[24..28].copy_from_slice(&length.to_le_bytes());
+            put(entry, 24, &length.to_le_bytes());
         }
     }
     seal(&mut bytes);
@@ -327,15 +355,15 @@ pub(super) fn write_start(file: &dyn ImageFile, (bat, metadata): (Region, Region
     let mut start = SIGNATURE.to_vec();
     start.extend("Holdfast".encode_utf16().flat_map(u16::to_le_bytes));
     let mut bytes = vec![0; to_usize(REGION_TABLE_BYTES)];
-    bytes[..4].copy_from_slice(b"regi");
-    bytes[8..12].copy_from_slice(&2_u32.to_le_bytes());
-    for (index, (id, region)) in [(REGION_BAT, bat), (REGION_METADATA, metadata)].into_iter().enumerate() {
-        let entry = &mut bytes[16 + index * 32..48 + index * 32];
-        entry[..16].copy_from_slice(&id.to_guid());
-        entry[16..24].copy_from_slice(&region.offset.to_le_bytes());
+    put(&mut bytes, 0, b"regi");
+    put(&mut bytes, 8, &2_u32.to_le_bytes());
+    let regions = [(REGION_BAT, bat), (REGION_METADATA, metadata)];
+    for (entry, (id, region)) in rows_mut::<32>(&mut bytes, 16).iter_mut().zip(regions) {
+        put(entry, 0, &id.to_guid());
+        put(entry, 16, &region.offset.to_le_bytes());
         let length = u32::try_from(region.length_bytes).unwrap_or(u32::MAX);
-        entry[24..28].copy_from_slice(&length.to_le_bytes());
-        entry[28..32].copy_from_slice(&1_u32.to_le_bytes());
+        put(entry, 24, &length.to_le_bytes());
+        put(entry, 28, &1_u32.to_le_bytes());
     }
     seal(&mut bytes);
     for offset in REGION_OFFSETS {

@@ -7,10 +7,10 @@ use crate::Result;
 use crate::identity::ImageId;
 
 /// Gives the image another identity, durably.
-pub(crate) fn set(opened: &mut Opened, id: ImageId) -> Result<()> {
+pub(crate) fn set(opened: &mut Opened, image: &str, id: ImageId) -> Result<()> {
     // Before anything in the file changes, its header says that it is not the file that it was (MS-VHDX 2.2.2, FileWriteGuid).
     opened.header.file_write = ImageId::random()?;
-    opened.header.store_next(&*opened.file)?;
+    opened.header.store_next(&*opened.file, image)?;
     opened.file.write_at(&id.to_guid(), opened.id_at)?;
     Ok(opened.file.sync()?)
 }

@@ -22,15 +22,17 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use holdfast_block::{Error as BlockError, ExtentKind, ExtentList, Result as BlockResult, to_usize};
+use holdfast_block::{Error as BlockError, ExtentKind, ExtentList, Record, Result as BlockResult, to_usize};
 
 use super::header::Header;
-use super::{MIB, checksum, guid_at, u32_at, u64_at};
+use super::{MIB, is_sealed};
+use crate::bytes::{put, rows};
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::{ImageId, Result};
 
 const SECTOR: u64 = 4096;
+const SECTOR_BYTES: usize = to_usize(SECTOR);
 const ENTRY_HEADER_BYTES: usize = 64;
 const DESCRIPTOR_BYTES: usize = 32;
 /// Logs are of 1 MiB; one that is larger than this is not what it says.
@@ -49,9 +51,20 @@ pub(crate) struct Replayed {
 /// An entry that is whole.
 struct Entry {
     at: u64,
-    bytes: Vec<u8>,
+    length_bytes: u64,
     number: u64,
     tail: u64,
+    /// Bytes of the file that were durable.
+    durable_bytes: u64,
+    /// Bytes that the file has to have.
+    needed_bytes: u64,
+    changes: Vec<Change>,
+}
+
+/// What a descriptor says.
+enum Change {
+    Zero { target: u64, length_bytes: u64 },
+    Sector { target: u64, bytes: Box<[u8]> },
 }
 
 impl Replayed {
@@ -93,57 +106,54 @@ impl Replayed {
             zeroes: Vec::new(),
             length_bytes: file_bytes,
         };
-        for entry in &entries {
+        for entry in entries {
+            let at = offset + entry.at;
             replayed
                 .apply(entry, file_bytes)
-                .map_err(|detail| corrupt(image, "log", offset + entry.at, detail))?;
+                .map_err(|detail| corrupt(image, "log", at, detail))?;
         }
         Ok(Some(replayed))
     }
 
-    fn apply(&mut self, entry: &Entry, file_bytes: u64) -> std::result::Result<(), String> {
-        let durable = u64_at(&entry.bytes, 48);
-        if durable > file_bytes {
-            return Err(format!("the file had {durable} bytes, and has {file_bytes}"));
+    fn apply(&mut self, entry: Entry, file_bytes: u64) -> std::result::Result<(), String> {
+        if entry.durable_bytes > file_bytes {
+            return Err(format!(
+                "the file had {} bytes, and has {file_bytes}",
+                entry.durable_bytes
+            ));
         }
-        let count = u32_at(&entry.bytes, 24) as usize;
-        let mut data = data_offset(count);
-        for descriptor in entry.bytes[ENTRY_HEADER_BYTES..]
-            .chunks_exact(DESCRIPTOR_BYTES)
-            .take(count)
-        {
-            let target = u64_at(descriptor, 16);
-            if !target.is_multiple_of(SECTOR) || target > i64::MAX as u64 - SECTOR {
+        for change in entry.changes {
+            let (target, length) = match &change {
+                Change::Zero { target, length_bytes } => (*target, *length_bytes),
+                Change::Sector { target, .. } => (*target, SECTOR),
+            };
+            if !target.is_multiple_of(SECTOR) {
                 return Err(format!("a change at {target}"));
             }
-            if descriptor.starts_with(b"zero") {
-                let length = u64_at(descriptor, 8);
-                let end = target.checked_add(length).filter(|end| i64::try_from(*end).is_ok());
-                let Some(end) = end.filter(|_| length.is_multiple_of(SECTOR)) else {
-                    return Err(format!("{length} bytes of zeroes at {target}"));
-                };
-                let covered: Vec<u64> = self.sectors.range(target..end).map(|(at, _)| *at).collect();
-                for at in covered {
-                    self.sectors.remove(&at);
+            let end = target.checked_add(length).filter(|end| i64::try_from(*end).is_ok());
+            let Some(end) = end.filter(|_| length.is_multiple_of(SECTOR)) else {
+                return Err(format!("a change of {length} bytes at {target}"));
+            };
+            match change {
+                Change::Zero { .. } => {
+                    let covered: Vec<u64> = self.sectors.range(target..end).map(|(at, _)| *at).collect();
+                    for at in covered {
+                        self.sectors.remove(&at);
+                    }
+                    self.zeroes.push(target..end);
                 }
-                self.zeroes.push(target..end);
-                self.length_bytes = self.length_bytes.max(end);
-            } else {
-                let source = &entry.bytes[data..data + to_usize(SECTOR)];
-                let mut sector = source.to_vec();
-                sector[..8].copy_from_slice(&descriptor[8..16]);
-                sector[to_usize(SECTOR) - 4..].copy_from_slice(&descriptor[4..8]);
-                self.sectors.insert(target, sector.into_boxed_slice());
-                self.length_bytes = self.length_bytes.max(target + SECTOR);
-                data += to_usize(SECTOR);
+                Change::Sector { bytes, .. } => {
+                    self.sectors.insert(target, bytes);
+                }
             }
+            self.length_bytes = self.length_bytes.max(end);
         }
-        self.length_bytes = self.length_bytes.max(u64_at(&entry.bytes, 56).min(i64::MAX as u64));
+        self.length_bytes = self.length_bytes.max(entry.needed_bytes.min(i64::MAX as u64));
         Ok(())
     }
 
     /// Writes what the log says into the file, durably, and then into the header that the log is empty.
-    pub(super) fn store(&self, header: &mut Header) -> Result<()> {
+    pub(super) fn store(&self, header: &mut Header, image: &str) -> Result<()> {
         for range in &self.zeroes {
             let end = range.end.min(self.file.length_bytes()?);
             if range.start < end {
@@ -158,76 +168,79 @@ impl Replayed {
         }
         self.file.sync()?;
         header.log = ImageId::NIL;
-        header.store_next(&*self.file)
+        header.store_next(&*self.file, image)
     }
-}
-
-/// Where the data of an entry with so many descriptors begins.
-fn data_offset(descriptor_count: usize) -> usize {
-    (ENTRY_HEADER_BYTES + descriptor_count * DESCRIPTOR_BYTES).next_multiple_of(to_usize(SECTOR))
 }
 
 /// The entry at `at` of the ring, where it is whole and of this log.
 fn entry_at(log: &[u8], at: u64, header: &Header) -> Option<Entry> {
     let ring = log.len() as u64;
-    let start = to_usize(at);
-    let head = log.get(start..start + ENTRY_HEADER_BYTES)?;
-    let length = u64::from(u32_at(head, 8));
-    let is_sane = head.starts_with(b"loge")
-        && guid_at(head, 32) == header.log
-        && length >= SECTOR
-        && length.is_multiple_of(SECTOR)
-        && length <= ring;
+    let head = Record::<ENTRY_HEADER_BYTES>::first_of(log.get(to_usize(at)..)?)?;
+    let length_bytes = u64::from(head.le_u32::<8>());
+    let is_sane = ImageId::from_guid(*head.field::<32, 16>()) == header.log
+        && length_bytes >= SECTOR
+        && length_bytes.is_multiple_of(SECTOR)
+        && length_bytes <= ring;
     if !is_sane {
         return None;
     }
-    let mut bytes = vec![0; to_usize(length)];
-    let first = to_usize(length.min(ring - at));
-    bytes[..first].copy_from_slice(&log[start..start + first]);
-    let rest = to_usize(length) - first;
-    bytes[first..].copy_from_slice(&log[..rest]);
-    if u32_at(&bytes, 4) != checksum(&bytes) {
+    let bytes = of_ring(log, at, length_bytes)?;
+    if !is_sealed(&bytes, *b"loge") {
         return None;
     }
-    let number = u64_at(&bytes, 16);
-    let tail = u64::from(u32_at(&bytes, 12));
-    let is_whole = has_whole_descriptors(&bytes, number);
-    (is_whole && tail.is_multiple_of(SECTOR) && tail < ring).then_some(Entry {
+    let number = head.le_u64::<16>();
+    let tail = u64::from(head.le_u32::<12>());
+    let changes = changes_of(&bytes, head.le_u32::<24>() as usize, number)?;
+    (tail.is_multiple_of(SECTOR) && tail < ring).then_some(Entry {
         at,
-        bytes,
+        length_bytes,
         number,
         tail,
+        durable_bytes: head.le_u64::<48>(),
+        needed_bytes: head.le_u64::<56>(),
+        changes,
     })
 }
 
-/// Whether all descriptors, and the data behind them, are of the entry with this number.
-fn has_whole_descriptors(bytes: &[u8], number: u64) -> bool {
-    let count = u32_at(bytes, 24) as usize;
-    let Some(end) = count
-        .checked_mul(DESCRIPTOR_BYTES)
-        .and_then(|length| length.checked_add(ENTRY_HEADER_BYTES))
-        .filter(|end| *end <= bytes.len())
-    else {
-        return false;
-    };
-    let mut data = data_offset(count);
-    bytes[ENTRY_HEADER_BYTES..end]
-        .chunks_exact(DESCRIPTOR_BYTES)
-        .all(|descriptor| {
-            if u64_at(descriptor, 24) != number {
-                return false;
+/// The bytes of the ring from `at` on; behind its end it goes on at its start.
+fn of_ring(log: &[u8], at: u64, length_bytes: u64) -> Option<Vec<u8>> {
+    let rest = log.get(to_usize(at)..)?;
+    let first = rest.get(..to_usize(length_bytes)).unwrap_or(rest);
+    let second = log.get(..to_usize(length_bytes) - first.len())?;
+    Some([first, second].concat())
+}
+
+/// What the descriptors of an entry say, where all of them, and the data behind them, are of the entry with this number.
+fn changes_of(bytes: &[u8], count: usize, number: u64) -> Option<Vec<Change>> {
+    let end = count.checked_mul(DESCRIPTOR_BYTES)?.checked_add(ENTRY_HEADER_BYTES)?;
+    let descriptors = bytes.get(ENTRY_HEADER_BYTES..end)?;
+    let mut sectors = rows::<SECTOR_BYTES>(bytes, end.next_multiple_of(SECTOR_BYTES)).iter();
+    let changes = rows::<DESCRIPTOR_BYTES>(descriptors, 0).iter().map(|descriptor| {
+        let descriptor = Record::new(descriptor);
+        if descriptor.le_u64::<24>() != number {
+            return None;
+        }
+        let target = descriptor.le_u64::<16>();
+        match descriptor.field::<0, 4>() {
+            b"zero" => Some(Change::Zero {
+                target,
+                length_bytes: descriptor.le_u64::<8>(),
+            }),
+            b"desc" => {
+                let stored = sectors.next()?;
+                let mut bytes: Box<[u8]> = Box::new(*stored);
+                put(&mut bytes, 0, descriptor.field::<8, 8>());
+                put(&mut bytes, SECTOR_BYTES - 4, descriptor.field::<4, 4>());
+                let stored = Record::new(stored);
+                let high = u64::from(stored.le_u32::<4>());
+                let low = u64::from(stored.le_u32::<{ SECTOR_BYTES - 4 }>());
+                let is_whole = stored.field::<0, 4>() == b"data" && (high << 32 | low) == number;
+                is_whole.then_some(Change::Sector { target, bytes })
             }
-            if descriptor.starts_with(b"zero") {
-                return true;
-            }
-            let Some(sector) = bytes.get(data..data + to_usize(SECTOR)) else {
-                return false;
-            };
-            data += to_usize(SECTOR);
-            let high = u64::from(u32_at(sector, 4));
-            let low = u64::from(u32_at(sector, to_usize(SECTOR) - 4));
-            descriptor.starts_with(b"desc") && sector.starts_with(b"data") && (high << 32 | low) == number
-        })
+            _ => None,
+        }
+    });
+    changes.collect()
 }
 
 /// The entries that are to be replayed, in order: of all runs of entries with following numbers that reach back to what the last of
@@ -240,7 +253,7 @@ fn newest_sequence(log: &[u8], header: &Header) -> Vec<Entry> {
         let mut run: Vec<Entry> = Vec::new();
         let (mut next, mut used) = (at, 0);
         while let Some(entry) = entry_at(log, next, header) {
-            let length = entry.bytes.len() as u64;
+            let length = entry.length_bytes;
             if run
                 .last()
                 .is_some_and(|last| entry.number != last.number.wrapping_add(1))
@@ -272,17 +285,22 @@ impl ImageFile for Replayed {
 
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> BlockResult<()> {
         self.file.read_at(buffer, offset)?;
-        let end = offset + buffer.len() as u64;
+        let end = offset.saturating_add(buffer.len() as u64);
+        let within = |from: u64, to: u64, start: u64| to_usize(from - start)..to_usize(to - start);
         for range in &self.zeroes {
             let (from, to) = (range.start.max(offset), range.end.min(end));
-            if from < to {
-                buffer[to_usize(from - offset)..to_usize(to - offset)].fill(0);
+            if from < to
+                && let Some(part) = buffer.get_mut(within(from, to, offset))
+            {
+                part.fill(0);
             }
         }
         for (at, sector) in self.sectors.range(offset.saturating_sub(SECTOR - 1)..end) {
             let (from, to) = ((*at).max(offset), (at + SECTOR).min(end));
-            let source = &sector[to_usize(from - at)..to_usize(to - at)];
-            buffer[to_usize(from - offset)..to_usize(to - offset)].copy_from_slice(source);
+            let source = sector.get(within(from, to, *at));
+            if let Some((part, source)) = buffer.get_mut(within(from, to, offset)).zip(source) {
+                part.copy_from_slice(source);
+            }
         }
         Ok(())
     }

@@ -10,10 +10,11 @@
 //! A locator of the parent begins with its type (16), 2 bytes, the number of pairs (2), and for each the offsets of key and value (4 each)
 //! and their bytes (2 each); texts are UTF-16.
 
-use holdfast_block::to_usize;
+use holdfast_block::{Record, to_usize};
 
 use super::header::Region;
-use super::{CHUNK_SECTORS, KIB, MIB, guid, guid_at, u16_at, u32_at, u64_at};
+use super::{CHUNK_SECTORS, KIB, MIB, guid};
+use crate::bytes::{le_utf16, put, rows, rows_mut};
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::identity::ImageId;
@@ -71,13 +72,13 @@ impl Metadata {
         let items = items(file, region, image)?;
         let wrong = |detail: String| corrupt(image, "metadata", region.offset, detail);
         let find = |id: ImageId| items.iter().find(|item| item.id == id);
-        let bytes_of = |id: ImageId, what: &str, least: u64| -> Result<Vec<u8>> {
-            let item = find(id).filter(|item| item.length_bytes >= least);
-            let item = item.ok_or_else(|| wrong(format!("it does not say the {what}")))?;
-            read(file, item)
-        };
-        let parameters = bytes_of(FILE_PARAMETERS, "size of a block", 8)?;
-        let flags = u32_at(&parameters, 4);
+        let missing = |what: &str| wrong(format!("it does not say the {what}"));
+        let parameters: [u8; 8] = start_of(file, find(FILE_PARAMETERS))?.ok_or_else(|| missing("size of a block"))?;
+        let disk_bytes = start_of(file, find(DISK_SIZE))?.ok_or_else(|| missing("size of the disk"))?;
+        let sector_bytes = start_of(file, find(LOGICAL_SECTOR))?.ok_or_else(|| missing("size of a sector"))?;
+        let id = start_of(file, find(DISK_ID))?.ok_or_else(|| missing("identity of the disk"))?;
+        let parameters = Record::new(&parameters);
+        let flags = parameters.le_u32::<4>();
         let has_parent = flags & HAS_PARENT != 0;
         let parent = match find(PARENT_LOCATOR) {
             Some(item) if has_parent => Some(parse_locator(&read(file, item)?, image, item.offset)?),
@@ -85,16 +86,14 @@ impl Metadata {
             _ => None,
         };
         let metadata = Self {
-            disk_bytes: u64_at(&bytes_of(DISK_SIZE, "size of the disk", 8)?, 0),
-            block_bytes: u32_at(&parameters, 0).into(),
+            disk_bytes: u64::from_le_bytes(disk_bytes),
+            block_bytes: parameters.le_u32::<0>().into(),
             is_fixed: flags & LEAVE_ALLOCATED != 0,
             has_parent,
-            sector_bytes: u32_at(&bytes_of(LOGICAL_SECTOR, "size of a sector", 4)?, 0).into(),
-            physical_sector_bytes: match find(PHYSICAL_SECTOR) {
-                Some(item) if item.length_bytes >= 4 => u32_at(&read(file, item)?, 0).into(),
-                _ => 512,
-            },
-            id: guid_at(&bytes_of(DISK_ID, "identity of the disk", 16)?, 0),
+            sector_bytes: u32::from_le_bytes(sector_bytes).into(),
+            physical_sector_bytes: start_of(file, find(PHYSICAL_SECTOR))?
+                .map_or(512, |bytes| u32::from_le_bytes(bytes).into()),
+            id: ImageId::from_guid(id),
             parent,
         };
         metadata.check(image, region.offset)?;
@@ -174,17 +173,21 @@ impl Metadata {
                 .map(|parent| (PARENT_LOCATOR, REQUIRED, locator_bytes(parent))),
         );
         let mut bytes = vec![0; to_usize(TABLE_BYTES)];
-        bytes[..8].copy_from_slice(b"metadata");
-        bytes[10..12].copy_from_slice(&u16::try_from(items.len()).unwrap_or(u16::MAX).to_le_bytes());
-        for (index, (id, flags, content)) in items.iter().enumerate() {
-            let at = bytes.len() as u64;
-            let entry = &mut bytes[32 + index * 32..64 + index * 32];
-            entry[..16].copy_from_slice(&id.to_guid());
-            entry[16..20].copy_from_slice(&low(at));
-            entry[20..24].copy_from_slice(&low(content.len() as u64));
-            entry[24..28].copy_from_slice(&flags.to_le_bytes());
-            bytes.extend_from_slice(content);
+        put(&mut bytes, 0, b"metadata");
+        put(
+            &mut bytes,
+            10,
+            &u16::try_from(items.len()).unwrap_or(u16::MAX).to_le_bytes(),
+        );
+        let mut at = TABLE_BYTES;
+        for (entry, (id, flags, content)) in rows_mut::<32>(&mut bytes, 32).iter_mut().zip(&items) {
+            put(entry, 0, &id.to_guid());
+            put(entry, 16, &low(at));
+            put(entry, 20, &low(content.len() as u64));
+            put(entry, 24, &flags.to_le_bytes());
+            at += content.len() as u64;
         }
+        bytes.extend(items.into_iter().flat_map(|(_, _, content)| content));
         bytes
     }
 }
@@ -205,15 +208,23 @@ fn read(file: &dyn ImageFile, item: &Item) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// The first `N` bytes of an item; none where there is no such, or a shorter one.
+fn start_of<const N: usize>(file: &dyn ImageFile, item: Option<&Item>) -> Result<Option<[u8; N]>> {
+    let Some(item) = item.filter(|item| item.length_bytes >= N as u64) else {
+        return Ok(None);
+    };
+    let mut bytes = [0; N];
+    file.read_at(&mut bytes, item.offset)?;
+    Ok(Some(bytes))
+}
+
 fn items(file: &dyn ImageFile, region: Region, image: &str) -> Result<Vec<Item>> {
     let wrong = |detail: String| corrupt(image, "metadata", region.offset, detail);
     let file_bytes = file.length_bytes()?;
     let mut table = vec![0; to_usize(TABLE_BYTES)];
     file.read_at(&mut table, region.offset)?;
-    if !table.starts_with(b"metadata") {
-        return Err(wrong("there is none".to_owned()));
-    }
-    let count = u16_at(&table, 10);
+    let start = Record::<32>::first_of(&table).filter(|start| start.field::<0, 8>() == b"metadata");
+    let count = start.ok_or_else(|| wrong("there is none".to_owned()))?.le_u16::<10>();
     if count > ENTRY_COUNT_MAX {
         return Err(wrong(format!("{count} entries")));
     }
@@ -226,11 +237,12 @@ fn items(file: &dyn ImageFile, region: Region, image: &str) -> Result<Vec<Item>>
         PARENT_LOCATOR,
     ];
     let mut items = Vec::new();
-    for entry in table[32..].chunks_exact(32).take(count.into()) {
-        let id = guid_at(entry, 0);
-        let (offset, length_bytes) = (u64::from(u32_at(entry, 16)), u64::from(u32_at(entry, 20)));
+    for entry in rows::<32>(&table, 32).iter().take(count.into()) {
+        let entry = Record::new(entry);
+        let id = ImageId::from_guid(*entry.field::<0, 16>());
+        let (offset, length_bytes) = (u64::from(entry.le_u32::<16>()), u64::from(entry.le_u32::<20>()));
         if !known.contains(&id) {
-            if u32_at(entry, 24) & REQUIRED != 0 {
+            if entry.le_u32::<24>() & REQUIRED != 0 {
                 return Err(Error::UnsupportedFeature {
                     image: image.to_owned(),
                     feature: format!("metadata {id}"),
@@ -254,33 +266,29 @@ fn items(file: &dyn ImageFile, region: Region, image: &str) -> Result<Vec<Item>>
         });
     }
     items.sort_by_key(|item: &Item| item.offset);
-    if let Some(pair) = items
-        .windows(2)
-        .find(|pair| pair[0].offset + pair[0].length_bytes > pair[1].offset)
-    {
-        return Err(wrong(format!("two items at {}", pair[1].offset - region.offset)));
+    let mut neighbours = items.iter().zip(items.iter().skip(1));
+    if let Some((_, second)) = neighbours.find(|(first, second)| first.offset + first.length_bytes > second.offset) {
+        return Err(wrong(format!("two items at {}", second.offset - region.offset)));
     }
     Ok(items)
 }
 
 fn parse_locator(bytes: &[u8], image: &str, offset: u64) -> Result<Parent> {
     let wrong = |detail: &str| corrupt(image, "parent locator", offset, detail);
-    if bytes.len() < 20 || guid_at(bytes, 0) != LOCATOR_OF_VHDX {
-        return Err(wrong("it is of a kind that is not known"));
-    }
+    let start = Record::<20>::first_of(bytes)
+        .filter(|start| ImageId::from_guid(*start.field::<0, 16>()) == LOCATOR_OF_VHDX)
+        .ok_or_else(|| wrong("it is of a kind that is not known"))?;
     let (mut linkage, mut names) = (None, Vec::new());
-    for entry in bytes[20..].chunks_exact(12).take(u16_at(bytes, 18).into()) {
-        let text = |at: usize, length: usize| -> Result<String> {
-            let start = u32_at(entry, at) as usize;
-            let slice = bytes.get(start..start + usize::from(u16_at(entry, length)));
-            let slice = slice.ok_or_else(|| wrong("a text lies outside of it"))?;
-            let units: Vec<u16> = slice
-                .chunks_exact(2)
-                .map(|pair| u16::from_le_bytes([pair[0], pair[1]]))
-                .collect();
-            Ok(String::from_utf16_lossy(&units))
+    for entry in rows::<12>(bytes, 20).iter().take(start.le_u16::<18>().into()) {
+        let text = |start: u32, length_bytes: u16| -> Result<String> {
+            let text = bytes
+                .get(start as usize..)
+                .and_then(|rest| rest.get(..length_bytes.into()));
+            Ok(le_utf16(text.ok_or_else(|| wrong("a text lies outside of it"))?))
         };
-        let (key, value) = (text(0, 8)?, text(4, 10)?);
+        let entry = Record::new(entry);
+        let key = text(entry.le_u32::<0>(), entry.le_u16::<8>())?;
+        let value = text(entry.le_u32::<4>(), entry.le_u16::<10>())?;
         match key.as_str() {
             "parent_linkage" => linkage = value.parse().ok(),
             "relative_path" => names.insert(0, crate::windows_path::from_windows(&value)),

@@ -16,6 +16,9 @@
 //! What a program changes in the table or the metadata goes through the log, and whoever opens an image with a log that is not empty
 //! replays it first. We write without it: a block's data is durable before its entry of eight bytes is written, in place.
 
+#![deny(clippy::indexing_slicing)]
+#![cfg_attr(not(test), deny(clippy::string_slice))]
+
 pub(crate) mod check;
 pub(crate) mod create;
 pub(crate) mod header;
@@ -29,6 +32,9 @@ pub(crate) mod tables;
 #[cfg(test)]
 mod tests;
 
+use holdfast_block::Record;
+
+use crate::bytes::put;
 use crate::identity::ImageId;
 
 const KIB: u64 = 1 << 10;
@@ -36,33 +42,24 @@ const MIB: u64 = 1 << 20;
 /// Sectors that one block of bits tells of: 1 MiB of bits.
 const CHUNK_SECTORS: u64 = 1 << 23;
 
-fn u16_at(bytes: &[u8], offset: usize) -> u16 {
-    u16::from_le_bytes(bytes[offset..offset + 2].try_into().expect("two bytes"))
-}
-
-fn u32_at(bytes: &[u8], offset: usize) -> u32 {
-    u32::from_le_bytes(bytes[offset..offset + 4].try_into().expect("four bytes"))
-}
-
-fn u64_at(bytes: &[u8], offset: usize) -> u64 {
-    u64::from_le_bytes(bytes[offset..offset + 8].try_into().expect("eight bytes"))
-}
-
-fn guid_at(bytes: &[u8], offset: usize) -> ImageId {
-    ImageId::from_guid(bytes[offset..offset + 16].try_into().expect("sixteen bytes"))
-}
-
 /// The checksum of `bytes`, whose own stands at offset 4.
 fn checksum(bytes: &[u8]) -> u32 {
-    let start = crc32c::crc32c(&bytes[..4]);
+    let [before, behind] = [bytes.get(..4), bytes.get(8..)].map(Option::unwrap_or_default);
+    let start = crc32c::crc32c(before);
     let start = crc32c::crc32c_append(start, &[0; 4]);
-    crc32c::crc32c_append(start, &bytes[8..])
+    crc32c::crc32c_append(start, behind)
+}
+
+/// Whether `bytes` begin with `signature`, and carry their checksum.
+fn is_sealed(bytes: &[u8], signature: [u8; 4]) -> bool {
+    Record::<8>::first_of(bytes)
+        .is_some_and(|start| *start.field::<0, 4>() == signature && start.le_u32::<4>() == checksum(bytes))
 }
 
 /// Puts the checksum of `bytes` at offset 4.
 fn seal(bytes: &mut [u8]) {
     let sum = checksum(bytes);
-    bytes[4..8].copy_from_slice(&sum.to_le_bytes());
+    put(bytes, 4, &sum.to_le_bytes());
 }
 
 /// Makes the checksums of both headers and both tables of regions right.

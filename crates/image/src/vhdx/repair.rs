@@ -33,7 +33,7 @@ pub(crate) fn mend(
         Err(Error::Corrupt { what: "log", .. }) if mode == RepairMode::All => {
             let mut header = Header::load(&**file, image)?;
             header.log = ImageId::NIL;
-            header.store_next(&**file)?;
+            header.store_next(&**file, image)?;
             actions.push(RepairAction::LogGivenUp);
             Opened::load(Arc::clone(file), Access::Write, image)?
         }
@@ -46,7 +46,7 @@ pub(crate) fn mend(
         // Emptying the log has written it already.
         if broken_twins(&**file)?.contains(&Twin::Header) {
             let mut header = Header::load(&**file, image)?;
-            header.store_next(&**file)?;
+            header.store_next(&**file, image)?;
         }
         actions.push(RepairAction::Rewritten {
             what: "a header",

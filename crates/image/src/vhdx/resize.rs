@@ -40,7 +40,7 @@ pub(crate) fn resize(file: &Arc<dyn ImageFile>, image: &str, after_bytes: u64) -
     // Before anything in the file changes, its header says that it is not the file that it was (MS-VHDX 2.2.2).
     opened.header.file_write = ImageId::random()?;
     opened.header.data_write = ImageId::random()?;
-    opened.header.store_next(&**file)?;
+    opened.header.store_next(&**file, image)?;
     let write_size = || -> Result<()> {
         file.write_at(&after_bytes.to_le_bytes(), size_at)?;
         Ok(file.sync()?)

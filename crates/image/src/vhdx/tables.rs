@@ -177,6 +177,10 @@ impl VhdxTables {
     }
 
     /// Makes `sectors` of block `index` its own; with `is_new`, and no others.
+    #[expect(
+        clippy::indexing_slicing,
+        reason = "the sectors are of this block, and so are the bits"
+    )]
     fn own(&mut self, index: u64, sectors: Range<u64>, is_new: bool) -> Result<()> {
         if self.bits_of(index)?.is_none() {
             self.make_bits(index)?;
@@ -311,7 +315,7 @@ impl Tables for VhdxTables {
         // Children know by the second one that their parent is not what it was.
         self.header.file_write = ImageId::random()?;
         self.header.data_write = ImageId::random()?;
-        self.header.store_next(&*self.file)
+        self.header.store_next(&*self.file, &self.image)
     }
 
     fn reserve(&mut self, range: Range<u64>) -> Result<()> {

@@ -179,3 +179,28 @@ fn what_contradicts_itself_is_refused() {
     bytes.copy_within(regions..regions + (64 << 10), 256 << 10);
     assert!(is_refused(bytes), "a required region that nobody knows");
 }
+
+/// The header that is written next would have to have a larger number. One that began again at 0 would count as the older one, and what
+/// it says of the log and of the last change would be lost.
+#[test]
+fn a_header_with_the_largest_number_is_not_followed_by_a_smaller_one() {
+    for sequence in [u64::MAX - 1, u64::MAX] {
+        let mut bytes = empty(ImageKind::Dynamic);
+        let header = 128 << 10..132 << 10;
+        bytes[header.start + 8..header.start + 16].copy_from_slice(&sequence.to_le_bytes());
+        seal(&mut bytes[header]);
+        let file: Arc<dyn ImageFile> = Arc::new(MemoryFile::new(bytes.clone()));
+        let mut opened = Opened::load(Arc::clone(&file), Access::Write, "image").unwrap();
+        assert_eq!(opened.header.sequence, sequence);
+        let written = super::identity::set(&mut opened, "image", ImageId([9; 16]));
+        let again = Opened::load(Arc::clone(&file), Access::Read, "image").unwrap();
+        assert_eq!(again.header.sequence, u64::MAX);
+        if sequence == u64::MAX {
+            assert!(matches!(written, Err(crate::Error::NotWritable { .. })), "{written:?}");
+            assert_eq!(bytes_of(&*file), bytes, "nothing was written");
+        } else {
+            written.unwrap();
+            assert_eq!(again.metadata.id, ImageId([9; 16]));
+        }
+    }
+}

@@ -4,8 +4,6 @@ use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
-use holdfast_block::to_usize;
-
 use super::SECTOR_BYTES;
 use super::extent::SparseExtent;
 use super::stream::{GRAIN_MARKER_BYTES, grain_marker, stored_bytes_max};
@@ -21,7 +19,7 @@ pub(crate) fn check(opened: &Opened) -> Result<CheckReport> {
     for part in &opened.parts {
         let grain = match &part.kind {
             PartKind::Sparse { window, extent } => {
-                let file = &opened.files.files[to_usize(window / super::joined::WINDOW_BYTES)];
+                let file = opened.files.at(*window)?;
                 check_sparse(&**file, extent, part.start, &mut report)?;
                 extent.grain_bytes
             }
@@ -169,7 +167,8 @@ impl Grains<'_> {
             self.extent.grain_bytes
         };
         let next = self.metadata.partition_point(|range| range.start <= host);
-        let is_inside = next > 0 && self.metadata[next - 1].end > host;
+        let before = next.checked_sub(1).and_then(|index| self.metadata.get(index));
+        let is_inside = before.is_some_and(|range| range.end > host);
         let is_over = self.metadata.get(next).is_some_and(|range| range.start < host + unit);
         if is_inside || is_over {
             self.overlap(host, "a table");

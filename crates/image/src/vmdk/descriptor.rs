@@ -82,7 +82,7 @@ impl Descriptor {
         let (mut parent_id, mut hint) = (NO_PARENT, String::new());
         let mut at = 0;
         // By bytes: the text may be of any code page, and places in it are written to.
-        for line in text[..end].split_inclusive(|byte| *byte == b'\n') {
+        for line in text.get(..end).unwrap_or(text).split_inclusive(|byte| *byte == b'\n') {
             let start = at;
             at += line.len();
             let decoded = String::from_utf8_lossy(line);
@@ -108,10 +108,8 @@ impl Descriptor {
                 "cid" => {
                     found.content_id = number()?;
                     let behind = line.iter().position(|byte| *byte == b'=').map_or(0, |at| at + 1);
-                    let digits = line[behind..]
-                        .iter()
-                        .position(u8::is_ascii_hexdigit)
-                        .unwrap_or_default();
+                    let mut value_bytes = line.iter().skip(behind);
+                    let digits = value_bytes.position(u8::is_ascii_hexdigit).unwrap_or_default();
                     let digits_at = start + behind + digits;
                     found.content_id_at = digits_at..digits_at + value.len();
                 }
@@ -170,7 +168,7 @@ impl Descriptor {
              ddb.geometry.sectors = \"63\"\nddb.adapterType = \"lsilogic\"\nddb.longContentID = \"{}{content_id:08x}\"\n\
              {IMAGE_OF_VMWARE} = \"{uuid}\"\n{IMAGE}=\"{id}\"\nddb.uuid.modification=\"{nil}\"\n{PARENT}=\"{nil}\"\n\
              ddb.uuid.parentmodification=\"{nil}\"\n",
-            &hex[..24]
+            hex.get(..24).unwrap_or(&hex)
         )
     }
 }

@@ -22,11 +22,12 @@
 
 use std::ops::Range;
 
-use holdfast_block::to_usize;
+use holdfast_block::{Record, to_usize};
 
 use super::SECTOR_BYTES;
 use super::stream::PADDING_BYTES_MAX;
 use crate::blocks::for_each_entry;
+use crate::bytes::put;
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::{Error, Result};
@@ -40,6 +41,7 @@ const IS_COMPRESSED: u32 = 1 << 16;
 const HAS_MARKERS: u32 = 1 << 17;
 const DEFLATE: u16 = 1;
 const AT_END: u64 = u64::MAX;
+const AT_DIRECTORY: usize = 56;
 /// One that is compressed is read as a whole.
 const GRAIN_SECTORS_MAX: u64 = (16 << 20) / SECTOR_BYTES;
 /// Where the mark is that somebody has it open.
@@ -65,20 +67,14 @@ pub(crate) struct SparseExtent {
     pub(crate) overhead: u64,
 }
 
-fn u32_at(bytes: &[u8], offset: usize) -> u32 {
-    u32::from_le_bytes(bytes[offset..offset + 4].try_into().expect("four bytes"))
-}
-
-fn u64_at(bytes: &[u8], offset: usize) -> u64 {
-    u64::from_le_bytes(bytes[offset..offset + 8].try_into().expect("eight bytes"))
-}
+type Stored = [u8; to_usize(HEADER_BYTES)];
 
 impl SparseExtent {
     /// Reads the header of `file`, called `image`.
     pub(crate) fn load(file: &dyn ImageFile, image: &str) -> Result<Self> {
         let file_bytes = file.length_bytes()?;
-        let header_at = |at: u64| -> Result<Vec<u8>> {
-            let mut bytes = vec![0; to_usize(HEADER_BYTES)];
+        let header_at = |at: u64| -> Result<Stored> {
+            let mut bytes = [0; to_usize(HEADER_BYTES)];
             file.read_at(&mut bytes, at)?;
             if bytes.starts_with(MAGIC) && file_bytes >= HEADER_BYTES {
                 Ok(bytes)
@@ -88,11 +84,11 @@ impl SparseExtent {
         };
         let first = header_at(0)?;
         let extent = Self::parse(&first, file_bytes, image)?;
-        if u64_at(&first, 56) != AT_END {
+        if Record::new(&first).le_u64::<AT_DIRECTORY>() != AT_END {
             return Ok(extent);
         }
         let footer = header_at(footer_place(file, file_bytes)?)?;
-        if u64_at(&footer, 56) == AT_END {
+        if Record::new(&footer).le_u64::<AT_DIRECTORY>() == AT_END {
             return Err(corrupt(image, "footer", 0, "it does not say where the directory is"));
         }
         // The descriptor is where the header says: a footer often says nothing of it.
@@ -105,30 +101,31 @@ impl SparseExtent {
 
     /// Reads the [`HEADER_BYTES`] of a header or a footer, whose magic was looked at, of a file of `file_bytes`: of [`u64::MAX`] where nobody
     /// knows how many they are.
-    pub(super) fn parse(bytes: &[u8], file_bytes: u64, image: &str) -> Result<Self> {
+    pub(super) fn parse(bytes: &Stored, file_bytes: u64, image: &str) -> Result<Self> {
         let wrong = |at: u64, detail: String| Err(corrupt(image, "header", at, detail));
         let unsupported = |feature: String| Error::UnsupportedFeature {
             image: image.to_owned(),
             feature,
             detail: "let the hypervisor that it is from clone or export it".to_owned(),
         };
-        let version = u32_at(bytes, 4);
+        let stored = Record::new(bytes);
+        let version = stored.le_u32::<4>();
         if !(1..=3).contains(&version) {
             return Err(unsupported(format!("version {version} of sparse extents")));
         }
-        let flags = u32_at(bytes, 8);
-        let algorithm = u16::from_le_bytes(bytes[77..79].try_into().expect("two bytes"));
+        let flags = stored.le_u32::<8>();
+        let algorithm = stored.le_u16::<77>();
         if flags & IS_COMPRESSED != 0 && (flags & HAS_MARKERS == 0 || algorithm != DEFLATE) {
             return Err(unsupported(format!("compression {algorithm} with flags {flags:#x}")));
         }
-        if flags & HAS_NEWLINES != 0 && &bytes[73..77] != NEWLINES {
+        if flags & HAS_NEWLINES != 0 && stored.field::<73, 4>() != NEWLINES {
             return wrong(
                 73,
                 "line ends were changed on the way: it was sent as a text".to_owned(),
             );
         }
-        let (sectors, grain_sectors) = (u64_at(bytes, 12), u64_at(bytes, 20));
-        let table_entries = u64::from(u32_at(bytes, 44));
+        let (sectors, grain_sectors) = (stored.le_u64::<12>(), stored.le_u64::<20>());
+        let table_entries = u64::from(stored.le_u32::<44>());
         check_grain(grain_sectors, image)?;
         if table_entries == 0 || table_entries > 4096 {
             return wrong(44, format!("a table has {table_entries} entries"));
@@ -136,24 +133,23 @@ impl SparseExtent {
         if sectors > i64::MAX as u64 / SECTOR_BYTES {
             return wrong(12, format!("the extent has {sectors} sectors"));
         }
-        let place = |at: usize| {
-            u64_at(bytes, at)
-                .checked_mul(SECTOR_BYTES)
-                .filter(|place| i64::try_from(*place).is_ok())
+        let place = |sector: u64| {
+            let place = sector.checked_mul(SECTOR_BYTES);
+            place.filter(|place| i64::try_from(*place).is_ok())
         };
         let grain_bytes = grain_sectors * SECTOR_BYTES;
         let disk_bytes = sectors * SECTOR_BYTES;
         let directory_bytes = disk_bytes.div_ceil(grain_bytes * table_entries) * 4;
-        let is_at_end = u64_at(bytes, 56) == AT_END;
-        let directory = place(56).unwrap_or_default();
+        let is_at_end = stored.le_u64::<AT_DIRECTORY>() == AT_END;
+        let directory = place(stored.le_u64::<AT_DIRECTORY>()).unwrap_or_default();
         if !is_at_end && (directory == 0 || directory + directory_bytes > file_bytes) {
             return wrong(
                 56,
                 format!("the directory of {directory_bytes} bytes begins at {directory}"),
             );
         }
-        let second = place(48).filter(|second| flags & HAS_SECOND != 0 && *second > 0);
-        let descriptor = match (place(28), place(36)) {
+        let second = place(stored.le_u64::<48>()).filter(|second| flags & HAS_SECOND != 0 && *second > 0);
+        let descriptor = match (place(stored.le_u64::<28>()), place(stored.le_u64::<36>())) {
             (Some(offset), Some(length)) if offset > 0 && length > 0 => Some((offset, length)),
             _ => None,
         };
@@ -166,8 +162,8 @@ impl SparseExtent {
             second_directory: second,
             has_zero_grains: flags & HAS_ZERO_GRAINS != 0,
             is_compressed: flags & IS_COMPRESSED != 0,
-            is_open: bytes[to_usize(AT_IS_OPEN)] == 1,
-            overhead: place(64).unwrap_or_default(),
+            is_open: stored.byte::<{ to_usize(AT_IS_OPEN) }>() == 1,
+            overhead: place(stored.le_u64::<64>()).unwrap_or_default(),
         })
     }
 
@@ -223,7 +219,7 @@ impl SparseExtent {
     /// The header of a new extent, as it is stored.
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = vec![0; to_usize(HEADER_BYTES)];
-        let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
+        let mut put = |at: usize, field: &[u8]| put(&mut bytes, at, field);
         let sectors = |bytes: u64| (bytes / SECTOR_BYTES).to_le_bytes();
         let (descriptor, descriptor_bytes) = self.descriptor.unwrap_or_default();
         let second = self.second_directory.map_or(0, |_| HAS_SECOND);
@@ -289,10 +285,11 @@ pub(crate) fn descriptor_of(file: &dyn ImageFile) -> Result<Vec<u8>> {
     const DESCRIPTOR_BYTES_MAX: u64 = 1 << 20;
     let mut first = [0; 48];
     file.read_at(&mut first, 0)?;
-    if first[..4] != *MAGIC {
+    let stored = Record::new(&first);
+    if stored.field::<0, 4>() != MAGIC {
         return Ok(Vec::new());
     }
-    let [start, length] = [28, 36].map(|at| u64_at(&first, at).saturating_mul(SECTOR_BYTES));
+    let [start, length] = [stored.le_u64::<28>(), stored.le_u64::<36>()].map(|at| at.saturating_mul(SECTOR_BYTES));
     let there = file.length_bytes()?.saturating_sub(start);
     let mut text = vec![0; to_usize(length.min(there).min(DESCRIPTOR_BYTES_MAX))];
     if !text.is_empty() {

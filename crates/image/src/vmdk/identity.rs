@@ -34,7 +34,8 @@ pub(super) fn parse_id(value: &str) -> Option<ImageId> {
 /// As VMware spells it.
 pub(super) fn of_vmware(id: ImageId) -> String {
     let pairs: Vec<String> = id.0.iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("{}-{}", pairs[..8].join(" "), pairs[8..].join(" "))
+    let halves: Vec<String> = pairs.chunks(8).map(|half| half.join(" ")).collect();
+    halves.join("-")
 }
 
 /// Gives an image another identity, durably; and its own file the name `name`, where it is one.
@@ -65,7 +66,7 @@ fn rewrite(vmdk: &Vmdk, image: &str, change: impl FnOnce(&[u8]) -> Vec<u8>) -> R
         image: image.to_owned(),
         detail: detail.to_owned(),
     };
-    let file: &Arc<dyn ImageFile> = &vmdk.opened.files.files[0];
+    let file: &Arc<dyn ImageFile> = vmdk.opened.files.at(0)?;
     let room = match &vmdk.text {
         TextPlace::Inside(room) => room.clone(),
         TextPlace::Alone => 0..file.length_bytes()?,
@@ -73,7 +74,7 @@ fn rewrite(vmdk: &Vmdk, image: &str, change: impl FnOnce(&[u8]) -> Vec<u8>) -> R
     let mut bytes = vec![0; to_usize(room.end - room.start)];
     file.read_at(&mut bytes, room.start)?;
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
-    let mut new = change(&bytes[..end]);
+    let mut new = change(bytes.get(..end).unwrap_or(&bytes));
     if matches!(vmdk.text, TextPlace::Inside(_)) {
         if own_extent(vmdk).is_some_and(|extent| extent.metadata(&**file).is_ok_and(|ranges| has_overlap(&ranges))) {
             return Err(not_writable(
@@ -89,13 +90,13 @@ fn rewrite(vmdk: &Vmdk, image: &str, change: impl FnOnce(&[u8]) -> Vec<u8>) -> R
     }
     let start = new.iter().zip(&bytes).take_while(|(new, old)| new == old).count();
     if new.len() == bytes.len() {
-        let behind = new[start..].iter().rev().zip(bytes[start..].iter().rev());
+        let behind = new.iter().zip(&bytes).skip(start).rev();
         let same = behind.take_while(|(new, old)| new == old).count();
         new.truncate(new.len() - same);
     } else {
         file.set_length(new.len() as u64)?;
     }
-    file.write_at(&new[start..], room.start + start as u64)?;
+    file.write_at(new.get(start..).unwrap_or_default(), room.start + start as u64)?;
     Ok(file.sync()?)
 }
 
@@ -113,15 +114,16 @@ fn with_entry(text: &[u8], key: &str, value: &str) -> Option<Vec<u8>> {
     let mut is_found = false;
     for line in text.split_inclusive(|byte| *byte == b'\n') {
         let equals = line.iter().position(|byte| *byte == b'=').unwrap_or(0);
-        if !line[..equals].trim_ascii().eq_ignore_ascii_case(key.as_bytes()) {
+        let (name, _) = line.split_at(equals);
+        if !name.trim_ascii().eq_ignore_ascii_case(key.as_bytes()) {
             new.extend_from_slice(line);
             continue;
         }
         is_found = true;
-        let line_end = line.iter().rposition(|byte| !byte.is_ascii_whitespace());
-        new.extend_from_slice(&line[..equals]);
+        let line_end = line.trim_ascii_end().len();
+        new.extend_from_slice(name);
         new.extend_from_slice(format!("= \"{value}\"").as_bytes());
-        new.extend_from_slice(&line[line_end.map_or(line.len(), |at| at + 1)..]);
+        new.extend_from_slice(line.get(line_end..).unwrap_or_default());
     }
     is_found.then_some(new)
 }
@@ -131,14 +133,15 @@ fn with_own_name(text: &[u8], name: &str) -> Vec<u8> {
     let mut new = Vec::with_capacity(text.len() + name.len());
     let mut is_done = false;
     for line in text.split_inclusive(|byte| *byte == b'\n') {
-        let quotes: Vec<usize> = (0..line.len()).filter(|at| line[*at] == b'"').collect();
+        let start = line.iter().position(|byte| *byte == b'"');
+        let end = line.iter().rposition(|byte| *byte == b'"');
         let is_extent = line.trim_ascii_start().starts_with(b"RW ") && line.windows(8).any(|word| word == b" SPARSE ");
-        match (&quotes[..], is_extent && !is_done) {
-            ([start, .., end], true) => {
+        match start.zip(end) {
+            Some((start, end)) if start < end && is_extent && !is_done => {
                 is_done = true;
-                new.extend_from_slice(&line[..=*start]);
+                new.extend(line.iter().take(start + 1));
                 new.extend_from_slice(name.as_bytes());
-                new.extend_from_slice(&line[*end..]);
+                new.extend(line.iter().skip(end));
             }
             _ => new.extend_from_slice(line),
         }

@@ -23,24 +23,28 @@ impl Joined {
             .try_fold(0, |sum, file| Ok(file.length_bytes()? + sum))
     }
 
-    fn file(&self, offset: u64) -> Result<(&dyn ImageFile, u64)> {
+    /// The file whose window has `offset`.
+    pub(crate) fn at(&self, offset: u64) -> Result<&Arc<dyn ImageFile>> {
         let index = usize::try_from(offset / WINDOW_BYTES).unwrap_or(usize::MAX);
-        let file = self.files.get(index).ok_or_else(|| {
+        self.files.get(index).ok_or_else(|| {
             holdfast_block::Error::io(
                 "find a file",
                 offset,
                 std::io::Error::from(std::io::ErrorKind::NotFound),
             )
-        })?;
-        Ok((&**file, offset % WINDOW_BYTES))
+        })
+    }
+
+    fn file(&self, offset: u64) -> Result<(&dyn ImageFile, u64)> {
+        Ok((&**self.at(offset)?, offset % WINDOW_BYTES))
     }
 }
 
 impl ImageFile for Joined {
     /// The end of the last one.
     fn length_bytes(&self) -> Result<u64> {
-        let last = self.files.len().saturating_sub(1);
-        Ok(last as u64 * WINDOW_BYTES + self.files[last].length_bytes()?)
+        let start = self.files.len().saturating_sub(1) as u64 * WINDOW_BYTES;
+        Ok(start + self.at(start)?.length_bytes()?)
     }
 
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {

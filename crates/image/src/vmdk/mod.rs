@@ -4,6 +4,9 @@
 //! ([`descriptor`]); it is a file of its own, or in the first extent. An extent is flat, zero, or sparse ([`extent`]): then it
 //! has its own header, and a directory of tables of grains. All numbers are little-endian, and count sectors of 512 bytes.
 
+#![deny(clippy::indexing_slicing)]
+#![cfg_attr(not(test), deny(clippy::string_slice))]
+
 pub(crate) mod check;
 pub(crate) mod create;
 pub(crate) mod descriptor;

@@ -31,6 +31,7 @@ pub(super) struct Overlaid {
 struct Tables {
     places: Vec<u64>,
     bytes: u64,
+    /// For each one, whether it lies in a grain.
     is_overlaid: Vec<bool>,
     /// For each one, itself or one behind it: none between both is without a mark.
     next: Vec<usize>,
@@ -49,6 +50,10 @@ impl Tables {
     }
 
     /// The first one from `index` on that has no mark.
+    #[expect(
+        clippy::indexing_slicing,
+        reason = "no entry of `next` is larger than its last index"
+    )]
     fn unmarked(&mut self, index: usize) -> usize {
         let mut found = index;
         while self.next[found] != found {
@@ -62,6 +67,7 @@ impl Tables {
     }
 
     /// Marks all that lie in a `grain` of the table `own`, but itself. Each is marked once, however many grains lie over it.
+    #[expect(clippy::indexing_slicing, reason = "`at` is less than the number of tables")]
     fn mark(&mut self, grain: &Range<u64>, own: usize) {
         let bytes = self.bytes;
         let start = self.places.partition_point(|place| place + bytes <= grain.start);
@@ -92,11 +98,11 @@ impl Overlaid {
         let mut tables = Tables::new(all.copied().filter(is_inside).collect(), table_bytes);
         let directory = |place: u64| place..place.saturating_add(extent.table_count() * 4);
         let directories = [Some(extent.directory), second.map(|(place, _)| place)];
-        let mut is_directory_overlaid = [false; 2];
+        let [mut is_first_overlaid, mut is_second_overlaid] = [false; 2];
         let mut looks_like_one = Vec::new();
-        for own in 0..tables.places.len() {
+        for (own, place) in tables.places.clone().into_iter().enumerate() {
             let (mut is_used, mut is_sound) = (false, true);
-            for_each_entry(file, (tables.places[own], extent.table_entries), |_, entry| {
+            for_each_entry(file, (place, extent.table_entries), |_, entry| {
                 let sector = u32::from_le_bytes(entry);
                 if sector == 0 || sector == 1 && extent.has_zero_grains {
                     return;
@@ -106,7 +112,8 @@ impl Overlaid {
                 is_sound &= (HEADER_BYTES..file_bytes).contains(&host);
                 let grain = host..host + extent.grain_bytes;
                 tables.mark(&grain, own);
-                for (place, is_overlaid) in directories.into_iter().zip(&mut is_directory_overlaid) {
+                let are_overlaid = [&mut is_first_overlaid, &mut is_second_overlaid];
+                for (place, is_overlaid) in directories.into_iter().zip(are_overlaid) {
                     let range = place.map(directory).unwrap_or_default();
                     *is_overlaid |= range.start < grain.end && grain.start < range.end;
                 }
@@ -114,22 +121,23 @@ impl Overlaid {
             looks_like_one.push(is_used && is_sound);
         }
         let mut found = Self {
-            first_directory: is_directory_overlaid[0] && !leads_to_tables(first, is_inside),
+            first_directory: is_first_overlaid && !leads_to_tables(first, is_inside),
             ..Self::default()
         };
-        for (place, index) in tables
+        let looks = tables.is_overlaid.iter().zip(&looks_like_one);
+        for (place, (_, looks_like_one)) in tables
             .places
             .iter()
-            .zip(0..)
-            .filter(|(_, index)| tables.is_overlaid[*index])
+            .zip(looks)
+            .filter(|(_, (is_overlaid, _))| **is_overlaid)
         {
-            if looks_like_one[index] {
+            if *looks_like_one {
                 found.unsure.insert(*place);
             } else {
                 found.bogus.insert(*place);
             }
         }
-        if let Some((_, places)) = second.filter(|_| is_directory_overlaid[1]) {
+        if let Some((_, places)) = second.filter(|_| is_second_overlaid) {
             let is_table = |place: &u64| is_inside(place) && !found.bogus.contains(place);
             found.is_second_unsure = leads_to_tables(places, is_table);
             found.second_directory = !found.is_second_unsure;

@@ -1,12 +1,9 @@
 //! What one directory has lost is taken from the other one, and the mark that an extent was not closed goes. Where that was asked for, what
 //! leads nowhere is given up.
 
-use holdfast_block::to_usize;
-
 use super::SECTOR_BYTES;
 use super::check::check_sparse;
 use super::extent::{AT_IS_OPEN, SparseExtent};
-use super::joined::WINDOW_BYTES;
 use super::tables::{Opened, PartKind};
 use super::twins::{Finding, Side, Twins};
 use crate::blocks::copy_room;
@@ -24,7 +21,7 @@ pub(crate) fn mend(opened: &Opened, mode: RepairMode, actions: &mut Vec<RepairAc
         if let PartKind::Sparse { window, extent } = &part.kind
             && !extent.is_compressed
         {
-            let file = &*opened.files.files[to_usize(window / WINDOW_BYTES)];
+            let file = &**opened.files.at(*window)?;
             mend_extent(file, extent, part.start, mode, actions)?;
         }
     }

@@ -59,7 +59,7 @@ impl Opened {
     pub(crate) fn reload(&mut self, image: &str) -> Result<()> {
         for part in &mut self.parts {
             if let PartKind::Sparse { window, extent } = &mut part.kind {
-                *extent = SparseExtent::load(&*self.files.files[to_usize(*window / WINDOW_BYTES)], image)?;
+                *extent = SparseExtent::load(&**self.files.at(*window)?, image)?;
             }
         }
         Ok(())
@@ -94,7 +94,7 @@ impl VmdkTables {
         let mut is_second_read = false;
         for part in &mut opened.parts {
             if let PartKind::Sparse { window, extent } = &mut part.kind
-                && is_first_lost(&*opened.files.files[to_usize(*window / WINDOW_BYTES)], extent)?
+                && is_first_lost(&**opened.files.at(*window)?, extent)?
             {
                 extent.directory = extent.second_directory.take().unwrap_or(extent.directory);
                 is_second_read = true;
@@ -172,8 +172,9 @@ impl VmdkTables {
                 kind: RunKind::Absent,
             });
         }
-        let file = to_usize(window / WINDOW_BYTES);
-        let is_inside = |place: u64| self.lengths[file].contains(&*self.opened.files.files[file], place);
+        let file = &**self.opened.files.at(window)?;
+        let length = self.length_at(window)?;
+        let is_inside = |place: u64| length.contains(file, place);
         if !is_inside(table + extent.table_entries * 4 - 1)? {
             return Err(corrupt(&self.image, "table", table, "past the end of the file"));
         }
@@ -222,9 +223,8 @@ impl VmdkTables {
         }
         let mut marker = [0; GRAIN_MARKER_BYTES];
         let has = |length: u64| -> Result<bool> {
-            let (index, place) = (to_usize(host / WINDOW_BYTES), host % WINDOW_BYTES);
-            let held = self.lengths[index].held(&*self.opened.files.files[index], place, place + length)?;
-            Ok(held == length)
+            let (file, place) = (&**self.opened.files.at(host)?, host % WINDOW_BYTES);
+            Ok(self.length_at(host)?.held(file, place, place + length)? == length)
         };
         if !has(GRAIN_MARKER_BYTES as u64)? {
             return Err(wrong("past the end of the file".to_owned()));
@@ -248,6 +248,12 @@ impl VmdkTables {
         Ok(grain)
     }
 
+    /// The length of the file whose window has `offset`.
+    fn length_at(&self, offset: u64) -> Result<&KnownLength> {
+        let length = self.lengths.get(to_usize(offset / WINDOW_BYTES));
+        length.ok_or_else(|| corrupt(&self.image, "table", offset, "leads into a file that there is not"))
+    }
+
     fn not_writable(&self, detail: &str) -> Error {
         Error::NotWritable {
             image: self.image.to_string(),
@@ -257,20 +263,24 @@ impl VmdkTables {
 
     /// Room of `length` bytes, a multiple of sectors, behind all else of the file of part `index`; zero.
     fn room(&mut self, index: usize, length: u64) -> Result<u64> {
-        let start = self.ends[index];
+        let end = self.ends.get_mut(index);
+        let end = end.expect("each part has an end since writing has started");
+        let start = *end;
         let within = start % WINDOW_BYTES;
         if (within + length) / super::SECTOR_BYTES > u64::from(u32::MAX) {
-            return Err(self.not_writable("the file is as large as its tables can reach; convert it to another format"));
+            let detail = "the file is as large as its tables can reach; convert it to another format";
+            return Err(self.not_writable(detail));
         }
         // Of the file itself: the joined one has no end in the middle.
-        let file = &self.opened.files.files[to_usize(start / WINDOW_BYTES)];
+        let file = self.opened.files.at(start)?;
         clear_room(&**file, within..within + length)?;
-        self.ends[index] = start + length;
+        *end = start + length;
         Ok(start)
     }
 
     fn reserve_grain(&mut self, part_index: usize, within: u64) -> Result<()> {
-        let PartKind::Sparse { window, extent } = &self.opened.parts[part_index].kind else {
+        let kind = self.opened.parts.get(part_index).map(|part| &part.kind);
+        let Some(PartKind::Sparse { window, extent }) = kind else {
             return Err(self.not_writable("a part of it is zero, and cannot be anything else"));
         };
         let (window, extent) = (*window, extent.clone());
@@ -286,7 +296,9 @@ impl VmdkTables {
                     .write(&sector.to_le_bytes(), window + directory + number * 4)?;
             }
             // Grains begin where they can be shared.
-            self.ends[part_index] = self.ends[part_index].next_multiple_of(extent.grain_bytes);
+            if let Some(end) = self.ends.get_mut(part_index) {
+                *end = end.next_multiple_of(extent.grain_bytes);
+            }
         }
         let grain = self.room(part_index, extent.grain_bytes)?;
         let sector = u32::try_from(grain % WINDOW_BYTES / super::SECTOR_BYTES).unwrap_or(u32::MAX);
@@ -303,13 +315,20 @@ impl VmdkTables {
 
 /// Whether one of the ranges, which are in order, begins before the one before it ends.
 pub(super) fn has_overlap(ranges: &[Range<u64>]) -> bool {
-    ranges.windows(2).any(|pair| pair[1].start < pair[0].end)
+    let neighbours = ranges.iter().zip(ranges.iter().skip(1));
+    neighbours.into_iter().any(|(first, second)| second.start < first.end)
 }
 
 /// Where those of the ranges begin that end behind the end of a file of `file_bytes`, which would grow over them.
 pub(super) fn past_end(ranges: &[Range<u64>], file_bytes: u64) -> impl Iterator<Item = u64> + '_ {
     let is_past = move |range: &&Range<u64>| range.end > file_bytes;
     ranges.iter().filter(is_past).map(|range| range.start)
+}
+
+/// A CID of `count` digits, as many as there are in the descriptor now. It is never all ones, which would mean that there is no parent.
+fn content_id_digits(number: u32, count: usize) -> String {
+    let digits = format!("{:08x}", number & 0x7fff_ffff | 0x1111_1111);
+    digits.chars().take(count).collect()
 }
 
 impl Tables for VmdkTables {
@@ -335,14 +354,15 @@ impl Tables for VmdkTables {
     }
 
     fn read_compressed(&self, buffer: &mut [u8], offset: u64, compressed: Compressed) -> Result<()> {
-        let part = &self.opened.parts[self.part_index(offset)];
-        let PartKind::Sparse { extent, .. } = &part.kind else {
+        let part = self.opened.parts.get(self.part_index(offset));
+        let Some((start, PartKind::Sparse { extent, .. })) = part.map(|part| (part.start, &part.kind)) else {
             return Err(self.not_writable("only sparse extents are compressed"));
         };
-        let within = offset - part.start;
+        let within = offset - start;
         let grain = self.grain(compressed.offset, extent, within)?;
-        let start = to_usize(within % extent.grain_bytes);
-        buffer.copy_from_slice(&grain.bytes[start..start + buffer.len()]);
+        let bytes = grain.bytes.get(to_usize(within % extent.grain_bytes)..);
+        let bytes = bytes.and_then(|bytes| bytes.get(..buffer.len()));
+        buffer.copy_from_slice(bytes.expect("a run of a compressed image ends with its grain"));
         Ok(())
     }
 
@@ -363,7 +383,7 @@ impl Tables for VmdkTables {
             let PartKind::Sparse { window, extent } = &part.kind else {
                 continue;
             };
-            let file = &*self.opened.files.files[to_usize(window / WINDOW_BYTES)];
+            let file = &**self.opened.files.at(*window)?;
             let file_bytes = file.length_bytes()?;
             let mut is_cut_off = false;
             for (number, table) in (0..).zip(extent.tables_of(file, extent.directory)?) {
@@ -411,7 +431,7 @@ impl Tables for VmdkTables {
                     return Err(self.not_writable("it was not closed cleanly, or is open; holdfast image check --repair mends it"));
                 }
                 PartKind::Sparse { window, extent } => {
-                    let file = &self.opened.files.files[to_usize(window / WINDOW_BYTES)];
+                    let file = self.opened.files.at(*window)?;
                     let (metadata, file_bytes) = (extent.metadata(&**file)?, file.length_bytes()?);
                     if has_overlap(&metadata) || past_end(&metadata, file_bytes).next().is_some() {
                         return Err(self.not_writable(
@@ -425,20 +445,20 @@ impl Tables for VmdkTables {
         }
         self.ends = ends;
         // Children know by this that their parent is not what it was.
-        let random = ImageId::random()?.0;
-        let number = u32::from_be_bytes(random[..4].try_into().expect("four bytes"));
-        // As many digits as there are; all ones would mean that there is no parent.
-        let digits = format!("{:08x}", number & 0x7fff_ffff | 0x1111_1111);
-        let count = to_usize(self.opened.content_id_at.end - self.opened.content_id_at.start);
-        self.pages
-            .write(&digits.as_bytes()[..count], self.opened.content_id_at.start)
+        let [a, b, c, d, ..] = ImageId::random()?.0;
+        let number = u32::from_be_bytes([a, b, c, d]);
+        let place = &self.opened.content_id_at;
+        let digits = content_id_digits(number, to_usize(place.end - place.start));
+        self.pages.write(digits.as_bytes(), place.start)
     }
 
     fn reserve(&mut self, range: Range<u64>) -> Result<()> {
         let mut at = range.start;
         while at < range.end {
             let index = self.part_index(at);
-            let part = &self.opened.parts[index];
+            let Some(part) = self.opened.parts.get(index) else {
+                return Err(self.not_writable("its descriptor names no part of the disk"));
+            };
             let within = at - part.start;
             let PartKind::Sparse { extent, .. } = &part.kind else {
                 at = part.start + part.length;

@@ -357,3 +357,29 @@ fn a_parent_is_found_by_its_uuid_alone() {
     std::fs::rename(&base, path("Snapshots/other name.vmdk")).unwrap();
     assert_eq!(open(&[]).unwrap().layers().len(), 2, "beside it");
 }
+
+#[test]
+fn a_cid_of_any_length_is_replaced_by_one_of_the_same_length() {
+    for digits in ["2", "f2e3d", "0f2e3d4c"] {
+        let mut bytes = without_tables();
+        let extent = SparseExtent::load(&MemoryFile::new(bytes.clone()), "image").unwrap();
+        let (offset, length) = extent.descriptor.unwrap();
+        let place = to_usize(offset)..to_usize(offset + length);
+        let text = String::from_utf8(bytes[place.clone()].to_vec()).unwrap();
+        let old = Descriptor::parse(text.as_bytes(), "image").unwrap().content_id_at;
+        let mut text = format!("{}{digits}{}", &text[..old.start], &text[old.end..]).into_bytes();
+        text.resize(place.len(), 0);
+        bytes[place].copy_from_slice(&text);
+        let file: Arc<dyn ImageFile> = Arc::new(MemoryFile::new(bytes));
+        let image = TableMut::new(open(Arc::clone(&file), None).unwrap());
+        image.write_at(&[1; 512], 0).unwrap();
+        image.flush().unwrap();
+        drop(image);
+        let mut text = vec![0; to_usize(length)];
+        file.read_at(&mut text, offset).unwrap();
+        let changed = Descriptor::parse(&text, "image").unwrap();
+        assert_eq!(changed.content_id_at, old.start..old.start + digits.len(), "{digits}");
+        assert_ne!(changed.content_id, u32::from_str_radix(digits, 16).unwrap(), "{digits}");
+        assert_eq!(open(file, None).unwrap().disk_bytes(), extent.disk_bytes);
+    }
+}

@@ -84,12 +84,12 @@ impl<'a> Twins<'a> {
             tables
         });
         let mut tables = first.clone();
-        for (number, place) in second.iter().flatten().enumerate() {
-            // One table for both sides is not two in one place.
-            if first[number] != *place {
-                tables.push(*place);
-            }
-        }
+        // One table for both sides is not two in one place.
+        let both = first.iter().zip(second.iter().flatten());
+        tables.extend(
+            both.filter(|(first, second)| first != second)
+                .map(|(_, second)| *second),
+        );
         metadata.extend(
             tables
                 .into_iter()
@@ -148,7 +148,8 @@ impl<'a> Twins<'a> {
         let host = u64::from(sector) * SECTOR_BYTES;
         let end = host + self.extent.grain_bytes;
         let next = self.metadata.partition_point(|range| range.start < end);
-        host < self.file_bytes && (next == 0 || self.metadata[next - 1].end <= host)
+        let before = next.checked_sub(1).and_then(|index| self.metadata.get(index));
+        host < self.file_bytes && before.is_none_or(|range| range.end <= host)
     }
 
     /// Calls `visit` with all that is not as it has to be.
@@ -159,13 +160,16 @@ impl<'a> Twins<'a> {
         }
         let used = self.used_elsewhere()?;
         for (number, first) in (0..).zip(self.first.iter().copied()) {
-            let second = self.second.as_ref().map(|second| second[to_usize(number)]);
+            let second = self
+                .second
+                .as_ref()
+                .and_then(|second| second.get(to_usize(number)).copied());
             match (self.can_be_table(first), second) {
                 (true, Some(second)) if second != first && self.can_be_table(second) => {
-                    self.compare(number, &[first, second], &used, &mut visit)?;
+                    self.compare(number, (first, Some(second)), &used, &mut visit)?;
                 }
                 (true, _) => {
-                    self.compare(number, &[first], &used, &mut visit)?;
+                    self.compare(number, (first, None), &used, &mut visit)?;
                     if second.is_some() {
                         let side = Side::Second;
                         let from = first;
@@ -177,7 +181,7 @@ impl<'a> Twins<'a> {
                     }
                 }
                 (false, Some(second)) if self.can_be_table(second) => {
-                    self.compare(number, &[second], &used, &mut visit)?;
+                    self.compare(number, (second, None), &used, &mut visit)?;
                     let side = Side::First;
                     visit(Finding::Table {
                         side,
@@ -206,7 +210,8 @@ impl<'a> Twins<'a> {
     /// Calls `visit` with the entries of the first and the second side, as far as both can be read.
     fn for_each_pair(&self, mut visit: impl FnMut(u32, u32)) -> Result<()> {
         for (number, first) in self.first.iter().copied().enumerate() {
-            let second = self.second.as_ref().map_or(first, |second| second[number]);
+            let second = self.second.as_ref().and_then(|second| second.get(number));
+            let second = second.copied().unwrap_or(first);
             let readable: Vec<u64> = [first, second]
                 .into_iter()
                 .filter(|place| self.can_be_table(*place))
@@ -249,41 +254,50 @@ impl<'a> Twins<'a> {
         Ok(used)
     }
 
-    /// Holds the tables of all sides, which are at `places`, beside each other.
+    /// Holds the table at `place` beside that of the other side, where there is one.
     fn compare(
         &self,
         number: u64,
-        places: &[u64],
+        (place, beside): (u64, Option<u64>),
         used: &HashSet<u32>,
         visit: &mut impl FnMut(Finding) -> Result<()>,
     ) -> Result<()> {
-        let tables = places
-            .iter()
-            .map(|place| self.table(*place))
-            .collect::<Result<Vec<_>>>()?;
-        for index in 0..self.extent.table_entries {
-            let at = to_usize(index);
-            let first = tables[0][at];
-            let second = tables.get(1).map_or(first, |table| table[at]);
-            let place_of = |side: usize| places[side] + index * 4;
+        let table = self.table(place)?;
+        let other = match beside {
+            Some(place) => self.table(place)?,
+            None => table.clone(),
+        };
+        // Where there is one table only, nothing is found of a second one.
+        let second_place = beside.unwrap_or(place);
+        for (index, (first, second)) in (0..).zip(table.into_iter().zip(other)) {
             let disk_offset = number * self.extent.table_coverage() + index * self.extent.grain_bytes;
             let is_free = |sector: u32| self.can_be_entry(sector) && (first == second || !used.contains(&sector));
             let doubt = || {
-                let (place, value) = (place_of(1), first);
-                self.in_table(places[1], Finding::Doubt { place, value })
+                let place = second_place + index * 4;
+                self.in_table(second_place, Finding::Doubt { place, value: first })
             };
             let entry = |side: Side, value: u32| {
-                let number = usize::from(side == Side::Second);
-                let place = place_of(number);
-                self.in_table(places[number], Finding::Entry { side, place, value })
+                let table = if side == Side::Second { second_place } else { place };
+                let place = table + index * 4;
+                self.in_table(table, Finding::Entry { side, place, value })
             };
             let finding = match (is_free(first), is_free(second)) {
                 // Both are places of other grains.
                 (false, false) if self.can_be_entry(first) && self.can_be_entry(second) => doubt(),
-                (false, false) if places.iter().any(|place| self.overlaid.unsure.contains(place)) => Finding::Unsure,
+                (false, false)
+                    if [place, second_place]
+                        .iter()
+                        .any(|place| self.overlaid.unsure.contains(place)) =>
+                {
+                    Finding::Unsure
+                }
                 (false, false) => Finding::LostEntry {
                     disk_offset,
-                    places: (0..places.len()).map(place_of).collect(),
+                    places: [Some(place), beside]
+                        .into_iter()
+                        .flatten()
+                        .map(|place| place + index * 4)
+                        .collect(),
                 },
                 _ if first == second => continue,
                 // What it was is in neither.

@@ -12,11 +12,11 @@ impl DiskDescriptor {
         let (mut text, mut done) = (String::with_capacity(self.text.len()), 0);
         for (place, new) in edits {
             assert!(place.start >= done, "changes of one text do not overlap");
-            text.push_str(&self.text[done..place.start]);
+            text.push_str(self.text.get(done..place.start).expect("places come from this text"));
             text.push_str(&new);
             done = place.end;
         }
-        text.push_str(&self.text[done..]);
+        text.push_str(self.text.get(done..).expect("places come from this text"));
         Self::parse(text.as_bytes(), FILE_NAME)
     }
 }

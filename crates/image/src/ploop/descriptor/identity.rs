@@ -39,7 +39,7 @@ impl DiskDescriptor {
         let mut edits = Vec::new();
         for (id, place) in &self.ids {
             let Some(new) = new.get(id) else { continue };
-            let is_in_braces = self.text[place.clone()].starts_with('{');
+            let is_in_braces = self.text.get(place.clone()).is_some_and(|text| text.starts_with('{'));
             let new = if is_in_braces {
                 format!("{{{new}}}")
             } else {

@@ -205,10 +205,11 @@ pub(crate) fn is_descriptor(head: &[u8]) -> bool {
             [b'<', b'!', b'-', b'-', ..] => b"-->",
             _ => break,
         };
-        let Some(at) = rest.windows(end.len()).position(|found| found == end) else {
+        let at = rest.windows(end.len()).position(|found| found == end);
+        let Some(behind) = at.and_then(|at| rest.get(at + end.len()..)) else {
             return false;
         };
-        rest = &rest[at + end.len()..];
+        rest = behind;
     }
     let name = rest.strip_prefix(b"<Parallels_disk_image");
     name.is_some_and(|behind| {

@@ -143,7 +143,7 @@ impl Reader<'_> {
         };
         // It can be replaced where it stands as it is.
         let place = node.first_child().filter(Node::is_text).and_then(|text| {
-            let start = text.range().start + self.text[text.range()].find(found)?;
+            let start = text.range().start + self.text.get(text.range())?.find(found)?;
             Some(start..start + found.len())
         });
         match place {
@@ -348,7 +348,7 @@ fn in_a_loop(deltas: &[Delta], parents: &HashMap<ImageId, Option<ImageId>>) -> O
 fn shown(text: &str) -> &str {
     const LENGTH_MAX: usize = 120;
     let end = text.char_indices().nth(LENGTH_MAX).map_or(text.len(), |(end, _)| end);
-    &text[..end]
+    text.get(..end).unwrap_or(text)
 }
 
 /// The elements of that name, directly in this one.

@@ -5,6 +5,7 @@ use std::io::Read;
 use holdfast_block::to_usize;
 
 use super::SECTOR_BYTES;
+use crate::bytes::rows;
 use crate::coming::{Coming, SKIP_BYTES};
 use crate::error::corrupt;
 use crate::vmdk::descriptor::{Descriptor, ExtentKind, TEXT_BYTES_MAX};
@@ -122,7 +123,10 @@ fn read_directory<R: Read>(source: &mut Coming<R>, length: u64) -> Result<Vec<u3
     let mut tables = Vec::new();
     let mut buffer = vec![0; to_usize(SKIP_BYTES.min(length))];
     while source.at < end {
-        let piece = &mut buffer[..to_usize(SKIP_BYTES.min(end - source.at))];
+        let length = to_usize(SKIP_BYTES.min(end - source.at));
+        let piece = buffer
+            .get_mut(..length)
+            .expect("the buffer has the first length, which is the largest");
         source.read(piece, "directory")?;
         tables.extend(numbers(piece).filter(|sector| *sector != 0));
     }
@@ -130,7 +134,5 @@ fn read_directory<R: Read>(source: &mut Coming<R>, length: u64) -> Result<Vec<u3
 }
 
 fn numbers(bytes: &[u8]) -> impl Iterator<Item = u32> + '_ {
-    bytes
-        .chunks_exact(4)
-        .map(|number| u32::from_le_bytes(number.try_into().expect("four bytes")))
+    rows(bytes, 0).iter().map(|number| u32::from_le_bytes(*number))
 }

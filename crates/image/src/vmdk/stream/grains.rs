@@ -2,7 +2,7 @@
 
 use std::io::Read;
 
-use holdfast_block::to_usize;
+use holdfast_block::{Record, to_usize};
 use libdeflater::Decompressor;
 
 use super::front::Front;
@@ -38,7 +38,7 @@ pub(super) struct Grain {
 impl Grain {
     /// Decompresses it.
     pub(super) fn inflate(&mut self, decompressor: &mut Decompressor) {
-        let input = &self.stored[GRAIN_MARKER_BYTES..self.stored_end];
+        let input = self.stored.get(GRAIN_MARKER_BYTES..self.stored_end).unwrap_or_default();
         self.failure = inflate(decompressor, input, &mut self.bytes, self.disk_rest).err();
     }
 
@@ -46,7 +46,7 @@ impl Grain {
     pub(super) fn bytes(&self, image: &str) -> Result<&[u8]> {
         match &self.failure {
             Some(detail) => Err(corrupt(image, "compressed grain", self.at, detail)),
-            None => Ok(&self.bytes[..to_usize(self.disk_rest.min(self.bytes.len() as u64))]),
+            None => Ok(self.bytes.get(..to_usize(self.disk_rest)).unwrap_or(&self.bytes)),
         }
     }
 }
@@ -92,11 +92,12 @@ impl<R: Read> Grains<R> {
                 // Where tables are before the grains, QEMU writes nothing behind these.
                 return self.check_end(self.front.grain_count.is_some()).map(|()| None);
             };
-            let (value, stored) = grain_marker(sector.first_chunk().expect("a sector is longer"));
+            let marker = Record::new(&sector);
+            let (value, stored) = grain_marker(marker.field::<0, GRAIN_MARKER_BYTES>());
             if stored != 0 {
                 return Ok(Some((sector, stored)));
             }
-            let kind = u32::from_le_bytes(*sector[12..].first_chunk().expect("a sector is longer"));
+            let kind = marker.le_u32::<12>();
             if kind == END_OF_STREAM {
                 return self.end_of_stream(value).map(|()| None);
             }
@@ -179,7 +180,7 @@ impl<R: Read> Grains<R> {
         let at = self.source.at - SECTOR_BYTES;
         let grain_bytes = self.front.extent.grain_bytes;
         let wrong = |image: &str, detail: String| corrupt(image, "compressed grain", at, detail);
-        let (first, _) = grain_marker(sector.first_chunk().expect("a sector is longer"));
+        let (first, _) = grain_marker(Record::new(sector).field::<0, GRAIN_MARKER_BYTES>());
         let offset = first
             .checked_mul(SECTOR_BYTES)
             .filter(|offset| offset.is_multiple_of(grain_bytes) && *offset < self.front.size_bytes);
@@ -206,8 +207,8 @@ impl<R: Read> Grains<R> {
         grain.stored.clear();
         grain.stored.extend_from_slice(sector);
         grain.stored.resize(grain.stored_end.next_multiple_of(sector.len()), 0);
-        self.source
-            .read(&mut grain.stored[sector.len()..], "compressed grain")?;
+        let rest = grain.stored.get_mut(sector.len()..).unwrap_or_default();
+        self.source.read(rest, "compressed grain")?;
         self.end = offset + grain_bytes;
         self.grain_count += 1;
         Ok(())

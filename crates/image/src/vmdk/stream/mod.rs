@@ -34,6 +34,7 @@ use holdfast_block::to_usize;
 use libdeflater::Decompressor;
 
 use super::SECTOR_BYTES;
+use crate::bytes::put;
 
 /// Bytes of the marker of a grain.
 pub(super) const GRAIN_MARKER_BYTES: usize = 12;
@@ -80,14 +81,14 @@ pub(super) fn inflate(
     if (count as u64) < expected {
         return Err(format!("it becomes {count} bytes, not {expected}"));
     }
-    grain[count..].fill(0);
+    grain.get_mut(count..).unwrap_or_default().fill(0);
     Ok(())
 }
 
 /// A marker of something other than a grain.
 fn marker(kind: u32, sectors: u64) -> Sector {
     let mut bytes = [0; to_usize(SECTOR_BYTES)];
-    bytes[..8].copy_from_slice(&sectors.to_le_bytes());
-    bytes[12..16].copy_from_slice(&kind.to_le_bytes());
+    put(&mut bytes, 0, &sectors.to_le_bytes());
+    put(&mut bytes, 12, &kind.to_le_bytes());
     bytes
 }

@@ -1,5 +1,7 @@
 //! Small streams, put together from parts as tests and seeds want them.
 
+#![allow(clippy::indexing_slicing, reason = "it makes streams for tests, and reads none")]
+
 use holdfast_block::to_usize;
 use libdeflater::{CompressionLvl, Compressor};
 

@@ -8,7 +8,7 @@ use holdfast_block::{AlignedBuffer, BlockDevice, is_zero, to_usize};
 use libdeflater::{CompressionLvl, Compressor};
 
 use super::{DIRECTORY, END_OF_STREAM, FOOTER, GRAIN_MARKER_BYTES, SECTOR_BYTES, TABLE, marker};
-use crate::bytes::round_up;
+use crate::bytes::{put, round_up};
 use crate::crew::{Crew, Writing};
 use crate::identity::ImageId;
 use crate::piece::{Part, Piece, Sorted, read_piece};
@@ -119,7 +119,7 @@ fn level_of(level: Option<u32>) -> Result<CompressionLvl> {
 /// The grains of a piece as they are stored, marker and padding included.
 fn compress(piece: Piece, compressor: &mut Compressor) -> Result<Sorted> {
     let mut parts = Vec::new();
-    let held = &piece.buffer[..to_usize(piece.length)];
+    let held = piece.buffer.get(..to_usize(piece.length)).unwrap_or(&piece.buffer);
     for (at, grain) in (0..)
         .step_by(to_usize(GRAIN_BYTES))
         .zip(held.chunks(to_usize(GRAIN_BYTES)))
@@ -128,8 +128,9 @@ fn compress(piece: Piece, compressor: &mut Compressor) -> Result<Sorted> {
             continue;
         }
         let mut bytes = vec![0; GRAIN_MARKER_BYTES + compressor.zlib_compress_bound(grain.len())];
+        let (_, room) = bytes.split_at_mut(GRAIN_MARKER_BYTES);
         let stored = compressor
-            .zlib_compress(grain, &mut bytes[GRAIN_MARKER_BYTES..])
+            .zlib_compress(grain, room)
             .ok()
             .and_then(|count| u32::try_from(count).ok());
         let Some(stored) = stored else {
@@ -141,8 +142,8 @@ fn compress(piece: Piece, compressor: &mut Compressor) -> Result<Sorted> {
             )));
         };
         let sector = (piece.offset + at) / SECTOR_BYTES;
-        bytes[..8].copy_from_slice(&sector.to_le_bytes());
-        bytes[8..GRAIN_MARKER_BYTES].copy_from_slice(&stored.to_le_bytes());
+        put(&mut bytes, 0, &sector.to_le_bytes());
+        put(&mut bytes, 8, &stored.to_le_bytes());
         let end = GRAIN_MARKER_BYTES as u64 + u64::from(stored);
         bytes.truncate(to_usize(end));
         bytes.resize(to_usize(end.next_multiple_of(SECTOR_BYTES)), 0);
@@ -231,6 +232,10 @@ impl<'a> Stream<'a> {
     }
 
     /// Writes the grain at `offset` of the disk, as it is stored. They come in order.
+    #[expect(
+        clippy::indexing_slicing,
+        reason = "the remainder of a division by the length is less than it"
+    )]
     fn grain(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {
         let index = to_usize(offset / GRAIN_BYTES);
         let (number, entry) = (index / self.table.len(), index % self.table.len());
@@ -249,7 +254,9 @@ impl<'a> Stream<'a> {
             return Ok(());
         }
         self.write(&marker(TABLE, TABLE_BYTES / SECTOR_BYTES))?;
-        self.directory[self.number] = self.sector()?;
+        let sector = self.sector()?;
+        let entry = self.directory.get_mut(self.number);
+        *entry.expect("the directory has an entry for each table of the disk") = sector;
         let bytes = to_bytes(&self.table);
         self.write(&bytes)?;
         self.table.fill(0);
