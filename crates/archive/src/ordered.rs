@@ -2,6 +2,9 @@
 //!
 //! What comes is kept in files until all of a disk is there. The files are sparse and have no name: nothing stays behind, whatever happens.
 
+#![deny(clippy::indexing_slicing)]
+#![cfg_attr(not(test), deny(clippy::string_slice))]
+
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
@@ -59,14 +62,21 @@ impl Ordered {
         while self.spools.get(self.disk).is_none_or(|spool| !spool.has_ended) {
             match self.archive.next()? {
                 Some(Piece::Data { disk, offset, bytes }) => {
-                    self.spools[disk]
+                    let spool = self.spools.get_mut(disk);
+                    let spool =
+                        spool.ok_or_else(|| corrupt("archive", 0, "it has data of a disk that it does not name"))?;
+                    spool
                         .write(&self.folder, offset, bytes)
                         .map_err(|source| Error::Spool {
                             folder: self.folder.clone(),
                             source,
                         })?;
                 }
-                Some(Piece::End { disk }) => self.spools[disk].has_ended = true,
+                Some(Piece::End { disk }) => {
+                    if let Some(spool) = self.spools.get_mut(disk) {
+                        spool.has_ended = true;
+                    }
+                }
                 None if self.disk == self.spools.len() => return Ok(()),
                 None => return Err(corrupt("archive", 0, "it ends before all of its disks have")),
             }
@@ -76,7 +86,7 @@ impl Ordered {
 
     /// Reads the next data of the disk whose turn it is: where it is, or none at the end.
     fn read_piece(&mut self) -> io::Result<Option<u64>> {
-        let Some(file) = &self.spools[self.disk].file else {
+        let Some(file) = self.spools.get(self.disk).and_then(|spool| spool.file.as_ref()) else {
             return Ok(None);
         };
         let Some(data) = seek(file, SeekFrom::Data(self.at))? else {
@@ -158,7 +168,9 @@ impl ArchiveReader for Ordered {
             }));
         }
         // Its bytes are free for those who wait.
-        self.spools[disk].file = None;
+        if let Some(spool) = self.spools.get_mut(disk) {
+            spool.file = None;
+        }
         (self.disk, self.at) = (disk + 1, 0);
         Ok(Some(Piece::End { disk }))
     }

@@ -3,9 +3,13 @@
 //! Source: POSIX.1-1988, "Extended tar Format"; sizes beyond 8 GiB in base 256, and names in members of their own (`L`), as GNU tar writes
 //! them; `path` and `size` of POSIX.1-2001 (`x`).
 
+#![deny(clippy::indexing_slicing)]
+#![cfg_attr(not(test), deny(clippy::string_slice))]
+
 use std::borrow::Cow;
 use std::io::Read;
 
+use holdfast_block::Record;
 use holdfast_hardware::plain_path;
 
 use crate::{Error, Result};
@@ -132,7 +136,8 @@ impl<R: Read> TarReader<R> {
     fn read_name(&mut self, offset: u64) -> Result<String> {
         let bytes = self.read_whole(LONG_NAME_BYTES_MAX)?;
         let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
-        String::from_utf8(bytes[..end].to_vec()).map_err(|_| corrupt("name of a member", offset, "it is not UTF-8"))
+        let name = bytes.get(..end).unwrap_or_default().to_vec();
+        String::from_utf8(name).map_err(|_| corrupt("name of a member", offset, "it is not UTF-8"))
     }
 
     /// Name and size, where the attributes say them.
@@ -244,7 +249,7 @@ impl<R: Read> TarReader<R> {
 impl<R: Read> Read for TarReader<R> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         let most = usize::try_from(self.left).unwrap_or(usize::MAX).min(buffer.len());
-        let count = self.stream.read(&mut buffer[..most])?;
+        let count = self.stream.read(buffer.get_mut(..most).unwrap_or_default())?;
         self.at += count as u64;
         self.left -= count as u64;
         Ok(count)
@@ -255,11 +260,11 @@ impl<R: Read> Read for TarReader<R> {
 /// length tells where it ends.
 fn first_attribute(bytes: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     let blank = bytes.iter().position(|byte| *byte == b' ')?;
-    let length: usize = std::str::from_utf8(&bytes[..blank]).ok()?.parse().ok()?;
+    let length: usize = std::str::from_utf8(bytes.get(..blank)?).ok()?.parse().ok()?;
     let (attribute, behind) = bytes.split_at_checked(length)?;
     let text = attribute.get(blank + 1..)?.strip_suffix(b"\n")?;
     let equals = text.iter().position(|byte| *byte == b'=')?;
-    Some((&text[..equals], &text[equals + 1..], behind))
+    Some((text.get(..equals)?, text.get(equals + 1..)?, behind))
 }
 
 fn special(feature: &str) -> Error {
@@ -308,31 +313,30 @@ struct Header {
 impl Header {
     fn parse(header: &[u8; BLOCK_BYTES], offset: u64) -> Result<Self> {
         let wrong = |detail: String| corrupt("header of a member", offset, detail);
-        let expected = octal(&header[148..156]).ok_or_else(|| wrong("its checksum is no number".to_owned()))?;
+        let fields = Record::new(header);
+        let expected = octal(fields.field::<148, 8>()).ok_or_else(|| wrong("its checksum is no number".to_owned()))?;
         let actual = checksum(header);
         if u64::from(actual) != expected {
             return Err(wrong(format!("its checksum is {actual:o} and should be {expected:o}")));
         }
-        let size_bytes = if header[124] & 0x80 == 0 {
-            octal(&header[124..136])
+        let size_bytes = if fields.byte::<124>() & 0x80 == 0 {
+            octal(fields.field::<124, 12>())
         } else {
             // Base 256: the first byte says so, the last eight hold what a file can have.
-            let number = u64::from_be_bytes(std::array::from_fn(|at| header[128 + at]));
-            Some(number).filter(|_| header[124] == 0x80 && header[125..128] == [0; 3])
+            Some(fields.be_u64::<128>()).filter(|_| *fields.field::<124, 4>() == [0x80, 0, 0, 0])
         };
         let size_bytes = size_bytes.filter(|size| i64::try_from(*size).is_ok());
-        let text = |range: std::ops::Range<usize>| -> Result<String> {
-            let bytes = &header[range];
-            let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
-            String::from_utf8(bytes[..end].to_vec()).map_err(|_| wrong("its name is not UTF-8".to_owned()))
+        let text = |field: &[u8]| -> Result<String> {
+            let text = field.split(|byte| *byte == 0).next().unwrap_or_default();
+            String::from_utf8(text.to_vec()).map_err(|_| wrong("its name is not UTF-8".to_owned()))
         };
-        let (name, prefix) = (text(0..100)?, text(345..500)?);
+        let (name, prefix) = (text(fields.field::<0, 100>())?, text(fields.field::<345, 155>())?);
         // GNU's own form keeps other things there.
-        let has_prefix = header[257..263] == *b"ustar\0" && !prefix.is_empty();
+        let has_prefix = fields.field::<257, 6>() == b"ustar\0" && !prefix.is_empty();
         Ok(Self {
             name: if has_prefix { format!("{prefix}/{name}") } else { name },
             size_bytes: size_bytes.ok_or_else(|| wrong("its size is no number".to_owned()))?,
-            kind: header[156],
+            kind: fields.byte::<156>(),
         })
     }
 }
@@ -350,10 +354,15 @@ fn octal(field: &[u8]) -> Option<u64> {
 /// The sum of all bytes, with blanks in the place of the sum.
 fn checksum(header: &[u8; BLOCK_BYTES]) -> u32 {
     let sum = |bytes: &[u8]| bytes.iter().map(|byte| u32::from(*byte)).sum::<u32>();
-    sum(&header[..148]) + 8 * u32::from(b' ') + sum(&header[156..])
+    let fields = Record::new(header);
+    sum(fields.field::<0, 148>()) + 8 * u32::from(b' ') + sum(fields.field::<156, 356>())
 }
 
 /// The header of a file. The name is not longer than 100 bytes.
+#[expect(
+    clippy::indexing_slicing,
+    reason = "places and lengths are those of the format, and the length of the name was looked at"
+)]
 pub(crate) fn header(name: &str, size_bytes: u64, time: u64) -> [u8; BLOCK_BYTES] {
     let mut header = [0; BLOCK_BYTES];
     let name = name.as_bytes();

@@ -3,6 +3,9 @@
 //! Frames of bounded length, as `holdfast compress` and others that work in parallel write them, are unpacked on all cores; what is one
 //! long frame, on one thread beside the reader's.
 
+#![deny(clippy::indexing_slicing)]
+#![cfg_attr(not(test), deny(clippy::string_slice))]
+
 use std::io::{self, BufReader, Cursor, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -152,7 +155,9 @@ impl Read for Unpacked {
                     }
                 }
                 let count = buffer.len().min(chunk.len() - *at);
-                buffer[..count].copy_from_slice(&chunk[*at..*at + count]);
+                if let Some((target, source)) = buffer.get_mut(..count).zip(chunk.get(*at..*at + count)) {
+                    target.copy_from_slice(source);
+                }
                 *at += count;
                 Ok(count)
             }

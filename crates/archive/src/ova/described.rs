@@ -1,5 +1,8 @@
 //! The disks of a package, as its descriptor has them.
 
+#![deny(clippy::indexing_slicing)]
+#![cfg_attr(not(test), deny(clippy::string_slice))]
+
 use holdfast_hardware::ovf::{OvfDisk, OvfPackage};
 
 use crate::reader::{ArchiveDisk, DiskContent};
@@ -19,7 +22,8 @@ pub(super) struct SaidFile {
     pub(super) unit_bytes: u64,
     /// The size that is said of the disk may be the length of the file.
     pub(super) may_count_file: bool,
-    pub(super) has_begun: bool,
+    /// The member that it was read from.
+    pub(super) member: Option<String>,
 }
 
 /// The disks of a package, those without a file last, and for each of them what is said of its file.
@@ -73,7 +77,7 @@ fn described(disk: OvfDisk) -> Result<(ArchiveDisk, SaidFile)> {
         is_raw,
         unit_bytes: disk.capacity_unit_bytes.max(UNIT_BYTES),
         may_count_file,
-        has_begun: false,
+        member: None,
     };
     Ok((disk_of_archive, file))
 }

@@ -1,5 +1,8 @@
 //! An image in a package, as it comes.
 
+#![deny(clippy::indexing_slicing)]
+#![cfg_attr(not(test), deny(clippy::string_slice))]
+
 use std::fs::File;
 use std::io::Read;
 use std::num::NonZero;
@@ -107,13 +110,13 @@ impl<R: Read> DiskMember<R> {
 impl<R: Read> Read for DiskMember<R> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         if self.at < self.head.len() {
-            let count = buffer.len().min(self.head.len() - self.at);
-            buffer[..count].copy_from_slice(&self.head[self.at..self.at + count]);
+            let mut rest = self.head.get(self.at..).unwrap_or_default();
+            let count = rest.read(buffer)?;
             self.at += count;
             return Ok(count);
         }
         let count = self.tar.read(buffer)?;
-        self.digests.update(&buffer[..count]);
+        self.digests.update(buffer.get(..count).unwrap_or_default());
         Ok(count)
     }
 }

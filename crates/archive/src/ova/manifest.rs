@@ -3,6 +3,9 @@
 //! Source: DSP0243 1.1, section 5.1: lines of the form `SHA1(web1.ovf)= 0a1b...`; version 2 has SHA256 and SHA512.
 //! OpenSSL 3, with which many write manifests, says `SHA2-256(web1.ovf)= ...`.
 
+#![deny(clippy::indexing_slicing)]
+#![cfg_attr(not(test), deny(clippy::string_slice))]
+
 use std::collections::BTreeSet;
 
 use aws_lc_rs::digest::{self, Context};
@@ -129,24 +132,36 @@ impl Manifest {
     /// The files of which only digests by algorithms that are not known stand there: they are not compared.
     pub(super) fn not_compared(&self) -> BTreeSet<&str> {
         let compared = self.names();
-        let unknown = self.unknown.iter().map(|name| &name[..]);
+        let unknown = self.unknown.iter().map(String::as_str);
         unknown.filter(|name| !compared.contains(name)).collect()
     }
 
     /// The files that have digests, each once.
     pub(super) fn names(&self) -> BTreeSet<&str> {
-        self.lines.iter().map(|line| &line.name[..]).collect()
+        self.lines.iter().map(|line| line.name.as_str()).collect()
+    }
+
+    /// What the manifest calls the file `name`: that, or else the one name that differs from it only in case.
+    pub(super) fn name_of<'a>(&'a self, name: &'a str) -> &'a str {
+        let names = self.names();
+        let mut others = names.iter().filter(|other| is_same_but_for_case(other, name));
+        match (names.contains(name), others.next(), others.next()) {
+            (false, Some(other), None) => other,
+            _ => name,
+        }
     }
 
     /// The algorithms that a file has digests by.
     pub(super) fn algorithms_of(&self, name: &str) -> Vec<Algorithm> {
+        let name = self.name_of(name);
         let lines = self.lines.iter().filter(|line| line.name == name);
         lines.map(|line| line.algorithm).collect()
     }
 
     /// Compares a file of the package.
     pub(super) fn check(&self, file: &Digested, offset: u64) -> Result<()> {
-        for line in self.lines.iter().filter(|line| line.name == file.name) {
+        let name = self.name_of(&file.name);
+        for line in self.lines.iter().filter(|line| line.name == name) {
             let found = file.digests.iter().find(|(algorithm, _)| *algorithm == line.algorithm);
             let digest = found.map(|(_, digest)| digest.as_str()).unwrap_or_default();
             if digest != line.digest {
@@ -162,6 +177,13 @@ impl Manifest {
         }
         Ok(())
     }
+}
+
+/// Whether two names differ in nothing but upper and lower case, as names of one file do on Windows.
+pub(super) fn is_same_but_for_case(one: &str, other: &str) -> bool {
+    one.chars()
+        .flat_map(char::to_lowercase)
+        .eq(other.chars().flat_map(char::to_lowercase))
 }
 
 /// A file that was read, and its digests.

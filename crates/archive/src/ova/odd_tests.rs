@@ -117,6 +117,66 @@ fn names_of_files_may_have_detours() {
     }
 }
 
+/// On Windows two names that differ only in case are one: tools there write the one into the descriptor, and the other into the archive.
+#[test]
+fn names_may_differ_in_case_where_no_other_file_has_the_exact_one() {
+    let (stream, other) = (stream(), b"something else".as_slice());
+    let text = descriptor(&[("Disk-Ä.VMDK", 5 * MIB)], STREAM);
+    let sum = crate::checksum::sha1_hex(&stream);
+    let wrong = crate::checksum::sha1_hex(other);
+    for (member, listed) in [
+        ("disk-ä.vmdk", "DISK-Ä.vmdk"),
+        ("disk-ä.vmdk", "disk-ä.vmdk"),
+        ("Disk-Ä.VMDK", "disk-ä.vmdk"),
+    ] {
+        let package = |sum: &str| {
+            let manifest = format!("SHA1({listed})= {sum}\n");
+            let members: [(&str, &[u8]); 3] = [
+                ("w.ovf", text.as_bytes()),
+                ("w.mf", manifest.as_bytes()),
+                (member, &stream),
+            ];
+            archive(&members)
+        };
+        let found = read(&package(&sum)).unwrap_or_else(|error| panic!("{member}: {error}"));
+        assert!(found.disks[0] == devices()[0].to_bytes(), "{member}");
+        let error = read(&package(&wrong)).map(|_| ()).unwrap_err();
+        assert!(
+            matches!(error, Error::Corrupt { what: "file", .. }),
+            "{member}: {error}"
+        );
+    }
+    // The exact name is the disk, and the other one is a file that the machine does not need.
+    let both: [(&str, &[u8]); 3] = [
+        ("w.ovf", text.as_bytes()),
+        ("Disk-Ä.VMDK", &stream),
+        ("disk-ä.vmdk", other),
+    ];
+    assert!(read(&archive(&both)).unwrap().disks[0] == devices()[0].to_bytes());
+    // Where the similar one comes first, it has been read already when the exact one comes.
+    let both: [(&str, &[u8]); 3] = [
+        ("w.ovf", text.as_bytes()),
+        ("disk-ä.vmdk", &stream),
+        ("Disk-Ä.VMDK", &stream),
+    ];
+    let error = read(&archive(&both)).map(|_| ()).unwrap_err().to_string();
+    assert!(
+        error.contains("disk-ä.vmdk") && error.contains("Disk-Ä.VMDK"),
+        "{error}"
+    );
+    // Two disks whose names differ in case only are two disks.
+    let text = descriptor(&[("d.vmdk", 5 * MIB), ("D.vmdk", 5 * MIB)], STREAM);
+    let two: [(&str, &[u8]); 3] = [("w.ovf", text.as_bytes()), ("d.vmdk", &stream), ("D.vmdk", &stream)];
+    assert_eq!(read(&archive(&two)).unwrap().disks.len(), 2);
+    let ambiguous: [(&str, &[u8]); 2] = [("w.ovf", text.as_bytes()), ("d.VMDK", &stream)];
+    let error = read(&archive(&ambiguous)).map(|_| ()).unwrap_err();
+    assert!(matches!(error, Error::Unsupported { .. }), "{error}");
+    // What is missing is named, and so is what there is.
+    let neither: [(&str, &[u8]); 2] = [("w.ovf", text.as_bytes()), ("e.vmdk", &stream)];
+    let error = read(&archive(&neither)).map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("\"d.vmdk\"") && error.contains("\"e.vmdk\""), "{error}");
+}
+
 /// Oracle writes the length of the file where the size of the disk belongs.
 #[test]
 fn a_capacity_that_is_the_length_of_the_file_gives_way_to_the_image() {

@@ -1,5 +1,8 @@
 //! Reading an OVA.
 
+#![deny(clippy::indexing_slicing)]
+#![cfg_attr(not(test), deny(clippy::string_slice))]
+
 use std::collections::BTreeSet;
 use std::io::Read;
 
@@ -8,7 +11,7 @@ use holdfast_hardware::xml_text;
 
 use super::described::{SaidFile, described_disks};
 use super::disk::{DiskMember, ImageReading, MemberImage, OvaImage};
-use super::manifest::{Digested, Digests, Manifest};
+use super::manifest::{Digested, Digests, Manifest, is_same_but_for_case};
 use crate::reader::{ArchiveDisk, ArchiveReader, DiskContent, Document, DocumentKind, Piece};
 use crate::tar::{Member, TarReader, corrupt, split_folder};
 use crate::{Error, Result};
@@ -85,7 +88,7 @@ impl<R: Read + Send> OvaReader<R> {
                     manifest.check(file, member.offset)?;
                 }
                 self.manifest = Some(manifest);
-            } else if self.files.iter().any(|file| file.names.contains(&member.name)) {
+            } else if self.disk_of(&member)?.is_some() {
                 return Ok(Some(member));
             } else {
                 // Certificates, texts for people, media of drives: nothing that the machine is made of.
@@ -97,7 +100,7 @@ impl<R: Read + Send> OvaReader<R> {
                     if count == 0 {
                         break;
                     }
-                    digests.update(&buffer[..count]);
+                    digests.update(buffer.get(..count).unwrap_or_default());
                 }
                 tar.check_read()?;
                 self.take_in(digests.finish(), member.offset)?;
@@ -120,30 +123,90 @@ impl<R: Read + Send> OvaReader<R> {
         manifest.check(&file, offset)
     }
 
-    /// Begins a disk.
-    fn begin(&mut self, tar: TarReader<R>, member: &Member) -> Result<(usize, OvaImage<R>)> {
-        let mut places = self
+    /// The disk that a member is the file of: by the name that the descriptor has, or else by one that differs only in case, since on Windows
+    /// both are one name.
+    fn disk_of(&self, member: &Member) -> Result<Option<(usize, &SaidFile)>> {
+        let is_exact = |file: &SaidFile| file.names.contains(&member.name);
+        let is_similar = |file: &SaidFile| file.names.iter().any(|name| is_same_but_for_case(name, &member.name));
+        let exact: Vec<_> = self
             .files
             .iter()
             .enumerate()
-            .filter(|(_, file)| file.names.contains(&member.name));
-        let place = places.next();
-        let Some((disk, file)) = place.filter(|(disk, _)| !self.ended[*disk]) else {
-            return Err(corrupt(
-                "member",
-                member.offset,
-                format!("{:?} comes twice", member.name),
-            ));
+            .filter(|(_, file)| is_exact(file))
+            .collect();
+        let found: Vec<_> = if exact.is_empty() {
+            self.files
+                .iter()
+                .enumerate()
+                .filter(|(_, file)| is_similar(file))
+                .collect()
+        } else {
+            exact
         };
-        if places.next().is_some() {
-            return Err(Error::Unsupported {
+        match found.as_slice() {
+            [] => Ok(None),
+            // What differs in case from the name that is there is a file of its own.
+            [(_, file)] if !is_exact(file) && file.member.as_ref().is_some_and(|known| file.names.contains(known)) => {
+                Ok(None)
+            }
+            [one] => Ok(Some(*one)),
+            _ => Err(Error::Unsupported {
                 feature: format!("the file {:?}, which several disks are made of", member.name),
                 detail: "have each disk exported by itself".to_owned(),
-            });
+            }),
+        }
+    }
+
+    /// The error of an archive that ends without the file of a disk: what the descriptor calls it, and what there is.
+    fn missing(&self, disk: usize, offset: u64) -> Error {
+        const SHOWN_COUNT_MAX: usize = 5;
+        let key = self.disks.get(disk).map_or("a disk", |disk| &disk.key);
+        let named = self
+            .files
+            .get(disk)
+            .map(|file| file.names.join(" or "))
+            .unwrap_or_default();
+        let there: Vec<String> = self
+            .names
+            .iter()
+            .take(SHOWN_COUNT_MAX)
+            .map(|name| format!("{name:?}"))
+            .collect();
+        let more = if self.names.len() > SHOWN_COUNT_MAX {
+            ", ..."
+        } else {
+            ""
+        };
+        let detail = format!(
+            "the descriptor names {named:?} for {key}, and the archive has {}{more}",
+            there.join(", ")
+        );
+        corrupt("disk", offset, detail)
+    }
+
+    /// Begins a disk.
+    fn begin(&mut self, tar: TarReader<R>, member: &Member) -> Result<(usize, OvaImage<R>)> {
+        let Some((disk, file)) = self.disk_of(member)? else {
+            return Err(corrupt("member", member.offset, "no disk is made of it"));
+        };
+        if let Some(known) = &file.member {
+            let detail = if *known == member.name {
+                format!("{known:?} comes twice")
+            } else {
+                let named = file.names.join(" or ");
+                format!(
+                    "{known:?} and {:?} are both there, and the descriptor names {named:?}",
+                    member.name
+                )
+            };
+            return Err(corrupt("member", member.offset, detail));
         }
         let unit_bytes = file.unit_bytes;
         let digests = Digests::new(&member.name, self.manifest.as_ref());
-        let expected = self.disks[disk].size_bytes;
+        let Some(described) = self.disks.get(disk) else {
+            return Err(corrupt("member", member.offset, "no disk is made of it"));
+        };
+        let expected = described.size_bytes;
         let said = MemberImage {
             name: &member.name,
             is_raw: file.is_raw,
@@ -152,10 +215,14 @@ impl<R: Read + Send> OvaReader<R> {
         };
         let image = OvaImage::open(DiskMember::new(tar, digests)?, said, self.reading)?;
         let size_bytes = image.size_bytes();
-        self.files[disk].has_begun = true;
+        if let Some(file) = self.files.get_mut(disk) {
+            file.member = Some(member.name.clone());
+        }
         // Some tools write the length of the file there.
         if expected == member.size_bytes && size_bytes != expected {
-            self.disks[disk].size_bytes = size_bytes;
+            if let Some(disk) = self.disks.get_mut(disk) {
+                disk.size_bytes = size_bytes;
+            }
             self.corrections.push(format!(
                 "the descriptor says that {:?} holds a disk of {expected} bytes, which is the length of the file; the disk has {size_bytes} bytes by its image",
                 member.name
@@ -182,6 +249,12 @@ enum Step {
 }
 
 impl<R: Read + Send> OvaReader<R> {
+    fn end(&mut self, disk: usize) {
+        if let Some(has_ended) = self.ended.get_mut(disk) {
+            *has_ended = true;
+        }
+    }
+
     fn step(&mut self) -> Result<Step> {
         loop {
             match std::mem::replace(&mut self.state, State::Over) {
@@ -190,11 +263,14 @@ impl<R: Read + Send> OvaReader<R> {
                     let Some(disk) = self.ended.iter().position(|has_ended| !has_ended) else {
                         return Ok(Step::Over);
                     };
-                    if self.disks[disk].content == DiskContent::Stored {
-                        let detail = format!("the archive has nothing of {}", self.disks[disk].key);
-                        return Err(corrupt("disk", tar.offset(), detail));
+                    if self
+                        .disks
+                        .get(disk)
+                        .is_some_and(|disk| disk.content == DiskContent::Stored)
+                    {
+                        return Err(self.missing(disk, tar.offset()));
                     }
-                    self.ended[disk] = true;
+                    self.end(disk);
                     self.state = State::Between(tar, None);
                     return Ok(Step::End(disk));
                 }
@@ -205,12 +281,14 @@ impl<R: Read + Send> OvaReader<R> {
                 State::Disk(disk, mut image) => {
                     if let Some(offset) = image.next(&mut self.buffer)? {
                         // An image may be larger by what fills its last block, which is nothing.
-                        let size_bytes = self.disks[disk].size_bytes;
+                        let (key, size_bytes) = self
+                            .disks
+                            .get(disk)
+                            .map_or(("", 0), |disk| (disk.key.as_str(), disk.size_bytes));
                         let most = usize::try_from(size_bytes.saturating_sub(offset)).unwrap_or(usize::MAX);
                         if self.buffer.iter().skip(most).any(|byte| *byte != 0) {
                             let detail = format!(
-                                "the image of {} has data behind the {size_bytes} bytes that the descriptor says it has",
-                                self.disks[disk].key
+                                "the image of {key} has data behind the {size_bytes} bytes that the descriptor says it has"
                             );
                             return Err(corrupt("disk", offset, detail));
                         }
@@ -223,7 +301,7 @@ impl<R: Read + Send> OvaReader<R> {
                     }
                     let (mut tar, digested) = image.finish()?;
                     self.take_in(digested, tar.offset())?;
-                    self.ended[disk] = true;
+                    self.end(disk);
                     let next = self.texts(&mut tar)?;
                     self.state = State::Between(tar, next);
                     return Ok(Step::End(disk));
@@ -243,8 +321,9 @@ impl<R: Read + Send> ArchiveReader for OvaReader<R> {
     }
 
     fn is_size_certain(&self, disk: usize) -> bool {
-        let file = &self.files[disk];
-        file.has_begun || !file.may_count_file
+        self.files
+            .get(disk)
+            .is_some_and(|file| file.member.is_some() || !file.may_count_file)
     }
 
     fn corrections(&self) -> Vec<String> {
@@ -258,13 +337,14 @@ impl<R: Read + Send> ArchiveReader for OvaReader<R> {
             ];
         };
         let listed = manifest.names();
-        let missing = listed.iter().filter(|name| !self.names.contains(**name));
+        let found: BTreeSet<&str> = self.names.iter().map(|name| manifest.name_of(name)).collect();
+        let missing = listed.iter().filter(|name| !found.contains(**name));
         let missing = missing.map(|name| format!("the manifest names {name:?}, which the archive does not have"));
         let not_compared = manifest.not_compared();
         let unlisted = self
             .names
             .iter()
-            .filter(|name| !listed.contains(&name[..]) && !not_compared.contains(&name[..]));
+            .filter(|name| !listed.contains(manifest.name_of(name)) && !not_compared.contains(name.as_str()));
         let unlisted =
             unlisted.map(|name| format!("{name:?} is not in the manifest: nothing tells whether it is as it was sent"));
         let unknown = not_compared.iter().map(|name| {

@@ -312,7 +312,8 @@ fn what_is_missing_or_too_much_is_told() {
     let error = read(&archive(&[("web1.ovf", text.as_bytes())]))
         .unwrap_err()
         .to_string();
-    assert!(error.contains("nothing of disk0"), "{error}");
+    assert!(error.contains("names \"disk0.vmdk\" for disk0"), "{error}");
+    assert!(error.contains("has \"web1.ovf\""), "{error}");
     let large = MemoryDevice::new(4 * MIB);
     let folder = tempfile::tempdir().unwrap();
     let mut file = File::create(folder.path().join("a")).unwrap();

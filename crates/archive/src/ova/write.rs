@@ -181,7 +181,7 @@ impl Writer {
             if count == 0 {
                 break;
             }
-            self.put(&buffer[..count])?;
+            self.put(buffer.get(..count).unwrap_or_default())?;
         }
         self.put(&vec![0; padding_of(length)])?;
         self.manifest += &line_of(&disk.href, &digest);
@@ -260,7 +260,7 @@ impl Write for Hashing<'_> {
                 self.failure = Some(copy_of(error));
             }
         })?;
-        self.context.update(&bytes[..count]);
+        self.context.update(bytes.get(..count).unwrap_or_default());
         self.length += count as u64;
         Ok(count)
     }

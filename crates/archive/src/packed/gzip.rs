@@ -2,7 +2,12 @@
 //!
 //! Source: RFC 1952, section 2.3.1.1: subfields of the extra field. Ours is `HF`: the length of the member and of what is in it.
 
+#![deny(clippy::indexing_slicing)]
+#![cfg_attr(not(test), deny(clippy::string_slice))]
+
 use std::io;
+
+use holdfast_block::Record;
 
 use crate::unpack::{FRAME_BYTES_MAX, Frame, Input};
 
@@ -37,16 +42,16 @@ pub(crate) fn pack(compressor: &mut libdeflater::Compressor, bytes: &[u8]) -> io
     member.extend(SIZES);
     member.extend(8_u16.to_le_bytes());
     member.resize(MEMBER_HEAD_BYTES + bound, 0);
-    let packed = compressor
-        .deflate_compress(bytes, &mut member[MEMBER_HEAD_BYTES..])
-        .map_err(io::Error::other)?;
+    let (_, room) = member.split_at_mut(MEMBER_HEAD_BYTES);
+    let packed = compressor.deflate_compress(bytes, room).map_err(io::Error::other)?;
     member.truncate(MEMBER_HEAD_BYTES + packed);
     member.extend(libdeflater::crc32(bytes).to_le_bytes());
     let unpacked = u32::try_from(bytes.len()).map_err(io::Error::other)?;
     member.extend(unpacked.to_le_bytes());
     let whole = u32::try_from(member.len()).map_err(io::Error::other)?;
-    member[MEMBER_HEAD_BYTES - 8..MEMBER_HEAD_BYTES - 4].copy_from_slice(&whole.to_le_bytes());
-    member[MEMBER_HEAD_BYTES - 4..MEMBER_HEAD_BYTES].copy_from_slice(&unpacked.to_le_bytes());
+    let sizes = whole.to_le_bytes().into_iter().chain(unpacked.to_le_bytes());
+    let places = member.iter_mut().skip(MEMBER_HEAD_BYTES - 8);
+    places.zip(sizes).for_each(|(place, byte)| *place = byte);
     Ok(member)
 }
 
@@ -68,9 +73,9 @@ pub(crate) fn index_member(bytes: &[u8]) -> io::Result<Vec<u8>> {
 
 /// What is in an index member, if `member` is one.
 pub(crate) fn index_of(member: &[u8]) -> Option<&[u8]> {
-    let head = member.get(MEMBER_HEAD_BYTES..MEMBER_HEAD_BYTES + 4)?;
-    let length = usize::from(u16::from_le_bytes([head[2], head[3]]));
-    let is_one = sizes(member).is_some() && head[..2] == INDEX;
+    let head = Record::<4>::first_of(member.get(MEMBER_HEAD_BYTES..)?)?;
+    let length = usize::from(head.le_u16::<2>());
+    let is_one = sizes(member).is_some() && *head.field::<0, 2>() == INDEX;
     member
         .get(MEMBER_HEAD_BYTES + 4..MEMBER_HEAD_BYTES + 4 + length)
         .filter(|_| is_one)
@@ -91,22 +96,22 @@ pub(crate) fn check_index(member: &[u8]) -> Result<(), &'static str> {
 /// The CRC-32 with which a member ends.
 pub(crate) fn checksum_of(member: &[u8]) -> Option<u32> {
     let tail = member.last_chunk::<TAIL_BYTES>()?;
-    Some(u32::from_le_bytes([tail[0], tail[1], tail[2], tail[3]]))
+    Some(Record::new(tail).le_u32::<0>())
 }
 
 /// Length of a member and of what is in it, where the member says so.
 pub(crate) fn sizes(head: &[u8]) -> Option<(usize, usize)> {
-    let field = head.get(HEAD_BYTES..MEMBER_HEAD_BYTES)?;
-    let is_ours = head[..3] == [0x1f, 0x8b, 8]
-        && head[3] == FLAG_EXTRA
-        && u16::from_le_bytes([field[0], field[1]]) >= 12
-        && field[2..4] == SIZES
-        && field[4..6] == [8, 0];
-    let number = |at: usize| {
-        let bytes = [field[at], field[at + 1], field[at + 2], field[at + 3]];
-        usize::try_from(u32::from_le_bytes(bytes)).unwrap_or(usize::MAX)
-    };
-    is_ours.then(|| (number(6), number(10)))
+    let head = Record::<MEMBER_HEAD_BYTES>::first_of(head)?;
+    let is_ours = *head.field::<0, 4>() == [0x1f, 0x8b, 8, FLAG_EXTRA]
+        && head.le_u16::<HEAD_BYTES>() >= 12
+        && *head.field::<{ HEAD_BYTES + 2 }, 2>() == SIZES
+        && *head.field::<{ HEAD_BYTES + 4 }, 2>() == [8, 0];
+    let number = |number: u32| usize::try_from(number).unwrap_or(usize::MAX);
+    let (length, unpacked) = (
+        head.le_u32::<{ HEAD_BYTES + 6 }>(),
+        head.le_u32::<{ HEAD_BYTES + 10 }>(),
+    );
+    is_ours.then(|| (number(length), number(unpacked)))
 }
 
 /// Reads the next member.
@@ -142,7 +147,7 @@ fn is_rest_zero(input: &mut Input) -> io::Result<bool> {
         if count == 0 {
             return Ok(true);
         }
-        if buffer[..count].iter().any(|byte| *byte != 0) {
+        if buffer.iter().take(count).any(|byte| *byte != 0) {
             return Ok(false);
         }
     }

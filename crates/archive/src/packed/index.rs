@@ -1,6 +1,11 @@
 //! The index behind a packed stream.
 
+#![deny(clippy::indexing_slicing)]
+#![cfg_attr(not(test), deny(clippy::string_slice))]
+
 use std::io;
+
+use holdfast_block::Record;
 
 use super::gzip;
 use super::zstd_frame::SEEK_TABLE;
@@ -27,6 +32,8 @@ const ZSTD_MAGIC: u32 = 0x8f92_eab1;
 pub(super) const ZSTD_FOOTER_BYTES: usize = 9;
 const ZSTD_HEAD_BYTES: usize = 8;
 const ZSTD_HAS_CHECKSUMS: u8 = 0x80;
+/// Number of entries, what they have, and the magic number.
+type ZstdFooter<'a> = Record<'a, ZSTD_FOOTER_BYTES>;
 
 /// A block of the stream, and where it is packed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -170,16 +177,17 @@ impl PackedIndex {
     fn read_zstd(file_bytes: u64, read: &mut dyn FnMut(u64, usize) -> Result<Vec<u8>>) -> Result<Self> {
         let end_at = file_bytes.checked_sub(ZSTD_FOOTER_BYTES as u64).ok_or(Error::NoIndex)?;
         let footer = read(end_at, ZSTD_FOOTER_BYTES)?;
-        if footer[5..] != ZSTD_MAGIC.to_le_bytes() {
+        let footer = ZstdFooter::first_of(&footer).ok_or(Error::NoIndex)?;
+        if footer.le_u32::<5>() != ZSTD_MAGIC {
             return Err(Error::NoIndex);
         }
-        if footer[4] != ZSTD_HAS_CHECKSUMS {
+        if footer.byte::<4>() != ZSTD_HAS_CHECKSUMS {
             return Err(Error::Unsupported {
                 feature: "a seek table without checksums".to_owned(),
                 detail: "unpack it as a stream".to_owned(),
             });
         }
-        let count = u64::from(le32(&footer));
+        let count = u64::from(footer.le_u32::<0>());
         let table_bytes = count * ENTRY_BYTES as u64;
         let table_at = end_at.checked_sub(table_bytes);
         let start = table_at.and_then(|at| at.checked_sub(ZSTD_HEAD_BYTES as u64));
@@ -187,8 +195,9 @@ impl PackedIndex {
             return Err(wrong(end_at, "it is longer than the file"));
         };
         let head = read(start, ZSTD_HEAD_BYTES)?;
-        let length = u64::from(le32(&head[4..]));
-        if le32(&head) != SEEK_TABLE || length != table_bytes + ZSTD_FOOTER_BYTES as u64 {
+        let head = Record::<ZSTD_HEAD_BYTES>::first_of(&head).ok_or(Error::NoIndex)?;
+        let length = u64::from(head.le_u32::<4>());
+        if head.le_u32::<0>() != SEEK_TABLE || length != table_bytes + ZSTD_FOOTER_BYTES as u64 {
             return Err(wrong(start, "its head does not agree with its end"));
         }
         // The file has as many bytes, so that nobody is made to allocate what is not there.
@@ -201,7 +210,8 @@ impl PackedIndex {
             return Err(wrong(packed_bytes, "it has not as many entries as it says"));
         }
         let mut index = Self::default();
-        for entry in table.chunks_exact(ENTRY_BYTES) {
+        let (entries, _) = table.as_chunks();
+        for entry in entries {
             let (packed, bytes, checksum) = entry_of(entry);
             let most = u32::try_from(FRAME_BYTES_MAX).unwrap_or(u32::MAX);
             if packed > most || bytes > most {
@@ -237,29 +247,23 @@ impl PackedIndex {
 }
 
 /// Packed length, length and checksum of an entry.
-pub(super) fn entry_of(bytes: &[u8]) -> (u32, u32, u32) {
-    (le32(bytes), le32(&bytes[4..]), le32(&bytes[8..]))
+pub(super) fn entry_of(bytes: &[u8; ENTRY_BYTES]) -> (u32, u32, u32) {
+    let entry = Record::new(bytes);
+    (entry.le_u32::<0>(), entry.le_u32::<4>(), entry.le_u32::<8>())
 }
 
 /// Number of entries and length of the members that hold them, if this is what the last member of an index holds.
 pub(super) fn gzip_footer(content: &[u8]) -> Option<(u64, u64)> {
-    let is_one = content.len() == GZIP_FOOTER_BYTES && content[..8] == GZIP_MAGIC;
-    is_one.then(|| (le64(&content[8..]), le64(&content[16..])))
+    let footer = Record::<GZIP_FOOTER_BYTES>::new(content.try_into().ok()?);
+    let is_one = *footer.field::<0, 8>() == GZIP_MAGIC;
+    is_one.then(|| (footer.le_u64::<8>(), footer.le_u64::<16>()))
 }
 
 /// Number of entries, if this is the end of a seek table with checksums.
 pub(super) fn zstd_footer(bytes: &[u8]) -> Option<u64> {
-    let is_one =
-        bytes.len() == ZSTD_FOOTER_BYTES && bytes[4] == ZSTD_HAS_CHECKSUMS && bytes[5..] == ZSTD_MAGIC.to_le_bytes();
-    is_one.then(|| u64::from(le32(bytes)))
-}
-
-fn le32(bytes: &[u8]) -> u32 {
-    u32::from_le_bytes(std::array::from_fn(|at| bytes[at]))
-}
-
-fn le64(bytes: &[u8]) -> u64 {
-    u64::from_le_bytes(std::array::from_fn(|at| bytes[at]))
+    let footer = ZstdFooter::new(bytes.try_into().ok()?);
+    let is_one = footer.byte::<4>() == ZSTD_HAS_CHECKSUMS && footer.le_u32::<5>() == ZSTD_MAGIC;
+    is_one.then(|| u64::from(footer.le_u32::<0>()))
 }
 
 fn wrong(offset: u64, detail: &str) -> Error {

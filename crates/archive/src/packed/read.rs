@@ -1,10 +1,13 @@
 //! Reading a packed file at any place, by its index.
 
+#![deny(clippy::indexing_slicing)]
+#![cfg_attr(not(test), deny(clippy::string_slice))]
+
 use std::num::NonZero;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use holdfast_block::{BlockDevice, Error as DeviceError, ExtentKind, ExtentList, Result as DeviceResult};
+use holdfast_block::{BlockDevice, Error as DeviceError, ExtentKind, ExtentList, Result as DeviceResult, to_usize};
 
 use super::gzip;
 use super::index::{IndexEntry, PackedIndex};
@@ -96,9 +99,10 @@ impl PackedFile {
         let failed = |offset| move |source| Error::Read { offset, source };
         while let Some(bytes) = results.next().map_err(failed(0))? {
             report.unpacked_bytes += bytes?;
-            let entry = &self.inner.index.entries()[usize::try_from(report.block_count).unwrap_or_default()];
+            let number = usize::try_from(report.block_count).unwrap_or(usize::MAX);
+            let entry = self.inner.index.entries().get(number);
             report.block_count += 1;
-            let at = entry.packed_offset + u64::from(entry.packed_bytes);
+            let at = entry.map_or(0, |entry| entry.packed_offset + u64::from(entry.packed_bytes));
             progress(at).map_err(failed(at))?;
         }
         Ok(report)
@@ -139,7 +143,11 @@ impl PackedFile {
 
 impl Inner {
     fn unpack(&self, number: usize) -> Result<Vec<u8>> {
-        let entry = &self.index.entries()[number];
+        let entry = self
+            .index
+            .entries()
+            .get(number)
+            .expect("callers have the number from the index");
         let mut packed = vec![0; usize::try_from(entry.packed_bytes).unwrap_or_default()];
         self.file.read_at(&mut packed, entry.packed_offset)?;
         let length = usize::try_from(entry.bytes).unwrap_or_default();
@@ -196,9 +204,14 @@ impl BlockDevice for PackedFile {
             let at = offset + done as u64;
             let number = self.inner.index.find(at);
             let block = self.block(number).map_err(to_device)?;
-            let start = usize::try_from(at - self.inner.index.entries()[number].offset).unwrap_or_default();
-            let count = (block.len() - start).min(buffer.len() - done);
-            buffer[done..done + count].copy_from_slice(&block[start..start + count]);
+            let entry = self.inner.index.entries().get(number);
+            let start = to_usize(at - entry.map_or(at, |entry| entry.offset));
+            let source = block.get(start..).unwrap_or_default();
+            let target = buffer.get_mut(done..).unwrap_or_default();
+            let count = source.len().min(target.len());
+            if let Some((target, source)) = target.get_mut(..count).zip(source.get(..count)) {
+                target.copy_from_slice(source);
+            }
             done += count;
         }
         Ok(())

@@ -5,6 +5,9 @@
 //! it, too: what is kept of a block stands for all of its bytes, which somebody has to unpack. What a block says of itself is believed here; whoever unpacks it
 //! finds out whether that is true.
 
+#![deny(clippy::indexing_slicing)]
+#![cfg_attr(not(test), deny(clippy::string_slice))]
+
 use std::io;
 
 use super::index::{ENTRY_BYTES, ENTRY_COUNT_MAX, ZSTD_FOOTER_BYTES, entry_of, gzip_footer, zstd_footer};
@@ -36,7 +39,7 @@ impl Block {
     }
 
     /// The block of an entry.
-    fn of_entry(entry: &[u8]) -> Self {
+    fn of_entry(entry: &[u8; ENTRY_BYTES]) -> Self {
         let (packed_bytes, bytes, checksum) = entry_of(entry);
         Self {
             packed_bytes,
@@ -103,7 +106,7 @@ impl GzipTally {
         if !content.len().is_multiple_of(ENTRY_BYTES) {
             return Err(differs("a part of it is cut off"));
         }
-        for entry in content.chunks_exact(ENTRY_BYTES) {
+        for entry in content.as_chunks().0 {
             let came = self.run.get(number);
             if !came.is_some_and(|block| block.agrees_with(&Block::of_entry(entry))) {
                 return Err(differs(&at_place(number)));
@@ -171,7 +174,7 @@ impl ZstdTally {
             let entries = left.min(ENTRIES_AT_ONCE);
             bytes.clear();
             input.append(&mut bytes, entries * ENTRY_BYTES)?;
-            for entry in bytes.chunks_exact(ENTRY_BYTES) {
+            for entry in bytes.as_chunks().0 {
                 table.entry(Block::of_entry(entry));
             }
             left -= entries;
@@ -236,7 +239,7 @@ impl<'a> Table<'a> {
             self.difference = Some(self.number);
         }
         if self.number == 0 {
-            self.is_doubled = before.is_some_and(|before| self.run[..before].contains(&entry));
+            self.is_doubled = before.is_some_and(|before| self.run.iter().take(before).any(|known| *known == entry));
         }
         self.number += 1;
         self.is_cut_as_ours &= self.number == self.count || entry.is_full(ZSTD_BLOCK_BYTES);

@@ -192,7 +192,7 @@ impl Write for Packer {
             self.block = self.spare.take();
         }
         let count = bytes.len().min(self.block_bytes - self.block.len());
-        self.block.extend_from_slice(&bytes[..count]);
+        self.block.extend_from_slice(bytes.get(..count).unwrap_or_default());
         if self.block.len() == self.block_bytes {
             let block = std::mem::take(&mut self.block);
             self.push(block)?;

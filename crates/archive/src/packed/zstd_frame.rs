@@ -2,6 +2,9 @@
 //!
 //! Source: RFC 8878, section 3.1.
 
+#![deny(clippy::indexing_slicing)]
+#![cfg_attr(not(test), deny(clippy::string_slice))]
+
 use std::io;
 
 use super::tally::ZstdTally;
@@ -30,7 +33,7 @@ pub(crate) fn read_frame(input: &mut Input, tally: &mut ZstdTally) -> io::Result
         };
         if magic & !0xf == SKIPPABLE {
             input.append(&mut bytes, 4)?;
-            let length = number(&bytes[4..8]);
+            let length = number(bytes.get(4..).unwrap_or_default());
             if magic == SEEK_TABLE {
                 tally.skippable(input, length)?;
                 continue;
@@ -69,11 +72,16 @@ fn number(bytes: &[u8]) -> u32 {
 
 fn read_data(input: &mut Input, mut bytes: Vec<u8>) -> io::Result<Frame> {
     input.append(&mut bytes, 1)?;
-    let descriptor = bytes[DESCRIPTOR_AT];
+    let Some(descriptor) = bytes.get(DESCRIPTOR_AT).copied() else {
+        return Ok(Frame::Long { start: bytes });
+    };
     let is_single = descriptor & 0x20 != 0;
     let has_checksum = descriptor & HAS_CHECKSUM != 0;
     let window_bytes = usize::from(!is_single);
-    let dictionary_bytes = [0, 1, 2, 4][usize::from(descriptor & 3)];
+    let dictionary_bytes = match descriptor & 3 {
+        3 => 4,
+        code => usize::from(code),
+    };
     let size_bytes = match descriptor >> 6 {
         0 => usize::from(is_single),
         1 => 2,
@@ -81,12 +89,15 @@ fn read_data(input: &mut Input, mut bytes: Vec<u8>) -> io::Result<Frame> {
         _ => 8,
     };
     input.append(&mut bytes, window_bytes + dictionary_bytes + size_bytes)?;
-    let size = &bytes[bytes.len() - size_bytes..];
+    let (_, size) = bytes.split_at(bytes.len() - size_bytes);
     let unpacked_bytes = match size.len() {
         0 => None,
         2 => Some(u64::from(number(size)) + 256),
-        8 => Some(u64::from(number(&size[..4])) | u64::from(number(&size[4..])) << 32),
-        _ => Some(u64::from(number(size))),
+        _ => Some(
+            size.iter()
+                .rev()
+                .fold(0, |number, byte| (number << 8) | u64::from(*byte)),
+        ),
     };
     let unpacked_bytes = unpacked_bytes.and_then(|size| usize::try_from(size).ok());
     let Some(unpacked_bytes) = unpacked_bytes.filter(|size| *size <= FRAME_BYTES_MAX) else {
@@ -97,7 +108,7 @@ fn read_data(input: &mut Input, mut bytes: Vec<u8>) -> io::Result<Frame> {
             return Ok(Frame::Long { start: bytes });
         }
         input.append(&mut bytes, 3)?;
-        let block = number(&bytes[bytes.len() - 3..]);
+        let block = number(bytes.last_chunk::<3>().map_or(&[], |block| block));
         let length = match block >> 1 & 3 {
             // One byte that is repeated.
             1 => 1,

@@ -1,5 +1,8 @@
 //! Which clusters of a disk have come.
 
+#![deny(clippy::indexing_slicing)]
+#![cfg_attr(not(test), deny(clippy::string_slice))]
+
 use std::collections::HashMap;
 
 use super::format::CLUSTER_BYTES;
@@ -28,7 +31,8 @@ impl Clusters {
     pub(super) fn insert(&mut self, cluster: u32) -> bool {
         let page = self.pages.entry(cluster / CLUSTERS_PER_PAGE);
         let page = page.or_insert_with(|| Box::new([0; WORDS_PER_PAGE as usize]));
-        let word = &mut page[(cluster % CLUSTERS_PER_PAGE / BITS_PER_WORD) as usize];
+        let word = page.get_mut((cluster % CLUSTERS_PER_PAGE / BITS_PER_WORD) as usize);
+        let word = word.expect("a page has a word for each of its clusters");
         let bit = 1 << (cluster % BITS_PER_WORD);
         let is_new = *word & bit == 0;
         *word |= bit;

@@ -23,6 +23,9 @@
 //! | 24 | 16 | MD5 of the extent's header, these bytes zero |
 //! | 40 | 59 × 8 | clusters: mask in 2 bytes, a byte unused, device in 1 byte (0 for none), number in 4 bytes |
 
+#![deny(clippy::indexing_slicing)]
+#![cfg_attr(not(test), deny(clippy::string_slice))]
+
 use md5::{Digest as _, Md5};
 
 use crate::reader::{Document, DocumentKind};
@@ -360,10 +363,13 @@ pub(super) fn write_extent(uuid: &[u8; 16], infos: &[ClusterInfo]) -> [u8; EXTEN
     let mut header = [0; EXTENT_BYTES];
     put(&mut header, 0, &EXTENT_MAGIC);
     let block_count: u32 = infos.iter().map(|info| info.mask.count_ones()).sum();
-    // The low half: there are at most 59 × 16.
-    put(&mut header, EXTENT_BLOCK_COUNT_AT, &block_count.to_be_bytes()[2..]);
+    put(
+        &mut header,
+        EXTENT_BLOCK_COUNT_AT,
+        &u16::try_from(block_count).unwrap_or(u16::MAX).to_be_bytes(),
+    );
     put(&mut header, UUID_AT, uuid);
-    for (place, info) in header[EXTENT_CLUSTERS_AT..].chunks_exact_mut(8).zip(infos) {
+    for (place, info) in header.split_at_mut(EXTENT_CLUSTERS_AT).1.chunks_exact_mut(8).zip(infos) {
         put(place, 0, &info.mask.to_be_bytes());
         put(place, 3, &[info.device]);
         put(place, 4, &info.cluster.to_be_bytes());
@@ -384,9 +390,9 @@ fn check_md5(bytes: &[u8], md5_at: usize, what: &'static str, offset: u64) -> Re
 /// MD5 of `bytes`, those at `md5_at` taken for zero.
 pub(super) fn md5_without(bytes: &[u8], md5_at: usize) -> [u8; MD5_BYTES] {
     let mut md5 = Md5::new();
-    md5.update(&bytes[..md5_at]);
+    md5.update(bytes.get(..md5_at).unwrap_or_default());
     md5.update([0; MD5_BYTES]);
-    md5.update(&bytes[md5_at + MD5_BYTES..]);
+    md5.update(bytes.get(md5_at + MD5_BYTES..).unwrap_or_default());
     md5.finalize().into()
 }
 
@@ -394,14 +400,14 @@ fn be_u32(bytes: &[u8], at: usize) -> u32 {
     u32::from_be_bytes(array(bytes, at))
 }
 
-/// The bytes at a place that exists: callers have checked how many there are.
+/// The bytes at a place of the format, before the blobs: a header has so many bytes, or it is not read.
 fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
-    let mut array = [0; N];
-    array.copy_from_slice(&bytes[at..at + N]);
-    array
+    let found = bytes.get(at..).and_then(|rest| rest.first_chunk());
+    *found.expect("headers are read as a whole")
 }
 
-/// Puts bytes to a place that exists.
+/// Puts bytes to a place of the format, in a header that is made here.
+#[expect(clippy::indexing_slicing, reason = "the places are constants of the format")]
 pub(super) fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
     bytes[at..at + value.len()].copy_from_slice(value);
 }

@@ -1,5 +1,8 @@
 //! Reading a VMA.
 
+#![deny(clippy::indexing_slicing)]
+#![cfg_attr(not(test), deny(clippy::string_slice))]
+
 use std::io::{ErrorKind, Read};
 
 use super::clusters::Clusters;
@@ -22,7 +25,7 @@ pub struct VmaReader<R> {
     disks: Vec<ArchiveDisk>,
     left_out: Vec<String>,
     /// What the devices are, by their numbers.
-    devices: Vec<Device>,
+    devices: [Device; format::DEVICE_COUNT],
     /// Which clusters of each disk have come.
     clusters: Vec<Clusters>,
     /// Clusters of the extent that are still to be read.
@@ -69,7 +72,7 @@ impl<R: Read> VmaReader<R> {
             documents: Vec::new(),
             disks: Vec::new(),
             left_out: Vec::new(),
-            devices: vec![Device::None; format::DEVICE_COUNT],
+            devices: [Device::None; format::DEVICE_COUNT],
             clusters: Vec::new(),
             infos: Vec::new().into_iter(),
             cluster: None,
@@ -82,16 +85,18 @@ impl<R: Read> VmaReader<R> {
         let size = format::header_bytes(&header)?;
         header.resize(size, 0);
         if size > HEADER_BYTES {
-            reader.fill(&mut header[HEADER_BYTES..], "the header")?;
+            reader.fill(header.get_mut(HEADER_BYTES..).unwrap_or_default(), "the header")?;
         }
         let header = Header::parse(&header)?;
         for device in header.devices {
             let number = usize::from(device.number);
+            let place = reader.devices.get_mut(number);
+            let place = place.expect("there is a device for each number of one byte");
             if device.name == MEMORY_NAME {
-                reader.devices[number] = Device::LeftOut;
+                *place = Device::LeftOut;
                 reader.left_out.push(device.name);
             } else {
-                reader.devices[number] = Device::Disk(reader.disks.len());
+                *place = Device::Disk(reader.disks.len());
                 reader.clusters.push(Clusters::new(device.size_bytes));
                 reader.disks.push(ArchiveDisk {
                     key: device.name,
@@ -118,18 +123,27 @@ impl<R: Read> VmaReader<R> {
         Ok(true)
     }
 
+    /// The device that a cluster is of.
+    fn device(&self, info: ClusterInfo) -> Device {
+        self.devices
+            .get(usize::from(info.device))
+            .copied()
+            .unwrap_or(Device::None)
+    }
+
     /// Whether a cluster is of its device, whose end the last one may reach beyond.
     fn check(&self, info: ClusterInfo, extent_offset: u64) -> Result<()> {
-        let disk = match self.devices[usize::from(info.device)] {
+        let disk = match self.device(info) {
             Device::LeftOut => return Ok(()),
-            Device::Disk(disk) => &self.disks[disk],
-            Device::None => {
-                let detail = format!(
-                    "it has a cluster of the device {}, which the header does not have",
-                    info.device
-                );
-                return Err(corrupt("extent", extent_offset, detail));
-            }
+            Device::Disk(disk) => self.disks.get(disk),
+            Device::None => None,
+        };
+        let Some(disk) = disk else {
+            let detail = format!(
+                "it has a cluster of the device {}, which the header does not have",
+                info.device
+            );
+            return Err(corrupt("extent", extent_offset, detail));
         };
         let left = disk.size_bytes.saturating_sub(info.offset());
         // Proxmox takes a full mask for a whole cluster at the end of a device, too.
@@ -153,11 +167,13 @@ impl<R: Read> VmaReader<R> {
             self.fill(&mut blocks, "a cluster")?;
             self.blocks = blocks;
         }
-        let Device::Disk(disk) = self.devices[usize::from(info.device)] else {
+        let Device::Disk(disk) = self.device(info) else {
             return Ok(());
         };
-        if !self.clusters[disk].insert(info.cluster) {
-            let detail = format!("the cluster {} of {} comes twice", info.cluster, self.disks[disk].key);
+        let known = self.clusters.get_mut(disk).zip(self.disks.get(disk));
+        let (clusters, described) = known.expect("each device that is a disk has clusters");
+        if !clusters.insert(info.cluster) {
+            let detail = format!("the cluster {} of {} comes twice", info.cluster, described.key);
             return Err(corrupt("cluster", offset, detail));
         }
         self.cluster = Some(Cluster {
@@ -166,7 +182,7 @@ impl<R: Read> VmaReader<R> {
             mask: info.mask,
             place: 0,
         });
-        self.ending = (self.clusters[disk].missing_count() == 0).then_some(disk);
+        self.ending = (clusters.missing_count() == 0).then_some(disk);
         Ok(())
     }
 
@@ -199,7 +215,7 @@ impl<R: Read> VmaReader<R> {
     fn fill_or_end(&mut self, buffer: &mut [u8], what: &'static str) -> Result<bool> {
         let mut filled = 0;
         while filled < buffer.len() {
-            match self.stream.read(&mut buffer[filled..]) {
+            match self.stream.read(buffer.get_mut(filled..).unwrap_or_default()) {
                 Ok(0) if filled == 0 => return Ok(false),
                 Ok(0) => return Err(Error::CutOff { what, offset: self.at }),
                 Ok(count) => {
@@ -254,13 +270,13 @@ impl<R: Read + Send> ArchiveReader for VmaReader<R> {
         while !self.is_over {
             if let Some(cluster) = &mut self.cluster {
                 let disk = cluster.disk;
-                match cluster.next(self.disks[disk].size_bytes) {
+                match cluster.next(self.disks.get(disk).map_or(0, |disk| disk.size_bytes)) {
                     None => self.cluster = None,
                     Some((offset, place)) => {
                         return Ok(Some(Piece::Data {
                             disk,
                             offset,
-                            bytes: &self.blocks[place],
+                            bytes: self.blocks.get(place).unwrap_or_default(),
                         }));
                     }
                 }

@@ -1,5 +1,8 @@
 //! Reading an XVA.
 
+#![deny(clippy::indexing_slicing)]
+#![cfg_attr(not(test), deny(clippy::string_slice))]
+
 use std::io::Read;
 
 use holdfast_hardware::xen::XenRecords;
@@ -115,7 +118,7 @@ impl<R: Read> XvaReader<R> {
                 corrupt("member", member.offset, detail)
             })?;
             let at = match self.current {
-                None if self.ended[disk] => {
+                None if self.ended.get(disk).copied().unwrap_or_default() => {
                     let detail = format!("{:?} comes after the end of its disk", member.name);
                     return Err(corrupt("member", member.offset, detail));
                 }
@@ -136,7 +139,7 @@ impl<R: Read> XvaReader<R> {
                 let detail = format!("the first block of {id} has the number {number}");
                 return Err(corrupt("member", member.offset, detail));
             }
-            let size_bytes = self.disks[disk].size_bytes;
+            let size_bytes = self.disks.get(disk).map_or(0, |disk| disk.size_bytes);
             let end = at
                 .offset
                 .checked_add(member.size_bytes)
@@ -216,7 +219,8 @@ impl<R: Read> XvaReader<R> {
                 }
             };
         };
-        let disk = &self.disks[current.disk];
+        let ended = self.disks.get(current.disk).zip(self.ended.get_mut(current.disk));
+        let (disk, has_ended) = ended.expect("the disk was found among those that there are");
         if current.offset != disk.size_bytes {
             return Err(corrupt(
                 "disk",
@@ -224,7 +228,7 @@ impl<R: Read> XvaReader<R> {
                 format!("{} ends at {} of {} bytes", disk.key, current.offset, disk.size_bytes),
             ));
         }
-        self.ended[current.disk] = true;
+        *has_ended = true;
         Ok(Some(current.disk))
     }
 }
