@@ -2,6 +2,7 @@
 
 mod banned;
 mod directions;
+mod foreign_bytes;
 mod imports;
 mod lengths;
 mod links;
@@ -120,6 +121,7 @@ pub(crate) fn check(root: &Path) -> Result<Vec<Finding>, String> {
     findings.extend(directions::check_modules(&sources, directions::MODULE_RULES));
     findings.extend(banned::check(&sources, banned::BANS, banned::ALLOWED));
     findings.extend(lengths::check(&sources, lengths::RATCHET));
+    findings.extend(foreign_bytes::check(&sources, foreign_bytes::EXCEPTIONS));
     findings.extend(links::check(&tree));
     findings.extend(words::check(&tree));
     findings.sort();
