@@ -26,7 +26,7 @@ use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::new_image::{NewImage, Overwrite};
 use crate::restore_stream::write_to_stream;
-use crate::sector_size::{kept_sector, tell_of_lost_sector};
+use crate::sector_size::{kept_sector, sector_of_image, tell_of_lost_sector};
 use crate::stream_device::StreamDevice;
 use crate::{Interrupted, Unit};
 use device::to_block_device;
@@ -134,6 +134,7 @@ pub(crate) fn convert_and(
             tell_of_contradictions(&path, &request.open, &files_of(&image), job.progress)?;
             tell_what_is_dropped(&image, job);
             Source::Image {
+                sector_bytes: sector_of_image(&path, &image)?,
                 path,
                 image: Box::new(image),
                 device,
@@ -193,7 +194,8 @@ pub fn convert_to_stream(
     tell_of_writers(&image, job);
     tell_of_contradictions(path, options, &files_of(&image), job.progress)?;
     tell_what_is_dropped(&image, job);
-    tell_of_lost_sector(image.sector_bytes(), &path.display().to_string(), job.progress);
+    let sector_bytes = sector_of_image(path, &image)?;
+    tell_of_lost_sector(sector_bytes, &path.display().to_string(), job.progress);
     match form {
         StreamForm::Raw => {
             job.progress.phase("converting", Unit::Bytes);

@@ -18,7 +18,7 @@ use crate::machine_backup::is_memory;
 use crate::new_file::{Existing, NewFile};
 use crate::repository::find_snapshot;
 use crate::restore_stream::write_to_stream;
-use crate::sector_size::{kept_sector, noted_sector, tell_of_lost_sector};
+use crate::sector_size::{kept_sector, noted_sector, tell_of_lost_sector, tell_of_other_sectors};
 use crate::stored_memory::{MEMORY_STREAM, StoredMemory, is_part};
 use crate::{DiskName, SnapshotName, Unit};
 
@@ -337,6 +337,7 @@ impl Restorer<'_> {
         match place {
             Place::BlockDevice(state) => {
                 let target = LockedDevice::open(path, IoMode::LargeDirect)?;
+                tell_of_other_sectors(&*target, noted_sector(&disk.notes), &disk.name, self.job.progress);
                 let restored = self.to_device(disk, path, &*target, state)?;
                 target.check_alone()?;
                 Ok(restored)

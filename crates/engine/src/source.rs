@@ -11,6 +11,7 @@ use holdfast_image::{Format, LayerInfo, Note, OpenOptions, USUAL_SECTOR_BYTES};
 
 use crate::contradictions::tell_of_contradictions;
 use crate::error::{Error, Result};
+use crate::sector_size::sector_of_block_device;
 use crate::{DiskName, Progress};
 
 /// Ends of file names that say of what kind the file is, and are no part of a disk's name.
@@ -170,10 +171,15 @@ impl OpenSource {
         let opened = (path.to_owned(), options.clone());
         let Some(image) = image.filter(|_| format != Format::Raw) else {
             let file = Arc::new(FileDevice::open(path, IoMode::Buffered)?);
+            let sector_bytes = if is_block_device {
+                sector_of_block_device(&file)?
+            } else {
+                USUAL_SECTOR_BYTES
+            };
             return Ok(Self {
                 device: file.clone(),
                 format,
-                sector_bytes: USUAL_SECTOR_BYTES,
+                sector_bytes,
                 canonical,
                 files: vec![(path.to_owned(), file)],
                 opened,

@@ -44,12 +44,18 @@ impl Drop for LoopDevice {
 
 /// A loop device over a new file at `file`; none, with the reason printed, where this machine makes none.
 pub(crate) fn loop_device(file: &Path, size_bytes: u64) -> Option<LoopDevice> {
+    loop_device_of_sectors(file, size_bytes, 512)
+}
+
+/// The same, whose sectors have `sector_bytes`.
+pub(crate) fn loop_device_of_sectors(file: &Path, size_bytes: u64, sector_bytes: u32) -> Option<LoopDevice> {
     if !rustix::process::geteuid().is_root() {
         skipped("a loop device needs root");
         return None;
     }
     std::fs::File::create(file).unwrap().set_len(size_bytes).unwrap();
-    match system("losetup", &["--find", "--show", text(file)]) {
+    let sector = format!("--sector-size={sector_bytes}");
+    match system("losetup", &["--find", "--show", &sector, text(file)]) {
         Ok(path) => Some(LoopDevice { path: path.into() }),
         Err(reason) => {
             skipped(&format!("no loop device: {reason}"));

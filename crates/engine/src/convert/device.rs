@@ -8,6 +8,7 @@ use super::{ConvertRequest, VerifyImage, steps, threads, unless_interrupted, ver
 use crate::block_target::open_block_target;
 use crate::error::{Error, Result};
 use crate::job::Job;
+use crate::sector_size::tell_of_other_sectors;
 
 /// Writes over a block device.
 pub(super) fn to_block_device(
@@ -23,6 +24,7 @@ pub(super) fn to_block_device(
         });
     }
     let target = open_block_target(path, request.overwrite, device.size_bytes())?;
+    tell_of_other_sectors(&*target, source.sector_bytes(request), &source.name(path), job.progress);
     let fill = || -> Result<FillReport> {
         let filled = fill_device(
             device,

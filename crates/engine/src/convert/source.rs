@@ -31,6 +31,7 @@ pub(super) enum Source<'a> {
         path: PathBuf,
         image: Box<Image>,
         device: Arc<dyn BlockDevice>,
+        sector_bytes: u64,
     },
     Stream(StreamDevice<'a>),
     Device(&'a dyn BlockDevice),
@@ -49,7 +50,7 @@ impl Source<'_> {
     /// Size of its sectors: of what is no image, that which is asked for.
     pub(super) fn sector_bytes(&self, request: &ConvertRequest) -> u64 {
         match self {
-            Self::Image { image, .. } => image.sector_bytes(),
+            Self::Image { sector_bytes, .. } => *sector_bytes,
             Self::Stream(_) | Self::Device(_) | Self::Checked(..) => request.blocks.sector_bytes,
         }
     }

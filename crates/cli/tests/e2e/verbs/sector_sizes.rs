@@ -3,8 +3,10 @@
 use holdfast_block::BlockDeviceMut as _;
 use holdfast_image::{BlockOptions, CreateOptions, Format, OpenOptions};
 
+use crate::host::{LoopDevice, loop_device_of_sectors, text};
 use crate::program::stderr;
 use crate::rig::{Rig, noise};
+use crate::templates;
 
 const MIB: usize = 1 << 20;
 
@@ -74,6 +76,107 @@ fn the_size_of_sectors_is_kept_or_its_loss_is_told() {
     // Those of other images are not told of.
     rig.ok(&["image", "convert", "back.raw", "usual.vhdx"]);
     assert_eq!(sector_of(&rig, "usual.vhdx"), 512);
+}
+
+/// Runs it, which has to warn of the size of sectors that is lost.
+fn assert_lost(rig: &Rig, words: &[&str]) {
+    let output = rig.run(words);
+    let said = stderr(&output);
+    assert_eq!(output.status.code(), Some(3), "{words:?}: {said}");
+    assert!(said.contains("sectors of 4096 bytes"), "{words:?}: {said}");
+}
+
+#[test]
+fn the_size_of_the_sectors_of_a_vdi_goes_into_a_vhdx() {
+    let rig = Rig::new();
+    rig.write("disk.raw", &noise(3 * MIB, 2));
+    rig.ok(&["image", "convert", "disk.raw", "4k.vdi"]);
+    let mut bytes = rig.read("4k.vdi");
+    for place in [0x168, 0x1d4] {
+        bytes[place..place + 4].copy_from_slice(&4096_u32.to_le_bytes());
+    }
+    rig.write("4k.vdi", &bytes);
+    assert_eq!(sector_of(&rig, "4k.vdi"), 4096);
+    rig.ok(&["image", "convert", "4k.vdi", "kept.vhdx"]);
+    assert_eq!(sector_of(&rig, "kept.vhdx"), 4096);
+    rig.ok(&["backup", "--machine", "web", "vda=4k.vdi"]);
+    rig.ok(&["restore", "web:vda", "back.vhdx"]);
+    assert_eq!(sector_of(&rig, "back.vhdx"), 4096);
+    for target in ["out.vdi", "out.qcow2", "out.raw", "out.vmdk"] {
+        assert_lost(&rig, &["image", "convert", "4k.vdi", target]);
+    }
+    assert_lost(&rig, &["restore", "web:vda", "out2.vdi"]);
+}
+
+#[test]
+fn the_size_of_sectors_is_kept_by_a_template_or_its_loss_is_told() {
+    let rig = templates::rig();
+    image(&rig, "4k.vhdx");
+    templates::push(&rig, "base:1", "4k.vhdx", "anna", &[]);
+    rig.ok(&templates::pull_words("base:1", "pulled.vhdx"));
+    assert_eq!(sector_of(&rig, "pulled.vhdx"), 4096);
+    assert_eq!(
+        rig.report(&["image", "compare", "4k.vhdx", "pulled.vhdx"])["is_equal"],
+        true
+    );
+    for target in ["pulled.raw", "pulled.qcow2", "pulled.vdi"] {
+        assert_lost(&rig, &templates::pull_words("base:1", target));
+    }
+}
+
+/// A disk with the signature of a table of partitions at that place.
+fn with_table(at: usize) -> Vec<u8> {
+    let mut bytes = noise(3 * MIB, 3);
+    bytes[at..at + 8].copy_from_slice(b"EFI PART");
+    bytes
+}
+
+fn device(rig: &Rig, name: &str, sector_bytes: u32) -> Option<LoopDevice> {
+    loop_device_of_sectors(&rig.path(name), 3 << 20, sector_bytes)
+}
+
+#[test]
+fn the_size_of_the_sectors_of_a_block_device_is_kept_or_its_loss_is_told() {
+    let rig = Rig::new();
+    let (Some(source), Some(same), Some(other)) = (
+        device(&rig, "source", 4096),
+        device(&rig, "same", 4096),
+        device(&rig, "other", 512),
+    ) else {
+        return;
+    };
+    let [source, same, other] = [&source, &same, &other].map(|device| text(&device.path));
+    let bytes = with_table(4096);
+    rig.write("whole.raw", &bytes);
+    rig.ok(&["image", "convert", "whole.raw", source, "--force"]);
+    rig.ok(&["image", "convert", source, "kept.vhdx"]);
+    assert_eq!(sector_of(&rig, "kept.vhdx"), 4096);
+    rig.ok(&["image", "convert", "kept.vhdx", same, "--force"]);
+    assert!(rig.read(same) == bytes);
+    rig.ok(&["backup", "--machine", "web", &format!("sda={source}")]);
+    rig.ok(&["restore", "web:sda", "back.vhdx"]);
+    assert_eq!(sector_of(&rig, "back.vhdx"), 4096);
+    rig.ok(&["restore", "web:sda", same, "--force"]);
+    assert!(rig.read(same) == bytes);
+    for words in [
+        &["image", "convert", source, "out.raw"][..],
+        &["image", "convert", source, "out.qcow2"],
+        &["image", "convert", source, "-"],
+        &["image", "convert", source, other, "--force"],
+        &["restore", "web:sda", "back.qcow2"],
+        &["restore", "web:sda", other, "--force"],
+    ] {
+        assert_lost(&rig, words);
+    }
+    assert!(rig.read(other) == bytes);
+    // A machine sees sectors of 512 bytes on such a device, unless it is told otherwise: then its table of partitions is where these are.
+    for at in [512, 65_536] {
+        rig.write("guest.raw", &with_table(at));
+        rig.ok(&["image", "convert", "guest.raw", source, "--force"]);
+        rig.ok(&["image", "convert", source, "guest.qcow2", "--force"]);
+        rig.ok(&["image", "convert", source, "guest.vhdx", "--force"]);
+        assert_eq!(sector_of(&rig, "guest.vhdx"), 512);
+    }
 }
 
 /// Whoever names a format cannot know how large the disk is: that is no wrong command line.
