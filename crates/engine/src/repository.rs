@@ -281,16 +281,6 @@ pub fn time_of(manifest: &Manifest) -> Timestamp {
     Timestamp::from_millisecond(manifest.time_ms).unwrap_or(Timestamp::MIN)
 }
 
-/// A path without links and relative parts, also of what is to be made there.
-fn whole_path(path: &Path) -> PathBuf {
-    let of_new = || {
-        let folder = std::path::absolute(path).ok()?;
-        Some(folder.parent()?.canonicalize().ok()?.join(folder.file_name()?))
-    };
-    let whole = path.canonicalize().ok().or_else(of_new);
-    whole.unwrap_or_else(|| path.to_owned())
-}
-
 /// The snapshot that a person means.
 pub fn find_snapshot(
     repository: &Repository,
