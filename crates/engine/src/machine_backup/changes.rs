@@ -258,14 +258,14 @@ pub(super) fn check_spots(
 mod tests {
     use holdfast_block::{DirtyBitmap, MemoryDevice};
 
-    use super::{BitmapNames, ReadAll, SPOT_BYTES, check_spots, is_bitmap_of, is_bitmap_of_ours};
+    use super::{BitmapNames, ReadAll, SPOT_BYTES, SPOT_LENGTH, check_spots, is_bitmap_of, is_bitmap_of_ours};
 
     const BLOCK_COUNT: u8 = 64;
 
     /// A disk whose blocks are full of their numbers, or of others from `changed_from` on.
     fn device(changed_from: u8) -> MemoryDevice {
         let byte = |block: u8| if block < changed_from { block } else { block + 100 };
-        let blocks = (0..BLOCK_COUNT).flat_map(|block| [byte(block); SPOT_BYTES as usize]);
+        let blocks = (0..BLOCK_COUNT).flat_map(|block| [byte(block); SPOT_LENGTH]);
         MemoryDevice::from_bytes(&blocks.collect::<Vec<u8>>())
     }
 
