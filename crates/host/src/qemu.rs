@@ -32,6 +32,7 @@ pub use jobs::{QemuJob, dismiss_job, jobs, remove_bitmap, resume};
 pub use latency::{WriteCounters, write_counters};
 pub use layers::{Layer, Layers};
 pub use names::RunId;
+pub(crate) use names::run_of;
 pub use remove::{drop_idle_files, remove_run, runs_in};
 pub use serving::{NotServed, no_filter};
 pub use version::QemuVersion;

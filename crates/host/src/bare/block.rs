@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::text;
 use crate::machine::{DiskKind, DiskSource, MachineDisk};
-use crate::qemu::device_path;
+use crate::qemu::{device_path, run_of};
 use crate::qmp::{Monitor, MonitorError, QmpCommand, Result};
 
 /// Nodes that show another node's bytes: what stands in their place is no format of an image.
@@ -84,7 +84,9 @@ impl Blocks {
 
 fn disk(drive: &Value, device: String, (kind, is_shared): (&str, bool), resolve: Resolve<'_>) -> MachineDisk {
     let inserted = drive.get("inserted");
-    let driver = inserted.and_then(|inserted| text(inserted, "drv"));
+    // A node of a run of ours says nothing of the image below it.
+    let shown = inserted.filter(|inserted| text(inserted, "node-name").is_none_or(|name| run_of(&name).is_none()));
+    let driver = shown.and_then(|inserted| text(inserted, "drv"));
     MachineDisk {
         target: target(&device, &text(drive, "device").unwrap_or_default()),
         kind: disk_kind(kind),
@@ -150,7 +152,7 @@ mod tests {
 
     use serde_json::json;
 
-    use super::{disk_kind, source, target};
+    use super::{disk, disk_kind, source, target};
     use crate::machine::{DiskKind, DiskSource};
 
     #[test]
@@ -183,6 +185,23 @@ mod tests {
         let kinds = kinds.map(disk_kind);
         let (cd, disk) = (DiskKind::Cdrom, DiskKind::Disk);
         assert_eq!(kinds, [cd, cd, DiskKind::Floppy, DiskKind::Lun, disk, disk, disk]);
+    }
+
+    #[test]
+    fn a_node_of_ours_is_no_format() {
+        let resolve = |path: &Path| path.to_owned();
+        let format = |node: &str| {
+            let drive = json!({ "inserted": { "node-name": node, "drv": "raw", "file": "/a", "ro": false } });
+            disk(
+                &drive,
+                "/machine/peripheral/a".to_owned(),
+                ("virtio-blk-device", false),
+                &resolve,
+            )
+            .format
+        };
+        assert_eq!(format("format0").as_deref(), Some("raw"));
+        assert_eq!(format("hf-00abcdef-0-switch"), None);
     }
 
     #[test]

@@ -1,14 +1,14 @@
 //! One instant of all disks of a running machine.
 //!
 //! Everything that takes time is made before: scratch files, filters that stand on their nodes and that nothing passes yet,
-//! the server. Then the filters go under all devices at once, between two requests of the guest: [`gates`]. The machine is stopped only
+//! the server. Then the filters go under all devices at once, between two requests of the guest: [`switches`]. The machine is stopped only
 //! where something else has to be of the same instant: [`standstill`]. What is frozen is served from there on.
 
 mod bitmaps;
 mod export;
-mod gates;
 mod permitted;
 mod standstill;
+mod switches;
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -199,7 +199,7 @@ impl Making<'_> {
         let is_served = disks.iter().all(|disk| disk.spool_set.is_none());
         let (pause, is_left_paused) = match (&disks[..], request.memory, request.standstill) {
             ([disk], None, Standstill::WhereNeeded) if is_served => (self.cut_one(disk, tell)?, false),
-            ([_, ..], None, standstill) if is_served => (self.cut_gated(&disks, standstill, tell)?, false),
+            ([_, ..], None, standstill) if is_served => (self.cut_switched(&disks, standstill, tell)?, false),
             (_, Some(memory), _) => self.cut_with_memory(&disks, memory, tell)?,
             (_, None, _) => (self.cut_stopped(&disks, tell)?, false),
         };

@@ -31,7 +31,7 @@ pub(crate) enum Role {
     /// The filter of the job that copies them. QEMU adds and removes it.
     Copying,
     /// Stands between a device and its disk, and can be moved onto the filter.
-    Gate,
+    Switch,
 }
 
 impl Role {
@@ -42,7 +42,7 @@ impl Role {
         Self::Spool,
         Self::Marks,
         Self::Copying,
-        Self::Gate,
+        Self::Switch,
     ];
 
     fn word(self) -> &'static str {
@@ -53,7 +53,7 @@ impl Role {
             Self::Spool => "spool",
             Self::Marks => "marks",
             Self::Copying => "copying",
-            Self::Gate => "gate",
+            Self::Switch => "switch",
         }
     }
 }

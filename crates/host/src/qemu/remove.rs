@@ -72,9 +72,9 @@ pub fn remove_run(monitor: &dyn Monitor, clock: &dyn Clock, run: RunId) -> Resul
         removal.exports(),
         // As long as somebody reads through a filter, nobody may write beside it.
         removal.nodes(&[Role::Frozen]),
-        removal.take_from_devices(Role::Gate),
-        // A gate that is on a filter keeps all other writers away from the disk, also when no device uses it any more.
-        removal.nodes(&[Role::Gate]),
+        removal.take_from_devices(Role::Switch),
+        // A switch that is on a filter keeps all other writers away from the disk, also when no device uses it any more.
+        removal.nodes(&[Role::Switch]),
         removal.take_from_devices(Role::Filter),
         removal.nodes(&[Role::Filter, Role::Scratch, Role::Spool, Role::Marks]),
         removal.bitmaps(),

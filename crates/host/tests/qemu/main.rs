@@ -6,9 +6,9 @@
 mod bare;
 mod cut;
 mod faults;
-mod gates;
 mod iothreads;
 #[expect(dead_code, reason = "shared with the tests of the whole program")]
 mod lab;
 mod memory;
 mod monitor;
+mod switches;

@@ -1,5 +1,5 @@
-//! One instant of several disks, without a stop: each device is put on a gate, a node that passes everything on to its disk, and one
-//! command moves all gates onto the filters.
+//! One instant of several disks, without a stop: each device is put on a switch, a node that passes everything on to its disk, and one
+//! command turns all switches onto the filters.
 //!
 //! `qom-set` puts a node under one device, and no transaction has such an action, so several devices would get their filters one after
 //! the other. `blockdev-reopen` takes a list of nodes. QEMU first drains all of them: every request of the guest has ended, and none
@@ -17,16 +17,16 @@ use crate::qmp::Result;
 
 impl Making<'_> {
     /// The instant of disks that can all be served.
-    pub(super) fn cut_gated(
+    pub(super) fn cut_switched(
         &self,
         disks: &[Prepared],
         standstill: Standstill,
         tell: &mut dyn FnMut(Moment),
     ) -> Result<Pause> {
         self.begin_next(disks)?;
-        self.put_gates_in(disks)?;
+        self.put_switches_in(disks)?;
         let pause = match standstill {
-            Standstill::WhereNeeded => match self.move_gates(disks) {
+            Standstill::WhereNeeded => match self.turn_switches(disks) {
                 Ok(()) => {
                     tell(Moment::Instant);
                     Pause::default()
@@ -34,58 +34,58 @@ impl Making<'_> {
                 Err(error) if error.is_refusal() => self.stand_still(None, &|| self.set_filters(disks), tell)?.0,
                 Err(error) => return Err(error),
             },
-            Standstill::Always => self.stand_still(None, &|| self.move_gates_or_set(disks), tell)?.0,
+            Standstill::Always => self.stand_still(None, &|| self.turn_switches_or_set(disks), tell)?.0,
         };
         self.keep_changes(disks)?;
-        self.take_gates_out(disks)?;
+        self.take_switches_out(disks)?;
         Ok(pause)
     }
 
-    fn put_gates_in(&self, disks: &[Prepared]) -> Result<()> {
+    fn put_switches_in(&self, disks: &[Prepared]) -> Result<()> {
         for (number, disk) in disks.iter().enumerate() {
-            self.execute("blockdev-add", self.gate(number, &disk.disk.node))?;
+            self.execute("blockdev-add", self.switch(number, &disk.disk.node))?;
         }
-        // A snapshot by others from here on puts its overlay below the gate and the filter as well.
+        // A snapshot by others from here on puts its overlay below the switch and the filter as well.
         self.check_prepared(disks)?;
         for (number, disk) in disks.iter().enumerate() {
-            set_drive(self.monitor, &disk.disk.device, &self.run.node(number, Role::Gate))?;
+            set_drive(self.monitor, &disk.disk.device, &self.run.node(number, Role::Switch))?;
         }
         Ok(())
     }
 
-    /// A gate on a node.
-    fn gate(&self, number: usize, on: &str) -> Value {
+    /// A switch on a node.
+    fn switch(&self, number: usize, on: &str) -> Value {
         json!({
             "driver": "raw",
-            "node-name": self.run.node(number, Role::Gate),
+            "node-name": self.run.node(number, Role::Switch),
             "file": on,
             "discard": "unmap",
         })
     }
 
-    fn move_gates(&self, disks: &[Prepared]) -> Result<()> {
-        let gates = (0..disks.len()).map(|number| self.gate(number, &self.run.node(number, Role::Filter)));
-        let arguments = json!({ "options": gates.collect::<Vec<_>>() });
+    fn turn_switches(&self, disks: &[Prepared]) -> Result<()> {
+        let switches = (0..disks.len()).map(|number| self.switch(number, &self.run.node(number, Role::Filter)));
+        let arguments = json!({ "options": switches.collect::<Vec<_>>() });
         self.execute("blockdev-reopen", arguments).map(drop)
     }
 
     /// What one command cannot do takes several, while the machine stands still.
-    fn move_gates_or_set(&self, disks: &[Prepared]) -> Result<()> {
-        match self.move_gates(disks) {
+    fn turn_switches_or_set(&self, disks: &[Prepared]) -> Result<()> {
+        match self.turn_switches(disks) {
             Err(error) if error.is_refusal() => self.set_filters(disks),
             other => other,
         }
     }
 
-    /// Leaves the filters alone under the devices. Those that could not be moved there with their gates are on them already.
-    fn take_gates_out(&self, disks: &[Prepared]) -> Result<()> {
+    /// Leaves the filters alone under the devices. Those that could not be moved there with their switches are on them already.
+    fn take_switches_out(&self, disks: &[Prepared]) -> Result<()> {
         let present = qemu_disks(self.monitor)?;
         for (number, disk) in disks.iter().enumerate() {
-            let (device, gate) = (&disk.disk.device, self.run.node(number, Role::Gate));
-            if present.iter().any(|now| now.device == *device && now.node == gate) {
+            let (device, switch) = (&disk.disk.device, self.run.node(number, Role::Switch));
+            if present.iter().any(|now| now.device == *device && now.node == switch) {
                 set_drive(self.monitor, device, &self.run.node(number, Role::Filter))?;
             }
-            self.monitor.execute(&about_node("blockdev-del", &gate))?;
+            self.monitor.execute(&about_node("blockdev-del", &switch))?;
         }
         Ok(())
     }

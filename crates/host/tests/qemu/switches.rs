@@ -103,9 +103,9 @@ fn one_command_is_the_instant_of_all_disks() {
     }
 }
 
-/// Where gates cannot be moved, the machine stands still, and devices are put on their filters one by one.
+/// Where switches cannot be moved, the machine stands still, and devices are put on their filters one by one.
 #[test]
-fn a_qemu_that_moves_no_gates_is_stopped() {
+fn a_qemu_that_turns_no_switches_is_stopped() {
     let lab = Lab::new(&["qcow2", "raw"]);
     let before = lab.everything();
     for standstill in [Standstill::WhereNeeded, Standstill::Always] {
@@ -298,9 +298,9 @@ fn a_snapshot_of_others_within_the_cut_is_noticed() {
     assert!(lab.guest(1, "read -P 77 0 1M").contains("read 1048576/1048576"));
 }
 
-/// A run that died with its gates in, on the disks or on the filters already, is taken out by its name.
+/// A run that died with its switches in, on the disks or on the filters already, is taken out by its name.
 #[test]
-fn gates_that_are_left_are_taken_out() {
+fn switches_that_are_left_are_taken_out() {
     let lab = Lab::new(&["qcow2", "raw"]);
     let before = lab.everything();
     for is_moved in [false, true] {
@@ -315,15 +315,16 @@ fn gates_that_are_left_are_taken_out() {
                 "target": node(disk, "scratch"),
             });
             lab.execute("blockdev-add", filter);
-            let gate = json!({ "driver": "raw", "node-name": node(disk, "gate"), "file": image });
-            lab.execute("blockdev-add", gate);
+            let switch = json!({ "driver": "raw", "node-name": node(disk, "switch"), "file": image });
+            lab.execute("blockdev-add", switch);
             let device = format!("/machine/peripheral/disk{disk}/virtio-backend");
-            let arguments = json!({ "path": device, "property": "drive", "value": node(disk, "gate") });
+            let arguments = json!({ "path": device, "property": "drive", "value": node(disk, "switch") });
             lab.execute("qom-set", arguments);
         }
         if is_moved {
-            let gate = |disk| json!({ "driver": "raw", "node-name": node(disk, "gate"), "file": node(disk, "filter") });
-            lab.execute("blockdev-reopen", json!({ "options": [gate(0), gate(1)] }));
+            let switch =
+                |disk| json!({ "driver": "raw", "node-name": node(disk, "switch"), "file": node(disk, "filter") });
+            lab.execute("blockdev-reopen", json!({ "options": [switch(0), switch(1)] }));
         }
         assert_eq!(runs_in(&*lab.monitor).unwrap(), [run_id].into());
         remove_run(&*lab.monitor, &lab.clock, run_id).unwrap();
