@@ -18,6 +18,12 @@ const ENDING: &str = "json";
 /// Bytes of a note, at most.
 const BYTES_MAX: u64 = 1 << 20;
 
+/// What stands in a note of this version; none where it is no note, or one of another version.
+pub(crate) fn note_of_schema(bytes: &[u8], schema: u64) -> Option<Value> {
+    let value: Value = serde_json::from_slice(bytes).ok()?;
+    (value.get("schema")?.as_u64()? == schema).then_some(value)
+}
+
 /// A path as notes have it: text, or its bytes where it is not UTF-8.
 pub(crate) fn written_path(path: &Path) -> Value {
     match path.to_str() {
@@ -142,7 +148,17 @@ mod tests {
 
     use serde_json::json;
 
-    use super::{delete_half_note, half_notes, lock_half, read_notes, read_path, write_note, written_path};
+    use super::{
+        delete_half_note, half_notes, lock_half, note_of_schema, read_notes, read_path, write_note, written_path,
+    };
+
+    #[test]
+    fn a_note_of_another_version_is_none() {
+        assert_eq!(note_of_schema(b"{\"schema\":1}", 1), Some(json!({ "schema": 1 })));
+        for other in [&b"{\"schema\":2}"[..], b"{}", b"{\"schema\":\"1\"}", b"[1]", b"{", b""] {
+            assert_eq!(note_of_schema(other, 1), None);
+        }
+    }
 
     #[test]
     fn a_path_comes_back_with_all_its_bytes() {

@@ -10,8 +10,10 @@ use holdfast_repo::ProcessIdentity;
 use serde_json::{Value, json};
 
 use crate::error::{Error, Result};
-use crate::note_file::{forget_note, read_notes, read_path, write_note, written_path};
+use crate::note_file::{forget_note, note_of_schema, read_notes, read_path, write_note, written_path};
 use crate::run_journal::{HALF, read_process, written_process};
+
+const SCHEMA: u64 = 1;
 
 /// Where places are noted, and as whose.
 #[derive(Debug, Clone)]
@@ -59,7 +61,7 @@ impl PlaceRecord {
             })
         });
         let value = json!({
-            "schema": 1,
+            "schema": SCHEMA,
             "number": self.number,
             "place": written_path(&self.place),
             "process": written_process(&self.process),
@@ -69,7 +71,7 @@ impl PlaceRecord {
     }
 
     fn parse(bytes: &[u8]) -> Option<Self> {
-        let value: Value = serde_json::from_slice(bytes).ok()?;
+        let value = note_of_schema(bytes, SCHEMA)?;
         let number = |value: &Value| u32::try_from(value.as_u64()?).ok();
         let text = |value: &Value| Some(value.as_str()?.to_owned());
         let held = match &value["held"] {

@@ -12,8 +12,9 @@ use holdfast_repo::{Liveness, ProcessIdentity, Processes};
 use serde_json::{Value, json};
 
 use crate::error::{Error, Result};
-use crate::note_file::{forget_note, read_notes, read_path, write_note, written_path};
+use crate::note_file::{forget_note, note_of_schema, read_notes, read_path, write_note, written_path};
 
+const SCHEMA: u64 = 1;
 /// The end of a note's name.
 const ENDING: &str = ".json";
 /// The end of its name as long as it is being written.
@@ -98,7 +99,7 @@ impl RunRecord {
     fn encode(&self) -> Vec<u8> {
         let process = &self.process;
         let value = json!({
-            "schema": 1,
+            "schema": SCHEMA,
             "run": self.run.to_string(),
             "machine": self.machine,
             "uuid": self.uuid,
@@ -114,7 +115,7 @@ impl RunRecord {
 
     /// A note as it was written; none where it is not one.
     fn parse(bytes: &[u8]) -> Option<Self> {
-        let value: Value = serde_json::from_slice(bytes).ok()?;
+        let value = note_of_schema(bytes, SCHEMA)?;
         let text = |value: &Value, key: &str| Some(value.get(key)?.as_str()?.to_owned());
         let phase = text(&value, "phase")?;
         let way = value.get("way")?.as_array()?.iter();

@@ -154,7 +154,7 @@ mod tests {
 
         // As a kill leaves it.
         NewFolder::make(&hidden).unwrap().keep();
-        assert_eq!(unfinished_folders(place.path()), [hidden.clone()]);
+        assert_eq!(unfinished_folders(place.path()), std::slice::from_ref(&hidden));
         assert!(is_still_unfinished(&hidden) && is_still_unfinished(&name));
         remove_left(&name);
         assert!(!hidden.exists());

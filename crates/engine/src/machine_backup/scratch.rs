@@ -133,8 +133,9 @@ mod tests {
         let path = folder.path().to_owned();
         assert!(lock_unneeded(&path).is_none());
         // As a kill leaves it.
-        std::mem::forget(folder.folder);
-        drop(folder._lock);
+        let RuntimeFolder { folder, _lock: lock } = folder;
+        std::mem::forget(folder);
+        drop(lock);
         assert!(lock_unneeded(&path).is_some());
     }
 

@@ -12,9 +12,10 @@ use serde_json::{Value, json};
 
 use super::StateStore;
 use crate::error::{Error, Result};
-use crate::note_file::{forget_note, read_notes, read_path, write_note, written_path};
+use crate::note_file::{forget_note, note_of_schema, read_notes, read_path, write_note, written_path};
 use crate::run_journal::{read_process, written_process};
 
+const SCHEMA: u64 = 1;
 const FOLDER: &str = "unfinished";
 const ENDING: &str = ".json";
 /// How the name of a note ends that is being written.
@@ -91,7 +92,7 @@ impl Unfinished {
             })
         });
         let value = json!({
-            "schema": 1,
+            "schema": SCHEMA,
             "kind": self.kind.word(),
             "machine": self.machine,
             "uuid": self.uuid,
@@ -107,7 +108,7 @@ impl Unfinished {
 
     /// A note as it was written; none where it is not one.
     fn parse(bytes: &[u8]) -> Option<Self> {
-        let value: Value = serde_json::from_slice(bytes).ok()?;
+        let value = note_of_schema(bytes, SCHEMA)?;
         let text = |key: &str| Some(value.get(key)?.as_str()?.to_owned());
         let kind = text("kind")?;
         let file = |value: &Value| {
