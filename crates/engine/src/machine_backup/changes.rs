@@ -80,6 +80,8 @@ pub enum ReadAll {
     BasesUnknown,
     /// The image is based on something else now, or that was written.
     BasesChanged,
+    /// The bitmap is in another image and another QEMU than it was begun in.
+    Moved,
     /// QEMU does not answer what has changed; its words.
     NotTold(String),
     /// The layers of the disk were changed while it was frozen.
@@ -144,6 +146,9 @@ impl fmt::Display for ReadAll {
                 formatter.write_str("it cannot be told whether what the image is based on is the same and unchanged")
             }
             Self::BasesChanged => formatter.write_str("what the image is based on was replaced or written"),
+            Self::Moved => formatter.write_str(
+                "the bitmap came to another image in another QEMU, and it cannot be told whether it had recorded everything by then",
+            ),
             Self::NotTold(why) => write!(formatter, "QEMU does not tell what has changed: {why}"),
             Self::LayersChanged => formatter.write_str("the layers of its image were changed while it was frozen"),
             Self::ShutOff => formatter.write_str("the machine is shut off"),

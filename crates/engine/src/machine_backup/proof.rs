@@ -9,10 +9,14 @@
 //! - Of the layers that have it the lowest counts. What was written since to the layers above is where these layers have clusters of
 //!   their own.
 //! - What is below that layer has to be what was below the disk's node then: the same files, unwritten.
+//! - It is where it was begun: in the same image, or in the same process of QEMU, where libvirt merges it when it changes the layers.
+//!   Or its image has it stored, as a copy made by `qemu-img` has. A migration takes bitmaps along by the names of nodes, also from a
+//!   node that the disk has left before, to an image whose writes they have not recorded.
 //!
 //! Where one of these is missing, everything is read.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::MetadataExt as _;
 
 use holdfast_block::{DirtyBitmap, SeededRandom};
 use holdfast_host::qemu::{Bitmap, Layer};
@@ -24,6 +28,10 @@ use super::changes::{NOTE_BITMAP, ReadAll};
 const NOTE_WITNESS: &str = "bitmap-witness";
 /// Note of a disk: what its image was based on, by stamps; a blank between layers, a comma between the files of a layer.
 const NOTE_BASES: &str = "bitmap-bases";
+/// Note of a disk: where its bitmap was begun, by the process of QEMU and the image; a blank between.
+const NOTE_PLACE: &str = "bitmap-place";
+/// What is not known of a place.
+const UNKNOWN: &str = "-";
 /// The note of an image that is based on nothing.
 const NO_BASES: &str = "none";
 
@@ -78,6 +86,10 @@ impl Proof {
         if *bases_then != bases_now {
             return Err(ReadAll::BasesChanged);
         }
+        let place = notes.get(NOTE_PLACE).ok_or(ReadAll::NoWitnessThen)?;
+        if !is_at_place(&layers[at], name, place) {
+            return Err(ReadAll::Moved);
+        }
         Ok(Self {
             bitmap: name.clone(),
             below: (at > 0).then(|| layers[at].node.clone()),
@@ -106,6 +118,7 @@ pub(super) struct NextBitmap {
     pub(super) name: String,
     pub(super) witness: Vec<u64>,
     bases: Option<String>,
+    place: String,
 }
 
 impl NextBitmap {
@@ -115,6 +128,7 @@ impl NextBitmap {
             name,
             witness: witness_of(size_bytes, seed),
             bases: layers.and_then(|layers| bases_of(layers.get(1..)?)),
+            place: place_of(layers.and_then(<[Layer]>::first)),
         }
     }
 
@@ -122,6 +136,7 @@ impl NextBitmap {
         let witness: Vec<String> = self.witness.iter().map(u64::to_string).collect();
         let mut notes = BTreeMap::from([(NOTE_BITMAP.to_owned(), self.name.clone())]);
         notes.insert(NOTE_WITNESS.to_owned(), witness.join(" "));
+        notes.insert(NOTE_PLACE.to_owned(), self.place.clone());
         notes.extend(self.bases.clone().map(|bases| (NOTE_BASES.to_owned(), bases)));
         notes
     }
@@ -160,6 +175,32 @@ fn check_layers(layers: &[Layer], size_bytes: u64) -> Result<(), ReadAll> {
         }),
         _ => Ok(()),
     }
+}
+
+/// Where a bitmap of a layer is.
+fn place_of(layer: Option<&Layer>) -> String {
+    let known = |word: Option<String>| word.unwrap_or_else(|| UNKNOWN.to_owned());
+    let process = layer.and_then(|layer| layer.process.clone());
+    format!("{} {}", known(process), known(layer.and_then(image_of)))
+}
+
+/// What tells the image of a layer from all others on this host.
+fn image_of(layer: &Layer) -> Option<String> {
+    let [file] = &layer.files.as_ref()?[..] else {
+        return None;
+    };
+    let found = file.metadata().ok()?;
+    if found.is_file() {
+        return Some(format!("{}:{}", found.dev(), found.ino()));
+    }
+    stamp_of(file)
+}
+
+/// Whether a bitmap is where it was begun, or came from there with all that it had recorded.
+fn is_at_place(layer: &Layer, name: &str, place: &str) -> bool {
+    let here = place_of(Some(layer));
+    let mut words = place.split(' ').zip(here.split(' '));
+    words.any(|(then, now)| then == now && now != UNKNOWN) || layer.stored_bitmaps.iter().any(|stored| stored == name)
 }
 
 fn nodes_of(layers: &[Layer]) -> Vec<String> {

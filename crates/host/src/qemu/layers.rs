@@ -20,6 +20,8 @@ const FILTERS: [&str; 5] = [
 ];
 /// Drivers of files and devices of this host.
 const LOCAL: [&str; 3] = ["file", "host_device", "host_cdrom"];
+/// The field of a thread's start in its `stat`, counted from behind its name.
+const START_FIELD: usize = 19;
 /// More layers than QEMU opens.
 const LAYER_COUNT_MAX: usize = 1000;
 
@@ -40,6 +42,10 @@ pub struct Layer {
     pub is_on_backing: bool,
     /// Its bitmaps.
     pub bitmaps: Vec<Bitmap>,
+    /// The names of the bitmaps that its image has stored: QEMU found them there when it opened the image.
+    pub stored_bitmaps: Vec<String>,
+    /// What no other process of QEMU has on this host; none where that is not known.
+    pub process: Option<String>,
     /// The files and devices of its content; none where one of them is not on this host.
     pub files: Option<Vec<PathBuf>>,
 }
@@ -48,6 +54,7 @@ pub struct Layer {
 pub struct Layers {
     graph: Graph,
     nodes: BTreeMap<String, Value>,
+    process: Option<String>,
 }
 
 impl Layers {
@@ -62,6 +69,7 @@ impl Layers {
         Ok(Self {
             graph,
             nodes: named.collect(),
+            process: process_of(monitor)?,
         })
     }
 
@@ -104,6 +112,8 @@ impl Layers {
             keeps_bitmaps: keeps_bitmaps(node),
             is_on_backing,
             bitmaps: bitmaps_of(node),
+            stored_bitmaps: stored_bitmaps(node),
+            process: self.process.clone(),
             files: if is_filter { Some(Vec::new()) } else { self.files(name) },
         })
     }
@@ -124,6 +134,33 @@ impl Layers {
         let is_local = LOCAL.contains(&node.get("drv")?.as_str()?) && path.is_absolute();
         is_local.then(|| vec![path.to_owned()])
     }
+}
+
+/// A word of the process of QEMU: the thread of its first processor, and when that began.
+fn process_of(monitor: &dyn Monitor) -> Result<Option<String>> {
+    let processors = list(monitor, "query-cpus-fast", Value::Null)?;
+    let thread = processors.first().and_then(|first| first.get("thread-id")?.as_u64());
+    Ok(thread.and_then(|thread| Some(format!("{thread}:{}", start_of(thread)?))))
+}
+
+/// When a thread began, in ticks since the host did.
+fn start_of(thread: u64) -> Option<u64> {
+    let said = std::fs::read_to_string(format!("/proc/{thread}/stat")).ok()?;
+    // The name of the thread is in brackets, and may have any letters.
+    let (_, fields) = said.rsplit_once(')')?;
+    fields.split_whitespace().nth(START_FIELD)?.parse().ok()
+}
+
+/// The names of the bitmaps that the image of a node has stored.
+fn stored_bitmaps(node: &Value) -> Vec<String> {
+    let stored = node
+        .pointer("/image/format-specific/data/bitmaps")
+        .and_then(Value::as_array);
+    let names = stored
+        .into_iter()
+        .flatten()
+        .filter_map(|bitmap| bitmap.get("name")?.as_str());
+    names.map(str::to_owned).collect()
 }
 
 #[cfg(test)]
@@ -150,6 +187,7 @@ mod tests {
         Layers {
             graph: Graph::parse(&graph).unwrap(),
             nodes: named.collect(),
+            process: None,
         }
     }
 

@@ -359,6 +359,31 @@ fn run(seed: u64) -> [usize; 2] {
     counts
 }
 
+/// The disk leaves its node for another image, and the node stays with its bitmap; in the next QEMU the new image has the node's name.
+#[test]
+fn a_bitmap_of_a_node_that_a_disk_has_left_is_not_believed_after_a_migration() {
+    let mut history = BareHistory::new(1);
+    history.bare.back_up(&[]);
+    let file = history.bare.lab.path("mirror");
+    let words = json!({
+        "job-id": "mirror", "device": "format1", "target": text(&file), "format": "raw", "sync": "full", "node-name": "mirror",
+    });
+    history.qmp("drive-mirror", words).unwrap();
+    history.bare.end_jobs();
+    history.bare.write(1, 72, 10 << 20, 4096);
+    let images = history.images();
+    let words = history.words_of_next();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let capabilities = json!({ "capabilities": [{ "capability": "dirty-bitmaps", "state": true }] });
+    history.bare.lab.migrate((&images, &words), &capabilities).unwrap();
+    let report = history.bare.back_up(&[]);
+    history.bare.assert_snapshot_is_right("migrated");
+    let reason = report["disks"][1]["reason"].as_str().unwrap();
+    assert!(reason.contains("came to another image"), "{reason}");
+    // The other disk has the same image as before.
+    assert!(report["disks"][0]["reason"].is_null(), "{report}");
+}
+
 #[test]
 fn whatever_a_qemu_without_libvirt_is_asked_to_do_backups_are_right() {
     if let Some(seed) = seed_asked_for() {

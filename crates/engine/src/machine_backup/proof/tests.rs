@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use holdfast_block::DirtyBitmap;
 use holdfast_host::qemu::{Bitmap, Layer};
 
-use super::{MARK_BYTES, NOTE_BASES, NOTE_WITNESS, NextBitmap, Proof, witness_of};
+use super::{MARK_BYTES, NOTE_BASES, NOTE_PLACE, NOTE_WITNESS, NextBitmap, Proof, witness_of};
 use crate::machine_backup::changes::{NOTE_BITMAP, ReadAll};
 
 const SIZE_BYTES: u64 = 64 << 20;
@@ -32,6 +32,8 @@ fn layer(node: &str, file: &Path, bitmaps: Vec<Bitmap>) -> Layer {
         keeps_bitmaps: true,
         is_on_backing: true,
         bitmaps,
+        stored_bitmaps: Vec::new(),
+        process: Some("7:99".to_owned()),
         files: Some(vec![file.to_owned()]),
     }
 }
@@ -157,6 +159,40 @@ fn a_base_that_was_written_or_replaced_proves_nothing() {
         std::fs::rename(base.with_extension("new"), base).unwrap();
     });
     assert_eq!(replaced, Err(ReadAll::BasesChanged));
+}
+
+#[test]
+fn a_bitmap_in_another_image_of_another_qemu_proves_nothing() {
+    let other_process = |chain: &mut Chain| {
+        let others = chain.layers.iter_mut();
+        others.for_each(|layer| layer.process = Some("7:100".to_owned()));
+    };
+    let other_image = |chain: &mut Chain| {
+        let copy = chain.layers[1].files.as_ref().unwrap()[0].with_extension("copy");
+        std::fs::File::create(&copy).unwrap();
+        chain.layers[1].files = Some(vec![copy]);
+    };
+    // A power cycle, and what libvirt does with images while the machine runs.
+    assert!(Chain::find_when(other_process).is_ok());
+    assert!(Chain::find_when(other_image).is_ok());
+    let both = |chain: &mut Chain| {
+        other_process(chain);
+        other_image(chain);
+    };
+    assert_eq!(Chain::find_when(both), Err(ReadAll::Moved));
+    let unknown = |chain: &mut Chain| {
+        chain.layers.iter_mut().for_each(|layer| layer.process = None);
+        other_image(chain);
+    };
+    assert_eq!(Chain::find_when(unknown), Err(ReadAll::Moved));
+    // A copy of the image with its bitmaps.
+    let copied = Chain::find_when(|chain| {
+        both(chain);
+        chain.layers[1].stored_bitmaps = vec![NAME.to_owned()];
+    });
+    assert!(copied.is_ok());
+    let without = Chain::find_when(|chain| drop(chain.notes.remove(NOTE_PLACE)));
+    assert_eq!(without, Err(ReadAll::NoWitnessThen));
 }
 
 #[test]
