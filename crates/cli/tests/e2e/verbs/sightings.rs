@@ -88,6 +88,39 @@ fn a_repository_that_is_made_anew_is_known() {
     }
 }
 
+/// Files are copied folder by folder while a backup goes on: the packs first, and the snapshot that needs newer ones after it.
+#[test]
+fn a_copy_that_was_made_while_the_repository_was_in_use_is_named_as_that() {
+    const HINT: &str = "made while the repository was in use";
+    let rig = Rig::new();
+    let back_up = |seed| {
+        rig.write("a.raw", &noise(200_000, seed));
+        rig.ok(&["backup", "a.raw", "--machine", "a"]);
+    };
+    (1..=4).for_each(back_up);
+    copy_folder(&rig.path("repo/packs"), &rig.path("copied/packs"));
+    back_up(5);
+    for folder in rig.names("repo") {
+        let (from, to) = (
+            rig.path(&format!("repo/{folder}")),
+            rig.path(&format!("copied/{folder}")),
+        );
+        if from.is_file() {
+            std::fs::copy(from, to).unwrap();
+        } else if folder != "packs" {
+            copy_folder(&from, &to);
+        }
+    }
+    let told = stderr(&rig.code(5, &["verify", "-r", "copied"]));
+    assert!(told.contains(HINT), "{told}");
+    // A pack that an older snapshot needs is lost otherwise.
+    for folder in rig.names("copied/packs") {
+        std::fs::remove_dir_all(rig.path(&format!("copied/packs/{folder}"))).unwrap();
+    }
+    let told = stderr(&rig.code(5, &["verify", "-r", "copied"]));
+    assert!(!told.contains(HINT), "{told}");
+}
+
 #[test]
 fn another_repository_in_the_place_of_one_is_refused_until_it_is_accepted() {
     let rig = Rig::new();
