@@ -1,6 +1,8 @@
 //! Formats that nobody has said: what a guest can write into a raw disk opens no other file, and a name is no damage.
 
+use crate::host::{system, text};
 use crate::rig::{Rig, noise};
+use crate::templates;
 
 const MIB: usize = 1 << 20;
 
@@ -181,4 +183,93 @@ fn a_descriptor_of_vmdk_is_one_however_its_first_line_is_written() {
     }
     rig.write("short.vmdk", b"no descriptor\n");
     assert_eq!(code(&rig, &["image", "convert", "short.vmdk", "out.raw"]), 1);
+}
+
+#[test]
+fn a_template_is_not_made_of_a_guess_that_reads_another_file() {
+    let rig = templates::rig();
+    let disk = disk_with_a_header(&rig);
+    rig.ok(&["image", "convert", "other.raw", "alone.qcow2"]);
+    for name in ["guest.raw", "guest.img", "guest"] {
+        rig.write(name, &disk);
+        let words = ["template", "push", "base:1", name, "--sign", "anna"];
+        let (_, said) = rig.error(1, &words);
+        assert!(said.contains("--format"), "{name}: {said}");
+    }
+    for name in ["alone.img", "alone"] {
+        rig.write(name, &rig.read("alone.qcow2"));
+        assert_eq!(
+            code(&rig, &["template", "push", name, name, "--sign", "anna"]),
+            3,
+            "{name}"
+        );
+    }
+    rig.ok(&[
+        "template", "push", "--format", "raw", "base:1", "guest", "--sign", "anna",
+    ]);
+    rig.ok(&templates::pull_words("base:1", "pulled.raw"));
+    assert!(rig.read("pulled.raw") == disk);
+}
+
+/// A processor, memory, a controller, and a disk on it.
+const HARDWARE: &str = "<Item><r:InstanceID>1</r:InstanceID><r:ResourceType>3</r:ResourceType><r:VirtualQuantity>1</r:VirtualQuantity></Item>\
+     <Item><r:AllocationUnits>byte * 2^20</r:AllocationUnits><r:InstanceID>2</r:InstanceID><r:ResourceType>4</r:ResourceType>\
+     <r:VirtualQuantity>512</r:VirtualQuantity></Item>\
+     <Item><r:Address>0</r:Address><r:InstanceID>3</r:InstanceID><r:ResourceSubType>lsilogic</r:ResourceSubType><r:ResourceType>6</r:ResourceType></Item>\
+     <Item><r:AddressOnParent>0</r:AddressOnParent><r:HostResource>ovf:/disk/d</r:HostResource><r:InstanceID>4</r:InstanceID><r:Parent>3</r:Parent>\
+     <r:ResourceType>17</r:ResourceType></Item>";
+
+/// The descriptor of an archive says of each disk whether it is raw. Where it does, what its guest has written is data; where it says
+/// otherwise, an image reads no file but itself.
+#[test]
+fn a_disk_in_an_archive_opens_no_other_file() {
+    let rig = Rig::new();
+    let disk = disk_with_a_header(&rig);
+    let folder = rig.path(".");
+    for (number, (name, format)) in [
+        ("disk.img", "raw"),
+        ("disk.qcow2", "raw"),
+        ("disk.img", "qcow2"),
+        ("disk", "qcow2"),
+        ("disk.raw", "vmdk.html#streamOptimized"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let machine = format!("web{number}");
+        let capacity = if format == "raw" { disk.len() } else { MIB };
+        let descriptor = format!(
+            "<Envelope xmlns=\"http://schemas.dmtf.org/ovf/envelope/1\" xmlns:ovf=\"http://schemas.dmtf.org/ovf/envelope/1\" \
+             xmlns:r=\"http://schemas.dmtf.org/wbem/wscim/1/cim-schema/2/CIM_ResourceAllocationSettingData\">\
+             <References><File ovf:id=\"f\" ovf:href=\"{name}\"/></References><DiskSection><Info/>\
+             <Disk ovf:capacity=\"{capacity}\" ovf:diskId=\"d\" ovf:fileRef=\"f\" ovf:format=\"{format}\"/></DiskSection>\
+             <VirtualSystem ovf:id=\"web1\"><Info/><VirtualHardwareSection><Info/>{HARDWARE}</VirtualHardwareSection></VirtualSystem></Envelope>"
+        );
+        rig.write("w.ovf", descriptor.as_bytes());
+        rig.write(name, &disk);
+        let archive = rig.path("w.ova");
+        let words = [
+            "--format=ustar",
+            "-C",
+            text(&folder),
+            "-cf",
+            text(&archive),
+            "w.ovf",
+            name,
+        ];
+        system("tar", &words).unwrap();
+        if format == "raw" {
+            // It is compared with nothing: an OVA without a manifest is a doubt.
+            assert!(
+                matches!(code(&rig, &["import", "w.ova", "--machine", &machine]), 0 | 3),
+                "{name}"
+            );
+            rig.ok(&["restore", &format!("{machine}:sda"), "back.raw"]);
+            assert!(rig.read("back.raw") == disk, "{name}");
+            std::fs::remove_file(rig.path("back.raw")).unwrap();
+        } else {
+            let (_, said) = rig.error(1, &["import", "w.ova"]);
+            assert!(said.contains("other.raw"), "{name}: {said}");
+        }
+    }
 }

@@ -11,6 +11,7 @@ mod cut_images;
 pub(crate) mod exchanges;
 mod full_disks;
 mod guessed_formats;
+mod hostile_names;
 mod images;
 mod interruptions;
 mod kept_images;

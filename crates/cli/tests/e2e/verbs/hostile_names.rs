@@ -1,0 +1,124 @@
+//! Images and archives whose names and texts would move the cursor, ring the bell, or colour what follows.
+
+use crate::host::{system, text};
+use crate::rig::{Rig, noise};
+
+/// A colour, a line end, a bell, and a mark that turns the direction of writing.
+const EVIL: &[u8; 12] = b"\x1b[31m\r\x07\xe2\x80\xaeXY";
+
+/// Puts it where the file has `there`, which is as long.
+fn spoil(rig: &Rig, name: &str, there: &[u8; 12]) {
+    let mut bytes = rig.read(name);
+    let places: Vec<usize> = (0..bytes.len() - there.len())
+        .filter(|at| bytes[*at..].starts_with(there))
+        .collect();
+    assert!(!places.is_empty(), "{name}");
+    for at in places {
+        bytes[at..at + EVIL.len()].copy_from_slice(EVIL);
+    }
+    rig.write(name, &bytes);
+}
+
+fn assert_harmless(rig: &Rig, words: &[&str]) {
+    let output = rig.run(words);
+    let code = output.status.code();
+    assert!(matches!(code, Some(0 | 1 | 3 | 5)), "{words:?}: {output:?}");
+    for stream in [output.stdout, output.stderr] {
+        let said = String::from_utf8(stream).unwrap();
+        // A terminal obeys these; the answers for scripts are JSON, which escapes control characters only.
+        let turns = |character: char| matches!(character, '\u{202a}'..='\u{202e}') && !words.contains(&"--json");
+        let harm = said
+            .chars()
+            .find(|character| (character.is_control() && *character != '\n') || turns(*character));
+        assert_eq!(harm, None, "{words:?}: {said:?}");
+    }
+}
+
+#[test]
+fn what_an_image_is_called_inside_does_not_reach_the_terminal_as_it_is() {
+    let rig = Rig::new();
+    rig.write("disk.raw", &noise(1 << 20, 4));
+    rig.write("aaaaaaaaaaaa", &noise(1 << 20, 5));
+    for name in ["a.qcow2", "a.vdi", "a.vmdk", "a.vhdx", "a.vhd"] {
+        rig.ok(&["image", "convert", "disk.raw", name]);
+    }
+    rig.ok(&[
+        "image",
+        "create",
+        "child.qcow2",
+        "--backing",
+        "aaaaaaaaaaaa",
+        "--backing-format",
+        "raw",
+    ]);
+    spoil(&rig, "child.qcow2", b"aaaaaaaaaaaa");
+    spoil(&rig, "a.vdi", b"<<< Holdfast");
+    let vhdx: Vec<u8> = "Holdfa".encode_utf16().flat_map(u16::to_le_bytes).collect();
+    spoil(&rig, "a.vhdx", vhdx.as_slice().try_into().unwrap());
+    spoil(&rig, "a.vmdk", b"ddb.uuid.ima");
+    rig.write(
+        "b.vmdk",
+        &[
+            &b"# Disk DescriptorFile\nversion=1\nCID=fffffffe\nparentCID=ffffffff\ncreateType=\"monolithicFlat\"\nRW 8 FLAT \""[..],
+            EVIL,
+            b"\" 0\n",
+        ]
+        .concat(),
+    );
+    for name in ["child.qcow2", "a.vdi", "a.vhdx", "a.vmdk", "a.vhd", "a.qcow2", "b.vmdk"] {
+        for words in [
+            &["image", "info", name][..],
+            &["image", "info", "--chain", name],
+            &["image", "info", "--json", name],
+            &["image", "map", name],
+            &["image", "map", "--json", name],
+            &["image", "check", name],
+            &["image", "compare", name, "disk.raw"],
+            &["image", "convert", "--force", name, "out.raw"],
+        ] {
+            assert_harmless(&rig, words);
+        }
+    }
+}
+
+#[test]
+fn what_an_archive_calls_its_members_does_not_reach_the_terminal_as_it_is() {
+    let rig = Rig::new();
+    let evil = String::from_utf8(EVIL.to_vec()).unwrap();
+    rig.write("disk.img", &noise(1 << 20, 6));
+    for (named, member) in [
+        ("disk.img", "bbbbbbbbbbbb"),
+        ("other.img", "bbbbbbbbbbbb"),
+        ("bbbbbbbbbbbb", "disk.img"),
+    ] {
+        let named = named.replace("bbbbbbbbbbbb", &evil.replace(['\u{1b}', '\u{7}'], "&#xa;"));
+        let descriptor = format!(
+            "<Envelope xmlns=\"http://schemas.dmtf.org/ovf/envelope/1\" xmlns:ovf=\"http://schemas.dmtf.org/ovf/envelope/1\">\
+             <References><File ovf:id=\"f\" ovf:href=\"{named}\"/></References><DiskSection><Info/>\
+             <Disk ovf:capacity=\"1048576\" ovf:diskId=\"d\" ovf:fileRef=\"f\" ovf:format=\"raw\"/></DiskSection>\
+             <VirtualSystem ovf:id=\"web1\"><Info/><VirtualHardwareSection><Info/></VirtualHardwareSection></VirtualSystem></Envelope>"
+        );
+        rig.write("w.ovf", descriptor.as_bytes());
+        let renamed = format!("--transform=s/^disk.img$/{}/", member.replace("bbbbbbbbbbbb", &evil));
+        let archive = rig.path("w.ova");
+        let folder = rig.path(".");
+        let words = [
+            "--format=ustar",
+            &renamed,
+            "-C",
+            text(&folder),
+            "-cf",
+            text(&archive),
+            "w.ovf",
+            "disk.img",
+        ];
+        system("tar", &words).unwrap();
+        for words in [
+            &["archive", "info", "w.ova"][..],
+            &["archive", "check", "w.ova"],
+            &["import", "w.ova", "--to", "machine"],
+        ] {
+            assert_harmless(&rig, words);
+        }
+    }
+}
