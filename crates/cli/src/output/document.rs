@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::Report;
+use super::printable::printable_json;
 use crate::errors::{Error, chain};
 use crate::exit::Exit;
 
@@ -74,7 +75,7 @@ pub fn error_document(
 }
 
 fn line(document: &impl Serialize) -> Result<String, Error> {
-    let mut text = serde_json::to_string(document).map_err(Error::Json)?;
+    let mut text = printable_json(serde_json::to_string(document).map_err(Error::Json)?);
     text.push('\n');
     Ok(text)
 }

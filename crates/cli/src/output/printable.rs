@@ -1,6 +1,7 @@
 //! Text from outside made safe for a terminal.
 
 use std::borrow::Cow;
+use std::fmt::Write as _;
 
 /// `text` with everything escaped that would not show as a character: control characters, line ends, and marks that turn
 /// the direction of text around.
@@ -22,6 +23,23 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     Cow::Owned(safe)
 }
 
+/// `json` with the same characters escaped as JSON does it, which itself escapes only those below 32. They stand in strings only.
+pub(super) fn printable_json(json: String) -> String {
+    if !json.chars().any(is_hidden) {
+        return json;
+    }
+    let mut safe = String::with_capacity(json.len() + 8);
+    for character in json.chars() {
+        if is_hidden(character) {
+            // None of them needs two units of UTF-16.
+            write!(safe, "\\u{:04x}", u32::from(character)).expect("a string can be written to");
+        } else {
+            safe.push(character);
+        }
+    }
+    safe
+}
+
 fn is_hidden(character: char) -> bool {
     character.is_control()
         || matches!(character, '\u{200e}' | '\u{200f}' | '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
@@ -29,11 +47,20 @@ fn is_hidden(character: char) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::printable;
+    use super::{printable, printable_json};
 
     #[test]
     fn only_what_would_not_show_is_escaped() {
         assert_eq!(printable("Büro データ \"x\""), "Büro データ \"x\"");
         assert_eq!(printable("a\u{1b}[2Jb\nc\u{202e}d"), "a\\u{1b}[2Jb\\nc\\u{202e}d");
+    }
+
+    #[test]
+    fn json_means_the_same_when_it_is_escaped() {
+        let name = "Büro \u{9b}31m \u{202e}x \u{7f} \u{1b} \\";
+        let json = serde_json::to_string(name).unwrap();
+        let safe = printable_json(json);
+        assert_eq!(safe, "\"Büro \\u009b31m \\u202ex \\u007f \\u001b \\\\\"");
+        assert_eq!(serde_json::from_str::<String>(&safe).unwrap(), name);
     }
 }

@@ -25,8 +25,7 @@ fn assert_harmless(rig: &Rig, words: &[&str]) {
     assert!(matches!(code, Some(0 | 1 | 3 | 5)), "{words:?}: {output:?}");
     for stream in [output.stdout, output.stderr] {
         let said = String::from_utf8(stream).unwrap();
-        // A terminal obeys these; the answers for scripts are JSON, which escapes control characters only.
-        let turns = |character: char| matches!(character, '\u{202a}'..='\u{202e}') && !words.contains(&"--json");
+        let turns = |character: char| matches!(character, '\u{202a}'..='\u{202e}');
         let harm = said
             .chars()
             .find(|character| (character.is_control() && *character != '\n') || turns(*character));
