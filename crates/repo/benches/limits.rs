@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use holdfast_repo::key::{Cipher, SealingKey, TAG_LENGTH};
 
 /// Bytes of a frame before compression, as in a repository.
-const FRAME_BYTES: usize = 4 << 20;
+const FRAME_BYTES: usize = 3 << 20;
 /// Bytes of the sample that are kept in memory.
 const SAMPLE_BYTES: usize = 64 << 20;
 /// Bytes of the file that is written.

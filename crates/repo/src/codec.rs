@@ -11,15 +11,19 @@ use crate::error::{Error, Result};
 use crate::machine_code::{LOOK_AHEAD_LENGTH, filter, is_machine_code, unfilter};
 use crate::store::ObjectName;
 
-/// Most bytes of a frame before compression: 4 MiB.
+/// Most bytes of a frame before compression that are read: 4 MiB.
 pub(crate) const FRAME_BYTES_MAX: usize = 4 << 20;
+
+/// Most bytes of a frame before compression that are written: as many as the memory of a job allows
+/// (`docs/design/0001-repository.md`).
+pub(crate) const WRITTEN_FRAME_BYTES_MAX: usize = 3 << 20;
 
 /// zstd level of data, with a window of a whole frame and tables larger than the level's own: where ratio per second is best on disks
 /// (`docs/design/0001-repository.md`).
 const LEVEL: i32 = 3;
 const WINDOW_LOG: u32 = FRAME_BYTES_MAX.ilog2();
 const HASH_LOG: u32 = 18;
-const CHAIN_LOG: u32 = 18;
+const CHAIN_LOG: u32 = 17;
 
 /// Shortest frame that is probed before it is compressed.
 const PROBE_FRAME_BYTES_MIN: usize = 256 << 10;

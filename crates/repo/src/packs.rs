@@ -18,8 +18,8 @@ use crate::store::{Store, StoreError};
 const DIRECTORY_CACHE_BYTES: usize = 4 << 20;
 /// Bytes of decoded tree frames that are kept.
 const TREE_CACHE_BYTES: usize = 4 << 20;
-/// Bytes of prints that are kept: those of 680 MiB of data.
-const PRINT_CACHE_BYTES: usize = 2 << 20;
+/// Bytes of prints that are kept.
+const PRINT_CACHE_BYTES: usize = 4 << 20;
 /// Rewritten packs may have been rewritten again, but not for ever.
 const RELOCATION_DEPTH_MAX: u32 = 32;
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::output::{FrameJob, OpenPack, PackOutput};
-use crate::codec::FRAME_BYTES_MAX;
+use crate::codec::WRITTEN_FRAME_BYTES_MAX;
 use crate::error::Result;
 use crate::id::PackId;
 use crate::pack::{ChunkEntry, FRAME_COUNT_MAX, FrameContent, Location, PackKind};
@@ -80,7 +80,7 @@ impl<'a> FrameStream<'a> {
 
     /// Adds bytes to the chunk that is being gathered, with the prints of their blocks.
     pub(crate) fn push(&mut self, bytes: &[u8], prints: &[u8], output: &mut PackOutput<'_>) -> Result<()> {
-        if self.raw.len() + bytes.len() > FRAME_BYTES_MAX {
+        if self.raw.len() + bytes.len() > WRITTEN_FRAME_BYTES_MAX {
             self.carry_over(output)?;
         }
         self.take_memory(output);

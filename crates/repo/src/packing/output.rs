@@ -13,7 +13,7 @@ use std::thread::Scope;
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 
 use super::frame_room::FrameRoom;
-use crate::codec::{Compressor, FRAME_BYTES_MAX};
+use crate::codec::{Compressor, WRITTEN_FRAME_BYTES_MAX};
 use crate::error::{Error, Result};
 use crate::id::{PackId, WriterId};
 use crate::pack::{ChunkEntry, Directory, FrameContent, PackKey, PackKind, PackWriter, SealedFrame, seal_frame};
@@ -87,7 +87,7 @@ pub(crate) const FREE_FRAME_COUNT_MAX: usize = 2;
 
 /// Bytes of compressed frames that wait for their predecessors while all sealers are at work: a frame that is slow to compress holds
 /// back those behind it.
-const WAITING_BYTES: usize = 2 << 20;
+const WAITING_BYTES: usize = 3 << 19;
 
 impl BufferPool {
     /// A pool that keeps `free_count_max` buffers while they are not used.
@@ -231,7 +231,7 @@ impl<'a> PackOutput<'a> {
             writer,
             open: HashMap::new(),
             raw_buffers: raw_buffers.clone(),
-            room: Arc::new(FrameRoom::new(sealer_count * FRAME_BYTES_MAX + WAITING_BYTES)),
+            room: Arc::new(FrameRoom::new(sealer_count * WRITTEN_FRAME_BYTES_MAX + WAITING_BYTES)),
         };
         let mode = if sealer_count == 0 {
             Mode::Inline {
