@@ -26,14 +26,14 @@ class Goal:
 
 
 GOALS = [
-    Goal("first", "wall", 0.70),
-    Goal("day1", "wall", 0.60),
+    Goal("first", "wall", 0.60),
+    Goal("day1", "wall", 0.35),
     Goal("day2", "wall", 0.30),
     Goal("unchanged", "wall", 0.25),
     Goal("restore", "wall", 0.65),
     Goal("verify", "wall", 0.60),
-    Goal("first", "stored", 1.00),
-    Goal("day1", "added", 0.80),
+    Goal("first", "stored", 0.95),
+    Goal("day1", "added", 0.75),
     Goal("day2", "added", 0.05),
     Goal("second", "added", 0.20),
     Goal("reads", "p50", 0.50),
