@@ -22,7 +22,7 @@ pub(crate) const WRITTEN_FRAME_BYTES_MAX: usize = 3 << 20;
 /// (`docs/design/0001-repository.md`).
 const LEVEL: i32 = 3;
 const WINDOW_LOG: u32 = FRAME_BYTES_MAX.ilog2();
-const HASH_LOG: u32 = 18;
+const HASH_LOG: u32 = 19;
 const CHAIN_LOG: u32 = 17;
 
 /// Shortest frame that is probed before it is compressed.
