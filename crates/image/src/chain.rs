@@ -139,7 +139,7 @@ pub(crate) fn open_chain(path: &Path, options: &OpenOptions, access: Access) -> 
     };
     opener.meet(&file, path, path)?;
     if options.format.is_none() {
-        opener.guess(&file, path)?;
+        opener.guess(&file, path, access)?;
     }
     if let Some(tree) = opener.tree_of(&file, path, options)? {
         return Ok(OpenedChain {
@@ -270,8 +270,11 @@ impl Opener {
     }
 
     /// The format of a file, of which nobody has said it.
-    fn guess(&mut self, file: &HostFile, path: &Path) -> Result<Format> {
+    fn guess(&mut self, file: &HostFile, path: &Path, access: Access) -> Result<Format> {
         let guess = format::guess(file, path)?;
+        if access == Access::Write {
+            guess.to_write(path)?;
+        }
         if guess.is_by_content_alone {
             self.keeper.distrust(path, guess.format.name());
         }
@@ -311,7 +314,7 @@ impl Opener {
         let name = path.display().to_string();
         let format = match format {
             Some(format) => format,
-            None => self.guess(&file, path)?,
+            None => self.guess(&file, path, access)?,
         };
         let file: Arc<dyn ImageFile> = Arc::new(file);
         format.require_supported(&name)?;

@@ -221,6 +221,23 @@ pub(crate) struct Guess {
     pub(crate) doubt: Option<Format>,
 }
 
+impl Guess {
+    /// The format by which the file may be changed.
+    ///
+    /// # Errors
+    /// The name may be that of a raw disk: what looks like metadata may be data that its guest wrote.
+    pub(crate) fn to_write(self, path: &Path) -> Result<Format> {
+        match self.doubt {
+            None => Ok(self.format),
+            Some(looks_like) => Err(Error::NameContradicts {
+                image: path.display().to_string(),
+                called: Format::Raw.name(),
+                format: looks_like.name(),
+            }),
+        }
+    }
+}
+
 /// The format of the file at `path`, for which there is nothing but its content and its name.
 ///
 /// # Errors

@@ -152,7 +152,7 @@ impl Target {
         let image = path_found.display().to_string();
         let format = match options.format {
             Some(format) => format,
-            None => format::of_file(&file)?,
+            None => format::guess(&file, &path_found)?.to_write(&path_found)?,
         };
         format.require_supported(&image)?;
         match format {

@@ -273,3 +273,35 @@ fn a_disk_in_an_archive_opens_no_other_file() {
         }
     }
 }
+
+/// A guest can write the metadata of an image into its raw disk: verbs that change metadata would change its data.
+#[test]
+fn a_disk_that_may_be_raw_is_not_changed_as_another_format() {
+    let rig = Rig::new();
+    for name in ["disk.img", "disk.raw"] {
+        rig.ok(&["image", "create", "new.qcow2", "4M"]);
+        std::fs::rename(rig.path("new.qcow2"), rig.path(name)).unwrap();
+        let disk = rig.read(name);
+        for words in [
+            &["image", "check", name, "--repair"][..],
+            &["image", "check", name, "--repair", "--dry-run"],
+            &["image", "resize", name, "8M"],
+            &["image", "resize", name, "+4M"],
+        ] {
+            let output = rig.run(words);
+            assert_eq!(output.status.code(), Some(1), "{words:?}: {output:?}");
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            assert!(
+                stderr.contains("called like a raw image") && stderr.contains("--format"),
+                "{words:?}: {stderr}"
+            );
+            assert!(rig.read(name) == disk, "{words:?}");
+        }
+        rig.ok(&["image", "resize", name, "8M", "--format", "qcow2"]);
+        rig.ok(&["image", "check", name, "--repair", "--format", "qcow2"]);
+    }
+    rig.ok(&["image", "create", "new.vdi", "4M"]);
+    std::fs::rename(rig.path("new.vdi"), rig.path("disk.img")).unwrap();
+    rig.code(1, &["image", "identity", "disk.img", "--renew"]);
+    rig.ok(&["image", "identity", "disk.img", "--renew", "--format", "vdi"]);
+}
