@@ -61,11 +61,15 @@ impl Repository {
     ///
     /// Where a pack still has the copy of such a snapshot, a record takes the place of the mark.
     pub(crate) fn clear_writers(&self, dead: &[WriterRecord], copies: &Copies) -> Result<()> {
+        if dead.is_empty() {
+            return Ok(());
+        }
+        let old_places = lease::old_places(&self.vault)?;
         for record in dead {
             if let Some(snapshot) = record.snapshot
                 && self.is_kept(record)?
             {
-                if lease::is_mark_young(record) {
+                if !old_places.contains(&snapshot) {
                     continue;
                 }
                 if let Some(copy) = copies.of(snapshot)

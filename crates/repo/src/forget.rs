@@ -17,6 +17,7 @@ use crate::lease::{self, Work, WriterRecord};
 use crate::manifest::snapshot_name;
 use crate::repository::{Repository, Vault};
 use crate::room::with_room;
+use crate::scrub::exists;
 use crate::store::{ObjectKind, ObjectName, Put, StoreError};
 
 const FORGOTTEN_BYTES_MAX: u64 = 64 << 10;
@@ -172,11 +173,16 @@ impl Repository {
         let name = forgotten_name(snapshot);
         let put = with_room(&self.vault, || self.vault.put_sealed(&name, &bytes))?;
         if let Err(error) = self.check_announced(snapshot, intent) {
-            // Whoever protects did not wait for us any more. The snapshot itself is still there.
+            // The announcement was taken for that of a dead process, and the snapshot may be protected since.
             if put == Put::Created {
                 self.vault.store.delete(&name)?;
             }
-            return Err(error);
+            if exists(&self.vault, &snapshot_name(snapshot))? {
+                return Err(error);
+            }
+            // gc has ended what we began.
+            self.vault.put_sealed(&name, &bytes)?;
+            return Ok(());
         }
         Ok(self.vault.store.delete(&snapshot_name(snapshot))?)
     }
@@ -258,10 +264,18 @@ impl Repository {
 }
 
 impl Repository {
-    /// Ends what a forget that died had begun.
+    /// Ends what a forget that died had begun, but for snapshots that are protected: the protection may have come before the record.
     pub(crate) fn finish_forgetting(&self) -> Result<()> {
-        for record in forgotten(&self.vault)? {
-            self.vault.store.delete(&snapshot_name(record.snapshot))?;
+        let records = forgotten(&self.vault)?;
+        let protected = self.protected()?;
+        for record in records.iter().filter(|record| !protected.contains(&record.snapshot)) {
+            let name = snapshot_name(record.snapshot);
+            if exists(&self.vault, &name)? {
+                self.vault.store.delete(&name)?;
+                // Its forget may have taken the record back meanwhile, and without one the snapshot would count as lost.
+                let bytes = serde_json::to_vec(record).expect("a record is made of strings and numbers");
+                self.vault.put_sealed(&forgotten_name(record.snapshot), &bytes)?;
+            }
         }
         Ok(())
     }

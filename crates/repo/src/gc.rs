@@ -182,7 +182,7 @@ impl Repository {
 
         // Listed before the mark: a pack that comes later is nobody's business yet.
         let sizes = self.pack_sizes()?;
-        let snapshots = self.all_snapshots()?;
+        let snapshots = self.standing_snapshots()?;
         let mut marks = self.mark(&snapshots, progress)?;
         let mut chosen = self.choose(request, &sizes, &marks)?;
         report.plan = plan_of(&sizes, &chosen);
@@ -266,11 +266,12 @@ impl Repository {
 
     /// All snapshots that are not forgotten. One that cannot be read keeps gc from deleting anything.
     pub(crate) fn all_snapshots(&self) -> Result<Vec<Manifest>> {
-        let (manifests, errors) = self.snapshots()?;
-        match errors.into_iter().next() {
-            Some(error) => Err(error),
-            None => Ok(manifests),
-        }
+        none_unreadable(self.snapshots()?)
+    }
+
+    /// The same with those that are being forgotten. A forget may take its record back, so the data of a snapshot stays as long as its object.
+    fn standing_snapshots(&self) -> Result<Vec<Manifest>> {
+        none_unreadable(self.standing_snapshots_except(&HashSet::new())?)
     }
 
     pub(crate) fn mark(&self, snapshots: &[Manifest], progress: &dyn JobProgress) -> Result<Marks> {
@@ -288,7 +289,7 @@ impl Repository {
     ///
     /// A backup may also have healed: then snapshots that were marked long ago are found to need other packs than before.
     fn mark_again(&self, marks: &mut Marks) -> Result<Vec<Manifest>> {
-        let snapshots = self.all_snapshots()?;
+        let snapshots = self.standing_snapshots()?;
         let refreshed = self.packs.refresh()?;
         if let Some(error) = refreshed.errors.into_iter().next() {
             return Err(error);
@@ -469,6 +470,10 @@ impl Repository {
         }
         Ok(())
     }
+}
+
+fn none_unreadable((manifests, errors): (Vec<Manifest>, Vec<Error>)) -> Result<Vec<Manifest>> {
+    errors.into_iter().next().map_or(Ok(manifests), Err)
 }
 
 fn plan_of(sizes: &Sizes, chosen: &Chosen) -> GcPlan {

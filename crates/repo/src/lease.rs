@@ -7,7 +7,7 @@
 //! A writer at work puts a new object `writers/<writer>.<number>` every half an hour, a *beat*. How long ago the last one was
 //! put, by the clock of the store, is how long the writer has been silent. No clock of a host counts.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -28,8 +28,8 @@ const SILENT_AGE: Duration = Duration::from_secs(7 * 24 * 3600);
 /// The same of a writer of an earlier release, which is always silent: a month.
 const UNRENEWED_AGE: Duration = Duration::from_secs(30 * 24 * 3600);
 
-/// The mark that keeps a writer from committing stays until the writer was silent for longer: a month. That a process is
-/// gone is certain only as far as a host can be believed; a host that was copied while it ran, say, is two.
+/// The mark that keeps a writer from committing stays for a month after it was put, however long the writer was silent before: it may wake and
+/// commit. That a process is gone is certain only as far as a host can be believed; a host that was copied while it ran, say, is two.
 const MARK_AGE: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// How often a writer says that it is at work: each half an hour, by its own clock.
@@ -340,9 +340,16 @@ pub(crate) fn is_certainly_dead(vault: &Vault, record: &WriterRecord) -> bool {
     vault.surroundings.processes.liveness(&record.process) == Liveness::Dead
 }
 
-/// Whether the mark in the place of a dead writer's snapshot has to stay for now, and the writer's record beside it.
-pub(crate) fn is_mark_young(record: &WriterRecord) -> bool {
-    record.silent.is_none_or(|silent| silent <= MARK_AGE)
+/// Snapshots whose objects, or the marks in their places, were put so long ago that a mark may go, with the record of its dead writer.
+pub(crate) fn old_places(vault: &Vault) -> Result<HashSet<SnapshotId>> {
+    let mut old = HashSet::new();
+    vault.store.ages(ObjectKind::Snapshot, &mut |name, age| {
+        if age.is_some_and(|age| age > MARK_AGE) {
+            old.extend(name.name().parse::<SnapshotId>());
+        }
+        Ok(())
+    })?;
+    Ok(old)
 }
 
 /// Whether the place of the snapshot that a writer was going to commit is taken by a mark.

@@ -200,10 +200,19 @@ impl Repository {
 
     /// The same without those that are `known`, which are not read.
     pub fn snapshots_except(&self, known: &HashSet<SnapshotId>) -> Result<(Vec<Manifest>, Vec<Error>)> {
-        let forgotten: HashSet<SnapshotId> = self.vault.identities(ObjectKind::Forgotten)?.into_iter().collect();
+        let mut left_out: HashSet<SnapshotId> = self.vault.identities(ObjectKind::Forgotten)?.into_iter().collect();
+        left_out.extend(known);
+        self.standing_snapshots_except(&left_out)
+    }
+
+    /// Those whose objects exist, also while they are being forgotten.
+    pub(crate) fn standing_snapshots_except(
+        &self,
+        left_out: &HashSet<SnapshotId>,
+    ) -> Result<(Vec<Manifest>, Vec<Error>)> {
         let (mut manifests, mut errors) = (Vec::new(), Vec::new());
         for id in self.vault.identities::<SnapshotId>(ObjectKind::Snapshot)? {
-            if forgotten.contains(&id) || known.contains(&id) {
+            if left_out.contains(&id) {
                 continue;
             }
             match self.read_snapshot(id) {

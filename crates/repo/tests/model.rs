@@ -63,6 +63,16 @@ fn whatever_the_order_of_their_steps_nobody_harms_another() {
     histories(1500);
 }
 
+/// Histories that once ended with a snapshot whose data was deleted: a forget that slept and took its record back after gc had believed it, and
+/// a backup that slept for a month, whose mark gc deleted as soon as it was put.
+#[test]
+fn histories_that_failed_once_are_right() {
+    let base = Base::new();
+    for seed in [560_900_000_013, 5_007_005_297] {
+        history(&base, seed);
+    }
+}
+
 #[test]
 #[ignore = "a hundred thousand schedules take a while: make torture"]
 fn a_hundred_thousand_orders_of_steps() {
