@@ -235,10 +235,18 @@ impl Repository {
         self.snapshot(snapshot)?;
         self.vault.put_sealed(name, b"{}")?;
         // The protection stays also where it came too late: another may rely on it, and gc deletes one of nothing.
-        let rival = intents(&self.vault)?
-            .into_iter()
-            .map(|(_, intent)| intent)
-            .find(|intent| intent.snapshot == Some(snapshot) && !lease::is_dead(&self.vault, intent));
+        let mut rival = None;
+        for (intent, record) in intents(&self.vault)? {
+            if record.snapshot != Some(snapshot) {
+                continue;
+            }
+            if lease::is_dead(&self.vault, &record) {
+                // If it sleeps and wakes, it misses its announcement and gives up.
+                self.vault.store.delete(&intent)?;
+            } else {
+                rival = Some(record);
+            }
+        }
         if let Some(rival) = rival {
             return Err(Error::Locked {
                 what: rival.work.name(),
