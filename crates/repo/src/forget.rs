@@ -272,16 +272,14 @@ impl Repository {
 }
 
 impl Repository {
-    /// Ends what a forget that died had begun, but for snapshots that are protected: the protection may have come before the record.
+    /// Ends what a forget that died had begun.
     pub(crate) fn finish_forgetting(&self) -> Result<()> {
-        let records = forgotten(&self.vault)?;
-        let protected = self.protected()?;
-        for record in records.iter().filter(|record| !protected.contains(&record.snapshot)) {
+        for record in forgotten(&self.vault)? {
             let name = snapshot_name(record.snapshot);
             if exists(&self.vault, &name)? {
                 self.vault.store.delete(&name)?;
                 // Its forget may have taken the record back meanwhile, and without one the snapshot would count as lost.
-                let bytes = serde_json::to_vec(record).expect("a record is made of strings and numbers");
+                let bytes = serde_json::to_vec(&record).expect("a record is made of strings and numbers");
                 self.vault.put_sealed(&forgotten_name(record.snapshot), &bytes)?;
             }
         }

@@ -64,11 +64,12 @@ fn whatever_the_order_of_their_steps_nobody_harms_another() {
 }
 
 /// Histories that once ended with a snapshot whose data was deleted: a forget that slept and took its record back after gc had believed it, and
-/// a backup that slept for a month, whose mark gc deleted as soon as it was put. And one in which a forget and a protection both succeeded.
+/// a backup that slept for a month, whose mark gc deleted as soon as it was put. One in which a forget and a protection both
+/// succeeded, and one whose forgotten snapshot was never removed.
 #[test]
 fn histories_that_failed_once_are_right() {
     let base = Base::new();
-    for seed in [560_900_000_013, 5_007_005_297, 578_434_015_216] {
+    for seed in [560_900_000_013, 5_007_005_297, 578_434_015_216, 303_329_006_029] {
         history(&base, seed);
     }
 }
