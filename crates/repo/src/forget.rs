@@ -279,8 +279,11 @@ impl Repository {
             if exists(&self.vault, &name)? {
                 self.vault.store.delete(&name)?;
                 // Its forget may have taken the record back meanwhile, and without one the snapshot would count as lost.
-                let bytes = serde_json::to_vec(&record).expect("a record is made of strings and numbers");
-                self.vault.put_sealed(&forgotten_name(record.snapshot), &bytes)?;
+                let kept = forgotten_name(record.snapshot);
+                if !exists(&self.vault, &kept)? {
+                    let bytes = serde_json::to_vec(&record).expect("a record is made of strings and numbers");
+                    with_room(&self.vault, || self.vault.put_sealed(&kept, &bytes))?;
+                }
             }
         }
         Ok(())
