@@ -6,7 +6,7 @@ use crate::lease::{self, Lease, WriterRecord};
 use crate::manifest::snapshot_name;
 use crate::repository::Repository;
 use crate::scrub::Copies;
-use crate::store::Put;
+use crate::store::{ObjectKind, Put};
 
 pub(crate) const UNFINISHED_REASON: &str = "its backup did not come to its end";
 
@@ -64,11 +64,13 @@ impl Repository {
         if dead.is_empty() {
             return Ok(());
         }
-        let old_places = lease::old_places(&self.vault)?;
+        let old_places = lease::old_objects(&self.vault, ObjectKind::Snapshot)?;
         for record in dead {
-            if let Some(snapshot) = record.snapshot
-                && self.is_kept(record)?
-            {
+            let mark = match record.snapshot {
+                Some(snapshot) if self.is_kept(record)? => Some(snapshot),
+                _ => None,
+            };
+            if let Some(snapshot) = mark {
                 if !old_places.contains(&snapshot) {
                     continue;
                 }
@@ -77,9 +79,12 @@ impl Repository {
                 {
                     self.record_never(snapshot, Some(copy), UNFINISHED_REASON)?;
                 }
+            }
+            // Before the mark: a writer that commits all the same looks for its announcement afterwards.
+            lease::forget_writer(&self.vault, record)?;
+            if let Some(snapshot) = mark {
                 self.vault.store.delete(&snapshot_name(snapshot))?;
             }
-            lease::forget_writer(&self.vault, record)?;
         }
         Ok(())
     }

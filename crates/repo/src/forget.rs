@@ -172,8 +172,10 @@ impl Repository {
         // From here on it is forgotten: gc ends what we may not.
         let name = forgotten_name(snapshot);
         let put = with_room(&self.vault, || self.vault.put_sealed(&name, &bytes))?;
-        if let Err(error) = self.check_announced(snapshot, intent) {
-            // The announcement was taken for that of a dead process, and the snapshot may be protected since.
+        if let Err(error) = self.check_announced(snapshot, intent)
+            && self.is_protected_before_record(snapshot)?
+        {
+            // The announcement was taken for that of a dead process, and a protection counts on that.
             if put == Put::Created {
                 self.vault.store.delete(&name)?;
             }
@@ -197,6 +199,29 @@ impl Repository {
             }),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Whether a snapshot has a protection that may have been put before the record that it was forgotten.
+    ///
+    /// Only such a protection can have succeeded, because a later one sees the record. Each process that decides about the
+    /// snapshot decides alike, by the clock of the store; where it has none, the protection counts.
+    fn is_protected_before_record(&self, snapshot: SnapshotId) -> Result<bool> {
+        let store = &self.vault.store;
+        // Listed first: what passes in between makes protections older.
+        let mut record_age = None;
+        store.ages(ObjectKind::Forgotten, &mut |name, age| {
+            if name == forgotten_name(snapshot) {
+                record_age = age;
+            }
+            Ok(())
+        })?;
+        let mut is_protected = false;
+        store.ages(ObjectKind::Protected, &mut |name, age| {
+            let is_earlier = age.zip(record_age).is_none_or(|(age, record_age)| age >= record_age);
+            is_protected |= is_earlier && protected_by(&name) == Some(snapshot);
+            Ok(())
+        })?;
+        Ok(is_protected)
     }
 
     /// Keeps a snapshot from being removed. [`Error::Locked`] when somebody is about to remove it.
@@ -273,10 +298,20 @@ impl Repository {
 
 impl Repository {
     /// Ends what a forget that died had begun.
+    ///
+    /// A protection that was put before the record may have succeeded: then the forget takes its record back, and gc does where it
+    /// has not for a month.
     pub(crate) fn finish_forgetting(&self) -> Result<()> {
+        let old = lease::old_objects(&self.vault, ObjectKind::Forgotten)?;
         for record in forgotten(&self.vault)? {
             let name = snapshot_name(record.snapshot);
             if exists(&self.vault, &name)? {
+                if self.is_protected_before_record(record.snapshot)? {
+                    if old.contains(&record.snapshot) {
+                        self.vault.store.delete(&forgotten_name(record.snapshot))?;
+                    }
+                    continue;
+                }
                 self.vault.store.delete(&name)?;
                 // Its forget may have taken the record back meanwhile, and without one the snapshot would count as lost.
                 let kept = forgotten_name(record.snapshot);

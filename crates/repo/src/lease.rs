@@ -340,10 +340,11 @@ pub(crate) fn is_certainly_dead(vault: &Vault, record: &WriterRecord) -> bool {
     vault.surroundings.processes.liveness(&record.process) == Liveness::Dead
 }
 
-/// Snapshots whose objects, or the marks in their places, were put so long ago that a mark may go, with the record of its dead writer.
-pub(crate) fn old_places(vault: &Vault) -> Result<HashSet<SnapshotId>> {
+/// Snapshots whose objects of this kind were put more than a month ago: the process that put one is gone by now. In the place of a
+/// snapshot, the object may be a mark.
+pub(crate) fn old_objects(vault: &Vault, kind: ObjectKind) -> Result<HashSet<SnapshotId>> {
     let mut old = HashSet::new();
-    vault.store.ages(ObjectKind::Snapshot, &mut |name, age| {
+    vault.store.ages(kind, &mut |name, age| {
         if age.is_some_and(|age| age > MARK_AGE) {
             old.extend(name.name().parse::<SnapshotId>());
         }

@@ -158,6 +158,77 @@ fn a_writer_that_was_taken_for_dead_never_commits() {
     }
 }
 
+/// The same, but more than a month passed between two steps of the writer, when it had looked for its announcement: the mark was gone
+/// as well, and its snapshot was committed without its data.
+#[test]
+fn a_writer_whose_mark_went_before_its_commit_takes_the_commit_back() {
+    let rig = Rig::new(27);
+    let mut disk = Disk::new(1 << 20, 1);
+    disk.fill(0, 1 << 20);
+    let gc = another(&rig, 96, Liveness::Dead);
+    let store = rig.store.clone();
+    let hooked = Hooked::new(&rig.store, ObjectKind::Snapshot, move || {
+        gc.gc(REWRITE_ALL).unwrap();
+        store.advance_clock(MONTH_AND_MORE);
+        let report = gc.gc(REWRITE_ALL).unwrap();
+        assert!(report.cleared_writers.is_empty(), "it was cleared before: {report:?}");
+    });
+    let device = MemoryDevice::from_bytes(&disk.bytes);
+    let backup = request_of_another(vec![source("vda", SourceData::Disk(&device))]);
+    let result = rig.open_on(hooked, 95).backup(backup, &Watch::default());
+    assert!(matches!(result, Err(Error::Revoked { .. })), "{result:?}");
+    assert!(rig.repository.snapshots().unwrap().0.is_empty());
+    for kind in [ObjectKind::Writer, ObjectKind::Snapshot] {
+        rig.store.list(kind, &mut |name, _| panic!("{name} is left")).unwrap();
+    }
+    rig.repository.gc(REWRITE_ALL).expect("nothing counts as lost");
+}
+
+/// A forget slept before it put its record, and the snapshot was protected meanwhile. Gc ran between the put and the
+/// moment in which the forget finds its announcement gone, and ended it: a protected snapshot was deleted.
+#[test]
+fn gc_does_not_end_a_forget_that_a_protection_has_passed() {
+    let rig = Rig::new(28);
+    let mut disk = Disk::new(1 << 20, 1);
+    disk.fill(0, 1 << 20);
+    let id = rig.backup("m", &disk, Parent::Newest).snapshot.id;
+    let (store, other) = (rig.store.clone(), another(&rig, 94, Liveness::Unknown));
+    let gc = another(&rig, 93, Liveness::Unknown);
+    let hooked = Hooked::new(&rig.store, ObjectKind::Forgotten, move || {
+        store.advance_clock(WEEK_AND_MORE);
+        other.protect(id).unwrap();
+    });
+    let hooked = hooked.and_after(move || drop(gc.gc(REWRITE_ALL).unwrap()));
+    let result = rig.open_on(hooked, 92).forget(id, "test");
+    assert!(matches!(result, Err(Error::Locked { .. })), "{result:?}");
+    common::assert_restores(&another(&rig, 91, Liveness::Unknown), id, &disk.bytes);
+}
+
+/// The same, and the forget never woke up: the snapshot is there again after a month.
+#[test]
+fn a_protected_snapshot_comes_back_when_its_forget_died() {
+    let rig = Rig::new(29);
+    let mut disk = Disk::new(1 << 20, 1);
+    disk.fill(0, 1 << 20);
+    let id = rig.backup("m", &disk, Parent::Newest).snapshot.id;
+    let (store, other) = (rig.store.clone(), another(&rig, 94, Liveness::Unknown));
+    let hooked = Hooked::new(&rig.store, ObjectKind::Forgotten, move || {
+        store.advance_clock(WEEK_AND_MORE);
+        other.protect(id).unwrap();
+    });
+    let hooked = hooked.and_after(|| panic!("the process ends here"));
+    let forgetting = rig.open_on(hooked, 92);
+    let died = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| forgetting.forget(id, "test")));
+    assert!(died.is_err());
+
+    let reader = another(&rig, 91, Liveness::Unknown);
+    reader.gc(REWRITE_ALL).unwrap();
+    assert!(reader.snapshots().unwrap().0.is_empty(), "its forget may be alive");
+    rig.store.advance_clock(MONTH_AND_MORE);
+    reader.gc(REWRITE_ALL).unwrap();
+    common::assert_restores(&reader, id, &disk.bytes);
+}
+
 /// The announcement of a writer at work was damaged, and repair removed what nobody could read. Gc knew of no writer then, and
 /// deleted what it referred to; and it committed a snapshot that could not be read.
 #[test]
@@ -230,6 +301,7 @@ fn what_heals_a_snapshot_while_gc_works_is_not_deleted() {
     common::assert_restores(&another(&rig, 92, Liveness::Alive), old, &disk.bytes);
 }
 
+const MONTH_AND_MORE: Duration = Duration::from_secs(31 * 24 * 3600);
 const WEEK_AND_MORE: Duration = Duration::from_secs(8 * 24 * 3600);
 
 /// A gc slept for more than a week in the middle, on a host that nobody else sees. Another gc took its place, and deleted the pack

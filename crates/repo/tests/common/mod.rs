@@ -271,11 +271,14 @@ pub(crate) fn assert_restores(repository: &Repository, snapshot: SnapshotId, exp
     assert!(target.to_bytes() == expected, "the restore wrote something else");
 }
 
-/// A store that does something else before the first object of a kind is put.
+type Act = std::sync::Mutex<Option<Box<dyn FnOnce() + Send>>>;
+
+/// A store that does something else before the first object of a kind is put, and after it.
 pub(crate) struct Hooked {
     inner: MemoryStore,
     kind: ObjectKind,
-    act: std::sync::Mutex<Option<Box<dyn FnOnce() + Send>>>,
+    before: Act,
+    after: Act,
 }
 
 impl Hooked {
@@ -283,27 +286,37 @@ impl Hooked {
         Self {
             inner: inner.clone(),
             kind,
-            act: std::sync::Mutex::new(Some(Box::new(act))),
+            before: std::sync::Mutex::new(Some(Box::new(act))),
+            after: std::sync::Mutex::default(),
         }
     }
 
-    fn before_put(&self, name: &ObjectName) -> &MemoryStore {
+    /// The same store, which also does something else after that object was put in one call.
+    pub(crate) fn and_after(self, act: impl FnOnce() + Send + 'static) -> Self {
+        *self.after.lock().unwrap() = Some(Box::new(act));
+        self
+    }
+
+    fn act(&self, act: &Act, name: &ObjectName) {
         if name.kind() == self.kind {
-            let act = self.act.lock().unwrap().take();
+            let act = act.lock().unwrap().take();
             if let Some(act) = act {
                 act();
             }
         }
-        &self.inner
     }
 }
 
 impl Store for Hooked {
     fn put(&self, name: &ObjectName, bytes: &[u8]) -> StoreResult<Put> {
-        self.before_put(name).put(name, bytes)
+        self.act(&self.before, name);
+        let put = self.inner.put(name, bytes);
+        self.act(&self.after, name);
+        put
     }
     fn create(&self, name: &ObjectName) -> StoreResult<Box<dyn ObjectWriter>> {
-        self.before_put(name).create(name)
+        self.act(&self.before, name);
+        self.inner.create(name)
     }
     fn get(&self, name: &ObjectName, length_max: u64) -> StoreResult<Vec<u8>> {
         self.inner.get(name, length_max)

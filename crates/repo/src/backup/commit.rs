@@ -1,0 +1,79 @@
+//! The commit of a backup, and what is left to do where there is none.
+
+use crate::dead_writers::UNFINISHED_REASON;
+use crate::error::{Error, Result};
+use crate::id::{PackId, SnapshotId};
+use crate::lease::{self, Lease};
+use crate::manifest::{Manifest, snapshot_name};
+use crate::pack::pack_name;
+use crate::repository::Repository;
+use crate::room::with_room;
+use crate::scrub::exists;
+use crate::store::{ObjectKind, Put};
+
+impl Repository {
+    /// Puts the snapshot under its name; returns the bytes of its object.
+    pub(super) fn commit(&self, lease: &Lease<'_>, manifest: &Manifest) -> Result<u64> {
+        // While our announcement is there, nobody deletes what we refer to; without it, gc may have.
+        let name = snapshot_name(manifest.id);
+        if !lease.is_announced()? {
+            return Err(revoked(lease));
+        }
+        let bytes = manifest.encode();
+        let put = match self.vault.put_sealed(&name, &bytes) {
+            // It may be there all the same; asking again settles it.
+            Err(_) => self.vault.put_sealed(&name, &bytes)?,
+            Ok(put) => put,
+        };
+        if put == Put::AlreadyExists && lease::is_revoked(&self.vault, &lease.record)? {
+            return Err(revoked(lease));
+        }
+        if matches!(lease.is_announced(), Ok(false)) {
+            // It went between the look and the put, with the mark, as that of a process that is gone: what the snapshot refers to may be deleted.
+            let recorded = self.record_never(manifest.id, Some(manifest.copy), UNFINISHED_REASON);
+            self.vault.store.delete(&name)?;
+            recorded?;
+            return Err(revoked(lease));
+        }
+        Ok(self.vault.store.length(&name).unwrap_or(bytes.len() as u64))
+    }
+
+    /// Makes sure that what a failed backup left does not pass for something that was lost. Where that cannot be done, the
+    /// announcement has to stay: false.
+    pub(super) fn close_unfinished(&self, lease: &Lease<'_>, snapshot: SnapshotId, copy: Option<PackId>) -> bool {
+        let Some(copy) = copy else { return true };
+        let recorded = self.record_unfinished(lease, snapshot, copy);
+        if recorded
+            .or_else(|_| self.record_unfinished(lease, snapshot, copy))
+            .is_ok()
+        {
+            return true;
+        }
+        // The store is full. Nobody but us refers to the pack with the copy.
+        let is_committed = exists(&self.vault, &snapshot_name(snapshot));
+        let is_removed = matches!(is_committed, Ok(true))
+            || matches!(is_committed, Ok(false)) && self.vault.store.delete(&pack_name(copy)).is_ok();
+        let has_others = self
+            .vault
+            .names(ObjectKind::Snapshot)
+            .is_ok_and(|names| !names.is_empty());
+        is_removed && has_others
+    }
+
+    /// Records that a snapshot was never committed. By first come, the mark says whether it was after all.
+    fn record_unfinished(&self, lease: &Lease<'_>, snapshot: SnapshotId, copy: PackId) -> Result<()> {
+        let put = with_room(&self.vault, || lease::revoke(&self.vault, &lease.record))?;
+        if put == Put::AlreadyExists && !lease::is_revoked(&self.vault, &lease.record)? {
+            return Ok(());
+        }
+        self.record_never(snapshot, Some(copy), UNFINISHED_REASON)?;
+        Ok(self.vault.store.delete(&snapshot_name(snapshot))?)
+    }
+}
+
+/// The error of a writer that was taken for dead.
+fn revoked(lease: &Lease<'_>) -> Error {
+    Error::Revoked {
+        writer: lease.record.writer,
+    }
+}
