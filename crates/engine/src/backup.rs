@@ -16,16 +16,11 @@ use crate::error::{Error, Result};
 use crate::job::{Counting, Job};
 use crate::meter::{Meter, MeteredDevice, MeteredStream};
 use crate::namesake::{Claim, Claimant, Continuation, Granted};
+use crate::notes::{NOTE_FORMAT, NOTE_PATH, NOTE_SECTOR_BYTES};
 use crate::repository::{find_in, snapshots, time_of};
-use crate::sector_size::NOTE_SECTOR;
 use crate::source::{OpenSource, Origin, SourceName, disk_names};
 use crate::stages::Stages;
 use crate::{Bottleneck, MachineName, Progress, SnapshotReference, Unit};
-
-/// Note of a disk: where it was, as a path without links.
-pub const NOTE_PATH: &str = "path";
-/// Note of a disk: the format of its image.
-pub const NOTE_FORMAT: &str = "format";
 
 /// What to back up.
 pub struct BackupRequest<'a> {
@@ -326,7 +321,7 @@ fn notes_of(source: &OpenSource) -> BTreeMap<String, String> {
         (NOTE_FORMAT.to_owned(), source.format.to_string()),
     ]);
     if source.sector_bytes != USUAL_SECTOR_BYTES {
-        notes.insert(NOTE_SECTOR.to_owned(), source.sector_bytes.to_string());
+        notes.insert(NOTE_SECTOR_BYTES.to_owned(), source.sector_bytes.to_string());
     }
     notes
 }

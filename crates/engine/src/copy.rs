@@ -23,10 +23,10 @@ use crate::job::{Counting, Job};
 use crate::list::{ListRequest, check_known, is_wanted};
 use crate::machine_backup::pace::Pace;
 use crate::namesake::{MachineIdentity, MachinesByName};
+use crate::notes::{is_template, is_template_draft};
 use crate::repository::{all_snapshots, find_in, find_of_machines, time_of};
-use crate::template::{is_draft, is_template, protect};
+use crate::template::protect;
 use crate::{Location, Progress, SnapshotReference, Unit};
-pub use origin::NOTE_ORIGIN;
 use origin::{Holdings, Standing};
 pub use status::{CopyStatus, MachineCopyStatus, copy_status};
 
@@ -128,7 +128,7 @@ pub fn copy(from: &Repository, to: &Repository, request: &CopyRequest, job: Job<
     };
     let (mut all, damaged) = from.snapshots()?;
     // What a push has not finished is nothing yet.
-    all.retain(|manifest| !is_draft(manifest));
+    all.retain(|manifest| !is_template_draft(manifest));
     let there = all_snapshots(to, job.progress)?;
     let calendar = Calendar::new(from, &request.zone, job.progress);
     let (chosen, removed) = choose(&all, request, calendar)?;

@@ -23,14 +23,12 @@ pub use export::{
     ExportFormat, ExportFrom, ExportReport, ExportRequest, ExportTarget, ExportToPool, ExportedToPool, PoolReturn,
     VirtualBoxIdentity, XvaExport, export, export_to_pool,
 };
-pub(crate) use import::NOTE_LABEL;
 pub use import::{
     Domain, ImportFolder, ImportReport, ImportRepository, Imported, ImportedDisk, Importing, open_import,
 };
 pub(crate) use new_folder::{NewFolder, write_file};
 pub use order::wants_stored_images;
 pub(crate) use virtualbox::LeftSnapshot;
-pub(crate) use virtualbox::NVRAM as VIRTUALBOX_NVRAM;
 pub use virtualbox::{
     InaccessibleMachine, VirtualBox, VirtualBoxBackup, VirtualBoxError, VirtualBoxMachine, VirtualBoxMemory,
     VirtualBoxReport, VirtualBoxWay, back_up_virtualbox,

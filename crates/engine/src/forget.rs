@@ -8,8 +8,8 @@ use jiff::tz::TimeZone;
 use crate::calendar::Calendar;
 use crate::error::{Error, Result};
 use crate::job::Job;
+use crate::notes::is_template;
 use crate::repository::{all_snapshots, find_of_machines};
-use crate::template::is_template;
 use crate::{Moment, SnapshotReference};
 
 /// Why a name does not say which snapshot is to be removed or unprotected.

@@ -53,6 +53,7 @@ mod namesake;
 mod new_file;
 mod new_image;
 mod note_file;
+mod notes;
 mod overlay_commit;
 mod place_note;
 mod policy_run;
@@ -79,7 +80,7 @@ mod verify;
 mod watchdog;
 mod xen_backup;
 
-pub use backup::{BackupReport, BackupRequest, NOTE_FORMAT, NOTE_PATH, ParentChoice, backup};
+pub use backup::{BackupReport, BackupRequest, ParentChoice, backup};
 pub use block_target::is_block_device as is_device;
 pub use calendar::SKEW_MS;
 pub use clone_error::CloneError;
@@ -87,8 +88,8 @@ pub use clone_image::{CloneImageRequest, CloneKind, CloneWay, ImageClone, ImageC
 pub use compare::{CompareReport, DIFFERENT_RANGE_COUNT_MAX, compare};
 pub use convert::{ConvertReport, ConvertRequest, ConvertSource, StreamForm, VerifyImage, convert, convert_to_stream};
 pub use copy::{
-    CopiedSnapshot, CopyOutcome, CopyReport, CopyRequest, CopySelection, CopyStatus, MachineCopyStatus, NOTE_ORIGIN,
-    RemovedThere, copy, copy_status, is_same_place,
+    CopiedSnapshot, CopyOutcome, CopyReport, CopyRequest, CopySelection, CopyStatus, MachineCopyStatus, RemovedThere,
+    copy, copy_status, is_same_place,
 };
 pub use create_image::{CreateImageReport, CreateImageRequest, create_image};
 pub use daemon::{
@@ -134,8 +135,8 @@ pub use job::Job;
 pub use keys::{RotateReport, add_key, check_passphrase, list_keys, paper_key, remove_key, rotate_key};
 pub use list::{ListReport, ListRequest, ShowReport, disk_count, list, show};
 pub use machine_backup::{
-    Compared, GivenUp, Limits, Load, MachineBackupReport, MachineReadRequest, MachineReading, Method, NOTE_CONSISTENCY,
-    NOTE_METHOD, ReadAll, SnapshotWish, back_up_machine,
+    Compared, GivenUp, Limits, Load, MachineBackupReport, MachineReadRequest, MachineReading, Method, ReadAll,
+    SnapshotWish, back_up_machine,
 };
 pub use machine_restore::{
     AfterRestore, ConfigurationChoice, Content, Definition, FileWay, InPlaceWish, MachineRestorePlan,
@@ -153,6 +154,7 @@ pub use monitor::{
 pub use name::{DiskName, MachineName, NameError};
 pub use namesake::{Continuation, MachineIdentity, MachinesByName, NameTaken};
 pub use new_image::Overwrite;
+pub use notes::{NOTE_CONSISTENCY, NOTE_FORMAT, NOTE_METHOD, NOTE_ORIGIN, NOTE_PATH};
 pub use place_note::{PlaceJournal, PlaceNote};
 pub use policy_run::{Guests, PolicyRunReport, PolicyRunRequest, RemovedByPolicy, TakenCut, run_policy};
 pub use progress::{Bottleneck, NoProgress, Progress, Unit};

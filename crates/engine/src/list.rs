@@ -8,12 +8,11 @@ use jiff::tz::TimeZone;
 
 use crate::calendar::Calendar;
 use crate::error::Result;
-use crate::machine_backup::is_memory;
 use crate::namesake::{MachineIdentity, MachinesByName};
+use crate::notes::{is_memory, is_template};
 use crate::repository::all_snapshots;
 use crate::repository::find_of_machines;
 use crate::resolve::{ResolveError, nearest_names};
-use crate::template::is_template;
 use crate::{DiskName, Progress, SnapshotName};
 
 /// Which snapshots are wanted; without any wish, all.

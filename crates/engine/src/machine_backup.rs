@@ -1,5 +1,5 @@
 //! `backup` of a machine: one instant of all its disks, with its configuration, its firmware's variables and
-//! the state of its TPM.
+//! the state of its STREAM_TPM.
 //!
 //! 1. The hypervisor says what the machine is; what is left out is said, with the reason.
 //! 2. A machine that is shut off is read from its images. One that runs, or is paused, is frozen: see
@@ -55,7 +55,7 @@ use crate::stages::Stages;
 use crate::{BackupReport, MachineName, Unit};
 use changes::Changes;
 pub use changes::{Compared, ReadAll};
-pub(crate) use changes::{NOTE_BITMAP, is_bitmap_of, is_bitmap_of_ours};
+pub(crate) use changes::{is_bitmap_of, is_bitmap_of_ours};
 use choice::{check_choice, decide};
 pub(crate) use compare_images::{Sent, Told, TwoStates, below, options_in_view};
 use frozen::Freezer;
@@ -64,20 +64,16 @@ pub(crate) use host_snapshots::path_of;
 use keeper::InRepository;
 pub use keeper::SnapshotWish;
 pub(crate) use keeper::{Before, Instant, Keeper};
-pub(crate) use memory::{MEMORY, MEMORY_STATE, is_memory};
 pub(crate) use memory::{begin as begin_memory, not_kept};
 pub use method::Method;
 pub(crate) use method::{overlay_of, run_of_overlay};
 use noted::Noted;
-pub(crate) use notes::NOTE_UUID;
 use notes::notes_of;
-pub use notes::{NOTE_CONSISTENCY, NOTE_METHOD};
 use pace::{Pace, PacedDevice};
 use proof::NextBitmap;
 use rest::Rest;
-pub(crate) use rest::{Beside, NVRAM, sources_of};
+pub(crate) use rest::{Beside, sources_of};
 pub(crate) use scratch::{RUNTIME_FOLDERS, RuntimeFolder, SOCKET, listen, lock_unneeded};
-pub(crate) use tpm::{NOTE_TPM_STORE, NOTE_TPM_VERSION, TPM};
 pub use warden::{GivenUp, Limits, Load};
 
 /// Which machine is read, and how.

@@ -15,15 +15,8 @@ use holdfast_repo::{Manifest, SnapshotId};
 use crate::Progress;
 use crate::calendar::Calendar;
 use crate::error::Result;
-use crate::machine_backup::{NOTE_CONSISTENCY, NOTE_METHOD, NOTE_UUID};
+use crate::notes::{NOTE_CONSISTENCY, NOTE_CONTINUES, NOTE_HYPERVISOR, NOTE_METHOD, NOTE_POOL, NOTE_UUID, note};
 use crate::repository::time_of;
-
-/// Note of a snapshot: the pool of its machine.
-pub(crate) const NOTE_POOL: &str = "pool";
-/// Note of a snapshot: what its machine was taken from, if not from libvirt.
-pub(crate) const NOTE_HYPERVISOR: &str = "imported_from";
-/// Note of a snapshot: the other identities under its name that are of the same machine, separated by spaces.
-pub(crate) const NOTE_CONTINUES: &str = "continues";
 
 const WORD_IMAGES: &str = "images";
 const WORD_UNIDENTIFIED: &str = "unidentified";
@@ -44,7 +37,7 @@ pub enum MachineIdentity {
 impl MachineIdentity {
     /// The identity of the machine that a snapshot is of.
     pub fn of(manifest: &Manifest) -> Self {
-        let has = |key: &str| manifest.notes.contains_key(key);
+        let has = |key: &str| note(&manifest.notes, key).is_some();
         if let Some(uuid) = manifest.notes.get(NOTE_UUID) {
             return Self::of_uuid(uuid);
         }
@@ -322,7 +315,7 @@ impl Claim<'_> {
         let place = holder
             .notes
             .get(NOTE_POOL)
-            .or_else(|| holder.notes.get(NOTE_HYPERVISOR));
+            .or_else(|| note(&holder.notes, NOTE_HYPERVISOR));
         let place = place.map_or("libvirt or QEMU", String::as_str);
         let identity = self.claimant.identity();
         let theirs = match MachineIdentity::of(holder) {
@@ -364,7 +357,7 @@ impl Claim<'_> {
 
 /// Whether a snapshot comes from an archive, and not from the machine.
 fn is_imported(manifest: &Manifest) -> bool {
-    manifest.notes.contains_key(NOTE_HYPERVISOR) && !manifest.notes.contains_key(NOTE_METHOD)
+    note(&manifest.notes, NOTE_HYPERVISOR).is_some() && !manifest.notes.contains_key(NOTE_METHOD)
 }
 
 fn newest<'m>(manifests: impl Iterator<Item = &'m Manifest>) -> Option<&'m Manifest> {

@@ -19,7 +19,8 @@ use crate::calendar::Calendar;
 use crate::error::{Error, Result};
 use crate::namesake::MachinesByName;
 use crate::note_file::write_note;
-use crate::template::{TemplateError, is_template};
+use crate::notes::is_template;
+use crate::template::TemplateError;
 use crate::{Candidate, Progress, SnapshotReference, resolve};
 
 /// Where a repository is: the path of a directory, which may be written `file:PATH`.

@@ -10,16 +10,15 @@ use holdfast_image::{CreateOptions, Error as ImageError, Format, OpenOptions};
 use holdfast_repo::{DiskContent, DiskRecord, Manifest, Repository, Surroundings, TargetState};
 use jiff::tz::TimeZone;
 
-use crate::backup::NOTE_FORMAT;
 use crate::block_target::LockedDevice;
 use crate::error::{Error, Result};
 use crate::job::{Counting, Job};
-use crate::machine_backup::is_memory;
 use crate::new_file::{Existing, NewFile};
+use crate::notes::{NOTE_FORMAT, is_memory, is_part_of_memory};
 use crate::repository::find_snapshot;
 use crate::restore_stream::write_to_stream;
 use crate::sector_size::{kept_sector, noted_sector, tell_of_lost_sector, tell_of_other_sectors};
-use crate::stored_memory::{MEMORY_STREAM, StoredMemory, is_part};
+use crate::stored_memory::{MEMORY_STREAM, StoredMemory};
 use crate::{DiskName, SnapshotName, Unit};
 
 /// What to restore, and where to.
@@ -110,7 +109,7 @@ pub fn restore(
             let stream = path.join(MEMORY_STREAM);
             let disks: Vec<_> = disks
                 .into_iter()
-                .filter(|disk| memory.is_none() || !is_part(disk))
+                .filter(|disk| memory.is_none() || !is_part_of_memory(disk))
                 .collect();
             let placed = placed(&disks, &path, request.format)?;
             let restorer = Restorer {

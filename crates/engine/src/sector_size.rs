@@ -13,9 +13,7 @@ use holdfast_image::{Format, Image, USUAL_SECTOR_BYTES};
 use crate::Progress;
 use crate::block_target::is_block_device;
 use crate::error::Result;
-
-/// Note of a disk: the size of its sectors, where it is not the usual one.
-pub(crate) const NOTE_SECTOR: &str = "sector_bytes";
+use crate::notes::{NOTE_SECTOR_BYTES, note};
 
 /// What a table of partitions (GPT) begins with, in its second sector.
 const TABLE_SIGNATURE: &[u8; 8] = b"EFI PART";
@@ -55,7 +53,7 @@ pub(crate) fn tell_of_other_sectors(target: &dyn BlockDevice, sector_bytes: u64,
 
 /// What the notes of a disk say.
 pub(crate) fn noted_sector(notes: &BTreeMap<String, String>) -> u64 {
-    let noted = notes.get(NOTE_SECTOR).and_then(|text| text.parse().ok());
+    let noted = note(notes, NOTE_SECTOR_BYTES).and_then(|text| text.parse().ok());
     noted.filter(|bytes| *bytes == 4096).unwrap_or(USUAL_SECTOR_BYTES)
 }
 

@@ -23,7 +23,7 @@ use rustix::io::Errno;
 use self::layered::Layered;
 use crate::error::{Error, Result};
 use crate::job::Job;
-use crate::machine_backup::is_memory;
+use crate::notes::is_memory;
 use crate::repository::{find_snapshot, time_of};
 use crate::{DiskName, SnapshotName};
 

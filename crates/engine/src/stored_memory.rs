@@ -5,13 +5,13 @@ use std::path::Path;
 
 use holdfast_block::BlockDevice;
 use holdfast_host::qemu::memory::{MemoryState, PutError, put_together};
-use holdfast_repo::{DiskRecord, Manifest, Repository, Surroundings};
+use holdfast_repo::{Manifest, Repository, Surroundings};
 
 use crate::error::{Error, Result};
 use crate::job::Job;
-use crate::machine_backup::{MEMORY, MEMORY_STATE, is_memory};
 use crate::machine_restore::bytes_of;
 use crate::new_file::{Existing, NewFile};
+use crate::notes::{STREAM_MEMORY, STREAM_MEMORY_STATE, is_memory};
 use crate::restore::RestoredDisk;
 
 /// What it is called beside disks that were restored to a folder.
@@ -24,16 +24,14 @@ pub(crate) struct StoredMemory<'r> {
     pages: Box<dyn BlockDevice + 'r>,
 }
 
-/// Whether a record is a part of the memory, which is of no use without the other.
-pub(crate) fn is_part(record: &DiskRecord) -> bool {
-    is_memory(record) || record.name == MEMORY_STATE
-}
-
 impl<'r> StoredMemory<'r> {
     /// That of a snapshot; none where it has none, or its pages only.
     pub(crate) fn open(repository: &'r Repository, snapshot: &Manifest) -> Result<Option<Self>> {
         let record = |name| snapshot.disks.iter().find(|record| record.name == name);
-        let (Some(pages), Some(state)) = (record(MEMORY).filter(|pages| is_memory(pages)), record(MEMORY_STATE)) else {
+        let (Some(pages), Some(state)) = (
+            record(STREAM_MEMORY).filter(|pages| is_memory(pages)),
+            record(STREAM_MEMORY_STATE),
+        ) else {
             return Ok(None);
         };
         let state = MemoryState::decode(&bytes_of(repository, state)?).map_err(|source| Error::MemoryState {
@@ -82,7 +80,7 @@ impl<'r> StoredMemory<'r> {
         new.finish()?;
         job.progress.advance(self.state.size_bytes());
         Ok(RestoredDisk {
-            name: MEMORY.to_owned(),
+            name: STREAM_MEMORY.to_owned(),
             target: Some(path.to_owned()),
             size_bytes: self.state.size_bytes(),
             written_bytes,

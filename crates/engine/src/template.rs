@@ -2,7 +2,7 @@
 //!
 //! A template is a snapshot of a kind of its own: a [`Statement`] of what it is stands in its notes, with the signature of whoever vouches
 //! for it. Everything with bytes is that of any snapshot, so that copies, checks, repairs and gc need to know nothing of templates. What
-//! walks the snapshots of machines does not see templates ([`is_template`]); and each is protected, so that programs that do not know
+//! walks the snapshots of machines does not see templates ([`is_template`](crate::notes::is_template)); and each is protected, so that programs that do not know
 //! templates remove none.
 //!
 //! What is believed: who holds the keys of the repository can write anything into it. So nothing of a template counts before its signature
@@ -39,24 +39,6 @@ pub use trust::{SignedBy, Trust, Unsigned};
 
 /// What templates are signed for: the namespace of their signatures.
 pub const TEMPLATE_NAMESPACE: &str = "holdfast-template";
-/// Note of a template: its statement.
-const NOTE_STATEMENT: &str = "template";
-/// Note of a template: the signature of its statement.
-const NOTE_SIGNATURE: &str = "template-signature";
-/// Note of a snapshot that a push makes on its way to a template: which process does.
-const NOTE_DRAFT: &str = "template-draft";
-/// What the machine of a template is called for programs that do not know templates, before its name. No machine can be called so.
-const MACHINE_PREFIX: &str = "template:";
-
-/// Whether this is a template, or on its way to be one, and no point in time of a machine.
-pub(crate) fn is_template(manifest: &Manifest) -> bool {
-    manifest.notes.contains_key(NOTE_STATEMENT) || is_draft(manifest)
-}
-
-/// Whether this is what a push has stored, or had when it was killed: no template yet.
-pub(crate) fn is_draft(manifest: &Manifest) -> bool {
-    manifest.notes.contains_key(NOTE_DRAFT)
-}
 
 /// Keeps a template from being removed by programs that take it for a snapshot of a machine.
 pub(crate) fn protect(repository: &Repository, manifest: &Manifest) -> Result<()> {

@@ -30,17 +30,20 @@ use holdfast_repo::{Manifest, Repository};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
-use crate::backup::{NOTE_FORMAT, ParentChoice, choose_parent};
+use crate::backup::{ParentChoice, choose_parent};
 use crate::calendar::Calendar;
 use crate::error::{Error, Result};
+use crate::exchange::Domain;
 use crate::exchange::machine::{Attached, DomainWish, domain_xml};
-use crate::exchange::store::{DOMAIN, DiskToStore, MachineToStore, store_machine};
-use crate::exchange::{Domain, NOTE_LABEL};
+use crate::exchange::store::{DiskToStore, MachineToStore, store_machine};
 use crate::job::Job;
 use crate::machine_backup::pace::{Pace, PacedDevice};
-use crate::machine_backup::{NOTE_CONSISTENCY, NOTE_METHOD, NOTE_UUID};
 use crate::machine_lock::{MachineLock, Work};
-use crate::namesake::{Claim, Claimant, Continuation, Granted, NOTE_POOL};
+use crate::namesake::{Claim, Claimant, Continuation, Granted};
+use crate::notes::{
+    NOTE_CONSISTENCY, NOTE_FORMAT, NOTE_LABEL, NOTE_METHOD, NOTE_POOL, NOTE_UUID, NOTE_XEN_BASE, NOTE_XEN_DISK,
+    NOTE_XEN_SUSPENDED_DISK, STREAM_DOMAIN, STREAM_XEN_MEMORY, STREAM_XEN_RECORDS, STREAM_XEN_SUSPENDED_RECORDS,
+};
 use crate::repository::snapshots;
 use crate::run_journal::JournalPlace;
 use crate::{BackupReport, MachineName};
@@ -52,12 +55,6 @@ use since::SinceDevice;
 use way::{Opened, open_disks};
 pub use way::{XenChange, XenWay};
 
-/// Note of a disk: the disk of the pool that it is of.
-const NOTE_DISK: &str = "xen_disk";
-/// Note of a disk: the snapshot of it that the pool keeps, to compare with.
-pub(crate) const NOTE_BASE: &str = "xen_base";
-/// Note of a disk of a machine with memory: what the pool called it in its own records of that instant.
-pub(crate) const NOTE_SUSPENDED_DISK: &str = "xen_suspended_disk";
 /// What disks are kept for that belong to backups of a machine to a repository.
 fn purpose(repository: &str, machine: &str) -> String {
     format!("{repository}/{machine}")
@@ -67,13 +64,6 @@ fn purpose(repository: &str, machine: &str) -> String {
 pub(crate) fn purpose_of(text: &str) -> Option<(&str, &str)> {
     text.split_once('/')
 }
-
-/// The records of the machine, as its pool has them.
-pub(crate) const RECORDS: &str = "original-ova.xml";
-/// The records of the machine as it was suspended, by which alone it can go on from its memory.
-pub(crate) const SUSPENDED_RECORDS: &str = "suspended-ova.xml";
-/// The memory of the machine, as its pool has it.
-pub(crate) const XEN_MEMORY: &str = "xen-memory";
 
 /// What to back up.
 pub struct XenBackupRequest<'a> {
@@ -418,13 +408,14 @@ impl XenBackup<'_> {
         let mut texts: Vec<(String, Box<dyn Read + Send + '_>)> = Vec::new();
         let xml = self.translated.value.clone().into_bytes();
         // The first of them is given when all disks have come to their ends.
-        texts.push((DOMAIN.to_owned(), Box::new(streams.behind(xml))));
-        texts.push((RECORDS.to_owned(), Box::new(Cursor::new(self.records.clone()))));
+        texts.push((STREAM_DOMAIN.to_owned(), Box::new(streams.behind(xml))));
+        let records = Cursor::new(self.records.clone());
+        texts.push((STREAM_XEN_RECORDS.to_owned(), Box::new(records)));
         if let Some(records) = suspended {
-            texts.push((SUSPENDED_RECORDS.to_owned(), Box::new(Cursor::new(records))));
+            texts.push((STREAM_XEN_SUSPENDED_RECORDS.to_owned(), Box::new(Cursor::new(records))));
         }
         if let Some((reader, _)) = memory.take() {
-            texts.push((XEN_MEMORY.to_owned(), reader));
+            texts.push((STREAM_XEN_MEMORY.to_owned(), reader));
         }
         let machine = MachineToStore {
             name: self.name.clone(),
@@ -468,15 +459,15 @@ impl XenBackup<'_> {
     fn notes_of(&self, taken: &Taken, instant: &Instant<'_>, way: XenWay) -> BTreeMap<String, String> {
         let mut notes = BTreeMap::from([
             (NOTE_FORMAT.to_owned(), Format::Qcow2.name().to_owned()),
-            (NOTE_DISK.to_owned(), taken.live.uuid.clone()),
+            (NOTE_XEN_DISK.to_owned(), taken.live.uuid.clone()),
         ]);
         if let Some(base) = self.base(taken, instant, way) {
-            notes.insert(NOTE_BASE.to_owned(), base.uuid.clone());
+            notes.insert(NOTE_XEN_BASE.to_owned(), base.uuid.clone());
         }
         if self.request.with_memory
             && let Some(disk) = instant.snapshot_of(&taken.live)
         {
-            notes.insert(NOTE_SUSPENDED_DISK.to_owned(), disk.uuid.clone());
+            notes.insert(NOTE_XEN_SUSPENDED_DISK.to_owned(), disk.uuid.clone());
         }
         if !taken.live.label.is_empty() {
             notes.insert(NOTE_LABEL.to_owned(), taken.live.label.clone());

@@ -5,14 +5,10 @@
 //! the next copy: each copy also notes which snapshots of its machine have been copied before, so that what is in this list and not
 //! there any more is known to have been removed.
 
+use crate::notes::{NOTE_COPIED, NOTE_ORIGIN};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use holdfast_repo::{Manifest, RepositoryId, SnapshotId};
-
-/// Note of a snapshot that is a copy: the repository and the snapshot that it was first, with a `/` in between.
-pub const NOTE_ORIGIN: &str = "origin";
-/// Note of a snapshot that is a copy: the starts of the ids of those of its machine that had been copied by then.
-pub(super) const NOTE_COPIED: &str = "copied";
 
 /// Snapshots that a note lists, the newest: far more than anybody keeps of one machine.
 const LISTED_COUNT_MAX: usize = 4096;
@@ -144,9 +140,10 @@ impl Holdings {
 
 #[cfg(test)]
 mod tests {
+    use crate::notes::{NOTE_COPIED, NOTE_ORIGIN};
     use holdfast_repo::{Manifest, RepositoryId, SnapshotId};
 
-    use super::{Holdings, LISTED_COUNT_MAX, NOTE_COPIED, NOTE_ORIGIN, Standing, identity, noted_origin};
+    use super::{Holdings, LISTED_COUNT_MAX, Standing, identity, noted_origin};
 
     const HERE: RepositoryId = RepositoryId::from_bytes([1; 16]);
     const THERE: RepositoryId = RepositoryId::from_bytes([2; 16]);

@@ -11,8 +11,8 @@ use crate::error::Result;
 use crate::job::Job;
 use crate::list::{ListRequest, check_known, is_wanted};
 use crate::namesake::{MachineIdentity, MachinesByName};
+use crate::notes::is_template_draft;
 use crate::repository::{all_snapshots, time_of};
-use crate::template::is_draft;
 
 /// One machine in two repositories.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -59,8 +59,8 @@ pub fn copy_status(from: &Repository, to: &Repository, wanted: &ListRequest, job
     let holdings = Holdings::new(to.config().id, there.clone());
     let both: Vec<Manifest> = here.iter().chain(&there).cloned().collect();
     check_known(&both, wanted)?;
-    here.retain(|manifest| !is_draft(manifest) && is_wanted(manifest, wanted));
-    there.retain(|manifest| !is_draft(manifest) && is_wanted(manifest, wanted));
+    here.retain(|manifest| !is_template_draft(manifest) && is_wanted(manifest, wanted));
+    there.retain(|manifest| !is_template_draft(manifest) && is_wanted(manifest, wanted));
     Ok(CopyStatus {
         machines: compare(&here, &there, (&holdings, &MachinesByName::of(&both))),
     })

@@ -16,14 +16,13 @@ use super::{DoctorRequest, Patient};
 use super::{host_work, instants, places, pool, virtualbox};
 use crate::error::{Error, Result};
 use crate::job::Job;
-use crate::machine_backup::NOTE_BITMAP;
+use crate::notes::{NOTE_BITMAP, NOTE_XEN_BASE, note};
 use jiff::tz::TimeZone;
 
 use crate::calendar::Calendar;
 use crate::namesake::MachineIdentity;
 use crate::repository::snapshots;
 use crate::run_journal::noted_runs;
-use crate::xen_backup::NOTE_BASE;
 
 /// The verbs that put something into a QEMU.
 const CHANGING_VERBS: [&str; 7] = ["backup", "restore", "export", "snapshot", "rollback", "clone", "cron"];
@@ -190,7 +189,10 @@ fn look_into(repository: &Repository, job: Job<'_>) -> Result<SeenRepository> {
     let zone = TimeZone::UTC;
     let calendar = Calendar::new(repository, &zone, job.progress);
     for manifest in snapshots(repository, job.progress)? {
-        let of_disks = manifest.disks.iter().filter_map(|disk| disk.notes.get(NOTE_BASE));
+        let of_disks = manifest
+            .disks
+            .iter()
+            .filter_map(|disk| note(&disk.notes, NOTE_XEN_BASE));
         bases.extend(of_disks.cloned());
         let kept = newest
             .entry((

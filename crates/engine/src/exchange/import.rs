@@ -19,20 +19,17 @@ use super::disks::{ArchiveDevice, ArchiveDisks, Behind};
 use super::error::ExchangeError;
 use super::machine::{Attached, Described, DomainWish, attach, describe, domain_xml, kept_name, tell_of_format};
 use super::new_folder::{NewFolder, write_file};
-use super::store::{DOMAIN, DiskToStore, MachineToStore, store_machine};
+use super::store::{DiskToStore, MachineToStore, store_machine};
 use crate::MachineName;
-use crate::backup::{BackupReport, NOTE_FORMAT, ParentChoice, choose_parent};
+use crate::backup::{BackupReport, ParentChoice, choose_parent};
 use crate::calendar::Calendar;
 use crate::convert::{ConvertRequest, ConvertSource, VerifyImage, convert};
 use crate::error::{Error, Result};
 use crate::job::Job;
-use crate::machine_backup::NOTE_UUID;
-use crate::namesake::{Claim, Claimant, Continuation, NOTE_HYPERVISOR};
+use crate::namesake::{Claim, Claimant, Continuation};
 use crate::new_image::Overwrite;
+use crate::notes::{NOTE_FORMAT, NOTE_HYPERVISOR, NOTE_LABEL, NOTE_UUID, STREAM_DOMAIN};
 use crate::repository::snapshots;
-
-/// Note of a disk: what the archive called it.
-pub(crate) const NOTE_LABEL: &str = "label";
 
 /// An archive that was opened: all is known that stands before its first disk.
 pub struct Importing {
@@ -266,7 +263,7 @@ impl Importing {
         let mut notes = self.notes();
         notes.extend(granted.note);
         let xml = self.domain_xml(None, Format::Qcow2);
-        let mut texts = vec![(DOMAIN.to_owned(), xml.into_bytes())];
+        let mut texts = vec![(STREAM_DOMAIN.to_owned(), xml.into_bytes())];
         let documents = self.documents.iter();
         texts.extend(documents.map(|document| (kept_name(document), document.content.clone())));
         let devices: Vec<ArchiveDevice> = self.attached.iter().map(|disk| self.device(disk)).collect();
@@ -348,7 +345,7 @@ impl Importing {
                 write_file(path, &document.content, surroundings)
             })?;
         }
-        made.file(DOMAIN, |path| write_file(path, xml.as_bytes(), surroundings))?;
+        made.file(STREAM_DOMAIN, |path| write_file(path, xml.as_bytes(), surroundings))?;
         made.keep();
         correct(&self.disks.corrections(), job);
         tell(&self.disks.doubts(), job);

@@ -14,9 +14,6 @@ use crate::meter::{Meter, MeteredDevice};
 use crate::stages::Stages;
 use crate::{MachineName, Unit};
 
-/// Where a machine's translated configuration is kept: the domain XML of libvirt.
-pub(crate) const DOMAIN: &str = "domain.xml";
-
 /// A machine, ready to be stored.
 pub(crate) struct MachineToStore<'a> {
     /// What its snapshots are listed under.

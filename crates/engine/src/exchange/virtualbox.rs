@@ -31,5 +31,3 @@ pub use machine::VirtualBoxMachine;
 pub(super) use machine::targets;
 pub use place::{InaccessibleMachine, VirtualBox};
 pub use request::{VirtualBoxBackup, VirtualBoxMemory, VirtualBoxReport, VirtualBoxWay};
-pub(crate) use store::NVRAM;
-pub(super) use store::{SAVED, SETTINGS};

@@ -11,13 +11,13 @@ use holdfast_image::Format;
 use holdfast_repo::{DiskRecord, Manifest};
 
 use super::contents::{HostContents, HostDisk};
-use crate::backup::{NOTE_FORMAT, NOTE_PATH};
 use crate::error::{Error, Result};
 use crate::host_snapshot::{HostSnapshotRecord, MachinePlaces, Providers, Together, Wholeness};
 use crate::job::Job;
-use crate::machine_backup::{NOTE_UUID, below, options_in_view};
+use crate::machine_backup::{below, options_in_view};
 use crate::machine_restore::{MachineRestorePlan, Refusal, chain_of};
 use crate::machine_state::{KeptDisk, KeptState, StateStore};
+use crate::notes::{NOTE_FORMAT, NOTE_PATH, NOTE_UUID};
 use crate::source::OpenSource;
 
 /// Which host snapshots.

@@ -11,8 +11,6 @@ use holdfast_block::{BlockDevice, DirtyBitmap, SeededRandom, to_usize};
 
 use super::method::Method;
 
-/// Note of a disk: the bitmap that has begun at the instant of the snapshot.
-pub(crate) const NOTE_BITMAP: &str = "bitmap";
 /// What the names of our bitmaps begin with.
 const PREFIX: &str = "holdfast-";
 /// Clean places of a disk that are compared with the snapshot before.

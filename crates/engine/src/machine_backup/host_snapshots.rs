@@ -21,21 +21,15 @@ use super::keeper::Before;
 use super::pace::Pace;
 use super::warden::Load;
 use super::{Beside, MachineBackup, MachineReading, Method, Ready, notes_of};
-use crate::backup::NOTE_FORMAT;
 use crate::error::{Error, Result};
 use crate::hooks::{HeldUp, HookEvent};
 use crate::host_snapshot::{GuestRequest, HostSnapshotRequest, NamedCut, Subject, places_of, take_host_snapshots};
 use crate::machine_restore::chain_of;
 use crate::machine_state::SetId;
+use crate::notes::{NOTE_FORMAT, NOTE_HOST_SNAPSHOT, NOTE_HOST_SNAPSHOT_IDENTITY, NOTE_HOST_SNAPSHOT_PATH};
 use crate::source::OpenSource;
 use crate::watchdog::Guard;
 
-/// Note of a disk: the host snapshot that it was read from, and which is held for the next backup.
-const NOTE_HOST_SNAPSHOT: &str = "host-snapshot";
-/// Note of a disk: what tells that host snapshot from another one of its name.
-const NOTE_HOST_IDENTITY: &str = "host-snapshot-identity";
-/// Note of a disk: its image in that host snapshot, by its path there; empty for a volume.
-const NOTE_HOST_PATH: &str = "host-snapshot-path";
 /// In whose name host snapshots are held.
 const TAG: &str = "holdfast";
 /// Host snapshots that are read, and the places of the disks in them.
@@ -268,7 +262,7 @@ impl MachineBackup<'_> {
         let (_, parent) = self.parent()?;
         let before = parent.disk(Some(&disk.target)).map_err(|_| ReadAll::NewDisk)?;
         let note = |key: &str| before.notes.get(key).ok_or(ReadAll::NoHostSnapshotThen);
-        let (name, identity) = (note(NOTE_HOST_SNAPSHOT)?, note(NOTE_HOST_IDENTITY)?);
+        let (name, identity) = (note(NOTE_HOST_SNAPSHOT)?, note(NOTE_HOST_SNAPSHOT_IDENTITY)?);
         let size_bytes = now.device.size_bytes();
         if before.size_bytes != size_bytes {
             return Err(ReadAll::Resized {
@@ -278,7 +272,7 @@ impl MachineBackup<'_> {
         }
         let place = cut.places.get(&disk.target).ok_or(ReadAll::NoHostSnapshotThen)?;
         // Another image may be in both host snapshots, too.
-        let was_on = Path::new(note(NOTE_HOST_PATH)?);
+        let was_on = Path::new(note(NOTE_HOST_SNAPSHOT_PATH)?);
         if was_on != place.path || before.notes.get(NOTE_FORMAT) != disk.format.as_ref() {
             return Err(ReadAll::OtherImage);
         }
@@ -405,9 +399,9 @@ impl Cut {
         let mut notes = notes_of(disk);
         if let Some(snapshot) = self.snapshot_of(disk) {
             notes.insert(NOTE_HOST_SNAPSHOT.to_owned(), snapshot.name.to_string());
-            notes.insert(NOTE_HOST_IDENTITY.to_owned(), snapshot.identity.clone());
+            notes.insert(NOTE_HOST_SNAPSHOT_IDENTITY.to_owned(), snapshot.identity.clone());
             let place = self.places.get(&disk.target).and_then(|place| place.path.to_str());
-            notes.extend(place.map(|path| (NOTE_HOST_PATH.to_owned(), path.to_owned())));
+            notes.extend(place.map(|path| (NOTE_HOST_SNAPSHOT_PATH.to_owned(), path.to_owned())));
         }
         notes
     }

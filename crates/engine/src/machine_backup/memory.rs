@@ -5,23 +5,11 @@ use std::path::{Path, PathBuf};
 use holdfast_block::{BlockDeviceMut, FileDeviceMut, IoMode};
 use holdfast_host::qemu::memory::{MemoryMode, MemoryPipe, MemoryWay, Receiving, StreamError, page_bytes, receive};
 use holdfast_host::qmp::{Monitor, QmpCommand};
-use holdfast_repo::DiskRecord;
 use serde_json::Value;
 
 use crate::error::{Error, Result};
 use crate::job::Job;
-
-/// The pages.
-pub(crate) const MEMORY: &str = "memory";
-/// Everything else that the machine's QEMU needs to go on: `docs/format/memory-state.md`.
-pub(crate) const MEMORY_STATE: &str = "memory-state";
-/// Note of a device in a snapshot that is no disk: what it is.
-pub(crate) const NOTE_KIND: &str = "kind";
-
-/// Whether this is no disk, but the memory of the machine.
-pub(crate) fn is_memory(record: &DiskRecord) -> bool {
-    record.notes.get(NOTE_KIND).is_some_and(|kind| kind == MEMORY)
-}
+use crate::notes::STREAM_MEMORY;
 
 /// How the memory of a machine is to be taken; tells where that is not as it was wished, or should not have been wished.
 fn mode(way: MemoryWay, monitor: &dyn Monitor, machine: &str, job: Job<'_>) -> Result<MemoryMode> {
@@ -95,7 +83,7 @@ fn store(folder: &Path, size_bytes: u64) -> holdfast_block::Result<Box<dyn Block
         path: folder.to_owned(),
         source,
     })?;
-    let file = FileDeviceMut::create_new(&made.path().join(MEMORY), size_bytes, IoMode::Buffered)?;
+    let file = FileDeviceMut::create_new(&made.path().join(STREAM_MEMORY), size_bytes, IoMode::Buffered)?;
     // The open file stays, its name goes with the folder: nothing is left, however we end.
     drop(made);
     Ok(Box::new(file))

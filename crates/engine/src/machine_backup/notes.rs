@@ -1,18 +1,11 @@
 //! What a snapshot of a machine says of itself, and of each of its disks.
 
+use crate::notes::{NOTE_CONSISTENCY, NOTE_FORMAT, NOTE_METHOD, NOTE_PATH, NOTE_UUID};
 use std::collections::BTreeMap;
 
 use holdfast_host::{DiskSource, MachineDisk};
 
 use super::{MachineBackup, Method};
-use crate::backup::{NOTE_FORMAT, NOTE_PATH};
-
-/// Note of a snapshot: how its disks were read.
-pub const NOTE_METHOD: &str = "method";
-/// Note of a snapshot: of what kind its instant is.
-pub const NOTE_CONSISTENCY: &str = "consistency";
-/// Note of a snapshot: the machine's UUID at its hypervisor.
-pub(crate) const NOTE_UUID: &str = "uuid";
 
 impl MachineBackup<'_> {
     /// What the snapshot says of itself.

@@ -15,6 +15,7 @@
 //!
 //! Where one of these is missing, everything is read.
 
+use crate::notes::{NOTE_BITMAP, NOTE_BITMAP_BASES, NOTE_BITMAP_PLACE, NOTE_BITMAP_WITNESS};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt as _;
 
@@ -22,14 +23,8 @@ use holdfast_block::{DirtyBitmap, SeededRandom};
 use holdfast_host::qemu::{Bitmap, Layer};
 use holdfast_host::stamp_of;
 
-use super::changes::{NOTE_BITMAP, ReadAll};
+use super::changes::ReadAll;
 
-/// Note of a disk: where its bitmap has marks from the beginning, in bytes, with a blank between.
-const NOTE_WITNESS: &str = "bitmap-witness";
-/// Note of a disk: what its image was based on, by stamps; a blank between layers, a comma between the files of a layer.
-const NOTE_BASES: &str = "bitmap-bases";
-/// Note of a disk: where its bitmap was begun, by the process of QEMU and the image; a blank between.
-const NOTE_PLACE: &str = "bitmap-place";
 /// What is not known of a place.
 const UNKNOWN: &str = "-";
 /// The note of an image that is based on nothing.
@@ -79,14 +74,14 @@ impl Proof {
             });
         }
         check_layers(&layers[..=at], size_bytes)?;
-        let witness = notes.get(NOTE_WITNESS).and_then(|then| marks_in(then));
+        let witness = notes.get(NOTE_BITMAP_WITNESS).and_then(|then| marks_in(then));
         let witness = witness.ok_or(ReadAll::NoWitnessThen)?;
-        let bases_then = notes.get(NOTE_BASES).ok_or(ReadAll::BasesUnknown)?;
+        let bases_then = notes.get(NOTE_BITMAP_BASES).ok_or(ReadAll::BasesUnknown)?;
         let bases_now = bases_of(&layers[at + 1..]).ok_or(ReadAll::BasesUnknown)?;
         if *bases_then != bases_now {
             return Err(ReadAll::BasesChanged);
         }
-        let place = notes.get(NOTE_PLACE).ok_or(ReadAll::NoWitnessThen)?;
+        let place = notes.get(NOTE_BITMAP_PLACE).ok_or(ReadAll::NoWitnessThen)?;
         if !is_at_place(&layers[at], name, place) {
             return Err(ReadAll::Moved);
         }
@@ -135,9 +130,9 @@ impl NextBitmap {
     pub(super) fn notes(&self) -> BTreeMap<String, String> {
         let witness: Vec<String> = self.witness.iter().map(u64::to_string).collect();
         let mut notes = BTreeMap::from([(NOTE_BITMAP.to_owned(), self.name.clone())]);
-        notes.insert(NOTE_WITNESS.to_owned(), witness.join(" "));
-        notes.insert(NOTE_PLACE.to_owned(), self.place.clone());
-        notes.extend(self.bases.clone().map(|bases| (NOTE_BASES.to_owned(), bases)));
+        notes.insert(NOTE_BITMAP_WITNESS.to_owned(), witness.join(" "));
+        notes.insert(NOTE_BITMAP_PLACE.to_owned(), self.place.clone());
+        notes.extend(self.bases.clone().map(|bases| (NOTE_BITMAP_BASES.to_owned(), bases)));
         notes
     }
 }

@@ -6,15 +6,12 @@ use holdfast_block::{BlockDevice, Clock};
 use holdfast_host::qemu::memory::Memory;
 use holdfast_host::{Description, Rights};
 
-use super::memory::{MEMORY, MEMORY_STATE, NOTE_KIND};
-use super::tpm::{TPM, TpmFound, TpmState};
+use super::tpm::{TpmFound, TpmState};
 use super::{nvram, tpm};
 use crate::Progress;
 use crate::error::Result;
+use crate::notes::{NOTE_KIND, STREAM_MEMORY, STREAM_MEMORY_STATE, STREAM_NVRAM, STREAM_TPM};
 use holdfast_repo::{Source, SourceData};
-
-/// The stream of a snapshot that holds the firmware's variables.
-pub(crate) const NVRAM: &str = "nvram";
 
 /// What belongs to the instant besides the disks.
 pub(crate) struct Rest<'a> {
@@ -73,12 +70,15 @@ impl Rest<'_> {
         let mut streams: Vec<Stream> = configuration
             .map(|(name, bytes)| Stream::new(name, bytes.clone()))
             .collect();
-        streams.extend(self.nvram.map(|bytes| Stream::new(NVRAM, bytes)));
+        streams.extend(self.nvram.map(|bytes| Stream::new(STREAM_NVRAM, bytes)));
         streams.extend(self.tpm.map(|state| Stream {
             notes: state.notes,
-            ..Stream::new(TPM, state.bytes)
+            ..Stream::new(STREAM_TPM, state.bytes)
         }));
-        streams.extend(self.memory.map(|(state, _)| Stream::new(MEMORY_STATE, state.encode())));
+        streams.extend(
+            self.memory
+                .map(|(state, _)| Stream::new(STREAM_MEMORY_STATE, state.encode())),
+        );
         streams
     }
 }
@@ -90,9 +90,9 @@ pub(crate) fn sources_of<'s, D: BlockDevice>(
     readers: &'s mut [&[u8]],
 ) -> impl Iterator<Item = Source<'s>> {
     let memory = memory.map(|pages| Source {
-        name: MEMORY.to_owned(),
+        name: STREAM_MEMORY.to_owned(),
         data: SourceData::Disk(pages),
-        notes: [(NOTE_KIND.to_owned(), MEMORY.to_owned())].into(),
+        notes: [(NOTE_KIND.to_owned(), STREAM_MEMORY.to_owned())].into(),
     });
     let streams = streams.iter().zip(readers).map(|(stream, bytes)| Source {
         name: stream.name.clone(),

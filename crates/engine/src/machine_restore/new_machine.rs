@@ -18,10 +18,10 @@ use super::refusal::Refusal;
 use super::request::{NewMachineIdentity, NewMachineWish};
 use super::stored::{self, StoredMachine};
 use super::tpm;
-use crate::backup::NOTE_FORMAT;
 use crate::block_target::is_block_device;
 use crate::error::{Error, Result};
 use crate::new_image::Overwrite;
+use crate::notes::NOTE_FORMAT;
 use crate::{DiskName, MachineName};
 
 /// What the name of a restored machine ends with.

@@ -7,7 +7,7 @@ use holdfast_block::{BlockDevice as _, FileDeviceMut, IoMode};
 use holdfast_host::domain_xml::{DiskChange, Identity, Rewrite, rewrite};
 use holdfast_host::{DiskKind, DiskSource, HypervisorMut, MachineDisk, Uuid};
 use holdfast_image::{Format, ImageMut, OpenOptions};
-use holdfast_repo::{Manifest, Repository, Surroundings};
+use holdfast_repo::{DiskRecord, Manifest, Repository, Surroundings};
 use rustix::fs::{Access, access};
 
 use super::host_needs::{HostPreparations, PlannedFolder};
@@ -23,8 +23,8 @@ use crate::Unit;
 use crate::block_target::is_block_device;
 use crate::contents::Contents;
 use crate::error::{Error, Result};
-use crate::exchange::VIRTUALBOX_NVRAM;
 use crate::job::Job;
+use crate::notes::STREAM_VIRTUALBOX_NVRAM;
 use crate::repository::find_snapshot;
 use crate::source::OpenSource;
 
@@ -147,16 +147,16 @@ pub(crate) fn plan_point(
         AfterRestore::Resume => Some(resumption::plan(planner, (&snapshot, runtime), &mut drafted)?),
         AfterRestore::LeaveOff | AfterRestore::Start => None,
     };
-    let memory = resumption
-        .as_ref()
-        .and_then(|resumption| resumption.room(planner.hypervisor));
+    let resumed = resumption.as_ref();
+    let memory = resumed.and_then(|resumption| resumption.room(planner.hypervisor));
     let rooms = rooms(&drafted.files, memory)?;
     check_rooms(&rooms)?;
     let (mut notes, warnings) = (drafted.notes, drafted.warnings);
     if resumption.is_none() && super::stored::has_memory(&snapshot) {
         notes.push("its memory is not restored, and it starts as after a power cut: --resume lets it go on".to_owned());
     }
-    if snapshot.disks.iter().any(|record| record.name == VIRTUALBOX_NVRAM) {
+    let is_of_virtualbox = |record: &DiskRecord| record.name == STREAM_VIRTUALBOX_NVRAM;
+    if snapshot.disks.iter().any(is_of_virtualbox) {
         notes.push(
             "the variables of its firmware are VirtualBox's, and stay behind: it looks for what to start anew"
                 .to_owned(),

@@ -21,8 +21,9 @@ use super::refusal::Refusal;
 use super::stored;
 use crate::error::Result;
 use crate::job::Job;
-use crate::machine_backup::{RuntimeFolder, is_memory};
+use crate::machine_backup::RuntimeFolder;
 use crate::new_file::{Existing, NewFile};
+use crate::notes::is_memory;
 use crate::stored_memory::StoredMemory;
 
 /// The configuration that goes with the memory.

@@ -7,15 +7,14 @@ use holdfast_host::domain_xml::DomainXml;
 use holdfast_repo::{DiskContent, DiskRecord, Manifest, Repository};
 
 use super::refusal::Refusal;
-use crate::backup::NOTE_PATH;
 use crate::error::Result;
-use crate::machine_backup::{MEMORY_STATE, NOTE_UUID, NVRAM, TPM, is_memory};
+use crate::notes::{NOTE_PATH, NOTE_UUID, STREAM_MEMORY_STATE, STREAM_NVRAM, STREAM_TPM, is_memory};
 
 /// The configuration that the hypervisor keeps.
 const CONFIGURATION: &str = "domain.xml";
 /// The one of the running machine, which may say more.
 const LIVE_CONFIGURATION: &str = "domain-live.xml";
-/// Bytes of a stream that is read into memory, at most: configurations, firmware variables, the state of a TPM.
+/// Bytes of a stream that is read into memory, at most: configurations, firmware variables, the state of a STREAM_TPM.
 const STREAM_BYTES_MAX: u64 = 64 << 20;
 /// The same of the devices beside a memory's pages: what a backup takes of their state, with what belongs to it.
 const MEMORY_STATE_BYTES_MAX: u64 = 576 << 20;
@@ -76,12 +75,12 @@ pub(super) fn has_memory(snapshot: &Manifest) -> bool {
 
 /// The firmware's variables.
 pub(super) fn nvram(snapshot: &Manifest) -> Option<&DiskRecord> {
-    stream(snapshot, NVRAM)
+    stream(snapshot, STREAM_NVRAM)
 }
 
-/// The state of its TPM.
+/// The state of its STREAM_TPM.
 pub(super) fn tpm(snapshot: &Manifest) -> Option<&DiskRecord> {
-    stream(snapshot, TPM)
+    stream(snapshot, STREAM_TPM)
 }
 
 fn stream<'m>(snapshot: &'m Manifest, name: &str) -> Option<&'m DiskRecord> {
@@ -103,7 +102,7 @@ pub(super) fn path_of(record: &DiskRecord) -> Option<PathBuf> {
 
 /// A small stream, whole; every byte of it is checked.
 pub(crate) fn bytes_of(repository: &Repository, record: &DiskRecord) -> Result<Vec<u8>> {
-    let size_bytes_max = if record.name == MEMORY_STATE {
+    let size_bytes_max = if record.name == STREAM_MEMORY_STATE {
         MEMORY_STATE_BYTES_MAX
     } else {
         STREAM_BYTES_MAX

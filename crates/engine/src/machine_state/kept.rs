@@ -15,14 +15,11 @@ use super::StateStore;
 use crate::error::Result;
 use crate::host_snapshot::MachinePlaces;
 use crate::job::{Counting, Job};
-use crate::machine_backup::{Beside, MEMORY, NOTE_CONSISTENCY, NOTE_UUID, is_memory, path_of, sources_of};
-
-/// Note of a state: the set that it belongs to.
-const NOTE_SET: &str = "host-snapshot-set";
-/// Note of a state: the host snapshots of that set with disks of its machine.
-const NOTE_SNAPSHOTS: &str = "host-snapshots";
-/// Note of a state: where the disks of its machine are in them.
-const NOTE_DISKS: &str = "host-snapshot-disks";
+use crate::machine_backup::{Beside, path_of, sources_of};
+use crate::notes::{
+    NOTE_CONSISTENCY, NOTE_HOST_SNAPSHOT_DISKS, NOTE_HOST_SNAPSHOT_SET, NOTE_HOST_SNAPSHOTS, NOTE_UUID, STREAM_MEMORY,
+    is_memory,
+};
 
 /// What host snapshots of one instant, and the states of machines in them, have in common.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -118,9 +115,9 @@ impl KeptDisk {
 impl KeptState {
     /// The state that a snapshot in the store is.
     pub(super) fn of(manifest: Manifest) -> Option<Self> {
-        let set = SetId::parse(manifest.notes.get(NOTE_SET)?)?;
-        let snapshots: Vec<SnapshotNote> = serde_json::from_str(manifest.notes.get(NOTE_SNAPSHOTS)?).ok()?;
-        let disks: Vec<DiskNote> = serde_json::from_str(manifest.notes.get(NOTE_DISKS)?).ok()?;
+        let set = SetId::parse(manifest.notes.get(NOTE_HOST_SNAPSHOT_SET)?)?;
+        let snapshots: Vec<SnapshotNote> = serde_json::from_str(manifest.notes.get(NOTE_HOST_SNAPSHOTS)?).ok()?;
+        let disks: Vec<DiskNote> = serde_json::from_str(manifest.notes.get(NOTE_HOST_SNAPSHOT_DISKS)?).ok()?;
         let dataset = |provider: &str, name: String| {
             let provider = ProviderKind::from_word(provider)?;
             Some(Dataset { provider, name })
@@ -182,9 +179,9 @@ impl StateToKeep<'_> {
         // A path that is no text cannot be found again by its note.
         let disks = serde_json::to_string(&disks.collect::<Vec<_>>()).unwrap_or_else(|_| "[]".to_owned());
         let notes = [
-            (NOTE_SET, self.set.to_string()),
-            (NOTE_SNAPSHOTS, snapshots),
-            (NOTE_DISKS, disks),
+            (NOTE_HOST_SNAPSHOT_SET, self.set.to_string()),
+            (NOTE_HOST_SNAPSHOTS, snapshots),
+            (NOTE_HOST_SNAPSHOT_DISKS, disks),
             (NOTE_UUID, self.description.summary.uuid.clone()),
             (NOTE_CONSISTENCY, self.consistency.to_owned()),
         ];
@@ -208,7 +205,7 @@ impl StateStore {
             machine: state.description.summary.name.clone(),
             time_ms: state.time.as_millisecond(),
             // Memory is large, and may be kept for fewer points than all the rest: whoever prunes has a word for it.
-            tags: pages.iter().map(|_| MEMORY.to_owned()).collect(),
+            tags: pages.iter().map(|_| STREAM_MEMORY.to_owned()).collect(),
             parent: Parent::None,
             host: String::new(),
             program: state.program.to_owned(),

@@ -4,8 +4,8 @@ use holdfast_host::SshSignatureError;
 use holdfast_repo::{Manifest, SnapshotId};
 use jiff::Timestamp;
 
-use super::{MACHINE_PREFIX, NOTE_STATEMENT};
 use crate::error::Error;
+use crate::notes::{NOTE_TEMPLATE, TEMPLATE_MACHINE_PREFIX};
 
 /// Why something is not done with a template.
 #[derive(Debug, thiserror::Error)]
@@ -199,11 +199,11 @@ impl TemplateError {
     pub(crate) fn of_snapshot(manifest: &Manifest) -> Self {
         let text = manifest
             .notes
-            .get(NOTE_STATEMENT)
+            .get(NOTE_TEMPLATE)
             .map(String::as_str)
             .unwrap_or_default();
         let label = super::statement::Statement::decode(text).map(|statement| statement.label.to_string());
-        let listed = || manifest.machine.trim_start_matches(MACHINE_PREFIX).to_owned();
+        let listed = || manifest.machine.trim_start_matches(TEMPLATE_MACHINE_PREFIX).to_owned();
         Self::IsTemplate {
             id: manifest.id,
             name: label.unwrap_or_else(|_| listed()),

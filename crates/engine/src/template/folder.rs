@@ -9,12 +9,11 @@ use holdfast_repo::Surroundings;
 
 use super::error::TemplateError;
 use super::pull::{KeepIdentity, Pull, PulledDisk};
-use super::push::DOMAIN;
 use crate::MachineName;
 use crate::error::{Error, Result};
 use crate::exchange::new_folder::{NewFolder, disks_in, image_name, variables_name, write_file};
-use crate::machine_backup::NVRAM;
 use crate::new_image::Overwrite;
+use crate::notes::{STREAM_DOMAIN, STREAM_NVRAM};
 
 /// What the statement and its signature are called in a folder: `ssh-keygen -Y verify` checks the one with the other.
 const STATEMENT: &str = "template.txt";
@@ -36,8 +35,8 @@ pub(super) fn write_folder(
         source,
     })?;
     // What cannot be used is told before anything is written.
-    let text = pull.file(DOMAIN)?;
-    let nvram = pull.file(NVRAM)?;
+    let text = pull.file(STREAM_DOMAIN)?;
+    let nvram = pull.file(STREAM_NVRAM)?;
     let machine = text
         .map(|text| Configured::new(pull, &folder, (text, format), (name, identity)))
         .transpose()?;
@@ -62,13 +61,13 @@ pub(super) fn write_folder(
         })
     };
     if let Some(bytes) = &nvram {
-        let name = machine.as_ref().map_or(NVRAM.to_owned(), Configured::nvram_name);
+        let name = machine.as_ref().map_or(STREAM_NVRAM.to_owned(), Configured::nvram_name);
         write(&mut made, &name, bytes)?;
     }
     let configuration = match machine {
         None => None,
         Some(machine) => {
-            let path = write(&mut made, DOMAIN, machine.text.as_bytes())?;
+            let path = write(&mut made, STREAM_DOMAIN, machine.text.as_bytes())?;
             Some((path, machine.name))
         }
     };
@@ -114,7 +113,7 @@ impl Configured {
             KeepIdentity::No => Identity::New(new_identity(&name, xml.macs.len(), pull.surroundings)?),
         };
         let nvram = folder.join(variables_name(&name));
-        let has_nvram = xml.nvram.is_some() || pull.entry.statement.file(NVRAM).is_some();
+        let has_nvram = xml.nvram.is_some() || pull.entry.statement.file(STREAM_NVRAM).is_some();
         let has_place = xml.tpm.as_ref().is_some_and(|tpm| tpm.source.is_some());
         let has = |target: &str| pull.entry.statement.disks().any(|piece| piece.name.as_str() == target);
         let wish = Rewrite {

@@ -4,12 +4,12 @@ use holdfast_repo::{Manifest, Repository};
 
 use super::error::TemplateError;
 use super::label::{TemplateName, TemplateReference};
-use super::publish::NOTE_OWN;
 use super::shelf::{Entry, Shelf};
 use super::statement::Statement;
 use super::trust::{SignedBy, Trust};
 use crate::Progress;
 use crate::error::Result;
+use crate::notes::NOTE_TEMPLATE_OWN_BYTES;
 
 /// A template, and what its signature is worth.
 #[derive(Debug, Clone)]
@@ -64,7 +64,10 @@ fn listed(entry: &Entry, shelf: &Shelf, trust: &Trust<'_>) -> Result<ListedTempl
     let data_bytes = manifest
         .logical_bytes()
         .saturating_sub(manifest.statistics().zero_bytes);
-    let own_bytes = manifest.notes.get(NOTE_OWN).and_then(|text| text.parse().ok());
+    let own_bytes = manifest
+        .notes
+        .get(NOTE_TEMPLATE_OWN_BYTES)
+        .and_then(|text| text.parse().ok());
     Ok(ListedTemplate {
         snapshot: manifest.clone(),
         statement: entry.statement.clone(),

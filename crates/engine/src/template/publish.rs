@@ -17,18 +17,18 @@ use jiff::{SignedDuration, Timestamp};
 use super::digest::Digest;
 use super::error::TemplateError;
 use super::label::TemplateLabel;
+use super::protect;
 use super::shelf::Shelf;
 use super::statement::{Piece, Statement};
 use super::trust::signed;
-use super::{MACHINE_PREFIX, NOTE_SIGNATURE, NOTE_STATEMENT, protect};
-use crate::backup::NOTE_FORMAT;
 use crate::error::{Error, Result};
 use crate::job::{Counting, Job};
-use crate::sector_size::NOTE_SECTOR;
+use crate::notes::{
+    NOTE_FORMAT, NOTE_SECTOR_BYTES, NOTE_TEMPLATE, NOTE_TEMPLATE_OWN_BYTES, NOTE_TEMPLATE_SIGNATURE,
+    TEMPLATE_MACHINE_PREFIX, note,
+};
 use crate::{Progress, Unit};
 
-/// Note of a template: bytes that were new to the repository when it was pushed.
-pub(super) const NOTE_OWN: &str = "template-own-bytes";
 /// A template that says that it was pushed so much after now is not of a clock that is a little late.
 const AHEAD_MAX: SignedDuration = SignedDuration::from_hours(24);
 
@@ -193,10 +193,10 @@ impl Unsealed<'_> {
             }
         }
         let mut notes = BTreeMap::from([
-            (NOTE_STATEMENT.to_owned(), text),
-            (NOTE_OWN.to_owned(), self.own_bytes.to_string()),
+            (NOTE_TEMPLATE.to_owned(), text),
+            (NOTE_TEMPLATE_OWN_BYTES.to_owned(), self.own_bytes.to_string()),
         ]);
-        notes.extend(signature.map(|(signature, _)| (NOTE_SIGNATURE.to_owned(), signature)));
+        notes.extend(signature.map(|(signature, _)| (NOTE_TEMPLATE_SIGNATURE.to_owned(), signature)));
         job.progress.phase("committing the template", Unit::Bytes);
         job.progress.total(self.statement.size_bytes());
         job.interrupt.check()?;
@@ -229,10 +229,11 @@ impl Unsealed<'_> {
                 pace: &|_| {},
                 memory: &memory,
             });
-            // Where an image lay is nobody's business whom it is shared with.
-            let shared = [NOTE_FORMAT, NOTE_SECTOR];
-            let notes = shared.iter().filter_map(|name| disk.notes.get_key_value(*name));
-            let notes = notes.map(|(name, value)| (name.clone(), value.clone()));
+            // The path of an image is not published.
+            let shared = [NOTE_FORMAT, NOTE_SECTOR_BYTES];
+            let notes = shared
+                .iter()
+                .filter_map(|key| Some(((*key).to_owned(), note(&disk.notes, key)?.clone())));
             Ok(Source {
                 name: disk.name.clone(),
                 data,
@@ -241,7 +242,7 @@ impl Unsealed<'_> {
         });
         let sources = sources.collect::<std::result::Result<Vec<_>, RepositoryError>>()?;
         let request = BackupRequest {
-            machine: format!("{MACHINE_PREFIX}{}", self.publication.label.name),
+            machine: format!("{TEMPLATE_MACHINE_PREFIX}{}", self.publication.label.name),
             time_ms: self.statement.time.as_millisecond(),
             tags: Vec::new(),
             parent: Parent::Named(self.source.id),

@@ -15,21 +15,18 @@ use super::publish::{Content, Draft, Publication, Replace, Unsealed, protect_all
 use super::shelf::{Entry, Shelf};
 use super::statement::{Piece, PieceKind};
 use super::trust::{Trust, Unsigned};
-use super::{MACHINE_PREFIX, NOTE_DRAFT};
 use crate::Continuation;
 use crate::backup::{BackupRequest, Listing, ParentChoice, store_disks};
 use crate::error::Result;
 use crate::job::Job;
-use crate::machine_backup::{NVRAM, TPM, is_memory};
 use crate::machine_restore::bytes_of;
+use crate::notes::{NOTE_TEMPLATE_DRAFT, STREAM_DOMAIN, STREAM_NVRAM, STREAM_TPM, TEMPLATE_MACHINE_PREFIX, is_memory};
 use crate::repository::find_snapshot;
 use crate::source::{OpenSource, Origin, SourceName, disk_names};
 use crate::{DiskName, SnapshotReference, Unit};
 
 /// What the only disk of a template is called where nobody says otherwise: its content is to have the same digest whatever the file was called.
 const ONLY_DISK: &str = "disk";
-/// The configuration that the hypervisor keeps.
-pub(super) const DOMAIN: &str = "domain.xml";
 
 /// What a template is made of.
 #[derive(Debug, Clone)]
@@ -197,8 +194,8 @@ impl Images<'_> {
         let process = serde_json::to_string(&surroundings.processes.this());
         let process = process.expect("an identity is made of strings and numbers");
         let listing = Listing {
-            machine: format!("{MACHINE_PREFIX}{name}"),
-            notes: BTreeMap::from([(NOTE_DRAFT.to_owned(), process)]),
+            machine: format!("{TEMPLATE_MACHINE_PREFIX}{name}"),
+            notes: BTreeMap::from([(NOTE_TEMPLATE_DRAFT.to_owned(), process)]),
             parent: shelf.entries.iter().rfind(of_name).map(|entry| &entry.manifest),
         };
         let request = BackupRequest {
@@ -234,15 +231,15 @@ impl Images<'_> {
 fn stored<'r>(repository: &'r Repository, snapshot: Manifest, job: Job<'_>) -> Result<Content<'r>> {
     let is_disk = |record: &&DiskRecord| record.content == DiskContent::Blocks && !is_memory(record);
     let has_file = |name: &str| snapshot.disks.iter().find(|record| record.name == name);
-    let files = [DOMAIN, NVRAM].into_iter().filter_map(has_file);
+    let files = [STREAM_DOMAIN, STREAM_NVRAM].into_iter().filter_map(has_file);
     let records: Vec<&DiskRecord> = snapshot.disks.iter().filter(is_disk).chain(files).collect();
     if snapshot.disks.iter().any(is_memory) {
         job.progress
             .note("the memory of the machine is left out: a template starts anew");
     }
-    if snapshot.disks.iter().any(|record| record.name == TPM) {
+    if snapshot.disks.iter().any(|record| record.name == STREAM_TPM) {
         job.progress
-            .note("the state of the TPM is left out: its secrets are for one machine only");
+            .note("the state of the STREAM_TPM is left out: its secrets are for one machine only");
     }
     if let (true, Some(stream)) = (records.is_empty(), snapshot.disks.first()) {
         let (id, name) = (snapshot.id, stream.name.clone());

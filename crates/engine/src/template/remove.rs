@@ -2,7 +2,6 @@
 
 use holdfast_repo::{Error as RepositoryError, Manifest, Repository, Surroundings};
 
-use super::MACHINE_PREFIX;
 use super::error::TemplateError;
 use super::label::{TemplateName, TemplateReference, TemplateVersion};
 use super::shelf::{Entry, Shelf};
@@ -10,6 +9,7 @@ use super::statement::Statement;
 use crate::error::Result;
 use crate::forget::Execution;
 use crate::job::Job;
+use crate::notes::TEMPLATE_MACHINE_PREFIX;
 
 /// Which templates go.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,7 +42,7 @@ pub fn remove_templates(
 ) -> Result<TemplateRemoval> {
     let shelf = Shelf::read(repository)?;
     let chosen = choose(&shelf, selection)?;
-    let listed_as = |name: &TemplateName| format!("{MACHINE_PREFIX}{name}");
+    let listed_as = |name: &TemplateName| format!("{TEMPLATE_MACHINE_PREFIX}{name}");
     let unreadable: Vec<Manifest> = match selection {
         RemovalSelection::One(_) => Vec::new(),
         RemovalSelection::Name(name) => {

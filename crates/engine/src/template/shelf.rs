@@ -10,9 +10,12 @@ use super::error::TemplateError;
 use super::label::{TemplateLabel, TemplateReference, TemplateVersion};
 use super::statement::{PieceKind, Statement};
 use super::trust::Trust;
-use super::{MACHINE_PREFIX, NOTE_DRAFT, NOTE_SIGNATURE, NOTE_STATEMENT, is_draft, is_template};
 use crate::Progress;
 use crate::error::Result;
+use crate::notes::{
+    NOTE_TEMPLATE, NOTE_TEMPLATE_DRAFT, NOTE_TEMPLATE_SIGNATURE, TEMPLATE_MACHINE_PREFIX, is_template,
+    is_template_draft,
+};
 
 /// A push that cannot be seen from here is taken for dead after this long: a week, as any other writer.
 const UNSEEN_AGE_MS: i64 = 7 * 24 * 3600 * 1000;
@@ -42,7 +45,7 @@ pub(super) struct Shelf {
 impl Entry {
     fn new(manifest: Manifest, statement: Statement) -> Self {
         Self {
-            signature: manifest.notes.get(NOTE_SIGNATURE).cloned(),
+            signature: manifest.notes.get(NOTE_TEMPLATE_SIGNATURE).cloned(),
             manifest,
             statement,
         }
@@ -57,7 +60,7 @@ impl Entry {
 fn statement_of(manifest: &Manifest) -> std::result::Result<Statement, TemplateError> {
     let text = manifest
         .notes
-        .get(NOTE_STATEMENT)
+        .get(NOTE_TEMPLATE)
         .map(String::as_str)
         .unwrap_or_default();
     let statement = Statement::decode(text)?;
@@ -97,7 +100,7 @@ impl Shelf {
             damaged,
         };
         for manifest in manifests.into_iter().filter(is_template) {
-            if is_draft(&manifest) {
+            if is_template_draft(&manifest) {
                 shelf.drafts.push(manifest);
                 continue;
             }
@@ -207,7 +210,7 @@ impl Shelf {
         progress: &dyn Progress,
     ) {
         for draft in &self.drafts {
-            let process = draft.notes.get(NOTE_DRAFT);
+            let process = draft.notes.get(NOTE_TEMPLATE_DRAFT);
             let process = process.and_then(|text| serde_json::from_str::<ProcessIdentity>(text).ok());
             let liveness = process.map_or(Liveness::Unknown, |process| surroundings.processes.liveness(&process));
             let age_ms = (surroundings.now_ms)().saturating_sub(draft.time_ms);
@@ -219,7 +222,7 @@ impl Shelf {
             if !is_dead {
                 continue;
             }
-            let name = draft.machine.trim_start_matches(MACHINE_PREFIX);
+            let name = draft.machine.trim_start_matches(TEMPLATE_MACHINE_PREFIX);
             match repository.forget(draft.id, "template push: it was killed") {
                 Ok(()) => progress.note(&format!("removed what a push of {name} had left that was killed")),
                 Err(error) => progress.warning(&format!("what a push of {name} has left stays: {error}")),

@@ -2,8 +2,9 @@
 
 use holdfast_repo::Manifest;
 
-use super::{NOTE_DISK, XenBackup};
-use crate::namesake::{MachineIdentity, NOTE_POOL};
+use super::XenBackup;
+use crate::namesake::MachineIdentity;
+use crate::notes::{NOTE_POOL, NOTE_XEN_DISK, note};
 
 impl XenBackup<'_> {
     /// A machine that has moved to another pool keeps its UUID, and so does a copy of it that is kept there for disasters. Its disks are others there: the
@@ -13,7 +14,10 @@ impl XenBackup<'_> {
             return;
         }
         let title = self.request.pool.title();
-        let mut known = newest.disks.iter().filter_map(|record| record.notes.get(NOTE_DISK));
+        let mut known = newest
+            .disks
+            .iter()
+            .filter_map(|record| note(&record.notes, NOTE_XEN_DISK));
         let has_disks = known.any(|uuid| self.taken.iter().any(|taken| taken.live.uuid == *uuid));
         let pool = newest.notes.get(NOTE_POOL);
         if let Some(pool) = pool.filter(|pool| **pool != title && !has_disks) {

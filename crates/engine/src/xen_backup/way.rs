@@ -11,10 +11,11 @@ use holdfast_serve::nbd::client::{Endpoint, NbdDevice, NbdOptions, TlsClient};
 
 use super::instant::Instant;
 use super::streams::{Form, Planned, Streams};
-use super::{NOTE_BASE, NOTE_DISK, Taken, XenBackupError, XenBackupRequest};
+use super::{Taken, XenBackupError, XenBackupRequest};
 use crate::causes::causes;
 use crate::error::Result;
 use crate::job::Job;
+use crate::notes::{NOTE_XEN_BASE, NOTE_XEN_DISK, note};
 
 /// What changed since is known in blocks of this size, which is that of a VHD.
 const BLOCK_BYTES: u64 = 2 << 20;
@@ -284,12 +285,12 @@ fn base_of(
             before.size_bytes, taken.live.size_bytes
         )));
     }
-    if before.notes.get(NOTE_DISK) != Some(&taken.live.uuid) {
+    if note(&before.notes, NOTE_XEN_DISK) != Some(&taken.live.uuid) {
         return Ok(Err(
             "the snapshot before is of another disk of the pool, or the machine was reverted".to_owned(),
         ));
     }
-    let Some(uuid) = before.notes.get(NOTE_BASE) else {
+    let Some(uuid) = note(&before.notes, NOTE_XEN_BASE) else {
         return Ok(Err(
             "the pool was not to keep what the snapshot before could be compared by".to_owned(),
         ));

@@ -13,12 +13,12 @@ use super::suspended::Suspended;
 use super::virtualbox::OfVirtualBox;
 use crate::error::Result;
 use crate::exchange::error::ExchangeError;
-use crate::exchange::store::DOMAIN;
-use crate::exchange::virtualbox;
-use crate::machine_backup::{NVRAM, TPM, is_memory};
 use crate::machine_restore::bytes_of;
+use crate::notes::{
+    STREAM_DOMAIN, STREAM_NVRAM, STREAM_TPM, STREAM_VIRTUALBOX_NVRAM, STREAM_XEN_MEMORY, STREAM_XEN_RECORDS,
+    STREAM_XEN_SUSPENDED_RECORDS, is_memory,
+};
 use crate::sector_size::noted_sector;
-use crate::xen_backup::{RECORDS, SUSPENDED_RECORDS, XEN_MEMORY};
 
 /// What stays behind where a machine goes to another hypervisor.
 pub(super) const VARIABLES: &str = "variables of the firmware";
@@ -100,9 +100,9 @@ pub(super) fn of_snapshot<'m>(
         }
         .into());
     }
-    let text = snapshot.disks.iter().find(|record| record.name == DOMAIN);
+    let text = snapshot.disks.iter().find(|record| record.name == STREAM_DOMAIN);
     let text = text.map(|record| bytes_of(repository, record)).transpose()?;
-    let variables = snapshot.disks.iter().find(|record| record.name == NVRAM);
+    let variables = snapshot.disks.iter().find(|record| record.name == STREAM_NVRAM);
     let variables = variables.map(|record| bytes_of(repository, record)).transpose()?;
     let suspended = match xva {
         Some(XvaExport { goes_on: true, .. }) => Some(Suspended::read(repository, snapshot, name, left_out)?),
@@ -141,7 +141,7 @@ fn lost_sectors(record: &DiskRecord) -> Dropped {
 
 /// What the pool said of the machine in a snapshot. Where that is not understood, the machine is what its other configuration says.
 fn of_xen(repository: &Repository, snapshot: &Manifest) -> Result<Option<XenRecords>> {
-    let record = snapshot.disks.iter().find(|record| record.name == RECORDS);
+    let record = snapshot.disks.iter().find(|record| record.name == STREAM_XEN_RECORDS);
     let bytes = record.map(|record| bytes_of(repository, record)).transpose()?;
     Ok(bytes.and_then(|bytes| XenRecords::parse(&String::from_utf8_lossy(&bytes)).ok()))
 }
@@ -150,8 +150,8 @@ fn of_xen(repository: &Repository, snapshot: &Manifest) -> Result<Option<XenReco
 fn left_of(snapshot: &Manifest, xva: Option<XvaExport>) -> Vec<Dropped> {
     let mut dropped = left_behind(snapshot.disks.iter().map(|record| &record.name[..]));
     let has = |name: &str| snapshot.disks.iter().any(|record| record.name == name);
-    let why = if has(XEN_MEMORY) {
-        match (xva, has(SUSPENDED_RECORDS)) {
+    let why = if has(STREAM_XEN_MEMORY) {
+        match (xva, has(STREAM_XEN_SUSPENDED_RECORDS)) {
             (Some(_), true) => "stays behind: the machine starts; --with-memory has it go on instead",
             (Some(_), false) => "the snapshot lacks what its pool knew beside it: the machine starts",
             (None, _) => ELSEWHERE,
@@ -171,8 +171,8 @@ fn left_of(snapshot: &Manifest, xva: Option<XvaExport>) -> Vec<Dropped> {
 /// What belongs to a machine by these names, and means nothing to another hypervisor.
 pub(super) fn left_behind<'n>(names: impl Iterator<Item = &'n str>) -> Vec<Dropped> {
     let what = |name| match name {
-        NVRAM | virtualbox::NVRAM => Some(VARIABLES),
-        TPM => Some("state of the TPM"),
+        STREAM_NVRAM | STREAM_VIRTUALBOX_NVRAM => Some(VARIABLES),
+        STREAM_TPM => Some("state of the STREAM_TPM"),
         _ => None,
     };
     let left = names.filter_map(what);

@@ -15,9 +15,9 @@ use crate::convert::{ConvertRequest, ConvertSource, VerifyImage, convert};
 use crate::error::{Error, Result};
 use crate::exchange::machine::tell_of_format;
 use crate::exchange::new_folder::{NewFolder, disks_in, image_name, variables_name, write_file};
-use crate::exchange::store::DOMAIN;
 use crate::job::Job;
 use crate::new_image::Overwrite;
+use crate::notes::STREAM_DOMAIN;
 
 impl Exported<'_> {
     /// Writes the folder; the configuration comes last: where that is, all is.
@@ -66,7 +66,7 @@ impl Exported<'_> {
             self.dropped.retain(|dropped| dropped.what != VARIABLES);
         }
         if let Some(text) = configuration {
-            made.file(DOMAIN, |path| write_file(path, text.as_bytes(), surroundings))?;
+            made.file(STREAM_DOMAIN, |path| write_file(path, text.as_bytes(), surroundings))?;
         }
         Ok(written)
     }

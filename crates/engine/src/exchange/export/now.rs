@@ -10,9 +10,9 @@ use super::virtualbox::OfVirtualBox;
 use super::{ExportReport, Made, OfExport, Target};
 use crate::error::Result;
 use crate::exchange::error::ExchangeError;
-use crate::exchange::store::DOMAIN;
 use crate::job::Job;
-use crate::machine_backup::{Before, Instant, Keeper, MachineReadRequest, MachineReading, NVRAM, read_machine};
+use crate::machine_backup::{Before, Instant, Keeper, MachineReadRequest, MachineReading, read_machine};
+use crate::notes::{STREAM_DOMAIN, STREAM_NVRAM};
 use crate::{Bottleneck, MachineName, Progress, Unit};
 
 /// Reads a machine, and exports what is read.
@@ -86,12 +86,12 @@ impl Keeper for Exporter<'_> {
                     name: source.name,
                     device: Arc::new(device),
                 }),
-                SourceData::Stream(stream) if source.name == NVRAM => {
+                SourceData::Stream(stream) if source.name == STREAM_NVRAM => {
                     let mut variables = Vec::new();
                     stream.read_to_end(&mut variables).expect("it is in memory");
                     content.variables = Some(variables);
                 }
-                SourceData::Stream(stream) if source.name == DOMAIN => {
+                SourceData::Stream(stream) if source.name == STREAM_DOMAIN => {
                     let mut text = Vec::new();
                     stream.read_to_end(&mut text).expect("it is in memory");
                     content.text = Some(String::from_utf8_lossy(&text).into_owned());

@@ -9,9 +9,10 @@ use holdfast_repo::{DiskRecord, Manifest, Repository};
 
 use crate::error::Result;
 use crate::exchange::ExchangeError;
-use crate::machine_backup::is_memory;
 use crate::machine_restore::bytes_of;
-use crate::xen_backup::{NOTE_SUSPENDED_DISK, RECORDS, SUSPENDED_RECORDS, XEN_MEMORY};
+use crate::notes::{
+    NOTE_XEN_SUSPENDED_DISK, STREAM_XEN_MEMORY, STREAM_XEN_RECORDS, STREAM_XEN_SUSPENDED_RECORDS, is_memory, note,
+};
 
 /// What a machine goes on from.
 pub(super) struct Suspended {
@@ -35,11 +36,11 @@ impl Suspended {
         left_out: &[String],
     ) -> Result<Self> {
         let record = |name: &str| snapshot.disks.iter().find(|record| record.name == name);
-        let memory = record(XEN_MEMORY).ok_or_else(|| ExchangeError::NoMemory {
+        let memory = record(STREAM_XEN_MEMORY).ok_or_else(|| ExchangeError::NoMemory {
             snapshot: snapshot.id.to_string(),
             is_of_qemu: snapshot.disks.iter().any(is_memory),
         })?;
-        let Some((suspended, original)) = record(SUSPENDED_RECORDS).zip(record(RECORDS)) else {
+        let Some((suspended, original)) = record(STREAM_XEN_SUSPENDED_RECORDS).zip(record(STREAM_XEN_RECORDS)) else {
             return Err(ExchangeError::NoSuspendedRecords {
                 snapshot: snapshot.id.to_string(),
             }
@@ -51,7 +52,7 @@ impl Suspended {
         check_size(machine.memory.size_bytes, memory)?;
         let mut disks = Vec::new();
         for disk in &machine.disks {
-            let is_it = |record: &&DiskRecord| record.notes.get(NOTE_SUSPENDED_DISK) == Some(&disk.uuid);
+            let is_it = |record: &&DiskRecord| note(&record.notes, NOTE_XEN_SUSPENDED_DISK) == Some(&disk.uuid);
             let known = snapshot.disks.iter().find(is_it);
             let Some(record) = known.filter(|record| !left_out.contains(&record.name)) else {
                 return Err(ExchangeError::DiskOfMemory {

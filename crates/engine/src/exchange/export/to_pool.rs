@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::exchange::ExchangeError;
 use crate::exchange::import::threads;
 use crate::job::Job;
-use crate::machine_backup::NOTE_UUID;
+use crate::notes::NOTE_UUID;
 use crate::repository::find_snapshot;
 
 /// What to export to a pool, and how.

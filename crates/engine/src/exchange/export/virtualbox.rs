@@ -17,11 +17,12 @@ use super::{Exported, VirtualBoxIdentity};
 use crate::convert::{ConvertRequest, ConvertSource, VerifyImage, convert};
 use crate::error::Result;
 use crate::exchange::sectors::WholeSectors;
-use crate::exchange::virtualbox::{NVRAM, SAVED, SETTINGS, targets};
+use crate::exchange::virtualbox::targets;
 use crate::exchange::{NewFolder, write_file};
 use crate::job::Job;
 use crate::machine_restore::bytes_of;
 use crate::new_image::Overwrite;
+use crate::notes::{STREAM_NVRAM, STREAM_VIRTUALBOX_SAVED, STREAM_VIRTUALBOX_SETTINGS};
 
 /// Letters of a file's name, at most: four bytes each, with an ending, are what file systems take.
 const NAME_LENGTH_MAX: usize = 60;
@@ -43,9 +44,9 @@ impl OfVirtualBox {
         let stream = |name: &str| snapshot.disks.iter().find(|record| record.name == name);
         let bytes = |name| stream(name).map(|record| bytes_of(repository, record)).transpose();
         Ok(Self {
-            settings: bytes(SETTINGS)?.map(|text| String::from_utf8_lossy(&text).into_owned()),
-            nvram: bytes(NVRAM)?,
-            has_memory: stream(SAVED).is_some(),
+            settings: bytes(STREAM_VIRTUALBOX_SETTINGS)?.map(|text| String::from_utf8_lossy(&text).into_owned()),
+            nvram: bytes(STREAM_NVRAM)?,
+            has_memory: stream(STREAM_VIRTUALBOX_SAVED).is_some(),
         })
     }
 }

@@ -16,23 +16,19 @@ use super::chain::Admission;
 use super::machine::open_regular;
 use super::request::{VirtualBoxReport, VirtualBoxWay};
 use super::unchanged::{Behind, Check};
-use crate::backup::{BackupReport, NOTE_FORMAT, NOTE_PATH};
+use crate::backup::BackupReport;
 use crate::error::{Error, Result};
 use crate::exchange::machine::{Attached, DomainWish, domain_xml};
-use crate::exchange::store::{DOMAIN, DiskToStore, MachineToStore, store_machine};
+use crate::exchange::store::{DiskToStore, MachineToStore, store_machine};
 use crate::job::Job;
 use crate::machine_backup::pace::{Pace, PacedDevice, PacedReader};
-use crate::machine_backup::{NOTE_CONSISTENCY, NOTE_METHOD, NOTE_UUID};
-use crate::namesake::NOTE_HYPERVISOR;
+use crate::notes::{
+    NOTE_CONSISTENCY, NOTE_FORMAT, NOTE_HYPERVISOR, NOTE_METHOD, NOTE_PATH, NOTE_UUID, STREAM_DOMAIN,
+    STREAM_VIRTUALBOX_NVRAM, STREAM_VIRTUALBOX_SAVED, STREAM_VIRTUALBOX_SETTINGS,
+};
 use crate::source::OpenSource;
 use crate::{Progress, Unit};
 
-/// The stream of a snapshot that holds the settings as they were.
-pub(crate) const SETTINGS: &str = "original-machine.vbox";
-/// The stream of a snapshot that holds the variables of the firmware, in VirtualBox's own format.
-pub(crate) const NVRAM: &str = "virtualbox.nvram";
-/// The stream of a snapshot that holds the memory of a machine that was saved.
-pub(crate) const SAVED: &str = "saved-state.sav";
 /// What a snapshot says of its machine's hypervisor.
 pub(super) const HYPERVISOR: &str = "VirtualBox";
 /// Bytes of a file with firmware variables, at most.
@@ -101,14 +97,14 @@ impl Backup<'_> {
         };
         let xml = domain_xml(instant.machine, &attached, &wish).value;
         let mut streams: Vec<(String, Box<dyn Read + Send + '_>)> = vec![
-            (DOMAIN.to_owned(), Box::new(Behind::new(check, xml.into_bytes()))),
+            (STREAM_DOMAIN.to_owned(), Box::new(Behind::new(check, xml.into_bytes()))),
             (
-                SETTINGS.to_owned(),
+                STREAM_VIRTUALBOX_SETTINGS.to_owned(),
                 Box::new(std::io::Cursor::new(instant.text.as_bytes())),
             ),
         ];
         if let Some(file) = self.nvram(instant, &admission)? {
-            streams.push((NVRAM.to_owned(), Box::new(file)));
+            streams.push((STREAM_VIRTUALBOX_NVRAM.to_owned(), Box::new(file)));
         }
         let mut memory_bytes = None;
         if let Some(file) = self.beside(instant.memory, &admission)? {
@@ -117,7 +113,7 @@ impl Backup<'_> {
                 inner: file,
                 pace: &pace,
             };
-            streams.push((SAVED.to_owned(), Box::new(paced)));
+            streams.push((STREAM_VIRTUALBOX_SAVED.to_owned(), Box::new(paced)));
         }
         let mut total_bytes = memory_bytes.unwrap_or_default();
         for disk in taken {

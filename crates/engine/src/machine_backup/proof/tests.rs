@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use holdfast_block::DirtyBitmap;
 use holdfast_host::qemu::{Bitmap, Layer};
 
-use super::{MARK_BYTES, NOTE_BASES, NOTE_PLACE, NOTE_WITNESS, NextBitmap, Proof, witness_of};
-use crate::machine_backup::changes::{NOTE_BITMAP, ReadAll};
+use super::{MARK_BYTES, NextBitmap, Proof, witness_of};
+use crate::machine_backup::changes::ReadAll;
+use crate::notes::{NOTE_BITMAP, NOTE_BITMAP_BASES, NOTE_BITMAP_PLACE, NOTE_BITMAP_WITNESS};
 
 const SIZE_BYTES: u64 = 64 << 20;
 const NAME: &str = "holdfast-0123abcd-00000001";
@@ -111,11 +112,11 @@ fn what_is_missing_from_the_proof_is_the_reason_to_read_everything() {
         ReadAll::NoBitmapThen
     );
     assert_eq!(
-        reason(|chain| drop(chain.notes.remove(NOTE_WITNESS))),
+        reason(|chain| drop(chain.notes.remove(NOTE_BITMAP_WITNESS))),
         ReadAll::NoWitnessThen
     );
     assert_eq!(
-        reason(|chain| drop(chain.notes.remove(NOTE_BASES))),
+        reason(|chain| drop(chain.notes.remove(NOTE_BITMAP_BASES))),
         ReadAll::BasesUnknown
     );
     assert_eq!(reason(|chain| chain.layers[2].files = None), ReadAll::BasesUnknown);
@@ -191,7 +192,7 @@ fn a_bitmap_in_another_image_of_another_qemu_proves_nothing() {
         chain.layers[1].stored_bitmaps = vec![NAME.to_owned()];
     });
     assert!(copied.is_ok());
-    let without = Chain::find_when(|chain| drop(chain.notes.remove(NOTE_PLACE)));
+    let without = Chain::find_when(|chain| drop(chain.notes.remove(NOTE_BITMAP_PLACE)));
     assert_eq!(without, Err(ReadAll::NoWitnessThen));
 }
 
@@ -209,7 +210,7 @@ fn a_filter_above_a_base_is_no_other_base() {
 fn notes_that_make_no_sense_prove_nothing() {
     let many = vec!["0"; 65].join(" ");
     for note in ["", " ", "x", "0 ", "-1", "18446744073709551616", &many] {
-        let found = Chain::find_when(|chain| drop(chain.notes.insert(NOTE_WITNESS.to_owned(), note.to_owned())));
+        let found = Chain::find_when(|chain| drop(chain.notes.insert(NOTE_BITMAP_WITNESS.to_owned(), note.to_owned())));
         assert_eq!(found, Err(ReadAll::NoWitnessThen), "{note}");
     }
 }
