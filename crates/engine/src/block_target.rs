@@ -9,7 +9,15 @@ use holdfast_host::writers_of_device;
 use holdfast_image::{Format, ImageMut, OpenOptions};
 
 use crate::error::{Error, Result};
-use crate::new_image::Overwrite;
+
+/// What to do about a file that is where the new image is to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Overwrite {
+    /// It stays, and the job is refused.
+    Refuse,
+    /// The new image takes its place, when it is complete.
+    Replace,
+}
 
 /// Whether there is a block device at `path`, perhaps behind symbolic links as those of LVM.
 pub fn is_block_device(path: &Path) -> bool {

@@ -15,13 +15,13 @@ use holdfast_image::{
 use holdfast_repo::Surroundings;
 use rustix::fs::{Mode, OFlags};
 
+use crate::block_target::Overwrite;
 use crate::clone_error::CloneError;
 use crate::convert::{ConvertRequest, ConvertSource, VerifyImage, convert_and};
 use crate::error::{Error, Result};
 use crate::guest_identity::{GuestIdentity, renew_guest};
 use crate::job::Job;
 use crate::new_file::{Existing, NewFile};
-use crate::new_image::Overwrite;
 
 /// Which image to clone, and how.
 pub struct CloneImageRequest<'a> {

@@ -19,12 +19,13 @@ use holdfast_image::{
 };
 use holdfast_repo::Surroundings;
 
+use crate::block_target::Overwrite;
 use crate::block_target::is_block_device;
 use crate::compare::compare;
 use crate::contradictions::tell_of_contradictions;
 use crate::error::{Error, Result};
 use crate::job::Job;
-use crate::new_image::{NewImage, Overwrite};
+use crate::new_image::NewImage;
 use crate::restore_stream::write_to_stream;
 use crate::sector_size::{kept_sector, sector_of_image, tell_of_lost_sector};
 use crate::stream_device::StreamDevice;

@@ -25,7 +25,6 @@ use crate::machine_backup::pace::Pace;
 use crate::namesake::{MachineIdentity, MachinesByName};
 use crate::notes::{is_template, is_template_draft};
 use crate::repository::{all_snapshots, find_in, find_of_machines, time_of};
-use crate::template::protect;
 use crate::{Location, Progress, SnapshotReference, Unit};
 use origin::{Holdings, Standing};
 pub use status::{CopyStatus, MachineCopyStatus, copy_status};
@@ -302,7 +301,7 @@ impl<'a> Copy<'a> {
     /// Templates are protected in every repository, from programs that do not know them; also one that such a program has copied.
     fn keep_template(&self, manifest: &Manifest, execution: Execution) -> Result<()> {
         match self.holdings.counterpart(manifest) {
-            Some(there) if is_template(there) && execution == Execution::Execute => protect(self.to, there),
+            Some(there) if is_template(there) && execution == Execution::Execute => Ok(self.to.protect(there.id)?),
             _ => Ok(()),
         }
     }

@@ -7,9 +7,10 @@ use holdfast_block::BlockDevice as _;
 use holdfast_image::{Backing, BlockOptions, CreateOptions, Format, OpenOptions, Qcow2Options};
 use holdfast_repo::Surroundings;
 
+use crate::block_target::Overwrite;
 use crate::convert::refuse_to_replace_source;
 use crate::error::{Error, Result};
-use crate::new_image::{NewImage, Overwrite};
+use crate::new_image::NewImage;
 
 /// Which image to make.
 #[derive(Debug, Clone)]

@@ -1,13 +1,25 @@
 //! What can go wrong with a job.
 
+mod choice;
+mod exchanged;
 mod from;
+mod name_taken;
+mod resolve;
+mod scratch;
 
 use std::path::PathBuf;
 
 use holdfast_host::provider::ProviderError;
 use holdfast_image::Format;
 
-use crate::{CloneError, Exchanged, Interrupted, NameError, NameTaken, Refusal, ResolveError, SnapshotChoiceError};
+pub use choice::SnapshotChoiceError;
+pub use exchanged::Exchanged;
+pub use name_taken::NameTaken;
+pub(crate) use resolve::PREFIX_DIGITS_MIN;
+pub use resolve::ResolveError;
+pub use scratch::GivenUp;
+
+use crate::{CloneError, Interrupted, NameError, Refusal};
 
 /// Result of a job.
 pub type Result<T> = std::result::Result<T, Error>;

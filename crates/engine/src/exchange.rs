@@ -23,9 +23,7 @@ pub use export::{
     ExportFormat, ExportFrom, ExportReport, ExportRequest, ExportTarget, ExportToPool, ExportedToPool, PoolReturn,
     VirtualBoxIdentity, XvaExport, export, export_to_pool,
 };
-pub use import::{
-    Domain, ImportFolder, ImportReport, ImportRepository, Imported, ImportedDisk, Importing, open_import,
-};
+pub use import::{ImportFolder, ImportReport, ImportRepository, Imported, ImportedDisk, Importing, open_import};
 pub(crate) use new_folder::{NewFolder, write_file};
 pub use order::wants_stored_images;
 pub(crate) use virtualbox::LeftSnapshot;

@@ -4,10 +4,10 @@ use holdfast_repo::{
     AcceptedLoss, GcPlan, GcReport, GcRequest, LostSearch, LostSnapshot, Repository, SnapshotId, Statistics,
 };
 
+use crate::error::ResolveError;
 use crate::error::Result;
 use crate::forget::Execution;
 use crate::job::{Counting, Job};
-use crate::resolve::ResolveError;
 
 /// What gc did, or would do.
 #[derive(Debug, Clone)]

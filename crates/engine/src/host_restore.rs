@@ -18,6 +18,7 @@ use holdfast_host::{HypervisorMut, MachineState};
 use holdfast_repo::Surroundings;
 
 use crate::MachineName;
+use crate::block_target::Overwrite;
 use crate::error::{Error, Result};
 use crate::host_snapshot::{HostSnapshotRequest, Providers, check_host_snapshots, take_host_snapshots};
 use crate::job::Job;
@@ -26,7 +27,6 @@ use crate::machine_restore::{
     NewMachineWish, Planner, Presence, RestoreAs, plan_point, restore_point,
 };
 use crate::machine_state::StateStore;
-use crate::new_image::Overwrite;
 pub use notes::OwnGuest;
 use notes::{CloneNote, RollbackNote};
 pub use passing::PassingSnapshots;

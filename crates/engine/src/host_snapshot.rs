@@ -15,7 +15,7 @@ mod guests;
 mod list;
 mod look_again;
 mod not_taken;
-mod places;
+pub(crate) mod places;
 mod providers;
 mod prune;
 mod record;

@@ -81,7 +81,7 @@ mod watchdog;
 mod xen_backup;
 
 pub use backup::{BackupReport, BackupRequest, ParentChoice, backup};
-pub use block_target::is_block_device as is_device;
+pub use block_target::{Overwrite, is_block_device as is_device};
 pub use calendar::SKEW_MS;
 pub use clone_error::CloneError;
 pub use clone_image::{CloneImageRequest, CloneKind, CloneWay, ImageClone, ImageCloner};
@@ -101,16 +101,16 @@ pub use doctor::{
     DoctorReport, DoctorRequest, DoctorStorage, EmptiedOverlays, Finding, FindingKind, Mend, Outcome, Patient,
     PatientPool, Remedy, Treatment, doctor,
 };
-pub use error::{Error, Result};
+pub use error::{Error, Exchanged, GivenUp, NameTaken, ResolveError, Result, SnapshotChoiceError};
+pub use exchange::machine::Domain;
 pub use exchange::{
-    CheckedArchive, CheckedDisk, Domain, ExchangeError, ExportFormat, ExportFrom, ExportReport, ExportRequest,
-    ExportTarget, ExportToPool, ExportedToPool, ImportFolder, ImportReport, ImportRepository, Imported, ImportedDisk,
-    Importing, InaccessibleMachine, MAY_BE_CUT, PoolReturn, VirtualBox, VirtualBoxBackup, VirtualBoxError,
-    VirtualBoxIdentity, VirtualBoxMachine, VirtualBoxMemory, VirtualBoxReport, VirtualBoxWay, XvaExport,
-    back_up_virtualbox, check_archive, check_packed, check_stream, export, export_to_pool, open_import, open_packed,
-    read_packed, wants_stored_images,
+    CheckedArchive, CheckedDisk, ExchangeError, ExportFormat, ExportFrom, ExportReport, ExportRequest, ExportTarget,
+    ExportToPool, ExportedToPool, ImportFolder, ImportReport, ImportRepository, Imported, ImportedDisk, Importing,
+    InaccessibleMachine, MAY_BE_CUT, PoolReturn, VirtualBox, VirtualBoxBackup, VirtualBoxError, VirtualBoxIdentity,
+    VirtualBoxMachine, VirtualBoxMemory, VirtualBoxReport, VirtualBoxWay, XvaExport, back_up_virtualbox, check_archive,
+    check_packed, check_stream, export, export_to_pool, open_import, open_packed, read_packed, wants_stored_images,
 };
-pub use forget::{Execution, ForgetReport, ProtectionChange, SnapshotChoiceError, change_protection, forget};
+pub use forget::{Execution, ForgetReport, ProtectionChange, change_protection, forget};
 pub use gc::{AcceptedName, GcOutcome, accept_loss, gc, stats};
 pub use guest_identity::{GuestIdentity, SYSPREP};
 pub use hooks::{HookEvent, HookFailure, Hooks, VARIABLES as HOOK_VARIABLES};
@@ -135,8 +135,8 @@ pub use job::Job;
 pub use keys::{RotateReport, add_key, check_passphrase, list_keys, paper_key, remove_key, rotate_key};
 pub use list::{ListReport, ListRequest, ShowReport, disk_count, list, show};
 pub use machine_backup::{
-    Compared, GivenUp, Limits, Load, MachineBackupReport, MachineReadRequest, MachineReading, Method, ReadAll,
-    SnapshotWish, back_up_machine,
+    Compared, Limits, Load, MachineBackupReport, MachineReadRequest, MachineReading, Method, ReadAll, SnapshotWish,
+    back_up_machine,
 };
 pub use machine_restore::{
     AfterRestore, ConfigurationChoice, Content, Definition, FileWay, InPlaceWish, MachineRestorePlan,
@@ -152,8 +152,7 @@ pub use monitor::{
     check_snapshots, monitor,
 };
 pub use name::{DiskName, MachineName, NameError};
-pub use namesake::{Continuation, MachineIdentity, MachinesByName, NameTaken};
-pub use new_image::Overwrite;
+pub use namesake::{Continuation, MachineIdentity, MachinesByName};
 pub use notes::{NOTE_CONSISTENCY, NOTE_FORMAT, NOTE_METHOD, NOTE_ORIGIN, NOTE_PATH};
 pub use place_note::{PlaceJournal, PlaceNote};
 pub use policy_run::{Guests, PolicyRunReport, PolicyRunRequest, RemovedByPolicy, TakenCut, run_policy};
@@ -166,11 +165,11 @@ pub use replicate::{
     ReplicateRequest, ReplicatedDataset, ReplicatedStream, replicate, serve_peer,
 };
 pub use repository::{Location, Protection, Unlock, find_snapshot, open, protection, time_of};
-pub use resolve::{Candidate, ResolveError, resolve};
+pub use resolve::{Candidate, resolve};
 pub use restore::{RestoreMode, RestoreReport, RestoreRequest, RestoredDisk, Target, restore};
 pub use run_journal::{JournalPlace, Phase, RunRecord, forget_run, note_path, noted_runs};
 pub use serve::{ServeDoor, ServeRequest, Served, Writes, serve};
-pub use sighting::{Exchanged, check_sighting};
+pub use sighting::check_sighting;
 pub use snapshot_name::{Moment, SnapshotName, SnapshotReference};
 pub use source::{Origin, SourceName};
 pub use template::{

@@ -7,12 +7,13 @@ use holdfast_repo::{DiskContent, LostSearch, LostSnapshot, Manifest, Repository,
 use jiff::tz::TimeZone;
 
 use crate::calendar::Calendar;
+use crate::error::ResolveError;
 use crate::error::Result;
 use crate::namesake::{MachineIdentity, MachinesByName};
 use crate::notes::{is_memory, is_template};
 use crate::repository::all_snapshots;
 use crate::repository::find_of_machines;
-use crate::resolve::{ResolveError, nearest_names};
+use crate::resolve::nearest_names;
 use crate::{DiskName, Progress, SnapshotName};
 
 /// Which snapshots are wanted; without any wish, all.

@@ -59,11 +59,10 @@ pub(crate) use changes::{is_bitmap_of, is_bitmap_of_ours};
 use choice::{check_choice, decide};
 pub(crate) use compare_images::{Sent, Told, TwoStates, below, options_in_view};
 use frozen::Freezer;
-pub(crate) use frozen::{LIVE_MEMORY_DEADLINE, MEMORY_DEADLINE};
-pub(crate) use host_snapshots::path_of;
 use keeper::InRepository;
 pub use keeper::SnapshotWish;
 pub(crate) use keeper::{Before, Instant, Keeper};
+pub(crate) use memory::{LIVE_MEMORY_DEADLINE, MEMORY_DEADLINE};
 pub(crate) use memory::{begin as begin_memory, not_kept};
 pub use method::Method;
 pub(crate) use method::{overlay_of, run_of_overlay};
@@ -74,7 +73,7 @@ use proof::NextBitmap;
 use rest::Rest;
 pub(crate) use rest::{Beside, sources_of};
 pub(crate) use scratch::{RUNTIME_FOLDERS, RuntimeFolder, SOCKET, listen, lock_unneeded};
-pub use warden::{GivenUp, Limits, Load};
+pub use warden::{Limits, Load};
 
 /// Which machine is read, and how.
 pub struct MachineReadRequest<'a> {

@@ -10,10 +10,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use holdfast_host::WITHOUT_UUID;
-use holdfast_repo::{Manifest, SnapshotId};
+use holdfast_repo::Manifest;
 
 use crate::Progress;
 use crate::calendar::Calendar;
+use crate::error::NameTaken;
 use crate::error::Result;
 use crate::notes::{NOTE_CONSISTENCY, NOTE_CONTINUES, NOTE_HYPERVISOR, NOTE_METHOD, NOTE_POOL, NOTE_UUID, note};
 use crate::repository::time_of;
@@ -187,20 +188,6 @@ impl MachinesByName {
             .map(|(name, machines)| (name.as_str(), machines.len()));
         counted.filter(|(_, count)| *count > 1)
     }
-}
-
-/// The snapshots of a name are of another machine: they would be compared with one another, and retention would keep those of one.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the snapshots listed as {name} (newest: {newest}) are of {theirs}, and {ours}")]
-pub struct NameTaken {
-    /// The name.
-    pub name: String,
-    /// Its newest snapshot.
-    pub newest: SnapshotId,
-    /// What the snapshots are of.
-    pub theirs: String,
-    /// What was to be stored, as the end of a sentence.
-    pub ours: String,
 }
 
 /// Whether the snapshots that a name has may be of another machine.

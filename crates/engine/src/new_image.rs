@@ -6,17 +6,9 @@ use holdfast_image::{Backing, CreateOptions, OpenOptions, dependents_beside};
 use holdfast_repo::Surroundings;
 
 use crate::Progress;
+use crate::block_target::Overwrite;
 use crate::error::{Error, Result};
 use crate::new_file::{Existing, NewFile, clear, tell_of};
-
-/// What to do about a file that is where the new image is to be.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Overwrite {
-    /// It stays, and the job is refused.
-    Refuse,
-    /// The new image takes its place, when it is complete.
-    Replace,
-}
 
 /// An image on its way; dropped before [`finish`](Self::finish), neither it nor its data file was ever there.
 pub(crate) struct NewImage {

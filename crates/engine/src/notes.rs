@@ -142,6 +142,16 @@ pub(crate) fn is_template(manifest: &Manifest) -> bool {
     manifest.notes.contains_key(NOTE_TEMPLATE) || is_template_draft(manifest)
 }
 
+/// Name and tag of a template, as far as its notes say.
+pub(crate) fn template_label(manifest: &Manifest) -> String {
+    let name = manifest.machine.trim_start_matches(TEMPLATE_MACHINE_PREFIX);
+    let statement = manifest.notes.get(NOTE_TEMPLATE).map(String::as_str);
+    match statement.and_then(|text| text.lines().nth(2)?.strip_prefix("tag ")) {
+        Some(tag) => format!("{name}:{tag}"),
+        None => name.to_owned(),
+    }
+}
+
 /// Whether a snapshot belongs to a push that is at work, or was killed.
 pub(crate) fn is_template_draft(manifest: &Manifest) -> bool {
     manifest.notes.contains_key(NOTE_TEMPLATE_DRAFT)

@@ -19,7 +19,7 @@ use crate::calendar::Calendar;
 use crate::error::{Error, Result};
 use crate::namesake::MachinesByName;
 use crate::note_file::write_note;
-use crate::notes::is_template;
+use crate::notes::{is_template, template_label};
 use crate::template::TemplateError;
 use crate::{Candidate, Progress, SnapshotReference, resolve};
 
@@ -310,7 +310,11 @@ pub(crate) fn find_of_machines(
     };
     match find_in(manifests, reference, calendar) {
         Ok(index) if is_template(&manifests[index]) && matches!(reference, SnapshotReference::Word(_)) => {
-            Err(TemplateError::of_snapshot(&manifests[index]).into())
+            Err(TemplateError::IsTemplate {
+                id: manifests[index].id,
+                name: template_label(&manifests[index]),
+            }
+            .into())
         }
         _ => Err(error),
     }

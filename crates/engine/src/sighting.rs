@@ -22,6 +22,7 @@ use std::path::{Path, PathBuf};
 
 use holdfast_repo::{LostSearch, Repository, SnapshotId};
 
+use crate::error::Exchanged;
 use crate::error::Result;
 use crate::note_file::write_note;
 use crate::{Location, Progress, Protection};
@@ -30,18 +31,6 @@ const FIRST_LINE: &str = "holdfast-sighting 1";
 /// Snapshots that are remembered.
 const SNAPSHOT_COUNT_MAX: usize = 1 << 16;
 const NOTE_BYTES_MAX: u64 = (SNAPSHOT_COUNT_MAX as u64 + 2) * 80;
-
-/// Another repository is where one was known.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{store} is not the repository that was here before: it is {found}, and {known} was known on this host")]
-pub struct Exchanged {
-    /// The place.
-    pub store: String,
-    /// What is there now.
-    pub found: String,
-    /// What was there.
-    pub known: String,
-}
 
 /// What was seen of a repository.
 #[derive(Debug, Clone, PartialEq, Eq)]

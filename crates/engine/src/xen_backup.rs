@@ -33,7 +33,7 @@ use jiff::tz::TimeZone;
 use crate::backup::{ParentChoice, choose_parent};
 use crate::calendar::Calendar;
 use crate::error::{Error, Result};
-use crate::exchange::Domain;
+use crate::exchange::machine::Domain;
 use crate::exchange::machine::{Attached, DomainWish, domain_xml};
 use crate::exchange::store::{DiskToStore, MachineToStore, store_machine};
 use crate::job::Job;

@@ -30,11 +30,11 @@ use virtualbox::OfVirtualBox;
 use super::error::ExchangeError;
 use super::machine::{unknown, unknown_disk};
 use super::new_folder::NewFolder;
+use crate::block_target::Overwrite;
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::machine_backup::{MachineReadRequest, MachineReading};
 use crate::new_file::{Existing, NewFile};
-use crate::new_image::Overwrite;
 use crate::repository::find_snapshot;
 use crate::{SnapshotReference, Unit};
 

@@ -17,17 +17,18 @@ use jiff::tz::TimeZone;
 
 use super::disks::{ArchiveDevice, ArchiveDisks, Behind};
 use super::error::ExchangeError;
+use super::machine::Domain;
 use super::machine::{Attached, Described, DomainWish, attach, describe, domain_xml, kept_name, tell_of_format};
 use super::new_folder::{NewFolder, write_file};
 use super::store::{DiskToStore, MachineToStore, store_machine};
 use crate::MachineName;
 use crate::backup::{BackupReport, ParentChoice, choose_parent};
+use crate::block_target::Overwrite;
 use crate::calendar::Calendar;
 use crate::convert::{ConvertRequest, ConvertSource, VerifyImage, convert};
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::namesake::{Claim, Claimant, Continuation};
-use crate::new_image::Overwrite;
 use crate::notes::{NOTE_FORMAT, NOTE_HYPERVISOR, NOTE_LABEL, NOTE_UUID, STREAM_DOMAIN};
 use crate::repository::snapshots;
 
@@ -41,15 +42,6 @@ pub struct Importing {
     attached: Vec<Attached>,
     disks: Arc<ArchiveDisks>,
     domain: Domain,
-}
-
-/// How libvirt is to have the machine.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Domain {
-    /// `kvm`, or `qemu` where processors are emulated.
-    pub domain_type: String,
-    /// The network that its cards are plugged into.
-    pub network: String,
 }
 
 /// A machine that was imported.

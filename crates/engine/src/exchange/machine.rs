@@ -13,6 +13,15 @@ use super::error::ExchangeError;
 use crate::error::Result;
 use crate::job::Job;
 
+/// How libvirt is to have the machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Domain {
+    /// `kvm`, or `qemu` where processors are emulated.
+    pub domain_type: String,
+    /// The network that its cards are plugged into.
+    pub network: String,
+}
+
 /// Where images of libvirt are, where nobody says otherwise.
 const IMAGES: &str = "/var/lib/libvirt/images";
 /// What a machine is given where nobody knows what it had.

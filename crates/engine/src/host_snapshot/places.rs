@@ -73,6 +73,14 @@ fn is_in(place: &Place, wanted: &Wanted) -> bool {
     is_of_it || are_folders && !is_nested && Path::new(&of.name).join(&place.path).starts_with(&dataset.name)
 }
 
+/// Where the image of a disk is; empty where it has no path.
+pub(crate) fn image_path(disk: &MachineDisk) -> &Path {
+    match &disk.source {
+        holdfast_host::DiskSource::File(path) | holdfast_host::DiskSource::Device(path) => path,
+        _ => Path::new(""),
+    }
+}
+
 /// Where the disks of a machine are that it can write.
 pub fn places_of(description: &Description, choice: &DiskChoice, run: u32) -> MachinePlaces {
     let label = format!("{run:08x}");

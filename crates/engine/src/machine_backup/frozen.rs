@@ -19,6 +19,7 @@ use super::copied_disk::{CopiedDisk, CopyContext, part_bytes};
 use super::frozen_device::FrozenDevice;
 use super::keeper::Before;
 use super::memory::not_kept;
+use super::memory::{LIVE_MEMORY_DEADLINE, MEMORY_DEADLINE};
 use super::pace::Pace;
 use super::proof::{NextBitmap, Proof};
 use super::scratch::{Scratch, listen};
@@ -32,11 +33,6 @@ use crate::watchdog::Guard;
 
 /// A pause takes milliseconds; after this the watchdog ends it.
 const PAUSE_DEADLINE: Duration = Duration::from_secs(10);
-
-/// The same for a machine whose memory is sent while it stands still, as was asked for.
-pub(crate) const MEMORY_DEADLINE: Duration = Duration::from_secs(3600);
-/// The same where it is sent while it runs: for the last of it, from when the machine was seen to run last.
-pub(crate) const LIVE_MEMORY_DEADLINE: Duration = Duration::from_secs(60);
 
 /// Freezes disks, and clears up.
 pub(super) struct Freezer<'a> {

@@ -23,6 +23,7 @@ use super::warden::Load;
 use super::{Beside, MachineBackup, MachineReading, Method, Ready, notes_of};
 use crate::error::{Error, Result};
 use crate::hooks::{HeldUp, HookEvent};
+use crate::host_snapshot::places::image_path;
 use crate::host_snapshot::{GuestRequest, HostSnapshotRequest, NamedCut, Subject, places_of, take_host_snapshots};
 use crate::machine_restore::chain_of;
 use crate::machine_state::SetId;
@@ -56,7 +57,7 @@ pub(super) fn no_host_snapshot(description: &Description, taken: &[MachineDisk],
         place.is_some_and(|(_, place)| place.dataset.provider == ProviderKind::Reflink)
     };
     let mut cloned = taken.iter().filter(is_cloned);
-    let based = cloned.find(|disk| chain_of(path_of(disk), disk.format.as_deref()).len() > 1)?;
+    let based = cloned.find(|disk| chain_of(image_path(disk), disk.format.as_deref()).len() > 1)?;
     Some(format!(
         "disk {}: its image is based on another one, which a clone of it does not find",
         based.target
@@ -67,14 +68,6 @@ fn chosen(taken: &[MachineDisk]) -> holdfast_host::DiskChoice {
     holdfast_host::DiskChoice {
         include: taken.iter().map(|disk| disk.target.clone()).collect(),
         exclude: Vec::new(),
-    }
-}
-
-/// Where the image of a disk is; empty where it has no path.
-pub(crate) fn path_of(disk: &MachineDisk) -> &Path {
-    match &disk.source {
-        holdfast_host::DiskSource::File(path) | holdfast_host::DiskSource::Device(path) => path,
-        _ => Path::new(""),
     }
 }
 
@@ -224,7 +217,7 @@ impl MachineBackup<'_> {
             options.allow.extend_from_slice(&self.request.allowed);
             // The machine reads them. What is no qcow2 by its configuration is its guest's to write, and may name any file.
             if disk.format.as_deref() == Some("qcow2") {
-                let bases = chain_of(path_of(disk), disk.format.as_deref()).into_iter().skip(1);
+                let bases = chain_of(image_path(disk), disk.format.as_deref()).into_iter().skip(1);
                 options.allow.extend(bases.filter(|base| base.exists()));
             }
             OpenSource::open_with(&path, &options)

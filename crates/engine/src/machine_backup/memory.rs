@@ -1,6 +1,7 @@
 //! The memory of a machine in its snapshot: the pages as a device, deduplicated like a disk, and a stream with the rest.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use holdfast_block::{BlockDeviceMut, FileDeviceMut, IoMode};
 use holdfast_host::qemu::memory::{MemoryMode, MemoryPipe, MemoryWay, Receiving, StreamError, page_bytes, receive};
@@ -10,6 +11,11 @@ use serde_json::Value;
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::notes::STREAM_MEMORY;
+
+/// Time after which the watchdog lets a machine run whose memory is sent while it is stopped.
+pub(crate) const MEMORY_DEADLINE: Duration = Duration::from_secs(3600);
+/// The same where the memory is sent while the machine runs: for the last part, from when the machine was last seen running.
+pub(crate) const LIVE_MEMORY_DEADLINE: Duration = Duration::from_secs(60);
 
 /// How the memory of a machine is to be taken; tells where that is not as it was wished, or should not have been wished.
 fn mode(way: MemoryWay, monitor: &dyn Monitor, machine: &str, job: Job<'_>) -> Result<MemoryMode> {

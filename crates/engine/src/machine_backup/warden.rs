@@ -14,6 +14,7 @@ use holdfast_host::qemu::{RunId, WriteCounters, remove_run, write_counters};
 use holdfast_serve::nbd::client::NbdStopper;
 
 use super::pace::{Governor, Pace, Verdict};
+use crate::error::GivenUp;
 use crate::job::Job;
 
 /// How often scratch files are looked at.
@@ -53,48 +54,6 @@ pub struct Load {
     pub waited: Duration,
     /// The most that was seen in scratch files.
     pub scratch_bytes: u64,
-}
-
-/// Why a copy was given up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum GivenUp {
-    /// The scratch files took more than they may.
-    ScratchMax {
-        /// What they took, in bytes.
-        used_bytes: u64,
-        /// What they may.
-        max_bytes: u64,
-    },
-    /// Their file system was nearly full.
-    NearlyFull {
-        /// What they took, in bytes.
-        used_bytes: u64,
-        /// What was free.
-        free_bytes: u64,
-        /// What has to stay free.
-        reserve_bytes: u64,
-    },
-}
-
-impl std::fmt::Display for GivenUp {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::ScratchMax { used_bytes, max_bytes } => {
-                write!(
-                    formatter,
-                    "it took {used_bytes} bytes of the {max_bytes} that it may take"
-                )
-            }
-            Self::NearlyFull {
-                used_bytes,
-                free_bytes,
-                reserve_bytes,
-            } => write!(
-                formatter,
-                "it took {used_bytes} bytes, and {free_bytes} were left of the {reserve_bytes} that have to stay free for others"
-            ),
-        }
-    }
 }
 
 /// How what the guest overwrites takes room.

@@ -18,9 +18,9 @@ use super::refusal::Refusal;
 use super::request::{NewMachineIdentity, NewMachineWish};
 use super::stored::{self, StoredMachine};
 use super::tpm;
+use crate::block_target::Overwrite;
 use crate::block_target::is_block_device;
 use crate::error::{Error, Result};
-use crate::new_image::Overwrite;
 use crate::notes::NOTE_FORMAT;
 use crate::{DiskName, MachineName};
 

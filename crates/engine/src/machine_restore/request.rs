@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use holdfast_image::Format;
 use jiff::tz::TimeZone;
 
-use crate::new_image::Overwrite;
+use crate::block_target::Overwrite;
 use crate::{MachineName, SnapshotName};
 
 /// What to restore, and as what.

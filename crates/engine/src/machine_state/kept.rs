@@ -14,8 +14,9 @@ use serde::{Deserialize, Serialize};
 use super::StateStore;
 use crate::error::Result;
 use crate::host_snapshot::MachinePlaces;
+use crate::host_snapshot::places::image_path;
 use crate::job::{Counting, Job};
-use crate::machine_backup::{Beside, path_of, sources_of};
+use crate::machine_backup::{Beside, sources_of};
 use crate::notes::{
     NOTE_CONSISTENCY, NOTE_HOST_SNAPSHOT_DISKS, NOTE_HOST_SNAPSHOT_SET, NOTE_HOST_SNAPSHOTS, NOTE_UUID, STREAM_MEMORY,
     is_memory,
@@ -104,7 +105,7 @@ impl KeptDisk {
             Some(Self {
                 target: target.clone(),
                 place: place.clone(),
-                file: path_of(disk).to_owned(),
+                file: image_path(disk).to_owned(),
                 format: disk.format.clone(),
             })
         };

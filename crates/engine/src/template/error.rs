@@ -1,11 +1,10 @@
 //! What can be wrong with templates.
 
 use holdfast_host::SshSignatureError;
-use holdfast_repo::{Manifest, SnapshotId};
+use holdfast_repo::SnapshotId;
 use jiff::Timestamp;
 
 use crate::error::Error;
-use crate::notes::{NOTE_TEMPLATE, TEMPLATE_MACHINE_PREFIX};
 
 /// Why something is not done with a template.
 #[derive(Debug, thiserror::Error)]
@@ -192,23 +191,6 @@ pub enum TemplateError {
     /// ssh-keygen gave no answer.
     #[error(transparent)]
     Signatures(#[from] SshSignatureError),
-}
-
-impl TemplateError {
-    /// A snapshot that was meant to be of a machine.
-    pub(crate) fn of_snapshot(manifest: &Manifest) -> Self {
-        let text = manifest
-            .notes
-            .get(NOTE_TEMPLATE)
-            .map(String::as_str)
-            .unwrap_or_default();
-        let label = super::statement::Statement::decode(text).map(|statement| statement.label.to_string());
-        let listed = || manifest.machine.trim_start_matches(TEMPLATE_MACHINE_PREFIX).to_owned();
-        Self::IsTemplate {
-            id: manifest.id,
-            name: label.unwrap_or_else(|_| listed()),
-        }
-    }
 }
 
 impl From<TemplateError> for Error {

@@ -19,12 +19,12 @@ use super::shelf::{Entry, Shelf};
 use super::statement::{Piece, Statement};
 use super::trust::{SignedBy, Trust, Unsigned};
 use crate::Unit;
+use crate::block_target::Overwrite;
 use crate::convert::{ConvertRequest, ConvertSource, VerifyImage, convert_and};
 use crate::error::Result;
 use crate::guest_identity::{GuestIdentity, renew_guest};
 use crate::job::Job;
 use crate::machine_restore::bytes_of;
-use crate::new_image::Overwrite;
 use crate::sector_size::noted_sector;
 
 /// Whether the machine becomes another one.

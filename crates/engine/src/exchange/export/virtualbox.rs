@@ -14,6 +14,7 @@ use holdfast_repo::{Manifest, Repository, Surroundings};
 
 use super::content::Reads;
 use super::{Exported, VirtualBoxIdentity};
+use crate::block_target::Overwrite;
 use crate::convert::{ConvertRequest, ConvertSource, VerifyImage, convert};
 use crate::error::Result;
 use crate::exchange::sectors::WholeSectors;
@@ -21,7 +22,6 @@ use crate::exchange::virtualbox::targets;
 use crate::exchange::{NewFolder, write_file};
 use crate::job::Job;
 use crate::machine_restore::bytes_of;
-use crate::new_image::Overwrite;
 use crate::notes::{STREAM_NVRAM, STREAM_VIRTUALBOX_SAVED, STREAM_VIRTUALBOX_SETTINGS};
 
 /// Letters of a file's name, at most: four bytes each, with an ending, are what file systems take.

@@ -4,10 +4,10 @@ use holdfast_host::Ended;
 use holdfast_host::qemu::{Cut, Layers, Pause, remove_bitmap};
 
 use super::{Freezer, Frozen};
+use crate::error::GivenUp;
 use crate::error::{Error, Result};
 use crate::interrupt::Interrupted;
 use crate::machine_backup::fate::Fate;
-use crate::machine_backup::warden::GivenUp;
 use crate::quiesce::Quiesced;
 use crate::watchdog::Guard;
 
