@@ -5,7 +5,8 @@ mod configured;
 use holdfast_block::hostile::{Outcome, Parser};
 use holdfast_policy::{Candidate as Kept, Policy, Protection, Span, TimeZone, Timestamp, plan};
 
-use crate::{Candidate, SnapshotName, resolve};
+use crate::repository::resolve::resolve;
+use crate::{Candidate, SnapshotName};
 pub use configured::{calendar, holdfast_toml, host_snapshot_record, sanoid_conf};
 
 /// The parsers of this crate, and of the policy that it asks.

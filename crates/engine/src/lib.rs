@@ -1,122 +1,78 @@
-//! The jobs of Holdfast as stories.
+//! The jobs of Holdfast. A job takes everything it needs (the repository, paths, times, randomness) as parameters and answers with a report.
 //!
-//! One file per verb that a user knows, each to be read from top to bottom: [`init()`], [keys](add_key), [`backup()`],
-//! [`restore()`], [`list()`], [`show`], [`diff()`], [`prune()`], [`forget()`],
-//! [`gc()`], [`copy()`], [templates](prepare_push), [`stats`], [`verify()`], [`scrub`], [`repair()`], [`replicate()`] and [`doctor()`], and for images
-//! [`convert()`], [`compare()`] and [`create_image()`]. A job takes everything it needs (the repository, paths, times, randomness) as
-//! parameters and answers with a report.
+//! The folders are in one order: each uses only those above it in this list. `cargo xtask tidy` checks that.
 //!
-//! What every job shares: the [`Job`] with who listens ([`Progress`]) and who may stop it ([`Interrupt`]), and how people
-//! name what is in a repository ([`MachineName`], [`DiskName`], [`SnapshotName`] and [`resolve`]).
+//! - `notes`: keys of notes and names of streams in snapshots
+//! - `job`: what every job gets, and the errors of all jobs ([`Job`], [`Progress`], [`Interrupt`], [`Error`])
+//! - `files`: files that are there whole or not at all, block devices as targets, streams in order
+//! - `image`: verbs about images ([`convert()`], [`compare()`], [`create_image()`], [`ImageCloner`])
+//! - `repository`: verbs about a repository ([`init()`], [`list()`], [`prune()`], [`gc()`], [`copy()`], [`verify()`], [`repair()`]), and how people name
+//!   what is in it ([`SnapshotName`], [`resolve`])
+//! - `machine`: locks, journals, hooks, freezing and the watchdog of machines, and their state beside disks
+//! - `restore`: from a snapshot to files, a machine, a machine that runs at once, or a server ([`restore()`], [`plan_machine_restore`], [`restore_instantly`], [`serve`])
+//! - `host_snapshot`: snapshots of file systems, their policy, rollback, monitoring ([`take_host_snapshots`], [`run_policy`], [`HostRestore`], [`monitor()`])
+//! - `capture`: from images or a machine to a snapshot: images, libvirt and QEMU, XenServer, VirtualBox ([`backup()`], [`back_up_machine`], [`back_up_xen`], [`back_up_virtualbox`])
+//! - `exchange`: archives of machines ([`open_import`], [`export`])
+//! - `template`: signed images and machines, shared by name ([`prepare_push`], [`pull_template`])
+//! - `replicate`: host snapshots to another pool or host ([`replicate()`])
+//! - `doctor`: leftovers of killed processes ([`doctor()`])
+//! - `daemon`: scheduled jobs ([`daemon()`])
 
-mod backup;
-mod block_target;
-mod calendar;
-mod causes;
-mod clone_error;
-mod clone_image;
-mod compare;
-mod contents;
-mod contradictions;
-mod convert;
-mod copy;
-mod create_image;
+mod capture;
 mod daemon;
-mod diff;
-mod differences;
 mod doctor;
-mod error;
 mod exchange;
-mod forget;
-mod gc;
-mod guest_identity;
-mod hooks;
-mod host_restore;
+mod files;
 mod host_snapshot;
 #[cfg(feature = "hostile")]
 #[doc(hidden)]
 pub mod hostile;
-mod init;
-mod instant_restore;
-mod interrupt;
+mod image;
 mod job;
-mod keys;
-mod list;
-mod machine_backup;
-mod machine_lock;
-mod machine_restore;
-mod machine_state;
-mod meter;
-mod monitor;
-mod name;
-mod namesake;
-mod new_file;
-mod new_image;
-mod note_file;
+mod machine;
 mod notes;
-mod overlay_commit;
-mod place_note;
-mod policy_run;
-mod progress;
-mod prune;
-mod quiesce;
-mod repair;
 mod replicate;
 mod repository;
-mod resolve;
 mod restore;
-mod restore_stream;
-mod run_journal;
-mod sector_size;
-mod serve;
-mod sighting;
-mod snapshot_name;
-mod source;
-mod stages;
-mod stored_memory;
-mod stream_device;
 mod template;
-mod verify;
-mod watchdog;
-mod xen_backup;
 
-pub use backup::{BackupReport, BackupRequest, ParentChoice, backup};
-pub use block_target::{Overwrite, is_block_device as is_device};
-pub use calendar::SKEW_MS;
-pub use clone_error::CloneError;
-pub use clone_image::{CloneImageRequest, CloneKind, CloneWay, ImageClone, ImageCloner};
-pub use compare::{CompareReport, DIFFERENT_RANGE_COUNT_MAX, compare};
-pub use convert::{ConvertReport, ConvertRequest, ConvertSource, StreamForm, VerifyImage, convert, convert_to_stream};
-pub use copy::{
-    CopiedSnapshot, CopyOutcome, CopyReport, CopyRequest, CopySelection, CopyStatus, MachineCopyStatus, RemovedThere,
-    copy, copy_status, is_same_place,
+pub use capture::foreign_machine::Domain;
+pub use capture::images::{BackupReport, BackupRequest, ParentChoice, backup};
+pub use capture::qemu::{
+    Compared, Limits, Load, MachineBackupReport, MachineReadRequest, MachineReading, Method, ReadAll, SnapshotWish,
+    back_up_machine,
 };
-pub use create_image::{CreateImageReport, CreateImageRequest, create_image};
+pub use capture::virtualbox::{
+    InaccessibleMachine, VirtualBox, VirtualBoxBackup, VirtualBoxMachine, VirtualBoxMemory, VirtualBoxReport,
+    VirtualBoxWay, back_up_virtualbox,
+};
+pub use capture::xen::{XenBackupReport, XenBackupRequest, XenChange, XenDiskReport, XenWay, back_up_xen};
 pub use daemon::{
     Asked, DaemonEvent, DaemonReport, DaemonRequest, DaemonWorld, JobJournal, JobRecord, JournalEntry, Ledger, Message,
     Notice, NoticeEntry, Outcome as RunOutcome, Pulse, RunEntry, Severity, Speaker as DaemonSpeaker, daemon, deliver,
 };
-pub use diff::{DiffReport, DiffRequest, DiskDiff, diff};
 pub use doctor::{
     DoctorReport, DoctorRequest, DoctorStorage, EmptiedOverlays, Finding, FindingKind, Mend, Outcome, Patient,
     PatientPool, Remedy, Treatment, doctor,
 };
-pub use error::{Error, Exchanged, GivenUp, NameTaken, ResolveError, Result, SnapshotChoiceError};
-pub use exchange::machine::Domain;
 pub use exchange::{
-    CheckedArchive, CheckedDisk, ExchangeError, ExportFormat, ExportFrom, ExportReport, ExportRequest, ExportTarget,
-    ExportToPool, ExportedToPool, ImportFolder, ImportReport, ImportRepository, Imported, ImportedDisk, Importing,
-    InaccessibleMachine, MAY_BE_CUT, PoolReturn, VirtualBox, VirtualBoxBackup, VirtualBoxError, VirtualBoxIdentity,
-    VirtualBoxMachine, VirtualBoxMemory, VirtualBoxReport, VirtualBoxWay, XvaExport, back_up_virtualbox, check_archive,
-    check_packed, check_stream, export, export_to_pool, open_import, open_packed, read_packed, wants_stored_images,
+    CheckedArchive, CheckedDisk, ExportFormat, ExportFrom, ExportReport, ExportRequest, ExportTarget, ExportToPool,
+    ExportedToPool, ImportFolder, ImportReport, ImportRepository, Imported, ImportedDisk, Importing, MAY_BE_CUT,
+    PoolReturn, VirtualBoxIdentity, XvaExport, check_archive, check_packed, check_stream, export, export_to_pool,
+    open_import, open_packed, read_packed, wants_stored_images,
 };
-pub use forget::{Execution, ForgetReport, ProtectionChange, change_protection, forget};
-pub use gc::{AcceptedName, GcOutcome, accept_loss, gc, stats};
-pub use guest_identity::{GuestIdentity, SYSPREP};
-pub use hooks::{HookEvent, HookFailure, Hooks, VARIABLES as HOOK_VARIABLES};
-pub use host_restore::{
+pub use files::block_target::{Overwrite, is_block_device as is_device};
+pub use host_snapshot::monitor::{
+    DatasetFigures, MonitorReport, MonitorRequest, PoolFigures, TypeFigures, check_capacity, check_health,
+    check_snapshots, monitor,
+};
+pub use host_snapshot::policy::{Guests, PolicyRunReport, PolicyRunRequest, RemovedByPolicy, TakenCut, run_policy};
+pub use host_snapshot::rollback::{
     ClonePlan, CloneWish, HostPoint, HostPointRequest, HostRestore, OwnGuest, PassingSnapshots, PlannedClone,
     PointName, RollbackReport, RollbackWish, open_host_point,
+};
+pub use host_snapshot::states::{
+    KeptDisk, KeptState, SetId, StateStore, SweepReport, Unfinished, UnfinishedFile, UnfinishedKind, sweep_states,
 };
 pub use host_snapshot::{
     GuestReport, GuestRequest, HostPruneReport, HostPruneRequest, HostPruneTarget, HostRemovalReport,
@@ -125,63 +81,68 @@ pub use host_snapshot::{
     Wholeness, list_host_snapshots, machines_in, name_of_instant, places_of, prune_host_snapshots,
     remove_host_snapshots, series_name, take_host_snapshots,
 };
-pub use init::{InitReport, InitRequest, NewProtection, init};
-pub use instant_restore::{
-    FillOptions, FillRate, InstantDisk, InstantJob, InstantReport, InstantRestore, Launch, UnreadableJobs,
-    instant_jobs, release_snapshot, restore_instantly, resume_instantly, revive_instantly, serve_instantly,
+pub use image::clone::{CloneImageRequest, CloneKind, CloneWay, ImageClone, ImageCloner};
+pub use image::compare::{CompareReport, DIFFERENT_RANGE_COUNT_MAX, compare};
+pub use image::convert::{
+    ConvertReport, ConvertRequest, ConvertSource, StreamForm, VerifyImage, convert, convert_to_stream,
 };
-pub use interrupt::{Interrupt, Interrupted};
-pub use job::Job;
-pub use keys::{RotateReport, add_key, check_passphrase, list_keys, paper_key, remove_key, rotate_key};
-pub use list::{ListReport, ListRequest, ShowReport, disk_count, list, show};
-pub use machine_backup::{
-    Compared, Limits, Load, MachineBackupReport, MachineReadRequest, MachineReading, Method, ReadAll, SnapshotWish,
-    back_up_machine,
+pub use image::create::{CreateImageReport, CreateImageRequest, create_image};
+pub use image::guest_identity::{GuestIdentity, SYSPREP};
+pub use image::source::{Origin, SourceName};
+pub use job::error::{
+    CloneError, ExchangeError, Exchanged, GivenUp, InstantError, NameTaken, Refusal, ResolveError, SnapshotChoiceError,
+    TemplateError, VirtualBoxError, XenBackupError,
 };
-pub use machine_restore::{
-    AfterRestore, ConfigurationChoice, Content, Definition, FileWay, InPlaceWish, MachineRestorePlan,
-    MachineRestoreReport, MachineRestoreRequest, NewMachineIdentity, NewMachineWish, PlannedFile, PlannedFolder,
-    PlannedMachine, PlannedResumption, Presence, Refusal, RestoreAs, Resumed, Room, Started, plan_machine_restore,
-    restore_machine,
+pub use job::{
+    Bottleneck, DiskName, Error, Interrupt, Interrupted, Job, MachineName, NameError, NoProgress, Progress, Result,
+    Unit,
 };
-pub use machine_state::{
-    KeptDisk, KeptState, SetId, StateStore, SweepReport, Unfinished, UnfinishedFile, UnfinishedKind, sweep_states,
-};
-pub use monitor::{
-    DatasetFigures, MonitorReport, MonitorRequest, PoolFigures, TypeFigures, check_capacity, check_health,
-    check_snapshots, monitor,
-};
-pub use name::{DiskName, MachineName, NameError};
-pub use namesake::{Continuation, MachineIdentity, MachinesByName};
+pub use machine::hooks::{HookEvent, HookFailure, Hooks, VARIABLES as HOOK_VARIABLES};
+pub use machine::place_note::{PlaceJournal, PlaceNote};
+pub use machine::quiesce::{Quiesce, Quiesced};
+pub use machine::run_journal::{JournalPlace, Phase, RunRecord, forget_run, note_path, noted_runs};
+pub use machine::watchdog::{Means as WatchdogMeans, watch_over};
 pub use notes::{NOTE_CONSISTENCY, NOTE_FORMAT, NOTE_METHOD, NOTE_ORIGIN, NOTE_PATH};
-pub use place_note::{PlaceJournal, PlaceNote};
-pub use policy_run::{Guests, PolicyRunReport, PolicyRunRequest, RemovedByPolicy, TakenCut, run_policy};
-pub use progress::{Bottleneck, NoProgress, Progress, Unit};
-pub use prune::{Gaps, MachinePlan, PruneReport, PruneRequest, prune};
-pub use quiesce::{Quiesce, Quiesced};
-pub use repair::{RepairOutcome, repair};
 pub use replicate::{
     PEER_PROTOCOL, PackChoice, PeerServer, PeerSide, Place, RawChoice, ReplicaOutcome, ReplicateReport,
     ReplicateRequest, ReplicatedDataset, ReplicatedStream, replicate, serve_peer,
 };
-pub use repository::{Location, Protection, Unlock, find_snapshot, open, protection, time_of};
-pub use resolve::{Candidate, resolve};
-pub use restore::{RestoreMode, RestoreReport, RestoreRequest, RestoredDisk, Target, restore};
-pub use run_journal::{JournalPlace, Phase, RunRecord, forget_run, note_path, noted_runs};
-pub use serve::{ServeDoor, ServeRequest, Served, Writes, serve};
-pub use sighting::check_sighting;
-pub use snapshot_name::{Moment, SnapshotName, SnapshotReference};
-pub use source::{Origin, SourceName};
+pub use repository::calendar::SKEW_MS;
+pub use repository::copy::{
+    CopiedSnapshot, CopyOutcome, CopyReport, CopyRequest, CopySelection, CopyStatus, MachineCopyStatus, RemovedThere,
+    copy, copy_status, is_same_place,
+};
+pub use repository::diff::{DiffReport, DiffRequest, DiskDiff, diff};
+pub use repository::forget::{Execution, ForgetReport, ProtectionChange, change_protection, forget};
+pub use repository::gc::{AcceptedName, GcOutcome, accept_loss, gc, stats};
+pub use repository::init::{InitReport, InitRequest, NewProtection, init};
+pub use repository::keys::{RotateReport, add_key, check_passphrase, list_keys, paper_key, remove_key, rotate_key};
+pub use repository::list::{ListReport, ListRequest, ShowReport, disk_count, list, show};
+pub use repository::name_conflict::{Continuation, MachineIdentity, MachinesByName};
+pub use repository::open::{Location, Protection, Unlock, find_snapshot, open, protection, time_of};
+pub use repository::prune::{Gaps, MachinePlan, PruneReport, PruneRequest, prune};
+pub use repository::repair::{RepairOutcome, repair};
+pub use repository::resolve::{Candidate, resolve};
+pub use repository::sighting::check_sighting;
+pub use repository::snapshot_name::{Moment, SnapshotName, SnapshotReference};
+pub use repository::verify::{Against, VerifyRequest, scrub, verify};
+pub use restore::files::{RestoreMode, RestoreReport, RestoreRequest, RestoredDisk, Target, restore};
+pub use restore::instant::{
+    FillOptions, FillRate, InstantDisk, InstantJob, InstantReport, InstantRestore, Launch, UnreadableJobs,
+    instant_jobs, release_snapshot, restore_instantly, resume_instantly, revive_instantly, serve_instantly,
+};
+pub use restore::machine::{
+    AfterRestore, ConfigurationChoice, Content, Definition, FileWay, InPlaceWish, MachineRestorePlan,
+    MachineRestoreReport, MachineRestoreRequest, NewMachineIdentity, NewMachineWish, PlannedFile, PlannedFolder,
+    PlannedMachine, PlannedResumption, Presence, RestoreAs, Resumed, Room, Started, plan_machine_restore,
+    restore_machine,
+};
+pub use restore::serve::{ServeDoor, ServeRequest, Served, Writes, serve};
 pub use template::{
     Digest as TemplateDigest, Guest as TemplateGuest, KeepIdentity, ListedHistory, ListedTemplate,
     Piece as TemplatePiece, PieceKind as TemplatePieceKind, Publication, Published, PullReport, PullRequest,
     PullTarget, PulledDisk, PushRequest, PushSource, RemovalSelection, Replace, SignedBy,
-    Statement as TemplateStatement, TEMPLATE_NAMESPACE, TemplateError, TemplateHistory, TemplateLabel, TemplateListing,
-    TemplateName, TemplateReference, TemplateRemoval, TemplateTag, TemplateVersion, Trust, Unsealed, Unsigned,
-    list_templates, prepare_push, prepare_tag, pull_template, remove_templates, show_template,
-};
-pub use verify::{Against, VerifyRequest, scrub, verify};
-pub use watchdog::{Means as WatchdogMeans, watch_over};
-pub use xen_backup::{
-    XenBackupError, XenBackupReport, XenBackupRequest, XenChange, XenDiskReport, XenWay, back_up_xen,
+    Statement as TemplateStatement, TEMPLATE_NAMESPACE, TemplateHistory, TemplateLabel, TemplateListing, TemplateName,
+    TemplateReference, TemplateRemoval, TemplateTag, TemplateVersion, Trust, Unsealed, Unsigned, list_templates,
+    prepare_push, prepare_tag, pull_template, remove_templates, show_template,
 };

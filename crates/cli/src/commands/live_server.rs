@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_engine::{Error as JobError, InstantJob, paper_key, serve_instantly};
+use holdfast_engine::{Error as JobError, InstantError, InstantJob, paper_key, serve_instantly};
 use holdfast_host::Companion;
 use holdfast_repo::Repository;
 use holdfast_serve::nbd::Event;
@@ -102,9 +102,11 @@ fn received_key() -> Result<Password, Error> {
 
 /// Starts the server of a restore, which outlives us. The key of its repository goes through a pipe, and nowhere else.
 pub(super) fn launch(instant: &InstantJob, repository: &Repository) -> holdfast_engine::Result<()> {
-    let failed = |reason: String| JobError::InstantServer {
-        machine: instant.machine.clone(),
-        reason,
+    let failed = |reason: String| {
+        JobError::from(InstantError::Server {
+            machine: instant.machine.clone(),
+            reason,
+        })
     };
     let program = std::env::current_exe().map_err(|error| failed(error.to_string()))?;
     let words = [

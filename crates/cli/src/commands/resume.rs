@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 
 use holdfast_engine::{
-    Error as JobError, FillOptions, FillRate, InstantJob, InstantReport, Job, Location, instant_jobs, release_snapshot,
+    FillOptions, FillRate, InstantError, InstantJob, InstantReport, Job, Location, instant_jobs, release_snapshot,
     resume_instantly, revive_instantly,
 };
 use holdfast_host::Libvirt;
@@ -191,12 +191,12 @@ impl Resumption<'_> {
         let start = |instant: &InstantJob| match self.repository(instant) {
             Ok(repository) => launch(instant, &repository),
             Err(error) => {
-                let failed = JobError::InstantServer {
+                let failed = InstantError::Server {
                     machine: instant.machine.clone(),
                     reason: chain(&error).join(": "),
                 };
                 not_opened.replace(Some(error));
-                Err(failed)
+                Err(failed.into())
             }
         };
         let options = FillOptions {

@@ -4,7 +4,7 @@
 
 use holdfast_archive::Error as ArchiveError;
 use holdfast_block::Error as DeviceError;
-use holdfast_engine::{CloneError, Error as JobError, ResolveError, SnapshotChoiceError};
+use holdfast_engine::{CloneError, Error as JobError, InstantError, ResolveError, SnapshotChoiceError};
 use holdfast_hardware::Error as HardwareError;
 use holdfast_host::{Ended, Error as HostError};
 use holdfast_image::Error as ImageError;
@@ -162,13 +162,15 @@ fn machine_advice(error: &JobError) -> Advice {
         JobError::PolicyBusy { .. } => advice(Exit::Locked, Kind::Locked, "it ends by itself; this run may begin then"),
         JobError::Provider(error) => provider_advice(error),
         JobError::MachineRestore(refusal) => refusal_advice(refusal),
-        JobError::NoInstantRestore { .. } => advice(
+        JobError::Instant(InstantError::NotFilled { .. }) => advice(
             Exit::Error,
             Kind::NotFound,
             "holdfast resume without a name goes on with all that are not done",
         ),
-        JobError::InstantBusy { .. } => advice(Exit::Locked, Kind::Locked, "look how far that one is, or end it first"),
-        JobError::InstantServer { .. } | JobError::InstantStopped { .. } => {
+        JobError::Instant(InstantError::Busy { .. }) => {
+            advice(Exit::Locked, Kind::Locked, "wait until that process ends, or end it")
+        }
+        JobError::Instant(InstantError::Server { .. } | InstantError::Stopped { .. }) => {
             refused("see to it that the repository can be read and that there is room; then holdfast resume goes on")
         }
         JobError::NoSuchDisk { .. } => advice(Exit::Error, Kind::NotFound, "name disks as the machine does: vda"),

@@ -201,9 +201,9 @@ mod tests {
     use holdfast_policy::config::Event;
     use holdfast_policy::schedule::Consequence;
 
-    use super::super::ledger::JobRecord;
-    use super::super::outcome::{Ended, Freshness, Outcome};
     use super::{after_run, reminder};
+    use crate::daemon::ledger::JobRecord;
+    use crate::daemon::outcome::{Ended, Freshness, Outcome};
 
     const DAY: Duration = Duration::from_secs(86_400);
 

@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 
 use super::alerts::Alert;
 use super::outcome::Outcome;
-use crate::error::{Error, Result};
-use crate::note_file::write_note;
+use crate::files::state_file::write_note;
+use crate::job::{Error, Result};
 
 /// All that is kept of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]

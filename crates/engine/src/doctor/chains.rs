@@ -9,7 +9,7 @@ use holdfast_image::Format;
 
 use super::DoctorRequest;
 
-pub(super) use crate::machine_restore::{chain_of, is_same};
+use crate::restore::machine::{chain_of, is_same};
 
 /// Files that one image is followed through: a chain that comes back to itself has no end.
 const FILE_COUNT_MAX: usize = 1000;

@@ -6,12 +6,13 @@ use std::path::{Path, PathBuf};
 
 use holdfast_host::qemu::RunId;
 
-use super::chains::{chains_of, is_same, is_used, used_images};
+use super::chains::{chains_of, is_used, used_images};
 use super::{DoctorRequest, EmptiedOverlays, Patient};
+use crate::capture::qemu::run_of_overlay;
 use crate::job::Job;
-use crate::machine_backup::run_of_overlay;
-use crate::overlay_commit::{OverlayCommit, Persistence};
-use crate::run_journal::{Phase, RunNote, RunRecord};
+use crate::machine::overlay_commit::{OverlayCommit, Persistence};
+use crate::machine::run_journal::{Phase, RunNote, RunRecord};
+use crate::restore::machine::is_same;
 
 type Words<T> = Result<T, String>;
 

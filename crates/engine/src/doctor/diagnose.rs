@@ -7,8 +7,8 @@ use holdfast_repo::Liveness;
 use super::seen::{Leftover, LeftoverKind, Seen, SeenCommit, SeenDisk, SeenFreeze, SeenInstant, SeenMachine, SeenRun};
 use super::{Finding, FindingKind, Mend, Remedy};
 use super::{diagnose_disks, diagnose_host, emptied, instants, places, pool, virtualbox};
-use crate::run_journal::Phase;
-use crate::watchdog::is_watchdog_of;
+use crate::machine::run_journal::Phase;
+use crate::machine::watchdog::is_watchdog_of;
 
 /// What is wrong, the most urgent first; and what is worth knowing.
 pub(super) fn diagnose(seen: &Seen) -> (Vec<Finding>, Vec<String>) {

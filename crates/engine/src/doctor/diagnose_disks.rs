@@ -4,12 +4,12 @@ use std::path::PathBuf;
 
 use holdfast_host::MachineState;
 
-use super::chains::is_same;
 use super::diagnose::{Diagnosis, Owner};
 use super::seen::{SeenCommit, SeenDisk, SeenMachine};
 use super::{Finding, FindingKind, Mend, Remedy};
-use crate::machine_backup::{is_bitmap_of, is_bitmap_of_ours};
-use crate::run_journal::Phase;
+use crate::capture::qemu::{is_bitmap_of, is_bitmap_of_ours};
+use crate::machine::run_journal::Phase;
+use crate::restore::machine::is_same;
 
 /// Bitmaps that are inconsistent, or that no snapshot needs any more.
 pub(super) fn bitmaps(diagnosis: &mut Diagnosis<'_>, machine: &SeenMachine) {

@@ -5,7 +5,7 @@ use holdfast_repo::Liveness;
 use super::host_work::{SeenClone, SeenCut, SeenHost, SeenWork};
 use super::seen::{FindingKind, Mend, Seen};
 use super::{Finding, Remedy};
-use crate::machine_state::UnfinishedKind;
+use crate::host_snapshot::states::UnfinishedKind;
 
 /// What is wrong; `notes` gets what is worth knowing.
 pub(super) fn diagnose(seen: &Seen, notes: &mut Vec<String>) -> Vec<Finding> {
@@ -251,10 +251,10 @@ mod tests {
     use holdfast_host::provider::{LeftClone, LeftCloneKind};
     use holdfast_repo::{Liveness, Processes as _, SystemProcesses};
 
-    use super::super::host_work::{SeenClone, SeenHost, SeenWork};
-    use super::super::seen::Seen;
     use super::{Mend, Remedy, diagnose};
-    use crate::machine_state::{Unfinished, UnfinishedKind};
+    use crate::doctor::host_work::{SeenClone, SeenHost, SeenWork};
+    use crate::doctor::seen::Seen;
+    use crate::host_snapshot::states::{Unfinished, UnfinishedKind};
 
     fn work(kind: UnfinishedKind, life: Liveness, is_defined: Option<bool>) -> SeenWork {
         SeenWork {

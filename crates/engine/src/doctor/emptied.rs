@@ -6,11 +6,12 @@ use holdfast_block::{BlockDevice as _, ExtentKind, for_each_extent, to_usize};
 use holdfast_host::qemu::RunId;
 use holdfast_image::{Format, OpenOptions, open};
 
-use super::chains::{is_same, is_used, used_images};
+use super::chains::{is_used, used_images};
 use super::leftovers::changed_ms;
 use super::seen::{FindingKind, Mend, SeenOverlay};
 use super::{DoctorRequest, Finding, Remedy};
-use crate::machine_backup::{overlay_of, run_of_overlay};
+use crate::capture::qemu::{overlay_of, run_of_overlay};
+use crate::restore::machine::is_same;
 
 /// Bytes that are compared at once.
 const WINDOW_BYTES: u64 = 1 << 20;

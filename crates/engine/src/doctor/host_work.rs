@@ -11,13 +11,12 @@ use holdfast_repo::{Liveness, ProcessIdentity};
 
 use super::DoctorRequest;
 use super::leftovers::{AGE_MIN_MS, changed_ms};
-use crate::error::Result;
-use crate::forget::Execution;
+use crate::files::atomic_file::left_of;
+use crate::host_snapshot::states::{KeptState, SetId, StateStore, Unfinished, UnfinishedKind, sweep_states};
 use crate::host_snapshot::{HostSnapshotRecord, Providers, Wholeness, places_of};
-use crate::job::Job;
-use crate::machine_state::{KeptState, SetId, StateStore, Unfinished, UnfinishedKind, sweep_states};
-use crate::new_file::left_of;
-use crate::run_journal::{liveness_of, read_process};
+use crate::job::{Job, Result};
+use crate::machine::run_journal::{liveness_of, read_process};
+use crate::repository::forget::Execution;
 
 /// Where host snapshots are looked for.
 pub struct DoctorStorage<'a> {

@@ -11,7 +11,7 @@ use super::chains::{is_used, used_images};
 use super::leftovers::{changed_ms, folders};
 use super::seen::{FindingKind, Mend, SeenInstant};
 use super::{DoctorRequest, Finding, Remedy};
-use crate::instant_restore::InstantJob;
+use crate::restore::instant::InstantJob;
 
 /// The names of their folders begin with a dot, and end so.
 const ENDING: &str = ".holdfast";
@@ -177,7 +177,7 @@ pub(super) fn abandon(request: &DoctorRequest<'_>, folder: &Path, clock: &dyn Cl
 mod tests {
     use super::{SeenInstant, diagnose, served_by};
     use crate::doctor::{Mend, Remedy};
-    use crate::instant_restore::InstantState;
+    use crate::restore::instant::InstantState;
 
     fn seen(owner: Option<&str>, state: Option<(bool, bool, bool)>) -> SeenInstant {
         SeenInstant {

@@ -10,11 +10,11 @@ use holdfast_host::{MEMORY_PIPE, open_below};
 
 use super::DoctorRequest;
 use super::seen::{Leftover, LeftoverKind};
-use crate::machine_backup::{RUNTIME_FOLDERS, SOCKET, lock_unneeded};
-use crate::machine_state::StateStore;
-use crate::new_file::left_of;
-use crate::note_file::half_notes;
-use crate::run_journal::HALF;
+use crate::files::atomic_file::left_of;
+use crate::files::state_file::half_notes;
+use crate::host_snapshot::states::StateStore;
+use crate::machine::run_journal::HALF;
+use crate::machine::state::scratch::{RUNTIME_FOLDERS, SOCKET, lock_unneeded};
 
 /// What is younger may be just being made.
 pub(super) const AGE_MIN_MS: i64 = 60_000;

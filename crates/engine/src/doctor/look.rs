@@ -14,15 +14,14 @@ use super::leftovers::leftovers;
 use super::seen::{Leftover, Seen, SeenCommit, SeenDisk, SeenFreeze, SeenMachine, SeenRepository, SeenRun};
 use super::{DoctorRequest, Patient};
 use super::{host_work, instants, places, pool, virtualbox};
-use crate::error::{Error, Result};
-use crate::job::Job;
+use crate::job::{Error, Job, Result};
 use crate::notes::{NOTE_BITMAP, NOTE_XEN_BASE, note};
 use jiff::tz::TimeZone;
 
-use crate::calendar::Calendar;
-use crate::namesake::MachineIdentity;
-use crate::repository::snapshots;
-use crate::run_journal::noted_runs;
+use crate::machine::run_journal::noted_runs;
+use crate::repository::calendar::Calendar;
+use crate::repository::name_conflict::MachineIdentity;
+use crate::repository::open::snapshots;
 
 /// The verbs that put something into a QEMU.
 const CHANGING_VERBS: [&str; 7] = ["backup", "restore", "export", "snapshot", "rollback", "clone", "cron"];

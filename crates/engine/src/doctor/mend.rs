@@ -10,12 +10,12 @@ use super::commit::commit;
 use super::instants::abandon;
 use super::seen::Mend;
 use super::{DoctorRequest, Finding, Patient, Remedy, Treatment, emptied, mend_host, places, pool, virtualbox};
-use crate::instant_restore::is_still_unfinished;
+use crate::files::atomic_file::delete_left;
+use crate::files::state_file::delete_half_note;
 use crate::job::Job;
-use crate::machine_backup::lock_unneeded;
-use crate::new_file::delete_left;
-use crate::note_file::delete_half_note;
-use crate::run_journal::forget_run;
+use crate::machine::run_journal::forget_run;
+use crate::machine::state::scratch::lock_unneeded;
+use crate::restore::instant::is_still_unfinished;
 
 /// For thawing: guests with much to write take a while.
 const THAW_DEADLINE: Duration = Duration::from_secs(20);

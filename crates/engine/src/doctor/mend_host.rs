@@ -7,12 +7,12 @@ use holdfast_host::provider::{HostSnapshotName, LeftClone, LeftCloneKind, Provid
 use super::DoctorRequest;
 use super::chains::{is_used, used_images};
 use super::host_work::{DoctorStorage, cut_by_dead, left_files};
-use crate::forget::Execution;
-use crate::host_restore::remove_unless_needed;
+use crate::files::atomic_file::delete_left;
+use crate::host_snapshot::rollback::remove_unless_needed;
+use crate::host_snapshot::states::{SetId, StateStore, sweep_states};
 use crate::host_snapshot::{HostSnapshotRecord, Wholeness};
 use crate::job::Job;
-use crate::machine_state::{SetId, StateStore, sweep_states};
-use crate::new_file::delete_left;
+use crate::repository::forget::Execution;
 
 type Mended = Result<String, String>;
 

@@ -8,10 +8,10 @@ use holdfast_repo::Liveness;
 use super::leftovers::leftover;
 use super::seen::{FindingKind, Leftover, LeftoverKind, Mend, Seen};
 use super::{DoctorRequest, Finding, Remedy};
-use crate::instant_restore::unfinished_folders;
-use crate::new_file::left_in;
-use crate::place_note::{Held, PlaceRecord, forget_place, noted_places};
-use crate::run_journal::liveness_of;
+use crate::files::atomic_file::left_in;
+use crate::machine::place_note::{Held, PlaceRecord, forget_place, noted_places};
+use crate::machine::run_journal::liveness_of;
+use crate::restore::instant::unfinished_folders;
 
 /// A place that a dead process has noted.
 #[derive(Debug, Clone)]

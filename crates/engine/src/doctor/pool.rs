@@ -12,11 +12,10 @@ use jiff::Timestamp;
 
 use super::seen::{FindingKind, Mend, Seen};
 use super::{DoctorRequest, Finding, Remedy};
-use crate::error::Result;
-use crate::job::Job;
-use crate::machine_lock::{MachineLock, Work, place_digits};
-use crate::run_journal::JournalPlace;
-use crate::xen_backup::{LABEL, is_of_run, purpose_of, remove_left, snapshot_prefix};
+use crate::capture::xen::{LABEL, is_of_run, purpose_of, remove_left, snapshot_prefix};
+use crate::job::{Job, Result};
+use crate::machine::lock::{MachineLock, Work, place_digits};
+use crate::machine::run_journal::JournalPlace;
 
 /// A pool that is examined.
 pub struct PatientPool {
@@ -404,9 +403,9 @@ fn patient<'r>(request: &'r DoctorRequest<'_>, title: &str) -> std::result::Resu
 mod tests {
     use holdfast_repo::Liveness;
 
-    use super::super::Remedy;
-    use super::super::seen::{FindingKind, Mend, Seen, SeenRepository};
     use super::{SeenKept, SeenPool, SeenSnapshots, Whose, backs_up_pools, diagnose, is_of_any, time_ms};
+    use crate::doctor::Remedy;
+    use crate::doctor::seen::{FindingKind, Mend, Seen, SeenRepository};
 
     #[test]
     fn only_what_is_called_like_ours_is_of_a_backup() {

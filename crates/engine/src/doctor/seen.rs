@@ -12,9 +12,9 @@ use super::host_work::SeenHost;
 use super::places::SeenPlace;
 use super::pool::SeenPool;
 use super::virtualbox::SeenBox;
-use crate::instant_restore::InstantState;
-use crate::machine_state::SetId;
-use crate::run_journal::RunRecord;
+use crate::host_snapshot::states::SetId;
+use crate::machine::run_journal::RunRecord;
+use crate::restore::instant::InstantState;
 
 /// Everything that was looked at.
 #[derive(Debug, Clone, Default)]

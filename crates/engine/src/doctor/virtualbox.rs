@@ -8,11 +8,10 @@ use jiff::Timestamp;
 
 use super::seen::{FindingKind, Mend, Seen};
 use super::{DoctorRequest, Finding, Remedy};
-use crate::error::Result;
-use crate::exchange::{LeftSnapshot, VirtualBoxMachine};
-use crate::job::Job;
-use crate::machine_lock::{MachineLock, Work};
-use crate::run_journal::JournalPlace;
+use crate::capture::virtualbox::{LeftSnapshot, VirtualBoxMachine};
+use crate::job::{Job, Result};
+use crate::machine::lock::{MachineLock, Work};
+use crate::machine::run_journal::JournalPlace;
 
 /// A machine of VirtualBox with snapshots of ours.
 #[derive(Debug, Clone)]
@@ -158,10 +157,10 @@ pub(super) fn delete(request: &DoctorRequest<'_>, uuid: &str, job: Job<'_>) -> s
 mod tests {
     use holdfast_repo::Liveness;
 
-    use super::super::Remedy;
-    use super::super::seen::Mend;
     use super::{SeenBox, backs_up_virtualbox, diagnose};
-    use crate::exchange::LeftSnapshot;
+    use crate::capture::virtualbox::LeftSnapshot;
+    use crate::doctor::Remedy;
+    use crate::doctor::seen::Mend;
 
     fn seen(life: Liveness, manager: Option<&str>) -> SeenBox {
         SeenBox {

@@ -11,9 +11,7 @@ use holdfast_archive::{
 use holdfast_block::{BlockDevice as _, FileDevice, IoMode};
 
 use super::import::{correct, open_options, tell, threads};
-use crate::Unit;
-use crate::error::Result;
-use crate::job::Job;
+use crate::job::{Job, Result, Unit};
 
 /// What is said of a packed stream of zstd that nothing shows to be whole, though its frames could be ours.
 pub const MAY_BE_CUT: &str = "frames as long as those of holdfast compress stand where no index tells of them: if they are its own, a part is missing or came twice";
@@ -149,5 +147,5 @@ pub fn read_packed(
     let slice = holdfast_block::SliceDevice::new(file, range)?;
     job.progress.phase("reading", Unit::Bytes);
     job.progress.total(slice.size_bytes());
-    crate::restore_stream::write_to_stream(&slice, write, job)
+    crate::files::ordered_stream::write_to_stream(&slice, write, job)
 }

@@ -27,16 +27,15 @@ use suspended::Suspended;
 pub use to_pool::{ExportToPool, ExportedToPool, PoolReturn, export_to_pool};
 use virtualbox::OfVirtualBox;
 
-use super::error::ExchangeError;
-use super::machine::{unknown, unknown_disk};
-use super::new_folder::NewFolder;
-use crate::block_target::Overwrite;
-use crate::error::{Error, Result};
-use crate::job::Job;
-use crate::machine_backup::{MachineReadRequest, MachineReading};
-use crate::new_file::{Existing, NewFile};
-use crate::repository::find_snapshot;
-use crate::{SnapshotReference, Unit};
+use crate::SnapshotReference;
+use crate::capture::foreign_machine::{unknown, unknown_disk};
+use crate::capture::qemu::{MachineReadRequest, MachineReading};
+use crate::files::atomic_file::{Existing, NewFile};
+use crate::files::block_target::Overwrite;
+use crate::image::new_folder::NewFolder;
+use crate::job::error::ExchangeError;
+use crate::job::{Error, Job, Result, Unit};
+use crate::repository::open::find_snapshot;
 
 /// What is exported.
 pub enum ExportFrom<'a> {

@@ -15,22 +15,21 @@ use holdfast_repo::{Repository, Surroundings};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
-use super::disks::{ArchiveDevice, ArchiveDisks, Behind};
-use super::error::ExchangeError;
-use super::machine::Domain;
-use super::machine::{Attached, Described, DomainWish, attach, describe, domain_xml, kept_name, tell_of_format};
-use super::new_folder::{NewFolder, write_file};
-use super::store::{DiskToStore, MachineToStore, store_machine};
-use crate::MachineName;
-use crate::backup::{BackupReport, ParentChoice, choose_parent};
-use crate::block_target::Overwrite;
-use crate::calendar::Calendar;
-use crate::convert::{ConvertRequest, ConvertSource, VerifyImage, convert};
-use crate::error::{Error, Result};
-use crate::job::Job;
-use crate::namesake::{Claim, Claimant, Continuation};
+use crate::capture::foreign_disks::{ArchiveDevice, ArchiveDisks, Behind};
+use crate::capture::foreign_machine::{
+    Attached, Described, Domain, DomainWish, attach, describe, domain_xml, kept_name, tell_of_format,
+};
+use crate::capture::foreign_store::{DiskToStore, MachineToStore, store_machine};
+use crate::capture::images::{BackupReport, ParentChoice, choose_parent};
+use crate::files::block_target::Overwrite;
+use crate::image::convert::{ConvertRequest, ConvertSource, VerifyImage, convert};
+use crate::image::new_folder::{NewFolder, write_file};
+use crate::job::error::ExchangeError;
+use crate::job::{Error, Job, MachineName, Result};
 use crate::notes::{NOTE_FORMAT, NOTE_HYPERVISOR, NOTE_LABEL, NOTE_UUID, STREAM_DOMAIN};
-use crate::repository::snapshots;
+use crate::repository::calendar::Calendar;
+use crate::repository::name_conflict::{Claim, Claimant, Continuation};
+use crate::repository::open::snapshots;
 
 /// An archive that was opened: all is known that stands before its first disk.
 pub struct Importing {

@@ -7,7 +7,7 @@ use holdfast_archive::Error as ArchiveError;
 use holdfast_block::Error as DeviceError;
 use holdfast_image::Error as ImageError;
 
-use crate::error::Error;
+use crate::job::Error;
 
 /// Whether an archive has an image that can be read when it was stored first: see [`StreamImages`](holdfast_archive::StreamImages).
 pub fn wants_stored_images(error: &(dyn StdError + 'static)) -> bool {
@@ -51,7 +51,7 @@ mod tests {
     use holdfast_image::Error as ImageError;
 
     use super::wants_stored_images;
-    use crate::error::Error;
+    use crate::job::Error;
 
     #[test]
     fn the_error_is_found_however_it_is_wrapped() {

@@ -11,11 +11,10 @@ use holdfast_repo::{ProcessIdentity, SnapshotId};
 use jiff::Timestamp;
 
 use super::guests::{GuestRequest, Held};
+use super::states::{StateStore, StateToKeep};
 use super::{Group, HostSnapshotRecord, HostSnapshotRequest, NamedCut, take_back};
-use crate::error::Result;
-use crate::job::Job;
-use crate::machine_backup::Beside;
-use crate::machine_state::{StateStore, StateToKeep};
+use crate::job::{Job, Result};
+use crate::machine::state::streams::Beside;
 
 /// The configuration of a machine: names of files, and what is in them.
 pub(super) type Configuration = Vec<(String, Vec<u8>)>;

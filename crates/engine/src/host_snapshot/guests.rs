@@ -13,11 +13,10 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 use super::{MachinePlaces, MemoryWish};
-use crate::error::Result;
-use crate::job::Job;
-use crate::quiesce::{Asked, FREEZE_DEADLINE, Guest, Quiesce, Quiesced, Quiescence};
-use crate::run_journal::{JournalPlace, Phase, RunNote, RunRecord};
-use crate::watchdog::Guard;
+use crate::job::{Job, Result};
+use crate::machine::quiesce::{Asked, FREEZE_DEADLINE, Guest, Quiesce, Quiesced, Quiescence};
+use crate::machine::run_journal::{JournalPlace, Phase, RunNote, RunRecord};
+use crate::machine::watchdog::Guard;
 
 /// A pause takes milliseconds; after this the watchdog ends it.
 pub(super) const PAUSE_DEADLINE: Duration = Duration::from_secs(10);

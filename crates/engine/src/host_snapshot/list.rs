@@ -3,7 +3,7 @@
 use holdfast_host::provider::{Dataset, HostSnapshot};
 
 use super::{HostSnapshotRecord, Providers, Wholeness};
-use crate::error::Result;
+use crate::job::Result;
 
 /// A host snapshot, and what is noted of it.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -10,7 +10,7 @@ use holdfast_host::{Description, DiskKind, DiskSource, MachineDisk, MachineState
 use super::guests::{GuestReport, Held, Session};
 use super::{HostSnapshotRequest, NamedCut};
 use crate::job::Job;
-use crate::quiesce::Quiesced;
+use crate::machine::quiesce::Quiesced;
 
 /// What host snapshots are about.
 #[derive(Clone, Copy)]

@@ -3,7 +3,7 @@
 use holdfast_host::provider::{Dataset, ProviderError};
 
 use super::Group;
-use crate::error::Error;
+use crate::job::Error;
 
 /// Why there are no host snapshots.
 #[derive(Debug)]

@@ -6,7 +6,7 @@ use std::path::Path;
 use holdfast_host::provider::{Dataset, Located, Place, ProviderKind, Wanted, locate};
 use holdfast_host::{Decision, Description, DiskChoice, DiskSource, MachineDisk};
 
-use crate::machine_restore::chain_of;
+use crate::restore::machine::chain_of;
 
 /// Where the disks of a machine are.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use holdfast_host::Tools;
 use holdfast_host::provider::{Btrfs, Dataset, Lvm, Provider, ProviderKind, Reflink, Zfs};
 use holdfast_repo::ProcessIdentity;
 
-use crate::run_journal::written_process;
+use crate::machine::run_journal::written_process;
 
 /// The providers of a host.
 pub struct Providers {

@@ -14,9 +14,8 @@ use jiff::tz::TimeZone;
 use super::remove::remove_looked_at;
 use super::series::series_of;
 use super::{HostSnapshotState, Providers, list_host_snapshots};
-use crate::error::Result;
-use crate::forget::Execution;
-use crate::job::Job;
+use crate::job::{Job, Result};
+use crate::repository::forget::Execution;
 
 /// Host snapshots that are pruned.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -7,9 +7,9 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::guests::GuestReport;
+use super::states::SetId;
 use super::{HostSnapshotRequest, NamedCut};
-use crate::machine_state::SetId;
-use crate::run_journal::{read_process, written_process};
+use crate::machine::run_journal::{read_process, written_process};
 
 /// What every ZFS can keep.
 pub(super) const BYTES_MAX: usize = 1000;
@@ -178,7 +178,7 @@ mod tests {
     use holdfast_repo::{Processes as _, SystemProcesses};
 
     use super::{BYTES_MAX, HostSnapshotRecord};
-    use crate::machine_state::SetId;
+    use crate::host_snapshot::states::SetId;
 
     #[test]
     fn a_record_comes_back_as_it_was() {

@@ -3,9 +3,8 @@
 use holdfast_host::provider::{HostSnapshot, HostSnapshotName, ProviderError};
 
 use super::Providers;
-use crate::error::Result;
-use crate::forget::Execution;
-use crate::job::Job;
+use crate::job::{Job, Result};
+use crate::repository::forget::Execution;
 
 /// Which host snapshots are to go.
 pub struct HostRemovalRequest<'a> {

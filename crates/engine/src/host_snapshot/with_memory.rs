@@ -11,9 +11,9 @@ use holdfast_host::qemu::{Cut, CutRequest, Moment, RunId, Standstill};
 use holdfast_host::qmp::MonitorError;
 
 use super::guests::{PAUSE_DEADLINE, Session};
-use crate::error::{Error, Result};
-use crate::job::Job;
-use crate::machine_backup::{LIVE_MEMORY_DEADLINE, MEMORY_DEADLINE, begin_memory, listen, not_kept};
+use crate::job::{Error, Job, Result};
+use crate::machine::state::memory::{LIVE_MEMORY_DEADLINE, MEMORY_DEADLINE, begin, not_kept};
+use crate::machine::state::scratch::listen;
 
 /// QEMU has no disks to serve here, and takes whole seconds.
 const NO_WRITES: Duration = Duration::from_secs(1);
@@ -34,7 +34,7 @@ impl Session<'_> {
     pub(super) fn send_memory(&mut self, wish: &MemoryWish, job: Job<'_>, within: &mut dyn FnMut()) -> Result<Memory> {
         let machine = self.report.name.clone();
         let monitor = self.guest.machine.monitor();
-        let (memory, receiving) = begin_memory(wish.way, (monitor, &machine), &wish.scratch, job)?;
+        let (memory, receiving) = begin(wish.way, (monitor, &machine), &wish.scratch, job)?;
         // Nobody connects to it: there are no disks to serve.
         let (_folder, listener) = listen(&wish.runtime)?;
         let is_running = self.runs();

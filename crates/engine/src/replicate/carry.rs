@@ -17,7 +17,7 @@ use holdfast_host::{Piped, PipedEnd};
 use zstd::stream::read::Decoder;
 
 use super::packing::{CHUNK_BYTES, Effort, Packer};
-use crate::Interrupted;
+use crate::job::Interrupted;
 
 /// Chunks that wait between two threads, at most.
 const QUEUE_LENGTH: usize = 4;

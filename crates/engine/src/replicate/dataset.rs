@@ -15,9 +15,8 @@ use rustix::fs::{FlockOperation, flock};
 use super::carry::{Carriage, Carrying, Packing, WatchError, watch};
 use super::peer_server::notes_in;
 use super::{ReplicaOutcome, ReplicatedDataset, ReplicatedStream, Sides, fingerprint, tag};
-use crate::error::{Error, Result};
-use crate::forget::Execution;
-use crate::progress::Unit;
+use crate::job::{Error, Result, Unit};
+use crate::repository::forget::Execution;
 
 /// What ssh returns where it is ssh that has failed, and not the program.
 const CODE_OF_SSH: i32 = 255;

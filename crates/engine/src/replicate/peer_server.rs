@@ -24,7 +24,7 @@ use serde::Serialize;
 use super::carry::{Carriage, Carrying, Packing};
 use super::peer::{Answer, Ask, Refusal, Request};
 use super::{fingerprint, is_below};
-use crate::error::{Error, Result};
+use crate::job::{Error, Result};
 
 /// Bytes of a request, at most: what comes with a stream of thousands of snapshots.
 const REQUEST_BYTES_MAX: u64 = 32 << 20;

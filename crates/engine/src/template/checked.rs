@@ -11,9 +11,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use holdfast_block::{BlockDevice, Error as DeviceError, ExtentKind, ExtentList, Result as DeviceResult, to_usize};
 
 use super::digest::{BLOCK_BYTES, Digest, DiskDigester, block_count, hash_block};
-use super::error::TemplateError;
 use super::statement::Piece;
-use crate::error::Result;
+use crate::job::Result;
+use crate::job::error::TemplateError;
 
 /// A device that is read once, and checked meanwhile.
 pub(super) struct CheckedDevice<'a> {
@@ -209,7 +209,7 @@ mod tests {
     use holdfast_block::{BlockDevice, BlockDeviceMut as _, ExtentKind, MemoryDevice, SeededRandom, to_usize};
 
     use super::{BLOCK_BYTES, CheckedDevice};
-    use crate::DiskName;
+    use crate::job::DiskName;
     use crate::template::digest::{Digest, digest_bytes};
     use crate::template::statement::{Piece, PieceKind};
 

@@ -8,8 +8,7 @@ use std::str::FromStr;
 
 use holdfast_block::{AlignedBuffer, BlockDevice, Extent, ExtentKind, for_each_extent, to_usize};
 
-use crate::error::Result;
-use crate::job::Job;
+use crate::job::{Job, Result};
 
 /// Bytes of a block. The last one of a disk is filled up with zeroes.
 pub(super) const BLOCK_BYTES: u64 = 64 << 10;

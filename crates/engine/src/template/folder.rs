@@ -7,12 +7,11 @@ use holdfast_host::{MacAddress, Uuid};
 use holdfast_image::Format;
 use holdfast_repo::Surroundings;
 
-use super::error::TemplateError;
 use super::pull::{KeepIdentity, Pull, PulledDisk};
-use crate::MachineName;
-use crate::block_target::Overwrite;
-use crate::error::{Error, Result};
-use crate::exchange::new_folder::{NewFolder, disks_in, image_name, variables_name, write_file};
+use crate::files::block_target::Overwrite;
+use crate::image::new_folder::{NewFolder, disks_in, image_name, variables_name, write_file};
+use crate::job::error::TemplateError;
+use crate::job::{Error, MachineName, Result};
 use crate::notes::{STREAM_DOMAIN, STREAM_NVRAM};
 
 /// What the statement and its signature are called in a folder: `ssh-keygen -Y verify` checks the one with the other.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::error::TemplateError;
+use crate::job::error::TemplateError;
 
 const NAME_BYTES_MAX: usize = 128;
 const TAG_BYTES_MAX: usize = 128;

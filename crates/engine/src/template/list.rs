@@ -2,13 +2,12 @@
 
 use holdfast_repo::{Manifest, Repository};
 
-use super::error::TemplateError;
 use super::label::{TemplateName, TemplateReference};
 use super::shelf::{Entry, Shelf};
 use super::statement::Statement;
 use super::trust::{SignedBy, Trust};
-use crate::Progress;
-use crate::error::Result;
+use crate::job::error::TemplateError;
+use crate::job::{Progress, Result};
 use crate::notes::NOTE_TEMPLATE_OWN_BYTES;
 
 /// A template, and what its signature is worth.

@@ -15,19 +15,17 @@ use holdfast_repo::{
 use jiff::{SignedDuration, Timestamp};
 
 use super::digest::Digest;
-use super::error::TemplateError;
 use super::label::TemplateLabel;
 use super::protect;
 use super::shelf::Shelf;
 use super::statement::{Piece, Statement};
 use super::trust::signed;
-use crate::error::{Error, Result};
-use crate::job::{Counting, Job};
+use crate::job::error::TemplateError;
+use crate::job::{Counting, Error, Job, Progress, Result, Unit};
 use crate::notes::{
     NOTE_FORMAT, NOTE_SECTOR_BYTES, NOTE_TEMPLATE, NOTE_TEMPLATE_OWN_BYTES, NOTE_TEMPLATE_SIGNATURE,
     TEMPLATE_MACHINE_PREFIX, note,
 };
-use crate::{Progress, Unit};
 
 /// A template that says that it was pushed so much after now is not of a clock that is a little late.
 const AHEAD_MAX: SignedDuration = SignedDuration::from_hours(24);

@@ -12,20 +12,18 @@ use holdfast_repo::{Repository, SnapshotId, Surroundings};
 
 use super::checked::CheckedDevice;
 use super::digest::digest_bytes;
-use super::error::TemplateError;
 use super::folder::write_folder;
 use super::label::TemplateReference;
 use super::shelf::{Entry, Shelf};
 use super::statement::{Piece, Statement};
 use super::trust::{SignedBy, Trust, Unsigned};
-use crate::Unit;
-use crate::block_target::Overwrite;
-use crate::convert::{ConvertRequest, ConvertSource, VerifyImage, convert_and};
-use crate::error::Result;
-use crate::guest_identity::{GuestIdentity, renew_guest};
-use crate::job::Job;
-use crate::machine_restore::bytes_of;
-use crate::sector_size::noted_sector;
+use crate::files::block_target::Overwrite;
+use crate::image::convert::{ConvertRequest, ConvertSource, VerifyImage, convert_and};
+use crate::image::guest_identity::{GuestIdentity, renew_guest};
+use crate::image::sector_size::noted_sector;
+use crate::job::error::TemplateError;
+use crate::job::{Job, Result, Unit};
+use crate::restore::machine::bytes_of;
 
 /// Whether the machine becomes another one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -9,21 +9,19 @@ use holdfast_repo::{DiskContent, DiskRecord, Manifest, Repository, Surroundings}
 use jiff::tz::TimeZone;
 
 use super::digest::{digest_bytes, digest_device};
-use super::error::TemplateError;
 use super::label::TemplateReference;
 use super::publish::{Content, Draft, Publication, Replace, Unsealed, protect_all, unseal};
 use super::shelf::{Entry, Shelf};
 use super::statement::{Piece, PieceKind};
 use super::trust::{Trust, Unsigned};
-use crate::Continuation;
-use crate::backup::{BackupRequest, Listing, ParentChoice, store_disks};
-use crate::error::Result;
-use crate::job::Job;
-use crate::machine_restore::bytes_of;
+use crate::capture::images::{BackupRequest, Listing, ParentChoice, store_disks};
+use crate::image::source::{OpenSource, Origin, SourceName, disk_names};
+use crate::job::error::TemplateError;
+use crate::job::{DiskName, Job, Result, Unit};
 use crate::notes::{NOTE_TEMPLATE_DRAFT, STREAM_DOMAIN, STREAM_NVRAM, STREAM_TPM, TEMPLATE_MACHINE_PREFIX, is_memory};
-use crate::repository::find_snapshot;
-use crate::source::{OpenSource, Origin, SourceName, disk_names};
-use crate::{DiskName, SnapshotReference, Unit};
+use crate::repository::open::find_snapshot;
+use crate::restore::machine::bytes_of;
+use crate::{Continuation, SnapshotReference};
 
 /// What the only disk of a template is called where nobody says otherwise: its content is to have the same digest whatever the file was called.
 const ONLY_DISK: &str = "disk";

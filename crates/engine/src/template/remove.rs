@@ -2,14 +2,13 @@
 
 use holdfast_repo::{Error as RepositoryError, Manifest, Repository, Surroundings};
 
-use super::error::TemplateError;
 use super::label::{TemplateName, TemplateReference, TemplateVersion};
 use super::shelf::{Entry, Shelf};
 use super::statement::Statement;
-use crate::error::Result;
-use crate::forget::Execution;
-use crate::job::Job;
+use crate::job::error::TemplateError;
+use crate::job::{Job, Result};
 use crate::notes::TEMPLATE_MACHINE_PREFIX;
+use crate::repository::forget::Execution;
 
 /// Which templates go.
 #[derive(Debug, Clone, PartialEq, Eq)]

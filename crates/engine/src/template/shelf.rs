@@ -6,12 +6,11 @@ use holdfast_repo::{
     DiskContent, Error as RepositoryError, Liveness, Manifest, ProcessIdentity, Repository, Surroundings,
 };
 
-use super::error::TemplateError;
 use super::label::{TemplateLabel, TemplateReference, TemplateVersion};
 use super::statement::{PieceKind, Statement};
 use super::trust::Trust;
-use crate::Progress;
-use crate::error::Result;
+use crate::job::error::TemplateError;
+use crate::job::{Progress, Result};
 use crate::notes::{
     NOTE_TEMPLATE, NOTE_TEMPLATE_DRAFT, NOTE_TEMPLATE_SIGNATURE, TEMPLATE_MACHINE_PREFIX, is_template,
     is_template_draft,

@@ -8,9 +8,9 @@ use std::fmt::Write as _;
 use jiff::Timestamp;
 
 use super::digest::Digest;
-use super::error::TemplateError;
 use super::label::{TemplateLabel, TemplateName, TemplateTag};
-use crate::DiskName;
+use crate::job::DiskName;
+use crate::job::error::TemplateError;
 
 const HEADING: &str = "holdfast-template";
 const VERSION: &str = "1";
@@ -231,7 +231,7 @@ fn piece(line: &str) -> Option<Piece> {
 #[cfg(test)]
 mod tests {
     use super::{Piece, PieceKind, Statement};
-    use crate::DiskName;
+    use crate::job::DiskName;
     use crate::template::digest::digest_bytes;
 
     fn statement() -> Statement {

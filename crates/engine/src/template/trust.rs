@@ -4,9 +4,9 @@ use holdfast_host::{AllowedSigners, Signed, SshSignatures, Verdict};
 use jiff::Timestamp;
 
 use super::TEMPLATE_NAMESPACE;
-use super::error::TemplateError;
 use super::shelf::Entry;
-use crate::error::Result;
+use crate::job::Result;
+use crate::job::error::TemplateError;
 
 /// Who judges signatures, and by which signers.
 pub struct Trust<'a> {

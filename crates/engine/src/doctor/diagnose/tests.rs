@@ -11,8 +11,8 @@ use crate::doctor::seen::{
     FindingKind, Mend, Seen, SeenCommit, SeenDisk, SeenFreeze, SeenInstant, SeenMachine, SeenRepository, SeenRun,
 };
 use crate::doctor::{Finding, Remedy};
-use crate::instant_restore::InstantState;
-use crate::run_journal::{Phase, RunRecord};
+use crate::machine::run_journal::{Phase, RunRecord};
+use crate::restore::instant::InstantState;
 
 const RUN: RunId = RunId(7);
 

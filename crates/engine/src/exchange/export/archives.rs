@@ -18,11 +18,10 @@ use jiff::Timestamp;
 
 use super::content::ContentDisk;
 use super::{ExportFormat, Exported};
-use crate::error::Result;
+use crate::capture::foreign_machine::file_name;
 use crate::exchange::import::threads;
-use crate::exchange::machine::file_name;
-use crate::exchange::sectors::WholeSectors;
-use crate::job::Job;
+use crate::image::sectors::WholeSectors;
+use crate::job::{Job, Result};
 
 /// Bytes of the name that all members of a package share: behind it stand `-disk123.vmdk`, and a tape archive has room for 100.
 const MEMBER_NAME_BYTES_MAX: usize = 80;

@@ -11,14 +11,14 @@ use holdfast_repo::{DiskContent, DiskRecord, Manifest, Repository};
 use super::XvaExport;
 use super::suspended::Suspended;
 use super::virtualbox::OfVirtualBox;
-use crate::error::Result;
-use crate::exchange::error::ExchangeError;
-use crate::machine_restore::bytes_of;
+use crate::image::sector_size::noted_sector;
+use crate::job::Result;
+use crate::job::error::ExchangeError;
 use crate::notes::{
     STREAM_DOMAIN, STREAM_NVRAM, STREAM_TPM, STREAM_VIRTUALBOX_NVRAM, STREAM_XEN_MEMORY, STREAM_XEN_RECORDS,
     STREAM_XEN_SUSPENDED_RECORDS, is_memory,
 };
-use crate::sector_size::noted_sector;
+use crate::restore::machine::bytes_of;
 
 /// What stays behind where a machine goes to another hypervisor.
 pub(super) const VARIABLES: &str = "variables of the firmware";

@@ -11,12 +11,11 @@ use holdfast_repo::Surroundings;
 
 use super::Exported;
 use super::content::VARIABLES;
-use crate::block_target::Overwrite;
-use crate::convert::{ConvertRequest, ConvertSource, VerifyImage, convert};
-use crate::error::{Error, Result};
-use crate::exchange::machine::tell_of_format;
-use crate::exchange::new_folder::{NewFolder, disks_in, image_name, variables_name, write_file};
-use crate::job::Job;
+use crate::capture::foreign_machine::tell_of_format;
+use crate::files::block_target::Overwrite;
+use crate::image::convert::{ConvertRequest, ConvertSource, VerifyImage, convert};
+use crate::image::new_folder::{NewFolder, disks_in, image_name, variables_name, write_file};
+use crate::job::{Error, Job, Result};
 use crate::notes::STREAM_DOMAIN;
 
 impl Exported<'_> {

@@ -8,12 +8,10 @@ use holdfast_repo::SourceData;
 use super::content::{Content, ContentDisk, Reads, left_behind};
 use super::virtualbox::OfVirtualBox;
 use super::{ExportReport, Made, OfExport, Target};
-use crate::error::Result;
-use crate::exchange::error::ExchangeError;
-use crate::job::Job;
-use crate::machine_backup::{Before, Instant, Keeper, MachineReadRequest, MachineReading, read_machine};
+use crate::capture::qemu::{Before, Instant, Keeper, MachineReadRequest, MachineReading, read_machine};
+use crate::job::error::ExchangeError;
+use crate::job::{Bottleneck, Job, MachineName, Progress, Result, Unit};
 use crate::notes::{STREAM_DOMAIN, STREAM_NVRAM};
-use crate::{Bottleneck, MachineName, Progress, Unit};
 
 /// Reads a machine, and exports what is read.
 pub(super) fn export(

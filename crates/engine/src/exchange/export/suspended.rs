@@ -7,12 +7,12 @@ use holdfast_block::BlockDevice;
 use holdfast_hardware::xen::{self, SuspendedMachine};
 use holdfast_repo::{DiskRecord, Manifest, Repository};
 
-use crate::error::Result;
-use crate::exchange::ExchangeError;
-use crate::machine_restore::bytes_of;
+use crate::job::Result;
+use crate::job::error::ExchangeError;
 use crate::notes::{
     NOTE_XEN_SUSPENDED_DISK, STREAM_XEN_MEMORY, STREAM_XEN_RECORDS, STREAM_XEN_SUSPENDED_RECORDS, is_memory, note,
 };
+use crate::restore::machine::bytes_of;
 
 /// What a machine goes on from.
 pub(super) struct Suspended {

@@ -11,13 +11,11 @@ use jiff::Timestamp;
 
 use super::suspended::Suspended;
 use super::{ExportFormat, ExportFrom, ExportReport, ExportRequest, ExportTarget, XvaExport, export};
-use crate::Unit;
-use crate::error::{Error, Result};
-use crate::exchange::ExchangeError;
 use crate::exchange::import::threads;
-use crate::job::Job;
+use crate::job::error::ExchangeError;
+use crate::job::{Error, Job, Result, Unit};
 use crate::notes::NOTE_UUID;
-use crate::repository::find_snapshot;
+use crate::repository::open::find_snapshot;
 
 /// What to export to a pool, and how.
 pub struct ExportToPool<'a> {

@@ -14,15 +14,14 @@ use holdfast_repo::{Manifest, Repository, Surroundings};
 
 use super::content::Reads;
 use super::{Exported, VirtualBoxIdentity};
-use crate::block_target::Overwrite;
-use crate::convert::{ConvertRequest, ConvertSource, VerifyImage, convert};
-use crate::error::Result;
-use crate::exchange::sectors::WholeSectors;
-use crate::exchange::virtualbox::targets;
-use crate::exchange::{NewFolder, write_file};
-use crate::job::Job;
-use crate::machine_restore::bytes_of;
+use crate::capture::virtualbox::targets;
+use crate::files::block_target::Overwrite;
+use crate::image::convert::{ConvertRequest, ConvertSource, VerifyImage, convert};
+use crate::image::new_folder::{NewFolder, write_file};
+use crate::image::sectors::WholeSectors;
+use crate::job::{Job, Result};
 use crate::notes::{STREAM_NVRAM, STREAM_VIRTUALBOX_SAVED, STREAM_VIRTUALBOX_SETTINGS};
+use crate::restore::machine::bytes_of;
 
 /// Letters of a file's name, at most: four bytes each, with an ending, are what file systems take.
 const NAME_LENGTH_MAX: usize = 60;

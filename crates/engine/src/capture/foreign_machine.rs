@@ -1,0 +1,209 @@
+//! What a machine in an archive consists of, and how libvirt writes it down.
+
+use std::collections::BTreeMap;
+
+use holdfast_archive::{ArchiveReader, DiskContent, Document, DocumentKind};
+use holdfast_hardware::{
+    Bus, Disk, DiskKind, Dropped, Firmware, Machine, Place, Translated, adapt, libvirt, ovf, proxmox, xen, xml_text,
+};
+
+use holdfast_image::Format;
+
+use crate::job::error::ExchangeError;
+use crate::job::{Job, Result};
+
+/// How libvirt is to have the machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Domain {
+    /// `kvm`, or `qemu` where processors are emulated.
+    pub domain_type: String,
+    /// The network that its cards are plugged into.
+    pub network: String,
+}
+
+/// Where images of libvirt are, where nobody says otherwise.
+const IMAGES: &str = "/var/lib/libvirt/images";
+/// What a machine is given where nobody knows what it had.
+const UNKNOWN_MEMORY_BYTES: u64 = 2 << 30;
+
+/// A machine that an archive describes.
+pub(crate) struct Described {
+    pub(crate) machine: Machine,
+    pub(crate) dropped: Vec<Dropped>,
+    /// What the archive calls the disk with its memory, where it is suspended.
+    memory: Option<String>,
+}
+
+/// Reads the document that describes the machine.
+pub(crate) fn describe(reader: &dyn ArchiveReader) -> Result<Described> {
+    let mut memory = None;
+    let known = reader.documents().iter().find_map(|document| {
+        let text = xml_text(&document.content).unwrap_or_else(|| String::from_utf8_lossy(&document.content));
+        match document.kind {
+            DocumentKind::XenRecords => {
+                memory = xen::SuspendedMachine::read(&text).ok().map(|machine| machine.memory.id);
+                Some(xen::read(&text))
+            }
+            DocumentKind::Ovf => Some(ovf::read(&text)),
+            DocumentKind::Proxmox => Some(proxmox::read(&text)),
+            DocumentKind::Other => None,
+        }
+    });
+    let translated = known.ok_or_else(|| {
+        let names: Vec<&str> = reader.documents().iter().map(|document| &document.name[..]).collect();
+        ExchangeError::NoMachine {
+            detail: format!(
+                "it has {}",
+                if names.is_empty() {
+                    "no text".to_owned()
+                } else {
+                    names.join(", ")
+                }
+            ),
+        }
+    })?;
+    let Translated { value, mut dropped } = translated?;
+    dropped.extend(reader.left_out().iter().map(|name| Dropped {
+        what: format!("{name} of the archive"),
+        why: "is no disk".to_owned(),
+    }));
+    Ok(Described {
+        machine: value,
+        dropped,
+        memory,
+    })
+}
+
+/// A disk of an archive that the machine has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Attached {
+    /// Its number in the archive.
+    pub(crate) number: usize,
+    /// What it is called in the machine from now on: `vda`.
+    pub(crate) target: String,
+    /// What the archive calls it.
+    pub(crate) key: String,
+    /// What its owner calls it.
+    pub(crate) label: String,
+    /// The archive describes it as empty, and has nothing of it.
+    pub(crate) is_blank: bool,
+}
+
+/// The disks of the archive that the machine has, in the order of the archive; of the others is told.
+pub(crate) fn attach(reader: &dyn ArchiveReader, described: &mut Described) -> Vec<Attached> {
+    let there = adapt(&described.machine, Place::Qemu).value;
+    let targets = there.targets();
+    let mut attached = Vec::new();
+    for (number, disk) in reader.disks().iter().enumerate() {
+        let place = there
+            .disks
+            .iter()
+            .position(|known| known.key == disk.key && known.kind == DiskKind::Disk);
+        match place {
+            Some(place) => attached.push(Attached {
+                number,
+                target: targets[place].clone(),
+                key: disk.key.clone(),
+                label: there.disks[place].label.clone(),
+                is_blank: disk.content == DiskContent::Blank,
+            }),
+            // That it stays behind is said already.
+            None if described.memory.as_ref() == Some(&disk.key) => {}
+            None => described.dropped.push(Dropped {
+                what: format!("disk {} of the archive", disk.key),
+                why: "is in no slot of the machine".to_owned(),
+            }),
+        }
+    }
+    attached
+}
+
+/// How libvirt is to have the machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct DomainWish<'a> {
+    /// `kvm` or `qemu`.
+    pub(crate) domain_type: &'a str,
+    /// The network that its cards are plugged into.
+    pub(crate) network: &'a str,
+    /// The folder of its images.
+    pub(crate) folder: Option<&'a str>,
+    /// The format of its images.
+    pub(crate) format: Format,
+}
+
+/// Tells where libvirt has no word for the format of a machine's images.
+pub(crate) fn tell_of_format(format: Format, job: Job<'_>) {
+    if matches!(format, Format::Vhdx | Format::Parallels) {
+        job.progress.warning(&format!(
+            "libvirt knows no {format} images, and does not define a machine of them: raw, qcow2, vdi, vhd and vmdk are what it knows"
+        ));
+    }
+}
+
+/// Its domain XML.
+pub(crate) fn domain_xml(machine: &Machine, attached: &[Attached], wish: &DomainWish<'_>) -> Translated<String> {
+    let place = |disk: &Attached| {
+        let file = match wish.folder {
+            Some(folder) => format!("{folder}/{}.{}", disk.target, wish.format),
+            None => format!("{IMAGES}/{}-{}.{}", file_name(&machine.name), disk.target, wish.format),
+        };
+        let place = libvirt::DiskPlace {
+            path: file,
+            format: wish.format.qemu_name().to_owned(),
+        };
+        (disk.key.clone(), place)
+    };
+    let disks: BTreeMap<String, libvirt::DiskPlace> = attached.iter().map(place).collect();
+    libvirt::write(
+        machine,
+        &libvirt::Wish {
+            domain_type: wish.domain_type.to_owned(),
+            disks,
+            network: wish.network.to_owned(),
+        },
+    )
+}
+
+/// A name that leads into no other folder.
+pub(crate) fn file_name(name: &str) -> String {
+    name.chars()
+        .map(|character| {
+            if character.is_alphanumeric() || "-_.".contains(character) {
+                character
+            } else {
+                '_'
+            }
+        })
+        .collect()
+}
+
+/// A name for the copy of a document that is kept beside the disks.
+pub(crate) fn kept_name(document: &Document) -> String {
+    let name = document.name.rsplit('/').next().unwrap_or_default();
+    format!("original-{}", file_name(name))
+}
+
+/// A machine of which nobody knows more than its disks.
+pub(crate) fn unknown(name: &str) -> Machine {
+    Machine {
+        name: name.to_owned(),
+        processor_count: 1,
+        memory_bytes: UNKNOWN_MEMORY_BYTES,
+        firmware: Firmware::Bios,
+        ..Machine::default()
+    }
+}
+
+/// A disk of such a machine.
+pub(crate) fn unknown_disk(name: &str, position: u32) -> Disk {
+    Disk {
+        key: name.to_owned(),
+        label: name.to_owned(),
+        kind: DiskKind::Disk,
+        bus: Bus::Sata,
+        position,
+        size_bytes: None,
+        boot_order: (position == 0).then_some(1),
+        is_read_only: false,
+    }
+}

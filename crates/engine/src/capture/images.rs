@@ -1,0 +1,341 @@
+//! `backup`: from images to a snapshot.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use holdfast_host::is_locked_by_others;
+use holdfast_image::{Format, USUAL_SECTOR_BYTES};
+use holdfast_repo::{Manifest, Parent, Repository, Source, SourceData};
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+
+use crate::SnapshotReference;
+use crate::image::source::{OpenSource, Origin, SourceName, disk_names};
+use crate::job::bottleneck::Stages;
+use crate::job::read_meter::{Meter, MeteredDevice, MeteredStream};
+use crate::job::{Bottleneck, Counting, Error, Job, MachineName, Progress, Result, Unit};
+use crate::notes::{NOTE_FORMAT, NOTE_PATH, NOTE_SECTOR_BYTES};
+use crate::repository::calendar::Calendar;
+use crate::repository::name_conflict::{Claim, Claimant, Continuation, Granted};
+use crate::repository::open::{find_in, snapshots, time_of};
+
+/// What to back up.
+pub struct BackupRequest<'a> {
+    /// The disks of one machine.
+    pub sources: Vec<SourceName>,
+    /// The machine's name; without one, that of the first file.
+    pub machine: Option<MachineName>,
+    /// The format of all images, where their content is not to decide.
+    pub format: Option<Format>,
+    /// Files that images may be based on although they lie elsewhere.
+    pub allowed: Vec<PathBuf>,
+    /// What to compare with.
+    pub parent: ParentChoice,
+    /// Whether the snapshots that the name has may be of another machine.
+    pub continuation: Continuation,
+    /// Words to find the snapshot by.
+    pub tags: Vec<String>,
+    /// The instant that the images are of.
+    pub time: Timestamp,
+    /// The host that backs up.
+    pub host: String,
+    /// The program that backs up.
+    pub program: String,
+    /// In which times of a parent's name are meant.
+    pub zone: TimeZone,
+    /// Standard input.
+    pub stdin: &'a mut dyn Read,
+}
+
+/// Which snapshot a backup is compared with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ParentChoice {
+    /// The newest of the same machine.
+    Newest,
+    /// The one that a person names.
+    Named(SnapshotReference),
+    /// None: everything is looked up.
+    None,
+}
+
+/// A backup that was made.
+#[derive(Debug, Clone)]
+pub struct BackupReport {
+    /// The snapshot.
+    pub snapshot: Manifest,
+    /// Bytes that the repository has grown by.
+    pub stored_bytes: u64,
+    /// How long it took.
+    pub duration: Duration,
+    /// What it waited for most, where that is clear.
+    pub bottleneck: Option<Bottleneck>,
+}
+
+/// Backs up disks of one machine as one snapshot.
+///
+/// A source that changes, or shrinks, while it is read is a warning: the snapshot is there, and may not be of one instant.
+pub fn backup(repository: &Repository, request: BackupRequest<'_>, job: Job<'_>) -> Result<BackupReport> {
+    let machine = machine_name(&request)?;
+    let manifests = snapshots(repository, job.progress)?;
+    let claim = Claim {
+        name: machine.as_str(),
+        claimant: Claimant::Images,
+        continuation: request.continuation,
+    };
+    let calendar = Calendar::new(repository, &request.zone, job.progress);
+    let granted = claim.check(&manifests, calendar, job.progress)?;
+    let listing = Listing {
+        machine: machine.to_string(),
+        parent: choose_parent(&request.parent, calendar, &manifests, &granted)?,
+        notes: granted.note.into_iter().collect(),
+    };
+    store_disks(repository, request, listing, job)
+}
+
+/// What disks are stored under.
+pub(crate) struct Listing<'m> {
+    /// The name that the snapshot is listed under.
+    pub(crate) machine: String,
+    /// What to keep with the snapshot.
+    pub(crate) notes: BTreeMap<String, String>,
+    /// What it is compared with.
+    pub(crate) parent: Option<&'m Manifest>,
+}
+
+/// Stores disks as one snapshot, which is listed as is said; what the request says of that does not count.
+pub(crate) fn store_disks(
+    repository: &Repository,
+    request: BackupRequest<'_>,
+    listing: Listing<'_>,
+    job: Job<'_>,
+) -> Result<BackupReport> {
+    let start = job.clock.now();
+    let Listing { machine, notes, parent } = listing;
+    let names = disk_names(&request.sources, job.progress)?;
+    let opened = open_sources(&request, &names, parent, job.progress)?;
+    if let Some(parent) = parent {
+        warn_of_other_origins(&opened, &names, parent, &request.host, job.progress);
+    }
+    job.interrupt.check()?;
+
+    tell_total(&opened, &machine, job)?;
+    let stages = Stages::new(job.clock, job.progress);
+    let meters: Vec<Meter> = opened.iter().map(|_| Meter::new()).collect();
+    let devices: Vec<Option<MeteredDevice<'_>>> = opened
+        .iter()
+        .zip(&meters)
+        .map(|(source, meter)| source.as_ref().map(|source| metered(source, meter, (job, &stages))))
+        .collect();
+    let mut stdin = Some(request.stdin);
+    let mut streams: Vec<Option<MeteredStream<'_>>> = opened
+        .iter()
+        .zip(&meters)
+        .map(|(source, meter)| match source {
+            Some(_) => None,
+            None => stdin.take().map(|inner| MeteredStream {
+                inner,
+                meter,
+                progress: job.progress,
+                stages: &stages,
+                interrupt: job.interrupt,
+            }),
+        })
+        .collect();
+    let sources = named_sources(&names, &opened, &devices, &mut streams)?;
+    let stored = repository.backup(
+        holdfast_repo::BackupRequest {
+            machine,
+            time_ms: request.time.as_millisecond(),
+            tags: request.tags,
+            parent: parent.map_or(Parent::None, |parent| Parent::Named(parent.id)),
+            host: request.host,
+            program: request.program,
+            notes,
+            sources,
+            thread_count: job.thread_count,
+        },
+        &job.watch_stages(Counting::Elsewhere, &stages),
+    );
+    let report = stored.map_err(|error| interrupted_or(error, job))?;
+    for ((name, source), meter) in names.iter().zip(&opened).zip(&meters) {
+        warn_of_changes(name, source.as_ref(), meter, job.progress)?;
+    }
+    Ok(BackupReport {
+        snapshot: report.snapshot,
+        stored_bytes: report.stored_bytes,
+        bottleneck: stages.bottleneck(),
+        duration: job.clock.now().saturating_sub(start),
+    })
+}
+
+fn named_sources<'a>(
+    names: &[String],
+    opened: &[Option<OpenSource>],
+    devices: &'a [Option<MeteredDevice<'a>>],
+    streams: &'a mut [Option<MeteredStream<'_>>],
+) -> Result<Vec<Source<'a>>> {
+    let mut sources = Vec::new();
+    for (((name, source), device), stream) in names.iter().zip(opened).zip(devices).zip(streams) {
+        let data = match (device, stream) {
+            (Some(device), _) => SourceData::Disk(device),
+            (None, Some(stream)) => SourceData::Stream(stream),
+            (None, None) => return Err(Error::StandardInputTwice),
+        };
+        let (name, notes) = (name.clone(), source.as_ref().map(notes_of).unwrap_or_default());
+        sources.push(Source { name, data, notes });
+    }
+    Ok(sources)
+}
+
+/// Why a backup ended: a stream tells of an interruption by an error of its own.
+fn interrupted_or(error: holdfast_repo::Error, job: Job<'_>) -> Error {
+    job.interrupt.check().err().map_or_else(|| error.into(), Error::from)
+}
+
+fn machine_name(request: &BackupRequest<'_>) -> Result<MachineName> {
+    if let Some(machine) = &request.machine {
+        return Ok(machine.clone());
+    }
+    let base = request.sources.iter().find_map(SourceName::base_name);
+    Ok(MachineName::new(base.ok_or(Error::NoMachineName)?)?)
+}
+
+pub(crate) fn choose_parent<'m>(
+    choice: &ParentChoice,
+    calendar: Calendar<'_>,
+    manifests: &'m [Manifest],
+    granted: &Granted<'m>,
+) -> Result<Option<&'m Manifest>> {
+    match choice {
+        ParentChoice::None => Ok(None),
+        ParentChoice::Named(reference) => Ok(Some(&manifests[find_in(manifests, reference, calendar)?])),
+        ParentChoice::Newest => Ok(granted.newest(calendar)),
+    }
+}
+
+/// Opens every source; none stands for standard input.
+fn open_sources(
+    request: &BackupRequest<'_>,
+    names: &[String],
+    parent: Option<&Manifest>,
+    progress: &dyn Progress,
+) -> Result<Vec<Option<OpenSource>>> {
+    let mut opened = Vec::new();
+    for (source, name) in request.sources.iter().zip(names) {
+        let Origin::Path(path) = &source.origin else {
+            opened.push(None);
+            continue;
+        };
+        let image = OpenSource::open(path, request.format, &request.allowed)?;
+        let before = parent
+            .and_then(|parent| parent.disk(Some(name)).ok())
+            .and_then(|disk| disk.notes.get(NOTE_FORMAT));
+        image.tell_of_format(before.map(String::as_str), progress);
+        if is_locked_by_others(path) {
+            progress.warning(&format!(
+                "{} is in use, as by a machine that runs: what is read may be of several moments; a backup of the machine is of one",
+                path.display()
+            ));
+        } else {
+            image.tell_of_contradictions(progress)?;
+        }
+        if request.format.is_none()
+            && image.format != Format::Raw
+            && let Some(before) = before.filter(|before| *before == Format::Raw.name())
+        {
+            return Err(Error::FormatChanged {
+                path: path.clone(),
+                before: before.clone(),
+                now: image.format.to_string(),
+            });
+        }
+        opened.push(Some(image));
+    }
+    if opened.iter().filter(|source| source.is_none()).count() > 1 {
+        return Err(Error::StandardInputTwice);
+    }
+    Ok(opened)
+}
+
+/// Two machines whose images have one name would follow each other under it: tell, before anybody relies on it.
+fn warn_of_other_origins(
+    opened: &[Option<OpenSource>],
+    names: &[String],
+    parent: &Manifest,
+    host: &str,
+    progress: &dyn Progress,
+) {
+    for (name, source) in names.iter().zip(opened) {
+        let Ok(before) = parent.disk(Some(name)) else { continue };
+        let (Some(source), Some(path)) = (source, before.notes.get(NOTE_PATH)) else {
+            continue;
+        };
+        let now = source.canonical.display().to_string();
+        if *path != now || parent.host != host {
+            progress.warning(&format!(
+                "disk {name} of {machine} is {now} on {host}; in the snapshot before ({id}, {time}) it was {path} on \
+                 {old_host}: if these are two machines, give --machine",
+                machine = parent.machine,
+                id = parent.id.short(),
+                time = time_of(parent),
+                old_host = parent.host,
+            ));
+        }
+    }
+}
+
+/// Says how much there is to read, where that is known.
+fn tell_total(opened: &[Option<OpenSource>], machine: &str, job: Job<'_>) -> Result<()> {
+    job.progress.phase(&format!("backing up {machine}"), Unit::Bytes);
+    let mut total = 0;
+    for source in opened {
+        job.interrupt.check()?;
+        match source {
+            Some(source) => total += source.allocated_bytes()?,
+            None => return Ok(()),
+        }
+    }
+    job.progress.total(total);
+    Ok(())
+}
+
+fn metered<'a>(
+    source: &'a OpenSource,
+    meter: &'a Meter,
+    (job, stages): (Job<'a>, &'a Stages<'a>),
+) -> MeteredDevice<'a> {
+    MeteredDevice {
+        inner: &*source.device,
+        meter,
+        progress: job.progress,
+        stages,
+    }
+}
+
+fn notes_of(source: &OpenSource) -> BTreeMap<String, String> {
+    let mut notes = BTreeMap::from([
+        (NOTE_PATH.to_owned(), source.canonical.display().to_string()),
+        (NOTE_FORMAT.to_owned(), source.format.to_string()),
+    ]);
+    if source.sector_bytes != USUAL_SECTOR_BYTES {
+        notes.insert(NOTE_SECTOR_BYTES.to_owned(), source.sector_bytes.to_string());
+    }
+    notes
+}
+
+fn warn_of_changes(name: &str, source: Option<&OpenSource>, meter: &Meter, progress: &dyn Progress) -> Result<()> {
+    if let Some(end) = meter.shrunk_to() {
+        progress.warning(&format!(
+            "disk {name} shrank to {end} bytes while it was read: the rest of it is zero in the snapshot"
+        ));
+    }
+    for (path, change) in source.map(OpenSource::changes).transpose()?.unwrap_or_default() {
+        progress.warning(&format!(
+            "{} changed while it was read ({change}): disk {name} of the snapshot is not of one instant",
+            path.display()
+        ));
+    }
+    Ok(())
+}

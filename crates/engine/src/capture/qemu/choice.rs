@@ -1,0 +1,66 @@
+//! Which disks of a machine are backed up.
+
+use holdfast_host::{Decision, Description, DiskChoice, DiskKind, DiskSource, Machine, MachineDisk};
+
+use crate::job::{Error, Job, Result};
+
+/// What is taken is worth a snapshot; where its memory is taken too, and somebody could not go on from that, it is told.
+///
+/// # Errors
+/// All disks are left out.
+pub(super) fn check_choice(
+    description: &Description,
+    (taken, has_memory): (&[MachineDisk], bool),
+    job: Job<'_>,
+) -> Result<()> {
+    if taken.is_empty() && !is_without_disks(description) {
+        return Err(Error::NoDisks {
+            machine: description.summary.name.clone(),
+        });
+    }
+    warn_of_missing_disks(description, (taken, has_memory), job);
+    Ok(())
+}
+
+/// Whether a machine has nothing but drives: it may boot from the network.
+fn is_without_disks(description: &Description) -> bool {
+    let is_drive = |disk: &MachineDisk| matches!(disk.kind, DiskKind::Cdrom | DiskKind::Floppy);
+    description.disks.iter().all(is_drive)
+}
+
+/// Memory is of use only with every disk that the guest writes to.
+fn warn_of_missing_disks(description: &Description, (taken, has_memory): (&[MachineDisk], bool), job: Job<'_>) {
+    let is_missing = |disk: &&MachineDisk| {
+        let is_written = !disk.is_read_only && matches!(disk.kind, DiskKind::Disk | DiskKind::Lun);
+        is_written && disk.source != DiskSource::Empty && !taken.contains(disk)
+    };
+    let missing = description.disks.iter().filter(is_missing);
+    let missing: Vec<&str> = missing.map(|disk| &disk.target[..]).collect();
+    if has_memory && !missing.is_empty() {
+        job.progress.warning(&format!(
+            "nobody can go on from the memory in this snapshot, since {} is not in it",
+            missing.join(", ")
+        ));
+    }
+}
+
+/// The disks that are backed up, and those that are not, with the reason.
+pub(super) fn decide(description: &Description, choice: &DiskChoice) -> (Vec<MachineDisk>, Vec<(String, String)>) {
+    let (mut taken, mut left_out) = (Vec::new(), Vec::new());
+    for (disk, decision) in description.disks.iter().zip(description.decide(choice)) {
+        match decision {
+            Decision::Take => taken.push(disk.clone()),
+            Decision::Leave(why) => left_out.push((disk.target.clone(), why)),
+        }
+    }
+    (taken, left_out)
+}
+
+/// Why nothing is made beside the images; none where it can be. Files of root's in a folder of another user are of no use to that user's
+/// QEMU, and the user could put others into their place.
+pub(super) fn not_beside(machine: &dyn Machine) -> Option<String> {
+    let user = machine.rights().other_user()?;
+    Some(format!(
+        "its files are those of user {user}, and nothing of ours is made beside them"
+    ))
+}

@@ -1,0 +1,93 @@
+//! What has become of a machine while it was backed up. Nothing is said about a machine that was not asked.
+
+use std::time::Duration;
+
+use holdfast_host::qmp::QmpCommand;
+use holdfast_host::{Ended, Machine};
+use serde_json::Value;
+
+use crate::job::{Error, Job, Result};
+
+/// A hypervisor takes a moment to see that a QEMU has ended.
+const ATTEMPT_COUNT: u32 = 20;
+const ATTEMPT_INTERVAL: Duration = Duration::from_millis(100);
+
+/// What has become of a machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// It has ended.
+    Ended(Ended),
+    /// Its processors run.
+    Runs,
+    /// Its QEMU answers, and its processors stand still.
+    StandsStill,
+    /// Neither its hypervisor nor its QEMU says.
+    Unknown,
+}
+
+impl Fate {
+    /// Asks the machine's hypervisor and its QEMU.
+    pub(super) fn of(machine: &dyn Machine, job: Job<'_>) -> Self {
+        let status = QmpCommand::new("query-status", Value::Null);
+        for _ in 0..ATTEMPT_COUNT {
+            if let Some(how) = machine.ended() {
+                return Self::Ended(how);
+            }
+            match machine.monitor().execute(&status) {
+                Ok(status) if status["running"] == true => return Self::Runs,
+                Ok(_) => return Self::StandsStill,
+                Err(_) => job.clock.sleep(ATTEMPT_INTERVAL),
+            }
+            // What stands between us and QEMU may have been restarted. Where it has not, the next question fails like this one.
+            machine.monitor().wake().ok();
+        }
+        Self::Unknown
+    }
+}
+
+impl std::fmt::Display for Fate {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Ended(how) => write!(formatter, "the machine {how}"),
+            Self::Runs => formatter.write_str("the machine runs"),
+            Self::StandsStill => formatter.write_str("the machine stands still"),
+            Self::Unknown => formatter.write_str("whether the machine runs is not known: its QEMU does not answer"),
+        }
+    }
+}
+
+/// Says of a backup that failed whether its machine has ended: then that is the reason, where the error is of reading the machine.
+pub(super) fn explained<T>(result: Result<T>, (machine, name): (&dyn Machine, &str), job: Job<'_>) -> Result<T> {
+    result.map_err(|error| {
+        if matches!(error, Error::MachineEnded { .. } | Error::Interrupted(_)) {
+            return error;
+        }
+        let Fate::Ended(how) = Fate::of(machine, job) else {
+            return error;
+        };
+        let machine = name.to_owned();
+        if is_of_machine(&error) {
+            return Error::MachineEnded { machine, how };
+        }
+        job.progress.warning(&format!("{machine} {how} meanwhile"));
+        error
+    })
+}
+
+/// Whether an error may come of a machine that has ended.
+fn is_of_machine(error: &Error) -> bool {
+    match error {
+        Error::Repository(holdfast_repo::Error::Device { role, .. }) => *role == "source",
+        Error::Host(_)
+        | Error::Device(_)
+        | Error::Exchange(_)
+        | Error::Image(_)
+        | Error::NoDevice { .. }
+        | Error::NotQuiesced { .. }
+        | Error::Frozen { .. }
+        | Error::FrozenBroken { .. }
+        | Error::MemoryNotKept { .. }
+        | Error::MemoryNotSent { .. } => true,
+        _ => false,
+    }
+}

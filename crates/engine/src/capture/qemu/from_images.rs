@@ -1,0 +1,499 @@
+//! Reading a machine that has a QEMU from its images: from clones of them, from below overlays, or while it stands still.
+//!
+//! None of these has bitmaps: everything is read, and what did not change is found by its content.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use holdfast_host::provider::{clone_file, why_no_reflink};
+use holdfast_host::qemu::{Danger, QemuVersion, RunId, disks, no_filter};
+use holdfast_host::qmp::{Monitor, QmpCommand, ask_patiently};
+use holdfast_host::{DiskSource, MachineDisk, MachineState, Overlays};
+
+use super::changes::{Changes, ReadAll};
+use super::choice::not_beside;
+use super::disk_format::format_of;
+use super::frozen::{Freezer, Frozen};
+use super::host_snapshots::no_host_snapshot;
+use super::method::{Method, Offer, overlay_of, run_of_overlay};
+use super::noted::Noted;
+use super::warden::{Kept, Load, Warden, Watched};
+use super::{MachineBackup, MachineReading, Ready, Stored, notes_of};
+use crate::files::atomic_file::{Existing, NewFile};
+use crate::image::source::OpenSource;
+use crate::job::error::GivenUp;
+use crate::job::rate_limit::Pace;
+use crate::job::{Error, Interrupt, Job, Result};
+use crate::machine::overlay_commit::{OverlayCommit, Persistence};
+use crate::machine::run_journal::Phase;
+use crate::machine::state::streams::Beside;
+use crate::machine::watchdog::Guard;
+use crate::restore::machine::{chain_of, is_same};
+
+/// A machine that stands still while it is read may do so for this long; the watchdog ends it earlier if we die.
+const READ_DEADLINE: Duration = Duration::from_secs(24 * 3600);
+
+/// What is made of the images at the instant.
+enum Cut<'a> {
+    /// Clones that share their blocks; each has a name only until it is open.
+    Clones(Vec<NewFile>),
+    /// Overlays, to which the machine writes from then on.
+    Overlays(&'a dyn Overlays, Vec<PathBuf>),
+    /// Nothing: they are read while the machine stands still.
+    Nothing,
+}
+
+impl MachineBackup<'_> {
+    /// What this machine offers.
+    pub(super) fn offer(&self) -> Result<Offer> {
+        let failed = |source| {
+            Error::from(holdfast_host::Error::Monitor {
+                machine: self.description.summary.name.clone(),
+                source,
+            })
+        };
+        let qemu = QemuVersion::query(self.request.machine.monitor()).map_err(failed)?;
+        let present = disks(self.request.machine.monitor()).map_err(failed)?;
+        let no_filter = no_filter(self.request.machine.monitor(), &present.iter().collect::<Vec<_>>());
+        let no_filter = no_filter.map_err(failed)?;
+        let images = self.images();
+        let has_no_filter = no_filter.is_some() || qemu.defect(Danger::FilterFailsGuest).is_some();
+        let is_asked = |method| self.request.method == Some(method) || has_no_filter;
+        Ok(Offer {
+            machine: self.request.name.to_string(),
+            qemu,
+            no_filter,
+            no_reflink: match &images {
+                Err(error) => Some(error.to_string()),
+                Ok(_) if not_beside(self.request.machine).is_some() => not_beside(self.request.machine),
+                Ok(images) if is_asked(Method::Reflink) => no_reflink(images, self.request.run),
+                Ok(_) => None,
+            },
+            no_overlay: match (&images, self.request.overlays) {
+                _ if not_beside(self.request.machine).is_some() => not_beside(self.request.machine),
+                (_, None) => Some("overlays are libvirt's business, and it does not know this machine".to_owned()),
+                (Err(error), _) => Some(error.to_string()),
+                (Ok(images), _) => self.no_overlay(images),
+            },
+            no_snapshot: self.no_snapshot(),
+            with_memory: self.request.memory.is_some(),
+        })
+    }
+
+    /// Why there can be no host snapshots, where somebody asks for them.
+    pub(super) fn no_snapshot(&self) -> Option<String> {
+        let is_asked = self.request.method == Some(Method::Snapshot);
+        let why = || no_host_snapshot(&self.description, &self.taken, self.request.run);
+        is_asked.then(|| not_beside(self.request.machine).or_else(why))?
+    }
+
+    fn no_overlay(&self, images: &[&Path]) -> Option<String> {
+        if self.description.summary.state != MachineState::Running {
+            return Some("an overlay is brought down only while the machine runs".to_owned());
+        }
+        let ours = images.iter().find(|image| run_of_overlay(image).is_some())?;
+        Some(format!(
+            "{} is an overlay that a dead backup has left: holdfast doctor --fix brings it down",
+            ours.display()
+        ))
+    }
+
+    /// The files that the disks are on.
+    fn images(&self) -> Result<Vec<&Path>> {
+        fn image(disk: &MachineDisk) -> std::result::Result<&Path, String> {
+            match &disk.source {
+                DiskSource::File(path) => Ok(path),
+                DiskSource::Device(path) => Err(path.display().to_string()),
+                DiskSource::Other(place) => Err(place.clone()),
+                DiskSource::Empty => Err("nothing".to_owned()),
+            }
+        }
+        let named = |disk| {
+            image(disk).map_err(|place| Error::NoImageFile {
+                disk: disk.target.clone(),
+                place,
+            })
+        };
+        self.taken.iter().map(named).collect()
+    }
+
+    /// The images, open. One that is read while the machine stands still may be a device.
+    pub(super) fn open_images(&self, clones: &[NewFile]) -> Result<Vec<OpenSource>> {
+        let open = |(index, disk): (usize, &MachineDisk)| match (&disk.source, clones.get(index)) {
+            (_, Some(clone)) => self.open_image(disk, clone.partial()),
+            (DiskSource::File(path) | DiskSource::Device(path), None) => self.open_image(disk, path),
+            (DiskSource::Other(place), None) => Err(Error::Unreachable {
+                disk: disk.target.clone(),
+                place: place.clone(),
+            }),
+            (DiskSource::Empty, None) => unreachable!("an empty drive is never taken"),
+        };
+        self.taken.iter().enumerate().map(open).collect()
+    }
+
+    /// The same, of a machine that is shut off: nobody changes them.
+    pub(super) fn open_at_rest(&self) -> Result<Vec<OpenSource>> {
+        let opened = self.open_images(&[])?;
+        let progress = self.job.progress;
+        let told = self.request.machine.rights().exercise(|| {
+            opened
+                .iter()
+                .try_for_each(|source| source.tell_of_contradictions(progress))
+        });
+        told.map_err(|source| Error::File {
+            action: "check",
+            path: opened
+                .first()
+                .and_then(|source| source.paths().next())
+                .unwrap_or(Path::new(""))
+                .to_owned(),
+            source,
+        })??;
+        Ok(opened)
+    }
+
+    fn open_image(&self, disk: &MachineDisk, path: &Path) -> Result<OpenSource> {
+        let format = Some(format_of(disk, path)?);
+        let allowed = &self.request.allowed;
+        let open = || OpenSource::open(path, format, allowed);
+        let opened = self.request.machine.rights().exercise(open);
+        opened.map_err(|source| Error::File {
+            action: "open",
+            path: path.to_owned(),
+            source,
+        })?
+    }
+
+    fn beside(&self) -> Result<Beside> {
+        Beside::read(&self.description, &self.request.machine.rights(), self.job.clock)
+    }
+
+    pub(super) fn read_from_images(self, (method, reason): (Method, String)) -> Result<MachineReading> {
+        let is_still = method == Method::Pause;
+        let mut freezer = self.freezer();
+        if is_still {
+            freezer.pause_deadline = READ_DEADLINE;
+        }
+        let pace = Pace::new(self.request.limits.bytes_per_second, self.job);
+        let devices = freezer.devices_of(&self.taken)?;
+        let mut cut = self.prepare(method)?;
+        let (mut instant, mut stored_within) = (None, None);
+        let frozen = self.freeze(&freezer, is_still, &mut || {
+            let time = (self.request.now)();
+            let made = self.make(&mut cut);
+            let beside = made.and_then(|()| self.beside());
+            if is_still {
+                let stored = beside.and_then(|beside| {
+                    let opened = self.open_images(&[])?;
+                    let stored = self.store_images(&opened, beside, time, (method, "crash"), &pace)?;
+                    self.check_stood_still()?;
+                    Ok(stored)
+                });
+                stored_within = Some(stored);
+            } else {
+                instant = Some((time, beside));
+            }
+        });
+        let (frozen, mut noted) = match frozen {
+            Ok(frozen) => frozen,
+            Err(error) => {
+                self.wake();
+                self.undo(cut, Guard::start(self.request.watchdog.as_deref()).ok());
+                // What went wrong in the middle says more.
+                return Err(stored_within.and_then(Result::err).unwrap_or(error));
+            }
+        };
+        let (guard, quiesced, pause) = freezer.let_go(frozen);
+        let warden = self.warden(&cut, devices, &pace);
+        let read = || {
+            if let Some(stored) = stored_within {
+                return stored;
+            }
+            let (time, beside) = instant.expect("the instant was told");
+            let opened = self.open_cut(&mut cut)?;
+            self.store_images(&opened, beside?, time, (method, quiesced.consistency()), &pace)
+        };
+        let (stored, watched) = if is_still {
+            (read(), Watched::default())
+        } else {
+            warden.watch(read)
+        };
+        let stored = stored.map_err(|error| self.explain(error, watched.given_up));
+        self.wake();
+        if matches!(cut, Cut::Overlays(..)) {
+            noted.phase(Phase::Committing);
+        }
+        if self.undo(cut, Some(guard)) {
+            noted.end();
+        }
+        let (duration, compared) = stored?;
+        let load = Load {
+            waited: pace.waited(duration),
+            ..watched.load
+        };
+        Ok(self.reading(
+            (method, reason),
+            quiesced.consistency(),
+            (Some(pause), quiesced, load),
+            compared,
+        ))
+    }
+
+    /// What is read after the instant.
+    fn open_cut(&self, cut: &mut Cut<'_>) -> Result<Vec<OpenSource>> {
+        match cut {
+            // Their names go; they are there as long as they are open.
+            Cut::Clones(clones) => self.open_images(&std::mem::take(clones)),
+            _ => self.open_images(&[]),
+        }
+    }
+
+    /// A machine that somebody has let run on while it was read: the snapshot is of no instant, and goes again.
+    fn check_stood_still(&self) -> Result<()> {
+        let monitor = self.request.machine.monitor();
+        let command = QmpCommand::new("query-status", serde_json::Value::Null);
+        let status = ask_patiently(monitor, self.job.clock, &|monitor: &dyn Monitor| {
+            monitor.execute(&command)
+        });
+        if status.is_ok_and(|status| status["running"] != true) {
+            return Ok(());
+        }
+        let reason = "somebody let it run on while it was read".to_owned();
+        self.keeper.take_back(&reason)?;
+        Err(Error::from(holdfast_host::Error::Refused {
+            action: "read",
+            machine: self.request.name.to_string(),
+            reason,
+        }))
+    }
+
+    /// The instant; what belongs to it is done `within`.
+    fn freeze<'s>(
+        &'s self,
+        freezer: &Freezer<'s>,
+        is_still: bool,
+        within: &mut dyn FnMut(),
+    ) -> Result<(Frozen<'s>, Noted<'s>)> {
+        let state = self.description.summary.state;
+        // File systems that are frozen thaw by themselves, and a machine that stands still cannot be told to thaw them.
+        let can_quiesce = !is_still && state == MachineState::Running && self.description.has_agent_channel;
+        let noted = Noted::begin(&self.request, &self.description, self.job);
+        noted.freezing(|| freezer.freeze(&[], (state, can_quiesce), within))
+    }
+
+    /// Says what a read error of something that was given up means.
+    fn explain(&self, error: Error, given_up: Option<GivenUp>) -> Error {
+        let Some(why) = given_up else { return error };
+        let images = self.images().unwrap_or_default();
+        let folder = images.first().and_then(|image| image.parent());
+        Error::ScratchLimit {
+            machine: self.request.name.to_string(),
+            scratch: folder.map(Path::to_owned).unwrap_or_default(),
+            why,
+        }
+    }
+
+    /// Gets ready what is made at the instant.
+    fn prepare(&self, method: Method) -> Result<Cut<'_>> {
+        let run = self.request.run;
+        match (method, self.request.overlays) {
+            (Method::Reflink, _) => {
+                let clone = |image| NewFile::begin_as(image, Existing::Replace, run);
+                Ok(Cut::Clones(
+                    self.images()?.into_iter().map(clone).collect::<Result<_>>()?,
+                ))
+            }
+            (Method::Overlay, Some(overlays)) => {
+                let files = self.images()?.into_iter().map(|image| overlay_of(image, run));
+                Ok(Cut::Overlays(overlays, files.collect()))
+            }
+            _ => Ok(Cut::Nothing),
+        }
+    }
+
+    /// The instant.
+    fn make(&self, cut: &mut Cut<'_>) -> Result<()> {
+        // Somebody may have taken a snapshot since the machine was asked first: then other images are written.
+        let now = self.request.machine.describe()?;
+        let is_there = |disk: &&MachineDisk| {
+            let now = now.disks.iter().find(|now| now.target == disk.target);
+            now.is_some_and(|now| now.source == disk.source)
+        };
+        if let Some(moved) = self.taken.iter().find(|disk| !is_there(disk)) {
+            return Err(Error::from(holdfast_host::Error::Busy {
+                machine: self.request.name.to_string(),
+                holder: format!("somebody who has put disk {} onto another image just now", moved.target),
+            }));
+        }
+        match cut {
+            Cut::Nothing => Ok(()),
+            Cut::Clones(clones) => {
+                let images = self.images()?;
+                images.iter().zip(clones).try_for_each(|(image, clone)| {
+                    clone_file(image, clone.partial()).map_err(|source| Error::File {
+                        action: "clone",
+                        path: (*image).to_owned(),
+                        source,
+                    })
+                })
+            }
+            Cut::Overlays(overlays, files) => {
+                let disks = self.taken.iter().zip(&*files);
+                let disks: Vec<_> = disks.map(|(disk, file)| (disk.target.clone(), file.clone())).collect();
+                let taken: BTreeSet<&str> = self.taken.iter().map(|disk| &disk.target[..]).collect();
+                let others = self.description.disks.iter().map(|disk| disk.target.clone());
+                let others: Vec<String> = others.filter(|target| !taken.contains(&target[..])).collect();
+                Ok(overlays.begin_overlays(&self.description.summary.uuid, &disks, &others)?)
+            }
+        }
+    }
+
+    /// Stores what is open, all of it.
+    fn store_images(
+        &self,
+        opened: &[OpenSource],
+        beside: Beside,
+        time: jiff::Timestamp,
+        of: (Method, &str),
+        pace: &Pace<'_>,
+    ) -> Result<Stored> {
+        let disks = self.taken.iter().zip(opened).map(|(disk, source)| Ready {
+            target: disk.target.clone(),
+            device: &*source.device,
+            changes: Changes::all(ReadAll::NoBitmapNow(of.0)),
+            notes: notes_of(disk),
+        });
+        let rest = beside.rest(None, self.job.progress);
+        self.store(&disks.collect::<Vec<_>>(), rest, time, of, pace)
+    }
+
+    fn warden<'w>(&'w self, cut: &Cut<'_>, devices: Vec<String>, pace: &'w Pace<'w>) -> Warden<'w> {
+        let open = |path: &PathBuf| File::open(path).ok();
+        let (scratch, kept) = match cut {
+            Cut::Overlays(_, files) => (files.iter().filter_map(open).collect(), Kept::InScratch),
+            Cut::Clones(clones) => {
+                let files = clones.iter().filter_map(|clone| File::open(clone.partial()).ok());
+                (files.collect(), Kept::shared())
+            }
+            Cut::Nothing => (Vec::new(), Kept::InScratch),
+        };
+        Warden {
+            machine: self.request.machine,
+            run: RunId(self.request.run),
+            devices,
+            scratch,
+            kept,
+            readers: Vec::new(),
+            limits: self.request.limits,
+            pace,
+            job: self.job,
+        }
+    }
+
+    /// Takes away what was made at the instant; false where something is left, which is told.
+    fn undo(&self, cut: Cut<'_>, guard: Option<Guard>) -> bool {
+        let Cut::Overlays(overlays, files) = cut else {
+            guard.into_iter().for_each(Guard::done);
+            return true;
+        };
+        // Who interrupts the backup does not want a machine on a forgotten overlay.
+        let interrupt = Interrupt::new();
+        let job = Job {
+            interrupt: &interrupt,
+            ..self.job
+        };
+        let mut guard = guard;
+        let mut is_clean = true;
+        for (disk, overlay) in self.taken.iter().zip(&files) {
+            match self.bring_down(overlays, (disk, overlay), guard.as_mut(), job) {
+                Ok(stood_still) if stood_still > Duration::ZERO => job.progress.warning(&format!(
+                    "{} wrote faster than disk {} could be brought down from its overlay, and stood still for {} ms for the rest",
+                    self.request.name,
+                    disk.target,
+                    stood_still.as_millis()
+                )),
+                Ok(_) => {}
+                Err(reason) => {
+                    is_clean = false;
+                    job.progress.warning(&format!(
+                        "disk {} of {} stays on the overlay {}: {reason}; holdfast doctor {} says what is to be done",
+                        disk.target,
+                        self.request.name,
+                        overlay.display(),
+                        self.description.summary.name
+                    ));
+                }
+            }
+        }
+        guard.into_iter().for_each(Guard::done);
+        is_clean
+    }
+
+    /// Brings an overlay of ours down, and deletes it. Gives how long the machine stood still for that.
+    fn bring_down(
+        &self,
+        overlays: &dyn Overlays,
+        (disk, overlay): (&MachineDisk, &Path),
+        guard: Option<&mut Guard>,
+        job: Job<'_>,
+    ) -> std::result::Result<Duration, String> {
+        let DiskSource::File(base) = &disk.source else {
+            return Ok(Duration::ZERO);
+        };
+        let now = self.request.machine.describe().map_err(|error| error.to_string())?;
+        let source = now.disks.into_iter().find(|now| now.target == disk.target);
+        match source.map(|disk| disk.source) {
+            Some(DiskSource::File(path)) if path == overlay => {}
+            // It never came so far.
+            Some(DiskSource::File(path)) if path == *base => return Ok(Duration::ZERO),
+            Some(DiskSource::File(path)) => {
+                return Err(format!(
+                    "somebody has put the machine onto {}, above it, and whoever did has to take that away first",
+                    path.display()
+                ));
+            }
+            _ => return Err("the machine has no such disk any more, or has it elsewhere".to_owned()),
+        }
+        // Nothing is brought down into an image of somebody else's chain.
+        let chain = chain_of(overlay, Some("qcow2"));
+        if !chain.get(1).is_some_and(|below| is_same(below, base)) {
+            return Err(format!("it is not based on {} any more", base.display()));
+        }
+        let commit = OverlayCommit {
+            overlays,
+            machine: &self.description.summary.uuid,
+            disk: &disk.target,
+            rate: self.request.limits.bytes_per_second,
+            job,
+        };
+        let persistence = match guard {
+            Some(guard) => Persistence::StandStill(self.request.machine.monitor(), guard),
+            None => Persistence::GiveUp,
+        };
+        let stood_still = commit.to_the_end(base, persistence).or_else(|error| {
+            // The answer to the last step may be lost.
+            let now = self.request.machine.describe().map_err(|_| error.clone())?;
+            let is_on_base = now
+                .disks
+                .iter()
+                .any(|now| now.target == disk.target && now.source == disk.source);
+            if is_on_base { Ok(Duration::ZERO) } else { Err(error) }
+        })?;
+        if let Err(error) = std::fs::remove_file(overlay) {
+            let shown = overlay.display();
+            job.progress
+                .warning(&format!("{shown} is empty by now, and cannot be deleted: {error}"));
+        }
+        Ok(stood_still)
+    }
+}
+
+/// Why images cannot be cloned; none where they can.
+fn no_reflink(images: &[&Path], run: u32) -> Option<String> {
+    let folders: BTreeSet<&Path> = images.iter().filter_map(|image| image.parent()).collect();
+    folders
+        .into_iter()
+        .find_map(|folder| why_no_reflink(folder, &format!("{run:08x}")))
+}

@@ -1,0 +1,463 @@
+//! The disks of a running machine, frozen: what is made before, read meanwhile, and taken away after.
+
+mod bitmaps;
+mod ending;
+mod written_out;
+
+use std::fs::File;
+use std::time::Duration;
+
+use holdfast_host::qemu::memory::{Memory, MemoryMode, MemoryPipe, Receiving};
+use holdfast_host::qemu::{Cut, CutDisk, CutRequest, Moment, NotServed, Pause, QemuDisk, RunId, Standstill, disks};
+use holdfast_host::qmp::{MonitorError, QmpCommand, wake_patiently};
+use holdfast_host::{Error as HostError, MachineDisk, MachineState};
+use holdfast_serve::nbd::client::{Endpoint, NbdDevice, NbdDeviceMut, NbdOptions};
+
+use super::MachineReadRequest;
+use super::changes::{BitmapNames, Changes, ReadAll};
+use super::copied_disk::{CopiedDisk, CopyContext, part_bytes};
+use super::frozen_device::FrozenDevice;
+use super::keeper::Before;
+use super::proof::{NextBitmap, Proof};
+use super::warden::{Kept, Warden};
+use crate::job::rate_limit::Pace;
+use crate::job::{Error, Job, Result};
+use crate::machine::hooks::{HeldUp, HookCalls, HookEvent};
+use crate::machine::lock::{INSTANT_PATIENCE, MachineLock, Work};
+use crate::machine::quiesce::{Guest, Quiesced, Quiescence};
+use crate::machine::state::memory::{LIVE_MEMORY_DEADLINE, MEMORY_DEADLINE, not_kept};
+use crate::machine::state::scratch::{Scratch, listen};
+use crate::machine::watchdog::Guard;
+
+/// A pause takes milliseconds; after this the watchdog ends it.
+const PAUSE_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Freezes disks, and clears up.
+pub(super) struct Freezer<'a> {
+    before: Option<Before<'a>>,
+    request: &'a MachineReadRequest<'a>,
+    machine: String,
+    /// None where no next backup asks for one.
+    names: Option<BitmapNames>,
+    hooks: &'a HookCalls<'a>,
+    job: Job<'a>,
+    /// How long the machine may stand still.
+    pub(super) pause_deadline: Duration,
+    /// Whether it has to.
+    pub(super) standstill: Standstill,
+}
+
+/// What is lent to QEMU for an instant.
+#[derive(Default)]
+struct Lent {
+    cut_disks: Vec<CutDisk>,
+    /// The files that grow while the disks are read.
+    watched: Vec<File>,
+    /// The file of each disk that is copied, as it is read.
+    spools: Vec<Option<File>>,
+}
+
+/// What is known of the bitmap of a disk, before the instant.
+type Proven = std::result::Result<Proof, ReadAll>;
+
+/// Frozen disks.
+pub(super) struct Frozen<'a> {
+    cut: Cut,
+    quiesced: Quiesced,
+    guard: Guard,
+    disks: Vec<FrozenDisk<'a>>,
+    memory: Option<Memory>,
+    /// The devices of QEMU that they are.
+    devices: Vec<String>,
+    /// Where what the guest overwrites goes; QEMU has these files too.
+    scratch: Vec<File>,
+    /// Bitmaps of ours that were there before, with their nodes.
+    old_bitmaps: Vec<(String, String)>,
+}
+
+/// A frozen disk.
+pub(super) struct FrozenDisk<'a> {
+    pub(super) device: FrozenDevice<'a>,
+    pub(super) changes: Changes,
+    /// The bitmap that has begun at this instant.
+    pub(super) next: Option<NextBitmap>,
+    node: String,
+}
+
+impl<'a> Frozen<'a> {
+    pub(super) fn disks(&self) -> &[FrozenDisk<'a>] {
+        &self.disks
+    }
+
+    pub(super) fn memory(&self) -> Option<&Memory> {
+        self.memory.as_ref()
+    }
+
+    pub(super) fn pause(&self) -> Pause {
+        self.cut.pause
+    }
+
+    pub(super) fn quiesced(&self) -> &Quiesced {
+        &self.quiesced
+    }
+
+    /// Who looks after the machine while these are read. The scratch files are his from now on.
+    pub(super) fn warden<'w>(
+        &mut self,
+        request: &'w MachineReadRequest<'_>,
+        pace: &'w Pace<'w>,
+        job: Job<'w>,
+    ) -> Warden<'w> {
+        Warden {
+            machine: request.machine,
+            run: RunId(request.run),
+            devices: self.devices.clone(),
+            scratch: std::mem::take(&mut self.scratch),
+            kept: Kept::InScratch,
+            readers: self.disks.iter().map(|disk| disk.device.stopper()).collect(),
+            limits: request.limits,
+            pace,
+            job,
+        }
+    }
+}
+
+impl<'a> Freezer<'a> {
+    pub(super) fn new(
+        before: Option<Before<'a>>,
+        request: &'a MachineReadRequest<'a>,
+        machine: String,
+        hooks: &'a HookCalls<'a>,
+        job: Job<'a>,
+    ) -> Self {
+        let names = |before: Before<'_>| BitmapNames::new(&before.repository.config().id.to_string(), request.run);
+        Self {
+            names: before.map(names),
+            before,
+            request,
+            machine,
+            hooks,
+            job,
+            pause_deadline: PAUSE_DEADLINE,
+            standstill: Standstill::default(),
+        }
+    }
+
+    fn failed(&self, source: MonitorError) -> Error {
+        let machine = self.machine.clone();
+        Error::from(match source {
+            MonitorError::Busy { with } => HostError::Busy { machine, holder: with },
+            source => HostError::Monitor { machine, source },
+        })
+    }
+
+    /// Freezes; `within` is called while the machine stands still.
+    ///
+    /// A machine that is not running need not be watched, and one without an agent cannot be quiesced.
+    pub(super) fn freeze(
+        &self,
+        taken: &[MachineDisk],
+        (state, can_quiesce): (MachineState, bool),
+        within: &mut dyn FnMut(),
+    ) -> Result<Frozen<'a>> {
+        let wanted = self.devices(taken)?;
+        let usable = self.proofs(&wanted)?;
+        self.write_out(&wanted, state)?;
+        let (folder, listener) = listen(&self.request.runtime)?;
+        let Lent {
+            cut_disks,
+            watched,
+            spools,
+        } = self.lend(&wanted, &usable)?;
+        let (memory, receiving) = self.begin_memory()?.unzip();
+        let request = CutRequest {
+            run: RunId(self.request.run),
+            disks: cut_disks,
+            write_deadline: self.request.write_deadline,
+            listener,
+            memory,
+            standstill: self.standstill,
+        };
+        let mut guard = Guard::start(self.request.watchdog.as_deref())?;
+        let made = self.cut(request, (state, can_quiesce), within, &mut guard);
+        let failed = |source| not_kept(&self.machine, &self.request.scratch, source);
+        let memory = receiving.map(|receiving| receiving.finish().map_err(failed));
+        let (cut, quiesced) = match made {
+            Ok(made) => made,
+            Err(error) => {
+                // What went wrong with the memory says more than what QEMU makes of it.
+                let error = match memory {
+                    Some(Err(of_memory @ Error::MemoryNotKept { .. })) => of_memory,
+                    _ => error,
+                };
+                self.leave(guard, state);
+                return Err(error);
+            }
+        };
+        let opened = memory.transpose().and_then(|memory| {
+            let disks = self.open(&cut, &folder.path().join("nbd"), &wanted, (usable, spools))?;
+            Ok((disks, memory))
+        });
+        let old_bitmaps = self.bitmaps_of_ours(&wanted);
+        match opened {
+            Ok((disks, memory)) => Ok(Frozen {
+                cut,
+                quiesced,
+                guard,
+                disks,
+                memory,
+                devices: wanted.into_iter().map(|(_, disk)| disk.device).collect(),
+                scratch: watched,
+                old_bitmaps,
+            }),
+            Err(error) => {
+                // A lost connection may be the reason: what is to be taken out needs another.
+                wake_patiently(self.request.machine.monitor(), self.job.clock).ok();
+                self.release(cut);
+                let begun = wanted.iter().enumerate();
+                self.remove_bitmaps(
+                    begun.filter_map(|(number, (_, disk))| Some((&disk.node[..], self.next_bitmap(number)?))),
+                );
+                guard.done();
+                Err(error)
+            }
+        }
+    }
+
+    /// Begins to take in the memory, where it is wanted.
+    fn begin_memory(&self) -> Result<Option<((MemoryPipe, MemoryMode), Receiving)>> {
+        let Some(way) = self.request.memory else {
+            return Ok(None);
+        };
+        let from = (self.request.machine.monitor(), &self.machine[..]);
+        crate::machine::state::memory::begin(way, from, &self.request.scratch, self.job).map(Some)
+    }
+
+    /// What is frozen, with new scratch files for each.
+    fn lend(&self, wanted: &[(String, QemuDisk)], usable: &[Proven]) -> Result<Lent> {
+        let disks: Vec<&QemuDisk> = wanted.iter().map(|(_, disk)| disk).collect();
+        let not_served = NotServed::query(self.request.machine.monitor(), &disks);
+        let not_served = not_served.map_err(|error| self.failed(error))?;
+        let mut lent = Lent::default();
+        for ((number, usable), why) in (0..).zip(usable).zip(not_served) {
+            let (target, disk) = &wanted[number];
+            let scratch = Scratch::create(&self.request.scratch, disk.size_bytes)?;
+            lent.watched.push(scratch.watched);
+            let spool = match why {
+                Some(why) => Some(self.spool(target, disk, &why)?),
+                None => None,
+            };
+            let (given, read) = spool.map(|spool| (spool.given, spool.watched)).unzip();
+            let watched = read.as_ref().map(|file| self.clone_of(file)).transpose()?;
+            lent.watched.extend(watched);
+            lent.spools.push(read);
+            lent.cut_disks.push(CutDisk {
+                scratch: scratch.given,
+                spool: given,
+                disk: disk.clone(),
+                next_bitmap: self.next_bitmap(number),
+                changes: usable.as_ref().ok().map(|proof| proof.bitmap.clone()),
+                changes_below: usable.as_ref().ok().and_then(|proof| proof.below.clone()),
+            });
+        }
+        Ok(lent)
+    }
+
+    /// A file for the parts of a disk that must not be served.
+    fn spool(&self, target: &str, disk: &QemuDisk, why: &NotServed) -> Result<Scratch> {
+        let scratch = &self.request.scratch;
+        self.job.progress.note(&format!(
+            "disk {target} of {}: {why}; QEMU copies it in parts to {} instead",
+            self.request.name,
+            scratch.display()
+        ));
+        Scratch::create(scratch, disk.size_bytes)
+    }
+
+    fn clone_of(&self, file: &File) -> Result<File> {
+        file.try_clone().map_err(|source| Error::File {
+            action: "open a scratch file again in",
+            path: self.request.scratch.clone(),
+            source,
+        })
+    }
+
+    /// Ends what has failed. The machine may stand still, if even that failed: the watchdog sees to it. One that was paused
+    /// before stays so.
+    fn leave(&self, mut guard: Guard, state: MachineState) {
+        if state == MachineState::Running && !self.runs() {
+            guard.about_to_pause(PAUSE_DEADLINE).ok();
+            guard.hand_over();
+        } else {
+            guard.done();
+        }
+    }
+
+    /// The instant, with the administrator's programs before it and after it.
+    fn cut(
+        &self,
+        request: CutRequest,
+        (state, can_quiesce): (MachineState, bool),
+        within: &mut dyn FnMut(),
+        guard: &mut Guard,
+    ) -> Result<(Cut, Quiesced)> {
+        if state == MachineState::Running {
+            guard.owes(&[HookEvent::PostThaw, HookEvent::JobAbort])?;
+        }
+        let prepared = self.hooks.pre_freeze(state);
+        let made = prepared.and_then(|()| self.cut_quiesced(request, (state, can_quiesce), within, guard));
+        let held_up = made.as_ref().map_or_else(
+            |_| HeldUp::default(),
+            |(cut, quiesced)| HeldUp {
+                frozen: quiesced.frozen(),
+                paused: cut.pause.total,
+            },
+        );
+        self.hooks.post_thaw(state, Some(held_up));
+        guard.owes(&[HookEvent::JobAbort])?;
+        made
+    }
+
+    fn cut_quiesced(
+        &self,
+        request: CutRequest,
+        (state, can_quiesce): (MachineState, bool),
+        within: &mut dyn FnMut(),
+        guard: &mut Guard,
+    ) -> Result<(Cut, Quiesced)> {
+        let is_running = state == MachineState::Running;
+        let summary = self.request.machine.describe()?.summary;
+        let (journal, patience) = (self.request.journal.as_ref(), (Work::Instant, INSTANT_PATIENCE));
+        let _lock = MachineLock::take(journal, &summary, patience, (self.request.now)(), self.job)?;
+        let guest = Guest {
+            machine: self.request.machine,
+            shown: &self.request.name,
+            quiesce: self.request.quiesce,
+        };
+        let quiescence = Quiescence::begin(guest, (is_running, can_quiesce), guard, self.job)?;
+        let announced = match &request.memory {
+            _ if !is_running => Ok(()),
+            None => guard.about_to_pause(self.pause_deadline),
+            Some((_, MemoryMode::Live)) => guard.about_to_pause(LIVE_MEMORY_DEADLINE),
+            Some((_, MemoryMode::Stopped)) => guard.about_to_pause(MEMORY_DEADLINE),
+        };
+        let monitor = self.request.machine.monitor();
+        let cut = announced.and_then(|()| {
+            let tell = &mut |moment| match moment {
+                // A watchdog that is gone cannot be told; the instant is over before anybody would notice.
+                Moment::Stopped if is_running => drop(guard.about_to_pause(self.pause_deadline)),
+                Moment::Runs if is_running => drop(guard.about_to_pause(LIVE_MEMORY_DEADLINE)),
+                Moment::Stopped | Moment::Runs => {}
+                Moment::Instant => within(),
+            };
+            Cut::make(monitor, self.job.clock, request, tell).map_err(|error| self.failed(error))
+        });
+        let runs = cut.is_ok() || !is_running || self.runs();
+        let quiesced = quiescence.end(guest, guard, (runs, self.job));
+        Ok((cut?, quiesced))
+    }
+
+    /// Whether the machine is known to run.
+    fn runs(&self) -> bool {
+        let status = QmpCommand::new("query-status", serde_json::Value::Null);
+        let status = self.request.machine.monitor().execute(&status);
+        status.is_ok_and(|status| status["running"] == true)
+    }
+
+    /// The devices of QEMU that these disks are.
+    fn devices(&self, taken: &[MachineDisk]) -> Result<Vec<(String, QemuDisk)>> {
+        let present = disks(self.request.machine.monitor()).map_err(|error| self.failed(error))?;
+        let device = |disk: &MachineDisk| match device_of(disk, &present) {
+            Some(device) => Ok((disk.target.clone(), device.clone())),
+            None => Err(Error::NoDevice {
+                machine: self.machine.clone(),
+                disk: disk.target.clone(),
+            }),
+        };
+        taken.iter().map(device).collect()
+    }
+
+    /// What QEMU calls the devices of these disks.
+    pub(super) fn devices_of(&self, taken: &[MachineDisk]) -> Result<Vec<String>> {
+        let devices = self.devices(taken)?;
+        Ok(devices.into_iter().map(|(_, disk)| disk.device).collect())
+    }
+
+    fn open(
+        &self,
+        cut: &Cut,
+        socket: &std::path::Path,
+        wanted: &[(String, QemuDisk)],
+        (usable, spools): (Vec<Proven>, Vec<Option<File>>),
+    ) -> Result<Vec<FrozenDisk<'a>>> {
+        let endpoint = Endpoint::Unix(socket.to_owned());
+        let copied_count = spools.iter().flatten().count();
+        let layers = self.layers(wanted)?;
+        let mut opened = Vec::new();
+        for (number, (usable, spool)) in usable.into_iter().zip(spools).enumerate() {
+            let ((target, disk), context) = (&wanted[number], &cut.change_contexts[number]);
+            let options = NbdOptions {
+                contexts: context.iter().cloned().collect(),
+                is_stopped: Some(self.job.interrupt.question()),
+                ..NbdOptions::default()
+            };
+            let device = NbdDevice::connect(&endpoint, &cut.exports[number], options).and_then(NbdDeviceMut::new);
+            let device = device.map_err(|source| Error::Frozen {
+                machine: self.machine.clone(),
+                source: Box::new(source),
+            })?;
+            let mut device = match (spool, cut.copiers[number].clone()) {
+                (Some(spool), Some(copier)) => {
+                    let part_bytes = part_bytes(self.room(&spool), copied_count);
+                    let copied = CopiedDisk::new(device, copier, (spool, part_bytes), self.copy_context());
+                    FrozenDevice::Copied(Box::new(copied))
+                }
+                _ => FrozenDevice::Served(Box::new(device)),
+            };
+            let layers = layers.as_ref().and_then(|layers| layers.of(&disk.node));
+            let changes = usable.and_then(|proof| {
+                let context = context.as_ref().filter(|_| proof.still_holds(layers.as_deref()));
+                let context = context.ok_or(ReadAll::LayersChanged)?;
+                let above = cut.layer_exports[number]
+                    .as_ref()
+                    .map(|export| (&endpoint, &export[..]));
+                self.changes((&device, context), (&proof, above), target)
+            });
+            let changes = changes.map_or_else(Changes::Unknown, Changes::Only);
+            device.read_in_order(match &changes {
+                Changes::Only(changed) | Changes::Between(changed) => Some(changed),
+                Changes::Unknown(_) => None,
+            });
+            opened.push(FrozenDisk {
+                device,
+                changes,
+                next: self.next(number, layers.as_deref(), disk),
+                node: disk.node.clone(),
+            });
+        }
+        Ok(opened)
+    }
+
+    fn copy_context(&self) -> CopyContext<'a> {
+        CopyContext {
+            monitor: self.request.machine.monitor(),
+            clock: self.job.clock,
+            interrupt: self.job.interrupt,
+        }
+    }
+
+    /// Bytes that scratch files may take.
+    fn room(&self, scratch: &File) -> u64 {
+        let free_bytes = rustix::fs::fstatvfs(scratch)
+            .map(|found| found.f_bavail.saturating_mul(found.f_frsize))
+            .unwrap_or_default();
+        let max_bytes = self.request.limits.scratch_bytes_max;
+        max_bytes.map_or(free_bytes, |max_bytes| max_bytes.min(free_bytes))
+    }
+}
+
+/// The device of QEMU that is this disk of the machine.
+fn device_of<'q>(disk: &MachineDisk, devices: &'q [QemuDisk]) -> Option<&'q QemuDisk> {
+    let alias = disk.alias.as_deref()?;
+    devices.iter().find(|device| device.is_called(alias))
+}

@@ -1,0 +1,110 @@
+//! The end of an instant: what was put into QEMU is taken out, and what went wrong is said.
+
+use holdfast_host::Ended;
+use holdfast_host::qemu::{Cut, Layers, Pause, remove_bitmap};
+
+use super::{Freezer, Frozen};
+use crate::capture::qemu::fate::Fate;
+use crate::job::error::GivenUp;
+use crate::job::{Error, Interrupted, Result};
+use crate::machine::quiesce::Quiesced;
+use crate::machine::watchdog::Guard;
+
+impl Freezer<'_> {
+    /// Takes everything away; the bitmap of this instant stays if the snapshot does, the older ones if not.
+    pub(in crate::capture::qemu) fn finish<T>(&self, frozen: Frozen<'_>, stored: &Result<T>) {
+        let Frozen {
+            cut,
+            disks,
+            old_bitmaps,
+            guard,
+            ..
+        } = frozen;
+        if stored.is_ok() {
+            self.keep_witnesses(&cut, &disks);
+        }
+        let begun = disks
+            .iter()
+            .filter_map(|disk| Some((disk.node.clone(), disk.next.as_ref()?.name.clone())));
+        let begun: Vec<(String, String)> = begun.collect();
+        // What cannot be written out now is flushed by QEMU.
+        if let Ok(layers) = Layers::query(self.request.machine.monitor()) {
+            let nodes = disks.iter().map(|disk| &disk.node[..]);
+            self.write_out_nodes(&layers, nodes).ok();
+        }
+        // Connections end before the server is asked to.
+        drop(disks);
+        self.release(cut);
+        if stored.is_ok() {
+            self.remove_bitmaps(old_bitmaps.iter().map(|(node, name)| (&node[..], name.clone())));
+        } else {
+            self.remove_bitmaps(begun.iter().map(|(node, name)| (&node[..], name.clone())));
+        }
+        guard.done();
+    }
+
+    /// Takes out of QEMU what was needed for the instant alone; the watchdog watches on.
+    pub(in crate::capture::qemu) fn let_go(&self, frozen: Frozen) -> (Guard, Quiesced, Pause) {
+        let pause = frozen.pause();
+        self.release(frozen.cut);
+        (frozen.guard, frozen.quiesced, pause)
+    }
+
+    pub(super) fn release(&self, cut: Cut) {
+        let machine = self.request.machine;
+        let Err(error) = cut.release(machine.monitor(), self.job.clock) else {
+            return;
+        };
+        let progress = self.job.progress;
+        match Fate::of(machine, self.job) {
+            // What was in a QEMU has ended with it.
+            Fate::Ended(Ended::SwitchedOff) => progress.note(&format!("{} was switched off", self.machine)),
+            Fate::Ended(how) => progress.warning(&format!("{} {how}", self.machine)),
+            fate => progress.warning(&format!(
+                "not everything could be taken out of QEMU again: {error}; {fate}, and its next backup tries again"
+            )),
+        }
+    }
+
+    pub(super) fn remove_bitmaps<'n>(&self, bitmaps: impl Iterator<Item = (&'n str, String)>) {
+        let machine = self.request.machine;
+        for (node, name) in bitmaps {
+            let Err(error) = remove_bitmap(machine.monitor(), node, &name) else {
+                continue;
+            };
+            if let Fate::Ended(_) = Fate::of(machine, self.job) {
+                // Bitmaps that QEMU saved stay in the images, and the next backup removes them.
+                return;
+            }
+            self.job
+                .progress
+                .warning(&format!("the bitmap {name} stays in QEMU: {error}"));
+        }
+    }
+
+    /// Says what a read error of a frozen disk means.
+    pub(in crate::capture::qemu) fn explain(&self, error: Error, given_up: Option<GivenUp>) -> Error {
+        if let Some(why) = given_up {
+            return Error::ScratchLimit {
+                machine: self.machine.clone(),
+                scratch: self.request.scratch.clone(),
+                why,
+            };
+        }
+        match error {
+            // The copy of a part was cancelled.
+            _ if self.job.interrupt.is_requested() => Error::Interrupted(Interrupted),
+            Error::Repository(holdfast_repo::Error::Device {
+                role: "source",
+                name,
+                source,
+            }) => Error::FrozenBroken {
+                machine: self.machine.clone(),
+                disk: name,
+                scratch: self.request.scratch.clone(),
+                source: Box::new(source),
+            },
+            other => other,
+        }
+    }
+}

@@ -1,0 +1,402 @@
+//! A machine read from host snapshots of its disks: it holds still for the cut, and nothing is put into its QEMU.
+//!
+//! The host snapshots stay, held, until the next backup has been committed that compares itself with them. Which bytes of an image
+//! changed is then told by the file system, without a bitmap of the hypervisor's: the same place in two living host snapshots holds the
+//! same bytes (`holdfast_host::changed_blocks`). A host snapshot is bound to its snapshot in the repository by its name and identity,
+//! which that one notes with each disk.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use holdfast_block::DirtyBitmap;
+use holdfast_host::provider::{HostSnapshot, HostSnapshotName, Place, Provider, ProviderKind, View};
+use holdfast_host::qemu::Pause;
+use holdfast_host::{Description, MachineDisk};
+use holdfast_repo::{Manifest, Repository};
+
+use super::changes::{Changes, ReadAll, check_spots};
+use super::disk_format::format_of;
+use super::keeper::Before;
+use super::warden::Load;
+use super::{MachineBackup, MachineReading, Method, Ready, notes_of};
+use crate::host_snapshot::compare_images::{Sent, TwoStates, below, options_in_view};
+use crate::host_snapshot::places::image_path;
+use crate::host_snapshot::states::SetId;
+use crate::host_snapshot::{GuestRequest, HostSnapshotRequest, NamedCut, Subject, places_of, take_host_snapshots};
+use crate::image::source::OpenSource;
+use crate::job::rate_limit::Pace;
+use crate::job::{Error, Result};
+use crate::machine::hooks::{HeldUp, HookEvent};
+use crate::machine::state::streams::Beside;
+use crate::machine::watchdog::Guard;
+use crate::notes::{NOTE_FORMAT, NOTE_HOST_SNAPSHOT, NOTE_HOST_SNAPSHOT_IDENTITY, NOTE_HOST_SNAPSHOT_PATH};
+use crate::restore::machine::chain_of;
+
+/// In whose name host snapshots are held.
+const TAG: &str = "holdfast";
+/// Host snapshots that are read, and the places of the disks in them.
+struct Cut {
+    name: String,
+    /// By the name of the disk in the machine.
+    places: BTreeMap<String, Place>,
+    /// One for each dataset.
+    snapshots: Vec<HostSnapshot>,
+    views: Vec<View>,
+    /// The folders of today; none of volumes.
+    today: Vec<Option<PathBuf>>,
+}
+
+/// Why there can be no host snapshots of all disks of a machine; none where there can.
+pub(super) fn no_host_snapshot(description: &Description, taken: &[MachineDisk], run: u32) -> Option<String> {
+    let places = places_of(description, &chosen(taken), run);
+    if let Some((disk, why)) = places.nowhere.first() {
+        return Some(format!("disk {disk}: {why}"));
+    }
+    // Clones are made of the image alone, and what it is based on is looked for beside it.
+    let is_cloned = |disk: &&MachineDisk| {
+        let place = places.disks.iter().find(|(target, _)| *target == disk.target);
+        place.is_some_and(|(_, place)| place.dataset.provider == ProviderKind::Reflink)
+    };
+    let mut cloned = taken.iter().filter(is_cloned);
+    let based = cloned.find(|disk| chain_of(image_path(disk), disk.format.as_deref()).len() > 1)?;
+    Some(format!(
+        "disk {}: its image is based on another one, which a clone of it does not find",
+        based.target
+    ))
+}
+
+fn chosen(taken: &[MachineDisk]) -> holdfast_host::DiskChoice {
+    holdfast_host::DiskChoice {
+        include: taken.iter().map(|disk| disk.target.clone()).collect(),
+        exclude: Vec::new(),
+    }
+}
+
+impl MachineBackup<'_> {
+    pub(super) fn read_host_snapshots(self, reason: String) -> Result<MachineReading> {
+        let state = self.description.summary.state;
+        let mut guard = self.hooks_guard()?;
+        guard.owes(&[HookEvent::PostThaw, HookEvent::JobAbort])?;
+        let (mut time, mut beside) = (None, Ok(Beside::default()));
+        let prepared = self.hooks.pre_freeze(state);
+        let made = prepared.and_then(|()| {
+            self.cut(&mut || {
+                time = Some((self.request.now)());
+                beside = Beside::read(&self.description, &self.request.machine.rights(), self.job.clock);
+            })
+        });
+        let guest = made.as_ref().ok().and_then(|(_, report)| report.guests.first());
+        let held_up = guest.map_or_else(HeldUp::default, |guest| HeldUp {
+            frozen: guest.quiesced.frozen(),
+            paused: guest.paused.unwrap_or_default(),
+        });
+        self.hooks.post_thaw(state, Some(held_up));
+        guard.owes(&[HookEvent::JobAbort])?;
+        let (cut, report) = made?;
+        let (consistency, quiesced, paused) = match report.guests.first() {
+            Some(guest) => (guest.consistency(), guest.quiesced.clone(), guest.paused),
+            None => ("crash", super::Quiesced::NotNeeded, None),
+        };
+        let pace = Pace::new(self.request.limits.bytes_per_second, self.job);
+        let stored = beside.and_then(|beside| {
+            let opened = self.open_views(&cut)?;
+            let disks = self.taken.iter().zip(&opened).map(|(disk, source)| Ready {
+                target: disk.target.clone(),
+                device: &*source.device,
+                changes: self.changes_since_parent(disk, source, &cut),
+                notes: cut.notes_of(disk),
+            });
+            let disks = disks.collect::<Vec<_>>();
+            let rest = beside.rest(None, self.job.progress);
+            let time = time.unwrap_or(report.time);
+            self.store(&disks, rest, time, (Method::Snapshot, consistency), &pace)
+        });
+        self.clear_up(cut, stored.is_ok() && self.keeper.before().is_some());
+        guard.done();
+        let (duration, compared) = stored?;
+        let pause = Pause {
+            total: paused.unwrap_or_default(),
+            cut: report.cut,
+            ..Pause::default()
+        };
+        let load = Load {
+            waited: pace.waited(duration),
+            ..Load::default()
+        };
+        Ok(self.reading(
+            (Method::Snapshot, reason),
+            consistency,
+            (Some(pause), quiesced, load),
+            compared,
+        ))
+    }
+
+    /// A watchdog that calls the administrator's programs, where there are any.
+    fn hooks_guard(&self) -> Result<Guard> {
+        let command = self.request.watchdog.as_deref();
+        Guard::start(command.filter(|_| !self.request.hooks.programs.is_empty()))
+    }
+
+    /// What host snapshots of this machine for this repository are called, up to the number of the run.
+    fn prefix(&self) -> String {
+        let kept_in = self
+            .keeper
+            .before()
+            .map(|before| before.repository.config().id.to_string());
+        // What is read for nobody who comes again is told by a number that no repository has.
+        let repository = kept_in.unwrap_or_else(|| "00000000".to_owned());
+        let uuid = &self.description.summary.uuid;
+        let digits = |text: &str| -> String { text.chars().filter(char::is_ascii_hexdigit).take(8).collect() };
+        format!("holdfast-backup-{}-{}-", digits(&repository), digits(uuid))
+    }
+
+    /// Makes the host snapshots; `within` is called at the instant.
+    fn cut(&self, within: &mut dyn FnMut()) -> Result<(Cut, crate::HostSnapshotReport)> {
+        let providers = self.request.providers;
+        let places = places_of(&self.description, &chosen(&self.taken), self.request.run);
+        let name = format!("{}{:08x}", self.prefix(), self.request.run);
+        let wanted = places.wanted();
+        let request = HostSnapshotRequest {
+            providers,
+            cuts: vec![NamedCut {
+                name: name.clone(),
+                wanted: wanted.clone(),
+            }],
+            guests: vec![GuestRequest {
+                machine: self.request.machine,
+                description: self.description.clone(),
+                quiesce: self.request.quiesce,
+                places: crate::MachinePlaces::default(),
+                has_to_stop: self.description.nvram.is_some() || self.description.tpm.is_some(),
+                memory: None,
+                watchdog: self.request.watchdog.clone(),
+                journal: self.request.journal.clone(),
+                run: self.request.run,
+            }],
+            subject: Subject::Machines,
+            now: self.request.now,
+            program: self.request.program.clone(),
+            set: SetId(u64::from(self.request.run)),
+            states: None,
+        };
+        let report = take_host_snapshots(&request, within, self.job)?;
+        let mut cut = Cut {
+            name,
+            places: places.disks.into_iter().collect(),
+            snapshots: Vec::new(),
+            views: Vec::new(),
+            today: Vec::new(),
+        };
+        let opened = report.snapshots.iter().try_for_each(|name| {
+            let provider = providers.of_dataset(&name.dataset);
+            provider.hold(name, TAG)?;
+            cut.snapshots.extend(found(provider, name)?);
+            let label = format!("{:08x}-{}", self.request.run, cut.views.len());
+            cut.views.push(provider.view(name, &label)?);
+            let state = provider.dataset(&name.dataset.name)?;
+            cut.today.push(state.folder.filter(|_| !state.is_volume));
+            Ok::<(), Error>(())
+        });
+        match opened {
+            Ok(()) => Ok((cut, report)),
+            Err(error) => {
+                self.clear_up(cut, false);
+                Err(error)
+            }
+        }
+    }
+
+    fn open_views(&self, cut: &Cut) -> Result<Vec<OpenSource>> {
+        let open = |disk: &MachineDisk| {
+            let path = cut.path_of(disk).ok_or_else(|| Error::NoImageFile {
+                disk: disk.target.clone(),
+                place: "nowhere".to_owned(),
+            })?;
+            let format = format_of(disk, &path)?;
+            let root = cut.root_of(disk).unwrap_or(&path);
+            let mut options = options_in_view(Some(format), root, cut.today_of(disk));
+            options.allow.extend_from_slice(&self.request.allowed);
+            // The machine reads them. What is no qcow2 by its configuration is its guest's to write, and may name any file.
+            if disk.format.as_deref() == Some("qcow2") {
+                let bases = chain_of(image_path(disk), disk.format.as_deref()).into_iter().skip(1);
+                options.allow.extend(bases.filter(|base| base.exists()));
+            }
+            OpenSource::open_with(&path, &options)
+        };
+        self.taken.iter().map(open).collect()
+    }
+
+    /// What changed since the snapshot before, if the file system can tell, and it stands a test.
+    fn changes_since_parent(&self, disk: &MachineDisk, now: &OpenSource, cut: &Cut) -> Changes {
+        let changed = self.changed_between(disk, now, cut).and_then(|changed| {
+            let (repository, parent) = self.parent()?;
+            let seed = u64::from(self.request.run);
+            // A parent that cannot be read is found while it is used.
+            let Ok(before) = repository.open_disk(parent.id, Some(&disk.target)) else {
+                return Ok(changed);
+            };
+            let checked = check_spots(&*now.device, &changed, &before, seed);
+            checked.map_err(|found| match found {
+                ReadAll::SpotCheck { offset } => {
+                    ReadAll::NotComparable(format!("offset {offset} is said to be unchanged, and is not"))
+                }
+                other => other,
+            })?;
+            Ok(changed)
+        });
+        changed.map_or_else(Changes::Unknown, Changes::Between)
+    }
+
+    fn changed_between(
+        &self,
+        disk: &MachineDisk,
+        now: &OpenSource,
+        cut: &Cut,
+    ) -> std::result::Result<DirtyBitmap, ReadAll> {
+        let (_, parent) = self.parent()?;
+        let before = parent.disk(Some(&disk.target)).map_err(|_| ReadAll::NewDisk)?;
+        let note = |key: &str| before.notes.get(key).ok_or(ReadAll::NoHostSnapshotThen);
+        let (name, identity) = (note(NOTE_HOST_SNAPSHOT)?, note(NOTE_HOST_SNAPSHOT_IDENTITY)?);
+        let size_bytes = now.device.size_bytes();
+        if before.size_bytes != size_bytes {
+            return Err(ReadAll::Resized {
+                before_bytes: before.size_bytes,
+                now_bytes: size_bytes,
+            });
+        }
+        let place = cut.places.get(&disk.target).ok_or(ReadAll::NoHostSnapshotThen)?;
+        // Another image may be in both host snapshots, too.
+        let was_on = Path::new(note(NOTE_HOST_SNAPSHOT_PATH)?);
+        if was_on != place.path || before.notes.get(NOTE_FORMAT) != disk.format.as_ref() {
+            return Err(ReadAll::OtherImage);
+        }
+        let gone = || ReadAll::HostSnapshotGone { name: name.clone() };
+        let then = HostSnapshotName {
+            name: name.rsplit_once('@').ok_or_else(gone)?.1.to_owned(),
+            dataset: place.dataset.clone(),
+        };
+        if then.to_string() != *name {
+            return Err(ReadAll::NotComparable("the disk is in another dataset now".to_owned()));
+        }
+        let provider = self.request.providers.of_dataset(&then.dataset);
+        let known = found(provider, &then).ok().flatten();
+        known
+            .filter(|snapshot| snapshot.identity == *identity)
+            .ok_or_else(gone)?;
+        let label = format!("{:08x}-then", self.request.run);
+        let view = provider
+            .view(&then, &label)
+            .map_err(|error| ReadAll::NotComparable(error.to_string()))?;
+        let new = cut.path_of(disk).ok_or_else(gone)?;
+        let newer = &cut.snapshot_of(disk).ok_or_else(gone)?.name;
+        let old = below(view.path(), &place.path);
+        let states = TwoStates {
+            format: disk.format.as_deref(),
+            images: (&old, &new),
+            roots: (view.path(), cut.root_of(disk).ok_or_else(gone)?),
+            today: cut.today_of(disk),
+            size_bytes,
+        };
+        let told = match then.dataset.provider {
+            ProviderKind::Btrfs | ProviderKind::Reflink => states.changed(),
+            ProviderKind::Zfs => {
+                let sent = Sent {
+                    zfs: self.request.providers.zfs(),
+                    older: &then,
+                    newer,
+                };
+                let ask = |old: &Path, new: &Path| sent.ranges(old, new);
+                sent.is_worth_it(now).and_then(|()| states.changed_by(&ask))
+            }
+            ProviderKind::Lvm => {
+                let lvm = self.request.providers.lvm();
+                let ask = |_: &Path, _: &Path| lvm.changes(&then, newer).map_err(|error| error.to_string());
+                states.changed_by(&ask)
+            }
+        };
+        told.map_err(ReadAll::NotComparable)
+    }
+
+    /// The snapshot to compare with, and where it is.
+    fn parent(&self) -> std::result::Result<(&Repository, &Manifest), ReadAll> {
+        let Before { repository, parent } = self.keeper.before().ok_or(ReadAll::NoParent)?;
+        Ok((repository, parent.ok_or(ReadAll::NoParent)?))
+    }
+
+    /// What a backup leaves: the host snapshots of the newest snapshot. What cannot be removed now is removed by the next one.
+    fn clear_up(&self, mut cut: Cut, is_stored: bool) {
+        // What is looked into cannot be removed.
+        cut.views.clear();
+        let prefix = self.prefix();
+        for place in cut.places.values() {
+            let provider = self.request.providers.of_dataset(&place.dataset);
+            let present = provider.snapshots(&place.dataset.name).unwrap_or_default();
+            let ours = present
+                .into_iter()
+                .filter(|snapshot| snapshot.name.name.starts_with(&prefix));
+            for snapshot in ours {
+                let is_new = snapshot.name.name == cut.name;
+                // What nobody can compare with is not kept, and what a failed backup was to be compared with is.
+                let stays = if is_new {
+                    is_stored
+                } else {
+                    !is_stored && self.keeper.before().is_some()
+                };
+                if !stays {
+                    self.remove(provider, &snapshot);
+                }
+            }
+        }
+    }
+
+    fn remove(&self, provider: &dyn Provider, snapshot: &HostSnapshot) {
+        if snapshot.hold_count > 0 {
+            // Somebody else's hold makes the next step fail, and says so.
+            provider.release(&snapshot.name, TAG).ok();
+        }
+        if let Err(error) = provider.destroy_this(snapshot) {
+            self.job.progress.note(&format!("{error}; the next backup tries again"));
+        }
+    }
+}
+
+fn found(provider: &dyn Provider, name: &HostSnapshotName) -> Result<Option<HostSnapshot>> {
+    let present = provider.snapshots(&name.dataset.name)?;
+    Ok(present.into_iter().find(|snapshot| snapshot.name == *name))
+}
+
+impl Cut {
+    fn index_of(&self, disk: &MachineDisk) -> Option<usize> {
+        let dataset = &self.places.get(&disk.target)?.dataset;
+        let mut all = self.snapshots.iter();
+        all.position(|snapshot| snapshot.name.dataset == *dataset)
+    }
+
+    fn root_of(&self, disk: &MachineDisk) -> Option<&Path> {
+        Some(self.views.get(self.index_of(disk)?)?.path())
+    }
+
+    fn today_of(&self, disk: &MachineDisk) -> Option<&Path> {
+        self.today.get(self.index_of(disk)?)?.as_deref()
+    }
+
+    fn path_of(&self, disk: &MachineDisk) -> Option<PathBuf> {
+        Some(below(self.root_of(disk)?, &self.places.get(&disk.target)?.path))
+    }
+
+    /// The host snapshot that a disk is in.
+    fn snapshot_of(&self, disk: &MachineDisk) -> Option<&HostSnapshot> {
+        self.snapshots.get(self.index_of(disk)?)
+    }
+
+    fn notes_of(&self, disk: &MachineDisk) -> BTreeMap<String, String> {
+        let mut notes = notes_of(disk);
+        if let Some(snapshot) = self.snapshot_of(disk) {
+            notes.insert(NOTE_HOST_SNAPSHOT.to_owned(), snapshot.name.to_string());
+            notes.insert(NOTE_HOST_SNAPSHOT_IDENTITY.to_owned(), snapshot.identity.clone());
+            let place = self.places.get(&disk.target).and_then(|place| place.path.to_str());
+            notes.extend(place.map(|path| (NOTE_HOST_SNAPSHOT_PATH.to_owned(), path.to_owned())));
+        }
+        notes
+    }
+}

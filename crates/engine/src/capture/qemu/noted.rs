@@ -1,0 +1,99 @@
+//! The note of a backup in the journal of runs, from before the first change to QEMU until nothing is left.
+
+use holdfast_host::qemu::{RunId, runs_in};
+use holdfast_host::qmp::QmpCommand;
+use holdfast_host::{Description, Machine, MachineState};
+
+use super::MachineReadRequest;
+use crate::job::Job;
+use crate::machine::run_journal::{Phase, RunNote, RunRecord};
+
+/// A backup that may be noted. Where it cannot be, the watchdog alone watches over the machine, and it is said.
+pub(super) struct Noted<'a> {
+    request: &'a MachineReadRequest<'a>,
+    job: Job<'a>,
+    was_running: bool,
+    note: Option<RunNote>,
+}
+
+impl<'a> Noted<'a> {
+    pub(super) fn begin(request: &'a MachineReadRequest<'a>, description: &Description, job: Job<'a>) -> Self {
+        let was_running = description.summary.state == MachineState::Running;
+        let mut noted = Self {
+            request,
+            job,
+            was_running,
+            note: None,
+        };
+        if let Some(place) = &request.journal {
+            let record = RunRecord {
+                run: RunId(request.run),
+                machine: description.summary.name.clone(),
+                uuid: description.summary.uuid.clone(),
+                way: place.way.clone(),
+                process: place.process.clone(),
+                start_ms: (request.now)().as_millisecond(),
+                phase: Phase::Preparing,
+                was_running,
+                scratch: request.scratch.clone(),
+            };
+            noted.note = noted.heed(RunNote::begin(&place.folder, record));
+        }
+        noted
+    }
+
+    /// Freezes; what is frozen is to be read then.
+    pub(super) fn freezing<T>(mut self, freeze: impl FnOnce() -> crate::Result<T>) -> crate::Result<(T, Self)> {
+        self.phase(Phase::Freezing);
+        match freeze() {
+            Ok(frozen) => {
+                self.phase(Phase::Reading);
+                Ok((frozen, self))
+            }
+            Err(error) => {
+                self.end();
+                Err(error)
+            }
+        }
+    }
+
+    /// The backup is in this phase from now on.
+    pub(super) fn phase(&mut self, phase: Phase) {
+        let written = self.note.as_mut().map(|note| note.phase(phase));
+        self.heed(written.unwrap_or(Ok(())));
+    }
+
+    /// The backup has ended, well or not. The note stays where something is left, or the machine stands still because of us.
+    pub(super) fn end(mut self) {
+        let Some(note) = self.note.take() else { return };
+        if self.is_clean() {
+            self.heed(note.close());
+        }
+    }
+
+    fn is_clean(&self) -> bool {
+        // What was in a QEMU has ended with it.
+        if is_off(self.request.machine) {
+            return true;
+        }
+        let monitor = self.request.machine.monitor();
+        let status = monitor.execute(&QmpCommand::new("query-status", serde_json::Value::Null));
+        let runs = status.is_ok_and(|status| status["running"] == true);
+        let is_left = !matches!(runs_in(monitor), Ok(left) if !left.contains(&RunId(self.request.run)));
+        (runs || !self.was_running) && !is_left
+    }
+
+    fn heed<T>(&self, result: crate::Result<T>) -> Option<T> {
+        result
+            .map_err(|error| {
+                let message = format!("{}: not noted for holdfast doctor: {error}", self.request.name);
+                self.job.progress.note(&message);
+            })
+            .ok()
+    }
+}
+
+/// Whether a machine was switched off meanwhile, has crashed, or is not there any more.
+pub(super) fn is_off(machine: &dyn Machine) -> bool {
+    machine.ended().is_some()
+}

@@ -1,0 +1,140 @@
+//! Other backups of the same machine: one that is alive is not disturbed, and what a dead one has left is taken out.
+
+use std::time::Duration;
+
+use holdfast_host::qemu::{RunId, drop_idle_files, remove_run, runs_in};
+use holdfast_host::qmp::{Monitor, MonitorError};
+use holdfast_host::{Description, Living, MachineState, MachineSummary, living};
+use holdfast_repo::Liveness;
+
+use super::MachineReadRequest;
+use crate::job::{Error, Job, Result};
+use crate::machine::lock::{INSTANT_PATIENCE, MachineLock, Work};
+use crate::machine::run_journal::{Phase, RunRecord, forget_run, noted_runs};
+use crate::machine::watchdog::is_watchdog_of;
+
+/// The watchdog of a run that has just died may be at it.
+const WATCHDOG_PATIENCE: Duration = Duration::from_secs(5);
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Keeps other backups of the machine away until the lock is dropped; gives what the machine is by then, since one that is under way
+/// may have been waited for.
+pub(super) fn keep_away(
+    request: &MachineReadRequest<'_>,
+    description: Description,
+    job: Job<'_>,
+) -> Result<(Option<MachineLock>, Description)> {
+    let (journal, patience) = (request.journal.as_ref(), (Work::Backup, request.patience));
+    let lock = MachineLock::take(journal, &description.summary, patience, (request.now)(), job)?;
+    let description = match lock {
+        Some(_) => request.machine.describe()?,
+        None => description,
+    };
+    Ok((lock, description))
+}
+
+/// Sees to it that no other backup is at work on the machine, and that nothing of a dead one is left.
+///
+/// # Errors
+/// [`holdfast_host::Error::Busy`] where one is, or where nobody can tell whether it is.
+pub(super) fn make_way(request: &MachineReadRequest<'_>, summary: &MachineSummary, job: Job<'_>) -> Result<()> {
+    // Who freezes it at this moment is none of those who are in the way.
+    let (journal, patience) = (request.journal.as_ref(), (Work::Instant, INSTANT_PATIENCE));
+    let _lock = MachineLock::take(journal, summary, patience, (request.now)(), job)?;
+    let machine = request.machine.name();
+    let monitor = request.machine.monitor();
+    let failed = |source| {
+        Error::from(holdfast_host::Error::Monitor {
+            machine: machine.to_owned(),
+            source,
+        })
+    };
+    if let Some(note) = living_note(request, &summary.uuid)? {
+        return Err(Error::from(holdfast_host::Error::Busy {
+            machine: machine.to_owned(),
+            holder: holder(note.run, Some(&note)),
+        }));
+    }
+    for note in dead_notes(request, &summary.uuid)? {
+        if is_still_there(monitor, note.run, job).map_err(failed)? {
+            job.progress.note(&format!(
+                "{machine}: took out of QEMU what a backup that died had left, run {} of process {}",
+                note.run, note.process.process
+            ));
+        }
+        // Its server may run, though nothing with its name is in QEMU any more.
+        remove_run(monitor, job.clock, note.run).map_err(failed)?;
+        let is_needed = note.phase == Phase::Committing || (note.was_running && summary.state == MachineState::Paused);
+        if let Some(place) = request.journal.as_ref().filter(|_| !is_needed) {
+            forget_run(&place.folder, note.run)?;
+        }
+    }
+    drop_idle_files(monitor, job.clock).map_err(failed)?;
+    match runs_in(monitor).map_err(failed)?.into_iter().next() {
+        None => Ok(()),
+        Some(run) => Err(Error::from(holdfast_host::Error::Busy {
+            machine: machine.to_owned(),
+            holder: holder(run, note_of(request, run)?.as_ref()),
+        })),
+    }
+}
+
+/// The notes of runs on the machine whose processes are dead.
+fn dead_notes(request: &MachineReadRequest<'_>, uuid: &str) -> Result<Vec<RunRecord>> {
+    let Some(place) = &request.journal else {
+        return Ok(Vec::new());
+    };
+    let noted = noted_runs(&place.folder)?.into_iter();
+    let is_dead = |note: &RunRecord| note.uuid == uuid && note.liveness(request.processes) == Liveness::Dead;
+    Ok(noted.filter(is_dead).collect())
+}
+
+/// The note of a run that is at work on the machine: it may have nothing in QEMU, and overlays on its disks.
+fn living_note(request: &MachineReadRequest<'_>, uuid: &str) -> Result<Option<RunRecord>> {
+    let Some(place) = &request.journal else {
+        return Ok(None);
+    };
+    let noted = noted_runs(&place.folder)?.into_iter();
+    let is_at_work = |note: &RunRecord| note.uuid == uuid && note.liveness(request.processes) == Liveness::Alive;
+    Ok(noted.filter(is_at_work).find(|note| note.run.0 != request.run))
+}
+
+fn note_of(request: &MachineReadRequest<'_>, run: RunId) -> Result<Option<RunRecord>> {
+    let Some(place) = &request.journal else {
+        return Ok(None);
+    };
+    Ok(noted_runs(&place.folder)?.into_iter().find(|note| note.run == run))
+}
+
+fn holder(run: RunId, note: Option<&RunRecord>) -> String {
+    match note {
+        Some(note) => format!(
+            "another backup of it, process {} on {}, which is {}",
+            note.process.process,
+            note.process.host,
+            note.phase.word()
+        ),
+        None => format!(
+            "another backup of it, run {run}, which is not noted here; if it is dead, holdfast doctor --fix takes out what it left"
+        ),
+    }
+}
+
+/// Whether something of a dead run is there still, when its watchdog has had time.
+fn is_still_there(monitor: &dyn Monitor, run: RunId, job: Job<'_>) -> std::result::Result<bool, MonitorError> {
+    let start = job.clock.now();
+    while has_watchdog(run) && job.clock.now().saturating_sub(start) < WATCHDOG_PATIENCE {
+        if !runs_in(monitor)?.contains(&run) {
+            return Ok(false);
+        }
+        job.clock.sleep(LOOK_INTERVAL);
+    }
+    Ok(runs_in(monitor)?.contains(&run))
+}
+
+/// Whether the watchdog of a run may be alive.
+fn has_watchdog(run: RunId) -> bool {
+    let is_one = |process: &Living| is_watchdog_of(&process.words, run);
+    // Where processes of others cannot be seen, nobody can tell.
+    living("holdfast").is_none_or(|living| living.iter().any(is_one))
+}

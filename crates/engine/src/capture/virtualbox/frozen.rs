@@ -1,0 +1,219 @@
+//! A machine that runs, held by a snapshot of VirtualBox's: what was its image until then is not written any more.
+//!
+//! The snapshot is called `holdfast-backup-PLACE-RUN`, by where the lock of its backup is and the number of its run. It is deleted when what it
+//! holds is dropped, whatever has happened by then; only a program that is killed leaves it, and then the next backup from that place finds it by
+//! its name. VirtualBox brings down what the machine has written since, while it runs on.
+
+use holdfast_hardware::virtualbox::Snapshot;
+use holdfast_host::MachineState;
+use holdfast_host::virtualbox::{Meanwhile, VBoxManage};
+
+use super::machine::VirtualBoxMachine;
+use crate::job::{Progress, Result};
+
+/// What its name begins with.
+const PREFIX: &str = "holdfast-backup-";
+/// What it says for those who find it.
+const DESCRIPTION: &str = "made by holdfast backup, which deletes it when it has read the machine; if it is still there, the next backup does";
+
+/// A machine held by a snapshot.
+pub(super) struct Frozen<'a> {
+    manager: &'a VBoxManage,
+    machine: &'a VirtualBoxMachine<'a>,
+    progress: &'a dyn Progress,
+    snapshot: Option<String>,
+}
+
+impl<'a> Frozen<'a> {
+    /// Takes a snapshot of a machine that runs, or is paused.
+    pub(super) fn take(
+        manager: &'a VBoxManage,
+        machine: &'a VirtualBoxMachine<'a>,
+        (place, run, state): (&str, u32, MachineState),
+        progress: &'a dyn Progress,
+    ) -> Result<Self> {
+        let name = format!("{PREFIX}{place}-{run:08x}");
+        let meanwhile = match state {
+            MachineState::Running => Meanwhile::RunsOn,
+            _ => Meanwhile::StandsStill,
+        };
+        let taken = manager.take_snapshot(machine.uuid(), (&name, DESCRIPTION), meanwhile);
+        // It may be there although VBoxManage says otherwise, or does not say which one it is.
+        let found = || {
+            let snapshots = machine.read().map(|said| said.settings.snapshots);
+            let found = snapshots.into_iter().flatten().find(|snapshot| snapshot.name == name);
+            found.map(|snapshot| snapshot.uuid)
+        };
+        let (snapshot, error) = match taken {
+            Ok(uuid) => (Some(uuid), None),
+            Err(error) => (found(), Some(error)),
+        };
+        let frozen = Self {
+            manager,
+            machine,
+            progress,
+            snapshot,
+        };
+        match error {
+            // One that was taken by a version that does not tell its UUID is as good.
+            Some(holdfast_host::Error::Configuration { .. }) if frozen.snapshot.is_some() => Ok(frozen),
+            Some(error) => Err(error.into()),
+            None => Ok(frozen),
+        }
+    }
+
+    /// The UUID of the snapshot.
+    pub(super) fn snapshot(&self) -> &str {
+        self.snapshot.as_deref().unwrap_or_default()
+    }
+
+    /// Deletes the snapshot; why it is still there, where it is.
+    pub(super) fn end(mut self) -> Option<String> {
+        self.delete()
+    }
+
+    fn delete(&mut self) -> Option<String> {
+        let snapshot = self.snapshot.take()?;
+        delete(self.manager, self.machine, &snapshot, self.progress)
+    }
+}
+
+impl Drop for Frozen<'_> {
+    fn drop(&mut self) {
+        self.delete();
+    }
+}
+
+/// A snapshot of VirtualBox's that a backup has made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct LeftSnapshot {
+    pub(crate) uuid: String,
+    pub(crate) name: String,
+}
+
+impl VirtualBoxMachine<'_> {
+    /// The snapshots that backups have made, the oldest first: of one that is at work, or left by one that was killed.
+    pub(crate) fn left_snapshots(&self) -> Result<Vec<LeftSnapshot>> {
+        let snapshots = self.read()?.settings.snapshots.into_iter();
+        let ours = snapshots.filter(|snapshot| is_ours(&snapshot.name));
+        let left = |Snapshot { uuid, name, .. }| LeftSnapshot { uuid, name };
+        Ok(ours.map(left).collect())
+    }
+
+    /// Deletes the snapshots that backups have left which were killed: the names of those that are gone now. Who cannot ask `VBoxManage`
+    /// deletes none.
+    ///
+    /// Whoever calls this has made sure that no backup of the machine is under way.
+    pub(crate) fn delete_left(&self, progress: &dyn Progress) -> Result<Vec<String>> {
+        let snapshots = self.read()?.settings.snapshots;
+        Ok(self.manager().map_or_else(Vec::new, |manager| {
+            delete_left(manager, self, (&snapshots, None), progress)
+        }))
+    }
+
+    /// The program that takes and deletes snapshots.
+    pub(crate) fn manager(&self) -> Option<&VBoxManage> {
+        self.place().manager()
+    }
+}
+
+/// Deletes the snapshots that backups have left which were killed, those of one place or of all: those that are gone now.
+///
+/// Whoever calls this has made sure that no other backup of the machine from there is under way.
+pub(super) fn delete_left(
+    manager: &VBoxManage,
+    machine: &VirtualBoxMachine<'_>,
+    (snapshots, place): (&[Snapshot], Option<&str>),
+    progress: &dyn Progress,
+) -> Vec<String> {
+    // From the youngest on: each is brought down into the one before.
+    let is_meant =
+        |snapshot: &&Snapshot| is_ours(&snapshot.name) && place.is_none_or(|place| is_from(&snapshot.name, place));
+    let left = snapshots.iter().rev().filter(is_meant);
+    let mut deleted = Vec::new();
+    for snapshot in left {
+        if delete(manager, machine, &snapshot.uuid, progress).is_none() {
+            progress.note(&format!(
+                "{}: the snapshot {} of VirtualBox, which a backup had left that was killed, is deleted",
+                machine.name(),
+                snapshot.name
+            ));
+            deleted.push(snapshot.name.clone());
+        }
+    }
+    deleted
+}
+
+/// Whether a backup has made the snapshot of that name.
+pub(super) fn is_ours(name: &str) -> bool {
+    let is_number = |digits: &str| digits.len() == 8 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let numbers = name.strip_prefix(PREFIX);
+    numbers.is_some_and(|numbers| numbers.split('-').count() <= 2 && numbers.split('-').all(is_number))
+}
+
+/// Whether a backup from `place` may have made it: names of old do not say from where.
+fn is_from(name: &str, place: &str) -> bool {
+    let numbers = name.strip_prefix(PREFIX).unwrap_or_default();
+    numbers.split_once('-').is_none_or(|(there, _)| there == place)
+}
+
+/// Deletes a snapshot; why it is still there, which is told, where it is.
+fn delete(
+    manager: &VBoxManage,
+    machine: &VirtualBoxMachine<'_>,
+    snapshot: &str,
+    progress: &dyn Progress,
+) -> Option<String> {
+    let deleted = manager.delete_snapshot(machine.uuid(), snapshot);
+    // The answer may be lost, and the snapshot gone; or it is there, whatever the answer.
+    let is_there = machine.read().map_or(true, |said| {
+        said.settings.snapshots.iter().any(|there| there.uuid == snapshot)
+    });
+    if !is_there {
+        return None;
+    }
+    let error = match deleted {
+        Ok(()) => "VBoxManage says that it is deleted, and the settings of the machine still have it".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    progress.warning(&format!(
+        "{} keeps the snapshot {snapshot} of VirtualBox, and grows by what it writes until that is gone: {error}; the next backup tries again, or: \
+         {} snapshot {} delete {snapshot}",
+        machine.name(),
+        manager.program(),
+        machine.uuid()
+    ));
+    Some(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{is_from, is_ours};
+
+    #[test]
+    fn snapshots_of_others_are_not_ours() {
+        assert!(is_ours("holdfast-backup-0000002a") && is_ours("holdfast-backup-0123abcd-0000002a"));
+        for other in [
+            "",
+            "mine",
+            "holdfast-backup-",
+            "holdfast-backup-2a",
+            "holdfast-backup-0000002g",
+            "holdfast-backup-0000002a1",
+            "holdfast-backup-0123abcd-",
+            "holdfast-backup-0123abcd-0000002a-0000002a",
+            "a holdfast-backup-0000002a",
+            "holdfast-backup-before-the-upgrade",
+        ] {
+            assert!(!is_ours(other), "{other}");
+        }
+    }
+
+    /// They may be at work.
+    #[test]
+    fn snapshots_of_other_places_are_left() {
+        let name = "holdfast-backup-0123abcd-0000002a";
+        assert!(is_from(name, "0123abcd") && !is_from(name, "0123abce") && !is_from(name, "0000002a"));
+        assert!(is_from("holdfast-backup-0000002a", "0123abcd"));
+    }
+}

@@ -1,0 +1,289 @@
+//! A machine of VirtualBox: what its settings say, and what it is doing.
+
+use std::fs::File;
+use std::io::{ErrorKind, Read as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use holdfast_hardware::virtualbox::{Medium, MediumKind, Settings, media, read, read_at, settings};
+use holdfast_hardware::{DiskKind as HardwareKind, Dropped, Machine, Place, Translated, adapt};
+use holdfast_host::virtualbox::{MachineInfo, VirtualBoxState};
+use holdfast_host::{
+    Description, DiskKind, DiskSource, Living, MachineDisk, MachineState, MachineSummary, Mark, writers_of_files,
+};
+use holdfast_image::{Backing, OpenOptions};
+use rustix::fs::OFlags;
+use rustix::process::geteuid;
+
+use super::chain::chain_of;
+use super::place::{VirtualBox, of};
+use crate::job::error::VirtualBoxError;
+use crate::job::{Error, Result};
+
+/// Bytes of settings, at most.
+const TEXT_BYTES_MAX: u64 = 64 << 20;
+
+/// A machine, by its settings.
+pub struct VirtualBoxMachine<'a> {
+    place: &'a VirtualBox,
+    path: PathBuf,
+    name: String,
+    uuid: String,
+}
+
+/// What the settings of a machine say at one moment.
+pub(super) struct Said {
+    /// The settings as they are.
+    pub(super) text: String,
+    /// What only VirtualBox has.
+    pub(super) settings: Settings,
+    /// What everybody has: the key of a disk is the UUID of its image.
+    pub(super) machine: Machine,
+    /// What of it nobody else has a word for.
+    pub(super) dropped: Vec<Dropped>,
+    /// All images, parents before their children.
+    pub(super) media: Vec<Medium>,
+}
+
+/// What a machine is doing, and how that is known.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Condition {
+    /// VirtualBox says it.
+    Told(VirtualBoxState),
+    /// Nobody could be asked, and no process is seen that writes its images.
+    Unused {
+        /// Whether all processes can be seen.
+        is_certain: bool,
+    },
+    /// Nobody could be asked, and this process writes its images.
+    UsedBy(Living),
+}
+
+impl Condition {
+    /// In everybody's words.
+    pub(super) fn state(&self) -> MachineState {
+        match self {
+            Self::Told(state) => state.state(),
+            Self::Unused { .. } => MachineState::ShutOff,
+            Self::UsedBy(_) => MachineState::Running,
+        }
+    }
+}
+
+impl<'a> VirtualBoxMachine<'a> {
+    /// The machine of these settings.
+    pub(super) fn open(place: &'a VirtualBox, path: &Path) -> Result<Self> {
+        // VBoxManage is told of it from another folder.
+        let path = path.canonicalize().map_err(|source| Error::File {
+            action: "open",
+            path: path.to_owned(),
+            source,
+        })?;
+        let said = settings(&read_text(&path)?).map_err(said_by(&path))?;
+        Ok(Self {
+            place,
+            path,
+            name: said.name,
+            uuid: said.uuid,
+        })
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its UUID.
+    pub fn uuid(&self) -> &str {
+        &self.uuid
+    }
+
+    /// The file with its settings.
+    pub fn settings_file(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn place(&self) -> &'a VirtualBox {
+        self.place
+    }
+
+    /// Its UUID, and where it is.
+    pub(super) fn said(&self) -> String {
+        format!("{} ({})", self.uuid, self.path.display())
+    }
+
+    /// The folder that its files are in.
+    pub(super) fn folder(&self) -> &Path {
+        self.path.parent().unwrap_or(Path::new("/"))
+    }
+
+    /// A path as the settings have it.
+    pub(super) fn file(&self, said: &str) -> PathBuf {
+        self.folder().join(said)
+    }
+
+    /// Reads its settings.
+    pub(super) fn read(&self) -> Result<Said> {
+        let text = read_text(&self.path)?;
+        let wrong = said_by(&self.path);
+        let mut media = media(&text).map_err(&wrong)?;
+        media.extend(self.place.common_media()?);
+        let Translated { value, dropped } = read(&text).map_err(&wrong)?;
+        Ok(Said {
+            settings: settings(&text).map_err(&wrong)?,
+            machine: value,
+            dropped,
+            media,
+            text,
+        })
+    }
+
+    /// The machine as it was at a snapshot of VirtualBox's.
+    pub(super) fn read_at(&self, said: &Said, snapshot: &str) -> Result<Machine> {
+        Ok(read_at(&said.text, snapshot).map_err(said_by(&self.path))?.value)
+    }
+
+    /// What it is doing.
+    pub(super) fn condition(&self, said: &Said) -> Result<Condition> {
+        if let Some(info) = self.told()? {
+            return Ok(Condition::Told(info.state));
+        }
+        let images: Vec<PathBuf> = said.media.iter().map(|medium| self.file(&medium.location)).collect();
+        let writers = writers_of_files(&images);
+        Ok(match writers.found.into_iter().next() {
+            Some(living) => Condition::UsedBy(living),
+            None => Condition::Unused {
+                is_certain: writers.is_complete,
+            },
+        })
+    }
+
+    /// What VirtualBox says of it; nothing where it cannot be asked, or has another machine of this UUID.
+    fn told(&self) -> Result<Option<MachineInfo>> {
+        let Some(manager) = self.place.manager() else {
+            return Ok(None);
+        };
+        match manager.info(&self.uuid) {
+            Ok(info) => {
+                // A folder that was copied has the UUID of the machine that it is a copy of.
+                let is_this = info.settings.canonicalize().is_ok_and(|path| path == self.path);
+                Ok(is_this.then_some(info))
+            }
+            Err(holdfast_host::Error::NoSuchMachine { .. }) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// What it is at this moment.
+    pub fn describe(&self) -> Result<Description> {
+        let said = self.read()?;
+        let condition = self.condition(&said)?;
+        Ok(self.description(&said.machine, &said, &condition))
+    }
+
+    /// What a machine of these settings is, whose disks have the images that `machine` says.
+    pub(super) fn description(&self, machine: &Machine, said: &Said, condition: &Condition) -> Description {
+        let targets = targets(machine);
+        let disks = machine.disks.iter().zip(targets);
+        Description {
+            summary: MachineSummary {
+                name: self.name.clone(),
+                uuid: self.uuid.clone(),
+                state: condition.state(),
+            },
+            disks: disks.map(|(disk, target)| self.disk(disk, target, said)).collect(),
+            nvram: said.settings.nvram.as_deref().map(|path| self.file(path)),
+            tpm: None,
+            has_agent_channel: false,
+            mark: Mark::default(),
+        }
+    }
+
+    fn disk(&self, disk: &holdfast_hardware::Disk, target: String, said: &Said) -> MachineDisk {
+        let chain = chain_of(&said.media, &disk.key);
+        let kind = chain.last().map_or(MediumKind::Normal, |base| base.kind);
+        MachineDisk {
+            target,
+            kind: match disk.kind {
+                HardwareKind::Disk => DiskKind::Disk,
+                HardwareKind::Cdrom => DiskKind::Cdrom,
+                HardwareKind::Floppy => DiskKind::Floppy,
+            },
+            source: match chain.first() {
+                _ if disk.key.is_empty() => DiskSource::Empty,
+                Some(medium) => DiskSource::File(self.file(&medium.location)),
+                None => DiskSource::Other(format!("the image {}", disk.key)),
+            },
+            format: chain
+                .first()
+                .map(|medium| medium.format.to_lowercase())
+                .filter(|format| !format.is_empty()),
+            is_read_only: disk.is_read_only || kind == MediumKind::ReadOnly,
+            is_shared: kind == MediumKind::Shareable,
+            alias: None,
+        }
+    }
+
+    /// How large a disk is, in bytes, where its image tells it.
+    pub fn size_of(&self, disk: &MachineDisk) -> Option<u64> {
+        let DiskSource::File(path) = &disk.source else {
+            return None;
+        };
+        let options = OpenOptions {
+            format: Some(super::chain::format_of(disk.format.as_deref()?)?),
+            backing: Backing::Ignore,
+            ..OpenOptions::default()
+        };
+        let image = holdfast_image::open(path, &options).ok()?;
+        image.layers().first().map(|layer| layer.size_bytes)
+    }
+}
+
+/// What the disks of a machine are called from now on, in their order: as libvirt would call them.
+pub(crate) fn targets(machine: &Machine) -> Vec<String> {
+    adapt(machine, Place::Qemu).value.targets()
+}
+
+/// Opens a file that settings name: anybody may have written them, and who opens a pipe waits for its other end.
+pub(super) fn open_regular(path: &Path) -> std::io::Result<File> {
+    let flags = OFlags::NONBLOCK.bits().cast_signed();
+    let file = File::options().read(true).custom_flags(flags).open(path)?;
+    if file.metadata()?.is_file() {
+        Ok(file)
+    } else {
+        Err(std::io::Error::new(ErrorKind::InvalidInput, "it is not a regular file"))
+    }
+}
+
+/// Reads a file of VirtualBox.
+///
+/// # Errors
+/// Another user has written it, and we are root: it names files that are opened with our rights.
+pub(super) fn read_text(path: &Path) -> Result<String> {
+    let mut bytes = Vec::new();
+    let failed = |source| Error::File {
+        action: "read",
+        path: path.to_owned(),
+        source,
+    };
+    let file = open_regular(path).map_err(failed)?;
+    let user = file.metadata().map_err(failed)?.uid();
+    if geteuid().is_root() && user != 0 {
+        return Err(of(VirtualBoxError::OtherUser {
+            path: path.to_owned(),
+            user,
+        }));
+    }
+    file.take(TEXT_BYTES_MAX).read_to_end(&mut bytes).map_err(failed)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// Says which file it is that makes no sense.
+pub(super) fn said_by(path: &Path) -> impl Fn(holdfast_hardware::Error) -> Error + '_ {
+    |source| {
+        of(VirtualBoxError::Settings {
+            path: path.to_owned(),
+            source,
+        })
+    }
+}

@@ -1,0 +1,138 @@
+//! Where machines are: those that VirtualBox lists for its user, and those that somebody names by their settings.
+
+use std::path::{Path, PathBuf};
+
+use holdfast_hardware::virtualbox::{Medium, Registry, registry};
+use holdfast_host::virtualbox::VBoxManage;
+
+use super::machine::{VirtualBoxMachine, read_text, said_by};
+use crate::job::error::ExchangeError;
+use crate::job::error::VirtualBoxError;
+use crate::job::{Error, Result};
+
+/// The file that lists them.
+const REGISTRY: &str = "VirtualBox.xml";
+/// Where that is of a user without a folder of his own.
+const HOME_UNKNOWN: &str = "/nonexistent";
+/// The ending of settings.
+const EXTENSION: &str = "vbox";
+
+/// VirtualBox, as one user has it.
+pub struct VirtualBox {
+    home: Option<PathBuf>,
+    manager: Option<VBoxManage>,
+}
+
+/// A machine that VirtualBox lists, and that cannot be read.
+#[derive(Debug)]
+pub struct InaccessibleMachine {
+    /// Its UUID.
+    pub uuid: String,
+    /// Where its settings should be.
+    pub settings: PathBuf,
+    /// What is wrong.
+    pub error: Error,
+}
+
+impl VirtualBox {
+    /// `home` is the folder in which VirtualBox has what belongs to the user, and `manager` its own program, where there is one.
+    pub fn new(home: Option<PathBuf>, manager: Option<VBoxManage>) -> Self {
+        Self { home, manager }
+    }
+
+    /// Its own program.
+    pub fn manager(&self) -> Option<&VBoxManage> {
+        self.manager.as_ref()
+    }
+
+    /// Where it lists the user's machines.
+    pub fn registry_file(&self) -> PathBuf {
+        self.home.as_deref().unwrap_or(Path::new(HOME_UNKNOWN)).join(REGISTRY)
+    }
+
+    /// The user's machines by name, and those that cannot be read.
+    ///
+    /// # Errors
+    /// The user has never used VirtualBox.
+    pub fn machines(&self) -> Result<(Vec<VirtualBoxMachine<'_>>, Vec<InaccessibleMachine>)> {
+        let path = self.registry_file();
+        if !path.exists() {
+            return Err(of(VirtualBoxError::NoRegistry { registry: path }));
+        }
+        let (mut machines, mut inaccessible) = (Vec::new(), Vec::new());
+        for entry in self.registry()?.machines {
+            let settings = path.with_file_name("").join(&entry.settings);
+            match VirtualBoxMachine::open(self, &settings) {
+                Ok(machine) => machines.push(machine),
+                Err(error) => inaccessible.push(InaccessibleMachine {
+                    uuid: entry.uuid,
+                    settings,
+                    error,
+                }),
+            }
+        }
+        machines.sort_by(|left, right| left.name().cmp(right.name()));
+        Ok((machines, inaccessible))
+    }
+
+    /// The machine that a word means: the path of its settings, its UUID, or its name.
+    ///
+    /// # Errors
+    /// There is none, or more than one; or its settings cannot be read.
+    pub fn find(&self, word: &str) -> Result<VirtualBoxMachine<'_>> {
+        let path = Path::new(word);
+        if path.extension().is_some_and(|extension| extension == EXTENSION) && (word.contains('/') || path.is_file()) {
+            return VirtualBoxMachine::open(self, path);
+        }
+        let (machines, inaccessible) = self.machines()?;
+        let uuid = word.trim_start_matches('{').trim_end_matches('}').to_ascii_lowercase();
+        if let Some(machine) = inaccessible.into_iter().find(|machine| machine.uuid == uuid) {
+            return Err(machine.error);
+        }
+        // What is called like the UUID of another is not meant.
+        let is_uuid = machines.iter().any(|machine| machine.uuid() == uuid);
+        let is_meant = |machine: &VirtualBoxMachine<'_>| {
+            if is_uuid {
+                machine.uuid() == uuid
+            } else {
+                machine.name() == word
+            }
+        };
+        let mut meant: Vec<VirtualBoxMachine<'_>> = machines.into_iter().filter(is_meant).collect();
+        match meant.len() {
+            0 => Err(Error::from(holdfast_host::Error::NoSuchMachine {
+                hypervisor: format!("VirtualBox ({})", self.registry_file().display()),
+                name: word.to_owned(),
+            })),
+            1 => Ok(meant.remove(0)),
+            _ => Err(of(VirtualBoxError::Ambiguous {
+                name: word.to_owned(),
+                uuids: meant.iter().map(VirtualBoxMachine::said).collect(),
+            })),
+        }
+    }
+
+    /// What the user has; nothing where there is no such file.
+    fn registry(&self) -> Result<Registry> {
+        let path = self.registry_file();
+        if !path.exists() {
+            return Ok(Registry::default());
+        }
+        registry(&read_text(&path)?).map_err(said_by(&path))
+    }
+
+    /// Images that machines of old have in common, with whole paths.
+    pub(super) fn common_media(&self) -> Result<Vec<Medium>> {
+        let mut media = self.registry()?.media;
+        for medium in &mut media {
+            let path = self.registry_file().with_file_name("").join(&medium.location);
+            medium.location = path.display().to_string();
+        }
+        Ok(media)
+    }
+}
+
+/// An error of a machine, as one of a job.
+pub(super) fn of(error: VirtualBoxError) -> Error {
+    ExchangeError::VirtualBox(error).into()
+}

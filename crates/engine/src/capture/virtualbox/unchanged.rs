@@ -1,0 +1,33 @@
+//! What is stored behind the disks: the first byte of it is given when nothing has changed meanwhile, so that no snapshot is committed of a machine
+//! that was started while it was read.
+
+use std::io::{Cursor, Read};
+
+use crate::job::Result;
+
+/// Looks whether all is as it was.
+pub(super) type Check<'a> = Box<dyn FnOnce() -> Result<()> + Send + 'a>;
+
+/// Bytes that come after a check.
+pub(super) struct Behind<'a> {
+    check: Option<Check<'a>>,
+    bytes: Cursor<Vec<u8>>,
+}
+
+impl<'a> Behind<'a> {
+    pub(super) fn new(check: Check<'a>, bytes: Vec<u8>) -> Self {
+        Self {
+            check: Some(check),
+            bytes: Cursor::new(bytes),
+        }
+    }
+}
+
+impl Read for Behind<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        if let Some(check) = self.check.take() {
+            check().map_err(std::io::Error::other)?;
+        }
+        self.bytes.read(buffer)
+    }
+}

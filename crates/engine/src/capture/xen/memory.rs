@@ -1,0 +1,44 @@
+//! What is kept beside the memory of a machine, so that it can go on from it: the records that its pool has of it as it was suspended.
+//!
+//! Those of the machine itself will not do: it runs, and they say nothing of its memory, nor what the hypervisor wants to know beside that.
+
+use holdfast_hardware::xen::SuspendedMachine;
+
+use super::instant::Instant;
+use super::{XenBackup, records_in};
+use crate::job::Result;
+
+impl XenBackup<'_> {
+    /// The records of the instant, where memory is taken. What they show to be missing is told now: later nobody can help it.
+    pub(super) fn suspended(&self, instant: &Instant<'_>) -> Result<Option<Vec<u8>>> {
+        if !self.request.with_memory {
+            return Ok(None);
+        }
+        let records = records_in(&instant.records()?)?;
+        let warn = |why: &str| {
+            let name = &self.name;
+            let text = format!("{name} will not go on from its memory, but start: {why}");
+            self.job.progress.warning(&text);
+        };
+        match SuspendedMachine::read(&String::from_utf8_lossy(&records)) {
+            Err(error) => warn(&format!("what the pool says of its checkpoint cannot be used: {error}")),
+            Ok(machine) => {
+                let taken = |uuid: &String| {
+                    let mut snapshots = self.taken.iter().filter_map(|taken| instant.snapshot_of(&taken.live));
+                    snapshots.any(|disk| disk.uuid == *uuid)
+                };
+                let missing = machine.disks.iter().filter(|disk| !taken(&disk.uuid));
+                let missing: Vec<String> = missing
+                    .map(|disk| format!("{} ({})", disk.device, disk.label))
+                    .collect();
+                if !missing.is_empty() {
+                    warn(&format!(
+                        "it knows disks that are left out here: {}",
+                        missing.join(", ")
+                    ));
+                }
+            }
+        }
+        Ok(Some(records))
+    }
+}

@@ -1,0 +1,31 @@
+//! A machine of the same UUID in another pool is pointed out.
+
+use holdfast_repo::Manifest;
+
+use super::XenBackup;
+use crate::notes::{NOTE_POOL, NOTE_XEN_DISK, note};
+use crate::repository::name_conflict::MachineIdentity;
+
+impl XenBackup<'_> {
+    /// A machine that has moved to another pool keeps its UUID, and so does a copy of it that is kept there for disasters. Its disks are others there: the
+    /// same ones are those of this pool, by another of its addresses.
+    pub(super) fn tell_of_another_pool(&self, newest: &Manifest) {
+        if MachineIdentity::of(newest) != MachineIdentity::of_uuid(&self.machine.summary.uuid) {
+            return;
+        }
+        let title = self.request.pool.title();
+        let mut known = newest
+            .disks
+            .iter()
+            .filter_map(|record| note(&record.notes, NOTE_XEN_DISK));
+        let has_disks = known.any(|uuid| self.taken.iter().any(|taken| taken.live.uuid == *uuid));
+        let pool = newest.notes.get(NOTE_POOL);
+        if let Some(pool) = pool.filter(|pool| **pool != title && !has_disks) {
+            self.job.progress.warning(&format!(
+                "the snapshots that are listed as {name} are of {pool} so far, where a machine has the same UUID, and go on with that of {title}: if both are \
+                 in use, --machine NAME keeps them apart",
+                name = self.name
+            ));
+        }
+    }
+}

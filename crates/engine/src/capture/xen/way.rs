@@ -1,0 +1,480 @@
+//! How disks of a pool are read, and what of them has to be.
+
+use std::fmt;
+use std::sync::Arc;
+
+use holdfast_block::{BlockDevice, DirtyBitmap};
+use holdfast_host::xapi::{DiskForm, NbdPlace, Pool, Reference, Tracking, VirtualDisk, XapiError};
+use holdfast_image::VhdStream;
+use holdfast_repo::{DiskRecord, Manifest, Repository};
+use holdfast_serve::nbd::client::{Endpoint, NbdDevice, NbdOptions, TlsClient};
+
+use super::instant::Instant;
+use super::streams::{Form, Planned, Streams};
+use super::{Taken, XenBackupRequest};
+use crate::job::error::XenBackupError;
+use crate::job::error_text::causes;
+use crate::job::{Job, Result};
+use crate::notes::{NOTE_XEN_BASE, NOTE_XEN_DISK, note};
+
+/// What changed since is known in blocks of this size, which is that of a VHD.
+const BLOCK_BYTES: u64 = 2 << 20;
+
+/// How disks of a pool are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum XenWay {
+    /// At any place, by NBD; changed blocks are tracked by the pool.
+    Nbd,
+    /// As VHDs: only what has content, or has changed since a disk that the pool keeps.
+    Vhd,
+    /// All of their bytes.
+    Raw,
+}
+
+impl XenWay {
+    /// As it is called by people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Nbd => "nbd",
+            Self::Vhd => "vhd",
+            Self::Raw => "raw",
+        }
+    }
+}
+
+impl fmt::Display for XenWay {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.name())
+    }
+}
+
+/// What of a disk was read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum XenChange {
+    /// What had changed since the snapshot before: so many bytes at most.
+    Since {
+        /// Bytes of the blocks in which something had changed.
+        changed_bytes: u64,
+    },
+    /// Everything, for this reason.
+    Everything(String),
+}
+
+impl XenChange {
+    /// Bytes that are read of a disk of this size.
+    pub(super) fn read_bytes(&self, size_bytes: u64) -> u64 {
+        match self {
+            Self::Since { changed_bytes } => *changed_bytes,
+            Self::Everything(_) => size_bytes,
+        }
+    }
+}
+
+/// The way for all disks of a machine. Where changes are to be tracked, they are from here on.
+pub(super) fn choose(request: &XenBackupRequest<'_>, taken: &[Taken], job: Job<'_>) -> Result<XenWay> {
+    let pool = &request.pool;
+    let way = match request.way {
+        Some(XenWay::Nbd) => match why_no_nbd(pool, taken)? {
+            None => XenWay::Nbd,
+            Some(reason) => {
+                return Err(XenBackupError::NoWay {
+                    machine: request.machine.clone(),
+                    way: "NBD",
+                    reason,
+                }
+                .into());
+            }
+        },
+        Some(way) => way,
+        None => match why_no_nbd(pool, taken)? {
+            None => XenWay::Nbd,
+            Some(reason) => {
+                job.progress
+                    .note(&format!("disks are read as VHDs, and not by NBD: {reason}"));
+                XenWay::Vhd
+            }
+        },
+    };
+    if way == XenWay::Nbd && request.keeps_base {
+        for disk in taken.iter().filter(|disk| disk.live.tracking == Tracking::Off) {
+            let device = &disk.live.device;
+            match pool.track_changes(&disk.live.reference) {
+                Ok(()) => job.progress.note(&format!(
+                    "from now on the pool tracks which blocks of disk {device} change: the next backup reads only those"
+                )),
+                Err(error @ XapiError::Interrupted) => return Err(error.into()),
+                Err(error) => job.progress.warning(&format!(
+                    "the pool cannot track which blocks of disk {device} change: {}; the next backup reads all of it",
+                    causes(&error)
+                )),
+            }
+        }
+    }
+    Ok(way)
+}
+
+/// Why disks cannot be read by NBD; none where they can.
+fn why_no_nbd(pool: &Pool, taken: &[Taken]) -> Result<Option<String>> {
+    let mut is_reached = false;
+    for disk in taken {
+        match pool.nbd_places(&disk.live.reference) {
+            Ok(places) if places.is_empty() => {
+                return Ok(Some(
+                    "no network of the pool is meant for it (xe network-param-add param-name=purpose param-key=nbd)"
+                        .to_owned(),
+                ));
+            }
+            Ok(_) if is_reached => {}
+            // All disks are served by the same program.
+            Ok(places) => match unreached(pool, &places) {
+                None => is_reached = true,
+                reason => return Ok(reason),
+            },
+            Err(error @ XapiError::Refused { .. }) => return Ok(Some(error.to_string())),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(None)
+}
+
+/// Why none of these places can be connected to; none where one can.
+fn unreached(pool: &Pool, places: &[NbdPlace]) -> Option<String> {
+    let mut reason = None;
+    for place in places {
+        match pool.reach_nbd(place) {
+            Ok(()) => return None,
+            Err(error) => {
+                reason = Some(format!(
+                    "{}:{} cannot be reached: {}",
+                    place.address,
+                    place.port,
+                    causes(&error)
+                ));
+            }
+        }
+    }
+    reason
+}
+
+/// A disk, ready to be read.
+pub(super) struct OpenDisk {
+    pub(super) device: Arc<dyn BlockDevice>,
+    /// Where it may differ from the snapshot before, where that is known.
+    pub(super) changed: Option<DirtyBitmap>,
+    pub(super) way: XenWay,
+    pub(super) change: XenChange,
+}
+
+/// All disks, in their order, and the streams that some of them come from.
+pub(super) struct Opened {
+    pub(super) disks: Vec<OpenDisk>,
+    pub(super) streams: Streams,
+}
+
+/// What a disk can be compared with.
+struct Base {
+    /// As the pool has it.
+    disk: Reference,
+    /// Whether the pool has its content, too.
+    has_data: bool,
+    /// As the snapshot before has it.
+    device: Arc<dyn BlockDevice>,
+}
+
+/// A disk before all streams are known.
+enum Half {
+    Whole(OpenDisk),
+    /// By its number among the streams.
+    Stream {
+        number: usize,
+        way: XenWay,
+        since: Option<(Arc<dyn BlockDevice>, DirtyBitmap)>,
+        change: XenChange,
+    },
+}
+
+/// Opens the disks of an instant.
+pub(super) fn open_disks(
+    repository: &Repository,
+    request: &XenBackupRequest<'_>,
+    (taken, instant): (&[Taken], &Instant<'_>),
+    (parent, way): (Option<&Manifest>, XenWay),
+    job: Job<'_>,
+) -> Result<Opened> {
+    let is_doubted = way == XenWay::Vhd && repository.has_known_damage()?;
+    let mut planned = Vec::new();
+    let mut halves = Vec::new();
+    for disk in taken {
+        job.interrupt.check()?;
+        let Some(snapshot) = instant.snapshot_of(&disk.live) else {
+            return Err(XenBackupError::DiskMissing {
+                machine: request.machine.clone(),
+                device: disk.live.device.clone(),
+            }
+            .into());
+        };
+        let base = match parent {
+            None => Err("there is no snapshot before to compare with".to_owned()),
+            // What has not changed would come from there.
+            Some(_) if is_doubted => {
+                Err("the repository is known to have damage, which this mends where it can".to_owned())
+            }
+            Some(parent) => base_of(repository, request, disk, parent)?,
+        };
+        let half = match way {
+            XenWay::Nbd => Half::Whole(by_nbd(request, snapshot, base)?),
+            XenWay::Vhd => as_vhd(request, snapshot, base, &mut planned)?,
+            XenWay::Raw => {
+                let reason = "raw bytes are read as a whole".to_owned();
+                stream(&mut planned, snapshot, Form::Raw, XenChange::Everything(reason))
+            }
+        };
+        halves.push(half);
+    }
+    let streams = Streams::new(Arc::clone(&request.pool), planned);
+    let disks = halves.into_iter().map(|half| half.finish(&streams)).collect();
+    Ok(Opened { disks, streams })
+}
+
+impl Half {
+    fn finish(self, streams: &Streams) -> OpenDisk {
+        match self {
+            Self::Whole(disk) => disk,
+            Self::Stream {
+                number,
+                way,
+                since,
+                change,
+            } => {
+                let stream = streams.device(number);
+                let (device, changed) = match since {
+                    None => (stream, None),
+                    Some((base, changed)) => {
+                        let device: Arc<dyn BlockDevice> = Arc::new(super::SinceDevice {
+                            stream,
+                            base,
+                            changed: changed.clone(),
+                        });
+                        (device, Some(changed))
+                    }
+                };
+                OpenDisk {
+                    device,
+                    changed,
+                    way,
+                    change,
+                }
+            }
+        }
+    }
+}
+
+/// What a disk can be compared with, or why with nothing.
+fn base_of(
+    repository: &Repository,
+    request: &XenBackupRequest<'_>,
+    taken: &Taken,
+    parent: &Manifest,
+) -> Result<std::result::Result<Base, String>> {
+    let Ok(before) = parent.disk(Some(&taken.target)) else {
+        return Ok(Err("the snapshot before has no such disk".to_owned()));
+    };
+    if before.size_bytes != taken.live.size_bytes {
+        return Ok(Err(format!(
+            "the disk had {} bytes and has {} now",
+            before.size_bytes, taken.live.size_bytes
+        )));
+    }
+    if note(&before.notes, NOTE_XEN_DISK) != Some(&taken.live.uuid) {
+        return Ok(Err(
+            "the snapshot before is of another disk of the pool, or the machine was reverted".to_owned(),
+        ));
+    }
+    let Some(uuid) = note(&before.notes, NOTE_XEN_BASE) else {
+        return Ok(Err(
+            "the pool was not to keep what the snapshot before could be compared by".to_owned(),
+        ));
+    };
+    Ok(match request.pool.disk_of_uuid(uuid)? {
+        // What can be written to may be anything by now.
+        Some(record) if !record.is("is_a_snapshot") => {
+            Err("what the snapshot before could be compared by is no snapshot of the pool any more".to_owned())
+        }
+        Some(record) => Ok(Base {
+            has_data: record.text("type") != "cbt_metadata",
+            disk: record.reference.clone(),
+            device: device_of(repository, before),
+        }),
+        None => Err("the pool has lost what the snapshot before could be compared by".to_owned()),
+    })
+}
+
+fn device_of(repository: &Repository, disk: &DiskRecord) -> Arc<dyn BlockDevice> {
+    Arc::new(repository.device(disk))
+}
+
+fn by_nbd(
+    request: &XenBackupRequest<'_>,
+    snapshot: &VirtualDisk,
+    base: std::result::Result<Base, String>,
+) -> Result<OpenDisk> {
+    let pool = &request.pool;
+    let changed = match base {
+        Err(reason) => Err(reason),
+        Ok(base) => match pool.changed_blocks((&base.disk, &snapshot.reference), snapshot.size_bytes) {
+            Ok(changed) => Ok(changed),
+            Err(error @ XapiError::Refused { .. }) => Err(error.to_string()),
+            Err(error) => return Err(error.into()),
+        },
+    };
+    let device = connect(request, snapshot)?;
+    let (changed, change) = match changed {
+        Ok(changed) => {
+            let changed_bytes = changed.dirty_bytes();
+            (Some(changed), XenChange::Since { changed_bytes })
+        }
+        Err(reason) => (None, XenChange::Everything(reason)),
+    };
+    Ok(OpenDisk {
+        device: Arc::new(device),
+        changed,
+        way: XenWay::Nbd,
+        change,
+    })
+}
+
+/// Connects to the first place that serves a disk and can be reached.
+fn connect(request: &XenBackupRequest<'_>, disk: &VirtualDisk) -> Result<NbdDevice> {
+    let places = request.pool.nbd_places(&disk.reference)?;
+    let mut reason = "no place serves it any more".to_owned();
+    for place in &places {
+        let tls = match place.trust() {
+            None => None,
+            Some(trust) => match TlsClient::new(trust.tls()?, &place.name) {
+                Ok(tls) => Some(tls),
+                Err(error) => {
+                    reason = error.to_string();
+                    continue;
+                }
+            },
+        };
+        let options = NbdOptions {
+            tls,
+            connection_count_max: request.connection_count_max,
+            is_stopped: Some(request.pool.is_stopped()),
+            ..NbdOptions::default()
+        };
+        // The name of the export has the session in it: it must not be said.
+        let endpoint = Endpoint::Tcp(place.address.clone(), place.port);
+        match NbdDevice::connect(&endpoint, &place.export, options) {
+            Ok(device) if device.size_bytes() == disk.size_bytes => return Ok(device),
+            Ok(device) => reason = format!("it has {} bytes there", device.size_bytes()),
+            Err(_) if (request.pool.is_stopped())() => return Err(crate::Interrupted.into()),
+            Err(error) => {
+                reason = causes(&error).replace(&place.export, "its export");
+            }
+        }
+    }
+    Err(XenBackupError::NoWay {
+        machine: request.machine.clone(),
+        way: "NBD",
+        reason: format!("disk {}: {reason}", disk.device),
+    }
+    .into())
+}
+
+fn as_vhd(
+    request: &XenBackupRequest<'_>,
+    snapshot: &VirtualDisk,
+    base: std::result::Result<Base, String>,
+    planned: &mut Vec<Planned>,
+) -> Result<Half> {
+    let since = match base {
+        Err(reason) => Err(reason),
+        Ok(base) if !base.has_data => {
+            Err("the pool has kept only what tracking compares by, as for reading by NBD".to_owned())
+        }
+        Ok(base) => changed_in_vhd(&request.pool, snapshot, &base.disk)?.map(|changed| (base, changed)),
+    };
+    Ok(match since {
+        Err(reason) if !is_in_order(&request.pool, snapshot)? => {
+            let reason = format!("{reason}; and raw bytes, since the pool sends the blocks of a VHD in another order");
+            stream(planned, snapshot, Form::Raw, XenChange::Everything(reason))
+        }
+        Err(reason) => stream(planned, snapshot, Form::Vhd, XenChange::Everything(reason)),
+        Ok((base, changed)) => {
+            let changed_bytes = changed.dirty_bytes();
+            let form = Form::Since(base.disk, Arc::clone(&base.device));
+            match stream(planned, snapshot, form, XenChange::Since { changed_bytes }) {
+                Half::Stream {
+                    number, way, change, ..
+                } => Half::Stream {
+                    number,
+                    way,
+                    since: Some((base.device, changed)),
+                    change,
+                },
+                whole @ Half::Whole(_) => whole,
+            }
+        }
+    })
+}
+
+fn stream(planned: &mut Vec<Planned>, snapshot: &VirtualDisk, form: Form, change: XenChange) -> Half {
+    let way = if matches!(form, Form::Raw) {
+        XenWay::Raw
+    } else {
+        XenWay::Vhd
+    };
+    planned.push(Planned {
+        label: format!("disk {}", snapshot.device),
+        disk: snapshot.reference.clone(),
+        size_bytes: snapshot.size_bytes,
+        form,
+    });
+    Half::Stream {
+        number: planned.len() - 1,
+        way,
+        since: None,
+        change,
+    }
+}
+
+/// Whether the blocks of a disk come in its order, as the table of the VHD tells, which comes first.
+fn is_in_order(pool: &Arc<Pool>, disk: &VirtualDisk) -> Result<bool> {
+    let download = pool.download_disk(&disk.reference, &DiskForm::Vhd)?;
+    Ok(VhdStream::open(download, &disk.device)?.is_in_order())
+}
+
+/// Where a disk has changed since another one, as the table of a differencing VHD tells, which comes first.
+fn changed_in_vhd(
+    pool: &Arc<Pool>,
+    disk: &VirtualDisk,
+    base: &Reference,
+) -> Result<std::result::Result<DirtyBitmap, String>> {
+    let form = DiskForm::VhdSince(base.clone());
+    let stream = match pool.download_disk(&disk.reference, &form) {
+        Ok(download) => VhdStream::open(download, &disk.device),
+        Err(error @ (XapiError::Refused { .. } | XapiError::Status { .. })) => {
+            return Ok(Err(error.to_string()));
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let stream = match stream {
+        Ok(stream) => stream,
+        Err(error) => return Ok(Err(error.to_string())),
+    };
+    if stream.parent().is_none() {
+        return Ok(Err("the pool sends all of the disk".to_owned()));
+    }
+    if !stream.is_in_order() {
+        return Ok(Err(
+            "the pool sends its blocks in another order than that of the disk".to_owned()
+        ));
+    }
+    let mut changed = DirtyBitmap::new(disk.size_bytes, BLOCK_BYTES)?;
+    for range in stream.stored() {
+        changed.set(range);
+    }
+    Ok(Ok(changed))
+}

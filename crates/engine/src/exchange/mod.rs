@@ -1,0 +1,19 @@
+//! `import` and `export`: machines in archives of other hypervisors, from and to a repository or a folder.
+//!
+//! An archive comes once, from its start to its end, and may be a pipe. So its disks are devices that are read in order
+//! ([`disks`]): a backup, a conversion and a writer of archives read them as they read any other, and no byte of them is stored in between.
+
+mod check;
+mod export;
+mod import;
+mod order;
+
+pub use check::{
+    CheckedArchive, CheckedDisk, MAY_BE_CUT, check_archive, check_packed, check_stream, open_packed, read_packed,
+};
+pub use export::{
+    ExportFormat, ExportFrom, ExportReport, ExportRequest, ExportTarget, ExportToPool, ExportedToPool, PoolReturn,
+    VirtualBoxIdentity, XvaExport, export, export_to_pool,
+};
+pub use import::{ImportFolder, ImportReport, ImportRepository, Imported, ImportedDisk, Importing, open_import};
+pub use order::wants_stored_images;

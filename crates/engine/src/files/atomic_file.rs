@@ -1,0 +1,495 @@
+//! A file, or a disk of Parallels that is a folder, that is there complete, or not at all.
+//!
+//! It is written under another name in the folder where it will be, and gets its own when it is complete and durable. What a
+//! killed program leaves is called `.NAME.RANDOM.partial`; the next one that makes the same file deletes it.
+//!
+//! Who is alive is told by locks on the folder (flock(2)), which end with the process that has them: whoever writes a partial file
+//! shares one, and only who has it alone deletes what others left. Where folders cannot be locked, nothing is deleted.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{DirEntry, File, FileType};
+use std::io::ErrorKind;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use holdfast_block::{FileDeviceMut, IoMode};
+use holdfast_image::ImageMut;
+use holdfast_repo::Surroundings;
+use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
+
+use super::block_target;
+use crate::job::{Error, Progress, Result};
+
+/// What to do about a file that is there already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Existing {
+    /// It stays, and the new one is refused.
+    Keep,
+    /// The new one takes its place.
+    Replace,
+}
+
+/// A file on its way; dropped before [`finish`](Self::finish), it was never there.
+pub(crate) struct NewFile {
+    path: PathBuf,
+    partial: PathBuf,
+    existing: Existing,
+    is_finished: bool,
+    /// What killed programs had left of this file.
+    cleared: Vec<PathBuf>,
+    /// Keeps others from taking the partial file for one that was left.
+    _lock: Option<File>,
+    /// Keeps machines from using the file that it takes the place of: they would write to one that nobody finds any more.
+    _replaced: Option<ImageMut>,
+}
+
+/// Refuses a link that another user has put into the place of the target: what it leads to is not what was meant. The kernel does not follow
+/// such links in sticky folders (`fs.protected_symlinks`), but a path that is resolved here is no link any more.
+fn refuse_link_of_others(path: &Path) -> Result<()> {
+    let Ok(found) = path.symlink_metadata() else {
+        return Ok(());
+    };
+    let user = rustix::process::geteuid().as_raw();
+    if !found.is_symlink() || found.uid() == user || found.uid() == 0 {
+        return Ok(());
+    }
+    Err(Error::File {
+        action: "replace",
+        path: path.to_owned(),
+        source: std::io::Error::new(
+            std::io::ErrorKind::PermissionDenied,
+            format!(
+                "it is a symbolic link of user {}: name the file that it leads to",
+                found.uid()
+            ),
+        ),
+    })
+}
+
+impl NewFile {
+    /// Chooses a name to write under; there is nothing at it yet.
+    ///
+    /// # Errors
+    /// What is there is no file, or a machine uses the one that is to be replaced.
+    pub(crate) fn begin(path: &Path, existing: Existing, surroundings: &Surroundings) -> Result<Self> {
+        if path.metadata().is_ok_and(|metadata| !metadata.is_file()) {
+            return Err(Error::NotAFile { path: path.to_owned() });
+        }
+        // Who replaces what a link leads to means that, and not the link: it may have been put on a larger medium.
+        let linked = path.canonicalize().ok();
+        refuse_link_of_others(path)?;
+        let path = match (existing, &linked) {
+            (Existing::Replace, Some(linked)) if path.is_symlink() => linked,
+            _ => path,
+        };
+        let mut random = [0; 4];
+        surroundings.randomness.fill(&mut random)?;
+        let replaced = match existing {
+            Existing::Keep => None,
+            Existing::Replace => match block_target::lock(path) {
+                Err(error @ Error::Image(holdfast_image::Error::Locked { .. })) => return Err(error),
+                // It is not there, or nothing that a machine could use.
+                other => other.ok(),
+            },
+        };
+        Self::begin_with(path, existing, u32::from_be_bytes(random), replaced)
+    }
+
+    /// The same with a random number of one's own, whoever uses what is there.
+    pub(crate) fn begin_as(path: &Path, existing: Existing, random: u32) -> Result<Self> {
+        Self::begin_with(path, existing, random, None)
+    }
+
+    fn begin_with(path: &Path, existing: Existing, random: u32, replaced: Option<ImageMut>) -> Result<Self> {
+        if existing == Existing::Keep && path.symlink_metadata().is_ok() {
+            return Err(Error::TargetExists { path: path.to_owned() });
+        }
+        let name = path.file_name().ok_or_else(|| Error::File {
+            action: "create",
+            path: path.to_owned(),
+            source: ErrorKind::IsADirectory.into(),
+        })?;
+        let (lock, cleared) = lock_folder(path, name);
+        let mut partial = OsString::from(".");
+        partial.push(name);
+        partial.push(format!(".{random:08x}.partial"));
+        Ok(Self {
+            path: path.to_owned(),
+            partial: path.with_file_name(partial),
+            existing,
+            is_finished: false,
+            cleared,
+            _lock: lock,
+            _replaced: replaced,
+        })
+    }
+
+    /// Says what was deleted of what killed programs had left.
+    pub(crate) fn tell_of_cleared(&self, progress: &dyn Progress) {
+        tell_of(&self.cleared, progress);
+    }
+
+    /// Where to write it.
+    pub(crate) fn partial(&self) -> &Path {
+        &self.partial
+    }
+
+    /// Where it will be.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Makes it an empty file that nobody else may read.
+    pub(crate) fn create_private(&self) -> std::io::Result<File> {
+        File::options()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&self.partial)
+    }
+
+    /// Makes it a sparse file of this size. It is written past the page cache: it may be larger than memory, and whoever
+    /// uses it next is not this program.
+    pub(crate) fn create_sparse(&self, size_bytes: u64) -> Result<FileDeviceMut> {
+        Ok(FileDeviceMut::create_new(
+            &self.partial,
+            size_bytes,
+            IoMode::LargeDirect,
+        )?)
+    }
+
+    /// Gives it its name, durably. What is in it must be durable already.
+    ///
+    /// What takes the place of a file has its owner and mode: whoever could use the one can use the other.
+    pub(crate) fn finish(mut self) -> Result<()> {
+        let failed = |source: std::io::Error| Error::File {
+            action: "create",
+            path: self.path.clone(),
+            source,
+        };
+        match self.existing {
+            Existing::Replace => self.replace().map_err(failed)?,
+            Existing::Keep => rename_to_free(&self.partial, &self.path)?,
+        }
+        File::open(folder_of(&self.path))
+            .and_then(|folder| folder.sync_all())
+            .map_err(failed)?;
+        self.is_finished = true;
+        Ok(())
+    }
+
+    /// The same for a file that takes the place of another one, which is kept as `kept_at`. Where this ends in the middle, the old file has
+    /// that name, and there is none in its place.
+    pub(crate) fn finish_beside(mut self, kept_at: &Path) -> Result<()> {
+        let failed = |action, path: &Path| {
+            let path = path.to_owned();
+            move |source: std::io::Error| Error::File { action, path, source }
+        };
+        let old = self.path.metadata().map_err(failed("look at", &self.path))?;
+        if !self.partial.is_dir() {
+            self.take_access_of(&old).map_err(failed("create", &self.path))?;
+        }
+        rename_to_free(&self.path, kept_at)?;
+        if let Err(error) = rename_to_free(&self.partial, &self.path) {
+            // Another error is on its way, and says more than one about this.
+            drop(rename_to_free(kept_at, &self.path));
+            return Err(error);
+        }
+        File::open(folder_of(&self.path))
+            .and_then(|folder| folder.sync_all())
+            .map_err(failed("create", &self.path))?;
+        self.is_finished = true;
+        Ok(())
+    }
+
+    /// Gives the new file the owner and the mode of the old one.
+    fn take_access_of(&self, old: &std::fs::Metadata) -> std::io::Result<()> {
+        // Not everybody may give files away: the mode is then for whoever made the new one.
+        std::os::unix::fs::chown(&self.partial, Some(old.uid()), Some(old.gid())).ok();
+        std::fs::set_permissions(&self.partial, old.permissions())
+    }
+
+    fn replace(&self) -> std::io::Result<()> {
+        let is_folder = self.partial.is_dir();
+        if let Ok(old) = self.path.symlink_metadata()
+            && old.is_file()
+        {
+            if is_folder {
+                // A folder cannot take the place of a file, but change it with it.
+                renameat_with(CWD, &self.partial, CWD, &self.path, RenameFlags::EXCHANGE)?;
+                return std::fs::remove_file(&self.partial);
+            }
+            self.take_access_of(&old)?;
+        }
+        std::fs::rename(&self.partial, &self.path)
+    }
+}
+
+/// Renames a file to a name that nothing has.
+fn rename_to_free(from: &Path, to: &Path) -> Result<()> {
+    let taken = || Error::TargetExists { path: to.to_owned() };
+    let failed = |source| Error::File {
+        action: "create",
+        path: to.to_owned(),
+        source,
+    };
+    match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+        Ok(()) => Ok(()),
+        Err(rustix::io::Errno::EXIST) => Err(taken()),
+        // Some file systems cannot do both in one step.
+        Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS) => {
+            if to.symlink_metadata().is_ok() {
+                return Err(taken());
+            }
+            std::fs::rename(from, to).map_err(failed)
+        }
+        Err(errno) => Err(failed(errno.into())),
+    }
+}
+
+fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    }
+}
+
+/// Locks the folder of `path`, and deletes what killed programs left of the file `name` if nobody else is at work in it.
+///
+/// Nothing here is an error: without a lock a new file can be made all the same, and what was left stays.
+fn lock_folder(path: &Path, name: &OsStr) -> (Option<File>, Vec<PathBuf>) {
+    let folder = folder_of(path);
+    let Ok(lock) = File::open(folder) else {
+        return (None, Vec::new());
+    };
+    let mut cleared = Vec::new();
+    if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
+        for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+            if is_partial_of(&entry, name) && remove_partial(&entry.path()).is_ok() {
+                cleared.push(entry.path());
+            }
+        }
+    }
+    let is_locked = flock(&lock, FlockOperation::NonBlockingLockShared).is_ok();
+    (is_locked.then_some(lock), cleared)
+}
+
+/// Deletes what killed programs left of files that are about to be made together: each that is begun keeps what was left of the
+/// others from being deleted.
+pub(crate) fn clear_left(paths: &[&Path], progress: &dyn Progress) {
+    for path in paths {
+        tell_of(&clear(path), progress);
+    }
+}
+
+/// Deletes what killed programs left of the file `path`, if nobody else is at work in its folder; says what that was.
+pub(crate) fn clear(path: &Path) -> Vec<PathBuf> {
+    path.file_name().map_or_else(Vec::new, |name| lock_folder(path, name).1)
+}
+
+/// What killed programs left of the file `path`; nothing where somebody may be at work in its folder.
+pub(crate) fn left_of(path: &Path) -> Vec<PathBuf> {
+    let (Some(name), Ok(lock)) = (path.file_name(), File::open(folder_of(path))) else {
+        return Vec::new();
+    };
+    if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+        return Vec::new();
+    }
+    let entries = std::fs::read_dir(folder_of(path)).into_iter().flatten().flatten();
+    let left = entries.filter(|entry| is_partial_of(entry, name));
+    left.map(|entry| entry.path()).collect()
+}
+
+/// What killed programs left in a folder; nothing where somebody may be at work in it.
+pub(crate) fn left_in(folder: &Path) -> Vec<PathBuf> {
+    let Ok(lock) = File::open(folder) else {
+        return Vec::new();
+    };
+    if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+        return Vec::new();
+    }
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let left = entries.filter(|entry| {
+        let found = entry.file_name();
+        let name = found
+            .as_bytes()
+            .strip_suffix(b".partial")
+            .and_then(|rest| rest.strip_prefix(b"."));
+        let name = name.and_then(|name| {
+            name.len()
+                .checked_sub(9)
+                .map(|length| OsStr::from_bytes(&name[..length]))
+        });
+        name.is_some_and(|name| !name.is_empty() && is_partial_of(entry, name))
+    });
+    left.map(|entry| entry.path()).collect()
+}
+
+/// Deletes one of them, unless somebody is at work in its folder by now.
+pub(crate) fn delete_left(partial: &Path) -> std::io::Result<()> {
+    let lock = File::open(folder_of(partial))?;
+    flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
+    remove_partial(partial)
+}
+
+/// Says what was deleted of what killed programs had left.
+pub(crate) fn tell_of(cleared: &[PathBuf], progress: &dyn Progress) {
+    for path in cleared {
+        progress.note(&format!("deleted {}, which a killed program had left", path.display()));
+    }
+}
+
+/// Deletes a file or folder that was on its way.
+fn remove_partial(partial: &Path) -> std::io::Result<()> {
+    if partial.symlink_metadata()?.is_dir() {
+        std::fs::remove_dir_all(partial)
+    } else {
+        std::fs::remove_file(partial)
+    }
+}
+
+/// Whether `entry` is a file or folder called `.NAME.RANDOM.partial`.
+fn is_partial_of(entry: &DirEntry, name: &OsStr) -> bool {
+    let found = entry.file_name();
+    let is_ours = |kind: FileType| kind.is_file() || kind.is_dir();
+    let random = found
+        .as_bytes()
+        .strip_prefix(b".")
+        .and_then(|rest| rest.strip_prefix(name.as_bytes()))
+        .and_then(|rest| rest.strip_prefix(b"."))
+        .and_then(|rest| rest.strip_suffix(b".partial"));
+    entry.file_type().is_ok_and(is_ours)
+        && random.is_some_and(|random| {
+            random.len() == 8 && random.iter().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'))
+        })
+}
+
+impl Drop for NewFile {
+    fn drop(&mut self) {
+        if !self.is_finished {
+            // It may not exist yet, or no longer; an error that brought us here says more than one about this.
+            drop(remove_partial(&self.partial));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{File, read, read_dir};
+    use std::io::Write as _;
+    use std::sync::Arc;
+
+    use holdfast_block::BlockDeviceMut as _;
+    use holdfast_repo::key::SystemRandomness;
+    use holdfast_repo::{Surroundings, SystemProcesses};
+
+    use super::{Existing, NewFile};
+    use crate::job::Error;
+
+    fn surroundings() -> Surroundings {
+        Surroundings {
+            randomness: Arc::new(SystemRandomness),
+            processes: Arc::new(SystemProcesses),
+            now_ms: Arc::new(|| 0),
+        }
+    }
+
+    #[test]
+    fn a_file_is_there_when_it_is_finished_and_leaves_nothing_when_it_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk.raw");
+        let begun = NewFile::begin(&path, Existing::Keep, &surroundings()).unwrap();
+        begun.create_sparse(3).unwrap().write_at(b"abc", 0).unwrap();
+        assert!(!path.exists());
+        drop(begun);
+        assert_eq!(read_dir(folder.path()).unwrap().count(), 0);
+
+        let begun = NewFile::begin(&path, Existing::Keep, &surroundings()).unwrap();
+        begun.create_sparse(3).unwrap().write_at(b"abc", 0).unwrap();
+        begun.finish().unwrap();
+        assert_eq!(read(&path).unwrap(), b"abc");
+        assert_eq!(read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    /// In a folder that all may write, anybody can put a link into the place of a target.
+    #[test]
+    fn a_link_of_another_user_is_not_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        let (target, link) = (folder.path().join("target"), folder.path().join("link"));
+        File::create(&target).unwrap().write_all(b"theirs").unwrap();
+        std::os::unix::fs::symlink(&target, &link).unwrap();
+        let begin = || NewFile::begin(&link, Existing::Replace, &surroundings()).map(drop);
+        assert!(begin().is_ok(), "our own leads to what is meant");
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        std::os::unix::fs::lchown(&link, Some(65_534), None).unwrap();
+        assert!(matches!(begin(), Err(Error::File { action: "replace", .. })));
+        assert_eq!(read(&target).unwrap(), b"theirs");
+    }
+
+    /// Also where it came between the beginning and the end.
+    #[test]
+    fn a_file_that_exists_isreplaced_only_where_that_is_wanted() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk.raw");
+        let late = NewFile::begin(&path, Existing::Keep, &surroundings()).unwrap();
+        late.create_sparse(1).unwrap();
+        File::create(&path).unwrap().write_all(b"precious").unwrap();
+        assert!(matches!(late.finish(), Err(Error::TargetExists { .. })));
+        assert!(matches!(
+            NewFile::begin(&path, Existing::Keep, &surroundings()),
+            Err(Error::TargetExists { .. })
+        ));
+        assert_eq!(read(&path).unwrap(), b"precious");
+        let new = NewFile::begin(&path, Existing::Replace, &surroundings()).unwrap();
+        new.create_sparse(1).unwrap();
+        new.finish().unwrap();
+        assert_eq!(read(&path).unwrap(), [0]);
+        assert_eq!(read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    /// Files of programs that were killed go; those of programs at work, and what only looks similar, stay.
+    #[test]
+    fn what_killed_programs_left_is_deleted_when_nobody_is_at_work() {
+        let folder = tempfile::tempdir().unwrap();
+        let names = || {
+            let entries = read_dir(folder.path()).unwrap();
+            let mut names: Vec<_> = entries
+                .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+                .collect();
+            names.sort();
+            names
+        };
+        let others = [
+            ".disk.raw.0123456.partial",
+            ".disk.raw.012345678.partial",
+            ".disk.raw.0123456X.partial",
+            ".other.raw.01234567.partial",
+            "disk.raw.01234567.partial",
+        ];
+        let left = ".disk.raw.01234567.partial";
+        for name in others.iter().chain([&left]) {
+            File::create(folder.path().join(name)).unwrap();
+        }
+        let path = folder.path().join("disk.raw");
+        let begin = || NewFile::begin(&path, Existing::Keep, &surroundings()).unwrap();
+        let first = begin();
+        assert_eq!(first.cleared, [folder.path().join(left)]);
+        assert_eq!(names(), {
+            let mut others = others.to_vec();
+            others.sort_unstable();
+            others
+        });
+        drop(first.create_sparse(3).unwrap());
+        let second = begin();
+        assert!(
+            second.cleared.is_empty() && first.partial().exists(),
+            "the first is at work"
+        );
+        drop(second);
+        drop(first);
+        assert_eq!(names().len(), others.len());
+    }
+}

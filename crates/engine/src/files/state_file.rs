@@ -1,0 +1,199 @@
+//! Small files that say what is going on, for whoever comes after one who was killed: each is whole or not there, and lasts.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use holdfast_host::{LOCK_HOLDER, Wait};
+use rustix::fs::{FlockOperation, flock};
+use serde_json::{Value, json};
+
+use crate::job::{Error, Result};
+
+/// How the names of notes end.
+const ENDING: &str = "json";
+/// Bytes of a note, at most.
+const BYTES_MAX: u64 = 1 << 20;
+
+/// What stands in a note of this version; none where it is no note, or one of another version.
+pub(crate) fn note_of_schema(bytes: &[u8], schema: u64) -> Option<Value> {
+    let value: Value = serde_json::from_slice(bytes).ok()?;
+    (value.get("schema")?.as_u64()? == schema).then_some(value)
+}
+
+/// A path as notes have it: text, or its bytes where it is not UTF-8.
+pub(crate) fn written_path(path: &Path) -> Value {
+    match path.to_str() {
+        Some(text) => json!(text),
+        None => json!({ "bytes": path.as_os_str().as_bytes() }),
+    }
+}
+
+/// A path as it was noted.
+pub(crate) fn read_path(value: &Value) -> Option<PathBuf> {
+    if let Some(text) = value.as_str() {
+        return Some(text.into());
+    }
+    let bytes = value.get("bytes")?.as_array()?.iter();
+    let bytes = bytes.map(|byte| u8::try_from(byte.as_u64()?).ok());
+    let bytes: Vec<u8> = bytes.collect::<Option<_>>()?;
+    Some(OsString::from_vec(bytes).into())
+}
+
+/// Writes a note, which only its owner can read. As long as it is half it is at `half`, in the same folder.
+pub(crate) fn write_note(path: &Path, half: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let mut file = lock_half(half)?;
+    file.set_len(0)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    std::fs::rename(half, path)?;
+    // The name has to last as the content does.
+    path.parent().map_or(Ok(()), |folder| File::open(folder)?.sync_all())
+}
+
+/// The half note, locked: it is being written as long as somebody has this lock.
+fn lock_half(half: &Path) -> std::io::Result<File> {
+    loop {
+        let mut options = File::options();
+        let file = options
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(half)?;
+        let _wait = Wait::for_answer(LOCK_HOLDER);
+        // Where files cannot be locked, nothing is deleted.
+        flock(&file, FlockOperation::LockExclusive).ok();
+        let (opened, named) = (file.metadata()?, half.symlink_metadata());
+        // Deleted between opening and locking: what is written into it would have no name.
+        if named.is_ok_and(|named| (named.dev(), named.ino()) == (opened.dev(), opened.ino())) {
+            return Ok(file);
+        }
+    }
+}
+
+/// Notes in a folder that were not written to their end, and that nobody writes.
+pub(crate) fn half_notes(folder: &Path, ending: &str) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let paths = entries.map(|entry| entry.path());
+    let is_half = |path: &PathBuf| path.extension().is_some_and(|found| found == ending) && lock_left(path).is_some();
+    paths.filter(is_half).collect()
+}
+
+/// Deletes a half note, unless somebody writes it by now.
+pub(crate) fn delete_half_note(path: &Path) -> std::io::Result<()> {
+    match lock_left(path) {
+        Some(_lock) => std::fs::remove_file(path),
+        None => Err(ErrorKind::WouldBlock.into()),
+    }
+}
+
+fn lock_left(path: &Path) -> Option<File> {
+    let file = File::open(path).ok()?;
+    flock(&file, FlockOperation::NonBlockingLockExclusive).ok()?;
+    Some(file)
+}
+
+/// What the notes in a folder say, whether that makes sense or not; nothing where there is no folder.
+///
+/// # Errors
+/// The folder is there, and cannot be read.
+pub(crate) fn read_notes(folder: &Path) -> Result<Vec<Vec<u8>>> {
+    let failed = |source| Error::File {
+        action: "read the notes in",
+        path: folder.to_owned(),
+        source,
+    };
+    let entries = match std::fs::read_dir(folder) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other.map_err(failed)?,
+    };
+    let mut notes = Vec::new();
+    for entry in entries {
+        let path = entry.map_err(failed)?.path();
+        if path.extension().is_none_or(|extension| extension != ENDING) {
+            continue;
+        }
+        let mut bytes = Vec::new();
+        let read = File::open(&path).and_then(|file| file.take(BYTES_MAX).read_to_end(&mut bytes));
+        // It may go while we look.
+        if read.is_ok() {
+            notes.push(bytes);
+        }
+    }
+    Ok(notes)
+}
+
+/// Takes a note away; one that is gone is no error.
+pub(crate) fn forget_note(path: &Path) -> Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(Error::File {
+            action: "delete",
+            path: path.to_owned(),
+            source: error,
+        }),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsStr;
+    use std::fs::File;
+    use std::os::unix::ffi::OsStrExt as _;
+    use std::path::Path;
+
+    use serde_json::json;
+
+    use super::{
+        delete_half_note, half_notes, lock_half, note_of_schema, read_notes, read_path, write_note, written_path,
+    };
+
+    #[test]
+    fn a_note_of_another_version_is_none() {
+        assert_eq!(note_of_schema(b"{\"schema\":1}", 1), Some(json!({ "schema": 1 })));
+        for other in [&b"{\"schema\":2}"[..], b"{}", b"{\"schema\":\"1\"}", b"[1]", b"{", b""] {
+            assert_eq!(note_of_schema(other, 1), None);
+        }
+    }
+
+    #[test]
+    fn a_path_comes_back_with_all_its_bytes() {
+        for bytes in [&b"/a b"[..], b"", b"/a\xff\xfe/b\n", "/\u{e9}".as_bytes()] {
+            let path = Path::new(OsStr::from_bytes(bytes));
+            assert_eq!(read_path(&written_path(path)).as_deref(), Some(path));
+        }
+        assert_eq!(written_path(Path::new("/a")), json!("/a"));
+        let others = [
+            json!(null),
+            json!({}),
+            json!(["a"]),
+            json!({ "bytes": [256] }),
+            json!({ "bytes": ["a"] }),
+        ];
+        for other in others {
+            assert_eq!(read_path(&other), None);
+        }
+    }
+
+    #[test]
+    fn a_half_note_is_left_when_nobody_writes_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let [note, half] = ["a.json", "a.partial"].map(|name| folder.path().join(name));
+        let writer = lock_half(&half).unwrap();
+        assert!(half_notes(folder.path(), "partial").is_empty() && delete_half_note(&half).is_err());
+        drop(writer);
+        assert_eq!(half_notes(folder.path(), "partial"), std::slice::from_ref(&half));
+        // The next writer of the same note takes it over.
+        std::io::Write::write_all(&mut File::create(&half).unwrap(), b"longer than the note").unwrap();
+        write_note(&note, &half, b"{}").unwrap();
+        assert_eq!(read_notes(folder.path()).unwrap(), [b"{}"]);
+        assert!(half_notes(folder.path(), "partial").is_empty());
+        drop(lock_half(&half).unwrap());
+        delete_half_note(&half).unwrap();
+        assert!(!half.exists());
+    }
+}

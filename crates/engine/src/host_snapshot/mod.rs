@@ -1,0 +1,354 @@
+//! `snapshot`: host snapshots of datasets, at an instant at which the machines in them hold still.
+//!
+//! 1. What can be done before is: names are looked at, folders made, watchdogs started, runs noted.
+//! 2. The guests freeze their file systems, all at once. Where what is wanted cannot be cut at one instant, those that cannot freeze
+//!    stand still.
+//! 3. The providers cut.
+//! 4. The machines run on, and thaw.
+//! 5. What was cut is made durable, and the states of the machines are kept.
+//! 6. The record of each says that all of it exists.
+//!
+//! Whatever goes wrong, the machines run on; what was cut before it went wrong is removed again.
+
+pub(crate) mod compare_images;
+mod completion;
+mod guests;
+mod list;
+mod look_again;
+pub(crate) mod monitor;
+mod not_taken;
+pub(crate) mod places;
+pub(crate) mod policy;
+mod providers;
+mod prune;
+mod record;
+mod remove;
+pub(crate) mod rollback;
+mod series;
+pub(crate) mod states;
+mod wholeness;
+mod with_memory;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use holdfast_host::provider::{
+    Cutting, Dataset, HostSnapshotName, Provider, ProviderError, ProviderKind, ProviderResult, Wanted,
+};
+use holdfast_repo::ProcessIdentity;
+use jiff::Timestamp;
+
+use crate::job::{Error, Job, Result};
+use crate::machine::lock::MachineLock;
+use crate::machine::state::streams::Beside;
+use completion::{Kept, complete, configurations};
+pub use guests::{GuestReport, GuestRequest};
+use guests::{Instant, Sessions};
+pub use list::{HostSnapshotList, HostSnapshotState, list_host_snapshots};
+pub use look_again::Subject;
+pub(crate) use not_taken::NotTaken;
+pub use places::{MachinePlaces, machines_in, places_of};
+pub use providers::Providers;
+pub use prune::{HostPruneReport, HostPruneRequest, HostPruneTarget, PrunedSeries, prune_host_snapshots};
+pub use record::HostSnapshotRecord;
+pub use remove::{HostRemovalReport, HostRemovalRequest, PlannedRemoval, remove_host_snapshots};
+pub use series::{name_of_instant, series_name};
+use states::{SetId, StateStore};
+pub(crate) use wholeness::Together;
+pub use wholeness::Wholeness;
+pub use with_memory::MemoryWish;
+
+/// What host snapshots are to be made of, and how.
+pub struct HostSnapshotRequest<'a> {
+    /// The providers of this host.
+    pub providers: &'a Providers,
+    /// What is made, all while the machines hold still.
+    pub cuts: Vec<NamedCut>,
+    /// The machines that hold still meanwhile.
+    pub guests: Vec<GuestRequest<'a>>,
+    /// Whether it is about machines, or about datasets with whatever is in them.
+    pub subject: Subject<'a>,
+    /// Tells the time of day; asked at the instant.
+    pub now: &'a dyn Fn() -> Timestamp,
+    /// The program that does it.
+    pub program: String,
+    /// What all of them have in common: a random number.
+    pub set: SetId,
+    /// Where the states of the machines are kept; none where they are not.
+    pub states: Option<&'a StateStore>,
+}
+
+/// Host snapshots of one name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NamedCut {
+    /// The name.
+    pub name: String,
+    /// Of what.
+    pub wanted: Vec<Wanted>,
+}
+
+/// Host snapshots that were made.
+#[derive(Debug)]
+pub struct HostSnapshotReport {
+    /// What was made, in the order of what was wanted, name by name.
+    pub snapshots: Vec<HostSnapshotName>,
+    /// Their instant.
+    pub time: Timestamp,
+    /// Whether all of a name are of one instant, whatever wrote to them.
+    pub is_one_instant: bool,
+    /// How long the providers took.
+    pub cut: Duration,
+    /// What became of the machines.
+    pub guests: Vec<GuestReport>,
+    /// What is noted of them.
+    pub record: HostSnapshotRecord,
+}
+
+/// What one provider cuts at one instant.
+struct Group<'a> {
+    provider: &'a dyn Provider,
+    cut: &'a NamedCut,
+    wanted: Vec<Wanted>,
+    /// Whether all that belongs together exists once this is cut: nothing else has its name, and no states of machines are kept with it.
+    is_whole_at_cut: bool,
+}
+
+/// Makes host snapshots; `within` is called while the machines hold still.
+///
+/// # Errors
+/// None is there then, and every machine runs that ran before.
+pub fn take_host_snapshots(
+    request: &HostSnapshotRequest<'_>,
+    within: &mut dyn FnMut(),
+    job: Job<'_>,
+) -> Result<HostSnapshotReport> {
+    Ok(try_host_snapshots(request, within, job)?)
+}
+
+/// The same; an error tells which datasets cannot be cut, where it is about these.
+///
+/// # Errors
+/// As there.
+pub(crate) fn try_host_snapshots(
+    request: &HostSnapshotRequest<'_>,
+    within: &mut dyn FnMut(),
+    job: Job<'_>,
+) -> std::result::Result<HostSnapshotReport, NotTaken> {
+    let (groups, is_one_instant) = all_groups(request)?;
+    // What was got ready goes, wherever it ended.
+    make(request, (&groups, is_one_instant), within, job).inspect_err(|_| abandon(&groups))
+}
+
+/// Looks whether host snapshots can be made, as far as that is known without making them.
+pub(crate) fn check_host_snapshots(request: &HostSnapshotRequest<'_>) -> Result<()> {
+    let (groups, _) = all_groups(request)?;
+    let prepared = prepare(request, &groups, (request.now)());
+    abandon(&groups);
+    Ok(prepared?)
+}
+
+/// What is cut, in its order, and whether all of each name is of one instant.
+fn all_groups<'a>(request: &'a HostSnapshotRequest<'a>) -> Result<(Vec<Group<'a>>, bool)> {
+    let (mut groups, mut is_one_instant) = (Vec::new(), true);
+    for cut in &request.cuts {
+        let mut of_name = groups_of(cut, request.providers)?;
+        is_one_instant &= is_cut_at_once(&of_name);
+        if let [group] = &mut of_name[..] {
+            group.is_whole_at_cut = !request.keeps_states();
+        }
+        groups.extend(of_name);
+    }
+    Ok((groups, is_one_instant))
+}
+
+fn prepare(
+    request: &HostSnapshotRequest<'_>,
+    groups: &[Group<'_>],
+    time: Timestamp,
+) -> std::result::Result<(), NotTaken> {
+    let unknown = HostSnapshotRecord::new(request, time, &[]).encode();
+    for group in groups {
+        let prepared = group.provider.prepare(&group.wanted, &group.cutting(time, &unknown));
+        prepared.map_err(|error| NotTaken::of_group(group, error))?;
+    }
+    Ok(())
+}
+
+fn abandon(groups: &[Group<'_>]) {
+    for group in groups {
+        group
+            .provider
+            .abandon(&group.wanted, &group.cutting(Timestamp::default(), ""));
+    }
+}
+
+fn make(
+    request: &HostSnapshotRequest<'_>,
+    (groups, is_one_instant): (&[Group<'_>], bool),
+    within: &mut dyn FnMut(),
+    job: Job<'_>,
+) -> std::result::Result<HostSnapshotReport, NotTaken> {
+    let time = (request.now)();
+    prepare(request, groups, time)?;
+    let configurations = configurations(request, job)?;
+    let guests = request.guests.iter();
+    let machines = guests.map(|guest| (guest.journal.as_ref(), &guest.description.summary));
+    let _locks = MachineLock::instants(machines, time, job)?;
+    job.interrupt.check().map_err(Error::from)?;
+    let is_about_machines = matches!(request.subject, Subject::Machines);
+    let sessions = Sessions::begin(&request.guests, (time, is_one_instant, is_about_machines), job)?;
+    let (mut instant, mut cut_count) = (Instant::default(), 0);
+    let mut besides = Vec::new();
+    let maker = request.providers.maker.as_ref();
+    let held = sessions.hold_still(&mut |states| {
+        instant.time = (request.now)();
+        let record = HostSnapshotRecord::new(request, instant.time, states);
+        let start = job.clock.now();
+        let made = cut_all(groups, (&record, maker), &mut cut_count);
+        instant.cut = job.clock.now().saturating_sub(start);
+        if request.states.is_some() {
+            let guests = request.guests.iter();
+            besides.extend(guests.map(|guest| Beside::read(&guest.description, &guest.machine.rights(), job.clock)));
+        }
+        within();
+        made
+    });
+    // What of this name was there before is not ours: only what was cut is taken back, and when all machines run.
+    let made = &groups[..cut_count];
+    let held = held.map_err(NotTaken::from).and_then(|held| match held.made {
+        Ok(()) => Ok(held),
+        Err(error) => Err(NotTaken::of_group(&groups[cut_count], error)),
+    });
+    let held = held.inspect_err(|_| take_back(made, job))?;
+    let held = held.with_newcomers(request, job);
+    let record = HostSnapshotRecord::new(request, instant.time, &held.guests);
+    complete(
+        (request, groups),
+        (&record, maker),
+        Kept {
+            held: &held,
+            time: instant.time,
+            configurations,
+            besides,
+        },
+        job,
+    )?;
+    Ok(HostSnapshotReport {
+        snapshots: request.cuts.iter().flat_map(NamedCut::snapshots).collect(),
+        time: instant.time,
+        is_one_instant,
+        cut: instant.cut,
+        guests: held.guests,
+        record,
+    })
+}
+
+/// What was cut, and is not worth anything, goes.
+fn take_back(groups: &[Group<'_>], job: Job<'_>) {
+    for reason in groups.iter().flat_map(Group::destroy) {
+        job.progress.note(&format!("taking back what was made: {reason}"));
+    }
+}
+
+impl HostSnapshotRequest<'_> {
+    /// Whether states of machines are kept with the host snapshots.
+    fn keeps_states(&self) -> bool {
+        self.states.is_some() && !self.guests.is_empty()
+    }
+}
+
+impl NamedCut {
+    /// The snapshots, by their full names.
+    pub fn snapshots(&self) -> impl Iterator<Item = HostSnapshotName> {
+        self.wanted.iter().map(|one| HostSnapshotName {
+            dataset: one.dataset.clone(),
+            name: self.name.clone(),
+        })
+    }
+}
+
+/// What is wanted of one name, by who makes it at one instant.
+fn groups_of<'a>(cut: &'a NamedCut, providers: &'a Providers) -> Result<Vec<Group<'a>>> {
+    let mut by_provider: BTreeMap<ProviderKind, Vec<Wanted>> = BTreeMap::new();
+    for one in &cut.wanted {
+        by_provider.entry(one.dataset.provider).or_default().push(one.clone());
+    }
+    let mut groups = Vec::new();
+    for (kind, wanted) in by_provider {
+        let provider = providers.of(kind);
+        groups.extend(provider.groups(&wanted)?.into_iter().map(|wanted| Group {
+            provider,
+            cut,
+            wanted,
+            is_whole_at_cut: false,
+        }));
+    }
+    Ok(groups)
+}
+
+/// Clones of files are made one after another, all other groups at once.
+fn is_cut_at_once(groups: &[Group<'_>]) -> bool {
+    let is_one_file = |one: &Wanted| one.files.len() == 1;
+    match groups {
+        [group] if group.provider.kind() == ProviderKind::Reflink => group.wanted.iter().all(is_one_file),
+        groups => groups.len() <= 1,
+    }
+}
+
+/// The instant: the frozen time passes here. Counts what is cut.
+fn cut_all(
+    groups: &[Group<'_>],
+    (record, maker): (&HostSnapshotRecord, Option<&ProcessIdentity>),
+    cut_count: &mut usize,
+) -> ProviderResult<()> {
+    for group in groups {
+        let text = record.unconfirmed(group.cut, group.is_whole_at_cut, maker).encode();
+        group.provider.cut(&group.wanted, &group.cutting(record.time, &text))?;
+        *cut_count += 1;
+    }
+    Ok(())
+}
+
+impl Group<'_> {
+    fn cutting<'c>(&'c self, time: Timestamp, record: &'c str) -> Cutting<'c> {
+        Cutting {
+            name: &self.cut.name,
+            time_s: time.as_second(),
+            record,
+        }
+    }
+
+    /// Takes back what was cut; what stays, in words.
+    fn destroy(&self) -> Vec<String> {
+        let failed = self
+            .wanted
+            .iter()
+            .flat_map(|one| self.with_below(one))
+            .filter_map(|dataset| {
+                let snapshot = HostSnapshotName {
+                    dataset,
+                    name: self.cut.name.clone(),
+                };
+                match self.provider.destroy(&snapshot) {
+                    Ok(()) | Err(ProviderError::NotThere { .. }) => None,
+                    Err(error) => Some(error.to_string()),
+                }
+            });
+        failed.collect()
+    }
+
+    /// A dataset, and where it was cut with them those below it.
+    fn with_below(&self, one: &Wanted) -> Vec<Dataset> {
+        let all = if one.is_tree {
+            self.provider.datasets().unwrap_or_default()
+        } else {
+            Vec::new()
+        };
+        let prefix = format!("{}/", one.dataset.name);
+        let below = all
+            .into_iter()
+            .map(|state| state.dataset)
+            .filter(|dataset| dataset.name.starts_with(&prefix));
+        std::iter::once(one.dataset.clone()).chain(below).collect()
+    }
+}

@@ -1,0 +1,89 @@
+//! Removing what has served its time.
+
+use std::collections::BTreeMap;
+
+use holdfast_host::provider::{HostSnapshot, HostSnapshotName, Provider as _, is_in_transfer};
+use holdfast_policy::sanoid::{DatasetPolicy, TypedSnapshot};
+
+use super::hooks::{Event, Occasion};
+use super::{PolicyRunReport, RemovedByPolicy, Run, Snapshots, dataset, typed};
+use crate::repository::forget::Execution;
+
+/// Removes what no count of the policy keeps, of all datasets.
+pub(super) fn prune(run: &Run<'_>, policies: &[&DatasetPolicy], snapshots: &Snapshots, report: &mut PolicyRunReport) {
+    let mut pools: BTreeMap<String, Option<u8>> = BTreeMap::new();
+    for policy in policies {
+        let Some(present) = snapshots.get(&policy.dataset) else {
+            continue;
+        };
+        let pool = policy.dataset.split('/').next().unwrap_or_default().to_owned();
+        let used_percent = *pools.entry(pool.clone()).or_insert_with(|| {
+            let used = run.request.providers.zfs().used_percent(&pool);
+            used.map_err(|error| report.unreadable.push((pool, error.to_string())))
+                .ok()
+        });
+        // How full it is decides whether anything goes where pruning waits for that.
+        let Some(used_percent) = used_percent else { continue };
+        // As sanoid has it: what is being sent may be the last that both sides have.
+        let in_transfer = is_in_transfer(&policy.dataset);
+        let ours: Vec<TypedSnapshot> = present.iter().filter_map(typed).collect();
+        for expired in policy.expired(&ours, used_percent, run.now.timestamp()) {
+            if run.job.interrupt.is_requested() {
+                report.is_interrupted = true;
+                return;
+            }
+            let name = HostSnapshotName {
+                dataset: dataset(&policy.dataset),
+                name: expired.snapshot.name.clone(),
+            };
+            let known = present.iter().find(|snapshot| snapshot.name == name);
+            let obstacle = match run.request.execution {
+                _ if in_transfer => {
+                    Some("zfs send or zfs receive works on the dataset; the next run looks again".to_owned())
+                }
+                Execution::DryRun => None,
+                Execution::Execute => match held(known) {
+                    // Nobody's scripts are called in vain.
+                    Some(reason) => Some(reason),
+                    None => remove(run, policy, known, &name).err(),
+                },
+            };
+            report.removed.push(RemovedByPolicy {
+                obstacle: obstacle.or_else(|| held(known)),
+                used_bytes: known.and_then(|snapshot| snapshot.used_bytes),
+                reason: expired.reason.to_string(),
+                snapshot: name,
+            });
+        }
+    }
+}
+
+/// A dry run finds what is held.
+fn held(snapshot: Option<&HostSnapshot>) -> Option<String> {
+    snapshot
+        .filter(|snapshot| snapshot.hold_count > 0)
+        .map(|_| "somebody holds it".to_owned())
+}
+
+/// Removes one, with its scripts before and after; why it stays. A script may take its time, so what goes is what was looked at.
+fn remove(
+    run: &Run<'_>,
+    policy: &DatasetPolicy,
+    known: Option<&HostSnapshot>,
+    name: &HostSnapshotName,
+) -> std::result::Result<(), String> {
+    let known = known.ok_or_else(|| "it is gone".to_owned())?;
+    let occasion = Occasion {
+        snapshots: vec![name.name.clone()],
+        ..Occasion::default()
+    };
+    run.call(policy, Event::PrePruning, &occasion)?;
+    run.request.providers.zfs().destroy_this(known).map_err(|error| {
+        let reason = error.to_string();
+        run.job.progress.warning(&reason);
+        reason
+    })?;
+    // It has been told; the snapshot is gone.
+    run.call(policy, Event::Pruning, &occasion).ok();
+    Ok(())
+}

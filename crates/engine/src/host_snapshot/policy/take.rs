@@ -1,0 +1,303 @@
+//! Taking what is due.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use holdfast_host::MachineState;
+use holdfast_host::provider::{Dataset, HostSnapshotName, Wanted};
+use holdfast_policy::sanoid::{DatasetPolicy, SnapshotType, repeated_hour_name, snapshot_name};
+
+use super::hooks::{Event, Occasion};
+use super::{PolicyRunReport, Run, Snapshots, TakenCut, dataset, typed};
+use crate::host_snapshot::{
+    GuestRequest, HostSnapshotRequest, NamedCut, NotTaken, Subject, Wholeness, machines_in, try_host_snapshots,
+};
+use crate::job::{Error, Result};
+use crate::repository::forget::Execution;
+
+/// A dataset of which snapshots are due.
+#[derive(Clone)]
+struct Due<'p> {
+    policy: &'p DatasetPolicy,
+    wanted: Wanted,
+    /// Each with the name of its snapshot.
+    types: Vec<(SnapshotType, String)>,
+    /// The machines with disks in it, by their places.
+    machines: BTreeSet<usize>,
+    has_pre_failed: bool,
+    /// The script before was under way when the job was asked to stop.
+    is_pre_cut_off: bool,
+}
+
+/// Takes snapshots of all datasets where some are due.
+pub(super) fn take(run: &Run<'_>, policies: &[&DatasetPolicy], snapshots: &Snapshots, report: &mut PolicyRunReport) {
+    let places = run.request.guests.places();
+    let mut wholeness = Wholeness::new(run.request.providers);
+    let mut due = Vec::new();
+    for policy in policies {
+        let Some(present) = snapshots.get(&policy.dataset) else {
+            continue;
+        };
+        // One of which not all was made is made again.
+        let whole: Vec<_> = present
+            .iter()
+            .filter(|snapshot| wholeness.of(&snapshot.name, snapshot.record.as_deref()) != Some(false))
+            .collect();
+        let newest = |kind: SnapshotType| {
+            let of_kind = whole
+                .iter()
+                .filter_map(|snapshot| typed(snapshot))
+                .filter(|snapshot| snapshot.kind == kind);
+            of_kind.map(|snapshot| snapshot.time).max()
+        };
+        let name = |kind: SnapshotType| {
+            let name = snapshot_name(&run.now, kind);
+            // The hour that the end of summer time repeats has the names of the one before.
+            let is_there = present.iter().any(|snapshot| snapshot.name.name == name);
+            if is_there {
+                repeated_hour_name(&run.now, kind)
+            } else {
+                name
+            }
+        };
+        let types: Vec<_> = policy
+            .due(newest, &run.now)
+            .into_iter()
+            .map(|kind| (kind, name(kind)))
+            .collect();
+        if types.is_empty() {
+            continue;
+        }
+        let wanted = Wanted {
+            is_tree: policy.is_tree(),
+            ..Wanted::all_of(dataset(&policy.dataset))
+        };
+        let are_there = machines_in(places.iter().copied(), std::slice::from_ref(&wanted));
+        let machines = are_there.into_iter().enumerate().filter(|(_, is_there)| *is_there);
+        due.push(Due {
+            policy,
+            wanted,
+            types,
+            machines: machines.map(|(index, _)| index).collect(),
+            has_pre_failed: false,
+            is_pre_cut_off: false,
+        });
+    }
+    for together in cut_together(due) {
+        if run.job.interrupt.is_requested() {
+            report.is_interrupted = true;
+            return;
+        }
+        report.taken.extend(take_together(run, together));
+    }
+    // The last of them may not have been begun.
+    report.is_interrupted = run.job.interrupt.is_requested();
+}
+
+/// Datasets that share a machine are cut together, and so are those that share one with one of these.
+fn cut_together(due: Vec<Due<'_>>) -> Vec<Vec<Due<'_>>> {
+    let mut sets: Vec<Vec<Due<'_>>> = Vec::new();
+    for one in due {
+        let shares = |set: &Vec<Due<'_>>| set.iter().any(|other| !other.machines.is_disjoint(&one.machines));
+        let (mut sharing, others): (Vec<_>, Vec<_>) = sets.into_iter().partition(shares);
+        sets = others;
+        let mut merged: Vec<Due<'_>> = sharing.drain(..).flatten().collect();
+        merged.push(one);
+        sets.push(merged);
+    }
+    sets
+}
+
+/// What became of datasets that are cut together; what is left out is told of by itself.
+fn take_together(run: &Run<'_>, mut due: Vec<Due<'_>>) -> Vec<TakenCut> {
+    if run.request.execution == Execution::DryRun {
+        let machines: BTreeSet<usize> = due.iter().flat_map(|one| one.machines.iter().copied()).collect();
+        return vec![TakenCut {
+            snapshots: snapshots_of(&due),
+            would_hold_still: machines.into_iter().collect(),
+            ..TakenCut::default()
+        }];
+    }
+    let (mut taken, mut incomplete) = (Vec::new(), BTreeSet::new());
+    let unprepared = prepare(run, &mut due);
+    for (dataset, reason) in unprepared {
+        // Its scripts are not called again: it was not begun.
+        taken.extend(leave_out(&mut due, &mut incomplete, (&[dataset], &reason)));
+    }
+    while !due.is_empty() {
+        match cut(run, &due, &incomplete) {
+            Ok(guests) => {
+                end(run, &due, None);
+                taken.push(TakenCut {
+                    snapshots: snapshots_of(&due),
+                    guests,
+                    incomplete: incomplete.into_iter().filter(|machine| is_in(&due, *machine)).collect(),
+                    ..TakenCut::default()
+                });
+                return taken;
+            }
+            Err(NotTaken { error, culprits }) => {
+                let reason = error.to_string();
+                run.job.progress.warning(&reason);
+                let before = due.clone();
+                let is_hopeless = culprits.is_empty() || matches!(*error, Error::Interrupted(_));
+                let culprits = if is_hopeless { datasets_of(&due) } else { culprits };
+                taken.extend(leave_out(&mut due, &mut incomplete, (&culprits, &reason)));
+                let left_out = before.into_iter().filter(|one| !is_due(&due, one));
+                end(run, &left_out.collect::<Vec<_>>(), Some(&reason));
+            }
+        }
+    }
+    taken
+}
+
+/// Calls the scripts before; gives the datasets that are not cut without them, where they fail.
+fn prepare(run: &Run<'_>, due: &mut [Due<'_>]) -> Vec<(Dataset, String)> {
+    let mut unprepared = Vec::new();
+    for one in due {
+        let called = run.call(one.policy, Event::PreSnapshot, &one.occasion());
+        one.has_pre_failed = called.is_err();
+        one.is_pre_cut_off = called.is_err() && run.job.interrupt.is_requested();
+        if let Err(reason) = called
+            && one.policy.hooks().needs_pre_snapshot
+        {
+            unprepared.push((one.wanted.dataset.clone(), reason));
+        }
+    }
+    unprepared
+}
+
+/// Calls the scripts after.
+fn end(run: &Run<'_>, due: &[Due<'_>], error: Option<&str>) {
+    for one in due {
+        let hooks = one.policy.hooks();
+        // One that was cut off by the request to stop may have done a part, which the script after it undoes.
+        if !one.has_pre_failed || one.is_pre_cut_off || hooks.always_post_snapshot {
+            let occasion = Occasion {
+                has_pre_failed: Some(one.has_pre_failed),
+                error: error.map(str::to_owned),
+                ..one.occasion()
+            };
+            // It has been told; what was taken is there.
+            run.call(one.policy, Event::PostSnapshot, &occasion).ok();
+        }
+    }
+}
+
+/// Takes out of `due` the datasets that cannot be cut, and with them all in which there are no machines but those that have disks in
+/// these: a point of half a machine is worse than none. What others have disks in too is cut for the sake of these.
+///
+/// What is left out is told of; machines that are not whole any more are added to `incomplete`.
+fn leave_out(
+    due: &mut Vec<Due<'_>>,
+    incomplete: &mut BTreeSet<usize>,
+    (culprits, reason): (&[Dataset], &str),
+) -> Vec<TakenCut> {
+    let is_culprit = |one: &Due<'_>| culprits.contains(&one.wanted.dataset);
+    incomplete.extend(due.iter().filter(|one| is_culprit(one)).flat_map(|one| &one.machines));
+    let (left_out, kept): (Vec<_>, Vec<_>) = std::mem::take(due).into_iter().partition(|one| {
+        let has_none_but_these = !one.machines.is_empty() && one.machines.is_subset(incomplete);
+        is_culprit(one) || has_none_but_these
+    });
+    *due = kept;
+    let told = left_out.iter().map(|one| TakenCut {
+        snapshots: snapshots_of(std::slice::from_ref(one)),
+        failure: Some(if is_culprit(one) {
+            reason.to_owned()
+        } else {
+            format!("its machines have disks that could not be cut with it: {reason}")
+        }),
+        ..TakenCut::default()
+    });
+    told.collect()
+}
+
+fn is_due(due: &[Due<'_>], one: &Due<'_>) -> bool {
+    due.iter().any(|other| other.wanted == one.wanted)
+}
+
+fn is_in(due: &[Due<'_>], machine: usize) -> bool {
+    due.iter().any(|one| one.machines.contains(&machine))
+}
+
+fn datasets_of(due: &[Due<'_>]) -> Vec<Dataset> {
+    due.iter().map(|one| one.wanted.dataset.clone()).collect()
+}
+
+fn snapshots_of(due: &[Due<'_>]) -> Vec<HostSnapshotName> {
+    cuts_of(due).iter().flat_map(NamedCut::snapshots).collect()
+}
+
+fn cut(
+    run: &Run<'_>,
+    due: &[Due<'_>],
+    incomplete: &BTreeSet<usize>,
+) -> std::result::Result<Vec<crate::GuestReport>, NotTaken> {
+    let machines: BTreeSet<usize> = due.iter().flat_map(|one| one.machines.iter().copied()).collect();
+    let guest = |index: &usize| {
+        let guest = run.request.guests.request(*index)?;
+        // Nothing goes on from memory without all disks.
+        let memory = guest.memory.clone().filter(|_| !incomplete.contains(index));
+        Ok(GuestRequest { memory, ..guest })
+    };
+    let mut guests = machines.iter().map(guest).collect::<Result<Vec<_>>>()?;
+    leave_out_memories(&mut guests, run.job);
+    let now = || (run.request.now)().timestamp();
+    let newcomers = |wanted: &[Wanted]| run.request.guests.newcomers(wanted);
+    let request = HostSnapshotRequest {
+        providers: run.request.providers,
+        cuts: cuts_of(due),
+        guests,
+        subject: Subject::Datasets(&newcomers),
+        now: &now,
+        program: run.request.program.clone(),
+        set: run.request.guests.new_set()?,
+        states: run.request.states,
+    };
+    Ok(try_host_snapshots(&request, &mut || (), run.job)?.guests)
+}
+
+/// The memory of one machine ends at the instant; that of several does not end at one.
+fn leave_out_memories(guests: &mut [crate::GuestRequest<'_>], job: crate::Job<'_>) {
+    let runs = |guest: &&crate::GuestRequest<'_>| {
+        guest.memory.is_some() && guest.description.summary.state == MachineState::Running
+    };
+    let names: Vec<String> = guests
+        .iter()
+        .filter(runs)
+        .map(|guest| guest.description.summary.name.clone())
+        .collect();
+    if names.len() > 1 {
+        job.progress.warning(&format!(
+            "{} are snapshotted together, and their memories are not kept: that works for one machine at a time",
+            names.join(", ")
+        ));
+        for guest in guests.iter_mut() {
+            guest.memory = None;
+        }
+    }
+}
+
+/// What is made of each name.
+fn cuts_of(due: &[Due<'_>]) -> Vec<NamedCut> {
+    let mut by_name: BTreeMap<&str, Vec<Wanted>> = BTreeMap::new();
+    for one in due {
+        for (_, name) in &one.types {
+            by_name.entry(name).or_default().push(one.wanted.clone());
+        }
+    }
+    let cut = |(name, wanted): (&str, Vec<Wanted>)| NamedCut {
+        name: name.to_owned(),
+        wanted,
+    };
+    by_name.into_iter().map(cut).collect()
+}
+
+impl Due<'_> {
+    fn occasion(&self) -> Occasion {
+        Occasion {
+            snapshots: self.types.iter().map(|(_, name)| name.clone()).collect(),
+            types: self.types.iter().map(|(kind, _)| kind.to_string()).collect(),
+            ..Occasion::default()
+        }
+    }
+}

@@ -1,0 +1,351 @@
+//! `rollback` and `clone`: a machine goes back to host snapshots of its disks, or another one is made of them.
+//!
+//! What is not in the host snapshots comes from the [state store](crate::StateStore). Both together are a point in time like a snapshot in
+//! a repository, and are restored by the same means: `restore::machine`. A rollback writes what differs into the images that the
+//! machine has today; nothing that is newer has to be destroyed for that, and it works for whatever the machine's disks have become.
+
+mod contents;
+mod notes;
+mod passing;
+mod point;
+mod since;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use holdfast_host::provider::{Dataset, DatasetState, HostSnapshotName, ProviderError, ProviderKind, ProviderResult};
+use holdfast_host::{HypervisorMut, MachineState};
+use holdfast_repo::Surroundings;
+
+use super::states::StateStore;
+use super::{HostSnapshotRequest, Providers, check_host_snapshots, take_host_snapshots};
+use crate::files::block_target::Overwrite;
+use crate::job::{Error, Job, MachineName, Result};
+use crate::restore::machine::{
+    AfterRestore, ConfigurationChoice, InPlaceWish, MachineRestorePlan, MachineRestoreReport, NewMachineIdentity,
+    NewMachineWish, Planner, Presence, RestoreAs, plan_point, restore_point,
+};
+pub use notes::OwnGuest;
+use notes::{CloneNote, RollbackNote};
+pub use passing::PassingSnapshots;
+pub(crate) use passing::remove_unless_needed;
+pub use point::{HostPoint, HostPointRequest, PointName, open_host_point};
+use since::Since;
+
+/// Who and what a job on a point in time needs.
+pub struct HostRestore<'a> {
+    /// The providers of this host.
+    pub providers: &'a Providers,
+    /// Where the states of machines are kept.
+    pub states: &'a StateStore,
+    /// Whose the machine is.
+    pub hypervisor: &'a dyn HypervisorMut,
+    /// What the store needs from the world.
+    pub surroundings: &'a Surroundings,
+    /// A folder for the pipe through which a hypervisor gets memory.
+    pub runtime: PathBuf,
+}
+
+/// How a machine goes back.
+pub struct RollbackWish<'a> {
+    /// What becomes of its configuration.
+    pub configuration: ConfigurationChoice,
+    /// What comes after.
+    pub after: AfterRestore,
+    /// Whether it is switched off, if it is not.
+    pub powers_off: bool,
+    /// The host snapshot of what is there now, which is taken first; none where nobody wants it. Its machine is the one that goes back.
+    pub safety: Option<&'a HostSnapshotRequest<'a>>,
+}
+
+/// A machine that has gone back.
+pub struct RollbackReport {
+    /// What was done.
+    pub plan: MachineRestorePlan,
+    /// How it went.
+    pub restore: MachineRestoreReport,
+    /// What was there before.
+    pub safety: Vec<HostSnapshotName>,
+}
+
+impl HostRestore<'_> {
+    fn planner<'p>(&'p self, point: &'p HostPoint) -> Planner<'p> {
+        Planner {
+            repository: self.states.repository(),
+            contents: &point.contents,
+            hypervisor: self.hypervisor,
+            surroundings: self.surroundings,
+        }
+    }
+
+    /// What a rollback would do. The machine is shut off, or is to be switched off first.
+    pub fn plan_rollback(
+        &self,
+        point: &HostPoint,
+        wish: &RollbackWish<'_>,
+        job: Job<'_>,
+    ) -> Result<MachineRestorePlan> {
+        let presence = if wish.powers_off {
+            Presence::SwitchedOffFirst
+        } else {
+            Presence::ShutOff
+        };
+        self.plan_with(point, wish, presence, job)
+    }
+
+    fn plan_with(
+        &self,
+        point: &HostPoint,
+        wish: &RollbackWish<'_>,
+        presence: Presence,
+        job: Job<'_>,
+    ) -> Result<MachineRestorePlan> {
+        let in_place = RestoreAs::InPlace(InPlaceWish {
+            machine: Some(point.uuid.clone()),
+            configuration: wish.configuration,
+            presence,
+        });
+        let plan = plan_point(
+            &self.planner(point),
+            point.manifest.clone(),
+            (&in_place, wish.after, &self.runtime),
+            job,
+        )?;
+        Ok(point.told(plan))
+    }
+
+    /// Takes a machine back.
+    ///
+    /// # Errors
+    /// Before anything is written, or with a warning that says what is. The safety snapshot stays. Where the machine has to be switched off,
+    /// it is only after everything has been looked at.
+    pub fn roll_back(&self, point: &HostPoint, wish: &RollbackWish<'_>, job: Job<'_>) -> Result<RollbackReport> {
+        if wish.powers_off {
+            self.plan_rollback(point, wish, job)?;
+            wish.safety.map_or(Ok(()), check_host_snapshots)?;
+            self.power_off(&point.uuid)?;
+        }
+        // What has changed meanwhile is seen.
+        let plan = self.plan_with(point, wish, Presence::ShutOff, job)?;
+        let safety = match wish.safety {
+            Some(request) => take_host_snapshots(request, &mut || (), job)?.snapshots,
+            None => Vec::new(),
+        };
+        let mut note = RollbackNote::new(self, (point, &plan), &safety)?;
+        let since = Since {
+            point: &point.contents,
+            providers: self.providers,
+            safety: &safety,
+            run: point.run,
+        };
+        let planner = Planner {
+            contents: &since,
+            ..self.planner(point)
+        };
+        let restored = restore_point(&planner, &plan, &mut note, job).inspect_err(|_| {
+            if let Some(first) = safety.first() {
+                let message = format!("what was there before is in the host snapshot {}", first.name);
+                job.progress.warning(&message);
+            }
+        });
+        let restore = restored?;
+        self.has_ended(&point.uuid, job);
+        Ok(RollbackReport { plan, restore, safety })
+    }
+
+    /// What was noted of the work goes.
+    fn has_ended(&self, uuid: &str, job: Job<'_>) {
+        if let Err(error) = self.states.forget_unfinished(uuid) {
+            let message =
+                format!("it is done, and still noted as if it were not: {error}; holdfast doctor tells of it");
+            job.progress.warning(&message);
+        }
+    }
+
+    fn power_off(&self, uuid: &str) -> Result<()> {
+        let machine = self.hypervisor.machine(uuid)?;
+        if machine.describe()?.summary.state != MachineState::ShutOff {
+            self.hypervisor.power_off(uuid)?;
+        }
+        Ok(())
+    }
+}
+
+/// How a clone is to be.
+#[derive(Debug, Clone)]
+pub struct CloneWish {
+    /// What it is called.
+    pub name: MachineName,
+    /// The folder for its images, where they are not to be beside the originals; on ZFS its files are in clones of the datasets.
+    pub storage: Option<PathBuf>,
+    /// What comes after.
+    pub after: AfterRestore,
+}
+
+/// A dataset that is cloned for a new machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlannedClone {
+    /// Of what.
+    pub snapshot: HostSnapshotName,
+    /// As what.
+    pub to: Dataset,
+    /// Where its files will be, or its device.
+    pub folder: PathBuf,
+}
+
+/// What will be done for a clone.
+pub struct ClonePlan {
+    /// Datasets that are cloned first.
+    pub clones: Vec<PlannedClone>,
+    /// The machine.
+    pub restore: MachineRestorePlan,
+}
+
+impl HostRestore<'_> {
+    /// What a clone of a machine would be.
+    pub fn plan_clone(&self, point: &mut HostPoint, wish: &CloneWish, job: Job<'_>) -> Result<ClonePlan> {
+        let clones = self.clones(point, wish)?;
+        point.contents.clone_datasets(&clones);
+        let new = RestoreAs::NewMachine(NewMachineWish {
+            name: Some(wish.name.clone()),
+            identity: NewMachineIdentity::New,
+            storage: wish.storage.clone(),
+            format: None,
+            places: BTreeMap::new(),
+            domain_type: None,
+            overwrite: Overwrite::Refuse,
+        });
+        let planned = (&new, wish.after, &*self.runtime);
+        let plan = plan_point(&self.planner(point), point.manifest.clone(), planned, job)?;
+        Ok(ClonePlan {
+            clones,
+            restore: point.told(plan),
+        })
+    }
+
+    /// Makes it, and gives its guest an identity of its own, where that is wanted, before it starts. What was cloned goes again where that fails.
+    pub fn make_clone(
+        &self,
+        point: &HostPoint,
+        plan: &ClonePlan,
+        guest: Option<&OwnGuest<'_>>,
+        job: Job<'_>,
+    ) -> Result<MachineRestoreReport> {
+        let mut note = CloneNote::begin(self, (point, plan), guest, job)?;
+        let mut made = Vec::new();
+        let restored = self
+            .clone_datasets(plan, &mut made)
+            .and_then(|()| restore_point(&self.planner(point), &plan.restore, &mut note, job));
+        for clone in made {
+            let ended = match &restored {
+                Ok(_) => self.finish_clone(clone),
+                Err(_) => self.destroy_clone(clone),
+            };
+            if let Err(error) = ended {
+                let way_out = match clone.to.provider {
+                    ProviderKind::Lvm => "lvremove takes it away",
+                    _ => "holdfast doctor sees to it",
+                };
+                job.progress.warning(&format!("{}: {error}; {way_out}", clone.to));
+            }
+        }
+        self.has_ended(&plan.restore.machine.uuid, job);
+        restored
+    }
+
+    fn clone_dataset(&self, clone: &PlannedClone, machine: &str) -> ProviderResult<DatasetState> {
+        match clone.to.provider {
+            ProviderKind::Lvm => self
+                .providers
+                .of_dataset(&clone.to)
+                .clone_to(&clone.snapshot, &clone.to.name),
+            _ => self
+                .providers
+                .zfs()
+                .clone_for_machine(&clone.snapshot, &clone.to.name, machine),
+        }
+    }
+
+    /// A clone of LVM needs nothing of its original, and is a volume like others from its beginning.
+    fn finish_clone(&self, clone: &PlannedClone) -> ProviderResult<()> {
+        match clone.to.provider {
+            ProviderKind::Lvm => Ok(()),
+            _ => self.providers.zfs().finish_clone(&clone.to.name),
+        }
+    }
+
+    fn destroy_clone(&self, clone: &PlannedClone) -> ProviderResult<()> {
+        match clone.to.provider {
+            ProviderKind::Lvm => self.providers.lvm().destroy_clone(&clone.to.name, &clone.snapshot),
+            _ => self.providers.zfs().destroy_clone(&clone.to.name, &clone.snapshot),
+        }
+    }
+
+    fn clone_datasets<'p>(&self, plan: &'p ClonePlan, made: &mut Vec<&'p PlannedClone>) -> Result<()> {
+        for clone in &plan.clones {
+            let state = self.clone_dataset(clone, &plan.restore.machine.name)?;
+            made.push(clone);
+            if state.folder.as_deref().is_some_and(|folder| folder != clone.folder) {
+                return Err(Error::from(ProviderError::Refused {
+                    action: "mount",
+                    what: clone.to.to_string(),
+                    reason: format!("it was to be at {}, and is elsewhere", clone.folder.display()),
+                }));
+            }
+        }
+        Ok(())
+    }
+
+    /// The datasets of ZFS and LVM that have to be cloned: what is in them cannot share blocks with files elsewhere.
+    fn clones(&self, point: &HostPoint, wish: &CloneWish) -> Result<Vec<PlannedClone>> {
+        let mut clones: Vec<PlannedClone> = Vec::new();
+        let cloned = point
+            .snapshots
+            .iter()
+            .filter(|name| !name.dataset.provider.has_folders() && wish.storage.is_none());
+        for snapshot in cloned {
+            let provider = snapshot.dataset.provider;
+            let state = self.providers.of(provider).dataset(&snapshot.dataset.name)?;
+            let (parent, own) = snapshot
+                .dataset
+                .name
+                .rsplit_once('/')
+                .unwrap_or((&snapshot.dataset.name, "disks"));
+            let is_only = point.snapshots.len() == 1;
+            let name = if is_only {
+                format!("{parent}/{}", wish.name)
+            } else {
+                format!("{parent}/{}-{own}", wish.name)
+            };
+            let last = name.rsplit('/').next().unwrap_or_default();
+            let folder = match &state.folder {
+                _ if state.is_volume => volume_device(provider, &name),
+                // Nobody knows where a clone of it would be.
+                None => {
+                    return Err(Error::from(ProviderError::Refused {
+                        action: "clone",
+                        what: snapshot.to_string(),
+                        reason: "its dataset is not mounted; mount it, or give --storage FOLDER".to_owned(),
+                    }));
+                }
+                Some(folder) if parent == snapshot.dataset.name => folder.join(last),
+                Some(folder) => folder.with_file_name(last),
+            };
+            clones.push(PlannedClone {
+                snapshot: snapshot.clone(),
+                to: Dataset { provider, name },
+                folder,
+            });
+        }
+        Ok(clones)
+    }
+}
+
+/// Where the device of a volume is.
+fn volume_device(provider: ProviderKind, name: &str) -> PathBuf {
+    let folder = match provider {
+        ProviderKind::Lvm => "/dev",
+        _ => "/dev/zvol",
+    };
+    Path::new(folder).join(name)
+}

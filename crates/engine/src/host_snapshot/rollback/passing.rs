@@ -1,0 +1,115 @@
+//! Host snapshots that are there for a while: of a machine as it is now, for clones of it.
+//!
+//! They are noted before they are made, and the note goes when they have gone: so of one who is killed in between it is known which they
+//! are. What needs its host snapshot for ever, as a clone on ZFS does, keeps it.
+
+use holdfast_host::provider::{HostSnapshotName, ProviderError};
+use holdfast_repo::Surroundings;
+
+use crate::host_snapshot::states::{StateStore, Unfinished, UnfinishedKind};
+use crate::host_snapshot::{HostSnapshotReport, HostSnapshotRequest, NamedCut, Providers, take_host_snapshots};
+use crate::job::{Job, Result};
+
+/// Host snapshots of a machine as it is now, which go again.
+pub struct PassingSnapshots<'a> {
+    providers: &'a Providers,
+    states: &'a StateStore,
+    work: Unfinished,
+    report: HostSnapshotReport,
+}
+
+impl<'a> PassingSnapshots<'a> {
+    /// Takes them, of the one machine and under the one name of `request`.
+    ///
+    /// # Errors
+    /// None is there then.
+    pub fn take(
+        request: &HostSnapshotRequest<'a>,
+        states: &'a StateStore,
+        surroundings: &Surroundings,
+        job: Job<'_>,
+    ) -> Result<Self> {
+        let names = request.cuts.iter().flat_map(NamedCut::snapshots);
+        let machine = request.guests.first().map(|guest| &guest.description.summary.name);
+        let point = request.cuts.first().map(|cut| &cut.name);
+        let work = Unfinished {
+            kind: UnfinishedKind::Instant,
+            machine: machine.cloned().unwrap_or_default(),
+            uuid: request.set.to_string(),
+            of: machine.cloned().unwrap_or_default(),
+            point: point.cloned().unwrap_or_default(),
+            safety: names.map(|name| name.to_string()).collect(),
+            files: Vec::new(),
+            process: surroundings.processes.this(),
+            start_ms: (surroundings.now_ms)(),
+        };
+        states.note_unfinished(&work)?;
+        let taken = take_host_snapshots(request, &mut || (), job);
+        let report = taken.inspect_err(|_| {
+            // Where the note stays, it is found that nothing of it is there.
+            states.forget_unfinished(&work.uuid).ok();
+        })?;
+        Ok(Self {
+            providers: request.providers,
+            states,
+            work,
+            report,
+        })
+    }
+
+    /// What they are called.
+    pub fn name(&self) -> &str {
+        &self.work.point
+    }
+
+    /// How they came about.
+    pub fn report(&self) -> &HostSnapshotReport {
+        &self.report
+    }
+
+    /// Removes them, as far as nothing needs them; those that stay. What goes wrong is told.
+    pub fn remove(self, job: Job<'_>) -> Vec<HostSnapshotName> {
+        let mut needed = Vec::new();
+        for name in &self.report.snapshots {
+            match remove_unless_needed(self.providers, name) {
+                Ok(None) => {}
+                Ok(Some(clones)) => {
+                    let clones = clones.join(", ");
+                    job.progress
+                        .note(&format!("{name} stays, as it is what {clones} came from"));
+                    needed.push(name.clone());
+                }
+                Err(error) => {
+                    let message =
+                        format!("{name} was needed for a while, and stays: {error}; holdfast doctor sees to it");
+                    job.progress.warning(&message);
+                    return needed;
+                }
+            }
+        }
+        if let Err(error) = self.states.forget_unfinished(&self.work.uuid) {
+            let message = format!("{error}: host snapshots that were needed for a while are still noted");
+            job.progress.warning(&message);
+        }
+        needed
+    }
+}
+
+/// Removes a host snapshot that nothing needs. What does need it, where something does; one that is not there is no error.
+pub(crate) fn remove_unless_needed(
+    providers: &Providers,
+    name: &HostSnapshotName,
+) -> std::result::Result<Option<Vec<String>>, ProviderError> {
+    let provider = providers.of_dataset(&name.dataset);
+    let clones = match provider.clones(name) {
+        Err(ProviderError::NotThere { .. }) => return Ok(None),
+        clones => clones?,
+    };
+    if !clones.is_empty() {
+        return Ok(Some(clones));
+    }
+    match provider.destroy(name) {
+        Err(ProviderError::NotThere { .. }) => Ok(None),
+        other => other.map(|()| None),
+    }
+}

@@ -1,0 +1,96 @@
+//! What has become of a machine's disks on ZFS since the point that it goes back to.
+//!
+//! Between that point and the safety snapshot `zfs send -i` tells what changed. So what was written after the safety snapshot must be
+//! nothing: files are as they are in it, by number, size and times, and to a volume nothing was written. Whatever is not as it should be,
+//! the disk is compared as a whole.
+
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+use holdfast_block::{BlockDevice, DirtyBitmap};
+use holdfast_host::provider::{HostSnapshotName, Provider as _};
+use holdfast_repo::DiskRecord;
+
+use super::contents::{HostContents, HostDisk};
+use crate::host_snapshot::Providers;
+use crate::host_snapshot::compare_images::{Sent, Told, TwoStates, below};
+use crate::job::{Job, Result};
+use crate::restore::files::{DiskTarget, RestoredDisk};
+use crate::restore::source::Contents;
+
+/// A point in time, and the host snapshots of what was there before it is gone back to.
+pub(super) struct Since<'a> {
+    pub(super) point: &'a HostContents,
+    pub(super) providers: &'a Providers,
+    pub(super) safety: &'a [HostSnapshotName],
+    /// Names what has to be made to look into them.
+    pub(super) run: u32,
+}
+
+impl Since<'_> {
+    /// Where an image of today, in the folder `present` or a volume with that device, may differ from a disk of the point.
+    pub(super) fn places(&self, disk: &HostDisk, (target, present): (&DiskTarget<'_>, &Path)) -> Told<DirtyBitmap> {
+        let dataset = &disk.kept.place.dataset;
+        let newer = self.safety.iter().find(|snapshot| snapshot.dataset == *dataset);
+        let newer = newer.ok_or("without a safety snapshot ZFS does not tell what has changed")?;
+        let zfs = self.providers.zfs();
+        let sent = Sent {
+            zfs,
+            older: &disk.snapshot,
+            newer,
+        };
+        sent.is_worth_it(&disk.source)?;
+        let compare = |ask: &dyn Fn(&Path, &Path) -> _| {
+            // The same image as the target's, by the name that it has below the folder.
+            let now = below(present, &disk.kept.place.path);
+            let states = TwoStates {
+                format: disk.kept.format.as_deref(),
+                images: (&disk.path, &now),
+                roots: (&disk.root, present),
+                today: disk.present_root.as_deref(),
+                size_bytes: disk.source.device.size_bytes(),
+            };
+            states.changed_by(ask)
+        };
+        if disk.present_root.is_none() {
+            let synced = target.device.flush();
+            synced.map_err(|error| error.to_string())?;
+            let is_unchanged = zfs.is_volume_unchanged(newer).map_err(|error| error.to_string())?;
+            if !is_unchanged {
+                return Err("it was written to after the safety snapshot".to_owned());
+            }
+            return compare(&|old, new| sent.ranges(old, new));
+        }
+        let label = format!("{:08x}-since-{}", self.run, disk.kept.target);
+        let view = zfs.view(newer, &label).map_err(|error| error.to_string())?;
+        compare(&|old, new| {
+            let inside = new.strip_prefix(present).map_err(|error| error.to_string())?;
+            is_as_in(&below(view.path(), inside), new)?;
+            sent.ranges(old, new)
+        })
+    }
+}
+
+/// Nothing was done to a file since a host snapshot in which it is at `then`.
+fn is_as_in(then: &Path, now: &Path) -> Told<()> {
+    let state = |path: &Path| {
+        let found = path.metadata().map_err(|error| error.to_string())?;
+        let times = (found.mtime(), found.mtime_nsec(), found.ctime(), found.ctime_nsec());
+        Ok::<_, String>((found.ino(), found.len(), times))
+    };
+    if state(then)? == state(now)? {
+        Ok(())
+    } else {
+        Err(format!("{} was written to after the safety snapshot", now.display()))
+    }
+}
+
+impl Contents for Since<'_> {
+    fn device(&self, record: &DiskRecord) -> Result<Box<dyn BlockDevice + '_>> {
+        self.point.device(record)
+    }
+
+    fn write(&self, record: &DiskRecord, target: &DiskTarget<'_>, job: Job<'_>) -> Result<RestoredDisk> {
+        self.point.write_since(record, target, Some(self), job)
+    }
+}

@@ -1,0 +1,219 @@
+//! A state: what is kept of it, and where its machine's disks are.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+
+use holdfast_host::Description;
+use holdfast_host::provider::{Dataset, HostSnapshotName, Place, ProviderKind};
+use holdfast_host::qemu::memory::Memory;
+use holdfast_repo::{BackupRequest, Manifest, Parent, SnapshotId};
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::StateStore;
+use crate::host_snapshot::MachinePlaces;
+use crate::host_snapshot::places::image_path;
+use crate::job::{Counting, Job, Result};
+use crate::machine::state::streams::{Beside, sources_of};
+use crate::notes::{
+    NOTE_CONSISTENCY, NOTE_HOST_SNAPSHOT_DISKS, NOTE_HOST_SNAPSHOT_SET, NOTE_HOST_SNAPSHOTS, NOTE_UUID, STREAM_MEMORY,
+    is_memory,
+};
+
+/// What host snapshots of one instant, and the states of machines in them, have in common.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SetId(pub u64);
+
+impl fmt::Display for SetId {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{:016x}", self.0)
+    }
+}
+
+impl SetId {
+    /// A set as it is written: 16 digits.
+    pub fn parse(text: &str) -> Option<Self> {
+        let is_written = text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        is_written.then(|| u64::from_str_radix(text, 16).ok().map(Self))?
+    }
+}
+
+/// What is to be kept.
+pub(crate) struct StateToKeep<'a> {
+    pub(crate) set: SetId,
+    pub(crate) snapshots: &'a [HostSnapshotName],
+    pub(crate) description: &'a Description,
+    pub(crate) places: &'a MachinePlaces,
+    pub(crate) configuration: &'a [(String, Vec<u8>)],
+    pub(crate) beside: Beside,
+    pub(crate) memory: Option<&'a Memory>,
+    pub(crate) time: Timestamp,
+    pub(crate) consistency: &'a str,
+    pub(crate) program: &'a str,
+}
+
+/// A state that is kept.
+#[derive(Debug, Clone)]
+pub struct KeptState {
+    /// What is in the store.
+    pub manifest: Manifest,
+    /// The set that it belongs to.
+    pub set: SetId,
+    /// The host snapshots that it belongs to.
+    pub snapshots: Vec<HostSnapshotName>,
+    /// Where the disks of the machine are in them.
+    pub disks: Vec<KeptDisk>,
+}
+
+/// A disk of a machine in a host snapshot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeptDisk {
+    /// Its name in the machine.
+    pub target: String,
+    /// In which dataset, and where in it.
+    pub place: Place,
+    /// Where the machine had it.
+    pub file: PathBuf,
+    /// The format of its image.
+    pub format: Option<String>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct SnapshotNote {
+    provider: String,
+    dataset: String,
+    name: String,
+}
+
+#[derive(Serialize, Deserialize)]
+struct DiskNote {
+    disk: String,
+    provider: String,
+    dataset: String,
+    path: PathBuf,
+    file: PathBuf,
+    format: Option<String>,
+}
+
+impl KeptDisk {
+    /// Those of a machine.
+    pub(crate) fn all_of(description: &Description, places: &MachinePlaces) -> Vec<Self> {
+        let kept = |(target, place): &(String, Place)| {
+            let disk = description.disks.iter().find(|disk| disk.target == *target)?;
+            Some(Self {
+                target: target.clone(),
+                place: place.clone(),
+                file: image_path(disk).to_owned(),
+                format: disk.format.clone(),
+            })
+        };
+        places.disks.iter().filter_map(kept).collect()
+    }
+}
+
+impl KeptState {
+    /// The state that a snapshot in the store is.
+    pub(super) fn of(manifest: Manifest) -> Option<Self> {
+        let set = SetId::parse(manifest.notes.get(NOTE_HOST_SNAPSHOT_SET)?)?;
+        let snapshots: Vec<SnapshotNote> = serde_json::from_str(manifest.notes.get(NOTE_HOST_SNAPSHOTS)?).ok()?;
+        let disks: Vec<DiskNote> = serde_json::from_str(manifest.notes.get(NOTE_HOST_SNAPSHOT_DISKS)?).ok()?;
+        let dataset = |provider: &str, name: String| {
+            let provider = ProviderKind::from_word(provider)?;
+            Some(Dataset { provider, name })
+        };
+        let snapshot = |note: SnapshotNote| {
+            Some(HostSnapshotName {
+                dataset: dataset(&note.provider, note.dataset)?,
+                name: note.name,
+            })
+        };
+        let disk = |note: DiskNote| {
+            Some(KeptDisk {
+                target: note.disk,
+                place: Place {
+                    dataset: dataset(&note.provider, note.dataset)?,
+                    path: note.path,
+                },
+                file: note.file,
+                format: note.format,
+            })
+        };
+        Some(Self {
+            set,
+            snapshots: snapshots.into_iter().map(snapshot).collect::<Option<_>>()?,
+            disks: disks.into_iter().map(disk).collect::<Option<_>>()?,
+            manifest,
+        })
+    }
+
+    /// Whether the machine can go on from it.
+    pub fn has_memory(&self) -> bool {
+        self.manifest.disks.iter().any(is_memory)
+    }
+
+    /// The machine's UUID.
+    pub fn uuid(&self) -> &str {
+        self.manifest.notes.get(NOTE_UUID).map_or("", String::as_str)
+    }
+}
+
+impl StateToKeep<'_> {
+    fn notes(&self) -> BTreeMap<String, String> {
+        let snapshots = self.snapshots.iter().map(|name| SnapshotNote {
+            provider: name.dataset.provider.word().to_owned(),
+            dataset: name.dataset.name.clone(),
+            name: name.name.clone(),
+        });
+        let disks = KeptDisk::all_of(self.description, self.places);
+        let disks = disks.into_iter().map(|disk| DiskNote {
+            disk: disk.target,
+            provider: disk.place.dataset.provider.word().to_owned(),
+            dataset: disk.place.dataset.name,
+            path: disk.place.path,
+            file: disk.file,
+            format: disk.format,
+        });
+        let written = "text and paths that are text can be written";
+        let snapshots = serde_json::to_string(&snapshots.collect::<Vec<_>>()).expect(written);
+        // A path that is no text cannot be found again by its note.
+        let disks = serde_json::to_string(&disks.collect::<Vec<_>>()).unwrap_or_else(|_| "[]".to_owned());
+        let notes = [
+            (NOTE_HOST_SNAPSHOT_SET, self.set.to_string()),
+            (NOTE_HOST_SNAPSHOTS, snapshots),
+            (NOTE_HOST_SNAPSHOT_DISKS, disks),
+            (NOTE_UUID, self.description.summary.uuid.clone()),
+            (NOTE_CONSISTENCY, self.consistency.to_owned()),
+        ];
+        notes.into_iter().map(|(key, text)| (key.to_owned(), text)).collect()
+    }
+}
+
+impl StateStore {
+    /// Keeps a state.
+    pub(crate) fn keep(&self, state: StateToKeep<'_>, job: Job<'_>) -> Result<SnapshotId> {
+        let _shared = self.share(job)?;
+        let notes = state.notes();
+        let pages = state.memory.map(|(_, pages)| &**pages);
+        let streams = state
+            .beside
+            .rest(state.memory, job.progress)
+            .streams(state.configuration);
+        let mut readers: Vec<&[u8]> = streams.iter().map(|stream| &stream.bytes[..]).collect();
+        let sources = sources_of(pages.as_ref(), &streams, &mut readers).collect();
+        let request = BackupRequest {
+            machine: state.description.summary.name.clone(),
+            time_ms: state.time.as_millisecond(),
+            // Memory is large, and may be kept for fewer points than all the rest: whoever prunes has a word for it.
+            tags: pages.iter().map(|_| STREAM_MEMORY.to_owned()).collect(),
+            parent: Parent::None,
+            host: String::new(),
+            program: state.program.to_owned(),
+            notes,
+            sources,
+            thread_count: job.thread_count,
+        };
+        let report = self.repository.backup(request, &job.watch(Counting::Elsewhere))?;
+        Ok(report.snapshot.id)
+    }
+}

@@ -1,0 +1,155 @@
+//! States whose host snapshots are gone are forgotten.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use holdfast_host::provider::{Dataset, HostSnapshot, OURS, ProviderError, ProviderKind};
+use rustix::fs::FlockOperation;
+
+use super::{KeptState, SetId, StateStore};
+use crate::host_snapshot::{HostSnapshotRecord, Providers};
+use crate::job::{Job, Result};
+use crate::repository::forget::Execution;
+use crate::repository::gc::gc;
+
+/// Packs of which at most so much is needed are rewritten: memory is large, and its place may be small.
+const REPACK_BELOW_PERCENT: u8 = 50;
+
+/// What became of the states.
+#[derive(Debug, Default)]
+pub struct SweepReport {
+    /// Those that were forgotten, or would be.
+    pub forgotten: Vec<KeptState>,
+    /// Those of which nobody knows whether their host snapshots are there: a pool is not imported, a file system not mounted.
+    pub unknown: Vec<(KeptState, String)>,
+    /// How many stay.
+    pub kept_count: usize,
+    /// Whether somebody was keeping states meanwhile: then nothing was looked at.
+    pub was_busy: bool,
+}
+
+/// Forgets states whose host snapshots are all gone, whoever removed them.
+///
+/// # Errors
+/// Of the store. Where a provider cannot be asked, the states stay.
+pub fn sweep_states(
+    store: &StateStore,
+    providers: &Providers,
+    execution: Execution,
+    job: Job<'_>,
+) -> Result<SweepReport> {
+    let mut report = SweepReport::default();
+    let Some(_alone) = store.try_lock(FlockOperation::NonBlockingLockExclusive)? else {
+        report.was_busy = true;
+        return Ok(report);
+    };
+    let mut sets = Sets {
+        providers,
+        of: BTreeMap::new(),
+        everywhere: BTreeMap::new(),
+    };
+    for state in store.states(job)? {
+        match sets.lives(&state) {
+            Ok(true) => report.kept_count += 1,
+            Ok(false) => report.forgotten.push(state),
+            Err(reason) => report.unknown.push((state, reason)),
+        }
+    }
+    if execution == Execution::Execute && !report.forgotten.is_empty() {
+        for state in &report.forgotten {
+            let reason = format!("no host snapshot of its set {} is left", state.set);
+            store.repository().forget(state.manifest.id, &reason)?;
+        }
+        gc(store.repository(), REPACK_BELOW_PERCENT, execution, job)?;
+    }
+    Ok(report)
+}
+
+/// The sets that have host snapshots.
+struct Sets<'a> {
+    providers: &'a Providers,
+    /// By dataset; or why that is not known, or that the dataset is gone.
+    of: BTreeMap<Dataset, Found>,
+    /// Those of all datasets of a provider: one may have been renamed.
+    everywhere: BTreeMap<ProviderKind, std::result::Result<BTreeSet<SetId>, String>>,
+}
+
+#[derive(Clone)]
+enum Found {
+    Sets(BTreeSet<SetId>),
+    DatasetGone,
+    Unknown(String),
+}
+
+impl Sets<'_> {
+    /// Whether a host snapshot of a state is there.
+    fn lives(&mut self, state: &KeptState) -> std::result::Result<bool, String> {
+        let mut unknown = None;
+        let datasets: BTreeSet<&Dataset> = state.snapshots.iter().map(|name| &name.dataset).collect();
+        for dataset in datasets {
+            match self.of(dataset) {
+                Found::Sets(sets) if sets.contains(&state.set) => return Ok(true),
+                Found::Sets(_) => {}
+                Found::DatasetGone => match self.everywhere(dataset.provider) {
+                    Ok(sets) if sets.contains(&state.set) => return Ok(true),
+                    Ok(_) => {}
+                    Err(reason) => unknown = Some(reason),
+                },
+                Found::Unknown(reason) => unknown = Some(reason),
+            }
+        }
+        unknown.map_or(Ok(false), Err)
+    }
+
+    fn of(&mut self, dataset: &Dataset) -> Found {
+        if let Some(found) = self.of.get(dataset) {
+            return found.clone();
+        }
+        let found = self.ask(dataset);
+        self.of.insert(dataset.clone(), found.clone());
+        found
+    }
+
+    fn ask(&self, dataset: &Dataset) -> Found {
+        let provider = self.providers.of_dataset(dataset);
+        // An empty folder where a file system is mounted at other times has no host snapshots, and says nothing of those that are there.
+        if dataset.provider.has_folders() && !Path::new(&dataset.name).join(OURS).is_dir() {
+            return Found::Unknown(format!("nothing of ours is in {dataset}: it may not be mounted"));
+        }
+        match provider.snapshots(&dataset.name) {
+            Ok(snapshots) => Found::Sets(snapshots.iter().filter_map(set_of).collect()),
+            Err(ProviderError::NotThere { .. }) if self.is_group_there(dataset) => Found::DatasetGone,
+            Err(error) => Found::Unknown(error.to_string()),
+        }
+    }
+
+    /// A dataset is known to be gone only where its pool, or its volume group, answers. What is not mounted is not gone.
+    fn is_group_there(&self, dataset: &Dataset) -> bool {
+        let pool = dataset.name.split('/').next().unwrap_or_default();
+        match dataset.provider {
+            ProviderKind::Zfs => pool != dataset.name && self.providers.of(ProviderKind::Zfs).dataset(pool).is_ok(),
+            ProviderKind::Lvm => self.providers.lvm().has_group(pool),
+            ProviderKind::Btrfs | ProviderKind::Reflink => false,
+        }
+    }
+
+    fn everywhere(&mut self, kind: ProviderKind) -> std::result::Result<BTreeSet<SetId>, String> {
+        let provider = self.providers.of(kind);
+        let look = || {
+            let mut sets = BTreeSet::new();
+            for state in provider.datasets()? {
+                sets.extend(provider.snapshots(&state.dataset.name)?.iter().filter_map(set_of));
+            }
+            Ok(sets)
+        };
+        let found = self
+            .everywhere
+            .entry(kind)
+            .or_insert_with(|| look().map_err(|error: ProviderError| error.to_string()));
+        found.clone()
+    }
+}
+
+fn set_of(snapshot: &HostSnapshot) -> Option<SetId> {
+    HostSnapshotRecord::parse(snapshot.record.as_deref()?)?.set
+}

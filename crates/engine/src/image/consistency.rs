@@ -1,0 +1,55 @@
+//! Images whose metadata contradicts itself are read with a warning.
+//!
+//! An entry of a table that was damaged may lead to other bytes of the same image: they can be read, and nothing but a check knows that they are not those of
+//! the disk.
+
+use std::path::{Path, PathBuf};
+
+use holdfast_host::is_written_by_others;
+use holdfast_image::{CheckedLayer, OpenOptions, Problem, ProblemKind, Severity, check_in_passing};
+
+use crate::job::{Progress, Result};
+
+/// Warns of what contradicts itself in the image at `path`, opened with `options`, and in all that it is based on; `files` are all that is read.
+pub(crate) fn tell_of_contradictions(
+    path: &Path,
+    options: &OpenOptions,
+    files: &[PathBuf],
+    progress: &dyn Progress,
+) -> Result<()> {
+    // What is written meanwhile contradicts itself while it is looked at.
+    if files.iter().any(|path| is_written_by_others(path)) {
+        return Ok(());
+    }
+    for layer in check_in_passing(path, options)? {
+        if layer.is_cut_off {
+            let image = layer.path.display().to_string();
+            return Err(holdfast_image::Error::CutOff { image }.into());
+        }
+        let Some(report) = &layer.report else {
+            progress.note(&format!(
+                "{} has so many clusters that it is not checked before it is read: holdfast image check does that",
+                layer.path.display()
+            ));
+            continue;
+        };
+        if let Some(first) = report.problems.iter().find(|problem| is_told(problem, &layer)) {
+            progress.warning(&format!(
+                "{} contradicts itself, and what is read of it may be wrong: {} (holdfast image check tells all)",
+                layer.path.display(),
+                first.kind
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn is_told(problem: &Problem, layer: &CheckedLayer) -> bool {
+    match problem.kind {
+        ProblemKind::Copies { .. } => true,
+        // That is how they are until it is repaired.
+        ProblemKind::Refcount { .. } | ProblemKind::CopiedFlag { .. } if layer.has_old_refcounts => false,
+        // Room that is taken for nothing harms nobody.
+        _ => problem.severity == Severity::Corruption,
+    }
+}

@@ -1,0 +1,480 @@
+//! An image becomes an image of another format, or of other options.
+
+mod device;
+mod source;
+mod vmdk_stream;
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::num::NonZero;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use holdfast_block::{BlockDevice, BlockDeviceMut as _, Error as DeviceError, FileDeviceMut, IoMode};
+use holdfast_image::{
+    BlockOptions, BulkWriter, Continue, CreateOptions, Error as ImageError, FillOptions, FillReport, Format, Image,
+    Note, OpenOptions, Qcow2Options, Storage, TargetContent, create_bulk, fill, fill_above, fill_device, open,
+    open_mut,
+};
+use holdfast_repo::Surroundings;
+
+use super::compare::compare;
+use super::consistency::tell_of_contradictions;
+use super::new_image::NewImage;
+use super::sector_size::{kept_sector, sector_of_image, tell_of_lost_sector};
+use crate::files::block_target::{Overwrite, is_block_device};
+use crate::files::ordered_stream::write_to_stream;
+use crate::files::stream_device::StreamDevice;
+use crate::job::{Error, Interrupted, Job, Result, Unit};
+use device::to_block_device;
+pub(crate) use source::refuse_to_replace_source;
+use source::{Source, device_of, files_of, tell_of_name, tell_of_writers, tell_what_is_dropped};
+
+/// What to convert.
+pub enum ConvertSource<'a> {
+    /// An image.
+    Image {
+        /// Where it is.
+        path: PathBuf,
+        /// Read the disk as it was when this internal snapshot was taken, not as it is.
+        snapshot: Option<String>,
+    },
+    /// A raw disk that comes as a stream.
+    Stream {
+        /// What brings it.
+        stream: &'a mut (dyn Read + Send),
+        /// Its size.
+        size_bytes: u64,
+    },
+    /// Any other disk, which is read once, from its start to its end.
+    Device(&'a dyn BlockDevice),
+    /// The same, and who is asked once all was read, before the new image gets its name: an error ends the conversion.
+    Checked(&'a dyn BlockDevice, &'a dyn Fn() -> Result<()>),
+}
+
+/// What to make of it.
+#[derive(Debug, Clone)]
+pub struct ConvertRequest {
+    /// How to open images.
+    pub open: OpenOptions,
+    /// The image to make, or the block device to write over.
+    pub target: PathBuf,
+    /// Its format.
+    pub format: Format,
+    /// What only qcow2 has.
+    pub qcow2: Qcow2Options,
+    /// What the other formats but raw have.
+    pub blocks: BlockOptions,
+    /// Whether clusters are compressed.
+    pub storage: Storage,
+    /// What to do about a file that is at the target already.
+    pub overwrite: Overwrite,
+    /// Whether the new image is read back before it gets its name.
+    pub verify: VerifyImage,
+}
+
+/// Whether a new image is read back and compared with its source before it gets its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum VerifyImage {
+    /// It is.
+    Yes,
+    /// It is not.
+    No,
+}
+
+/// What a conversion did.
+#[derive(Debug, Clone)]
+pub struct ConvertReport {
+    /// Size of the new disk, which some formats round up; of what was written to a block device.
+    pub size_bytes: u64,
+    /// What became of its bytes; none where the file system shares them with the source.
+    pub filled: Option<FillReport>,
+    /// What the new file takes on its medium; none for a block device.
+    pub allocated_bytes: Option<u64>,
+    /// Whether it was read back.
+    pub verify: VerifyImage,
+    /// How long it took.
+    pub duration: Duration,
+    /// What a person should know about the source.
+    pub notes: Vec<Note>,
+}
+
+/// Converts an image.
+///
+/// The new image is written under another name, made durable, compared with the source if that is wanted, and only then
+/// gets its name: there is never half an image at the target. Stopped or failed, nothing is left. Only a block device is
+/// written as it is, and is a mixture until this returns.
+pub fn convert(
+    source: ConvertSource<'_>,
+    request: &ConvertRequest,
+    surroundings: &Surroundings,
+    job: Job<'_>,
+) -> Result<ConvertReport> {
+    convert_and(source, request, &|_| Ok(()), (surroundings, job))
+}
+
+/// The same, and has the new file changed before it gets its name, by somebody who makes that durable. A block device is not.
+pub(crate) fn convert_and(
+    source: ConvertSource<'_>,
+    request: &ConvertRequest,
+    change: &dyn Fn(&Path) -> Result<()>,
+    (surroundings, job): (&Surroundings, Job<'_>),
+) -> Result<ConvertReport> {
+    let start = job.clock.now();
+    let opened = match source {
+        ConvertSource::Image { path, snapshot } => {
+            let image = open(&path, &request.open)?;
+            refuse_to_replace_source(&image, &request.target)?;
+            let device = device_of(&image, snapshot.as_deref())?;
+            tell_of_name(&image, job);
+            tell_of_writers(&image, job);
+            tell_of_contradictions(&path, &request.open, &files_of(&image), job.progress)?;
+            tell_what_is_dropped(&image, job);
+            Source::Image {
+                sector_bytes: sector_of_image(&path, &image)?,
+                path,
+                image: Box::new(image),
+                device,
+            }
+        }
+        ConvertSource::Stream { stream, size_bytes } => Source::Stream(StreamDevice::new(stream, size_bytes)),
+        ConvertSource::Device(device) => Source::Device(device),
+        ConvertSource::Checked(device, check) => Source::Checked(device, check),
+    };
+    job.interrupt.check()?;
+    let made = if is_block_device(&request.target) {
+        to_block_device(request, &opened, job).map(|filled| Made {
+            filled,
+            allocated_bytes: None,
+            size_bytes: opened.device().size_bytes(),
+        })
+    } else {
+        to_file(request, &opened, change, (surroundings, job)).map_err(|error| opened.of_size(error, request.format))
+    };
+    let made = made.map_err(|error| with_medium(error, &opened, request))?;
+    Ok(ConvertReport {
+        size_bytes: made.size_bytes,
+        filled: made.filled,
+        allocated_bytes: made.allocated_bytes,
+        verify: request.verify,
+        duration: job.clock.now().saturating_sub(start),
+        notes: match &opened {
+            Source::Image { image, .. } => image.notes().to_vec(),
+            Source::Stream(_) | Source::Device(_) | Source::Checked(..) => Vec::new(),
+        },
+    })
+}
+
+/// What a disk is as a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StreamForm {
+    /// Its bytes.
+    Raw,
+    /// A VMDK of compressed grains.
+    Vmdk {
+        /// How hard: 1 to 12; a good default where not given.
+        level: Option<u32>,
+    },
+}
+
+/// Writes the disk in the image at `path` to a stream.
+pub fn convert_to_stream(
+    path: &Path,
+    options: &OpenOptions,
+    snapshot: Option<&str>,
+    (stream, form): (&mut dyn Write, StreamForm),
+    job: Job<'_>,
+) -> Result<Vec<Note>> {
+    let image = open(path, options)?;
+    let device = device_of(&image, snapshot)?;
+    tell_of_name(&image, job);
+    tell_of_writers(&image, job);
+    tell_of_contradictions(path, options, &files_of(&image), job.progress)?;
+    tell_what_is_dropped(&image, job);
+    let sector_bytes = sector_of_image(path, &image)?;
+    tell_of_lost_sector(sector_bytes, &path.display().to_string(), job.progress);
+    match form {
+        StreamForm::Raw => {
+            job.progress.phase("converting", Unit::Bytes);
+            job.progress.total(device.size_bytes());
+            write_to_stream(&*device, stream, job).map_err(|error| error.on(path))?;
+        }
+        StreamForm::Vmdk { level } => vmdk_stream::to_stream(&*device, path, stream, level, job)?,
+    }
+    Ok(image.notes().to_vec())
+}
+
+/// What was made: as in [`ConvertReport`].
+struct Made {
+    filled: Option<FillReport>,
+    allocated_bytes: Option<u64>,
+    size_bytes: u64,
+}
+
+/// Makes a new file.
+fn to_file(
+    request: &ConvertRequest,
+    source: &Source<'_>,
+    change: &dyn Fn(&Path) -> Result<()>,
+    (surroundings, job): (&Surroundings, Job<'_>),
+) -> Result<Made> {
+    let device = source.device();
+    let options = CreateOptions {
+        format: request.format,
+        size_bytes: device.size_bytes(),
+        qcow2: request.qcow2.clone(),
+        blocks: BlockOptions {
+            sector_bytes: kept_sector(
+                (request.format, device.size_bytes()),
+                source.sector_bytes(request),
+                &source.name(&request.target),
+                job.progress,
+            ),
+            ..request.blocks.clone()
+        },
+        name: request.target.file_name().map(OsStr::to_owned),
+    }
+    .of_whole_sectors();
+    let base = open_base(request)?;
+    if let Some(base) = &base {
+        refuse_to_replace_source(base, &request.target)?;
+    }
+    let (image, filled) = match request.format {
+        Format::Qcow2 => {
+            let (image, writer) = NewImage::begin(
+                &request.target,
+                request.overwrite,
+                &options,
+                surroundings,
+                |partial, options| Ok(create_bulk(partial, options)?),
+            )?;
+            image.tell_of_cleared(job.progress);
+            let filled = fill_bulk(device, base.as_ref(), writer, request.storage, job)?;
+            (image, Some(filled))
+        }
+        Format::Vmdk if request.storage != Storage::Plain => {
+            vmdk_stream::to_file(request, device, &options, surroundings, job)?
+        }
+        Format::Raw => convert_to_raw(request, source, &options, surroundings, job)?,
+        _ => convert_to_blocks(request, device, &options, surroundings, job)?,
+    };
+    source.check_end()?;
+    if request.verify == VerifyImage::Yes {
+        let written = open(image.partial(), &reopen(request, image.partial_data()))?;
+        verify(device, &written, request, job)?;
+    }
+    job.interrupt.check()?;
+    change(image.partial())?;
+    job.interrupt.check()?;
+    image.finish()?;
+    let opened = open(&request.target, &reopen(request, None))?;
+    let more_bytes = opened.size_bytes().saturating_sub(device.size_bytes());
+    if more_bytes > 0 {
+        job.progress.note(&format!(
+            "{} holds whole sectors only: the new disk has {more_bytes} bytes more than the old one",
+            request.format
+        ));
+    }
+    Ok(Made {
+        filled,
+        allocated_bytes: opened.layers()[0].allocated_bytes,
+        size_bytes: opened.size_bytes(),
+    })
+}
+
+/// Says which of the two files an error is about: devices below know only offsets.
+fn with_medium(error: Error, source: &Source<'_>, request: &ConvertRequest) -> Error {
+    let is_read = match &error {
+        Error::Device(DeviceError::Io { action, .. })
+        | Error::Image(ImageError::Device(DeviceError::Io { action, .. })) => {
+            action.starts_with("read") || action.starts_with("look")
+        }
+        _ => false,
+    };
+    match source {
+        Source::Image { path, .. } if is_read => error.on(path),
+        Source::Stream(_) if is_read => error.on(Path::new("-")),
+        // It knows better where its bytes come from.
+        Source::Device(_) | Source::Checked(..) if is_read => error,
+        // It is about what was read, not about the image.
+        Source::Checked(..) if matches!(error, Error::Template(_)) => error,
+        _ => error.on(&request.target),
+    }
+}
+
+/// The backing file of the new image, which decides what the new image need not hold.
+fn open_base(request: &ConvertRequest) -> Result<Option<Image>> {
+    let Some(backing) = &request.qcow2.backing else {
+        return Ok(None);
+    };
+    let path = request.target.with_file_name("").join(&backing.name);
+    let options = OpenOptions {
+        format: Some(backing.format),
+        gate: request.open.gate.clone(),
+        allow: request.open.allow.clone(),
+        ..OpenOptions::default()
+    };
+    Ok(Some(open(&path, &options)?))
+}
+
+fn fill_bulk(
+    device: &dyn BlockDevice,
+    base: Option<&Image>,
+    mut writer: BulkWriter,
+    storage: Storage,
+    job: Job<'_>,
+) -> Result<FillReport> {
+    let options = FillOptions {
+        threads: threads(job),
+        storage,
+    };
+    let mut steps = steps(device, job);
+    let filled = match base {
+        Some(base) => fill_above(device, base, &mut writer, &options, &mut steps),
+        None => fill(device, &mut writer, &options, &mut steps),
+    };
+    let filled = unless_interrupted(filled, job)?;
+    job.progress.phase("making it durable", Unit::Items);
+    writer.finish()?;
+    Ok(filled)
+}
+
+/// An empty image on its way, to be filled as a device.
+fn begin_empty(
+    request: &ConvertRequest,
+    options: &CreateOptions,
+    surroundings: &Surroundings,
+    job: Job<'_>,
+) -> Result<NewImage> {
+    let (image, ()) = NewImage::begin(
+        &request.target,
+        request.overwrite,
+        options,
+        surroundings,
+        |partial, options| Ok(holdfast_image::create(partial, options)?),
+    )?;
+    image.tell_of_cleared(job.progress);
+    Ok(image)
+}
+
+fn convert_to_raw(
+    request: &ConvertRequest,
+    source: &Source<'_>,
+    options: &CreateOptions,
+    surroundings: &Surroundings,
+    job: Job<'_>,
+) -> Result<(NewImage, Option<FillReport>)> {
+    let new = begin_empty(request, options, surroundings, job)?;
+    if let Source::Image { path, image, .. } = source
+        && image.layers()[0].format == Format::Raw
+        && is_cloned(path, new.partial())?
+    {
+        job.progress
+            .note("the file system shares the bytes of both files until one is written");
+        return Ok((new, None));
+    }
+    let target = FileDeviceMut::open(new.partial(), IoMode::LargeDirect)?;
+    let device = source.device();
+    let filled = fill_device(
+        device,
+        &target,
+        TargetContent::Zeroes,
+        threads(job),
+        &mut steps(device, job),
+    );
+    let filled = unless_interrupted(filled, job)?;
+    target.flush()?;
+    Ok((new, Some(filled)))
+}
+
+/// Makes an image whose blocks come about as they are written.
+fn convert_to_blocks(
+    request: &ConvertRequest,
+    device: &dyn BlockDevice,
+    options: &CreateOptions,
+    surroundings: &Surroundings,
+    job: Job<'_>,
+) -> Result<(NewImage, Option<FillReport>)> {
+    let image = begin_empty(request, options, surroundings, job)?;
+    let target = open_mut(image.partial(), &reopen(request, None))?;
+    let content = TargetContent::Zeroes;
+    let filled = fill_device(device, &target, content, threads(job), &mut steps(device, job));
+    let filled = unless_interrupted(filled, job)?;
+    Ok((image, Some(filled)))
+}
+
+/// Whether the file system made `target` a clone of the file `source`, durably; many cannot.
+fn is_cloned(source: &Path, target: &Path) -> Result<bool> {
+    let failed = |source| Error::File {
+        action: "clone",
+        path: target.to_owned(),
+        source,
+    };
+    let from = File::open(source).map_err(failed)?;
+    if !from.metadata().map_err(failed)?.is_file() {
+        return Ok(false);
+    }
+    let to = File::options().write(true).open(target).map_err(failed)?;
+    if rustix::fs::ioctl_ficlone(&to, &from).is_err() {
+        return Ok(false);
+    }
+    to.sync_all().map_err(failed)?;
+    Ok(true)
+}
+
+fn verify(device: &dyn BlockDevice, written: &dyn BlockDevice, request: &ConvertRequest, job: Job<'_>) -> Result<()> {
+    let report = compare(device, written, job)?;
+    match report.first_difference {
+        None => Ok(()),
+        Some(offset) => Err(Error::WrittenWrong {
+            path: request.target.clone(),
+            offset,
+            different_bytes: report.different_bytes,
+        }),
+    }
+}
+
+/// How to open the new image, whose other files the user has named; its data file may not have its name yet.
+fn reopen(request: &ConvertRequest, partial_data: Option<&Path>) -> OpenOptions {
+    let mut allow = request.open.allow.clone();
+    let folder = request.target.with_file_name("");
+    allow.extend(request.qcow2.backing.iter().map(|backing| folder.join(&backing.name)));
+    let data = request.qcow2.data_file.iter().filter(|_| partial_data.is_none());
+    allow.extend(data.map(|data| folder.join(&data.name)));
+    OpenOptions {
+        format: Some(request.format),
+        gate: request.open.gate.clone(),
+        allow,
+        data_file: partial_data.map(Path::to_owned),
+        ..OpenOptions::default()
+    }
+}
+
+fn threads(job: Job<'_>) -> NonZero<usize> {
+    NonZero::new(job.thread_count).unwrap_or(NonZero::<usize>::MIN)
+}
+
+/// Tells the job's listeners how far a copy of `device` is, and the copy whether to go on.
+fn steps<'a>(device: &dyn BlockDevice, job: Job<'a>) -> impl FnMut(u64) -> Continue + 'a {
+    job.progress.phase("converting", Unit::Bytes);
+    job.progress.total(device.size_bytes());
+    let mut told = 0;
+    move |reached| {
+        job.progress.advance(reached - told);
+        told = reached;
+        if job.interrupt.is_requested() {
+            Continue::Stop
+        } else {
+            Continue::Go
+        }
+    }
+}
+
+/// The copy ends with an error of its own when it is stopped.
+fn unless_interrupted<T>(result: holdfast_image::Result<T>, job: Job<'_>) -> Result<T> {
+    match result {
+        Err(_) if job.interrupt.is_requested() => Err(Interrupted.into()),
+        other => Ok(other?),
+    }
+}

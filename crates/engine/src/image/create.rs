@@ -1,0 +1,121 @@
+//! A new, empty image.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+
+use holdfast_block::BlockDevice as _;
+use holdfast_image::{Backing, BlockOptions, CreateOptions, Format, OpenOptions, Qcow2Options};
+use holdfast_repo::Surroundings;
+
+use super::convert::refuse_to_replace_source;
+use super::new_image::NewImage;
+use crate::files::block_target::Overwrite;
+use crate::job::{Error, Result};
+
+/// Which image to make.
+#[derive(Debug, Clone)]
+pub struct CreateImageRequest {
+    /// Where.
+    pub path: PathBuf,
+    /// Any that can be made.
+    pub format: Format,
+    /// Size of the disk; that of the backing file where it is not given.
+    pub size_bytes: Option<u64>,
+    /// What only qcow2 has.
+    pub qcow2: Qcow2Options,
+    /// What the other formats but raw have.
+    pub blocks: BlockOptions,
+    /// What to do about a file that is there already.
+    pub overwrite: Overwrite,
+    /// How to open the backing file, whose size and existence count.
+    pub backing: OpenOptions,
+}
+
+/// The image that was made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CreateImageReport {
+    /// Where.
+    pub path: PathBuf,
+    /// Its format.
+    pub format: Format,
+    /// Size of the disk.
+    pub size_bytes: u64,
+}
+
+/// Makes an empty image; it is durable when this returns.
+pub fn create_image(request: &CreateImageRequest, surroundings: &Surroundings) -> Result<CreateImageReport> {
+    let size_bytes = match (request.size_bytes, &request.qcow2.backing, &request.blocks.parent) {
+        (Some(size_bytes), _, _) => size_bytes,
+        (None, _, Some(parent)) => {
+            let options = OpenOptions {
+                format: Some(request.format),
+                backing: Backing::Ignore,
+                ..request.backing.clone()
+            };
+            holdfast_image::open(parent, &options)?.size_bytes()
+        }
+        (None, Some(backing), None) => {
+            let path = request.path.with_file_name("").join(&backing.name);
+            let options = OpenOptions {
+                format: Some(backing.format),
+                ..request.backing.clone()
+            };
+            holdfast_image::open(&path, &options)?.size_bytes()
+        }
+        (None, None, None) => return Err(Error::NoSize),
+    };
+    if request.overwrite == Overwrite::Replace {
+        refuse_to_replace_base(request)?;
+    }
+    let options = CreateOptions {
+        format: request.format,
+        size_bytes,
+        qcow2: request.qcow2.clone(),
+        blocks: request.blocks.clone(),
+        name: request.path.file_name().map(OsStr::to_owned),
+    }
+    .of_whole_sectors();
+    let (image, ()) = NewImage::begin(
+        &request.path,
+        request.overwrite,
+        &options,
+        surroundings,
+        |partial, options| Ok(holdfast_image::create(partial, options)?),
+    )
+    .map_err(|error| error.on(&request.path))?;
+    image.finish()?;
+    Ok(CreateImageReport {
+        path: request.path.clone(),
+        format: request.format,
+        size_bytes: options.size_bytes,
+    })
+}
+
+/// What the new image is based on must not be what it replaces, nor be based on that.
+fn refuse_to_replace_base(request: &CreateImageRequest) -> Result<()> {
+    let base = match (&request.qcow2.backing, &request.blocks.parent) {
+        (_, Some(parent)) => (parent.clone(), Some(request.format)),
+        (Some(backing), None) => (
+            request.path.with_file_name("").join(&backing.name),
+            Some(backing.format),
+        ),
+        (None, None) => return Ok(()),
+    };
+    // Where everything that it is based on cannot be opened, it is not based on this.
+    let options = OpenOptions {
+        format: base.1,
+        ..request.backing.clone()
+    };
+    match holdfast_image::open(&base.0, &options) {
+        Ok(image) => refuse_to_replace_source(&image, &request.path),
+        Err(_) if is_same_file(&base.0, &request.path) => Err(Error::TargetIsSource {
+            path: request.path.clone(),
+        }),
+        Err(error) if request.path.exists() => Err(error.into()),
+        Err(_) => Ok(()),
+    }
+}
+
+fn is_same_file(left: &Path, right: &Path) -> bool {
+    matches!((left.canonicalize(), right.canonicalize()), (Ok(left), Ok(right)) if left == right)
+}

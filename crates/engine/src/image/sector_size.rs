@@ -1,0 +1,81 @@
+//! The size of a disk's sectors, by which its guest finds partitions and file systems.
+//!
+//! A disk of 4096-byte sectors that is shown with sectors of 512 bytes has the same bytes, and its guest finds nothing on it. Only a VHDX says the size; of a
+//! VDI it is read. A block device has a size too, and it is that of its disk where the table of partitions was written for it: a machine may well have a volume
+//! of 4096-byte sectors, and see sectors of 512 bytes.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use holdfast_block::{BlockDevice, FileDevice, IoMode};
+use holdfast_image::{Format, Image, USUAL_SECTOR_BYTES};
+
+use crate::files::block_target::is_block_device;
+use crate::job::{Progress, Result};
+use crate::notes::{NOTE_SECTOR_BYTES, note};
+
+/// What a table of partitions (GPT) begins with, in its second sector.
+const TABLE_SIGNATURE: &[u8; 8] = b"EFI PART";
+
+/// The size of the sectors that the disk in an image at `path` has.
+pub(crate) fn sector_of_image(path: &Path, image: &Image) -> Result<u64> {
+    let is_raw = image.layers().first().is_some_and(|layer| layer.format == Format::Raw);
+    if is_raw && is_block_device(path) {
+        return sector_of_block_device(&FileDevice::open(path, IoMode::Buffered)?);
+    }
+    Ok(image.sector_bytes())
+}
+
+/// The size of the sectors that the disk on a block device has: that of the device, where there is a table of partitions for sectors of that size.
+pub(crate) fn sector_of_block_device(device: &FileDevice) -> Result<u64> {
+    let sector_bytes = u64::from(device.block_size_bytes());
+    if sector_bytes == USUAL_SECTOR_BYTES {
+        return Ok(USUAL_SECTOR_BYTES);
+    }
+    let has_table = |offset: u64| -> Result<bool> {
+        let mut found = [0; TABLE_SIGNATURE.len()];
+        if offset + found.len() as u64 <= device.size_bytes() {
+            device.read_at(&mut found, offset)?;
+        }
+        Ok(found == *TABLE_SIGNATURE)
+    };
+    let is_of_device = has_table(sector_bytes)? && !has_table(USUAL_SECTOR_BYTES)?;
+    Ok(if is_of_device { sector_bytes } else { USUAL_SECTOR_BYTES })
+}
+
+/// Warns where a disk whose sectors have `sector_bytes` is written to a block device that has others.
+pub(crate) fn tell_of_other_sectors(target: &dyn BlockDevice, sector_bytes: u64, what: &str, progress: &dyn Progress) {
+    if u64::from(target.block_size_bytes()) != sector_bytes {
+        tell_of_lost_sector(sector_bytes, what, progress);
+    }
+}
+
+/// What the notes of a disk say.
+pub(crate) fn noted_sector(notes: &BTreeMap<String, String>) -> u64 {
+    let noted = note(notes, NOTE_SECTOR_BYTES).and_then(|text| text.parse().ok());
+    noted.filter(|bytes| *bytes == 4096).unwrap_or(USUAL_SECTOR_BYTES)
+}
+
+/// The size of the sectors that an image of `format` gets for a disk of `size_bytes`, called `what`, whose sectors have `sector_bytes`. Warns where
+/// it is not the same.
+pub(crate) fn kept_sector(
+    (format, size_bytes): (Format, u64),
+    sector_bytes: u64,
+    what: &str,
+    progress: &dyn Progress,
+) -> u64 {
+    if sector_bytes == USUAL_SECTOR_BYTES || format == Format::Vhdx && size_bytes.is_multiple_of(sector_bytes) {
+        return sector_bytes;
+    }
+    tell_of_lost_sector(sector_bytes, what, progress);
+    USUAL_SECTOR_BYTES
+}
+
+/// Warns that a target does not say the size of the sectors.
+pub(crate) fn tell_of_lost_sector(sector_bytes: u64, what: &str, progress: &dyn Progress) {
+    if sector_bytes != USUAL_SECTOR_BYTES {
+        progress.warning(&format!(
+            "{what} has sectors of {sector_bytes} bytes, which is not kept here: give the machine such a disk (logical_block_size='{sector_bytes}'), or its guest does not find its partitions"
+        ));
+    }
+}

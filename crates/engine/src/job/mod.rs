@@ -1,0 +1,18 @@
+//! What every job gets: its context, progress, interruption, names and errors; and what measures or limits how it reads.
+
+pub(crate) mod bottleneck;
+mod context;
+pub(crate) mod error;
+pub(crate) mod error_text;
+mod interrupt;
+pub(crate) mod name;
+mod progress;
+pub(crate) mod rate_limit;
+pub(crate) mod read_meter;
+
+pub(crate) use context::Counting;
+pub use context::Job;
+pub use error::{Error, Result};
+pub use interrupt::{Interrupt, Interrupted};
+pub use name::{DiskName, MachineName, NameError};
+pub use progress::{Bottleneck, NoProgress, Progress, Unit};

@@ -1,0 +1,10 @@
+//! What all rooms above do to a machine that runs.
+
+pub(crate) mod hooks;
+pub(crate) mod lock;
+pub(crate) mod overlay_commit;
+pub(crate) mod place_note;
+pub(crate) mod quiesce;
+pub(crate) mod run_journal;
+pub(crate) mod state;
+pub(crate) mod watchdog;

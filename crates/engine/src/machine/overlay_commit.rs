@@ -1,0 +1,212 @@
+//! Bringing an overlay down into its base while the machine runs, and watching it to its end.
+//!
+//! libvirt does it, and knows of it at every moment. It can be interrupted anywhere: until the machine goes over to the base, it is on
+//! its overlay as before.
+
+use std::num::NonZeroU64;
+use std::path::Path;
+use std::time::Duration;
+
+use holdfast_host::Overlays;
+use holdfast_host::qemu::resume;
+use holdfast_host::qmp::{Monitor, QmpCommand};
+use serde_json::Value;
+
+use super::watchdog::Guard;
+use crate::job::{Job, Unit};
+
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+/// The same while the machine stands still.
+const QUICK_INTERVAL: Duration = Duration::from_millis(5);
+/// How often going over to the base is tried: the guest may write just then.
+const PIVOT_COUNT: u32 = 50;
+/// As long as less is left from time to time, it goes on. When nothing has come nearer for so long, it does not converge.
+const STALL: Duration = Duration::from_secs(5);
+/// How long the machine may stand still for what is left.
+const STANDSTILL_MAX: Duration = Duration::from_secs(5);
+/// How often it stands still for that.
+const STANDSTILL_COUNT: u32 = 3;
+/// After so long without coming nearer it is given up where the machine must not stand still.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// How long nobody may answer.
+const UNREACHABLE_MAX: Duration = Duration::from_secs(60);
+
+type Words<T> = Result<T, String>;
+
+/// What to do about a machine that writes faster than its overlay can be brought down.
+pub(crate) enum Persistence<'g> {
+    /// It stays on its overlay.
+    GiveUp,
+    /// It stands still for the rest, for some seconds at most, under the eyes of the watchdog.
+    StandStill(&'g dyn Monitor, &'g mut Guard),
+}
+
+/// A commit of one disk.
+pub(crate) struct OverlayCommit<'a> {
+    pub(crate) overlays: &'a dyn Overlays,
+    /// The machine's UUID.
+    pub(crate) machine: &'a str,
+    pub(crate) disk: &'a str,
+    /// Bytes each second, at most, as long as the machine runs.
+    pub(crate) rate: Option<NonZeroU64>,
+    pub(crate) job: Job<'a>,
+}
+
+/// How a commit comes nearer to its end.
+struct Approach {
+    least_left_bytes: u64,
+    /// When that was, and what was done by then.
+    since: (Duration, u64),
+}
+
+impl Approach {
+    /// How long nothing came nearer, and how fast it is, in bytes each second.
+    fn look(&mut self, now: Duration, (done_bytes, left_bytes): (u64, u64)) -> (Duration, u64) {
+        if left_bytes < self.least_left_bytes {
+            (self.least_left_bytes, self.since) = (left_bytes, (now, done_bytes));
+        }
+        let (then, done_then) = self.since;
+        let stalled = now.saturating_sub(then);
+        let millis = u64::try_from(stalled.as_millis()).unwrap_or(u64::MAX).max(1);
+        (
+            stalled,
+            done_bytes.saturating_sub(done_then).saturating_mul(1000) / millis,
+        )
+    }
+}
+
+impl OverlayCommit<'_> {
+    /// Goes on until the machine is on `base`. Gives how long it stood still for that.
+    ///
+    /// # Errors
+    /// In words. The machine is on its overlay as before, and runs if it ran.
+    pub(crate) fn to_the_end(&self, base: &Path, mut persistence: Persistence<'_>) -> Words<Duration> {
+        let words = |error: holdfast_host::Error| error.to_string();
+        let progress = || self.overlays.commit_progress(self.machine, self.disk).map_err(words);
+        if progress()?.is_none() {
+            self.overlays
+                .begin_commit(self.machine, self.disk, base, self.rate)
+                .map_err(words)?;
+        }
+        let title = format!("bringing disk {} down into its base", self.disk);
+        self.job.progress.phase(&title, Unit::Bytes);
+        let mut answered = self.job.clock.now();
+        let (mut standstill_count, mut stood_still) = (0, Duration::ZERO);
+        let mut pivots = 0;
+        let mut shown = 0;
+        let mut approach = Approach {
+            least_left_bytes: u64::MAX,
+            since: (self.job.clock.now(), 0),
+        };
+        loop {
+            let now = match progress() {
+                // libvirt may be restarted meanwhile; QEMU goes on.
+                Err(_) if self.job.clock.now().saturating_sub(answered) < UNREACHABLE_MAX => {
+                    self.job.clock.sleep(LOOK_INTERVAL);
+                    continue;
+                }
+                other => other?,
+            };
+            answered = self.job.clock.now();
+            let Some(now) = now else {
+                return Err(
+                    "the commit has ended before it was complete; the machine is on its overlay as before".to_owned(),
+                );
+            };
+            self.job.progress.total(now.total_bytes);
+            self.job.progress.advance(now.done_bytes.saturating_sub(shown));
+            shown = shown.max(now.done_bytes);
+            if now.is_complete() {
+                match self.overlays.pivot(self.machine, self.disk) {
+                    Ok(()) => return Ok(stood_still),
+                    Err(error) if pivots == PIVOT_COUNT => return Err(self.give_up(&error.to_string())),
+                    Err(_) => pivots += 1,
+                }
+            }
+            if self.job.interrupt.check().is_err() {
+                return Err(self.give_up("interrupted"));
+            }
+            let left_bytes = now.total_bytes.saturating_sub(now.done_bytes);
+            let (stalled, rate) = approach.look(self.job.clock.now(), (now.done_bytes, left_bytes));
+            let rest = Duration::from_millis(left_bytes.saturating_mul(1000) / rate.max(1));
+            match &mut persistence {
+                Persistence::StandStill(monitor, guard)
+                    if standstill_count < STANDSTILL_COUNT && stalled > STALL && rest < STANDSTILL_MAX =>
+                {
+                    let (is_on_base, elapsed) = self.stand_still(*monitor, guard, rest)?;
+                    standstill_count += 1;
+                    stood_still += elapsed;
+                    if is_on_base {
+                        return Ok(stood_still);
+                    }
+                    approach.since = (self.job.clock.now(), now.done_bytes);
+                }
+                _ if stalled > PATIENCE => {
+                    return Err(self.give_up("the machine writes faster than that goes"));
+                }
+                _ => {}
+            }
+            self.job.clock.sleep(LOOK_INTERVAL);
+        }
+    }
+
+    /// Stops the machine for the rest. Gives whether it is on its base then, and how long it stood still: the rest may take longer
+    /// than was thought.
+    fn stand_still(&self, monitor: &dyn Monitor, guard: &mut Guard, rest: Duration) -> Words<(bool, Duration)> {
+        let at_most = rest * 2 + Duration::from_secs(1);
+        guard
+            .about_to_pause(at_most + STANDSTILL_MAX)
+            .map_err(|error| self.give_up(&error.to_string()))?;
+        let start = self.job.clock.now();
+        // A limit is there for the sake of the machine, which waits now.
+        self.overlays.hurry_commit(self.machine, self.disk).ok();
+        let stopped = monitor.execute(&QmpCommand::new("stop", Value::Null));
+        let elapsed = || self.job.clock.now().saturating_sub(start);
+        let mut is_on_base = false;
+        while stopped.is_ok() && !is_on_base && elapsed() < at_most {
+            let now = self.overlays.commit_progress(self.machine, self.disk);
+            let is_complete = now.is_ok_and(|now| now.is_some_and(holdfast_host::CommitProgress::is_complete));
+            is_on_base = is_complete && self.overlays.pivot(self.machine, self.disk).is_ok();
+            self.job.clock.sleep(QUICK_INTERVAL);
+        }
+        let runs = resume(monitor).or_else(|_| resume(monitor));
+        let stood_still = elapsed();
+        match runs {
+            Ok(()) => guard.runs().ok(),
+            // The watchdog lets it run on.
+            Err(_) => None,
+        };
+        Ok((is_on_base, stood_still))
+    }
+
+    /// The machine stays on its overlay, and no job is left.
+    fn give_up(&self, why: &str) -> String {
+        match self.overlays.abandon_commit(self.machine, self.disk) {
+            Ok(()) => format!("{why}; the machine is on its overlay as before"),
+            Err(error) => format!("{why}; and the commit does not end: {error}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::Approach;
+
+    #[test]
+    fn what_comes_nearer_has_not_stalled_and_what_does_not_has_a_rate() {
+        let second = Duration::from_secs(1);
+        let mut approach = Approach {
+            least_left_bytes: u64::MAX,
+            since: (Duration::ZERO, 0),
+        };
+        assert_eq!(approach.look(second, (10, 90)), (Duration::ZERO, 0));
+        assert_eq!(approach.look(2 * second, (20, 80)), (Duration::ZERO, 0));
+        // The machine writes as fast as that goes.
+        assert_eq!(approach.look(4 * second, (220, 80)), (2 * second, 100));
+        assert_eq!(approach.look(7 * second, (520, 85)), (5 * second, 100));
+        assert_eq!(approach.look(8 * second, (530, 79)), (Duration::ZERO, 0));
+    }
+}

@@ -1,0 +1,190 @@
+//! Notes of the folders in which a process is making something: images, archives, the folder of an instant restore.
+//!
+//! What a killed process leaves beside the images of machines is found there. Elsewhere nothing leads to it but its note. Each process that makes
+//! something has a file `NUMBER.json` in a folder of its user, from before the first change until it has ended.
+
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+
+use holdfast_repo::ProcessIdentity;
+use serde_json::{Value, json};
+
+use super::run_journal::{HALF, read_process, written_process};
+use crate::files::state_file::{forget_note, note_of_schema, read_notes, read_path, write_note, written_path};
+use crate::job::{Error, Result};
+
+const SCHEMA: u64 = 1;
+
+/// Where places are noted, and as whose.
+#[derive(Debug, Clone)]
+pub struct PlaceJournal {
+    /// The folder with the notes.
+    pub folder: PathBuf,
+    /// Who makes something.
+    pub process: ProcessIdentity,
+}
+
+/// What is noted of a place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PlaceRecord {
+    /// Its number.
+    pub(crate) number: u32,
+    /// The folder in which something is made.
+    pub(crate) place: PathBuf,
+    /// Who makes it.
+    pub(crate) process: ProcessIdentity,
+    /// The snapshot that is held meanwhile.
+    pub(crate) held: Option<Held>,
+}
+
+/// A snapshot that is held for an instant restore.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Held {
+    /// The id of its repository.
+    pub(crate) repository: String,
+    /// Its id.
+    pub(crate) snapshot: String,
+    /// For whom: the number in the name of the hold.
+    pub(crate) holder: u32,
+    /// The folder of the instant restore. Where it is there, the hold is the restore's.
+    pub(crate) folder: PathBuf,
+}
+
+impl PlaceRecord {
+    fn encode(&self) -> Vec<u8> {
+        let held = self.held.as_ref().map(|held| {
+            json!({
+                "repository": held.repository,
+                "snapshot": held.snapshot,
+                "holder": held.holder,
+                "folder": written_path(&held.folder),
+            })
+        });
+        let value = json!({
+            "schema": SCHEMA,
+            "number": self.number,
+            "place": written_path(&self.place),
+            "process": written_process(&self.process),
+            "held": held,
+        });
+        format!("{value:#}\n").into_bytes()
+    }
+
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let value = note_of_schema(bytes, SCHEMA)?;
+        let number = |value: &Value| u32::try_from(value.as_u64()?).ok();
+        let text = |value: &Value| Some(value.as_str()?.to_owned());
+        let held = match &value["held"] {
+            Value::Null => None,
+            held => Some(Held {
+                repository: text(&held["repository"])?,
+                snapshot: text(&held["snapshot"])?,
+                holder: number(&held["holder"])?,
+                folder: read_path(&held["folder"])?,
+            }),
+        };
+        Some(Self {
+            number: number(&value["number"])?,
+            place: read_path(&value["place"])?,
+            process: read_process(&value["process"])?,
+            held,
+        })
+    }
+}
+
+/// A place that is noted until this is dropped.
+#[derive(Debug)]
+pub struct PlaceNote(PathBuf);
+
+impl PlaceNote {
+    /// Notes, durably, that something is made in the folder `place`.
+    ///
+    /// # Errors
+    /// The note cannot be written.
+    pub fn begin(journal: &PlaceJournal, place: &Path, number: u32) -> Result<Self> {
+        Self::holding(journal, place, number, None)
+    }
+
+    pub(crate) fn holding(journal: &PlaceJournal, place: &Path, number: u32, held: Option<Held>) -> Result<Self> {
+        let path = path_of(&journal.folder, number);
+        let failed = |source| Error::File {
+            action: "write the note",
+            path: path.clone(),
+            source,
+        };
+        let record = PlaceRecord {
+            number,
+            place: std::path::absolute(place).map_err(failed)?,
+            process: journal.process.clone(),
+            held,
+        };
+        let mut builder = std::fs::DirBuilder::new();
+        let made = builder.recursive(true).mode(0o700).create(&journal.folder);
+        let written = made.and_then(|()| write_note(&path, &path.with_extension(HALF), &record.encode()));
+        written.map_err(failed)?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for PlaceNote {
+    fn drop(&mut self) {
+        // One that stays says that its process is dead, and doctor finds nothing in the place.
+        drop(forget_note(&self.0));
+    }
+}
+
+fn path_of(folder: &Path, number: u32) -> PathBuf {
+    folder.join(format!("{number:08x}.json"))
+}
+
+/// The places that are noted; what is no note is left out.
+pub(crate) fn noted_places(folder: &Path) -> Result<Vec<PlaceRecord>> {
+    let notes = read_notes(folder)?;
+    let mut records: Vec<PlaceRecord> = notes.iter().filter_map(|note| PlaceRecord::parse(note)).collect();
+    records.sort_by_key(|record| record.number);
+    Ok(records)
+}
+
+/// Deletes the note of a place; one that is gone is no error.
+pub(crate) fn forget_place(folder: &Path, number: u32) -> Result<()> {
+    forget_note(&path_of(folder, number))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt as _;
+    use std::path::Path;
+
+    use holdfast_repo::{Processes as _, SystemProcesses};
+
+    use super::{Held, PlaceJournal, PlaceNote, noted_places};
+
+    #[test]
+    fn a_place_is_noted_until_the_note_is_dropped() {
+        let folder = tempfile::tempdir().unwrap();
+        let journal = PlaceJournal {
+            folder: folder.path().join("places"),
+            process: SystemProcesses.this(),
+        };
+        assert_eq!(noted_places(&journal.folder).unwrap(), []);
+        let held = Held {
+            repository: "r".to_owned(),
+            snapshot: "s".to_owned(),
+            holder: 7,
+            folder: OsStr::from_bytes(b"/srv/\xfe/.web1.holdfast").into(),
+        };
+        // Not every path is UTF-8, and what a kill leaves is found in this one all the same.
+        let place = Path::new(OsStr::from_bytes(b"/srv/\xff"));
+        let notes = [None, Some(held.clone())].map(|held| {
+            let number = u32::from(held.is_some());
+            PlaceNote::holding(&journal, place, number, held).unwrap()
+        });
+        let noted = noted_places(&journal.folder).unwrap();
+        assert_eq!((noted.len(), &noted[0].held, &noted[1].held), (2, &None, &Some(held)));
+        assert_eq!(noted[0].place, place);
+        assert_eq!(noted[0].process, SystemProcesses.this());
+        drop(notes);
+        assert_eq!(noted_places(&journal.folder).unwrap(), []);
+    }
+}

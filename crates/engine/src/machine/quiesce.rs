@@ -1,0 +1,292 @@
+//! Freezing the guest's file systems around the instant, through the guest agent.
+
+use std::time::Duration;
+
+use holdfast_host::{Machine, agent};
+
+use super::watchdog::Guard;
+use crate::job::{Error, Job, Result};
+
+/// How long the guest may take to answer, and to freeze: Windows thaws by itself after ten seconds. All guests of an instant have it
+/// together, since the first one waits for the last.
+pub(crate) const FREEZE_DEADLINE: Duration = Duration::from_secs(5);
+const THAW_DEADLINE: Duration = Duration::from_secs(5);
+/// After this the watchdog thaws the guest: time to freeze, the instant, time to thaw.
+const FROZEN_DEADLINE: Duration = Duration::from_secs(15);
+
+/// Whether the guest's file systems are frozen for the instant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Quiesce {
+    /// If that works; otherwise the snapshot is of a machine as after a power cut, and says so.
+    #[default]
+    Try,
+    /// It must work.
+    Require,
+    /// No.
+    Off,
+}
+
+/// What became of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Quiesced {
+    /// The file systems were frozen.
+    Yes {
+        /// How many.
+        file_system_count: u64,
+        /// How long the guest took to freeze.
+        freeze: Duration,
+        /// From the freeze until it was thawed.
+        frozen: Duration,
+    },
+    /// The machine has no guest agent.
+    NoAgent,
+    /// The agent cannot, or did not in time; why, in words.
+    Failed(String),
+    /// Nobody wanted it.
+    Off,
+    /// The machine does not run: there is nothing to freeze.
+    NotNeeded,
+}
+
+impl Quiesced {
+    /// How long the file systems were frozen.
+    pub(crate) fn frozen(&self) -> Duration {
+        match self {
+            Self::Yes { frozen, .. } => *frozen,
+            _ => Duration::ZERO,
+        }
+    }
+
+    /// What the snapshot says of its instant.
+    pub(crate) fn consistency(&self) -> &'static str {
+        match self {
+            Self::Yes { .. } => "file system",
+            _ => "crash",
+        }
+    }
+}
+
+/// The guest that is to be quiet.
+#[derive(Clone, Copy)]
+pub(crate) struct Guest<'a> {
+    pub(crate) machine: &'a dyn Machine,
+    /// What it is called where it is spoken of.
+    pub(crate) shown: &'a dyn std::fmt::Display,
+    pub(crate) quiesce: Quiesce,
+}
+
+/// A guest that may be frozen.
+pub(crate) enum Quiescence {
+    Frozen {
+        file_system_count: u64,
+        freeze: Duration,
+        start: Duration,
+    },
+    Not(Quiesced),
+    /// It may be frozen in part, though it was to be thawed again.
+    HalfFrozen(Quiesced),
+}
+
+/// What is known of a guest before it is frozen.
+pub(crate) enum Asked {
+    /// It is not to be frozen, or need not be.
+    Not(Quiesced),
+    /// Its agent answers, and nothing is frozen.
+    Thawed,
+    /// It cannot be frozen.
+    Unfit(holdfast_host::Error),
+}
+
+impl Asked {
+    /// Asks the guest, if it is to be frozen. Nothing is changed: agents may take their time to answer that.
+    pub(crate) fn of(guest: Guest<'_>, (is_running, can_quiesce): (bool, bool)) -> Result<Self> {
+        match (guest.quiesce, is_running, can_quiesce) {
+            (Quiesce::Off, ..) => return Ok(Self::Not(Quiesced::Off)),
+            (_, false, _) => return Ok(Self::Not(Quiesced::NotNeeded)),
+            (Quiesce::Try, true, false) => return Ok(Self::Not(Quiesced::NoAgent)),
+            (Quiesce::Require, true, false) => {
+                return Err(Error::NotQuiesced {
+                    machine: guest.machine.name().to_owned(),
+                    source: None,
+                });
+            }
+            (Quiesce::Try | Quiesce::Require, true, true) => {}
+        }
+        // What somebody else has frozen is not ours to thaw.
+        Ok(match agent::is_frozen(guest.machine, FREEZE_DEADLINE) {
+            Ok(false) => Self::Thawed,
+            Ok(true) => Self::Unfit(holdfast_host::Error::Refused {
+                action: "freeze the file systems of",
+                machine: guest.machine.name().to_owned(),
+                reason: "somebody else has frozen them".to_owned(),
+            }),
+            Err(error) => Self::Unfit(error),
+        })
+    }
+
+    /// Freezes the guest, where that can be done, until `until`: others that are frozen already wait for this one.
+    ///
+    /// One that cannot may be frozen in part. Who waits for it would keep others frozen: it is thawed when [`Quiescence::end`] is called.
+    pub(crate) fn freeze(
+        self,
+        guest: Guest<'_>,
+        until: Duration,
+        guard: &mut Guard,
+        job: Job<'_>,
+    ) -> (Quiescence, Option<Error>) {
+        let start = job.clock.now();
+        let (frozen, is_touched) = match self {
+            Self::Not(quiesced) => return (Quiescence::Not(quiesced), None),
+            Self::Unfit(error) => (Err(error), false),
+            Self::Thawed => match (until.saturating_sub(start), guard.about_to_freeze(FROZEN_DEADLINE)) {
+                (_, Err(error)) => return (Quiescence::Not(Quiesced::Failed(error.to_string())), Some(error)),
+                (left, Ok(())) if left.is_zero() => (Err(too_late(guest.machine.name())), false),
+                (left, Ok(())) => (agent::freeze(guest.machine, left.min(FREEZE_DEADLINE)), true),
+            },
+        };
+        let error = match frozen {
+            Ok(file_system_count) => {
+                let freeze = job.clock.now().saturating_sub(start);
+                let frozen = Quiescence::Frozen {
+                    file_system_count,
+                    freeze,
+                    start,
+                };
+                return (frozen, None);
+            }
+            Err(error) => error,
+        };
+        let failed = Quiesced::Failed(error.to_string());
+        let left = if is_touched {
+            Quiescence::HalfFrozen(failed)
+        } else {
+            Quiescence::Not(failed)
+        };
+        if guest.quiesce == Quiesce::Require {
+            let machine = guest.machine.name().to_owned();
+            let source = Some(Box::new(error));
+            return (left, Some(Error::NotQuiesced { machine, source }));
+        }
+        job.progress.warning(&format!(
+            "the file systems of {} could not be frozen: {error}; the snapshot is as after a power cut",
+            guest.shown
+        ));
+        (left, None)
+    }
+}
+
+fn too_late(machine: &str) -> holdfast_host::Error {
+    holdfast_host::Error::Refused {
+        action: "freeze the file systems of",
+        machine: machine.to_owned(),
+        reason: "others are frozen already, and would have to wait for it too long".to_owned(),
+    }
+}
+
+impl Quiescence {
+    /// Freezes the guest, if it is to be and can be.
+    pub(crate) fn begin(
+        guest: Guest<'_>,
+        is_running_and_can: (bool, bool),
+        guard: &mut Guard,
+        job: Job<'_>,
+    ) -> Result<Self> {
+        let asked = Asked::of(guest, is_running_and_can)?;
+        let until = job.clock.now() + FREEZE_DEADLINE;
+        let (quiescence, error) = asked.freeze(guest, until, guard, job);
+        let quiescence = match quiescence {
+            // It may have come half the way, and nobody waits for it.
+            Self::HalfFrozen(failed) if thaw(guest, job).is_some() => {
+                guard.runs()?;
+                Self::Not(failed)
+            }
+            other => other,
+        };
+        match error {
+            Some(error) => Err(error),
+            None => Ok(quiescence),
+        }
+    }
+
+    /// Thaws the guest. `runs` tells whether its machine runs, or is to stand still: until it does, the watchdog watches on.
+    pub(crate) fn end(self, guest: Guest<'_>, guard: &mut Guard, (runs, job): (bool, Job<'_>)) -> Quiesced {
+        if runs && matches!(self, Self::Frozen { .. } | Self::HalfFrozen(_)) {
+            // Its processors are no worry any more, only its file systems.
+            guard.runs().and_then(|()| guard.about_to_freeze(FROZEN_DEADLINE)).ok();
+        }
+        let (quiesced, is_thawed) = match self {
+            Self::Not(quiesced) => (quiesced, true),
+            Self::HalfFrozen(quiesced) => (quiesced, thaw(guest, job).is_some()),
+            Self::Frozen {
+                file_system_count,
+                freeze,
+                start,
+            } => match thaw(guest, job) {
+                Some(count) => {
+                    let frozen = job.clock.now().saturating_sub(start);
+                    (end_of_frozen((file_system_count, count), freeze, frozen), true)
+                }
+                None => (Quiesced::Failed("the guest did not thaw".to_owned()), false),
+            },
+        };
+        if !is_thawed {
+            job.progress.warning(&format!(
+                "{} does not say that it has thawed; the watchdog tries on",
+                guest.shown
+            ));
+            // It may take long: as long as its owner lets it stand still.
+            guard.leave_the_rest();
+        } else if runs {
+            // Who does not hear it is dead, and cannot do harm.
+            guard.runs().ok();
+        }
+        quiesced
+    }
+}
+
+/// What became of file systems that were frozen: as many as were thawed have been so all the time. A guest may thaw by itself, as
+/// Windows does after ten seconds, and the watchdog thaws one that is frozen for too long.
+fn end_of_frozen((frozen_count, thawed_count): (u64, u64), freeze: Duration, frozen: Duration) -> Quiesced {
+    if frozen_count == 0 {
+        return Quiesced::Failed("it has no file system that can be frozen".to_owned());
+    }
+    if frozen >= FROZEN_DEADLINE || thawed_count == 0 {
+        let reason = format!(
+            "it was frozen too long ({} ms), and thawed before the end",
+            frozen.as_millis()
+        );
+        return Quiesced::Failed(reason);
+    }
+    Quiesced::Yes {
+        file_system_count: frozen_count,
+        freeze,
+        frozen,
+    }
+}
+
+/// How many file systems were frozen until now; none where the guest does not answer.
+fn thaw(guest: Guest<'_>, job: Job<'_>) -> Option<u64> {
+    match agent::thaw(guest.machine, THAW_DEADLINE) {
+        Ok(count) => Some(count),
+        Err(error) => {
+            job.progress.note(&format!("thawing {}: {error}", guest.shown));
+            agent::thaw(guest.machine, THAW_DEADLINE).ok()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::{FROZEN_DEADLINE, Quiesced, end_of_frozen};
+
+    #[test]
+    fn a_guest_that_has_thawed_before_was_not_frozen() {
+        let end = |counts, frozen| matches!(end_of_frozen(counts, Duration::ZERO, frozen), Quiesced::Yes { .. });
+        let moment = Duration::from_millis(100);
+        assert!(end((2, 2), moment) && end((2, 1), moment));
+        assert!(!end((2, 0), moment) && !end((0, 0), moment));
+        assert!(!end((2, 2), FROZEN_DEADLINE));
+    }
+}

@@ -1,0 +1,95 @@
+//! The memory of a machine in its snapshot: the pages as a device, deduplicated like a disk, and a stream with the rest.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use holdfast_block::{BlockDeviceMut, FileDeviceMut, IoMode};
+use holdfast_host::qemu::memory::{MemoryMode, MemoryPipe, MemoryWay, Receiving, StreamError, page_bytes, receive};
+use holdfast_host::qmp::{Monitor, QmpCommand};
+use serde_json::Value;
+
+use crate::job::{Error, Job, Result};
+use crate::notes::STREAM_MEMORY;
+
+/// Time after which the watchdog lets a machine run whose memory is sent while it is stopped.
+pub(crate) const MEMORY_DEADLINE: Duration = Duration::from_secs(3600);
+/// The same where the memory is sent while the machine runs: for the last part, from when the machine was last seen running.
+pub(crate) const LIVE_MEMORY_DEADLINE: Duration = Duration::from_secs(60);
+
+/// How the memory of a machine is to be taken; tells where that is not as it was wished, or should not have been wished.
+fn mode(way: MemoryWay, monitor: &dyn Monitor, machine: &str, job: Job<'_>) -> Result<MemoryMode> {
+    let chosen = way.mode(monitor);
+    let (mode, flaw) = chosen.map_err(|source| holdfast_host::Error::Monitor {
+        machine: machine.to_owned(),
+        source,
+    })?;
+    let Some(version) = flaw else { return Ok(mode) };
+    let what =
+        format!("QEMU {version} emulates its processors, and may lose writes where memory is read while it runs");
+    match mode {
+        MemoryMode::Stopped => job
+            .progress
+            .note(&format!("{machine} stands still while its memory is read: {what}")),
+        MemoryMode::Live => job.progress.warning(&format!(
+            "the memory of {machine} may be damaged: {what}; --with-memory=stopped is sure"
+        )),
+    }
+    Ok(mode)
+}
+
+/// Begins to take in the memory of a machine, into a file without a name in `folder`; also how it is taken.
+pub(crate) fn begin(
+    way: MemoryWay,
+    (monitor, machine): (&dyn Monitor, &str),
+    folder: &Path,
+    job: Job<'_>,
+) -> Result<((MemoryPipe, MemoryMode), Receiving)> {
+    let failed = |source| holdfast_host::Error::Monitor {
+        machine: machine.to_owned(),
+        source,
+    };
+    let status = monitor.execute(&QmpCommand::new("query-status", Value::Null));
+    if status.map_err(failed)?["status"] == "postmigrate" {
+        let machine = machine.to_owned();
+        return Err(Error::MemorySentBefore { machine });
+    }
+    let mode = mode(way, monitor, machine, job)?;
+    let page_bytes = page_bytes(monitor).map_err(failed)?;
+    let folder = folder.to_owned();
+    let started = receive(page_bytes, Box::new(move |size_bytes| store(&folder, size_bytes)));
+    let (pipe, receiving) = started.map_err(|source| Error::File {
+        action: "take in memory through",
+        path: PathBuf::from("a pipe"),
+        source,
+    })?;
+    Ok(((pipe, mode), receiving))
+}
+
+/// Why the memory of a machine was not kept in `folder`.
+pub(crate) fn not_kept(machine: &str, folder: &Path, source: StreamError) -> Error {
+    let machine = machine.to_owned();
+    match source {
+        StreamError::Store(_) | StreamError::Senseless { .. } => Error::MemoryNotKept {
+            machine,
+            folder: folder.to_owned(),
+            source: Box::new(source),
+        },
+        other => Error::MemoryNotSent {
+            machine,
+            source: Box::new(other),
+        },
+    }
+}
+
+fn store(folder: &Path, size_bytes: u64) -> holdfast_block::Result<Box<dyn BlockDeviceMut>> {
+    let made = tempfile::Builder::new().prefix("holdfast-memory-").tempdir_in(folder);
+    let made = made.map_err(|source| holdfast_block::Error::Path {
+        action: "create a file for the memory in",
+        path: folder.to_owned(),
+        source,
+    })?;
+    let file = FileDeviceMut::create_new(&made.path().join(STREAM_MEMORY), size_bytes, IoMode::Buffered)?;
+    // The open file stays, its name goes with the folder: nothing is left, however we end.
+    drop(made);
+    Ok(Box::new(file))
+}

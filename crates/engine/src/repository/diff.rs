@@ -1,0 +1,132 @@
+//! `diff`: what changed between two snapshots.
+
+use std::ops::Range;
+
+use holdfast_repo::{DiskRecord, Manifest, Repository};
+use jiff::tz::TimeZone;
+
+use super::calendar::Calendar;
+use super::open::{find_in, snapshots};
+use crate::SnapshotName;
+use crate::job::{Job, Result, Unit};
+
+/// What to compare.
+#[derive(Debug, Clone)]
+pub struct DiffRequest {
+    /// The earlier snapshot, and perhaps one of its disks.
+    pub old: SnapshotName,
+    /// The later one, and perhaps one of its disks.
+    pub new: SnapshotName,
+    /// In which times of their names are meant.
+    pub zone: TimeZone,
+    /// Ranges of each disk that are listed; the others are counted.
+    pub range_count_max: usize,
+}
+
+/// What differs.
+#[derive(Debug, Clone)]
+pub struct DiffReport {
+    /// The earlier snapshot.
+    pub old: Manifest,
+    /// The later one.
+    pub new: Manifest,
+    /// Each disk that either of them has.
+    pub disks: Vec<DiskDiff>,
+}
+
+/// What differs of one disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DiskDiff {
+    /// Its name.
+    pub name: String,
+    /// Its size in the earlier snapshot; none where that has no such disk.
+    pub old_bytes: Option<u64>,
+    /// Its size in the later snapshot; none where that has no such disk.
+    pub new_bytes: Option<u64>,
+    /// Bytes that differ, in whole blocks of 4096 bytes.
+    pub changed_bytes: u64,
+    /// How many ranges they are.
+    pub range_count: u64,
+    /// The first of those ranges.
+    pub ranges: Vec<Range<u64>>,
+}
+
+/// Compares two snapshots disk by disk, or one disk with another; reads only what tells changes from moves.
+pub fn diff(repository: &Repository, request: &DiffRequest, job: Job<'_>) -> Result<DiffReport> {
+    let manifests = snapshots(repository, job.progress)?;
+    let calendar = Calendar::new(repository, &request.zone, job.progress);
+    let old = &manifests[find_in(&manifests, &request.old.snapshot, calendar)?];
+    let new = &manifests[find_in(&manifests, &request.new.snapshot, calendar)?];
+    job.progress.phase("comparing", Unit::Bytes);
+    let mut disks = Vec::new();
+    for (name, before, after) in pairs(request, old, new)? {
+        disks.push(one_disk(
+            repository,
+            name,
+            (before, after),
+            request.range_count_max,
+            job,
+        )?);
+    }
+    Ok(DiffReport {
+        old: old.clone(),
+        new: new.clone(),
+        disks,
+    })
+}
+
+type Pair<'m> = (String, Option<&'m DiskRecord>, Option<&'m DiskRecord>);
+
+/// The disks that belong together: by name, or the ones that were named.
+fn pairs<'m>(request: &DiffRequest, old: &'m Manifest, new: &'m Manifest) -> Result<Vec<Pair<'m>>> {
+    let before = request.old.disk.as_ref().or(request.new.disk.as_ref());
+    let after = request.new.disk.as_ref().or(before);
+    if let (Some(before), Some(after)) = (before, after) {
+        let old = old.disk(Some(before.as_str()))?;
+        let new = new.disk(Some(after.as_str()))?;
+        return Ok(vec![(new.name.clone(), Some(old), Some(new))]);
+    }
+    let find = |manifest: &'m Manifest, name: &str| manifest.disks.iter().find(|disk| disk.name == name);
+    let of_new = new
+        .disks
+        .iter()
+        .map(|disk| (disk.name.clone(), find(old, &disk.name), Some(disk)));
+    let gone = old.disks.iter().filter(|disk| find(new, &disk.name).is_none());
+    Ok(of_new
+        .chain(gone.map(|disk| (disk.name.clone(), Some(disk), None)))
+        .collect())
+}
+
+fn one_disk(
+    repository: &Repository,
+    name: String,
+    (old, new): (Option<&DiskRecord>, Option<&DiskRecord>),
+    range_count_max: usize,
+    job: Job<'_>,
+) -> Result<DiskDiff> {
+    let mut diff = DiskDiff {
+        name,
+        old_bytes: old.map(|disk| disk.size_bytes),
+        new_bytes: new.map(|disk| disk.size_bytes),
+        changed_bytes: 0,
+        range_count: 0,
+        ranges: Vec::new(),
+    };
+    let (Some(old), Some(new)) = (old, new) else {
+        return Ok(diff);
+    };
+    repository.diff(old, new, &mut |range| {
+        if job.interrupt.is_requested() {
+            return Err(holdfast_repo::Error::Cancelled);
+        }
+        job.progress.advance(range.end - range.start);
+        diff.changed_bytes += range.end - range.start;
+        diff.range_count += 1;
+        if diff.ranges.len() < range_count_max {
+            diff.ranges.push(range);
+        }
+        Ok(())
+    })?;
+    job.interrupt.check()?;
+    Ok(diff)
+}

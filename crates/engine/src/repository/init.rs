@@ -1,0 +1,97 @@
+//! `init`: how a repository comes to be.
+
+use holdfast_repo::key::{Cipher, Credential, KdfParameters, PaperKey};
+use holdfast_repo::store::Store;
+use holdfast_repo::{Repository, RepositoryId, Surroundings};
+
+use super::keys::check_passphrase;
+use super::sighting::note_new;
+use crate::job::{Error, Result};
+use crate::{Location, Protection};
+
+/// What protects a new repository.
+#[derive(Clone, Copy)]
+pub enum NewProtection<'a> {
+    /// A passphrase, which must not be weak.
+    Passphrase(&'a [u8]),
+    /// Nothing: whoever reads the store reads the disks.
+    Nothing,
+}
+
+/// How to make a repository.
+pub struct InitRequest<'a> {
+    /// Where.
+    pub location: &'a Location,
+    /// What protects it.
+    pub protection: NewProtection<'a>,
+    /// What to call its first key slot.
+    pub label: &'a str,
+    /// What everything in it is sealed with.
+    pub cipher: Cipher,
+    /// The repository that it is to recognise bytes like, so that what is copied between them is stored once.
+    pub like: Option<&'a Repository>,
+}
+
+/// A repository that was made.
+#[derive(Debug)]
+pub struct InitReport {
+    /// Its identity.
+    pub id: RepositoryId,
+    /// The store, as it describes itself.
+    pub store: String,
+    /// What everything in it is sealed with.
+    pub cipher: Cipher,
+    /// Its secret for paper.
+    pub paper_key: PaperKey,
+}
+
+/// Makes a repository: the directory where it does not exist, one key slot, and the configuration.
+pub fn init(request: &InitRequest<'_>, surroundings: &Surroundings) -> Result<InitReport> {
+    let credential = match request.protection {
+        NewProtection::Passphrase(passphrase) => {
+            check_passphrase(passphrase)?;
+            Credential::Passphrase(passphrase)
+        }
+        NewProtection::Nothing => Credential::Open,
+    };
+    let store = request.location.create_store()?;
+    refuse_strangers(&*store)?;
+    let new = holdfast_repo::InitRequest {
+        credential,
+        label: request.label,
+        parameters: KdfParameters::default(),
+        cipher: request.cipher,
+    };
+    let repository = match request.like {
+        None => Repository::init(store, &new, surroundings.clone())?,
+        Some(other) => Repository::init_like(store, &new, other, surroundings.clone())?,
+    };
+    let seen = match request.protection {
+        NewProtection::Passphrase(_) => Protection::Encrypted,
+        NewProtection::Nothing => Protection::Open,
+    };
+    note_new(request.location, &repository, seen);
+    let config = repository.config();
+    Ok(InitReport {
+        id: config.id,
+        store: repository.describe(),
+        cipher: config.cipher(),
+        paper_key: PaperKey::encode(repository.master()),
+    })
+}
+
+/// A repository among other files is one that somebody cleans up with them.
+fn refuse_strangers(store: &dyn Store) -> Result<()> {
+    let mut first = None;
+    store.strangers(&mut |path| {
+        first.get_or_insert(path);
+        Ok(())
+    })?;
+    match first {
+        None => Ok(()),
+        Some(stranger) => Err(Error::NotEmpty {
+            store: store.describe(),
+            stranger,
+        }),
+    }
+}

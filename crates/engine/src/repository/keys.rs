@@ -1,0 +1,158 @@
+//! `key`: who can open a repository.
+
+use holdfast_repo::key::{self, Credential, KdfParameters, NewSlot, PaperKey, Removal, SlotId, SlotListing, Unlocked};
+use holdfast_repo::{InitRequest, Repository, Surroundings};
+
+use super::open::paper_key_text;
+use crate::job::{Error, Result};
+use crate::{Location, Unlock};
+
+/// Least bytes of a new passphrase.
+const PASSPHRASE_BYTES_MIN: usize = 8;
+/// Least different characters of a new passphrase.
+const PASSPHRASE_CHARACTERS_MIN: usize = 4;
+/// What every list of common passwords starts with, as far as the other rules let it pass.
+const COMMON: [&str; 12] = [
+    "password",
+    "passw0rd",
+    "password1",
+    "passphrase",
+    "12345678",
+    "123456789",
+    "1234567890",
+    "qwertyuiop",
+    "qwerty123",
+    "iloveyou",
+    "holdfast",
+    "changeme",
+];
+
+/// Refuses a passphrase that a guesser finds at once: what is in the repository is meant to be safe from its store.
+pub fn check_passphrase(passphrase: &[u8]) -> Result<()> {
+    let weak = |reason| Err(Error::WeakPassphrase { reason });
+    if passphrase.is_empty() {
+        return weak("it is empty");
+    }
+    if passphrase.len() < PASSPHRASE_BYTES_MIN {
+        return weak("it has less than 8 characters");
+    }
+    let mut different = passphrase.to_vec();
+    different.sort_unstable();
+    different.dedup();
+    if different.len() < PASSPHRASE_CHARACTERS_MIN {
+        return weak("it has less than 4 different characters");
+    }
+    if COMMON
+        .iter()
+        .any(|common| passphrase.eq_ignore_ascii_case(common.as_bytes()))
+    {
+        return weak("it is on every list of common passwords");
+    }
+    Ok(())
+}
+
+/// All key slots of the repository at `location`; opens none of them.
+pub fn list_keys(location: &Location) -> Result<SlotListing> {
+    Ok(key::list(&*location.open_store()?)?)
+}
+
+/// Adds a passphrase to a repository; the others stay.
+pub fn add_key(repository: &Repository, passphrase: &[u8], label: &str) -> Result<SlotId> {
+    check_passphrase(passphrase)?;
+    Ok(repository.add_key(&InitRequest {
+        credential: Credential::Passphrase(passphrase),
+        label,
+        parameters: KdfParameters::default(),
+        cipher: repository.config().cipher(),
+    })?)
+}
+
+/// Removes a key slot; never the last one.
+///
+/// Needs no password: who can write to the store can remove its slots.
+pub fn remove_key(location: &Location, slot: SlotId, surroundings: &Surroundings) -> Result<()> {
+    let store = location.open_store()?;
+    Ok(key::remove(
+        &*store,
+        slot,
+        Removal::KeepLast,
+        &*surroundings.randomness,
+    )?)
+}
+
+/// The old slot and the new one that took its place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RotateReport {
+    /// The slot that is gone.
+    pub old: SlotId,
+    /// The slot that is there now.
+    pub new: SlotId,
+}
+
+/// Puts a new passphrase in the place of the one that opens the repository; nothing else is written.
+///
+/// The new slot is durable and has been opened once before the old one goes.
+pub fn rotate_key(
+    location: &Location,
+    unlock: Unlock<'_>,
+    passphrase: &[u8],
+    label: Option<&str>,
+    repository: &Repository,
+    surroundings: &Surroundings,
+) -> Result<RotateReport> {
+    check_passphrase(passphrase)?;
+    let store = location.open_store()?;
+    let old = match key::unlock_chosen(&*store, unlock.credential(), location.slot_choice()) {
+        Err(_) if matches!(unlock, Unlock::Password(password) if paper_key_text(password).is_some()) => {
+            return Err(Error::NoSlotUsed);
+        }
+        other => other?,
+    };
+    let new = replacement(&old, passphrase, label, repository, surroundings);
+    let new = key::replace(&*store, &old, &new, &*surroundings.randomness)?;
+    Ok(RotateReport { old: old.slot.id, new })
+}
+
+fn replacement<'a>(
+    old: &'a Unlocked,
+    passphrase: &'a [u8],
+    label: Option<&'a str>,
+    repository: &Repository,
+    surroundings: &Surroundings,
+) -> NewSlot<'a> {
+    NewSlot {
+        credential: Credential::Passphrase(passphrase),
+        parameters: KdfParameters::default(),
+        label: label.unwrap_or(&old.slot.label),
+        created_unix_seconds: u64::try_from((surroundings.now_ms)() / 1000).unwrap_or_default(),
+        cipher: repository.config().cipher(),
+    }
+}
+
+/// The repository's secret as text for paper.
+pub fn paper_key(repository: &Repository) -> PaperKey {
+    PaperKey::encode(repository.master())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::check_passphrase;
+
+    #[test]
+    fn what_a_guesser_finds_at_once_is_refused() {
+        for weak in [
+            "",
+            "short",
+            "1234567",
+            "aaaaaaaaaaaaaaa",
+            "abababababab",
+            "PassWord1",
+            "changeme",
+        ] {
+            assert!(check_passphrase(weak.as_bytes()).is_err(), "{weak}");
+        }
+        for good in ["correct horse", "Zx9!kw02", "größer als 8"] {
+            assert!(check_passphrase(good.as_bytes()).is_ok(), "{good}");
+        }
+    }
+}

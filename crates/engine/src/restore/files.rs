@@ -1,0 +1,490 @@
+//! `restore`: from a snapshot to files, block devices or a stream.
+
+use std::io::Write;
+use std::os::unix::fs::FileTypeExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use holdfast_block::{BlockDeviceMut, IoMode};
+use holdfast_image::{CreateOptions, Error as ImageError, Format, OpenOptions};
+use holdfast_repo::{DiskContent, DiskRecord, Manifest, Repository, Surroundings, TargetState};
+use jiff::tz::TimeZone;
+
+use super::stored_memory::{MEMORY_STREAM, StoredMemory};
+use crate::SnapshotName;
+use crate::files::atomic_file::{Existing, NewFile};
+use crate::files::block_target::LockedDevice;
+use crate::files::ordered_stream::write_to_stream;
+use crate::image::sector_size::{kept_sector, noted_sector, tell_of_lost_sector, tell_of_other_sectors};
+use crate::job::{Counting, DiskName, Error, Job, Result, Unit};
+use crate::notes::{NOTE_FORMAT, is_memory, is_part_of_memory};
+use crate::repository::open::find_snapshot;
+
+/// What to restore, and where to.
+pub struct RestoreRequest<'a> {
+    /// The snapshot, and perhaps one of its disks.
+    pub name: SnapshotName,
+    /// Where to.
+    pub target: Target<'a>,
+    /// What to do about what is there.
+    pub mode: RestoreMode,
+    /// The format of the target; without one, new files are what their names say, and others what their content says.
+    pub format: Option<Format>,
+    /// In which times of the snapshot's name are meant.
+    pub zone: TimeZone,
+}
+
+/// Where to restore to.
+pub enum Target<'a> {
+    /// A file, a block device, or a folder that gets one file per disk.
+    Path(PathBuf),
+    /// A stream that gets the bytes of one disk.
+    Stream(&'a mut dyn Write),
+}
+
+/// What to do about what is at the target.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum RestoreMode {
+    /// Refuse it: only new files are made.
+    #[default]
+    New,
+    /// Replace a file when the new one is complete; write all of a block device.
+    Replace,
+    /// Change it where it differs.
+    InPlace,
+}
+
+/// What was restored.
+#[derive(Debug, Clone)]
+pub struct RestoreReport {
+    /// The snapshot.
+    pub snapshot: Manifest,
+    /// Each disk.
+    pub disks: Vec<RestoredDisk>,
+    /// How long it took.
+    pub duration: Duration,
+}
+
+/// A disk that was restored.
+#[derive(Debug, Clone)]
+pub struct RestoredDisk {
+    /// Its name.
+    pub name: String,
+    /// Where it is now; none for a stream.
+    pub target: Option<PathBuf>,
+    /// Its size in bytes.
+    pub size_bytes: u64,
+    /// Bytes written.
+    pub written_bytes: u64,
+    /// Bytes that the target had already.
+    pub equal_bytes: u64,
+    /// Bytes of zero, written or not.
+    pub zero_bytes: u64,
+}
+
+/// Restores disks of a snapshot; all of it is durable when this returns.
+///
+/// A new file gets its name when it is complete; one that is changed in place is a mixture until then, and restoring again
+/// completes it.
+pub fn restore(
+    repository: &Repository,
+    request: RestoreRequest<'_>,
+    surroundings: &Surroundings,
+    job: Job<'_>,
+) -> Result<RestoreReport> {
+    let start = job.clock.now();
+    let snapshot = find_snapshot(repository, &request.name.snapshot, &request.zone, job.progress)?;
+    let disks = chosen_disks(&snapshot, request.name.disk.as_ref())?;
+    job.progress
+        .phase(&format!("restoring {}", snapshot.machine), Unit::Bytes);
+    job.progress.total(disks.iter().map(|disk| disk.size_bytes).sum());
+    let restored = match request.target {
+        Target::Stream(stream) => vec![to_stream(repository, only(&disks)?, stream, job)?],
+        Target::Path(path) => {
+            let memory = match request.name.disk {
+                None if path.is_dir() => StoredMemory::open(repository, &snapshot)?,
+                _ => None,
+            };
+            let stream = path.join(MEMORY_STREAM);
+            let disks: Vec<_> = disks
+                .into_iter()
+                .filter(|disk| memory.is_none() || !is_part_of_memory(disk))
+                .collect();
+            let placed = placed(&disks, &path, request.format)?;
+            let restorer = Restorer {
+                repository,
+                surroundings,
+                job,
+                mode: request.mode,
+                format: request.format,
+            };
+            // All refusals come before the first byte is written.
+            let places = placed
+                .into_iter()
+                .map(|(disk, path)| Ok((disk, restorer.place(disk, &path)?, path)));
+            let places: Vec<(&DiskRecord, Place, PathBuf)> = places.collect::<Result<_>>()?;
+            let restore = |(disk, place, path): &(&DiskRecord, Place, PathBuf)| {
+                restorer.to_path(disk, *place, path).map_err(|error| error.on(path))
+            };
+            let existing = match request.mode {
+                RestoreMode::New if memory.is_some() && stream.symlink_metadata().is_ok() => {
+                    return Err(Error::TargetExists { path: stream });
+                }
+                RestoreMode::New => Existing::Keep,
+                RestoreMode::Replace | RestoreMode::InPlace => Existing::Replace,
+            };
+            let mut restored = places.iter().map(restore).collect::<Result<Vec<_>>>()?;
+            if let Some(memory) = memory {
+                restored.push(memory.to_file(&stream, existing, surroundings, job)?);
+            }
+            restored
+        }
+    };
+    Ok(RestoreReport {
+        disks: restored,
+        duration: job.clock.now().saturating_sub(start),
+        snapshot,
+    })
+}
+
+fn chosen_disks<'m>(snapshot: &'m Manifest, disk: Option<&DiskName>) -> Result<Vec<&'m DiskRecord>> {
+    match disk {
+        Some(name) => Ok(vec![snapshot.disk(Some(name.as_str()))?]),
+        None => Ok(snapshot.disks.iter().collect()),
+    }
+}
+
+/// The only disk, beside which there may be files of its machine; an error that names them where there are several.
+fn only<'m>(disks: &[&'m DiskRecord]) -> Result<&'m DiskRecord> {
+    let is_disk = |record: &&&DiskRecord| record.content == DiskContent::Blocks && !is_memory(record);
+    let mut real = disks.iter().filter(is_disk);
+    match (disks, real.next(), real.next()) {
+        ([disk], ..) | (_, Some(disk), None) => Ok(disk),
+        _ => Err(Error::SeveralDisks {
+            disks: disks.iter().map(|disk| disk.name.clone()).collect(),
+        }),
+    }
+}
+
+/// Where each disk goes: to `path` itself, or as `DISK.FORMAT` into the folder `path`, which must exist. A file that was
+/// stored beside the disks keeps its name.
+fn placed<'m>(disks: &[&'m DiskRecord], path: &Path, format: Option<Format>) -> Result<Vec<(&'m DiskRecord, PathBuf)>> {
+    let extension = format.unwrap_or(Format::Raw);
+    if !path.is_dir() {
+        return Ok(vec![(only(disks)?, path.to_owned())]);
+    }
+    let place = |disk: &&'m DiskRecord| {
+        // Whoever wrote the snapshot chose the name: it must not lead out of the folder.
+        let name = DiskName::new(disk.name.as_str())?;
+        Ok((
+            *disk,
+            path.join(if is_file(disk) {
+                name.to_string()
+            } else {
+                format!("{name}.{extension}")
+            }),
+        ))
+    };
+    disks.iter().map(place).collect()
+}
+
+/// Whether this is no disk, but a file that belongs to the machine: `domain.xml`.
+fn is_file(disk: &DiskRecord) -> bool {
+    disk.content == DiskContent::Stream && disk.name.contains('.')
+}
+
+/// Writes a disk to a stream from its start to its end.
+fn to_stream(repository: &Repository, disk: &DiskRecord, stream: &mut dyn Write, job: Job<'_>) -> Result<RestoredDisk> {
+    let device = repository.device_checking_prints(disk);
+    write_to_stream(&device, stream, job)?;
+    Ok(RestoredDisk {
+        name: disk.name.clone(),
+        target: None,
+        size_bytes: disk.size_bytes,
+        written_bytes: disk.size_bytes,
+        equal_bytes: 0,
+        zero_bytes: 0,
+    })
+}
+
+/// The format that the name of a file says.
+fn named_format(path: &Path) -> Option<Format> {
+    let extension = path.extension().and_then(std::ffi::OsStr::to_str)?;
+    Format::from_name(&extension.to_ascii_lowercase())
+}
+
+/// The format of the file that is changed in place, by its content and name. What has lost its header would be taken for a raw disk, and no
+/// machine would start with that. A disk that was raw when it was backed up is not taken for anything else: its guest may have written
+/// what it looks like.
+fn format_in_place(disk: &DiskRecord, path: &Path) -> Result<Format> {
+    let found = holdfast_image::detect(path).map_err(|error| damaged(path, error))?;
+    let named = named_format(path);
+    let before = disk
+        .notes
+        .get(NOTE_FORMAT)
+        .filter(|before| *before == Format::Raw.name());
+    match (before, named) {
+        (Some(before), _) if found != Format::Raw && named != Some(found) => Err(Error::FormatChanged {
+            path: path.to_owned(),
+            before: before.clone(),
+            now: found.to_string(),
+        }),
+        (_, Some(named)) if found == Format::Raw && named != Format::Raw => Err(Error::TargetNotAnImage {
+            path: path.to_owned(),
+            format: named,
+        }),
+        _ => Ok(found),
+    }
+}
+
+fn damaged(path: &Path, error: holdfast_image::Error) -> Error {
+    if error.is_corrupt() || matches!(error, holdfast_image::Error::NotWritable { .. }) {
+        Error::TargetDamaged {
+            path: path.to_owned(),
+            source: Box::new(error),
+        }
+    } else {
+        error.into()
+    }
+}
+
+fn image_of(format: Format) -> OpenOptions {
+    OpenOptions {
+        format: Some(format),
+        ..OpenOptions::default()
+    }
+}
+
+/// How a disk is written to a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// To a new file.
+    NewFile(Existing, Format),
+    /// Into the file that is there.
+    File(Format),
+    /// To the block device that is there.
+    BlockDevice(TargetState),
+}
+
+struct Restorer<'a> {
+    repository: &'a Repository,
+    surroundings: &'a Surroundings,
+    job: Job<'a>,
+    mode: RestoreMode,
+    format: Option<Format>,
+}
+
+impl Restorer<'_> {
+    /// Decides how to write to `path`, and refuses what would lose something that nobody gave up.
+    fn place(&self, disk: &DiskRecord, path: &Path) -> Result<Place> {
+        let found = match std::fs::metadata(path) {
+            Err(source) if source.kind() == std::io::ErrorKind::NotFound => None,
+            other => Some(other.map_err(|source| Error::File {
+                action: "open",
+                path: path.to_owned(),
+                source,
+            })?),
+        };
+        let is_block_device = found.as_ref().is_some_and(|found| found.file_type().is_block_device());
+        let path_owned = || path.to_owned();
+        let place = match (self.mode, found) {
+            (RestoreMode::New, Some(_)) if is_block_device => return Err(Error::DeviceExists { path: path_owned() }),
+            (RestoreMode::New, Some(_)) => return Err(Error::TargetExists { path: path_owned() }),
+            (RestoreMode::InPlace, None) => return Err(Error::NoTarget { path: path_owned() }),
+            (RestoreMode::Replace, Some(_)) if is_block_device => Place::BlockDevice(TargetState::Unknown),
+            (RestoreMode::InPlace, Some(_)) if is_block_device => Place::BlockDevice(TargetState::Similar),
+            (RestoreMode::InPlace, Some(_)) => Place::File(match self.format {
+                Some(format) => format,
+                None => format_in_place(disk, path)?,
+            }),
+            (RestoreMode::New, None) => Place::NewFile(Existing::Keep, self.new_format(disk, path)?),
+            (RestoreMode::Replace, _) => Place::NewFile(Existing::Replace, self.new_format(disk, path)?),
+        };
+        let format = match place {
+            Place::NewFile(_, format) | Place::File(format) => format,
+            Place::BlockDevice(_) => self.format.unwrap_or(Format::Raw),
+        };
+        match (place, format) {
+            (_, Format::Raw) => Ok(place),
+            (Place::NewFile(..) | Place::File(_), format) if Format::SUPPORTED.contains(&format) => Ok(place),
+            (_, format) => Err(Error::TargetFormat {
+                path: path_owned(),
+                format: format.to_string(),
+            }),
+        }
+    }
+
+    /// The format of a new file: that of its name, where nobody says. A raw disk called .qcow2 would not start.
+    fn new_format(&self, disk: &DiskRecord, path: &Path) -> Result<Format> {
+        match self.format {
+            _ if is_file(disk) => Ok(Format::Raw),
+            Some(format) => Ok(format),
+            None => Ok(Format::of_new_file(path)?),
+        }
+    }
+
+    /// How the image that is there is opened: one whose format is taken from its content opens no other files.
+    fn image_at(&self, path: &Path, format: Format) -> OpenOptions {
+        match self.format {
+            None if path.is_file() => OpenOptions::default(),
+            _ => image_of(format),
+        }
+    }
+
+    fn to_path(&self, disk: &DiskRecord, place: Place, path: &Path) -> Result<RestoredDisk> {
+        match place {
+            Place::BlockDevice(state) => {
+                let target = LockedDevice::open(path, IoMode::LargeDirect)?;
+                tell_of_other_sectors(&*target, noted_sector(&disk.notes), &disk.name, self.job.progress);
+                let restored = self.to_device(disk, path, &*target, state)?;
+                target.check_alone()?;
+                Ok(restored)
+            }
+            Place::File(Format::Raw) => {
+                let target = LockedDevice::open(path, IoMode::Buffered)?;
+                self.to_device(disk, path, &*target, TargetState::Similar)
+            }
+            Place::File(format) => {
+                let options = self.image_at(path, format);
+                let target = holdfast_image::open_mut(path, &options).map_err(|error| damaged(path, error))?;
+                self.to_device(disk, path, &target, TargetState::Similar)
+            }
+            Place::NewFile(existing, Format::Raw) => {
+                tell_of_lost_sector(noted_sector(&disk.notes), &disk.name, self.job.progress);
+                let file = NewFile::begin(path, existing, self.surroundings)?;
+                file.tell_of_cleared(self.job.progress);
+                let target = file.create_sparse(disk.size_bytes)?;
+                let restored = self.to_device(disk, path, &target, TargetState::Zeroed)?;
+                file.finish()?;
+                Ok(restored)
+            }
+            Place::NewFile(existing, format) => {
+                let file = NewFile::begin(path, existing, self.surroundings)?;
+                file.tell_of_cleared(self.job.progress);
+                let mut options = CreateOptions::new(format, disk.size_bytes)
+                    .to_be_at(path)
+                    .of_whole_sectors();
+                let sector_bytes = noted_sector(&disk.notes);
+                options.blocks.sector_bytes =
+                    kept_sector((format, disk.size_bytes), sector_bytes, &disk.name, self.job.progress);
+                holdfast_image::create(file.partial(), &options).map_err(|error| does_not_fit(error, disk, format))?;
+                let target = holdfast_image::open_mut(file.partial(), &image_of(format))?;
+                let restored = self.to_device(disk, path, &target, TargetState::Zeroed)?;
+                drop(target);
+                file.finish()?;
+                Ok(restored)
+            }
+        }
+    }
+
+    fn to_device(
+        &self,
+        disk: &DiskRecord,
+        path: &Path,
+        device: &dyn BlockDeviceMut,
+        state: TargetState,
+    ) -> Result<RestoredDisk> {
+        let target = DiskTarget {
+            path,
+            device,
+            state,
+            format: None,
+            relock: None,
+        };
+        target.write(self.repository, disk, self.job)
+    }
+}
+
+/// A size that a format has not is nobody's mistake on the command line: it is that of the disk.
+fn does_not_fit(error: ImageError, disk: &DiskRecord, format: Format) -> Error {
+    match error {
+        ImageError::InvalidOption { option: "size", detail } => Error::DiskDoesNotFit {
+            size_bytes: disk.size_bytes,
+            format: format.to_string(),
+            detail,
+        },
+        other => other.into(),
+    }
+}
+
+/// What a disk is written to.
+pub(crate) struct DiskTarget<'a> {
+    /// Where it is.
+    pub(crate) path: &'a Path,
+    /// The same, open.
+    pub(crate) device: &'a dyn BlockDeviceMut,
+    /// What it holds before.
+    pub(crate) state: TargetState,
+    /// How it holds it, where it is an image.
+    pub(crate) format: Option<Format>,
+    /// Takes its lock once more, where it can have been lost.
+    pub(crate) relock: Option<&'a dyn Fn() -> Result<()>>,
+}
+
+impl DiskTarget<'_> {
+    /// Takes the lock once more, after somebody in this process has opened and closed it, which ends locks. Somebody else may have come in
+    /// between: then nothing is written.
+    pub(crate) fn lock_again(&self) -> Result<()> {
+        self.relock.map_or(Ok(()), |relock| relock())
+    }
+
+    /// Writes a disk; all of it is durable when this returns.
+    pub(crate) fn write(&self, repository: &Repository, disk: &DiskRecord, job: Job<'_>) -> Result<RestoredDisk> {
+        self.check_size(disk)?;
+        let request = holdfast_repo::RestoreRequest {
+            target: self.device,
+            target_name: self.path.display().to_string(),
+            state: self.state,
+            thread_count: job.thread_count,
+        };
+        let device = repository.device(disk);
+        let report = repository
+            .restore(&device, &request, &job.watch(Counting::Bytes))
+            .inspect_err(|_| self.tell_of_mixture(job))?;
+        self.tell_of_spare(disk, job);
+        Ok(RestoredDisk {
+            name: disk.name.clone(),
+            target: Some(self.path.to_owned()),
+            size_bytes: disk.size_bytes,
+            written_bytes: report.written_bytes,
+            equal_bytes: report.equal_bytes,
+            zero_bytes: report.zero_bytes,
+        })
+    }
+
+    /// A target that is too small gets nothing.
+    pub(crate) fn check_size(&self, disk: &DiskRecord) -> Result<()> {
+        let target_bytes = self.device.size_bytes();
+        if target_bytes >= disk.size_bytes {
+            return Ok(());
+        }
+        Err(Error::TargetTooSmall {
+            path: self.path.to_owned(),
+            target_bytes,
+            disk_bytes: disk.size_bytes,
+        })
+    }
+
+    /// What is behind the end of the disk is not what it was on any.
+    pub(crate) fn tell_of_spare(&self, disk: &DiskRecord, job: Job<'_>) {
+        let spare_bytes = self.device.size_bytes().saturating_sub(disk.size_bytes);
+        // A new image holds whole sectors, the last of which ends with zeroes.
+        if spare_bytes > 0 && self.state != TargetState::Zeroed {
+            job.progress.warning(&format!(
+                "{} is larger than disk {}: its last {spare_bytes} bytes were left as they were",
+                self.path.display(),
+                disk.name
+            ));
+        }
+    }
+
+    /// A new file that is not complete is gone; what was there before is neither what it was nor what it should be.
+    pub(crate) fn tell_of_mixture(&self, job: Job<'_>) {
+        if self.state != TargetState::Zeroed {
+            job.progress.warning(&format!(
+                "{} holds a part of the snapshot over what it held before: restore again before it is used",
+                self.path.display()
+            ));
+        }
+    }
+}

@@ -1,0 +1,332 @@
+//! Filling the disks of a machine that runs.
+//!
+//! Where each disk is at this moment, the hypervisor is asked again and again: nothing about it is written down, so nothing can be
+//! wrong about it after a crash.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::num::NonZeroU64;
+use std::time::Duration;
+
+use holdfast_host::domain_xml::with_own_disks;
+use holdfast_host::{DiskSource, Life, LiveDisks, MachineDisk};
+
+use super::job_file::{InstantDisk, InstantJob};
+use super::rate::FillRate;
+use super::{InstantReport, Launch, pause, server};
+use crate::job::error::InstantError;
+use crate::job::error::Refusal;
+use crate::job::{Error, Job, Result, Unit};
+
+/// Who has it makes the machine, and fills its disks.
+pub(super) const LOCK: &str = "filling";
+/// How often a copy of a disk is begun, and how often the machine is let run, for each start of the server. The first request of each
+/// disk fails, by which QEMU learns that its server is gone; so do those until its new connection stands, which it makes beside
+/// them. A machine that stands still sends one request each time it is let run.
+const ATTEMPT_COUNT_MAX: u32 = 10;
+const LET_RUN_COUNT_MAX: u32 = 30;
+/// How often a server that dies is started again.
+const LAUNCH_COUNT_MAX: u32 = 5;
+
+/// How the disks of a machine are filled.
+pub struct FillOptions<'a> {
+    /// How a server is started.
+    pub launch: &'a Launch<'a>,
+    /// How fast.
+    pub rate: FillRate,
+}
+
+pub(super) struct Fill<'a> {
+    hypervisor: &'a dyn LiveDisks,
+    instant: &'a InstantJob,
+    options: &'a FillOptions<'a>,
+    job: Job<'a>,
+    start: Duration,
+    /// The rate that the copies of disks have, if it was set.
+    disk_rate: Option<NonZeroU64>,
+    /// How often the server was started.
+    launch_count: u32,
+    /// How often the machine was let run since the server was started last.
+    let_run_count: u32,
+    was_started: bool,
+    /// How often the copy of each disk was begun since the server was started last.
+    begun: BTreeMap<&'a str, u32>,
+}
+
+/// Nobody else works at the job.
+pub(super) struct Attending(#[expect(dead_code, reason = "it is a lock as long as it is open")] File);
+
+/// Keeps everybody else from working at a job.
+///
+/// # Errors
+/// [`InstantError::Busy`] where somebody does.
+pub(super) fn lock(instant: &InstantJob) -> Result<Attending> {
+    let lock = instant.lock(LOCK)?.ok_or_else(|| InstantError::Busy {
+        machine: instant.machine.clone(),
+    })?;
+    Ok(Attending(lock))
+}
+
+/// How far a disk is.
+enum Step {
+    Done,
+    Copying { done_bytes: u64 },
+}
+
+impl<'a> Fill<'a> {
+    pub(super) fn new(
+        hypervisor: &'a dyn LiveDisks,
+        instant: &'a InstantJob,
+        options: &'a FillOptions<'a>,
+        job: Job<'a>,
+    ) -> Self {
+        Self {
+            hypervisor,
+            instant,
+            options,
+            job,
+            start: job.clock.now(),
+            disk_rate: None,
+            launch_count: 0,
+            let_run_count: 0,
+            was_started: false,
+            begun: BTreeMap::new(),
+        }
+    }
+
+    /// Fills all disks, and leaves nothing of ours.
+    pub(super) fn run(self, _lock: Attending) -> Result<InstantReport> {
+        let (instant, job) = (self.instant, self.job);
+        self.fill().inspect_err(|_| instant.tell_of_resume(job))
+    }
+
+    /// Sees to it that the machine runs, if its disks are not filled yet.
+    pub(super) fn revive(mut self) -> Result<()> {
+        let machine = self.hypervisor.machine(&self.instant.uuid)?;
+        let present = machine.describe()?.disks;
+        let disks = &self.instant.disks;
+        if disks.iter().all(|disk| is_there(&present, disk)) {
+            return Ok(());
+        }
+        self.tend()
+    }
+
+    fn fill(mut self) -> Result<InstantReport> {
+        let instant = self.instant;
+        let size_bytes = instant.disks.iter().map(|disk| disk.size_bytes).sum();
+        let phase = format!("filling the disks of {}", instant.machine);
+        self.job.progress.phase(&phase, Unit::Bytes);
+        self.job.progress.total(size_bytes);
+        let mut told_bytes: u64 = 0;
+        loop {
+            self.job.interrupt.check()?;
+            let (done_bytes, is_done) = self.step()?;
+            self.job.progress.advance(done_bytes.saturating_sub(told_bytes));
+            told_bytes = told_bytes.max(done_bytes);
+            if is_done {
+                break;
+            }
+            pause(self.job.clock);
+        }
+        // It may stand still for a request that failed before its disks were there, and goes on with that.
+        if self.hypervisor.life(&instant.uuid)? == Life::StoppedByDisk {
+            self.hypervisor.run_on(&instant.uuid)?;
+        }
+        self.clear()?;
+        Ok(InstantReport {
+            machine: instant.machine.clone(),
+            uuid: instant.uuid.clone(),
+            runs_after: None,
+            size_bytes,
+            fill_duration: self.job.clock.now().saturating_sub(self.start),
+        })
+    }
+
+    fn stopped(&self, reason: &str) -> Error {
+        InstantError::Stopped {
+            machine: self.instant.machine.clone(),
+            reason: reason.to_owned(),
+        }
+        .into()
+    }
+
+    /// Bytes that are where they are to be, and whether these are all.
+    fn step(&mut self) -> Result<(u64, bool)> {
+        let machine = self.hypervisor.machine(&self.instant.uuid)?;
+        let present = machine.describe()?.disks;
+        let instant = self.instant;
+        if instant.disks.iter().all(|disk| is_there(&present, disk)) {
+            return Ok((instant.disks.iter().map(|disk| disk.size_bytes).sum(), true));
+        }
+        self.tend()?;
+        let rate = self.set_rate(&present);
+        let mut bytes = 0;
+        for disk in &instant.disks {
+            bytes += match self.step_of(&present, disk, rate)? {
+                Step::Done => disk.size_bytes,
+                Step::Copying { done_bytes } => done_bytes.min(disk.size_bytes),
+            };
+        }
+        Ok((bytes, false))
+    }
+
+    /// Gives the disks that are being copied the rate that is due now.
+    fn set_rate(&mut self, present: &[MachineDisk]) -> NonZeroU64 {
+        let disks = &self.instant.disks;
+        let unfilled: Vec<_> = disks.iter().filter(|disk| !is_there(present, disk)).collect();
+        let elapsed = self.job.clock.now().saturating_sub(self.start);
+        let rate = self.options.rate.of_each(unfilled.len(), elapsed);
+        if self.disk_rate == Some(rate) {
+            return rate;
+        }
+        self.disk_rate = Some(rate);
+        for disk in unfilled {
+            // A copy that was not begun yet, or has just ended, has no rate; the next one begins with the right one.
+            self.hypervisor.set_copy_rate(&self.instant.uuid, &disk.name, rate).ok();
+        }
+        rate
+    }
+
+    /// Sees to it that the server serves and the machine runs.
+    fn tend(&mut self) -> Result<()> {
+        let uuid = &self.instant.uuid;
+        if !server::lives(self.instant)? {
+            if self.launch_count == LAUNCH_COUNT_MAX {
+                return Err(self.stopped("its server dies again and again"));
+            }
+            self.launch_count += 1;
+            self.let_run_count = 0;
+            self.begun.clear();
+            (self.options.launch)(self.instant)?;
+        }
+        match self.hypervisor.life(uuid)? {
+            Life::Running | Life::Paused => Ok(()),
+            Life::StoppedByDisk if self.let_run_count == LET_RUN_COUNT_MAX => Err(self.stopped(
+                "it stands still, since its disks cannot be read from the repository, or there is no room for \
+                    what it writes",
+            )),
+            Life::StoppedByDisk => {
+                self.let_run_count += 1;
+                Ok(self.hypervisor.run_on(uuid)?)
+            }
+            Life::ShutOff if self.was_started || !self.begun.is_empty() => Err(self.stopped("it was shut off")),
+            Life::ShutOff => {
+                self.was_started = true;
+                Ok(self.hypervisor.start(uuid)?)
+            }
+        }
+    }
+
+    fn step_of(&mut self, present: &[MachineDisk], disk: &'a InstantDisk, rate: NonZeroU64) -> Result<Step> {
+        let uuid = &self.instant.uuid;
+        if is_there(present, disk) {
+            return Ok(Step::Done);
+        }
+        match self.hypervisor.copy(uuid, &disk.name, &disk.place())? {
+            Some(copy) if copy.is_complete => {
+                self.hypervisor.finish_copy(uuid, &disk.name)?;
+                return Ok(Step::Done);
+            }
+            Some(copy) => {
+                // One that somebody else began may be about to fail, if its server died: that is no failure of ours.
+                return Ok(Step::Copying {
+                    done_bytes: copy.done_bytes,
+                });
+            }
+            None => {}
+        }
+        // A copy that has gone has failed, as it does when its server dies; then the next look brings that back.
+        let attempt_count = self.begun.get(&disk.name[..]).copied().unwrap_or_default();
+        if attempt_count < ATTEMPT_COUNT_MAX {
+            self.hypervisor.begin_copy(uuid, &disk.name, &disk.place(), rate)?;
+            self.begun.insert(&disk.name, attempt_count + 1);
+        } else if self.hypervisor.life(uuid)? != Life::ShutOff && server::lives(self.instant)? {
+            let name = &disk.name;
+            return Err(self.stopped(&format!("the hypervisor could not copy disk {name} to its end")));
+        }
+        Ok(Step::Copying { done_bytes: 0 })
+    }
+
+    /// Takes away all that was there for the time being.
+    ///
+    /// The job's file goes last: as long as the configuration names its folder, it is there.
+    fn clear(&self) -> Result<()> {
+        let instant = self.instant;
+        server::stop(instant, self.job.clock);
+        let removed = |path: &std::path::Path, removed: std::io::Result<()>| match removed {
+            Err(source) if source.kind() != std::io::ErrorKind::NotFound => Err(Error::File {
+                action: "remove",
+                path: path.to_owned(),
+                source,
+            }),
+            _ => Ok(()),
+        };
+        self.hypervisor.define(&self.definition()?)?;
+        // What the guest wrote must not go before it is durable, wherever the hypervisor keeps that, that nobody needs it.
+        rustix::fs::sync();
+        let overlays = instant.overlays();
+        removed(&overlays, std::fs::remove_dir_all(&overlays))?;
+        removed(&instant.folder, std::fs::remove_dir_all(&instant.folder))
+    }
+
+    /// The machine's configuration as it is, but for what was there for the time being; somebody may have changed it meanwhile.
+    fn definition(&self) -> Result<String> {
+        let instant = self.instant;
+        let files = self.hypervisor.machine(&instant.uuid)?.configuration()?;
+        // The first is how it will start the next time.
+        let present = files
+            .into_iter()
+            .next()
+            .and_then(|(_, bytes)| String::from_utf8(bytes).ok());
+        let present = present.as_ref().unwrap_or(&instant.definition);
+        let own = with_own_disks(present, &instant.definition, &instant.socket());
+        Ok(own.map_err(|detail| Refusal::Configuration {
+            machine: instant.machine.clone(),
+            detail,
+        })?)
+    }
+}
+
+/// Whether the machine uses the image of a disk already.
+fn is_there(present: &[MachineDisk], disk: &InstantDisk) -> bool {
+    let found = present.iter().find(|found| found.target == disk.name);
+    found.is_some_and(|found| match &found.source {
+        DiskSource::File(path) | DiskSource::Device(path) => *path == disk.target,
+        DiskSource::Other(_) | DiskSource::Empty => false,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_host::{DiskKind, DiskSource, MachineDisk};
+
+    use super::{InstantDisk, is_there};
+
+    #[test]
+    fn a_disk_is_there_when_the_machine_uses_its_image() {
+        let disk = InstantDisk {
+            name: "vda".to_owned(),
+            target: "/i".into(),
+            format: "raw".to_owned(),
+            is_block_device: false,
+            size_bytes: 1,
+        };
+        let present = |target: &str, source| MachineDisk {
+            target: target.to_owned(),
+            kind: DiskKind::Disk,
+            source,
+            format: None,
+            is_read_only: false,
+            is_shared: false,
+            alias: None,
+        };
+        assert!(is_there(&[present("vda", DiskSource::File("/i".into()))], &disk));
+        for other in [
+            present("vdb", DiskSource::File("/i".into())),
+            present("vda", DiskSource::File("/j".into())),
+            present("vda", DiskSource::Other("network nbd web1/vda".to_owned())),
+        ] {
+            assert!(!is_there(&[other], &disk));
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! `restore` of a machine: its disks, its firmware's variables, the state of its TPM and its configuration, brought back to a hypervisor.
+//!
+//! [`plan_machine_restore`] looks at everything and changes nothing: its [`MachineRestorePlan`] is a value that says what will be
+//! written where, and what will be defined. [`restore_machine`] does what the plan says. What could go wrong is found by the
+//! plan, before the first byte is written: a machine that runs, files that others use, too little room, a configuration that the
+//! hypervisor does not accept.
+//!
+//! The order of the second part is what makes a crash harmless: files under names of their own, durable; then their real
+//! names; then the definition; then the start. See `docs/design/0005-machine-restore.md`.
+
+mod execute;
+mod existing_image;
+mod host_folders;
+mod host_needs;
+mod in_place;
+mod made;
+mod neighbours;
+mod new_machine;
+mod output;
+mod places;
+mod plan;
+mod planned_file;
+mod request;
+mod resumption;
+mod stored;
+mod tpm;
+mod witness;
+
+pub use execute::{MachineRestoreReport, Started, restore_machine};
+pub(crate) use execute::{restore_point, write_companions};
+pub use host_needs::PlannedFolder;
+pub(crate) use made::Made;
+pub(crate) use neighbours::{chain_of, is_same};
+pub use plan::{Definition, MachineRestorePlan, PlannedMachine, Room, plan_machine_restore};
+pub(crate) use plan::{Planner, plan_point};
+pub use planned_file::{Content, FileWay, PlannedFile};
+pub use request::{
+    AfterRestore, ConfigurationChoice, InPlaceWish, MachineRestoreRequest, NewMachineIdentity, NewMachineWish,
+    Presence, RestoreAs,
+};
+pub use resumption::{PlannedResumption, Resumed};
+pub(crate) use stored::bytes_of;
+pub(crate) use witness::Witness;

@@ -1,0 +1,487 @@
+//! Doing what the plan says.
+
+use std::cell::RefCell;
+use std::fs::File;
+use std::path::Path;
+use std::time::Duration;
+
+use holdfast_host::{Error as HostError, HypervisorMut, MachineState};
+use holdfast_image::{CreateOptions, Format, ImageMut};
+use holdfast_repo::{DiskRecord, Repository, Surroundings, TargetState};
+
+use super::host_folders::HostFolders;
+use super::made::Made;
+use super::output::{OutputDevice, open_present, write_whole};
+use super::plan::{MachineRestorePlan, Planner, open_image};
+use super::planned_file::{Content, FileWay, PlannedFile};
+use super::request::AfterRestore;
+use super::resumption::{Resumed, resume};
+use super::stored;
+use super::tpm;
+use super::tpm::MadeFolders;
+use super::witness::{Nobody, Witness};
+use crate::files::atomic_file::{Existing, NewFile, clear_left};
+use crate::files::block_target::lock;
+use crate::job::error::Refusal;
+use crate::job::error_text::causes;
+use crate::job::{Error, Job, Result, Unit};
+use crate::restore::files::{DiskTarget, RestoredDisk};
+use crate::restore::source::Contents;
+
+/// A machine that was restored.
+#[derive(Debug, Clone)]
+pub struct MachineRestoreReport {
+    /// Each disk.
+    pub disks: Vec<RestoredDisk>,
+    /// Whether it runs.
+    pub started: Started,
+    /// How long it took.
+    pub duration: Duration,
+}
+
+/// Whether a restored machine runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Started {
+    /// Nobody wanted it.
+    NotAsked,
+    /// It does.
+    Yes,
+    /// It goes on where it was.
+    Resumed(Resumed),
+    /// It was restored, and does not start; why, in words.
+    Failed(String),
+}
+
+/// Does what a plan says.
+///
+/// What this makes is taken away again when it fails: files, and the definition. What it changes in place cannot be: restoring
+/// again completes it, and a warning says so. A machine that is restored and does not start is no failure: it stays.
+pub fn restore_machine(
+    repository: &Repository,
+    hypervisor: &dyn HypervisorMut,
+    plan: &MachineRestorePlan,
+    surroundings: &Surroundings,
+    job: Job<'_>,
+) -> Result<MachineRestoreReport> {
+    let planner = Planner {
+        repository,
+        contents: repository,
+        hypervisor,
+        surroundings,
+    };
+    restore_point(&planner, plan, &mut Nobody, job)
+}
+
+/// The same for any point in time.
+pub(crate) fn restore_point(
+    planner: &Planner<'_>,
+    plan: &MachineRestorePlan,
+    witness: &mut dyn Witness,
+    job: Job<'_>,
+) -> Result<MachineRestoreReport> {
+    let start = job.clock.now();
+    let execution = Execution {
+        repository: planner.repository,
+        contents: planner.contents,
+        hypervisor: planner.hypervisor,
+        plan,
+        surroundings: planner.surroundings,
+        job,
+        relocked: RefCell::default(),
+    };
+    execution.clear_left();
+    let outputs = execution.open()?;
+    // What is open here is locked: from now on no QEMU can start with it.
+    execution.check_machine()?;
+    witness.about_to_write()?;
+    let disks = execution.write(&outputs)?;
+    execution.check_alone(&outputs)?;
+    witness.about_to_name(&new_files(&outputs))?;
+    let mut made = Made::with(HostFolders::make(&plan.folders)?);
+    // Until everything is of one instant, the machine must not start with some of it.
+    let mut locked = Vec::new();
+    for output in outputs {
+        let to_lock = execution.new_disk_in_place(&output);
+        locked.extend(finish(output, &mut made)?);
+        if let Some(path) = to_lock {
+            execution.relocked.borrow_mut().push(lock(path)?);
+        }
+    }
+    if plan.machine.is_new {
+        // Its hypervisor does not know of it yet, so that nothing starts with them.
+        locked.clear();
+        witness.has_files()?;
+    } else {
+        // They belong to a machine that is there, whatever becomes of its configuration.
+        made.keep();
+    }
+    execution.define(&mut made)?;
+    drop(locked);
+    execution.relocked.take();
+    made.keep();
+    Ok(MachineRestoreReport {
+        disks,
+        started: execution.start(),
+        duration: job.clock.now().saturating_sub(start),
+    })
+}
+
+/// Hears of new files: the name that each will have, and where it is as long as it has none.
+pub(crate) type BeforeNames<'a> = dyn FnMut(&[(&Path, &Path)]) -> Result<()> + 'a;
+
+/// Writes what a new machine has beside its disks, and makes its disks with nothing in them. What is made goes again with the answer,
+/// unless that is told to [`keep`](Made::keep) it. `before_names` hears of all new files
+/// before the first has its name.
+pub(crate) fn write_companions(
+    repository: &Repository,
+    hypervisor: &dyn HypervisorMut,
+    plan: &MachineRestorePlan,
+    surroundings: &Surroundings,
+    job: Job<'_>,
+    before_names: &mut BeforeNames<'_>,
+) -> Result<Made> {
+    let execution = Execution {
+        repository,
+        contents: repository,
+        hypervisor,
+        plan,
+        surroundings,
+        job,
+        relocked: RefCell::default(),
+    };
+    execution.clear_left();
+    let outputs = execution.open()?;
+    execution.check_machine()?;
+    for output in &outputs {
+        match &output.device {
+            None => execution.write_bytes(output)?,
+            Some(device) => device.as_device().flush()?,
+        }
+    }
+    before_names(&new_files(&outputs))?;
+    let mut made = Made::with(HostFolders::make(&plan.folders)?);
+    for output in outputs {
+        finish(output, &mut made)?;
+    }
+    Ok(made)
+}
+
+/// The files that were not there before: the name of each, and where it is until it has that.
+fn new_files<'o>(outputs: &'o [Output<'_>]) -> Vec<(&'o Path, &'o Path)> {
+    let is_new = |output: &&Output<'_>| matches!(output.file.way, FileWay::NewFile | FileWay::Shared);
+    let new = outputs.iter().filter(is_new);
+    new.filter_map(|output| Some((output.file.to.as_path(), output.new.as_ref()?.partial())))
+        .collect()
+}
+
+/// A file that is being written.
+struct Output<'p> {
+    file: &'p PlannedFile,
+    record: &'p DiskRecord,
+    /// The file on its way to its name.
+    new: Option<NewFile>,
+    /// Those that were made for it.
+    folders: MadeFolders,
+    device: Option<OutputDevice>,
+    /// Keeps others from working with what it takes the place of.
+    _lock: Option<File>,
+}
+
+struct Execution<'a> {
+    repository: &'a Repository,
+    contents: &'a dyn Contents,
+    hypervisor: &'a dyn HypervisorMut,
+    plan: &'a MachineRestorePlan,
+    surroundings: &'a Surroundings,
+    job: Job<'a>,
+    /// Images that were locked once more: to close them before the others would end the locks of these.
+    relocked: RefCell<Vec<ImageMut>>,
+}
+
+impl<'a> Execution<'a> {
+    /// What a killed restore has left under these names is in the way of nothing but the room.
+    fn clear_left(&self) {
+        let new = self.plan.files.iter();
+        let new = new.filter(|file| {
+            matches!(
+                file.way,
+                FileWay::NewFile | FileWay::Replace | FileWay::SetAside | FileWay::Shared
+            )
+        });
+        let paths: Vec<&Path> = new.map(|file| file.to.as_path()).collect();
+        clear_left(&paths, self.job.progress);
+    }
+
+    /// Opens or makes everything: what cannot be is known before the first byte is written.
+    fn open(&self) -> Result<Vec<Output<'a>>> {
+        let open = |file| self.open_one(file);
+        self.plan.files.iter().map(open).collect()
+    }
+
+    fn open_one(&self, file: &'a PlannedFile) -> Result<Output<'a>> {
+        let record = match &file.content {
+            Content::Disk(name) => self.plan.snapshot.disk(Some(name))?,
+            Content::FirmwareVariables => {
+                stored::nvram(&self.plan.snapshot).expect("the plan is made of what the snapshot has")
+            }
+            Content::TpmState(_) => {
+                stored::tpm(&self.plan.snapshot).expect("the plan is made of what the snapshot has")
+            }
+        };
+        let (folders, lock) = match file.content {
+            Content::TpmState(store) => (MadeFolders::make(&file.to)?, tpm::lock(&file.to, store)?),
+            Content::Disk(_) | Content::FirmwareVariables => (MadeFolders::default(), None),
+        };
+        let existing = match file.way {
+            FileWay::Replace | FileWay::SetAside => Existing::Replace,
+            _ => Existing::Keep,
+        };
+        let new = match file.way {
+            FileWay::NewFile | FileWay::Replace | FileWay::SetAside | FileWay::Shared => {
+                Some(NewFile::begin(&file.to, existing, self.surroundings)?)
+            }
+            FileWay::BlockDevice | FileWay::InPlace | FileWay::Cloned => None,
+        };
+        let device = match (&file.content, &new) {
+            (Content::FirmwareVariables | Content::TpmState(_), _) => None,
+            (Content::Disk(_), Some(new)) if file.way == FileWay::Shared => {
+                self.contents.share(record, new.partial())?;
+                None
+            }
+            (Content::Disk(_), Some(new)) if file.format == Format::Raw => {
+                Some(OutputDevice::Plain(new.create_sparse(record.size_bytes)?))
+            }
+            (Content::Disk(_), Some(new)) => {
+                let options = CreateOptions::new(file.format, record.size_bytes).of_whole_sectors();
+                holdfast_image::create(new.partial(), &options)?;
+                Some(OutputDevice::Image(open_image(new.partial(), file.format)?))
+            }
+            (Content::Disk(_), None) if file.way == FileWay::Cloned => None,
+            (Content::Disk(_), None) => Some(open_present(file, record)?),
+        };
+        Ok(Output {
+            file,
+            record,
+            new,
+            folders,
+            device,
+            _lock: lock,
+        })
+    }
+
+    /// The place of a disk that is a new file of a machine that is there: it could start with it.
+    fn new_disk_in_place(&self, output: &Output<'a>) -> Option<&'a Path> {
+        let is_new = matches!(output.file.way, FileWay::NewFile | FileWay::SetAside);
+        let is_disk = matches!(output.file.content, Content::Disk(_));
+        (is_new && is_disk && !self.plan.machine.is_new).then_some(&*output.file.to)
+    }
+
+    /// The machine is as the plan found it.
+    fn check_machine(&self) -> Result<()> {
+        let machine = &self.plan.machine;
+        let changed = || {
+            Err(Refusal::Changed {
+                machine: machine.name.clone(),
+            }
+            .into())
+        };
+        let present = match self.hypervisor.machine(&machine.uuid) {
+            Err(HostError::NoSuchMachine { .. }) => None,
+            other => Some(other?),
+        };
+        match present {
+            None if machine.is_new => Ok(()),
+            None => changed(),
+            Some(_) if machine.is_new => changed(),
+            Some(present) if present.describe()?.summary.state != MachineState::ShutOff => changed(),
+            Some(_) => Ok(()),
+        }
+    }
+
+    /// Nobody has begun to use what was written. Locks keep machines from files, and from devices only those that have the same
+    /// device file.
+    fn check_alone(&self, outputs: &[Output<'_>]) -> Result<()> {
+        let devices = outputs.iter().filter_map(|output| match &output.device {
+            Some(OutputDevice::BlockDevice(device)) => Some(device),
+            _ => None,
+        });
+        for device in devices {
+            device.check_alone()?;
+            self.check_machine()?;
+        }
+        Ok(())
+    }
+
+    fn write(&self, outputs: &[Output<'a>]) -> Result<Vec<RestoredDisk>> {
+        let name = &self.plan.machine.name;
+        self.job.progress.phase(&format!("restoring {name}"), Unit::Bytes);
+        let total = outputs.iter().map(|output| output.record.size_bytes).sum();
+        self.job.progress.total(total);
+        let mut restored = Vec::new();
+        for output in outputs {
+            self.job
+                .interrupt
+                .check()
+                .map_err(Error::from)
+                .and_then(|()| {
+                    if let Some(device) = &output.device {
+                        restored.push(self.write_disk(output, device)?);
+                    } else if matches!(output.file.way, FileWay::Shared | FileWay::Cloned) {
+                        restored.push(shared(output));
+                    } else {
+                        self.write_bytes(output)?;
+                    }
+                    Ok(())
+                })
+                .inspect_err(|_| self.tell_of_mixture(&restored))?;
+        }
+        Ok(restored)
+    }
+
+    fn write_disk(&self, output: &Output<'_>, device: &OutputDevice) -> Result<RestoredDisk> {
+        let relock = || {
+            self.relocked.borrow_mut().push(lock(&output.file.to)?);
+            Ok(())
+        };
+        let target = DiskTarget {
+            path: &output.file.to,
+            device: device.as_device(),
+            format: Some(output.file.format),
+            state: match output.file.way {
+                FileWay::NewFile | FileWay::Replace | FileWay::SetAside | FileWay::Shared | FileWay::Cloned => {
+                    TargetState::Zeroed
+                }
+                FileWay::BlockDevice => TargetState::Unknown,
+                FileWay::InPlace => TargetState::Similar,
+            },
+            relock: (output.file.way == FileWay::InPlace).then_some(&relock),
+        };
+        let written = self.contents.write(output.record, &target, self.job);
+        written.map_err(|error| error.on(&output.file.to))
+    }
+
+    /// Writes a small file whole; one that takes another's place gets its owner and mode.
+    fn write_bytes(&self, output: &Output<'_>) -> Result<()> {
+        let new = output.new.as_ref().expect("what is no disk is a new file");
+        let bytes = stored::bytes_of(self.repository, output.record)?;
+        let written = match output.file.content {
+            Content::TpmState(_) => tpm::write(new.partial(), &bytes, &output.file.to),
+            Content::Disk(_) | Content::FirmwareVariables => write_whole(new.partial(), &bytes, &output.file.to),
+        };
+        written.map_err(|source| Error::File {
+            action: "write",
+            path: output.file.to.clone(),
+            source,
+        })?;
+        self.job.progress.advance(output.record.size_bytes);
+        Ok(())
+    }
+
+    /// Disks that are complete make no machine where others are not.
+    fn tell_of_mixture(&self, restored: &[RestoredDisk]) {
+        if !self.plan.machine.is_new && !restored.is_empty() {
+            let names: Vec<&str> = restored.iter().map(|disk| &disk.name[..]).collect();
+            self.job.progress.warning(&format!(
+                "of {}, {} are restored and the rest is not: restore again before it is started",
+                self.plan.machine.name,
+                names.join(", ")
+            ));
+        }
+    }
+
+    fn define(&self, made: &mut Made) -> Result<()> {
+        let machine = &self.plan.machine;
+        let Some(definition) = &self.plan.definition else {
+            return Ok(());
+        };
+        // Somebody may have come first; to define would be to change theirs.
+        if machine.is_new {
+            self.check_machine()?;
+        }
+        let Err(error) = self.hypervisor.define(&definition.text) else {
+            return Ok(());
+        };
+        if !machine.is_new {
+            self.job.progress.warning(&format!(
+                "the disks of {} are restored, its configuration is not",
+                machine.name
+            ));
+            return Err(error.into());
+        }
+        // The answer may have been lost, and the machine be there.
+        match self.hypervisor.machine(&machine.uuid) {
+            Err(HostError::NoSuchMachine { .. }) => {}
+            Ok(_) if self.hypervisor.undefine(&machine.uuid).is_ok() => {}
+            _ => {
+                made.keep();
+                self.job.progress.warning(&format!(
+                    "nobody knows whether {} is defined now, so its files were left",
+                    machine.name
+                ));
+            }
+        }
+        Err(error.into())
+    }
+
+    fn start(&self) -> Started {
+        if self.plan.after == AfterRestore::LeaveOff {
+            return Started::NotAsked;
+        }
+        let uuid = &self.plan.machine.uuid;
+        let started = match &self.plan.resumption {
+            None => self.hypervisor.start(uuid).map(|()| Started::Yes).map_err(Error::from),
+            Some(planned) => {
+                let of = (self.repository, &self.plan.snapshot);
+                resume(of, self.hypervisor, (planned, uuid), self.surroundings, self.job).map(Started::Resumed)
+            }
+        };
+        match started {
+            Ok(started) => started,
+            Err(error) if self.plan.resumption.is_some() => {
+                let why = causes(&error);
+                self.job.progress.warning(&format!(
+                    "{} is restored, and does not go on from its memory: {why}; its disks are of the same instant, and it can be \
+                     started as after a power cut",
+                    self.plan.machine.name
+                ));
+                Started::Failed(why)
+            }
+            Err(error) => {
+                self.job.progress.warning(&format!(
+                    "{} is restored, and does not start: {error}",
+                    self.plan.machine.name
+                ));
+                Started::Failed(error.to_string())
+            }
+        }
+    }
+}
+
+/// A disk of which nothing had to be written.
+fn shared(output: &Output<'_>) -> RestoredDisk {
+    RestoredDisk {
+        name: output.record.name.clone(),
+        target: Some(output.file.to.clone()),
+        size_bytes: output.record.size_bytes,
+        written_bytes: 0,
+        equal_bytes: output.record.size_bytes,
+        zero_bytes: 0,
+    }
+}
+
+/// Gives a file its name. What was there before stays locked as long as the answer is there.
+fn finish(output: Output<'_>, made: &mut Made) -> Result<Option<OutputDevice>> {
+    made.folders.push(output.folders);
+    let Some(new) = output.new else {
+        return Ok(output.device);
+    };
+    drop(output.device);
+    match &output.file.kept_at {
+        Some(kept_at) => new.finish_beside(kept_at)?,
+        None => new.finish()?,
+    }
+    if matches!(output.file.way, FileWay::NewFile | FileWay::Shared) {
+        made.files.push(output.file.to.clone());
+    }
+    Ok(None)
+}

@@ -1,0 +1,196 @@
+//! Where new files go, and whether there is room for them.
+
+use std::ffi::OsString;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use holdfast_block::{BlockDevice, ExtentKind, for_each_extent};
+use holdfast_image::Format;
+use holdfast_repo::DiskRecord;
+
+use super::neighbours::Neighbours;
+use super::plan::Room;
+use super::planned_file::{Content, FileWay, PlannedFile};
+use super::tpm::nearest_folder;
+use crate::job::error::Refusal;
+use crate::job::{Error, Result};
+use crate::restore::source::Contents;
+
+/// What images and file systems allocate at once, about: bytes of data are counted in such pieces.
+const PIECE_BYTES: u64 = 64 << 10;
+/// For what a file system and an image write about a file, beside its bytes.
+const OVERHEAD_BYTES: u64 = 1 << 20;
+
+/// Chooses paths that neither a file nor a machine nor this plan has.
+pub(super) struct Paths<'a> {
+    neighbours: &'a Neighbours,
+    taken: Vec<PathBuf>,
+}
+
+impl<'a> Paths<'a> {
+    pub(super) fn new(neighbours: &'a Neighbours) -> Self {
+        Self {
+            neighbours,
+            taken: Vec::new(),
+        }
+    }
+
+    /// `path`, or the next like it that is free: `a-2.qcow2`.
+    pub(super) fn free(&mut self, path: &Path) -> PathBuf {
+        let stem = path.file_stem().unwrap_or_default().to_owned();
+        let numbered = |number: u64| {
+            let mut name: OsString = stem.clone();
+            name.push(format!("-{number}"));
+            if let Some(extension) = path.extension() {
+                name.push(".");
+                name.push(extension);
+            }
+            path.with_file_name(name)
+        };
+        let mut candidates = std::iter::once(path.to_owned()).chain((2..).map(numbered));
+        let chosen = candidates.find(|path| self.is_free(path)).expect("numbers do not end");
+        self.taken.push(chosen.clone());
+        chosen
+    }
+
+    /// Exactly this path, for a new file.
+    pub(super) fn exactly(&mut self, path: &Path) -> Result<()> {
+        if path.symlink_metadata().is_ok() {
+            return Err(Refusal::PathTaken { path: path.to_owned() }.into());
+        }
+        self.replaced(path)
+    }
+
+    /// Exactly this path, for a file that may take the place of another one.
+    pub(super) fn replaced(&mut self, path: &Path) -> Result<()> {
+        if self.taken.iter().any(|taken| taken == path) {
+            return Err(Refusal::PathTaken { path: path.to_owned() }.into());
+        }
+        self.unused(path)?;
+        self.taken.push(path.to_owned());
+        Ok(())
+    }
+
+    /// Refuses what a machine uses.
+    pub(super) fn unused(&self, path: &Path) -> Result<()> {
+        match self.neighbours.user_of(path) {
+            None => Ok(()),
+            Some(machine) => Err(Refusal::InUse {
+                path: path.to_owned(),
+                machine: machine.to_owned(),
+            }
+            .into()),
+        }
+    }
+
+    fn is_free(&self, path: &Path) -> bool {
+        path.symlink_metadata().is_err()
+            && self.neighbours.user_of(path).is_none()
+            && self.taken.iter().all(|taken| taken != path)
+    }
+}
+
+/// The folder of a path, which must be there.
+pub(super) fn folder_of(path: &Path) -> Result<&Path> {
+    let folder = path.parent().filter(|folder| *folder != Path::new(""));
+    let folder = folder.unwrap_or(Path::new("."));
+    if folder.is_dir() {
+        return Ok(folder);
+    }
+    Err(Refusal::NoFolder {
+        folder: folder.to_owned(),
+    }
+    .into())
+}
+
+/// A file name for an image of `format`: one that says another format gets this one.
+pub(super) fn with_extension(path: &Path, format: Format) -> PathBuf {
+    let extension = path.extension().and_then(std::ffi::OsStr::to_str);
+    let named = extension.and_then(|extension| Format::from_name(&extension.to_ascii_lowercase()));
+    match named {
+        Some(named) if named != format => path.with_extension(format.name()),
+        _ => path.to_owned(),
+    }
+}
+
+/// Bytes of a disk that are not known to be zero.
+pub(super) fn data_bytes(contents: &dyn Contents, record: &DiskRecord) -> Result<u64> {
+    let device = contents.device(record)?;
+    let (mut pieces, mut next) = (0, 0);
+    for_each_extent(&device, 0..device.size_bytes(), |extent| {
+        if extent.kind == ExtentKind::Data {
+            let first = (extent.offset / PIECE_BYTES).max(next);
+            next = extent.end().div_ceil(PIECE_BYTES);
+            pieces += next.saturating_sub(first);
+        }
+        Ok(())
+    })?;
+    Ok((pieces * PIECE_BYTES).min(record.size_bytes.next_multiple_of(PIECE_BYTES)))
+}
+
+/// What the files need on each file system that gets some, and what is free there.
+///
+/// What is written into an image that is there may need less room than this says, and never needs less than the difference
+/// between the snapshot's data and what the image takes already.
+///
+/// `memory` is a folder for a file with the machine's memory, and its size.
+pub(super) fn rooms(files: &[PlannedFile], memory: Option<(&Path, u64)>) -> Result<Vec<Room>> {
+    let mut rooms: Vec<(u64, Room)> = Vec::new();
+    for file in files {
+        let needed_bytes = match file.way {
+            FileWay::NewFile | FileWay::Replace | FileWay::SetAside => file.data_bytes.saturating_add(OVERHEAD_BYTES),
+            FileWay::InPlace => match file.to.metadata() {
+                Ok(found) if found.is_file() => file.data_bytes.saturating_sub(found.blocks() * 512),
+                _ => 0,
+            },
+            // What is shared takes no room.
+            FileWay::BlockDevice | FileWay::Shared | FileWay::Cloned => 0,
+        };
+        if needed_bytes == 0 {
+            continue;
+        }
+        let folder = match file.content {
+            Content::TpmState(_) => nearest_folder(&file.to),
+            Content::Disk(_) | Content::FirmwareVariables => folder_of(&file.to)?,
+        };
+        add_room(&mut rooms, folder, needed_bytes)?;
+    }
+    if let Some((folder, size_bytes)) = memory {
+        add_room(&mut rooms, folder, size_bytes)?;
+    }
+    Ok(rooms.into_iter().map(|(_, room)| room).collect())
+}
+
+fn add_room(rooms: &mut Vec<(u64, Room)>, folder: &Path, needed_bytes: u64) -> Result<()> {
+    let failed = |source| Error::File {
+        action: "look at",
+        path: folder.to_owned(),
+        source,
+    };
+    let device = folder.metadata().map_err(failed)?.dev();
+    if let Some((_, room)) = rooms.iter_mut().find(|(other, _)| *other == device) {
+        room.needed_bytes = room.needed_bytes.saturating_add(needed_bytes);
+        return Ok(());
+    }
+    let space = rustix::fs::statvfs(folder).map_err(|errno| failed(errno.into()))?;
+    let room = Room {
+        folder: folder.to_owned(),
+        needed_bytes,
+        free_bytes: space.f_bavail.saturating_mul(space.f_frsize),
+    };
+    rooms.push((device, room));
+    Ok(())
+}
+
+/// Refuses a plan that does not fit.
+pub(super) fn check_rooms(rooms: &[Room]) -> Result<()> {
+    match rooms.iter().find(|room| room.needed_bytes > room.free_bytes) {
+        None => Ok(()),
+        Some(room) => Err(Refusal::NoRoom {
+            folder: room.folder.clone(),
+            free_bytes: room.free_bytes,
+            needed_bytes: room.needed_bytes,
+        }
+        .into()),
+    }
+}

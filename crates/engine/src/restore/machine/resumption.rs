@@ -1,0 +1,232 @@
+//! A restored machine goes on from the memory in its snapshot.
+//!
+//! The memory belongs to the disks of the same snapshot, and to no others: both come from one manifest, so that the one cannot
+//! be had with others of the other. The guest goes on with what it knows: also with the addresses of its network cards, whatever its
+//! configuration says. A machine with a new identity goes on with its cables pulled, so that no address is on a network twice.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use holdfast_host::domain_xml::{
+    DiskChange, DiskPlace, DomainXml, Identity, Medium, Rewrite, rewrite, with_links_down,
+};
+use holdfast_host::{DiskKind, DiskSource, HypervisorMut, MachineDisk, Resumption, agent};
+use holdfast_repo::{Manifest, Repository, Surroundings};
+
+use super::places::data_bytes;
+use super::plan::{Draft, Planner, unfit};
+use super::planned_file::Content;
+use super::stored;
+use crate::files::atomic_file::{Existing, NewFile};
+use crate::job::error::Refusal;
+use crate::job::{Job, Result};
+use crate::machine::state::scratch::RuntimeFolder;
+use crate::notes::is_memory;
+use crate::restore::stored_memory::StoredMemory;
+
+/// The configuration that goes with the memory.
+const CONFIGURATION: &str = "domain-migratable.xml";
+/// The configuration of the machine as it ran.
+const LIVE_CONFIGURATION: &str = "domain-live.xml";
+/// For the guest to set its clock.
+const CLOCK_DEADLINE: Duration = Duration::from_secs(5);
+
+/// What a machine will go on from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlannedResumption {
+    /// The configuration of the running machine, as it will be.
+    pub configuration: String,
+    /// The configuration of the machine as it ran.
+    then: String,
+    runtime: PathBuf,
+    /// The file of the machine beside which its memory is written, where it has to be in a file.
+    beside: PathBuf,
+    /// Bytes of its memory that are not zero, about.
+    data_bytes: u64,
+    /// Bytes of its memory.
+    pub memory_bytes: u64,
+    /// Whether its network cards are taken off their networks.
+    pub has_links_down: bool,
+}
+
+/// A machine that has gone on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Resumed {
+    /// How far its clock is behind; none where its agent has set it.
+    pub clock_behind: Option<Duration>,
+}
+
+/// Looks whether the machine of a plan can go on from its memory.
+pub(super) fn plan(
+    planner: &Planner<'_>,
+    (snapshot, runtime): (&Manifest, &Path),
+    draft: &mut Draft,
+) -> Result<PlannedResumption> {
+    let refused = |reason: &str| Refusal::CannotResume {
+        machine: snapshot.machine.clone(),
+        reason: reason.to_owned(),
+    };
+    let memory = snapshot.disks.iter().find(|record| is_memory(record));
+    let memory = memory.ok_or_else(|| refused("the snapshot has no memory: it was not taken with --with-memory"))?;
+    let text = |name| -> Result<String> {
+        let text = stored::text_of(planner.repository, snapshot, name)?;
+        Ok(text.ok_or_else(|| refused("the snapshot has no configuration that goes with its memory"))?)
+    };
+    let (configuration, then) = (text(CONFIGURATION)?, text(LIVE_CONFIGURATION)?);
+    // What it cannot go on from has to be known before anything is changed.
+    stored_memory(planner.repository, snapshot)?;
+    let is_same = stored::uuid(snapshot).is_some_and(|uuid| uuid.eq_ignore_ascii_case(&draft.machine.uuid));
+    if !draft.machine.is_new && !is_same {
+        return Err(refused("the machine that is there is another one than the memory is of").into());
+    }
+    let nvram = draft
+        .files
+        .iter()
+        .find(|file| file.content == Content::FirmwareVariables);
+    let identity = identity_with_memory(draft);
+    let xml = DomainXml::parse(&configuration).map_err(|detail| unfit(&snapshot.machine, detail))?;
+    let mut disks = places(draft);
+    for disk in xml.disks.iter().filter(|disk| !is_in(snapshot, disk)) {
+        match without_record(disk) {
+            Ok(None) => {}
+            Ok(Some(change)) => drop(disks.insert(disk.target.clone(), change)),
+            Err(why) => return Err(refused(&format!("disk {} {why}", disk.target)).into()),
+        }
+    }
+    let has_links_down = matches!(identity, Identity::New(_)) && !xml.macs.is_empty();
+    let wish = Rewrite {
+        disks,
+        nvram: nvram.map(|file| file.to.clone()),
+        tpm: draft.tpm.clone(),
+        ..Rewrite::new(identity, planner.uuid()?)
+    };
+    let unfit = |detail| unfit(&snapshot.machine, detail);
+    let mut configuration = rewrite(&configuration, &wish).map_err(unfit)?.text;
+    if has_links_down {
+        configuration = with_links_down(&configuration).map_err(unfit)?;
+        draft.warnings.push(
+            "the guest goes on with the network addresses that it had, so its cables are pulled; virsh domif-setlink plugs them in"
+                .to_owned(),
+        );
+    }
+    Ok(PlannedResumption {
+        configuration,
+        then,
+        memory_bytes: memory.size_bytes,
+        data_bytes: data_bytes(planner.repository, memory)?,
+        runtime: runtime.to_owned(),
+        beside: beside(planner, draft, runtime),
+        has_links_down,
+    })
+}
+
+/// The identity of a machine that goes on from its memory.
+fn identity_with_memory(draft: &Draft) -> Identity {
+    match &draft.identity {
+        // The guest knows its addresses.
+        Identity::New(new) => Identity::New(holdfast_host::domain_xml::NewIdentity {
+            macs: None,
+            ..new.clone()
+        }),
+        // Renamed since, it keeps its name.
+        _ if !draft.machine.is_new => Identity::Named(draft.machine.name.clone()),
+        other => other.clone(),
+    }
+}
+
+/// A file of the machine that is in a folder: what is left beside it of a killed restore is found, and deleted by the next one.
+fn beside(planner: &Planner<'_>, draft: &Draft, runtime: &Path) -> PathBuf {
+    let mut files = draft.files.iter().filter(|file| file.medium() == Medium::File);
+    let folder = || planner.hypervisor.image_folder().filter(|folder| folder.is_dir());
+    match files.next() {
+        Some(file) => file.to.clone(),
+        None => folder().unwrap_or_else(|| runtime.to_owned()).join(&draft.machine.name),
+    }
+}
+
+impl PlannedResumption {
+    /// Where the hypervisor wants the memory in a file: its folder, and the bytes that it needs at most.
+    pub(super) fn room(&self, hypervisor: &dyn HypervisorMut) -> Option<(&Path, u64)> {
+        let folder = self.beside.parent().filter(|_| hypervisor.wants_memory_in_file());
+        Some((folder?, self.data_bytes))
+    }
+}
+
+/// The memory of a snapshot, with its devices.
+fn stored_memory<'r>(repository: &'r Repository, snapshot: &Manifest) -> Result<StoredMemory<'r>> {
+    let memory = StoredMemory::open(repository, snapshot)?;
+    Ok(memory.ok_or_else(|| Refusal::CannotResume {
+        machine: snapshot.machine.clone(),
+        reason: "the snapshot has its memory's pages only, and not its devices".to_owned(),
+    })?)
+}
+
+/// Whether the snapshot has a disk.
+fn is_in(snapshot: &Manifest, disk: &MachineDisk) -> bool {
+    stored::disks(snapshot).any(|record| record.name == disk.target)
+}
+
+/// What becomes of a disk that the snapshot does not have, or why the memory cannot do with it: what the guest remembers of a disk
+/// that was written since would be written over it.
+fn without_record(disk: &MachineDisk) -> std::result::Result<Option<DiskChange>, &'static str> {
+    let is_removable = matches!(disk.kind, DiskKind::Cdrom | DiskKind::Floppy);
+    match &disk.source {
+        DiskSource::Empty => Ok(None),
+        _ if !disk.is_read_only && !is_removable => Err("is not in the snapshot, and the guest goes on writing to it"),
+        DiskSource::File(path) | DiskSource::Device(path) if !path.exists() && is_removable => {
+            Ok(Some(DiskChange::Empty))
+        }
+        DiskSource::File(path) | DiskSource::Device(path) if !path.exists() => {
+            Err("is not in the snapshot, and not there")
+        }
+        _ => Ok(None),
+    }
+}
+
+/// Where the disks of a plan will be.
+fn places(draft: &Draft) -> BTreeMap<String, DiskChange> {
+    let places = draft.files.iter().filter_map(|file| match &file.content {
+        Content::Disk(name) => Some((
+            name.clone(),
+            DiskChange::Place(DiskPlace {
+                path: file.to.clone(),
+                medium: file.medium(),
+                format: file.format.qemu_name().to_owned(),
+            }),
+        )),
+        Content::FirmwareVariables | Content::TpmState(_) => None,
+    });
+    places.collect()
+}
+
+/// Lets a machine go on.
+pub(super) fn resume(
+    (repository, snapshot): (&Repository, &Manifest),
+    hypervisor: &dyn HypervisorMut,
+    (planned, uuid): (&PlannedResumption, &str),
+    surroundings: &Surroundings,
+    job: Job<'_>,
+) -> Result<Resumed> {
+    let memory = stored_memory(repository, snapshot)?;
+    let folder = RuntimeFolder::make(&planned.runtime)?;
+    let mut random = [0; 4];
+    surroundings.randomness.fill(&mut random)?;
+    // It never gets a name: it goes with this value, and what a killed restore leaves is known by its name.
+    let file = NewFile::begin_as(&planned.beside, Existing::Replace, u32::from_be_bytes(random))?;
+    hypervisor.resume(&Resumption {
+        file: file.partial(),
+        configuration: &planned.configuration,
+        then: &planned.then,
+        clock: job.clock,
+        folder: folder.path(),
+        write: &|output| memory.write(output),
+    })?;
+    let machine = hypervisor.machine(uuid)?;
+    let now_ms = (surroundings.now_ms)();
+    let is_set = agent::set_clock(&*machine, now_ms, CLOCK_DEADLINE).is_ok();
+    let behind_ms = u64::try_from(now_ms.saturating_sub(snapshot.time_ms)).unwrap_or_default();
+    Ok(Resumed {
+        clock_behind: (!is_set).then(|| Duration::from_millis(behind_ms)),
+    })
+}

@@ -1,0 +1,142 @@
+//! What a snapshot holds of a machine.
+
+use std::path::PathBuf;
+
+use holdfast_block::{BlockDevice as _, to_usize};
+use holdfast_host::domain_xml::DomainXml;
+use holdfast_repo::{DiskContent, DiskRecord, Manifest, Repository};
+
+use crate::job::Result;
+use crate::job::error::Refusal;
+use crate::notes::{NOTE_PATH, NOTE_UUID, STREAM_MEMORY_STATE, STREAM_NVRAM, STREAM_TPM, is_memory};
+
+/// The configuration that the hypervisor keeps.
+const CONFIGURATION: &str = "domain.xml";
+/// The one of the running machine, which may say more.
+const LIVE_CONFIGURATION: &str = "domain-live.xml";
+/// Bytes of a stream that is read into memory, at most: configurations, firmware variables, the state of a STREAM_TPM.
+const STREAM_BYTES_MAX: u64 = 64 << 20;
+/// The same of the devices beside a memory's pages: what a backup takes of their state, with what belongs to it.
+const MEMORY_STATE_BYTES_MAX: u64 = 576 << 20;
+
+/// A machine in a snapshot.
+pub(super) struct StoredMachine<'m> {
+    pub(super) snapshot: &'m Manifest,
+    /// Its configuration.
+    pub(super) text: String,
+    pub(super) xml: DomainXml,
+    /// Where its firmware's variables were, as far as any configuration says.
+    pub(super) nvram_path: Option<PathBuf>,
+}
+
+impl<'m> StoredMachine<'m> {
+    /// Reads what `snapshot` has; an error where it is of images only.
+    pub(super) fn read(repository: &Repository, snapshot: &'m Manifest) -> Result<Self> {
+        let Some(text) = text_of(repository, snapshot, CONFIGURATION)? else {
+            return Err(Refusal::NoConfiguration {
+                snapshot: snapshot.id.to_string(),
+            }
+            .into());
+        };
+        let xml = parsed(&text, snapshot)?;
+        let mut nvram_path = xml.nvram.clone();
+        // libvirt chooses a path when the machine starts, and does not always keep it.
+        if nvram_path.is_none()
+            && let Some(live) = text_of(repository, snapshot, LIVE_CONFIGURATION)?
+        {
+            nvram_path = parsed(&live, snapshot)?.nvram;
+        }
+        Ok(Self {
+            snapshot,
+            text,
+            xml,
+            nvram_path: nvram_path.map(Into::into),
+        })
+    }
+
+    /// Its name at its hypervisor then.
+    pub(super) fn name(&self) -> &str {
+        self.xml.name.as_deref().unwrap_or(&self.snapshot.machine)
+    }
+}
+
+/// The disks of a snapshot, without its memory and the files that were stored beside them.
+pub(super) fn disks(snapshot: &Manifest) -> impl Iterator<Item = &DiskRecord> {
+    snapshot
+        .disks
+        .iter()
+        .filter(|record| record.content == DiskContent::Blocks && !is_memory(record))
+}
+
+/// Whether the snapshot has the memory of the machine.
+pub(super) fn has_memory(snapshot: &Manifest) -> bool {
+    snapshot.disks.iter().any(is_memory)
+}
+
+/// The firmware's variables.
+pub(super) fn nvram(snapshot: &Manifest) -> Option<&DiskRecord> {
+    stream(snapshot, STREAM_NVRAM)
+}
+
+/// The state of its STREAM_TPM.
+pub(super) fn tpm(snapshot: &Manifest) -> Option<&DiskRecord> {
+    stream(snapshot, STREAM_TPM)
+}
+
+fn stream<'m>(snapshot: &'m Manifest, name: &str) -> Option<&'m DiskRecord> {
+    snapshot
+        .disks
+        .iter()
+        .find(|record| record.name == name && record.content == DiskContent::Stream)
+}
+
+/// The machine's UUID at its hypervisor.
+pub(super) fn uuid(snapshot: &Manifest) -> Option<&str> {
+    snapshot.notes.get(NOTE_UUID).map(String::as_str)
+}
+
+/// Where the image of a disk was.
+pub(super) fn path_of(record: &DiskRecord) -> Option<PathBuf> {
+    record.notes.get(NOTE_PATH).map(PathBuf::from)
+}
+
+/// A small stream, whole; every byte of it is checked.
+pub(crate) fn bytes_of(repository: &Repository, record: &DiskRecord) -> Result<Vec<u8>> {
+    let size_bytes_max = if record.name == STREAM_MEMORY_STATE {
+        MEMORY_STATE_BYTES_MAX
+    } else {
+        STREAM_BYTES_MAX
+    };
+    if record.size_bytes > size_bytes_max {
+        return Err(Refusal::TooLarge {
+            name: record.name.clone(),
+            size_bytes: record.size_bytes,
+            size_bytes_max,
+        }
+        .into());
+    }
+    let device = repository.device_checking_prints(record);
+    let mut bytes = vec![0; to_usize(record.size_bytes)];
+    device.read_at(&mut bytes, 0)?;
+    Ok(bytes)
+}
+
+pub(super) fn text_of(repository: &Repository, snapshot: &Manifest, name: &str) -> Result<Option<String>> {
+    let Some(record) = snapshot.disks.iter().find(|record| record.name == name) else {
+        return Ok(None);
+    };
+    let text = String::from_utf8(bytes_of(repository, record)?);
+    let text = text.map_err(|_| refusal(snapshot, "it is no text".to_owned()))?;
+    Ok(Some(text))
+}
+
+fn parsed(text: &str, snapshot: &Manifest) -> Result<DomainXml> {
+    Ok(DomainXml::parse(text).map_err(|detail| refusal(snapshot, detail))?)
+}
+
+fn refusal(snapshot: &Manifest, detail: String) -> Refusal {
+    Refusal::Configuration {
+        machine: snapshot.machine.clone(),
+        detail,
+    }
+}

@@ -1,0 +1,339 @@
+//! The state of a STREAM_TPM comes back.
+//!
+//! Its file is new, in the place of the old one where there is one; swtpm itself is not asked. libvirt gives the folder and what is in it
+//! to the user of swtpm when the machine starts, and makes a state of its own only where there is no folder. So the folders are made as
+//! libvirt makes them: everybody may pass through the machine's own, and nobody but that user may look into the one in it.
+//!
+//! A machine that goes on from its memory gets its STREAM_TPM's state from QEMU's stream, which is of the same instant.
+
+use std::fs::File;
+use std::io::{ErrorKind, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, fchown};
+use std::path::{Path, PathBuf};
+
+use holdfast_host::domain_xml::{DomainTpm, DomainXml, Identity};
+use holdfast_host::{Rights, TpmFile, TpmPlace, TpmStore};
+use holdfast_image::Format;
+use holdfast_repo::{DiskRecord, Manifest};
+use rustix::fs::{Access, FlockOperation, OFlags, access, fcntl_lock};
+use rustix::io::Errno;
+
+use super::neighbours::Neighbours;
+use super::plan::{Draft, Planner, unfit};
+use super::planned_file::{Content, FileWay, PlannedFile};
+use super::stored;
+use crate::job::error::Refusal;
+use crate::job::{Error, Result};
+use crate::notes::{NOTE_TPM_STORE, NOTE_TPM_VERSION, STREAM_TPM};
+
+/// Everybody may pass through, to what is his.
+const PASSED_THROUGH: u32 = 0o711;
+/// For the user of swtpm alone.
+const OWN: u32 = 0o700;
+/// Of the file: it is full of secrets.
+const FILE_MODE: u32 = 0o600;
+
+/// Plans the state of the STREAM_TPM of a machine that will have this configuration; what is not restored is told.
+///
+/// What is there already is replaced only where it is the machine's: in its hypervisor's own folder for it, or at the place `own` that the
+/// machine as it is now has chosen. A place that only the snapshot names may be anything.
+pub(super) fn plan(
+    planner: &Planner<'_>,
+    (snapshot, neighbours): (&Manifest, &Neighbours),
+    (configuration, own): (&str, Option<&Path>),
+    draft: &mut Draft,
+) -> Result<()> {
+    let xml = DomainXml::parse(configuration).map_err(|detail| unfit(&draft.machine.name, detail))?;
+    let (record, tpm) = match (stored::tpm(snapshot), xml.tpm) {
+        (None, None) => return Ok(()),
+        (None, Some(_)) => {
+            draft.warnings.push(
+                "the snapshot has no state of its STREAM_TPM: what is sealed in it (BitLocker's key) needs its recovery key"
+                    .to_owned(),
+            );
+            return Ok(());
+        }
+        (Some(_), None) => {
+            let what = "the machine has no emulated STREAM_TPM, so the state of that in the snapshot is not restored";
+            draft.warnings.push(what.to_owned());
+            return Ok(());
+        }
+        (Some(record), Some(tpm)) => (record, tpm),
+    };
+    if let Some((_, path)) = &tpm.source
+        && let Some(machine) = neighbours.user_of(path)
+    {
+        return Err(Refusal::InUse {
+            path: path.clone(),
+            machine: machine.to_owned(),
+        }
+        .into());
+    }
+    match place(planner, record, &tpm, configuration) {
+        Ok(file) => {
+            let is_own = tpm.source.as_ref().is_none_or(|(_, path)| Some(path.as_path()) == own);
+            if !is_own && file.path.symlink_metadata().is_ok() {
+                return Err(Refusal::PathTaken { path: file.path }.into());
+            }
+            let file = planned(record, file, draft)?;
+            draft.files.push(file);
+            tell(&tpm, draft);
+        }
+        Err(why) => draft.warnings.push(format!(
+            "the state of its STREAM_TPM is not restored: {why}; holdfast restore {}@{}:{STREAM_TPM} FILE gives it to a file",
+            snapshot.machine, snapshot.id
+        )),
+    }
+    Ok(())
+}
+
+/// Where the state goes; otherwise why it cannot, in words.
+fn place(
+    planner: &Planner<'_>,
+    record: &DiskRecord,
+    tpm: &DomainTpm,
+    configuration: &str,
+) -> std::result::Result<TpmFile, String> {
+    let note = |name: &str| record.notes.get(name).map(String::as_str);
+    if let (Some(then), Some(now)) = (note(NOTE_TPM_VERSION), tpm.version)
+        && then != now.number()
+    {
+        return Err(format!(
+            "it is of a STREAM_TPM {then}, and the machine has one of version {now}"
+        ));
+    }
+    let file = match planner.hypervisor.tpm_place(configuration) {
+        Some(TpmPlace::At(file)) => file,
+        Some(TpmPlace::Unknown(why)) => return Err(why),
+        None => return Err("nobody knows where it belongs".to_owned()),
+    };
+    let then = note(NOTE_TPM_STORE).unwrap_or(TpmStore::Folder.word());
+    if then != file.store.word() {
+        return Err("the one is kept in a folder, and the other in a single file".to_owned());
+    }
+    let folder = nearest_folder(&file.path);
+    if access(folder, Access::WRITE_OK | Access::EXEC_OK).is_err() {
+        return Err(format!("we may not write to {}", folder.display()));
+    }
+    Ok(file)
+}
+
+fn planned(record: &DiskRecord, file: TpmFile, draft: &mut Draft) -> Result<PlannedFile> {
+    let way = match file.path.symlink_metadata() {
+        Ok(_) if draft.machine.is_new => {
+            draft.warnings.push(format!(
+                "{} is there already, left by a machine of this UUID, and is replaced",
+                file.path.display()
+            ));
+            FileWay::Replace
+        }
+        Ok(_) => FileWay::Replace,
+        Err(error) if error.kind() == ErrorKind::NotFound => FileWay::NewFile,
+        Err(source) => {
+            return Err(Error::File {
+                action: "look at",
+                path: file.path,
+                source,
+            });
+        }
+    };
+    Ok(PlannedFile {
+        content: Content::TpmState(file.store),
+        from: stored::path_of(record),
+        to: file.path,
+        format: Format::Raw,
+        way,
+        kept_at: None,
+        size_bytes: record.size_bytes,
+        data_bytes: record.size_bytes,
+    })
+}
+
+/// What a person should know of a STREAM_TPM that comes back.
+fn tell(tpm: &DomainTpm, draft: &mut Draft) {
+    if let Some(secret) = &tpm.secret {
+        draft.notes.push(format!(
+            "the state of its STREAM_TPM is encrypted with libvirt's secret {secret}, which is not in the snapshot"
+        ));
+    }
+    if let Identity::New(_) = draft.identity {
+        draft.notes.push(
+            "its STREAM_TPM has the keys of the one that it was made from: who knows machines by these takes both for one"
+                .to_owned(),
+        );
+    }
+}
+
+/// The nearest folder of a path that is there: those below it will be made.
+pub(super) fn nearest_folder(path: &Path) -> &Path {
+    let mut above = path.ancestors().skip(1);
+    above.find(|folder| folder.is_dir()).unwrap_or(Path::new("/"))
+}
+
+/// Folders that were made; they go again, with all that is in them, unless they are to be kept.
+#[derive(Debug, Default)]
+pub(super) struct MadeFolders(Option<PathBuf>);
+
+impl MadeFolders {
+    /// Makes the folders of the file `path` that are not there, durably.
+    pub(super) fn make(path: &Path) -> Result<Self> {
+        let nearest = nearest_folder(path);
+        let below: Vec<&Path> = path
+            .ancestors()
+            .skip(1)
+            .take_while(|folder| *folder != nearest)
+            .collect();
+        let mut made = Self::default();
+        for folder in below.iter().rev() {
+            let mode = if *folder == below[0] { OWN } else { PASSED_THROUGH };
+            made.make_one(folder, mode).map_err(|source| Error::File {
+                action: "make the folder",
+                path: (*folder).to_owned(),
+                source,
+            })?;
+        }
+        Ok(made)
+    }
+
+    fn make_one(&mut self, folder: &Path, mode: u32) -> std::io::Result<()> {
+        std::fs::DirBuilder::new().mode(mode).create(folder)?;
+        self.0.get_or_insert_with(|| folder.to_owned());
+        // Whatever the mask of our process takes away.
+        std::fs::set_permissions(folder, std::fs::Permissions::from_mode(mode))?;
+        File::open(folder.parent().unwrap_or(folder))?.sync_all()
+    }
+
+    pub(super) fn keep(&mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for MadeFolders {
+    fn drop(&mut self) {
+        if let Some(folder) = &self.0 {
+            // Another error brought us here, and says more than one about this.
+            drop(std::fs::remove_dir_all(folder));
+        }
+    }
+}
+
+/// Keeps an swtpm from beginning to work with a state that is there; none where nothing can be locked.
+///
+/// # Errors
+/// One is at work with it.
+pub(super) fn lock(path: &Path, store: TpmStore) -> Result<Option<File>> {
+    let file = TpmFile {
+        path: path.to_owned(),
+        store,
+        rights: Rights::Own,
+    };
+    let Some(lock) = file.lock() else { return Ok(None) };
+    let failed = |path: PathBuf| {
+        move |source| Error::File {
+            action: "lock",
+            path,
+            source,
+        }
+    };
+    let no_link = i32::try_from(OFlags::NOFOLLOW.bits()).expect("flags of open(2) are an int");
+    let opened = match File::options().write(true).custom_flags(no_link).open(&lock) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        other => other.map_err(failed(lock.clone()))?,
+    };
+    match fcntl_lock(&opened, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(Some(opened)),
+        Err(Errno::AGAIN | Errno::ACCESS) => Err(Refusal::TpmInUse { path: path.to_owned() }.into()),
+        Err(errno) => Err(failed(lock)(errno.into())),
+    }
+}
+
+/// Writes a state durably under its name on the way, with the owner and the mode of the one that it will take the place of; where there is
+/// none, for the owner of its folder alone.
+pub(super) fn write(partial: &Path, bytes: &[u8], path: &Path) -> std::io::Result<()> {
+    let mut file = File::options()
+        .write(true)
+        .create_new(true)
+        .mode(FILE_MODE)
+        .open(partial)?;
+    file.write_all(bytes)?;
+    // A link is not looked through: its folder belongs to another user than ours.
+    let before = path.symlink_metadata().ok().filter(std::fs::Metadata::is_file);
+    let mode = before.as_ref().map_or(FILE_MODE, |before| before.mode() & 0o777);
+    let owner = match before {
+        Some(before) => before,
+        None => partial.parent().unwrap_or(Path::new(".")).metadata()?,
+    };
+    let is_others = (owner.uid(), owner.gid()) != {
+        let own = file.metadata()?;
+        (own.uid(), own.gid())
+    };
+    if is_others {
+        fchown(&file, Some(owner.uid()), Some(owner.gid()))?;
+    }
+    file.set_permissions(std::fs::Permissions::from_mode(mode))?;
+    file.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::path::Path;
+
+    use holdfast_host::TpmStore;
+
+    use super::{MadeFolders, lock, nearest_folder, write};
+
+    fn mode(path: &Path) -> u32 {
+        path.metadata().unwrap().permissions().mode() & 0o777
+    }
+
+    #[test]
+    fn folders_are_made_as_libvirt_makes_them_and_go_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("swtpm/uuid/tpm2/tpm2-00.permall");
+        assert_eq!(nearest_folder(&path), folder.path());
+        let made = MadeFolders::make(&path).unwrap();
+        let below = |name: &str| folder.path().join(name);
+        assert_eq!(
+            ["swtpm", "swtpm/uuid", "swtpm/uuid/tpm2"].map(|name| mode(&below(name))),
+            [0o711, 0o711, 0o700]
+        );
+        let mut none = MadeFolders::make(&path).unwrap();
+        none.keep();
+        write(&path, b"state", &path).unwrap();
+        drop(made);
+        assert!(!below("swtpm").exists() && folder.path().exists());
+        let mut made = MadeFolders::make(&path).unwrap();
+        made.keep();
+        drop(made);
+        assert!(below("swtpm/uuid/tpm2").exists());
+    }
+
+    #[test]
+    fn a_state_has_the_mode_of_the_one_before_or_is_for_its_owner_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let (partial, path) = (folder.path().join("partial"), folder.path().join("tpm2-00.permall"));
+        let secret = folder.path().join("secret");
+        File::create(&secret).unwrap();
+        std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o644)).unwrap();
+        std::os::unix::fs::symlink(&secret, &path).unwrap();
+        write(&partial, b"new", &path).unwrap();
+        assert_eq!(mode(&partial), 0o600, "not that of what a link leads to");
+        std::fs::rename(&partial, &path).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).unwrap();
+        write(&partial, b"newer", &path).unwrap();
+        assert_eq!(mode(&partial), 0o640);
+    }
+
+    /// As swtpm locks it: `fcntl`, for writing. Locks of one process do not meet one another, so another one has it.
+    #[test]
+    fn a_state_that_an_swtpm_works_with_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tpm2-00.permall");
+        assert!(lock(&path, TpmStore::Folder).unwrap().is_none());
+        File::create(folder.path().join(".lock")).unwrap();
+        assert!(lock(&path, TpmStore::Folder).unwrap().is_some());
+        assert!(lock(&path, TpmStore::Single).unwrap().is_none());
+    }
+}

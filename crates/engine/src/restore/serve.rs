@@ -1,0 +1,251 @@
+//! `serve nbd`: disks of snapshots as block devices over NBD, until somebody says that it is enough.
+
+mod layered;
+
+use std::fs::File;
+use std::net::SocketAddr;
+use std::num::NonZero;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use holdfast_block::{
+    BackingId, BlockDevice, BlockDeviceMut, Clock, FileDeviceMut, IoMode, OverlayDevice, OverlayOptions,
+};
+use holdfast_repo::{DiskContent, DiskRecord, Manifest, Repository};
+use holdfast_serve::nbd::{
+    Absent, EventSink, Export, ExportDevice, FixedExports, Limits, Listener, Server, ServerOptions, TlsPolicy,
+};
+use jiff::tz::TimeZone;
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+
+use self::layered::Layered;
+use crate::SnapshotName;
+use crate::job::{DiskName, Error, Job, Result};
+use crate::notes::is_memory;
+use crate::repository::open::{find_snapshot, time_of};
+
+/// How long requests that are on their way may take once the end has come.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How often it is looked whether the end has come.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// What to serve, and where.
+pub struct ServeRequest {
+    /// Snapshots, or single disks of them.
+    pub names: Vec<SnapshotName>,
+    /// In which their times are meant.
+    pub zone: TimeZone,
+    /// Where clients connect.
+    pub doors: Vec<ServeDoor>,
+    /// What becomes of what clients write.
+    pub writes: Writes,
+    /// Whether connections are encrypted.
+    pub tls: TlsPolicy,
+    /// Connections at once; none for as many as a server has by default.
+    pub connection_count_max: Option<NonZero<usize>>,
+    /// Who is told what clients do.
+    pub events: Arc<dyn EventSink>,
+    /// The clock, shared with the server's threads.
+    pub clock: Arc<dyn Clock>,
+}
+
+/// What a server grants that takes so many connections. Clients of one address get half of them at most, and leave the rest to others.
+fn limits(connection_count_max: Option<NonZero<usize>>) -> Limits {
+    let default = Limits::default();
+    match connection_count_max.map(NonZero::get) {
+        None => default,
+        Some(count) => Limits {
+            connection_count_max: count,
+            address_connection_count_max: count.div_ceil(2),
+            handshake_count_max: default.handshake_count_max.min(count),
+            ..default
+        },
+    }
+}
+
+/// Where clients connect.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ServeDoor {
+    /// A Unix socket, for the user only.
+    Unix(PathBuf),
+    /// An address and a port.
+    Tcp(SocketAddr),
+}
+
+/// What becomes of what clients write.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Writes {
+    /// They cannot.
+    Refuse,
+    /// It is kept in files in this folder while the server runs, and gone with it.
+    ThrowAway(PathBuf),
+    /// It is kept in files in this folder, and there again the next time the same snapshot is served.
+    Keep(PathBuf),
+}
+
+/// A disk that is served.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Served {
+    /// Its name at the server.
+    pub export: String,
+    /// What it is, for people.
+    pub description: String,
+    /// Its size in bytes.
+    pub size_bytes: u64,
+}
+
+/// Serves disks of snapshots until the job is interrupted, which is how it ends well. `ready` is called when clients can connect.
+pub fn serve(
+    repository: &Repository,
+    request: ServeRequest,
+    job: Job<'_>,
+    ready: &mut dyn FnMut(&[Served]),
+) -> Result<()> {
+    let mut manifests: Vec<(Manifest, Option<DiskName>)> = Vec::new();
+    for name in &request.names {
+        let manifest = find_snapshot(repository, &name.snapshot, &request.zone, job.progress)?;
+        manifests.push((manifest, name.disk.clone()));
+    }
+    let mut served = Vec::new();
+    let mut exports = Vec::new();
+    let mut locks = Vec::new();
+    for (manifest, disk) in &manifests {
+        let disks: Vec<&DiskRecord> = match disk {
+            Some(name) => vec![manifest.disk(Some(name.as_str()))?],
+            // Memory, configuration and keys of a machine are given to those who name them.
+            None => manifest
+                .disks
+                .iter()
+                .filter(|record| is_disk(record, manifest))
+                .collect(),
+        };
+        for disk in disks {
+            let entry = Served {
+                export: export_name(manifest, disk, &manifests),
+                description: format!("{} of {} at {}", disk.name, manifest.machine, time_of(manifest)),
+                size_bytes: disk.size_bytes,
+            };
+            if served.contains(&entry) {
+                continue;
+            }
+            let device = device(repository, (manifest, disk), &request.writes, &mut locks)?;
+            exports.push(
+                Export::new(entry.export.clone(), device)
+                    .with_description(entry.description.clone())
+                    .with_absent(Absent::ReadsAsZero),
+            );
+            served.push(entry);
+        }
+    }
+    let mut server = Server::new(ServerOptions {
+        exports: Arc::new(FixedExports::new(exports)),
+        limits: limits(request.connection_count_max),
+        tls: request.tls,
+        clock: Arc::clone(&request.clock),
+        events: request.events,
+    });
+    for door in &request.doors {
+        let listener = match door {
+            ServeDoor::Unix(path) => Listener::unix(path, &*request.clock),
+            ServeDoor::Tcp(address) => Listener::tcp(*address),
+        };
+        server.listen(listener.map_err(Error::Serve)?).map_err(Error::Serve)?;
+    }
+    ready(&served);
+    while job.interrupt.check().is_ok() {
+        job.clock.sleep(LOOK_INTERVAL);
+    }
+    let report = server.stop(PATIENCE);
+    if report.abandoned_connection_count > 0 {
+        job.progress.warning(&format!(
+            "{} connections had requests that did not end in time",
+            report.abandoned_connection_count
+        ));
+    }
+    Ok(())
+}
+
+/// Whether a record is a disk; of a snapshot that has none, everything is.
+fn is_disk(record: &DiskRecord, manifest: &Manifest) -> bool {
+    let is_one = |record: &DiskRecord| record.content == DiskContent::Blocks && !is_memory(record);
+    is_one(record) || !manifest.disks.iter().any(is_one)
+}
+
+/// `MACHINE/DISK`, and `MACHINE@ID/DISK` where several snapshots of a machine are served.
+fn export_name(manifest: &Manifest, disk: &DiskRecord, all: &[(Manifest, Option<DiskName>)]) -> String {
+    let same_machine = |other: &Manifest| other.machine == manifest.machine && other.id != manifest.id;
+    if all.iter().any(|(other, _)| same_machine(other)) {
+        format!("{}@{}/{}", manifest.machine, manifest.id.short(), disk.name)
+    } else {
+        format!("{}/{}", manifest.machine, disk.name)
+    }
+}
+
+/// Where what is written to a disk of a snapshot is kept.
+pub(crate) fn overlay_path(folder: &Path, snapshot: &str, disk: &DiskName) -> PathBuf {
+    folder.join(format!("{snapshot}-{disk}.overlay"))
+}
+
+/// Keeps others from serving an overlay: two that write one would destroy it.
+fn lock_overlay(path: &Path) -> Result<File> {
+    let failed = |source: std::io::Error| Error::File {
+        action: "lock",
+        path: path.to_owned(),
+        source,
+    };
+    let file = File::open(path).map_err(failed)?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK) => Err(Error::OverlayInUse { path: path.to_owned() }),
+        // File systems without locks protect nobody.
+        Ok(()) | Err(Errno::NOLCK | Errno::OPNOTSUPP | Errno::NOSYS) => Ok(file),
+        Err(errno) => Err(failed(errno.into())),
+    }
+}
+
+/// `locks` gets what has to stay open as long as the device is used.
+fn device(
+    repository: &Repository,
+    (manifest, disk): (&Manifest, &DiskRecord),
+    writes: &Writes,
+    locks: &mut Vec<File>,
+) -> Result<ExportDevice> {
+    let frozen = repository.device(disk);
+    let size_bytes = disk.size_bytes;
+    let options = OverlayOptions::new(BackingId(*manifest.id.as_bytes()));
+    let store_bytes = options.store_size_bytes(size_bytes)?;
+    let overlay: Arc<dyn BlockDeviceMut> = match writes {
+        Writes::Refuse => return Ok(ExportDevice::ReadOnly(Arc::new(frozen) as Arc<dyn BlockDevice>)),
+        Writes::ThrowAway(folder) => {
+            let file = tempfile::Builder::new().prefix("holdfast-overlay-").tempdir_in(folder);
+            let folder = file.map_err(|source| Error::File {
+                action: "create a folder in",
+                path: folder.clone(),
+                source,
+            })?;
+            let store = FileDeviceMut::create_new(&folder.path().join("overlay"), store_bytes, IoMode::Buffered)?;
+            // The open file stays, its name goes with the folder: nothing is left, however we end.
+            drop(folder);
+            Arc::new(Layered(OverlayDevice::create(frozen, store, options)?))
+        }
+        Writes::Keep(folder) => {
+            // Whoever wrote the snapshot chose the name: it must not lead out of the folder.
+            let name = DiskName::new(disk.name.as_str())?;
+            let path: &Path = &overlay_path(folder, &manifest.id.to_string(), &name);
+            let is_new = !path.exists();
+            let store = if is_new {
+                FileDeviceMut::create_new(path, store_bytes, IoMode::Buffered)?
+            } else {
+                FileDeviceMut::open(path, IoMode::Buffered)?
+            };
+            locks.push(lock_overlay(path)?);
+            Arc::new(Layered(if is_new {
+                OverlayDevice::create(frozen, store, options)?
+            } else {
+                OverlayDevice::open(frozen, store, options.backing_id)?
+            }))
+        }
+    };
+    Ok(ExportDevice::Writable(overlay))
+}

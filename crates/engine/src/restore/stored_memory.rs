@@ -1,0 +1,90 @@
+//! The memory in a snapshot, as QEMU takes it in.
+
+use std::io::{BufWriter, Write};
+use std::path::Path;
+
+use holdfast_block::BlockDevice;
+use holdfast_host::qemu::memory::{MemoryState, PutError, put_together};
+use holdfast_repo::{Manifest, Repository, Surroundings};
+
+use super::files::RestoredDisk;
+use super::machine::bytes_of;
+use crate::files::atomic_file::{Existing, NewFile};
+use crate::job::{Error, Job, Result};
+use crate::notes::{STREAM_MEMORY, STREAM_MEMORY_STATE, is_memory};
+
+/// What it is called beside disks that were restored to a folder.
+pub(crate) const MEMORY_STREAM: &str = "memory.qemu";
+const BUFFER_BYTES: usize = 1 << 20;
+
+/// The pages and the devices of a machine.
+pub(crate) struct StoredMemory<'r> {
+    state: MemoryState,
+    pages: Box<dyn BlockDevice + 'r>,
+}
+
+impl<'r> StoredMemory<'r> {
+    /// That of a snapshot; none where it has none, or its pages only.
+    pub(crate) fn open(repository: &'r Repository, snapshot: &Manifest) -> Result<Option<Self>> {
+        let record = |name| snapshot.disks.iter().find(|record| record.name == name);
+        let (Some(pages), Some(state)) = (
+            record(STREAM_MEMORY).filter(|pages| is_memory(pages)),
+            record(STREAM_MEMORY_STATE),
+        ) else {
+            return Ok(None);
+        };
+        let state = MemoryState::decode(&bytes_of(repository, state)?).map_err(|source| Error::MemoryState {
+            machine: snapshot.machine.clone(),
+            source,
+        })?;
+        Ok(Some(Self {
+            state,
+            pages: Box::new(repository.device_checking_prints(pages)),
+        }))
+    }
+
+    /// Writes what QEMU takes in with `-incoming`.
+    pub(crate) fn write(&self, output: &mut dyn Write) -> std::io::Result<()> {
+        put_together(&self.state, &*self.pages, output).map_err(|error| match error {
+            PutError::Output(source) => source,
+            other => std::io::Error::other(other),
+        })
+    }
+
+    /// Writes it to a file, which has its name when it is complete and durable.
+    pub(crate) fn to_file(
+        &self,
+        path: &Path,
+        existing: Existing,
+        surroundings: &Surroundings,
+        job: Job<'_>,
+    ) -> Result<RestoredDisk> {
+        let new = NewFile::begin(path, existing, surroundings)?;
+        new.tell_of_cleared(job.progress);
+        let write = || -> std::io::Result<u64> {
+            // What a machine had in its memory is nobody else's business.
+            let file = new.create_private()?;
+            let mut output = BufWriter::with_capacity(BUFFER_BYTES, &file);
+            self.write(&mut output)?;
+            output.flush()?;
+            drop(output);
+            file.sync_all()?;
+            Ok(file.metadata()?.len())
+        };
+        let written_bytes = write().map_err(|source| Error::File {
+            action: "write",
+            path: path.to_owned(),
+            source,
+        })?;
+        new.finish()?;
+        job.progress.advance(self.state.size_bytes());
+        Ok(RestoredDisk {
+            name: STREAM_MEMORY.to_owned(),
+            target: Some(path.to_owned()),
+            size_bytes: self.state.size_bytes(),
+            written_bytes,
+            equal_bytes: 0,
+            zero_bytes: 0,
+        })
+    }
+}
