@@ -1,6 +1,6 @@
 //! Which modules of its own crate a file uses.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::rust_text::{RustFile, is_word, word_offsets};
 
@@ -23,6 +23,32 @@ pub(crate) fn root_names(root: &RustFile) -> RootNames {
             let name = alias.or_else(|| path.last().cloned());
             if let Some(name) = name.filter(|_| path.len() > 1) {
                 names.insert(name, path);
+            }
+        }
+    }
+    names
+}
+
+/// Names that a module brings in from its own crate, by `use`, and the path from the root that each stands for. Its children see them, and where
+/// they are public others do.
+pub(crate) fn child_names(file: &RustFile, module: &[String], modules: &BTreeSet<Vec<String>>) -> RootNames {
+    let mut names = RootNames::new();
+    for offset in word_offsets(&file.code, "use") {
+        if file.is_test(file.line_of(offset)) {
+            continue;
+        }
+        for Leaf { path, alias } in tree_at(&file.code, offset + "use".len()) {
+            let Some(first) = path.first() else { continue };
+            let is_child = modules.contains(&[module, std::slice::from_ref(first)].concat());
+            let is_ours = matches!(first.as_str(), "crate" | "super" | "self");
+            let name = alias.or_else(|| path.last().cloned());
+            let full = if is_ours {
+                from_root(&file.path, path)
+            } else {
+                is_child.then(|| [module, &path].concat())
+            };
+            if let Some((name, full)) = name.zip(full) {
+                names.insert(name, full);
             }
         }
     }
@@ -138,7 +164,7 @@ fn from_root(file_path: &str, path: Vec<String>) -> Option<Vec<String>> {
 }
 
 /// `crates/repo/src/store/local.rs` is the module `["store", "local"]`.
-fn module_path(file_path: &str) -> Option<Vec<String>> {
+pub(crate) fn module_path(file_path: &str) -> Option<Vec<String>> {
     let (_, inside) = file_path.split_once("src/")?;
     let mut parts: Vec<String> = inside.strip_suffix(".rs")?.split('/').map(str::to_owned).collect();
     if matches!(parts.last().map(String::as_str), Some("mod" | "lib" | "main")) {

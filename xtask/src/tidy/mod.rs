@@ -7,6 +7,7 @@ mod imports;
 mod lengths;
 mod links;
 mod modules;
+mod order;
 mod rust_text;
 mod words;
 
@@ -119,6 +120,7 @@ pub(crate) fn check(root: &Path) -> Result<Vec<Finding>, String> {
     let mut findings = modules::check(&tree, &sources);
     findings.extend(directions::check_crates(&tree, directions::LEVELS, directions::RIGS));
     findings.extend(directions::check_modules(&sources, directions::MODULE_RULES));
+    findings.extend(order::check(&sources, order::ORDERS, order::WITH_CIRCLES));
     findings.extend(banned::check(&sources, banned::BANS, banned::ALLOWED));
     findings.extend(lengths::check(&sources, lengths::RATCHET));
     findings.extend(foreign_bytes::check(&sources, foreign_bytes::EXCEPTIONS));
