@@ -108,6 +108,7 @@ pub use replicate::{
     ReplicateRequest, ReplicatedDataset, ReplicatedStream, replicate, serve_peer,
 };
 pub use repository::calendar::SKEW_MS;
+pub use repository::calendar::time_of;
 pub use repository::copy::{
     CopiedSnapshot, CopyOutcome, CopyReport, CopyRequest, CopySelection, CopyStatus, MachineCopyStatus, RemovedThere,
     copy, copy_status, is_same_place,
@@ -119,7 +120,7 @@ pub use repository::init::{InitReport, InitRequest, NewProtection, init};
 pub use repository::keys::{RotateReport, add_key, check_passphrase, list_keys, paper_key, remove_key, rotate_key};
 pub use repository::list::{ListReport, ListRequest, ShowReport, disk_count, list, show};
 pub use repository::name_conflict::{Continuation, MachineIdentity, MachinesByName};
-pub use repository::open::{Location, Protection, Unlock, find_snapshot, open, protection, time_of};
+pub use repository::open::{Location, Protection, Unlock, find_snapshot, open, protection};
 pub use repository::prune::{Gaps, MachinePlan, PruneReport, PruneRequest, prune};
 pub use repository::repair::{RepairOutcome, repair};
 pub use repository::resolve::{Candidate, resolve};

@@ -18,8 +18,9 @@ use crate::job::read_meter::{Meter, MeteredDevice, MeteredStream};
 use crate::job::{Bottleneck, Counting, Error, Job, MachineName, Progress, Result, Unit};
 use crate::notes::{NOTE_FORMAT, NOTE_PATH, NOTE_SECTOR_BYTES};
 use crate::repository::calendar::Calendar;
+use crate::repository::calendar::time_of;
 use crate::repository::name_conflict::{Claim, Claimant, Continuation, Granted};
-use crate::repository::open::{find_in, snapshots, time_of};
+use crate::repository::open::{find_in, snapshots};
 
 /// What to back up.
 pub struct BackupRequest<'a> {

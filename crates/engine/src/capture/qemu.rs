@@ -1,5 +1,5 @@
 //! `backup` of a machine: one instant of all its disks, with its configuration, its firmware's variables and
-//! the state of its STREAM_TPM.
+//! the state of its TPM.
 //!
 //! 1. The hypervisor says what the machine is; what is left out is said, with the reason.
 //! 2. A machine that is shut off is read from its images. One that runs, or is paused, is frozen: see

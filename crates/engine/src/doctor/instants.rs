@@ -11,7 +11,7 @@ use super::chains::{is_used, used_images};
 use super::leftovers::{changed_ms, folders};
 use super::seen::{FindingKind, Mend, SeenInstant};
 use super::{DoctorRequest, Finding, Remedy};
-use crate::restore::instant::InstantJob;
+use crate::restore::instant_job::InstantJob;
 
 /// The names of their folders begin with a dot, and end so.
 const ENDING: &str = ".holdfast";

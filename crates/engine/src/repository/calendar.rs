@@ -4,10 +4,16 @@
 //! looks for the newest snapshot passes over them and says so, as prune does. Where a machine has no others, they are used.
 
 use holdfast_repo::{Manifest, Repository};
+use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
-use super::open::time_of;
 use crate::job::Progress;
+
+/// The instant that a snapshot holds.
+pub fn time_of(manifest: &Manifest) -> Timestamp {
+    // What is out of jiff's range (the year 9999) was not written by this program.
+    Timestamp::from_millisecond(manifest.time_ms).unwrap_or(Timestamp::MIN)
+}
 
 /// How far the clocks of hosts that share a repository may differ before a snapshot counts as one of the future.
 pub const SKEW_MS: i64 = 10 * 60 * 1000;

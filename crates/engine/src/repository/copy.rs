@@ -17,10 +17,11 @@ use holdfast_repo::{
 use jiff::tz::TimeZone;
 
 use super::calendar::Calendar;
+use super::calendar::time_of;
 use super::forget::Execution;
 use super::list::{ListRequest, check_known, is_wanted};
 use super::name_conflict::{MachineIdentity, MachinesByName};
-use super::open::{all_snapshots, find_in, find_of_machines, time_of};
+use super::open::{all_snapshots, find_in, find_of_machines};
 use crate::job::rate_limit::Pace;
 use crate::job::{Counting, Error, Job, Progress, Result, Unit};
 use crate::notes::{is_template, is_template_draft};

@@ -13,7 +13,7 @@ use holdfast_host::WITHOUT_UUID;
 use holdfast_repo::Manifest;
 
 use super::calendar::Calendar;
-use super::open::time_of;
+use super::calendar::time_of;
 use crate::job::error::NameTaken;
 use crate::job::{Progress, Result};
 use crate::notes::{NOTE_CONSISTENCY, NOTE_CONTINUES, NOTE_HYPERVISOR, NOTE_METHOD, NOTE_POOL, NOTE_UUID, note};

@@ -11,10 +11,9 @@ use std::sync::Arc;
 use holdfast_repo::key::{self, Credential, CredentialKind, KeyError, PaperKey, SlotChoice, SlotId};
 use holdfast_repo::store::{DirectoryStore, ObjectName, Store, StoreError};
 use holdfast_repo::{Manifest, Repository, Surroundings};
-use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
-use super::calendar::Calendar;
+use super::calendar::{Calendar, time_of};
 use super::name_conflict::MachinesByName;
 use super::resolve::resolve;
 use crate::files::state_file::write_note;
@@ -274,12 +273,6 @@ pub(crate) fn all_snapshots(repository: &Repository, progress: &dyn Progress) ->
         progress.warning(&error.to_string());
     }
     Ok(manifests)
-}
-
-/// The instant that a snapshot holds.
-pub fn time_of(manifest: &Manifest) -> Timestamp {
-    // What is out of jiff's range (the year 9999) was not written by this program.
-    Timestamp::from_millisecond(manifest.time_ms).unwrap_or(Timestamp::MIN)
 }
 
 /// The snapshot that a person means.

@@ -7,10 +7,11 @@ use holdfast_repo::{Loss, LostSearch, Manifest, Repository, SnapshotId};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
+use super::calendar::time_of;
 use super::forget::Execution;
 use super::list::{check_machines, is_named};
 use super::name_conflict::{MachineIdentity, MachinesByName};
-use super::open::{snapshots, time_of};
+use super::open::snapshots;
 use crate::job::{Job, Result, Unit};
 
 /// What to prune, and by which rules.

@@ -11,12 +11,14 @@ use holdfast_repo::{DiskContent, DiskRecord, Manifest, Repository, Surroundings,
 use jiff::tz::TimeZone;
 
 use super::stored_memory::{MEMORY_STREAM, StoredMemory};
+use super::target::DiskTarget;
+pub use super::target::RestoredDisk;
 use crate::SnapshotName;
 use crate::files::atomic_file::{Existing, NewFile};
 use crate::files::block_target::LockedDevice;
 use crate::files::ordered_stream::write_to_stream;
 use crate::image::sector_size::{kept_sector, noted_sector, tell_of_lost_sector, tell_of_other_sectors};
-use crate::job::{Counting, DiskName, Error, Job, Result, Unit};
+use crate::job::{DiskName, Error, Job, Result, Unit};
 use crate::notes::{NOTE_FORMAT, is_memory, is_part_of_memory};
 use crate::repository::open::find_snapshot;
 
@@ -63,23 +65,6 @@ pub struct RestoreReport {
     pub disks: Vec<RestoredDisk>,
     /// How long it took.
     pub duration: Duration,
-}
-
-/// A disk that was restored.
-#[derive(Debug, Clone)]
-pub struct RestoredDisk {
-    /// Its name.
-    pub name: String,
-    /// Where it is now; none for a stream.
-    pub target: Option<PathBuf>,
-    /// Its size in bytes.
-    pub size_bytes: u64,
-    /// Bytes written.
-    pub written_bytes: u64,
-    /// Bytes that the target had already.
-    pub equal_bytes: u64,
-    /// Bytes of zero, written or not.
-    pub zero_bytes: u64,
 }
 
 /// Restores disks of a snapshot; all of it is durable when this returns.
@@ -404,87 +389,5 @@ fn does_not_fit(error: ImageError, disk: &DiskRecord, format: Format) -> Error {
             detail,
         },
         other => other.into(),
-    }
-}
-
-/// What a disk is written to.
-pub(crate) struct DiskTarget<'a> {
-    /// Where it is.
-    pub(crate) path: &'a Path,
-    /// The same, open.
-    pub(crate) device: &'a dyn BlockDeviceMut,
-    /// What it holds before.
-    pub(crate) state: TargetState,
-    /// How it holds it, where it is an image.
-    pub(crate) format: Option<Format>,
-    /// Takes its lock once more, where it can have been lost.
-    pub(crate) relock: Option<&'a dyn Fn() -> Result<()>>,
-}
-
-impl DiskTarget<'_> {
-    /// Takes the lock once more, after somebody in this process has opened and closed it, which ends locks. Somebody else may have come in
-    /// between: then nothing is written.
-    pub(crate) fn lock_again(&self) -> Result<()> {
-        self.relock.map_or(Ok(()), |relock| relock())
-    }
-
-    /// Writes a disk; all of it is durable when this returns.
-    pub(crate) fn write(&self, repository: &Repository, disk: &DiskRecord, job: Job<'_>) -> Result<RestoredDisk> {
-        self.check_size(disk)?;
-        let request = holdfast_repo::RestoreRequest {
-            target: self.device,
-            target_name: self.path.display().to_string(),
-            state: self.state,
-            thread_count: job.thread_count,
-        };
-        let device = repository.device(disk);
-        let report = repository
-            .restore(&device, &request, &job.watch(Counting::Bytes))
-            .inspect_err(|_| self.tell_of_mixture(job))?;
-        self.tell_of_spare(disk, job);
-        Ok(RestoredDisk {
-            name: disk.name.clone(),
-            target: Some(self.path.to_owned()),
-            size_bytes: disk.size_bytes,
-            written_bytes: report.written_bytes,
-            equal_bytes: report.equal_bytes,
-            zero_bytes: report.zero_bytes,
-        })
-    }
-
-    /// A target that is too small gets nothing.
-    pub(crate) fn check_size(&self, disk: &DiskRecord) -> Result<()> {
-        let target_bytes = self.device.size_bytes();
-        if target_bytes >= disk.size_bytes {
-            return Ok(());
-        }
-        Err(Error::TargetTooSmall {
-            path: self.path.to_owned(),
-            target_bytes,
-            disk_bytes: disk.size_bytes,
-        })
-    }
-
-    /// What is behind the end of the disk is not what it was on any.
-    pub(crate) fn tell_of_spare(&self, disk: &DiskRecord, job: Job<'_>) {
-        let spare_bytes = self.device.size_bytes().saturating_sub(disk.size_bytes);
-        // A new image holds whole sectors, the last of which ends with zeroes.
-        if spare_bytes > 0 && self.state != TargetState::Zeroed {
-            job.progress.warning(&format!(
-                "{} is larger than disk {}: its last {spare_bytes} bytes were left as they were",
-                self.path.display(),
-                disk.name
-            ));
-        }
-    }
-
-    /// A new file that is not complete is gone; what was there before is neither what it was nor what it should be.
-    pub(crate) fn tell_of_mixture(&self, job: Job<'_>) {
-        if self.state != TargetState::Zeroed {
-            job.progress.warning(&format!(
-                "{} holds a part of the snapshot over what it held before: restore again before it is used",
-                self.path.display()
-            ));
-        }
     }
 }

@@ -7,7 +7,6 @@
 
 mod fill;
 mod folder;
-mod job_file;
 mod rate;
 mod server;
 
@@ -23,10 +22,10 @@ pub use self::fill::FillOptions;
 use self::fill::{Attending, Fill};
 use self::folder::{NewFolder, name_until_complete, remove_left};
 pub(crate) use self::folder::{is_still_unfinished, unfinished_folders};
-use self::job_file::MadeFile;
-pub use self::job_file::{InstantDisk, InstantJob};
 pub use self::rate::FillRate;
 pub use self::server::serve_instantly;
+use super::instant_job::MadeFile;
+pub use super::instant_job::{InstantDisk, InstantJob};
 use super::machine::{Content, FileWay, MachineRestorePlan, Made, write_companions};
 use crate::job::error::InstantError;
 use crate::job::error::Refusal;

@@ -8,6 +8,7 @@
 //! The order of the second part is what makes a crash harmless: files under names of their own, durable; then their real
 //! names; then the definition; then the start. See `docs/design/0005-machine-restore.md`.
 
+mod draft;
 mod execute;
 mod existing_image;
 mod host_folders;
@@ -20,24 +21,27 @@ mod output;
 mod places;
 mod plan;
 mod planned_file;
+mod present_image;
 mod request;
 mod resumption;
 mod stored;
 mod tpm;
 mod witness;
 
+pub(crate) use draft::Planner;
+pub use draft::{Definition, PlannedMachine};
 pub use execute::{MachineRestoreReport, Started, restore_machine};
 pub(crate) use execute::{restore_point, write_companions};
 pub use host_needs::PlannedFolder;
 pub(crate) use made::Made;
 pub(crate) use neighbours::{chain_of, is_same};
-pub use plan::{Definition, MachineRestorePlan, PlannedMachine, Room, plan_machine_restore};
-pub(crate) use plan::{Planner, plan_point};
+pub use places::Room;
+pub(crate) use plan::plan_point;
+pub use plan::{MachineRestorePlan, plan_machine_restore};
 pub use planned_file::{Content, FileWay, PlannedFile};
 pub use request::{
     AfterRestore, ConfigurationChoice, InPlaceWish, MachineRestoreRequest, NewMachineIdentity, NewMachineWish,
     Presence, RestoreAs,
 };
 pub use resumption::{PlannedResumption, Resumed};
-pub(crate) use stored::bytes_of;
 pub(crate) use witness::Witness;

@@ -2,7 +2,10 @@
 
 pub(crate) mod files;
 pub(crate) mod instant;
+pub(crate) mod instant_job;
 pub(crate) mod machine;
 pub(crate) mod serve;
+pub(crate) mod small_stream;
 pub(crate) mod source;
 pub(crate) mod stored_memory;
+pub(crate) mod target;

@@ -24,7 +24,8 @@ use self::layered::Layered;
 use crate::SnapshotName;
 use crate::job::{DiskName, Error, Job, Result};
 use crate::notes::is_memory;
-use crate::repository::open::{find_snapshot, time_of};
+use crate::repository::calendar::time_of;
+use crate::repository::open::find_snapshot;
 
 /// How long requests that are on their way may take once the end has come.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -5,7 +5,7 @@ use std::path::Path;
 use holdfast_block::BlockDevice;
 use holdfast_repo::{DiskRecord, Repository};
 
-use super::files::{DiskTarget, RestoredDisk};
+use super::target::{DiskTarget, RestoredDisk};
 use crate::job::{Job, Result};
 
 /// The disks of a point in time.

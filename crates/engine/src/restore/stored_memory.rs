@@ -7,8 +7,8 @@ use holdfast_block::BlockDevice;
 use holdfast_host::qemu::memory::{MemoryState, PutError, put_together};
 use holdfast_repo::{Manifest, Repository, Surroundings};
 
-use super::files::RestoredDisk;
-use super::machine::bytes_of;
+use super::small_stream::bytes_of;
+use super::target::RestoredDisk;
 use crate::files::atomic_file::{Existing, NewFile};
 use crate::job::{Error, Job, Result};
 use crate::notes::{STREAM_MEMORY, STREAM_MEMORY_STATE, is_memory};

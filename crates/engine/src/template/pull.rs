@@ -23,7 +23,7 @@ use crate::image::guest_identity::{GuestIdentity, renew_guest};
 use crate::image::sector_size::noted_sector;
 use crate::job::error::TemplateError;
 use crate::job::{Job, Result, Unit};
-use crate::restore::machine::bytes_of;
+use crate::restore::small_stream::bytes_of;
 
 /// Whether the machine becomes another one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

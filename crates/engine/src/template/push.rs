@@ -20,7 +20,7 @@ use crate::job::error::TemplateError;
 use crate::job::{DiskName, Job, Result, Unit};
 use crate::notes::{NOTE_TEMPLATE_DRAFT, STREAM_DOMAIN, STREAM_NVRAM, STREAM_TPM, TEMPLATE_MACHINE_PREFIX, is_memory};
 use crate::repository::open::find_snapshot;
-use crate::restore::machine::bytes_of;
+use crate::restore::small_stream::bytes_of;
 use crate::{Continuation, SnapshotReference};
 
 /// What the only disk of a template is called where nobody says otherwise: its content is to have the same digest whatever the file was called.
@@ -237,7 +237,7 @@ fn stored<'r>(repository: &'r Repository, snapshot: Manifest, job: Job<'_>) -> R
     }
     if snapshot.disks.iter().any(|record| record.name == STREAM_TPM) {
         job.progress
-            .note("the state of the STREAM_TPM is left out: its secrets are for one machine only");
+            .note("the state of the TPM is left out: its secrets are for one machine only");
     }
     if let (true, Some(stream)) = (records.is_empty(), snapshot.disks.first()) {
         let (id, name) = (snapshot.id, stream.name.clone());

@@ -18,7 +18,7 @@ use crate::notes::{
     STREAM_DOMAIN, STREAM_NVRAM, STREAM_TPM, STREAM_VIRTUALBOX_NVRAM, STREAM_XEN_MEMORY, STREAM_XEN_RECORDS,
     STREAM_XEN_SUSPENDED_RECORDS, is_memory,
 };
-use crate::restore::machine::bytes_of;
+use crate::restore::small_stream::bytes_of;
 
 /// What stays behind where a machine goes to another hypervisor.
 pub(super) const VARIABLES: &str = "variables of the firmware";
@@ -172,7 +172,7 @@ fn left_of(snapshot: &Manifest, xva: Option<XvaExport>) -> Vec<Dropped> {
 pub(super) fn left_behind<'n>(names: impl Iterator<Item = &'n str>) -> Vec<Dropped> {
     let what = |name| match name {
         STREAM_NVRAM | STREAM_VIRTUALBOX_NVRAM => Some(VARIABLES),
-        STREAM_TPM => Some("state of the STREAM_TPM"),
+        STREAM_TPM => Some("state of the TPM"),
         _ => None,
     };
     let left = names.filter_map(what);

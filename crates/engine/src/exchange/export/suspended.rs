@@ -12,7 +12,7 @@ use crate::job::error::ExchangeError;
 use crate::notes::{
     NOTE_XEN_SUSPENDED_DISK, STREAM_XEN_MEMORY, STREAM_XEN_RECORDS, STREAM_XEN_SUSPENDED_RECORDS, is_memory, note,
 };
-use crate::restore::machine::bytes_of;
+use crate::restore::small_stream::bytes_of;
 
 /// What a machine goes on from.
 pub(super) struct Suspended {

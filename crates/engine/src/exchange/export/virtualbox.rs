@@ -21,7 +21,7 @@ use crate::image::new_folder::{NewFolder, write_file};
 use crate::image::sectors::WholeSectors;
 use crate::job::{Job, Result};
 use crate::notes::{STREAM_NVRAM, STREAM_VIRTUALBOX_SAVED, STREAM_VIRTUALBOX_SETTINGS};
-use crate::restore::machine::bytes_of;
+use crate::restore::small_stream::bytes_of;
 
 /// Letters of a file's name, at most: four bytes each, with an ending, are what file systems take.
 const NAME_LENGTH_MAX: usize = 60;

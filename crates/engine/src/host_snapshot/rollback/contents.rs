@@ -15,9 +15,9 @@ use crate::host_snapshot::states::KeptDisk;
 use crate::image::apply_differences::Differences;
 use crate::image::source::OpenSource;
 use crate::job::{Error, Job, Result};
-use crate::restore::files::{DiskTarget, RestoredDisk};
 use crate::restore::machine::is_same;
 use crate::restore::source::Contents;
+use crate::restore::target::{DiskTarget, RestoredDisk};
 
 /// Places of a disk that are compared although they are said to be equal, and their size.
 const SPOT_COUNT: u64 = 64;

@@ -15,8 +15,8 @@ use super::contents::{HostContents, HostDisk};
 use crate::host_snapshot::Providers;
 use crate::host_snapshot::compare_images::{Sent, Told, TwoStates, below};
 use crate::job::{Job, Result};
-use crate::restore::files::{DiskTarget, RestoredDisk};
 use crate::restore::source::Contents;
+use crate::restore::target::{DiskTarget, RestoredDisk};
 
 /// A point in time, and the host snapshots of what was there before it is gone back to.
 pub(super) struct Since<'a> {

@@ -1,4 +1,4 @@
-//! The state of an emulated STREAM_TPM, which belongs to the instant.
+//! The state of an emulated TPM, which belongs to the instant.
 //!
 //! It is read from swtpm's file, and swtpm is not asked: a machine that stands still has nothing more to say to it, and what it has
 //! answered is in the file. swtpm puts a new file into the place of the old one; told to keep a backup of it (`--tpmstate ...,backup`,
@@ -16,7 +16,7 @@ use holdfast_host::{Description, Links, MachineState, Rights, TpmFile, TpmPlace,
 use crate::job::Progress;
 use crate::notes::{NOTE_PATH, NOTE_TPM_STORE, NOTE_TPM_VERSION};
 
-/// Bytes of a state, at most. That of a STREAM_TPM 2.0 is some ten KiB, of which its guest can fill 128.
+/// Bytes of a state, at most. That of a TPM 2.0 is some ten KiB, of which its guest can fill 128.
 const STATE_BYTES_MAX: u64 = 16 << 20;
 /// The header of a file in a folder: version and least version (1 byte each), its own size and flags (2 each), bytes of the whole
 /// file (4); big-endian. Source: `blobheader` in swtpm's `swtpm_nvstore.c`.
@@ -25,10 +25,10 @@ const HEADER_BYTES: usize = 10;
 const ATTEMPT_COUNT: u32 = 20;
 const ATTEMPT_INTERVAL: Duration = Duration::from_millis(2);
 
-/// What was found of a STREAM_TPM's state.
+/// What was found of a TPM's state.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) enum TpmFound {
-    /// The machine has no emulated STREAM_TPM.
+    /// The machine has no emulated TPM.
     #[default]
     NoTpm,
     /// This.
@@ -39,7 +39,7 @@ pub(crate) enum TpmFound {
     NotKept(String),
 }
 
-/// The state of a STREAM_TPM, as swtpm keeps it.
+/// The state of a TPM, as swtpm keeps it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TpmState {
     pub(crate) bytes: Vec<u8>,
@@ -65,7 +65,7 @@ enum Missing {
     Unfit(String),
 }
 
-/// The state of a machine's STREAM_TPM, while the machine stands still.
+/// The state of a machine's TPM, while the machine stands still.
 ///
 /// Where the machine is another user's, that user's rights count. Otherwise they are those of the swtpm that has named the file.
 pub(crate) fn read(description: &Description, rights: &Rights, clock: &dyn Clock) -> TpmFound {
@@ -74,7 +74,7 @@ pub(crate) fn read(description: &Description, rights: &Rights, clock: &dyn Clock
     };
     let file = match &tpm.place {
         TpmPlace::At(file) => file,
-        TpmPlace::Unknown(why) => return TpmFound::NotKept(format!("the state of its STREAM_TPM is not kept: {why}")),
+        TpmPlace::Unknown(why) => return TpmFound::NotKept(format!("the state of its TPM is not kept: {why}")),
     };
     let path = file.path.display();
     let rights = match rights.other_user() {
@@ -94,14 +94,12 @@ pub(crate) fn read(description: &Description, rights: &Rights, clock: &dyn Clock
             TpmFound::State(TpmState { bytes, notes })
         }
         Err(Missing::NoFile) if description.summary.state == MachineState::ShutOff => TpmFound::NotYet(format!(
-            "its STREAM_TPM has no state, as that of a machine that never ran: there is no {path}"
+            "its TPM has no state, as that of a machine that never ran: there is no {path}"
         )),
         Err(Missing::NoFile) => TpmFound::NotKept(format!(
-            "the state of its STREAM_TPM is not kept: there is no {path}, where it should be"
+            "the state of its TPM is not kept: there is no {path}, where it should be"
         )),
-        Err(Missing::Unfit(why)) => {
-            TpmFound::NotKept(format!("the state of its STREAM_TPM is not kept: {path}: {why}"))
-        }
+        Err(Missing::Unfit(why)) => TpmFound::NotKept(format!("the state of its TPM is not kept: {path}: {why}")),
     }
 }
 
@@ -120,7 +118,7 @@ fn read_whole(file: &TpmFile, rights: &Rights, clock: &dyn Clock) -> Result<Vec<
             Err(error) => return Err(error),
         }
     }
-    Err(Missing::Unfit("it is no whole state of a STREAM_TPM".to_owned()))
+    Err(Missing::Unfit("it is no whole state of a TPM".to_owned()))
 }
 
 fn backup_of(file: &TpmFile) -> PathBuf {

@@ -9,9 +9,10 @@ use jiff::Timestamp;
 use super::origin::{Holdings, Standing};
 use crate::job::{Job, Result};
 use crate::notes::is_template_draft;
+use crate::repository::calendar::time_of;
 use crate::repository::list::{ListRequest, check_known, is_wanted};
 use crate::repository::name_conflict::{MachineIdentity, MachinesByName};
-use crate::repository::open::{all_snapshots, time_of};
+use crate::repository::open::all_snapshots;
 
 /// One machine in two repositories.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -11,12 +11,12 @@ use std::time::Duration;
 use holdfast_host::domain_xml::with_own_disks;
 use holdfast_host::{DiskSource, Life, LiveDisks, MachineDisk};
 
-use super::job_file::{InstantDisk, InstantJob};
 use super::rate::FillRate;
 use super::{InstantReport, Launch, pause, server};
 use crate::job::error::InstantError;
 use crate::job::error::Refusal;
 use crate::job::{Error, Job, Result, Unit};
+use crate::restore::instant_job::{InstantDisk, InstantJob};
 
 /// Who has it makes the machine, and fills its disks.
 pub(super) const LOCK: &str = "filling";

@@ -13,11 +13,11 @@ use holdfast_serve::nbd::{EventSink, TlsPolicy};
 use jiff::tz::TimeZone;
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::job_file::InstantJob;
 use super::pause;
 use crate::SnapshotName;
 use crate::job::error::InstantError;
 use crate::job::{DiskName, Error, Job, Result};
+use crate::restore::instant_job::InstantJob;
 use crate::restore::serve::{ServeDoor, ServeRequest, Writes, overlay_path, serve};
 
 /// Whoever has it is the server; its number is in it.

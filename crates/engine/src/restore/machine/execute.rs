@@ -9,11 +9,13 @@ use holdfast_host::{Error as HostError, HypervisorMut, MachineState};
 use holdfast_image::{CreateOptions, Format, ImageMut};
 use holdfast_repo::{DiskRecord, Repository, Surroundings, TargetState};
 
+use super::draft::Planner;
 use super::host_folders::HostFolders;
 use super::made::Made;
 use super::output::{OutputDevice, open_present, write_whole};
-use super::plan::{MachineRestorePlan, Planner, open_image};
+use super::plan::MachineRestorePlan;
 use super::planned_file::{Content, FileWay, PlannedFile};
+use super::present_image::open_image;
 use super::request::AfterRestore;
 use super::resumption::{Resumed, resume};
 use super::stored;
@@ -25,8 +27,9 @@ use crate::files::block_target::lock;
 use crate::job::error::Refusal;
 use crate::job::error_text::causes;
 use crate::job::{Error, Job, Result, Unit};
-use crate::restore::files::{DiskTarget, RestoredDisk};
+use crate::restore::small_stream::bytes_of;
 use crate::restore::source::Contents;
+use crate::restore::target::{DiskTarget, RestoredDisk};
 
 /// A machine that was restored.
 #[derive(Debug, Clone)]
@@ -363,7 +366,7 @@ impl<'a> Execution<'a> {
     /// Writes a small file whole; one that takes another's place gets its owner and mode.
     fn write_bytes(&self, output: &Output<'_>) -> Result<()> {
         let new = output.new.as_ref().expect("what is no disk is a new file");
-        let bytes = stored::bytes_of(self.repository, output.record)?;
+        let bytes = bytes_of(self.repository, output.record)?;
         let written = match output.file.content {
             Content::TpmState(_) => tpm::write(new.partial(), &bytes, &output.file.to),
             Content::Disk(_) | Content::FirmwareVariables => write_whole(new.partial(), &bytes, &output.file.to),

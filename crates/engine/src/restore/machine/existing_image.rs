@@ -11,7 +11,7 @@ use holdfast_block::Error as DeviceError;
 use holdfast_image::{Error as ImageError, Format, OpenOptions, check_in_passing};
 
 use super::neighbours::chain_of;
-use super::plan::{size_if_writable, size_if_writable_then};
+use super::present_image::{size_if_writable, size_if_writable_then};
 use super::request::Presence;
 use crate::files::block_target::is_block_device;
 use crate::job::error_text::causes;

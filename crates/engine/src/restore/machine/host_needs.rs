@@ -10,7 +10,7 @@ use holdfast_host::domain_xml::HostNeeds;
 use rustix::fs::{Access, access};
 
 use super::planned_file::PlannedFile;
-use super::tpm::nearest_folder;
+use super::planned_file::nearest_folder;
 
 /// Where the kernel shows network devices.
 const LINKS: &str = "/sys/class/net";

@@ -9,10 +9,10 @@ use holdfast_host::{DiskSource, KeptStates, Machine, MachineDisk, MachineState};
 use holdfast_image::Format;
 use holdfast_repo::{DiskRecord, Manifest};
 
+use super::draft::{Definition, Draft, PlannedMachine, Planner, unfit};
 use super::existing_image::{ExistingImage, followed, name_to_keep};
 use super::neighbours::Neighbours;
 use super::places::{data_bytes, folder_of};
-use super::plan::{Definition, Draft, PlannedMachine, Planner, unfit};
 use super::planned_file::{Content, FileWay, PlannedFile};
 use super::request::{ConfigurationChoice, InPlaceWish, Presence};
 use super::stored;

@@ -9,7 +9,7 @@ use holdfast_host::{DiskSource, Error as HostError, Hypervisor};
 use holdfast_image::{Backing, Format, OpenOptions};
 
 use crate::job::Result;
-use crate::restore::instant::InstantJob;
+use crate::restore::instant_job::InstantJob;
 
 /// Images below an image that are looked at; QEMU takes 200.
 const CHAIN_LENGTH_MAX: usize = 200;

@@ -10,10 +10,11 @@ use holdfast_host::{MacAddress, Uuid};
 use holdfast_image::Format;
 use holdfast_repo::{DiskRecord, Manifest};
 
+use super::draft::{Definition, Draft, PlannedMachine, Planner, unfit};
 use super::neighbours::Neighbours;
 use super::places::{Paths, data_bytes, folder_of, with_extension};
-use super::plan::{Definition, Draft, PlannedMachine, Planner, size_if_writable, unfit};
 use super::planned_file::{Content, FileWay, PlannedFile};
+use super::present_image::size_if_writable;
 use super::request::{NewMachineIdentity, NewMachineWish};
 use super::stored;
 use super::stored::StoredMachine;

@@ -8,8 +8,8 @@ use holdfast_block::{BlockDeviceMut, FileDeviceMut, IoMode};
 use holdfast_image::ImageMut;
 use holdfast_repo::DiskRecord;
 
-use super::plan::open_image;
 use super::planned_file::PlannedFile;
+use super::present_image::open_image;
 use crate::files::block_target::{LockedDevice, is_block_device};
 use crate::job::{Error, Result};
 

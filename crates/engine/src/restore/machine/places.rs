@@ -9,12 +9,22 @@ use holdfast_image::Format;
 use holdfast_repo::DiskRecord;
 
 use super::neighbours::Neighbours;
-use super::plan::Room;
+use super::planned_file::nearest_folder;
 use super::planned_file::{Content, FileWay, PlannedFile};
-use super::tpm::nearest_folder;
 use crate::job::error::Refusal;
 use crate::job::{Error, Result};
 use crate::restore::source::Contents;
+
+/// What a file system has to hold.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Room {
+    /// A folder of it.
+    pub folder: PathBuf,
+    /// Bytes that will be written, at least.
+    pub needed_bytes: u64,
+    /// Bytes that are free.
+    pub free_bytes: u64,
+}
 
 /// What images and file systems allocate at once, about: bytes of data are counted in such pieces.
 const PIECE_BYTES: u64 = 64 << 10;

@@ -1,6 +1,6 @@
 //! A file or block device that a restore of a machine writes.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use holdfast_host::TpmStore;
 use holdfast_host::domain_xml::Medium;
@@ -82,4 +82,10 @@ impl FileWay {
             Self::Cloned => "cloned",
         }
     }
+}
+
+/// The nearest folder of a path that is there: those below it will be made.
+pub(super) fn nearest_folder(path: &Path) -> &Path {
+    let mut above = path.ancestors().skip(1);
+    above.find(|folder| folder.is_dir()).unwrap_or(Path::new("/"))
 }

@@ -14,8 +14,8 @@ use holdfast_host::domain_xml::{
 use holdfast_host::{DiskKind, DiskSource, HypervisorMut, MachineDisk, Resumption, agent};
 use holdfast_repo::{Manifest, Repository, Surroundings};
 
+use super::draft::{Draft, Planner, unfit};
 use super::places::data_bytes;
-use super::plan::{Draft, Planner, unfit};
 use super::planned_file::Content;
 use super::stored;
 use crate::files::atomic_file::{Existing, NewFile};

@@ -2,22 +2,18 @@
 
 use std::path::PathBuf;
 
-use holdfast_block::{BlockDevice as _, to_usize};
 use holdfast_host::domain_xml::DomainXml;
 use holdfast_repo::{DiskContent, DiskRecord, Manifest, Repository};
 
 use crate::job::Result;
 use crate::job::error::Refusal;
-use crate::notes::{NOTE_PATH, NOTE_UUID, STREAM_MEMORY_STATE, STREAM_NVRAM, STREAM_TPM, is_memory};
+use crate::notes::{NOTE_PATH, NOTE_UUID, STREAM_NVRAM, STREAM_TPM, is_memory};
+use crate::restore::small_stream::bytes_of;
 
 /// The configuration that the hypervisor keeps.
 const CONFIGURATION: &str = "domain.xml";
 /// The one of the running machine, which may say more.
 const LIVE_CONFIGURATION: &str = "domain-live.xml";
-/// Bytes of a stream that is read into memory, at most: configurations, firmware variables, the state of a STREAM_TPM.
-const STREAM_BYTES_MAX: u64 = 64 << 20;
-/// The same of the devices beside a memory's pages: what a backup takes of their state, with what belongs to it.
-const MEMORY_STATE_BYTES_MAX: u64 = 576 << 20;
 
 /// A machine in a snapshot.
 pub(super) struct StoredMachine<'m> {
@@ -78,7 +74,7 @@ pub(super) fn nvram(snapshot: &Manifest) -> Option<&DiskRecord> {
     stream(snapshot, STREAM_NVRAM)
 }
 
-/// The state of its STREAM_TPM.
+/// The state of its TPM.
 pub(super) fn tpm(snapshot: &Manifest) -> Option<&DiskRecord> {
     stream(snapshot, STREAM_TPM)
 }
@@ -98,27 +94,6 @@ pub(super) fn uuid(snapshot: &Manifest) -> Option<&str> {
 /// Where the image of a disk was.
 pub(super) fn path_of(record: &DiskRecord) -> Option<PathBuf> {
     record.notes.get(NOTE_PATH).map(PathBuf::from)
-}
-
-/// A small stream, whole; every byte of it is checked.
-pub(crate) fn bytes_of(repository: &Repository, record: &DiskRecord) -> Result<Vec<u8>> {
-    let size_bytes_max = if record.name == STREAM_MEMORY_STATE {
-        MEMORY_STATE_BYTES_MAX
-    } else {
-        STREAM_BYTES_MAX
-    };
-    if record.size_bytes > size_bytes_max {
-        return Err(Refusal::TooLarge {
-            name: record.name.clone(),
-            size_bytes: record.size_bytes,
-            size_bytes_max,
-        }
-        .into());
-    }
-    let device = repository.device_checking_prints(record);
-    let mut bytes = vec![0; to_usize(record.size_bytes)];
-    device.read_at(&mut bytes, 0)?;
-    Ok(bytes)
 }
 
 pub(super) fn text_of(repository: &Repository, snapshot: &Manifest, name: &str) -> Result<Option<String>> {

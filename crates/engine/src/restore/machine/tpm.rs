@@ -1,10 +1,10 @@
-//! The state of a STREAM_TPM comes back.
+//! The state of a TPM comes back.
 //!
 //! Its file is new, in the place of the old one where there is one; swtpm itself is not asked. libvirt gives the folder and what is in it
 //! to the user of swtpm when the machine starts, and makes a state of its own only where there is no folder. So the folders are made as
 //! libvirt makes them: everybody may pass through the machine's own, and nobody but that user may look into the one in it.
 //!
-//! A machine that goes on from its memory gets its STREAM_TPM's state from QEMU's stream, which is of the same instant.
+//! A machine that goes on from its memory gets its TPM's state from QEMU's stream, which is of the same instant.
 
 use std::fs::File;
 use std::io::{ErrorKind, Write as _};
@@ -18,8 +18,9 @@ use holdfast_repo::{DiskRecord, Manifest};
 use rustix::fs::{Access, FlockOperation, OFlags, access, fcntl_lock};
 use rustix::io::Errno;
 
+use super::draft::{Draft, Planner, unfit};
 use super::neighbours::Neighbours;
-use super::plan::{Draft, Planner, unfit};
+use super::planned_file::nearest_folder;
 use super::planned_file::{Content, FileWay, PlannedFile};
 use super::stored;
 use crate::job::error::Refusal;
@@ -33,7 +34,7 @@ const OWN: u32 = 0o700;
 /// Of the file: it is full of secrets.
 const FILE_MODE: u32 = 0o600;
 
-/// Plans the state of the STREAM_TPM of a machine that will have this configuration; what is not restored is told.
+/// Plans the state of the TPM of a machine that will have this configuration; what is not restored is told.
 ///
 /// What is there already is replaced only where it is the machine's: in its hypervisor's own folder for it, or at the place `own` that the
 /// machine as it is now has chosen. A place that only the snapshot names may be anything.
@@ -48,13 +49,13 @@ pub(super) fn plan(
         (None, None) => return Ok(()),
         (None, Some(_)) => {
             draft.warnings.push(
-                "the snapshot has no state of its STREAM_TPM: what is sealed in it (BitLocker's key) needs its recovery key"
+                "the snapshot has no state of its TPM: what is sealed in it (BitLocker's key) needs its recovery key"
                     .to_owned(),
             );
             return Ok(());
         }
         (Some(_), None) => {
-            let what = "the machine has no emulated STREAM_TPM, so the state of that in the snapshot is not restored";
+            let what = "the machine has no emulated TPM, so the state of that in the snapshot is not restored";
             draft.warnings.push(what.to_owned());
             return Ok(());
         }
@@ -80,7 +81,7 @@ pub(super) fn plan(
             tell(&tpm, draft);
         }
         Err(why) => draft.warnings.push(format!(
-            "the state of its STREAM_TPM is not restored: {why}; holdfast restore {}@{}:{STREAM_TPM} FILE gives it to a file",
+            "the state of its TPM is not restored: {why}; holdfast restore {}@{}:{STREAM_TPM} FILE gives it to a file",
             snapshot.machine, snapshot.id
         )),
     }
@@ -99,7 +100,7 @@ fn place(
         && then != now.number()
     {
         return Err(format!(
-            "it is of a STREAM_TPM {then}, and the machine has one of version {now}"
+            "it is of a TPM {then}, and the machine has one of version {now}"
         ));
     }
     let file = match planner.hypervisor.tpm_place(configuration) {
@@ -149,25 +150,19 @@ fn planned(record: &DiskRecord, file: TpmFile, draft: &mut Draft) -> Result<Plan
     })
 }
 
-/// What a person should know of a STREAM_TPM that comes back.
+/// What a person should know of a TPM that comes back.
 fn tell(tpm: &DomainTpm, draft: &mut Draft) {
     if let Some(secret) = &tpm.secret {
         draft.notes.push(format!(
-            "the state of its STREAM_TPM is encrypted with libvirt's secret {secret}, which is not in the snapshot"
+            "the state of its TPM is encrypted with libvirt's secret {secret}, which is not in the snapshot"
         ));
     }
     if let Identity::New(_) = draft.identity {
         draft.notes.push(
-            "its STREAM_TPM has the keys of the one that it was made from: who knows machines by these takes both for one"
+            "its TPM has the keys of the one that it was made from: who knows machines by these takes both for one"
                 .to_owned(),
         );
     }
-}
-
-/// The nearest folder of a path that is there: those below it will be made.
-pub(super) fn nearest_folder(path: &Path) -> &Path {
-    let mut above = path.ancestors().skip(1);
-    above.find(|folder| folder.is_dir()).unwrap_or(Path::new("/"))
 }
 
 /// Folders that were made; they go again, with all that is in them, unless they are to be kept.

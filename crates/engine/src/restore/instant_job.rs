@@ -62,7 +62,7 @@ pub(crate) struct MadeFile {
 }
 
 impl MadeFile {
-    pub(super) fn at(path: &Path) -> Option<Self> {
+    pub(crate) fn at(path: &Path) -> Option<Self> {
         let found = path.symlink_metadata().ok()?;
         Some(Self {
             path: path.to_owned(),
@@ -72,13 +72,13 @@ impl MadeFile {
     }
 
     /// The same file under the name that it will have.
-    pub(super) fn called(self, name: &Path) -> Self {
+    pub(crate) fn called(self, name: &Path) -> Self {
         let path = name.to_owned();
         Self { path, ..self }
     }
 
     /// Whether it is this one that has its name.
-    pub(super) fn is_there(&self) -> bool {
+    pub(crate) fn is_there(&self) -> bool {
         Self::at(&self.path).as_ref() == Some(self)
     }
 }
@@ -100,7 +100,7 @@ pub struct InstantDisk {
 
 impl InstantDisk {
     /// Where it will be.
-    pub(super) fn place(&self) -> DiskPlace {
+    pub(crate) fn place(&self) -> DiskPlace {
         DiskPlace {
             path: self.target.clone(),
             medium: if self.is_block_device {
@@ -173,7 +173,7 @@ impl InstantJob {
     }
 
     /// Writes it, durably; it is new.
-    pub(super) fn write(&self) -> Result<()> {
+    pub(crate) fn write(&self) -> Result<()> {
         let path = self.folder.join(JOB);
         let write = || -> std::io::Result<()> {
             let job = serde_json::to_value(self)?;
@@ -199,22 +199,22 @@ impl InstantJob {
     }
 
     /// The server's socket.
-    pub(super) fn socket(&self) -> PathBuf {
+    pub(crate) fn socket(&self) -> PathBuf {
         self.folder.join(SOCKET)
     }
 
     /// The folder with what the guest has written; only ours.
-    pub(super) fn overlays(&self) -> PathBuf {
+    pub(crate) fn overlays(&self) -> PathBuf {
         self.folder.join(OVERLAYS)
     }
 
     /// The server's name of a disk.
-    pub(super) fn export(&self, disk: &InstantDisk) -> String {
+    pub(crate) fn export(&self, disk: &InstantDisk) -> String {
         format!("{}/{}", self.listed, disk.name)
     }
 
     /// Says how its disks are filled, if not by us.
-    pub(super) fn tell_of_resume(&self, job: Job<'_>) {
+    pub(crate) fn tell_of_resume(&self, job: Job<'_>) {
         let machine = &self.machine;
         job.progress.warning(&format!(
             "{machine} runs from the snapshot, or may; holdfast resume {machine} goes on and fills its disks"
@@ -222,7 +222,7 @@ impl InstantJob {
     }
 
     /// The folders in which its images are made.
-    pub(super) fn made_files_folders(&self) -> BTreeSet<PathBuf> {
+    pub(crate) fn made_files_folders(&self) -> BTreeSet<PathBuf> {
         let images = self.disks.iter().filter(|disk| !disk.is_block_device);
         images
             .filter_map(|disk| disk.target.parent())
@@ -231,7 +231,7 @@ impl InstantJob {
     }
 
     /// Notes, durably, that the machine may run from now on.
-    pub(super) fn begin(&self) -> Result<()> {
+    pub(crate) fn begin(&self) -> Result<()> {
         let path = self.folder.join(BEGUN);
         if self.has_begun() {
             return Ok(());
@@ -251,7 +251,7 @@ impl InstantJob {
     }
 
     /// Whether somebody has a lock of the folder. Nothing is changed.
-    pub(super) fn is_locked(&self, name: &str) -> Result<bool> {
+    pub(crate) fn is_locked(&self, name: &str) -> Result<bool> {
         let path = self.folder.join(name);
         let failed = |source| Error::File {
             action: "look at the lock",
@@ -270,7 +270,7 @@ impl InstantJob {
     }
 
     /// Locks a file of the folder; none where somebody else has it.
-    pub(super) fn lock(&self, name: &str) -> Result<Option<File>> {
+    pub(crate) fn lock(&self, name: &str) -> Result<Option<File>> {
         let path = self.folder.join(name);
         let failed = |source| Error::File {
             action: "lock",

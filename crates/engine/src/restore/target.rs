@@ -1,0 +1,108 @@
+//! What a disk is written to.
+
+use std::path::{Path, PathBuf};
+
+use holdfast_block::BlockDeviceMut;
+use holdfast_image::Format;
+use holdfast_repo::{DiskRecord, Repository, TargetState};
+
+use crate::job::{Counting, Error, Job, Result};
+
+/// A disk that was restored.
+#[derive(Debug, Clone)]
+pub struct RestoredDisk {
+    /// Its name.
+    pub name: String,
+    /// Where it is now; none for a stream.
+    pub target: Option<PathBuf>,
+    /// Its size in bytes.
+    pub size_bytes: u64,
+    /// Bytes written.
+    pub written_bytes: u64,
+    /// Bytes that the target had already.
+    pub equal_bytes: u64,
+    /// Bytes of zero, written or not.
+    pub zero_bytes: u64,
+}
+
+/// What a disk is written to.
+pub(crate) struct DiskTarget<'a> {
+    /// Where it is.
+    pub(crate) path: &'a Path,
+    /// The same, open.
+    pub(crate) device: &'a dyn BlockDeviceMut,
+    /// What it holds before.
+    pub(crate) state: TargetState,
+    /// How it holds it, where it is an image.
+    pub(crate) format: Option<Format>,
+    /// Takes its lock once more, where it can have been lost.
+    pub(crate) relock: Option<&'a dyn Fn() -> Result<()>>,
+}
+
+impl DiskTarget<'_> {
+    /// Takes the lock once more, after somebody in this process has opened and closed it, which ends locks. Somebody else may have come in
+    /// between: then nothing is written.
+    pub(crate) fn lock_again(&self) -> Result<()> {
+        self.relock.map_or(Ok(()), |relock| relock())
+    }
+
+    /// Writes a disk; all of it is durable when this returns.
+    pub(crate) fn write(&self, repository: &Repository, disk: &DiskRecord, job: Job<'_>) -> Result<RestoredDisk> {
+        self.check_size(disk)?;
+        let request = holdfast_repo::RestoreRequest {
+            target: self.device,
+            target_name: self.path.display().to_string(),
+            state: self.state,
+            thread_count: job.thread_count,
+        };
+        let device = repository.device(disk);
+        let report = repository
+            .restore(&device, &request, &job.watch(Counting::Bytes))
+            .inspect_err(|_| self.tell_of_mixture(job))?;
+        self.tell_of_spare(disk, job);
+        Ok(RestoredDisk {
+            name: disk.name.clone(),
+            target: Some(self.path.to_owned()),
+            size_bytes: disk.size_bytes,
+            written_bytes: report.written_bytes,
+            equal_bytes: report.equal_bytes,
+            zero_bytes: report.zero_bytes,
+        })
+    }
+
+    /// A target that is too small gets nothing.
+    pub(crate) fn check_size(&self, disk: &DiskRecord) -> Result<()> {
+        let target_bytes = self.device.size_bytes();
+        if target_bytes >= disk.size_bytes {
+            return Ok(());
+        }
+        Err(Error::TargetTooSmall {
+            path: self.path.to_owned(),
+            target_bytes,
+            disk_bytes: disk.size_bytes,
+        })
+    }
+
+    /// What is behind the end of the disk is not what it was on any.
+    pub(crate) fn tell_of_spare(&self, disk: &DiskRecord, job: Job<'_>) {
+        let spare_bytes = self.device.size_bytes().saturating_sub(disk.size_bytes);
+        // A new image holds whole sectors, the last of which ends with zeroes.
+        if spare_bytes > 0 && self.state != TargetState::Zeroed {
+            job.progress.warning(&format!(
+                "{} is larger than disk {}: its last {spare_bytes} bytes were left as they were",
+                self.path.display(),
+                disk.name
+            ));
+        }
+    }
+
+    /// A new file that is not complete is gone; what was there before is neither what it was nor what it should be.
+    pub(crate) fn tell_of_mixture(&self, job: Job<'_>) {
+        if self.state != TargetState::Zeroed {
+            job.progress.warning(&format!(
+                "{} holds a part of the snapshot over what it held before: restore again before it is used",
+                self.path.display()
+            ));
+        }
+    }
+}
