@@ -67,19 +67,20 @@ pub use host_snapshot::monitor::{
     check_snapshots, monitor,
 };
 pub use host_snapshot::policy::{Guests, PolicyRunReport, PolicyRunRequest, RemovedByPolicy, TakenCut, run_policy};
+pub use host_snapshot::record::SetId;
 pub use host_snapshot::rollback::{
     ClonePlan, CloneWish, HostPoint, HostPointRequest, HostRestore, OwnGuest, PassingSnapshots, PlannedClone,
     PointName, RollbackReport, RollbackWish, open_host_point,
 };
 pub use host_snapshot::states::{
-    KeptDisk, KeptState, SetId, StateStore, SweepReport, Unfinished, UnfinishedFile, UnfinishedKind, sweep_states,
+    KeptDisk, KeptState, StateStore, SweepReport, Unfinished, UnfinishedFile, UnfinishedKind, sweep_states,
 };
 pub use host_snapshot::{
     GuestReport, GuestRequest, HostPruneReport, HostPruneRequest, HostPruneTarget, HostRemovalReport,
     HostRemovalRequest, HostSnapshotList, HostSnapshotRecord, HostSnapshotReport, HostSnapshotRequest,
-    HostSnapshotState, MachinePlaces, MemoryWish, NamedCut, PlannedRemoval, Providers, PrunedSeries, Subject,
-    Wholeness, list_host_snapshots, machines_in, name_of_instant, places_of, prune_host_snapshots,
-    remove_host_snapshots, series_name, take_host_snapshots,
+    HostSnapshotState, MachinePlaces, NamedCut, PlannedRemoval, Providers, PrunedSeries, Subject, Wholeness,
+    list_host_snapshots, machines_in, name_of_instant, places_of, prune_host_snapshots, remove_host_snapshots,
+    series_name, take_host_snapshots,
 };
 pub use image::clone::{CloneImageRequest, CloneKind, CloneWay, ImageClone, ImageCloner};
 pub use image::compare::{CompareReport, DIFFERENT_RANGE_COUNT_MAX, compare};
@@ -101,6 +102,7 @@ pub use machine::hooks::{HookEvent, HookFailure, Hooks, VARIABLES as HOOK_VARIAB
 pub use machine::place_note::{PlaceJournal, PlaceNote};
 pub use machine::quiesce::{Quiesce, Quiesced};
 pub use machine::run_journal::{JournalPlace, Phase, RunRecord, forget_run, note_path, noted_runs};
+pub use machine::state::memory::MemoryWish;
 pub use machine::watchdog::{Means as WatchdogMeans, watch_over};
 pub use notes::{NOTE_CONSISTENCY, NOTE_FORMAT, NOTE_METHOD, NOTE_ORIGIN, NOTE_PATH};
 pub use replicate::{

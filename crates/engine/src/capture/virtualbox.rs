@@ -17,7 +17,9 @@
 mod backup;
 mod chain;
 mod frozen;
+mod instant;
 mod machine;
+mod media;
 mod place;
 mod request;
 mod store;
@@ -25,7 +27,16 @@ mod unchanged;
 
 pub use backup::back_up_virtualbox;
 pub(crate) use frozen::LeftSnapshot;
+pub use machine::VirtualBox;
 pub use machine::VirtualBoxMachine;
 pub(crate) use machine::targets;
-pub use place::{InaccessibleMachine, VirtualBox};
+pub use place::InaccessibleMachine;
 pub use request::{VirtualBoxBackup, VirtualBoxMemory, VirtualBoxReport, VirtualBoxWay};
+
+use crate::job::Error;
+use crate::job::error::{ExchangeError, VirtualBoxError};
+
+/// An error of a machine, as one of a job.
+fn of(error: VirtualBoxError) -> Error {
+    ExchangeError::VirtualBox(error).into()
+}

@@ -11,6 +11,7 @@ mod memory;
 mod namesake;
 mod since;
 mod streams;
+mod transfer_mode;
 mod way;
 
 use std::collections::BTreeMap;
@@ -50,8 +51,9 @@ use crate::job::error::XenBackupError;
 use instant::Instant;
 pub(crate) use instant::{LABEL, is_of_run, prefix as snapshot_prefix, remove_left};
 use since::SinceDevice;
+pub use transfer_mode::XenWay;
+pub use way::XenChange;
 use way::{Opened, open_disks};
-pub use way::{XenChange, XenWay};
 
 /// What disks are kept for that belong to backups of a machine to a repository.
 fn purpose(repository: &str, machine: &str) -> String {

@@ -6,17 +6,8 @@ use holdfast_policy::Timestamp;
 use holdfast_policy::config::Event;
 use holdfast_policy::schedule::Consequence;
 
-use super::ledger::JobRecord;
+use super::ledger::{Alert, JobRecord};
 use super::outcome::{Ended, Outcome};
-
-/// Something that is bad.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Alert {
-    /// Since when.
-    pub since: Timestamp,
-    /// When somebody was told last.
-    pub told: Option<Timestamp>,
-}
 
 /// Something to tell somebody.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -12,10 +12,18 @@ use holdfast_policy::Timestamp;
 use holdfast_policy::schedule::JobState;
 use serde_json::{Value, json};
 
-use super::alerts::Alert;
 use super::outcome::Outcome;
 use crate::files::state_file::write_note;
 use crate::job::{Error, Result};
+
+/// Something that is bad.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Alert {
+    /// Since when.
+    pub since: Timestamp,
+    /// When somebody was told last.
+    pub told: Option<Timestamp>,
+}
 
 /// All that is kept of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -4,6 +4,7 @@ use holdfast_host::MachineState;
 use holdfast_host::qemu::{QemuJob, RunId};
 use holdfast_repo::Liveness;
 
+use super::diagnosis::{Diagnosis, Owner};
 use super::seen::{Leftover, LeftoverKind, Seen, SeenCommit, SeenDisk, SeenFreeze, SeenInstant, SeenMachine, SeenRun};
 use super::{Finding, FindingKind, Mend, Remedy};
 use super::{diagnose_disks, diagnose_host, emptied, instants, places, pool, virtualbox};
@@ -66,23 +67,6 @@ pub(super) fn diagnose(seen: &Seen) -> (Vec<Finding>, Vec<String>) {
 
 /// QEMU's word for jobs that copy a disk.
 const COPY: &str = "mirror";
-
-/// What is known of a run's process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Owner {
-    /// It is at work, or its watchdog is.
-    Alive,
-    /// It is dead, and so is its watchdog.
-    Dead,
-    /// Nobody can tell.
-    Unknown,
-}
-
-pub(super) struct Diagnosis<'a> {
-    pub(super) seen: &'a Seen,
-    pub(super) findings: Vec<Finding>,
-    pub(super) notes: Vec<String>,
-}
 
 impl Diagnosis<'_> {
     pub(super) fn find(&mut self, finding: Finding) {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use holdfast_host::MachineState;
 
-use super::diagnose::{Diagnosis, Owner};
+use super::diagnosis::{Diagnosis, Owner};
 use super::seen::{SeenCommit, SeenDisk, SeenMachine};
 use super::{Finding, FindingKind, Mend, Remedy};
 use crate::capture::qemu::{is_bitmap_of, is_bitmap_of_ours};

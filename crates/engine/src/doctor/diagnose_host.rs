@@ -2,8 +2,8 @@
 
 use holdfast_repo::Liveness;
 
-use super::host_work::{SeenClone, SeenCut, SeenHost, SeenWork};
 use super::seen::{FindingKind, Mend, Seen};
+use super::seen::{SeenClone, SeenCut, SeenHost, SeenWork};
 use super::{Finding, Remedy};
 use crate::host_snapshot::states::UnfinishedKind;
 
@@ -252,8 +252,8 @@ mod tests {
     use holdfast_repo::{Liveness, Processes as _, SystemProcesses};
 
     use super::{Mend, Remedy, diagnose};
-    use crate::doctor::host_work::{SeenClone, SeenHost, SeenWork};
     use crate::doctor::seen::Seen;
+    use crate::doctor::seen::{SeenClone, SeenHost, SeenWork};
     use crate::host_snapshot::states::{Unfinished, UnfinishedKind};
 
     fn work(kind: UnfinishedKind, life: Liveness, is_defined: Option<bool>) -> SeenWork {

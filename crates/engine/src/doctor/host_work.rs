@@ -11,8 +11,10 @@ use holdfast_repo::{Liveness, ProcessIdentity};
 
 use super::DoctorRequest;
 use super::leftovers::{AGE_MIN_MS, changed_ms};
+use super::seen::{SeenClone, SeenCut, SeenHost, SeenWork};
 use crate::files::atomic_file::left_of;
-use crate::host_snapshot::states::{KeptState, SetId, StateStore, Unfinished, UnfinishedKind, sweep_states};
+use crate::host_snapshot::record::SetId;
+use crate::host_snapshot::states::{KeptState, StateStore, Unfinished, UnfinishedKind, sweep_states};
 use crate::host_snapshot::{HostSnapshotRecord, Providers, Wholeness, places_of};
 use crate::job::{Job, Result};
 use crate::machine::run_journal::{liveness_of, read_process};
@@ -26,54 +28,6 @@ pub struct DoctorStorage<'a> {
     pub datasets: Vec<Dataset>,
     /// Where states of machines are kept; none where there is no such place yet.
     pub states: Option<&'a StateStore>,
-}
-
-/// What was seen of host snapshots.
-#[derive(Debug, Clone, Default)]
-pub(super) struct SeenHost {
-    pub(super) remains: Vec<Remain>,
-    pub(super) clones: Vec<SeenClone>,
-    pub(super) cuts: Vec<SeenCut>,
-    pub(super) works: Vec<SeenWork>,
-    /// Halves of notes of such work, with the time of their last change.
-    pub(super) half_notes: Vec<(PathBuf, Option<i64>)>,
-    /// The machines whose states belong to host snapshots that are gone, one name for each state.
-    pub(super) states: Vec<String>,
-    /// What could not be looked at, in words.
-    pub(super) unknown: Vec<String>,
-    /// Folders of ours in the datasets.
-    pub(super) folders: Vec<PathBuf>,
-}
-
-/// A clone of a dataset that was made for a while.
-#[derive(Debug, Clone)]
-pub(super) struct SeenClone {
-    pub(super) clone: LeftClone,
-    pub(super) life: Liveness,
-    /// The machine that has disks in it.
-    pub(super) user: Option<String>,
-}
-
-/// Host snapshots of one name of which not all were made that were to be.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct SeenCut {
-    pub(super) there: Vec<HostSnapshotName>,
-    /// Datasets that have none, as far as they are known.
-    pub(super) missing: Vec<String>,
-    pub(super) since_ms: Option<i64>,
-    /// The set that their records name, where all of them say that a process of this host that is dead cut them where they are now.
-    pub(super) of_dead: Option<SetId>,
-}
-
-/// Work on a machine that has begun and not ended.
-#[derive(Debug, Clone)]
-pub(super) struct SeenWork {
-    pub(super) work: Unfinished,
-    pub(super) life: Liveness,
-    /// Whether the hypervisor knows the machine; none where nobody can tell.
-    pub(super) is_defined: Option<bool>,
-    /// Files of it that are there.
-    pub(super) files: Vec<PathBuf>,
 }
 
 /// Looks at the datasets that `descriptions` have disks in, and at those that were named.

@@ -9,6 +9,7 @@ mod commit;
 mod diagnose;
 mod diagnose_disks;
 mod diagnose_host;
+mod diagnosis;
 mod emptied;
 mod host_work;
 mod instants;

@@ -1,28 +1,18 @@
 //! Folders in which a process was making something when it was killed.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use holdfast_repo::Liveness;
 
 use super::leftovers::leftover;
+use super::seen::SeenPlace;
 use super::seen::{FindingKind, Leftover, LeftoverKind, Mend, Seen};
 use super::{DoctorRequest, Finding, Remedy};
 use crate::files::atomic_file::left_in;
-use crate::machine::place_note::{Held, PlaceRecord, forget_place, noted_places};
+use crate::machine::place_note::{PlaceRecord, forget_place, noted_places};
 use crate::machine::run_journal::liveness_of;
 use crate::restore::instant::unfinished_folders;
-
-/// A place that a dead process has noted.
-#[derive(Debug, Clone)]
-pub(super) struct SeenPlace {
-    number: u32,
-    place: PathBuf,
-    process: u32,
-    held: Option<Held>,
-    /// The folder of the instant restore is there.
-    has_folder: bool,
-}
 
 /// The places of dead processes.
 pub(super) fn look(request: &DoctorRequest<'_>) -> crate::Result<Vec<SeenPlace>> {

@@ -11,6 +11,7 @@ use holdfast_repo::Liveness;
 use jiff::Timestamp;
 
 use super::seen::{FindingKind, Mend, Seen};
+use super::seen::{SeenKept, SeenPool, SeenSnapshots, Whose};
 use super::{DoctorRequest, Finding, Remedy};
 use crate::capture::xen::{LABEL, is_of_run, purpose_of, remove_left, snapshot_prefix};
 use crate::job::{Job, Result};
@@ -31,46 +32,6 @@ impl PatientPool {
     fn machine(&self, uuid: &str) -> Option<&XenMachine> {
         self.machines.iter().find(|machine| machine.summary.uuid == uuid)
     }
-}
-
-/// What was seen in a pool.
-#[derive(Debug, Clone, Default)]
-pub(super) struct SeenPool {
-    pub(super) title: String,
-    pub(super) snapshots: Vec<SeenSnapshots>,
-    pub(super) kept: Vec<SeenKept>,
-}
-
-/// Snapshots of a machine that backups have made.
-#[derive(Debug, Clone)]
-pub(super) struct SeenSnapshots {
-    /// Its name; none where it is gone.
-    pub(super) machine: Option<String>,
-    /// The UUID and the name of each of them.
-    pub(super) snapshots: Vec<(String, String)>,
-    pub(super) since_ms: Option<i64>,
-    pub(super) whose: Whose,
-}
-
-/// Whose a snapshot is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Whose {
-    /// A backup of this host has made it, from where we look.
-    Ours(Liveness),
-    /// Another host or user has.
-    Another,
-}
-
-/// Disks that are kept for backups of one machine into one repository.
-#[derive(Debug, Clone)]
-pub(super) struct SeenKept {
-    pub(super) purpose: String,
-    pub(super) repository: String,
-    /// The name of the machine; none where the pool does not have it any more.
-    pub(super) machine: Option<String>,
-    /// The UUIDs of these disks.
-    pub(super) disks: Vec<String>,
-    pub(super) used_bytes: u64,
 }
 
 /// Looks at the pools. Repositories have to be looked at behind it: what a backup has stored by now is in them then.

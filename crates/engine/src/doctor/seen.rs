@@ -8,11 +8,10 @@ use holdfast_host::provider::{HostSnapshotName, LeftClone, Remain};
 use holdfast_host::qemu::{Bitmap, QemuJob, RunId};
 use holdfast_repo::Liveness;
 
-use super::host_work::SeenHost;
-use super::places::SeenPlace;
-use super::pool::SeenPool;
-use super::virtualbox::SeenBox;
-use crate::host_snapshot::states::SetId;
+use crate::capture::virtualbox::LeftSnapshot;
+use crate::host_snapshot::record::SetId;
+use crate::host_snapshot::states::Unfinished;
+use crate::machine::place_note::Held;
 use crate::machine::run_journal::RunRecord;
 use crate::restore::instant::InstantState;
 
@@ -165,6 +164,117 @@ pub(super) enum LeftoverKind {
     UnfinishedFolder,
     /// A note in the journal of runs that was not written to its end.
     HalfNote,
+}
+
+/// What was seen of host snapshots.
+#[derive(Debug, Clone, Default)]
+pub(super) struct SeenHost {
+    pub(super) remains: Vec<Remain>,
+    pub(super) clones: Vec<SeenClone>,
+    pub(super) cuts: Vec<SeenCut>,
+    pub(super) works: Vec<SeenWork>,
+    /// Halves of notes of such work, with the time of their last change.
+    pub(super) half_notes: Vec<(PathBuf, Option<i64>)>,
+    /// The machines whose states belong to host snapshots that are gone, one name for each state.
+    pub(super) states: Vec<String>,
+    /// What could not be looked at, in words.
+    pub(super) unknown: Vec<String>,
+    /// Folders of ours in the datasets.
+    pub(super) folders: Vec<PathBuf>,
+}
+
+/// A clone of a dataset that was made for a while.
+#[derive(Debug, Clone)]
+pub(super) struct SeenClone {
+    pub(super) clone: LeftClone,
+    pub(super) life: Liveness,
+    /// The machine that has disks in it.
+    pub(super) user: Option<String>,
+}
+
+/// Host snapshots of one name of which not all were made that were to be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct SeenCut {
+    pub(super) there: Vec<HostSnapshotName>,
+    /// Datasets that have none, as far as they are known.
+    pub(super) missing: Vec<String>,
+    pub(super) since_ms: Option<i64>,
+    /// The set that their records name, where all of them say that a process of this host that is dead cut them where they are now.
+    pub(super) of_dead: Option<SetId>,
+}
+
+/// Work on a machine that has begun and not ended.
+#[derive(Debug, Clone)]
+pub(super) struct SeenWork {
+    pub(super) work: Unfinished,
+    pub(super) life: Liveness,
+    /// Whether the hypervisor knows the machine; none where nobody can tell.
+    pub(super) is_defined: Option<bool>,
+    /// Files of it that are there.
+    pub(super) files: Vec<PathBuf>,
+}
+
+/// A place that a dead process has noted.
+#[derive(Debug, Clone)]
+pub(super) struct SeenPlace {
+    pub(super) number: u32,
+    pub(super) place: PathBuf,
+    pub(super) process: u32,
+    pub(super) held: Option<Held>,
+    /// The folder of the instant restore is there.
+    pub(super) has_folder: bool,
+}
+
+/// What was seen in a pool.
+#[derive(Debug, Clone, Default)]
+pub(super) struct SeenPool {
+    pub(super) title: String,
+    pub(super) snapshots: Vec<SeenSnapshots>,
+    pub(super) kept: Vec<SeenKept>,
+}
+
+/// Snapshots of a machine that backups have made.
+#[derive(Debug, Clone)]
+pub(super) struct SeenSnapshots {
+    /// Its name; none where it is gone.
+    pub(super) machine: Option<String>,
+    /// The UUID and the name of each of them.
+    pub(super) snapshots: Vec<(String, String)>,
+    pub(super) since_ms: Option<i64>,
+    pub(super) whose: Whose,
+}
+
+/// Whose a snapshot is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Whose {
+    /// A backup of this host has made it, from where we look.
+    Ours(Liveness),
+    /// Another host or user has.
+    Another,
+}
+
+/// Disks that are kept for backups of one machine into one repository.
+#[derive(Debug, Clone)]
+pub(super) struct SeenKept {
+    pub(super) purpose: String,
+    pub(super) repository: String,
+    /// The name of the machine; none where the pool does not have it any more.
+    pub(super) machine: Option<String>,
+    /// The UUIDs of these disks.
+    pub(super) disks: Vec<String>,
+    pub(super) used_bytes: u64,
+}
+
+/// A machine of VirtualBox with snapshots of ours.
+#[derive(Debug, Clone)]
+pub(super) struct SeenBox {
+    pub(super) name: String,
+    pub(super) uuid: String,
+    pub(super) snapshots: Vec<LeftSnapshot>,
+    /// Whether the backup lives that has made them.
+    pub(super) life: Liveness,
+    /// The program that could delete them.
+    pub(super) manager: Option<String>,
 }
 
 /// Of what kind a finding is.

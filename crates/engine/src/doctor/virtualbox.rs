@@ -6,24 +6,13 @@ use holdfast_host::{MachineState, MachineSummary};
 use holdfast_repo::Liveness;
 use jiff::Timestamp;
 
+use super::seen::SeenBox;
 use super::seen::{FindingKind, Mend, Seen};
 use super::{DoctorRequest, Finding, Remedy};
-use crate::capture::virtualbox::{LeftSnapshot, VirtualBoxMachine};
+use crate::capture::virtualbox::VirtualBoxMachine;
 use crate::job::{Job, Result};
 use crate::machine::lock::{MachineLock, Work};
 use crate::machine::run_journal::JournalPlace;
-
-/// A machine of VirtualBox with snapshots of ours.
-#[derive(Debug, Clone)]
-pub(super) struct SeenBox {
-    pub(super) name: String,
-    pub(super) uuid: String,
-    pub(super) snapshots: Vec<LeftSnapshot>,
-    /// Whether the backup lives that has made them.
-    pub(super) life: Liveness,
-    /// The program that could delete them.
-    pub(super) manager: Option<String>,
-}
 
 /// Looks at the machines.
 pub(super) fn look(request: &DoctorRequest<'_>, seen: &mut Seen) {

@@ -4,6 +4,7 @@ mod archives;
 mod content;
 mod folder;
 mod now;
+mod reads;
 mod suspended;
 mod to_pool;
 mod virtualbox;
@@ -22,7 +23,8 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
 use archives::Sink;
-use content::{Content, ContentDisk, Reads};
+use content::{Content, ContentDisk};
+use reads::Reads;
 use suspended::Suspended;
 pub use to_pool::{ExportToPool, ExportedToPool, PoolReturn, export_to_pool};
 use virtualbox::OfVirtualBox;

@@ -12,10 +12,11 @@ use holdfast_host::{Description, Machine, MachineState};
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::{MachinePlaces, MemoryWish};
+use super::MachinePlaces;
 use crate::job::{Job, Result};
 use crate::machine::quiesce::{Asked, FREEZE_DEADLINE, Guest, Quiesce, Quiesced, Quiescence};
 use crate::machine::run_journal::{JournalPlace, Phase, RunNote, RunRecord};
+use crate::machine::state::memory::MemoryWish;
 use crate::machine::watchdog::Guard;
 
 /// A pause takes milliseconds; after this the watchdog ends it.

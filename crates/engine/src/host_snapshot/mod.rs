@@ -21,7 +21,7 @@ pub(crate) mod places;
 pub(crate) mod policy;
 mod providers;
 mod prune;
-mod record;
+pub(crate) mod record;
 mod remove;
 pub(crate) mod rollback;
 mod series;
@@ -51,12 +51,12 @@ pub use places::{MachinePlaces, machines_in, places_of};
 pub use providers::Providers;
 pub use prune::{HostPruneReport, HostPruneRequest, HostPruneTarget, PrunedSeries, prune_host_snapshots};
 pub use record::HostSnapshotRecord;
+use record::SetId;
 pub use remove::{HostRemovalReport, HostRemovalRequest, PlannedRemoval, remove_host_snapshots};
 pub use series::{name_of_instant, series_name};
-use states::{SetId, StateStore};
+use states::StateStore;
 pub(crate) use wholeness::Together;
 pub use wholeness::Wholeness;
-pub use with_memory::MemoryWish;
 
 /// What host snapshots are to be made of, and how.
 pub struct HostSnapshotRequest<'a> {

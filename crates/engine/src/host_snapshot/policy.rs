@@ -20,8 +20,9 @@ use holdfast_policy::sanoid::{DatasetPolicy, SanoidConfig, TypedSnapshot};
 use jiff::{Timestamp, Zoned};
 use rustix::fs::{FlockOperation, flock};
 
-use super::states::{SetId, StateStore, sweep_states};
+use super::states::{StateStore, sweep_states};
 use super::{GuestReport, GuestRequest, MachinePlaces, Providers};
+use crate::host_snapshot::record::SetId;
 use crate::job::{Error, Job, Result};
 use crate::repository::forget::Execution;
 

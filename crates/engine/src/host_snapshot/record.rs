@@ -2,14 +2,33 @@
 //!
 //! One line of JSON, of at most [`BYTES_MAX`] bytes, since ZFS keeps no more: `docs/format/host-snapshot-record.md`.
 
+use std::fmt;
+
 use holdfast_repo::ProcessIdentity;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::guests::GuestReport;
-use super::states::SetId;
 use super::{HostSnapshotRequest, NamedCut};
 use crate::machine::run_journal::{read_process, written_process};
+
+/// What host snapshots of one instant, and the states of machines in them, have in common.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SetId(pub u64);
+
+impl fmt::Display for SetId {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{:016x}", self.0)
+    }
+}
+
+impl SetId {
+    /// A set as it is written: 16 digits.
+    pub fn parse(text: &str) -> Option<Self> {
+        let is_written = text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        is_written.then(|| u64::from_str_radix(text, 16).ok().map(Self))?
+    }
+}
 
 /// What every ZFS can keep.
 pub(super) const BYTES_MAX: usize = 1000;
@@ -178,7 +197,7 @@ mod tests {
     use holdfast_repo::{Processes as _, SystemProcesses};
 
     use super::{BYTES_MAX, HostSnapshotRecord};
-    use crate::host_snapshot::states::SetId;
+    use crate::host_snapshot::record::SetId;
 
     #[test]
     fn a_record_comes_back_as_it_was() {

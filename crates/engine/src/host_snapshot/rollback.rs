@@ -25,12 +25,12 @@ use crate::restore::machine::{
     AfterRestore, ConfigurationChoice, InPlaceWish, MachineRestorePlan, MachineRestoreReport, NewMachineIdentity,
     NewMachineWish, Planner, Presence, RestoreAs, plan_point, restore_point,
 };
+use contents::Since;
 pub use notes::OwnGuest;
 use notes::{CloneNote, RollbackNote};
 pub use passing::PassingSnapshots;
 pub(crate) use passing::remove_unless_needed;
 pub use point::{HostPoint, HostPointRequest, PointName, open_host_point};
-use since::Since;
 
 /// Who and what a job on a point in time needs.
 pub struct HostRestore<'a> {

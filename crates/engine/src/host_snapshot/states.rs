@@ -23,7 +23,7 @@ use rustix::fs::{FlockOperation, flock};
 use crate::job::{Error, Job, Result};
 use crate::repository::open::{Location, Unlock, open, snapshots};
 pub(crate) use kept::StateToKeep;
-pub use kept::{KeptDisk, KeptState, SetId};
+pub use kept::{KeptDisk, KeptState};
 pub use sweep::{SweepReport, sweep_states};
 pub use unfinished::{Unfinished, UnfinishedFile, UnfinishedKind};
 

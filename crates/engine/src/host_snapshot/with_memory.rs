@@ -3,31 +3,20 @@
 //! QEMU sends the memory as for a migration, and has stopped the machine when all is sent; at that moment the disks are cut. No
 //! overlay is needed, which would have to be brought down again.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
-use holdfast_host::qemu::memory::{Memory, MemoryMode, MemoryWay};
+use holdfast_host::qemu::memory::{Memory, MemoryMode};
 use holdfast_host::qemu::{Cut, CutRequest, Moment, RunId, Standstill};
 use holdfast_host::qmp::MonitorError;
 
 use super::guests::{PAUSE_DEADLINE, Session};
 use crate::job::{Error, Job, Result};
+use crate::machine::state::memory::MemoryWish;
 use crate::machine::state::memory::{LIVE_MEMORY_DEADLINE, MEMORY_DEADLINE, begin, not_kept};
 use crate::machine::state::scratch::listen;
 
 /// QEMU has no disks to serve here, and takes whole seconds.
 const NO_WRITES: Duration = Duration::from_secs(1);
-
-/// How the memory of a machine is taken.
-#[derive(Debug, Clone)]
-pub struct MemoryWish {
-    /// While the machine runs, or not.
-    pub way: MemoryWay,
-    /// A folder for sockets, which QEMU's user can reach.
-    pub runtime: PathBuf,
-    /// Where the memory is until it is kept.
-    pub scratch: PathBuf,
-}
 
 impl Session<'_> {
     /// Takes the memory; `within` is called when it is complete and the machine stands still.

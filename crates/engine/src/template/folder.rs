@@ -7,7 +7,8 @@ use holdfast_host::{MacAddress, Uuid};
 use holdfast_image::Format;
 use holdfast_repo::Surroundings;
 
-use super::pull::{KeepIdentity, Pull, PulledDisk};
+use super::pull_content::Pull;
+use super::pull_request::{KeepIdentity, PulledDisk};
 use crate::files::block_target::Overwrite;
 use crate::image::new_folder::{NewFolder, disks_in, image_name, variables_name, write_file};
 use crate::job::error::TemplateError;

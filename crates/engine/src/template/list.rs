@@ -2,8 +2,9 @@
 
 use holdfast_repo::{Manifest, Repository};
 
+use super::entry::Entry;
 use super::label::{TemplateName, TemplateReference};
-use super::shelf::{Entry, Shelf};
+use super::shelf::Shelf;
 use super::statement::Statement;
 use super::trust::{SignedBy, Trust};
 use crate::job::error::TemplateError;

@@ -11,11 +11,14 @@
 
 mod checked;
 mod digest;
+mod entry;
 mod folder;
 mod label;
 mod list;
 mod publish;
 mod pull;
+mod pull_content;
+mod pull_request;
 mod push;
 mod remove;
 mod shelf;
@@ -29,7 +32,8 @@ pub use digest::Digest;
 pub use label::{TemplateLabel, TemplateName, TemplateReference, TemplateTag, TemplateVersion};
 pub use list::{ListedHistory, ListedTemplate, TemplateHistory, TemplateListing, list_templates, show_template};
 pub use publish::{Publication, Published, Replace, Unsealed};
-pub use pull::{Guest, KeepIdentity, PullReport, PullRequest, PullTarget, PulledDisk, pull_template};
+pub use pull::{PullReport, pull_template};
+pub use pull_request::{Guest, KeepIdentity, PullRequest, PullTarget, PulledDisk};
 pub use push::{PushRequest, PushSource, prepare_push, prepare_tag};
 pub use remove::{RemovalSelection, TemplateRemoval, remove_templates};
 pub use statement::{Piece, PieceKind, Statement};

@@ -9,9 +9,10 @@ use holdfast_repo::{DiskContent, DiskRecord, Manifest, Repository, Surroundings}
 use jiff::tz::TimeZone;
 
 use super::digest::{digest_bytes, digest_device};
+use super::entry::Entry;
 use super::label::TemplateReference;
 use super::publish::{Content, Draft, Publication, Replace, Unsealed, protect_all, unseal};
-use super::shelf::{Entry, Shelf};
+use super::shelf::Shelf;
 use super::statement::{Piece, PieceKind};
 use super::trust::{Trust, Unsigned};
 use crate::capture::images::{BackupRequest, Listing, ParentChoice, store_disks};

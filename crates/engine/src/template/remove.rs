@@ -2,8 +2,9 @@
 
 use holdfast_repo::{Error as RepositoryError, Manifest, Repository, Surroundings};
 
+use super::entry::Entry;
 use super::label::{TemplateName, TemplateReference, TemplateVersion};
-use super::shelf::{Entry, Shelf};
+use super::shelf::Shelf;
 use super::statement::Statement;
 use crate::job::error::TemplateError;
 use crate::job::{Job, Result};

@@ -6,28 +6,18 @@ use holdfast_repo::{
     DiskContent, Error as RepositoryError, Liveness, Manifest, ProcessIdentity, Repository, Surroundings,
 };
 
+use super::entry::Entry;
 use super::label::{TemplateLabel, TemplateReference, TemplateVersion};
 use super::statement::{PieceKind, Statement};
 use super::trust::Trust;
 use crate::job::error::TemplateError;
 use crate::job::{Progress, Result};
-use crate::notes::{
-    NOTE_TEMPLATE, NOTE_TEMPLATE_DRAFT, NOTE_TEMPLATE_SIGNATURE, TEMPLATE_MACHINE_PREFIX, is_template,
-    is_template_draft,
-};
+use crate::notes::{NOTE_TEMPLATE, NOTE_TEMPLATE_DRAFT, TEMPLATE_MACHINE_PREFIX, is_template, is_template_draft};
 
 /// A push that cannot be seen from here is taken for dead after this long: a week, as any other writer.
 const UNSEEN_AGE_MS: i64 = 7 * 24 * 3600 * 1000;
 /// Names that are suggested, at most.
 const SUGGESTED_COUNT_MAX: usize = 5;
-
-/// A template.
-#[derive(Debug, Clone)]
-pub(super) struct Entry {
-    pub(super) manifest: Manifest,
-    pub(super) statement: Statement,
-    pub(super) signature: Option<String>,
-}
 
 /// What a repository has of templates.
 pub(super) struct Shelf {
@@ -39,20 +29,6 @@ pub(super) struct Shelf {
     drafts: Vec<Manifest>,
     /// Why snapshots could not be read: they may be templates.
     pub(super) damaged: Vec<RepositoryError>,
-}
-
-impl Entry {
-    fn new(manifest: Manifest, statement: Statement) -> Self {
-        Self {
-            signature: manifest.notes.get(NOTE_TEMPLATE_SIGNATURE).cloned(),
-            manifest,
-            statement,
-        }
-    }
-
-    fn order(&self) -> (jiff::Timestamp, holdfast_repo::SnapshotId) {
-        (self.statement.time, self.manifest.id)
-    }
 }
 
 /// What a template says that it is.

@@ -4,7 +4,7 @@ use holdfast_host::{AllowedSigners, Signed, SshSignatures, Verdict};
 use jiff::Timestamp;
 
 use super::TEMPLATE_NAMESPACE;
-use super::shelf::Entry;
+use super::entry::Entry;
 use crate::job::Result;
 use crate::job::error::TemplateError;
 

@@ -21,7 +21,7 @@ use super::warden::Load;
 use super::{MachineBackup, MachineReading, Method, Ready, notes_of};
 use crate::host_snapshot::compare_images::{Sent, TwoStates, below, options_in_view};
 use crate::host_snapshot::places::image_path;
-use crate::host_snapshot::states::SetId;
+use crate::host_snapshot::record::SetId;
 use crate::host_snapshot::{GuestRequest, HostSnapshotRequest, NamedCut, Subject, places_of, take_host_snapshots};
 use crate::image::source::OpenSource;
 use crate::job::rate_limit::Pace;

@@ -5,15 +5,16 @@ use std::time::Duration;
 use holdfast_hardware::virtualbox::UNKNOWN_CONTROLLER;
 use holdfast_hardware::{Dropped, Machine};
 use holdfast_host::{Decision, Description, MachineState, MachineSummary};
-use holdfast_repo::{Manifest, Repository};
+use holdfast_repo::Repository;
 use jiff::Timestamp;
 
-use super::chain::{Admission, chain_of, open_disk};
+use super::chain::{Admission, open_disk};
 use super::frozen::{Frozen, delete_left};
+use super::instant::{Backup, Instant, Taken};
 use super::machine::{Condition, Said, targets};
-use super::place::of;
+use super::media::chain_of;
+use super::of;
 use super::request::{VirtualBoxBackup, VirtualBoxMemory, VirtualBoxReport, VirtualBoxWay};
-use super::store::{Instant, Taken};
 use super::unchanged::Check;
 use crate::capture::foreign_machine::Attached;
 use crate::capture::images::choose_parent;
@@ -116,17 +117,6 @@ fn back_up_locked(
             machine: machine.name().to_owned(),
         }),
     }
-}
-
-pub(super) struct Backup<'a> {
-    pub(super) repository: &'a Repository,
-    pub(super) request: VirtualBoxBackup<'a>,
-    pub(super) parent: Option<&'a Manifest>,
-    /// What the snapshot says of other machines of its name.
-    pub(super) note: Option<(String, String)>,
-    condition: Condition,
-    hooks: &'a HookCalls<'a>,
-    pub(super) job: Job<'a>,
 }
 
 /// The disks of a machine, as they were chosen.

@@ -9,7 +9,8 @@ use holdfast_hardware::virtualbox::Medium;
 use holdfast_image::{Format, Gate, OpenOptions};
 
 use super::machine::{Said, VirtualBoxMachine};
-use super::place::of;
+use super::media::{chain_of, format_of};
+use super::of;
 use crate::image::source::OpenSource;
 use crate::job::error::VirtualBoxError;
 use crate::job::{Error, Result};
@@ -68,30 +69,6 @@ impl<'a> Admission<'a> {
     fn admits_file(&self, path: &Path) -> bool {
         path.canonicalize().is_ok_and(|canonical| self.admits(&canonical))
     }
-}
-
-/// The images of a disk, the one that is attached first; none where nothing says where that is.
-pub(super) fn chain_of<'m>(media: &'m [Medium], uuid: &str) -> Vec<&'m Medium> {
-    let find = |uuid: &str| media.iter().find(|medium| medium.uuid == uuid);
-    let mut chain: Vec<&Medium> = find(uuid).into_iter().collect();
-    while let Some(parent) = chain.last().and_then(|medium| find(medium.parent.as_deref()?)) {
-        // Parents stand around their children in the text, so only a UUID that comes twice can lead in a circle.
-        if chain.iter().any(|medium| medium.uuid == parent.uuid) {
-            break;
-        }
-        chain.push(parent);
-    }
-    chain
-}
-
-/// The format that VirtualBox calls so.
-pub(super) fn format_of(name: &str) -> Option<Format> {
-    let format = Format::from_name(&name.to_lowercase())?;
-    let is_read = matches!(
-        format,
-        Format::Vdi | Format::Vmdk | Format::Vhd | Format::Vhdx | Format::Raw
-    );
-    is_read.then_some(format)
 }
 
 /// Opens the disk that has the image `uuid`, with all that it differs from.

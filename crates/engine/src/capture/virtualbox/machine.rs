@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use holdfast_hardware::virtualbox::{Medium, MediumKind, Settings, media, read, read_at, settings};
 use holdfast_hardware::{DiskKind as HardwareKind, Dropped, Machine, Place, Translated, adapt};
-use holdfast_host::virtualbox::{MachineInfo, VirtualBoxState};
+use holdfast_host::virtualbox::{MachineInfo, VBoxManage, VirtualBoxState};
 use holdfast_host::{
     Description, DiskKind, DiskSource, Living, MachineDisk, MachineState, MachineSummary, Mark, writers_of_files,
 };
@@ -15,10 +15,16 @@ use holdfast_image::{Backing, OpenOptions};
 use rustix::fs::OFlags;
 use rustix::process::geteuid;
 
-use super::chain::chain_of;
-use super::place::{VirtualBox, of};
+use super::media::{chain_of, format_of};
+use super::of;
 use crate::job::error::VirtualBoxError;
 use crate::job::{Error, Result};
+
+/// VirtualBox, as one user has it.
+pub struct VirtualBox {
+    pub(super) home: Option<PathBuf>,
+    pub(super) manager: Option<VBoxManage>,
+}
 
 /// Bytes of settings, at most.
 const TEXT_BYTES_MAX: u64 = 64 << 20;
@@ -230,7 +236,7 @@ impl<'a> VirtualBoxMachine<'a> {
             return None;
         };
         let options = OpenOptions {
-            format: Some(super::chain::format_of(disk.format.as_deref()?)?),
+            format: Some(format_of(disk.format.as_deref()?)?),
             backing: Backing::Ignore,
             ..OpenOptions::default()
         };

@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use holdfast_hardware::virtualbox::{Medium, Registry, registry};
 use holdfast_host::virtualbox::VBoxManage;
 
+use super::machine::VirtualBox;
 use super::machine::{VirtualBoxMachine, read_text, said_by};
-use crate::job::error::ExchangeError;
+use super::of;
 use crate::job::error::VirtualBoxError;
 use crate::job::{Error, Result};
 
@@ -16,12 +17,6 @@ const REGISTRY: &str = "VirtualBox.xml";
 const HOME_UNKNOWN: &str = "/nonexistent";
 /// The ending of settings.
 const EXTENSION: &str = "vbox";
-
-/// VirtualBox, as one user has it.
-pub struct VirtualBox {
-    home: Option<PathBuf>,
-    manager: Option<VBoxManage>,
-}
 
 /// A machine that VirtualBox lists, and that cannot be read.
 #[derive(Debug)]
@@ -130,9 +125,4 @@ impl VirtualBox {
         }
         Ok(media)
     }
-}
-
-/// An error of a machine, as one of a job.
-pub(super) fn of(error: VirtualBoxError) -> Error {
-    ExchangeError::VirtualBox(error).into()
 }

@@ -7,19 +7,16 @@ use std::io::Read;
 use std::time::Duration;
 
 use holdfast_block::BlockDevice;
-use holdfast_hardware::Machine;
 use holdfast_image::Format;
-use jiff::Timestamp;
 
-use super::backup::Backup;
 use super::chain::Admission;
+use super::instant::{Backup, Instant, Taken};
 use super::machine::open_regular;
 use super::request::{VirtualBoxReport, VirtualBoxWay};
 use super::unchanged::{Behind, Check};
 use crate::capture::foreign_machine::{Attached, DomainWish, domain_xml};
 use crate::capture::foreign_store::{DiskToStore, MachineToStore, store_machine};
 use crate::capture::images::BackupReport;
-use crate::image::source::OpenSource;
 use crate::job::rate_limit::{Pace, PacedDevice, PacedReader};
 use crate::job::{Error, Job, Progress, Result, Unit};
 use crate::notes::{
@@ -31,24 +28,6 @@ use crate::notes::{
 pub(super) const HYPERVISOR: &str = "VirtualBox";
 /// Bytes of a file with firmware variables, at most.
 const NVRAM_BYTES_MAX: u64 = 64 << 20;
-
-/// A disk that is read.
-pub(super) struct Taken {
-    pub(super) attached: Attached,
-    pub(super) source: OpenSource,
-}
-
-/// What is stored of one instant.
-pub(super) struct Instant<'i> {
-    /// The settings as they are kept.
-    pub(super) text: &'i str,
-    pub(super) machine: &'i Machine,
-    pub(super) time: Timestamp,
-    pub(super) way: VirtualBoxWay,
-    pub(super) nvram: Option<&'i str>,
-    pub(super) memory: Option<&'i str>,
-    pub(super) consistency: &'static str,
-}
 
 /// What was stored.
 pub(super) struct Stored {

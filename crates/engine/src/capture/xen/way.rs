@@ -1,6 +1,5 @@
 //! How disks of a pool are read, and what of them has to be.
 
-use std::fmt;
 use std::sync::Arc;
 
 use holdfast_block::{BlockDevice, DirtyBitmap};
@@ -11,6 +10,7 @@ use holdfast_serve::nbd::client::{Endpoint, NbdDevice, NbdOptions, TlsClient};
 
 use super::instant::Instant;
 use super::streams::{Form, Planned, Streams};
+use super::transfer_mode::XenWay;
 use super::{Taken, XenBackupRequest};
 use crate::job::error::XenBackupError;
 use crate::job::error_text::causes;
@@ -19,34 +19,6 @@ use crate::notes::{NOTE_XEN_BASE, NOTE_XEN_DISK, note};
 
 /// What changed since is known in blocks of this size, which is that of a VHD.
 const BLOCK_BYTES: u64 = 2 << 20;
-
-/// How disks of a pool are read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum XenWay {
-    /// At any place, by NBD; changed blocks are tracked by the pool.
-    Nbd,
-    /// As VHDs: only what has content, or has changed since a disk that the pool keeps.
-    Vhd,
-    /// All of their bytes.
-    Raw,
-}
-
-impl XenWay {
-    /// As it is called by people.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Nbd => "nbd",
-            Self::Vhd => "vhd",
-            Self::Raw => "raw",
-        }
-    }
-}
-
-impl fmt::Display for XenWay {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(self.name())
-    }
-}
 
 /// What of a disk was read.
 #[derive(Debug, Clone, PartialEq, Eq)]

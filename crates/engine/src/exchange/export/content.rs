@@ -9,6 +9,7 @@ use holdfast_image::USUAL_SECTOR_BYTES;
 use holdfast_repo::{DiskContent, DiskRecord, Manifest, Repository};
 
 use super::XvaExport;
+use super::reads::Reads;
 use super::suspended::Suspended;
 use super::virtualbox::OfVirtualBox;
 use crate::image::sector_size::noted_sector;
@@ -44,15 +45,6 @@ pub(super) struct Content<'m> {
     pub(super) of_xen: Option<XenRecords>,
     /// What it goes on from, where it does not start.
     pub(super) suspended: Option<Suspended>,
-}
-
-/// How often disks can be read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Reads {
-    /// As often as anybody wants.
-    Any,
-    /// From the beginning to the end, once.
-    Once,
 }
 
 /// A disk to export.

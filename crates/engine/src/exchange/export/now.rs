@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use holdfast_repo::SourceData;
 
-use super::content::{Content, ContentDisk, Reads, left_behind};
+use super::content::{Content, ContentDisk, left_behind};
+use super::reads::Reads;
 use super::virtualbox::OfVirtualBox;
 use super::{ExportReport, Made, OfExport, Target};
 use crate::capture::qemu::{Before, Instant, Keeper, MachineReadRequest, MachineReading, read_machine};

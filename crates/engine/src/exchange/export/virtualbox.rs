@@ -12,7 +12,7 @@ use holdfast_host::Uuid;
 use holdfast_image::{BlockOptions, Format, ImageId, OpenOptions, Qcow2Options, Storage};
 use holdfast_repo::{Manifest, Repository, Surroundings};
 
-use super::content::Reads;
+use super::reads::Reads;
 use super::{Exported, VirtualBoxIdentity};
 use crate::capture::virtualbox::targets;
 use crate::files::block_target::Overwrite;

@@ -9,7 +9,7 @@ use holdfast_image::Format;
 use holdfast_repo::{DiskRecord, TargetState};
 
 use super::PlannedClone;
-use super::since::Since;
+use crate::host_snapshot::Providers;
 use crate::host_snapshot::compare_images::{Told, TwoStates, below};
 use crate::host_snapshot::states::KeptDisk;
 use crate::image::apply_differences::Differences;
@@ -18,6 +18,15 @@ use crate::job::{Error, Job, Result};
 use crate::restore::machine::is_same;
 use crate::restore::source::Contents;
 use crate::restore::target::{DiskTarget, RestoredDisk};
+
+/// A point in time, and the host snapshots of what was there before it is gone back to.
+pub(super) struct Since<'a> {
+    pub(super) point: &'a HostContents,
+    pub(super) providers: &'a Providers,
+    pub(super) safety: &'a [HostSnapshotName],
+    /// Names what has to be made to look into them.
+    pub(super) run: u32,
+}
 
 /// Places of a disk that are compared although they are said to be equal, and their size.
 const SPOT_COUNT: u64 = 64;

@@ -8,24 +8,14 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use holdfast_block::{BlockDevice, DirtyBitmap};
-use holdfast_host::provider::{HostSnapshotName, Provider as _};
+use holdfast_host::provider::Provider as _;
 use holdfast_repo::DiskRecord;
 
-use super::contents::{HostContents, HostDisk};
-use crate::host_snapshot::Providers;
+use super::contents::{HostDisk, Since};
 use crate::host_snapshot::compare_images::{Sent, Told, TwoStates, below};
 use crate::job::{Job, Result};
 use crate::restore::source::Contents;
 use crate::restore::target::{DiskTarget, RestoredDisk};
-
-/// A point in time, and the host snapshots of what was there before it is gone back to.
-pub(super) struct Since<'a> {
-    pub(super) point: &'a HostContents,
-    pub(super) providers: &'a Providers,
-    pub(super) safety: &'a [HostSnapshotName],
-    /// Names what has to be made to look into them.
-    pub(super) run: u32,
-}
 
 impl Since<'_> {
     /// Where an image of today, in the folder `present` or a volume with that device, may differ from a disk of the point.

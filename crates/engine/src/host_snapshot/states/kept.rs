@@ -1,7 +1,6 @@
 //! A state: what is kept of it, and where its machine's disks are.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::path::PathBuf;
 
 use holdfast_host::Description;
@@ -14,30 +13,13 @@ use serde::{Deserialize, Serialize};
 use super::StateStore;
 use crate::host_snapshot::MachinePlaces;
 use crate::host_snapshot::places::image_path;
+use crate::host_snapshot::record::SetId;
 use crate::job::{Counting, Job, Result};
 use crate::machine::state::streams::{Beside, sources_of};
 use crate::notes::{
     NOTE_CONSISTENCY, NOTE_HOST_SNAPSHOT_DISKS, NOTE_HOST_SNAPSHOT_SET, NOTE_HOST_SNAPSHOTS, NOTE_UUID, STREAM_MEMORY,
     is_memory,
 };
-
-/// What host snapshots of one instant, and the states of machines in them, have in common.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SetId(pub u64);
-
-impl fmt::Display for SetId {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{:016x}", self.0)
-    }
-}
-
-impl SetId {
-    /// A set as it is written: 16 digits.
-    pub fn parse(text: &str) -> Option<Self> {
-        let is_written = text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-        is_written.then(|| u64::from_str_radix(text, 16).ok().map(Self))?
-    }
-}
 
 /// What is to be kept.
 pub(crate) struct StateToKeep<'a> {

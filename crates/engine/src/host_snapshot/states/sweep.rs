@@ -6,7 +6,8 @@ use std::path::Path;
 use holdfast_host::provider::{Dataset, HostSnapshot, OURS, ProviderError, ProviderKind};
 use rustix::fs::FlockOperation;
 
-use super::{KeptState, SetId, StateStore};
+use super::{KeptState, StateStore};
+use crate::host_snapshot::record::SetId;
 use crate::host_snapshot::{HostSnapshotRecord, Providers};
 use crate::job::{Job, Result};
 use crate::repository::forget::Execution;

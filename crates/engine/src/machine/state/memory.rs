@@ -11,6 +11,17 @@ use serde_json::Value;
 use crate::job::{Error, Job, Result};
 use crate::notes::STREAM_MEMORY;
 
+/// How the memory of a machine is taken.
+#[derive(Debug, Clone)]
+pub struct MemoryWish {
+    /// While the machine runs, or not.
+    pub way: MemoryWay,
+    /// A folder for sockets, which QEMU's user can reach.
+    pub runtime: PathBuf,
+    /// Where the memory is until it is kept.
+    pub scratch: PathBuf,
+}
+
 /// Time after which the watchdog lets a machine run whose memory is sent while it is stopped.
 pub(crate) const MEMORY_DEADLINE: Duration = Duration::from_secs(3600);
 /// The same where the memory is sent while the machine runs: for the last part, from when the machine was last seen running.
