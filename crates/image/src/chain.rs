@@ -1,6 +1,7 @@
 //! From a path to an opened chain: every file behind the gate, every header checked, no loop, a bounded length.
 
 pub(crate) mod deltas;
+pub(crate) mod gate;
 mod parents;
 pub(crate) mod vmdk;
 
@@ -10,22 +11,24 @@ use std::sync::Arc;
 
 use holdfast_block::{BlockDevice, to_usize};
 
-use crate::blocks::{TableLayer, Tables};
+use crate::allocation_table::{TableLayer, Tables};
+use crate::chain::gate::Gatekeeper;
 use crate::file::{Access, HostFile, ImageFile};
-use crate::format::Guess;
-use crate::gate::Gatekeeper;
-use crate::image::{Backing, OpenOptions};
-use crate::info::{FormatSource, LayerInfo, Note, Qcow2Info, notes_of};
-use crate::layered::{Alone, Layered, Whole};
-use crate::ploop::tables::PloopTables;
-use crate::qcow2::header::{EXTENSION_BACKING_FORMAT, EXTENSION_DATA_FILE, Header, cluster_bits_of};
-use crate::qcow2::layer::Layer;
-use crate::qcow2::{bitmap, snapshot};
-use crate::raw::RawImage;
-use crate::vdi::tables::VdiTables;
-use crate::vhdx::tables::VhdxTables;
-use crate::vmdk::tables::VmdkTables;
-use crate::{Error, Format, Result, format, ploop, vdi, vhd, vhdx};
+use crate::formats::ploop::tables::PloopTables;
+use crate::formats::qcow2::header::{EXTENSION_BACKING_FORMAT, EXTENSION_DATA_FILE, Header, cluster_bits_of};
+use crate::formats::qcow2::layer::Layer;
+use crate::formats::qcow2::{bitmap, snapshot};
+use crate::formats::raw::RawImage;
+use crate::formats::vdi::tables::VdiTables;
+use crate::formats::vhdx::tables::VhdxTables;
+use crate::formats::vmdk::tables::VmdkTables;
+use crate::formats::{ploop, vdi, vhd, vhdx};
+use crate::model::format;
+use crate::model::format::Guess;
+use crate::model::info::{FormatSource, LayerInfo, Note, Qcow2Info, notes_of};
+use crate::model::layered::{Alone, Layered, Whole};
+use crate::operations::image::{Backing, OpenOptions};
+use crate::{Error, Format, Result};
 use deltas::{DeltaTree, open_named};
 use vmdk::Vmdk;
 

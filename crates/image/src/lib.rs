@@ -28,70 +28,46 @@
 //! Images are hostile until proven otherwise: every offset and size in them is checked against the file before
 //! anything is read or allocated, and every table, chain and cache has a bound.
 
-mod block_options;
-mod blocks;
-mod bytes;
+mod allocation_table;
 mod chain;
-mod changes;
-mod coming;
-mod create;
-mod crew;
 mod error;
 mod file;
-mod fill;
-mod format;
-mod gate;
+mod formats;
 #[cfg(feature = "hostile")]
 #[doc(hidden)]
 pub mod hostile;
-mod identity;
-mod image;
-mod image_mut;
-mod info;
-mod layered;
-mod lru;
-mod map;
-mod new_identity;
-mod piece;
-mod ploop;
-mod qcow2;
-mod raw;
-mod repair;
-mod report;
-mod resize;
-mod run;
-mod vdi;
-mod vhd;
-mod vhdx;
-mod vmdk;
-mod windows_path;
+mod model;
+mod operations;
+mod pipeline;
 
-pub use block_options::BlockOptions;
-pub use changes::changed_on_disk;
-pub use create::{
-    BackingFile, CreateOptions, DataFile, DataFileKind, Preallocation, Qcow2Options, create, create_bulk,
-};
+pub use chain::gate::{Gate, plain_name};
 pub use error::{Error, Result};
-pub use fill::{Continue, FillOptions, FillReport, Storage, TargetContent, fill, fill_above, fill_device};
-pub use format::Format;
-pub use gate::{Gate, plain_name};
-pub use identity::ImageId;
-pub use image::{
-    Backing, CheckedLayer, Image, OpenOptions, check, check_in_passing, cut_off_files, detect, detect_to_rely_on, open,
-};
-pub use image_mut::{ImageMut, open_mut};
-pub use info::{
+pub use formats::ploop::descriptor::{Delta, DeltaKind, DiskDescriptor};
+pub use formats::qcow2::bitmap::{BitmapState, PersistentBitmap, Recording};
+pub use formats::qcow2::bulk::BulkWriter;
+pub use formats::qcow2::codec::{ClusterCompressor, Compression};
+pub use formats::qcow2::snapshot::InternalSnapshot;
+pub use formats::vhd::stream::{VhdBlock, VhdStream};
+pub use formats::vmdk::stream::{StreamGrain, StreamOptions, StreamReader, StreamWritten, write_stream_optimized};
+pub use model::block_options::BlockOptions;
+pub use model::format::Format;
+pub use model::identity::ImageId;
+pub use model::info::{
     BlockInfo, DeltaInfo, Feature, FormatSource, ImageKind, LayerInfo, Note, ParentInfo, Qcow2Info, USUAL_SECTOR_BYTES,
 };
-pub use map::{MapContent, MapEntry};
-pub use new_identity::{ChildrenBeside, IdentityChange, NewIdentity, children_beside, dependents_beside, set_identity};
-pub use ploop::descriptor::{Delta, DeltaKind, DiskDescriptor};
-pub use qcow2::bitmap::{BitmapState, PersistentBitmap, Recording};
-pub use qcow2::bulk::BulkWriter;
-pub use qcow2::codec::{ClusterCompressor, Compression};
-pub use qcow2::snapshot::InternalSnapshot;
-pub use repair::{Repair, RepairAction, RepairIntent, RepairMode, plan_repair};
-pub use report::{CheckReport, Problem, ProblemKind, Severity};
-pub use resize::{Resized, Shrink, resize};
-pub use vhd::stream::{VhdBlock, VhdStream};
-pub use vmdk::stream::{StreamGrain, StreamOptions, StreamReader, StreamWritten, write_stream_optimized};
+pub use model::report::{CheckReport, Problem, ProblemKind, Severity};
+pub use operations::changes::changed_on_disk;
+pub use operations::create::{
+    BackingFile, CreateOptions, DataFile, DataFileKind, Preallocation, Qcow2Options, create, create_bulk,
+};
+pub use operations::fill::{Continue, FillOptions, FillReport, Storage, TargetContent, fill, fill_above, fill_device};
+pub use operations::image::{
+    Backing, CheckedLayer, Image, OpenOptions, check, check_in_passing, cut_off_files, detect, detect_to_rely_on, open,
+};
+pub use operations::image_mut::{ImageMut, open_mut};
+pub use operations::map::{MapContent, MapEntry};
+pub use operations::new_identity::{
+    ChildrenBeside, IdentityChange, NewIdentity, children_beside, dependents_beside, set_identity,
+};
+pub use operations::repair::{Repair, RepairAction, RepairIntent, RepairMode, plan_repair};
+pub use operations::resize::{Resized, Shrink, resize};

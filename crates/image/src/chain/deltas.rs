@@ -8,16 +8,17 @@ use std::sync::Arc;
 use holdfast_block::{BlockDevice, to_usize};
 
 use super::{ChainLayer, OpenedFile, Opener, stack};
+use crate::chain::gate::Gatekeeper;
 use crate::file::{Access, HostFile, ImageFile as _};
-use crate::gate::Gatekeeper;
-use crate::image::{Backing, OpenOptions};
-use crate::info::{
-    BlockInfo, DeltaInfo, FormatSource, ImageKind, LayerInfo, Note, ParentInfo, USUAL_SECTOR_BYTES, notes_of,
-};
-use crate::ploop::descriptor::{
+use crate::formats::ploop::descriptor::{
     CHAIN_LENGTH_MAX, Delta, DeltaKind, DiskDescriptor, FILE_NAME, is_descriptor, load_from,
 };
-use crate::{Error, Format, ImageId, Result, format};
+use crate::model::format;
+use crate::model::info::{
+    BlockInfo, DeltaInfo, FormatSource, ImageKind, LayerInfo, Note, ParentInfo, USUAL_SECTOR_BYTES, notes_of,
+};
+use crate::operations::image::{Backing, OpenOptions};
+use crate::{Error, Format, ImageId, Result};
 
 /// A disk that was opened by its descriptor, with what it takes to open the deltas that its top does not need.
 pub(crate) struct DeltaTree {

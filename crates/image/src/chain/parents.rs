@@ -4,12 +4,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::{OpenedFile, Opener};
+use crate::chain::gate::plain_name;
 use crate::file::{Access, HostFile, directory_of};
-use crate::gate::plain_name;
-use crate::identity::ImageId;
-use crate::info::{FormatSource, ImageKind};
-use crate::vdi::header::{Header, Kind};
-use crate::{Error, Format, Result, vhd, vhdx};
+use crate::formats::vdi::header::{Header, Kind};
+use crate::formats::{vhd, vhdx};
+use crate::model::identity::ImageId;
+use crate::model::info::{FormatSource, ImageKind};
+use crate::{Error, Format, Result};
 
 /// Files of a folder that are looked at, at most.
 const CANDIDATE_COUNT_MAX: usize = 10_000;

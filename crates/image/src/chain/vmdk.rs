@@ -13,11 +13,11 @@ use super::parents::images_in;
 use super::{OpenedFile, Opener};
 use crate::error::corrupt;
 use crate::file::{Access, HostFile, ImageFile, directory_of};
-use crate::info::{BlockInfo, ImageKind, ParentInfo, USUAL_SECTOR_BYTES};
-use crate::vmdk::descriptor::{Descriptor, ExtentKind, NO_PARENT, TEXT_BYTES_MAX};
-use crate::vmdk::extent::{MAGIC, SparseExtent};
-use crate::vmdk::joined::{Joined, WINDOW_BYTES};
-use crate::vmdk::tables::{Opened, Part, PartKind};
+use crate::formats::vmdk::concatenated::{Joined, WINDOW_BYTES};
+use crate::formats::vmdk::descriptor::{Descriptor, ExtentKind, NO_PARENT, TEXT_BYTES_MAX};
+use crate::formats::vmdk::extent::{MAGIC, SparseExtent};
+use crate::formats::vmdk::tables::{Opened, Part, PartKind};
+use crate::model::info::{BlockInfo, ImageKind, ParentInfo, USUAL_SECTOR_BYTES};
 use crate::{Error, Format, ImageId, Result};
 
 const SECTOR_BYTES: u64 = 512;

@@ -7,10 +7,11 @@ use holdfast_block::hostile::Outcome;
 use super::{Unnamed, mend, options, outcome_of, read_all, use_check, write};
 use crate::file::ImageFile as _;
 use crate::file::memory::MemoryFile;
-use crate::info::ImageKind;
-use crate::vhdx::create::{NewVhdx, write_empty};
-use crate::vhdx::metadata::Parent;
-use crate::{Backing, Format, ImageId, open, vhd, vhdx};
+use crate::formats::vhdx::create::{NewVhdx, write_empty};
+use crate::formats::vhdx::metadata::Parent;
+use crate::formats::{vhd, vhdx};
+use crate::model::info::ImageKind;
+use crate::{Backing, Format, ImageId, open};
 
 /// Images are not larger here.
 const FILE_BYTES_MAX: usize = 1 << 20;

@@ -31,7 +31,7 @@ pub fn vmdk_stream(bytes: &[u8]) -> Outcome {
 /// A VHD as it comes through a pipe: what is stored comes once, and lies in the disk.
 pub fn vhd_stream(bytes: &[u8]) -> Outcome {
     let mut sealed = bytes.to_vec();
-    crate::vhd::seal_all(&mut sealed);
+    crate::formats::vhd::seal_all(&mut sealed);
     outcome_of(&read_vhd(bytes).and(read_vhd(&sealed)))
 }
 

@@ -1,0 +1,150 @@
+//! Proves the order of writes for all formats with tables: after a crash at any point the image is sound, and every flushed byte is there.
+//!
+//! A random workload runs on a file that remembers every write and sync. For every prefix of that record a file is made in which
+//! unsynced writes are whole, torn or missing, as a seed decides. Its check must find no corruption (leaks are allowed), and every byte
+//! must be what it was at the last flush, or what was written there since.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use holdfast_block::{BlockDevice, BlockDeviceMut as _, MemoryDevice, to_usize};
+
+use super::TableLayer;
+use super::writer::TableMut;
+use crate::file::ImageFile;
+use crate::file::memory::{MemoryFile, Random, RecordingFile};
+use crate::model::layered::{Below, Layered as _};
+use crate::{CheckReport, Result};
+
+/// Opens an image above what is below it.
+type Open = fn(Arc<dyn ImageFile>, Option<Arc<dyn BlockDevice>>) -> Result<TableLayer>;
+
+/// An image of a format to begin with.
+pub(crate) struct Case {
+    pub(crate) name: &'static str,
+    pub(crate) start: Vec<u8>,
+    /// Whether it has a parent of letters.
+    pub(crate) has_parent: bool,
+    pub(crate) open: Open,
+    pub(crate) check: fn(Arc<dyn ImageFile>) -> Result<CheckReport>,
+}
+
+/// What is below an image that has a parent; shorter than the disk.
+fn parent(disk_bytes: u64) -> Vec<u8> {
+    let mut random = Random(7);
+    (0..disk_bytes * 3 / 4)
+        .map(|_| b'a' + u8::try_from(random.below(26)).unwrap())
+        .collect()
+}
+
+/// Something that was done to the disk.
+struct Done {
+    /// Operations of the file before it began.
+    from: usize,
+    what: What,
+}
+
+enum What {
+    Write(Range<usize>, Vec<u8>),
+    /// The disk that is durable, and the operations of the file when that was known.
+    Flushed(Vec<u8>, usize),
+}
+
+fn work(device: &TableMut, file: &RecordingFile, disk: &mut [u8], seed: u64) -> Vec<Done> {
+    let mut random = Random(seed);
+    let mut done = vec![Done {
+        from: 0,
+        what: What::Flushed(disk.to_vec(), 0),
+    }];
+    for number in 0..40_u8 {
+        let from = file.operation_count();
+        let start = random.below(disk.len() as u64);
+        let longest = [600, 5000, 20_000][to_usize(random.below(3))];
+        let mut range = start..(start + 1 + random.below(longest)).min(disk.len() as u64);
+        if random.below(2) == 0 {
+            range = start / 512 * 512..range.end.next_multiple_of(512).min(disk.len() as u64);
+        }
+        let place = to_usize(range.start)..to_usize(range.end);
+        let what = match random.below(8) {
+            0..4 => {
+                disk[place.clone()].fill(number + 1);
+                device.write_at(&disk[place.clone()], range.start).unwrap();
+                What::Write(place.clone(), disk[place].to_vec())
+            }
+            4 | 5 => {
+                disk[place.clone()].fill(0);
+                device.write_zeroes(range).unwrap();
+                What::Write(place.clone(), vec![0; place.len()])
+            }
+            _ => {
+                device.flush().unwrap();
+                What::Flushed(disk.to_vec(), file.operation_count())
+            }
+        };
+        done.push(Done { from, what });
+        let mut found = vec![0xee; disk.len()];
+        device.read_at(&mut found, 0).unwrap();
+        assert!(found == disk, "operation {number} of seed {seed}");
+    }
+    done
+}
+
+/// Acts out crashes in a random workload on each image.
+pub(crate) fn survive_crashes(cases: Vec<Case>) {
+    for case in cases {
+        for seed in 0..6 {
+            crash_everywhere(&case, seed);
+        }
+    }
+}
+
+fn crash_everywhere(case: &Case, seed: u64) {
+    let file = Arc::new(RecordingFile::new(case.start.clone(), None).with_zero_holes());
+    let below = |disk_bytes: u64| -> Option<Arc<dyn BlockDevice>> {
+        case.has_parent
+            .then(|| Arc::new(MemoryDevice::from_bytes(&parent(disk_bytes))) as Arc<dyn BlockDevice>)
+    };
+    let disk_bytes = (case.open)(file.clone(), None).unwrap().disk_bytes();
+    let layer = (case.open)(file.clone(), below(disk_bytes)).unwrap();
+    let mut disk = vec![0; to_usize(disk_bytes)];
+    layer.read(&mut disk, 0, Below::Backing).unwrap();
+    let device = TableMut::new(layer);
+    let done = work(&device, &file, &mut disk, seed);
+    let mut random = Random(seed + 100);
+    for count in 0..=file.operation_count() {
+        let crashed = file.crashed_after(count, |bound| random.below(bound));
+        let what = format!("{}, seed {seed}, after {count} operations", case.name);
+        let crashed: Arc<dyn ImageFile> = Arc::new(MemoryFile::new(crashed));
+        let report = (case.check)(Arc::clone(&crashed)).unwrap_or_else(|error| panic!("{what}: {error}"));
+        assert_eq!(report.corruption_count, 0, "{what}: {:?}", report.problems);
+        let layer = (case.open)(crashed, below(disk_bytes)).unwrap_or_else(|error| panic!("{what}: {error}"));
+        let mut found = vec![0xee; disk.len()];
+        layer
+            .read(&mut found, 0, Below::Backing)
+            .unwrap_or_else(|error| panic!("{what}: {error}"));
+        assert_permitted(&found, &done, count, &what);
+    }
+}
+
+/// Every byte is that of the last flush that was over, or was written after that flush began.
+fn assert_permitted(found: &[u8], done: &[Done], count: usize, what: &str) {
+    let is_over = |done: &Done| matches!(&done.what, What::Flushed(_, operations) if *operations <= count);
+    let last = done.iter().rposition(is_over).expect("the image was whole at first");
+    let What::Flushed(durable, _) = &done[last].what else {
+        unreachable!()
+    };
+    let since = || done[last + 1..].iter().filter(|done| done.from <= count);
+    for (at, byte) in found.iter().enumerate() {
+        let is_written = || {
+            since().any(|done| match &done.what {
+                What::Write(range, data) => range.contains(&at) && data[at - range.start] == *byte,
+                What::Flushed(..) => false,
+            })
+        };
+        assert!(
+            durable[at] == *byte || is_written(),
+            "{what}: byte {at} is {byte}, was {}",
+            durable[at]
+        );
+    }
+}

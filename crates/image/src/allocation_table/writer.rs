@@ -1,0 +1,302 @@
+//! Writing to an image by its tables.
+//!
+//! Many threads may write into blocks that are there; whatever changes tables is one at a time. Data is durable before the table
+//! that refers to it is written.
+
+use std::ops::Range;
+use std::sync::{PoisonError, RwLock};
+
+use holdfast_block::{BlockDevice, BlockDeviceMut, ExtentList, Result as BlockResult, to_usize};
+
+use super::TableLayer;
+use crate::error::corrupt;
+use crate::model::layered::{Below, Layered as _};
+use crate::model::mapped_extent::{Run, RunKind};
+use crate::{Error, Result};
+
+/// Tables that have changed are stored when there are so many bytes of them.
+const CHANGED_BYTES_MAX: u64 = 16 << 20;
+/// What is written with tables that change, at once.
+const SPAN_BYTES_MAX: u64 = 8 << 20;
+
+/// An image that can be written by its tables.
+pub(crate) struct TableMut {
+    size_bytes: u64,
+    unit_bytes: u64,
+    state: RwLock<State>,
+}
+
+struct State {
+    layer: TableLayer,
+    is_started: bool,
+    /// Why nothing can be relied on any more: what could not be made durable may be lost.
+    failure: Option<String>,
+}
+
+impl TableMut {
+    pub(crate) fn new(layer: TableLayer) -> Self {
+        Self {
+            size_bytes: layer.disk_bytes(),
+            unit_bytes: layer.unit_bytes(),
+            state: RwLock::new(State {
+                layer,
+                is_started: false,
+                failure: None,
+            }),
+        }
+    }
+
+    fn shared<T>(&self, work: impl FnOnce(&State) -> Result<T>) -> Result<T> {
+        work(&self.state.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Runs a change of the tables, alone.
+    fn alone<T>(&self, change: impl FnOnce(&mut State) -> Result<T>) -> Result<T> {
+        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        state.check_health()?;
+        if !state.is_started {
+            state.layer.tables.start()?;
+            state.is_started = true;
+        }
+        change(&mut state)
+    }
+
+    /// Writes in place as much as can be; gives the number of bytes.
+    fn overwrite(&self, data: &[u8], offset: u64) -> Result<usize> {
+        self.shared(|state| {
+            state.check_health()?;
+            if !state.is_started {
+                return Ok(0);
+            }
+            let mut done = 0;
+            while done < data.len() {
+                let run = state.layer.run(offset + done as u64, (data.len() - done) as u64)?;
+                let RunKind::Data { host } = run.kind else { break };
+                let length = to_usize(run.length);
+                state.layer.file.write_at(&data[done..done + length], host)?;
+                done += length;
+            }
+            Ok(done)
+        })
+    }
+
+    fn write(&self, data: &[u8], offset: u64) -> Result<()> {
+        let mut done = 0;
+        while done < data.len() {
+            let (rest, at) = (&data[done..], offset + done as u64);
+            done += match self.overwrite(rest, at)? {
+                0 => self.alone(|state| state.extend(rest, at))?,
+                count => count,
+            };
+        }
+        Ok(())
+    }
+
+    /// The run at the start of `range`; where it is data, it becomes a hole of the file. None where writing has to be started first.
+    fn punch(&self, range: &Range<u64>) -> Result<Option<Run>> {
+        self.shared(|state| {
+            state.check_health()?;
+            if !state.is_started {
+                return Ok(None);
+            }
+            let run = state.layer.run(range.start, range.end - range.start)?;
+            if let RunKind::Data { host } = run.kind {
+                state.layer.file.punch(host..host + run.length)?;
+            }
+            Ok(Some(run))
+        })
+    }
+
+    /// Makes `range` zero. What is in no block becomes zero only if it `must`.
+    fn zero(&self, range: Range<u64>, must: bool) -> Result<()> {
+        let mut at = range.start;
+        while at < range.end {
+            at = match self.punch(&(at..range.end))? {
+                None => self.alone(|_| Ok(at))?,
+                Some(run) => match run.kind {
+                    RunKind::Absent | RunKind::Compressed(_) if must => {
+                        self.alone(|state| state.zero_absent(at..at + run.length))?
+                    }
+                    _ => at + run.length,
+                },
+            };
+        }
+        Ok(())
+    }
+}
+
+impl State {
+    fn check_health(&self) -> Result<()> {
+        match &self.failure {
+            None => Ok(()),
+            Some(detail) => Err(Error::NotWritable {
+                image: self.layer.image.to_string(),
+                detail: format!("what was written before may be lost ({detail}); open it again"),
+            }),
+        }
+    }
+
+    /// Writes the beginning of `data`, where tables have to change for it; gives the number of bytes, 0 where it can be written in
+    /// place now.
+    fn extend(&mut self, data: &[u8], offset: u64) -> Result<usize> {
+        let run = self.layer.run(offset, (data.len() as u64).min(SPAN_BYTES_MAX))?;
+        let unit = self.layer.unit_bytes();
+        let units = offset / unit * unit..(offset + run.length).next_multiple_of(unit);
+        let reads_as_zero = match run.kind {
+            RunKind::Data { .. } => return Ok(0),
+            RunKind::Zero => true,
+            RunKind::Absent => self.layer.is_bottom(units.start),
+            RunKind::Compressed(_) => {
+                return Err(Error::NotWritable {
+                    image: self.layer.image.to_string(),
+                    detail: "what is stored compressed cannot be changed; convert it first".to_owned(),
+                });
+            }
+        };
+        if reads_as_zero {
+            self.layer.tables.reserve(units)?;
+            self.store_if_many()?;
+            return Ok(0);
+        }
+        // Units of which only a part is written get the rest from below.
+        let disk_end = self.layer.disk_bytes();
+        let mut content = vec![0; to_usize(units.end - units.start)];
+        let length = to_usize(run.length);
+        if units != (offset..offset + run.length) {
+            let held = to_usize(units.end.min(disk_end) - units.start);
+            self.layer.read(&mut content[..held], units.start, Below::Backing)?;
+        }
+        let start = to_usize(offset - units.start);
+        content[start..start + length].copy_from_slice(&data[..length]);
+        // Room without its content would hide what is below.
+        let written = match self.layer.tables.reserve(units.clone()) {
+            Ok(()) => self.write_reserved(&content, units.start),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = &written {
+            self.failure = Some(error.to_string());
+        }
+        written?;
+        self.store_if_many()?;
+        Ok(length)
+    }
+
+    /// Writes into units that were reserved just now.
+    fn write_reserved(&self, content: &[u8], offset: u64) -> Result<()> {
+        let mut done = 0;
+        while done < content.len() {
+            // Tables know whole blocks, also past the end of the disk.
+            let run = self
+                .layer
+                .tables
+                .run(offset + done as u64, (content.len() - done) as u64)?;
+            let RunKind::Data { host } = run.kind else {
+                return Err(corrupt(&self.layer.image, "table", 0, "has no room that was made"));
+            };
+            let length = to_usize(run.length);
+            self.layer.file.write_at(&content[done..done + length], host)?;
+            done += length;
+        }
+        Ok(())
+    }
+
+    /// Makes the beginning of a range read as zero that is in no block; gives where that ends.
+    fn zero_absent(&mut self, range: Range<u64>) -> Result<u64> {
+        let unit = self.layer.tables.zero_bytes();
+        let run = self.layer.run(range.start, range.end - range.start)?;
+        let end = range.start + run.length;
+        match run.kind {
+            RunKind::Zero => return Ok(end),
+            RunKind::Absent if self.layer.is_bottom(range.start) => return Ok(end),
+            // Somebody has written there meanwhile.
+            RunKind::Data { .. } => return Ok(range.start),
+            _ => {}
+        }
+        let is_end = end == self.layer.disk_bytes();
+        let whole_end = if is_end {
+            end.next_multiple_of(unit)
+        } else {
+            end / unit * unit
+        };
+        let whole = range.start.next_multiple_of(unit)..whole_end;
+        if whole.start == range.start && whole.start < whole.end {
+            let done = self.layer.tables.set_zero(whole.clone())?;
+            self.store_if_many()?;
+            if done > 0 {
+                return Ok((range.start + done).min(end));
+            }
+        }
+        // Up to the next whole unit, or all of it where the format has no word for zero.
+        let piece = if whole.start > range.start && whole.start < end {
+            whole.start - range.start
+        } else {
+            run.length.min(SPAN_BYTES_MAX)
+        };
+        let zeroes = vec![0; to_usize(piece)];
+        let written = self.extend(&zeroes, range.start)?;
+        Ok(range.start + written as u64)
+    }
+
+    fn store_if_many(&mut self) -> Result<()> {
+        if self.layer.tables.changed_bytes() >= CHANGED_BYTES_MAX {
+            self.commit()?;
+        }
+        Ok(())
+    }
+
+    /// Makes all data durable, and then the tables.
+    fn commit(&mut self) -> Result<()> {
+        let stored = match self.layer.file.sync() {
+            Err(error) => Err(error.into()),
+            Ok(()) if self.layer.tables.changed_bytes() == 0 => Ok(()),
+            Ok(()) => self.layer.tables.store(),
+        };
+        if let Err(error) = &stored {
+            self.failure = Some(error.to_string());
+        }
+        stored
+    }
+}
+
+impl BlockDevice for TableMut {
+    fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> BlockResult<()> {
+        self.check_bounds(offset, buffer.len() as u64)?;
+        Ok(self.shared(|state| state.layer.read(buffer, offset, Below::Backing))?)
+    }
+
+    fn extents(&self, range: Range<u64>, extent_count_max: usize) -> BlockResult<ExtentList> {
+        self.check_bounds(range.start, range.end.saturating_sub(range.start))?;
+        Ok(self.shared(|state| state.layer.list_extents(range, extent_count_max, Below::Backing))?)
+    }
+
+    fn block_size_bytes(&self) -> u32 {
+        u32::try_from(self.unit_bytes).unwrap_or(u32::MAX)
+    }
+}
+
+impl BlockDeviceMut for TableMut {
+    fn write_at(&self, data: &[u8], offset: u64) -> BlockResult<()> {
+        self.check_bounds(offset, data.len() as u64)?;
+        Ok(self.write(data, offset)?)
+    }
+
+    fn write_zeroes(&self, range: Range<u64>) -> BlockResult<()> {
+        self.check_bounds(range.start, range.end.saturating_sub(range.start))?;
+        Ok(self.zero(range, true)?)
+    }
+
+    fn trim(&self, range: Range<u64>) -> BlockResult<()> {
+        self.check_bounds(range.start, range.end.saturating_sub(range.start))?;
+        Ok(self.zero(range, false)?)
+    }
+
+    fn flush(&self) -> BlockResult<()> {
+        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        state.check_health()?;
+        Ok(state.commit()?)
+    }
+}

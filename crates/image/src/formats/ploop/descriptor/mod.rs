@@ -1,0 +1,218 @@
+//! The descriptor of a disk of Parallels or ploop: which files it is made of, and which of them differs from which.
+//!
+//! A disk is a folder, such as `web1.hdd`, with a text `DiskDescriptor.xml` and the files that it names. A file is a
+//! *delta*: an expanding image (`Compressed`, as in [`ploop`](crate::formats::ploop)), or, at the root alone, the bytes of the
+//! disk (`Plain`). Each has a GUID and is called a snapshot by it, but for the top, which the machine writes to. Only
+//! here is it said who a delta is and what it differs from: its own header knows neither.
+//!
+//! Specification: QEMU's `docs/interop/prl-xml.rst`; what that leaves open is as OpenVZ's `lib/xml.c` of ploop reads
+//! and writes it.
+//!
+//! ```xml
+//! <Parallels_disk_image Version="1.0">
+//!     <Disk_Parameters>       <!-- Disk_size in sectors; the product of Cylinders, Heads and Sectors is the same; Padding is 0 -->
+//!     <StorageData>
+//!         <Storage>           <!-- Start, End and Blocksize in sectors; more than one Storage is a disk that was split -->
+//!             <Image>         <!-- GUID, Type, File: relative to the folder, or absolute -->
+//!     <Snapshots>             <!-- TopGUID; where there is none the top is the one that is always called so -->
+//!         <Shot>              <!-- GUID of an image, ParentGUID: zeroes for the root -->
+//! ```
+//!
+//! Programs keep more in it than is written down. So the text itself is what is kept: a change replaces what it has to,
+//! and the rest stays byte for byte.
+
+mod edit;
+mod file;
+mod identity;
+mod parse;
+
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+
+use super::SECTOR_BYTES;
+use crate::{ImageId, Result};
+
+pub(crate) use file::load_from;
+
+/// The name of the text in its folder.
+pub(crate) const FILE_NAME: &str = "DiskDescriptor.xml";
+/// A disk with a thousand deltas has a quarter of that.
+pub(crate) const TEXT_BYTES_MAX: u64 = 1 << 20;
+/// Deltas of a disk, those of other branches too. ploop makes at most 128.
+const DELTA_COUNT_MAX: usize = 1024;
+/// Deltas that are read through each other: what ploop makes at most.
+pub(crate) const CHAIN_LENGTH_MAX: usize = 128;
+
+/// The descriptor of a disk of Parallels or ploop, `DiskDescriptor.xml`.
+///
+/// What it says was checked against itself: there is one root, every other delta leads to it, and the top is one of
+/// them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DiskDescriptor {
+    text: String,
+    disk_bytes: u64,
+    id: Option<ImageId>,
+    top: ImageId,
+    deltas: Vec<Delta>,
+    /// Where identities stand in the text.
+    ids: Vec<(ImageId, Range<usize>)>,
+}
+
+/// A file of a disk of Parallels or ploop.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Delta {
+    /// Its GUID, by which it is also the name of a snapshot.
+    pub id: ImageId,
+    /// What it differs from; none for the root.
+    pub parent: Option<ImageId>,
+    /// What is in the file.
+    pub kind: DeltaKind,
+    /// The file as it is named: relative to the folder of the descriptor, or absolute.
+    pub file: String,
+}
+
+/// What is in a file of a disk of Parallels or ploop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeltaKind {
+    /// `Compressed`: an expanding image, which says of each cluster whether it has it.
+    Expanding,
+    /// `Plain`: the bytes of the disk.
+    Plain,
+}
+
+impl DiskDescriptor {
+    /// The GUID of the top where none is written down; ploop and Parallels give it to every top.
+    pub const TOP: ImageId = ImageId([
+        0x5f, 0xba, 0xab, 0xe3, 0x69, 0x58, 0x40, 0xff, 0x92, 0xa7, 0x86, 0x0e, 0x32, 0x9a, 0xab, 0x41,
+    ]);
+    /// The GUID that backup programs give to a delta of their own; it is nobody's top.
+    pub const BACKUP: ImageId = ImageId([
+        0x70, 0x47, 0x18, 0xe1, 0x23, 0x14, 0x44, 0xc8, 0x90, 0x87, 0xd7, 0x8e, 0xd3, 0x6b, 0x0f, 0x4e,
+    ]);
+
+    /// Reads a descriptor that errors call `name`.
+    ///
+    /// # Errors
+    /// It contradicts itself or its form, or the disk is one that is not read here: split, encrypted, padded, or based
+    /// on another one.
+    pub fn parse(text: &[u8], name: &str) -> Result<Self> {
+        parse::parse(text, name)
+    }
+
+    /// The descriptor of a new disk of `disk_bytes`, a multiple of 512, that is called `id`. Its only delta is the
+    /// expanding image `file`, with clusters of `cluster_bytes`.
+    pub(crate) fn of_new(disk_bytes: u64, cluster_bytes: u64, file: &str, id: ImageId) -> Result<Self> {
+        let sectors = disk_bytes / SECTOR_BYTES;
+        let (heads, track) = (
+            common_power(sectors, 16 * 32) / common_power(sectors, 32),
+            common_power(sectors, 32),
+        );
+        let (top, root) = (Self::TOP, ImageId::NIL);
+        let text = format!(
+            "<?xml version='1.0' encoding='UTF-8'?>
+<Parallels_disk_image Version=\"1.0\">
+    <Disk_Parameters>
+        <Disk_size>{sectors}</Disk_size>
+        <Cylinders>{}</Cylinders>
+        <Heads>{heads}</Heads>
+        <Sectors>{track}</Sectors>
+        <Padding>0</Padding>
+        <UID>{{{id}}}</UID>
+    </Disk_Parameters>
+    <StorageData>
+        <Storage>
+            <Start>0</Start>
+            <End>{sectors}</End>
+            <Blocksize>{}</Blocksize>
+            <Image>
+                <GUID>{{{top}}}</GUID>
+                <Type>Compressed</Type>
+                <File>{file}</File>
+            </Image>
+        </Storage>
+    </StorageData>
+    <Snapshots>
+        <TopGUID>{{{top}}}</TopGUID>
+        <Shot>
+            <GUID>{{{top}}}</GUID>
+            <ParentGUID>{{{root}}}</ParentGUID>
+        </Shot>
+    </Snapshots>
+</Parallels_disk_image>
+",
+            sectors / (heads * track),
+            cluster_bytes / SECTOR_BYTES,
+        );
+        Self::parse(text.as_bytes(), FILE_NAME)
+    }
+
+    /// The text, as it was read or changed.
+    pub fn as_text(&self) -> &str {
+        &self.text
+    }
+
+    /// Size of the disk, as the descriptor has it.
+    pub fn disk_bytes(&self) -> u64 {
+        self.disk_bytes
+    }
+
+    /// The identity of the disk itself; ploop gives it none.
+    pub fn id(&self) -> Option<ImageId> {
+        self.id
+    }
+
+    /// The delta that the machine writes to.
+    pub fn top(&self) -> ImageId {
+        self.top
+    }
+
+    /// All deltas, as they stand there: those of the top's chain, and those of other branches.
+    pub fn deltas(&self) -> &[Delta] {
+        &self.deltas
+    }
+
+    /// The delta `id`.
+    pub fn delta(&self, id: ImageId) -> Option<&Delta> {
+        self.deltas.iter().find(|delta| delta.id == id)
+    }
+
+    /// The delta `id` and all that it is read through, to the root; nothing where there is no such delta.
+    pub fn chain_of(&self, id: ImageId) -> Vec<&Delta> {
+        let below = |delta: &&Delta| delta.parent.and_then(|parent| self.delta(parent));
+        std::iter::successors(self.delta(id), below).collect()
+    }
+
+    /// Whether some delta differs from the delta `id`: then nobody may write to that.
+    pub fn has_children(&self, id: ImageId) -> bool {
+        self.deltas.iter().any(|delta| delta.parent == Some(id))
+    }
+}
+
+/// The greatest power of two that divides both; `bound` is one itself.
+fn common_power(value: u64, bound: u64) -> u64 {
+    1 << value.trailing_zeros().min(bound.trailing_zeros())
+}
+
+/// Whether a file that begins with `head` is a descriptor: behind what XML may have before its first element.
+pub(crate) fn is_descriptor(head: &[u8]) -> bool {
+    let mut rest = head.strip_prefix(b"\xef\xbb\xbf").unwrap_or(head);
+    loop {
+        rest = rest.trim_ascii_start();
+        let end: &[u8] = match rest {
+            [b'<', b'?', ..] => b"?>",
+            [b'<', b'!', b'-', b'-', ..] => b"-->",
+            _ => break,
+        };
+        let at = rest.windows(end.len()).position(|found| found == end);
+        let Some(behind) = at.and_then(|at| rest.get(at + end.len()..)) else {
+            return false;
+        };
+        rest = behind;
+    }
+    let name = rest.strip_prefix(b"<Parallels_disk_image");
+    name.is_some_and(|behind| {
+        matches!(behind, [b'>' | b'/', ..]) || behind.first().is_some_and(u8::is_ascii_whitespace)
+    })
+}

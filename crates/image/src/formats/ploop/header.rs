@@ -1,0 +1,149 @@
+//! The header, and what it must not say.
+
+use holdfast_block::{Record, to_usize};
+
+use super::SECTOR_BYTES;
+use crate::Result;
+use crate::error::corrupt;
+use crate::file::ImageFile;
+use crate::model::bytes::put;
+use crate::model::info::{BlockInfo, ImageKind, USUAL_SECTOR_BYTES};
+
+pub(crate) const HEADER_BYTES: u64 = 64;
+const MAGICS: [&[u8; 16]; 2] = [b"WithoutFreeSpace", b"WithouFreSpacExt"];
+pub(super) const AT_CYLINDERS: u64 = 24;
+pub(super) const AT_ENTRIES: u64 = 32;
+pub(super) const AT_IN_USE: u64 = 44;
+/// As QEMU has them: 16 heads, and 32 sectors.
+pub(super) const CYLINDER_BYTES: u64 = SECTOR_BYTES * 16 * 32;
+pub(super) const AT_EXTENSION: u64 = 56;
+const OPEN: u32 = 0x746f_6e59;
+/// What we write: there are no extensions that could be out of date.
+pub(super) const CLOSED_WITHOUT_EXTENSIONS: u32 = 0;
+
+/// How the places of clusters are counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Version {
+    /// By sectors.
+    One,
+    /// By clusters.
+    Two,
+}
+
+/// A header that was checked against its file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Header {
+    pub(crate) version: Version,
+    pub(crate) cluster_bytes: u64,
+    pub(crate) entry_count: u64,
+    pub(crate) disk_bytes: u64,
+    pub(crate) data_offset: u64,
+    /// Whether somebody had it open who did not close it.
+    pub(crate) is_open: bool,
+}
+
+impl Header {
+    /// Reads the header of `file`, called `image`.
+    pub(crate) fn load(file: &dyn ImageFile, image: &str) -> Result<Self> {
+        let file_bytes = file.length_bytes()?;
+        let wrong = |at: u64, detail: String| Err(corrupt(image, "header", at, detail));
+        if file_bytes < HEADER_BYTES {
+            return wrong(0, format!("the file has {file_bytes} bytes, too few for a header"));
+        }
+        let mut bytes = [0; to_usize(HEADER_BYTES)];
+        file.read_at(&mut bytes, 0)?;
+        let stored = Record::new(&bytes);
+        let version = match MAGICS.iter().position(|magic| bytes.starts_with(*magic)) {
+            Some(0) => Version::One,
+            Some(_) => Version::Two,
+            None => return wrong(0, "there is none".to_owned()),
+        };
+        if stored.le_u32::<16>() != 2 {
+            return wrong(16, format!("the version is {}", stored.le_u32::<16>()));
+        }
+        let cluster_sectors = u64::from(stored.le_u32::<28>());
+        if !cluster_sectors.is_power_of_two() || cluster_sectors > 1 << 21 {
+            return wrong(28, format!("a cluster has {cluster_sectors} sectors"));
+        }
+        let cluster_bytes = cluster_sectors * SECTOR_BYTES;
+        let entry_count = u64::from(stored.le_u32::<32>());
+        let sectors = match version {
+            Version::One => u64::from(stored.le_u32::<36>()),
+            Version::Two => stored.le_u64::<36>(),
+        };
+        let Some(disk_bytes) = sectors
+            .checked_mul(SECTOR_BYTES)
+            .filter(|bytes| i64::try_from(*bytes).is_ok())
+        else {
+            return wrong(36, format!("the disk has {sectors} sectors"));
+        };
+        if disk_bytes.div_ceil(cluster_bytes) > entry_count {
+            return wrong(
+                32,
+                format!("the table has {entry_count} entries, and the disk has {sectors} sectors"),
+            );
+        }
+        let table_end = HEADER_BYTES + entry_count * 4;
+        if table_end > file_bytes {
+            return wrong(32, format!("the table ends at {table_end}, the file at {file_bytes}"));
+        }
+        let data_offset = match u64::from(stored.le_u32::<48>()) * SECTOR_BYTES {
+            0 if version == Version::One => table_end.next_multiple_of(SECTOR_BYTES),
+            offset => offset,
+        };
+        if data_offset < table_end {
+            return wrong(48, format!("clusters begin at {data_offset}, inside of the table"));
+        }
+        Ok(Self {
+            version,
+            cluster_bytes,
+            entry_count,
+            disk_bytes,
+            data_offset,
+            is_open: stored.le_u32::<44>() == OPEN,
+        })
+    }
+
+    /// What there is to know about it.
+    pub(crate) fn describe(&self) -> BlockInfo {
+        BlockInfo {
+            kind: ImageKind::Dynamic,
+            block_bytes: self.cluster_bytes,
+            sector_bytes: USUAL_SECTOR_BYTES,
+            id: None,
+            modification: None,
+            parent: None,
+            creator: None,
+        }
+    }
+
+    /// The bytes that an entry counts.
+    pub(super) fn entry_bytes(&self) -> u64 {
+        match self.version {
+            Version::One => SECTOR_BYTES,
+            Version::Two => self.cluster_bytes,
+        }
+    }
+
+    /// Where the cluster of `entry` is.
+    pub(super) fn host(&self, entry: u32) -> u64 {
+        u64::from(entry) * self.entry_bytes()
+    }
+
+    /// The header of a new image, of version 2, as it is stored.
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![0; to_usize(HEADER_BYTES)];
+        let mut put = |at: usize, field: &[u8]| put(&mut bytes, at, field);
+        let low = |value: u64| u32::try_from(value).unwrap_or(u32::MAX).to_le_bytes();
+        put(0, MAGICS[1]);
+        put(16, &2_u32.to_le_bytes());
+        put(20, &16_u32.to_le_bytes());
+        put(24, &low(self.disk_bytes.div_ceil(CYLINDER_BYTES)));
+        put(28, &low(self.cluster_bytes / SECTOR_BYTES));
+        put(32, &low(self.entry_count));
+        put(36, &(self.disk_bytes / SECTOR_BYTES).to_le_bytes());
+        put(44, &CLOSED_WITHOUT_EXTENSIONS.to_le_bytes());
+        put(48, &low(self.data_offset / SECTOR_BYTES));
+        bytes
+    }
+}

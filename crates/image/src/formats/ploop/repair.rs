@@ -1,0 +1,119 @@
+//! The mark that somebody has the image open goes, and so does room at the end that no entry has. Where that was asked for, entries that
+//! lead nowhere become free, and a cluster that two entries have is copied for the second one.
+
+use std::collections::HashSet;
+
+use super::check::check;
+use super::header::{AT_EXTENSION, AT_IN_USE, CLOSED_WITHOUT_EXTENSIONS, HEADER_BYTES, Header};
+use super::tables::for_each_cluster;
+use crate::Result;
+use crate::allocation_table::{CutOff, copy_room};
+use crate::error::corrupt;
+use crate::file::ImageFile;
+use crate::operations::repair::{RepairAction, RepairMode};
+
+/// Mends the image in `file`.
+pub(crate) fn mend(file: &dyn ImageFile, image: &str, mode: RepairMode, actions: &mut Vec<RepairAction>) -> Result<()> {
+    let header = Header::load(file, image)?;
+    if mode == RepairMode::All {
+        give_up_and_separate(file, &header, image, actions)?;
+    }
+    cut(file, &header, actions)?;
+    // Whether somebody has it open is what its lock says; this is left of somebody who did not come to the end.
+    if mode >= RepairMode::Safe && header.is_open && check(file, &header)?.corruption_count == 0 {
+        file.sync()?;
+        // What the extension says of the disk, such as bitmaps, is not known to be true.
+        file.write_at(&CLOSED_WITHOUT_EXTENSIONS.to_le_bytes(), AT_IN_USE)?;
+        file.sync()?;
+        actions.push(RepairAction::MarkCleared {
+            mark: "was not closed cleanly",
+        });
+    }
+    Ok(())
+}
+
+fn give_up_and_separate(
+    file: &dyn ImageFile,
+    header: &Header,
+    image: &str,
+    actions: &mut Vec<RepairAction>,
+) -> Result<()> {
+    let (file_bytes, cluster) = (file.length_bytes()?, header.cluster_bytes);
+    let (mut lost, mut twice, mut seen) = (Vec::new(), Vec::new(), HashSet::new());
+    let mut cut_off = CutOff::default();
+    for_each_cluster(file, header, |index, host| {
+        let is_aligned = host.wrapping_sub(header.data_offset).is_multiple_of(cluster);
+        if host < header.data_offset || host >= file_bytes || !is_aligned {
+            lost.push(index);
+            return;
+        }
+        cut_off.meet(host, index, cluster, header.disk_bytes);
+        if !seen.insert(host) {
+            twice.push((index, host));
+        }
+    })?;
+    let entry_at = |index: u64| HEADER_BYTES + index * 4;
+    for index in &lost {
+        file.write_at(&[0; 4], entry_at(*index))?;
+    }
+    file.sync()?;
+    if let Some(first) = lost.first() {
+        actions.push(RepairAction::GivenUp {
+            what: "clusters",
+            count: lost.len() as u64,
+            unit_bytes: cluster,
+            first_disk_offset: Some(first * cluster),
+        });
+    }
+    cut_off.give_up(file, actions)?;
+    let Some((first, _)) = twice.first() else { return Ok(()) };
+    let start = header.data_offset + (file_bytes.saturating_sub(header.data_offset)).next_multiple_of(cluster);
+    let mut entries = Vec::new();
+    for (number, (index, from)) in (0..).zip(&twice) {
+        let place = start + number * cluster;
+        let entry = u32::try_from(place / header.entry_bytes());
+        let (Ok(entry), true) = (entry, place.is_multiple_of(header.entry_bytes())) else {
+            return Err(corrupt(
+                image,
+                "table",
+                entry_at(*index),
+                "cannot tell of a cluster behind all others",
+            ));
+        };
+        copy_room(file, *from, place, cluster)?;
+        entries.push((*index, entry));
+    }
+    file.sync()?;
+    for (index, entry) in entries {
+        file.write_at(&entry.to_le_bytes(), entry_at(index))?;
+    }
+    file.sync()?;
+    actions.push(RepairAction::Separated {
+        count: twice.len() as u64,
+        unit_bytes: cluster,
+        first_disk_offset: first * cluster,
+    });
+    Ok(())
+}
+
+/// Cuts off what is behind the last cluster.
+fn cut(file: &dyn ImageFile, header: &Header, actions: &mut Vec<RepairAction>) -> Result<()> {
+    let mut extension = [0; 8];
+    file.read_at(&mut extension, AT_EXTENSION)?;
+    if extension != [0; 8] {
+        // It has places of its own, and they may be there.
+        return Ok(());
+    }
+    let (report, file_bytes) = (check(file, header)?, file.length_bytes()?);
+    let end = report.image_end;
+    // A part of a cluster is the last one, which did not get longer.
+    if report.corruption_count > 0 || end.saturating_add(header.cluster_bytes) > file_bytes {
+        return Ok(());
+    }
+    file.set_length(end)?;
+    file.sync()?;
+    actions.push(RepairAction::Cut {
+        bytes: file_bytes - end,
+    });
+    Ok(())
+}

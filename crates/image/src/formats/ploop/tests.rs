@@ -1,0 +1,77 @@
+//! Crashes, both versions, and what a header may not say.
+
+use std::sync::Arc;
+
+use holdfast_block::{BlockDevice, to_usize};
+
+use super::create::write_empty;
+use super::header::Header;
+use super::tables::PloopTables;
+use crate::Result;
+use crate::allocation_table::TableLayer;
+use crate::allocation_table::crash_tests::{Case, survive_crashes};
+use crate::file::ImageFile;
+use crate::file::memory::MemoryFile;
+
+fn empty() -> Vec<u8> {
+    let file = MemoryFile::default();
+    write_empty(&file, 98_304 + 512, 4096).unwrap();
+    let mut bytes = vec![0; to_usize(file.length_bytes().unwrap())];
+    file.read_at(&mut bytes, 0).unwrap();
+    bytes
+}
+
+/// The same, of version 1, with clusters right behind the table, at any sector.
+fn empty_old() -> Vec<u8> {
+    let mut bytes = empty();
+    bytes[..16].copy_from_slice(b"WithoutFreeSpace");
+    bytes[48..52].fill(0);
+    bytes.truncate(512);
+    bytes
+}
+
+fn open(file: Arc<dyn ImageFile>, backing: Option<Arc<dyn BlockDevice>>) -> Result<TableLayer> {
+    let header = Header::load(&*file, "image")?;
+    let tables = Box::new(PloopTables::new("image".into(), header, Arc::clone(&file)));
+    Ok(TableLayer::new("image".into(), file, tables, backing))
+}
+
+#[test]
+fn a_crash_loses_nothing_that_was_flushed() {
+    let case = |name, start, has_parent| Case {
+        name,
+        start,
+        has_parent,
+        open,
+        check: |file| super::check::check(&*file, &Header::load(&*file, "image")?),
+    };
+    survive_crashes(vec![
+        case("version 2", empty(), false),
+        case("version 1", empty_old(), false),
+        case("a delta", empty(), true),
+    ]);
+}
+
+#[test]
+fn what_contradicts_itself_is_refused() {
+    let good = empty();
+    let is_refused = |at: usize, value: u32| {
+        let mut bytes = good.clone();
+        bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+        Header::load(&MemoryFile::new(bytes), "image").is_err()
+    };
+    assert!(!is_refused(20, 255), "other heads");
+    for (what, at, value) in [
+        ("magic", 0, 1),
+        ("version", 16, 3),
+        ("cluster of nothing", 28, 0),
+        ("cluster of three sectors", 28, 3),
+        ("cluster of 2 GiB", 28, 1 << 22),
+        ("too few entries", 32, 24),
+        ("more entries than the file can tell of", 32, 0x1000_0000),
+        ("a disk without end", 40, 0x8000_0000),
+        ("clusters inside of the table", 48, 0),
+    ] {
+        assert!(is_refused(at, value), "{what}");
+    }
+}

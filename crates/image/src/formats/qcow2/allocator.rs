@@ -1,0 +1,392 @@
+//! Gives host clusters out and takes them back, in memory; [`State::commit`](super::state::State::commit) stores the result.
+//!
+//! Invariants, which make every crash a leak at worst:
+//! - A stored refcount is never below the number of stored references. An increment is stored and synced before the
+//!   reference is; a decrement is applied (here: [`Allocator::apply_releases`]) only after the reference's
+//!   removal was synced.
+//! - A cluster is given out only when its refcount in memory is 0, so never while anything stored refers to it.
+//! - A cluster that holds metadata is never given out, whatever its refcount says: that would be damage, and is an error.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Range;
+use std::sync::Arc;
+
+use holdfast_block::to_usize;
+
+use super::geometry::{Geometry, POINTER_BYTES};
+use super::header::{Header, REFCOUNT_TABLE_AT, REFCOUNT_TABLE_BYTES_MAX};
+use super::refcount::{get, load_table, read_block, set};
+use crate::error::corrupt;
+use crate::file::ImageFile;
+use crate::model::bytes::from_words;
+use crate::{Error, Result};
+
+/// Memory for refcount blocks that are as they are stored.
+const CLEAN_BLOCK_BYTES_MAX: u64 = 8 << 20;
+
+pub(crate) struct Allocator {
+    image: Arc<str>,
+    file: Arc<dyn ImageFile>,
+    geometry: Geometry,
+    table: Vec<u64>,
+    table_offset: u64,
+    table_change: TableChange,
+    blocks: BTreeMap<u64, Block>,
+    /// No cluster below is free.
+    hint: u64,
+    /// Clusters to count down after the next commit; one may be here several times.
+    releases: Vec<u64>,
+    /// Clusters of metadata, and what they hold.
+    metadata: HashMap<u64, &'static str>,
+}
+
+struct Block {
+    bytes: Vec<u8>,
+    state: BlockState,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum BlockState {
+    Clean,
+    Changed,
+}
+
+/// How the table in memory differs from the stored one.
+enum TableChange {
+    None,
+    Entries(BTreeSet<u64>),
+    Moved,
+}
+
+impl Allocator {
+    pub(crate) fn load(file: &Arc<dyn ImageFile>, header: &Header, image: &Arc<str>) -> Result<Self> {
+        let mut allocator = Self {
+            image: Arc::clone(image),
+            file: Arc::clone(file),
+            geometry: header.geometry,
+            table: load_table(&**file, header, image)?,
+            table_offset: header.refcount_table_offset,
+            table_change: TableChange::None,
+            blocks: BTreeMap::new(),
+            hint: 0,
+            releases: Vec::new(),
+            metadata: HashMap::new(),
+        };
+        allocator.protect("header", 0, 1)?;
+        allocator.protect(
+            "refcount table",
+            header.refcount_table_offset,
+            header.refcount_table_clusters,
+        )?;
+        for index in 0..allocator.table.len() {
+            let offset = allocator.table[index];
+            if offset != 0 {
+                allocator.protect("refcount block", offset, 1)?;
+            }
+        }
+        Ok(allocator)
+    }
+
+    /// Marks clusters as metadata; an error where they are already.
+    pub(crate) fn protect(&mut self, what: &'static str, offset: u64, clusters: u64) -> Result<()> {
+        let first = self.geometry.cluster_of(offset);
+        for cluster in first..first + clusters {
+            if let Some(other) = self.metadata.insert(cluster, what) {
+                let at = self.geometry.offset_of(cluster);
+                return Err(corrupt(&self.image, "metadata", at, format!("both {other} and {what}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// What metadata the cluster at `offset` holds, if any: it must not be written as data.
+    pub(crate) fn metadata_at(&self, offset: u64) -> Option<&'static str> {
+        self.metadata.get(&self.geometry.cluster_of(offset)).copied()
+    }
+
+    /// Takes between 1 and `count_max` free clusters in a row; gives their offsets.
+    pub(crate) fn allocate(&mut self, count_max: u64) -> Result<Range<u64>> {
+        let entries = self.geometry.refcount_block_entries();
+        let order = self.geometry.refcount_order;
+        let mut cluster = self.hint;
+        loop {
+            let index = cluster / entries;
+            self.ensure_block(index)?;
+            let block = self.block(index)?;
+            let is_free = |within: &u64| get(&block.bytes, *within, order) == 0;
+            let Some(first) = (cluster % entries..entries).find(is_free) else {
+                cluster = (index + 1) * entries;
+                self.hint = cluster;
+                continue;
+            };
+            let count = (first..entries.min(first + count_max)).take_while(is_free).count() as u64;
+            block.state = BlockState::Changed;
+            for within in first..first + count {
+                set(&mut block.bytes, within, order, 1);
+            }
+            let found = index * entries + first..index * entries + first + count;
+            self.hint = found.end;
+            self.check_free(&found)?;
+            return Ok(self.geometry.offset_of(found.start)..self.geometry.offset_of(found.end));
+        }
+    }
+
+    /// Takes `count` free clusters in one row; gives their offsets.
+    ///
+    /// # Errors
+    /// [`Error::NotResizable`] where a row is longer than what one refcount block counts.
+    pub(crate) fn allocate_row(&mut self, count: u64) -> Result<Range<u64>> {
+        // The first cluster of what was never counted has the block that counts it.
+        if count >= self.geometry.refcount_block_entries() {
+            return Err(Error::NotResizable {
+                image: self.image.to_string(),
+                detail: format!(
+                    "its tables would need {count} clusters of {} bytes in a row; convert it to one with larger clusters",
+                    self.geometry.cluster_bytes()
+                ),
+            });
+        }
+        let mut too_short = Vec::new();
+        let row = loop {
+            let found = self.allocate(count)?;
+            if found.end - found.start == self.geometry.offset_of(count) {
+                break found;
+            }
+            too_short.push(found);
+        };
+        for found in too_short {
+            self.give_back(found)?;
+        }
+        Ok(row)
+    }
+
+    fn check_free(&self, clusters: &Range<u64>) -> Result<()> {
+        for cluster in clusters.clone() {
+            if let Some(what) = self.metadata.get(&cluster) {
+                let detail = format!("the refcount of a {what} is 0");
+                return Err(corrupt(
+                    &self.image,
+                    "refcount",
+                    self.geometry.offset_of(cluster),
+                    detail,
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes one cluster for metadata.
+    pub(crate) fn allocate_metadata(&mut self, what: &'static str) -> Result<u64> {
+        let offset = self.allocate(1)?.start;
+        self.protect(what, offset, 1)?;
+        Ok(offset)
+    }
+
+    /// Gives clusters back at once that nothing refers to, in memory or stored: a write into them failed.
+    pub(crate) fn give_back(&mut self, offsets: Range<u64>) -> Result<()> {
+        for cluster in self.geometry.cluster_of(offsets.start)..self.geometry.cluster_of(offsets.end) {
+            self.release(cluster)?;
+        }
+        Ok(())
+    }
+
+    /// Counts the cluster at `offset` down, once the removal of its reference is stored.
+    pub(crate) fn release_later(&mut self, offset: u64) {
+        self.releases.push(self.geometry.cluster_of(offset));
+    }
+
+    /// Clusters waiting to be counted down.
+    pub(crate) fn release_count(&self) -> usize {
+        self.releases.len()
+    }
+
+    /// Counts down what waits; gives the offsets of the clusters that are free now.
+    ///
+    /// To be called after the removal of all their references was synced, and not earlier.
+    pub(crate) fn apply_releases(&mut self) -> Result<Vec<u64>> {
+        let mut freed = Vec::new();
+        for cluster in std::mem::take(&mut self.releases) {
+            if self.release(cluster)? == 0 {
+                self.metadata.remove(&cluster);
+                freed.push(self.geometry.offset_of(cluster));
+            }
+        }
+        freed.sort_unstable();
+        Ok(freed)
+    }
+
+    fn release(&mut self, cluster: u64) -> Result<u64> {
+        let entries = self.geometry.refcount_block_entries();
+        let order = self.geometry.refcount_order;
+        let offset = self.geometry.offset_of(cluster);
+        let damaged = corrupt(&self.image, "refcount", offset, "a cluster in use has refcount 0");
+        if self
+            .table
+            .get(to_usize(cluster / entries))
+            .is_none_or(|block| *block == 0)
+        {
+            return Err(damaged);
+        }
+        let block = self.block(cluster / entries)?;
+        let Some(count) = get(&block.bytes, cluster % entries, order).checked_sub(1) else {
+            return Err(damaged);
+        };
+        set(&mut block.bytes, cluster % entries, order, count);
+        block.state = BlockState::Changed;
+        if count == 0 {
+            self.hint = self.hint.min(cluster);
+        }
+        Ok(count)
+    }
+
+    /// Block `index`, which exists.
+    fn block(&mut self, index: u64) -> Result<&mut Block> {
+        if !self.blocks.contains_key(&index) {
+            let clean_max = to_usize(CLEAN_BLOCK_BYTES_MAX / self.geometry.cluster_bytes()).max(4);
+            if self.blocks.len() >= clean_max {
+                self.blocks.retain(|_, block| block.state == BlockState::Changed);
+            }
+            let offset = self.table[to_usize(index)];
+            let bytes = read_block(&*self.file, self.geometry, offset, &self.image)?;
+            self.blocks.insert(
+                index,
+                Block {
+                    bytes,
+                    state: BlockState::Clean,
+                },
+            );
+        }
+        Ok(self.blocks.get_mut(&index).expect("it was just put there"))
+    }
+
+    /// Makes sure that clusters of block `index` can be counted.
+    fn ensure_block(&mut self, index: u64) -> Result<()> {
+        if index >= self.table.len() as u64 {
+            return self.grow_table(index);
+        }
+        if self.table[to_usize(index)] != 0 {
+            return Ok(());
+        }
+        // Nothing in this range was ever counted, so its first cluster is free; it describes itself.
+        let cluster = index * self.geometry.refcount_block_entries();
+        self.add_blocks(index, cluster, 1, 0)?;
+        match &mut self.table_change {
+            TableChange::None => self.table_change = TableChange::Entries([index].into()),
+            TableChange::Entries(indexes) => {
+                indexes.insert(index);
+            }
+            TableChange::Moved => {}
+        }
+        Ok(())
+    }
+
+    /// Adds blocks `index..index + blocks` at host clusters `cluster..`, which count themselves and `others` clusters
+    /// behind them.
+    fn add_blocks(&mut self, index: u64, cluster: u64, blocks: u64, others: u64) -> Result<()> {
+        self.check_free(&(cluster..cluster + blocks + others))?;
+        let entries = self.geometry.refcount_block_entries();
+        for number in 0..blocks {
+            let mut bytes = vec![0; to_usize(self.geometry.cluster_bytes())];
+            let used = (blocks + others).saturating_sub(number * entries).min(entries);
+            for within in 0..used {
+                set(&mut bytes, within, self.geometry.refcount_order, 1);
+            }
+            self.blocks.insert(
+                index + number,
+                Block {
+                    bytes,
+                    state: BlockState::Changed,
+                },
+            );
+            let offset = self.geometry.offset_of(cluster + number);
+            self.table[to_usize(index + number)] = offset;
+            self.protect("refcount block", offset, 1)?;
+        }
+        Ok(())
+    }
+
+    /// Moves the table to a larger place, which lies with its own refcount blocks behind everything counted so far.
+    fn grow_table(&mut self, index: u64) -> Result<()> {
+        let entries = self.geometry.refcount_block_entries();
+        let mut blocks = 1;
+        let table_clusters = loop {
+            let table = self.geometry.clusters_for((index + index / 2 + blocks) * POINTER_BYTES);
+            if blocks * entries >= blocks + table {
+                break table;
+            }
+            blocks += 1;
+        };
+        let table_bytes = self.geometry.offset_of(table_clusters);
+        if table_bytes > REFCOUNT_TABLE_BYTES_MAX.max(self.geometry.cluster_bytes()) {
+            return Err(Error::NotWritable {
+                image: self.image.to_string(),
+                detail: "its refcount table cannot grow any further; convert it to one with larger clusters".to_owned(),
+            });
+        }
+        let cluster = index * entries;
+        let old_clusters = self.geometry.clusters_for(self.table.len() as u64 * POINTER_BYTES);
+        for number in 0..old_clusters {
+            self.release_later(self.table_offset + self.geometry.offset_of(number));
+        }
+        self.table.resize(to_usize(table_bytes / POINTER_BYTES), 0);
+        self.add_blocks(index, cluster, blocks, table_clusters)?;
+        self.table_offset = self.geometry.offset_of(cluster + blocks);
+        self.protect("refcount table", self.table_offset, table_clusters)?;
+        self.table_change = TableChange::Moved;
+        Ok(())
+    }
+
+    /// Whether anything is not stored yet.
+    pub(crate) fn is_changed(&self) -> bool {
+        !self.releases.is_empty()
+            || !matches!(self.table_change, TableChange::None)
+            || self.blocks.values().any(|block| block.state == BlockState::Changed)
+    }
+
+    /// Writes changed blocks, and a moved table to its new place: nothing that is referred to yet changes its meaning.
+    pub(crate) fn store_blocks(&mut self) -> Result<()> {
+        for (index, block) in &mut self.blocks {
+            if block.state == BlockState::Changed {
+                self.file.write_at(&block.bytes, self.table[to_usize(*index)])?;
+                block.state = BlockState::Clean;
+            }
+        }
+        if matches!(self.table_change, TableChange::Moved) {
+            self.file.write_at(&from_words(&self.table), self.table_offset)?;
+        }
+        Ok(())
+    }
+
+    /// Makes the table point to new blocks, or the header to the moved table; whether there was anything to do.
+    ///
+    /// What [`store_blocks`](Self::store_blocks) wrote must have been synced.
+    pub(crate) fn store_table(&mut self) -> Result<Stored> {
+        match &self.table_change {
+            TableChange::None => return Ok(Stored::Nothing),
+            TableChange::Entries(indexes) => {
+                for index in indexes {
+                    let bytes = self.table[to_usize(*index)].to_be_bytes();
+                    self.file.write_at(&bytes, self.table_offset + index * POINTER_BYTES)?;
+                }
+            }
+            TableChange::Moved => {
+                let clusters = self.geometry.clusters_for(self.table.len() as u64 * POINTER_BYTES);
+                let clusters = u32::try_from(clusters).expect("bounded by 8 MiB");
+                // Twelve bytes inside the header's first sector: stored whole or not at all.
+                let mut field = [0; 12];
+                field[..8].copy_from_slice(&self.table_offset.to_be_bytes());
+                field[8..].copy_from_slice(&clusters.to_be_bytes());
+                self.file.write_at(&field, REFCOUNT_TABLE_AT)?;
+            }
+        }
+        self.table_change = TableChange::None;
+        Ok(Stored::Something)
+    }
+}
+
+/// Whether anything was written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stored {
+    Nothing,
+    Something,
+}

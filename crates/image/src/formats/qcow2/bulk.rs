@@ -1,0 +1,499 @@
+//! Writing a whole image once, from start to end.
+//!
+//! Everything goes to the end of the file in large writes: data, L2 tables when the next one begins, refcount blocks when
+//! they are full. Nothing is read back, nothing is synced in between, and the header comes last, after a sync: until then
+//! the file has no magic number and is no image. Memory is one L2 table, one refcount block, the L1 table
+//! (at most 32 MiB) and a write buffer.
+
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use holdfast_block::to_usize;
+
+use super::entry::{Entry, compressed_offset_end};
+use super::geometry::{Geometry, POINTER_BYTES};
+use super::header::{Header, REFCOUNT_TABLE_BYTES_MAX};
+use super::mapping::{L2Table, set_entry_in};
+use super::refcount::{get, set};
+use crate::file::{HostFile, ImageFile};
+use crate::model::bytes::from_words;
+use crate::{Compression, Error, Result};
+
+/// Small pieces are collected up to this size before they are written.
+const BUFFER_BYTES: usize = 1 << 20;
+/// The most by which the file is made longer at once: a file system writes faster, and side by side, inside a file.
+const GROWTH_BYTES_MAX: u64 = 256 << 20;
+
+/// Fills a new qcow2 image from start to end, faster than a device can be written.
+///
+/// Offsets only go up. What is left out is absent: zero, or the backing file's.
+pub struct BulkWriter {
+    stream: Stream,
+    data_file: Option<Arc<dyn ImageFile>>,
+    header: Header,
+    is_data_file_raw: bool,
+    path: Option<PathBuf>,
+    l1: Vec<u64>,
+    current: Option<(u64, L2Table)>,
+    refcounts: RefcountStream,
+    position: u64,
+}
+
+/// The end of the file, where everything goes.
+struct Stream {
+    file: Arc<dyn ImageFile>,
+    buffer: Vec<u8>,
+    written: u64,
+    /// How long the file was made.
+    length: u64,
+}
+
+/// Where bytes of a disk go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Placed {
+    /// The bytes, counted from the first that were placed.
+    pub(crate) bytes: Range<usize>,
+    /// Where in the file that [`BulkWriter::data_file`] gives.
+    pub(crate) file_offset: u64,
+}
+
+/// Refcounts of a file that only grows: blocks behind the end of the stream do not change any more.
+struct RefcountStream {
+    geometry: Geometry,
+    block: Vec<u8>,
+    next: Vec<u8>,
+    offsets: Vec<u64>,
+}
+
+impl BulkWriter {
+    pub(crate) fn new(
+        file: Arc<dyn ImageFile>,
+        data_file: Option<Arc<dyn ImageFile>>,
+        header: Header,
+        is_data_file_raw: bool,
+        path: Option<PathBuf>,
+    ) -> Result<Self> {
+        let geometry = header.geometry;
+        let mut writer = Self {
+            stream: Stream {
+                file,
+                buffer: Vec::with_capacity(BUFFER_BYTES + to_usize(geometry.cluster_bytes())),
+                written: geometry.cluster_bytes(),
+                length: 0,
+            },
+            data_file,
+            is_data_file_raw,
+            path,
+            l1: vec![0; to_usize(header.l1.entries)],
+            current: None,
+            refcounts: RefcountStream {
+                geometry,
+                block: vec![0; to_usize(geometry.cluster_bytes())],
+                next: vec![0; to_usize(geometry.cluster_bytes())],
+                offsets: Vec::new(),
+            },
+            position: 0,
+            header,
+        };
+        writer.count(0..1)?;
+        Ok(writer)
+    }
+
+    /// Size of a cluster: appended data comes in multiples of it.
+    pub fn cluster_bytes(&self) -> u64 {
+        self.header.geometry.cluster_bytes()
+    }
+
+    /// Size of the disk.
+    pub fn size_bytes(&self) -> u64 {
+        self.header.size_bytes
+    }
+
+    /// Whether what is left out is not zero but the backing file's.
+    pub(crate) fn has_backing(&self) -> bool {
+        self.header.backing_name.is_some()
+    }
+
+    /// How clusters for [`append_compressed`](Self::append_compressed) are to be compressed.
+    pub fn compression(&self) -> Compression {
+        self.header.compression
+    }
+
+    /// Stores whole clusters at `offset` of the disk; only the last one of the disk may be cut off by its end.
+    ///
+    /// `offset` must be a multiple of the cluster size and not lie before the end of what was appended.
+    pub fn append(&mut self, data: &[u8], offset: u64) -> Result<()> {
+        for Placed { bytes, file_offset } in self.place(data.len(), offset)? {
+            self.data_file().write_at(&data[bytes], file_offset)?;
+        }
+        Ok(())
+    }
+
+    /// Finds room for what [`append`](Self::append) would store, which the caller writes there, when and in which order
+    /// it likes, before [`finish`](Self::finish).
+    pub(crate) fn place(&mut self, length: usize, offset: u64) -> Result<Vec<Placed>> {
+        let clusters = self.advance(offset, length as u64)?;
+        if self.data_file.is_some() {
+            self.set_entries(clusters, |cluster, geometry| {
+                Entry::data(geometry.offset_of(cluster), geometry)
+            })?;
+            return Ok(vec![Placed {
+                bytes: 0..length,
+                file_offset: offset,
+            }]);
+        }
+        let geometry = self.header.geometry;
+        let mut placed = Vec::new();
+        let mut done = 0;
+        let mut cluster = clusters.start;
+        while cluster < clusters.end {
+            // The table of the clusters before comes first, or it would stand in the middle of this run.
+            let entries = geometry.l2_entries();
+            let end = clusters.end.min((cluster / entries + 1) * entries);
+            self.begin_table(cluster / entries)?;
+            let host = self.take(end - cluster)?;
+            let piece = to_usize(geometry.offset_of(end - cluster)).min(length - done);
+            self.stream.leave_out(piece)?;
+            self.stream.align(geometry)?;
+            placed.push(Placed {
+                bytes: done..done + piece,
+                file_offset: host,
+            });
+            let first = cluster;
+            self.set_entries(first..end, |cluster, geometry| {
+                Entry::data(host + geometry.offset_of(cluster - first), geometry)
+            })?;
+            done += piece;
+            cluster = end;
+        }
+        Ok(placed)
+    }
+
+    /// The file that holds what was [placed](Self::place).
+    pub(crate) fn data_file(&self) -> &Arc<dyn ImageFile> {
+        self.data_file.as_ref().unwrap_or(&self.stream.file)
+    }
+
+    /// Stores one cluster that a [`ClusterCompressor`](crate::ClusterCompressor) made smaller.
+    pub fn append_compressed(&mut self, compressed: &[u8], offset: u64) -> Result<()> {
+        let geometry = self.header.geometry;
+        if self.data_file.is_some() || compressed.is_empty() || compressed.len() as u64 >= geometry.cluster_bytes() {
+            return Err(Error::InvalidOption {
+                option: "compressed cluster",
+                detail: format!("{} bytes cannot be stored here", compressed.len()),
+            });
+        }
+        let held = geometry
+            .cluster_bytes()
+            .min(self.header.size_bytes.saturating_sub(offset));
+        let clusters = self.advance(offset, held)?;
+        self.begin_table(clusters.start / geometry.l2_entries())?;
+        let host = self.stream.end();
+        let uses = host / geometry.cluster_bytes()..geometry.clusters_for(host + compressed.len() as u64);
+        // A cluster can hold no more pieces than its refcount can say.
+        let is_crowded = !geometry.is_aligned(host) && self.refcounts.get(uses.start) >= geometry.refcount_max();
+        if is_crowded || self.refcounts.is_full(geometry.cluster_of(host)) {
+            self.stream.align(geometry)?;
+            self.place_block()?;
+        }
+        let host = self.stream.end();
+        if host + compressed.len() as u64 >= compressed_offset_end(geometry) {
+            return Err(self.too_large());
+        }
+        self.stream.append(compressed)?;
+        let entry = Entry::compressed(host, compressed.len() as u64, geometry);
+        let sectors = host & !511..(host + compressed.len() as u64).next_multiple_of(512);
+        self.count(geometry.cluster_of(sectors.start)..geometry.clusters_for(sectors.end))?;
+        self.set_entries(clusters, |_, _| entry)
+    }
+
+    /// Makes whole clusters read as zero whatever the backing file holds.
+    pub fn append_zeroes(&mut self, range: Range<u64>) -> Result<()> {
+        if !self.header.has_zero_clusters() {
+            return Err(Error::InvalidOption {
+                option: "version",
+                detail: "version 2 has no clusters of zeroes".to_owned(),
+            });
+        }
+        if self.is_data_file_raw {
+            // The file is zero there already; the gap is filled when the next piece or the end comes.
+            return Ok(());
+        }
+        let clusters = self.advance(range.start, range.end.saturating_sub(range.start))?;
+        self.set_entries(clusters, |_, geometry| Entry::zero(geometry))
+    }
+
+    /// Stores the tables and then the header; the image is whole and durable when this returns.
+    pub fn finish(mut self) -> Result<()> {
+        let geometry = self.header.geometry;
+        self.fill_gap(self.header.size_bytes)?;
+        self.end_table()?;
+        self.stream.align(geometry)?;
+        self.place_block()?;
+        self.header.l1.offset = self.stream.end();
+        self.stream.append(&from_words(&self.l1))?;
+        self.stream.align(geometry)?;
+        self.finish_refcounts(geometry.cluster_of(self.header.l1.offset))?;
+        self.stream.finish()?;
+        if let Some(data_file) = &self.data_file {
+            data_file.sync()?;
+        }
+        self.stream.file.sync()?;
+        self.stream.file.write_at(&self.header.encode()?, 0)?;
+        self.stream.file.sync()?;
+        match &self.path {
+            Some(path) => HostFile::sync_directory(path),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks that `length` bytes at `offset` are whole clusters further on; gives the clusters.
+    fn advance(&mut self, offset: u64, length: u64) -> Result<Range<u64>> {
+        let geometry = self.header.geometry;
+        let end = offset.saturating_add(length);
+        let is_whole = geometry.is_aligned(offset) && (geometry.is_aligned(length) || end == self.header.size_bytes);
+        if !is_whole || offset < self.position || end > self.header.size_bytes {
+            return Err(Error::InvalidOption {
+                option: "bulk write",
+                detail: format!(
+                    "{length} bytes at {offset} are not whole clusters between {} and {}",
+                    self.position, self.header.size_bytes
+                ),
+            });
+        }
+        self.fill_gap(offset)?;
+        self.position = end;
+        Ok(geometry.cluster_of(offset)..geometry.clusters_for(end))
+    }
+
+    fn set_entries(&mut self, clusters: Range<u64>, entry: impl Fn(u64, Geometry) -> Entry) -> Result<()> {
+        let geometry = self.header.geometry;
+        for cluster in clusters {
+            self.begin_table(cluster / geometry.l2_entries())?;
+            let (_, table) = self.current.as_mut().expect("just begun");
+            set_entry_in(
+                table,
+                cluster % geometry.l2_entries(),
+                entry(cluster, geometry),
+                geometry,
+            );
+        }
+        Ok(())
+    }
+
+    /// Makes L2 table `index` the current one, storing the one before.
+    fn begin_table(&mut self, index: u64) -> Result<()> {
+        if self.current.as_ref().is_some_and(|(current, _)| *current == index) {
+            return Ok(());
+        }
+        self.end_table()?;
+        let words = to_usize(self.header.geometry.cluster_bytes() / POINTER_BYTES);
+        self.current = Some((index, vec![0; words]));
+        Ok(())
+    }
+
+    fn end_table(&mut self) -> Result<()> {
+        if let Some((index, table)) = self.current.take() {
+            self.stream.align(self.header.geometry)?;
+            let offset = self.take(1)?;
+            self.stream.append(&from_words(&table))?;
+            self.l1[to_usize(index)] = offset | super::entry::COPIED;
+        }
+        Ok(())
+    }
+
+    /// Every entry of an image with a raw data file points into it, also where nothing was appended.
+    fn fill_gap(&mut self, end: u64) -> Result<()> {
+        if !self.is_data_file_raw {
+            return Ok(());
+        }
+        // The file is zero there, and was made as long as the disk.
+        let geometry = self.header.geometry;
+        let clusters = geometry.clusters_for(self.position)..geometry.clusters_for(end);
+        self.set_entries(clusters, |cluster, geometry| {
+            Entry::data(geometry.offset_of(cluster), geometry)
+        })
+    }
+
+    /// Counts the next `clusters` clusters of the stream, which must be at the start of one; gives their offset.
+    fn take(&mut self, clusters: u64) -> Result<u64> {
+        self.stream.align(self.header.geometry)?;
+        self.place_block()?;
+        let offset = self.stream.end();
+        let first = self.header.geometry.cluster_of(offset);
+        // No more than an L2 table's worth, which is at most a refcount block's worth.
+        self.count(first..first + clusters)?;
+        Ok(offset)
+    }
+
+    fn count(&mut self, clusters: Range<u64>) -> Result<()> {
+        self.refcounts.add(clusters);
+        if self.header.geometry.offset_of(self.refcounts.offsets.len() as u64 / 8) > REFCOUNT_TABLE_BYTES_MAX {
+            return Err(self.too_large());
+        }
+        Ok(())
+    }
+
+    /// Stores the refcount block whose clusters all lie behind the end of the stream.
+    fn place_block(&mut self) -> Result<()> {
+        let geometry = self.header.geometry;
+        while self.refcounts.is_full(geometry.cluster_of(self.stream.end())) {
+            let offset = self.stream.end();
+            let block = self.refcounts.finish_block(offset);
+            self.stream.append(&block)?;
+            let cluster = geometry.cluster_of(offset);
+            self.refcounts.add(cluster..cluster + 1);
+        }
+        Ok(())
+    }
+
+    /// Stores the last refcount blocks and the table, which count themselves.
+    ///
+    /// Clusters from `first` on are not counted yet.
+    fn finish_refcounts(&mut self, first: u64) -> Result<()> {
+        let geometry = self.header.geometry;
+        let entries = geometry.refcount_block_entries();
+        let end = geometry.cluster_of(self.stream.end());
+        let stored = self.refcounts.offsets.len() as u64;
+        let (mut blocks, mut table) = (0, 0);
+        loop {
+            let blocks_needed = (end + blocks + table).div_ceil(entries) - stored;
+            let table_needed = geometry.clusters_for((stored + blocks_needed) * POINTER_BYTES);
+            if (blocks_needed, table_needed) == (blocks, table) {
+                break;
+            }
+            (blocks, table) = (blocks_needed.max(blocks), table_needed.max(table));
+        }
+        if geometry.offset_of(table) > REFCOUNT_TABLE_BYTES_MAX.max(geometry.cluster_bytes()) {
+            return Err(self.too_large());
+        }
+        for number in stored..stored + blocks {
+            let uses = first.max(number * entries)..(end + blocks + table).min((number + 1) * entries);
+            self.refcounts.add(uses);
+            let block = self.refcounts.finish_block(geometry.offset_of(end + number - stored));
+            self.stream.append(&block)?;
+        }
+        self.header.refcount_table_offset = self.stream.end();
+        self.header.refcount_table_clusters = table;
+        self.stream.append(&from_words(&self.refcounts.offsets))?;
+        self.stream.align(geometry)
+    }
+
+    fn too_large(&self) -> Error {
+        Error::InvalidOption {
+            option: "cluster size",
+            detail: format!(
+                "clusters of {} bytes are too small for this much data",
+                self.cluster_bytes()
+            ),
+        }
+    }
+}
+
+impl Stream {
+    fn end(&self) -> u64 {
+        self.written + self.buffer.len() as u64
+    }
+
+    fn append(&mut self, data: &[u8]) -> Result<()> {
+        self.buffer.extend_from_slice(data);
+        if self.buffer.len() >= BUFFER_BYTES {
+            self.flush()
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Leaves room for `length` bytes that somebody else writes.
+    fn leave_out(&mut self, length: usize) -> Result<()> {
+        self.flush()?;
+        self.written += length as u64;
+        self.grow();
+        Ok(())
+    }
+
+    /// Fills the current cluster with zeroes.
+    fn align(&mut self, geometry: Geometry) -> Result<()> {
+        let within = geometry.offset_in_cluster(self.end());
+        if within > 0 {
+            let missing = to_usize(geometry.cluster_bytes() - within);
+            self.buffer.resize(self.buffer.len() + missing, 0);
+        }
+        if self.buffer.len() >= BUFFER_BYTES {
+            self.flush()
+        } else {
+            Ok(())
+        }
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        if !self.buffer.is_empty() {
+            let start = self.written;
+            self.written += self.buffer.len() as u64;
+            self.grow();
+            self.file.write_at(&self.buffer, start)?;
+            self.buffer.clear();
+        }
+        Ok(())
+    }
+
+    fn grow(&mut self) {
+        if self.written > self.length {
+            self.length = self.written + self.written.min(GROWTH_BYTES_MAX);
+            // Only to be faster: where the file may not be that long, writing will tell how long it may be.
+            self.file.set_length(self.length).ok();
+        }
+    }
+
+    /// Makes the file end where the stream does.
+    fn finish(&mut self) -> Result<()> {
+        self.flush()?;
+        Ok(self.file.set_length(self.written)?)
+    }
+}
+
+impl RefcountStream {
+    fn entries(&self) -> u64 {
+        self.geometry.refcount_block_entries()
+    }
+
+    /// The block that holds the count of `cluster`: the current one, or the one after it.
+    fn slot(&mut self, cluster: u64) -> (&mut Vec<u8>, u64) {
+        let entries = self.entries();
+        let within = cluster - self.offsets.len() as u64 * entries;
+        assert!(within < 2 * entries, "counts two blocks ahead of what is stored");
+        if within < entries {
+            (&mut self.block, within)
+        } else {
+            (&mut self.next, within - entries)
+        }
+    }
+
+    fn add(&mut self, clusters: Range<u64>) {
+        let order = self.geometry.refcount_order;
+        for cluster in clusters {
+            let (block, within) = self.slot(cluster);
+            let count = get(block, within, order);
+            set(block, within, order, count + 1);
+        }
+    }
+
+    fn get(&mut self, cluster: u64) -> u64 {
+        let order = self.geometry.refcount_order;
+        let (block, within) = self.slot(cluster);
+        get(block, within, order)
+    }
+
+    /// Whether nothing from `end` on is counted by the current block.
+    fn is_full(&self, end: u64) -> bool {
+        end >= (self.offsets.len() as u64 + 1) * self.entries()
+    }
+
+    /// The current block, which is stored at `offset`.
+    fn finish_block(&mut self, offset: u64) -> Vec<u8> {
+        self.offsets.push(offset);
+        let empty = vec![0; self.block.len()];
+        std::mem::replace(&mut self.block, std::mem::replace(&mut self.next, empty))
+    }
+}

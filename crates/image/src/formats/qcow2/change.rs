@@ -1,0 +1,290 @@
+//! What a write, a zeroing or a trim does to one guest cluster after another, in memory and to its data.
+//!
+//! The state is held alone by whoever calls here. New data goes to a cluster that nothing stored refers to; the old one is
+//! given up when the change of the entry is durable.
+
+use std::ops::Range;
+
+use holdfast_block::to_usize;
+
+use super::entry::{DataPlace, Entry, Host, Meaning, Sharing};
+use super::geometry::{Geometry, L2Kind};
+use super::state::{OldHost, State, subcluster_mask};
+use crate::model::layered::{Below, Layered as _};
+use crate::model::mapped_extent::RunKind;
+use crate::{Error, Result};
+
+/// Writes the beginning of `data` where it cannot be written in place; gives the number of bytes, at least 1.
+pub(crate) fn write_new(state: &mut State, data: &[u8], offset: u64) -> Result<usize> {
+    let geometry = state.geometry();
+    let within = geometry.offset_in_cluster(offset);
+    let cluster = geometry.cluster_of(offset);
+    if within == 0 && data.len() as u64 >= 2 * geometry.cluster_bytes() && state.place() == DataPlace::Inside {
+        let count = fresh_clusters(state, cluster, data.len() as u64 / geometry.cluster_bytes())?;
+        if count > 1 {
+            return write_many(state, data, cluster, count);
+        }
+    }
+    let length = (geometry.cluster_bytes() - within).min(data.len() as u64);
+    write_cluster(state, cluster, within, &data[..to_usize(length)])?;
+    Ok(to_usize(length))
+}
+
+/// How many clusters from `cluster` on, of one L2 table, have no host cluster that could be used again.
+fn fresh_clusters(state: &State, cluster: u64, count_max: u64) -> Result<u64> {
+    let entries = state.geometry().l2_entries();
+    let count_max = count_max.min(entries - cluster % entries);
+    let mut count = 0;
+    while count < count_max {
+        let meaning = state.meaning(cluster + count)?;
+        if reusable_host(state, meaning, cluster + count).is_some()
+            || matches!(meaning, Meaning::Data { host } if host.sharing == Sharing::Alone)
+        {
+            break;
+        }
+        count += 1;
+    }
+    Ok(count)
+}
+
+/// Writes whole clusters into new host clusters, as many as lie in a row.
+fn write_many(state: &mut State, data: &[u8], cluster: u64, count_max: u64) -> Result<usize> {
+    let geometry = state.geometry();
+    let hosts = state.allocator.allocate(count_max)?;
+    let length = to_usize(hosts.end - hosts.start);
+    if let Err(error) = state.layer.data.write_at(&data[..length], hosts.start) {
+        state.allocator.give_back(hosts)?;
+        return Err(error.into());
+    }
+    for (number, host) in hosts.step_by(to_usize(geometry.cluster_bytes())).enumerate() {
+        let cluster = cluster + number as u64;
+        let old = state.meaning(cluster)?;
+        state.replace(cluster, old, Entry::data(host, geometry), OldHost::Released)?;
+    }
+    Ok(length)
+}
+
+/// The host cluster that new data of guest cluster `cluster` goes to without an allocation.
+fn reusable_host(state: &State, meaning: Meaning, cluster: u64) -> Option<Host> {
+    match meaning {
+        Meaning::Zero { host: Some(host) } | Meaning::Subclusters { host: Some(host), .. }
+            if host.sharing == Sharing::Alone =>
+        {
+            Some(host)
+        }
+        // In a data file every cluster has its place, the same as on the disk.
+        _ if state.place() == DataPlace::External => Some(Host {
+            offset: state.geometry().offset_of(cluster),
+            sharing: Sharing::Alone,
+        }),
+        _ => None,
+    }
+}
+
+/// Writes `data` at `within` of guest cluster `cluster`, which has no host cluster that holds all of it.
+fn write_cluster(state: &mut State, cluster: u64, within: u64, data: &[u8]) -> Result<()> {
+    let old = state.meaning(cluster)?;
+    refuse_shared_data_file(state, old, cluster)?;
+    let reused = reusable_host(state, old, cluster);
+    let plan = plan_cluster(state.geometry(), old, within..within + data.len() as u64, reused);
+    let content = filled(state, cluster, within, data, &plan.written)?;
+    let host = match reused {
+        Some(host) => {
+            state.check_data_host(host)?;
+            host.offset
+        }
+        None => state.allocator.allocate(1)?.start,
+    };
+    if let Err(error) = state.layer.data.write_at(&content, host + plan.written.start) {
+        if reused.is_none() {
+            state
+                .allocator
+                .give_back(host..host + state.geometry().cluster_bytes())?;
+        }
+        return Err(error.into());
+    }
+    let entry = match state.geometry().l2_kind {
+        L2Kind::Standard => Entry::data(host, state.geometry()),
+        L2Kind::Extended => Entry::subclusters(host, plan.allocated, plan.zero),
+    };
+    let old_host = if reused.is_some() {
+        OldHost::Kept
+    } else {
+        OldHost::Released
+    };
+    state.replace(cluster, old, entry, old_host)
+}
+
+/// Snapshots cannot share clusters of a data file; an entry that says so is damage.
+fn refuse_shared_data_file(state: &State, meaning: Meaning, cluster: u64) -> Result<()> {
+    match meaning {
+        Meaning::Data { host } | Meaning::Zero { host: Some(host) } | Meaning::Subclusters { host: Some(host), .. }
+            if state.place() == DataPlace::External && host.sharing == Sharing::Shared =>
+        {
+            Err(Error::Corrupt {
+                image: state.layer.image.to_string(),
+                what: "l2 entry",
+                offset: host.offset,
+                detail: format!("shared cluster {cluster} in an external data file"),
+            })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Which bytes of a cluster are written, and what its subclusters are afterwards.
+struct ClusterPlan {
+    written: Range<u64>,
+    allocated: u32,
+    zero: u32,
+}
+
+fn plan_cluster(geometry: Geometry, old: Meaning, touched: Range<u64>, reused: Option<Host>) -> ClusterPlan {
+    let whole = 0..geometry.cluster_bytes();
+    if geometry.l2_kind == L2Kind::Standard {
+        return ClusterPlan {
+            written: whole,
+            allocated: u32::MAX,
+            zero: 0,
+        };
+    }
+    let (allocated, zero) = match old {
+        Meaning::Unallocated => (0, 0),
+        Meaning::Zero { .. } => (0, u32::MAX),
+        Meaning::Data { .. } | Meaning::Compressed(_) => (u32::MAX, 0),
+        Meaning::Subclusters { allocated, zero, .. } => (allocated, zero),
+    };
+    let mask = subcluster_mask(geometry, touched.clone());
+    let size = geometry.subcluster_bytes();
+    // What is stored elsewhere has to move along with the bytes that change.
+    let written = if allocated != 0 && reused.is_none() {
+        whole
+    } else {
+        touched.start / size * size..touched.end.next_multiple_of(size)
+    };
+    ClusterPlan {
+        written,
+        allocated: allocated | mask,
+        zero: zero & !mask,
+    }
+}
+
+/// The bytes `written` of guest cluster `cluster`: `data` at `within`, and around it what the disk reads now.
+fn filled(state: &State, cluster: u64, within: u64, data: &[u8], written: &Range<u64>) -> Result<Vec<u8>> {
+    let mut content = vec![0; to_usize(written.end - written.start)];
+    if content.len() > data.len() {
+        let start = state.geometry().offset_of(cluster) + written.start;
+        // Bytes of the last cluster past the end of the disk are zero.
+        let held = state.layer.size_bytes.saturating_sub(start).min(content.len() as u64);
+        state
+            .layer
+            .read(&mut content[..to_usize(held)], start, Below::Backing)?;
+    }
+    let at = to_usize(within - written.start);
+    content[at..at + data.len()].copy_from_slice(data);
+    Ok(content)
+}
+
+impl State {
+    /// How many bytes from `offset` on read as zero because nothing is there: no cluster, no backing file.
+    pub(crate) fn zero_run(&self, offset: u64, length: u64) -> Result<u64> {
+        if self.layer.header.is_data_file_raw() {
+            return Ok(0);
+        }
+        let run = self.layer.mapping.run(offset, length)?;
+        match run.kind {
+            RunKind::Zero => Ok(run.length),
+            RunKind::Absent if self.layer.is_bottom(offset) => Ok(run.length),
+            _ => Ok(0),
+        }
+    }
+}
+
+/// Makes bytes `within` of guest cluster `cluster` read as zero.
+pub(crate) fn zero_cluster(state: &mut State, cluster: u64, within: Range<u64>) -> Result<()> {
+    let geometry = state.geometry();
+    let start = geometry.offset_of(cluster);
+    let is_whole =
+        within.start == 0 && (within.end == geometry.cluster_bytes() || start + within.end == state.layer.size_bytes);
+    if state.layer.header.is_data_file_raw() {
+        return Ok(state.layer.data.punch(start + within.start..start + within.end)?);
+    }
+    let is_bottom = state.layer.is_bottom(start);
+    if is_whole && (state.layer.header.has_zero_clusters() || is_bottom) {
+        return drop_cluster(state, cluster);
+    }
+    let size = geometry.subcluster_bytes();
+    let inner = within.start.next_multiple_of(size)..within.end / size * size;
+    if geometry.l2_kind == L2Kind::Extended && inner.start < inner.end {
+        zero_subclusters(state, cluster, subcluster_mask(geometry, inner.clone()))?;
+        write_zero_bytes(state, cluster, within.start..inner.start)?;
+        return write_zero_bytes(state, cluster, inner.end..within.end);
+    }
+    write_zero_bytes(state, cluster, within)
+}
+
+fn zero_subclusters(state: &mut State, cluster: u64, mask: u32) -> Result<()> {
+    let old = state.meaning(cluster)?;
+    let (host, allocated, zero) = match old {
+        Meaning::Unallocated => (None, 0, 0),
+        Meaning::Zero { .. } => return Ok(()),
+        Meaning::Data { host } => (Some(host), u32::MAX, 0),
+        Meaning::Subclusters { host, allocated, zero } => (host, allocated, zero),
+        // Compressed clusters have no subclusters: decompress by writing.
+        Meaning::Compressed(_) => {
+            let geometry = state.geometry();
+            let first = u64::from(mask.trailing_zeros()) * geometry.subcluster_bytes();
+            let length = u64::from(mask.count_ones()) * geometry.subcluster_bytes();
+            return write_zero_bytes(state, cluster, first..first + length);
+        }
+    };
+    let word = state.layer.mapping.entry(cluster)?.word;
+    let bitmap = u64::from(zero | mask) << 32 | u64::from(allocated & !mask);
+    debug_assert!(host.is_some() || allocated == 0, "checked when the entry was decoded");
+    state.replace(cluster, old, Entry { word, bitmap }, OldHost::Kept)
+}
+
+fn write_zero_bytes(state: &mut State, cluster: u64, within: Range<u64>) -> Result<()> {
+    if within.is_empty() {
+        return Ok(());
+    }
+    let start = state.geometry().offset_of(cluster) + within.start;
+    let zeroes = vec![0; to_usize(within.end - within.start)];
+    match state.in_place(start, zeroes.len() as u64)? {
+        Some(host) => Ok(state.layer.data.write_at(&zeroes, host.start)?),
+        None => write_cluster(state, cluster, within.start, &zeroes),
+    }
+}
+
+/// Makes a whole cluster read as zero and gives up its host cluster.
+fn drop_cluster(state: &mut State, cluster: u64) -> Result<()> {
+    let geometry = state.geometry();
+    let start = geometry.offset_of(cluster);
+    let old = state.meaning(cluster)?;
+    let entry = if state.layer.is_bottom(start) {
+        Entry::default()
+    } else {
+        Entry::zero(geometry)
+    };
+    state.replace(cluster, old, entry, OldHost::Released)?;
+    if state.place() == DataPlace::External {
+        state.layer.data.punch(start..start + geometry.cluster_bytes())?;
+    }
+    Ok(())
+}
+
+/// Gives up a cluster that is no longer needed, unless something else would show through.
+pub(crate) fn trim_cluster(state: &mut State, cluster: u64, within: &Range<u64>) -> Result<()> {
+    let geometry = state.geometry();
+    let start = geometry.offset_of(cluster);
+    if state.layer.header.is_data_file_raw() {
+        return Ok(state.layer.data.punch(start + within.start..start + within.end)?);
+    }
+    let is_whole =
+        within.start == 0 && (within.end == geometry.cluster_bytes() || start + within.end == state.layer.size_bytes);
+    let can_hide = state.layer.header.has_zero_clusters() || state.layer.is_bottom(start);
+    if !is_whole || !can_hide || state.meaning(cluster)? == Meaning::Unallocated {
+        return Ok(());
+    }
+    drop_cluster(state, cluster)
+}

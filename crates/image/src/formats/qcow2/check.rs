@@ -1,0 +1,438 @@
+//! Compares the metadata of an image with itself.
+//!
+//! Every use of every host cluster is counted, from the L1 tables down, and held against the stored refcounts. A cluster
+//! with a stored count below its uses would be given away while in use: a corruption. One above is a leak: wasted
+//! space. The `copied` flag must say exactly whether the count is 1.
+
+mod bitmaps;
+mod cross_linked;
+mod cut;
+mod data_file;
+mod past_end;
+mod refcounts;
+
+use std::collections::hash_map::Entry as Slot;
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::sync::Arc;
+
+use holdfast_block::to_usize;
+
+use super::entry::{COPIED, DataPlace, Entry, L1_RESERVED, LOST_PLACE, Meaning, Sharing};
+use super::features::look_at_marks;
+use super::geometry::{Geometry, OFFSET_MASK, POINTER_BYTES};
+use super::header::{Header, TableAt};
+use super::mapping::{L2Table, entry_in, read_l2_as_is};
+use super::refcount::StoredRefcounts;
+use super::snapshot;
+use crate::file::ImageFile;
+use crate::formats::qcow2::refcount_table::Counts;
+use crate::model::bytes::to_words;
+use crate::model::mapped_extent::KnownLength;
+use crate::{CheckReport, Error, ProblemKind, Result, Severity};
+use cut::Cut;
+pub(crate) use cut::is_cut;
+
+/// Checks the image in `file`, whose header was read; `data` is the file of its data, where that is another one and was opened.
+pub(crate) fn check(
+    file: &Arc<dyn ImageFile>,
+    header: &Header,
+    image: &str,
+    data: Option<&dyn ImageFile>,
+) -> Result<CheckReport> {
+    let mut report = compared(&**file, data, header, image)?;
+    look_at_marks(header, &mut report);
+    Ok(report)
+}
+
+/// Whether nothing contradicts anything, leaks apart; what other programs have noted is not asked.
+pub(super) fn is_sound(
+    file: &dyn ImageFile,
+    data: Option<&dyn ImageFile>,
+    header: &Header,
+    image: &str,
+) -> Result<bool> {
+    match compared(file, data, header, image) {
+        Ok(report) => Ok(report.corruption_count == 0),
+        Err(error) if error.is_corrupt() => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+fn compared(file: &dyn ImageFile, data: Option<&dyn ImageFile>, header: &Header, image: &str) -> Result<CheckReport> {
+    let mut checker = Checker::new(file, header, image, StoredRefcounts::load(file, header, image)?)?;
+    checker.data_bytes = data.map(ImageFile::length_bytes).transpose()?;
+    checker.claim_refcounts()?;
+    checker.walk()?;
+    checker.compare();
+    let behind = "clusters behind the end of the disk";
+    checker.report.add_unreferenced(behind, checker.behind_count);
+    Ok(checker.report)
+}
+
+/// Counts what is used of the image in `file`, but for what its refcounts take themselves, and looks for references that cannot be.
+/// Nothing is asked of the refcounts.
+pub(super) fn count_uses<'a>(file: &'a dyn ImageFile, header: &'a Header, image: &'a str) -> Result<Checker<'a>> {
+    let mut checker = Checker::new(file, header, image, StoredRefcounts::none(file, header, image))?;
+    checker.walk()?;
+    Ok(checker)
+}
+
+pub(super) struct Checker<'a> {
+    file: &'a dyn ImageFile,
+    header: &'a Header,
+    geometry: Geometry,
+    image: &'a str,
+    stored: StoredRefcounts<'a>,
+    file_bytes: u64,
+    /// Length of the file of its data, where that is another one and known.
+    data_bytes: Option<u64>,
+    /// Uses of each cluster.
+    pub(super) counts: Counts,
+    /// What is in the clusters that are not data; the first that was met.
+    pub(super) metadata: HashMap<u64, &'static str>,
+    /// The L2 tables that can be read.
+    pub(super) l2_tables: BTreeMap<u64, L2Use>,
+    /// References that lead nowhere, or to where they must not, and structures that cannot be read: what they would lead to is not counted.
+    pub(super) damage_count: u64,
+    /// Entries with bits that mean nothing.
+    pub(super) reserved_count: u64,
+    /// Clusters behind the end of the disk that nothing else uses.
+    behind_count: u64,
+    /// What the end of the file cuts off.
+    pub(super) cut: Cut,
+    /// Where the largest of the snapshots' disks ends.
+    snapshot_disk_bytes: u64,
+    /// Whether some of the damage has to do with bitmaps.
+    pub(super) has_damaged_bitmaps: bool,
+    report: CheckReport,
+}
+
+/// How an L2 table is used.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct L2Use {
+    /// By how many L1 entries.
+    pub(super) count: u32,
+    /// The place of the first of them in its table. The others have the same: a snapshot moves nothing on the disk.
+    pub(super) index: u64,
+    /// Whether that table is the active one.
+    pub(super) is_active: bool,
+}
+
+impl<'a> Checker<'a> {
+    fn new(file: &'a dyn ImageFile, header: &'a Header, image: &'a str, stored: StoredRefcounts<'a>) -> Result<Self> {
+        Ok(Self {
+            file,
+            header,
+            geometry: header.geometry,
+            image,
+            stored,
+            file_bytes: file.length_bytes()?,
+            data_bytes: None,
+            counts: Counts::default(),
+            metadata: HashMap::new(),
+            l2_tables: BTreeMap::new(),
+            damage_count: 0,
+            reserved_count: 0,
+            behind_count: 0,
+            cut: Cut::default(),
+            snapshot_disk_bytes: 0,
+            has_damaged_bitmaps: false,
+            report: CheckReport {
+                cluster_count: header.geometry.clusters_for(header.size_bytes),
+                ..CheckReport::default()
+            },
+        })
+    }
+
+    /// Counts all that the header leads to, but the refcounts.
+    fn walk(&mut self) -> Result<()> {
+        self.claim("header", 0..1)?;
+        let tables = self.claim_snapshots()?;
+        self.claim_bitmaps()?;
+        let l2_tables = self.claim_l1_tables(&tables)?;
+        for offset in l2_tables.keys() {
+            self.mark("l2 table", self.geometry.cluster_of(*offset));
+        }
+        let known = KnownLength::default();
+        for (offset, used) in &l2_tables {
+            let range = *offset..offset + self.geometry.cluster_bytes();
+            if !self.count("l2 table", range, used.count)? {
+                continue;
+            }
+            self.check_table_end(*offset, *used);
+            match read_l2_as_is(self.file, &known, self.geometry, *offset, self.image) {
+                Ok(table) => self.check_l2(&table, *offset, *used)?,
+                Err(error) => self.structure(&error),
+            }
+        }
+        self.l2_tables = l2_tables;
+        self.tell_contested()
+    }
+
+    /// A contradiction by which something may not be found.
+    fn damage(&mut self, kind: ProblemKind) {
+        self.damage_count += 1;
+        self.corruption(kind);
+    }
+
+    fn corruption(&mut self, kind: ProblemKind) {
+        self.report.add(Severity::Corruption, kind);
+    }
+
+    fn structure(&mut self, error: &Error) {
+        self.damage(ProblemKind::Structure {
+            detail: error.to_string(),
+        });
+    }
+
+    /// Counts one use of clusters `clusters`, which only `what` may use.
+    fn claim(&mut self, what: &'static str, clusters: Range<u64>) -> Result<()> {
+        let range = self.geometry.offset_of(clusters.start)..self.geometry.offset_of(clusters.end);
+        if self.count(what, range, 1)? {
+            for cluster in clusters {
+                self.mark(what, cluster);
+            }
+        }
+        Ok(())
+    }
+
+    fn mark(&mut self, what: &'static str, cluster: u64) {
+        match self.metadata.entry(cluster) {
+            Slot::Vacant(slot) => {
+                slot.insert(what);
+            }
+            Slot::Occupied(slot) => {
+                let (first, offset) = (*slot.get(), self.geometry.offset_of(cluster));
+                self.has_damaged_bitmaps |= first.starts_with("bitmap") || what.starts_with("bitmap");
+                self.damage(ProblemKind::Overlap {
+                    offset,
+                    first,
+                    second: what,
+                });
+            }
+        }
+    }
+
+    /// Whether `range` begins in the file, and ends in it or in its last cluster. What has to be there of that one is another question.
+    pub(super) fn is_inside(&self, range: &Range<u64>) -> bool {
+        range.end <= self.file_bytes || range.end - self.file_bytes < self.geometry.cluster_bytes()
+    }
+
+    /// Counts `uses` of the clusters that `range` touches; false where that leads out of the file.
+    fn count(&mut self, what: &'static str, range: Range<u64>, uses: u32) -> Result<bool> {
+        if !self.is_inside(&range) {
+            self.has_damaged_bitmaps |= what.starts_with("bitmap");
+            self.damage(ProblemKind::Pointer {
+                what,
+                offset: range.start,
+            });
+            return Ok(false);
+        }
+        let last = self.geometry.clusters_for(range.end);
+        for cluster in self.geometry.cluster_of(range.start)..last {
+            self.counts.add(cluster, uses, self.image)?;
+        }
+        Ok(true)
+    }
+
+    /// Counts the snapshot table; gives the L1 tables, the active one first.
+    fn claim_snapshots(&mut self) -> Result<Vec<TableAt>> {
+        let mut tables = vec![self.header.l1];
+        match snapshot::load(self.file, self.header, self.image) {
+            Ok((snapshots, table_bytes)) => {
+                let start = self.geometry.cluster_of(self.header.snapshot_table_offset);
+                if table_bytes > 0 {
+                    self.claim("snapshot table", start..start + self.geometry.clusters_for(table_bytes))?;
+                }
+                self.snapshot_disk_bytes = snapshots.iter().map(|snapshot| snapshot.disk_bytes).max().unwrap_or(0);
+                tables.extend(snapshots.iter().map(|snapshot| snapshot.l1));
+            }
+            Err(error) => self.structure(&error),
+        }
+        Ok(tables)
+    }
+
+    /// Counts the L1 tables; gives the L2 tables that they name, each once, so that the work is bounded by the file.
+    fn claim_l1_tables(&mut self, tables: &[TableAt]) -> Result<BTreeMap<u64, L2Use>> {
+        let mut l2_tables: BTreeMap<u64, L2Use> = BTreeMap::new();
+        let mut read_bytes = 0;
+        for (number, table) in tables.iter().enumerate() {
+            let what = if number == 0 {
+                "active l1 table"
+            } else {
+                "snapshot l1 table"
+            };
+            let table_bytes = table.entries * POINTER_BYTES;
+            read_bytes += table_bytes;
+            if read_bytes > self.file_bytes.next_multiple_of(self.geometry.cluster_bytes()) {
+                let detail = "the l1 tables are larger than the file: some overlap".to_owned();
+                self.damage(ProblemKind::Structure { detail });
+                break;
+            }
+            let start = self.geometry.cluster_of(table.offset);
+            if table_bytes > 0 {
+                self.claim(what, start..start + self.geometry.clusters_for(table_bytes))?;
+            }
+            let mut bytes = vec![0; to_usize(table_bytes)];
+            self.file.read_at(&mut bytes, table.offset)?;
+            for (index, word) in (0..).zip(to_words(&bytes)) {
+                self.check_reserved(word & L1_RESERVED, what, index * self.geometry.l2_coverage_bytes());
+                let offset = word & OFFSET_MASK;
+                if offset == 0 {
+                    if word & COPIED != 0 {
+                        let (disk_offset, detail) = (index * self.geometry.l2_coverage_bytes(), LOST_PLACE.to_owned());
+                        self.damage(ProblemKind::Entry { disk_offset, detail });
+                    }
+                    continue;
+                }
+                if !self.can_be_table(offset) {
+                    self.damage(ProblemKind::Pointer {
+                        what: "l2 table",
+                        offset,
+                    });
+                    continue;
+                }
+                let is_active = number == 0;
+                let used = l2_tables.entry(offset).or_insert(L2Use {
+                    count: 0,
+                    index,
+                    is_active,
+                });
+                used.count = used.count.saturating_add(1);
+                self.check_index(offset, *used, index);
+                if is_active {
+                    self.check_copied(offset, word & COPIED != 0)?;
+                }
+            }
+        }
+        Ok(l2_tables)
+    }
+
+    /// Whether an L2 table may be at `offset`.
+    pub(super) fn can_be_table(&self, offset: u64) -> bool {
+        self.geometry.is_aligned(offset) && offset < self.file_bytes
+    }
+
+    /// Whether the cluster at `offset` ends in the file.
+    pub(super) fn is_whole_in_file(&self, offset: u64) -> bool {
+        offset.saturating_add(self.geometry.cluster_bytes()) <= self.file_bytes
+    }
+
+    fn check_copied(&mut self, offset: u64, is_copied: bool) -> Result<()> {
+        let refcount = self.stored.of(self.geometry.cluster_of(offset))?;
+        if is_copied != (refcount == 1) {
+            self.corruption(ProblemKind::CopiedFlag { offset, refcount });
+        }
+        Ok(())
+    }
+
+    /// Tells of bits that mean nothing, as QEMU's check does. Readers of both ignore them.
+    fn check_reserved(&mut self, bits: u64, what: &str, disk_offset: u64) {
+        if bits != 0 {
+            self.reserved_count += 1;
+            let detail = format!("reserved bits of the {what}: {bits:#x}");
+            self.corruption(ProblemKind::Entry { disk_offset, detail });
+        }
+    }
+
+    fn check_l2(&mut self, table: &L2Table, table_offset: u64, used: L2Use) -> Result<()> {
+        let entries = self.geometry.l2_entries();
+        for index in 0..entries {
+            let entry = entry_in(table, index, self.geometry);
+            if entry == Entry::default() {
+                continue;
+            }
+            let disk_offset = self.geometry.offset_of(used.index * entries + index);
+            self.check_reserved(entry.reserved(self.geometry), "l2 table", disk_offset);
+            self.check_entry(entry, used, used.is_active.then_some(disk_offset))?;
+            self.check_data_end(entry, table_offset, (index, disk_offset), used)?;
+        }
+        Ok(())
+    }
+
+    /// Where data is.
+    pub(super) fn place(&self) -> DataPlace {
+        if self.header.has_data_file() {
+            DataPlace::External
+        } else {
+            DataPlace::Inside
+        }
+    }
+
+    /// What an entry means in this image, or why it means nothing.
+    pub(super) fn meaning_of(&self, entry: Entry) -> Result<Meaning, String> {
+        match entry.meaning(self.geometry, self.place())? {
+            Meaning::Zero { .. } if !self.header.has_zero_clusters() => {
+                Err("zero cluster in a version 2 image".to_owned())
+            }
+            meaning => Ok(meaning),
+        }
+    }
+
+    fn check_entry(&mut self, entry: Entry, used: L2Use, disk_offset: Option<u64>) -> Result<()> {
+        let is_active = disk_offset.is_some();
+        let shown_offset = disk_offset.unwrap_or_default();
+        let meaning = match self.meaning_of(entry) {
+            Ok(Meaning::Unallocated) if entry.word & COPIED != 0 => Err(LOST_PLACE.to_owned()),
+            meaning => meaning,
+        };
+        let host = match meaning {
+            Err(detail) => {
+                self.damage(ProblemKind::Entry {
+                    disk_offset: shown_offset,
+                    detail,
+                });
+                return Ok(());
+            }
+            Ok(Meaning::Compressed(compressed)) => {
+                let is_shown = self.count_shown(disk_offset, used, compressed.offset)?;
+                self.report.compressed_count += u64::from(is_shown);
+                if entry.word & COPIED != 0 {
+                    let detail = "compressed cluster with the copied flag".to_owned();
+                    self.corruption(ProblemKind::Entry {
+                        disk_offset: shown_offset,
+                        detail,
+                    });
+                }
+                return self.count_data(compressed.sectors(), used.count, Counts::pack);
+            }
+            Ok(
+                Meaning::Data { host }
+                | Meaning::Zero { host: Some(host) }
+                | Meaning::Subclusters { host: Some(host), .. },
+            ) => host,
+            Ok(_) => return Ok(()),
+        };
+        self.count_shown(disk_offset, used, host.offset)?;
+        if self.place() == DataPlace::External {
+            self.check_in_data_file(host.offset, disk_offset);
+            return Ok(());
+        }
+        if is_active {
+            self.check_copied(host.offset, host.sharing == Sharing::Alone)?;
+        }
+        let range = host.offset..host.offset + self.geometry.cluster_bytes();
+        self.count_data(range, used.count, Counts::own)
+    }
+
+    /// Counts `uses` of the clusters that `range` of data touches, and has each noted by `note`.
+    fn count_data(&mut self, range: Range<u64>, uses: u32, note: fn(&mut Counts, u64)) -> Result<()> {
+        let clusters = self.geometry.cluster_of(range.start)..self.geometry.clusters_for(range.end);
+        for cluster in clusters.clone() {
+            if let Some(first) = self.metadata.get(&cluster) {
+                let (first, offset) = (*first, self.geometry.offset_of(cluster));
+                self.has_damaged_bitmaps |= first.starts_with("bitmap");
+                self.damage(ProblemKind::Overlap {
+                    offset,
+                    first,
+                    second: "data",
+                });
+            }
+        }
+        if self.count("data cluster", range, uses)? {
+            clusters.for_each(|cluster| note(&mut self.counts, cluster));
+        }
+        Ok(())
+    }
+}

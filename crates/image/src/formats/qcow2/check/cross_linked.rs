@@ -1,0 +1,127 @@
+//! Clusters that two parts of the disk have: one of both has what belongs to the other, and nothing says which.
+//!
+//! Refcounts do not tell that, for QEMU makes two of them where two uses are counted. But a cluster keeps its place on the disk in all the states
+//! that share it: snapshots copy tables and move nothing. So each may be found for one place only, by however many tables. Compressed clusters
+//! lie side by side in one, and are apart from all others.
+//!
+//! Where tables do not lead to the same cluster twice, which is the rule, nothing is asked. Where they do, as those of snapshots, all tables
+//! are read again, and the places are remembered for as many clusters at a time as memory may hold.
+
+use std::collections::HashMap;
+
+use super::super::entry::Meaning;
+use super::super::geometry::POINTER_BYTES;
+use super::super::mapping::{entry_in, read_l2_as_is};
+use super::{Checker, L2Use};
+use crate::model::mapped_extent::KnownLength;
+use crate::{CheckReport, ProblemKind, Result, Severity};
+
+/// Clusters whose places are remembered at a time: some 100 MiB.
+const OWNER_COUNT_MAX: u64 = 4 << 20;
+
+/// An entry of an L2 table that leads to a cluster of another part of the disk.
+pub(in crate::formats::qcow2) struct Contested {
+    /// Where the entry is in the file.
+    pub(in crate::formats::qcow2) entry_offset: u64,
+    /// Its first word.
+    pub(in crate::formats::qcow2) word: u64,
+    /// The cluster.
+    pub(in crate::formats::qcow2) host: u64,
+    /// How its table is used.
+    pub(in crate::formats::qcow2) used: L2Use,
+    /// What it describes.
+    pub(in crate::formats::qcow2) disk_offset: u64,
+    /// What the other entry describes; nothing where the cluster holds compressed ones.
+    owner: Option<u64>,
+}
+
+impl Contested {
+    fn problem(&self) -> ProblemKind {
+        let other = match self.owner {
+            Some(owner) => format!("disk offset {owner}"),
+            None => "compressed ones".to_owned(),
+        };
+        ProblemKind::Shared {
+            what: if self.used.is_active {
+                "cluster"
+            } else {
+                "cluster in a snapshot"
+            },
+            offset: self.host,
+            disk_offset: self.disk_offset,
+            other,
+        }
+    }
+}
+
+impl Checker<'_> {
+    /// Tells of the L2 table at `offset` that the L1 entry `index` names, where another one does.
+    pub(super) fn check_index(&mut self, offset: u64, used: L2Use, index: u64) {
+        if used.index != index {
+            let coverage = self.geometry.l2_coverage_bytes();
+            let detail = format!(
+                "its table at {offset} is that of disk offset {}, too",
+                used.index * coverage
+            );
+            let disk_offset = index * coverage;
+            self.damage(ProblemKind::Entry { disk_offset, detail });
+        }
+    }
+
+    /// Tells of all that is contested.
+    pub(super) fn tell_contested(&mut self) -> Result<()> {
+        let mut told = CheckReport::default();
+        self.for_each_contested(|contested| {
+            told.add(Severity::Corruption, contested.problem());
+            Ok(())
+        })?;
+        self.damage_count += told.corruption_count;
+        self.report.take_problems(told);
+        Ok(())
+    }
+
+    /// Calls `visit` with each entry that leads to a cluster of another part of the disk; the first one that does has it.
+    pub(in crate::formats::qcow2) fn for_each_contested(
+        &self,
+        mut visit: impl FnMut(Contested) -> Result<()>,
+    ) -> Result<()> {
+        let geometry = self.geometry;
+        let entries = geometry.l2_entries();
+        let known = KnownLength::default();
+        for clusters in self.counts.contested(OWNER_COUNT_MAX) {
+            let mut owners: HashMap<u64, u64> = HashMap::new();
+            for (table_offset, used) in &self.l2_tables {
+                let table = match read_l2_as_is(self.file, &known, geometry, *table_offset, self.image) {
+                    // It was told, and nothing in it was counted.
+                    Err(error) if error.is_corrupt() => continue,
+                    table => table?,
+                };
+                for index in 0..entries {
+                    let entry = entry_in(&table, index, geometry);
+                    let Some(host) = self.meaning_of(entry).ok().and_then(Meaning::host) else {
+                        continue;
+                    };
+                    let cluster = geometry.cluster_of(host.offset);
+                    if !clusters.contains(&cluster) || !self.counts.is_contested(cluster) {
+                        continue;
+                    }
+                    let disk_offset = geometry.offset_of(used.index * entries + index);
+                    let is_packed = self.counts.is_packed(cluster);
+                    let owner = (!is_packed).then(|| *owners.entry(cluster).or_insert(disk_offset));
+                    if owner == Some(disk_offset) {
+                        continue;
+                    }
+                    visit(Contested {
+                        entry_offset: table_offset + index * geometry.l2_entry_words() * POINTER_BYTES,
+                        word: entry.word,
+                        host: host.offset,
+                        used: *used,
+                        disk_offset,
+                        owner,
+                    })?;
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,160 @@
+//! What the end of the file cuts off.
+//!
+//! An interrupted copy or a full file system leaves a file that ends too early, often inside of a cluster. Writers store all of a table, and all of
+//! a cluster (of a subcluster) as far as it is on the disk. Of a compressed cluster they store its bytes, and its entry counts the whole sectors that
+//! these touch: whether some are missing is known by decompressing it.
+
+use std::collections::HashSet;
+
+use holdfast_block::to_usize;
+
+use super::super::codec::Decoder;
+use super::super::entry::{DataPlace, Entry, Meaning};
+use super::super::geometry::POINTER_BYTES;
+use super::super::header::Header;
+use super::{Checker, L2Use, count_uses};
+use crate::allocation_table::end_of_block;
+use crate::file::ImageFile;
+use crate::model::mapped_extent::Compressed;
+use crate::{ProblemKind, Result};
+
+/// Bytes of disk that are decompressed at most, to tell whether compressed clusters at the end of the file are whole: the last sector of a sound
+/// image touches a few.
+const DECOMPRESSED_BYTES_MAX: u64 = 256 << 20;
+
+/// What the end of the file cuts off.
+#[derive(Default)]
+pub(in crate::formats::qcow2) struct Cut {
+    /// Where the file would end at the least. 0 where nothing is missing that is stored as it is.
+    pub(in crate::formats::qcow2) end: u64,
+    /// The part of the disk that the first such thing is about; none where only snapshots have it.
+    pub(in crate::formats::qcow2) first_disk_offset: Option<u64>,
+    /// Compressed clusters that are not whole: where their entries are in the file, and what part of the disk they are.
+    pub(in crate::formats::qcow2) compressed: Vec<(u64, Option<u64>)>,
+    whole: HashSet<u64>,
+    decompressed_bytes: u64,
+}
+
+impl Cut {
+    pub(in crate::formats::qcow2) fn is_empty(&self) -> bool {
+        self.end == 0 && self.compressed.is_empty()
+    }
+
+    fn meet(&mut self, end: u64, disk_offset: Option<u64>) {
+        self.end = self.end.max(end);
+        self.first_disk_offset = match (self.first_disk_offset, disk_offset) {
+            (Some(first), Some(offset)) => Some(first.min(offset)),
+            (first, offset) => first.or(offset),
+        };
+    }
+}
+
+/// Whether the file ends before the end of what its tables lead to.
+pub(crate) fn is_cut(file: &dyn ImageFile, header: &Header, image: &str) -> Result<bool> {
+    let uses = count_uses(file, header, image)?;
+    // What is outside of the file altogether is damage, too.
+    Ok(!uses.cut.is_empty() || uses.damage_count > 0)
+}
+
+impl Checker<'_> {
+    /// The end of the L2 table at `offset`, whose beginning is in the file.
+    pub(super) fn check_table_end(&mut self, offset: u64, used: L2Use) {
+        let end = offset + self.geometry.cluster_bytes();
+        if end <= self.file_bytes {
+            return;
+        }
+        let disk_offset = used.index * self.geometry.l2_coverage_bytes();
+        self.cut.meet(end, used.is_active.then_some(disk_offset));
+        let detail = format!(
+            "l2 table at {offset} for disk offset {disk_offset}: the file ends at {}, inside of it",
+            self.file_bytes
+        );
+        self.damage(ProblemKind::Structure { detail });
+    }
+
+    /// The end of what entry number `index` of the table at `table_offset` leads to, which is at `disk_offset` of the disk.
+    pub(super) fn check_data_end(
+        &mut self,
+        entry: Entry,
+        table_offset: u64,
+        (index, disk_offset): (u64, u64),
+        used: L2Use,
+    ) -> Result<()> {
+        if self.place() == DataPlace::External {
+            return Ok(());
+        }
+        let geometry = self.geometry;
+        let shown = used.is_active.then_some(disk_offset);
+        let disk_bytes = if used.is_active && used.count == 1 {
+            self.header.size_bytes
+        } else {
+            self.header.size_bytes.max(self.snapshot_disk_bytes)
+        };
+        let whole = |host| {
+            end_of_block(
+                host,
+                geometry.cluster_of(disk_offset),
+                geometry.cluster_bytes(),
+                disk_bytes,
+            )
+        };
+        let (host, end) = match self.meaning_of(entry) {
+            Ok(Meaning::Data { host }) => (host.offset, whole(host.offset)),
+            Ok(Meaning::Subclusters {
+                host: Some(host),
+                allocated,
+                ..
+            }) if allocated != 0 => {
+                let held = u64::from(u32::BITS - allocated.leading_zeros()) * geometry.subcluster_bytes();
+                (host.offset, whole(host.offset).min(host.offset + held))
+            }
+            Ok(Meaning::Compressed(compressed)) => {
+                if disk_offset < disk_bytes && !self.is_compressed_whole(compressed)? {
+                    let place = table_offset + index * geometry.l2_entry_words() * POINTER_BYTES;
+                    self.cut.compressed.push((place, shown));
+                    self.tell_cut(compressed.offset, disk_offset);
+                }
+                return Ok(());
+            }
+            _ => return Ok(()),
+        };
+        // What does not even begin in the file was reported as a pointer that leads out of it.
+        if end > self.file_bytes && self.is_inside(&(host..host + geometry.cluster_bytes())) {
+            self.cut.meet(end, shown);
+            self.tell_cut(host, disk_offset);
+        }
+        Ok(())
+    }
+
+    fn tell_cut(&mut self, host: u64, disk_offset: u64) {
+        let detail = format!(
+            "its cluster is at {host}, and the file ends at {}, inside of it",
+            self.file_bytes
+        );
+        self.damage(ProblemKind::Entry { disk_offset, detail });
+    }
+
+    /// Whether a compressed cluster can be decompressed from the bytes that the file has of it.
+    fn is_compressed_whole(&mut self, compressed: Compressed) -> Result<bool> {
+        let sectors = compressed.sectors();
+        if sectors.end <= self.file_bytes || !self.is_inside(&sectors) || self.cut.whole.contains(&compressed.offset) {
+            return Ok(true);
+        }
+        let cluster_bytes = self.geometry.cluster_bytes();
+        self.cut.decompressed_bytes += cluster_bytes;
+        let held = self.file_bytes.saturating_sub(compressed.offset);
+        if held == 0 || self.cut.decompressed_bytes > DECOMPRESSED_BYTES_MAX {
+            return Ok(false);
+        }
+        let mut input = vec![0; to_usize(held)];
+        self.file.read_at(&mut input, compressed.offset)?;
+        let mut cluster = vec![0; to_usize(cluster_bytes)];
+        let is_whole = Decoder::new(self.header.compression)
+            .decompress(&input, &mut cluster)
+            .is_ok();
+        if is_whole {
+            self.cut.whole.insert(compressed.offset);
+        }
+        Ok(is_whole)
+    }
+}

@@ -1,0 +1,180 @@
+//! What leads nowhere, or to where something else is, is given up: it could not be read before either.
+
+use std::ops::Range;
+
+use holdfast_block::to_usize;
+
+use super::check::{Checker, count_uses};
+use super::entry::{COPIED, DataPlace, Entry, Meaning};
+use super::geometry::{OFFSET_MASK, POINTER_BYTES};
+use super::header::{AUTOCLEAR_AT, AUTOCLEAR_BITMAPS, Header, TableAt};
+use super::mapping::{entry_in, read_l2_as_is, set_entry_in};
+use super::snapshot;
+use crate::Result;
+use crate::chain::load_header;
+use crate::error::corrupt;
+use crate::file::ImageFile;
+use crate::model::bytes::{from_words, to_words};
+use crate::model::mapped_extent::KnownLength;
+use crate::operations::repair::RepairAction;
+
+/// Gives up bitmaps that cannot be read, L1 entries and L2 entries that lead nowhere: in this order, each durably before the next.
+pub(super) fn give_up(file: &dyn ImageFile, image: &str, actions: &mut Vec<RepairAction>) -> Result<()> {
+    let mut header = load_header(file, image)?;
+    if count_uses(file, &header, image)?.has_damaged_bitmaps {
+        let kept = header.autoclear & !AUTOCLEAR_BITMAPS;
+        file.write_at(&kept.to_be_bytes(), AUTOCLEAR_AT)?;
+        file.sync()?;
+        actions.push(RepairAction::BitmapsGivenUp);
+        header = load_header(file, image)?;
+    }
+    give_up_cut(file, &header, image, actions)?;
+    let tables = l1_tables(file, &header, image)?;
+    let uses = count_uses(file, &header, image)?;
+    let mut lost = Lost::default();
+    for (number, table) in tables.into_iter().enumerate() {
+        drop_tables(file, &header, &uses, (table, number == 0), &mut lost)?;
+    }
+    file.sync()?;
+    actions.extend(lost.action("tables of clusters", header.geometry.l2_coverage_bytes()));
+    let uses = count_uses(file, &header, image)?;
+    let mut lost = Lost::default();
+    drop_clusters(file, &header, &uses, image, &mut lost)?;
+    file.sync()?;
+    actions.extend(lost.action("clusters", header.geometry.cluster_bytes()));
+    Ok(())
+}
+
+/// Gives up what the end of the file cuts off. Compressed clusters that miss their end go before the file grows: with zeroes in place of their
+/// end they could become other data.
+fn give_up_cut(file: &dyn ImageFile, header: &Header, image: &str, actions: &mut Vec<RepairAction>) -> Result<()> {
+    let cut = count_uses(file, header, image)?.cut;
+    let mut lost = Lost::default();
+    for (place, disk_offset) in cut.compressed {
+        file.write_at(&[0; to_usize(POINTER_BYTES)], place)?;
+        lost.add(disk_offset);
+    }
+    file.sync()?;
+    actions.extend(lost.action("compressed clusters", header.geometry.cluster_bytes()));
+    let file_bytes = file.length_bytes()?;
+    if cut.end > file_bytes {
+        file.set_length(cut.end)?;
+        file.sync()?;
+        actions.push(RepairAction::GivenUp {
+            what: "ends of clusters",
+            count: 1,
+            unit_bytes: cut.end - file_bytes,
+            first_disk_offset: cut.first_disk_offset,
+        });
+    }
+    Ok(())
+}
+
+/// The L1 tables of all states of the disk, the active one first.
+pub(super) fn l1_tables(file: &dyn ImageFile, header: &Header, image: &str) -> Result<Vec<TableAt>> {
+    let (snapshots, _) = snapshot::load(file, header, image)?;
+    let mut tables = vec![header.l1];
+    tables.extend(snapshots.iter().map(|snapshot| snapshot.l1));
+    // As bounded as the check, which goes over them all as well.
+    let file_end = file.length_bytes()?.next_multiple_of(header.geometry.cluster_bytes());
+    if tables.iter().map(|table| table.entries * POINTER_BYTES).sum::<u64>() > file_end {
+        return Err(corrupt(image, "l1 table", header.l1.offset, "tables overlap"));
+    }
+    Ok(tables)
+}
+
+/// What was given up.
+#[derive(Default)]
+struct Lost {
+    count: u64,
+    first_disk_offset: Option<u64>,
+}
+
+impl Lost {
+    fn add(&mut self, disk_offset: Option<u64>) {
+        self.count += 1;
+        self.first_disk_offset = match (self.first_disk_offset, disk_offset) {
+            (Some(first), Some(offset)) => Some(first.min(offset)),
+            (first, offset) => first.or(offset),
+        };
+    }
+
+    fn action(self, what: &'static str, unit_bytes: u64) -> Option<RepairAction> {
+        (self.count > 0).then_some(RepairAction::GivenUp {
+            what,
+            count: self.count,
+            unit_bytes,
+            first_disk_offset: self.first_disk_offset,
+        })
+    }
+}
+
+/// Gives up the entries of an L1 table that lead to no L2 table.
+fn drop_tables(
+    file: &dyn ImageFile,
+    header: &Header,
+    uses: &Checker<'_>,
+    (table, is_active): (TableAt, bool),
+    lost: &mut Lost,
+) -> Result<()> {
+    let geometry = header.geometry;
+    let mut bytes = vec![0; to_usize(table.entries * POINTER_BYTES)];
+    file.read_at(&mut bytes, table.offset)?;
+    for (index, word) in (0..).zip(to_words(&bytes)) {
+        let offset = word & OFFSET_MASK;
+        let kind = uses.metadata.get(&geometry.cluster_of(offset));
+        let is_table = uses.can_be_table(offset) && kind.is_none_or(|kind| *kind == "l2 table");
+        if word & (OFFSET_MASK | COPIED) == 0 || offset != 0 && is_table {
+            continue;
+        }
+        file.write_at(&[0; 8], table.offset + index * POINTER_BYTES)?;
+        lost.add(is_active.then(|| index * geometry.l2_coverage_bytes()));
+    }
+    Ok(())
+}
+
+/// Gives up the entries of L2 tables that mean nothing, or lead to where no data can be.
+fn drop_clusters(
+    file: &dyn ImageFile,
+    header: &Header,
+    uses: &Checker<'_>,
+    image: &str,
+    lost: &mut Lost,
+) -> Result<()> {
+    let geometry = header.geometry;
+    let known = KnownLength::default();
+    for (offset, used) in &uses.l2_tables {
+        let mut table = read_l2_as_is(file, &known, geometry, *offset, image)?;
+        let mut count = 0;
+        for index in 0..geometry.l2_entries() {
+            let entry = entry_in(&table, index, geometry);
+            if entry == Entry::default() || can_be_data(uses, header, entry) {
+                continue;
+            }
+            set_entry_in(&mut table, index, Entry::default(), geometry);
+            let disk_offset = geometry.offset_of(used.index * geometry.l2_entries() + index);
+            lost.add(used.is_active.then_some(disk_offset));
+            count += 1;
+        }
+        if count > 0 {
+            file.write_at(&from_words(&table), *offset)?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether an entry leads to where data can be, or nowhere by intent.
+fn can_be_data(uses: &Checker<'_>, header: &Header, entry: Entry) -> bool {
+    let geometry = header.geometry;
+    let range: Range<u64> = match uses.meaning_of(entry) {
+        Err(_) => return false,
+        Ok(Meaning::Unallocated) => return entry.word & COPIED == 0,
+        Ok(Meaning::Compressed(compressed)) => compressed.sectors(),
+        Ok(
+            Meaning::Data { host } | Meaning::Zero { host: Some(host) } | Meaning::Subclusters { host: Some(host), .. },
+        ) if uses.place() == DataPlace::Inside => host.offset..host.offset + geometry.cluster_bytes(),
+        Ok(_) => return true,
+    };
+    let mut clusters = geometry.cluster_of(range.start)..geometry.clusters_for(range.end);
+    uses.is_inside(&range) && clusters.all(|cluster| !uses.metadata.contains_key(&cluster))
+}

@@ -1,0 +1,382 @@
+//! Proves the order of writes: after a crash at any point the metadata is sound and every flushed byte is there.
+//!
+//! A random workload runs on a file that remembers every write and sync. For every prefix of that record a file is
+//! made in which unsynced writes are whole, torn or missing, as a seed decides; our check must find no
+//! corruption in any of them (leaks are allowed), and qemu-img check none in a sample.
+
+#![expect(clippy::disallowed_methods, reason = "the peer judges too")]
+
+use std::process::Command;
+use std::sync::Arc;
+
+use holdfast_block::{BlockDevice, BlockDeviceMut as _, MemoryDevice, to_usize};
+
+use super::check::check;
+use super::codec::ClusterCompressor;
+use super::layer::Layer;
+use super::layout::{new_header, write_empty};
+use super::writer::Qcow2Mut;
+use crate::chain::load_header;
+use crate::file::ImageFile;
+use crate::file::memory::{MemoryFile, Random, RecordingFile};
+use crate::model::layered::{Below, Layered as _};
+use crate::operations::create::{CreateOptions, Qcow2Options};
+use crate::{BulkWriter, Compression};
+
+const DISK_BYTES: u64 = 300_000;
+
+/// How an image starts.
+struct Case {
+    name: &'static str,
+    start: Vec<u8>,
+    disk: Vec<u8>,
+    backing: Option<Arc<dyn BlockDevice>>,
+}
+
+fn empty(options: Qcow2Options) -> Vec<u8> {
+    let file = MemoryFile::default();
+    let options = CreateOptions {
+        qcow2: options,
+        ..CreateOptions::qcow2(DISK_BYTES)
+    };
+    write_empty(&file, new_header(&options).unwrap()).unwrap();
+    let mut bytes = vec![0; to_usize(file.length_bytes().unwrap())];
+    file.read_at(&mut bytes, 0).unwrap();
+    bytes
+}
+
+fn letters(seed: u64) -> Vec<u8> {
+    let mut random = Random(seed);
+    (0..DISK_BYTES / 100)
+        .flat_map(|_| [b'a' + u8::try_from(random.below(26)).unwrap(); 100])
+        .collect()
+}
+
+/// A compressed image, made by the bulk writer.
+fn compressed(options: Qcow2Options, disk: &[u8]) -> Vec<u8> {
+    let file = Arc::new(MemoryFile::default());
+    let compression = options.compression;
+    let cluster_bytes = to_usize(options.cluster_bytes);
+    let options = CreateOptions {
+        qcow2: options,
+        ..CreateOptions::qcow2(DISK_BYTES)
+    };
+    let header = new_header(&options).unwrap();
+    let mut writer = BulkWriter::new(Arc::clone(&file) as Arc<dyn ImageFile>, None, header, false, None).unwrap();
+    let mut compressor = ClusterCompressor::new(compression, None).unwrap();
+    for (number, cluster) in disk.chunks(cluster_bytes).enumerate() {
+        let offset = (number * cluster_bytes) as u64;
+        match compressor.compress(cluster) {
+            Some(packed) if cluster.len() == cluster_bytes => writer.append_compressed(&packed, offset).unwrap(),
+            _ => writer.append(cluster, offset).unwrap(),
+        }
+    }
+    writer.finish().unwrap();
+    let mut bytes = vec![0; to_usize(file.length_bytes().unwrap())];
+    file.read_at(&mut bytes, 0).unwrap();
+    bytes
+}
+
+/// Takes a snapshot with the peer.
+fn with_snapshot(bytes: &[u8]) -> Vec<u8> {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("image");
+    store(&path, bytes);
+    let status = Command::new("qemu-img")
+        .args(["snapshot", "-c", "kept"])
+        .arg(&path)
+        .status();
+    assert!(
+        status
+            .expect("these tests need qemu-img (Debian package qemu-utils)")
+            .success()
+    );
+    std::fs::read(path).unwrap()
+}
+
+fn store(path: &std::path::Path, bytes: &[u8]) {
+    use std::os::unix::fs::FileExt as _;
+    std::fs::File::create(path).unwrap().write_all_at(bytes, 0).unwrap();
+}
+
+fn cases() -> Vec<Case> {
+    let small = Qcow2Options {
+        cluster_bytes: 512,
+        ..Qcow2Options::default()
+    };
+    let usual = Qcow2Options {
+        cluster_bytes: 4096,
+        ..Qcow2Options::default()
+    };
+    let extended = Qcow2Options {
+        cluster_bytes: 16_384,
+        extended_l2: true,
+        ..Qcow2Options::default()
+    };
+    let zeroes = || vec![0; to_usize(DISK_BYTES)];
+    let base: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::from_bytes(&letters(1)[..200_001]));
+    let mut over_base = letters(1);
+    over_base[200_001..].fill(0);
+    let zstd = Qcow2Options {
+        compression: Compression::Zstd,
+        ..usual.clone()
+    };
+    vec![
+        Case {
+            name: "small",
+            start: empty(small.clone()),
+            disk: zeroes(),
+            backing: None,
+        },
+        Case {
+            name: "the table moves",
+            start: empty(Qcow2Options {
+                refcount_bits: 64,
+                ..small.clone()
+            }),
+            disk: zeroes(),
+            backing: None,
+        },
+        Case {
+            name: "overlay",
+            start: empty(usual.clone()),
+            disk: over_base.clone(),
+            backing: Some(Arc::clone(&base)),
+        },
+        Case {
+            name: "version 2 overlay",
+            start: empty(Qcow2Options {
+                version: 2,
+                ..usual.clone()
+            }),
+            disk: over_base.clone(),
+            backing: Some(Arc::clone(&base)),
+        },
+        Case {
+            name: "extended overlay",
+            start: empty(extended.clone()),
+            disk: over_base,
+            backing: Some(base),
+        },
+        Case {
+            name: "compressed",
+            start: compressed(usual.clone(), &letters(2)),
+            disk: letters(2),
+            backing: None,
+        },
+        Case {
+            name: "compressed snapshot",
+            start: with_snapshot(&compressed(zstd, &letters(3))),
+            disk: letters(3),
+            backing: None,
+        },
+        Case {
+            name: "extended snapshot",
+            start: with_snapshot(&compressed(extended, &letters(4))),
+            disk: letters(4),
+            backing: None,
+        },
+        Case {
+            name: "small snapshot",
+            start: with_snapshot(&compressed(small, &letters(5))),
+            disk: letters(5),
+            backing: None,
+        },
+    ]
+}
+
+fn open(file: Arc<dyn ImageFile>, backing: Option<Arc<dyn BlockDevice>>) -> crate::Result<Layer> {
+    let header = load_header(&*file, "image")?;
+    Layer::new("image".into(), header, file, None, backing)
+}
+
+/// What the workload had done when the record was this long.
+struct Moment {
+    /// Length of the record.
+    operations: usize,
+    kind: MomentKind,
+}
+
+enum MomentKind {
+    /// A change of this range was about to start.
+    Change(std::ops::Range<u64>),
+    /// A flush was complete; the disk.
+    Flushed(Vec<u8>),
+}
+
+/// Runs random changes until one fails; tells what happened when.
+fn work(file: &Arc<RecordingFile>, case: &Case, seed: u64, steps: u32) -> Vec<Moment> {
+    let layer = open(Arc::clone(file) as Arc<dyn ImageFile>, case.backing.clone()).unwrap();
+    let device = Qcow2Mut::new(layer).unwrap();
+    let mut disk = case.disk.clone();
+    let mut random = Random(seed);
+    let mut moments = vec![Moment {
+        operations: 0,
+        kind: MomentKind::Flushed(disk.clone()),
+    }];
+    for step in 0..steps {
+        let start = random.below(DISK_BYTES);
+        let longest = [600, 5000, 60_000][to_usize(random.below(3))];
+        let end = (start + 1 + random.below(longest)).min(DISK_BYTES);
+        let place = to_usize(start)..to_usize(end);
+        let operations = file.operation_count();
+        let kind = MomentKind::Change(start..end);
+        let done = match random.below(10) {
+            0..6 => {
+                moments.push(Moment { operations, kind });
+                disk[place.clone()].fill(u8::try_from(step % 250).unwrap() + 1);
+                device.write_at(&disk[place], start)
+            }
+            6 | 7 => {
+                moments.push(Moment { operations, kind });
+                disk[place].fill(0);
+                device.write_zeroes(start..end)
+            }
+            8 => {
+                moments.push(Moment { operations, kind });
+                let trimmed = device.trim(start..end);
+                if device.read_at(&mut disk[place], start).is_err() {
+                    return moments;
+                }
+                trimmed
+            }
+            _ => device.flush().map(|()| {
+                let operations = file.operation_count();
+                moments.push(Moment {
+                    operations,
+                    kind: MomentKind::Flushed(disk.clone()),
+                });
+            }),
+        };
+        if done.is_err() {
+            return moments;
+        }
+    }
+    moments
+}
+
+/// Asserts that `bytes` is a sound image in which everything flushed before `operations` is there.
+fn assert_sound(bytes: Vec<u8>, case: &Case, moments: &[Moment], operations: usize, what: &str) {
+    let file: Arc<dyn ImageFile> = Arc::new(MemoryFile::new(bytes));
+    let header = load_header(&*file, "image").unwrap();
+    let report = check(&file, &header, "image", None).unwrap();
+    assert_eq!(report.corruption_count, 0, "{what}: {:?}", report.problems);
+    let before = |moment: &&Moment| moment.operations <= operations;
+    let (last, expected) = moments
+        .iter()
+        .enumerate()
+        .rev()
+        .find_map(|(number, moment)| match &moment.kind {
+            MomentKind::Flushed(disk) if moment.operations <= operations => Some((number, disk)),
+            _ => None,
+        })
+        .unwrap();
+    let mut found = vec![0; expected.len()];
+    open(file, case.backing.clone())
+        .unwrap()
+        .read(&mut found, 0, Below::Backing)
+        .unwrap();
+    for moment in moments[last..].iter().filter(before) {
+        if let MomentKind::Change(range) = &moment.kind {
+            let place = to_usize(range.start)..to_usize(range.end);
+            found[place.clone()].copy_from_slice(&expected[place]);
+        }
+    }
+    if found != *expected {
+        let at = found.iter().zip(expected).position(|(left, right)| left != right);
+        panic!("{what}: flushed byte lost at {at:?}");
+    }
+}
+
+fn assert_peer_finds_no_corruption(bytes: &[u8], what: &str) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("image");
+    store(&path, bytes);
+    let output = Command::new("qemu-img")
+        .args(["check", "-f", "qcow2"])
+        .arg(&path)
+        .output();
+    let output = output.expect("these tests need qemu-img (Debian package qemu-utils)");
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(matches!(output.status.code(), Some(0 | 3)), "{what}: {printed}");
+}
+
+#[test]
+fn a_crash_at_any_point_loses_nothing_that_was_flushed() {
+    let mut random = Random(1);
+    let mut points = 0u64;
+    for (seed, case) in (1..).zip(cases()) {
+        let file = Arc::new(RecordingFile::new(case.start.clone(), None));
+        let moments = work(&file, &case, seed, 100);
+        let count = file.operation_count();
+        for operations in (0..=count).chain(0..=count) {
+            let what = format!("{} seed {seed}, crash after {operations} of {count}", case.name);
+            let crashed = file.crashed_after(operations, |bound| random.below(bound));
+            points += 1;
+            if points.is_multiple_of(25) {
+                assert_peer_finds_no_corruption(&crashed, &what);
+            }
+            assert_sound(crashed, &case, &moments, operations, &what);
+        }
+        // Everything that reached the file, without a crash.
+        assert_sound(file.bytes(), &case, &moments, count, case.name);
+    }
+    assert!(points > 4000, "the workload is too small to prove anything: {points}");
+}
+
+#[test]
+fn a_failure_of_any_write_or_sync_damages_nothing() {
+    for (seed, case) in (1..).zip(cases()) {
+        let mut fail_at = 1;
+        loop {
+            let file = Arc::new(RecordingFile::new(case.start.clone(), Some(fail_at)));
+            let moments = work(&file, &case, seed, 25);
+            let what = format!("{} seed {seed}, operation {fail_at} fails", case.name);
+            let count = file.operation_count();
+            assert_sound(file.bytes(), &case, &moments, count, &what);
+            if count < fail_at {
+                break;
+            }
+            fail_at += 3;
+        }
+    }
+}
+
+/// Until it is whole, an image that is filled in bulk is no image; and then it is durable.
+#[test]
+fn a_crash_while_filling_leaves_no_image_or_a_whole_one() {
+    let disk = letters(6);
+    let options = CreateOptions {
+        qcow2: Qcow2Options {
+            cluster_bytes: 512,
+            ..Qcow2Options::default()
+        },
+        ..CreateOptions::qcow2(DISK_BYTES)
+    };
+    let file = Arc::new(RecordingFile::new(Vec::new(), None));
+    let header = new_header(&options).unwrap();
+    let mut writer = BulkWriter::new(Arc::clone(&file) as Arc<dyn ImageFile>, None, header, false, None).unwrap();
+    for (number, piece) in disk.chunks(512 * 100).enumerate() {
+        writer.append(piece, number as u64 * 512 * 100).unwrap();
+    }
+    writer.finish().unwrap();
+    let mut random = Random(8);
+    let count = file.operation_count();
+    for operations in 0..=count {
+        let crashed: Arc<dyn ImageFile> = Arc::new(MemoryFile::new(
+            file.crashed_after(operations, |bound| random.below(bound)),
+        ));
+        match load_header(&*crashed, "image") {
+            Err(error) => assert!(operations < count && error.is_corrupt(), "{error}"),
+            Ok(header) => {
+                assert!(check(&crashed, &header, "image", None).unwrap().is_clean());
+                let mut found = vec![0; disk.len()];
+                open(crashed, None)
+                    .unwrap()
+                    .read(&mut found, 0, Below::Backing)
+                    .unwrap();
+                assert!(found == disk);
+            }
+        }
+    }
+}

@@ -1,0 +1,331 @@
+//! What an L2 entry says about one guest cluster.
+//!
+//! ```text
+//! bit 63      copied: the host cluster is used once, and may be written in place
+//! bit 62      compressed
+//! bit 0       reads as zero (version 3, standard entries only)
+//! bits 9-55   host offset; 0 means none, except in an external data file
+//! others      reserved; they must be 0, and readers ignore them
+//!
+//! compressed  x = 62 - (cluster_bits - 8)
+//!             bits 0..x    host offset of the first byte, in any position
+//!             bits x..62   512-byte sectors that the data touches after the first one
+//!
+//! second word of an extended entry
+//! bits 0-31   subcluster is allocated
+//! bits 32-63  subcluster reads as zero
+//! ```
+
+use super::geometry::{Geometry, L2Kind, OFFSET_MASK};
+use crate::model::mapped_extent::Compressed;
+
+/// Bit 63 of L1 and L2 entries.
+pub(crate) const COPIED: u64 = 1 << 63;
+const COMPRESSED: u64 = 1 << 62;
+const ZERO: u64 = 1;
+
+/// What is said of an entry with the copied flag whose place was lost, as by a flipped bit: it reads as nothing, and what it has led to looks like room that
+/// nobody uses.
+pub(crate) const LOST_PLACE: &str = "it has the copied flag, and leads to nothing";
+
+/// Bits of L1 entries that are reserved.
+pub(crate) const L1_RESERVED: u64 = !(COPIED | OFFSET_MASK);
+
+/// An L2 entry as it is stored; the second word is 0 in images without extended entries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Entry {
+    pub(crate) word: u64,
+    pub(crate) bitmap: u64,
+}
+
+/// What an [`Entry`] means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Meaning {
+    /// Nothing here: the backing file, or zero.
+    Unallocated,
+    /// Reads as zero; a host cluster may be kept for later.
+    Zero { host: Option<Host> },
+    /// Stored as it is.
+    Data { host: Host },
+    /// Stored compressed.
+    Compressed(Compressed),
+    /// Extended entry: every subcluster for itself.
+    Subclusters {
+        host: Option<Host>,
+        allocated: u32,
+        zero: u32,
+    },
+}
+
+/// A host cluster that an entry points to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Host {
+    pub(crate) offset: u64,
+    pub(crate) sharing: Sharing,
+}
+
+/// Whether a host cluster may be written in place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sharing {
+    /// Its refcount is 1.
+    Alone,
+    /// A snapshot may use it too.
+    Shared,
+}
+
+impl Compressed {
+    /// The sectors touched, which is what refcounts count.
+    pub(crate) fn sectors(self) -> std::ops::Range<u64> {
+        self.offset & !511..self.offset + self.length_bytes
+    }
+}
+
+/// Where the data of an image lies, as far as it changes what entries mean.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DataPlace {
+    /// In the image file.
+    Inside,
+    /// In an external data file, where offset 0 is a place like any other.
+    External,
+}
+
+impl Meaning {
+    /// The host cluster, where there is one that is not compressed.
+    pub(crate) fn host(self) -> Option<Host> {
+        match self {
+            Self::Data { host } => Some(host),
+            Self::Zero { host } | Self::Subclusters { host, .. } => host,
+            Self::Unallocated | Self::Compressed(_) => None,
+        }
+    }
+
+    /// The host offset, where it must not be: in a data file every cluster is where it is on the disk, says the specification of external
+    /// data files. QEMU refuses any other one, and there is no count that would keep two from being one.
+    pub(crate) fn misplaced(self, place: DataPlace, disk_offset: u64) -> Option<u64> {
+        let host = self.host().filter(|_| place == DataPlace::External)?;
+        (host.offset != disk_offset).then_some(host.offset)
+    }
+}
+
+impl Entry {
+    /// An allocated cluster, all of it.
+    pub(crate) fn data(offset: u64, geometry: Geometry) -> Self {
+        Self {
+            word: offset | COPIED,
+            bitmap: match geometry.l2_kind {
+                L2Kind::Standard => 0,
+                L2Kind::Extended => u64::from(u32::MAX),
+            },
+        }
+    }
+
+    /// A cluster that reads as zero and takes no space (version 3).
+    pub(crate) fn zero(geometry: Geometry) -> Self {
+        match geometry.l2_kind {
+            L2Kind::Standard => Self { word: ZERO, bitmap: 0 },
+            L2Kind::Extended => Self {
+                word: 0,
+                bitmap: u64::from(u32::MAX) << 32,
+            },
+        }
+    }
+
+    /// A cluster of an extended image with its own host cluster at `offset`.
+    pub(crate) fn subclusters(offset: u64, allocated: u32, zero: u32) -> Self {
+        Self {
+            word: offset | COPIED,
+            bitmap: u64::from(zero) << 32 | u64::from(allocated),
+        }
+    }
+
+    /// A compressed cluster whose `length_bytes` bytes start at `offset`.
+    pub(crate) fn compressed(offset: u64, length_bytes: u64, geometry: Geometry) -> Self {
+        let shift = compressed_shift(geometry);
+        let extra_sectors = (offset + length_bytes - 1) / 512 - offset / 512;
+        Self {
+            word: COMPRESSED | extra_sectors << shift | offset,
+            bitmap: 0,
+        }
+    }
+
+    /// Bits that are set and reserved. A compressed entry has none, and in an extended one the bitmap says what is zero.
+    pub(crate) fn reserved(self, geometry: Geometry) -> u64 {
+        let zero = match geometry.l2_kind {
+            L2Kind::Standard => ZERO,
+            L2Kind::Extended => 0,
+        };
+        if self.word & COMPRESSED != 0 {
+            return 0;
+        }
+        self.word & !(COPIED | OFFSET_MASK | zero)
+    }
+
+    /// Decodes; an entry that makes no sense gives the reason.
+    pub(crate) fn meaning(self, geometry: Geometry, place: DataPlace) -> Result<Meaning, String> {
+        if self.word & COMPRESSED != 0 {
+            return self.compressed_meaning(geometry, place);
+        }
+        let offset = self.word & OFFSET_MASK;
+        if !geometry.is_aligned(offset) {
+            return Err(format!("host offset {offset} is not a multiple of the cluster size"));
+        }
+        let sharing = if self.word & COPIED == 0 {
+            Sharing::Shared
+        } else {
+            Sharing::Alone
+        };
+        let is_allocated = offset != 0 || (place == DataPlace::External && sharing == Sharing::Alone);
+        let host = is_allocated.then_some(Host { offset, sharing });
+        match (geometry.l2_kind, host) {
+            (L2Kind::Extended, host) => self.subcluster_meaning(host),
+            (L2Kind::Standard, host) if self.word & ZERO != 0 => Ok(Meaning::Zero { host }),
+            (L2Kind::Standard, Some(host)) => Ok(Meaning::Data { host }),
+            (L2Kind::Standard, None) => Ok(Meaning::Unallocated),
+        }
+    }
+
+    fn compressed_meaning(self, geometry: Geometry, place: DataPlace) -> Result<Meaning, String> {
+        if place == DataPlace::External {
+            return Err("compressed cluster in an image with an external data file".to_owned());
+        }
+        if self.bitmap != 0 {
+            return Err("compressed cluster with subclusters".to_owned());
+        }
+        let shift = compressed_shift(geometry);
+        let offset = self.word & ((1 << shift) - 1);
+        let sectors = ((self.word & (COMPRESSED - 1)) >> shift) + 1;
+        Ok(Meaning::Compressed(Compressed {
+            offset,
+            length_bytes: sectors * 512 - offset % 512,
+        }))
+    }
+
+    fn subcluster_meaning(self, host: Option<Host>) -> Result<Meaning, String> {
+        let [zero, allocated] = self.bitmap_halves();
+        if zero & allocated != 0 {
+            return Err(format!(
+                "subclusters both allocated and zero: {zero:#010x} and {allocated:#010x}"
+            ));
+        }
+        if allocated != 0 && host.is_none() {
+            return Err(format!(
+                "subclusters {allocated:#010x} allocated without a host cluster"
+            ));
+        }
+        Ok(match (host, allocated, zero) {
+            (None, _, 0) => Meaning::Unallocated,
+            (host, 0, u32::MAX) => Meaning::Zero { host },
+            (Some(host), u32::MAX, _) => Meaning::Data { host },
+            (host, allocated, zero) => Meaning::Subclusters { host, allocated, zero },
+        })
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "the halves of a 64-bit word")]
+    fn bitmap_halves(self) -> [u32; 2] {
+        [(self.bitmap >> 32) as u32, self.bitmap as u32]
+    }
+}
+
+fn compressed_shift(geometry: Geometry) -> u32 {
+    62 - (geometry.cluster_bits - 8)
+}
+
+/// The largest host offset that a compressed entry can hold, exclusive.
+pub(crate) fn compressed_offset_end(geometry: Geometry) -> u64 {
+    // Writers keep to the offsets that standard entries have, too.
+    (1 << compressed_shift(geometry)).min(1 << 56)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{COPIED, Compressed, DataPlace, Entry, Host, Meaning, Sharing};
+    use crate::formats::qcow2::geometry::{Geometry, L2Kind};
+
+    fn geometry(cluster_bits: u32, l2_kind: L2Kind) -> Geometry {
+        Geometry {
+            cluster_bits,
+            refcount_order: 4,
+            l2_kind,
+        }
+    }
+
+    #[test]
+    fn a_compressed_entry_covers_whole_sectors() {
+        for cluster_bits in 9..=21 {
+            let geometry = geometry(cluster_bits, L2Kind::Standard);
+            for (offset, length_bytes) in [
+                (65_536, 1),
+                (65_537, 511),
+                (65_537, 512),
+                (70_000, 1 << (cluster_bits - 1)),
+            ] {
+                let entry = Entry::compressed(offset, length_bytes, geometry);
+                let Ok(Meaning::Compressed(found)) = entry.meaning(geometry, DataPlace::Inside) else {
+                    panic!("not compressed: {entry:x?}");
+                };
+                assert_eq!(found.offset, offset);
+                assert!(found.length_bytes >= length_bytes && found.length_bytes < length_bytes + 512);
+                assert_eq!((offset + found.length_bytes) % 512, 0);
+            }
+        }
+    }
+
+    #[test]
+    fn offset_zero_is_a_place_in_a_data_file_only() {
+        let geometry = geometry(16, L2Kind::Standard);
+        let entry = Entry {
+            word: COPIED,
+            bitmap: 0,
+        };
+        assert_eq!(entry.meaning(geometry, DataPlace::Inside), Ok(Meaning::Unallocated));
+        let host = Host {
+            offset: 0,
+            sharing: Sharing::Alone,
+        };
+        assert_eq!(entry.meaning(geometry, DataPlace::External), Ok(Meaning::Data { host }));
+    }
+
+    #[test]
+    fn reserved_bits_are_those_without_a_meaning() {
+        let standard = geometry(16, L2Kind::Standard);
+        let extended = geometry(16, L2Kind::Extended);
+        let reserved = |word, geometry| Entry { word, bitmap: 0 }.reserved(geometry);
+        let plain = COPIED | 0x00ff_ffff_ffff_0000;
+        assert_eq!((reserved(plain, standard), reserved(plain, extended)), (0, 0));
+        assert_eq!((reserved(plain | 1, standard), reserved(plain | 1, extended)), (0, 1));
+        for bit in [1, 3, 8, 56, 60, 61] {
+            assert_eq!(reserved(plain | 1 << bit, standard), 1 << bit);
+            assert_eq!(reserved(1 << bit, extended), 1 << bit);
+        }
+        // As many sectors as there can be, at an offset that is odd.
+        let compressed = Entry::compressed(0x10fff, 65_535, standard);
+        assert_eq!((compressed.reserved(standard), compressed.reserved(extended)), (0, 0));
+    }
+
+    #[test]
+    fn contradictions_are_named() {
+        let standard = geometry(16, L2Kind::Standard);
+        let extended = geometry(16, L2Kind::Extended);
+        let unaligned = Entry {
+            word: 0x10200,
+            bitmap: 0,
+        };
+        assert!(unaligned.meaning(standard, DataPlace::Inside).is_err());
+        let both = Entry {
+            word: 0x10000,
+            bitmap: 1 << 32 | 1,
+        };
+        assert!(both.meaning(extended, DataPlace::Inside).is_err());
+        let homeless = Entry { word: 0, bitmap: 1 };
+        assert!(homeless.meaning(extended, DataPlace::Inside).is_err());
+        let outside = Entry::compressed(0x10000, 10, standard);
+        assert!(outside.meaning(standard, DataPlace::External).is_err());
+        assert_eq!(
+            outside.meaning(standard, DataPlace::Inside),
+            Ok(Meaning::Compressed(Compressed {
+                offset: 0x10000,
+                length_bytes: 512
+            }))
+        );
+    }
+}

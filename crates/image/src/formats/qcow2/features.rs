@@ -1,0 +1,100 @@
+//! What an image needs of its readers: encryption and feature bits, and the names that it gives them.
+
+#![deny(clippy::indexing_slicing)]
+#![cfg_attr(not(test), deny(clippy::string_slice))]
+
+use super::header::{
+    EXTENSION_FEATURE_NAMES, Extension, Header, INCOMPATIBLE_CORRUPT, INCOMPATIBLE_DIRTY, INCOMPATIBLE_KNOWN,
+};
+use crate::model::bytes::rows;
+use crate::{CheckReport, Error, ProblemKind, Result, Severity};
+
+pub(crate) fn refuse_encryption(method: u32, image: &str) -> Result<()> {
+    let feature = match method {
+        0 => return Ok(()),
+        1 => "AES encryption".to_owned(),
+        2 => "LUKS encryption".to_owned(),
+        other => format!("encryption method {other}"),
+    };
+    Err(Error::UnsupportedFeature {
+        image: image.to_owned(),
+        feature,
+        detail: "convert it with the key to an image without encryption first".to_owned(),
+    })
+}
+
+pub(crate) fn refuse_unknown(incompatible: u64, extensions: &[Extension], image: &str) -> Result<()> {
+    let unknown = incompatible & !INCOMPATIBLE_KNOWN;
+    if unknown == 0 {
+        return Ok(());
+    }
+    let names: Vec<_> = (0..64)
+        .filter(|bit| unknown >> bit & 1 == 1)
+        .map(|bit| feature_name(extensions, bit).unwrap_or_else(|| format!("unknown feature bit {bit}")))
+        .collect();
+    Err(Error::UnsupportedFeature {
+        image: image.to_owned(),
+        feature: names.join(", "),
+        detail: "the image says that it cannot be read without knowing this".to_owned(),
+    })
+}
+
+/// The name of incompatible feature `bit`, from the image's own table of names.
+fn feature_name(extensions: &[Extension], bit: u8) -> Option<String> {
+    let table = extensions
+        .iter()
+        .find(|extension| extension.kind == EXTENSION_FEATURE_NAMES)?;
+    let name = rows::<48>(&table.data, 0)
+        .iter()
+        .find_map(|[kind, found, name @ ..]| (*kind == 0 && *found == bit).then_some(name))?;
+    let name: String = String::from_utf8_lossy(name)
+        .chars()
+        .take_while(|letter| *letter != '\0')
+        .filter(|letter| !letter.is_control())
+        .collect();
+    (!name.is_empty()).then_some(name)
+}
+
+/// Tells what other programs have noted about the image.
+pub(super) fn look_at_marks(header: &Header, report: &mut CheckReport) {
+    let mut mark = |bit: u64, severity, detail: &str| {
+        if header.incompatible & bit != 0 {
+            let detail = detail.to_owned();
+            report.add(severity, ProblemKind::Structure { detail });
+        }
+    };
+    mark(
+        INCOMPATIBLE_DIRTY,
+        Severity::Leak,
+        "it was not closed cleanly, or is open: its refcounts are not kept up to date meanwhile",
+    );
+    mark(
+        INCOMPATIBLE_CORRUPT,
+        Severity::Corruption,
+        "it is marked as corrupt: no program writes to it",
+    );
+}
+
+/// The table of feature names that new images carry.
+pub(crate) fn feature_names() -> Extension {
+    const NAMES: [(u8, u8, &str); 8] = [
+        (0, 0, "dirty bit"),
+        (0, 1, "corrupt bit"),
+        (0, 2, "external data file"),
+        (0, 3, "compression type"),
+        (0, 4, "extended L2 entries"),
+        (1, 0, "lazy refcounts"),
+        (2, 0, "bitmaps"),
+        (2, 1, "raw external data"),
+    ];
+    let mut data = Vec::new();
+    for (kind, bit, name) in NAMES {
+        data.extend([kind, bit]);
+        data.extend(name.as_bytes());
+        data.resize(data.len().next_multiple_of(48), 0);
+    }
+    Extension {
+        kind: EXTENSION_FEATURE_NAMES,
+        data,
+    }
+}

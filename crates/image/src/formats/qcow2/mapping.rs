@@ -1,0 +1,234 @@
+//! Where each byte of the disk is: L1 table, L2 tables, and the cache of the latter.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use holdfast_block::to_usize;
+
+use super::entry::{DataPlace, Entry, Meaning};
+use super::geometry::{Geometry, OFFSET_MASK, POINTER_BYTES};
+use super::header::TableAt;
+use crate::Result;
+use crate::error::corrupt;
+use crate::file::ImageFile;
+use crate::model::bytes::to_words;
+use crate::model::lru::Lru;
+use crate::model::mapped_extent::{KnownLength, Run, RunKind};
+
+/// An L2 table in memory.
+pub(crate) type L2Table = Vec<u64>;
+
+/// The tables of one disk state: the active one, or a snapshot's.
+pub(crate) struct Mapping {
+    pub(crate) image: Arc<str>,
+    pub(crate) file: Arc<dyn ImageFile>,
+    pub(crate) geometry: Geometry,
+    pub(crate) place: DataPlace,
+    /// L1 entries as they are stored.
+    pub(crate) l1: Vec<u64>,
+    /// L2 tables that a writer changed and did not store yet, by L1 index.
+    pub(crate) changed: BTreeMap<u64, Arc<L2Table>>,
+    cache: Lru<L2Table>,
+    file_length: KnownLength,
+    zero_clusters: bool,
+}
+
+/// What a mapping is made from.
+pub(crate) struct MappingParts {
+    pub(crate) image: Arc<str>,
+    pub(crate) file: Arc<dyn ImageFile>,
+    pub(crate) geometry: Geometry,
+    pub(crate) place: DataPlace,
+    pub(crate) version: u32,
+    pub(crate) l1: TableAt,
+    pub(crate) cache_bytes: u64,
+}
+
+impl Mapping {
+    /// Reads the L1 table, whose place was checked by [`Header::check_l1`](super::header::Header::check_l1).
+    pub(crate) fn load(parts: MappingParts) -> Result<Self> {
+        let mut bytes = vec![0; to_usize(parts.l1.entries * POINTER_BYTES)];
+        parts.file.read_at(&mut bytes, parts.l1.offset)?;
+        Ok(Self {
+            image: parts.image,
+            file: parts.file,
+            geometry: parts.geometry,
+            place: parts.place,
+            l1: to_words(&bytes),
+            changed: BTreeMap::new(),
+            cache: Lru::new(parts.cache_bytes),
+            file_length: KnownLength::default(),
+            zero_clusters: parts.version >= 3,
+        })
+    }
+
+    /// The L2 table of L1 entry `index`, if there is one.
+    pub(crate) fn table(&self, index: u64) -> Result<Option<Arc<L2Table>>> {
+        if let Some(table) = self.changed.get(&index) {
+            return Ok(Some(Arc::clone(table)));
+        }
+        let offset = self.l1.get(to_usize(index)).map_or(0, |entry| entry & OFFSET_MASK);
+        if offset == 0 {
+            return Ok(None);
+        }
+        if let Some(table) = self.cache.get(offset) {
+            return Ok(Some(table));
+        }
+        let table = Arc::new(read_l2(
+            &*self.file,
+            &self.file_length,
+            self.geometry,
+            offset,
+            &self.image,
+        )?);
+        self.cache
+            .insert(offset, Arc::clone(&table), self.geometry.cluster_bytes());
+        Ok(Some(table))
+    }
+
+    /// Puts a table that was stored at `offset` into the cache.
+    pub(crate) fn keep(&self, offset: u64, table: Arc<L2Table>) {
+        self.cache.insert(offset, table, self.geometry.cluster_bytes());
+    }
+
+    /// Forgets a table whose cluster was given back.
+    pub(crate) fn forget(&self, offset: u64) {
+        self.cache.remove(offset);
+    }
+
+    /// The entry of guest cluster `cluster`.
+    pub(crate) fn entry(&self, cluster: u64) -> Result<Entry> {
+        let entries = self.geometry.l2_entries();
+        Ok(self.table(cluster / entries)?.map_or(Entry::default(), |table| {
+            entry_in(&table, cluster % entries, self.geometry)
+        }))
+    }
+
+    /// What `entry` of guest cluster `cluster` means; an error where it means nothing.
+    pub(crate) fn meaning(&self, entry: Entry, cluster: u64) -> Result<Meaning> {
+        let damaged = |detail: String| {
+            let at = self.geometry.offset_of(cluster);
+            corrupt(&self.image, "l2 entry", 0, format!("{detail} (for disk offset {at})"))
+        };
+        let meaning = entry.meaning(self.geometry, self.place).map_err(damaged)?;
+        if matches!(meaning, Meaning::Zero { .. }) && !self.zero_clusters {
+            return Err(damaged("zero cluster in a version 2 image".to_owned()));
+        }
+        match meaning.misplaced(self.place, self.geometry.offset_of(cluster)) {
+            Some(host) => Err(damaged(format!(
+                "at {host} of the data file, which is the place of another one"
+            ))),
+            None => Ok(meaning),
+        }
+    }
+
+    /// The run that begins at `offset`, at most `length_max` long.
+    ///
+    /// Neighbouring clusters that lie one after another on the host are one run.
+    pub(crate) fn run(&self, offset: u64, length_max: u64) -> Result<Run> {
+        let coverage = self.geometry.l2_coverage_bytes();
+        let mut current: Option<(u64, Option<Arc<L2Table>>)> = None;
+        Run::of_pieces(length_max, |done| {
+            let at = offset + done;
+            let index = at / coverage;
+            if current.as_ref().is_none_or(|(known, _)| *known != index) {
+                current = Some((index, self.table(index)?));
+            }
+            match &current {
+                Some((_, Some(table))) => self.piece(table, at),
+                _ => Ok(Run {
+                    length: coverage - at % coverage,
+                    kind: RunKind::Absent,
+                }),
+            }
+        })
+    }
+
+    /// The run at `at` inside its cluster (and subcluster).
+    fn piece(&self, table: &L2Table, at: u64) -> Result<Run> {
+        let geometry = self.geometry;
+        let cluster = geometry.cluster_of(at);
+        let within = geometry.offset_in_cluster(at);
+        let rest = geometry.cluster_bytes() - within;
+        let entry = entry_in(table, cluster % geometry.l2_entries(), geometry);
+        let (length, kind) = match self.meaning(entry, cluster)? {
+            Meaning::Unallocated => (rest, RunKind::Absent),
+            Meaning::Zero { .. } => (rest, RunKind::Zero),
+            Meaning::Data { host } => (
+                rest,
+                RunKind::Data {
+                    host: host.offset + within,
+                },
+            ),
+            Meaning::Compressed(compressed) => (rest, RunKind::Compressed(compressed)),
+            Meaning::Subclusters { host, allocated, zero } => {
+                let size = geometry.subcluster_bytes();
+                let bit = 1 << (within / size);
+                let kind = match host {
+                    Some(host) if allocated & bit != 0 => RunKind::Data {
+                        host: host.offset + within,
+                    },
+                    _ if zero & bit != 0 => RunKind::Zero,
+                    _ => RunKind::Absent,
+                };
+                (size - within % size, kind)
+            }
+        };
+        Ok(Run { length, kind })
+    }
+}
+
+/// Entry `index` of an L2 table.
+pub(crate) fn entry_in(table: &L2Table, index: u64, geometry: Geometry) -> Entry {
+    let words = geometry.l2_entry_words();
+    let at = to_usize(index * words);
+    Entry {
+        word: table[at],
+        bitmap: if words == 2 { table[at + 1] } else { 0 },
+    }
+}
+
+/// Replaces entry `index` of an L2 table.
+pub(crate) fn set_entry_in(table: &mut L2Table, index: u64, entry: Entry, geometry: Geometry) {
+    let words = geometry.l2_entry_words();
+    let at = to_usize(index * words);
+    table[at] = entry.word;
+    if words == 2 {
+        table[at + 1] = entry.bitmap;
+    }
+}
+
+/// Reads the L2 table at host `offset`, all of which the file must have.
+pub(crate) fn read_l2(
+    file: &dyn ImageFile,
+    file_length: &KnownLength,
+    geometry: Geometry,
+    offset: u64,
+    image: &str,
+) -> Result<L2Table> {
+    let length = geometry.cluster_bytes();
+    if geometry.is_aligned(offset) && file_length.held(file, offset, offset.saturating_add(length))? < length {
+        return Err(corrupt(image, "l2 table", offset, "past the end of the file"));
+    }
+    read_l2_as_is(file, file_length, geometry, offset, image)
+}
+
+/// Reads the L2 table at host `offset`, which must begin inside the file; entries behind the end of the file are zero. For a check, which
+/// reports the missing end, and for a repair.
+pub(crate) fn read_l2_as_is(
+    file: &dyn ImageFile,
+    file_length: &KnownLength,
+    geometry: Geometry,
+    offset: u64,
+    image: &str,
+) -> Result<L2Table> {
+    if !geometry.is_aligned(offset) {
+        return Err(corrupt(image, "l2 table", offset, "not at the start of a cluster"));
+    }
+    if !file_length.contains(file, offset)? {
+        return Err(corrupt(image, "l2 table", offset, "past the end of the file"));
+    }
+    let mut bytes = vec![0; to_usize(geometry.cluster_bytes())];
+    file.read_at(&mut bytes, offset)?;
+    Ok(to_words(&bytes))
+}

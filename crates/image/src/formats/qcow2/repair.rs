@@ -1,0 +1,387 @@
+//! Refcounts become what is counted, flags what the refcounts say, and what leads nowhere is given up where that was asked for.
+//!
+//! A refcount that is too low, or a copied flag where there are two uses, loses data with the next write: these are mended first. Only
+//! then, durably, counts that are too high are lowered, and missing flags are set. The mark of damage goes last.
+//!
+//! Nothing is lowered while a reference leads nowhere, or to what another part of the disk has: what it did lead to would look like room that
+//! nobody uses.
+
+use std::collections::HashSet;
+
+use holdfast_block::to_usize;
+
+use super::check::{Checker, count_uses};
+use super::entry::{COPIED, DataPlace, Meaning, Sharing};
+use super::geometry::{Geometry, OFFSET_MASK, POINTER_BYTES};
+use super::header::{Header, INCOMPATIBLE_AT, INCOMPATIBLE_CORRUPT, INCOMPATIBLE_DIRTY};
+use super::mapping::{entry_in, read_l2_as_is, set_entry_in};
+use super::refcount::{StoredRefcounts, get, set};
+use super::{rebuild, reserved};
+use crate::chain::load_header;
+use crate::error::corrupt;
+use crate::file::ImageFile;
+use crate::formats::qcow2::clear_invalid;
+use crate::formats::qcow2::refcount_table::Counts;
+use crate::formats::qcow2::unshare_clusters::Copies;
+use crate::model::bytes::{from_words, to_words};
+use crate::model::mapped_extent::KnownLength;
+use crate::operations::repair::{RepairAction, RepairMode};
+use crate::{Error, Result};
+
+/// Mends the image in `file`; `data` is the file of its data, where that is another one.
+pub(crate) fn mend(
+    file: &dyn ImageFile,
+    data: Option<&dyn ImageFile>,
+    image: &str,
+    mode: RepairMode,
+    actions: &mut Vec<RepairAction>,
+) -> Result<()> {
+    let mut header = load_header(file, image)?;
+    let mut uses = count_uses(file, &header, image)?;
+    if mode == RepairMode::All && uses.damage_count > 0 {
+        drop(uses);
+        clear_invalid::give_up(file, image, actions)?;
+        // Tables first; then what both tables lead to.
+        if separate(file, image, actions)? {
+            separate(file, image, actions)?;
+        }
+        header = load_header(file, image)?;
+        uses = count_uses(file, &header, image)?;
+    }
+    if mode == RepairMode::All && uses.reserved_count > 0 {
+        reserved::clear(file, &header, &uses, image, actions)?;
+    }
+    let mender = Mender {
+        file,
+        geometry: header.geometry,
+        header: &header,
+        image,
+        is_whole: uses.damage_count == 0,
+    };
+    match StoredRefcounts::load(file, &header, image) {
+        Ok(stored) if mender.is_sound(&stored, &uses) => mender.in_place(&stored, &mut uses, mode, actions)?,
+        Ok(_) | Err(Error::Corrupt { .. }) if mode >= RepairMode::Safe && mender.is_whole => {
+            mender.anew(&mut uses, actions)?;
+        }
+        Ok(_) | Err(Error::Corrupt { .. }) => {}
+        Err(error) => return Err(error),
+    }
+    if mode >= RepairMode::Safe {
+        clear_marks(file, data, image, actions)?;
+    }
+    Ok(())
+}
+
+/// Gives each part of the disk what is its own; false where all had that.
+fn separate(file: &dyn ImageFile, image: &str, actions: &mut Vec<RepairAction>) -> Result<bool> {
+    let header = load_header(file, image)?;
+    let mut uses = count_uses(file, &header, image)?;
+    let Some(copies) = Copies::make(file, &header, &mut uses, image)? else {
+        return Ok(false);
+    };
+    let mender = Mender {
+        file,
+        geometry: header.geometry,
+        header: &header,
+        image,
+        is_whole: uses.damage_count <= copies.count(),
+    };
+    match StoredRefcounts::load(file, &header, image) {
+        Ok(stored) if mender.is_sound(&stored, &uses) => {
+            mender.change_counts(&copies.counts, |_, before, counted| before.max(counted))?;
+            file.sync()?;
+        }
+        Ok(_) | Err(Error::Corrupt { .. }) if mender.is_whole => mender.anew(&mut uses, actions)?,
+        Ok(_) | Err(Error::Corrupt { .. }) => return Ok(false),
+        Err(error) => return Err(error),
+    }
+    actions.push(copies.lead_there()?);
+    Ok(true)
+}
+
+/// Takes the marks off an image that is sound now.
+fn clear_marks(
+    file: &dyn ImageFile,
+    data: Option<&dyn ImageFile>,
+    image: &str,
+    actions: &mut Vec<RepairAction>,
+) -> Result<()> {
+    let header = load_header(file, image)?;
+    let marks = header.incompatible & (INCOMPATIBLE_DIRTY | INCOMPATIBLE_CORRUPT);
+    if marks == 0 || !super::check::is_sound(file, data, &header, image)? {
+        return Ok(());
+    }
+    file.sync()?;
+    file.write_at(&(header.incompatible & !marks).to_be_bytes(), INCOMPATIBLE_AT)?;
+    file.sync()?;
+    for (bit, mark) in [
+        (INCOMPATIBLE_DIRTY, "was not closed cleanly"),
+        (INCOMPATIBLE_CORRUPT, "is corrupt"),
+    ] {
+        if marks & bit != 0 {
+            actions.push(RepairAction::MarkCleared { mark });
+        }
+    }
+    Ok(())
+}
+
+/// Which flags are mended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Flags<'f> {
+    /// Those that are set and must not be: a write would go to what others use, too.
+    Wrong {
+        /// Also where it may be another bit that is wrong.
+        also_doubtful: bool,
+    },
+    /// Those that are missing.
+    Missing {
+        /// Of which clusters nobody knows.
+        but: &'f HashSet<u64>,
+    },
+}
+
+struct Mender<'a> {
+    file: &'a dyn ImageFile,
+    geometry: Geometry,
+    header: &'a Header,
+    image: &'a str,
+    /// Whether all references were followed: what was not counted is not used.
+    is_whole: bool,
+}
+
+impl Mender<'_> {
+    /// Whether the refcounts can be mended where they are: their clusters are theirs alone, and there is a block for each cluster in use.
+    fn is_sound(&self, stored: &StoredRefcounts<'_>, uses: &Checker<'_>) -> bool {
+        let geometry = self.geometry;
+        let start = geometry.cluster_of(self.header.refcount_table_offset);
+        let table = start..start + self.header.refcount_table_clusters;
+        let mut seen: HashSet<u64> = table.clone().collect();
+        let blocks = stored.table.iter().filter(|offset| **offset != 0);
+        let is_apart = blocks.clone().all(|offset| {
+            let is_inside = uses.can_be_table(*offset) && uses.is_whole_in_file(*offset);
+            is_inside && seen.insert(geometry.cluster_of(*offset))
+        });
+        let entries = geometry.refcount_block_entries();
+        let has_block = |cluster: u64| {
+            let index = usize::try_from(cluster / entries).unwrap_or(usize::MAX);
+            stored.table.get(index).is_some_and(|offset| *offset != 0)
+        };
+        is_apart
+            && seen
+                .iter()
+                .all(|cluster| uses.counts.of(*cluster) == 0 && has_block(*cluster))
+            && uses.counts.rest().iter().all(|(cluster, _)| has_block(*cluster))
+    }
+
+    /// Mends refcounts where they are.
+    fn in_place(
+        &self,
+        stored: &StoredRefcounts<'_>,
+        uses: &mut Checker<'_>,
+        mode: RepairMode,
+        actions: &mut Vec<RepairAction>,
+    ) -> Result<()> {
+        let geometry = self.geometry;
+        let start = geometry.cluster_of(self.header.refcount_table_offset);
+        let blocks = stored.table.iter().filter(|offset| **offset != 0);
+        let blocks = blocks.map(|offset| geometry.cluster_of(*offset));
+        for cluster in (start..start + self.header.refcount_table_clusters).chain(blocks) {
+            uses.counts.add(cluster, 1, self.image)?;
+        }
+        let (mut raised_count, mut lowered_count, mut flag_count) = (0, 0, 0);
+        let mut doubtful = HashSet::new();
+        if mode >= RepairMode::Safe {
+            if mode < RepairMode::All && self.header.incompatible & INCOMPATIBLE_DIRTY == 0 {
+                doubtful = self.doubtful(stored, uses)?;
+            }
+            raised_count = self.change_counts(&uses.counts, |cluster, before, counted| {
+                if doubtful.contains(&cluster) {
+                    before
+                } else {
+                    before.max(counted)
+                }
+            })?;
+            self.file.sync()?;
+            let raised = StoredRefcounts::load(self.file, self.header, self.image)?;
+            flag_count += self.mend_flags(
+                uses,
+                Flags::Wrong {
+                    also_doubtful: mode == RepairMode::All,
+                },
+                |cluster| {
+                    let counted = uses.counts.of(cluster);
+                    Ok(if self.is_whole {
+                        counted
+                    } else {
+                        raised.of(cluster)?.max(counted)
+                    })
+                },
+            )?;
+            self.file.sync()?;
+        }
+        if self.is_whole {
+            lowered_count = self.change_counts(&uses.counts, |_, before, counted| before.min(counted))?;
+            self.file.sync()?;
+        }
+        // With leaks, too: flags of what a lowered count says to be used once.
+        if mode >= RepairMode::Safe || self.is_whole {
+            let now = StoredRefcounts::load(self.file, self.header, self.image)?;
+            flag_count += self.mend_flags(uses, Flags::Missing { but: &doubtful }, |cluster| {
+                let (stored, counted) = (now.of(cluster)?, uses.counts.of(cluster));
+                Ok(stored.max(counted))
+            })?;
+            self.file.sync()?;
+        }
+        if raised_count + lowered_count > 0 {
+            actions.push(RepairAction::Refcounts {
+                raised_count,
+                lowered_count,
+            });
+        }
+        if flag_count > 0 {
+            actions.push(RepairAction::CopiedFlags { count: flag_count });
+        }
+        Ok(())
+    }
+
+    /// The clusters that one active entry leads to, which are free by their refcounts, and not its own by its flag. The entry may be what is wrong, and have
+    /// led elsewhere, or nowhere: once the cluster was counted, nobody would look at it again.
+    fn doubtful(&self, stored: &StoredRefcounts<'_>, uses: &Checker<'_>) -> Result<HashSet<u64>> {
+        let mut doubtful = HashSet::new();
+        let known = KnownLength::default();
+        for (offset, _) in uses.l2_tables.iter().filter(|(_, used)| used.is_active) {
+            let table = read_l2_as_is(self.file, &known, self.geometry, *offset, self.image)?;
+            for index in 0..self.geometry.l2_entries() {
+                let entry = entry_in(&table, index, self.geometry);
+                let host = uses.meaning_of(entry).ok().and_then(Meaning::host);
+                let host = host.filter(|host| host.sharing == Sharing::Shared && uses.place() == DataPlace::Inside);
+                let Some(cluster) = host.map(|host| self.geometry.cluster_of(host.offset)) else {
+                    continue;
+                };
+                if uses.counts.of(cluster) == 1 && stored.of(cluster)? == 0 {
+                    doubtful.insert(cluster);
+                }
+            }
+        }
+        Ok(doubtful)
+    }
+
+    /// Writes refcounts as `choose` makes them of the cluster, what is stored and what was counted; gives how many changed.
+    fn change_counts(&self, counts: &Counts, choose: impl Fn(u64, u64, u64) -> u64) -> Result<u64> {
+        let stored = StoredRefcounts::load(self.file, self.header, self.image)?;
+        let (entries, order) = (self.geometry.refcount_block_entries(), self.geometry.refcount_order);
+        let mut count = 0;
+        for (index, offset) in (0..).zip(&stored.table) {
+            let Some(block) = stored.block(index)? else { continue };
+            let mut changed = None;
+            for within in 0..entries {
+                let cluster = index * entries + within;
+                let before = get(&block, within, order);
+                let after = choose(cluster, before, counts.of(cluster));
+                if after == before {
+                    continue;
+                }
+                if after > self.geometry.refcount_max() {
+                    return Err(corrupt(
+                        self.image,
+                        "refcount",
+                        self.geometry.offset_of(cluster),
+                        format!("{after} uses are more than it can count"),
+                    ));
+                }
+                set(changed.get_or_insert_with(|| block.to_vec()), within, order, after);
+                count += 1;
+            }
+            if let Some(changed) = changed {
+                self.file.write_at(&changed, *offset)?;
+            }
+        }
+        Ok(count)
+    }
+
+    /// Mends the copied flags of the active tables, where `refcount` says how often a cluster is used; gives how many changed.
+    fn mend_flags(&self, uses: &Checker<'_>, flags: Flags<'_>, refcount: impl Fn(u64) -> Result<u64>) -> Result<u64> {
+        let geometry = self.geometry;
+        let mend = |word: u64, host: u64| -> Result<u64> {
+            // What leads nowhere was not counted, and its flag says nothing.
+            if uses.counts.of(geometry.cluster_of(host)) == 0 {
+                return Ok(word);
+            }
+            let is_alone = refcount(geometry.cluster_of(host))? == 1;
+            Ok(match flags {
+                Flags::Wrong { .. } if !is_alone => word & !COPIED,
+                Flags::Missing { but } if is_alone && !but.contains(&geometry.cluster_of(host)) => word | COPIED,
+                _ => word,
+            })
+        };
+        let mut count = 0;
+        let mut bytes = vec![0; to_usize(self.header.l1.entries * POINTER_BYTES)];
+        self.file.read_at(&mut bytes, self.header.l1.offset)?;
+        let mut l1 = to_words(&bytes);
+        let before = l1.clone();
+        for word in &mut l1 {
+            let offset = *word & OFFSET_MASK;
+            if offset != 0 && uses.can_be_table(offset) {
+                *word = mend(*word, offset)?;
+            }
+        }
+        count += self.write_changed(&before, &l1, self.header.l1.offset)?;
+        let known = KnownLength::default();
+        let active = uses.l2_tables.iter().filter(|(_, used)| used.is_active);
+        for (offset, _) in active {
+            let before = read_l2_as_is(self.file, &known, geometry, *offset, self.image)?;
+            let mut table = before.clone();
+            for index in 0..geometry.l2_entries() {
+                let mut entry = entry_in(&table, index, geometry);
+                let host = match uses.meaning_of(entry) {
+                    // A flag that a compressed cluster cannot have is more likely to be right, and the compression to be wrong: without the
+                    // doubt nobody would look at it again.
+                    Ok(Meaning::Compressed(_)) if flags == (Flags::Wrong { also_doubtful: true }) => {
+                        entry.word &= !COPIED;
+                        set_entry_in(&mut table, index, entry, geometry);
+                        continue;
+                    }
+                    Ok(
+                        Meaning::Data { host }
+                        | Meaning::Zero { host: Some(host) }
+                        | Meaning::Subclusters { host: Some(host), .. },
+                    ) if uses.place() == DataPlace::Inside => host.offset,
+                    _ => continue,
+                };
+                entry.word = mend(entry.word, host)?;
+                set_entry_in(&mut table, index, entry, geometry);
+            }
+            count += self.write_changed(&before, &table, *offset)?;
+        }
+        Ok(count)
+    }
+
+    /// Writes the words of a table at `offset` from the first to the last one that changed; gives how many did.
+    fn write_changed(&self, before: &[u64], after: &[u64], offset: u64) -> Result<u64> {
+        let changed: Vec<usize> = (0..after.len()).filter(|at| before[*at] != after[*at]).collect();
+        if let (Some(first), Some(last)) = (changed.first(), changed.last()) {
+            let place = offset + *first as u64 * POINTER_BYTES;
+            self.file.write_at(&from_words(&after[*first..=*last]), place)?;
+        }
+        Ok(changed.len() as u64)
+    }
+
+    /// Writes all refcounts anew.
+    fn anew(&self, uses: &mut Checker<'_>, actions: &mut Vec<RepairAction>) -> Result<()> {
+        let flag_count = self.mend_flags(uses, Flags::Wrong { also_doubtful: false }, |cluster| {
+            Ok(uses.counts.of(cluster))
+        })?;
+        self.file.sync()?;
+        let cluster_count = rebuild::rebuild(self.file, self.header, &mut uses.counts, self.image)?;
+        actions.push(RepairAction::RefcountsRebuilt { cluster_count });
+        let missing = Flags::Missing { but: &HashSet::new() };
+        let missing_count = self.mend_flags(uses, missing, |cluster| Ok(uses.counts.of(cluster)))?;
+        self.file.sync()?;
+        if flag_count + missing_count > 0 {
+            actions.push(RepairAction::CopiedFlags {
+                count: flag_count + missing_count,
+            });
+        }
+        Ok(())
+    }
+}

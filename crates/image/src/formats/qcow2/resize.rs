@@ -1,0 +1,156 @@
+//! Another size: a longer L1 table where it is needed, zeroes past the old end, and then the size in the header.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use holdfast_block::{BlockDevice, BlockDeviceMut as _, to_usize};
+
+use super::geometry::{OFFSET_MASK, POINTER_BYTES};
+use super::header::{Header, L1_AT, L1_BYTES_MAX, SIZE_AT, TableAt};
+use super::layer::Layer;
+use super::state::State;
+use super::writer::Qcow2Mut;
+use super::{bitmap, snapshot};
+use crate::chain::load_header;
+use crate::file::ImageFile;
+use crate::model::bytes::from_words;
+use crate::{Error, Result};
+
+/// Gives the disk of the image in `file`, which is above `backing`, a size of `after_bytes`, durably.
+pub(crate) fn resize(
+    file: &Arc<dyn ImageFile>,
+    image: &str,
+    backing: Option<&Arc<dyn BlockDevice>>,
+    after_bytes: u64,
+) -> Result<()> {
+    let header = load_header(&**file, image)?;
+    let before_bytes = header.size_bytes;
+    require_resizable(&**file, &header, image)?;
+    let backing_bytes = backing.map_or(0, BlockDevice::size_bytes);
+    let layer = |header: Header| Layer::new(image.into(), header, Arc::clone(file), None, backing.cloned());
+    if after_bytes > before_bytes {
+        grow_l1(State::new(layer(header)?)?, after_bytes)?;
+        let mut header = load_header(&**file, image)?;
+        header.size_bytes = after_bytes;
+        let layer = layer(header)?;
+        let ranges = held(&layer, before_bytes..after_bytes, backing_bytes);
+        let device = Qcow2Mut::new(layer)?;
+        for range in ranges {
+            device.write_zeroes(range)?;
+        }
+        device.flush()?;
+        return write_size(&**file, after_bytes);
+    }
+    // Nothing shows through behind the end, so that version 2, which cannot hide what is below, gives up clusters there, too.
+    let is_hidden = header.has_zero_clusters();
+    let mut layer = layer(header)?;
+    layer.backing = layer.backing.filter(|_| is_hidden);
+    let ranges = held(&layer, after_bytes..before_bytes, backing_bytes);
+    let device = Qcow2Mut::new(layer)?;
+    write_size(&**file, after_bytes)?;
+    for range in ranges {
+        device.give_up(range)?;
+    }
+    device.flush()?;
+    // The counts of what was given up, which a flush leaves to the next one.
+    Ok(file.sync()?)
+}
+
+fn require_resizable(file: &dyn ImageFile, header: &Header, image: &str) -> Result<()> {
+    let detail = if !bitmap::load(file, header, image)?.is_empty() {
+        "it has bitmaps, which are of its size; remove them with qemu-img bitmap --remove"
+    } else if header.version < 3 && !snapshot::load(file, header, image)?.0.is_empty() {
+        "it has snapshots that do not say their own size, as those of version 2; convert it, or delete them"
+    } else {
+        return Ok(());
+    };
+    Err(Error::NotResizable {
+        image: image.to_owned(),
+        detail: detail.to_owned(),
+    })
+}
+
+/// The parts of `range` of the disk of which something may be there: in the image by its L1 table, or below it.
+fn held(layer: &Layer, range: Range<u64>, backing_bytes: u64) -> Vec<Range<u64>> {
+    let coverage = layer.header.geometry.l2_coverage_bytes();
+    let first = range.start / coverage;
+    let mut held: Vec<Range<u64>> = Vec::new();
+    for (index, entry) in (first..range.end.div_ceil(coverage)).zip(&layer.mapping.l1[to_usize(first)..]) {
+        let start = range.start.max(index * coverage);
+        let end = range.end.min((index + 1).saturating_mul(coverage));
+        if entry & OFFSET_MASK != 0 {
+            held.push(start..end);
+        } else if start < backing_bytes {
+            held.push(start..end.min(backing_bytes));
+        }
+    }
+    held
+}
+
+/// One sector of the header changes: it is stored whole or not at all.
+fn write_size(file: &dyn ImageFile, size_bytes: u64) -> Result<()> {
+    file.write_at(&size_bytes.to_be_bytes(), SIZE_AT)?;
+    Ok(file.sync()?)
+}
+
+/// Makes the L1 table long enough for a disk of `size_bytes`, durably.
+fn grow_l1(mut state: State, size_bytes: u64) -> Result<()> {
+    let geometry = state.geometry();
+    let old = state.layer.header.l1;
+    let entries = geometry.l1_entries_for(size_bytes);
+    if entries <= old.entries {
+        return Ok(());
+    }
+    if entries * POINTER_BYTES > L1_BYTES_MAX {
+        let bytes_max = u128::from(L1_BYTES_MAX / POINTER_BYTES) * u128::from(geometry.l2_coverage_bytes());
+        return Err(Error::InvalidOption {
+            option: "size",
+            detail: format!(
+                "a qcow2 image with clusters of {} bytes holds at most {bytes_max} bytes",
+                geometry.cluster_bytes()
+            ),
+        });
+    }
+    state.clear_autoclear()?;
+    let file = Arc::clone(&state.layer.file);
+    let clusters = |entries: u64| geometry.clusters_for(entries * POINTER_BYTES);
+    let mut table = state.layer.mapping.l1.clone();
+    table.resize(to_usize(entries), 0);
+    let is_in_place = clusters(entries) == clusters(old.entries);
+    let new = TableAt {
+        offset: if is_in_place {
+            old.offset
+        } else {
+            state.allocator.allocate_row(clusters(entries))?.start
+        },
+        entries,
+    };
+    // Also the rest of the last cluster, of which nobody knows what it has.
+    table.resize(to_usize(geometry.offset_of(clusters(entries)) / POINTER_BYTES), 0);
+    if is_in_place {
+        let added = &table[to_usize(old.entries)..];
+        file.write_at(&from_words(added), old.offset + old.entries * POINTER_BYTES)?;
+    } else {
+        file.write_at(&from_words(&table), new.offset)?;
+        state.allocator.protect("l1 table", new.offset, clusters(entries))?;
+    }
+    // Makes the table durable, and that its clusters are counted.
+    state.commit()?;
+    // Twelve bytes inside the header's first sector: stored whole or not at all.
+    let mut field = [0; 12];
+    field[..4].copy_from_slice(&u32::try_from(entries).unwrap_or(u32::MAX).to_be_bytes());
+    field[4..].copy_from_slice(&new.offset.to_be_bytes());
+    file.write_at(&field, L1_AT)?;
+    file.sync()?;
+    if !is_in_place && old.entries > 0 {
+        table.truncate(to_usize(entries));
+        state.layer.header.l1 = new;
+        state.layer.mapping.l1 = table;
+        for number in 0..clusters(old.entries) {
+            state.allocator.release_later(old.offset + geometry.offset_of(number));
+        }
+        state.commit()?;
+        file.sync()?;
+    }
+    Ok(())
+}

@@ -1,0 +1,389 @@
+//! A qcow2 image that changes: what is in memory, and the order in which it is stored.
+//!
+//! Data is written at once, into clusters that nothing stored refers to (or in place where the image has the cluster for
+//! itself). Metadata collects in memory until [`State::commit`] stores it in this order, `|` being a sync:
+//!
+//! ```text
+//! data, refcount blocks, new L2 tables | refcount table | L2 tables in place, L1 entries | refcounts of what was freed
+//! ```
+//!
+//! Each step only refers to what the step before made durable, so a crash anywhere leaves either the old or the
+//! new reference, both to whole structures with refcounts that are high enough. The rest is leaks.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::sync::Arc;
+
+use holdfast_block::to_usize;
+
+use super::allocator::{Allocator, Stored};
+use super::check::is_cut;
+use super::entry::{COPIED, DataPlace, Entry, Host, Meaning, Sharing};
+use super::geometry::{Geometry, OFFSET_MASK, POINTER_BYTES};
+use super::header::{AUTOCLEAR_AT, AUTOCLEAR_RAW_DATA_FILE, INCOMPATIBLE_AT, INCOMPATIBLE_CORRUPT, INCOMPATIBLE_DIRTY};
+use super::layer::Layer;
+use super::mapping::set_entry_in;
+use super::refcount::last_used_end;
+use super::snapshot;
+use crate::error::corrupt;
+use crate::model::bytes::from_words;
+use crate::{Error, Result};
+
+/// Memory for changed L2 tables before they are stored.
+const CHANGED_BYTES_MAX: u64 = 16 << 20;
+/// Freed clusters that wait for a commit.
+const RELEASE_COUNT_MAX: usize = 1 << 20;
+
+pub(crate) struct State {
+    pub(crate) layer: Layer,
+    pub(crate) allocator: Allocator,
+    changed_l1: BTreeSet<u64>,
+    /// L1 indexes of changed tables that lie in clusters which nothing stored refers to.
+    new_tables: BTreeSet<u64>,
+    health: Health,
+}
+
+/// Whether the image may still be written.
+enum Health {
+    Good,
+    /// A sync failed or damage was found: what is stored is not known any more, or not to be trusted.
+    Poisoned(String),
+}
+
+impl State {
+    pub(crate) fn new(layer: Layer) -> Result<Self> {
+        let not_writable = |detail: &str| Error::NotWritable {
+            image: layer.image.to_string(),
+            detail: detail.to_owned(),
+        };
+        let header = &layer.header;
+        if header.incompatible & INCOMPATIBLE_CORRUPT != 0 {
+            return Err(not_writable(
+                "it is marked as corrupt; repair it with holdfast image check --repair, or restore it",
+            ));
+        }
+        if header.incompatible & INCOMPATIBLE_DIRTY != 0 {
+            return Err(not_writable(
+                "it was not closed cleanly and its refcounts may be wrong; holdfast image check --repair mends them",
+            ));
+        }
+        // A write behind the end would make zeroes of what is missing there.
+        if last_used_end(&*layer.file, header, &layer.image)? > layer.file.length_bytes()?
+            && is_cut(&*layer.file, header, &layer.image)?
+        {
+            return Err(corrupt(
+                &layer.image,
+                "file",
+                layer.file.length_bytes()?,
+                "it ends here, inside of a cluster that is in use: it was cut off",
+            ));
+        }
+        let mut allocator = Allocator::load(&layer.file, header, &layer.image)?;
+        let geometry = header.geometry;
+        let l1_clusters = |entries: u64| geometry.clusters_for(entries * POINTER_BYTES);
+        allocator.protect("l1 table", header.l1.offset, l1_clusters(header.l1.entries))?;
+        let (snapshots, table_bytes) = snapshot::load(&*layer.file, header, &layer.image)?;
+        allocator.protect(
+            "snapshot table",
+            header.snapshot_table_offset,
+            geometry.clusters_for(table_bytes),
+        )?;
+        for found in snapshots {
+            allocator.protect("snapshot l1 table", found.l1.offset, l1_clusters(found.l1.entries))?;
+        }
+        for entry in layer
+            .mapping
+            .l1
+            .iter()
+            .map(|entry| entry & OFFSET_MASK)
+            .filter(|offset| *offset != 0)
+        {
+            allocator.protect("l2 table", entry, 1)?;
+        }
+        Ok(Self {
+            layer,
+            allocator,
+            changed_l1: BTreeSet::new(),
+            new_tables: BTreeSet::new(),
+            health: Health::Good,
+        })
+    }
+
+    pub(crate) fn geometry(&self) -> Geometry {
+        self.layer.header.geometry
+    }
+
+    pub(crate) fn place(&self) -> DataPlace {
+        self.layer.mapping.place
+    }
+
+    /// Refuses everything after a failure that left the stored state unknown.
+    pub(crate) fn check_health(&self) -> Result<()> {
+        match &self.health {
+            Health::Good => Ok(()),
+            Health::Poisoned(reason) => Err(Error::NotWritable {
+                image: self.layer.image.to_string(),
+                detail: format!("an earlier error leaves its state unknown ({reason}); open it again"),
+            }),
+        }
+    }
+
+    /// Autoclear features that this program does not keep up to date; to be cleared before the first write.
+    pub(crate) fn stale_autoclear(&self) -> u64 {
+        self.layer.header.autoclear & !AUTOCLEAR_RAW_DATA_FILE
+    }
+
+    /// Tells other programs that bitmaps and the like no longer match the disk, before they do not.
+    pub(crate) fn clear_autoclear(&mut self) -> Result<()> {
+        let kept = self.layer.header.autoclear & AUTOCLEAR_RAW_DATA_FILE;
+        if kept != self.layer.header.autoclear {
+            self.layer.file.write_at(&kept.to_be_bytes(), AUTOCLEAR_AT)?;
+            self.sync_file()?;
+            self.layer.header.autoclear = kept;
+        }
+        Ok(())
+    }
+
+    /// Marks the image as corrupt on disk, so that no program writes to it, and refuses further writes here.
+    pub(crate) fn mark_corrupt(&mut self, reason: &Error) {
+        self.health = Health::Poisoned(reason.to_string());
+        if self.layer.header.version >= 3 {
+            let marked = self.layer.header.incompatible | INCOMPATIBLE_CORRUPT;
+            let stored = self.layer.file.write_at(&marked.to_be_bytes(), INCOMPATIBLE_AT);
+            // The damage is what the caller has to hear about, not that it could not be noted.
+            if stored.and_then(|()| self.layer.file.sync()).is_ok() {
+                self.layer.header.incompatible = marked;
+            }
+        }
+    }
+
+    fn sync_file(&mut self) -> Result<()> {
+        let result = self.layer.file.sync();
+        self.note_sync(result)
+    }
+
+    /// Makes data durable, wherever it lies.
+    pub(crate) fn sync_data(&mut self) -> Result<()> {
+        let mut result = self.layer.file.sync();
+        if self.place() == DataPlace::External {
+            result = result.and(self.layer.data.sync());
+        }
+        self.note_sync(result)
+    }
+
+    fn note_sync(&mut self, result: holdfast_block::Result<()>) -> Result<()> {
+        // After a failed sync the kernel may have dropped the pages: trying again would report success for lost writes.
+        if let Err(error) = &result {
+            self.health = Health::Poisoned(error.to_string());
+        }
+        Ok(result?)
+    }
+
+    /// Whether metadata waits to be stored.
+    pub(crate) fn is_changed(&self) -> bool {
+        !self.layer.mapping.changed.is_empty() || !self.changed_l1.is_empty() || self.allocator.is_changed()
+    }
+
+    /// Commits when what waits takes more memory than it may.
+    pub(crate) fn commit_if_large(&mut self) -> Result<()> {
+        let changed_bytes = self.layer.mapping.changed.len() as u64 * self.geometry().cluster_bytes();
+        if changed_bytes > CHANGED_BYTES_MAX || self.allocator.release_count() > RELEASE_COUNT_MAX {
+            self.commit()?;
+        }
+        Ok(())
+    }
+
+    /// Stores everything, in the order that the module describes.
+    pub(crate) fn commit(&mut self) -> Result<()> {
+        self.check_health()?;
+        if !self.is_changed() {
+            return self.sync_data();
+        }
+        self.allocator.store_blocks()?;
+        for index in &self.new_tables {
+            self.store_table(*index)?;
+        }
+        self.sync_data()?;
+        if self.allocator.store_table()? == Stored::Something {
+            self.sync_file()?;
+        }
+        for index in self.layer.mapping.changed.keys() {
+            if !self.new_tables.contains(index) {
+                self.store_table(*index)?;
+            }
+        }
+        self.store_l1()?;
+        self.sync_file()?;
+        self.changed_l1.clear();
+        self.new_tables.clear();
+        for (index, table) in std::mem::take(&mut self.layer.mapping.changed) {
+            let offset = self.layer.mapping.l1[to_usize(index)] & OFFSET_MASK;
+            self.layer.mapping.keep(offset, table);
+        }
+        self.free()
+    }
+
+    fn store_table(&self, index: u64) -> Result<()> {
+        let offset = self.layer.mapping.l1[to_usize(index)] & OFFSET_MASK;
+        let table = &self.layer.mapping.changed[&index];
+        Ok(self.layer.file.write_at(&from_words(table), offset)?)
+    }
+
+    fn store_l1(&self) -> Result<()> {
+        let mut indexes = self.changed_l1.iter().copied().peekable();
+        while let Some(first) = indexes.next() {
+            let mut end = first + 1;
+            while indexes.next_if_eq(&end).is_some() {
+                end += 1;
+            }
+            let words = &self.layer.mapping.l1[to_usize(first)..to_usize(end)];
+            let at = self.layer.header.l1.offset + first * POINTER_BYTES;
+            self.layer.file.write_at(&from_words(words), at)?;
+        }
+        Ok(())
+    }
+
+    /// Counts down what nothing refers to any more, and gives its space back to the file system.
+    fn free(&mut self) -> Result<()> {
+        let freed = self.allocator.apply_releases()?;
+        let cluster_bytes = self.geometry().cluster_bytes();
+        let mut offsets = freed.into_iter().peekable();
+        while let Some(start) = offsets.next() {
+            self.layer.mapping.forget(start);
+            let mut end = start + cluster_bytes;
+            while let Some(next) = offsets.next_if_eq(&end) {
+                self.layer.mapping.forget(next);
+                end += cluster_bytes;
+            }
+            self.layer.file.punch(start..end)?;
+        }
+        // Not synced: until it is, the old counts are too high, which is a leak and nothing worse.
+        self.allocator.store_blocks()
+    }
+
+    /// Replaces the entry of guest cluster `cluster`, giving up what the old one (`meaning`) held unless it is kept.
+    pub(crate) fn replace(&mut self, cluster: u64, old: Meaning, entry: Entry, old_host: OldHost) -> Result<()> {
+        let geometry = self.geometry();
+        let entries = geometry.l2_entries();
+        let index = cluster / entries;
+        self.ensure_table(index)?;
+        let table = self.layer.mapping.changed.get_mut(&index).expect("just ensured");
+        set_entry_in(Arc::make_mut(table), cluster % entries, entry, geometry);
+        if old_host == OldHost::Released {
+            self.release(old);
+        }
+        Ok(())
+    }
+
+    fn release(&mut self, meaning: Meaning) {
+        match meaning {
+            Meaning::Compressed(compressed) => {
+                self.layer.forget_compressed(compressed.offset);
+                let sectors = compressed.sectors();
+                let geometry = self.geometry();
+                for cluster in geometry.cluster_of(sectors.start)..geometry.clusters_for(sectors.end) {
+                    self.allocator.release_later(geometry.offset_of(cluster));
+                }
+            }
+            Meaning::Data { host }
+            | Meaning::Zero { host: Some(host) }
+            | Meaning::Subclusters { host: Some(host), .. } => {
+                if self.place() == DataPlace::Inside {
+                    self.allocator.release_later(host.offset);
+                }
+            }
+            Meaning::Unallocated | Meaning::Zero { host: None } | Meaning::Subclusters { host: None, .. } => {}
+        }
+    }
+
+    /// Puts L2 table `index` where it can be changed: into memory, and into a cluster of its own.
+    fn ensure_table(&mut self, index: u64) -> Result<()> {
+        if self.layer.mapping.changed.contains_key(&index) {
+            return Ok(());
+        }
+        let words = to_usize(self.geometry().cluster_bytes() / POINTER_BYTES);
+        let table = self
+            .layer
+            .mapping
+            .table(index)?
+            .unwrap_or_else(|| Arc::new(vec![0; words]));
+        let stored = self.layer.mapping.l1[to_usize(index)];
+        if stored & OFFSET_MASK == 0 || stored & COPIED == 0 {
+            let offset = self.allocator.allocate_metadata("l2 table")?;
+            if stored & OFFSET_MASK != 0 {
+                self.allocator.release_later(stored & OFFSET_MASK);
+            }
+            self.layer.mapping.l1[to_usize(index)] = offset | COPIED;
+            self.changed_l1.insert(index);
+            self.new_tables.insert(index);
+        }
+        self.layer.mapping.changed.insert(index, table);
+        Ok(())
+    }
+
+    /// What the entry of guest cluster `cluster` means.
+    pub(crate) fn meaning(&self, cluster: u64) -> Result<Meaning> {
+        self.layer.mapping.meaning(self.layer.mapping.entry(cluster)?, cluster)
+    }
+
+    /// The host bytes that can be overwritten for disk bytes `offset..offset + length`: as many as lie in one piece.
+    pub(crate) fn in_place(&self, offset: u64, length: u64) -> Result<Option<Range<u64>>> {
+        let geometry = self.geometry();
+        let mut found: Option<Range<u64>> = None;
+        let mut at = offset;
+        while at < offset + length {
+            let within = geometry.offset_in_cluster(at);
+            let piece = (geometry.cluster_bytes() - within).min(offset + length - at);
+            let host = match self.meaning(geometry.cluster_of(at))? {
+                Meaning::Data { host } => host,
+                Meaning::Subclusters {
+                    host: Some(host),
+                    allocated,
+                    ..
+                } if subcluster_mask(geometry, within..within + piece) & !allocated == 0 => host,
+                _ => break,
+            };
+            let start = host.offset + within;
+            match &mut found {
+                _ if host.sharing == Sharing::Shared => break,
+                None => found = Some(start..start + piece),
+                Some(range) if range.end == start => range.end += piece,
+                Some(_) => break,
+            }
+            self.check_data_host(host)?;
+            at += piece;
+        }
+        Ok(found)
+    }
+
+    /// Refuses to write data over metadata, which only a damaged image asks for.
+    pub(crate) fn check_data_host(&self, host: Host) -> Result<()> {
+        match self.allocator.metadata_at(host.offset) {
+            Some(what) if self.place() == DataPlace::Inside => {
+                let detail = format!("a data cluster lies on a {what}");
+                Err(corrupt(&self.layer.image, "l2 entry", host.offset, detail))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What happens to the host cluster of an entry that is replaced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OldHost {
+    /// The new entry uses it too.
+    Kept,
+    /// Nothing of this disk state uses it any more.
+    Released,
+}
+
+/// One bit for every subcluster that the bytes `within` of a cluster touch.
+pub(crate) fn subcluster_mask(geometry: Geometry, within: Range<u64>) -> u32 {
+    let size = geometry.subcluster_bytes();
+    let first = within.start / size;
+    let count = within.end.div_ceil(size) - first;
+    if count == 0 {
+        return 0;
+    }
+    (u32::MAX >> (32 - count)) << first
+}

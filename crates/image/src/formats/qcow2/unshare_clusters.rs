@@ -1,0 +1,147 @@
+//! What two parts of the disk share is copied for one of them, behind all that there is: nothing says whose it was.
+//!
+//! Tables come first, for a table that two parts share makes them share all that it leads to. A copy is durable and counted before anything
+//! leads to it.
+
+use holdfast_block::to_usize;
+
+use super::check::Checker;
+use super::entry::{COPIED, DataPlace, Meaning};
+use super::geometry::{Geometry, OFFSET_MASK, POINTER_BYTES};
+use super::header::{Header, TableAt};
+use super::mapping::{L2Table, entry_in, read_l2_as_is, set_entry_in};
+use crate::Result;
+use crate::file::ImageFile;
+use crate::formats::qcow2::clear_invalid::l1_tables;
+use crate::formats::qcow2::refcount_table::Counts;
+use crate::model::bytes::{from_words, to_words};
+use crate::model::mapped_extent::KnownLength;
+use crate::operations::repair::RepairAction;
+
+/// Copies that nothing leads to yet.
+pub(super) struct Copies<'a> {
+    file: &'a dyn ImageFile,
+    geometry: Geometry,
+    /// Uses that the copies will have.
+    pub(super) counts: Counts,
+    /// Where a word of a table is, and what it will be.
+    changes: Vec<(u64, u64)>,
+    /// Bytes of the disk that each of them tells of.
+    unit_bytes: u64,
+    first_disk_offset: u64,
+    end: u64,
+}
+
+impl<'a> Copies<'a> {
+    /// Copies the tables that two parts of the disk share; the clusters, where there are no such tables. Counts them among the `uses`.
+    pub(super) fn make(
+        file: &'a dyn ImageFile,
+        header: &Header,
+        uses: &mut Checker<'_>,
+        image: &str,
+    ) -> Result<Option<Self>> {
+        let geometry = header.geometry;
+        let mut copies = Self {
+            file,
+            geometry,
+            counts: Counts::default(),
+            changes: Vec::new(),
+            unit_bytes: geometry.l2_coverage_bytes(),
+            first_disk_offset: u64::MAX,
+            end: geometry.offset_of(geometry.clusters_for(file.length_bytes()?)),
+        };
+        for (number, table) in l1_tables(file, header, image)?.into_iter().enumerate() {
+            copies.copy_tables(table, number == 0, uses, image)?;
+        }
+        if copies.changes.is_empty() {
+            copies.unit_bytes = geometry.cluster_bytes();
+            copies.copy_clusters(uses, image)?;
+        }
+        file.sync()?;
+        Ok((!copies.changes.is_empty()).then_some(copies))
+    }
+
+    /// How many there are.
+    pub(super) fn count(&self) -> u64 {
+        self.changes.len() as u64
+    }
+
+    /// Has the parts of the disk that are not the first ones led to the copies, durably.
+    pub(super) fn lead_there(self) -> Result<RepairAction> {
+        for (place, word) in &self.changes {
+            self.file.write_at(&word.to_be_bytes(), *place)?;
+        }
+        self.file.sync()?;
+        Ok(RepairAction::Separated {
+            count: self.count(),
+            unit_bytes: self.unit_bytes,
+            first_disk_offset: self.first_disk_offset,
+        })
+    }
+
+    fn copy_tables(&mut self, l1: TableAt, is_active: bool, uses: &mut Checker<'_>, image: &str) -> Result<()> {
+        let mut bytes = vec![0; to_usize(l1.entries * POINTER_BYTES)];
+        self.file.read_at(&mut bytes, l1.offset)?;
+        for (index, word) in (0..).zip(to_words(&bytes)) {
+            let offset = word & OFFSET_MASK;
+            if uses.l2_tables.get(&offset).is_none_or(|used| used.index == index) {
+                continue;
+            }
+            let mut table = read_l2_as_is(self.file, &KnownLength::default(), self.geometry, offset, image)?;
+            self.clear_copied(&mut table, uses);
+            let copied = if is_active { COPIED } else { 0 };
+            let change = (
+                l1.offset + index * POINTER_BYTES,
+                (word & !OFFSET_MASK & !COPIED) | copied,
+            );
+            self.put(&from_words(&table), change, index * self.geometry.l2_coverage_bytes())?;
+            let cluster = self.geometry.cluster_of(self.end) - 1;
+            self.counts.add(cluster, 1, image)?;
+            uses.counts.add(cluster, 1, image)?;
+            uses.counts.remove(self.geometry.cluster_of(offset), 1);
+        }
+        Ok(())
+    }
+
+    /// What a copied table leads to is what the other one leads to as well.
+    fn clear_copied(&self, table: &mut L2Table, uses: &Checker<'_>) {
+        for index in 0..self.geometry.l2_entries() {
+            let mut entry = entry_in(table, index, self.geometry);
+            let host = uses.meaning_of(entry).ok().and_then(Meaning::host);
+            if host.is_some() && uses.place() == DataPlace::Inside {
+                entry.word &= !COPIED;
+                set_entry_in(table, index, entry, self.geometry);
+            }
+        }
+    }
+
+    fn copy_clusters(&mut self, uses: &mut Checker<'_>, image: &str) -> Result<()> {
+        let geometry = self.geometry;
+        let mut moved = Vec::new();
+        uses.for_each_contested(|contested| {
+            let used = contested.used;
+            let mut data = vec![0; to_usize(geometry.cluster_bytes())];
+            self.file.read_at(&mut data, contested.host)?;
+            let copied = if used.is_active && used.count == 1 { COPIED } else { 0 };
+            let word = (contested.word & !OFFSET_MASK & !COPIED) | copied;
+            self.put(&data, (contested.entry_offset, word), contested.disk_offset)?;
+            moved.push((geometry.cluster_of(contested.host), used.count));
+            self.counts.add(geometry.cluster_of(self.end) - 1, used.count, image)
+        })?;
+        let start = geometry.cluster_of(self.end) - moved.len() as u64;
+        for (cluster, (host, count)) in (start..).zip(moved) {
+            uses.counts.remove(host, count);
+            uses.counts.add(cluster, count, image)?;
+        }
+        Ok(())
+    }
+
+    /// Puts a cluster behind all others, and remembers the word, without the offset, that is to lead there.
+    fn put(&mut self, cluster: &[u8], (place, word): (u64, u64), disk_offset: u64) -> Result<()> {
+        self.file.write_at(cluster, self.end)?;
+        self.changes.push((place, word | self.end));
+        self.first_disk_offset = self.first_disk_offset.min(disk_offset);
+        self.end += self.geometry.cluster_bytes();
+        Ok(())
+    }
+}

@@ -1,0 +1,241 @@
+//! Writing to a qcow2 image.
+//!
+//! Many threads may write into clusters that the image has for itself; everything that changes metadata is one at a time.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{PoisonError, RwLock};
+
+use holdfast_block::{BlockDevice, BlockDeviceMut, ExtentList, Result as BlockResult, to_usize};
+
+use super::change::{trim_cluster, write_new, zero_cluster};
+use super::entry::{DataPlace, Entry};
+use super::layer::Layer;
+use super::state::{OldHost, State};
+use crate::model::layered::{Below, Layered as _};
+use crate::{Error, Result};
+
+/// A qcow2 image that can be written.
+pub(crate) struct Qcow2Mut {
+    size_bytes: u64,
+    unit_bytes: u64,
+    state: RwLock<State>,
+    /// Set once the header says what this program does not keep up to date.
+    is_announced: AtomicBool,
+}
+
+impl Qcow2Mut {
+    pub(crate) fn new(layer: Layer) -> Result<Self> {
+        Ok(Self {
+            size_bytes: layer.size_bytes,
+            unit_bytes: layer.unit_bytes(),
+            state: RwLock::new(State::new(layer)?),
+            is_announced: AtomicBool::new(false),
+        })
+    }
+
+    /// Announces the first write.
+    fn announce(&self) -> Result<()> {
+        if !self.is_announced.load(Ordering::Acquire) {
+            let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+            state.check_health()?;
+            if state.stale_autoclear() != 0 {
+                state.clear_autoclear()?;
+            }
+            self.is_announced.store(true, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    /// Writes in place as much as can be; gives the number of bytes.
+    fn overwrite(&self, data: &[u8], offset: u64) -> Result<usize> {
+        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+        state.check_health()?;
+        let mut done = 0;
+        while done < data.len() {
+            let rest = &data[done..];
+            let Some(host) = state.in_place(offset + done as u64, rest.len() as u64)? else {
+                break;
+            };
+            let length = to_usize(host.end - host.start);
+            state.layer.data.write_at(&rest[..length], host.start)?;
+            done += length;
+        }
+        Ok(done)
+    }
+
+    /// Runs a change of metadata, alone; damage that it finds is written into the header.
+    fn change<T>(&self, change: impl FnOnce(&mut State) -> Result<T>) -> Result<T> {
+        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        state.check_health()?;
+        let result = change(&mut state);
+        if let Err(error) = &result
+            && is_metadata_damage(error, &state.layer.image)
+        {
+            state.mark_corrupt(error);
+        }
+        result
+    }
+
+    fn write(&self, data: &[u8], offset: u64) -> Result<()> {
+        self.announce()?;
+        let mut done = 0;
+        while done < data.len() {
+            done += match self.overwrite(&data[done..], offset + done as u64) {
+                // Said again where it can be noted in the header.
+                Err(error) => self.change(|_| Err(error))?,
+                Ok(count) => count,
+            };
+            if done < data.len() {
+                done += self.change(|state| {
+                    let count = write_new(state, &data[done..], offset + done as u64)?;
+                    state.commit_if_large()?;
+                    Ok(count)
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives up the clusters of `range`, also those that read as zero and have room all the same: for what will be behind the end.
+    pub(crate) fn give_up(&self, range: Range<u64>) -> Result<()> {
+        let all = |_: &State, _, _| Ok(0);
+        self.for_each_cluster(range, all, |state, cluster, within| {
+            trim_cluster(state, cluster, &within)
+        })
+    }
+
+    /// Calls `act` with the clusters of `range` one by one: whole clusters, or parts of the first and the last one. Bytes that `skip` says,
+    /// from an offset on and of a length, are left out.
+    fn for_each_cluster(
+        &self,
+        range: Range<u64>,
+        skip: impl Fn(&State, u64, u64) -> Result<u64>,
+        act: impl Fn(&mut State, u64, Range<u64>) -> Result<()>,
+    ) -> Result<()> {
+        self.announce()?;
+        let mut at = range.start;
+        while at < range.end {
+            at = self.change(|state| {
+                let mut at = at;
+                // A bounded number of clusters per turn, so that others can read in between.
+                for _ in 0..1024 {
+                    let skipped = skip(state, at, range.end - at)?;
+                    if skipped > 0 {
+                        at += skipped;
+                    } else {
+                        let geometry = state.geometry();
+                        let within = geometry.offset_in_cluster(at);
+                        let end = (within + (range.end - at)).min(geometry.cluster_bytes());
+                        act(state, geometry.cluster_of(at), within..end)?;
+                        state.commit_if_large()?;
+                        at += end - within;
+                    }
+                    if at >= range.end {
+                        break;
+                    }
+                }
+                Ok(at)
+            })?;
+        }
+        Ok(())
+    }
+}
+
+impl Qcow2Mut {
+    /// Gives every cluster its place now, so that later writes change no metadata; what is read does not change.
+    ///
+    /// For images without a backing file.
+    pub(crate) fn preallocate(&self) -> Result<()> {
+        self.announce()?;
+        let mut cluster = 0;
+        loop {
+            cluster = self.change(|state| {
+                let geometry = state.geometry();
+                let end = geometry.clusters_for(state.layer.size_bytes);
+                let hosts = match state.place() {
+                    _ if cluster == end => {
+                        state.commit()?;
+                        return Ok(u64::MAX);
+                    }
+                    DataPlace::External => geometry.offset_of(cluster)..geometry.offset_of(end),
+                    DataPlace::Inside => state.allocator.allocate(end - cluster)?,
+                };
+                // Data clusters must lie inside the file; they are holes, and read as zero.
+                let data_end = match state.place() {
+                    DataPlace::External => state.layer.size_bytes,
+                    DataPlace::Inside => hosts.end,
+                };
+                if state.layer.data.length_bytes()? < data_end {
+                    state.layer.data.set_length(data_end)?;
+                }
+                let count = geometry.cluster_of(hosts.end - hosts.start).min(1 << 16);
+                for number in 0..count {
+                    let host = hosts.start + geometry.offset_of(number);
+                    let old = state.meaning(cluster + number)?;
+                    state.replace(cluster + number, old, Entry::data(host, geometry), OldHost::Released)?;
+                    state.commit_if_large()?;
+                }
+                if state.place() == DataPlace::Inside {
+                    state
+                        .allocator
+                        .give_back(hosts.start + geometry.offset_of(count)..hosts.end)?;
+                }
+                Ok(cluster + count)
+            })?;
+            if cluster == u64::MAX {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Whether `error` says that the metadata of this very image is damaged.
+fn is_metadata_damage(error: &Error, own: &str) -> bool {
+    matches!(error, Error::Corrupt { image, what, .. }
+        if image == own && matches!(*what, "l2 entry" | "l2 table" | "refcount" | "refcount block" | "metadata"))
+}
+
+impl BlockDevice for Qcow2Mut {
+    fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> BlockResult<()> {
+        self.check_bounds(offset, buffer.len() as u64)?;
+        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+        Ok(state.layer.read(buffer, offset, Below::Backing)?)
+    }
+
+    fn extents(&self, range: Range<u64>, extent_count_max: usize) -> BlockResult<ExtentList> {
+        self.check_bounds(range.start, range.end.saturating_sub(range.start))?;
+        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+        Ok(state.layer.list_extents(range, extent_count_max, Below::Backing)?)
+    }
+
+    fn block_size_bytes(&self) -> u32 {
+        u32::try_from(self.unit_bytes).unwrap_or(u32::MAX)
+    }
+}
+
+impl BlockDeviceMut for Qcow2Mut {
+    fn write_at(&self, data: &[u8], offset: u64) -> BlockResult<()> {
+        self.check_bounds(offset, data.len() as u64)?;
+        Ok(self.write(data, offset)?)
+    }
+
+    fn write_zeroes(&self, range: Range<u64>) -> BlockResult<()> {
+        self.check_bounds(range.start, range.end.saturating_sub(range.start))?;
+        Ok(self.for_each_cluster(range, State::zero_run, zero_cluster)?)
+    }
+
+    fn trim(&self, range: Range<u64>) -> BlockResult<()> {
+        self.check_bounds(range.start, range.end.saturating_sub(range.start))?;
+        let act = |state: &mut State, cluster, within| trim_cluster(state, cluster, &within);
+        Ok(self.for_each_cluster(range, State::zero_run, act)?)
+    }
+
+    fn flush(&self) -> BlockResult<()> {
+        Ok(self.change(State::commit)?)
+    }
+}

@@ -1,0 +1,97 @@
+//! The number of stored blocks becomes what the map tells of. Where that was asked for, entries that lead nowhere become free, and a block
+//! that two entries have is copied for the second one.
+
+use std::collections::HashSet;
+
+use super::header::{AT_STORED, Header};
+use super::tables::for_each_number;
+use super::{FREE, ZERO};
+use crate::Result;
+use crate::allocation_table::{CutOff, copy_room};
+use crate::error::corrupt;
+use crate::file::ImageFile;
+use crate::operations::repair::{RepairAction, RepairMode};
+
+/// Mends the image in `file`.
+pub(crate) fn mend(file: &dyn ImageFile, image: &str, mode: RepairMode, actions: &mut Vec<RepairAction>) -> Result<()> {
+    let header = Header::load(file, image)?;
+    if mode < RepairMode::Safe {
+        return Ok(());
+    }
+    let file_bytes = file.length_bytes()?;
+    let mut cut_off = CutOff::default();
+    let (mut lost, mut twice, mut seen, mut next) = (Vec::new(), Vec::new(), HashSet::new(), 0);
+    for_each_number(file, &header, |index, entry| {
+        if entry >= ZERO {
+            return;
+        }
+        if mode == RepairMode::All && header.host(entry) >= file_bytes {
+            lost.push(index);
+            return;
+        }
+        cut_off.meet(header.host(entry), index, header.block_bytes, header.disk_bytes);
+        next = next.max(entry + 1);
+        if !seen.insert(entry) {
+            twice.push((index, entry));
+        }
+    })?;
+    for index in &lost {
+        file.write_at(&FREE.to_le_bytes(), header.entry_offset(*index))?;
+    }
+    file.sync()?;
+    if let Some(first) = lost.first() {
+        actions.push(RepairAction::GivenUp {
+            what: "blocks",
+            count: lost.len() as u64,
+            unit_bytes: header.block_bytes,
+            first_disk_offset: Some(first * header.block_bytes),
+        });
+    }
+    if mode == RepairMode::All {
+        cut_off.give_up(file, actions)?;
+    }
+    let first_copy = next;
+    if mode == RepairMode::All {
+        // Fewer than the map has entries.
+        next = u32::try_from(u64::from(next) + twice.len() as u64)
+            .ok()
+            .filter(|next| *next < ZERO)
+            .ok_or_else(|| corrupt(image, "block map", header.map_offset, "has no number left for a block"))?;
+    }
+    // VirtualBox stores the next block behind as many as are counted: the count is never below what the map tells of, nor above what there can be.
+    let room = (file_bytes.saturating_sub(header.data_offset) / header.stride()).min(header.block_count);
+    let most = next.max(u32::try_from(room).unwrap_or(next));
+    let count = header.stored_count.clamp(next, most);
+    if count != header.stored_count {
+        file.write_at(&count.to_le_bytes(), AT_STORED as u64)?;
+        file.sync()?;
+        actions.push(RepairAction::Number {
+            what: "the number of stored blocks",
+            before: header.stored_count.into(),
+            after: count.into(),
+        });
+    }
+    if mode == RepairMode::All
+        && let Some((first, _)) = twice.first()
+    {
+        separate(file, &header, &twice, first_copy)?;
+        actions.push(RepairAction::Separated {
+            count: twice.len() as u64,
+            unit_bytes: header.block_bytes,
+            first_disk_offset: first * header.block_bytes,
+        });
+    }
+    Ok(())
+}
+
+/// Gives each of these entries a copy of its block, by numbers from `first` on.
+fn separate(file: &dyn ImageFile, header: &Header, twice: &[(u64, u32)], first: u32) -> Result<()> {
+    for ((_, from), number) in twice.iter().zip(first..) {
+        copy_room(file, header.host(*from), header.host(number), header.block_bytes)?;
+    }
+    file.sync()?;
+    for ((index, _), number) in twice.iter().zip(first..) {
+        file.write_at(&number.to_le_bytes(), header.entry_offset(*index))?;
+    }
+    Ok(file.sync()?)
+}

@@ -1,0 +1,163 @@
+//! The block map, read and changed.
+
+use std::collections::HashSet;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::header::{AT_MODIFICATION, AT_STORED, Header, Kind};
+use super::{FREE, ZERO};
+use crate::allocation_table::pages::Pages;
+use crate::allocation_table::{Tables, clear_room, end_of_block, for_each_entry};
+use crate::error::corrupt;
+use crate::file::ImageFile;
+use crate::model::identity::ImageId;
+use crate::model::mapped_extent::{Run, RunKind};
+use crate::{Error, Result};
+
+/// Memory for the map of one layer: that of a disk of 2 TiB.
+const CACHE_BYTES: u64 = 8 << 20;
+
+/// The map of one image.
+pub(crate) struct VdiTables {
+    image: Arc<str>,
+    header: Header,
+    file: Arc<dyn ImageFile>,
+    pages: Pages,
+    /// The number of the next block that will be stored; known once writing has started.
+    next: u32,
+}
+
+impl VdiTables {
+    pub(crate) fn new(image: Arc<str>, header: Header, file: Arc<dyn ImageFile>) -> Self {
+        Self {
+            image,
+            header,
+            pages: Pages::new(Arc::clone(&file), CACHE_BYTES),
+            file,
+            next: 0,
+        }
+    }
+
+    fn entry(&self, index: u64) -> Result<u32> {
+        Ok(u32::from_le_bytes(self.pages.array(self.header.entry_offset(index))?))
+    }
+
+    fn set_entry(&mut self, index: u64, entry: u32) -> Result<()> {
+        self.pages.write(&entry.to_le_bytes(), self.header.entry_offset(index))
+    }
+
+    /// Makes room for block `index`: behind all others, zero.
+    fn reserve_block(&mut self, index: u64) -> Result<()> {
+        let number = self.next;
+        if number >= ZERO {
+            return Err(corrupt(&self.image, "block map", 0, "has no number left for a block"));
+        }
+        let start = self.header.host(number) - self.header.extra_bytes;
+        let end = self.header.host(number) + self.header.block_bytes;
+        clear_room(&*self.file, start..end)?;
+        self.next = number + 1;
+        self.set_entry(index, number)
+    }
+}
+
+/// Calls `visit` with every entry of the map, in order.
+pub(super) fn for_each_number(file: &dyn ImageFile, header: &Header, mut visit: impl FnMut(u64, u32)) -> Result<()> {
+    let table = (header.map_offset, header.block_count);
+    for_each_entry(file, table, |index, entry| visit(index, u32::from_le_bytes(entry)))
+}
+
+impl Tables for VdiTables {
+    fn disk_bytes(&self) -> u64 {
+        self.header.disk_bytes
+    }
+
+    fn unit_bytes(&self) -> u64 {
+        self.header.block_bytes
+    }
+
+    fn run(&self, offset: u64, length_max: u64) -> Result<Run> {
+        let block = self.header.block_bytes;
+        Run::of_pieces(length_max, |done| {
+            let at = offset + done;
+            let within = at % block;
+            let kind = match self.entry(at / block)? {
+                FREE => RunKind::Absent,
+                ZERO => RunKind::Zero,
+                number => RunKind::Data {
+                    host: self.header.host(number) + within,
+                },
+            };
+            Ok(Run {
+                length: block - within,
+                kind,
+            })
+        })
+    }
+
+    fn is_cut_off(&self) -> Result<bool> {
+        let mut end = 0;
+        for_each_number(&*self.file, &self.header, |index, entry| {
+            if entry < ZERO {
+                let host = self.header.host(entry);
+                end = end.max(end_of_block(
+                    host,
+                    index,
+                    self.header.block_bytes,
+                    self.header.disk_bytes,
+                ));
+            }
+        })?;
+        Ok(end > self.file.length_bytes()?)
+    }
+
+    fn start(&mut self) -> Result<()> {
+        let mut next = 0;
+        let mut is_twice = false;
+        let mut seen = HashSet::new();
+        for_each_number(&*self.file, &self.header, |_, entry| {
+            if entry < ZERO {
+                next = next.max(entry + 1);
+                is_twice |= !seen.insert(entry);
+            }
+        })?;
+        if is_twice {
+            return Err(Error::NotWritable {
+                image: self.image.to_string(),
+                detail: "two places of the disk have one block; holdfast image check tells which".to_owned(),
+            });
+        }
+        self.next = next;
+        // Children know by this that their parent is not what it was.
+        self.header.modification = ImageId::random()?;
+        let modification = self.header.modification.to_guid();
+        self.pages.write(&modification, AT_MODIFICATION as u64)
+    }
+
+    fn reserve(&mut self, range: Range<u64>) -> Result<()> {
+        let block = self.header.block_bytes;
+        for index in range.start / block..range.end.div_ceil(block) {
+            self.reserve_block(index)?;
+        }
+        self.header.stored_count = self.next;
+        self.pages.write(&self.next.to_le_bytes(), AT_STORED as u64)
+    }
+
+    fn set_zero(&mut self, range: Range<u64>) -> Result<u64> {
+        debug_assert_ne!(self.header.kind, Kind::Fixed, "all blocks of a fixed image are stored");
+        let block = self.header.block_bytes;
+        for index in range.start / block..range.end.div_ceil(block) {
+            self.set_entry(index, ZERO)?;
+        }
+        Ok(range.end - range.start)
+    }
+
+    fn changed_bytes(&self) -> u64 {
+        self.pages.changed_bytes()
+    }
+
+    fn store(&mut self) -> Result<()> {
+        // VirtualBox puts the next block behind as many as the header counts: never fewer than the map tells of.
+        let map = self.header.map_offset..self.header.map_offset + self.header.block_count * 4;
+        self.pages.store(&map)
+    }
+}

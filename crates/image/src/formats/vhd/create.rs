@@ -1,0 +1,91 @@
+//! New images.
+
+use holdfast_block::to_usize;
+
+use super::footer::{FOOTER_BYTES, Footer, Geometry};
+use super::sparse::{HEADER_BYTES, SparseHeader};
+use super::tables::DISK_BYTES_MAX;
+use super::{SECTOR_BYTES, locator};
+use crate::file::ImageFile;
+use crate::model::identity::ImageId;
+use crate::model::info::ImageKind;
+use crate::{Error, Result};
+
+/// As everybody makes them.
+pub(crate) const BLOCK_BYTES: u64 = 2 << 20;
+/// QEMU takes the size from the footer only of programs that it knows, and from the geometry otherwise, which is another one.
+pub(super) const CREATOR: [u8; 4] = *b"win ";
+/// 2000-01-01 UTC, in seconds since 1970.
+const EPOCH_S: u64 = 946_684_800;
+
+/// What a new image is to be.
+pub(crate) struct NewVhd {
+    /// A multiple of 512.
+    pub(crate) size_bytes: u64,
+    /// A power of two.
+    pub(crate) block_bytes: u64,
+    pub(crate) kind: ImageKind,
+    pub(crate) id: ImageId,
+    /// When it is made, in seconds since 1970.
+    pub(crate) created_s: u64,
+    /// The parent: its UUID, when it was made, and its path as the image is to name it.
+    pub(crate) parent: Option<(ImageId, u32, String)>,
+}
+
+/// Writes an empty image into `file`, which is empty; durable when this returns.
+pub(crate) fn write_empty(file: &dyn ImageFile, new: &NewVhd) -> Result<()> {
+    if new.size_bytes > DISK_BYTES_MAX {
+        return Err(Error::InvalidOption {
+            option: "size",
+            detail: format!("a VHD holds at most {DISK_BYTES_MAX} bytes (2040 GiB); a VHDX holds more"),
+        });
+    }
+    let is_fixed = new.kind == ImageKind::Fixed;
+    let footer = Footer {
+        kind: new.kind,
+        header_offset: if is_fixed { u64::MAX } else { FOOTER_BYTES },
+        timestamp: u32::try_from(new.created_s.saturating_sub(EPOCH_S)).unwrap_or(u32::MAX),
+        creator: CREATOR,
+        original_bytes: new.size_bytes,
+        current_bytes: new.size_bytes,
+        geometry: Geometry::of(new.size_bytes),
+        id: new.id,
+    }
+    .to_bytes();
+    if is_fixed {
+        file.set_length(new.size_bytes)?;
+        file.write_at(&footer, new.size_bytes)?;
+        return Ok(file.sync()?);
+    }
+    let locators_offset = FOOTER_BYTES + HEADER_BYTES;
+    let (parent, parent_timestamp, name) = match &new.parent {
+        Some((id, timestamp, name)) => (*id, *timestamp, name.as_str()),
+        None => (ImageId::NIL, 0, ""),
+    };
+    let (locators, data) = if new.parent.is_some() {
+        locator::to_bytes(name, locators_offset)
+    } else {
+        (Vec::new(), Vec::new())
+    };
+    let table_offset = locators_offset + data.len() as u64;
+    let entry_count = new.size_bytes.div_ceil(new.block_bytes);
+    let table_bytes = (entry_count * 4).next_multiple_of(SECTOR_BYTES);
+    let header = SparseHeader {
+        offset: FOOTER_BYTES,
+        table_offset,
+        entry_count,
+        block_bytes: new.block_bytes,
+        parent,
+        parent_timestamp,
+        parent_names: Vec::new(),
+        tables_end: table_offset + table_bytes,
+    };
+    file.write_at(&header.to_bytes(name, &locators), FOOTER_BYTES)?;
+    file.write_at(&data, locators_offset)?;
+    file.write_at(&vec![0xff; to_usize(table_bytes)], table_offset)?;
+    // The footer and its copy come last: without them the file is no image.
+    file.sync()?;
+    file.write_at(&footer, header.tables_end)?;
+    file.write_at(&footer, 0)?;
+    Ok(file.sync()?)
+}

@@ -1,0 +1,42 @@
+//! The UUID of an image, in both of its footers, and the one that a child has of its parent, in its header. All have checksums.
+
+use holdfast_block::to_usize;
+
+use super::checksum;
+use super::footer::{AT_CHECKSUM, AT_ID, Header};
+use super::sparse::{self, HEADER_BYTES};
+use crate::Result;
+use crate::file::ImageFile;
+use crate::model::bytes::put;
+use crate::model::identity::ImageId;
+
+/// Gives the image in `file` another UUID, durably.
+pub(crate) fn set(file: &dyn ImageFile, header: &Header, id: ImageId) -> Result<()> {
+    let mut footer = *header.footer_bytes;
+    put_id(&mut footer, (AT_ID, AT_CHECKSUM), id);
+    // The copy first: the footer at the end is the one that counts, where it is whole.
+    if header.sparse.is_some() {
+        file.write_at(&footer, 0)?;
+        file.sync()?;
+    }
+    if header.has_footer_at_end {
+        file.write_at(&footer, header.footer_start(file.length_bytes()?))?;
+        file.sync()?;
+    }
+    Ok(())
+}
+
+/// Has the child in `file`, whose header is at `offset`, know its parent by another UUID, durably.
+pub(crate) fn set_parent(file: &dyn ImageFile, offset: u64, id: ImageId) -> Result<()> {
+    let mut bytes = vec![0; to_usize(HEADER_BYTES)];
+    file.read_at(&mut bytes, offset)?;
+    put_id(&mut bytes, (sparse::AT_PARENT, sparse::AT_CHECKSUM), id);
+    file.write_at(&bytes, offset)?;
+    Ok(file.sync()?)
+}
+
+fn put_id(bytes: &mut [u8], (at, checksum_at): (usize, usize), id: ImageId) {
+    put(bytes, at, &id.0);
+    let sum = checksum(bytes, checksum_at);
+    put(bytes, checksum_at, &sum.to_be_bytes());
+}

@@ -1,0 +1,228 @@
+//! A footer is written anew from its copy, and the other way round; one of 511 bytes gets its last one; and a footer that is right but for
+//! its checksum gets that. Where that was asked for, blocks that lead nowhere become free, and one that two entries have is copied.
+
+use std::collections::HashSet;
+
+use holdfast_block::to_usize;
+
+use super::footer::{AT_CHECKSUM, FOOTER_BYTES, FOOTER_BYTES_SHORT, Footer, Header};
+use super::sparse::SparseHeader;
+use super::tables::for_each_sector;
+use super::{FREE, SECTOR_BYTES, checksum};
+use crate::Result;
+use crate::allocation_table::copy_room;
+use crate::error::corrupt;
+use crate::file::ImageFile;
+use crate::model::bytes::put;
+use crate::model::info::ImageKind;
+use crate::operations::repair::{RepairAction, RepairMode};
+
+/// Mends the image in `file`.
+pub(crate) fn mend(file: &dyn ImageFile, image: &str, mode: RepairMode, actions: &mut Vec<RepairAction>) -> Result<()> {
+    if mode < RepairMode::Safe {
+        return Ok(());
+    }
+    if let Err(error) = Header::load(file, image)
+        && !seal_footer(file, image, actions)?
+    {
+        return Err(error);
+    }
+    let mut header = Header::load(file, image)?;
+    lengthen(file, &mut header, actions)?;
+    mend_copies(file, &header, image, actions)?;
+    let header = Header::load(file, image)?;
+    match &header.sparse {
+        Some(sparse) if mode == RepairMode::All => {
+            give_up(file, &header, sparse, actions)?;
+            separate(file, &Header::load(file, image)?, sparse, image, actions)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Makes the checksum of a footer right, where all else of it is; false where there is no such.
+fn seal_footer(file: &dyn ImageFile, image: &str, actions: &mut Vec<RepairAction>) -> Result<bool> {
+    let file_bytes = file.length_bytes()?;
+    let places = [FOOTER_BYTES, FOOTER_BYTES_SHORT, file_bytes].map(|back| file_bytes.checked_sub(back));
+    for at in places.into_iter().flatten() {
+        let mut bytes = [0; to_usize(FOOTER_BYTES)];
+        file.read_at(&mut bytes, at)?;
+        let sum = checksum(&bytes, AT_CHECKSUM);
+        put(&mut bytes, AT_CHECKSUM, &sum.to_be_bytes());
+        let Ok(footer) = Footer::parse(&bytes, at, image) else {
+            continue;
+        };
+        // The checksum is not there to say so: everything else has to fit.
+        let is_right = match footer.kind {
+            ImageKind::Fixed => {
+                footer.header_offset == u64::MAX && footer.disk_bytes() == at && footer.current_bytes <= at
+            }
+            _ => SparseHeader::load(file, file_bytes, &footer, image).is_ok(),
+        };
+        if is_right {
+            // Of one of 511 bytes, all that there is: its length is another matter.
+            let length = to_usize(FOOTER_BYTES.min(file_bytes - at));
+            file.write_at(bytes.get(..length).unwrap_or(&bytes), at)?;
+            file.sync()?;
+            actions.push(RepairAction::Rewritten {
+                what: "the checksum of the footer",
+                from: "the footer, which fits the file",
+            });
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Gives a footer of 511 bytes, as old versions of Virtual PC wrote it, its last byte: it is zero.
+fn lengthen(file: &dyn ImageFile, header: &mut Header, actions: &mut Vec<RepairAction>) -> Result<()> {
+    if !header.is_footer_short {
+        return Ok(());
+    }
+    file.set_length(file.length_bytes()? + FOOTER_BYTES - FOOTER_BYTES_SHORT)?;
+    file.sync()?;
+    header.is_footer_short = false;
+    actions.push(RepairAction::Number {
+        what: "the length of the footer",
+        before: FOOTER_BYTES_SHORT,
+        after: FOOTER_BYTES,
+    });
+    Ok(())
+}
+
+/// Writes the footer at the end from its copy, or the copy from it.
+fn mend_copies(file: &dyn ImageFile, header: &Header, image: &str, actions: &mut Vec<RepairAction>) -> Result<()> {
+    let Some(sparse) = &header.sparse else { return Ok(()) };
+    if header.has_footer_at_end {
+        let mut copy = vec![0; to_usize(FOOTER_BYTES)];
+        file.read_at(&mut copy, 0)?;
+        if copy != *header.footer_bytes {
+            file.write_at(&*header.footer_bytes, 0)?;
+            file.sync()?;
+            actions.push(RepairAction::Rewritten {
+                what: "the copy of the footer at the start",
+                from: "the footer at the end",
+            });
+        }
+        return Ok(());
+    }
+    let place = place_of_footer(file, sparse)?;
+    file.write_at(&*header.footer_bytes, place)?;
+    file.sync()?;
+    if file.length_bytes()? != place + FOOTER_BYTES {
+        return Err(corrupt(image, "footer", place, "something is behind where it would be"));
+    }
+    actions.push(RepairAction::Rewritten {
+        what: "the footer at the end",
+        from: "its copy at the start",
+    });
+    Ok(())
+}
+
+/// Where the footer goes that is not there: over the damaged one, or behind all that there is.
+fn place_of_footer(file: &dyn ImageFile, sparse: &SparseHeader) -> Result<u64> {
+    let file_bytes = file.length_bytes()?;
+    let end = file_bytes.next_multiple_of(SECTOR_BYTES);
+    let last = end - SECTOR_BYTES;
+    let whole = sparse.bitmap_bytes() + sparse.block_bytes;
+    let mut used_end = sparse.tables_end;
+    for_each_sector(file, sparse, |sector| {
+        let start = u64::from(sector) * SECTOR_BYTES;
+        if sector != FREE && start < file_bytes {
+            used_end = used_end.max(start + whole);
+        }
+    })?;
+    Ok(if used_end <= last { last } else { end })
+}
+
+/// Gives up blocks that begin past the end or in the tables, and the ends of those that were cut off.
+fn give_up(
+    file: &dyn ImageFile,
+    header: &Header,
+    sparse: &SparseHeader,
+    actions: &mut Vec<RepairAction>,
+) -> Result<()> {
+    let room_end = header.footer_start(file.length_bytes()?);
+    let whole = sparse.bitmap_bytes() + sparse.block_bytes;
+    let (mut lost, mut cut, mut index) = (Vec::new(), Vec::new(), 0);
+    for_each_sector(file, sparse, |sector| {
+        let start = u64::from(sector) * SECTOR_BYTES;
+        if sector != FREE && (start < sparse.tables_end || start >= room_end) {
+            lost.push(index);
+        } else if sector != FREE && start + whole > room_end {
+            cut.push((index, start + whole));
+        }
+        index += 1;
+    })?;
+    for index in &lost {
+        file.write_at(&FREE.to_be_bytes(), sparse.entry_offset(*index))?;
+    }
+    file.sync()?;
+    if let Some(end) = cut.iter().map(|(_, end)| *end).max() {
+        // The copy at the start counts while the footer moves.
+        file.write_at(&*header.footer_bytes, end)?;
+        file.sync()?;
+        file.punch(room_end..end.min(room_end + FOOTER_BYTES))?;
+        file.sync()?;
+    }
+    let firsts = [("blocks", lost.first().copied(), lost.len())];
+    let ends = [("ends of blocks", cut.first().map(|(index, _)| *index), cut.len())];
+    for (what, first, count) in firsts.into_iter().chain(ends) {
+        if let Some(first) = first {
+            actions.push(RepairAction::GivenUp {
+                what,
+                count: count as u64,
+                unit_bytes: sparse.block_bytes,
+                first_disk_offset: Some(first * sparse.block_bytes),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Copies blocks that two entries have for the second one.
+fn separate(
+    file: &dyn ImageFile,
+    header: &Header,
+    sparse: &SparseHeader,
+    image: &str,
+    actions: &mut Vec<RepairAction>,
+) -> Result<()> {
+    let (mut twice, mut seen, mut index) = (Vec::new(), HashSet::new(), 0);
+    for_each_sector(file, sparse, |sector| {
+        if sector != FREE && !seen.insert(sector) {
+            twice.push((index, u64::from(sector) * SECTOR_BYTES));
+        }
+        index += 1;
+    })?;
+    let Some((first, _)) = twice.first() else { return Ok(()) };
+    let whole = sparse.bitmap_bytes() + sparse.block_bytes;
+    let mut end = header.footer_start(file.length_bytes()?).next_multiple_of(SECTOR_BYTES);
+    let mut entries = Vec::new();
+    for (index, from) in &twice {
+        let sector = u32::try_from(end / SECTOR_BYTES).ok().filter(|sector| *sector != FREE);
+        let Some(sector) = sector else {
+            return Err(corrupt(
+                image,
+                "table",
+                sparse.table_offset,
+                "cannot tell of a block behind all others",
+            ));
+        };
+        copy_room(file, *from, end, whole)?;
+        end += whole;
+        entries.push((*index, sector));
+    }
+    file.write_at(&*header.footer_bytes, end)?;
+    file.sync()?;
+    for (index, sector) in entries {
+        file.write_at(&sector.to_be_bytes(), sparse.entry_offset(index))?;
+    }
+    file.sync()?;
+    actions.push(RepairAction::Separated {
+        count: twice.len() as u64,
+        unit_bytes: sparse.block_bytes,
+        first_disk_offset: first * sparse.block_bytes,
+    });
+    Ok(())
+}

@@ -1,0 +1,305 @@
+//! The table of blocks and the bitmaps of their sectors, read and changed.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use holdfast_block::to_usize;
+
+use super::footer::{FOOTER_BYTES, FOOTER_BYTES_SHORT, FooterBytes, Header};
+use super::sparse::SparseHeader;
+use super::{FREE, SECTOR_BYTES};
+use crate::allocation_table::bits::BitOrder;
+use crate::allocation_table::pages::Pages;
+use crate::allocation_table::{Tables, clear_room, for_each_entry};
+use crate::error::corrupt;
+use crate::file::ImageFile;
+use crate::model::info::ImageKind;
+use crate::model::mapped_extent::{KnownLength, Run, RunKind};
+use crate::{Error, Result};
+
+/// Memory for the table and bitmaps of one layer.
+const CACHE_BYTES: u64 = 8 << 20;
+/// Data of new blocks begins at such multiples.
+const ALIGNMENT: u64 = 4096;
+/// 2040 GiB: what a table of sectors can reach.
+pub(super) const DISK_BYTES_MAX: u64 = 2040 << 30;
+
+/// The tables of a fixed image: there are none.
+struct FixedTables {
+    disk_bytes: u64,
+}
+
+impl Tables for FixedTables {
+    fn disk_bytes(&self) -> u64 {
+        self.disk_bytes
+    }
+
+    fn unit_bytes(&self) -> u64 {
+        SECTOR_BYTES
+    }
+
+    fn run(&self, offset: u64, length_max: u64) -> Result<Run> {
+        Ok(Run {
+            length: length_max,
+            kind: RunKind::Data { host: offset },
+        })
+    }
+
+    /// All of a fixed image is before its footer, which was there.
+    fn is_cut_off(&self) -> Result<bool> {
+        Ok(false)
+    }
+
+    fn start(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn reserve(&mut self, _range: Range<u64>) -> Result<()> {
+        Ok(())
+    }
+
+    fn set_zero(&mut self, _range: Range<u64>) -> Result<u64> {
+        Ok(0)
+    }
+
+    fn changed_bytes(&self) -> u64 {
+        0
+    }
+
+    fn store(&mut self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// The tables of an image.
+pub(crate) fn of(image: Arc<str>, header: Header, file: Arc<dyn ImageFile>) -> Box<dyn Tables> {
+    match header.sparse.clone() {
+        None => Box::new(FixedTables {
+            disk_bytes: header.footer.disk_bytes(),
+        }),
+        Some(sparse) => Box::new(SparseTables::new(image, header, sparse, file)),
+    }
+}
+
+/// The tables of the other images.
+struct SparseTables {
+    image: Arc<str>,
+    disk_bytes: u64,
+    kind: ImageKind,
+    header: SparseHeader,
+    footer: Box<FooterBytes>,
+    file: Arc<dyn ImageFile>,
+    length: KnownLength,
+    pages: Pages,
+    /// Bytes of the footer at the end; 0 where there is none.
+    footer_bytes_at_end: u64,
+    /// End of the last block; known once writing has started.
+    end: u64,
+}
+
+impl SparseTables {
+    /// The tables of an image whose header is `header`, and whose sparse header is `sparse`.
+    fn new(image: Arc<str>, header: Header, sparse: SparseHeader, file: Arc<dyn ImageFile>) -> Self {
+        Self {
+            image,
+            disk_bytes: header.footer.disk_bytes(),
+            kind: header.footer.kind,
+            header: sparse,
+            footer: header.footer_bytes,
+            footer_bytes_at_end: match (header.has_footer_at_end, header.is_footer_short) {
+                (false, _) => 0,
+                (true, false) => FOOTER_BYTES,
+                (true, true) => FOOTER_BYTES_SHORT,
+            },
+            pages: Pages::new(Arc::clone(&file), CACHE_BYTES),
+            file,
+            length: KnownLength::default(),
+            end: 0,
+        }
+    }
+
+    /// Where block `index` begins: with its bitmap.
+    fn block(&self, index: u64) -> Result<Option<u64>> {
+        Ok(
+            match u32::from_be_bytes(self.pages.array(self.header.entry_offset(index))?) {
+                FREE => None,
+                sector => Some(u64::from(sector) * SECTOR_BYTES),
+            },
+        )
+    }
+
+    /// The run at `at` inside its block.
+    fn piece(&self, at: u64, length_max: u64) -> Result<Run> {
+        let within = at % self.header.block_bytes;
+        let rest = self.header.block_bytes - within;
+        let Some(block) = self.block(at / self.header.block_bytes)? else {
+            return Ok(Run {
+                length: rest,
+                kind: RunKind::Absent,
+            });
+        };
+        // What is read past the end is zero, and would say that nothing of the block is there.
+        if !self
+            .length
+            .contains(&*self.file, block + self.header.bitmap_bytes() - 1)?
+        {
+            return Err(corrupt(&self.image, "block", block, "past the end of the file"));
+        }
+        let (sector, skipped) = (within / SECTOR_BYTES, within % SECTOR_BYTES);
+        let count_max = (skipped + length_max.min(rest)).div_ceil(SECTOR_BYTES);
+        let (count, is_set) = BitOrder::HighFirst.same(&self.pages, block, sector, count_max)?;
+        let kind = if is_set {
+            RunKind::Data {
+                host: block + self.header.bitmap_bytes() + within,
+            }
+        } else {
+            RunKind::Absent
+        };
+        Ok(Run {
+            length: count * SECTOR_BYTES - skipped,
+            kind,
+        })
+    }
+
+    /// Makes room for block `index` behind all others; none of its sectors is there yet where it has a parent.
+    fn new_block(&mut self, index: u64) -> Result<u64> {
+        let bitmap_bytes = self.header.bitmap_bytes();
+        let start = (self.end + bitmap_bytes).next_multiple_of(ALIGNMENT) - bitmap_bytes;
+        let data = start + bitmap_bytes;
+        let end = data + self.header.block_bytes;
+        let Some(sector) = u32::try_from(start / SECTOR_BYTES)
+            .ok()
+            .filter(|sector| *sector != FREE)
+        else {
+            return Err(Error::NotWritable {
+                image: self.image.to_string(),
+                detail: "the file is as large as its table can reach; convert it to another format".to_owned(),
+            });
+        };
+        clear_room(&*self.file, data..end)?;
+        // Until all is stored, there is a footer behind it as well; its copy at the start counts where a crash leaves none.
+        self.file.write_at(&*self.footer, end)?;
+        let bits = if self.kind == ImageKind::Differencing { 0 } else { 0xff };
+        self.pages.write(&vec![bits; to_usize(bitmap_bytes)], start)?;
+        self.pages
+            .write(&sector.to_be_bytes(), self.header.entry_offset(index))?;
+        self.end = end;
+        Ok(start)
+    }
+
+    /// Makes `sectors` of the block at `block` its own, zero at first.
+    fn own(&mut self, block: u64, sectors: Range<u64>) -> Result<()> {
+        for byte in sectors.start / 8..sectors.end.div_ceil(8) {
+            let [before] = self.pages.array::<1>(block + byte)?;
+            let wanted = (0..8).filter(|bit| sectors.contains(&(byte * 8 + bit)));
+            let after = wanted.fold(before, |bits, bit| bits | BitOrder::HighFirst.bit(bit));
+            if after != before {
+                self.pages.write(&[after], block + byte)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Calls `visit` with every entry of the table, in order.
+pub(super) fn for_each_sector(file: &dyn ImageFile, header: &SparseHeader, mut visit: impl FnMut(u32)) -> Result<()> {
+    let table = (header.table_offset, header.entry_count);
+    for_each_entry(file, table, |_, entry| visit(u32::from_be_bytes(entry)))
+}
+
+impl Tables for SparseTables {
+    fn disk_bytes(&self) -> u64 {
+        self.disk_bytes
+    }
+
+    fn unit_bytes(&self) -> u64 {
+        SECTOR_BYTES
+    }
+
+    fn run(&self, offset: u64, length_max: u64) -> Result<Run> {
+        Run::of_pieces(length_max, |done| self.piece(offset + done, length_max - done))
+    }
+
+    fn is_cut_off(&self) -> Result<bool> {
+        let whole = self.header.bitmap_bytes() + self.header.block_bytes;
+        let mut end = 0;
+        for_each_sector(&*self.file, &self.header, |sector| {
+            if sector != FREE {
+                end = end.max(u64::from(sector) * SECTOR_BYTES + whole);
+            }
+        })?;
+        Ok(end > self.file.length_bytes()?)
+    }
+
+    fn start(&mut self) -> Result<()> {
+        let whole = self.header.bitmap_bytes() + self.header.block_bytes;
+        let mut end = self
+            .header
+            .tables_end
+            .max(self.header.offset + super::sparse::HEADER_BYTES);
+        let mut sectors = Vec::new();
+        for_each_sector(&*self.file, &self.header, |sector| {
+            if sector != FREE {
+                sectors.push(sector);
+                end = end.max(u64::from(sector) * SECTOR_BYTES + whole);
+            }
+        })?;
+        sectors.sort_unstable();
+        let is_close = |(first, second): (&u32, &u32)| u64::from(second - first) * SECTOR_BYTES < whole;
+        let is_in_tables = |sector: &u32| u64::from(*sector) * SECTOR_BYTES < self.header.tables_end;
+        if sectors.iter().zip(sectors.iter().skip(1)).any(is_close) || sectors.first().is_some_and(is_in_tables) {
+            return Err(Error::NotWritable {
+                image: self.image.to_string(),
+                detail: "two blocks are in one place, or one in that of the tables; holdfast image check tells which"
+                    .to_owned(),
+            });
+        }
+        // What other programs keep behind the blocks, and before the footer, stays.
+        let file_bytes = self.file.length_bytes()?;
+        let last = file_bytes - self.footer_bytes_at_end;
+        self.end = end.max(last.next_multiple_of(SECTOR_BYTES));
+        if self.footer_bytes_at_end == 0 {
+            self.file.write_at(&*self.footer, self.end)?;
+            self.footer_bytes_at_end = FOOTER_BYTES;
+        }
+        if self.end >= 2 * DISK_BYTES_MAX {
+            return Err(corrupt(&self.image, "table", self.header.table_offset, "leads too far"));
+        }
+        Ok(())
+    }
+
+    fn reserve(&mut self, range: Range<u64>) -> Result<()> {
+        let block_bytes = self.header.block_bytes;
+        let mut at = range.start;
+        while at < range.end {
+            let (index, within) = (at / block_bytes, at % block_bytes);
+            let end = range.end.min((index + 1) * block_bytes);
+            let sectors = within / SECTOR_BYTES..(within + end - at).div_ceil(SECTOR_BYTES);
+            let block = if let Some(block) = self.block(index)? {
+                let data = block + self.header.bitmap_bytes();
+                self.file
+                    .punch(data + sectors.start * SECTOR_BYTES..data + sectors.end * SECTOR_BYTES)?;
+                block
+            } else {
+                self.new_block(index)?
+            };
+            self.own(block, sectors)?;
+            at = end;
+        }
+        Ok(())
+    }
+
+    fn set_zero(&mut self, _range: Range<u64>) -> Result<u64> {
+        Ok(0)
+    }
+
+    fn changed_bytes(&self) -> u64 {
+        self.pages.changed_bytes()
+    }
+
+    fn store(&mut self) -> Result<()> {
+        // Bitmaps before the table that leads to them.
+        let table = self.header.table_offset..self.header.table_offset + self.header.entry_count * 4;
+        self.pages.store(&table)
+    }
+}

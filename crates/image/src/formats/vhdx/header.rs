@@ -1,0 +1,376 @@
+//! Headers and the table of regions.
+
+use std::sync::Arc;
+
+use holdfast_block::{Record, to_usize};
+
+use super::log::Replayed;
+use super::metadata::{DISK_ID, DISK_SIZE, Metadata};
+use super::{KIB, MIB, checksum, guid, is_sealed, seal};
+use crate::error::corrupt;
+use crate::file::{Access, ImageFile};
+use crate::model::bytes::{le_utf16, put, rows, rows_mut};
+use crate::model::identity::ImageId;
+use crate::model::info::{BlockInfo, ImageKind, ParentInfo};
+use crate::{Error, Result};
+
+const SIGNATURE: &[u8] = b"vhdxfile";
+const HEADER_BYTES: u64 = 4 * KIB;
+const FIRST_REGION_OFFSET: u64 = 192 * KIB;
+const REGION_OFFSETS: [u64; 2] = [FIRST_REGION_OFFSET, 256 * KIB];
+const REGION_TABLE_BYTES: u64 = 64 * KIB;
+/// Regions that a table can tell of.
+const REGION_COUNT_MAX: u32 = 2047;
+pub(super) const REGION_BAT: ImageId = guid(0x2dc2_7766_f623_4200_9d64_115e_9bfd_4a08);
+pub(super) const REGION_METADATA: ImageId = guid(0x8b7c_a206_4790_4b9a_b8fe_575f_050f_886e);
+
+/// Which of the two places of a header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Slot {
+    First,
+    Second,
+}
+
+impl Slot {
+    const BOTH: [Self; 2] = [Self::First, Self::Second];
+
+    const fn offset(self) -> u64 {
+        match self {
+            Self::First => 64 * KIB,
+            Self::Second => 128 * KIB,
+        }
+    }
+
+    const fn other(self) -> Self {
+        match self {
+            Self::First => Self::Second,
+            Self::Second => Self::First,
+        }
+    }
+}
+
+/// One of the two headers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Header {
+    pub(crate) slot: Slot,
+    pub(crate) sequence: u64,
+    pub(crate) file_write: ImageId,
+    pub(crate) data_write: ImageId,
+    pub(crate) log: ImageId,
+    pub(crate) log_bytes: u32,
+    pub(crate) log_offset: u64,
+}
+
+/// Where a region is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Region {
+    pub(crate) offset: u64,
+    pub(crate) length_bytes: u64,
+}
+
+/// All that an image says of itself, with the file as it is when its log is replayed.
+pub(crate) struct Opened {
+    pub(crate) header: Header,
+    pub(crate) bat: Region,
+    pub(crate) metadata: Metadata,
+    /// Where the metadata has the identity of the disk.
+    pub(crate) id_at: u64,
+    /// Where it has the size of the disk.
+    pub(crate) size_at: u64,
+    pub(crate) creator: String,
+    pub(crate) file: Arc<dyn ImageFile>,
+    /// Whether there was something in the log: the image was not closed.
+    pub(crate) has_log: bool,
+}
+
+impl Header {
+    fn parse(bytes: &[u8; to_usize(HEADER_BYTES)], slot: Slot) -> std::result::Result<Self, String> {
+        let stored = Record::new(bytes);
+        if !bytes.starts_with(b"head") {
+            return Err("there is none".to_owned());
+        }
+        if stored.le_u32::<4>() != checksum(bytes) {
+            return Err("the checksum is wrong".to_owned());
+        }
+        if stored.le_u16::<66>() != 1 {
+            return Err(format!("the version is {}", stored.le_u16::<66>()));
+        }
+        Ok(Self {
+            slot,
+            sequence: stored.le_u64::<8>(),
+            file_write: ImageId::from_guid(*stored.field::<16, 16>()),
+            data_write: ImageId::from_guid(*stored.field::<32, 16>()),
+            log: ImageId::from_guid(*stored.field::<48, 16>()),
+            log_bytes: stored.le_u32::<68>(),
+            log_offset: stored.le_u64::<72>(),
+        })
+    }
+
+    /// The one that counts.
+    pub(super) fn load(file: &dyn ImageFile, image: &str) -> Result<Self> {
+        let mut found: Vec<Self> = Vec::new();
+        let mut reason = String::new();
+        for slot in Slot::BOTH {
+            let mut bytes = [0; to_usize(HEADER_BYTES)];
+            file.read_at(&mut bytes, slot.offset())?;
+            match Self::parse(&bytes, slot) {
+                Ok(header) => found.push(header),
+                Err(error) => reason = error,
+            }
+        }
+        let newest = found.into_iter().max_by_key(|header| header.sequence);
+        newest.ok_or_else(|| corrupt(image, "header", Slot::First.offset(), reason))
+    }
+
+    /// The header as it is stored, and where.
+    pub(super) fn to_bytes(self) -> (u64, Vec<u8>) {
+        let mut bytes = vec![0; to_usize(HEADER_BYTES)];
+        let mut put = |at: usize, field: &[u8]| put(&mut bytes, at, field);
+        put(0, b"head");
+        put(8, &self.sequence.to_le_bytes());
+        put(16, &self.file_write.to_guid());
+        put(32, &self.data_write.to_guid());
+        put(48, &self.log.to_guid());
+        put(66, &1_u16.to_le_bytes());
+        put(68, &self.log_bytes.to_le_bytes());
+        put(72, &self.log_offset.to_le_bytes());
+        seal(&mut bytes);
+        (self.slot.offset(), bytes)
+    }
+
+    /// Writes the header over the older one, and makes it durable: the other one counts until then.
+    ///
+    /// # Errors
+    /// The number of the header is the largest one: what is written next would count as the older one.
+    pub(super) fn store_next(&mut self, file: &dyn ImageFile, image: &str) -> Result<()> {
+        self.sequence = self.sequence.checked_add(1).ok_or_else(|| Error::NotWritable {
+            image: image.to_owned(),
+            detail: "its header has the largest number that there is; convert it to another image".to_owned(),
+        })?;
+        self.slot = self.slot.other();
+        let (offset, bytes) = self.to_bytes();
+        file.write_at(&bytes, offset)?;
+        Ok(file.sync()?)
+    }
+}
+
+/// The regions that we know, from the first table that is whole.
+fn load_regions(file: &dyn ImageFile, image: &str) -> Result<(Region, Region)> {
+    let mut last = None;
+    for offset in REGION_OFFSETS {
+        let mut bytes = vec![0; to_usize(REGION_TABLE_BYTES)];
+        file.read_at(&mut bytes, offset)?;
+        match parse_regions(&bytes, offset, image) {
+            Ok(regions) => return Ok(regions),
+            Err(error) => last = Some(error),
+        }
+    }
+    Err(last.unwrap_or_else(|| corrupt(image, "region table", FIRST_REGION_OFFSET, "there is none")))
+}
+
+fn parse_regions(bytes: &[u8], offset: u64, image: &str) -> Result<(Region, Region)> {
+    let wrong = |detail: String| corrupt(image, "region table", offset, detail);
+    if !bytes.starts_with(b"regi") {
+        return Err(wrong("there is none".to_owned()));
+    }
+    let Some(start) = Record::<16>::first_of(bytes).filter(|_| is_sealed(bytes, *b"regi")) else {
+        return Err(wrong("the checksum is wrong".to_owned()));
+    };
+    let count = start.le_u32::<8>();
+    if count > REGION_COUNT_MAX {
+        return Err(wrong(format!("{count} regions")));
+    }
+    let (mut bat, mut metadata) = (None, None);
+    for entry in rows::<32>(bytes, 16).iter().take(count as usize) {
+        let entry = Record::new(entry);
+        let region = Region {
+            offset: entry.le_u64::<16>(),
+            length_bytes: entry.le_u32::<24>().into(),
+        };
+        let is_required = entry.le_u32::<28>() & 1 == 1;
+        if region.offset < MIB || !region.offset.is_multiple_of(MIB) || region.offset > i64::MAX as u64 {
+            return Err(wrong(format!("a region begins at {}", region.offset)));
+        }
+        match ImageId::from_guid(*entry.field::<0, 16>()) {
+            REGION_BAT => bat = Some(region),
+            REGION_METADATA => metadata = Some(region),
+            other if is_required => {
+                return Err(Error::UnsupportedFeature {
+                    image: image.to_owned(),
+                    feature: format!("a region {other}"),
+                    detail: "the image says that it cannot be read without; let Hyper-V convert it".to_owned(),
+                });
+            }
+            _ => {}
+        }
+    }
+    match (bat, metadata) {
+        (Some(bat), Some(metadata)) => Ok((bat, metadata)),
+        _ => Err(wrong("the table of blocks or the metadata is missing".to_owned())),
+    }
+}
+
+impl Opened {
+    /// Reads what the image in `file` says. A log is replayed in memory, and in the file only where that is to be written.
+    pub(crate) fn load(file: Arc<dyn ImageFile>, access: Access, image: &str) -> Result<Self> {
+        let mut start = [0; 520];
+        file.read_at(&mut start, 0)?;
+        if !start.starts_with(SIGNATURE) {
+            return Err(corrupt(image, "file identifier", 0, "there is none"));
+        }
+        let creator = le_utf16(Record::new(&start).field::<8, 512>());
+        let mut header = Header::load(&*file, image)?;
+        let mut replayed = Replayed::load(Arc::clone(&file), &header, image)?;
+        let has_log = replayed.is_some();
+        if access == Access::Write
+            && let Some(replayed) = replayed.take()
+        {
+            replayed.store(&mut header, image)?;
+        }
+        let file = replayed.map_or(file, |replayed| Arc::new(replayed) as Arc<dyn ImageFile>);
+        let (bat, region) = load_regions(&*file, image)?;
+        let metadata = Metadata::load(&*file, region, image)?;
+        let id_at = super::metadata::place_of(&*file, region, DISK_ID, image)?;
+        let size_at = super::metadata::place_of(&*file, region, DISK_SIZE, image)?;
+        let needed = metadata.entry_count() * 8;
+        if needed > bat.length_bytes || bat.offset + needed > file.length_bytes()? {
+            return Err(corrupt(
+                image,
+                "region table",
+                bat.offset,
+                format!("the table of blocks has {} bytes, and needs {needed}", bat.length_bytes),
+            ));
+        }
+        Ok(Self {
+            header,
+            bat,
+            metadata,
+            id_at,
+            size_at,
+            creator,
+            file,
+            has_log,
+        })
+    }
+
+    /// What there is to know about it.
+    pub(crate) fn describe(&self) -> BlockInfo {
+        BlockInfo {
+            kind: match (self.metadata.has_parent, self.metadata.is_fixed) {
+                (true, _) => ImageKind::Differencing,
+                (false, true) => ImageKind::Fixed,
+                (false, false) => ImageKind::Dynamic,
+            },
+            block_bytes: self.metadata.block_bytes,
+            sector_bytes: self.metadata.sector_bytes,
+            id: Some(self.metadata.id),
+            modification: Some(self.header.data_write.to_string()),
+            parent: self.metadata.parent.as_ref().map(|parent| ParentInfo {
+                id: None,
+                modification: Some(parent.linkage.to_string()),
+                names: parent.names.clone(),
+            }),
+            creator: Some(self.creator.clone()).filter(|creator| !creator.is_empty()),
+        }
+    }
+}
+
+/// What an image has twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Twin {
+    Header,
+    Regions,
+}
+
+/// What of `file` is whole in one place only, or differs where both are to be the same.
+pub(super) fn broken_twins(file: &dyn ImageFile) -> Result<Vec<Twin>> {
+    let mut broken = Vec::new();
+    for slot in Slot::BOTH {
+        let mut bytes = [0; to_usize(HEADER_BYTES)];
+        file.read_at(&mut bytes, slot.offset())?;
+        if Header::parse(&bytes, slot).is_err() {
+            broken.push(Twin::Header);
+        }
+    }
+    let [(_, first), (_, second)] = load_region_tables(file)?;
+    if first != second {
+        broken.push(Twin::Regions);
+    }
+    Ok(broken)
+}
+
+type RegionTable = (u64, Vec<u8>);
+
+fn load_region_tables(file: &dyn ImageFile) -> Result<[RegionTable; 2]> {
+    let mut tables = REGION_OFFSETS.map(|offset| (offset, vec![0; to_usize(REGION_TABLE_BYTES)]));
+    for (offset, bytes) in &mut tables {
+        file.read_at(bytes, *offset)?;
+    }
+    Ok(tables)
+}
+
+/// Makes the table of regions that does not count as the one that does: the first that is whole. Gives the latter; nothing where none is.
+fn equal_regions(file: &dyn ImageFile) -> Result<Option<Vec<u8>>> {
+    let tables = load_region_tables(file)?;
+    let whole = tables.iter().find(|(_, bytes)| is_sealed(bytes, *b"regi"));
+    let Some((first, bytes)) = whole else { return Ok(None) };
+    for (offset, found) in &tables {
+        if offset != first && found != bytes {
+            file.write_at(bytes, *offset)?;
+            file.sync()?;
+        }
+    }
+    Ok(Some(bytes.clone()))
+}
+
+/// Mends the table of regions that is damaged; false where both are.
+pub(super) fn mend_regions(file: &dyn ImageFile) -> Result<bool> {
+    Ok(equal_regions(file)?.is_some())
+}
+
+/// Writes into both tables of regions, one after another, where a region is now; durable when this returns.
+pub(super) fn move_region(file: &dyn ImageFile, id: ImageId, region: Region) -> Result<()> {
+    let Some(mut bytes) = equal_regions(file)? else {
+        return Ok(());
+    };
+    let count = Record::<16>::first_of(&bytes).map_or(0, |start| start.le_u32::<8>().min(REGION_COUNT_MAX));
+    for entry in rows_mut::<32>(&mut bytes, 16).iter_mut().take(count as usize) {
+        if ImageId::from_guid(*Record::new(entry).field::<0, 16>()) == id {
+            put(entry, 16, &region.offset.to_le_bytes());
+            let length = u32::try_from(region.length_bytes).unwrap_or(u32::MAX);
+            put(entry, 24, &length.to_le_bytes());
+        }
+    }
+    seal(&mut bytes);
+    // Both are whole here, and while one of them is written, the other one is.
+    for offset in REGION_OFFSETS {
+        file.write_at(&bytes, offset)?;
+        file.sync()?;
+    }
+    Ok(())
+}
+
+/// The identifier and both tables of regions of a new image.
+pub(super) fn write_start(file: &dyn ImageFile, (bat, metadata): (Region, Region)) -> Result<()> {
+    let mut start = SIGNATURE.to_vec();
+    start.extend("Holdfast".encode_utf16().flat_map(u16::to_le_bytes));
+    let mut bytes = vec![0; to_usize(REGION_TABLE_BYTES)];
+    put(&mut bytes, 0, b"regi");
+    put(&mut bytes, 8, &2_u32.to_le_bytes());
+    let regions = [(REGION_BAT, bat), (REGION_METADATA, metadata)];
+    for (entry, (id, region)) in rows_mut::<32>(&mut bytes, 16).iter_mut().zip(regions) {
+        put(entry, 0, &id.to_guid());
+        put(entry, 16, &region.offset.to_le_bytes());
+        let length = u32::try_from(region.length_bytes).unwrap_or(u32::MAX);
+        put(entry, 24, &length.to_le_bytes());
+        put(entry, 28, &1_u32.to_le_bytes());
+    }
+    seal(&mut bytes);
+    for offset in REGION_OFFSETS {
+        file.write_at(&bytes, offset)?;
+    }
+    // The identifier last: without it the file is no image.
+    file.sync()?;
+    file.write_at(&start, 0)?;
+    Ok(file.sync()?)
+}

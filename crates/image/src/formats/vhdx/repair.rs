@@ -1,0 +1,107 @@
+//! The log is replayed, and a damaged header or table of regions is written anew from its twin. Where that was asked for, a log that cannot
+//! be replayed is emptied, and blocks that lead nowhere are given up.
+
+use std::sync::Arc;
+
+use super::MIB;
+use super::header::{Header, Opened, Twin, broken_twins, mend_regions};
+use super::tables::{Entry, for_each_block, is_of_bits, state};
+use crate::allocation_table::CutOff;
+use crate::file::{Access, ImageFile};
+use crate::model::identity::ImageId;
+use crate::operations::repair::{RepairAction, RepairMode};
+use crate::{Error, Result};
+
+/// Mends the image in `file`.
+pub(crate) fn mend(
+    file: &Arc<dyn ImageFile>,
+    image: &str,
+    mode: RepairMode,
+    actions: &mut Vec<RepairAction>,
+) -> Result<()> {
+    if mode < RepairMode::Safe {
+        return Ok(());
+    }
+    let twins = broken_twins(&**file)?;
+    if twins.contains(&Twin::Regions) && mend_regions(&**file)? {
+        actions.push(RepairAction::Rewritten {
+            what: "a table of regions",
+            from: "the other one",
+        });
+    }
+    let opened = match Opened::load(Arc::clone(file), Access::Write, image) {
+        Err(Error::Corrupt { what: "log", .. }) if mode == RepairMode::All => {
+            let mut header = Header::load(&**file, image)?;
+            header.log = ImageId::NIL;
+            header.store_next(&**file, image)?;
+            actions.push(RepairAction::LogGivenUp);
+            Opened::load(Arc::clone(file), Access::Write, image)?
+        }
+        other => other?,
+    };
+    if opened.has_log {
+        actions.push(RepairAction::LogReplayed);
+    }
+    if twins.contains(&Twin::Header) {
+        // Emptying the log has written it already.
+        if broken_twins(&**file)?.contains(&Twin::Header) {
+            let mut header = Header::load(&**file, image)?;
+            header.store_next(&**file, image)?;
+        }
+        actions.push(RepairAction::Rewritten {
+            what: "a header",
+            from: "the other one",
+        });
+    }
+    if mode == RepairMode::All {
+        give_up(&opened, actions)?;
+    }
+    Ok(())
+}
+
+/// Makes blocks that are past the end of the file, or of a state that there is not, absent, and clears bits that mean nothing.
+fn give_up(opened: &Opened, actions: &mut Vec<RepairAction>) -> Result<()> {
+    let metadata = &opened.metadata;
+    let file_bytes = opened.file.length_bytes()?;
+    let (mut lost, mut odd, mut cut_off) = (Vec::new(), Vec::new(), CutOff::default());
+    for_each_block(&*opened.file, opened.bat, metadata, |number, entry| {
+        let is_lost = match entry.state() {
+            _ if is_of_bits(metadata, number) => false,
+            state::FULL | state::PARTIAL => entry.offset() < MIB || entry.offset() >= file_bytes,
+            state::NOT_PRESENT | state::UNDEFINED | state::ZERO | state::UNMAPPED => false,
+            _ => true,
+        };
+        if !is_lost && !is_of_bits(metadata, number) && entry.has_reserved() {
+            odd.push((number, Entry::new(entry.state(), entry.offset())));
+        }
+        if is_lost {
+            lost.push(number);
+        } else if matches!(entry.state(), state::FULL | state::PARTIAL) && !is_of_bits(metadata, number) {
+            let of_disk = super::check::disk_offset(opened, number) / metadata.block_bytes;
+            cut_off.meet(entry.offset(), of_disk, metadata.block_bytes, metadata.disk_bytes);
+        }
+    })?;
+    cut_off.give_up(&*opened.file, actions)?;
+    let put = |number: u64, entry: Entry| {
+        let place = opened.bat.offset + number * 8;
+        opened.file.write_at(&entry.0.to_le_bytes(), place)
+    };
+    if !odd.is_empty() {
+        odd.iter().try_for_each(|(number, entry)| put(*number, *entry))?;
+        opened.file.sync()?;
+        let count = odd.len() as u64;
+        actions.push(RepairAction::ReservedBits { count });
+    }
+    let Some(first) = lost.first() else { return Ok(()) };
+    for number in &lost {
+        put(*number, Entry::new(state::NOT_PRESENT, 0))?;
+    }
+    opened.file.sync()?;
+    actions.push(RepairAction::GivenUp {
+        what: "blocks",
+        count: lost.len() as u64,
+        unit_bytes: metadata.block_bytes,
+        first_disk_offset: Some(super::check::disk_offset(opened, *first)),
+    });
+    Ok(())
+}

@@ -1,0 +1,215 @@
+//! The text that says what a disk is made of.
+//!
+//! ```text
+//! # Disk DescriptorFile
+//! version=1
+//! CID=7c0bd2a4
+//! parentCID=ffffffff
+//! createType="monolithicSparse"
+//! parentFileNameHint="base.vmdk"
+//!
+//! # Extent description
+//! RW 131072 SPARSE "web1.vmdk"
+//! ```
+
+use std::ops::Range;
+
+use super::identity::{IMAGE, IMAGE_OF_VMWARE, PARENT, of_vmware, parse_id};
+use crate::error::corrupt;
+use crate::model::identity::ImageId;
+use crate::model::windows_path::from_windows;
+use crate::{Error, Result};
+
+/// A text is not longer.
+pub(crate) const TEXT_BYTES_MAX: u64 = 1 << 20;
+const EXTENT_COUNT_MAX: usize = 4096;
+/// What an image without a parent says of it.
+pub(crate) const NO_PARENT: u32 = 0xffff_ffff;
+
+/// What the text says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Descriptor {
+    /// Changes when the disk is written to.
+    pub(crate) content_id: u32,
+    /// Where its digits stand in the text: up to eight, for QEMU leaves out zeroes at the front.
+    pub(crate) content_id_at: Range<usize>,
+    /// The parent's, and where it is; [`NO_PARENT`] where it is known by [`parent_id`](Self::parent_id) alone, as VirtualBox has it.
+    pub(crate) parent: Option<(u32, String)>,
+    pub(crate) extents: Vec<NamedExtent>,
+    pub(crate) id: Option<ImageId>,
+    /// The parent's identity, where the image says it.
+    pub(crate) parent_id: Option<ImageId>,
+}
+
+/// What a new image says of its parent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Parent {
+    pub(crate) content_id: u32,
+    pub(crate) id: Option<ImageId>,
+    /// Its path, as the image is to name it.
+    pub(crate) name: String,
+}
+
+/// A part of the disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct NamedExtent {
+    pub(crate) sectors: u64,
+    pub(crate) kind: ExtentKind,
+}
+
+/// What a part of the disk is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum ExtentKind {
+    /// Reads as zero.
+    Zero,
+    /// Bytes of a file, from this sector of it on.
+    Flat { file: String, offset: u64 },
+    /// A file with tables.
+    Sparse { file: String },
+}
+
+impl Descriptor {
+    pub(crate) fn parse(text: &[u8], image: &str) -> Result<Self> {
+        let end = text.iter().position(|byte| *byte == 0).unwrap_or(text.len());
+        let mut found = Self {
+            content_id: 0,
+            content_id_at: 0..0,
+            parent: None,
+            extents: Vec::new(),
+            id: None,
+            parent_id: None,
+        };
+        let (mut parent_id, mut hint) = (NO_PARENT, String::new());
+        let mut at = 0;
+        // By bytes: the text may be of any code page, and places in it are written to.
+        for line in text.get(..end).unwrap_or(text).split_inclusive(|byte| *byte == b'\n') {
+            let start = at;
+            at += line.len();
+            let decoded = String::from_utf8_lossy(line);
+            let trimmed = decoded.trim();
+            let wrong = |detail: String| corrupt(image, "descriptor", start as u64, detail);
+            if let Some(extent) = NamedExtent::parse(trimmed, image, start)? {
+                if found.extents.len() == EXTENT_COUNT_MAX {
+                    return Err(wrong(format!("more than {EXTENT_COUNT_MAX} extents")));
+                }
+                found.extents.push(extent);
+                continue;
+            }
+            let Some((key, value)) = trimmed.split_once('=') else {
+                continue;
+            };
+            let value = value.trim().trim_matches('"');
+            let number = || {
+                let digits = Some(value).filter(|value| value.bytes().all(|byte| byte.is_ascii_hexdigit()));
+                let number = digits.and_then(|digits| u32::from_str_radix(digits, 16).ok());
+                number.ok_or_else(|| wrong(format!("{value:?} is no number of eight digits")))
+            };
+            match key.trim().to_ascii_lowercase().as_str() {
+                "cid" => {
+                    found.content_id = number()?;
+                    let behind = line.iter().position(|byte| *byte == b'=').map_or(0, |at| at + 1);
+                    let mut value_bytes = line.iter().skip(behind);
+                    let digits = value_bytes.position(u8::is_ascii_hexdigit).unwrap_or_default();
+                    let digits_at = start + behind + digits;
+                    found.content_id_at = digits_at..digits_at + value.len();
+                }
+                "parentcid" => parent_id = number()?,
+                "parentfilenamehint" => hint = from_windows(value),
+                IMAGE | IMAGE_OF_VMWARE => found.id = parse_id(value),
+                PARENT => found.parent_id = parse_id(value).filter(|id| !id.is_nil()),
+                _ => {}
+            }
+        }
+        if found.content_id_at.is_empty() || found.content_id_at.len() > 8 {
+            return Err(corrupt(image, "descriptor", 0, "it has no CID"));
+        }
+        // VirtualBox knows a parent by its UUID alone.
+        if parent_id != NO_PARENT || found.parent_id.is_some() {
+            found.parent = Some((parent_id, hint));
+        }
+        Ok(found)
+    }
+
+    /// The text of a new image of one extent, in the file `name`.
+    pub(super) fn text(name: &str, sectors: u64, (id, content_id): (ImageId, u32), parent: Option<&Parent>) -> String {
+        let parent_id = parent.map_or(NO_PARENT, |parent| parent.content_id);
+        let hint = parent.map_or(String::new(), |parent| {
+            format!("parentFileNameHint=\"{}\"\n", parent.name)
+        });
+        let parent_uuid = parent.and_then(|parent| parent.id).unwrap_or(ImageId::NIL);
+        let nil = ImageId::NIL;
+        let cylinders = (sectors / (16 * 63)).clamp(1, 16_383);
+        format!(
+            "# Disk DescriptorFile\nversion=1\nCID={content_id:08x}\nparentCID={parent_id:08x}\ncreateType=\"monolithicSparse\"\n{hint}\
+             \n# Extent description\nRW {sectors} SPARSE \"{name}\"\n\n# The Disk Data Base\n#DDB\n\nddb.virtualHWVersion = \"4\"\n\
+             ddb.geometry.cylinders = \"{cylinders}\"\nddb.geometry.heads = \"16\"\nddb.geometry.sectors = \"63\"\n\
+             ddb.adapterType = \"ide\"\n{IMAGE}=\"{id}\"\nddb.uuid.modification=\"{nil}\"\n{PARENT}=\"{parent_uuid}\"\n\
+             ddb.uuid.parentmodification=\"{nil}\"\n"
+        )
+    }
+}
+
+impl Descriptor {
+    /// The text of a stream of compressed grains that will be in the file `name`, which has neither quotes nor line ends.
+    ///
+    /// VMware knows the disk by `ddb.uuid`, VirtualBox by `ddb.uuid.image`. All of it follows from what is given: a disk that is
+    /// written twice is the same stream twice.
+    pub(super) fn text_of_stream(name: &str, sectors: u64, id: ImageId) -> String {
+        let hex = id.0.map(|byte| format!("{byte:02x}")).concat();
+        let [.., a, b, c, d] = id.0;
+        // All ones would mean that there is no parent.
+        let content_id = u32::from_be_bytes([a, b, c, d]) & 0x7fff_ffff;
+        let cylinders = sectors.div_ceil(255 * 63).clamp(1, 65_535);
+        let (nil, uuid) = (ImageId::NIL, of_vmware(id));
+        format!(
+            "# Disk DescriptorFile\nversion=1\nencoding=\"UTF-8\"\nCID={content_id:08x}\nparentCID={NO_PARENT:08x}\n\
+             createType=\"streamOptimized\"\n\n# Extent description\nRW {sectors} SPARSE \"{name}\"\n\n# The Disk Data Base\n#DDB\n\n\
+             ddb.virtualHWVersion = \"4\"\nddb.geometry.cylinders = \"{cylinders}\"\nddb.geometry.heads = \"255\"\n\
+             ddb.geometry.sectors = \"63\"\nddb.adapterType = \"lsilogic\"\nddb.longContentID = \"{}{content_id:08x}\"\n\
+             {IMAGE_OF_VMWARE} = \"{uuid}\"\n{IMAGE}=\"{id}\"\nddb.uuid.modification=\"{nil}\"\n{PARENT}=\"{nil}\"\n\
+             ddb.uuid.parentmodification=\"{nil}\"\n",
+            hex.get(..24).unwrap_or(&hex)
+        )
+    }
+}
+
+impl NamedExtent {
+    /// An extent, where the line is about one: `RW 4192256 SPARSE "web1-s001.vmdk"`.
+    fn parse(line: &str, image: &str, at: usize) -> Result<Option<Self>> {
+        let mut words = line.split_whitespace();
+        if !matches!(words.next(), Some("RW" | "RDONLY" | "NOACCESS")) {
+            return Ok(None);
+        }
+        let wrong = || {
+            corrupt(
+                image,
+                "descriptor",
+                at as u64,
+                format!("an extent is not understood: {line:?}"),
+            )
+        };
+        let sectors = words.next().and_then(|word| word.parse().ok()).ok_or_else(wrong)?;
+        let kind = words.next().ok_or_else(wrong)?;
+        let mut quoted = line.splitn(3, '"').skip(1);
+        let mut name = || quoted.next().map(from_windows).ok_or_else(wrong);
+        let kind = match kind {
+            "ZERO" => ExtentKind::Zero,
+            "SPARSE" => ExtentKind::Sparse { file: name()? },
+            "FLAT" | "VMFS" => ExtentKind::Flat {
+                file: name()?,
+                offset: match quoted.next().unwrap_or_default().trim() {
+                    "" => 0,
+                    number => number.parse().map_err(|_| wrong())?,
+                },
+            },
+            other => {
+                return Err(Error::UnsupportedFeature {
+                    image: image.to_owned(),
+                    feature: format!("an extent of the kind {other}"),
+                    detail: "let the hypervisor that it is from clone or export it".to_owned(),
+                });
+            }
+        };
+        Ok(Some(Self { sectors, kind }))
+    }
+}

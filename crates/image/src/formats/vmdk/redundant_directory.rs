@@ -1,0 +1,313 @@
+//! The directories of an extent beside each other: they are to say the same, in tables of their own.
+//!
+//! The first one is read, the second one is there for the day when a part of the first is lost. Where an entry of one cannot be right, that
+//! of the other one counts, and so it does where only one leads to a grain that no other place of the disk has. Where both can be right and
+//! differ, nobody knows which one is; where the first one says that there is nothing, it does not know.
+
+use std::collections::{BTreeSet, HashSet};
+use std::ops::Range;
+
+use holdfast_block::to_usize;
+
+use super::SECTOR_BYTES;
+use super::extent::{HEADER_BYTES, SparseExtent};
+use crate::Result;
+use crate::allocation_table::for_each_entry;
+use crate::file::ImageFile;
+use crate::formats::vmdk::overlap::Overlaid;
+
+/// One of the two directories.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Side {
+    First,
+    Second,
+}
+
+/// Something that is not as it has to be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Finding {
+    /// The table of one side is lost, and that of the other one is at `from`.
+    Table { side: Side, number: u64, from: u64 },
+    /// The table of neither side is where one can be.
+    LostTable { number: u64 },
+    /// A table is in a grain of another one, or an entry that leads there is wrong. Nothing can be done about it.
+    Unsure,
+    /// An entry at `place` of the file is to be `value`, as on the other side.
+    Entry { side: Side, place: u64, value: u32 },
+    /// The entries differ, and each of them can be right; the second one, at `place` of the file, is to be `value` if the first one is.
+    Doubt { place: u64, value: u32 },
+    /// The entries at `places`, which are those of all sides, lead to where no grain can be.
+    LostEntry { disk_offset: u64, places: Vec<u64> },
+}
+
+/// An extent whose tables are looked at.
+pub(super) struct Twins<'a> {
+    file: &'a dyn ImageFile,
+    extent: &'a SparseExtent,
+    file_bytes: u64,
+    /// What is not grains, in order.
+    metadata: Vec<Range<u64>>,
+    /// Where those begin that lie over others.
+    clashes: HashSet<u64>,
+    first: Vec<u64>,
+    second: Option<Vec<u64>>,
+    overlaid: Overlaid,
+}
+
+impl<'a> Twins<'a> {
+    pub(super) fn load(file: &'a dyn ImageFile, extent: &'a SparseExtent) -> Result<Self> {
+        let file_bytes = file.length_bytes()?;
+        let directory_bytes = extent.table_count() * 4;
+        let first = extent.tables_of(file, extent.directory)?;
+        let mut metadata = extent.fixed_metadata();
+        // One that lies over something else, or past the end, cannot be written.
+        let free = |start: u64, metadata: &[Range<u64>]| {
+            let end = start.saturating_add(directory_bytes);
+            end <= file_bytes && metadata.iter().all(|range| range.end <= start || range.start >= end)
+        };
+        let table_bytes = extent.table_entries * 4;
+        let beside_tables = |start: u64| {
+            let end = start.saturating_add(directory_bytes);
+            let mut tables = first.iter().filter(|place| **place != 0);
+            tables.all(|place| place + table_bytes <= start || *place >= end)
+        };
+        let second = match extent.second_directory {
+            Some(place) if free(place, &metadata) && beside_tables(place) => {
+                Some((place, extent.tables_of(file, place)?))
+            }
+            _ => None,
+        };
+        let of_second = second.as_ref().map(|(place, tables)| (*place, &tables[..]));
+        let overlaid = Overlaid::find(file, extent, &first, of_second)?;
+        let second = second.filter(|_| !overlaid.second_directory).map(|(place, tables)| {
+            metadata.push(place..place + directory_bytes);
+            tables
+        });
+        let mut tables = first.clone();
+        // One table for both sides is not two in one place.
+        let both = first.iter().zip(second.iter().flatten());
+        tables.extend(
+            both.filter(|(first, second)| first != second)
+                .map(|(_, second)| *second),
+        );
+        metadata.extend(
+            tables
+                .into_iter()
+                .filter(|place| *place != 0 && !overlaid.bogus.contains(place))
+                .map(|place| place..place + table_bytes),
+        );
+        metadata.sort_unstable_by_key(|range| range.start);
+        let (mut clashes, mut last) = (HashSet::new(), 0..0);
+        for range in &metadata {
+            if range.start < last.end {
+                clashes.extend([range.start, last.start]);
+            }
+            if range.end > last.end {
+                last = range.clone();
+            }
+        }
+        Ok(Self {
+            file,
+            extent,
+            file_bytes,
+            metadata,
+            clashes,
+            first,
+            second,
+            overlaid,
+        })
+    }
+
+    /// Directories and tables that lie in grains of the disk.
+    pub(super) fn overlaid_count(&self) -> u64 {
+        let directories = [self.overlaid.first_directory, self.overlaid.second_directory];
+        let directories = directories.into_iter().filter(|is_overlaid| *is_overlaid).count();
+        (directories + self.overlaid.bogus.len()) as u64
+    }
+
+    fn can_be_table(&self, place: u64) -> bool {
+        place >= HEADER_BYTES
+            && place + self.extent.table_entries * 4 <= self.file_bytes
+            && !self.clashes.contains(&place)
+            && !self.overlaid.bogus.contains(&place)
+    }
+
+    /// What is found of an entry in the table at `table`, which must not be written to where that may be a grain.
+    fn in_table(&self, table: u64, finding: Finding) -> Finding {
+        if self.overlaid.unsure.contains(&table) {
+            Finding::Unsure
+        } else {
+            finding
+        }
+    }
+
+    fn can_be_entry(&self, sector: u32) -> bool {
+        if sector == 0 || sector == 1 && self.extent.has_zero_grains {
+            return true;
+        }
+        let host = u64::from(sector) * SECTOR_BYTES;
+        let end = host + self.extent.grain_bytes;
+        let next = self.metadata.partition_point(|range| range.start < end);
+        let before = next.checked_sub(1).and_then(|index| self.metadata.get(index));
+        host < self.file_bytes && before.is_none_or(|range| range.end <= host)
+    }
+
+    /// Calls `visit` with all that is not as it has to be.
+    pub(super) fn for_each(&self, mut visit: impl FnMut(Finding) -> Result<()>) -> Result<()> {
+        // Whatever the first directory leads to is guest data, and nothing can be taken from the second one for it.
+        if self.overlaid.first_directory {
+            return Ok(());
+        }
+        let used = self.used_elsewhere()?;
+        for (number, first) in (0..).zip(self.first.iter().copied()) {
+            let second = self
+                .second
+                .as_ref()
+                .and_then(|second| second.get(to_usize(number)).copied());
+            match (self.can_be_table(first), second) {
+                (true, Some(second)) if second != first && self.can_be_table(second) => {
+                    self.compare(number, (first, Some(second)), &used, &mut visit)?;
+                }
+                (true, _) => {
+                    self.compare(number, (first, None), &used, &mut visit)?;
+                    if second.is_some() {
+                        let side = Side::Second;
+                        let from = first;
+                        visit(if self.overlaid.is_second_unsure {
+                            Finding::Unsure
+                        } else {
+                            Finding::Table { side, number, from }
+                        })?;
+                    }
+                }
+                (false, Some(second)) if self.can_be_table(second) => {
+                    self.compare(number, (second, None), &used, &mut visit)?;
+                    let side = Side::First;
+                    visit(Finding::Table {
+                        side,
+                        number,
+                        from: second,
+                    })?;
+                }
+                (false, second) => {
+                    if first != 0 || second.is_some_and(|second| second != 0) {
+                        visit(Finding::LostTable { number })?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn table(&self, place: u64) -> Result<Vec<u32>> {
+        let mut table = Vec::new();
+        for_each_entry(self.file, (place, self.extent.table_entries), |_, entry| {
+            table.push(u32::from_le_bytes(entry));
+        })?;
+        Ok(table)
+    }
+
+    /// Calls `visit` with the entries of the first and the second side, as far as both can be read.
+    fn for_each_pair(&self, mut visit: impl FnMut(u32, u32)) -> Result<()> {
+        for (number, first) in self.first.iter().copied().enumerate() {
+            let second = self.second.as_ref().and_then(|second| second.get(number));
+            let second = second.copied().unwrap_or(first);
+            let readable: Vec<u64> = [first, second]
+                .into_iter()
+                .filter(|place| self.can_be_table(*place))
+                .collect();
+            let (Some(one), Some(other)) = (readable.first(), readable.last()) else {
+                continue;
+            };
+            let table = self.table(*one)?;
+            let beside = if one == other {
+                table.clone()
+            } else {
+                self.table(*other)?
+            };
+            table
+                .into_iter()
+                .zip(beside)
+                .for_each(|(first, second)| visit(first, second));
+        }
+        Ok(())
+    }
+
+    /// Which of the grains that one side alone has for a place lie over those of another place, on which both sides agree.
+    fn used_elsewhere(&self) -> Result<HashSet<u32>> {
+        let mut questioned = BTreeSet::new();
+        self.for_each_pair(|first, second| {
+            if first != second {
+                questioned.extend([first, second].into_iter().filter(|sector| *sector > 1));
+            }
+        })?;
+        let mut used = HashSet::new();
+        if !questioned.is_empty() {
+            let beside = u32::try_from(self.extent.grain_bytes / SECTOR_BYTES - 1).unwrap_or(u32::MAX);
+            self.for_each_pair(|first, second| {
+                if first == second && first > 1 {
+                    let over = first.saturating_sub(beside)..=first.saturating_add(beside);
+                    used.extend(questioned.range(over));
+                }
+            })?;
+        }
+        Ok(used)
+    }
+
+    /// Holds the table at `place` beside that of the other side, where there is one.
+    fn compare(
+        &self,
+        number: u64,
+        (place, beside): (u64, Option<u64>),
+        used: &HashSet<u32>,
+        visit: &mut impl FnMut(Finding) -> Result<()>,
+    ) -> Result<()> {
+        let table = self.table(place)?;
+        let other = match beside {
+            Some(place) => self.table(place)?,
+            None => table.clone(),
+        };
+        // Where there is one table only, nothing is found of a second one.
+        let second_place = beside.unwrap_or(place);
+        for (index, (first, second)) in (0..).zip(table.into_iter().zip(other)) {
+            let disk_offset = number * self.extent.table_coverage() + index * self.extent.grain_bytes;
+            let is_free = |sector: u32| self.can_be_entry(sector) && (first == second || !used.contains(&sector));
+            let doubt = || {
+                let place = second_place + index * 4;
+                self.in_table(second_place, Finding::Doubt { place, value: first })
+            };
+            let entry = |side: Side, value: u32| {
+                let table = if side == Side::Second { second_place } else { place };
+                let place = table + index * 4;
+                self.in_table(table, Finding::Entry { side, place, value })
+            };
+            let finding = match (is_free(first), is_free(second)) {
+                // Both are places of other grains.
+                (false, false) if self.can_be_entry(first) && self.can_be_entry(second) => doubt(),
+                (false, false)
+                    if [place, second_place]
+                        .iter()
+                        .any(|place| self.overlaid.unsure.contains(place)) =>
+                {
+                    Finding::Unsure
+                }
+                (false, false) => Finding::LostEntry {
+                    disk_offset,
+                    places: [Some(place), beside]
+                        .into_iter()
+                        .flatten()
+                        .map(|place| place + index * 4)
+                        .collect(),
+                },
+                _ if first == second => continue,
+                // What it was is in neither.
+                (false, true) if second == 0 && self.can_be_entry(first) => doubt(),
+                (is_right, true) if !is_right || first == 0 => entry(Side::First, second),
+                (true, true) if second != 0 => doubt(),
+                _ => entry(Side::Second, first),
+            };
+            visit(finding)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,165 @@
+//! What one directory has lost is taken from the other one, and the mark that an extent was not closed goes. Where that was asked for, what
+//! leads nowhere is given up.
+
+use super::SECTOR_BYTES;
+use super::check::check_sparse;
+use super::extent::{AT_IS_OPEN, SparseExtent};
+use super::tables::{Opened, PartKind};
+use crate::allocation_table::copy_room;
+use crate::error::corrupt;
+use crate::file::ImageFile;
+use crate::formats::vmdk::redundant_directory::{Finding, Side, Twins};
+use crate::operations::repair::{RepairAction, RepairMode};
+use crate::{CheckReport, Result};
+
+/// Mends all sparse extents of an image, each by itself.
+pub(crate) fn mend(opened: &Opened, mode: RepairMode, actions: &mut Vec<RepairAction>) -> Result<()> {
+    if mode < RepairMode::Safe {
+        return Ok(());
+    }
+    for part in &opened.parts {
+        if let PartKind::Sparse { window, extent } = &part.kind
+            && !extent.is_compressed
+        {
+            let file = &**opened.files.at(*window)?;
+            mend_extent(file, extent, part.start, mode, actions)?;
+        }
+    }
+    Ok(())
+}
+
+/// What was found and mended.
+#[derive(Default)]
+struct Mended {
+    first_count: u64,
+    second_count: u64,
+    lost_tables: Vec<u64>,
+    lost_grains: u64,
+    first_lost_grain: Option<u64>,
+    /// Tables that are new: where the directory tells of them, and where they are.
+    tables: Vec<(u64, u64)>,
+}
+
+fn mend_extent(
+    file: &dyn ImageFile,
+    extent: &SparseExtent,
+    disk_start: u64,
+    mode: RepairMode,
+    actions: &mut Vec<RepairAction>,
+) -> Result<()> {
+    let mut done = Mended::default();
+    let mut end = file.length_bytes()?.next_multiple_of(SECTOR_BYTES);
+    let table_bytes = (extent.table_entries * 4).next_multiple_of(SECTOR_BYTES);
+    let directory = |side: Side| match side {
+        Side::First => extent.directory,
+        Side::Second => extent.second_directory.unwrap_or(extent.directory),
+    };
+    Twins::load(file, extent)?.for_each(|finding| {
+        let side = match finding {
+            Finding::Entry { side, place, value } => {
+                file.write_at(&value.to_le_bytes(), place)?;
+                side
+            }
+            Finding::Table { side, number, from } => {
+                copy_room(file, from, end, extent.table_entries * 4)?;
+                done.tables.push((directory(side) + number * 4, end));
+                end += table_bytes;
+                side
+            }
+            Finding::LostEntry { disk_offset, places } if mode == RepairMode::All => {
+                for place in places {
+                    file.write_at(&[0; 4], place)?;
+                }
+                done.lost_grains += 1;
+                done.first_lost_grain.get_or_insert(disk_start + disk_offset);
+                return Ok(());
+            }
+            Finding::LostTable { number } if mode == RepairMode::All => {
+                done.lost_tables.push(number);
+                return Ok(());
+            }
+            Finding::Doubt { place, value } if mode == RepairMode::All => {
+                file.write_at(&value.to_le_bytes(), place)?;
+                Side::Second
+            }
+            Finding::Doubt { .. } | Finding::LostEntry { .. } | Finding::LostTable { .. } | Finding::Unsure => {
+                return Ok(());
+            }
+        };
+        match side {
+            Side::First => done.first_count += 1,
+            Side::Second => done.second_count += 1,
+        }
+        Ok(())
+    })?;
+    done.write_directories(file, extent)?;
+    done.tell(extent, disk_start, actions);
+    close(file, extent, disk_start, actions)
+}
+
+impl Mended {
+    /// Tables before what leads to them.
+    fn write_directories(&self, file: &dyn ImageFile, extent: &SparseExtent) -> Result<()> {
+        file.sync()?;
+        for (place, table) in &self.tables {
+            let sector = u32::try_from(table / SECTOR_BYTES).map_err(|_| {
+                corrupt(
+                    "the extent",
+                    "directory",
+                    *place,
+                    "cannot tell of a table behind all others",
+                )
+            })?;
+            file.write_at(&sector.to_le_bytes(), *place)?;
+        }
+        for number in &self.lost_tables {
+            let sides = [Some(extent.directory), extent.second_directory];
+            for directory in sides.into_iter().flatten() {
+                file.write_at(&[0; 4], directory + number * 4)?;
+            }
+        }
+        file.sync()?;
+        Ok(())
+    }
+
+    fn tell(self, extent: &SparseExtent, disk_start: u64, actions: &mut Vec<RepairAction>) {
+        for (what, count) in [
+            ("the first directory and its tables", self.first_count),
+            ("the second directory and its tables", self.second_count),
+        ] {
+            if count > 0 {
+                actions.push(RepairAction::FromTwin { what, count });
+            }
+        }
+        if let Some(first) = self.lost_tables.first() {
+            actions.push(RepairAction::GivenUp {
+                what: "tables of grains",
+                count: self.lost_tables.len() as u64,
+                unit_bytes: extent.table_coverage(),
+                first_disk_offset: Some(disk_start + first * extent.table_coverage()),
+            });
+        }
+        if self.lost_grains > 0 {
+            actions.push(RepairAction::GivenUp {
+                what: "grains",
+                count: self.lost_grains,
+                unit_bytes: extent.grain_bytes,
+                first_disk_offset: self.first_lost_grain,
+            });
+        }
+    }
+}
+
+/// Takes away the mark that somebody has the extent open, where nothing is wrong with it.
+fn close(file: &dyn ImageFile, extent: &SparseExtent, disk_start: u64, actions: &mut Vec<RepairAction>) -> Result<()> {
+    let mut report = CheckReport::default();
+    check_sparse(file, extent, disk_start, &mut report)?;
+    if extent.is_open && report.corruption_count == 0 {
+        file.write_at(&[0], AT_IS_OPEN)?;
+        file.sync()?;
+        actions.push(RepairAction::MarkCleared {
+            mark: "was not closed cleanly",
+        });
+    }
+    Ok(())
+}

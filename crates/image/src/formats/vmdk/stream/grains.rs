@@ -1,0 +1,216 @@
+//! The grains of a stream as they come: where they belong, and what they are before they are decompressed.
+
+use std::io::Read;
+
+use holdfast_block::{Record, to_usize};
+use libdeflater::Decompressor;
+
+use super::{END_OF_STREAM, FOOTER, GRAIN_MARKER_BYTES, SECTOR_BYTES, Sector, check_stored, grain_marker, inflate};
+use crate::error::corrupt;
+use crate::formats::vmdk::extent::{MAGIC, SparseExtent};
+use crate::formats::vmdk::stream::preamble::Front;
+use crate::model::forward_reader::Coming;
+use crate::{Error, Result};
+
+/// What is not grains has no longer parts.
+const METADATA_BYTES_MAX: u64 = 64 << 20;
+/// Zeroes that may be behind the end.
+pub(crate) const PADDING_BYTES_MAX: u64 = 1 << 20;
+
+/// A grain on its way; its buffers are used again for others.
+#[derive(Default)]
+pub(super) struct Grain {
+    /// Where it belongs on the disk.
+    pub(super) offset: u64,
+    /// Where its marker is in the stream.
+    at: u64,
+    /// Marker and stream of zlib, up to the end of a sector.
+    stored: Vec<u8>,
+    /// Where the stream of zlib ends in that.
+    stored_end: usize,
+    /// Bytes of the disk from its start on.
+    disk_rest: u64,
+    bytes: Vec<u8>,
+    /// Why it cannot be decompressed.
+    failure: Option<String>,
+}
+
+impl Grain {
+    /// Decompresses it.
+    pub(super) fn inflate(&mut self, decompressor: &mut Decompressor) {
+        let input = self.stored.get(GRAIN_MARKER_BYTES..self.stored_end).unwrap_or_default();
+        self.failure = inflate(decompressor, input, &mut self.bytes, self.disk_rest).err();
+    }
+
+    /// What it was decompressed to; at the end of the disk up to that.
+    pub(super) fn bytes(&self, image: &str) -> Result<&[u8]> {
+        match &self.failure {
+            Some(detail) => Err(corrupt(image, "compressed grain", self.at, detail)),
+            None => Ok(self.bytes.get(..to_usize(self.disk_rest)).unwrap_or(&self.bytes)),
+        }
+    }
+}
+
+/// The grains that have not come yet.
+pub(super) struct Grains<R> {
+    pub(super) source: Coming<R>,
+    pub(super) front: Front,
+    /// Where the next grain may begin.
+    end: u64,
+    /// Grains that came.
+    grain_count: u64,
+    has_footer: bool,
+    is_over: bool,
+}
+
+impl<R: Read> Grains<R> {
+    pub(super) fn open(mut source: Coming<R>) -> Result<Self> {
+        Ok(Self {
+            front: Front::read(&mut source)?,
+            source,
+            end: 0,
+            grain_count: 0,
+            has_footer: false,
+            is_over: false,
+        })
+    }
+
+    /// Reads the next one into `grain`; false at the end.
+    pub(super) fn next(&mut self, grain: &mut Grain) -> Result<bool> {
+        let found = if self.is_over { None } else { self.find_grain()? };
+        let Some((sector, stored)) = found else {
+            return Ok(false);
+        };
+        self.read_grain(&sector, stored, grain)?;
+        Ok(true)
+    }
+
+    /// The first sector of the next grain, and how many bytes it has compressed; none at the end.
+    fn find_grain(&mut self) -> Result<Option<(Sector, u64)>> {
+        loop {
+            let Some(sector) = self.source.sector("marker")? else {
+                // Where tables are before the grains, QEMU writes nothing behind these.
+                return self.check_end(self.front.grain_count.is_some()).map(|()| None);
+            };
+            let marker = Record::new(&sector);
+            let (value, stored) = grain_marker(marker.field::<0, GRAIN_MARKER_BYTES>());
+            if stored != 0 {
+                return Ok(Some((sector, stored)));
+            }
+            let kind = marker.le_u32::<12>();
+            if kind == END_OF_STREAM {
+                return self.end_of_stream(value).map(|()| None);
+            }
+            let start = self.source.at;
+            let length = value
+                .checked_mul(SECTOR_BYTES)
+                .filter(|length| *length <= METADATA_BYTES_MAX);
+            let Some(length) = length else {
+                let detail = format!("{value} sectors are said to follow");
+                return Err(corrupt(&self.source.image, "marker", start - SECTOR_BYTES, detail));
+            };
+            if kind == FOOTER {
+                self.read_footer()?;
+            }
+            // Tables say where in a file the grains are, and other kinds how far a program has come.
+            self.source.skip_to(start + length, "table of grains")?;
+        }
+    }
+
+    /// The footer is a header: of the same disk, or the grains are not what it says.
+    fn read_footer(&mut self) -> Result<()> {
+        let at = self.source.at;
+        let Some(sector) = self.source.sector("footer")? else {
+            return Err(self.source.cut_off("footer"));
+        };
+        let image = &self.source.image;
+        if self.has_footer || !sector.starts_with(MAGIC) {
+            return Err(corrupt(image, "footer", at, "there is none, or there are two"));
+        }
+        let footer = SparseExtent::parse(&sector, u64::MAX, image)?;
+        let geometry = |extent: &SparseExtent| (extent.disk_bytes, extent.grain_bytes, extent.table_entries);
+        if geometry(&footer) != geometry(&self.front.extent) || !footer.is_compressed || footer.directory == 0 {
+            return Err(corrupt(
+                image,
+                "footer",
+                at,
+                "it is that of another disk than the header",
+            ));
+        }
+        self.has_footer = true;
+        Ok(())
+    }
+
+    /// Reads what follows the end of the stream, which was met.
+    fn end_of_stream(&mut self, value: u64) -> Result<()> {
+        let at = self.source.at - SECTOR_BYTES;
+        let wrong = |image: &str, detail: &str| Err(corrupt(image, "end of the stream", at, detail));
+        if value != 0 {
+            return wrong(&self.source.image, "sectors are said to follow");
+        }
+        if self.front.grain_count.is_none() && !self.has_footer {
+            return wrong(&self.source.image, "there was no footer before it");
+        }
+        if let Some(behind) = self.source.drain(PADDING_BYTES_MAX)? {
+            return wrong(&self.source.image, &format!("something is behind it, at {behind}"));
+        }
+        self.check_end(true)
+    }
+
+    /// Whether this can be the end.
+    fn check_end(&mut self, is_end: bool) -> Result<()> {
+        if !is_end {
+            return Err(self.source.cut_off("end of the stream"));
+        }
+        let count = self.grain_count;
+        match self.front.grain_count {
+            Some(expected) if expected != count => {
+                let detail = format!("{count} grains have come, and its tables tell of {expected}: it was cut off");
+                Err(corrupt(&self.source.image, "end of the stream", self.source.at, detail))
+            }
+            _ => {
+                self.is_over = true;
+                Ok(())
+            }
+        }
+    }
+
+    /// Reads the grain that begins with `sector`, and has `stored` bytes.
+    fn read_grain(&mut self, sector: &Sector, stored: u64, grain: &mut Grain) -> Result<()> {
+        let at = self.source.at - SECTOR_BYTES;
+        let grain_bytes = self.front.extent.grain_bytes;
+        let wrong = |image: &str, detail: String| corrupt(image, "compressed grain", at, detail);
+        let (first, _) = grain_marker(Record::new(sector).field::<0, GRAIN_MARKER_BYTES>());
+        let offset = first
+            .checked_mul(SECTOR_BYTES)
+            .filter(|offset| offset.is_multiple_of(grain_bytes) && *offset < self.front.size_bytes);
+        let Some(offset) = offset else {
+            let detail = format!("no grain of the disk begins at its sector {first}");
+            return Err(wrong(&self.source.image, detail));
+        };
+        if offset < self.end {
+            let last = self.end - grain_bytes;
+            if offset == last {
+                return Err(wrong(&self.source.image, format!("the grain for {offset} comes twice")));
+            }
+            return Err(Error::NotInOrder {
+                image: self.source.image.clone(),
+                detail: format!("the grain for {offset} comes behind one for {last}"),
+            });
+        }
+        check_stored(stored, grain_bytes).map_err(|detail| wrong(&self.source.image, detail))?;
+        grain.offset = offset;
+        grain.at = at;
+        grain.disk_rest = self.front.size_bytes - offset;
+        grain.bytes.resize(to_usize(grain_bytes), 0);
+        grain.stored_end = GRAIN_MARKER_BYTES + to_usize(stored);
+        grain.stored.clear();
+        grain.stored.extend_from_slice(sector);
+        grain.stored.resize(grain.stored_end.next_multiple_of(sector.len()), 0);
+        let rest = grain.stored.get_mut(sector.len()..).unwrap_or_default();
+        self.source.read(rest, "compressed grain")?;
+        self.end = offset + grain_bytes;
+        self.grain_count += 1;
+        Ok(())
+    }
+}

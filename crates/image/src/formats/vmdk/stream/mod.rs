@@ -1,0 +1,94 @@
+//! Extents as streams: compressed grains one after another, which can be written, and read, without going back.
+//!
+//! ```text
+//! header      its directory is "at the end", and its overhead says where the grains begin
+//! descriptor
+//! grains      each a marker, a stream of zlib, and zeroes up to the end of the sector
+//! table       behind the grains that it tells of: a marker of a sector, and the table
+//! ...
+//! directory   a marker, and the directory
+//! footer      a marker, and a header that says where the directory is
+//! end         a sector of zeroes
+//! ```
+//!
+//! A marker of a grain is its first sector on the disk (8 bytes) and the bytes of its zlib stream (4), which are next. Where those are
+//! 0 it is one of something else, and takes a sector: sectors that follow (8), 0 (4), what they are (4).
+//!
+//! QEMU and open-vmdk make another kind: directory and tables are where other sparse extents have them, before the first grain,
+//! and the grains are the end, of QEMU's without a marker.
+
+mod grains;
+mod preamble;
+mod reader;
+#[cfg(any(test, feature = "hostile"))]
+pub(crate) mod specimen;
+#[cfg(test)]
+mod tests;
+mod writer;
+
+pub(crate) use grains::PADDING_BYTES_MAX;
+pub use reader::{StreamGrain, StreamReader};
+pub use writer::{StreamOptions, StreamWritten, write_stream_optimized};
+
+use holdfast_block::to_usize;
+use libdeflater::Decompressor;
+
+use super::SECTOR_BYTES;
+use crate::model::bytes::put;
+
+/// Bytes of the marker of a grain.
+pub(super) const GRAIN_MARKER_BYTES: usize = 12;
+
+const END_OF_STREAM: u32 = 0;
+const TABLE: u32 = 1;
+const DIRECTORY: u32 = 2;
+const FOOTER: u32 = 3;
+
+/// A sector, as one is read or written.
+type Sector = [u8; to_usize(SECTOR_BYTES)];
+
+/// The first sector and the stored bytes, which are 0 where it is no marker of a grain.
+pub(super) fn grain_marker(bytes: &[u8; GRAIN_MARKER_BYTES]) -> (u64, u64) {
+    let [sector @ .., a, b, c, d] = *bytes;
+    (u64::from_le_bytes(sector), u64::from(u32::from_le_bytes([a, b, c, d])))
+}
+
+/// Bytes that a compressed grain has at most.
+pub(super) fn stored_bytes_max(grain_bytes: u64) -> u64 {
+    2 * grain_bytes
+}
+
+/// Whether a grain can have so many bytes when it is compressed: noise becomes a little longer. Otherwise, what is wrong.
+pub(super) fn check_stored(stored: u64, grain_bytes: u64) -> Result<(), String> {
+    if stored == 0 || stored > stored_bytes_max(grain_bytes) {
+        return Err(format!("it has {stored} bytes"));
+    }
+    Ok(())
+}
+
+/// Fills `grain` from a stream of zlib, which has at least the first `least` bytes of it, if it has so many: the last grain of a disk may be
+/// shorter. The rest is zero.
+pub(super) fn inflate(
+    decompressor: &mut Decompressor,
+    input: &[u8],
+    grain: &mut [u8],
+    least: u64,
+) -> Result<(), String> {
+    let count = decompressor
+        .zlib_decompress(input, grain)
+        .map_err(|error| error.to_string())?;
+    let expected = least.min(grain.len() as u64);
+    if (count as u64) < expected {
+        return Err(format!("it becomes {count} bytes, not {expected}"));
+    }
+    grain.get_mut(count..).unwrap_or_default().fill(0);
+    Ok(())
+}
+
+/// A marker of something other than a grain.
+fn marker(kind: u32, sectors: u64) -> Sector {
+    let mut bytes = [0; to_usize(SECTOR_BYTES)];
+    put(&mut bytes, 0, &sectors.to_le_bytes());
+    put(&mut bytes, 12, &kind.to_le_bytes());
+    bytes
+}

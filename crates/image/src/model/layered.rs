@@ -1,0 +1,190 @@
+//! Reading one file of a chain, with or without what is below it: alike for all formats that have tables.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use holdfast_block::{BlockDevice, Error as BlockError, ExtentKind, ExtentList, Result as BlockResult, to_usize};
+
+use crate::Result;
+use crate::model::mapped_extent::{Compressed, Run, RunKind};
+
+const SUB_EXTENT_COUNT_MAX: usize = 256;
+
+/// What an absent range is taken from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Below {
+    /// The backing file, or zero where there is none: the layer is the top of a chain.
+    Backing,
+    /// Nothing: the layer is looked at alone.
+    Nothing,
+}
+
+/// A layer of a chain whose tables say where its bytes are.
+pub(crate) trait Layered: Send + Sync {
+    /// Size of the disk.
+    fn disk_bytes(&self) -> u64;
+
+    /// Bytes that the tables tell apart, a power of two: a cluster, a block, a sector.
+    fn unit_bytes(&self) -> u64;
+
+    /// The run that begins at `offset`, at most `length_max` and at least one byte long where that is not 0.
+    fn run(&self, offset: u64, length_max: u64) -> Result<Run>;
+
+    /// Reads a run of data.
+    fn read_data(&self, buffer: &mut [u8], host: u64) -> Result<()>;
+
+    /// Reads what a compressed run says of the disk's bytes at `offset`.
+    fn read_compressed(&self, buffer: &mut [u8], offset: u64, compressed: Compressed) -> Result<()>;
+
+    /// Appends `length` bytes of a run of data; false where the list takes no more.
+    fn push_data(&self, list: &mut ExtentList, host: u64, length: u64) -> Result<bool>;
+
+    /// Which of the layer's files has the byte at `host`, and where in it.
+    fn place_of(&self, host: u64) -> (usize, u64) {
+        (0, host)
+    }
+
+    /// An error where `length` bytes at `host` are not all in the file: they were cut off.
+    fn check_there(&self, host: u64, length: u64) -> Result<()>;
+
+    /// What is below.
+    fn backing(&self) -> Option<&dyn BlockDevice>;
+
+    /// The layer's own bytes; absent ones come from below with [`Below::Backing`].
+    fn read(&self, buffer: &mut [u8], offset: u64, below: Below) -> Result<()> {
+        let mut rest = buffer;
+        let mut at = offset;
+        while !rest.is_empty() {
+            let run = self.run(at, rest.len() as u64)?;
+            let (piece, tail) = rest.split_at_mut(to_usize(run.length));
+            match run.kind {
+                RunKind::Zero => piece.fill(0),
+                RunKind::Absent => match below {
+                    Below::Backing => self.read_backing(piece, at)?,
+                    Below::Nothing => piece.fill(0),
+                },
+                RunKind::Data { host } => self.read_data(piece, host)?,
+                RunKind::Compressed(compressed) => self.read_compressed(piece, at, compressed)?,
+            }
+            at += run.length;
+            rest = tail;
+        }
+        Ok(())
+    }
+
+    /// What lies below this layer; zero past the end of the backing file, which may be shorter.
+    fn read_backing(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
+        let Some(backing) = self.backing() else {
+            buffer.fill(0);
+            return Ok(());
+        };
+        let held = backing.size_bytes().saturating_sub(offset).min(buffer.len() as u64);
+        let (inside, outside) = buffer.split_at_mut(to_usize(held));
+        if !inside.is_empty() {
+            backing.read_at(inside, offset)?;
+        }
+        outside.fill(0);
+        Ok(())
+    }
+
+    /// Whether nothing below can show through at `offset`, and after it.
+    fn is_bottom(&self, offset: u64) -> bool {
+        self.backing().is_none_or(|backing| backing.size_bytes() <= offset)
+    }
+
+    /// Extents of `range`; absent ones are resolved through the backing file with [`Below::Backing`].
+    fn list_extents(&self, range: Range<u64>, extent_count_max: usize, below: Below) -> Result<ExtentList> {
+        let mut list = ExtentList::new(range.start, extent_count_max);
+        while list.end() < range.end {
+            let at = list.end();
+            let run = self.run(at, range.end - at)?;
+            let is_complete = match (run.kind, below) {
+                (RunKind::Zero, _) => list.push(run.length, ExtentKind::Zero),
+                (RunKind::Compressed(_), _) => list.push(run.length, ExtentKind::Data),
+                (RunKind::Data { host }, _) => self.push_data(&mut list, host, run.length)?,
+                (RunKind::Absent, Below::Nothing) => list.push(run.length, ExtentKind::Absent),
+                (RunKind::Absent, Below::Backing) => push_backing(self.backing(), &mut list, run.length)?,
+            };
+            if !is_complete {
+                break;
+            }
+        }
+        Ok(list)
+    }
+}
+
+/// Appends `length` bytes as the backing file describes them.
+fn push_backing(backing: Option<&dyn BlockDevice>, list: &mut ExtentList, length: u64) -> Result<bool> {
+    let end = list.end() + length;
+    if let Some(backing) = backing {
+        let held_end = backing.size_bytes().min(end);
+        while list.end() < held_end {
+            for extent in backing.extents(list.end()..held_end, SUB_EXTENT_COUNT_MAX)? {
+                let kind = match extent.kind {
+                    ExtentKind::Data => ExtentKind::Data,
+                    ExtentKind::Zero | ExtentKind::Absent => ExtentKind::Zero,
+                };
+                if !list.push(extent.length, kind) {
+                    return Ok(false);
+                }
+            }
+        }
+    }
+    Ok(list.push(end - list.end(), ExtentKind::Zero))
+}
+
+/// Appends `length` bytes at `host` of `file` as the file's own holes describe them. What is past its end is lost data and no hole: whoever
+/// reads it is told so.
+pub(crate) fn push_file(
+    file: &dyn crate::file::ImageFile,
+    list: &mut ExtentList,
+    host: u64,
+    length: u64,
+) -> Result<bool> {
+    let held = file.length_bytes()?.saturating_sub(host).min(length);
+    let (start, goal) = (list.end(), list.end() + held);
+    while list.end() < goal {
+        let from = host + (list.end() - start);
+        for extent in file.extents(from..host + held, SUB_EXTENT_COUNT_MAX)? {
+            if !list.push(extent.length, extent.kind) {
+                return Ok(false);
+            }
+        }
+    }
+    Ok(list.push(length - held, ExtentKind::Data))
+}
+
+/// A layer with all that is below it.
+pub(crate) struct Whole<L: ?Sized>(pub(crate) Arc<L>);
+
+/// A layer without what is below it: absent ranges say so, and read as zero.
+pub(crate) struct Alone<L: ?Sized>(pub(crate) Arc<L>);
+
+macro_rules! device_of_layer {
+    ($name:ident, $below:expr) => {
+        impl<L: Layered + ?Sized> BlockDevice for $name<L> {
+            fn size_bytes(&self) -> u64 {
+                self.0.disk_bytes()
+            }
+
+            fn read_at(&self, buffer: &mut [u8], offset: u64) -> BlockResult<()> {
+                self.check_bounds(offset, buffer.len() as u64)?;
+                self.0.read(buffer, offset, $below).map_err(BlockError::from)
+            }
+
+            fn extents(&self, range: Range<u64>, extent_count_max: usize) -> BlockResult<ExtentList> {
+                self.check_bounds(range.start, range.end.saturating_sub(range.start))?;
+                self.0
+                    .list_extents(range, extent_count_max, $below)
+                    .map_err(BlockError::from)
+            }
+
+            fn block_size_bytes(&self) -> u32 {
+                u32::try_from(self.0.unit_bytes()).unwrap_or(u32::MAX)
+            }
+        }
+    };
+}
+
+device_of_layer!(Whole, Below::Backing);
+device_of_layer!(Alone, Below::Nothing);

@@ -1,0 +1,14 @@
+//! What an image is, for all formats and all that works on them: options, descriptions, reports, and the map from a disk to its file.
+
+pub(crate) mod block_options;
+pub(crate) mod bytes;
+pub(crate) mod format;
+pub(crate) mod forward_reader;
+pub(crate) mod identity;
+pub(crate) mod info;
+pub(crate) mod layered;
+pub(crate) mod lru;
+pub(crate) mod mapped_extent;
+pub(crate) mod repair_action;
+pub(crate) mod report;
+pub(crate) mod windows_path;

@@ -1,0 +1,459 @@
+//! New images.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::chain::gate::plain_name;
+use crate::chain::load_header;
+use crate::chain::vmdk::identities_of;
+use crate::file::{Access, HostFile, ImageFile, directory_of};
+use crate::formats::qcow2::layer::Layer;
+use crate::formats::qcow2::layout::{new_header, write_empty};
+use crate::formats::qcow2::writer::Qcow2Mut;
+use crate::formats::{ploop, vdi, vhd, vhdx, vmdk};
+use crate::model::block_options::BlockOptions;
+use crate::model::bytes::round_up;
+use crate::{BulkWriter, Compression, DiskDescriptor, Error, Format, ImageId, ImageKind, Result, USUAL_SECTOR_BYTES};
+
+/// The first delta of a disk, as ploop and Virtuozzo call it.
+const ROOT_DELTA: &str = "root.hds";
+
+/// What a new image is to be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CreateOptions {
+    /// One of [`Format::CREATED`].
+    pub format: Format,
+    /// Size of the disk.
+    pub size_bytes: u64,
+    /// What only qcow2 has.
+    pub qcow2: Qcow2Options,
+    /// What the other formats but raw have.
+    pub blocks: BlockOptions,
+    /// What its file will be called, where it is made under another name: a VMDK says it, and for a disk of Parallels it decides
+    /// whether that is a folder.
+    pub name: Option<OsString>,
+}
+
+impl CreateOptions {
+    /// An image of `size_bytes` with the usual options.
+    pub fn new(format: Format, size_bytes: u64) -> Self {
+        Self {
+            format,
+            size_bytes,
+            qcow2: Qcow2Options::default(),
+            blocks: BlockOptions::default(),
+            name: None,
+        }
+    }
+
+    /// The same for an image that is made under another name, and will be at `path`.
+    #[must_use]
+    pub fn to_be_at(self, path: &Path) -> Self {
+        let name = path.file_name().map(OsStr::to_owned);
+        Self { name, ..self }
+    }
+
+    /// The same for a qcow2 that is to be read by QEMU, which does not see a part of a sector at the end of a disk. The other formats hold whole
+    /// sectors in any case, and a raw disk has the size that it has.
+    #[must_use]
+    pub fn of_whole_sectors(self) -> Self {
+        let size_bytes = match self.format {
+            Format::Qcow2 => round_up(self.size_bytes, 512),
+            _ => self.size_bytes,
+        };
+        Self { size_bytes, ..self }
+    }
+
+    /// A raw disk of `size_bytes`.
+    pub fn raw(size_bytes: u64) -> Self {
+        Self::new(Format::Raw, size_bytes)
+    }
+
+    /// A qcow2 image of `size_bytes` with the usual options.
+    pub fn qcow2(size_bytes: u64) -> Self {
+        Self::new(Format::Qcow2, size_bytes)
+    }
+}
+
+/// Options of a new qcow2 image; the default is what `qemu-img create` makes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Qcow2Options {
+    /// 512 bytes to 2 MiB, a power of two.
+    pub cluster_bytes: u64,
+    /// 2 (`compat=0.10`) or 3 (`compat=1.1`).
+    pub version: u32,
+    /// How clusters will be compressed.
+    pub compression: Compression,
+    /// Whether L2 entries describe subclusters: a write to an overlay then copies 1/32 of a cluster.
+    pub extended_l2: bool,
+    /// Whether programs may leave refcounts behind while the image is open; this one never does.
+    pub lazy_refcounts: bool,
+    /// Width of a refcount: 1, 2, 4, 8, 16, 32 or 64.
+    pub refcount_bits: u32,
+    /// What the image is an overlay of.
+    pub backing: Option<BackingFile>,
+    /// Where the data goes, if not into the image.
+    pub data_file: Option<DataFile>,
+    /// What is allocated at once.
+    pub preallocation: Preallocation,
+}
+
+impl Default for Qcow2Options {
+    fn default() -> Self {
+        Self {
+            cluster_bytes: 65_536,
+            version: 3,
+            compression: Compression::Zlib,
+            extended_l2: false,
+            lazy_refcounts: false,
+            refcount_bits: 16,
+            backing: None,
+            data_file: None,
+            preallocation: Preallocation::Off,
+        }
+    }
+}
+
+/// A backing file of a new image.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BackingFile {
+    /// As it is to be named; a relative name starts at the directory of the image.
+    pub name: String,
+    /// Its format, always written down.
+    pub format: Format,
+}
+
+/// An external data file of a new image, which is created with it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DataFile {
+    /// As it is to be named; a relative name starts at the directory of the image.
+    ///
+    /// For QEMU it starts at the working directory of the process: give an absolute name where QEMU is to open the image.
+    pub name: String,
+    /// What it can be used as.
+    pub kind: DataFileKind,
+    /// Where it is made, if it gets that name later.
+    pub made_at: Option<PathBuf>,
+}
+
+/// What an external data file can be used as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DataFileKind {
+    /// Only together with its image.
+    Plain,
+    /// By itself, as a raw image of the disk.
+    Raw,
+}
+
+/// What a new image allocates at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Preallocation {
+    /// Nothing.
+    #[default]
+    Off,
+    /// All tables; the data clusters are holes.
+    Metadata,
+}
+
+/// Creates an empty image at `path`, where nothing may be yet; durable when this returns.
+///
+/// A disk of Parallels is a folder where its name ends in `.hdd`, with `DiskDescriptor.xml` and the root delta `root.hds`, as ploop and
+/// Virtuozzo call them; it is a single delta elsewhere. Only its owner may look into the folder, and its [`id`](BlockOptions::id) is
+/// that of the disk: the delta has the GUID of every top.
+pub fn create(path: &Path, options: &CreateOptions) -> Result<()> {
+    if options.blocks.kind == ImageKind::Stream {
+        return Err(Error::InvalidOption {
+            option: "kind",
+            detail: "a stream is not made empty: it is written at once, from a disk".to_owned(),
+        });
+    }
+    match options.format {
+        Format::Raw => {
+            let file = HostFile::create_new(path)?;
+            file.set_length(options.size_bytes)?;
+            file.sync()?;
+        }
+        Format::Qcow2 => create_qcow2(path, options)?,
+        Format::Vdi => create_vdi(path, options)?,
+        Format::Vhd => create_vhd(path, options)?,
+        Format::Vhdx => create_vhdx(path, options)?,
+        Format::Parallels if is_folder_name(options.name.as_deref().map_or(path, Path::new)) => {
+            create_parallels_folder(path, options)?;
+        }
+        Format::Parallels => create_ploop(path, options)?,
+        Format::Vmdk => create_vmdk(path, options)?,
+        other => {
+            return Err(Error::InvalidOption {
+                option: "format",
+                detail: format!("{other} images cannot be created"),
+            });
+        }
+    }
+    HostFile::sync_directory(path)
+}
+
+/// A child has the size of its parent: hypervisors take nothing else.
+fn check_size(size_bytes: u64, parent_bytes: Option<u64>) -> Result<()> {
+    match parent_bytes {
+        Some(parent_bytes) if parent_bytes != size_bytes => Err(Error::InvalidOption {
+            option: "size",
+            detail: format!("{size_bytes} bytes, and the parent has {parent_bytes}"),
+        }),
+        _ => Ok(()),
+    }
+}
+
+fn create_vhd(path: &Path, options: &CreateOptions) -> Result<()> {
+    let blocks = &options.blocks;
+    let size_bytes = round_up(options.size_bytes, 512);
+    let parent = blocks.parent(|file, name| vhd::footer::Header::load(&file, name))?;
+    check_size(size_bytes, parent.as_ref().map(|parent| parent.footer.disk_bytes()))?;
+    let id = blocks.id(parent.as_ref().map(|parent| parent.footer.id))?;
+    let parent = match (parent, &blocks.parent) {
+        (Some(header), Some(parent)) => Some((header.footer.id, header.footer.timestamp, name_from(path, parent)?)),
+        _ => None,
+    };
+    let new = vhd::create::NewVhd {
+        size_bytes,
+        block_bytes: vhd::create::BLOCK_BYTES,
+        kind: blocks.kind,
+        id,
+        created_s: blocks.created_s,
+        parent,
+    };
+    vhd::create::write_empty(&HostFile::create_new(path)?, &new)
+}
+
+fn create_vhdx(path: &Path, options: &CreateOptions) -> Result<()> {
+    let blocks = &options.blocks;
+    let size_bytes = round_up(options.size_bytes, 512);
+    refuse_empty(size_bytes, "VHDX")?;
+    if !matches!(blocks.sector_bytes, 512 | 4096) || !size_bytes.is_multiple_of(blocks.sector_bytes) {
+        return Err(Error::InvalidOption {
+            option: "sector size",
+            detail: format!(
+                "a VHDX of {size_bytes} bytes has no sectors of {} bytes",
+                blocks.sector_bytes
+            ),
+        });
+    }
+    let load = |file: HostFile, name: &str| vhdx::header::Opened::load(Arc::new(file), Access::Read, name);
+    let parent = blocks.parent(load)?;
+    check_size(size_bytes, parent.as_ref().map(|parent| parent.metadata.disk_bytes))?;
+    let id = blocks.id(parent.as_ref().map(|parent| parent.metadata.id))?;
+    let of_parent = parent.as_ref().map(|parent| parent.metadata.sector_bytes);
+    let sector_bytes = of_parent.unwrap_or(blocks.sector_bytes);
+    let parent = match (parent, &blocks.parent) {
+        (Some(opened), Some(parent)) => Some(vhdx::metadata::Parent {
+            linkage: opened.header.data_write,
+            names: vec![name_from(path, parent)?],
+        }),
+        _ => None,
+    };
+    let new = vhdx::create::NewVhdx {
+        size_bytes,
+        block_bytes: vhdx::create::block_bytes_for(size_bytes),
+        sector_bytes,
+        kind: blocks.kind,
+        id,
+        parent,
+    };
+    vhdx::create::write_empty(&HostFile::create_new(path)?, &new)
+}
+
+fn create_vmdk(path: &Path, options: &CreateOptions) -> Result<()> {
+    let blocks = &options.blocks;
+    if blocks.kind == ImageKind::Fixed {
+        return Err(Error::InvalidOption {
+            option: "format",
+            detail: "a VMDK is made sparse, in one file".to_owned(),
+        });
+    }
+    let size_bytes = round_up(options.size_bytes, 512);
+    refuse_empty(size_bytes, "VMDK")?;
+    let parent = blocks.parent(|file, name| identities_of(&file, name))?;
+    check_size(size_bytes, parent.map(|parent| parent.disk_bytes))?;
+    let id = blocks.id(parent.and_then(|parent| parent.id))?;
+    let parent = match (parent, &blocks.parent) {
+        (Some(found), Some(parent)) => Some(vmdk::descriptor::Parent {
+            content_id: found.content_id,
+            id: found.id,
+            name: plain_name(&name_from(path, parent)?).into_owned(),
+        }),
+        _ => None,
+    };
+    let name = options.name.as_deref().or(path.file_name()).unwrap_or_default();
+    let name = name.to_string_lossy().into_owned();
+    let new = vmdk::create::NewVmdk {
+        size_bytes,
+        grain_bytes: vmdk::create::GRAIN_BYTES,
+        name,
+        id,
+        parent,
+    };
+    vmdk::create::write_empty(&HostFile::create_new(path)?, &new)
+}
+
+/// Programs do not open one of no bytes.
+fn refuse_empty(size_bytes: u64, what: &str) -> Result<()> {
+    if size_bytes > 0 {
+        return Ok(());
+    }
+    Err(Error::InvalidOption {
+        option: "size",
+        detail: format!("a {what} is not empty"),
+    })
+}
+
+/// After an error nothing is left.
+fn create_parallels_folder(path: &Path, options: &CreateOptions) -> Result<()> {
+    let size_bytes = round_up(options.size_bytes, 512);
+    refuse_empty(size_bytes, "disk of Parallels")?;
+    let mut delta = options.clone();
+    let id = delta.blocks.id.take().map_or_else(ImageId::random, Ok)?;
+    let descriptor = DiskDescriptor::of_new(size_bytes, ploop::create::CLUSTER_BYTES, ROOT_DELTA, id)?;
+    DirBuilder::new()
+        .mode(0o700)
+        .create(path)
+        .map_err(|source| Error::io("create", path, source))?;
+    let root = path.join(ROOT_DELTA);
+    // Without its descriptor the folder is no disk: that comes when all that it names is there.
+    let made = create_ploop(&root, &delta).and_then(|()| descriptor.store(path));
+    if made.is_err() {
+        // All of it was made here just now; what others have put there keeps the folder.
+        std::fs::remove_file(&root).ok();
+        std::fs::remove_dir(path).ok();
+    }
+    made?;
+    HostFile::sync_directory(path)
+}
+
+/// Whether a disk of Parallels with this name is a folder.
+fn is_folder_name(path: &Path) -> bool {
+    path.extension()
+        .is_some_and(|extension| extension.eq_ignore_ascii_case("hdd"))
+}
+
+fn create_ploop(path: &Path, options: &CreateOptions) -> Result<()> {
+    let blocks = &options.blocks;
+    if blocks.kind != ImageKind::Dynamic || blocks.id.is_some() || blocks.parent.is_some() {
+        return Err(Error::InvalidOption {
+            option: "format",
+            detail: "images of Parallels are neither fixed nor have an identity: that is in the descriptor beside them"
+                .to_owned(),
+        });
+    }
+    let size_bytes = round_up(options.size_bytes, 512);
+    let file = HostFile::create_new(path)?;
+    ploop::create::write_empty(&file, size_bytes, ploop::create::CLUSTER_BYTES)
+}
+
+/// How the image at `path` calls the file `other`: by its name where both are in one folder, and by its whole path elsewhere.
+fn name_from(path: &Path, other: &Path) -> Result<String> {
+    let canonical = |path: &Path| path.canonicalize().map_err(|source| Error::io("open", path, source));
+    let (folder, other) = (canonical(&directory_of(path))?, canonical(other)?);
+    let name = other.strip_prefix(&folder).unwrap_or(&other);
+    name.to_str().map(str::to_owned).ok_or_else(|| Error::InvalidOption {
+        option: "parent",
+        detail: "its path is no text, and cannot be written down".to_owned(),
+    })
+}
+
+fn create_vdi(path: &Path, options: &CreateOptions) -> Result<()> {
+    let parent = options
+        .blocks
+        .parent(|file, name| vdi::header::Header::load(&file, name))?;
+    check_size(options.size_bytes, parent.as_ref().map(|parent| parent.disk_bytes))?;
+    let new = vdi::create::NewVdi {
+        size_bytes: options.size_bytes,
+        block_bytes: vdi::create::BLOCK_BYTES,
+        // A child has those of its parent; VirtualBox makes no others by itself.
+        sector_bytes: parent.as_ref().map_or(USUAL_SECTOR_BYTES, |parent| parent.sector_bytes),
+        kind: match options.blocks.kind {
+            ImageKind::Fixed => vdi::header::Kind::Fixed,
+            _ if parent.is_some() => vdi::header::Kind::Differencing,
+            _ => vdi::header::Kind::Dynamic,
+        },
+        id: options.blocks.id(parent.as_ref().map(|parent| parent.id))?,
+        parent: parent.as_ref().map_or(ImageId::NIL, |parent| parent.id),
+        parent_modification: parent.as_ref().map_or(ImageId::NIL, |parent| parent.modification),
+    };
+    vdi::create::write_empty(&HostFile::create_new(path)?, &new)
+}
+
+fn create_qcow2(path: &Path, options: &CreateOptions) -> Result<()> {
+    let header = new_header(options)?;
+    check_backing(path, &options.qcow2)?;
+    let file: Arc<dyn ImageFile> = Arc::new(HostFile::create_new(path)?);
+    let data_file = create_data_file(path, options)?;
+    write_empty(&*file, header)?;
+    let is_raw = options
+        .qcow2
+        .data_file
+        .as_ref()
+        .is_some_and(|data| data.kind == DataFileKind::Raw);
+    // A raw data file has a meaning of its own only if every entry points into it.
+    if is_raw || options.qcow2.preallocation == Preallocation::Metadata {
+        let image = path.display().to_string();
+        let header = load_header(&*file, &image)?;
+        Qcow2Mut::new(Layer::new(image.into(), header, file, data_file, None)?)?.preallocate()?;
+    }
+    Ok(())
+}
+
+/// Creates an image at `path`, where nothing may be yet, to be filled once from start to end.
+///
+/// Until [`BulkWriter::finish`] the file is no image at all, so that a crash cannot leave half a disk that looks whole.
+pub fn create_bulk(path: &Path, options: &CreateOptions) -> Result<BulkWriter> {
+    if options.format != Format::Qcow2 {
+        let detail = format!("{} images are filled as devices", options.format);
+        return Err(Error::InvalidOption {
+            option: "format",
+            detail,
+        });
+    }
+    let header = new_header(options)?;
+    check_backing(path, &options.qcow2)?;
+    if options.qcow2.preallocation != Preallocation::Off {
+        let detail = "an image that is filled at once has nothing to allocate for later".to_owned();
+        return Err(Error::InvalidOption {
+            option: "preallocation",
+            detail,
+        });
+    }
+    let file: Arc<dyn ImageFile> = Arc::new(HostFile::create_new(path)?.written_once());
+    let data_file = create_data_file(path, options)?;
+    let is_raw = options
+        .qcow2
+        .data_file
+        .as_ref()
+        .is_some_and(|data| data.kind == DataFileKind::Raw);
+    BulkWriter::new(file, data_file, header, is_raw, Some(path.to_owned()))
+}
+
+/// The backing file must be there: a typing error found later would be a disk of zeroes.
+fn check_backing(path: &Path, options: &Qcow2Options) -> Result<()> {
+    if let Some(backing) = &options.backing {
+        HostFile::open(&beside(path, &backing.name), Access::Read)?;
+    }
+    Ok(())
+}
+
+fn create_data_file(path: &Path, options: &CreateOptions) -> Result<Option<Arc<dyn ImageFile>>> {
+    let Some(data) = &options.qcow2.data_file else {
+        return Ok(None);
+    };
+    let place = data.made_at.clone().unwrap_or_else(|| beside(path, &data.name));
+    let file = HostFile::create_new(&place)?;
+    file.set_length(options.size_bytes)?;
+    file.sync()?;
+    HostFile::sync_directory(&place)?;
+    Ok(Some(Arc::new(file.written_once())))
+}
+
+fn beside(image: &Path, name: &str) -> PathBuf {
+    directory_of(image).join(name)
+}

@@ -1,0 +1,310 @@
+//! Copying a disk into a new image, on several threads.
+//!
+//! Workers read pieces of the source, find zeroes and compress; one thread takes the results in order and says where they
+//! go; what is stored as it is, workers write there. At most a few pieces per worker are in flight.
+
+use std::num::NonZero;
+use std::ops::Range;
+use std::sync::Arc;
+
+use holdfast_block::{AlignedBuffer, BlockDevice, BlockDeviceMut, EitherData, to_usize};
+
+use crate::formats::qcow2::bulk::Placed;
+use crate::pipeline::copy_pipeline::{Crew, Writing};
+use crate::pipeline::piece::{Part, Piece, Sorted, read_base, read_piece};
+use crate::{BulkWriter, ClusterCompressor, Error, Result};
+
+/// Workers per thread where nothing is compressed: most of them wait for the medium.
+const COPIERS_PER_THREAD: usize = 6;
+
+/// How to fill a new image.
+#[derive(Debug, Clone)]
+pub struct FillOptions {
+    /// Threads that compute at the same time.
+    pub threads: NonZero<usize>,
+    /// Whether clusters are compressed, and how hard.
+    pub storage: Storage,
+}
+
+/// How clusters are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Storage {
+    /// As they are.
+    #[default]
+    Plain,
+    /// Compressed where that makes them smaller.
+    Compressed {
+        /// The level of the image's compression, or a good default.
+        level: Option<u32>,
+    },
+}
+
+/// What became of the bytes of the source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct FillReport {
+    /// Stored as they are.
+    pub plain_bytes: u64,
+    /// Stored compressed, counted before compression.
+    pub compressed_bytes: u64,
+    /// What they take compressed.
+    pub compressed_stored_bytes: u64,
+    /// Zero, and not stored.
+    pub zero_bytes: u64,
+}
+
+/// Copies all of `source` into `writer`, which stays open for [`BulkWriter::finish`].
+///
+/// Zeroes are left out, or said to be zero where a backing file would show through.
+///
+/// `progress` is called with the offset that was reached; when it gives [`Continue::Stop`] the copy ends there, with an error.
+pub fn fill(
+    source: &dyn BlockDevice,
+    writer: &mut BulkWriter,
+    options: &FillOptions,
+    progress: &mut dyn FnMut(u64) -> Continue,
+) -> Result<FillReport> {
+    fill_from(source, None, writer, options, progress)
+}
+
+/// Copies into `writer` what differs between `source` and `base`, the backing file of the new image.
+///
+/// Clusters that are equal are left out, so that they are read from the backing file. Otherwise as [`fill`].
+pub fn fill_above(
+    source: &dyn BlockDevice,
+    base: &dyn BlockDevice,
+    writer: &mut BulkWriter,
+    options: &FillOptions,
+    progress: &mut dyn FnMut(u64) -> Continue,
+) -> Result<FillReport> {
+    fill_from(&EitherData::new(source, base), Some(base), writer, options, progress)
+}
+
+fn fill_from(
+    source: &dyn BlockDevice,
+    base: Option<&dyn BlockDevice>,
+    writer: &mut BulkWriter,
+    options: &FillOptions,
+    progress: &mut dyn FnMut(u64) -> Continue,
+) -> Result<FillReport> {
+    if source.size_bytes() > writer.size_bytes() {
+        return Err(Error::InvalidOption {
+            option: "size",
+            detail: format!(
+                "{} bytes do not hold a disk of {}",
+                writer.size_bytes(),
+                source.size_bytes()
+            ),
+        });
+    }
+    let cluster_bytes = writer.cluster_bytes();
+    let disk_end = writer.size_bytes();
+    let compression = match options.storage {
+        Storage::Plain => None,
+        Storage::Compressed { level } => Some((writer.compression(), level)),
+    };
+    let make_worker = || -> Result<_> {
+        let mut compressor = compression
+            .map(|(compression, level)| ClusterCompressor::new(compression, level))
+            .transpose()?;
+        let mut below = Vec::new();
+        Ok(move |range: Range<u64>, buffer: AlignedBuffer| {
+            let piece = read_piece(source, range, buffer)?.padded(cluster_bytes, disk_end);
+            let below = match base {
+                None => None,
+                Some(base) => Some(read_base(base, &piece, &mut below)?),
+            };
+            Ok(piece.sort(cluster_bytes, below, compressor.as_mut()))
+        })
+    };
+    let file = Arc::clone(writer.data_file());
+    let mut store = Store {
+        writer,
+        report: FillReport::default(),
+        stored_end: 0,
+    };
+    let crew = Crew {
+        source,
+        cluster_bytes,
+        threads: options.threads,
+        worker_count: match options.storage {
+            Storage::Plain => options.threads.get() * COPIERS_PER_THREAD,
+            Storage::Compressed { .. } => options.threads.get(),
+        },
+        write: &|bytes, offset| Ok(file.write_at(bytes, offset)?),
+    };
+    crew.run(make_worker, &mut |sorted: Sorted| {
+        let mut writes = Vec::new();
+        for part in &sorted.parts {
+            store.part(part, &sorted.piece, &mut writes)?;
+        }
+        go_on(progress, sorted, writes)
+    })?;
+    store.hide_backing(disk_end)?;
+    let stored_bytes = store.report.plain_bytes + store.report.compressed_bytes;
+    Ok(FillReport {
+        zero_bytes: source.size_bytes().saturating_sub(stored_bytes),
+        ..store.report
+    })
+}
+
+/// The one who says what goes where.
+struct Store<'a> {
+    writer: &'a mut BulkWriter,
+    report: FillReport,
+    /// End of the last cluster that was stored.
+    stored_end: u64,
+}
+
+impl Store<'_> {
+    /// Stores a part, or says in `writes` where bytes of the piece are to be written.
+    fn part(&mut self, part: &Part, piece: &Piece, writes: &mut Vec<Placed>) -> Result<()> {
+        match part {
+            Part::Plain(range) => {
+                self.hide_backing(piece.offset + range.start)?;
+                let (start, length) = (to_usize(range.start), to_usize(range.end - range.start));
+                let placed = self.writer.place(length, piece.offset + range.start)?;
+                writes.extend(placed.into_iter().map(|placed| Placed {
+                    bytes: start + placed.bytes.start..start + placed.bytes.end,
+                    ..placed
+                }));
+                self.report.plain_bytes += range.end - range.start;
+                self.stored_end = piece.offset + range.end;
+            }
+            Part::AsBelow(range) => {
+                self.hide_backing(piece.offset + range.start)?;
+                self.stored_end = piece.offset + range.end;
+            }
+            Part::Compressed { at, bytes } => {
+                self.hide_backing(piece.offset + at)?;
+                self.writer.append_compressed(bytes, piece.offset + at)?;
+                let held = self.writer.cluster_bytes().min(piece.length - at);
+                self.report.compressed_bytes += held;
+                self.report.compressed_stored_bytes += bytes.len() as u64;
+                self.stored_end = piece.offset + at + held;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the clusters that were left out before `end` read as zero in an overlay, too.
+    fn hide_backing(&mut self, end: u64) -> Result<()> {
+        if self.writer.has_backing() && self.stored_end < end {
+            self.writer.append_zeroes(self.stored_end..end)?;
+        }
+        Ok(())
+    }
+}
+
+/// Reports progress; hands on what is to be written.
+fn go_on(progress: &mut dyn FnMut(u64) -> Continue, sorted: Sorted, writes: Vec<Placed>) -> Result<Writing> {
+    let reached = sorted.piece.offset + sorted.piece.length;
+    match progress(reached) {
+        Continue::Go => Ok(Writing {
+            buffer: sorted.piece.buffer,
+            writes,
+        }),
+        Continue::Stop => Err(stopped(reached)),
+    }
+}
+
+/// What a device that is to be filled holds before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TargetContent {
+    /// Zeroes only, as a new raw image does: zeroes are left out.
+    Zeroes,
+    /// Anything, as a block device does: what is zero in the source is made zero, and space given back where that is possible.
+    Unknown,
+}
+
+/// Copies all of `source` into `target`, which is at least as large; what is behind its end stays. Flushes at the end.
+///
+/// `progress` as in [`fill`].
+pub fn fill_device(
+    source: &dyn BlockDevice,
+    target: &dyn BlockDeviceMut,
+    content: TargetContent,
+    threads: NonZero<usize>,
+    progress: &mut dyn FnMut(u64) -> Continue,
+) -> Result<FillReport> {
+    const GRAIN_BYTES: u64 = 4096;
+    target.check_bounds(0, source.size_bytes())?;
+    let make_worker = || {
+        Ok(|range: Range<u64>, buffer: AlignedBuffer| {
+            Ok(read_piece(source, range, buffer)?.sort(GRAIN_BYTES, None, None))
+        })
+    };
+    let mut report = FillReport::default();
+    let mut gaps = Gaps {
+        target,
+        content,
+        end: 0,
+    };
+    let crew = Crew {
+        source,
+        cluster_bytes: GRAIN_BYTES,
+        threads,
+        worker_count: threads.get() * COPIERS_PER_THREAD,
+        write: &|bytes, offset| Ok(target.write_at(bytes, offset)?),
+    };
+    crew.run(make_worker, &mut |sorted: Sorted| {
+        let mut writes = Vec::new();
+        for part in &sorted.parts {
+            if let Part::Plain(range) = part {
+                gaps.zero_up_to(sorted.piece.offset + range.start, progress)?;
+                gaps.end = sorted.piece.offset + range.end;
+                report.plain_bytes += range.end - range.start;
+                writes.push(Placed {
+                    bytes: to_usize(range.start)..to_usize(range.end),
+                    file_offset: sorted.piece.offset + range.start,
+                });
+            }
+        }
+        gaps.zero_up_to(sorted.piece.offset + sorted.piece.length, progress)?;
+        go_on(progress, sorted, writes)
+    })?;
+    gaps.zero_up_to(source.size_bytes(), progress)?;
+    target.flush()?;
+    report.zero_bytes = source.size_bytes() - report.plain_bytes;
+    Ok(report)
+}
+
+/// What lies between the bytes that are written.
+struct Gaps<'a> {
+    target: &'a dyn BlockDeviceMut,
+    content: TargetContent,
+    /// End of what was written last.
+    end: u64,
+}
+
+impl Gaps<'_> {
+    /// Makes what lies before `offset` zero, in steps that can be stopped: a medium may have to write all of it.
+    fn zero_up_to(&mut self, offset: u64, progress: &mut dyn FnMut(u64) -> Continue) -> Result<()> {
+        const STEP_BYTES: u64 = 64 << 20;
+        while self.content == TargetContent::Unknown && self.end < offset {
+            let end = offset.min(self.end + STEP_BYTES);
+            self.target.write_zeroes(self.end..end)?;
+            self.end = end;
+            if progress(end) == Continue::Stop {
+                return Err(stopped(end));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether a long job goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Continue {
+    /// It does.
+    Go,
+    /// It stops as soon as it can.
+    Stop,
+}
+
+pub(crate) fn stopped(offset: u64) -> Error {
+    Error::Device(holdfast_block::Error::io(
+        "copy",
+        offset,
+        std::io::Error::from(std::io::ErrorKind::Interrupted),
+    ))
+}

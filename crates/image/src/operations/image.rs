@@ -1,0 +1,375 @@
+//! Opening an image for reading.
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use holdfast_block::{BlockDevice, DirtyBitmap, ExtentList, Result as BlockResult};
+
+use crate::chain::deltas::{DeltaTree, open_named};
+use crate::chain::gate::Gate;
+use crate::chain::{ChainLayer, Content, OpenedFile, open_chain, stack};
+use crate::file::Access;
+use crate::formats::qcow2::check::is_cut;
+use crate::formats::qcow2::header::{Header, INCOMPATIBLE_DIRTY};
+use crate::formats::qcow2::layer::Layer;
+use crate::formats::qcow2::{bitmap, refcount, snapshot};
+use crate::formats::{ploop, vdi, vhd, vhdx, vmdk};
+use crate::model::format;
+use crate::model::info::{LayerInfo, Note};
+use crate::model::layered::Whole;
+use crate::operations::map::{MapEntry, map_at};
+use crate::{CheckReport, Error, Format, Result};
+
+/// How to open an image.
+#[derive(Debug, Clone, Default)]
+pub struct OpenOptions {
+    /// The format, if the caller knows it: the content of a raw disk is the guest's, and may look like another format.
+    pub format: Option<Format>,
+    /// Which other files the image may open.
+    pub gate: Gate,
+    /// Files, and directories with all that is below them, that may be opened although the gate would not let them.
+    pub allow: Vec<PathBuf>,
+    /// Files below the first folder of a pair are those below the second one, where they are there: an image names what it is based on by
+    /// its path, also where it is looked at in a snapshot of the file system. The first pair that fits counts.
+    pub relocate: Vec<(PathBuf, PathBuf)>,
+    /// The external data file, in place of the one that the image names.
+    pub data_file: Option<PathBuf>,
+    /// What to do about a backing file.
+    pub backing: Backing,
+}
+
+/// What to do about a backing file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Backing {
+    /// Open it, and so on to the base: the image reads as its guest sees it.
+    #[default]
+    Follow,
+    /// Leave it: what the image itself does not hold reads as zero.
+    Ignore,
+}
+
+/// The format of the file at `path`, by its content and its name; raw where it is none of the known ones. A folder with the descriptor of a disk
+/// of Parallels is one of those.
+///
+/// For a raw disk, its guest may have written what is found here. To read the file, leave [`OpenOptions::format`] out instead of saying what this
+/// gives: an image whose content alone says what it is opens no other files.
+///
+/// # Errors
+/// The name says another format than the content: [`Error::NameContradicts`].
+pub fn detect(path: &Path) -> Result<Format> {
+    let (path, file) = open_named(path, None, Access::Read)?;
+    Ok(format::guess(&file, &path)?.format)
+}
+
+/// As [`detect`], for a format that is to be written down or relied on: what only the content says is [`Error::GuessedFormat`] where the image names
+/// other files.
+pub fn detect_to_rely_on(path: &Path) -> Result<Format> {
+    let options = OpenOptions::default();
+    Ok(open(path, &options)?.layers()[0].format)
+}
+
+/// Opens an image for reading, with all that it is based on.
+pub fn open(path: &Path, options: &OpenOptions) -> Result<Image> {
+    let chain = open_chain(path, options, Access::Read)?;
+    let infos = chain.files.iter().map(|opened| opened.info.clone()).collect();
+    Ok(Image {
+        layers: stack(chain.files, None)?,
+        infos,
+        notes: chain.notes,
+        tree: chain.tree,
+    })
+}
+
+/// Compares the metadata of an image with itself; reads no data, changes nothing.
+pub fn check(path: &Path, options: &OpenOptions) -> Result<CheckReport> {
+    let alone = OpenOptions {
+        backing: Backing::Ignore,
+        ..options.clone()
+    };
+    let mut chain = open_chain(path, &alone, Access::Read)?;
+    if chain.tree.is_none() {
+        return check_file(chain.files.swap_remove(0));
+    }
+    // The folder is the disk: all that its top is read through is. What is the bytes of the disk has no metadata.
+    let mut report = CheckReport::default();
+    let layers = layers_of(path, options)?;
+    let (plain, tables): (Vec<OpenedFile>, Vec<OpenedFile>) =
+        layers.into_iter().partition(|file| file.info.format == Format::Raw);
+    if let (Some(plain), true) = (plain.into_iter().next(), tables.is_empty()) {
+        return check_file(plain);
+    }
+    for file in tables {
+        let name = file.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        report.absorb(check_file(file)?, &name);
+    }
+    Ok(report)
+}
+
+/// The files of an image and of all that it is based on, top first.
+fn layers_of(path: &Path, options: &OpenOptions) -> Result<Vec<OpenedFile>> {
+    let whole = OpenOptions {
+        backing: Backing::Follow,
+        ..options.clone()
+    };
+    Ok(open_chain(path, &whole, Access::Read)?.files)
+}
+
+/// The files of an image and of all that it is based on, top first, that end before the end of what their tables lead to: they were cut off, and data
+/// may be lost.
+pub fn cut_off_files(path: &Path, options: &OpenOptions) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for file in open_chain(path, options, Access::Read)?.files {
+        let (path, info) = (file.path.clone(), file.info.clone());
+        let is_cut_off = match &file.content {
+            Content::Qcow2(qcow2) => is_qcow2_cut_off(&file, &qcow2.header)?,
+            _ => is_cut_off_by(&info, &report_of(file)?),
+        };
+        if is_cut_off {
+            found.push(path);
+        }
+    }
+    Ok(found)
+}
+
+/// Refuses to change an image that was cut off: what would be written behind its end makes zeroes of what is missing.
+pub(crate) fn refuse_cut_off(path: &Path, options: &OpenOptions) -> Result<()> {
+    let alone = OpenOptions {
+        backing: Backing::Ignore,
+        ..options.clone()
+    };
+    match cut_off_files(path, &alone)?.first() {
+        None => Ok(()),
+        Some(path) => Err(Error::CutOff {
+            image: path.display().to_string(),
+        }),
+    }
+}
+
+/// Whether the tables of a file with this report lead out of it.
+fn is_cut_off_by(info: &LayerInfo, report: &CheckReport) -> bool {
+    report.corruption_count > 0 && report.image_end > info.file_bytes
+}
+
+fn is_qcow2_cut_off(file: &OpenedFile, header: &Header) -> Result<bool> {
+    let (name, file) = (file.path.display().to_string(), &*file.file);
+    if refcount::is_cut_off(file, header, &name)? {
+        return Ok(true);
+    }
+    // Where refcounts cannot be read, nothing is known by them.
+    let end = match refcount::last_used_end(file, header, &name) {
+        Err(error) if error.is_corrupt() => u64::MAX,
+        end => end?,
+    };
+    Ok(end > file.length_bytes()? && is_cut(file, header, &name)?)
+}
+
+/// What a check finds in a file; what keeps it from being checked is a problem like any other.
+fn report_of(file: OpenedFile) -> Result<CheckReport> {
+    if matches!(file.content, Content::Raw) {
+        return Ok(CheckReport::default());
+    }
+    match check_file(file) {
+        Err(error) if error.is_corrupt() => Ok(CheckReport::of_damage(&error)),
+        other => other,
+    }
+}
+
+/// What is known of a layer whose metadata was to be compared.
+#[derive(Debug, Clone)]
+pub struct CheckedLayer {
+    /// The file.
+    pub path: PathBuf,
+    /// What was found; none where the tables are too large to be gone through in passing.
+    pub report: Option<CheckReport>,
+    /// Whether it was not closed cleanly, and keeps its refcounts up to date only then: they may be wrong, and its data is not.
+    pub has_old_refcounts: bool,
+    /// Whether the file ends before the end of what its tables lead to.
+    pub is_cut_off: bool,
+}
+
+/// Clusters that a layer may have to be compared in passing: so many take some seconds, and some hundred MiB of memory.
+const PASSING_CLUSTER_COUNT_MAX: u64 = 1 << 24;
+
+/// Compares an image and all that it is based on, top first, but for what has no metadata: for who is about to read it. What keeps it from being compared,
+/// though not from being read, is a problem like any other.
+pub fn check_in_passing(path: &Path, options: &OpenOptions) -> Result<Vec<CheckedLayer>> {
+    let layers = layers_of(path, options)?;
+    let tables = layers.into_iter().filter(|file| file.info.format != Format::Raw);
+    let checked = tables.map(|file| {
+        let has_old_refcounts = match &file.content {
+            Content::Qcow2(qcow2) => qcow2.header.incompatible & INCOMPATIBLE_DIRTY != 0,
+            _ => false,
+        };
+        let (path, info) = (file.path.clone(), file.info.clone());
+        let is_qcow2_cut_off = match &file.content {
+            Content::Qcow2(qcow2) => is_qcow2_cut_off(&file, &qcow2.header)?,
+            _ => false,
+        };
+        let is_small = cluster_count(&info) <= PASSING_CLUSTER_COUNT_MAX;
+        let report = is_small.then(|| report_of(file)).transpose()?;
+        let is_cut_off_too = report.as_ref().is_some_and(|report| is_cut_off_by(&info, report));
+        Ok(CheckedLayer {
+            path,
+            has_old_refcounts,
+            is_cut_off: is_qcow2_cut_off || info.format != Format::Qcow2 && is_cut_off_too,
+            report,
+        })
+    });
+    checked.collect()
+}
+
+/// Clusters that the tables of a file have entries for, at most.
+fn cluster_count(info: &LayerInfo) -> u64 {
+    match (&info.qcow2, &info.blocks) {
+        // Tables that lead to nothing are none.
+        (Some(qcow2), _) => info.size_bytes.min(info.file_bytes) / qcow2.cluster_bytes,
+        (None, Some(blocks)) => info.size_bytes / blocks.block_bytes.max(1),
+        (None, None) => 0,
+    }
+}
+
+fn check_file(opened: OpenedFile) -> Result<CheckReport> {
+    let shown = opened.path.display().to_string();
+    match opened.content {
+        Content::Qcow2(qcow2) => {
+            let data = qcow2.data_file.as_deref();
+            crate::formats::qcow2::check::check(&opened.file, &qcow2.header, &shown, data)
+        }
+        Content::Vdi(header) => vdi::check::check(&*opened.file, &header),
+        Content::Vhd(header) => vhd::check::check(&*opened.file, &header),
+        Content::Vhdx(opened) => vhdx::check::check(&opened),
+        Content::Vmdk(vmdk) => vmdk::check::check(&vmdk.opened),
+        Content::Ploop(header) => ploop::check::check(&*opened.file, &header),
+        Content::Raw => Err(Error::UnsupportedFormat {
+            image: shown,
+            format: opened.info.format.name(),
+            detail: "it has no metadata that could be checked",
+        }),
+    }
+}
+
+/// An image opened for reading: a device that reads as the guest sees its disk.
+pub struct Image {
+    layers: Vec<ChainLayer>,
+    infos: Vec<LayerInfo>,
+    notes: Vec<Note>,
+    tree: Option<DeltaTree>,
+}
+
+impl Image {
+    /// The whole chain as one device, to be kept longer than the image.
+    pub fn device(&self) -> Arc<dyn BlockDevice> {
+        Arc::clone(&self.layers[0].device)
+    }
+
+    /// Size of a sector, as the guest sees it.
+    pub fn sector_bytes(&self) -> u64 {
+        let blocks = self.infos.first().and_then(|info| info.blocks.as_ref());
+        blocks.map_or(crate::USUAL_SECTOR_BYTES, |blocks| blocks.sector_bytes)
+    }
+
+    /// The files of the chain, the image itself first.
+    pub fn layers(&self) -> &[LayerInfo] {
+        &self.infos
+    }
+
+    /// What a person should know about the chain.
+    pub fn notes(&self) -> &[Note] {
+        &self.notes
+    }
+
+    /// Layer `depth` alone (0 is the image itself): what it does not hold is absent, and reads as zero.
+    pub fn layer(&self, depth: usize) -> Option<Arc<dyn BlockDevice>> {
+        self.layers.get(depth).map(|layer| Arc::clone(&layer.alone))
+    }
+
+    pub(crate) fn chain(&self) -> &[ChainLayer] {
+        &self.layers
+    }
+
+    /// What `offset` of the disk is made of: which layer, and where in its file.
+    ///
+    /// The entry begins at `offset` and covers at most `length_bytes_max`.
+    pub fn map_at(&self, offset: u64, length_bytes_max: u64) -> Result<MapEntry> {
+        map_at(&self.layers, offset, length_bytes_max)
+    }
+
+    /// The disk as it was when the snapshot with this id or name was taken: an internal one of qcow2, or a delta of a disk of Parallels or ploop,
+    /// which is called by its GUID. The files of a delta that the top is not based on are opened now, through the same gate.
+    pub fn snapshot(&self, id_or_name: &str) -> Result<Arc<dyn BlockDevice>> {
+        if let Some(tree) = &self.tree {
+            return tree.snapshot(id_or_name, &self.layers, &self.infos);
+        }
+        let layer = self.qcow2("snapshot", id_or_name)?;
+        let (snapshots, _) = snapshot::load(&*layer.file, &layer.header, &layer.image)?;
+        let found = snapshot::find(&snapshots, id_or_name, &layer.image)?;
+        let data_file = layer.header.has_data_file().then(|| Arc::clone(&layer.data));
+        let snapshot = Layer::with_l1(
+            Arc::clone(&layer.image),
+            layer.header.clone(),
+            found.l1,
+            found.disk_bytes,
+            Arc::clone(&layer.file),
+            data_file,
+            layer.backing.clone(),
+        )?;
+        Ok(Arc::new(Whole(Arc::new(snapshot))))
+    }
+
+    /// The persistent bitmap `name` of the top image: what was written since its checkpoint.
+    ///
+    /// A bitmap that misses writes is an error, as in [`for_each_dirty`](Self::for_each_dirty).
+    pub fn dirty_bitmap(&self, name: &str) -> Result<DirtyBitmap> {
+        let layer = self.qcow2("bitmap", name)?;
+        let bitmaps = bitmap::load(&*layer.file, &layer.header, &layer.image)?;
+        let found = bitmap::find(&bitmaps, name, &layer.image)?;
+        let mut dirty = DirtyBitmap::new(layer.size_bytes, found.granularity_bytes)?;
+        self.for_each_dirty(name, |range| dirty.set(range))?;
+        Ok(dirty)
+    }
+
+    /// Calls `visit` with every range that the persistent bitmap `name` of the top image marks as written, in order.
+    ///
+    /// Whether that can be relied on is the bitmap's [`state`](crate::PersistentBitmap::state); asking a bitmap that misses
+    /// writes is an error.
+    pub fn for_each_dirty(&self, name: &str, mut visit: impl FnMut(Range<u64>)) -> Result<()> {
+        let layer = self.qcow2("bitmap", name)?;
+        let bitmaps = bitmap::load(&*layer.file, &layer.header, &layer.image)?;
+        let found = bitmap::find(&bitmaps, name, &layer.image)?;
+        if found.state != crate::BitmapState::Valid {
+            return Err(Error::UnsupportedFeature {
+                image: layer.image.to_string(),
+                feature: format!("the bitmap {name}"),
+                detail: "it misses writes; read everything, and make a new bitmap".to_owned(),
+            });
+        }
+        bitmap::for_each_dirty(&*layer.file, &layer.header, found, &layer.image, &mut visit)
+    }
+
+    fn qcow2(&self, what: &'static str, name: &str) -> Result<&Arc<Layer>> {
+        self.layers[0].qcow2.as_ref().ok_or_else(|| Error::NotFound {
+            image: self.infos[0].path.display().to_string(),
+            what,
+            name: name.to_owned(),
+        })
+    }
+}
+
+impl BlockDevice for Image {
+    fn size_bytes(&self) -> u64 {
+        self.layers[0].device.size_bytes()
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> BlockResult<()> {
+        self.layers[0].device.read_at(buffer, offset)
+    }
+
+    fn extents(&self, range: Range<u64>, extent_count_max: usize) -> BlockResult<ExtentList> {
+        self.layers[0].device.extents(range, extent_count_max)
+    }
+
+    fn block_size_bytes(&self) -> u32 {
+        self.layers[0].device.block_size_bytes()
+    }
+}

@@ -1,0 +1,103 @@
+//! Opening an image for writing.
+
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use holdfast_block::{BlockDevice, BlockDeviceMut, ExtentList, Result as BlockResult};
+
+use crate::allocation_table::writer::TableMut;
+use crate::chain::{OpenLayer, open_chain, stack};
+use crate::file::Access;
+use crate::formats::qcow2::writer::Qcow2Mut;
+use crate::formats::raw::RawImageMut;
+use crate::model::info::{LayerInfo, Note};
+use crate::{Error, OpenOptions, Result};
+
+/// Opens an image for writing; what it is based on stays as it is.
+///
+/// Refuses an image that another process has open, that was cut off, that is marked as corrupt, or whose refcounts may be wrong.
+pub fn open_mut(path: &Path, options: &OpenOptions) -> Result<ImageMut> {
+    let mut chain = open_chain(path, options, Access::Write)?;
+    if let Some(tree) = &chain.tree {
+        tree.check_writable()?;
+    }
+    let infos: Vec<_> = chain.files.iter().map(|opened| opened.info.clone()).collect();
+    let top = chain.files.remove(0);
+    let below = stack(chain.files, None)?;
+    let backing = below.first().map(|layer| Arc::clone(&layer.device));
+    let device: Box<dyn BlockDeviceMut> = match top.layer(backing)? {
+        OpenLayer::Raw(raw) => Box::new(RawImageMut(raw)),
+        OpenLayer::Qcow2(layer) => Box::new(Qcow2Mut::new(*layer)?),
+        OpenLayer::Tables(layer) => {
+            if layer.tables.is_cut_off()? {
+                let image = layer.image.to_string();
+                return Err(Error::CutOff { image });
+            }
+            Box::new(TableMut::new(layer))
+        }
+    };
+    Ok(ImageMut {
+        device,
+        infos,
+        notes: chain.notes,
+    })
+}
+
+/// An image opened for writing.
+///
+/// Dropping it loses what was written since the last [`flush`](BlockDeviceMut::flush), as a power cut would; the image
+/// stays consistent.
+pub struct ImageMut {
+    device: Box<dyn BlockDeviceMut>,
+    infos: Vec<LayerInfo>,
+    notes: Vec<Note>,
+}
+
+impl ImageMut {
+    /// The files of the chain as they were when it was opened, the image itself first.
+    pub fn layers(&self) -> &[LayerInfo] {
+        &self.infos
+    }
+
+    /// What a person should know about the chain.
+    pub fn notes(&self) -> &[Note] {
+        &self.notes
+    }
+}
+
+impl BlockDevice for ImageMut {
+    fn size_bytes(&self) -> u64 {
+        self.device.size_bytes()
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> BlockResult<()> {
+        self.device.read_at(buffer, offset)
+    }
+
+    fn extents(&self, range: Range<u64>, extent_count_max: usize) -> BlockResult<ExtentList> {
+        self.device.extents(range, extent_count_max)
+    }
+
+    fn block_size_bytes(&self) -> u32 {
+        self.device.block_size_bytes()
+    }
+}
+
+impl BlockDeviceMut for ImageMut {
+    fn write_at(&self, data: &[u8], offset: u64) -> BlockResult<()> {
+        self.device.write_at(data, offset)
+    }
+
+    fn write_zeroes(&self, range: Range<u64>) -> BlockResult<()> {
+        self.device.write_zeroes(range)
+    }
+
+    fn trim(&self, range: Range<u64>) -> BlockResult<()> {
+        self.device.trim(range)
+    }
+
+    fn flush(&self) -> BlockResult<()> {
+        self.device.flush()
+    }
+}

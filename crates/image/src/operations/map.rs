@@ -1,0 +1,153 @@
+//! Where the bytes of a disk are: which file of the chain, and where in it.
+
+#![deny(clippy::indexing_slicing)]
+#![cfg_attr(not(test), deny(clippy::string_slice))]
+
+use holdfast_block::{BlockDevice as _, ExtentKind};
+
+use crate::Result;
+use crate::chain::ChainLayer;
+use crate::model::mapped_extent::RunKind;
+
+/// A run of bytes of a disk that come from one place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MapEntry {
+    /// First byte on the disk.
+    pub offset: u64,
+    /// Bytes.
+    pub length: u64,
+    /// The layer that decides about them, 0 being the image itself; [`None`] where no layer holds them.
+    pub depth: Option<usize>,
+    /// What they are.
+    pub content: MapContent,
+}
+
+/// What a run of bytes is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MapContent {
+    /// Reads as zero, and takes no space.
+    Zero,
+    /// Stored as it is, beginning at `host_offset` of one of the layer's files (of its data file, where a qcow2 has one).
+    Data {
+        /// Which one: 0 is the file of the layer itself, others are its [`extent_files`](crate::LayerInfo::extent_files), from 1 on.
+        file: usize,
+        /// Offset in that file.
+        host_offset: u64,
+    },
+    /// Stored compressed.
+    Compressed,
+}
+
+pub(crate) fn map_at(layers: &[ChainLayer], offset: u64, length_bytes_max: u64) -> Result<MapEntry> {
+    let mut length = length_bytes_max;
+    if let Some(top) = layers.first() {
+        length = length.min(top.device.size_bytes().saturating_sub(offset));
+        top.device.check_bounds(offset, length.max(1))?;
+    }
+    for (depth, layer) in layers.iter().enumerate() {
+        let held = layer.alone.size_bytes().saturating_sub(offset);
+        if held == 0 {
+            break;
+        }
+        let asked = length.min(held);
+        let (found, content) = if let Some(layer) = &layer.layered {
+            let run = layer.run(offset, asked)?;
+            let content = match run.kind {
+                RunKind::Absent => None,
+                RunKind::Zero => Some(MapContent::Zero),
+                RunKind::Data { host } => {
+                    layer.check_there(host, run.length)?;
+                    let (file, host_offset) = layer.place_of(host);
+                    Some(MapContent::Data { file, host_offset })
+                }
+                RunKind::Compressed(compressed) => {
+                    // Whether bytes are missing that the file does not have is known by decompressing it.
+                    if layer.check_there(compressed.offset, compressed.length_bytes).is_err() {
+                        layer.read_compressed(&mut [0], offset, compressed)?;
+                    }
+                    Some(MapContent::Compressed)
+                }
+            };
+            (run.length, content)
+        } else {
+            let list = layer.alone.extents(offset..offset + asked, 1)?;
+            let content = match list.as_slice().first().map(|extent| extent.kind) {
+                Some(ExtentKind::Data) | None => MapContent::Data {
+                    file: 0,
+                    host_offset: offset,
+                },
+                Some(ExtentKind::Zero | ExtentKind::Absent) => MapContent::Zero,
+            };
+            (list.end() - offset, Some(content))
+        };
+        length = found;
+        if let Some(content) = content {
+            return Ok(MapEntry {
+                offset,
+                length,
+                depth: Some(depth),
+                content,
+            });
+        }
+    }
+    Ok(MapEntry {
+        offset,
+        length,
+        depth: None,
+        content: MapContent::Zero,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use holdfast_block::{BlockDevice, ExtentKind, ExtentList, Result as DeviceResult};
+
+    use super::{MapContent, map_at};
+    use crate::chain::ChainLayer;
+
+    /// A raw disk whose bytes are all data.
+    struct Full(u64);
+
+    impl BlockDevice for Full {
+        fn size_bytes(&self) -> u64 {
+            self.0
+        }
+
+        fn read_at(&self, buffer: &mut [u8], _offset: u64) -> DeviceResult<()> {
+            buffer.fill(1);
+            Ok(())
+        }
+
+        fn extents(&self, range: std::ops::Range<u64>, extent_count_max: usize) -> DeviceResult<ExtentList> {
+            let mut list = ExtentList::new(range.start, extent_count_max);
+            list.push(range.end - range.start, ExtentKind::Data);
+            Ok(list)
+        }
+    }
+
+    /// Only VMDKs put several files into one number; a place on a large raw disk is not one of them.
+    #[test]
+    fn places_of_a_raw_disk_are_in_its_file_however_large_it_is() {
+        let size = 7 << 60;
+        let device: Arc<dyn BlockDevice> = Arc::new(Full(size));
+        let layer = ChainLayer {
+            device: Arc::clone(&device),
+            alone: device,
+            layered: None,
+            qcow2: None,
+        };
+        for offset in [0, 1 << 50, 6 << 60, size - 512] {
+            let entry = map_at(std::slice::from_ref(&layer), offset, u64::MAX).unwrap();
+            let content = MapContent::Data {
+                file: 0,
+                host_offset: offset,
+            };
+            assert_eq!(
+                (entry.offset, entry.length, entry.content),
+                (offset, size - offset, content)
+            );
+        }
+    }
+}

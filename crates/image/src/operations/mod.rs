@@ -1,0 +1,11 @@
+//! What is done with an image of any format: each file finds the format, and calls it.
+
+pub(crate) mod changes;
+pub(crate) mod create;
+pub(crate) mod fill;
+pub(crate) mod image;
+pub(crate) mod image_mut;
+pub(crate) mod map;
+pub(crate) mod new_identity;
+pub(crate) mod repair;
+pub(crate) mod resize;

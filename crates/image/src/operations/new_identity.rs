@@ -1,0 +1,311 @@
+//! An image gets another identity, and the images that differ from it learn of it.
+//!
+//! Hypervisors know an image by its identity, and refuse a copy that has that of the original. It changes nothing of the disk.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use crate::chain::{Content, OpenedFile, open_single};
+use crate::file::{Access, directory_of};
+use crate::formats::{vdi, vhd, vhdx, vmdk};
+use crate::operations::image::refuse_cut_off;
+use crate::{Backing, DiskDescriptor, Error, Format, ImageId, OpenOptions, Result};
+
+/// Files of a folder that are looked at, at most.
+const CANDIDATE_COUNT_MAX: usize = 10_000;
+
+/// What an image is to be known by.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewIdentity {
+    /// Its identity.
+    pub id: ImageId,
+    /// Images that differ from it, which are to know it by that.
+    pub children: Vec<PathBuf>,
+    /// What to do about children that lie beside it and are not named.
+    pub beside: ChildrenBeside,
+    /// What its file will be called, where it has another name now: a VMDK says it.
+    pub name: Option<String>,
+}
+
+/// What to do about images that differ from one that changes, lie beside it and are not named.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ChildrenBeside {
+    /// Nothing is changed, and they are told of.
+    Refuse,
+    /// They are changed, too.
+    Change,
+    /// They are left alone: the image is a copy of the one that they differ from.
+    Leave,
+}
+
+/// An identity that was changed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IdentityChange {
+    /// What it was; none where the image did not say.
+    pub before: Option<ImageId>,
+    /// What it is; none for a disk of ploop, where only the deltas have one.
+    pub after: Option<ImageId>,
+    /// The images that differ from it and were changed.
+    pub children: Vec<PathBuf>,
+}
+
+/// Gives the image at `path` another identity, and has its children know it by that; durable when this returns.
+///
+/// Everything is looked at before anything is changed, and the children change first: where this is cut short, it can be done again
+/// with the same identity and the children named. A VHDX is known to its children by its last modification, which stays, and they
+/// are not touched.
+///
+/// # Errors
+/// [`Error::NoIdentity`] for raw and qcow2 images, and for single deltas of Parallels, whose identity is in the descriptor beside them:
+/// opened by that, the disk gets it, and all of its deltas get new ones;
+/// [`Error::HasChildren`] where some lie beside the image that were not to be changed.
+pub fn set_identity(path: &Path, options: &OpenOptions, new: &NewIdentity) -> Result<IdentityChange> {
+    if new.id.is_nil() {
+        return Err(Error::InvalidOption {
+            option: "uuid",
+            detail: "it is that of nobody".to_owned(),
+        });
+    }
+    let mut children = new.children.clone();
+    // Before anything is locked: a lock ends when any opening of its file does.
+    refuse_cut_off(path, options)?;
+    let others: Vec<PathBuf> = match new.beside {
+        ChildrenBeside::Leave => Vec::new(),
+        ChildrenBeside::Change | ChildrenBeside::Refuse => children_to_change(path, options)?,
+    }
+    .into_iter()
+    .filter(|found| !children.iter().any(|child| is_same(child, found)))
+    .collect();
+    match new.beside {
+        ChildrenBeside::Change => children.extend(others),
+        ChildrenBeside::Refuse if !others.is_empty() => {
+            return Err(Error::HasChildren {
+                image: path.display().to_string(),
+                children: others.iter().map(|child| child.display().to_string()).collect(),
+            });
+        }
+        ChildrenBeside::Refuse | ChildrenBeside::Leave => {}
+    }
+    let image = open_single(path, options, Access::Write)?;
+    if let Some(delta) = &image.info.delta {
+        return renew_deltas(&delta.descriptor, new);
+    }
+    let before = image.info.blocks.as_ref().and_then(|blocks| blocks.id);
+    require_identity(&image)?;
+    require_other_id(new.id, parent_id(&image))?;
+    let child_options = OpenOptions {
+        format: Some(image.info.format),
+        ..options.clone()
+    };
+    let mut opened = Vec::new();
+    for child in &children {
+        let child = open_single(child, &child_options, Access::Write)?;
+        require_child(&child, &image, new.id)?;
+        require_other_id(new.id, child.info.blocks.as_ref().and_then(|blocks| blocks.id))?;
+        opened.push(child);
+    }
+    if image.info.format == Format::Vhdx {
+        children.clear();
+    }
+    for child in opened {
+        set_parent(&child, new.id)?;
+    }
+    set(image, new)?;
+    Ok(IdentityChange {
+        before,
+        after: Some(new.id),
+        children,
+    })
+}
+
+/// The children beside the image at `path` that know it by its identity. Those of a VHDX do not.
+fn children_to_change(path: &Path, options: &OpenOptions) -> Result<Vec<PathBuf>> {
+    let format = open_single(path, options, Access::Read)?.info.format;
+    if format == Format::Vhdx {
+        return Ok(Vec::new());
+    }
+    children_beside(path, options)
+}
+
+/// Makes the identities in a descriptor anew. Its top delta is locked meanwhile.
+fn renew_deltas(path: &Path, new: &NewIdentity) -> Result<IdentityChange> {
+    let old = DiskDescriptor::load(path)?;
+    let mut renewed = old.renewed(ImageId::random)?;
+    let mut after = None;
+    if let Some(own) = renewed.id() {
+        renewed = renewed.with_ids(&BTreeMap::from([(own, new.id)]))?;
+        after = Some(new.id);
+    }
+    renewed.store(path)?;
+    Ok(IdentityChange {
+        before: old.id(),
+        after,
+        children: Vec::new(),
+    })
+}
+
+/// The images in the folder of the one at `path`, and in `Snapshots` below it, that know it as their parent: by its identity, or by its
+/// last modification, as a VHDX.
+pub fn children_beside(path: &Path, options: &OpenOptions) -> Result<Vec<PathBuf>> {
+    let image = open_single(path, options, Access::Read)?;
+    let extensions: &[&str] = match image.info.format {
+        Format::Vdi => &["vdi"],
+        Format::Vhd => &["vhd", "avhd", "vpc"],
+        Format::Vmdk => &["vmdk"],
+        Format::Vhdx => &["vhdx", "avhdx"],
+        _ => return Ok(Vec::new()),
+    };
+    let Some(blocks) = image.info.blocks else {
+        return Ok(Vec::new());
+    };
+    let child_options = OpenOptions {
+        format: Some(image.info.format),
+        backing: Backing::Ignore,
+        ..options.clone()
+    };
+    Ok(images_beside(path, extensions, |found| {
+        let opened = open_single(found, &child_options, Access::Read);
+        opened.is_ok_and(|opened| match opened.info.format {
+            Format::Vhdx => {
+                blocks.modification.is_some() && parent_modification(&opened) == blocks.modification.as_ref()
+            }
+            _ => blocks.id.is_some() && parent_id(&opened) == blocks.id,
+        })
+    }))
+}
+
+/// The images in the folder of the one at `path`, and in `Snapshots` below it, that are based on it: as its
+/// children, or by its path, as a qcow2.
+pub fn dependents_beside(path: &Path, options: &OpenOptions) -> Result<Vec<PathBuf>> {
+    let image = open_single(path, options, Access::Read)?;
+    let child_options = |format| OpenOptions {
+        format: Some(format),
+        backing: Backing::Ignore,
+        ..options.clone()
+    };
+    match image.info.format {
+        Format::Qcow2 | Format::Raw => {
+            let options = child_options(Format::Qcow2);
+            Ok(images_beside(path, &["qcow2", "qcow", "img"], |found| {
+                let opened = open_single(found, &options, Access::Read).ok();
+                let qcow2 = opened.and_then(|opened| opened.info.qcow2);
+                let backing = qcow2.and_then(|qcow2| qcow2.backing_file);
+                // An absolute path replaces the folder.
+                backing.is_some_and(|backing| is_same(&directory_of(found).join(backing), path))
+            }))
+        }
+        _ => children_beside(path, options),
+    }
+}
+
+/// The images in the folder of the one at `path`, and in `Snapshots` below it, that have one of these extensions and are its children.
+fn images_beside(path: &Path, extensions: &[&str], is_child: impl Fn(&Path) -> bool) -> Vec<PathBuf> {
+    let folder = directory_of(path);
+    let mut children: Vec<PathBuf> = [folder.join("Snapshots"), folder]
+        .iter()
+        .flat_map(|folder| {
+            std::fs::read_dir(folder)
+                .into_iter()
+                .flatten()
+                .take(CANDIDATE_COUNT_MAX)
+        })
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|found| {
+            let extension = found.extension().and_then(|extension| extension.to_str());
+            extension.is_some_and(|found| extensions.iter().any(|known| known.eq_ignore_ascii_case(found)))
+        })
+        .filter(|found| is_child(found))
+        .map(|found| found.strip_prefix("./").map_or(found.clone(), Path::to_owned))
+        .collect();
+    children.sort();
+    children
+}
+
+fn parent_id(child: &OpenedFile) -> Option<ImageId> {
+    child.info.blocks.as_ref()?.parent.as_ref()?.id
+}
+
+fn parent_modification(child: &OpenedFile) -> Option<&String> {
+    child.info.blocks.as_ref()?.parent.as_ref()?.modification.as_ref()
+}
+
+fn is_same(one: &Path, other: &Path) -> bool {
+    match (one.canonicalize(), other.canonicalize()) {
+        (Ok(one), Ok(other)) => one == other,
+        _ => one == other,
+    }
+}
+
+/// A child knows its parent by what it was, or already by what it is to be.
+fn require_child(child: &OpenedFile, parent: &OpenedFile, after: ImageId) -> Result<()> {
+    let (blocks, parent_blocks) = (child.info.blocks.as_ref(), parent.info.blocks.as_ref());
+    let named = blocks.and_then(|blocks| blocks.parent.as_ref());
+    let before = parent_blocks.and_then(|blocks| blocks.id);
+    let modification = parent_blocks.and_then(|blocks| blocks.modification.as_ref());
+    let detail = match named {
+        Some(named) => match (named.id, &named.modification) {
+            (Some(id), _) if id == after || Some(id) == before => return Ok(()),
+            (Some(id), _) => format!("its parent is {id}"),
+            // By what was written last, as a VHDX, or a VMDK that says no more.
+            (None, named) if named.as_ref() == modification => return Ok(()),
+            (None, named) => format!(
+                "its parent is one last modified as {}",
+                named.as_deref().unwrap_or("nobody says")
+            ),
+        },
+        None => "it has no parent".to_owned(),
+    };
+    Err(Error::NotAChild {
+        image: child.path.display().to_string(),
+        parent: parent.path.display().to_string(),
+        detail,
+    })
+}
+
+/// Two images of one chain are not one: a hypervisor that knows them by their identity would read the wrong one.
+pub(crate) fn require_other_id(own: ImageId, other: Option<ImageId>) -> Result<()> {
+    if other == Some(own) {
+        return Err(Error::InvalidOption {
+            option: "uuid",
+            detail: format!("{own} is that of another image of its chain"),
+        });
+    }
+    Ok(())
+}
+
+fn require_identity(image: &OpenedFile) -> Result<()> {
+    let detail = match image.content {
+        Content::Vdi(_) | Content::Vhd(_) | Content::Vhdx(_) | Content::Vmdk(_) => return Ok(()),
+        Content::Raw => "a raw disk has none but what its guest has written",
+        Content::Qcow2(_) => "qcow2 has none: an overlay knows its backing file by its path",
+        Content::Ploop(_) => "that of a delta is in the DiskDescriptor.xml beside it",
+    };
+    Err(Error::NoIdentity {
+        image: image.path.display().to_string(),
+        detail,
+    })
+}
+
+fn set(image: OpenedFile, new: &NewIdentity) -> Result<()> {
+    let id = new.id;
+    let name = image.path.display().to_string();
+    match image.content {
+        Content::Vdi(_) => vdi::identity::set(&*image.file, id),
+        Content::Vhd(header) => vhd::identity::set(&*image.file, &header, id),
+        Content::Vhdx(mut opened) => vhdx::identity::set(&mut opened, &name, id),
+        Content::Vmdk(vmdk) => vmdk::identity::set(&vmdk, &name, id, new.name.as_deref()),
+        Content::Raw | Content::Qcow2(_) | Content::Ploop(_) => Ok(()),
+    }
+}
+
+fn set_parent(child: &OpenedFile, id: ImageId) -> Result<()> {
+    match &child.content {
+        Content::Vdi(_) => vdi::identity::set_parent(&*child.file, id),
+        Content::Vhd(header) => match &header.sparse {
+            Some(sparse) => vhd::identity::set_parent(&*child.file, sparse.offset, id),
+            None => Ok(()),
+        },
+        Content::Vmdk(vmdk) => vmdk::identity::set_parent(vmdk, &child.path.display().to_string(), id),
+        Content::Vhdx(_) | Content::Raw | Content::Qcow2(_) | Content::Ploop(_) => Ok(()),
+    }
+}

@@ -1,0 +1,273 @@
+//! Images of qcow2.
+
+use super::super::{Repair, RepairAction, RepairMode};
+use super::samples::{
+    Damage, Places, be64, bytes_of, damaged, memory, mended, names, places, put, sample, sample_qcow2, sectors,
+    survive, target, untouched,
+};
+use crate::operations::create::Qcow2Options;
+use crate::{Format, ProblemKind};
+
+#[test]
+fn refcounts_of_a_qcow2_become_what_is_counted() {
+    let image = sample(Format::Qcow2);
+    let at = places(&image);
+    let count_of = |cluster: usize| at.refcount_block + cluster * 2;
+    let behind = image.len() / 512;
+    let leak = damaged(&image, |image| {
+        image.resize((behind + 3) * 512, 0xaa);
+        put(image, count_of(behind + 1), &[0, 1]);
+        put(image, count_of(at.data), &[0, 3]);
+        // The flag as QEMU would have it with three uses.
+        image[at.entry] &= 0x7f;
+    });
+    mended(
+        "leaks",
+        Format::Qcow2,
+        &leak,
+        RepairMode::Leaks,
+        &["refcounts", "copied-flags"],
+    );
+    mended(
+        "leaks",
+        Format::Qcow2,
+        &leak,
+        RepairMode::Safe,
+        &["refcounts", "copied-flags"],
+    );
+    let low = damaged(&image, |image| {
+        image[at.refcount_block..at.refcount_block + 512].fill(0);
+    });
+    untouched(
+        "too low, and only leaks are mended",
+        Format::Qcow2,
+        &low,
+        RepairMode::Leaks,
+    );
+    mended("too low", Format::Qcow2, &low, RepairMode::Safe, &["refcounts"]);
+    let flags = damaged(&image, |image| {
+        image[at.l1] &= 0x7f;
+        image[at.entry] &= 0x7f;
+    });
+    mended(
+        "flags that are missing",
+        Format::Qcow2,
+        &flags,
+        RepairMode::Safe,
+        &["copied-flags"],
+    );
+    let marked = damaged(&low, |image| put(image, 79, &[3]));
+    mended(
+        "marks",
+        Format::Qcow2,
+        &marked,
+        RepairMode::Safe,
+        &["refcounts", "mark-cleared", "mark-cleared"],
+    );
+}
+
+/// Other entries of the first L2 table that lead to data, behind [`Places::entry`].
+fn other_entries(image: &[u8], at: &Places, step: usize) -> Vec<usize> {
+    let others = (at.entry + step..at.l2 + 512).step_by(step);
+    others
+        .filter(|other| be64(image, *other) & 0x00ff_ffff_ffff_fe00 != 0)
+        .collect()
+}
+
+/// A repair once counted two uses, was content with that, and gave back the cluster that nobody led to any more: it had the data.
+#[test]
+fn what_two_parts_of_a_qcow2_share_is_copied_only_by_request() {
+    for (bits, extended_l2) in [(1, false), (16, false), (16, true)] {
+        let image = sample_qcow2(&Qcow2Options {
+            cluster_bytes: if extended_l2 { 16_384 } else { 512 },
+            refcount_bits: bits,
+            extended_l2,
+            ..Qcow2Options::default()
+        });
+        let at = places(&image);
+        let name = format!("one cluster, twice, with refcounts of {bits} bits, {extended_l2}");
+        let other = other_entries(&image, &at, if extended_l2 { 16 } else { 8 })[0];
+        let orphan = be64(&image, other) & 0x00ff_ffff_ffff_fe00;
+        let shared = damaged(&image, |image| image.copy_within(at.entry..at.entry + 8, other));
+        untouched(&name, Format::Qcow2, &shared, RepairMode::Leaks);
+        // Two uses do not fit into one bit.
+        let expected: &[&str] = if bits == 1 { &[] } else { &["refcounts", "copied-flags"] };
+        let (actions, report) = survive(&name, Format::Qcow2, &shared, RepairMode::Safe);
+        assert_eq!(names(&actions), expected, "{name}");
+        let is_shared = |kind: &ProblemKind| matches!(kind, ProblemKind::Shared { what: "cluster", .. });
+        let shared_count = report
+            .problems
+            .iter()
+            .filter(|problem| is_shared(&problem.kind))
+            .count();
+        assert_eq!(shared_count, 1, "{name}: {:?}", report.problems);
+        let kept = ProblemKind::Refcount {
+            offset: orphan,
+            stored: 1,
+            counted: 0,
+        };
+        assert!(report.problems.iter().any(|problem| problem.kind == kept), "{name}");
+        // From where that left it, too.
+        let file = memory(shared.clone());
+        let plan = Repair::plan(target(Format::Qcow2, &file).unwrap(), RepairMode::Safe).unwrap();
+        plan.execute().unwrap();
+        for start in [shared, bytes_of(&*file)] {
+            let (actions, report) = survive(&name, Format::Qcow2, &start, RepairMode::All);
+            assert_eq!(names(&actions)[..2], ["separated", "refcounts"], "{name}");
+            assert_eq!(report.problems, [], "{name}");
+            let file = memory(start);
+            let before = sectors(Format::Qcow2, &file);
+            let plan = Repair::plan(target(Format::Qcow2, &file).unwrap(), RepairMode::All).unwrap();
+            plan.execute().unwrap();
+            assert!(
+                sectors(Format::Qcow2, &file) == before,
+                "{name}: it reads as another disk"
+            );
+        }
+    }
+}
+
+#[test]
+fn reserved_bits_of_a_qcow2_are_cleared_only_by_request() {
+    let image = sample(Format::Qcow2);
+    let at = places(&image);
+    let flipped = damaged(&image, |image| {
+        image[at.l1 + 7] ^= 8;
+        image[at.entry] ^= 0x10;
+        image[at.entry + 7] ^= 8;
+    });
+    untouched("reserved bits", Format::Qcow2, &flipped, RepairMode::Safe);
+    mended(
+        "reserved bits",
+        Format::Qcow2,
+        &flipped,
+        RepairMode::All,
+        &["reserved-bits"],
+    );
+    assert!(sectors(Format::Qcow2, &memory(flipped)) == sectors(Format::Qcow2, &memory(image)));
+}
+
+#[test]
+fn a_table_that_two_parts_of_a_qcow2_share_is_copied_with_what_it_leads_to() {
+    let image = sample(Format::Qcow2);
+    let at = places(&image);
+    let shared = damaged(&image, |image| image.copy_within(at.l1..at.l1 + 8, at.l1 + 8));
+    untouched("one table, twice", Format::Qcow2, &shared, RepairMode::Leaks);
+    let (_, report) = survive("one table, twice", Format::Qcow2, &shared, RepairMode::Safe);
+    assert!(report.corruption_count > 0 && report.leak_count > 0);
+    let (actions, report) = survive("one table, twice", Format::Qcow2, &shared, RepairMode::All);
+    assert_eq!(names(&actions), ["separated", "separated", "refcounts"]);
+    assert_eq!(report.problems, []);
+    // Where the refcounts have no use, either.
+    let both = damaged(&shared, |image| put(image, at.refcount_table, &[0; 8]));
+    untouched("and no refcounts", Format::Qcow2, &both, RepairMode::Safe);
+    let cluster = damaged(&image, |image| {
+        let other = other_entries(image, &at, 8)[0];
+        image.copy_within(at.entry..at.entry + 8, other);
+        put(image, at.refcount_table, &[0; 8]);
+    });
+    untouched("and no refcounts", Format::Qcow2, &cluster, RepairMode::Safe);
+    let (actions, report) = survive("and no refcounts", Format::Qcow2, &cluster, RepairMode::All);
+    assert_eq!(names(&actions), ["refcounts-rebuilt", "separated"]);
+    assert_eq!(report.problems, []);
+}
+
+#[test]
+fn refcounts_that_cannot_be_used_are_written_anew() {
+    for bits in [1, 2, 16, 64] {
+        let image = sample_qcow2(&Qcow2Options {
+            cluster_bytes: 512,
+            refcount_bits: bits,
+            ..Qcow2Options::default()
+        });
+        let at = places(&image);
+        let file_bytes = image.len() as u64;
+        let cases: [(&str, Damage<'_>); 5] = [
+            ("no block", Box::new(|image| put(image, at.refcount_table, &[0; 8]))),
+            (
+                "a block past the end",
+                Box::new(|image| put(image, at.refcount_table, &(file_bytes * 8).to_be_bytes())),
+            ),
+            (
+                "a block over data",
+                Box::new(|image| put(image, at.refcount_table, &(at.data as u64 * 512).to_be_bytes())),
+            ),
+            ("no table", Box::new(|image| put(image, 48, &[0; 12]))),
+            (
+                "a table past the end",
+                Box::new(|image| put(image, 48, &(file_bytes * 8).to_be_bytes())),
+            ),
+        ];
+        for (name, damage) in cases {
+            let broken = damaged(&image, damage);
+            let name = format!("{name}, refcounts of {bits} bits");
+            untouched(&name, Format::Qcow2, &broken, RepairMode::Leaks);
+            mended(&name, Format::Qcow2, &broken, RepairMode::Safe, &["refcounts-rebuilt"]);
+        }
+    }
+}
+
+#[test]
+fn what_leads_nowhere_in_a_qcow2_is_given_up_only_by_request() {
+    let image = sample(Format::Qcow2);
+    let at = places(&image);
+    let flag = 1_u64 << 63;
+    for (name, entry) in [
+        ("past the end", flag | 1 << 40),
+        ("in the l1 table", flag | at.l1 as u64),
+        ("compressed, past the end", 1 << 62 | 1 << 40),
+    ] {
+        let broken = damaged(&image, |image| put(image, at.entry, &entry.to_be_bytes()));
+        if name == "in the l1 table" {
+            // From now on a write goes elsewhere, and not over what is there.
+            let (actions, report) = survive(name, Format::Qcow2, &broken, RepairMode::Safe);
+            assert_eq!(names(&actions), ["refcounts", "copied-flags"], "{name}");
+            assert!(report.corruption_count > 0, "{name}");
+        } else {
+            untouched(name, Format::Qcow2, &broken, RepairMode::Leaks);
+            untouched(name, Format::Qcow2, &broken, RepairMode::Safe);
+        }
+        mended(
+            name,
+            Format::Qcow2,
+            &broken,
+            RepairMode::All,
+            &["given-up", "refcounts"],
+        );
+    }
+    // Refcounts can go elsewhere, and then the data is alone.
+    let entry = (flag | at.refcount_table as u64).to_be_bytes();
+    let broken = damaged(&image, |image| put(image, at.entry, &entry));
+    mended(
+        "in the refcount table",
+        Format::Qcow2,
+        &broken,
+        RepairMode::Safe,
+        &["refcounts-rebuilt"],
+    );
+    let broken = damaged(&image, |image| put(image, at.l1, &(flag | 1 << 40).to_be_bytes()));
+    untouched("a table past the end", Format::Qcow2, &broken, RepairMode::Safe);
+    mended(
+        "a table past the end",
+        Format::Qcow2,
+        &broken,
+        RepairMode::All,
+        &["given-up", "refcounts"],
+    );
+    // What is certain is mended also where something else is not; nothing is lowered there.
+    let both = damaged(&broken, |image| image[at.refcount_block..at.refcount_block + 8].fill(0));
+    let (actions, report) = survive(
+        "a table past the end, and low counts",
+        Format::Qcow2,
+        &both,
+        RepairMode::Safe,
+    );
+    let RepairAction::Refcounts {
+        raised_count,
+        lowered_count: 0,
+    } = actions[0]
+    else {
+        panic!("{actions:?}");
+    };
+    assert!(raised_count > 0 && report.corruption_count > 0);
+}

@@ -1,0 +1,4 @@
+//! Copying a disk on several threads: pieces are read and compressed in parallel, and placed in order.
+
+pub(crate) mod copy_pipeline;
+pub(crate) mod piece;
