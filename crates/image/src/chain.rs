@@ -1,7 +1,9 @@
 //! From a path to an opened chain: every file behind the gate, every header checked, no loop, a bounded length.
 
 pub(crate) mod deltas;
+pub(crate) mod detect_format;
 pub(crate) mod gate;
+pub(crate) mod options;
 mod parents;
 pub(crate) mod vmdk;
 
@@ -9,28 +11,28 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use holdfast_block::{BlockDevice, to_usize};
+use holdfast_block::BlockDevice;
 
 use crate::allocation_table::{TableLayer, Tables};
+use crate::chain::detect_format::Guess;
 use crate::chain::gate::Gatekeeper;
+use crate::chain::options::{Backing, OpenOptions};
 use crate::file::{Access, HostFile, ImageFile};
 use crate::formats::ploop::tables::PloopTables;
-use crate::formats::qcow2::header::{EXTENSION_BACKING_FORMAT, EXTENSION_DATA_FILE, Header, cluster_bits_of};
+use crate::formats::qcow2::describe::describe;
+use crate::formats::qcow2::features::{EXTENSION_BACKING_FORMAT, EXTENSION_DATA_FILE};
+use crate::formats::qcow2::header::{Header, load_header};
 use crate::formats::qcow2::layer::Layer;
-use crate::formats::qcow2::{bitmap, snapshot};
 use crate::formats::raw::RawImage;
 use crate::formats::vdi::tables::VdiTables;
 use crate::formats::vhdx::tables::VhdxTables;
+use crate::formats::vmdk::disk::Vmdk;
 use crate::formats::vmdk::tables::VmdkTables;
 use crate::formats::{ploop, vdi, vhd, vhdx};
-use crate::model::format;
-use crate::model::format::Guess;
-use crate::model::info::{FormatSource, LayerInfo, Note, Qcow2Info, notes_of};
+use crate::model::info::{FormatSource, LayerInfo, Note, notes_of};
 use crate::model::layered::{Alone, Layered, Whole};
-use crate::operations::image::{Backing, OpenOptions};
 use crate::{Error, Format, Result};
 use deltas::{DeltaTree, open_named};
-use vmdk::Vmdk;
 
 /// More layers than any sane chain has; each costs memory and a level of recursion in every read.
 pub(crate) const LAYER_COUNT_MAX: usize = 64;
@@ -48,8 +50,8 @@ pub(crate) enum Content {
     Raw,
     Qcow2(OpenedQcow2),
     Vdi(vdi::header::Header),
-    Vhd(vhd::footer::Header),
-    Vhdx(Box<vhdx::header::Opened>),
+    Vhd(vhd::header::Header),
+    Vhdx(Box<vhdx::opened::Opened>),
     Ploop(ploop::header::Header),
     Vmdk(Vmdk),
 }
@@ -153,7 +155,7 @@ pub(crate) fn open_chain(path: &Path, options: &OpenOptions, access: Access) -> 
     }
     let mut files = Vec::new();
     let data_file = options.data_file.as_deref();
-    let content = format::of_file(&file)?;
+    let content = detect_format::of_file(&file)?;
     let understood = opener.understand(file, path, options.format, source, data_file, access);
     let mut opened = understood.map_err(|error| named_otherwise(error, path, options.format, content))?;
     loop {
@@ -274,7 +276,7 @@ impl Opener {
 
     /// The format of a file, of which nobody has said it.
     fn guess(&mut self, file: &HostFile, path: &Path, access: Access) -> Result<Format> {
-        let guess = format::guess(file, path)?;
+        let guess = detect_format::guess(file, path)?;
         if access == Access::Write {
             guess.to_write(path)?;
         }
@@ -386,11 +388,11 @@ impl Opener {
                 Content::Qcow2(OpenedQcow2 { header, data_file })
             }
             Format::Vdi => Content::Vdi(vdi::header::Header::load(&**file, &name)?),
-            Format::Vhd => Content::Vhd(vhd::footer::Header::load(&**file, &name)?),
+            Format::Vhd => Content::Vhd(vhd::header::Header::load(&**file, &name)?),
             Format::Vmdk => Content::Vmdk(self.open_vmdk(Arc::clone(file), path, access)?),
             Format::Parallels => Content::Ploop(ploop::header::Header::load(&**file, &name)?),
             Format::Vhdx => {
-                let opened = vhdx::header::Opened::load(Arc::clone(file), access, &name)?;
+                let opened = vhdx::opened::Opened::load(Arc::clone(file), access, &name)?;
                 if opened.has_log {
                     self.notes.push(Note::LogReplayed { image: path.to_owned() });
                 }
@@ -480,21 +482,4 @@ impl Opener {
         }
         Ok(Some(opened))
     }
-}
-
-/// Reads and checks the header of a qcow2 file.
-pub(crate) fn load_header(file: &dyn ImageFile, image: &str) -> Result<Header> {
-    let file_bytes = file.length_bytes()?;
-    let mut start = vec![0; to_usize(file_bytes.min(format::HEAD_BYTES))];
-    file.read_at(&mut start, 0)?;
-    let cluster_bytes = 1u64 << cluster_bits_of(&start, image)?;
-    let mut head = vec![0; to_usize(file_bytes.min(cluster_bytes))];
-    file.read_at(&mut head, 0)?;
-    Header::parse(&head, file_bytes, image)
-}
-
-fn describe(file: &dyn ImageFile, header: &Header, image: &str) -> Result<Qcow2Info> {
-    let (snapshots, _) = snapshot::load(file, header, image)?;
-    let bitmaps = bitmap::load(file, header, image)?;
-    Qcow2Info::new(header, snapshots, bitmaps, image)
 }

@@ -41,33 +41,36 @@ mod operations;
 mod pipeline;
 
 pub use chain::gate::{Gate, plain_name};
+pub use chain::options::{Backing, OpenOptions};
 pub use error::{Error, Result};
-pub use formats::ploop::descriptor::{Delta, DeltaKind, DiskDescriptor};
-pub use formats::qcow2::bitmap::{BitmapState, PersistentBitmap, Recording};
+pub use formats::ploop::descriptor::DiskDescriptor;
 pub use formats::qcow2::bulk::BulkWriter;
-pub use formats::qcow2::codec::{ClusterCompressor, Compression};
-pub use formats::qcow2::snapshot::InternalSnapshot;
+pub use formats::qcow2::codec::ClusterCompressor;
 pub use formats::vhd::stream::{VhdBlock, VhdStream};
 pub use formats::vmdk::stream::{StreamGrain, StreamOptions, StreamReader, StreamWritten, write_stream_optimized};
 pub use model::block_options::BlockOptions;
+pub use model::create_options::{BackingFile, CreateOptions, DataFile, DataFileKind, Preallocation, Qcow2Options};
 pub use model::format::Format;
 pub use model::identity::ImageId;
 pub use model::info::{
-    BlockInfo, DeltaInfo, Feature, FormatSource, ImageKind, LayerInfo, Note, ParentInfo, Qcow2Info, USUAL_SECTOR_BYTES,
+    BlockInfo, Delta, DeltaInfo, DeltaKind, FormatSource, ImageKind, LayerInfo, Note, ParentInfo, USUAL_SECTOR_BYTES,
 };
+pub use model::qcow2_info::{
+    BitmapState, Compression, Feature, InternalSnapshot, PersistentBitmap, Qcow2Info, Recording,
+};
+pub use model::repair_action::{RepairAction, RepairMode};
 pub use model::report::{CheckReport, Problem, ProblemKind, Severity};
 pub use operations::changes::changed_on_disk;
-pub use operations::create::{
-    BackingFile, CreateOptions, DataFile, DataFileKind, Preallocation, Qcow2Options, create, create_bulk,
-};
-pub use operations::fill::{Continue, FillOptions, FillReport, Storage, TargetContent, fill, fill_above, fill_device};
+pub use operations::create::{create, create_bulk};
+pub use operations::fill::{FillOptions, FillReport, Storage, TargetContent, fill, fill_above, fill_device};
 pub use operations::image::{
-    Backing, CheckedLayer, Image, OpenOptions, check, check_in_passing, cut_off_files, detect, detect_to_rely_on, open,
+    CheckedLayer, Image, check, check_in_passing, cut_off_files, detect, detect_to_rely_on, open,
 };
 pub use operations::image_mut::{ImageMut, open_mut};
 pub use operations::map::{MapContent, MapEntry};
 pub use operations::new_identity::{
     ChildrenBeside, IdentityChange, NewIdentity, children_beside, dependents_beside, set_identity,
 };
-pub use operations::repair::{Repair, RepairAction, RepairIntent, RepairMode, plan_repair};
+pub use operations::repair::{Repair, RepairIntent, plan_repair};
 pub use operations::resize::{Resized, Shrink, resize};
+pub use pipeline::copy_pipeline::Continue;

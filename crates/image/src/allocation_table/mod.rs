@@ -9,6 +9,7 @@ pub(crate) mod writer;
 
 #[cfg(test)]
 pub(crate) mod crash_tests;
+pub(crate) mod resize;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::model::layered::{Layered, push_file};
 use crate::model::mapped_extent::{Compressed, KnownLength, Run};
-use crate::operations::repair::RepairAction;
+use crate::model::repair_action::RepairAction;
 use crate::{Error, Result};
 
 /// The tables of an image: what they say, and how they change.

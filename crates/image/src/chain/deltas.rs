@@ -9,15 +9,14 @@ use holdfast_block::{BlockDevice, to_usize};
 
 use super::{ChainLayer, OpenedFile, Opener, stack};
 use crate::chain::gate::Gatekeeper;
+use crate::chain::options::{Backing, OpenOptions};
 use crate::file::{Access, HostFile, ImageFile as _};
-use crate::formats::ploop::descriptor::{
-    CHAIN_LENGTH_MAX, Delta, DeltaKind, DiskDescriptor, FILE_NAME, is_descriptor, load_from,
-};
+use crate::formats::ploop::descriptor::{CHAIN_LENGTH_MAX, DiskDescriptor, FILE_NAME, is_descriptor, load_from};
 use crate::model::format;
 use crate::model::info::{
-    BlockInfo, DeltaInfo, FormatSource, ImageKind, LayerInfo, Note, ParentInfo, USUAL_SECTOR_BYTES, notes_of,
+    BlockInfo, Delta, DeltaInfo, DeltaKind, FormatSource, ImageKind, LayerInfo, Note, ParentInfo, USUAL_SECTOR_BYTES,
+    notes_of,
 };
-use crate::operations::image::{Backing, OpenOptions};
 use crate::{Error, Format, ImageId, Result};
 
 /// A disk that was opened by its descriptor, with what it takes to open the deltas that its top does not need.

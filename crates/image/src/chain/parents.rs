@@ -77,7 +77,7 @@ impl Opener {
     pub(super) fn parent_of_vhd(
         &mut self,
         overlay: &OpenedFile,
-        header: &vhd::footer::Header,
+        header: &vhd::header::Header,
     ) -> Result<Option<OpenedFile>> {
         let Some(sparse) = header
             .sparse
@@ -87,7 +87,7 @@ impl Opener {
             return Ok(None);
         };
         let is_parent = |file: Arc<HostFile>, name: &str| {
-            let found = vhd::footer::Header::load(&*file, name);
+            let found = vhd::header::Header::load(&*file, name);
             Ok(found.is_ok_and(|found| found.footer.id == sparse.parent))
         };
         self.parent_of_names(
@@ -104,12 +104,12 @@ impl Opener {
     pub(super) fn parent_of_vhdx(
         &mut self,
         overlay: &OpenedFile,
-        opened: &vhdx::header::Opened,
+        opened: &vhdx::opened::Opened,
     ) -> Result<Option<OpenedFile>> {
         let Some(parent) = &opened.metadata.parent else {
             return Ok(None);
         };
-        let is_parent = |file: Arc<HostFile>, name: &str| match vhdx::header::Opened::load(file, Access::Read, name) {
+        let is_parent = |file: Arc<HostFile>, name: &str| match vhdx::opened::Opened::load(file, Access::Read, name) {
             Ok(found) if found.header.data_write == parent.linkage => Ok(true),
             Ok(_) => Err(Error::ParentChanged {
                 image: overlay.path.display().to_string(),

@@ -15,30 +15,12 @@ use crate::error::corrupt;
 use crate::file::{Access, HostFile, ImageFile, directory_of};
 use crate::formats::vmdk::concatenated::{Joined, WINDOW_BYTES};
 use crate::formats::vmdk::descriptor::{Descriptor, ExtentKind, NO_PARENT, TEXT_BYTES_MAX};
+use crate::formats::vmdk::disk::{TextPlace, Vmdk};
 use crate::formats::vmdk::extent::{MAGIC, SparseExtent};
 use crate::formats::vmdk::tables::{Opened, Part, PartKind};
-use crate::model::info::{BlockInfo, ImageKind, ParentInfo, USUAL_SECTOR_BYTES};
 use crate::{Error, Format, ImageId, Result};
 
 const SECTOR_BYTES: u64 = 512;
-
-/// An opened VMDK.
-pub(crate) struct Vmdk {
-    pub(crate) descriptor: Descriptor,
-    pub(crate) text: TextPlace,
-    pub(crate) opened: Opened,
-    /// The files that the descriptor names, beside the one that it is in.
-    pub(crate) extent_files: Vec<PathBuf>,
-}
-
-/// Where the descriptor's text is.
-#[derive(Debug, Clone)]
-pub(crate) enum TextPlace {
-    /// In this room of the first extent.
-    Inside(Range<u64>),
-    /// It is the file.
-    Alone,
-}
 
 /// What the file with the descriptor is beside it.
 enum Home {
@@ -287,39 +269,6 @@ impl Opener {
         let names: Vec<String> = hint.into_iter().chain(beside).collect();
         let shown = wanted.unwrap_or_default().to_string();
         self.parent_of_names(overlay, Format::Vmdk, &names, &shown, &is_parent)
-    }
-}
-
-impl Vmdk {
-    /// Size of the disk.
-    pub(crate) fn disk_bytes(&self) -> u64 {
-        self.opened.parts.last().map_or(0, |part| part.start + part.length)
-    }
-
-    /// What there is to know about it.
-    pub(crate) fn describe(&self) -> BlockInfo {
-        let grain = self.opened.parts.iter().find_map(|part| match &part.kind {
-            PartKind::Sparse { extent, .. } => Some(extent),
-            _ => None,
-        });
-        BlockInfo {
-            kind: match (&self.descriptor.parent, grain) {
-                (Some(_), _) => ImageKind::Differencing,
-                (None, None) => ImageKind::Fixed,
-                (None, Some(extent)) if extent.is_compressed => ImageKind::Stream,
-                (None, Some(_)) => ImageKind::Dynamic,
-            },
-            block_bytes: grain.map_or(SECTOR_BYTES, |extent| extent.grain_bytes),
-            sector_bytes: USUAL_SECTOR_BYTES,
-            id: self.descriptor.id,
-            modification: Some(format!("{:08x}", self.descriptor.content_id)),
-            parent: self.descriptor.parent.as_ref().map(|(content_id, hint)| ParentInfo {
-                id: self.descriptor.parent_id,
-                modification: (*content_id != NO_PARENT).then(|| format!("{content_id:08x}")),
-                names: Some(hint.clone()).filter(|hint| !hint.is_empty()).into_iter().collect(),
-            }),
-            creator: None,
-        }
     }
 }
 

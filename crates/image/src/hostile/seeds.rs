@@ -7,15 +7,16 @@ use holdfast_block::to_usize;
 use crate::file::ImageFile;
 use crate::file::memory::MemoryFile;
 use crate::formats::qcow2::codec::ClusterCompressor;
-use crate::formats::qcow2::header::{AUTOCLEAR_BITMAPS, EXTENSION_BITMAPS, Extension, Header};
+use crate::formats::qcow2::features::{AUTOCLEAR_BITMAPS, EXTENSION_BITMAPS, Extension};
+use crate::formats::qcow2::header::Header;
 use crate::formats::qcow2::layout::new_header;
 use crate::formats::vdi::create::NewVdi;
 use crate::formats::vhd::create::NewVhd;
 use crate::formats::vmdk::create::NewVmdk;
 use crate::formats::vmdk::stream::specimen::{GRAIN_BYTES, Tables, grain, progress, stream};
 use crate::formats::{ploop, vdi, vhd, vmdk};
+use crate::model::create_options::{CreateOptions, Qcow2Options};
 use crate::model::info::ImageKind;
-use crate::operations::create::{CreateOptions, Qcow2Options};
 use crate::{BulkWriter, Compression, DiskDescriptor, ImageId};
 
 const DISK_BYTES: u64 = 8192;

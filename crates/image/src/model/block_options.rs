@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use crate::file::{Access, HostFile};
+use crate::model::identity::require_other_id;
 use crate::model::info::{ImageKind, USUAL_SECTOR_BYTES};
-use crate::operations::new_identity::require_other_id;
 use crate::{Error, ImageId, Result};
 
 /// Options of a new image of VirtualBox, Microsoft, VMware or Parallels.

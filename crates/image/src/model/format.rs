@@ -1,4 +1,4 @@
-//! Which format a file has, by its content.
+//! The formats, and what the name of a file says of them.
 
 #![deny(clippy::indexing_slicing)]
 #![cfg_attr(not(test), deny(clippy::string_slice))]
@@ -6,10 +6,6 @@
 use std::ffi::OsStr;
 use std::path::Path;
 
-use holdfast_block::to_usize;
-
-use crate::file::ImageFile;
-use crate::formats::ploop::descriptor::is_descriptor;
 use crate::{Error, Result};
 
 /// A disk image format.
@@ -134,57 +130,9 @@ impl std::fmt::Display for Format {
 
 /// Bytes from the start of a file that [`of_content`] wants.
 pub(crate) const HEAD_BYTES: u64 = 1024;
-/// Bytes from the end of a file that [`of_content`] wants.
-pub(crate) const TAIL_BYTES: u64 = 512;
-
-/// The format of a file that starts with `head` and ends with `tail`.
-///
-/// A disk whose guest wrote a magic number into its first sector looks like an image of that format: a caller that knows
-/// the format says so instead of asking. A VHD of fixed size has its mark at the end only.
-pub(crate) fn of_content(head: &[u8], tail: &[u8]) -> Format {
-    let u32_at = |offset: usize| -> u32 {
-        head.get(offset..offset + 4)
-            .map_or(0, |bytes| u32::from_be_bytes(bytes.try_into().expect("four bytes")))
-    };
-    if head.starts_with(b"QFI\xfb") {
-        return if u32_at(4) == 1 { Format::Qcow } else { Format::Qcow2 };
-    }
-    let vdi_signature = head.get(0x40..0x44) == Some(&[0x7f, 0x10, 0xda, 0xbe]);
-    match head {
-        _ if vdi_signature => Format::Vdi,
-        _ if head.starts_with(b"QED\0") => Format::Qed,
-        _ if head.starts_with(b"vhdxfile") => Format::Vhdx,
-        _ if head.starts_with(b"KDMV") || head.starts_with(b"COWD") || is_vmdk_text(head) => Format::Vmdk,
-        _ if head.starts_with(b"WithoutFreeSpace") || head.starts_with(b"WithouFreSpacExt") => Format::Parallels,
-        _ if is_descriptor(head) => Format::Parallels,
-        _ if head.starts_with(b"LUKS\xba\xbe") => Format::Luks,
-        _ if head.starts_with(b"conectix") || tail.starts_with(b"conectix") => Format::Vhd,
-        _ => Format::Raw,
-    }
-}
-
-/// Whether a file begins as a descriptor of VMDK does: with its usual first line, or, as QEMU has it, with comments and blank lines and then the
-/// line of the version.
-fn is_vmdk_text(head: &[u8]) -> bool {
-    let text = head.trim_ascii_start();
-    if text.starts_with(b"# Disk DescriptorFile") {
-        return true;
-    }
-    let mut lines = text.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii);
-    let first = lines.find(|line| !line.is_empty() && !line.starts_with(b"#"));
-    first.is_some_and(|line| {
-        let (key, value) = line.split_at(line.len().min(b"version".len()));
-        let value = value
-            .trim_ascii_start()
-            .strip_prefix(b"=")
-            .map(<[u8]>::trim_ascii_start);
-        key.eq_ignore_ascii_case(b"version") && value.and_then(<[u8]>::first).is_some_and(u8::is_ascii_digit)
-    })
-}
-
 /// What the name of a file says of its format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum NameSays {
+pub(crate) enum NameSays {
     /// That it is one of this format.
     Format(Format),
     /// That it is a raw disk.
@@ -196,7 +144,7 @@ enum NameSays {
 }
 
 impl NameSays {
-    fn of(path: &Path) -> Self {
+    pub(crate) fn of(path: &Path) -> Self {
         let extension = path.extension().and_then(OsStr::to_str).map(str::to_ascii_lowercase);
         match extension.as_deref() {
             Some("raw" | "dd" | "bin" | "iso") => Self::Raw,
@@ -211,148 +159,9 @@ impl NameSays {
     }
 }
 
-/// A format that nobody has said: what the content of a file looks like, and how far its name bears that out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Guess {
-    pub(crate) format: Format,
-    /// Whether the content alone is the reason, which the guest of a raw disk can write. Such an image opens no other file.
-    pub(crate) is_by_content_alone: bool,
-    /// What the content looks like, where the name says that it may be a raw disk.
-    pub(crate) doubt: Option<Format>,
-}
-
-impl Guess {
-    /// The format by which the file may be changed.
-    ///
-    /// # Errors
-    /// The name may be that of a raw disk: what looks like metadata may be data that its guest wrote.
-    pub(crate) fn to_write(self, path: &Path) -> Result<Format> {
-        match self.doubt {
-            None => Ok(self.format),
-            Some(looks_like) => Err(Error::NameContradicts {
-                image: path.display().to_string(),
-                called: Format::Raw.name(),
-                format: looks_like.name(),
-            }),
-        }
-    }
-}
-
-/// The format of the file at `path`, for which there is nothing but its content and its name.
-///
-/// # Errors
-/// The name and the content contradict each other.
-pub(crate) fn guess(file: &dyn ImageFile, path: &Path) -> Result<Guess> {
-    let format = of_file(file)?;
-    let name = NameSays::of(path);
-    let guessed = |format, is_by_content_alone, doubt| Guess {
-        format,
-        is_by_content_alone,
-        doubt,
-    };
-    let refuse = |called: Format| {
-        Err(Error::NameContradicts {
-            image: path.display().to_string(),
-            called: called.name(),
-            format: format.name(),
-        })
-    };
-    match (name, format) {
-        // No image is so small; the descriptor of a disk of Parallels may be, and says itself what is wrong with it.
-        (NameSays::Format(named), Format::Raw)
-            if !matches!(named, Format::Raw | Format::Parallels) && file.length_bytes()? < TAIL_BYTES =>
-        {
-            refuse(named)
-        }
-        (_, Format::Raw) => Ok(guessed(format, false, None)),
-        (NameSays::Format(named), format) => Ok(guessed(format, named != format, None)),
-        // The footer of a VHD of fixed size is at the end only; without it, all bytes of a raw disk are there.
-        (NameSays::Raw | NameSays::Disk, Format::Vhd) if !begins_as_vhd(file)? => {
-            Ok(guessed(Format::Raw, false, Some(format)))
-        }
-        (NameSays::Raw, _) => refuse(Format::Raw),
-        (NameSays::Disk, format) => Ok(guessed(format, true, Some(format))),
-        (NameSays::Nothing, format) => Ok(guessed(format, true, None)),
-    }
-}
-
-fn begins_as_vhd(file: &dyn ImageFile) -> Result<bool> {
-    let mut head = [0; 8];
-    file.read_at(&mut head, 0)?;
-    Ok(&head == b"conectix")
-}
-
-pub(crate) fn of_file(file: &dyn ImageFile) -> Result<Format> {
-    let length_bytes = file.length_bytes()?;
-    let mut head = vec![0; to_usize(HEAD_BYTES.min(length_bytes))];
-    file.read_at(&mut head, 0)?;
-    // Old versions of Virtual PC wrote a footer of 511 bytes behind whole sectors.
-    let tail_bytes = if length_bytes % TAIL_BYTES == TAIL_BYTES - 1 {
-        TAIL_BYTES - 1
-    } else {
-        TAIL_BYTES.min(length_bytes)
-    };
-    let mut tail = vec![0; to_usize(tail_bytes)];
-    file.read_at(&mut tail, length_bytes - tail_bytes)?;
-    Ok(of_content(&head, &tail))
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{Format, of_content};
-
-    #[test]
-    fn every_magic_number_is_known_and_everything_else_is_raw() {
-        let with = |offset: usize, magic: &[u8]| {
-            let mut head = vec![0; 1024];
-            head[offset..offset + magic.len()].copy_from_slice(magic);
-            of_content(&head, &[])
-        };
-        assert_eq!(with(0, b"QFI\xfb\0\0\0\x03"), Format::Qcow2);
-        assert_eq!(with(0, b"QFI\xfb\0\0\0\x01"), Format::Qcow);
-        assert_eq!(with(0x40, &0xbeda_107f_u32.to_le_bytes()), Format::Vdi);
-        assert_eq!(with(0, b"vhdxfile"), Format::Vhdx);
-        assert_eq!(with(0, b"KDMV"), Format::Vmdk);
-        for text in [
-            "# Disk DescriptorFile\n",
-            "# Disk Descriptor File\nversion=1\nCID=fffffffe\n",
-            "#disk descriptorfile\r\n\r\nversion=3\r\n",
-            "# written by a converter\n#\n  \nVersion = 1\n",
-            "\nversion=2\n",
-        ] {
-            assert_eq!(with(0, text.as_bytes()), Format::Vmdk, "{text}");
-        }
-        for text in [
-            "# a script\nset -e\n",
-            "version\n",
-            "version=one\n",
-            "# version=1\n",
-            "diversion=1\n",
-        ] {
-            assert_eq!(with(0, text.as_bytes()), Format::Raw, "{text}");
-        }
-        assert_eq!(with(0, b"WithoutFreeSpace"), Format::Parallels);
-        for descriptor in [
-            "<Parallels_disk_image Version=\"1.0\">",
-            "<?xml version='1.0' encoding='UTF-8'?>\n<!-- > --> <Parallels_disk_image>",
-            "\u{feff}\r\n<Parallels_disk_image/>",
-        ] {
-            assert_eq!(with(0, descriptor.as_bytes()), Format::Parallels, "{descriptor}");
-        }
-        for other in [
-            "<Parallels_disk_images>",
-            "<?xml version='1.0'?><domain/>",
-            "<?xml",
-            "<!--",
-        ] {
-            assert_eq!(with(0, other.as_bytes()), Format::Raw, "{other}");
-        }
-        assert_eq!(with(0, b"conectix"), Format::Vhd);
-        assert_eq!(with(0, b"LUKS\xba\xbe\0\x02"), Format::Luks);
-        assert_eq!(of_content(&[0; 1024], b"conectix"), Format::Vhd);
-        assert_eq!(of_content(&[], &[]), Format::Raw);
-        assert_eq!(with(0, b"CD001"), Format::Raw);
-    }
+    use super::Format;
 
     #[test]
     fn the_name_of_a_new_file_says_its_format_or_none() {

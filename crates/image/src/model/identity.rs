@@ -103,6 +103,17 @@ impl FromStr for ImageId {
     }
 }
 
+/// Two images of one chain are not one: a hypervisor that knows them by their identity would read the wrong one.
+pub(crate) fn require_other_id(own: ImageId, other: Option<ImageId>) -> Result<()> {
+    if other == Some(own) {
+        return Err(Error::InvalidOption {
+            option: "uuid",
+            detail: format!("{own} is that of another image of its chain"),
+        });
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::ImageId;

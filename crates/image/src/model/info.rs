@@ -2,12 +2,8 @@
 
 use std::path::PathBuf;
 
-use crate::formats::qcow2::header::{
-    AUTOCLEAR_BITMAPS, AUTOCLEAR_RAW_DATA_FILE, COMPATIBLE_LAZY_REFCOUNTS, EXTENSION_BACKING_FORMAT,
-    EXTENSION_DATA_FILE, Header, INCOMPATIBLE_COMPRESSION, INCOMPATIBLE_CORRUPT, INCOMPATIBLE_DATA_FILE,
-    INCOMPATIBLE_DIRTY, INCOMPATIBLE_EXTENDED_L2,
-};
-use crate::{BitmapState, Compression, Delta, Format, ImageId, InternalSnapshot, PersistentBitmap, Result};
+use crate::model::qcow2_info::{Feature, Qcow2Info};
+use crate::{BitmapState, Format, ImageId};
 
 /// One file of a chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -127,122 +123,6 @@ pub enum FormatSource {
     Overlay,
     /// Nobody: it was taken from the content, which for a raw disk its guest decides.
     Content,
-}
-
-/// What only qcow2 has.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Qcow2Info {
-    /// 2 or 3 (`compat` 0.10 or 1.1).
-    pub version: u32,
-    /// Size of a cluster.
-    pub cluster_bytes: u64,
-    /// Width of a refcount in bits.
-    pub refcount_bits: u32,
-    /// How compressed clusters are compressed.
-    pub compression: Compression,
-    /// Features that are set.
-    pub features: Vec<Feature>,
-    /// The backing file, as it is named.
-    pub backing_file: Option<String>,
-    /// The format of the backing file, as it is named.
-    pub backing_format: Option<String>,
-    /// The external data file, as it is named.
-    pub data_file: Option<String>,
-    /// Snapshots inside the file.
-    pub snapshots: Vec<InternalSnapshot>,
-    /// Persistent bitmaps.
-    pub bitmaps: Vec<PersistentBitmap>,
-}
-
-/// A feature bit of qcow2.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Feature {
-    /// Refcounts may be wrong: a program with lazy refcounts did not close the image.
-    Dirty,
-    /// A program found damage, and marked the image so that nobody writes to it.
-    Corrupt,
-    /// The data is in another file.
-    ExternalDataFile,
-    /// The compression is not zlib.
-    CompressionType,
-    /// L2 entries describe subclusters.
-    ExtendedL2,
-    /// Programs may leave refcounts behind while the image is open.
-    LazyRefcounts,
-    /// The bitmaps in the image are up to date.
-    Bitmaps,
-    /// The external data file is a raw image of the disk.
-    RawDataFile,
-}
-
-impl Feature {
-    const INCOMPATIBLE: [(u64, Self); 5] = [
-        (INCOMPATIBLE_DIRTY, Self::Dirty),
-        (INCOMPATIBLE_CORRUPT, Self::Corrupt),
-        (INCOMPATIBLE_DATA_FILE, Self::ExternalDataFile),
-        (INCOMPATIBLE_COMPRESSION, Self::CompressionType),
-        (INCOMPATIBLE_EXTENDED_L2, Self::ExtendedL2),
-    ];
-    const COMPATIBLE: [(u64, Self); 1] = [(COMPATIBLE_LAZY_REFCOUNTS, Self::LazyRefcounts)];
-    const AUTOCLEAR: [(u64, Self); 2] = [
-        (AUTOCLEAR_BITMAPS, Self::Bitmaps),
-        (AUTOCLEAR_RAW_DATA_FILE, Self::RawDataFile),
-    ];
-
-    /// A short name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Dirty => "dirty",
-            Self::Corrupt => "corrupt",
-            Self::ExternalDataFile => "external data file",
-            Self::CompressionType => "compression type",
-            Self::ExtendedL2 => "extended L2 entries",
-            Self::LazyRefcounts => "lazy refcounts",
-            Self::Bitmaps => "bitmaps",
-            Self::RawDataFile => "raw external data",
-        }
-    }
-
-    fn all_of(header: &Header) -> Vec<Self> {
-        let set = |word: u64, table: &'static [(u64, Self)]| {
-            table
-                .iter()
-                .filter(move |(bit, _)| word & bit != 0)
-                .map(|(_, feature)| *feature)
-        };
-        set(header.incompatible, &Self::INCOMPATIBLE)
-            .chain(set(header.compatible, &Self::COMPATIBLE))
-            .chain(set(header.autoclear, &Self::AUTOCLEAR))
-            .collect()
-    }
-}
-
-impl Qcow2Info {
-    pub(crate) fn new(
-        header: &Header,
-        snapshots: Vec<InternalSnapshot>,
-        bitmaps: Vec<PersistentBitmap>,
-        image: &str,
-    ) -> Result<Self> {
-        Ok(Self {
-            version: header.version,
-            cluster_bytes: header.geometry.cluster_bytes(),
-            refcount_bits: 1 << header.geometry.refcount_order,
-            compression: header.compression,
-            features: Feature::all_of(header),
-            backing_file: header.backing_name.clone(),
-            backing_format: header.extension_text(EXTENSION_BACKING_FORMAT, image)?,
-            data_file: header.extension_text(EXTENSION_DATA_FILE, image)?,
-            snapshots,
-            bitmaps,
-        })
-    }
-
-    /// Whether `feature` is set.
-    pub fn has(&self, feature: Feature) -> bool {
-        self.features.contains(&feature)
-    }
 }
 
 /// Something about an image that a person should know; nothing that keeps it from being read.
@@ -384,4 +264,26 @@ pub(crate) fn notes_of(layer: &LayerInfo) -> Vec<Note> {
         });
     }
     notes
+}
+
+/// A file of a disk of Parallels or ploop.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Delta {
+    /// Its GUID, by which it is also the name of a snapshot.
+    pub id: ImageId,
+    /// What it differs from; none for the root.
+    pub parent: Option<ImageId>,
+    /// What is in the file.
+    pub kind: DeltaKind,
+    /// The file as it is named: relative to the folder of the descriptor, or absolute.
+    pub file: String,
+}
+
+/// What is in a file of a disk of Parallels or ploop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeltaKind {
+    /// `Compressed`: an expanding image, which says of each cluster whether it has it.
+    Expanding,
+    /// `Plain`: the bytes of the disk.
+    Plain,
 }

@@ -2,6 +2,7 @@
 
 pub(crate) mod block_options;
 pub(crate) mod bytes;
+pub(crate) mod create_options;
 pub(crate) mod format;
 pub(crate) mod forward_reader;
 pub(crate) mod identity;
@@ -9,6 +10,7 @@ pub(crate) mod info;
 pub(crate) mod layered;
 pub(crate) mod lru;
 pub(crate) mod mapped_extent;
+pub(crate) mod qcow2_info;
 pub(crate) mod repair_action;
 pub(crate) mod report;
 pub(crate) mod windows_path;

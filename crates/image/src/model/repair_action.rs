@@ -177,3 +177,16 @@ impl Display for RepairAction {
         }
     }
 }
+
+/// How far a repair goes. Each mode does what those before it do, too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub enum RepairMode {
+    /// Room that is taken for nothing is given back.
+    Leaks,
+    /// What can be mended without doubt.
+    #[default]
+    Safe,
+    /// What leads nowhere is given up, and reads as zero afterwards, or as what the image is based on. What two parts of the disk share is
+    /// copied for one of them; nobody knows whose it was.
+    All,
+}

@@ -9,8 +9,7 @@ use std::sync::Arc;
 
 use holdfast_block::{AlignedBuffer, BlockDevice, BlockDeviceMut, EitherData, to_usize};
 
-use crate::formats::qcow2::bulk::Placed;
-use crate::pipeline::copy_pipeline::{Crew, Writing};
+use crate::pipeline::copy_pipeline::{Continue, Crew, Placed, Writing, stopped};
 use crate::pipeline::piece::{Part, Piece, Sorted, read_base, read_piece};
 use crate::{BulkWriter, ClusterCompressor, Error, Result};
 
@@ -113,7 +112,10 @@ fn fill_from(
                 None => None,
                 Some(base) => Some(read_base(base, &piece, &mut below)?),
             };
-            Ok(piece.sort(cluster_bytes, below, compressor.as_mut()))
+            Ok(match &mut compressor {
+                None => piece.sort(cluster_bytes, below, None),
+                Some(compressor) => piece.sort(cluster_bytes, below, Some(&mut |cluster| compressor.compress(cluster))),
+            })
         })
     };
     let file = Arc::clone(writer.data_file());
@@ -290,21 +292,4 @@ impl Gaps<'_> {
         }
         Ok(())
     }
-}
-
-/// Whether a long job goes on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Continue {
-    /// It does.
-    Go,
-    /// It stops as soon as it can.
-    Stop,
-}
-
-pub(crate) fn stopped(offset: u64) -> Error {
-    Error::Device(holdfast_block::Error::io(
-        "copy",
-        offset,
-        std::io::Error::from(std::io::ErrorKind::Interrupted),
-    ))
 }

@@ -7,47 +7,19 @@ use std::sync::Arc;
 use holdfast_block::{BlockDevice, DirtyBitmap, ExtentList, Result as BlockResult};
 
 use crate::chain::deltas::{DeltaTree, open_named};
-use crate::chain::gate::Gate;
-use crate::chain::{ChainLayer, Content, OpenedFile, open_chain, stack};
+use crate::chain::options::{Backing, OpenOptions};
+use crate::chain::{ChainLayer, Content, OpenedFile, detect_format, open_chain, stack};
 use crate::file::Access;
 use crate::formats::qcow2::check::is_cut;
-use crate::formats::qcow2::header::{Header, INCOMPATIBLE_DIRTY};
+use crate::formats::qcow2::features::INCOMPATIBLE_DIRTY;
+use crate::formats::qcow2::header::Header;
 use crate::formats::qcow2::layer::Layer;
 use crate::formats::qcow2::{bitmap, refcount, snapshot};
 use crate::formats::{ploop, vdi, vhd, vhdx, vmdk};
-use crate::model::format;
 use crate::model::info::{LayerInfo, Note};
 use crate::model::layered::Whole;
 use crate::operations::map::{MapEntry, map_at};
 use crate::{CheckReport, Error, Format, Result};
-
-/// How to open an image.
-#[derive(Debug, Clone, Default)]
-pub struct OpenOptions {
-    /// The format, if the caller knows it: the content of a raw disk is the guest's, and may look like another format.
-    pub format: Option<Format>,
-    /// Which other files the image may open.
-    pub gate: Gate,
-    /// Files, and directories with all that is below them, that may be opened although the gate would not let them.
-    pub allow: Vec<PathBuf>,
-    /// Files below the first folder of a pair are those below the second one, where they are there: an image names what it is based on by
-    /// its path, also where it is looked at in a snapshot of the file system. The first pair that fits counts.
-    pub relocate: Vec<(PathBuf, PathBuf)>,
-    /// The external data file, in place of the one that the image names.
-    pub data_file: Option<PathBuf>,
-    /// What to do about a backing file.
-    pub backing: Backing,
-}
-
-/// What to do about a backing file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Backing {
-    /// Open it, and so on to the base: the image reads as its guest sees it.
-    #[default]
-    Follow,
-    /// Leave it: what the image itself does not hold reads as zero.
-    Ignore,
-}
 
 /// The format of the file at `path`, by its content and its name; raw where it is none of the known ones. A folder with the descriptor of a disk
 /// of Parallels is one of those.
@@ -59,7 +31,7 @@ pub enum Backing {
 /// The name says another format than the content: [`Error::NameContradicts`].
 pub fn detect(path: &Path) -> Result<Format> {
     let (path, file) = open_named(path, None, Access::Read)?;
-    Ok(format::guess(&file, &path)?.format)
+    Ok(detect_format::guess(&file, &path)?.format)
 }
 
 /// As [`detect`], for a format that is to be written down or relied on: what only the content says is [`Error::GuessedFormat`] where the image names

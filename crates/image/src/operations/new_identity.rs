@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use crate::chain::{Content, OpenedFile, open_single};
 use crate::file::{Access, directory_of};
 use crate::formats::{vdi, vhd, vhdx, vmdk};
+use crate::model::identity::require_other_id;
 use crate::operations::image::refuse_cut_off;
 use crate::{Backing, DiskDescriptor, Error, Format, ImageId, OpenOptions, Result};
 
@@ -260,17 +261,6 @@ fn require_child(child: &OpenedFile, parent: &OpenedFile, after: ImageId) -> Res
         parent: parent.path.display().to_string(),
         detail,
     })
-}
-
-/// Two images of one chain are not one: a hypervisor that knows them by their identity would read the wrong one.
-pub(crate) fn require_other_id(own: ImageId, other: Option<ImageId>) -> Result<()> {
-    if other == Some(own) {
-        return Err(Error::InvalidOption {
-            option: "uuid",
-            detail: format!("{own} is that of another image of its chain"),
-        });
-    }
-    Ok(())
 }
 
 fn require_identity(image: &OpenedFile) -> Result<()> {

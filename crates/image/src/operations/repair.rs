@@ -11,30 +11,16 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::chain::deltas::open_named;
-use crate::chain::{Content, load_header, open_data_of, open_single};
+use crate::chain::{Content, detect_format, open_data_of, open_single};
 use crate::file::{Access, ImageFile, Staged};
+use crate::formats::qcow2::header::load_header;
 use crate::formats::vmdk::concatenated::Joined;
 use crate::formats::{ploop, qcow2, vdi, vhd, vhdx, vmdk};
-use crate::model::format;
+use crate::model::repair_action::{RepairAction, RepairMode};
 use crate::{CheckReport, Error, Format, OpenOptions, Result};
 
 #[cfg(test)]
 mod tests;
-
-pub use crate::model::repair_action::RepairAction;
-
-/// How far a repair goes. Each mode does what those before it do, too.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub enum RepairMode {
-    /// Room that is taken for nothing is given back.
-    Leaks,
-    /// What can be mended without doubt.
-    #[default]
-    Safe,
-    /// What leads nowhere is given up, and reads as zero afterwards, or as what the image is based on. What two parts of the disk share is
-    /// copied for one of them; nobody knows whose it was.
-    All,
-}
 
 /// Whether a repair is only planned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -152,7 +138,7 @@ impl Target {
         let image = path_found.display().to_string();
         let format = match options.format {
             Some(format) => format,
-            None => format::guess(&file, &path_found)?.to_write(&path_found)?,
+            None => detect_format::guess(&file, &path_found)?.to_write(&path_found)?,
         };
         format.require_supported(&image)?;
         match format {
@@ -224,8 +210,8 @@ impl Target {
         match self.format {
             Format::Qcow2 => qcow2::check::check(&file, &load_header(&*file, image)?, image, self.data.as_deref()),
             Format::Vdi => vdi::check::check(&*file, &vdi::header::Header::load(&*file, image)?),
-            Format::Vhd => vhd::check::check(&*file, &vhd::footer::Header::load(&*file, image)?),
-            Format::Vhdx => vhdx::check::check(&vhdx::header::Opened::load(file, Access::Read, image)?),
+            Format::Vhd => vhd::check::check(&*file, &vhd::header::Header::load(&*file, image)?),
+            Format::Vhdx => vhdx::check::check(&vhdx::opened::Opened::load(file, Access::Read, image)?),
             Format::Vmdk => match &self.vmdk {
                 Some(opened) => vmdk::check::check(opened),
                 None => Ok(CheckReport::default()),

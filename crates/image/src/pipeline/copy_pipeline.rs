@@ -7,7 +7,6 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use holdfast_block::{AlignedBuffer, BlockDevice, ExtentKind};
 
-use crate::formats::qcow2::bulk::Placed;
 use crate::pipeline::piece::Sorted;
 use crate::{Error, Result};
 
@@ -276,4 +275,30 @@ impl<'a> Exchange<'a> {
             }
         }
     }
+}
+
+/// Where bytes of a disk go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Placed {
+    /// The bytes, counted from the first that were placed.
+    pub(crate) bytes: Range<usize>,
+    /// Where in the file that [`BulkWriter::data_file`] gives.
+    pub(crate) file_offset: u64,
+}
+
+/// Whether a long job goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Continue {
+    /// It does.
+    Go,
+    /// It stops as soon as it can.
+    Stop,
+}
+
+pub(crate) fn stopped(offset: u64) -> Error {
+    Error::Device(holdfast_block::Error::io(
+        "copy",
+        offset,
+        std::io::Error::from(std::io::ErrorKind::Interrupted),
+    ))
 }

@@ -4,7 +4,10 @@ use std::ops::Range;
 
 use holdfast_block::{AlignedBuffer, BlockDevice, is_zero, to_usize};
 
-use crate::{ClusterCompressor, Result};
+use crate::Result;
+
+/// Gives a cluster compressed, or nothing where that would not be smaller.
+pub(crate) type Compress<'a> = dyn FnMut(&[u8]) -> Option<Vec<u8>> + 'a;
 
 /// Bytes of the source.
 pub(crate) struct Piece {
@@ -71,7 +74,7 @@ impl Piece {
         self,
         cluster_bytes: u64,
         below: Option<&[u8]>,
-        mut compressor: Option<&mut ClusterCompressor>,
+        mut compress: Option<&mut Compress<'_>>,
     ) -> Sorted {
         let mut parts: Vec<Part> = Vec::new();
         let mut at = 0;
@@ -84,14 +87,14 @@ impl Piece {
                     _ => parts.push(Part::AsBelow(at..end)),
                 }
             } else if !is_zero(cluster) {
-                let compressed = compressor.as_mut().and_then(|compressor| {
+                let compressed = compress.as_mut().and_then(|compress| {
                     if end - at == cluster_bytes {
-                        return compressor.compress(cluster);
+                        return compress(cluster);
                     }
                     // The last cluster of the disk is compressed with the zeroes that follow it.
                     let mut whole = cluster.to_vec();
                     whole.resize(to_usize(cluster_bytes), 0);
-                    compressor.compress(&whole)
+                    compress(&whole)
                 });
                 match (compressed, parts.last_mut()) {
                     (Some(bytes), _) => parts.push(Part::Compressed { at, bytes }),

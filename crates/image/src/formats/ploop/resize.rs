@@ -6,9 +6,9 @@ use super::check::check;
 use super::header::{AT_CYLINDERS, AT_ENTRIES, HEADER_BYTES, Header, Version};
 use super::tables::PloopTables;
 use super::{SECTOR_BYTES, header};
+use crate::allocation_table::resize::{require_sound, zero_tables};
 use crate::allocation_table::write_entries;
 use crate::file::ImageFile;
-use crate::operations::resize::{require_sound, zero_tables};
 use crate::{Error, Result};
 
 /// Gives the disk of the delta in `file` a size of `after_bytes`, a multiple of 512, durably.

@@ -19,11 +19,13 @@ use std::ops::Range;
 
 use holdfast_block::{Record, to_usize};
 
+use super::features::{AUTOCLEAR_BITMAPS, EXTENSION_BITMAPS};
 use super::geometry::OFFSET_MASK;
-use super::header::{AUTOCLEAR_BITMAPS, EXTENSION_BITMAPS, Header, TableAt};
+use super::header::Header;
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::model::bytes::to_words;
+use crate::model::qcow2_info::{BitmapState, PersistentBitmap, Recording, TableAt};
 use crate::{Error, Result};
 
 const ROW_BYTES: u64 = 24;
@@ -35,40 +37,6 @@ const DIRECTORY_BYTES_MAX: u64 = 64 << 20;
 const NAME_BYTES_MAX: u64 = 1023;
 const TABLE_BYTES_MAX: u64 = 64 << 20;
 const GRANULARITY_BITS: Range<u8> = 9..32;
-
-/// A dirty bitmap stored in a qcow2 image.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PersistentBitmap {
-    /// Its name.
-    pub name: String,
-    /// Bytes of disk per bit.
-    pub granularity_bytes: u64,
-    /// Whether its contents can be relied on.
-    pub state: BitmapState,
-    /// Whether it records new writes when a machine has the image open.
-    pub recording: Recording,
-    pub(crate) table: TableAt,
-}
-
-/// Whether a bitmap's contents can be relied on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BitmapState {
-    /// It holds every write since it was made.
-    Valid,
-    /// A program that had it open did not close it: it misses writes.
-    InUse,
-    /// A program that does not know bitmaps wrote to the image: it misses writes.
-    Stale,
-}
-
-/// Whether a bitmap records new writes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Recording {
-    /// It does.
-    Enabled,
-    /// It keeps what it has.
-    Disabled,
-}
 
 /// Where the bitmap directory lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -18,6 +18,7 @@ use super::mapping::{L2Table, set_entry_in};
 use super::refcount::{get, set};
 use crate::file::{HostFile, ImageFile};
 use crate::model::bytes::from_words;
+use crate::pipeline::copy_pipeline::Placed;
 use crate::{Compression, Error, Result};
 
 /// Small pieces are collected up to this size before they are written.
@@ -47,15 +48,6 @@ struct Stream {
     written: u64,
     /// How long the file was made.
     length: u64,
-}
-
-/// Where bytes of a disk go.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Placed {
-    /// The bytes, counted from the first that were placed.
-    pub(crate) bytes: Range<usize>,
-    /// Where in the file that [`BulkWriter::data_file`] gives.
-    pub(crate) file_offset: u64,
 }
 
 /// Refcounts of a file that only grows: blocks behind the end of the stream do not change any more.

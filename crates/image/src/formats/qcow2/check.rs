@@ -21,14 +21,15 @@ use holdfast_block::to_usize;
 use super::entry::{COPIED, DataPlace, Entry, L1_RESERVED, LOST_PLACE, Meaning, Sharing};
 use super::features::look_at_marks;
 use super::geometry::{Geometry, OFFSET_MASK, POINTER_BYTES};
-use super::header::{Header, TableAt};
+use super::header::Header;
 use super::mapping::{L2Table, entry_in, read_l2_as_is};
 use super::refcount::StoredRefcounts;
+use super::refcount_table::Counts;
 use super::snapshot;
 use crate::file::ImageFile;
-use crate::formats::qcow2::refcount_table::Counts;
 use crate::model::bytes::to_words;
 use crate::model::mapped_extent::KnownLength;
+use crate::model::qcow2_info::TableAt;
 use crate::{CheckReport, Error, ProblemKind, Result, Severity};
 use cut::Cut;
 pub(crate) use cut::is_cut;
@@ -41,7 +42,7 @@ pub(crate) fn check(
     data: Option<&dyn ImageFile>,
 ) -> Result<CheckReport> {
     let mut report = compared(&**file, data, header, image)?;
-    look_at_marks(header, &mut report);
+    look_at_marks(header.incompatible, &mut report);
     Ok(report)
 }
 

@@ -6,17 +6,18 @@ use holdfast_block::to_usize;
 
 use super::check::{Checker, count_uses};
 use super::entry::{COPIED, DataPlace, Entry, Meaning};
+use super::features::AUTOCLEAR_BITMAPS;
 use super::geometry::{OFFSET_MASK, POINTER_BYTES};
-use super::header::{AUTOCLEAR_AT, AUTOCLEAR_BITMAPS, Header, TableAt};
+use super::header::{AUTOCLEAR_AT, Header, load_header};
 use super::mapping::{entry_in, read_l2_as_is, set_entry_in};
 use super::snapshot;
 use crate::Result;
-use crate::chain::load_header;
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::model::bytes::{from_words, to_words};
 use crate::model::mapped_extent::KnownLength;
-use crate::operations::repair::RepairAction;
+use crate::model::qcow2_info::TableAt;
+use crate::model::repair_action::RepairAction;
 
 /// Gives up bitmaps that cannot be read, L1 entries and L2 entries that lead nowhere: in this order, each durably before the next.
 pub(super) fn give_up(file: &dyn ImageFile, image: &str, actions: &mut Vec<RepairAction>) -> Result<()> {

@@ -10,25 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use flate2::{Compress, Decompress, FlushCompress, FlushDecompress, Status};
 use zstd::stream::raw::{DParameter, Decoder as ZstdDecoder, InBuffer, Operation as _, OutBuffer};
 
-/// How clusters of an image are compressed; one image knows one way.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum Compression {
-    /// Deflate: every reader of qcow2 knows it.
-    #[default]
-    Zlib,
-    /// Zstandard: faster and smaller; QEMU reads it since version 5.1.
-    Zstd,
-}
-
-impl Compression {
-    /// The name, as QEMU has it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Zlib => "zlib",
-            Self::Zstd => "zstd",
-        }
-    }
-}
+use crate::Compression;
 
 /// The window of deflate streams, as a power of two.
 const DEFLATE_WINDOW_BITS: u8 = 12;
@@ -206,7 +188,8 @@ impl ClusterCompressor {
 
 #[cfg(test)]
 mod tests {
-    use super::{ClusterCompressor, Compression, Decoder};
+    use super::{ClusterCompressor, Decoder};
+    use crate::model::qcow2_info::Compression;
 
     /// Text that repeats far back, so that an unlimited window would be used.
     fn sample(length: usize) -> Vec<u8> {

@@ -13,14 +13,14 @@ use holdfast_block::{BlockDevice, BlockDeviceMut as _, MemoryDevice, to_usize};
 
 use super::check::check;
 use super::codec::ClusterCompressor;
+use super::header::load_header;
 use super::layer::Layer;
 use super::layout::{new_header, write_empty};
 use super::writer::Qcow2Mut;
-use crate::chain::load_header;
 use crate::file::ImageFile;
 use crate::file::memory::{MemoryFile, Random, RecordingFile};
+use crate::model::create_options::{CreateOptions, Qcow2Options};
 use crate::model::layered::{Below, Layered as _};
-use crate::operations::create::{CreateOptions, Qcow2Options};
 use crate::{BulkWriter, Compression};
 
 const DISK_BYTES: u64 = 300_000;

@@ -3,9 +3,6 @@
 #![deny(clippy::indexing_slicing)]
 #![cfg_attr(not(test), deny(clippy::string_slice))]
 
-use super::header::{
-    EXTENSION_FEATURE_NAMES, Extension, Header, INCOMPATIBLE_CORRUPT, INCOMPATIBLE_DIRTY, INCOMPATIBLE_KNOWN,
-};
 use crate::model::bytes::rows;
 use crate::{CheckReport, Error, ProblemKind, Result, Severity};
 
@@ -56,9 +53,9 @@ fn feature_name(extensions: &[Extension], bit: u8) -> Option<String> {
 }
 
 /// Tells what other programs have noted about the image.
-pub(super) fn look_at_marks(header: &Header, report: &mut CheckReport) {
+pub(super) fn look_at_marks(incompatible: u64, report: &mut CheckReport) {
     let mut mark = |bit: u64, severity, detail: &str| {
-        if header.incompatible & bit != 0 {
+        if incompatible & bit != 0 {
             let detail = detail.to_owned();
             report.add(severity, ProblemKind::Structure { detail });
         }
@@ -98,3 +95,25 @@ pub(crate) fn feature_names() -> Extension {
         data,
     }
 }
+
+/// A header extension, as it is stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Extension {
+    pub(crate) kind: u32,
+    pub(crate) data: Vec<u8>,
+}
+
+pub(crate) const INCOMPATIBLE_DIRTY: u64 = 1;
+pub(crate) const INCOMPATIBLE_CORRUPT: u64 = 1 << 1;
+pub(crate) const INCOMPATIBLE_DATA_FILE: u64 = 1 << 2;
+pub(crate) const INCOMPATIBLE_COMPRESSION: u64 = 1 << 3;
+pub(crate) const INCOMPATIBLE_EXTENDED_L2: u64 = 1 << 4;
+pub(crate) const INCOMPATIBLE_KNOWN: u64 = 0x1f;
+pub(crate) const COMPATIBLE_LAZY_REFCOUNTS: u64 = 1;
+pub(crate) const AUTOCLEAR_BITMAPS: u64 = 1;
+pub(crate) const AUTOCLEAR_RAW_DATA_FILE: u64 = 1 << 1;
+pub(crate) const EXTENSION_END: u32 = 0;
+pub(crate) const EXTENSION_BACKING_FORMAT: u32 = 0xe279_2aca;
+pub(crate) const EXTENSION_FEATURE_NAMES: u32 = 0x6803_f857;
+pub(crate) const EXTENSION_BITMAPS: u32 = 0x2385_2875;
+pub(crate) const EXTENSION_DATA_FILE: u32 = 0x4441_5441;

@@ -27,12 +27,18 @@
 #![deny(clippy::indexing_slicing)]
 #![cfg_attr(not(test), deny(clippy::string_slice))]
 
-use holdfast_block::Record;
+use holdfast_block::{Record, to_usize};
 
-use super::features::{refuse_encryption, refuse_unknown};
+use super::features::{
+    AUTOCLEAR_RAW_DATA_FILE, EXTENSION_END, Extension, INCOMPATIBLE_COMPRESSION, INCOMPATIBLE_DATA_FILE,
+    INCOMPATIBLE_EXTENDED_L2, refuse_encryption, refuse_unknown,
+};
 use super::geometry::{Geometry, L2Kind, POINTER_BYTES};
 use crate::error::corrupt;
+use crate::file::ImageFile;
 use crate::model::bytes::rows;
+use crate::model::format::HEAD_BYTES;
+use crate::model::qcow2_info::TableAt;
 use crate::{Compression, Error, Result};
 
 pub(crate) const MAGIC: u32 = 0x5146_49fb;
@@ -54,36 +60,6 @@ pub(crate) const AUTOCLEAR_AT: u64 = 88;
 pub(crate) const L1_BYTES_MAX: u64 = 32 << 20;
 pub(crate) const REFCOUNT_TABLE_BYTES_MAX: u64 = 8 << 20;
 const BACKING_NAME_BYTES_MAX: u32 = 1023;
-
-pub(crate) const INCOMPATIBLE_DIRTY: u64 = 1;
-pub(crate) const INCOMPATIBLE_CORRUPT: u64 = 1 << 1;
-pub(crate) const INCOMPATIBLE_DATA_FILE: u64 = 1 << 2;
-pub(crate) const INCOMPATIBLE_COMPRESSION: u64 = 1 << 3;
-pub(crate) const INCOMPATIBLE_EXTENDED_L2: u64 = 1 << 4;
-pub(crate) const INCOMPATIBLE_KNOWN: u64 = 0x1f;
-pub(crate) const COMPATIBLE_LAZY_REFCOUNTS: u64 = 1;
-pub(crate) const AUTOCLEAR_BITMAPS: u64 = 1;
-pub(crate) const AUTOCLEAR_RAW_DATA_FILE: u64 = 1 << 1;
-
-const EXTENSION_END: u32 = 0;
-pub(crate) const EXTENSION_BACKING_FORMAT: u32 = 0xe279_2aca;
-pub(crate) const EXTENSION_FEATURE_NAMES: u32 = 0x6803_f857;
-pub(crate) const EXTENSION_BITMAPS: u32 = 0x2385_2875;
-pub(crate) const EXTENSION_DATA_FILE: u32 = 0x4441_5441;
-
-/// A header extension, as it is stored.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Extension {
-    pub(crate) kind: u32,
-    pub(crate) data: Vec<u8>,
-}
-
-/// A table of pointers: a place in the file that was checked to lie within it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct TableAt {
-    pub(crate) offset: u64,
-    pub(crate) entries: u64,
-}
 
 /// A header whose fields fit together, the file, and this program.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -423,11 +399,24 @@ fn parse_compression(field: u8, incompatible: u64, image: &str) -> Result<Compre
     Ok(compression)
 }
 
+/// Reads and checks the header of a qcow2 file.
+pub(crate) fn load_header(file: &dyn ImageFile, image: &str) -> Result<Header> {
+    let file_bytes = file.length_bytes()?;
+    let mut start = vec![0; to_usize(file_bytes.min(HEAD_BYTES))];
+    file.read_at(&mut start, 0)?;
+    let cluster_bytes = 1u64 << cluster_bits_of(&start, image)?;
+    let mut head = vec![0; to_usize(file_bytes.min(cluster_bytes))];
+    file.read_at(&mut head, 0)?;
+    Header::parse(&head, file_bytes, image)
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{Extension, Header, L2Kind, TableAt};
+    use super::{Header, L2Kind};
+    use crate::formats::qcow2::features::Extension;
     use crate::formats::qcow2::features::feature_names;
     use crate::formats::qcow2::geometry::Geometry;
+    use crate::model::qcow2_info::TableAt;
     use crate::{Compression, Error};
 
     fn header() -> Header {

@@ -8,16 +8,15 @@ use proptest::test_runner::{Config, TestRunner};
 
 use super::check::check;
 use super::codec::ClusterCompressor;
-use super::header::Header;
+use super::header::{Header, load_header};
 use super::layer::Layer;
 use super::layout::new_header;
 use super::writer::Qcow2Mut;
 use super::{bitmap, snapshot};
-use crate::chain::load_header;
 use crate::file::ImageFile;
 use crate::file::memory::MemoryFile;
+use crate::model::create_options::{CreateOptions, Qcow2Options};
 use crate::model::layered::{Below, Layered as _};
-use crate::operations::create::{CreateOptions, Qcow2Options};
 use crate::{BulkWriter, Compression, Result};
 
 const DISK_BYTES: u64 = 200_000;
@@ -68,8 +67,8 @@ fn seed(qcow2: Qcow2Options) -> Vec<u8> {
     bitmaps.extend((3 * cluster_bytes).to_be_bytes());
     if header.version == 3 {
         header.autoclear |= 1;
-        header.extensions.push(super::header::Extension {
-            kind: super::header::EXTENSION_BITMAPS,
+        header.extensions.push(crate::formats::qcow2::features::Extension {
+            kind: crate::formats::qcow2::features::EXTENSION_BITMAPS,
             data: bitmaps,
         });
     }
@@ -324,15 +323,15 @@ fn a_bitmap_whose_clusters_overlap_is_damage() {
     put_words(&mut bytes, 512, std::iter::repeat_n(1024, 64));
     bytes[1024..].fill(0b0101_0101);
     let file = MemoryFile::new(bytes);
-    let table = super::header::TableAt {
+    let table = crate::model::qcow2_info::TableAt {
         offset: 512,
         entries: 64,
     };
-    let found = bitmap::PersistentBitmap {
+    let found = crate::PersistentBitmap {
         name: "b".to_owned(),
         granularity_bytes: 512,
-        state: bitmap::BitmapState::Valid,
-        recording: bitmap::Recording::Enabled,
+        state: crate::BitmapState::Valid,
+        recording: crate::Recording::Enabled,
         table,
     };
     let mut ranges = 0;

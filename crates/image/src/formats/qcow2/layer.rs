@@ -6,7 +6,7 @@ use holdfast_block::{BlockDevice, ExtentKind, ExtentList, to_usize};
 
 use super::codec::Decoder;
 use super::entry::DataPlace;
-use super::header::{Header, TableAt};
+use super::header::Header;
 use super::mapping::{Mapping, MappingParts};
 use crate::Result;
 use crate::error::corrupt;
@@ -14,6 +14,7 @@ use crate::file::ImageFile;
 use crate::model::layered::{Layered, push_file};
 use crate::model::lru::Lru;
 use crate::model::mapped_extent::{Compressed, KnownLength, Run};
+use crate::model::qcow2_info::TableAt;
 
 /// Memory for L2 tables of one layer. With 64 KiB clusters a table of that size describes 512 MiB of disk.
 pub(crate) const L2_CACHE_BYTES: u64 = 8 << 20;

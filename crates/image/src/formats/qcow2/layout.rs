@@ -1,18 +1,19 @@
 //! The first clusters of a new image.
 
-use super::features::feature_names;
-use super::geometry::{Geometry, L2Kind, POINTER_BYTES};
-use super::header::{
+use holdfast_block::to_usize;
+
+use super::features::{
     AUTOCLEAR_RAW_DATA_FILE, COMPATIBLE_LAZY_REFCOUNTS, EXTENSION_BACKING_FORMAT, EXTENSION_DATA_FILE, Extension,
-    Header, INCOMPATIBLE_COMPRESSION, INCOMPATIBLE_DATA_FILE, INCOMPATIBLE_EXTENDED_L2, L1_BYTES_MAX,
-    REFCOUNT_TABLE_BYTES_MAX, TableAt,
+    INCOMPATIBLE_COMPRESSION, INCOMPATIBLE_DATA_FILE, INCOMPATIBLE_EXTENDED_L2, feature_names,
 };
+use super::geometry::{Geometry, L2Kind, POINTER_BYTES};
+use super::header::{Header, L1_BYTES_MAX, REFCOUNT_TABLE_BYTES_MAX};
 use super::refcount::{clusters_for, set};
 use crate::file::ImageFile;
 use crate::model::bytes::from_words;
-use crate::operations::create::{CreateOptions, DataFileKind, Preallocation, Qcow2Options};
+use crate::model::create_options::{CreateOptions, DataFileKind, Preallocation, Qcow2Options};
+use crate::model::qcow2_info::TableAt;
 use crate::{Compression, Error, Format, Result};
-use holdfast_block::to_usize;
 
 fn invalid(option: &'static str, detail: impl Into<String>) -> Error {
     Error::InvalidOption {

@@ -7,13 +7,13 @@ use holdfast_block::to_usize;
 
 use super::entry::{DataPlace, Entry, Meaning};
 use super::geometry::{Geometry, OFFSET_MASK, POINTER_BYTES};
-use super::header::TableAt;
 use crate::Result;
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::model::bytes::to_words;
 use crate::model::lru::Lru;
 use crate::model::mapped_extent::{KnownLength, Run, RunKind};
+use crate::model::qcow2_info::TableAt;
 
 /// An L2 table in memory.
 pub(crate) type L2Table = Vec<u64>;

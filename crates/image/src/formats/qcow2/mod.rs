@@ -10,7 +10,7 @@ mod change;
 pub(crate) mod check;
 pub(crate) mod codec;
 pub(crate) mod entry;
-mod features;
+pub(crate) mod features;
 pub(crate) mod geometry;
 pub(crate) mod header;
 pub(crate) mod layer;
@@ -28,6 +28,7 @@ pub(crate) mod writer;
 mod clear_invalid;
 #[cfg(test)]
 mod crash_tests;
+pub(crate) mod describe;
 #[cfg(test)]
 mod hostile_tests;
 mod refcount_table;

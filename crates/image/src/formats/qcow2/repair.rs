@@ -12,20 +12,19 @@ use holdfast_block::to_usize;
 
 use super::check::{Checker, count_uses};
 use super::entry::{COPIED, DataPlace, Meaning, Sharing};
+use super::features::{INCOMPATIBLE_CORRUPT, INCOMPATIBLE_DIRTY};
 use super::geometry::{Geometry, OFFSET_MASK, POINTER_BYTES};
-use super::header::{Header, INCOMPATIBLE_AT, INCOMPATIBLE_CORRUPT, INCOMPATIBLE_DIRTY};
+use super::header::{Header, INCOMPATIBLE_AT, load_header};
 use super::mapping::{entry_in, read_l2_as_is, set_entry_in};
 use super::refcount::{StoredRefcounts, get, set};
-use super::{rebuild, reserved};
-use crate::chain::load_header;
+use super::refcount_table::Counts;
+use super::unshare_clusters::Copies;
+use super::{clear_invalid, rebuild, reserved};
 use crate::error::corrupt;
 use crate::file::ImageFile;
-use crate::formats::qcow2::clear_invalid;
-use crate::formats::qcow2::refcount_table::Counts;
-use crate::formats::qcow2::unshare_clusters::Copies;
 use crate::model::bytes::{from_words, to_words};
 use crate::model::mapped_extent::KnownLength;
-use crate::operations::repair::{RepairAction, RepairMode};
+use crate::model::repair_action::{RepairAction, RepairMode};
 use crate::{Error, Result};
 
 /// Mends the image in `file`; `data` is the file of its data, where that is another one.

@@ -3,16 +3,16 @@
 use holdfast_block::to_usize;
 
 use super::check::Checker;
+use super::clear_invalid::l1_tables;
 use super::entry::L1_RESERVED;
 use super::geometry::POINTER_BYTES;
 use super::header::Header;
 use super::mapping::{entry_in, read_l2_as_is};
 use crate::Result;
 use crate::file::ImageFile;
-use crate::formats::qcow2::clear_invalid::l1_tables;
 use crate::model::bytes::to_words;
 use crate::model::mapped_extent::KnownLength;
-use crate::operations::repair::RepairAction;
+use crate::model::repair_action::RepairAction;
 
 /// Clears the reserved bits of all L1 and L2 tables, of those of snapshots, too.
 pub(super) fn clear(

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use holdfast_block::{BlockDevice, BlockDeviceMut as _, to_usize};
 
 use super::geometry::{OFFSET_MASK, POINTER_BYTES};
-use super::header::{Header, L1_AT, L1_BYTES_MAX, SIZE_AT, TableAt};
+use super::header::{Header, L1_AT, L1_BYTES_MAX, SIZE_AT, load_header};
 use super::layer::Layer;
 use super::state::State;
 use super::writer::Qcow2Mut;
 use super::{bitmap, snapshot};
-use crate::chain::load_header;
 use crate::file::ImageFile;
 use crate::model::bytes::from_words;
+use crate::model::qcow2_info::TableAt;
 use crate::{Error, Result};
 
 /// Gives the disk of the image in `file`, which is above `backing`, a size of `after_bytes`, durably.

@@ -19,10 +19,11 @@
 
 use holdfast_block::{Record, to_usize};
 
-use super::header::{Header, L1_BYTES_MAX, TableAt};
+use super::header::{Header, L1_BYTES_MAX};
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::model::bytes::rows;
+use crate::model::qcow2_info::{InternalSnapshot, TableAt};
 use crate::{Error, Result};
 
 const ROW_BYTES: u64 = 40;
@@ -30,26 +31,6 @@ const ROW_BYTES: u64 = 40;
 const SNAPSHOT_COUNT_MAX: u32 = 65_536;
 const EXTRA_BYTES_MAX: u64 = 1024;
 const TABLE_BYTES_MAX: u64 = 64 << 20;
-
-/// A snapshot inside a qcow2 image.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct InternalSnapshot {
-    /// Unique in the image; usually a number.
-    pub id: String,
-    /// Given by the user.
-    pub name: String,
-    /// When it was taken, in seconds since 1970.
-    pub created_seconds: u32,
-    /// Nanoseconds to add.
-    pub created_nanoseconds: u32,
-    /// How long the machine had run, in nanoseconds.
-    pub machine_time_ns: u64,
-    /// Bytes of machine state (memory) stored with it.
-    pub machine_state_bytes: u64,
-    /// Size of the disk at that time.
-    pub disk_bytes: u64,
-    pub(crate) l1: TableAt,
-}
 
 /// Reads all rows of the snapshot table; also how many bytes it takes.
 pub(crate) fn load(file: &dyn ImageFile, header: &Header, image: &str) -> Result<(Vec<InternalSnapshot>, u64)> {

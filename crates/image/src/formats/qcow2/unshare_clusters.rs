@@ -6,17 +6,18 @@
 use holdfast_block::to_usize;
 
 use super::check::Checker;
+use super::clear_invalid::l1_tables;
 use super::entry::{COPIED, DataPlace, Meaning};
 use super::geometry::{Geometry, OFFSET_MASK, POINTER_BYTES};
-use super::header::{Header, TableAt};
+use super::header::Header;
 use super::mapping::{L2Table, entry_in, read_l2_as_is, set_entry_in};
+use super::refcount_table::Counts;
 use crate::Result;
 use crate::file::ImageFile;
-use crate::formats::qcow2::clear_invalid::l1_tables;
-use crate::formats::qcow2::refcount_table::Counts;
 use crate::model::bytes::{from_words, to_words};
 use crate::model::mapped_extent::KnownLength;
-use crate::operations::repair::RepairAction;
+use crate::model::qcow2_info::TableAt;
+use crate::model::repair_action::RepairAction;
 
 /// Copies that nothing leads to yet.
 pub(super) struct Copies<'a> {

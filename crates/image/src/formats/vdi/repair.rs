@@ -10,7 +10,7 @@ use crate::Result;
 use crate::allocation_table::{CutOff, copy_room};
 use crate::error::corrupt;
 use crate::file::ImageFile;
-use crate::operations::repair::{RepairAction, RepairMode};
+use crate::model::repair_action::{RepairAction, RepairMode};
 
 /// Mends the image in `file`.
 pub(crate) fn mend(file: &dyn ImageFile, image: &str, mode: RepairMode, actions: &mut Vec<RepairAction>) -> Result<()> {

@@ -6,9 +6,9 @@ use super::check::check;
 use super::header::{AT_BLOCKS, AT_DISK, Header, Kind};
 use super::tables::{VdiTables, for_each_number};
 use super::{FREE, ZERO};
+use crate::allocation_table::resize::{refuse_differencing, require_sound, zero_tables};
 use crate::allocation_table::{clear_room, write_entries};
 use crate::file::ImageFile;
-use crate::operations::resize::{refuse_differencing, require_sound, zero_tables};
 use crate::{Error, Result};
 
 /// Gives the disk of the image in `file` a size of `after_bytes`, durably.

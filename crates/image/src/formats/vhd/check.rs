@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use holdfast_block::to_usize;
 
-use super::footer::Header;
+use super::header::Header;
 use super::sparse::SparseHeader;
 use super::tables::for_each_sector;
 use super::{FREE, SECTOR_BYTES};

@@ -2,7 +2,7 @@
 
 use holdfast_block::to_usize;
 
-use super::footer::{FOOTER_BYTES, Footer, Geometry};
+use super::footer::{CREATOR, FOOTER_BYTES, Footer, Geometry};
 use super::sparse::{HEADER_BYTES, SparseHeader};
 use super::tables::DISK_BYTES_MAX;
 use super::{SECTOR_BYTES, locator};
@@ -13,8 +13,6 @@ use crate::{Error, Result};
 
 /// As everybody makes them.
 pub(crate) const BLOCK_BYTES: u64 = 2 << 20;
-/// QEMU takes the size from the footer only of programs that it knows, and from the geometry otherwise, which is another one.
-pub(super) const CREATOR: [u8; 4] = *b"win ";
 /// 2000-01-01 UTC, in seconds since 1970.
 const EPOCH_S: u64 = 946_684_800;
 

@@ -2,9 +2,10 @@
 
 use holdfast_block::to_usize;
 
-use super::checksum;
-use super::footer::{AT_CHECKSUM, AT_ID, Header};
-use super::sparse::{self, HEADER_BYTES};
+use super::footer::{AT_CHECKSUM, AT_ID};
+use super::header::Header;
+use super::sparse::HEADER_BYTES;
+use super::{checksum, sparse};
 use crate::Result;
 use crate::file::ImageFile;
 use crate::model::bytes::put;

@@ -21,6 +21,7 @@ pub(crate) mod sparse;
 pub(crate) mod stream;
 pub(crate) mod tables;
 
+pub(crate) mod header;
 #[cfg(test)]
 mod tests;
 

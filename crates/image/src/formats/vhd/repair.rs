@@ -5,7 +5,8 @@ use std::collections::HashSet;
 
 use holdfast_block::to_usize;
 
-use super::footer::{AT_CHECKSUM, FOOTER_BYTES, FOOTER_BYTES_SHORT, Footer, Header};
+use super::footer::{AT_CHECKSUM, FOOTER_BYTES, FOOTER_BYTES_SHORT, Footer};
+use super::header::Header;
 use super::sparse::SparseHeader;
 use super::tables::for_each_sector;
 use super::{FREE, SECTOR_BYTES, checksum};
@@ -15,7 +16,7 @@ use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::model::bytes::put;
 use crate::model::info::ImageKind;
-use crate::operations::repair::{RepairAction, RepairMode};
+use crate::model::repair_action::{RepairAction, RepairMode};
 
 /// Mends the image in `file`.
 pub(crate) fn mend(file: &dyn ImageFile, image: &str, mode: RepairMode, actions: &mut Vec<RepairAction>) -> Result<()> {

@@ -6,15 +6,16 @@ use std::sync::Arc;
 
 use holdfast_block::{Record, to_usize};
 
-use super::footer::{FOOTER_BYTES, Footer, Header};
+use super::footer::{FOOTER_BYTES, Footer};
+use super::header::Header;
 use super::sparse::{AT_CHECKSUM, AT_ENTRY_COUNT, HEADER_BYTES, SparseHeader};
 use super::tables::{DISK_BYTES_MAX, for_each_sector};
 use super::{FREE, SECTOR_BYTES, check, checksum};
+use crate::allocation_table::resize::{refuse_differencing, require_sound, zero_tables};
 use crate::allocation_table::{clear_room, copy_room};
 use crate::file::ImageFile;
 use crate::model::bytes::put;
 use crate::model::info::ImageKind;
-use crate::operations::resize::{refuse_differencing, require_sound, zero_tables};
 use crate::{Error, Result};
 
 /// What a table is written by.

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use holdfast_block::to_usize;
 
-use super::footer::{FOOTER_BYTES, FOOTER_BYTES_SHORT, FooterBytes, Header};
+use super::footer::{FOOTER_BYTES, FOOTER_BYTES_SHORT, FooterBytes};
+use super::header::Header;
 use super::sparse::SparseHeader;
 use super::{FREE, SECTOR_BYTES};
 use crate::allocation_table::bits::BitOrder;

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use holdfast_block::{BlockDevice, BlockDeviceMut as _, MemoryDevice, to_usize};
 
 use super::create::{NewVhd, write_empty};
-use super::footer::{Geometry, Header};
+use super::footer::Geometry;
+use super::header::Header;
 use super::stream::VhdStream;
 use super::{check, checksum};
 use crate::allocation_table::TableLayer;

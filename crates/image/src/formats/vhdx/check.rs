@@ -1,7 +1,8 @@
 //! Holding the table of blocks against the file.
 
 use super::MIB;
-use super::header::{Opened, Twin, broken_twins};
+use super::header::{Twin, broken_twins};
+use super::opened::Opened;
 use super::tables::{Entry, bits_end, block_end, block_of, for_each_block, is_of_bits, state};
 use crate::{CheckReport, ProblemKind, Result, Severity};
 

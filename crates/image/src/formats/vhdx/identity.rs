@@ -2,7 +2,7 @@
 //!
 //! Children know their parent by the GUID of its last modification, which stays: the data is what it was.
 
-use super::header::Opened;
+use super::opened::Opened;
 use crate::Result;
 use crate::model::identity::ImageId;
 

@@ -29,6 +29,7 @@ pub(crate) mod repair;
 pub(crate) mod resize;
 pub(crate) mod tables;
 
+pub(crate) mod opened;
 #[cfg(test)]
 mod tests;
 

@@ -4,12 +4,13 @@
 use std::sync::Arc;
 
 use super::MIB;
-use super::header::{Header, Opened, Twin, broken_twins, mend_regions};
+use super::header::{Header, Twin, broken_twins, mend_regions};
+use super::opened::Opened;
 use super::tables::{Entry, for_each_block, is_of_bits, state};
 use crate::allocation_table::CutOff;
 use crate::file::{Access, ImageFile};
 use crate::model::identity::ImageId;
-use crate::operations::repair::{RepairAction, RepairMode};
+use crate::model::repair_action::{RepairAction, RepairMode};
 use crate::{Error, Result};
 
 /// Mends the image in `file`.

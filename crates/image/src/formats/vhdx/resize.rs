@@ -8,14 +8,15 @@ use std::sync::Arc;
 
 use holdfast_block::to_usize;
 
-use super::header::{Opened, REGION_BAT, Region, move_region};
+use super::header::{REGION_BAT, Region, move_region};
 use super::metadata::{DISK_BYTES_MAX, Metadata};
+use super::opened::Opened;
 use super::tables::{Entry, VhdxTables, for_each_block, is_of_bits, state};
 use super::{MIB, check};
 use crate::allocation_table::clear_room;
+use crate::allocation_table::resize::{refuse_differencing, require_sound, zero_tables};
 use crate::file::{Access, ImageFile};
 use crate::model::identity::ImageId;
-use crate::operations::resize::{refuse_differencing, require_sound, zero_tables};
 use crate::{Error, Result};
 
 /// What a table is copied by.

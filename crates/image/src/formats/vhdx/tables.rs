@@ -6,8 +6,9 @@ use std::sync::Arc;
 use holdfast_block::to_usize;
 
 use super::MIB;
-use super::header::{Header, Opened, Region};
+use super::header::{Header, Region};
 use super::metadata::Metadata;
+use super::opened::Opened;
 use crate::allocation_table::bits::BitOrder;
 use crate::allocation_table::pages::Pages;
 use crate::allocation_table::{Tables, clear_room, end_of_block, for_each_entry};

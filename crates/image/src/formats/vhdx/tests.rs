@@ -5,8 +5,8 @@ use std::sync::Arc;
 use holdfast_block::{BlockDevice, to_usize};
 
 use super::create::{NewVhdx, write_empty};
-use super::header::Opened;
 use super::metadata::Parent;
+use super::opened::Opened;
 use super::tables::VhdxTables;
 use super::{MIB, checksum, seal};
 use crate::allocation_table::TableLayer;

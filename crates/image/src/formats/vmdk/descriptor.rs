@@ -14,7 +14,6 @@
 
 use std::ops::Range;
 
-use super::identity::{IMAGE, IMAGE_OF_VMWARE, PARENT, of_vmware, parse_id};
 use crate::error::corrupt;
 use crate::model::identity::ImageId;
 use crate::model::windows_path::from_windows;
@@ -212,4 +211,28 @@ impl NamedExtent {
         };
         Ok(Some(Self { sectors, kind }))
     }
+}
+
+pub(crate) const IMAGE: &str = "ddb.uuid.image";
+pub(crate) const IMAGE_OF_VMWARE: &str = "ddb.uuid";
+pub(crate) const PARENT: &str = "ddb.uuid.parent";
+
+/// A UUID as VirtualBox spells it, or as VMware does: `60 00 c2 9e 7d 51 4f 1a-8d 3c ...`.
+pub(crate) fn parse_id(value: &str) -> Option<ImageId> {
+    if let Ok(id) = value.parse() {
+        return Some(id);
+    }
+    let digits: String = value
+        .chars()
+        .filter(|character| !matches!(character, ' ' | '-'))
+        .collect();
+    let number = u128::from_str_radix(&digits, 16).ok().filter(|_| digits.len() == 32)?;
+    Some(ImageId(number.to_be_bytes()))
+}
+
+/// As VMware spells it.
+pub(crate) fn of_vmware(id: ImageId) -> String {
+    let pairs: Vec<String> = id.0.iter().map(|byte| format!("{byte:02x}")).collect();
+    let halves: Vec<String> = pairs.chunks(8).map(|half| half.join(" ")).collect();
+    halves.join("-")
 }

@@ -25,7 +25,6 @@ use std::ops::Range;
 use holdfast_block::{Record, to_usize};
 
 use super::SECTOR_BYTES;
-use super::stream::PADDING_BYTES_MAX;
 use crate::allocation_table::for_each_entry;
 use crate::error::corrupt;
 use crate::file::ImageFile;
@@ -297,3 +296,6 @@ pub(crate) fn descriptor_of(file: &dyn ImageFile) -> Result<Vec<u8>> {
     }
     Ok(text)
 }
+
+/// Zeroes that may be behind the end.
+pub(crate) const PADDING_BYTES_MAX: u64 = 1 << 20;

@@ -7,36 +7,13 @@ use std::sync::Arc;
 
 use holdfast_block::to_usize;
 
+use super::descriptor::{IMAGE, IMAGE_OF_VMWARE, PARENT, of_vmware};
+use super::disk::{TextPlace, Vmdk};
 use super::extent::SparseExtent;
 use super::tables::{PartKind, has_overlap};
-use crate::chain::vmdk::{TextPlace, Vmdk};
 use crate::file::ImageFile;
 use crate::model::identity::ImageId;
 use crate::{Error, Result};
-
-pub(super) const IMAGE: &str = "ddb.uuid.image";
-pub(super) const IMAGE_OF_VMWARE: &str = "ddb.uuid";
-pub(super) const PARENT: &str = "ddb.uuid.parent";
-
-/// A UUID as VirtualBox spells it, or as VMware does: `60 00 c2 9e 7d 51 4f 1a-8d 3c ...`.
-pub(super) fn parse_id(value: &str) -> Option<ImageId> {
-    if let Ok(id) = value.parse() {
-        return Some(id);
-    }
-    let digits: String = value
-        .chars()
-        .filter(|character| !matches!(character, ' ' | '-'))
-        .collect();
-    let number = u128::from_str_radix(&digits, 16).ok().filter(|_| digits.len() == 32)?;
-    Some(ImageId(number.to_be_bytes()))
-}
-
-/// As VMware spells it.
-pub(super) fn of_vmware(id: ImageId) -> String {
-    let pairs: Vec<String> = id.0.iter().map(|byte| format!("{byte:02x}")).collect();
-    let halves: Vec<String> = pairs.chunks(8).map(|half| half.join(" ")).collect();
-    halves.join("-")
-}
 
 /// Gives an image another identity, durably; and its own file the name `name`, where it is one.
 pub(crate) fn set(vmdk: &Vmdk, image: &str, id: ImageId, name: Option<&str>) -> Result<()> {
@@ -161,7 +138,8 @@ fn with_new_entry(text: &[u8], key: &str, value: &str) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use super::{IMAGE, IMAGE_OF_VMWARE, of_vmware, parse_id, with_entry, with_new_entry, with_own_name};
+    use super::{with_entry, with_new_entry, with_own_name};
+    use crate::formats::vmdk::descriptor::{IMAGE, IMAGE_OF_VMWARE, of_vmware, parse_id};
 
     #[test]
     fn both_spellings_are_read_and_written() {

@@ -17,6 +17,7 @@ pub(crate) mod stream;
 pub(crate) mod tables;
 
 pub(crate) mod concatenated;
+pub(crate) mod disk;
 mod overlap;
 mod redundant_directory;
 #[cfg(test)]

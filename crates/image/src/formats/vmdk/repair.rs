@@ -4,12 +4,12 @@
 use super::SECTOR_BYTES;
 use super::check::check_sparse;
 use super::extent::{AT_IS_OPEN, SparseExtent};
+use super::redundant_directory::{Finding, Side, Twins};
 use super::tables::{Opened, PartKind};
 use crate::allocation_table::copy_room;
 use crate::error::corrupt;
 use crate::file::ImageFile;
-use crate::formats::vmdk::redundant_directory::{Finding, Side, Twins};
-use crate::operations::repair::{RepairAction, RepairMode};
+use crate::model::repair_action::{RepairAction, RepairMode};
 use crate::{CheckReport, Result};
 
 /// Mends all sparse extents of an image, each by itself.

@@ -6,10 +6,11 @@ mod samples;
 
 use holdfast_block::to_usize;
 
-use super::{Repair, RepairAction, RepairMode};
+use super::{Repair, RepairAction};
 use crate::Format;
 use crate::file::memory::Random;
 use crate::formats::{vhd, vhdx};
+use crate::model::repair_action::RepairMode;
 use samples::{FORMATS, bytes_of, damaged, memory, mended, sample, sectors, target};
 
 #[test]

@@ -6,16 +6,16 @@ use holdfast_block::{BlockDevice, BlockDeviceMut as _, MemoryDevice, to_usize};
 
 use crate::allocation_table::TableLayer;
 use crate::allocation_table::writer::TableMut;
-use crate::chain::load_header;
 use crate::file::memory::{MemoryFile, Random, RecordingFile};
 use crate::file::{Access, ImageFile};
+use crate::formats::qcow2::header::load_header;
 use crate::formats::qcow2::layer::Layer;
 use crate::formats::qcow2::layout::{new_header, write_empty};
 use crate::formats::qcow2::writer::Qcow2Mut;
 use crate::formats::{ploop, qcow2, vdi, vhd, vhdx};
+use crate::model::create_options::{CreateOptions, Qcow2Options};
 use crate::model::info::ImageKind;
 use crate::model::layered::{Below, Layered as _};
-use crate::operations::create::{CreateOptions, Qcow2Options};
 use crate::{CheckReport, ImageId, ProblemKind, Result, Severity};
 
 const KIB: u64 = 1 << 10;
@@ -221,13 +221,13 @@ fn tables_case(
 fn a_vhd_that_crashes_while_it_is_resized_has_one_size_or_the_other() {
     let format = Format {
         open: |file| {
-            let header = vhd::footer::Header::load(&**file, "image")?;
+            let header = vhd::header::Header::load(&**file, "image")?;
             let tables = vhd::tables::of("image".into(), header, Arc::clone(file));
             Ok(TableLayer::new("image".into(), Arc::clone(file), tables, None))
         },
         resize: vhd::resize::resize,
         check: |file| {
-            let mut report = vhd::check::check(&**file, &vhd::footer::Header::load(&**file, "image")?)?;
+            let mut report = vhd::check::check(&**file, &vhd::header::Header::load(&**file, "image")?)?;
             // One footer has the new size already, the other one not yet.
             let is_footer = |kind: &ProblemKind| matches!(kind, ProblemKind::Structure { detail } if detail.contains("copy of the footer"));
             let differing = report.problems.iter();
@@ -263,12 +263,12 @@ fn a_vhd_that_crashes_while_it_is_resized_has_one_size_or_the_other() {
 fn a_vhdx_that_crashes_while_it_is_resized_has_one_size_or_the_other() {
     let format = Format {
         open: |file| {
-            let opened = vhdx::header::Opened::load(Arc::clone(file), Access::Write, "image")?;
+            let opened = vhdx::opened::Opened::load(Arc::clone(file), Access::Write, "image")?;
             let tables = Box::new(vhdx::tables::VhdxTables::new("image".into(), opened));
             Ok(TableLayer::new("image".into(), Arc::clone(file), tables, None))
         },
         resize: vhdx::resize::resize,
-        check: |file| vhdx::check::check(&vhdx::header::Opened::load(Arc::clone(file), Access::Read, "image")?),
+        check: |file| vhdx::check::check(&vhdx::opened::Opened::load(Arc::clone(file), Access::Read, "image")?),
     };
     for (name, kind, sizes) in [
         ("dynamic", ImageKind::Dynamic, (2 * MIB + 512 * 7, 4 * MIB)),

@@ -32,6 +32,7 @@ mod tests;
 use std::ops::Range;
 
 use super::SECTOR_BYTES;
+use crate::model::info::Delta;
 use crate::{ImageId, Result};
 
 pub(crate) use file::load_from;
@@ -58,28 +59,6 @@ pub struct DiskDescriptor {
     deltas: Vec<Delta>,
     /// Where identities stand in the text.
     ids: Vec<(ImageId, Range<usize>)>,
-}
-
-/// A file of a disk of Parallels or ploop.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Delta {
-    /// Its GUID, by which it is also the name of a snapshot.
-    pub id: ImageId,
-    /// What it differs from; none for the root.
-    pub parent: Option<ImageId>,
-    /// What is in the file.
-    pub kind: DeltaKind,
-    /// The file as it is named: relative to the folder of the descriptor, or absolute.
-    pub file: String,
-}
-
-/// What is in a file of a disk of Parallels or ploop.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DeltaKind {
-    /// `Compressed`: an expanding image, which says of each cluster whether it has it.
-    Expanding,
-    /// `Plain`: the bytes of the disk.
-    Plain,
 }
 
 impl DiskDescriptor {

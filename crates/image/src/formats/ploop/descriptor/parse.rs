@@ -5,8 +5,9 @@ use std::ops::Range;
 
 use roxmltree::{Document, Node, ParsingOptions};
 
-use super::{DELTA_COUNT_MAX, Delta, DeltaKind, DiskDescriptor, SECTOR_BYTES, TEXT_BYTES_MAX};
+use super::{DELTA_COUNT_MAX, DiskDescriptor, SECTOR_BYTES, TEXT_BYTES_MAX};
 use crate::error::corrupt;
+use crate::model::info::{Delta, DeltaKind};
 use crate::{Error, ImageId, Result};
 
 /// A disk with a thousand deltas has thirty thousand.

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use super::{DELTA_COUNT_MAX, DeltaKind, DiskDescriptor, TEXT_BYTES_MAX, is_descriptor};
+use super::{DELTA_COUNT_MAX, DiskDescriptor, TEXT_BYTES_MAX, is_descriptor};
+use crate::model::info::DeltaKind;
 use crate::{Error, ImageId};
 
 /// By hand, in the form that libyal's description of the format shows of Parallels Desktop: with elements that QEMU's

@@ -2,8 +2,8 @@
 
 use super::super::bitmap;
 use super::super::geometry::POINTER_BYTES;
-use super::super::header::AUTOCLEAR_BITMAPS;
 use super::Checker;
+use crate::formats::qcow2::features::AUTOCLEAR_BITMAPS;
 use crate::{ProblemKind, Result};
 
 impl Checker<'_> {

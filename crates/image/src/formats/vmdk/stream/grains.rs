@@ -5,18 +5,15 @@ use std::io::Read;
 use holdfast_block::{Record, to_usize};
 use libdeflater::Decompressor;
 
+use super::preamble::Front;
 use super::{END_OF_STREAM, FOOTER, GRAIN_MARKER_BYTES, SECTOR_BYTES, Sector, check_stored, grain_marker, inflate};
 use crate::error::corrupt;
-use crate::formats::vmdk::extent::{MAGIC, SparseExtent};
-use crate::formats::vmdk::stream::preamble::Front;
+use crate::formats::vmdk::extent::{MAGIC, PADDING_BYTES_MAX, SparseExtent};
 use crate::model::forward_reader::Coming;
 use crate::{Error, Result};
 
 /// What is not grains has no longer parts.
 const METADATA_BYTES_MAX: u64 = 64 << 20;
-/// Zeroes that may be behind the end.
-pub(crate) const PADDING_BYTES_MAX: u64 = 1 << 20;
-
 /// A grain on its way; its buffers are used again for others.
 #[derive(Default)]
 pub(super) struct Grain {

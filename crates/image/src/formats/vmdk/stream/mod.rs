@@ -26,7 +26,6 @@ pub(crate) mod specimen;
 mod tests;
 mod writer;
 
-pub(crate) use grains::PADDING_BYTES_MAX;
 pub use reader::{StreamGrain, StreamReader};
 pub use writer::{StreamOptions, StreamWritten, write_stream_optimized};
 

@@ -56,7 +56,7 @@ pub struct StreamWritten {
 /// time, and each byte of data is read once, by several threads that take their pieces in order; what is zero is left out. The same
 /// device with the same options is the same stream, byte by byte.
 ///
-/// `progress` as in [`fill`](crate::operations::fill). In memory are some MiB for each thread, and the directory: 128 KiB for each TiB of the disk, which may
+/// `progress` as in [`fill`](crate::fill). In memory are some MiB for each thread, and the directory: 128 KiB for each TiB of the disk, which may
 /// have 64.
 ///
 /// # Errors
@@ -99,7 +99,7 @@ pub fn write_stream_optimized(
                 buffer: piece.buffer,
                 writes: Vec::new(),
             }),
-            Continue::Stop => Err(crate::operations::fill::stopped(reached)),
+            Continue::Stop => Err(crate::pipeline::copy_pipeline::stopped(reached)),
         }
     })?;
     stream.finish()

@@ -2,7 +2,6 @@
 
 use holdfast_block::to_usize;
 
-use super::super::RepairMode;
 use super::samples::{
     be64, bytes_of, damaged, memory, mended, names, new_vhd, put, repair, sample, survive, untouched,
 };
@@ -11,6 +10,7 @@ use crate::file::Access;
 use crate::file::memory::MemoryFile;
 use crate::formats::{vhd, vhdx, vmdk};
 use crate::model::info::ImageKind;
+use crate::model::repair_action::RepairMode;
 
 #[test]
 fn footers_of_a_vhd_are_written_from_their_copies() {
@@ -114,7 +114,7 @@ fn what_a_vhdx_has_twice_is_mended_from_its_twin() {
         RepairMode::All,
         &["log-given-up"],
     );
-    let opened = vhdx::header::Opened::load(memory(image.clone()), Access::Read, "image").unwrap();
+    let opened = vhdx::opened::Opened::load(memory(image.clone()), Access::Read, "image").unwrap();
     let entry = to_usize(opened.bat.offset);
     let past = damaged(&image, |image| put(image, entry, &(1_u64 << 40 | 6).to_le_bytes()));
     let (actions, report) = survive("a block past the end", Format::Vhdx, &past, RepairMode::All);

@@ -1,11 +1,12 @@
 //! Images of qcow2.
 
-use super::super::{Repair, RepairAction, RepairMode};
+use super::super::{Repair, RepairAction};
 use super::samples::{
     Damage, Places, be64, bytes_of, damaged, memory, mended, names, places, put, sample, sample_qcow2, sectors,
     survive, target, untouched,
 };
-use crate::operations::create::Qcow2Options;
+use crate::model::create_options::Qcow2Options;
+use crate::model::repair_action::RepairMode;
 use crate::{Format, ProblemKind};
 
 #[test]

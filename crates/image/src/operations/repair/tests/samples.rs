@@ -5,21 +5,22 @@ use std::sync::Arc;
 
 use holdfast_block::{BlockDeviceMut as _, to_usize};
 
-use super::super::{Repair, RepairAction, RepairMode, Target};
+use super::super::{Repair, RepairAction, Target};
 use crate::allocation_table::writer::TableMut;
 use crate::allocation_table::{TableLayer, Tables};
-use crate::chain::load_header;
 use crate::file::memory::{MemoryFile, Random, RecordingFile};
 use crate::file::{Access, ImageFile};
+use crate::formats::qcow2::header::load_header;
 use crate::formats::qcow2::layer::Layer;
 use crate::formats::qcow2::layout::{new_header, write_empty};
 use crate::formats::qcow2::writer::Qcow2Mut;
 use crate::formats::vmdk::concatenated::Joined;
 use crate::formats::vmdk::tables::{Opened, Part, PartKind, VmdkTables};
 use crate::formats::{ploop, vdi, vhd, vhdx, vmdk};
+use crate::model::create_options::{CreateOptions, Qcow2Options};
 use crate::model::info::ImageKind;
 use crate::model::layered::{Below, Layered};
-use crate::operations::create::{CreateOptions, Qcow2Options};
+use crate::model::repair_action::RepairMode;
 use crate::{CheckReport, Format, ImageId, ProblemKind, Result, Severity};
 
 pub(super) const DISK_BYTES: u64 = 98_304 + 512;
@@ -73,11 +74,11 @@ pub(super) fn layer(format: Format, file: &Arc<dyn ImageFile>) -> Result<Box<dyn
             of_tables(file, Box::new(tables))
         }
         Format::Vhd => {
-            let header = vhd::footer::Header::load(&**file, "image")?;
+            let header = vhd::header::Header::load(&**file, "image")?;
             of_tables(file, vhd::tables::of("image".into(), header, Arc::clone(file)))
         }
         Format::Vhdx => {
-            let opened = vhdx::header::Opened::load(Arc::clone(file), Access::Read, "image")?;
+            let opened = vhdx::opened::Opened::load(Arc::clone(file), Access::Read, "image")?;
             let replayed = Arc::clone(&opened.file);
             of_tables(
                 &replayed,
@@ -120,11 +121,11 @@ pub(super) fn sample(format: Format) -> Vec<u8> {
                 table_layer(Box::new(vdi::tables::VdiTables::new("image".into(), header, Arc::clone(&file))) as Box<_>)
             }
             Format::Vhd => {
-                let header = vhd::footer::Header::load(&*file, "image").unwrap();
+                let header = vhd::header::Header::load(&*file, "image").unwrap();
                 table_layer(vhd::tables::of("image".into(), header, Arc::clone(&file)))
             }
             Format::Vhdx => {
-                let opened = vhdx::header::Opened::load(Arc::clone(&file), Access::Write, "image").unwrap();
+                let opened = vhdx::opened::Opened::load(Arc::clone(&file), Access::Write, "image").unwrap();
                 table_layer(Box::new(vhdx::tables::VhdxTables::new("image".into(), opened)))
             }
             Format::Vmdk => table_layer(Box::new(

@@ -1,0 +1,46 @@
+//! What the formats have in common where an image gets another size.
+
+use std::sync::Arc;
+
+use holdfast_block::BlockDeviceMut as _;
+
+use crate::allocation_table::writer::TableMut;
+use crate::allocation_table::{TableLayer, Tables};
+use crate::file::ImageFile;
+use crate::{CheckReport, Error, ProblemKind, Result, Severity};
+
+/// Refuses an image that contradicts itself: moving its tables would make that worse.
+pub(crate) fn require_sound(report: &CheckReport, image: &str) -> Result<()> {
+    // What is cut short in the middle leaves copies of a footer that differ, and doing it again mends that.
+    let is_damage = |kind: &ProblemKind| !matches!(kind, ProblemKind::Structure { .. });
+    let mut problems = report.problems.iter();
+    match problems.find(|problem| problem.severity == Severity::Corruption && is_damage(&problem.kind)) {
+        None => Ok(()),
+        Some(problem) => Err(Error::NotResizable {
+            image: image.to_owned(),
+            detail: format!("it is damaged: {}", problem.kind),
+        }),
+    }
+}
+
+/// Makes what the tables of an image have in `range` of its disk zero, durably; no parent is below it.
+pub(crate) fn zero_tables(
+    file: &Arc<dyn ImageFile>,
+    image: &str,
+    tables: Box<dyn Tables>,
+    range: std::ops::Range<u64>,
+) -> Result<()> {
+    let layer = TableLayer::new(image.into(), Arc::clone(file), tables, None);
+    let device = TableMut::new(layer);
+    device.write_zeroes(range)?;
+    Ok(device.flush()?)
+}
+
+/// The error of images that differ from a parent, which has the size of its children.
+pub(crate) fn refuse_differencing(image: &str) -> Error {
+    Error::NotResizable {
+        image: image.to_owned(),
+        detail: "it differs from a parent, and hypervisors take it only in the size of that; convert it to an image of its own"
+            .to_owned(),
+    }
+}

@@ -1,0 +1,113 @@
+//! The whole header of an image: its footer, and the header of the table where it has one.
+
+use holdfast_block::to_usize;
+
+use super::footer::{FOOTER_BYTES, FOOTER_BYTES_SHORT, Footer, FooterBytes};
+use super::sparse::SparseHeader;
+use crate::Result;
+use crate::error::corrupt;
+use crate::file::ImageFile;
+use crate::model::info::{BlockInfo, ImageKind, ParentInfo, USUAL_SECTOR_BYTES};
+
+/// All that an image says of itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Header {
+    pub(crate) footer: Footer,
+    /// Of all but fixed images.
+    pub(crate) sparse: Option<SparseHeader>,
+    /// The footer as it stands, with what other programs keep in it.
+    pub(crate) footer_bytes: Box<FooterBytes>,
+    /// Whether the footer at the end is as it should be; where it is not, its copy counts.
+    pub(crate) has_footer_at_end: bool,
+    /// Whether that has 511 bytes only.
+    pub(crate) is_footer_short: bool,
+}
+
+impl Header {
+    /// Reads the header of `file`, called `image`.
+    pub(crate) fn load(file: &dyn ImageFile, image: &str) -> Result<Self> {
+        let file_bytes = file.length_bytes()?;
+        if file_bytes < FOOTER_BYTES_SHORT {
+            return Err(corrupt(
+                image,
+                "footer",
+                0,
+                format!("the file has {file_bytes} bytes, too few for one"),
+            ));
+        }
+        let footer_at = |at: u64| {
+            let mut bytes = [0; to_usize(FOOTER_BYTES)];
+            file.read_at(&mut bytes, at)?;
+            Footer::parse(&bytes, at, image).map(|footer| (footer, Box::new(bytes)))
+        };
+        let mut at_end = footer_at(file_bytes.saturating_sub(FOOTER_BYTES));
+        let mut is_footer_short = false;
+        if at_end.is_err()
+            && let Ok(short) = footer_at(file_bytes - FOOTER_BYTES_SHORT)
+        {
+            (at_end, is_footer_short) = (Ok(short), true);
+        }
+        let has_footer_at_end = at_end.is_ok();
+        let (footer, footer_bytes) = match at_end {
+            Ok(found) => found,
+            // A program that was killed while the image grew; only those that grow have a copy.
+            Err(error) => match footer_at(0) {
+                Ok(copy) if copy.0.kind != ImageKind::Fixed => copy,
+                _ => return Err(error),
+            },
+        };
+        let disk_bytes = footer.disk_bytes();
+        if footer.kind == ImageKind::Fixed && disk_bytes > start_of_footer(file_bytes, is_footer_short) {
+            return Err(corrupt(
+                image,
+                "footer",
+                48,
+                format!("the disk has {disk_bytes} bytes, and the file {file_bytes}"),
+            ));
+        }
+        let sparse = match footer.kind {
+            ImageKind::Fixed => None,
+            _ => Some(SparseHeader::load(file, file_bytes, &footer, image)?),
+        };
+        Ok(Self {
+            footer,
+            sparse,
+            footer_bytes,
+            has_footer_at_end,
+            is_footer_short,
+        })
+    }
+
+    /// Where the footer at the end begins in a file of `file_bytes`; their end where there is none.
+    pub(crate) fn footer_start(&self, file_bytes: u64) -> u64 {
+        if self.has_footer_at_end {
+            start_of_footer(file_bytes, self.is_footer_short)
+        } else {
+            file_bytes
+        }
+    }
+
+    /// What there is to know about it.
+    pub(crate) fn describe(&self) -> BlockInfo {
+        let sparse = self.sparse.as_ref();
+        BlockInfo {
+            kind: self.footer.kind,
+            block_bytes: sparse.map_or(self.footer.disk_bytes(), |sparse| sparse.block_bytes),
+            sector_bytes: USUAL_SECTOR_BYTES,
+            id: Some(self.footer.id),
+            modification: None,
+            parent: sparse
+                .filter(|_| self.footer.kind == ImageKind::Differencing)
+                .map(|sparse| ParentInfo {
+                    id: Some(sparse.parent),
+                    modification: None,
+                    names: sparse.parent_names.clone(),
+                }),
+            creator: Some(String::from_utf8_lossy(&self.footer.creator).trim_end().to_owned()),
+        }
+    }
+}
+
+pub(crate) fn start_of_footer(file_bytes: u64, is_short: bool) -> u64 {
+    file_bytes.saturating_sub(if is_short { FOOTER_BYTES_SHORT } else { FOOTER_BYTES })
+}

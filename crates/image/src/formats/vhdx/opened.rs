@@ -1,0 +1,94 @@
+//! An opened image: its headers and metadata, read through its log.
+
+use std::sync::Arc;
+
+use holdfast_block::Record;
+
+use super::header::{Header, Region, SIGNATURE, load_regions};
+use super::log::Replayed;
+use super::metadata::{DISK_ID, DISK_SIZE, Metadata};
+use crate::Result;
+use crate::error::corrupt;
+use crate::file::{Access, ImageFile};
+use crate::model::bytes::le_utf16;
+use crate::model::info::{BlockInfo, ImageKind, ParentInfo};
+
+/// All that an image says of itself, with the file as it is when its log is replayed.
+pub(crate) struct Opened {
+    pub(crate) header: Header,
+    pub(crate) bat: Region,
+    pub(crate) metadata: Metadata,
+    /// Where the metadata has the identity of the disk.
+    pub(crate) id_at: u64,
+    /// Where it has the size of the disk.
+    pub(crate) size_at: u64,
+    pub(crate) creator: String,
+    pub(crate) file: Arc<dyn ImageFile>,
+    /// Whether there was something in the log: the image was not closed.
+    pub(crate) has_log: bool,
+}
+
+impl Opened {
+    /// Reads what the image in `file` says. A log is replayed in memory, and in the file only where that is to be written.
+    pub(crate) fn load(file: Arc<dyn ImageFile>, access: Access, image: &str) -> Result<Self> {
+        let mut start = [0; 520];
+        file.read_at(&mut start, 0)?;
+        if !start.starts_with(SIGNATURE) {
+            return Err(corrupt(image, "file identifier", 0, "there is none"));
+        }
+        let creator = le_utf16(Record::new(&start).field::<8, 512>());
+        let mut header = Header::load(&*file, image)?;
+        let mut replayed = Replayed::load(Arc::clone(&file), &header, image)?;
+        let has_log = replayed.is_some();
+        if access == Access::Write
+            && let Some(replayed) = replayed.take()
+        {
+            replayed.store(&mut header, image)?;
+        }
+        let file = replayed.map_or(file, |replayed| Arc::new(replayed) as Arc<dyn ImageFile>);
+        let (bat, region) = load_regions(&*file, image)?;
+        let metadata = Metadata::load(&*file, region, image)?;
+        let id_at = super::metadata::place_of(&*file, region, DISK_ID, image)?;
+        let size_at = super::metadata::place_of(&*file, region, DISK_SIZE, image)?;
+        let needed = metadata.entry_count() * 8;
+        if needed > bat.length_bytes || bat.offset + needed > file.length_bytes()? {
+            return Err(corrupt(
+                image,
+                "region table",
+                bat.offset,
+                format!("the table of blocks has {} bytes, and needs {needed}", bat.length_bytes),
+            ));
+        }
+        Ok(Self {
+            header,
+            bat,
+            metadata,
+            id_at,
+            size_at,
+            creator,
+            file,
+            has_log,
+        })
+    }
+
+    /// What there is to know about it.
+    pub(crate) fn describe(&self) -> BlockInfo {
+        BlockInfo {
+            kind: match (self.metadata.has_parent, self.metadata.is_fixed) {
+                (true, _) => ImageKind::Differencing,
+                (false, true) => ImageKind::Fixed,
+                (false, false) => ImageKind::Dynamic,
+            },
+            block_bytes: self.metadata.block_bytes,
+            sector_bytes: self.metadata.sector_bytes,
+            id: Some(self.metadata.id),
+            modification: Some(self.header.data_write.to_string()),
+            parent: self.metadata.parent.as_ref().map(|parent| ParentInfo {
+                id: None,
+                modification: Some(parent.linkage.to_string()),
+                names: parent.names.clone(),
+            }),
+            creator: Some(self.creator.clone()).filter(|creator| !creator.is_empty()),
+        }
+    }
+}

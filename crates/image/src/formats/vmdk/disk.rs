@@ -1,0 +1,60 @@
+//! An opened VMDK.
+
+use std::ops::Range;
+use std::path::PathBuf;
+
+use super::SECTOR_BYTES;
+use super::descriptor::{Descriptor, NO_PARENT};
+use super::tables::{Opened, PartKind};
+use crate::model::info::{BlockInfo, ImageKind, ParentInfo, USUAL_SECTOR_BYTES};
+
+/// An opened VMDK.
+pub(crate) struct Vmdk {
+    pub(crate) descriptor: Descriptor,
+    pub(crate) text: TextPlace,
+    pub(crate) opened: Opened,
+    /// The files that the descriptor names, beside the one that it is in.
+    pub(crate) extent_files: Vec<PathBuf>,
+}
+
+impl Vmdk {
+    /// Size of the disk.
+    pub(crate) fn disk_bytes(&self) -> u64 {
+        self.opened.parts.last().map_or(0, |part| part.start + part.length)
+    }
+
+    /// What there is to know about it.
+    pub(crate) fn describe(&self) -> BlockInfo {
+        let grain = self.opened.parts.iter().find_map(|part| match &part.kind {
+            PartKind::Sparse { extent, .. } => Some(extent),
+            _ => None,
+        });
+        BlockInfo {
+            kind: match (&self.descriptor.parent, grain) {
+                (Some(_), _) => ImageKind::Differencing,
+                (None, None) => ImageKind::Fixed,
+                (None, Some(extent)) if extent.is_compressed => ImageKind::Stream,
+                (None, Some(_)) => ImageKind::Dynamic,
+            },
+            block_bytes: grain.map_or(SECTOR_BYTES, |extent| extent.grain_bytes),
+            sector_bytes: USUAL_SECTOR_BYTES,
+            id: self.descriptor.id,
+            modification: Some(format!("{:08x}", self.descriptor.content_id)),
+            parent: self.descriptor.parent.as_ref().map(|(content_id, hint)| ParentInfo {
+                id: self.descriptor.parent_id,
+                modification: (*content_id != NO_PARENT).then(|| format!("{content_id:08x}")),
+                names: Some(hint.clone()).filter(|hint| !hint.is_empty()).into_iter().collect(),
+            }),
+            creator: None,
+        }
+    }
+}
+
+/// Where the descriptor's text is.
+#[derive(Debug, Clone)]
+pub(crate) enum TextPlace {
+    /// In this room of the first extent.
+    Inside(Range<u64>),
+    /// It is the file.
+    Alone,
+}
