@@ -30,7 +30,7 @@ use crate::formats::vmdk::disk::Vmdk;
 use crate::formats::vmdk::tables::VmdkTables;
 use crate::formats::{ploop, vdi, vhd, vhdx};
 use crate::model::info::{FormatSource, LayerInfo, Note, notes_of};
-use crate::model::layered::{Alone, Layered, Whole};
+use crate::model::layered::{Layered, WithBacking, WithoutBacking};
 use crate::{Error, Format, Result};
 use deltas::{DeltaTree, open_named};
 
@@ -113,8 +113,8 @@ impl OpenedFile {
 impl ChainLayer {
     fn of_tables(layer: Arc<dyn Layered>, qcow2: Option<Arc<Layer>>) -> Self {
         Self {
-            device: Arc::new(Whole(Arc::clone(&layer))),
-            alone: Arc::new(Alone(Arc::clone(&layer))),
+            device: Arc::new(WithBacking(Arc::clone(&layer))),
+            alone: Arc::new(WithoutBacking(Arc::clone(&layer))),
             layered: Some(layer),
             qcow2,
         }

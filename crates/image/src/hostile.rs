@@ -139,7 +139,7 @@ pub fn qcow2(bytes: &[u8]) -> Outcome {
     let used = alone.and_then(|image| use_image(&image));
     let outcome = outcome_of(&checked.and(used));
     assert!(file.bytes() == bytes, "reading changed the image");
-    mend(bytes, Format::Qcow2);
+    repair(bytes, Format::Qcow2);
     outcome
 }
 
@@ -279,7 +279,7 @@ fn write(bytes: &[u8], format: Format) -> Outcome {
 }
 
 /// Mends an image in every way: it gets no worse, what is looked at only stays as it is, and there is nothing left to do.
-fn mend(bytes: &[u8], format: Format) {
+fn repair(bytes: &[u8], format: Format) {
     let options = options(Some(format), Backing::Ignore);
     for mode in [RepairMode::Leaks, RepairMode::Safe, RepairMode::All] {
         let file = Unnamed::new(bytes);

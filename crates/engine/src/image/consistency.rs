@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use holdfast_host::is_written_by_others;
-use holdfast_image::{CheckedLayer, OpenOptions, Problem, ProblemKind, Severity, check_in_passing};
+use holdfast_image::{CheckedLayer, OpenOptions, Problem, ProblemKind, Severity, quick_check};
 
 use crate::job::{Progress, Result};
 
@@ -21,7 +21,7 @@ pub(crate) fn tell_of_contradictions(
     if files.iter().any(|path| is_written_by_others(path)) {
         return Ok(());
     }
-    for layer in check_in_passing(path, options)? {
+    for layer in quick_check(path, options)? {
         if layer.is_cut_off {
             let image = layer.path.display().to_string();
             return Err(holdfast_image::Error::CutOff { image }.into());

@@ -13,7 +13,7 @@ use super::TableLayer;
 use super::writer::TableMut;
 use crate::file::ImageFile;
 use crate::file::memory::{MemoryFile, Random, RecordingFile};
-use crate::model::layered::{Below, Layered as _};
+use crate::model::layered::{BackingUse, Layered as _};
 use crate::{CheckReport, Result};
 
 /// Opens an image above what is below it.
@@ -107,7 +107,7 @@ fn crash_everywhere(case: &Case, seed: u64) {
     let disk_bytes = (case.open)(file.clone(), None).unwrap().disk_bytes();
     let layer = (case.open)(file.clone(), below(disk_bytes)).unwrap();
     let mut disk = vec![0; to_usize(disk_bytes)];
-    layer.read(&mut disk, 0, Below::Backing).unwrap();
+    layer.read(&mut disk, 0, BackingUse::Backing).unwrap();
     let device = TableMut::new(layer);
     let done = work(&device, &file, &mut disk, seed);
     let mut random = Random(seed + 100);
@@ -120,7 +120,7 @@ fn crash_everywhere(case: &Case, seed: u64) {
         let layer = (case.open)(crashed, below(disk_bytes)).unwrap_or_else(|error| panic!("{what}: {error}"));
         let mut found = vec![0xee; disk.len()];
         layer
-            .read(&mut found, 0, Below::Backing)
+            .read(&mut found, 0, BackingUse::Backing)
             .unwrap_or_else(|error| panic!("{what}: {error}"));
         assert_permitted(&found, &done, count, &what);
     }

@@ -19,7 +19,7 @@ use holdfast_block::{BlockDevice, ExtentList, to_usize};
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::model::layered::{Layered, push_file};
-use crate::model::mapped_extent::{Compressed, KnownLength, Run};
+use crate::model::mapped_extent::{Compressed, KnownLength, MappedExtent};
 use crate::model::repair_action::RepairAction;
 use crate::{Error, Result};
 
@@ -35,7 +35,7 @@ pub(crate) trait Tables: Send + Sync {
     fn unit_bytes(&self) -> u64;
 
     /// The run that begins at `offset`, at most `length_max` and at least one byte long.
-    fn run(&self, offset: u64, length_max: u64) -> Result<Run>;
+    fn run(&self, offset: u64, length_max: u64) -> Result<MappedExtent>;
 
     /// Decompresses what a compressed run says of the disk's bytes at `offset`.
     fn read_compressed(&self, buffer: &mut [u8], offset: u64, compressed: Compressed) -> Result<()> {
@@ -117,7 +117,7 @@ impl Layered for TableLayer {
         self.tables.unit_bytes()
     }
 
-    fn run(&self, offset: u64, length_max: u64) -> Result<Run> {
+    fn run(&self, offset: u64, length_max: u64) -> Result<MappedExtent> {
         self.tables.run(offset, length_max)
     }
 

@@ -1,4 +1,4 @@
-//! What the formats have in common where an image gets another size.
+//! Steps of a resize that all formats with allocation tables share.
 
 use std::sync::Arc;
 

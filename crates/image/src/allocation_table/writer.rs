@@ -1,6 +1,6 @@
-//! Writing to an image by its tables.
+//! Writes to an image through its tables.
 //!
-//! Many threads may write into blocks that are there; whatever changes tables is one at a time. Data is durable before the table
+//! Many threads may write into allocated blocks; changes of tables are made one at a time. Data is durable before the table
 //! that refers to it is written.
 
 use std::ops::Range;
@@ -10,8 +10,8 @@ use holdfast_block::{BlockDevice, BlockDeviceMut, ExtentList, Result as BlockRes
 
 use super::TableLayer;
 use crate::error::corrupt;
-use crate::model::layered::{Below, Layered as _};
-use crate::model::mapped_extent::{Run, RunKind};
+use crate::model::layered::{BackingUse, Layered as _};
+use crate::model::mapped_extent::{MappedExtent, MappedKind};
 use crate::{Error, Result};
 
 /// Tables that have changed are stored when there are so many bytes of them.
@@ -71,7 +71,7 @@ impl TableMut {
             let mut done = 0;
             while done < data.len() {
                 let run = state.layer.run(offset + done as u64, (data.len() - done) as u64)?;
-                let RunKind::Data { host } = run.kind else { break };
+                let MappedKind::Data { host } = run.kind else { break };
                 let length = to_usize(run.length);
                 state.layer.file.write_at(&data[done..done + length], host)?;
                 done += length;
@@ -93,14 +93,14 @@ impl TableMut {
     }
 
     /// The run at the start of `range`; where it is data, it becomes a hole of the file. None where writing has to be started first.
-    fn punch(&self, range: &Range<u64>) -> Result<Option<Run>> {
+    fn punch(&self, range: &Range<u64>) -> Result<Option<MappedExtent>> {
         self.shared(|state| {
             state.check_health()?;
             if !state.is_started {
                 return Ok(None);
             }
             let run = state.layer.run(range.start, range.end - range.start)?;
-            if let RunKind::Data { host } = run.kind {
+            if let MappedKind::Data { host } = run.kind {
                 state.layer.file.punch(host..host + run.length)?;
             }
             Ok(Some(run))
@@ -114,7 +114,7 @@ impl TableMut {
             at = match self.punch(&(at..range.end))? {
                 None => self.alone(|_| Ok(at))?,
                 Some(run) => match run.kind {
-                    RunKind::Absent | RunKind::Compressed(_) if must => {
+                    MappedKind::Absent | MappedKind::Compressed(_) if must => {
                         self.alone(|state| state.zero_absent(at..at + run.length))?
                     }
                     _ => at + run.length,
@@ -143,10 +143,10 @@ impl State {
         let unit = self.layer.unit_bytes();
         let units = offset / unit * unit..(offset + run.length).next_multiple_of(unit);
         let reads_as_zero = match run.kind {
-            RunKind::Data { .. } => return Ok(0),
-            RunKind::Zero => true,
-            RunKind::Absent => self.layer.is_bottom(units.start),
-            RunKind::Compressed(_) => {
+            MappedKind::Data { .. } => return Ok(0),
+            MappedKind::Zero => true,
+            MappedKind::Absent => self.layer.is_bottom(units.start),
+            MappedKind::Compressed(_) => {
                 return Err(Error::NotWritable {
                     image: self.layer.image.to_string(),
                     detail: "what is stored compressed cannot be changed; convert it first".to_owned(),
@@ -164,7 +164,8 @@ impl State {
         let length = to_usize(run.length);
         if units != (offset..offset + run.length) {
             let held = to_usize(units.end.min(disk_end) - units.start);
-            self.layer.read(&mut content[..held], units.start, Below::Backing)?;
+            self.layer
+                .read(&mut content[..held], units.start, BackingUse::Backing)?;
         }
         let start = to_usize(offset - units.start);
         content[start..start + length].copy_from_slice(&data[..length]);
@@ -190,7 +191,7 @@ impl State {
                 .layer
                 .tables
                 .run(offset + done as u64, (content.len() - done) as u64)?;
-            let RunKind::Data { host } = run.kind else {
+            let MappedKind::Data { host } = run.kind else {
                 return Err(corrupt(&self.layer.image, "table", 0, "has no room that was made"));
             };
             let length = to_usize(run.length);
@@ -206,10 +207,10 @@ impl State {
         let run = self.layer.run(range.start, range.end - range.start)?;
         let end = range.start + run.length;
         match run.kind {
-            RunKind::Zero => return Ok(end),
-            RunKind::Absent if self.layer.is_bottom(range.start) => return Ok(end),
+            MappedKind::Zero => return Ok(end),
+            MappedKind::Absent if self.layer.is_bottom(range.start) => return Ok(end),
             // Somebody has written there meanwhile.
-            RunKind::Data { .. } => return Ok(range.start),
+            MappedKind::Data { .. } => return Ok(range.start),
             _ => {}
         }
         let is_end = end == self.layer.disk_bytes();
@@ -265,12 +266,12 @@ impl BlockDevice for TableMut {
 
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> BlockResult<()> {
         self.check_bounds(offset, buffer.len() as u64)?;
-        Ok(self.shared(|state| state.layer.read(buffer, offset, Below::Backing))?)
+        Ok(self.shared(|state| state.layer.read(buffer, offset, BackingUse::Backing))?)
     }
 
     fn extents(&self, range: Range<u64>, extent_count_max: usize) -> BlockResult<ExtentList> {
         self.check_bounds(range.start, range.end.saturating_sub(range.start))?;
-        Ok(self.shared(|state| state.layer.list_extents(range, extent_count_max, Below::Backing))?)
+        Ok(self.shared(|state| state.layer.list_extents(range, extent_count_max, BackingUse::Backing))?)
     }
 
     fn block_size_bytes(&self) -> u32 {

@@ -13,7 +13,7 @@ use super::parents::images_in;
 use super::{OpenedFile, Opener};
 use crate::error::corrupt;
 use crate::file::{Access, HostFile, ImageFile, directory_of};
-use crate::formats::vmdk::concatenated::{Joined, WINDOW_BYTES};
+use crate::formats::vmdk::concatenated::{Concatenated, WINDOW_BYTES};
 use crate::formats::vmdk::descriptor::{Descriptor, ExtentKind, NO_PARENT, TEXT_BYTES_MAX};
 use crate::formats::vmdk::disk::{TextPlace, Vmdk};
 use crate::formats::vmdk::extent::{MAGIC, SparseExtent};
@@ -27,7 +27,7 @@ enum Home {
     /// In the file itself, which has tables.
     Inside(SparseExtent),
     /// It is the file.
-    Alone,
+    WithoutBacking,
 }
 
 /// The descriptor of `file`, where it begins, and what else the file is.
@@ -51,7 +51,7 @@ fn load_descriptor(file: &dyn ImageFile, image: &str) -> Result<(Descriptor, u64
             detail: "let ESX clone it (vmkfstools -i), or export it".to_owned(),
         });
     } else {
-        (0, file.length_bytes()?, Home::Alone)
+        (0, file.length_bytes()?, Home::WithoutBacking)
     };
     if length > TEXT_BYTES_MAX {
         return Err(corrupt(image, "descriptor", offset, format!("it has {length} bytes")));
@@ -69,7 +69,7 @@ impl Home {
                 let (offset, length) = extent.descriptor.unwrap_or_default();
                 (Some(extent), TextPlace::Inside(offset..offset + length))
             }
-            Self::Alone => (None, TextPlace::Alone),
+            Self::WithoutBacking => (None, TextPlace::WithoutBacking),
         }
     }
 }
@@ -200,7 +200,7 @@ impl Opener {
             text,
             opened: Opened {
                 parts,
-                files: Arc::new(Joined { files }),
+                files: Arc::new(Concatenated { files }),
                 content_id_at,
             },
             extent_files,

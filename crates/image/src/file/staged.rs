@@ -1,7 +1,4 @@
-//! A file whose changes are collected: nobody sees them but who reads here, until they are done.
-//!
-//! A repair is planned on such a file and the result checked, before the first byte of the image changes. Then every change is done
-//! again, in the same order and with the same syncs in between: what is true of a crash while the repair ran here is true there.
+//! Collects the changes of a file in memory: only readers of this object see them until they are executed.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

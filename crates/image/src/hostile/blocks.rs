@@ -4,7 +4,7 @@
 
 use holdfast_block::hostile::Outcome;
 
-use super::{Unnamed, mend, options, outcome_of, read_all, use_check, write};
+use super::{Unnamed, options, outcome_of, read_all, repair, use_check, write};
 use crate::file::ImageFile as _;
 use crate::file::memory::MemoryFile;
 use crate::formats::vhdx::create::{NewVhdx, write_empty};
@@ -101,7 +101,7 @@ fn read_and_write(bytes: &[u8], format: Format) -> Outcome {
     }
     assert!(file.bytes() == bytes, "reading changed the image");
     let read = outcome_of(&checked.and(used));
-    mend(bytes, format);
+    repair(bytes, format);
     match write(bytes, format) {
         Outcome::Decoded => read,
         Outcome::Refused => Outcome::Refused,

@@ -1,4 +1,4 @@
-//! The formats, and what the name of a file says of them.
+//! The formats, and what the name of a file says about its format.
 
 #![deny(clippy::indexing_slicing)]
 #![cfg_attr(not(test), deny(clippy::string_slice))]

@@ -1,4 +1,4 @@
-//! Images that come as a stream, which is read once, from its start to its end.
+//! Sequential input: a stream is read once, from its start to its end, and knows its offset.
 
 #![deny(clippy::indexing_slicing)]
 #![cfg_attr(not(test), deny(clippy::string_slice))]
@@ -15,14 +15,14 @@ const SECTOR_BYTES: u64 = 512;
 pub(crate) const SKIP_BYTES: u64 = 64 << 10;
 
 /// A stream, and how far it was read.
-pub(crate) struct Coming<R> {
+pub(crate) struct ForwardReader<R> {
     pub(crate) reader: R,
     /// What errors call it.
     pub(crate) image: String,
     pub(crate) at: u64,
 }
 
-impl<R: Read> Coming<R> {
+impl<R: Read> ForwardReader<R> {
     /// Reads until `buffer` is full or the stream ends; how many bytes came.
     pub(crate) fn read_up_to(&mut self, buffer: &mut [u8]) -> Result<usize> {
         let mut count = 0;

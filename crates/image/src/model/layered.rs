@@ -1,4 +1,4 @@
-//! Reading one file of a chain, with or without what is below it: alike for all formats that have tables.
+//! Reading one layer of a chain, with or without its backing file. It is the same for all formats with tables.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -6,13 +6,13 @@ use std::sync::Arc;
 use holdfast_block::{BlockDevice, Error as BlockError, ExtentKind, ExtentList, Result as BlockResult, to_usize};
 
 use crate::Result;
-use crate::model::mapped_extent::{Compressed, Run, RunKind};
+use crate::model::mapped_extent::{Compressed, MappedExtent, MappedKind};
 
 const SUB_EXTENT_COUNT_MAX: usize = 256;
 
 /// What an absent range is taken from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Below {
+pub(crate) enum BackingUse {
     /// The backing file, or zero where there is none: the layer is the top of a chain.
     Backing,
     /// Nothing: the layer is looked at alone.
@@ -28,7 +28,7 @@ pub(crate) trait Layered: Send + Sync {
     fn unit_bytes(&self) -> u64;
 
     /// The run that begins at `offset`, at most `length_max` and at least one byte long where that is not 0.
-    fn run(&self, offset: u64, length_max: u64) -> Result<Run>;
+    fn run(&self, offset: u64, length_max: u64) -> Result<MappedExtent>;
 
     /// Reads a run of data.
     fn read_data(&self, buffer: &mut [u8], host: u64) -> Result<()>;
@@ -50,21 +50,21 @@ pub(crate) trait Layered: Send + Sync {
     /// What is below.
     fn backing(&self) -> Option<&dyn BlockDevice>;
 
-    /// The layer's own bytes; absent ones come from below with [`Below::Backing`].
-    fn read(&self, buffer: &mut [u8], offset: u64, below: Below) -> Result<()> {
+    /// The layer's own bytes; absent ones come from below with [`BackingUse::Backing`].
+    fn read(&self, buffer: &mut [u8], offset: u64, below: BackingUse) -> Result<()> {
         let mut rest = buffer;
         let mut at = offset;
         while !rest.is_empty() {
             let run = self.run(at, rest.len() as u64)?;
             let (piece, tail) = rest.split_at_mut(to_usize(run.length));
             match run.kind {
-                RunKind::Zero => piece.fill(0),
-                RunKind::Absent => match below {
-                    Below::Backing => self.read_backing(piece, at)?,
-                    Below::Nothing => piece.fill(0),
+                MappedKind::Zero => piece.fill(0),
+                MappedKind::Absent => match below {
+                    BackingUse::Backing => self.read_backing(piece, at)?,
+                    BackingUse::Nothing => piece.fill(0),
                 },
-                RunKind::Data { host } => self.read_data(piece, host)?,
-                RunKind::Compressed(compressed) => self.read_compressed(piece, at, compressed)?,
+                MappedKind::Data { host } => self.read_data(piece, host)?,
+                MappedKind::Compressed(compressed) => self.read_compressed(piece, at, compressed)?,
             }
             at += run.length;
             rest = tail;
@@ -92,18 +92,18 @@ pub(crate) trait Layered: Send + Sync {
         self.backing().is_none_or(|backing| backing.size_bytes() <= offset)
     }
 
-    /// Extents of `range`; absent ones are resolved through the backing file with [`Below::Backing`].
-    fn list_extents(&self, range: Range<u64>, extent_count_max: usize, below: Below) -> Result<ExtentList> {
+    /// Extents of `range`; absent ones are resolved through the backing file with [`BackingUse::Backing`].
+    fn list_extents(&self, range: Range<u64>, extent_count_max: usize, below: BackingUse) -> Result<ExtentList> {
         let mut list = ExtentList::new(range.start, extent_count_max);
         while list.end() < range.end {
             let at = list.end();
             let run = self.run(at, range.end - at)?;
             let is_complete = match (run.kind, below) {
-                (RunKind::Zero, _) => list.push(run.length, ExtentKind::Zero),
-                (RunKind::Compressed(_), _) => list.push(run.length, ExtentKind::Data),
-                (RunKind::Data { host }, _) => self.push_data(&mut list, host, run.length)?,
-                (RunKind::Absent, Below::Nothing) => list.push(run.length, ExtentKind::Absent),
-                (RunKind::Absent, Below::Backing) => push_backing(self.backing(), &mut list, run.length)?,
+                (MappedKind::Zero, _) => list.push(run.length, ExtentKind::Zero),
+                (MappedKind::Compressed(_), _) => list.push(run.length, ExtentKind::Data),
+                (MappedKind::Data { host }, _) => self.push_data(&mut list, host, run.length)?,
+                (MappedKind::Absent, BackingUse::Nothing) => list.push(run.length, ExtentKind::Absent),
+                (MappedKind::Absent, BackingUse::Backing) => push_backing(self.backing(), &mut list, run.length)?,
             };
             if !is_complete {
                 break;
@@ -133,8 +133,8 @@ fn push_backing(backing: Option<&dyn BlockDevice>, list: &mut ExtentList, length
     Ok(list.push(end - list.end(), ExtentKind::Zero))
 }
 
-/// Appends `length` bytes at `host` of `file` as the file's own holes describe them. What is past its end is lost data and no hole: whoever
-/// reads it is told so.
+/// Appends `length` bytes at `host` of `file` as the file's own holes describe them. What is past its end is lost data and no hole:
+/// reading it is an error.
 pub(crate) fn push_file(
     file: &dyn crate::file::ImageFile,
     list: &mut ExtentList,
@@ -155,10 +155,10 @@ pub(crate) fn push_file(
 }
 
 /// A layer with all that is below it.
-pub(crate) struct Whole<L: ?Sized>(pub(crate) Arc<L>);
+pub(crate) struct WithBacking<L: ?Sized>(pub(crate) Arc<L>);
 
 /// A layer without what is below it: absent ranges say so, and read as zero.
-pub(crate) struct Alone<L: ?Sized>(pub(crate) Arc<L>);
+pub(crate) struct WithoutBacking<L: ?Sized>(pub(crate) Arc<L>);
 
 macro_rules! device_of_layer {
     ($name:ident, $below:expr) => {
@@ -186,5 +186,5 @@ macro_rules! device_of_layer {
     };
 }
 
-device_of_layer!(Whole, Below::Backing);
-device_of_layer!(Alone, Below::Nothing);
+device_of_layer!(WithBacking, BackingUse::Backing);
+device_of_layer!(WithoutBacking, BackingUse::Nothing);

@@ -1,4 +1,4 @@
-//! What the tables of an image say of a run of bytes of its disk, in one layer.
+//! Where a range of the disk is stored, as the tables of one layer say.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,7 +7,7 @@ use crate::file::ImageFile;
 
 /// What a run of bytes of the disk is made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum RunKind {
+pub(crate) enum MappedKind {
     /// Not in this layer.
     Absent,
     /// Reads as zero.
@@ -20,9 +20,9 @@ pub(crate) enum RunKind {
 
 /// A run of bytes of one kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Run {
+pub(crate) struct MappedExtent {
     pub(crate) length: u64,
-    pub(crate) kind: RunKind,
+    pub(crate) kind: MappedKind,
 }
 
 /// Where compressed data lies.
@@ -34,12 +34,12 @@ pub(crate) struct Compressed {
     pub(crate) length_bytes: u64,
 }
 
-impl Run {
+impl MappedExtent {
     /// Whether a run of the kind `next`, which begins where this one ends, is one with it.
-    fn continues(&self, next: RunKind) -> bool {
+    fn continues(&self, next: MappedKind) -> bool {
         match (self.kind, next) {
-            (RunKind::Absent, RunKind::Absent) | (RunKind::Zero, RunKind::Zero) => true,
-            (RunKind::Data { host }, RunKind::Data { host: next }) => host.checked_add(self.length) == Some(next),
+            (MappedKind::Absent, MappedKind::Absent) | (MappedKind::Zero, MappedKind::Zero) => true,
+            (MappedKind::Data { host }, MappedKind::Data { host: next }) => host.checked_add(self.length) == Some(next),
             _ => false,
         }
     }
@@ -49,7 +49,7 @@ impl Run {
     pub(crate) fn of_pieces(length_max: u64, mut piece: impl FnMut(u64) -> Result<Self>) -> Result<Self> {
         let mut run = Self {
             length: 0,
-            kind: RunKind::Absent,
+            kind: MappedKind::Absent,
         };
         while run.length < length_max {
             let next = piece(run.length)?;

@@ -1,4 +1,4 @@
-//! What an image is, for all formats and all that works on them: options, descriptions, reports, and the map from a disk to its file.
+//! What all formats and operations share: options, descriptions, reports, and the types that say where a range of a disk is stored.
 
 pub(crate) mod block_options;
 pub(crate) mod bytes;

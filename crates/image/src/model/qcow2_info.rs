@@ -38,7 +38,7 @@ impl Qcow2Info {
 pub enum Feature {
     /// Refcounts may be wrong: a program with lazy refcounts did not close the image.
     Dirty,
-    /// A program found damage, and marked the image so that nobody writes to it.
+    /// A program found damage, and marked the image so that no program writes to it.
     Corrupt,
     /// The data is in another file.
     ExternalDataFile,

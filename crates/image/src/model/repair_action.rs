@@ -187,6 +187,6 @@ pub enum RepairMode {
     #[default]
     Safe,
     /// What leads nowhere is given up, and reads as zero afterwards, or as what the image is based on. What two parts of the disk share is
-    /// copied for one of them; nobody knows whose it was.
+    /// copied for one of them; nothing says which one it belonged to.
     All,
 }

@@ -15,7 +15,7 @@ use holdfast_block::DirtyBitmap;
 
 use crate::chain::ChainLayer;
 use crate::model::info::LayerInfo;
-use crate::model::mapped_extent::RunKind;
+use crate::model::mapped_extent::MappedKind;
 use crate::operations::image::Image;
 use crate::{Error, Format, Result};
 
@@ -117,7 +117,7 @@ impl<'a> KeptFile<'a> {
 }
 
 /// The layer that bytes come from, and where in it; [`None`] where no layer has them.
-type Origin = Option<(usize, RunKind)>;
+type Origin = Option<(usize, MappedKind)>;
 
 /// A run of bytes that come from one place.
 struct Piece {
@@ -135,7 +135,7 @@ fn piece_at(layers: &[ChainLayer], offset: u64, length_max: u64) -> Result<Piece
         }
         length = length.min(held);
         let Some(layer) = &layer.layered else {
-            let kind = RunKind::Data { host: offset };
+            let kind = MappedKind::Data { host: offset };
             return Ok(Piece {
                 length,
                 origin: Some((depth, kind)),
@@ -143,7 +143,7 @@ fn piece_at(layers: &[ChainLayer], offset: u64, length_max: u64) -> Result<Piece
         };
         let run = layer.run(offset, length)?;
         length = run.length;
-        if run.kind != RunKind::Absent {
+        if run.kind != MappedKind::Absent {
             return Ok(Piece {
                 length,
                 origin: Some((depth, run.kind)),
@@ -155,21 +155,21 @@ fn piece_at(layers: &[ChainLayer], offset: u64, length_max: u64) -> Result<Piece
 
 /// Marks what may differ of `range`, which comes from one place before and from one place now.
 fn mark(changed: &mut DirtyBitmap, range: Range<u64>, origins: (Origin, Origin), kept: &[KeptFile<'_>]) {
-    let is_zero = |origin: Origin| matches!(origin, None | Some((_, RunKind::Zero)));
+    let is_zero = |origin: Origin| matches!(origin, None | Some((_, MappedKind::Zero)));
     match origins {
         (was, is) if is_zero(was) && is_zero(is) => {}
         (Some((was_in, was)), Some((is_in, is))) if was_in == is_in && was == is => match is {
-            RunKind::Data { host } => {
+            MappedKind::Data { host } => {
                 let length = range.end - range.start;
                 kept[is_in].for_each_changed(host..host + length, |found| {
                     changed.set(range.start + (found.start - host)..range.start + (found.end - host));
                 });
             }
-            RunKind::Compressed(compressed) => {
+            MappedKind::Compressed(compressed) => {
                 let stored = compressed.offset..compressed.offset + compressed.length_bytes;
                 kept[is_in].for_each_changed(stored, |_| changed.set(range.clone()));
             }
-            RunKind::Zero | RunKind::Absent => {}
+            MappedKind::Zero | MappedKind::Absent => {}
         },
         _ => changed.set(range),
     }

@@ -1,4 +1,4 @@
-//! New images.
+//! Creates images.
 
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt as _;

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use holdfast_block::{AlignedBuffer, BlockDevice, BlockDeviceMut, EitherData, to_usize};
 
-use crate::pipeline::copy_pipeline::{Continue, Crew, Placed, Writing, stopped};
-use crate::pipeline::piece::{Part, Piece, Sorted, read_base, read_piece};
+use crate::pipeline::copy_pipeline::{Continue, Pipeline, Placed, Writing, stopped};
+use crate::pipeline::piece::{ClassifiedBuffer, Part, Piece, read_base, read_piece};
 use crate::{BulkWriter, ClusterCompressor, Error, Result};
 
 /// Workers per thread where nothing is compressed: most of them wait for the medium.
@@ -124,7 +124,7 @@ fn fill_from(
         report: FillReport::default(),
         stored_end: 0,
     };
-    let crew = Crew {
+    let pipeline = Pipeline {
         source,
         cluster_bytes,
         threads: options.threads,
@@ -134,7 +134,7 @@ fn fill_from(
         },
         write: &|bytes, offset| Ok(file.write_at(bytes, offset)?),
     };
-    crew.run(make_worker, &mut |sorted: Sorted| {
+    pipeline.run(make_worker, &mut |sorted: ClassifiedBuffer| {
         let mut writes = Vec::new();
         for part in &sorted.parts {
             store.part(part, &sorted.piece, &mut writes)?;
@@ -198,7 +198,7 @@ impl Store<'_> {
 }
 
 /// Reports progress; hands on what is to be written.
-fn go_on(progress: &mut dyn FnMut(u64) -> Continue, sorted: Sorted, writes: Vec<Placed>) -> Result<Writing> {
+fn go_on(progress: &mut dyn FnMut(u64) -> Continue, sorted: ClassifiedBuffer, writes: Vec<Placed>) -> Result<Writing> {
     let reached = sorted.piece.offset + sorted.piece.length;
     match progress(reached) {
         Continue::Go => Ok(Writing {
@@ -241,14 +241,14 @@ pub fn fill_device(
         content,
         end: 0,
     };
-    let crew = Crew {
+    let pipeline = Pipeline {
         source,
         cluster_bytes: GRAIN_BYTES,
         threads,
         worker_count: threads.get() * COPIERS_PER_THREAD,
         write: &|bytes, offset| Ok(target.write_at(bytes, offset)?),
     };
-    crew.run(make_worker, &mut |sorted: Sorted| {
+    pipeline.run(make_worker, &mut |sorted: ClassifiedBuffer| {
         let mut writes = Vec::new();
         for part in &sorted.parts {
             if let Part::Plain(range) = part {

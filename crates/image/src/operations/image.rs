@@ -17,7 +17,7 @@ use crate::formats::qcow2::layer::Layer;
 use crate::formats::qcow2::{bitmap, refcount, snapshot};
 use crate::formats::{ploop, vdi, vhd, vhdx, vmdk};
 use crate::model::info::{LayerInfo, Note};
-use crate::model::layered::Whole;
+use crate::model::layered::WithBacking;
 use crate::operations::map::{MapEntry, map_at};
 use crate::{CheckReport, Error, Format, Result};
 
@@ -165,7 +165,7 @@ const PASSING_CLUSTER_COUNT_MAX: u64 = 1 << 24;
 
 /// Compares an image and all that it is based on, top first, but for what has no metadata: for who is about to read it. What keeps it from being compared,
 /// though not from being read, is a problem like any other.
-pub fn check_in_passing(path: &Path, options: &OpenOptions) -> Result<Vec<CheckedLayer>> {
+pub fn quick_check(path: &Path, options: &OpenOptions) -> Result<Vec<CheckedLayer>> {
     let layers = layers_of(path, options)?;
     let tables = layers.into_iter().filter(|file| file.info.format != Format::Raw);
     let checked = tables.map(|file| {
@@ -286,7 +286,7 @@ impl Image {
             data_file,
             layer.backing.clone(),
         )?;
-        Ok(Arc::new(Whole(Arc::new(snapshot))))
+        Ok(Arc::new(WithBacking(Arc::new(snapshot))))
     }
 
     /// The persistent bitmap `name` of the top image: what was written since its checkpoint.

@@ -1,4 +1,4 @@
-//! Opening an image for writing.
+//! Opens images for writing.
 
 use std::ops::Range;
 use std::path::Path;

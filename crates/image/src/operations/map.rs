@@ -1,4 +1,4 @@
-//! Where the bytes of a disk are: which file of the chain, and where in it.
+//! Maps offsets of a disk to the file of the chain, and the offset in it, that stores them.
 
 #![deny(clippy::indexing_slicing)]
 #![cfg_attr(not(test), deny(clippy::string_slice))]
@@ -7,7 +7,7 @@ use holdfast_block::{BlockDevice as _, ExtentKind};
 
 use crate::Result;
 use crate::chain::ChainLayer;
-use crate::model::mapped_extent::RunKind;
+use crate::model::mapped_extent::MappedKind;
 
 /// A run of bytes of a disk that come from one place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,14 +53,14 @@ pub(crate) fn map_at(layers: &[ChainLayer], offset: u64, length_bytes_max: u64) 
         let (found, content) = if let Some(layer) = &layer.layered {
             let run = layer.run(offset, asked)?;
             let content = match run.kind {
-                RunKind::Absent => None,
-                RunKind::Zero => Some(MapContent::Zero),
-                RunKind::Data { host } => {
+                MappedKind::Absent => None,
+                MappedKind::Zero => Some(MapContent::Zero),
+                MappedKind::Data { host } => {
                     layer.check_there(host, run.length)?;
                     let (file, host_offset) = layer.place_of(host);
                     Some(MapContent::Data { file, host_offset })
                 }
-                RunKind::Compressed(compressed) => {
+                MappedKind::Compressed(compressed) => {
                     // Whether bytes are missing that the file does not have is known by decompressing it.
                     if layer.check_there(compressed.offset, compressed.length_bytes).is_err() {
                         layer.read_compressed(&mut [0], offset, compressed)?;

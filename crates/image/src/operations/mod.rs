@@ -1,4 +1,4 @@
-//! What is done with an image of any format: each file finds the format, and calls it.
+//! Operations on images of any format: each file finds the format, and calls it.
 
 pub(crate) mod changes;
 pub(crate) mod create;

@@ -1,6 +1,6 @@
-//! An image gets another identity, and the images that differ from it learn of it.
+//! Gives an image another identity, and updates the images that differ from it.
 //!
-//! Hypervisors know an image by its identity, and refuse a copy that has that of the original. It changes nothing of the disk.
+//! Hypervisors know an image by its identity, and refuse a copy that has the identity of the original. The content of the disk stays the same.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

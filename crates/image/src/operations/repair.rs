@@ -1,11 +1,11 @@
-//! An image that contradicts itself is mended, where its format knows how.
+//! Repairs images whose metadata contradicts itself, where the format has a repair.
 //!
 //! A repair is planned on a copy in memory of what it changes ([`Staged`](crate::file::Staged)), and the result is checked before the
-//! image is touched: what would make it worse is not done. Formats mend in an order in which a crash between any two writes leaves the
-//! image no worse than it was: what protects data is written before what gives room back, and each step is durable before the next one.
+//! image is touched: a repair that would make it worse is refused. Formats write in an order in which a crash between any two writes leaves the
+//! image no worse than it was: what protects data is written before room is given back, and each step is durable before the next one.
 //!
-//! What is certain is mended in every image: the uses of a cluster can be counted, a copy has a twin, a log says what was to be done.
-//! What is not, because a part of the disk is lost or nobody knows whose a block is, is done by [`RepairMode::All`] only.
+//! What is certain is repaired in every mode: uses of a cluster can be counted, a copy can be taken from its twin, a log can be replayed.
+//! What is not certain, because a part of the disk is lost or a block has two owners, is repaired by [`RepairMode::All`] only.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::chain::deltas::open_named;
 use crate::chain::{Content, detect_format, open_data_of, open_single};
 use crate::file::{Access, ImageFile, Staged};
 use crate::formats::qcow2::header::load_header;
-use crate::formats::vmdk::concatenated::Joined;
+use crate::formats::vmdk::concatenated::Concatenated;
 use crate::formats::{ploop, qcow2, vdi, vhd, vhdx, vmdk};
 use crate::model::repair_action::{RepairAction, RepairMode};
 use crate::{CheckReport, Error, Format, OpenOptions, Result};
@@ -64,7 +64,7 @@ impl Repair {
         let mut actions = Vec::new();
         let mut is_done = false;
         for _ in 0..ROUND_COUNT_MAX {
-            let found = target.mend(mode)?;
+            let found = target.repair(mode)?;
             if found.is_empty() {
                 is_done = true;
                 break;
@@ -193,7 +193,7 @@ impl Target {
         }
         if let Some(opened) = &mut self.vmdk {
             let files = self.files.iter().map(|file| Arc::clone(file) as Arc<dyn ImageFile>);
-            opened.files = Arc::new(Joined { files: files.collect() });
+            opened.files = Arc::new(Concatenated { files: files.collect() });
             // What was read of the files may be what is forgotten.
             opened.reload(&self.image)?;
         }
@@ -242,23 +242,23 @@ impl Target {
     }
 
     /// Mends what there is to mend, in memory.
-    fn mend(&mut self, mode: RepairMode) -> Result<Vec<RepairAction>> {
+    fn repair(&mut self, mode: RepairMode) -> Result<Vec<RepairAction>> {
         let mut actions = Vec::new();
         let file = self.file();
         let image = &*self.image;
         let mended = match self.format {
-            Format::Qcow2 => qcow2::repair::mend(&*file, self.data.as_deref(), image, mode, &mut actions),
-            Format::Vdi => vdi::repair::mend(&*file, image, mode, &mut actions),
-            Format::Vhd => vhd::repair::mend(&*file, image, mode, &mut actions),
-            Format::Vhdx => vhdx::repair::mend(&file, image, mode, &mut actions),
+            Format::Qcow2 => qcow2::repair::repair(&*file, self.data.as_deref(), image, mode, &mut actions),
+            Format::Vdi => vdi::repair::repair(&*file, image, mode, &mut actions),
+            Format::Vhd => vhd::repair::repair(&*file, image, mode, &mut actions),
+            Format::Vhdx => vhdx::repair::repair(&file, image, mode, &mut actions),
             Format::Vmdk => match &mut self.vmdk {
                 Some(opened) => {
-                    let mended = vmdk::repair::mend(opened, mode, &mut actions);
+                    let mended = vmdk::repair::repair(opened, mode, &mut actions);
                     mended.and_then(|()| opened.reload(image))
                 }
                 None => Ok(()),
             },
-            _ => ploop::repair::mend(&*file, image, mode, &mut actions),
+            _ => ploop::repair::repair(&*file, image, mode, &mut actions),
         };
         match mended {
             Ok(()) => Ok(actions),

@@ -1,13 +1,13 @@
-//! An image gets another size.
+//! Changes the size of an image.
 //!
-//! All formats grow in one order, so that a crash leaves the disk as it was, or grown:
+//! All formats grow in one order, so that after a crash the disk has the old size or the new one:
 //!
 //! 1. The tables get room for the new size, in places that nothing refers to yet; then the header says that they are larger. Tables
 //!    may be larger than a disk needs.
-//! 2. What the tables, or a backing file, have past the old end becomes zero: it is what an earlier size has left there.
+//! 2. What the tables, or a backing file, hold past the old end becomes zero: an earlier size has left it there.
 //! 3. The header says the new size.
 //!
-//! They shrink the other way round: the header says the new size, and then the room of what is past it is given back.
+//! They shrink in the reverse order: the header says the new size, and then the room past it is given back.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

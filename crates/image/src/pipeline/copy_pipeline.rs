@@ -1,4 +1,4 @@
-//! Who copies a disk: workers that read and write, and one thread that takes what was read in order.
+//! Copies a disk: workers read and write in parallel, and one thread takes what they read in order.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::num::NonZero;
@@ -7,7 +7,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use holdfast_block::{AlignedBuffer, BlockDevice, ExtentKind};
 
-use crate::pipeline::piece::Sorted;
+use crate::pipeline::piece::ClassifiedBuffer;
 use crate::{Error, Result};
 
 /// Bytes that a worker takes at once, or a cluster where that is more: what was read is still in the cache of a core when it is written. With
@@ -67,13 +67,13 @@ struct Shared<'a> {
     handed_out: u64,
     /// Number of the next result to take in.
     taken: u64,
-    results: BTreeMap<u64, Result<Sorted>>,
+    results: BTreeMap<u64, Result<ClassifiedBuffer>>,
     waiting: VecDeque<Writing>,
     /// Pieces that are waiting to be written, or are being written.
     unwritten: u64,
     /// The first write that failed.
     failure: Option<Error>,
-    /// Everybody goes home.
+    /// Workers exit.
     is_over: bool,
     /// Workers that may still bring a result.
     workers: usize,
@@ -109,7 +109,7 @@ impl Shared<'_> {
     }
 }
 
-struct Exchange<'a> {
+struct PipelineState<'a> {
     shared: Mutex<Shared<'a>>,
     /// Something arrived for the collecting thread, or nothing will.
     arrived: Condvar,
@@ -118,8 +118,8 @@ struct Exchange<'a> {
     in_flight_max: u64,
 }
 
-/// Who copies, and how.
-pub(crate) struct Crew<'a> {
+/// A copy of a disk, with its settings.
+pub(crate) struct Pipeline<'a> {
     pub(crate) source: &'a dyn BlockDevice,
     /// Pieces begin and end at multiples of it.
     pub(crate) cluster_bytes: u64,
@@ -130,17 +130,17 @@ pub(crate) struct Crew<'a> {
     pub(crate) write: &'a (dyn Fn(&[u8], u64) -> Result<()> + Sync),
 }
 
-impl Crew<'_> {
-    /// Copies; `take` gets what was read in order, and says what is to be written where.
+impl Pipeline<'_> {
+    /// Copies the disk. `take` gets what was read, in order, and decides what is written where.
     pub(crate) fn run<W>(
         &self,
         make_worker: impl Fn() -> Result<W>,
-        take: &mut dyn FnMut(Sorted) -> Result<Writing>,
+        take: &mut dyn FnMut(ClassifiedBuffer) -> Result<Writing>,
     ) -> Result<()>
     where
-        W: FnMut(Range<u64>, AlignedBuffer) -> Result<Sorted> + Send,
+        W: FnMut(Range<u64>, AlignedBuffer) -> Result<ClassifiedBuffer> + Send,
     {
-        let exchange = Exchange {
+        let state = PipelineState {
             shared: Mutex::new(Shared {
                 ranges: Ranges {
                     source: self.source,
@@ -170,19 +170,19 @@ impl Crew<'_> {
             .collect::<Result<Vec<_>>>()?;
         std::thread::scope(|scope| {
             for mut worker in workers {
-                let exchange = &exchange;
-                scope.spawn(move || exchange.work(&mut worker, self.write));
+                let state = &state;
+                scope.spawn(move || state.work(&mut worker, self.write));
             }
-            let _over = Over(&exchange);
-            exchange.collect(take)
+            let _over = ShutdownGuard(&state);
+            state.collect(take)
         })
     }
 }
 
-/// Ends the exchange for everybody when its owner leaves, also by a panic: nobody may wait for what never comes.
-struct Over<'a, 'b>(&'a Exchange<'b>);
+/// Shuts the pipeline down when the collecting thread leaves, also by a panic: no worker may wait for ever.
+struct ShutdownGuard<'a, 'b>(&'a PipelineState<'b>);
 
-impl Drop for Over<'_, '_> {
+impl Drop for ShutdownGuard<'_, '_> {
     fn drop(&mut self) {
         self.0.lock().is_over = true;
         self.0.is_task.notify_all();
@@ -190,10 +190,10 @@ impl Drop for Over<'_, '_> {
     }
 }
 
-/// A worker that goes: when it panicked, the others go too, and the panic reaches the caller from the thread's scope.
-struct Leaving<'a, 'b>(&'a Exchange<'b>);
+/// Counts a worker that exits. When it panicked, the others exit too, and the panic reaches the caller from the thread's scope.
+struct WorkerGuard<'a, 'b>(&'a PipelineState<'b>);
 
-impl Drop for Leaving<'_, '_> {
+impl Drop for WorkerGuard<'_, '_> {
     fn drop(&mut self) {
         let mut shared = self.0.lock();
         shared.workers -= 1;
@@ -204,18 +204,18 @@ impl Drop for Leaving<'_, '_> {
     }
 }
 
-impl<'a> Exchange<'a> {
+impl<'a> PipelineState<'a> {
     fn lock(&self) -> MutexGuard<'_, Shared<'a>> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A worker's life.
+    /// The loop of a worker.
     fn work(
         &self,
-        read: &mut dyn FnMut(Range<u64>, AlignedBuffer) -> Result<Sorted>,
+        read: &mut dyn FnMut(Range<u64>, AlignedBuffer) -> Result<ClassifiedBuffer>,
         write: &(dyn Fn(&[u8], u64) -> Result<()> + Sync),
     ) {
-        let _leaving = Leaving(self);
+        let _leaving = WorkerGuard(self);
         let mut shared = self.lock();
         while !shared.is_over {
             let Some(task) = shared.next(self.in_flight_max) else {
@@ -249,7 +249,7 @@ impl<'a> Exchange<'a> {
     }
 
     /// Takes results in, in order, until all are written or one is an error.
-    fn collect(&self, take: &mut dyn FnMut(Sorted) -> Result<Writing>) -> Result<()> {
+    fn collect(&self, take: &mut dyn FnMut(ClassifiedBuffer) -> Result<Writing>) -> Result<()> {
         let mut shared = self.lock();
         loop {
             if let Some(error) = shared.failure.take() {

@@ -1,4 +1,4 @@
-//! Pieces of a disk on their way into an image: what is zero, what its backing file holds, what is compressed.
+//! Pieces of a disk on their way into an image, with the decision for each cluster: zero, equal to the backing file, plain or compressed.
 
 use std::ops::Range;
 
@@ -17,7 +17,7 @@ pub(crate) struct Piece {
 }
 
 /// A piece and what is to be stored of it.
-pub(crate) struct Sorted {
+pub(crate) struct ClassifiedBuffer {
     pub(crate) piece: Piece,
     pub(crate) parts: Vec<Part>,
 }
@@ -75,7 +75,7 @@ impl Piece {
         cluster_bytes: u64,
         below: Option<&[u8]>,
         mut compress: Option<&mut Compress<'_>>,
-    ) -> Sorted {
+    ) -> ClassifiedBuffer {
         let mut parts: Vec<Part> = Vec::new();
         let mut at = 0;
         while at < self.length {
@@ -104,6 +104,6 @@ impl Piece {
             }
             at = end;
         }
-        Sorted { piece: self, parts }
+        ClassifiedBuffer { piece: self, parts }
     }
 }

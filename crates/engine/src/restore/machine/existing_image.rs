@@ -8,7 +8,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use holdfast_block::Error as DeviceError;
-use holdfast_image::{Error as ImageError, Format, OpenOptions, check_in_passing};
+use holdfast_image::{Error as ImageError, Format, OpenOptions, quick_check};
 
 use super::neighbours::chain_of;
 use super::present_image::{size_if_writable, size_if_writable_then};
@@ -81,7 +81,7 @@ fn contradiction(path: &Path, format: Format) -> Result<Option<String>> {
         allow: chain_of(path, Some(format.name())),
         ..OpenOptions::default()
     };
-    let layers = check_in_passing(path, &options)?;
+    let layers = quick_check(path, &options)?;
     let first = layers.iter().find_map(|layer| {
         let report = layer.report.as_ref().filter(|report| report.corruption_count > 0)?;
         let problem = report

@@ -13,7 +13,12 @@ use crate::file::ImageFile;
 use crate::model::repair_action::{RepairAction, RepairMode};
 
 /// Mends the image in `file`.
-pub(crate) fn mend(file: &dyn ImageFile, image: &str, mode: RepairMode, actions: &mut Vec<RepairAction>) -> Result<()> {
+pub(crate) fn repair(
+    file: &dyn ImageFile,
+    image: &str,
+    mode: RepairMode,
+    actions: &mut Vec<RepairAction>,
+) -> Result<()> {
     let header = Header::load(file, image)?;
     if mode == RepairMode::All {
         give_up_and_separate(file, &header, image, actions)?;

@@ -8,7 +8,7 @@ use super::header::{AT_EXTENSION, AT_IN_USE, CLOSED_WITHOUT_EXTENSIONS, HEADER_B
 use crate::allocation_table::pages::Pages;
 use crate::allocation_table::{Tables, clear_room, end_of_block, for_each_entry};
 use crate::file::ImageFile;
-use crate::model::mapped_extent::{Run, RunKind};
+use crate::model::mapped_extent::{MappedExtent, MappedKind};
 use crate::{Error, Result};
 
 /// Memory for the table of one layer: that of a disk of 2 TiB.
@@ -73,19 +73,19 @@ impl Tables for PloopTables {
         self.header.cluster_bytes
     }
 
-    fn run(&self, offset: u64, length_max: u64) -> Result<Run> {
+    fn run(&self, offset: u64, length_max: u64) -> Result<MappedExtent> {
         let cluster = self.header.cluster_bytes;
-        Run::of_pieces(length_max, |done| {
+        MappedExtent::of_pieces(length_max, |done| {
             let at = offset + done;
             let within = at % cluster;
             let entry = u32::from_le_bytes(self.pages.array(HEADER_BYTES + at / cluster * 4)?);
             let kind = match entry {
-                0 => RunKind::Absent,
-                entry => RunKind::Data {
+                0 => MappedKind::Absent,
+                entry => MappedKind::Data {
                     host: self.header.host(entry) + within,
                 },
             };
-            Ok(Run {
+            Ok(MappedExtent {
                 length: cluster - within,
                 kind,
             })

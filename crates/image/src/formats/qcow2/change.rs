@@ -10,8 +10,8 @@ use holdfast_block::to_usize;
 use super::entry::{DataPlace, Entry, Host, Meaning, Sharing};
 use super::geometry::{Geometry, L2Kind};
 use super::state::{OldHost, State, subcluster_mask};
-use crate::model::layered::{Below, Layered as _};
-use crate::model::mapped_extent::RunKind;
+use crate::model::layered::{BackingUse, Layered as _};
+use crate::model::mapped_extent::MappedKind;
 use crate::{Error, Result};
 
 /// Writes the beginning of `data` where it cannot be written in place; gives the number of bytes, at least 1.
@@ -38,7 +38,7 @@ fn fresh_clusters(state: &State, cluster: u64, count_max: u64) -> Result<u64> {
     while count < count_max {
         let meaning = state.meaning(cluster + count)?;
         if reusable_host(state, meaning, cluster + count).is_some()
-            || matches!(meaning, Meaning::Data { host } if host.sharing == Sharing::Alone)
+            || matches!(meaning, Meaning::Data { host } if host.sharing == Sharing::WithoutBacking)
         {
             break;
         }
@@ -68,14 +68,14 @@ fn write_many(state: &mut State, data: &[u8], cluster: u64, count_max: u64) -> R
 fn reusable_host(state: &State, meaning: Meaning, cluster: u64) -> Option<Host> {
     match meaning {
         Meaning::Zero { host: Some(host) } | Meaning::Subclusters { host: Some(host), .. }
-            if host.sharing == Sharing::Alone =>
+            if host.sharing == Sharing::WithoutBacking =>
         {
             Some(host)
         }
         // In a data file every cluster has its place, the same as on the disk.
         _ if state.place() == DataPlace::External => Some(Host {
             offset: state.geometry().offset_of(cluster),
-            sharing: Sharing::Alone,
+            sharing: Sharing::WithoutBacking,
         }),
         _ => None,
     }
@@ -178,7 +178,7 @@ fn filled(state: &State, cluster: u64, within: u64, data: &[u8], written: &Range
         let held = state.layer.size_bytes.saturating_sub(start).min(content.len() as u64);
         state
             .layer
-            .read(&mut content[..to_usize(held)], start, Below::Backing)?;
+            .read(&mut content[..to_usize(held)], start, BackingUse::Backing)?;
     }
     let at = to_usize(within - written.start);
     content[at..at + data.len()].copy_from_slice(data);
@@ -193,8 +193,8 @@ impl State {
         }
         let run = self.layer.mapping.run(offset, length)?;
         match run.kind {
-            RunKind::Zero => Ok(run.length),
-            RunKind::Absent if self.layer.is_bottom(offset) => Ok(run.length),
+            MappedKind::Zero => Ok(run.length),
+            MappedKind::Absent if self.layer.is_bottom(offset) => Ok(run.length),
             _ => Ok(0),
         }
     }

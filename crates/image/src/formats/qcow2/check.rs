@@ -24,7 +24,7 @@ use super::geometry::{Geometry, OFFSET_MASK, POINTER_BYTES};
 use super::header::Header;
 use super::mapping::{L2Table, entry_in, read_l2_as_is};
 use super::refcount::StoredRefcounts;
-use super::refcount_table::Counts;
+use super::refcount_table::RefcountTable;
 use super::snapshot;
 use crate::file::ImageFile;
 use crate::model::bytes::to_words;
@@ -89,7 +89,7 @@ pub(super) struct Checker<'a> {
     /// Length of the file of its data, where that is another one and known.
     data_bytes: Option<u64>,
     /// Uses of each cluster.
-    pub(super) counts: Counts,
+    pub(super) counts: RefcountTable,
     /// What is in the clusters that are not data; the first that was met.
     pub(super) metadata: HashMap<u64, &'static str>,
     /// The L2 tables that can be read.
@@ -130,7 +130,7 @@ impl<'a> Checker<'a> {
             stored,
             file_bytes: file.length_bytes()?,
             data_bytes: None,
-            counts: Counts::default(),
+            counts: RefcountTable::default(),
             metadata: HashMap::new(),
             l2_tables: BTreeMap::new(),
             damage_count: 0,
@@ -396,7 +396,7 @@ impl<'a> Checker<'a> {
                         detail,
                     });
                 }
-                return self.count_data(compressed.sectors(), used.count, Counts::pack);
+                return self.count_data(compressed.sectors(), used.count, RefcountTable::pack);
             }
             Ok(
                 Meaning::Data { host }
@@ -411,14 +411,14 @@ impl<'a> Checker<'a> {
             return Ok(());
         }
         if is_active {
-            self.check_copied(host.offset, host.sharing == Sharing::Alone)?;
+            self.check_copied(host.offset, host.sharing == Sharing::WithoutBacking)?;
         }
         let range = host.offset..host.offset + self.geometry.cluster_bytes();
-        self.count_data(range, used.count, Counts::own)
+        self.count_data(range, used.count, RefcountTable::own)
     }
 
     /// Counts `uses` of the clusters that `range` of data touches, and has each noted by `note`.
-    fn count_data(&mut self, range: Range<u64>, uses: u32, note: fn(&mut Counts, u64)) -> Result<()> {
+    fn count_data(&mut self, range: Range<u64>, uses: u32, note: fn(&mut RefcountTable, u64)) -> Result<()> {
         let clusters = self.geometry.cluster_of(range.start)..self.geometry.clusters_for(range.end);
         for cluster in clusters.clone() {
             if let Some(first) = self.metadata.get(&cluster) {

@@ -1,4 +1,4 @@
-//! What leads nowhere, or to where something else is, is given up: it could not be read before either.
+//! Clears table entries that point outside the file or into metadata: they could not be read before either.
 
 use std::ops::Range;
 
@@ -32,14 +32,14 @@ pub(super) fn give_up(file: &dyn ImageFile, image: &str, actions: &mut Vec<Repai
     give_up_cut(file, &header, image, actions)?;
     let tables = l1_tables(file, &header, image)?;
     let uses = count_uses(file, &header, image)?;
-    let mut lost = Lost::default();
+    let mut lost = InvalidEntries::default();
     for (number, table) in tables.into_iter().enumerate() {
         drop_tables(file, &header, &uses, (table, number == 0), &mut lost)?;
     }
     file.sync()?;
     actions.extend(lost.action("tables of clusters", header.geometry.l2_coverage_bytes()));
     let uses = count_uses(file, &header, image)?;
-    let mut lost = Lost::default();
+    let mut lost = InvalidEntries::default();
     drop_clusters(file, &header, &uses, image, &mut lost)?;
     file.sync()?;
     actions.extend(lost.action("clusters", header.geometry.cluster_bytes()));
@@ -50,7 +50,7 @@ pub(super) fn give_up(file: &dyn ImageFile, image: &str, actions: &mut Vec<Repai
 /// end they could become other data.
 fn give_up_cut(file: &dyn ImageFile, header: &Header, image: &str, actions: &mut Vec<RepairAction>) -> Result<()> {
     let cut = count_uses(file, header, image)?.cut;
-    let mut lost = Lost::default();
+    let mut lost = InvalidEntries::default();
     for (place, disk_offset) in cut.compressed {
         file.write_at(&[0; to_usize(POINTER_BYTES)], place)?;
         lost.add(disk_offset);
@@ -86,12 +86,12 @@ pub(super) fn l1_tables(file: &dyn ImageFile, header: &Header, image: &str) -> R
 
 /// What was given up.
 #[derive(Default)]
-struct Lost {
+struct InvalidEntries {
     count: u64,
     first_disk_offset: Option<u64>,
 }
 
-impl Lost {
+impl InvalidEntries {
     fn add(&mut self, disk_offset: Option<u64>) {
         self.count += 1;
         self.first_disk_offset = match (self.first_disk_offset, disk_offset) {
@@ -116,7 +116,7 @@ fn drop_tables(
     header: &Header,
     uses: &Checker<'_>,
     (table, is_active): (TableAt, bool),
-    lost: &mut Lost,
+    lost: &mut InvalidEntries,
 ) -> Result<()> {
     let geometry = header.geometry;
     let mut bytes = vec![0; to_usize(table.entries * POINTER_BYTES)];
@@ -140,7 +140,7 @@ fn drop_clusters(
     header: &Header,
     uses: &Checker<'_>,
     image: &str,
-    lost: &mut Lost,
+    lost: &mut InvalidEntries,
 ) -> Result<()> {
     let geometry = header.geometry;
     let known = KnownLength::default();

@@ -20,7 +20,7 @@ use super::writer::Qcow2Mut;
 use crate::file::ImageFile;
 use crate::file::memory::{MemoryFile, Random, RecordingFile};
 use crate::model::create_options::{CreateOptions, Qcow2Options};
-use crate::model::layered::{Below, Layered as _};
+use crate::model::layered::{BackingUse, Layered as _};
 use crate::{BulkWriter, Compression};
 
 const DISK_BYTES: u64 = 300_000;
@@ -274,7 +274,7 @@ fn assert_sound(bytes: Vec<u8>, case: &Case, moments: &[Moment], operations: usi
     let mut found = vec![0; expected.len()];
     open(file, case.backing.clone())
         .unwrap()
-        .read(&mut found, 0, Below::Backing)
+        .read(&mut found, 0, BackingUse::Backing)
         .unwrap();
     for moment in moments[last..].iter().filter(before) {
         if let MomentKind::Change(range) = &moment.kind {
@@ -373,7 +373,7 @@ fn a_crash_while_filling_leaves_no_image_or_a_whole_one() {
                 let mut found = vec![0; disk.len()];
                 open(crashed, None)
                     .unwrap()
-                    .read(&mut found, 0, Below::Backing)
+                    .read(&mut found, 0, BackingUse::Backing)
                     .unwrap();
                 assert!(found == disk);
             }

@@ -68,7 +68,7 @@ pub(crate) struct Host {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sharing {
     /// Its refcount is 1.
-    Alone,
+    WithoutBacking,
     /// A snapshot may use it too.
     Shared,
 }
@@ -172,9 +172,9 @@ impl Entry {
         let sharing = if self.word & COPIED == 0 {
             Sharing::Shared
         } else {
-            Sharing::Alone
+            Sharing::WithoutBacking
         };
-        let is_allocated = offset != 0 || (place == DataPlace::External && sharing == Sharing::Alone);
+        let is_allocated = offset != 0 || (place == DataPlace::External && sharing == Sharing::WithoutBacking);
         let host = is_allocated.then_some(Host { offset, sharing });
         match (geometry.l2_kind, host) {
             (L2Kind::Extended, host) => self.subcluster_meaning(host),
@@ -280,7 +280,7 @@ mod tests {
         assert_eq!(entry.meaning(geometry, DataPlace::Inside), Ok(Meaning::Unallocated));
         let host = Host {
             offset: 0,
-            sharing: Sharing::Alone,
+            sharing: Sharing::WithoutBacking,
         };
         assert_eq!(entry.meaning(geometry, DataPlace::External), Ok(Meaning::Data { host }));
     }

@@ -16,7 +16,7 @@ use super::{bitmap, snapshot};
 use crate::file::ImageFile;
 use crate::file::memory::MemoryFile;
 use crate::model::create_options::{CreateOptions, Qcow2Options};
-use crate::model::layered::{Below, Layered as _};
+use crate::model::layered::{BackingUse, Layered as _};
 use crate::{BulkWriter, Compression, Result};
 
 const DISK_BYTES: u64 = 200_000;
@@ -147,9 +147,9 @@ fn read_some(layer: &Layer) {
     let mut buffer = vec![0; 20_000];
     for offset in [0, 1000, end / 2, end.saturating_sub(20_000)] {
         let length = to_usize(end.saturating_sub(offset).min(20_000));
-        ignore(layer.read(&mut buffer[..length], offset, Below::Backing));
+        ignore(layer.read(&mut buffer[..length], offset, BackingUse::Backing));
     }
-    ignore(layer.list_extents(0..end.min(1 << 40), 100, Below::Backing));
+    ignore(layer.list_extents(0..end.min(1 << 40), 100, BackingUse::Backing));
 }
 
 /// One change of a file: a field set to something extreme, or bits flipped.
@@ -215,7 +215,7 @@ fn the_seeds_are_valid_apart_from_what_was_added() {
         let header = load_header(&*file, "image").unwrap();
         let layer = Layer::new("image".into(), header, file, None, None).unwrap();
         let mut all = vec![0; to_usize(DISK_BYTES)];
-        layer.read(&mut all, 0, Below::Backing).unwrap();
+        layer.read(&mut all, 0, BackingUse::Backing).unwrap();
     }
 }
 

@@ -13,7 +13,7 @@ use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::model::layered::{Layered, push_file};
 use crate::model::lru::Lru;
-use crate::model::mapped_extent::{Compressed, KnownLength, Run};
+use crate::model::mapped_extent::{Compressed, KnownLength, MappedExtent};
 use crate::model::qcow2_info::TableAt;
 
 /// Memory for L2 tables of one layer. With 64 KiB clusters a table of that size describes 512 MiB of disk.
@@ -121,7 +121,7 @@ impl Layered for Layer {
         self.header.geometry.subcluster_bytes()
     }
 
-    fn run(&self, offset: u64, length_max: u64) -> Result<Run> {
+    fn run(&self, offset: u64, length_max: u64) -> Result<MappedExtent> {
         self.mapping.run(offset, length_max)
     }
 

@@ -12,7 +12,7 @@ use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::model::bytes::to_words;
 use crate::model::lru::Lru;
-use crate::model::mapped_extent::{KnownLength, Run, RunKind};
+use crate::model::mapped_extent::{KnownLength, MappedExtent, MappedKind};
 use crate::model::qcow2_info::TableAt;
 
 /// An L2 table in memory.
@@ -125,10 +125,10 @@ impl Mapping {
     /// The run that begins at `offset`, at most `length_max` long.
     ///
     /// Neighbouring clusters that lie one after another on the host are one run.
-    pub(crate) fn run(&self, offset: u64, length_max: u64) -> Result<Run> {
+    pub(crate) fn run(&self, offset: u64, length_max: u64) -> Result<MappedExtent> {
         let coverage = self.geometry.l2_coverage_bytes();
         let mut current: Option<(u64, Option<Arc<L2Table>>)> = None;
-        Run::of_pieces(length_max, |done| {
+        MappedExtent::of_pieces(length_max, |done| {
             let at = offset + done;
             let index = at / coverage;
             if current.as_ref().is_none_or(|(known, _)| *known != index) {
@@ -136,45 +136,45 @@ impl Mapping {
             }
             match &current {
                 Some((_, Some(table))) => self.piece(table, at),
-                _ => Ok(Run {
+                _ => Ok(MappedExtent {
                     length: coverage - at % coverage,
-                    kind: RunKind::Absent,
+                    kind: MappedKind::Absent,
                 }),
             }
         })
     }
 
     /// The run at `at` inside its cluster (and subcluster).
-    fn piece(&self, table: &L2Table, at: u64) -> Result<Run> {
+    fn piece(&self, table: &L2Table, at: u64) -> Result<MappedExtent> {
         let geometry = self.geometry;
         let cluster = geometry.cluster_of(at);
         let within = geometry.offset_in_cluster(at);
         let rest = geometry.cluster_bytes() - within;
         let entry = entry_in(table, cluster % geometry.l2_entries(), geometry);
         let (length, kind) = match self.meaning(entry, cluster)? {
-            Meaning::Unallocated => (rest, RunKind::Absent),
-            Meaning::Zero { .. } => (rest, RunKind::Zero),
+            Meaning::Unallocated => (rest, MappedKind::Absent),
+            Meaning::Zero { .. } => (rest, MappedKind::Zero),
             Meaning::Data { host } => (
                 rest,
-                RunKind::Data {
+                MappedKind::Data {
                     host: host.offset + within,
                 },
             ),
-            Meaning::Compressed(compressed) => (rest, RunKind::Compressed(compressed)),
+            Meaning::Compressed(compressed) => (rest, MappedKind::Compressed(compressed)),
             Meaning::Subclusters { host, allocated, zero } => {
                 let size = geometry.subcluster_bytes();
                 let bit = 1 << (within / size);
                 let kind = match host {
-                    Some(host) if allocated & bit != 0 => RunKind::Data {
+                    Some(host) if allocated & bit != 0 => MappedKind::Data {
                         host: host.offset + within,
                     },
-                    _ if zero & bit != 0 => RunKind::Zero,
-                    _ => RunKind::Absent,
+                    _ if zero & bit != 0 => MappedKind::Zero,
+                    _ => MappedKind::Absent,
                 };
                 (size - within % size, kind)
             }
         };
-        Ok(Run { length, kind })
+        Ok(MappedExtent { length, kind })
     }
 }
 

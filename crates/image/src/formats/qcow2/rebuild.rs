@@ -1,4 +1,4 @@
-//! New refcounts, of all clusters that are in use, behind all that there is: the old ones count until the header leads to these.
+//! Writes a new refcount table of all clusters in use at the end of the file. The old table counts until the header refers to the new one.
 
 use std::collections::BTreeMap;
 
@@ -7,14 +7,14 @@ use holdfast_block::to_usize;
 use super::geometry::{Geometry, POINTER_BYTES};
 use super::header::{Header, REFCOUNT_TABLE_AT, REFCOUNT_TABLE_BYTES_MAX};
 use super::refcount::set;
+use super::refcount_table::RefcountTable;
 use crate::Result;
 use crate::error::corrupt;
 use crate::file::ImageFile;
-use crate::formats::qcow2::refcount_table::Counts;
 use crate::model::bytes::from_words;
 
 /// Writes the refcounts that `counts` says, which gets those of the new tables too; gives how many clusters are in use.
-pub(super) fn rebuild(file: &dyn ImageFile, header: &Header, counts: &mut Counts, image: &str) -> Result<u64> {
+pub(super) fn rebuild(file: &dyn ImageFile, header: &Header, counts: &mut RefcountTable, image: &str) -> Result<u64> {
     let geometry = header.geometry;
     let entries = geometry.refcount_block_entries();
     let used = counts.rest();

@@ -1,4 +1,4 @@
-//! How often each host cluster is used, as counted from all that refers to it.
+//! Refcounts in memory: how often each host cluster is used, counted from all tables that refer to it.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -13,7 +13,7 @@ const PAGE_COUNT_MAX: usize = 4 << 20;
 
 /// Uses per host cluster, sparse by pages: a file may claim to be of any length.
 #[derive(Default)]
-pub(super) struct Counts {
+pub(super) struct RefcountTable {
     pages: HashMap<u64, Page>,
 }
 
@@ -35,7 +35,7 @@ impl Page {
     }
 }
 
-impl Counts {
+impl RefcountTable {
     /// Counts more uses of a cluster.
     pub(super) fn add(&mut self, cluster: u64, uses: u32, image: &str) -> Result<()> {
         if self.pages.len() > PAGE_COUNT_MAX {

@@ -17,8 +17,8 @@ use super::geometry::{Geometry, OFFSET_MASK, POINTER_BYTES};
 use super::header::{Header, INCOMPATIBLE_AT, load_header};
 use super::mapping::{entry_in, read_l2_as_is, set_entry_in};
 use super::refcount::{StoredRefcounts, get, set};
-use super::refcount_table::Counts;
-use super::unshare_clusters::Copies;
+use super::refcount_table::RefcountTable;
+use super::unshare_clusters::ClusterCopies;
 use super::{clear_invalid, rebuild, reserved};
 use crate::error::corrupt;
 use crate::file::ImageFile;
@@ -28,7 +28,7 @@ use crate::model::repair_action::{RepairAction, RepairMode};
 use crate::{Error, Result};
 
 /// Mends the image in `file`; `data` is the file of its data, where that is another one.
-pub(crate) fn mend(
+pub(crate) fn repair(
     file: &dyn ImageFile,
     data: Option<&dyn ImageFile>,
     image: &str,
@@ -50,7 +50,7 @@ pub(crate) fn mend(
     if mode == RepairMode::All && uses.reserved_count > 0 {
         reserved::clear(file, &header, &uses, image, actions)?;
     }
-    let mender = Mender {
+    let mender = Repairer {
         file,
         geometry: header.geometry,
         header: &header,
@@ -75,10 +75,10 @@ pub(crate) fn mend(
 fn separate(file: &dyn ImageFile, image: &str, actions: &mut Vec<RepairAction>) -> Result<bool> {
     let header = load_header(file, image)?;
     let mut uses = count_uses(file, &header, image)?;
-    let Some(copies) = Copies::make(file, &header, &mut uses, image)? else {
+    let Some(copies) = ClusterCopies::make(file, &header, &mut uses, image)? else {
         return Ok(false);
     };
-    let mender = Mender {
+    let mender = Repairer {
         file,
         geometry: header.geometry,
         header: &header,
@@ -139,7 +139,7 @@ enum Flags<'f> {
     },
 }
 
-struct Mender<'a> {
+struct Repairer<'a> {
     file: &'a dyn ImageFile,
     geometry: Geometry,
     header: &'a Header,
@@ -148,7 +148,7 @@ struct Mender<'a> {
     is_whole: bool,
 }
 
-impl Mender<'_> {
+impl Repairer<'_> {
     /// Whether the refcounts can be mended where they are: their clusters are theirs alone, and there is a block for each cluster in use.
     fn is_sound(&self, stored: &StoredRefcounts<'_>, uses: &Checker<'_>) -> bool {
         let geometry = self.geometry;
@@ -202,7 +202,7 @@ impl Mender<'_> {
             })?;
             self.file.sync()?;
             let raised = StoredRefcounts::load(self.file, self.header, self.image)?;
-            flag_count += self.mend_flags(
+            flag_count += self.repair_flags(
                 uses,
                 Flags::Wrong {
                     also_doubtful: mode == RepairMode::All,
@@ -225,7 +225,7 @@ impl Mender<'_> {
         // With leaks, too: flags of what a lowered count says to be used once.
         if mode >= RepairMode::Safe || self.is_whole {
             let now = StoredRefcounts::load(self.file, self.header, self.image)?;
-            flag_count += self.mend_flags(uses, Flags::Missing { but: &doubtful }, |cluster| {
+            flag_count += self.repair_flags(uses, Flags::Missing { but: &doubtful }, |cluster| {
                 let (stored, counted) = (now.of(cluster)?, uses.counts.of(cluster));
                 Ok(stored.max(counted))
             })?;
@@ -266,7 +266,7 @@ impl Mender<'_> {
     }
 
     /// Writes refcounts as `choose` makes them of the cluster, what is stored and what was counted; gives how many changed.
-    fn change_counts(&self, counts: &Counts, choose: impl Fn(u64, u64, u64) -> u64) -> Result<u64> {
+    fn change_counts(&self, counts: &RefcountTable, choose: impl Fn(u64, u64, u64) -> u64) -> Result<u64> {
         let stored = StoredRefcounts::load(self.file, self.header, self.image)?;
         let (entries, order) = (self.geometry.refcount_block_entries(), self.geometry.refcount_order);
         let mut count = 0;
@@ -299,9 +299,9 @@ impl Mender<'_> {
     }
 
     /// Mends the copied flags of the active tables, where `refcount` says how often a cluster is used; gives how many changed.
-    fn mend_flags(&self, uses: &Checker<'_>, flags: Flags<'_>, refcount: impl Fn(u64) -> Result<u64>) -> Result<u64> {
+    fn repair_flags(&self, uses: &Checker<'_>, flags: Flags<'_>, refcount: impl Fn(u64) -> Result<u64>) -> Result<u64> {
         let geometry = self.geometry;
-        let mend = |word: u64, host: u64| -> Result<u64> {
+        let repair = |word: u64, host: u64| -> Result<u64> {
             // What leads nowhere was not counted, and its flag says nothing.
             if uses.counts.of(geometry.cluster_of(host)) == 0 {
                 return Ok(word);
@@ -321,7 +321,7 @@ impl Mender<'_> {
         for word in &mut l1 {
             let offset = *word & OFFSET_MASK;
             if offset != 0 && uses.can_be_table(offset) {
-                *word = mend(*word, offset)?;
+                *word = repair(*word, offset)?;
             }
         }
         count += self.write_changed(&before, &l1, self.header.l1.offset)?;
@@ -347,7 +347,7 @@ impl Mender<'_> {
                     ) if uses.place() == DataPlace::Inside => host.offset,
                     _ => continue,
                 };
-                entry.word = mend(entry.word, host)?;
+                entry.word = repair(entry.word, host)?;
                 set_entry_in(&mut table, index, entry, geometry);
             }
             count += self.write_changed(&before, &table, *offset)?;
@@ -367,14 +367,14 @@ impl Mender<'_> {
 
     /// Writes all refcounts anew.
     fn anew(&self, uses: &mut Checker<'_>, actions: &mut Vec<RepairAction>) -> Result<()> {
-        let flag_count = self.mend_flags(uses, Flags::Wrong { also_doubtful: false }, |cluster| {
+        let flag_count = self.repair_flags(uses, Flags::Wrong { also_doubtful: false }, |cluster| {
             Ok(uses.counts.of(cluster))
         })?;
         self.file.sync()?;
         let cluster_count = rebuild::rebuild(self.file, self.header, &mut uses.counts, self.image)?;
         actions.push(RepairAction::RefcountsRebuilt { cluster_count });
         let missing = Flags::Missing { but: &HashSet::new() };
-        let missing_count = self.mend_flags(uses, missing, |cluster| Ok(uses.counts.of(cluster)))?;
+        let missing_count = self.repair_flags(uses, missing, |cluster| Ok(uses.counts.of(cluster)))?;
         self.file.sync()?;
         if flag_count + missing_count > 0 {
             actions.push(RepairAction::CopiedFlags {

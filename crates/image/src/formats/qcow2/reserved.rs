@@ -1,4 +1,4 @@
-//! Bits of entries that mean nothing go: other programs may take them for something, or refuse them.
+//! Clears reserved bits of table entries: other programs may give them a meaning, or refuse the image.
 
 use holdfast_block::to_usize;
 

@@ -1,7 +1,7 @@
-//! What two parts of the disk share is copied for one of them, behind all that there is: nothing says whose it was.
+//! Un-shares cross-linked clusters: the second owner gets a copy at the end of the file, as nothing says which one is the right owner.
 //!
-//! Tables come first, for a table that two parts share makes them share all that it leads to. A copy is durable and counted before anything
-//! leads to it.
+//! Tables come first: an L2 table with two owners makes them share every cluster that it leads to. A copy is durable and counted before
+//! an entry refers to it.
 
 use holdfast_block::to_usize;
 
@@ -11,7 +11,7 @@ use super::entry::{COPIED, DataPlace, Meaning};
 use super::geometry::{Geometry, OFFSET_MASK, POINTER_BYTES};
 use super::header::Header;
 use super::mapping::{L2Table, entry_in, read_l2_as_is, set_entry_in};
-use super::refcount_table::Counts;
+use super::refcount_table::RefcountTable;
 use crate::Result;
 use crate::file::ImageFile;
 use crate::model::bytes::{from_words, to_words};
@@ -20,11 +20,11 @@ use crate::model::qcow2_info::TableAt;
 use crate::model::repair_action::RepairAction;
 
 /// Copies that nothing leads to yet.
-pub(super) struct Copies<'a> {
+pub(super) struct ClusterCopies<'a> {
     file: &'a dyn ImageFile,
     geometry: Geometry,
     /// Uses that the copies will have.
-    pub(super) counts: Counts,
+    pub(super) counts: RefcountTable,
     /// Where a word of a table is, and what it will be.
     changes: Vec<(u64, u64)>,
     /// Bytes of the disk that each of them tells of.
@@ -33,7 +33,7 @@ pub(super) struct Copies<'a> {
     end: u64,
 }
 
-impl<'a> Copies<'a> {
+impl<'a> ClusterCopies<'a> {
     /// Copies the tables that two parts of the disk share; the clusters, where there are no such tables. Counts them among the `uses`.
     pub(super) fn make(
         file: &'a dyn ImageFile,
@@ -45,7 +45,7 @@ impl<'a> Copies<'a> {
         let mut copies = Self {
             file,
             geometry,
-            counts: Counts::default(),
+            counts: RefcountTable::default(),
             changes: Vec::new(),
             unit_bytes: geometry.l2_coverage_bytes(),
             first_disk_offset: u64::MAX,

@@ -12,7 +12,7 @@ use super::change::{trim_cluster, write_new, zero_cluster};
 use super::entry::{DataPlace, Entry};
 use super::layer::Layer;
 use super::state::{OldHost, State};
-use crate::model::layered::{Below, Layered as _};
+use crate::model::layered::{BackingUse, Layered as _};
 use crate::{Error, Result};
 
 /// A qcow2 image that can be written.
@@ -204,13 +204,13 @@ impl BlockDevice for Qcow2Mut {
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> BlockResult<()> {
         self.check_bounds(offset, buffer.len() as u64)?;
         let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
-        Ok(state.layer.read(buffer, offset, Below::Backing)?)
+        Ok(state.layer.read(buffer, offset, BackingUse::Backing)?)
     }
 
     fn extents(&self, range: Range<u64>, extent_count_max: usize) -> BlockResult<ExtentList> {
         self.check_bounds(range.start, range.end.saturating_sub(range.start))?;
         let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
-        Ok(state.layer.list_extents(range, extent_count_max, Below::Backing)?)
+        Ok(state.layer.list_extents(range, extent_count_max, BackingUse::Backing)?)
     }
 
     fn block_size_bytes(&self) -> u32 {

@@ -1,4 +1,4 @@
-//! The number of stored blocks becomes what the map tells of. Where that was asked for, entries that lead nowhere become free, and a block
+//! Sets the number of stored blocks to what the map has. In mode `All`, entries that point outside the file become free, and a block
 //! that two entries have is copied for the second one.
 
 use std::collections::HashSet;
@@ -12,8 +12,12 @@ use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::model::repair_action::{RepairAction, RepairMode};
 
-/// Mends the image in `file`.
-pub(crate) fn mend(file: &dyn ImageFile, image: &str, mode: RepairMode, actions: &mut Vec<RepairAction>) -> Result<()> {
+pub(crate) fn repair(
+    file: &dyn ImageFile,
+    image: &str,
+    mode: RepairMode,
+    actions: &mut Vec<RepairAction>,
+) -> Result<()> {
     let header = Header::load(file, image)?;
     if mode < RepairMode::Safe {
         return Ok(());
@@ -35,18 +39,7 @@ pub(crate) fn mend(file: &dyn ImageFile, image: &str, mode: RepairMode, actions:
             twice.push((index, entry));
         }
     })?;
-    for index in &lost {
-        file.write_at(&FREE.to_le_bytes(), header.entry_offset(*index))?;
-    }
-    file.sync()?;
-    if let Some(first) = lost.first() {
-        actions.push(RepairAction::GivenUp {
-            what: "blocks",
-            count: lost.len() as u64,
-            unit_bytes: header.block_bytes,
-            first_disk_offset: Some(first * header.block_bytes),
-        });
-    }
+    free_lost(file, &header, &lost, actions)?;
     if mode == RepairMode::All {
         cut_off.give_up(file, actions)?;
     }
@@ -79,6 +72,23 @@ pub(crate) fn mend(file: &dyn ImageFile, image: &str, mode: RepairMode, actions:
             count: twice.len() as u64,
             unit_bytes: header.block_bytes,
             first_disk_offset: first * header.block_bytes,
+        });
+    }
+    Ok(())
+}
+
+/// Frees the entries of blocks that lie past the end of the file.
+fn free_lost(file: &dyn ImageFile, header: &Header, lost: &[u64], actions: &mut Vec<RepairAction>) -> Result<()> {
+    for index in lost {
+        file.write_at(&FREE.to_le_bytes(), header.entry_offset(*index))?;
+    }
+    file.sync()?;
+    if let Some(first) = lost.first() {
+        actions.push(RepairAction::GivenUp {
+            what: "blocks",
+            count: lost.len() as u64,
+            unit_bytes: header.block_bytes,
+            first_disk_offset: Some(first * header.block_bytes),
         });
     }
     Ok(())

@@ -11,7 +11,7 @@ use crate::allocation_table::{Tables, clear_room, end_of_block, for_each_entry};
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::model::identity::ImageId;
-use crate::model::mapped_extent::{Run, RunKind};
+use crate::model::mapped_extent::{MappedExtent, MappedKind};
 use crate::{Error, Result};
 
 /// Memory for the map of one layer: that of a disk of 2 TiB.
@@ -75,19 +75,19 @@ impl Tables for VdiTables {
         self.header.block_bytes
     }
 
-    fn run(&self, offset: u64, length_max: u64) -> Result<Run> {
+    fn run(&self, offset: u64, length_max: u64) -> Result<MappedExtent> {
         let block = self.header.block_bytes;
-        Run::of_pieces(length_max, |done| {
+        MappedExtent::of_pieces(length_max, |done| {
             let at = offset + done;
             let within = at % block;
             let kind = match self.entry(at / block)? {
-                FREE => RunKind::Absent,
-                ZERO => RunKind::Zero,
-                number => RunKind::Data {
+                FREE => MappedKind::Absent,
+                ZERO => MappedKind::Zero,
+                number => MappedKind::Data {
                     host: self.header.host(number) + within,
                 },
             };
-            Ok(Run {
+            Ok(MappedExtent {
                 length: block - within,
                 kind,
             })

@@ -1,5 +1,5 @@
-//! A footer is written anew from its copy, and the other way round; one of 511 bytes gets its last one; and a footer that is right but for
-//! its checksum gets that. Where that was asked for, blocks that lead nowhere become free, and one that two entries have is copied.
+//! Writes a footer anew from its copy, or the copy from the footer; completes a footer of 511 bytes; and corrects the checksum of a footer that
+//! is right otherwise. In mode `All`, entries that point outside the file become free, and a block that two entries have is copied for the second one.
 
 use std::collections::HashSet;
 
@@ -19,7 +19,12 @@ use crate::model::info::ImageKind;
 use crate::model::repair_action::{RepairAction, RepairMode};
 
 /// Mends the image in `file`.
-pub(crate) fn mend(file: &dyn ImageFile, image: &str, mode: RepairMode, actions: &mut Vec<RepairAction>) -> Result<()> {
+pub(crate) fn repair(
+    file: &dyn ImageFile,
+    image: &str,
+    mode: RepairMode,
+    actions: &mut Vec<RepairAction>,
+) -> Result<()> {
     if mode < RepairMode::Safe {
         return Ok(());
     }
@@ -30,7 +35,7 @@ pub(crate) fn mend(file: &dyn ImageFile, image: &str, mode: RepairMode, actions:
     }
     let mut header = Header::load(file, image)?;
     lengthen(file, &mut header, actions)?;
-    mend_copies(file, &header, image, actions)?;
+    repair_copies(file, &header, image, actions)?;
     let header = Header::load(file, image)?;
     match &header.sparse {
         Some(sparse) if mode == RepairMode::All => {
@@ -92,7 +97,7 @@ fn lengthen(file: &dyn ImageFile, header: &mut Header, actions: &mut Vec<RepairA
 }
 
 /// Writes the footer at the end from its copy, or the copy from it.
-fn mend_copies(file: &dyn ImageFile, header: &Header, image: &str, actions: &mut Vec<RepairAction>) -> Result<()> {
+fn repair_copies(file: &dyn ImageFile, header: &Header, image: &str, actions: &mut Vec<RepairAction>) -> Result<()> {
     let Some(sparse) = &header.sparse else { return Ok(()) };
     if header.has_footer_at_end {
         let mut copy = vec![0; to_usize(FOOTER_BYTES)];

@@ -16,7 +16,7 @@ use super::tables::DISK_BYTES_MAX;
 use super::{FREE, SECTOR_BYTES};
 use crate::error::corrupt;
 use crate::model::bytes::rows;
-use crate::model::forward_reader::Coming;
+use crate::model::forward_reader::ForwardReader;
 use crate::model::info::ImageKind;
 use crate::{ImageId, Result};
 
@@ -26,7 +26,7 @@ const BLOCK_BYTES_MAX: u64 = 16 << 20;
 
 /// A dynamic or differencing VHD that is read as it comes.
 pub struct VhdStream<R> {
-    source: Coming<R>,
+    source: ForwardReader<R>,
     size_bytes: u64,
     id: ImageId,
     parent: Option<ImageId>,
@@ -77,7 +77,7 @@ impl<R: Read> VhdStream<R> {
     /// not at its start.
     pub fn open(reader: R, image: &str) -> Result<Self> {
         let mut head = Head {
-            source: Coming {
+            source: ForwardReader {
                 reader,
                 image: image.to_owned(),
                 at: 0,
@@ -218,7 +218,7 @@ impl<R: Read> VhdStream<R> {
 
 /// What comes before the blocks.
 struct Head<R> {
-    source: Coming<R>,
+    source: ForwardReader<R>,
     bytes: Vec<u8>,
 }
 

@@ -15,7 +15,7 @@ use crate::allocation_table::{Tables, clear_room, for_each_entry};
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::model::info::ImageKind;
-use crate::model::mapped_extent::{KnownLength, Run, RunKind};
+use crate::model::mapped_extent::{KnownLength, MappedExtent, MappedKind};
 use crate::{Error, Result};
 
 /// Memory for the table and bitmaps of one layer.
@@ -39,10 +39,10 @@ impl Tables for FixedTables {
         SECTOR_BYTES
     }
 
-    fn run(&self, offset: u64, length_max: u64) -> Result<Run> {
-        Ok(Run {
+    fn run(&self, offset: u64, length_max: u64) -> Result<MappedExtent> {
+        Ok(MappedExtent {
             length: length_max,
-            kind: RunKind::Data { host: offset },
+            kind: MappedKind::Data { host: offset },
         })
     }
 
@@ -130,13 +130,13 @@ impl SparseTables {
     }
 
     /// The run at `at` inside its block.
-    fn piece(&self, at: u64, length_max: u64) -> Result<Run> {
+    fn piece(&self, at: u64, length_max: u64) -> Result<MappedExtent> {
         let within = at % self.header.block_bytes;
         let rest = self.header.block_bytes - within;
         let Some(block) = self.block(at / self.header.block_bytes)? else {
-            return Ok(Run {
+            return Ok(MappedExtent {
                 length: rest,
-                kind: RunKind::Absent,
+                kind: MappedKind::Absent,
             });
         };
         // What is read past the end is zero, and would say that nothing of the block is there.
@@ -150,13 +150,13 @@ impl SparseTables {
         let count_max = (skipped + length_max.min(rest)).div_ceil(SECTOR_BYTES);
         let (count, is_set) = BitOrder::HighFirst.same(&self.pages, block, sector, count_max)?;
         let kind = if is_set {
-            RunKind::Data {
+            MappedKind::Data {
                 host: block + self.header.bitmap_bytes() + within,
             }
         } else {
-            RunKind::Absent
+            MappedKind::Absent
         };
-        Ok(Run {
+        Ok(MappedExtent {
             length: count * SECTOR_BYTES - skipped,
             kind,
         })
@@ -217,8 +217,8 @@ impl Tables for SparseTables {
         SECTOR_BYTES
     }
 
-    fn run(&self, offset: u64, length_max: u64) -> Result<Run> {
-        Run::of_pieces(length_max, |done| self.piece(offset + done, length_max - done))
+    fn run(&self, offset: u64, length_max: u64) -> Result<MappedExtent> {
+        MappedExtent::of_pieces(length_max, |done| self.piece(offset + done, length_max - done))
     }
 
     fn is_cut_off(&self) -> Result<bool> {

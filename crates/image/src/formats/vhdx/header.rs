@@ -239,7 +239,7 @@ fn equal_regions(file: &dyn ImageFile) -> Result<Option<Vec<u8>>> {
 }
 
 /// Mends the table of regions that is damaged; false where both are.
-pub(super) fn mend_regions(file: &dyn ImageFile) -> Result<bool> {
+pub(super) fn repair_regions(file: &dyn ImageFile) -> Result<bool> {
     Ok(equal_regions(file)?.is_some())
 }
 

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::MIB;
-use super::header::{Header, Twin, broken_twins, mend_regions};
+use super::header::{Header, Twin, broken_twins, repair_regions};
 use super::opened::Opened;
 use super::tables::{Entry, for_each_block, is_of_bits, state};
 use crate::allocation_table::CutOff;
@@ -14,7 +14,7 @@ use crate::model::repair_action::{RepairAction, RepairMode};
 use crate::{Error, Result};
 
 /// Mends the image in `file`.
-pub(crate) fn mend(
+pub(crate) fn repair(
     file: &Arc<dyn ImageFile>,
     image: &str,
     mode: RepairMode,
@@ -24,7 +24,7 @@ pub(crate) fn mend(
         return Ok(());
     }
     let twins = broken_twins(&**file)?;
-    if twins.contains(&Twin::Regions) && mend_regions(&**file)? {
+    if twins.contains(&Twin::Regions) && repair_regions(&**file)? {
         actions.push(RepairAction::Rewritten {
             what: "a table of regions",
             from: "the other one",

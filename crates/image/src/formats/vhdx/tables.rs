@@ -15,7 +15,7 @@ use crate::allocation_table::{Tables, clear_room, end_of_block, for_each_entry};
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::model::identity::ImageId;
-use crate::model::mapped_extent::{KnownLength, Run, RunKind};
+use crate::model::mapped_extent::{KnownLength, MappedExtent, MappedKind};
 use crate::{Error, Result};
 
 /// Memory for the table and bits of one layer.
@@ -115,17 +115,17 @@ impl VhdxTables {
     }
 
     /// The run at `at` inside its block.
-    fn piece(&self, at: u64, length_max: u64) -> Result<Run> {
+    fn piece(&self, at: u64, length_max: u64) -> Result<MappedExtent> {
         let block = self.metadata.block_bytes;
         let (index, within) = (at / block, at % block);
         let rest = block - within;
         let entry = self.entry(self.metadata.entry_of(index))?;
-        let data = RunKind::Data {
+        let data = MappedKind::Data {
             host: entry.offset() + within,
         };
         let kind = match entry.state() {
-            state::NOT_PRESENT if self.metadata.has_parent => RunKind::Absent,
-            state::NOT_PRESENT | state::UNDEFINED | state::ZERO | state::UNMAPPED => RunKind::Zero,
+            state::NOT_PRESENT if self.metadata.has_parent => MappedKind::Absent,
+            state::NOT_PRESENT | state::UNDEFINED | state::ZERO | state::UNMAPPED => MappedKind::Zero,
             state::FULL => data,
             state::PARTIAL if self.metadata.has_parent => {
                 let sector_bytes = self.metadata.sector_bytes;
@@ -135,14 +135,14 @@ impl VhdxTables {
                 let (sector, skipped) = (within / sector_bytes, within % sector_bytes);
                 let count_max = (skipped + length_max.min(rest)).div_ceil(sector_bytes);
                 let (count, is_set) = BitOrder::LowFirst.same(&self.pages, bits, sector, count_max)?;
-                return Ok(Run {
+                return Ok(MappedExtent {
                     length: count * sector_bytes - skipped,
-                    kind: if is_set { data } else { RunKind::Absent },
+                    kind: if is_set { data } else { MappedKind::Absent },
                 });
             }
             other => return Err(self.wrong(index, &format!("its state is {other}"))),
         };
-        Ok(Run { length: rest, kind })
+        Ok(MappedExtent { length: rest, kind })
     }
 
     fn wrong(&self, index: u64, detail: &str) -> Error {
@@ -274,8 +274,8 @@ impl Tables for VhdxTables {
         }
     }
 
-    fn run(&self, offset: u64, length_max: u64) -> Result<Run> {
-        Run::of_pieces(length_max, |done| self.piece(offset + done, length_max - done))
+    fn run(&self, offset: u64, length_max: u64) -> Result<MappedExtent> {
+        MappedExtent::of_pieces(length_max, |done| self.piece(offset + done, length_max - done))
     }
 
     fn is_cut_off(&self) -> Result<bool> {

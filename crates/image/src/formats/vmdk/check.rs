@@ -6,11 +6,11 @@ use std::ops::Range;
 
 use super::SECTOR_BYTES;
 use super::extent::SparseExtent;
+use super::redundant_directory::{DirectoryPair, Finding};
 use super::stream::{GRAIN_MARKER_BYTES, grain_marker, stored_bytes_max};
 use super::tables::{Opened, PartKind, has_overlap, past_end};
 use crate::allocation_table::{end_of_block, for_each_entry};
 use crate::file::ImageFile;
-use crate::formats::vmdk::redundant_directory::{Finding, Twins};
 use crate::{CheckReport, ProblemKind, Result, Severity};
 
 /// Checks an opened image.
@@ -93,7 +93,7 @@ fn look_beside(file: &dyn ImageFile, extent: &SparseExtent, report: &mut CheckRe
         return Ok(());
     }
     let (mut count, mut doubt_count) = (0_u64, 0_u64);
-    let twins = Twins::load(file, extent)?;
+    let twins = DirectoryPair::load(file, extent)?;
     let overlaid_count = twins.overlaid_count();
     twins.for_each(|finding| {
         match finding {

@@ -1,4 +1,4 @@
-//! The files of an image as one.
+//! The extent files of an image, concatenated to one address space.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,11 +11,11 @@ use crate::file::ImageFile;
 pub(crate) const WINDOW_BYTES: u64 = 1 << 48;
 
 /// Files, each at a multiple of [`WINDOW_BYTES`].
-pub(crate) struct Joined {
+pub(crate) struct Concatenated {
     pub(crate) files: Vec<Arc<dyn ImageFile>>,
 }
 
-impl Joined {
+impl Concatenated {
     /// Bytes of all files.
     pub(crate) fn sum_bytes(&self) -> Result<u64> {
         self.files
@@ -40,7 +40,7 @@ impl Joined {
     }
 }
 
-impl ImageFile for Joined {
+impl ImageFile for Concatenated {
     /// The end of the last one.
     fn length_bytes(&self) -> Result<u64> {
         let start = self.files.len().saturating_sub(1) as u64 * WINDOW_BYTES;

@@ -56,5 +56,5 @@ pub(crate) enum TextPlace {
     /// In this room of the first extent.
     Inside(Range<u64>),
     /// It is the file.
-    Alone,
+    WithoutBacking,
 }

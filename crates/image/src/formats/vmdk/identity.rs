@@ -46,7 +46,7 @@ fn rewrite(vmdk: &Vmdk, image: &str, change: impl FnOnce(&[u8]) -> Vec<u8>) -> R
     let file: &Arc<dyn ImageFile> = vmdk.opened.files.at(0)?;
     let room = match &vmdk.text {
         TextPlace::Inside(room) => room.clone(),
-        TextPlace::Alone => 0..file.length_bytes()?,
+        TextPlace::WithoutBacking => 0..file.length_bytes()?,
     };
     let mut bytes = vec![0; to_usize(room.end - room.start)];
     file.read_at(&mut bytes, room.start)?;

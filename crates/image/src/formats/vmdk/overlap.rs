@@ -14,7 +14,7 @@ use crate::file::ImageFile;
 
 /// What lies in grains.
 #[derive(Debug, Default)]
-pub(super) struct Overlaid {
+pub(super) struct MetadataOverlaps {
     /// Whether the first directory does.
     pub(super) first_directory: bool,
     /// Whether the second one does, and leads to no table.
@@ -83,7 +83,7 @@ impl Tables {
     }
 }
 
-impl Overlaid {
+impl MetadataOverlaps {
     /// Looks for it. `first` and `second` are the places of the tables by the two directories, the latter with its own place.
     pub(super) fn find(
         file: &dyn ImageFile,

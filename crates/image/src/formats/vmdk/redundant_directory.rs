@@ -1,8 +1,8 @@
-//! The directories of an extent beside each other: they are to say the same, in tables of their own.
+//! The primary and the redundant grain directory of an extent. Both should say the same, each with tables of its own.
 //!
-//! The first one is read, the second one is there for the day when a part of the first is lost. Where an entry of one cannot be right, that
-//! of the other one counts, and so it does where only one leads to a grain that no other place of the disk has. Where both can be right and
-//! differ, nobody knows which one is; where the first one says that there is nothing, it does not know.
+//! The primary one is read; the redundant one is for repairs. Where an entry of one of them cannot be right, the other one counts. It also counts
+//! where it alone leads to a grain that no other entry of the disk uses. Where both can be right and differ, the repair cannot decide; a primary
+//! entry that is empty proves nothing.
 
 use std::collections::{BTreeSet, HashSet};
 use std::ops::Range;
@@ -11,10 +11,10 @@ use holdfast_block::to_usize;
 
 use super::SECTOR_BYTES;
 use super::extent::{HEADER_BYTES, SparseExtent};
+use super::overlap::MetadataOverlaps;
 use crate::Result;
 use crate::allocation_table::for_each_entry;
 use crate::file::ImageFile;
-use crate::formats::vmdk::overlap::Overlaid;
 
 /// One of the two directories.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,7 +41,7 @@ pub(super) enum Finding {
 }
 
 /// An extent whose tables are looked at.
-pub(super) struct Twins<'a> {
+pub(super) struct DirectoryPair<'a> {
     file: &'a dyn ImageFile,
     extent: &'a SparseExtent,
     file_bytes: u64,
@@ -51,10 +51,10 @@ pub(super) struct Twins<'a> {
     clashes: HashSet<u64>,
     first: Vec<u64>,
     second: Option<Vec<u64>>,
-    overlaid: Overlaid,
+    overlaid: MetadataOverlaps,
 }
 
-impl<'a> Twins<'a> {
+impl<'a> DirectoryPair<'a> {
     pub(super) fn load(file: &'a dyn ImageFile, extent: &'a SparseExtent) -> Result<Self> {
         let file_bytes = file.length_bytes()?;
         let directory_bytes = extent.table_count() * 4;
@@ -78,7 +78,7 @@ impl<'a> Twins<'a> {
             _ => None,
         };
         let of_second = second.as_ref().map(|(place, tables)| (*place, &tables[..]));
-        let overlaid = Overlaid::find(file, extent, &first, of_second)?;
+        let overlaid = MetadataOverlaps::find(file, extent, &first, of_second)?;
         let second = second.filter(|_| !overlaid.second_directory).map(|(place, tables)| {
             metadata.push(place..place + directory_bytes);
             tables

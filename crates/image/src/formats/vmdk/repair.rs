@@ -4,7 +4,7 @@
 use super::SECTOR_BYTES;
 use super::check::check_sparse;
 use super::extent::{AT_IS_OPEN, SparseExtent};
-use super::redundant_directory::{Finding, Side, Twins};
+use super::redundant_directory::{DirectoryPair, Finding, Side};
 use super::tables::{Opened, PartKind};
 use crate::allocation_table::copy_room;
 use crate::error::corrupt;
@@ -13,7 +13,7 @@ use crate::model::repair_action::{RepairAction, RepairMode};
 use crate::{CheckReport, Result};
 
 /// Mends all sparse extents of an image, each by itself.
-pub(crate) fn mend(opened: &Opened, mode: RepairMode, actions: &mut Vec<RepairAction>) -> Result<()> {
+pub(crate) fn repair(opened: &Opened, mode: RepairMode, actions: &mut Vec<RepairAction>) -> Result<()> {
     if mode < RepairMode::Safe {
         return Ok(());
     }
@@ -22,7 +22,7 @@ pub(crate) fn mend(opened: &Opened, mode: RepairMode, actions: &mut Vec<RepairAc
             && !extent.is_compressed
         {
             let file = &**opened.files.at(*window)?;
-            mend_extent(file, extent, part.start, mode, actions)?;
+            repair_extent(file, extent, part.start, mode, actions)?;
         }
     }
     Ok(())
@@ -40,7 +40,7 @@ struct Mended {
     tables: Vec<(u64, u64)>,
 }
 
-fn mend_extent(
+fn repair_extent(
     file: &dyn ImageFile,
     extent: &SparseExtent,
     disk_start: u64,
@@ -54,7 +54,7 @@ fn mend_extent(
         Side::First => extent.directory,
         Side::Second => extent.second_directory.unwrap_or(extent.directory),
     };
-    Twins::load(file, extent)?.for_each(|finding| {
+    DirectoryPair::load(file, extent)?.for_each(|finding| {
         let side = match finding {
             Finding::Entry { side, place, value } => {
                 file.write_at(&value.to_le_bytes(), place)?;

@@ -5,17 +5,17 @@ use std::sync::Arc;
 
 use holdfast_block::to_usize;
 
+use super::concatenated::{Concatenated, WINDOW_BYTES};
 use super::extent::SparseExtent;
+use super::overlap::is_first_lost;
 use super::stream::{GRAIN_MARKER_BYTES, check_stored, grain_marker, inflate};
 use crate::allocation_table::pages::Pages;
 use crate::allocation_table::{Tables, clear_room, end_of_block, for_each_entry};
 use crate::error::corrupt;
 use crate::file::ImageFile;
-use crate::formats::vmdk::concatenated::{Joined, WINDOW_BYTES};
-use crate::formats::vmdk::overlap::is_first_lost;
 use crate::model::identity::ImageId;
 use crate::model::lru::Lru;
-use crate::model::mapped_extent::{Compressed, KnownLength, Run, RunKind};
+use crate::model::mapped_extent::{Compressed, KnownLength, MappedExtent, MappedKind};
 use crate::{Error, Result};
 
 /// Memory for the tables of one layer: with grains of 64 KiB those of 128 GiB.
@@ -25,7 +25,7 @@ const GRAIN_CACHE_BYTES: u64 = 4 << 20;
 /// An entry of a grain that is zero, where such entries are allowed.
 const ZERO_GRAIN: u32 = 1;
 
-/// A part of the disk, and what it is made of. Places of files are those of [`Joined`].
+/// A part of the disk, and what it is made of. Places of files are those of [`Concatenated`].
 pub(crate) struct Part {
     /// Where it begins on the disk.
     pub(crate) start: u64,
@@ -49,7 +49,7 @@ pub(crate) enum PartKind {
 /// What is opened of an image.
 pub(crate) struct Opened {
     pub(crate) parts: Vec<Part>,
-    pub(crate) files: Arc<Joined>,
+    pub(crate) files: Arc<Concatenated>,
     /// Where the digits of the CID stand.
     pub(crate) content_id_at: Range<u64>,
 }
@@ -131,11 +131,11 @@ impl VmdkTables {
     }
 
     /// The run at `at`, inside its part.
-    fn piece(&self, at: u64) -> Result<Run> {
+    fn piece(&self, at: u64) -> Result<MappedExtent> {
         let Some(part) = self.opened.parts.get(self.part_index(at)) else {
-            return Ok(Run {
+            return Ok(MappedExtent {
                 length: u64::MAX,
-                kind: RunKind::Zero,
+                kind: MappedKind::Zero,
             });
         };
         let within = at - part.start;
@@ -145,17 +145,17 @@ impl VmdkTables {
             _ => u64::MAX,
         };
         match &part.kind {
-            PartKind::Zero => Ok(Run {
+            PartKind::Zero => Ok(MappedExtent {
                 length: rest,
-                kind: RunKind::Zero,
+                kind: MappedKind::Zero,
             }),
-            PartKind::Flat { host } => Ok(Run {
+            PartKind::Flat { host } => Ok(MappedExtent {
                 length: rest,
-                kind: RunKind::Data { host: host + within },
+                kind: MappedKind::Data { host: host + within },
             }),
             PartKind::Sparse { window, extent } => {
                 let run = self.sparse_piece(*window, extent, within)?;
-                Ok(Run {
+                Ok(MappedExtent {
                     length: run.length.min(rest),
                     ..run
                 })
@@ -163,13 +163,13 @@ impl VmdkTables {
         }
     }
 
-    fn sparse_piece(&self, window: u64, extent: &SparseExtent, within: u64) -> Result<Run> {
+    fn sparse_piece(&self, window: u64, extent: &SparseExtent, within: u64) -> Result<MappedExtent> {
         let coverage = extent.table_coverage();
         let table = self.table(window, extent, within / coverage)?;
         if table == 0 {
-            return Ok(Run {
+            return Ok(MappedExtent {
                 length: coverage - within % coverage,
-                kind: RunKind::Absent,
+                kind: MappedKind::Absent,
             });
         }
         let file = &**self.opened.files.at(window)?;
@@ -182,8 +182,8 @@ impl VmdkTables {
         let index = within % coverage / grain;
         let length = grain - within % grain;
         let kind = match self.number(window + table + index * 4)? {
-            0 => RunKind::Absent,
-            ZERO_GRAIN if extent.has_zero_grains => RunKind::Zero,
+            0 => MappedKind::Absent,
+            ZERO_GRAIN if extent.has_zero_grains => MappedKind::Zero,
             sector => {
                 let place = u64::from(sector) * super::SECTOR_BYTES;
                 if !is_inside(place)? {
@@ -191,18 +191,18 @@ impl VmdkTables {
                 }
                 let host = window + place;
                 if extent.is_compressed {
-                    RunKind::Compressed(Compressed {
+                    MappedKind::Compressed(Compressed {
                         offset: host,
                         length_bytes: grain,
                     })
                 } else {
-                    RunKind::Data {
+                    MappedKind::Data {
                         host: host + within % grain,
                     }
                 }
             }
         };
-        Ok(Run { length, kind })
+        Ok(MappedExtent { length, kind })
     }
 
     /// The grain whose marker is at `host`, which is that of the byte at `within` of the extent.
@@ -349,8 +349,8 @@ impl Tables for VmdkTables {
             .unwrap_or(super::SECTOR_BYTES)
     }
 
-    fn run(&self, offset: u64, length_max: u64) -> Result<Run> {
-        Run::of_pieces(length_max, |done| self.piece(offset + done))
+    fn run(&self, offset: u64, length_max: u64) -> Result<MappedExtent> {
+        MappedExtent::of_pieces(length_max, |done| self.piece(offset + done))
     }
 
     fn read_compressed(&self, buffer: &mut [u8], offset: u64, compressed: Compressed) -> Result<()> {

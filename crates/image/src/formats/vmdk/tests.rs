@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use holdfast_block::{BlockDevice, BlockDeviceMut as _, to_usize};
 
+use super::concatenated::Concatenated;
 use super::create::{NewVmdk, write_empty};
 use super::descriptor::{Descriptor, ExtentKind};
 use super::extent::SparseExtent;
@@ -15,8 +16,7 @@ use crate::allocation_table::writer::TableMut;
 use crate::allocation_table::{TableLayer, Tables as _};
 use crate::file::ImageFile;
 use crate::file::memory::MemoryFile;
-use crate::formats::vmdk::concatenated::Joined;
-use crate::model::layered::{Below, Layered as _};
+use crate::model::layered::{BackingUse, Layered as _};
 
 fn empty() -> Vec<u8> {
     let file = MemoryFile::default();
@@ -55,7 +55,7 @@ fn opened(file: Arc<dyn ImageFile>) -> Result<Opened> {
             length: extent.disk_bytes,
             kind: PartKind::Sparse { window: 0, extent },
         }],
-        files: Arc::new(Joined { files: vec![file] }),
+        files: Arc::new(Concatenated { files: vec![file] }),
         content_id_at: offset + descriptor.content_id_at.start as u64..offset + descriptor.content_id_at.end as u64,
     })
 }
@@ -91,8 +91,8 @@ fn a_grain_at_another_place_or_cut_short_is_damage() {
     let read_one = |bytes: &[u8], number: u64| {
         let layer = open(Arc::new(MemoryFile::new(bytes.to_vec())), None)?;
         let mut found = vec![0; to_usize(GRAIN_BYTES)];
-        layer.read(&mut found, 0, Below::Nothing)?;
-        layer.read(&mut found, number * GRAIN_BYTES, Below::Nothing)?;
+        layer.read(&mut found, 0, BackingUse::Nothing)?;
+        layer.read(&mut found, number * GRAIN_BYTES, BackingUse::Nothing)?;
         Ok::<u8, crate::Error>(found[0])
     };
     assert_eq!(
@@ -164,7 +164,7 @@ fn a_first_directory_that_is_lost_is_read_by_the_second_one() {
         lost[56..64].copy_from_slice(&grain.to_le_bytes());
         let layer = open(Arc::new(MemoryFile::new(lost)), None).unwrap();
         let mut found = vec![0; 4096];
-        layer.read(&mut found, 8192, Below::Nothing).unwrap();
+        layer.read(&mut found, 8192, BackingUse::Nothing).unwrap();
         assert_eq!(found, [7; 4096], "{filling}");
         let refused = TableMut::new(layer).write_at(&[1; 512], 0).unwrap_err().to_string();
         assert!(refused.contains("first directory is lost"), "{refused}");
@@ -186,7 +186,7 @@ fn a_first_directory_of_zeroes_gives_way_to_one_with_grains() {
         open(Arc::new(MemoryFile::new(lost)), None).unwrap()
     };
     let mut found = vec![9; 4096];
-    lost(&empty()).read(&mut found, 8192, Below::Nothing).unwrap();
+    lost(&empty()).read(&mut found, 8192, BackingUse::Nothing).unwrap();
     assert_eq!(found, [0; 4096]);
     let layer = TableMut::new(open(Arc::clone(&file), None).unwrap());
     layer.write_at(&[7; 4096], 8192).unwrap();
@@ -194,7 +194,7 @@ fn a_first_directory_of_zeroes_gives_way_to_one_with_grains() {
     let mut bytes = vec![0; to_usize(file.length_bytes().unwrap())];
     file.read_at(&mut bytes, 0).unwrap();
     let layer = lost(&bytes);
-    layer.read(&mut found, 8192, Below::Nothing).unwrap();
+    layer.read(&mut found, 8192, BackingUse::Nothing).unwrap();
     assert_eq!(found, [7; 4096]);
     let refused = TableMut::new(layer).write_at(&[1; 512], 0).unwrap_err().to_string();
     assert!(refused.contains("first directory is lost"), "{refused}");
@@ -210,7 +210,7 @@ fn zeroes_behind_a_stream_are_no_part_of_it() {
         let layer =
             open(Arc::new(MemoryFile::new(padded.clone())), None).unwrap_or_else(|error| panic!("{more}: {error}"));
         let mut found = vec![0; to_usize(GRAIN_BYTES)];
-        layer.read(&mut found, GRAIN_BYTES, Below::Nothing).unwrap();
+        layer.read(&mut found, GRAIN_BYTES, BackingUse::Nothing).unwrap();
         assert!(found.iter().all(|byte| *byte == 7), "{more}");
         // What is no zero is none of it.
         padded.push(1);
@@ -229,7 +229,7 @@ fn a_table_past_the_end_is_not_read_as_zeroes() {
     let behind = u32::try_from(bytes.len() / 512 + 16).unwrap();
     bytes[first..first + 4].copy_from_slice(&behind.to_le_bytes());
     let layer = open(Arc::new(MemoryFile::new(bytes)), None).unwrap();
-    let refused = layer.read(&mut [0; 512], 0, Below::Nothing).unwrap_err();
+    let refused = layer.read(&mut [0; 512], 0, BackingUse::Nothing).unwrap_err();
     assert!(refused.is_corrupt(), "{refused}");
 }
 

@@ -15,7 +15,7 @@ use crate::formats::qcow2::writer::Qcow2Mut;
 use crate::formats::{ploop, qcow2, vdi, vhd, vhdx};
 use crate::model::create_options::{CreateOptions, Qcow2Options};
 use crate::model::info::ImageKind;
-use crate::model::layered::{Below, Layered as _};
+use crate::model::layered::{BackingUse, Layered as _};
 use crate::{CheckReport, ImageId, ProblemKind, Result, Severity};
 
 const KIB: u64 = 1 << 10;
@@ -124,7 +124,7 @@ fn qcow2_case(
         read: Box::new(move |file| {
             let layer = open_qcow2(file, below.clone())?;
             let mut disk = vec![0; to_usize(layer.disk_bytes())];
-            layer.read(&mut disk, 0, Below::Backing)?;
+            layer.read(&mut disk, 0, BackingUse::Backing)?;
             Ok(disk)
         }),
         check: |file| qcow2::check::check(file, &load_header(&**file, "image")?, "image", None),
@@ -210,7 +210,7 @@ fn tables_case(
         read: Box::new(move |file| {
             let layer = (format.open)(file)?;
             let mut disk = vec![0; to_usize(layer.disk_bytes())];
-            layer.read(&mut disk, 0, Below::Backing)?;
+            layer.read(&mut disk, 0, BackingUse::Backing)?;
             Ok(disk)
         }),
         check: format.check,

@@ -1,11 +1,11 @@
-//! Clusters that two parts of the disk have: one of both has what belongs to the other, and nothing says which.
+//! Cross-linked clusters: two offsets of the disk refer to one host cluster, and nothing says which one is right.
 //!
-//! Refcounts do not tell that, for QEMU makes two of them where two uses are counted. But a cluster keeps its place on the disk in all the states
-//! that share it: snapshots copy tables and move nothing. So each may be found for one place only, by however many tables. Compressed clusters
-//! lie side by side in one, and are apart from all others.
+//! Refcounts do not show them, as QEMU sets a refcount to 2 where it counts two uses. But a cluster keeps its offset on the disk in all
+//! snapshots that share it: snapshots copy tables and move nothing. So all tables together may refer to a cluster from one offset only.
+//! Compressed clusters share host clusters with each other, and with nothing else.
 //!
-//! Where tables do not lead to the same cluster twice, which is the rule, nothing is asked. Where they do, as those of snapshots, all tables
-//! are read again, and the places are remembered for as many clusters at a time as memory may hold.
+//! Where no tables refer to the same cluster, which is the rule, nothing more is read. Where they do, as those of snapshots, all tables are
+//! read again, and the offsets are kept for as many clusters at a time as memory allows.
 
 use std::collections::HashMap;
 
@@ -20,7 +20,7 @@ use crate::{CheckReport, ProblemKind, Result, Severity};
 const OWNER_COUNT_MAX: u64 = 4 << 20;
 
 /// An entry of an L2 table that leads to a cluster of another part of the disk.
-pub(in crate::formats::qcow2) struct Contested {
+pub(in crate::formats::qcow2) struct CrossLinked {
     /// Where the entry is in the file.
     pub(in crate::formats::qcow2) entry_offset: u64,
     /// Its first word.
@@ -35,7 +35,7 @@ pub(in crate::formats::qcow2) struct Contested {
     owner: Option<u64>,
 }
 
-impl Contested {
+impl CrossLinked {
     fn problem(&self) -> ProblemKind {
         let other = match self.owner {
             Some(owner) => format!("disk offset {owner}"),
@@ -83,7 +83,7 @@ impl Checker<'_> {
     /// Calls `visit` with each entry that leads to a cluster of another part of the disk; the first one that does has it.
     pub(in crate::formats::qcow2) fn for_each_contested(
         &self,
-        mut visit: impl FnMut(Contested) -> Result<()>,
+        mut visit: impl FnMut(CrossLinked) -> Result<()>,
     ) -> Result<()> {
         let geometry = self.geometry;
         let entries = geometry.l2_entries();
@@ -111,7 +111,7 @@ impl Checker<'_> {
                     if owner == Some(disk_offset) {
                         continue;
                     }
-                    visit(Contested {
+                    visit(CrossLinked {
                         entry_offset: table_offset + index * geometry.l2_entry_words() * POINTER_BYTES,
                         word: entry.word,
                         host: host.offset,

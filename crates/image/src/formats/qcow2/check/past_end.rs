@@ -1,4 +1,4 @@
-//! Clusters of the active state that are not on the disk, for it is shorter: the size was changed by a program that left them, or is damaged.
+//! Clusters past the virtual size: a program shrank the disk and left them, or the size is damaged.
 
 use super::super::entry::DataPlace;
 use super::{Checker, L2Use};

@@ -5,11 +5,11 @@ use std::io::Read;
 use holdfast_block::{Record, to_usize};
 use libdeflater::Decompressor;
 
-use super::preamble::Front;
+use super::preamble::Preamble;
 use super::{END_OF_STREAM, FOOTER, GRAIN_MARKER_BYTES, SECTOR_BYTES, Sector, check_stored, grain_marker, inflate};
 use crate::error::corrupt;
 use crate::formats::vmdk::extent::{MAGIC, PADDING_BYTES_MAX, SparseExtent};
-use crate::model::forward_reader::Coming;
+use crate::model::forward_reader::ForwardReader;
 use crate::{Error, Result};
 
 /// What is not grains has no longer parts.
@@ -50,8 +50,8 @@ impl Grain {
 
 /// The grains that have not come yet.
 pub(super) struct Grains<R> {
-    pub(super) source: Coming<R>,
-    pub(super) front: Front,
+    pub(super) source: ForwardReader<R>,
+    pub(super) preamble: Preamble,
     /// Where the next grain may begin.
     end: u64,
     /// Grains that came.
@@ -61,9 +61,9 @@ pub(super) struct Grains<R> {
 }
 
 impl<R: Read> Grains<R> {
-    pub(super) fn open(mut source: Coming<R>) -> Result<Self> {
+    pub(super) fn open(mut source: ForwardReader<R>) -> Result<Self> {
         Ok(Self {
-            front: Front::read(&mut source)?,
+            preamble: Preamble::read(&mut source)?,
             source,
             end: 0,
             grain_count: 0,
@@ -87,7 +87,7 @@ impl<R: Read> Grains<R> {
         loop {
             let Some(sector) = self.source.sector("marker")? else {
                 // Where tables are before the grains, QEMU writes nothing behind these.
-                return self.check_end(self.front.grain_count.is_some()).map(|()| None);
+                return self.check_end(self.preamble.grain_count.is_some()).map(|()| None);
             };
             let marker = Record::new(&sector);
             let (value, stored) = grain_marker(marker.field::<0, GRAIN_MARKER_BYTES>());
@@ -126,7 +126,7 @@ impl<R: Read> Grains<R> {
         }
         let footer = SparseExtent::parse(&sector, u64::MAX, image)?;
         let geometry = |extent: &SparseExtent| (extent.disk_bytes, extent.grain_bytes, extent.table_entries);
-        if geometry(&footer) != geometry(&self.front.extent) || !footer.is_compressed || footer.directory == 0 {
+        if geometry(&footer) != geometry(&self.preamble.extent) || !footer.is_compressed || footer.directory == 0 {
             return Err(corrupt(
                 image,
                 "footer",
@@ -145,7 +145,7 @@ impl<R: Read> Grains<R> {
         if value != 0 {
             return wrong(&self.source.image, "sectors are said to follow");
         }
-        if self.front.grain_count.is_none() && !self.has_footer {
+        if self.preamble.grain_count.is_none() && !self.has_footer {
             return wrong(&self.source.image, "there was no footer before it");
         }
         if let Some(behind) = self.source.drain(PADDING_BYTES_MAX)? {
@@ -160,7 +160,7 @@ impl<R: Read> Grains<R> {
             return Err(self.source.cut_off("end of the stream"));
         }
         let count = self.grain_count;
-        match self.front.grain_count {
+        match self.preamble.grain_count {
             Some(expected) if expected != count => {
                 let detail = format!("{count} grains have come, and its tables tell of {expected}: it was cut off");
                 Err(corrupt(&self.source.image, "end of the stream", self.source.at, detail))
@@ -175,12 +175,12 @@ impl<R: Read> Grains<R> {
     /// Reads the grain that begins with `sector`, and has `stored` bytes.
     fn read_grain(&mut self, sector: &Sector, stored: u64, grain: &mut Grain) -> Result<()> {
         let at = self.source.at - SECTOR_BYTES;
-        let grain_bytes = self.front.extent.grain_bytes;
+        let grain_bytes = self.preamble.extent.grain_bytes;
         let wrong = |image: &str, detail: String| corrupt(image, "compressed grain", at, detail);
         let (first, _) = grain_marker(Record::new(sector).field::<0, GRAIN_MARKER_BYTES>());
         let offset = first
             .checked_mul(SECTOR_BYTES)
-            .filter(|offset| offset.is_multiple_of(grain_bytes) && *offset < self.front.size_bytes);
+            .filter(|offset| offset.is_multiple_of(grain_bytes) && *offset < self.preamble.size_bytes);
         let Some(offset) = offset else {
             let detail = format!("no grain of the disk begins at its sector {first}");
             return Err(wrong(&self.source.image, detail));
@@ -198,7 +198,7 @@ impl<R: Read> Grains<R> {
         check_stored(stored, grain_bytes).map_err(|detail| wrong(&self.source.image, detail))?;
         grain.offset = offset;
         grain.at = at;
-        grain.disk_rest = self.front.size_bytes - offset;
+        grain.disk_rest = self.preamble.size_bytes - offset;
         grain.bytes.resize(to_usize(grain_bytes), 0);
         grain.stored_end = GRAIN_MARKER_BYTES + to_usize(stored);
         grain.stored.clear();

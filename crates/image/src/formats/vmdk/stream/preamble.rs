@@ -1,4 +1,4 @@
-//! What is before the first grain of a stream, which is read once, from its start to its end.
+//! The header and the descriptor of a streamOptimized VMDK: all that is before its first grain.
 
 use std::io::Read;
 
@@ -9,14 +9,14 @@ use crate::error::corrupt;
 use crate::formats::vmdk::descriptor::{Descriptor, ExtentKind, TEXT_BYTES_MAX};
 use crate::formats::vmdk::extent::{HEADER_BYTES, MAGIC, SparseExtent};
 use crate::model::bytes::rows;
-use crate::model::forward_reader::{Coming, SKIP_BYTES};
+use crate::model::forward_reader::{ForwardReader, SKIP_BYTES};
 use crate::{ImageId, Result};
 
 /// A directory in memory is not larger: with tables as everybody has them, that of a disk of 128 TiB.
 const DIRECTORY_BYTES_MAX: u64 = 16 << 20;
 
 /// What is known of a stream before its first grain.
-pub(super) struct Front {
+pub(super) struct Preamble {
     pub(super) extent: SparseExtent,
     /// Size of the disk.
     pub(super) size_bytes: u64,
@@ -25,9 +25,9 @@ pub(super) struct Front {
     pub(super) grain_count: Option<u64>,
 }
 
-impl Front {
+impl Preamble {
     /// Reads up to the first grain.
-    pub(super) fn read<R: Read>(source: &mut Coming<R>) -> Result<Self> {
+    pub(super) fn read<R: Read>(source: &mut ForwardReader<R>) -> Result<Self> {
         let mut header = [0; to_usize(HEADER_BYTES)];
         source.read(&mut header, "header")?;
         if !header.starts_with(MAGIC) {
@@ -55,7 +55,7 @@ impl Front {
 }
 
 /// What the descriptor, if there is one, says of size and identity.
-fn read_descriptor<R: Read>(source: &mut Coming<R>, extent: &SparseExtent) -> Result<(u64, Option<ImageId>)> {
+fn read_descriptor<R: Read>(source: &mut ForwardReader<R>, extent: &SparseExtent) -> Result<(u64, Option<ImageId>)> {
     let Some((offset, length)) = extent.descriptor else {
         return Ok((extent.disk_bytes, None));
     };
@@ -89,7 +89,7 @@ fn read_descriptor<R: Read>(source: &mut Coming<R>, extent: &SparseExtent) -> Re
 }
 
 /// How many grains are stored by the tables, which are behind the directory and before the first grain.
-fn count_grains<R: Read>(source: &mut Coming<R>, extent: &SparseExtent) -> Result<u64> {
+fn count_grains<R: Read>(source: &mut ForwardReader<R>, extent: &SparseExtent) -> Result<u64> {
     let length = extent.table_count() * 4;
     if length > DIRECTORY_BYTES_MAX {
         let detail = "its directory is too large; read it as a file";
@@ -118,7 +118,7 @@ fn count_grains<R: Read>(source: &mut Coming<R>, extent: &SparseExtent) -> Resul
 }
 
 /// The sectors of the tables, as the directory of `length` bytes has them. Takes no more memory than has come.
-fn read_directory<R: Read>(source: &mut Coming<R>, length: u64) -> Result<Vec<u32>> {
+fn read_directory<R: Read>(source: &mut ForwardReader<R>, length: u64) -> Result<Vec<u32>> {
     let end = source.at + length;
     let mut tables = Vec::new();
     let mut buffer = vec![0; to_usize(SKIP_BYTES.min(length))];

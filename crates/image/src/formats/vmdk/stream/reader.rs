@@ -7,7 +7,7 @@ use libdeflater::Decompressor;
 
 use super::grains::{Grain, Grains};
 use crate::error::corrupt;
-use crate::model::forward_reader::Coming;
+use crate::model::forward_reader::ForwardReader;
 use crate::{Error, ImageId, Result};
 
 /// Bytes of grains that each thread decompresses at a time.
@@ -37,7 +37,7 @@ enum End {
     /// More, as far as is known.
     More,
     /// The end of the stream.
-    Whole,
+    WithBacking,
     /// An error, to be told when those before it were given away.
     Failed(Error),
     /// The error that was told.
@@ -59,7 +59,7 @@ impl<R: Read> StreamReader<R> {
     /// # Errors
     /// [`Error::NotInOrder`] where it is a VMDK that can be read from a file only. [`Error::is_corrupt`] where it is none.
     pub fn open(reader: R, image: &str) -> Result<Self> {
-        let source = Coming {
+        let source = ForwardReader {
             reader,
             image: image.to_owned(),
             at: 0,
@@ -86,12 +86,12 @@ impl<R: Read> StreamReader<R> {
 
     /// Size of the disk.
     pub fn size_bytes(&self) -> u64 {
-        self.grains.front.size_bytes
+        self.grains.preamble.size_bytes
     }
 
     /// The identity that its descriptor says.
     pub fn id(&self) -> Option<ImageId> {
-        self.grains.front.id
+        self.grains.preamble.id
     }
 
     /// Bytes of the stream that were read so far.
@@ -123,8 +123,8 @@ impl<R: Read> StreamReader<R> {
                     self.grains.source.at,
                     "it was not read to its end",
                 )),
-                End::More | End::Whole => {
-                    self.end = End::Whole;
+                End::More | End::WithBacking => {
+                    self.end = End::WithBacking;
                     Ok(None)
                 }
             };
@@ -178,13 +178,13 @@ impl<R: Read> StreamReader<R> {
         let count_max = match self.threads {
             // What was asked for.
             1 => 1,
-            threads => (BATCH_BYTES / self.grains.front.extent.grain_bytes).max(1) * threads as u64,
+            threads => (BATCH_BYTES / self.grains.preamble.extent.grain_bytes).max(1) * threads as u64,
         };
         while matches!(self.end, End::More) && (self.ahead.len() as u64) < count_max {
             let mut grain = self.spare.pop().unwrap_or_default();
             match self.grains.next(&mut grain) {
                 Ok(true) => self.ahead.push(grain),
-                Ok(false) => self.end = End::Whole,
+                Ok(false) => self.end = End::WithBacking,
                 Err(error) => self.end = End::Failed(error),
             }
         }

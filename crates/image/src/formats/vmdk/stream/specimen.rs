@@ -60,10 +60,10 @@ pub(crate) fn stream(tables: Tables, disk_bytes: u64, items: &[Item]) -> Vec<u8>
         is_open: false,
         overhead: (1 + DESCRIPTOR_SECTORS) * SECTOR_BYTES,
     };
-    let front = extent.overhead;
+    let preamble = extent.overhead;
     let table_count = extent.table_count();
     if tables == Tables::InFront {
-        extent.directory = front;
+        extent.directory = preamble;
         extent.overhead += (1 + table_count) * SECTOR_BYTES;
     }
     let mut bytes = extent.to_bytes();
@@ -88,10 +88,10 @@ pub(crate) fn stream(tables: Tables, disk_bytes: u64, items: &[Item]) -> Vec<u8>
         .collect();
     match tables {
         Tables::InFront => {
-            let first = u32::try_from(front / SECTOR_BYTES + 1).expect("it is small");
+            let first = u32::try_from(preamble / SECTOR_BYTES + 1).expect("it is small");
             let places: Vec<u32> = (first..).take(table_bytes.len()).collect();
             let all = [vec![sector(&numbers(&places))], table_bytes].concat().concat();
-            bytes[to_usize(front)..to_usize(front) + all.len()].copy_from_slice(&all);
+            bytes[to_usize(preamble)..to_usize(preamble) + all.len()].copy_from_slice(&all);
         }
         Tables::AtEnd => {
             let mut places = Vec::new();

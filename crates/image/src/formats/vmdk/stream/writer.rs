@@ -13,8 +13,8 @@ use crate::formats::vmdk::descriptor::Descriptor;
 use crate::formats::vmdk::extent::SparseExtent;
 use crate::model::bytes::{put, round_up};
 use crate::model::identity::ImageId;
-use crate::pipeline::copy_pipeline::{Crew, Writing};
-use crate::pipeline::piece::{Part, Piece, Sorted, read_piece};
+use crate::pipeline::copy_pipeline::{Pipeline, Writing};
+use crate::pipeline::piece::{ClassifiedBuffer, Part, Piece, read_piece};
 use crate::{Continue, Error, Result};
 
 /// Where the first grain is: as VMware has it.
@@ -79,15 +79,15 @@ pub fn write_stream_optimized(
             compress(piece, &mut compressor)
         })
     };
-    let crew = Crew {
+    let pipeline = Pipeline {
         source: device,
         cluster_bytes: GRAIN_BYTES,
         threads: options.threads,
         worker_count: options.threads.get(),
         write: &|_, _| Ok(()),
     };
-    crew.run(make_worker, &mut |sorted: Sorted| {
-        let Sorted { piece, parts } = sorted;
+    pipeline.run(make_worker, &mut |sorted: ClassifiedBuffer| {
+        let ClassifiedBuffer { piece, parts } = sorted;
         for part in parts {
             if let Part::Compressed { at, bytes } = part {
                 stream.grain(piece.offset + at, &bytes)?;
@@ -117,7 +117,7 @@ fn level_of(level: Option<u32>) -> Result<CompressionLvl> {
 }
 
 /// The grains of a piece as they are stored, marker and padding included.
-fn compress(piece: Piece, compressor: &mut Compressor) -> Result<Sorted> {
+fn compress(piece: Piece, compressor: &mut Compressor) -> Result<ClassifiedBuffer> {
     let mut parts = Vec::new();
     let held = piece.buffer.get(..to_usize(piece.length)).unwrap_or(&piece.buffer);
     for (at, grain) in (0..)
@@ -149,7 +149,7 @@ fn compress(piece: Piece, compressor: &mut Compressor) -> Result<Sorted> {
         bytes.resize(to_usize(end.next_multiple_of(SECTOR_BYTES)), 0);
         parts.push(Part::Compressed { at, bytes });
     }
-    Ok(Sorted { piece, parts })
+    Ok(ClassifiedBuffer { piece, parts })
 }
 
 /// A stream that is being written.

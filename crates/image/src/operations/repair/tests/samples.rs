@@ -14,12 +14,12 @@ use crate::formats::qcow2::header::load_header;
 use crate::formats::qcow2::layer::Layer;
 use crate::formats::qcow2::layout::{new_header, write_empty};
 use crate::formats::qcow2::writer::Qcow2Mut;
-use crate::formats::vmdk::concatenated::Joined;
+use crate::formats::vmdk::concatenated::Concatenated;
 use crate::formats::vmdk::tables::{Opened, Part, PartKind, VmdkTables};
 use crate::formats::{ploop, vdi, vhd, vhdx, vmdk};
 use crate::model::create_options::{CreateOptions, Qcow2Options};
 use crate::model::info::ImageKind;
-use crate::model::layered::{Below, Layered};
+use crate::model::layered::{BackingUse, Layered};
 use crate::model::repair_action::RepairMode;
 use crate::{CheckReport, Format, ImageId, ProblemKind, Result, Severity};
 
@@ -52,7 +52,7 @@ pub(super) fn opened_vmdk(file: &Arc<dyn ImageFile>) -> Result<Opened> {
             length: extent.disk_bytes,
             kind: PartKind::Sparse { window: 0, extent },
         }],
-        files: Arc::new(Joined {
+        files: Arc::new(Concatenated {
             files: vec![Arc::clone(file)],
         }),
         content_id_at: offset..offset + 8,
@@ -231,7 +231,7 @@ pub(super) fn sectors(format: Format, file: &Arc<dyn ImageFile>) -> Vec<Option<V
     };
     let read = |at| {
         let mut sector = vec![0; 512];
-        layer.read(&mut sector, at, Below::Backing).ok().map(|()| sector)
+        layer.read(&mut sector, at, BackingUse::Backing).ok().map(|()| sector)
     };
     // A damaged size may be any.
     (0..layer.disk_bytes().min(8 << 20) / 512)
