@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use holdfast_block::hostile::{Outcome, Parser};
 
 use crate::Uuid;
-use crate::changed_blocks::hostile as changed_blocks;
-use crate::domain_xml::{Emulator, Identity, NewIdentity, Rewrite, rewrite, with_links_down};
-use crate::provider::btrfs::stream::hostile as btrfs;
-use crate::provider::zfs::stream::hostile as zfs;
-use crate::provider::{LVM_SPECIMEN, lvm_volumes};
+use crate::hypervisor::domain_xml::{Emulator, Identity, NewIdentity, Rewrite, rewrite, with_links_down};
+use crate::hypervisor::virtualbox::hostile as virtualbox;
 use crate::qemu::memory::hostile as memory;
-use crate::virtualbox::hostile as virtualbox;
+use crate::storage::changed_blocks::hostile as changed_blocks;
+use crate::storage::provider::btrfs::stream::hostile as btrfs;
+use crate::storage::provider::zfs::stream::hostile as zfs;
+use crate::storage::provider::{LVM_SPECIMEN, lvm_volumes};
 
 /// The parsers of this crate.
 pub const PARSERS: &[Parser] = &[

@@ -9,7 +9,6 @@
 
 mod context;
 mod copy;
-mod cut;
 mod defects;
 mod disks;
 mod graph;
@@ -18,13 +17,14 @@ mod latency;
 mod layers;
 pub mod memory;
 mod names;
+mod point_in_time;
+pub mod qmp;
 mod remove;
 mod serving;
 mod version;
 
 pub use context::DiskContext;
 pub use copy::PartCopier;
-pub use cut::{Cut, CutDisk, CutRequest, Moment, Pause, Standstill};
 pub use defects::{DEFECTS, Danger, Defect};
 pub(crate) use disks::device_path;
 pub use disks::{Bitmap, QemuDisk, disks};
@@ -33,6 +33,7 @@ pub use latency::{WriteCounters, write_counters};
 pub use layers::{Layer, Layers};
 pub use names::RunId;
 pub(crate) use names::run_of;
+pub use point_in_time::{Cut, CutDisk, CutRequest, Moment, Pause, Standstill};
 pub use remove::{drop_idle_files, remove_run, runs_in};
 pub use serving::{NotServed, no_filter};
 pub use version::QemuVersion;

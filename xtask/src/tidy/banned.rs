@@ -113,7 +113,7 @@ pub(crate) const ALLOWED: &[Allowed] = &[
         reason: "the one place that waits",
     },
     Allowed {
-        path: "crates/host/src/process/secrets.rs",
+        path: "crates/host/src/system/process/secrets.rs",
         text: "Command::new",
         reason: "the one place that starts subprocesses",
     },

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::jobs::{QemuJob, dismiss_job, jobs};
 use super::names::{Role, RunId};
-use crate::qmp::{Monitor, MonitorError, QmpCommand, Result};
+use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand, Result};
 
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 /// A job that is cancelled ends when its last request to a file has.

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::qmp::{Monitor, MonitorError, QmpCommand, Result};
+use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand, Result};
 
 /// A disk of a running QEMU: a device of the guest, and the node that it reads and writes.
 #[derive(Debug, Clone, PartialEq, Eq)]

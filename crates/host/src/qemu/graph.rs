@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::qmp::{Monitor, MonitorError, QmpCommand, Result};
+use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand, Result};
 
 /// The block graph of a QEMU, as of one moment.
 pub(crate) struct Graph {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::disks::device_path;
-use crate::qmp::{Monitor, MonitorError, QmpCommand, Result};
+use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand, Result};
 
 /// What QEMU has counted of the writes of some devices, since it was started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -23,7 +23,7 @@ pub use parse::{MakeStore, Memory, StreamError, take_apart};
 pub use receive::{MemoryPipe, Receiving, receive};
 pub use state::{MemoryState, RamBlock, StateError};
 
-use crate::qmp::{Monitor, MonitorError, QmpCommand};
+use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand};
 
 /// The first bytes of a stream: "QEVM".
 const STREAM_MAGIC: u32 = 0x5145_564d;
@@ -58,7 +58,7 @@ mod record {
 ///
 /// # Errors
 /// A processor whose pages QEMU does not send by 4 KiB.
-pub fn page_bytes(monitor: &dyn Monitor) -> crate::qmp::Result<u64> {
+pub fn page_bytes(monitor: &dyn Monitor) -> crate::qemu::qmp::Result<u64> {
     const KNOWN: [&str; 6] = ["x86_64", "i386", "aarch64", "arm", "riscv64", "s390x"];
     let target = monitor.execute(&QmpCommand::new("query-target", serde_json::Value::Null))?;
     let processor = target["arch"].as_str().unwrap_or_default();

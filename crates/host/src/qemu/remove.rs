@@ -7,13 +7,13 @@ use holdfast_block::Clock;
 use serde_json::{Value, json};
 
 use super::copy::end_jobs;
-use super::cut::{changes_name, set_drive};
 use super::disks::{QemuDisk, disks};
 use super::graph::{Graph, about_node};
 use super::jobs::jobs;
 use super::memory::end_sending;
 use super::names::{Role, RunId, role_of, run_of};
-use crate::qmp::{Monitor, MonitorError, QmpCommand, Result};
+use crate::qemu::point_in_time::{changes_name, set_drive};
+use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand, Result};
 
 /// An export that is closed lets go of its node when its last request has ended.
 const ATTEMPT_COUNT: u32 = 40;

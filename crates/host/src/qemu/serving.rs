@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::remove::list;
 use super::{Danger, DiskContext, QemuDisk, QemuVersion};
-use crate::qmp::{Monitor, Result};
+use crate::qemu::qmp::{Monitor, Result};
 
 /// Drivers whose nodes QEMU has to wait for whenever a node is put on them, also without requests.
 const WAITED_FOR: [&str; 2] = ["throttle", "qed"];

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::qmp::{Monitor, MonitorError, QmpCommand, Result};
+use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand, Result};
 
 const COMMAND: &str = "query-version";
 

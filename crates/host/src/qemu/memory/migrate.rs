@@ -13,8 +13,8 @@ use serde_json::{Map, Value, json};
 use super::MemoryPipe;
 use super::receive::Ended;
 use crate::qemu::names::RunId;
+use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand, Result};
 use crate::qemu::{Danger, QemuVersion};
-use crate::qmp::{Monitor, MonitorError, QmpCommand, Result};
 
 /// How the machine's memory is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,0 +1,76 @@
+//! The QEMU guest agent: freezing and thawing the guest's file systems.
+//!
+//! Source: QEMU's `qga/qapi-schema.json`. The guest's own hooks (`fsfreeze-hook`) run with it: a hook that fails makes the
+//! freeze fail.
+
+pub(crate) mod socket;
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::hypervisor::error::{Error, Result};
+use crate::hypervisor::traits::Machine;
+use crate::qemu::qmp::{Monitor, QmpCommand};
+
+/// Freezes the file systems of the guest; gives how many there are.
+///
+/// # Errors
+/// The agent does not answer in time, or cannot. The guest may be frozen all the same: thaw it.
+pub fn freeze(machine: &dyn Machine, deadline: Duration) -> Result<u64> {
+    count(machine, "guest-fsfreeze-freeze", deadline)
+}
+
+/// Lets the guest write again; gives how many file systems were frozen. One that is not frozen is no error.
+pub fn thaw(machine: &dyn Machine, deadline: Duration) -> Result<u64> {
+    count(machine, "guest-fsfreeze-thaw", deadline)
+}
+
+/// Sets the clock of the guest to `now_ms` milliseconds since 1970.
+pub fn set_clock(machine: &dyn Machine, now_ms: i64, deadline: Duration) -> Result<()> {
+    let command = json!({ "execute": "guest-set-time", "arguments": { "time": now_ms.saturating_mul(1_000_000) } });
+    machine.ask_agent(&command.to_string(), deadline).map(drop)
+}
+
+/// Whether the guest's file systems are frozen.
+///
+/// # Errors
+/// The agent does not answer in time, or cannot.
+pub fn is_frozen(machine: &dyn Machine, deadline: Duration) -> Result<bool> {
+    const COMMAND: &str = "guest-fsfreeze-status";
+    let answer = machine.ask_agent(&json!({ "execute": COMMAND }).to_string(), deadline)?;
+    let value: Value = serde_json::from_str(&answer).unwrap_or_default();
+    match value.get("return").and_then(Value::as_str) {
+        Some("frozen") => Ok(true),
+        Some("thawed") => Ok(false),
+        _ => Err(Error::Refused {
+            action: "ask the guest agent of",
+            machine: machine.name().to_owned(),
+            reason: format!("{COMMAND} was answered with {answer:?}"),
+        }),
+    }
+}
+
+/// Whether somebody in the guest has the agent's channel open: an agent that is there, and may hang all the same.
+pub fn is_connected(monitor: &dyn Monitor) -> crate::qemu::qmp::Result<bool> {
+    let Some(label) = crate::hypervisor::bare::agent_channel(monitor)? else {
+        return Ok(false);
+    };
+    let channels = monitor.execute(&QmpCommand::new("query-chardev", Value::Null))?;
+    let channels = channels.as_array().into_iter().flatten();
+    let mut its = channels.filter(|channel| channel.get("label").and_then(Value::as_str) == Some(&label));
+    Ok(its.any(|channel| channel.get("frontend-open").and_then(Value::as_bool) == Some(true)))
+}
+
+fn count(machine: &dyn Machine, command: &'static str, deadline: Duration) -> Result<u64> {
+    let answer = machine.ask_agent(&json!({ "execute": command }).to_string(), deadline)?;
+    let value: Value = serde_json::from_str(&answer).unwrap_or_default();
+    value
+        .get("return")
+        .and_then(Value::as_u64)
+        .ok_or_else(|| Error::Refused {
+            action: "ask the guest agent of",
+            machine: machine.name().to_owned(),
+            reason: format!("{command} was answered with {answer:?}"),
+        })
+}

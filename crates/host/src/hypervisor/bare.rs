@@ -1,0 +1,453 @@
+//! A QEMU that nobody manages, by its own monitor socket (`-qmp unix:PATH`): a hypervisor of one machine.
+//!
+//! Such a socket serves one client at a time. The backup has it while it works; its watchdog stands next in the row of those who
+//! want it ([`QueuedSocket`]), and is a [stand-in](BareQemu::stand_in) that knows of the machine only what it was told.
+
+mod block;
+mod tpm;
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use holdfast_block::Clock;
+use serde_json::{Map, Value, json};
+
+use self::block::Blocks;
+use crate::hypervisor::agent::socket::{AgentError, AgentSocket, ask};
+use crate::hypervisor::error::{Error, Result};
+use crate::hypervisor::exit_report::Ended;
+use crate::hypervisor::machine::{Description, MachineDisk, MachineState, MachineSummary, Mark};
+use crate::hypervisor::traits::{Hypervisor, Machine};
+use crate::qemu::disks;
+use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand, QmpSocket, QueuedSocket};
+use crate::system::other_process::Process;
+use crate::system::rights::Rights;
+
+/// The file of a machine's configuration with the command line of its QEMU: a list of texts.
+const COMMAND_LINE: &str = "qemu-command-line.json";
+/// The file of a machine's configuration with what QEMU tells of it.
+const MACHINE: &str = "machine.json";
+/// What begins the word that a machine without a UUID is known by, in the place of a UUID.
+pub const WITHOUT_UUID: &str = "none@";
+/// Digits of the host's id in that word: hosts of one name have others.
+const HOST_DIGITS: usize = 8;
+/// The name of the guest agent's port.
+const AGENT_PORT: &str = "org.qemu.guest_agent.0";
+
+/// One QEMU, and the connection to its monitor; its machine shares it, and the last of them ends it.
+pub struct BareQemu {
+    title: String,
+    machine: Arc<Bare>,
+}
+
+struct Bare {
+    name: String,
+    /// What it is known by where QEMU was given no UUID.
+    place: String,
+    monitor: Box<dyn Monitor>,
+    process: Option<Process>,
+    rights: Rights,
+    agent: Option<PathBuf>,
+    clock: Arc<dyn Clock>,
+    questions: AtomicU32,
+}
+
+/// The machine of a [`BareQemu`].
+struct BareMachine(Arc<Bare>);
+
+impl BareQemu {
+    /// Connects to the monitor at `path`.
+    ///
+    /// # Errors
+    /// Where there is none, it does not answer, or somebody else has it.
+    pub fn connect(path: &Path, clock: Arc<dyn Clock>) -> Result<Self> {
+        let unreachable = |source: MonitorError| Error::Unreachable {
+            address: path.display().to_string(),
+            source: Box::new(source),
+        };
+        let socket = QmpSocket::connect(path).map_err(|source| match source {
+            MonitorError::TimedOut { .. } => Error::Taken {
+                address: path.display().to_string(),
+                source,
+            },
+            other => unreachable(other),
+        })?;
+        let process = socket.peer().and_then(Process::of_qemu);
+        let rights = socket.rights().map_err(|source| Error::Unreachable {
+            address: path.display().to_string(),
+            source: Box::new(source),
+        })?;
+        let name = name(&socket, path).map_err(unreachable)?;
+        let agent = agent_socket(&socket).map_err(unreachable)?;
+        let resolve = |path: PathBuf| process.as_ref().map_or(path.clone(), |process| process.resolve(&path));
+        Ok(Self {
+            title: format!("QEMU at {}", path.display()),
+            machine: Arc::new(Bare {
+                name,
+                place: place_of(path),
+                agent: agent.map(resolve),
+                monitor: Box::new(socket),
+                process,
+                rights,
+                questions: first_question(&*clock),
+                clock,
+            }),
+        })
+    }
+
+    /// The machine `name` at `path` for somebody who has to wait until the monitor is free, and is told where the guest's agent is.
+    ///
+    /// # Errors
+    /// Where nobody listens at `path`.
+    pub fn stand_in(path: &Path, name: &str, agent: Option<&Path>, clock: Arc<dyn Clock>) -> Result<Box<dyn Machine>> {
+        let queued = QueuedSocket::connect(path).map_err(|source| Error::Unreachable {
+            address: path.display().to_string(),
+            source: Box::new(source),
+        })?;
+        let rights = queued.rights().map_err(|source| Error::Unreachable {
+            address: path.display().to_string(),
+            source: Box::new(source),
+        })?;
+        Ok(Box::new(BareMachine(Arc::new(Bare {
+            name: name.to_owned(),
+            place: place_of(path),
+            rights,
+            monitor: Box::new(queued),
+            process: None,
+            agent: agent.map(Path::to_owned),
+            questions: first_question(&*clock),
+            clock,
+        }))))
+    }
+
+    /// The socket of the guest's agent, where the machine has a channel for it.
+    pub fn agent_socket(&self) -> Option<&Path> {
+        self.machine.agent.as_deref()
+    }
+
+    /// Its machine.
+    pub fn only_machine(&self) -> Box<dyn Machine> {
+        Box::new(BareMachine(Arc::clone(&self.machine)))
+    }
+}
+
+/// Questions are numbered from somewhere else in each process, so that an answer to another one's is not taken for ours.
+fn first_question(clock: &dyn Clock) -> AtomicU32 {
+    AtomicU32::new(std::process::id().rotate_left(12) ^ clock.now().subsec_nanos())
+}
+
+impl Hypervisor for BareQemu {
+    fn title(&self) -> &str {
+        &self.title
+    }
+
+    fn rights(&self) -> Rights {
+        self.machine.rights.clone()
+    }
+
+    fn machines(&self) -> Result<Vec<MachineSummary>> {
+        Ok(vec![self.machine.summary()?])
+    }
+
+    fn machine(&self, name: &str) -> Result<Box<dyn Machine>> {
+        if name == self.machine.name || name == self.machine.summary()?.uuid {
+            return Ok(self.only_machine());
+        }
+        Err(Error::NoSuchMachine {
+            hypervisor: self.title.clone(),
+            name: name.to_owned(),
+        })
+    }
+}
+
+impl Bare {
+    fn failed(&self, source: MonitorError) -> Error {
+        Error::Monitor {
+            machine: self.name.clone(),
+            source,
+        }
+    }
+
+    fn ask(&self, command: &'static str, arguments: Value) -> Result<Value> {
+        let answer = self.monitor.execute(&QmpCommand::new(command, arguments));
+        answer.map_err(|error| self.failed(error))
+    }
+
+    fn query(&self, command: &'static str) -> Result<Value> {
+        self.ask(command, Value::Null)
+    }
+
+    fn summary(&self) -> Result<MachineSummary> {
+        let uuid = text(&self.query("query-uuid")?, "UUID").filter(|uuid| is_set(uuid));
+        Ok(MachineSummary {
+            name: self.name.clone(),
+            uuid: uuid.unwrap_or_else(|| self.place.clone()),
+            state: state(&text(&self.query("query-status")?, "status").unwrap_or_default()),
+        })
+    }
+
+    fn blocks(&self) -> Result<Blocks> {
+        let resolve = |path: &Path| match &self.process {
+            Some(process) => process.resolve(path),
+            None => path.to_owned(),
+        };
+        Blocks::query(&*self.monitor, &resolve).map_err(|error| self.failed(error))
+    }
+
+    /// What QEMU tells of its machine: for people, and for whoever has to build it again.
+    fn told(&self) -> Result<Value> {
+        let mut told = Map::new();
+        told.insert("name".to_owned(), self.name.clone().into());
+        let questions = [
+            ("uuid", "query-uuid", Value::Null),
+            ("qemu", "query-version", Value::Null),
+            ("status", "query-status", Value::Null),
+            (
+                "machine_type",
+                "qom-get",
+                json!({ "path": "/machine", "property": "type" }),
+            ),
+            ("memory", "query-memory-size-summary", Value::Null),
+            ("cpus", "query-cpus-fast", Value::Null),
+            ("block", "query-block", Value::Null),
+            ("pci", "query-pci", Value::Null),
+            ("tpm", "query-tpm", Value::Null),
+            ("chardevs", "query-chardev", Value::Null),
+        ];
+        for (key, command, arguments) in questions {
+            let answer = self.monitor.execute(&QmpCommand::new(command, arguments));
+            let answer = match answer {
+                // Not every machine has everything, nor every QEMU every question.
+                Err(error) if error.is_refusal() => Value::Null,
+                other => other.map_err(|error| self.failed(error))?,
+            };
+            told.insert(key.to_owned(), answer);
+        }
+        Ok(Value::Object(told))
+    }
+}
+
+impl Machine for BareMachine {
+    fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    fn rights(&self) -> Rights {
+        self.0.rights.clone()
+    }
+
+    fn describe(&self) -> Result<Description> {
+        let blocks = self.0.blocks()?;
+        Ok(Description {
+            summary: self.0.summary()?,
+            disks: blocks.disks,
+            nvram: blocks.nvram,
+            tpm: tpm::find(&self.0.query("query-tpm")?, self.0.process.as_ref()),
+            has_agent_channel: self.0.agent.is_some(),
+            mark: Mark::default(),
+        })
+    }
+
+    fn size_of(&self, disk: &MachineDisk) -> Option<u64> {
+        let alias = disk.alias.as_deref()?;
+        let present = disks(self.monitor()).ok()?;
+        present
+            .iter()
+            .find(|device| device.is_called(alias))
+            .map(|device| device.size_bytes)
+    }
+
+    fn ended(&self) -> Option<Ended> {
+        let is_gone = matches!(
+            self.0.monitor.execute(&QmpCommand::new("query-status", Value::Null)),
+            Err(MonitorError::Gone { .. })
+        );
+        // A connection may be lost while its QEMU lives.
+        let is_dead = self.0.process.as_ref().is_some_and(Process::has_ended);
+        (is_gone && is_dead).then_some(Ended::Gone)
+    }
+
+    fn configuration(&self) -> Result<Vec<(String, Vec<u8>)>> {
+        let pretty = |value: &Value| format!("{value:#}\n").into_bytes();
+        let mut files = vec![(MACHINE.to_owned(), pretty(&self.0.told()?))];
+        let words = self.0.process.as_ref().and_then(Process::command_line);
+        files.extend(words.map(|words| (COMMAND_LINE.to_owned(), pretty(&Value::from(words)))));
+        Ok(files)
+    }
+
+    fn monitor(&self) -> &dyn Monitor {
+        &*self.0.monitor
+    }
+
+    fn ask_agent(&self, command: &str, deadline: Duration) -> Result<String> {
+        let refused = |reason: String| Error::Refused {
+            action: "ask the guest agent of",
+            machine: self.0.name.clone(),
+            reason,
+        };
+        let Some(path) = &self.0.agent else {
+            return Err(refused("it has no channel for one".to_owned()));
+        };
+        let number = self.0.questions.fetch_add(1, Ordering::Relaxed);
+        let agent = AgentSocket {
+            path,
+            rights: &self.0.rights,
+        };
+        let answer = ask(&agent, command, number, deadline, &*self.0.clock);
+        answer.map_err(|error: AgentError| refused(error.to_string()))
+    }
+}
+
+/// Whether QEMU was given this UUID: it answers zeroes where it was given none.
+fn is_set(uuid: &str) -> bool {
+    uuid.chars().any(|character| !matches!(character, '0' | '-'))
+}
+
+/// What a machine without a UUID is known by: its host, and the socket of its monitor. It is one word of lower case.
+fn place_of(socket: &Path) -> String {
+    let said = |file: &str| std::fs::read_to_string(file).unwrap_or_default();
+    let (host, machine_id) = (said("/proc/sys/kernel/hostname"), said("/etc/machine-id"));
+    let digits: String = machine_id.trim().chars().take(HOST_DIGITS).collect();
+    let socket = socket.canonicalize().or_else(|_| std::path::absolute(socket));
+    let socket = socket.unwrap_or_default();
+    let socket = word(socket.as_os_str().as_encoded_bytes());
+    let (host, digits) = (word(host.trim().as_bytes()), word(digits.as_bytes()));
+    format!("{WITHOUT_UUID}{host}.{digits}:{socket}")
+}
+
+/// Bytes as a part of a word: other than the usual ones as `%` and two digits.
+fn word(bytes: &[u8]) -> String {
+    let mut word = String::new();
+    for byte in bytes {
+        match byte {
+            b'a'..=b'z' | b'0'..=b'9' | b'/' | b'.' | b'-' | b'_' => word.push(char::from(*byte)),
+            other => {
+                // Writing to a text does not fail.
+                write!(word, "%{other:02x}").ok();
+            }
+        }
+    }
+    word
+}
+
+fn text(value: &Value, key: &str) -> Option<String> {
+    Some(value.get(key)?.as_str()?.to_owned())
+}
+
+fn name(monitor: &dyn Monitor, path: &Path) -> std::result::Result<String, MonitorError> {
+    let answer = monitor.execute(&QmpCommand::new("query-name", Value::Null))?;
+    let stem = || path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+    Ok(text(&answer, "name").or_else(stem).unwrap_or_else(|| "qemu".to_owned()))
+}
+
+/// What a machine is doing, by QEMU's word for it.
+///
+/// Where it migrates, its disks may belong to another host; in all other states but `running` they are at rest.
+fn state(word: &str) -> MachineState {
+    match word {
+        "running" => MachineState::Running,
+        "inmigrate" | "postmigrate" | "finish-migrate" | "save-vm" | "restore-vm" | "colo" | "" => {
+            MachineState::Between
+        }
+        _ => MachineState::Paused,
+    }
+}
+
+/// The socket at which QEMU waits for whoever wants to speak with the guest's agent.
+fn agent_socket(monitor: &dyn Monitor) -> std::result::Result<Option<PathBuf>, MonitorError> {
+    let Some(label) = agent_channel(monitor)? else {
+        return Ok(None);
+    };
+    let chardevs = monitor.execute(&QmpCommand::new("query-chardev", Value::Null))?;
+    let chardevs = chardevs.as_array().cloned().unwrap_or_default();
+    let its = chardevs
+        .iter()
+        .find(|chardev| text(chardev, "label") == Some(label.clone()));
+    Ok(its.and_then(|chardev| listening_path(&text(chardev, "filename")?)))
+}
+
+/// The character device of the guest agent's port.
+pub(crate) fn agent_channel(monitor: &dyn Monitor) -> std::result::Result<Option<String>, MonitorError> {
+    let mut wanted = None;
+    for folder in ["/machine/peripheral", "/machine/peripheral-anon"] {
+        let children = monitor.execute(&QmpCommand::new("qom-list", json!({ "path": folder })))?;
+        let children = children.as_array().cloned().unwrap_or_default();
+        let ports = children
+            .iter()
+            .filter(|child| text(child, "type").as_deref() == Some("child<virtserialport>"));
+        for port in ports.filter_map(|port| text(port, "name")) {
+            let path = format!("{folder}/{port}");
+            if property(monitor, &path, "name")?.as_str() == Some(AGENT_PORT) {
+                wanted = property(monitor, &path, "chardev")?.as_str().map(str::to_owned);
+            }
+        }
+    }
+    Ok(wanted)
+}
+
+fn property(monitor: &dyn Monitor, path: &str, name: &str) -> std::result::Result<Value, MonitorError> {
+    monitor.execute(&QmpCommand::new("qom-get", json!({ "path": path, "property": name })))
+}
+
+/// The path in QEMU's description of a character device, where it is a UNIX socket at which QEMU listens:
+/// "disconnected:unix:/run/web1.qga,server=on", and "unix:/run/web1.qga,server=on" while somebody is connected.
+fn listening_path(description: &str) -> Option<PathBuf> {
+    let address = description.strip_prefix("disconnected:").unwrap_or(description);
+    let (path, options) = address.strip_prefix("unix:")?.rsplit_once(",server")?;
+    let listens = options.is_empty() || options.starts_with("=on") || options.starts_with(" <->");
+    listens.then(|| path.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::{WITHOUT_UUID, is_set, listening_path, place_of, state};
+    use crate::hypervisor::machine::MachineState;
+
+    #[test]
+    fn a_machine_without_a_uuid_is_known_by_its_host_and_its_socket() {
+        assert!(is_set("11111111-1111-4111-8111-111111111111"));
+        assert!(!is_set("00000000-0000-0000-0000-000000000000") && !is_set(""));
+        let one = place_of(Path::new("/nonexistent/A b%.qmp"));
+        assert!(
+            one.starts_with(WITHOUT_UUID) && one.ends_with(":/nonexistent/%41%20b%25.qmp"),
+            "{one}"
+        );
+        assert_ne!(one, place_of(Path::new("/nonexistent/a b%.qmp")));
+        assert_eq!(place_of(Path::new("/tmp/../tmp")), place_of(Path::new("/tmp")));
+    }
+
+    #[test]
+    fn the_agents_socket_is_read_from_the_description_of_its_channel() {
+        let path = |text| listening_path(text);
+        let found = Some(Path::new("/run/a,b").to_owned());
+        assert_eq!(path("disconnected:unix:/run/a,b,server=on"), found);
+        assert_eq!(path("unix:/run/a,b,server=on"), found);
+        assert_eq!(path("unix:/run/a,b,server"), found);
+        assert_eq!(path("unix:/run/a,b"), None);
+        assert_eq!(path("disconnected:tcp:127.0.0.1:4,server=on"), None);
+        assert_eq!(path("pty:/dev/pts/1"), None);
+    }
+
+    #[test]
+    fn a_machine_whose_disks_another_host_may_have_is_in_between() {
+        assert_eq!(state("running"), MachineState::Running);
+        for word in [
+            "paused",
+            "prelaunch",
+            "io-error",
+            "guest-panicked",
+            "suspended",
+            "shutdown",
+        ] {
+            assert_eq!(state(word), MachineState::Paused, "{word}");
+        }
+        for word in ["inmigrate", "postmigrate", "finish-migrate", ""] {
+            assert_eq!(state(word), MachineState::Between, "{word}");
+        }
+    }
+}

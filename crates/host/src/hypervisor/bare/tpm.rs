@@ -1,0 +1,101 @@
+//! The emulated TPM of a QEMU that nobody manages.
+//!
+//! QEMU knows no more of it than the name of a channel. Where that leads stands in its command line; who is at the other end, and where
+//! he keeps the state, in the command line of an swtpm.
+
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+use super::text;
+use crate::hypervisor::swtpm::at_socket;
+use crate::hypervisor::tpm::{Tpm, TpmPlace};
+use crate::system::other_process::Process;
+
+/// The emulated TPM in QEMU's answer to `query-tpm`.
+pub(super) fn find(answer: &Value, qemu: Option<&Process>) -> Option<Tpm> {
+    let channel = emulator_channel(answer)?;
+    let words = qemu.and_then(|qemu| Some((qemu, qemu.command_line()?)));
+    let socket = words.and_then(|(qemu, words)| Some(qemu.resolve(&socket_of(&words, &channel)?)));
+    let Some(socket) = socket else {
+        return Some(Tpm {
+            version: None,
+            place: TpmPlace::Unknown(format!(
+                "QEMU does not say where its emulator keeps it, and where its channel {channel} leads cannot be told"
+            )),
+        });
+    };
+    Some(match at_socket(&socket) {
+        Some((version, place)) => Tpm {
+            version: Some(version),
+            place,
+        },
+        None => Tpm {
+            version: None,
+            place: TpmPlace::Unknown(format!(
+                "QEMU does not say where its emulator keeps it, and no swtpm is found that listens at {}",
+                socket.display()
+            )),
+        },
+    })
+}
+
+fn emulator_channel(answer: &Value) -> Option<String> {
+    let mut tpms = answer.as_array()?.iter();
+    let options = tpms.find_map(|tpm| tpm.get("options").filter(|options| options["type"] == "emulator"))?;
+    Some(text(options.get("data")?, "chardev").unwrap_or_default())
+}
+
+/// The socket that QEMU was told to connect a channel to: `-chardev socket,id=tpm,path=/run/tpm.sock`. A comma in a path stands
+/// twice.
+fn socket_of(words: &[String], channel: &str) -> Option<PathBuf> {
+    let values = words
+        .windows(2)
+        .filter(|pair| pair[0] == "-chardev" || pair[0] == "--chardev");
+    let sockets = values.filter_map(|pair| pair[1].strip_prefix("socket,"));
+    sockets.map(parts).find_map(|parts| {
+        let value = |name: &str| parts.iter().find(|(key, _)| key == name).map(|(_, value)| value);
+        (value("id")? == channel).then(|| value("path").map(PathBuf::from))?
+    })
+}
+
+/// The parts of an option of QEMU, with single commas in their values.
+fn parts(text: &str) -> Vec<(String, String)> {
+    // No option has a zero byte.
+    let text = text.replace(",,", "\0");
+    let parts = text.split(',').filter_map(|part| part.split_once('='));
+    parts
+        .map(|(key, value)| (key.to_owned(), value.replace('\0', ",")))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use serde_json::json;
+
+    use super::{find, socket_of};
+    use crate::hypervisor::tpm::TpmPlace;
+
+    #[test]
+    fn only_an_emulated_tpm_is_one_that_can_be_kept() {
+        let of = |kind: &str| {
+            find(
+                &json!([{ "id": "t", "model": "tpm-tis", "options": { "type": kind, "data": {} } }]),
+                None,
+            )
+        };
+        assert!(of("passthrough").is_none() && find(&json!([]), None).is_none());
+        assert!(matches!(of("emulator").unwrap().place, TpmPlace::Unknown(_)));
+    }
+
+    #[test]
+    fn the_socket_of_a_channel_stands_in_the_command_line() {
+        let words = "qemu -chardev socket,id=a,path=/a -chardev socket,path=/run/x,,y,id=tpm,reconnect=1 -chardev pty,id=p -chardev";
+        let words: Vec<String> = words.split(' ').map(str::to_owned).collect();
+        assert_eq!(socket_of(&words, "tpm"), Some(PathBuf::from("/run/x,y")));
+        assert_eq!(socket_of(&words, "p"), None);
+        assert_eq!(socket_of(&words, ""), None);
+    }
+}

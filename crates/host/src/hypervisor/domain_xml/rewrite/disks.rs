@@ -1,0 +1,99 @@
+//! Disks of a configuration, brought elsewhere.
+
+use std::collections::BTreeMap;
+
+use holdfast_hardware::edits::escaped;
+use roxmltree::Node;
+
+use super::super::{child, children};
+use super::{DiskChange, DiskPlace, Medium, Rewriter, utf8};
+
+impl Medium {
+    /// The `type` of a disk, and the attribute of its source.
+    fn words(self) -> (&'static str, &'static str) {
+        match self {
+            Self::File => ("file", "file"),
+            Self::BlockDevice => ("block", "dev"),
+        }
+    }
+}
+
+impl Rewriter<'_> {
+    pub(super) fn disks(
+        &mut self,
+        devices: Node<'_, '_>,
+        changes: &BTreeMap<String, DiskChange>,
+    ) -> Result<(), String> {
+        for disk in children(devices, "disk") {
+            let target = child(disk, "target").and_then(|target| target.attribute("dev"));
+            let Some((target, change)) = target.and_then(|target| Some((target, changes.get(target)?))) else {
+                continue;
+            };
+            match change {
+                DiskChange::Place(place) => self.place(disk, target, place)?,
+                DiskChange::Empty => self.empty(disk),
+                DiskChange::Remove => self.edits.remove_element(disk),
+            }
+        }
+        Ok(())
+    }
+
+    fn place(&mut self, disk: Node<'_, '_>, target: &str, place: &DiskPlace) -> Result<(), String> {
+        let source = child(disk, "source");
+        let is_encrypted = |node: Node<'_, '_>| child(node, "encryption").is_some();
+        if is_encrypted(disk) || source.is_some_and(is_encrypted) {
+            return Err(format!(
+                "disk {target} is encrypted by its hypervisor, and the snapshot has its content as the guest sees it"
+            ));
+        }
+        let (kind, attribute) = place.medium.words();
+        let path = utf8(&place.path)?;
+        let before = disk.attribute("type");
+        self.edits.set_attribute(disk, "type", kind);
+        let is_plain = |source: &Node<'_, '_>| {
+            before == Some(kind) && source.attribute(attribute).is_some() && !is_composed(*source)
+        };
+        match source {
+            Some(source) if is_plain(&source) => {
+                self.edits.set_attribute(source, attribute, path);
+                self.edits.remove_attribute(source, "index");
+            }
+            Some(source) => {
+                let new = format!("<source {attribute}='{}'/>", escaped(path));
+                self.edits.replace_element(source, new);
+            }
+            None => {
+                let new = format!("<source {attribute}='{}'/>", escaped(path));
+                self.edits.append(disk, &new);
+            }
+        }
+        if let Some(driver) = child(disk, "driver") {
+            self.edits.set_attribute(driver, "type", &place.format);
+        } else {
+            let driver = format!("<driver name='qemu' type='{}'/>", escaped(&place.format));
+            self.edits.append(disk, &driver);
+        }
+        // What was restored is whole: it is based on nothing, copied nowhere, and asks nobody for a password.
+        for name in ["backingStore", "mirror", "auth"] {
+            for node in children(disk, name) {
+                self.edits.remove_element(node);
+            }
+        }
+        Ok(())
+    }
+
+    fn empty(&mut self, disk: Node<'_, '_>) {
+        // A drive without a medium can be nothing else for every version of libvirt.
+        self.edits.set_attribute(disk, "type", "file");
+        for name in ["source", "backingStore"] {
+            for node in children(disk, name) {
+                self.edits.remove_element(node);
+            }
+        }
+    }
+}
+
+/// Whether a source says more of the image than where it is: that it is a part of a file, or has its data in another.
+fn is_composed(source: Node<'_, '_>) -> bool {
+    child(source, "slices").is_some() || child(source, "dataStore").is_some()
+}

@@ -1,0 +1,212 @@
+//! Block jobs, which the bindings do not wrap: copies of disks of machines that run.
+#![expect(unsafe_code, reason = "foreign functions; the contract stands beside each use")]
+
+use std::ffi::CString;
+use std::num::NonZeroU64;
+use std::path::Path;
+
+use roxmltree::Document;
+use virt::error::Error as VirtError;
+use virt::sys;
+
+use super::Libvirt;
+use crate::hypervisor::domain_xml::{DiskPlace, child, disk_element};
+use crate::hypervisor::error::{Error, Result};
+use crate::hypervisor::live_disks::{CopyState, Life, LiveDisks};
+
+impl LiveDisks for Libvirt {
+    fn life(&self, machine: &str) -> Result<Life> {
+        let machine = self.find(machine)?;
+        let (mut state, mut reason) = (0, 0);
+        // SAFETY: the domain lives as long as its reference; both places are ours and written on success only.
+        let code = unsafe { sys::virDomainGetState(machine.domain().as_ptr(), &raw mut state, &raw mut reason, 0) };
+        done(code).map_err(|error| machine.refused("describe", &error))?;
+        let (state, reason) = (u32::try_from(state), u32::try_from(reason));
+        Ok(match state.unwrap_or_default() {
+            sys::VIR_DOMAIN_PAUSED if reason == Ok(sys::VIR_DOMAIN_PAUSED_IOERROR) => Life::StoppedByDisk,
+            sys::VIR_DOMAIN_PAUSED => Life::Paused,
+            sys::VIR_DOMAIN_SHUTOFF => Life::ShutOff,
+            _ => Life::Running,
+        })
+    }
+
+    fn run_on(&self, machine: &str) -> Result<()> {
+        let machine = self.find(machine)?;
+        let resumed = machine.domain().resume();
+        resumed.map(drop).map_err(|error| machine.refused("resume", &error))
+    }
+
+    fn begin_copy(&self, machine: &str, disk: &str, to: &DiskPlace, rate: NonZeroU64) -> Result<()> {
+        let machine = self.find(machine)?;
+        let xml = disk_element(disk, to).map_err(|detail| Error::Configuration {
+            machine: machine.name.clone(),
+            detail,
+        })?;
+        let (disk, xml) = (text(disk), text(&xml));
+        // A machine that is kept has a definition that names a disk, and would not know of the job after a restart: libvirt wants
+        // to hear that this is meant.
+        let flags = sys::VIR_DOMAIN_BLOCK_COPY_REUSE_EXT | sys::VIR_DOMAIN_BLOCK_COPY_TRANSIENT_JOB;
+        let mut limit = bandwidth(rate);
+        // SAFETY: the domain lives as long as its reference; both texts end in zero, and they and the one parameter outlive the call.
+        let code = unsafe {
+            sys::virDomainBlockCopy(
+                machine.domain().as_ptr(),
+                disk.as_ptr(),
+                xml.as_ptr(),
+                &raw mut limit,
+                1,
+                flags,
+            )
+        };
+        done(code).map_err(|error| machine.refused("copy a disk of", &error))
+    }
+
+    fn set_copy_rate(&self, machine: &str, disk: &str, rate: NonZeroU64) -> Result<()> {
+        let machine = self.find(machine)?;
+        let disk = text(disk);
+        let flags = sys::VIR_DOMAIN_BLOCK_JOB_SPEED_BANDWIDTH_BYTES;
+        // SAFETY: the domain lives as long as its reference; the name ends in zero and outlives the call.
+        let code =
+            unsafe { sys::virDomainBlockJobSetSpeed(machine.domain().as_ptr(), disk.as_ptr(), rate.get(), flags) };
+        done(code).map_err(|error| machine.refused("change the rate of a copy of", &error))
+    }
+
+    fn copy(&self, machine: &str, disk: &str, to: &DiskPlace) -> Result<Option<CopyState>> {
+        let machine = self.find(machine)?;
+        let (name, disk) = (disk, text(disk));
+        let mut info = sys::virDomainBlockJobInfo {
+            type_: 0,
+            bandwidth: 0,
+            cur: 0,
+            end: 0,
+        };
+        // SAFETY: the domain lives as long as its reference; the name ends in zero and outlives the call; `info` is ours.
+        let code = unsafe { sys::virDomainGetBlockJobInfo(machine.domain().as_ptr(), disk.as_ptr(), &raw mut info, 0) };
+        done(code).map_err(|error| machine.refused("look at a copy of a disk of", &error))?;
+        if code == 0 {
+            return Ok(None);
+        }
+        let is_copy = u32::try_from(info.type_) == Ok(sys::VIR_DOMAIN_BLOCK_JOB_TYPE_COPY);
+        if !is_copy || !is_copied_to(&machine.xml(0)?, name, &to.path) {
+            // It may have ended while its target was asked for.
+            // SAFETY: as above.
+            let code =
+                unsafe { sys::virDomainGetBlockJobInfo(machine.domain().as_ptr(), disk.as_ptr(), &raw mut info, 0) };
+            if code == 0 {
+                return Ok(None);
+            }
+            return Err(Error::Busy {
+                machine: machine.name.clone(),
+                holder: format!("a job of somebody else on disk {name}"),
+            });
+        }
+        Ok(Some(CopyState {
+            done_bytes: info.cur,
+            total_bytes: info.end,
+            // libvirt keeps the two apart until QEMU says that the copy is complete.
+            is_complete: info.end > 0 && info.cur == info.end,
+        }))
+    }
+
+    fn finish_copy(&self, machine: &str, disk: &str) -> Result<()> {
+        let machine = self.find(machine)?;
+        let disk = text(disk);
+        let flags = sys::VIR_DOMAIN_BLOCK_JOB_ABORT_PIVOT;
+        // SAFETY: the domain lives as long as its reference; the name ends in zero and outlives the call.
+        let code = unsafe { sys::virDomainBlockJobAbort(machine.domain().as_ptr(), disk.as_ptr(), flags) };
+        done(code).map_err(|error| machine.refused("finish a copy of a disk of", &error))
+    }
+
+    fn user_of_machines(&self) -> Result<Option<(u32, u32)>> {
+        let capabilities = self.connection().capabilities().map_err(|error| self.lost(error))?;
+        Ok(user_in(&capabilities))
+    }
+}
+
+/// The parameter that limits a copy, in bytes each second.
+fn bandwidth(rate: NonZeroU64) -> sys::virTypedParameter {
+    let mut field = [0; sys::VIR_TYPED_PARAM_FIELD_LENGTH as usize];
+    for (place, letter) in field.iter_mut().zip(sys::VIR_DOMAIN_BLOCK_COPY_BANDWIDTH.to_bytes()) {
+        *place = letter.cast_signed();
+    }
+    sys::virTypedParameter {
+        field,
+        type_: sys::VIR_TYPED_PARAM_ULLONG.cast_signed(),
+        value: sys::_virTypedParameter__bindgen_ty_1 { ul: rate.get() },
+    }
+}
+
+/// `<secmodel><model>dac</model><baselabel type='kvm'>+64055:+994</baselabel></secmodel>`
+fn user_in(capabilities: &str) -> Option<(u32, u32)> {
+    let document = Document::parse(capabilities).ok()?;
+    let text = |node: roxmltree::Node<'_, '_>| node.text().unwrap_or_default().trim().to_owned();
+    let mut models = document.descendants().filter(|node| node.has_tag_name("secmodel"));
+    let dac = models.find(|model| {
+        let mut names = model.children().filter(|node| node.has_tag_name("model"));
+        names.any(|name| text(name) == "dac")
+    })?;
+    let label = dac.children().find(|node| node.has_tag_name("baselabel"))?;
+    let label = text(label);
+    let (user, group) = label.split_once(':')?;
+    let number = |word: &str| word.trim_start_matches('+').parse().ok();
+    Some((number(user)?, number(group)?))
+}
+
+/// Whether the configuration of a machine that runs says that a disk is copied to `path`.
+///
+/// `<disk><mirror type='file' job='copy'><source file='/i'/></mirror><target dev='vda'/></disk>`
+fn is_copied_to(configuration: &str, disk: &str, path: &Path) -> bool {
+    let Ok(document) = Document::parse(configuration) else {
+        return false;
+    };
+    let mut disks = document.descendants().filter(|node| node.has_tag_name("disk"));
+    let found = disks.find(|found| child(*found, "target").and_then(|target| target.attribute("dev")) == Some(disk));
+    let source = found
+        .and_then(|found| child(found, "mirror"))
+        .and_then(|mirror| child(mirror, "source"));
+    let place = source.and_then(|source| source.attribute("file").or_else(|| source.attribute("dev")));
+    place.map(Path::new) == Some(path)
+}
+
+fn text(text: &str) -> CString {
+    CString::new(text).expect("XML has no zero bytes")
+}
+
+fn done(code: i32) -> std::result::Result<(), VirtError> {
+    if code < 0 { Err(VirtError::last_error()) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{is_copied_to, user_in};
+
+    #[test]
+    fn a_copy_goes_where_the_running_configuration_says() {
+        let disk = |name: &str, mirror: &str| format!("<disk><source file='/s'/>{mirror}<target dev='{name}'/></disk>");
+        let mirror = "<mirror type='file' job='copy'><source file='/i'/></mirror>";
+        let text = format!(
+            "<domain><devices>{}{}</devices></domain>",
+            disk("vda", mirror),
+            disk("vdb", "")
+        );
+        assert!(is_copied_to(&text, "vda", "/i".as_ref()));
+        assert!(!is_copied_to(&text, "vda", "/s".as_ref()));
+        assert!(!is_copied_to(&text, "vdb", "/i".as_ref()));
+        assert!(!is_copied_to(&text, "vdz", "/i".as_ref()));
+        assert!(!is_copied_to("nonsense", "vda", "/i".as_ref()));
+        let device = text.replace("file='/i'", "dev='/i'");
+        assert!(is_copied_to(&device, "vda", "/i".as_ref()));
+    }
+
+    #[test]
+    fn the_user_of_machines_is_told_by_the_model_that_has_users() {
+        let model = |name: &str, label: &str| {
+            format!("<secmodel><model>{name}</model><baselabel type='kvm'>{label}</baselabel></secmodel>")
+        };
+        let text = |models: &str| format!("<capabilities><host>{models}</host></capabilities>");
+        let both = text(&(model("apparmor", "libvirt") + &model("dac", "+64055:+994")));
+        assert_eq!(user_in(&both), Some((64055, 994)));
+        assert_eq!(user_in(&text(&model("apparmor", "a:b"))), None);
+        assert_eq!(user_in("nonsense"), None);
+    }
+}

@@ -1,0 +1,90 @@
+//! Whose the libvirt at the other end of a connection is.
+#![expect(
+    unsafe_code,
+    reason = "a socket of libvirt's library is looked at; the contract stands beside the use"
+)]
+
+use std::collections::BTreeSet;
+use std::os::fd::{BorrowedFd, RawFd};
+
+use rustix::net::AddressFamily;
+use rustix::net::sockopt::socket_domain;
+use virt::connect::Connect;
+
+use crate::hypervisor::error::{Error, Result};
+use crate::system::rights::Rights;
+use crate::system::waits::Wait;
+
+/// Connects to `uri`. The rights are those of the daemon that answers on this host: it is not enough to look at the address, since a socket
+/// may be anybody's. A connection to another host has our own: files of this host are none of its business.
+pub(super) fn open(uri: &str) -> Result<(Connect, Rights)> {
+    let _wait = Wait::for_answer(super::LIBVIRT);
+    let before = sockets();
+    let connection = Connect::open(Some(uri)).map_err(|source| Error::Unreachable {
+        address: uri.to_owned(),
+        source: Box::new(source),
+    })?;
+    let now = sockets();
+    let peers = now.difference(&before).filter_map(|(number, _)| peer(*number));
+    // Sockets that other threads have opened meanwhile can only take rights away.
+    let rights = peers.max_by_key(|rights| rights.other_user().is_some());
+    Ok((connection, rights.unwrap_or_default()))
+}
+
+/// Connects to `uri` once more. The daemon has to be of the same user as before: what its machines name is opened with `rights`, which were
+/// looked at when the first connection was made.
+pub(super) fn open_again(uri: &str, rights: &Rights) -> Result<Connect> {
+    let (connection, now) = open(uri)?;
+    if is_of_same_user(&now, rights) {
+        return Ok(connection);
+    }
+    Err(Error::Unreachable {
+        address: uri.to_owned(),
+        source: "the process of another user answers there than before".into(),
+    })
+}
+
+fn is_of_same_user(now: &Rights, before: &Rights) -> bool {
+    now.other_user() == before.other_user()
+}
+
+/// The sockets that this process has open: number and inode.
+fn sockets() -> BTreeSet<(RawFd, String)> {
+    let entries = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    let named = entries.filter_map(|entry| {
+        let target = std::fs::read_link(entry.path()).ok()?;
+        let target = target.to_str()?.to_owned();
+        let number = entry.file_name().to_str()?.parse().ok()?;
+        target.starts_with("socket:").then_some((number, target))
+    });
+    named.collect()
+}
+
+fn peer(number: RawFd) -> Option<Rights> {
+    // SAFETY: the kernel is only asked about the socket of this number. If the number is closed meanwhile the answer is an error, and no
+    // memory is touched by it.
+    let socket = unsafe { BorrowedFd::borrow_raw(number) };
+    let is_local = socket_domain(socket).ok()? == AddressFamily::UNIX;
+    is_local.then(|| Rights::of_peer(&socket).ok())?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::open_again;
+    use crate::system::rights::{Rights, UserIdentity};
+
+    /// libvirt's own test driver is in this process, so its rights are ours.
+    #[test]
+    fn a_libvirt_of_another_user_than_before_is_refused() {
+        let uri = "test:///default";
+        open_again(uri, &Rights::Own).unwrap();
+        let other = Rights::Of(UserIdentity {
+            user: 65_534,
+            group: 65_534,
+            groups: Vec::new(),
+        });
+        let error = open_again(uri, &other).map(drop).unwrap_err();
+        let source = std::error::Error::source(&error).unwrap().to_string();
+        assert!(source.contains("another user answers"), "{source}");
+    }
+}

@@ -1,0 +1,57 @@
+//! What libvirt has beside machines: networks, and pools of storage.
+
+use std::path::PathBuf;
+
+use roxmltree::Document;
+use virt::error::ErrorNumber;
+
+use super::{Libvirt, is_code};
+use crate::hypervisor::domain_xml::{HostNeeds, child};
+
+/// The pool that tools make where nobody names one.
+const DEFAULT_POOL: &str = "default";
+
+impl Libvirt {
+    /// What the answer cannot be had of is taken to be there: the start tells.
+    pub(super) fn lacking(&self, needs: &HostNeeds) -> Vec<String> {
+        let mut lacks = Vec::new();
+        for name in &needs.networks {
+            match self.connection().lookup_network_by_name(name) {
+                Ok(network) if network.is_active() == Ok(false) => {
+                    lacks.push(format!(
+                        "the network {name} of libvirt is not active: virsh net-start {name}"
+                    ));
+                }
+                Err(error) if is_code(&error, ErrorNumber::NoNetwork) => {
+                    lacks.push(format!("libvirt has no network {name}"));
+                }
+                _ => {}
+            }
+        }
+        for name in &needs.pools {
+            match self.connection().lookup_storage_pool_by_name(name) {
+                Ok(pool) if pool.is_active() == Ok(false) => {
+                    lacks.push(format!(
+                        "the storage pool {name} of libvirt is not active: virsh pool-start {name}"
+                    ));
+                }
+                Err(error) if is_code(&error, ErrorNumber::NoStoragePool) => {
+                    lacks.push(format!("libvirt has no storage pool {name}"));
+                }
+                _ => {}
+            }
+        }
+        lacks
+    }
+
+    /// The folder of the default pool.
+    pub(super) fn default_folder(&self) -> Option<PathBuf> {
+        let pool = self.connection().lookup_storage_pool_by_name(DEFAULT_POOL).ok()?;
+        let text = pool.xml_desc(0).ok()?;
+        let document = Document::parse(&text).ok()?;
+        let pool = document.root_element();
+        let is_folder = matches!(pool.attribute("type"), Some("dir" | "fs" | "netfs"));
+        let path = child(child(pool, "target").filter(|_| is_folder)?, "path")?.text()?;
+        Some(path.trim().into())
+    }
+}

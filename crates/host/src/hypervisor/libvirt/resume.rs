@@ -1,0 +1,182 @@
+//! A machine that goes on from its memory.
+//!
+//! libvirt reads what `virsh save` writes: a header, the machine's configuration, and QEMU's stream. It gets the same from us,
+//! through a pipe with a name, so that the memory is nowhere but in the machine that gets it; where it does not read a pipe, in a file. Source: libvirt's
+//! `src/qemu/qemu_saveimage.h`, version 2 of the format, the same since 0.9.2; the cookie is of 3.1.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use roxmltree::Document;
+use rustix::fs::{CWD, Mode, OFlags};
+use virt::sys;
+
+use super::Libvirt;
+use crate::hypervisor::error::{Error, Result};
+use crate::hypervisor::traits::{MEMORY_PIPE, Resumption};
+
+const MAGIC: &[u8; 16] = b"LibvirtQemudSave";
+const VERSION: u32 = 2;
+/// Numbers of the header that mean nothing.
+const UNUSED: usize = 14;
+/// The first version of libvirt that opens the memory twice.
+const READS_TWICE: [u32; 3] = [11, 2, 0];
+/// How often is looked whether libvirt has opened the pipe.
+const LOOK_INTERVAL: Duration = Duration::from_millis(5);
+
+impl Libvirt {
+    /// Since 11.2 libvirt opens the memory for its header, and once more to read all of it.
+    pub(super) fn reads_memory_twice(&self) -> bool {
+        self.version().is_some_and(|version| version >= READS_TWICE)
+    }
+
+    /// By a pipe where libvirt reads it once. Where it does not read the pipe to its end, whatever the reason (it opens it twice, or does not
+    /// see the folder from its mount namespace), by a file beside the machine's images.
+    pub(super) fn go_on(&self, resumption: &Resumption<'_>) -> Result<()> {
+        let name = super::change::name_in(resumption.configuration);
+        let refused = |reason: String| Error::Refused {
+            action: "resume",
+            machine: name.clone(),
+            reason,
+        };
+        let head = head(resumption.configuration, resumption.then).map_err(refused)?;
+        if !self.reads_memory_twice() {
+            match self.go_on_by_pipe(&head, resumption) {
+                Ok(()) => return Ok(()),
+                Err(Unread::Never(reason)) => return Err(refused(reason)),
+                Err(Unread::InPart) => {}
+            }
+        }
+        write_to_file(&head, resumption).map_err(|error| refused(error.to_string()))?;
+        self.restore(resumption.file).map_err(refused)
+    }
+
+    fn restore(&self, path: &Path) -> std::result::Result<(), String> {
+        let path = path.to_str().ok_or("its path is no text")?;
+        let restored = self
+            .connection_at_work()
+            .restore_domain_flags(path, None, sys::VIR_DOMAIN_SAVE_RUNNING);
+        restored.map_err(|error| error.message().to_owned())
+    }
+
+    fn go_on_by_pipe(&self, head: &[u8], resumption: &Resumption<'_>) -> std::result::Result<(), Unread> {
+        let pipe = resumption.folder.join(MEMORY_PIPE);
+        let made = rustix::fs::mkfifoat(CWD, &pipe, Mode::RUSR | Mode::WUSR);
+        made.map_err(|errno| Unread::Never(errno.to_string()))?;
+        let is_over = AtomicBool::new(false);
+        let (restored, written) = std::thread::scope(|scope| {
+            let writer = scope.spawn(|| write_to_pipe(&pipe, head, resumption, &is_over));
+            let restored = self.restore(&pipe);
+            is_over.store(true, Ordering::Relaxed);
+            (
+                restored,
+                writer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            )
+        });
+        drop(std::fs::remove_file(&pipe));
+        match (restored, written) {
+            (Ok(()), _) => Ok(()),
+            (Err(_), Err(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => Err(Unread::InPart),
+            // Where the memory could not be read, what QEMU says of its end is of no use.
+            (Err(_), Err(error)) => Err(Unread::Never(error.to_string())),
+            (Err(reason), Ok(())) => Err(Unread::Never(reason)),
+        }
+    }
+}
+
+/// Why a machine does not go on from what it was given by a pipe.
+enum Unread {
+    /// The pipe was not read to its end: it may go on from a file.
+    InPart,
+    /// It never will.
+    Never(String),
+}
+
+/// Writes all to a new file, for our user and libvirt alone.
+fn write_to_file(head: &[u8], resumption: &Resumption<'_>) -> std::io::Result<()> {
+    let options = File::options().write(true).create_new(true).mode(0o600).to_owned();
+    let mut file = options.open(resumption.file)?;
+    file.write_all(head)?;
+    (resumption.write)(&mut file)
+}
+
+/// Writes all to the pipe, when somebody reads it.
+fn write_to_pipe(pipe: &Path, head: &[u8], resumption: &Resumption<'_>, is_over: &AtomicBool) -> std::io::Result<()> {
+    let flags = i32::try_from(OFlags::NONBLOCK.bits()).expect("flags are small");
+    let mut opened = loop {
+        match File::options().write(true).custom_flags(flags).open(pipe) {
+            Ok(opened) => break opened,
+            // Nobody reads it yet, or never will.
+            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NXIO.raw_os_error()) => {
+                if is_over.load(Ordering::Relaxed) {
+                    return Err(std::io::ErrorKind::BrokenPipe.into());
+                }
+                resumption.clock.sleep(LOOK_INTERVAL);
+            }
+            Err(error) => return Err(error),
+        }
+    };
+    rustix::io::ioctl_fionbio(&opened, false)?;
+    opened.write_all(head)?;
+    (resumption.write)(&mut opened)
+}
+
+/// Everything before QEMU's stream.
+fn head(configuration: &str, then: &str) -> std::result::Result<Vec<u8>, String> {
+    let cookie = cookie(then)?;
+    let texts = [configuration, &cookie];
+    let length: usize = texts.iter().map(|text| text.len() + 1).sum();
+    let number = |number: usize| u32::try_from(number).map_err(|_| "its configuration is too long".to_owned());
+    let mut head = MAGIC.to_vec();
+    // Version; bytes of the texts; whether it ran; no compression; where the cookie is.
+    let numbers = [VERSION, number(length)?, 1, 0, number(configuration.len() + 1)?];
+    for number in numbers.into_iter().chain([0; UNUSED]) {
+        head.extend(number.to_ne_bytes());
+    }
+    for text in texts {
+        head.extend(text.as_bytes());
+        head.push(0);
+    }
+    Ok(head)
+}
+
+/// What libvirt wants to know besides: the processor as it was, not as the configuration describes it.
+fn cookie(then: &str) -> std::result::Result<String, String> {
+    let document = Document::parse(then).map_err(|error| error.to_string())?;
+    let cpu = crate::hypervisor::domain_xml::child(document.root_element(), "cpu");
+    let cpu = cpu.map_or("", |cpu| &then[cpu.range()]);
+    Ok(format!("<cookie>{cpu}<allowReboot value='yes'/></cookie>"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{cookie, head};
+
+    #[test]
+    fn the_head_is_as_libvirt_writes_it() {
+        let head = head(
+            "<domain/>",
+            "<domain><cpu mode='custom'><model>x</model></cpu></domain>",
+        )
+        .unwrap();
+        assert_eq!(&head[..16], b"LibvirtQemudSave");
+        let number = |at: usize| u32::from_ne_bytes(head[16 + at * 4..20 + at * 4].try_into().unwrap());
+        assert_eq!((number(0), number(2), number(3), number(4)), (2, 1, 0, 10));
+        let texts = &head[16 + 19 * 4..];
+        assert_eq!(texts.len(), usize::try_from(number(1)).unwrap());
+        let texts: Vec<&[u8]> = texts.split(|byte| *byte == 0).collect();
+        assert_eq!(texts[0], b"<domain/>");
+        assert!(texts[1].starts_with(b"<cookie><cpu mode='custom'><model>x</model></cpu>"));
+        assert!(texts[2].is_empty() && texts.len() == 3);
+    }
+
+    #[test]
+    fn a_machine_without_a_processor_of_its_own_has_none_in_the_cookie() {
+        assert!(cookie("<domain/>").unwrap().starts_with("<cookie><allowReboot"));
+        assert!(cookie("<domain").is_err());
+    }
+}

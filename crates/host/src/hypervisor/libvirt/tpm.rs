@@ -1,0 +1,239 @@
+//! Where libvirt has the states of emulated TPMs, and variables of firmware.
+//!
+//! It says so only where a machine's owner has chosen the place himself. Otherwise there is a folder for each machine, called like
+//! its UUID, in libvirt's own folder: fixed when libvirt was built for that of the system, below its user's configuration for that of a
+//! session. Where the machine runs, its swtpm has the last word.
+//!
+//! Of a machine with `<os firmware='efi'>` libvirt tells the file with its variables only while it runs, before version 9.2: it is called
+//! `NAME_VARS.fd` (`qemuDomainNVRAMPathFormat` in libvirt's `qemu_domain.c`).
+
+use std::path::{Path, PathBuf};
+
+use super::change::is_local;
+use crate::hypervisor::domain_xml::DomainTpm;
+use crate::hypervisor::swtpm;
+use crate::hypervisor::tpm::{Tpm, TpmPlace, TpmStore};
+use crate::system::rights::Rights;
+
+/// Where the libvirt of the system keeps states of TPMs, and variables of firmware.
+const SYSTEM_FOLDERS: [&str; 2] = ["/var/lib/libvirt/swtpm", "/var/lib/libvirt/qemu/nvram"];
+/// Where it keeps the logs of QEMUs. A session has them in its user's cache.
+const SYSTEM_LOGS: &str = "/var/log/libvirt/qemu";
+/// Where the libvirt of a session does, below the folder for its user's configurations.
+const SESSION_FOLDERS: [&str; 2] = ["libvirt/qemu/swtpm", "libvirt/qemu/nvram"];
+/// How the files with variables end, by what the firmware's images are.
+const VARIABLES: [&str; 2] = ["_VARS.fd", "_VARS.qcow2"];
+/// What a session has in that folder when it has any machine.
+const SESSION_MACHINES: &str = "libvirt/qemu";
+
+/// What is known of the folders in which libvirt has something for each machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum States {
+    /// These are they.
+    In {
+        /// With a folder for each TPM.
+        tpms: PathBuf,
+        /// With a file for each machine's variables.
+        variables: PathBuf,
+    },
+    /// It is on this host; where, the words tell why not.
+    Somewhere(String),
+    /// It is on another host.
+    Elsewhere,
+}
+
+/// Whether a machine may have an swtpm at this moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Activity {
+    On,
+    Off,
+}
+
+/// The machine that has a TPM.
+pub(super) struct TpmOwner<'a> {
+    pub(super) uuid: &'a str,
+    pub(super) activity: Activity,
+    /// The rights of the libvirt that has the machine.
+    pub(super) libvirt: &'a Rights,
+}
+
+impl States {
+    /// Those of the libvirt at `uri`; `configuration` is the folder for configurations of the user that we are.
+    pub(super) fn of(uri: &str, configuration: Option<&Path>) -> Self {
+        if !is_local(uri) {
+            return Self::Elsewhere;
+        }
+        let path = uri.split_once("://").and_then(|(_, rest)| rest.split_once('/'));
+        let path = path.map(|(_, path)| path.split('?').next().unwrap_or_default());
+        match (path, configuration) {
+            (Some("system"), _) => Self::inside(SYSTEM_FOLDERS.map(PathBuf::from)),
+            (Some("session"), Some(folder)) if folder.join(SESSION_MACHINES).is_dir() => {
+                Self::inside(SESSION_FOLDERS.map(|inner| folder.join(inner)))
+            }
+            (Some("session"), Some(folder)) => Self::Somewhere(format!(
+                "the folder of this libvirt is not known: {} has none of its machines",
+                folder.display()
+            )),
+            _ => Self::Somewhere("the folder of this libvirt is not known".to_owned()),
+        }
+    }
+
+    fn inside([tpms, variables]: [PathBuf; 2]) -> Self {
+        Self::In { tpms, variables }
+    }
+
+    /// The log of the QEMU of the machine of that name; none where its place is not known.
+    pub(super) fn log(&self, name: &str) -> Option<PathBuf> {
+        let Self::In { tpms, .. } = self else { return None };
+        let is_of_system = tpms == Path::new(SYSTEM_FOLDERS[0]);
+        is_of_system.then(|| Path::new(SYSTEM_LOGS).join(format!("{name}.log")))
+    }
+
+    /// The file with the firmware's variables of the machine of that name, of which libvirt does not tell where it is; none where it has not run yet.
+    pub(super) fn variables(&self, name: &str) -> Option<PathBuf> {
+        let Self::In { variables, .. } = self else { return None };
+        let mut paths = VARIABLES.iter().map(|ending| variables.join(format!("{name}{ending}")));
+        // What cannot be looked at is not taken for what is not there: whoever reads it learns why.
+        paths.find(|path| path.try_exists().unwrap_or(true))
+    }
+
+    /// The TPM of a machine.
+    pub(super) fn tpm(&self, tpm: &DomainTpm, machine: &TpmOwner<'_>) -> Tpm {
+        Tpm {
+            version: tpm.version,
+            place: self.place(tpm, machine),
+        }
+    }
+
+    fn place(&self, tpm: &DomainTpm, machine: &TpmOwner<'_>) -> TpmPlace {
+        let &TpmOwner {
+            uuid,
+            activity,
+            libvirt,
+        } = machine;
+        if *self == Self::Elsewhere {
+            return TpmPlace::Unknown("libvirt has its files on another host".to_owned());
+        }
+        if let Some((store, path)) = &tpm.source {
+            return TpmPlace::of(*store, path, tpm.version);
+        }
+        if let Some(socket) = &tpm.socket {
+            let found = swtpm::at_socket(socket).map(|(_, place)| place);
+            return found.unwrap_or_else(|| {
+                TpmPlace::Unknown(format!(
+                    "another program than libvirt keeps it, at {}",
+                    socket.display()
+                ))
+            });
+        }
+        let Some(version) = tpm.version else {
+            return TpmPlace::Unknown("its configuration does not say which version it is of".to_owned());
+        };
+        let usual = match self {
+            Self::In { tpms, .. } => Some(tpms.join(uuid).join(version.folder())),
+            Self::Somewhere(_) | Self::Elsewhere => None,
+        };
+        let is_there = usual.as_ref().is_some_and(|folder| folder.is_dir());
+        if activity == Activity::On
+            && !is_there
+            && let Some((_, place)) = swtpm::of_machine(uuid, libvirt)
+        {
+            return place;
+        }
+        match (usual, self) {
+            (Some(folder), _) => TpmPlace::of(TpmStore::Folder, &folder, Some(version)),
+            (None, Self::Somewhere(why)) => TpmPlace::Unknown(why.clone()),
+            (None, _) => unreachable!("where the folder is known there is a usual place"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::{Path, PathBuf};
+
+    use super::{Activity, States, TpmOwner};
+    use crate::hypervisor::domain_xml::DomainTpm;
+    use crate::hypervisor::tpm::{TpmPlace, TpmStore, TpmVersion};
+    use crate::system::rights::Rights;
+
+    fn path(place: &TpmPlace) -> Option<&Path> {
+        place.file().map(|file| file.path.as_path())
+    }
+
+    #[test]
+    fn each_libvirt_has_a_folder_of_its_own() {
+        let home = tempfile::tempdir().unwrap();
+        let session = "qemu+unix:///session?socket=/a/system";
+        let of = |uri: &str| States::of(uri, Some(home.path()));
+        let inside = |tpms: PathBuf, variables: PathBuf| States::In { tpms, variables };
+        let system = inside("/var/lib/libvirt/swtpm".into(), "/var/lib/libvirt/qemu/nvram".into());
+        assert_eq!(of("qemu:///system"), system);
+        assert!(matches!(of(session), States::Somewhere(_)), "it has no machine");
+        std::fs::create_dir_all(home.path().join("libvirt/qemu")).unwrap();
+        let folder = home.path().join("libvirt/qemu");
+        assert_eq!(of(session), inside(folder.join("swtpm"), folder.join("nvram")));
+        assert!(matches!(States::of(session, None), States::Somewhere(_)));
+        assert_eq!(of("qemu+ssh://other/system"), States::Elsewhere);
+    }
+
+    #[test]
+    fn variables_are_called_like_their_machine() {
+        let folder = tempfile::tempdir().unwrap();
+        let states = States::In {
+            tpms: PathBuf::new(),
+            variables: folder.path().to_owned(),
+        };
+        assert_eq!(states.variables("web1"), None);
+        for name in ["web1_VARS.qcow2", "web1_VARS.fd"] {
+            std::fs::File::create(folder.path().join(name)).unwrap();
+            assert_eq!(states.variables("web1"), Some(folder.path().join(name)));
+        }
+        assert_eq!(States::Elsewhere.variables("web1"), None);
+    }
+
+    #[test]
+    fn the_state_is_where_its_owner_wants_it_or_where_libvirt_has_it() {
+        let uuid = "7219d2ac-133f-465f-897f-011cd0b714f1";
+        let machine = |activity| TpmOwner {
+            uuid,
+            activity,
+            libvirt: &Rights::Own,
+        };
+        let mut tpm = DomainTpm {
+            version: Some(TpmVersion::V1),
+            ..DomainTpm::default()
+        };
+        let states = States::In {
+            tpms: "/states".into(),
+            variables: "/variables".into(),
+        };
+        for activity in [Activity::On, Activity::Off] {
+            let place = states.place(&tpm, &machine(activity));
+            let expected = format!("/states/{uuid}/tpm1.2/tpm-00.permall");
+            assert_eq!(path(&place), Some(Path::new(&expected)));
+        }
+        let somewhere = States::Somewhere("why".to_owned());
+        assert_eq!(
+            somewhere.place(&tpm, &machine(Activity::On)),
+            TpmPlace::Unknown("why".to_owned())
+        );
+        tpm.source = Some((TpmStore::Folder, "/own".into()));
+        tpm.version = Some(TpmVersion::V2);
+        assert_eq!(
+            path(&somewhere.place(&tpm, &machine(Activity::Off))),
+            Some(Path::new("/own/tpm2-00.permall"))
+        );
+        tpm.source = Some((TpmStore::Single, "/own".into()));
+        assert_eq!(
+            path(&states.place(&tpm, &machine(Activity::Off))),
+            Some(Path::new("/own"))
+        );
+        assert!(path(&States::Elsewhere.place(&tpm, &machine(Activity::Off))).is_none());
+        let served = DomainTpm {
+            socket: Some("/nobody/listens".into()),
+            ..DomainTpm::default()
+        };
+        assert!(path(&states.place(&served, &machine(Activity::On))).is_none());
+    }
+}

@@ -1,0 +1,202 @@
+//! An swtpm that runs: its command line says for whom, and where it keeps its state.
+//!
+//! It is not spoken to: its socket serves one client, which is QEMU. A command line is no proof, since anybody can start a program with
+//! any words. So a process counts only if the kernel says that it runs a program called swtpm and holds the socket, and its state is opened
+//! with the rights of its user.
+
+use std::path::{Path, PathBuf};
+
+use rustix::process::geteuid;
+
+use crate::hypervisor::tpm::{TpmPlace, TpmStore, TpmVersion};
+use crate::system::other_process::{Process, bound_sockets};
+use crate::system::rights::Rights;
+
+/// An swtpm.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Swtpm {
+    version: TpmVersion,
+    /// The socket through which QEMU tells it what to do.
+    control: Option<PathBuf>,
+    store: TpmStore,
+    path: PathBuf,
+}
+
+/// The TPM whose swtpm listens at a socket.
+pub(crate) fn at_socket(socket: &Path) -> Option<(TpmVersion, TpmPlace)> {
+    found(|swtpm, _| swtpm.control.as_deref() == Some(socket))
+}
+
+#[cfg(feature = "libvirt")]
+/// The TPM of libvirt's machine of this UUID, wherever libvirt has its state. The libvirt of a user starts swtpm as that user; the one of the
+/// system has the sockets in a folder where only root can make one.
+pub(crate) fn of_machine(uuid: &str, libvirt: &Rights) -> Option<(TpmVersion, TpmPlace)> {
+    found(|swtpm, rights| {
+        let is_of_system = swtpm
+            .control
+            .as_ref()
+            .is_some_and(|path| SYSTEM_SOCKETS.iter().any(|folder| path.starts_with(folder)));
+        is_of_machine(swtpm, uuid) && (rights == libvirt || is_of_system && *libvirt == Rights::Own)
+    })
+}
+
+#[cfg(feature = "libvirt")]
+/// Where the libvirt of the system has its sockets.
+const SYSTEM_SOCKETS: [&str; 2] = ["/run/libvirt", "/var/run/libvirt"];
+
+#[cfg(any(feature = "libvirt", test))]
+/// libvirt calls a folder by the machine's UUID, and the one in it by the TPM's version.
+fn is_of_machine(swtpm: &Swtpm, uuid: &str) -> bool {
+    let above = swtpm.path.parent().and_then(Path::file_name);
+    let is_called_so = above.and_then(|name| name.to_str()).is_some_and(|name| name == uuid);
+    swtpm.store == TpmStore::Folder && is_called_so && swtpm.path.ends_with(swtpm.version.folder())
+}
+
+/// The only swtpm that is meant. Where there are several, one is a remainder, and nobody knows which.
+fn found(is_meant: impl Fn(&Swtpm, &Rights) -> bool) -> Option<(TpmVersion, TpmPlace)> {
+    let bound = bound_sockets();
+    let all = Process::all().filter_map(|process| {
+        let told = parse(&process.command_line()?)?;
+        let swtpm = resolved(told.clone(), &process);
+        let user = process.identity()?;
+        let is_own = user.user == geteuid().as_raw() && user.user != 0;
+        let rights = Rights::of(user);
+        let is_it = is_meant(&swtpm, &rights) && is_running(&process, &told, &bound).unwrap_or(is_own);
+        is_it.then_some((swtpm, rights, process))
+    });
+    let (inside, outside): (Vec<_>, Vec<_>) = all.partition(|(.., process)| !process.sees_other_files());
+    // Who has another root can bind any name there.
+    let Some((swtpm, rights, _)) = inside.first() else {
+        let (swtpm, ..) = outside.first()?;
+        let why = "its swtpm runs in a container, with files of its own".to_owned();
+        return Some((swtpm.version, TpmPlace::Unknown(why)));
+    };
+    let is_other = |(other, whose, _): &(Swtpm, Rights, Process)| other != swtpm || whose != rights;
+    let place = if inside.iter().any(is_other) {
+        TpmPlace::Unknown("there are several swtpm that could be its".to_owned())
+    } else {
+        TpmPlace::of(swtpm.store, &swtpm.path, Some(swtpm.version)).with_rights(rights.clone())
+    };
+    Some((swtpm.version, place))
+}
+
+/// Whether a process runs a program called swtpm and holds the socket that its command line names; none where we may not see that.
+fn is_running(process: &Process, told: &Swtpm, bound: &[(PathBuf, u64)]) -> Option<bool> {
+    let program = process.program()?;
+    let name = program.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    // The kernel says so of a program whose file was replaced by an update.
+    if name.strip_suffix(" (deleted)").unwrap_or(name) != "swtpm" {
+        return Some(false);
+    }
+    let Some(control) = &told.control else {
+        return Some(true);
+    };
+    let its = bound.iter().filter(|(path, _)| path == control);
+    process.has_socket(&its.map(|(_, inode)| *inode).collect::<Vec<_>>())
+}
+
+fn resolved(swtpm: Swtpm, process: &Process) -> Swtpm {
+    Swtpm {
+        control: swtpm.control.map(|path| process.resolve(&path)),
+        path: process.resolve(&swtpm.path),
+        ..swtpm
+    }
+}
+
+/// What a command line says; none where it is that of another program, or says it elsewhere.
+fn parse(words: &[String]) -> Option<Swtpm> {
+    let (program, words) = words.split_first()?;
+    if Path::new(program).file_name()? != "swtpm" {
+        return None;
+    }
+    let state = option(words, "--tpmstate")?;
+    let (store, path) = match (value(state, "dir"), value(state, "backend-uri")) {
+        (Some(folder), _) => (TpmStore::Folder, folder),
+        (None, Some(uri)) => match (uri.strip_prefix("dir://"), uri.strip_prefix("file://")) {
+            (Some(folder), _) => (TpmStore::Folder, folder),
+            (None, file) => (TpmStore::Single, file?),
+        },
+        (None, None) => return None,
+    };
+    Some(Swtpm {
+        version: if words.iter().any(|word| word == "--tpm2") {
+            TpmVersion::V2
+        } else {
+            TpmVersion::V1
+        },
+        control: option(words, "--ctrl")
+            .and_then(|control| value(control, "path"))
+            .map(Into::into),
+        store,
+        path: path.into(),
+    })
+}
+
+/// The value of an option: the next word, or what follows its `=`.
+fn option<'w>(words: &'w [String], name: &str) -> Option<&'w str> {
+    let mut after = words.iter().skip_while(|word| {
+        let rest = word.strip_prefix(name);
+        !rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('='))
+    });
+    let word = after.next()?;
+    match word.split_once('=') {
+        Some((_, value)) => Some(value),
+        None => after.next().map(String::as_str),
+    }
+}
+
+/// One of the parts of a value: "path" of "type=unixio,path=/run/a,mode=0600".
+fn value<'w>(text: &'w str, name: &str) -> Option<&'w str> {
+    let mut parts = text.split(',').filter_map(|part| part.split_once('='));
+    parts.find(|(key, _)| *key == name).map(|(_, value)| value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Swtpm, is_of_machine, parse};
+    use crate::hypervisor::tpm::{TpmStore, TpmVersion};
+
+    fn parsed(line: &str) -> Option<Swtpm> {
+        parse(&line.split(' ').map(str::to_owned).collect::<Vec<_>>())
+    }
+
+    /// As libvirt 9.0 starts it, as later versions do, and as people do.
+    #[test]
+    fn a_command_line_tells_whose_it_is_and_where_its_state_is() {
+        let folder = "/var/lib/libvirt/swtpm/7219d2ac-133f-465f-897f-011cd0b714f1/tpm2";
+        let of_libvirt = Swtpm {
+            version: TpmVersion::V2,
+            control: Some("/run/libvirt/qemu/swtpm/1-t1-swtpm.sock".into()),
+            store: TpmStore::Folder,
+            path: folder.into(),
+        };
+        let start = "/usr/bin/swtpm socket --ctrl type=unixio,path=/run/libvirt/qemu/swtpm/1-t1-swtpm.sock,mode=0600";
+        let end = "--log file=/a,b=dir=/c --terminate --tpm2";
+        for state in [
+            format!("dir={folder},mode=0600"),
+            format!("backend-uri=dir://{folder},mode=0600"),
+        ] {
+            assert_eq!(
+                parsed(&format!("{start} --tpmstate {state} {end}")).as_ref(),
+                Some(&of_libvirt)
+            );
+        }
+        assert!(is_of_machine(&of_libvirt, "7219d2ac-133f-465f-897f-011cd0b714f1"));
+        assert!(!is_of_machine(&of_libvirt, "7219d2ac-133f-465f-897f-011cd0b714f2"));
+        let own = Swtpm {
+            version: TpmVersion::V1,
+            control: None,
+            store: TpmStore::Single,
+            path: "state".into(),
+        };
+        assert_eq!(parsed("swtpm socket --tpmstate=backend-uri=file://state"), Some(own));
+        for line in [
+            "",
+            "/bin/swtpm_setup --tpmstate dir=/a",
+            "swtpm socket --tpm2",
+            "swtpm socket --tpmstate",
+        ] {
+            assert_eq!(parsed(line), None, "{line}");
+        }
+    }
+}

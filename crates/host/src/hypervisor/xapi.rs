@@ -1,0 +1,34 @@
+//! XenServer and XCP-ng, by the XenAPI of a pool.
+//!
+//! Sources: the XenAPI reference and its note on the wire protocol; for the handlers of HTTP `export_raw_vdi.ml`, `import_raw_vdi.ml` and
+//! `importexport.ml` of xen-api.
+//!
+//! - [`Pool`] logs in at the master and asks it ([`call`](Pool::call)); sessions that expire are begun anew.
+//! - What takes long is a [`Task`], which alone says whether it went well: the status of HTTP comes before the transfer.
+//! - Bytes go by GET and PUT ([`Pool::get`], [`Pool::put`]), which a host may pass on to another one of the pool.
+//! - Nothing is said to a host that does not prove who it is ([`Trust`]).
+
+mod address;
+mod changed;
+mod error;
+mod http;
+mod leftovers;
+mod machine;
+mod nbd;
+mod pool;
+mod record;
+mod task;
+mod transfer;
+mod trust;
+
+pub use address::XenAddress;
+pub use changed::changed_blocks;
+pub use error::{XapiError, XapiResult};
+pub use leftovers::{KeptDisk, ListedSnapshot};
+pub use machine::{Tracking, VirtualDisk, XenMachine, XenSnapshot};
+pub use nbd::NbdPlace;
+pub use pool::{Login, Pool, meet};
+pub use record::{Record, Reference};
+pub use task::{Task, TaskOutcome};
+pub use transfer::{DiskForm, Download, Upload};
+pub use trust::{Fingerprint, Trust};

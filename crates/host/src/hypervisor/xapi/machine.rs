@@ -1,0 +1,406 @@
+//! Machines of a pool, their disks, and their snapshots.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::record::{Record, Reference};
+use super::task::reference_in;
+use super::{Pool, XapiError, XapiResult};
+use crate::hypervisor::machine::{Description, DiskKind, DiskSource, MachineDisk, MachineState, MachineSummary, Mark};
+
+/// How often, and after how long, it is tried again to remove a disk that is in use.
+const BUSY_COUNT: u32 = 4;
+const BUSY_PAUSE: Duration = Duration::from_millis(500);
+/// Bytes of the records of one machine, at most.
+const METADATA_BYTES_MAX: u64 = 64 << 20;
+
+/// A machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct XenMachine {
+    /// By which the pool knows it as long as it runs.
+    pub reference: Reference,
+    /// Name, UUID and state.
+    pub summary: MachineSummary,
+    /// Its disks, by their places in it.
+    pub disks: Vec<VirtualDisk>,
+    /// Its tags.
+    pub tags: Vec<String>,
+}
+
+impl XenMachine {
+    /// What a backup has to know of it.
+    pub fn describe(&self) -> Description {
+        let disk = |disk: &VirtualDisk| MachineDisk {
+            target: disk.device.clone(),
+            kind: DiskKind::Disk,
+            source: DiskSource::Other(format!("{} ({})", disk.label, disk.uuid)),
+            format: None,
+            is_read_only: disk.is_read_only,
+            is_shared: disk.is_shared,
+            alias: None,
+        };
+        Description {
+            summary: self.summary.clone(),
+            disks: self.disks.iter().map(disk).collect(),
+            nvram: None,
+            tpm: None,
+            has_agent_channel: false,
+            mark: Mark {
+                tags: self.tags.clone(),
+                ..Mark::default()
+            },
+        }
+    }
+}
+
+/// A disk of a machine, or of a snapshot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VirtualDisk {
+    /// The virtual disk image.
+    pub reference: Reference,
+    /// Its UUID.
+    pub uuid: String,
+    /// What it is called in the machine: `xvda`.
+    pub device: String,
+    /// Its place among the disks of the machine.
+    pub position: u32,
+    /// What its owner calls it.
+    pub label: String,
+    /// Its size.
+    pub size_bytes: u64,
+    /// Whether its changed blocks are tracked.
+    pub tracking: Tracking,
+    /// The disk that it is a snapshot of.
+    pub snapshot_of: Reference,
+    /// Whether the machine cannot write it.
+    pub is_read_only: bool,
+    /// Whether other machines may write it at the same time.
+    pub is_shared: bool,
+}
+
+/// Whether changed blocks of a disk are tracked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tracking {
+    /// They are.
+    On,
+    /// They could be.
+    Off,
+    /// Its storage cannot do that.
+    Impossible,
+}
+
+/// A snapshot of a machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct XenSnapshot {
+    /// The snapshot.
+    pub reference: Reference,
+    /// Its UUID.
+    pub uuid: String,
+    /// Its name.
+    pub label: String,
+    /// Its disks.
+    pub disks: Vec<VirtualDisk>,
+    /// Where its memory is, where it has that.
+    pub memory: Option<VirtualDisk>,
+}
+
+/// Records of a pool that belong together.
+pub(super) struct Inventory {
+    vbds: HashMap<Reference, Record>,
+    vdis: HashMap<Reference, Record>,
+}
+
+fn by_reference(records: Vec<Record>) -> HashMap<Reference, Record> {
+    records
+        .into_iter()
+        .map(|record| (record.reference.clone(), record))
+        .collect()
+}
+
+impl Inventory {
+    pub(super) fn read(pool: &Pool) -> XapiResult<Self> {
+        Ok(Self {
+            vbds: by_reference(pool.records("VBD")?),
+            vdis: by_reference(pool.records("VDI")?),
+        })
+    }
+
+    fn machine(&self, record: &Record) -> XapiResult<XenMachine> {
+        Ok(XenMachine {
+            reference: record.reference.clone(),
+            summary: MachineSummary {
+                name: record.text("name_label").to_owned(),
+                uuid: record.text("uuid").to_owned(),
+                state: match record.text("power_state") {
+                    "Running" => MachineState::Running,
+                    "Paused" => MachineState::Paused,
+                    "Halted" => MachineState::ShutOff,
+                    _ => MachineState::Between,
+                },
+            },
+            disks: self.disks(record)?,
+            tags: record.texts("tags"),
+        })
+    }
+
+    fn disks(&self, record: &Record) -> XapiResult<Vec<VirtualDisk>> {
+        let mut disks = Vec::new();
+        for vbd in record.references("VBDs") {
+            let Some(vbd) = self.vbds.get(&vbd) else { continue };
+            let Some(vdi) = self.vdis.get(&vbd.reference("VDI")) else {
+                continue;
+            };
+            if vbd.text("type") != "Disk" || vbd.is("empty") {
+                continue;
+            }
+            disks.push(Self::disk(vdi, vbd)?);
+        }
+        disks.sort_by_key(|disk| disk.position);
+        Ok(disks)
+    }
+
+    fn disk(vdi: &Record, vbd: &Record) -> XapiResult<VirtualDisk> {
+        Ok(VirtualDisk {
+            reference: vdi.reference.clone(),
+            uuid: vdi.text("uuid").to_owned(),
+            device: device_name(vbd),
+            position: place_of(vbd),
+            label: vdi.text("name_label").to_owned(),
+            size_bytes: vdi.number("virtual_size")?,
+            tracking: if vdi.is("cbt_enabled") {
+                Tracking::On
+            } else if vdi
+                .texts("allowed_operations")
+                .iter()
+                .any(|operation| operation == "enable_cbt")
+            {
+                Tracking::Off
+            } else {
+                Tracking::Impossible
+            },
+            snapshot_of: vdi.reference("snapshot_of"),
+            is_read_only: vbd.text("mode") == "RO" || vdi.is("read_only"),
+            is_shared: vdi.is("sharable"),
+        })
+    }
+}
+
+fn place_of(vbd: &Record) -> u32 {
+    vbd.text("userdevice").parse().unwrap_or(u32::MAX)
+}
+
+/// What a disk is called in its machine: where it does not run, its place says so.
+fn device_name(vbd: &Record) -> String {
+    let device = vbd.text("device");
+    if !device.is_empty() {
+        return device.to_owned();
+    }
+    match vbd.text("userdevice").parse::<u8>() {
+        Ok(place @ 0..26) => format!("xvd{}", char::from(b'a' + place)),
+        _ => format!("xvd{}", vbd.text("userdevice")),
+    }
+}
+
+/// Whether it is a machine of a user: no template, no snapshot, not what runs the host itself.
+fn is_machine(record: &Record) -> bool {
+    !record.is("is_a_template") && !record.is("is_a_snapshot") && !record.is("is_control_domain")
+}
+
+impl Pool {
+    /// All machines, by name.
+    pub fn machines(&self) -> XapiResult<Vec<XenMachine>> {
+        let inventory = Inventory::read(self)?;
+        let records = self.records("VM")?;
+        let mut machines = records
+            .iter()
+            .filter(|record| is_machine(record))
+            .map(|record| inventory.machine(record))
+            .collect::<XapiResult<Vec<_>>>()?;
+        machines.sort_by(|one, other| {
+            (&one.summary.name, &one.summary.uuid).cmp(&(&other.summary.name, &other.summary.uuid))
+        });
+        Ok(machines)
+    }
+
+    /// The machine of this name or UUID.
+    pub fn machine(&self, name: &str) -> XapiResult<XenMachine> {
+        let records = self.records_called("VM", name)?;
+        let found: Vec<&Record> = records.iter().filter(|record| is_machine(record)).collect();
+        match found[..] {
+            [] => Err(XapiError::NoMachine {
+                pool: self.title(),
+                name: name.to_owned(),
+            }),
+            [record] => Inventory::read(self)?.machine(record),
+            _ => Err(XapiError::SeveralMachines {
+                pool: self.title(),
+                name: name.to_owned(),
+                uuids: found.iter().map(|record| record.text("uuid").to_owned()).collect(),
+            }),
+        }
+    }
+
+    /// Takes a snapshot, of the memory as well where that is wanted.
+    pub fn take_snapshot(
+        self: &Arc<Self>,
+        machine: &XenMachine,
+        label: &str,
+        with_memory: bool,
+    ) -> XapiResult<XenSnapshot> {
+        let method = if with_memory { "VM.checkpoint" } else { "VM.snapshot" };
+        let result = self.run(method, &[json!(machine.reference.0), json!(label)], &mut |_| ())?;
+        let reference = reference_in(&result).ok_or_else(|| self.nonsense(method, "its result names no snapshot"))?;
+        self.snapshot(&reference)
+    }
+
+    /// A snapshot as it is.
+    fn snapshot(&self, reference: &Reference) -> XapiResult<XenSnapshot> {
+        let record = self.record("VM", reference)?;
+        let inventory = Inventory::read(self)?;
+        inventory.snapshot(&record)
+    }
+
+    /// The snapshots of a machine whose names begin so.
+    pub fn snapshots_labelled(&self, machine: &XenMachine, prefix: &str) -> XapiResult<Vec<XenSnapshot>> {
+        let record = self.record("VM", &machine.reference)?;
+        let inventory = Inventory::read(self)?;
+        let mut found = Vec::new();
+        for reference in record.references("snapshots") {
+            let record = match self.record("VM", &reference) {
+                // It was removed meanwhile.
+                Err(error) if error.is_refusal("HANDLE_INVALID") => continue,
+                other => other?,
+            };
+            // A machine that somebody has made of a snapshot may have its name.
+            if record.is("is_a_snapshot") && record.text("name_label").starts_with(prefix) {
+                found.push(inventory.snapshot(&record)?);
+            }
+        }
+        Ok(found)
+    }
+
+    /// Removes a snapshot, with its memory, and those of its disks that are not to be `kept`. Its disks go first: as long as one is there, the
+    /// snapshot leads to it.
+    ///
+    /// # Errors
+    /// A disk cannot be removed: the others were tried all the same, and the snapshot stays.
+    pub fn remove_snapshot(self: &Arc<Self>, snapshot: &XenSnapshot, kept: &[Reference]) -> XapiResult<()> {
+        // What is no snapshot of a disk is a disk of somebody's, whatever leads to it; and so are snapshots of disks that somebody has put into a
+        // machine, and memory that a machine has.
+        let used = self.disks_in_use()?;
+        let is_ours = |disk: &&VirtualDisk| !disk.snapshot_of.is_null() && !used.contains(&disk.reference);
+        let of_disks = snapshot.disks.iter().filter(is_ours);
+        let memory = match &snapshot.memory {
+            Some(memory) if !self.is_memory_of_another(&memory.reference, snapshot)? => Some(memory),
+            _ => None,
+        };
+        let disks = of_disks.chain(memory);
+        let mut first = Ok(());
+        for disk in disks.filter(|disk| !kept.contains(&disk.reference)) {
+            first = first.and(self.remove_disk_when_free(&disk.reference));
+        }
+        first?;
+        gone(self.run("VM.destroy", &[json!(snapshot.reference.0)], &mut |_| ()))
+    }
+
+    fn is_memory_of_another(&self, memory: &Reference, snapshot: &XenSnapshot) -> XapiResult<bool> {
+        let others = self.records("VM")?.into_iter();
+        let mut others = others.filter(|record| record.reference != snapshot.reference);
+        Ok(others.any(|record| record.reference("suspend_VDI") == *memory))
+    }
+
+    /// Removes a disk that somebody may still be about to let go of: who served it is not done in the moment in which nobody reads it any more.
+    fn remove_disk_when_free(self: &Arc<Self>, disk: &Reference) -> XapiResult<()> {
+        for _ in 0..BUSY_COUNT {
+            match self.remove_disk(disk) {
+                Err(error) if error.is_refusal("VDI_IN_USE") || error.is_refusal("OTHER_OPERATION_IN_PROGRESS") => {
+                    self.surroundings.clock.sleep(BUSY_PAUSE);
+                }
+                other => return other,
+            }
+        }
+        self.remove_disk(disk)
+    }
+
+    /// Removes a disk.
+    pub fn remove_disk(self: &Arc<Self>, disk: &Reference) -> XapiResult<()> {
+        gone(self.run("VDI.destroy", &[json!(disk.0)], &mut |_| ()))
+    }
+
+    /// Begins to track what changes on a disk.
+    pub fn track_changes(self: &Arc<Self>, disk: &Reference) -> XapiResult<()> {
+        self.run("VDI.enable_cbt", &[json!(disk.0)], &mut |_| ()).map(drop)
+    }
+
+    /// Gives back the room of a snapshot of a disk. What it is compared by stays.
+    pub fn remove_data(self: &Arc<Self>, disk: &Reference) -> XapiResult<()> {
+        self.run("VDI.data_destroy", &[json!(disk.0)], &mut |_| ()).map(drop)
+    }
+
+    /// The disk of this UUID, if there is one.
+    pub fn disk_of_uuid(&self, uuid: &str) -> XapiResult<Option<Record>> {
+        match self.call_for_reference("VDI.get_by_uuid", &[json!(uuid)]) {
+            Ok(reference) => self.record("VDI", &reference).map(Some),
+            Err(error) if error.is_refusal("UUID_INVALID") || error.is_refusal("HANDLE_INVALID") => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The storage repository of this name or UUID; the pool's default where none is named.
+    pub fn storage(&self, name: Option<&str>) -> XapiResult<Record> {
+        let mut storages = self.records("SR")?;
+        let pools = if name.is_none() {
+            self.records("pool")?
+        } else {
+            Vec::new()
+        };
+        let default = pools.first().map(|pool| pool.reference("default_SR"));
+        let is_it = |record: &Record| match name {
+            Some(name) => record.text("name_label") == name || record.text("uuid") == name,
+            None => default.as_ref() == Some(&record.reference),
+        };
+        match storages.iter().position(is_it) {
+            Some(place) => Ok(storages.swap_remove(place)),
+            None => Err(XapiError::NoStorage {
+                pool: self.title(),
+                name: name.unwrap_or_default().to_owned(),
+                present: storages
+                    .iter()
+                    .filter(|record| record.text("content_type") != "iso")
+                    .map(|record| record.text("name_label").to_owned())
+                    .collect(),
+            }),
+        }
+    }
+
+    /// The records of a machine or snapshot, as an archive without disks.
+    pub fn metadata(self: &Arc<Self>, machine: &Reference) -> XapiResult<Vec<u8>> {
+        self.surroundings
+            .again(|| self.download_metadata(machine)?.to_end(METADATA_BYTES_MAX))
+    }
+}
+
+impl Inventory {
+    pub(super) fn snapshot(&self, record: &Record) -> XapiResult<XenSnapshot> {
+        let memory = self.vdis.get(&record.reference("suspend_VDI"));
+        let memory = memory.map(|vdi| Self::disk(vdi, &Record::new("VBD", Reference(String::new()), json!({}))));
+        Ok(XenSnapshot {
+            reference: record.reference.clone(),
+            uuid: record.text("uuid").to_owned(),
+            label: record.text("name_label").to_owned(),
+            disks: self.disks(record)?,
+            memory: memory.transpose()?,
+        })
+    }
+}
+
+/// What is gone already is removed.
+fn gone(result: XapiResult<String>) -> XapiResult<()> {
+    match result {
+        Err(error) if error.is_refusal("HANDLE_INVALID") => Ok(()),
+        other => other.map(drop),
+    }
+}

@@ -1,0 +1,399 @@
+//! Bytes from a pool, and to it.
+//!
+//! A host that does not see the storage sends us to one that does (302): its certificate is then learnt from the master, if nobody has told us. The
+//! status of HTTP comes before the transfer, so only the task of a transfer says whether it went well.
+
+use std::io;
+use std::io::Read;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::address::{host_and_port, split_host};
+use super::http::{Body, Connection, Head, Surroundings, encoded};
+use super::record::Reference;
+use super::task::{Task, reference_in};
+use super::{Pool, XapiError, XapiResult};
+
+/// The word of a pool for a session that has ended.
+const SESSION_INVALID: &str = "SESSION_INVALID";
+/// Hosts that one transfer is passed on to, at most.
+const HOP_COUNT_MAX: usize = 4;
+/// Times that a download is taken up again where it broke.
+const RETRY_COUNT_MAX: u32 = 5;
+/// How long a transfer may stand still: storage can be busy with other things for minutes.
+const TRANSFER_PATIENCE: Duration = Duration::from_secs(300);
+const DISCARD_BYTES: usize = 256 << 10;
+
+/// In which form the content of a disk is transferred.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DiskForm {
+    /// All of its bytes.
+    Raw,
+    /// A VHD: only what has content.
+    Vhd,
+    /// A differencing VHD: only what is not the same in this other disk.
+    VhdSince(Reference),
+}
+
+/// What is downloaded.
+#[derive(Debug, Clone)]
+struct What {
+    path: &'static str,
+    query: Vec<(&'static str, String)>,
+    /// For tasks and errors: `export of web1`.
+    label: String,
+}
+
+/// A download under way.
+///
+/// What it reads does not change, so where it breaks it is taken up again: from its start, for there is no other way, with what came before thrown away.
+pub struct Download {
+    pool: Arc<Pool>,
+    what: What,
+    task: Task,
+    body: Body,
+    position: u64,
+    retry_count: u32,
+}
+
+impl Pool {
+    /// The content of a disk.
+    pub fn download_disk(self: &Arc<Self>, disk: &Reference, form: &DiskForm) -> XapiResult<Download> {
+        let mut query = vec![("vdi", disk.0.clone())];
+        match form {
+            DiskForm::Raw => query.push(("format", "raw".to_owned())),
+            DiskForm::Vhd => query.push(("format", "vhd".to_owned())),
+            DiskForm::VhdSince(base) => {
+                query.push(("format", "vhd".to_owned()));
+                query.push(("base", base.0.clone()));
+            }
+        }
+        self.download(&What {
+            path: "/export_raw_vdi",
+            query,
+            label: format!("export of the disk {disk}"),
+        })
+    }
+
+    /// The records of a machine or snapshot as an archive without disks.
+    pub fn download_metadata(self: &Arc<Self>, machine: &Reference) -> XapiResult<Download> {
+        self.download_once(What {
+            path: "/export_metadata",
+            query: vec![("ref", machine.0.clone()), ("export_snapshots", "false".to_owned())],
+            label: format!("export of the records of {machine}"),
+        })
+    }
+
+    /// Begins a download; again where its beginning breaks.
+    fn download(self: &Arc<Self>, what: &What) -> XapiResult<Download> {
+        self.surroundings.again(|| self.download_once(what.clone()))
+    }
+
+    fn download_once(self: &Arc<Self>, what: What) -> XapiResult<Download> {
+        let begin = || {
+            let task = Task::new(self, "holdfast", &what.label)?;
+            Ok((self.get(&what, &task)?, task))
+        };
+        let (body, task) = with_living_session(begin)?;
+        Ok(Download {
+            pool: Arc::clone(self),
+            what,
+            task,
+            body,
+            position: 0,
+            retry_count: 0,
+        })
+    }
+
+    fn get(&self, what: &What, task: &Task) -> XapiResult<Body> {
+        let (connection, head) = self.request("GET", (what.path, &what.query, &what.label), task, &[])?;
+        connection.body(&head, &what.label)
+    }
+
+    /// Begins a request at whichever host answers it, and gives the head of its answer.
+    fn request(
+        &self,
+        method: &str,
+        (path, query, label): (&str, &[(&str, String)], &str),
+        task: &Task,
+        headers: &[String],
+    ) -> XapiResult<(Connection, Head)> {
+        let surroundings = Surroundings {
+            patience: TRANSFER_PATIENCE,
+            ..self.surroundings.clone()
+        };
+        let mut host = self.host();
+        for _ in 0..HOP_COUNT_MAX {
+            let session = self.session()?;
+            let own = [("session_id", session.clone()), ("task_id", task.reference().0.clone())];
+            let words: Vec<String> = query
+                .iter()
+                .chain(&own)
+                .map(|(name, value)| format!("{name}={}", encoded(value)))
+                .collect();
+            let mut connection = self.open(&host, &surroundings)?;
+            connection.ask(method, &format!("{path}?{}", words.join("&")), headers)?;
+            let head = connection.head(label)?;
+            match head.status {
+                200 => return Ok((connection, head)),
+                301 | 302 | 303 | 307 | 308 => {
+                    let location = head.header("location").unwrap_or_default();
+                    host = place_of(location, host.1).ok_or_else(|| {
+                        self.nonsense(
+                            label,
+                            &format!("it sends us to {location:?}, which is no place of HTTPS"),
+                        )
+                    })?;
+                }
+                // The task went with the session.
+                401 | 403 if self.is_expired(&session) => {
+                    return Err(XapiError::Refused {
+                        request: label.to_owned(),
+                        code: SESSION_INVALID.to_owned(),
+                        details: Vec::new(),
+                    });
+                }
+                status => {
+                    return Err(XapiError::Status {
+                        host: host_and_port(&host.0, host.1),
+                        request: label.to_owned(),
+                        status,
+                        reason: head.reason,
+                    });
+                }
+            }
+        }
+        Err(self.nonsense(label, "its hosts send us to each other"))
+    }
+
+    /// Whether a session is over; it is forgotten then.
+    fn is_expired(&self, session: &str) -> bool {
+        // A question begins a new session where the old one is over.
+        drop(self.call("session.get_this_host", &[]));
+        let now = self.session();
+        now.is_ok_and(|now| now != session)
+    }
+
+    /// Connects to a host of the pool. One that is not known is asked of the master.
+    fn open(&self, host: &(String, u16), surroundings: &Surroundings) -> XapiResult<Connection> {
+        let place = (host.0.as_str(), host.1);
+        match Connection::open(place, &self.trust().tls()?, surroundings) {
+            Err(XapiError::Untrusted { .. }) if *host != self.host() => {
+                self.learn_certificates()?;
+                Connection::open(place, &self.trust().tls()?, surroundings)
+            }
+            other => other,
+        }
+    }
+}
+
+/// Begins a transfer; once more where the session had ended since its task was made.
+fn with_living_session<T>(begin: impl Fn() -> XapiResult<T>) -> XapiResult<T> {
+    match begin() {
+        Err(error) if error.is_refusal(SESSION_INVALID) => begin(),
+        other => other,
+    }
+}
+
+/// Host and port of an `https://` address.
+fn place_of(location: &str, port: u16) -> Option<(String, u16)> {
+    let rest = location.strip_prefix("https://")?;
+    let authority = rest.split(['/', '?']).next()?;
+    split_host(authority, port).ok()
+}
+
+impl Download {
+    /// Takes the download up again where it broke. What breaks on the way there is one of the few times, too.
+    fn take_up(&mut self, reason: io::Error) -> io::Result<()> {
+        let mut reason = reason;
+        loop {
+            if (self.pool.surroundings.is_stopped)() {
+                return Err(io::Error::other(XapiError::Interrupted));
+            }
+            self.retry_count += 1;
+            if self.retry_count > RETRY_COUNT_MAX {
+                return Err(io::Error::other(self.broken(reason)));
+            }
+            if self.retry_count > 1 {
+                let pause = self.pool.surroundings.pause_after(self.retry_count - 2);
+                pause.map_err(io::Error::other)?;
+            }
+            // What had failed is of no further interest.
+            self.task.cancel();
+            match self.pool.download_once(self.what.clone()) {
+                Ok(again) => (self.task, self.body) = (again.task, again.body),
+                Err(error) if self.pool.surroundings.may_pass(&error) => {
+                    reason = io::Error::other(error);
+                    continue;
+                }
+                Err(error) => return Err(io::Error::other(error)),
+            }
+            match self.skip() {
+                Ok(()) => return Ok(()),
+                Err(error) => reason = error,
+            }
+        }
+    }
+
+    /// Why it is given up.
+    fn broken(&self, reason: io::Error) -> XapiError {
+        match reason.downcast::<XapiError>() {
+            Ok(error) => error,
+            Err(source) => {
+                let host = self.pool.host();
+                XapiError::Broken {
+                    action: "read from",
+                    host: host_and_port(&host.0, host.1),
+                    source,
+                }
+            }
+        }
+    }
+
+    /// Passes over what had come before.
+    fn skip(&mut self) -> io::Result<()> {
+        let mut left = self.position;
+        let mut buffer = vec![0; DISCARD_BYTES];
+        while left > 0 {
+            let wanted = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+            match self.body.read(&mut buffer[..wanted])? {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                count => left -= count as u64,
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills a buffer. Where the connection breaks, or ends too early, it is made anew, a few times.
+    fn fill(&mut self, mut buffer: &mut [u8]) -> io::Result<()> {
+        while !buffer.is_empty() {
+            match self.body.read(buffer) {
+                Ok(count @ 1..) => {
+                    self.position += count as u64;
+                    buffer = &mut buffer[count..];
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                _ if (self.pool.surroundings.is_stopped)() => return Err(io::Error::other(XapiError::Interrupted)),
+                Err(error) => self.take_up(error)?,
+                Ok(_) => {
+                    let reason = self.why_it_ended();
+                    self.take_up(reason)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Why there was less than was to be expected: in the words of its task, if it has any.
+    fn why_it_ended(&self) -> io::Error {
+        match self.task.look() {
+            Err(error @ XapiError::Refused { .. }) => io::Error::other(error),
+            _ => io::ErrorKind::UnexpectedEof.into(),
+        }
+    }
+
+    /// Makes sure that the pool, too, takes the transfer for a success.
+    pub fn finish(self) -> XapiResult<()> {
+        self.task.wait(&mut |_| ()).map(drop)
+    }
+
+    /// All that is left, of something whose size nobody knows: at most `bytes_max` bytes.
+    pub fn to_end(mut self, bytes_max: u64) -> XapiResult<Vec<u8>> {
+        let mut bytes = Vec::new();
+        let read = (&mut self.body).take(bytes_max + 1).read_to_end(&mut bytes);
+        let host = self.pool.host();
+        read.map_err(|source| XapiError::Broken {
+            action: "read from",
+            host: host_and_port(&host.0, host.1),
+            source,
+        })?;
+        if bytes.len() as u64 > bytes_max {
+            let detail = format!("it has more than {bytes_max} bytes");
+            return Err(self.pool.nonsense(&self.what.label, &detail));
+        }
+        self.finish()?;
+        Ok(bytes)
+    }
+}
+
+impl Read for Download {
+    /// Fills the whole buffer: who reads knows how much there is.
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.fill(buffer)?;
+        Ok(buffer.len())
+    }
+}
+
+/// An upload under way.
+pub struct Upload {
+    connection: Connection,
+    task: Task,
+}
+
+impl Pool {
+    /// Begins to send a machine in an XVA; `storage` gets its disks.
+    ///
+    /// Nothing of it is sent before a host has said that it takes it in: it may send us to another.
+    pub fn upload_machine(self: &Arc<Self>, storage: &Reference, keeps_identity: bool) -> XapiResult<Upload> {
+        let query = [
+            ("sr_id", storage.0.clone()),
+            ("restore", keeps_identity.to_string()),
+            ("force", "false".to_owned()),
+        ];
+        let headers = ["Content-Type: application/octet-stream".to_owned()];
+        with_living_session(|| {
+            let task = Task::new(self, "holdfast", "import of a machine")?;
+            let (connection, _) = self.request("PUT", ("/import", &query, "import of a machine"), &task, &headers)?;
+            Ok(Upload { connection, task })
+        })
+    }
+}
+
+impl Upload {
+    /// Sends the next bytes, all of them.
+    pub fn send(&mut self, bytes: &[u8]) -> XapiResult<()> {
+        let sent = self.connection.send(bytes);
+        sent.map_err(|error| self.reason(error))
+    }
+
+    /// All was sent: waits for what the pool makes of it. Gives the machine.
+    pub fn finish(mut self, told: &mut dyn FnMut(u16)) -> XapiResult<Reference> {
+        let ended = self.connection.end_sending();
+        // What the pool has to say about it is more than that the connection broke.
+        let result = self.task.wait(told)?;
+        ended?;
+        reference_in(&result).ok_or_else(|| self.task.nonsense("its result names no machine"))
+    }
+
+    /// It is given up, for a reason of ours: nothing of it stays.
+    pub fn give_up(self) {
+        drop(self.connection);
+        self.task.cancel();
+    }
+
+    /// Why a write failed: in the words of the task, if it has any.
+    fn reason(&self, error: XapiError) -> XapiError {
+        match self.task.look() {
+            Err(reason @ XapiError::Refused { .. }) => reason,
+            _ => error,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::place_of;
+
+    #[test]
+    fn redirections_lead_to_https_only() {
+        let place = |location: &str| place_of(location, 443);
+        assert_eq!(
+            place("https://10.0.0.2/export_raw_vdi?a=b"),
+            Some(("10.0.0.2".to_owned(), 443))
+        );
+        assert_eq!(place("https://[fd00::2]:8443?a"), Some(("fd00::2".to_owned(), 8443)));
+        for wrong in ["http://10.0.0.2/", "https:///x", "/export", ""] {
+            assert_eq!(place(wrong), None, "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,411 @@
+//! One instant of all disks of a running machine.
+//!
+//! Everything that takes time is made before: scratch files, filters that stand on their nodes and that nothing passes yet,
+//! the server. Then the filters go under all devices at once, between two requests of the guest: [`switches`]. The machine is stopped only
+//! where something else has to be of the same instant: [`standstill`]. What is frozen is served from there on.
+
+mod bitmaps;
+mod export;
+mod permitted;
+mod standstill;
+mod switches;
+
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use holdfast_block::Clock;
+use serde_json::{Value, json};
+
+use self::bitmaps::{changes_actions, next_actions};
+use super::copy::PartCopier;
+use super::graph::Graph;
+use super::jobs::jobs;
+use super::memory::{MemoryMode, MemoryPipe};
+use super::names::{Role, RunId};
+use super::remove::remove_run;
+use super::{QemuDisk, disks};
+use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand, Result};
+
+/// A filter never holds a write longer. Linux resets a controller that has not answered for 30 seconds, and a reset with a write on its
+/// way may destroy a disk ([`Danger::IdeResetWritesFirstSector`](super::Danger)).
+///
+/// Source: Linux, `SD_TIMEOUT` in `drivers/scsi/sd.h`, for all that is a SCSI disk there: IDE, SATA and USB, too. A disk of virtio-blk has no
+/// such time, and virtio-scsi begins it anew each time (`virtscsi_eh_timed_out`). Windows waits for 60 seconds (`TimeOutValue` of its service Disk).
+const LONGEST_HOLD: Duration = Duration::from_secs(10);
+
+/// What is to be frozen, and with what.
+pub struct CutRequest {
+    /// The run that everything is named after.
+    pub run: RunId,
+    /// The disks.
+    pub disks: Vec<CutDisk>,
+    /// How long a write of the guest may wait for its copy, before the copy is given up. Whole seconds, from one to ten.
+    pub write_deadline: Duration,
+    /// A socket that listens: QEMU answers NBD clients on it.
+    pub listener: OwnedFd,
+    /// Where the machine's memory goes, if it is wanted, and how it is taken.
+    pub memory: Option<(MemoryPipe, MemoryMode)>,
+    /// Whether the machine stands still for the instant.
+    pub standstill: Standstill,
+}
+
+/// Whether a machine stands still for the instant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Standstill {
+    /// For its memory, and for disks in iothreads of a QEMU that cannot take a filter there otherwise. Other disks are cut between two
+    /// requests.
+    #[default]
+    WhereNeeded,
+    /// Always: something else has to be of the same instant.
+    Always,
+}
+
+/// What whoever freezes is told of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Moment {
+    /// The machine runs, while its memory is sent; told every few seconds.
+    Runs,
+    /// The machine stands still from now on, or does since a moment ago.
+    Stopped,
+    /// The instant: what else has to be of it, and is quick, is to be done now.
+    Instant,
+}
+
+/// A disk to freeze.
+pub struct CutDisk {
+    /// The disk.
+    pub disk: QemuDisk,
+    /// An empty file of the disk's size, in which the filter saves what is about to be overwritten.
+    pub scratch: OwnedFd,
+    /// An empty file of the disk's size, into which parts of the frozen disk are copied; none where QEMU serves the disk itself.
+    pub spool: Option<OwnedFd>,
+    /// The name of a bitmap that is to record what changes from this instant on.
+    pub next_bitmap: Option<String>,
+    /// The name of a bitmap that tells what has changed until this instant; its state is kept, and served with the disk.
+    pub changes: Option<String>,
+    /// The node that has that bitmap, where it is one below the disk's own. What was written to the layers above it is served, too.
+    pub changes_below: Option<String>,
+}
+
+/// How long the machine stood still, and for what.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Pause {
+    /// From asking it to stop until the filters were in place; what was done in between by others is not in it.
+    pub cut: Duration,
+    /// What others did within the pause.
+    pub others: Duration,
+    /// Until it was told to run on, all in all. Zero where it was not running.
+    pub total: Duration,
+}
+
+/// Frozen disks.
+#[derive(Debug)]
+pub struct Cut {
+    run: RunId,
+    /// How long the machine stood still.
+    pub pause: Pause,
+    /// Whether it was left paused, since somebody else had paused it meanwhile.
+    pub is_left_paused: bool,
+    /// The names of the disks at the server, in the order of the request. For a disk that is copied, the export holds no data: zeroes
+    /// are written to it where parts are wanted.
+    pub exports: Vec<String>,
+    /// What copies the parts of each disk that is not served.
+    pub copiers: Vec<Option<PartCopier>>,
+    /// The context of each disk that tells what has changed, where a bitmap was named.
+    pub change_contexts: Vec<Option<String>>,
+    /// The name at the server of each disk whose bitmap is one of a node below: it tells which layer each byte is in, and goes on to change.
+    pub layer_exports: Vec<Option<String>>,
+}
+
+impl Cut {
+    /// Freezes. `tell` is called while the machine stands still.
+    ///
+    /// # Errors
+    /// Whatever goes wrong, the machine runs on if it was running, and nothing of the run is left in QEMU; where even that
+    /// fails, the error says so.
+    pub fn make(
+        monitor: &dyn Monitor,
+        clock: &dyn Clock,
+        request: CutRequest,
+        tell: &mut dyn FnMut(Moment),
+    ) -> Result<Self> {
+        let run = request.run;
+        Making { monitor, clock, run }
+            .make(request, tell)
+            .map_err(|error| match remove_run(monitor, clock, run) {
+                Ok(()) => error,
+                Err(left) => MonitorError::Left {
+                    because: Box::new(error),
+                    left: Box::new(left),
+                },
+            })
+    }
+
+    /// Takes everything out of QEMU again; the guest does not notice.
+    pub fn release(self, monitor: &dyn Monitor, clock: &dyn Clock) -> Result<()> {
+        remove_run(monitor, clock, self.run)
+    }
+}
+
+/// The bitmap that keeps the state of the changes until this instant.
+pub(crate) fn changes_name(run: RunId) -> String {
+    run.thing("changes")
+}
+
+/// What QEMU says where its server runs already.
+const SERVER_RUNS: &str = "already running";
+
+struct Making<'a> {
+    monitor: &'a dyn Monitor,
+    clock: &'a dyn Clock,
+    run: RunId,
+}
+
+impl Making<'_> {
+    fn execute(&self, name: &'static str, arguments: Value) -> Result<Value> {
+        self.monitor.execute(&QmpCommand::new(name, arguments))
+    }
+
+    fn make(&self, request: CutRequest, tell: &mut dyn FnMut(Moment)) -> Result<Cut> {
+        let named: Vec<QemuDisk> = request.disks.iter().map(|disk| disk.disk.clone()).collect();
+        self.check_jobs()?;
+        self.check_nodes(&named)?;
+        self.check_served(&request.disks)?;
+        let deadline_s = hold_s(request.write_deadline);
+        let has_memory = request.memory.is_some();
+        let mut disks = Vec::new();
+        for (number, disk) in request.disks.into_iter().enumerate() {
+            let prepared = Prepared {
+                scratch_set: self.hand_over(disk.scratch)?,
+                spool_set: disk.spool.map(|spool| self.hand_over(spool)).transpose()?,
+                deadline_s,
+                disk: disk.disk,
+                next_bitmap: disk.next_bitmap,
+                changes: disk.changes,
+                changes_below: disk.changes_below,
+            };
+            // QEMU gives its images up after a migration, and cannot give up one that has a filter.
+            if !has_memory {
+                self.add_scratch(number, &prepared)?;
+                if prepared.spool_set.is_none() {
+                    self.add_filter(number, &prepared)?;
+                }
+            }
+            disks.push(prepared);
+        }
+        if !disks.is_empty() {
+            self.start_server(request.listener)?;
+        }
+        let is_served = disks.iter().all(|disk| disk.spool_set.is_none());
+        let (pause, is_left_paused) = match (&disks[..], request.memory, request.standstill) {
+            ([disk], None, Standstill::WhereNeeded) if is_served => (self.cut_one(disk, tell)?, false),
+            ([_, ..], None, standstill) if is_served => (self.cut_switched(&disks, standstill, tell)?, false),
+            (_, Some(memory), _) => self.cut_with_memory(&disks, memory, tell)?,
+            (_, None, _) => (self.cut_stopped(&disks, tell)?, false),
+        };
+        let (mut exports, mut copiers) = (Vec::new(), Vec::new());
+        let (mut change_contexts, mut layer_exports) = (Vec::new(), Vec::new());
+        for (number, disk) in disks.iter().enumerate() {
+            let (export, copier) = if let Some(set) = disk.spool_set {
+                self.export_marks(number, disk, set)?
+            } else {
+                self.add_frozen(number)?;
+                (self.export(number, disk, &self.run.node(number, Role::Frozen))?, None)
+            };
+            exports.push(export);
+            copiers.push(copier);
+            layer_exports.push(self.export_layers(number, disk)?);
+            let changes = disk.changes.as_ref();
+            change_contexts.push(changes.map(|_| format!("qemu:dirty-bitmap:{}", changes_name(self.run))));
+        }
+        Ok(Cut {
+            run: self.run,
+            pause,
+            is_left_paused,
+            exports,
+            copiers,
+            change_contexts,
+            layer_exports,
+        })
+    }
+
+    /// A copy or a commit that is under way writes past the filter, or the filter past it.
+    fn check_jobs(&self) -> Result<()> {
+        let under_way = jobs(self.monitor)?.into_iter().find(|job| job.status != "concluded");
+        under_way.map_or(Ok(()), |job| {
+            Err(MonitorError::Busy {
+                with: format!("its {} job {}", job.kind, job.id),
+            })
+        })
+    }
+
+    /// Where somebody has taken a snapshot meanwhile, a disk is on another node: the filter would take the machine back off it.
+    fn check_nodes(&self, named: &[QemuDisk]) -> Result<()> {
+        if named.is_empty() {
+            return Ok(());
+        }
+        let present = disks(self.monitor)?;
+        let is_there = |disk: &QemuDisk| {
+            let now = present.iter().find(|now| now.device == disk.device);
+            now.is_some_and(|now| now.node == disk.node)
+        };
+        named
+            .iter()
+            .find(|disk| !is_there(disk))
+            .map_or(Ok(()), |disk| Err(moved(&disk.device)))
+    }
+
+    /// Gives QEMU a scratch file; gives its number there.
+    fn hand_over(&self, file: OwnedFd) -> Result<u64> {
+        // The label is how the file is found again when nobody knows of it any more.
+        let label = self.run.thing("scratch");
+        let added = QmpCommand::new("add-fd", json!({ "opaque": label })).with_file(file);
+        let answer = self.monitor.execute(&added)?;
+        let set = answer.get("fdset-id").and_then(Value::as_u64);
+        set.ok_or_else(|| MonitorError::Senseless {
+            command: "add-fd".to_owned(),
+            detail: "there is no fdset-id".to_owned(),
+        })
+    }
+
+    fn add_scratch(&self, number: usize, disk: &Prepared) -> Result<()> {
+        self.add_file(&self.run.node(number, Role::Scratch), disk.scratch_set)
+    }
+
+    /// Adds the filter of a disk above its scratch; nothing passes it yet.
+    fn add_filter(&self, number: usize, disk: &Prepared) -> Result<()> {
+        let arguments = json!({
+            "driver": "copy-before-write",
+            "node-name": self.run.node(number, Role::Filter),
+            "file": disk.disk.node,
+            "target": self.run.node(number, Role::Scratch),
+            "on-cbw-error": "break-snapshot",
+            "cbw-timeout": disk.deadline_s,
+        });
+        self.execute("blockdev-add", arguments).map(drop)
+    }
+
+    /// Adds the node of a file that nobody needs after the run. It is never flushed: QEMU flushes a node that it deletes, and the guest would
+    /// wait for all that is in it.
+    fn add_file(&self, node: &str, set: u64) -> Result<()> {
+        let cache = json!({ "no-flush": true });
+        let arguments = json!({
+            "driver": "raw",
+            "node-name": node,
+            "discard": "unmap",
+            "cache": cache,
+            "file": { "driver": "file", "filename": format!("/dev/fdset/{set}"), "discard": "unmap", "cache": cache },
+        });
+        self.execute("blockdev-add", arguments).map(drop)
+    }
+
+    fn start_server(&self, listener: OwnedFd) -> Result<()> {
+        let name = self.run.thing("nbd");
+        let given = QmpCommand::new("getfd", json!({ "fdname": name })).with_file(listener);
+        self.monitor.execute(&given)?;
+        let address = json!({ "type": "fd", "data": { "str": name } });
+        let started = self.execute("nbd-server-start", json!({ "addr": address }));
+        started.map(drop).map_err(|error| match error {
+            MonitorError::Refused { description, .. } if description.contains(SERVER_RUNS) => MonitorError::Busy {
+                with: self.server_of_others(),
+            },
+            other => other,
+        })
+    }
+
+    /// Who has QEMU's only server.
+    fn server_of_others(&self) -> String {
+        let jobs = jobs(self.monitor).unwrap_or_default();
+        match jobs.into_iter().find(|job| job.kind == "backup") {
+            Some(job) => format!("the backup job {}, which uses its NBD server", job.id),
+            None => "another use of its NBD server, of which it has one".to_owned(),
+        }
+    }
+
+    /// The instant of one disk, while the machine runs: QEMU puts the filter in between two requests.
+    fn cut_one(&self, disk: &Prepared, tell: &mut dyn FnMut(Moment)) -> Result<Pause> {
+        let disks = std::slice::from_ref(disk);
+        self.begin_next(disks)?;
+        self.check_prepared(disks)?;
+        set_drive(self.monitor, &disk.disk.device, &self.run.node(0, Role::Filter))?;
+        tell(Moment::Instant);
+        self.keep_changes(disks)?;
+        Ok(Pause::default())
+    }
+
+    fn check_prepared(&self, disks: &[Prepared]) -> Result<()> {
+        let named: Vec<QemuDisk> = disks.iter().map(|disk| disk.disk.clone()).collect();
+        self.check_nodes(&named)
+    }
+
+    /// Begins the bitmaps of the next run, a moment before the instant: they name what changes from then on, and a little more.
+    fn begin_next(&self, disks: &[Prepared]) -> Result<()> {
+        let actions: Vec<Value> = disks.iter().filter_map(next_actions).collect();
+        self.transact(&actions)
+    }
+
+    /// Keeps the state of the bitmaps of the last run, a moment after the instant: they name what has changed until then, and a little
+    /// more. Fails where a snapshot of others has come in between: their images would have changes that no bitmap names.
+    fn keep_changes(&self, disks: &[Prepared]) -> Result<()> {
+        let actions: Vec<Value> = disks.iter().flat_map(|disk| changes_actions(self.run, disk)).collect();
+        self.transact(&actions)?;
+        let graph = Graph::query(self.monitor)?;
+        let is_moved = |(number, disk): &(usize, &Prepared)| {
+            graph.child(&self.run.node(*number, Role::Filter), "file") != Some(&disk.disk.node)
+        };
+        disks
+            .iter()
+            .enumerate()
+            .find(is_moved)
+            .map_or(Ok(()), |(_, disk)| Err(moved(&disk.disk.device)))
+    }
+
+    fn transact(&self, actions: &[Value]) -> Result<()> {
+        if actions.is_empty() {
+            return Ok(());
+        }
+        self.execute("transaction", json!({ "actions": actions })).map(drop)
+    }
+}
+
+struct Prepared {
+    scratch_set: u64,
+    /// Where the disk is copied and not served.
+    spool_set: Option<u64>,
+    deadline_s: u64,
+    disk: QemuDisk,
+    next_bitmap: Option<String>,
+    changes: Option<String>,
+    changes_below: Option<String>,
+}
+
+fn moved(device: &str) -> MonitorError {
+    MonitorError::Busy {
+        with: format!("the disk {device}, which somebody has put onto another image just now"),
+    }
+}
+
+/// Puts a node under a device of the guest. It must be another one than the device is on: see [`Danger::SameNodeAgain`](super::Danger).
+pub(crate) fn set_drive(monitor: &dyn Monitor, device: &str, node: &str) -> Result<()> {
+    let arguments = json!({ "path": device, "property": "drive", "value": node });
+    monitor.execute(&QmpCommand::new("qom-set", arguments)).map(drop)
+}
+
+/// QEMU takes whole seconds, and zero would be no bound.
+fn hold_s(write_deadline: Duration) -> u64 {
+    write_deadline.clamp(Duration::from_secs(1), LONGEST_HOLD).as_secs()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::hold_s;
+
+    #[test]
+    fn a_filter_holds_no_write_until_a_guest_resets_its_controller() {
+        let held = [0, 900, 3_000, 30_000, 86_400_000].map(|milliseconds| hold_s(Duration::from_millis(milliseconds)));
+        assert_eq!(held, [1, 1, 3, 10, 10]);
+        assert_eq!(hold_s(Duration::MAX), 10);
+    }
+}

@@ -1,0 +1,71 @@
+//! What is done with the bitmaps of frozen disks.
+
+use serde_json::{Value, json};
+
+use super::{Cut, Prepared, changes_name};
+use crate::qemu::names::{Role, RunId};
+use crate::qemu::qmp::{Monitor, QmpCommand, Result};
+
+/// Keeps the state of the old bitmap.
+pub(super) fn changes_actions(run: RunId, disk: &Prepared) -> Vec<Value> {
+    let Some(changes) = &disk.changes else {
+        return Vec::new();
+    };
+    let (node, copy) = (&disk.disk.node, changes_name(run));
+    let recorded = disk.changes_below.as_ref().unwrap_or(node);
+    vec![
+        json!({
+            "type": "block-dirty-bitmap-add",
+            "data": { "node": node, "name": copy, "disabled": true },
+        }),
+        json!({
+            "type": "block-dirty-bitmap-merge",
+            "data": { "node": node, "target": copy, "bitmaps": [{ "node": recorded, "name": changes }] },
+        }),
+    ]
+}
+
+/// Begins the next bitmap.
+pub(super) fn next_actions(disk: &Prepared) -> Option<Value> {
+    let next = disk.next_bitmap.as_ref()?;
+    // Bitmaps of images that cannot keep them live as long as QEMU does.
+    let is_kept = disk.disk.keeps_bitmaps;
+    Some(json!({
+        "type": "block-dirty-bitmap-add",
+        "data": { "node": disk.disk.node, "name": next, "persistent": is_kept },
+    }))
+}
+
+impl Cut {
+    /// Begins to note where the disk `number` is given back, or asked for in parts. See [`keep_witness`](Self::keep_witness).
+    pub fn begin_witness(&self, monitor: &dyn Monitor, number: usize) -> Result<()> {
+        let arguments = json!({ "node": self.witness_node(number), "name": self.witness_name() });
+        monitor
+            .execute(&QmpCommand::new("block-dirty-bitmap-add", arguments))
+            .map(drop)
+    }
+
+    /// Marks in the bitmap `bitmap` of `node` what was noted since [`begin_witness`](Self::begin_witness). A bitmap that has these marks
+    /// was not begun later.
+    pub fn keep_witness(&self, monitor: &dyn Monitor, number: usize, (node, bitmap): (&str, &str)) -> Result<()> {
+        let (noted_at, name) = (self.witness_node(number), self.witness_name());
+        let noted = json!([{ "node": noted_at, "name": name }]);
+        let arguments = json!({ "node": node, "target": bitmap, "bitmaps": noted });
+        monitor.execute(&QmpCommand::new("block-dirty-bitmap-merge", arguments))?;
+        let arguments = json!({ "node": noted_at, "name": name });
+        monitor
+            .execute(&QmpCommand::new("block-dirty-bitmap-remove", arguments))
+            .map(drop)
+    }
+
+    fn witness_name(&self) -> String {
+        self.run.thing("witness")
+    }
+
+    /// The node to which a reader of the disk can write something.
+    fn witness_node(&self, number: usize) -> String {
+        let is_copied = self.copiers.get(number).is_some_and(Option::is_some);
+        self.run
+            .node(number, if is_copied { Role::Marks } else { Role::Frozen })
+    }
+}

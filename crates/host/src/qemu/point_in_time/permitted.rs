@@ -1,0 +1,32 @@
+//! The last look whether this QEMU survives what it is asked for.
+
+use super::{CutDisk, Making, QemuDisk};
+use crate::qemu::qmp::{MonitorError, Result};
+use crate::qemu::{NotServed, no_filter};
+
+impl Making<'_> {
+    /// Whoever asks for the cut has to know which disks must not be served. This is the last look before it would be too late.
+    pub(super) fn check_served(&self, disks: &[CutDisk]) -> Result<()> {
+        let all: Vec<&QemuDisk> = disks.iter().map(|disk| &disk.disk).collect();
+        if let (Some(first), Some(why)) = (all.first(), no_filter(self.monitor, &all)?) {
+            return Err(MonitorError::Dangerous {
+                device: first.device.clone(),
+                why,
+            });
+        }
+        let served = disks.iter().filter(|disk| disk.spool.is_none());
+        let served: Vec<&QemuDisk> = served.map(|disk| &disk.disk).collect();
+        if served.is_empty() {
+            return Ok(());
+        }
+        let found = NotServed::query(self.monitor, &served)?;
+        let mut found = served.iter().zip(found);
+        match found.find_map(|(disk, why)| Some((disk, why?))) {
+            Some((disk, why)) => Err(MonitorError::Dangerous {
+                device: disk.device.clone(),
+                why: why.to_string(),
+            }),
+            None => Ok(()),
+        }
+    }
+}

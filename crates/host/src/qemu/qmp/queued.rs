@@ -1,0 +1,86 @@
+//! A connection that waits its turn at a monitor that serves one client at a time.
+//!
+//! QEMU takes the next client of a `-qmp unix:` socket when the one before has gone; until then the kernel keeps those who have
+//! connected in a row. So a watchdog connects while the backup has the monitor, stands next in that row, and has the monitor as
+//! soon as the backup lets go of it: by itself, or because the kernel closes what a dead process had open.
+
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::{MONITOR, Monitor, MonitorError, QmpCommand, QmpSocket, Result};
+use crate::system::rights::Rights;
+use crate::system::waits::Wait;
+
+/// How long a command waits for its turn, before it says that somebody else has the monitor.
+const TURN_DEADLINE: Duration = Duration::from_secs(5);
+
+/// A place in the row of a monitor's clients. Commands wait for their turn; the first one that gets it keeps it.
+pub struct QueuedSocket {
+    path: PathBuf,
+    place: Mutex<Option<Place>>,
+}
+
+struct Place {
+    socket: QmpSocket,
+    is_greeted: bool,
+}
+
+impl QueuedSocket {
+    /// Takes a place in the row of the monitor at `path`.
+    ///
+    /// # Errors
+    /// Where there is no socket, or nobody listens.
+    pub fn connect(path: &Path) -> Result<Self> {
+        Ok(Self {
+            place: Mutex::new(Some(take_place(path)?)),
+            path: path.to_owned(),
+        })
+    }
+
+    /// The rights of the program at the other end.
+    pub(crate) fn rights(&self) -> std::io::Result<Rights> {
+        let held = self.place.lock().unwrap_or_else(PoisonError::into_inner);
+        held.as_ref().map_or(Ok(Rights::Own), |place| place.socket.rights())
+    }
+}
+
+fn take_place(path: &Path) -> Result<Place> {
+    let _wait = Wait::for_answer(MONITOR);
+    let stream = UnixStream::connect(path).map_err(|source| MonitorError::Gone {
+        during: format!("connecting to {}", path.display()),
+        source: Some(source),
+    })?;
+    Ok(Place {
+        socket: QmpSocket::start(stream)?,
+        is_greeted: false,
+    })
+}
+
+impl Monitor for QueuedSocket {
+    fn execute(&self, command: &QmpCommand) -> Result<Value> {
+        let _wait = Wait::for_answer(MONITOR);
+        let mut held = self.place.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut place = match held.take() {
+            Some(place) => place,
+            None => take_place(&self.path)?,
+        };
+        if !place.is_greeted {
+            match place.socket.greet(TURN_DEADLINE) {
+                Ok(()) => place.is_greeted = true,
+                Err(error) => {
+                    // Who has waited so long does not go to the end of the row.
+                    *held = matches!(error, MonitorError::TimedOut { .. }).then_some(place);
+                    return Err(error);
+                }
+            }
+        }
+        let answer = place.socket.execute(command);
+        // A connection that broke is made anew by the next command.
+        *held = (!matches!(answer, Err(MonitorError::Gone { .. }))).then_some(place);
+        answer
+    }
+}

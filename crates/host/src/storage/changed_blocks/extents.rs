@@ -1,0 +1,382 @@
+//! What changed, by where the bytes lie (FIEMAP).
+//!
+//! # Why it is right
+//!
+//! At one moment, a block of the file system holds one content. If both files map the same byte to the same place *at one moment*,
+//! that byte is the same in both at this moment; and as both are snapshots, which nobody writes to, it is so for ever. Nothing
+//! else is concluded. That the two files have the same history is not needed.
+//!
+//! So a byte is called unchanged only where both files have a hole (or space that was reserved and never written, which reads as
+//! zero), or both lie at the same place in a way in which the place decides about the content.
+//!
+//! # What makes places lie
+//!
+//! | case | what is reported | what is done |
+//! |---|---|---|
+//! | data still in memory | `DELALLOC`, `UNKNOWN`, place 0; or the old place, before the write | `FIEMAP_FLAG_SYNC` writes it first; what still has these flags is changed |
+//! | compressed (btrfs) | `ENCODED`; the place of the whole compressed extent, whatever part of it is used | changed: two parts of one extent look the same |
+//! | inline, tails | `INLINE`, `NOT_ALIGNED`, `DATA_TAIL`, place 0 | changed |
+//! | encrypted | `DATA_ENCRYPTED` | changed: the place decides only together with a key |
+//! | reserved, not written | `UNWRITTEN`; the same place later, when written in place | reads as zero, whatever the place; against a written one it is changed |
+//! | any flag that is not known here | | changed |
+//! | the file is longer now | | what is past the old end is changed |
+//! | moved meanwhile (balance, defragmentation) | one file is asked before, the other after the move, and the old place is in use again | each window is asked for in the order before, after, before; if the first and third answer differ, again, and at last changed |
+//! | moved long ago, duplicates removed | other places, or shared ones | nothing: what lies elsewhere is changed, what is shared is the same |
+//! | blocks used again after a snapshot was removed | | cannot be: both files are open, and hold what they refer to |
+//! | overwritten in place (nodatacow; a reflink whose clone is gone) | | cannot be: what two files share is never written in place; the live file is not for this function |
+//! | several devices | btrfs has one address space over all of them; XFS begins at 0 again on its realtime device | files of the realtime device are refused |
+//! | other file systems | | refused, by their type: nobody has proved them |
+//!
+//! That a file is a snapshot cannot be asked. It is noticed when its size or one of its times changes meanwhile.
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::MetadataExt as _;
+
+use rustix::io::Errno;
+
+use super::error::{ExtentError, Result};
+use super::fiemap;
+use super::fiemap::{EXTENT_COUNT_MAX, Extent};
+use super::ranges::{ChangedRanges, Collector};
+use crate::storage::file_system;
+
+/// Reserved, and reads as zero.
+const UNWRITTEN: u32 = 0x800;
+/// Flags that say nothing about the content: the last extent, one that was put together, one that others have too.
+const HARMLESS: u32 = 0x1 | 0x1000 | 0x2000;
+
+/// How often a window is looked at whose extents move.
+const TRY_COUNT: usize = 4;
+
+/// What changed between two files, by where they lie.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExtentChanges {
+    /// Where the files may differ.
+    pub ranges: ChangedRanges,
+    /// Bytes of the newer file that are neither a hole nor reserved.
+    pub mapped_bytes: u64,
+    /// Bytes of either file whose place tells nothing, compressed ones above all; they count as changed.
+    pub vague_bytes: u64,
+}
+
+/// Compares where two snapshots of a file lie, `before` being the older one.
+///
+/// Both must be snapshots that nobody writes to, on one file system, and must stay open, and in place, until this returns.
+pub fn by_extents(before: &File, after: &File) -> Result<ExtentChanges> {
+    check_kinship(before, after)?;
+    let stamps = (stamp(before)?, stamp(after)?);
+    let (size_before, size_after) = (stamps.0.size_bytes, stamps.1.size_bytes);
+    let changes = compare((before, size_before), (after, size_after))?;
+    for (file, stamp_then, which) in [(before, &stamps.0, "older"), (after, &stamps.1, "newer")] {
+        if stamp(file)? != *stamp_then {
+            return Err(ExtentError::Written { which });
+        }
+    }
+    Ok(changes)
+}
+
+/// Refuses two files whose places have nothing to do with one another.
+fn check_kinship(before: &File, after: &File) -> Result<()> {
+    let asked = |action| move |errno: Errno| io(action, errno);
+    let [first, second] = [before, after].map(|file| {
+        let metadata = file.metadata().map_err(|source| ExtentError::Io {
+            action: "look at a file",
+            source,
+        })?;
+        let found = rustix::fs::fstatfs(file).map_err(asked("ask for the type of a file system"))?;
+        Ok((metadata, file_system::number_of(&found)))
+    });
+    let ((first, magic), (second, other_magic)) = (first?, second?);
+    if !first.is_file() || !second.is_file() {
+        return Err(ExtentError::Unfit {
+            reason: "one of them is no regular file",
+        });
+    }
+    if magic != other_magic {
+        return Err(ExtentError::Unfit {
+            reason: "they are on different file systems",
+        });
+    }
+    if (first.dev(), first.ino()) == (second.dev(), second.ino()) {
+        return Err(ExtentError::Unfit {
+            reason: "they are one file, which is no snapshot of itself",
+        });
+    }
+    let is_one_file_system = match magic {
+        file_system::XFS => {
+            let ask = asked("ask for the device of a file");
+            if fiemap::is_realtime(before).map_err(ask)? || fiemap::is_realtime(after).map_err(ask)? {
+                return Err(ExtentError::Unfit {
+                    reason: "one of them lies on a realtime device",
+                });
+            }
+            first.dev() == second.dev()
+        }
+        file_system::BTRFS => {
+            let ask = asked("ask for the number of a file system");
+            fiemap::btrfs_id(before).map_err(ask)? == fiemap::btrfs_id(after).map_err(ask)?
+        }
+        magic => return Err(ExtentError::FileSystem { magic }),
+    };
+    if is_one_file_system {
+        Ok(())
+    } else {
+        Err(ExtentError::Unfit {
+            reason: "they are on different file systems",
+        })
+    }
+}
+
+pub(super) fn io(action: &'static str, errno: Errno) -> ExtentError {
+    ExtentError::Io {
+        action,
+        source: errno.into(),
+    }
+}
+
+/// What changes when a file is written to.
+#[derive(Debug, PartialEq, Eq)]
+struct Stamp {
+    size_bytes: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+fn stamp(file: &File) -> Result<Stamp> {
+    let metadata = file.metadata().map_err(|source| ExtentError::Io {
+        action: "look at a file",
+        source,
+    })?;
+    Ok(Stamp {
+        size_bytes: metadata.len(),
+        modified: (metadata.mtime(), metadata.mtime_nsec()),
+        changed: (metadata.ctime(), metadata.ctime_nsec()),
+    })
+}
+
+/// Something that can be asked where it lies.
+trait Places {
+    /// The first extents that reach past `start`, at most [`EXTENT_COUNT_MAX`]; fewer are all that there are.
+    fn extents(&self, start: u64) -> Result<Vec<Extent>>;
+}
+
+impl Places for &File {
+    fn extents(&self, start: u64) -> Result<Vec<Extent>> {
+        fiemap::extents(self, start).map_err(|errno| io("ask where a file lies", errno))
+    }
+}
+
+/// Where a run of bytes lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// Nowhere: it reads as zero.
+    Zero,
+    /// From this address on.
+    At(u64),
+    /// Somewhere: the address does not decide about the content.
+    Vague,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Run {
+    end: u64,
+    place: Place,
+}
+
+/// Where a file lies, from `start` to the end of the last run: ordered, without gaps.
+#[derive(Debug, PartialEq, Eq)]
+struct Window {
+    start: u64,
+    runs: Vec<Run>,
+}
+
+fn compare(before: (impl Places, u64), after: (impl Places, u64)) -> Result<ExtentChanges> {
+    let ((before, size_before), (after, size_after)) = (before, after);
+    let mut differences = Differences {
+        changed: Collector::new(size_after),
+        mapped_bytes: 0,
+        vague_bytes: 0,
+    };
+    let common = size_before.min(size_after);
+    let mut offset = 0;
+    while offset < common {
+        offset = differences.next_window(&before, &after, offset..common)?;
+    }
+    differences.changed.add(common..size_after);
+    while offset < size_after {
+        let rest = Window::ask(&after, offset..size_after)?;
+        offset = rest.end();
+        differences.count(&rest);
+    }
+    Ok(ExtentChanges {
+        ranges: differences.changed.finish(),
+        mapped_bytes: differences.mapped_bytes,
+        vague_bytes: differences.vague_bytes,
+    })
+}
+
+struct Differences {
+    changed: Collector,
+    mapped_bytes: u64,
+    vague_bytes: u64,
+}
+
+impl Differences {
+    /// Compares from the start of `range` as far as one question to each file goes; gives how far that was.
+    fn next_window(&mut self, before: &impl Places, after: &impl Places, range: Range<u64>) -> Result<u64> {
+        let mut end = range.end;
+        for _ in 0..TRY_COUNT {
+            let mut old = Window::ask(before, range.clone())?;
+            let mut new = Window::ask(after, range.clone())?;
+            let mut again = Window::ask(before, range.clone())?;
+            end = old.end().min(new.end()).min(again.end());
+            old.cut(end);
+            new.cut(end);
+            again.cut(end);
+            if old == again {
+                self.count(&new);
+                self.add(&old, &new);
+                return Ok(end);
+            }
+        }
+        self.changed.add(range.start..end);
+        self.vague_bytes += end - range.start;
+        Ok(end)
+    }
+
+    fn count(&mut self, new: &Window) {
+        let mut start = new.start;
+        for run in &new.runs {
+            self.mapped_bytes += if run.place == Place::Zero { 0 } else { run.end - start };
+            start = run.end;
+        }
+    }
+
+    /// Walks over two windows of the same range side by side.
+    fn add(&mut self, old: &Window, new: &Window) {
+        let mut at = old.start;
+        let (mut old_runs, mut new_runs) = (old.runs.iter().peekable(), new.runs.iter().peekable());
+        let (mut old_start, mut new_start) = (at, at);
+        while let (Some(old_run), Some(new_run)) = (old_runs.peek(), new_runs.peek()) {
+            let end = old_run.end.min(new_run.end);
+            let is_same = match (old_run.place, new_run.place) {
+                (Place::Zero, Place::Zero) => true,
+                // The sums were checked when the runs were made.
+                (Place::At(old), Place::At(new)) => old + (at - old_start) == new + (at - new_start),
+                _ => false,
+            };
+            if !is_same {
+                self.changed.add(at..end);
+            }
+            if old_run.place == Place::Vague || new_run.place == Place::Vague {
+                self.vague_bytes += end - at;
+            }
+            at = end;
+            if old_runs.next_if(|run| run.end == end).is_some() {
+                old_start = end;
+            }
+            if new_runs.next_if(|run| run.end == end).is_some() {
+                new_start = end;
+            }
+        }
+    }
+}
+
+impl Window {
+    /// Asks where the bytes of `range` lie; the answer covers a part of it from its start on.
+    fn ask(places: &impl Places, range: Range<u64>) -> Result<Self> {
+        let extents = places.extents(range.start)?;
+        let is_all = extents.len() < EXTENT_COUNT_MAX;
+        let mut window = Self {
+            start: range.start,
+            runs: Vec::with_capacity(extents.len()),
+        };
+        for extent in &extents {
+            window.push(extent, range.end)?;
+        }
+        if is_all {
+            window.fill(range.end);
+        }
+        if window.end() <= range.start {
+            return Err(senseless(range.start, "extents that lie before what was asked for"));
+        }
+        Ok(window)
+    }
+
+    fn end(&self) -> u64 {
+        self.runs.last().map_or(self.start, |run| run.end)
+    }
+
+    /// Takes an extent in, as far as it lies within the window and before `limit`.
+    fn push(&mut self, extent: &Extent, limit: u64) -> Result<()> {
+        let at = self.end();
+        let sums = (
+            extent.logical.checked_add(extent.length),
+            extent.physical.checked_add(extent.length),
+        );
+        let (Some(end), Some(_)) = sums else {
+            return Err(senseless(extent.logical, "an extent without an end"));
+        };
+        // Only the first may begin before what was asked for.
+        if extent.logical < at && !self.runs.is_empty() && at < limit {
+            return Err(senseless(extent.logical, "two extents at one place"));
+        }
+        let start = extent.logical.max(at);
+        self.fill(start.min(limit));
+        let end = end.min(limit);
+        if start >= end {
+            return Ok(());
+        }
+        let place = match extent.flags & !HARMLESS {
+            0 => Place::At(extent.physical + (start - extent.logical)),
+            UNWRITTEN => Place::Zero,
+            _ => Place::Vague,
+        };
+        self.extend(end, place);
+        Ok(())
+    }
+
+    /// A hole up to `end`.
+    fn fill(&mut self, end: u64) {
+        if end > self.end() {
+            self.extend(end, Place::Zero);
+        }
+    }
+
+    /// One more run; runs that go on as the last one does become part of it, so that two windows are equal if what they say is.
+    fn extend(&mut self, end: u64, place: Place) {
+        let before_last = self.runs.len().checked_sub(2).map(|index| self.runs[index].end);
+        let last_start = before_last.unwrap_or(self.start);
+        match self.runs.last_mut() {
+            Some(last) if continues(last_start, *last, place) => last.end = end,
+            _ => self.runs.push(Run { end, place }),
+        }
+    }
+
+    /// Leaves out what lies at `end` and after.
+    fn cut(&mut self, end: u64) {
+        let mut start = self.start;
+        self.runs.retain_mut(|run| {
+            let is_within = start < end;
+            start = run.end;
+            run.end = run.end.min(end);
+            is_within
+        });
+    }
+}
+
+fn continues(start: u64, last: Run, place: Place) -> bool {
+    match (last.place, place) {
+        (Place::Zero, Place::Zero) | (Place::Vague, Place::Vague) => true,
+        (Place::At(address), Place::At(next)) => address + (last.end - start) == next,
+        _ => false,
+    }
+}
+
+fn senseless(offset: u64, detail: &'static str) -> ExtentError {
+    ExtentError::Senseless { offset, detail }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,5 @@
+//! Storage of the host: snapshots of its volumes and file systems, and what changed between two of them.
+
+pub mod changed_blocks;
+pub(crate) mod file_system;
+pub mod provider;

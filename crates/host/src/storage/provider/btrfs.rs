@@ -1,0 +1,457 @@
+//! btrfs: subvolumes, by its own program.
+//!
+//! A subvolume is known by its folder: the root of each has inode 256. Read-only snapshots of it lie in its own `.holdfast/snapshots`;
+//! btrfs leaves a subvolume within another out of the snapshots of that one, so they are not in each other.
+//!
+//! Source: btrfs-subvolume(8), btrfs-filesystem(8); btrfs-progs 6.2.
+
+mod making;
+mod replica;
+pub(crate) mod stream;
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use super::folder::{OURS, SnapshotFolder, check_name, file_error, shown_words};
+use super::leftovers::{Remain, RemainKind};
+use super::mounts::{Mount, Mounts};
+use super::{
+    Cutting, Dataset, DatasetState, HostSnapshot, HostSnapshotName, NotedSnapshot, Provider, ProviderError,
+    ProviderKind, ProviderResult, View, Wanted, leftovers,
+};
+use crate::storage::file_system;
+use crate::system::process::Tools;
+use making::Making;
+pub use replica::BtrfsSide;
+
+const BTRFS: &str = "btrfs";
+/// The inode of the root of each subvolume.
+const ROOT_INODE: u64 = 256;
+
+/// btrfs on this host.
+#[derive(Clone)]
+pub struct Btrfs {
+    tools: Arc<dyn Tools>,
+    /// Snapshots that are being made, until they have their names; by dataset and name.
+    making: Arc<Mutex<BTreeMap<(String, String), Making>>>,
+}
+
+/// Whether a folder is the root of a subvolume.
+pub(super) fn is_subvolume(folder: &Path) -> bool {
+    let is_root = folder
+        .symlink_metadata()
+        .is_ok_and(|metadata| metadata.is_dir() && metadata.ino() == ROOT_INODE);
+    is_root && file_system::is_on(folder, &[file_system::BTRFS])
+}
+
+fn dataset(name: &str) -> Dataset {
+    Dataset {
+        provider: ProviderKind::Btrfs,
+        name: name.to_owned(),
+    }
+}
+
+impl Btrfs {
+    /// What `tools` reach.
+    pub fn new(tools: Arc<dyn Tools>) -> Self {
+        Self {
+            tools,
+            making: Arc::default(),
+        }
+    }
+
+    fn delete(&self, (action, what): (&'static str, &str), place: &Path) -> ProviderResult<()> {
+        let words = ["subvolume", "delete", "--", &place.to_string_lossy()];
+        self.ask((action, what), &words).map(drop)
+    }
+
+    fn ask(&self, (action, what): (&'static str, &str), arguments: &[&str]) -> ProviderResult<String> {
+        let answer = self.tools.ask(BTRFS, arguments)?;
+        if answer.is_well {
+            return Ok(answer.output);
+        }
+        Err(Self::refusal((action, what), &answer.complaint))
+    }
+
+    /// The error that a complaint is.
+    fn refusal((action, what): (&'static str, &str), complaint: &str) -> ProviderError {
+        let what = what.to_owned();
+        let says = |words: &str| complaint.contains(words);
+        let reason = shown_words(complaint.trim().trim_start_matches("ERROR: ")).replace('\n', "; ");
+        match () {
+            () if says("No space left") => ProviderError::Full { action, what },
+            () if says("No such file") => ProviderError::NotThere { what },
+            () if says("already exists") => ProviderError::Exists { what },
+            () => ProviderError::Refused { action, what, reason },
+        }
+    }
+
+    fn folder(name: &str) -> ProviderResult<SnapshotFolder> {
+        let folder = Path::new(name);
+        if folder.is_absolute() && is_subvolume(folder) {
+            return SnapshotFolder::of(folder);
+        }
+        Err(ProviderError::NotThere {
+            what: format!("btrfs subvolume {name}"),
+        })
+    }
+
+    /// Bytes that each folder refers to, and those that only it does: by what was asked.
+    fn room(&self, folders: &[&str]) -> ProviderResult<BTreeMap<String, (u64, u64)>> {
+        if folders.is_empty() {
+            return Ok(BTreeMap::new());
+        }
+        let mut words = vec!["filesystem", "du", "-s", "--raw", "--"];
+        words.extend(folders);
+        let answer = self.ask(("measure", &folders.join(", ")), &words)?;
+        // Total, exclusive, shared by them all, name; above them their headings.
+        let rows = answer.lines().filter_map(|line| {
+            let mut fields = line.split_whitespace();
+            let (total, own) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
+            let name = line.trim_start().splitn(4, char::is_whitespace).last()?;
+            let name = folders
+                .iter()
+                .find(|folder| line.ends_with(*folder))
+                .copied()
+                .unwrap_or(name);
+            Some((name.to_owned(), (total, own)))
+        });
+        Ok(rows.collect())
+    }
+
+    /// The subvolumes that can be seen below a mount, by their folders; not those that are snapshots of ours.
+    fn subvolumes_below(&self, mount: &Mount) -> ProviderResult<Vec<String>> {
+        let point = mount.point.to_string_lossy();
+        let answer = self.ask(("look at", &point), &["subvolume", "list", "--", &point])?;
+        // "ID 257 gen 9 top level 5 path @vms/web": from the root of the file system, of which only a part may be mounted.
+        let paths = answer.lines().filter_map(|line| line.split_once(" path "));
+        let seen = paths.filter_map(|(_, path)| {
+            let path = Path::new("/").join(path);
+            let inside = path.strip_prefix(&mount.root).ok()?;
+            let is_ours = inside.components().any(|part| part.as_os_str() == OURS);
+            (!is_ours).then(|| mount.point.join(inside))
+        });
+        let folders = seen.filter(|folder| is_subvolume(folder));
+        Ok(folders.map(|folder| folder.display().to_string()).collect())
+    }
+
+    /// What btrfs tells of a subvolume.
+    fn shown(&self, place: &str) -> ProviderResult<Shown> {
+        let shown = self.ask(("look at", place), &["subvolume", "show", "--", place])?;
+        let field = |key: &str| {
+            let line = shown.lines().find_map(|line| line.trim().strip_prefix(key))?;
+            Some(line.trim().to_owned()).filter(|text| text != "-")
+        };
+        Ok(Shown {
+            made_s: field("Creation time:").and_then(|text| parse_time(&text)),
+            uuid: field("UUID:"),
+            received_uuid: field("Received UUID:"),
+            parent_uuid: field("Parent UUID:"),
+            is_read_only: field("Flags:").is_some_and(|flags| flags.contains("readonly")),
+        })
+    }
+}
+
+/// What btrfs tells of a subvolume.
+struct Shown {
+    made_s: Option<i64>,
+    uuid: Option<String>,
+    /// That of the snapshot that was sent, once all of it has been received.
+    received_uuid: Option<String>,
+    /// That of the subvolume that it was a snapshot of.
+    parent_uuid: Option<String>,
+    is_read_only: bool,
+}
+
+impl Shown {
+    /// What a snapshot has in common with its copies.
+    fn identity(&self) -> Option<&str> {
+        self.received_uuid.as_deref().or(self.uuid.as_deref())
+    }
+
+    /// What is noted of one that was received to its end, where nothing else is: nothing, which is not to be taken for one of which somebody
+    /// died before he noted it.
+    fn received_record(&self) -> Option<String> {
+        self.received_uuid.as_ref().map(|_| String::new())
+    }
+}
+
+/// `2026-11-22 16:07:46 +0000`, in seconds since 1970-01-01 UTC.
+fn parse_time(text: &str) -> Option<i64> {
+    let mut fields = text.split(' ');
+    let (date, time, zone) = (fields.next()?, fields.next()?, fields.next()?);
+    let numbers = |text: &str, separator: char| {
+        let numbers: Option<Vec<i64>> = text.split(separator).map(|number| number.parse().ok()).collect();
+        numbers.filter(|numbers| numbers.len() == 3)
+    };
+    let (date, time) = (numbers(date, '-')?, numbers(time, ':')?);
+    let offset: i64 = zone.parse().ok()?;
+    let offset_s = (offset / 100 * 60 + offset % 100) * 60;
+    // Days since 1970 by the proleptic Gregorian calendar, with years that begin in March.
+    let (year, month, day) = (date[0] - i64::from(date[1] <= 2), (date[1] + 9) % 12, date[2] - 1);
+    let days =
+        year * 365 + year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400) + (month * 153 + 2) / 5 + day;
+    Some((days - 719_468) * 86_400 + time[0] * 3600 + time[1] * 60 + time[2] - offset_s)
+}
+
+impl Provider for Btrfs {
+    fn kind(&self) -> ProviderKind {
+        ProviderKind::Btrfs
+    }
+
+    fn datasets(&self) -> ProviderResult<Vec<DatasetState>> {
+        let mounts = Mounts::read()?;
+        let mut names = Vec::new();
+        for mount in mounts.of_kind(BTRFS) {
+            if is_subvolume(&mount.point) {
+                names.push(mount.point.display().to_string());
+            }
+            names.extend(self.subvolumes_below(mount)?);
+        }
+        names.sort();
+        names.dedup();
+        names.iter().map(|name| self.dataset(name)).collect()
+    }
+
+    fn dataset(&self, name: &str) -> ProviderResult<DatasetState> {
+        Self::folder(name)?;
+        let folder = Path::new(name);
+        let room = rustix::fs::statvfs(folder).map_err(|error| file_error("look at", folder, error.into()))?;
+        let used = self.room(&[name])?.get(name).copied();
+        Ok(DatasetState {
+            dataset: dataset(name),
+            folder: Some(folder.to_owned()),
+            is_volume: false,
+            used_bytes: used.map(|(_, own)| own),
+            referenced_bytes: used.map(|(total, _)| total),
+            snapshots_bytes: None,
+            compression_percent: None,
+            available_bytes: Some(room.f_bavail.saturating_mul(room.f_frsize)),
+            origin: None,
+        })
+    }
+
+    fn snapshots(&self, name: &str) -> ProviderResult<Vec<HostSnapshot>> {
+        let kept = Self::folder(name)?;
+        let mut snapshots = Vec::new();
+        for snapshot in kept.names()? {
+            let place = kept.place(&snapshot);
+            if !is_subvolume(&place) {
+                continue;
+            }
+            let noted = kept.noted(&snapshot);
+            let shown = self.shown(&place.to_string_lossy())?;
+            if !shown.is_read_only {
+                // It is being received, or was received in part.
+                continue;
+            }
+            let time_s = noted.as_ref().map(|noted| noted.time_s).or(shown.made_s);
+            let received = shown.received_record();
+            snapshots.push(HostSnapshot {
+                name: HostSnapshotName {
+                    dataset: dataset(name),
+                    name: snapshot.clone(),
+                },
+                time_s: time_s.ok_or_else(|| ProviderError::Senseless {
+                    program: BTRFS,
+                    detail: format!("{} was made at no time", place.display()),
+                })?,
+                identity: shown.uuid.unwrap_or_default(),
+                used_bytes: None,
+                referenced_bytes: None,
+                hold_count: kept.hold_count(&snapshot)?,
+                record: noted.map(|noted| noted.record).or(received),
+            });
+        }
+        snapshots.sort_by(|a, b| (a.time_s, &a.name).cmp(&(b.time_s, &b.name)));
+        Ok(snapshots)
+    }
+
+    fn measure(&self, snapshots: &mut [HostSnapshot]) -> ProviderResult<()> {
+        let place = |snapshot: &HostSnapshot| {
+            let dataset = Path::new(&snapshot.name.dataset.name);
+            dataset
+                .join(OURS)
+                .join("snapshots")
+                .join(&snapshot.name.name)
+                .display()
+                .to_string()
+        };
+        let places: Vec<String> = snapshots.iter().map(place).collect();
+        let names: Vec<&str> = places.iter().map(|place| &place[..]).collect();
+        let room = self.room(&names)?;
+        for (snapshot, place) in snapshots.iter_mut().zip(&places) {
+            let found = room.get(place).copied();
+            snapshot.referenced_bytes = found.map(|(total, _)| total);
+            snapshot.used_bytes = found.map(|(_, own)| own);
+        }
+        Ok(())
+    }
+
+    fn groups(&self, wanted: &[Wanted]) -> ProviderResult<Vec<Vec<Wanted>>> {
+        Ok(wanted.iter().map(|one| vec![one.clone()]).collect())
+    }
+
+    fn prepare(&self, wanted: &[Wanted], cut: &Cutting<'_>) -> ProviderResult<()> {
+        for one in wanted {
+            check_name(cut.name)?;
+            let kept = Self::folder(&one.dataset.name)?;
+            let shown = format!("{}@{}", one.dataset, cut.name);
+            kept.must_be_new(cut.name, &shown)?;
+            if one.is_tree {
+                return Err(ProviderError::Refused {
+                    action: "make a snapshot of",
+                    what: format!("{} and all below it", one.dataset),
+                    reason: "btrfs has no snapshots of several subvolumes at one instant".to_owned(),
+                });
+            }
+            let kept = SnapshotFolder::make(Path::new(&one.dataset.name))?;
+            self.begin(&kept, (&one.dataset.name, cut.name), &shown)?;
+        }
+        Ok(())
+    }
+
+    fn cut(&self, group: &[Wanted], cut: &Cutting<'_>) -> ProviderResult<()> {
+        group.iter().try_for_each(|one| {
+            let kept = Self::folder(&one.dataset.name)?;
+            let place = kept.hidden_place(cut.name);
+            let words = [
+                "subvolume",
+                "snapshot",
+                "-r",
+                "--",
+                &one.dataset.name,
+                &place.to_string_lossy(),
+            ];
+            let shown = kept.shown_place(cut.name);
+            self.ask(("make", &shown.to_string_lossy()), &words)?;
+            self.note_cut(&one.dataset.name, cut.name);
+            Ok(())
+        })
+    }
+
+    fn settle(&self, group: &[Wanted], cut: &Cutting<'_>) -> ProviderResult<()> {
+        group.iter().try_for_each(|one| self.settle_one(one, cut))
+    }
+
+    fn abandon(&self, wanted: &[Wanted], cut: &Cutting<'_>) {
+        for one in wanted {
+            // What stays is found by its hidden name.
+            self.give_up(&one.dataset.name, cut.name).ok();
+        }
+    }
+
+    fn noted(&self, name: &str) -> ProviderResult<Vec<NotedSnapshot>> {
+        let kept = Self::folder(name)?;
+        let mut noted = Vec::new();
+        for snapshot in kept.names()? {
+            let record = kept.noted(&snapshot).map(|noted| noted.record);
+            let place = kept.place(&snapshot);
+            // What is being received has none yet.
+            if !is_subvolume(&place) {
+                continue;
+            }
+            if record.is_some() {
+                noted.push(NotedSnapshot::new(dataset(name), snapshot, record));
+                continue;
+            }
+            let shown = self.shown(&place.to_string_lossy())?;
+            if !shown.is_read_only {
+                continue;
+            }
+            let record = shown.received_record();
+            noted.push(NotedSnapshot::new(dataset(name), snapshot, record));
+        }
+        Ok(noted)
+    }
+
+    fn is_making(&self, name: &str) -> bool {
+        Self::folder(name).is_ok_and(|kept| kept.is_making())
+    }
+
+    fn remains(&self, name: &str) -> ProviderResult<Vec<Remain>> {
+        let kept = Self::folder(name)?;
+        let mut found = leftovers::remains(&dataset(name))?;
+        found.extend(self.half_received(&kept, name)?);
+        Ok(found)
+    }
+
+    fn clear(&self, remain: &Remain) -> ProviderResult<()> {
+        let kept = Self::folder(&remain.dataset.name)?;
+        let shown = remain.place.display().to_string();
+        if remain.kind == RemainKind::HalfReceived {
+            return self.clear_received(&kept, remain);
+        }
+        leftovers::clear(remain, |place| {
+            if is_subvolume(place) {
+                return self.delete(("remove", &shown), place);
+            }
+            std::fs::remove_dir_all(place).map_err(|source| file_error("remove", &remain.place, source))
+        })
+    }
+
+    fn destroy(&self, snapshot: &HostSnapshotName) -> ProviderResult<()> {
+        if self.give_up(&snapshot.dataset.name, &snapshot.name)? {
+            return Ok(());
+        }
+        let kept = Self::folder(&snapshot.dataset.name)?;
+        kept.remove(snapshot, || {
+            self.delete(("remove", &snapshot.to_string()), &kept.place(&snapshot.name))
+        })
+    }
+
+    fn destroy_this(&self, snapshot: &HostSnapshot) -> ProviderResult<()> {
+        let kept = Self::folder(&snapshot.name.dataset.name)?;
+        kept.remove(&snapshot.name, || {
+            let place = kept.place(&snapshot.name.name);
+            let shown = self.shown(&place.to_string_lossy())?;
+            if shown.uuid.unwrap_or_default() != snapshot.identity {
+                return Err(snapshot.replaced());
+            }
+            self.delete(("remove", &snapshot.name.to_string()), &place)
+        })
+    }
+
+    fn hold(&self, snapshot: &HostSnapshotName, tag: &str) -> ProviderResult<()> {
+        Self::folder(&snapshot.dataset.name)?.hold(snapshot, tag)
+    }
+
+    fn release(&self, snapshot: &HostSnapshotName, tag: &str) -> ProviderResult<()> {
+        Self::folder(&snapshot.dataset.name)?.release(snapshot, tag)
+    }
+
+    fn view(&self, snapshot: &HostSnapshotName, _label: &str) -> ProviderResult<View> {
+        let kept = Self::folder(&snapshot.dataset.name)?;
+        kept.must_be_there(snapshot)?;
+        Ok(View::lasting(kept.shown_place(&snapshot.name)))
+    }
+
+    fn clone_to(&self, snapshot: &HostSnapshotName, name: &str) -> ProviderResult<DatasetState> {
+        let kept = Self::folder(&snapshot.dataset.name)?;
+        kept.must_be_there(snapshot)?;
+        let place = kept.place(&snapshot.name);
+        if Path::new(name).symlink_metadata().is_ok() {
+            // btrfs would put the clone into a folder that is there.
+            return Err(ProviderError::Exists { what: name.to_owned() });
+        }
+        let words = ["subvolume", "snapshot", "--", &place.to_string_lossy(), name];
+        self.ask(("clone", &snapshot.to_string()), &words)?;
+        self.dataset(name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parse_time;
+
+    #[test]
+    fn times_of_btrfs_are_understood() {
+        assert_eq!(parse_time("1970-01-01 00:00:00 +0000"), Some(0));
+        assert_eq!(parse_time("2026-11-22 16:07:46 +0000"), Some(1_795_363_666));
+        assert_eq!(parse_time("2026-11-22 17:07:46 +0100"), Some(1_795_363_666));
+        assert_eq!(parse_time("2024-02-29 23:59:59 -0330"), Some(1_709_263_799));
+        assert_eq!(parse_time("-"), None);
+    }
+}

@@ -1,0 +1,418 @@
+//! btrfs as a side of a replication. A copy of a dataset is a subvolume, with what was received where its host snapshots would be.
+//!
+//! btrfs marks what has been received to its end: it is read-only, and knows the UUID of what was sent. What lacks that was cut in the
+//! middle, and is received again from its beginning.
+//!
+//! Source: btrfs-send(8), btrfs-receive(8); btrfs-progs 6.2.
+
+use std::fs::File;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
+
+use super::super::folder::{SnapshotFolder, check_name, file_error};
+use super::super::incoming::{Incoming, Notes};
+use super::super::replica::{
+    Keeping, KeepingMeans, PackWhen, Partial, Receiving, ReplicaAbilities, ReplicaDataset, ReplicaSide,
+    ReplicaSnapshot, SenderTrust, Sending, check_tag,
+};
+use super::super::{Cutting, HostSnapshotName, Provider as _, ProviderError, ProviderKind, ProviderResult};
+use super::stream::{Arrival, BtrfsAnnouncement, BtrfsGate, ParentSnapshot};
+use super::{BTRFS, Btrfs, Shown, dataset, is_subvolume};
+use crate::Uuid;
+use crate::storage::provider::leftovers::{Remain, RemainKind};
+use crate::system::process::{Piped, Programs};
+
+/// What stands before the name of a subvolume that is being received. No host snapshot can be called so, and it is in the folder of the
+/// others because a read-only subvolume cannot be moved to another folder.
+const INCOMING: &str = ".incoming+";
+
+/// btrfs of this host.
+pub struct BtrfsSide {
+    btrfs: Btrfs,
+    programs: Arc<dyn Programs>,
+}
+
+impl BtrfsSide {
+    /// What `programs` reach, on this host.
+    pub fn new(programs: Arc<dyn Programs>) -> Self {
+        Self {
+            btrfs: Btrfs::new(Arc::clone(&programs) as _),
+            programs,
+        }
+    }
+
+    fn shown(&self, kept: &SnapshotFolder, name: &str) -> ProviderResult<Shown> {
+        self.btrfs.shown(&kept.place(name).to_string_lossy())
+    }
+
+    /// Takes away what was received in part.
+    fn remove(&self, kept: &SnapshotFolder, name: &str) -> ProviderResult<()> {
+        self.btrfs
+            .delete(("remove what was received in part,", name), &kept.place(name))
+    }
+
+    /// Those that were received in part.
+    fn remains(&self, kept: &SnapshotFolder) -> ProviderResult<Vec<String>> {
+        let mut remains = incoming(kept)?;
+        // An earlier version received under the name of the snapshot.
+        for name in kept.names()? {
+            if is_subvolume(&kept.place(&name)) && is_partial(&self.shown(kept, &name)?) {
+                remains.push(name);
+            }
+        }
+        Ok(remains)
+    }
+
+    /// What the next stream may bring into a dataset.
+    fn announced(&self, kept: &Arc<SnapshotFolder>, receiving: &Receiving) -> ProviderResult<BtrfsAnnouncement> {
+        let snapshot = match &receiving.snapshots[..] {
+            [] => None,
+            [one] => Some((one.name.clone(), one.identity.clone())),
+            _ => {
+                return Err(refused_stream(
+                    receiving,
+                    "a stream of btrfs brings one snapshot, and several are announced",
+                ));
+            }
+        };
+        let names = kept.names()?;
+        let mut known = Vec::new();
+        for name in names.iter().filter(|name| is_subvolume(&kept.place(name))) {
+            let shown = self.shown(kept, name)?;
+            let uuid = shown.uuid.as_deref().and_then(Uuid::parse);
+            if let (true, Some(identity), Some(uuid)) = (shown.is_read_only, shown.identity(), uuid) {
+                known.push((identity.to_owned(), uuid, name.clone()));
+            }
+        }
+        let kept = Arc::clone(kept);
+        let parent = move |identity: &str| {
+            let (_, uuid, name) = known.iter().find(|(known, ..)| known == identity)?;
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            Some(ParentSnapshot {
+                uuid: *uuid,
+                folder: open(&*kept.place(name), flags, Mode::empty()).ok()?,
+            })
+        };
+        Ok(BtrfsAnnouncement {
+            snapshot,
+            names,
+            parent: Box::new(parent),
+            hidden_prefix: INCOMING,
+        })
+    }
+
+    fn snapshot_name(keeping: &Keeping, name: &str) -> HostSnapshotName {
+        HostSnapshotName {
+            dataset: dataset(&keeping.dataset),
+            name: name.to_owned(),
+        }
+    }
+}
+
+/// The hidden names of what is being received, or was when somebody was killed.
+fn incoming(kept: &SnapshotFolder) -> ProviderResult<Vec<String>> {
+    let mut names = kept.all_names("snapshots")?;
+    names.retain(|name| name.starts_with(INCOMING));
+    Ok(names)
+}
+
+fn refused_stream(receiving: &Receiving, reason: &str) -> ProviderError {
+    ProviderError::Refused {
+        action: "receive",
+        what: dataset(&receiving.dataset).to_string(),
+        reason: reason.to_owned(),
+    }
+}
+
+/// What was received, before it is one of the host snapshots.
+struct Received {
+    btrfs: Btrfs,
+    kept: Arc<SnapshotFolder>,
+    receiving: Receiving,
+    arrived: Arc<Mutex<Option<Arrival>>>,
+    _lock: Arc<File>,
+}
+
+impl Received {
+    /// Compares what is there with what was announced, and gives it its name and its record.
+    fn settle(self) -> ProviderResult<()> {
+        let arrived = self.arrived.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let refused = |reason: &str| Err(refused_stream(&self.receiving, reason));
+        let Some(arrival) = arrived else {
+            return refused("the stream did not come to its end");
+        };
+        let hidden = format!("{INCOMING}{}", arrival.name);
+        let shown = self.btrfs.shown(&self.kept.place(&hidden).to_string_lossy())?;
+        let uuid = |text: &Option<String>| text.as_deref().and_then(Uuid::parse);
+        if !shown.is_read_only || uuid(&shown.received_uuid) != Some(arrival.identity) {
+            return refused("it did not come to its end, or is another than was sent");
+        }
+        if uuid(&shown.parent_uuid) != arrival.parent {
+            return refused("it is based on another subvolume than the stream says");
+        }
+        let announced = self.receiving.snapshots.first();
+        let cut = announced.map(|announced| Cutting {
+            name: &arrival.name,
+            time_s: announced.time_s,
+            record: announced.record.as_deref().unwrap_or_default(),
+        });
+        let shown_name = format!("{}@{}", dataset(&self.receiving.dataset), arrival.name);
+        self.kept.adopt((&hidden, &arrival.name), &shown_name, cut.as_ref())
+    }
+}
+
+impl Btrfs {
+    /// What was received in part, where nobody receives: the next who does takes it away, too.
+    pub(super) fn half_received(&self, kept: &SnapshotFolder, name: &str) -> ProviderResult<Vec<Remain>> {
+        // Where nobody ever received, it is somebody's own.
+        let Ok(Some(_lock)) = try_lock(kept) else {
+            return Ok(Vec::new());
+        };
+        let mut found = Vec::new();
+        let half = |snapshot: String| Remain {
+            dataset: dataset(name),
+            kind: RemainKind::HalfReceived,
+            since_s: (kept.place(&snapshot).symlink_metadata().ok()).map(|metadata| metadata.mtime()),
+            place: kept.shown_place(&snapshot),
+            name: snapshot,
+        };
+        found.extend(incoming(kept)?.into_iter().map(half));
+        for snapshot in kept.names()? {
+            let place = kept.place(&snapshot);
+            if kept.noted(&snapshot).is_none() && is_subvolume(&place) {
+                let is_half = is_partial(&self.shown(&place.to_string_lossy())?);
+                found.extend(is_half.then(|| half(snapshot)));
+            }
+        }
+        Ok(found)
+    }
+
+    pub(super) fn clear_received(&self, kept: &SnapshotFolder, remain: &Remain) -> ProviderResult<()> {
+        let _lock = lock(kept)?;
+        let place = kept.place(&remain.name);
+        let shown = remain.place.display().to_string();
+        let is_half = || {
+            ProviderResult::Ok(remain.name.starts_with(INCOMING) || is_partial(&self.shown(&place.to_string_lossy())?))
+        };
+        if !is_subvolume(&place) || !is_half()? {
+            return Err(ProviderError::NotThere { what: shown });
+        }
+        self.delete(("remove what was received in part,", &shown), &place)
+    }
+}
+
+/// The lock of who receives, if nobody has it; none where nobody ever received.
+fn try_lock(kept: &SnapshotFolder) -> ProviderResult<Option<File>> {
+    if kept.receiving_place().symlink_metadata().is_err() {
+        return Ok(None);
+    }
+    lock(kept).map(Some)
+}
+
+/// A host snapshot is read-only from its beginning, one that is received from its end on.
+fn is_partial(shown: &Shown) -> bool {
+    !shown.is_read_only && shown.received_uuid.is_none()
+}
+
+/// Who receives has this locked, so that nobody takes his for what a dead one has left.
+fn lock(kept: &SnapshotFolder) -> ProviderResult<File> {
+    let path = kept.receiving_place();
+    let mut options = File::options();
+    let open = options.create(true).write(true).truncate(false).mode(0o600).open(&path);
+    let file = open.map_err(|source| file_error("open", &path, source))?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(ProviderError::Held {
+            what: kept.shown_place("").display().to_string(),
+            reason: "somebody receives into it".to_owned(),
+        }),
+        Err(error) => Err(file_error("lock", &path, error.into())),
+    }
+}
+
+impl ReplicaSide for BtrfsSide {
+    fn kind(&self) -> ProviderKind {
+        ProviderKind::Btrfs
+    }
+
+    fn host(&self) -> Option<&str> {
+        None
+    }
+
+    fn abilities(&self) -> ProviderResult<ReplicaAbilities> {
+        Ok(ReplicaAbilities::default())
+    }
+
+    fn datasets(&self, name: &str, is_tree: bool) -> ProviderResult<Vec<ReplicaDataset>> {
+        if is_tree {
+            return Err(ProviderError::Refused {
+                action: "replicate",
+                what: format!("{name} and all below it"),
+                reason:
+                    "subvolumes of btrfs have no snapshots of one instant together, and are replicated one by one: \
+                         without --recursive, once for each that btrfs subvolume list shows"
+                        .to_owned(),
+            });
+        }
+        if !Path::new(name).symlink_metadata().is_ok_and(|found| found.is_dir()) {
+            return Ok(Vec::new());
+        }
+        let kept = Btrfs::folder(name)?;
+        let mut snapshots = Vec::new();
+        let hidden = incoming(&kept)?.into_iter().next();
+        let shown_name = |hidden: &String| Partial::Remains(hidden[INCOMING.len()..].to_owned());
+        let mut partial = hidden.as_ref().map(shown_name);
+        for snapshot in kept.names()? {
+            if !is_subvolume(&kept.place(&snapshot)) {
+                continue;
+            }
+            let shown = self.shown(&kept, &snapshot)?;
+            if is_partial(&shown) {
+                partial = Some(Partial::Remains(snapshot));
+                continue;
+            }
+            let noted = kept.noted(&snapshot);
+            let time_s = noted.as_ref().map(|noted| noted.time_s).or(shown.made_s);
+            snapshots.push(ReplicaSnapshot {
+                identity: shown.identity().unwrap_or_default().to_owned(),
+                time_s: time_s.ok_or_else(|| ProviderError::Senseless {
+                    program: BTRFS,
+                    detail: format!("{snapshot} was made at no time"),
+                })?,
+                is_bookmark: false,
+                hold_count: kept.hold_count(&snapshot)?,
+                record: noted.map(|noted| noted.record),
+                name: snapshot,
+            });
+        }
+        snapshots.sort_by(|a, b| (a.time_s, &a.name).cmp(&(b.time_s, &b.name)));
+        Ok(vec![ReplicaDataset {
+            name: name.to_owned(),
+            snapshots,
+            partial,
+            is_encrypted: false,
+        }])
+    }
+
+    fn estimate(&self, _sending: &Sending) -> ProviderResult<Option<u64>> {
+        Ok(None)
+    }
+
+    fn send(&self, sending: &Sending) -> ProviderResult<Piped> {
+        let kept = Btrfs::folder(&sending.dataset)?;
+        check_name(&sending.to)?;
+        let place = kept.place(&sending.to).to_string_lossy().into_owned();
+        let mut words = vec!["send".to_owned(), "-q".to_owned()];
+        if let Some(base) = &sending.base {
+            check_name(&base.name)?;
+            let base = kept.place(&base.name).to_string_lossy().into_owned();
+            words.extend(["-p".to_owned(), base]);
+        }
+        words.extend(["--".to_owned(), place]);
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        // The paths mean something as long as the folder is open.
+        Ok(self.programs.start(BTRFS, &words)?.with(kept))
+    }
+
+    fn receive(&self, receiving: &Receiving, _trust: SenderTrust) -> ProviderResult<Incoming> {
+        let folder = Path::new(&receiving.dataset);
+        if folder.symlink_metadata().is_err() {
+            let words = ["subvolume", "create", "--", &receiving.dataset];
+            self.btrfs.ask(("make", &receiving.dataset), &words)?;
+        }
+        Btrfs::folder(&receiving.dataset)?;
+        let kept = Arc::new(SnapshotFolder::make(folder)?);
+        let lock = Arc::new(lock(&kept)?);
+        for name in self.remains(&kept)? {
+            self.remove(&kept, &name)?;
+        }
+        let notes = Notes::default();
+        let (gate, arrived) = BtrfsGate::new(self.announced(&kept, receiving)?, Arc::clone(&notes));
+        let received = Received {
+            btrfs: self.btrfs.clone(),
+            kept: Arc::clone(&kept),
+            receiving: receiving.clone(),
+            arrived,
+            _lock: Arc::clone(&lock),
+        };
+        // The gate passes nothing that leads out of the folder, and no device. Neither could the program go there.
+        let words = ["receive", "-q", "-e", "-C", "--", "."];
+        let piped = self.programs.start_receiver(BTRFS, &words, &kept.place(""))?;
+        let piped = piped.with((kept, lock));
+        Ok(Incoming::gated(piped, (Box::new(gate), notes), || received.settle()))
+    }
+
+    fn settle(&self, receiving: &Receiving) -> ProviderResult<()> {
+        let kept = Btrfs::folder(&receiving.dataset)?;
+        for snapshot in &receiving.snapshots {
+            check_name(&snapshot.name)?;
+            let shown = self.shown(&kept, &snapshot.name)?;
+            if !shown.is_read_only || shown.received_uuid.as_deref() != Some(&snapshot.identity) {
+                return Err(ProviderError::Refused {
+                    action: "receive",
+                    what: format!("{}@{}", dataset(&receiving.dataset), snapshot.name),
+                    reason: "it did not come to its end, or is another than was sent".to_owned(),
+                });
+            }
+            if kept.noted(&snapshot.name).is_some() {
+                // What is noted stays: retention goes by the time in it.
+                continue;
+            }
+            if let Some(record) = &snapshot.record {
+                kept.note(&Cutting {
+                    name: &snapshot.name,
+                    time_s: snapshot.time_s,
+                    record,
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    fn discard(&self, name: &str) -> ProviderResult<()> {
+        let kept = Btrfs::folder(name)?;
+        let _lock = lock(&kept)?;
+        self.remains(&kept)?
+            .iter()
+            .try_for_each(|name| self.remove(&kept, name))
+    }
+
+    fn keep(&self, keeping: &Keeping) -> ProviderResult<()> {
+        check_tag(&keeping.tag)?;
+        match self
+            .btrfs
+            .hold(&Self::snapshot_name(keeping, &keeping.snapshot), &keeping.tag)
+        {
+            Err(ProviderError::Held { .. }) => {}
+            other => other?,
+        }
+        if keeping.means == KeepingMeans::HoldToo {
+            return Ok(());
+        }
+        for name in Btrfs::folder(&keeping.dataset)?.names()? {
+            if name == keeping.snapshot {
+                continue;
+            }
+            match self.btrfs.release(&Self::snapshot_name(keeping, &name), &keeping.tag) {
+                Err(ProviderError::NotThere { .. }) => {}
+                other => other?,
+            }
+        }
+        Ok(())
+    }
+
+    fn refusal(&self, action: &'static str, what: &str, complaint: &str) -> ProviderError {
+        Btrfs::refusal((action, what), complaint)
+    }
+
+    fn can_pack(&self, when: PackWhen) -> bool {
+        when == PackWhen::Never
+    }
+
+    fn can_unpack(&self) -> bool {
+        false
+    }
+}

@@ -1,0 +1,479 @@
+//! Where providers without a place of their own keep host snapshots: in a folder of the dataset itself.
+//!
+//! ```text
+//! DATASET/.holdfast/snapshots/NAME      the snapshot; a name that begins with a dot is one that is being made, or removed
+//! DATASET/.holdfast/records/NAME.json   {"schema": 1, "time_s": 1795363666, "record": "..."}
+//! DATASET/.holdfast/holds/NAME/TAG      an empty file for each who holds it
+//! DATASET/.holdfast/lock                locked (flock) by who notes, holds or removes
+//! DATASET/.holdfast/making              locked (flock) by all who make snapshots of btrfs, from before the cut until they have their names
+//! DATASET/.holdfast/receiving           locked (flock) by who receives snapshots of another host
+//! ```
+//!
+//! Only its owner can look into `.holdfast`: what is in it is as secret as the disks of machines are.
+
+use std::fs::File;
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::ops::Deref;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, fstat, open};
+use rustix::io::Errno;
+use rustix::process::geteuid;
+use serde_json::{Value, json};
+
+use super::{Cutting, HostSnapshotName, ProviderError, ProviderResult};
+use crate::system::waits::{LOCK_HOLDER, Wait};
+
+/// Where everything of ours is in a dataset that is a folder. It stays when the last host snapshot goes.
+pub const OURS: &str = ".holdfast";
+/// Bytes of a record's file, at most.
+const RECORD_BYTES_MAX: u64 = 1 << 20;
+const NAME_BYTES_MAX: usize = 200;
+
+/// Whether this can be the name of a host snapshot, with every provider.
+pub(super) fn check_name(name: &str) -> ProviderResult<()> {
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_.:-".contains(&byte);
+    let reason = if name.is_empty() || name.len() > NAME_BYTES_MAX {
+        "it has 1 to 200 letters"
+    } else if !name.bytes().all(is_allowed) {
+        "it may have ASCII letters, digits and _ . : -"
+    } else if name.starts_with(['.', '-']) {
+        "it begins with a dot, or a hyphen"
+    } else {
+        return Ok(());
+    };
+    Err(ProviderError::Name {
+        name: name.to_owned(),
+        reason,
+    })
+}
+
+/// The host snapshots of a dataset that is a folder.
+///
+/// Who owns the dataset may put anything in the place of `.holdfast`, a link among others, and we may be root. So it is opened once,
+/// without following a link, believed only if it is ours alone, and what is changed is reached through what was opened.
+pub(super) struct SnapshotFolder {
+    path: PathBuf,
+    open: Option<OwnedFd>,
+}
+
+/// A path through what a [`SnapshotFolder`] has open. It means something else once that is closed, so it cannot outlive it.
+pub(super) struct HeldPath<'a> {
+    path: PathBuf,
+    _holder: &'a SnapshotFolder,
+}
+
+impl Deref for HeldPath<'_> {
+    type Target = Path;
+
+    fn deref(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl AsRef<Path> for HeldPath<'_> {
+    fn as_ref(&self) -> &Path {
+        self
+    }
+}
+
+/// Whose turn it is to change something.
+pub(super) enum Turn {
+    /// Ours, as long as this is there; without a file where there is none, and nobody ever changed anything.
+    Ours(Option<File>),
+    /// Somebody else's.
+    Others,
+}
+
+/// What is noted of a host snapshot.
+pub(super) struct Noted {
+    pub(super) time_s: i64,
+    pub(super) record: String,
+}
+
+impl SnapshotFolder {
+    /// Those of a dataset, which need not have any yet.
+    ///
+    /// # Errors
+    /// What is there is not ours alone.
+    pub(super) fn of(dataset: &Path) -> ProviderResult<Self> {
+        let path = dataset.join(OURS);
+        let refused = |reason: &str| ProviderError::Refused {
+            action: "keep host snapshots in",
+            what: path.display().to_string(),
+            reason: format!("{reason}; move it away, if nobody needs it"),
+        };
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let open = match open(&path, flags, Mode::empty()) {
+            Ok(open) => open,
+            Err(Errno::NOENT) => return Ok(Self { path, open: None }),
+            Err(Errno::LOOP | Errno::NOTDIR) => return Err(refused("it is no folder")),
+            Err(error) => return Err(file_error("open", &path, error.into())),
+        };
+        let found = fstat(&open).map_err(|error| file_error("look at", &path, error.into()))?;
+        if found.st_uid != geteuid().as_raw() || found.st_mode & 0o077 != 0 {
+            return Err(refused("others own it, or may look into it"));
+        }
+        Ok(Self { path, open: Some(open) })
+    }
+
+    /// The same, made where it is not there.
+    pub(super) fn make(dataset: &Path) -> ProviderResult<Self> {
+        let mut builder = std::fs::DirBuilder::new();
+        let path = dataset.join(OURS);
+        match builder.mode(0o700).create(&path) {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+                return Err(file_error("create the folder", &path, error));
+            }
+            _ => {}
+        }
+        let made = Self::of(dataset)?;
+        for part in ["snapshots", "records", "holds"] {
+            make_folder(&made.ours().join(part))?;
+        }
+        Ok(made)
+    }
+
+    /// The way to it, for us and for programs that we start.
+    fn ours(&self) -> PathBuf {
+        match &self.open {
+            Some(open) => open_here().join(open.as_raw_fd().to_string()),
+            None => self.path.clone(),
+        }
+    }
+
+    /// Where a host snapshot is, for people, and for who reads it.
+    pub(super) fn shown_place(&self, name: &str) -> PathBuf {
+        self.path.join("snapshots").join(name)
+    }
+
+    /// Where a host snapshot is.
+    pub(super) fn place(&self, name: &str) -> HeldPath<'_> {
+        HeldPath {
+            path: self.ours().join("snapshots").join(name),
+            _holder: self,
+        }
+    }
+
+    /// Where one is while it is made, or removed.
+    pub(super) fn hidden_place(&self, name: &str) -> HeldPath<'_> {
+        self.place(&format!(".{name}"))
+    }
+
+    fn record_place(&self, name: &str) -> PathBuf {
+        self.ours().join("records").join(format!("{name}.json"))
+    }
+
+    fn holds_place(&self, name: &str) -> PathBuf {
+        self.ours().join("holds").join(name)
+    }
+
+    /// The names of all host snapshots.
+    pub(super) fn names(&self) -> ProviderResult<Vec<String>> {
+        let names = names_in(&self.ours().join("snapshots"))?;
+        Ok(names.into_iter().filter(|name| check_name(name).is_ok()).collect())
+    }
+
+    /// What is noted of a host snapshot; none where nothing is, or nothing that can be read.
+    pub(super) fn noted(&self, name: &str) -> Option<Noted> {
+        let mut bytes = Vec::new();
+        let file = File::open(self.record_place(name)).ok()?;
+        file.take(RECORD_BYTES_MAX).read_to_end(&mut bytes).ok()?;
+        let value: Value = serde_json::from_slice(&bytes).ok()?;
+        Some(Noted {
+            time_s: value.get("time_s")?.as_i64()?,
+            record: value.get("record")?.as_str()?.to_owned(),
+        })
+    }
+
+    /// Notes it, durably: there is never half a note.
+    pub(super) fn note(&self, cut: &Cutting<'_>) -> ProviderResult<()> {
+        let _lock = self.lock()?;
+        self.write_note(cut)
+    }
+
+    /// Gives what was received under a hidden name its own, which has to be free. Its note is there before, in the place of one that was left
+    /// of another snapshot.
+    pub(super) fn adopt(
+        &self,
+        (hidden, name): (&str, &str),
+        shown: &str,
+        cut: Option<&Cutting<'_>>,
+    ) -> ProviderResult<()> {
+        let _lock = self.lock()?;
+        self.must_be_new(name, shown)?;
+        if let Some(cut) = cut {
+            self.write_note(cut)?;
+        }
+        let (from, to) = (self.place(hidden), self.place(name));
+        std::fs::rename(&from, &to).map_err(|source| file_error("rename", &from, source))?;
+        sync_folder(&self.place(""))
+    }
+
+    fn write_note(&self, cut: &Cutting<'_>) -> ProviderResult<()> {
+        let path = self.record_place(cut.name);
+        let failed = |source| file_error("write", &path, source);
+        let new = self.ours().join("records").join(format!(".{}.new", cut.name));
+        let value = json!({ "schema": 1, "time_s": cut.time_s, "record": cut.record });
+        let mut options = File::options();
+        let mut file = options
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&new)
+            .map_err(failed)?;
+        file.write_all(format!("{value}\n").as_bytes()).map_err(failed)?;
+        file.sync_all().map_err(failed)?;
+        std::fs::rename(&new, &path).map_err(failed)?;
+        sync_folder(&self.ours().join("records"))
+    }
+
+    /// How many hold it.
+    pub(super) fn hold_count(&self, name: &str) -> ProviderResult<u64> {
+        Ok(names_in(&self.holds_place(name))?.len() as u64)
+    }
+
+    pub(super) fn hold(&self, snapshot: &HostSnapshotName, tag: &str) -> ProviderResult<()> {
+        check_name(tag)?;
+        let _lock = self.lock()?;
+        self.must_be_there(snapshot)?;
+        let folder = self.holds_place(&snapshot.name);
+        make_folder(&folder)?;
+        let path = folder.join(tag);
+        match File::options().write(true).create_new(true).mode(0o600).open(&path) {
+            Ok(_) => sync_folder(&folder),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => Err(ProviderError::Held {
+                what: snapshot.to_string(),
+                reason: format!("by {tag} already"),
+            }),
+            Err(error) => Err(file_error("create", &path, error)),
+        }
+    }
+
+    pub(super) fn release(&self, snapshot: &HostSnapshotName, tag: &str) -> ProviderResult<()> {
+        check_name(tag)?;
+        let _lock = self.lock()?;
+        let path = self.holds_place(&snapshot.name).join(tag);
+        std::fs::remove_file(&path).map_err(|error| match error.kind() {
+            ErrorKind::NotFound => ProviderError::NotThere {
+                what: format!("hold {tag} of {snapshot}"),
+            },
+            _ => file_error("remove", &path, error),
+        })
+    }
+
+    /// Removes a host snapshot that nobody holds: `destroy` does it, then nothing of it is noted any more.
+    pub(super) fn remove(
+        &self,
+        snapshot: &HostSnapshotName,
+        destroy: impl FnOnce() -> ProviderResult<()>,
+    ) -> ProviderResult<()> {
+        check_name(&snapshot.name)?;
+        let _lock = self.lock()?;
+        self.must_be_there(snapshot)?;
+        let holders = names_in(&self.holds_place(&snapshot.name))?;
+        if !holders.is_empty() {
+            return Err(ProviderError::Held {
+                what: snapshot.to_string(),
+                reason: format!("by {}", holders.join(", ")),
+            });
+        }
+        destroy()?;
+        let record = self.record_place(&snapshot.name);
+        match std::fs::remove_file(&record) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(file_error("remove", &record, error)),
+            _ => {}
+        }
+        drop(std::fs::remove_dir(self.holds_place(&snapshot.name)));
+        Ok(())
+    }
+
+    /// The name must be free.
+    pub(super) fn must_be_new(&self, name: &str, shown: &str) -> ProviderResult<()> {
+        check_name(name)?;
+        match self.place(name).symlink_metadata() {
+            Ok(_) => Err(ProviderError::Exists { what: shown.to_owned() }),
+            Err(_) => Ok(()),
+        }
+    }
+
+    pub(super) fn must_be_there(&self, snapshot: &HostSnapshotName) -> ProviderResult<()> {
+        check_name(&snapshot.name)?;
+        let place = self.place(&snapshot.name);
+        let is_folder = place.symlink_metadata().is_ok_and(|metadata| metadata.is_dir());
+        is_folder.then_some(()).ok_or_else(|| ProviderError::NotThere {
+            what: snapshot.to_string(),
+        })
+    }
+
+    /// What who receives host snapshots has locked.
+    pub(super) fn receiving_place(&self) -> PathBuf {
+        self.ours().join("receiving")
+    }
+
+    /// All names in a folder of ours.
+    pub(super) fn all_names(&self, part: &str) -> ProviderResult<Vec<String>> {
+        all_names_in(&self.in_ours(part))
+    }
+
+    /// The way to a folder of ours, as long as this is open.
+    pub(super) fn in_ours(&self, part: &str) -> PathBuf {
+        self.ours().join(part)
+    }
+
+    /// The same, for people.
+    pub(super) fn shown(&self, part: &str) -> PathBuf {
+        self.path.join(part)
+    }
+
+    /// Shares the lock of those who make snapshots, where they have no folder of their own that they could lock.
+    pub(super) fn lock_making(&self) -> ProviderResult<File> {
+        let path = self.ours().join("making");
+        let file = open_lock(&path)?;
+        let _wait = Wait::for_answer(LOCK_HOLDER);
+        flock(&file, FlockOperation::LockShared).map_err(|error| file_error("lock", &path, error.into()))?;
+        Ok(file)
+    }
+
+    /// Whether somebody has that lock.
+    pub(super) fn is_making(&self) -> bool {
+        let Ok(file) = File::open(self.ours().join("making")) else {
+            return false;
+        };
+        flock(&file, FlockOperation::NonBlockingLockExclusive).is_err()
+    }
+
+    /// The lock, if nobody has it; nothing is made for it. Where there is no file to lock nobody ever had it.
+    pub(super) fn try_lock(&self) -> ProviderResult<Turn> {
+        let path = self.ours().join("lock");
+        let file = match File::open(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Turn::Ours(None)),
+            other => other.map_err(|source| file_error("open", &path, source))?,
+        };
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Turn::Ours(Some(file))),
+            Err(Errno::WOULDBLOCK) => Ok(Turn::Others),
+            Err(error) => Err(file_error("lock", &path, error.into())),
+        }
+    }
+
+    pub(super) fn lock(&self) -> ProviderResult<File> {
+        let path = self.ours().join("lock");
+        let file = open_lock(&path)?;
+        let _wait = Wait::for_answer(LOCK_HOLDER);
+        flock(&file, FlockOperation::LockExclusive).map_err(|error| file_error("lock", &path, error.into()))?;
+        Ok(file)
+    }
+}
+
+fn open_lock(path: &Path) -> ProviderResult<File> {
+    let mut options = File::options();
+    let open = options.create(true).write(true).truncate(false).mode(0o600).open(path);
+    open.map_err(|source| file_error("open", path, source))
+}
+
+pub(super) fn file_error(action: &'static str, path: &Path, source: std::io::Error) -> ProviderError {
+    let path = shown(path);
+    match source.kind() {
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => ProviderError::Full {
+            action,
+            what: path.display().to_string(),
+        },
+        _ => ProviderError::File { action, path, source },
+    }
+}
+
+/// A path through what we have open, as people know it; every other one as it is.
+fn shown(path: &Path) -> PathBuf {
+    let descriptors = open_here();
+    let Ok(inside) = path.strip_prefix(&descriptors) else {
+        return path.to_owned();
+    };
+    let mut parts = inside.components();
+    let open = parts.next().map(|descriptor| descriptors.join(descriptor));
+    let folder = open.and_then(|open| std::fs::read_link(open).ok());
+    folder.map_or_else(|| path.to_owned(), |folder| folder.components().chain(parts).collect())
+}
+
+/// The words of a program that was given a path through what we have open, with the path as people know it.
+pub(super) fn shown_words(words: &str) -> String {
+    let descriptors = format!("{}/", open_here().display());
+    let mut shown_words = String::new();
+    let mut rest = words;
+    while let Some(at) = rest.find(&descriptors) {
+        let (before, found) = rest.split_at(at);
+        let digits = found[descriptors.len()..]
+            .bytes()
+            .take_while(u8::is_ascii_digit)
+            .count();
+        let (path, after) = found.split_at(descriptors.len() + digits);
+        shown_words += before;
+        shown_words += &shown(Path::new(path)).display().to_string();
+        rest = after;
+    }
+    shown_words + rest
+}
+
+/// Where the system shows what this process has open.
+fn open_here() -> PathBuf {
+    format!("/proc/{}/fd", std::process::id()).into()
+}
+
+/// Makes a folder that only its owner can look into, with those above it.
+pub(super) fn make_folder(folder: &Path) -> ProviderResult<()> {
+    let mut builder = std::fs::DirBuilder::new();
+    let made = builder.recursive(true).mode(0o700).create(folder);
+    made.map_err(|source| file_error("create the folder", folder, source))
+}
+
+/// What was made in a folder, or renamed, is there after a power cut.
+pub(super) fn sync_folder(folder: &Path) -> ProviderResult<()> {
+    let synced = File::open(folder).and_then(|folder| folder.sync_all());
+    synced.map_err(|source| file_error("sync", folder, source))
+}
+
+/// The names in a folder that do not begin with a dot, in their order; none where there is no folder.
+fn names_in(folder: &Path) -> ProviderResult<Vec<String>> {
+    let mut names = all_names_in(folder)?;
+    names.retain(|name| !name.starts_with('.'));
+    Ok(names)
+}
+
+/// All of them.
+fn all_names_in(folder: &Path) -> ProviderResult<Vec<String>> {
+    let entries = match std::fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(file_error("read the folder", folder, error)),
+    };
+    let mut names = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(|source| file_error("read the folder", folder, source))?;
+        names.extend(entry.file_name().into_string().ok());
+    }
+    names.sort();
+    Ok(names)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{SnapshotFolder, shown, shown_words};
+
+    #[test]
+    fn people_are_shown_paths_that_they_know() {
+        let dataset = tempfile::tempdir().unwrap();
+        let folder = SnapshotFolder::make(dataset.path()).unwrap();
+        let known = dataset.path().canonicalize().unwrap().join(".holdfast");
+        assert_eq!(shown(&folder.hidden_place("a")), known.join("snapshots/.a"));
+        let said = format!("ERROR: cannot snapshot '{}': it's full", folder.place("a").display());
+        let place = known.join("snapshots/a").display().to_string();
+        assert_eq!(
+            shown_words(&said),
+            format!("ERROR: cannot snapshot '{place}': it's full")
+        );
+        assert_eq!(shown_words("nothing of the kind"), "nothing of the kind");
+    }
+}

@@ -1,0 +1,194 @@
+//! A stream from another place on its way into a program that obeys it: `btrfs receive`, `zfs receive`.
+//!
+//! Such a program runs as root and does what the stream says. So every stream passes a [`StreamGate`] first, which reads it command by
+//! command and hands on only what was announced and is harmless. A program that takes in a stream is reachable through [`Incoming`] alone,
+//! which gives out its input together with the gate.
+
+use std::io;
+use std::io::Read;
+use std::process::ChildStdin;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::ProviderResult;
+use crate::system::process::{Piped, PipedEnd};
+
+/// What is wrong with a stream that is refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the stream is refused: {reason}")]
+pub struct StreamRefusal {
+    /// What it contains, and why that is not taken in.
+    pub reason: String,
+}
+
+impl StreamRefusal {
+    pub(super) fn new(reason: impl Into<String>) -> Self {
+        Self { reason: reason.into() }
+    }
+
+    /// The refusal that an error of a gated stream carries, if it is one.
+    pub fn of(error: &io::Error) -> Option<&Self> {
+        error.get_ref()?.downcast_ref()
+    }
+}
+
+impl From<StreamRefusal> for io::Error {
+    fn from(refusal: StreamRefusal) -> Self {
+        Self::new(io::ErrorKind::InvalidData, refusal)
+    }
+}
+
+/// What follows a piece of a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Flow {
+    /// Perhaps more.
+    More,
+    /// Nothing: the stream has come to its end, or was cut.
+    End,
+}
+
+/// Decides which parts of a stream a program may see.
+pub(super) trait StreamGate: Send {
+    /// Reads the next piece of `from`, of bounded size, and appends what may go on to `passed`.
+    ///
+    /// # Errors
+    /// A [`StreamRefusal`], or `from` cannot be read. A stream that was cut is no error here: it has no end that could be passed on, and the
+    /// program that takes it in complains.
+    fn pass(&mut self, from: &mut dyn Read, passed: &mut Vec<u8>) -> io::Result<Flow>;
+}
+
+/// The part of a stream that has passed its gate.
+struct Gated {
+    from: Box<dyn Read + Send>,
+    gate: Box<dyn StreamGate>,
+    passed: Vec<u8>,
+    taken: usize,
+    flow: Flow,
+}
+
+impl Read for Gated {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        while self.taken == self.passed.len() {
+            if self.flow == Flow::End {
+                return Ok(0);
+            }
+            self.passed.clear();
+            self.taken = 0;
+            match self.gate.pass(&mut self.from, &mut self.passed) {
+                Ok(flow) => self.flow = flow,
+                Err(error) => {
+                    // What was appended before the error is part of the command that is wrong.
+                    self.passed.clear();
+                    self.flow = Flow::End;
+                    return Err(error);
+                }
+            }
+        }
+        let length = buffer.len().min(self.passed.len() - self.taken);
+        buffer[..length].copy_from_slice(&self.passed[self.taken..self.taken + length]);
+        self.taken += length;
+        Ok(length)
+    }
+}
+
+/// The gate of one stream, closed until [`StreamCheck::guard`] is given the stream.
+pub struct StreamCheck(Option<Box<dyn StreamGate>>);
+
+impl StreamCheck {
+    #[cfg(any(test, feature = "hostile"))]
+    pub(super) fn of(gate: Box<dyn StreamGate>) -> Self {
+        Self(Some(gate))
+    }
+
+    /// The part of `from` that may go on to the program. It is read in small pieces, so `from` should be buffered.
+    pub fn guard(self, from: Box<dyn Read + Send>) -> Box<dyn Read + Send> {
+        match self.0 {
+            None => from,
+            Some(gate) => Box::new(Gated {
+                from,
+                gate,
+                passed: Vec::new(),
+                taken: 0,
+                flow: Flow::More,
+            }),
+        }
+    }
+}
+
+/// Notes that a gate makes while the stream passes.
+pub(super) type Notes = Arc<Mutex<Vec<String>>>;
+type Finish = Box<dyn FnOnce() -> ProviderResult<()> + Send>;
+
+/// A program that takes in a stream.
+pub struct Incoming {
+    piped: Piped,
+    gate: Option<Box<dyn StreamGate>>,
+    notes: Notes,
+    finish: Option<Finish>,
+}
+
+impl Incoming {
+    /// One on another host, where a `holdfast` checks the stream before anything takes it in.
+    pub fn checked_elsewhere(piped: Piped) -> Self {
+        Self {
+            piped,
+            gate: None,
+            notes: Notes::default(),
+            finish: None,
+        }
+    }
+
+    /// One that sees what `gate` passes. `finish` checks what has arrived, after the program has ended well.
+    pub(super) fn gated(
+        piped: Piped,
+        (gate, notes): (Box<dyn StreamGate>, Notes),
+        finish: impl FnOnce() -> ProviderResult<()> + Send + 'static,
+    ) -> Self {
+        Self {
+            piped,
+            gate: Some(gate),
+            notes,
+            finish: Some(Box::new(finish)),
+        }
+    }
+
+    /// The program.
+    pub fn program(&mut self) -> &mut Piped {
+        &mut self.piped
+    }
+
+    /// The input of the program, and the check that everything has to pass before it is written there; once.
+    pub fn take_input(&mut self) -> Option<(ChildStdin, StreamCheck)> {
+        Some((self.piped.take_input()?, StreamCheck(self.gate.take())))
+    }
+
+    /// Checks what has arrived, and gives it its place; then says what of the stream was left out. The program has ended well.
+    ///
+    /// # Errors
+    /// It is not what was announced. Then no host snapshot has been added.
+    pub fn finish(mut self) -> ProviderResult<Vec<String>> {
+        if let Some(finish) = self.finish.take() {
+            finish()?;
+        }
+        let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(std::mem::take(&mut notes))
+    }
+
+    /// See [`Piped::try_end`].
+    pub fn try_end(&mut self) -> io::Result<Option<PipedEnd>> {
+        self.piped.try_end()
+    }
+}
+
+/// Fills `buffer` from a stream; false where the stream ends before that.
+pub(super) fn fill(from: &mut dyn Read, buffer: &mut [u8]) -> io::Result<bool> {
+    match from.read_exact(buffer) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether a stream is at its end.
+pub(super) fn is_at_end(from: &mut dyn Read) -> io::Result<bool> {
+    Ok(!fill(from, &mut [0])?)
+}

@@ -1,0 +1,414 @@
+//! LVM: volumes in thin pools, by its own programs.
+//!
+//! A host snapshot is a read-only thin snapshot, which is not activated unless somebody looks into it. What it is, and our record of it,
+//! stands in its tags, which it gets when it is made. LVM knows no thing that is a snapshot: a thin volume that is read-only and was
+//! made of another one is one, whoever made it, and so is one of somebody else's that can be written, as long as it sleeps.
+//!
+//! A snapshot does not need the volume that it is of: it stays when that is removed, and is found under its name.
+//!
+//! Source: lvmthin(7), lvcreate(8), lvmreport(7); lvm2 2.03.16.
+
+mod changes;
+mod device;
+mod names;
+mod pool;
+mod report;
+mod view;
+mod volumes;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use holdfast_block::Clock;
+
+use super::folder::check_name;
+use super::{
+    Cutting, Dataset, DatasetState, HostSnapshot, HostSnapshotName, NotedSnapshot, Provider, ProviderError,
+    ProviderKind, ProviderResult, View, Wanted,
+};
+use crate::system::process::{ToolError, Tools};
+pub(super) use device::{Found, find as find_device};
+use error_messages::refusal;
+use names::{HELD, hold_tag, record_tags, tags_of, volume_name};
+use report::{Kind, QUESTION, Volume, parse};
+#[cfg(feature = "hostile")]
+pub(crate) use volumes::{SPECIMEN, volumes_told};
+use volumes::{Snapshot, Volumes, dataset, found, names_of, unknown};
+
+const LVS: &str = "lvs";
+const LVCREATE: &str = "lvcreate";
+const LVCHANGE: &str = "lvchange";
+const LVREMOVE: &str = "lvremove";
+/// How often something is tried that udev, or somebody who looks at a new device, may be in the way of.
+const ATTEMPT_COUNT: u32 = 40;
+const ATTEMPT_INTERVAL: Duration = Duration::from_millis(50);
+
+/// LVM on this host.
+pub struct Lvm {
+    tools: Arc<dyn Tools>,
+    /// Where it is locked who looks into a snapshot, and who asks a pool for its differences.
+    locks: PathBuf,
+    clock: Arc<dyn Clock>,
+    /// The UUIDs of volumes that are about to be cut, by their full names: nobody asks for them while machines stand still.
+    prepared: Mutex<BTreeMap<String, String>>,
+}
+
+impl Lvm {
+    /// What `tools` reach. Locks are kept in the folder `locks`, the same for all on this host.
+    pub fn new(tools: Arc<dyn Tools>, locks: PathBuf, clock: Arc<dyn Clock>) -> Self {
+        Self {
+            tools,
+            locks,
+            clock,
+            prepared: Mutex::default(),
+        }
+    }
+
+    /// Asks; what is refused is told by what was tried, and with what.
+    fn ask(&self, (action, what): (&'static str, &str), program: &str, arguments: &[&str]) -> ProviderResult<String> {
+        let answer = self.tools.ask(program, arguments)?;
+        if answer.is_well {
+            return Ok(answer.output);
+        }
+        Err(refusal((action, what), &answer.complaint))
+    }
+
+    /// The volumes of a group, or of all.
+    fn volumes(&self, group: Option<&str>) -> ProviderResult<Volumes> {
+        let mut words = QUESTION.to_vec();
+        words.extend(group);
+        parse(&self.ask(("look at", group.unwrap_or("all volumes")), LVS, &words)?).map(Volumes)
+    }
+
+    fn volumes_of(&self, dataset: &str) -> ProviderResult<Volumes> {
+        self.volumes(Some(names_of(dataset)?.0))
+    }
+
+    /// Whether there is a volume group of this name.
+    pub fn has_group(&self, name: &str) -> bool {
+        names::is_name(name) && self.volumes(Some(name)).is_ok()
+    }
+
+    /// Removes a volume, as long as it is the one that was looked at, and nobody holds it.
+    fn remove(&self, volume: &Volume, shown: &str) -> ProviderResult<()> {
+        // LVM compares while it has the group locked.
+        let is_it = format!("lv_uuid=\"{}\" && lv_tags!={{\"{HELD}\"}}", volume.uuid);
+        let full = volume.full_name();
+        self.ask(
+            ("remove", shown),
+            LVREMOVE,
+            &["-qq", "--yes", "--force", "--select", &is_it, &full],
+        )?;
+        let left = self.volumes(Some(&volume.group));
+        match left {
+            // It was the last of its group, or one that is not it has its name now.
+            Ok(left) if left.0.iter().all(|one| one.uuid != volume.uuid) => Ok(()),
+            Ok(_) => Err(ProviderError::Held {
+                what: shown.to_owned(),
+                reason: "since just now".to_owned(),
+            }),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Removes a volume that was made by [cloning](Provider::clone_to) a host snapshot.
+    pub fn destroy_clone(&self, name: &str, of: &HostSnapshotName) -> ProviderResult<()> {
+        let (group, own) = names_of(name)?;
+        let volumes = self.volumes(Some(group))?;
+        let not_there = || ProviderError::NotThere { what: name.to_owned() };
+        let volume = volumes.named(group, own).ok_or_else(not_there)?;
+        let snapshot = volumes.snapshot(of)?;
+        if volume.origin != snapshot.volume.name || volume.is_read_only {
+            return Err(ProviderError::Refused {
+                action: "remove",
+                what: name.to_owned(),
+                reason: format!("it is no clone of {of}"),
+            });
+        }
+        self.remove(volume, name)
+    }
+
+    /// A cut that failed may have left something, or a volume that stands still.
+    fn clean_up_after(&self, one: &Wanted, cut: &Cutting<'_>, error: &ProviderError) {
+        if matches!(error, ProviderError::Tool(ToolError::TimedOut { .. })) {
+            // Whoever was killed while it had the volume suspended has left it so: this resumes it.
+            drop(self.tools.ask(LVCHANGE, &["-qq", "--refresh", &one.dataset.name]));
+        }
+        let snapshot = HostSnapshotName {
+            dataset: one.dataset.clone(),
+            name: cut.name.to_owned(),
+        };
+        let Ok(volumes) = self.volumes_of(&one.dataset.name) else {
+            return;
+        };
+        if let Ok(found) = volumes.snapshot(&snapshot)
+            && found.volume.tags.record().as_deref() == Some(cut.record)
+        {
+            drop(self.remove(found.volume, &snapshot.to_string()));
+        }
+    }
+
+    fn prepared_uuid(&self, of: &Dataset) -> ProviderResult<String> {
+        let prepared = self.prepared.lock().unwrap_or_else(PoisonError::into_inner);
+        prepared.get(&of.name).cloned().ok_or_else(|| ProviderError::Refused {
+            action: "make a snapshot of",
+            what: of.to_string(),
+            reason: "nobody has looked whether it can be made".to_owned(),
+        })
+    }
+
+    fn make(&self, one: &Wanted, cut: &Cutting<'_>) -> ProviderResult<()> {
+        let (group, origin) = names_of(&one.dataset.name)?;
+        check_name(cut.name)?;
+        let uuid = self.prepared_uuid(&one.dataset)?;
+        let shown = format!("{}@{}", one.dataset, cut.name);
+        let name = volume_name(group, origin, cut.name);
+        let tags = tags_of(cut.name, &uuid, origin);
+        let records = record_tags(cut.record).ok_or_else(|| too_long(&shown))?;
+        let mut words = vec![
+            "-qq",
+            "--yes",
+            "--snapshot",
+            "--permission",
+            "r",
+            "--setactivationskip",
+            "y",
+        ];
+        for tag in tags.iter().chain(&records) {
+            words.extend(["--addtag", tag]);
+        }
+        words.extend(["--name", &name, &one.dataset.name]);
+        self.ask(("make", &shown), LVCREATE, &words).map(drop)
+    }
+}
+
+fn too_long(what: &str) -> ProviderError {
+    ProviderError::Refused {
+        action: "note",
+        what: format!("the record of {what}"),
+        reason: "it is longer than its tags".to_owned(),
+    }
+}
+
+impl Provider for Lvm {
+    fn kind(&self) -> ProviderKind {
+        ProviderKind::Lvm
+    }
+
+    fn datasets(&self) -> ProviderResult<Vec<DatasetState>> {
+        let volumes = self.volumes(None)?;
+        let mut states: Vec<DatasetState> = Vec::new();
+        for volume in volumes.0.iter().filter(|one| one.kind == Kind::Thin) {
+            states.push(match volumes.as_snapshot(volume) {
+                None => volumes.state(volume),
+                // What it is of may be gone.
+                Some(snapshot) if volumes.named(&volume.group, snapshot.of).is_none() => {
+                    unknown(&volume.group, snapshot.of)
+                }
+                Some(_) => continue,
+            });
+        }
+        states.sort_by(|a, b| a.dataset.cmp(&b.dataset));
+        states.dedup_by(|a, b| a.dataset == b.dataset);
+        Ok(states)
+    }
+
+    fn dataset(&self, name: &str) -> ProviderResult<DatasetState> {
+        let (group, own) = names_of(name)?;
+        let volumes = self.volumes(Some(group))?;
+        match volumes.named(group, own) {
+            Some(volume) if volume.kind == Kind::Thin => Ok(volumes.state(volume)),
+            Some(volume) => Err(pool::not_thin(volume)),
+            None if volumes.snapshots_of(group, own).next().is_some() => Ok(unknown(group, own)),
+            None => Err(ProviderError::NotThere {
+                what: dataset(group, own).to_string(),
+            }),
+        }
+    }
+
+    fn snapshots(&self, name: &str) -> ProviderResult<Vec<HostSnapshot>> {
+        let (group, own) = names_of(name)?;
+        let volumes = self.volumes(Some(group))?;
+        let of = dataset(group, own);
+        let mut all: Vec<Snapshot<'_>> = volumes.snapshots_of(group, own).collect();
+        if all.is_empty() && volumes.named(group, own).is_none() {
+            return Err(ProviderError::NotThere { what: of.to_string() });
+        }
+        // Those of the same second have got their numbers in their order.
+        all.sort_by_key(|one| (one.volume.time_s, one.volume.thin_id));
+        Ok(all.iter().map(|one| found(one, &of)).collect())
+    }
+
+    fn noted(&self, name: &str) -> ProviderResult<Vec<NotedSnapshot>> {
+        let noted = self.snapshots(name)?.into_iter();
+        let ours = noted.filter(|one| one.record.is_some());
+        Ok(ours
+            .map(|one| NotedSnapshot::new(one.name.dataset, one.name.name, one.record))
+            .collect())
+    }
+
+    fn measure(&self, snapshots: &mut [HostSnapshot]) -> ProviderResult<()> {
+        self.measure_by_metadata(snapshots)
+    }
+
+    fn groups(&self, wanted: &[Wanted]) -> ProviderResult<Vec<Vec<Wanted>>> {
+        Ok(wanted.iter().map(|one| vec![one.clone()]).collect())
+    }
+
+    fn prepare(&self, wanted: &[Wanted], cut: &Cutting<'_>) -> ProviderResult<()> {
+        for one in wanted {
+            check_name(cut.name)?;
+            let (group, own) = names_of(&one.dataset.name)?;
+            if one.is_tree {
+                return Err(ProviderError::Refused {
+                    action: "make a snapshot of",
+                    what: format!("{} and all below it", one.dataset),
+                    reason: "a volume of LVM has nothing below it".to_owned(),
+                });
+            }
+            let volumes = self.volumes(Some(group))?;
+            let not_there = || ProviderError::NotThere {
+                what: one.dataset.to_string(),
+            };
+            let volume = volumes.named(group, own).ok_or_else(not_there)?;
+            let shown = format!("{}@{}", one.dataset, cut.name);
+            let name = volume_name(group, own, cut.name);
+            let has_name = volumes.snapshots_of(group, own).any(|one| one.name == cut.name);
+            if has_name || volumes.named(group, &name).is_some() {
+                return Err(ProviderError::Exists { what: shown });
+            }
+            record_tags(cut.record).ok_or_else(|| too_long(&shown))?;
+            pool::check_room(volume, volumes.pool_of(volume))?;
+            let mut prepared = self.prepared.lock().unwrap_or_else(PoisonError::into_inner);
+            prepared.insert(one.dataset.name.clone(), volume.uuid.clone());
+        }
+        Ok(())
+    }
+
+    fn cut(&self, group: &[Wanted], cut: &Cutting<'_>) -> ProviderResult<()> {
+        for one in group {
+            self.make(one, cut)
+                .inspect_err(|error| self.clean_up_after(one, cut, error))?;
+        }
+        Ok(())
+    }
+
+    fn settle(&self, group: &[Wanted], cut: &Cutting<'_>) -> ProviderResult<()> {
+        for one in group {
+            let name = HostSnapshotName {
+                dataset: one.dataset.clone(),
+                name: cut.name.to_owned(),
+            };
+            let shown = name.to_string();
+            let volumes = self.volumes_of(&one.dataset.name)?;
+            let volume = volumes.snapshot(&name)?.volume;
+            let new = record_tags(cut.record).ok_or_else(|| too_long(&shown))?;
+            let mut words = vec!["-qq"];
+            for old in volume.tags.records.iter().filter(|old| !new.contains(old)) {
+                words.extend(["--deltag", old]);
+            }
+            for tag in new.iter().filter(|tag| !volume.tags.records.contains(tag)) {
+                words.extend(["--addtag", tag]);
+            }
+            if words.len() > 1 {
+                let full = volume.full_name();
+                words.push(&full);
+                self.ask(("note the record of", &shown), LVCHANGE, &words)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn destroy(&self, snapshot: &HostSnapshotName) -> ProviderResult<()> {
+        let _lock = self.lock_holds()?;
+        let volumes = self.volumes_of(&snapshot.dataset.name)?;
+        let volume = volumes.snapshot(snapshot)?.volume;
+        let shown = snapshot.to_string();
+        if !volume.tags.holds.is_empty() {
+            return Err(ProviderError::Held {
+                what: shown,
+                reason: format!("by {}", volume.tags.holds.join(", ")),
+            });
+        }
+        self.remove(volume, &shown)
+    }
+
+    fn hold(&self, snapshot: &HostSnapshotName, tag: &str) -> ProviderResult<()> {
+        check_name(tag)?;
+        let _lock = self.lock_holds()?;
+        let volumes = self.volumes_of(&snapshot.dataset.name)?;
+        let volume = volumes.snapshot(snapshot)?.volume;
+        let shown = snapshot.to_string();
+        if volume.tags.holds.iter().any(|held| held == tag) {
+            return Err(ProviderError::Held {
+                what: shown,
+                reason: format!("by {tag} already"),
+            });
+        }
+        let words = ["-qq", "--addtag", HELD, "--addtag", &hold_tag(tag), &volume.full_name()];
+        self.ask(("hold", &shown), LVCHANGE, &words).map(drop)
+    }
+
+    fn release(&self, snapshot: &HostSnapshotName, tag: &str) -> ProviderResult<()> {
+        check_name(tag)?;
+        let _lock = self.lock_holds()?;
+        let volumes = self.volumes_of(&snapshot.dataset.name)?;
+        let volume = volumes.snapshot(snapshot)?.volume;
+        let shown = snapshot.to_string();
+        if volume.tags.holds.iter().all(|held| held != tag) {
+            return Err(ProviderError::NotThere {
+                what: format!("hold {tag} of {shown}"),
+            });
+        }
+        let (own, full) = (hold_tag(tag), volume.full_name());
+        let mut words = vec!["-qq", "--deltag", &own];
+        if volume.tags.holds.len() == 1 {
+            words.extend(["--deltag", HELD]);
+        }
+        words.push(&full);
+        self.ask(("let go of", &shown), LVCHANGE, &words).map(drop)
+    }
+
+    fn view(&self, snapshot: &HostSnapshotName, _label: &str) -> ProviderResult<View> {
+        self.activate(snapshot)
+    }
+
+    fn clone_to(&self, snapshot: &HostSnapshotName, name: &str) -> ProviderResult<DatasetState> {
+        let (group, own) = names_of(name)?;
+        let volumes = self.volumes_of(&snapshot.dataset.name)?;
+        let volume = volumes.snapshot(snapshot)?.volume;
+        if volume.group != group {
+            return Err(ProviderError::Refused {
+                action: "clone",
+                what: snapshot.to_string(),
+                reason: format!("{name} would be in another volume group"),
+            });
+        }
+        if volumes.named(group, own).is_some() {
+            return Err(ProviderError::Exists { what: name.to_owned() });
+        }
+        pool::check_room(volume, volumes.pool_of(volume))?;
+        let full = volume.full_name();
+        let words = [
+            "-qq",
+            "--yes",
+            "--snapshot",
+            "--permission",
+            "rw",
+            "--setactivationskip",
+            "n",
+            "--name",
+            own,
+            &full,
+        ];
+        self.ask(("clone", &snapshot.to_string()), LVCREATE, &words)?;
+        self.await_device(&dataset(group, own).name, &device::path_of(group, own))?;
+        self.dataset(name)
+    }
+}
+
+mod error_messages;
+#[cfg(test)]
+mod tests;

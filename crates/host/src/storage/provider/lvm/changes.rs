@@ -1,0 +1,192 @@
+//! What two snapshots do not have in common, and what is one's alone: told by the metadata of their pool.
+//!
+//! The metadata of a pool that is in use cannot be read as it is: the kernel writes it all the time. It can be told to keep one state of
+//! it (`reserve_metadata_snap`), which the programs read. There is one such state for each pool, and it costs room until it is released.
+//! So who uses it has a lock, and the pool has a tag meanwhile: a state that nobody uses and that has our tag is one that somebody of
+//! ours has left, and is released. One without our tag is somebody else's, and nothing is asked.
+//!
+//! Source: Linux, Documentation/admin-guide/device-mapper/thin-provisioning.rst; thin_delta(8), thin_ls(8).
+
+use std::collections::BTreeMap;
+
+use rustix::fs::FlockOperation;
+
+use super::super::{HostSnapshot, HostSnapshotName, ProviderError, ProviderResult};
+use super::names::METADATA;
+use super::report::Volume;
+use super::view::Locked;
+use super::{LVCHANGE, Lvm, Snapshot};
+use crate::storage::changed_blocks::{ChangedRanges, ThinQuestion, by_thin_delta};
+use crate::system::process::ToolError;
+
+const DMSETUP: &str = "dmsetup";
+const THIN_DELTA: &str = "thin_delta";
+const THIN_LS: &str = "thin_ls";
+
+impl Lvm {
+    /// Where a volume may differ between two of its host snapshots, which exist and are held.
+    pub fn changes(&self, older: &HostSnapshotName, newer: &HostSnapshotName) -> ProviderResult<ChangedRanges> {
+        let volumes = self.volumes_of(&older.dataset.name)?;
+        let (before, after) = (volumes.snapshot(older)?, volumes.snapshot(newer)?);
+        let refused = |reason: &str| ProviderError::Refused {
+            action: "compare",
+            what: newer.to_string(),
+            reason: reason.to_owned(),
+        };
+        // Those of others may have been written to, before they were as they are now.
+        let are_ours = [&before, &after].into_iter().all(Snapshot::is_ours);
+        if !are_ours || older.dataset != newer.dataset {
+            return Err(refused("one of them is not a host snapshot of ours"));
+        }
+        if before.volume.pool != after.volume.pool || before.volume.size_bytes != after.volume.size_bytes {
+            return Err(refused("they are in two pools, or have two sizes"));
+        }
+        let unknown = || refused("its pool does not tell of it");
+        let pool = volumes.pool_of(after.volume).ok_or_else(unknown)?;
+        let question = ThinQuestion {
+            ids: (
+                before.volume.thin_id.ok_or_else(unknown)?,
+                after.volume.thin_id.ok_or_else(unknown)?,
+            ),
+            block_bytes: pool.chunk_bytes.ok_or_else(unknown)?,
+            size_bytes: after.volume.size_bytes,
+        };
+        let (first, second) = (question.ids.0.to_string(), question.ids.1.to_string());
+        let words = ["--metadata-snap", "--snap1", &first, "--snap2", &second];
+        let answer = self.read_metadata(pool, THIN_DELTA, &words)?;
+        by_thin_delta(&answer, &question).map_err(|error| ProviderError::Senseless {
+            program: THIN_DELTA,
+            detail: error.to_string(),
+        })
+    }
+
+    /// What snapshots refer to, and what is theirs alone; where the program for it is not there, it stays unknown.
+    pub(super) fn measure_by_metadata(&self, snapshots: &mut [HostSnapshot]) -> ProviderResult<()> {
+        let mut rooms: BTreeMap<String, BTreeMap<u64, (u64, u64)>> = BTreeMap::new();
+        for snapshot in snapshots {
+            let volumes = self.volumes_of(&snapshot.name.dataset.name)?;
+            let volume = volumes.snapshot(&snapshot.name)?.volume;
+            let (Some(pool), Some(id)) = (volumes.pool_of(volume), volume.thin_id) else {
+                continue;
+            };
+            // The metadata of a pool that sleeps is not there to be read.
+            if !pool.is_active {
+                continue;
+            }
+            if !rooms.contains_key(&pool.uuid) {
+                let words = [
+                    "--metadata-snap",
+                    "--no-headers",
+                    "--format",
+                    "DEV,MAPPED_BYTES,EXCLUSIVE_BYTES",
+                ];
+                let answer = match self.read_metadata(pool, THIN_LS, &words) {
+                    Err(ProviderError::Tool(ToolError::NotThere { .. })) => return Ok(()),
+                    other => other?,
+                };
+                rooms.insert(pool.uuid.clone(), parse_rooms(&answer));
+            }
+            if let Some((mapped_bytes, own_bytes)) = rooms[&pool.uuid].get(&id) {
+                snapshot.referenced_bytes = Some(*mapped_bytes);
+                snapshot.used_bytes = Some(*own_bytes);
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks a program about the metadata of a pool, as they were at one instant.
+    fn read_metadata(&self, pool: &Volume, program: &str, words: &[&str]) -> ProviderResult<String> {
+        let full = pool.full_name();
+        let path = self.locks.join(format!("lvm-metadata-{}.lock", pool.uuid));
+        let _lock = Locked::open(&path, FlockOperation::LockExclusive)?;
+        // It may have been tagged since it was looked at.
+        let volumes = self.volumes(Some(&pool.group))?;
+        let is_left = volumes
+            .named(&pool.group, &pool.name)
+            .is_some_and(|pool| pool.tags.has_metadata);
+        let device = format!("{}-{}", mangled(&pool.group), mangled(&pool.name));
+        let target = format!("{device}-tpool");
+        match (self.kept_state(&target, &full)?, is_left) {
+            (Some(_), true) => self.tell(&target, &full, "release_metadata_snap")?,
+            (Some(_), false) => {
+                return Err(ProviderError::Refused {
+                    action: "read the metadata of",
+                    what: full,
+                    reason: format!(
+                        "somebody else has reserved a snapshot of them; where nobody needs it any more, \
+                         dmsetup message {target} 0 release_metadata_snap"
+                    ),
+                });
+            }
+            (None, _) => {}
+        }
+        let note = |change: &str| {
+            self.ask(("note at", &full), LVCHANGE, &["-qq", change, METADATA, &full])
+                .map(drop)
+        };
+        note("--addtag")?;
+        let answer = self.tell(&target, &full, "reserve_metadata_snap").and_then(|()| {
+            let state = self.kept_state(&target, &full)?;
+            let place = format!("/dev/mapper/{device}_tmeta");
+            let mut words = words.to_vec();
+            words.push(&place);
+            let answer = self.ask(("read the metadata of", &full), program, &words);
+            // What was released meanwhile may have been written over.
+            let is_kept = state.is_some() && self.kept_state(&target, &full)? == state;
+            self.tell(&target, &full, "release_metadata_snap")?;
+            if is_kept {
+                return answer;
+            }
+            Err(ProviderError::Refused {
+                action: "read the metadata of",
+                what: full.clone(),
+                reason: "somebody else has released them".to_owned(),
+            })
+        });
+        // Where it could not be released, the tag says whose it is.
+        if self.kept_state(&target, &full)?.is_none() {
+            note("--deltag")?;
+        }
+        answer
+    }
+
+    /// Where the state of a pool's metadata is that is kept; none where none is.
+    fn kept_state(&self, target: &str, full: &str) -> ProviderResult<Option<u64>> {
+        let answer = self.ask(("look at", full), DMSETUP, &["status", target])?;
+        // "0 4194304 thin-pool 17 123/1024 1027/32768 138 rw ...": a hyphen where none is kept.
+        let mut fields = answer
+            .split_ascii_whitespace()
+            .skip_while(|field| *field != "thin-pool");
+        match fields.nth(4) {
+            Some("-") => Ok(None),
+            Some(block) if block.parse::<u64>().is_ok() => Ok(block.parse().ok()),
+            _ => Err(ProviderError::Senseless {
+                program: DMSETUP,
+                detail: format!("the status of {target} is {:?}", answer.trim()),
+            }),
+        }
+    }
+
+    fn tell(&self, target: &str, full: &str, message: &str) -> ProviderResult<()> {
+        self.ask(
+            ("read the metadata of", full),
+            DMSETUP,
+            &["message", target, "0", message],
+        )
+        .map(drop)
+    }
+}
+
+/// A name of LVM's in the name of a device.
+fn mangled(name: &str) -> String {
+    name.replace('-', "--")
+}
+
+/// Bytes that volumes refer to, and that are theirs alone, by their numbers.
+fn parse_rooms(answer: &str) -> BTreeMap<u64, (u64, u64)> {
+    let row = |line: &str| {
+        let mut fields = line.split_ascii_whitespace().map(|field| field.parse::<u64>().ok());
+        Some((fields.next()??, (fields.next()??, fields.next()??)))
+    };
+    answer.lines().filter_map(row).collect()
+}

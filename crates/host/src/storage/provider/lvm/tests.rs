@@ -1,0 +1,399 @@
+//! What is asked of LVM, and how its answers are understood: a stand-in gives those that real volumes gave.
+
+mod metadata;
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use holdfast_block::SystemClock;
+
+use super::super::{Cutting, HostSnapshot, HostSnapshotName, Provider, ProviderError, Wanted};
+use super::{Lvm, dataset};
+use crate::system::process::{Answer, ToolError, Tools};
+
+/// The volumes of a group as LVM 2.03.16 told of them.
+const VOLUMES: &str = include_str!("fixtures/lvs.json");
+const CUT: Cutting<'static> = Cutting {
+    name: "a:b",
+    time_s: 0,
+    record: "{\"x\": 1}",
+};
+
+/// What the stand-in does when it is asked.
+enum Does {
+    Says(&'static str),
+    Owned(String),
+    Complains(&'static str),
+    Hangs,
+}
+use Does::{Complains, Hangs, Owned, Says};
+
+/// Gives answers in turn, and keeps what it was asked.
+struct Scripted {
+    answers: Mutex<Vec<Does>>,
+    asked: Mutex<Vec<String>>,
+}
+
+impl Tools for Scripted {
+    fn ask(&self, program: &str, arguments: &[&str]) -> Result<Answer, ToolError> {
+        let words = format!("{program} {}", arguments.join(" "));
+        self.asked.lock().unwrap().push(words.clone());
+        let (is_well, output, complaint) = match self.answers.lock().unwrap().remove(0) {
+            Says(output) => (true, output.to_owned(), String::new()),
+            Owned(output) => (true, output, String::new()),
+            Complains(complaint) => (false, String::new(), complaint.to_owned()),
+            Hangs => {
+                return Err(ToolError::TimedOut {
+                    words,
+                    waited: Duration::ZERO,
+                });
+            }
+        };
+        Ok(Answer {
+            is_well,
+            output,
+            complaint,
+        })
+    }
+}
+
+struct World {
+    lvm: Lvm,
+    scripted: Arc<Scripted>,
+    _locks: tempfile::TempDir,
+}
+
+impl World {
+    fn new(answers: Vec<Does>) -> Self {
+        let scripted = Arc::new(Scripted {
+            answers: Mutex::new(answers),
+            asked: Mutex::default(),
+        });
+        let locks = tempfile::tempdir().unwrap();
+        let lvm = Lvm::new(
+            Arc::clone(&scripted) as _,
+            locks.path().join("locks"),
+            Arc::new(SystemClock::new()),
+        );
+        Self {
+            lvm,
+            scripted,
+            _locks: locks,
+        }
+    }
+
+    /// What was asked, but for the questions what volumes there are.
+    fn asked(&self) -> Vec<String> {
+        assert!(self.scripted.answers.lock().unwrap().is_empty(), "all was asked for");
+        let all = self.scripted.asked.lock().unwrap();
+        all.iter().filter(|words| !words.starts_with("lvs ")).cloned().collect()
+    }
+}
+
+fn name(of: &str, name: &str) -> HostSnapshotName {
+    HostSnapshotName {
+        dataset: dataset("vg0", of),
+        name: name.to_owned(),
+    }
+}
+
+fn wanted(of: &str) -> Wanted {
+    Wanted::all_of(dataset("vg0", of))
+}
+
+#[test]
+fn volumes_and_what_sleeps_beside_them_are_told_apart() {
+    let world = World::new(vec![Says(VOLUMES)]);
+    let states = world.lvm.datasets().unwrap();
+    let names: Vec<_> = states.iter().map(|state| state.dataset.name.as_str()).collect();
+    assert_eq!(names, ["vg0/gone", "vg0/trial", "vg0/web-2", "vg0/web1"]);
+    assert!(states.iter().all(|state| state.is_volume && state.folder.is_none()));
+    assert_eq!(states[1].origin.as_deref(), Some("vg0/web1@before-update"));
+    // 7.81 % of 256 MiB, and 99.01 % of 2 GiB.
+    assert_eq!(states[3].referenced_bytes, Some(20_964_809));
+    assert_eq!(states[3].available_bytes, Some(2_126_223_560));
+}
+
+#[test]
+fn snapshots_are_listed_in_their_order_whoever_made_them() {
+    let world = World::new(vec![Says(VOLUMES), Says(VOLUMES), Says(VOLUMES), Says(VOLUMES)]);
+    let found = world.lvm.snapshots("vg0/web1").unwrap();
+    let names: Vec<_> = found.iter().map(|snapshot| snapshot.name.name.as_str()).collect();
+    assert_eq!(
+        names,
+        ["holdfast_2026-11-22_16:45:10Z", "before-update", "by-hand", "snapper_1"]
+    );
+    let told = |snapshot: &HostSnapshot| (snapshot.hold_count, snapshot.record.is_some());
+    let told: Vec<_> = found.iter().map(told).collect();
+    assert_eq!(told, [(0, true), (1, true), (0, false), (0, false)]);
+    assert_eq!(
+        found[1].record.as_deref(),
+        Some("{\"schema\":1,\"machines\":[\"web1\"],\"frozen_ms\":0}")
+    );
+    assert_eq!(
+        (found[0].time_s, found[0].identity.as_str()),
+        (1_795_388_989, "ojhYox-shYs-PRCg-LgH6-Afpy-iPne-OH5yLG")
+    );
+    // A snapshot does not need what it is of, and is found when that is gone.
+    assert_eq!(world.lvm.snapshots("vg0/gone").unwrap()[0].name, name("gone", "last"));
+    assert_eq!(world.lvm.dataset("vg0/gone").unwrap().available_bytes, None);
+    assert!(matches!(
+        world.lvm.snapshots("vg0/never"),
+        Err(ProviderError::NotThere { .. })
+    ));
+}
+
+#[test]
+fn a_snapshot_has_its_record_and_its_name_from_the_beginning() {
+    let of_new = VOLUMES
+        .replace("\"lv_name\":\"by-hand\"", "\"lv_name\":\"web1+a+b\"")
+        .replace(
+            "\"lv_time\":\"1795388991\", \"lv_tags\":\"\", \"lv_permissions\":\"unknown\"",
+            "\"lv_time\":\"1795388991\", \"lv_tags\":\"holdfast.of=9rBEtQ-X3yl-2OgF-QjyI-u2XQ-dZRS-XKYjrE:web1,\
+         holdfast.record.0==7B!x!:#1=7D,holdfast.snapshot=a:b\", \"lv_permissions\":\"read-only\"",
+        );
+    let world = World::new(vec![
+        Says(VOLUMES),
+        Says(""),
+        Owned(of_new.clone()),
+        Says(""),
+        Owned(of_new),
+    ]);
+    let all = [wanted("web1")];
+    world.lvm.prepare(&all, &CUT).unwrap();
+    world.lvm.cut(&all, &CUT).unwrap();
+    let settled = Cutting {
+        record: "{\"y\": 2}",
+        ..CUT
+    };
+    world.lvm.settle(&all, &settled).unwrap();
+    // What is noted already is not noted again.
+    world.lvm.settle(&all, &CUT).unwrap();
+    assert_eq!(
+        world.asked(),
+        [
+            "lvcreate -qq --yes --snapshot --permission r --setactivationskip y --addtag holdfast.snapshot=a:b \
+             --addtag holdfast.of=9rBEtQ-X3yl-2OgF-QjyI-u2XQ-dZRS-XKYjrE:web1 --addtag holdfast.record.0==7B!x!:#1=7D \
+             --name web1+a+b vg0/web1",
+            "lvchange -qq --deltag holdfast.record.0==7B!x!:#1=7D --addtag holdfast.record.0==7B!y!:#2=7D vg0/web1+a+b",
+        ]
+    );
+}
+
+#[test]
+fn what_cannot_be_cut_is_refused_before_machines_stand_still() {
+    let refused = |answer: String, of: &str, name: &str| {
+        let world = World::new(vec![Owned(answer)]);
+        let cut = Cutting { name, ..CUT };
+        let error = world.lvm.prepare(&[wanted(of)], &cut).unwrap_err();
+        assert!(world.asked().is_empty());
+        error.to_string()
+    };
+    let said = |from: &str, to: &str| {
+        let answer = VOLUMES.replace(from, to);
+        assert_ne!(answer, VOLUMES);
+        refused(answer, "web1", "a")
+    };
+    let as_it_is = |of: &str, name: &str| refused(VOLUMES.to_owned(), of, name);
+    assert_eq!(
+        as_it_is("web1", "before-update"),
+        "lvm:vg0/web1@before-update is there already"
+    );
+    assert_eq!(as_it_is("web1", "by-hand"), "lvm:vg0/web1@by-hand is there already");
+    assert_eq!(as_it_is("gone", "a"), "there is no lvm:vg0/gone");
+    assert!(as_it_is("thick", "a").contains("not in a thin pool (linear)"));
+    assert!(as_it_is("pool", "a").contains("it is a thin pool"));
+    let full = said("\"data_percent\":\"0.99\"", "\"data_percent\":\"95.01\"");
+    assert!(
+        full.contains("95.01 % of the data of its thin pool vg0/pool") && full.contains("lvextend"),
+        "{full}"
+    );
+    let full = said("\"metadata_percent\":\"11.72\"", "\"metadata_percent\":\"90.50\"");
+    assert!(
+        full.contains("90.50 % of the metadata") && full.contains("--poolmetadatasize"),
+        "{full}"
+    );
+    let ill = said(
+        "\"data_percent\":\"0.99\", \"metadata_percent\":\"11.72\", \"lv_health_status\":\"\"",
+        "\"data_percent\":\"0.99\", \"metadata_percent\":\"11.72\", \"lv_health_status\":\"out_of_data\"",
+    );
+    assert!(ill.ends_with("vg0/pool is not well: out of data"), "{ill}");
+    assert!(said("\"vg_lock_type\":\"\"", "\"vg_lock_type\":\"sanlock\"").contains("lvmlockd"));
+    assert!(said("\"vg_mda_free\":\"515584\"", "\"vg_mda_free\":\"9000\"").contains("no room for the description"));
+    for wrong in ["", "a b", "a+b", "../x", "-x"] {
+        let world = World::new(Vec::new());
+        let cut = Cutting { name: wrong, ..CUT };
+        assert!(
+            matches!(
+                world.lvm.prepare(&[wanted("web1")], &cut),
+                Err(ProviderError::Name { .. })
+            ),
+            "{wrong}"
+        );
+    }
+}
+
+#[test]
+fn one_that_was_killed_while_a_volume_stood_still_does_not_leave_it_so() {
+    let world = World::new(vec![Says(VOLUMES), Hangs, Says(""), Says(VOLUMES)]);
+    world.lvm.prepare(&[wanted("web1")], &CUT).unwrap();
+    assert!(matches!(
+        world.lvm.cut(&[wanted("web1")], &CUT),
+        Err(ProviderError::Tool(_))
+    ));
+    assert_eq!(world.asked()[1..], ["lvchange -qq --refresh vg0/web1"]);
+}
+
+#[test]
+fn nothing_goes_but_the_snapshot_that_was_looked_at() {
+    let snapshot = name("web1", "holdfast_2026-11-22_16:45:10Z");
+    let without = |one: &str| {
+        let lines = VOLUMES
+            .lines()
+            .filter(|line| !line.contains(&format!("\"lv_name\":\"{one}\"")));
+        lines
+            .collect::<Vec<_>>()
+            .join("\n")
+            .replace("\"515584\"},\n              ]", "\"515584\"}\n]")
+    };
+    let after = without("snapper_1");
+    let world = World::new(vec![Says(VOLUMES), Says(""), Owned(after)]);
+    world.lvm.destroy(&name("web1", "snapper_1")).unwrap();
+    assert_eq!(
+        world.asked(),
+        [
+            "lvremove -qq --yes --force --select lv_uuid=\"HC0c2R-YsNn-IKeh-47Ak-trqe-5Ir3-G7cmbf\" && \
+          lv_tags!={\"holdfast.held\"} vg0/snapper_1"
+        ]
+    );
+    // LVM removes nothing that somebody has begun to hold, and does not say so.
+    let world = World::new(vec![Says(VOLUMES), Says(""), Says(VOLUMES)]);
+    assert!(matches!(world.lvm.destroy(&snapshot), Err(ProviderError::Held { .. })));
+    let world = World::new(vec![Says(VOLUMES)]);
+    let held = world.lvm.destroy(&name("web1", "before-update")).unwrap_err();
+    assert!(held.to_string().ends_with("is held: by audit"), "{held}");
+    assert!(world.asked().is_empty());
+    // Neither volumes nor clones nor pools are snapshots.
+    for other in ["web1", "web-2", "trial", "pool", "thick"] {
+        let world = World::new(vec![Says(VOLUMES)]);
+        let error = world.lvm.destroy(&name("web1", other)).unwrap_err();
+        assert!(matches!(error, ProviderError::NotThere { .. }), "{other}: {error}");
+    }
+    let world = World::new(vec![Says(VOLUMES), Complains("  Logical volume vg0/x in use.\n")]);
+    assert!(matches!(world.lvm.destroy(&snapshot), Err(ProviderError::Held { .. })));
+    for dataset_name in ["-f/web1", "vg0", "vg0/a b", "/dev/vg0/web1"] {
+        let mut snapshot = snapshot.clone();
+        snapshot.dataset.name = dataset_name.to_owned();
+        assert!(matches!(
+            World::new(Vec::new()).lvm.destroy(&snapshot),
+            Err(ProviderError::Name { .. })
+        ));
+    }
+}
+
+#[test]
+fn whoever_holds_is_noted_and_the_last_to_let_go_frees_it() {
+    let free = name("web1", "holdfast_2026-11-22_16:45:10Z");
+    let held = name("web1", "before-update");
+    let world = World::new(vec![Says(VOLUMES), Says(""), Says(VOLUMES), Says(VOLUMES), Says("")]);
+    world.lvm.hold(&free, "keep").unwrap();
+    assert!(matches!(
+        world.lvm.hold(&held, "audit"),
+        Err(ProviderError::Held { .. })
+    ));
+    world.lvm.release(&held, "audit").unwrap();
+    assert_eq!(
+        world.asked(),
+        [
+            "lvchange -qq --addtag holdfast.held --addtag holdfast.hold=keep vg0/web1+holdfast_2026-11-22_16+45+10Z",
+            "lvchange -qq --deltag holdfast.hold=audit --deltag holdfast.held vg0/web1+before-update",
+        ]
+    );
+    let two = VOLUMES.replace("holdfast.hold=audit", "holdfast.hold=audit,holdfast.hold=keep");
+    let world = World::new(vec![Owned(two), Says(""), Says(VOLUMES)]);
+    world.lvm.release(&held, "audit").unwrap();
+    assert!(matches!(
+        world.lvm.release(&held, "other"),
+        Err(ProviderError::NotThere { .. })
+    ));
+    assert_eq!(
+        world.asked(),
+        ["lvchange -qq --deltag holdfast.hold=audit vg0/web1+before-update"]
+    );
+}
+
+#[test]
+fn a_clone_is_removed_by_nobody_but_who_made_it() {
+    let of = name("web1", "before-update");
+    for (other, of) in [
+        ("vg0/web1", &of),
+        ("vg0/snapper_1", &of),
+        ("vg0/trial", &name("web1", "by-hand")),
+    ] {
+        let world = World::new(vec![Says(VOLUMES)]);
+        let refused = world.lvm.destroy_clone(other, of);
+        assert!(matches!(refused, Err(ProviderError::Refused { .. })), "{other}");
+    }
+    let world = World::new(vec![Says(VOLUMES)]);
+    let elsewhere = world.lvm.clone_to(&of, "vg1/trial").unwrap_err();
+    assert!(elsewhere.to_string().contains("another volume group"), "{elsewhere}");
+    let world = World::new(vec![Says(VOLUMES)]);
+    assert!(matches!(
+        world.lvm.clone_to(&of, "vg0/trial"),
+        Err(ProviderError::Exists { .. })
+    ));
+}
+
+#[test]
+fn complaints_are_understood() {
+    let refused = |complaint: &'static str| World::new(vec![Complains(complaint)]).lvm.datasets().unwrap_err();
+    assert!(matches!(
+        refused("  Volume group \"vgnone\" not found\n  Cannot process volume group vgnone\n"),
+        ProviderError::NotThere { .. }
+    ));
+    assert!(matches!(
+        refused("  Failed to find logical volume \"vg0/nope\"\n"),
+        ProviderError::NotThere { .. }
+    ));
+    assert!(matches!(
+        refused("  WARNING: Running as a non-root user. Functionality may be unavailable.\n"),
+        ProviderError::NoService { provider: "LVM", .. }
+    ));
+    assert!(matches!(
+        refused("  Logical Volume \"a\" already exists in volume group \"vg0\"\n"),
+        ProviderError::Exists { .. }
+    ));
+    assert!(matches!(
+        refused("  Cannot create new thin volume, free space in thin pool vg0/small reached threshold.\n"),
+        ProviderError::Full { .. }
+    ));
+    let other = refused("File descriptor 9 (x) leaked on lvs invocation. Parent PID 1: sh\n  WARNING: a\n  b c.\n");
+    assert_eq!(other.to_string(), "look at all volumes: b c.");
+}
+
+#[test]
+fn answers_that_make_no_sense_are_no_answers() {
+    for answer in [
+        "",
+        "{}",
+        "{\"report\":[{\"lv\":[{\"lv_name\":\"a\"}]}]}",
+        "[1",
+        "{\"report\":7}",
+    ] {
+        let world = World::new(vec![Says(answer)]);
+        assert!(
+            matches!(world.lvm.datasets(), Err(ProviderError::Senseless { .. })),
+            "{answer}"
+        );
+    }
+    for (from, to) in [
+        ("\"lv_size\":\"67108864\"", "\"lv_size\":\"-1\""),
+        ("\"lv_time\":\"1795388993\"", "\"lv_time\":\"now\""),
+    ] {
+        let world = World::new(vec![Owned(VOLUMES.replace(from, to))]);
+        assert!(
+            matches!(world.lvm.datasets(), Err(ProviderError::Senseless { .. })),
+            "{to}"
+        );
+    }
+}

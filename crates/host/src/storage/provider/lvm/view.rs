@@ -1,0 +1,159 @@
+//! Snapshots that are looked into: activated for that, and put to sleep again.
+//!
+//! Several may look into the same one, also from several processes: each shares a lock, and the last to leave is the one that gets it
+//! alone. One that dies leaves an active snapshot, which is read-only, does no harm, and may be looked into and removed all the same.
+
+use std::fs::File;
+use std::io::ErrorKind;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use holdfast_block::Clock;
+use rustix::fs::{FlockOperation, OFlags, flock};
+
+use super::super::folder::{file_error, make_folder};
+use super::super::{HostSnapshotName, ProviderError, ProviderResult, View};
+use super::{ATTEMPT_COUNT, ATTEMPT_INTERVAL, LVCHANGE, Lvm};
+use crate::system::waits::{LOCK_HOLDER, Wait};
+
+/// Makes the devices of volumes by itself, where udev does not.
+const MAKE_NODES: &str = "vgmknodes";
+
+impl Lvm {
+    /// Who holds and releases snapshots, and who removes one that nobody holds, come one after another.
+    pub(super) fn lock_holds(&self) -> ProviderResult<File> {
+        Locked::open(&self.locks.join("lvm-holds.lock"), FlockOperation::LockExclusive).map(|locked| locked.file)
+    }
+
+    /// Activates a snapshot for as long as the view is there.
+    pub(super) fn activate(&self, snapshot: &HostSnapshotName) -> ProviderResult<View> {
+        let volumes = self.volumes_of(&snapshot.dataset.name)?;
+        let volume = volumes.snapshot(snapshot)?.volume;
+        let full = volume.full_name();
+        let path = self.locks.join(format!("lvm-view-{}.lock", volume.uuid));
+        let lock = Locked::open(&path, FlockOperation::LockShared)?;
+        // One that somebody else has made and activated is his to put to sleep.
+        let is_others = volume.is_active && volume.tags.snapshot.is_none();
+        let words = ["-qq", "--yes", "--activate", "y", "--ignoreactivationskip", &full];
+        self.ask(("look into", &snapshot.to_string()), LVCHANGE, &words)?;
+        let device = PathBuf::from(&volume.path);
+        let view = View {
+            folder: device.clone(),
+            cleanup: Some(self.sleep_again(lock, (!is_others).then_some(full.clone()))),
+        };
+        self.await_device(&full, &device)?;
+        Ok(view)
+    }
+
+    /// Waits for a device: udev may take its time, or not be there at all.
+    pub(super) fn await_device(&self, full: &str, device: &Path) -> ProviderResult<()> {
+        for attempt in 0..ATTEMPT_COUNT {
+            if device.exists() {
+                return Ok(());
+            }
+            if attempt == ATTEMPT_COUNT / 2 {
+                drop(self.tools.ask(MAKE_NODES, &["-qq", full]));
+            }
+            self.clock.sleep(ATTEMPT_INTERVAL);
+        }
+        Err(ProviderError::Refused {
+            action: "look for the device of",
+            what: full.to_owned(),
+            reason: format!("{} does not appear; udev should make it", device.display()),
+        })
+    }
+
+    fn sleep_again(&self, lock: Locked, full: Option<String>) -> Box<dyn FnOnce() + Send> {
+        let (tools, clock) = (Arc::clone(&self.tools), Arc::clone(&self.clock));
+        Box::new(move || {
+            let is_last = lock.leave();
+            let (Some(_alone), Some(full)) = (is_last, full) else {
+                return;
+            };
+            deactivate(&*tools, &*clock, &full);
+        })
+    }
+}
+
+/// Puts a snapshot to sleep. Who has just looked at its device may have it open for a moment; who has it open for longer keeps it awake.
+fn deactivate(tools: &dyn crate::system::process::Tools, clock: &dyn Clock, full: &str) {
+    for _ in 0..3 {
+        match tools.ask(LVCHANGE, &["-qq", "--yes", "--activate", "n", full]) {
+            Ok(answer) if !answer.is_well && answer.complaint.contains("in use") => clock.sleep(ATTEMPT_INTERVAL),
+            _ => return,
+        }
+    }
+}
+
+/// A file that is locked.
+pub(super) struct Locked {
+    path: PathBuf,
+    pub(super) file: File,
+}
+
+impl Locked {
+    /// Locks a file, which is made where it is not there; whoever gets it alone may remove it.
+    pub(super) fn open(path: &Path, operation: FlockOperation) -> ProviderResult<Self> {
+        if let Some(folder) = path.parent() {
+            make_folder(folder)?;
+        }
+        let no_links = i32::try_from(OFlags::NOFOLLOW.bits()).unwrap_or_default();
+        loop {
+            let mut options = File::options();
+            let open = options
+                .create(true)
+                .write(true)
+                .truncate(false)
+                .mode(0o600)
+                .custom_flags(no_links);
+            let file = open.open(path).map_err(|source| file_error("open", path, source))?;
+            let wait = Wait::for_answer(LOCK_HOLDER);
+            flock(&file, operation).map_err(|error| file_error("lock", path, error.into()))?;
+            drop(wait);
+            let found = file.metadata().map_err(|source| file_error("look at", path, source))?;
+            // Who was here before us may have removed it.
+            if found.nlink() > 0 {
+                return Ok(Self {
+                    path: path.to_owned(),
+                    file,
+                });
+            }
+        }
+    }
+
+    /// Lets go of a lock that is shared; gives it back, alone, where nobody else has it. Its file is gone then.
+    fn leave(self) -> Option<File> {
+        flock(&self.file, FlockOperation::Unlock).ok()?;
+        flock(&self.file, FlockOperation::NonBlockingLockExclusive).ok()?;
+        // Somebody else was the last, and what has the name now is another file.
+        if self.file.metadata().ok()?.nlink() == 0 {
+            return None;
+        }
+        match std::fs::remove_file(&self.path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => None,
+            // The lock is on the file, with or without a name: whoever waits for it sees that it has none, and makes another.
+            _ => Some(self.file),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::FlockOperation;
+
+    use super::Locked;
+
+    #[test]
+    fn the_last_to_leave_is_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("locks/a.lock");
+        let shared = || Locked::open(&path, FlockOperation::LockShared).unwrap();
+        let (first, second) = (shared(), shared());
+        assert!(first.leave().is_none() && path.exists());
+        let third = shared();
+        assert!(second.leave().is_none());
+        assert!(third.leave().is_some() && !path.exists());
+        assert!(shared().leave().is_some());
+    }
+}

@@ -1,0 +1,107 @@
+//! Host snapshots mounted where a person wants them, to stay there.
+//!
+//! The file system's own way where it has one: a read-only bind mount of the folder with the snapshot, `mount -t zfs` of a snapshot, and a
+//! read-only clone where ZFS has no kernel module (zfs-fuse).
+
+use std::path::Path;
+
+use super::folder::OURS;
+use super::zfs::{Zfs, full};
+use super::{HostSnapshotName, Mounts, Provider, ProviderError, ProviderKind, ProviderResult};
+use crate::system::process::Tools;
+
+const MOUNT: &str = "mount";
+/// What is mounted may have come from another host: no program in it runs, and no device in it opens.
+const OPTIONS: &str = "ro,nosuid,nodev,noexec";
+const UNMOUNT: &str = "umount";
+
+/// Mounts a host snapshot on a folder: read-only, without programs and devices. It stays until [`unmount`].
+pub fn mount(
+    tools: &dyn Tools,
+    (provider, zfs): (&dyn Provider, &Zfs),
+    snapshot: &HostSnapshotName,
+    folder: &Path,
+) -> ProviderResult<()> {
+    let shown = snapshot.to_string();
+    let point = folder.display().to_string();
+    if provider.kind() == ProviderKind::Zfs {
+        if provider.dataset(&snapshot.dataset.name)?.is_volume {
+            return Err(refused(
+                ("mount", &shown),
+                "it is of a volume; holdfast host clone makes a device of it",
+            ));
+        }
+        let full = full(snapshot)?;
+        let has_module = Path::new("/sys/module/zfs").exists();
+        if !has_module {
+            zfs.mount_clone(&full, folder)?;
+            // zfs-fuse takes writes whatever the property says.
+            return ask(
+                tools,
+                ("mount", &shown),
+                MOUNT,
+                &["-o", &format!("remount,bind,{OPTIONS}"), &point],
+            );
+        }
+        return ask(
+            tools,
+            ("mount", &shown),
+            MOUNT,
+            &["-t", "zfs", "-o", OPTIONS, &full, &point],
+        );
+    }
+    if provider.kind() == ProviderKind::Lvm {
+        return Err(refused(
+            ("mount", &shown),
+            "it is of a volume; holdfast host clone makes a device of it",
+        ));
+    }
+    // Such a view is no more than the folder where the snapshot is.
+    let view = provider.view(snapshot, "mount")?;
+    let from = view.path().display().to_string();
+    ask(
+        tools,
+        ("mount", &shown),
+        MOUNT,
+        &["--bind", "-o", OPTIONS, &from, &point],
+    )
+}
+
+/// Takes such a mount away again: nothing but a host snapshot of ours is unmounted.
+pub fn unmount(tools: &dyn Tools, zfs: &Zfs, folder: &Path) -> ProviderResult<()> {
+    let point = folder.display().to_string();
+    let mounts = Mounts::read()?;
+    let found = mounts.of_path(folder).filter(|mount| mount.point == folder);
+    let not_ours = || refused(("unmount", &point), "no host snapshot is mounted there");
+    let mount = found.ok_or_else(not_ours)?;
+    if mount.is_zfs() && !mount.source.contains('@') {
+        return zfs.unmount_clone(&mount.source);
+    }
+    let is_snapshot = mount.source.contains('@') && mount.is_zfs();
+    let is_view = mount.root.components().any(|part| part.as_os_str() == OURS);
+    if !is_snapshot && !is_view {
+        return Err(not_ours());
+    }
+    ask(tools, ("unmount", &point), UNMOUNT, &["--", &point])
+}
+
+fn ask(
+    tools: &dyn Tools,
+    (action, what): (&'static str, &str),
+    program: &str,
+    arguments: &[&str],
+) -> ProviderResult<()> {
+    let answer = tools.ask(program, arguments)?;
+    if answer.is_well {
+        return Ok(());
+    }
+    Err(refused((action, what), answer.complaint.trim()))
+}
+
+fn refused((action, what): (&'static str, &str), reason: &str) -> ProviderError {
+    ProviderError::Refused {
+        action,
+        what: what.to_owned(),
+        reason: reason.to_owned(),
+    }
+}

@@ -1,0 +1,124 @@
+//! Whether files can be cloned: it is tried, since nothing else tells.
+//!
+//! It is tried with files that have no names, so that nothing is seen of it, and nothing left by whoever is killed meanwhile. A file system
+//! without such files gets small ones with names.
+
+use std::fs::File;
+use std::io::{ErrorKind, Write as _};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, Mode, OFlags, ioctl_ficlone, openat};
+use rustix::io::Errno;
+
+use super::reflink::clone_file;
+use crate::storage::file_system::{BTRFS, XFS, is_on};
+
+/// What is cloned to find out whether files can be: more than a file system keeps in an inode.
+const PROBE: &[u8] = &[0x48; 4096];
+/// How the names of files begin, and end, where they need names.
+const BEGINNING: &str = ".holdfast-";
+const ENDINGS: [&str; 3] = [".from.partial", ".to.partial", ".probe.partial"];
+
+/// A file without a name; none where there are none.
+fn nameless(folder: &Path) -> std::io::Result<Option<File>> {
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    match openat(CWD, folder, flags, Mode::RUSR | Mode::WUSR) {
+        Ok(file) => Ok(Some(file.into())),
+        Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn named(folder: &Path, label: &str, ending: &str) -> PathBuf {
+    folder.join(format!("{BEGINNING}{label}{ending}"))
+}
+
+/// Why files in a folder cannot be cloned; none where they can. Where the files that it is tried with need names, they have `label`
+/// in them; where there is no room for them, the kind of the file system tells.
+pub fn why_not(folder: &Path, label: &str) -> Option<String> {
+    let reason = match try_in(folder, label) {
+        Ok(()) => return None,
+        Err(error) if error.raw_os_error() == Some(Errno::OPNOTSUPP.raw_os_error()) => {
+            "its file system has no clones of files (XFS and btrfs have)".to_owned()
+        }
+        // Who makes something tells it: what is there already is found all the same.
+        Err(error) if error.kind() == ErrorKind::StorageFull && is_on(folder, &[XFS, BTRFS]) => return None,
+        Err(error) => error.to_string(),
+    };
+    Some(format!("files in {} cannot be cloned: {reason}", folder.display()))
+}
+
+fn try_in(folder: &Path, label: &str) -> std::io::Result<()> {
+    if let (Some(mut from), Some(to)) = (nameless(folder)?, nameless(folder)?) {
+        from.write_all(PROBE)?;
+        return Ok(ioctl_ficlone(to, from)?);
+    }
+    let (from, to) = (named(folder, label, ENDINGS[0]), named(folder, label, ENDINGS[1]));
+    let written = File::create_new(&from).and_then(|mut file| file.write_all(PROBE));
+    let made = written.and_then(|()| clone_file(&from, &to));
+    for path in [from, to] {
+        // What is not there need not go.
+        drop(std::fs::remove_file(path));
+    }
+    made
+}
+
+/// Whether a file can be cloned to a folder.
+pub fn can_clone_to(file: &Path, folder: &Path, label: &str) -> bool {
+    match nameless(folder) {
+        Err(_) => false,
+        Ok(Some(to)) => File::open(file).is_ok_and(|from| ioctl_ficlone(to, from).is_ok()),
+        Ok(None) => {
+            let probe = named(folder, label, ENDINGS[2]);
+            let is_cloned = clone_file(file, &probe).is_ok();
+            // What is not there need not go.
+            drop(std::fs::remove_file(&probe));
+            is_cloned
+        }
+    }
+}
+
+/// Whether a file is called like one that it was tried with.
+pub fn is_probe(name: &str) -> bool {
+    ENDINGS.iter().any(|ending| {
+        let label = name.strip_prefix(BEGINNING).and_then(|rest| rest.strip_suffix(ending));
+        label.is_some_and(|label| !label.is_empty())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{can_clone_to, is_probe, why_not};
+
+    #[test]
+    fn nothing_is_left_of_trying() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        std::io::Write::write_all(&mut std::fs::File::create(&file).unwrap(), b"x").unwrap();
+        // Whether it can is the file system's business: both ways agree.
+        let is_possible = why_not(folder.path(), "a").is_none();
+        assert_eq!(can_clone_to(&file, folder.path(), "a"), is_possible);
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+        assert!(why_not(&folder.path().join("nowhere"), "a").is_some());
+    }
+
+    #[test]
+    fn files_of_those_who_were_killed_are_known_by_their_names() {
+        for name in [
+            ".holdfast-0a1b2c3d.from.partial",
+            ".holdfast-x.to.partial",
+            ".holdfast-17.probe.partial",
+        ] {
+            assert!(is_probe(name), "{name}");
+        }
+        for name in [
+            ".holdfast-.to.partial",
+            "holdfast-x.to.partial",
+            ".holdfast-x.to",
+            ".web1.0123abcd.partial",
+            ".holdfast",
+        ] {
+            assert!(!is_probe(name), "{name}");
+        }
+    }
+}

@@ -1,0 +1,379 @@
+//! Clones of files, which share their blocks until one of them is written: XFS with `reflink=1`, btrfs, and whatever else has them.
+//!
+//! Each clone is of one instant of its file; several files are of one instant only if nobody writes them meanwhile.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::ErrorKind;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, fchown};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rustix::fs::{FlockOperation, Mode, OFlags, ResolveFlags, flock, ioctl_ficlone, openat2};
+
+use super::folder::{OURS, SnapshotFolder, check_name, file_error, make_folder, sync_folder};
+use super::leftovers::Remain;
+use super::probe::why_not;
+use super::{
+    Cutting, Dataset, DatasetState, HostSnapshot, HostSnapshotName, NotedSnapshot, Provider, ProviderError,
+    ProviderKind, ProviderResult, View, Wanted, leftovers,
+};
+
+/// Folders in folders, at most.
+const DEPTH_MAX: u32 = 64;
+
+/// Folders whose files can be cloned.
+#[derive(Debug, Default)]
+pub struct Reflink {
+    /// Folders of clones that are being made, each locked (flock) until it has its name.
+    making: Mutex<BTreeMap<PathBuf, File>>,
+}
+
+/// A new file that shares its blocks with another one. It must not be there.
+pub fn clone_file(from: &Path, to: &Path) -> std::io::Result<()> {
+    // Until its name goes, it is as secret as what it shares.
+    let clone = File::options().write(true).create_new(true).mode(0o600).open(to)?;
+    Ok(ioctl_ficlone(clone, File::open(from)?)?)
+}
+
+/// A clone of a file below a folder. Who owns the folder may put links anywhere, and none is followed.
+fn clone_below(folder: &File, file: &Path, to: &Path) -> std::io::Result<()> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+    let from = File::from(openat2(folder, file, flags, Mode::empty(), resolve)?);
+    if !from.metadata()?.is_file() {
+        return Err(std::io::Error::new(ErrorKind::InvalidInput, "it is no file"));
+    }
+    let clone = File::options().write(true).create_new(true).mode(0o600).open(to)?;
+    ioctl_ficlone(&clone, &from)?;
+    // It belongs to whom the file belongs to; nobody gets to it but through us.
+    let metadata = from.metadata()?;
+    fchown(&clone, Some(metadata.uid()), Some(metadata.gid()))?;
+    clone.set_permissions(std::fs::Permissions::from_mode(metadata.mode() & 0o777))
+}
+
+fn dataset(name: &str) -> Dataset {
+    Dataset {
+        provider: ProviderKind::Reflink,
+        name: name.to_owned(),
+    }
+}
+
+/// The regular files below a folder, on its own file system, by their paths from there.
+fn files_below(folder: &Path) -> ProviderResult<Vec<PathBuf>> {
+    let device = folder
+        .metadata()
+        .map_err(|source| file_error("look at", folder, source))?
+        .dev();
+    let mut files = Vec::new();
+    let mut folders = vec![(PathBuf::new(), 0)];
+    while let Some((inside, depth)) = folders.pop() {
+        let path = folder.join(&inside);
+        let failed = |source| file_error("read the folder", &path, source);
+        for entry in std::fs::read_dir(&path).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            let metadata = entry.metadata().map_err(failed)?;
+            let inside = inside.join(entry.file_name());
+            if metadata.dev() != device || entry.file_name() == OURS {
+                continue;
+            }
+            if metadata.is_file() {
+                files.push(inside);
+            } else if metadata.is_dir() {
+                if depth == DEPTH_MAX {
+                    let deep = std::io::Error::new(ErrorKind::InvalidInput, "its folders are nested too deep");
+                    return Err(file_error("look into", &folder.join(inside), deep));
+                }
+                folders.push((inside, depth + 1));
+            }
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+impl Reflink {
+    fn files_of(wanted: &Wanted) -> ProviderResult<Vec<PathBuf>> {
+        if wanted.files.is_empty() {
+            return files_below(Path::new(&wanted.dataset.name));
+        }
+        Ok(wanted.files.clone())
+    }
+
+    fn clone_files(from: &Path, to: &Path, files: &[PathBuf]) -> ProviderResult<()> {
+        let folder = File::open(from).map_err(|source| file_error("open", from, source))?;
+        for file in files {
+            let to = to.join(file);
+            if let Some(folder) = to.parent() {
+                make_folder(folder)?;
+            }
+            clone_below(&folder, file, &to).map_err(|source| file_error("clone", &from.join(file), source))?;
+        }
+        Ok(())
+    }
+
+    fn making(&self) -> MutexGuard<'_, BTreeMap<PathBuf, File>> {
+        self.making.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A folder for clones that is nobody else's. What somebody who was killed has left is taken away.
+    fn begin(&self, kept: &SnapshotFolder, name: &str, shown: &str) -> ProviderResult<()> {
+        // Nobody looks for what was left between its being made and its being locked.
+        let _lock = kept.lock()?;
+        // Another process may have given its own this name since that was looked at.
+        kept.must_be_new(name, shown)?;
+        let place = kept.hidden_place(name);
+        let failed = |action| {
+            let place = kept.shown_place(name);
+            move |source| file_error(action, &place, source)
+        };
+        if let Ok(left) = File::open(&place) {
+            if flock(&left, FlockOperation::NonBlockingLockExclusive).is_err() {
+                return Err(ProviderError::Exists {
+                    what: format!("{shown}, which somebody is making just now,"),
+                });
+            }
+            std::fs::remove_dir_all(&place).map_err(failed("remove what was left of"))?;
+        }
+        std::fs::create_dir(&place).map_err(failed("make"))?;
+        let open = File::open(&place).map_err(failed("open"))?;
+        let locked = flock(&open, FlockOperation::NonBlockingLockExclusive);
+        locked.map_err(|error| failed("lock")(error.into()))?;
+        self.making().insert(kept.shown_place(name), open);
+        Ok(())
+    }
+
+    /// Takes back what was begun or cut, and has no name yet.
+    fn give_up(&self, kept: &SnapshotFolder, name: &str) -> bool {
+        let lock = self.making().remove(&kept.shown_place(name));
+        if lock.is_some() {
+            drop(std::fs::remove_dir_all(kept.hidden_place(name)));
+        }
+        lock.is_some()
+    }
+}
+
+/// What tells a folder of clones from another one: its inode, whose number is given again, and the instant at which that was made.
+fn identity_of(metadata: &std::fs::Metadata) -> String {
+    let made = metadata.created().ok();
+    let made = made.and_then(|made| made.duration_since(std::time::UNIX_EPOCH).ok());
+    format!("{}-{}", metadata.ino(), made.unwrap_or_default().as_nanos())
+}
+
+/// From one moment to the next it is no snapshot any more, and not half of one.
+fn put_aside(kept: &SnapshotFolder, name: &str) -> ProviderResult<()> {
+    let (place, aside) = (kept.place(name), kept.hidden_place(name));
+    drop(std::fs::remove_dir_all(&aside));
+    std::fs::rename(&place, &aside).map_err(|source| file_error("rename", &place, source))
+}
+
+fn remove_aside(kept: &SnapshotFolder, name: &str) -> ProviderResult<()> {
+    let aside = kept.hidden_place(name);
+    std::fs::remove_dir_all(&aside).map_err(|source| file_error("remove", &aside, source))
+}
+
+impl Provider for Reflink {
+    fn kind(&self) -> ProviderKind {
+        ProviderKind::Reflink
+    }
+
+    fn datasets(&self) -> ProviderResult<Vec<DatasetState>> {
+        // Any folder may be one.
+        Ok(Vec::new())
+    }
+
+    fn dataset(&self, name: &str) -> ProviderResult<DatasetState> {
+        let folder = Path::new(name);
+        if !folder.is_dir() {
+            return Err(ProviderError::NotThere {
+                what: format!("folder {name}"),
+            });
+        }
+        let room = rustix::fs::statvfs(folder).map_err(|error| file_error("look at", folder, error.into()))?;
+        Ok(DatasetState {
+            dataset: dataset(name),
+            folder: Some(folder.to_owned()),
+            is_volume: false,
+            used_bytes: None,
+            referenced_bytes: None,
+            snapshots_bytes: None,
+            compression_percent: None,
+            available_bytes: Some(room.f_bavail.saturating_mul(room.f_frsize)),
+            origin: None,
+        })
+    }
+
+    fn snapshots(&self, name: &str) -> ProviderResult<Vec<HostSnapshot>> {
+        let kept = SnapshotFolder::of(Path::new(name))?;
+        let mut snapshots = Vec::new();
+        for snapshot in kept.names()? {
+            let noted = kept.noted(&snapshot);
+            let place = kept.place(&snapshot);
+            let metadata = place
+                .metadata()
+                .map_err(|source| file_error("look at", &place, source))?;
+            snapshots.push(HostSnapshot {
+                name: HostSnapshotName {
+                    dataset: dataset(name),
+                    name: snapshot.clone(),
+                },
+                time_s: noted.as_ref().map_or_else(|| metadata.mtime(), |noted| noted.time_s),
+                identity: identity_of(&metadata),
+                used_bytes: None,
+                referenced_bytes: None,
+                hold_count: kept.hold_count(&snapshot)?,
+                record: noted.map(|noted| noted.record),
+            });
+        }
+        snapshots.sort_by(|a, b| (a.time_s, &a.name).cmp(&(b.time_s, &b.name)));
+        Ok(snapshots)
+    }
+
+    fn groups(&self, wanted: &[Wanted]) -> ProviderResult<Vec<Vec<Wanted>>> {
+        Ok(wanted.iter().map(|one| vec![one.clone()]).collect())
+    }
+
+    fn prepare(&self, wanted: &[Wanted], cut: &Cutting<'_>) -> ProviderResult<()> {
+        for one in wanted {
+            let folder = Path::new(&one.dataset.name);
+            let shown = format!("{}@{}", one.dataset, cut.name);
+            check_name(cut.name)?;
+            let kept = SnapshotFolder::make(folder)?;
+            kept.must_be_new(cut.name, &shown)?;
+            if let Some(reason) = why_not(&folder.join(OURS), cut.name) {
+                return Err(ProviderError::Refused {
+                    action: "make a snapshot of",
+                    what: one.dataset.to_string(),
+                    reason,
+                });
+            }
+            self.begin(&kept, cut.name, &shown)?;
+        }
+        Ok(())
+    }
+
+    fn cut(&self, group: &[Wanted], cut: &Cutting<'_>) -> ProviderResult<()> {
+        let done = group.iter().try_for_each(|one| {
+            let folder = Path::new(&one.dataset.name);
+            // Its places are reached through what it has open.
+            let kept = SnapshotFolder::of(folder)?;
+            Self::clone_files(folder, &kept.hidden_place(cut.name), &Self::files_of(one)?)
+        });
+        if done.is_err() {
+            for one in group {
+                let kept = SnapshotFolder::of(Path::new(&one.dataset.name));
+                drop(kept.map(|kept| self.give_up(&kept, cut.name)));
+            }
+        }
+        done
+    }
+
+    fn settle(&self, group: &[Wanted], cut: &Cutting<'_>) -> ProviderResult<()> {
+        for one in group {
+            let kept = SnapshotFolder::of(Path::new(&one.dataset.name))?;
+            let lock = self.making().remove(&kept.shown_place(cut.name));
+            if lock.is_some() {
+                let (hidden, place) = (kept.hidden_place(cut.name), kept.place(cut.name));
+                for file in files_below(&hidden)? {
+                    let synced = File::open(hidden.join(&file)).and_then(|file| file.sync_all());
+                    synced.map_err(|source| file_error("sync", &kept.shown_place(cut.name).join(&file), source))?;
+                }
+                kept.note(cut)?;
+                std::fs::rename(&hidden, &place).map_err(|source| file_error("rename", &hidden, source))?;
+                sync_folder(&place.with_file_name(""))?;
+            } else {
+                // Settled before, it gets another record.
+                kept.must_be_there(&HostSnapshotName {
+                    dataset: one.dataset.clone(),
+                    name: cut.name.to_owned(),
+                })?;
+                kept.note(cut)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn abandon(&self, wanted: &[Wanted], cut: &Cutting<'_>) {
+        for one in wanted {
+            if let Ok(kept) = SnapshotFolder::of(Path::new(&one.dataset.name)) {
+                self.give_up(&kept, cut.name);
+            }
+        }
+    }
+
+    fn noted(&self, name: &str) -> ProviderResult<Vec<NotedSnapshot>> {
+        let kept = SnapshotFolder::of(Path::new(name))?;
+        let noted = kept.names()?.into_iter().map(|snapshot| {
+            let record = kept.noted(&snapshot).map(|noted| noted.record);
+            NotedSnapshot::new(dataset(name), snapshot, record)
+        });
+        Ok(noted.collect())
+    }
+
+    fn remains(&self, name: &str) -> ProviderResult<Vec<Remain>> {
+        leftovers::remains(&dataset(name))
+    }
+
+    fn clear(&self, remain: &Remain) -> ProviderResult<()> {
+        leftovers::clear(remain, |place| {
+            std::fs::remove_dir_all(place).map_err(|source| file_error("remove", place, source))
+        })
+    }
+
+    fn destroy(&self, snapshot: &HostSnapshotName) -> ProviderResult<()> {
+        check_name(&snapshot.name)?;
+        let kept = SnapshotFolder::of(Path::new(&snapshot.dataset.name))?;
+        if self.give_up(&kept, &snapshot.name) {
+            return Ok(());
+        }
+        kept.remove(snapshot, || {
+            put_aside(&kept, &snapshot.name)?;
+            remove_aside(&kept, &snapshot.name)
+        })
+    }
+
+    fn destroy_this(&self, snapshot: &HostSnapshot) -> ProviderResult<()> {
+        let name = &snapshot.name.name;
+        let kept = SnapshotFolder::of(Path::new(&snapshot.name.dataset.name))?;
+        kept.remove(&snapshot.name, || {
+            put_aside(&kept, name)?;
+            // Nobody finds it by its name any more: what is looked at now is what goes.
+            let aside = kept.hidden_place(name);
+            let metadata = aside
+                .metadata()
+                .map_err(|source| file_error("look at", &aside, source))?;
+            if identity_of(&metadata) == snapshot.identity {
+                return remove_aside(&kept, name);
+            }
+            let place = kept.place(name);
+            std::fs::rename(&aside, &place).map_err(|source| file_error("rename", &aside, source))?;
+            Err(snapshot.replaced())
+        })
+    }
+
+    fn hold(&self, snapshot: &HostSnapshotName, tag: &str) -> ProviderResult<()> {
+        SnapshotFolder::of(Path::new(&snapshot.dataset.name))?.hold(snapshot, tag)
+    }
+
+    fn release(&self, snapshot: &HostSnapshotName, tag: &str) -> ProviderResult<()> {
+        SnapshotFolder::of(Path::new(&snapshot.dataset.name))?.release(snapshot, tag)
+    }
+
+    fn view(&self, snapshot: &HostSnapshotName, _label: &str) -> ProviderResult<View> {
+        let kept = SnapshotFolder::of(Path::new(&snapshot.dataset.name))?;
+        kept.must_be_there(snapshot)?;
+        Ok(View::lasting(kept.shown_place(&snapshot.name)))
+    }
+
+    fn clone_to(&self, snapshot: &HostSnapshotName, name: &str) -> ProviderResult<DatasetState> {
+        let kept = SnapshotFolder::of(Path::new(&snapshot.dataset.name))?;
+        kept.must_be_there(snapshot)?;
+        let (from, to) = (kept.place(&snapshot.name), Path::new(name));
+        std::fs::create_dir(to).map_err(|source| match source.kind() {
+            ErrorKind::AlreadyExists => ProviderError::Exists { what: name.to_owned() },
+            _ => file_error("create the folder", to, source),
+        })?;
+        Self::clone_files(&from, to, &files_below(&from)?)?;
+        self.dataset(name)
+    }
+}

@@ -1,0 +1,59 @@
+//! Whether somebody sends or receives a dataset of ZFS.
+
+use std::path::Path;
+
+use crate::system::other_process::Process;
+
+/// Whether a `zfs send` or `zfs receive` of this host works on a dataset.
+pub fn is_in_transfer(dataset: &str) -> bool {
+    Process::all()
+        .filter_map(|process| process.command_line())
+        .any(|words| transfers(&words, dataset))
+}
+
+fn transfers(words: &[String], dataset: &str) -> bool {
+    let mut words = words.iter().map(String::as_str);
+    let is_zfs = words
+        .next()
+        .is_some_and(|program| Path::new(program).file_name().is_some_and(|name| name == "zfs"));
+    let is_transfer = words
+        .next()
+        .is_some_and(|verb| matches!(verb, "send" | "receive" | "recv"));
+    // "tank/vm", "tank/vm@a", "tank/vm#b"
+    let is_of_it = |word: &str| {
+        let rest = word.strip_prefix(dataset);
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['@', '#']))
+    };
+    is_zfs && is_transfer && words.any(is_of_it)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::transfers;
+
+    #[test]
+    fn who_sends_or_receives_a_dataset_is_known_by_his_words() {
+        let is = |line: &str| {
+            let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
+            transfers(&words, "tank/vm")
+        };
+        for line in [
+            "zfs send -w -i @a tank/vm@b",
+            "/usr/sbin/zfs receive -s tank/vm",
+            "zfs recv tank/vm@x",
+            "zfs send -i tank/vm#a tank/x@b",
+        ] {
+            assert!(is(line), "{line}");
+        }
+        for line in [
+            "zfs send tank/vm2@a",
+            "zfs list tank/vm",
+            "xzfs send tank/vm@a",
+            "zfs",
+            "zfs send tank@vm",
+            "sh -c zfs send tank/vm@a",
+        ] {
+            assert!(!is(line), "{line}");
+        }
+    }
+}

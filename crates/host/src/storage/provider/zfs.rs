@@ -1,0 +1,403 @@
+//! ZFS, by its own program: OpenZFS, and what came before it.
+//!
+//! `zfs get -Hp` tells numbers exactly in every version; `zfs list` did not before 0.8. What `zfs version` does not answer to, which is
+//! ZFS before 0.8 and zfs-fuse, makes host snapshots of one dataset at a time, or of one with all below it.
+//!
+//! Source: zfs(8), zfsprops(7); OpenZFS 2.1, zfs-fuse 0.7.0.
+
+mod changes;
+mod clones;
+mod pool;
+mod replica;
+pub(crate) mod stream;
+mod table;
+mod volume;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use holdfast_block::Clock;
+
+use super::folder::check_name;
+use super::mounts::Mounts;
+use super::{
+    Cutting, Dataset, DatasetState, HostSnapshot, HostSnapshotName, NotedSnapshot, Provider, ProviderError,
+    ProviderKind, ProviderResult, View, Wanted,
+};
+use crate::system::process::Tools;
+pub use changes::{SendError, SendQuestion};
+pub use clones::{LeftClone, LeftCloneKind};
+use error_messages::refusal;
+pub use pool::{DeviceErrors, PoolDevice, PoolRoom, PoolState};
+pub use replica::ZfsSide;
+use table::{Properties, parse};
+pub use volume::volume_device;
+
+const ZFS: &str = "zfs";
+const ZPOOL: &str = "zpool";
+/// The property of a snapshot that is our record of it.
+const RECORD: &str = "holdfast:record";
+/// Bytes of a property of a user's, at most: ZFS has allowed 8 KiB since 0.6, and 1 KiB before.
+const RECORD_BYTES_MAX: usize = 1000;
+/// Bytes of a name with its dataset, at most.
+const NAME_BYTES_MAX: usize = 255;
+
+// None that a user can give any value: a line feed in it would be a line of the answer.
+const DATASET_PROPERTIES: &str = "type,used,referenced,usedbysnapshots,compressratio,available,origin";
+const SNAPSHOT_PROPERTIES: &str = "type,creation,used,referenced,userrefs";
+/// What only newer versions have: the order in which they were made, and their identity.
+const NEWER_PROPERTIES: &str = "type,creation,used,referenced,userrefs,createtxg,guid";
+
+/// ZFS on this host.
+#[derive(Clone)]
+pub struct Zfs {
+    tools: Arc<dyn Tools>,
+    /// Where clones that were made to look into snapshots are mounted.
+    views: PathBuf,
+    clock: Arc<dyn Clock>,
+    /// Who we are, in words that the property of a clone can hold.
+    maker: Option<String>,
+    is_newer: OnceLock<bool>,
+}
+
+impl Zfs {
+    /// What `tools` reach; views are mounted below `views`.
+    pub fn new(tools: Arc<dyn Tools>, views: PathBuf, clock: Arc<dyn Clock>) -> Self {
+        Self {
+            tools,
+            views,
+            clock,
+            maker: None,
+            is_newer: OnceLock::new(),
+        }
+    }
+
+    /// The same, whose clones say who made them: one line without tabs.
+    #[must_use]
+    pub fn made_by(self, maker: String) -> Self {
+        Self {
+            maker: Some(maker),
+            ..self
+        }
+    }
+
+    /// Whether it is 0.8 or later.
+    fn is_newer(&self) -> ProviderResult<bool> {
+        if let Some(known) = self.is_newer.get() {
+            return Ok(*known);
+        }
+        let is_newer = self.tools.ask(ZFS, &["version"])?.is_well;
+        Ok(*self.is_newer.get_or_init(|| is_newer))
+    }
+
+    /// Asks; what is refused is told by what was tried, and with what.
+    fn ask(&self, (action, what): (&'static str, &str), arguments: &[&str]) -> ProviderResult<String> {
+        let answer = self.tools.ask(ZFS, arguments)?;
+        if answer.is_well {
+            return Ok(answer.output);
+        }
+        Err(refusal(action, what, &answer.complaint))
+    }
+
+    /// Our records, by the full names of snapshots. They hold what anybody has written there, and are asked for by themselves: whatever
+    /// they say is about nothing else.
+    fn records(&self, filter: &[&str], what: &str) -> ProviderResult<BTreeMap<String, String>> {
+        let mut words = vec!["get", "-Hp", "-o", "name,value,source"];
+        words.extend(filter);
+        words.extend([RECORD, what]);
+        Ok(table::records(&self.ask(("look at", what), &words)?))
+    }
+
+    fn get(&self, arguments: &[&str], properties: &str, what: &str) -> ProviderResult<BTreeMap<String, Properties>> {
+        let mut words = vec!["get", "-Hp", "-o", "name,property,value,source"];
+        words.extend(arguments);
+        words.push(properties);
+        if !what.is_empty() {
+            words.push(what);
+        }
+        parse(&self.ask(("look at", what), &words)?)
+    }
+
+    fn state(name: &str, properties: &Properties, mounts: &Mounts) -> DatasetState {
+        let value = |key: &str| properties.value(key).filter(|value| *value != "-");
+        DatasetState {
+            folder: mounts.of_zfs(name).map(Path::to_owned),
+            is_volume: value("type") == Some("volume"),
+            used_bytes: properties.number("used"),
+            referenced_bytes: properties.number("referenced"),
+            snapshots_bytes: properties.number("usedbysnapshots"),
+            compression_percent: value("compressratio").and_then(table::percent),
+            available_bytes: properties.number("available"),
+            origin: value("origin").map(str::to_owned),
+            dataset: dataset(name),
+        }
+    }
+
+    /// A dataset, and where it is cut with them those below it.
+    fn with_below(&self, one: &Wanted) -> ProviderResult<Vec<String>> {
+        let name = &one.dataset.name;
+        if !one.is_tree {
+            return Ok(vec![name.clone()]);
+        }
+        let found = self.get(&["-r"], "type", name)?;
+        Ok(found.into_keys().filter(|name| !name.contains('@')).collect())
+    }
+}
+
+fn dataset(name: &str) -> Dataset {
+    Dataset {
+        provider: ProviderKind::Zfs,
+        name: name.to_owned(),
+    }
+}
+
+/// A snapshot as ZFS names it. It never is the name of a dataset: that would be destroyed with all that is in it.
+fn full_name(dataset: &str, name: &str) -> ProviderResult<String> {
+    check_name(name)?;
+    let full = format!("{dataset}@{name}");
+    let is_dataset =
+        !dataset.is_empty() && !dataset.starts_with(['-', '/']) && !dataset.contains(['@', '#', '%', ',', '\n', '\t']);
+    if !is_dataset || full.len() > NAME_BYTES_MAX {
+        return Err(ProviderError::Name {
+            name: full,
+            reason: "ZFS has no dataset of such a name, or it is longer than 255 bytes",
+        });
+    }
+    Ok(full)
+}
+
+pub(super) fn full(snapshot: &HostSnapshotName) -> ProviderResult<String> {
+    full_name(&snapshot.dataset.name, &snapshot.name)
+}
+
+fn record_property(record: &str) -> ProviderResult<String> {
+    if record.len() > RECORD_BYTES_MAX {
+        return Err(ProviderError::Refused {
+            action: "note",
+            what: "the record of a snapshot".to_owned(),
+            reason: format!("it has {} bytes, and ZFS keeps {RECORD_BYTES_MAX}", record.len()),
+        });
+    }
+    Ok(format!("{RECORD}={record}"))
+}
+
+impl Provider for Zfs {
+    fn kind(&self) -> ProviderKind {
+        ProviderKind::Zfs
+    }
+
+    fn datasets(&self) -> ProviderResult<Vec<DatasetState>> {
+        let filter: &[&str] = if self.is_newer()? {
+            &["-r", "-t", "filesystem,volume"]
+        } else {
+            // Snapshots come with them, and are passed over.
+            &["-r"]
+        };
+        let mounts = Mounts::read()?;
+        let found = self.get(filter, DATASET_PROPERTIES, "")?;
+        let datasets = found.iter().filter(|(name, _)| !name.contains('@'));
+        Ok(datasets
+            .map(|(name, found)| Self::state(name, found, &mounts))
+            .collect())
+    }
+
+    fn dataset(&self, name: &str) -> ProviderResult<DatasetState> {
+        // It is an argument of a program.
+        full_name(name, "check")?;
+        let found = self.get(&[], DATASET_PROPERTIES, name)?;
+        let properties = found
+            .get(name)
+            .ok_or_else(|| ProviderError::NotThere { what: name.to_owned() })?;
+        Ok(Self::state(name, properties, &Mounts::read()?))
+    }
+
+    fn snapshots(&self, name: &str) -> ProviderResult<Vec<HostSnapshot>> {
+        full_name(name, "check")?;
+        let (filter, properties): (&[&str], &str) = if self.is_newer()? {
+            (&["-r", "-d", "1", "-t", "snapshot"], NEWER_PROPERTIES)
+        } else {
+            (&["-r", "-d", "1"], SNAPSHOT_PROPERTIES)
+        };
+        let found = self.get(filter, properties, name)?;
+        let records = self.records(filter, name)?;
+        let mut snapshots = Vec::new();
+        for (full, properties) in &found {
+            let Some((of, snapshot)) = full.split_once('@') else {
+                continue;
+            };
+            if of != name {
+                continue;
+            }
+            let senseless = || ProviderError::Senseless {
+                program: ZFS,
+                detail: format!("{full} was made at no time"),
+            };
+            let time_s = properties.number("creation").ok_or_else(senseless)?;
+            let transaction = properties.number("createtxg").unwrap_or_default();
+            let order = (time_s, transaction, properties.number_in_answer);
+            snapshots.push((
+                order,
+                HostSnapshot {
+                    name: HostSnapshotName {
+                        dataset: dataset(name),
+                        name: snapshot.to_owned(),
+                    },
+                    time_s: i64::try_from(time_s).map_err(|_| senseless())?,
+                    identity: properties.value("guid").unwrap_or_default().to_owned(),
+                    used_bytes: properties.number("used"),
+                    referenced_bytes: properties.number("referenced"),
+                    hold_count: properties.number("userrefs").unwrap_or_default(),
+                    record: records.get(full).cloned(),
+                },
+            ));
+        }
+        snapshots.sort_by_key(|(order, _)| *order);
+        Ok(snapshots.into_iter().map(|(_, snapshot)| snapshot).collect())
+    }
+
+    fn groups(&self, wanted: &[Wanted]) -> ProviderResult<Vec<Vec<Wanted>>> {
+        if !self.is_newer()? {
+            return Ok(wanted.iter().map(|one| vec![one.clone()]).collect());
+        }
+        let mut groups: BTreeMap<(&str, bool), Vec<Wanted>> = BTreeMap::new();
+        for one in wanted {
+            let pool = one.dataset.name.split('/').next().unwrap_or_default();
+            groups.entry((pool, one.is_tree)).or_default().push(one.clone());
+        }
+        Ok(groups.into_values().collect())
+    }
+
+    fn prepare(&self, wanted: &[Wanted], cut: &Cutting<'_>) -> ProviderResult<()> {
+        self.is_newer()?;
+        let pools: BTreeSet<&str> = wanted
+            .iter()
+            .filter_map(|one| one.dataset.name.split('/').next())
+            .collect();
+        // One that is suspended lets a cut hang, while the machines of all pools hold still for it.
+        for pool in pools {
+            let found = self.pool(pool)?;
+            if !found.is_open() {
+                return Err(ProviderError::Suspended {
+                    action: "make a host snapshot in",
+                    what: pool.to_owned(),
+                });
+            }
+        }
+        wanted.iter().try_for_each(|one| {
+            let full = full_name(&one.dataset.name, cut.name)?;
+            match self.get(&[], "type", &full) {
+                Ok(_) => Err(ProviderError::Exists { what: full }),
+                // Most of it is written before anybody holds still for it.
+                Err(ProviderError::NotThere { .. }) => volume::write_out(&one.dataset.name, one.is_tree),
+                Err(error) => Err(error),
+            }
+        })
+    }
+
+    fn cut(&self, group: &[Wanted], cut: &Cutting<'_>) -> ProviderResult<()> {
+        let record = record_property(cut.record)?;
+        let mut words = vec!["snapshot", "-o", &record];
+        if group.iter().any(|one| one.is_tree) {
+            words.push("-r");
+        }
+        let names = group.iter().map(|one| full_name(&one.dataset.name, cut.name));
+        let names = names.collect::<ProviderResult<Vec<_>>>()?;
+        words.extend(names.iter().map(|name| &name[..]));
+        group
+            .iter()
+            .try_for_each(|one| volume::write_out(&one.dataset.name, one.is_tree))?;
+        self.ask(("make", &names.join(", ")), &words).map(drop)
+    }
+
+    fn settle(&self, group: &[Wanted], cut: &Cutting<'_>) -> ProviderResult<()> {
+        let record = record_property(cut.record)?;
+        for one in group {
+            for name in self.with_below(one)? {
+                let full = full_name(&name, cut.name)?;
+                match self.ask(("note the record of", &full), &["set", &record, &full]) {
+                    // It has been made since.
+                    Err(ProviderError::NotThere { .. }) if name != one.dataset.name => {}
+                    other => drop(other?),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn noted(&self, name: &str) -> ProviderResult<Vec<NotedSnapshot>> {
+        full_name(name, "check")?;
+        let filter: &[&str] = if self.is_newer()? {
+            &["-r", "-d", "1", "-t", "snapshot"]
+        } else {
+            &["-r", "-d", "1"]
+        };
+        let records = self.records(filter, name)?;
+        let of_it = records.into_iter().filter_map(|(full, record)| {
+            let (of, snapshot) = full.split_once('@')?;
+            (of == name).then(|| NotedSnapshot::new(dataset(name), snapshot.to_owned(), Some(record)))
+        });
+        Ok(of_it.collect())
+    }
+
+    fn clones(&self, snapshot: &HostSnapshotName) -> ProviderResult<Vec<String>> {
+        self.clones_of(snapshot)
+    }
+
+    fn destroy(&self, snapshot: &HostSnapshotName) -> ProviderResult<()> {
+        let full = full(snapshot)?;
+        self.ask(("remove", &full), &["destroy", &full]).map(drop)
+    }
+
+    /// One question about one snapshot, not about all of the dataset: next to nothing fits between its answer and the end.
+    fn destroy_this(&self, snapshot: &HostSnapshot) -> ProviderResult<()> {
+        let full = full(&snapshot.name)?;
+        let found = self.get(&[], "creation,guid", &full)?;
+        let found = found
+            .get(&full)
+            .ok_or_else(|| ProviderError::NotThere { what: full.clone() })?;
+        let time_s = found.number("creation").and_then(|time_s| i64::try_from(time_s).ok());
+        // Where the list has not told the GUID, the time at which it was made is all that there is.
+        let has_its_guid = snapshot.identity.is_empty() || found.value("guid") == Some(&snapshot.identity);
+        if time_s != Some(snapshot.time_s) || !has_its_guid {
+            return Err(snapshot.replaced());
+        }
+        self.destroy(&snapshot.name)
+    }
+
+    fn hold(&self, snapshot: &HostSnapshotName, tag: &str) -> ProviderResult<()> {
+        check_name(tag)?;
+        let full = full(snapshot)?;
+        self.ask(("hold", &full), &["hold", tag, &full]).map(drop)
+    }
+
+    fn release(&self, snapshot: &HostSnapshotName, tag: &str) -> ProviderResult<()> {
+        check_name(tag)?;
+        let full = full(snapshot)?;
+        self.ask(("let go of", &full), &["release", tag, &full]).map(drop)
+    }
+
+    fn view(&self, snapshot: &HostSnapshotName, label: &str) -> ProviderResult<View> {
+        let full = full(snapshot)?;
+        let mounted = Mounts::read()?.of_zfs(&snapshot.dataset.name).map(Path::to_owned);
+        let inside = mounted.map(|folder| folder.join(".zfs/snapshot").join(&snapshot.name));
+        // Where the kernel does not mount it by itself, the folder is there and has nothing in it.
+        if let Some(folder) =
+            inside.filter(|folder| std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some()))
+        {
+            return Ok(View::lasting(folder));
+        }
+        self.clone_for_view(&full, label)
+    }
+
+    fn clone_to(&self, snapshot: &HostSnapshotName, name: &str) -> ProviderResult<DatasetState> {
+        let full = full(snapshot)?;
+        full_name(name, "check")?;
+        self.ask(("clone", &full), &["clone", &full, name])?;
+        self.cloned(name, snapshot)
+    }
+}
+
+mod error_messages;
+#[cfg(test)]
+mod tests;

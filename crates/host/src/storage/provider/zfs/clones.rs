@@ -1,0 +1,267 @@
+//! Clones of host snapshots that are made for a while: to look into one, and for a machine that is not there yet.
+//!
+//! Each is marked by a property, and says who made it. Whoever is killed leaves them, and they are found by that.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use holdfast_block::Clock;
+
+use super::super::folder::check_name;
+use super::super::{DatasetState, HostSnapshotName, Provider as _, ProviderError, ProviderResult, View};
+use super::{ZFS, Zfs, full, full_name, table, volume_device};
+use crate::system::process::Tools;
+
+/// The property of a clone that was made to look into a snapshot: of whom.
+const VIEW: &str = "holdfast:view";
+/// The property of a clone of a dataset whose machine is not there yet: which machine.
+const UNFINISHED: &str = "holdfast:unfinished";
+/// The property of both: the process that made it.
+const MAKER: &str = "holdfast:maker";
+/// What such clones are called, in the root of their pool.
+const VIEW_PREFIX: &str = "holdfast-view-";
+/// Snapshots may have come from another host: programs in them give no rights, and devices do not open.
+const WITHOUT_RIGHTS: [&str; 6] = ["-o", "setuid=off", "-o", "devices=off", "-o", "exec=off"];
+/// The label of a clone that somebody has mounted, to stay there.
+const MOUNTED: &str = "mount";
+/// How often it is tried to take such a clone away.
+const ATTEMPT_COUNT: u32 = 40;
+const ATTEMPT_INTERVAL: Duration = Duration::from_millis(50);
+
+/// A clone that was made for a while, and is there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeftClone {
+    /// Its name.
+    pub name: String,
+    /// What it was made for.
+    pub kind: LeftCloneKind,
+    /// What was noted of the process that made it; empty where nothing was.
+    pub maker: String,
+}
+
+/// What a clone was made for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LeftCloneKind {
+    /// To look into a host snapshot.
+    View,
+    /// For a machine that was to be made of it.
+    Machine(String),
+}
+
+impl Zfs {
+    /// The clones in a pool that were made for a while and are there now, whether or not those who made them are at work.
+    pub fn clones_for_a_while(&self, pool: &str) -> ProviderResult<Vec<LeftClone>> {
+        full_name(pool, "check")?;
+        let marked = |property| self.datasets_with(property, pool);
+        let (views, unfinished) = (marked(VIEW)?, marked(UNFINISHED)?);
+        if views.is_empty() && unfinished.is_empty() {
+            return Ok(Vec::new());
+        }
+        let makers = marked(MAKER)?;
+        let clone = |name: &String, kind| LeftClone {
+            name: name.clone(),
+            kind,
+            maker: makers.get(name).cloned().unwrap_or_default(),
+        };
+        let is_view = |(name, label): &(&String, &String)| is_view_name(name) && *label != MOUNTED;
+        let views = views.iter().filter(is_view);
+        let views = views.map(|(name, _)| clone(name, LeftCloneKind::View));
+        let machines = unfinished
+            .iter()
+            .map(|(name, machine)| clone(name, LeftCloneKind::Machine(machine.clone())));
+        Ok(views.chain(machines).collect())
+    }
+
+    /// Datasets of a pool that have a property of ours themselves.
+    fn datasets_with(&self, property: &str, pool: &str) -> ProviderResult<BTreeMap<String, String>> {
+        let mut words = vec!["get", "-Hp", "-r", "-o", "name,value,source"];
+        if self.is_newer()? {
+            words.extend(["-s", "local,received", "-t", "filesystem,volume"]);
+        }
+        words.extend([property, pool]);
+        let mut found = table::records(&self.ask(("look for clones in", pool), &words)?);
+        found.retain(|name, _| !name.contains('@'));
+        Ok(found)
+    }
+
+    /// Destroys one of them, if it still is one, a clone without snapshots of its own, and nobody has files of it open.
+    pub fn destroy_left(&self, left: &LeftClone) -> ProviderResult<()> {
+        full_name(&left.name, "check")?;
+        let pool = left.name.split('/').next().unwrap_or_default();
+        let is_there = self.clones_for_a_while(pool)?.contains(left);
+        if !is_there || self.dataset(&left.name)?.origin.is_none() {
+            return Err(ProviderError::NotThere {
+                what: format!("{} that was found", left.name),
+            });
+        }
+        self.destroy_patiently("destroy", &left.name)
+    }
+
+    /// Who has just closed its files, or was killed, may keep a clone busy for a moment.
+    fn destroy_patiently(&self, action: &'static str, clone: &str) -> ProviderResult<()> {
+        let mut attempts_left = ATTEMPT_COUNT;
+        loop {
+            match self.ask((action, clone), &["destroy", clone]) {
+                Err(ProviderError::Held { .. }) if attempts_left > 0 => {
+                    attempts_left -= 1;
+                    self.clock.sleep(ATTEMPT_INTERVAL);
+                }
+                other => return other.map(drop),
+            }
+        }
+    }
+
+    /// Destroys a dataset that was made by [cloning](Self::clone_for_machine) a host snapshot, and that has no snapshots of its own.
+    pub fn destroy_clone(&self, name: &str, of: &HostSnapshotName) -> ProviderResult<()> {
+        let origin = full(of)?;
+        let state = self.dataset(name)?;
+        if state.origin.as_deref() != Some(&origin) {
+            return Err(ProviderError::Refused {
+                action: "destroy",
+                what: name.to_owned(),
+                reason: format!("it is no clone of {origin}"),
+            });
+        }
+        self.destroy_patiently("destroy", name)
+    }
+
+    /// A writable dataset that shares all with a host snapshot, for a machine. It is marked as unfinished until
+    /// [`finish_clone`](Self::finish_clone).
+    pub fn clone_for_machine(
+        &self,
+        snapshot: &HostSnapshotName,
+        name: &str,
+        machine: &str,
+    ) -> ProviderResult<DatasetState> {
+        let full = full(snapshot)?;
+        full_name(name, "check")?;
+        let (mark, maker) = (format!("{UNFINISHED}={machine}"), self.maker_property());
+        let mut words = vec!["clone", "-o", &mark];
+        if let Some(maker) = &maker {
+            words.extend(["-o", maker]);
+        }
+        words.extend([&full[..], name]);
+        self.ask(("clone", &full), &words)?;
+        self.cloned(name, snapshot)
+    }
+
+    /// What was just cloned, when it can be used.
+    pub(super) fn cloned(&self, name: &str, of: &HostSnapshotName) -> ProviderResult<DatasetState> {
+        let state = self.dataset(name)?;
+        if state.is_volume
+            && let Err(error) = self.wait_for_device(name)
+        {
+            // What nobody can use is not left to lie about; the error says why it is gone.
+            self.destroy_clone(name, of).ok();
+            return Err(error);
+        }
+        Ok(state)
+    }
+
+    /// The machine is there: its dataset is one like any other.
+    pub fn finish_clone(&self, name: &str) -> ProviderResult<()> {
+        full_name(name, "check")?;
+        for property in [UNFINISHED, MAKER] {
+            self.ask(("note the end of", name), &["inherit", property, name])?;
+        }
+        Ok(())
+    }
+
+    fn maker_property(&self) -> Option<String> {
+        self.maker.as_ref().map(|maker| format!("{MAKER}={maker}"))
+    }
+
+    /// Datasets that were cloned from a host snapshot.
+    pub(super) fn clones_of(&self, snapshot: &HostSnapshotName) -> ProviderResult<Vec<String>> {
+        check_name(&snapshot.name)?;
+        let full = full(snapshot)?;
+        let all = self.datasets()?.into_iter();
+        let of_it = all.filter(|state| state.origin.as_deref() == Some(&full));
+        Ok(of_it.map(|state| state.dataset.name).collect())
+    }
+
+    /// Lays open a snapshot at `folder`, as a clone that stays.
+    pub(in crate::storage::provider) fn mount_clone(&self, snapshot: &str, folder: &Path) -> ProviderResult<()> {
+        let pool = snapshot.split(['/', '@']).next().unwrap_or_default();
+        // One for each folder.
+        let label: String = folder
+            .display()
+            .to_string()
+            .chars()
+            .map(|letter| if letter.is_ascii_alphanumeric() { letter } else { '-' })
+            .collect();
+        let clone = format!("{pool}/{VIEW_PREFIX}at{label}");
+        let mark = format!("{VIEW}={MOUNTED}");
+        let mountpoint = format!("mountpoint={}", folder.display());
+        let mut words = vec!["clone", "-o", "readonly=on", "-o", &mark, "-o", &mountpoint];
+        words.extend(WITHOUT_RIGHTS);
+        words.extend([snapshot, &clone]);
+        self.ask(("mount", snapshot), &words).map(drop)
+    }
+
+    /// Takes such a clone away again.
+    pub(in crate::storage::provider) fn unmount_clone(&self, clone: &str) -> ProviderResult<()> {
+        if !is_view_name(clone) || self.dataset(clone)?.origin.is_none() {
+            return Err(ProviderError::Refused {
+                action: "unmount",
+                what: clone.to_owned(),
+                reason: "no host snapshot is mounted there".to_owned(),
+            });
+        }
+        self.destroy_patiently("unmount", clone)
+    }
+
+    /// The clone that lays open a snapshot, and what takes it away again.
+    pub(super) fn clone_for_view(&self, snapshot: &str, label: &str) -> ProviderResult<View> {
+        let pool = snapshot.split(['/', '@']).next().unwrap_or_default();
+        let clone = format!("{pool}/{VIEW_PREFIX}{label}");
+        let is_volume = {
+            let of = snapshot.split('@').next().unwrap_or_default();
+            self.dataset(of)?.is_volume
+        };
+        let folder = self.views.join(label);
+        let (mark, maker) = (format!("{VIEW}={label}"), self.maker_property());
+        let mountpoint = format!("mountpoint={}", folder.display());
+        let mut words = vec!["clone", "-o", "readonly=on", "-o", &mark];
+        if let Some(maker) = &maker {
+            words.extend(["-o", maker]);
+        }
+        if !is_volume {
+            words.extend(["-o", &mountpoint]);
+            words.extend(WITHOUT_RIGHTS);
+        }
+        words.extend([snapshot, &clone]);
+        self.ask(("look into", snapshot), &words)?;
+        let (tools, clock, gone) = (Arc::clone(&self.tools), Arc::clone(&self.clock), folder.clone());
+        let path: PathBuf = if is_volume { volume_device(&clone) } else { folder };
+        let name = clone.clone();
+        let view = View {
+            folder: path,
+            cleanup: Some(Box::new(move || {
+                remove_view(&*tools, &*clock, &clone);
+                drop(std::fs::remove_dir(gone));
+            })),
+        };
+        if is_volume {
+            self.wait_for_device(&name)?;
+        }
+        Ok(view)
+    }
+}
+
+fn is_view_name(name: &str) -> bool {
+    let last = name.rsplit('/').next();
+    last.is_some_and(|name| name.starts_with(VIEW_PREFIX))
+}
+
+/// Takes a clone away again. Who has just closed its files may keep it busy for a moment; what is left is found by its property.
+fn remove_view(tools: &dyn Tools, clock: &dyn Clock, clone: &str) {
+    for _ in 0..ATTEMPT_COUNT {
+        match tools.ask(ZFS, &["destroy", clone]) {
+            Ok(answer) if !answer.is_well && answer.complaint.contains("busy") => clock.sleep(ATTEMPT_INTERVAL),
+            _ => return,
+        }
+    }
+}

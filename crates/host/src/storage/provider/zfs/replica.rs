@@ -1,0 +1,435 @@
+//! ZFS as a side of a replication: this host's, or that of another by its shell.
+//!
+//! What ZFS before 0.8 lacks (bookmarks, going on where a stream was cut, blocks as they are stored) is not asked of it. What it was
+//! receiving when the stream ended is gone without a trace.
+//!
+//! Source: zfs-send(8), zfs-receive(8), zfs-bookmark(8), zfs-hold(8); OpenZFS 2.1, zfs-fuse 0.7.0.
+
+mod arrival;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use holdfast_block::Clock;
+
+use super::super::incoming::{Incoming, Notes};
+use super::super::replica::{
+    Keeping, KeepingMeans, PackWhen, Partial, Receiving, ReplicaAbilities, ReplicaDataset, ReplicaSide,
+    ReplicaSnapshot, SenderTrust, Sending, StreamForm, check_tag,
+};
+use super::super::{Dataset, HostSnapshotName, Provider as _, ProviderError, ProviderKind, ProviderResult};
+use super::error_messages::refusal;
+use super::stream::{Joining, ZfsAnnouncement, ZfsGate};
+use super::table::Properties;
+use super::{ZFS, Zfs, full_name};
+use crate::system::process::{Piped, Programs};
+use crate::system::ssh::shell_line;
+
+const PROPERTIES: &str = "type,creation,userrefs,readonly,canmount,guid";
+const NEWER_PROPERTIES: &str =
+    "type,creation,userrefs,readonly,canmount,createtxg,guid,encryption,receive_resume_token";
+
+/// ZFS of a host.
+#[derive(Clone)]
+pub struct ZfsSide {
+    zfs: Zfs,
+    programs: Arc<dyn Programs>,
+}
+
+impl ZfsSide {
+    /// What `programs` reach.
+    pub fn new(programs: Arc<dyn Programs>, clock: Arc<dyn Clock>) -> Self {
+        Self {
+            zfs: Zfs::new(Arc::clone(&programs) as _, PathBuf::new(), clock),
+            programs,
+        }
+    }
+
+    fn found(&self, name: &str, is_tree: bool) -> ProviderResult<BTreeMap<String, Properties>> {
+        full_name(name, "check")?;
+        let mut filter = vec!["-r"];
+        if !is_tree {
+            filter.extend(["-d", "1"]);
+        }
+        let properties = if self.zfs.is_newer()? {
+            filter.extend(["-t", "filesystem,volume,snapshot,bookmark"]);
+            NEWER_PROPERTIES
+        } else {
+            PROPERTIES
+        };
+        match self.zfs.get(&filter, properties, name) {
+            Err(ProviderError::NotThere { .. }) => Ok(BTreeMap::new()),
+            other => other,
+        }
+    }
+
+    fn records(&self, name: &str, is_tree: bool) -> ProviderResult<BTreeMap<String, String>> {
+        let mut filter = vec!["-r"];
+        if !is_tree {
+            filter.extend(["-d", "1"]);
+        }
+        if self.zfs.is_newer()? {
+            filter.extend(["-t", "snapshot"]);
+        }
+        self.zfs.records(&filter, name)
+    }
+
+    /// What a stream is sent by.
+    fn words(sending: &Sending) -> ProviderResult<Vec<String>> {
+        if let Some(token) = &sending.token {
+            check_token(token)?;
+            return Ok(vec!["-t".to_owned(), token.clone()]);
+        }
+        let form: &[&str] = match sending.form {
+            StreamForm::Plain => &[],
+            StreamForm::AsStored => &["-L", "-c", "-e"],
+            StreamForm::Raw => &["-w"],
+        };
+        let mut words: Vec<String> = form.iter().map(|word| (*word).to_owned()).collect();
+        if let Some(base) = &sending.base {
+            words.push(if sending.is_joined { "-I" } else { "-i" }.to_owned());
+            let full = full_name(&sending.dataset, &base.name)?;
+            words.push(if base.is_bookmark { full.replace('@', "#") } else { full });
+        }
+        words.push(full_name(&sending.dataset, &sending.to)?);
+        Ok(words)
+    }
+
+    /// Starts it, with zstd before or after it where that is asked for. A stream that is unpacked there has passed its gate before it was packed.
+    fn start(&self, words: &[&str], packer: Option<Packer>) -> ProviderResult<Piped> {
+        let line = shell_line([ZFS].into_iter().chain(words.iter().copied()));
+        let line = match packer {
+            None => return Ok(self.programs.start(ZFS, words)?),
+            Some(Packer::Unpack) => format!("zstd -qdc | {line}"),
+            Some(Packer::Pack) => format!("{line} | zstd -qc"),
+        };
+        Ok(self.programs.start("sh", &["-c", &line])?)
+    }
+
+    /// Makes the datasets above one, which are never mounted by themselves.
+    fn make_above(&self, dataset: &str) -> ProviderResult<()> {
+        let slashes = dataset.match_indices('/').skip(1).map(|(at, _)| at);
+        let mut missing: Vec<&str> = Vec::new();
+        for above in slashes.map(|at| &dataset[..at]).collect::<Vec<_>>().into_iter().rev() {
+            match self.zfs.get(&[], "type", above) {
+                Ok(_) => break,
+                Err(ProviderError::NotThere { .. }) => missing.push(above),
+                Err(error) => return Err(error),
+            }
+        }
+        for above in missing.into_iter().rev() {
+            match self.zfs.ask(("make", above), &["create", "-o", "canmount=off", above]) {
+                // Somebody else has been quicker.
+                Err(ProviderError::Exists { .. }) => {}
+                other => drop(other?),
+            }
+        }
+        Ok(())
+    }
+
+    fn name(dataset: &str, name: &str) -> HostSnapshotName {
+        HostSnapshotName {
+            dataset: Dataset {
+                provider: ProviderKind::Zfs,
+                name: dataset.to_owned(),
+            },
+            name: name.to_owned(),
+        }
+    }
+
+    fn hold(&self, keeping: &Keeping) -> ProviderResult<()> {
+        match self
+            .zfs
+            .hold(&Self::name(&keeping.dataset, &keeping.snapshot), &keeping.tag)
+        {
+            Err(ProviderError::Held { reason, .. }) if reason.contains("tag already exists") => Ok(()),
+            other => other,
+        }
+    }
+
+    /// All snapshots of a dataset that are held by this tag are let go, but for one. Who holds is told by newer programs only, so all
+    /// that are held are tried.
+    fn release(&self, keeping: &Keeping, held: &ReplicaDataset, but: Option<&str>) -> ProviderResult<()> {
+        let others = held.snapshots.iter().filter(|snapshot| {
+            let is_held = snapshot.hold_count > 0 && !snapshot.is_bookmark;
+            is_held && Some(&snapshot.name[..]) != but
+        });
+        for other in others {
+            match self
+                .zfs
+                .release(&Self::name(&keeping.dataset, &other.name), &keeping.tag)
+            {
+                Err(ProviderError::Refused { reason, .. }) if reason.contains("no such tag") => {}
+                Err(ProviderError::NotThere { .. }) => {}
+                other => other?,
+            }
+        }
+        Ok(())
+    }
+
+    /// A bookmark of the snapshot, in the place of those before.
+    fn bookmark(&self, keeping: &Keeping, there: &ReplicaDataset) -> ProviderResult<()> {
+        let prefix = format!("{}_", keeping.tag);
+        let name = format!("{prefix}{}", keeping.snapshot);
+        let full = |name: &str| full_name(&keeping.dataset, name).map(|full| full.replace('@', "#"));
+        if !there
+            .snapshots
+            .iter()
+            .any(|known| known.is_bookmark && known.name == name)
+        {
+            let snapshot = full_name(&keeping.dataset, &keeping.snapshot)?;
+            let bookmark = full(&name)?;
+            self.zfs
+                .ask(("bookmark", &snapshot), &["bookmark", &snapshot, &bookmark])?;
+        }
+        for old in &there.snapshots {
+            if old.is_bookmark && old.name.starts_with(&prefix) && old.name != name {
+                let old = full(&old.name)?;
+                // A bookmark is destroyed, and never what is no bookmark.
+                assert!(old.contains('#'), "{old} is no bookmark");
+                self.zfs.ask(("remove", &old), &["destroy", &old])?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Packer {
+    Pack,
+    Unpack,
+}
+
+/// It is an argument, and comes from the other side.
+fn check_token(token: &str) -> ProviderResult<()> {
+    let is_token = !token.is_empty()
+        && token.len() < 64 << 10
+        && token.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
+        && !token.starts_with('-');
+    is_token.then_some(()).ok_or_else(|| ProviderError::Senseless {
+        program: ZFS,
+        detail: format!("{token:?} is nothing that a stream could go on with"),
+    })
+}
+
+/// The transaction in which a snapshot was made, and its number in the answer.
+type MadeIn = (u64, usize);
+/// A dataset, and its snapshots before they are in their order.
+type Unordered = (ReplicaDataset, Vec<(MadeIn, ReplicaSnapshot)>);
+
+/// What `zfs get` has told of datasets and their snapshots.
+pub(super) fn datasets_of(
+    found: &BTreeMap<String, Properties>,
+    records: &BTreeMap<String, String>,
+) -> ProviderResult<Vec<ReplicaDataset>> {
+    let mut datasets: BTreeMap<&str, Unordered> = BTreeMap::new();
+    for (full, properties) in found {
+        if full.contains(['@', '#']) {
+            continue;
+        }
+        let value = |property: &str| properties.value(property).filter(|value| !matches!(*value, "-" | ""));
+        let dataset = ReplicaDataset {
+            name: full.clone(),
+            snapshots: Vec::new(),
+            partial: value("receive_resume_token").map(|token| Partial::Token(token.to_owned())),
+            is_encrypted: value("encryption").is_some_and(|value| value != "off"),
+        };
+        datasets.insert(full, (dataset, Vec::new()));
+    }
+    for (full, properties) in found {
+        let Some((of, name)) = full.split_once(['@', '#']) else {
+            continue;
+        };
+        let time_s = properties.number("creation").and_then(|time| i64::try_from(time).ok());
+        let snapshot = ReplicaSnapshot {
+            name: name.to_owned(),
+            identity: properties.value("guid").unwrap_or_default().to_owned(),
+            time_s: time_s.ok_or_else(|| ProviderError::Senseless {
+                program: ZFS,
+                detail: format!("{full} was made at no time"),
+            })?,
+            is_bookmark: full.contains('#'),
+            hold_count: properties.number("userrefs").unwrap_or_default(),
+            record: records.get(full).cloned(),
+        };
+        let order = (
+            properties.number("createtxg").unwrap_or_default(),
+            properties.number_in_answer,
+        );
+        if let Some((_, snapshots)) = datasets.get_mut(of) {
+            snapshots.push((order, snapshot));
+        }
+    }
+    let complete = datasets.into_values().map(|(mut dataset, mut snapshots)| {
+        snapshots.sort_by_key(|(order, _)| *order);
+        dataset.snapshots = snapshots.into_iter().map(|(_, snapshot)| snapshot).collect();
+        dataset
+    });
+    Ok(complete.collect())
+}
+
+/// The size in what `zfs send -nP` says.
+pub(super) fn size_in(answer: &str) -> Option<u64> {
+    let size = answer
+        .lines()
+        .filter_map(|line| line.strip_prefix("size"))
+        .next_back()?;
+    size.trim().parse().ok()
+}
+
+impl ReplicaSide for ZfsSide {
+    fn kind(&self) -> ProviderKind {
+        ProviderKind::Zfs
+    }
+
+    fn host(&self) -> Option<&str> {
+        self.programs.host()
+    }
+
+    fn abilities(&self) -> ProviderResult<ReplicaAbilities> {
+        let is_newer = self.zfs.is_newer()?;
+        Ok(ReplicaAbilities {
+            bookmarks: is_newer,
+            sends_as_stored: is_newer,
+            joins: true,
+        })
+    }
+
+    fn datasets(&self, name: &str, is_tree: bool) -> ProviderResult<Vec<ReplicaDataset>> {
+        let found = self.found(name, is_tree)?;
+        if found.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut datasets = datasets_of(&found, &self.records(name, is_tree)?)?;
+        // One level down there are datasets, too.
+        datasets.retain(|dataset| is_tree || dataset.name == name);
+        Ok(datasets)
+    }
+
+    fn estimate(&self, sending: &Sending) -> ProviderResult<Option<u64>> {
+        if !self.zfs.is_newer()? {
+            // Newer ones keep what came from an older one in part, which cannot go on.
+            return match sending.token {
+                None => Ok(None),
+                Some(_) => Err(ProviderError::Refused {
+                    action: "send the rest of",
+                    what: sending.dataset.clone(),
+                    reason: "ZFS before 0.8 cannot go on where a stream was cut".to_owned(),
+                }),
+            };
+        }
+        let mut words = vec!["send".to_owned(), "-nP".to_owned()];
+        words.extend(Self::words(sending)?);
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        Ok(size_in(&self.zfs.ask(("send", &sending.dataset), &words)?))
+    }
+
+    fn send(&self, sending: &Sending) -> ProviderResult<Piped> {
+        let mut words = vec!["send".to_owned()];
+        words.extend(Self::words(sending)?);
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        self.start(&words, (sending.packing != PackWhen::Never).then_some(Packer::Pack))
+    }
+
+    fn receive(&self, receiving: &Receiving, trust: SenderTrust) -> ProviderResult<Incoming> {
+        full_name(&receiving.dataset, "check")?;
+        self.make_above(&receiving.dataset)?;
+        let mut words = vec!["receive", "-u"];
+        if self.zfs.is_newer()? {
+            words.push("-s");
+        }
+        words.push(&receiving.dataset);
+        let piped = self.start(&words, receiving.is_packed.then_some(Packer::Unpack))?;
+        let announced = |one: &ReplicaSnapshot| (one.name.clone(), one.identity.clone());
+        let (gate, arrived) = ZfsGate::new(ZfsAnnouncement {
+            snapshots: receiving.snapshots.iter().map(announced).collect(),
+            joining: match trust {
+                SenderTrust::Full => Joining::Allowed,
+                SenderTrust::AddOnly => Joining::Refused,
+            },
+        });
+        let (side, receiving) = (self.clone(), receiving.clone());
+        let finish = move || side.finish(&receiving, &arrived);
+        Ok(Incoming::gated(piped, (Box::new(gate), Notes::default()), finish))
+    }
+
+    fn settle(&self, receiving: &Receiving) -> ProviderResult<()> {
+        self.guard(&receiving.dataset)?;
+        let known: Vec<&ReplicaSnapshot> = receiving.snapshots.iter().collect();
+        for snapshot in &known {
+            let full = full_name(&receiving.dataset, &snapshot.name)?;
+            if snapshot.identity.is_empty() {
+                self.zfs.get(&[], "type", &full)?;
+            } else {
+                self.check_guid((&receiving.dataset, &snapshot.name), &snapshot.identity)?;
+            }
+        }
+        self.note(&receiving.dataset, &known)
+    }
+
+    fn discard(&self, dataset: &str) -> ProviderResult<()> {
+        full_name(dataset, "check")?;
+        self.zfs
+            .ask(
+                ("discard what was received in part of", dataset),
+                &["receive", "-A", dataset],
+            )
+            .map(drop)
+    }
+
+    fn keep(&self, keeping: &Keeping) -> ProviderResult<()> {
+        check_tag(&keeping.tag)?;
+        if keeping.means == KeepingMeans::HoldToo {
+            return self.hold(keeping);
+        }
+        let there = self.datasets(&keeping.dataset, false)?.pop();
+        let there = there.ok_or_else(|| ProviderError::NotThere {
+            what: keeping.dataset.clone(),
+        })?;
+        if keeping.means == KeepingMeans::Bookmark {
+            self.bookmark(keeping, &there)?;
+            return self.release(keeping, &there, None);
+        }
+        self.hold(keeping)?;
+        self.release(keeping, &there, Some(&keeping.snapshot))
+    }
+
+    fn refusal(&self, action: &'static str, what: &str, complaint: &str) -> ProviderError {
+        if complaint.contains("has been modified") {
+            let why = complaint.trim().replace('\n', "; ");
+            let why = format!(
+                "{why}; something was written to the copy: zfs rollback to its newest snapshot gives that up, and readonly=on prevents it"
+            );
+            return refusal(action, what, &why);
+        }
+        // What was received stays, and how somebody else goes on with it is of no use to anybody here.
+        match complaint.split_once("Partially received snapshot is saved") {
+            Some((why, _)) => {
+                let why = format!(
+                    "{}; what has come is kept, and the next run goes on",
+                    why.trim_end_matches([' ', ';', '\n'])
+                );
+                refusal(action, what, &why)
+            }
+            None => refusal(action, what, complaint),
+        }
+    }
+
+    fn can_pack(&self, when: PackWhen) -> bool {
+        match when {
+            PackWhen::Never => true,
+            // A shell cannot tell how fast the link is.
+            PackWhen::WhereSlow => false,
+            PackWhen::Always => self.can_unpack(),
+        }
+    }
+
+    fn can_unpack(&self) -> bool {
+        let asked = self.programs.ask("zstd", &["-V"]);
+        asked.is_ok_and(|answer| answer.is_well)
+    }
+}
+
+#[cfg(test)]
+mod tests;

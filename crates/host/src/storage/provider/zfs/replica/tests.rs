@@ -1,0 +1,330 @@
+//! What OpenZFS 2.1.11 has really answered, and what is asked of it.
+
+use std::collections::VecDeque;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use holdfast_block::SystemClock;
+
+use super::super::super::replica::{
+    Keeping, KeepingMeans, PackWhen, Partial, Receiving, ReplicaBase, ReplicaSide as _, SenderTrust, Sending,
+    StreamForm,
+};
+use super::super::super::{ProviderError, ProviderKind};
+use super::{ZfsSide, size_in};
+use crate::system::process::{Answer, Piped, Programs, ToolError, Tools};
+
+const TOKEN: &str = "1-e35990c02-f0-789c636064000310a500c4ec50360710e72765a52697303030419460caa7a515a79680641ae0f26c48f249952\
+    5a9c540da22b209abfe92fcf4d2cc1406868015f3656255cd2d3590e439c1f27989b9a9403a312f5bbfb828d92111e20e09a87e98bb5373935253f2b3c1e\
+    673238927e7e71614a5161703a5e000005f5c1c9a";
+
+const GET: &str = "\
+tank/backup/src	type	filesystem	-
+tank/backup/src	creation	1795378470	-
+tank/backup/src	userrefs	-	-
+tank/backup/src	readonly	off	default
+tank/backup/src	canmount	on	default
+tank/backup/src	createtxg	15	-
+tank/backup/src	guid	17578680652977456876	-
+tank/backup/src	encryption	aes-256-gcm	-
+tank/backup/src	receive_resume_token	TOKEN	-
+tank/backup/src@b	type	snapshot	-
+tank/backup/src@b	creation	1795378467	-
+tank/backup/src@b	userrefs	1	-
+tank/backup/src@b	createtxg	12	-
+tank/backup/src@b	guid	4483870517828559108	-
+tank/backup/src@a	type	snapshot	-
+tank/backup/src@a	creation	1795378467	-
+tank/backup/src@a	userrefs	0	-
+tank/backup/src@a	createtxg	11	-
+tank/backup/src@a	guid	4122805065723390032	-
+tank/backup/src#holdfast-replicate-ebaa5a9db85489cb_a	type	bookmark	-
+tank/backup/src#holdfast-replicate-ebaa5a9db85489cb_a	creation	1795378466	-
+tank/backup/src#holdfast-replicate-ebaa5a9db85489cb_a	userrefs	-	-
+tank/backup/src#holdfast-replicate-ebaa5a9db85489cb_a	createtxg	11	-
+tank/backup/src#holdfast-replicate-ebaa5a9db85489cb_a	guid	4122805065723390032	-
+tank/backup/src/below	type	filesystem	-
+";
+
+/// A host that answers what it is told to, in turn.
+struct Scripted {
+    answers: Mutex<VecDeque<Result<String, String>>>,
+    asked: Mutex<Vec<String>>,
+}
+
+impl Tools for Scripted {
+    fn ask(&self, program: &str, arguments: &[&str]) -> Result<Answer, ToolError> {
+        self.asked
+            .lock()
+            .unwrap()
+            .push(format!("{program} {}", arguments.join(" ")));
+        let answer = self
+            .answers
+            .lock()
+            .unwrap()
+            .pop_front()
+            .expect("more is asked than is answered");
+        let (output, complaint) = match &answer {
+            Ok(output) => (output.clone(), String::new()),
+            Err(complaint) => (String::new(), complaint.clone()),
+        };
+        Ok(Answer {
+            is_well: answer.is_ok(),
+            output,
+            complaint,
+        })
+    }
+}
+
+impl Programs for Scripted {
+    fn start(&self, program: &str, arguments: &[&str]) -> Result<Piped, ToolError> {
+        self.asked
+            .lock()
+            .unwrap()
+            .push(format!("{program} {}", arguments.join(" ")));
+        Err(ToolError::NotThere {
+            program: program.to_owned(),
+        })
+    }
+
+    fn start_receiver(&self, program: &str, arguments: &[&str], _folder: &Path) -> Result<Piped, ToolError> {
+        self.start(program, arguments)
+    }
+
+    fn host(&self) -> Option<&str> {
+        Some("backup")
+    }
+}
+
+fn side(answers: &[Result<&str, &str>]) -> (ZfsSide, Arc<Scripted>) {
+    let own = |answer: &Result<&str, &str>| answer.map(str::to_owned).map_err(str::to_owned);
+    let scripted = Arc::new(Scripted {
+        answers: Mutex::new(answers.iter().map(own).collect()),
+        asked: Mutex::default(),
+    });
+    (
+        ZfsSide::new(Arc::clone(&scripted) as _, Arc::new(SystemClock::new())),
+        scripted,
+    )
+}
+
+fn sending() -> Sending {
+    Sending {
+        dataset: "tank/src".to_owned(),
+        base: None,
+        to: "c".to_owned(),
+        is_joined: false,
+        form: StreamForm::AsStored,
+        token: None,
+        packing: PackWhen::Never,
+    }
+}
+
+#[test]
+fn what_openzfs_tells_of_a_dataset_is_understood() {
+    let records = "tank/backup/src@b\t{\"x\":1}\tlocal\ntank/backup/src@a\t-\t-\n";
+    let (side, scripted) = side(&[Ok("zfs-2.1.11"), Ok(&GET.replace("TOKEN", TOKEN)), Ok(records)]);
+    let found = side.datasets("tank/backup/src", false).unwrap();
+    assert_eq!(found.len(), 1);
+    assert_eq!(found[0].partial, Some(Partial::Token(TOKEN.to_owned())));
+    assert!(found[0].is_encrypted);
+    let told = found[0]
+        .snapshots
+        .iter()
+        .map(|one| (&one.name[..], one.is_bookmark, one.hold_count, one.record.is_some()));
+    let told: Vec<_> = told.collect();
+    let bookmark = ("holdfast-replicate-ebaa5a9db85489cb_a", true, 0, false);
+    assert_eq!(told.len(), 3);
+    // By transactions: a, and its bookmark, before b of the same second.
+    assert!(
+        told[..2].contains(&("a", false, 0, false)) && told[..2].contains(&bookmark),
+        "{told:?}"
+    );
+    assert_eq!(told[2], ("b", false, 1, true));
+    assert_eq!(found[0].snapshots[2].identity, "4483870517828559108");
+    assert!(
+        scripted.asked.lock().unwrap()[1].starts_with("zfs get -Hp"),
+        "{scripted:?}",
+        scripted = scripted.asked
+    );
+    let missing = "cannot open 'tank/x': dataset does not exist\n";
+    let (side, _) = super::tests::side(&[Ok("zfs-2.1.11"), Err(missing)]);
+    assert_eq!(side.datasets("tank/x", true).unwrap(), []);
+}
+
+#[test]
+fn sizes_are_found_in_what_a_dry_run_says() {
+    let resumed = "resume token contents:\nnvlist version: 0\n\tobject = 0x2\n\tbytes = 0x825938\n\ttoname = tank/src@a\n\
+        full\ttank/src@a\t33486136\nsize\t33486136\n";
+    assert_eq!(size_in(resumed), Some(33_486_136));
+    assert_eq!(size_in("incremental\ta\ttank/src@c\t624\nsize\t624\n"), Some(624));
+    assert_eq!(size_in(""), None);
+}
+
+/// A newer receiver keeps in part what an older sender cannot go on with.
+#[test]
+fn an_older_zfs_does_not_claim_that_it_goes_on() {
+    let (older, _) = side(&[Err("unrecognized command 'version'\n")]);
+    assert_eq!(older.estimate(&sending()).unwrap(), None);
+    let resumed = Sending {
+        token: Some(TOKEN.to_owned()),
+        ..sending()
+    };
+    assert!(older.estimate(&resumed).is_err());
+}
+
+#[test]
+fn each_stream_is_asked_for_as_it_is_meant() {
+    let asked = |sending: &Sending| {
+        let (side, scripted) = side(&[]);
+        assert!(side.send(sending).is_err());
+        scripted.asked.lock().unwrap().pop()
+    };
+    let base = |name: &str, is_bookmark| {
+        Some(ReplicaBase {
+            name: name.to_owned(),
+            is_bookmark,
+        })
+    };
+    let says = |sending: Sending, words: &str| assert_eq!(asked(&sending).as_deref(), Some(words));
+    says(sending(), "zfs send -L -c -e tank/src@c");
+    says(
+        Sending {
+            form: StreamForm::Raw,
+            base: base("a", false),
+            ..sending()
+        },
+        "zfs send -w -i tank/src@a tank/src@c",
+    );
+    let joined = Sending {
+        form: StreamForm::Plain,
+        base: base("a", false),
+        is_joined: true,
+        ..sending()
+    };
+    says(joined.clone(), "zfs send -I tank/src@a tank/src@c");
+    says(
+        Sending {
+            base: base("a", true),
+            ..joined.clone()
+        },
+        "zfs send -I tank/src#a tank/src@c",
+    );
+    says(
+        Sending {
+            token: Some(TOKEN.to_owned()),
+            ..sending()
+        },
+        &format!("zfs send -t {TOKEN}"),
+    );
+    says(
+        Sending {
+            packing: PackWhen::Always,
+            dataset: "tank/a b".to_owned(),
+            ..sending()
+        },
+        "sh -c zfs send -L -c -e 'tank/a b@c' | zstd -qc",
+    );
+    for wrong in [
+        Sending {
+            token: Some("-x".to_owned()),
+            ..sending()
+        },
+        Sending {
+            token: Some("a b".to_owned()),
+            ..sending()
+        },
+        Sending {
+            dataset: "-F".to_owned(),
+            ..sending()
+        },
+        Sending {
+            to: "a/b".to_owned(),
+            ..sending()
+        },
+        Sending {
+            base: base("a@b", false),
+            ..sending()
+        },
+    ] {
+        assert_eq!(asked(&wrong), None, "{wrong:?}");
+    }
+}
+
+#[test]
+fn what_is_kept_is_held_before_others_are_let_go_and_only_ours_are() {
+    let keeping = |means, tag: &str| Keeping {
+        dataset: "tank/backup/src".to_owned(),
+        snapshot: "a".to_owned(),
+        tag: tag.to_owned(),
+        means,
+    };
+    let tag = "holdfast-replicate-ebaa5a9db85489cb";
+    let exists = "cannot hold snapshot 'tank/backup/src@a': tag already exists on this dataset\n";
+    let none = "cannot release hold from snapshot 'tank/backup/src@b': no such tag on this dataset\n";
+    let get = GET.replace("TOKEN", "-");
+    let (kept, scripted) = side(&[Ok("zfs-2.1.11"), Ok(&get), Ok(""), Err(exists), Err(none)]);
+    kept.keep(&keeping(KeepingMeans::Hold, tag)).unwrap();
+    let asked = scripted.asked.lock().unwrap();
+    let last: Vec<&str> = asked[3..].iter().map(String::as_str).collect();
+    let expected = [
+        format!("zfs hold {tag} tank/backup/src@a"),
+        format!("zfs release {tag} tank/backup/src@b"),
+    ];
+    assert_eq!(last, expected);
+    let (kept, scripted) = side(&[
+        Ok("zfs-2.1.11"),
+        Ok(&get.replace("cb_a", "cb_old")),
+        Ok(""),
+        Ok(""),
+        Ok(""),
+        Ok(""),
+    ]);
+    kept.keep(&keeping(KeepingMeans::Bookmark, tag)).unwrap();
+    let asked = scripted.asked.lock().unwrap();
+    assert_eq!(
+        asked[3],
+        format!("zfs bookmark tank/backup/src@a tank/backup/src#{tag}_a")
+    );
+    assert_eq!(asked[4], format!("zfs destroy tank/backup/src#{tag}_old"));
+    assert_eq!(asked[5], format!("zfs release {tag} tank/backup/src@b"));
+    let (kept, _) = side(&[]);
+    assert!(matches!(
+        kept.keep(&keeping(KeepingMeans::Hold, "audit")),
+        Err(ProviderError::Name { .. })
+    ));
+}
+
+#[test]
+fn a_stream_that_was_cut_is_told_without_its_token() {
+    let (side, _) = side(&[]);
+    let said = "cannot receive new filesystem stream: checksum mismatch or incomplete stream.; Partially received snapshot is saved.; \
+        A resuming stream can be generated on the sending system by running:; zfs send -t 1-c9af2e082";
+    let error = side.refusal("receive", "tank/x", said).to_string();
+    assert!(
+        error.contains("incomplete stream.; what has come is kept") && !error.contains("1-c9af"),
+        "{error}"
+    );
+    assert_eq!(side.kind(), ProviderKind::Zfs);
+}
+
+#[test]
+fn what_is_missing_above_is_made_and_never_mounted() {
+    let missing = "cannot open 'tank/b/c': dataset does not exist\n";
+    let (receiver, scripted) = side(&[Err(missing), Err(missing), Ok(""), Ok(""), Ok("zfs-2.1.11")]);
+    let receiving = Receiving {
+        dataset: "tank/b/c/d".to_owned(),
+        snapshots: Vec::new(),
+        is_packed: true,
+    };
+    assert!(receiver.receive(&receiving, SenderTrust::Full).is_err());
+    let asked = scripted.asked.lock().unwrap();
+    assert_eq!(
+        asked[2..4],
+        [
+            "zfs create -o canmount=off tank/b",
+            "zfs create -o canmount=off tank/b/c"
+        ]
+    );
+    assert_eq!(asked[5], "sh -c zstd -qdc | zfs receive -u -s tank/b/c/d");
+}

@@ -1,0 +1,322 @@
+//! The gate in front of `zfs receive`.
+//!
+//! # The problem
+//!
+//! A stream says more than the content of a snapshot: its name, properties of the dataset (where it is mounted, whether programs in it may
+//! be set-user-id), other datasets and what is to be removed, and of which snapshot of the pool it is a clone. `zfs receive` carries that out
+//! as root.
+//!
+//! # What passes
+//!
+//! The records of a stream, whose layout is in `docs/format/zfs-send-stream.md`: each of a known kind, with data of bounded size, up to the
+//! last one.
+//!
+//! | in the stream | what is done |
+//! |---|---|
+//! | a snapshot of another name or guid than was announced | refused |
+//! | several streams in one (`-R`, `-I`, `-p`): only these have properties | refused; allowed from this host itself, for the announced snapshots |
+//! | a clone, which would be made of any snapshot of the pool that has the guid | refused |
+//! | deduplicated blocks, which are taken from any snapshot that has the guid | refused |
+//! | redacted streams, and features that are not known | refused |
+//! | the rest of a stream that was cut, of a snapshot that is not expected | refused |
+//! | anything after the end | refused, and the end is withheld |
+
+#[cfg(feature = "hostile")]
+pub(crate) mod hostile;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::io::Read;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use holdfast_block::to_usize;
+
+use super::super::incoming::{Flow, StreamGate, StreamRefusal, fill, is_at_end};
+use crate::storage::changed_blocks::send_stream::record::{
+    Begin, DATASET_FILES, DATASET_VOLUME, Kind, Order, RECORD_LENGTH, Record, feature, name_in_beginning,
+};
+
+/// The stream is of a clone.
+const FLAG_CLONE: u32 = 1;
+/// Case-insensitive names, records of what is freed, and records of attributes.
+const FLAGS_KNOWN: u32 = 0b1110;
+const FEATURES_REFUSED: u64 = feature::DEDUPLICATED | feature::REDACTED | feature::HOLDS;
+/// Keys that are stored encrypted, and where a stream goes on. What leads several streams lists their snapshots.
+const BEGINNING_BYTES_MAX: u64 = 64 << 20;
+/// Data goes on in pieces of this size.
+const PIECE_BYTES: u64 = 128 << 10;
+
+type Result<T> = std::result::Result<T, StreamRefusal>;
+
+/// What a stream may bring.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ZfsAnnouncement {
+    /// Names and guids, in order; nothing where the sender has announced nothing. A guid is empty where the sender has none.
+    pub(super) snapshots: Vec<(String, String)>,
+    /// Whether several of them may come in one stream.
+    pub(super) joining: Joining,
+}
+
+/// Whether a stream may consist of several.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Joining {
+    Allowed,
+    Refused,
+}
+
+/// The snapshots that a stream has brought: names and guids.
+pub(super) type Arrivals = Arc<Mutex<Option<Vec<(String, u64)>>>>;
+
+/// The gate of one stream.
+pub(super) struct ZfsGate {
+    announced: ZfsAnnouncement,
+    arrived: Arrivals,
+    order: Order,
+    offset: u64,
+    brought: Vec<(String, u64)>,
+    is_joined: bool,
+    state: ZfsGateState,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ZfsGateState {
+    /// Before the first record of a stream.
+    Outside,
+    /// Within the list before several streams: only its end may follow.
+    List,
+    /// Within a stream.
+    Inside,
+    /// Bytes of data are to come, before the state that follows.
+    Data(u64, Within),
+    Over,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Within {
+    List,
+    Stream,
+}
+
+impl From<Within> for ZfsGateState {
+    fn from(within: Within) -> Self {
+        match within {
+            Within::List => Self::List,
+            Within::Stream => Self::Inside,
+        }
+    }
+}
+
+fn refused<T>(reason: impl Into<String>) -> Result<T> {
+    Err(StreamRefusal::new(reason))
+}
+
+impl ZfsGate {
+    /// What has arrived is told by the second value, at the end of the stream.
+    pub(super) fn new(announced: ZfsAnnouncement) -> (Self, Arrivals) {
+        let arrived = Arrivals::default();
+        let gate = Self {
+            announced,
+            arrived: Arc::clone(&arrived),
+            order: Order::Little,
+            offset: 0,
+            brought: Vec::new(),
+            is_joined: false,
+            state: ZfsGateState::Outside,
+        };
+        (gate, arrived)
+    }
+
+    /// The first record of a stream, or of the list before several.
+    fn begin(&mut self, bytes: &[u8; RECORD_LENGTH]) -> Result<()> {
+        let is_first = self.offset == 0;
+        let Some((order, begin)) = Begin::parse(bytes) else {
+            return refused("it is no stream of zfs send");
+        };
+        if !is_first && order != self.order {
+            return refused("its parts have different orders of bytes");
+        }
+        self.order = order;
+        if u64::from(begin.payload_bytes) > BEGINNING_BYTES_MAX {
+            return refused(format!("it begins with {} bytes of data", begin.payload_bytes));
+        }
+        let within = if begin.is_compound() && is_first {
+            self.check_list(&begin)?;
+            self.is_joined = true;
+            Within::List
+        } else {
+            self.check_beginning(&begin, name_in_beginning(bytes))?;
+            Within::Stream
+        };
+        self.state = match begin.payload_bytes {
+            0 => within.into(),
+            bytes => ZfsGateState::Data(bytes.into(), within),
+        };
+        Ok(())
+    }
+
+    fn check_list(&self, begin: &Begin) -> Result<()> {
+        if self.announced.joining == Joining::Refused || self.announced.snapshots.len() < 2 {
+            return refused("it does not bring one snapshot alone");
+        }
+        if begin.features & (feature::HOLDS | feature::DEDUPLICATED) != 0 {
+            return refused("it brings more than snapshots");
+        }
+        Ok(())
+    }
+
+    fn check_beginning(&mut self, begin: &Begin, name: Option<&str>) -> Result<()> {
+        if !begin.is_single() {
+            return refused("it does not bring one snapshot alone");
+        }
+        let unknown = begin.features & !feature::KNOWN | begin.features & FEATURES_REFUSED;
+        if unknown != 0 {
+            return refused(format!("it has features that are not taken in ({unknown:#x})"));
+        }
+        let needs_data = begin.features & (feature::RESUMING | feature::RAW) != 0;
+        if begin.payload_bytes != 0 && !needs_data {
+            return refused("it begins with data that it does not need");
+        }
+        if begin.flags & FLAG_CLONE != 0 {
+            return refused("it is of a clone");
+        }
+        if begin.flags & !FLAGS_KNOWN != 0 {
+            return refused(format!("it has flags that are not known ({:#x})", begin.flags));
+        }
+        if !matches!(begin.dataset_type, DATASET_FILES | DATASET_VOLUME) {
+            return refused(format!("it is of a dataset of type {}", begin.dataset_type));
+        }
+        let name = name.and_then(|full| full.split_once('@')).map(|(_, name)| name);
+        let Some(name) = name.filter(|name| is_snapshot_name(name)) else {
+            return refused("its snapshot has no name");
+        };
+        self.check_announced(begin, name)?;
+        self.brought.push((name.to_owned(), begin.to_guid));
+        Ok(())
+    }
+
+    fn check_announced(&self, begin: &Begin, name: &str) -> Result<()> {
+        let announced = &self.announced.snapshots;
+        let is_it = |(expected, guid): &(String, String)| {
+            expected == name && (guid.is_empty() || *guid == begin.to_guid.to_string())
+        };
+        let is_expected = if begin.features & feature::RESUMING != 0 {
+            // It goes on with one of those that are missing here.
+            !self.is_joined && (announced.is_empty() || announced.iter().any(is_it))
+        } else if self.is_joined {
+            announced.get(self.brought.len()).is_some_and(is_it)
+        } else {
+            match &announced[..] {
+                [] => true,
+                [one] => is_it(one),
+                _ => false,
+            }
+        };
+        if is_expected {
+            return Ok(());
+        }
+        let expected: Vec<&str> = announced.iter().map(|(name, _)| &name[..]).collect();
+        refused(format!(
+            "it brings {name} (guid {}), and {} was announced",
+            begin.to_guid,
+            expected.join(", ")
+        ))
+    }
+
+    /// A record within a stream, or after the list before several. True for the last one of all.
+    fn take(&mut self, record: &Record, within: Within) -> Result<IsLast> {
+        let refused = |error: crate::storage::changed_blocks::StreamError| StreamRefusal::new(error.to_string());
+        let kind = record.kind().map_err(refused)?;
+        match (kind, within) {
+            (Kind::End, Within::List) => self.state = ZfsGateState::Outside,
+            (Kind::End, Within::Stream) if self.is_joined => self.state = ZfsGateState::Outside,
+            (Kind::End, Within::Stream) => return Ok(IsLast::Yes),
+            (_, Within::List) => return Err(StreamRefusal::new("its list is followed by data")),
+            (Kind::Begin | Kind::WriteByReference | Kind::Redact, _) => {
+                return Err(StreamRefusal::new(format!("it has a record of kind {kind:?}")));
+            }
+            _ => match record.payload_bytes(kind).map_err(refused)? {
+                0 => {}
+                bytes => self.state = ZfsGateState::Data(bytes, within),
+            },
+        }
+        Ok(IsLast::No)
+    }
+
+    /// The end of everything, with nothing behind it.
+    fn end(&mut self, from: &mut dyn Read) -> io::Result<()> {
+        if !is_at_end(from)? {
+            return Err(StreamRefusal::new("there is something after its end").into());
+        }
+        self.state = ZfsGateState::Over;
+        let brought = std::mem::take(&mut self.brought);
+        *self.arrived.lock().unwrap_or_else(PoisonError::into_inner) = Some(brought);
+        Ok(())
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum IsLast {
+    Yes,
+    No,
+}
+
+/// What ZFS allows in the name of a snapshot.
+fn is_snapshot_name(name: &str) -> bool {
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_.:- ".contains(&byte);
+    !name.is_empty() && name.bytes().all(is_allowed)
+}
+
+impl StreamGate for ZfsGate {
+    fn pass(&mut self, from: &mut dyn Read, passed: &mut Vec<u8>) -> io::Result<Flow> {
+        let within = match self.state {
+            ZfsGateState::Over => return Ok(Flow::End),
+            ZfsGateState::Data(left, within) => {
+                let length = left.min(PIECE_BYTES);
+                passed.resize(to_usize(length), 0);
+                if !fill(from, passed)? {
+                    passed.clear();
+                    return Ok(Flow::End);
+                }
+                self.offset += length;
+                self.state = match left - length {
+                    0 => within.into(),
+                    left => ZfsGateState::Data(left, within),
+                };
+                return Ok(Flow::More);
+            }
+            ZfsGateState::Outside => None,
+            ZfsGateState::List => Some(Within::List),
+            ZfsGateState::Inside => Some(Within::Stream),
+        };
+        let mut bytes = [0; RECORD_LENGTH];
+        if !fill(from, &mut bytes)? {
+            return Ok(Flow::End);
+        }
+        let record = Record {
+            order: self.order,
+            offset: self.offset,
+            bytes,
+        };
+        let is_last = match within {
+            Some(within) => self.take(&record, within)?,
+            // The end of several streams is a record of its own.
+            None if self.is_joined && matches!(record.kind(), Ok(Kind::End)) => {
+                if self.brought.len() != self.announced.snapshots.len() {
+                    return Err(StreamRefusal::new("it does not bring all that was announced").into());
+                }
+                IsLast::Yes
+            }
+            None => {
+                self.begin(&record.bytes)?;
+                IsLast::No
+            }
+        };
+        self.offset += record.bytes.len() as u64;
+        if is_last == IsLast::Yes {
+            self.end(from)?;
+        }
+        passed.extend(record.bytes);
+        Ok(if is_last == IsLast::Yes { Flow::End } else { Flow::More })
+    }
+}

@@ -1,0 +1,53 @@
+//! Streams of a hostile sender.
+
+use std::io::{Cursor, Read as _};
+
+use holdfast_block::hostile::Outcome;
+
+use super::{Joining, ZfsAnnouncement, ZfsGate};
+use crate::storage::changed_blocks::send_stream::record::{Begin, RECORD_LENGTH, feature};
+use crate::storage::changed_blocks::send_stream::specimen::{Age, QUESTION, Writer};
+use crate::storage::provider::incoming::StreamCheck;
+
+/// A stream of ZFS to somebody who expects one snapshot. What passes is the beginning of it, and it passes whole or without its end.
+pub(crate) fn zfs_stream(bytes: &[u8]) -> Outcome {
+    let (gate, arrived) = ZfsGate::new(ZfsAnnouncement {
+        snapshots: vec![("b".to_owned(), QUESTION.to_guid.to_string())],
+        joining: Joining::Refused,
+    });
+    let mut passed = Vec::new();
+    let stream = Cursor::new(bytes.to_vec());
+    let read = StreamCheck::of(Box::new(gate))
+        .guard(Box::new(stream))
+        .read_to_end(&mut passed);
+    assert!(bytes.starts_with(&passed), "nothing else passes");
+    if let Some(first) = passed.first_chunk::<RECORD_LENGTH>() {
+        let (_, begin) = Begin::parse(first).expect("a stream begins with a beginning");
+        assert!(begin.is_single() && begin.to_guid == QUESTION.to_guid && begin.flags & 1 == 0);
+        assert_eq!(begin.features & (feature::DEDUPLICATED | feature::HOLDS), 0);
+    }
+    match (read, arrived.lock().expect("nobody panics with it").take()) {
+        (Ok(_), Some(arrived)) => {
+            assert!(passed == bytes && arrived.len() == 1, "it is whole");
+            Outcome::Decoded
+        }
+        (_, arrived) => {
+            assert!(arrived.is_none(), "what is refused has not arrived");
+            Outcome::Refused
+        }
+    }
+}
+
+/// Honest streams of one snapshot.
+pub(crate) fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
+    let seed = |name, is_little, age| {
+        let mut writer = Writer::new(is_little, age, 0);
+        writer.object(8, 8192, 100_000, 50).write(8, 0, 600).free(8, 4000, 1000);
+        ("zfs_stream", name, writer.end())
+    };
+    vec![
+        seed("old", true, Age::Old),
+        seed("new", true, Age::New),
+        seed("new_big_endian", false, Age::New),
+    ]
+}

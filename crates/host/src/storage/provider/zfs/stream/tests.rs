@@ -1,0 +1,183 @@
+//! What passes the gate, and what does not.
+
+use std::io::{Cursor, Read as _};
+
+use super::{Joining, ZfsAnnouncement, ZfsGate};
+use crate::storage::changed_blocks::send_stream::record::{RECORD_LENGTH, feature};
+use crate::storage::changed_blocks::send_stream::specimen::{Age, QUESTION, Writer};
+use crate::storage::provider::incoming::{StreamCheck, StreamRefusal};
+
+fn announced(names: &[&str]) -> ZfsAnnouncement {
+    ZfsAnnouncement {
+        snapshots: names
+            .iter()
+            .map(|name| ((*name).to_owned(), QUESTION.to_guid.to_string()))
+            .collect(),
+        joining: Joining::Refused,
+    }
+}
+
+/// What has passed, and what has arrived.
+type Passed = (Vec<u8>, Option<Vec<(String, u64)>>);
+
+fn pass_as(stream: &[u8], announced: ZfsAnnouncement) -> Result<Passed, String> {
+    let (gate, arrived) = ZfsGate::new(announced);
+    let mut passed = Vec::new();
+    let read = StreamCheck::of(Box::new(gate))
+        .guard(Box::new(Cursor::new(stream.to_vec())))
+        .read_to_end(&mut passed);
+    read.map_err(|error| StreamRefusal::of(&error).expect("memory can be read").reason.clone())?;
+    let arrived = arrived.lock().unwrap().take();
+    Ok((passed, arrived))
+}
+
+fn honest(is_little: bool, age: Age) -> Vec<u8> {
+    let mut writer = Writer::new(is_little, age, 0);
+    writer
+        .object(8, 8192, 100_000, 50)
+        .write(8, 0, 300_000)
+        .free(8, 400_000, 1000);
+    writer.end()
+}
+
+/// A stream whose first record has a number elsewhere.
+fn with_u64(at: usize, number: u64) -> Vec<u8> {
+    let mut stream = honest(true, Age::New);
+    stream[at..at + 8].copy_from_slice(&number.to_le_bytes());
+    stream
+}
+
+fn with_name(name: &[u8]) -> Vec<u8> {
+    let mut stream = honest(true, Age::New);
+    stream[56..RECORD_LENGTH].fill(0);
+    stream[56..56 + name.len()].copy_from_slice(name);
+    stream
+}
+
+fn reason(stream: &[u8]) -> String {
+    pass_as(stream, announced(&["b"])).expect_err("it is refused")
+}
+
+#[test]
+fn the_snapshot_that_was_announced_passes_as_it_is() {
+    for (is_little, age) in [(true, Age::Old), (false, Age::Old), (true, Age::New), (false, Age::New)] {
+        let stream = honest(is_little, age);
+        for announced in [announced(&["b"]), announced(&[])] {
+            let (passed, arrived) = pass_as(&stream, announced).unwrap();
+            assert!(passed == stream);
+            assert_eq!(arrived.unwrap(), [("b".to_owned(), QUESTION.to_guid)]);
+        }
+    }
+    // A sender without guids has announced a name.
+    let nameless = ZfsAnnouncement {
+        snapshots: vec![("b".to_owned(), String::new())],
+        joining: Joining::Refused,
+    };
+    assert!(pass_as(&honest(true, Age::Old), nameless).is_ok());
+}
+
+#[test]
+fn a_stream_that_is_cut_never_comes_to_its_end() {
+    let mut writer = Writer::new(true, Age::New, 0);
+    writer.write(8, 0, 1000).free(8, 4000, 1000);
+    let stream = writer.end();
+    for length in 0..stream.len() {
+        let (passed, arrived) = pass_as(&stream[..length], announced(&["b"])).unwrap();
+        assert!(arrived.is_none() && stream.starts_with(&passed) && passed.len() <= length);
+        assert!(passed.len() < stream.len() - RECORD_LENGTH + 1);
+    }
+}
+
+#[test]
+fn a_stream_of_anything_else_is_refused_before_its_first_record_goes_on() {
+    let version = |features: u64, kind: u64| with_u64(16, features << 2 | kind);
+    let others = [
+        (with_name(b"tank/vm@c\0"), "announced"),
+        (with_name(b"tank/vm\0"), "no name"),
+        (with_name(b"tank/vm@\0"), "no name"),
+        (with_name(b"tank/vm@b@b\0"), "no name"),
+        (with_name(b"tank/vm@a/b\0"), "no name"),
+        (with_name(&[b'a'; RECORD_LENGTH - 56]), "no name"),
+        (with_u64(40, 7), "announced"),
+        (version(0, 2), "alone"),
+        (version(0, 3), "alone"),
+        (version(0, 0), "alone"),
+        (version(1, 1), "features"),
+        (version(2, 1), "features"),
+        (version(feature::REDACTED, 1), "features"),
+        (version(feature::HOLDS, 1), "features"),
+        (version(1 << 40, 1), "features"),
+        (with_u64(32, 2 | 1 << 32), "clone"),
+        (with_u64(32, 2 | 1 << 40), "flags"),
+        (with_u64(32, 4), "type"),
+        (with_u64(0, 8 << 32), "data that it does not need"),
+        (with_u64(0, 0xffff_ffff << 32), "bytes of data"),
+        (vec![0; 1000], "no stream"),
+    ];
+    for (stream, expected) in others {
+        let reason = reason(&stream);
+        assert!(reason.contains(expected), "{expected}: {reason}");
+    }
+    let twice = [honest(true, Age::New), honest(true, Age::New)].concat();
+    assert!(reason(&twice).contains("after its end"));
+    // Data that is taken from other snapshots, a second beginning, and data of any size.
+    for (kind, fields) in [
+        (6_u32, vec![]),
+        (0, vec![]),
+        (10, vec![]),
+        (77, vec![]),
+        (3, vec![(32, u64::MAX)]),
+    ] {
+        let mut record = [0; RECORD_LENGTH];
+        record[..4].copy_from_slice(&kind.to_le_bytes());
+        for (at, number) in fields {
+            record[at..at + 8].copy_from_slice(&u64::to_le_bytes(number));
+        }
+        let stream = [&honest(true, Age::Old)[..RECORD_LENGTH], &record, &[0; 1000]].concat();
+        reason(&stream);
+    }
+}
+
+/// What goes on where a stream was cut is one of the snapshots that are missing.
+#[test]
+fn the_rest_of_a_stream_brings_one_of_the_snapshots_that_are_missing() {
+    let mut rest = with_u64(16, feature::RESUMING << 2 | 1);
+    rest[4..8].copy_from_slice(&8_u32.to_le_bytes());
+    rest.splice(RECORD_LENGTH..RECORD_LENGTH, [0; 8]);
+    for names in [&["a", "b", "c"][..], &["b"], &[]] {
+        let (_, arrived) = pass_as(&rest, announced(names)).unwrap();
+        assert_eq!(arrived.unwrap()[0].0, "b");
+    }
+    assert!(pass_as(&rest, announced(&["a", "c"])).is_err());
+    // Several that are announced do not come in a whole stream.
+    assert!(pass_as(&honest(true, Age::New), announced(&["a", "b"])).is_err());
+}
+
+/// Several streams in one: the list before them, each, and an end of its own.
+#[test]
+fn several_snapshots_come_in_one_stream_only_from_this_host_and_as_announced() {
+    let mut list = Writer::empty(true);
+    list.begin(2, &[1; 64]);
+    let list = list.end();
+    let mut end = [0; RECORD_LENGTH];
+    end[0] = 5;
+    let second = |name: &[u8]| {
+        let mut stream = honest(true, Age::New);
+        stream[56..56 + name.len()].copy_from_slice(name);
+        stream
+    };
+    let stream = [&list, &second(b"tank/vm@b\0"), &second(b"tank/vm@c\0"), &end[..]].concat();
+    let joined = |names: &[&str]| ZfsAnnouncement {
+        joining: Joining::Allowed,
+        ..announced(names)
+    };
+    let (passed, arrived) = pass_as(&stream, joined(&["b", "c"])).unwrap();
+    assert!(passed == stream);
+    assert_eq!(arrived.unwrap().len(), 2);
+    for names in [&["b"][..], &["c", "b"], &["b", "c", "d"], &[], &["b", "d"]] {
+        assert!(pass_as(&stream, joined(names)).is_err(), "{names:?}");
+    }
+    assert!(pass_as(&stream, announced(&["b", "c"])).unwrap_err().contains("alone"));
+    let nested = [&list[..], &list, &second(b"tank/vm@b\0"), &end].concat();
+    assert!(pass_as(&nested, joined(&["b", "c"])).is_err());
+}

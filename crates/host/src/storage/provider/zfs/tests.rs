@@ -1,0 +1,244 @@
+//! What is asked of ZFS, and how its answers are understood, with a stand-in for its program.
+
+use std::sync::{Arc, Mutex};
+
+use holdfast_block::SystemClock;
+
+use super::super::{Cutting, Dataset, HostSnapshotName, Provider, ProviderError, ProviderKind, Wanted};
+use super::{LeftClone, LeftCloneKind, Zfs};
+use crate::system::process::{Answer, ToolError, Tools};
+
+/// Answers what it is told to, in turn, and keeps what it was asked.
+#[derive(Default)]
+struct Scripted {
+    answers: Mutex<Vec<Result<String, String>>>,
+    asked: Mutex<Vec<String>>,
+}
+
+impl Tools for Scripted {
+    fn ask(&self, program: &str, arguments: &[&str]) -> Result<Answer, ToolError> {
+        assert!(["zfs", "zpool"].contains(&program));
+        self.asked.lock().unwrap().push(arguments.join(" "));
+        let answer = self.answers.lock().unwrap().remove(0);
+        let (is_well, output, complaint) = match answer {
+            Ok(output) => (true, output, String::new()),
+            Err(complaint) => (false, String::new(), complaint),
+        };
+        Ok(Answer {
+            is_well,
+            output,
+            complaint,
+        })
+    }
+}
+
+fn zfs(answers: &[Result<&str, &str>]) -> (Zfs, Arc<Scripted>) {
+    let own = |answer: &Result<&str, &str>| answer.map(str::to_owned).map_err(str::to_owned);
+    let scripted = Arc::new(Scripted {
+        answers: Mutex::new(answers.iter().map(own).collect()),
+        asked: Mutex::default(),
+    });
+    (
+        Zfs::new(
+            Arc::clone(&scripted) as _,
+            "/run/views".into(),
+            Arc::new(SystemClock::new()),
+        ),
+        scripted,
+    )
+}
+
+fn wanted(name: &str) -> Wanted {
+    Wanted::all_of(dataset(name))
+}
+
+fn dataset(name: &str) -> Dataset {
+    Dataset {
+        provider: ProviderKind::Zfs,
+        name: name.to_owned(),
+    }
+}
+
+fn snapshot(dataset_name: &str, name: &str) -> HostSnapshotName {
+    HostSnapshotName {
+        dataset: dataset(dataset_name),
+        name: name.to_owned(),
+    }
+}
+
+const CUT: Cutting<'static> = Cutting {
+    name: "now",
+    time_s: 0,
+    record: "{}",
+};
+
+#[test]
+fn datasets_of_one_pool_are_cut_at_once_where_that_is_possible() {
+    let all = [wanted("a/x"), wanted("b/y"), wanted("a/z")];
+    let (newer, scripted) = zfs(&[Ok("zfs-2.1.11-1\n"), Ok("")]);
+    let groups = newer.groups(&all).unwrap();
+    assert_eq!(groups, [vec![wanted("a/x"), wanted("a/z")], vec![wanted("b/y")]]);
+    newer.cut(&groups[0], &CUT).unwrap();
+    assert_eq!(
+        scripted.asked.lock().unwrap()[1],
+        "snapshot -o holdfast:record={} a/x@now a/z@now"
+    );
+    let (older, _) = zfs(&[Err("unrecognized command 'version'")]);
+    assert_eq!(older.groups(&all).unwrap().len(), 3);
+}
+
+#[test]
+fn snapshots_come_in_their_order_with_the_record_that_is_their_own() {
+    let answer = "t/v@b\tcreation\t20\t-\nt/v@b\tused\t5\t-\nt/v@b\tcreatetxg\t9\t-\nt/v@b\tguid\t77\t-\n\
+                  t/v@a\tcreation\t20\t-\nt/v@a\tcreatetxg\t10\t-\nt/v@a\tuserrefs\t2\t-\n\
+                  t/v/child@z\tcreation\t1\t-\nt/v\tcreation\t1\t-\n";
+    // What somebody has written into a record is about nothing else.
+    let records =
+        "t/v@b\t{\"x\":\t1}\tlocal\nt/v@b\tcreation\t99\tlocal\nt/v@c\tx\tlocal\nt/v@a\t{}\tinherited from t\nmore\n";
+    let (zfs, _) = zfs(&[Ok(""), Ok(answer), Ok(records)]);
+    let snapshots = zfs.snapshots("t/v").unwrap();
+    let names: Vec<_> = snapshots.iter().map(|snapshot| &snapshot.name.name[..]).collect();
+    assert_eq!(names, ["b", "a"]);
+    assert_eq!(
+        (snapshots[0].record.as_deref(), &snapshots[0].identity[..]),
+        (Some("{\"x\":\t1}"), "77")
+    );
+    assert_eq!((snapshots[1].record.as_deref(), snapshots[1].hold_count), (None, 2));
+}
+
+#[test]
+fn nothing_but_a_snapshot_is_ever_destroyed() {
+    let (zfs, scripted) = zfs(&[]);
+    for (dataset, name) in [
+        ("t/v", ""),
+        ("t/v", "a,b"),
+        ("t/v", "a%b"),
+        ("", "a"),
+        ("t@x", "a"),
+        ("-r", "a"),
+        ("t/v", "-r"),
+        ("t/v", "a b"),
+        ("t/v", "a/b"),
+        ("t,u", "a"),
+        ("/t", "a"),
+    ] {
+        let destroyed = zfs.destroy(&snapshot(dataset, name));
+        assert!(matches!(destroyed, Err(ProviderError::Name { .. })), "{dataset}@{name}");
+    }
+    assert!(scripted.asked.lock().unwrap().is_empty());
+}
+
+#[test]
+fn complaints_are_understood() {
+    let refused = |complaint: &str| zfs(&[Err(complaint)]).0.destroy(&snapshot("t/v", "a")).unwrap_err();
+    assert!(matches!(
+        refused("cannot open 't/v@a': dataset does not exist"),
+        ProviderError::NotThere { .. }
+    ));
+    assert!(matches!(
+        refused("could not find any snapshots to destroy; check snapshot names."),
+        ProviderError::NotThere { .. }
+    ));
+    assert!(matches!(
+        refused("cannot destroy snapshot t/v@a: dataset is busy"),
+        ProviderError::Held { .. }
+    ));
+    let clones = "cannot destroy 't/v@a': snapshot has dependent clones\nuse '-R' to destroy the following datasets:\nt/c\nt/d\n";
+    assert!(matches!(refused(clones), ProviderError::HasClones { clones, .. } if clones == "t/c, t/d"));
+    let suspended = "cannot destroy 't/v@a': pool I/O is currently suspended";
+    assert!(matches!(refused(suspended), ProviderError::Suspended { .. }));
+    assert!(matches!(
+        refused("cannot create snapshot 't/v@a': out of space"),
+        ProviderError::Full { .. }
+    ));
+    let other = refused("cannot destroy 't/v@a': permission denied\n").to_string();
+    assert_eq!(other, "remove t/v@a: cannot destroy 't/v@a': permission denied");
+}
+
+#[test]
+fn a_record_that_some_zfs_could_not_keep_is_refused() {
+    let (zfs, _) = zfs(&[]);
+    let record = "x".repeat(1001);
+    let cut = Cutting { record: &record, ..CUT };
+    assert!(zfs.cut(&[wanted("t/v")], &cut).is_err());
+}
+
+#[test]
+fn answers_that_make_no_sense_are_no_answers() {
+    let (zfs, _) = zfs(&[Ok(""), Ok("t/v@a creation 20 -\n")]);
+    assert!(matches!(zfs.snapshots("t/v"), Err(ProviderError::Senseless { .. })));
+    let (zfs, _) = self::zfs(&[Ok(""), Ok("t/v@a\tcreation\t20\t-\nt/v@a\tcreation\t1\t-\n")]);
+    assert!(matches!(zfs.snapshots("t/v"), Err(ProviderError::Senseless { .. })));
+}
+
+#[test]
+fn a_pool_that_is_suspended_is_found_before_anything_holds_still_for_it() {
+    let pool = |name, health| format!("{name}\t960M\t1%\t{health}\t950M\n");
+    let (well, ill) = (pool("a", "ONLINE"), pool("b", "SUSPENDED"));
+    let (zfs, scripted) = zfs(&[Ok("zfs-2.1.11-1\n"), Ok(&well), Ok(&ill)]);
+    let prepared = zfs.prepare(&[wanted("b/y"), wanted("a/x"), wanted("a")], &CUT);
+    assert!(
+        matches!(&prepared, Err(ProviderError::Suspended { what, .. }) if what == "b"),
+        "{prepared:?}"
+    );
+    assert_eq!(scripted.asked.lock().unwrap().len(), 3);
+}
+
+/// Clones that others called like ours, that somebody mounted to stay, and marks that are inherited are none of those that were made for a
+/// while.
+#[test]
+fn clones_for_a_while_are_known_by_their_own_marks() {
+    let views = "t/holdfast-view-0a-0\t0a-0\tlocal\nt/holdfast-view-atmnt\tmount\tlocal\nt/mine\tx\tlocal\n\
+                 t/holdfast-view-1\tx\tinherited from t\n";
+    let unfinished = "t/trial\ttrial\tlocal\nt/trial/below\ttrial\tinherited from t/trial\nt/trial@a\ttrial\tlocal\n";
+    let makers = "t/trial\t{\"process\":1}\tlocal\n";
+    let (zfs, scripted) = zfs(&[Ok(""), Ok(views), Ok(unfinished), Ok(makers)]);
+    let found = zfs.clones_for_a_while("t").unwrap();
+    let told: Vec<_> = found
+        .iter()
+        .map(|one| (&one.name[..], &one.kind, &one.maker[..]))
+        .collect();
+    assert_eq!(
+        told,
+        [
+            ("t/holdfast-view-0a-0", &LeftCloneKind::View, ""),
+            (
+                "t/trial",
+                &LeftCloneKind::Machine("trial".to_owned()),
+                "{\"process\":1}"
+            ),
+        ]
+    );
+    assert!(scripted.asked.lock().unwrap()[1].ends_with("-s local,received -t filesystem,volume holdfast:view t"));
+}
+
+/// What is no clone of ours any more is not destroyed.
+#[test]
+fn nothing_but_a_clone_that_was_found_is_destroyed() {
+    let left = LeftClone {
+        name: "t/trial".to_owned(),
+        kind: LeftCloneKind::Machine("trial".to_owned()),
+        maker: String::new(),
+    };
+    // Its mark is gone; or it is no clone.
+    let (finished, asked) = zfs(&[Ok(""), Ok(""), Ok("")]);
+    assert!(matches!(
+        finished.destroy_left(&left),
+        Err(ProviderError::NotThere { .. })
+    ));
+    assert_eq!(asked.asked.lock().unwrap().len(), 3);
+    let mark = "t/trial\ttrial\tlocal\n";
+    let (whole, asked) = zfs(&[Ok(""), Ok(""), Ok(mark), Ok(""), Ok("t/trial\torigin\t-\t-\n")]);
+    assert!(matches!(whole.destroy_left(&left), Err(ProviderError::NotThere { .. })));
+    assert_eq!(asked.asked.lock().unwrap().len(), 5);
+    let (clone, asked) = zfs(&[
+        Ok(""),
+        Ok(""),
+        Ok(mark),
+        Ok(""),
+        Ok("t/trial\torigin\tt/v@a\t-\n"),
+        Ok(""),
+    ]);
+    clone.destroy_left(&left).unwrap();
+    assert_eq!(asked.asked.lock().unwrap()[5], "destroy t/trial");
+}

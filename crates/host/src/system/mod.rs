@@ -1,0 +1,14 @@
+//! The operating system: processes, rights, files that this program trusts, and programs that it calls.
+
+pub(crate) mod allocator;
+pub(crate) mod file_stamp;
+pub(crate) mod identity;
+pub(crate) mod other_process;
+pub(crate) mod process;
+pub(crate) mod processes;
+pub(crate) mod rights;
+pub(crate) mod ssh;
+pub(crate) mod ssh_signature;
+pub(crate) mod standard_streams;
+pub(crate) mod trusted_files;
+pub(crate) mod waits;

@@ -1,0 +1,246 @@
+//! Programs of the system that send or take in a stream: `zfs send`, `btrfs receive`, `ssh`.
+
+use std::any::Any;
+use std::io::Write as _;
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::mpsc::Receiver;
+use std::time::Duration;
+
+use holdfast_block::Clock;
+use rustix::process::{Pid, Signal, kill_process_group};
+
+use super::tool::{COMPLAINT_BYTES_MAX, LAST_WORDS, SYSTEM_PROGRAM, ToolError, Tools, command, listen};
+use crate::system::waits::Wait;
+
+/// Bytes of a short answer beside or after a stream.
+const ANSWER_BYTES_MAX: u64 = 64 << 20;
+/// How often it is looked whether a program has ended.
+const LOOK_INTERVAL: Duration = Duration::from_millis(2);
+
+/// Asks programs of a host, and starts those that send or take in a stream.
+pub trait Programs: Tools {
+    /// Starts `program`, with pipes at both of its ends.
+    fn start(&self, program: &str, arguments: &[&str]) -> Result<Piped, ToolError>;
+
+    /// The same for a program of this host that takes in a stream of btrfs, in the folder where that is to go. It gets only the capabilities
+    /// that it needs for that.
+    fn start_receiver(&self, program: &str, arguments: &[&str], folder: &Path) -> Result<Piped, ToolError>;
+
+    /// The host; none for this one.
+    fn host(&self) -> Option<&str>;
+}
+
+/// A program that runs, and ends when this is dropped: it is killed, with all that it has started here.
+pub struct Piped {
+    words: String,
+    child: Option<Child>,
+    complaint: Receiver<Vec<u8>>,
+    ended: Option<PipedEnd>,
+    /// What has to last as long as it does.
+    kept: Option<Box<dyn Any + Send>>,
+}
+
+/// How such a program ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PipedEnd {
+    /// What it returned; none where it was killed.
+    pub code: Option<i32>,
+    /// What it wrote on standard error.
+    pub complaint: String,
+}
+
+impl PipedEnd {
+    /// Whether it says that it went well.
+    pub fn is_well(&self) -> bool {
+        self.code == Some(0)
+    }
+
+    /// What it said, or how it ended where it said nothing.
+    pub fn reason(&self) -> String {
+        let lines = self.complaint.lines().map(str::trim).filter(|line| !line.is_empty());
+        let said = lines.collect::<Vec<_>>().join("; ");
+        match self.code {
+            _ if !said.is_empty() => said,
+            Some(code) => format!("it ended with code {code}"),
+            None => "it was killed".to_owned(),
+        }
+    }
+}
+
+impl Piped {
+    /// Starts a program of this host.
+    pub(super) fn start(program: &str, arguments: &[&str]) -> Result<Self, ToolError> {
+        let words = format!("{program} {}", arguments.join(" "));
+        Self::of(words, command(program, arguments)).map_err(|source| ToolError::starting(program, source))
+    }
+
+    /// Starts a program of this host in a folder.
+    pub(super) fn start_in(folder: &Path, program: &str, arguments: &[&str]) -> std::io::Result<Self> {
+        let words = format!("{program} {}", arguments.join(" "));
+        let mut command = command(program, arguments);
+        command.current_dir(folder);
+        Self::of(words, command)
+    }
+
+    fn of(words: String, mut command: Command) -> std::io::Result<Self> {
+        let mut child = command.stdin(Stdio::piped()).spawn()?;
+        let complaint = listen(child.stderr.take(), COMPLAINT_BYTES_MAX)?;
+        Ok(Self {
+            words,
+            child: Some(child),
+            complaint,
+            ended: None,
+            kept: None,
+        })
+    }
+
+    /// The same, with something that has to last as long as it runs.
+    pub(crate) fn with(mut self, kept: impl Any + Send) -> Self {
+        self.kept = Some(Box::new(kept));
+        self
+    }
+
+    /// What was started.
+    pub fn words(&self) -> &str {
+        &self.words
+    }
+
+    /// Tells it something before all else.
+    pub fn tell(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+        let input = self.child.as_mut().and_then(|child| child.stdin.as_mut());
+        input.map_or(Ok(()), |input| input.write_all(bytes))
+    }
+
+    /// Its standard input, once. It sees the end of it when that is dropped.
+    pub fn take_input(&mut self) -> Option<ChildStdin> {
+        self.child.as_mut()?.stdin.take()
+    }
+
+    /// Its standard output, once.
+    pub fn take_output(&mut self) -> Option<ChildStdout> {
+        self.child.as_mut()?.stdout.take()
+    }
+
+    /// How it ended; none while it runs.
+    pub fn try_end(&mut self) -> std::io::Result<Option<PipedEnd>> {
+        if let Some(ended) = &self.ended {
+            return Ok(Some(ended.clone()));
+        }
+        let Some(child) = &mut self.child else { return Ok(None) };
+        let Some(status) = child.try_wait()? else {
+            return Ok(None);
+        };
+        let complaint = self.complaint.recv_timeout(LAST_WORDS).unwrap_or_default();
+        let ended = PipedEnd {
+            code: status.code(),
+            complaint: String::from_utf8_lossy(&complaint).into_owned(),
+        };
+        self.ended = Some(ended.clone());
+        Ok(Some(ended))
+    }
+
+    /// Ends its input, and waits for its answer and its end.
+    ///
+    /// # Errors
+    /// It does not end in time, or says more than anybody could mean.
+    pub fn answer(mut self, clock: &dyn Clock, time_out: Duration) -> Result<(PipedEnd, Vec<u8>), ToolError> {
+        let io = |source| ToolError::starting("", source);
+        drop(self.take_input());
+        let output = listen(self.take_output(), ANSWER_BYTES_MAX).map_err(io)?;
+        let until = clock.now() + time_out;
+        let _wait = Wait::for_work(SYSTEM_PROGRAM);
+        loop {
+            if let Some(ended) = self.try_end().map_err(io)? {
+                return Ok((ended, output.recv_timeout(LAST_WORDS).unwrap_or_default()));
+            }
+            if clock.now() >= until {
+                return Err(ToolError::TimedOut {
+                    words: self.words.clone(),
+                    waited: time_out,
+                });
+            }
+            clock.sleep(LOOK_INTERVAL);
+        }
+    }
+
+    /// Kills it, with all that it has started here.
+    pub fn kill(&mut self) {
+        if let Some(child) = self.child.as_ref().filter(|_| self.ended.is_none()) {
+            // It has not been waited for, so its number is still its own.
+            kill_process_group(Pid::from_child(child), Signal::KILL).ok();
+        }
+    }
+}
+
+impl Drop for Piped {
+    fn drop(&mut self) {
+        self.kill();
+        let Some(mut child) = self.child.take().filter(|_| self.ended.is_none()) else {
+            return;
+        };
+        // It may wait in the kernel for something that does not come; nobody waits with it, and it is no zombie afterwards.
+        let waiting = std::thread::Builder::new().name("last rites".to_owned());
+        let kept = self.kept.take();
+        drop(waiting.spawn(move || {
+            drop((child.stdin.take(), child.stdout.take()));
+            child.wait().ok();
+            drop(kept);
+        }));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use holdfast_block::{Clock as _, SystemClock};
+
+    use super::super::LocalTools;
+    use super::{Piped, Programs as _};
+
+    const LONG: Duration = Duration::from_secs(30);
+
+    fn start(script: &str) -> Piped {
+        let tools = LocalTools::new(Arc::new(SystemClock::new()), LONG);
+        tools.start("sh", &["-c", script]).unwrap()
+    }
+
+    #[test]
+    fn a_stream_goes_in_and_out_and_complaints_are_kept() {
+        let mut piped = start("tr a-z A-Z; echo late >&2; exit 3");
+        let mut input = piped.take_input().unwrap();
+        input.write_all(b"some words").unwrap();
+        drop(input);
+        let mut said = String::new();
+        piped.take_output().unwrap().read_to_string(&mut said).unwrap();
+        let (ended, rest) = piped.answer(&SystemClock::new(), LONG).unwrap();
+        assert_eq!(
+            (said.as_str(), ended.code, &ended.reason()[..]),
+            ("SOME WORDS", Some(3), "late")
+        );
+        assert!(rest.is_empty() && !ended.is_well());
+        let (ended, answer) = start("cat; echo done").answer(&SystemClock::new(), LONG).unwrap();
+        assert!(ended.is_well() && answer == b"done\n");
+    }
+
+    #[test]
+    fn what_is_dropped_is_killed_with_its_children_and_leaves_no_zombie() {
+        let mut piped = start("sleep 60 & echo $!; wait");
+        let mut line = [0; 16];
+        let length = piped.take_output().unwrap().read(&mut line).unwrap();
+        let child: u32 = std::str::from_utf8(&line[..length]).unwrap().trim().parse().unwrap();
+        drop(piped);
+        let clock = SystemClock::new();
+        let is_gone = || {
+            let stat = std::fs::read_to_string(format!("/proc/{child}/stat"));
+            stat.is_err() || stat.is_ok_and(|stat| stat.contains(") Z"))
+        };
+        while !is_gone() {
+            assert!(clock.now() < LONG);
+            clock.sleep(Duration::from_millis(5));
+        }
+    }
+}

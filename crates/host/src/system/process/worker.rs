@@ -1,0 +1,266 @@
+//! A program that works for long, beside others, and may have to be stopped.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{BufRead as _, BufReader, Read};
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+
+use super::secrets::command_with_secrets;
+use super::{Ending, ending};
+
+/// Bytes of an answer that are kept.
+const ANSWER_BYTES_MAX: u64 = 4 << 20;
+/// Lines of what it says on the way that are kept: the last ones.
+const LINES_KEPT: usize = 20;
+/// Bytes of a line, at most; a longer one is several.
+const LINE_BYTES_MAX: u64 = 4096;
+/// How long the last words of one that has ended are waited for: something that it left running may keep its output open.
+const LAST_WORDS: Duration = Duration::from_millis(500);
+
+/// What is to be done.
+pub struct Order<'a> {
+    /// The program.
+    pub program: &'a Path,
+    /// Its arguments.
+    pub arguments: &'a [String],
+    /// Variables of its environment, beside those of ours.
+    pub variables: &'a [(&'static str, String)],
+    /// Variables of our environment that it does not get.
+    pub withheld: &'a [String],
+    /// A file that it has as its standard input, and with it our lock on that, until it ends.
+    pub lock: File,
+}
+
+/// A program at work, the first of a process group of its own.
+///
+/// Dropped, it works on.
+pub struct Worker {
+    child: Child,
+    answer: Receiver<Vec<u8>>,
+    said: Arc<Mutex<VecDeque<String>>>,
+    said_all: Receiver<()>,
+}
+
+/// How it ended, and what it said.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Worked {
+    /// How it ended.
+    pub ending: Ending,
+    /// What it wrote on standard output.
+    pub answer: Vec<u8>,
+    /// The last lines that it wrote on standard error.
+    pub lines: Vec<String>,
+}
+
+impl Worker {
+    /// Starts it. `hear` gets each line that it writes on standard error; `ended` is called when it has ended, before
+    /// [`finish`](Self::finish), which has to follow.
+    pub fn start(
+        order: Order<'_>,
+        hear: impl Fn(&str) + Send + 'static,
+        ended: impl FnOnce() + Send + 'static,
+    ) -> std::io::Result<Self> {
+        let mut command = command_with_secrets(order.program);
+        for name in order.withheld {
+            command.env_remove(name);
+        }
+        let mut child = command
+            .args(order.arguments)
+            .envs(order.variables.iter().map(|(name, value)| (name, value)))
+            .stdin(order.lock)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .process_group(0)
+            .spawn()?;
+        let (send_answer, answer) = channel();
+        let (send_all, said_all) = channel();
+        let said = Arc::new(Mutex::new(VecDeque::new()));
+        let stdout = child.stdout.take();
+        let stderr = child.stderr.take();
+        let kept = Arc::clone(&said);
+        let threads = start_thread("answer", move || read_answer(stdout, &send_answer))
+            .and_then(|()| start_thread("lines", move || read_lines(stderr, &kept, &hear, &send_all)))
+            .and_then(|()| {
+                let process = Pid::from_child(&child);
+                start_thread("end", move || {
+                    // It stays a zombie, whose number is nobody else's, until it is finished.
+                    while let Err(rustix::io::Errno::INTR) =
+                        waitid(WaitId::Pid(process), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT)
+                    {
+                    }
+                    ended();
+                })
+            });
+        if let Err(error) = threads {
+            child.kill()?;
+            child.wait()?;
+            return Err(error);
+        }
+        Ok(Self {
+            child,
+            answer,
+            said,
+            said_all,
+        })
+    }
+
+    /// Its number.
+    pub fn process(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Asks it, and all of its group, to stop.
+    pub fn stop(&self) {
+        self.signal(Signal::TERM);
+    }
+
+    /// Kills it, with all of its group.
+    pub fn kill(&self) {
+        self.signal(Signal::KILL);
+    }
+
+    fn signal(&self, signal: Signal) {
+        // It has not been waited for, so its number is still its own. One that has ended needs no signal.
+        kill_process_group(Pid::from_child(&self.child), signal).ok();
+    }
+
+    /// How it ended; waits until it has.
+    pub fn finish(mut self) -> std::io::Result<Worked> {
+        let status = self.child.wait()?;
+        let answer = self.answer.recv_timeout(LAST_WORDS).unwrap_or_default();
+        self.said_all.recv_timeout(LAST_WORDS).ok();
+        let lines = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(Worked {
+            ending: ending(status),
+            answer,
+            lines: lines.iter().cloned().collect(),
+        })
+    }
+}
+
+fn start_thread(name: &str, work: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+    std::thread::Builder::new().name(name.to_owned()).spawn(work).map(drop)
+}
+
+fn read_answer(stdout: Option<impl Read>, send: &Sender<Vec<u8>>) {
+    let Some(mut stdout) = stdout else { return };
+    let mut bytes = Vec::new();
+    (&mut stdout).take(ANSWER_BYTES_MAX).read_to_end(&mut bytes).ok();
+    // Nobody waits for it any more where the receiver is gone.
+    send.send(bytes).ok();
+    // Whoever finds nobody reading dies of it.
+    std::io::copy(&mut stdout, &mut std::io::sink()).ok();
+}
+
+fn read_lines(stderr: Option<impl Read>, kept: &Mutex<VecDeque<String>>, hear: &dyn Fn(&str), send: &Sender<()>) {
+    let Some(stderr) = stderr else { return };
+    let mut reader = BufReader::new(stderr);
+    loop {
+        let mut line = Vec::new();
+        match (&mut reader).take(LINE_BYTES_MAX).read_until(b'\n', &mut line) {
+            Ok(0) | Err(_) => break,
+            Ok(_) => {}
+        }
+        let text = String::from_utf8_lossy(&line);
+        let text = text.trim_end_matches(['\r', '\n']);
+        hear(text);
+        let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.len() == LINES_KEPT {
+            kept.pop_front();
+        }
+        kept.push_back(text.to_owned());
+    }
+    send.send(()).ok();
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::path::Path;
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use rustix::fs::{FlockOperation, flock};
+
+    use super::{Order, Worked, Worker};
+    use crate::system::process::Ending;
+
+    const LONG: Duration = Duration::from_secs(30);
+
+    fn start(script: &str, lock: File) -> (Worker, std::sync::mpsc::Receiver<()>) {
+        let (send, ended) = channel();
+        let order = Order {
+            program: Path::new("/bin/sh"),
+            arguments: &["-c".to_owned(), script.to_owned()],
+            variables: &[("SAID", "a b".to_owned())],
+            withheld: &[],
+            lock,
+        };
+        let worker = Worker::start(order, |_| {}, move || send.send(()).unwrap()).unwrap();
+        (worker, ended)
+    }
+
+    fn work(script: &str) -> Worked {
+        let (worker, ended) = start(script, File::open("/dev/null").unwrap());
+        ended.recv_timeout(LONG).unwrap();
+        worker.finish().unwrap()
+    }
+
+    #[test]
+    fn what_it_says_and_how_it_ends_is_known() {
+        let worked = work("echo \"$SAID\"; for i in $(seq 30); do echo $i >&2; done; exit 3");
+        assert_eq!(worked.ending, Ending::Code(3));
+        assert_eq!(worked.answer, b"a b\n");
+        assert_eq!(worked.lines.len(), 20);
+        assert_eq!((&worked.lines[0][..], &worked.lines[19][..]), ("11", "30"));
+        // What is left running is not waited for, and a flood is bounded.
+        let worked = work("sleep 20 & head -c 10000000 /dev/zero; head -c 10000000 /dev/zero >&2");
+        assert_eq!(worked.ending, Ending::Well);
+        assert!(worked.lines.iter().map(String::len).sum::<usize>() <= 20 * 4096);
+    }
+
+    #[test]
+    fn it_is_stopped_with_its_group() {
+        let folder = tempfile::tempdir().unwrap();
+        let alive = folder.path().join("alive");
+        let script = format!(
+            "(sleep 5; echo > {}) & trap 'exit 7' TERM; echo >&2; while :; do wait; done",
+            alive.display()
+        );
+        let (worker, ended) = start(&script, File::open("/dev/null").unwrap());
+        while worker.said.lock().unwrap().is_empty() {
+            std::thread::yield_now();
+        }
+        worker.stop();
+        ended.recv_timeout(LONG).unwrap();
+        assert_eq!(worker.finish().unwrap().ending, Ending::Code(7));
+        let (worker, ended) = start("trap '' TERM; sleep 100", File::open("/dev/null").unwrap());
+        worker.kill();
+        ended.recv_timeout(LONG).unwrap();
+        assert_eq!(worker.finish().unwrap().ending, Ending::Killed(9));
+        assert!(!alive.exists());
+    }
+
+    /// The lock is the worker's too: whoever comes after the death of the one that started it finds it held.
+    #[test]
+    fn it_holds_its_lock_to_its_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("lock");
+        let lock = File::create(&path).unwrap();
+        flock(&lock, FlockOperation::NonBlockingLockExclusive).unwrap();
+        let (worker, ended) = start("sleep 100", lock);
+        let again = File::open(&path).unwrap();
+        assert!(flock(&again, FlockOperation::NonBlockingLockExclusive).is_err());
+        worker.kill();
+        ended.recv_timeout(LONG).unwrap();
+        worker.finish().unwrap();
+        flock(&again, FlockOperation::NonBlockingLockExclusive).unwrap();
+    }
+}

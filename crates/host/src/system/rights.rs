@@ -1,0 +1,265 @@
+//! The rights with which a file is opened that somebody else has named.
+//!
+//! A machine's configuration names files: disks, firmware variables, the state of a TPM. Where the hypervisor runs as another user, that
+//! user wrote the names. Root must not open with its own rights what that user could not open himself, or a machine becomes a way to read
+//! `/etc/shadow`. So these files are opened on a thread that has the user's identity for access checks, and nothing else.
+//!
+//! The real and the saved user of that thread stay root: the user may neither signal nor trace it. Credentials belong to a thread, not to
+//! the process, and end with it. Source: credentials(7), capabilities(7) ("Effect of user ID changes on capabilities"), unix(7).
+
+use std::fs::File;
+use std::io::{Error as IoError, ErrorKind, Read as _, Result as IoResult};
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileTypeExt as _;
+use std::path::Path;
+
+use rustix::fs::{Mode, OFlags, fcntl_getfl, fcntl_setfl, open};
+use rustix::process::{Gid, Uid, geteuid};
+use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
+
+use crate::system::other_process::Process;
+
+/// Whose rights decide which files may be opened.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Rights {
+    /// Those of this process: root, or the user himself, has named the file.
+    #[default]
+    Own,
+    /// Those of another user.
+    Of(UserIdentity),
+}
+
+/// A user with the groups that count for access checks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UserIdentity {
+    /// The user.
+    pub user: u32,
+    /// The user's own group.
+    pub group: u32,
+    /// Supplementary groups.
+    pub groups: Vec<u32>,
+}
+
+/// What may be behind a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FileKind {
+    /// A regular file.
+    Regular,
+    /// A regular file or a block device.
+    RegularOrBlockDevice,
+}
+
+/// Whether the last component of a path may be a symbolic link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Links {
+    /// It may.
+    Follow,
+    /// It may not: the folder belongs to a user who is trusted with less.
+    Refuse,
+}
+
+impl Rights {
+    /// Those of the program at the other end of a UNIX socket.
+    ///
+    /// The kernel notes who made the socket listen. A program that gave rights up later, as QEMU does with `-runas`, has those that it
+    /// has now: of both, the user who is not root counts.
+    pub fn of_peer(socket: &impl AsFd) -> IoResult<Self> {
+        let peer = rustix::net::sockopt::socket_peercred(socket)?;
+        let now = Process::of_number(peer.pid).identity();
+        let user = peer.uid.as_raw();
+        Ok(match now {
+            Some(now) if now.user == user || user == 0 => Self::of(now),
+            _ => Self::of(UserIdentity {
+                user,
+                group: peer.gid.as_raw(),
+                groups: Vec::new(),
+            }),
+        })
+    }
+
+    /// Those of a user; root, and the user that this process runs as, are trusted with what this process may do.
+    pub fn of(identity: UserIdentity) -> Self {
+        if identity.user == 0 || identity.user == geteuid().as_raw() {
+            Self::Own
+        } else {
+            Self::Of(identity)
+        }
+    }
+
+    /// The other user, where there is one.
+    pub fn other_user(&self) -> Option<u32> {
+        match self {
+            Self::Own => None,
+            Self::Of(identity) => Some(identity.user),
+        }
+    }
+
+    /// Does `work` with these rights, on a thread of its own unless they are those of this process.
+    ///
+    /// # Errors
+    /// The thread cannot take the rights on: only root can.
+    pub fn exercise<T: Send>(&self, work: impl FnOnce() -> T + Send) -> IoResult<T> {
+        let Self::Of(identity) = self else {
+            return Ok(work());
+        };
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().name("rights".to_owned());
+            let handle = thread.spawn_scoped(scope, || {
+                identity.take_on()?;
+                Ok(work())
+            })?;
+            handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+
+    /// Opens the file at `path` for reading. A FIFO is not waited for.
+    ///
+    /// # Errors
+    /// There is none, these rights do not reach it, or it is of another kind.
+    pub fn open(&self, path: &Path, kind: FileKind, links: Links) -> IoResult<File> {
+        self.exercise(|| open_checked(path, kind, links))?
+    }
+
+    /// Reads the regular file at `path`; more than `bytes_max` bytes are an error.
+    pub fn read(&self, path: &Path, bytes_max: u64, links: Links) -> IoResult<Vec<u8>> {
+        let file = self.open(path, FileKind::Regular, links)?;
+        let mut bytes = Vec::new();
+        file.take(bytes_max.saturating_add(1)).read_to_end(&mut bytes)?;
+        if bytes.len() as u64 > bytes_max {
+            let reason = format!("it has more than {bytes_max} bytes");
+            return Err(IoError::new(ErrorKind::FileTooLarge, reason));
+        }
+        Ok(bytes)
+    }
+}
+
+impl UserIdentity {
+    /// Gives this thread the rights of the user. The capabilities of root go with the effective user.
+    fn take_on(&self) -> IoResult<()> {
+        let failed = |errno: rustix::io::Errno| {
+            IoError::new(
+                ErrorKind::PermissionDenied,
+                format!(
+                    "user {} has named it, and only root can open it with the rights of that user: {errno}",
+                    self.user
+                ),
+            )
+        };
+        let (root, user) = (Uid::ROOT, Uid::from_raw(self.user));
+        let groups: Vec<Gid> = self.groups.iter().map(|group| Gid::from_raw(*group)).collect();
+        set_thread_groups(&groups).map_err(failed)?;
+        set_thread_res_gid(Gid::ROOT, Gid::from_raw(self.group), Gid::ROOT).map_err(failed)?;
+        set_thread_res_uid(root, user, root).map_err(failed)
+    }
+}
+
+fn open_checked(path: &Path, kind: FileKind, links: Links) -> IoResult<File> {
+    let link = match links {
+        Links::Follow => OFlags::empty(),
+        Links::Refuse => OFlags::NOFOLLOW,
+    };
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY | link;
+    let file = File::from(open(path, flags, Mode::empty()).map_err(|errno| match errno {
+        rustix::io::Errno::LOOP if links == Links::Refuse => IoError::new(ErrorKind::InvalidInput, "it is a link"),
+        other => other.into(),
+    })?);
+    let found = file.metadata()?.file_type();
+    let is_fit = found.is_file() || kind == FileKind::RegularOrBlockDevice && found.is_block_device();
+    if !is_fit {
+        let reason = match kind {
+            FileKind::Regular => "it is no file",
+            FileKind::RegularOrBlockDevice => "it is neither a regular file nor a block device",
+        };
+        return Err(IoError::new(ErrorKind::InvalidInput, reason));
+    }
+    fcntl_setfl(&file, fcntl_getfl(&file)? - OFlags::NONBLOCK)?;
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{File, Permissions};
+    use std::io::{ErrorKind, Write as _};
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::os::unix::net::{UnixListener, UnixStream};
+
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+    use rustix::process::geteuid;
+
+    use super::{FileKind, Links, Rights, UserIdentity};
+
+    const NOBODY: u32 = 65_534;
+
+    fn nobody() -> Rights {
+        Rights::of(UserIdentity {
+            user: NOBODY,
+            group: NOBODY,
+            groups: Vec::new(),
+        })
+    }
+
+    #[test]
+    fn a_file_is_opened_with_the_rights_of_the_user_who_named_it() {
+        if !geteuid().is_root() {
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).unwrap();
+        let path = folder.path().join("secret");
+        File::create(&path).unwrap().write_all(b"secret").unwrap();
+        std::fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+        let refused = nobody().read(&path, 100, Links::Follow).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::PermissionDenied);
+        // A group of root's counts no more than root itself does.
+        std::fs::set_permissions(&path, Permissions::from_mode(0o640)).unwrap();
+        assert!(nobody().read(&path, 100, Links::Follow).is_err());
+        assert_eq!(Rights::Own.read(&path, 100, Links::Follow).unwrap(), b"secret");
+        std::fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+        assert_eq!(nobody().read(&path, 100, Links::Follow).unwrap(), b"secret");
+        // Neither this thread nor the process is changed by it.
+        assert!(geteuid().is_root());
+        assert!(Rights::Own.read("/etc/shadow".as_ref(), 1 << 20, Links::Follow).is_ok());
+    }
+
+    #[test]
+    fn only_the_kind_that_is_meant_is_opened_and_no_fifo_is_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let (fifo, file, link) = (
+            folder.path().join("fifo"),
+            folder.path().join("file"),
+            folder.path().join("link"),
+        );
+        mknodat(CWD, &fifo, FileType::Fifo, Mode::RWXU, 0).unwrap();
+        File::create(&file).unwrap().write_all(b"12345").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        for kind in [FileKind::Regular, FileKind::RegularOrBlockDevice] {
+            for wrong in [fifo.as_path(), "/dev/null".as_ref(), folder.path()] {
+                assert!(Rights::Own.open(wrong, kind, Links::Follow).is_err(), "{wrong:?}");
+            }
+            assert!(Rights::Own.open(&link, kind, Links::Refuse).is_err());
+            assert!(Rights::Own.open(&link, kind, Links::Follow).is_ok());
+        }
+        assert_eq!(Rights::Own.read(&file, 5, Links::Refuse).unwrap(), b"12345");
+        let long = Rights::Own.read(&file, 4, Links::Refuse).unwrap_err();
+        assert_eq!(long.kind(), ErrorKind::FileTooLarge);
+    }
+
+    #[test]
+    fn the_peer_of_a_socket_is_known_by_its_credentials() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let _own = UnixListener::bind(&path).unwrap();
+        assert_eq!(
+            Rights::of_peer(&UnixStream::connect(&path).unwrap()).unwrap(),
+            Rights::Own
+        );
+        if !geteuid().is_root() {
+            return;
+        }
+        std::fs::set_permissions(folder.path(), Permissions::from_mode(0o777)).unwrap();
+        let path = folder.path().join("other");
+        let _other = nobody().exercise(|| UnixListener::bind(&path)).unwrap().unwrap();
+        let found = Rights::of_peer(&UnixStream::connect(&path).unwrap()).unwrap();
+        assert_eq!(found.other_user(), Some(NOBODY));
+    }
+}

@@ -1,0 +1,205 @@
+//! Programs of another host, by way of the system's `ssh`: what its user has configured for it counts.
+//!
+//! There is one connection, over which all programs run (`ControlMaster`). Its socket is in a folder of its own, which only we can look
+//! into. Nobody is asked for a password: where no key opens the door, the error says so. Should this process be killed, the connection
+//! ends by itself a minute after the last program has.
+//!
+//! Source: ssh(1), ssh_config(5); OpenSSH 9.2.
+
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use holdfast_block::Clock;
+
+use crate::system::process::{Answer, LocalTools, PROGRAM_PATH, Piped, Programs, ToolError, Tools};
+
+const SSH: &str = "ssh";
+/// What ssh returns where it is ssh that has failed, and not the program.
+const CODE_OF_SSH: i32 = 255;
+/// The program that stands at both ends. What it is called with must be told from what other programs are, by a server that admits
+/// nothing else.
+const OURS: &str = "holdfast";
+
+/// How to reach a host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SshAddress {
+    /// `host`, or `user@host`, as ssh understands it.
+    pub destination: String,
+    /// Options as `-o` takes them.
+    pub options: Vec<String>,
+}
+
+/// A connection to a host.
+pub struct Ssh {
+    address: SshAddress,
+    folder: PathBuf,
+    local: LocalTools,
+    clock: Arc<dyn Clock>,
+    time_out: Duration,
+}
+
+impl Ssh {
+    /// Connects. The socket is in `folder`, which is made for it. Each program that is asked something may take `time_out`.
+    pub fn connect(
+        address: SshAddress,
+        folder: PathBuf,
+        clock: Arc<dyn Clock>,
+        time_out: Duration,
+    ) -> Result<Self, ToolError> {
+        let made = std::fs::DirBuilder::new().mode(0o700).create(&folder);
+        made.map_err(|source| ToolError::Io {
+            program: SSH.to_owned(),
+            source,
+        })?;
+        let ssh = Self {
+            local: LocalTools::new(Arc::clone(&clock), time_out),
+            address,
+            folder,
+            clock,
+            time_out,
+        };
+        let mut words = ssh.words(&["ControlMaster=yes", "ControlPersist=60"]);
+        words.extend(["-f", "-N", "--", &ssh.address.destination].map(str::to_owned));
+        let answer = ssh.local.ask(SSH, &texts(&words))?;
+        if answer.is_well {
+            return Ok(ssh);
+        }
+        Err(ssh.no_connection(&answer.complaint))
+    }
+
+    fn words(&self, more: &[&str]) -> Vec<String> {
+        let socket = format!("ControlPath={}", self.folder.join("socket").display());
+        // Of options that are given twice the first counts.
+        let ours = ["BatchMode=yes", &socket].into_iter().chain(more.iter().copied());
+        let theirs = self.address.options.iter().map(String::as_str);
+        let defaults = ["ServerAliveInterval=15", "ServerAliveCountMax=4", "LogLevel=ERROR"];
+        let options = ours.chain(theirs).chain(defaults);
+        options
+            .flat_map(|option| ["-o".to_owned(), option.to_owned()])
+            .collect()
+    }
+
+    fn no_connection(&self, complaint: &str) -> ToolError {
+        let lines = complaint.lines().map(str::trim).filter(|line| !line.is_empty());
+        ToolError::NoConnection {
+            host: self.address.destination.clone(),
+            reason: lines.collect::<Vec<_>>().join("; "),
+        }
+    }
+}
+
+impl Tools for Ssh {
+    fn ask(&self, program: &str, arguments: &[&str]) -> Result<Answer, ToolError> {
+        let (ended, output) = self.start(program, arguments)?.answer(&*self.clock, self.time_out)?;
+        match ended.code {
+            Some(CODE_OF_SSH) => Err(self.no_connection(&ended.complaint)),
+            // "Command not found", of any shell.
+            Some(127) => Err(ToolError::NotThere {
+                program: format!("{program} at {}", self.address.destination),
+            }),
+            _ => Ok(Answer {
+                is_well: ended.is_well(),
+                output: String::from_utf8_lossy(&output).into_owned(),
+                complaint: ended.complaint,
+            }),
+        }
+    }
+}
+
+impl Programs for Ssh {
+    fn start(&self, program: &str, arguments: &[&str]) -> Result<Piped, ToolError> {
+        let mut words = self.words(&["ControlMaster=no"]);
+        words.extend(["-T", "--", &self.address.destination].map(str::to_owned));
+        words.push(command_line(program, arguments));
+        self.local.start(SSH, &texts(&words))
+    }
+
+    fn start_receiver(&self, program: &str, _arguments: &[&str], _folder: &Path) -> Result<Piped, ToolError> {
+        // A holdfast there does that.
+        Err(ToolError::NotThere {
+            program: format!("{program} by way of a shell"),
+        })
+    }
+
+    fn host(&self) -> Option<&str> {
+        Some(&self.address.destination)
+    }
+}
+
+impl Drop for Ssh {
+    fn drop(&mut self) {
+        let mut words = self.words(&[]);
+        words.extend(["-O", "exit", "--", &self.address.destination].map(str::to_owned));
+        self.local.ask(SSH, &texts(&words)).ok();
+        std::fs::remove_file(self.folder.join("socket")).ok();
+        std::fs::remove_dir(&self.folder).ok();
+    }
+}
+
+fn texts(words: &[String]) -> Vec<&str> {
+    words.iter().map(String::as_str).collect()
+}
+
+/// What the shell at the other end gets, whichever it is.
+fn command_line(program: &str, arguments: &[&str]) -> String {
+    let path = format!("PATH={PROGRAM_PATH}");
+    let before: &[&str] = if program == OURS {
+        &[]
+    } else {
+        &["env", "LC_ALL=C", &path]
+    };
+    let words = before.iter().copied().chain([program]).chain(arguments.iter().copied());
+    shell_line(words)
+}
+
+/// Words as a shell reads them.
+pub fn shell_line<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
+    words.into_iter().map(quoted).collect::<Vec<_>>().join(" ")
+}
+
+/// A word that a shell takes as it is.
+fn quoted(word: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_./:@#%+=,-".contains(&byte);
+    if !word.is_empty() && word.bytes().all(is_plain) && !word.starts_with('#') {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use holdfast_block::SystemClock;
+    use proptest::prelude::*;
+
+    use super::{command_line, shell_line};
+    use crate::system::process::{LocalTools, Tools as _};
+
+    #[test]
+    fn our_own_program_is_called_by_nothing_else() {
+        assert_eq!(command_line("holdfast", &["peer", "1"]), "holdfast peer 1");
+        let line = command_line("zfs", &["get", "-Hp", "type", "tank/a b"]);
+        assert!(
+            line.starts_with("env LC_ALL=C PATH=/") && line.ends_with(" zfs get -Hp type 'tank/a b'"),
+            "{line}"
+        );
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
+
+        /// A real shell reads back what was meant.
+        #[test]
+        fn a_shell_reads_the_words_that_were_meant(words in prop::collection::vec("[ -~äß\n\t]{0,12}", 1..6)) {
+            let tools = LocalTools::new(Arc::new(SystemClock::new()), Duration::from_secs(30));
+            let line = shell_line(["printf", "<%s>"].into_iter().chain(words.iter().map(String::as_str)));
+            let answer = tools.ask("sh", &["-c", &line]).unwrap();
+            let expected = format!("<{}>", words.join("><"));
+            prop_assert_eq!(answer.output, expected);
+        }
+    }
+}
