@@ -31,11 +31,12 @@ pub use system::process::{
     Answer, Call, Called, Companion, Ending, LocalTools, Order, Piped, PipedEnd, Programs, ToolError, Tools, Worked,
     Worker, command,
 };
+pub use system::processes::UserIdentity;
 pub use system::processes::{
     Living, Writers, is_locked_by_others, is_written_by_others, living, open_below, parent_of, words_of_process,
     writers_of_device, writers_of_files,
 };
-pub use system::rights::{FileKind, Links, Rights, UserIdentity};
+pub use system::rights::{FileKind, Links, Rights};
 pub use system::ssh::{Ssh, SshAddress, shell_line};
 pub use system::ssh_signature::{
     AllowedSigners, PassphraseFrom, SSH_SIGNATURE_BYTES_MAX, Signed, SshSignatureError, SshSignatures, Verdict,

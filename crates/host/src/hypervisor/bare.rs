@@ -23,7 +23,7 @@ use crate::hypervisor::machine::{Description, MachineDisk, MachineState, Machine
 use crate::hypervisor::traits::{Hypervisor, Machine};
 use crate::qemu::disks;
 use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand, QmpSocket, QueuedSocket};
-use crate::system::other_process::Process;
+use crate::system::processes::Process;
 use crate::system::rights::Rights;
 
 /// The file of a machine's configuration with the command line of its QEMU: a list of texts.

@@ -1,4 +1,4 @@
-//! How a machine ended that ran a moment ago.
+//! How a machine ended that ran a moment ago: what the log of its QEMU says.
 
 use std::fmt;
 use std::fs::File;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use rustix::process::geteuid;
 
 use crate::hypervisor::tpm::{TpmPlace, TpmStore, TpmVersion};
-use crate::system::other_process::{Process, bound_sockets};
+use crate::system::processes::{Process, bound_sockets};
 use crate::system::rights::Rights;
 
 /// An swtpm.

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::remove::list;
+use crate::qemu::jobs::list;
 use crate::qemu::qmp::{Monitor, QmpCommand, Result};
 
 /// The thread that a device of the guest gives its node to.

@@ -1,6 +1,6 @@
 //! The disks of a running QEMU.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand, Result};
 
@@ -128,6 +128,12 @@ fn bitmap(value: &Value) -> Option<Bitmap> {
         is_inconsistent: flag("inconsistent"),
         is_busy: flag("busy"),
     })
+}
+
+/// Puts a node under a device of the guest. It must be another one than the device is on: see [`Danger::SameNodeAgain`](super::Danger).
+pub(crate) fn set_drive(monitor: &dyn Monitor, device: &str, node: &str) -> Result<()> {
+    let arguments = json!({ "path": device, "property": "drive", "value": node });
+    monitor.execute(&QmpCommand::new("qom-set", arguments)).map(drop)
 }
 
 #[cfg(test)]

@@ -2,8 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::remove::list;
-use crate::qemu::qmp::{Monitor, QmpCommand, Result};
+use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand, Result};
 
 /// A job.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,4 +54,14 @@ pub fn remove_bitmap(monitor: &dyn Monitor, node: &str, name: &str) -> Result<()
 /// Lets the processors run on.
 pub fn resume(monitor: &dyn Monitor) -> Result<()> {
     monitor.execute(&QmpCommand::new("cont", Value::Null)).map(drop)
+}
+
+pub(crate) fn list(monitor: &dyn Monitor, command: &'static str, arguments: Value) -> Result<Vec<Value>> {
+    match monitor.execute(&QmpCommand::new(command, arguments))? {
+        Value::Array(items) => Ok(items),
+        _ => Err(MonitorError::Senseless {
+            command: command.to_owned(),
+            detail: "it is no list".to_owned(),
+        }),
+    }
 }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::disks::{Bitmap, bitmaps_of, keeps_bitmaps};
 use super::graph::Graph;
-use super::remove::list;
+use crate::qemu::jobs::list;
 use crate::qemu::qmp::{Monitor, Result};
 
 /// Nodes without content of their own. What they show is below the edge `file`.

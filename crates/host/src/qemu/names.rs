@@ -83,6 +83,11 @@ pub(crate) fn role_of(name: &str) -> Option<Role> {
     Role::ALL.into_iter().find(|role| name.ends_with(role.word()))
 }
 
+/// The bitmap that keeps the state of the changes until this instant.
+pub(crate) fn changes_name(run: RunId) -> String {
+    run.thing("changes")
+}
+
 #[cfg(test)]
 mod tests {
     use super::{Role, RunId, role_of, run_of};

@@ -1,8 +1,8 @@
-//! One instant of all disks of a running machine.
+//! A snapshot of all disks of a running machine at one point in time.
 //!
-//! Everything that takes time is made before: scratch files, filters that stand on their nodes and that nothing passes yet,
-//! the server. Then the filters go under all devices at once, between two requests of the guest: [`switches`]. The machine is stopped only
-//! where something else has to be of the same instant: [`standstill`]. What is frozen is served from there on.
+//! Everything that takes time is prepared before: scratch files, filters that stand on their nodes and that no request passes yet, and
+//! the NBD server. Then the filters go under all devices at once, between two requests of the guest: [`switches`]. The machine is stopped only
+//! where something else has to be of the same point in time: [`standstill`]. From then on the frozen disks are served.
 
 mod bitmaps;
 mod export;
@@ -24,6 +24,8 @@ use super::memory::{MemoryMode, MemoryPipe};
 use super::names::{Role, RunId};
 use super::remove::remove_run;
 use super::{QemuDisk, disks};
+use crate::qemu::disks::set_drive;
+use crate::qemu::names::changes_name;
 use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand, Result};
 
 /// A filter never holds a write longer. Linux resets a controller that has not answered for 30 seconds, and a reset with a write on its
@@ -145,11 +147,6 @@ impl Cut {
     pub fn release(self, monitor: &dyn Monitor, clock: &dyn Clock) -> Result<()> {
         remove_run(monitor, clock, self.run)
     }
-}
-
-/// The bitmap that keeps the state of the changes until this instant.
-pub(crate) fn changes_name(run: RunId) -> String {
-    run.thing("changes")
 }
 
 /// What QEMU says where its server runs already.
@@ -383,12 +380,6 @@ fn moved(device: &str) -> MonitorError {
     MonitorError::Busy {
         with: format!("the disk {device}, which somebody has put onto another image just now"),
     }
-}
-
-/// Puts a node under a device of the guest. It must be another one than the device is on: see [`Danger::SameNodeAgain`](super::Danger).
-pub(crate) fn set_drive(monitor: &dyn Monitor, device: &str, node: &str) -> Result<()> {
-    let arguments = json!({ "path": device, "property": "drive", "value": node });
-    monitor.execute(&QmpCommand::new("qom-set", arguments)).map(drop)
 }
 
 /// QEMU takes whole seconds, and zero would be no bound.

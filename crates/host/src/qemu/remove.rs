@@ -12,7 +12,9 @@ use super::graph::{Graph, about_node};
 use super::jobs::jobs;
 use super::memory::end_sending;
 use super::names::{Role, RunId, role_of, run_of};
-use crate::qemu::point_in_time::{changes_name, set_drive};
+use crate::qemu::disks::set_drive;
+use crate::qemu::jobs::list;
+use crate::qemu::names::changes_name;
 use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand, Result};
 
 /// An export that is closed lets go of its node when its last request has ended.
@@ -240,16 +242,6 @@ impl Removal<'_> {
             }
         }
         Ok(())
-    }
-}
-
-pub(super) fn list(monitor: &dyn Monitor, command: &'static str, arguments: Value) -> Result<Vec<Value>> {
-    match monitor.execute(&QmpCommand::new(command, arguments))? {
-        Value::Array(items) => Ok(items),
-        _ => Err(MonitorError::Senseless {
-            command: command.to_owned(),
-            detail: "it is no list".to_owned(),
-        }),
     }
 }
 

@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::remove::list;
 use super::{Danger, DiskContext, QemuDisk, QemuVersion};
+use crate::qemu::jobs::list;
 use crate::qemu::qmp::{Monitor, Result};
 
 /// Drivers whose nodes QEMU has to wait for whenever a node is put on them, also without requests.

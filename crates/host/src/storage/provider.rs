@@ -28,6 +28,7 @@ pub(crate) mod zfs;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+pub use crate::storage::file_system::clone_file;
 pub use btrfs::{Btrfs, BtrfsSide};
 pub use error::ProviderError;
 pub use folder::OURS;
@@ -40,7 +41,7 @@ pub(crate) use lvm::{SPECIMEN as LVM_SPECIMEN, volumes_told as lvm_volumes};
 pub use mount::{mount, unmount};
 pub use mounts::Mounts;
 pub use probe::{can_clone_to, is_probe, why_not as why_no_reflink};
-pub use reflink::{Reflink, clone_file};
+pub use reflink::Reflink;
 pub use replica::{
     Keeping, KeepingMeans, PackWhen, Partial, REPLICA_TAG, Receiving, ReplicaAbilities, ReplicaBase, ReplicaDataset,
     ReplicaSide, ReplicaSnapshot, SenderTrust, Sending, StreamForm,

@@ -1,4 +1,4 @@
-//! By what a file is known to be the same file with the same content as before.
+//! The identity of a file and its content: a stamp that changes when either changes.
 
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::Path;

@@ -3,7 +3,6 @@
 pub(crate) mod allocator;
 pub(crate) mod file_stamp;
 pub(crate) mod identity;
-pub(crate) mod other_process;
 pub(crate) mod process;
 pub(crate) mod processes;
 pub(crate) mod rights;

@@ -2,6 +2,7 @@
 
 mod at_terminal;
 mod confined;
+pub(crate) mod local_tools;
 mod piped;
 mod secrets;
 mod tool;
@@ -19,10 +20,11 @@ use holdfast_block::Clock;
 use rustix::process::{Pid, Signal, kill_process_group};
 
 pub(crate) use at_terminal::ask_at_terminal;
+pub use local_tools::LocalTools;
 pub use piped::{Piped, PipedEnd, Programs};
 pub use secrets::command;
 pub(crate) use tool::PATH as PROGRAM_PATH;
-pub use tool::{Answer, LocalTools, ToolError, Tools};
+pub use tool::{Answer, ToolError, Tools};
 pub use worker::{Order, Worked, Worker};
 
 /// A process that runs beside this one, and is told and tells things by the line.

@@ -17,7 +17,7 @@ use rustix::fs::{Mode, OFlags, fcntl_getfl, fcntl_setfl, open};
 use rustix::process::{Gid, Uid, geteuid};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 
-use crate::system::other_process::Process;
+use crate::system::processes::{Process, UserIdentity};
 
 /// Whose rights decide which files may be opened.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -27,17 +27,6 @@ pub enum Rights {
     Own,
     /// Those of another user.
     Of(UserIdentity),
-}
-
-/// A user with the groups that count for access checks.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct UserIdentity {
-    /// The user.
-    pub user: u32,
-    /// The user's own group.
-    pub group: u32,
-    /// Supplementary groups.
-    pub groups: Vec<u32>,
 }
 
 /// What may be behind a path.
@@ -133,26 +122,6 @@ impl Rights {
     }
 }
 
-impl UserIdentity {
-    /// Gives this thread the rights of the user. The capabilities of root go with the effective user.
-    fn take_on(&self) -> IoResult<()> {
-        let failed = |errno: rustix::io::Errno| {
-            IoError::new(
-                ErrorKind::PermissionDenied,
-                format!(
-                    "user {} has named it, and only root can open it with the rights of that user: {errno}",
-                    self.user
-                ),
-            )
-        };
-        let (root, user) = (Uid::ROOT, Uid::from_raw(self.user));
-        let groups: Vec<Gid> = self.groups.iter().map(|group| Gid::from_raw(*group)).collect();
-        set_thread_groups(&groups).map_err(failed)?;
-        set_thread_res_gid(Gid::ROOT, Gid::from_raw(self.group), Gid::ROOT).map_err(failed)?;
-        set_thread_res_uid(root, user, root).map_err(failed)
-    }
-}
-
 fn open_checked(path: &Path, kind: FileKind, links: Links) -> IoResult<File> {
     let link = match links {
         Links::Follow => OFlags::empty(),
@@ -176,6 +145,26 @@ fn open_checked(path: &Path, kind: FileKind, links: Links) -> IoResult<File> {
     Ok(file)
 }
 
+impl UserIdentity {
+    /// Gives this thread the rights of the user. The capabilities of root go with the effective user.
+    fn take_on(&self) -> IoResult<()> {
+        let failed = |errno: rustix::io::Errno| {
+            IoError::new(
+                ErrorKind::PermissionDenied,
+                format!(
+                    "user {} has named it, and only root can open it with the rights of that user: {errno}",
+                    self.user
+                ),
+            )
+        };
+        let (root, user) = (Uid::ROOT, Uid::from_raw(self.user));
+        let groups: Vec<Gid> = self.groups.iter().map(|group| Gid::from_raw(*group)).collect();
+        set_thread_groups(&groups).map_err(failed)?;
+        set_thread_res_gid(Gid::ROOT, Gid::from_raw(self.group), Gid::ROOT).map_err(failed)?;
+        set_thread_res_uid(root, user, root).map_err(failed)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs::{File, Permissions};
@@ -186,7 +175,8 @@ mod tests {
     use rustix::fs::{CWD, FileType, Mode, mknodat};
     use rustix::process::geteuid;
 
-    use super::{FileKind, Links, Rights, UserIdentity};
+    use super::{FileKind, Links, Rights};
+    use crate::system::processes::UserIdentity;
 
     const NOBODY: u32 = 65_534;
 

@@ -1,7 +1,7 @@
-//! Files that say what this program does: configurations, programs that it calls, keys whose signatures count.
+//! Files that decide what this program does: configurations, programs that it calls, keys that verify signatures.
 //!
-//! Whoever can write such a file, or put another into its place, can do what this program may do. So sudo, cron and sshd refuse files that
-//! others than root can write, and so does this. Every folder on the way counts, and every symbolic link.
+//! A user who can write such a file, or replace it, can do what this program may do. So sudo, cron and sshd refuse files that users other
+//! than root can write, and so does this program. Every folder on the way counts, and every symbolic link.
 
 use std::fs::Metadata;
 use std::io::Result as IoResult;

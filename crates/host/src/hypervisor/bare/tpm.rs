@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::text;
 use crate::hypervisor::swtpm::at_socket;
 use crate::hypervisor::tpm::{Tpm, TpmPlace};
-use crate::system::other_process::Process;
+use crate::system::processes::Process;
 
 /// The emulated TPM in QEMU's answer to `query-tpm`.
 pub(super) fn find(answer: &Value, qemu: Option<&Process>) -> Option<Tpm> {

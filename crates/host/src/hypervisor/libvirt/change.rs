@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use virt::error::ErrorNumber;
 use virt::sys;
 
+use super::peer::is_local;
 use super::tpm::{Activity, TpmOwner};
 use super::{Libvirt, checkpoints, is_code};
 use crate::hypervisor::domain_xml::{DomainXml, HostNeeds};
@@ -147,17 +148,9 @@ pub(super) fn name_in(configuration: &str) -> String {
     parsed.ok().and_then(|domain| domain.name).unwrap_or_default()
 }
 
-/// Whether an address names no other host: "qemu:///system", not "qemu+ssh://host/system".
-pub(super) fn is_local(uri: &str) -> bool {
-    let host = uri
-        .split_once("://")
-        .map(|(_, rest)| rest.split('/').next().unwrap_or_default());
-    matches!(host, Some("" | "localhost"))
-}
-
 #[cfg(test)]
 mod tests {
-    use super::is_local;
+    use crate::hypervisor::libvirt::peer::is_local;
 
     #[test]
     fn an_address_tells_whose_files_they_are() {

@@ -68,10 +68,19 @@ fn peer(number: RawFd) -> Option<Rights> {
     is_local.then(|| Rights::of_peer(&socket).ok())?
 }
 
+/// Whether an address names no other host: "qemu:///system", not "qemu+ssh://host/system".
+pub(crate) fn is_local(uri: &str) -> bool {
+    let host = uri
+        .split_once("://")
+        .map(|(_, rest)| rest.split('/').next().unwrap_or_default());
+    matches!(host, Some("" | "localhost"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::open_again;
-    use crate::system::rights::{Rights, UserIdentity};
+    use crate::system::processes::UserIdentity;
+    use crate::system::rights::Rights;
 
     /// libvirt's own test driver is in this process, so its rights are ours.
     #[test]

@@ -9,7 +9,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::change::is_local;
+use super::peer::is_local;
 use crate::hypervisor::domain_xml::DomainTpm;
 use crate::hypervisor::swtpm;
 use crate::hypervisor::tpm::{Tpm, TpmPlace, TpmStore};

@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::{Cut, Prepared, changes_name};
-use crate::qemu::names::{Role, RunId};
+use super::{Cut, Prepared};
+use crate::qemu::names::{Role, RunId, changes_name};
 use crate::qemu::qmp::{Monitor, QmpCommand, Result};
 
 /// Keeps the state of the old bitmap.

@@ -2,9 +2,9 @@
 
 use serde_json::{Value, json};
 
-use super::{Making, Prepared, changes_name};
+use super::{Making, Prepared};
 use crate::qemu::copy::PartCopier;
-use crate::qemu::names::{Role, RunId};
+use crate::qemu::names::{Role, RunId, changes_name};
 use crate::qemu::qmp::Result;
 
 impl Making<'_> {

@@ -5,7 +5,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::bitmaps::{changes_actions, next_actions};
-use super::{Making, Moment, Pause, Prepared, set_drive};
+use super::{Making, Moment, Pause, Prepared};
+use crate::qemu::disks::set_drive;
 use crate::qemu::memory::{MemoryMode, MemoryPipe, Sending, Sent};
 use crate::qemu::names::Role;
 use crate::qemu::qmp::{MonitorError, Result};

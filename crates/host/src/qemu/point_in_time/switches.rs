@@ -9,8 +9,9 @@
 
 use serde_json::{Value, json};
 
-use super::{Making, Moment, Pause, Prepared, Standstill, set_drive};
+use super::{Making, Moment, Pause, Prepared, Standstill};
 use crate::qemu::disks as qemu_disks;
+use crate::qemu::disks::set_drive;
 use crate::qemu::graph::about_node;
 use crate::qemu::names::Role;
 use crate::qemu::qmp::Result;

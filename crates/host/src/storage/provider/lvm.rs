@@ -24,6 +24,7 @@ use std::time::Duration;
 use holdfast_block::Clock;
 
 use super::folder::check_name;
+use super::lvm::report::LVS;
 use super::{
     Cutting, Dataset, DatasetState, HostSnapshot, HostSnapshotName, NotedSnapshot, Provider, ProviderError,
     ProviderKind, ProviderResult, View, Wanted,
@@ -37,7 +38,6 @@ use report::{Kind, QUESTION, Volume, parse};
 pub(crate) use volumes::{SPECIMEN, volumes_told};
 use volumes::{Snapshot, Volumes, dataset, found, names_of, unknown};
 
-const LVS: &str = "lvs";
 const LVCREATE: &str = "lvcreate";
 const LVCHANGE: &str = "lvchange";
 const LVREMOVE: &str = "lvremove";

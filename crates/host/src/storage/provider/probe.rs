@@ -10,8 +10,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, Mode, OFlags, ioctl_ficlone, openat};
 use rustix::io::Errno;
 
-use super::reflink::clone_file;
-use crate::storage::file_system::{BTRFS, XFS, is_on};
+use crate::storage::file_system::{BTRFS, XFS, clone_file, is_on};
 
 /// What is cloned to find out whether files can be: more than a file system keeps in an inode.
 const PROBE: &[u8] = &[0x48; 4096];

@@ -29,13 +29,6 @@ pub struct Reflink {
     making: Mutex<BTreeMap<PathBuf, File>>,
 }
 
-/// A new file that shares its blocks with another one. It must not be there.
-pub fn clone_file(from: &Path, to: &Path) -> std::io::Result<()> {
-    // Until its name goes, it is as secret as what it shares.
-    let clone = File::options().write(true).create_new(true).mode(0o600).open(to)?;
-    Ok(ioctl_ficlone(clone, File::open(from)?)?)
-}
-
 /// A clone of a file below a folder. Who owns the folder may put links anywhere, and none is followed.
 fn clone_below(folder: &File, file: &Path, to: &Path) -> std::io::Result<()> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::system::other_process::Process;
+use crate::system::processes::Process;
 
 /// Whether a `zfs send` or `zfs receive` of this host works on a dataset.
 pub fn is_in_transfer(dataset: &str) -> bool {

@@ -5,7 +5,6 @@ use std::collections::BTreeSet;
 use serde::Deserialize;
 
 use super::super::{ProviderError, ProviderResult};
-use super::LVS;
 use super::names::Tags;
 
 /// What is asked for: numbers in bytes, times in seconds since 1970-01-01 UTC.
@@ -186,6 +185,8 @@ fn basis_points(text: &str) -> Option<u64> {
     let points = whole.parse::<u64>().ok()?.checked_mul(100)?.checked_add(part)?;
     (points <= 10_000).then_some(points)
 }
+
+pub(crate) const LVS: &str = "lvs";
 
 #[cfg(test)]
 mod tests {

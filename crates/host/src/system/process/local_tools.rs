@@ -1,0 +1,125 @@
+//! Programs of this host.
+
+use std::ffi::OsString;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::Path;
+use std::process::{Child, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+use std::time::Duration;
+
+use holdfast_block::{Clock, to_usize};
+use rustix::process::{Pid, Signal, kill_process_group};
+
+use super::confined::{FOR_RECEIVING, start_with};
+use super::tool::{ANSWER_BYTES_MAX, COMPLAINT_BYTES_MAX, LAST_WORDS, SYSTEM_PROGRAM, command, listen};
+use super::{Answer, LOOK_INTERVAL, Piped, Programs, ToolError, Tools};
+use crate::system::waits::Wait;
+
+/// How often it is looked whether a program that has closed its output has ended.
+const END_INTERVAL: Duration = Duration::from_micros(200);
+
+/// Programs of this host.
+pub struct LocalTools {
+    clock: Arc<dyn Clock>,
+    time_out: Duration,
+    variables: Vec<(&'static str, OsString)>,
+}
+
+impl LocalTools {
+    /// Each may take `time_out`: a pool that is suspended lets them hang, beyond being killed.
+    pub fn new(clock: Arc<dyn Clock>, time_out: Duration) -> Self {
+        Self {
+            clock,
+            time_out,
+            variables: Vec::new(),
+        }
+    }
+
+    /// With a variable of their environment beside those of ours.
+    #[must_use]
+    pub fn with_variable(mut self, name: &'static str, value: OsString) -> Self {
+        self.variables.push((name, value));
+        self
+    }
+}
+
+impl Tools for LocalTools {
+    fn ask(&self, program: &str, arguments: &[&str]) -> Result<Answer, ToolError> {
+        let _wait = Wait::for_work(SYSTEM_PROGRAM);
+        let io = |source| ToolError::starting(program, source);
+        let words = || format!("{program} {}", arguments.join(" "));
+        let mut command = command(program, arguments);
+        command.envs(self.variables.iter().map(|(name, value)| (name, value)));
+        let mut child = command.stdin(Stdio::null()).spawn().map_err(io)?;
+        let output = listen(child.stdout.take(), ANSWER_BYTES_MAX).map_err(io)?;
+        let complaint = listen(child.stderr.take(), COMPLAINT_BYTES_MAX).map_err(io)?;
+        let Some((status, output)) = self.wait(&mut child, &output).map_err(io)? else {
+            return Err(ToolError::TimedOut {
+                words: words(),
+                waited: self.time_out,
+            });
+        };
+        if output.len() >= to_usize(ANSWER_BYTES_MAX) {
+            return Err(ToolError::Flood { words: words() });
+        }
+        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+        let mut complaint = text(complaint.recv_timeout(LAST_WORDS).unwrap_or_default());
+        if let Some(signal) = status.signal() {
+            // Who is killed cannot say so himself.
+            complaint = format!("{complaint}\n{program} was killed by signal {signal}\n");
+        }
+        Ok(Answer {
+            is_well: status.success(),
+            output: text(output),
+            complaint,
+        })
+    }
+}
+
+impl Programs for LocalTools {
+    fn start(&self, program: &str, arguments: &[&str]) -> Result<Piped, ToolError> {
+        Piped::start(program, arguments)
+    }
+
+    fn start_receiver(&self, program: &str, arguments: &[&str], folder: &Path) -> Result<Piped, ToolError> {
+        let start = || Piped::start_in(folder, program, arguments);
+        start_with(FOR_RECEIVING, start).map_err(|source| ToolError::starting(program, source))
+    }
+
+    fn host(&self) -> Option<&str> {
+        None
+    }
+}
+
+impl LocalTools {
+    /// How it ended, and its output; none where it did not end in time, and was killed.
+    ///
+    /// The end of its output is waited for, not looked for: file systems may stand still meanwhile.
+    fn wait(&self, child: &mut Child, output: &Receiver<Vec<u8>>) -> std::io::Result<Option<(ExitStatus, Vec<u8>)>> {
+        let until = self.clock.now() + self.time_out;
+        let (mut said, mut is_killed) = (None, false);
+        loop {
+            if let Some(status) = child.try_wait()? {
+                // What was not heard to its end is no answer.
+                let said = said.or_else(|| output.recv_timeout(LAST_WORDS).ok());
+                return Ok(said.filter(|_| !is_killed).map(|said| (status, said)));
+            }
+            let now = self.clock.now();
+            if is_killed && now >= until + LAST_WORDS {
+                // It waits in the kernel for something that does not come. Nobody waits with it.
+                return Ok(None);
+            }
+            if !is_killed && now >= until {
+                // It has not been waited for, so its number is still its own.
+                kill_process_group(Pid::from_child(child), Signal::KILL)?;
+                is_killed = true;
+            }
+            if said.is_some() {
+                self.clock.sleep(END_INTERVAL);
+            } else {
+                said = output.recv_timeout(LOOK_INTERVAL).ok();
+            }
+        }
+    }
+}
