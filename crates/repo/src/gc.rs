@@ -13,28 +13,37 @@
 //!
 //! Every step can be the last: what is left is found by the next run. `docs/locking.md` argues why nothing alive is deleted.
 
+pub(crate) mod auxiliary;
+pub(crate) mod compact;
+pub(crate) mod dead_writers;
+pub(crate) mod loss;
+pub(crate) mod mark;
+pub(crate) mod repack;
+pub(crate) mod statistics;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::condemned::{condemned_name, encode_condemned, waits_name};
+use crate::check::scrub::exists;
 use crate::error::{Error, Result};
+use crate::format::index::write_segment;
+use crate::format::manifest::Manifest;
+use crate::format::pack::{Directory, pack_name};
+use crate::gc::auxiliary::Leftovers;
+use crate::gc::loss::Evidence;
+use crate::gc::mark::{Marks, live_ranges};
+use crate::gc::repack::repack;
 use crate::id::{PackId, SegmentId, WriterId};
-use crate::index::write_segment;
-use crate::lease::{self, Lease, Work, WriterRecord};
-use crate::loss::Evidence;
-use crate::manifest::Manifest;
-use crate::mark::{Marks, live_ranges};
-use crate::moves::move_of;
-use crate::pack::{Directory, pack_name};
-use crate::repack::repack;
+use crate::read::restore::{JobProgress, Unwatched, check_cancelled};
 use crate::repository::Repository;
-use crate::restore::{JobProgress, Unwatched, check_cancelled};
-use crate::room::with_room;
-use crate::scrub::exists;
+use crate::repository::pending_deletes::{condemned_name, encode_condemned, waits_name};
 use crate::store::{ObjectKind, StoreError};
-use crate::tidy::Leftovers;
+use crate::writers::emergency_space::with_room;
+use crate::writers::lease;
+use crate::writers::lease::{Lease, Work, WriterRecord};
+use crate::writers::moves::move_of;
 
 /// Packs whose living bytes are moved at once; bounds the memory for their ranges.
 const REPACK_BATCH_COUNT: usize = 64;
@@ -361,7 +370,7 @@ impl Repository {
         let others = self.other_writers(lease, dead_writers)?;
         let active: HashSet<WriterId> = others.into_iter().map(|record| record.writer).collect();
         let mut free = BTreeSet::new();
-        for (gc, packs) in crate::condemned::condemnations(&self.vault)? {
+        for (gc, packs) in crate::repository::pending_deletes::condemnations(&self.vault)? {
             if gc == lease.record.writer {
                 continue;
             }

@@ -17,10 +17,10 @@ pub use small::{
     condemned, config, damage_record, forgotten, manifest, object_name, relocation, scrub_record, waits, writer,
 };
 
+use crate::format::index::SegmentReader;
+use crate::format::index::segment::forged;
+use crate::format::index::{SegmentKeys, segment_name};
 use crate::id::SegmentId;
-use crate::index::SegmentReader;
-use crate::index::segment::forged;
-use crate::index::{SegmentKeys, segment_name};
 use crate::key::{self, Cipher, Credential, Keyring, MasterSecret, PaperKey, Purpose};
 use crate::lru::LruCache;
 use crate::store::{MemoryStore, ObjectKind, ObjectName, Store};
@@ -138,10 +138,10 @@ pub fn index_segment(bytes: &[u8]) -> Outcome {
     let mut outcome = Outcome::Decoded;
     for pack in reader.packs().iter().take(64) {
         if let Ok(Some(table)) = reader.frame_table(&store, *pack)
-            && let Ok(directory) = crate::pack::decode_frame_table(&table)
+            && let Ok(directory) = crate::format::pack::decode_frame_table(&table)
         {
             assert!(
-                crate::pack::encode_frame_table(&directory).len() <= table.len(),
+                crate::format::pack::encode_frame_table(&directory).len() <= table.len(),
                 "more than was read"
             );
         }

@@ -1,19 +1,26 @@
 //! A repository, opened.
 
+pub(crate) mod chunk_index;
+pub(crate) mod damage_records;
+pub(crate) mod init;
+pub(crate) mod packs;
+pub(crate) mod pending_deletes;
+pub(crate) mod relocations;
+
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use crate::config::RepositoryConfig;
+use crate::environment::Surroundings;
 use crate::error::{Error, Result};
-use crate::fingerprint::FingerprintKeys;
+use crate::format::config::RepositoryConfig;
+use crate::format::fingerprint::FingerprintKeys;
+use crate::format::index::{SegmentKeys, SegmentReader, merge_segments};
+use crate::format::manifest::{MANIFEST_BYTES_MAX, Manifest, SnapshotObject, decode_snapshot, snapshot_name};
+use crate::format::pack::{Directory, PackKey, read_directory};
 use crate::id::{PackId, SegmentId, SnapshotId};
-use crate::index::{SegmentKeys, SegmentReader, merge_segments};
 use crate::key::{Cipher, Keyring, MasterSecret, Purpose, open_object, seal_object};
-use crate::manifest::{MANIFEST_BYTES_MAX, Manifest, SnapshotObject, decode_snapshot, snapshot_name};
-use crate::pack::{Directory, PackKey, read_directory};
-use crate::packs::Packs;
+use crate::repository::packs::Packs;
 use crate::store::{ObjectKind, ObjectName, Put, Store, StoreError};
-use crate::surroundings::Surroundings;
 
 /// The store and the keys to it: what every part of the repository works with.
 pub(crate) struct Vault {

@@ -1,15 +1,16 @@
 //! The commit of a backup, and what is left to do where there is none.
 
-use crate::dead_writers::UNFINISHED_REASON;
+use crate::check::scrub::exists;
 use crate::error::{Error, Result};
+use crate::format::manifest::{Manifest, snapshot_name};
+use crate::format::pack::pack_name;
+use crate::gc::dead_writers::UNFINISHED_REASON;
 use crate::id::{PackId, SnapshotId};
-use crate::lease::{self, Lease};
-use crate::manifest::{Manifest, snapshot_name};
-use crate::pack::pack_name;
 use crate::repository::Repository;
-use crate::room::with_room;
-use crate::scrub::exists;
 use crate::store::{ObjectKind, Put};
+use crate::writers::emergency_space::with_room;
+use crate::writers::lease;
+use crate::writers::lease::Lease;
 
 impl Repository {
     /// Puts the snapshot under its name; returns the bytes of its object.

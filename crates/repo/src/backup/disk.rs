@@ -7,12 +7,12 @@ use holdfast_block::{BlockDevice, DirtyBitmap};
 use super::Session;
 use super::parent::{Carried, ParentCursor};
 use super::windows::{SourceItem, SourceReader, WINDOW_BYTES, Window};
-use crate::cut::ChunkCutter;
 use crate::error::{Error, Result};
-use crate::fingerprint::{BLOCK_BYTES, BLOCK_LENGTH, BlockHash, print_of};
-use crate::manifest::DiskStatistics;
-use crate::map::{MapReader, MapWriter, PageRef, Piece, PieceContent, Unit};
-use crate::pack::{ChunkEntry, Location};
+use crate::format::chunker::ChunkCutter;
+use crate::format::fingerprint::{BLOCK_BYTES, BLOCK_LENGTH, BlockHash, print_of};
+use crate::format::manifest::DiskStatistics;
+use crate::format::map::{MapReader, MapWriter, PageRef, Piece, PieceContent, Unit};
+use crate::format::pack::{ChunkEntry, Location};
 
 /// What was made of a disk.
 pub(crate) struct DiskResult {

@@ -12,12 +12,9 @@
 
 mod commit;
 mod disk;
+mod from_repository;
 mod parent;
 mod request;
-mod stored;
-mod stored_frames;
-mod stored_memory;
-mod stored_walk;
 mod stream;
 mod survey;
 mod windows;
@@ -29,24 +26,24 @@ use std::sync::atomic::Ordering;
 
 use holdfast_block::BlockDevice;
 
-use crate::compact::{Compaction, compact_index};
-use crate::condemned::condemned_packs;
-use crate::damage::damaged_packs;
 use crate::error::{Error, Result};
-use crate::fingerprint::FingerprintKeys;
+use crate::format::fingerprint::FingerprintKeys;
+use crate::format::index::{ChunkIndex, SegmentReader};
+use crate::format::manifest::{DiskContent, DiskRecord, DiskStatistics, Manifest};
+use crate::format::map::{PageRef, PageSink};
+use crate::format::pack::{ChunkEntry, FrameContent, Location};
+use crate::gc::compact::{Compaction, compact_index};
 use crate::id::{PackId, SegmentId, SnapshotId};
-use crate::index::{ChunkIndex, SegmentReader};
-use crate::lease::{Lease, Work};
-use crate::manifest::{DiskContent, DiskRecord, DiskStatistics, Manifest};
-use crate::map::{PageRef, PageSink};
-use crate::pack::{ChunkEntry, FrameContent, Location};
 use crate::packing::{FinishedPack, FrameStream, PackOutput};
-use crate::packs::Packs;
+use crate::progress::stage::{Stage, timed};
 use crate::repository::Repository;
-use crate::stage::{Stage, timed};
+use crate::repository::damage_records::damaged_packs;
+use crate::repository::packs::Packs;
+use crate::repository::pending_deletes::condemned_packs;
+use crate::writers::lease::{Lease, Work};
+pub use from_repository::memory::CopyMemory;
 use request::newest_before;
 pub use request::{BackupProgress, BackupReport, BackupRequest, Parent, Source, SourceData, StoredDisk};
-pub use stored_memory::CopyMemory;
 pub use survey::{CopySurvey, Surveyor};
 
 /// What the repository has, as a backup sees it.
@@ -281,7 +278,7 @@ impl<'a> Session<'a> {
                 (stream.root, stream.size_bytes, DiskContent::Stream, stream.statistics)
             }
             SourceData::Stored(stored) => {
-                let (root, found) = stored::copy_disk(self, &source.name, *stored, parent)?;
+                let (root, found) = from_repository::copy_disk(self, &source.name, *stored, parent)?;
                 self.found += found;
                 let DiskRecord {
                     size_bytes, content, ..

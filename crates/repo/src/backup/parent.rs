@@ -4,11 +4,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::error::Result;
-use crate::fingerprint::{BLOCK_BYTES, BlockHash, PRINT_LENGTH, print_of};
+use crate::format::fingerprint::{BLOCK_BYTES, BlockHash, PRINT_LENGTH, print_of};
+use crate::format::map::{LEAF_BYTES, MapReader, Piece, PieceContent};
+use crate::format::pack::Location;
 use crate::id::PackId;
-use crate::map::{LEAF_BYTES, MapReader, Piece, PieceContent};
-use crate::pack::Location;
-use crate::packs::Packs;
+use crate::repository::packs::Packs;
 
 /// Walks the parent's map beside the disk that is backed up.
 pub(crate) struct ParentCursor<'a> {

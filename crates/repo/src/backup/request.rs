@@ -6,11 +6,11 @@ use std::sync::atomic::AtomicBool;
 
 use holdfast_block::{BlockDevice, DirtyBitmap};
 
-use super::stored_memory::CopyMemory;
+use crate::backup::from_repository::memory::CopyMemory;
+use crate::format::manifest::{DiskRecord, DiskStatistics, Manifest};
 use crate::id::SnapshotId;
-use crate::manifest::{DiskRecord, DiskStatistics, Manifest};
+use crate::progress::stage::{StageTimer, Untimed};
 use crate::repository::Repository;
-use crate::stage::{StageTimer, Untimed};
 
 /// What is backed up as one disk.
 pub struct Source<'a> {

@@ -8,12 +8,12 @@ use std::io::Read;
 use fastcdc::v2020::{FastCDC, Normalization};
 
 use super::Session;
-use crate::cut::CHUNK_BYTES_MAX;
 use crate::error::{Error, Result};
-use crate::fingerprint::is_zero;
-use crate::manifest::DiskStatistics;
-use crate::map::{MapReader, MapWriter, PageRef, Piece, PieceContent, Unit};
-use crate::pack::ChunkEntry;
+use crate::format::chunker::CHUNK_BYTES_MAX;
+use crate::format::fingerprint::is_zero;
+use crate::format::manifest::DiskStatistics;
+use crate::format::map::{MapReader, MapWriter, PageRef, Piece, PieceContent, Unit};
+use crate::format::pack::ChunkEntry;
 
 const CHUNK_BYTES_MIN: usize = 16 << 10;
 const CHUNK_BYTES_AVERAGE: usize = 64 << 10;

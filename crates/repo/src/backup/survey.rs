@@ -1,12 +1,12 @@
 //! What a copy would bring over, without bringing it.
 
 use super::request::StoredDisk;
-use super::stored::chunks_of;
-use super::stored_walk::{StoredWalk, StretchContent};
+use crate::backup::from_repository::chunks_of;
+use crate::backup::from_repository::walk::{StoredWalk, StretchContent};
 use crate::error::Result;
-use crate::frame_set::FrameSet;
+use crate::format::index::ChunkIndex;
 use crate::id::ChunkId;
-use crate::index::ChunkIndex;
+use crate::read::frame_set::FrameSet;
 use crate::repository::Repository;
 
 /// Memory for the frames that were counted: about 12 TiB of stored data.

@@ -12,9 +12,9 @@ use std::thread::Scope;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use holdfast_block::{BlockDevice, DirtyBitmap, Error as DeviceError, ExtentKind, to_usize};
 
-use crate::fingerprint::{BATCH_BLOCK_COUNT, BLOCK_BYTES, BLOCK_LENGTH, BlockHash, FingerprintKeys, is_zero};
+use crate::format::fingerprint::{BATCH_BLOCK_COUNT, BLOCK_BYTES, BLOCK_LENGTH, BlockHash, FingerprintKeys, is_zero};
 use crate::packing::BufferPool;
-use crate::stage::{Stage, StageTimer, timed};
+use crate::progress::stage::{Stage, StageTimer, timed};
 
 /// Bytes of a window: large enough for a good read, small enough for a core's own cache.
 pub(crate) const WINDOW_BYTES: u64 = 1 << 20;
@@ -428,9 +428,9 @@ mod tests {
     use holdfast_block::{BlockDeviceMut, MemoryDevice, to_usize};
 
     use super::{SourceItem, SourceReader};
-    use crate::fingerprint::FingerprintKeys;
+    use crate::format::fingerprint::FingerprintKeys;
     use crate::key::{MasterSecret, SystemRandomness};
-    use crate::stage::Untimed;
+    use crate::progress::stage::Untimed;
 
     fn keys() -> FingerprintKeys {
         FingerprintKeys::new(&MasterSecret::generate(&SystemRandomness).unwrap().keyring())

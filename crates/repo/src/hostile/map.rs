@@ -2,16 +2,16 @@
 
 use holdfast_block::hostile::Outcome;
 
-use crate::codec::FRAME_BYTES_MAX;
 use crate::error::{Error, Result};
-use crate::id::PackId;
-use crate::manifest::DiskRecord;
-use crate::map::{
+use crate::format::codec::FRAME_BYTES_MAX;
+use crate::format::manifest::DiskRecord;
+use crate::format::map::{
     FANOUT, LEAF_BYTES, MapReader, PageCache, PageRef, PieceContent, Unit, decode_inner, decode_leaf, encode_inner,
     encode_leaf,
 };
-use crate::pack::{Location, pack_name};
-use crate::packs::{FrameBuffers, Packs};
+use crate::format::pack::{Location, pack_name};
+use crate::id::PackId;
+use crate::repository::packs::{FrameBuffers, Packs};
 
 fn unit_of(byte: u8) -> Unit {
     if byte & 1 == 0 { Unit::Block } else { Unit::Byte }
@@ -93,7 +93,7 @@ pub fn map(bytes: &[u8]) -> Outcome {
         let Some(leaf) = next else { break };
         assert!(leaf >= from, "leaves come in order");
         if let Ok(Some(pieces)) = reader.leaf(leaf) {
-            let has_frames = |piece: &crate::map::Piece| match piece.content {
+            let has_frames = |piece: &crate::format::map::Piece| match piece.content {
                 PieceContent::Data(place) => u64::from(place.offset) + piece.length <= FRAME_BYTES_MAX as u64,
                 PieceContent::Zero => true,
             };

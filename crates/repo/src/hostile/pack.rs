@@ -3,17 +3,17 @@
 use holdfast_block::hostile::Outcome;
 
 use super::keyring;
-use crate::check::{Depth, check_frame};
-use crate::codec::{Codec, Compressor, Decompressor, FRAME_BYTES_MAX};
 use crate::error::Result;
-use crate::fingerprint::FingerprintKeys;
-use crate::id::PackId;
-use crate::key::{Cipher, Purpose, TAG_LENGTH};
-use crate::machine_code::{filter, unfilter};
-use crate::pack::{
+use crate::format::codec::{Codec, Compressor, Decompressor, FRAME_BYTES_MAX};
+use crate::format::fingerprint::FingerprintKeys;
+use crate::format::machine_code::{filter, unfilter};
+use crate::format::pack::{
     Directory, FrameContent, HEADER_LENGTH, PackKey, Section, TRAILER_LENGTH, decode_header, decode_trailer,
     encode_header, encode_trailer, pack_name, read_directory,
 };
+use crate::id::PackId;
+use crate::key::{Cipher, Purpose, TAG_LENGTH};
+use crate::read::frame_check::{Depth, check_frame};
 use crate::store::{MemoryStore, ObjectName, Store};
 
 /// Header and trailer of a pack, with their checksums mended: u64 length of the pack, 64 bytes, 80 bytes.

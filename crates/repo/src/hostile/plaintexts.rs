@@ -1,16 +1,16 @@
 //! From a repository to the bytes that its parsers are fed, and back: seeds, and objects that are sealed and hostile.
 
-use crate::config::RepositoryConfig;
-use crate::error::Result;
-use crate::index::segment::forged;
-use crate::key::{self, Cipher, PaperKey, Purpose, seal_object};
-use crate::manifest::encode_revoked;
-use crate::pack::PackKey;
-use crate::repository::{Repository, Vault};
-use crate::scrub::record::is_read_record;
-use crate::store::{ObjectKind, ObjectName};
-
 use super::keyring;
+use crate::check::scrub::record::is_read_record;
+use crate::error::Result;
+use crate::format::config::RepositoryConfig;
+use crate::format::index::segment::forged;
+use crate::format::manifest::encode_revoked;
+use crate::format::pack::PackKey;
+use crate::key;
+use crate::key::{Cipher, PaperKey, Purpose, seal_object};
+use crate::repository::{Repository, Vault};
+use crate::store::{ObjectKind, ObjectName};
 
 /// What a parser reads of an object.
 #[derive(Debug, Clone)]

@@ -5,19 +5,19 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::outcome_of;
-use crate::condemned::{decode_condemned, encode_condemned};
-use crate::config::RepositoryConfig;
-use crate::damage::{DamageRecord, damaged_pack};
-use crate::forget::ForgottenRecord;
+use crate::check::scrub::copied_manifest;
+use crate::check::scrub::record::{ReadRecord, is_read_record};
+use crate::format::config::RepositoryConfig;
+use crate::format::pack::{Directory, Location, PackKind};
+use crate::format::relocation::RelocationTable;
 use crate::gc::Waits;
 use crate::id::{PackId, WriterId};
-use crate::lease::WriterRecord;
-use crate::pack::{Directory, Location, PackKind};
-use crate::relocated::RelocationId;
-use crate::relocation::RelocationTable;
-use crate::scrub::copied_manifest;
-use crate::scrub::record::{ReadRecord, is_read_record};
+use crate::repository::damage_records::{DamageRecord, damaged_pack};
+use crate::repository::pending_deletes::{decode_condemned, encode_condemned};
+use crate::repository::relocations::RelocationId;
 use crate::store::{ObjectKind, ObjectName};
+use crate::writers::forget::ForgottenRecord;
+use crate::writers::lease::WriterRecord;
 
 /// The plaintext of `config`.
 pub fn config(bytes: &[u8]) -> Outcome {

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use super::output::{FrameJob, OpenPack, PackOutput};
-use crate::codec::WRITTEN_FRAME_BYTES_MAX;
 use crate::error::Result;
+use crate::format::codec::WRITTEN_FRAME_BYTES_MAX;
+use crate::format::pack::{ChunkEntry, FRAME_COUNT_MAX, FrameContent, Location, PackKind};
 use crate::id::PackId;
-use crate::pack::{ChunkEntry, FRAME_COUNT_MAX, FrameContent, Location, PackKind};
-use crate::packs::Packs;
+use crate::repository::packs::Packs;
 
 /// Stored bytes at which a pack is full; frames that are still being sealed make it a little larger.
 const PACK_STORED_BYTES: u64 = 48 << 20;

@@ -13,11 +13,13 @@ use std::thread::Scope;
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 
 use super::frame_room::FrameRoom;
-use crate::codec::{Compressor, WRITTEN_FRAME_BYTES_MAX};
 use crate::error::{Error, Result};
+use crate::format::codec::{Compressor, WRITTEN_FRAME_BYTES_MAX};
+use crate::format::pack::{
+    ChunkEntry, Directory, FrameContent, PackKey, PackKind, PackWriter, SealedFrame, seal_frame,
+};
 use crate::id::{PackId, WriterId};
-use crate::pack::{ChunkEntry, Directory, FrameContent, PackKey, PackKind, PackWriter, SealedFrame, seal_frame};
-use crate::stage::{Stage, StageTimer, timed};
+use crate::progress::stage::{Stage, StageTimer, timed};
 use crate::store::Store;
 
 /// A pack that takes frames.

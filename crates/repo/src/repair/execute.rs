@@ -1,19 +1,19 @@
 //! Doing what a plan says.
 
 use super::{RepairAction, RepairReport};
-use crate::damage::{clear_damage, damage_names, read_damage};
+use crate::check::finding::{Place, classify};
+use crate::check::impact::impact;
+use crate::check::scrub::copied_manifest;
 use crate::error::{Error, Result};
-use crate::finding::{Place, classify};
-use crate::forget::ForgottenRecord;
+use crate::format::manifest::snapshot_name;
+use crate::format::pack::pack_name;
 use crate::id::{PackId, SnapshotId};
-use crate::impact::impact;
-use crate::lease::Lease;
-use crate::manifest::snapshot_name;
-use crate::pack::pack_name;
-use crate::relocated::RelocationId;
 use crate::repository::Repository;
-use crate::scrub::copied_manifest;
+use crate::repository::damage_records::{clear_damage, damage_names, read_damage};
+use crate::repository::relocations::RelocationId;
 use crate::store::{ObjectKind, ObjectName};
+use crate::writers::forget::ForgottenRecord;
+use crate::writers::lease::Lease;
 
 impl Repository {
     pub(super) fn execute(

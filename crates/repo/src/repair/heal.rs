@@ -5,13 +5,13 @@
 
 use std::collections::BTreeMap;
 
-use crate::damage::{DamageRecord, damage_names, place_of, read_damage};
 use crate::error::Result;
+use crate::format::pack::Location;
+use crate::format::relocation::{Move, RelocationTable};
 use crate::id::PackId;
-use crate::lease::Lease;
-use crate::pack::Location;
-use crate::relocation::{Move, RelocationTable};
 use crate::repository::Repository;
+use crate::repository::damage_records::{DamageRecord, damage_names, place_of, read_damage};
+use crate::writers::lease::Lease;
 
 impl Repository {
     /// Writes relocations for everything that damaged packs had lost and that is stored elsewhere; returns how many bytes that is.

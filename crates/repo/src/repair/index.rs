@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
-use crate::damage::{DamageRecord, Extent, damage_names, put_damage};
 use crate::error::{Error, Result};
+use crate::format::index::{ChunkIndex, SegmentReader, segment_name};
 use crate::id::{PackId, SegmentId};
-use crate::index::{ChunkIndex, SegmentReader, segment_name};
 use crate::repository::Repository;
+use crate::repository::damage_records::{DamageRecord, Extent, damage_names, put_damage};
 use crate::store::ObjectName;
 
 /// Missing packs whose entries are gathered in one reading of the index: bounds the memory.

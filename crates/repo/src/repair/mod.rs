@@ -23,17 +23,18 @@ mod salvage;
 
 use std::collections::BTreeSet;
 
+use crate::check::finding::{Finding, FindingKind};
+use crate::check::impact::add_impact;
+use crate::check::scrub::{ScrubRequest, Survey};
 use crate::error::{Error, Result};
-use crate::finding::{Finding, FindingKind};
+use crate::format::manifest::snapshot_name;
 use crate::id::{PackId, SnapshotId};
-use crate::impact::add_impact;
-use crate::lease::{self, Lease, Work};
-use crate::manifest::snapshot_name;
-use crate::relocated::{RelocationId, read_twin};
+use crate::read::restore::JobProgress;
 use crate::repository::Repository;
-use crate::restore::JobProgress;
-use crate::scrub::{ScrubRequest, Survey};
+use crate::repository::relocations::{RelocationId, read_twin};
 use crate::store::{ObjectKind, ObjectName};
+use crate::writers::lease;
+use crate::writers::lease::{Lease, Work};
 
 /// How to look for what has to be mended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,14 +3,14 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use crate::check::{Depth, check_frame};
-use crate::cut::CHUNK_BYTES_MAX;
-use crate::damage::{DamageRecord, Extent, KnownIdentity};
 use crate::error::{Error, Result};
-use crate::fingerprint::FingerprintKeys;
+use crate::format::chunker::CHUNK_BYTES_MAX;
+use crate::format::fingerprint::FingerprintKeys;
+use crate::format::pack::{ChunkEntry, Directory, FrameContent, FrameEntry, PackReader};
 use crate::id::ChunkId;
-use crate::pack::{ChunkEntry, Directory, FrameContent, FrameEntry, PackReader};
-use crate::packs::{FrameBuffers, Packs};
+use crate::read::frame_check::{Depth, check_frame};
+use crate::repository::damage_records::{DamageRecord, Extent, KnownIdentity};
+use crate::repository::packs::{FrameBuffers, Packs};
 
 /// A pack whose frames were all tried.
 pub(super) struct Rebuilt {

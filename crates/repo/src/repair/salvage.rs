@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use super::heal::Damaged;
 use super::rebuild::{Rebuilt, rebuild};
-use crate::damage::{DamageRecord, Extent, clear_damage};
 use crate::error::{Error, Result};
+use crate::format::pack::{Directory, Location, PackReader, pack_name};
+use crate::gc::mark::LiveRange;
+use crate::gc::repack::repack;
 use crate::id::PackId;
-use crate::lease::Lease;
-use crate::mark::LiveRange;
-use crate::pack::{Directory, Location, PackReader, pack_name};
-use crate::repack::repack;
 use crate::repository::Repository;
+use crate::repository::damage_records::{DamageRecord, Extent, clear_damage};
+use crate::writers::lease::Lease;
 
 impl Repository {
     /// Stores what is whole of damaged packs again and leads there by relocations; deletes packs in which nothing is left.

@@ -1,0 +1,452 @@
+//! How a disk of a snapshot in another repository becomes a disk here.
+//!
+//! The maps of the disk and of its base, of which the parent's disk is a copy, are walked together, in batches. What the two
+//! share is taken from the parent, as far as that can be used. Of the rest the chunks are named: where both repositories
+//! recognise bytes alike, a chunk that is here already is not even read. The others are read by frame, each frame once in a batch,
+//! opened, checked against what the other repository knows them by, and stored under what this one knows them by.
+//!
+//! Chunks are stored whole, though a map may need a part of one only: so they are recognised when another snapshot needs the
+//! rest. They keep the borders that they have.
+
+pub(crate) mod frames;
+pub(crate) mod memory;
+pub(crate) mod walk;
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::Session;
+use super::parent::{Carried, ParentCursor};
+use super::request::StoredDisk;
+use crate::backup::from_repository::frames::{FetchedFrame, FrameFetcher, FrameQueue, FrameWish, WantedChunk};
+use crate::backup::from_repository::memory::{CopyMemory, Places, place_at};
+use crate::backup::from_repository::walk::{StoredWalk, Stretch, StretchContent};
+use crate::error::{Error, Result};
+use crate::format::manifest::{DiskContent, DiskStatistics};
+use crate::format::map::{MapReader, MapWriter, PageRef, Piece, PieceContent};
+use crate::format::pack::{FrameContent, FrameEntry, Location, PackReader};
+use crate::id::{ChunkId, PackId};
+use crate::repository::packs::Packs;
+
+/// Pieces that are gathered before their frames are read: about 4 MiB of memory.
+const BATCH_PIECE_COUNT: usize = 1 << 16;
+/// Pieces of frames whose chunks are not known: about as long as chunks are.
+const PIECE_BYTES: u32 = 64 << 10;
+/// Bytes of the disk that are gathered to be looked for: about 32,000 chunks, which take 3 MiB; 40 MiB where each is a single block.
+const BATCH_BYTES: u64 = 2 << 30;
+
+/// Copies a disk; returns where its map is, and what was found.
+pub(crate) fn copy_disk(
+    session: &mut Session<'_>,
+    name: &str,
+    stored: StoredDisk<'_>,
+    parent: Option<(Option<PageRef>, u64)>,
+) -> Result<(Option<PageRef>, DiskStatistics)> {
+    let packs = Arc::clone(&session.packs);
+    let unit = stored.disk.content.unit();
+    let open_parent = || parent.map(|(root, size)| MapReader::new(&*packs, root, size, unit));
+    // A parent of another size is no copy of the base, whatever was said.
+    let is_same_size = stored
+        .base
+        .is_some_and(|base| parent.is_some_and(|(_, size)| size == base.size_bytes));
+    let base = stored.base.filter(|_| is_same_size);
+    let stored = StoredDisk { base, ..stored };
+    let keys = stored.repository.vault.fingerprint_keys();
+    let is_alike = session.draw.0.recognises_like(stored.repository);
+    let fetcher = FrameFetcher {
+        packs: Arc::clone(&stored.repository.packs),
+        target_keys: (!is_alike).then(|| session.keys.clone()),
+        keys,
+        pace: stored.pace,
+    };
+    let thread_count = session.thread_count;
+    std::thread::scope(|scope| {
+        let mut copy = DiskCopy {
+            cursor: base
+                .and_then(|_| open_parent())
+                .map(|map| ParentCursor::new(map, &packs)),
+            shared_pages: open_parent(),
+            map: MapWriter::new(unit),
+            statistics: DiskStatistics::default(),
+            frames: FrameQueue::new(scope, fetcher, thread_count),
+            origin: Origin {
+                packs: &stored.repository.packs,
+                disk: name,
+                content: stored.disk.content,
+                memory: stored.memory,
+            },
+            is_alike,
+            session,
+        };
+        copy.run(StoredWalk::new(&stored))?;
+        let root = copy.map.finish(&mut copy.shared_pages, &mut copy.session.page_sink())?;
+        Ok((root, copy.statistics))
+    })
+}
+
+/// What is copied from.
+#[derive(Clone, Copy)]
+struct Origin<'a> {
+    packs: &'a Packs,
+    disk: &'a str,
+    content: DiskContent,
+    memory: &'a CopyMemory,
+}
+
+impl Origin<'_> {
+    fn error(&self, error: Error) -> Error {
+        match error {
+            Error::Cancelled => Error::Cancelled,
+            other => Error::Origin {
+                disk: self.disk.to_owned(),
+                source: Box::new(other),
+            },
+        }
+    }
+}
+
+struct DiskCopy<'a, 'session, 'packs> {
+    session: &'a mut Session<'session>,
+    /// The parent, where it is a copy of the base.
+    cursor: Option<ParentCursor<'packs>>,
+    shared_pages: Option<MapReader<'packs>>,
+    map: MapWriter,
+    statistics: DiskStatistics,
+    frames: FrameQueue<'a>,
+    origin: Origin<'a>,
+    /// Whether both repositories recognise bytes alike.
+    is_alike: bool,
+}
+
+impl DiskCopy<'_, '_, '_> {
+    fn run(&mut self, mut walk: StoredWalk<'_>) -> Result<()> {
+        let mut batch = Batch::default();
+        let mut position = 0;
+        while let Some(stretches) = walk.next().map_err(|error| self.origin.error(error))? {
+            self.session.check_cancelled()?;
+            for stretch in stretches {
+                self.gather(position, stretch, &mut batch);
+                position += stretch.length;
+            }
+            if batch.parts.len() >= BATCH_PIECE_COUNT || batch.there_bytes >= BATCH_BYTES {
+                self.copy(&batch.parts)?;
+                batch = Batch::default();
+            }
+        }
+        self.copy(&batch.parts)
+    }
+
+    /// Adds a stretch to the batch: as pieces of this repository, or as what has to be copied.
+    fn gather(&mut self, position: u64, stretch: Stretch, batch: &mut Batch) {
+        let (length, there) = match stretch.content {
+            StretchContent::Zero => return batch.push_here(stretch.length, PieceContent::Zero),
+            StretchContent::Data(there) => (stretch.length, there),
+            StretchContent::Same(there) => {
+                let mut done = 0;
+                while done < stretch.length {
+                    let range = position + done..position + stretch.length;
+                    let index = &self.session.index;
+                    let carried = match &mut self.cursor {
+                        Some(cursor) => cursor.carried(range, |pack| index.is_usable(pack)),
+                        None => Carried::Unknown(stretch.length - done),
+                    };
+                    done += match carried {
+                        Carried::Data(here, length) => {
+                            self.statistics.unchanged_bytes += length;
+                            batch.push_here(length, PieceContent::Data(here));
+                            length
+                        }
+                        // A block of zeroes has no place: where the base has one, its copy has no zeroes.
+                        Carried::Unknown(length) | Carried::Zero(length) => {
+                            batch.push_there(length, there.advance(done));
+                            length
+                        }
+                    };
+                }
+                return;
+            }
+        };
+        batch.push_there(length, there);
+    }
+
+    /// Brings over what a batch needs, and writes its part of the map.
+    ///
+    /// Gc may move things there meanwhile: then all of the batch is looked for again, and what is here by now is found here.
+    fn copy(&mut self, batch: &[Part]) -> Result<()> {
+        let packs = self.origin.packs;
+        let copied = packs.follow(|| {
+            let resolved = resolve(packs, batch)?;
+            let places = self.bring_over(&resolved)?;
+            Ok((resolved, places))
+        });
+        // What is still missing is lost.
+        let (resolved, places) = copied.map_err(|error| match error {
+            Error::MissingPack { .. } => self.origin.error(error),
+            other => other,
+        })?;
+        for part in &resolved {
+            match *part {
+                Resolved::Here(piece) => {
+                    self.put(piece)?;
+                    self.session.advance(piece.length);
+                }
+                Resolved::There { length, there } => {
+                    let mut done = 0;
+                    while done < length {
+                        let piece = place_of(&places, there.advance(done), length - done);
+                        self.put(piece)?;
+                        done += piece.length;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn put(&mut self, piece: Piece) -> Result<()> {
+        if piece.content == PieceContent::Zero {
+            self.statistics.zero_bytes += piece.length;
+        }
+        self.map
+            .push(piece, &mut self.shared_pages, &mut self.session.page_sink())
+    }
+
+    /// Makes sure that all chunks that are needed are here, and says where.
+    fn bring_over(&mut self, resolved: &[Resolved]) -> Result<HashMap<(PackId, u32), Places>> {
+        let mut needed: BTreeMap<(PackId, u32), Vec<Range<u32>>> = BTreeMap::new();
+        for part in resolved {
+            if let Resolved::There { length, there } = part {
+                let length = u32::try_from(*length).expect("a piece lies in one frame");
+                let ranges = needed.entry((there.pack, there.frame)).or_default();
+                ranges.push(there.offset..there.offset.saturating_add(length));
+            }
+        }
+        let mut places: HashMap<(PackId, u32), Places> = HashMap::new();
+        let mut wishes = Vec::new();
+        for ((pack, frame), ranges) in needed {
+            let (known, wish) = self.look_up(pack, frame, ranges)?;
+            places.insert((pack, frame), known);
+            wishes.extend(wish);
+        }
+        let Self {
+            frames,
+            session,
+            statistics,
+            origin,
+            is_alike,
+            ..
+        } = self;
+        let is_alike = *is_alike;
+        let mut failed_here = None;
+        let fetched = frames.fetch_all(wishes, &mut |frame| {
+            let stored = store(session, statistics, frame);
+            let place = places.entry((frame.wish.pack, frame.wish.frame)).or_default();
+            match stored {
+                Ok(mut stored) => {
+                    if !is_alike {
+                        origin.memory.learn(frame.wish.pack, frame.wish.frame, &stored);
+                    }
+                    place.append(&mut stored);
+                }
+                Err(error) => {
+                    failed_here = Some(error);
+                    return Err(Error::Cancelled);
+                }
+            }
+            Ok(())
+        });
+        if let Some(error) = failed_here {
+            return Err(error);
+        }
+        fetched.map_err(|error| told_apart(origin, error))?;
+        for place in places.values_mut() {
+            place.sort_unstable_by_key(|(start, ..)| *start);
+        }
+        Ok(places)
+    }
+
+    /// Where the chunks of a frame are that lie in `ranges`, as far as that is known without reading it; and which are to be read.
+    fn look_up(
+        &mut self,
+        pack: PackId,
+        frame: u32,
+        mut ranges: Vec<Range<u32>>,
+    ) -> Result<(Places, Option<FrameWish>)> {
+        let reader = self
+            .origin
+            .packs
+            .frame_reader(pack)
+            .map_err(|error| told_apart(&self.origin, error))?;
+        let entry = reader.frame(frame).map_err(|error| self.origin.error(error))?;
+        let expected = match self.origin.content {
+            DiskContent::Blocks => FrameContent::Blocks,
+            DiskContent::Stream => FrameContent::Stream,
+        };
+        let unit = self.origin.content.unit().bytes();
+        let is_wrong = |range: &Range<u32>| range.end > entry.raw_length || u64::from(range.start) % unit != 0;
+        if entry.content != expected || ranges.iter().any(is_wrong) {
+            let detail = format!("frame {frame} is shorter than, or not of the kind that, a disk needs of it");
+            return Err(self.origin.error(Error::damaged(&reader.name, entry.offset, detail)));
+        }
+        let disk_bytes = ranges.iter().map(|range| u64::from(range.end - range.start)).sum();
+        ranges.sort_unstable_by_key(|range| range.start);
+        let mut ranges = ranges.into_iter().peekable();
+        let learnt = self.origin.memory.places(pack, frame);
+        let (mut places, mut chunks) = (Places::new(), Vec::new());
+        let mut start = 0;
+        for (length, id) in chunks_of(&reader, entry) {
+            let end = start + length;
+            while ranges.next_if(|range| range.end <= start).is_some() {}
+            if ranges.peek().is_some_and(|range| range.start < end) {
+                let chunk = WantedChunk { start, length, id };
+                match self.find(chunk, learnt.as_deref().and_then(|places| place_at(places, start))) {
+                    Some(here) => places.push((start, length, here)),
+                    None => chunks.push(chunk),
+                }
+            }
+            start = end;
+        }
+        if chunks.is_empty() {
+            self.session.advance(disk_bytes);
+        }
+        let wish = (!chunks.is_empty()).then_some(FrameWish {
+            pack,
+            frame,
+            stored_bytes: u64::from(entry.stored_length),
+            disk_bytes,
+            chunks,
+        });
+        Ok((places, wish))
+    }
+
+    /// Where a chunk is here: where it was `learnt` to be, if that is still so, or by its name, if that is its name here.
+    fn find(&mut self, chunk: WantedChunk, learnt: Option<Location>) -> Option<Location> {
+        let index = &mut self.session.index;
+        let here = match (learnt.filter(|here| index.is_usable(here.pack)), chunk.id) {
+            (None, Some(id)) if self.is_alike => index.find(&id, chunk.length),
+            (learnt, _) => learnt,
+        }?;
+        self.statistics.known_bytes += u64::from(chunk.length);
+        Some(here)
+    }
+}
+
+/// The chunks of a frame: how long each is, and what it is known by. Where the directory of the pack is lost, they are pieces of the
+/// frame at the same borders for every disk.
+pub(super) fn chunks_of<'r>(
+    reader: &'r PackReader,
+    frame: &'r FrameEntry,
+) -> Box<dyn Iterator<Item = (u32, Option<ChunkId>)> + 'r> {
+    if reader.has_chunks() {
+        let chunks = reader.directory.chunks(frame).iter();
+        return Box::new(chunks.map(|chunk| (chunk.length, Some(chunk.id))));
+    }
+    let borders = (0..frame.raw_length).step_by(PIECE_BYTES as usize);
+    Box::new(borders.map(|start| (PIECE_BYTES.min(frame.raw_length - start), None)))
+}
+
+/// A pack that is missing there may have been moved, and is looked for again; everything else is what it is.
+fn told_apart(origin: &Origin<'_>, error: Error) -> Error {
+    match error {
+        Error::MissingPack { .. } => error,
+        other => origin.error(other),
+    }
+}
+
+/// What a batch is made of.
+#[derive(Debug, Clone, Copy)]
+enum Part {
+    /// What is here already, or zero.
+    Here(Piece),
+    /// What the map there says is stored there.
+    There { length: u64, there: Location },
+}
+
+/// The same, by where the bytes are now.
+#[derive(Debug, Clone, Copy)]
+enum Resolved {
+    Here(Piece),
+    /// Bytes that lie together in a frame.
+    There {
+        length: u64,
+        there: Location,
+    },
+}
+
+/// Parts that are copied together.
+#[derive(Default)]
+struct Batch {
+    parts: Vec<Part>,
+    /// Bytes of those that are stored there.
+    there_bytes: u64,
+}
+
+impl Batch {
+    fn push_here(&mut self, length: u64, content: PieceContent) {
+        let piece = Piece { length, content };
+        match self.parts.last_mut() {
+            Some(Part::Here(last)) if let Some(joined) = last.join(piece) => *last = joined,
+            _ => self.parts.push(Part::Here(piece)),
+        }
+    }
+
+    fn push_there(&mut self, length: u64, there: Location) {
+        self.there_bytes += length;
+        self.parts.push(Part::There { length, there });
+    }
+}
+
+/// Follows the relocations there.
+fn resolve(packs: &Packs, batch: &[Part]) -> Result<Vec<Resolved>> {
+    let mut resolved = Vec::with_capacity(batch.len());
+    for part in batch {
+        match *part {
+            Part::Here(piece) => resolved.push(Resolved::Here(piece)),
+            Part::There { length, there } => {
+                let mut done = 0;
+                while done < length {
+                    let (there, together) = packs.resolve(there.advance(done), length - done)?;
+                    resolved.push(Resolved::There {
+                        length: together,
+                        there,
+                    });
+                    done += together;
+                }
+            }
+        }
+    }
+    Ok(resolved)
+}
+
+/// The piece of this repository that begins with what is at `there`, of at most `length` bytes: of one chunk.
+fn place_of(places: &HashMap<(PackId, u32), Places>, there: Location, length: u64) -> Piece {
+    let chunks = &places[&(there.pack, there.frame)];
+    let behind = chunks.partition_point(|(start, ..)| *start <= there.offset);
+    let (start, chunk_length, here) = chunks[behind - 1];
+    let inside = there.offset - start;
+    Piece {
+        length: length.min(u64::from(chunk_length - inside)),
+        content: PieceContent::Data(here.advance(inside.into())),
+    }
+}
+
+/// Stores the chunks of a frame that were wanted, as far as they are not here under their names here; says where each is.
+fn store(session: &mut Session<'_>, statistics: &mut DiskStatistics, frame: &FetchedFrame) -> Result<Places> {
+    session.check_cancelled()?;
+    statistics.read_bytes += frame.wish.stored_bytes;
+    let mut places = Places::new();
+    for (&WantedChunk { start, length, .. }, (entry, prints)) in frame.wish.chunks.iter().zip(&frame.named) {
+        let bytes = &frame.raw[start as usize..][..length as usize];
+        let here = if prints.is_empty() {
+            session.stream.push(bytes, prints, &mut session.output)?;
+            session.store_stream_chunk(*entry, statistics)?
+        } else {
+            session.data.push(bytes, prints, &mut session.output)?;
+            session.store_chunk(*entry, statistics)?
+        };
+        places.push((start, length, here));
+    }
+    session.advance(frame.wish.disk_bytes);
+    Ok(places)
+}

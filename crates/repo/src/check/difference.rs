@@ -1,0 +1,60 @@
+//! What verify says of a disk that is not what a device holds.
+
+use std::ops::Range;
+
+use crate::check::finding::{FindingKind, Findings, RangeList};
+use crate::check::verify::Compare;
+use crate::error::Result;
+use crate::format::manifest::{Manifest, snapshot_name};
+
+/// What was found to differ from a device.
+#[derive(Debug, Default)]
+pub(crate) struct Differing {
+    ranges: Vec<Range<u64>>,
+    unlisted_bytes: u64,
+    pub(crate) compared_bytes: u64,
+}
+
+/// Ranges of differences that are kept before they are joined.
+const DIFFERENCE_COUNT_MAX: usize = 1 << 16;
+
+impl Differing {
+    pub(crate) fn push(&mut self, range: Range<u64>) {
+        let has_room = self.ranges.len() < DIFFERENCE_COUNT_MAX;
+        match self.ranges.last_mut() {
+            Some(last) if last.end == range.start => last.end = range.end,
+            _ if has_room => self.ranges.push(range),
+            _ => self.unlisted_bytes += range.end - range.start,
+        }
+    }
+}
+
+/// Adds to `findings` that a disk differs from the device that it is compared with; returns how many bytes were compared.
+pub(crate) fn report_differing(
+    manifest: &Manifest,
+    compare: &Compare<'_>,
+    mut differing: Differing,
+    findings: &mut Findings,
+) -> Result<u64> {
+    let disk = manifest.disk(compare.disk)?;
+    let name = snapshot_name(manifest.id);
+    let (disk_bytes, device_bytes) = (disk.size_bytes, compare.device.size_bytes());
+    if disk_bytes != device_bytes {
+        let detail = format!(
+            "disk {} has {disk_bytes} bytes, the device it is compared with {device_bytes}",
+            disk.name
+        );
+        findings.push(&name, None, FindingKind::Differs, detail);
+    }
+    if !differing.ranges.is_empty() {
+        differing.ranges.sort_unstable_by_key(|range| range.start);
+        let mut ranges = RangeList::default();
+        differing.ranges.into_iter().for_each(|range| ranges.push(range));
+        let mut touched = ranges.into_touched(manifest, &disk.name);
+        touched.bytes += differing.unlisted_bytes;
+        let detail = format!("disk {} differs from the device in {} bytes", disk.name, touched.bytes);
+        findings.push(&name, None, FindingKind::Differs, detail);
+        findings.touch_last(touched);
+    }
+    Ok(differing.compared_bytes)
+}

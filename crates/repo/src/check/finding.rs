@@ -1,0 +1,372 @@
+//! What checking a repository finds, and what it means for the disks in it.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Range;
+
+use crate::error::{Error, Result};
+use crate::format::pack::pack_name;
+use crate::id::{PackId, SnapshotId};
+use crate::key::KeyError;
+use crate::store::{ObjectName, StoreError};
+
+/// Findings that are listed one by one; the others are counted.
+pub(crate) const FINDING_COUNT_MAX: usize = 4096;
+/// Ranges of a disk that are listed for a finding; the others are counted.
+const RANGE_COUNT_MAX: usize = 64;
+
+/// What is the matter with an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum FindingKind {
+    /// Its bytes are not what was written.
+    Damaged,
+    /// It is not there, and should be.
+    Missing,
+    /// The medium has it and cannot read it.
+    Unreadable,
+    /// Something that is no object has its name: a folder, a link, a pipe.
+    Obstructed,
+    /// We may not read it: its bytes may well be whole.
+    Refused,
+    /// It says that a later release wrote it; or the byte that says so is damaged.
+    LaterVersion,
+    /// A disk of a snapshot is not what the device it is compared with holds.
+    Differs,
+    /// A pack that no segment of the index lists: its chunks are found by nobody.
+    Unlisted,
+    /// A segment of the index lists a pack that does not exist.
+    Dangling,
+    /// What is kept twice is there only once: nothing is lost yet.
+    Single,
+    /// It has no business where it is.
+    Stranger,
+}
+
+impl FindingKind {
+    /// Whether something that was stored is lost or wrong, rather than untidy.
+    pub fn is_damage(self) -> bool {
+        match self {
+            Self::Damaged
+            | Self::Missing
+            | Self::Unreadable
+            | Self::Obstructed
+            | Self::LaterVersion
+            | Self::Differs => true,
+            Self::Refused | Self::Unlisted | Self::Dangling | Self::Single | Self::Stranger => false,
+        }
+    }
+}
+
+/// Bytes of a disk of a snapshot that a finding touches.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Touched {
+    /// The snapshot.
+    pub snapshot: SnapshotId,
+    /// Its machine.
+    pub machine: String,
+    /// Its instant, in milliseconds since 1970-01-01 UTC.
+    pub time_ms: i64,
+    /// The disk; empty when the snapshot as a whole is touched.
+    pub disk: String,
+    /// Ranges of the disk in bytes, ascending, neighbours joined; at most 64 of them.
+    pub ranges: Vec<Range<u64>>,
+    /// Further ranges that are not listed.
+    pub unlisted_range_count: u64,
+    /// Bytes of all ranges together.
+    pub bytes: u64,
+}
+
+/// One thing that is wrong.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// The object, as the store names it; the path of a stranger.
+    pub object: String,
+    /// Where in the object, in bytes, if that is known.
+    pub offset: Option<u64>,
+    /// What is the matter.
+    pub kind: FindingKind,
+    /// What does not hold.
+    pub detail: String,
+    /// The disks that need these bytes. Filled only for damage.
+    pub touches: Vec<Touched>,
+}
+
+/// A part of a pack that cannot be trusted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Place {
+    /// All of it: it is missing, or its directory cannot be read.
+    Pack(PackId),
+    /// A frame.
+    Frame(PackId, u32),
+}
+
+impl Place {
+    pub(crate) fn pack(self) -> PackId {
+        match self {
+            Self::Pack(pack) | Self::Frame(pack, _) => pack,
+        }
+    }
+}
+
+/// What the error says about the object it is about; the error again when it is about something else.
+pub(crate) fn classify(error: Error) -> Result<(Option<ObjectName>, Option<u64>, FindingKind, String)> {
+    let detail = error.to_string();
+    Ok(match error {
+        Error::Damaged { object, offset, detail } => (Some(object), Some(offset), FindingKind::Damaged, detail),
+        Error::MissingPack { pack } => (
+            Some(pack_name(pack)),
+            None,
+            FindingKind::Missing,
+            "it does not exist".to_owned(),
+        ),
+        Error::FutureVersion { object, .. } => (Some(object), Some(0), FindingKind::LaterVersion, detail),
+        Error::Store(StoreError::ShortObject { name, actual, .. }) => {
+            (Some(name), Some(actual), FindingKind::Damaged, detail)
+        }
+        Error::Store(StoreError::NotFound { name }) => (Some(name), None, FindingKind::Missing, detail),
+        Error::Store(StoreError::NotAnObject { name, .. }) => (Some(name), None, FindingKind::Obstructed, detail),
+        Error::Store(ref store @ StoreError::Io { ref source, .. }) if store.is_of_medium() => {
+            let detail = format!("{detail}: {source}");
+            (None, None, FindingKind::Unreadable, detail)
+        }
+        Error::Store(StoreError::Permission { .. }) => (None, None, FindingKind::Refused, detail),
+        Error::Key(KeyError::Version { name, .. }) => (Some(name), Some(0), FindingKind::LaterVersion, detail),
+        Error::Store(StoreError::TooLarge { name, .. })
+        | Error::Key(
+            KeyError::Damaged { name, .. } | KeyError::WrongKeyOrDamaged { name } | KeyError::WrongPurpose { name, .. },
+        ) => (Some(name), None, FindingKind::Damaged, detail),
+        other => return Err(other),
+    })
+}
+
+/// Gathers findings, each place of a pack once.
+#[derive(Debug, Default)]
+pub(crate) struct Findings {
+    list: Vec<Finding>,
+    places: HashMap<Place, usize>,
+    unlisted_count: u64,
+}
+
+impl Findings {
+    /// Takes in what `error` says of `object`, or hands the error back when it is no matter of a single object.
+    pub(crate) fn object(&mut self, object: &ObjectName, error: Error) -> Result<()> {
+        let (name, offset, kind, detail) = classify(error)?;
+        self.push(name.as_ref().unwrap_or(object), offset, kind, detail);
+        Ok(())
+    }
+
+    /// Takes in an error that says itself which object it is about.
+    pub(crate) fn error(&mut self, error: Error) -> Result<()> {
+        let subject = match &error {
+            Error::Store(StoreError::Io { subject, .. } | StoreError::Permission { subject, .. }) => subject.clone(),
+            _ => String::new(),
+        };
+        let (name, offset, kind, detail) = classify(error)?;
+        let path = name.map_or(subject, |name| name.to_string());
+        self.push_path(path, offset, kind, detail);
+        Ok(())
+    }
+
+    pub(crate) fn push(&mut self, object: &ObjectName, offset: Option<u64>, kind: FindingKind, detail: String) {
+        self.push_path(object.to_string(), offset, kind, detail);
+    }
+
+    pub(crate) fn push_path(&mut self, object: String, offset: Option<u64>, kind: FindingKind, detail: String) {
+        if self.list.len() >= FINDING_COUNT_MAX {
+            self.unlisted_count += 1;
+            return;
+        }
+        self.list.push(Finding {
+            object,
+            offset,
+            kind,
+            detail,
+            touches: Vec::new(),
+        });
+    }
+
+    /// Takes in what `error` says of a part of a pack.
+    pub(crate) fn place(&mut self, place: Place, error: Error) -> Result<()> {
+        let (name, offset, kind, detail) = classify(error)?;
+        // A pack that is gone is one finding, however many of its frames are missed.
+        let place = match kind {
+            FindingKind::Missing => Place::Pack(place.pack()),
+            _ => place,
+        };
+        let known = self.places.contains_key(&place) || self.places.contains_key(&Place::Pack(place.pack()));
+        if !known {
+            self.places.insert(place, self.list.len().min(FINDING_COUNT_MAX));
+            self.push(&name.unwrap_or_else(|| pack_name(place.pack())), offset, kind, detail);
+        }
+        Ok(())
+    }
+
+    /// The parts of packs that cannot be trusted.
+    pub(crate) fn places(&self) -> impl Iterator<Item = Place> + '_ {
+        self.places.keys().copied()
+    }
+
+    pub(crate) fn has_place(&self, place: Place) -> bool {
+        self.places.contains_key(&place)
+    }
+
+    pub(crate) fn has_places(&self) -> bool {
+        !self.places.is_empty()
+    }
+
+    pub(crate) fn list(&self) -> &[Finding] {
+        &self.list
+    }
+
+    /// Adds what a place means for the disks.
+    pub(crate) fn touch(&mut self, place: Place, touched: Vec<Touched>) {
+        let index = self.places.get(&place).copied();
+        if let Some(finding) = index.and_then(|index| self.list.get_mut(index)) {
+            finding.touches.extend(touched);
+        }
+    }
+
+    /// Adds the touched snapshot to the last finding.
+    pub(crate) fn touch_last(&mut self, touched: Touched) {
+        if let Some(finding) = self.list.last_mut() {
+            finding.touches.push(touched);
+        }
+    }
+
+    /// The findings, and how many more there were.
+    pub(crate) fn finish(self) -> (Vec<Finding>, u64) {
+        (self.list, self.unlisted_count)
+    }
+}
+
+/// Ranges of one disk, joined as they come.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct RangeList {
+    ranges: Vec<Range<u64>>,
+    unlisted_count: u64,
+    bytes: u64,
+}
+
+impl RangeList {
+    /// Adds a range behind all others.
+    pub(crate) fn push(&mut self, range: Range<u64>) {
+        self.bytes += range.end - range.start;
+        let has_room = self.ranges.len() < RANGE_COUNT_MAX;
+        match self.ranges.last_mut() {
+            Some(last) if last.end == range.start => last.end = range.end,
+            _ if has_room => self.ranges.push(range),
+            _ => self.unlisted_count += 1,
+        }
+    }
+
+    pub(crate) fn into_touched(self, manifest: &crate::format::manifest::Manifest, disk: &str) -> Touched {
+        Touched {
+            disk: disk.to_owned(),
+            ranges: self.ranges,
+            unlisted_range_count: self.unlisted_count,
+            bytes: self.bytes,
+            ..Touched::whole(manifest)
+        }
+    }
+}
+
+impl Touched {
+    /// A snapshot as a whole.
+    pub(crate) fn whole(manifest: &crate::format::manifest::Manifest) -> Self {
+        Self {
+            snapshot: manifest.id,
+            machine: manifest.machine.clone(),
+            time_ms: manifest.time_ms,
+            disk: String::new(),
+            ranges: Vec::new(),
+            unlisted_range_count: 0,
+            bytes: 0,
+        }
+    }
+}
+
+/// Parts of packs, by pack: what maps are compared with.
+#[derive(Debug, Default)]
+pub(crate) struct PlaceSet {
+    packs: BTreeMap<PackId, Option<BTreeSet<u32>>>,
+}
+
+impl PlaceSet {
+    pub(crate) fn insert(&mut self, place: Place) {
+        match place {
+            Place::Pack(pack) => {
+                self.packs.insert(pack, None);
+            }
+            Place::Frame(pack, frame) => {
+                if let Some(frames) = self.packs.entry(pack).or_insert_with(|| Some(BTreeSet::new())) {
+                    frames.insert(frame);
+                }
+            }
+        }
+    }
+
+    /// The place that `frame` of `pack` belongs to, if it is one of these.
+    pub(crate) fn find(&self, pack: PackId, frame: u32) -> Option<Place> {
+        match self.packs.get(&pack)? {
+            None => Some(Place::Pack(pack)),
+            Some(frames) => frames.contains(&frame).then_some(Place::Frame(pack, frame)),
+        }
+    }
+}
+
+impl FromIterator<Place> for PlaceSet {
+    fn from_iter<I: IntoIterator<Item = Place>>(places: I) -> Self {
+        let mut set = Self::default();
+        places.into_iter().for_each(|place| set.insert(place));
+        set
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{FINDING_COUNT_MAX, FindingKind, Findings, Place, PlaceSet, RangeList};
+    use crate::error::Error;
+    use crate::format::pack::pack_name;
+    use crate::id::PackId;
+
+    const PACK: PackId = PackId::from_bytes([3; 16]);
+
+    #[test]
+    fn a_missing_pack_is_one_finding_and_frames_are_one_each() {
+        let mut findings = Findings::default();
+        let damaged = || Error::damaged(&pack_name(PackId::from_bytes([4; 16])), 9, "test");
+        for frame in [1, 2, 1] {
+            findings
+                .place(Place::Frame(PACK, frame), Error::MissingPack { pack: PACK })
+                .unwrap();
+            findings
+                .place(Place::Frame(PackId::from_bytes([4; 16]), frame), damaged())
+                .unwrap();
+        }
+        assert!(findings.place(Place::Pack(PACK), Error::Cancelled).is_err());
+        let places: PlaceSet = findings.places().collect();
+        assert_eq!(places.find(PACK, 77), Some(Place::Pack(PACK)));
+        assert_eq!(places.find(PackId::from_bytes([4; 16]), 3), None);
+        let (list, unlisted) = findings.finish();
+        assert_eq!((list.len(), unlisted), (3, 0));
+        assert_eq!((list[0].kind, list[1].offset), (FindingKind::Missing, Some(9)));
+    }
+
+    #[test]
+    fn lists_are_bounded_and_say_what_they_leave_out() {
+        let mut findings = Findings::default();
+        for _ in 0..FINDING_COUNT_MAX + 5 {
+            findings.push_path("x".to_owned(), None, FindingKind::Stranger, String::new());
+        }
+        let (list, unlisted) = findings.finish();
+        assert_eq!((list.len(), unlisted), (FINDING_COUNT_MAX, 5));
+        let mut ranges = RangeList::default();
+        ranges.push(0..5);
+        ranges.push(5..10);
+        for at in 10..100u64 {
+            ranges.push(at * 10..at * 10 + 1);
+        }
+        assert_eq!((ranges.ranges[0].clone(), ranges.ranges.len()), (0..10, 64));
+        assert_eq!((ranges.unlisted_count, ranges.bytes), (27, 100));
+    }
+}

@@ -1,0 +1,138 @@
+//! Which disks need bytes that cannot be trusted.
+//!
+//! Maps are walked only when there is damage: without any, nobody asks.
+
+use std::collections::{BTreeMap, HashSet};
+
+use crate::check::finding::{Findings, Place, PlaceSet, RangeList, Touched};
+use crate::error::Result;
+use crate::format::manifest::{DiskRecord, Manifest};
+use crate::id::PackId;
+use crate::read::frame_set::PageSet;
+use crate::read::map_walk::{Verdict, Visit, Visitor, walk_disk};
+use crate::repository::packs::Packs;
+
+/// Finds the ranges of the disks of `manifests` that need a frame that `is_wanted` names a place for, or anything that cannot
+/// be read, by place.
+pub(crate) fn impact(
+    packs: &Packs,
+    manifests: &[Manifest],
+    is_wanted: &dyn Fn(PackId, u32) -> Option<Place>,
+    mut found: impl FnMut(Place, Touched),
+) -> Result<()> {
+    let mut known = PageSet::default();
+    for manifest in manifests {
+        for disk in &manifest.disks {
+            for (place, ranges) in disk_impact(packs, disk, is_wanted, &mut known)? {
+                found(place, ranges.into_touched(manifest, &disk.name));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The ranges of one disk that need one of `places`, or anything else that cannot be read, by place.
+fn disk_impact(
+    packs: &Packs,
+    disk: &DiskRecord,
+    is_wanted: &dyn Fn(PackId, u32) -> Option<Place>,
+    known: &mut PageSet,
+) -> Result<BTreeMap<Place, RangeList>> {
+    let mut walker = Impact {
+        is_wanted,
+        ranges: BTreeMap::new(),
+    };
+    walk_disk(packs, disk, Some(known), &mut walker)?;
+    Ok(walker.ranges)
+}
+
+/// Adds to `findings` what each of their places means for the disks of `manifests`.
+pub(crate) fn add_impact(packs: &Packs, manifests: &[Manifest], findings: &mut Findings) -> Result<()> {
+    if !findings.has_places() {
+        return Ok(());
+    }
+    let places: PlaceSet = findings.places().collect();
+    impact(
+        packs,
+        manifests,
+        &|pack, frame| places.find(pack, frame),
+        |place, touched| {
+            findings.touch(place, vec![touched]);
+        },
+    )
+}
+
+/// The packs, of those that `is_suspect` names and those that cannot be read, that `manifests` need anything of: bytes of
+/// disks or pages of maps.
+pub(crate) fn needed_packs(
+    packs: &Packs,
+    manifests: &[Manifest],
+    is_suspect: &dyn Fn(PackId) -> bool,
+) -> Result<HashSet<PackId>> {
+    let mut needs = Needs {
+        is_suspect,
+        packs: HashSet::new(),
+    };
+    let mut known = PageSet::default();
+    for disk in manifests.iter().flat_map(|manifest| &manifest.disks) {
+        walk_disk(packs, disk, Some(&mut known), &mut needs)?;
+    }
+    Ok(needs.packs)
+}
+
+struct Needs<'a> {
+    is_suspect: &'a dyn Fn(PackId) -> bool,
+    packs: HashSet<PackId>,
+}
+
+impl Visitor for Needs<'_> {
+    /// What was seen once need not be seen again: the verdict is always clean.
+    fn visit(&mut self, visit: Visit) -> Result<Verdict> {
+        match visit {
+            Visit::Zero(_) | Visit::Known(_) => {}
+            Visit::Page { place } | Visit::Piece { place, .. } => {
+                if (self.is_suspect)(place.pack) {
+                    self.packs.insert(place.pack);
+                }
+            }
+            Visit::Unreadable { place, error, .. } => {
+                // Errors that are no matter of one object end the walk.
+                crate::check::finding::classify(error)?;
+                self.packs.insert(place.pack());
+            }
+        }
+        Ok(Verdict::Clean)
+    }
+}
+
+struct Impact<'a> {
+    is_wanted: &'a dyn Fn(PackId, u32) -> Option<Place>,
+    ranges: BTreeMap<Place, RangeList>,
+}
+
+impl Visitor for Impact<'_> {
+    fn visit(&mut self, visit: Visit) -> Result<Verdict> {
+        let (place, range) = match visit {
+            Visit::Zero(_) | Visit::Known(_) | Visit::Page { .. } => return Ok(Verdict::Clean),
+            Visit::Piece {
+                disk_offset,
+                place,
+                length,
+            } => match (self.is_wanted)(place.pack, place.frame) {
+                None => return Ok(Verdict::Clean),
+                Some(found) => (found, disk_offset..disk_offset + length),
+            },
+            Visit::Unreadable { range, place, error } => {
+                // Errors that are no matter of one object end the walk.
+                crate::check::finding::classify(error)?;
+                let found = match place {
+                    Place::Pack(pack) => (self.is_wanted)(pack, 0).unwrap_or(Place::Pack(pack)),
+                    Place::Frame(pack, frame) => (self.is_wanted)(pack, frame).unwrap_or(place),
+                };
+                (found, range)
+            }
+        };
+        self.ranges.entry(place).or_default().push(range);
+        Ok(Verdict::Touched)
+    }
+}

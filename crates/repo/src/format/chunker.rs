@@ -1,0 +1,50 @@
+//! Where chunks of a disk end.
+//!
+//! Chunks are whole blocks, cut by content: a block whose hash meets a condition ends its chunk. The same file at another
+//! place of another disk is cut at the same blocks, as long as it lies on block borders, which files of a file system do.
+//! Only runs of blocks that are new (not zero, not unchanged) are cut, and a run's end ends its chunk. The cut depends on
+//! nothing but the blocks of the run: not on threads, not on how the disk was read.
+
+use crate::format::fingerprint::{BLOCK_BYTES, BlockHash, FingerprintKeys};
+use crate::id::ChunkId;
+
+/// A chunk ends after a block whose hash has this many low bits zero: 16 blocks, 64 KiB, on average.
+const CUT_BITS: u32 = 4;
+
+/// Most blocks of a chunk: 512 KiB.
+pub(crate) const CHUNK_BLOCK_COUNT_MAX: usize = 128;
+
+/// Most bytes of a chunk of any kind.
+pub(crate) const CHUNK_BYTES_MAX: u64 = CHUNK_BLOCK_COUNT_MAX as u64 * BLOCK_BYTES;
+
+/// The blocks of the chunk that is being gathered.
+#[derive(Debug, Default)]
+pub(crate) struct ChunkCutter {
+    hashes: Vec<BlockHash>,
+}
+
+impl ChunkCutter {
+    /// Adds the next block of the run; true when the chunk ends with it.
+    #[must_use]
+    pub(crate) fn push(&mut self, hash: &BlockHash) -> bool {
+        self.hashes.push(*hash);
+        // The print takes the first bytes; the cut looks at the last, so that neither tells of the other.
+        let low = u32::from_le_bytes([hash[28], hash[29], hash[30], hash[31]]);
+        low.trailing_zeros() >= CUT_BITS || self.hashes.len() == CHUNK_BLOCK_COUNT_MAX
+    }
+
+    /// The hashes of the chunk so far.
+    pub(crate) fn hashes(&self) -> &[BlockHash] {
+        &self.hashes
+    }
+
+    /// The identity of the chunk so far.
+    pub(crate) fn chunk_id(&self, keys: &FingerprintKeys) -> ChunkId {
+        keys.chunk_of_blocks(&self.hashes)
+    }
+
+    /// Begins the next chunk.
+    pub(crate) fn clear(&mut self) {
+        self.hashes.clear();
+    }
+}

@@ -1,0 +1,414 @@
+//! Frames: what is compressed and sealed together.
+//!
+//! New chunks are gathered in the order of the disk until a frame is full and compressed as one, so that small chunks
+//! compress as well as large ones would. A frame is at most [`FRAME_BYTES_MAX`] before compression: the price of a cold read
+//! anywhere in it.
+
+use holdfast_block::AlignedBuffer;
+use zstd::zstd_safe::{CParameter, DCtx, InBuffer, OutBuffer, ResetDirective};
+
+use crate::error::{Error, Result};
+use crate::format::machine_code::{LOOK_AHEAD_LENGTH, filter, is_machine_code, unfilter};
+use crate::store::ObjectName;
+
+/// Most bytes of a frame before compression that are read: 4 MiB.
+pub(crate) const FRAME_BYTES_MAX: usize = 4 << 20;
+
+/// Most bytes of a frame before compression that are written: as many as the memory of a job allows
+/// (`docs/design/0001-repository.md`).
+pub(crate) const WRITTEN_FRAME_BYTES_MAX: usize = 3 << 20;
+
+/// zstd level of data, with a window of a whole frame and tables larger than the level's own: where ratio per second is best on disks
+/// (`docs/design/0001-repository.md`).
+const LEVEL: i32 = 3;
+const WINDOW_LOG: u32 = FRAME_BYTES_MAX.ilog2();
+const HASH_LOG: u32 = 19;
+const CHAIN_LOG: u32 = 17;
+
+/// Shortest frame that is probed before it is compressed.
+const PROBE_FRAME_BYTES_MIN: usize = 256 << 10;
+const PROBE_COUNT: usize = 8;
+const PROBE_BYTES: usize = 4096;
+
+/// How a frame's bytes are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Codec {
+    /// As they are: they do not compress.
+    Raw,
+    /// One zstd frame.
+    Zstd,
+    /// One zstd frame of bytes in which distances of machine code were replaced by places.
+    ZstdMachineCode,
+}
+
+impl Codec {
+    pub(crate) fn to_wire(self) -> u8 {
+        match self {
+            Self::Raw => 0,
+            Self::Zstd => 1,
+            Self::ZstdMachineCode => 2,
+        }
+    }
+
+    pub(crate) fn from_wire(byte: u8) -> Option<Self> {
+        match byte {
+            0 => Some(Self::Raw),
+            1 => Some(Self::Zstd),
+            2 => Some(Self::ZstdMachineCode),
+            _ => None,
+        }
+    }
+}
+
+/// Compresses frames; keeps its tables between frames.
+pub(crate) struct Compressor {
+    data: zstd::bulk::Compressor<'static>,
+    probe: zstd::bulk::Compressor<'static>,
+    scratch: Vec<u8>,
+}
+
+impl Compressor {
+    pub(crate) fn new() -> Self {
+        let compressor = |level| zstd::bulk::Compressor::new(level).expect("a fixed level is a legal level");
+        let mut data = compressor(LEVEL);
+        for parameter in [
+            CParameter::WindowLog(WINDOW_LOG),
+            CParameter::HashLog(HASH_LOG),
+            CParameter::ChainLog(CHAIN_LOG),
+        ] {
+            data.set_parameter(parameter)
+                .expect("the sizes of the window and the tables are legal");
+        }
+        Self {
+            data,
+            probe: compressor(1),
+            scratch: vec![0; PROBE_BYTES * 2],
+        }
+    }
+
+    /// Compresses `raw` into `stored` (cleared first) where that saves at least 1/64; else it is stored as it is, and `stored`
+    /// stays empty. What `raw` holds afterwards means nothing unless that is so.
+    pub(crate) fn compress(&mut self, raw: &mut [u8], stored: &mut Vec<u8>) -> Codec {
+        stored.clear();
+        if !self.is_worth_it(raw) {
+            return Codec::Raw;
+        }
+        let is_code = is_machine_code(raw);
+        if is_code {
+            filter(raw);
+        }
+        stored.reserve(zstd::zstd_safe::compress_bound(raw.len()) + crate::key::TAG_LENGTH);
+        self.data
+            .compress_to_buffer(raw, stored)
+            .expect("the buffer has room for the worst case");
+        let is_smaller = stored.len() + raw.len() / 64 < raw.len();
+        match (is_smaller, is_code) {
+            (true, false) => return Codec::Zstd,
+            (true, true) => return Codec::ZstdMachineCode,
+            (false, true) => unfilter(raw),
+            (false, false) => {}
+        }
+        stored.clear();
+        Codec::Raw
+    }
+
+    /// Whether any of a few samples of a large frame compresses by 1/32; archives and films do not.
+    fn is_worth_it(&mut self, raw: &[u8]) -> bool {
+        if raw.len() < PROBE_FRAME_BYTES_MIN {
+            return true;
+        }
+        let stride = (raw.len() - PROBE_BYTES) / (PROBE_COUNT - 1);
+        (0..PROBE_COUNT).any(|number| {
+            let sample = &raw[number * stride..][..PROBE_BYTES];
+            let length = self.probe.compress_to_buffer(sample, &mut self.scratch[..]);
+            length.is_ok_and(|length| length < PROBE_BYTES - PROBE_BYTES / 32)
+        })
+    }
+}
+
+/// Stored bytes that are decoded at once where only the start of a frame is wanted.
+const START_STEP_LENGTH: usize = 32 << 10;
+
+/// Brings a stored frame back.
+pub(crate) struct Decompressor(DCtx<'static>);
+
+impl Decompressor {
+    pub(crate) fn new() -> Self {
+        Self(DCtx::create())
+    }
+
+    /// Fills `raw` from the stored bytes of the frame at `offset` of `object`.
+    pub(crate) fn decompress(
+        &mut self,
+        codec: Codec,
+        stored: &[u8],
+        raw: &mut [u8],
+        (object, offset): (&ObjectName, u64),
+    ) -> Result<()> {
+        let length = match codec {
+            Codec::Raw => {
+                if stored.len() == raw.len() {
+                    raw.copy_from_slice(stored);
+                }
+                stored.len()
+            }
+            Codec::Zstd | Codec::ZstdMachineCode => {
+                let done = self.0.decompress(raw, stored);
+                done.map_err(|code| not_decompressed(code, object, offset))?
+            }
+        };
+        if length != raw.len() {
+            let detail = format!("frame has {length} bytes, its directory says {}", raw.len());
+            return Err(Error::damaged(object, offset, detail));
+        }
+        if codec == Codec::ZstdMachineCode {
+            unfilter(raw);
+        }
+        Ok(())
+    }
+
+    /// As [`decompress`](Self::decompress), but at least the first `wanted` of `raw_length` bytes only; `raw` gets as long as what was
+    /// decompressed. It always has room for the whole frame, so that its memory can be used again for any other.
+    ///
+    /// That the rest of the frame is as it should be is for the frame's seal to say.
+    pub(crate) fn decompress_start(
+        &mut self,
+        codec: Codec,
+        stored: &[u8],
+        (raw, raw_length, wanted): (&mut Vec<u8>, usize, usize),
+        (object, offset): (&ObjectName, u64),
+    ) -> Result<()> {
+        let look_ahead = if codec == Codec::ZstdMachineCode {
+            LOOK_AHEAD_LENGTH
+        } else {
+            0
+        };
+        let wanted = wanted + look_ahead;
+        if raw.capacity() < raw_length {
+            *raw = Vec::with_capacity(raw_length);
+        }
+        // Near the end it is cheaper to go on than to decode in steps.
+        if wanted >= raw_length / 8 * 7 {
+            raw.resize(raw_length, 0);
+            return self.decompress(codec, stored, raw, (object, offset));
+        }
+        raw.resize(wanted, 0);
+        if codec == Codec::Raw {
+            let stored = stored.get(..raw_length).filter(|start| start.len() == stored.len());
+            let Some(stored) = stored else {
+                let detail = format!("frame is not of the {raw_length} bytes that its directory says");
+                return Err(Error::damaged(object, offset, detail));
+            };
+            raw.copy_from_slice(&stored[..wanted]);
+            return Ok(());
+        }
+        let mut output = OutBuffer::around(&mut raw[..]);
+        let mut input = InBuffer::around(&[]);
+        let mut given = 0;
+        while output.pos() < wanted {
+            if input.pos() == given {
+                if given == stored.len() {
+                    let detail = format!("frame has {} bytes, {wanted} of it are referred to", output.pos());
+                    return Err(Error::damaged(object, offset, detail));
+                }
+                let used = given;
+                given = stored.len().min(given + START_STEP_LENGTH);
+                input = InBuffer::around(&stored[..given]);
+                input.set_pos(used);
+            }
+            self.0
+                .decompress_stream(&mut output, &mut input)
+                .map_err(|code| not_decompressed(code, object, offset))?;
+        }
+        self.0
+            .reset(ResetDirective::SessionOnly)
+            .map_err(|code| not_decompressed(code, object, offset))?;
+        if codec == Codec::ZstdMachineCode {
+            unfilter(raw);
+            raw.truncate(wanted - look_ahead);
+        }
+        Ok(())
+    }
+}
+
+fn not_decompressed(code: usize, object: &ObjectName, offset: u64) -> Error {
+    let why = zstd::zstd_safe::get_error_name(code);
+    Error::damaged(object, offset, format!("frame does not decompress: {why}"))
+}
+
+/// Memory that frames are decoded into, one after the other.
+pub(crate) trait FrameMemory {
+    /// `length` bytes of it, whatever they hold.
+    fn of_length(&mut self, length: usize) -> &mut [u8];
+}
+
+impl FrameMemory for Vec<u8> {
+    fn of_length(&mut self, length: usize) -> &mut [u8] {
+        if self.capacity() < length {
+            *self = vec![0; length];
+        } else {
+            self.resize(length, 0);
+        }
+        self
+    }
+}
+
+impl FrameMemory for AlignedBuffer {
+    fn of_length(&mut self, length: usize) -> &mut [u8] {
+        self.set_length(length);
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_block::AlignedBuffer;
+
+    use super::{Codec, Compressor, Decompressor, FRAME_BYTES_MAX, FrameMemory};
+    use crate::store::ObjectName;
+
+    fn noise(length: usize) -> Vec<u8> {
+        let mut bytes = vec![0; length];
+        blake3::Hasher::new().finalize_xof().fill(&mut bytes);
+        bytes
+    }
+
+    #[test]
+    fn what_compresses_is_compressed_and_what_does_not_is_kept_raw() {
+        let text = b"point in time ".repeat(40_000);
+        let mut half = noise(300_000);
+        half.extend_from_slice(&text);
+        for (raw, expected) in [
+            (noise(FRAME_BYTES_MAX), Codec::Raw),
+            (text, Codec::Zstd),
+            (half, Codec::Zstd),
+            (noise(4096), Codec::Raw),
+            (Vec::new(), Codec::Raw),
+        ] {
+            let mut stored = Vec::new();
+            let codec = Compressor::new().compress(&mut raw.clone(), &mut stored);
+            assert_eq!(codec, expected);
+            if codec == Codec::Raw {
+                assert!(stored.is_empty());
+                stored.extend_from_slice(&raw);
+            }
+            assert!(stored.len() <= raw.len());
+            let place = (&ObjectName::config(), 0);
+            let back = |stored: &[u8], length| {
+                let mut back = vec![1; length];
+                let done = Decompressor::new().decompress(codec, stored, &mut back, place);
+                done.map(|()| back)
+            };
+            assert_eq!(back(&stored, raw.len()).unwrap(), raw);
+            assert!(back(&stored, raw.len() + 1).is_err());
+            if let Some((_, shorter)) = stored.split_last() {
+                assert!(back(&stored, raw.len() - 1).is_err());
+                assert!(back(shorter, raw.len()).is_err());
+            }
+        }
+    }
+
+    /// Calls with distances that nothing else repeats, every so many bytes.
+    fn code(length: usize, spacing: usize) -> Vec<u8> {
+        let mut bytes = noise(length);
+        for (number, at) in (0..length - 5).step_by(spacing).enumerate() {
+            let distance = i32::try_from(number % 97 * 4096).unwrap() - i32::try_from(at).unwrap();
+            bytes[at] = 0xE8;
+            bytes[at + 1..at + 5].copy_from_slice(&distance.to_le_bytes());
+        }
+        bytes
+    }
+
+    #[test]
+    fn machine_code_is_filtered_and_comes_back() {
+        let place = (&ObjectName::config(), 0);
+        let raw = code(FRAME_BYTES_MAX, 10);
+        let mut stored = Vec::new();
+        let mut compressor = Compressor::new();
+        assert_eq!(
+            compressor.compress(&mut raw.clone(), &mut stored),
+            Codec::ZstdMachineCode
+        );
+        let mut back = vec![1; raw.len()];
+        Decompressor::new()
+            .decompress(Codec::ZstdMachineCode, &stored, &mut back, place)
+            .unwrap();
+        assert!(back == raw);
+        Decompressor::new()
+            .decompress(Codec::Zstd, &stored, &mut back, place)
+            .unwrap();
+        assert!(back != raw, "it was filtered");
+        // What looks like code and does not compress is kept as it is.
+        let mut raw = noise(200_000);
+        for call in raw.chunks_exact_mut(150) {
+            (call[0], call[4]) = (0xE8, 0);
+        }
+        assert!(crate::format::machine_code::is_machine_code(&raw));
+        let mut kept = raw.clone();
+        assert_eq!(compressor.compress(&mut kept, &mut stored), Codec::Raw);
+        assert!(stored.is_empty() && kept == raw);
+    }
+
+    #[test]
+    fn the_start_of_a_frame_is_that_of_the_whole() {
+        let mut text = b"point in time ".repeat(100_000);
+        text.extend(noise(600_000));
+        for (raw, expected) in [(text, Codec::Zstd), (code(2_000_000, 10), Codec::ZstdMachineCode)] {
+            start_is_that_of_the_whole(&raw, expected);
+        }
+    }
+
+    #[test]
+    fn the_start_of_a_frame_that_is_stored_as_it_is_is_copied() {
+        let place = (&ObjectName::config(), 0);
+        let raw = noise(100_000);
+        let mut start = Vec::new();
+        let mut decode = |length, wanted| {
+            let done = Decompressor::new().decompress_start(Codec::Raw, &raw, (&mut start, length, wanted), place);
+            done.map(|()| start.clone())
+        };
+        assert!(decode(raw.len(), 5000).unwrap() == raw[..5000]);
+        assert!(decode(raw.len(), 99_000).unwrap() == raw);
+        for length in [raw.len() - 1, raw.len() + 1] {
+            assert!(decode(length, 5000).is_err());
+        }
+    }
+
+    fn start_is_that_of_the_whole(raw: &[u8], expected: Codec) {
+        let place = (&ObjectName::config(), 0);
+        let mut stored = Vec::new();
+        let codec = Compressor::new().compress(&mut raw.to_vec(), &mut stored);
+        assert_eq!(codec, expected);
+        // One after the other with the same decompressor, which must forget what it left undone.
+        let (mut decompressor, mut start) = (Decompressor::new(), vec![1; 10]);
+        for wanted in [0, 1, 4096, 1_400_000, 1_500_000, raw.len() - 1, raw.len(), 5] {
+            decompressor
+                .decompress_start(codec, &stored, (&mut start, raw.len(), wanted), place)
+                .unwrap();
+            assert!((wanted..=raw.len()).contains(&start.len()));
+            assert!(start == raw[..start.len()]);
+            assert_eq!(start.len() == raw.len(), wanted > raw.len() / 8 * 7);
+            assert!(start.capacity() >= raw.len());
+        }
+        let cut_off = &stored[..stored.len() / 4];
+        let wanted = raw.len() / 8 * 7 - 1000;
+        assert!(
+            decompressor
+                .decompress_start(codec, cut_off, (&mut start, raw.len(), wanted), place)
+                .is_err()
+        );
+        start.resize(raw.len(), 0);
+        assert!(decompressor.decompress(codec, &stored, &mut start, place).is_ok());
+        assert!(start == raw);
+    }
+
+    #[test]
+    fn memory_is_as_long_as_was_asked() {
+        let memories: [&mut dyn FrameMemory; 2] = [&mut Vec::new(), &mut AlignedBuffer::default()];
+        for memory in memories {
+            for length in [3, 5000, 0, 4096] {
+                assert_eq!(memory.of_length(length).len(), length);
+            }
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! Which chunks the repository has.
+//!
+//! The index answers one question, for writers only: is there a chunk of this identity, and where? Reading a snapshot never
+//! asks it. It is a set of immutable *segments*, each a sorted list of the chunks of some packs, read a page at a time; none
+//! of it has to fit in memory. What a running backup has stored itself is kept in memory until it becomes a segment.
+//! A segment can always be written again from the directories of its packs. It also has a table of the frames of each pack:
+//! the second way to them, for when the directory of a pack is damaged.
+
+mod merge;
+pub(crate) mod segment;
+mod tables;
+mod write;
+
+pub(crate) use crate::repository::chunk_index::ChunkIndex;
+pub(crate) use merge::merge_segments;
+pub(crate) use segment::{SegmentKeys, SegmentReader, SegmentWriter, segment_name};
+pub(crate) use tables::find_frame_table;
+pub(crate) use write::write_segment;
+
+use crate::format::pack::{Directory, Location};
+use crate::id::{ChunkId, PackId};
+
+/// Bytes of a chunk's identity that the index keeps; a hit is confirmed by the whole identity in the pack's directory.
+pub(crate) const PREFIX_LENGTH: usize = 16;
+
+/// The first bytes of a chunk's identity.
+pub(crate) type Prefix = [u8; PREFIX_LENGTH];
+
+pub(crate) fn prefix_of(id: &ChunkId) -> Prefix {
+    let mut prefix = [0; PREFIX_LENGTH];
+    prefix.copy_from_slice(&id.as_bytes()[..PREFIX_LENGTH]);
+    prefix
+}
+
+/// A chunk that the repository has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct IndexEntry {
+    pub(crate) prefix: Prefix,
+    pub(crate) location: Location,
+    /// Bytes before compression.
+    pub(crate) length: u32,
+}
+
+/// The entries of all chunks of a pack.
+pub(crate) fn entries_of(pack: PackId, directory: &Directory) -> impl Iterator<Item = IndexEntry> + '_ {
+    (0u32..).zip(directory.frames()).flat_map(move |(frame, entry)| {
+        let mut offset = 0;
+        directory.chunks(entry).iter().map(move |chunk| {
+            let location = Location { pack, frame, offset };
+            offset += chunk.length;
+            IndexEntry {
+                prefix: prefix_of(&chunk.id),
+                location,
+                length: chunk.length,
+            }
+        })
+    })
+}

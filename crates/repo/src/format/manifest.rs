@@ -1,0 +1,293 @@
+//! What a snapshot says of itself.
+//!
+//! A manifest is JSON, sealed like every small object. Unknown fields are ignored, so that later releases can add some;
+//! what an earlier release must not overlook raises [`FORMAT_VERSION`].
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::format::map::{PageRef, Unit};
+use crate::id::{PackId, SnapshotId};
+use crate::store::{ObjectKind, ObjectName};
+
+/// Version of the manifest's format that this program writes, and the latest that it reads.
+///
+/// 2 has the fields of 1, and may refer to packs of version 2.
+const FORMAT_VERSION: u32 = 2;
+
+/// Longest manifest that is read.
+pub(crate) const MANIFEST_BYTES_MAX: u64 = 16 << 20;
+
+/// Most bytes that all disks of a snapshot have together: no file can be longer, and no sum of offsets overflows.
+const DISKS_BYTES_MAX: u64 = i64::MAX.cast_unsigned();
+
+/// One point in time of one machine: what is in the repository under a snapshot's identity.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Manifest {
+    format: u32,
+    /// The snapshot.
+    pub id: SnapshotId,
+    /// The machine.
+    pub machine: String,
+    /// The instant, in milliseconds since 1970-01-01 UTC.
+    pub time_ms: i64,
+    /// Words to find it by.
+    #[serde(default)]
+    pub tags: Vec<String>,
+    /// The snapshot that this one was compared with.
+    #[serde(default)]
+    pub parent: Option<SnapshotId>,
+    /// The host that wrote it.
+    #[serde(default)]
+    pub host: String,
+    /// The program that wrote it.
+    #[serde(default)]
+    pub program: String,
+    /// The disks, in the order they were given.
+    pub disks: Vec<DiskRecord>,
+    /// Bytes of the packs that were written for its data; maps, index and the manifest itself come on top.
+    #[serde(default)]
+    pub stored_bytes: u64,
+    /// The pack that carries a copy of this manifest.
+    pub(crate) copy: PackId,
+    /// Anything else that whoever made the snapshot wants to keep with it.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub notes: BTreeMap<String, String>,
+}
+
+/// A disk of a snapshot.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct DiskRecord {
+    /// Its name within the machine.
+    pub name: String,
+    /// Its size in bytes.
+    pub size_bytes: u64,
+    /// How it was cut into chunks.
+    pub content: DiskContent,
+    pub(crate) root: Option<PageRef>,
+    /// What the backup found.
+    pub statistics: DiskStatistics,
+    /// Anything else that whoever made the snapshot wants to keep with the disk: its format, where it was.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub notes: BTreeMap<String, String>,
+}
+
+/// How a disk was cut into chunks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DiskContent {
+    /// On block borders: a disk image.
+    Blocks,
+    /// Anywhere: a stream.
+    Stream,
+}
+
+impl DiskContent {
+    pub(crate) fn unit(self) -> Unit {
+        match self {
+            Self::Blocks => Unit::Block,
+            Self::Stream => Unit::Byte,
+        }
+    }
+}
+
+/// What a backup found on a disk, in bytes of the disk.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskStatistics {
+    /// Bytes read from the source.
+    pub read_bytes: u64,
+    /// Bytes that are zero, read or not.
+    pub zero_bytes: u64,
+    /// Bytes found equal to the parent's at the same place.
+    pub unchanged_bytes: u64,
+    /// Bytes that changed and that the repository had already, from another place, time or machine.
+    pub known_bytes: u64,
+    /// Bytes that were new to the repository.
+    pub new_bytes: u64,
+}
+
+impl std::ops::AddAssign for DiskStatistics {
+    /// Saturates: what a manifest says was counted is believed, and checked by nothing.
+    fn add_assign(&mut self, other: Self) {
+        self.read_bytes = self.read_bytes.saturating_add(other.read_bytes);
+        self.zero_bytes = self.zero_bytes.saturating_add(other.zero_bytes);
+        self.unchanged_bytes = self.unchanged_bytes.saturating_add(other.unchanged_bytes);
+        self.known_bytes = self.known_bytes.saturating_add(other.known_bytes);
+        self.new_bytes = self.new_bytes.saturating_add(other.new_bytes);
+    }
+}
+
+/// The name of a snapshot's object.
+pub(crate) fn snapshot_name(snapshot: SnapshotId) -> ObjectName {
+    ObjectName::new(ObjectKind::Snapshot, &snapshot.to_string()).expect("hex digits are a name")
+}
+
+/// What stands under the name of a snapshot.
+pub(crate) enum SnapshotObject {
+    /// The snapshot.
+    Committed(Box<Manifest>),
+    /// A mark that its writer was taken for dead before it committed: there never will be such a snapshot.
+    Revoked,
+}
+
+/// What a revoked snapshot's object says.
+const REVOKED: &[u8] = b"{\"revoked\":true}";
+
+pub(crate) fn encode_revoked() -> &'static [u8] {
+    REVOKED
+}
+
+impl DiskRecord {
+    /// The record of a disk that is in no repository: whoever makes it knows where its bytes are.
+    pub fn elsewhere(name: String, size_bytes: u64, notes: BTreeMap<String, String>) -> Self {
+        Self {
+            name,
+            size_bytes,
+            content: DiskContent::Blocks,
+            root: None,
+            statistics: DiskStatistics::default(),
+            notes,
+        }
+    }
+}
+
+impl Manifest {
+    /// What is known of a point in time that is in no repository. All of it that has bytes is [elsewhere](DiskRecord::elsewhere).
+    pub fn elsewhere(machine: String, time_ms: i64) -> Self {
+        Self::new(
+            SnapshotId::from_bytes([0; 16]),
+            machine,
+            time_ms,
+            PackId::from_bytes([0; 16]),
+        )
+    }
+
+    pub(crate) fn new(id: SnapshotId, machine: String, time_ms: i64, copy: PackId) -> Self {
+        Self {
+            format: FORMAT_VERSION,
+            id,
+            machine,
+            time_ms,
+            tags: Vec::new(),
+            parent: None,
+            host: String::new(),
+            program: String::new(),
+            disks: Vec::new(),
+            stored_bytes: 0,
+            copy,
+            notes: BTreeMap::new(),
+        }
+    }
+
+    /// The disk called `name`; the only one where `name` is none and there is only one.
+    pub fn disk(&self, name: Option<&str>) -> Result<&DiskRecord> {
+        let found = match (name, &self.disks[..]) {
+            (None, [only]) => Some(only),
+            (None, _) => None,
+            (Some(name), disks) => disks.iter().find(|disk| disk.name == name),
+        };
+        found.ok_or_else(|| Error::NoDisk {
+            id: self.id,
+            disk: name.unwrap_or_default().to_owned(),
+            disks: self.disks.iter().map(|disk| disk.name.clone()).collect(),
+        })
+    }
+
+    /// Bytes of all disks together.
+    pub fn logical_bytes(&self) -> u64 {
+        self.disks.iter().map(|disk| disk.size_bytes).sum()
+    }
+
+    /// What the backup found on all disks together.
+    pub fn statistics(&self) -> DiskStatistics {
+        let mut sum = DiskStatistics::default();
+        self.disks.iter().for_each(|disk| sum += disk.statistics);
+        sum
+    }
+
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("a manifest is made of strings and numbers")
+    }
+}
+
+/// Decodes and checks what was sealed under the name of `snapshot`.
+pub(crate) fn decode_snapshot(bytes: &[u8], snapshot: SnapshotId) -> Result<SnapshotObject> {
+    #[derive(Deserialize)]
+    struct Version {
+        format: u32,
+    }
+    let name = snapshot_name(snapshot);
+    if bytes == REVOKED {
+        return Ok(SnapshotObject::Revoked);
+    }
+    let damaged = |error: serde_json::Error| Error::damaged(&name, error.column() as u64, error.to_string());
+    let version: Version = serde_json::from_slice(bytes).map_err(damaged)?;
+    if version.format > FORMAT_VERSION {
+        return Err(Error::FutureVersion {
+            object: name,
+            found: version.format,
+            supported: FORMAT_VERSION,
+        });
+    }
+    let manifest: Manifest = serde_json::from_slice(bytes).map_err(damaged)?;
+    if manifest.id != snapshot {
+        return Err(Error::damaged(
+            &name,
+            0,
+            format!("it is the manifest of snapshot {}", manifest.id),
+        ));
+    }
+    let sizes = manifest.disks.iter().map(|disk| disk.size_bytes);
+    let together = sizes.fold(0u64, u64::saturating_add);
+    if together > DISKS_BYTES_MAX {
+        return Err(Error::damaged(
+            &name,
+            0,
+            format!("its disks have {together} bytes, more than any has"),
+        ));
+    }
+    Ok(SnapshotObject::Committed(Box::new(manifest)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{DISKS_BYTES_MAX, DiskContent, DiskRecord, DiskStatistics, Manifest, SnapshotObject, decode_snapshot};
+    use crate::id::{PackId, SnapshotId};
+
+    const ID: SnapshotId = SnapshotId::from_bytes([1; 16]);
+
+    fn manifest(sizes: &[u64]) -> Manifest {
+        let mut manifest = Manifest::new(ID, "m".to_owned(), 0, PackId::from_bytes([2; 16]));
+        manifest.disks = sizes
+            .iter()
+            .map(|size_bytes| DiskRecord {
+                name: "vda".to_owned(),
+                size_bytes: *size_bytes,
+                content: DiskContent::Blocks,
+                root: None,
+                statistics: DiskStatistics {
+                    new_bytes: u64::MAX,
+                    ..DiskStatistics::default()
+                },
+                notes: std::collections::BTreeMap::new(),
+            })
+            .collect();
+        manifest
+    }
+
+    /// Sums of sizes and of figures overflowed: a panic where that is checked, and a wrong size where it is not.
+    #[test]
+    fn sizes_that_no_disk_has_are_damage_and_figures_saturate() {
+        let decode = |sizes: &[u64]| decode_snapshot(&manifest(sizes).encode(), ID);
+        for sizes in [&[u64::MAX][..], &[u64::MAX, 1], &[DISKS_BYTES_MAX, 1]] {
+            assert!(decode(sizes).is_err_and(|error| error.is_damage()), "{sizes:?}");
+        }
+        let Ok(SnapshotObject::Committed(largest)) = decode(&[DISKS_BYTES_MAX, 0]) else {
+            unreachable!("the largest disk there is");
+        };
+        assert_eq!(largest.logical_bytes(), DISKS_BYTES_MAX);
+        assert_eq!(largest.statistics().new_bytes, u64::MAX);
+    }
+}

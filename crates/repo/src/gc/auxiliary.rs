@@ -1,0 +1,106 @@
+//! The end of gc: what only served packs and snapshots that are gone goes as well.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::time::Duration;
+
+use crate::error::Result;
+use crate::gc::compact::{Compaction, compact_index};
+use crate::gc::mark::Marks;
+use crate::id::{PackId, SnapshotId};
+use crate::repository::damage_records::damage_names;
+use crate::repository::relocations::{RelocationId, Twin, delete_relocation, read_twin, relocations};
+use crate::repository::{Repository, Vault};
+use crate::store::{ObjectKind, ObjectName};
+use crate::writers::forget::{ForgottenRecord, clear_intents, forgotten, forgotten_name, protected_by};
+
+/// A forgotten snapshot's record stays at least a day: a pack that was deleted can come back after a power cut, and its copy
+/// of the manifest must not pass for a lost snapshot. The clock of the store counts.
+const FORGOTTEN_AGE: Duration = Duration::from_secs(24 * 3600);
+
+/// What is about single packs and may serve nothing any more.
+///
+/// It is listed before anything is marked: what comes later may be about packs, and serve snapshots, that the marks do not
+/// know.
+pub(crate) struct Leftovers {
+    relocations: BTreeMap<RelocationId, BTreeSet<Twin>>,
+    damage: BTreeMap<PackId, Vec<ObjectName>>,
+}
+
+impl Leftovers {
+    pub(crate) fn list(vault: &Vault) -> Result<Self> {
+        Ok(Self {
+            relocations: relocations(&*vault.store)?,
+            damage: damage_names(vault)?,
+        })
+    }
+}
+
+impl Repository {
+    /// Deletes what only served packs that are gone.
+    pub(crate) fn tidy_up(&self, marks: &Marks, leftovers: &Leftovers) -> Result<()> {
+        let living = compact_index(&self.vault, Compaction::Thorough(marks))?;
+        for (id, twins) in &leftovers.relocations {
+            if !marks.relocated.contains(&id.pack) && !living.contains(&id.pack) {
+                delete_relocation(&*self.vault.store, id)?;
+            } else if twins.len() == 1 {
+                self.complete(id, twins)?;
+            }
+        }
+        // Of a pack that is gone, and lost because it is needed, the record is what it is healed by.
+        let served = |pack: &PackId| living.contains(pack) || marks.is_live(*pack);
+        let useless = leftovers.damage.iter().filter(|(pack, _)| !served(pack));
+        for name in useless.flat_map(|(_, names)| names) {
+            self.vault.store.delete(name)?;
+        }
+        self.drop_old_acceptances(&living, marks)?;
+        self.forget_old_removals(&living)?;
+        self.drop_protections_of_nothing()?;
+        clear_intents(&self.vault)
+    }
+
+    /// Puts the object of a relocation that is missing beside the one that is there.
+    ///
+    /// Whoever put one may have died before the other, or be just about to put it: then nothing changes.
+    fn complete(&self, id: &RelocationId, twins: &BTreeSet<Twin>) -> Result<()> {
+        for twin in twins {
+            match read_twin(&*self.vault.store, &self.vault.keyring, id, *twin) {
+                Ok(table) => drop(self.vault.put_sealed(&id.name(twin.other()), &table.encode())?),
+                // It is repair's business.
+                Err(error) if error.is_about_one_object() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Deletes records of forgotten snapshots of which nothing is left.
+    fn forget_old_removals(&self, living: &HashSet<PackId>) -> Result<()> {
+        let mut old = HashSet::new();
+        self.vault.store.ages(ObjectKind::Forgotten, &mut |name, age| {
+            if age.is_some_and(|age| age > FORGOTTEN_AGE) {
+                old.insert(name);
+            }
+            Ok(())
+        })?;
+        for ForgottenRecord { snapshot, copy, .. } in forgotten(&self.vault)? {
+            let gone = copy.is_none_or(|copy| !living.contains(&copy));
+            let name = forgotten_name(snapshot);
+            if gone && old.contains(&name) {
+                self.vault.store.delete(&name)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn drop_protections_of_nothing(&self) -> Result<()> {
+        // Protections are listed first: only a snapshot that is there is protected, so what is missing then is gone for good.
+        let mut protections = self.vault.names(ObjectKind::Protected)?;
+        protections.sort_unstable();
+        let snapshots: HashSet<SnapshotId> = self.vault.identities(ObjectKind::Snapshot)?.into_iter().collect();
+        let is_of_nothing = |name: &&ObjectName| protected_by(name).is_some_and(|id| !snapshots.contains(&id));
+        let of_nothing = protections.iter().filter(is_of_nothing);
+        of_nothing
+            .into_iter()
+            .try_for_each(|name| Ok(self.vault.store.delete(name)?))
+    }
+}

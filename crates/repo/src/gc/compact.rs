@@ -1,0 +1,104 @@
+//! Keeping the index short: few segments, and none about packs that are gone.
+//!
+//! Every backup adds a segment. Segments of like size are merged, so that of n backups about log n segments are left, and
+//! every entry is copied about log n times in its life.
+
+use std::collections::HashSet;
+
+use crate::error::{Error, Result};
+use crate::format::index::{SegmentReader, segment_name};
+use crate::gc::mark::Marks;
+use crate::id::PackId;
+use crate::repository::Vault;
+use crate::store::StoreError;
+
+/// Segments of like size that are left alone; each makes a look-up a little slower.
+const LIKE_SEGMENT_COUNT_MAX: usize = 8;
+
+/// How much is merged.
+#[derive(Clone, Copy)]
+pub(crate) enum Compaction<'a> {
+    /// Small segments, when there are many.
+    Small,
+    /// Those as well, and all when any names a pack that is gone and that is not alive by these marks.
+    ///
+    /// A pack that is gone and alive was lost. What the index lists of it is then the only thing that says which chunks it
+    /// held, and how a backup that brings them again heals what needed it; it stays until repair has recorded the loss.
+    Thorough(&'a Marks),
+}
+
+/// Merges segments where that is due; returns the packs that exist.
+pub(crate) fn compact_index(vault: &Vault, compaction: Compaction<'_>) -> Result<HashSet<PackId>> {
+    // Packs come before the segments that name them, so of every segment that is seen, the packs are seen as well.
+    let (mut segments, _) = vault.segments()?;
+    let living = vault.pack_ids()?;
+    let is_kept = |pack: &PackId| match compaction {
+        // Who has not marked does not know whether a pack that is gone was given back, or lost.
+        Compaction::Small => true,
+        Compaction::Thorough(marks) => living.contains(pack) || marks.is_live(*pack),
+    };
+    if segments.iter().flat_map(SegmentReader::packs).all(is_kept) {
+        segments.sort_by_key(|segment| segment.length);
+        let small = small_count(&segments.iter().map(|segment| segment.length).collect::<Vec<_>>());
+        segments.truncate(small);
+    }
+    if segments.is_empty() {
+        return Ok(living);
+    }
+    let named = segments.iter().flat_map(SegmentReader::packs).copied();
+    let kept: HashSet<PackId> = named.filter(is_kept).collect();
+    match vault.merge(&segments, &kept) {
+        Ok(_) => segments
+            .iter()
+            .try_for_each(|segment| vault.store.delete(&segment_name(segment.segment)))?,
+        // A damaged segment is repair's business, and one that is gone was merged by somebody else meanwhile.
+        Err(Error::Store(StoreError::NotFound { .. })) => {}
+        Err(error) if error.is_damage() => {}
+        Err(error) => return Err(error),
+    }
+    Ok(living)
+}
+
+/// How many of the smallest segments, given their lengths from the smallest up, are to be merged.
+fn small_count(lengths: &[u64]) -> usize {
+    let mut sum = 0;
+    let count = lengths
+        .iter()
+        .take_while(|length| {
+            let like = sum == 0 || **length <= sum * 2;
+            sum += **length;
+            like
+        })
+        .count();
+    if count > LIKE_SEGMENT_COUNT_MAX { count } else { 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::small_count;
+
+    #[test]
+    fn many_small_segments_are_merged_and_large_ones_left_alone() {
+        assert_eq!(small_count(&[]), 0);
+        assert_eq!(small_count(&[5; 8]), 0);
+        assert_eq!(small_count(&[5; 9]), 9);
+        assert_eq!(small_count(&[5, 5, 5, 5, 5, 5, 5, 5, 5, 1000]), 9);
+        assert_eq!(small_count(&[1, 100, 10_000]), 0);
+    }
+
+    /// Of many backups few segments are left, and the copying is bounded.
+    #[test]
+    fn the_work_of_merging_grows_slowly() {
+        let (mut lengths, mut copied) = (Vec::new(), 0);
+        for _ in 0..10_000 {
+            lengths.push(1);
+            lengths.sort_unstable();
+            let count = small_count(&lengths);
+            let sum: u64 = lengths.drain(..count).sum();
+            copied += sum;
+            lengths.extend((sum > 0).then_some(sum));
+        }
+        assert!(lengths.len() < 32, "{}", lengths.len());
+        assert!(copied < 10_000 * 8, "{copied}");
+    }
+}

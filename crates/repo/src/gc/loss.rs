@@ -1,0 +1,492 @@
+//! Evidence that something was lost.
+//!
+//! What gc cannot see need not be gone on purpose: a folder may be lost, or not yet copied. So before anything is deleted, gc
+//! compares what it is about to delete with what should explain it:
+//!
+//! | evidence | explained by |
+//! |---|---|
+//! | a pack to be deleted has a copy of a manifest | its snapshot, a record that it was removed, a mark, or its writer at work |
+//! | a pack of maps to be deleted cannot be read | nothing: it may have such a copy |
+//! | a snapshot needs a pack that does not exist | a damage record that says what the pack held: repair has looked for it |
+//! | there are packs and no snapshot | a writer; or a record that a snapshot was removed, if the index lists no pack that is missing |
+//!
+//! What is not explained stops gc with [`Error::Loss`] until it is explained, or until somebody accepts the loss. The acceptance
+//! is durable: a snapshot gets the record of a removed one, packs get an object `scrub/accepted.<random>` with the
+//! plaintext of a list of condemned packs.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::fmt;
+
+use crate::check::scrub::{Copies, copied_manifest, exists};
+use crate::error::{Error, Result};
+use crate::format::index::SegmentReader;
+use crate::format::manifest::Manifest;
+use crate::format::pack::{PACK_BYTES_MIN, PackKind, pack_name, read_displaced_directory, read_kind};
+use crate::gc::Sizes;
+use crate::gc::mark::Marks;
+use crate::id::{PackId, SnapshotId};
+use crate::read::restore::JobProgress;
+use crate::repository::damage_records::{damage_names, read_damage};
+use crate::repository::pending_deletes::{CONDEMNED_BYTES_MAX, condemned_packs, decode_condemned, encode_condemned};
+use crate::repository::{Repository, Vault};
+use crate::store::{ObjectKind, ObjectName, StoreError};
+use crate::writers::emergency_space::with_room;
+use crate::writers::forget::{ForgottenRecord, forgotten, forgotten_name};
+use crate::writers::lease;
+
+const ACCEPTED_START: &str = "accepted.";
+const ACCEPTED_REASON: &str = "it was lost, and the loss was accepted";
+/// Losses that a message names; the others are counted.
+const NAMED_COUNT_MAX: usize = 8;
+/// The last pack of maps of a backup is mostly far smaller than a full pack.
+const LIKELY_BYTES_MAX: u64 = 40 << 20;
+
+/// A snapshot that is gone although nobody removed it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LostSnapshot {
+    /// The snapshot.
+    pub id: SnapshotId,
+    /// Its machine.
+    pub machine: String,
+    /// Its instant, in milliseconds since 1970-01-01 UTC.
+    pub time_ms: i64,
+    /// The pack with the copy of its manifest.
+    pub copy: PackId,
+}
+
+impl fmt::Display for LostSnapshot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { id, machine, copy, .. } = self;
+        write!(
+            f,
+            "snapshot {id} of {machine} is gone and was not removed; pack {copy} has a copy of its manifest"
+        )
+    }
+}
+
+/// Something that is not there and should be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Loss {
+    /// A snapshot was lost.
+    Snapshot(LostSnapshot),
+    /// No snapshot that can be seen needs this pack. It cannot be read, so the copy of a lost manifest may be in it.
+    Unreadable {
+        /// The pack.
+        pack: PackId,
+        /// Why it cannot be read.
+        reason: String,
+    },
+    /// Snapshots need a pack that does not exist, and repair has not looked for what it held.
+    Pack(PackId),
+    /// The configuration is missing: the repository was not copied as a whole, or lost more than this.
+    Config,
+    /// There are packs, and nothing that says what they were for.
+    Unexplained(Vec<PackId>),
+}
+
+impl fmt::Display for Loss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Snapshot(lost) => lost.fmt(f),
+            Self::Unreadable { pack, reason } => write!(
+                f,
+                "pack {pack} cannot be read, and may have the copy of a lost manifest ({reason})"
+            ),
+            Self::Pack(pack) => write!(f, "pack {pack} is missing, and snapshots need it"),
+            Self::Config => f.write_str("the configuration of the repository is missing"),
+            Self::Unexplained(packs) => write!(
+                f,
+                "there are {} packs, no snapshot, and no record that one was removed",
+                packs.len()
+            ),
+        }
+    }
+}
+
+/// Joins what was lost into one sentence.
+pub(crate) fn describe(losses: &[Loss]) -> String {
+    let named: Vec<String> = losses.iter().take(NAMED_COUNT_MAX).map(ToString::to_string).collect();
+    match losses.len() - named.len() {
+        0 => named.join("; "),
+        others => format!("{}; and {others} more", named.join("; ")),
+    }
+}
+
+/// Which losses are accepted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AcceptedLoss {
+    /// These lost snapshots.
+    Snapshots(Vec<SnapshotId>),
+    /// Everything that gc finds lost now.
+    All,
+}
+
+/// Which packs are looked at for copies of manifests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LostSearch {
+    /// Packs that are smaller than a full one. It finds nearly all copies, and opens few packs.
+    Likely,
+    /// All packs.
+    Thorough,
+}
+
+/// Whether a name is that of a list of packs whose loss was accepted.
+pub(crate) fn is_accepted_record(name: &ObjectName) -> bool {
+    let number = name.name().strip_prefix(ACCEPTED_START);
+    name.kind() == ObjectKind::Scrub && number.is_some_and(|text| u64::from_str_radix(text, 16).is_ok())
+}
+
+/// The packs that a list of accepted losses names.
+pub(crate) fn read_accepted(vault: &Vault, name: &ObjectName) -> Result<Vec<PackId>> {
+    let bytes = vault.get_sealed(name, CONDEMNED_BYTES_MAX)?;
+    decode_condemned(&bytes).map_err(|error| Error::malformed(name, 0, "list of accepted losses", error))
+}
+
+/// The packs whose loss was accepted. A list that cannot be read accepts nothing.
+fn accepted_packs(vault: &Vault) -> Result<HashSet<PackId>> {
+    let mut accepted = HashSet::new();
+    for name in vault
+        .names(ObjectKind::Scrub)?
+        .iter()
+        .filter(|name| is_accepted_record(name))
+    {
+        match read_accepted(vault, name) {
+            Ok(packs) => accepted.extend(packs),
+            Err(Error::Store(StoreError::NotFound { .. })) => {}
+            Err(error) if error.is_about_one_object() || error.is_unreadable() => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(accepted)
+}
+
+/// What gc knows when it asks what was lost.
+pub(crate) struct Evidence<'a> {
+    pub(crate) sizes: &'a Sizes,
+    pub(crate) marks: &'a Marks,
+    /// Packs that gc is about to delete.
+    pub(crate) doomed: &'a BTreeSet<PackId>,
+    pub(crate) has_snapshots: bool,
+    /// Whether a writer is at work, or died and was not cleared away yet.
+    pub(crate) has_writers: bool,
+}
+
+/// What was found.
+pub(crate) struct Losses {
+    pub(crate) list: Vec<Loss>,
+    /// The copies of manifests in the packs that gc is about to delete.
+    pub(crate) copies: Copies,
+    /// Packs that snapshots need and that do not exist, accepted or not.
+    pub(crate) missing: Vec<PackId>,
+}
+
+impl Losses {
+    /// The packs that are missing, when every loss is explained or accepted.
+    pub(crate) fn accepted(self) -> Result<Vec<PackId>> {
+        if self.list.is_empty() {
+            Ok(self.missing)
+        } else {
+            Err(Error::Loss { losses: self.list })
+        }
+    }
+}
+
+impl Repository {
+    /// Compares what gc is about to delete with what explains it.
+    pub(crate) fn losses(&self, evidence: &Evidence<'_>) -> Result<Losses> {
+        let accepted = accepted_packs(&self.vault)?;
+        let mut known = None;
+        let mut list = Vec::new();
+        let mut copies = Copies::default();
+        for pack in evidence.doomed {
+            match self.add_copy(*pack, &mut copies) {
+                Ok(()) => {}
+                Err(error) if error.is_about_one_object() || error.is_unreadable() => {
+                    let known = match &mut known {
+                        Some(known) => known,
+                        empty => empty.insert(self.known_packs()?),
+                    };
+                    if !accepted.contains(pack) && !known.contains(pack) {
+                        let reason = error.to_string();
+                        list.push(Loss::Unreadable { pack: *pack, reason });
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        let lost = self.lost_among(&copies)?;
+        list.splice(0..0, lost.into_iter().map(Loss::Snapshot));
+        if !evidence.doomed.is_empty() && !exists(&self.vault, &ObjectName::config())? {
+            list.push(Loss::Config);
+        }
+        let missing = self.missing_packs(evidence)?;
+        if !missing.is_empty() && !evidence.doomed.is_empty() {
+            let known = self.known_losses()?;
+            let unknown = missing
+                .iter()
+                .filter(|pack| !accepted.contains(pack) && !known.contains(pack));
+            list.extend(unknown.copied().map(Loss::Pack));
+        }
+        let unexplained: Vec<PackId> = evidence
+            .doomed
+            .difference(&accepted.into_iter().collect())
+            .copied()
+            .collect();
+        // Without snapshots, an object in the place of one is the mark of a writer that was taken for dead.
+        let has_any = |kind| Ok::<_, Error>(!self.vault.names(kind)?.is_empty());
+        let has_record = || Ok::<_, Error>(has_any(ObjectKind::Forgotten)? || has_any(ObjectKind::Snapshot)?);
+        if list.is_empty()
+            && !evidence.has_snapshots
+            && !evidence.has_writers
+            && !unexplained.is_empty()
+            && (!has_record()? || self.has_dangling_packs(evidence.sizes)?)
+        {
+            list.push(Loss::Unexplained(unexplained));
+        }
+        Ok(Losses { list, copies, missing })
+    }
+
+    /// Takes in the copy of a manifest that a pack carries. Only the headers of packs of chunks are read.
+    fn add_copy(&self, pack: PackId, copies: &mut Copies) -> Result<()> {
+        match read_kind(&*self.vault.store, pack) {
+            Ok(PackKind::Data) | Err(Error::MissingPack { .. }) => return Ok(()),
+            // The directory says it as well.
+            Ok(PackKind::Tree) | Err(Error::Damaged { .. }) => {}
+            Err(error) => return Err(error),
+        }
+        match self.packs.reader(pack) {
+            Ok(reader) => copies.add(pack, &reader.directory),
+            Err(Error::MissingPack { .. }) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// Whether a pack can be deleted without losing the copy of a manifest that nothing else explains.
+    pub(crate) fn is_free_of_lost_copies(&self, pack: PackId) -> Result<bool> {
+        let mut copies = Copies::default();
+        match self.add_copy(pack, &mut copies) {
+            Ok(()) => Ok(copies.lost(&self.vault)?.is_empty()),
+            Err(error) if error.is_about_one_object() || error.is_unreadable() => {
+                Ok(self.known_packs()?.contains(&pack)
+                    || accepted_packs(&self.vault)?.contains(&pack)
+                    || self.explains_itself(pack)?)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether the bytes under the name of a pack that cannot be read have no copy of a lost manifest, so that deleting them takes
+    /// nothing away: they are too few for one, or those of another pack, which can be read.
+    fn explains_itself(&self, pack: PackId) -> Result<bool> {
+        if self.vault.store.length(&pack_name(pack))? < PACK_BYTES_MIN {
+            return Ok(true);
+        }
+        let mut copies = Copies::default();
+        match read_displaced_directory(&*self.vault.store, pack, |other| self.packs.key(other)) {
+            Ok(Some(reader)) => copies.add(pack, &reader.directory),
+            Ok(None) => return Ok(false),
+            Err(error) if error.is_about_one_object() || error.is_unreadable() => return Ok(false),
+            Err(error) => return Err(error),
+        }
+        Ok(copies.lost(&self.vault)?.is_empty())
+    }
+
+    /// Packs of which it is known, though they cannot be read, that they have no copy of a lost manifest: they held chunks, or the
+    /// copy of a snapshot that is there or was removed.
+    fn known_packs(&self) -> Result<HashSet<PackId>> {
+        let mut known = self.known_losses()?;
+        let (manifests, _) = self.snapshots()?;
+        known.extend(manifests.into_iter().map(|manifest| manifest.copy));
+        known.extend(forgotten(&self.vault)?.into_iter().filter_map(|record| record.copy));
+        Ok(known)
+    }
+
+    fn lost_among(&self, copies: &Copies) -> Result<Vec<LostSnapshot>> {
+        let mut lost = Vec::new();
+        for (id, copy) in copies.lost(&self.vault)? {
+            let manifest = match self.packs.reader(copy) {
+                Ok(reader) => copied_manifest(&reader.directory),
+                Err(error) if error.is_about_one_object() => None,
+                Err(error) => return Err(error),
+            };
+            let (machine, time_ms) = manifest.map_or_else(
+                || ("an unknown machine".to_owned(), 0),
+                |manifest| (manifest.machine, manifest.time_ms),
+            );
+            lost.push(LostSnapshot {
+                id,
+                machine,
+                time_ms,
+                copy,
+            });
+        }
+        Ok(lost)
+    }
+
+    /// Packs that snapshots need, after relocations, and that do not exist.
+    fn missing_packs(&self, evidence: &Evidence<'_>) -> Result<Vec<PackId>> {
+        let mut missing = Vec::new();
+        for pack in evidence.marks.live_packs() {
+            if !evidence.sizes.contains_key(&pack) && self.is_absent(pack)? {
+                missing.push(pack);
+            }
+        }
+        missing.sort_unstable();
+        Ok(missing)
+    }
+
+    /// Whether the index lists packs that do not exist and that no gc has deleted: they were lost, or are not copied yet.
+    fn has_dangling_packs(&self, sizes: &Sizes) -> Result<bool> {
+        let mut expected = condemned_packs(&self.vault)?;
+        // Repair has said that these are missing.
+        expected.extend(damage_names(&self.vault)?.into_keys());
+        let (segments, _) = self.vault.segments()?;
+        for pack in segments.iter().flat_map(SegmentReader::packs) {
+            if !sizes.contains_key(pack) && !expected.contains(pack) && self.is_absent(*pack)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Missing packs of which repair has recorded what they held.
+    fn known_losses(&self) -> Result<HashSet<PackId>> {
+        let mut known = HashSet::new();
+        for (pack, names) in damage_names(&self.vault)? {
+            if let (Some(record), _) = read_damage(&self.vault, &names)?
+                && !record.chunks.is_empty()
+            {
+                known.insert(pack);
+            }
+        }
+        Ok(known)
+    }
+
+    /// Snapshots that are gone although nobody removed them; `manifests` are all that are there.
+    pub fn lost_snapshots(&self, manifests: &[Manifest], search: LostSearch) -> Result<Vec<LostSnapshot>> {
+        let living: HashSet<PackId> = manifests.iter().map(|manifest| manifest.copy).collect();
+        let mut copies = Copies::default();
+        for (pack, length) in self.pack_sizes()? {
+            if living.contains(&pack) || search == LostSearch::Likely && length > LIKELY_BYTES_MAX {
+                continue;
+            }
+            match self.add_copy(pack, &mut copies) {
+                Err(error) if error.is_about_one_object() || error.is_unreadable() => {}
+                Err(Error::Store(StoreError::Permission { .. })) => {}
+                other => other?,
+            }
+        }
+        self.lost_among(&copies)
+    }
+
+    /// Records that losses are accepted, so that gc gives back the space of what is left of them; returns what was accepted.
+    ///
+    /// # Errors
+    /// [`Error::NoSnapshot`] when a snapshot that is named is not lost.
+    pub fn accept_loss(&self, accepted: &AcceptedLoss, progress: &dyn JobProgress) -> Result<Vec<Loss>> {
+        match accepted {
+            AcceptedLoss::Snapshots(ids) => {
+                let (manifests, _) = self.snapshots()?;
+                let lost: BTreeMap<SnapshotId, LostSnapshot> = self
+                    .lost_snapshots(&manifests, LostSearch::Thorough)?
+                    .into_iter()
+                    .map(|lost| (lost.id, lost))
+                    .collect();
+                let mut found = Vec::new();
+                for id in ids {
+                    let lost = lost.get(id).ok_or(Error::NoSnapshot { id: *id })?;
+                    found.push(Loss::Snapshot(lost.clone()));
+                }
+                self.record_acceptance(&found)?;
+                Ok(found)
+            }
+            AcceptedLoss::All => {
+                let (manifests, _) = self.snapshots()?;
+                // Also snapshots of which gc would keep the pack: what is accepted once is not asked again.
+                let mut found: Vec<Loss> = self
+                    .lost_snapshots(&manifests, LostSearch::Thorough)?
+                    .into_iter()
+                    .map(Loss::Snapshot)
+                    .collect();
+                let others = self.losses_of_gc(progress)?;
+                found.extend(others.into_iter().filter(|loss| !matches!(loss, Loss::Snapshot(_))));
+                self.record_acceptance(&found)?;
+                Ok(found)
+            }
+        }
+    }
+
+    /// What gc would find lost now.
+    fn losses_of_gc(&self, progress: &dyn JobProgress) -> Result<Vec<Loss>> {
+        let has_writers = !lease::writers(&self.vault)?.is_empty();
+        self.with_all_snapshots(|snapshots| {
+            let sizes = self.pack_sizes()?;
+            let marks = self.mark(snapshots, progress)?;
+            let doomed: BTreeSet<PackId> = sizes.keys().copied().filter(|pack| !marks.is_live(*pack)).collect();
+            let evidence = Evidence {
+                sizes: &sizes,
+                marks: &marks,
+                doomed: &doomed,
+                has_snapshots: !snapshots.is_empty(),
+                has_writers,
+            };
+            Ok(self.losses(&evidence)?.list)
+        })
+    }
+
+    fn record_acceptance(&self, losses: &[Loss]) -> Result<()> {
+        let mut packs: Vec<PackId> = Vec::new();
+        for loss in losses {
+            match loss {
+                Loss::Snapshot(lost) => self.record_never(lost.id, Some(lost.copy), ACCEPTED_REASON)?,
+                Loss::Unreadable { pack, .. } | Loss::Pack(pack) => packs.push(*pack),
+                Loss::Unexplained(unexplained) => packs.extend(unexplained),
+                // Repair writes it again.
+                Loss::Config => {}
+            }
+        }
+        if packs.is_empty() {
+            return Ok(());
+        }
+        let number = u64::from_le_bytes(self.vault.surroundings.draw()?);
+        let name = ObjectName::new(ObjectKind::Scrub, &format!("{ACCEPTED_START}{number:016x}"))?;
+        with_room(&self.vault, || self.vault.put_sealed(&name, &encode_condemned(&packs)))?;
+        Ok(())
+    }
+
+    /// Records that a snapshot will not be there, so that the copy of its manifest does not pass for a lost snapshot.
+    pub(crate) fn record_never(&self, snapshot: SnapshotId, copy: Option<PackId>, reason: &str) -> Result<()> {
+        let record = ForgottenRecord {
+            snapshot,
+            copy,
+            time_ms: (self.vault.surroundings.now_ms)(),
+            reason: reason.to_owned(),
+        };
+        let bytes = serde_json::to_vec(&record).expect("a record is made of strings and numbers");
+        with_room(&self.vault, || self.vault.put_sealed(&forgotten_name(snapshot), &bytes))?;
+        Ok(())
+    }
+
+    /// Deletes lists of accepted losses that name nothing that still exists or is still needed.
+    pub(crate) fn drop_old_acceptances(&self, living: &HashSet<PackId>, marks: &Marks) -> Result<()> {
+        for name in self.vault.names(ObjectKind::Scrub)? {
+            if !is_accepted_record(&name) {
+                continue;
+            }
+            match read_accepted(&self.vault, &name) {
+                Ok(packs) => {
+                    if packs.iter().all(|pack| !living.contains(pack) && !marks.is_live(*pack)) {
+                        self.vault.store.delete(&name)?;
+                    }
+                }
+                Err(Error::Store(StoreError::NotFound { .. })) => {}
+                // It is repair's business.
+                Err(error) if error.is_about_one_object() || error.is_unreadable() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}

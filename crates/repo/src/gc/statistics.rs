@@ -1,0 +1,183 @@
+//! What is in the repository, in figures.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::error::{Error, Result};
+use crate::format::manifest::Manifest;
+use crate::format::pack::FrameContent;
+use crate::gc::loss::{LostSearch, LostSnapshot};
+use crate::gc::mark::Marks;
+use crate::id::SnapshotId;
+use crate::read::restore::{JobProgress, Unwatched, check_cancelled};
+use crate::repository::Repository;
+use crate::store::ObjectKind;
+
+/// A repository in figures.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Statistics {
+    /// Snapshots.
+    pub snapshot_count: u64,
+    /// Bytes of all disks of all snapshots: what they would be as plain images.
+    pub logical_bytes: u64,
+    /// Bytes of those that are not zero.
+    pub data_bytes: u64,
+    /// Bytes before compression that all snapshots together need.
+    pub unique_bytes: u64,
+    /// Bytes of the whole repository in its store.
+    pub stored_bytes: u64,
+    /// Bytes of packs of chunks.
+    pub data_pack_bytes: u64,
+    /// Bytes of packs of maps.
+    pub tree_pack_bytes: u64,
+    /// Bytes of the index.
+    pub index_bytes: u64,
+    /// Bytes before compression that are stored and that no snapshot needs: what gc can give back, about.
+    pub dead_bytes: u64,
+    /// Chunks and bytes before compression that are stored, needed or not.
+    pub chunk_count: u64,
+    /// Bytes before compression that are stored, needed or not.
+    pub raw_bytes: u64,
+    /// Packs.
+    pub pack_count: u64,
+    /// Snapshots that are gone although nobody removed them.
+    pub lost: Vec<LostSnapshot>,
+    /// Each snapshot, oldest first.
+    pub snapshots: Vec<SnapshotStatistics>,
+}
+
+/// A snapshot in figures.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SnapshotStatistics {
+    /// The snapshot.
+    pub id: SnapshotId,
+    /// The machine.
+    pub machine: String,
+    /// The instant, in milliseconds since 1970-01-01 UTC.
+    pub time_ms: i64,
+    /// Bytes of all its disks.
+    pub logical_bytes: u64,
+    /// Bytes of those that are not zero.
+    pub data_bytes: u64,
+    /// Bytes that were new to the repository when it was made.
+    pub new_bytes: u64,
+    /// Bytes that it added to the repository's packs.
+    pub stored_bytes: u64,
+}
+
+impl Statistics {
+    /// How many times larger the data of all snapshots is than what is kept of it before compression.
+    pub fn dedup_ratio(&self) -> f64 {
+        ratio(self.data_bytes, self.unique_bytes)
+    }
+
+    /// How many times larger what is stored was before compression.
+    pub fn compression_ratio(&self) -> f64 {
+        ratio(self.raw_bytes, self.data_pack_bytes)
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a ratio for people has a few digits")]
+fn ratio(large: u64, small: u64) -> f64 {
+    if small == 0 { 1.0 } else { large as f64 / small as f64 }
+}
+
+fn of_snapshot(manifest: &Manifest) -> SnapshotStatistics {
+    let found = manifest.statistics();
+    SnapshotStatistics {
+        id: manifest.id,
+        machine: manifest.machine.clone(),
+        time_ms: manifest.time_ms,
+        logical_bytes: manifest.logical_bytes(),
+        data_bytes: found
+            .unchanged_bytes
+            .saturating_add(found.known_bytes)
+            .saturating_add(found.new_bytes),
+        new_bytes: found.new_bytes,
+        stored_bytes: manifest.stored_bytes,
+    }
+}
+
+impl Repository {
+    /// Measures the repository: reads all maps and the directories of all packs.
+    pub fn statistics(&self) -> Result<Statistics> {
+        self.statistics_watched(&Unwatched::default())
+    }
+
+    /// [`statistics`](Self::statistics) with somebody who listens, and may stop it.
+    pub fn statistics_watched(&self, progress: &dyn JobProgress) -> Result<Statistics> {
+        self.with_all_snapshots(|manifests| self.measure(manifests, progress))
+    }
+
+    /// Does `look` with all snapshots; and again when packs were missing because snapshots were forgotten meanwhile.
+    pub(crate) fn with_all_snapshots<T>(&self, mut look: impl FnMut(&[Manifest]) -> Result<T>) -> Result<T> {
+        loop {
+            self.refresh()?;
+            let manifests = self.all_snapshots()?;
+            let result = look(&manifests);
+            if !matches!(result, Err(Error::MissingPack { .. })) {
+                return result;
+            }
+            let now: HashSet<SnapshotId> = self.all_snapshots()?.iter().map(|manifest| manifest.id).collect();
+            if manifests.iter().all(|manifest| now.contains(&manifest.id)) {
+                return result;
+            }
+        }
+    }
+
+    fn measure(&self, manifests: &[Manifest], progress: &dyn JobProgress) -> Result<Statistics> {
+        let mut marks = Marks::default();
+        let mut statistics = Statistics {
+            snapshot_count: manifests.len() as u64,
+            ..Statistics::default()
+        };
+        progress.items("looking what snapshots need", manifests.len() as u64);
+        for manifest in manifests {
+            check_cancelled(progress)?;
+            progress.advance(1);
+            marks.snapshot(&self.packs, manifest)?;
+            let snapshot = of_snapshot(manifest);
+            statistics.logical_bytes = statistics.logical_bytes.saturating_add(snapshot.logical_bytes);
+            statistics.data_bytes = statistics.data_bytes.saturating_add(snapshot.data_bytes);
+            statistics.snapshots.push(snapshot);
+        }
+        let mut bytes_of: HashMap<ObjectKind, u64> = HashMap::new();
+        for kind in ObjectKind::ALL {
+            self.vault.store.list(kind, &mut |_, length| {
+                *bytes_of.entry(kind).or_default() += length;
+                Ok(())
+            })?;
+        }
+        statistics.stored_bytes = bytes_of.values().sum();
+        statistics.index_bytes = bytes_of.get(&ObjectKind::Index).copied().unwrap_or_default();
+        let sizes = self.pack_sizes()?;
+        progress.items("looking into packs", sizes.len() as u64);
+        for (pack, length) in sizes {
+            check_cancelled(progress)?;
+            progress.advance(1);
+            let reader = match self.packs.frame_reader(pack) {
+                // Gc deleted it while we looked.
+                Err(Error::MissingPack { .. }) => continue,
+                other => other?,
+            };
+            statistics.pack_count += 1;
+            for (frame, number) in reader.directory.frames().iter().zip(0..) {
+                if frame.content == FrameContent::Tree {
+                    continue;
+                }
+                let alive = marks
+                    .pack(pack)
+                    .map_or(0, |live| live.live_bytes(number, frame.raw_length));
+                statistics.unique_bytes += alive;
+                statistics.dead_bytes += u64::from(frame.raw_length) - alive;
+                statistics.raw_bytes += u64::from(frame.raw_length);
+            }
+            statistics.chunk_count += reader.directory.chunk_count() as u64;
+            match reader.directory.kind {
+                crate::format::pack::PackKind::Data => statistics.data_pack_bytes += length,
+                crate::format::pack::PackKind::Tree => statistics.tree_pack_bytes += length,
+            }
+        }
+        statistics.lost = self.lost_snapshots(manifests, LostSearch::Thorough)?;
+        Ok(statistics)
+    }
+}

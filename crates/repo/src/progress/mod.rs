@@ -1,0 +1,3 @@
+//! What a job says of itself while it runs: how far it is, and where its time goes.
+
+pub(crate) mod stage;

@@ -1,0 +1,287 @@
+//! A disk of a snapshot as a block device: opened in the time of one page, read anywhere at the price of a frame or two.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use holdfast_block::{BlockDevice, Error as DeviceError, ExtentKind, ExtentList, to_usize};
+
+use crate::error::{Error, Result};
+use crate::format::codec::FRAME_BYTES_MAX;
+use crate::format::fingerprint::{BLOCK_LENGTH, FingerprintKeys};
+use crate::format::manifest::DiskRecord;
+use crate::format::map::{LEAF_BYTES, MapReader, PageRef, Piece, PieceContent, Unit};
+use crate::id::{PackId, SnapshotId};
+use crate::lru::LruCache;
+use crate::read::frame_check::{Depth, check_frame};
+use crate::repository::Repository;
+use crate::repository::packs::{FrameBuffers, Packs};
+
+/// Bytes of decoded frames that an open disk keeps: four of the longest.
+const FRAME_CACHE_BYTES: usize = 4 * FRAME_BYTES_MAX;
+/// Bytes of decoded leaves that an open disk keeps.
+const LEAF_CACHE_BYTES: usize = 4 << 20;
+
+/// Frames that one read decodes at the same time.
+const FETCH_COUNT_MAX: usize = 2;
+
+/// The pieces of a leaf, each with where it begins on the disk; none where the leaf is zero.
+type Leaf = Option<Arc<[(u64, Piece)]>>;
+
+/// Decoded frames, or the starts of some, by pack and number.
+type FrameCache = LruCache<(PackId, u32), Arc<Vec<u8>>>;
+
+/// How much of a frame is decoded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Part {
+    /// All of it: more of it will be read.
+    Whole,
+    /// As much as is read.
+    Start,
+}
+
+/// A disk of a snapshot.
+pub struct SnapshotDevice {
+    packs: Arc<Packs>,
+    /// What the blocks of every frame are checked with against their prints, where that is wanted beside the seal.
+    print_keys: Option<FingerprintKeys>,
+    root: Option<PageRef>,
+    size_bytes: u64,
+    unit: Unit,
+    leaves: Mutex<LruCache<u64, Leaf>>,
+    frames: Mutex<FrameCache>,
+    spare: Mutex<Vec<FrameBuffers>>,
+    /// Where the last read ended.
+    last_end: AtomicU64,
+}
+
+impl Repository {
+    /// Opens a disk of a snapshot; without a name, its only one.
+    pub fn open_disk(&self, snapshot: SnapshotId, disk: Option<&str>) -> Result<SnapshotDevice> {
+        let manifest = self.snapshot(snapshot)?;
+        Ok(self.device(manifest.disk(disk)?))
+    }
+
+    /// Opens a disk of a snapshot whose manifest is at hand.
+    pub fn device(&self, disk: &DiskRecord) -> SnapshotDevice {
+        SnapshotDevice {
+            packs: Arc::clone(&self.packs),
+            print_keys: None,
+            root: disk.root,
+            size_bytes: disk.size_bytes,
+            unit: disk.content.unit(),
+            leaves: Mutex::new(LruCache::new(LEAF_CACHE_BYTES)),
+            frames: Mutex::new(LruCache::new(FRAME_CACHE_BYTES)),
+            spare: Mutex::default(),
+            last_end: AtomicU64::new(u64::MAX),
+        }
+    }
+}
+
+impl Repository {
+    /// The same, and every block is compared with its print before it is believed, as [`restore`](Self::restore) does.
+    pub fn device_checking_prints(&self, disk: &DiskRecord) -> SnapshotDevice {
+        SnapshotDevice {
+            print_keys: Some(self.vault.fingerprint_keys()),
+            ..self.device(disk)
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl SnapshotDevice {
+    pub(crate) fn map(&self) -> MapReader<'_> {
+        MapReader::new(&*self.packs, self.root, self.size_bytes, self.unit)
+    }
+
+    fn leaf(&self, number: u64) -> Result<Leaf> {
+        if let Some(leaf) = lock(&self.leaves).get(&number) {
+            return Ok(leaf);
+        }
+        let mut start = number * LEAF_BYTES;
+        let leaf = self.map().leaf(number)?.map(|pieces| {
+            let placed = pieces.into_iter().map(|piece| {
+                let at = start;
+                start += piece.length;
+                (at, piece)
+            });
+            placed.collect::<Arc<[_]>>()
+        });
+        let bytes = leaf.as_ref().map_or(0, |pieces| size_of_val(&**pieces)) + 64;
+        lock(&self.leaves).insert(number, leaf.clone(), bytes);
+        Ok(leaf)
+    }
+
+    /// The piece that holds the byte at `offset`, from there to its end, or to the end of the leaf.
+    fn piece_at(&self, offset: u64) -> Result<Piece> {
+        let number = offset / LEAF_BYTES;
+        let Some(pieces) = self.leaf(number)? else {
+            return Ok(Piece {
+                length: (number + 1) * LEAF_BYTES - offset,
+                content: PieceContent::Zero,
+            });
+        };
+        let at = pieces.partition_point(|(start, _)| *start <= offset) - 1;
+        let (start, piece) = pieces[at];
+        Ok(piece.part(offset - start, u64::MAX))
+    }
+
+    /// The bytes of a frame, at least the first `wanted`, or as many as there are.
+    ///
+    /// Who reads at one place may never come back, and gets the start of the frame. Who comes back for more gets it whole.
+    fn frame(&self, (pack, frame): (PackId, u32), wanted: usize, part: Part) -> Result<Arc<Vec<u8>>> {
+        // Prints are of whole blocks, and a disk may end within one.
+        let wanted = match (&self.print_keys, self.unit) {
+            (Some(_), Unit::Block) => wanted.next_multiple_of(BLOCK_LENGTH),
+            _ => wanted,
+        };
+        let known = lock(&self.frames).get(&(pack, frame));
+        let part = match known {
+            Some(raw) if raw.len() >= wanted => return Ok(raw),
+            Some(_) => Part::Whole,
+            // Chunks of a stream are checked whole, and end where no read does.
+            None if self.print_keys.is_some() && self.unit == Unit::Byte => Part::Whole,
+            None => part,
+        };
+        let mut buffers = lock(&self.spare).pop().unwrap_or_else(FrameBuffers::new);
+        // Memory that was used before costs less than fresh memory, of which the system clears each page.
+        let forgotten = lock(&self.frames).make_room(FRAME_BYTES_MAX);
+        let mut raw = forgotten.and_then(Arc::into_inner).unwrap_or_default();
+        match part {
+            Part::Whole => self.packs.frame(pack, frame, &mut buffers, &mut raw)?,
+            Part::Start => self.packs.frame_start((pack, frame), wanted, &mut buffers, &mut raw)?,
+        }
+        lock(&self.spare).push(buffers);
+        if let Some(keys) = &self.print_keys {
+            let reader = self.packs.frame_reader(pack)?;
+            let prints = self.packs.prints(pack, frame)?;
+            check_frame(keys, &reader, frame, (&raw, &prints), Depth::Prints)?;
+        }
+        let raw = Arc::new(raw);
+        lock(&self.frames).insert((pack, frame), Arc::clone(&raw), raw.capacity());
+        Ok(raw)
+    }
+
+    /// Decodes what a read of `length` bytes at `offset` needs of frames that are not at hand, side by side; a read within
+    /// one frame starts no thread.
+    fn fetch_ahead(&self, offset: u64, length: u64) -> Result<()> {
+        let is_next = self.last_end.swap(offset + length, Ordering::Relaxed) == offset;
+        let part = if is_next { Part::Whole } else { Part::Start };
+        let mut missing: Vec<((PackId, u32), usize)> = Vec::new();
+        let mut at = offset;
+        while at < offset + length && missing.len() < FETCH_COUNT_MAX {
+            let piece = self.piece_at(at)?.part(0, offset + length - at);
+            let mut together = piece.length;
+            if let PieceContent::Data(location) = piece.content {
+                let (location, resolved) = self.packs.resolve(location, piece.length)?;
+                together = resolved;
+                let key = (location.pack, location.frame);
+                let wanted = location.offset as usize + to_usize(together);
+                match missing.iter_mut().find(|(known, _)| *known == key) {
+                    Some((_, most)) => *most = wanted.max(*most),
+                    None if lock(&self.frames).get(&key).is_some_and(|raw| raw.len() >= wanted) => {}
+                    None => missing.push((key, wanted)),
+                }
+            }
+            at += together;
+        }
+        let Some(((key, wanted), others)) = missing.split_first() else {
+            return Ok(());
+        };
+        // What goes wrong here goes wrong again, and is told or mended, when the bytes are copied.
+        std::thread::scope(|scope| {
+            for &(key, wanted) in others {
+                scope.spawn(move || self.frame(key, wanted, part).is_ok());
+            }
+            self.frame(*key, *wanted, part).ok();
+        });
+        Ok(())
+    }
+
+    /// Fills as much of `buffer` as lies together, and says how much that was.
+    fn read_some(&self, buffer: &mut [u8], offset: u64) -> Result<usize> {
+        let piece = self.piece_at(offset)?.part(0, buffer.len() as u64);
+        match piece.content {
+            PieceContent::Zero => {
+                buffer[..to_usize(piece.length)].fill(0);
+                Ok(to_usize(piece.length))
+            }
+            PieceContent::Data(location) => {
+                let (location, together, raw) = self.packs.follow(|| {
+                    let (location, together) = self.packs.resolve(location, piece.length)?;
+                    let wanted = location.offset as usize + to_usize(together);
+                    let raw = self.frame((location.pack, location.frame), wanted, Part::Whole)?;
+                    Ok((location, together, raw))
+                })?;
+                let start = location.offset as usize;
+                let length = to_usize(together);
+                let Some(bytes) = raw.get(start..start + length) else {
+                    let detail = format!("bytes at {start} of frame {} are behind its end", location.frame);
+                    return Err(Error::damaged(
+                        &crate::format::pack::pack_name(location.pack),
+                        location.offset.into(),
+                        detail,
+                    ));
+                };
+                buffer[..length].copy_from_slice(bytes);
+                Ok(length)
+            }
+        }
+    }
+
+    fn list_extents(&self, range: Range<u64>, extent_count_max: usize) -> Result<ExtentList> {
+        let mut list = ExtentList::new(range.start, extent_count_max);
+        let mut map = self.map();
+        while list.end() < range.end {
+            let leaf = list.end() / LEAF_BYTES;
+            let next = map.next_leaf(leaf)?;
+            if next != Some(leaf) {
+                let zero_end = next.map_or(range.end, |next| (next * LEAF_BYTES).min(range.end));
+                if !list.push(zero_end - list.end(), ExtentKind::Zero) {
+                    break;
+                }
+                continue;
+            }
+            let piece = self.piece_at(list.end())?.part(0, range.end - list.end());
+            let kind = match piece.content {
+                PieceContent::Zero => ExtentKind::Zero,
+                PieceContent::Data(_) => ExtentKind::Data,
+            };
+            if !list.push(piece.length, kind) {
+                break;
+            }
+        }
+        Ok(list)
+    }
+}
+
+impl BlockDevice for SnapshotDevice {
+    fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> holdfast_block::Result<()> {
+        self.check_bounds(offset, buffer.len() as u64)?;
+        self.fetch_ahead(offset, buffer.len() as u64)
+            .map_err(DeviceError::layer)?;
+        let mut done = 0;
+        while done < buffer.len() {
+            done += self
+                .read_some(&mut buffer[done..], offset + done as u64)
+                .map_err(DeviceError::layer)?;
+        }
+        Ok(())
+    }
+
+    fn extents(&self, range: Range<u64>, extent_count_max: usize) -> holdfast_block::Result<ExtentList> {
+        self.check_bounds(range.start, range.end.saturating_sub(range.start))?;
+        self.list_extents(range, extent_count_max).map_err(DeviceError::layer)
+    }
+
+    fn block_size_bytes(&self) -> u32 {
+        4096
+    }
+}

@@ -1,0 +1,9 @@
+//! Reading the disks of snapshots.
+
+pub(crate) mod device;
+pub(crate) mod diff;
+pub(crate) mod frame_check;
+pub(crate) mod frame_plan;
+pub(crate) mod frame_set;
+pub(crate) mod map_walk;
+pub(crate) mod restore;

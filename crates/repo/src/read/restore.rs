@@ -1,0 +1,494 @@
+//! Bringing a disk back.
+//!
+//! Frames are read one after the other, each decoded once by one of several threads and its pieces written wherever they belong by
+//! others, so that nobody who could compute waits for the target. Everything is checked on the way: the seal of every frame,
+//! and the print of every block.
+
+mod request;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+use holdfast_block::{AlignedBuffer, to_usize};
+
+use crate::error::{Error, Result};
+use crate::format::fingerprint::{BLOCK_LENGTH, BlockHash, FingerprintKeys, PRINT_LENGTH, is_zero, print_of};
+use crate::format::pack::FrameContent;
+use crate::read::device::SnapshotDevice;
+use crate::read::frame_check::{Depth, check_frame};
+use crate::read::frame_plan::{Batch, FramePlan, PlannedPiece, plan_again};
+use crate::repository::Repository;
+use crate::repository::packs::FrameBuffers;
+pub use request::{RestoreReport, RestoreRequest, TargetState};
+
+/// Who wants to know how far a job over a disk is, and may stop it.
+pub trait JobProgress: Sync {
+    /// So many more bytes are done.
+    fn advance(&self, bytes: u64);
+
+    /// Set to stop the job.
+    fn cancelled(&self) -> &AtomicBool;
+
+    /// There is so much to do in all.
+    fn total(&self, _total: u64) {}
+
+    /// From here on things are counted, not bytes: a new phase with its name and how many there are.
+    fn items(&self, _name: &'static str, _total: u64) {}
+}
+
+/// Ends a job that somebody wants stopped; to be called between steps.
+pub(crate) fn check_cancelled(progress: &dyn JobProgress) -> Result<()> {
+    if progress.cancelled().load(Ordering::Relaxed) {
+        Err(Error::Cancelled)
+    } else {
+        Ok(())
+    }
+}
+
+/// A job that nobody listens to, and nobody stops.
+#[derive(Debug, Default)]
+pub struct Unwatched(AtomicBool);
+
+impl JobProgress for Unwatched {
+    fn advance(&self, _bytes: u64) {}
+
+    fn cancelled(&self) -> &AtomicBool {
+        &self.0
+    }
+}
+
+#[derive(Default)]
+struct Counters {
+    written: AtomicU64,
+    equal: AtomicU64,
+    zero: AtomicU64,
+    decoded: AtomicU64,
+}
+
+impl Repository {
+    /// Restores an open disk to a target; everything is durable when this returns.
+    pub fn restore(
+        &self,
+        disk: &SnapshotDevice,
+        request: &RestoreRequest<'_>,
+        progress: &dyn JobProgress,
+    ) -> Result<RestoreReport> {
+        use holdfast_block::BlockDevice;
+        let (target_bytes, disk_bytes) = (request.target.size_bytes(), disk.size_bytes());
+        if target_bytes < disk_bytes {
+            return Err(Error::TargetTooSmall {
+                target_bytes,
+                disk_bytes,
+            });
+        }
+        let (flush, flushes) = bounded(1);
+        let job = RestoreJob {
+            repository: self,
+            disk,
+            keys: self.vault.fingerprint_keys(),
+            request,
+            progress,
+            counters: Counters::default(),
+            failure: Mutex::new(None),
+            flush,
+        };
+        job.run(FramePlan::new(disk.map(), &self.packs), &flushes)?;
+        request.target.flush().map_err(|source| job.target_error(source))?;
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let counters = &job.counters;
+        Ok(RestoreReport {
+            written_bytes: count(&counters.written),
+            equal_bytes: count(&counters.equal),
+            zero_bytes: count(&counters.zero),
+            decoded_bytes: count(&counters.decoded),
+        })
+    }
+}
+
+/// Written bytes after which the target begins to make them durable, while more are written: at the end little is left.
+const FLUSH_BYTES: u64 = 64 << 20;
+
+/// Writers for each thread that decodes. They mostly wait for the target, and so that nobody else waits with them, they do
+/// nothing else.
+const WRITERS_PER_THREAD: usize = 2;
+
+/// Frames in memory for each thread that decodes: one that it decodes, and one that is written.
+const FRAMES_PER_THREAD: usize = 2;
+
+/// A frame that was decoded and checked, and what of it is to be written.
+struct Decoded {
+    raw: AlignedBuffer,
+    wanted: Vec<PlannedPiece>,
+}
+
+/// The way of decoded frames to the writers, and of their memory back.
+#[derive(Clone)]
+struct Writers {
+    decoded: Sender<Decoded>,
+    free: Receiver<AlignedBuffer>,
+}
+
+/// Tells the flusher to end, however the job ends.
+struct StopFlusher<'a> {
+    done: &'a AtomicBool,
+    flush: &'a Sender<()>,
+}
+
+impl Drop for StopFlusher<'_> {
+    fn drop(&mut self) {
+        self.done.store(true, Ordering::Release);
+        self.flush.try_send(()).ok();
+    }
+}
+
+struct RestoreJob<'a> {
+    repository: &'a Repository,
+    disk: &'a SnapshotDevice,
+    keys: FingerprintKeys,
+    request: &'a RestoreRequest<'a>,
+    progress: &'a dyn JobProgress,
+    counters: Counters,
+    failure: Mutex<Option<Error>>,
+    flush: Sender<()>,
+}
+
+/// Memory that a worker uses again and again.
+struct Scratch {
+    buffers: FrameBuffers,
+    raw: AlignedBuffer,
+    target: Vec<u8>,
+    hashes: Vec<BlockHash>,
+    /// Who writes, where that is not the worker itself.
+    writers: Option<Writers>,
+}
+
+impl Scratch {
+    fn new(writers: Option<Writers>) -> Self {
+        Self {
+            writers,
+            buffers: FrameBuffers::new(),
+            raw: AlignedBuffer::default(),
+            target: Vec::new(),
+            hashes: Vec::new(),
+        }
+    }
+}
+
+impl RestoreJob<'_> {
+    fn run(&self, mut plan: FramePlan<'_>, flushes: &Receiver<()>) -> Result<()> {
+        if self.request.thread_count == 0 {
+            return self.run_here(plan);
+        }
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| self.flush_now_and_then(flushes, &done));
+            let _stop = StopFlusher {
+                done: &done,
+                flush: &self.flush,
+            };
+            let (send, groups) = bounded::<Vec<PlannedPiece>>(self.request.thread_count * 2);
+            let frame_count = self.request.thread_count * FRAMES_PER_THREAD;
+            let (send_decoded, decoded) = bounded(frame_count);
+            let (give_back, free) = bounded(frame_count);
+            for _ in self.request.thread_count..frame_count {
+                give_back.send(AlignedBuffer::default()).ok();
+            }
+            for _ in 0..self.request.thread_count * WRITERS_PER_THREAD {
+                let (decoded, give_back) = (decoded.clone(), give_back.clone());
+                scope.spawn(move || self.write_decoded(&decoded, &give_back));
+            }
+            let writers = Writers {
+                decoded: send_decoded,
+                free,
+            };
+            for _ in 0..self.request.thread_count {
+                let (groups, writers) = (groups.clone(), writers.clone());
+                scope.spawn(move || self.work(&groups, writers));
+            }
+            drop((groups, writers, decoded, give_back));
+            while let Some(batch) = plan.next()? {
+                self.zeroes(&batch)?;
+                for group in batch.pieces.chunk_by(|a, b| (a.pack, a.frame) == (b.pack, b.frame)) {
+                    self.check_cancelled()?;
+                    if send.send(group.to_vec()).is_err() {
+                        // All workers have stopped: one of them has said why.
+                        return Ok(());
+                    }
+                }
+            }
+            Ok::<_, Error>(())
+        })?;
+        match self.failure().take() {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
+
+    /// Makes what was written durable whenever it is asked to.
+    fn flush_now_and_then(&self, flushes: &Receiver<()>, done: &AtomicBool) {
+        while flushes.recv().is_ok() && !done.load(Ordering::Acquire) {
+            if let Err(source) = self.request.target.flush() {
+                self.fail(self.target_error(source));
+                return;
+            }
+        }
+    }
+
+    /// A writer's life.
+    fn write_decoded(&self, frames: &Receiver<Decoded>, give_back: &Sender<AlignedBuffer>) {
+        for Decoded { raw, wanted } in frames {
+            if let Err(error) = self.write(&raw, &wanted) {
+                self.fail(error);
+                return;
+            }
+            // When the last frame is written, nobody waits for its memory.
+            give_back.send(raw).ok();
+        }
+    }
+
+    /// Writes pieces of a decoded frame, which were checked to lie in it.
+    fn write(&self, raw: &[u8], wanted: &[PlannedPiece]) -> Result<()> {
+        for piece in wanted {
+            let start = piece.frame_offset as usize;
+            let bytes = &raw[start..start + piece.length as usize];
+            let written = self.request.target.write_at(bytes, piece.disk_offset);
+            written.map_err(|source| self.target_error(source))?;
+            self.count_written(bytes.len() as u64);
+        }
+        Ok(())
+    }
+
+    /// Keeps the first error; everybody stops when they see it.
+    fn fail(&self, error: Error) {
+        self.failure().get_or_insert(error);
+    }
+
+    fn failure(&self) -> MutexGuard<'_, Option<Error>> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn count_written(&self, bytes: u64) {
+        let before = self.counters.written.fetch_add(bytes, Ordering::Relaxed);
+        if before / FLUSH_BYTES != (before + bytes) / FLUSH_BYTES {
+            // A request that waits already is as good.
+            self.flush.try_send(()).ok();
+        }
+    }
+
+    fn run_here(&self, mut plan: FramePlan<'_>) -> Result<()> {
+        let mut scratch = Scratch::new(None);
+        while let Some(batch) = plan.next()? {
+            self.zeroes(&batch)?;
+            for group in batch.pieces.chunk_by(|a, b| (a.pack, a.frame) == (b.pack, b.frame)) {
+                self.check_cancelled()?;
+                self.group(group, &mut scratch)?;
+                self.advance(group);
+            }
+        }
+        Ok(())
+    }
+
+    fn advance(&self, group: &[PlannedPiece]) {
+        self.progress
+            .advance(group.iter().map(|piece| u64::from(piece.length)).sum());
+    }
+
+    /// A decoder's life.
+    fn work(&self, groups: &Receiver<Vec<PlannedPiece>>, writers: Writers) {
+        let mut scratch = Scratch::new(Some(writers));
+        for group in groups {
+            if self.failure().is_some() {
+                return;
+            }
+            if let Err(error) = self.group(&group, &mut scratch) {
+                self.fail(error);
+                return;
+            }
+            self.advance(&group);
+        }
+    }
+
+    fn check_cancelled(&self) -> Result<()> {
+        if self.progress.cancelled().load(Ordering::Relaxed) {
+            Err(Error::Cancelled)
+        } else {
+            Ok(())
+        }
+    }
+
+    fn target_error(&self, source: holdfast_block::Error) -> Error {
+        Error::Device {
+            role: "target",
+            name: self.request.target_name.clone(),
+            source,
+        }
+    }
+
+    /// Writes all pieces that were planned to lie in one frame, wherever gc may have moved them since.
+    fn group(&self, group: &[PlannedPiece], scratch: &mut Scratch) -> Result<()> {
+        let packs = &self.repository.packs;
+        let mut waiting = vec![group.to_vec()];
+        let mut missing = None;
+        while let Some(mut group) = waiting.pop() {
+            match self.frame(&group, scratch) {
+                // Missing for the first time: see `Packs::follow`.
+                Err(Error::MissingPack { pack }) if missing != Some(pack) => {
+                    missing = Some(pack);
+                    packs.refresh()?;
+                    group.extend(waiting.drain(..).flatten());
+                    let again = plan_again(&mut self.disk.map(), packs, &group)?;
+                    let groups = again.chunk_by(|a, b| (a.pack, a.frame) == (b.pack, b.frame));
+                    waiting.extend(groups.map(<[_]>::to_vec));
+                }
+                other => other?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes all pieces that lie in one frame.
+    fn frame(&self, group: &[PlannedPiece], scratch: &mut Scratch) -> Result<()> {
+        let PlannedPiece { pack, frame, .. } = group[0];
+        let packs = &self.repository.packs;
+        let prints = packs.prints(pack, frame)?;
+        let reader = packs.frame_reader(pack)?;
+        let is_blocks = reader.frame(frame)?.content == FrameContent::Blocks;
+        let mut wanted = Vec::new();
+        let mut equal_bytes = 0;
+        if self.request.state == TargetState::Similar && is_blocks {
+            for piece in group {
+                self.differing(piece, &prints, scratch, &mut wanted)?;
+            }
+            let wanted_bytes: u64 = wanted.iter().map(|piece| u64::from(piece.length)).sum();
+            equal_bytes = group.iter().map(|piece| u64::from(piece.length)).sum::<u64>() - wanted_bytes;
+            if wanted.is_empty() {
+                self.counters.equal.fetch_add(equal_bytes, Ordering::Relaxed);
+                return Ok(());
+            }
+        } else {
+            wanted.extend_from_slice(group);
+        }
+        packs.frame(pack, frame, &mut scratch.buffers, &mut scratch.raw)?;
+        self.counters.equal.fetch_add(equal_bytes, Ordering::Relaxed);
+        self.counters
+            .decoded
+            .fetch_add(scratch.raw.len() as u64, Ordering::Relaxed);
+        check_frame(&self.keys, &reader, frame, (&scratch.raw, &prints), Depth::Prints)?;
+        for piece in &wanted {
+            let (start, length) = (piece.frame_offset as usize, piece.length as usize);
+            if start + length > scratch.raw.len() {
+                let detail = format!("bytes at {start} of frame {frame} are behind its end");
+                return Err(Error::damaged(&reader.name, reader.frame(frame)?.offset, detail));
+            }
+        }
+        let Some(writers) = &scratch.writers else {
+            return self.write(&scratch.raw, &wanted);
+        };
+        let raw = std::mem::take(&mut scratch.raw);
+        // Where no writer is left, the reason is known already.
+        writers.decoded.send(Decoded { raw, wanted }).ok();
+        scratch.raw = writers.free.recv().unwrap_or_default();
+        Ok(())
+    }
+
+    /// Adds the parts of `piece` that the target does not have yet to `wanted`.
+    fn differing(
+        &self,
+        piece: &PlannedPiece,
+        prints: &[u8],
+        scratch: &mut Scratch,
+        wanted: &mut Vec<PlannedPiece>,
+    ) -> Result<()> {
+        scratch
+            .target
+            .resize((piece.length as usize).next_multiple_of(BLOCK_LENGTH), 0);
+        let (read, padding) = scratch.target.split_at_mut(piece.length as usize);
+        padding.fill(0);
+        self.request
+            .target
+            .read_at(read, piece.disk_offset)
+            .map_err(|source| self.target_error(source))?;
+        let first_block = piece.frame_offset as usize / BLOCK_LENGTH;
+        let mut at = 0;
+        scratch.hashes.clear();
+        self.keys.hash_blocks(&scratch.target, &mut scratch.hashes);
+        for (block, hash) in (first_block..).zip(&scratch.hashes) {
+            let length = BLOCK_LENGTH.min(piece.length as usize - at);
+            let print = prints.get(block * PRINT_LENGTH..(block + 1) * PRINT_LENGTH);
+            if print != Some(print_of(hash)) {
+                let shift = u32::try_from(at).expect("a piece lies in one frame");
+                let length = u32::try_from(length).expect("a block is small");
+                match wanted.last_mut() {
+                    Some(last)
+                        if last.disk_offset + u64::from(last.length) == piece.disk_offset + at as u64
+                            && last.frame_offset + last.length == piece.frame_offset + shift =>
+                    {
+                        last.length += length;
+                    }
+                    _ => wanted.push(PlannedPiece {
+                        frame_offset: piece.frame_offset + shift,
+                        disk_offset: piece.disk_offset + at as u64,
+                        length,
+                        ..*piece
+                    }),
+                }
+            }
+            at += length;
+        }
+        Ok(())
+    }
+
+    fn zeroes(&self, batch: &Batch) -> Result<()> {
+        for &(offset, length) in &batch.zeroes {
+            self.check_cancelled()?;
+            self.counters.zero.fetch_add(length, Ordering::Relaxed);
+            let range = offset..offset + length;
+            match self.request.state {
+                TargetState::Zeroed => {}
+                TargetState::Unknown => {
+                    self.request
+                        .target
+                        .write_zeroes(range)
+                        .map_err(|source| self.target_error(source))?;
+                    self.counters.written.fetch_add(length, Ordering::Relaxed);
+                }
+                TargetState::Similar => self.zero_differing(range)?,
+            }
+            self.progress.advance(length);
+        }
+        Ok(())
+    }
+
+    /// Zeroes what is not zero in `range` of the target.
+    fn zero_differing(&self, range: std::ops::Range<u64>) -> Result<()> {
+        const STEP_BYTES: u64 = 1 << 20;
+        let target = self.request.target;
+        let failed = |source| self.target_error(source);
+        let mut buffer = Vec::new();
+        holdfast_block::for_each_extent(target, range, |extent| {
+            if extent.kind != holdfast_block::ExtentKind::Data {
+                self.counters.equal.fetch_add(extent.length, Ordering::Relaxed);
+                return Ok(());
+            }
+            let mut at = extent.offset;
+            while at < extent.end() {
+                let step = STEP_BYTES.min(extent.end() - at);
+                buffer.resize(to_usize(step), 0);
+                target.read_at(&mut buffer, at)?;
+                let counter = if is_zero(&buffer) {
+                    &self.counters.equal
+                } else {
+                    &self.counters.written
+                };
+                if !is_zero(&buffer) {
+                    target.write_zeroes(at..at + step)?;
+                }
+                counter.fetch_add(step, Ordering::Relaxed);
+                at += step;
+            }
+            Ok(())
+        })
+        .map_err(failed)
+    }
+}

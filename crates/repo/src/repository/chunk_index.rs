@@ -1,0 +1,214 @@
+//! The index as a writer sees it.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex};
+
+use crate::error::{Error, Result};
+use crate::format::index::segment::{SegmentKeys, SegmentPages};
+use crate::format::index::{IndexEntry, Prefix, SegmentReader, prefix_of, write_segment};
+use crate::format::pack::{Directory, Location};
+use crate::id::{ChunkId, PackId, SegmentId};
+use crate::lru::LruCache;
+use crate::repository::damage_records::KnownIdentity;
+use crate::repository::packs::Packs;
+use crate::store::{ObjectKind, StoreError};
+
+/// Bytes of decoded index pages that are kept.
+const PAGE_CACHE_BYTES: usize = 6 << 20;
+
+/// Chunks that are kept in memory before they become a segment: 4 GiB of disk at 64 KiB a chunk.
+const RECENT_COUNT_MAX: usize = 1 << 16;
+
+/// Finds chunks; takes in those of new packs.
+pub(crate) struct ChunkIndex {
+    packs: Arc<Packs>,
+    keys: SegmentKeys,
+    segments: Vec<SegmentReader>,
+    pages: SegmentPages,
+    /// Packs whose chunks may be referred to: they existed when the writer began and nobody wants to delete them.
+    usable: HashSet<PackId>,
+    /// Chunks of our own packs that are in no segment yet.
+    recent: HashMap<Prefix, (ChunkId, Location, u32)>,
+    /// Whether a segment was gone when it was read.
+    vanished: bool,
+    /// Our own packs that are durable and in no segment yet.
+    finished: Vec<(PackId, Directory)>,
+    finished_chunk_count: usize,
+    /// Bytes of the segments that were written.
+    pub(crate) written_bytes: u64,
+}
+
+impl ChunkIndex {
+    pub(crate) fn new(
+        packs: Arc<Packs>,
+        keys: SegmentKeys,
+        segments: Vec<SegmentReader>,
+        usable: HashSet<PackId>,
+    ) -> Self {
+        Self {
+            packs,
+            keys,
+            segments,
+            pages: Mutex::new(LruCache::new(PAGE_CACHE_BYTES)),
+            usable,
+            recent: HashMap::new(),
+            vanished: false,
+            finished: Vec::new(),
+            finished_chunk_count: 0,
+            written_bytes: 0,
+        }
+    }
+
+    /// Whether a new snapshot may refer to `pack`.
+    pub(crate) fn is_usable(&self, pack: PackId) -> bool {
+        self.usable.contains(&pack) && !self.packs.is_flawed(pack)
+    }
+
+    /// Where a chunk is, if the repository has it at a place that may be referred to.
+    pub(crate) fn find(&mut self, id: &ChunkId, length: u32) -> Option<Location> {
+        let prefix = prefix_of(id);
+        if let Some((known, location, known_length)) = self.recent.get(&prefix)
+            && known == id
+            && *known_length == length
+        {
+            return Some(*location);
+        }
+        self.find_listed(&prefix, length, &|other| other == id)
+    }
+
+    /// Where a listed chunk is of which not more may be known than the first bytes of its identity.
+    pub(crate) fn find_known(&mut self, identity: &KnownIdentity, length: u32) -> Option<Location> {
+        if let Some((known, location, known_length)) = self.recent.get(&identity.prefix())
+            && identity.is(known)
+            && *known_length == length
+            && self.is_usable(location.pack)
+        {
+            return Some(*location);
+        }
+        self.find_listed(&identity.prefix(), length, &|other| identity.is(other))
+    }
+
+    fn find_listed(&mut self, prefix: &Prefix, length: u32, is_it: &dyn Fn(&ChunkId) -> bool) -> Option<Location> {
+        self.find_stored(prefix, length, is_it).or_else(|| {
+            // Segments that somebody merged since we looked are found in the new one.
+            (self.vanished && self.reload())
+                .then(|| self.find_stored(prefix, length, is_it))
+                .flatten()
+        })
+    }
+
+    fn find_stored(&mut self, prefix: &Prefix, length: u32, is_it: &dyn Fn(&ChunkId) -> bool) -> Option<Location> {
+        for segment in &self.segments {
+            // A segment that cannot be read hides chunks that are then stored again: a cost, never a loss.
+            let entries = match segment.find(&**self.packs.store(), &self.pages, prefix) {
+                Err(Error::Store(StoreError::NotFound { .. })) => {
+                    self.vanished = true;
+                    continue;
+                }
+                other => other.unwrap_or_default(),
+            };
+            if let Some(entry) = entries.iter().find(|entry| self.confirms(entry, length, is_it)) {
+                return Some(entry.location);
+            }
+        }
+        None
+    }
+
+    /// Opens the segments that exist now; false when that does not work, and those that are open must do.
+    fn reload(&mut self) -> bool {
+        self.vanished = false;
+        let store = self.packs.store();
+        let mut names = Vec::new();
+        let listed = store.list(ObjectKind::Index, &mut |name, _| {
+            names.extend(name.name().parse::<SegmentId>());
+            Ok(())
+        });
+        let opened = names
+            .iter()
+            .filter_map(|id| SegmentReader::open(&**store, &self.keys, *id).ok());
+        let segments: Vec<_> = opened.collect();
+        if listed.is_err() || segments.is_empty() {
+            return false;
+        }
+        self.segments = segments;
+        true
+    }
+
+    /// Whether the pack of `entry` may be used and has a chunk there that `is_it` knows by its whole identity.
+    fn confirms(&self, entry: &IndexEntry, length: u32, is_it: &dyn Fn(&ChunkId) -> bool) -> bool {
+        let Location { pack, frame, offset } = entry.location;
+        if entry.length != length || !self.is_usable(pack) {
+            return false;
+        }
+        let Ok(reader) = self.packs.reader(pack) else {
+            return false;
+        };
+        let Ok(frame) = reader.frame(frame) else { return false };
+        let mut at = 0;
+        reader.directory.chunks(frame).iter().any(|chunk| {
+            let here = at == offset && chunk.length == length && is_it(&chunk.id);
+            at += chunk.length;
+            here
+        })
+    }
+
+    /// Remembers a chunk that was put into a pack of our own.
+    pub(crate) fn remember(&mut self, id: ChunkId, location: Location, length: u32) {
+        self.recent.insert(prefix_of(&id), (id, location, length));
+    }
+
+    /// Lets chunks and pages of a pack of our own be referred to.
+    pub(crate) fn add_own_pack(&mut self, pack: PackId) {
+        self.usable.insert(pack);
+    }
+
+    /// Takes in a pack that no segment lists; true when a segment should be written.
+    pub(crate) fn adopt(&mut self, pack: PackId, directory: &Directory) -> bool {
+        for (frame, number) in directory.frames().iter().zip(0u32..) {
+            let mut offset = 0;
+            for chunk in directory.chunks(frame) {
+                self.remember(
+                    chunk.id,
+                    Location {
+                        pack,
+                        frame: number,
+                        offset,
+                    },
+                    chunk.length,
+                );
+                offset += chunk.length;
+            }
+        }
+        self.finish_pack(pack, directory.clone())
+    }
+
+    /// Takes in the directory of a pack of our own that is durable now; true when a segment should be written.
+    pub(crate) fn finish_pack(&mut self, pack: PackId, directory: Directory) -> bool {
+        self.finished_chunk_count += directory.chunk_count();
+        self.finished.push((pack, directory));
+        self.finished_chunk_count >= RECENT_COUNT_MAX
+    }
+
+    /// Writes a segment about all finished packs; nothing when there are none.
+    pub(crate) fn write_segment(&mut self, segment: SegmentId) -> Result<()> {
+        if self.finished.is_empty() {
+            return Ok(());
+        }
+        write_segment(&**self.packs.store(), &self.keys, segment, &self.finished)?;
+        match SegmentReader::open(&**self.packs.store(), &self.keys, segment) {
+            Ok(segment) => {
+                self.written_bytes += segment.length;
+                self.segments.push(segment);
+                let packs: HashSet<PackId> = self.finished.iter().map(|(pack, _)| *pack).collect();
+                self.recent
+                    .retain(|_, (_, location, _)| !packs.contains(&location.pack));
+            }
+            // Gc has made one segment of it and others already; what it lists stays remembered here.
+            Err(Error::Store(StoreError::NotFound { .. })) => {}
+            Err(error) => return Err(error),
+        }
+        self.finished.clear();
+        self.finished_chunk_count = 0;
+        Ok(())
+    }
+}

@@ -1,0 +1,342 @@
+//! The packs of a repository, as every reader sees them: directories, pages, prints and frames, cached within bounds.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use crate::error::{Error, Result};
+use crate::format::codec::{Decompressor, FrameMemory};
+use crate::format::index::{SegmentKeys, find_frame_table};
+use crate::format::map::{PAGE_BYTES_MAX, PageCache, PageRef};
+use crate::format::pack::{Location, PackKey, PackReader, read_around, read_directory};
+use crate::id::PackId;
+use crate::key::{Cipher, Keyring, Purpose};
+use crate::lru::LruCache;
+use crate::repository::relocations::{RelocationTables, load_relocations};
+use crate::store::{Store, StoreError};
+
+/// Bytes of decoded directories that are kept.
+const DIRECTORY_CACHE_BYTES: usize = 4 << 20;
+/// Bytes of decoded tree frames that are kept.
+const TREE_CACHE_BYTES: usize = 4 << 20;
+/// Bytes of prints that are kept.
+const PRINT_CACHE_BYTES: usize = 4 << 20;
+/// Rewritten packs may have been rewritten again, but not for ever.
+const RELOCATION_DEPTH_MAX: u32 = 32;
+
+type FrameKey = (PackId, u32);
+
+/// The buffers that reading frames needs, kept by each thread that reads.
+pub(crate) struct FrameBuffers {
+    decompressor: Decompressor,
+    sealed: Vec<u8>,
+}
+
+impl FrameBuffers {
+    pub(crate) fn new() -> Self {
+        Self {
+            decompressor: Decompressor::new(),
+            sealed: Vec::new(),
+        }
+    }
+}
+
+/// What came of loading the relocations.
+pub(crate) struct Refreshed {
+    /// Whether bytes are found in other places than before.
+    pub(crate) has_news: bool,
+    /// The errors of relocations that cannot be read.
+    pub(crate) errors: Vec<Error>,
+}
+
+/// Hears of damage that is worked around.
+type Warn = Box<dyn Fn(&str) + Send + Sync>;
+
+/// The packs of a repository.
+pub(crate) struct Packs {
+    store: Arc<dyn Store>,
+    cipher: Cipher,
+    keyring: Keyring,
+    directories: Mutex<LruCache<PackId, Arc<PackReader>>>,
+    /// Packs whose directory is damaged, with their frames from elsewhere.
+    flawed: Mutex<LruCache<PackId, Arc<PackReader>>>,
+    /// Packs whose directory is damaged, and whose frames nothing else leads to.
+    hopeless: Mutex<HashSet<PackId>>,
+    /// What is wrong with the packs that were read so: where, and what.
+    flaws: Mutex<BTreeMap<PackId, (u64, String)>>,
+    warn: OnceLock<Warn>,
+    tree_frames: Mutex<LruCache<FrameKey, Arc<Vec<u8>>>>,
+    prints: Mutex<LruCache<FrameKey, Arc<Vec<u8>>>>,
+    relocations: Mutex<RelocationTables>,
+    /// Held while relocations are loaded, so that nobody replaces newer ones by older.
+    refreshing: Mutex<()>,
+}
+
+/// A cache is only ever replaced as a whole entry, so one whose user panicked is still sound.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Packs {
+    pub(crate) fn new(store: Arc<dyn Store>, cipher: Cipher, keyring: Keyring) -> Self {
+        Self {
+            store,
+            cipher,
+            keyring,
+            directories: Mutex::new(LruCache::new(DIRECTORY_CACHE_BYTES)),
+            flawed: Mutex::new(LruCache::new(DIRECTORY_CACHE_BYTES)),
+            hopeless: Mutex::default(),
+            flaws: Mutex::default(),
+            warn: OnceLock::new(),
+            tree_frames: Mutex::new(LruCache::new(TREE_CACHE_BYTES)),
+            prints: Mutex::new(LruCache::new(PRINT_CACHE_BYTES)),
+            relocations: Mutex::default(),
+            refreshing: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn store(&self) -> &Arc<dyn Store> {
+        &self.store
+    }
+
+    pub(crate) fn key(&self, pack: PackId) -> PackKey {
+        PackKey::new(self.cipher, self.keyring.key(Purpose::PackSealing), pack)
+    }
+
+    /// The pack with its directory; [`Error::MissingPack`] when it does not exist.
+    pub(crate) fn reader(&self, pack: PackId) -> Result<Arc<PackReader>> {
+        if let Some(reader) = lock(&self.directories).get(&pack) {
+            return Ok(reader);
+        }
+        let read = read_directory(&*self.store, pack, self.key(pack));
+        let reader = Arc::new(read.map_err(|error| missing_pack(pack, error))?);
+        lock(&self.directories).insert(pack, Arc::clone(&reader), reader.directory.memory_bytes());
+        Ok(reader)
+    }
+
+    /// The pack as [`reader`](Self::reader) gives it; where its directory cannot be used, what else leads to its frames.
+    ///
+    /// For everything that finds bytes by their frame. What looks for chunks, or decides what may be referred to, asks for
+    /// a directory that is whole.
+    pub(crate) fn frame_reader(&self, pack: PackId) -> Result<Arc<PackReader>> {
+        if let Some(reader) = lock(&self.flawed).get(&pack) {
+            return Ok(reader);
+        }
+        let error = match self.reader(pack) {
+            Err(error) if is_about_directory(&error) => error,
+            other => return other,
+        };
+        if lock(&self.hopeless).contains(&pack) {
+            return Err(error);
+        }
+        let keys = SegmentKeys {
+            cipher: self.cipher,
+            keyring: self.keyring.clone(),
+        };
+        let table = || find_frame_table(&*self.store, &keys, pack);
+        let read = read_around(&*self.store, pack, self.key(pack), &error, table);
+        let Some(reader) = read.map_err(|error| missing_pack(pack, error))? else {
+            lock(&self.hopeless).insert(pack);
+            return Err(error);
+        };
+        let reader = Arc::new(reader);
+        lock(&self.flawed).insert(pack, Arc::clone(&reader), reader.directory.memory_bytes());
+        if let Some(Error::Damaged { offset, detail, .. }) = reader.flaw() {
+            lock(&self.flaws).insert(pack, (offset, detail));
+        }
+        if let Some(warn) = self.warn.get() {
+            warn(&format!(
+                "{error}; its data was found with the copy of its directory in the index"
+            ));
+        }
+        Ok(reader)
+    }
+
+    /// Who hears of damage that is worked around; the first one stays.
+    pub(crate) fn set_warn(&self, warn: Warn) {
+        self.warn.set(warn).ok();
+    }
+
+    /// Packs that were read though their directory is damaged, each with what is wrong.
+    pub(crate) fn flaws(&self) -> Vec<(PackId, Error)> {
+        let error = |(pack, (offset, detail)): (&PackId, &(u64, String))| {
+            let name = crate::format::pack::pack_name(*pack);
+            (*pack, Error::damaged(&name, *offset, detail.clone()))
+        };
+        lock(&self.flaws).iter().map(error).collect()
+    }
+
+    /// Whether the pack was read though its directory is damaged.
+    pub(crate) fn is_flawed(&self, pack: PackId) -> bool {
+        lock(&self.flaws).contains_key(&pack)
+    }
+
+    /// Forgets what is cached of a pack.
+    pub(crate) fn forget(&self, pack: PackId) {
+        lock(&self.directories).remove(&pack);
+        lock(&self.flawed).remove(&pack);
+        lock(&self.hopeless).remove(&pack);
+        lock(&self.flaws).remove(&pack);
+    }
+
+    /// Takes over the relocations that the repository has now.
+    pub(crate) fn refresh(&self) -> Result<Refreshed> {
+        let turn = lock(&self.refreshing);
+        let (tables, errors) = load_relocations(&*self.store, &self.keyring)?;
+        let mut known = lock(&self.relocations);
+        let has_news = *known != tables;
+        *known = tables;
+        drop(known);
+        drop(turn);
+        Ok(Refreshed { has_news, errors })
+    }
+
+    /// Does `read`, and does it again when a pack was missing that gc has rewritten meanwhile.
+    ///
+    /// Gc says where bytes went before it deletes a pack. So a pack that is still missing when all that has been said is
+    /// known, is lost; and if then another is missing, gc has been at work again.
+    pub(crate) fn follow<T>(&self, mut read: impl FnMut() -> Result<T>) -> Result<T> {
+        let mut missing = None;
+        loop {
+            match read() {
+                Err(Error::MissingPack { pack }) if missing != Some(pack) => {
+                    missing = Some(pack);
+                    self.refresh()?;
+                }
+                other => return other,
+            }
+        }
+    }
+
+    /// Where the bytes at `location` are now, and how many of `length` lie there together.
+    ///
+    /// Parts of packs that were rewritten, or healed, are found through the relocations; all others are where they were.
+    pub(crate) fn resolve(&self, location: Location, length: u64) -> Result<(Location, u64)> {
+        self.resolve_noting(location, length, |_| ())
+    }
+
+    /// The same; calls `hop` with every pack whose relocations were followed.
+    pub(crate) fn resolve_noting(
+        &self,
+        location: Location,
+        length: u64,
+        mut hop: impl FnMut(PackId),
+    ) -> Result<(Location, u64)> {
+        let mut place = location;
+        let mut together = length;
+        for _ in 0..RELOCATION_DEPTH_MAX {
+            let table = lock(&self.relocations).get(&place.pack).cloned();
+            let Some(table) = table else {
+                return Ok((place, together));
+            };
+            let (moved, length) = table.find(place, together);
+            together = length;
+            match moved {
+                Some(next) => {
+                    hop(place.pack);
+                    place = next;
+                }
+                None => return Ok((place, together)),
+            }
+        }
+        Err(Error::MissingPack { pack: place.pack })
+    }
+
+    /// The prints of the blocks of a frame, as stored.
+    pub(crate) fn prints(&self, pack: PackId, frame: u32) -> Result<Arc<Vec<u8>>> {
+        if let Some(prints) = lock(&self.prints).get(&(pack, frame)) {
+            return Ok(prints);
+        }
+        let read = self.frame_reader(pack)?.prints(&*self.store, frame);
+        let prints = Arc::new(read.map_err(|error| missing_pack(pack, error))?);
+        lock(&self.prints).insert((pack, frame), Arc::clone(&prints), prints.len());
+        Ok(prints)
+    }
+
+    /// Reads, opens and decompresses a frame into `raw`.
+    pub(crate) fn frame(
+        &self,
+        pack: PackId,
+        frame: u32,
+        buffers: &mut FrameBuffers,
+        raw: &mut dyn FrameMemory,
+    ) -> Result<()> {
+        let reader = self.fetch(pack, frame, buffers)?;
+        reader.unseal(frame, &mut buffers.sealed, &mut buffers.decompressor, raw)
+    }
+
+    /// As [`frame`](Self::frame), but at least the first `wanted` bytes only; `raw` gets as long as what was decompressed.
+    pub(crate) fn frame_start(
+        &self,
+        (pack, frame): (PackId, u32),
+        wanted: usize,
+        buffers: &mut FrameBuffers,
+        raw: &mut Vec<u8>,
+    ) -> Result<()> {
+        let reader = self.fetch(pack, frame, buffers)?;
+        reader.unseal_start(frame, wanted, &mut buffers.sealed, &mut buffers.decompressor, raw)
+    }
+
+    /// Reads the sealed bytes of a frame.
+    fn fetch(&self, pack: PackId, frame: u32, buffers: &mut FrameBuffers) -> Result<Arc<PackReader>> {
+        let reader = self.frame_reader(pack)?;
+        if let Err(error) = reader.fetch(&*self.store, frame, &mut buffers.sealed) {
+            self.forget(pack);
+            return Err(missing_pack(pack, error));
+        }
+        Ok(reader)
+    }
+}
+
+/// Whether the directory of a pack cannot be used, though the pack is there.
+fn is_about_directory(error: &Error) -> bool {
+    !matches!(error, Error::MissingPack { .. }) && (error.is_about_one_object() || error.is_unreadable())
+}
+
+/// A pack may go between two reads of it.
+fn missing_pack(pack: PackId, error: Error) -> Error {
+    match error {
+        Error::Store(StoreError::NotFound { .. }) => Error::MissingPack { pack },
+        other => other,
+    }
+}
+
+impl PageCache for Packs {
+    fn page(&self, page: PageRef) -> Result<Vec<u8>> {
+        self.follow(|| self.page_where_it_is(page))
+    }
+}
+
+impl Packs {
+    fn page_where_it_is(&self, page: PageRef) -> Result<Vec<u8>> {
+        if page.length as usize > PAGE_BYTES_MAX {
+            let detail = format!("a page of {} bytes; at most {PAGE_BYTES_MAX} are read", page.length);
+            let name = crate::format::pack::pack_name(page.location.pack);
+            return Err(Error::damaged(&name, page.location.offset.into(), detail));
+        }
+        let (location, together) = self.resolve(page.location, page.length.into())?;
+        let key = (location.pack, location.frame);
+        let known = lock(&self.tree_frames).get(&key);
+        let frame = if let Some(frame) = known {
+            frame
+        } else {
+            let mut raw = Vec::new();
+            self.frame(location.pack, location.frame, &mut FrameBuffers::new(), &mut raw)?;
+            raw.shrink_to_fit();
+            let frame = Arc::new(raw);
+            lock(&self.tree_frames).insert(key, Arc::clone(&frame), frame.len());
+            frame
+        };
+        let start = location.offset as usize;
+        match frame.get(start..start + page.length as usize) {
+            Some(bytes) if together == u64::from(page.length) => Ok(bytes.to_vec()),
+            _ => {
+                let detail = format!("a page at {start} of frame {} reaches past its end", location.frame);
+                Err(Error::damaged(
+                    &crate::format::pack::pack_name(location.pack),
+                    location.offset.into(),
+                    detail,
+                ))
+            }
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! Relocations in the store, each kept twice.
+//!
+//! When the pack that a relocation leads away from is gone, nothing else says where its bytes are: a relocation is the only
+//! small object that data hangs on and that cannot be made again from anything. So it is two objects with the same content, sealed
+//! each for itself, `relocations/<pack>.<random>` and `relocations/<pack>.<random>.copy`. Both are durable before the pack goes.
+//! Readers take the first that can be read; verify and scrub read both; repair writes one again from the other, and gc the
+//! second one where whoever wrote the first died in between.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::format::relocation::RelocationTable;
+use crate::id::PackId;
+use crate::key::{Keyring, Purpose, open_object};
+use crate::repository::{Repository, Vault};
+use crate::store::{ObjectKind, ObjectName, Store, StoreError};
+use crate::writers::lease;
+
+/// Longest relocation that is read.
+const RELOCATION_BYTES_MAX: u64 = 16 << 20;
+const COPY_SUFFIX: &str = "copy";
+
+/// A relocation: which pack it is about, and which of that pack's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct RelocationId {
+    pub(crate) pack: PackId,
+    number: u64,
+}
+
+/// Which of the two objects that say the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Twin {
+    First,
+    Copy,
+}
+
+impl Twin {
+    pub(crate) const BOTH: [Self; 2] = [Self::First, Self::Copy];
+
+    pub(crate) fn other(self) -> Self {
+        match self {
+            Self::First => Self::Copy,
+            Self::Copy => Self::First,
+        }
+    }
+}
+
+impl fmt::Display for RelocationId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{:016x}", self.pack, self.number)
+    }
+}
+
+impl RelocationId {
+    pub(crate) fn name(&self, twin: Twin) -> ObjectName {
+        let text = match twin {
+            Twin::First => self.to_string(),
+            Twin::Copy => format!("{self}.{COPY_SUFFIX}"),
+        };
+        ObjectName::new(ObjectKind::Relocation, &text).expect("hex digits, dots and letters are a name")
+    }
+
+    /// The relocation, and which of its objects, that has this name.
+    pub(crate) fn of(name: &ObjectName) -> Option<(Self, Twin)> {
+        let (pack, rest) = name.name().split_once('.')?;
+        let digits = rest.split('.').next()?;
+        let id = Self {
+            pack: pack.parse().ok()?,
+            number: u64::from_str_radix(digits, 16).ok()?,
+        };
+        let twin = Twin::BOTH.into_iter().find(|twin| id.name(*twin) == *name)?;
+        Some((id, twin))
+    }
+}
+
+/// All relocations, and which objects of each there are.
+pub(crate) fn relocations(store: &dyn Store) -> Result<BTreeMap<RelocationId, BTreeSet<Twin>>> {
+    let mut found: BTreeMap<RelocationId, BTreeSet<Twin>> = BTreeMap::new();
+    store.list(ObjectKind::Relocation, &mut |name, _| {
+        if let Some((id, twin)) = RelocationId::of(&name) {
+            found.entry(id).or_default().insert(twin);
+        }
+        Ok(())
+    })?;
+    Ok(found)
+}
+
+/// Reads one of the objects of a relocation.
+pub(crate) fn read_twin(
+    store: &dyn Store,
+    keyring: &Keyring,
+    id: &RelocationId,
+    twin: Twin,
+) -> Result<RelocationTable> {
+    let name = id.name(twin);
+    let sealed = store.get(&name, RELOCATION_BYTES_MAX)?;
+    let bytes = open_object(keyring, Purpose::MarkerSealing, &name, &sealed)?;
+    let mut table = RelocationTable::default();
+    table
+        .decode_into(&bytes)
+        .map_err(|error| Error::malformed(&name, 0, "relocation", error))?;
+    Ok(table)
+}
+
+/// Reads a relocation from whichever of its objects can be read.
+fn read(store: &dyn Store, keyring: &Keyring, id: &RelocationId) -> Result<RelocationTable> {
+    let first = match read_twin(store, keyring, id, Twin::First) {
+        Err(error) => error,
+        read => return read,
+    };
+    match (first, read_twin(store, keyring, id, Twin::Copy)) {
+        (_, Ok(table)) => Ok(table),
+        // Where only one of them is there, its error says what is wrong.
+        (Error::Store(StoreError::NotFound { .. }), Err(second)) => Err(second),
+        (first, Err(_)) => Err(first),
+    }
+}
+
+/// By pack, where its bytes are now.
+pub(crate) type RelocationTables = HashMap<PackId, Arc<RelocationTable>>;
+
+/// Where the bytes of rewritten packs are; and the errors of relocations of which neither object can be read.
+pub(crate) fn load_relocations(store: &dyn Store, keyring: &Keyring) -> Result<(RelocationTables, Vec<Error>)> {
+    let mut tables: HashMap<PackId, RelocationTable> = HashMap::new();
+    let mut errors = Vec::new();
+    for id in relocations(store)?.into_keys() {
+        match read(store, keyring, &id) {
+            Ok(table) => table
+                .moves()
+                .for_each(|moved| tables.entry(id.pack).or_default().add(moved)),
+            // It was deleted while we looked.
+            Err(Error::Store(StoreError::NotFound { .. })) => {}
+            Err(error) if error.is_about_one_object() || error.is_unreadable() => errors.push(error),
+            Err(error) => return Err(error),
+        }
+    }
+    let shared = tables.into_iter().map(|(pack, table)| (pack, Arc::new(table)));
+    Ok((shared.collect(), errors))
+}
+
+/// Deletes a relocation.
+pub(crate) fn delete_relocation(store: &dyn Store, id: &RelocationId) -> Result<()> {
+    for twin in Twin::BOTH {
+        store.delete(&id.name(twin))?;
+    }
+    Ok(())
+}
+
+/// The objects that are missing of relocations of which the other is there, and nobody at work is going to put them.
+///
+/// Repair asks between its steps, each of which puts both.
+pub(crate) fn missing_twins(vault: &Vault) -> Result<Vec<ObjectName>> {
+    let is_there = |name: &ObjectName| match vault.store.length(name) {
+        Ok(_) => Ok(true),
+        Err(StoreError::NotFound { .. }) => Ok(false),
+        Err(error) => Err(Error::from(error)),
+    };
+    let lone: Vec<(RelocationId, Twin)> = relocations(&*vault.store)?
+        .into_iter()
+        .filter_map(|(id, twins)| match twins.len() {
+            1 => twins.into_iter().next().map(|twin| (id, twin)),
+            _ => None,
+        })
+        .collect();
+    if lone.is_empty() || lease::is_anybody_else_at_work(vault)? {
+        return Ok(Vec::new());
+    }
+    let mut missing = Vec::new();
+    for (id, twin) in lone {
+        // Looked at again now that all who may have been putting, or deleting, both have ended.
+        let other = id.name(twin.other());
+        if is_there(&id.name(twin))? && !is_there(&other)? {
+            missing.push(other);
+        }
+    }
+    Ok(missing)
+}
+
+impl Repository {
+    /// Says durably, and twice, where bytes of `pack` are now. Part of [`commit_moves`](Self::commit_moves).
+    pub(crate) fn put_relocation(&self, pack: PackId, number: u64, table: &RelocationTable) -> Result<()> {
+        let id = RelocationId { pack, number };
+        for twin in Twin::BOTH {
+            self.vault.put_sealed(&id.name(twin), &table.encode())?;
+        }
+        Ok(())
+    }
+
+    /// Writes one object of a relocation again from the other one.
+    pub(crate) fn restore_twin(&self, id: &RelocationId, twin: Twin) -> Result<()> {
+        let table = read_twin(&*self.vault.store, &self.vault.keyring, id, twin.other())?;
+        let name = id.name(twin);
+        // If we die between the two, it is found missing and written the next time.
+        self.vault.store.delete(&name)?;
+        self.vault.put_sealed(&name, &table.encode())?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{RelocationId, Twin};
+    use crate::id::PackId;
+    use crate::store::{ObjectKind, ObjectName};
+
+    #[test]
+    fn only_the_two_names_of_a_relocation_are_its_own() {
+        let id = RelocationId {
+            pack: PackId::from_bytes([0xab; 16]),
+            number: 0x0012_3456_789a_bcde,
+        };
+        for twin in Twin::BOTH {
+            assert_eq!(RelocationId::of(&id.name(twin)), Some((id, twin)));
+        }
+        let pack = id.pack;
+        for strange in [
+            format!("{pack}"),
+            format!("{pack}.12"),
+            format!("{pack}.0012345678 9abcde").replace(' ', "-"),
+            format!("{pack}.00123456789abcde.copy.copy"),
+            format!("{pack}.00123456789abcde.other"),
+            format!("{pack}.00123456789abcde.copy-"),
+            "ab.00123456789abcde".to_owned(),
+        ] {
+            let name = ObjectName::new(ObjectKind::Relocation, &strange).unwrap();
+            assert_eq!(RelocationId::of(&name), None, "{strange}");
+        }
+    }
+}

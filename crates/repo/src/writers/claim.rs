@@ -1,0 +1,124 @@
+//! Announcements of those who commit no snapshot: readers that must not be disturbed, and work that only one does at a time.
+
+use crate::error::{Error, Result};
+use crate::id::WriterId;
+use crate::repository::Repository;
+use crate::store::{Put, StoreError};
+use crate::writers::lease::{
+    LEASE_BYTES_MAX, Lease, Work, WriterRecord, forget_writer, is_dead, readable_writers, writer_name,
+};
+
+/// Keeps gc from deleting what it has not begun to delete, as a backup at work does, until it is dropped.
+pub struct GcPause<'a>(Option<Lease<'a>>);
+
+impl Repository {
+    /// Announces somebody at work who reads, so that what is forgotten meanwhile stays readable.
+    pub fn pause_gc(&self) -> Result<GcPause<'_>> {
+        Lease::take(&self.vault, Work::Backup, None).map(|lease| GcPause(Some(lease)))
+    }
+}
+
+/// Work that only one does at a time, of those that call it the same. Gc waits for whoever does it, as for a backup.
+///
+/// Dropped, it is over. When its process dies, the next who claims it, or gc, takes it away.
+pub struct Claim<'a>(Option<Lease<'a>>);
+
+impl Repository {
+    /// Announces `work` (for errors: "a push of a template") on `what`.
+    ///
+    /// # Errors
+    /// [`Error::Locked`] when somebody else is at the same.
+    pub fn claim(&self, work: &'static str, what: &str) -> Result<Claim<'_>> {
+        let mut record = WriterRecord::new(&self.vault, Work::Backup, None)?;
+        record.writer = self.claim_id(what);
+        let name = writer_name(record.writer);
+        let bytes = serde_json::to_vec(&record).expect("a record is made of strings and numbers");
+        for _ in 0..2 {
+            if self.vault.put_sealed(&name, &bytes)? == Put::Created {
+                let vault = &self.vault;
+                return Ok(Claim(Some(Lease::new(vault, record))));
+            }
+            let (others, errors) = readable_writers(&self.vault)?;
+            let Some(other) = others.into_iter().find(|other| other.writer == record.writer) else {
+                match errors.into_iter().next() {
+                    Some(error) => return Err(error),
+                    // It ended while we looked.
+                    None => continue,
+                }
+            };
+            if !is_dead(&self.vault, &other) {
+                return Err(Error::Locked {
+                    what: work,
+                    who: format!("process {} on {}", other.process.process, other.process.host),
+                });
+            }
+            forget_writer(&self.vault, &other)?;
+        }
+        Err(Error::Locked {
+            what: work,
+            who: "somebody else".to_owned(),
+        })
+    }
+
+    /// The same for everybody who claims the same here, and for whoever sees the names in the store without meaning.
+    fn claim_id(&self, what: &str) -> WriterId {
+        let mut text = self.config().id.to_string().into_bytes();
+        text.extend_from_slice(what.as_bytes());
+        let hash = blake3::derive_key("holdfast 1 claim of work", &text);
+        WriterId::from_bytes(std::array::from_fn(|place| hash[place]))
+    }
+}
+
+impl GcPause<'_> {
+    /// Says that the reader is still at work, if it has not for a while. One that was taken for dead goes on as a reader that
+    /// keeps nothing from being deleted.
+    pub fn renew(&self) {
+        if let Some(lease) = &self.0 {
+            lease.renew().ok();
+        }
+    }
+}
+
+impl Claim<'_> {
+    /// Says that the work goes on, if that was not said for a while.
+    pub fn renew(&self) {
+        if let Some(lease) = &self.0 {
+            lease.renew().ok();
+        }
+    }
+
+    /// Whether the announcement is still there, and ours: one that was taken for dead holds nothing any more.
+    pub fn holds(&self) -> Result<bool> {
+        let Some(lease) = &self.0 else { return Ok(false) };
+        let name = writer_name(lease.record.writer);
+        match lease.vault.get_sealed(&name, LEASE_BYTES_MAX) {
+            Ok(bytes) => {
+                let record: WriterRecord =
+                    serde_json::from_slice(&bytes).map_err(|error| Error::damaged(&name, 0, error.to_string()))?;
+                Ok(record.process == lease.record.process && record.time_ms == lease.record.time_ms)
+            }
+            Err(Error::Store(StoreError::NotFound { .. })) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        // What somebody else has in its place by now is his.
+        if self.holds().unwrap_or(false)
+            && let Some(lease) = self.0.take()
+        {
+            lease.release().ok();
+        }
+    }
+}
+
+impl Drop for GcPause<'_> {
+    fn drop(&mut self) {
+        // Where it stays, the next gc after this process has ended takes it away.
+        if let Some(lease) = self.0.take() {
+            lease.release().ok();
+        }
+    }
+}

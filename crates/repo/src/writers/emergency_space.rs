@@ -1,0 +1,48 @@
+//! Room on a full store: gc has to write a little before it can delete much.
+//!
+//! What can be made again gives way: records of scrubs, and segments of the index, which the next backup writes again from
+//! the directories of the packs. Nothing that a snapshot needs is touched.
+
+use crate::error::{Error, Result};
+use crate::gc::loss::is_accepted_record;
+use crate::repository::Vault;
+use crate::repository::damage_records::damaged_pack;
+use crate::store::{ObjectKind, StoreError};
+
+/// What gc writes before it deletes the first pack, and more.
+const ROOM_BYTES: u64 = 1 << 20;
+
+/// Does `put`; if the store is full, makes room and does it again.
+pub(crate) fn with_room<T>(vault: &Vault, put: impl Fn() -> Result<T>) -> Result<T> {
+    match put() {
+        Err(Error::Store(StoreError::NoSpace { .. })) => {
+            make_room(vault)?;
+            put()
+        }
+        other => other,
+    }
+}
+
+/// Deletes what can be made again, the smallest first, until a mebibyte is free or nothing is left.
+fn make_room(vault: &Vault) -> Result<()> {
+    let mut spare = Vec::new();
+    for kind in [ObjectKind::Scrub, ObjectKind::Index] {
+        vault.store.list(kind, &mut |name, length| {
+            // Damage records are all that is known of what is lost.
+            if damaged_pack(&name).is_none() && !is_accepted_record(&name) {
+                spare.push((length, name));
+            }
+            Ok(())
+        })?;
+    }
+    spare.sort_unstable();
+    let mut freed = 0;
+    for (length, name) in spare {
+        if freed >= ROOM_BYTES {
+            break;
+        }
+        vault.store.delete(&name)?;
+        freed += length;
+    }
+    Ok(())
+}

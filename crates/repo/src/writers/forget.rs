@@ -1,0 +1,327 @@
+//! Removing snapshots, and keeping them from being removed.
+//!
+//! A snapshot is removed in two steps: a record that it was forgotten on purpose, then its object goes. So a snapshot that is
+//! gone without such a record was lost, and can be told, and brought back. Space is given back by gc.
+//!
+//! A protected snapshot has an object `protected/<snapshot>`, or one `protected/<snapshot>-<holder>` for each who needs it for a
+//! while. Whoever forgets a snapshot announces that beside it, as
+//! `protected/<snapshot>.<writer>`, before it looks for a protection; whoever protects looks for announcements after.
+
+use std::collections::HashSet;
+
+use serde::{Deserialize, Serialize};
+
+use crate::check::scrub::exists;
+use crate::error::{Error, Result};
+use crate::format::manifest::snapshot_name;
+use crate::id::{PackId, SnapshotId, WriterId};
+use crate::repository::{Repository, Vault};
+use crate::store::{ObjectKind, ObjectName, Put, StoreError};
+use crate::writers::emergency_space::with_room;
+use crate::writers::lease;
+use crate::writers::lease::{Work, WriterRecord};
+
+const FORGOTTEN_BYTES_MAX: u64 = 64 << 10;
+
+/// What is kept of a snapshot that was removed, until gc has given its space back.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct ForgottenRecord {
+    pub(crate) snapshot: SnapshotId,
+    /// The pack that carries a copy of its manifest; none when the manifest could not be read.
+    pub(crate) copy: Option<PackId>,
+    /// When it was removed.
+    pub(crate) time_ms: i64,
+    /// Why.
+    pub(crate) reason: String,
+}
+
+pub(crate) fn forgotten_name(snapshot: SnapshotId) -> ObjectName {
+    ObjectName::new(ObjectKind::Forgotten, &snapshot.to_string()).expect("hex digits are a name")
+}
+
+fn protected_name(snapshot: SnapshotId) -> ObjectName {
+    ObjectName::new(ObjectKind::Protected, &snapshot.to_string()).expect("hex digits are a name")
+}
+
+/// The protection for somebody who needs the snapshot for a while.
+fn hold_name(snapshot: SnapshotId, holder: u32) -> ObjectName {
+    let name = format!("{snapshot}-{holder:08x}");
+    ObjectName::new(ObjectKind::Protected, &name).expect("hex digits are a name")
+}
+
+/// The snapshot that an object of this name protects; none where it protects nothing.
+pub(crate) fn protected_by(name: &ObjectName) -> Option<SnapshotId> {
+    let (snapshot, holder) = match name.name().split_once('-') {
+        Some((snapshot, holder)) => (snapshot, Some(holder)),
+        None => (name.name(), None),
+    };
+    let is_number = |text: &str| text.len() == 8 && u32::from_str_radix(text, 16).is_ok();
+    let is_ours = name.kind() == ObjectKind::Protected && holder.is_none_or(is_number);
+    is_ours.then(|| snapshot.parse().ok())?
+}
+
+/// Whether a name announces that a snapshot is about to be removed.
+pub(crate) fn is_announcement(name: &ObjectName) -> bool {
+    let parts = name.name().split_once('.');
+    parts.is_some_and(|(snapshot, writer)| snapshot.parse::<SnapshotId>().is_ok() && writer.parse::<WriterId>().is_ok())
+}
+
+/// All records of snapshots that were removed.
+pub(crate) fn forgotten(vault: &Vault) -> Result<Vec<ForgottenRecord>> {
+    let mut records = Vec::new();
+    for name in vault.names(ObjectKind::Forgotten)? {
+        let bytes = match vault.get_sealed(&name, FORGOTTEN_BYTES_MAX) {
+            Err(Error::Store(StoreError::NotFound { .. })) => continue,
+            other => other?,
+        };
+        let record = serde_json::from_slice(&bytes).map_err(|error| Error::damaged(&name, 0, error.to_string()))?;
+        records.push(record);
+    }
+    Ok(records)
+}
+
+/// The name under which whoever forgets `snapshot` announces it.
+fn intent_name(snapshot: SnapshotId, writer: WriterId) -> ObjectName {
+    ObjectName::new(ObjectKind::Protected, &format!("{snapshot}.{writer}")).expect("hex digits are a name")
+}
+
+/// Who is about to forget a snapshot, by the names of their announcements.
+fn intents(vault: &Vault) -> Result<Vec<(ObjectName, WriterRecord)>> {
+    let mut intents = Vec::new();
+    let mut names = Vec::new();
+    vault.store.ages(ObjectKind::Protected, &mut |name, age| {
+        if name.name().contains('.') {
+            names.push((name, age));
+        }
+        Ok(())
+    })?;
+    names.sort_unstable();
+    for (name, age) in names {
+        let bytes = match vault.get_sealed(&name, FORGOTTEN_BYTES_MAX) {
+            Err(Error::Store(StoreError::NotFound { .. })) => continue,
+            other => other?,
+        };
+        let record: WriterRecord =
+            serde_json::from_slice(&bytes).map_err(|error| Error::damaged(&name, 0, error.to_string()))?;
+        intents.push((name, record.put_ago(age)));
+    }
+    Ok(intents)
+}
+
+/// Takes back the announcements of those who died while they forgot a snapshot.
+pub(crate) fn clear_intents(vault: &Vault) -> Result<()> {
+    for (name, record) in intents(vault)? {
+        if lease::is_dead(vault, &record) {
+            vault.store.delete(&name)?;
+        }
+    }
+    Ok(())
+}
+
+impl Repository {
+    /// Removes a snapshot. [`Error::Protected`] when it is protected, [`Error::NoSnapshot`] when there is none, or when it was
+    /// removed already.
+    ///
+    /// A snapshot whose manifest cannot be read can be removed as well, and one whose manifest is gone, as long as a pack has
+    /// the copy of it that repair would bring it back from. Neither is among [`snapshots`](Self::snapshots), so no rule and no
+    /// pattern that chooses from those removes what nobody has looked at: only its identity does.
+    pub fn forget(&self, snapshot: SnapshotId, reason: &str) -> Result<()> {
+        // Whoever forgets, and whoever protects, says so first and looks for the other second: at least one sees the other.
+        let intent = WriterRecord::new(&self.vault, Work::Forget, Some(snapshot))?;
+        let name = intent_name(snapshot, intent.writer);
+        let bytes = serde_json::to_vec(&intent).expect("a record is made of strings and numbers");
+        let announced = with_room(&self.vault, || self.vault.put_sealed(&name, &bytes));
+        let result = announced.and_then(|_| self.forget_announced(snapshot, reason, &name));
+        let store = &self.vault.store;
+        let taken_back = store.delete(&name).or_else(|_| store.delete(&name));
+        result.and(taken_back.map_err(Error::from))
+    }
+
+    /// Whether [`forget`](Self::forget) would remove a snapshot now; otherwise its error.
+    pub fn check_forgettable(&self, snapshot: SnapshotId) -> Result<()> {
+        self.forgettable(snapshot).map(drop)
+    }
+
+    /// The pack with the copy of the manifest of a snapshot that may be removed.
+    fn forgettable(&self, snapshot: SnapshotId) -> Result<Option<PackId>> {
+        if self.protected()?.contains(&snapshot) {
+            return Err(Error::Protected { id: snapshot });
+        }
+        match self.snapshot(snapshot) {
+            Ok(manifest) => Ok(Some(manifest.copy)),
+            Err(error) if error.is_about_one_object() || error.is_unreadable() => Ok(self.copies()?.of(snapshot)),
+            Err(error @ Error::NoSnapshot { .. }) => {
+                let lost = self.copies()?.lost(&self.vault)?;
+                let found = lost.into_iter().find(|(id, _)| *id == snapshot);
+                Ok(Some(found.ok_or(error)?.1))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn forget_announced(&self, snapshot: SnapshotId, reason: &str, intent: &ObjectName) -> Result<()> {
+        let copy = self.forgettable(snapshot)?;
+        self.check_announced(snapshot, intent)?;
+        let time_ms = (self.vault.surroundings.now_ms)();
+        let record = ForgottenRecord {
+            snapshot,
+            copy,
+            time_ms,
+            reason: reason.to_owned(),
+        };
+        let bytes = serde_json::to_vec(&record).expect("a record is made of strings and numbers");
+        // From here on it is forgotten: gc ends what we may not.
+        let name = forgotten_name(snapshot);
+        let put = with_room(&self.vault, || self.vault.put_sealed(&name, &bytes))?;
+        if let Err(error) = self.check_announced(snapshot, intent)
+            && self.is_protected_before_record(snapshot)?
+        {
+            // The announcement was taken for that of a dead process, and a protection counts on that.
+            if put == Put::Created {
+                self.vault.store.delete(&name)?;
+            }
+            if exists(&self.vault, &snapshot_name(snapshot))? {
+                return Err(error);
+            }
+            // gc has ended what we began.
+            self.vault.put_sealed(&name, &bytes)?;
+            return Ok(());
+        }
+        Ok(self.vault.store.delete(&snapshot_name(snapshot))?)
+    }
+
+    /// An error when the announcement is gone because we were taken for dead.
+    fn check_announced(&self, snapshot: SnapshotId, intent: &ObjectName) -> Result<()> {
+        match self.vault.store.length(intent) {
+            Ok(_) => Ok(()),
+            Err(StoreError::NotFound { .. }) => Err(Error::Locked {
+                what: "the protection of a snapshot",
+                who: format!("somebody who saw nobody remove snapshot {snapshot}"),
+            }),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Whether a snapshot has a protection that may have been put before the record that it was forgotten.
+    ///
+    /// Only such a protection can have succeeded, because a later one sees the record. Each process that decides about the
+    /// snapshot decides alike, by the clock of the store; where it has none, the protection counts.
+    fn is_protected_before_record(&self, snapshot: SnapshotId) -> Result<bool> {
+        let store = &self.vault.store;
+        // Listed first: what passes in between makes protections older.
+        let mut record_age = None;
+        store.ages(ObjectKind::Forgotten, &mut |name, age| {
+            if name == forgotten_name(snapshot) {
+                record_age = age;
+            }
+            Ok(())
+        })?;
+        let mut is_protected = false;
+        store.ages(ObjectKind::Protected, &mut |name, age| {
+            let is_earlier = age.zip(record_age).is_none_or(|(age, record_age)| age >= record_age);
+            is_protected |= is_earlier && protected_by(&name) == Some(snapshot);
+            Ok(())
+        })?;
+        Ok(is_protected)
+    }
+
+    /// Keeps a snapshot from being removed. [`Error::Locked`] when somebody is about to remove it.
+    pub fn protect(&self, snapshot: SnapshotId) -> Result<()> {
+        self.protect_by(&protected_name(snapshot), snapshot)
+    }
+
+    /// The same for somebody who needs it for a while; his number is his own. Several at once do not disturb each other.
+    pub fn hold(&self, snapshot: SnapshotId, holder: u32) -> Result<()> {
+        self.protect_by(&hold_name(snapshot, holder), snapshot)
+    }
+
+    /// He does not need it any more.
+    pub fn release(&self, snapshot: SnapshotId, holder: u32) -> Result<()> {
+        Ok(self.vault.store.delete(&hold_name(snapshot, holder))?)
+    }
+
+    /// Nobody needs it any more, whoever says so.
+    pub fn release_all(&self, snapshot: SnapshotId) -> Result<()> {
+        for name in self.vault.names(ObjectKind::Protected)? {
+            if protected_by(&name) == Some(snapshot) && name != protected_name(snapshot) {
+                self.vault.store.delete(&name)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// How many need a snapshot for a while.
+    pub fn holder_count(&self, snapshot: SnapshotId) -> Result<usize> {
+        let names = self.vault.names(ObjectKind::Protected)?;
+        let holds = names.iter().filter(|name| protected_by(name) == Some(snapshot));
+        Ok(holds.filter(|name| **name != protected_name(snapshot)).count())
+    }
+
+    fn protect_by(&self, name: &ObjectName, snapshot: SnapshotId) -> Result<()> {
+        self.snapshot(snapshot)?;
+        self.vault.put_sealed(name, b"{}")?;
+        // The protection stays also where it came too late: another may rely on it, and gc deletes one of nothing.
+        let mut rival = None;
+        for (intent, record) in intents(&self.vault)? {
+            if record.snapshot != Some(snapshot) {
+                continue;
+            }
+            if lease::is_dead(&self.vault, &record) {
+                // If it sleeps and wakes, it misses its announcement and gives up.
+                self.vault.store.delete(&intent)?;
+            } else {
+                rival = Some(record);
+            }
+        }
+        if let Some(rival) = rival {
+            return Err(Error::Locked {
+                what: rival.work.name(),
+                who: rival.describe(),
+            });
+        }
+        if self.vault.identities(ObjectKind::Forgotten)?.contains(&snapshot) {
+            return Err(Error::NoSnapshot { id: snapshot });
+        }
+        self.snapshot(snapshot).map(|_| ())
+    }
+
+    /// Lets a snapshot be removed again, unless somebody needs it for a while.
+    pub fn unprotect(&self, snapshot: SnapshotId) -> Result<()> {
+        Ok(self.vault.store.delete(&protected_name(snapshot))?)
+    }
+
+    /// The snapshots that are kept from being removed.
+    pub fn protected(&self) -> Result<HashSet<SnapshotId>> {
+        let names = self.vault.names(ObjectKind::Protected)?;
+        Ok(names.iter().filter_map(protected_by).collect())
+    }
+}
+
+impl Repository {
+    /// Ends what a forget that died had begun.
+    ///
+    /// A protection that was put before the record may have succeeded: then the forget takes its record back, and gc does where it
+    /// has not for a month.
+    pub(crate) fn finish_forgetting(&self) -> Result<()> {
+        let old = lease::old_objects(&self.vault, ObjectKind::Forgotten)?;
+        for record in forgotten(&self.vault)? {
+            let name = snapshot_name(record.snapshot);
+            if exists(&self.vault, &name)? {
+                if self.is_protected_before_record(record.snapshot)? {
+                    if old.contains(&record.snapshot) {
+                        self.vault.store.delete(&forgotten_name(record.snapshot))?;
+                    }
+                    continue;
+                }
+                self.vault.store.delete(&name)?;
+                // Its forget may have taken the record back meanwhile, and without one the snapshot would count as lost.
+                let kept = forgotten_name(record.snapshot);
+                if !exists(&self.vault, &kept)? {
+                    let bytes = serde_json::to_vec(&record).expect("a record is made of strings and numbers");
+                    with_room(&self.vault, || self.vault.put_sealed(&kept, &bytes))?;
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,97 @@
+//! Snapshots that are gone although nobody removed them.
+//!
+//! The last pack of maps of every snapshot carries a copy of the manifest. A copy whose snapshot is neither there nor
+//! recorded as removed, and whose writer has ended, is all that is left of a snapshot that was lost; or of a backup that failed
+//! at the very last step, which is as complete.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use crate::error::{Error, Result};
+use crate::format::manifest::{Manifest, SnapshotObject, decode_snapshot, snapshot_name};
+use crate::format::pack::{Directory, pack_name};
+use crate::id::{PackId, SnapshotId, WriterId};
+use crate::repository::{Repository, Vault};
+use crate::store::{ObjectName, StoreError};
+use crate::writers::forget::forgotten_name;
+use crate::writers::lease::writer_name;
+
+/// Copies of manifests, by the snapshot that they are of.
+#[derive(Default, Clone)]
+pub(crate) struct Copies {
+    found: BTreeMap<SnapshotId, (PackId, WriterId)>,
+}
+
+impl Copies {
+    /// Takes in the copy that a pack carries, if it carries one.
+    pub(crate) fn add(&mut self, pack: PackId, directory: &Directory) {
+        if let Some(id) = copied_snapshot(&directory.attachment) {
+            self.found.insert(id, (pack, directory.writer));
+        }
+    }
+
+    /// The snapshots that were lost, each with the pack that has the copy.
+    ///
+    /// Looks in an order in which a backup that is on its way, or a removal, is never taken for a loss: a writer that has ended
+    /// had committed before, a snapshot is recorded as removed before it goes, and the record stays until the pack is gone.
+    pub(crate) fn lost(&self, vault: &Vault) -> Result<Vec<(SnapshotId, PackId)>> {
+        let mut lost = Vec::new();
+        for (snapshot, (pack, writer)) in &self.found {
+            let is_lost = !exists(vault, &writer_name(*writer))?
+                && !exists(vault, &snapshot_name(*snapshot))?
+                && !exists(vault, &forgotten_name(*snapshot))?
+                && exists(vault, &pack_name(*pack))?;
+            if is_lost {
+                lost.push((*snapshot, *pack));
+            }
+        }
+        Ok(lost)
+    }
+
+    /// The pack that has a copy of the manifest of `snapshot`.
+    pub(crate) fn of(&self, snapshot: SnapshotId) -> Option<PackId> {
+        self.found.get(&snapshot).map(|(pack, _)| *pack)
+    }
+}
+
+impl Repository {
+    /// The copies of manifests in all packs whose directory can be read; reads all of these directories.
+    pub(crate) fn copies(&self) -> Result<Copies> {
+        let mut copies = Copies::default();
+        for pack in self.vault.pack_ids()? {
+            match self.packs.reader(pack) {
+                Ok(reader) => copies.add(pack, &reader.directory),
+                Err(error) if error.is_about_one_object() || error.is_unreadable() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(copies)
+    }
+}
+
+/// The manifest that a directory carries a copy of.
+pub(crate) fn copied_manifest(directory: &Directory) -> Option<Manifest> {
+    let id = copied_snapshot(&directory.attachment)?;
+    match decode_snapshot(&directory.attachment, id) {
+        Ok(SnapshotObject::Committed(manifest)) => Some(*manifest),
+        _ => None,
+    }
+}
+
+fn copied_snapshot(attachment: &[u8]) -> Option<SnapshotId> {
+    #[derive(Deserialize)]
+    struct Identity {
+        id: SnapshotId,
+    }
+    let identity: Identity = serde_json::from_slice(attachment).ok()?;
+    Some(identity.id)
+}
+
+pub(crate) fn exists(vault: &Vault, name: &ObjectName) -> Result<bool> {
+    match vault.store.length(name) {
+        Ok(_) => Ok(true),
+        Err(StoreError::NotFound { .. }) => Ok(false),
+        Err(error) => Err(Error::Store(error)),
+    }
+}
