@@ -129,11 +129,11 @@ pub enum Error {
     /// Something was lost, and what may bring it back is not deleted until that is explained or accepted.
     #[error(
         "something was lost, and nothing is deleted that may bring it back: {}",
-        crate::gc::loss::describe(losses)
+        crate::losses::describe(losses)
     )]
     Loss {
         /// What was lost.
-        losses: Vec<crate::gc::loss::Loss>,
+        losses: Vec<crate::losses::Loss>,
     },
     /// A limit of the format.
     #[error("{what}: {value} is over the limit of {limit}")]

@@ -19,9 +19,10 @@ pub(crate) mod dead_writers;
 pub(crate) mod loss;
 pub(crate) mod mark;
 pub(crate) mod repack;
+pub(crate) mod request;
 pub(crate) mod statistics;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -35,8 +36,9 @@ use crate::gc::auxiliary::Leftovers;
 use crate::gc::loss::Evidence;
 use crate::gc::mark::{Marks, live_ranges};
 use crate::gc::repack::repack;
+use crate::gc::request::{GcPlan, GcReport, GcRequest, Sizes};
 use crate::id::{PackId, SegmentId, WriterId};
-use crate::read::restore::{JobProgress, Unwatched, check_cancelled};
+use crate::progress::job::{JobProgress, Unwatched, check_cancelled};
 use crate::repository::Repository;
 use crate::repository::pending_deletes::{condemned_name, encode_condemned, waits_name};
 use crate::store::{ObjectKind, StoreError};
@@ -55,65 +57,11 @@ const WAITS_BYTES_MAX: u64 = 1 << 20;
 const UNFINISHED_AGE: Duration = Duration::from_secs(24 * 3600);
 const UNFINISHED_BESIDE_WRITERS_AGE: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// How to give space back.
-#[derive(Debug, Clone, Copy)]
-pub struct GcRequest {
-    /// Packs of which at most this share is alive, in percent, are rewritten; 0 rewrites none.
-    pub repack_below_percent: u8,
-    /// Threads that compress what is rewritten; with none, everything is done by the caller.
-    pub thread_count: usize,
-}
-
-/// What gc is going to do.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct GcPlan {
-    /// Packs that nobody refers to: how many, and their bytes.
-    pub dead_pack_count: u64,
-    /// Bytes of those packs.
-    pub dead_bytes: u64,
-    /// Packs that are mostly dead and will be rewritten.
-    pub sparse_pack_count: u64,
-    /// Bytes of those packs.
-    pub sparse_bytes: u64,
-    /// Packs that stay.
-    pub live_pack_count: u64,
-    /// Bytes of those packs.
-    pub live_bytes: u64,
-    /// Writers at work, for people: while there is one that began before gc, nothing is deleted.
-    pub writers: Vec<String>,
-    /// Packs that snapshots need and that do not exist.
-    pub missing_packs: Vec<PackId>,
-}
-
-/// What gc did.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct GcReport {
-    /// What it was going to do.
-    pub plan: GcPlan,
-    /// Packs that were deleted.
-    pub deleted_pack_count: u64,
-    /// Bytes given back.
-    pub freed_bytes: u64,
-    /// Bytes given back of objects that writers had begun when they died.
-    pub unfinished_bytes: u64,
-    /// Bytes written to move what is alive.
-    pub rewritten_bytes: u64,
-    /// Writers that died and were cleared away, for people.
-    pub cleared_writers: Vec<String>,
-    /// Writers that have to end before the rest can be deleted, for people.
-    pub waiting_for: Vec<String>,
-    /// Packs that were to be rewritten and are damaged; they stay.
-    pub damaged: Vec<String>,
-}
-
 /// Writers that a gc run had to leave packs to.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Waits {
     pub(crate) writers: Vec<WriterId>,
 }
-
-/// Packs and their bytes; in order, like everything here that decides in which order the store is asked.
-pub(crate) type Sizes = BTreeMap<PackId, u64>;
 
 struct Chosen {
     dead: BTreeSet<PackId>,

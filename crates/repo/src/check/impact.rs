@@ -5,11 +5,11 @@
 use std::collections::{BTreeMap, HashSet};
 
 use crate::check::finding::{Findings, Place, PlaceSet, RangeList, Touched};
+use crate::check::map_walk::{Verdict, Visit, Visitor, walk_disk};
 use crate::error::Result;
 use crate::format::manifest::{DiskRecord, Manifest};
 use crate::id::PackId;
 use crate::read::frame_set::PageSet;
-use crate::read::map_walk::{Verdict, Visit, Visitor, walk_disk};
 use crate::repository::packs::Packs;
 
 /// Finds the ranges of the disks of `manifests` that need a frame that `is_wanted` names a place for, or anything that cannot

@@ -7,10 +7,11 @@ use crate::error::Result;
 use crate::gc::compact::{Compaction, compact_index};
 use crate::gc::mark::Marks;
 use crate::id::{PackId, SnapshotId};
+use crate::repository::Repository;
 use crate::repository::damage_records::damage_names;
 use crate::repository::relocations::{RelocationId, Twin, delete_relocation, read_twin, relocations};
-use crate::repository::{Repository, Vault};
 use crate::store::{ObjectKind, ObjectName};
+use crate::vault::Vault;
 use crate::writers::forget::{ForgottenRecord, clear_intents, forgotten, forgotten_name, protected_by};
 
 /// A forgotten snapshot's record stays at least a day: a pack that was deleted can come back after a power cut, and its copy

@@ -9,8 +9,8 @@ use crate::error::{Error, Result};
 use crate::format::index::{SegmentReader, segment_name};
 use crate::gc::mark::Marks;
 use crate::id::PackId;
-use crate::repository::Vault;
 use crate::store::StoreError;
+use crate::vault::Vault;
 
 /// Segments of like size that are left alone; each makes a look-up a little slower.
 const LIKE_SEGMENT_COUNT_MAX: usize = 8;

@@ -3,7 +3,7 @@
 use crate::check::scrub::Copies;
 use crate::error::Result;
 use crate::format::manifest::snapshot_name;
-use crate::gc::GcReport;
+use crate::gc::request::GcReport;
 use crate::repository::Repository;
 use crate::store::{ObjectKind, Put};
 use crate::writers::lease;

@@ -15,103 +15,29 @@
 //! plaintext of a list of condemned packs.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::fmt;
 
 use crate::check::scrub::{Copies, copied_manifest, exists};
 use crate::error::{Error, Result};
 use crate::format::index::SegmentReader;
 use crate::format::manifest::Manifest;
 use crate::format::pack::{PACK_BYTES_MIN, PackKind, pack_name, read_displaced_directory, read_kind};
-use crate::gc::Sizes;
 use crate::gc::mark::Marks;
+use crate::gc::request::Sizes;
 use crate::id::{PackId, SnapshotId};
-use crate::read::restore::JobProgress;
+use crate::losses::{Loss, LostSnapshot};
+use crate::progress::job::JobProgress;
+use crate::repository::Repository;
+use crate::repository::accepted_losses::{ACCEPTED_START, accepted_packs, is_accepted_record, read_accepted};
 use crate::repository::damage_records::{damage_names, read_damage};
-use crate::repository::pending_deletes::{CONDEMNED_BYTES_MAX, condemned_packs, decode_condemned, encode_condemned};
-use crate::repository::{Repository, Vault};
+use crate::repository::pending_deletes::{condemned_packs, encode_condemned};
 use crate::store::{ObjectKind, ObjectName, StoreError};
 use crate::writers::emergency_space::with_room;
 use crate::writers::forget::{ForgottenRecord, forgotten, forgotten_name};
 use crate::writers::lease;
 
-const ACCEPTED_START: &str = "accepted.";
 const ACCEPTED_REASON: &str = "it was lost, and the loss was accepted";
-/// Losses that a message names; the others are counted.
-const NAMED_COUNT_MAX: usize = 8;
 /// The last pack of maps of a backup is mostly far smaller than a full pack.
 const LIKELY_BYTES_MAX: u64 = 40 << 20;
-
-/// A snapshot that is gone although nobody removed it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LostSnapshot {
-    /// The snapshot.
-    pub id: SnapshotId,
-    /// Its machine.
-    pub machine: String,
-    /// Its instant, in milliseconds since 1970-01-01 UTC.
-    pub time_ms: i64,
-    /// The pack with the copy of its manifest.
-    pub copy: PackId,
-}
-
-impl fmt::Display for LostSnapshot {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { id, machine, copy, .. } = self;
-        write!(
-            f,
-            "snapshot {id} of {machine} is gone and was not removed; pack {copy} has a copy of its manifest"
-        )
-    }
-}
-
-/// Something that is not there and should be.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Loss {
-    /// A snapshot was lost.
-    Snapshot(LostSnapshot),
-    /// No snapshot that can be seen needs this pack. It cannot be read, so the copy of a lost manifest may be in it.
-    Unreadable {
-        /// The pack.
-        pack: PackId,
-        /// Why it cannot be read.
-        reason: String,
-    },
-    /// Snapshots need a pack that does not exist, and repair has not looked for what it held.
-    Pack(PackId),
-    /// The configuration is missing: the repository was not copied as a whole, or lost more than this.
-    Config,
-    /// There are packs, and nothing that says what they were for.
-    Unexplained(Vec<PackId>),
-}
-
-impl fmt::Display for Loss {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Snapshot(lost) => lost.fmt(f),
-            Self::Unreadable { pack, reason } => write!(
-                f,
-                "pack {pack} cannot be read, and may have the copy of a lost manifest ({reason})"
-            ),
-            Self::Pack(pack) => write!(f, "pack {pack} is missing, and snapshots need it"),
-            Self::Config => f.write_str("the configuration of the repository is missing"),
-            Self::Unexplained(packs) => write!(
-                f,
-                "there are {} packs, no snapshot, and no record that one was removed",
-                packs.len()
-            ),
-        }
-    }
-}
-
-/// Joins what was lost into one sentence.
-pub(crate) fn describe(losses: &[Loss]) -> String {
-    let named: Vec<String> = losses.iter().take(NAMED_COUNT_MAX).map(ToString::to_string).collect();
-    match losses.len() - named.len() {
-        0 => named.join("; "),
-        others => format!("{}; and {others} more", named.join("; ")),
-    }
-}
 
 /// Which losses are accepted.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -129,36 +55,6 @@ pub enum LostSearch {
     Likely,
     /// All packs.
     Thorough,
-}
-
-/// Whether a name is that of a list of packs whose loss was accepted.
-pub(crate) fn is_accepted_record(name: &ObjectName) -> bool {
-    let number = name.name().strip_prefix(ACCEPTED_START);
-    name.kind() == ObjectKind::Scrub && number.is_some_and(|text| u64::from_str_radix(text, 16).is_ok())
-}
-
-/// The packs that a list of accepted losses names.
-pub(crate) fn read_accepted(vault: &Vault, name: &ObjectName) -> Result<Vec<PackId>> {
-    let bytes = vault.get_sealed(name, CONDEMNED_BYTES_MAX)?;
-    decode_condemned(&bytes).map_err(|error| Error::malformed(name, 0, "list of accepted losses", error))
-}
-
-/// The packs whose loss was accepted. A list that cannot be read accepts nothing.
-fn accepted_packs(vault: &Vault) -> Result<HashSet<PackId>> {
-    let mut accepted = HashSet::new();
-    for name in vault
-        .names(ObjectKind::Scrub)?
-        .iter()
-        .filter(|name| is_accepted_record(name))
-    {
-        match read_accepted(vault, name) {
-            Ok(packs) => accepted.extend(packs),
-            Err(Error::Store(StoreError::NotFound { .. })) => {}
-            Err(error) if error.is_about_one_object() || error.is_unreadable() => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(accepted)
 }
 
 /// What gc knows when it asks what was lost.

@@ -5,10 +5,11 @@ use std::collections::{HashMap, HashSet};
 use crate::error::{Error, Result};
 use crate::format::manifest::Manifest;
 use crate::format::pack::FrameContent;
-use crate::gc::loss::{LostSearch, LostSnapshot};
+use crate::gc::loss::LostSearch;
 use crate::gc::mark::Marks;
 use crate::id::SnapshotId;
-use crate::read::restore::{JobProgress, Unwatched, check_cancelled};
+use crate::losses::LostSnapshot;
+use crate::progress::job::{JobProgress, Unwatched, check_cancelled};
 use crate::repository::Repository;
 use crate::store::ObjectKind;
 

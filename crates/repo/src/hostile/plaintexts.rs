@@ -9,8 +9,9 @@ use crate::format::manifest::encode_revoked;
 use crate::format::pack::PackKey;
 use crate::key;
 use crate::key::{Cipher, PaperKey, Purpose, seal_object};
-use crate::repository::{Repository, Vault};
+use crate::repository::Repository;
 use crate::store::{ObjectKind, ObjectName};
+use crate::vault::Vault;
 
 /// What a parser reads of an object.
 #[derive(Debug, Clone)]

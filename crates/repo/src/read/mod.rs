@@ -5,5 +5,4 @@ pub(crate) mod diff;
 pub(crate) mod frame_check;
 pub(crate) mod frame_plan;
 pub(crate) mod frame_set;
-pub(crate) mod map_walk;
 pub(crate) mod restore;

@@ -15,48 +15,13 @@ use holdfast_block::{AlignedBuffer, to_usize};
 use crate::error::{Error, Result};
 use crate::format::fingerprint::{BLOCK_LENGTH, BlockHash, FingerprintKeys, PRINT_LENGTH, is_zero, print_of};
 use crate::format::pack::FrameContent;
+use crate::progress::job::JobProgress;
 use crate::read::device::SnapshotDevice;
 use crate::read::frame_check::{Depth, check_frame};
 use crate::read::frame_plan::{Batch, FramePlan, PlannedPiece, plan_again};
 use crate::repository::Repository;
 use crate::repository::packs::FrameBuffers;
 pub use request::{RestoreReport, RestoreRequest, TargetState};
-
-/// Who wants to know how far a job over a disk is, and may stop it.
-pub trait JobProgress: Sync {
-    /// So many more bytes are done.
-    fn advance(&self, bytes: u64);
-
-    /// Set to stop the job.
-    fn cancelled(&self) -> &AtomicBool;
-
-    /// There is so much to do in all.
-    fn total(&self, _total: u64) {}
-
-    /// From here on things are counted, not bytes: a new phase with its name and how many there are.
-    fn items(&self, _name: &'static str, _total: u64) {}
-}
-
-/// Ends a job that somebody wants stopped; to be called between steps.
-pub(crate) fn check_cancelled(progress: &dyn JobProgress) -> Result<()> {
-    if progress.cancelled().load(Ordering::Relaxed) {
-        Err(Error::Cancelled)
-    } else {
-        Ok(())
-    }
-}
-
-/// A job that nobody listens to, and nobody stops.
-#[derive(Debug, Default)]
-pub struct Unwatched(AtomicBool);
-
-impl JobProgress for Unwatched {
-    fn advance(&self, _bytes: u64) {}
-
-    fn cancelled(&self) -> &AtomicBool {
-        &self.0
-    }
-}
 
 #[derive(Default)]
 struct Counters {

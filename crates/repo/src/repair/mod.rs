@@ -29,7 +29,7 @@ use crate::check::scrub::{ScrubRequest, Survey};
 use crate::error::{Error, Result};
 use crate::format::manifest::snapshot_name;
 use crate::id::{PackId, SnapshotId};
-use crate::read::restore::JobProgress;
+use crate::progress::job::JobProgress;
 use crate::repository::Repository;
 use crate::repository::relocations::{RelocationId, read_twin};
 use crate::store::{ObjectKind, ObjectName};

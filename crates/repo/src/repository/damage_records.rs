@@ -34,8 +34,9 @@ use crate::format::codec::FRAME_BYTES_MAX;
 use crate::format::index::{IndexEntry, PREFIX_LENGTH, Prefix, prefix_of};
 use crate::format::pack::{Directory, FRAME_COUNT_MAX, Location};
 use crate::id::{ChunkId, PackId};
-use crate::repository::{Repository, Vault};
+use crate::repository::Repository;
 use crate::store::{ObjectKind, ObjectName, StoreError};
+use crate::vault::Vault;
 use crate::wire::{Decoder, Malformed, put_varint};
 
 const FORMAT_VERSION: u8 = 1;

@@ -10,8 +10,9 @@ use crate::key;
 use crate::key::{
     Cipher, Credential, FingerprintSecret, KdfParameters, MasterSecret, NewSlot, Purpose, SlotChoice, SlotId,
 };
-use crate::repository::{Repository, Vault};
+use crate::repository::Repository;
 use crate::store::{ObjectKind, ObjectName, Put, Store, StoreError};
+use crate::vault::Vault;
 
 /// How to make a repository.
 #[derive(Debug, Clone)]

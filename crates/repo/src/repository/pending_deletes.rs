@@ -8,8 +8,8 @@ use std::collections::HashSet;
 
 use crate::error::{Error, Result};
 use crate::id::{PackId, WriterId};
-use crate::repository::Vault;
 use crate::store::{ObjectKind, ObjectName, StoreError};
+use crate::vault::Vault;
 use crate::wire::{Decoder, Malformed};
 
 const FORMAT_VERSION: u8 = 1;

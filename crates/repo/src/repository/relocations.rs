@@ -14,9 +14,7 @@ use crate::error::{Error, Result};
 use crate::format::relocation::RelocationTable;
 use crate::id::PackId;
 use crate::key::{Keyring, Purpose, open_object};
-use crate::repository::{Repository, Vault};
 use crate::store::{ObjectKind, ObjectName, Store, StoreError};
-use crate::writers::lease;
 
 /// Longest relocation that is read.
 const RELOCATION_BYTES_MAX: u64 = 16 << 20;
@@ -26,7 +24,7 @@ const COPY_SUFFIX: &str = "copy";
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct RelocationId {
     pub(crate) pack: PackId,
-    number: u64,
+    pub(crate) number: u64,
 }
 
 /// Which of the two objects that say the same.
@@ -146,57 +144,6 @@ pub(crate) fn delete_relocation(store: &dyn Store, id: &RelocationId) -> Result<
         store.delete(&id.name(twin))?;
     }
     Ok(())
-}
-
-/// The objects that are missing of relocations of which the other is there, and nobody at work is going to put them.
-///
-/// Repair asks between its steps, each of which puts both.
-pub(crate) fn missing_twins(vault: &Vault) -> Result<Vec<ObjectName>> {
-    let is_there = |name: &ObjectName| match vault.store.length(name) {
-        Ok(_) => Ok(true),
-        Err(StoreError::NotFound { .. }) => Ok(false),
-        Err(error) => Err(Error::from(error)),
-    };
-    let lone: Vec<(RelocationId, Twin)> = relocations(&*vault.store)?
-        .into_iter()
-        .filter_map(|(id, twins)| match twins.len() {
-            1 => twins.into_iter().next().map(|twin| (id, twin)),
-            _ => None,
-        })
-        .collect();
-    if lone.is_empty() || lease::is_anybody_else_at_work(vault)? {
-        return Ok(Vec::new());
-    }
-    let mut missing = Vec::new();
-    for (id, twin) in lone {
-        // Looked at again now that all who may have been putting, or deleting, both have ended.
-        let other = id.name(twin.other());
-        if is_there(&id.name(twin))? && !is_there(&other)? {
-            missing.push(other);
-        }
-    }
-    Ok(missing)
-}
-
-impl Repository {
-    /// Says durably, and twice, where bytes of `pack` are now. Part of [`commit_moves`](Self::commit_moves).
-    pub(crate) fn put_relocation(&self, pack: PackId, number: u64, table: &RelocationTable) -> Result<()> {
-        let id = RelocationId { pack, number };
-        for twin in Twin::BOTH {
-            self.vault.put_sealed(&id.name(twin), &table.encode())?;
-        }
-        Ok(())
-    }
-
-    /// Writes one object of a relocation again from the other one.
-    pub(crate) fn restore_twin(&self, id: &RelocationId, twin: Twin) -> Result<()> {
-        let table = read_twin(&*self.vault.store, &self.vault.keyring, id, twin.other())?;
-        let name = id.name(twin);
-        // If we die between the two, it is found missing and written the next time.
-        self.vault.store.delete(&name)?;
-        self.vault.put_sealed(&name, &table.encode())?;
-        Ok(())
-    }
 }
 
 #[cfg(test)]

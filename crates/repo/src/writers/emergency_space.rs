@@ -4,10 +4,10 @@
 //! the directories of the packs. Nothing that a snapshot needs is touched.
 
 use crate::error::{Error, Result};
-use crate::gc::loss::is_accepted_record;
-use crate::repository::Vault;
+use crate::repository::accepted_losses::is_accepted_record;
 use crate::repository::damage_records::damaged_pack;
 use crate::store::{ObjectKind, StoreError};
+use crate::vault::Vault;
 
 /// What gc writes before it deletes the first pack, and more.
 const ROOM_BYTES: u64 = 1 << 20;

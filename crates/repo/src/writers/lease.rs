@@ -17,8 +17,8 @@ use crate::environment::{Liveness, ProcessIdentity};
 use crate::error::{Error, Result};
 use crate::format::manifest::{MANIFEST_BYTES_MAX, encode_revoked, snapshot_name};
 use crate::id::{SnapshotId, WriterId};
-use crate::repository::Vault;
 use crate::store::{ObjectKind, ObjectName, Put, StoreError};
+use crate::vault::Vault;
 
 pub(crate) const LEASE_BYTES_MAX: u64 = 64 << 10;
 

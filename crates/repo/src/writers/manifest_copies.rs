@@ -8,12 +8,12 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::format::manifest::{Manifest, SnapshotObject, decode_snapshot, snapshot_name};
 use crate::format::pack::{Directory, pack_name};
 use crate::id::{PackId, SnapshotId, WriterId};
-use crate::repository::{Repository, Vault};
-use crate::store::{ObjectName, StoreError};
+use crate::repository::Repository;
+use crate::vault::{Vault, exists};
 use crate::writers::forget::forgotten_name;
 use crate::writers::lease::writer_name;
 
@@ -86,12 +86,4 @@ fn copied_snapshot(attachment: &[u8]) -> Option<SnapshotId> {
     }
     let identity: Identity = serde_json::from_slice(attachment).ok()?;
     Some(identity.id)
-}
-
-pub(crate) fn exists(vault: &Vault, name: &ObjectName) -> Result<bool> {
-    match vault.store.length(name) {
-        Ok(_) => Ok(true),
-        Err(StoreError::NotFound { .. }) => Ok(false),
-        Err(error) => Err(Error::Store(error)),
-    }
 }

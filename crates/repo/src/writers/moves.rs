@@ -26,7 +26,9 @@ use crate::format::relocation::RelocationTable;
 use crate::id::{PackId, WriterId};
 use crate::repository::Repository;
 use crate::repository::pending_deletes::{CONDEMNED_BYTES_MAX, condemned_packs};
+use crate::repository::relocations::{RelocationId, Twin, read_twin, relocations};
 use crate::store::{ObjectKind, ObjectName, StoreError};
+use crate::vault::Vault;
 use crate::wire::{Decoder, Malformed, put_varint};
 use crate::writers::lease;
 use crate::writers::lease::{Lease, WriterRecord};
@@ -155,6 +157,57 @@ impl Repository {
             }
             self.vault.store.delete(name)?;
         }
+        Ok(())
+    }
+}
+
+/// The objects that are missing of relocations of which the other is there, and nobody at work is going to put them.
+///
+/// Repair asks between its steps, each of which puts both.
+pub(crate) fn missing_twins(vault: &Vault) -> Result<Vec<ObjectName>> {
+    let is_there = |name: &ObjectName| match vault.store.length(name) {
+        Ok(_) => Ok(true),
+        Err(StoreError::NotFound { .. }) => Ok(false),
+        Err(error) => Err(Error::from(error)),
+    };
+    let lone: Vec<(RelocationId, Twin)> = relocations(&*vault.store)?
+        .into_iter()
+        .filter_map(|(id, twins)| match twins.len() {
+            1 => twins.into_iter().next().map(|twin| (id, twin)),
+            _ => None,
+        })
+        .collect();
+    if lone.is_empty() || lease::is_anybody_else_at_work(vault)? {
+        return Ok(Vec::new());
+    }
+    let mut missing = Vec::new();
+    for (id, twin) in lone {
+        // Looked at again now that all who may have been putting, or deleting, both have ended.
+        let other = id.name(twin.other());
+        if is_there(&id.name(twin))? && !is_there(&other)? {
+            missing.push(other);
+        }
+    }
+    Ok(missing)
+}
+
+impl Repository {
+    /// Says durably, and twice, where bytes of `pack` are now. Part of [`commit_moves`](Self::commit_moves).
+    pub(crate) fn put_relocation(&self, pack: PackId, number: u64, table: &RelocationTable) -> Result<()> {
+        let id = RelocationId { pack, number };
+        for twin in Twin::BOTH {
+            self.vault.put_sealed(&id.name(twin), &table.encode())?;
+        }
+        Ok(())
+    }
+
+    /// Writes one object of a relocation again from the other one.
+    pub(crate) fn restore_twin(&self, id: &RelocationId, twin: Twin) -> Result<()> {
+        let table = read_twin(&*self.vault.store, &self.vault.keyring, id, twin.other())?;
+        let name = id.name(twin);
+        // If we die between the two, it is found missing and written the next time.
+        self.vault.store.delete(&name)?;
+        self.vault.put_sealed(&name, &table.encode())?;
         Ok(())
     }
 }

@@ -11,8 +11,8 @@ use crate::error::{Error, Result};
 use crate::format::index::{IndexEntry, SegmentReader, entries_of, segment_name};
 use crate::format::pack::{Directory, encode_frame_table};
 use crate::id::{PackId, SegmentId};
-use crate::repository::Vault;
 use crate::store::{ObjectKind, ObjectName, StoreError};
+use crate::vault::Vault;
 
 /// What the entries of one pack add up to.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

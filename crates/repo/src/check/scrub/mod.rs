@@ -30,12 +30,13 @@ use crate::error::{Error, Result};
 use crate::format::manifest::{Manifest, snapshot_name};
 use crate::format::pack::pack_name;
 use crate::id::PackId;
-use crate::read::restore::JobProgress;
+use crate::progress::job::JobProgress;
 use crate::repository::Repository;
 use crate::repository::damage_records::{DamageRecord, clear_damage, damage_names, put_damage, read_damage};
 use crate::store::StoreError;
+pub(crate) use crate::vault::exists;
 use crate::writers::lease::writer_name;
-pub(crate) use crate::writers::manifest_copies::{Copies, copied_manifest, exists};
+pub(crate) use crate::writers::manifest_copies::{Copies, copied_manifest};
 
 /// How to scrub.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

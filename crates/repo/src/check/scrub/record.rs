@@ -15,8 +15,8 @@ use std::collections::BTreeMap;
 
 use crate::error::{Error, Result};
 use crate::id::PackId;
-use crate::repository::Vault;
 use crate::store::{ObjectKind, ObjectName, StoreError};
+use crate::vault::Vault;
 use crate::wire::{Decoder, Malformed, put_varint};
 
 const FORMAT_VERSION: u8 = 1;

@@ -6,17 +6,17 @@ use super::record::{READ_RECORD_BYTES_MAX, ReadRecord, is_read_record};
 use crate::check::finding::{FindingKind, Findings};
 use crate::error::{Error, Result};
 use crate::format::config::{CONFIG_OBJECT_BYTES_MAX, RepositoryConfig};
-use crate::gc::loss::{is_accepted_record, read_accepted};
 use crate::id::{PackId, SegmentId, SnapshotId, WriterId};
 use crate::key;
-use crate::repository::Vault;
+use crate::repository::accepted_losses::{is_accepted_record, read_accepted};
 use crate::repository::damage_records::{DAMAGE_BYTES_MAX, DamageRecord, damaged_pack};
 use crate::repository::pending_deletes::CONDEMNED_BYTES_MAX;
-use crate::repository::relocations::{RelocationId, missing_twins, read_twin};
+use crate::repository::relocations::{RelocationId, read_twin};
 use crate::store::{ObjectKind, ObjectName, StoreError};
+use crate::vault::Vault;
 use crate::writers::forget::{ForgottenRecord, is_announcement, protected_by};
 use crate::writers::lease::{WriterRecord, beat_of};
-use crate::writers::moves::move_of;
+use crate::writers::moves::{missing_twins, move_of};
 
 const MARKER_BYTES_MAX: u64 = 1 << 20;
 

@@ -8,6 +8,7 @@
 
 mod merge;
 pub(crate) mod segment;
+pub(crate) mod table_places;
 mod tables;
 mod write;
 

@@ -23,7 +23,7 @@ pub(crate) mod forged;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::tables::TablePlaces;
+use super::table_places::TablePlaces;
 use super::{IndexEntry, PREFIX_LENGTH, Prefix};
 use crate::error::{Error, Result};
 use crate::format::pack::{FRAME_TABLE_BYTES_MAX, Location};

@@ -6,53 +6,6 @@ use crate::format::pack::{Directory, decode_frame_table};
 use crate::id::{PackId, SegmentId};
 use crate::store::{ObjectKind, Store, StoreError};
 
-/// Where the tables of a segment are: one behind the other, in the order of its packs.
-pub(super) struct TablePlaces {
-    /// Where the table of each pack ends, and before them all where the first begins.
-    ends: Vec<u64>,
-}
-
-/// A sealed table in a segment.
-pub(super) struct TablePlace {
-    pub(super) number: u64,
-    pub(super) offset: u64,
-    pub(super) length: u32,
-}
-
-impl TablePlaces {
-    /// The packs in the list of a segment, whose entries have this length, and where their tables are, the first of them at `start`.
-    pub(super) fn decode(list: &[u8], entry_length: usize, start: u64) -> (Vec<PackId>, Self) {
-        let mut places = Self { ends: vec![start] };
-        let packs = list.chunks_exact(entry_length).map(|entry| {
-            let (pack, length) = entry.split_at(PackId::LENGTH);
-            // Version 1 has no lengths.
-            places.push(length.try_into().map_or(0, u32::from_le_bytes));
-            PackId::from_bytes(pack.try_into().expect("an entry begins with an identity"))
-        });
-        (packs.collect(), places)
-    }
-
-    fn push(&mut self, length: u32) {
-        self.ends.push(self.end().saturating_add(length.into()));
-    }
-
-    /// First byte behind the last table.
-    pub(super) fn end(&self) -> u64 {
-        self.ends[self.ends.len() - 1]
-    }
-
-    /// The table of pack `number`, if there is one.
-    pub(super) fn of(&self, number: usize) -> Option<TablePlace> {
-        let (offset, end) = (self.ends.get(number)?, self.ends.get(number + 1)?);
-        let length = u32::try_from(end - offset).ok().filter(|length| *length > 0)?;
-        Some(TablePlace {
-            number: number as u64,
-            offset: *offset,
-            length,
-        })
-    }
-}
-
 /// The frames of `pack` as the index knows them, in a directory without chunks; none where no segment has them.
 ///
 /// Segments that cannot be read are passed over.
