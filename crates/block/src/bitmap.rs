@@ -212,7 +212,7 @@ mod tests {
     use std::ops::Range;
 
     use super::DirtyBitmap;
-    use crate::conformance::test_seed;
+    use crate::testing::conformance::test_seed;
     use crate::{Error, SeededRandom, to_usize};
 
     fn ranges(bitmap: &DirtyBitmap) -> Vec<Range<u64>> {

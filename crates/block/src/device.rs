@@ -15,7 +15,7 @@ use crate::{Error, Extent, ExtentList, Result};
 ///   `Data` is always a permitted answer.
 ///
 /// A request of no bytes (or a range whose end lies before its start) that begins inside the device or at its end
-/// succeeds and does nothing. The module [`conformance`](crate::conformance) tests all this on any device.
+/// succeeds and does nothing. The module [`conformance`](crate::testing::conformance) tests all this on any device.
 ///
 /// Callers may assume nothing about alignment: every offset and length is legal; aligned and large requests are faster.
 pub trait BlockDevice: Send + Sync {

@@ -12,13 +12,10 @@ compile_error!("offsets are u64 and buffers are indexed by usize: Holdfast needs
 mod aligned;
 mod bitmap;
 mod clock;
-pub mod conformance;
-mod crash;
 mod device;
 mod either;
 mod error;
 mod extent;
-mod fault;
 mod file;
 #[cfg(feature = "hostile")]
 #[doc(hidden)]
@@ -29,20 +26,19 @@ mod random;
 mod record;
 mod request;
 mod slice;
+#[cfg(any(test, feature = "testing"))]
+mod testing;
 mod throttle;
-mod trace;
 mod track;
 mod zero;
 
 pub use aligned::AlignedBuffer;
 pub use bitmap::{BITMAP_VERSION, DirtyBitmap, DirtyRanges};
 pub use clock::{Clock, ManualClock, SystemClock};
-pub use crash::{CrashLog, CrashLogDevice};
 pub use device::{BlockDevice, BlockDeviceMut, for_each_extent};
 pub use either::EitherData;
 pub use error::{Error, Result};
 pub use extent::{Extent, ExtentKind, ExtentList};
-pub use fault::{Fault, FaultRule, FaultyDevice};
 pub use file::{Access, DirectPath, FileChange, FileDevice, FileDeviceMut, IoMode, ReadHint};
 pub use memory::MemoryDevice;
 pub use overlay::{BackingId, CommitReport, OVERLAY_VERSION, OverlayDevice, OverlayInfo, OverlayOptions, OverlayState};
@@ -50,8 +46,14 @@ pub use random::SeededRandom;
 pub use record::Record;
 pub use request::{Request, RequestKind};
 pub use slice::SliceDevice;
+#[cfg(any(test, feature = "testing"))]
+pub use testing::{
+    conformance,
+    crash::{CrashLog, CrashLogDevice},
+    fault::{Fault, FaultRule, FaultyDevice},
+    trace::{TraceRing, TraceSink, TracedDevice},
+};
 pub use throttle::{Throttle, ThrottleLimits, ThrottledDevice};
-pub use trace::{TraceRing, TraceSink, TracedDevice};
 pub use track::TrackedDevice;
 pub use zero::is_zero;
 

@@ -154,7 +154,7 @@ impl BlockDeviceMut for MemoryDevice {
 #[cfg(test)]
 mod tests {
     use super::MemoryDevice;
-    use crate::conformance::Conformance;
+    use crate::testing::conformance::Conformance;
 
     #[test]
     fn conforms() {

@@ -79,7 +79,7 @@ impl<D: BlockDeviceMut> BlockDeviceMut for SliceDevice<D> {
 #[cfg(test)]
 mod tests {
     use super::SliceDevice;
-    use crate::conformance::Conformance;
+    use crate::testing::conformance::Conformance;
     use crate::{BlockDevice, BlockDeviceMut, Error, MemoryDevice};
 
     #[test]

@@ -169,7 +169,7 @@ mod tests {
     use std::time::Duration;
 
     use super::{ThrottleLimits, ThrottledDevice};
-    use crate::conformance::Conformance;
+    use crate::testing::conformance::Conformance;
     use crate::{BlockDevice, BlockDeviceMut, Clock, ManualClock, MemoryDevice};
 
     fn limits(bytes: u64, operations: u64, burst_ms: u32) -> ThrottleLimits {

@@ -126,7 +126,7 @@ mod tests {
     use std::sync::OnceLock;
 
     use super::TrackedDevice;
-    use crate::conformance::{Conformance, test_seed};
+    use crate::testing::conformance::{Conformance, test_seed};
     use crate::{
         BlockDevice, BlockDeviceMut, DirtyBitmap, Fault, FaultRule, FaultyDevice, MemoryDevice, Request, RequestKind,
         SeededRandom, TracedDevice, to_usize,

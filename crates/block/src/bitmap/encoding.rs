@@ -246,7 +246,7 @@ mod tests {
     use super::{
         BITS_CRC_AT, FORM_AT, FORM_RUNS, FORM_WORDS, Fields, HEADER_CRC_AT, HEADER_LENGTH, LENGTH_AT, VERSION_AT,
     };
-    use crate::conformance::test_seed;
+    use crate::testing::conformance::test_seed;
     use crate::{DirtyBitmap, Error, SeededRandom, to_usize};
 
     /// `bytes` with the right length and checksums, so that a lie reaches the check behind them.

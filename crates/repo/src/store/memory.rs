@@ -228,7 +228,7 @@ impl ObjectWriter for MemoryWriter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::conformance;
+    use crate::store::testing::conformance;
 
     #[test]
     fn memory_is_a_store() {

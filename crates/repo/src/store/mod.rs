@@ -8,31 +8,32 @@
 //! | | |
 //! |---|---|
 //! | [`DirectoryStore`] | a directory, local or mounted |
-//! | [`MemoryStore`] | memory, for tests and simulation |
-//! | [`FaultStore`] | a store on top of another that fails and crashes when told |
-//! | [`Interleaver`] | runs several actors on one store in an order that a seed decides |
-//! | [`conformance`] | what every store is tested with |
+//! | [`MemoryStore`] | memory, for states that live as long as the process, and for tests |
+//!
+//! With the feature `testing` there are also stores that fail, crash, or take turns as a seed says (`testing`), and the tests that every
+//! store must pass (`conformance`).
 
-pub mod conformance;
 mod directory;
 mod error;
-mod fault;
-mod interleave;
 mod memory;
 mod name;
-mod operation;
-mod seeded;
+#[cfg(any(test, feature = "testing"))]
+mod testing;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 pub use directory::DirectoryStore;
 pub use error::{Result, StoreError};
-pub use fault::{Fault, FaultEffect, FaultPlan, FaultSpan, FaultStore};
-pub use interleave::{InterleavedStore, Interleaver, Step};
 pub use memory::MemoryStore;
 pub use name::{ObjectKind, ObjectName};
-pub use operation::Operation;
+#[cfg(any(test, feature = "testing"))]
+pub use testing::{
+    conformance,
+    fault::{Fault, FaultEffect, FaultPlan, FaultSpan, FaultStore},
+    operation::Operation,
+    scheduler::{InterleavedStore, Interleaver, Step},
+};
 
 /// What became of a put.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

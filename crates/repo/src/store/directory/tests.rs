@@ -4,7 +4,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 use super::*;
-use crate::store::conformance;
+use crate::store::testing::conformance;
 
 fn name(kind: ObjectKind, text: &str) -> ObjectName {
     ObjectName::new(kind, text).unwrap()

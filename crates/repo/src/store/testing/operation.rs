@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{ObjectKind, ObjectName};
+use crate::store::{ObjectKind, ObjectName};
 
 /// One call of a store.
 #[derive(Debug, Clone, PartialEq, Eq)]

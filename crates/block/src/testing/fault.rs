@@ -219,7 +219,7 @@ impl<D: BlockDeviceMut> BlockDeviceMut for FaultyDevice<D> {
 #[cfg(test)]
 mod tests {
     use super::{Fault, FaultRule, FaultyDevice};
-    use crate::conformance::Conformance;
+    use crate::testing::conformance::Conformance;
     use crate::{BlockDevice, BlockDeviceMut, MemoryDevice, RequestKind};
 
     #[test]

@@ -116,7 +116,7 @@ mod tests {
     use std::sync::Mutex;
 
     use super::{TraceRing, TracedDevice};
-    use crate::conformance::Conformance;
+    use crate::testing::conformance::Conformance;
     use crate::{BlockDevice, BlockDeviceMut, MemoryDevice, Request, RequestKind};
 
     #[test]

@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::seeded::Seeded;
-use super::{ObjectKind, ObjectName, ObjectWriter, Operation, Put, Result, Store};
+use crate::store::{ObjectKind, ObjectName, ObjectWriter, Operation, Put, Result, Store};
 
 /// One step of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub struct Step {
 ///
 /// Actors may share nothing but stores made here, and each uses its store from one thread only: an actor that waits for another
 /// by other means than the store waits for ever. An actor crashes in the middle by way of a
-/// [`FaultStore`](super::FaultStore) under its store. Outside of a run the stores work as usual, with no order.
+/// [`FaultStore`](crate::store::FaultStore) under its store. Outside of a run the stores work as usual, with no order.
 pub struct Interleaver {
     shared: Arc<Shared>,
 }
@@ -342,7 +342,8 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::store::{Fault, FaultPlan, FaultSpan, FaultStore, MemoryStore, conformance};
+    use crate::store::testing::conformance;
+    use crate::store::{Fault, FaultPlan, FaultSpan, FaultStore, MemoryStore};
 
     fn name(name: &str) -> ObjectName {
         ObjectName::new(ObjectKind::Index, name).unwrap()

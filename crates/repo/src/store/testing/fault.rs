@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::seeded::Seeded;
-use super::{ObjectKind, ObjectName, ObjectWriter, Operation, Put, Result, Store, StoreError};
+use crate::store::{ObjectKind, ObjectName, ObjectWriter, Operation, Put, Result, Store, StoreError};
 
 /// How an operation fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -229,7 +229,8 @@ impl ObjectWriter for FaultWriter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::{MemoryStore, conformance};
+    use crate::store::MemoryStore;
+    use crate::store::testing::conformance;
 
     fn name(name: &str) -> ObjectName {
         ObjectName::new(ObjectKind::Index, name).unwrap()

@@ -5,7 +5,7 @@ use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use super::seeded::Seeded;
-use super::{ObjectKind, ObjectName, Put, Result, Store, StoreError};
+use crate::store::{ObjectKind, ObjectName, Put, Result, Store, StoreError};
 
 const LARGE_BYTES: usize = 9 << 20;
 

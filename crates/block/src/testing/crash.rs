@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::fault::sector_pieces;
+use crate::testing::fault::sector_pieces;
 use crate::{BlockDevice, BlockDeviceMut, ExtentList, MemoryDevice, Result, SeededRandom, to_usize};
 
 /// One change of a device that completed, or a flush.
@@ -159,7 +159,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::CrashLogDevice;
-    use crate::conformance::Conformance;
+    use crate::testing::conformance::Conformance;
     use crate::{BlockDeviceMut, MemoryDevice};
 
     #[test]

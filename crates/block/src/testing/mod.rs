@@ -1,0 +1,6 @@
+//! Devices for tests: they fail, crash, record and check as a test says. Behind the feature `testing`.
+
+pub mod conformance;
+pub(crate) mod crash;
+pub(crate) mod fault;
+pub(crate) mod trace;

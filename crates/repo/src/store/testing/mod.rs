@@ -1,0 +1,7 @@
+//! Stores for tests: they fail, crash and take turns as a seed says. Behind the feature `testing`.
+
+pub mod conformance;
+pub(crate) mod fault;
+pub(crate) mod operation;
+pub(crate) mod scheduler;
+pub(crate) mod seeded;
