@@ -8,12 +8,14 @@ use holdfast_block::MemoryDevice;
 use holdfast_block::hostile::{Outcome, Parser};
 use holdfast_image::ImageId;
 
-use crate::open::StreamImages;
 use crate::ova::ImageReading;
+use crate::ova::disk::StreamImages;
 use crate::tar::TarReader;
 use crate::vma::hostile as vma_hostile;
-use crate::{ArchiveReader, PackOptions, PackedFile, Packer, Packing, Piece, Threads, Unpacked, XvaReader};
-use crate::{OvaDisk, OvaOutput, OvaReader, OvaWriteOptions, XvaDisk, XvaWriteOptions, write_ova, write_xva};
+use crate::{
+    ArchiveReader, OvaDisk, OvaOutput, OvaReader, OvaWriteOptions, PackOptions, PackedFile, Packer, Packing, Piece,
+    Threads, Unpacked, XvaDisk, XvaReader, XvaWriteOptions, write_ova, write_xva,
+};
 
 pub use crate::vma::hostile::vma;
 

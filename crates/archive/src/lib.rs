@@ -11,25 +11,27 @@ mod error;
 #[cfg(feature = "hostile")]
 #[doc(hidden)]
 pub mod hostile;
-mod in_order;
 mod open;
-mod ordered;
+mod ordered_pool;
 mod ova;
 mod packed;
 mod reader;
 mod sparse;
+mod spool;
 mod tar;
 mod unpack;
 mod vma;
 mod xva;
 
 pub use error::{Error, Result};
-pub use in_order::Threads;
-pub use open::{ArchiveKind, Counter, OpenArchive, OpenOptions, StreamImages, open};
-pub use ordered::Ordered;
+pub use open::{ArchiveKind, Counter, OpenArchive, OpenOptions, open};
+pub use ordered_pool::Threads;
+pub use ova::disk::StreamImages;
 pub use ova::{OvaDisk, OvaOutput, OvaReader, OvaWriteOptions, OvaWritten, write_ova};
+pub use packed::frame::Packing;
 pub use packed::{IndexEntry, PackOptions, Packed, PackedFile, PackedIndex, PackedReport, Packer, pack};
 pub use reader::{ArchiveDisk, ArchiveReader, DiskContent, Document, DocumentKind, Piece};
-pub use unpack::{Packing, Unpacked};
+pub use spool::Ordered;
+pub use unpack::Unpacked;
 pub use vma::{VmaDisk, VmaReader, VmaWriteOptions, VmaWritten, write_vma};
 pub use xva::{XvaDisk, XvaReader, XvaWriteOptions, XvaWritten, write_xva};

@@ -4,11 +4,13 @@ use std::io::{Cursor, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::in_order::Threads;
+use crate::ordered_pool::Threads;
+use crate::ova::disk::StreamImages;
 use crate::ova::{ImageReading, OvaReader};
+use crate::packed::frame::Packing;
 use crate::reader::ArchiveReader;
 use crate::tar::{TarReader, read_error};
-use crate::unpack::{Packing, Unpacked};
+use crate::unpack::Unpacked;
 use crate::vma::{MAGIC as VMA_MAGIC, VmaReader};
 use crate::xva::XvaReader;
 use crate::{Error, Result};
@@ -72,15 +74,6 @@ impl Counter {
     pub fn bytes(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
-}
-
-/// How VMDKs for streams in an OVA are read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StreamImages {
-    /// As they come. One whose grains go back is an [`ImageError::NotInOrder`](holdfast_image::Error::NotInOrder), perhaps after some of its pieces.
-    AsTheyCome,
-    /// Each is kept in a file without a name first, below the folder for temporary files.
-    StoredFirst,
 }
 
 /// How an archive is read.

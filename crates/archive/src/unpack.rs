@@ -6,14 +6,16 @@
 #![deny(clippy::indexing_slicing)]
 #![cfg_attr(not(test), deny(clippy::string_slice))]
 
-use std::io::{self, BufReader, Cursor, Read};
+use std::io;
+use std::io::{BufReader, Cursor, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use flate2::bufread::GzDecoder;
 
-use crate::in_order::{InOrder, Threads};
-use crate::packed::{GzipTally, ZstdTally, gzip, zstd_frame};
+use crate::ordered_pool::{InOrder, Threads};
+use crate::packed::frame::{Frame, Input, Packing};
+use crate::packed::{GzipTally, ZstdTally, gzip, zstd_read};
 
 /// Bytes of a chunk of a stream that is unpacked on one thread.
 const CHUNK_BYTES: usize = 1 << 20;
@@ -21,40 +23,6 @@ const CHUNK_BYTES: usize = 1 << 20;
 const AHEAD_BYTES: usize = 64 << 10;
 /// What zstd says of a frame that needs a larger window than its decoder allows by itself.
 const ZSTD_WINDOW: &str = "requires too much memory";
-/// Frames that are longer, packed or unpacked, are unpacked piecemeal.
-pub(crate) const FRAME_BYTES_MAX: usize = 64 << 20;
-
-/// How a stream is packed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Packing {
-    /// Not at all.
-    None,
-    /// gzip, RFC 1952.
-    Gzip,
-    /// zstd, RFC 8878.
-    Zstd,
-}
-
-impl Packing {
-    /// How the stream that begins with these bytes is packed; four bytes tell.
-    pub fn sniff(start: &[u8]) -> Self {
-        match start {
-            [0x1f, 0x8b, ..] => Self::Gzip,
-            [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Self::Zstd,
-            _ => Self::None,
-        }
-    }
-
-    /// What a person calls it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Gzip => "gzip",
-            Self::Zstd => "zstd",
-        }
-    }
-}
-
 /// A stream, unpacked.
 pub struct Unpacked {
     packing: Packing,
@@ -255,7 +223,7 @@ impl Unpacking {
     fn frame(&mut self, mut input: Input, packing: Packing) -> (Option<Part>, State) {
         let frame = match packing {
             Packing::Gzip => gzip::read_member(&mut input),
-            Packing::Zstd | Packing::None => zstd_frame::read_frame(&mut input, &mut self.zstd),
+            Packing::Zstd | Packing::None => zstd_read::read_frame(&mut input, &mut self.zstd),
         };
         // Each block of ours is a member by itself: a cut between two of them looks like an end, and one that is lost like nothing at all.
         let frame = frame.and_then(|frame| {
@@ -323,58 +291,5 @@ impl Unpacking {
             Ok(0) => (None, State::Over),
             Ok(_) => (Some(Part::Ready(Ok(chunk))), State::Stream(stream)),
         }
-    }
-}
-
-/// What stands at the place of a frame.
-pub(crate) enum Frame {
-    /// Nothing: the stream ends here.
-    End,
-    /// A frame, and how much is in it.
-    Whole { bytes: Vec<u8>, unpacked_bytes: usize },
-    /// A frame that does not say how long it is, or is very long, and what was read of it.
-    Long { start: Vec<u8> },
-}
-
-/// The stream as it comes, counted; what was read too far is given back.
-pub(crate) struct Input {
-    ahead: Cursor<Vec<u8>>,
-    stream: Box<dyn Read + Send>,
-    read: Arc<AtomicU64>,
-}
-
-impl Input {
-    fn give_back(&mut self, bytes: Vec<u8>) {
-        let at = usize::try_from(self.ahead.position()).unwrap_or(usize::MAX);
-        let rest = self.ahead.get_ref().get(at..).unwrap_or_default().to_vec();
-        self.ahead = Cursor::new([bytes, rest].concat());
-    }
-
-    /// Appends `count` bytes to `bytes`.
-    ///
-    /// # Errors
-    /// The stream ends before.
-    pub(crate) fn append(&mut self, bytes: &mut Vec<u8>, count: usize) -> io::Result<()> {
-        let read = self.by_ref().take(count as u64).read_to_end(bytes)?;
-        if read == count {
-            Ok(())
-        } else {
-            Err(io::Error::new(
-                io::ErrorKind::UnexpectedEof,
-                "the packed stream ends in the middle of a frame: it was cut off",
-            ))
-        }
-    }
-}
-
-impl Read for Input {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let count = self.ahead.read(buffer)?;
-        if count > 0 || buffer.is_empty() {
-            return Ok(count);
-        }
-        let count = self.stream.read(buffer)?;
-        self.read.fetch_add(count as u64, Ordering::Relaxed);
-        Ok(count)
     }
 }

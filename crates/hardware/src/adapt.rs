@@ -3,8 +3,8 @@
 //! A guest from elsewhere may have no drivers for what is fastest here. It is given what every system since 2007 knows: SATA disks and Intel's
 //! network card. Whoever knows the guest better changes it afterwards.
 
+use crate::bus_address::Seats;
 use crate::machine::PLACE_COUNT;
-use crate::seats::Seats;
 use crate::{Bus, CardModel, Disk, DiskKind, Dropped, Firmware, Machine, Translated};
 
 /// Where a machine goes.

@@ -5,6 +5,8 @@
 //! window shows the screen, what a hypervisor does with a machine that has crashed.
 
 mod adapt;
+mod bus_address;
+mod device_names;
 pub mod edits;
 mod encoding;
 mod error;
@@ -18,7 +20,6 @@ pub mod ovf;
 mod percent;
 mod plain_path;
 pub mod proxmox;
-mod seats;
 pub mod virtualbox;
 pub mod xen;
 mod xml;

@@ -175,5 +175,7 @@ impl ConfiguredRepository {
     }
 }
 
+mod section_names;
 #[cfg(test)]
 mod tests;
+mod values;

@@ -10,6 +10,7 @@
 mod check;
 mod config;
 mod due;
+mod error;
 mod expired;
 mod freshness;
 mod ini;
@@ -18,7 +19,8 @@ mod pools;
 mod resolve;
 
 pub use check::{Check, Level};
-pub use config::{SanoidConfig, SanoidError, SanoidWarning};
+pub use config::{SanoidConfig, SanoidWarning};
+pub use error::SanoidError;
 pub use expired::{Expired, ExpiryReason, TypedSnapshot};
 pub use freshness::freshness;
 pub use pools::{CapacityLimits, PoolAnswer, PoolDevice, PoolFacts, capacity, health, percent};

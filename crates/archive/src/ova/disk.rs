@@ -14,7 +14,6 @@ use holdfast_block::{BlockDevice, ExtentKind};
 use holdfast_image::{Error as ImageError, Gate, OpenOptions, StreamReader};
 
 use super::manifest::{Digested, Digests};
-use crate::open::StreamImages;
 use crate::sparse::write_sparse_at;
 use crate::tar::TarReader;
 use crate::{Error, Result};
@@ -279,4 +278,13 @@ impl<R: Read + Send> OvaImage<R> {
             Self::Stored { tar, digested, .. } => Ok((tar, digested)),
         }
     }
+}
+
+/// How VMDKs for streams in an OVA are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StreamImages {
+    /// As they come. One whose grains go back is an [`ImageError::NotInOrder`](holdfast_image::Error::NotInOrder), perhaps after some of its pieces.
+    AsTheyCome,
+    /// Each is kept in a file without a name first, below the folder for temporary files.
+    StoredFirst,
 }

@@ -4,7 +4,7 @@
 //! all others behind it, or at the end; the images in the order of the descriptor.
 
 mod described;
-mod disk;
+pub(crate) mod disk;
 mod manifest;
 mod read;
 mod write;

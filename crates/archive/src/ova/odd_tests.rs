@@ -4,7 +4,7 @@ use holdfast_image::{Continue, Error as ImageError, ImageId, StreamOptions, writ
 
 use super::tests::{MIB, READING, STREAM, THREADS, archive, descriptor, devices};
 use super::{ImageReading, OvaReader};
-use crate::open::StreamImages;
+use crate::ova::disk::StreamImages;
 use crate::reader::{ArchiveReader as _, DiskContent, Piece};
 use crate::tar::TarReader;
 use crate::{Error, Result};

@@ -7,7 +7,7 @@ use holdfast_block::{BlockDevice, BlockDeviceMut as _, MemoryDevice, SeededRando
 use holdfast_image::{Format, ImageId};
 
 use super::{ImageReading, OvaDisk, OvaOutput, OvaReader, OvaWriteOptions, write_ova};
-use crate::open::StreamImages;
+use crate::ova::disk::StreamImages;
 use crate::reader::{ArchiveReader as _, Piece};
 use crate::tar::{TarReader, header, padding_of};
 use crate::{Error, Result};

@@ -9,7 +9,7 @@ use std::io;
 
 use holdfast_block::Record;
 
-use crate::unpack::{FRAME_BYTES_MAX, Frame, Input};
+use crate::packed::frame::{FRAME_BYTES_MAX, Frame, Input};
 
 /// Magic, method, flags, time, level and system.
 const HEAD_BYTES: usize = 10;

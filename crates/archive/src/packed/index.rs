@@ -9,7 +9,7 @@ use holdfast_block::Record;
 
 use super::gzip;
 use super::zstd_frame::SEEK_TABLE;
-use crate::unpack::{FRAME_BYTES_MAX, Packing};
+use crate::packed::frame::{FRAME_BYTES_MAX, Packing};
 use crate::{Error, Result};
 
 /// Bytes of an entry in both forms: packed length, length, checksum.

@@ -6,14 +6,16 @@
 pub(crate) mod gzip;
 mod index;
 mod read;
-mod tally;
 mod write;
 pub(crate) mod zstd_frame;
 
 pub use index::{IndexEntry, PackedIndex};
 pub use read::{PackedFile, PackedReport};
-pub(crate) use tally::{GzipTally, ZstdTally};
+pub(crate) use stream_validator::{GzipTally, ZstdTally};
 pub use write::{PackOptions, Packed, Packer, pack};
 
+pub(crate) mod frame;
+mod stream_validator;
 #[cfg(test)]
 mod tests;
+pub(crate) mod zstd_read;

@@ -13,8 +13,9 @@ use super::gzip;
 use super::index::{IndexEntry, PackedIndex};
 use super::write::low;
 use crate::checksum::xxh64;
-use crate::in_order::{InOrder, Threads};
-use crate::unpack::{Packing, Unpacked};
+use crate::ordered_pool::{InOrder, Threads};
+use crate::packed::frame::Packing;
+use crate::unpack::Unpacked;
 use crate::{Error, Result};
 
 /// Blocks that are kept unpacked.

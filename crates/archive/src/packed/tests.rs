@@ -5,8 +5,9 @@ use std::sync::{Arc, Mutex};
 use holdfast_block::{BlockDevice as _, MemoryDevice, SeededRandom};
 
 use super::{PackOptions, PackedFile, Packer, gzip, pack};
-use crate::in_order::Threads;
-use crate::unpack::{Packing, Unpacked};
+use crate::ordered_pool::Threads;
+use crate::packed::frame::Packing;
+use crate::unpack::Unpacked;
 use crate::{Error, Result};
 
 const THREADS: Threads = Threads {

@@ -1,6 +1,7 @@
 //! Packing a stream on all cores.
 
-use std::io::{self, Read, Write};
+use std::io;
+use std::io::{Read, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,13 +10,10 @@ use std::thread::JoinHandle;
 use super::index::PackedIndex;
 use super::{gzip, zstd_frame};
 use crate::checksum::xxh64;
-use crate::in_order::{InOrder, Threads};
-use crate::unpack::Packing;
+use crate::ordered_pool::{InOrder, Threads};
+use crate::packed::frame::{GZIP_BLOCK_BYTES, Packing, ZSTD_BLOCK_BYTES};
 use crate::{Error, Result};
 
-/// Bytes of a block: for gzip, so many that what its window does not see does not matter; for zstd, as many as fit into a cache with those of other threads.
-pub(super) const GZIP_BLOCK_BYTES: usize = 1 << 20;
-pub(super) const ZSTD_BLOCK_BYTES: usize = 4 << 20;
 /// A block sees all of itself: at the usual level that makes up for the borders, and costs no time. Larger ones are smaller by some percent, and slower:
 /// two threads with such blocks no longer fit into a cache.
 const ZSTD_WINDOW_LOG: u32 = 22;

@@ -13,7 +13,7 @@ use super::format::{
     BLOCK_BYTES, CLUSTER_BYTES, ClusterInfo, DEVICE_BYTES_MAX, EXTENT_BYTES, EXTENT_CLUSTER_COUNT, MEMORY_NAME, put,
     write_extent, write_header,
 };
-use crate::in_order::{InOrder, Threads};
+use crate::ordered_pool::{InOrder, Threads};
 use crate::{Error, Result};
 
 /// Bytes of a disk that an extent is about.

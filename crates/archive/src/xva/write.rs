@@ -9,7 +9,7 @@ use std::thread::Scope;
 use holdfast_block::{BlockDevice, ExtentKind, is_zero};
 
 use crate::checksum::xxh64;
-use crate::in_order::{InOrder, Threads};
+use crate::ordered_pool::{InOrder, Threads};
 use crate::tar::{BLOCK_BYTES as TAR_BLOCK_BYTES, header, padding_of};
 use crate::{Error, Result};
 

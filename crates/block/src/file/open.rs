@@ -10,7 +10,7 @@ use rustix::fs::OFlags;
 
 use super::IoMode;
 use super::direct::{Access, DirectPath};
-use super::stamp::Stamp;
+use super::stamp::{FileChange, Stamp};
 use crate::device::range_length;
 use crate::{Error, Result};
 
@@ -158,5 +158,18 @@ fn directory_of(path: &Path) -> PathBuf {
     match path.parent() {
         Some(parent) if parent != Path::new("") => parent.to_owned(),
         _ => PathBuf::from("."),
+    }
+}
+
+impl OpenFile {
+    pub(super) fn changed_since_open(&self) -> Result<Vec<FileChange>> {
+        if self.medium == Medium::BlockDevice {
+            return Ok(Vec::new());
+        }
+        let metadata = self
+            .file
+            .metadata()
+            .map_err(|error| Error::io("look for changes", 0, error))?;
+        Ok(self.stamp.changes(&Stamp::of(&metadata)))
     }
 }

@@ -3,9 +3,6 @@
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 
-use super::open::{Medium, OpenFile};
-use crate::{Error, Result};
-
 /// One way in which a file is not as it was when it was opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileChange {
@@ -55,7 +52,7 @@ impl Stamp {
             status_changed: (metadata.ctime(), metadata.ctime_nsec()),
         }
     }
-    fn changes(&self, now: &Self) -> Vec<FileChange> {
+    pub(super) fn changes(&self, now: &Self) -> Vec<FileChange> {
         let mut changes = Vec::new();
         if now.size_bytes != self.size_bytes {
             changes.push(FileChange::Size {
@@ -69,18 +66,5 @@ impl Stamp {
             changes.push(FileChange::Attributes);
         }
         changes
-    }
-}
-
-impl OpenFile {
-    pub(super) fn changed_since_open(&self) -> Result<Vec<FileChange>> {
-        if self.medium == Medium::BlockDevice {
-            return Ok(Vec::new());
-        }
-        let metadata = self
-            .file
-            .metadata()
-            .map_err(|error| Error::io("look for changes", 0, error))?;
-        Ok(self.stamp.changes(&Stamp::of(&metadata)))
     }
 }

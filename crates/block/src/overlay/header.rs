@@ -7,13 +7,14 @@ use std::fmt;
 use std::ops::Range;
 
 use super::corrupt;
-use super::map::CLUSTERS_PER_SECTOR;
 use crate::{BlockDevice, BlockDeviceMut, Error, Record, Result};
 
 /// The version that is written.
 pub const OVERLAY_VERSION: u32 = 1;
 
 pub(super) const SECTOR_BYTES: u64 = 512;
+/// Clusters of one map sector.
+pub(super) const CLUSTERS_PER_SECTOR: u64 = 2016;
 const SECTOR_LENGTH: usize = 512;
 /// A page: what lies in it never shares a page of the store with something else.
 const ALIGNMENT_BYTES: u64 = 4096;

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use super::corrupt;
-use super::header::{BackingId, Geometry, SECTOR_BYTES};
+use super::header::{BackingId, CLUSTERS_PER_SECTOR, Geometry, SECTOR_BYTES};
 use crate::{BlockDevice, ExtentKind, Record, Result, for_each_extent, to_usize};
 
 const SECTOR_LENGTH: usize = 512;
@@ -18,9 +18,7 @@ const RESERVED_AT: usize = 504;
 const CRC_AT: usize = RESERVED_AT + 4;
 const _: () = assert!(CRC_AT + 4 == SECTOR_LENGTH);
 
-/// Clusters of one map sector.
-pub(super) const CLUSTERS_PER_SECTOR: u64 = RESERVED_AT as u64 * 4;
-const _: () = assert!(CLUSTERS_PER_SECTOR == 2016);
+const _: () = assert!(CLUSTERS_PER_SECTOR == RESERVED_AT as u64 * 4);
 
 /// The map is read in pieces of this size.
 const PIECE_BYTES: u64 = 1 << 18;

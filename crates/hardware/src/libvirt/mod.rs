@@ -4,13 +4,13 @@
 //! are passed through, shared folders, memory in huge pages, processors that are pinned. Controllers, addresses, screens, keyboards, serial lines
 //! and the balloon are not: every hypervisor gives a machine its own.
 
-mod lost;
 mod read;
 mod write;
 
-pub use lost::OF_ITS_HOST;
 pub use read::read;
+pub use unsupported::OF_ITS_HOST;
 pub use write::{DiskPlace, Wish, write};
 
 #[cfg(test)]
 pub(crate) mod tests;
+mod unsupported;

@@ -2,9 +2,9 @@
 
 use roxmltree::Node;
 
-use super::lost::what_is_lost;
-use crate::xml::{self, attribute, child, children};
-use crate::{Bus, Card, CardModel, Clock, Disk, DiskKind, Error, Firmware, Machine, Result, Topology, Translated};
+use crate::libvirt::unsupported::what_is_lost;
+use crate::xml::{attribute, child, children};
+use crate::{Bus, Card, CardModel, Clock, Disk, DiskKind, Error, Firmware, Machine, Result, Topology, Translated, xml};
 
 const FORM: &str = "domain XML of libvirt";
 

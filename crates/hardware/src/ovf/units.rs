@@ -1,6 +1,6 @@
 //! Where disks hang: a controller and a unit of it for each.
 
-use crate::seats::Seats;
+use crate::bus_address::Seats;
 use crate::{Bus, Disk, DiskKind, Dropped};
 
 /// The unit that a SCSI controller is itself.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use crate::seats::Seats;
+use crate::bus_address::Seats;
 use crate::{
     Bus, Card, CardModel, Clock, Disk, DiskKind, Dropped, Firmware, Machine, Place, Translated, adapt, identity,
     percent,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use super::read::units_per_controller;
-use crate::seats::{Seats, put_first};
+use crate::bus_address::{Seats, put_first};
 use crate::xml::escaped;
 use crate::{
     Bus, Card, CardModel, Clock, Disk, DiskKind, Dropped, Firmware, Machine, Place, Translated, adapt, identity,

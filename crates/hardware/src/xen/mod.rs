@@ -3,7 +3,6 @@
 //! Source: xen-api, the note on the format in `ocaml/xapi/xva.ml` and the data model of the XenAPI. The text is one value of XML-RPC: `version`, and
 //! `objects`, each with its `class`, the `id` by which others refer to it (`Ref:7`), and its record as `snapshot`.
 
-mod original;
 mod read;
 mod records;
 mod suspended;
@@ -12,7 +11,10 @@ mod write;
 
 pub use read::{XenDisk, XenRecords, read};
 pub use suspended::{SuspendedDisk, SuspendedMachine, suspended_machine};
-pub use write::{Exported, Wish, write};
+pub use write::{Exported, write};
+pub use write_options::Wish;
 
+mod raw_records;
 #[cfg(test)]
 mod tests;
+pub(crate) mod write_options;

@@ -1,7 +1,7 @@
 //! The records of XenServer, with all fields that XAPI wants.
 
 use super::value::Value;
-use super::write::{NULL, Wish};
+use crate::xen::write_options::{NULL, Wish};
 use crate::{Card, Clock, Disk, DiskKind, Firmware, Machine};
 
 /// Texts that are empty.

@@ -8,10 +8,10 @@ use roxmltree::Node;
 
 use super::read::{XenDisk, XenRecords, wrong};
 use super::value::Value;
-use super::write::NULL;
 use crate::edits::Edits;
-use crate::xml::{self, child, children};
-use crate::{Error, Result};
+use crate::xen::write_options::NULL;
+use crate::xml::{child, children};
+use crate::{Error, Result, xml};
 
 const FORM: &str = "ova.xml of a suspended machine";
 /// The power state of a machine that can go on.

@@ -3,25 +3,13 @@
 //! XAPI wants every field of a record that has no default in its data model; those that say nothing here have the value of a machine that was
 //! just made.
 
-use super::original::Original;
-use super::read::XenRecords;
 use super::records::{network_record, storage_record, structure, vbd_record, vdi_record, vif_record, vm_record};
 use super::value::Value;
+use crate::bus_address::{Seats, put_first};
 use crate::machine::PLACE_COUNT;
-use crate::seats::{Seats, put_first};
+use crate::xen::raw_records::Original;
+use crate::xen::write_options::{NULL, Wish};
 use crate::{Card, Clock, Disk, DiskKind, Dropped, Machine, Place, Translated, adapt};
-
-/// What the records say beside the machine.
-pub struct Wish<'a> {
-    /// The host that writes them.
-    pub host_name: &'a str,
-    /// When, as `20261123T09:30:00Z`.
-    pub time: &'a str,
-    /// Gives a new UUID, as text, with each call.
-    pub new_uuid: &'a mut dyn FnMut() -> String,
-    /// The records that the machine comes from, if it was one of XenServer: what nobody else has a word for is in them.
-    pub original: Option<&'a XenRecords>,
-}
 
 /// A machine as an `ova.xml`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,8 +23,6 @@ pub struct Exported {
 
 /// The last place that a BIOS sees: emulated IDE has four.
 const BIOS_PLACE_MAX: u32 = 3;
-
-pub(super) const NULL: &str = "OpaqueRef:NULL";
 
 /// Writes the records of a machine. Each disk must have a key and a size; drives are empty.
 ///

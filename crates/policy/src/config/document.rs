@@ -4,6 +4,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::error::ConfigError;
+use crate::config::section_names::{NAMED, ROOT, SINGLE};
 
 /// A section with what stands in it.
 #[derive(Debug)]
@@ -49,13 +50,6 @@ impl Section {
         self.entries.iter().find(|entry| entry.key == key)
     }
 }
-
-/// Groups whose sections have names of their own.
-pub(super) const NAMED: [&str; 5] = ["repositories", "pools", "retention", "jobs", "notify"];
-/// Groups that are one section.
-pub(super) const SINGLE: [&str; 2] = ["daemon", "defaults"];
-/// What stands before the first section.
-pub(super) const ROOT: &str = "";
 
 /// The sections of a file, in their order; what is no TOML, and what has no place, is told.
 pub(super) fn sections(text: &str, errors: &mut Vec<ConfigError>) -> Vec<Section> {

@@ -1,6 +1,6 @@
 //! What is wrong with a `holdfast.toml`, and what is hardly meant.
 
-use super::document::{NAMED, SINGLE};
+use crate::config::section_names::{NAMED, SINGLE};
 use crate::nearest::nearest;
 
 /// What is wrong. Lines count from 1.

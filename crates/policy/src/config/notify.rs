@@ -1,10 +1,9 @@
 //! Who is told, by which way, and of what.
 
-use super::ConfigError;
 use super::document::Section;
 use super::form::Value;
-use super::keys;
-use super::sections::{Values, count, place, text, values_of};
+use super::{ConfigError, keys};
+use crate::config::values::{Values, count, place, text, values_of};
 
 /// Somebody who is told.
 #[derive(Debug, Clone, PartialEq, Eq)]

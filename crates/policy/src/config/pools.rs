@@ -1,11 +1,10 @@
 //! Pools of XenServer and XCP-ng, which are named once: where they are, who logs in, whom to trust, and how their machines are read.
 
-use super::ConfigError;
 use super::document::Section;
 use super::form::Value;
-use super::keys;
 use super::kinds::JobKind;
-use super::sections::{Values, count, place, text, values_of};
+use super::{ConfigError, keys};
+use crate::config::values::{Values, count, place, text, values_of};
 
 /// What stands before the address of a pool.
 const SCHEME: &str = "xen://";

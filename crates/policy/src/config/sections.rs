@@ -1,15 +1,15 @@
 //! From sections to a configuration: each key is known, each value has its form, each name leads somewhere.
 
-use std::collections::BTreeMap;
-
-use super::document::{Entry, NAMED, ROOT, Raw, Section};
-use super::form::{Form, Value};
-use super::jobs::{self, Surroundings};
+use super::document::{Raw, Section};
+use super::form::Value;
+use super::jobs::Surroundings;
 use super::{
-    Config, ConfigError, ConfigSetting, ConfigWarning, ConfiguredPool, ConfiguredRepository, DaemonSettings, keys,
-    notify,
+    Config, ConfigError, ConfigSetting, ConfigWarning, ConfiguredPool, ConfiguredRepository, DaemonSettings, jobs,
+    keys, notify,
 };
 use crate::Lapse;
+use crate::config::section_names::{NAMED, ROOT};
+use crate::config::values::{count, place, text, values, values_of};
 use crate::nearest::nearest;
 use crate::sanoid::Origin;
 
@@ -20,9 +20,6 @@ const JOBS_AT_ONCE: usize = 2;
 const STOP_WITHIN: Lapse = Lapse::from_secs(60);
 const REMIND_AFTER: Lapse = Lapse::from_secs(86_400);
 const NAME_LENGTH_MAX: usize = 64;
-
-/// The checked values of a section, by key, each with its line.
-pub(super) type Values = BTreeMap<String, (u32, Value)>;
 
 /// All of a file. What is wrong is told; the configuration is of use only where nothing is.
 pub(super) fn read(sections: &[Section], errors: &mut Vec<ConfigError>) -> Config {
@@ -96,15 +93,6 @@ pub(super) fn read(sections: &[Section], errors: &mut Vec<ConfigError>) -> Confi
     }
 }
 
-/// Where something stands, in words.
-pub(super) fn place(section: &Section) -> String {
-    if section.group == ROOT {
-        "the first lines".to_owned()
-    } else {
-        format!("[{}]", section.title())
-    }
-}
-
 fn version(root: &Section, errors: &mut Vec<ConfigError>) {
     for entry in root.entries.iter().filter(|entry| entry.key != "version") {
         errors.push(ConfigError::UnknownKey {
@@ -142,48 +130,6 @@ fn name(section: &Section, errors: &mut Vec<ConfigError>) {
     }
 }
 
-/// The values of a section whose keys are known by `form_of`.
-pub(super) fn values(
-    section: &Section,
-    form_of: impl Fn(&str) -> Option<Form>,
-    known: impl Iterator<Item = &'static str>,
-    errors: &mut Vec<ConfigError>,
-) -> Values {
-    let known: Vec<_> = known.collect();
-    let mut values = Values::new();
-    for entry in &section.entries {
-        let Some(form) = form_of(&entry.key) else {
-            errors.push(unknown(section, entry, known.iter().copied()));
-            continue;
-        };
-        match form.read(&entry.value) {
-            Ok(value) => drop(values.insert(entry.key.clone(), (entry.line, value))),
-            Err(wanted) => errors.push(ConfigError::Value {
-                line: entry.line,
-                place: place(section),
-                key: entry.key.clone(),
-                wanted,
-            }),
-        }
-    }
-    values
-}
-
-fn unknown(section: &Section, entry: &Entry, known: impl Iterator<Item = &'static str>) -> ConfigError {
-    ConfigError::UnknownKey {
-        line: entry.line,
-        place: place(section),
-        key: entry.key.clone(),
-        nearest: nearest(&entry.key, known).map(str::to_owned),
-    }
-}
-
-/// The same where the keys are a list.
-pub(super) fn values_of(section: &Section, keys: &'static [keys::Key], errors: &mut Vec<ConfigError>) -> Values {
-    let names = keys.iter().map(|key| key.name);
-    values(section, |name| keys::of(keys, name), names, errors)
-}
-
 fn daemon(section: Option<&Section>, errors: &mut Vec<ConfigError>) -> DaemonSettings {
     let values = section
         .map(|section| values_of(section, keys::DAEMON, errors))
@@ -217,20 +163,6 @@ fn daemon(section: Option<&Section>, errors: &mut Vec<ConfigError>) -> DaemonSet
             },
         }));
     settings
-}
-
-pub(super) fn count(values: &Values, key: &str) -> Option<usize> {
-    match values.get(key) {
-        Some((_, Value::Count(count))) => usize::try_from(*count).ok(),
-        _ => None,
-    }
-}
-
-pub(super) fn text(values: &Values, key: &str) -> Option<String> {
-    match values.get(key) {
-        Some((_, Value::Text(text))) => Some(text.clone()),
-        _ => None,
-    }
 }
 
 fn repository(section: &Section, errors: &mut Vec<ConfigError>) -> ConfiguredRepository {

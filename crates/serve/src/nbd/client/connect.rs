@@ -1,22 +1,20 @@
 //! From an endpoint to a connection that takes requests: the handshake, driven over a stream.
 
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io;
+use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
 use holdfast_block::{Clock, SystemClock};
 
-use super::connection::{Connection, Patience, is_timeout, millis};
+use super::connection::{Connection, Patience, STOP_TICK, is_timeout, millis};
 use super::export::{ExportInfo, ListedExport};
 use super::handshake::{Goal, Handshake, Outcome};
 use super::tls::{TlsClient, TlsStream};
 use super::violation::Violation;
 use super::{Endpoint, Error, Stream};
 use crate::nbd::wire::STRING_BYTES_MAX;
-
-/// How often somebody who waits looks whether to go on.
-pub(super) const STOP_TICK: Duration = Duration::from_millis(200);
 
 /// What a client wishes for, and how long it waits.
 #[derive(Clone)]

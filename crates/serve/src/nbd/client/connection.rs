@@ -14,7 +14,8 @@
 //! - The state's lock is held for moments, never during a call to the operating system that may wait. Lock order: sender, state.
 
 use std::collections::HashMap;
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io;
+use std::io::{IoSlice, IoSliceMut};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
@@ -130,7 +131,7 @@ impl Connection {
             timeout,
             is_stopped,
         } = patience;
-        let tick = (timeout / 16).clamp(Duration::from_millis(2), super::connect::STOP_TICK);
+        let tick = (timeout / 16).clamp(Duration::from_millis(2), crate::nbd::client::connection::STOP_TICK);
         stream.set_patience(tick)?;
         let now = nanos(clock.now());
         Ok(Self {
@@ -418,3 +419,6 @@ fn nanos(duration: Duration) -> u64 {
 pub(super) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
+
+/// How often somebody who waits looks whether to go on.
+pub(crate) const STOP_TICK: Duration = Duration::from_millis(200);

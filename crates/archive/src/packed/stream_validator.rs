@@ -11,9 +11,8 @@
 use std::io;
 
 use super::index::{ENTRY_BYTES, ENTRY_COUNT_MAX, ZSTD_FOOTER_BYTES, entry_of, gzip_footer, zstd_footer};
-use super::write::{GZIP_BLOCK_BYTES, ZSTD_BLOCK_BYTES};
 use super::{gzip, zstd_frame};
-use crate::unpack::Input;
+use crate::packed::frame::{GZIP_BLOCK_BYTES, Input, ZSTD_BLOCK_BYTES};
 
 /// Entries of a seek table that are read at once.
 const ENTRIES_AT_ONCE: usize = 4096;

@@ -2,7 +2,7 @@
 
 use super::read::XenRecords;
 use super::value::Value;
-use super::write::NULL;
+use crate::xen::write_options::NULL;
 use crate::{Disk, DiskKind};
 
 /// Of the machine. Not its identity, nor what is true of the moment only, nor the generation by which a guest learns that it was restored.

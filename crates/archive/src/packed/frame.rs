@@ -1,0 +1,97 @@
+//! What gzip and zstd have in common here: frames of bounded length, and the input that they are read from.
+
+use std::io;
+use std::io::{Cursor, Read};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Frames that are longer, packed or unpacked, are unpacked piecemeal.
+pub(crate) const FRAME_BYTES_MAX: usize = 64 << 20;
+
+/// How a stream is packed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Packing {
+    /// Not at all.
+    None,
+    /// gzip, RFC 1952.
+    Gzip,
+    /// zstd, RFC 8878.
+    Zstd,
+}
+
+impl Packing {
+    /// How the stream that begins with these bytes is packed; four bytes tell.
+    pub fn sniff(start: &[u8]) -> Self {
+        match start {
+            [0x1f, 0x8b, ..] => Self::Gzip,
+            [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Self::Zstd,
+            _ => Self::None,
+        }
+    }
+
+    /// What a person calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Gzip => "gzip",
+            Self::Zstd => "zstd",
+        }
+    }
+}
+
+/// The stream as it comes, counted; what was read too far is given back.
+pub(crate) struct Input {
+    pub(crate) ahead: Cursor<Vec<u8>>,
+    pub(crate) stream: Box<dyn Read + Send>,
+    pub(crate) read: Arc<AtomicU64>,
+}
+
+impl Input {
+    pub(crate) fn give_back(&mut self, bytes: Vec<u8>) {
+        let at = usize::try_from(self.ahead.position()).unwrap_or(usize::MAX);
+        let rest = self.ahead.get_ref().get(at..).unwrap_or_default().to_vec();
+        self.ahead = Cursor::new([bytes, rest].concat());
+    }
+
+    /// Appends `count` bytes to `bytes`.
+    ///
+    /// # Errors
+    /// The stream ends before.
+    pub(crate) fn append(&mut self, bytes: &mut Vec<u8>, count: usize) -> io::Result<()> {
+        let read = self.by_ref().take(count as u64).read_to_end(bytes)?;
+        if read == count {
+            Ok(())
+        } else {
+            Err(io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                "the packed stream ends in the middle of a frame: it was cut off",
+            ))
+        }
+    }
+}
+
+impl Read for Input {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.ahead.read(buffer)?;
+        if count > 0 || buffer.is_empty() {
+            return Ok(count);
+        }
+        let count = self.stream.read(buffer)?;
+        self.read.fetch_add(count as u64, Ordering::Relaxed);
+        Ok(count)
+    }
+}
+
+/// What stands at the place of a frame.
+pub(crate) enum Frame {
+    /// Nothing: the stream ends here.
+    End,
+    /// A frame, and how much is in it.
+    Whole { bytes: Vec<u8>, unpacked_bytes: usize },
+    /// A frame that does not say how long it is, or is very long, and what was read of it.
+    Long { start: Vec<u8> },
+}
+
+/// Bytes of a block: for gzip, so many that what its window does not see does not matter; for zstd, as many as fit into a cache with those of other threads.
+pub(crate) const GZIP_BLOCK_BYTES: usize = 1 << 20;
+pub(crate) const ZSTD_BLOCK_BYTES: usize = 4 << 20;
