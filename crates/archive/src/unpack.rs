@@ -15,7 +15,7 @@ use flate2::bufread::GzDecoder;
 
 use crate::ordered_pool::{InOrder, Threads};
 use crate::packed::frame::{Frame, Input, Packing};
-use crate::packed::{GzipTally, ZstdTally, gzip, zstd_read};
+use crate::packed::{GzipValidator, ZstdValidator, gzip, zstd_read};
 
 /// Bytes of a chunk of a stream that is unpacked on one thread.
 const CHUNK_BYTES: usize = 1 << 20;
@@ -185,8 +185,8 @@ enum Part {
 struct Unpacking {
     state: State,
     /// What came since the last index, by the way in which the stream is packed.
-    gzip: GzipTally,
-    zstd: ZstdTally,
+    gzip: GzipValidator,
+    zstd: ZstdValidator,
     may_be_cut: Arc<AtomicBool>,
 }
 
@@ -203,8 +203,8 @@ impl Unpacking {
     fn new(input: Input, packing: Packing, may_be_cut: &Arc<AtomicBool>) -> Self {
         Self {
             state: State::Frames(input, packing),
-            gzip: GzipTally::default(),
-            zstd: ZstdTally::default(),
+            gzip: GzipValidator::default(),
+            zstd: ZstdValidator::default(),
             may_be_cut: Arc::clone(may_be_cut),
         }
     }

@@ -3,7 +3,7 @@
 //! A guest from elsewhere may have no drivers for what is fastest here. It is given what every system since 2007 knows: SATA disks and Intel's
 //! network card. Whoever knows the guest better changes it afterwards.
 
-use crate::bus_address::Seats;
+use crate::bus_address::AddressAllocator;
 use crate::machine::PLACE_COUNT;
 use crate::{Bus, CardModel, Disk, DiskKind, Dropped, Firmware, Machine, Translated};
 
@@ -79,7 +79,7 @@ fn settle(before: &[Disk], disks: &mut [Disk]) {
         let number = number(disk)?;
         (disk.position < PLACE_COUNT).then_some((buses[number], disk.position))
     };
-    let seats = Seats::new(before, wanted, |_| 0..PLACE_COUNT);
+    let seats = AddressAllocator::new(before, wanted, |_| 0..PLACE_COUNT);
     for (number, disk) in disks.iter_mut().enumerate() {
         if let Some(place) = seats.kept(number) {
             disk.position = place;

@@ -3,13 +3,13 @@
 use crate::{Bus, Disk, DiskKind};
 
 /// Places that disks take, by what has numbers of its own: a bus, a letter before names.
-pub(crate) struct Seats<K> {
+pub(crate) struct AddressAllocator<K> {
     taken: Vec<(K, u32)>,
     /// For each disk, by its number, the place that it had and keeps.
     kept: Vec<Option<(K, u32)>>,
 }
 
-impl<K: Copy + PartialEq> Seats<K> {
+impl<K: Copy + PartialEq> AddressAllocator<K> {
     /// `wanted` gives for each disk, of those on one bus with the same key, where it was, whether there is such a place or not. Disks come before drives, and
     /// those of one bus before those of the next one that has a disk in the list. Who finds his place taken moves on to the next one of `places`
     /// that is free, and those who stood behind him on his bus with him.
@@ -114,7 +114,7 @@ pub(crate) fn put_first(places: &mut [u32], first: usize) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{Seats, put_first};
+    use super::{AddressAllocator, put_first};
     use crate::{Bus, Disk, DiskKind};
 
     #[test]
@@ -132,7 +132,7 @@ mod tests {
         let placed_kinds = |wanted: &[(DiskKind, Bus, u32)], count: u32| -> Vec<Option<u32>> {
             let disks: Vec<Disk> = wanted.iter().copied().map(disk).collect();
             let places = || (0..count).filter(|place| *place != 7);
-            let mut seats = Seats::new(&disks, |disk| Some(((), disk.position)), |()| places());
+            let mut seats = AddressAllocator::new(&disks, |disk| Some(((), disk.position)), |()| places());
             (0..disks.len())
                 .map(|number| seats.seat(number, (), places()))
                 .collect()

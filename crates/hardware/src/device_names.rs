@@ -1,6 +1,6 @@
 //! The names of disks in a machine: `vda`, `sdb`, `hdc`.
 
-use crate::bus_address::Seats;
+use crate::bus_address::AddressAllocator;
 use crate::machine::{Bus, Disk, Machine, PLACE_COUNT};
 
 impl Machine {
@@ -21,7 +21,7 @@ impl Machine {
             let (prefix, place_count) = naming(disk);
             (disk.position < place_count).then_some((prefix, disk.position))
         };
-        let mut seats = Seats::new(&self.disks, wanted, |_| 0..u32::MAX);
+        let mut seats = AddressAllocator::new(&self.disks, wanted, |_| 0..u32::MAX);
         let named = self.disks.iter().enumerate().map(|(number, disk)| {
             let (prefix, _) = naming(disk);
             // There are more of them than disks.

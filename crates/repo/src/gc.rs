@@ -32,7 +32,7 @@ use crate::error::{Error, Result};
 use crate::format::index::write_segment;
 use crate::format::manifest::Manifest;
 use crate::format::pack::{Directory, pack_name};
-use crate::gc::auxiliary::Leftovers;
+use crate::gc::auxiliary::AuxiliaryObjects;
 use crate::gc::loss::Evidence;
 use crate::gc::mark::{Marks, live_ranges};
 use crate::gc::repack::repack;
@@ -131,7 +131,7 @@ impl Repository {
         report.unfinished_bytes = self.vault.store.clean(age)?;
         self.finish_forgetting()?;
         // Listed before they are read: whatever is listed is known to the mark, and what comes later is not ours to delete.
-        let leftovers = Leftovers::list(&self.vault)?;
+        let leftovers = AuxiliaryObjects::list(&self.vault)?;
         // Without a relocation, what it leads to passes for dead.
         if let Some(error) = self.packs.refresh()?.errors.into_iter().next() {
             return Err(error);

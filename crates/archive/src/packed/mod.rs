@@ -11,7 +11,7 @@ pub(crate) mod zstd_frame;
 
 pub use index::{IndexEntry, PackedIndex};
 pub use read::{PackedFile, PackedReport};
-pub(crate) use stream_validator::{GzipTally, ZstdTally};
+pub(crate) use stream_validator::{GzipValidator, ZstdValidator};
 pub use write::{PackOptions, Packed, Packer, pack};
 
 pub(crate) mod frame;

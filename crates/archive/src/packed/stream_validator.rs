@@ -60,13 +60,13 @@ impl Block {
 
 /// Members of gzip: ours are known by their size field, and each of them has to stand in an index.
 #[derive(Debug, Default)]
-pub(crate) struct GzipTally {
+pub(crate) struct GzipValidator {
     run: Vec<Block>,
     /// Of the index that has begun: how many blocks it has named, and how long it is.
     index: Option<(usize, u64)>,
 }
 
-impl GzipTally {
+impl GzipValidator {
     /// Takes in a member of ours, which holds `unpacked_bytes`.
     ///
     /// # Errors
@@ -132,7 +132,7 @@ impl GzipTally {
 
 /// Frames of zstd: nothing tells ours from those of others, which may stand before ours and have seek tables in other ways.
 #[derive(Debug, Default)]
-pub(crate) struct ZstdTally {
+pub(crate) struct ZstdValidator {
     run: Vec<Block>,
     /// Since the last index something came that cannot be of the stream that the run is of.
     has_others: bool,
@@ -140,7 +140,7 @@ pub(crate) struct ZstdTally {
     has_surplus: bool,
 }
 
-impl ZstdTally {
+impl ZstdValidator {
     /// Takes in a frame, which holds `unpacked_bytes`.
     pub(crate) fn frame(&mut self, frame: &[u8], unpacked_bytes: usize) {
         let is_over = self.run.last().is_some_and(|last| !last.is_full(ZSTD_BLOCK_BYTES));

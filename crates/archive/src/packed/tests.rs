@@ -262,7 +262,7 @@ fn an_index_that_is_not_whole_is_damage() {
         (&[2], false),
         (&[2, 0, 1, 2], false),
     ] {
-        let mut tally = super::GzipTally::default();
+        let mut tally = super::GzipValidator::default();
         for block in &blocks {
             tally.member(block, 1 << 20).unwrap();
         }

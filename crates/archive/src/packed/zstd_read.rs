@@ -6,12 +6,12 @@
 use std::io;
 
 use super::zstd_frame::{DESCRIPTOR_AT, MAGIC, number};
-use crate::packed::ZstdTally;
+use crate::packed::ZstdValidator;
 use crate::packed::frame::{FRAME_BYTES_MAX, Frame, Input};
 use crate::packed::zstd_frame::{HAS_CHECKSUM, SEEK_TABLE, SKIPPABLE};
 
 /// Reads the next frame that holds data; those to be skipped are, and seek tables among them are held against `tally`.
-pub(crate) fn read_frame(input: &mut Input, tally: &mut ZstdTally) -> io::Result<Frame> {
+pub(crate) fn read_frame(input: &mut Input, tally: &mut ZstdValidator) -> io::Result<Frame> {
     use io::Read as _;
     loop {
         let mut bytes = Vec::new();

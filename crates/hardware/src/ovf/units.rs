@@ -1,6 +1,6 @@
 //! Where disks hang: a controller and a unit of it for each.
 
-use crate::bus_address::Seats;
+use crate::bus_address::AddressAllocator;
 use crate::{Bus, Disk, DiskKind, Dropped};
 
 /// The unit that a SCSI controller is itself.
@@ -36,7 +36,7 @@ fn controller_count_max(bus: Bus) -> u32 {
 /// Gives each of `disks` a bus that an OVF has, and a place of its own there: that which it has, if it is free. One for which there is no
 /// place is left out.
 pub(super) fn placed<'d>(disks: &'d mut [Disk], dropped: &mut Vec<Dropped>) -> Vec<(&'d Disk, Place)> {
-    let mut seats = Seats::new(disks, |disk| Some((wanted_by(disk), disk.position)), units);
+    let mut seats = AddressAllocator::new(disks, |disk| Some((wanted_by(disk), disk.position)), units);
     let mut placed = Vec::new();
     for (number, disk) in disks.iter_mut().enumerate() {
         let wanted = wanted_by(disk);

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use crate::bus_address::Seats;
+use crate::bus_address::AddressAllocator;
 use crate::{
     Bus, Card, CardModel, Clock, Disk, DiskKind, Dropped, Firmware, Machine, Place, Translated, adapt, identity,
     percent,
@@ -105,7 +105,7 @@ fn placed<'d>(disks: &'d mut [Disk], wish: &Wish, dropped: &mut Vec<Dropped>) ->
         let key = numbers(disk.bus).or_else(|| numbers(Bus::Sata));
         key.filter(|_| is_there(disk)).map(|key| (key, disk.position))
     };
-    let mut seats = Seats::new(disks, wanted, |(_, count)| 0..count);
+    let mut seats = AddressAllocator::new(disks, wanted, |(_, count)| 0..count);
     let mut keys: Vec<&str> = Vec::new();
     let mut placed = Vec::new();
     for (number, disk) in disks.iter_mut().enumerate() {

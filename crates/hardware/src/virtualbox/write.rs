@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use super::read::units_per_controller;
-use crate::bus_address::{Seats, put_first};
+use crate::bus_address::{AddressAllocator, put_first};
 use crate::xml::escaped;
 use crate::{
     Bus, Card, CardModel, Clock, Disk, DiskKind, Dropped, Firmware, Machine, Place, Translated, adapt, identity,
@@ -155,7 +155,7 @@ fn placed<'d>(disks: &'d mut [Disk], wish: &Wish, dropped: &mut Vec<Dropped>) ->
         let [bus, ..] = buses(disk);
         is_there(disk).then_some((bus, disk.position))
     };
-    let mut seats = Seats::new(disks, wanted, units);
+    let mut seats = AddressAllocator::new(disks, wanted, units);
     let mut keys: Vec<&str> = Vec::new();
     let mut placed = Vec::new();
     for (number, disk) in disks.iter_mut().enumerate() {

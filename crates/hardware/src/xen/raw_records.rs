@@ -86,14 +86,14 @@ const OF_NETWORK: &[&str] = &[
 ];
 
 /// The records of the machine that is written.
-pub(super) struct Original<'o> {
+pub(super) struct RawRecords<'o> {
     records: &'o XenRecords,
     machine: &'o Value,
     /// Its cards, in their order.
     cards: Vec<&'o Value>,
 }
 
-impl<'o> Original<'o> {
+impl<'o> RawRecords<'o> {
     /// The machine in these records, if there is one.
     pub(super) fn of(records: &'o XenRecords) -> Option<Self> {
         Some(Self {

@@ -5,9 +5,9 @@
 
 use super::records::{network_record, storage_record, structure, vbd_record, vdi_record, vif_record, vm_record};
 use super::value::Value;
-use crate::bus_address::{Seats, put_first};
+use crate::bus_address::{AddressAllocator, put_first};
 use crate::machine::PLACE_COUNT;
-use crate::xen::raw_records::Original;
+use crate::xen::raw_records::RawRecords;
 use crate::xen::write_options::{NULL, Wish};
 use crate::{Card, Clock, Disk, DiskKind, Dropped, Machine, Place, Translated, adapt};
 
@@ -44,7 +44,7 @@ pub fn write(machine: &Machine, wish: &mut Wish<'_>) -> Translated<Exported> {
             "XenServer knows sockets and cores only",
         ));
     }
-    let original = wish.original.and_then(Original::of);
+    let original = wish.original.and_then(RawRecords::of);
     if machine.clock == Clock::LocalTime && original.is_none() {
         dropped.push(Dropped::new(
             "its clock in local time",
@@ -96,7 +96,7 @@ fn places(machine: &Machine, is_original: bool, dropped: &mut Vec<Dropped>) -> V
         let has_place = disk.kind != DiskKind::Floppy && disk.position < PLACE_COUNT;
         has_place.then_some(((), disk.position))
     };
-    let mut seats = Seats::new(&machine.disks, wanted, |()| 0..u32::MAX);
+    let mut seats = AddressAllocator::new(&machine.disks, wanted, |()| 0..u32::MAX);
     let numbers = 0..machine.disks.len();
     let seat = |number: usize| match machine.disks[number].kind {
         // XenServer has none.
@@ -138,7 +138,7 @@ fn places(machine: &Machine, is_original: bool, dropped: &mut Vec<Dropped>) -> V
 }
 
 struct Records<'o> {
-    original: Option<Original<'o>>,
+    original: Option<RawRecords<'o>>,
     objects: Vec<Value>,
     count: usize,
     digits: usize,
@@ -159,7 +159,7 @@ struct Network {
 }
 
 impl<'o> Records<'o> {
-    fn new(machine: &Machine, original: Option<Original<'o>>) -> Self {
+    fn new(machine: &Machine, original: Option<RawRecords<'o>>) -> Self {
         // Machine and storage, two for each disk, and for each card, which may have a network of its own.
         let most = 2 + machine.disks.len() * 2 + machine.cards.len() * 2;
         let mut records = Self {

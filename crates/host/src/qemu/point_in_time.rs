@@ -132,7 +132,7 @@ impl Cut {
         tell: &mut dyn FnMut(Moment),
     ) -> Result<Self> {
         let run = request.run;
-        Making { monitor, clock, run }
+        SnapshotBuilder { monitor, clock, run }
             .make(request, tell)
             .map_err(|error| match remove_run(monitor, clock, run) {
                 Ok(()) => error,
@@ -152,13 +152,13 @@ impl Cut {
 /// What QEMU says where its server runs already.
 const SERVER_RUNS: &str = "already running";
 
-struct Making<'a> {
+struct SnapshotBuilder<'a> {
     monitor: &'a dyn Monitor,
     clock: &'a dyn Clock,
     run: RunId,
 }
 
-impl Making<'_> {
+impl SnapshotBuilder<'_> {
     fn execute(&self, name: &'static str, arguments: Value) -> Result<Value> {
         self.monitor.execute(&QmpCommand::new(name, arguments))
     }

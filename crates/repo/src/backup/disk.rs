@@ -5,10 +5,10 @@ use std::ops::Range;
 use holdfast_block::{BlockDevice, DirtyBitmap};
 
 use super::Session;
-use super::parent::{Carried, ParentCursor};
+use super::parent::{ParentCursor, ParentExtent};
 use super::windows::{SourceItem, SourceReader, WINDOW_BYTES, Window};
 use crate::error::{Error, Result};
-use crate::format::chunker::ChunkCutter;
+use crate::format::chunker::Chunker;
 use crate::format::fingerprint::{BLOCK_BYTES, BLOCK_LENGTH, BlockHash, print_of};
 use crate::format::manifest::DiskStatistics;
 use crate::format::map::{MapReader, MapWriter, PageRef, Piece, PieceContent, Unit};
@@ -39,7 +39,7 @@ pub(crate) fn back_up_disk(
             cursor: open_parent().map(|map| ParentCursor::new(map, &packs)),
             shared_pages: open_parent(),
             map: MapWriter::new(Unit::Block),
-            cutter: ChunkCutter::default(),
+            cutter: Chunker::default(),
             statistics: DiskStatistics::default(),
             last: Kind::Zero,
         };
@@ -89,7 +89,7 @@ struct DiskBackup<'a, 'session, 'packs> {
     cursor: Option<ParentCursor<'packs>>,
     shared_pages: Option<MapReader<'packs>>,
     map: MapWriter,
-    cutter: ChunkCutter,
+    cutter: Chunker,
     statistics: DiskStatistics,
     last: Kind,
 }
@@ -137,17 +137,17 @@ impl DiskBackup<'_, '_, '_> {
         let index = &self.session.index;
         let cursor = self.cursor.as_mut().expect("only with a parent is anything unchanged");
         match cursor.carried(range.clone(), |pack| index.is_usable(pack)) {
-            Carried::Zero(length) => {
+            ParentExtent::Zero(length) => {
                 self.zero(length)?;
                 Ok(CarriedOver::Until(range.start + length))
             }
-            Carried::Data(location, length) => {
+            ParentExtent::Data(location, length) => {
                 self.statistics.unchanged_bytes += length;
                 self.place(length, PieceContent::Data(location))?;
                 self.last = Kind::Unchanged;
                 Ok(CarriedOver::Until(range.start + length))
             }
-            Carried::Unknown(length) => {
+            ParentExtent::Unknown(length) => {
                 let length = length.min(WINDOW_BYTES - range.start % WINDOW_BYTES);
                 Ok(CarriedOver::ToRead(range.start..range.start + length))
             }

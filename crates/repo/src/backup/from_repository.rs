@@ -17,7 +17,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::Session;
-use super::parent::{Carried, ParentCursor};
+use super::parent::{ParentCursor, ParentExtent};
 use super::request::StoredDisk;
 use crate::backup::from_repository::frames::{FetchedFrame, FrameFetcher, FrameQueue, FrameWish, WantedChunk};
 use crate::backup::from_repository::memory::{CopyMemory, Places, place_at};
@@ -149,16 +149,16 @@ impl DiskCopy<'_, '_, '_> {
                     let index = &self.session.index;
                     let carried = match &mut self.cursor {
                         Some(cursor) => cursor.carried(range, |pack| index.is_usable(pack)),
-                        None => Carried::Unknown(stretch.length - done),
+                        None => ParentExtent::Unknown(stretch.length - done),
                     };
                     done += match carried {
-                        Carried::Data(here, length) => {
+                        ParentExtent::Data(here, length) => {
                             self.statistics.unchanged_bytes += length;
                             batch.push_here(length, PieceContent::Data(here));
                             length
                         }
                         // A block of zeroes has no place: where the base has one, its copy has no zeroes.
-                        Carried::Unknown(length) | Carried::Zero(length) => {
+                        ParentExtent::Unknown(length) | ParentExtent::Zero(length) => {
                             batch.push_there(length, there.advance(done));
                             length
                         }

@@ -43,7 +43,7 @@ enum Place {
 
 /// What the parent has at a place: so many bytes, whole blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Carried {
+pub(crate) enum ParentExtent {
     /// Zeroes.
     Zero(u64),
     /// Stored bytes, all of them in one frame.
@@ -98,28 +98,28 @@ impl<'a> ParentCursor<'a> {
     /// What the parent has from `range.start` on, as far as it is of one kind, and not beyond `range`.
     ///
     /// Offsets must not go backwards, and are whole blocks.
-    pub(crate) fn carried(&mut self, range: Range<u64>, is_usable: impl Fn(PackId) -> bool) -> Carried {
+    pub(crate) fn carried(&mut self, range: Range<u64>, is_usable: impl Fn(PackId) -> bool) -> ParentExtent {
         let offset = range.start;
         // Behind its end the last block is zero, here and there.
         let end = range.end.min(self.map.size_bytes().next_multiple_of(BLOCK_BYTES));
         if offset >= end {
-            return Carried::Unknown(range.end - offset);
+            return ParentExtent::Unknown(range.end - offset);
         }
         let (start, piece) = match self.place_at(offset) {
             Place::Piece(start, piece) => (start, piece),
-            Place::Zero(zero_end) => return Carried::Zero(zero_end.min(end) - offset),
-            Place::Lost(lost_end) => return Carried::Unknown(lost_end.min(end) - offset),
+            Place::Zero(zero_end) => return ParentExtent::Zero(zero_end.min(end) - offset),
+            Place::Lost(lost_end) => return ParentExtent::Unknown(lost_end.min(end) - offset),
         };
         let left = (start + piece.length).min(end) - offset;
         let PieceContent::Data(first) = piece.content else {
-            return Carried::Zero(left);
+            return ParentExtent::Zero(left);
         };
         match self.packs.resolve(first.advance(offset - start), left) {
-            Ok((location, together)) if is_usable(location.pack) => Carried::Data(location, together.min(left)),
-            Ok((_, together)) => Carried::Unknown(together.min(left)),
+            Ok((location, together)) if is_usable(location.pack) => ParentExtent::Data(location, together.min(left)),
+            Ok((_, together)) => ParentExtent::Unknown(together.min(left)),
             Err(_) => {
                 self.unreadable_count += 1;
-                Carried::Unknown(left)
+                ParentExtent::Unknown(left)
             }
         }
     }

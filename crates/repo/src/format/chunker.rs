@@ -19,11 +19,11 @@ pub(crate) const CHUNK_BYTES_MAX: u64 = CHUNK_BLOCK_COUNT_MAX as u64 * BLOCK_BYT
 
 /// The blocks of the chunk that is being gathered.
 #[derive(Debug, Default)]
-pub(crate) struct ChunkCutter {
+pub(crate) struct Chunker {
     hashes: Vec<BlockHash>,
 }
 
-impl ChunkCutter {
+impl Chunker {
     /// Adds the next block of the run; true when the chunk ends with it.
     #[must_use]
     pub(crate) fn push(&mut self, hash: &BlockHash) -> bool {

@@ -9,7 +9,7 @@ use crate::gc::mark::Marks;
 use crate::id::{PackId, SnapshotId};
 use crate::repository::Repository;
 use crate::repository::damage_records::damage_names;
-use crate::repository::relocations::{RelocationId, Twin, delete_relocation, read_twin, relocations};
+use crate::repository::relocations::{RelocationId, Replica, delete_relocation, read_replica, relocations};
 use crate::store::{ObjectKind, ObjectName};
 use crate::vault::Vault;
 use crate::writers::forget::{ForgottenRecord, clear_intents, forgotten, forgotten_name, protected_by};
@@ -22,12 +22,12 @@ const FORGOTTEN_AGE: Duration = Duration::from_secs(24 * 3600);
 ///
 /// It is listed before anything is marked: what comes later may be about packs, and serve snapshots, that the marks do not
 /// know.
-pub(crate) struct Leftovers {
-    relocations: BTreeMap<RelocationId, BTreeSet<Twin>>,
+pub(crate) struct AuxiliaryObjects {
+    relocations: BTreeMap<RelocationId, BTreeSet<Replica>>,
     damage: BTreeMap<PackId, Vec<ObjectName>>,
 }
 
-impl Leftovers {
+impl AuxiliaryObjects {
     pub(crate) fn list(vault: &Vault) -> Result<Self> {
         Ok(Self {
             relocations: relocations(&*vault.store)?,
@@ -38,7 +38,7 @@ impl Leftovers {
 
 impl Repository {
     /// Deletes what only served packs that are gone.
-    pub(crate) fn tidy_up(&self, marks: &Marks, leftovers: &Leftovers) -> Result<()> {
+    pub(crate) fn tidy_up(&self, marks: &Marks, leftovers: &AuxiliaryObjects) -> Result<()> {
         let living = compact_index(&self.vault, Compaction::Thorough(marks))?;
         for (id, twins) in &leftovers.relocations {
             if !marks.relocated.contains(&id.pack) && !living.contains(&id.pack) {
@@ -62,9 +62,9 @@ impl Repository {
     /// Puts the object of a relocation that is missing beside the one that is there.
     ///
     /// Whoever put one may have died before the other, or be just about to put it: then nothing changes.
-    fn complete(&self, id: &RelocationId, twins: &BTreeSet<Twin>) -> Result<()> {
+    fn complete(&self, id: &RelocationId, twins: &BTreeSet<Replica>) -> Result<()> {
         for twin in twins {
-            match read_twin(&*self.vault.store, &self.vault.keyring, id, *twin) {
+            match read_replica(&*self.vault.store, &self.vault.keyring, id, *twin) {
                 Ok(table) => drop(self.vault.put_sealed(&id.name(twin.other()), &table.encode())?),
                 // It is repair's business.
                 Err(error) if error.is_about_one_object() => {}

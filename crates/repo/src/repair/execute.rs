@@ -27,7 +27,7 @@ impl Repository {
             RepairAction::RestoreConfig => self.mend_config().map(|_| ()),
             RepairAction::RestoreSnapshot { snapshot, copy } => self.bring_back(*snapshot, *copy),
             RepairAction::RestoreRelocation { object } => match RelocationId::of(&object.parse()?) {
-                Some((id, twin)) => self.restore_twin(&id, twin),
+                Some((id, twin)) => self.restore_replica(&id, twin),
                 None => Ok(()),
             },
             RepairAction::Replace { object } => self.replace(&object.parse()?),

@@ -31,7 +31,7 @@ use crate::format::manifest::snapshot_name;
 use crate::id::{PackId, SnapshotId};
 use crate::progress::job::JobProgress;
 use crate::repository::Repository;
-use crate::repository::relocations::{RelocationId, read_twin};
+use crate::repository::relocations::{RelocationId, read_replica};
 use crate::store::{ObjectKind, ObjectName};
 use crate::writers::lease;
 use crate::writers::lease::{Lease, Work};
@@ -251,7 +251,7 @@ impl Repository {
                 }
                 ObjectKind::Relocation
                     if relocation.is_some_and(|(id, twin)| {
-                        read_twin(&*self.vault.store, &self.vault.keyring, &id, twin.other()).is_ok()
+                        read_replica(&*self.vault.store, &self.vault.keyring, &id, twin.other()).is_ok()
                     }) =>
                 {
                     add(

@@ -29,12 +29,12 @@ pub(crate) struct RelocationId {
 
 /// Which of the two objects that say the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Twin {
+pub(crate) enum Replica {
     First,
     Copy,
 }
 
-impl Twin {
+impl Replica {
     pub(crate) const BOTH: [Self; 2] = [Self::First, Self::Copy];
 
     pub(crate) fn other(self) -> Self {
@@ -52,30 +52,30 @@ impl fmt::Display for RelocationId {
 }
 
 impl RelocationId {
-    pub(crate) fn name(&self, twin: Twin) -> ObjectName {
+    pub(crate) fn name(&self, twin: Replica) -> ObjectName {
         let text = match twin {
-            Twin::First => self.to_string(),
-            Twin::Copy => format!("{self}.{COPY_SUFFIX}"),
+            Replica::First => self.to_string(),
+            Replica::Copy => format!("{self}.{COPY_SUFFIX}"),
         };
         ObjectName::new(ObjectKind::Relocation, &text).expect("hex digits, dots and letters are a name")
     }
 
     /// The relocation, and which of its objects, that has this name.
-    pub(crate) fn of(name: &ObjectName) -> Option<(Self, Twin)> {
+    pub(crate) fn of(name: &ObjectName) -> Option<(Self, Replica)> {
         let (pack, rest) = name.name().split_once('.')?;
         let digits = rest.split('.').next()?;
         let id = Self {
             pack: pack.parse().ok()?,
             number: u64::from_str_radix(digits, 16).ok()?,
         };
-        let twin = Twin::BOTH.into_iter().find(|twin| id.name(*twin) == *name)?;
+        let twin = Replica::BOTH.into_iter().find(|twin| id.name(*twin) == *name)?;
         Some((id, twin))
     }
 }
 
 /// All relocations, and which objects of each there are.
-pub(crate) fn relocations(store: &dyn Store) -> Result<BTreeMap<RelocationId, BTreeSet<Twin>>> {
-    let mut found: BTreeMap<RelocationId, BTreeSet<Twin>> = BTreeMap::new();
+pub(crate) fn relocations(store: &dyn Store) -> Result<BTreeMap<RelocationId, BTreeSet<Replica>>> {
+    let mut found: BTreeMap<RelocationId, BTreeSet<Replica>> = BTreeMap::new();
     store.list(ObjectKind::Relocation, &mut |name, _| {
         if let Some((id, twin)) = RelocationId::of(&name) {
             found.entry(id).or_default().insert(twin);
@@ -86,11 +86,11 @@ pub(crate) fn relocations(store: &dyn Store) -> Result<BTreeMap<RelocationId, BT
 }
 
 /// Reads one of the objects of a relocation.
-pub(crate) fn read_twin(
+pub(crate) fn read_replica(
     store: &dyn Store,
     keyring: &Keyring,
     id: &RelocationId,
-    twin: Twin,
+    twin: Replica,
 ) -> Result<RelocationTable> {
     let name = id.name(twin);
     let sealed = store.get(&name, RELOCATION_BYTES_MAX)?;
@@ -104,11 +104,11 @@ pub(crate) fn read_twin(
 
 /// Reads a relocation from whichever of its objects can be read.
 fn read(store: &dyn Store, keyring: &Keyring, id: &RelocationId) -> Result<RelocationTable> {
-    let first = match read_twin(store, keyring, id, Twin::First) {
+    let first = match read_replica(store, keyring, id, Replica::First) {
         Err(error) => error,
         read => return read,
     };
-    match (first, read_twin(store, keyring, id, Twin::Copy)) {
+    match (first, read_replica(store, keyring, id, Replica::Copy)) {
         (_, Ok(table)) => Ok(table),
         // Where only one of them is there, its error says what is wrong.
         (Error::Store(StoreError::NotFound { .. }), Err(second)) => Err(second),
@@ -140,7 +140,7 @@ pub(crate) fn load_relocations(store: &dyn Store, keyring: &Keyring) -> Result<(
 
 /// Deletes a relocation.
 pub(crate) fn delete_relocation(store: &dyn Store, id: &RelocationId) -> Result<()> {
-    for twin in Twin::BOTH {
+    for twin in Replica::BOTH {
         store.delete(&id.name(twin))?;
     }
     Ok(())
@@ -148,7 +148,7 @@ pub(crate) fn delete_relocation(store: &dyn Store, id: &RelocationId) -> Result<
 
 #[cfg(test)]
 mod tests {
-    use super::{RelocationId, Twin};
+    use super::{RelocationId, Replica};
     use crate::id::PackId;
     use crate::store::{ObjectKind, ObjectName};
 
@@ -158,7 +158,7 @@ mod tests {
             pack: PackId::from_bytes([0xab; 16]),
             number: 0x0012_3456_789a_bcde,
         };
-        for twin in Twin::BOTH {
+        for twin in Replica::BOTH {
             assert_eq!(RelocationId::of(&id.name(twin)), Some((id, twin)));
         }
         let pack = id.pack;

@@ -26,7 +26,7 @@ use crate::format::relocation::RelocationTable;
 use crate::id::{PackId, WriterId};
 use crate::repository::Repository;
 use crate::repository::pending_deletes::{CONDEMNED_BYTES_MAX, condemned_packs};
-use crate::repository::relocations::{RelocationId, Twin, read_twin, relocations};
+use crate::repository::relocations::{RelocationId, Replica, read_replica, relocations};
 use crate::store::{ObjectKind, ObjectName, StoreError};
 use crate::vault::Vault;
 use crate::wire::{Decoder, Malformed, put_varint};
@@ -164,13 +164,13 @@ impl Repository {
 /// The objects that are missing of relocations of which the other is there, and nobody at work is going to put them.
 ///
 /// Repair asks between its steps, each of which puts both.
-pub(crate) fn missing_twins(vault: &Vault) -> Result<Vec<ObjectName>> {
+pub(crate) fn missing_replicas(vault: &Vault) -> Result<Vec<ObjectName>> {
     let is_there = |name: &ObjectName| match vault.store.length(name) {
         Ok(_) => Ok(true),
         Err(StoreError::NotFound { .. }) => Ok(false),
         Err(error) => Err(Error::from(error)),
     };
-    let lone: Vec<(RelocationId, Twin)> = relocations(&*vault.store)?
+    let lone: Vec<(RelocationId, Replica)> = relocations(&*vault.store)?
         .into_iter()
         .filter_map(|(id, twins)| match twins.len() {
             1 => twins.into_iter().next().map(|twin| (id, twin)),
@@ -195,15 +195,15 @@ impl Repository {
     /// Says durably, and twice, where bytes of `pack` are now. Part of [`commit_moves`](Self::commit_moves).
     pub(crate) fn put_relocation(&self, pack: PackId, number: u64, table: &RelocationTable) -> Result<()> {
         let id = RelocationId { pack, number };
-        for twin in Twin::BOTH {
+        for twin in Replica::BOTH {
             self.vault.put_sealed(&id.name(twin), &table.encode())?;
         }
         Ok(())
     }
 
     /// Writes one object of a relocation again from the other one.
-    pub(crate) fn restore_twin(&self, id: &RelocationId, twin: Twin) -> Result<()> {
-        let table = read_twin(&*self.vault.store, &self.vault.keyring, id, twin.other())?;
+    pub(crate) fn restore_replica(&self, id: &RelocationId, twin: Replica) -> Result<()> {
+        let table = read_replica(&*self.vault.store, &self.vault.keyring, id, twin.other())?;
         let name = id.name(twin);
         // If we die between the two, it is found missing and written the next time.
         self.vault.store.delete(&name)?;

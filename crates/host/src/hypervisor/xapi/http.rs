@@ -40,7 +40,7 @@ const TICK: Duration = Duration::from_millis(250);
 
 /// What a connection needs beside an address.
 #[derive(Clone)]
-pub(super) struct Surroundings {
+pub(super) struct RetryContext {
     pub(super) clock: Arc<dyn Clock>,
     /// Whether somebody asked to stop.
     pub(super) is_stopped: Arc<dyn Fn() -> bool + Send + Sync>,
@@ -50,15 +50,15 @@ pub(super) struct Surroundings {
     pub(super) is_known: Arc<AtomicBool>,
 }
 
-impl Surroundings {
+impl RetryContext {
     /// Does what can be done again until it goes well, or has failed for the last time; by then a host that is busy, or a toolstack that is
     /// started again, may have come back.
-    pub(super) fn again<T>(&self, attempt: impl FnMut() -> XapiResult<T>) -> XapiResult<T> {
+    pub(super) fn retry<T>(&self, attempt: impl FnMut() -> XapiResult<T>) -> XapiResult<T> {
         self.again_where(XapiError::is_passing, attempt)
     }
 
     /// Does what can be done once only: again just where nobody was there to hear of it.
-    pub(super) fn once_heard<T>(&self, attempt: impl FnMut() -> XapiResult<T>) -> XapiResult<T> {
+    pub(super) fn retry_if_not_sent<T>(&self, attempt: impl FnMut() -> XapiResult<T>) -> XapiResult<T> {
         self.again_where(|_| false, attempt)
     }
 
@@ -108,7 +108,7 @@ impl Surroundings {
 pub(super) struct Connection {
     tls: StreamOwned<ClientConnection, TcpStream>,
     host: String,
-    surroundings: Surroundings,
+    retry_context: RetryContext,
     /// Bytes behind the head of an answer.
     ahead: Vec<u8>,
 }
@@ -187,14 +187,14 @@ impl Connection {
     pub(super) fn open(
         (host, port): (&str, u16),
         config: &Arc<ClientConfig>,
-        surroundings: &Surroundings,
+        retry_context: &RetryContext,
     ) -> XapiResult<Self> {
         let shown = host_and_port(host, port);
         let failed = |source| XapiError::Connect {
             host: shown.clone(),
             source,
         };
-        let socket = connect(host, port, &*surroundings.is_stopped).map_err(|error| stopped_or(error, failed))?;
+        let socket = connect(host, port, &*retry_context.is_stopped).map_err(|error| stopped_or(error, failed))?;
         socket.set_nodelay(true).map_err(failed)?;
         socket.set_read_timeout(Some(TICK)).map_err(failed)?;
         socket.set_write_timeout(Some(TICK)).map_err(failed)?;
@@ -204,7 +204,7 @@ impl Connection {
         let mut connection = Self {
             tls: StreamOwned::new(session, socket),
             host: shown.clone(),
-            surroundings: surroundings.clone(),
+            retry_context: retry_context.clone(),
             ahead: Vec::new(),
         };
         while connection.tls.conn.is_handshaking() {
@@ -226,13 +226,13 @@ impl Connection {
         &mut self,
         mut step: impl FnMut(&mut StreamOwned<ClientConnection, TcpStream>) -> io::Result<T>,
     ) -> io::Result<T> {
-        let start = self.surroundings.clock.now();
+        let start = self.retry_context.clock.now();
         loop {
             match step(&mut self.tls) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
-                    let waited = self.surroundings.clock.now().saturating_sub(start);
-                    if waited >= self.surroundings.patience {
+                    let waited = self.retry_context.clock.now().saturating_sub(start);
+                    if waited >= self.retry_context.patience {
                         let seconds = waited.as_secs();
                         let detail = format!("nothing came for {seconds} s");
                         return Err(io::Error::new(io::ErrorKind::TimedOut, detail));
@@ -240,7 +240,7 @@ impl Connection {
                 }
                 other => return other,
             }
-            if (self.surroundings.is_stopped)() {
+            if (self.retry_context.is_stopped)() {
                 return Err(io::Error::other(Stopped));
             }
         }

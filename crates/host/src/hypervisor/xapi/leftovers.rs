@@ -41,7 +41,7 @@ pub struct KeptDisk {
 }
 
 impl KeptDisk {
-    fn new(record: &Record, all: &Surroundings<'_>) -> Option<Self> {
+    fn new(record: &Record, all: &PoolRecords<'_>) -> Option<Self> {
         let is_ours =
             || record.is("is_a_snapshot") && all.is_named_by_itself(record) && !all.is_used(&record.reference);
         Some(Self {
@@ -63,12 +63,12 @@ fn is_name_of_run(name: &str) -> bool {
 }
 
 /// What stands around a disk that is marked.
-struct Surroundings<'a> {
+struct PoolRecords<'a> {
     disks: HashMap<&'a Reference, &'a Record>,
     used: HashSet<Reference>,
 }
 
-impl Surroundings<'_> {
+impl PoolRecords<'_> {
     /// Whether a marked disk is the one that was marked, and not what somebody made of that.
     fn is_named_by_itself(&self, record: &Record) -> bool {
         if let Some(uuid) = record.entry("other_config", KEPT_SELF) {
@@ -129,7 +129,7 @@ impl Pool {
         {
             return Ok(Vec::new());
         }
-        let all = Surroundings {
+        let all = PoolRecords {
             disks: records.iter().map(|record| (&record.reference, record)).collect(),
             used: self.disks_in_use()?,
         };

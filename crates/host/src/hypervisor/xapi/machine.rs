@@ -317,7 +317,7 @@ impl Pool {
         for _ in 0..BUSY_COUNT {
             match self.remove_disk(disk) {
                 Err(error) if error.is_refusal("VDI_IN_USE") || error.is_refusal("OTHER_OPERATION_IN_PROGRESS") => {
-                    self.surroundings.clock.sleep(BUSY_PAUSE);
+                    self.retry_context.clock.sleep(BUSY_PAUSE);
                 }
                 other => return other,
             }
@@ -378,8 +378,8 @@ impl Pool {
 
     /// The records of a machine or snapshot, as an archive without disks.
     pub fn metadata(self: &Arc<Self>, machine: &Reference) -> XapiResult<Vec<u8>> {
-        self.surroundings
-            .again(|| self.download_metadata(machine)?.to_end(METADATA_BYTES_MAX))
+        self.retry_context
+            .retry(|| self.download_metadata(machine)?.to_end(METADATA_BYTES_MAX))
     }
 }
 

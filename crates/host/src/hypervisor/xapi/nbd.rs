@@ -43,7 +43,7 @@ impl Pool {
     /// # Errors
     /// Nobody does, or a firewall is in between.
     pub fn reach_nbd(&self, place: &NbdPlace) -> std::io::Result<()> {
-        connect(&place.address, place.port, &*self.surroundings.is_stopped).map(drop)
+        connect(&place.address, place.port, &*self.retry_context.is_stopped).map(drop)
     }
 
     /// The places that serve a disk by NBD: none where no network of the pool is meant for that.

@@ -8,7 +8,7 @@ use holdfast_block::Clock;
 use serde_json::{Value, json};
 
 use super::address::host_and_port;
-use super::http::{Connection, Surroundings};
+use super::http::{Connection, RetryContext};
 use super::record::{Record, Reference};
 use super::trust::{Fingerprint, Trust};
 use super::{XapiError, XapiResult, XenAddress};
@@ -44,20 +44,20 @@ pub fn meet(
     clock: Arc<dyn Clock>,
     is_stopped: Arc<dyn Fn() -> bool + Send + Sync>,
 ) -> XapiResult<()> {
-    let surroundings = Surroundings {
+    let retry_context = RetryContext {
         clock,
         is_stopped,
         patience: CALL_PATIENCE,
         is_known: Arc::default(),
     };
-    Connection::open((&address.host, address.port), &trust.tls()?, &surroundings).map(drop)
+    Connection::open((&address.host, address.port), &trust.tls()?, &retry_context).map(drop)
 }
 
 /// A pool that we are logged in to; logged out when it goes.
 pub struct Pool {
     login: Login,
     state: Mutex<State>,
-    pub(super) surroundings: Surroundings,
+    pub(super) retry_context: RetryContext,
 }
 
 struct State {
@@ -77,22 +77,22 @@ impl Pool {
         clock: Arc<dyn Clock>,
         is_stopped: Arc<dyn Fn() -> bool + Send + Sync>,
     ) -> XapiResult<Self> {
-        let surroundings = Surroundings {
+        let retry_context = RetryContext {
             clock,
             is_stopped,
             patience: CALL_PATIENCE,
             is_known: Arc::default(),
         };
-        Self::log_in_with(login, surroundings)
+        Self::log_in_with(login, retry_context)
     }
 
-    fn log_in_with(login: Login, surroundings: Surroundings) -> XapiResult<Self> {
-        let pool = Self::new(login, surroundings);
+    fn log_in_with(login: Login, retry_context: RetryContext) -> XapiResult<Self> {
+        let pool = Self::new(login, retry_context);
         pool.session()?;
         Ok(pool)
     }
 
-    fn new(login: Login, surroundings: Surroundings) -> Self {
+    fn new(login: Login, retry_context: RetryContext) -> Self {
         Self {
             state: Mutex::new(State {
                 host: (login.address.host.clone(), login.address.port),
@@ -101,27 +101,27 @@ impl Pool {
                 is_silent: false,
             }),
             login,
-            surroundings,
+            retry_context,
         }
     }
 
     /// Another session with the same pool, which nobody stops: for clearing up. It waits less for a pool that says nothing, and only once.
     #[must_use]
     pub fn for_clearing_up(&self) -> Self {
-        let surroundings = Surroundings {
-            clock: Arc::clone(&self.surroundings.clock),
+        let retry_context = RetryContext {
+            clock: Arc::clone(&self.retry_context.clock),
             is_stopped: Arc::new(|| false),
             patience: CLEARING_PATIENCE,
-            is_known: Arc::clone(&self.surroundings.is_known),
+            is_known: Arc::clone(&self.retry_context.is_known),
         };
         let mut login = self.login.clone();
         (login.address.host, login.address.port) = self.host();
-        Self::new(login, surroundings)
+        Self::new(login, retry_context)
     }
 
     /// Tells whether somebody asked to stop.
     pub fn is_stopped(&self) -> Arc<dyn Fn() -> bool + Send + Sync> {
-        Arc::clone(&self.surroundings.is_stopped)
+        Arc::clone(&self.retry_context.is_stopped)
     }
 
     /// Where it is, for people.
@@ -171,7 +171,7 @@ impl Pool {
         let Some(session) = session.as_str().filter(|session| !session.is_empty()) else {
             return Err(self.nonsense("session.login_with_password", "it is no session"));
         };
-        self.surroundings.is_known.store(true, Ordering::Relaxed);
+        self.retry_context.is_known.store(true, Ordering::Relaxed);
         self.lock().session = Some(session.to_owned());
         Ok(session.to_owned())
     }
@@ -305,15 +305,15 @@ impl Pool {
             });
         }
         let answer = if changes_nothing(method) {
-            self.surroundings.again(|| self.ask_once(method, words))
+            self.retry_context.retry(|| self.ask_once(method, words))
         } else if is_courtesy(method) {
             self.ask_once(method, words)
         } else {
-            self.surroundings.once_heard(|| self.ask_once(method, words))
+            self.retry_context.retry_if_not_sent(|| self.ask_once(method, words))
         };
         if let Err(error) = &answer
             && (error.has_timed_out() || error.is_nobody_there())
-            && self.surroundings.patience == CLEARING_PATIENCE
+            && self.retry_context.patience == CLEARING_PATIENCE
         {
             self.lock().is_silent = true;
         }
@@ -322,7 +322,7 @@ impl Pool {
 
     fn ask_once(&self, method: &str, words: &Value) -> XapiResult<Value> {
         let (host, port) = self.host();
-        let mut connection = Connection::open((&host, port), &self.trust().tls()?, &self.surroundings)?;
+        let mut connection = Connection::open((&host, port), &self.trust().tls()?, &self.retry_context)?;
         let question = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": words}).to_string();
         let headers = [
             "Content-Type: application/json".to_owned(),

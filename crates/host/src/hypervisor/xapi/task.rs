@@ -96,11 +96,11 @@ impl Task {
                 TaskOutcome::Success(result) => return Ok(result),
                 TaskOutcome::Pending(thousandths) => told(thousandths),
             }
-            if (self.pool.surroundings.is_stopped)() {
+            if (self.pool.retry_context.is_stopped)() {
                 self.cancel();
                 return Err(XapiError::Interrupted);
             }
-            self.pool.surroundings.clock.sleep(LOOK_INTERVAL);
+            self.pool.retry_context.clock.sleep(LOOK_INTERVAL);
         }
     }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::address::{host_and_port, split_host};
-use super::http::{Body, Connection, Head, Surroundings, encoded};
+use super::http::{Body, Connection, Head, RetryContext, encoded};
 use super::record::Reference;
 use super::task::{Task, reference_in};
 use super::{Pool, XapiError, XapiResult};
@@ -86,7 +86,7 @@ impl Pool {
 
     /// Begins a download; again where its beginning breaks.
     fn download(self: &Arc<Self>, what: &What) -> XapiResult<Download> {
-        self.surroundings.again(|| self.download_once(what.clone()))
+        self.retry_context.retry(|| self.download_once(what.clone()))
     }
 
     fn download_once(self: &Arc<Self>, what: What) -> XapiResult<Download> {
@@ -118,9 +118,9 @@ impl Pool {
         task: &Task,
         headers: &[String],
     ) -> XapiResult<(Connection, Head)> {
-        let surroundings = Surroundings {
+        let retry_context = RetryContext {
             patience: TRANSFER_PATIENCE,
-            ..self.surroundings.clone()
+            ..self.retry_context.clone()
         };
         let mut host = self.host();
         for _ in 0..HOP_COUNT_MAX {
@@ -131,7 +131,7 @@ impl Pool {
                 .chain(&own)
                 .map(|(name, value)| format!("{name}={}", encoded(value)))
                 .collect();
-            let mut connection = self.open(&host, &surroundings)?;
+            let mut connection = self.open(&host, &retry_context)?;
             connection.ask(method, &format!("{path}?{}", words.join("&")), headers)?;
             let head = connection.head(label)?;
             match head.status {
@@ -175,12 +175,12 @@ impl Pool {
     }
 
     /// Connects to a host of the pool. One that is not known is asked of the master.
-    fn open(&self, host: &(String, u16), surroundings: &Surroundings) -> XapiResult<Connection> {
+    fn open(&self, host: &(String, u16), retry_context: &RetryContext) -> XapiResult<Connection> {
         let place = (host.0.as_str(), host.1);
-        match Connection::open(place, &self.trust().tls()?, surroundings) {
+        match Connection::open(place, &self.trust().tls()?, retry_context) {
             Err(XapiError::Untrusted { .. }) if *host != self.host() => {
                 self.learn_certificates()?;
-                Connection::open(place, &self.trust().tls()?, surroundings)
+                Connection::open(place, &self.trust().tls()?, retry_context)
             }
             other => other,
         }
@@ -207,7 +207,7 @@ impl Download {
     fn take_up(&mut self, reason: io::Error) -> io::Result<()> {
         let mut reason = reason;
         loop {
-            if (self.pool.surroundings.is_stopped)() {
+            if (self.pool.retry_context.is_stopped)() {
                 return Err(io::Error::other(XapiError::Interrupted));
             }
             self.retry_count += 1;
@@ -215,14 +215,14 @@ impl Download {
                 return Err(io::Error::other(self.broken(reason)));
             }
             if self.retry_count > 1 {
-                let pause = self.pool.surroundings.pause_after(self.retry_count - 2);
+                let pause = self.pool.retry_context.pause_after(self.retry_count - 2);
                 pause.map_err(io::Error::other)?;
             }
             // What had failed is of no further interest.
             self.task.cancel();
             match self.pool.download_once(self.what.clone()) {
-                Ok(again) => (self.task, self.body) = (again.task, again.body),
-                Err(error) if self.pool.surroundings.may_pass(&error) => {
+                Ok(retry) => (self.task, self.body) = (retry.task, retry.body),
+                Err(error) if self.pool.retry_context.may_pass(&error) => {
                     reason = io::Error::other(error);
                     continue;
                 }
@@ -273,7 +273,7 @@ impl Download {
                     buffer = &mut buffer[count..];
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                _ if (self.pool.surroundings.is_stopped)() => return Err(io::Error::other(XapiError::Interrupted)),
+                _ if (self.pool.retry_context.is_stopped)() => return Err(io::Error::other(XapiError::Interrupted)),
                 Err(error) => self.take_up(error)?,
                 Ok(_) => {
                     let reason = self.why_it_ended();

@@ -2,12 +2,12 @@
 
 use serde_json::{Value, json};
 
-use super::{Making, Prepared};
+use super::{Prepared, SnapshotBuilder};
 use crate::qemu::copy::PartCopier;
 use crate::qemu::names::{Role, RunId, changes_name};
 use crate::qemu::qmp::Result;
 
-impl Making<'_> {
+impl SnapshotBuilder<'_> {
     /// Adds the node that shows a disk as it was.
     pub(super) fn add_frozen(&self, number: usize) -> Result<()> {
         // What was read and is given back is no longer copied before it is overwritten: `discard` lets that through.

@@ -1,10 +1,10 @@
 //! The last look whether this QEMU survives what it is asked for.
 
-use super::{CutDisk, Making, QemuDisk};
+use super::{CutDisk, QemuDisk, SnapshotBuilder};
 use crate::qemu::qmp::{MonitorError, Result};
 use crate::qemu::{NotServed, no_filter};
 
-impl Making<'_> {
+impl SnapshotBuilder<'_> {
     /// Whoever asks for the cut has to know which disks must not be served. This is the last look before it would be too late.
     pub(super) fn check_served(&self, disks: &[CutDisk]) -> Result<()> {
         let all: Vec<&QemuDisk> = disks.iter().map(|disk| &disk.disk).collect();

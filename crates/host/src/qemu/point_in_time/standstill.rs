@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::bitmaps::{changes_actions, next_actions};
-use super::{Making, Moment, Pause, Prepared};
+use super::{Moment, Pause, Prepared, SnapshotBuilder};
 use crate::qemu::disks::set_drive;
 use crate::qemu::memory::{MemoryMode, MemoryPipe, Sending, Sent};
 use crate::qemu::names::Role;
@@ -16,7 +16,7 @@ const LONG: Duration = Duration::from_secs(3);
 
 type Memory = (MemoryPipe, MemoryMode);
 
-impl Making<'_> {
+impl SnapshotBuilder<'_> {
     /// The instant of disks of which some must not get a filter while the machine runs.
     pub(super) fn cut_stopped(&self, disks: &[Prepared], tell: &mut dyn FnMut(Moment)) -> Result<Pause> {
         if disks.is_empty() {

@@ -9,14 +9,14 @@
 
 use serde_json::{Value, json};
 
-use super::{Making, Moment, Pause, Prepared, Standstill};
+use super::{Moment, Pause, Prepared, SnapshotBuilder, Standstill};
 use crate::qemu::disks as qemu_disks;
 use crate::qemu::disks::set_drive;
 use crate::qemu::graph::about_node;
 use crate::qemu::names::Role;
 use crate::qemu::qmp::Result;
 
-impl Making<'_> {
+impl SnapshotBuilder<'_> {
     /// The instant of disks that can all be served.
     pub(super) fn cut_switched(
         &self,

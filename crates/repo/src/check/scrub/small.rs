@@ -11,12 +11,12 @@ use crate::key;
 use crate::repository::accepted_losses::{is_accepted_record, read_accepted};
 use crate::repository::damage_records::{DAMAGE_BYTES_MAX, DamageRecord, damaged_pack};
 use crate::repository::pending_deletes::CONDEMNED_BYTES_MAX;
-use crate::repository::relocations::{RelocationId, read_twin};
+use crate::repository::relocations::{RelocationId, read_replica};
 use crate::store::{ObjectKind, ObjectName, StoreError};
 use crate::vault::Vault;
 use crate::writers::forget::{ForgottenRecord, is_announcement, protected_by};
 use crate::writers::lease::{WriterRecord, beat_of};
-use crate::writers::moves::{missing_twins, move_of};
+use crate::writers::moves::{missing_replicas, move_of};
 
 const MARKER_BYTES_MAX: u64 = 1 << 20;
 
@@ -54,7 +54,7 @@ pub(crate) fn check_relocations(vault: &Vault, findings: &mut Findings) -> Resul
 }
 
 fn check_twins(vault: &Vault, findings: &mut Findings) -> Result<()> {
-    for name in missing_twins(vault)? {
+    for name in missing_replicas(vault)? {
         let detail = "it is gone; the other object that says the same is there".to_owned();
         findings.push(&name, None, FindingKind::Single, detail);
     }
@@ -122,7 +122,7 @@ fn check_object(vault: &Vault, name: &ObjectName) -> Result<()> {
         ObjectKind::Protected => vault.get_sealed(name, MARKER_BYTES_MAX).map(|_| ()),
         ObjectKind::Condemned => vault.get_sealed(name, CONDEMNED_BYTES_MAX).map(|_| ()),
         ObjectKind::Relocation => match RelocationId::of(name) {
-            Some((id, twin)) => read_twin(&*vault.store, &vault.keyring, &id, twin).map(|_| ()),
+            Some((id, twin)) => read_replica(&*vault.store, &vault.keyring, &id, twin).map(|_| ()),
             None => Ok(()),
         },
         ObjectKind::Scrub if is_read_record(name) => {
