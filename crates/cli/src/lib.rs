@@ -6,33 +6,15 @@
 //! ([`output`]).
 
 pub mod args;
-pub mod command;
 pub mod commands;
 pub mod context;
-pub mod datasets;
-pub mod environment;
 pub mod errors;
 pub mod exit;
-pub mod finding;
-pub mod guests;
-pub mod holdfast_file;
-pub mod interrupt;
-pub mod kernel;
+pub mod files;
 pub mod machines;
-mod no_image;
 pub mod output;
-pub mod password;
-pub mod pools;
+pub mod process;
 pub mod program;
-pub mod prometheus;
-pub mod runs;
-pub mod sanoid_file;
-pub mod search_path;
-pub mod service;
-pub mod snapshot;
-pub mod standard_streams;
-pub mod states;
-pub mod terminal;
-pub mod time;
-pub mod units;
-pub mod virtualbox;
+
+/// What snapshots name as the program that made them.
+const PROGRAM: &str = concat!("holdfast ", env!("CARGO_PKG_VERSION"));

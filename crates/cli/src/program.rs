@@ -14,12 +14,12 @@ use rustix::process::{DumpableBehavior, Resource, Rlimit, getrlimit, set_dumpabl
 use crate::args::{Arguments, ColorWhen, command_tree};
 use crate::commands::tell_check;
 use crate::context::Context;
-use crate::environment::Environment;
 use crate::errors::{Error, chain};
 use crate::exit::Exit;
-use crate::interrupt::{ProgressRequests, end_by, hear_questions};
 use crate::output::{Format, error_document};
-use crate::standard_streams::open_output;
+use crate::process::environment::Environment;
+use crate::process::interrupt::{ProgressRequests, end_by, hear_questions};
+use crate::process::standard_streams::open_output;
 
 /// Runs the program as this process.
 pub fn main() -> ExitCode {

@@ -103,7 +103,7 @@ pub(crate) const ALLOWED: &[Allowed] = &[
         reason: "the one place that asks the machine for the time",
     },
     Allowed {
-        path: "crates/cli/src/time.rs",
+        path: "crates/cli/src/process/time.rs",
         text: "Timestamp::now",
         reason: "the one place that asks the machine for the date",
     },

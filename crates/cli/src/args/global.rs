@@ -6,8 +6,8 @@ use std::path::PathBuf;
 
 use holdfast_repo::key::SlotId;
 
-use crate::environment::{self, Environment};
 use crate::errors::Error;
+use crate::process::environment::{self, Environment};
 
 /// All of them.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -157,8 +157,8 @@ pub enum ColorWhen {
 #[cfg(test)]
 mod tests {
     use super::RepositoryArgs;
-    use crate::environment::Environment;
     use crate::errors::Error;
+    use crate::process::environment::Environment;
 
     #[test]
     fn the_option_beats_the_environment() {

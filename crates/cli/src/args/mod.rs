@@ -3,7 +3,9 @@
 mod examples;
 mod global;
 mod retention;
+mod switches;
 mod tree;
+mod values;
 
 pub use examples::{Example, examples_help};
 pub use global::{
@@ -11,4 +13,6 @@ pub use global::{
     ToPasswordArgs,
 };
 pub use retention::RetentionArgs;
+pub use switches::{continuation, execution};
 pub use tree::{Arguments, command_tree, verb_paths};
+pub use values::{parse_format, parse_rate};

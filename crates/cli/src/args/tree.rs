@@ -4,9 +4,11 @@ use clap::builder::styling::{AnsiColor, Styles};
 use clap::{Command, CommandFactory as _, Parser};
 
 use super::{GlobalArgs, examples_help};
-use crate::commands::{EXAMPLES, Verb, examples_of};
-use crate::environment;
+use crate::commands::EXAMPLES;
+use crate::commands::Verb;
+use crate::commands::examples_of;
 use crate::exit::Exit;
+use crate::process::environment;
 
 /// Keeps virtual machines safe and moves them
 ///

@@ -1,60 +1,26 @@
 //! The verbs, one file each: arguments, examples, and the way from there to a report.
 
-mod archive;
-mod backup;
-mod clone;
-mod completions;
-mod compress;
-mod config;
-mod copy;
-mod cron;
-mod daemon;
-mod diff;
-mod doctor;
-mod export;
-mod forget;
-mod gc;
-mod host;
-mod image;
-mod import;
-mod init;
-mod jobs;
-mod key;
-mod list;
-mod live_server;
-mod machines;
-mod man;
-mod monitor;
-mod mount;
-mod notify;
-mod peer;
-mod point;
-mod prune;
-mod repair;
-mod replicate;
-mod restore;
-mod resume;
-mod rollback;
-mod runs;
-mod scrub;
-mod serve;
-mod show;
-mod snapshot;
-mod stats;
-mod template;
-mod verify;
-mod version;
-mod watchdog;
+mod backups;
+mod help;
+mod host_snapshots;
+mod images;
+mod repository;
+mod service;
 
-pub use monitor::tell_check;
+pub use service::monitor::tell_check;
 
+use self::backups::{
+    backup, copy, diff, forget, list, live_server, machines, prune, restore, resume, serve, show, verify, watchdog,
+};
+use self::help::{completions, doctor, man, version};
+use self::host_snapshots::{clone, cron, host, mount, peer, replicate, rollback, snapshot};
+use self::images::{archive, compress, export, image, import, template};
+use self::repository::{gc, init, key, repair, scrub, stats};
+use self::service::{config, daemon, jobs, monitor, notify, runs};
 use crate::args::Example;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
-
-/// What snapshots say made them.
-const PROGRAM: &str = concat!("holdfast ", env!("CARGO_PKG_VERSION"));
 
 /// All verbs.
 #[derive(Debug, clap::Subcommand)]
@@ -300,23 +266,5 @@ pub fn examples_of(path: &str) -> &'static [Example] {
         _ if path.starts_with("template") => template::examples_of(path),
         _ if path.starts_with("host") => host::examples_of(path),
         _ => image::examples_of(path),
-    }
-}
-
-/// What `--same-machine` means.
-fn continuation(same_machine: bool) -> holdfast_engine::Continuation {
-    if same_machine {
-        holdfast_engine::Continuation::Stated
-    } else {
-        holdfast_engine::Continuation::SameIdentity
-    }
-}
-
-/// What `--dry-run` means.
-fn execution(dry_run: bool) -> holdfast_engine::Execution {
-    if dry_run {
-        holdfast_engine::Execution::DryRun
-    } else {
-        holdfast_engine::Execution::Execute
     }
 }

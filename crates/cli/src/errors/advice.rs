@@ -20,8 +20,8 @@ use super::providers::provider_advice;
 use super::refusals::refusal_advice;
 use super::templates::template_advice;
 use super::{Error, Kind};
-use crate::environment;
 use crate::exit::Exit;
+use crate::process::environment;
 
 const HINT_DAMAGE: &str = "holdfast scrub finds everything that is damaged, and holdfast repair mends what it can";
 const HINT_LOSS: &str = "finish a copy that was cut off, or put back what is missing; holdfast repair brings back what it can; \
@@ -493,8 +493,8 @@ mod tests {
     use holdfast_repo::store::{ObjectName, StoreError};
 
     use super::{Error, Kind};
+    use crate::context::password::PasswordError;
     use crate::exit::Exit;
-    use crate::password::PasswordError;
 
     #[test]
     fn what_a_person_can_mend_has_a_hint() {

@@ -130,7 +130,7 @@ fn virtualbox_advice(error: &VirtualBoxError) -> Advice {
             Kind::NotFound,
             format!(
                 "run it as the user whose machines they are, set {}, or name the settings: vbox:/path/to/NAME.vbox",
-                crate::environment::VIRTUALBOX_HOME
+                crate::process::environment::VIRTUALBOX_HOME
             ),
         ),
         VirtualBoxError::Ambiguous { .. } => advice(

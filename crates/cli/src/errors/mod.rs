@@ -20,7 +20,7 @@ use holdfast_engine::{Interrupted, NameError, ResolveError};
 use holdfast_repo::key::KeyError;
 use holdfast_repo::store::StoreError;
 
-use crate::password::PasswordError;
+use crate::context::password::PasswordError;
 
 pub use advice::Advice;
 pub use kind::Kind;
@@ -200,8 +200,8 @@ mod tests {
     use std::io::ErrorKind;
 
     use super::{Error, chain};
-    use crate::command::CommandError;
-    use crate::password::PasswordError;
+    use crate::context::password::PasswordError;
+    use crate::process::command::CommandError;
 
     #[test]
     fn the_chain_runs_from_what_to_why() {

@@ -2,9 +2,9 @@
 
 use super::advice::{advice, plain};
 use super::{Advice, Kind};
-use crate::environment;
+use crate::context::password::PasswordError;
 use crate::exit::Exit;
-use crate::password::PasswordError;
+use crate::process::environment;
 
 pub(super) fn password_advice(error: &PasswordError) -> Advice {
     match error {

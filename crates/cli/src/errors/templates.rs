@@ -6,8 +6,8 @@ use holdfast_host::SshSignatureError;
 use super::advice::advice;
 use super::images::io_advice;
 use super::{Advice, Kind};
-use crate::environment;
 use crate::exit::Exit;
+use crate::process::environment;
 
 pub(super) fn template_advice(error: &TemplateError) -> Advice {
     let refused = |hint: &str| advice(Exit::Error, Kind::Refused, hint);

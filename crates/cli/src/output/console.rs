@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::table::cut;
 use super::{Paint, Style, printable};
-use crate::terminal::StreamKind;
+use crate::process::terminal::StreamKind;
 
 /// Warnings that are kept for the answer, at most.
 const KEPT_WARNING_COUNT_MAX: usize = 10_000;
@@ -148,7 +148,7 @@ pub(crate) mod tests {
 
     use super::{Console, Verbosity};
     use crate::output::Paint;
-    use crate::terminal::StreamKind;
+    use crate::process::terminal::StreamKind;
 
     /// What a console wrote.
     #[derive(Clone, Default)]

@@ -5,11 +5,15 @@
 
 mod console;
 mod document;
+pub mod finding;
 mod page;
 mod printable;
 mod progress;
+pub mod prometheus;
+pub mod snapshot;
 mod style;
 mod table;
+pub mod units;
 
 use std::io::{ErrorKind, Write};
 
@@ -23,7 +27,7 @@ pub use table::{Align, Column, Table};
 
 use crate::errors::Error;
 use crate::exit::Exit;
-use crate::terminal::StreamKind;
+use crate::process::terminal::StreamKind;
 
 /// The answer of a verb: data first, printed for people or as JSON by the same code for all verbs.
 ///

@@ -1,8 +1,8 @@
 //! Colours, where there is someone to see them.
 
 use crate::args::ColorWhen;
-use crate::environment::Environment;
-use crate::terminal::StreamKind;
+use crate::process::environment::Environment;
+use crate::process::terminal::StreamKind;
 
 /// What a piece of text is, which decides how it looks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,8 +64,8 @@ impl Paint {
 mod tests {
     use super::{Paint, Style};
     use crate::args::ColorWhen;
-    use crate::environment::Environment;
-    use crate::terminal::StreamKind;
+    use crate::process::environment::Environment;
+    use crate::process::terminal::StreamKind;
 
     const TERMINAL: StreamKind = StreamKind::Terminal { width: 80 };
 

@@ -9,7 +9,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use holdfast_block::{Clock as _, SystemClock};
-use holdfast_cli::interrupt::{end_by, listen};
+use holdfast_cli::process::interrupt::{end_by, listen};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::rig::Rig;

@@ -18,9 +18,9 @@ pub use line::ProgressLine;
 pub use rate::RateWindow;
 
 use super::Console;
-use crate::interrupt::ProgressRequests;
-use crate::terminal::StreamKind;
-use crate::units;
+use crate::output::units;
+use crate::process::interrupt::ProgressRequests;
+use crate::process::terminal::StreamKind;
 
 /// Time between two drawings on a terminal.
 const DRAW_INTERVAL: Duration = Duration::from_millis(100);
@@ -218,10 +218,10 @@ mod tests {
     use holdfast_engine::{Bottleneck, Progress as _, Unit};
 
     use super::{ProgressDisplay, ShowProgress};
-    use crate::interrupt::ProgressRequests;
     use crate::output::console::Verbosity;
     use crate::output::console::tests::{Written, console};
-    use crate::terminal::StreamKind;
+    use crate::process::interrupt::ProgressRequests;
+    use crate::process::terminal::StreamKind;
 
     fn display(kind: StreamKind, show: ShowProgress) -> (ProgressDisplay, Arc<ManualClock>, Written) {
         let clock = Arc::new(ManualClock::new());

@@ -1,0 +1,26 @@
+//! Values of options that several verbs have.
+
+use std::num::NonZeroU64;
+
+use holdfast_image::Format;
+
+use crate::output::units;
+
+/// The image format of that name.
+///
+/// # Errors
+/// There is none; the message lists those that there are.
+pub fn parse_format(text: &str) -> Result<Format, String> {
+    let format = Format::from_name(text).filter(|format| Format::SUPPORTED.contains(format));
+    let names = || Format::SUPPORTED.map(Format::name).join(", ");
+    format.ok_or_else(|| format!("the formats are {}", names()))
+}
+
+/// A rate in bytes each second, which is not 0.
+///
+/// # Errors
+/// It is no number of bytes, or 0.
+pub fn parse_rate(text: &str) -> Result<NonZeroU64, String> {
+    let rate = units::parse_bytes(text).map_err(|error| error.to_string())?;
+    NonZeroU64::new(rate).ok_or_else(|| "nothing would ever be read".to_owned())
+}

@@ -1,0 +1,317 @@
+//! `holdfast backup`: disks of a machine become a snapshot.
+//!
+//! Here are images and streams; machines that a hypervisor knows are in `machines.rs`.
+
+mod hooks;
+mod limits;
+mod machines;
+mod machines_done;
+mod of_pools;
+mod of_virtualbox;
+mod reading;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use holdfast_engine::{
+    BackupReport, BackupRequest, Bottleneck, Continuation, MachineName, ParentChoice, SnapshotName, SourceName, backup,
+};
+use holdfast_host::xapi::XenAddress;
+use holdfast_image::Format;
+use holdfast_repo::{Processes as _, SystemProcesses};
+use jiff::Timestamp;
+use serde::Serialize;
+
+use self::machines::MachineArgs;
+pub(in crate::commands) use self::machines_done::InstantShown;
+use self::of_pools::PoolBackupArgs;
+pub(in crate::commands) use self::reading::{ReadingArgs, ReadingWish};
+use crate::args::parse_format;
+use crate::args::{Example, JobArgs};
+use crate::context::Context;
+use crate::errors::{Error, Kind};
+use crate::exit::Exit;
+use crate::machines::MachineWord;
+use crate::machines::no_image;
+use crate::output::snapshot::{SnapshotDocument, changed_bytes};
+use crate::output::units;
+use crate::output::{Column, Page, Report, Table};
+use crate::process::standard_streams::{PatientInput, open_input};
+use crate::process::time;
+
+/// Arguments of `backup`.
+#[derive(Debug, clap::Args)]
+pub struct BackupArgs {
+    /// Machines, by name ('web*' matches several, tag:TAG is those with this tag in their own metadata), as qmp:SOCKET, the
+    /// monitor of a QEMU that libvirt does not know, as vbox:NAME, vbox:UUID, vbox:FILE.vbox, machines of VirtualBox, or as
+    /// xen://HOST/NAME, machines of a pool of XenServer or XCP-ng (xen://USER@HOST/'web*', xen://HOST for all); or images and block devices, the disks of one machine: they have a `/` or
+    /// exist; `-` is standard input, and NAME=IMAGE names the disk
+    #[arg(value_name = "SOURCE", required_unless_present = "all")]
+    sources: Vec<OsString>,
+    /// The machine that images belong to, or the name to list a machine under; the name of the first image, or of the machine,
+    /// where not given
+    #[arg(short, long, value_name = "NAME")]
+    machine: Option<MachineName>,
+    /// Continue the snapshots of this name although they are of another UUID, or of images: all of them are of the same machine,
+    /// which was created anew
+    #[arg(long)]
+    same_machine: bool,
+    /// Put a tag on the snapshot; may be given several times
+    #[arg(short, long = "tag", value_name = "TAG")]
+    tags: Vec<String>,
+    /// The format of the images (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels), where their content is not to decide; block devices are raw
+    #[arg(long, value_name = "FORMAT", value_parser = parse_format)]
+    format: Option<Format>,
+    /// A file that images may be based on though it lies in another folder, or a file or folder that a machine of VirtualBox has elsewhere;
+    /// may be given several times
+    #[arg(long = "allow", value_name = "FILE")]
+    allowed: Vec<PathBuf>,
+    /// The snapshot to compare with, where it is not the newest of the machine
+    #[arg(long, value_name = "SNAPSHOT", conflicts_with = "no_parent")]
+    parent: Option<SnapshotName>,
+    /// Compare with no snapshot: everything is looked up
+    #[arg(long)]
+    no_parent: bool,
+    /// The instant that the images are of, where it is not now
+    #[arg(long, value_name = "TIME", value_parser = time::parse)]
+    time: Option<Timestamp>,
+    #[command(flatten)]
+    machines: MachineArgs,
+    #[command(flatten)]
+    pools: PoolBackupArgs,
+    #[command(flatten)]
+    job: JobArgs,
+}
+
+impl BackupArgs {
+    /// Refuses to read a standard input that is closed.
+    fn check_input(&self) -> Result<(), Error> {
+        let is_input = |source: &OsString| source == "-" || source.as_encoded_bytes().ends_with(b"=-");
+        if self.sources.iter().any(is_input) {
+            open_input()?;
+        }
+        Ok(())
+    }
+
+    /// What the user says of the snapshots that the name has.
+    fn continuation(&self) -> Continuation {
+        crate::args::continuation(self.same_machine)
+    }
+
+    /// What a machine is listed under that its hypervisor calls `name`; `word` means it alone.
+    fn listed(&self, name: &str, word: &str) -> Result<MachineName, Error> {
+        match &self.machine {
+            Some(listed) => Ok(listed.clone()),
+            None => MachineName::new(name).map_err(|error| {
+                Error::refused(
+                    Kind::BadName,
+                    format!("{word}: {error}"),
+                    format!("back it up by itself, under a name of yours: holdfast backup --machine NAME -- '{word}'"),
+                )
+            }),
+        }
+    }
+}
+
+/// What a person may want of it.
+pub(in crate::commands) const EXAMPLES: &[Example] = &[
+    Example {
+        wish: "Back up a machine as it runs",
+        line: "holdfast backup -r /backup/vms web1",
+    },
+    Example {
+        wish: "Back up all machines but some",
+        line: "holdfast backup -r /backup/vms --all --exclude-machine 'test-*'",
+    },
+    Example {
+        wish: "Back up a machine of a QEMU that was started by hand, by its monitor",
+        line: "holdfast backup -r /backup/vms qmp:/run/web1.qmp",
+    },
+    Example {
+        wish: "Back up all machines of VirtualBox, running or not",
+        line: "holdfast backup -r /backup/vms vbox:",
+    },
+    Example {
+        wish: "Back up a machine of XenServer or XCP-ng",
+        line: "holdfast backup -r /backup/vms xen://xen1/web1 --pool-password-file /etc/holdfast/xen1",
+    },
+    Example {
+        wish: "Have programs of your own called on the way",
+        line: "holdfast backup -r /backup/vms db1 --hook /etc/holdfast/quiesce-db --hook-timeout 60",
+    },
+    Example {
+        wish: "Go easy on a busy machine",
+        line: "holdfast backup -r /backup/vms db1 --bwlimit 50M --max-latency 20 --scratch-max 10G",
+    },
+    Example {
+        wish: "Read a machine while it stands still, for a copy that nothing can disturb",
+        line: "holdfast backup -r /backup/vms web1 --method pause",
+    },
+    Example {
+        wish: "Back up an image",
+        line: "holdfast backup -r /backup/vms /var/lib/libvirt/images/web1.qcow2",
+    },
+    Example {
+        wish: "Back up two disks of one machine, with names of their own",
+        line: "holdfast backup -r /backup/vms --machine db vda=/dev/vg/db-root vdb=/dev/vg/db-data",
+    },
+    Example {
+        wish: "Back up a stream",
+        line: "zfs send tank/web1@now | holdfast backup -r /backup/vms --machine web1 zfs=-",
+    },
+];
+
+/// What `backup` answers.
+#[derive(Debug, Serialize)]
+struct Done {
+    snapshot: SnapshotDocument,
+    read_bytes: u64,
+    changed_bytes: u64,
+    stored_bytes: u64,
+    duration_ms: u64,
+    read_bytes_per_second: Option<u64>,
+    /// "source", "cpu" or "target".
+    bottleneck: Option<&'static str>,
+    #[serde(skip)]
+    limit: Option<String>,
+}
+
+impl From<BackupReport> for Done {
+    fn from(report: BackupReport) -> Self {
+        let statistics = report.snapshot.statistics();
+        Self {
+            read_bytes: statistics.read_bytes,
+            changed_bytes: changed_bytes(&statistics),
+            stored_bytes: report.stored_bytes,
+            duration_ms: units::millis(report.duration),
+            read_bytes_per_second: units::rate(statistics.read_bytes, report.duration),
+            bottleneck: report.bottleneck.map(Bottleneck::word),
+            limit: report.bottleneck.map(|bottleneck| bottleneck.to_string()),
+            snapshot: SnapshotDocument::from(&report.snapshot),
+        }
+    }
+}
+
+impl Report for Done {
+    fn command(&self) -> &'static str {
+        "backup"
+    }
+
+    fn human(&self, page: &mut Page) {
+        let mut parts = vec![
+            format!("{} read", units::bytes(self.read_bytes)),
+            format!("{} changed", units::bytes(self.changed_bytes)),
+        ];
+        let stored = units::bytes(self.stored_bytes);
+        parts.push(if self.stored_bytes < self.read_bytes {
+            format!(
+                "{stored} stored ({})",
+                units::percent(self.stored_bytes, self.read_bytes)
+            )
+        } else {
+            format!("{stored} stored")
+        });
+        parts.push(units::duration(std::time::Duration::from_millis(self.duration_ms)));
+        parts.extend(self.read_bytes_per_second.map(units::bytes_per_second));
+        parts.extend(self.limit.as_ref().map(|what| format!("limited by {what}")));
+        let snapshot = &self.snapshot;
+        page.line(&format!(
+            "{}  snapshot {}  {}",
+            snapshot.machine,
+            &snapshot.id[..8],
+            parts.join(", ")
+        ));
+        if snapshot.disks.len() < 2 {
+            return;
+        }
+        let mut table = Table::new([
+            Column::long_text("DISK"),
+            Column::number("SIZE"),
+            Column::number("READ"),
+            Column::number("CHANGED"),
+            Column::number("NEW"),
+        ]);
+        for disk in &snapshot.disks {
+            table.row([
+                disk.name.clone(),
+                units::bytes(disk.size_bytes),
+                units::bytes(disk.statistics.read_bytes),
+                units::bytes(changed_bytes(&disk.statistics)),
+                units::bytes(disk.statistics.new_bytes),
+            ]);
+        }
+        page.table(&table);
+    }
+}
+
+/// Backs up.
+pub(in crate::commands) fn run(args: &BackupArgs, context: &Context) -> Result<Exit, Error> {
+    let parent = match &args.parent {
+        Some(SnapshotName { disk: Some(_), .. }) => {
+            return Err(Error::usage(
+                "--parent names a disk",
+                "name the snapshot only: disks are compared with those of the same name",
+            ));
+        }
+        Some(name) => ParentChoice::Named(name.snapshot.clone()),
+        None if args.no_parent => ParentChoice::None,
+        None => ParentChoice::Newest,
+    };
+    let wrong = |word: &&OsString| word.to_str().is_some_and(XenAddress::is_one) && MachineWord::parse(word).is_none();
+    if let Some(word) = args.sources.iter().find(wrong).and_then(|word| word.to_str()) {
+        word.parse::<XenAddress>().map_err(holdfast_engine::Error::from)?;
+    }
+    let of_machines = args
+        .sources
+        .iter()
+        .filter_map(|word| Some((MachineWord::parse(word)?, word)));
+    let (words, named): (Vec<_>, Vec<_>) = of_machines.unzip();
+    if words.len() == args.sources.len() {
+        if args.format.is_some() || args.time.is_some() {
+            return Err(Error::usage(
+                "--format and --time are about images, and these are machines",
+                "leave them out; an image has a / in its name, or exists",
+            ));
+        }
+        return machines::run(words, args, &parent, context);
+    }
+    if let Some(name) = named.first() {
+        return Err(Error::usage(
+            format!(
+                "{} is no file, and machines and images cannot be backed up together",
+                name.display()
+            ),
+            "check the name of the image; back up machines by themselves",
+        ));
+    }
+    if let Some(option) = args.machines.given().or_else(|| args.pools.given()) {
+        return Err(Error::usage(
+            format!("{option} is about machines, and these are images"),
+            "leave it out",
+        ));
+    }
+    if args.format.is_none() {
+        args.sources.iter().try_for_each(|word| no_image::refuse(word))?;
+    }
+    let sources = args.sources.iter().map(|image| SourceName::parse(image));
+    let sources = sources.collect::<Result<_, _>>()?;
+    args.check_input()?;
+    let repository = context.open_repository()?;
+    let mut stdin = PatientInput::of_standard_input(context)?;
+    let request = BackupRequest {
+        sources,
+        machine: args.machine.clone(),
+        format: args.format,
+        allowed: args.allowed.clone(),
+        parent,
+        continuation: args.continuation(),
+        tags: args.tags.clone(),
+        time: args.time.unwrap_or_else(time::now),
+        host: SystemProcesses.this().host,
+        program: crate::PROGRAM.to_owned(),
+        zone: context.zone().clone(),
+        stdin: &mut stdin,
+    };
+    let report = context.work(args.job.thread_count(), |job| backup(&repository, request, job))?;
+    context.report(&Done::from(report))
+}

@@ -1,0 +1,208 @@
+//! `holdfast backup` of machines, by the names that their hypervisors know.
+
+use holdfast_engine::{ParentChoice, SnapshotWish, back_up_machine};
+use holdfast_host::DiskChoice;
+use holdfast_host::qemu::memory::MemoryWay;
+use holdfast_repo::{Processes as _, Repository, SystemProcesses};
+
+use super::BackupArgs;
+use super::machines_done::{Failed, LeftOut, MachineDone, MachinesDone};
+use super::reading::{ReadingArgs, ReadingWish};
+use super::{of_pools, of_virtualbox};
+use crate::context::Context;
+use crate::errors::{Error, chain};
+use crate::exit::Exit;
+use crate::machines::guests::{MemoryHow, QuiesceWhen};
+use crate::machines::virtualbox;
+use crate::machines::{Choice, Chosen, Everything, Glob, Hypervisors, MachineWord, Wish};
+
+/// Options of `backup` that are about machines.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Options for machines")]
+pub(super) struct MachineArgs {
+    /// Back up all machines that libvirt knows, but for those whose own metadata leaves them out
+    #[arg(short, long)]
+    all: bool,
+    /// Leave out machines that match, of those that patterns, tags and --all mean; may be given several times
+    #[arg(long, value_name = "PATTERN", value_parser = Glob::parse)]
+    pub(super) exclude_machine: Vec<Glob>,
+    /// Back up this disk of the machine only (vda); may be given several times
+    #[arg(long, value_name = "DISK")]
+    include: Vec<String>,
+    /// Leave this disk of the machine out; may be given several times
+    #[arg(long, value_name = "DISK")]
+    exclude: Vec<String>,
+    /// Take the machine's memory too, of the same instant: restored, it goes on where it was
+    #[arg(long, value_enum, value_name = "HOW", num_args = 0..=1, require_equals = true, default_missing_value = "auto")]
+    pub(super) with_memory: Option<MemoryHow>,
+    #[command(flatten)]
+    pub(super) reading: ReadingArgs,
+}
+
+impl MachineArgs {
+    /// The machines that these options and words mean.
+    fn wish(&self, words: Vec<MachineWord>) -> Result<Wish, Error> {
+        if !self.exclude_machine.is_empty() && !self.all && !words.iter().any(MachineWord::means_several) {
+            return Err(Error::usage(
+                "--exclude-machine is about patterns, tags and --all, and every machine is named in full",
+                "leave it out",
+            ));
+        }
+        Ok(Wish {
+            words,
+            everything: if self.all {
+                Everything::Wanted
+            } else {
+                Everything::NotWanted
+            },
+            excluded: self.exclude_machine.clone(),
+        })
+    }
+
+    /// Refuses options that are about machines of QEMU alone, and `others` that were given and say nothing to `whom` either.
+    pub(super) fn refuse_foreign(&self, others: Option<&'static str>, whom: &str) -> Result<(), Error> {
+        match self.reading.only_of_qemu().or(others) {
+            Some(option) => Err(Error::usage(
+                format!("{option} says nothing to {whom}"),
+                format!("leave it out, and back up machines of {whom} by themselves"),
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// Which disks of a machine are wanted.
+    pub(super) fn disks(&self) -> DiskChoice {
+        DiskChoice {
+            include: self.include.clone(),
+            exclude: self.exclude.clone(),
+        }
+    }
+
+    /// The options that were given, for an error about them.
+    pub(super) fn given(&self) -> Option<&'static str> {
+        let given = [
+            (self.all, "--all"),
+            (!self.exclude_machine.is_empty(), "--exclude-machine"),
+            (!self.include.is_empty(), "--include"),
+            (!self.exclude.is_empty(), "--exclude"),
+            (self.with_memory.is_some(), "--with-memory"),
+        ];
+        let first = given.into_iter().find(|(is_given, _)| *is_given).map(|(_, name)| name);
+        first.or_else(|| self.reading.given())
+    }
+}
+
+/// Backs up machines, one after another. One that fails does not keep the others from it.
+pub(super) fn run(
+    words: Vec<MachineWord>,
+    args: &BackupArgs,
+    parent: &ParentChoice,
+    context: &Context,
+) -> Result<Exit, Error> {
+    check_options(args)?;
+    let hypervisors = args.machines.reading.hypervisors(context);
+    let place = virtualbox::place(context);
+    let mut wish = args.machines.wish(words)?;
+    let apart = MachineWord::apart(wish.words);
+    wish.words = apart.others;
+    let boxes = of_virtualbox::choose(&place, &apart.of_virtualbox, args, context)?;
+    let of_pools = of_pools::choose(&apart.of_pools, args, context)?;
+    let is_asked = !wish.words.is_empty() || wish.everything == Everything::Wanted;
+    let Choice { chosen, mut left_out } = if is_asked {
+        hypervisors.choose(&wish)?
+    } else {
+        Choice::default()
+    };
+    left_out.extend(boxes.left_out);
+    let machine_count = chosen.len() + boxes.chosen.len() + of_pools.count();
+    if args.machine.is_some() && machine_count > 1 {
+        return Err(Error::usage(
+            "--machine names one machine, and there are several",
+            "leave --machine out",
+        ));
+    }
+    let repository = context.open_repository()?;
+    let mut done = MachinesDone {
+        machines: Vec::new(),
+        failed: Vec::new(),
+        left_out_machines: left_out.into_iter().map(LeftOut::from).collect(),
+    };
+    let mut add = |said: &str, outcome: Result<MachineDone, Error>| {
+        match outcome {
+            Ok(machine) => done.machines.push(machine),
+            // With one machine the error is the answer; and who interrupts one means all.
+            Err(error) if machine_count == 1 || matches!(error, Error::Interrupted(_)) => return Err(error),
+            Err(error) => {
+                let causes = chain(&error);
+                context.console().error(&causes, error.advice().hint.as_deref());
+                done.failed.push(Failed {
+                    machine: said.to_owned(),
+                    error: causes.join(": "),
+                });
+            }
+        }
+        Ok(())
+    };
+    for one in &chosen {
+        add(
+            &one.said,
+            back_up(one, args, parent, &hypervisors, &repository, context),
+        )?;
+    }
+    for one in &boxes.chosen {
+        add(
+            one.name(),
+            of_virtualbox::back_up((one, &boxes.chosen), args, parent, &repository, context),
+        )?;
+    }
+    for (said, error) in of_pools.failed {
+        add(&said, Err(error))?;
+    }
+    for one in &of_pools.chosen {
+        add(&one.said(), of_pools::back_up(one, args, parent, &repository, context))?;
+    }
+    context.report(&done)
+}
+
+/// Options that contradict each other.
+fn check_options(args: &BackupArgs) -> Result<(), Error> {
+    args.machines.reading.check()?;
+    if args.machines.with_memory.is_some() && args.machines.reading.quiesce == QuiesceWhen::Require {
+        return Err(Error::usage(
+            "--with-memory and --quiesce require do not go together: memory holds what the file systems have not written yet",
+            "leave one of them out",
+        ));
+    }
+    Ok(())
+}
+
+fn back_up(
+    chosen: &Chosen,
+    args: &BackupArgs,
+    parent: &ParentChoice,
+    hypervisors: &Hypervisors<'_>,
+    repository: &Repository,
+    context: &Context,
+) -> Result<MachineDone, Error> {
+    let wish = ReadingWish {
+        chosen,
+        listed: &|name| args.listed(name, &chosen.said),
+        choice: args.machines.disks(),
+        allowed: args.allowed.clone(),
+        memory: args.machines.with_memory.map(MemoryWay::from),
+    };
+    let snapshot = SnapshotWish {
+        parent: parent.clone(),
+        continuation: args.continuation(),
+        tags: args.tags.clone(),
+        host: SystemProcesses.this().host,
+        program: crate::PROGRAM.to_owned(),
+        zone: context.zone().clone(),
+    };
+    args.machines.reading.read(wish, hypervisors, context, |request| {
+        let report = context.work(args.job.thread_count(), |job| {
+            back_up_machine(repository, request, snapshot, job)
+        })?;
+        Ok(MachineDone::from(report))
+    })
+}

@@ -1,0 +1,434 @@
+//! What `holdfast backup` answers of machines.
+
+use std::time::Duration;
+
+use holdfast_engine::{
+    BackupReport, Bottleneck, Compared, Load, MachineBackupReport, MachineReading, Method, NOTE_CONSISTENCY, Quiesced,
+    VirtualBoxReport, VirtualBoxWay, XenBackupReport, XenChange, XenDiskReport,
+};
+use serde::Serialize;
+
+use super::limits::LoadDocument;
+use crate::exit::Exit;
+use crate::output::snapshot::{SnapshotDocument, changed_bytes};
+use crate::output::units;
+use crate::output::{Page, Report, Style};
+
+/// What `backup` answers of machines.
+#[derive(Debug, Serialize)]
+pub(super) struct MachinesDone {
+    pub(super) machines: Vec<MachineDone>,
+    pub(super) failed: Vec<Failed>,
+    pub(super) left_out_machines: Vec<LeftOut>,
+}
+
+/// A machine that was backed up.
+#[derive(Debug, Serialize)]
+pub(super) struct MachineDone {
+    snapshot: SnapshotDocument,
+    /// "filter", "reflink", "overlay", "pause", "images" or "virtualbox-snapshot"; for a pool of XenServer "nbd", "vhd" or "raw".
+    method: &'static str,
+    /// Why so, in words.
+    method_reason: String,
+    /// How long the machine stood still: zero where it was not stopped; null where it was not running.
+    paused_us: Option<u64>,
+    /// How much of that the cut of its disks took, with its memory's last pass.
+    cut_us: Option<u64>,
+    /// "memory", "file system", "crash", or "shut off".
+    consistency: String,
+    /// Bytes of its memory in the snapshot; null where it is not in it.
+    memory_bytes: Option<u64>,
+    /// How long its file systems were frozen; null where they were not.
+    frozen_us: Option<u64>,
+    /// How much of that the guest took to freeze them.
+    freeze_us: Option<u64>,
+    read_bytes: u64,
+    changed_bytes: u64,
+    stored_bytes: u64,
+    duration_ms: u64,
+    /// "source", "cpu" or "target".
+    bottleneck: Option<&'static str>,
+    disks: Vec<DiskDone>,
+    left_out: Vec<LeftOut>,
+    load: LoadDocument,
+    #[serde(skip)]
+    limit: Option<String>,
+    #[serde(skip)]
+    how: How,
+    #[serde(skip)]
+    taken_in: Option<Duration>,
+    #[serde(skip)]
+    has_remains: bool,
+}
+
+/// How a machine was read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum How {
+    Qemu(Method),
+    VirtualBox,
+    Pool,
+}
+
+/// How a disk was compared with the snapshot before.
+#[derive(Debug, Serialize)]
+struct DiskDone {
+    name: String,
+    /// Whether only what a bitmap names was read.
+    is_incremental: bool,
+    dirty_bytes: Option<u64>,
+    /// Why everything was read.
+    reason: Option<String>,
+}
+
+impl DiskDone {
+    /// One of which only what may have changed was read.
+    fn incremental(name: String, dirty_bytes: u64) -> Self {
+        Self {
+            name,
+            is_incremental: true,
+            dirty_bytes: Some(dirty_bytes),
+            reason: None,
+        }
+    }
+
+    /// One of which everything was read, and why.
+    fn whole(name: String, reason: String) -> Self {
+        Self {
+            name,
+            is_incremental: false,
+            dirty_bytes: None,
+            reason: Some(reason),
+        }
+    }
+
+    /// How it was compared, in words.
+    fn how(&self, method: How) -> String {
+        let dirty = units::bytes(self.dirty_bytes.unwrap_or_default());
+        match (&self.reason, method) {
+            (Some(reason), _) => format!("read everything: {reason}"),
+            (None, How::Qemu(Method::Snapshot)) => {
+                format!("read what lies elsewhere than in the host snapshot before, {dirty}")
+            }
+            (None, How::Pool) => format!("read what the pool says has changed, {dirty}"),
+            (None, _) => format!("read what the bitmap names, {dirty}"),
+        }
+    }
+}
+
+/// A disk, or a machine, that was left out.
+#[derive(Debug, Serialize)]
+pub(super) struct LeftOut {
+    name: String,
+    reason: String,
+}
+
+impl From<(String, &'static str)> for LeftOut {
+    fn from((name, reason): (String, &'static str)) -> Self {
+        let reason = reason.to_owned();
+        Self { name, reason }
+    }
+}
+
+/// A machine that was not backed up.
+#[derive(Debug, Serialize)]
+pub(super) struct Failed {
+    pub(super) machine: String,
+    pub(super) error: String,
+}
+
+impl MachineDone {
+    /// What there is to say of every backup; how the machine was read is told by `how`, a word for it, and why.
+    fn of(
+        backup: &BackupReport,
+        (how, method, method_reason): (How, &'static str, String),
+        load: &Load,
+        left_out: Vec<(String, String)>,
+    ) -> Self {
+        let statistics = backup.snapshot.statistics();
+        let load = LoadDocument::new(load, backup.duration);
+        let bottleneck = backup.bottleneck.map(|bottleneck| bottleneck.to_string());
+        let consistency = backup.snapshot.notes.get(NOTE_CONSISTENCY);
+        let left_out = left_out.into_iter().map(|(name, reason)| LeftOut { name, reason });
+        Self {
+            snapshot: SnapshotDocument::from(&backup.snapshot),
+            method,
+            method_reason,
+            how,
+            consistency: consistency.cloned().unwrap_or_default(),
+            memory_bytes: None,
+            taken_in: None,
+            has_remains: false,
+            paused_us: None,
+            cut_us: None,
+            frozen_us: None,
+            freeze_us: None,
+            read_bytes: statistics.read_bytes,
+            changed_bytes: changed_bytes(&statistics),
+            stored_bytes: backup.stored_bytes,
+            duration_ms: units::millis(backup.duration),
+            bottleneck: backup.bottleneck.map(Bottleneck::word),
+            limit: load.limit().map(str::to_owned).or(bottleneck),
+            load,
+            disks: Vec::new(),
+            left_out: left_out.collect(),
+        }
+    }
+}
+
+impl From<MachineBackupReport> for MachineDone {
+    fn from(MachineBackupReport { backup, reading }: MachineBackupReport) -> Self {
+        let disk = |(name, compared): (String, Compared)| match compared {
+            Compared::ByBitmap { dirty_bytes } | Compared::ByHostSnapshots { dirty_bytes } => {
+                DiskDone::incremental(name, dirty_bytes)
+            }
+            Compared::ByContent(why) => DiskDone::whole(name, why.to_string()),
+        };
+        let InstantShown {
+            paused_us,
+            cut_us,
+            frozen_us,
+            freeze_us,
+            ..
+        } = InstantShown::new(&reading);
+        let way = (How::Qemu(reading.method), reading.method.word(), reading.method_reason);
+        Self {
+            memory_bytes: reading.memory_bytes,
+            paused_us,
+            cut_us,
+            frozen_us,
+            freeze_us,
+            disks: reading.compared.into_iter().map(disk).collect(),
+            ..Self::of(&backup, way, &reading.load, reading.left_out)
+        }
+    }
+}
+
+impl From<VirtualBoxReport> for MachineDone {
+    fn from(report: VirtualBoxReport) -> Self {
+        let disk = |name| DiskDone::whole(name, "VirtualBox keeps no record of what a machine writes".to_owned());
+        let way = (How::VirtualBox, report.way.word(), report.reason);
+        let load = Load {
+            waited: report.waited,
+            ..Load::default()
+        };
+        Self {
+            memory_bytes: report.memory_bytes,
+            taken_in: match report.way {
+                VirtualBoxWay::Images => None,
+                VirtualBoxWay::Snapshot { taken_in } => Some(taken_in),
+            },
+            has_remains: report.remains.is_some(),
+            disks: report.disks.into_iter().map(disk).collect(),
+            ..Self::of(&report.backup, way, &load, report.left_out)
+        }
+    }
+}
+
+impl From<XenBackupReport> for MachineDone {
+    fn from(report: XenBackupReport) -> Self {
+        let disk = |disk: XenDiskReport| match disk.change {
+            XenChange::Since { changed_bytes } => DiskDone::incremental(disk.name, changed_bytes),
+            XenChange::Everything(reason) => DiskDone::whole(disk.name, reason),
+        };
+        let word = report.disks.first().map_or("none", |disk| disk.way.name());
+        let reason = format!("its disks come from a snapshot of the pool, read by {word}");
+        Self {
+            memory_bytes: report.memory_bytes,
+            has_remains: report.has_remains,
+            taken_in: Some(report.snapshot_duration),
+            disks: report.disks.into_iter().map(disk).collect(),
+            ..Self::of(
+                &report.backup,
+                (How::Pool, word, reason),
+                &Load::default(),
+                report.left_out,
+            )
+        }
+    }
+}
+
+impl MachineDone {
+    fn human(&self, page: &mut Page) {
+        let duration = Duration::from_millis(self.duration_ms);
+        let mut parts = vec![
+            format!("{} read", units::bytes(self.read_bytes)),
+            format!("{} changed", units::bytes(self.changed_bytes)),
+            format!("{} stored", units::bytes(self.stored_bytes)),
+            units::duration(duration),
+        ];
+        parts.extend(units::rate(self.read_bytes, duration).map(units::bytes_per_second));
+        parts.extend(self.limit.as_ref().map(|what| format!("limited by {what}")));
+        page.line(&format!(
+            "{}  snapshot {}  {}",
+            self.snapshot.machine,
+            &self.snapshot.id[..8],
+            parts.join(", ")
+        ));
+        match self.how {
+            How::Qemu(method) => self.human_of_qemu(method, page),
+            How::VirtualBox => self.human_of_virtualbox(page),
+            How::Pool => self.human_of_pool(page),
+        }
+        for line in self.load.lines() {
+            page.line(&line);
+        }
+        for disk in &self.disks {
+            page.line(&format!("  {}: {}", disk.name, disk.how(self.how)));
+        }
+        for disk in &self.left_out {
+            page.line(&format!("  {}: left out: {}", disk.name, disk.reason));
+        }
+    }
+
+    fn human_of_pool(&self, page: &mut Page) {
+        page.line(&format!(
+            "  one instant, by a snapshot of the pool, taken in {} and {} ({})",
+            units::duration(self.taken_in.unwrap_or_default()),
+            if self.has_remains {
+                "still there"
+            } else {
+                "removed again"
+            },
+            self.method_reason
+        ));
+        match (self.memory_bytes, &self.consistency[..]) {
+            (Some(bytes), _) => page.line(&format!("  with its memory of {}", units::bytes(bytes))),
+            (None, "shut off") => {}
+            (None, _) => page.line("  consistent as after a power cut: its file systems were not frozen"),
+        }
+    }
+
+    fn human_of_qemu(&self, how: Method, page: &mut Page) {
+        let instant = InstantShown {
+            method: how,
+            reason: &self.method_reason,
+            paused_us: self.paused_us,
+            cut_us: self.cut_us,
+            memory_bytes: self.memory_bytes,
+            frozen_us: self.frozen_us,
+            freeze_us: self.freeze_us,
+        };
+        instant.lines().iter().for_each(|line| page.line(line));
+    }
+
+    fn human_of_virtualbox(&self, page: &mut Page) {
+        let instant = match self.taken_in {
+            None => format!("  read from its images ({})", self.method_reason),
+            Some(time) => format!(
+                "  one instant, by a snapshot of VirtualBox, taken in {} and {} ({})",
+                units::duration(time),
+                if self.has_remains {
+                    "still there"
+                } else {
+                    "deleted again"
+                },
+                self.method_reason
+            ),
+        };
+        page.line(&instant);
+        match self.memory_bytes {
+            Some(bytes) => page.line(&format!(
+                "  with its memory of {}, as VirtualBox saved it",
+                units::bytes(bytes)
+            )),
+            None if self.taken_in.is_some() => {
+                page.line("  consistent as after a power cut: VirtualBox does not freeze file systems");
+            }
+            None => {}
+        }
+    }
+}
+
+/// What is told of the instant of a machine.
+pub(in crate::commands) struct InstantShown<'a> {
+    method: Method,
+    reason: &'a str,
+    pub(in crate::commands) paused_us: Option<u64>,
+    cut_us: Option<u64>,
+    memory_bytes: Option<u64>,
+    pub(in crate::commands) frozen_us: Option<u64>,
+    freeze_us: Option<u64>,
+}
+
+impl<'a> InstantShown<'a> {
+    pub(in crate::commands) fn new(reading: &'a MachineReading) -> Self {
+        let (frozen, freeze) = match &reading.quiesced {
+            Quiesced::Yes { frozen, freeze, .. } => (Some(*frozen), Some(*freeze)),
+            _ => (None, None),
+        };
+        Self {
+            method: reading.method,
+            reason: &reading.method_reason,
+            paused_us: reading.pause.map(|pause| micros(pause.total)),
+            cut_us: reading.pause.map(|pause| micros(pause.cut)),
+            memory_bytes: reading.memory_bytes,
+            frozen_us: frozen.map(micros),
+            freeze_us: freeze.map(micros),
+        }
+    }
+
+    pub(in crate::commands) fn lines(&self) -> Vec<String> {
+        let time = |us| units::duration(Duration::from_micros(us));
+        let by = match self.method {
+            Method::Images => "read from its images",
+            Method::Filter => "one instant, by a filter in QEMU",
+            Method::Reflink => "one instant, by clones of its images",
+            Method::Overlay => "one instant, by overlays that are brought down again",
+            Method::Snapshot => "one instant, from host snapshots",
+            Method::Pause => "one instant, from its images while it stood still",
+        };
+        let stood_still = match (self.method, self.paused_us) {
+            (Method::Images, _) => String::new(),
+            (_, None) => "; it is paused".to_owned(),
+            (_, Some(0)) => "; it did not stand still for it".to_owned(),
+            (_, Some(us)) => format!(
+                "; it stood still for {}, {} of it for the cut",
+                time(us),
+                time(self.cut_us.unwrap_or_default())
+            ),
+        };
+        let mut lines = vec![format!("  {by} ({}){stood_still}", self.reason)];
+        if self.method != Method::Images {
+            lines.push(match (self.memory_bytes, self.frozen_us) {
+                (Some(bytes), _) => format!(
+                    "  with its memory of {}: restored, it goes on where it was",
+                    units::bytes(bytes)
+                ),
+                (None, Some(us)) => format!(
+                    "  consistent for its file systems, which were frozen for {}, {} of it until they were",
+                    time(us),
+                    time(self.freeze_us.unwrap_or_default())
+                ),
+                (None, None) => "  consistent as after a power cut: its file systems were not frozen".to_owned(),
+            });
+        }
+        lines
+    }
+}
+
+impl Report for MachinesDone {
+    fn command(&self) -> &'static str {
+        "backup"
+    }
+
+    fn exit(&self) -> Exit {
+        if self.failed.is_empty() { Exit::Ok } else { Exit::Error }
+    }
+
+    fn human(&self, page: &mut Page) {
+        for machine in &self.machines {
+            machine.human(page);
+        }
+        for machine in &self.left_out_machines {
+            page.line(&format!("{}: left out: {}", machine.name, machine.reason));
+        }
+        if !self.failed.is_empty() {
+            let names: Vec<&str> = self.failed.iter().map(|failed| &failed.machine[..]).collect();
+            page.styled(Style::Bad, &format!("not backed up: {}", names.join(", ")));
+        }
+    }
+}
+
+pub(super) fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}

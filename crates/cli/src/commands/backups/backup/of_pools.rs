@@ -1,0 +1,270 @@
+//! `holdfast backup` of machines of pools of XenServer and XCP-ng.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+use clap::ValueEnum as _;
+use holdfast_engine::{Domain, Interrupt, ParentChoice, XenBackupRequest, XenWay, back_up_xen};
+use holdfast_host::xapi::{Pool, XenAddress, XenMachine};
+use holdfast_policy::config::ConfiguredPool;
+use holdfast_repo::{Processes as _, Repository, SystemProcesses};
+
+use super::BackupArgs;
+use super::machines_done::MachineDone;
+use crate::context::Context;
+use crate::errors::{Error, Kind};
+use crate::files::runs;
+use crate::machines::pools::{self, PoolArgs};
+use crate::process::time;
+
+/// Options of `backup` that are about machines of pools.
+#[derive(Debug, clap::Args)]
+pub(super) struct PoolBackupArgs {
+    #[command(flatten)]
+    login: PoolArgs,
+    /// How to read the disks of machines of pools; without this, the best way that the pool offers
+    #[arg(
+        long = "pool-read",
+        value_enum,
+        value_name = "HOW",
+        help_heading = "Options for pools of XenServer and XCP-ng"
+    )]
+    read: Option<ReadHow>,
+    /// Leave nothing in the pool that the next backup could be compared by: it reads everything
+    #[arg(
+        long = "pool-keep-nothing",
+        value_name = "BOOL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        help_heading = "Options for pools of XenServer and XCP-ng"
+    )]
+    keep_nothing: Option<bool>,
+    /// Connections to one disk of a pool at a time, which its host has to bear; 2 where not given
+    #[arg(
+        long = "pool-connections",
+        value_name = "N",
+        help_heading = "Options for pools of XenServer and XCP-ng"
+    )]
+    connections: Option<NonZeroUsize>,
+}
+
+/// Connections to one disk, where nobody says.
+const CONNECTION_COUNT: usize = 2;
+
+/// How disks of pools are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum ReadHow {
+    /// By NBD, where the pool has a network for that; it tracks which blocks change
+    Nbd,
+    /// As VHDs; the pool keeps a snapshot, and sends what has changed since
+    Vhd,
+    /// All of their bytes
+    Raw,
+}
+
+impl From<ReadHow> for XenWay {
+    fn from(how: ReadHow) -> Self {
+        match how {
+            ReadHow::Nbd => Self::Nbd,
+            ReadHow::Vhd => Self::Vhd,
+            ReadHow::Raw => Self::Raw,
+        }
+    }
+}
+
+impl PoolBackupArgs {
+    /// The options that were given, for an error about them.
+    pub(super) fn given(&self) -> Option<&'static str> {
+        let own = [
+            (self.read.is_some(), "--pool-read"),
+            (self.keep_nothing.is_some(), "--pool-keep-nothing"),
+            (self.connections.is_some(), "--pool-connections"),
+        ];
+        let own = own.into_iter().find(|(is_given, _)| *is_given).map(|(_, name)| name);
+        self.login.given().or(own)
+    }
+}
+
+/// What the options say, else holdfast.toml.
+impl PoolBackupArgs {
+    fn way_of(&self, configured: Option<&ConfiguredPool>) -> Option<XenWay> {
+        let named = || ReadHow::from_str(configured?.read.as_deref()?, false).ok();
+        self.read.or_else(named).map(XenWay::from)
+    }
+
+    fn keeps_nothing(&self, configured: Option<&ConfiguredPool>) -> bool {
+        self.keep_nothing
+            .or_else(|| configured?.keeps_nothing)
+            .unwrap_or_default()
+    }
+
+    fn connection_count(&self, configured: Option<&ConfiguredPool>) -> usize {
+        let given = self.connections.map(NonZeroUsize::get);
+        given.or_else(|| configured?.connections).unwrap_or(CONNECTION_COUNT)
+    }
+}
+
+/// A machine that was chosen.
+pub(super) struct OfPool {
+    pool: Arc<Pool>,
+    machine: XenMachine,
+    /// What holdfast.toml says of the pool.
+    configured: Option<ConfiguredPool>,
+    /// Whether another one that was chosen has its name: in a repository they would be one machine.
+    has_namesake: bool,
+}
+
+impl OfPool {
+    /// What it is called where it is spoken of.
+    pub(super) fn said(&self) -> String {
+        format!("{}/{}", self.pool.title(), self.machine.summary.name)
+    }
+}
+
+/// What words about pools mean.
+#[derive(Default)]
+pub(super) struct ChoiceOfPools {
+    /// Machines that are to be backed up.
+    pub(super) chosen: Vec<OfPool>,
+    /// Words that mean none, and why: a pool that is away does not keep others from being backed up.
+    pub(super) failed: Vec<(String, Error)>,
+}
+
+/// A pool that was logged in to.
+#[derive(Clone)]
+struct Known {
+    pool: Arc<Pool>,
+    address: XenAddress,
+    configured: Option<ConfiguredPool>,
+}
+
+/// The machines that words mean.
+///
+/// # Errors
+/// Options say nothing to pools; somebody asked to stop.
+pub(super) fn choose(words: &[XenAddress], args: &BackupArgs, context: &Context) -> Result<ChoiceOfPools, Error> {
+    if !words.is_empty() {
+        let hooks = args.machines.reading.hooks.given();
+        args.machines.refuse_foreign(hooks, "pools of XenServer")?;
+    }
+    let interrupt = context.interrupt()?;
+    let mut pools: BTreeMap<String, Known> = BTreeMap::new();
+    let mut choice = ChoiceOfPools::default();
+    for address in words {
+        match meant(address, &mut pools, args, (context, &interrupt)) {
+            Ok((known, machines)) => choice.add(&known, machines),
+            Err(error @ Error::Interrupted(_)) => return Err(error),
+            Err(error) => choice.failed.push((address.to_string(), error)),
+        }
+    }
+    let names: Vec<String> = choice
+        .chosen
+        .iter()
+        .map(|one| one.machine.summary.name.clone())
+        .collect();
+    for one in &mut choice.chosen {
+        let of_name = names.iter().filter(|name| **name == one.machine.summary.name);
+        one.has_namesake = of_name.count() > 1;
+    }
+    Ok(choice)
+}
+
+/// The machines that a word means.
+fn meant(
+    address: &XenAddress,
+    pools: &mut BTreeMap<String, Known>,
+    args: &BackupArgs,
+    (context, interrupt): (&Context, &Interrupt),
+) -> Result<(Known, Vec<XenMachine>), Error> {
+    let known = if let Some(known) = pools.get(&address.pool()) {
+        known.clone()
+    } else {
+        let way = args.pools.login.way(address, context)?;
+        let known = Known {
+            pool: pools::log_in(way.login, context, interrupt)?,
+            address: way.address,
+            configured: way.configured,
+        };
+        pools.insert(address.pool(), known.clone());
+        known
+    };
+    // The pool is known by what it was called here before.
+    let there = XenAddress {
+        item: address.item.clone(),
+        ..known.address.clone()
+    };
+    let machines = pools::machines(&known.pool, &there, &args.machines.exclude_machine)?;
+    Ok((known, machines))
+}
+
+impl ChoiceOfPools {
+    /// How many words and machines there is something to say of.
+    pub(super) fn count(&self) -> usize {
+        self.chosen.len() + self.failed.len()
+    }
+
+    fn add(&mut self, known: &Known, machines: Vec<XenMachine>) {
+        for machine in machines {
+            let is_same = |one: &OfPool| one.machine.summary.uuid == machine.summary.uuid;
+            if !self.chosen.iter().any(is_same) {
+                self.chosen.push(OfPool {
+                    pool: Arc::clone(&known.pool),
+                    machine,
+                    configured: known.configured.clone(),
+                    has_namesake: false,
+                });
+            }
+        }
+    }
+}
+
+/// Backs up a machine.
+pub(super) fn back_up(
+    one: &OfPool,
+    args: &BackupArgs,
+    parent: &ParentChoice,
+    repository: &Repository,
+    context: &Context,
+) -> Result<MachineDone, Error> {
+    if one.has_namesake {
+        let (said, uuid) = (one.said(), &one.machine.summary.uuid);
+        return Err(Error::refused(
+            Kind::Exists,
+            format!(
+                "{said} ({uuid}): another machine that is to be backed up has this name, and they would be listed as one"
+            ),
+            format!("back each of them up by its UUID, under a name of yours: {uuid} with --machine NAME"),
+        ));
+    }
+    let by_uuid = format!("{}/{}", one.pool.title(), one.machine.summary.uuid);
+    let way = ["--connect".into(), one.said().into()];
+    let request = XenBackupRequest {
+        pool: Arc::clone(&one.pool),
+        machine: one.machine.summary.uuid.clone(),
+        name: Some(args.listed(&one.machine.summary.name, &by_uuid)?),
+        choice: args.machines.disks(),
+        way: args.pools.way_of(one.configured.as_ref()),
+        keeps_base: !args.pools.keeps_nothing(one.configured.as_ref()),
+        with_memory: args.machines.with_memory.is_some(),
+        parent: parent.clone(),
+        continuation: args.continuation(),
+        tags: args.tags.clone(),
+        now: &time::now,
+        host: SystemProcesses.this().host,
+        program: crate::PROGRAM.to_owned(),
+        zone: context.zone().clone(),
+        domain: Domain {
+            domain_type: "kvm".to_owned(),
+            network: "default".to_owned(),
+        },
+        bytes_per_second: args.machines.reading.limits.limits().bytes_per_second,
+        connection_count_max: args.pools.connection_count(one.configured.as_ref()),
+        journal: runs::journal(context, &way),
+        patience: args.machines.reading.patience(),
+        run: runs::new_run()?,
+    };
+    let report = context.work(args.job.thread_count(), |job| back_up_xen(repository, request, job))?;
+    Ok(MachineDone::from(report))
+}

@@ -1,0 +1,78 @@
+//! `holdfast backup` of machines of VirtualBox.
+
+use holdfast_engine::{
+    ParentChoice, VirtualBox, VirtualBoxBackup, VirtualBoxMachine, VirtualBoxMemory, back_up_virtualbox,
+};
+use holdfast_repo::{Processes as _, Repository, SystemProcesses};
+
+use super::BackupArgs;
+use super::machines_done::MachineDone;
+use crate::context::Context;
+use crate::errors::{Error, Kind};
+use crate::files::runs;
+use crate::machines::virtualbox::{self, Choice};
+use crate::process::time;
+
+/// Where machines of VirtualBox are, for programs that are called.
+const HYPERVISOR: &str = "vbox:";
+
+/// The machines that words mean; options that say nothing to VirtualBox are refused.
+pub(super) fn choose<'a>(
+    place: &'a VirtualBox,
+    words: &[String],
+    args: &BackupArgs,
+    context: &Context,
+) -> Result<Choice<'a>, Error> {
+    if !words.is_empty() {
+        args.machines.refuse_foreign(None, "VirtualBox")?;
+    }
+    virtualbox::choose(place, words, &args.machines.exclude_machine, context)
+}
+
+/// Backs up a machine, one of those that were chosen.
+pub(super) fn back_up(
+    (machine, chosen): (&VirtualBoxMachine<'_>, &[VirtualBoxMachine<'_>]),
+    args: &BackupArgs,
+    parent: &ParentChoice,
+    repository: &Repository,
+    context: &Context,
+) -> Result<MachineDone, Error> {
+    if chosen.iter().filter(|other| other.name() == machine.name()).count() > 1 {
+        let (name, uuid) = (machine.name(), machine.uuid());
+        return Err(Error::refused(
+            Kind::Exists,
+            format!(
+                "{name} ({uuid}): another machine that is to be backed up has this name, and they would be listed as one"
+            ),
+            format!("back each of them up by itself, under a name of yours: vbox:{uuid} with --machine NAME"),
+        ));
+    }
+    let way = ["--connect".into(), format!("vbox:{}", machine.uuid()).into()];
+    let request = VirtualBoxBackup {
+        machine,
+        name: args.listed(machine.name(), &format!("vbox:{}", machine.uuid()))?,
+        choice: args.machines.disks(),
+        allowed: args.allowed.clone(),
+        memory: if args.machines.with_memory.is_some() {
+            VirtualBoxMemory::Store
+        } else {
+            VirtualBoxMemory::Leave
+        },
+        parent: parent.clone(),
+        continuation: args.continuation(),
+        tags: args.tags.clone(),
+        now: &time::now,
+        host: SystemProcesses.this().host,
+        program: crate::PROGRAM.to_owned(),
+        zone: context.zone().clone(),
+        journal: runs::journal(context, &way),
+        patience: args.machines.reading.patience(),
+        hooks: args.machines.reading.hooks.hooks(HYPERVISOR)?,
+        bytes_per_second: args.machines.reading.limits.limits().bytes_per_second,
+        run: runs::new_run()?,
+    };
+    let report = context.work(args.job.thread_count(), |job| {
+        back_up_virtualbox(repository, request, job)
+    })?;
+    Ok(MachineDone::from(report))
+}

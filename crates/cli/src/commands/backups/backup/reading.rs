@@ -1,0 +1,182 @@
+//! How a machine that a hypervisor knows is read: options of `backup` and of `export --now`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use holdfast_engine::{MachineName, MachineReadRequest, Method};
+use holdfast_host::DiskChoice;
+use holdfast_host::qemu::memory::MemoryWay;
+use holdfast_repo::SystemProcesses;
+
+use super::hooks::{self, HookArgs};
+use super::limits::LimitArgs;
+use crate::context::Context;
+use crate::errors::Error;
+use crate::files::runs;
+use crate::machines::datasets;
+use crate::machines::guests::QuiesceWhen;
+use crate::machines::{Chosen, Found, Hypervisors};
+use crate::process::time;
+
+/// How long a write of a guest may wait for its copy.
+const WRITE_DEADLINE: Duration = Duration::from_secs(3);
+
+/// Options about how a machine is read.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Options for machines")]
+pub(in crate::commands) struct ReadingArgs {
+    /// The hypervisor's address: qemu:///system, qemu:///session, qemu+ssh://HOST/system
+    #[arg(short, long, value_name = "URI")]
+    connect: Option<String>,
+    /// Whether to freeze the machine's file systems for the instant, by its guest agent
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t = QuiesceWhen::Try)]
+    pub(super) quiesce: QuiesceWhen,
+    /// Where to keep what the machine overwrites while it is read: a folder with room, on a local disk
+    #[arg(long, value_name = "FOLDER")]
+    scratch: Option<PathBuf>,
+    /// How to read the disks of a machine that runs; without this, the best way that it offers
+    #[arg(long, value_enum, value_name = "HOW")]
+    method: Option<MethodHow>,
+    /// Wait so long for another backup of the machine, which may be under way; without this, it ends with exit code 4
+    #[arg(long, value_name = "SECONDS")]
+    wait: Option<u64>,
+    #[command(flatten)]
+    pub(super) limits: LimitArgs,
+    #[command(flatten)]
+    pub(super) hooks: HookArgs,
+}
+
+/// How the disks of a machine that runs are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum MethodHow {
+    /// From a filter in its QEMU: nothing is left behind, and the next run reads only what changed
+    Filter,
+    /// From clones of its images, where their file system has such (XFS, btrfs)
+    Reflink,
+    /// From its images, while it writes to overlays, which are brought down into them afterwards
+    Overlay,
+    /// From its images, while it stands still
+    Pause,
+    /// From host snapshots (ZFS, btrfs, XFS, thin LVM), one of which stays until the next backup: on btrfs and XFS that reads only what changed
+    Snapshot,
+}
+
+impl From<MethodHow> for Method {
+    fn from(how: MethodHow) -> Self {
+        match how {
+            MethodHow::Filter => Self::Filter,
+            MethodHow::Reflink => Self::Reflink,
+            MethodHow::Overlay => Self::Overlay,
+            MethodHow::Pause => Self::Pause,
+            MethodHow::Snapshot => Self::Snapshot,
+        }
+    }
+}
+
+/// A machine that is to be read.
+pub(in crate::commands) struct ReadingWish<'a> {
+    pub(in crate::commands) chosen: &'a Chosen,
+    /// What a machine is listed under that its hypervisor calls so.
+    pub(in crate::commands) listed: &'a dyn Fn(&str) -> Result<MachineName, Error>,
+    pub(in crate::commands) choice: DiskChoice,
+    /// Files that images may be based on though they lie elsewhere.
+    pub(in crate::commands) allowed: Vec<PathBuf>,
+    pub(in crate::commands) memory: Option<MemoryWay>,
+}
+
+impl ReadingArgs {
+    /// Where machines are looked for.
+    pub(in crate::commands) fn hypervisors<'c>(&self, context: &'c Context) -> Hypervisors<'c> {
+        Hypervisors::new(self.connect.as_deref(), context)
+    }
+
+    /// Options that contradict each other.
+    pub(in crate::commands) fn check(&self) -> Result<(), Error> {
+        if self.method == Some(MethodHow::Pause) && self.quiesce == QuiesceWhen::Require {
+            return Err(Error::usage(
+                "--method pause and --quiesce require do not go together: file systems that are frozen thaw by themselves after seconds",
+                "leave one of them out",
+            ));
+        }
+        Ok(())
+    }
+
+    /// How long another backup of the machine is waited for.
+    pub(super) fn patience(&self) -> Duration {
+        Duration::from_secs(self.wait.unwrap_or_default())
+    }
+
+    /// The first option that was given and is about machines of QEMU alone.
+    pub(super) fn only_of_qemu(&self) -> Option<&'static str> {
+        let given = [
+            (self.quiesce == QuiesceWhen::Require, "--quiesce require"),
+            (self.scratch.is_some(), "--scratch"),
+            (self.method.is_some(), "--method"),
+        ];
+        let first = given.into_iter().find(|(is_given, _)| *is_given).map(|(_, name)| name);
+        first.or_else(|| self.limits.of_guests())
+    }
+
+    /// The first option that was given, for an error about it.
+    pub(in crate::commands) fn given(&self) -> Option<&'static str> {
+        let given = [
+            (self.connect.is_some(), "--connect"),
+            (self.quiesce != QuiesceWhen::Try, "--quiesce"),
+            (self.scratch.is_some(), "--scratch"),
+            (self.method.is_some(), "--method"),
+            (self.wait.is_some(), "--wait"),
+        ];
+        let first = given.into_iter().find(|(is_given, _)| *is_given).map(|(_, name)| name);
+        first.or_else(|| self.limits.given()).or_else(|| self.hooks.given())
+    }
+
+    /// Finds a machine; `work` reads it.
+    pub(in crate::commands) fn read<T>(
+        &self,
+        wish: ReadingWish<'_>,
+        hypervisors: &Hypervisors<'_>,
+        context: &Context,
+        work: impl FnOnce(MachineReadRequest<'_>) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let Found {
+            machine,
+            way,
+            address,
+            hypervisor,
+        } = hypervisors.find(wish.chosen)?;
+        let overlays = match hypervisor {
+            "libvirt" => Some(hypervisors.libvirt()? as _),
+            _ => None,
+        };
+        let hooks = self.hooks.hooks(&address.to_string_lossy())?;
+        let run = runs::new_run()?;
+        let name = (wish.listed)(machine.name())?;
+        let journal = runs::journal(context, &way);
+        let mut watchdog = runs::watchdog(way, run, journal.as_ref())?;
+        watchdog.extend(hooks::words(&hooks, &name, &*machine)?);
+        let providers = datasets::providers(context);
+        work(MachineReadRequest {
+            name,
+            machine: &*machine,
+            overlays,
+            method: self.method.map(Method::from),
+            providers: &providers,
+            choice: wish.choice,
+            allowed: wish.allowed,
+            now: &time::now,
+            program: crate::PROGRAM.to_owned(),
+            scratch: self.scratch.clone().unwrap_or_else(runs::scratch_folder),
+            runtime: context.runtime_folder(),
+            write_deadline: WRITE_DEADLINE,
+            quiesce: self.quiesce.into(),
+            memory: wish.memory,
+            watchdog: Some(watchdog),
+            journal,
+            processes: &SystemProcesses,
+            hooks,
+            limits: self.limits.limits(),
+            patience: self.patience(),
+            run,
+        })
+    }
+}

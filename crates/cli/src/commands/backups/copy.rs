@@ -1,0 +1,155 @@
+//! `holdfast copy`: snapshots go to another repository, and what is where.
+
+mod done;
+mod status;
+
+use std::ffi::OsString;
+use std::num::NonZeroU64;
+
+use holdfast_engine::{
+    CopyRequest, CopySelection, ListRequest, RemovedThere, SnapshotName, copy, copy_status, is_same_place,
+};
+use holdfast_policy::Glob;
+use holdfast_repo::Repository;
+
+use self::done::Done;
+use self::status::Compared;
+use crate::args::{Example, JobArgs, ToPasswordArgs};
+use crate::context::Context;
+use crate::errors::Error;
+use crate::exit::Exit;
+
+/// Arguments of `copy`.
+#[derive(Debug, clap::Args)]
+pub struct CopyArgs {
+    #[command(flatten)]
+    what: WhatArgs,
+    /// The repository to copy to [env: HOLDFAST_TO_REPOSITORY]
+    #[arg(long, value_name = "LOCATION")]
+    to: Option<OsString>,
+    #[command(flatten)]
+    to_password: ToPasswordArgs,
+    /// Tell what is where and how far behind; copy nothing
+    #[arg(long, conflicts_with_all = ["again", "dry_run", "bwlimit"])]
+    status: bool,
+    /// Show what would be copied, and how much; copy nothing
+    #[arg(short = 'n', long)]
+    dry_run: bool,
+    /// Bytes read from this repository each second, at most: 50M
+    #[arg(long, value_name = "SIZE", value_parser = crate::args::parse_rate)]
+    bwlimit: Option<NonZeroU64>,
+    #[command(flatten)]
+    job: JobArgs,
+}
+
+/// Which snapshots are copied.
+#[derive(Debug, clap::Args)]
+struct WhatArgs {
+    /// Snapshots; one that was removed there before comes back
+    #[arg(value_name = "SNAPSHOT", conflicts_with_all = ["all", "machines", "tags", "again", "status"])]
+    snapshots: Vec<SnapshotName>,
+    /// Copy all snapshots that are not there
+    #[arg(long)]
+    all: bool,
+    /// Copy those of this machine, by name or pattern ('web*'); may be given several times
+    #[arg(short, long = "machine", value_name = "NAME", value_parser = Glob::parse)]
+    machines: Vec<Glob>,
+    /// Copy those with this tag; with several, those that have all
+    #[arg(short, long = "tag", value_name = "TAG")]
+    tags: Vec<String>,
+    /// Also those that were copied before and were removed there
+    #[arg(long)]
+    again: bool,
+}
+
+/// What a person may want of it.
+pub(in crate::commands) const EXAMPLES: &[Example] = &[
+    Example {
+        wish: "Copy everything that is not there yet",
+        line: "holdfast copy -r /backup/vms --to /offsite/vms --all",
+    },
+    Example {
+        wish: "Copy the newest snapshot of a machine, not faster than 20 MiB each second",
+        line: "holdfast copy -r /backup/vms --to /offsite/vms web1 --bwlimit 20M",
+    },
+    Example {
+        wish: "Bring a machine's snapshots back",
+        line: "holdfast copy -r /offsite/vms --to /backup/vms --machine web1 --again",
+    },
+    Example {
+        wish: "See what is where, and how far behind",
+        line: "holdfast copy -r /backup/vms --to /offsite/vms --status",
+    },
+];
+
+/// Copies, or compares.
+pub(in crate::commands) fn run(args: &CopyArgs, context: &Context) -> Result<Exit, Error> {
+    let wanted = ListRequest {
+        machines: args.what.machines.clone(),
+        tags: args.what.tags.clone(),
+    };
+    let is_all = wanted.machines.is_empty() && wanted.tags.is_empty();
+    if args.what.all && !is_all {
+        return Err(Error::usage(
+            "--all is everything, and --machine and --tag are a part",
+            "leave out the one or the other",
+        ));
+    }
+    let selection = match references(&args.what.snapshots)? {
+        names if !names.is_empty() => CopySelection::Named(names),
+        _ if args.status || args.what.all || !is_all => CopySelection::Matching(wanted.clone()),
+        _ => {
+            return Err(Error::usage(
+                "nothing is said of what to copy",
+                "name snapshots, or give --all, --machine NAME or --tag TAG",
+            ));
+        }
+    };
+    let (from, to) = open_both(args, context)?;
+    if args.status {
+        let status = context.work(1, |job| copy_status(&from, &to, &wanted, job))?;
+        return context.report(&Compared::new(status, to.describe(), context.zone()));
+    }
+    let request = CopyRequest {
+        selection,
+        removed: if args.what.again {
+            RemovedThere::ComeBack
+        } else {
+            RemovedThere::StayAway
+        },
+        execution: crate::args::execution(args.dry_run),
+        bytes_per_second: args.bwlimit,
+        zone: context.zone().clone(),
+    };
+    let report = context.work(args.job.thread_count(), |job| copy(&from, &to, &request, job))?;
+    context.report(&Done::new(&report, args.dry_run, to.describe(), context.zone()))
+}
+
+/// What the names mean; a disk cannot be copied alone.
+fn references(names: &[SnapshotName]) -> Result<Vec<holdfast_engine::SnapshotReference>, Error> {
+    if let Some(SnapshotName { disk: Some(disk), .. }) = names.iter().find(|name| name.disk.is_some()) {
+        return Err(Error::usage(
+            format!("disk {disk} is named, and snapshots are copied whole"),
+            "name the snapshot only",
+        ));
+    }
+    Ok(names.iter().map(|name| name.snapshot.clone()).collect())
+}
+
+/// Opens both repositories, which must be two.
+fn open_both(args: &CopyArgs, context: &Context) -> Result<(Repository, Repository), Error> {
+    let location = context.location()?;
+    let other = context.other_location(args.to.as_deref())?;
+    if is_same_place(&location, &other) {
+        return Err(Error::usage(
+            "the repository to copy to is the one to copy from",
+            "give another --to",
+        ));
+    }
+    let source = context.password_to(args.to.as_deref(), &args.to_password)?;
+    let from = context.open_repository()?;
+    let options = "--to-password-file FILE or --to-password-command COMMAND, set HOLDFAST_TO_PASSWORD_FILE or \
+                   HOLDFAST_TO_PASSWORD_COMMAND, or add the systemd credential holdfast.to-password";
+    let to = context.open_other(&other, &source, options)?;
+    Ok((from, to))
+}

@@ -1,0 +1,161 @@
+//! `holdfast forget`, `protect` and `unprotect`: single snapshots, by hand.
+
+use holdfast_engine::{Job, ProtectionChange, SnapshotName, SnapshotReference, change_protection, forget};
+use holdfast_repo::Manifest;
+use serde::Serialize;
+
+use crate::args::Example;
+use crate::context::Context;
+use crate::errors::Error;
+use crate::exit::Exit;
+use crate::output::snapshot::SnapshotDocument;
+use crate::output::{Page, Report};
+
+/// Arguments of `forget`.
+#[derive(Debug, clap::Args)]
+pub struct ForgetArgs {
+    /// Snapshots, by the start of their ids or as MACHINE@TIME; those that cannot be read by all digits of their ids
+    #[arg(value_name = "SNAPSHOT", required = true)]
+    snapshots: Vec<SnapshotName>,
+    /// Show what would go; remove nothing
+    #[arg(short = 'n', long)]
+    dry_run: bool,
+}
+
+/// Arguments of `protect`.
+#[derive(Debug, clap::Args)]
+pub struct ProtectArgs {
+    /// The snapshots
+    #[arg(value_name = "SNAPSHOT", required = true)]
+    snapshots: Vec<SnapshotName>,
+}
+
+/// Arguments of `unprotect`.
+#[derive(Debug, clap::Args)]
+pub struct UnprotectArgs {
+    /// The snapshots
+    #[arg(value_name = "SNAPSHOT", required = true)]
+    snapshots: Vec<SnapshotName>,
+    /// Also where a machine runs from a snapshot, or did when its restore --live was killed: make sure that none does
+    #[arg(long)]
+    held: bool,
+}
+
+/// What a person may want of `forget`.
+pub(in crate::commands) const EXAMPLES_FORGET: &[Example] = &[Example {
+    wish: "Remove one snapshot",
+    line: "holdfast forget -r /backup/vms 3f2a9c1e",
+}];
+
+/// What a person may want of `protect`.
+pub(in crate::commands) const EXAMPLES_PROTECT: &[Example] = &[Example {
+    wish: "Keep the newest snapshot of a machine, whatever the rules say",
+    line: "holdfast protect -r /backup/vms web1",
+}];
+
+/// What a person may want of `unprotect`.
+pub(in crate::commands) const EXAMPLES_UNPROTECT: &[Example] = &[Example {
+    wish: "Let the rules decide again",
+    line: "holdfast unprotect -r /backup/vms 3f2a9c1e",
+}];
+
+/// What they answer.
+#[derive(Debug, Serialize)]
+struct Changed {
+    #[serde(skip)]
+    command: &'static str,
+    #[serde(skip)]
+    verb: &'static str,
+    dry_run: bool,
+    snapshots: Vec<SnapshotDocument>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    unreadable: Vec<String>,
+}
+
+impl Report for Changed {
+    fn command(&self) -> &'static str {
+        self.command
+    }
+
+    fn human(&self, page: &mut Page) {
+        for snapshot in &self.snapshots {
+            page.line(&format!(
+                "{} snapshot {} of {} ({})",
+                self.verb,
+                &snapshot.id[..8],
+                snapshot.machine,
+                snapshot.time
+            ));
+        }
+        for id in &self.unreadable {
+            page.line(&format!("{} snapshot {id}, which is lost or cannot be read", self.verb));
+        }
+    }
+}
+
+/// The snapshots of the names, none of which may name a disk.
+fn references(names: &[SnapshotName]) -> Result<Vec<SnapshotReference>, Error> {
+    let reference = |name: &SnapshotName| match name.disk {
+        None => Ok(name.snapshot.clone()),
+        Some(_) => Err(Error::usage(
+            "a disk is named, where only whole snapshots can be",
+            "leave :DISK out",
+        )),
+    };
+    names.iter().map(reference).collect()
+}
+
+fn changed(command: &'static str, verb: &'static str, dry_run: bool, manifests: &[Manifest]) -> Changed {
+    Changed {
+        command,
+        verb,
+        dry_run,
+        snapshots: manifests.iter().map(SnapshotDocument::from).collect(),
+        unreadable: Vec::new(),
+    }
+}
+
+/// Removes snapshots.
+pub(in crate::commands) fn run_forget(args: &ForgetArgs, context: &Context) -> Result<Exit, Error> {
+    let references = references(&args.snapshots)?;
+    let execution = crate::args::execution(args.dry_run);
+    let gone = with_repository(context, |repository, job| {
+        forget(repository, &references, execution, context.zone(), job)
+    })?;
+    let verb = if args.dry_run { "would remove" } else { "removed" };
+    context.report(&Changed {
+        unreadable: gone.unreadable.iter().map(ToString::to_string).collect(),
+        ..changed("forget", verb, args.dry_run, &gone.snapshots)
+    })
+}
+
+/// Protects snapshots.
+pub(in crate::commands) fn run_protect(args: &ProtectArgs, context: &Context) -> Result<Exit, Error> {
+    let references = references(&args.snapshots)?;
+    let done = with_repository(context, |repository, job| {
+        change_protection(repository, &references, ProtectionChange::Protect, context.zone(), job)
+    })?;
+    context.report(&changed("protect", "protected", false, &done))
+}
+
+/// Lets snapshots be removed again.
+pub(in crate::commands) fn run_unprotect(args: &UnprotectArgs, context: &Context) -> Result<Exit, Error> {
+    let references = references(&args.snapshots)?;
+    let change = if args.held {
+        ProtectionChange::UnprotectHeld
+    } else {
+        ProtectionChange::Unprotect
+    };
+    let done = with_repository(context, |repository, job| {
+        change_protection(repository, &references, change, context.zone(), job)
+    })?;
+    context.report(&changed("unprotect", "no longer protected:", false, &done))
+}
+
+fn with_repository<T>(
+    context: &Context,
+    work: impl FnOnce(&holdfast_repo::Repository, Job<'_>) -> holdfast_engine::Result<T>,
+) -> Result<T, Error> {
+    let repository = context.open_repository()?;
+    context.work(1, |job| work(&repository, job))
+}

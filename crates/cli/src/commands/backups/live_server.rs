@@ -1,0 +1,127 @@
+//! `holdfast live-server`: the process that gives a machine its disks while they are filled. `restore --live` starts it.
+
+use std::fs::File;
+use std::io::{BufRead as _, Read as _, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use holdfast_engine::{Error as JobError, InstantError, InstantJob, paper_key, serve_instantly};
+use holdfast_host::Companion;
+use holdfast_repo::Repository;
+use holdfast_serve::nbd::Event;
+use rustix::process::setsid;
+use zeroize::Zeroizing;
+
+use crate::args::Example;
+use crate::context::Context;
+use crate::context::password::Password;
+use crate::errors::Error;
+use crate::exit::Exit;
+
+/// Arguments of `live-server`.
+#[derive(Debug, clap::Args)]
+pub struct LiveServerArgs {
+    /// The folder of the restore
+    #[arg(long, value_name = "FOLDER")]
+    folder: PathBuf,
+}
+
+/// What a person may want of it.
+pub(in crate::commands) const EXAMPLES: &[Example] = &[Example {
+    wish: "Restores start it by themselves",
+    line: "holdfast live-server -r /backup/vms --folder /images/.web1.holdfast",
+}];
+
+const READY: &str = "ready";
+/// To open the repository and connect to nobody.
+const READY_DEADLINE: Duration = Duration::from_secs(120);
+/// What the server has to say goes here, in the folder of the restore.
+const LOG: &str = "server.log";
+/// Bytes of the line with the key, at most.
+const LINE_BYTES_MAX: u64 = 1 << 10;
+
+/// Serves.
+pub(in crate::commands) fn run(args: &LiveServerArgs, context: &Context) -> Result<Exit, Error> {
+    // Whoever interrupts the restore from a terminal, or kills its group, does not mean us.
+    setsid().ok();
+    let location = context.location()?;
+    let key = received_key()?;
+    let repository = context.open_by_key(&location, &key)?;
+    drop(key);
+    let console = context.shared_console();
+    let events = move |event: &Event<'_>| match event {
+        Event::RequestFailed { export, error, .. } | Event::OpenFailed { export, error, .. } => {
+            console.warning(&format!("{export}: {error}"));
+        }
+        _ => {}
+    };
+    let world = (Arc::new(events) as Arc<_>, Arc::clone(context.clock()));
+    let mut told = Ok(());
+    let mut ready = || told = leave(args);
+    context.work(1, |job| {
+        serve_instantly(&repository, &args.folder, world, job, &mut ready)
+    })?;
+    told?;
+    Ok(Exit::Ok)
+}
+
+/// Tells the restore that clients can connect, and lets go of all that is its: its terminal and its pipes.
+fn leave(args: &LiveServerArgs) -> Result<(), Error> {
+    let path = args.folder.join(LOG);
+    let log = || {
+        let log = File::options().create(true).append(true).mode(0o600).open(&path)?;
+        let mut stdout = std::io::stdout().lock();
+        writeln!(stdout, "{READY}").and_then(|()| stdout.flush())?;
+        rustix::stdio::dup2_stdout(&log)?;
+        rustix::stdio::dup2_stderr(&log)?;
+        std::io::Result::Ok(())
+    };
+    log().map_err(|source| Error::File {
+        action: "write",
+        path: path.clone(),
+        source,
+    })
+}
+
+/// The first line of standard input: the paper key of the repository.
+///
+/// The restore has derived the key from a password already, which is slow by intent; and it can have asked a person for it.
+fn received_key() -> Result<Password, Error> {
+    let mut line = Zeroizing::new(String::new());
+    let read = std::io::stdin().lock().take(LINE_BYTES_MAX).read_line(&mut line);
+    read.map_err(|source| Error::File {
+        action: "read",
+        path: "/dev/stdin".into(),
+        source,
+    })?;
+    let bytes = Zeroizing::new(line.trim_end().as_bytes().to_vec());
+    Ok(Password::from_line(bytes, "the restore")?)
+}
+
+/// Starts the server of a restore, which outlives us. The key of its repository goes through a pipe, and nowhere else.
+pub(in crate::commands) fn launch(instant: &InstantJob, repository: &Repository) -> holdfast_engine::Result<()> {
+    let failed = |reason: String| {
+        JobError::from(InstantError::Server {
+            machine: instant.machine.clone(),
+            reason,
+        })
+    };
+    let program = std::env::current_exe().map_err(|error| failed(error.to_string()))?;
+    let words = [
+        "live-server".into(),
+        "--folder".into(),
+        instant.folder.clone().into(),
+        "--repository".into(),
+        instant.repository.clone().into(),
+    ];
+    let mut companion = Companion::start(&program.into(), &words).map_err(|error| failed(error.to_string()))?;
+    companion
+        .tell(paper_key(repository).text())
+        .map_err(|error| failed(error.to_string()))?;
+    match companion.hear(READY_DEADLINE) {
+        Some(line) if line == READY => Ok(()),
+        _ => Err(failed("it has ended, or does not answer".to_owned())),
+    }
+}

@@ -1,0 +1,238 @@
+//! `holdfast restore`: a snapshot becomes files, block devices, a stream or a machine.
+
+mod live;
+pub(in crate::commands) mod machine;
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use holdfast_engine::{RestoreMode, RestoreReport, RestoreRequest, RestoredDisk, SnapshotName, Target, restore};
+use holdfast_image::Format;
+use serde::Serialize;
+
+use self::machine::MachineArgs;
+use crate::args::{Example, JobArgs};
+use crate::context::Context;
+use crate::errors::Error;
+use crate::exit::Exit;
+use crate::files::runs;
+use crate::output::units;
+use crate::output::{Page, Report};
+use crate::process::standard_streams::{StandardOutput, refuse_terminal, stopped_or};
+
+/// Arguments of `restore`.
+#[derive(Debug, clap::Args)]
+pub struct RestoreArgs {
+    /// The snapshot, and with :DISK one of its disks
+    #[arg(value_name = "SNAPSHOT[:DISK]")]
+    snapshot: SnapshotName,
+    /// A new file, a folder that gets a file for each disk, a block device, or `-` for standard output
+    #[arg(value_name = "TARGET")]
+    target: Option<OsString>,
+    /// Write only what differs into the file, block device or machine that is there
+    #[arg(long, conflicts_with = "force")]
+    in_place: bool,
+    /// Replace the file, or write over the block device, that is there
+    #[arg(long)]
+    force: bool,
+    /// The format of the target (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels); a new file is what its name says, one that is there what its content says
+    #[arg(long, value_name = "FORMAT", value_parser = crate::args::parse_format)]
+    format: Option<Format>,
+    #[command(flatten)]
+    job: JobArgs,
+    #[command(flatten)]
+    machine: MachineArgs,
+}
+
+/// What a person may want of it.
+pub(in crate::commands) const EXAMPLES: &[Example] = &[
+    Example {
+        wish: "Restore the newest snapshot of a machine to a new file",
+        line: "holdfast restore -r /backup/vms web1 /var/lib/libvirt/images/web1.raw",
+    },
+    Example {
+        wish: "Restore one disk as it was, writing only what differs",
+        line: "holdfast restore -r /backup/vms db@2026-11-20T10:00:vda /dev/vg/db-root --in-place",
+    },
+    Example {
+        wish: "Restore all disks of a machine into a folder",
+        line: "holdfast restore -r /backup/vms db /var/lib/restored",
+    },
+    Example {
+        wish: "Restore to a stream",
+        line: "holdfast restore -r /backup/vms web1 - | dd of=/dev/vg/web1 bs=1M",
+    },
+    Example {
+        wish: "See what a new machine beside the old one would be; without --dry-run it is made",
+        line: "holdfast restore -r /backup/vms web1 --to-machine --name web1-test --dry-run",
+    },
+    Example {
+        wish: "Bring back a machine that is gone, as the same one",
+        line: "holdfast restore -r /backup/vms web1 --to-machine --keep-identity --start",
+    },
+    Example {
+        wish: "Run it at once, from the snapshot; its images are filled while it runs",
+        line: "holdfast restore -r /backup/vms web1 --to-machine --keep-identity --live",
+    },
+    Example {
+        wish: "Set a machine that is shut off back to yesterday, writing only what differs",
+        line: "holdfast restore -r /backup/vms web1@2026-11-20 --to-machine --in-place",
+    },
+];
+
+/// What `restore` answers.
+#[derive(Debug, Serialize)]
+struct Done {
+    id: String,
+    machine: String,
+    time: String,
+    disks: Vec<DiskDone>,
+    duration_ms: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct DiskDone {
+    name: String,
+    target: Option<String>,
+    size_bytes: u64,
+    written_bytes: u64,
+    equal_bytes: u64,
+    zero_bytes: u64,
+}
+
+impl From<&RestoredDisk> for DiskDone {
+    fn from(disk: &RestoredDisk) -> Self {
+        Self {
+            name: disk.name.clone(),
+            target: disk.target.as_ref().map(|path| path.display().to_string()),
+            size_bytes: disk.size_bytes,
+            written_bytes: disk.written_bytes,
+            equal_bytes: disk.equal_bytes,
+            zero_bytes: disk.zero_bytes,
+        }
+    }
+}
+
+impl From<RestoreReport> for Done {
+    fn from(report: RestoreReport) -> Self {
+        Self {
+            id: report.snapshot.id.to_string(),
+            machine: report.snapshot.machine.clone(),
+            time: holdfast_engine::time_of(&report.snapshot).to_string(),
+            disks: report.disks.iter().map(DiskDone::from).collect(),
+            duration_ms: units::millis(report.duration),
+        }
+    }
+}
+
+impl Report for Done {
+    fn command(&self) -> &'static str {
+        "restore"
+    }
+
+    fn human(&self, page: &mut Page) {
+        for disk in &self.disks {
+            let mut parts = vec![
+                format!("{} disk", units::bytes(disk.size_bytes)),
+                format!("{} written", units::bytes(disk.written_bytes)),
+            ];
+            if disk.equal_bytes > 0 {
+                parts.push(format!("{} were there already", units::bytes(disk.equal_bytes)));
+            }
+            page.line(&format!(
+                "{}:{}  snapshot {}  to {}: {}",
+                self.machine,
+                disk.name,
+                &self.id[..8],
+                disk.target.as_deref().unwrap_or("standard output"),
+                parts.join(", ")
+            ));
+        }
+        let size_bytes = self.disks.iter().map(|disk| disk.size_bytes).sum();
+        let duration = std::time::Duration::from_millis(self.duration_ms);
+        let rate = units::rate(size_bytes, duration).map(units::bytes_per_second);
+        let rate = rate.map(|rate| format!(", {rate}")).unwrap_or_default();
+        page.line(&format!("restored in {}{rate}", units::duration(duration)));
+    }
+}
+
+/// Where to restore to; none for a machine. Refuses options that say nothing there, in the same words whatever else is given.
+fn place(args: &RestoreArgs) -> Result<Option<&OsString>, Error> {
+    match (&args.target, args.machine.to_machine, args.machine.out_of_place()) {
+        (Some(target), true, _) => Err(Error::usage(
+            format!(
+                "--to-machine restores to a machine, and {} is another target",
+                target.display()
+            ),
+            "leave out one of the two; --storage FOLDER and --disk DISK=PATH say where the images of a machine go",
+        )),
+        (Some(_), false, Some(option)) => Err(Error::usage(
+            format!("{option} needs --to-machine"),
+            "leave it out, or give --to-machine instead of the target",
+        )),
+        (None, false, Some(option)) => Err(Error::usage(
+            format!("{option} needs --to-machine"),
+            "add --to-machine, or give a target instead",
+        )),
+        (None, false, None) => Err(Error::usage(
+            "a restore needs a target",
+            "give a file, a folder, a block device or - for standard output; or --to-machine for a machine of a hypervisor",
+        )),
+        (target, ..) => Ok(target.as_ref()),
+    }
+}
+
+/// Restores.
+pub(in crate::commands) fn run(args: &RestoreArgs, context: &Context) -> Result<Exit, Error> {
+    let Some(target) = place(args)? else {
+        return machine::run(args, context);
+    };
+    let is_stream = target == "-";
+    if is_stream {
+        context.output().refuse_json("restore to standard output")?;
+        // What describes a machine is text, which a person may want to read.
+        let disk = args.snapshot.disk.as_ref();
+        let ending = disk
+            .and_then(|name| name.as_str().rsplit_once('.'))
+            .map(|(_, ending)| ending);
+        if ending != Some("xml") {
+            refuse_terminal()?;
+        }
+        if args.in_place || args.force || args.format.is_some_and(|format| format != Format::Raw) {
+            return Err(Error::usage(
+                "--in-place, --force and formats other than raw are for files and block devices",
+                "leave them out to restore to standard output",
+            ));
+        }
+    }
+    let mode = match (args.in_place, args.force) {
+        (true, _) => RestoreMode::InPlace,
+        (false, true) => RestoreMode::Replace,
+        (false, false) => RestoreMode::New,
+    };
+    let repository = context.open_repository()?;
+    let file = (!is_stream).then(|| Path::new(target));
+    let _noted = runs::note_places(file, context);
+    let mut stdout = is_stream.then(|| StandardOutput::open(context)).transpose()?;
+    let target = if let Some(stdout) = &mut stdout {
+        Target::Stream(stdout)
+    } else {
+        Target::Path(target.into())
+    };
+    let request = RestoreRequest {
+        name: args.snapshot.clone(),
+        target,
+        mode,
+        format: args.format,
+        zone: context.zone().clone(),
+    };
+    let report = context.work(args.job.thread_count(), |job| {
+        stopped_or(restore(&repository, request, &context.surroundings(), job), job)
+    })?;
+    if is_stream {
+        // Standard output holds the disk, and nothing else.
+        let warning_count = context.console().warnings().len();
+        return Ok(Exit::Ok.with_warning_count(warning_count));
+    }
+    context.report(&Done::from(report))
+}

@@ -1,0 +1,221 @@
+//! `holdfast resume`: restores `--live` that were interrupted go on.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::num::NonZeroU64;
+use std::path::PathBuf;
+use std::rc::Rc;
+
+use holdfast_engine::{
+    FillOptions, FillRate, InstantError, InstantJob, InstantReport, Job, Location, instant_jobs, release_snapshot,
+    resume_instantly, revive_instantly,
+};
+use holdfast_host::Libvirt;
+use holdfast_repo::Repository;
+use serde::Serialize;
+
+use crate::args::Example;
+use crate::commands::backups::live_server::launch;
+use crate::context::Context;
+use crate::errors::{Error, chain};
+use crate::exit::Exit;
+use crate::machines::{connect_libvirt, libvirt_address};
+use crate::output::units;
+use crate::output::{Page, Report, Style};
+
+/// Arguments of `resume`.
+#[derive(Debug, clap::Args)]
+pub struct ResumeArgs {
+    /// The machine; all whose disks are not filled yet where not given
+    #[arg(value_name = "MACHINE")]
+    machine: Option<String>,
+    /// The hypervisor's address: qemu:///system, qemu:///session
+    #[arg(short, long, value_name = "URI")]
+    connect: Option<String>,
+    /// Bytes that are filled each second, at most: 50M. 64M where not given, twice as much after each minute
+    #[arg(long, value_name = "SIZE", value_parser = crate::args::parse_rate)]
+    bwlimit: Option<NonZeroU64>,
+}
+
+/// What a person may want of it.
+pub(in crate::commands) const EXAMPLES: &[Example] = &[
+    Example {
+        wish: "After the host was switched off: start the machines again and fill their disks",
+        line: "holdfast resume --password-file /etc/holdfast/password",
+    },
+    Example {
+        wish: "Go on with one of them",
+        line: "holdfast resume web1-restored",
+    },
+];
+
+/// What `resume` answers.
+#[derive(Debug, Serialize)]
+struct Done {
+    machines: Vec<MachineDone>,
+    failed: Vec<Failed>,
+}
+
+/// A machine that does not go on.
+#[derive(Debug, Serialize)]
+struct Failed {
+    machine: String,
+    error: String,
+}
+
+impl Done {
+    fn fail(&mut self, machine: String, error: &Error, context: &Context) {
+        let causes = chain(error);
+        context.console().error(&causes, error.advice().hint.as_deref());
+        self.failed.push(Failed {
+            machine,
+            error: causes.join(": "),
+        });
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct MachineDone {
+    machine: String,
+    uuid: String,
+    size_bytes: u64,
+    fill_ms: u64,
+}
+
+impl From<InstantReport> for MachineDone {
+    fn from(report: InstantReport) -> Self {
+        Self {
+            machine: report.machine,
+            uuid: report.uuid,
+            size_bytes: report.size_bytes,
+            fill_ms: units::millis(report.fill_duration),
+        }
+    }
+}
+
+impl Report for Done {
+    fn command(&self) -> &'static str {
+        "resume"
+    }
+
+    fn exit(&self) -> Exit {
+        if self.failed.is_empty() { Exit::Ok } else { Exit::Error }
+    }
+
+    fn human(&self, page: &mut Page) {
+        for machine in &self.machines {
+            let fill = std::time::Duration::from_millis(machine.fill_ms);
+            page.line(&format!(
+                "{}  {} of disks filled in {}; it runs on its own images",
+                machine.machine,
+                units::bytes(machine.size_bytes),
+                units::duration(fill)
+            ));
+        }
+        if !self.failed.is_empty() {
+            let names: Vec<&str> = self.failed.iter().map(|failed| &failed.machine[..]).collect();
+            page.styled(Style::Bad, &format!("not resumed: {}", names.join(", ")));
+        } else if self.machines.is_empty() {
+            page.line("all machines run on their own images");
+        }
+    }
+}
+
+/// Goes on: first every machine runs, then their disks are filled, one machine after another.
+pub(in crate::commands) fn run(args: &ResumeArgs, context: &Context) -> Result<Exit, Error> {
+    let uri = libvirt_address(args.connect.as_deref(), context);
+    let hypervisor = connect_libvirt(&uri, context)?;
+    let (jobs, unreadable) = instant_jobs(&hypervisor, args.machine.as_deref())?;
+    let mut done = Done {
+        machines: Vec::new(),
+        failed: Vec::new(),
+    };
+    for (machine, error) in unreadable {
+        done.fail(machine, &error.into(), context);
+    }
+    let is_alone = jobs.len() == 1 && done.failed.is_empty();
+    let resumption = Resumption {
+        hypervisor: &hypervisor,
+        rate: FillRate::at_most(args.bwlimit),
+        opened: RefCell::default(),
+        context,
+    };
+    let mut revived = Vec::new();
+    for instant in &jobs {
+        match resumption.revive(instant) {
+            Ok(()) => revived.push(instant),
+            Err(error) if is_alone || matches!(error, Error::Interrupted(_)) => return Err(error),
+            Err(error) => done.fail(instant.machine.clone(), &error, context),
+        }
+    }
+    for instant in revived {
+        match resumption.fill(instant) {
+            Ok(report) => done.machines.push(report.into()),
+            Err(error) if is_alone || matches!(error, Error::Interrupted(_)) => return Err(error),
+            Err(error) => done.fail(instant.machine.clone(), &error, context),
+        }
+    }
+    context.report(&done)
+}
+
+/// What machines are resumed with.
+struct Resumption<'a> {
+    hypervisor: &'a Libvirt,
+    rate: FillRate,
+    /// The repositories that were needed, by their place: the key of each is derived once.
+    opened: RefCell<BTreeMap<PathBuf, Rc<Repository>>>,
+    context: &'a Context,
+}
+
+impl Resumption<'_> {
+    fn revive(&self, instant: &InstantJob) -> Result<(), Error> {
+        self.work(|options, job| revive_instantly(self.hypervisor, instant, options, job))
+    }
+
+    fn fill(&self, instant: &InstantJob) -> Result<InstantReport, Error> {
+        let report = self.work(|options, job| resume_instantly(self.hypervisor, instant, options, job))?;
+        let released = self.repository(instant);
+        self.context.work(1, |job| {
+            match released {
+                Ok(repository) => release_snapshot(&repository, instant, job),
+                Err(error) => job.progress.warning(&format!("the snapshot stays protected: {error}")),
+            }
+            Ok(())
+        })?;
+        Ok(report)
+    }
+
+    /// Does a step for which a server may have to be started. Only that needs the repository: the disks may be filled already.
+    fn work<T>(&self, step: impl Fn(&FillOptions<'_>, Job<'_>) -> holdfast_engine::Result<T>) -> Result<T, Error> {
+        let not_opened = RefCell::new(None);
+        let start = |instant: &InstantJob| match self.repository(instant) {
+            Ok(repository) => launch(instant, &repository),
+            Err(error) => {
+                let failed = InstantError::Server {
+                    machine: instant.machine.clone(),
+                    reason: chain(&error).join(": "),
+                };
+                not_opened.replace(Some(error));
+                Err(failed.into())
+            }
+        };
+        let options = FillOptions {
+            launch: &start,
+            rate: self.rate,
+        };
+        let done = self.context.work(1, |job| step(&options, job));
+        done.map_err(|error| not_opened.take().unwrap_or(error))
+    }
+
+    fn repository(&self, instant: &InstantJob) -> Result<Rc<Repository>, Error> {
+        let place = &instant.repository;
+        if let Some(repository) = self.opened.borrow().get(place) {
+            return Ok(Rc::clone(repository));
+        }
+        let location = self.context.remembered(Location::parse(place.as_os_str())?);
+        let password = self.context.unlocking_password(&location)?;
+        let repository = Rc::new(self.context.open_with(&location, password.as_ref())?);
+        self.opened.borrow_mut().insert(place.clone(), Rc::clone(&repository));
+        Ok(repository)
+    }
+}

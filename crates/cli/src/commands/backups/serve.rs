@@ -1,0 +1,189 @@
+//! `holdfast serve`: disks of snapshots as block devices for others.
+
+use std::net::SocketAddr;
+use std::num::NonZero;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use holdfast_engine::{ServeDoor, ServeRequest, SnapshotName, Writes, serve};
+use holdfast_serve::nbd::{ClientTrust, Event, TlsPolicy, TlsServer};
+
+use crate::args::Example;
+use crate::context::Context;
+use crate::context::password::private_file_warning;
+use crate::errors::Error;
+use crate::exit::Exit;
+use crate::output::units;
+
+/// Arguments of `serve`.
+#[derive(Debug, clap::Args)]
+pub struct ServeArgs {
+    #[command(subcommand)]
+    protocol: Protocol,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Protocol {
+    /// Serve disks of snapshots over NBD, until Ctrl-C
+    Nbd(NbdArgs),
+}
+
+/// Arguments of `serve nbd`.
+#[derive(Debug, clap::Args)]
+struct NbdArgs {
+    /// Snapshots; every disk of them is an export, MACHINE/DISK
+    #[arg(value_name = "SNAPSHOT[:DISK]", required = true)]
+    snapshots: Vec<SnapshotName>,
+    /// Serve on this Unix socket, which only the user can reach
+    #[arg(long, value_name = "PATH", required_unless_present = "listen")]
+    socket: Option<PathBuf>,
+    /// Serve on this address and port (127.0.0.1:10809)
+    #[arg(long, value_name = "ADDRESS")]
+    listen: Option<SocketAddr>,
+    /// Let clients write; what they write is thrown away in the end. The snapshot itself never changes
+    #[arg(long)]
+    writable: bool,
+    /// Keep what clients write in files in this folder, for the next time
+    #[arg(long, value_name = "FOLDER")]
+    overlay: Option<PathBuf>,
+    /// Clients at once, from one address at most half of them
+    #[arg(long, value_name = "COUNT", default_value = "256")]
+    max_connections: NonZero<usize>,
+    /// Encrypt connections: the server's certificate, in PEM
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// The key of the server's certificate, in PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+    /// Serve only clients with a certificate of this authority, in PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_clients: Option<PathBuf>,
+}
+
+/// What a person may want of it.
+pub(in crate::commands) const EXAMPLES: &[Example] = &[Example {
+    wish: "Open the newest snapshot of a machine as block devices",
+    line: "holdfast serve nbd -r /backup/vms web1 --socket /run/web1.sock",
+}];
+
+/// What a person may want of `serve nbd`.
+pub(in crate::commands) const EXAMPLES_NBD: &[Example] = &[
+    Example {
+        wish: "Open the newest snapshot of a machine as block devices",
+        line: "holdfast serve nbd -r /backup/vms web1 --socket /run/web1.sock",
+    },
+    Example {
+        wish: "Boot from it, and throw away what the machine writes",
+        line: "holdfast serve nbd -r /backup/vms web1:vda --socket /run/web1.sock --writable",
+    },
+];
+
+/// A folder on a disk, for what clients write.
+const OVERLAY_DEFAULT: &str = "/var/tmp";
+
+/// Serves.
+pub(in crate::commands) fn run(args: &ServeArgs, context: &Context) -> Result<Exit, Error> {
+    let Protocol::Nbd(args) = &args.protocol;
+    context.output().refuse_json("serve nbd")?;
+    let tls = tls(args, context)?;
+    if let Some(address) = args.listen
+        && args.tls_clients.is_none()
+    {
+        context.console().warning(&open_door(address, args.tls_cert.is_some()));
+    }
+    let repository = context.open_repository()?;
+    let doors = args.socket.clone().map(ServeDoor::Unix);
+    let doors: Vec<ServeDoor> = doors.into_iter().chain(args.listen.map(ServeDoor::Tcp)).collect();
+    let console = context.shared_console();
+    let events = move |event: &Event<'_>| match event {
+        Event::RequestFailed { export, error, .. } | Event::OpenFailed { export, error, .. } => {
+            console.warning(&format!("{export}: {error}"));
+        }
+        _ => {}
+    };
+    let request = ServeRequest {
+        names: args.snapshots.clone(),
+        zone: context.zone().clone(),
+        doors: doors.clone(),
+        writes: match (&args.overlay, args.writable) {
+            (Some(folder), _) => Writes::Keep(folder.clone()),
+            (None, true) => Writes::ThrowAway(OVERLAY_DEFAULT.into()),
+            (None, false) => Writes::Refuse,
+        },
+        tls,
+        connection_count_max: Some(args.max_connections),
+        events: Arc::new(events),
+        clock: Arc::clone(context.clock()),
+    };
+    let mut told = Ok(());
+    context.work(1, |job| {
+        serve(&repository, request, job, &mut |served| {
+            for disk in served {
+                for door in &doors {
+                    let line = format!(
+                        "{}  {}, {}\n",
+                        uri(door, &disk.export, args.tls_cert.is_some()),
+                        disk.description,
+                        units::bytes(disk.size_bytes)
+                    );
+                    if told.is_ok() {
+                        told = context.output().data(line.as_bytes());
+                    }
+                }
+            }
+        })
+    })?;
+    told?;
+    Ok(Exit::Ok.with_warning_count(context.console().warnings().len()))
+}
+
+/// What a person should know who lets in everybody.
+fn open_door(address: SocketAddr, is_encrypted: bool) -> String {
+    let who = if address.ip().is_loopback() {
+        "every user of this host".to_owned()
+    } else {
+        format!("whoever reaches {address}")
+    };
+    let (what, advice) = if is_encrypted {
+        ("", "--tls-clients lets in those only who have a certificate")
+    } else {
+        (
+            "nothing is encrypted and ",
+            "see --tls-cert and --tls-clients, or --socket",
+        )
+    };
+    format!("{who} can read these disks: {what}nobody is asked who he is; {advice}")
+}
+
+/// Where a client finds an export.
+fn uri(door: &ServeDoor, export: &str, is_encrypted: bool) -> String {
+    let scheme = if is_encrypted { "nbds" } else { "nbd" };
+    match door {
+        ServeDoor::Unix(path) => format!("{scheme}+unix:///{export}?socket={}", path.display()),
+        ServeDoor::Tcp(address) => format!("{scheme}://{address}/{export}"),
+    }
+}
+
+fn tls(args: &NbdArgs, context: &Context) -> Result<TlsPolicy, Error> {
+    let (Some(certificate), Some(key)) = (&args.tls_cert, &args.tls_key) else {
+        return Ok(TlsPolicy::Off);
+    };
+    let read = |path: &PathBuf| {
+        std::fs::read(path).map_err(|source| Error::File {
+            action: "read",
+            path: path.clone(),
+            source,
+        })
+    };
+    if let Ok(found) = key.metadata()
+        && let Some(warning) = private_file_warning(key, found.permissions().mode() & 0o777, "key")
+    {
+        context.console().warning(&warning);
+    }
+    let authority = args.tls_clients.as_ref().map(read).transpose()?;
+    let clients = authority.as_deref().map_or(ClientTrust::Anyone, ClientTrust::SignedBy);
+    let server =
+        TlsServer::from_pem(&read(certificate)?, &read(key)?, clients).map_err(holdfast_engine::Error::Serve)?;
+    Ok(TlsPolicy::Required(server))
+}

@@ -1,0 +1,463 @@
+//! `holdfast doctor`: what dead backups and forgotten snapshots left at machines, and mending it.
+
+mod named;
+mod pools;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use holdfast_engine::{
+    DoctorReport, DoctorRequest, DoctorStorage, EmptiedOverlays, Execution, Outcome, Patient, PatientPool, Remedy,
+    StateStore, Treatment, VirtualBox, VirtualBoxMachine, doctor, noted_runs,
+};
+use holdfast_host::provider::Dataset;
+use holdfast_repo::key::{Randomness as _, SystemRandomness};
+use holdfast_repo::{Liveness, Processes as _, Repository, SystemProcesses};
+use jiff::Timestamp;
+use serde::Serialize;
+
+use crate::args::Example;
+use crate::context::Context;
+use crate::errors::{Error, chain};
+use crate::exit::Exit;
+use crate::files::runs;
+use crate::machines::datasets;
+use crate::machines::pools::PoolArgs;
+use crate::machines::states::StateArgs;
+use crate::machines::virtualbox::{self, Choice};
+use crate::machines::{Apart, Found, Hypervisors, MachineWord, libvirt_address};
+use crate::output::units;
+use crate::output::{Page, Report, Style};
+use crate::process::time;
+
+/// Arguments of `doctor`.
+#[derive(Debug, clap::Args)]
+pub struct DoctorArgs {
+    /// Only these: a name, a pattern ('web*'), tag:TAG, qmp:SOCKET, vbox:NAME (vbox: is all of VirtualBox), or xen://POOL[/NAME]; or datasets; all
+    /// machines of libvirt and VirtualBox, and what configurations name, where none is named
+    #[arg(value_name = "MACHINE|DATASET")]
+    targets: Vec<OsString>,
+    /// The hypervisor's address: qemu:///system, qemu:///session, qemu+ssh://HOST/system
+    #[arg(short, long, value_name = "URI")]
+    connect: Option<String>,
+    /// Mend what can be mended; without it nothing is changed
+    #[arg(long)]
+    fix: bool,
+    /// Delete forgotten overlays whose content is in their base, where no machine has them
+    #[arg(long, requires = "fix")]
+    delete_overlays: bool,
+    /// Where backups keep their scratch files
+    #[arg(long, value_name = "FOLDER")]
+    scratch: Option<PathBuf>,
+    #[command(flatten)]
+    states: StateArgs,
+    /// A repository that is gone, by its id: pools need not keep anything for backups to it
+    #[arg(
+        long,
+        value_name = "ID",
+        value_parser = parse_repository,
+        requires = "targets",
+        help_heading = "Options for pools of XenServer and XCP-ng"
+    )]
+    forget_repository: Vec<String>,
+    #[command(flatten)]
+    pools: PoolArgs,
+}
+
+/// What a person may want of it.
+pub(in crate::commands) const EXAMPLES: &[Example] = &[
+    Example {
+        wish: "See what is wrong with machines, and what would be done about it",
+        line: "holdfast doctor",
+    },
+    Example {
+        wish: "Mend it",
+        line: "holdfast doctor --fix",
+    },
+    Example {
+        wish: "Look at what was left in a dataset",
+        line: "holdfast doctor tank/vm",
+    },
+    Example {
+        wish: "Look at one QEMU that libvirt does not know",
+        line: "holdfast doctor qmp:/run/web1.qmp",
+    },
+    Example {
+        wish: "Delete the snapshots that killed backups have left in machines of VirtualBox",
+        line: "holdfast doctor vbox: --fix",
+    },
+    Example {
+        wish: "See what backups have left in a pool of XenServer or XCP-ng",
+        line: "holdfast doctor xen://xen1",
+    },
+];
+
+/// What `doctor` answers.
+#[derive(Debug, Serialize)]
+struct Examined {
+    fix: bool,
+    is_healthy: bool,
+    machines: Vec<String>,
+    /// Datasets that were named, here or in a configuration.
+    datasets: Vec<String>,
+    findings: Vec<FindingDocument>,
+    notes: Vec<String>,
+}
+
+/// A finding.
+#[derive(Debug, Serialize)]
+struct FindingDocument {
+    machine: Option<String>,
+    kind: &'static str,
+    what: String,
+    since: Option<String>,
+    is_danger: bool,
+    /// What --fix does; null where only a person can.
+    fix: Option<String>,
+    /// What a person can do; null where --fix does it.
+    advice: Option<String>,
+    /// What was done; null where nothing was.
+    mended: Option<String>,
+    /// Why mending failed; null where it did not.
+    error: Option<String>,
+}
+
+impl From<&Outcome> for FindingDocument {
+    fn from(outcome: &Outcome) -> Self {
+        let finding = &outcome.finding;
+        let (fix, advice) = match &finding.remedy {
+            Remedy::Mend(_, words) => (Some(words.clone()), None),
+            Remedy::Advice(words) => (None, Some(words.clone())),
+        };
+        let (mended, error) = match &outcome.result {
+            Treatment::Left => (None, None),
+            Treatment::Mended(words) => (Some(words.clone()), None),
+            Treatment::Failed(words) => (None, Some(words.clone())),
+        };
+        let since = finding.since_ms.and_then(|ms| Timestamp::from_millisecond(ms).ok());
+        Self {
+            machine: finding.machine.clone(),
+            kind: finding.kind.word(),
+            what: finding.what.clone(),
+            since: since.map(|since| since.to_string()),
+            is_danger: finding.is_danger,
+            fix,
+            advice,
+            mended,
+            error,
+        }
+    }
+}
+
+impl FindingDocument {
+    fn human(&self, page: &mut Page) {
+        let style = match (&self.mended, self.is_danger) {
+            (Some(_), _) => Style::Good,
+            (None, true) => Style::Bad,
+            (None, false) => Style::Warning,
+        };
+        let machine = self
+            .machine
+            .as_ref()
+            .map(|name| format!("{name}: "))
+            .unwrap_or_default();
+        let since = self
+            .since
+            .as_ref()
+            .map(|since| format!(" (since {since})"))
+            .unwrap_or_default();
+        page.styled(style, &format!("{machine}{}{since}", self.what));
+        if self.is_danger && self.mended.is_none() {
+            page.line("  the machine is in danger");
+        }
+        let lines = [
+            ("mended", &self.mended),
+            ("NOT mended", &self.error),
+            (
+                "--fix would",
+                self.fix
+                    .as_ref()
+                    .map_or(&None, |_| if self.mended.is_some() { &None } else { &self.fix }),
+            ),
+            ("to do", &self.advice),
+        ];
+        for (word, text) in lines {
+            if let Some(text) = text {
+                page.line(&format!("  {word}: {text}"));
+            }
+        }
+    }
+}
+
+impl Report for Examined {
+    fn command(&self) -> &'static str {
+        "doctor"
+    }
+
+    fn exit(&self) -> Exit {
+        if self.is_healthy { Exit::Ok } else { Exit::Warnings }
+    }
+
+    fn human(&self, page: &mut Page) {
+        for finding in &self.findings {
+            finding.human(page);
+        }
+        for note in &self.notes {
+            page.line(&format!("note: {note}"));
+        }
+        let mut machines = units::counted(self.machines.len() as u64, "machine", "machines");
+        if !self.datasets.is_empty() {
+            let datasets = units::counted(self.datasets.len() as u64, "dataset", "datasets");
+            machines = format!("{machines}, and {datasets} by name,");
+        }
+        let is_left = |finding: &&FindingDocument| finding.mended.is_none();
+        let left = self.findings.iter().filter(is_left).count() as u64;
+        if self.is_healthy {
+            page.styled(Style::Good, &format!("{machines} examined: all is well"));
+        } else {
+            let left = units::counted(left, "finding is left", "findings are left");
+            page.line(&format!("{machines} examined: {left}"));
+        }
+        if !self.fix && !self.is_healthy {
+            page.line("nothing was changed");
+        }
+    }
+}
+
+/// Examines machines.
+pub(in crate::commands) fn run(args: &DoctorArgs, context: &Context) -> Result<Exit, Error> {
+    let (words, mut datasets) = targets(args)?;
+    let everything = args.targets.is_empty();
+    if everything {
+        datasets = named::datasets(context);
+    }
+    let Apart {
+        of_virtualbox: boxes,
+        of_pools,
+        others: words,
+    } = MachineWord::apart(words);
+    let place = virtualbox::place(context);
+    let boxes = of_virtualbox(&place, boxes, everything, context)?;
+    let pools = pools::of_pools(args, &of_pools, everything, context)?;
+    let is_about_libvirt = everything || words.iter().any(|word| !matches!(word, MachineWord::Qmp(_)));
+    let journal = runs::journal_folder(context);
+    let hypervisors = Hypervisors::new(args.connect.as_deref(), context);
+    let (found, mut unreachable) = patients(words, everything, &hypervisors, journal.as_ref())?;
+    unreachable.extend(pools.unreachable);
+    let libvirt = if is_about_libvirt {
+        Some(hypervisors.libvirt()?)
+    } else {
+        None
+    };
+    let repository = repository(context);
+    let providers = datasets::providers(context);
+    let states = states(args, context)?;
+    let machines = names_of(&found, &boxes, &pools.patients);
+    let names = datasets.iter().map(ToString::to_string).collect();
+    let request = DoctorRequest {
+        patients: found.iter().map(patient).collect(),
+        virtualbox: boxes.chosen,
+        pools: pools.patients,
+        forgotten_repositories: args.forget_repository.clone(),
+        unreachable,
+        address: libvirt_address(args.connect.as_deref(), context),
+        neighbours: libvirt.map(|libvirt| libvirt as _),
+        overlays: libvirt.map(|libvirt| libvirt as _),
+        everything,
+        journal,
+        places: runs::places(context).map(|places| places.folder),
+        processes: &SystemProcesses,
+        process: SystemProcesses.this(),
+        program: "holdfast",
+        runtime: context.runtime_folder(),
+        scratch: args.scratch.clone().unwrap_or_else(runs::scratch_folder),
+        repository: repository.as_ref(),
+        now_ms: &|| time::now().as_millisecond(),
+        new_run: &new_run,
+        emptied: args.emptied(),
+        storage: Some(DoctorStorage {
+            providers: &providers,
+            datasets,
+            states: states.as_ref(),
+        }),
+    };
+    let report: DoctorReport = context.work(1, |job| doctor(&request, args.execution(), job))?;
+    context.report(&Examined {
+        fix: args.fix,
+        is_healthy: report.left_count() == 0,
+        machines,
+        datasets: names,
+        findings: report.findings.iter().map(FindingDocument::from).collect(),
+        notes: report.notes,
+    })
+}
+
+/// Digits that the id of a repository has at least where people are shown it, and all that it has.
+const ID_DIGITS: std::ops::RangeInclusive<usize> = 8..=32;
+
+/// The id of a repository, or its beginning.
+fn parse_repository(text: &str) -> Result<String, String> {
+    let is_id = ID_DIGITS.contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    if is_id {
+        Ok(text.to_ascii_lowercase())
+    } else {
+        Err("the id of a repository has 32 digits from 0 to f, of which the first eight will do".to_owned())
+    }
+}
+
+impl DoctorArgs {
+    fn execution(&self) -> Execution {
+        if self.fix {
+            Execution::Execute
+        } else {
+            Execution::DryRun
+        }
+    }
+
+    fn emptied(&self) -> EmptiedOverlays {
+        if self.delete_overlays {
+            EmptiedOverlays::Delete
+        } else {
+            EmptiedOverlays::Keep
+        }
+    }
+}
+
+/// What the machines are called that are examined.
+fn names_of(found: &[Found], boxes: &Choice<'_>, pools: &[PatientPool]) -> Vec<String> {
+    let of_qemu = found.iter().map(|found| found.machine.name());
+    let of_virtualbox = boxes.chosen.iter().map(VirtualBoxMachine::name);
+    let of_pools = pools.iter().flat_map(|pool| &pool.machines);
+    let of_pools = of_pools.map(|machine| &machine.summary.name[..]);
+    let names = of_qemu.chain(of_virtualbox).chain(of_pools);
+    names.map(str::to_owned).collect()
+}
+
+/// The machines of VirtualBox that words mean; where none is named, all that the user has.
+fn of_virtualbox<'a>(
+    place: &'a VirtualBox,
+    mut said: Vec<String>,
+    everything: bool,
+    context: &Context,
+) -> Result<Choice<'a>, Error> {
+    if everything && place.registry_file().exists() {
+        said.push(String::new());
+    }
+    virtualbox::choose(place, &said, &[], context)
+}
+
+/// Machines that cannot be examined, each with why.
+type Unreachable = Vec<(String, String)>;
+
+/// The machines that are examined, and those that cannot be, with why.
+fn patients(
+    words: Vec<MachineWord>,
+    everything: bool,
+    hypervisors: &Hypervisors<'_>,
+    journal: Option<&PathBuf>,
+) -> Result<(Vec<Found>, Unreachable), Error> {
+    let (mut found, mut unreachable) = (Vec::new(), Vec::new());
+    // No word means all machines, unless only datasets were named.
+    let chosen = if words.is_empty() && !everything {
+        Vec::new()
+    } else {
+        hypervisors.all_of(words)?
+    };
+    for chosen in chosen {
+        match hypervisors.find(&chosen) {
+            Err(error) if everything && error.is_no_such_machine() => {}
+            other => found.push(other?),
+        }
+    }
+    if everything {
+        noted_elsewhere(journal, hypervisors, &mut found, &mut unreachable)?;
+    }
+    Ok((found, unreachable))
+}
+
+/// Where states of machines are kept. One that does not open is no reason to see nothing else.
+fn states(args: &DoctorArgs, context: &Context) -> Result<Option<StateStore>, Error> {
+    let opened = context.work(1, |job| Ok(args.states.open(context, job)))?;
+    Ok(opened.unwrap_or_else(|error| {
+        let message = format!("states of machines are not looked at: {error}");
+        context.console().warning(&message);
+        None
+    }))
+}
+
+/// The machines and datasets that were named.
+fn targets(args: &DoctorArgs) -> Result<(Vec<MachineWord>, Vec<Dataset>), Error> {
+    let (mut words, mut datasets) = (Vec::new(), Vec::new());
+    for target in &args.targets {
+        match datasets::parse(target)? {
+            Some(dataset) => datasets.push(dataset),
+            None => words.push(target.clone()),
+        }
+    }
+    Ok((MachineWord::parse_all(&words)?, datasets))
+}
+
+/// A number for a run.
+fn new_run() -> u32 {
+    let mut run = [0; 4];
+    // A number that was there before is only less unique.
+    SystemRandomness.fill(&mut run).ok();
+    u32::from_le_bytes(run)
+}
+
+fn patient(found: &Found) -> Patient<'_> {
+    Patient {
+        machine: &*found.machine,
+        address: found.address.to_string_lossy().into_owned(),
+        way: runs::texts(&found.way),
+    }
+}
+
+/// The machines that libvirt does not know, and that the journal tells of.
+fn noted_elsewhere(
+    journal: Option<&PathBuf>,
+    hypervisors: &Hypervisors<'_>,
+    found: &mut Vec<Found>,
+    unreachable: &mut Unreachable,
+) -> Result<(), Error> {
+    let noted = journal
+        .map(|folder| noted_runs(folder))
+        .transpose()?
+        .unwrap_or_default();
+    for record in noted {
+        let address = record.address().unwrap_or_default();
+        // As long as it lives, the monitor is its own.
+        if record.liveness(&SystemProcesses) == Liveness::Alive {
+            continue;
+        }
+        let is_known = found.iter().any(|found| found.address == *address);
+        let Some(path) = address.strip_prefix("qmp:").filter(|_| !is_known) else {
+            continue;
+        };
+        // Nobody listens there: that QEMU is gone.
+        if std::os::unix::net::UnixStream::connect(path).is_err() {
+            continue;
+        }
+        for chosen in hypervisors.all_of(vec![MachineWord::Qmp(path.into())])? {
+            match hypervisors.find(&chosen) {
+                Ok(machine) => found.push(machine),
+                Err(error) => unreachable.push((record.machine.clone(), chain(&error).join(": "))),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The repository, where one is given; a doctor does without one that does not open.
+fn repository(context: &Context) -> Option<Repository> {
+    context.repository().ok()?;
+    let opened = context.open_repository();
+    opened
+        .map_err(|error| {
+            let why = chain(&error).join(": ");
+            context
+                .console()
+                .warning(&format!("which bitmaps snapshots need is not known: {why}"));
+        })
+        .ok()
+}

@@ -1,0 +1,104 @@
+//! The pools of XenServer and XCP-ng that are examined.
+
+use holdfast_engine::{Interrupt, PatientPool};
+use holdfast_host::xapi::XenAddress;
+
+use super::{DoctorArgs, Unreachable};
+use crate::context::Context;
+use crate::errors::{Error, chain};
+use crate::files::holdfast_file;
+use crate::machines::pools::{self, PoolWay};
+
+/// Pools, and those that cannot be examined, with why.
+#[derive(Default)]
+pub(super) struct Pools {
+    pub(super) patients: Vec<PatientPool>,
+    pub(super) unreachable: Unreachable,
+}
+
+/// The pools that words mean; where none is named at all, those of holdfast.toml whose passwords it knows.
+///
+/// # Errors
+/// An option is about pools, and none is meant; one that was named cannot be asked.
+pub(super) fn of_pools(
+    args: &DoctorArgs,
+    words: &[XenAddress],
+    everything: bool,
+    context: &Context,
+) -> Result<Pools, Error> {
+    if words.is_empty() && !everything {
+        args.pools.refuse("what is named here")?;
+        if !args.forget_repository.is_empty() {
+            return Err(Error::usage(
+                "--forget-repository is about pools of XenServer, and none is named",
+                "name the pool, too: xen://HOST",
+            ));
+        }
+    }
+    let mut found = Pools::default();
+    let interrupt = context.interrupt()?;
+    for address in words {
+        let way = args.pools.way(address, context)?;
+        let (title, address) = (way.address.pool(), way.address.clone());
+        let known = found.patients.iter().position(|known| known.pool.title() == title);
+        let place = known.unwrap_or(found.patients.len());
+        if known.is_none() {
+            found.patients.push(PatientPool {
+                pool: pools::log_in(way.login, context, &interrupt)?,
+                machines: Vec::new(),
+                is_whole: false,
+            });
+        }
+        let patient = &mut found.patients[place];
+        patient.is_whole |= address.item.is_none();
+        for machine in pools::machines(&patient.pool, &address, &[])? {
+            if !patient.machines.contains(&machine) {
+                patient.machines.push(machine);
+            }
+        }
+    }
+    if everything {
+        found.add_configured(args, (context, &interrupt))?;
+    }
+    Ok(found)
+}
+
+impl Pools {
+    /// The pools of holdfast.toml, as far as that can be read: what is wrong with it is said by `config check`.
+    ///
+    /// # Errors
+    /// Somebody asked to stop.
+    fn add_configured(&mut self, args: &DoctorArgs, (context, interrupt): (&Context, &Interrupt)) -> Result<(), Error> {
+        let text = std::fs::read_to_string(holdfast_file::path(context)).unwrap_or_default();
+        let Ok(config) = holdfast_file::parse(&text) else {
+            return Ok(());
+        };
+        for configured in config.pools {
+            let named = format!("xen://{}", configured.name);
+            if holdfast_file::password_of_pool(&configured).is_none() {
+                let message =
+                    format!("{named} is not looked at: holdfast.toml knows no password of it; name it, then it is");
+                context.console().warning(&message);
+                continue;
+            }
+            let way = named.parse().map_err(|error| pools::job_error(error).into());
+            let way = way.and_then(|address| args.pools.way_of(configured, &address, context));
+            match way.and_then(|way| whole(way, (context, interrupt))) {
+                Ok(patient) => self.patients.push(patient),
+                Err(error @ Error::Interrupted(_)) => return Err(error),
+                Err(error) => self.unreachable.push((named, chain(&error).join(": "))),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// All of a pool.
+fn whole(way: PoolWay, (context, interrupt): (&Context, &Interrupt)) -> Result<PatientPool, Error> {
+    let pool = pools::log_in(way.login, context, interrupt)?;
+    Ok(PatientPool {
+        machines: pools::machines(&pool, &way.address, &[])?,
+        pool,
+        is_whole: true,
+    })
+}

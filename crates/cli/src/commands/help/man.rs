@@ -1,0 +1,170 @@
+//! `holdfast man DIR`: the manual, one page per verb.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use clap::Command;
+use clap_mangen::Man;
+use clap_mangen::roff::{Roff, bold, roman};
+use serde::Serialize;
+
+use crate::args::{Arguments, Example};
+use crate::commands::EXAMPLES as PROGRAM_EXAMPLES;
+use crate::commands::examples_of;
+use crate::context::Context;
+use crate::errors::Error;
+use crate::exit::Exit;
+use crate::output::{Page, Report};
+use crate::process::environment;
+
+/// Arguments of `man`.
+#[derive(Debug, clap::Args)]
+pub struct ManArgs {
+    /// Folder that takes the pages; it must exist
+    #[arg(value_name = "DIR")]
+    folder: PathBuf,
+}
+
+/// What a person may want of it.
+pub(in crate::commands) const EXAMPLES: &[Example] = &[Example {
+    wish: "Install the manual",
+    line: "holdfast man /usr/local/share/man/man1",
+}];
+
+/// What `man` answers.
+#[derive(Debug, Serialize)]
+struct ManReport {
+    /// The pages written, in order.
+    pages: Vec<PathBuf>,
+}
+
+impl Report for ManReport {
+    fn command(&self) -> &'static str {
+        "man"
+    }
+
+    fn human(&self, page: &mut Page) {
+        for path in &self.pages {
+            page.line(&path.display().to_string());
+        }
+    }
+}
+
+/// Writes the pages.
+pub(in crate::commands) fn run(args: &ManArgs, context: &Context) -> Result<Exit, Error> {
+    let mut pages = Vec::new();
+    for (name, text) in manual()? {
+        let path = args.folder.join(name);
+        write_page(&path, &text).map_err(|source| Error::File {
+            action: "write",
+            path: path.clone(),
+            source,
+        })?;
+        pages.push(path);
+    }
+    context.report(&ManReport { pages })
+}
+
+fn write_page(path: &Path, text: &[u8]) -> std::io::Result<()> {
+    let mut file = File::create(path)?;
+    file.write_all(text)?;
+    file.sync_all()
+}
+
+/// File name and text of every page: the program, then each verb that is not hidden.
+fn manual() -> Result<Vec<(String, Vec<u8>)>, Error> {
+    use clap::CommandFactory as _;
+    let mut root = Arguments::command().disable_help_subcommand(true);
+    root.build();
+    let mut pages = Vec::new();
+    collect(&root, "", &mut pages).map_err(Error::Stdout)?;
+    Ok(pages)
+}
+
+fn collect(command: &Command, path: &str, pages: &mut Vec<(String, Vec<u8>)>) -> std::io::Result<()> {
+    let name = command.get_display_name().unwrap_or_else(|| command.get_name());
+    pages.push((format!("{name}.1"), page(command, path)?));
+    for verb in command.get_subcommands().filter(|verb| !verb.is_hide_set()) {
+        let path = format!("{path} {}", verb.get_name());
+        collect(verb, path.trim_start(), pages)?;
+    }
+    Ok(())
+}
+
+/// The page of `command`, which is the verb at `path`, or the program where `path` is empty.
+fn page(command: &Command, path: &str) -> std::io::Result<Vec<u8>> {
+    let man = Man::new(command.clone())
+        .source(concat!("holdfast ", env!("CARGO_PKG_VERSION")))
+        .manual("Holdfast");
+    let mut text = Vec::new();
+    man.render_title(&mut text)?;
+    man.render_name_section(&mut text)?;
+    man.render_synopsis_section(&mut text)?;
+    man.render_description_section(&mut text)?;
+    man.render_options_section(&mut text)?;
+    if command.has_subcommands() {
+        man.render_subcommands_section(&mut text)?;
+    }
+    let mut roff = Roff::new();
+    let examples = if path.is_empty() {
+        PROGRAM_EXAMPLES
+    } else {
+        examples_of(path)
+    };
+    if !examples.is_empty() {
+        roff.control("SH", ["EXAMPLES"]);
+    }
+    for example in examples {
+        roff.control("PP", []);
+        roff.text([roman(format!("{}:", example.wish))]);
+        roff.control("RS", ["4"]);
+        roff.text([bold(example.line)]);
+        roff.control("RE", []);
+    }
+    roff.control("SH", ["EXIT STATUS"]);
+    for exit in Exit::ALL {
+        roff.control("TP", ["4"]);
+        roff.text([bold(exit.code().to_string())]);
+        roff.text([roman(exit.meaning())]);
+    }
+    if path.is_empty() {
+        roff.control("SH", ["ENVIRONMENT"]);
+        for (name, meaning) in environment::VARIABLES {
+            roff.control("TP", []);
+            roff.text([bold(name)]);
+            roff.text([roman(meaning)]);
+        }
+        roff.control("PP", []);
+        roff.text([roman(environment::PASSWORD_ORDER)]);
+    } else {
+        roff.control("SH", ["SEE ALSO"]);
+        roff.text([bold("holdfast"), roman("(1)")]);
+    }
+    roff.to_writer(&mut text)?;
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::manual;
+
+    #[test]
+    fn every_page_has_the_sections_that_people_look_for() {
+        let pages = manual().unwrap();
+        let names: Vec<&str> = pages.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names[0], "holdfast.1");
+        assert!(names.contains(&"holdfast-version.1"), "{names:?}");
+        assert!(!names.contains(&"holdfast-man.1"), "{names:?}");
+        for (name, text) in &pages {
+            let text = String::from_utf8(text.clone()).unwrap();
+            for section in ["NAME", "SYNOPSIS", "DESCRIPTION", "OPTIONS", "EXAMPLES", "EXIT STATUS"] {
+                let quoted = format!(".SH \"{section}\"");
+                assert!(
+                    text.contains(&format!(".SH {section}")) || text.contains(&quoted),
+                    "{name} has no {section}:\n{text}"
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,391 @@
+//! `holdfast clone`: new machines of another one, as it is now or as it was in a host snapshot, and new images of an image.
+
+mod image;
+mod names;
+
+use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use holdfast_engine::{
+    AfterRestore, CloneWish, GuestIdentity, HostSnapshotReport, Job, MachineName, OwnGuest, Refusal, SYSPREP,
+    SourceName,
+};
+use holdfast_host::{Hypervisor as _, LocalTools};
+use serde::Serialize;
+
+use crate::args::{Example, JobArgs};
+use crate::commands::backups::restore::machine::Done;
+use crate::commands::host_snapshots::point::{OpenPoint, PointArgs, Use, When, split};
+use crate::commands::host_snapshots::rollback::tell;
+use crate::context::Context;
+use crate::errors::Error;
+use crate::exit::Exit;
+use crate::machines::guests::{GuestDocument, MemoryHow, QuiesceWhen};
+use crate::machines::no_image;
+use crate::output::units;
+use crate::output::{Page, Report};
+use crate::process::search_path;
+use image::{ImageCloneArgs, ImageDocument, Sysprep};
+use names::NameArgs;
+
+/// virt-sysprep boots a small system, which takes minutes where processors are emulated.
+pub(in crate::commands) const SYSPREP_TIME_OUT: Duration = Duration::from_secs(30 * 60);
+
+/// The virt-sysprep in the user's path; its name where there is none.
+pub(in crate::commands) fn sysprep_program(context: &Context) -> PathBuf {
+    search_path::find(SYSPREP, context).unwrap_or_else(|| SYSPREP.into())
+}
+
+/// Arguments of `clone`.
+#[derive(Debug, clap::Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
+pub struct CloneArgs {
+    /// A machine as it is now (web1), or as it was in host snapshots (web1@before-update, web1@latest), or the file of an image
+    #[arg(value_name = "MACHINE[@SNAPSHOT]|IMAGE")]
+    of: OsString,
+    #[command(flatten)]
+    point: PointArgs,
+    #[command(flatten)]
+    names: NameArgs,
+    #[command(flatten)]
+    image: ImageCloneArgs,
+    /// The folder for its images, where they are not to be beside the originals, or in a clone of their dataset
+    #[arg(long, value_name = "FOLDER")]
+    storage: Option<PathBuf>,
+    /// Start the new machine
+    #[arg(long)]
+    start: bool,
+    /// Let it go on from the memory of that instant, with its network cards unplugged (of a snapshot --with-memory, or of now)
+    #[arg(long, conflicts_with = "start")]
+    resume: bool,
+    /// Of a machine as it is now: whether to freeze its file systems for the instant, by its guest agent; try where not given
+    #[arg(long, value_enum, value_name = "WHEN")]
+    quiesce: Option<QuiesceWhen>,
+    /// Have virt-sysprep make machine id, SSH host keys and the like of the guest anew, and name it like the machine, or the image
+    #[arg(long, conflicts_with = "resume")]
+    sysprep: bool,
+    /// Show what would be made; make nothing
+    #[arg(short = 'n', long)]
+    dry_run: bool,
+    #[command(flatten)]
+    job: JobArgs,
+}
+
+/// What a person may want of it.
+pub(in crate::commands) const EXAMPLES: &[Example] = &[
+    Example {
+        wish: "Try an update on a machine like this one, which takes no room and is there at once",
+        line: "holdfast clone web1 web1-trial --start",
+    },
+    Example {
+        wish: "See where its disks would be",
+        line: "holdfast clone web1@before-update web1-old --dry-run",
+    },
+    Example {
+        wish: "Twenty disks of one, which take no room until they are written to",
+        line: "holdfast clone debian.qcow2 --count 20 --name-template 'lab/web{n:02}.qcow2'",
+    },
+];
+
+/// What `clone` answers.
+#[derive(Debug, Serialize)]
+struct Clones {
+    dry_run: bool,
+    /// Host snapshots that were made for it; null where it is of what was there.
+    instant: Option<InstantDocument>,
+    machines: Vec<MachineClone>,
+    images: Vec<ImageDocument>,
+    duration_ms: u64,
+}
+
+/// The host snapshots of a machine as it is now, of which its clones are made.
+#[derive(Debug, Serialize)]
+struct InstantDocument {
+    /// The machine.
+    of: String,
+    /// What its clones are called.
+    clones: Vec<String>,
+    /// When; null with --dry-run.
+    time: Option<String>,
+    /// What the host snapshots are of.
+    datasets: Vec<String>,
+    /// How long the providers took; null with --dry-run.
+    cut_us: Option<u64>,
+    /// What became of the machine; null with --dry-run.
+    machine: Option<GuestDocument>,
+}
+
+/// A machine that was made.
+#[derive(Debug, Serialize)]
+struct MachineClone {
+    /// The name of the point.
+    point: String,
+    /// The host snapshots that the disks come from.
+    snapshots: Vec<String>,
+    /// Datasets that were cloned for it, or would be.
+    datasets: Vec<String>,
+    restore: Done,
+}
+
+impl Report for Clones {
+    fn command(&self) -> &'static str {
+        "clone"
+    }
+
+    fn human(&self, page: &mut Page) {
+        if let Some(instant) = &self.instant {
+            instant.human(page);
+        }
+        for machine in &self.machines {
+            machine.human(self.dry_run, page);
+        }
+        for image in &self.images {
+            image.human(self.dry_run, page);
+        }
+        let count = self.machines.len() + self.images.len();
+        if count > 1 && !self.dry_run {
+            let duration = units::duration(Duration::from_millis(self.duration_ms));
+            page.line(&format!("{count} clones in {duration}"));
+        }
+    }
+}
+
+impl InstantDocument {
+    fn human(&self, page: &mut Page) {
+        if let Some(machine) = &self.machine {
+            page.line(&machine.line());
+            return;
+        }
+        for dataset in &self.datasets {
+            page.line(&format!(
+                "would make a host snapshot of {dataset}, and remove it unless it is needed"
+            ));
+        }
+        for clone in &self.clones {
+            page.line(&format!(
+                "  {} as of then would become the new machine {clone}",
+                self.of
+            ));
+        }
+    }
+}
+
+impl MachineClone {
+    fn human(&self, dry_run: bool, page: &mut Page) {
+        let verb = if dry_run { "would become" } else { "is" };
+        let machine = self.restore.machine();
+        let (name, uuid) = self.restore.target();
+        page.line(&format!(
+            "{machine} as of {} {verb} the new machine {name} ({uuid})",
+            self.point
+        ));
+        for snapshot in &self.snapshots {
+            page.line(&format!("  from {snapshot}"));
+        }
+        for dataset in &self.datasets {
+            page.line(&format!("  its dataset: {dataset}"));
+        }
+        self.restore.body(page);
+    }
+}
+
+/// Makes clones.
+pub(in crate::commands) fn run(args: &CloneArgs, context: &Context) -> Result<Exit, Error> {
+    let names = args.names.all()?;
+    let start = context.clock().now();
+    let mut clones = Clones {
+        dry_run: args.dry_run,
+        instant: None,
+        machines: Vec::new(),
+        images: Vec::new(),
+        duration_ms: 0,
+    };
+    // A disk of Parallels is a folder.
+    let is_image = |path: &&Path| path.is_file() || path.join("DiskDescriptor.xml").is_file();
+    if let Some(file) = Some(Path::new(&args.of)).filter(is_image) {
+        no_image::refuse(&args.of)?;
+        clones.images = clone_images(args, file, &names, context)?;
+    } else if is_path(&args.of) {
+        return Err(Error::from(holdfast_engine::Error::File {
+            action: "open",
+            path: PathBuf::from(&args.of),
+            source: std::io::ErrorKind::NotFound.into(),
+        }));
+    } else {
+        args.image.refuse()?;
+        clone_machines(args, &names, context, &mut clones)?;
+    }
+    clones.duration_ms = units::millis(context.clock().now().saturating_sub(start));
+    context.report(&clones)
+}
+
+/// Whether a word means a file and no machine, whether that is there or not.
+fn is_path(word: &OsStr) -> bool {
+    let is_led_to = ["/", "./", "../"]
+        .iter()
+        .any(|start| word.as_bytes().starts_with(start.as_bytes()));
+    is_led_to || SourceName::is_called_like_an_image(word)
+}
+
+fn clone_images(
+    args: &CloneArgs,
+    file: &Path,
+    names: &[String],
+    context: &Context,
+) -> Result<Vec<ImageDocument>, Error> {
+    let of_machines = [
+        ("--start", args.start),
+        ("--resume", args.resume),
+        ("--storage", args.storage.is_some()),
+        ("--quiesce", args.quiesce.is_some()),
+    ];
+    if let Some((option, _)) = of_machines.iter().find(|(_, is_given)| *is_given) {
+        return Err(Error::usage(
+            format!("{option} is for machines, and {} is an image", file.display()),
+            format!("leave {option} out"),
+        ));
+    }
+    let sysprep = if args.sysprep { Sysprep::Yes } else { Sysprep::No };
+    let how = (context, args.job.thread_count());
+    args.image.clone_images(file, names, (sysprep, args.dry_run), how)
+}
+
+fn clone_machines(args: &CloneArgs, names: &[String], context: &Context, clones: &mut Clones) -> Result<(), Error> {
+    let wishes = names
+        .iter()
+        .map(|name| {
+            Ok(CloneWish {
+                name: MachineName::new(name.as_str())?,
+                storage: args.storage.clone(),
+                after: match (args.resume, args.start) {
+                    (true, _) => AfterRestore::Resume,
+                    (_, true) => AfterRestore::Start,
+                    _ => AfterRestore::LeaveOff,
+                },
+            })
+        })
+        .collect::<Result<Vec<_>, Error>>()?;
+    let text = args.of.to_string_lossy();
+    let (machine, when) = match split(&text) {
+        Some((machine, name)) if args.quiesce.is_none() => (machine, When::Then(name)),
+        Some(_) => {
+            return Err(Error::usage(
+                format!("--quiesce is for machines as they are now, and {text} is of then"),
+                "leave --quiesce out",
+            ));
+        }
+        None => (text.into_owned(), args.now()?),
+    };
+    if let (When::Now { .. }, true) = (&when, args.dry_run) {
+        let (wanted, guest) = args.point.planned_now(&machine, context)?;
+        args.refuse_taken(names, context)?;
+        clones.instant = Some(InstantDocument {
+            of: guest.description.summary.name,
+            clones: names.to_vec(),
+            time: None,
+            datasets: wanted.iter().map(|one| one.dataset.to_string()).collect(),
+            cut_us: None,
+            machine: None,
+        });
+        return Ok(());
+    }
+    let how = (context, args.job.thread_count(), Use::of(args.dry_run));
+    let made = args.point.open((&machine, when), how, |mut point, job| {
+        let instant = point.made.map(|made| InstantDocument::of(made, names));
+        let mut told = BTreeSet::new();
+        let tools = LocalTools::new(Arc::clone(context.clock()), SYSPREP_TIME_OUT);
+        let made = wishes.iter().map(|wish| {
+            let guest = args.sysprep.then(|| OwnGuest {
+                identity: GuestIdentity {
+                    host_name: Some(wish.name.to_string()),
+                    program: sysprep_program(context),
+                },
+                tools: &tools,
+            });
+            make(args, (wish, guest.as_ref()), (&mut point, &mut told), job)
+        });
+        Ok((instant, made.collect::<holdfast_engine::Result<_>>()?))
+    })?;
+    (clones.instant, clones.machines) = made;
+    Ok(())
+}
+
+impl CloneArgs {
+    /// What would be refused once there are host snapshots: names that machines have, a folder that is not there.
+    fn refuse_taken(&self, names: &[String], context: &Context) -> Result<(), Error> {
+        let hypervisors = self.point.hypervisors(context);
+        let machines = hypervisors.libvirt()?.machines();
+        let machines = machines.map_err(holdfast_engine::Error::from)?;
+        let refuse = |refusal: Refusal| Err(Error::from(holdfast_engine::Error::from(refusal)));
+        if let Some(there) = machines.iter().find(|machine| names.contains(&machine.name)) {
+            return refuse(Refusal::MachineExists {
+                name: there.name.clone(),
+                uuid: there.uuid.clone(),
+            });
+        }
+        match &self.storage {
+            Some(folder) if !folder.is_dir() => refuse(Refusal::NoFolder { folder: folder.clone() }),
+            _ => Ok(()),
+        }
+    }
+
+    /// A machine as it is now.
+    fn now(&self) -> Result<When, Error> {
+        let quiesce = self.quiesce.unwrap_or(QuiesceWhen::Try);
+        if self.resume && quiesce == QuiesceWhen::Require {
+            return Err(Error::usage(
+                "--resume and --quiesce require do not go together: memory holds what the file systems have not written yet",
+                "leave one of them out",
+            ));
+        }
+        Ok(When::Now {
+            quiesce,
+            memory: self.resume.then_some(MemoryHow::Auto),
+        })
+    }
+}
+
+impl InstantDocument {
+    fn of(made: &HostSnapshotReport, names: &[String]) -> Self {
+        Self {
+            of: made.guests.first().map(|guest| guest.name.clone()).unwrap_or_default(),
+            clones: names.to_vec(),
+            time: Some(made.time.to_string()),
+            datasets: made.snapshots.iter().map(|name| name.dataset.to_string()).collect(),
+            cut_us: Some(u64::try_from(made.cut.as_micros()).unwrap_or(u64::MAX)),
+            machine: made.guests.first().map(GuestDocument::from),
+        }
+    }
+}
+
+fn make(
+    args: &CloneArgs,
+    (wish, guest): (&CloneWish, Option<&OwnGuest<'_>>),
+    (open, told): (&mut OpenPoint<'_>, &mut BTreeSet<String>),
+    job: Job<'_>,
+) -> holdfast_engine::Result<MachineClone> {
+    let OpenPoint { restore, point, .. } = open;
+    let plan = restore.plan_clone(point, wish, job)?;
+    // What holds for a hundred clones is said once.
+    let warnings = plan.restore.warnings.iter();
+    let new: Vec<String> = warnings
+        .filter(|warning| told.insert((*warning).clone()))
+        .cloned()
+        .collect();
+    tell(&new, job);
+    let report = if args.dry_run {
+        None
+    } else {
+        Some(restore.make_clone(point, &plan, guest, job)?)
+    };
+    Ok(MachineClone {
+        point: point.name.clone(),
+        snapshots: point.snapshots.iter().map(ToString::to_string).collect(),
+        datasets: plan.clones.iter().map(|clone| clone.to.to_string()).collect(),
+        restore: Done::new(&plan.restore, report.as_ref()).without_id(),
+    })
+}

@@ -1,0 +1,255 @@
+//! Clones of images.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use holdfast_engine::{CloneImageRequest, CloneKind, CloneWay, GuestIdentity, ImageClone, ImageCloner, Job, Unit};
+use holdfast_host::{LocalTools, Tools};
+use holdfast_image::{Backing, Format, OpenOptions};
+use serde::Serialize;
+
+use super::{SYSPREP_TIME_OUT, sysprep_program};
+use crate::context::Context;
+use crate::errors::Error;
+use crate::files::runs;
+use crate::output::Page;
+use crate::output::units;
+use crate::process::time;
+
+/// How images are cloned.
+#[derive(Debug, clap::Args)]
+pub(super) struct ImageCloneArgs {
+    /// Of an image: make one that differs from it and needs it, even where the file system could share its bytes
+    #[arg(long, conflicts_with = "copy")]
+    overlay: bool,
+    /// Of an image: copy all of it
+    #[arg(long)]
+    copy: bool,
+    /// Of an image: a file that it may open though it lies in another folder; may be given several times
+    #[arg(long = "allow-file", visible_alias = "allow", value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// Of an image: its format (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels), where its content is not to decide
+    #[arg(long, value_name = "FORMAT", value_parser = crate::args::parse_format)]
+    format: Option<Format>,
+}
+
+/// Whether guests get an identity of their own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sysprep {
+    /// They do.
+    Yes,
+    /// They do not.
+    No,
+}
+
+/// A clone of an image.
+#[derive(Debug, Serialize)]
+pub(super) struct ImageDocument {
+    path: String,
+    /// `shared`, `overlay` or `copied`.
+    kind: &'static str,
+    format: &'static str,
+    size_bytes: u64,
+    id: Option<String>,
+    own_bytes: Option<u64>,
+    shared_bytes: Option<u64>,
+    duration_ms: u64,
+}
+
+impl ImageDocument {
+    fn planned(path: &str, (kind, format): (CloneKind, Format), size_bytes: u64) -> Self {
+        Self {
+            path: path.to_owned(),
+            kind: name_of(kind),
+            format: format.name(),
+            size_bytes,
+            id: None,
+            own_bytes: None,
+            shared_bytes: None,
+            duration_ms: 0,
+        }
+    }
+
+    fn made(clone: &ImageClone) -> Self {
+        Self {
+            path: clone.path.display().to_string(),
+            kind: name_of(clone.kind),
+            format: clone.format.name(),
+            size_bytes: clone.size_bytes,
+            id: clone.id.map(|id| id.to_string()),
+            own_bytes: clone.own_bytes,
+            shared_bytes: clone.shared_bytes,
+            duration_ms: units::millis(clone.duration),
+        }
+    }
+
+    pub(super) fn human(&self, dry_run: bool, page: &mut Page) {
+        let (format, kind) = (self.format, self.kind);
+        if dry_run {
+            page.line(&format!(
+                "{}  would be made: {format}, {kind}: {} disk",
+                self.path,
+                units::bytes(self.size_bytes)
+            ));
+            return;
+        }
+        let mut parts = vec![format!("{} disk", units::bytes(self.size_bytes))];
+        parts.extend(
+            self.own_bytes
+                .map(|bytes| format!("{} of its own", units::bytes(bytes))),
+        );
+        parts.extend(self.shared_bytes.map(|bytes| format!("{} shared", units::bytes(bytes))));
+        let duration = Duration::from_millis(self.duration_ms);
+        parts.push(units::duration(duration));
+        page.line(&format!("{}  {format}, {kind}: {}", self.path, parts.join(", ")));
+    }
+}
+
+impl ImageCloneArgs {
+    /// Refuses what is for images only.
+    pub(super) fn refuse(&self) -> Result<(), Error> {
+        let own = [
+            ("--overlay", self.overlay),
+            ("--copy", self.copy),
+            ("--allow-file", !self.files.is_empty()),
+            ("--format", self.format.is_some()),
+        ];
+        match own.iter().find(|(_, is_given)| *is_given) {
+            None => Ok(()),
+            Some((option, _)) => Err(Error::usage(
+                format!("{option} is for images, and a machine is cloned"),
+                format!("leave {option} out, or name the file of an image"),
+            )),
+        }
+    }
+
+    /// Clones the image at `file` to each of `names`.
+    pub(super) fn clone_images(
+        &self,
+        file: &Path,
+        names: &[String],
+        (sysprep, dry_run): (Sysprep, bool),
+        (context, threads): (&Context, usize),
+    ) -> Result<Vec<ImageDocument>, Error> {
+        let tools = LocalTools::new(Arc::clone(context.clock()), SYSPREP_TIME_OUT);
+        let surroundings = context.surroundings();
+        let open = OpenOptions {
+            format: self.format,
+            allow: self.files.clone(),
+            backing: Backing::Follow,
+            ..OpenOptions::default()
+        };
+        let made = names.iter().filter(|_| !dry_run).map(Path::new);
+        let _noted = runs::note_places(made, context);
+        context.work(threads, |job| {
+            let mut made = Vec::new();
+            // Where one of many is taken, none is made.
+            if let Some(taken) = names.iter().find(|name| Path::new(name).symlink_metadata().is_ok()) {
+                return Err(holdfast_engine::Error::TargetExists { path: taken.into() });
+            }
+            // What has a mistyped name is taken for another format when it is read.
+            for name in names {
+                Format::of_new_file(Path::new(name))?;
+            }
+            job.progress.phase("cloning", Unit::Items);
+            job.progress.total(names.len() as u64);
+            for name in names {
+                let request = CloneImageRequest {
+                    source: file.to_owned(),
+                    open: open.clone(),
+                    way: match (self.overlay, self.copy) {
+                        (true, _) => CloneWay::Overlay,
+                        (_, true) => CloneWay::Copy,
+                        _ => CloneWay::Quick,
+                    },
+                    created_s: u64::try_from(time::now().as_second()).unwrap_or_default(),
+                    guest: (sysprep == Sysprep::Yes).then(|| (guest_of(name, context), &tools as &dyn Tools)),
+                };
+                let cloner = ImageCloner::open(&request, &surroundings)?;
+                if made.is_empty() {
+                    cloner.tell_of_format(job);
+                }
+                if dry_run {
+                    let plan = cloner.plan(Path::new(name))?;
+                    made.push(ImageDocument::planned(name, plan, cloner.size_bytes()));
+                    continue;
+                }
+                let clone = cloner
+                    .clone_to(Path::new(name), job)
+                    .inspect_err(|_| tell_of_made(&made, job))?;
+                job.progress.advance(1);
+                made.push(ImageDocument::made(&clone));
+            }
+            tell_of_overlays(file, &made, job);
+            tell_of_names(&made, job);
+            Ok(made)
+        })
+    }
+}
+
+fn name_of(kind: CloneKind) -> &'static str {
+    match kind {
+        CloneKind::Shared => "shared",
+        CloneKind::Overlay => "overlay",
+        CloneKind::Copied => "copied",
+    }
+}
+
+/// Where one of many could not be made, those before it stay.
+fn tell_of_made(made: &[ImageDocument], job: Job<'_>) {
+    if let (Some(first), Some(last)) = (made.first(), made.last()) {
+        job.progress.warning(&format!(
+            "{} that were made before stay: {} to {}",
+            units::count(made.len() as u64),
+            first.path,
+            last.path
+        ));
+    }
+}
+
+fn tell_of_overlays(file: &Path, made: &[ImageDocument], job: Job<'_>) {
+    let folder = file.parent();
+    let mut overlays = made.iter().filter(|clone| clone.kind == "overlay").peekable();
+    if overlays.peek().is_none() {
+        return;
+    }
+    job.progress.note(&format!(
+        "{} must not be written to as long as there are images that differ from it",
+        file.display()
+    ));
+    if overlays.any(|clone| Path::new(&clone.path).parent() != folder) {
+        job.progress.note(&format!(
+            "whoever reads one in another folder has to allow what it is based on: --allow-file {}",
+            file.display()
+        ));
+    }
+}
+
+/// Programs that go by the name of a file take it for something else, and a guest can make a raw image look like any other.
+fn tell_of_names(made: &[ImageDocument], job: Job<'_>) {
+    let is_called_otherwise = |clone: &&ImageDocument| {
+        let extension = Path::new(&clone.path)
+            .extension()
+            .and_then(|extension| extension.to_str());
+        let named = extension.and_then(|extension| Format::from_name(&extension.to_ascii_lowercase()));
+        named.is_some_and(|named| named.name() != clone.format)
+    };
+    if let Some(clone) = made.iter().find(is_called_otherwise) {
+        job.progress.warning(&format!(
+            "{} is called otherwise than what it is, which is {}: say its format wherever you use it, or name it after that",
+            clone.path, clone.format
+        ));
+    }
+}
+
+/// The guest is called like its image.
+fn guest_of(name: &str, context: &Context) -> GuestIdentity {
+    let stem = Path::new(name)
+        .file_stem()
+        .map(|stem| stem.to_string_lossy().into_owned());
+    GuestIdentity {
+        host_name: stem,
+        program: sysprep_program(context),
+    }
+}

@@ -1,0 +1,424 @@
+//! `holdfast cron`: carries out a policy once, as cron or a timer has it done.
+
+use std::cell::{Cell, OnceCell, RefCell};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use holdfast_engine::{
+    GuestRequest, Guests, MachinePlaces, MemoryWish, PolicyRunReport, PolicyRunRequest, RunEntry, RunOutcome, SetId,
+    run_policy,
+};
+use holdfast_host::Description;
+use holdfast_host::provider::Wanted;
+use jiff::Timestamp;
+use serde::Serialize;
+
+use crate::args::{Example, JobArgs};
+use crate::context::Context;
+use crate::errors::{Error, chain};
+use crate::exit::Exit;
+use crate::files::runs;
+use crate::files::sanoid_file::{self, SanoidFileArgs};
+use crate::machines::Hypervisors;
+use crate::machines::datasets;
+use crate::machines::guests::{GuestDocument, KnownGuest, MemoryHow, QuiesceWhen};
+use crate::machines::states::{self, StateArgs};
+use crate::output::units;
+use crate::output::{Page, Report, Style};
+use crate::process::environment;
+use crate::process::time;
+
+/// Arguments of `cron`.
+#[derive(Debug, clap::Args)]
+pub struct CronArgs {
+    #[command(flatten)]
+    file: SanoidFileArgs,
+    /// Take what is due, and remove nothing
+    #[arg(long, conflicts_with = "prune_only")]
+    take_only: bool,
+    /// Remove what has served its time, and take nothing
+    #[arg(long)]
+    prune_only: bool,
+    /// Show what would be taken and removed, and why; change nothing, and call no script
+    #[arg(short = 'n', long)]
+    dry_run: bool,
+    /// Whether to freeze the file systems of the machines for the instant, by their guest agents
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t = QuiesceWhen::Try)]
+    quiesce: QuiesceWhen,
+    /// The hypervisor's address: qemu:///system, qemu:///session, qemu+ssh://HOST/system
+    #[arg(short, long, value_name = "URI")]
+    connect: Option<String>,
+    /// Keep the memory of machines too, where one alone has disks in what is due
+    #[arg(long, value_enum, value_name = "HOW", num_args = 0..=1, require_equals = true, default_missing_value = "auto")]
+    with_memory: Option<MemoryHow>,
+    #[command(flatten)]
+    states: StateArgs,
+    #[command(flatten)]
+    job: JobArgs,
+}
+
+/// What a person may want of it.
+pub(in crate::commands) const EXAMPLES: &[Example] = &[
+    Example {
+        wish: "See what a sanoid.conf would have done now, and why",
+        line: "holdfast cron /etc/sanoid/sanoid.conf --dry-run",
+    },
+    Example {
+        wish: "Do it: every 15 minutes, in the place of sanoid --cron",
+        line: "holdfast cron /etc/sanoid/sanoid.conf",
+    },
+];
+
+/// What `cron` answers.
+#[derive(Debug, Serialize)]
+struct Done {
+    dry_run: bool,
+    taken: Vec<TakenDocument>,
+    removed: Vec<RemovedDocument>,
+    /// States of machines that were forgotten with their snapshots.
+    forgotten_state_count: usize,
+    /// What is hardly meant in the policy.
+    doubts: Vec<String>,
+    /// Datasets that could not be looked at.
+    unreadable: Vec<UnreadableDocument>,
+    /// Whether it was stopped before all was done.
+    interrupted: bool,
+    #[serde(skip)]
+    signal: Option<u8>,
+}
+
+#[derive(Debug, Serialize)]
+struct TakenDocument {
+    snapshots: Vec<String>,
+    machines: Vec<GuestDocument>,
+    /// Machines that run, in a dry run.
+    would_hold_still: Vec<String>,
+    /// Machines that are not whole in it, since other datasets with disks of theirs could not be cut.
+    incomplete_machines: Vec<String>,
+    /// Why there is none; null where there are.
+    failure: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct RemovedDocument {
+    snapshot: String,
+    reason: String,
+    used_bytes: Option<u64>,
+    /// Why it stays all the same; null where it goes.
+    obstacle: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct UnreadableDocument {
+    dataset: String,
+    error: String,
+}
+
+impl Done {
+    /// The first thing that was not done, and why.
+    fn failure(&self) -> Option<String> {
+        let taken = self.taken.iter().filter_map(|taken| taken.failure.clone());
+        let unreadable = self
+            .unreadable
+            .iter()
+            .map(|one| format!("{}: {}", one.dataset, one.error));
+        let interrupted = self
+            .interrupted
+            .then(|| "it was stopped before all was done".to_owned());
+        taken.chain(unreadable).chain(interrupted).next()
+    }
+}
+
+impl Report for Done {
+    fn command(&self) -> &'static str {
+        "cron"
+    }
+
+    fn exit(&self) -> Exit {
+        let is_failed = self.taken.iter().any(|taken| taken.failure.is_some()) || !self.unreadable.is_empty();
+        let stays = self.removed.iter().any(|removed| removed.obstacle.is_some());
+        if self.interrupted {
+            return self.signal.map_or(Exit::Error, Exit::Signal);
+        }
+        match (is_failed, stays || !self.doubts.is_empty()) {
+            (true, _) => Exit::Error,
+            (false, true) => Exit::Warnings,
+            (false, false) => Exit::Ok,
+        }
+    }
+
+    fn human(&self, page: &mut Page) {
+        let would = if self.dry_run { "would take" } else { "took" };
+        for taken in &self.taken {
+            for snapshot in &taken.snapshots {
+                match &taken.failure {
+                    Some(why) => page.styled(Style::Bad, &format!("no {snapshot}: {why}")),
+                    None => page.line(&format!("{would} {snapshot}")),
+                }
+            }
+            for machine in &taken.machines {
+                page.line(&format!("  {}", machine.line()));
+            }
+            if !taken.would_hold_still.is_empty() {
+                page.line(&format!("  would hold still: {}", taken.would_hold_still.join(", ")));
+            }
+        }
+        let incomplete = self.taken.iter().flat_map(|taken| &taken.incomplete_machines);
+        for machine in incomplete {
+            page.styled(
+                Style::Warning,
+                &format!("{machine} has other disks, of which there is no snapshot"),
+            );
+        }
+        let would = if self.dry_run { "would remove" } else { "removed" };
+        for removed in &self.removed {
+            match &removed.obstacle {
+                Some(why) => page.styled(Style::Warning, &format!("{} stays: {why}", removed.snapshot)),
+                None => page.line(&format!("{would} {}: {}", removed.snapshot, removed.reason)),
+            }
+        }
+        let freed: u64 = self.removed.iter().filter_map(|removed| removed.used_bytes).sum();
+        if freed > 0 {
+            page.line(&format!("{} were theirs alone", units::bytes(freed)));
+        }
+        if self.interrupted {
+            page.styled(
+                Style::Bad,
+                "it was stopped before all was done; the next run does the rest",
+            );
+        } else if self.taken.is_empty() && self.removed.is_empty() {
+            page.line("nothing is due, and nothing has served its time");
+        }
+        for doubt in &self.doubts {
+            page.styled(Style::Warning, doubt);
+        }
+        for one in &self.unreadable {
+            page.styled(Style::Bad, &format!("{}: {}", one.dataset, one.error));
+        }
+    }
+}
+
+/// The machines of libvirt, found when something is due.
+struct FoundGuests<'a> {
+    args: &'a CronArgs,
+    context: &'a Context,
+    hypervisors: Hypervisors<'a>,
+    known: OnceCell<Vec<KnownGuest>>,
+    /// Whether there is a place for the states of machines.
+    keeps_states: Cell<bool>,
+    /// How their memory is taken, where it is wanted.
+    memory: RefCell<Option<MemoryWish>>,
+}
+
+impl FoundGuests<'_> {
+    fn known(&self) -> &[KnownGuest] {
+        self.known.get_or_init(|| {
+            match KnownGuest::all(&self.hypervisors, self.context) {
+                Ok(known) => known,
+                Err(error) => {
+                    let reason = crate::errors::chain(&error).join(": ");
+                    let message = format!("no machine is asked to hold still: {reason}");
+                    // Where somebody says where libvirt is, machines are expected there.
+                    if self.args.connect.is_some() {
+                        self.context.console().warning(&message);
+                    } else {
+                        self.context.console().note(&message);
+                    }
+                    Vec::new()
+                }
+            }
+        })
+    }
+}
+
+impl Guests for FoundGuests<'_> {
+    fn places(&self) -> Vec<&MachinePlaces> {
+        self.known().iter().map(|guest| &guest.places).collect()
+    }
+
+    fn request(&self, index: usize) -> holdfast_engine::Result<GuestRequest<'_>> {
+        let guest = &self.known()[index];
+        let request = guest.request(self.args.quiesce.into(), self.keeps_states.get(), self.context)?;
+        Ok(GuestRequest {
+            memory: self.memory.borrow().clone(),
+            ..request
+        })
+    }
+
+    fn newcomers(&self, wanted: &[Wanted]) -> Vec<Description> {
+        KnownGuest::newcomers(self.known(), wanted, &self.hypervisors)
+    }
+
+    fn new_set(&self) -> holdfast_engine::Result<SetId> {
+        runs::new_set()
+    }
+}
+
+/// Carries the policy out.
+pub(in crate::commands) fn run(args: &CronArgs, context: &Context) -> Result<Exit, Error> {
+    let config = sanoid_file::parse(&args.file)?;
+    let providers = datasets::providers(context);
+    let guests = FoundGuests {
+        args,
+        context,
+        hypervisors: Hypervisors::new(args.connect.as_deref(), context),
+        known: OnceCell::new(),
+        keeps_states: Cell::new(false),
+        memory: RefCell::new(None),
+    };
+    let zone = context.zone().clone();
+    let now = move || time::now().to_zoned(zone.clone());
+    let (start, begun) = (time::now(), context.clock().now());
+    let report = context.work(args.job.thread_count(), |job| {
+        // A dry run makes nothing.
+        let store = match args.with_memory {
+            _ if args.dry_run => None,
+            Some(_) => Some(args.states.open_for_memory(context, job)?),
+            None => args.states.open_if_possible(context, job),
+        };
+        *guests.memory.borrow_mut() = states::memory_wish(args.with_memory, store.as_ref(), context);
+        guests.keeps_states.set(store.is_some());
+        let request = PolicyRunRequest {
+            providers: &providers,
+            config: &config,
+            takes: !args.prune_only,
+            prunes: !args.take_only,
+            execution: crate::args::execution(args.dry_run),
+            guests: &guests,
+            now: &now,
+            states: store.as_ref(),
+            program: crate::PROGRAM.to_owned(),
+            lock: lock_file(context),
+            withheld: vec![environment::PASSWORD.to_owned()],
+        };
+        run_policy(&request, job)
+    });
+    let signal = context.signal().and_then(|signal| u8::try_from(signal).ok());
+    let report = report.map(|report| Done {
+        signal,
+        ..document(report, args.dry_run, &guests)
+    });
+    // What a scheduler has started is noted by that.
+    if !args.dry_run && context.variable(environment::JOB).is_none() {
+        let duration = context.clock().now().saturating_sub(begun);
+        crate::commands::service::daemon::note(entry(&report, start, duration), context);
+    }
+    context.report(&report?)
+}
+
+/// The run as the journal of runs has it.
+fn entry(report: &Result<Done, Error>, start: Timestamp, duration: Duration) -> RunEntry {
+    let (exit, error) = match report {
+        Ok(done) => (done.exit(), done.failure()),
+        Err(error) => (error.advice().exit, Some(chain(error).join(": "))),
+    };
+    let outcome = match exit {
+        Exit::Ok => RunOutcome::Done,
+        Exit::Warnings => RunOutcome::Warnings,
+        Exit::Locked => RunOutcome::Locked,
+        Exit::Signal(_) => RunOutcome::Stopped,
+        _ => RunOutcome::Failed,
+    };
+    RunEntry {
+        job: "cron".to_owned(),
+        kind: "cron".to_owned(),
+        by: "cron".to_owned(),
+        start: start.to_string(),
+        end: time::now().to_string(),
+        duration_ms: units::millis(duration),
+        outcome: outcome.word().to_owned(),
+        exit_code: Some(exit.code().into()),
+        failed_before: 0,
+        retry_at: None,
+        error,
+        lines: Vec::new(),
+    }
+}
+
+/// Where runs of a policy on this host keep each other away.
+fn lock_file(context: &Context) -> PathBuf {
+    match runs::journal_folder(context) {
+        Some(folder) => folder.with_file_name("policy.lock"),
+        None => context.runtime_folder().join("policy.lock"),
+    }
+}
+
+fn document(report: PolicyRunReport, dry_run: bool, guests: &FoundGuests<'_>) -> Done {
+    let runs = |index: &usize| guests.known()[*index].description.summary.state == holdfast_host::MachineState::Running;
+    let name = |index: usize| guests.known()[index].description.summary.name.clone();
+    let taken = report.taken.into_iter().map(|taken| TakenDocument {
+        snapshots: taken.snapshots.iter().map(ToString::to_string).collect(),
+        machines: taken.guests.iter().map(GuestDocument::from).collect(),
+        would_hold_still: taken.would_hold_still.into_iter().filter(runs).map(name).collect(),
+        incomplete_machines: taken.incomplete.into_iter().map(name).collect(),
+        failure: taken.failure,
+    });
+    let removed = report.removed.into_iter().map(|removed| RemovedDocument {
+        snapshot: removed.snapshot.to_string(),
+        reason: removed.reason,
+        used_bytes: removed.used_bytes,
+        obstacle: removed.obstacle,
+    });
+    let unreadable = report.unreadable.into_iter();
+    Done {
+        dry_run,
+        taken: taken.collect(),
+        removed: removed.collect(),
+        forgotten_state_count: report.forgotten_states,
+        doubts: report.doubts,
+        unreadable: unreadable
+            .map(|(dataset, error)| UnreadableDocument { dataset, error })
+            .collect(),
+        interrupted: report.is_interrupted,
+        signal: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::{Done, TakenDocument, UnreadableDocument, entry};
+    use crate::errors::Error;
+
+    fn done(failure: Option<&str>, doubts: &[&str]) -> Done {
+        Done {
+            dry_run: false,
+            taken: vec![TakenDocument {
+                snapshots: Vec::new(),
+                machines: Vec::new(),
+                would_hold_still: Vec::new(),
+                incomplete_machines: Vec::new(),
+                failure: failure.map(str::to_owned),
+            }],
+            forgotten_state_count: 0,
+            removed: Vec::new(),
+            doubts: doubts.iter().map(|doubt| (*doubt).to_owned()).collect(),
+            unreadable: Vec::new(),
+            interrupted: false,
+            signal: None,
+        }
+    }
+
+    #[test]
+    fn the_journal_of_runs_has_how_it_went_and_why() {
+        let noted = |report: Result<Done, Error>| {
+            let start = "2026-11-20T10:00:00Z".parse().unwrap();
+            let entry = entry(&report, start, Duration::from_millis(1500));
+            assert_eq!((&entry.start[..], entry.duration_ms), ("2026-11-20T10:00:00Z", 1500));
+            (entry.outcome, entry.error)
+        };
+        assert_eq!(noted(Ok(done(None, &[]))), ("done".to_owned(), None));
+        assert_eq!(noted(Ok(done(None, &["odd"]))), ("warnings".to_owned(), None));
+        let failed = ("failed".to_owned(), Some("no room".to_owned()));
+        assert_eq!(noted(Ok(done(Some("no room"), &["odd"]))), failed);
+        let mut unreadable = done(None, &[]);
+        unreadable.unreadable.push(UnreadableDocument {
+            dataset: "tank".to_owned(),
+            error: "gone".to_owned(),
+        });
+        assert_eq!(noted(Ok(unreadable)).1.as_deref(), Some("tank: gone"));
+        let busy = holdfast_engine::Error::PolicyBusy { lock: "/x".into() };
+        assert_eq!(noted(Err(busy.into())).0, "locked");
+    }
+}

@@ -1,0 +1,271 @@
+//! `holdfast host list`: host snapshots, whoever made them.
+
+use std::ffi::OsString;
+
+use holdfast_engine::{HostSnapshotState, KeptState, Unfinished, UnfinishedKind, list_host_snapshots};
+use holdfast_host::provider::{Dataset, ProviderKind};
+use jiff::Timestamp;
+use serde::Serialize;
+
+use super::datasets::is_without;
+use super::{Meant, datasets_of, meant};
+use crate::args::Example;
+use crate::context::Context;
+use crate::errors::Error;
+use crate::exit::Exit;
+use crate::machines::datasets;
+use crate::machines::states::StateArgs;
+use crate::output::units;
+use crate::output::{Column, Page, Report, Style, Table};
+use crate::process::time;
+
+/// Arguments of `host list`.
+#[derive(Debug, clap::Args)]
+pub(super) struct ListArgs {
+    /// Of these only: datasets, or machines, for the datasets with their disks
+    #[arg(value_name = "DATASET|MACHINE")]
+    targets: Vec<OsString>,
+    /// Find out what they take, also where that needs a look at every block (btrfs)
+    #[arg(long)]
+    space: bool,
+    #[command(flatten)]
+    states: StateArgs,
+    /// The hypervisor's address: qemu:///system, qemu:///session, qemu+ssh://HOST/system
+    #[arg(short, long, value_name = "URI")]
+    connect: Option<String>,
+}
+
+/// What a person may want of it.
+pub(super) const EXAMPLES: &[Example] = &[
+    Example {
+        wish: "See the host snapshots of a dataset",
+        line: "holdfast host list tank/vm",
+    },
+    Example {
+        wish: "See those of the datasets with the disks of a machine, and what they take",
+        line: "holdfast host list web1 --space",
+    },
+];
+
+/// What `host list` answers.
+#[derive(Debug, Serialize)]
+struct Listed {
+    datasets: Vec<DatasetDocument>,
+    /// Machines whose rollback did not end.
+    half_rolled_back: Vec<HalfRolledBack>,
+}
+
+/// A machine whose disks are partly of then and partly of later, unless somebody is at work on it at this moment.
+#[derive(Debug, Serialize)]
+struct HalfRolledBack {
+    machine: String,
+    uuid: String,
+    /// The name of the point that it was to go back to.
+    point: String,
+    /// Host snapshots of what was there before, the oldest first.
+    safety: Vec<String>,
+    /// When it began.
+    since: String,
+}
+
+impl HalfRolledBack {
+    fn of(work: Unfinished) -> Option<Self> {
+        (work.kind == UnfinishedKind::Rollback).then(|| Self {
+            machine: work.machine,
+            uuid: work.uuid,
+            point: work.point,
+            safety: work.safety,
+            since: Timestamp::from_millisecond(work.start_ms)
+                .unwrap_or_default()
+                .to_string(),
+        })
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct DatasetDocument {
+    dataset: String,
+    snapshots: Vec<SnapshotDocument>,
+}
+
+#[derive(Debug, Serialize)]
+struct SnapshotDocument {
+    name: String,
+    time: String,
+    #[serde(skip)]
+    time_local: String,
+    /// ZFS's GUID, or btrfs's UUID.
+    identity: String,
+    used_bytes: Option<u64>,
+    referenced_bytes: Option<u64>,
+    hold_count: u64,
+    /// The program that made it; null where nothing is noted of it.
+    program: Option<String>,
+    /// "file system", "crash" or "shut off"; of the disks alone.
+    consistency: Option<String>,
+    /// What it has in common with others of its instant; null where nothing is noted.
+    set: Option<String>,
+    /// Machines whose configuration, firmware variables and TPM are kept with it.
+    configurations: Vec<String>,
+    /// Those of them that can go on from their memory.
+    memories: Vec<String>,
+    machine_count: Option<u64>,
+    machines: Vec<String>,
+    frozen_ms: Option<u64>,
+    paused_ms: Option<u64>,
+    /// Whether all that was to be made with it was; null where nobody knows.
+    is_whole: Option<bool>,
+}
+
+impl SnapshotDocument {
+    fn new(state: HostSnapshotState, states: &[KeptState], context: &Context) -> Self {
+        let HostSnapshotState {
+            snapshot,
+            record,
+            is_whole,
+        } = state;
+        let time = Timestamp::from_second(snapshot.time_s).unwrap_or_default();
+        let record = record.as_ref();
+        let set = record.and_then(|record| record.set);
+        let kept: Vec<&KeptState> = states.iter().filter(|kept| Some(kept.set) == set).collect();
+        let name = |kept: &&KeptState| kept.manifest.machine.clone();
+        Self {
+            time: time.to_string(),
+            time_local: time::local(time, context.zone()),
+            identity: snapshot.identity,
+            used_bytes: snapshot.used_bytes,
+            referenced_bytes: snapshot.referenced_bytes,
+            hold_count: snapshot.hold_count,
+            program: record.map(|record| record.program.clone()),
+            consistency: record
+                .map(|record| record.consistency.clone())
+                .filter(|word| !word.is_empty()),
+            set: set.map(|set| set.to_string()),
+            configurations: kept.iter().map(name).collect(),
+            memories: kept.iter().filter(|kept| kept.has_memory()).map(name).collect(),
+            machine_count: record.map(|record| record.machine_count),
+            machines: record.map(|record| record.machines.clone()).unwrap_or_default(),
+            frozen_ms: record.map(|record| record.frozen_ms),
+            paused_ms: record.map(|record| record.paused_ms),
+            is_whole,
+            name: snapshot.name.name,
+        }
+    }
+
+    fn row(&self) -> [String; 7] {
+        let bytes = |bytes: Option<u64>| bytes.map(units::bytes).unwrap_or_default();
+        let unnamed = self
+            .machine_count
+            .unwrap_or_default()
+            .saturating_sub(self.machines.len() as u64);
+        let mut machines = self.machines.clone();
+        if unnamed > 0 {
+            machines.push(format!("{} more", units::count(unnamed)));
+        }
+        [
+            self.name.clone(),
+            self.time_local.clone(),
+            bytes(self.used_bytes),
+            bytes(self.referenced_bytes),
+            if self.hold_count > 0 {
+                "held".to_owned()
+            } else {
+                String::new()
+            },
+            if self.is_whole == Some(false) {
+                "unfinished".to_owned()
+            } else if self.memories.is_empty() {
+                self.consistency.clone().unwrap_or_default()
+            } else {
+                "memory".to_owned()
+            },
+            machines.join(", "),
+        ]
+    }
+}
+
+impl Report for Listed {
+    fn command(&self) -> &'static str {
+        "host list"
+    }
+
+    fn human(&self, page: &mut Page) {
+        if self.datasets.is_empty() {
+            page.line("there is no host snapshot");
+        }
+        for half in &self.half_rolled_back {
+            page.styled(
+                Style::Bad,
+                &format!(
+                    "{} is on its way back to {} since {}: unless somebody is at work on it, holdfast rollback {}@{} ends that",
+                    half.machine, half.point, half.since, half.machine, half.point
+                ),
+            );
+        }
+        for dataset in &self.datasets {
+            page.line(&dataset.dataset);
+            if dataset.snapshots.is_empty() {
+                page.line("  no host snapshot");
+                continue;
+            }
+            let mut table = Table::new([
+                Column::long_text("SNAPSHOT"),
+                Column::text("TIME"),
+                Column::number("USED"),
+                Column::number("REFERS"),
+                Column::text("HELD"),
+                Column::text("CONSISTENT"),
+                Column::long_text("MACHINES"),
+            ]);
+            for snapshot in &dataset.snapshots {
+                table.row(snapshot.row());
+            }
+            page.table(&table);
+            page.gap();
+        }
+    }
+}
+
+/// Lists.
+pub(super) fn run(args: &ListArgs, context: &Context) -> Result<Exit, Error> {
+    let providers = datasets::providers(context);
+    let mut wanted: Vec<Dataset> = Vec::new();
+    if args.targets.is_empty() {
+        for kind in ProviderKind::ALL {
+            match providers.of(kind).datasets() {
+                Ok(found) => wanted.extend(found.into_iter().map(|state| state.dataset)),
+                Err(error) if is_without(&error) => {}
+                Err(error) => return Err(holdfast_engine::Error::from(error).into()),
+            }
+        }
+    }
+    for meant in meant(&args.targets, args.connect.as_deref(), context)? {
+        match meant {
+            Meant::Dataset(dataset) => wanted.push(dataset),
+            Meant::Machine(guest) => wanted.extend(datasets_of(&guest)),
+        }
+    }
+    wanted.sort();
+    wanted.dedup();
+    let lists = list_host_snapshots(&providers, &wanted, args.space)?;
+    let is_asked_for = !args.targets.is_empty();
+    let lists = lists
+        .into_iter()
+        .filter(|list| is_asked_for || !list.snapshots.is_empty());
+    let (states, unfinished) = context.work(1, |job| match args.states.open(context, job)? {
+        Some(store) => Ok((store.states(job)?, store.unfinished()?)),
+        None => Ok((Vec::new(), Vec::new())),
+    })?;
+    let documents = lists.map(|list| DatasetDocument {
+        dataset: list.dataset.to_string(),
+        snapshots: list
+            .snapshots
+            .into_iter()
+            .map(|state| SnapshotDocument::new(state, &states, context))
+            .collect(),
+    });
+    context.report(&Listed {
+        datasets: documents.collect(),
+        half_rolled_back: unfinished.into_iter().filter_map(HalfRolledBack::of).collect(),
+    })
+}

@@ -1,0 +1,190 @@
+//! `holdfast host prune`: host snapshots that no rule keeps go.
+
+use std::ffi::OsString;
+
+use holdfast_engine::{HostPruneRequest, HostPruneTarget, PrunedSeries, prune_host_snapshots, series_name};
+use holdfast_policy::Verdict;
+use serde::Serialize;
+
+use super::{Meant, datasets_of, meant};
+use crate::args::execution;
+use crate::args::{Example, RetentionArgs};
+use crate::context::Context;
+use crate::errors::Error;
+use crate::exit::Exit;
+use crate::machines::datasets;
+use crate::machines::states::StateArgs;
+use crate::output::units;
+use crate::output::{Column, Page, Report, Style, Table};
+use crate::process::time;
+
+/// Arguments of `host prune`.
+#[derive(Debug, clap::Args)]
+pub(super) struct PruneArgs {
+    /// Of these: machines, or datasets with the host snapshots of all machines in them
+    #[arg(value_name = "DATASET|MACHINE", required = true)]
+    targets: Vec<OsString>,
+    /// Show what would go and why the rest stays; remove nothing
+    #[arg(short = 'n', long)]
+    dry_run: bool,
+    #[command(flatten)]
+    retention: RetentionArgs,
+    #[command(flatten)]
+    states: StateArgs,
+    /// The hypervisor's address: qemu:///system, qemu:///session, qemu+ssh://HOST/system
+    #[arg(short, long, value_name = "URI")]
+    connect: Option<String>,
+}
+
+/// What a person may want of it.
+pub(super) const EXAMPLES: &[Example] = &[
+    Example {
+        wish: "See what would go, and why the rest stays",
+        line: "holdfast host prune web1 --keep-hourly 24 --keep-daily 7 --dry-run",
+    },
+    Example {
+        wish: "Remove it, of all machines in a subvolume",
+        line: "holdfast host prune /srv/vms --keep-hourly 24 --keep-daily 7",
+    },
+];
+
+/// What `host prune` answers.
+#[derive(Debug, Serialize)]
+struct Pruned {
+    dry_run: bool,
+    kept_count: u64,
+    removed_count: u64,
+    series: Vec<SeriesDocument>,
+}
+
+#[derive(Debug, Serialize)]
+struct SeriesDocument {
+    dataset: String,
+    /// What the names of its host snapshots begin with.
+    series: String,
+    snapshots: Vec<DecisionDocument>,
+}
+
+#[derive(Debug, Serialize)]
+struct DecisionDocument {
+    name: String,
+    time: String,
+    #[serde(skip)]
+    time_local: String,
+    /// Whether it stays by the rules.
+    keep: bool,
+    reasons: Vec<String>,
+    /// Why it stays, though no rule keeps it; null where it goes.
+    obstacle: Option<String>,
+}
+
+impl Report for Pruned {
+    fn command(&self) -> &'static str {
+        "host prune"
+    }
+
+    fn exit(&self) -> Exit {
+        let mut all = self.series.iter().flat_map(|series| &series.snapshots);
+        if all.any(|snapshot| snapshot.obstacle.is_some()) {
+            Exit::Warnings
+        } else {
+            Exit::Ok
+        }
+    }
+
+    fn human(&self, page: &mut Page) {
+        for series in &self.series {
+            page.styled(Style::Heading, &format!("{}: {}", series.dataset, series.series));
+            let mut table = Table::new([
+                Column::long_text("SNAPSHOT"),
+                Column::text("TIME"),
+                Column::text("PLAN"),
+                Column::long_text("WHY"),
+            ]);
+            for one in &series.snapshots {
+                let (style, plan, why) = match (&one.obstacle, one.keep) {
+                    (Some(why), _) => (Style::Bad, "stays", why.clone()),
+                    (None, true) => (Style::Plain, "keep", one.reasons.join("; ")),
+                    (None, false) => (Style::Warning, "remove", one.reasons.join("; ")),
+                };
+                table.styled_row([
+                    (Style::Plain, one.name.clone()),
+                    (Style::Plain, one.time_local.clone()),
+                    (style, plan.to_owned()),
+                    (Style::Plain, why),
+                ]);
+            }
+            page.table(&table);
+            page.gap();
+        }
+        let removed = units::counted(self.removed_count, "host snapshot", "host snapshots");
+        let kept = units::count(self.kept_count);
+        page.line(&match (self.dry_run, self.removed_count) {
+            (true, _) => format!("would remove {removed} and keep {kept}; nothing was changed"),
+            (false, 0) => format!("removed no host snapshot, kept {kept}"),
+            (false, _) => format!("removed {removed}, kept {kept}"),
+        });
+    }
+}
+
+/// Prunes.
+pub(super) fn run(args: &PruneArgs, context: &Context) -> Result<Exit, Error> {
+    let providers = datasets::providers(context);
+    let request = HostPruneRequest {
+        providers: &providers,
+        targets: targets(args, context)?,
+        policy: args.retention.policy(),
+        now: time::now(),
+        zone: context.zone().clone(),
+        execution: execution(args.dry_run),
+    };
+    let report = context.work(1, |job| {
+        let report = prune_host_snapshots(&request, job)?;
+        if !args.dry_run {
+            args.states.sweep(&providers, context, job);
+        }
+        Ok(report)
+    })?;
+    let series: Vec<SeriesDocument> = report.series.iter().map(|one| document(one, context)).collect();
+    let count: u64 = series.iter().map(|one| one.snapshots.len() as u64).sum();
+    context.report(&Pruned {
+        dry_run: args.dry_run,
+        kept_count: count - report.removed_count,
+        removed_count: report.removed_count,
+        series,
+    })
+}
+
+/// The series that are meant: all of a dataset; of a machine its own, wherever its disks are.
+fn targets(args: &PruneArgs, context: &Context) -> Result<Vec<HostPruneTarget>, Error> {
+    let mut targets = Vec::new();
+    for meant in meant(&args.targets, args.connect.as_deref(), context)? {
+        match meant {
+            Meant::Dataset(dataset) => targets.push(HostPruneTarget { dataset, series: None }),
+            Meant::Machine(guest) => {
+                let series = series_name(Some(&guest.description.summary.name));
+                targets.extend(datasets_of(&guest).map(|dataset| HostPruneTarget {
+                    dataset,
+                    series: Some(series.clone()),
+                }));
+            }
+        }
+    }
+    Ok(targets)
+}
+
+fn document(series: &PrunedSeries, context: &Context) -> SeriesDocument {
+    let decisions = series.plan.decisions().iter().map(|decision| DecisionDocument {
+        name: decision.candidate.id.clone(),
+        time: decision.candidate.time.to_string(),
+        time_local: time::local(decision.candidate.time, context.zone()),
+        keep: decision.verdict == Verdict::Keep,
+        reasons: decision.reasons.iter().map(ToString::to_string).collect(),
+        obstacle: series.obstacles.get(&decision.candidate.id).cloned(),
+    });
+    SeriesDocument {
+        dataset: series.dataset.to_string(),
+        series: series.series.clone(),
+        snapshots: decisions.collect(),
+    }
+}

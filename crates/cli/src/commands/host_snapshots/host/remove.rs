@@ -1,0 +1,111 @@
+//! `holdfast host remove`: host snapshots go.
+
+use std::ffi::OsString;
+
+use holdfast_engine::{Execution, HostRemovalRequest, remove_host_snapshots};
+use serde::Serialize;
+
+use crate::args::Example;
+use crate::context::Context;
+use crate::errors::Error;
+use crate::exit::Exit;
+use crate::machines::datasets;
+use crate::machines::states::StateArgs;
+use crate::output::units;
+use crate::output::{Page, Report, Style};
+
+/// Arguments of `host remove`.
+#[derive(Debug, clap::Args)]
+pub(super) struct RemoveArgs {
+    /// They, each by its full name: tank/vm@NAME, btrfs:/srv/vms@NAME, lvm:vg0/web1@NAME
+    #[arg(value_name = "DATASET@NAME", required = true)]
+    snapshots: Vec<OsString>,
+    #[command(flatten)]
+    states: StateArgs,
+    /// Show what would go; remove nothing
+    #[arg(short = 'n', long)]
+    dry_run: bool,
+}
+
+/// What a person may want of it.
+pub(super) const EXAMPLES: &[Example] = &[
+    Example {
+        wish: "See whether it can go, and what it takes",
+        line: "holdfast host remove tank/vm@before-update --dry-run",
+    },
+    Example {
+        wish: "Remove it",
+        line: "holdfast host remove tank/vm@before-update",
+    },
+];
+
+/// What `host remove` answers.
+#[derive(Debug, Serialize)]
+struct Removed {
+    dry_run: bool,
+    snapshots: Vec<RemovedDocument>,
+}
+
+#[derive(Debug, Serialize)]
+struct RemovedDocument {
+    snapshot: String,
+    /// Bytes that would be free without it alone; null where that is not known.
+    used_bytes: Option<u64>,
+    /// Why it stays; null where it goes.
+    obstacle: Option<String>,
+}
+
+impl Report for Removed {
+    fn command(&self) -> &'static str {
+        "host remove"
+    }
+
+    fn exit(&self) -> Exit {
+        let all_go = self.snapshots.iter().all(|snapshot| snapshot.obstacle.is_none());
+        if all_go { Exit::Ok } else { Exit::Error }
+    }
+
+    fn human(&self, page: &mut Page) {
+        for one in &self.snapshots {
+            let room = one
+                .used_bytes
+                .map(|bytes| format!(", {} of its own", units::bytes(bytes)));
+            match (&one.obstacle, self.dry_run) {
+                (Some(why), _) => page.styled(Style::Bad, &format!("{} stays: {why}", one.snapshot)),
+                (None, true) => page.line(&format!("would remove {}{}", one.snapshot, room.unwrap_or_default())),
+                (None, false) => page.line(&format!("removed {}{}", one.snapshot, room.unwrap_or_default())),
+            }
+        }
+    }
+}
+
+/// Removes.
+pub(super) fn run(args: &RemoveArgs, context: &Context) -> Result<Exit, Error> {
+    let providers = datasets::providers(context);
+    let names = args.snapshots.iter().map(|word| datasets::parse_snapshot(word));
+    let request = HostRemovalRequest {
+        providers: &providers,
+        snapshots: names.collect::<Result<_, Error>>()?,
+        execution: if args.dry_run {
+            Execution::DryRun
+        } else {
+            Execution::Execute
+        },
+    };
+    let report = context.work(1, |job| {
+        let report = remove_host_snapshots(&request, job)?;
+        if !args.dry_run {
+            args.states.sweep(&providers, context, job);
+        }
+        Ok(report)
+    })?;
+    let document = |removal: holdfast_engine::PlannedRemoval| RemovedDocument {
+        snapshot: removal.snapshot.name.to_string(),
+        used_bytes: removal.snapshot.used_bytes,
+        obstacle: removal.obstacle,
+    };
+    context.report(&Removed {
+        dry_run: args.dry_run,
+        snapshots: report.removals.into_iter().map(document).collect(),
+    })
+}

@@ -1,0 +1,111 @@
+//! `holdfast mount`, `holdfast unmount`: the files of a host snapshot.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use holdfast_host::provider;
+use serde::Serialize;
+
+use crate::args::Example;
+use crate::context::Context;
+use crate::errors::{Error, Kind};
+use crate::exit::Exit;
+use crate::machines::datasets;
+use crate::output::{Page, Report};
+
+/// Arguments of `mount`.
+#[derive(Debug, clap::Args)]
+pub struct MountArgs {
+    /// The host snapshot, by its full name: tank/vm@NAME, btrfs:/srv/vms@NAME
+    #[arg(value_name = "DATASET@NAME")]
+    snapshot: OsString,
+    /// An empty folder
+    #[arg(value_name = "FOLDER")]
+    folder: PathBuf,
+}
+
+/// Arguments of `unmount`.
+#[derive(Debug, clap::Args)]
+pub struct UnmountArgs {
+    /// The folder where a host snapshot is mounted
+    #[arg(value_name = "FOLDER")]
+    folder: PathBuf,
+}
+
+/// What a person may want of it.
+pub(in crate::commands) const EXAMPLES: &[Example] = &[Example {
+    wish: "Look at the images as they were",
+    line: "holdfast mount tank/vm@before-update /mnt",
+}];
+
+/// What a person may want of it.
+pub(in crate::commands) const EXAMPLES_UNMOUNT: &[Example] = &[Example {
+    wish: "Have seen enough",
+    line: "holdfast unmount /mnt",
+}];
+
+/// What both answer.
+#[derive(Debug, Serialize)]
+struct Mounted {
+    #[serde(skip)]
+    command: &'static str,
+    snapshot: Option<String>,
+    folder: String,
+}
+
+impl Report for Mounted {
+    fn command(&self) -> &'static str {
+        self.command
+    }
+
+    fn human(&self, page: &mut Page) {
+        match &self.snapshot {
+            Some(snapshot) => page.line(&format!("{snapshot} is mounted at {}, read-only", self.folder)),
+            None => page.line(&format!("nothing is mounted at {} any more", self.folder)),
+        }
+    }
+}
+
+/// An empty folder, without links and dots.
+fn folder(path: &Path) -> Result<PathBuf, Error> {
+    let failed = |source| Error::File {
+        action: "look at",
+        path: path.to_owned(),
+        source,
+    };
+    path.canonicalize().map_err(failed)
+}
+
+/// Mounts.
+pub(in crate::commands) fn mount(args: &MountArgs, context: &Context) -> Result<Exit, Error> {
+    let snapshot = datasets::parse_snapshot(&args.snapshot)?;
+    let folder = folder(&args.folder)?;
+    let is_empty = std::fs::read_dir(&folder).is_ok_and(|mut entries| entries.next().is_none());
+    if !is_empty {
+        return Err(Error::refused(
+            Kind::Exists,
+            format!("{} is no empty folder", folder.display()),
+            "give one: what is in it could not be seen meanwhile",
+        ));
+    }
+    let (tools, providers) = (datasets::tools(context), datasets::providers(context));
+    let both = (providers.of_dataset(&snapshot.dataset), providers.zfs());
+    provider::mount(&*tools, both, &snapshot, &folder).map_err(holdfast_engine::Error::from)?;
+    context.report(&Mounted {
+        command: "mount",
+        snapshot: Some(snapshot.to_string()),
+        folder: folder.display().to_string(),
+    })
+}
+
+/// Unmounts.
+pub(in crate::commands) fn unmount(args: &UnmountArgs, context: &Context) -> Result<Exit, Error> {
+    let folder = folder(&args.folder)?;
+    let (tools, providers) = (datasets::tools(context), datasets::providers(context));
+    provider::unmount(&*tools, providers.zfs(), &folder).map_err(holdfast_engine::Error::from)?;
+    context.report(&Mounted {
+        command: "unmount",
+        snapshot: None,
+        folder: folder.display().to_string(),
+    })
+}

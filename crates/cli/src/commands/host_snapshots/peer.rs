@@ -1,0 +1,111 @@
+//! `holdfast peer`: what another host's `holdfast` asks this one, by ssh; and `holdfast receive`, which admits one dataset alone.
+
+use std::ffi::OsStr;
+use std::sync::Arc;
+
+use holdfast_engine::{PEER_PROTOCOL, PeerServer, serve_peer};
+use holdfast_host::provider::{Dataset, ProviderKind};
+
+use crate::args::Example;
+use crate::commands::host_snapshots::replicate::local_side;
+use crate::context::Context;
+use crate::errors::Error;
+use crate::exit::Exit;
+use crate::machines::datasets;
+use crate::process::environment;
+
+/// Arguments of `peer`.
+#[derive(Debug, clap::Args)]
+pub struct PeerArgs {
+    /// The version of the protocol
+    #[arg(value_name = "PROTOCOL")]
+    protocol: String,
+}
+
+/// Arguments of `receive`.
+#[derive(Debug, clap::Args)]
+pub struct ReceiveArgs {
+    /// The dataset to which, and below which, the other host may add; it may remove and change nothing
+    #[arg(long, value_name = "DATASET", required = true)]
+    append_only: String,
+}
+
+/// What a person may want of it.
+pub(in crate::commands) const EXAMPLES: &[Example] = &[Example {
+    wish: "holdfast replicate starts it on the other host by itself",
+    line: "holdfast peer 1",
+}];
+
+/// What a person may want of `receive`.
+pub(in crate::commands) const EXAMPLES_RECEIVE: &[Example] = &[Example {
+    wish: "In ~/.ssh/authorized_keys, as command=\"...\" before the key of the host that sends",
+    line: "holdfast receive --append-only tank/backup/web",
+}];
+
+/// Answers.
+pub(in crate::commands) fn run(args: &PeerArgs, context: &Context) -> Result<Exit, Error> {
+    check(&format!("holdfast peer {}", args.protocol))?;
+    serve(None, context)
+}
+
+/// Answers, within bounds.
+pub(in crate::commands) fn run_receive(args: &ReceiveArgs, context: &Context) -> Result<Exit, Error> {
+    let root = root(&args.append_only)?;
+    match context.variable(environment::SSH_COMMAND).and_then(OsStr::to_str) {
+        Some(asked) => check(asked)?,
+        None => {
+            return Err(Error::usage(
+                "nobody asks: ssh has handed on no command",
+                "put it before a key in ~/.ssh/authorized_keys: restrict,command=\"holdfast receive --append-only ...\" ssh-ed25519 ...",
+            ));
+        }
+    }
+    serve(Some(root), context)
+}
+
+fn root(word: &str) -> Result<Dataset, Error> {
+    // What is not there yet has no folder to be looked at.
+    let dataset = if word.starts_with('/') {
+        Dataset {
+            provider: ProviderKind::Btrfs,
+            name: word.trim_end_matches('/').to_owned(),
+        }
+    } else {
+        let parsed = datasets::parse(OsStr::new(word))?;
+        parsed.unwrap_or_else(|| Dataset {
+            provider: ProviderKind::Zfs,
+            name: word.to_owned(),
+        })
+    };
+    match dataset.provider {
+        ProviderKind::Zfs | ProviderKind::Btrfs if !dataset.name.is_empty() => Ok(dataset),
+        _ => Err(Error::usage(
+            format!("{word} is no dataset that could be received into"),
+            "name one of ZFS, or a subvolume of btrfs",
+        )),
+    }
+}
+
+/// Whoever asks must ask for this, and in a version that we know.
+fn check(asked: &str) -> Result<(), Error> {
+    if asked == format!("holdfast peer {PEER_PROTOCOL}") {
+        return Ok(());
+    }
+    Err(Error::usage(
+        format!("{asked:?} is refused: what is admitted here is \"holdfast peer {PEER_PROTOCOL}\""),
+        "use holdfast replicate, of about the same version",
+    ))
+}
+
+fn serve(root: Option<Dataset>, context: &Context) -> Result<Exit, Error> {
+    let server = PeerServer {
+        sides: &|kind| local_side(kind, context),
+        root,
+        clock: Arc::clone(context.clock()),
+    };
+    let notes = serve_peer(&server, std::io::stdin(), std::io::stdout())?;
+    for note in &notes {
+        context.console().warning(note);
+    }
+    Ok(Exit::Ok)
+}

@@ -1,0 +1,231 @@
+//! Points in time of machines in host snapshots: what `rollback` and `clone` have in common.
+
+use std::ffi::OsStr;
+
+use holdfast_engine::{
+    GuestRequest, HostPoint, HostPointRequest, HostRestore, HostSnapshotReport, HostSnapshotRequest, Job, NamedCut,
+    PassingSnapshots, PointName, Providers, StateStore, open_host_point,
+};
+use holdfast_host::Libvirt;
+use holdfast_host::provider::Wanted;
+
+use crate::commands::host_snapshots::snapshot::{check_moved, default_name, held_still, request_of, wanted_of};
+use crate::context::Context;
+use crate::errors::Error;
+use crate::files::runs;
+use crate::machines::datasets;
+use crate::machines::guests::{KnownGuest, MemoryHow, QuiesceWhen};
+use crate::machines::states::StateArgs;
+use crate::machines::{Hypervisors, MachineWord, connect_libvirt, libvirt_address};
+
+/// Where points of machines are found.
+#[derive(Debug, clap::Args)]
+pub(in crate::commands) struct PointArgs {
+    /// The hypervisor's address: qemu:///system, qemu:///session
+    #[arg(short, long, value_name = "URI")]
+    connect: Option<String>,
+    #[command(flatten)]
+    states: StateArgs,
+}
+
+/// Whether anything is changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::commands) enum Use {
+    /// Nothing is, and nothing is made.
+    Look,
+    /// It may be.
+    Change,
+}
+
+impl Use {
+    /// That of a run with `--dry-run`, or without.
+    pub(in crate::commands) fn of(is_dry_run: bool) -> Self {
+        if is_dry_run { Self::Look } else { Self::Change }
+    }
+}
+
+/// Which instant of a machine.
+#[derive(Debug, Clone)]
+pub(in crate::commands) enum When {
+    /// That of host snapshots which are there.
+    Then(PointName),
+    /// Now: host snapshots are made for it, and go again as soon as nothing needs them.
+    Now {
+        /// Whether its file systems are frozen.
+        quiesce: QuiesceWhen,
+        /// How its memory is taken, where it is.
+        memory: Option<MemoryHow>,
+    },
+}
+
+impl When {
+    /// What its host snapshots are called: those that were `made`, where it is now.
+    fn name(self, made: Option<&PassingSnapshots<'_>>) -> PointName {
+        match self {
+            Self::Then(name) => name,
+            Self::Now { .. } => PointName::Named(made.map_or("", PassingSnapshots::name).to_owned()),
+        }
+    }
+}
+
+/// What a job on a point works with.
+pub(in crate::commands) struct OpenPoint<'a> {
+    pub(in crate::commands) restore: HostRestore<'a>,
+    pub(in crate::commands) point: HostPoint,
+    /// The machine as it is today.
+    pub(in crate::commands) guest: Option<&'a KnownGuest>,
+    /// What it is called.
+    pub(in crate::commands) machine: &'a str,
+    /// How its host snapshots were made, where they were made for this.
+    pub(in crate::commands) made: Option<&'a HostSnapshotReport>,
+}
+
+/// The machine, and the point.
+pub(in crate::commands) fn parse(point: &OsStr) -> Result<(String, PointName), Error> {
+    let text = point.to_string_lossy();
+    split(&text).ok_or_else(|| {
+        Error::usage(
+            format!("{text} names no point in time"),
+            format!("name one: {text}@latest, or {text}@NAME; holdfast host list {text} shows them"),
+        )
+    })
+}
+
+/// `MACHINE@SNAPSHOT`, taken apart; none where it is something else.
+pub(in crate::commands) fn split(text: &str) -> Option<(String, PointName)> {
+    let (machine, name) = text
+        .rsplit_once('@')
+        .filter(|(machine, name)| !machine.is_empty() && !name.is_empty())?;
+    let name = match name {
+        "latest" => PointName::Latest,
+        name => PointName::Named(name.to_owned()),
+    };
+    Some((machine.to_owned(), name))
+}
+
+impl PointArgs {
+    /// Finds and opens a point in time of a machine, or makes it, and does `work` with it.
+    pub(in crate::commands) fn open<T>(
+        &self,
+        (machine, when): (&str, When),
+        (context, threads, use_of): (&Context, usize, Use),
+        work: impl FnOnce(OpenPoint<'_>, Job<'_>) -> holdfast_engine::Result<T>,
+    ) -> Result<T, Error> {
+        let uri = libvirt_address(self.connect.as_deref(), context);
+        let hypervisor: Libvirt = connect_libvirt(&uri, context)?;
+        let hypervisors = Hypervisors::new(Some(&uri), context);
+        let guest = match find(machine, &hypervisors) {
+            Ok(guest) => Some(guest),
+            Err(error) if error.is_no_such_machine() && matches!(when, When::Then(_)) => None,
+            Err(error) => return Err(error),
+        };
+        let is_now = matches!(when, When::Now { .. });
+        let present = guest.as_ref().filter(|_| is_now);
+        let wanted = present.map_or(Ok(Vec::new()), |guest| wanted_now(guest, context))?;
+        let providers = datasets::providers(context);
+        let surroundings = context.surroundings();
+        context.work(threads, |job| {
+            let states: StateStore = match use_of {
+                Use::Look => self.states.open_to_look(context, job)?,
+                Use::Change => self.states.open_for_memory(context, job)?,
+            };
+            let passing = match (&when, present) {
+                (When::Now { quiesce, memory }, Some(guest)) => {
+                    let asked = held_still(guest, (*quiesce, *memory, Some(&states)), context)?;
+                    let request = request_now(asked, wanted, &providers, &states)?;
+                    Some(PassingSnapshots::take(&request, &states, &surroundings, job)?)
+                }
+                _ => None,
+            };
+            let name = when.name(passing.as_ref());
+            let opened = || {
+                let request = HostPointRequest {
+                    providers: &providers,
+                    states: &states,
+                    machine,
+                    present: guest.as_ref().map(|guest| (&guest.description, &guest.places)),
+                    name,
+                    run: runs::new_run()?,
+                };
+                open_host_point(&request, job)
+            };
+            let restore = HostRestore {
+                providers: &providers,
+                states: &states,
+                hypervisor: &hypervisor,
+                surroundings: &surroundings,
+                runtime: context.runtime_folder(),
+            };
+            let done = opened().and_then(|point| {
+                let point = OpenPoint {
+                    restore,
+                    point,
+                    guest: guest.as_ref(),
+                    machine,
+                    made: passing.as_ref().map(PassingSnapshots::report),
+                };
+                work(point, job)
+            });
+            if let Some(passing) = passing {
+                passing.remove(job);
+                self.states.sweep(&providers, context, job);
+            }
+            done
+        })
+    }
+
+    /// Where machines are looked for.
+    pub(in crate::commands) fn hypervisors<'a>(&self, context: &'a Context) -> Hypervisors<'a> {
+        Hypervisors::new(self.connect.as_deref(), context)
+    }
+
+    /// The host snapshots that would be made of a machine as it is now.
+    pub(in crate::commands) fn planned_now(
+        &self,
+        machine: &str,
+        context: &Context,
+    ) -> Result<(Vec<Wanted>, KnownGuest), Error> {
+        let guest = find(machine, &self.hypervisors(context))?;
+        Ok((wanted_now(&guest, context)?, guest))
+    }
+}
+
+/// The host snapshots of a machine as it is now.
+fn request_now<'a>(
+    asked: GuestRequest<'a>,
+    wanted: Vec<Wanted>,
+    providers: &'a Providers,
+    states: &'a StateStore,
+) -> holdfast_engine::Result<HostSnapshotRequest<'a>> {
+    check_moved(&asked, &wanted)?;
+    let set = runs::new_set()?;
+    let of = default_name(Some(&asked.description.summary.name));
+    let cut = NamedCut {
+        // Two clones in a second are no reason to refuse the second one.
+        name: format!("{of}_for-clone-{:04x}", set.0 & 0xffff),
+        wanted,
+    };
+    Ok(HostSnapshotRequest {
+        guests: vec![asked],
+        ..request_of(providers, cut, set, Some(states))
+    })
+}
+
+fn wanted_now(guest: &KnownGuest, context: &Context) -> Result<Vec<Wanted>, Error> {
+    let name = &guest.description.summary.name;
+    let advice =
+        format!("holdfast backup {name}, then holdfast restore {name} --to-machine --live: that runs at once, too");
+    wanted_of(guest, advice, context)
+}
+
+fn find(machine: &str, hypervisors: &Hypervisors<'_>) -> Result<KnownGuest, Error> {
+    let word = [OsStr::new(machine).to_owned()];
+    let chosen = hypervisors.all_of(MachineWord::parse_all(&word)?)?;
+    match &chosen[..] {
+        [one] => KnownGuest::find(one, hypervisors),
+        _ => Err(Error::usage(
+            format!("{machine} means {} machines", chosen.len()),
+            "name one",
+        )),
+    }
+}

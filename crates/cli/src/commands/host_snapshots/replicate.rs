@@ -1,0 +1,173 @@
+//! `holdfast replicate`: host snapshots go to another place, and to another host.
+
+mod far;
+mod told;
+
+use std::num::NonZeroU64;
+
+use holdfast_engine::{PackChoice, Place, RawChoice, ReplicateRequest, replicate};
+use holdfast_policy::Choice;
+
+use crate::args::Example;
+use crate::context::Context;
+use crate::errors::Error;
+use crate::exit::Exit;
+use crate::files::runs;
+use crate::machines::Glob;
+use crate::output::units;
+pub(in crate::commands) use far::local_side;
+use far::{Far, Word};
+use told::{Done, Shown};
+
+/// Arguments of `replicate`.
+#[derive(Debug, clap::Args)]
+pub struct ReplicateArgs {
+    /// What is sent: a dataset of ZFS or a subvolume of btrfs, here or on another host: tank/vm, root@web:tank/vm, /srv/vms
+    #[arg(value_name = "[[USER@]HOST:]SOURCE")]
+    source: String,
+    /// Where it goes; made where it is not there
+    #[arg(value_name = "[[USER@]HOST:]TARGET")]
+    target: String,
+    #[command(flatten)]
+    chosen: ChosenArgs,
+    /// Show what is where, and how far behind; send nothing
+    #[arg(long, conflicts_with = "dry_run")]
+    status: bool,
+    /// Show what would be sent; send nothing
+    #[arg(short = 'n', long)]
+    dry_run: bool,
+    #[command(flatten)]
+    link: LinkArgs,
+}
+
+/// What of it is sent.
+#[derive(Debug, clap::Args)]
+struct ChosenArgs {
+    /// With all datasets below it
+    #[arg(short = 'R', long)]
+    recursive: bool,
+    /// Only snapshots of such names: 'autosnap_*_daily'; several times for several
+    #[arg(long, value_name = "GLOB")]
+    snapshots: Vec<String>,
+    /// Of what is new only the newest snapshot, not those in between
+    #[arg(long)]
+    newest: bool,
+}
+
+/// How it goes over the link.
+#[derive(Debug, clap::Args)]
+struct LinkArgs {
+    /// Bytes each second that go over the link, at most: 50M
+    #[arg(long, value_name = "SIZE", value_parser = parse_rate)]
+    bwlimit: Option<NonZeroU64>,
+    /// Whether to compress on the way to another host: where the link is slower than that, always, or never
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t = Compress::Auto)]
+    compress: Compress,
+    /// Send what is encrypted as it is, so that the target never learns the key (the rule, where the source is encrypted)
+    #[arg(long, conflicts_with = "no_raw")]
+    raw: bool,
+    /// Send what is encrypted in plain text
+    #[arg(long)]
+    no_raw: bool,
+    /// An option for ssh, as in its -o: Port=2222; several times for several
+    #[arg(long, value_name = "OPTION")]
+    ssh_option: Vec<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Compress {
+    Auto,
+    On,
+    Off,
+}
+
+/// What a person may want of it.
+pub(in crate::commands) const EXAMPLES: &[Example] = &[
+    Example {
+        wish: "Send a dataset and all below it to another host; the next run sends what is new",
+        line: "holdfast replicate --recursive tank/vm root@backup:tank/backup/web/vm",
+    },
+    Example {
+        wish: "Fetch it from there",
+        line: "holdfast replicate root@web:tank/vm tank/backup/web/vm",
+    },
+    Example {
+        wish: "See what is where, and how far behind",
+        line: "holdfast replicate --status --recursive tank/vm root@backup:tank/backup/web/vm",
+    },
+    Example {
+        wish: "Send a subvolume of btrfs",
+        line: "holdfast replicate /srv/vms backup:/backup/web/vms",
+    },
+];
+
+fn parse_rate(text: &str) -> Result<NonZeroU64, String> {
+    let rate = units::parse_bytes(text).map_err(|error| error.to_string())?;
+    NonZeroU64::new(rate).ok_or_else(|| "nothing would ever be sent".to_owned())
+}
+
+/// Replicates.
+pub(in crate::commands) fn run(args: &ReplicateArgs, context: &Context) -> Result<Exit, Error> {
+    let globs = args.chosen.snapshots.iter().map(|glob| {
+        Glob::parse(glob)
+            .map_err(|reason| Error::usage(format!("{glob:?}: {reason}"), "* stands for any letters, ? for one"))
+    });
+    let globs: Vec<Glob> = globs.collect::<Result<_, Error>>()?;
+    let (source, target) = (Word::parse(&args.source)?, Word::parse(&args.target)?);
+    if source.host.is_some() && target.host.is_some() {
+        return Err(Error::usage(
+            "neither the source nor the target is on this host",
+            "run it on one of the two",
+        ));
+    }
+    let far = Far::new(&args.link.ssh_option, context);
+    let (source, target) = far.both(&source, &target)?;
+    if source.side.host() == target.side.host() && source.dataset == target.dataset {
+        return Err(Error::usage("the source is the target", "name two datasets"));
+    }
+    let request = ReplicateRequest {
+        source: Place {
+            side: &*source.side,
+            dataset: &source.dataset,
+        },
+        target: Place {
+            side: &*target.side,
+            dataset: &target.dataset,
+        },
+        is_tree: args.chosen.recursive,
+        is_wanted: &|name| globs.is_empty() || globs.iter().any(|glob| glob.matches(name)),
+        choice: if args.chosen.newest {
+            Choice::Newest
+        } else {
+            Choice::Each
+        },
+        raw: match (args.link.raw, args.link.no_raw) {
+            (true, _) => RawChoice::Raw,
+            (_, true) => RawChoice::Plain,
+            _ => RawChoice::Auto,
+        },
+        packing: match args.link.compress {
+            Compress::Auto => PackChoice::Auto,
+            Compress::On => PackChoice::On,
+            Compress::Off => PackChoice::Off,
+        },
+        limit: args.link.bwlimit,
+        execution: crate::args::execution(args.dry_run || args.status),
+        here: host_name(),
+        locks: runs::locks_folder(context),
+        clock: context.clock().clone(),
+    };
+    let report = context.work(1, |job| replicate(&request, job))?;
+    let shown = match (args.status, args.dry_run) {
+        (true, _) => Shown::Status,
+        (_, true) => Shown::Plan,
+        _ => Shown::Done,
+    };
+    context.report(&Done::new(report, shown))
+}
+
+/// What this host calls itself: a target here is another than one of the same name elsewhere.
+fn host_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    name.trim().to_owned()
+}

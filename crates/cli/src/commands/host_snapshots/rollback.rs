@@ -1,0 +1,219 @@
+//! `holdfast rollback`: a machine goes back to a host snapshot.
+
+use std::ffi::OsString;
+
+use holdfast_engine::{
+    AfterRestore, ConfigurationChoice, GuestRequest, HostSnapshotRequest, Job, MachineRestorePlan, NamedCut,
+    RollbackWish, Subject,
+};
+use serde::Serialize;
+
+use crate::args::{Example, JobArgs};
+use crate::commands::backups::restore::machine::Done;
+use crate::commands::host_snapshots::point::{OpenPoint, PointArgs, Use, When, parse};
+use crate::commands::host_snapshots::snapshot::{default_name, request_of};
+use crate::context::Context;
+use crate::errors::Error;
+use crate::exit::Exit;
+use crate::files::runs;
+use crate::output::{Page, Report};
+
+/// Arguments of `rollback`.
+#[derive(Debug, clap::Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
+pub struct RollbackArgs {
+    /// The machine, and the name of its host snapshots: web1@before-update, web1@latest
+    #[arg(value_name = "MACHINE@SNAPSHOT")]
+    of: OsString,
+    #[command(flatten)]
+    point: PointArgs,
+    /// Restore the machine's configuration too, as it was; it is kept otherwise
+    #[arg(long)]
+    configuration: bool,
+    /// Start the machine afterwards
+    #[arg(long)]
+    start: bool,
+    /// Let the machine go on from the memory of that instant (of a snapshot --with-memory)
+    #[arg(long, conflicts_with = "start")]
+    resume: bool,
+    /// Switch the machine off first, as by pulling the plug, once nothing is found that would be refused
+    #[arg(long)]
+    power_off: bool,
+    /// Take no host snapshot of what is there now; it is lost then
+    #[arg(long)]
+    without_safety_snapshot: bool,
+    /// Show what would be written; change nothing
+    #[arg(short = 'n', long)]
+    dry_run: bool,
+    #[command(flatten)]
+    job: JobArgs,
+}
+
+/// What a person may want of it.
+pub(in crate::commands) const EXAMPLES: &[Example] = &[
+    Example {
+        wish: "See what going back to before an update would change",
+        line: "holdfast rollback web1@before-update --dry-run",
+    },
+    Example {
+        wish: "Go back there, whatever the machine is doing, and go on from its memory of then",
+        line: "holdfast rollback web1@before-update --power-off --resume",
+    },
+    Example {
+        wish: "Go back to the newest host snapshot, and start",
+        line: "holdfast rollback web1@latest --start",
+    },
+];
+
+/// What `rollback` answers.
+#[derive(Debug, Serialize)]
+struct RolledBack {
+    dry_run: bool,
+    /// The name of the point.
+    point: String,
+    /// The host snapshots that the disks come from.
+    snapshots: Vec<String>,
+    /// Whether configuration, firmware variables and TPM of then are kept.
+    has_state: bool,
+    /// Host snapshots of what was there before; in a dry run, none.
+    safety: Vec<String>,
+    restore: Done,
+}
+
+impl Report for RolledBack {
+    fn command(&self) -> &'static str {
+        "rollback"
+    }
+
+    fn human(&self, page: &mut Page) {
+        let verb = if self.dry_run { "would go back" } else { "went back" };
+        let machine = self.restore.machine();
+        page.line(&format!("{machine} {verb} to {}", self.point));
+        for snapshot in &self.snapshots {
+            page.line(&format!("  from {snapshot}"));
+        }
+        if !self.has_state {
+            page.line("  its disks only: no configuration of it is kept with this host snapshot");
+        }
+        for snapshot in &self.safety {
+            page.line(&format!("  what was there before: {snapshot}"));
+        }
+        self.restore.body(page);
+    }
+}
+
+/// Goes back.
+pub(in crate::commands) fn run(args: &RollbackArgs, context: &Context) -> Result<Exit, Error> {
+    let how = (context, args.job.thread_count(), Use::of(args.dry_run));
+    let (machine, name) = parse(&args.of)?;
+    let done = args.point.open((&machine, When::Then(name)), how, |point, job| {
+        roll_back(args, &point, context, job)
+    })?;
+    context.report(&done)
+}
+
+fn roll_back(
+    args: &RollbackArgs,
+    point: &OpenPoint<'_>,
+    context: &Context,
+    job: Job<'_>,
+) -> holdfast_engine::Result<RolledBack> {
+    let Some(guest) = point.guest else {
+        return Err(holdfast_engine::Refusal::MachineGone {
+            machine: point.machine.to_owned(),
+            point: point.point.name.clone(),
+        }
+        .into());
+    };
+    let mut wish = wish(args);
+    let document = |restore, safety| RolledBack {
+        dry_run: args.dry_run,
+        point: point.point.name.clone(),
+        snapshots: point.point.snapshots.iter().map(ToString::to_string).collect(),
+        has_state: point.point.has_state,
+        safety,
+        restore,
+    };
+    if args.dry_run {
+        let plan = dry_plan(args, point, &wish, job)?;
+        tell(&plan.warnings, job);
+        return Ok(document(Done::new(&plan, None).without_id(), Vec::new()));
+    }
+    // It is shut off by then, whatever it is now: where it is not, nothing is made.
+    let mut now = guest.request(holdfast_engine::Quiesce::Off, true, context)?;
+    now.description.summary.state = holdfast_host::MachineState::ShutOff;
+    let set = runs::new_set()?;
+    let cut = NamedCut {
+        // Two rollbacks in a second are no reason to refuse the second one.
+        name: format!(
+            "{}_before-rollback-{:04x}",
+            default_name(Some(point.machine)),
+            set.0 & 0xffff
+        ),
+        wanted: guest.places.wanted(),
+    };
+    let request = HostSnapshotRequest {
+        guests: vec![GuestRequest { memory: None, ..now }],
+        // Its configuration of now may have other disks than it ran with.
+        subject: Subject::Datasets(&|_| Vec::new()),
+        ..request_of(point.restore.providers, cut, set, Some(point.restore.states))
+    };
+    if !args.without_safety_snapshot {
+        wish.safety = Some(&request);
+    }
+    let report = point.restore.roll_back(&point.point, &wish, job)?;
+    tell(&report.plan.warnings, job);
+    let restore = Done::new(&report.plan, Some(&report.restore)).without_id();
+    Ok(document(
+        restore,
+        report.safety.iter().map(ToString::to_string).collect(),
+    ))
+}
+
+/// What would be done; the machine may run while this is looked at.
+fn dry_plan(
+    args: &RollbackArgs,
+    point: &OpenPoint<'_>,
+    wish: &RollbackWish<'_>,
+    job: Job<'_>,
+) -> holdfast_engine::Result<MachineRestorePlan> {
+    let wish = RollbackWish {
+        powers_off: true,
+        ..*wish
+    };
+    let mut plan = point.restore.plan_rollback(&point.point, &wish, job)?;
+    let machine = point.restore.hypervisor.machine(&plan.machine.uuid)?;
+    let state = machine.describe()?.summary.state;
+    if state != holdfast_host::MachineState::ShutOff && !args.power_off {
+        plan.notes.push(format!(
+            "{} is {state}: shut it off first, or have --power-off switch it off",
+            plan.machine.name
+        ));
+    }
+    Ok(plan)
+}
+
+/// What the options say.
+fn wish<'w>(args: &RollbackArgs) -> RollbackWish<'w> {
+    RollbackWish {
+        configuration: if args.configuration {
+            ConfigurationChoice::Restore
+        } else {
+            ConfigurationChoice::Keep
+        },
+        after: match (args.resume, args.start) {
+            (true, _) => AfterRestore::Resume,
+            (_, true) => AfterRestore::Start,
+            _ => AfterRestore::LeaveOff,
+        },
+        powers_off: args.power_off,
+        safety: None,
+    }
+}
+
+/// What a person should know of a plan.
+pub(in crate::commands) fn tell(warnings: &[String], job: Job<'_>) {
+    for warning in warnings {
+        job.progress.warning(warning);
+    }
+}

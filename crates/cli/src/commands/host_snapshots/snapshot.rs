@@ -1,0 +1,473 @@
+//! `holdfast snapshot`: host snapshots of machines and datasets.
+
+use std::borrow::Cow;
+use std::ffi::OsString;
+use std::time::Duration;
+
+use holdfast_engine::{
+    GuestRequest, HostSnapshotReport, HostSnapshotRequest, Job, NamedCut, Providers, SetId, StateStore, Subject,
+    name_of_instant, take_host_snapshots,
+};
+use holdfast_host::provider::{Place, Wanted};
+use serde::Serialize;
+
+use crate::args::{Example, JobArgs};
+use crate::context::Context;
+use crate::errors::{Error, Kind};
+use crate::exit::Exit;
+use crate::files::runs;
+use crate::machines::datasets;
+use crate::machines::guests::{GuestDocument, KnownGuest, MemoryHow, QuiesceWhen};
+use crate::machines::states::{self, StateArgs};
+use crate::machines::{Hypervisors, MachineWord, Wish};
+use crate::output::units;
+use crate::output::{Page, Report, Style};
+use crate::process::time;
+
+/// Arguments of `snapshot`.
+#[derive(Debug, clap::Args)]
+pub struct SnapshotArgs {
+    /// A machine (web1, 'web*', tag:TAG, qmp:SOCKET), or a dataset: tank/vm of ZFS, the folder of a btrfs subvolume, lvm:GROUP/VOLUME, reflink:FOLDER
+    #[arg(value_name = "MACHINE|DATASET", required = true)]
+    targets: Vec<OsString>,
+    /// What the snapshots are called; without this, holdfast_TIME, and holdfast_MACHINE_TIME for machines
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+    /// Take all datasets below those of ZFS with them, of the same instant
+    #[arg(long)]
+    recursive: bool,
+    /// The hypervisor's address: qemu:///system, qemu:///session, qemu+ssh://HOST/system
+    #[arg(short, long, value_name = "URI")]
+    connect: Option<String>,
+    /// Whether to freeze the file systems of the machines for the instant, by their guest agents
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t = QuiesceWhen::Try)]
+    quiesce: QuiesceWhen,
+    /// Keep the machine's memory too, of the same instant: rolled back, it goes on where it was
+    #[arg(long, value_enum, value_name = "HOW", num_args = 0..=1, require_equals = true, default_missing_value = "auto")]
+    with_memory: Option<MemoryHow>,
+    #[command(flatten)]
+    states: StateArgs,
+    /// Show what would be made, and which machines would hold still; make nothing
+    #[arg(short = 'n', long)]
+    dry_run: bool,
+    #[command(flatten)]
+    job: JobArgs,
+}
+
+/// What a person may want of it.
+pub(in crate::commands) const EXAMPLES: &[Example] = &[
+    Example {
+        wish: "Snapshot all disks of a running machine at one instant, wherever they are",
+        line: "holdfast snapshot web1",
+    },
+    Example {
+        wish: "With its memory, to go on from there after a rollback",
+        line: "holdfast snapshot web1 --with-memory --name before-update",
+    },
+    Example {
+        wish: "Snapshot a dataset of ZFS, with all machines in it holding still",
+        line: "holdfast snapshot tank/vm --name before-update",
+    },
+    Example {
+        wish: "See what would happen",
+        line: "holdfast snapshot 'web*' --dry-run",
+    },
+];
+
+/// What `snapshot` answers.
+#[derive(Debug, Serialize)]
+struct Taken {
+    dry_run: bool,
+    cuts: Vec<CutDocument>,
+    failed: Vec<FailedDocument>,
+}
+
+/// What was made at one instant.
+#[derive(Debug, Serialize)]
+struct CutDocument {
+    /// What was asked for.
+    targets: Vec<String>,
+    /// The instant; null with --dry-run.
+    time: Option<String>,
+    /// The snapshots, by their full names.
+    snapshots: Vec<String>,
+    /// Whether they are of one instant whatever wrote to them.
+    is_one_instant: Option<bool>,
+    /// How long the providers took.
+    cut_us: Option<u64>,
+    machines: Vec<GuestDocument>,
+    /// Disks that are not in it: `machine`, `disk`, `reason`.
+    left_out: Vec<LeftOutDocument>,
+    /// Machines in a dry run.
+    would_hold_still: Vec<String>,
+}
+
+#[derive(Debug, Clone, Serialize)]
+struct LeftOutDocument {
+    machine: String,
+    disk: String,
+    reason: String,
+}
+
+/// What could not be made.
+#[derive(Debug, Serialize)]
+struct FailedDocument {
+    target: String,
+    error: String,
+}
+
+impl Report for Taken {
+    fn command(&self) -> &'static str {
+        "snapshot"
+    }
+
+    fn exit(&self) -> Exit {
+        if self.failed.is_empty() { Exit::Ok } else { Exit::Error }
+    }
+
+    fn human(&self, page: &mut Page) {
+        for cut in &self.cuts {
+            let verb = if self.dry_run { "would make " } else { "" };
+            for snapshot in &cut.snapshots {
+                page.line(&format!("{verb}{snapshot}"));
+            }
+            for machine in &cut.machines {
+                page.line(&format!("  {}", machine.line()));
+            }
+            if !cut.would_hold_still.is_empty() {
+                page.line(&format!("  would hold still: {}", cut.would_hold_still.join(", ")));
+            }
+            if let Some(us) = cut.cut_us {
+                page.line(&format!("  made in {}", units::duration(Duration::from_micros(us))));
+            }
+            for disk in &cut.left_out {
+                page.line(&format!(
+                    "  {} of {} is not in it, or not all of it: {}",
+                    disk.disk, disk.machine, disk.reason
+                ));
+            }
+        }
+        if !self.failed.is_empty() {
+            let names: Vec<&str> = self.failed.iter().map(|failed| &failed.target[..]).collect();
+            page.styled(Style::Bad, &format!("no snapshot of {}", names.join(", ")));
+        }
+    }
+}
+
+/// What is made at one instant.
+struct Plan {
+    targets: Vec<String>,
+    wanted: Vec<Wanted>,
+    name: String,
+    /// Machines that hold still, by their place among those that are known.
+    guests: Vec<KnownGuest>,
+    /// Whether it is of a machine, and not of datasets.
+    is_of_machine: bool,
+}
+
+/// Takes snapshots: one cut of all datasets that are named, and one of each machine.
+pub(in crate::commands) fn run(args: &SnapshotArgs, context: &Context) -> Result<Exit, Error> {
+    let hypervisors = Hypervisors::new(args.connect.as_deref(), context);
+    let (mut wanted, mut words, mut named) = (Vec::new(), Vec::new(), Vec::new());
+    for target in &args.targets {
+        if let Some(dataset) = datasets::parse(target)? {
+            named.push(target.display().to_string());
+            wanted.push(Wanted {
+                is_tree: args.recursive,
+                ..Wanted::all_of(dataset)
+            });
+        } else {
+            words.push(target.clone());
+        }
+    }
+    check(args, !wanted.is_empty())?;
+    let mut done = Taken {
+        dry_run: args.dry_run,
+        cuts: Vec::new(),
+        failed: Vec::new(),
+    };
+    if !wanted.is_empty() {
+        let plan = Plan {
+            targets: named,
+            guests: guests_in(&wanted, args, &hypervisors, context)?,
+            wanted,
+            name: args.name.clone().unwrap_or_else(|| default_name(None)),
+            is_of_machine: false,
+        };
+        done.cuts.push(carry_out(&plan, args, &hypervisors, context)?);
+    }
+    let wish = Wish {
+        words: MachineWord::parse_all(&words)?,
+        ..Wish::default()
+    };
+    let chosen = if words.is_empty() {
+        Vec::new()
+    } else {
+        hypervisors.choose(&wish)?.chosen
+    };
+    for one in &chosen {
+        let cut = KnownGuest::find(one, &hypervisors)
+            .and_then(|guest| plan_of(guest, args, context))
+            .and_then(|plan| carry_out(&plan, args, &hypervisors, context));
+        match cut {
+            Ok(cut) => done.cuts.push(cut),
+            Err(error) if args.targets.len() == 1 && chosen.len() == 1 || matches!(error, Error::Interrupted(_)) => {
+                return Err(error);
+            }
+            Err(error) => {
+                let causes = crate::errors::chain(&error);
+                context.console().error(&causes, error.advice().hint.as_deref());
+                done.failed.push(FailedDocument {
+                    target: one.said.clone(),
+                    error: causes.join(": "),
+                });
+            }
+        }
+    }
+    context.report(&done)
+}
+
+/// Refuses what does not go together.
+fn check(args: &SnapshotArgs, has_dataset: bool) -> Result<(), Error> {
+    if args.recursive && !has_dataset {
+        return Err(Error::usage(
+            "--recursive is about datasets, and only machines are named",
+            "leave it out",
+        ));
+    }
+    if args.with_memory.is_some() && has_dataset {
+        return Err(Error::usage(
+            "--with-memory is about machines, one after the other, and a dataset is named",
+            "name the machines in it: holdfast snapshot web1 --with-memory",
+        ));
+    }
+    if args.with_memory.is_some() && args.quiesce == QuiesceWhen::Require {
+        return Err(Error::usage(
+            "--with-memory and --quiesce require do not go together: memory holds what the file systems have not written yet",
+            "leave one of them out",
+        ));
+    }
+    Ok(())
+}
+
+/// The machines that have disks in what is wanted. Where libvirt cannot be asked, that is said: there may be none.
+fn guests_in(
+    wanted: &[Wanted],
+    args: &SnapshotArgs,
+    hypervisors: &Hypervisors<'_>,
+    context: &Context,
+) -> Result<Vec<KnownGuest>, Error> {
+    let all = match KnownGuest::all(hypervisors, context) {
+        Ok(all) => all,
+        Err(error) if args.quiesce == QuiesceWhen::Require || args.connect.is_some() => return Err(error),
+        Err(error) => {
+            let reason = crate::errors::chain(&error).join(": ");
+            context
+                .console()
+                .note(&format!("no machine is asked to hold still: {reason}"));
+            return Ok(Vec::new());
+        }
+    };
+    let are_there = holdfast_engine::machines_in(all.iter().map(|guest| &guest.places), wanted);
+    let both = all.into_iter().zip(are_there);
+    Ok(both.filter(|(_, is_there)| *is_there).map(|(guest, _)| guest).collect())
+}
+
+/// What is made for a machine.
+fn plan_of(guest: KnownGuest, args: &SnapshotArgs, context: &Context) -> Result<Plan, Error> {
+    let name = &guest.description.summary.name;
+    let wanted = wanted_of(&guest, "holdfast backup needs no such file system", context)?;
+    Ok(Plan {
+        targets: vec![name.clone()],
+        wanted,
+        name: args.name.clone().unwrap_or_else(|| default_name(Some(name))),
+        guests: vec![guest],
+        is_of_machine: true,
+    })
+}
+
+/// The datasets with the disks of a machine. Where one of them is in none, that is refused with this advice.
+pub(in crate::commands) fn wanted_of(
+    guest: &KnownGuest,
+    advice: impl Into<Cow<'static, str>>,
+    context: &Context,
+) -> Result<Vec<Wanted>, Error> {
+    let name = &guest.description.summary.name;
+    if let Some((disk, why)) = guest.places.nowhere.first() {
+        return Err(Error::refused(
+            Kind::Unsupported,
+            format!("there can be no host snapshot of {name} with all its disks: disk {disk}: {why}"),
+            advice,
+        ));
+    }
+    let wanted = guest.places.wanted_with_bases();
+    if wanted.is_empty() {
+        return Err(Error::refused(
+            Kind::Unsupported,
+            format!("{name} has no disk that it could write"),
+            "holdfast machines lists its disks",
+        ));
+    }
+    for (disk, why) in &guest.places.bases_nowhere {
+        context.console().warning(&format!(
+            "what the disk {disk} of {name} is based on is not in its snapshot, and must not change as long as that is needed: {why}"
+        ));
+    }
+    Ok(wanted)
+}
+
+/// `holdfast_web1_2026-11-22_16:45:10Z`: in UTC, since names are to sort and to be read elsewhere.
+pub(in crate::commands) fn default_name(machine: Option<&str>) -> String {
+    name_of_instant(machine, time::now())
+}
+
+fn carry_out(
+    plan: &Plan,
+    args: &SnapshotArgs,
+    hypervisors: &Hypervisors<'_>,
+    context: &Context,
+) -> Result<CutDocument, Error> {
+    let left_out = plan.guests.iter().flat_map(|guest| left_out(guest, &plan.wanted));
+    let mut cut = CutDocument {
+        targets: plan.targets.clone(),
+        time: None,
+        snapshots: plan
+            .wanted
+            .iter()
+            .map(|one| format!("{}@{}", one.dataset, plan.name))
+            .collect(),
+        is_one_instant: None,
+        cut_us: None,
+        machines: Vec::new(),
+        left_out: left_out.collect(),
+        would_hold_still: Vec::new(),
+    };
+    if args.dry_run {
+        let runs = |guest: &&KnownGuest| guest.description.summary.state == holdfast_host::MachineState::Running;
+        let running = plan.guests.iter().filter(runs);
+        cut.would_hold_still = running.map(|guest| guest.description.summary.name.clone()).collect();
+        return Ok(cut);
+    }
+    let newcomers = |wanted: &[Wanted]| KnownGuest::newcomers(&plan.guests, wanted, hypervisors);
+    let subject = if plan.is_of_machine {
+        Subject::Machines
+    } else {
+        Subject::Datasets(&newcomers)
+    };
+    let report = context.work(args.job.thread_count(), |job| take((plan, subject), args, context, job))?;
+    cut.time = Some(report.time.to_string());
+    cut.is_one_instant = Some(report.is_one_instant);
+    cut.cut_us = Some(u64::try_from(report.cut.as_micros()).unwrap_or(u64::MAX));
+    cut.machines = report.guests.iter().map(GuestDocument::from).collect();
+    Ok(cut)
+}
+
+fn take(
+    (plan, subject): (&Plan, Subject<'_>),
+    args: &SnapshotArgs,
+    context: &Context,
+    job: Job<'_>,
+) -> holdfast_engine::Result<HostSnapshotReport> {
+    let providers = datasets::providers(context);
+    let store = match args.with_memory {
+        Some(_) => Some(args.states.open_for_memory(context, job)?),
+        None => args.states.open_if_possible(context, job),
+    };
+    let how = (args.quiesce, args.with_memory, store.as_ref());
+    let guests = plan.guests.iter().map(|guest| held_still(guest, how, context));
+    let guests = guests.collect::<holdfast_engine::Result<Vec<_>>>()?;
+    if plan.is_of_machine {
+        guests.iter().try_for_each(|guest| check_moved(guest, &plan.wanted))?;
+    }
+    let cut = NamedCut {
+        name: plan.name.clone(),
+        wanted: plan.wanted.clone(),
+    };
+    let request = HostSnapshotRequest {
+        guests,
+        subject,
+        ..request_of(&providers, cut, runs::new_set()?, store.as_ref())
+    };
+    take_host_snapshots(&request, &mut || (), job)
+}
+
+/// What is asked of a machine that is to hold still, and where what is kept of it goes.
+pub(in crate::commands) fn held_still<'g>(
+    guest: &'g KnownGuest,
+    (quiesce, memory, store): (QuiesceWhen, Option<MemoryHow>, Option<&StateStore>),
+    context: &Context,
+) -> holdfast_engine::Result<GuestRequest<'g>> {
+    Ok(GuestRequest {
+        memory: states::memory_wish(memory, store, context),
+        ..guest.request(quiesce.into(), store.is_some(), context)?
+    })
+}
+
+/// Refuses a machine whose disks are not in what is wanted of them any more.
+pub(in crate::commands) fn check_moved(guest: &GuestRequest<'_>, wanted: &[Wanted]) -> holdfast_engine::Result<()> {
+    if guest.places.wanted_with_bases() == wanted {
+        return Ok(());
+    }
+    Err(holdfast_host::Error::Refused {
+        action: "make a host snapshot of",
+        machine: guest.description.summary.name.clone(),
+        reason: "its disks have been moved since it was looked at; do it again".to_owned(),
+    }
+    .into())
+}
+
+/// A host snapshot for which no machine has to hold still yet.
+pub(in crate::commands) fn request_of<'a>(
+    providers: &'a Providers,
+    cut: NamedCut,
+    set: SetId,
+    states: Option<&'a StateStore>,
+) -> HostSnapshotRequest<'a> {
+    HostSnapshotRequest {
+        providers,
+        cuts: vec![cut],
+        guests: Vec::new(),
+        subject: Subject::Machines,
+        now: &time::now,
+        program: crate::PROGRAM.to_owned(),
+        set,
+        states,
+    }
+}
+
+/// Disks of a machine that are not in what is wanted.
+fn left_out(guest: &KnownGuest, wanted: &[Wanted]) -> Vec<LeftOutDocument> {
+    let machine = &guest.description.summary.name;
+    let document = |disk: &str, reason: String| LeftOutDocument {
+        machine: machine.clone(),
+        disk: disk.to_owned(),
+        reason,
+    };
+    let mut left_out = Vec::new();
+    let is_in_it = |place: &Place| {
+        let alone = holdfast_engine::MachinePlaces {
+            disks: vec![(String::new(), place.clone())],
+            ..holdfast_engine::MachinePlaces::default()
+        };
+        holdfast_engine::machines_in([&alone], wanted) == [true]
+    };
+    for (disk, place) in &guest.places.disks {
+        if !is_in_it(place) {
+            left_out.push(document(disk, format!("it is in {}", place.dataset)));
+        }
+    }
+    for (disk, place) in &guest.places.bases {
+        if !is_in_it(place) {
+            let base = format!("{} in {}", place.path.display(), place.dataset);
+            left_out.push(document(disk, format!("what it is based on is {base}")));
+        }
+    }
+    let places = &guest.places;
+    let others = places
+        .nowhere
+        .iter()
+        .chain(&places.left_out)
+        .chain(&places.bases_nowhere);
+    left_out.extend(others.map(|(disk, why)| document(disk, why.clone())));
+    left_out
+}

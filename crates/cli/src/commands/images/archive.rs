@@ -1,0 +1,348 @@
+//! `holdfast archive`: machine archives and packed streams in files, without a repository.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use holdfast_archive::{Error as ArchiveError, PackedFile, Packing, StreamImages};
+use holdfast_block::BlockDevice as _;
+use holdfast_engine::{
+    CheckedArchive, CheckedDisk, Domain, Job, check_archive, check_packed, check_stream, open_import, open_packed,
+    read_packed, wants_stored_images,
+};
+use serde::Serialize;
+
+use crate::args::{Example, JobArgs};
+use crate::commands::images::compress;
+use crate::commands::images::import::{ArchivedMachine, read_archive};
+use crate::context::Context;
+use crate::errors::Error;
+use crate::exit::Exit;
+use crate::output::units;
+use crate::output::{Column, Page, Report, Table};
+use crate::process::standard_streams::{StandardOutput, refuse_terminal, stopped_or};
+
+/// Arguments of `archive`.
+#[derive(Debug, clap::Args)]
+pub struct ArchiveArgs {
+    #[command(subcommand)]
+    verb: ArchiveVerb,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum ArchiveVerb {
+    /// Show what is in a machine archive, by reading its beginning
+    Info(InfoArgs),
+    /// Read a machine archive, or any gzip or zstd stream, to its end, and compare it with its checksums
+    Check(CheckArgs),
+    /// Write a part of a packed stream to standard output, wherever it is
+    Read(ReadArgs),
+}
+
+/// What a person may want of all of them.
+pub(in crate::commands) const EXAMPLES: &[Example] = &[Example {
+    wish: "See whether an archive is whole",
+    line: "holdfast archive check web1.xva.zst",
+}];
+
+const EXAMPLES_INFO: &[Example] = &[Example {
+    wish: "See what machine is in an archive, and what would be lost on the way to libvirt",
+    line: "holdfast archive info web1.xva.zst",
+}];
+
+const EXAMPLES_CHECK: &[Example] = &[
+    Example {
+        wish: "Read an archive back, on all cores",
+        line: "holdfast archive check web1.xva.zst",
+    },
+    Example {
+        wish: "Check one while it is copied",
+        line: "tee /mnt/usb/web1.xva.gz < web1.xva.gz | holdfast archive check -",
+    },
+];
+
+const EXAMPLES_READ: &[Example] = &[Example {
+    wish: "Look at 512 bytes in the middle of a packed disk",
+    line: "holdfast archive read disk.raw.zst --offset 10G --length 512 | hexdump -C",
+}];
+
+/// Examples of the verb at `path`, which is `archive` or begins with `archive `.
+pub(in crate::commands) fn examples_of(path: &str) -> &'static [Example] {
+    match path {
+        "archive" => EXAMPLES,
+        "archive info" => EXAMPLES_INFO,
+        "archive check" => EXAMPLES_CHECK,
+        "archive read" => EXAMPLES_READ,
+        _ => &[],
+    }
+}
+
+/// Arguments of `archive info`.
+#[derive(Debug, clap::Args)]
+struct InfoArgs {
+    /// The archive, or - for standard input
+    #[arg(value_name = "ARCHIVE")]
+    archive: PathBuf,
+}
+
+/// Arguments of `archive check`.
+#[derive(Debug, clap::Args)]
+struct CheckArgs {
+    /// The archive, or a file that is packed by gzip or zstd; - for an archive from standard input
+    #[arg(value_name = "ARCHIVE")]
+    archive: PathBuf,
+    #[command(flatten)]
+    job: JobArgs,
+}
+
+/// Arguments of `archive read`.
+#[derive(Debug, clap::Args)]
+struct ReadArgs {
+    /// A file that holdfast compress or holdfast export has packed
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    /// Where to begin, in the stream that is packed in it
+    #[arg(long, value_name = "OFFSET", value_parser = units::parse_bytes, default_value = "0")]
+    offset: u64,
+    /// How much; to its end where not given
+    #[arg(long, value_name = "LENGTH", value_parser = units::parse_bytes)]
+    length: Option<u64>,
+    #[command(flatten)]
+    job: JobArgs,
+}
+
+/// Does what the second word says.
+pub(in crate::commands) fn run(args: &ArchiveArgs, context: &Context) -> Result<Exit, Error> {
+    match &args.verb {
+        ArchiveVerb::Info(args) => info(args, context),
+        ArchiveVerb::Check(args) => check(args, context),
+        ArchiveVerb::Read(args) => read(args, context),
+    }
+}
+
+/// What `archive info` answers.
+#[derive(Debug, Serialize)]
+struct Info {
+    #[serde(flatten)]
+    what: ArchivedMachine,
+    /// Blocks that the index behind it names; none where it has no index.
+    index_block_count: Option<u64>,
+    #[serde(skip)]
+    name: String,
+}
+
+impl Report for Info {
+    fn command(&self) -> &'static str {
+        "archive info"
+    }
+
+    fn human(&self, page: &mut Page) {
+        page.line(&self.name);
+        self.what.body(page);
+        if let Some(count) = self.index_block_count {
+            page.line(&format!(
+                "  can be read at any place: its index has {}",
+                units::counted(count, "block", "blocks")
+            ));
+        }
+    }
+}
+
+fn info(args: &InfoArgs, context: &Context) -> Result<Exit, Error> {
+    let domain = Domain {
+        domain_type: "kvm".to_owned(),
+        network: "default".to_owned(),
+    };
+    let imported = read_archive(&args.archive, context, 1, |stream, images, job| {
+        Ok(open_import(stream, images, domain.clone(), job)?.look())
+    })?;
+    context.report(&Info {
+        name: imported.machine.name.clone(),
+        what: ArchivedMachine::new(&imported),
+        index_block_count: index_of(&args.archive),
+    })
+}
+
+/// Blocks of the index behind a file, where it has one that can be read.
+fn index_of(path: &Path) -> Option<u64> {
+    let file = Some(path).filter(|path| path.is_file()).map(open_packed)?;
+    Some(file.ok()?.index().entries().len() as u64)
+}
+
+/// What `archive check` answers.
+#[derive(Debug, Serialize)]
+struct Checked {
+    /// What it is; none for a packed stream that is no machine archive.
+    archive: Option<&'static str>,
+    packing: &'static str,
+    /// Blocks that were compared with the index; none where there is no index.
+    index_block_count: Option<u64>,
+    archive_bytes: u64,
+    disks: Vec<DiskDocument>,
+    duration_ms: u64,
+    #[serde(skip)]
+    path: String,
+}
+
+#[derive(Debug, Serialize)]
+struct DiskDocument {
+    key: String,
+    size_bytes: u64,
+    data_bytes: u64,
+    /// Whether the archive describes it as empty, and has no file for it.
+    is_blank: bool,
+}
+
+impl Report for Checked {
+    fn command(&self) -> &'static str {
+        "archive check"
+    }
+
+    fn human(&self, page: &mut Page) {
+        let duration = std::time::Duration::from_millis(self.duration_ms);
+        let mut parts = vec![format!("{} read", units::bytes(self.archive_bytes))];
+        parts.extend(
+            self.index_block_count
+                .map(|count| format!("{} as the index says", units::counted(count, "block", "blocks"))),
+        );
+        parts.push(units::duration(duration));
+        parts.extend(units::rate(self.archive_bytes, duration).map(units::bytes_per_second));
+        let what = self.archive.unwrap_or("packed stream");
+        page.line(&format!("{}  {what}: whole, {}", self.path, parts.join(", ")));
+        if self.disks.is_empty() {
+            return;
+        }
+        let mut table = Table::new([
+            Column::long_text("DISK"),
+            Column::number("SIZE"),
+            Column::number("DATA"),
+        ]);
+        for disk in &self.disks {
+            let data = if disk.is_blank {
+                "blank".to_owned()
+            } else {
+                units::bytes(disk.data_bytes)
+            };
+            table.row([disk.key.clone(), units::bytes(disk.size_bytes), data]);
+        }
+        page.table(&table);
+    }
+}
+
+fn check(args: &CheckArgs, context: &Context) -> Result<Exit, Error> {
+    let start = context.clock().now();
+    let packed = if args.archive.is_file() {
+        match open_packed(&args.archive) {
+            Ok(file) => Some(file),
+            Err(error) if is_without_index(&error) => None,
+            Err(error) => return Err(error.into()),
+        }
+    } else {
+        None
+    };
+    let thread_count = args.job.thread_count();
+    let (packing, checked) = match &packed {
+        None => {
+            let stream = compress::input(Some(&args.archive), context)?;
+            // What comes from standard input is not read a second time.
+            let again = args.archive.is_file().then_some(&args.archive);
+            let again = again.map(|path| compress::input(Some(path), context)).transpose()?;
+            context.work(thread_count, |job| check_unindexed(stream, again, job))?
+        }
+        Some(file) => {
+            let checked = context.work(thread_count, |job| check_indexed(file, job))?;
+            (file.packing(), checked)
+        }
+    };
+    let disk = |disk: &CheckedDisk| DiskDocument {
+        key: disk.key.clone(),
+        size_bytes: disk.size_bytes,
+        data_bytes: disk.data_bytes,
+        is_blank: disk.is_blank,
+    };
+    let length = match (&packed, &checked) {
+        (Some(file), _) => Some(file.index().packed_bytes()),
+        (None, Some(checked)) => Some(checked.read_bytes),
+        (None, None) => args.archive.metadata().ok().map(|metadata| metadata.len()),
+    };
+    context.report(&Checked {
+        archive: checked.as_ref().map(|checked| checked.kind.name()),
+        packing: packing.name(),
+        index_block_count: packed.as_ref().map(|file| file.index().entries().len() as u64),
+        archive_bytes: length.unwrap_or_default(),
+        disks: checked.iter().flat_map(|checked| &checked.disks).map(disk).collect(),
+        duration_ms: units::millis(context.clock().now().saturating_sub(start)),
+        path: args.archive.display().to_string(),
+    })
+}
+
+/// Reads it once: each block is compared with the index, and what is in them with the checksums of the archive, if it is one.
+fn check_indexed(file: &PackedFile, job: Job<'_>) -> holdfast_engine::Result<Option<CheckedArchive>> {
+    let threads = compress::threads(job.thread_count, None).count;
+    let attempt = |images| check_archive(Box::new(file.stream(threads)), images, job);
+    let checked = match attempt(StreamImages::AsTheyCome) {
+        Err(error) if wants_stored_images(&error) => attempt(StreamImages::StoredFirst),
+        checked => checked,
+    };
+    match checked {
+        Err(error) if is_no_archive(&error) => check_packed(file, job).map(|_| None),
+        checked => checked.map(Some),
+    }
+}
+
+/// Reads what has no index: a machine archive, or else a packed stream, which is then read `again`.
+fn check_unindexed(
+    stream: Box<dyn Read + Send>,
+    again: Option<Box<dyn Read + Send>>,
+    job: Job<'_>,
+) -> holdfast_engine::Result<(Packing, Option<CheckedArchive>)> {
+    match check_archive(stream, StreamImages::AsTheyCome, job) {
+        Err(error) if wants_stored_images(&error) => {
+            let Some(again) = again else { return Err(error) };
+            let checked = check_archive(again, StreamImages::StoredFirst, job)?;
+            Ok((checked.packing, Some(checked)))
+        }
+        Err(error) if is_no_archive(&error) => match again.map(|stream| check_stream(stream, job)).transpose()? {
+            Some(Some(packing)) => Ok((packing, None)),
+            _ => Err(error),
+        },
+        checked => checked.map(|checked| (checked.packing, Some(checked))),
+    }
+}
+
+fn is_without_index(error: &holdfast_engine::Error) -> bool {
+    matches!(
+        error,
+        holdfast_engine::Error::Archive(ArchiveError::NoIndex | ArchiveError::Unsupported { .. })
+    )
+}
+
+/// What is packed there is something else, or shorter than any machine.
+fn is_no_archive(error: &holdfast_engine::Error) -> bool {
+    matches!(
+        error,
+        holdfast_engine::Error::Archive(ArchiveError::Unknown { .. } | ArchiveError::CutOff { offset: 0, .. })
+    )
+}
+
+fn read(args: &ReadArgs, context: &Context) -> Result<Exit, Error> {
+    context.output().refuse_json("archive read")?;
+    refuse_terminal()?;
+    let file = open_packed(&args.file)?;
+    let size_bytes = file.size_bytes();
+    let end = args
+        .length
+        .map_or(Some(size_bytes), |length| args.offset.checked_add(length));
+    let end = end
+        .filter(|end| *end <= size_bytes && args.offset <= *end)
+        .ok_or_else(|| {
+            Error::usage(
+                format!("the stream in {} has {size_bytes} bytes", args.file.display()),
+                "choose --offset and --length within it",
+            )
+        })?;
+    let mut stdout = StandardOutput::open(context)?;
+    context.work(args.job.thread_count(), |job| {
+        stopped_or(read_packed(&file, args.offset..end, &mut stdout, job), job)
+    })?;
+    Ok(Exit::Ok)
+}

@@ -1,0 +1,211 @@
+//! `holdfast compress`: a stream is packed on all cores, with an index behind it.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::num::NonZero;
+use std::path::PathBuf;
+
+use holdfast_archive::{Error as ArchiveError, PackOptions, Packed, Packing, Threads, Unpacked, pack};
+use holdfast_engine::{Job, MAY_BE_CUT, Unit};
+
+use crate::args::{Example, JobArgs};
+use crate::context::Context;
+use crate::errors::Error;
+use crate::exit::Exit;
+use crate::output::units;
+use crate::process::standard_streams::{PatientInput, StandardOutput, refuse_terminal, standard_input, stopped_or};
+
+/// Arguments of `compress`.
+#[derive(Debug, clap::Args)]
+pub struct CompressArgs {
+    /// The file to read; standard input where not given, or -
+    #[arg(value_name = "FILE")]
+    source: Option<PathBuf>,
+    #[command(flatten)]
+    packing: PackingArgs,
+    /// Unpack instead: what is packed is found out
+    #[arg(short, long, conflicts_with_all = ["gzip", "zstd", "level"])]
+    decompress: bool,
+    /// Let all threads but one pause while the machine's load average is above this
+    #[arg(long, value_name = "LOAD", value_parser = parse_load)]
+    max_load: Option<f64>,
+    #[command(flatten)]
+    job: JobArgs,
+}
+
+/// How archives are packed.
+#[derive(Debug, clap::Args)]
+pub(in crate::commands) struct PackingArgs {
+    /// Pack as gzip, which everybody can read
+    #[arg(long, conflicts_with = "zstd")]
+    gzip: bool,
+    /// Pack as zstd, which is faster and smaller
+    #[arg(long)]
+    zstd: bool,
+    /// How hard: 1 to 12 for gzip, 1 to 19 for zstd
+    #[arg(short, long, value_name = "LEVEL")]
+    level: Option<i32>,
+}
+
+impl PackingArgs {
+    /// What was asked for, if anything was.
+    pub(in crate::commands) fn packing(&self) -> Option<Packing> {
+        match (self.gzip, self.zstd) {
+            (true, _) => Some(Packing::Gzip),
+            (_, true) => Some(Packing::Zstd),
+            _ => None,
+        }
+    }
+
+    /// How hard.
+    pub(in crate::commands) fn level(&self) -> Option<i32> {
+        self.level
+    }
+}
+
+/// What a person may want of it.
+pub(in crate::commands) const EXAMPLES: &[Example] = &[
+    Example {
+        wish: "Export a machine of XenServer on all cores",
+        line: "xe vm-export vm=web1 filename= | holdfast compress --zstd > web1.xva.zst",
+    },
+    Example {
+        wish: "In the place of pigz, with a thread left for others, and less while they are busy",
+        line: "tar c /srv | holdfast compress --gzip --threads 3 --max-load 4 > srv.tar.gz",
+    },
+    Example {
+        wish: "Unpack it",
+        line: "holdfast compress --decompress web1.xva.zst > web1.xva",
+    },
+];
+
+fn parse_load(text: &str) -> Result<f64, String> {
+    let load = text.parse().ok().filter(|load: &f64| load.is_finite() && *load > 0.0);
+    load.ok_or_else(|| "a load is a number above 0, as 4 or 1.5".to_owned())
+}
+
+/// Packs or unpacks.
+pub(in crate::commands) fn run(args: &CompressArgs, context: &Context) -> Result<Exit, Error> {
+    context.output().refuse_json("compress")?;
+    refuse_terminal()?;
+    let threads = threads(args.job.thread_count(), args.max_load);
+    let input = input(args.source.as_deref(), context)?;
+    let output = StandardOutput::open(context)?;
+    if args.decompress {
+        context.work(args.job.thread_count(), |job| {
+            stopped_or(unpack(input, output, threads, job), job)
+        })?;
+        return Ok(Exit::Ok.with_warning_count(context.console().warnings().len()));
+    }
+    let options = PackOptions {
+        packing: args.packing.packing().unwrap_or(Packing::Zstd),
+        level: args.packing.level(),
+        threads,
+    };
+    let start = context.clock().now();
+    let packed = context.work(args.job.thread_count(), |job| {
+        job.progress.phase("packing", Unit::Bytes);
+        let mut told = 0;
+        let packed = pack(input, Box::new(output), options, &mut |read| step(job, &mut told, read));
+        job.interrupt.check()?;
+        Ok(packed?)
+    })?;
+    let duration = context.clock().now().saturating_sub(start);
+    context.console().note(&summary(packed, duration));
+    Ok(Exit::Ok)
+}
+
+/// Threads, of which all but one may have to wait.
+pub(in crate::commands) fn threads(count: usize, load_max: Option<f64>) -> Threads {
+    Threads {
+        count: NonZero::new(count).unwrap_or(NonZero::<usize>::MIN),
+        load_max,
+    }
+}
+
+/// A file, or standard input, which may be silent for long: who is asked to stop does, meanwhile.
+pub(in crate::commands) fn input(
+    path: Option<&std::path::Path>,
+    context: &Context,
+) -> Result<Box<dyn Read + Send>, Error> {
+    let interrupt = context.interrupt()?;
+    let input = if let Some(path) = path.filter(|path| path.as_os_str() != "-") {
+        let opened = File::open(path).and_then(|file| PatientInput::of_file(file, interrupt));
+        opened.map_err(|source| holdfast_engine::Error::File {
+            action: "open",
+            path: path.to_owned(),
+            source,
+        })?
+    } else {
+        PatientInput::new(standard_input()?, interrupt)
+    };
+    Ok(Box::new(input))
+}
+
+fn step(job: Job<'_>, told: &mut u64, done: u64) -> std::io::Result<()> {
+    job.progress.advance(done - *told);
+    *told = done;
+    job.interrupt.check().map_err(std::io::Error::other)
+}
+
+fn unpack(
+    input: Box<dyn Read + Send>,
+    mut output: StandardOutput,
+    threads: Threads,
+    job: Job<'_>,
+) -> holdfast_engine::Result<()> {
+    let read_error = |offset| move |source| holdfast_archive::Error::Read { offset, source };
+    let mut stream = Unpacked::new(input, threads).map_err(read_error(0))?;
+    job.progress.phase("unpacking", Unit::Bytes);
+    let mut buffer = vec![0; 1 << 20];
+    let mut done = 0;
+    loop {
+        let count = stream.read(&mut buffer).map_err(read_error(done))?;
+        if done == 0 && stream.packing() == Packing::None {
+            return Err(not_packed(&buffer[..count]).into());
+        }
+        if count == 0 {
+            if stream.may_be_cut() {
+                job.progress.warning(MAY_BE_CUT);
+            }
+            return output.flush().map_err(holdfast_engine::Error::Stdout);
+        }
+        output
+            .write_all(&buffer[..count])
+            .map_err(holdfast_engine::Error::Stdout)?;
+        done += count as u64;
+        job.progress.advance(count as u64);
+        job.interrupt.check()?;
+    }
+}
+
+/// What is not packed is not passed on as if it had been unpacked: whoever sent it may have failed at his first bytes.
+fn not_packed(start: &[u8]) -> ArchiveError {
+    let is_cut = |magic: &[u8]| magic.starts_with(start);
+    if is_cut(&[0x1f, 0x8b]) || is_cut(&[0x28, 0xb5, 0x2f, 0xfd]) {
+        return ArchiveError::CutOff {
+            what: "the packed stream",
+            offset: 0,
+        };
+    }
+    ArchiveError::Corrupt {
+        what: "packed stream",
+        offset: 0,
+        detail: "it begins neither as gzip's do nor as those of zstd".to_owned(),
+    }
+}
+
+/// How well it went, for whoever watches.
+fn summary(packed: Packed, duration: std::time::Duration) -> String {
+    let mut parts = vec![
+        format!("{} packed", units::bytes(packed.unpacked_bytes)),
+        format!(
+            "{} written ({})",
+            units::bytes(packed.written_bytes),
+            units::percent(packed.written_bytes, packed.unpacked_bytes)
+        ),
+        units::duration(duration),
+    ];
+    parts.extend(units::rate(packed.unpacked_bytes, duration).map(units::bytes_per_second));
+    parts.join(", ")
+}

@@ -1,0 +1,419 @@
+//! `holdfast export`: a machine in a snapshot becomes an archive for another hypervisor, or a folder of images.
+
+mod kind;
+mod now;
+mod to_pool;
+
+use std::path::PathBuf;
+
+use holdfast_archive::{PackOptions, Packing};
+use holdfast_engine::{
+    ExportFormat, ExportFrom, ExportReport, ExportRequest, ExportTarget, Overwrite, SnapshotName, VirtualBoxIdentity,
+    XvaExport, export,
+};
+use holdfast_host::xapi::XenAddress;
+use holdfast_image::{Format, Storage};
+use holdfast_repo::{Processes as _, SystemProcesses};
+use serde::Serialize;
+
+use self::kind::{Kind, kind_of};
+use self::now::{InstantDocument, NowArgs};
+use crate::args::{Example, JobArgs};
+use crate::commands::images::compress::{PackingArgs, threads};
+use crate::commands::images::import::{DroppedDocument, list_dropped};
+use crate::context::Context;
+use crate::errors::Error;
+use crate::exit::Exit;
+use crate::files::runs;
+use crate::machines::pools::PoolArgs;
+use crate::machines::virtualbox;
+use crate::output::units;
+use crate::output::{Column, Page, Report, Table};
+use crate::process::standard_streams::{StandardOutput, refuse_terminal};
+use crate::process::time;
+
+/// Arguments of `export`.
+#[expect(clippy::struct_excessive_bools, reason = "options that are given or not")]
+#[derive(Debug, clap::Args)]
+pub struct ExportArgs {
+    /// The snapshot; a machine's name is its newest. With --now a machine of libvirt, by name, or as qmp:SOCKET
+    #[arg(value_name = "SNAPSHOT|MACHINE")]
+    what: String,
+    /// The archive or the folder to make, - for standard output, or a pool of XenServer or XCP-ng, with a storage repository of it or
+    /// without: xen://HOST/STORAGE
+    #[arg(value_name = "TARGET")]
+    target: PathBuf,
+    /// What to make: xva for XenServer and XCP-ng, ova for VMware and VirtualBox, vma for Proxmox, vbox for a folder of VirtualBox with settings and
+    /// VDI images, dir for a folder of images with the configuration of libvirt; what the target's name says where not given
+    #[arg(long = "format", value_name = "FORMAT", value_enum)]
+    format: Option<Kind>,
+    #[command(flatten)]
+    packing: PackingArgs,
+    /// The format of the images in a folder (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels)
+    #[arg(long, value_name = "FORMAT", value_parser = crate::args::parse_format)]
+    disk_format: Option<Format>,
+    /// Leave this disk out; may be given several times
+    #[arg(long = "exclude", value_name = "DISK")]
+    left_out: Vec<String>,
+    /// What the machine is called there
+    #[arg(long, value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    name: Option<String>,
+    /// Replace the file that is there
+    #[arg(long)]
+    force: bool,
+    /// Add the machine to those that VirtualBox lists, by VBoxManage
+    #[arg(long)]
+    register: bool,
+    /// Have it be another machine of VirtualBox or of a pool, with another UUID and other addresses of its network cards
+    #[arg(long)]
+    new_identity: bool,
+    /// Have it go on where it was: with the memory of a machine that was backed up from a pool --with-memory, as a suspended machine of a
+    /// pool, or as an xva of one
+    #[arg(long)]
+    with_memory: bool,
+    #[command(flatten)]
+    pools: PoolArgs,
+    #[command(flatten)]
+    job: JobArgs,
+    #[command(flatten)]
+    now: NowArgs,
+}
+
+/// What a person may want of it.
+pub(in crate::commands) const EXAMPLES: &[Example] = &[
+    Example {
+        wish: "Move a machine to XCP-ng",
+        line: "holdfast export -r /backup/vms web1 web1.xva.zst",
+    },
+    Example {
+        wish: "Bring it back to its pool, or to another one",
+        line: "holdfast export -r /backup/vms web1 xen://xen1/local-storage",
+    },
+    Example {
+        wish: "Have it go on in its pool where it was, if it was backed up --with-memory",
+        line: "holdfast export -r /backup/vms web1 xen://xen1/local-storage --with-memory",
+    },
+    Example {
+        wish: "Send it there at once",
+        line: "holdfast export -r /backup/vms web1@2026-11-20 - --format xva | ssh xen1 xe vm-import filename=/dev/stdin",
+    },
+    Example {
+        wish: "Move a machine as it runs to another hypervisor, without a repository",
+        line: "holdfast export --now web1 - --format xva | ssh xen1 xe vm-import filename=/dev/stdin",
+    },
+    Example {
+        wish: "Make a package for VMware or VirtualBox",
+        line: "holdfast export -r /backup/vms web1 web1.ova",
+    },
+    Example {
+        wish: "Move a machine to Proxmox, where qmrestore takes it in",
+        line: "holdfast export -r /backup/vms web1 vzdump-qemu-100-2026_11_23-12_00_00.vma.zst",
+    },
+    Example {
+        wish: "Bring a machine back to VirtualBox, beside the one that is there",
+        line: "holdfast export -r /backup/vms web1 '/home/ana/VirtualBox VMs/web1b' --format vbox --name web1b --new-identity --register",
+    },
+    Example {
+        wish: "Make images for VirtualBox",
+        line: "holdfast export -r /backup/vms web1 /srv/web1 --format dir --disk-format vdi",
+    },
+];
+
+/// What `export` answers.
+#[derive(Debug, Serialize)]
+struct Done {
+    target: String,
+    format: &'static str,
+    /// The snapshot; null of a machine as it was at this moment.
+    snapshot: Option<String>,
+    machine: String,
+    name: String,
+    disks: Vec<DiskDocument>,
+    written_bytes: u64,
+    dropped: Vec<DroppedDocument>,
+    duration_ms: u64,
+    /// The settings of a machine of VirtualBox.
+    settings: Option<String>,
+    is_registered: bool,
+    /// The machine in a pool of XenServer.
+    uuid: Option<String>,
+    /// How the machine was read; null of a snapshot.
+    instant: Option<InstantDocument>,
+    /// The memory that it goes on from; null where it starts.
+    memory_bytes: Option<u64>,
+}
+
+#[derive(Debug, Serialize)]
+struct DiskDocument {
+    name: String,
+    key: String,
+    size_bytes: u64,
+}
+
+impl Done {
+    fn new(report: ExportReport, target: String, kind: Kind) -> Self {
+        let disk = |(name, key, size_bytes)| DiskDocument { name, key, size_bytes };
+        Self {
+            target,
+            format: match kind {
+                Kind::Xva => "xva",
+                Kind::Ova => "ova",
+                Kind::Vma => "vma",
+                Kind::Vbox => "vbox",
+                Kind::Dir => "dir",
+            },
+            settings: report.settings_file.map(|path| path.display().to_string()),
+            is_registered: false,
+            uuid: None,
+            memory_bytes: report.memory_bytes,
+            snapshot: report.snapshot.as_ref().map(|snapshot| snapshot.id.to_string()),
+            instant: report.reading.as_ref().map(InstantDocument::new),
+            machine: report.machine,
+            name: report.name,
+            disks: report.disks.into_iter().map(disk).collect(),
+            written_bytes: report.written_bytes,
+            dropped: report.dropped.iter().map(DroppedDocument::from).collect(),
+            duration_ms: units::millis(report.duration),
+        }
+    }
+}
+
+impl Done {
+    /// A machine that is in a pool now.
+    fn in_pool(report: ExportReport, target: String, uuid: String) -> Self {
+        Self {
+            uuid: Some(uuid),
+            ..Self::new(report, target, Kind::Xva)
+        }
+    }
+}
+
+impl Report for Done {
+    fn command(&self) -> &'static str {
+        "export"
+    }
+
+    fn human(&self, page: &mut Page) {
+        let duration = std::time::Duration::from_millis(self.duration_ms);
+        let size_bytes: u64 = self.disks.iter().map(|disk| disk.size_bytes).sum();
+        let mut parts = vec![
+            format!("{} written", units::bytes(self.written_bytes)),
+            units::duration(duration),
+        ];
+        parts.extend(
+            units::rate(size_bytes, duration).map(|rate| format!("{} of disks", units::bytes_per_second(rate))),
+        );
+        let of = match &self.snapshot {
+            Some(snapshot) => format!("as of snapshot {}", &snapshot[..8]),
+            None => "as it was at this moment".to_owned(),
+        };
+        page.line(&format!("{}  {} {of}: {}", self.target, self.name, parts.join(", ")));
+        let instant = self.instant.iter().flat_map(|instant| &instant.lines);
+        instant.for_each(|line| page.line(line));
+        let mut table = Table::new([
+            Column::long_text("DISK"),
+            Column::number("SIZE"),
+            Column::long_text("THERE"),
+        ]);
+        for disk in &self.disks {
+            table.row([disk.name.clone(), units::bytes(disk.size_bytes), disk.key.clone()]);
+        }
+        page.table(&table);
+        if let Some(settings) = &self.settings {
+            page.line(&if self.is_registered {
+                format!("VirtualBox lists it: {settings}")
+            } else {
+                format!("VBoxManage registervm adds it to VirtualBox: {settings}")
+            });
+        }
+        let memory = self.memory_bytes.map(units::bytes);
+        match (&self.uuid, memory) {
+            (Some(uuid), None) => page.line(&format!("the pool has it as {uuid}")),
+            (Some(uuid), Some(memory)) => page.line(&format!(
+                "the pool has it as {uuid}, suspended with {memory} of memory: xe vm-resume uuid={uuid} has it go on"
+            )),
+            (None, Some(memory)) => page.line(&format!(
+                "it is suspended with {memory} of memory: xe vm-import preserve=true filename={} takes it in, and xe vm-resume has it go on",
+                self.target
+            )),
+            (None, None) => {}
+        }
+        list_dropped(&self.dropped, page);
+    }
+}
+
+/// Exports.
+pub(in crate::commands) fn run(args: &ExportArgs, context: &Context) -> Result<Exit, Error> {
+    check_source(args)?;
+    if let Some(address) = args.target.to_str().filter(|text| XenAddress::is_one(text)) {
+        return to_pool::run(args, address, context);
+    }
+    args.pools.refuse("what is made")?;
+    let is_stdout = args.target.as_os_str() == "-";
+    let (kind, named) = kind_of(args)?;
+    let packing = PackOptions {
+        packing: args.packing.packing().or(named).unwrap_or(Packing::None),
+        level: args.packing.level(),
+        threads: threads(args.job.thread_count(), None),
+    };
+    let format = match kind {
+        Kind::Ova => ExportFormat::Ova {
+            level: args.packing.level().and_then(|level| u32::try_from(level).ok()),
+        },
+        Kind::Vma => ExportFormat::Vma(packing),
+        Kind::Xva | Kind::Vbox | Kind::Dir => ExportFormat::Xva(XvaExport {
+            packing,
+            goes_on: args.with_memory,
+        }),
+    };
+    let target = target_of(args, kind, format, context)?;
+    let place = virtualbox::place(context);
+    let manager = match place.manager() {
+        None if args.register => return Err(virtualbox::no_manager("--register")),
+        manager => manager.filter(|_| args.register),
+    };
+    let request = ExportRequest {
+        target,
+        name: args.name.clone(),
+        host: SystemProcesses.this().host,
+        time: time::now(),
+    };
+    let _noted = runs::note_places((!is_stdout).then_some(&*args.target), context);
+    let report = from(args, context, |from| {
+        context.work(args.job.thread_count(), |job| {
+            export(from, request, &context.surroundings(), job)
+        })
+    })?;
+    if is_stdout {
+        tell_beside_stream(&report, context);
+        return Ok(Exit::Ok);
+    }
+    let settings = report.settings_file.clone();
+    let mut done = Done::new(report, args.target.display().to_string(), kind);
+    if let (Some(manager), Some(settings)) = (manager, settings) {
+        // The folder is whole all the same, and who has it can register it later.
+        match manager.register(&settings) {
+            Ok(()) => done.is_registered = true,
+            Err(error) => {
+                let text = error.to_string();
+                let advice = if text.contains("already exists") {
+                    "; --new-identity makes it another machine"
+                } else {
+                    ""
+                };
+                let message = format!("VirtualBox does not take it in: {text}{advice}");
+                context.console().warning(&message);
+            }
+        }
+    }
+    context.report(&done)
+}
+
+/// Has `work` export what is asked for.
+fn from<T>(
+    args: &ExportArgs,
+    context: &Context,
+    work: impl FnOnce(ExportFrom<'_>) -> Result<T, Error>,
+) -> Result<T, Error> {
+    if args.now.is_wanted {
+        return now::from(args, context, work);
+    }
+    let repository = context.open_repository()?;
+    work(ExportFrom::Snapshot {
+        repository: &repository,
+        reference: snapshot_name(&args.what)?.snapshot,
+        zone: context.zone().clone(),
+        left_out: args.left_out.clone(),
+    })
+}
+
+fn snapshot_name(text: &str) -> Result<SnapshotName, Error> {
+    text.parse().map_err(|error| {
+        Error::usage(
+            format!("{text}: {error}"),
+            "holdfast list shows all snapshots; --now exports a machine as it is",
+        )
+    })
+}
+
+/// What is exported, and options that are about something else.
+fn check_source(args: &ExportArgs) -> Result<(), Error> {
+    if args.with_memory && args.new_identity {
+        return Err(Error::usage(
+            "--with-memory and --new-identity do not go together: what runs has its addresses in its memory, and would disturb the machine whose they are",
+            "leave one of them out; without --with-memory it starts, and takes what it is given",
+        ));
+    }
+    if args.now.is_wanted {
+        if args.with_memory {
+            return Err(Error::usage(
+                "--with-memory is about a machine that was backed up from a pool, and --now about one of libvirt or QEMU",
+                "leave one of them out; holdfast backup --with-memory keeps the memory of a machine as it is",
+            ));
+        }
+        return args.now.reading.check();
+    }
+    if let Some(option) = args.now.reading.given() {
+        return Err(Error::usage(
+            format!("{option} is about a machine as it is now, and this is a snapshot"),
+            "leave it out, or give --now",
+        ));
+    }
+    match snapshot_name(&args.what)?.disk {
+        None => Ok(()),
+        Some(_) => Err(Error::usage(
+            "a machine is exported, and this names a disk",
+            "leave the disk out; --exclude leaves out others; holdfast restore brings back one disk",
+        )),
+    }
+}
+
+/// What a person hears of an archive that is on standard output.
+fn tell_beside_stream(report: &ExportReport, context: &Context) {
+    if report.memory_bytes.is_some() {
+        let note = "it is suspended: xe vm-import preserve=true takes it in, and xe vm-resume has it go on";
+        context.console().note(note);
+    }
+    for dropped in &report.dropped {
+        context.console().note(&format!("not carried over: {dropped}"));
+    }
+}
+
+/// Where it goes.
+fn target_of(args: &ExportArgs, kind: Kind, format: ExportFormat, context: &Context) -> Result<ExportTarget, Error> {
+    Ok(match kind {
+        Kind::Xva | Kind::Ova | Kind::Vma if args.target.as_os_str() == "-" => {
+            context.output().refuse_json("export to standard output")?;
+            refuse_terminal()?;
+            ExportTarget::Stream(Box::new(StandardOutput::open(context)?), format)
+        }
+        Kind::Xva | Kind::Ova | Kind::Vma => ExportTarget::File {
+            path: args.target.clone(),
+            overwrite: if args.force {
+                Overwrite::Replace
+            } else {
+                Overwrite::Refuse
+            },
+            format,
+        },
+        Kind::Vbox => ExportTarget::VirtualBox {
+            path: args.target.clone(),
+            identity: if args.new_identity {
+                VirtualBoxIdentity::New
+            } else {
+                VirtualBoxIdentity::Same
+            },
+        },
+        Kind::Dir if args.name.is_some() => {
+            return Err(Error::usage(
+                "--name is what another hypervisor calls the machine, and a folder of images has its configuration as it was",
+                "leave it out",
+            ));
+        }
+        Kind::Dir => ExportTarget::Folder {
+            path: args.target.clone(),
+            format: args.disk_format.unwrap_or(Format::Qcow2),
+            storage: Storage::Plain,
+        },
+    })
+}

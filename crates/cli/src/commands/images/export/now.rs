@@ -1,0 +1,106 @@
+//! `holdfast export --now`: a machine as it is at this moment.
+
+use std::ffi::OsStr;
+
+use holdfast_engine::{ExportFrom, MachineName, MachineReading};
+use holdfast_host::DiskChoice;
+use serde::Serialize;
+
+use super::ExportArgs;
+use crate::commands::backups::backup::{InstantShown, ReadingArgs, ReadingWish};
+use crate::context::Context;
+use crate::errors::Error;
+use crate::machines::{MachineWord, Wish};
+
+/// Options about a machine as it is.
+#[derive(Debug, clap::Args)]
+pub(super) struct NowArgs {
+    /// Export the machine as it is at this moment, running or not: no repository is needed, and nothing is stored in between
+    #[arg(long = "now")]
+    pub(super) is_wanted: bool,
+    #[command(flatten)]
+    pub(super) reading: ReadingArgs,
+}
+
+/// How a machine was read.
+#[derive(Debug, Serialize)]
+pub(super) struct InstantDocument {
+    method: &'static str,
+    method_reason: String,
+    /// How long the machine stood still: zero where it was not stopped; null where it was not running.
+    paused_us: Option<u64>,
+    /// "file system", "crash", or "shut off".
+    consistency: String,
+    /// How long its file systems were frozen; null where they were not.
+    frozen_us: Option<u64>,
+    #[serde(skip)]
+    pub(super) lines: Vec<String>,
+}
+
+impl InstantDocument {
+    pub(super) fn new(reading: &MachineReading) -> Self {
+        let shown = InstantShown::new(reading);
+        Self {
+            method: reading.method.word(),
+            method_reason: reading.method_reason.clone(),
+            paused_us: shown.paused_us,
+            consistency: reading.consistency.clone(),
+            frozen_us: shown.frozen_us,
+            lines: shown.lines(),
+        }
+    }
+}
+
+/// Has `work` export the machine.
+pub(super) fn from<T>(
+    args: &ExportArgs,
+    context: &Context,
+    work: impl FnOnce(ExportFrom<'_>) -> Result<T, Error>,
+) -> Result<T, Error> {
+    let word = match MachineWord::parse(OsStr::new(&args.what)) {
+        Some(MachineWord::VirtualBox(_) | MachineWord::Pool(_)) => {
+            return Err(Error::usage(
+                format!(
+                    "--now reads machines of libvirt and of QEMU, and {} is another's",
+                    args.what
+                ),
+                "back it up, and export the snapshot",
+            ));
+        }
+        Some(word) if !word.means_several() => word,
+        Some(_) => {
+            return Err(Error::usage(
+                "one machine is exported, and this may mean several",
+                "name it in full",
+            ));
+        }
+        None => {
+            return Err(Error::usage(
+                format!("{} is an image, and no machine", args.what),
+                "holdfast image convert makes another image of it",
+            ));
+        }
+    };
+    let hypervisors = args.now.reading.hypervisors(context);
+    let choice = hypervisors.choose(&Wish {
+        words: vec![word],
+        ..Wish::default()
+    })?;
+    let [chosen] = &choice.chosen[..] else {
+        unreachable!("one machine was named in full")
+    };
+    let wish = ReadingWish {
+        chosen,
+        // It is in no list.
+        listed: &|name| Ok(MachineName::near(name)),
+        choice: DiskChoice {
+            include: Vec::new(),
+            exclude: args.left_out.clone(),
+        },
+        allowed: Vec::new(),
+        memory: None,
+    };
+    args.now.reading.read(wish, &hypervisors, context, |request| {
+        work(ExportFrom::Now(Box::new(request)))
+    })
+}

@@ -1,0 +1,56 @@
+//! `holdfast export` to a pool of XenServer or XCP-ng.
+
+use holdfast_engine::{ExportToPool, PoolReturn, export_to_pool};
+use holdfast_host::xapi::XenAddress;
+use holdfast_repo::{Processes as _, SystemProcesses};
+
+use super::{Done, ExportArgs, from};
+use crate::context::Context;
+use crate::errors::Error;
+use crate::exit::Exit;
+use crate::machines::pools;
+use crate::process::time;
+
+/// Options that are about files and folders.
+fn foreign(args: &ExportArgs) -> Option<&'static str> {
+    let given = [
+        (args.format.is_some(), "--format"),
+        (args.packing.packing().is_some(), "--gzip and --zstd"),
+        (args.packing.level().is_some(), "--level"),
+        (args.disk_format.is_some(), "--disk-format"),
+        (args.force, "--force"),
+        (args.register, "--register"),
+    ];
+    given.into_iter().find(|(is_given, _)| *is_given).map(|(_, name)| name)
+}
+
+/// Exports to the pool at `address`.
+pub(super) fn run(args: &ExportArgs, address: &str, context: &Context) -> Result<Exit, Error> {
+    let address: XenAddress = address.parse().map_err(holdfast_engine::Error::from)?;
+    if let Some(option) = foreign(args) {
+        return Err(Error::usage(format!("{option} says nothing to a pool"), "leave it out"));
+    }
+    let way = args.pools.way(&address, context)?;
+    let interrupt = context.interrupt()?;
+    let pool = pools::log_in(way.login, context, &interrupt)?;
+    let report = from(args, context, |from| {
+        let request = ExportToPool {
+            pool,
+            storage: way.address.item.clone(),
+            comes: match (args.with_memory, args.new_identity) {
+                (true, _) => PoolReturn::GoesOn,
+                (false, false) => PoolReturn::Starts,
+                (false, true) => PoolReturn::AsAnother,
+            },
+            from,
+            name: args.name.clone(),
+            host: SystemProcesses.this().host,
+            time: time::now(),
+        };
+        context.work(args.job.thread_count(), |job| {
+            export_to_pool(request, &context.surroundings(), job)
+        })
+    })?;
+    let target = format!("{}/{}", way.address.pool(), report.storage);
+    context.report(&Done::in_pool(report.export, target, report.uuid))
+}

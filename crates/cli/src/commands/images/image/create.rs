@@ -1,0 +1,111 @@
+//! `holdfast image create`: an empty image.
+
+use std::path::PathBuf;
+
+use holdfast_engine::{CreateImageReport, CreateImageRequest, create_image};
+use holdfast_image::{Format, Preallocation};
+use serde::Serialize;
+
+use super::options::{GateArgs, NewImageArgs, format_of_name};
+use crate::args::Example;
+use crate::args::parse_format;
+use crate::context::Context;
+use crate::errors::Error;
+use crate::exit::Exit;
+use crate::files::runs;
+use crate::output::units;
+use crate::output::{Page, Report};
+
+/// Arguments of `image create`.
+#[derive(Debug, clap::Args)]
+pub(super) struct CreateArgs {
+    /// The image to make
+    #[arg(value_name = "IMAGE")]
+    image: PathBuf,
+    /// Size of the disk, as 10G; that of the backing file or parent where not given
+    #[arg(value_name = "SIZE", value_parser = units::parse_bytes, required_unless_present_any = ["backing", "parent"])]
+    size: Option<u64>,
+    /// Its format (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels); what its name says where not given
+    #[arg(long, value_name = "FORMAT", value_parser = parse_format)]
+    format: Option<Format>,
+    /// Allocate all tables of a qcow2 image now
+    #[arg(long)]
+    preallocate_metadata: bool,
+    /// The image that the new one, a VDI, VHD, VHDX or VMDK, is to differ from: of the same format and size
+    #[arg(long, value_name = "IMAGE", conflicts_with = "fixed")]
+    parent: Option<PathBuf>,
+    #[command(flatten)]
+    new: NewImageArgs,
+    #[command(flatten)]
+    gate: GateArgs,
+}
+
+/// What a person may want of it.
+pub(super) const EXAMPLES: &[Example] = &[
+    Example {
+        wish: "Make an empty disk",
+        line: "holdfast image create web1.qcow2 20G",
+    },
+    Example {
+        wish: "Make an overlay, as large as the image below it",
+        line: "holdfast image create overlay.qcow2 --backing web1.qcow2 --extended-l2 --cluster-size 128K",
+    },
+];
+
+/// What `image create` answers.
+#[derive(Debug, Serialize)]
+struct Created {
+    path: String,
+    format: &'static str,
+    size_bytes: u64,
+}
+
+impl From<CreateImageReport> for Created {
+    fn from(report: CreateImageReport) -> Self {
+        Self {
+            path: report.path.display().to_string(),
+            format: report.format.name(),
+            size_bytes: report.size_bytes,
+        }
+    }
+}
+
+impl Report for Created {
+    fn command(&self) -> &'static str {
+        "image create"
+    }
+
+    fn human(&self, page: &mut Page) {
+        page.line(&format!(
+            "{}  {}: {} disk",
+            self.path,
+            self.format,
+            units::bytes(self.size_bytes)
+        ));
+    }
+}
+
+/// Makes an image.
+pub(super) fn run(args: &CreateArgs, context: &Context) -> Result<Exit, Error> {
+    let format = args.format.map_or_else(|| format_of_name(&args.image), Ok)?;
+    args.new
+        .check(format, &[("--preallocate-metadata", args.preallocate_metadata)])?;
+    args.new.check_blocks(format, &[("--parent", args.parent.is_some())])?;
+    let preallocation = if args.preallocate_metadata {
+        Preallocation::Metadata
+    } else {
+        Preallocation::Off
+    };
+    let request = CreateImageRequest {
+        path: args.image.clone(),
+        format,
+        size_bytes: args.size,
+        qcow2: args.new.qcow2(&args.image, preallocation)?,
+        blocks: args.new.blocks(args.parent.clone()),
+        overwrite: args.new.overwrite(),
+        backing: args.gate.open_options(None)?,
+    };
+    let _noted = runs::note_places([&*args.image], context);
+    let report = create_image(&request, &context.surroundings())?;
+    context.report(&Created::from(report))
+}

@@ -1,0 +1,164 @@
+//! `holdfast image identity`: by what hypervisors and children know an image.
+
+use std::path::PathBuf;
+
+use holdfast_image::{
+    Backing, ChildrenBeside, DiskDescriptor, Format, ImageId, LayerInfo, NewIdentity, OpenOptions, children_beside,
+    set_identity,
+};
+use serde::Serialize;
+
+use super::options::{GateArgs, open_and_warn, parse_id};
+use crate::args::Example;
+use crate::args::parse_format;
+use crate::context::Context;
+use crate::errors::Error;
+use crate::exit::Exit;
+use crate::output::{Page, Report};
+
+/// Arguments of `image identity`.
+#[derive(Debug, clap::Args)]
+pub(super) struct IdentityArgs {
+    /// The image
+    #[arg(value_name = "IMAGE")]
+    image: PathBuf,
+    /// Give it a new one, of random bits
+    #[arg(long, conflicts_with = "set")]
+    renew: bool,
+    /// Give it this one
+    #[arg(long, value_name = "UUID", value_parser = parse_id)]
+    set: Option<ImageId>,
+    /// An image that differs from it and is to know it by that; may be given several times
+    #[arg(long = "child", value_name = "IMAGE")]
+    children: Vec<PathBuf>,
+    /// Also change all images beside it, and in the folder Snapshots, that differ from it
+    #[arg(long)]
+    all_children: bool,
+    /// Its format; what its content says where not given
+    #[arg(long, value_name = "FORMAT", value_parser = parse_format)]
+    format: Option<Format>,
+    #[command(flatten)]
+    gate: GateArgs,
+}
+
+/// What a person may want of it.
+pub(super) const EXAMPLES: &[Example] = &[
+    Example {
+        wish: "Let VirtualBox take a copy of a disk that it has already",
+        line: "holdfast image identity copy.vdi --renew",
+    },
+    Example {
+        wish: "The same for an image that others differ from",
+        line: "holdfast image identity base.vhd --renew --all-children",
+    },
+];
+
+/// What `image identity` answers.
+#[derive(Debug, Serialize)]
+struct Identity {
+    path: String,
+    format: &'static str,
+    id: Option<String>,
+    before: Option<String>,
+    modification: Option<String>,
+    parent_id: Option<String>,
+    parent_modification: Option<String>,
+    children: Vec<String>,
+    changed: bool,
+}
+
+impl Report for Identity {
+    fn command(&self) -> &'static str {
+        "image identity"
+    }
+
+    fn human(&self, page: &mut Page) {
+        let id = self.id.as_deref().unwrap_or("none");
+        page.line(&format!("{}  {}: {id}", self.path, self.format));
+        if let (true, Some(before)) = (self.changed, &self.before) {
+            page.line(&format!("  it was {before}"));
+        }
+        if self.changed && self.id.is_none() {
+            page.line("  the disk has none of its own; those of its deltas are new");
+        }
+        if let Some(modification) = &self.modification {
+            page.line(&format!("  last modified as {modification}"));
+        }
+        match (&self.parent_id, &self.parent_modification) {
+            (Some(id), _) => page.line(&format!("  differs from {id}")),
+            (None, Some(modification)) => page.line(&format!("  differs from one last modified as {modification}")),
+            (None, None) => {}
+        }
+        for child in &self.children {
+            let did = if self.changed { "changed too" } else { "differs from it" };
+            page.line(&format!("  {child}: {did}"));
+        }
+    }
+}
+
+/// Shows or changes an identity.
+pub(super) fn run(args: &IdentityArgs, context: &Context) -> Result<Exit, Error> {
+    let options = OpenOptions {
+        backing: Backing::Ignore,
+        ..args.gate.open_options(args.format)?
+    };
+    let wanted = match (args.renew, args.set) {
+        (true, _) => Some(ImageId::random().map_err(holdfast_engine::Error::from)?),
+        (false, id) => id,
+    };
+    let change = match wanted {
+        Some(id) => {
+            let wish = NewIdentity {
+                id,
+                children: args.children.clone(),
+                beside: if args.all_children {
+                    ChildrenBeside::Change
+                } else {
+                    ChildrenBeside::Refuse
+                },
+                name: None,
+            };
+            Some(set_identity(&args.image, &options, &wish).map_err(holdfast_engine::Error::from)?)
+        }
+        None if args.children.is_empty() && !args.all_children => None,
+        None => {
+            return Err(Error::usage(
+                "children are changed only with the image",
+                "give --renew or --set as well",
+            ));
+        }
+    };
+    let image = open_and_warn(&args.image, &options, context)?;
+    let layer = &image.layers()[0];
+    let blocks = layer.blocks.as_ref();
+    let parent = blocks.and_then(|blocks| blocks.parent.as_ref());
+    let children = match &change {
+        Some(change) => change.children.clone(),
+        None => children_beside(&args.image, &options).map_err(holdfast_engine::Error::from)?,
+    };
+    context.report(&Identity {
+        path: args.image.display().to_string(),
+        format: layer.format.name(),
+        id: id_of(layer)?.map(|id| id.to_string()),
+        before: change
+            .as_ref()
+            .and_then(|change| change.before)
+            .map(|id| id.to_string()),
+        modification: blocks.and_then(|blocks| blocks.modification.clone()),
+        parent_id: parent.and_then(|parent| parent.id).map(|id| id.to_string()),
+        parent_modification: parent.and_then(|parent| parent.modification.clone()),
+        children: children.iter().map(|child| child.display().to_string()).collect(),
+        changed: change.is_some(),
+    })
+}
+
+/// Of a disk of Parallels its descriptor says it; its deltas have others.
+fn id_of(layer: &LayerInfo) -> Result<Option<ImageId>, Error> {
+    match &layer.delta {
+        Some(delta) => {
+            let descriptor = DiskDescriptor::load(&delta.descriptor).map_err(holdfast_engine::Error::from)?;
+            Ok(descriptor.id())
+        }
+        None => Ok(layer.blocks.as_ref().and_then(|blocks| blocks.id)),
+    }
+}

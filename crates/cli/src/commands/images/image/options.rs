@@ -1,0 +1,247 @@
+//! Options that several verbs about images have: what an image may open, and what a new one is to be.
+
+use std::path::{Path, PathBuf};
+
+use holdfast_engine::Overwrite;
+use holdfast_image::{
+    BackingFile, BlockOptions, Compression, DataFile, DataFileKind, Format, Image, ImageId, ImageKind, OpenOptions,
+    Preallocation, Qcow2Options, plain_name,
+};
+
+use crate::args::parse_format;
+use crate::context::Context;
+use crate::errors::Error;
+use crate::output::units;
+
+/// Which other files an image may open.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(super) struct GateArgs {
+    /// A file that the image may open though it lies in another folder; may be given several times
+    #[arg(long = "allow-file", visible_alias = "allow", value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// A folder in which the image may open files; may be given several times
+    #[arg(long = "allow-dir", value_name = "FOLDER")]
+    folders: Vec<PathBuf>,
+}
+
+impl GateArgs {
+    /// How to open an image of `format`; without one its content decides.
+    pub(super) fn open_options(&self, format: Option<Format>) -> Result<OpenOptions, Error> {
+        if self.files.iter().any(|path| path.is_dir()) {
+            return Err(Error::usage(
+                "--allow-file names a folder",
+                "allow all that is in it with --allow-dir",
+            ));
+        }
+        if self.folders.iter().any(|path| path.is_file()) {
+            return Err(Error::usage("--allow-dir names a file", "allow it with --allow-file"));
+        }
+        Ok(OpenOptions {
+            format,
+            allow: self.files.iter().chain(&self.folders).cloned().collect(),
+            ..OpenOptions::default()
+        })
+    }
+}
+
+/// What a new image is to be.
+#[expect(clippy::struct_excessive_bools, reason = "switches of a command line")]
+#[derive(Debug, Clone, clap::Args)]
+pub(super) struct NewImageArgs {
+    /// Replace the file that is at the target, when the new one is complete; write over a block device
+    #[arg(long)]
+    force: bool,
+    /// Size of a cluster of a qcow2 image, 512 bytes to 2 MiB; 64K where not given
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
+    cluster_size: Option<u64>,
+    /// Version of the qcow2 format: 1.1, or 0.10 for programs older than 2011; 1.1 where not given
+    #[arg(long, value_name = "VERSION", value_parser = parse_compat)]
+    compat: Option<u32>,
+    /// How clusters of a qcow2 image are compressed, now or later: zlib, or zstd which is faster and smaller; zlib where not given
+    #[arg(long, value_name = "TYPE", value_parser = parse_compression)]
+    compression: Option<Compression>,
+    /// Divide clusters into 32 parts, so that small writes to an overlay copy less
+    #[arg(long)]
+    extended_l2: bool,
+    /// Let other programs write refcounts late; this one never does
+    #[arg(long)]
+    lazy_refcounts: bool,
+    /// Bits of a refcount of a qcow2 image; 16 where not given
+    #[arg(long, value_name = "BITS")]
+    refcount_bits: Option<u32>,
+    /// The image that the new one is based on, as the new one is to name it: a relative name starts at its folder
+    #[arg(short, long, value_name = "IMAGE")]
+    backing: Option<String>,
+    /// The format of that image; what its content says where not given
+    #[arg(long, value_name = "FORMAT", value_parser = parse_format, requires = "backing")]
+    backing_format: Option<Format>,
+    /// A file of its own for the data, which must not exist yet; a relative name starts at the new image's folder
+    #[arg(long, value_name = "FILE")]
+    data_file: Option<String>,
+    /// Keep the data file usable by itself, as a raw image
+    #[arg(long, requires = "data_file")]
+    data_file_raw: bool,
+    /// Store all blocks of a VDI, VHD or VHDX from the start; where the file system has holes, they take no room until they are written
+    #[arg(long)]
+    fixed: bool,
+    /// The identity of a VDI, VHD, VHDX or VMDK, by which hypervisors know it; a new one where not given
+    #[arg(long, value_name = "UUID", value_parser = parse_id)]
+    uuid: Option<ImageId>,
+}
+
+impl NewImageArgs {
+    /// What to do about a file that is there.
+    pub(super) fn overwrite(&self) -> Overwrite {
+        if self.force {
+            Overwrite::Replace
+        } else {
+            Overwrite::Refuse
+        }
+    }
+
+    /// The options of a qcow2 image at `target`.
+    pub(super) fn qcow2(&self, target: &Path, preallocation: Preallocation) -> Result<Qcow2Options, Error> {
+        let backing = match &self.backing {
+            None => None,
+            Some(name) => {
+                let path = target.with_file_name("").join(name);
+                let format = match self.backing_format {
+                    Some(format) => format,
+                    None => holdfast_image::detect_to_rely_on(&path).map_err(holdfast_engine::Error::from)?,
+                };
+                let name = plain_name(name).into_owned();
+                Some(BackingFile { name, format })
+            }
+        };
+        let kind = if self.data_file_raw {
+            DataFileKind::Raw
+        } else {
+            DataFileKind::Plain
+        };
+        let usual = Qcow2Options::default();
+        Ok(Qcow2Options {
+            cluster_bytes: self.cluster_size.unwrap_or(usual.cluster_bytes),
+            version: self.compat.unwrap_or(usual.version),
+            compression: self.compression.unwrap_or(usual.compression),
+            extended_l2: self.extended_l2,
+            lazy_refcounts: self.lazy_refcounts,
+            refcount_bits: self.refcount_bits.unwrap_or(usual.refcount_bits),
+            backing,
+            data_file: self.data_file.as_deref().map(|name| DataFile {
+                name: plain_name(name).into_owned(),
+                kind,
+                made_at: None,
+            }),
+            preallocation,
+        })
+    }
+
+    /// The options of an image of another format than raw and qcow2, which differs from `parent` if there is one.
+    pub(super) fn blocks(&self, parent: Option<PathBuf>) -> BlockOptions {
+        BlockOptions {
+            kind: match (self.fixed, &parent) {
+                (_, Some(_)) => ImageKind::Differencing,
+                (true, None) => ImageKind::Fixed,
+                (false, None) => ImageKind::Dynamic,
+            },
+            id: self.uuid,
+            created_s: u64::try_from(crate::process::time::now().as_second()).unwrap_or_default(),
+            parent,
+            ..BlockOptions::default()
+        }
+    }
+
+    /// Refuses options that an image of `format` cannot have because it is raw or qcow2; `more` are those of the verb itself.
+    pub(super) fn check_blocks(&self, format: Format, more: &[(&'static str, bool)]) -> Result<(), Error> {
+        if !matches!(format, Format::Raw | Format::Qcow2) {
+            return Ok(());
+        }
+        let own = [("--fixed", self.fixed), ("--uuid", self.uuid.is_some())];
+        match more.iter().chain(&own).find(|(_, is_given)| *is_given) {
+            None => Ok(()),
+            Some((option, _)) => Err(Error::usage(
+                format!("{option} is for images of VirtualBox, Microsoft and VMware, and the new image is {format}"),
+                format!("leave {option} out, or make such an image: by its name, or by its format"),
+            )),
+        }
+    }
+
+    /// Whether the data is to go into a file of its own.
+    pub(super) fn has_data_file(&self) -> bool {
+        self.data_file.is_some()
+    }
+
+    /// Refuses options that an image of `format` cannot have, rather than forget them; `more` are those of the verb itself.
+    pub(super) fn check(&self, format: Format, more: &[(&'static str, bool)]) -> Result<(), Error> {
+        if format == Format::Qcow2 {
+            return Ok(());
+        }
+        let own = [
+            ("--cluster-size", self.cluster_size.is_some()),
+            ("--compat", self.compat.is_some()),
+            ("--compression", self.compression.is_some()),
+            ("--extended-l2", self.extended_l2),
+            ("--lazy-refcounts", self.lazy_refcounts),
+            ("--refcount-bits", self.refcount_bits.is_some()),
+            ("--backing", self.backing.is_some()),
+            ("--data-file", self.data_file.is_some()),
+        ];
+        match more.iter().chain(&own).find(|(_, is_given)| *is_given) {
+            None => Ok(()),
+            Some((option, _)) => Err(Error::usage(
+                format!("{option} is for qcow2 images, and the new image is {format}"),
+                format!("leave {option} out, or make a qcow2 image: by its name, or by its format"),
+            )),
+        }
+    }
+}
+
+/// The format of the new file at `path`, where none is given: that of its name. Block devices and standard output are raw.
+pub(super) fn format_of_name(path: &Path) -> Result<Format, Error> {
+    if path.as_os_str() == "-" || holdfast_engine::is_device(path) {
+        return Ok(Format::Raw);
+    }
+    Ok(Format::of_new_file(path).map_err(holdfast_engine::Error::from)?)
+}
+
+/// Opens the image, of which no file may be cut off, and tells what a person should know about it.
+pub(super) fn open_whole(path: &Path, options: &OpenOptions, context: &Context) -> Result<Image, Error> {
+    let image = open_and_warn(path, options, context)?;
+    let cut_off = holdfast_image::cut_off_files(path, options).map_err(holdfast_engine::Error::from)?;
+    match cut_off.first() {
+        None => Ok(image),
+        Some(path) => {
+            let image = path.display().to_string();
+            Err(holdfast_engine::Error::from(holdfast_image::Error::CutOff { image }).into())
+        }
+    }
+}
+
+/// Opens the image, and tells what a person should know about it.
+pub(super) fn open_and_warn(path: &Path, options: &OpenOptions, context: &Context) -> Result<Image, Error> {
+    let image = holdfast_image::open(path, options).map_err(holdfast_engine::Error::from)?;
+    for note in image.notes() {
+        context.console().warning(&note.to_string());
+    }
+    Ok(image)
+}
+
+pub(super) fn parse_id(text: &str) -> Result<ImageId, String> {
+    text.parse().map_err(|error: holdfast_image::Error| error.to_string())
+}
+
+fn parse_compat(text: &str) -> Result<u32, String> {
+    match text {
+        "0.10" | "v2" => Ok(2),
+        "1.1" | "v3" => Ok(3),
+        _ => Err("the versions are 0.10 and 1.1".to_owned()),
+    }
+}
+
+fn parse_compression(text: &str) -> Result<Compression, String> {
+    match text {
+        "zlib" => Ok(Compression::Zlib),
+        "zstd" => Ok(Compression::Zstd),
+        _ => Err("the types are zlib and zstd".to_owned()),
+    }
+}

@@ -1,0 +1,113 @@
+//! `holdfast image resize`: an image gets another size.
+
+use std::path::PathBuf;
+
+use holdfast_image::{Backing, Format, OpenOptions, Shrink, resize};
+use serde::Serialize;
+
+use super::options::{GateArgs, open_and_warn};
+use crate::args::Example;
+use crate::args::parse_format;
+use crate::context::Context;
+use crate::errors::Error;
+use crate::exit::Exit;
+use crate::output::units;
+use crate::output::{Page, Report};
+
+/// Arguments of `image resize`.
+#[derive(Debug, clap::Args)]
+pub(super) struct ResizeArgs {
+    /// The image, which nobody may use meanwhile
+    #[arg(value_name = "IMAGE")]
+    image: PathBuf,
+    /// The new size, as 40G, or with a + how much larger it gets
+    #[arg(value_name = "[+]SIZE", value_parser = parse_size)]
+    size: Size,
+    /// Cut off the end of the disk, and what is in it, where the new size is smaller
+    #[arg(long)]
+    shrink: bool,
+    /// Its format; what its content says where not given
+    #[arg(long, value_name = "FORMAT", value_parser = parse_format)]
+    format: Option<Format>,
+    #[command(flatten)]
+    gate: GateArgs,
+}
+
+/// What a person may want of it.
+pub(super) const EXAMPLES: &[Example] = &[
+    Example {
+        wish: "Make a disk larger by ten gibibytes",
+        line: "holdfast image resize web1.qcow2 +10G",
+    },
+    Example {
+        wish: "Cut off what is past the last partition",
+        line: "holdfast image resize web1.raw 20G --shrink",
+    },
+];
+
+#[derive(Debug, Clone, Copy)]
+enum Size {
+    Whole(u64),
+    More(u64),
+}
+
+fn parse_size(text: &str) -> Result<Size, String> {
+    let parse = |text| units::parse_bytes(text).map_err(|error| error.to_string());
+    match text.strip_prefix('+') {
+        Some(more) => parse(more).map(Size::More),
+        None => parse(text).map(Size::Whole),
+    }
+}
+
+/// What `image resize` answers.
+#[derive(Debug, Serialize)]
+struct Done {
+    path: String,
+    format: &'static str,
+    before_bytes: u64,
+    size_bytes: u64,
+}
+
+impl Report for Done {
+    fn command(&self) -> &'static str {
+        "image resize"
+    }
+
+    fn human(&self, page: &mut Page) {
+        let (before, now) = (units::bytes(self.before_bytes), units::bytes(self.size_bytes));
+        let change = if self.before_bytes == self.size_bytes {
+            format!("{now} disk, as before")
+        } else if before == now {
+            format!("{} bytes of disk, it was {} bytes", self.size_bytes, self.before_bytes)
+        } else {
+            format!("{now} disk, it was {before}")
+        };
+        page.line(&format!("{}  {}: {change}", self.path, self.format));
+    }
+}
+
+/// Gives an image another size.
+pub(super) fn run(args: &ResizeArgs, context: &Context) -> Result<Exit, Error> {
+    let options = args.gate.open_options(args.format)?;
+    let size_bytes = match args.size {
+        Size::Whole(size_bytes) => size_bytes,
+        Size::More(more) => {
+            let alone = OpenOptions {
+                backing: Backing::Ignore,
+                ..options.clone()
+            };
+            let before = open_and_warn(&args.image, &alone, context)?.layers()[0].size_bytes;
+            before
+                .checked_add(more)
+                .ok_or_else(|| Error::usage("no disk is as large as that", "give a smaller size"))?
+        }
+    };
+    let shrink = if args.shrink { Shrink::Allow } else { Shrink::Refuse };
+    let resized = resize(&args.image, &options, size_bytes, shrink).map_err(holdfast_engine::Error::from)?;
+    context.report(&Done {
+        path: args.image.display().to_string(),
+        format: resized.format.name(),
+        before_bytes: resized.before_bytes,
+        size_bytes: resized.after_bytes,
+    })
+}

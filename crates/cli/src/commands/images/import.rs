@@ -1,0 +1,359 @@
+//! `holdfast import`: the machine in an archive becomes a snapshot, or images in a folder.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use holdfast_archive::StreamImages;
+use holdfast_engine::{
+    Domain, ImportFolder, ImportRepository, Imported, Job, MachineName, ParentChoice, open_import, wants_stored_images,
+};
+use holdfast_image::{Format, Storage};
+use holdfast_repo::{Processes as _, SystemProcesses};
+use jiff::Timestamp;
+use serde::Serialize;
+
+use crate::args::{Example, JobArgs};
+use crate::commands::images::compress;
+use crate::context::Context;
+use crate::errors::Error;
+use crate::exit::Exit;
+use crate::files::runs;
+use crate::output::snapshot::SnapshotDocument;
+use crate::output::units;
+use crate::output::{Column, Page, Report, Table};
+use crate::process::time;
+
+/// Arguments of `import`.
+#[derive(Debug, clap::Args)]
+pub struct ImportArgs {
+    /// The archive (XVA, OVA or VMA, packed with gzip or zstd or not at all), or - for standard input
+    #[arg(value_name = "ARCHIVE")]
+    archive: PathBuf,
+    /// Make images in this new folder, with the configuration for libvirt, and no snapshot
+    #[arg(long = "to", value_name = "FOLDER")]
+    folder: Option<PathBuf>,
+    /// The format of the images (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels)
+    #[arg(long, value_name = "FORMAT", value_parser = crate::args::parse_format, requires = "folder")]
+    format: Option<Format>,
+    /// Compress the images, which must be qcow2
+    #[arg(short, long, requires = "folder")]
+    compress: bool,
+    /// The name to list the machine under; its own where not given
+    #[arg(short, long, value_name = "NAME", conflicts_with = "folder")]
+    machine: Option<MachineName>,
+    /// Continue the snapshots of this name although they are not of this archive's machine: all of them are of the same machine
+    #[arg(long, conflicts_with = "folder")]
+    same_machine: bool,
+    /// Put a tag on the snapshot; may be given several times
+    #[arg(short, long = "tag", value_name = "TAG", conflicts_with = "folder")]
+    tags: Vec<String>,
+    /// Compare with no snapshot: everything is looked up
+    #[arg(long, conflicts_with = "folder")]
+    no_parent: bool,
+    /// The instant that the archive is of, where it is not now
+    #[arg(long, value_name = "TIME", value_parser = time::parse, conflicts_with = "folder")]
+    time: Option<Timestamp>,
+    /// What libvirt is to run the machine with
+    #[arg(long, value_name = "TYPE", value_parser = ["kvm", "qemu"], default_value = "kvm")]
+    domain_type: String,
+    /// The network of libvirt that its cards are plugged into
+    #[arg(long, value_name = "NAME", default_value = "default")]
+    network: String,
+    #[command(flatten)]
+    job: JobArgs,
+}
+
+/// What a person may want of it.
+pub(in crate::commands) const EXAMPLES: &[Example] = &[
+    Example {
+        wish: "Take a machine of XenServer straight into the repository; the next time, only what is new takes room",
+        line: "xe vm-export vm=web1 filename= | holdfast import -r /backup/vms -",
+    },
+    Example {
+        wish: "Take in a backup of Proxmox",
+        line: "holdfast import -r /backup/vms vzdump-qemu-101-2026_11_23-02_00_00.vma.zst",
+    },
+    Example {
+        wish: "Make images of it, and a configuration for libvirt",
+        line: "holdfast import web1.xva.gz --to /var/lib/libvirt/images/web1",
+    },
+];
+
+/// What `import` answers.
+#[derive(Debug, Serialize)]
+struct Done {
+    #[serde(flatten)]
+    what: ArchivedMachine,
+    archive_bytes: u64,
+    folder: Option<String>,
+    snapshot: Option<SnapshotDocument>,
+    stored_bytes: Option<u64>,
+    duration_ms: u64,
+}
+
+/// A machine in an archive.
+#[derive(Debug, Serialize)]
+pub(in crate::commands) struct ArchivedMachine {
+    archive: &'static str,
+    packing: &'static str,
+    machine: MachineDocument,
+    disks: Vec<DiskDocument>,
+    dropped: Vec<DroppedDocument>,
+}
+
+/// A machine, as all hypervisors know it.
+#[derive(Debug, Serialize)]
+struct MachineDocument {
+    name: String,
+    uuid: Option<String>,
+    processor_count: u32,
+    memory_bytes: u64,
+    firmware: &'static str,
+    network_cards: Vec<CardDocument>,
+}
+
+#[derive(Debug, Serialize)]
+struct CardDocument {
+    model: String,
+    mac: Option<String>,
+    network: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct DiskDocument {
+    name: String,
+    key: String,
+    label: String,
+    size_bytes: u64,
+    /// Whether the archive describes it as empty, and has no file for it.
+    is_blank: bool,
+    path: Option<String>,
+}
+
+/// What has no meaning on the other side.
+#[derive(Debug, Serialize)]
+pub(in crate::commands) struct DroppedDocument {
+    what: String,
+    why: String,
+}
+
+impl From<&holdfast_hardware::Dropped> for DroppedDocument {
+    fn from(dropped: &holdfast_hardware::Dropped) -> Self {
+        Self {
+            what: dropped.what.clone(),
+            why: dropped.why.clone(),
+        }
+    }
+}
+
+impl MachineDocument {
+    fn new(machine: &holdfast_hardware::Machine) -> Self {
+        use holdfast_hardware::Firmware;
+        let card = |card: &holdfast_hardware::Card| CardDocument {
+            model: card.model.name().to_owned(),
+            mac: card.mac.clone(),
+            network: card.network.clone(),
+        };
+        Self {
+            name: machine.name.clone(),
+            uuid: machine.uuid.clone(),
+            processor_count: machine.processor_count,
+            memory_bytes: machine.memory_bytes,
+            firmware: match machine.firmware {
+                Firmware::Bios => "bios",
+                Firmware::Uefi => "uefi",
+                Firmware::UefiSecure => "uefi-secure",
+                Firmware::Paravirtual => "paravirtual",
+            },
+            network_cards: machine.cards.iter().map(card).collect(),
+        }
+    }
+}
+
+impl Done {
+    fn new(imported: &Imported, duration: std::time::Duration) -> Self {
+        Self {
+            what: ArchivedMachine::new(imported),
+            archive_bytes: imported.read_bytes,
+            folder: None,
+            snapshot: None,
+            stored_bytes: None,
+            duration_ms: units::millis(duration),
+        }
+    }
+}
+
+impl ArchivedMachine {
+    pub(in crate::commands) fn new(imported: &Imported) -> Self {
+        let disk = |disk: &holdfast_engine::ImportedDisk| DiskDocument {
+            name: disk.name.clone(),
+            key: disk.key.clone(),
+            label: disk.label.clone(),
+            size_bytes: disk.size_bytes,
+            is_blank: disk.is_blank,
+            path: disk.path.as_ref().map(|path| path.display().to_string()),
+        };
+        Self {
+            archive: imported.kind.name(),
+            packing: imported.packing.name(),
+            machine: MachineDocument::new(&imported.machine),
+            disks: imported.disks.iter().map(disk).collect(),
+            dropped: imported.dropped.iter().map(DroppedDocument::from).collect(),
+        }
+    }
+}
+
+/// Lists what was dropped, for a person.
+pub(in crate::commands) fn list_dropped(dropped: &[DroppedDocument], page: &mut Page) {
+    for dropped in dropped {
+        page.line(&format!("  not carried over: {}: {}", dropped.what, dropped.why));
+    }
+}
+
+impl Report for Done {
+    fn command(&self) -> &'static str {
+        "import"
+    }
+
+    fn human(&self, page: &mut Page) {
+        let machine = &self.what.machine;
+        let duration = std::time::Duration::from_millis(self.duration_ms);
+        let size_bytes: u64 = self.what.disks.iter().map(|disk| disk.size_bytes).sum();
+        let mut parts = vec![format!("{} read", units::bytes(self.archive_bytes))];
+        parts.extend(self.stored_bytes.map(|bytes| format!("{} stored", units::bytes(bytes))));
+        parts.push(units::duration(duration));
+        parts.extend(
+            units::rate(size_bytes, duration).map(|rate| format!("{} of disks", units::bytes_per_second(rate))),
+        );
+        let place = match (&self.snapshot, &self.folder) {
+            (Some(snapshot), _) => format!("{}  snapshot {}", snapshot.machine, &snapshot.id[..8]),
+            (None, folder) => format!("{}  in {}", machine.name, folder.as_deref().unwrap_or_default()),
+        };
+        page.line(&format!("{place}  {}", parts.join(", ")));
+        self.what.body(page);
+    }
+}
+
+impl ArchivedMachine {
+    /// What it consists of, for a person.
+    pub(in crate::commands) fn body(&self, page: &mut Page) {
+        let machine = &self.machine;
+        page.line(&format!(
+            "  {} with {} of memory, {}, {} firmware, {}",
+            self.archive,
+            units::bytes(machine.memory_bytes),
+            units::counted(u64::from(machine.processor_count), "processor", "processors"),
+            machine.firmware,
+            units::counted(machine.network_cards.len() as u64, "network card", "network cards"),
+        ));
+        let mut table = Table::new([
+            Column::long_text("DISK"),
+            Column::number("SIZE"),
+            Column::long_text("IN THE ARCHIVE"),
+            Column::long_text("LABEL"),
+        ]);
+        for disk in &self.disks {
+            let name = disk.path.clone().unwrap_or_else(|| disk.name.clone());
+            let key = if disk.is_blank {
+                format!("{} (empty: blank disk)", disk.key)
+            } else {
+                disk.key.clone()
+            };
+            table.row([name, units::bytes(disk.size_bytes), key, disk.label.clone()]);
+        }
+        page.table(&table);
+        list_dropped(&self.dropped, page);
+    }
+}
+
+/// Reads an archive. Where one of its images cannot be read as it comes, and the archive is a file, it is read again, with such images kept in
+/// temporary files.
+pub(in crate::commands) fn read_archive<T>(
+    path: &Path,
+    context: &Context,
+    thread_count: usize,
+    mut attempt: impl FnMut(Box<dyn Read + Send>, StreamImages, Job<'_>) -> holdfast_engine::Result<T>,
+) -> Result<T, Error> {
+    let stream = compress::input(Some(path), context)?;
+    let again = path.is_file().then(|| compress::input(Some(path), context));
+    let again = again.transpose()?;
+    context.work(thread_count, |job| {
+        match (attempt(stream, StreamImages::AsTheyCome, job), again) {
+            (Err(error), Some(again)) if wants_stored_images(&error) => {
+                job.progress.note(&format!(
+                    "an image of the archive cannot be read as it comes, and is kept in {} first",
+                    std::env::temp_dir().display()
+                ));
+                attempt(again, StreamImages::StoredFirst, job)
+            }
+            (done, _) => done,
+        }
+    })
+}
+
+/// Imports.
+pub(in crate::commands) fn run(args: &ImportArgs, context: &Context) -> Result<Exit, Error> {
+    let start = context.clock().now();
+    let format = args.format.unwrap_or(Format::Qcow2);
+    if args.compress && format != Format::Qcow2 {
+        return Err(Error::usage(
+            format!("images of the format {format} are not compressed"),
+            "leave --compress out, or make them qcow2",
+        ));
+    }
+    let domain = Domain {
+        domain_type: args.domain_type.clone(),
+        network: args.network.clone(),
+    };
+    if let Some(folder) = &args.folder {
+        let request = ImportFolder {
+            folder: folder.clone(),
+            format,
+            storage: if args.compress {
+                Storage::Compressed { level: None }
+            } else {
+                Storage::Plain
+            },
+        };
+        let inside = folder.join("image");
+        let _noted = runs::note_places([folder.as_path(), &inside], context);
+        let imported = read_archive(
+            &args.archive,
+            context,
+            args.job.thread_count(),
+            |stream, images, job| {
+                open_import(stream, images, domain.clone(), job)?.into_folder(&request, &context.surroundings(), job)
+            },
+        )?;
+        let mut done = Done::new(&imported, context.clock().now().saturating_sub(start));
+        done.folder = Some(folder.display().to_string());
+        return context.report(&done);
+    }
+    let repository = context.open_repository()?;
+    let request = ImportRepository {
+        machine: args.machine.clone(),
+        parent: if args.no_parent {
+            ParentChoice::None
+        } else {
+            ParentChoice::Newest
+        },
+        continuation: crate::args::continuation(args.same_machine),
+        tags: args.tags.clone(),
+        time: args.time.unwrap_or_else(time::now),
+        host: SystemProcesses.this().host,
+        program: crate::PROGRAM.to_owned(),
+        zone: context.zone().clone(),
+    };
+    let report = read_archive(
+        &args.archive,
+        context,
+        args.job.thread_count(),
+        |stream, images, job| {
+            open_import(stream, images, domain.clone(), job)?.into_repository(&repository, request.clone(), job)
+        },
+    )?;
+    let mut done = Done::new(&report.imported, context.clock().now().saturating_sub(start));
+    done.stored_bytes = Some(report.backup.stored_bytes);
+    done.snapshot = Some(SnapshotDocument::from(&report.backup.snapshot));
+    context.report(&done)
+}

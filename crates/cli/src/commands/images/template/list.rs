@@ -1,0 +1,255 @@
+//! `holdfast template list` and `template show`.
+
+use holdfast_engine::{ListedHistory, ListedTemplate, TemplateName, TemplateReference, list_templates, show_template};
+use serde::Serialize;
+
+use super::document::ListedDocument;
+use super::signers::{TrustArgs, signatures};
+use crate::args::Example;
+use crate::context::Context;
+use crate::errors::{Error, Kind};
+use crate::exit::Exit;
+use crate::output::units;
+use crate::output::{Column, Page, Report, Style, Table};
+
+/// Arguments of `template list`.
+#[derive(Debug, clap::Args)]
+pub(super) struct ListArgs {
+    /// Only templates of this name
+    #[arg(value_name = "NAME", value_parser = parse_name)]
+    name: Option<TemplateName>,
+    /// Also what tags meant before
+    #[arg(long)]
+    all: bool,
+    #[command(flatten)]
+    trust: TrustArgs,
+}
+
+/// Arguments of `template show`.
+#[derive(Debug, clap::Args)]
+pub(super) struct ShowArgs {
+    /// The template, by its tag or by its digest
+    #[arg(value_name = "NAME[:TAG]|NAME@DIGEST")]
+    template: TemplateReference,
+    #[command(flatten)]
+    trust: TrustArgs,
+}
+
+fn parse_name(text: &str) -> Result<TemplateName, String> {
+    TemplateName::new(text).map_err(|error| error.to_string())
+}
+
+/// What a person may want of `template list`.
+pub(super) const EXAMPLES: &[Example] = &[
+    Example {
+        wish: "See which templates there are, and who vouches for them",
+        line: "holdfast template list -r /srv/templates",
+    },
+    Example {
+        wish: "See all versions of one",
+        line: "holdfast template list -r /srv/templates debian12 --all",
+    },
+];
+
+/// What a person may want of `template show`.
+pub(super) const EXAMPLES_SHOW: &[Example] = &[Example {
+    wish: "See who has signed a template, and what its tag meant before",
+    line: "holdfast template show -r /srv/templates debian12:stable",
+}];
+
+/// What `template list` answers.
+#[derive(Debug, Serialize)]
+struct Listed {
+    templates: Vec<ListedDocument>,
+    unreadable: Vec<UnreadableDocument>,
+    /// Why snapshots could not be read.
+    damaged: Vec<String>,
+}
+
+/// A template that makes no sense.
+#[derive(Debug, Serialize)]
+struct UnreadableDocument {
+    snapshot: String,
+    reason: String,
+}
+
+fn table(templates: &[ListedDocument], page: &mut Page) {
+    let mut table = Table::new([
+        Column::long_text("TEMPLATE"),
+        Column::text("TIME"),
+        Column::text("CONTENT"),
+        Column::long_text("SIGNED BY"),
+        Column::number("SIZE"),
+        Column::number("DATA"),
+        Column::number("NEW"),
+        Column::long_text("DESCRIPTION"),
+    ]);
+    for template in templates {
+        let statement = &template.statement;
+        table.row([
+            statement.label(),
+            template.local_time.clone(),
+            statement.short_content().to_owned(),
+            template.signed.brief(),
+            units::bytes(statement.size_bytes),
+            units::bytes(template.data_bytes),
+            template.own_bytes.map(units::bytes).unwrap_or_default(),
+            statement.description.clone(),
+        ]);
+    }
+    page.table(&table);
+}
+
+impl Report for Listed {
+    fn command(&self) -> &'static str {
+        "template list"
+    }
+
+    fn exit(&self) -> Exit {
+        match (self.damaged.is_empty(), self.unreadable.is_empty()) {
+            (true, true) => Exit::Ok,
+            (true, false) => Exit::Warnings,
+            (false, _) => Exit::Damage,
+        }
+    }
+
+    fn human(&self, page: &mut Page) {
+        if self.templates.is_empty() {
+            page.line("there is no such template");
+        } else {
+            table(&self.templates, page);
+        }
+        for unreadable in &self.unreadable {
+            let id = &unreadable.snapshot[..8];
+            page.styled(
+                Style::Warning,
+                &format!("template in snapshot {id}: {}", unreadable.reason),
+            );
+        }
+        for damaged in &self.damaged {
+            page.styled(Style::Bad, &format!("damaged: {damaged}"));
+        }
+    }
+}
+
+/// What `template show` answers.
+#[derive(Debug, Serialize)]
+struct Shown {
+    template: ListedDocument,
+    /// The text that is signed.
+    statement: String,
+    history: Vec<ListedDocument>,
+    same_content: Vec<ListedDocument>,
+}
+
+impl Shown {
+    fn fields(&self) -> Vec<(&'static str, String)> {
+        let (template, statement) = (&self.template, &self.template.statement);
+        let mut fields = vec![
+            ("time", template.local_time.clone()),
+            ("content", statement.content.clone()),
+            ("snapshot", statement.snapshot.clone()),
+            ("pushed on", template.host.clone()),
+            ("data", units::bytes(template.data_bytes)),
+        ];
+        if let Some(bytes) = template.own_bytes {
+            fields.push(("new when pushed", units::bytes(bytes)));
+        }
+        if !statement.description.is_empty() {
+            fields.push(("description", statement.description.clone()));
+        }
+        if !template.is_current {
+            fields.push(("now", "the tag means something else".to_owned()));
+        }
+        fields
+    }
+}
+
+impl Report for Shown {
+    fn command(&self) -> &'static str {
+        "template show"
+    }
+
+    fn human(&self, page: &mut Page) {
+        let (template, statement) = (&self.template, &self.template.statement);
+        page.styled(Style::Heading, &statement.label());
+        page.styled(template.signed.style(), &format!("  {}", template.signed.full()));
+        page.fields(&self.fields());
+        page.gap();
+        let mut parts = Table::new([
+            Column::long_text("PART"),
+            Column::number("SIZE"),
+            Column::long_text("DIGEST"),
+        ]);
+        for piece in statement.disks.iter().chain(&statement.files) {
+            parts.row([piece.name.clone(), units::bytes(piece.size_bytes), piece.digest.clone()]);
+        }
+        page.table(&parts);
+        for (heading, others) in [
+            ("What the tag meant at other times", &self.history),
+            ("The same content under other tags and signatures", &self.same_content),
+        ] {
+            if !others.is_empty() {
+                page.gap();
+                page.styled(Style::Heading, heading);
+                table(others, page);
+            }
+        }
+    }
+}
+
+/// Lists templates.
+pub(super) fn run(args: &ListArgs, context: &Context) -> Result<Exit, Error> {
+    let repository = context.open_repository()?;
+    let signatures = signatures(context);
+    let trust = args.trust.trust(&signatures, context);
+    let history = if args.all {
+        ListedHistory::All
+    } else {
+        ListedHistory::Current
+    };
+    let listing = list_templates(&repository, args.name.as_ref(), history, &trust)?;
+    if let Some(name) = &args.name
+        && listing.templates.is_empty()
+        && listing.unreadable.is_empty()
+        && listing.damaged.is_empty()
+    {
+        return Err(Error::refused(
+            Kind::NotFound,
+            format!("there is no template {name}"),
+            "holdfast template list shows what there is",
+        ));
+    }
+    let templates = listing.templates.iter();
+    let unreadable = listing.unreadable.iter().map(|(manifest, error)| UnreadableDocument {
+        snapshot: manifest.id.to_string(),
+        reason: error.to_string(),
+    });
+    context.report(&Listed {
+        templates: templates
+            .map(|template| ListedDocument::new(template, context))
+            .collect(),
+        unreadable: unreadable.collect(),
+        damaged: listing.damaged.iter().map(ToString::to_string).collect(),
+    })
+}
+
+/// Shows a template.
+pub(super) fn run_show(args: &ShowArgs, context: &Context) -> Result<Exit, Error> {
+    let repository = context.open_repository()?;
+    let signatures = signatures(context);
+    let trust = args.trust.trust(&signatures, context);
+    let found = context.work(1, |job| {
+        show_template(&repository, &args.template, &trust, job.progress)
+    })?;
+    let documents = |templates: &[ListedTemplate]| {
+        let documents = templates.iter().map(|template| ListedDocument::new(template, context));
+        documents.collect()
+    };
+    context.report(&Shown {
+        statement: found.template.statement.encode(),
+        template: ListedDocument::new(&found.template, context),
+        history: documents(&found.history),
+        same_content: documents(&found.same_content),
+    })
+}

@@ -1,0 +1,259 @@
+//! `holdfast template push` and `template tag`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use holdfast_engine::{
+    Publication, Published, PushRequest, PushSource, Replace, SnapshotName, SourceName, TemplateLabel,
+    TemplateReference, Unsealed, prepare_push, prepare_tag,
+};
+use holdfast_host::SshSignatures;
+use holdfast_image::Format;
+use holdfast_repo::{Processes as _, SystemProcesses};
+use serde::Serialize;
+
+use super::document::StatementDocument;
+use super::signers::{SignArgs, TrustArgs, is_file, signatures};
+use crate::PROGRAM;
+use crate::args::{Example, JobArgs};
+use crate::context::Context;
+use crate::errors::Error;
+use crate::exit::Exit;
+use crate::machines::no_image;
+use crate::output::units;
+use crate::output::{Page, Report};
+use crate::process::time;
+
+/// Arguments of `template push`.
+#[derive(Debug, clap::Args)]
+pub(super) struct PushArgs {
+    /// What to call it; the tag is `latest` where not given
+    #[arg(value_name = "NAME[:TAG]")]
+    label: TemplateLabel,
+    /// Images, each with NAME= before it where the disk is to be called otherwise; or one snapshot of a machine in the repository, with its configuration: a machine's name is its newest
+    #[arg(value_name = "IMAGE|SNAPSHOT|MACHINE", required = true)]
+    sources: Vec<OsString>,
+    #[command(flatten)]
+    wording: WordingArgs,
+    /// The format of all images, where their content is not to decide (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels)
+    #[arg(long, value_name = "FORMAT", value_parser = crate::args::parse_format)]
+    format: Option<Format>,
+    /// A file that images may be based on though it lies in another folder; may be given several times
+    #[arg(long = "allow", value_name = "FILE")]
+    allowed: Vec<PathBuf>,
+    #[command(flatten)]
+    sign: SignArgs,
+    #[command(flatten)]
+    job: JobArgs,
+}
+
+/// Arguments of `template tag`.
+#[derive(Debug, clap::Args)]
+pub(super) struct TagArgs {
+    /// The template, by its tag or by its digest
+    #[arg(value_name = "NAME[:TAG]|NAME@DIGEST")]
+    template: TemplateReference,
+    /// What it is to be called, too
+    #[arg(value_name = "NAME[:TAG]")]
+    label: TemplateLabel,
+    #[command(flatten)]
+    wording: WordingArgs,
+    #[command(flatten)]
+    sign: SignArgs,
+    #[command(flatten)]
+    trust: TrustArgs,
+    #[command(flatten)]
+    job: JobArgs,
+}
+
+/// What is said of a template.
+#[derive(Debug, clap::Args)]
+struct WordingArgs {
+    /// What is to be known of it, in one line
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    description: String,
+    /// Let the tag mean this, where it is there with other content; that stays, and NAME@DIGEST names it
+    #[arg(long)]
+    replace: bool,
+}
+
+/// What a person may want of `template push`.
+pub(super) const EXAMPLES: &[Example] = &[
+    Example {
+        wish: "Share a prepared image",
+        line: "holdfast template push -r /srv/templates debian12:2026-11 debian12.qcow2 --sign ~/.ssh/id_ed25519",
+    },
+    Example {
+        wish: "Share a machine with its configuration, after it was backed up to the same repository",
+        line: "holdfast template push -r /srv/templates web web1 --description 'nginx, hardened'",
+    },
+];
+
+/// What a person may want of `template tag`.
+pub(super) const EXAMPLES_TAG: &[Example] = &[
+    Example {
+        wish: "Let everybody have what was tried",
+        line: "holdfast template tag -r /srv/templates debian12:2026-11 debian12:stable --replace",
+    },
+    Example {
+        wish: "Let a tag mean again what it meant before",
+        line: "holdfast template tag -r /srv/templates debian12@9f86d081884c debian12:stable --replace",
+    },
+];
+
+/// What they answer.
+#[derive(Debug, Serialize)]
+struct Pushed {
+    #[serde(skip)]
+    command: &'static str,
+    #[serde(flatten)]
+    statement: StatementDocument,
+    is_signed: bool,
+    data_bytes: u64,
+    own_bytes: u64,
+    /// The content that the tag meant before.
+    before: Option<String>,
+    duration_ms: u64,
+}
+
+impl Report for Pushed {
+    fn command(&self) -> &'static str {
+        self.command
+    }
+
+    fn human(&self, page: &mut Page) {
+        let disks = units::counted(self.statement.disks.len() as u64, "disk", "disks");
+        page.line(&format!(
+            "{}  {disks} of {}, {} of data, {} new, in {}",
+            self.statement.label(),
+            units::bytes(self.statement.size_bytes),
+            units::bytes(self.data_bytes),
+            units::bytes(self.own_bytes),
+            units::duration(std::time::Duration::from_millis(self.duration_ms)),
+        ));
+        page.line(&format!("  content {}", self.statement.content));
+        if !self.is_signed {
+            page.line("  not signed");
+        }
+        if let Some(before) = self.before.as_ref().filter(|before| **before != self.statement.content) {
+            page.line(&format!(
+                "  before, it meant {}@{}, which stays",
+                self.statement.name,
+                &before[..12]
+            ));
+        }
+    }
+}
+
+impl WordingArgs {
+    fn publication(&self, label: &TemplateLabel) -> Publication {
+        Publication {
+            label: label.clone(),
+            description: self.description.clone(),
+            replace: if self.replace {
+                Replace::Replace
+            } else {
+                Replace::Refuse
+            },
+            time: time::now(),
+            host: SystemProcesses.this().host,
+            program: PROGRAM.to_owned(),
+        }
+    }
+}
+
+fn source(args: &PushArgs) -> Result<PushSource, Error> {
+    if let [only] = &args.sources[..]
+        && !is_file(only)
+    {
+        let about_images = [
+            ("--format", args.format.is_some()),
+            ("--allow", !args.allowed.is_empty()),
+        ];
+        if let Some((option, _)) = about_images.iter().find(|(_, is_given)| *is_given) {
+            let what = format!("{option} is about images, and {} is a snapshot", only.display());
+            return Err(Error::usage(what, "for an image give a path with a /"));
+        }
+        let name: SnapshotName = only.to_string_lossy().parse().map_err(holdfast_engine::Error::from)?;
+        if name.disk.is_some() {
+            return Err(Error::usage(
+                "a machine is pushed, and this names a disk",
+                "leave the disk out; holdfast restore makes an image of it, which can be pushed",
+            ));
+        }
+        return Ok(PushSource::Snapshot(name.snapshot));
+    }
+    if args.format.is_none() {
+        args.sources.iter().try_for_each(|word| no_image::refuse(word))?;
+    }
+    let disks = args.sources.iter().map(|word| SourceName::parse(word));
+    Ok(PushSource::Images {
+        disks: disks.collect::<holdfast_engine::Result<_>>()?,
+        format: args.format,
+        allowed: args.allowed.clone(),
+    })
+}
+
+/// Pushes.
+pub(super) fn run(args: &PushArgs, context: &Context) -> Result<Exit, Error> {
+    let start = context.clock().now();
+    let key = args.sign.key(context)?;
+    let request = PushRequest {
+        source: source(args)?,
+        publication: args.wording.publication(&args.label),
+        zone: context.zone().clone(),
+    };
+    let repository = context.open_repository()?;
+    let surroundings = context.surroundings();
+    let threads = args.job.thread_count();
+    let unsealed = context.work(threads, |job| prepare_push(&repository, request, &surroundings, job))?;
+    let signatures = signatures(context);
+    let (published, is_signed) = publish(unsealed, key, &signatures, (context, threads))?;
+    let duration = context.clock().now().saturating_sub(start);
+    context.report(&pushed("template push", &published, is_signed, duration))
+}
+
+/// Gives another tag.
+pub(super) fn run_tag(args: &TagArgs, context: &Context) -> Result<Exit, Error> {
+    let start = context.clock().now();
+    let key = args.sign.key(context)?;
+    let publication = args.wording.publication(&args.label);
+    let repository = context.open_repository()?;
+    let threads = args.job.thread_count();
+    let signatures = signatures(context);
+    let trust = args.trust.trust(&signatures, context);
+    let unsealed = context.work(threads, |job| {
+        let vouching = (&trust, args.sign.unsigned());
+        prepare_tag(&repository, &args.template, publication, vouching, job)
+    })?;
+    let (published, is_signed) = publish(unsealed, key, &signatures, (context, threads))?;
+    let duration = context.clock().now().saturating_sub(start);
+    context.report(&pushed("template tag", &published, is_signed, duration))
+}
+
+fn publish(
+    unsealed: Unsealed<'_>,
+    key: Option<PathBuf>,
+    signatures: &SshSignatures<'_>,
+    (context, threads): (&Context, usize),
+) -> Result<(Published, bool), Error> {
+    let signature = key
+        .map(|key| SignArgs::sign(&key, &unsealed, signatures, context))
+        .transpose()?;
+    let is_signed = signature.is_some();
+    let signature = signature.map(|signature| (signature, signatures));
+    let published = context.work(threads, |job| unsealed.publish(signature, job))?;
+    Ok((published, is_signed))
+}
+
+fn pushed(command: &'static str, published: &Published, is_signed: bool, duration: std::time::Duration) -> Pushed {
+    Pushed {
+        command,
+        statement: StatementDocument::new(&published.statement, published.snapshot),
+        is_signed,
+        data_bytes: published.data_bytes,
+        own_bytes: published.own_bytes,
+        before: published.before.map(|before| before.to_string()),
+        duration_ms: units::millis(duration),
+    }
+}

@@ -1,0 +1,97 @@
+//! `holdfast template remove`.
+
+use holdfast_engine::{RemovalSelection, TemplateReference, TemplateVersion, remove_templates};
+use serde::Serialize;
+
+use super::document::StatementDocument;
+use crate::args::Example;
+use crate::context::Context;
+use crate::errors::Error;
+use crate::exit::Exit;
+use crate::output::{Page, Report};
+
+/// Arguments of `template remove`.
+#[derive(Debug, clap::Args)]
+pub(super) struct RemoveArgs {
+    /// A tag, with all that it has meant; or a content, under all tags of the name
+    #[arg(value_name = "NAME[:TAG]|NAME@DIGEST")]
+    template: TemplateReference,
+    /// Everything under the name: all tags, and what cannot be read
+    #[arg(long)]
+    all: bool,
+    /// Show what would go; remove nothing
+    #[arg(short = 'n', long)]
+    dry_run: bool,
+}
+
+/// What a person may want of it.
+pub(super) const EXAMPLES: &[Example] = &[
+    Example {
+        wish: "See what would go with a tag",
+        line: "holdfast template remove -r /srv/templates debian12:2026-10 --dry-run",
+    },
+    Example {
+        wish: "Remove an old version by its digest",
+        line: "holdfast template remove -r /srv/templates debian12@9f86d081884c",
+    },
+];
+
+/// What it answers.
+#[derive(Debug, Serialize)]
+struct Removed {
+    dry_run: bool,
+    templates: Vec<StatementDocument>,
+    /// Snapshots that are templates, and make no sense.
+    unreadable: Vec<String>,
+}
+
+impl Report for Removed {
+    fn command(&self) -> &'static str {
+        "template remove"
+    }
+
+    fn human(&self, page: &mut Page) {
+        let verb = if self.dry_run { "would remove" } else { "removed" };
+        for template in &self.templates {
+            page.line(&format!(
+                "{verb} {} of {} ({}@{})",
+                template.label(),
+                template.time,
+                template.name,
+                template.short_content()
+            ));
+        }
+        for id in &self.unreadable {
+            page.line(&format!("{verb} the template in snapshot {id}, which cannot be read"));
+        }
+    }
+}
+
+/// Removes templates.
+pub(super) fn run(args: &RemoveArgs, context: &Context) -> Result<Exit, Error> {
+    let selection = match (&args.template.version, args.all) {
+        (_, false) => RemovalSelection::One(args.template.clone()),
+        (TemplateVersion::Tag(tag), true) if *tag == holdfast_engine::TemplateTag::default() => {
+            RemovalSelection::Name(args.template.name.clone())
+        }
+        (_, true) => {
+            return Err(Error::usage(
+                format!("--all is about a whole name, and {} is a part of it", args.template),
+                "give the name alone, or leave --all out",
+            ));
+        }
+    };
+    let repository = context.open_repository()?;
+    let surroundings = context.surroundings();
+    let execution = crate::args::execution(args.dry_run);
+    let gone = context.work(1, |job| {
+        remove_templates(&repository, &selection, execution, &surroundings, job)
+    })?;
+    let documents = gone.templates.iter();
+    let documents = documents.map(|(manifest, statement)| StatementDocument::new(statement, manifest.id));
+    context.report(&Removed {
+        dry_run: args.dry_run,
+        templates: documents.collect(),
+        unreadable: gone.unreadable.iter().map(|manifest| manifest.id.to_string()).collect(),
+    })
+}

@@ -1,0 +1,134 @@
+//! Who signs templates, and whose signatures count.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::IsTerminal as _;
+use std::path::{Path, PathBuf};
+
+use holdfast_engine::{TEMPLATE_NAMESPACE, TemplateError, Trust, Unsealed, Unsigned};
+use holdfast_host::{AllowedSigners, PassphraseFrom, SshSignatures};
+
+use crate::context::Context;
+use crate::errors::Error;
+use crate::process::environment;
+
+/// Where files about signers are for all users of a host.
+const SYSTEM_FOLDER: &str = "/etc/holdfast";
+/// Whose key is whose.
+const SIGNERS: &str = "allowed_signers";
+/// Keys that count no more.
+const REVOKED: &str = "revoked_signers";
+
+/// Whose signatures count.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Signatures")]
+pub(super) struct TrustArgs {
+    /// File that says whose key is whose, as ssh-keygen(1) and git have it; /etc/holdfast/allowed_signers or ~/.config/holdfast/allowed_signers where not given [env: HOLDFAST_ALLOWED_SIGNERS]
+    #[arg(long, value_name = "FILE")]
+    allowed_signers: Option<PathBuf>,
+    /// Keys that count no more: a KRL, or public keys by the line; revoked_signers beside the default of allowed_signers where not given [env: HOLDFAST_REVOKED_SIGNERS]
+    #[arg(long, value_name = "FILE")]
+    revoked_signers: Option<PathBuf>,
+}
+
+/// Who signs.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Signatures")]
+pub(super) struct SignArgs {
+    /// Sign with this SSH key: a private key, or the public one of a key in an agent [env: HOLDFAST_TEMPLATE_KEY]
+    #[arg(long = "sign", value_name = "KEY", conflicts_with = "unsigned")]
+    key: Option<PathBuf>,
+    /// Do without signatures: nobody vouches for what is shared
+    #[arg(long)]
+    unsigned: bool,
+}
+
+impl TrustArgs {
+    /// Who judges signatures, and by which signers.
+    pub(super) fn trust<'a>(&self, signatures: &'a SshSignatures<'a>, context: &Context) -> Trust<'a> {
+        let file = |option: &Option<PathBuf>, variable, name| {
+            let given = option.clone().or_else(|| context.variable(variable).map(PathBuf::from));
+            given.or_else(|| found(name, context))
+        };
+        let signers = file(&self.allowed_signers, environment::ALLOWED_SIGNERS, SIGNERS);
+        let revoked = file(&self.revoked_signers, environment::REVOKED_SIGNERS, REVOKED);
+        Trust {
+            signatures,
+            allowed: signers.map(|signers| AllowedSigners { signers, revoked }),
+        }
+    }
+}
+
+/// A file that is there, for all users or else for this one. One that cannot be read is there.
+fn found(name: &str, context: &Context) -> Option<PathBuf> {
+    let own = context.configuration_folder().map(|folder| folder.join("holdfast"));
+    let folders = [Some(PathBuf::from(SYSTEM_FOLDER)), own];
+    let mut paths = folders.into_iter().flatten().map(|folder| folder.join(name));
+    paths.find(|path| path.symlink_metadata().is_ok())
+}
+
+/// Who makes and judges signatures.
+pub(super) fn signatures(context: &Context) -> SshSignatures<'_> {
+    SshSignatures::new(&**context.clock(), context.runtime_folder())
+}
+
+/// What `--unsigned` means.
+pub(super) fn unsigned(is_given: bool) -> Unsigned {
+    if is_given { Unsigned::Accept } else { Unsigned::Refuse }
+}
+
+impl SignArgs {
+    pub(super) fn unsigned(&self) -> Unsigned {
+        unsigned(self.unsigned)
+    }
+
+    /// The key to sign with, which is there; none where nobody is to sign.
+    pub(super) fn key(&self, context: &Context) -> Result<Option<PathBuf>, Error> {
+        if self.unsigned {
+            return Ok(None);
+        }
+        let of_environment = || context.variable(environment::TEMPLATE_KEY).map(PathBuf::from);
+        let key = self.key.clone().or_else(of_environment).ok_or_else(|| {
+            let hint = format!(
+                "give --sign KEY or set {}: ssh-keygen -t ed25519 makes a key; with --unsigned nobody vouches for it",
+                environment::TEMPLATE_KEY
+            );
+            Error::usage("no key is given to sign with", hint)
+        })?;
+        // What takes hours is not to end here for a name that was mistyped.
+        File::open(&key).map_err(|source| Error::File {
+            action: "read",
+            path: key.clone(),
+            source,
+        })?;
+        Ok(Some(key))
+    }
+
+    /// Signs what is to be a template. No progress is shown meanwhile: somebody may be asked for the passphrase of the key.
+    pub(super) fn sign(
+        key: &Path,
+        unsealed: &Unsealed<'_>,
+        signatures: &SshSignatures<'_>,
+        context: &Context,
+    ) -> Result<String, Error> {
+        let is_asked = context.variable(environment::JOB).is_none()
+            && std::io::stderr().is_terminal()
+            && File::open("/dev/tty").is_ok();
+        let passphrase = if is_asked {
+            PassphraseFrom::Terminal
+        } else {
+            PassphraseFrom::Nobody
+        };
+        let text = unsealed.text();
+        let signed = signatures.sign(key, TEMPLATE_NAMESPACE, text.as_bytes(), passphrase);
+        Ok(signed.map_err(|error| holdfast_engine::Error::from(TemplateError::from(error)))?)
+    }
+}
+
+/// Whether a word names a file, and not a snapshot or a machine.
+pub(super) fn is_file(word: &OsStr) -> bool {
+    let text = word.to_string_lossy();
+    text.contains(['/', '='])
+        || holdfast_engine::SourceName::is_called_like_an_image(word)
+        || Path::new(word).symlink_metadata().is_ok()
+}

@@ -1,0 +1,183 @@
+//! `holdfast init`: make a repository.
+
+use std::ffi::{OsStr, OsString};
+
+use holdfast_engine::{InitReport, InitRequest, Location, NewProtection, init};
+use holdfast_host::why_not_ours_alone;
+use holdfast_repo::Repository;
+use holdfast_repo::key::Cipher;
+use serde::Serialize;
+
+use crate::args::{Example, LikePasswordArgs};
+use crate::context::Context;
+use crate::context::password::{PasswordSource, PasswordUse};
+use crate::errors::Error;
+use crate::exit::Exit;
+use crate::output::{Page, Report};
+
+/// Arguments of `init`.
+#[derive(Debug, clap::Args)]
+pub struct InitArgs {
+    /// Make a repository that anybody who reads it can open
+    #[arg(long)]
+    no_encryption: bool,
+    /// Also print the paper key: text that opens the repository when all passwords are lost
+    #[arg(long, conflicts_with = "no_encryption")]
+    paper_key: bool,
+    /// What to call the password in `key list`: whose it is, or where
+    #[arg(long, value_name = "TEXT", default_value = "first")]
+    label: String,
+    /// Recognise bytes as the repository at this place does, so that what holdfast copy brings from there is stored once
+    #[arg(long, value_name = "LOCATION")]
+    like: Option<OsString>,
+    #[command(flatten)]
+    like_password: LikePasswordArgs,
+}
+
+/// What a person may want of it.
+pub(in crate::commands) const EXAMPLES: &[Example] = &[
+    Example {
+        wish: "Make an encrypted repository, asking for its new password",
+        line: "holdfast init --repository /backup/vms",
+    },
+    Example {
+        wish: "Take the password from a file, and print a paper key for the safe",
+        line: "holdfast init -r /backup/vms --password-file /etc/holdfast/password --paper-key",
+    },
+    Example {
+        wish: "Make one that holds copies of another's snapshots beside its own, and stores what they share once",
+        line: "holdfast init -r /offsite/vms --like /backup/vms --like-password-file /etc/holdfast/password",
+    },
+    Example {
+        wish: "Make one that is not encrypted",
+        line: "holdfast init -r /backup/vms --no-encryption",
+    },
+];
+
+/// What `init` answers.
+#[derive(Debug, Serialize)]
+struct Made {
+    id: String,
+    location: String,
+    encrypted: bool,
+    cipher: &'static str,
+    like: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    paper_key: Option<String>,
+}
+
+impl Report for Made {
+    fn command(&self) -> &'static str {
+        "init"
+    }
+
+    fn human(&self, page: &mut Page) {
+        page.line(&format!("made repository {} in {}", &self.id[..8], self.location));
+        if let Some(like) = &self.like {
+            page.line(&format!("it recognises bytes as repository {} does", &like[..8]));
+        }
+        if !self.encrypted {
+            page.line("it is not encrypted: whoever can read it can read the disks");
+            return;
+        }
+        match &self.paper_key {
+            None => page.line(
+                "keep the password safe: without it nobody reads the repository, and holdfast key paper needs it too",
+            ),
+            Some(paper_key) => {
+                page.line("the paper key opens it without any password; print it and lock it away:");
+                page.gap();
+                page.line(&format!("  {paper_key}"));
+            }
+        }
+    }
+}
+
+/// Makes the repository.
+pub(in crate::commands) fn run(args: &InitArgs, context: &Context) -> Result<Exit, Error> {
+    let location = context.new_location()?;
+    if args.no_encryption && context.is_password_of_this_repository()? {
+        return Err(Error::usage(
+            "a password is given for a repository that is not to be encrypted",
+            "leave out --no-encryption, or the password",
+        ));
+    }
+    let like = args.like.as_deref().map(|other| open_like(other, args, context));
+    let like = like.transpose()?;
+    let password = if args.no_encryption {
+        None
+    } else {
+        Some(context.password(PasswordUse::New)?)
+    };
+    let protection = password.as_ref().map_or(NewProtection::Nothing, |password| {
+        NewProtection::Passphrase(password.as_bytes())
+    });
+    let request = InitRequest {
+        location: &location,
+        protection,
+        label: &args.label,
+        cipher: fastest_cipher(),
+        like: like.as_ref(),
+    };
+    let InitReport {
+        id,
+        store,
+        cipher,
+        paper_key,
+    } = init(&request, &context.surroundings())?;
+    // Network and removable file systems may show any owner and mode, so this is no refusal.
+    if let Ok(Some(why)) = why_not_ours_alone(location.path()) {
+        context.console().warning(&format!(
+            "others can change the repository, or put another one in its place: {why}; keep it in a folder that only you can write"
+        ));
+    }
+    context.report(&Made {
+        id: id.to_string(),
+        location: store,
+        encrypted: !args.no_encryption,
+        cipher: cipher_name(cipher),
+        like: like.map(|other| other.config().id.to_string()),
+        paper_key: args.paper_key.then(|| paper_key.text().to_owned()),
+    })
+}
+
+/// The repository that the new one is made like.
+fn open_like(other: &OsStr, args: &InitArgs, context: &Context) -> Result<Repository, Error> {
+    let source = PasswordSource::choose_like(&args.like_password);
+    let options = "--like-password-file FILE or --like-password-command COMMAND";
+    let location = context.remembered(Location::parse(other)?);
+    context.open_other(&location, &source, options)
+}
+
+fn cipher_name(cipher: Cipher) -> &'static str {
+    match cipher {
+        Cipher::Aes256Gcm => "aes-256-gcm",
+        Cipher::ChaCha20Poly1305 => "chacha20-poly1305",
+    }
+}
+
+/// AES where the processor has instructions for it; without them it is slow, and its time tells of the key.
+#[cfg(target_arch = "x86_64")]
+fn fastest_cipher() -> Cipher {
+    if std::arch::is_x86_feature_detected!("aes") && std::arch::is_x86_feature_detected!("pclmulqdq") {
+        Cipher::Aes256Gcm
+    } else {
+        Cipher::ChaCha20Poly1305
+    }
+}
+
+/// AES where the processor has instructions for it; without them it is slow, and its time tells of the key.
+#[cfg(target_arch = "aarch64")]
+fn fastest_cipher() -> Cipher {
+    if std::arch::is_aarch64_feature_detected!("aes") && std::arch::is_aarch64_feature_detected!("pmull") {
+        Cipher::Aes256Gcm
+    } else {
+        Cipher::ChaCha20Poly1305
+    }
+}
+
+/// What needs no instructions of its own.
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+fn fastest_cipher() -> Cipher {
+    Cipher::ChaCha20Poly1305
+}

@@ -1,0 +1,158 @@
+//! `holdfast repair`: mend what can be mended, and name what is lost.
+
+use holdfast_engine::{RepairOutcome, repair};
+use holdfast_repo::RepairAction;
+use serde::Serialize;
+
+use crate::args::{Example, JobArgs};
+use crate::context::Context;
+use crate::errors::Error;
+use crate::exit::Exit;
+use crate::output::finding::{self, FindingDocument, show};
+use crate::output::units;
+use crate::output::{Page, Report, Style};
+
+/// Arguments of `repair`.
+#[derive(Debug, clap::Args)]
+pub struct RepairArgs {
+    /// Show what would be done, and why; mend nothing
+    #[arg(short = 'n', long)]
+    dry_run: bool,
+    /// Share of the repository to read first; 0 mends only what scrub has found before
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u8).range(0..=100))]
+    percent: u8,
+    #[command(flatten)]
+    job: JobArgs,
+}
+
+/// What a person may want of it.
+pub(in crate::commands) const EXAMPLES: &[Example] = &[
+    Example {
+        wish: "See what is damaged and what can be done",
+        line: "holdfast repair -r /backup/vms --dry-run",
+    },
+    Example {
+        wish: "Mend it; backing up the same machines again brings more back, and a second repair uses that",
+        line: "holdfast repair -r /backup/vms",
+    },
+];
+
+/// What `repair` answers.
+#[derive(Debug, Serialize)]
+struct Repaired {
+    dry_run: bool,
+    actions: Vec<ActionDocument>,
+    healed_bytes: u64,
+    lost_bytes: u64,
+    deleted_packs: Vec<String>,
+    /// What is wrong now; after mending, what is still wrong.
+    findings: Vec<FindingDocument>,
+    unlisted_finding_count: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct ActionDocument {
+    action: String,
+    reason: String,
+}
+
+impl From<&(RepairAction, String)> for ActionDocument {
+    fn from((action, reason): &(RepairAction, String)) -> Self {
+        Self {
+            action: describe(action),
+            reason: reason.clone(),
+        }
+    }
+}
+
+fn describe(action: &RepairAction) -> String {
+    match action {
+        RepairAction::RestoreConfig => "write the configuration again".to_owned(),
+        RepairAction::RestoreSnapshot { snapshot, copy } => {
+            format!("write snapshot {} again from its copy in pack {copy}", snapshot.short())
+        }
+        RepairAction::RestoreRelocation { object } => format!("write {object} again from its copy"),
+        RepairAction::Replace { object } => format!("replace {object}"),
+        RepairAction::RebuildIndex { segments } => {
+            format!(
+                "write the index again, instead of {}",
+                units::counted(segments.len() as u64, "segment", "segments")
+            )
+        }
+        RepairAction::RecordLoss { pack } => format!("remember what is lost of pack {pack}"),
+        RepairAction::Salvage { pack } => format!("save what is whole of pack {pack}"),
+        RepairAction::DeletePack { pack } => format!("delete pack {pack}"),
+        RepairAction::ForgetDamage { pack } => format!("forget the damage of pack {pack}"),
+    }
+}
+
+impl Report for Repaired {
+    fn command(&self) -> &'static str {
+        "repair"
+    }
+
+    fn exit(&self) -> Exit {
+        finding::exit(&self.findings, self.unlisted_finding_count)
+    }
+
+    fn human(&self, page: &mut Page) {
+        for action in &self.actions {
+            let verb = if self.dry_run { "would" } else { "did" };
+            page.line(&format!("{verb}: {} ({})", action.action, action.reason));
+        }
+        if !self.findings.is_empty() {
+            let heading = if self.dry_run {
+                "what is wrong"
+            } else {
+                "what is still wrong"
+            };
+            page.styled(Style::Heading, heading);
+            show(&self.findings, self.unlisted_finding_count, page);
+        }
+        if self.dry_run {
+            page.line("nothing was mended");
+        } else if self.actions.is_empty() && self.findings.is_empty() {
+            page.styled(Style::Good, "there is nothing to mend");
+        } else {
+            page.line(&format!(
+                "healed {}, {} are lost for now, {} deleted",
+                units::bytes(self.healed_bytes),
+                units::bytes(self.lost_bytes),
+                units::counted(self.deleted_packs.len() as u64, "pack", "packs")
+            ));
+        }
+        if self.lost_bytes > 0 {
+            page.line("back up the same machines again, then repair once more: what is the same comes back");
+        }
+    }
+}
+
+/// Mends.
+pub(in crate::commands) fn run(args: &RepairArgs, context: &Context) -> Result<Exit, Error> {
+    let repository = context.open_repository()?;
+    let execution = crate::args::execution(args.dry_run);
+    let outcome = context.work(args.job.thread_count(), |job| {
+        repair(&repository, args.percent, execution, job)
+    })?;
+    let documents = |findings: &[holdfast_repo::Finding]| findings.iter().map(FindingDocument::from).collect();
+    context.report(&match outcome {
+        RepairOutcome::Planned(plan) => Repaired {
+            dry_run: true,
+            actions: plan.actions.iter().map(ActionDocument::from).collect(),
+            healed_bytes: 0,
+            lost_bytes: 0,
+            deleted_packs: Vec::new(),
+            findings: documents(&plan.findings),
+            unlisted_finding_count: plan.unlisted_finding_count,
+        },
+        RepairOutcome::Done(report) => Repaired {
+            dry_run: false,
+            actions: report.done.iter().map(ActionDocument::from).collect(),
+            healed_bytes: report.healed_bytes,
+            lost_bytes: report.lost_bytes,
+            deleted_packs: report.deleted_packs.iter().map(ToString::to_string).collect(),
+            findings: documents(&report.findings),
+            unlisted_finding_count: report.unlisted_finding_count,
+        },
+    })
+}

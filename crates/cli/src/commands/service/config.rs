@@ -1,0 +1,323 @@
+//! `holdfast config`: what a configuration says, before anything acts by it.
+//!
+//! Here are checks of both kinds of files, and what a sanoid.conf means; what a holdfast.toml means is in `jobs.rs`.
+
+mod jobs;
+
+use std::path::PathBuf;
+
+use holdfast_policy::sanoid::{DatasetPolicy, Origin, SanoidConfig, SanoidError, SanoidWarning};
+use serde::Serialize;
+
+use crate::args::Example;
+use crate::context::Context;
+use crate::errors::Error;
+use crate::exit::Exit;
+use crate::files::holdfast_file;
+use crate::files::sanoid_file::{self, SanoidFileArgs};
+use crate::output::{Column, Page, Report, Style, Table};
+
+/// Arguments of `config`.
+#[derive(Debug, clap::Args)]
+pub struct ConfigArgs {
+    #[command(subcommand)]
+    verb: ConfigVerb,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum ConfigVerb {
+    /// Tell all that is wrong with a holdfast.toml or a sanoid.conf
+    Check(CheckArgs),
+    /// Show what it means for each job or dataset, and which line says so
+    Show(ShowArgs),
+}
+
+#[derive(Debug, clap::Args)]
+struct CheckArgs {
+    #[command(flatten)]
+    file: FileArgs,
+}
+
+/// Which file.
+#[derive(Debug, clap::Args)]
+struct FileArgs {
+    /// The file: a holdfast.toml, or a sanoid.conf. Where none is given, /etc/holdfast/holdfast.toml, else /etc/sanoid/sanoid.conf
+    #[arg(value_name = "FILE")]
+    file: Option<PathBuf>,
+}
+
+impl FileArgs {
+    fn path(&self, context: &Context) -> PathBuf {
+        let own = || Some(holdfast_file::path(context)).filter(|path| path.exists());
+        let sanoid = || PathBuf::from(sanoid_file::SANOID_CONF);
+        self.file.clone().or_else(own).unwrap_or_else(sanoid)
+    }
+}
+
+#[derive(Debug, clap::Args)]
+struct ShowArgs {
+    #[command(flatten)]
+    file: FileArgs,
+    /// Of a sanoid.conf: a dataset that is there, beside those that have a section; may be given several times
+    #[arg(short, long = "dataset", value_name = "DATASET")]
+    datasets: Vec<String>,
+    /// Show settings that nobody has set as well
+    #[arg(long)]
+    effective: bool,
+}
+
+/// What a person may want of it.
+pub(in crate::commands) const EXAMPLES: &[Example] = &[
+    Example {
+        wish: "See whether the daemon could use its configuration",
+        line: "holdfast config check /etc/holdfast/holdfast.toml",
+    },
+    Example {
+        wish: "See whether a sanoid.conf can be used as it is",
+        line: "holdfast config check /etc/sanoid/sanoid.conf",
+    },
+    Example {
+        wish: "See what it means for a dataset that its parent hands settings down to",
+        line: "holdfast config show /etc/sanoid/sanoid.conf --dataset tank/vm/web1",
+    },
+];
+
+/// What a person may want of `config check`.
+pub(in crate::commands) const EXAMPLES_CHECK: &[Example] = &[Example {
+    wish: "See whether a sanoid.conf can be used as it is",
+    line: "holdfast config check /etc/sanoid/sanoid.conf",
+}];
+
+/// What a person may want of `config show`.
+pub(in crate::commands) const EXAMPLES_SHOW: &[Example] = &[
+    Example {
+        wish: "See everything that holds for each job, where it comes from, and when it is due",
+        line: "holdfast config show /etc/holdfast/holdfast.toml --effective",
+    },
+    Example {
+        wish: "See everything that holds for a dataset, and where it comes from",
+        line: "holdfast config show /etc/sanoid/sanoid.conf --dataset tank/vm/web1 --effective",
+    },
+];
+
+/// What `config check` answers.
+#[derive(Debug, Serialize)]
+struct Checked {
+    file: String,
+    /// What is wrong, in words, in the order of the lines.
+    errors: Vec<String>,
+    /// What is hardly meant.
+    doubts: Vec<String>,
+}
+
+/// What `config show` answers.
+#[derive(Debug, Serialize)]
+struct Shown {
+    file: String,
+    datasets: Vec<DatasetDocument>,
+    /// What is hardly meant.
+    doubts: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct DatasetDocument {
+    name: String,
+    /// Whether snapshots are taken of it.
+    takes: bool,
+    /// Whether they are taken with those of all datasets below it, of one instant.
+    is_tree: bool,
+    /// Whether its snapshots are removed when they have served their time.
+    prunes: bool,
+    settings: Vec<SettingDocument>,
+}
+
+#[derive(Debug, Serialize)]
+struct SettingDocument {
+    key: &'static str,
+    value: String,
+    /// The section that it is set in; null where nobody has set it.
+    section: Option<String>,
+    /// The line, from 1; null where nobody has set it.
+    line: Option<u32>,
+}
+
+impl SettingDocument {
+    /// Of a setting that was set by `origin`.
+    fn new(key: &'static str, value: &str, origin: &Origin) -> Self {
+        let (section, line) = match origin {
+            Origin::Default => (None, None),
+            Origin::Line { section, line } => (Some(section.clone()), Some(*line)),
+        };
+        Self {
+            key,
+            value: value.to_owned(),
+            section,
+            line,
+        }
+    }
+
+    /// It, its value, and who says so.
+    fn row(&self) -> [String; 3] {
+        let from = match (&self.section, self.line) {
+            (Some(section), Some(line)) => format!("line {line}, [{section}]"),
+            _ => String::new(),
+        };
+        [self.key.to_owned(), self.value.clone(), from]
+    }
+}
+
+/// How an answer ends that has nothing worse than doubts.
+fn exit_of(doubts: &[String]) -> Exit {
+    if doubts.is_empty() { Exit::Ok } else { Exit::Warnings }
+}
+
+impl Report for Checked {
+    fn command(&self) -> &'static str {
+        "config check"
+    }
+
+    fn exit(&self) -> Exit {
+        match (self.errors.is_empty(), self.doubts.is_empty()) {
+            (false, _) => Exit::Error,
+            (true, false) => Exit::Warnings,
+            (true, true) => Exit::Ok,
+        }
+    }
+
+    fn human(&self, page: &mut Page) {
+        for error in &self.errors {
+            page.styled(Style::Bad, &format!("{}: {error}", self.file));
+        }
+        tell_doubts(&self.file, &self.doubts, page);
+        if self.errors.is_empty() {
+            page.line(&format!("{} can be used as it is", self.file));
+        }
+    }
+}
+
+impl Report for Shown {
+    fn command(&self) -> &'static str {
+        "config show"
+    }
+
+    fn exit(&self) -> Exit {
+        exit_of(&self.doubts)
+    }
+
+    fn human(&self, page: &mut Page) {
+        if self.datasets.is_empty() {
+            page.line("it is about no dataset");
+        }
+        for dataset in &self.datasets {
+            let taken = match (dataset.takes, dataset.is_tree) {
+                (true, true) => "snapshots are taken, with those of all datasets below",
+                (true, false) => "snapshots are taken",
+                (false, _) => "no snapshots are taken",
+            };
+            let removed = if dataset.prunes {
+                "removed in time"
+            } else {
+                "never removed"
+            };
+            page.line(&format!("{}: {taken}, and {removed}", dataset.name));
+            let mut table = Table::new([Column::text("KEY"), Column::text("VALUE"), Column::long_text("FROM")]);
+            for setting in &dataset.settings {
+                table.row(setting.row());
+            }
+            page.table(&table);
+            page.gap();
+        }
+        tell_doubts(&self.file, &self.doubts, page);
+    }
+}
+
+fn tell_doubts(file: &str, doubts: &[String], page: &mut Page) {
+    for doubt in doubts {
+        page.styled(Style::Warning, &format!("{file}: {doubt}"));
+    }
+}
+
+/// Checks or shows.
+pub(in crate::commands) fn run(args: &ConfigArgs, context: &Context) -> Result<Exit, Error> {
+    match &args.verb {
+        ConfigVerb::Check(args) => check(args, context),
+        ConfigVerb::Show(args) => show(args, context),
+    }
+}
+
+fn check(args: &CheckArgs, context: &Context) -> Result<Exit, Error> {
+    let path = args.file.path(context);
+    let file = path.display().to_string();
+    let text = sanoid_file::read(&path)?;
+    let not_obeyed = sanoid_file::refuse_written_by_others(&path).err();
+    let not_obeyed = not_obeyed.map(|error| match error {
+        Error::NotObeyed { why, .. } => format!("it is not obeyed: {why}"),
+        other => other.to_string(),
+    });
+    if holdfast_file::is_holdfast_toml(&path, &text) {
+        let parsed = holdfast_file::parse(&text);
+        let doubts = parsed.as_ref().map(|config| holdfast_file::doubts(config, context));
+        return context.report(&Checked {
+            file,
+            doubts: doubts.unwrap_or_default(),
+            errors: parsed.err().unwrap_or_default().into_iter().chain(not_obeyed).collect(),
+        });
+    }
+    context.report(&match SanoidConfig::parse(&text) {
+        Ok(config) => Checked {
+            file,
+            errors: not_obeyed.into_iter().collect(),
+            doubts: words(config.warnings()),
+        },
+        Err(errors) => Checked {
+            file,
+            errors: errors.iter().map(SanoidError::to_string).chain(not_obeyed).collect(),
+            doubts: Vec::new(),
+        },
+    })
+}
+
+fn show(args: &ShowArgs, context: &Context) -> Result<Exit, Error> {
+    let path = args.file.path(context);
+    let file = path.display().to_string();
+    let text = sanoid_file::read(&path)?;
+    if holdfast_file::is_holdfast_toml(&path, &text) {
+        if !args.datasets.is_empty() {
+            return Err(Error::usage(
+                "--dataset is about a sanoid.conf, and this is a holdfast.toml",
+                "leave it out",
+            ));
+        }
+        return jobs::show(path, args.effective, context);
+    }
+    let config = sanoid_file::parse(&SanoidFileArgs { file: path })?;
+    let mut datasets: Vec<String> = config.datasets().map(str::to_owned).collect();
+    datasets.extend(args.datasets.iter().cloned());
+    let resolved = config.resolve(&datasets);
+    let mut doubts = words(config.warnings());
+    doubts.extend(words(&resolved.warnings));
+    let document = |policy: &DatasetPolicy| document(policy, args.effective);
+    context.report(&Shown {
+        file,
+        datasets: resolved.datasets.iter().map(document).collect(),
+        doubts,
+    })
+}
+
+fn words(warnings: &[SanoidWarning]) -> Vec<String> {
+    warnings.iter().map(SanoidWarning::to_string).collect()
+}
+
+fn document(policy: &DatasetPolicy, with_defaults: bool) -> DatasetDocument {
+    let settings = policy
+        .settings()
+        .filter(|(_, setting)| with_defaults || setting.origin != Origin::Default)
+        .map(|(key, setting)| SettingDocument::new(key, &setting.value, &setting.origin));
+    DatasetDocument {
+        name: policy.dataset.clone(),
+        takes: policy.takes(),
+        is_tree: policy.is_tree(),
+        prunes: policy.prunes(),
+        settings: settings.collect(),
+    }
+}

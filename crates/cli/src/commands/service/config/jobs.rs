@@ -1,0 +1,134 @@
+//! What a holdfast.toml means for each job.
+
+use std::path::PathBuf;
+
+use holdfast_policy::config::{Config, ConfigSetting, Job};
+use holdfast_policy::sanoid::Origin;
+use serde::Serialize;
+
+use super::SettingDocument;
+use crate::context::Context;
+use crate::errors::Error;
+use crate::exit::Exit;
+use crate::files::holdfast_file::{self, HoldfastFileArgs};
+use crate::output::{Column, Page, Report, Style, Table};
+use crate::process::time;
+
+/// How many of its next times are shown of a job.
+const NEXT_COUNT: usize = 3;
+
+/// What `config show` answers of a holdfast.toml.
+#[derive(Debug, Serialize)]
+struct Shown {
+    file: String,
+    /// What holds for all jobs together.
+    daemon: Vec<SettingDocument>,
+    jobs: Vec<JobDocument>,
+    /// What is hardly meant.
+    doubts: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct JobDocument {
+    name: String,
+    kind: &'static str,
+    enabled: bool,
+    /// The command line that does it, as a shell takes it.
+    command: String,
+    /// When it is due next, with the wait that it has on this host.
+    next: Vec<String>,
+    #[serde(skip)]
+    next_local: Vec<String>,
+    settings: Vec<SettingDocument>,
+}
+
+impl Report for Shown {
+    fn command(&self) -> &'static str {
+        "config show"
+    }
+
+    fn exit(&self) -> Exit {
+        super::exit_of(&self.doubts)
+    }
+
+    fn human(&self, page: &mut Page) {
+        for job in &self.jobs {
+            let state = if job.enabled { "" } else { "  (disabled)" };
+            page.styled(Style::Heading, &format!("{}{state}", job.name));
+            page.fields(&[("does", job.command.clone()), ("next", job.next_local.join(", "))]);
+            settings(&job.settings, page);
+            page.gap();
+        }
+        if !self.daemon.is_empty() {
+            page.styled(Style::Heading, "all jobs together");
+            settings(&self.daemon, page);
+            page.gap();
+        }
+        super::tell_doubts(&self.file, &self.doubts, page);
+    }
+}
+
+fn settings(settings: &[SettingDocument], page: &mut Page) {
+    let mut table = Table::new([
+        Column::text("KEY"),
+        Column::long_text("VALUE"),
+        Column::long_text("FROM"),
+    ]);
+    for setting in settings {
+        table.row(setting.row());
+    }
+    page.table(&table);
+}
+
+/// Shows.
+pub(super) fn show(path: PathBuf, with_defaults: bool, context: &Context) -> Result<Exit, Error> {
+    let file = path.display().to_string();
+    let config = HoldfastFileArgs { config: Some(path) }.load(context)?;
+    context.report(&Shown {
+        doubts: holdfast_file::doubts(&config, context),
+        file,
+        daemon: documents(&config.daemon.settings, with_defaults),
+        jobs: config
+            .jobs
+            .iter()
+            .map(|job| document(&config, job, with_defaults, context))
+            .collect(),
+    })
+}
+
+fn document(config: &Config, job: &Job, with_defaults: bool, context: &Context) -> JobDocument {
+    let timing = job.timing(&crate::commands::service::daemon::host());
+    let first = timing.next_after(time::now(), context.zone());
+    let times = std::iter::successors(first, |last| timing.next_after(*last, context.zone())).take(NEXT_COUNT);
+    let times = times.map(|time| time.saturating_add(timing.delay).unwrap_or(time));
+    let times: Vec<_> = times.filter(|_| job.is_enabled).collect();
+    let words = config.command(job).into_iter().map(|word| quoted(&word));
+    JobDocument {
+        name: job.name.clone(),
+        kind: job.kind.name,
+        enabled: job.is_enabled,
+        command: std::iter::once("holdfast".to_owned())
+            .chain(words)
+            .collect::<Vec<_>>()
+            .join(" "),
+        next: times.iter().map(ToString::to_string).collect(),
+        next_local: times.iter().map(|time| time::local(*time, context.zone())).collect(),
+        settings: documents(&job.settings, with_defaults),
+    }
+}
+
+fn documents(settings: &[ConfigSetting], with_defaults: bool) -> Vec<SettingDocument> {
+    let is_shown = |setting: &&ConfigSetting| with_defaults || setting.origin != Origin::Default;
+    let document = |setting: &ConfigSetting| SettingDocument::new(setting.key, &setting.value, &setting.origin);
+    settings.iter().filter(is_shown).map(document).collect()
+}
+
+/// A word as a shell takes it.
+fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', "'\\''"))
+    }
+}

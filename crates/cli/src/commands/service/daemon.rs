@@ -1,0 +1,308 @@
+//! `holdfast daemon` and `holdfast run`: the jobs of a holdfast.toml, when they are due, or now.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+
+use holdfast_engine::{
+    Asked, DaemonEvent, DaemonReport, DaemonRequest, DaemonSpeaker, DaemonWorld, RunEntry, RunOutcome, Severity, daemon,
+};
+use serde::Serialize;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::iterator::Signals;
+
+use crate::args::Example;
+use crate::commands::service::runs::{RunDocument, documents, run_table};
+use crate::context::Context;
+use crate::errors::{Error, Kind, chain};
+use crate::exit::Exit;
+use crate::files::holdfast_file::{HoldfastFileArgs, StateArgs};
+use crate::output::{Page, Report, Style};
+use crate::process::environment;
+use crate::process::service::{self, Service};
+use crate::process::time;
+
+/// Arguments of `daemon`.
+#[derive(Debug, clap::Args)]
+pub struct DaemonArgs {
+    #[command(flatten)]
+    file: HoldfastFileArgs,
+    #[command(flatten)]
+    state: StateArgs,
+}
+
+/// Arguments of `run`.
+#[derive(Debug, clap::Args)]
+pub struct RunArgs {
+    /// Jobs to do now, whether they are due or not
+    #[arg(value_name = "JOB", required_unless_present = "due")]
+    jobs: Vec<String>,
+    /// Do what is due and was missed, and nothing else: for a timer, where no daemon runs
+    #[arg(long, conflicts_with = "jobs")]
+    due: bool,
+    #[command(flatten)]
+    file: HoldfastFileArgs,
+    #[command(flatten)]
+    state: StateArgs,
+}
+
+/// What a person may want of it.
+pub(in crate::commands) const EXAMPLES_DAEMON: &[Example] = &[
+    Example {
+        wish: "See what it does, before it becomes a service",
+        line: "holdfast daemon --config /etc/holdfast/holdfast.toml",
+    },
+    Example {
+        wish: "Try a configuration of your own, as an ordinary user",
+        line: "holdfast daemon --config my.toml --state my-state",
+    },
+];
+
+/// What a person may want of it.
+pub(in crate::commands) const EXAMPLES_RUN: &[Example] = &[
+    Example {
+        wish: "Do a job now",
+        line: "holdfast run nightly",
+    },
+    Example {
+        wish: "Do what is due, from a timer",
+        line: "holdfast run --due",
+    },
+];
+
+/// What `run` answers.
+#[derive(Debug, Serialize)]
+struct Ran {
+    runs: Vec<RunDocument>,
+    /// Jobs that run already, or that others keep away.
+    busy: Vec<String>,
+    #[serde(skip)]
+    exit: Exit,
+}
+
+impl Report for Ran {
+    fn command(&self) -> &'static str {
+        "run"
+    }
+
+    fn exit(&self) -> Exit {
+        self.exit
+    }
+
+    fn human(&self, page: &mut Page) {
+        if self.runs.is_empty() && self.busy.is_empty() {
+            page.line("nothing is due");
+        }
+        run_table(&self.runs, page);
+        for job in &self.busy {
+            page.styled(
+                Style::Warning,
+                &format!("{job} was not begun: it, or a job that excludes it, runs already"),
+            );
+        }
+    }
+}
+
+/// Does jobs until it is told to stop.
+pub(in crate::commands) fn run_daemon(args: &DaemonArgs, context: &Context) -> Result<Exit, Error> {
+    context.output().refuse_json("daemon")?;
+    act(&args.file, &args.state, Asked::Forever, context)?;
+    Ok(Exit::Ok)
+}
+
+/// Does jobs now.
+pub(in crate::commands) fn run(args: &RunArgs, context: &Context) -> Result<Exit, Error> {
+    let asked = if args.due {
+        Asked::Due
+    } else {
+        Asked::Jobs(args.jobs.clone())
+    };
+    let report = act(&args.file, &args.state, asked, context)?;
+    context.report(&Ran {
+        exit: exit(&report),
+        runs: documents(&report.runs, context),
+        busy: report.busy,
+    })
+}
+
+/// What was worst.
+fn exit(report: &DaemonReport) -> Exit {
+    let outcomes = report.runs.iter().map(|run| RunOutcome::of_word(&run.outcome));
+    let exits = outcomes.map(|outcome| match outcome {
+        Some(RunOutcome::Done) => Exit::Ok,
+        Some(RunOutcome::Warnings) => Exit::Warnings,
+        Some(RunOutcome::Locked) => Exit::Locked,
+        Some(RunOutcome::Damage) => Exit::Damage,
+        _ => Exit::Error,
+    });
+    let busy = report.busy.iter().map(|_| Exit::Locked);
+    let order = [Exit::Damage, Exit::Error, Exit::Locked, Exit::Warnings];
+    let all: Vec<Exit> = exits.chain(busy).collect();
+    order.into_iter().find(|exit| all.contains(exit)).unwrap_or(Exit::Ok)
+}
+
+fn act(file: &HoldfastFileArgs, state: &StateArgs, asked: Asked, context: &Context) -> Result<DaemonReport, Error> {
+    let config = file.load(context)?;
+    if let Asked::Jobs(jobs) = &asked
+        && let Some(unknown) = jobs.iter().find(|job| config.job(job).is_none())
+    {
+        return Err(Error::refused(
+            Kind::NotFound,
+            format!("there is no job {unknown} in {}", file.path(context).display()),
+            "holdfast jobs shows those that there are",
+        ));
+    }
+    let program = std::env::current_exe().map_err(|source| Error::File {
+        action: "find the program itself,",
+        path: "/proc/self/exe".into(),
+        source,
+    })?;
+    let is_forever = asked == Asked::Forever;
+    let service = Service::of(context);
+    let request = DaemonRequest {
+        config,
+        asked,
+        state: state.folder(context)?,
+        program,
+        host: host(),
+        zone: context.zone().clone(),
+        withheld: withheld(),
+        pulse_every: service.pulse_every(),
+    };
+    let (sender, events) = channel();
+    hear_signals(sender.clone(), is_forever)?;
+    let say = speaker(context);
+    let reload_say = Arc::clone(&say);
+    let path: PathBuf = file.path(context);
+    let world = DaemonWorld {
+        now: &time::now,
+        clock: Arc::clone(context.clock()),
+        say,
+        reload: &|| match file.load(context) {
+            Ok(config) => Some(config),
+            Err(error) => {
+                let why = chain(&error).join(": ");
+                let text = format!(
+                    "{} is not taken, and the configuration before stays: {why}",
+                    path.display()
+                );
+                reload_say(Severity::Error, &text);
+                None
+            }
+        },
+        pulse: &|pulse| service.tell(&pulse),
+        sender,
+        events,
+    };
+    Ok(daemon(request, world)?)
+}
+
+/// Says things on standard error, from any thread.
+fn speaker(context: &Context) -> DaemonSpeaker {
+    let console = context.shared_console();
+    let is_journal = context.variable(environment::JOURNAL_STREAM).is_some();
+    let is_quiet = context.is_quiet();
+    Arc::new(move |severity, text| {
+        if !(is_quiet && severity == Severity::Info) {
+            console.text(&service::line(severity, text, is_journal));
+        }
+    })
+}
+
+/// This host's name.
+pub(in crate::commands) fn host() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// What jobs do not get of our environment: what is only ours, and what would say twice what their command lines say.
+fn withheld() -> Vec<String> {
+    let names = [
+        environment::REPOSITORY,
+        environment::CONFIG,
+        environment::NOTIFY_SOCKET,
+        environment::WATCHDOG_USEC,
+        "WATCHDOG_PID",
+        environment::JOURNAL_STREAM,
+    ];
+    names.map(str::to_owned).to_vec()
+}
+
+/// SIGTERM and SIGINT stop it; SIGHUP has a daemon read its configuration again; SIGUSR1 asks what it does.
+fn hear_signals(sender: Sender<DaemonEvent>, is_forever: bool) -> Result<(), Error> {
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1]).map_err(Error::Signals)?;
+    let hear = move || {
+        for signal in signals.forever() {
+            let event = match signal {
+                SIGUSR1 => DaemonEvent::Status,
+                SIGHUP if is_forever => DaemonEvent::Reload,
+                _ => DaemonEvent::Stop,
+            };
+            if sender.send(event).is_err() {
+                return;
+            }
+        }
+    };
+    std::thread::Builder::new()
+        .name("signals".to_owned())
+        .spawn(hear)
+        .map(drop)
+        .map_err(Error::Signals)
+}
+
+/// The run of a verb that is no job of a holdfast.toml, in the same journal.
+pub(in crate::commands) fn note(entry: RunEntry, context: &Context) {
+    let state = StateArgs { state: None };
+    let Ok(folder) = state.folder(context) else { return };
+    let noted = std::fs::create_dir_all(&folder)
+        .map_err(|source| Error::File {
+            action: "create",
+            path: folder.clone(),
+            source,
+        })
+        .and_then(|()| {
+            let mut journal = holdfast_engine::JobJournal::new(&folder);
+            Ok(journal.note(holdfast_engine::JournalEntry::Run(entry))?)
+        });
+    if let Err(error) = noted {
+        context
+            .console()
+            .warning(&format!("the run is not in the journal: {}", chain(&error).join(": ")));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_engine::{DaemonReport, RunEntry, RunOutcome};
+
+    use super::exit;
+    use crate::exit::Exit;
+
+    #[test]
+    fn the_worst_of_all_runs_is_the_exit_code() {
+        let run = |outcome: &RunOutcome| RunEntry {
+            job: "a".to_owned(),
+            kind: "gc".to_owned(),
+            by: "run".to_owned(),
+            start: String::new(),
+            end: String::new(),
+            duration_ms: 0,
+            outcome: outcome.word().to_owned(),
+            exit_code: None,
+            failed_before: 0,
+            retry_at: None,
+            error: None,
+            lines: Vec::new(),
+        };
+        let of = |outcomes: &[RunOutcome], busy: &[&str]| {
+            exit(&DaemonReport {
+                runs: outcomes.iter().map(run).collect(),
+                busy: busy.iter().map(|job| (*job).to_owned()).collect(),
+            })
+        };
+        assert_eq!(of(&[], &[]), Exit::Ok);
+        assert_eq!(of(&[RunOutcome::Done, RunOutcome::Warnings], &[]), Exit::Warnings);
+        assert_eq!(of(&[RunOutcome::Warnings], &["a"]), Exit::Locked);
+        assert_eq!(of(&[RunOutcome::TimedOut, RunOutcome::Locked], &[]), Exit::Error);
+        assert_eq!(of(&[RunOutcome::Failed, RunOutcome::Damage], &["a"]), Exit::Damage);
+    }
+}

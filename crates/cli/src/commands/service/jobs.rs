@@ -1,0 +1,156 @@
+//! `holdfast jobs`: the jobs of a holdfast.toml, when they run next, and how they went.
+
+use holdfast_engine::{JobRecord, Ledger};
+use holdfast_policy::config::Job;
+use holdfast_policy::schedule::Due;
+use jiff::Timestamp;
+use serde::Serialize;
+
+use crate::args::Example;
+use crate::context::Context;
+use crate::errors::Error;
+use crate::exit::Exit;
+use crate::files::holdfast_file::{HoldfastFileArgs, StateArgs};
+use crate::output::{Column, Page, Report, Style, Table};
+use crate::process::time;
+
+/// Arguments of `jobs`.
+#[derive(Debug, clap::Args)]
+pub struct JobsArgs {
+    #[command(flatten)]
+    file: HoldfastFileArgs,
+    #[command(flatten)]
+    state: StateArgs,
+}
+
+/// What a person may want of it.
+pub(in crate::commands) const EXAMPLES: &[Example] = &[Example {
+    wish: "See when each job runs next, and how it went",
+    line: "holdfast jobs",
+}];
+
+/// What `jobs` answers.
+#[derive(Debug, Serialize)]
+struct Listed {
+    jobs: Vec<JobDocument>,
+}
+
+#[derive(Debug, Serialize)]
+struct JobDocument {
+    name: String,
+    kind: &'static str,
+    enabled: bool,
+    /// When it runs next; null where never, and where it runs.
+    next: Option<String>,
+    /// Since when it runs.
+    running_since: Option<String>,
+    /// When its last run ended.
+    last_end: Option<String>,
+    last_outcome: Option<&'static str>,
+    /// Since when it fails.
+    failing_since: Option<String>,
+    /// Machines that have no fresh snapshot.
+    silent: Vec<String>,
+    /// Of the next run, the last one, and the first failure.
+    #[serde(skip)]
+    local: [String; 3],
+}
+
+impl Report for Listed {
+    fn command(&self) -> &'static str {
+        "jobs"
+    }
+
+    fn exit(&self) -> Exit {
+        let is_ill = |job: &JobDocument| job.failing_since.is_some() || !job.silent.is_empty();
+        if self.jobs.iter().any(is_ill) {
+            Exit::Warnings
+        } else {
+            Exit::Ok
+        }
+    }
+
+    fn human(&self, page: &mut Page) {
+        if self.jobs.is_empty() {
+            page.line("there is no job");
+            return;
+        }
+        let mut table = Table::new([
+            Column::long_text("JOB"),
+            Column::text("DOES"),
+            Column::text("NEXT"),
+            Column::text("LAST"),
+            Column::text("OUTCOME"),
+            Column::text("FAILING SINCE"),
+        ]);
+        for job in &self.jobs {
+            let [next, last, failing] = job.local.clone();
+            let style = if job.failing_since.is_some() {
+                Style::Bad
+            } else {
+                Style::Plain
+            };
+            table.styled_row([
+                (Style::Plain, job.name.clone()),
+                (Style::Plain, job.kind.to_owned()),
+                (Style::Plain, next),
+                (Style::Plain, last),
+                (style, job.last_outcome.unwrap_or_default().to_owned()),
+                (style, failing),
+            ]);
+        }
+        page.table(&table);
+        for job in self.jobs.iter().filter(|job| !job.silent.is_empty()) {
+            let machines = job.silent.join(", ");
+            page.styled(Style::Bad, &format!("{}: no fresh snapshot of {machines}", job.name));
+        }
+    }
+}
+
+/// Lists.
+pub(in crate::commands) fn run(args: &JobsArgs, context: &Context) -> Result<Exit, Error> {
+    let config = args.file.load(context)?;
+    let ledger = Ledger::new(&args.state.folder(context)?);
+    let now = time::now();
+    let jobs = config.jobs.iter().map(|job| {
+        let record = ledger.read(&job.name)?.unwrap_or_else(|| JobRecord::new(now));
+        Ok(document(job, record, now, context))
+    });
+    let jobs = jobs.collect::<Result<Vec<_>, Error>>()?;
+    context.report(&Listed { jobs })
+}
+
+fn document(job: &Job, mut record: JobRecord, now: Timestamp, context: &Context) -> JobDocument {
+    let timing = job.timing(&crate::commands::service::daemon::host());
+    record.state.mend(&timing, context.zone(), now);
+    let due = record.state.due(&timing, context.zone(), now);
+    let next = match due {
+        _ if !job.is_enabled => None,
+        Due::Since(since) => Some(since),
+        Due::At(at) => Some(at),
+        Due::Running | Due::Never => None,
+    };
+    let local = |time: Option<Timestamp>| time.map(|time| time::local(time, context.zone())).unwrap_or_default();
+    let failing = record.failing.as_ref().map(|alert| alert.since);
+    let last = record.last.map(|(end, _)| end);
+    let next_local = match due {
+        _ if !job.is_enabled => "disabled".to_owned(),
+        Due::Since(_) => "now".to_owned(),
+        Due::Running => "runs".to_owned(),
+        Due::Never => "never".to_owned(),
+        Due::At(_) => local(next),
+    };
+    let text = |time: Option<Timestamp>| time.map(|time| time.to_string());
+    JobDocument {
+        name: job.name.clone(),
+        kind: job.kind.name,
+        enabled: job.is_enabled,
+        next: text(next),
+        running_since: text(record.state.running),
+        last_end: text(last),
+        last_outcome: record.last.map(|(_, outcome)| outcome.word()),
+        failing_since: text(failing),
+        silent: record.silent.keys().cloned().collect(),
+        local: [next_local, local(last), local(failing)],
+    }
+}

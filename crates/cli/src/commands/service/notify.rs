@@ -1,0 +1,99 @@
+//! `holdfast notify`: a message to somebody of a holdfast.toml, to see whether it arrives.
+
+use holdfast_engine::{Message, Notice, deliver};
+use holdfast_policy::config::{Channel, Event};
+use serde::Serialize;
+
+use crate::args::Example;
+use crate::context::Context;
+use crate::errors::{Error, Kind};
+use crate::exit::Exit;
+use crate::files::holdfast_file::HoldfastFileArgs;
+use crate::output::{Page, Report, Style};
+use crate::process::environment;
+use crate::process::time;
+
+/// Arguments of `notify`.
+#[derive(Debug, clap::Args)]
+pub struct NotifyArgs {
+    /// Whom to send a test message: the NAME of a section [notify.NAME]
+    #[arg(value_name = "NAME")]
+    name: String,
+    #[command(flatten)]
+    file: HoldfastFileArgs,
+}
+
+/// What a person may want of it.
+pub(in crate::commands) const EXAMPLES: &[Example] = &[Example {
+    wish: "See whether a message arrives before one is needed",
+    line: "holdfast notify admin",
+}];
+
+/// What `notify` answers.
+#[derive(Debug, Serialize)]
+struct Sent {
+    name: String,
+    by: &'static str,
+    /// Why it could not be delivered; null where it was.
+    error: Option<String>,
+}
+
+impl Report for Sent {
+    fn command(&self) -> &'static str {
+        "notify"
+    }
+
+    fn exit(&self) -> Exit {
+        if self.error.is_some() { Exit::Error } else { Exit::Ok }
+    }
+
+    fn human(&self, page: &mut Page) {
+        match &self.error {
+            Some(error) => page.styled(Style::Bad, &format!("{} could not be told: {error}", self.name)),
+            None => page.line(&format!(
+                "a test message was handed over for {}, by {}",
+                self.name, self.by
+            )),
+        }
+    }
+}
+
+/// Sends.
+pub(in crate::commands) fn run(args: &NotifyArgs, context: &Context) -> Result<Exit, Error> {
+    let config = args.file.load(context)?;
+    let Some(notify) = config.notifies.iter().find(|notify| notify.name == args.name) else {
+        return Err(Error::refused(
+            Kind::NotFound,
+            format!(
+                "there is no [notify.{}] in {}",
+                args.name,
+                args.file.path(context).display()
+            ),
+            "holdfast config check shows whether it is written as it should be",
+        ));
+    };
+    let notice = Notice {
+        event: Event::Failure,
+        job: "none".to_owned(),
+        machine: None,
+        is_good: true,
+        subject: "this is a test".to_owned(),
+        text: "Messages of holdfast arrive.".to_owned(),
+    };
+    let message = Message::new(
+        &notice,
+        &crate::commands::service::daemon::host(),
+        &time::now().to_string(),
+    );
+    let withheld = [environment::PASSWORD.to_owned()];
+    let answer = deliver(&notify.channel, &message, &withheld, &**context.clock());
+    context.report(&Sent {
+        name: args.name.clone(),
+        by: match notify.channel {
+            Channel::Mail { .. } => "mail",
+            Channel::Webhook { .. } => "webhook",
+            Channel::Ntfy { .. } => "ntfy",
+        },
+        error: answer.err(),
+    })
+}

@@ -1,0 +1,222 @@
+//! `holdfast runs`: the journal of runs.
+
+use std::time::Duration;
+
+use holdfast_engine::{JobJournal, JournalEntry, NoticeEntry, RunEntry};
+use jiff::Timestamp;
+use serde::Serialize;
+
+use crate::args::Example;
+use crate::context::Context;
+use crate::errors::{Error, Kind};
+use crate::exit::Exit;
+use crate::files::holdfast_file::{HoldfastFileArgs, StateArgs};
+use crate::output::units;
+use crate::output::{Column, Page, Report, Style, Table};
+use crate::process::time;
+
+/// Arguments of `runs`.
+#[derive(Debug, clap::Args)]
+pub struct RunsArgs {
+    /// Only runs of this job; may be given several times
+    #[arg(long = "job", value_name = "JOB")]
+    jobs: Vec<String>,
+    /// Only runs that were not done
+    #[arg(long)]
+    failed: bool,
+    /// The newest N
+    #[arg(short = 'n', long = "last", value_name = "N", default_value_t = 50)]
+    last: usize,
+    /// With the last lines that each run said
+    #[arg(short, long)]
+    long: bool,
+    #[command(flatten)]
+    state: StateArgs,
+}
+
+/// What a person may want of it.
+pub(in crate::commands) const EXAMPLES: &[Example] = &[
+    Example {
+        wish: "See what ran lately, and how it ended",
+        line: "holdfast runs",
+    },
+    Example {
+        wish: "See why a job fails",
+        line: "holdfast runs --job nightly --failed --last 1 --long",
+    },
+];
+
+/// What `runs` answers.
+#[derive(Debug, Serialize)]
+struct Listed {
+    runs: Vec<RunDocument>,
+    notices: Vec<NoticeEntry>,
+    #[serde(skip)]
+    is_long: bool,
+}
+
+/// A run for people and documents.
+#[derive(Debug, Serialize)]
+pub(in crate::commands) struct RunDocument {
+    #[serde(flatten)]
+    run: RunEntry,
+    #[serde(skip)]
+    start_local: String,
+}
+
+impl Report for Listed {
+    fn command(&self) -> &'static str {
+        "runs"
+    }
+
+    fn human(&self, page: &mut Page) {
+        if self.runs.is_empty() {
+            page.line("there is no such run");
+        }
+        if self.is_long {
+            for run in &self.runs {
+                run.long(page);
+            }
+        } else {
+            run_table(&self.runs, page);
+        }
+        for notice in self.notices.iter().filter(|notice| notice.error.is_some()) {
+            let error = notice.error.as_deref().unwrap_or_default();
+            page.styled(
+                Style::Bad,
+                &format!(
+                    "{} could not be told that {} ({}): {error}",
+                    notice.to, notice.subject, notice.time
+                ),
+            );
+        }
+    }
+}
+
+impl RunDocument {
+    fn style(&self) -> Style {
+        match &self.run.outcome[..] {
+            "done" => Style::Plain,
+            "warnings" | "stopped" => Style::Warning,
+            _ => Style::Bad,
+        }
+    }
+
+    fn duration(&self) -> String {
+        units::duration(Duration::from_millis(self.run.duration_ms))
+    }
+
+    fn long(&self, page: &mut Page) {
+        let run = &self.run;
+        page.styled(
+            self.style(),
+            &format!(
+                "{}  {}  {}  {}",
+                run.job,
+                self.start_local,
+                self.duration(),
+                run.outcome
+            ),
+        );
+        if let Some(error) = &run.error {
+            page.line(&format!("  {error}"));
+        }
+        if let Some(at) = &run.retry_at {
+            page.line(&format!("  tried again at {at}"));
+        }
+        for line in &run.lines {
+            page.line(&format!("  | {line}"));
+        }
+    }
+}
+
+/// Runs as a table.
+pub(in crate::commands) fn run_table(runs: &[RunDocument], page: &mut Page) {
+    if runs.is_empty() {
+        return;
+    }
+    let mut table = Table::new([
+        Column::long_text("JOB"),
+        Column::text("BEGAN"),
+        Column::number("TOOK"),
+        Column::text("BY"),
+        Column::text("OUTCOME"),
+        Column::long_text("WHY"),
+    ]);
+    for run in runs {
+        table.styled_row([
+            (Style::Plain, run.run.job.clone()),
+            (Style::Plain, run.start_local.clone()),
+            (Style::Plain, run.duration()),
+            (Style::Plain, run.run.by.clone()),
+            (run.style(), run.run.outcome.clone()),
+            (Style::Plain, run.run.error.clone().unwrap_or_default()),
+        ]);
+    }
+    page.table(&table);
+}
+
+/// Runs with their times as people here read them.
+pub(in crate::commands) fn documents(runs: &[RunEntry], context: &Context) -> Vec<RunDocument> {
+    let local = |text: &str| {
+        let time = text.parse::<Timestamp>().ok();
+        time.map_or_else(|| text.to_owned(), |time| time::local(time, context.zone()))
+    };
+    let document = |run: &RunEntry| RunDocument {
+        start_local: local(&run.start),
+        run: run.clone(),
+    };
+    runs.iter().map(document).collect()
+}
+
+fn has_job(entries: &[JournalEntry], wanted: &str) -> bool {
+    entries.iter().any(|entry| match entry {
+        JournalEntry::Run(run) => run.job == wanted,
+        JournalEntry::Notice(notice) => notice.job == wanted,
+    })
+}
+
+/// Refuses a job that has never run, unless holdfast.toml has it.
+fn refuse_unknown(job: &str, context: &Context) -> Result<(), Error> {
+    let file = HoldfastFileArgs::default();
+    if file.load(context).is_ok_and(|config| config.job(job).is_some()) {
+        return Ok(());
+    }
+    Err(Error::refused(
+        Kind::NotFound,
+        format!(
+            "there is no job {job}: it has no runs, and {} does not have it",
+            file.path(context).display()
+        ),
+        "holdfast jobs shows those that there are; holdfast runs shows those that have run",
+    ))
+}
+
+/// Lists.
+pub(in crate::commands) fn run(args: &RunsArgs, context: &Context) -> Result<Exit, Error> {
+    let journal = JobJournal::new(&args.state.folder(context)?);
+    let is_wanted = |job: &String| args.jobs.is_empty() || args.jobs.contains(job);
+    let (mut runs, mut notices) = (Vec::new(), Vec::new());
+    let entries = journal.read()?;
+    if let Some(job) = args.jobs.iter().find(|job| !has_job(&entries, job)) {
+        refuse_unknown(job, context)?;
+    }
+    for entry in entries {
+        match entry {
+            JournalEntry::Run(run) if is_wanted(&run.job) => {
+                if !(args.failed && ["done", "warnings"].contains(&&run.outcome[..])) {
+                    runs.push(run);
+                }
+            }
+            JournalEntry::Notice(notice) if is_wanted(&notice.job) => notices.push(notice),
+            JournalEntry::Run(_) | JournalEntry::Notice(_) => {}
+        }
+    }
+    let runs = &runs[runs.len().saturating_sub(args.last)..];
+    let notices = notices.split_off(notices.len().saturating_sub(args.last));
+    context.report(&Listed {
+        runs: documents(runs, context),
+        notices,
+        is_long: args.long,
+    })
+}

@@ -1,0 +1,402 @@
+//! Where the password of a repository comes from, and the memory it lives in.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{ErrorKind, Read};
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+use zeroize::Zeroizing;
+
+use crate::args::{LikePasswordArgs, NewPasswordArgs, PasswordArgs, ToPasswordArgs};
+use crate::machines::pools::PoolArgs;
+use crate::process::command::{CommandError, run_shell};
+use crate::process::environment::{self, Environment};
+use crate::process::terminal::Prompt;
+
+/// Longest password, in bytes.
+const PASSWORD_BYTES_MAX: usize = 4096;
+
+/// What the places are called from which the password of a repository may come.
+struct Places {
+    options: [&'static str; 2],
+    /// File, command and password.
+    variables: [&'static str; 3],
+    /// The systemd credential.
+    credential: &'static str,
+}
+
+/// Those of the repository that the program works on.
+const PLACES: Places = Places {
+    options: ["--password-file", "--password-command"],
+    variables: [
+        environment::PASSWORD_FILE,
+        environment::PASSWORD_COMMAND,
+        environment::PASSWORD,
+    ],
+    credential: "holdfast.password",
+};
+
+/// Those of the repository that is copied to.
+const PLACES_TO: Places = Places {
+    options: ["--to-password-file", "--to-password-command"],
+    variables: [
+        environment::TO_PASSWORD_FILE,
+        environment::TO_PASSWORD_COMMAND,
+        environment::TO_PASSWORD,
+    ],
+    credential: "holdfast.to-password",
+};
+
+/// Those of the user of a pool of XenServer.
+const PLACES_OF_POOL: Places = Places {
+    options: ["--pool-password-file", "--pool-password-command"],
+    variables: [
+        environment::POOL_PASSWORD_FILE,
+        environment::POOL_PASSWORD_COMMAND,
+        environment::POOL_PASSWORD,
+    ],
+    credential: "holdfast.pool-password",
+};
+
+/// A password; its memory is overwritten when it is dropped.
+///
+/// Any bytes but line ends: what a key file holds need not be text.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Password {
+    bytes: Zeroizing<Vec<u8>>,
+}
+
+impl Password {
+    /// The bytes that the key is derived from.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Accepts what was read from somewhere, without its line end.
+    pub fn from_line(mut bytes: Zeroizing<Vec<u8>>, origin: &str) -> Result<Self, PasswordError> {
+        if bytes.last() == Some(&b'\r') {
+            bytes.pop();
+        }
+        if bytes.is_empty() {
+            return Err(PasswordError::Empty {
+                origin: origin.to_owned(),
+            });
+        }
+        if bytes.len() > PASSWORD_BYTES_MAX {
+            return Err(PasswordError::TooLong {
+                origin: origin.to_owned(),
+            });
+        }
+        Ok(Self { bytes })
+    }
+}
+
+impl std::fmt::Debug for Password {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("Password(..)")
+    }
+}
+
+/// Why there is no password.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PasswordError {
+    /// Two places to take it from, and no way to tell which is meant.
+    #[error("{first} and {second} are both given, and only one can hold the password")]
+    Ambiguous {
+        /// One place.
+        first: &'static str,
+        /// The other.
+        second: &'static str,
+    },
+    /// A file cannot be read.
+    #[error("read the password from {}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The operating system's reason.
+        source: std::io::Error,
+    },
+    /// The command did not run.
+    #[error("run the password command")]
+    Command(#[source] CommandError),
+    /// The command says that it failed.
+    #[error("the password command failed ({status})")]
+    CommandFailed {
+        /// How it ended.
+        status: std::process::ExitStatus,
+    },
+    /// The first line is empty.
+    #[error("the password from {origin} is empty")]
+    Empty {
+        /// Where it came from.
+        origin: String,
+    },
+    /// The first line is longer than any password.
+    #[error("the password from {origin} is longer than {PASSWORD_BYTES_MAX} bytes")]
+    TooLong {
+        /// Where it came from.
+        origin: String,
+    },
+    /// Nothing is given, and there is no terminal to ask on.
+    #[error("no password is given, and there is no terminal to ask on")]
+    NoTerminal,
+    /// The same, for a password that is to be new.
+    #[error("no new password is given, and there is no terminal to ask on")]
+    NoTerminalForNew,
+    /// The same, for the password of another repository, which these options give.
+    #[error("no password of the other repository is given, and there is no terminal to ask on")]
+    NoTerminalForOther {
+        /// The options.
+        options: &'static str,
+    },
+    /// The same, for the user of a pool.
+    #[error("no password of the pool's user is given, and there is no terminal to ask on")]
+    NoTerminalForPool,
+    /// The terminal broke off.
+    #[error("ask for the password")]
+    Prompt(#[source] std::io::Error),
+    /// The two entries of a new password differ.
+    #[error("the two passwords are not the same")]
+    Mismatch,
+}
+
+/// What the password is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PasswordUse {
+    /// To open what exists: one entry.
+    Existing,
+    /// To open another repository than the one that the program works on.
+    Other,
+    /// To log in to a pool of XenServer.
+    Pool,
+    /// To protect something from now on: a person enters it twice.
+    New,
+}
+
+/// Where the password comes from.
+#[derive(Clone, PartialEq, Eq)]
+pub enum PasswordSource {
+    /// The first line of a file.
+    File(PathBuf),
+    /// The first line of a command's output.
+    Command(OsString),
+    /// The environment.
+    Environment(Password),
+    /// A credential of the systemd service that we are.
+    Credential(PathBuf),
+    /// A person.
+    Prompt,
+}
+
+impl PasswordSource {
+    /// Decides between options, environment, systemd credential and terminal, in this order.
+    ///
+    /// Two options, or two of the three environment variables, are an error: the one that was forgotten would decide.
+    pub fn choose(args: &PasswordArgs, environment: &Environment) -> Result<Self, PasswordError> {
+        let options = (args.password_file.as_deref(), args.password_command.as_deref());
+        Self::choose_from(&PLACES, options, environment)
+    }
+
+    /// The same for the repository that is copied to.
+    pub fn choose_to(args: &ToPasswordArgs, environment: &Environment) -> Result<Self, PasswordError> {
+        let options = (args.to_password_file.as_deref(), args.to_password_command.as_deref());
+        Self::choose_from(&PLACES_TO, options, environment)
+    }
+
+    /// The same for the user of a pool.
+    pub fn choose_of_pool(args: &PoolArgs, environment: &Environment) -> Result<Self, PasswordError> {
+        let options = (
+            args.pool_password_file.as_deref(),
+            args.pool_password_command.as_deref(),
+        );
+        Self::choose_from(&PLACES_OF_POOL, options, environment)
+    }
+
+    fn choose_from(
+        places: &Places,
+        options: (Option<&Path>, Option<&OsStr>),
+        environment: &Environment,
+    ) -> Result<Self, PasswordError> {
+        match options {
+            (Some(_), Some(_)) => {
+                let [first, second] = places.options;
+                return Err(PasswordError::Ambiguous { first, second });
+            }
+            (Some(file), None) => return Ok(Self::File(file.to_owned())),
+            (None, Some(command)) => return Ok(Self::Command(command.to_owned())),
+            (None, None) => {}
+        }
+        let values = places
+            .variables
+            .map(|name| environment.get(name).map(|value| (name, value)));
+        let mut set = values.into_iter().flatten();
+        if let (Some((first, _)), Some((second, _))) = (set.next(), set.next()) {
+            return Err(PasswordError::Ambiguous { first, second });
+        }
+        match values {
+            [Some((_, file)), ..] => Ok(Self::File(file.into())),
+            [_, Some((_, command)), _] => Ok(Self::Command(command.to_owned())),
+            [.., Some((name, value))] => {
+                let bytes = Zeroizing::new(value.as_bytes().to_vec());
+                Password::from_line(bytes, name).map(Self::Environment)
+            }
+            [None, None, None] => Ok(credential(places.credential, environment).map_or(Self::Prompt, Self::Credential)),
+        }
+    }
+
+    /// The same for the repository that a new one is made like: the environment holds only that of the new one.
+    pub fn choose_like(args: &LikePasswordArgs) -> Self {
+        match (&args.like_password_file, &args.like_password_command) {
+            (Some(file), _) => Self::File(file.clone()),
+            (None, Some(command)) => Self::Command(command.clone()),
+            (None, None) => Self::Prompt,
+        }
+    }
+
+    /// The same for a password that comes beside the one that opens the repository: the environment holds only that one.
+    pub fn choose_new(args: &NewPasswordArgs) -> Self {
+        match (&args.new_password_file, &args.new_password_command) {
+            (Some(file), _) => Self::File(file.clone()),
+            (None, Some(command)) => Self::Command(command.clone()),
+            (None, None) => Self::Prompt,
+        }
+    }
+
+    /// Fetches the password; `warn` gets what a person should know about how it is kept.
+    pub fn read(
+        &self,
+        password_use: PasswordUse,
+        prompt: &dyn Prompt,
+        warn: &mut dyn FnMut(&str),
+    ) -> Result<Password, PasswordError> {
+        match self {
+            Self::File(path) => read_file(path, warn),
+            // systemd guards its credentials itself, and shows modes that say nothing about who can get there.
+            Self::Credential(path) => read_file(path, &mut |_| {}),
+            Self::Command(command) => read_command(command),
+            Self::Environment(password) => Ok(password.clone()),
+            Self::Prompt => ask(password_use, prompt),
+        }
+    }
+}
+
+/// The credential's file, where systemd gives one.
+fn credential(name: &str, environment: &Environment) -> Option<PathBuf> {
+    let path = Path::new(environment.get(environment::CREDENTIALS_DIRECTORY)?).join(name);
+    path.exists().then_some(path)
+}
+
+fn read_file(path: &Path, warn: &mut dyn FnMut(&str)) -> Result<Password, PasswordError> {
+    let failed = |source| PasswordError::File {
+        path: path.to_owned(),
+        source,
+    };
+    let mut file = File::open(path).map_err(failed)?;
+    let metadata = file.metadata().map_err(failed)?;
+    let mode = metadata.permissions().mode() & 0o777;
+    if metadata.is_file()
+        && let Some(warning) = private_file_warning(path, mode, "password file")
+    {
+        warn(&warning);
+    }
+    let line = first_line(&mut file).map_err(failed)?;
+    if let Some(warning) = untypable_warning(path, &line) {
+        warn(&warning);
+    }
+    Password::from_line(line, &path.display().to_string())
+}
+
+/// Invisible bytes of the line that count as part of the password: a byte order mark, or blanks at its start or end.
+fn untypable_warning(path: &Path, line: &[u8]) -> Option<String> {
+    const MARK: &[u8] = "\u{feff}".as_bytes();
+    let line = line.strip_suffix(b"\r").unwrap_or(line);
+    let has_blank = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_whitespace);
+    let what = match line {
+        marked if marked.starts_with(MARK) => "begins with a byte order mark",
+        blank if has_blank(blank.first()) => "begins with a blank",
+        blank if has_blank(blank.last()) => "ends with a blank",
+        _ => return None,
+    };
+    Some(format!(
+        "the password in {} {what}, which is part of it: typed without that, it does not open",
+        path.display()
+    ))
+}
+
+/// What is wrong with the mode of a file with a secret.
+pub fn private_file_warning(path: &Path, mode: u32, what: &str) -> Option<String> {
+    let (read, written) = (mode & 0o044 != 0, mode & 0o022 != 0);
+    let can_be = match (read, written) {
+        (false, false) => return None,
+        (true, false) => "read",
+        (false, true) => "written",
+        (true, true) => "read and written",
+    };
+    Some(format!(
+        "the {what} {} can be {can_be} by others (mode {mode:03o}); chmod 600 would keep it private",
+        path.display()
+    ))
+}
+
+fn read_command(command: &OsStr) -> Result<Password, PasswordError> {
+    let finished = run_shell(command, first_line).map_err(PasswordError::Command)?;
+    if !finished.status.success() {
+        return Err(PasswordError::CommandFailed {
+            status: finished.status,
+        });
+    }
+    Password::from_line(finished.output, "the password command")
+}
+
+fn ask(password_use: PasswordUse, prompt: &dyn Prompt) -> Result<Password, PasswordError> {
+    let entry = |text: &str| {
+        let line = prompt.secret(text).map_err(|error| match error.kind() {
+            ErrorKind::NotFound | ErrorKind::Unsupported => PasswordError::NoTerminal,
+            _ => PasswordError::Prompt(error),
+        })?;
+        Password::from_line(line, "the terminal")
+    };
+    match password_use {
+        PasswordUse::Existing => entry("Password: "),
+        PasswordUse::Other => entry("Password of the other repository: "),
+        PasswordUse::Pool => entry("Password of the pool's user: "),
+        PasswordUse::New => {
+            let first = entry("New password: ")?;
+            let second = entry("New password again: ")?;
+            if first == second {
+                Ok(first)
+            } else {
+                Err(PasswordError::Mismatch)
+            }
+        }
+    }
+}
+
+/// Reads up to the first line end, in one buffer that never moves, so that no copy stays behind.
+///
+/// A line that is too long comes back longer than [`PASSWORD_BYTES_MAX`] and not in full.
+fn first_line(reader: &mut dyn Read) -> std::io::Result<Zeroizing<Vec<u8>>> {
+    let mut buffer = Zeroizing::new(vec![0; PASSWORD_BYTES_MAX + 2]);
+    let mut filled = 0;
+    while filled < buffer.len() {
+        let count = match reader.read(&mut buffer[filled..]) {
+            Ok(0) => break,
+            Ok(count) => count,
+            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+            Err(error) => return Err(error),
+        };
+        let end = buffer[filled..filled + count].iter().position(|&byte| byte == b'\n');
+        filled += end.unwrap_or(count);
+        if end.is_some() {
+            break;
+        }
+    }
+    buffer.truncate(filled);
+    Ok(buffer)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,124 @@
+//! Runs on machines: their numbers, their watchdogs, where they note themselves, and where they put what is gone when they end.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use holdfast_engine::{JournalPlace, PlaceJournal, PlaceNote, SetId};
+use holdfast_repo::key::{Randomness as _, SystemRandomness};
+use holdfast_repo::{Processes as _, SystemProcesses};
+
+use crate::context::Context;
+use crate::process::environment;
+
+/// A folder on a disk: what a guest overwrites meanwhile can be much.
+const SCRATCH_DEFAULT: &str = "/var/tmp";
+/// Where root keeps what programs keep from run to run.
+const STATE_OF_ROOT: &str = "/var/lib/holdfast/runs";
+
+/// The folder of the journal of runs; none where there is no place for it.
+pub fn journal_folder(context: &Context) -> Option<PathBuf> {
+    let folder = |name| context.variable(name).map(PathBuf::from);
+    if let Some(state) = folder(environment::STATE_FOLDER) {
+        return Some(state.join("holdfast/runs"));
+    }
+    if rustix::process::geteuid().is_root() {
+        return Some(STATE_OF_ROOT.into());
+    }
+    folder(environment::HOME).map(|home| home.join(".local/state/holdfast/runs"))
+}
+
+/// Where runs of one kind on this host keep each other away.
+pub fn locks_folder(context: &Context) -> PathBuf {
+    let state = journal_folder(context).and_then(|runs| Some(runs.parent()?.to_owned()));
+    state.unwrap_or_else(|| context.runtime_folder())
+}
+
+/// How a run on the machine at `way` is noted.
+pub fn journal(context: &Context, way: &[OsString]) -> Option<JournalPlace> {
+    Some(JournalPlace {
+        folder: journal_folder(context)?,
+        way: texts(way),
+        process: SystemProcesses.this(),
+    })
+}
+
+/// Where places are noted in which something is made; none where there is no place for notes.
+pub fn places(context: &Context) -> Option<PlaceJournal> {
+    Some(PlaceJournal {
+        folder: journal_folder(context)?.with_file_name("places"),
+        process: SystemProcesses.this(),
+    })
+}
+
+/// Notes, until it is dropped, that something is made at these paths: what is left if we are killed is found by it.
+pub fn note_places<'p>(paths: impl IntoIterator<Item = &'p Path>, context: &Context) -> Vec<PlaceNote> {
+    let folders = paths.into_iter().map(|path| match path.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    });
+    let folders: BTreeSet<&Path> = folders.collect();
+    let Some(journal) = places(context) else {
+        return Vec::new();
+    };
+    let note = |folder| {
+        let noted = new_run().and_then(|number| PlaceNote::begin(&journal, folder, number));
+        let tell = |error: &_| {
+            let message = format!("not noted for holdfast doctor: {error}");
+            context.console().note(&message);
+        };
+        noted.inspect_err(tell).ok()
+    };
+    folders.into_iter().filter_map(note).collect()
+}
+
+/// A random number, which names a run.
+pub fn new_run() -> holdfast_engine::Result<u32> {
+    let mut run = [0; 4];
+    SystemRandomness.fill(&mut run)?;
+    Ok(u32::from_le_bytes(run))
+}
+
+/// A random number, which host snapshots of one instant have in common.
+pub fn new_set() -> holdfast_engine::Result<SetId> {
+    let mut set = [0; 8];
+    SystemRandomness.fill(&mut set)?;
+    Ok(SetId(u64::from_le_bytes(set)))
+}
+
+/// The command that starts this program as the watchdog of a run on the machine at `way`.
+pub fn watchdog(
+    way: Vec<OsString>,
+    run: u32,
+    journal: Option<&JournalPlace>,
+) -> holdfast_engine::Result<Vec<OsString>> {
+    let program = std::env::current_exe().map_err(|source| holdfast_engine::Error::File {
+        action: "find the program itself,",
+        path: "/proc/self/exe".into(),
+        source,
+    })?;
+    let mut command = vec![program.into(), "watchdog".into()];
+    command.extend(way);
+    command.extend(["--run".into(), run.to_string().into()]);
+    command.extend(words(journal));
+    Ok(command)
+}
+
+/// The words that tell a watchdog where its run is noted.
+fn words(journal: Option<&JournalPlace>) -> Vec<OsString> {
+    let folder = journal.map(|place| place.folder.clone().into_os_string());
+    folder
+        .into_iter()
+        .flat_map(|folder| ["--journal".into(), folder])
+        .collect()
+}
+
+/// Words as the journal keeps them.
+pub fn texts(way: &[OsString]) -> Vec<String> {
+    way.iter().map(|word| word.to_string_lossy().into_owned()).collect()
+}
+
+/// A folder for scratch files.
+pub fn scratch_folder() -> PathBuf {
+    SCRATCH_DEFAULT.into()
+}

@@ -1,0 +1,213 @@
+//! The machines that hold still while host snapshots are made.
+
+use holdfast_engine::{GuestReport, GuestRequest, MachinePlaces, Quiesce, Quiesced, machines_in, places_of};
+use holdfast_host::provider::Wanted;
+use holdfast_host::qemu::memory::MemoryWay;
+use holdfast_host::{Description, DiskChoice, MachineState};
+use serde::Serialize;
+
+use crate::context::Context;
+use crate::errors::Error;
+use crate::files::runs;
+use crate::machines::{Chosen, Found, Hypervisors};
+use crate::output::units;
+
+/// When file systems of guests are frozen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum QuiesceWhen {
+    /// If it works
+    Try,
+    /// Or not at all
+    Require,
+    /// Never
+    Off,
+}
+
+impl From<QuiesceWhen> for Quiesce {
+    fn from(when: QuiesceWhen) -> Self {
+        match when {
+            QuiesceWhen::Try => Self::Try,
+            QuiesceWhen::Require => Self::Require,
+            QuiesceWhen::Off => Self::Off,
+        }
+    }
+}
+
+/// How memory is taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum MemoryHow {
+    /// Live, but stopped where QEMU may lose writes: before 9.0, where it emulates the machine's processors
+    Auto,
+    /// While the machine runs: it stands still for the last of it only
+    Live,
+    /// While the machine stands still, from the first page to the last
+    Stopped,
+}
+
+impl From<MemoryHow> for MemoryWay {
+    fn from(how: MemoryHow) -> Self {
+        match how {
+            MemoryHow::Auto => Self::Auto,
+            MemoryHow::Live => Self::Live,
+            MemoryHow::Stopped => Self::Stopped,
+        }
+    }
+}
+
+/// A machine, what it is, and where its disks are.
+pub struct KnownGuest {
+    /// It.
+    pub found: Found,
+    /// What it is.
+    pub description: Description,
+    /// Where its disks are.
+    pub places: MachinePlaces,
+}
+
+impl KnownGuest {
+    /// Asks for a machine that was chosen.
+    pub fn find(chosen: &Chosen, hypervisors: &Hypervisors<'_>) -> Result<Self, Error> {
+        let found = hypervisors.find(chosen)?;
+        let description = found.machine.describe().map_err(holdfast_engine::Error::from)?;
+        let places = places_of(&description, &DiskChoice::default(), runs::new_run()?);
+        Ok(Self {
+            found,
+            description,
+            places,
+        })
+    }
+
+    /// All machines of libvirt that can be found; one that goes while we look is none of them, and one that cannot be asked is told of.
+    pub fn all(hypervisors: &Hypervisors<'_>, context: &Context) -> Result<Vec<Self>, Error> {
+        let mut guests = Vec::new();
+        for chosen in hypervisors.all_of(Vec::new())? {
+            match Self::find(&chosen, hypervisors) {
+                Ok(guest) => guests.push(guest),
+                Err(error) if error.is_no_such_machine() => {}
+                Err(error) => {
+                    let reason = crate::errors::chain(&error).join(": ");
+                    let message = format!("{} is not asked to hold still: {reason}", chosen.said);
+                    context.console().warning(&message);
+                }
+            }
+        }
+        Ok(guests)
+    }
+
+    /// Machines that run and have disks in what was wanted by now, whoever knew of them before.
+    pub fn newcomers(known: &[Self], wanted: &[Wanted], hypervisors: &Hypervisors<'_>) -> Vec<Description> {
+        let Ok(label) = runs::new_run() else { return Vec::new() };
+        let describe = |chosen: &Chosen| hypervisors.find(chosen).ok()?.machine.describe().ok();
+        let runs = |found: &Description| found.summary.state != MachineState::ShutOff;
+        let is_there = |found: &Description| {
+            let is_same = |guest: &&Self| {
+                guest.description.summary.uuid == found.summary.uuid && guest.description.disks == found.disks
+            };
+            // To find out where disks are takes time, and may touch their folders.
+            let places = match known.iter().find(is_same) {
+                Some(guest) => guest.places.clone(),
+                None => places_of(found, &DiskChoice::default(), label),
+            };
+            machines_in([&places], wanted) == [true]
+        };
+        let all = hypervisors.all_of(Vec::new()).unwrap_or_default();
+        let found = all.iter().filter_map(describe);
+        found.filter(runs).filter(is_there).collect()
+    }
+
+    /// What it is at this moment, and where its disks are: it may have been found some time ago, and programs have run since.
+    fn refreshed(&self, run: u32) -> (Description, MachinePlaces) {
+        match self.found.machine.describe() {
+            Ok(now) if now.disks == self.description.disks => (now, self.places.clone()),
+            Ok(now) => {
+                let places = places_of(&now, &DiskChoice::default(), run);
+                (now, places)
+            }
+            Err(_) => (self.description.clone(), self.places.clone()),
+        }
+    }
+
+    /// What is asked of it.
+    ///
+    /// Where its state is kept, it stands still for what of it is in files.
+    pub fn request(
+        &self,
+        quiesce: Quiesce,
+        keeps_state: bool,
+        context: &Context,
+    ) -> holdfast_engine::Result<GuestRequest<'_>> {
+        let run = runs::new_run()?;
+        let (description, places) = self.refreshed(run);
+        let journal = runs::journal(context, &self.found.way);
+        Ok(GuestRequest {
+            machine: &*self.found.machine,
+            has_to_stop: keeps_state && (description.nvram.is_some() || description.tpm.is_some()),
+            description,
+            quiesce,
+            places,
+            memory: None,
+            watchdog: Some(runs::watchdog(self.found.way.clone(), run, journal.as_ref())?),
+            journal,
+            run,
+        })
+    }
+}
+
+/// What became of a machine.
+#[derive(Debug, Serialize)]
+pub struct GuestDocument {
+    name: String,
+    uuid: String,
+    /// "running", "paused" or "shut off".
+    state: String,
+    /// "memory", "file system", "crash" or "shut off".
+    consistency: &'static str,
+    /// How long its file systems were frozen; null where they were not.
+    frozen_us: Option<u64>,
+    /// How long it stood still; null where it did not have to.
+    paused_us: Option<u64>,
+    /// Why its file systems were not frozen; null where they were, or need not be.
+    not_frozen: Option<String>,
+    /// Bytes of its memory; null where that was not taken.
+    memory_bytes: Option<u64>,
+}
+
+impl From<&GuestReport> for GuestDocument {
+    fn from(report: &GuestReport) -> Self {
+        let micros = |duration: std::time::Duration| u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
+        let (frozen, why) = match &report.quiesced {
+            Quiesced::Yes { frozen, .. } => (Some(*frozen), None),
+            Quiesced::NoAgent => (None, Some("it has no guest agent".to_owned())),
+            Quiesced::Failed(reason) => (None, Some(reason.clone())),
+            Quiesced::Off => (None, Some("nobody wanted it".to_owned())),
+            Quiesced::NotNeeded => (None, None),
+        };
+        Self {
+            name: report.name.clone(),
+            uuid: report.uuid.clone(),
+            state: report.state.to_string(),
+            consistency: report.consistency(),
+            frozen_us: frozen.map(micros),
+            paused_us: report.paused.map(micros),
+            not_frozen: why.filter(|_| report.memory_bytes.is_none()),
+            memory_bytes: report.memory_bytes,
+        }
+    }
+}
+
+impl GuestDocument {
+    /// A line for people.
+    pub fn line(&self) -> String {
+        let time = |us| units::duration(std::time::Duration::from_micros(us));
+        let mut parts = vec![match (&self.not_frozen, self.frozen_us) {
+            _ if self.memory_bytes.is_some() => {
+                format!("with {} of memory", units::bytes(self.memory_bytes.unwrap_or_default()))
+            }
+            (_, Some(us)) => format!("its file systems were frozen for {}", time(us)),
+            (Some(why), None) => format!("as after a power cut: {why}"),
+            (None, None) => self.state.clone(),
+        }];
+        parts.extend(self.paused_us.map(|us| format!("it stood still for {}", time(us))));
+        format!("{}: {}", self.name, parts.join(", "))
+    }
+}

@@ -1,0 +1,556 @@
+//! Which machines the words of a command line mean, and the way to them.
+
+pub mod datasets;
+pub mod guests;
+pub(crate) mod no_image;
+pub mod pools;
+pub mod states;
+pub mod virtualbox;
+
+use std::cell::OnceCell;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use holdfast_engine::SourceName;
+use holdfast_host::xapi::XenAddress;
+use holdfast_host::{BareQemu, Hypervisor as _, Libvirt, Machine, Mark};
+
+use crate::context::Context;
+use crate::errors::Error;
+use crate::machines::pools::job_error;
+use crate::process::environment;
+
+pub use holdfast_policy::Glob;
+
+/// Where libvirt is, where nobody says.
+const LIBVIRT_DEFAULT: &str = "qemu:///system";
+/// What stands before the path of a QEMU's own monitor.
+const QMP: &str = "qmp:";
+const LIBVIRT: &str = "libvirt:";
+const TAG: &str = "tag:";
+/// What stands before a machine of VirtualBox.
+const VBOX: &str = "vbox:";
+
+/// A word that means machines.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MachineWord {
+    /// A machine of libvirt: `web1`, `libvirt:web1`; or all that match, where it is a pattern and no machine is called so.
+    Libvirt(String),
+    /// The machines of libvirt that have this tag in their own metadata: `tag:db`.
+    Tag(String),
+    /// The QEMU behind a monitor socket: `qmp:/run/web1.qmp`.
+    Qmp(PathBuf),
+    /// A machine of VirtualBox by its name, its UUID or the path of its settings; all that match, where it is a pattern; all, where it is
+    /// nothing: see [`crate::machines::virtualbox`].
+    VirtualBox(String),
+    /// Machines of a pool of XenServer or XCP-ng: see [`crate::machines::pools`].
+    Pool(XenAddress),
+}
+
+impl MachineWord {
+    /// Reads words that can only mean machines.
+    ///
+    /// # Errors
+    /// One means an image.
+    pub fn parse_all(words: &[OsString]) -> Result<Vec<Self>, Error> {
+        let word = |word: &OsString| {
+            if let Some(text) = word.to_str().filter(|text| XenAddress::is_one(text)) {
+                text.parse::<XenAddress>().map_err(job_error)?;
+            }
+            Self::parse(word).ok_or_else(|| {
+                Error::usage(
+                    format!("{} means an image", word.display()),
+                    "name machines; libvirt:NAME is one in any case",
+                )
+            })
+        };
+        words.iter().map(word).collect()
+    }
+
+    /// What a word on the command line means; none where it means an image.
+    ///
+    /// Without a scheme before it, a word with a `/`, `-`, NAME=IMAGE, one that a file is called by, and one that ends like the
+    /// name of an image, are images.
+    pub fn parse(word: &OsStr) -> Option<Self> {
+        if let Some(path) = word.as_bytes().strip_prefix(QMP.as_bytes()) {
+            return Some(Self::Qmp(OsStr::from_bytes(path).into()));
+        }
+        let text = word.to_str()?;
+        if let Some(name) = text.strip_prefix(LIBVIRT) {
+            return Some(Self::Libvirt(name.to_owned()));
+        }
+        if let Some(tag) = text.strip_prefix(TAG) {
+            return Some(Self::Tag(tag.to_owned()));
+        }
+        if let Some(name) = text.strip_prefix(VBOX) {
+            return Some(Self::VirtualBox(name.to_owned()));
+        }
+        if XenAddress::is_one(text) {
+            // One that cannot be read is told of where it is used.
+            return text.parse().ok().map(Self::Pool);
+        }
+        let is_called_like_one = SourceName::is_called_like_an_image(word);
+        let is_image = text == "-" || text.contains(['/', '=']) || is_called_like_one || Path::new(text).exists();
+        (!is_image).then(|| Self::Libvirt(text.to_owned()))
+    }
+
+    /// Whether a word says by itself that it means machines.
+    pub fn says_so(word: &str) -> bool {
+        XenAddress::is_one(word) || [QMP, LIBVIRT, TAG, VBOX].iter().any(|scheme| word.starts_with(scheme))
+    }
+
+    /// Whether it may mean several machines, for which their hypervisor has to be asked.
+    pub fn means_several(&self) -> bool {
+        match self {
+            Self::Libvirt(text) => Glob::is_one(text),
+            Self::Tag(_) => true,
+            Self::Qmp(_) => false,
+            Self::VirtualBox(text) => text.is_empty() || (Glob::is_one(text) && !text.contains('/')),
+            Self::Pool(address) => address
+                .item
+                .as_ref()
+                .is_none_or(|item| Glob::is_one(item) || item.starts_with(TAG)),
+        }
+    }
+
+    /// Those of VirtualBox and of pools by themselves, and the others.
+    pub fn apart(words: Vec<Self>) -> Apart {
+        let mut apart = Apart::default();
+        for word in words {
+            match word {
+                Self::VirtualBox(text) => apart.of_virtualbox.push(text),
+                Self::Pool(address) => apart.of_pools.push(address),
+                other => apart.others.push(other),
+            }
+        }
+        apart
+    }
+}
+
+/// Words, by what they are about.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Apart {
+    /// Machines of VirtualBox.
+    pub of_virtualbox: Vec<String>,
+    /// Machines of pools of XenServer and XCP-ng.
+    pub of_pools: Vec<XenAddress>,
+    /// Machines of libvirt and of QEMUs.
+    pub others: Vec<MachineWord>,
+}
+
+/// What of all machines is wanted.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Wish {
+    /// The machines that words mean.
+    pub words: Vec<MachineWord>,
+    /// Whether all machines of libvirt are wanted.
+    pub everything: Everything,
+    /// Machines that patterns, tags and "all" do not mean.
+    pub excluded: Vec<Glob>,
+}
+
+/// Whether all machines are wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Everything {
+    /// All of libvirt.
+    Wanted,
+    /// Only what words name.
+    #[default]
+    NotWanted,
+}
+
+/// Machines that were chosen.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Choice {
+    /// They are taken, in this order.
+    pub chosen: Vec<Chosen>,
+    /// They are not, though they match: the name, and the reason.
+    pub left_out: Vec<(String, &'static str)>,
+}
+
+/// A machine that was chosen, and may not be there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Chosen {
+    /// What it is called where it is spoken of.
+    pub said: String,
+    place: Place,
+}
+
+/// Where a machine is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Place {
+    /// At libvirt, under this name.
+    Libvirt(String),
+    /// Behind this monitor socket.
+    Qmp(PathBuf),
+}
+
+/// A machine that is there.
+pub struct Found {
+    /// The machine.
+    pub machine: Box<dyn Machine>,
+    /// What has it: "libvirt" or "qemu".
+    pub hypervisor: &'static str,
+    /// Where that is: "qemu:///system", "qmp:/run/web1.qmp".
+    pub address: OsString,
+    /// The words by which another process finds it: `--connect`, its address...
+    pub way: Vec<OsString>,
+}
+
+/// Where libvirt is: where a person says, or the environment, or on this host.
+pub fn libvirt_address(given: Option<&str>, context: &Context) -> String {
+    match (given, context.variable(environment::LIBVIRT_URI)) {
+        (Some(uri), _) => uri.to_owned(),
+        (None, Some(uri)) => uri.to_string_lossy().into_owned(),
+        (None, None) => LIBVIRT_DEFAULT.to_owned(),
+    }
+}
+
+/// A connection to the libvirt at `uri`, which is told where the user that we are has his configurations.
+pub fn connect_libvirt(uri: &str, context: &Context) -> Result<Libvirt, Error> {
+    let libvirt = Libvirt::connect(uri).map_err(holdfast_engine::Error::from)?;
+    Ok(match context.configuration_folder() {
+        Some(folder) => libvirt.with_configurations(&folder),
+        None => libvirt,
+    })
+}
+
+/// The hypervisors of a command; a connection is made when it is needed first.
+pub struct Hypervisors<'a> {
+    context: &'a Context,
+    uri: String,
+    libvirt: OnceCell<Libvirt>,
+}
+
+impl<'a> Hypervisors<'a> {
+    /// Those that are reached from here; `connect` is where a person says that libvirt is.
+    pub fn new(connect: Option<&str>, context: &'a Context) -> Self {
+        let uri = libvirt_address(connect, context);
+        Self {
+            context,
+            uri,
+            libvirt: OnceCell::new(),
+        }
+    }
+
+    /// The connection to libvirt.
+    pub fn libvirt(&self) -> Result<&Libvirt, Error> {
+        if let Some(libvirt) = self.libvirt.get() {
+            return Ok(libvirt);
+        }
+        let libvirt = connect_libvirt(&self.uri, self.context)?;
+        Ok(self.libvirt.get_or_init(|| libvirt))
+    }
+
+    /// The machines of a wish, each once, in the order of its words.
+    ///
+    /// # Errors
+    /// A pattern or a tag that no machine has; no machine at all.
+    pub fn choose(&self, wish: &Wish) -> Result<Choice, Error> {
+        refuse_others(&wish.words)?;
+        let is_surveyed = wish.everything == Everything::Wanted || wish.words.iter().any(MachineWord::means_several);
+        let machines = if is_surveyed { self.survey()? } else { Vec::new() };
+        let choice = choose(wish, &machines, &self.uri)?;
+        if choice
+            .chosen
+            .iter()
+            .any(|chosen| matches!(chosen.place, Place::Libvirt(_)))
+        {
+            // What cannot be reached at all is an error before the first machine.
+            self.libvirt()?;
+        }
+        Ok(choice)
+    }
+
+    /// The machines that words mean, those that their owners leave out too, by name; all of libvirt where there is no word.
+    pub fn all_of(&self, words: Vec<MachineWord>) -> Result<Vec<Chosen>, Error> {
+        let mut all = if words.is_empty() {
+            let machines = self.libvirt()?.machines().map_err(holdfast_engine::Error::from)?;
+            machines.iter().map(|machine| Chosen::libvirt(&machine.name)).collect()
+        } else {
+            let wish = Wish {
+                words,
+                ..Wish::default()
+            };
+            let Choice { mut chosen, left_out } = self.choose(&wish)?;
+            chosen.extend(left_out.iter().map(|(name, _)| Chosen::libvirt(name)));
+            chosen
+        };
+        all.sort_by(|left, right| left.said.cmp(&right.said));
+        Ok(all)
+    }
+
+    /// All machines of libvirt, and what their owners say of backups.
+    fn survey(&self) -> Result<Vec<(String, Mark)>, Error> {
+        let libvirt = self.libvirt()?;
+        let mut machines = Vec::new();
+        for summary in libvirt.machines().map_err(holdfast_engine::Error::from)? {
+            let description = libvirt.machine(&summary.name).and_then(|machine| machine.describe());
+            match description {
+                Ok(description) => machines.push((summary.name, description.mark)),
+                // It has ended while we looked.
+                Err(holdfast_host::Error::NoSuchMachine { .. }) => {}
+                Err(error) => return Err(holdfast_engine::Error::from(error).into()),
+            }
+        }
+        Ok(machines)
+    }
+
+    /// The machine that was chosen.
+    pub fn find(&self, chosen: &Chosen) -> Result<Found, Error> {
+        let found = match &chosen.place {
+            Place::Libvirt(name) => self.libvirt()?.machine(name).map(|machine| Found {
+                hypervisor: "libvirt",
+                address: self.uri.clone().into(),
+                way: way(self.uri.as_ref(), machine.name()),
+                machine,
+            }),
+            Place::Qmp(path) => BareQemu::connect(path, Arc::clone(self.context.clock())).map(|qemu| {
+                let machine = qemu.only_machine();
+                let mut address = OsString::from(QMP);
+                address.push(std::path::absolute(path).unwrap_or_else(|_| path.clone()));
+                let mut way = way(&address, machine.name());
+                way.extend(
+                    qemu.agent_socket()
+                        .into_iter()
+                        .flat_map(|path| ["--agent".into(), path.into()]),
+                );
+                Found {
+                    machine,
+                    hypervisor: "qemu",
+                    address,
+                    way,
+                }
+            }),
+        };
+        Ok(found.map_err(holdfast_engine::Error::from)?)
+    }
+}
+
+/// What is done with machines by the way to their QEMU is not done with those of VirtualBox and XenServer.
+fn refuse_others(words: &[MachineWord]) -> Result<(), Error> {
+    let whose = words.iter().find_map(|word| match word {
+        MachineWord::VirtualBox(_) => Some("VirtualBox"),
+        MachineWord::Pool(_) => Some("XenServer"),
+        _ => None,
+    });
+    match whose {
+        Some(whose) => Err(Error::usage(
+            format!("this is not done with machines of {whose}"),
+            "holdfast machines, backup and export are about them, too",
+        )),
+        None => Ok(()),
+    }
+}
+
+/// What a wish means, where these are the machines of libvirt at `uri`.
+fn choose(wish: &Wish, machines: &[(String, Mark)], uri: &str) -> Result<Choice, Error> {
+    let mut choice = Choice::default();
+    if wish.everything == Everything::Wanted {
+        choice.add_matching("--all", wish, machines, uri, |_, _| true)?;
+    }
+    for word in &wish.words {
+        match word {
+            MachineWord::Qmp(path) => choice.add(Chosen {
+                said: format!("{QMP}{}", path.display()),
+                place: Place::Qmp(path.clone()),
+            }),
+            MachineWord::Libvirt(text) if Glob::is_one(text) && machines.iter().all(|(name, _)| name != text) => {
+                let glob = Glob::parse(text)
+                    .map_err(|detail| Error::usage(detail, "'web*' matches all machines whose names begin with web"))?;
+                choice.add_matching(text, wish, machines, uri, |name, _| glob.matches(name))?;
+            }
+            MachineWord::Libvirt(name) => choice.add(Chosen::libvirt(name)),
+            MachineWord::VirtualBox(_) | MachineWord::Pool(_) => {}
+            MachineWord::Tag(tag) => {
+                let said = format!("{TAG}{tag}");
+                choice.add_matching(&said, wish, machines, uri, |_, mark| mark.tags.contains(tag))?;
+            }
+        }
+    }
+    // One word may leave out what another one names.
+    let chosen = &choice.chosen;
+    choice
+        .left_out
+        .retain(|(name, _)| chosen.iter().all(|chosen| chosen.said != *name));
+    Ok(choice)
+}
+
+impl Chosen {
+    fn libvirt(name: &str) -> Self {
+        Self {
+            said: name.to_owned(),
+            place: Place::Libvirt(name.to_owned()),
+        }
+    }
+}
+
+impl Choice {
+    fn add(&mut self, chosen: Chosen) {
+        if !self.chosen.contains(&chosen) {
+            self.chosen.push(chosen);
+        }
+    }
+
+    /// Adds the machines that `matches`, unless they are excluded or their owners leave them out.
+    fn add_matching(
+        &mut self,
+        said: &str,
+        wish: &Wish,
+        machines: &[(String, Mark)],
+        uri: &str,
+        matches: impl Fn(&str, &Mark) -> bool,
+    ) -> Result<(), Error> {
+        let mut is_empty = true;
+        for (name, mark) in machines.iter().filter(|(name, mark)| matches(name, mark)) {
+            is_empty = false;
+            let reason = if wish.excluded.iter().any(|glob| glob.matches(name)) {
+                "it is excluded"
+            } else if mark.is_left_out {
+                "its own configuration leaves it out"
+            } else {
+                self.add(Chosen::libvirt(name));
+                continue;
+            };
+            let left_out = (name.clone(), reason);
+            if !self.left_out.contains(&left_out) {
+                self.left_out.push(left_out);
+            }
+        }
+        if is_empty {
+            return Err(Error::NoMachines {
+                said: said.to_owned(),
+                uri: uri.to_owned(),
+            });
+        }
+        Ok(())
+    }
+}
+
+fn way(address: &OsStr, machine: &str) -> Vec<OsString> {
+    [
+        "--connect".into(),
+        address.to_owned(),
+        "--machine".into(),
+        machine.into(),
+    ]
+    .into()
+}
+
+/// The path in an address, where it is the one of a QEMU's own monitor.
+pub fn monitor_path(address: &OsStr) -> Option<&Path> {
+    let path = address.as_bytes().strip_prefix(QMP.as_bytes())?;
+    Some(Path::new(OsStr::from_bytes(path)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsStr;
+
+    use holdfast_host::Mark;
+
+    use super::{Choice, Everything, Glob, MachineWord, Wish, choose, monitor_path};
+    use crate::errors::Error;
+
+    #[test]
+    fn words_mean_machines_or_images() {
+        let word = |text: &str| MachineWord::parse(OsStr::new(text));
+        let libvirt = |name: &str| Some(MachineWord::Libvirt(name.to_owned()));
+        assert_eq!(word("web1"), libvirt("web1"));
+        assert_eq!(word("libvirt:a/b=c.qcow2"), libvirt("a/b=c.qcow2"));
+        assert_eq!(
+            word("qmp:/run/web1.qmp"),
+            Some(MachineWord::Qmp("/run/web1.qmp".into()))
+        );
+        let of_virtualbox = |name: &str| Some(MachineWord::VirtualBox(name.to_owned()));
+        for (text, several) in [("web 1", false), ("/a/*/b.vbox", false), ("web*", true), ("", true)] {
+            let word = word(&format!("vbox:{text}"));
+            assert_eq!(word, of_virtualbox(text));
+            assert_eq!(word.unwrap().means_several(), several, "{text}");
+        }
+        for image in ["-", "./web1", "/dev/vg/web1", "web1.qcow2", "vda=web1"] {
+            assert_eq!(word(image), None, "{image}");
+        }
+    }
+
+    fn machines() -> Vec<(String, Mark)> {
+        let machine = |name: &str, is_left_out, tags: &[&str]| {
+            let mark = Mark {
+                is_left_out,
+                tags: tags.iter().map(|tag| (*tag).to_owned()).collect(),
+                ..Mark::default()
+            };
+            (name.to_owned(), mark)
+        };
+        vec![
+            machine("db1", false, &["db", "prod"]),
+            machine("db2", true, &["db"]),
+            machine("web1", false, &["prod"]),
+            machine("web[1]", false, &[]),
+        ]
+    }
+
+    fn chosen(words: &[&str], everything: Everything, excluded: &[&str]) -> Result<Choice, Error> {
+        let wish = Wish {
+            words: words
+                .iter()
+                .filter_map(|word| MachineWord::parse(OsStr::new(word)))
+                .collect(),
+            everything,
+            excluded: excluded.iter().map(|text| Glob::parse(text).unwrap()).collect(),
+        };
+        choose(&wish, &machines(), "qemu:///system")
+    }
+
+    fn names(words: &[&str], everything: Everything, excluded: &[&str]) -> Vec<String> {
+        let choice = chosen(words, everything, excluded).unwrap();
+        choice.chosen.into_iter().map(|chosen| chosen.said).collect()
+    }
+
+    #[test]
+    fn patterns_and_tags_mean_what_their_owners_do_not_leave_out() {
+        use Everything::{NotWanted, Wanted};
+        assert_eq!(names(&["db*"], NotWanted, &[]), ["db1"]);
+        assert_eq!(names(&["tag:prod", "web1"], NotWanted, &[]), ["db1", "web1"]);
+        assert_eq!(names(&[], Wanted, &["web*"]), ["db1"]);
+        // Who is named in full is meant.
+        assert_eq!(names(&["db2"], NotWanted, &[]), ["db2"]);
+        assert_eq!(names(&["db2", "qmp:/a"], Wanted, &["w*"]), ["db1", "db2", "qmp:/a"]);
+        assert_eq!(names(&["web[1]"], NotWanted, &[]), ["web[1]"]);
+        assert_eq!(names(&["web[0-9]"], NotWanted, &[]), ["web1"]);
+
+        let choice = chosen(&["*"], NotWanted, &["db1"]).unwrap();
+        let left_out: Vec<_> = choice.left_out.iter().map(|(name, _)| &name[..]).collect();
+        assert_eq!(left_out, ["db1", "db2"]);
+        assert_eq!(chosen(&["*", "db2"], NotWanted, &["db1"]).unwrap().left_out.len(), 1);
+    }
+
+    #[test]
+    fn a_pattern_that_matches_nothing_is_an_error() {
+        for word in ["x*", "tag:x"] {
+            let error = chosen(&[word, "web1"], Everything::NotWanted, &[]).unwrap_err();
+            assert!(
+                matches!(&error, Error::NoMachines { said, .. } if said == word),
+                "{error}"
+            );
+        }
+        let nobody = choose(
+            &Wish {
+                everything: Everything::Wanted,
+                ..Wish::default()
+            },
+            &[],
+            "qemu:///system",
+        );
+        assert!(matches!(nobody, Err(Error::NoMachines { .. })));
+    }
+
+    #[test]
+    fn the_address_of_a_monitor_is_told_from_libvirts() {
+        let path = |address: &str| monitor_path(OsStr::new(address)).map(std::path::Path::to_owned);
+        assert_eq!(path("qmp:/run/web1.qmp"), Some("/run/web1.qmp".into()));
+        assert_eq!(path("qemu:///system"), None);
+    }
+}

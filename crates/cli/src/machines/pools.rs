@@ -1,0 +1,207 @@
+//! The way to pools of XenServer and XCP-ng.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use holdfast_engine::Interrupt;
+use holdfast_host::xapi::{Fingerprint, Login, Pool, Trust, XapiError, XenAddress, XenMachine, meet};
+use holdfast_policy::Glob;
+use holdfast_policy::config::ConfiguredPool;
+
+use crate::context::Context;
+use crate::errors::Error;
+use crate::files::holdfast_file;
+use crate::process::environment;
+
+/// What stands before a tag.
+const TAG: &str = "tag:";
+
+/// Options about pools.
+#[derive(Debug, Clone, Default, clap::Args)]
+#[command(next_help_heading = "Options for pools of XenServer and XCP-ng")]
+pub struct PoolArgs {
+    /// File whose first line is the password of the pool's user [env: HOLDFAST_POOL_PASSWORD_FILE]
+    #[arg(long, value_name = "FILE", conflicts_with = "pool_password_command")]
+    pub pool_password_file: Option<PathBuf>,
+    /// Command for /bin/sh whose first line of output is that password [env: HOLDFAST_POOL_PASSWORD_COMMAND]
+    #[arg(long, value_name = "COMMAND")]
+    pub pool_password_command: Option<std::ffi::OsString>,
+    /// Trust the host with this certificate, by its SHA-256 fingerprint; may be given several times [env: HOLDFAST_POOL_CERTIFICATE]
+    #[arg(long = "pool-certificate", value_name = "SHA256")]
+    certificates: Vec<Fingerprint>,
+    /// Trust hosts whose certificates are for their names and signed by one of the authorities in this file (PEM)
+    #[arg(long = "pool-authorities", value_name = "FILE")]
+    authorities: Option<PathBuf>,
+}
+
+impl PoolArgs {
+    /// The options that were given, for an error about them.
+    pub fn given(&self) -> Option<&'static str> {
+        let given = [
+            (self.pool_password_file.is_some(), "--pool-password-file"),
+            (self.pool_password_command.is_some(), "--pool-password-command"),
+            (!self.certificates.is_empty(), "--pool-certificate"),
+            (self.authorities.is_some(), "--pool-authorities"),
+        ];
+        given.into_iter().find(|(is_given, _)| *is_given).map(|(_, name)| name)
+    }
+
+    /// Refuses these options, where `what` is about no pool.
+    pub fn refuse(&self, what: &str) -> Result<(), Error> {
+        match self.given() {
+            None => Ok(()),
+            Some(option) => Err(Error::usage(
+                format!("{option} is about pools of XenServer, and {what} is not"),
+                "leave it out, or name a pool: xen://HOST",
+            )),
+        }
+    }
+
+    /// Which pool an address means, and whom to log in to it as: what an option says, else what holdfast.toml says of a pool that is named, else
+    /// what is left.
+    pub fn way(&self, address: &XenAddress, context: &Context) -> Result<PoolWay, Error> {
+        match holdfast_file::pool(address, context)? {
+            None => Ok(PoolWay {
+                login: self.login(address, None, context)?,
+                address: address.clone(),
+                configured: None,
+            }),
+            Some(pool) => self.way_of(pool, address, context),
+        }
+    }
+
+    /// The way to a pool that holdfast.toml names.
+    ///
+    /// # Errors
+    /// What an option or holdfast.toml says of it is wrong.
+    pub fn way_of(&self, pool: ConfiguredPool, named: &XenAddress, context: &Context) -> Result<PoolWay, Error> {
+        let there: XenAddress = format!("xen://{}", pool.address).parse().map_err(job_error)?;
+        let address = XenAddress {
+            user: named.user.clone().or_else(|| pool.user.clone()),
+            item: named.item.clone(),
+            ..there
+        };
+        Ok(PoolWay {
+            login: self.login(&address, Some(&pool), context)?,
+            address,
+            configured: Some(pool),
+        })
+    }
+
+    fn login(
+        &self,
+        address: &XenAddress,
+        configured: Option<&ConfiguredPool>,
+        context: &Context,
+    ) -> Result<Login, Error> {
+        let trust = self.trust(configured, context)?;
+        if trust.fingerprints.is_empty() && trust.authorities.is_none() {
+            // It will not be trusted: nobody is asked for a password only to learn that.
+            let clock = Arc::clone(context.clock());
+            meet(address, &trust, clock, context.stop_question()).map_err(job_error)?;
+        }
+        let password = context.pool_password(self, configured)?;
+        let text = std::str::from_utf8(password.as_bytes());
+        let password =
+            text.map_err(|_| Error::usage("the password of the pool's user is no UTF-8", "give it another one"));
+        Ok(Login {
+            address: address.clone(),
+            password: password?.to_owned(),
+            trust,
+        })
+    }
+
+    fn trust(&self, configured: Option<&ConfiguredPool>, context: &Context) -> Result<Trust, Error> {
+        let mut trust = Trust {
+            fingerprints: self.certificates.clone(),
+            authorities: None,
+        };
+        let mut authorities = self.authorities.clone();
+        if let Some(pool) = configured.filter(|_| self.certificates.is_empty() && self.authorities.is_none()) {
+            for text in &pool.certificates {
+                trust.fingerprints.push(text.parse().map_err(job_error)?);
+            }
+            authorities = pool.authorities.as_ref().map(PathBuf::from);
+        }
+        if let Some(list) = context.variable(environment::POOL_CERTIFICATE) {
+            for text in list.to_string_lossy().split(',').filter(|text| !text.trim().is_empty()) {
+                trust.fingerprints.push(text.trim().parse().map_err(job_error)?);
+            }
+        }
+        if let Some(path) = &authorities {
+            let text = std::fs::read_to_string(path).map_err(|source| holdfast_engine::Error::File {
+                action: "read",
+                path: path.clone(),
+                source,
+            })?;
+            trust.authorities = Some(text);
+        }
+        Ok(trust)
+    }
+}
+
+/// The way to a pool.
+pub struct PoolWay {
+    /// Where it is, and what is meant in it.
+    pub address: XenAddress,
+    /// Who logs in.
+    pub login: Login,
+    /// What holdfast.toml says of it.
+    pub configured: Option<ConfiguredPool>,
+}
+
+/// What went wrong with a pool, as what went wrong with a job.
+pub fn job_error(error: XapiError) -> holdfast_engine::Error {
+    error.into()
+}
+
+/// Logs in to a pool, for a job that may be stopped.
+pub fn log_in(login: Login, context: &Context, interrupt: &Interrupt) -> Result<Arc<Pool>, Error> {
+    let flag = interrupt.flag();
+    let is_stopped = Arc::new(move || flag.load(Ordering::Relaxed));
+    let pool = Pool::log_in(login, Arc::clone(context.clock()), is_stopped).map_err(job_error)?;
+    Ok(Arc::new(pool))
+}
+
+/// The machines of a pool that are meant: one by its name or UUID; those that match, where it is a pattern and no machine is called so; those with a tag; all, where nothing is
+/// named.
+///
+/// # Errors
+/// There is none.
+pub fn machines(pool: &Pool, address: &XenAddress, excluded: &[Glob]) -> Result<Vec<XenMachine>, Error> {
+    let wish = address.item.as_deref();
+    let is_one = |word: &str| !Glob::is_one(word) && !word.starts_with(TAG);
+    if let Some(name) = wish.filter(|word| is_one(word)) {
+        return Ok(vec![pool.machine(name).map_err(job_error)?]);
+    }
+    let glob = match wish.filter(|word| !word.starts_with(TAG)) {
+        None => None,
+        Some(pattern) => Some(Glob::parse(pattern).map_err(|detail| {
+            Error::usage(
+                detail,
+                "'xen://POOL/web*' matches all machines whose names begin with web",
+            )
+        })?),
+    };
+    let tag = wish.and_then(|word| word.strip_prefix(TAG));
+    let mut machines = pool.machines().map_err(job_error)?;
+    // It is no pattern where a machine is called so.
+    let mut called_so = machines.iter().filter(|machine| wish == Some(&machine.summary.name));
+    if let Some(name) = called_so.next().map(|machine| machine.summary.name.clone()) {
+        return Ok(vec![pool.machine(&name).map_err(job_error)?]);
+    }
+    machines.retain(|machine| {
+        let name = &machine.summary.name;
+        glob.as_ref().is_none_or(|glob| glob.matches(name))
+            && tag.is_none_or(|tag| machine.tags.iter().any(|known| known == tag))
+            && !excluded.iter().any(|glob| glob.matches(name))
+    });
+    if machines.is_empty() && (wish.is_some() || !excluded.is_empty()) {
+        return Err(Error::NoMachines {
+            said: address.to_string(),
+            uri: pool.title(),
+        });
+    }
+    Ok(machines)
+}

@@ -1,0 +1,98 @@
+//! Where the states of machines in host snapshots are kept.
+
+use std::path::PathBuf;
+
+use holdfast_engine::{Execution, Job, MemoryWish, Providers, StateStore, sweep_states};
+
+use crate::context::Context;
+use crate::files::runs;
+use crate::machines::guests::MemoryHow;
+use crate::process::environment;
+
+/// Option for the place of states.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct StateArgs {
+    /// Where configuration, firmware variables, TPM and memory of machines in host snapshots are kept [env: HOLDFAST_STATES]
+    #[arg(long, value_name = "FOLDER")]
+    states: Option<PathBuf>,
+}
+
+impl StateArgs {
+    /// The folder; none where there is no place for it.
+    pub fn folder(&self, context: &Context) -> Option<PathBuf> {
+        let named = || context.variable(environment::STATES).map(PathBuf::from);
+        let default = || Some(runs::journal_folder(context)?.with_file_name("states"));
+        self.states.clone().or_else(named).or_else(default)
+    }
+
+    /// The store, if there is one.
+    pub fn open(&self, context: &Context, job: Job<'_>) -> holdfast_engine::Result<Option<StateStore>> {
+        match self.folder(context) {
+            Some(folder) => StateStore::open(&folder, &context.surroundings(), job),
+            None => Ok(None),
+        }
+    }
+
+    /// The store, made where there is none; without a place for it there is none.
+    pub fn open_or_create(&self, context: &Context, job: Job<'_>) -> holdfast_engine::Result<Option<StateStore>> {
+        let open = |folder: PathBuf| StateStore::open_or_create(&folder, &context.surroundings(), job);
+        self.folder(context).map(open).transpose()
+    }
+
+    /// The same, for memory, which has to have a place.
+    pub fn open_for_memory(&self, context: &Context, job: Job<'_>) -> holdfast_engine::Result<StateStore> {
+        let store = self.open_or_create(context, job)?;
+        store.ok_or_else(|| holdfast_engine::Error::File {
+            action: "find a place for the memory of machines,",
+            path: "--states".into(),
+            source: std::io::ErrorKind::NotFound.into(),
+        })
+    }
+
+    /// The store, for whoever only looks at it: where there is none, one without any states. Nothing is made.
+    pub fn open_to_look(&self, context: &Context, job: Job<'_>) -> holdfast_engine::Result<StateStore> {
+        StateStore::open_to_look(self.folder(context).as_deref(), &context.surroundings(), job)
+    }
+
+    /// The same, for whoever can do without: why there is none is told.
+    pub fn open_if_possible(&self, context: &Context, job: Job<'_>) -> Option<StateStore> {
+        self.open_or_create(context, job).unwrap_or_else(|error| {
+            let message = format!("configurations of machines are not kept with their host snapshots: {error}");
+            job.progress.warning(&message);
+            None
+        })
+    }
+
+    /// A machine has been restored from elsewhere, all of it: a rollback of it that did not end is of no importance any more.
+    pub fn forget_unfinished(&self, uuid: &str, context: &Context, job: Job<'_>) {
+        let forgotten = self.open(context, job).and_then(|store| match store {
+            Some(store) => store.forget_unfinished(uuid),
+            None => Ok(()),
+        });
+        if let Err(error) = forgotten {
+            job.progress
+                .note(&format!("a rollback that did not end is still noted: {error}"));
+        }
+    }
+
+    /// Forgets what no host snapshot needs any more; what goes wrong is told.
+    pub fn sweep(&self, providers: &Providers, context: &Context, job: Job<'_>) {
+        let swept = self.open(context, job).and_then(|store| match store {
+            Some(store) => sweep_states(&store, providers, Execution::Execute, job).map(drop),
+            None => Ok(()),
+        });
+        if let Err(error) = swept {
+            let message = format!("states of machines that nobody needs are not forgotten: {error}");
+            job.progress.warning(&message);
+        }
+    }
+}
+
+/// How memory is taken, where it is wanted and has a place.
+pub fn memory_wish(how: Option<MemoryHow>, store: Option<&StateStore>, context: &Context) -> Option<MemoryWish> {
+    how.zip(store).map(|(how, store)| MemoryWish {
+        way: how.into(),
+        runtime: context.runtime_folder(),
+        scratch: store.scratch(),
+    })
+}

@@ -1,0 +1,72 @@
+//! What systemd is told by a service that it watches over: sd_notify(3), which is a datagram to a socket.
+
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::time::Duration;
+
+use holdfast_engine::{Pulse, Severity};
+
+use crate::context::Context;
+use crate::output::printable;
+use crate::process::environment;
+
+/// Who watches over us, where somebody does.
+pub struct Service {
+    socket: Option<(UnixDatagram, SocketAddr)>,
+    /// How long it waits for a sign of life.
+    watchdog: Option<Duration>,
+}
+
+impl Service {
+    /// As the environment says.
+    pub fn of(context: &Context) -> Self {
+        let address =
+            context
+                .variable(environment::NOTIFY_SOCKET)
+                .and_then(|path| match path.as_bytes().strip_prefix(b"@") {
+                    Some(name) => SocketAddr::from_abstract_name(name).ok(),
+                    None => SocketAddr::from_pathname(path).ok(),
+                });
+        let socket = address.and_then(|address| Some((UnixDatagram::unbound().ok()?, address)));
+        let micros = context
+            .variable(environment::WATCHDOG_USEC)
+            .and_then(|text| text.to_str()?.parse().ok());
+        Self {
+            socket,
+            watchdog: micros.map(Duration::from_micros),
+        }
+    }
+
+    /// How often it wants a sign of life.
+    pub fn pulse_every(&self) -> Option<Duration> {
+        self.watchdog.map(|watchdog| watchdog / 3)
+    }
+
+    /// Tells it.
+    pub fn tell(&self, pulse: &Pulse) {
+        let text = match pulse {
+            Pulse::Ready => "READY=1".to_owned(),
+            Pulse::Alive(what) => format!("WATCHDOG=1\nSTATUS={}", printable(what)),
+            Pulse::Reloading => "RELOADING=1".to_owned(),
+            Pulse::Stopping => "STOPPING=1".to_owned(),
+        };
+        if let Some((socket, address)) = &self.socket {
+            // Who does not listen is not told; the watchdog would find out.
+            socket.send_to_addr(text.as_bytes(), address).ok();
+        }
+    }
+}
+
+/// A line as standard error takes it: with its weight in front where that is systemd's journal, which reads it there.
+pub fn line(severity: Severity, text: &str, is_journal: bool) -> String {
+    let text = printable(text);
+    match (severity, is_journal) {
+        (Severity::Error, true) => format!("<3>{text}"),
+        (Severity::Warning, true) => format!("<4>{text}"),
+        (Severity::Info, true) => format!("<6>{text}"),
+        (Severity::Error, false) => format!("holdfast: error: {text}"),
+        (Severity::Warning, false) => format!("holdfast: warning: {text}"),
+        (Severity::Info, false) => format!("holdfast: {text}"),
+    }
+}
