@@ -11,8 +11,8 @@ use holdfast_policy::sanoid::Level;
 use rustix::fs::Mode;
 use rustix::process::{DumpableBehavior, Resource, Rlimit, getrlimit, set_dumpable_behavior, setrlimit, umask};
 
-use crate::args::{Arguments, ColorWhen, command_tree};
-use crate::commands::tell_check;
+use crate::args::ColorWhen;
+use crate::commands::{Arguments, COMMAND_LINE, tell_check};
 use crate::context::Context;
 use crate::errors::{Error, chain};
 use crate::exit::Exit;
@@ -48,14 +48,15 @@ fn keep_to_itself() {
 /// Runs the program with the words of a command line.
 fn run(words: &[OsString], environment: Environment, requests: ProgressRequests) -> Exit {
     let color = color_of(words);
-    let parsed = command_tree()
+    let parsed = COMMAND_LINE
+        .tree()
         .color(clap_color(color, &environment))
         .try_get_matches_from(words)
         .and_then(|mut matches| Ok((verb_path(&matches), Arguments::from_arg_matches_mut(&mut matches)?)));
     match parsed {
         Ok((path, arguments)) => {
-            let context = Context::of_process(arguments.global, environment, requests);
-            let ended = open_output().and_then(|()| arguments.verb.run(&context));
+            let context = Context::of_process(arguments.global.clone(), environment, requests, COMMAND_LINE);
+            let ended = open_output().and_then(|()| arguments.run(&context));
             let exit = ended.unwrap_or_else(|error| fail(&path, &error, &context));
             if let Exit::Signal(number) = exit
                 && let Err(error) = end_by(number.into())
@@ -79,7 +80,7 @@ fn run(words: &[OsString], environment: Environment, requests: ProgressRequests)
 
 /// Whether a command line that cannot be read is one of a check, whose caller reads nothing but standard output.
 fn is_check(words: &[OsString]) -> bool {
-    let matches = command_tree().ignore_errors(true).try_get_matches_from(words);
+    let matches = COMMAND_LINE.tree().ignore_errors(true).try_get_matches_from(words);
     let path = matches.map(|matches| verb_path(&matches)).unwrap_or_default();
     path.starts_with("monitor") && path != "monitor metrics"
 }

@@ -4,8 +4,8 @@ mod examples;
 mod global;
 mod retention;
 mod switches;
-mod tree;
 mod values;
+mod verbs;
 
 pub use examples::{Example, examples_help};
 pub use global::{
@@ -14,5 +14,5 @@ pub use global::{
 };
 pub use retention::RetentionArgs;
 pub use switches::{continuation, execution};
-pub use tree::{Arguments, command_tree, verb_paths};
 pub use values::{parse_format, parse_rate};
+pub use verbs::{Audience, CommandLine, SharedOptions, VerbEntry, VerbGroup};

@@ -13,7 +13,7 @@ use holdfast_repo::key::SystemRandomness;
 use holdfast_repo::{Repository, Surroundings, SystemProcesses};
 use jiff::tz::TimeZone;
 
-use crate::args::{GlobalArgs, NewPasswordArgs, ToPasswordArgs};
+use crate::args::{CommandLine, GlobalArgs, NewPasswordArgs, ToPasswordArgs};
 use crate::context::password::{Password, PasswordError, PasswordSource, PasswordUse};
 use crate::errors::Error;
 use crate::exit::Exit;
@@ -54,11 +54,17 @@ pub struct Context {
     zone: TimeZone,
     listener: OnceLock<Listener>,
     requests: ProgressRequests,
+    line: &'static CommandLine,
 }
 
 impl Context {
     /// The world of this process.
-    pub fn of_process(global: GlobalArgs, environment: Environment, requests: ProgressRequests) -> Self {
+    pub fn of_process(
+        global: GlobalArgs,
+        environment: Environment,
+        requests: ProgressRequests,
+        line: &'static CommandLine,
+    ) -> Self {
         let args = &global.output;
         let stdout = StreamKind::of_stdout(&std::io::stdout());
         let stderr = StreamKind::of_stderr(&std::io::stderr());
@@ -81,7 +87,13 @@ impl Context {
             zone,
             listener: OnceLock::new(),
             requests,
+            line,
         }
+    }
+
+    /// The command line that the program understands.
+    pub fn command_line(&self) -> &'static CommandLine {
+        self.line
     }
 
     /// Standard output.

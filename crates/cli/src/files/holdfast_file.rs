@@ -9,7 +9,7 @@ use holdfast_policy::config::{Channel, Config, ConfigError, ConfigWarning, Confi
 use holdfast_policy::sanoid::Origin;
 use rustix::fs::{Access, access};
 
-use crate::args::command_tree;
+use crate::args::CommandLine;
 use crate::context::Context;
 use crate::context::password::PasswordSource;
 use crate::errors::{Error, Kind};
@@ -50,7 +50,7 @@ impl HoldfastFileArgs {
     pub fn load(&self, context: &Context) -> Result<Config, Error> {
         let path = self.path(context);
         let text = sanoid_file::read_obeyed(&path)?;
-        parse(&text).map_err(|errors| {
+        parse(&text, context.command_line()).map_err(|errors| {
             Error::refused(
                 Kind::Refused,
                 format!("{}: {}", path.display(), errors.first().map_or("", String::as_str)),
@@ -169,12 +169,12 @@ fn refusals_of_pool(pool: &ConfiguredPool) -> Vec<(u32, String)> {
 }
 
 /// The configuration in a text, whose jobs the program can do; or all that is wrong with it, in words.
-pub fn parse(text: &str) -> Result<Config, Vec<String>> {
+pub fn parse(text: &str, line: &CommandLine) -> Result<Config, Vec<String>> {
     let words = |errors: Vec<ConfigError>| errors.iter().map(ToString::to_string).collect::<Vec<_>>();
     let config = Config::parse(text).map_err(words)?;
     let mut wrong: Vec<(u32, String)> = config.pools.iter().flat_map(refusals_of_pool).collect();
     if wrong.is_empty() {
-        wrong.extend(config.jobs.iter().filter_map(|job| refusal(&config, job)));
+        wrong.extend(config.jobs.iter().filter_map(|job| refusal(&config, job, line)));
     }
     wrong.sort();
     if wrong.is_empty() {
@@ -187,14 +187,14 @@ pub fn parse(text: &str) -> Result<Config, Vec<String>> {
 }
 
 /// Why the program would refuse the command line of a job, and the line of the setting that is to blame.
-fn refusal(config: &Config, job: &Job) -> Option<(u32, String)> {
+fn refusal(config: &Config, job: &Job, line: &CommandLine) -> Option<(u32, String)> {
     let words = std::iter::once("holdfast".to_owned()).chain(config.command(job));
-    let error = command_tree().try_get_matches_from(words).err()?;
+    let error = line.tree().try_get_matches_from(words).err()?;
     let option = match error.get(ContextKind::InvalidArg) {
         Some(ContextValue::String(option)) => option.split([' ', '=']).next().unwrap_or_default().to_owned(),
         _ => String::new(),
     };
-    let line = match job.setting_of(&option).map(|setting| &setting.origin) {
+    let at = match job.setting_of(&option).map(|setting| &setting.origin) {
         Some(Origin::Line { line, .. }) => *line,
         _ => job.line,
     };
@@ -205,7 +205,7 @@ fn refusal(config: &Config, job: &Job) -> Option<(u32, String)> {
         .unwrap_or_default()
         .trim_start_matches("error: ")
         .to_owned();
-    Some((line, format!("[jobs.{}]: {first}", job.name)))
+    Some((at, format!("[jobs.{}]: {first}", job.name)))
 }
 
 /// What is hardly meant by a configuration, on this host and now.
@@ -272,12 +272,13 @@ mod tests {
     use holdfast_policy::config::Config;
 
     use super::{is_holdfast_toml, parse};
+    use crate::commands::COMMAND_LINE;
 
     /// What is shipped as an example can be used as it is, and shows every kind of job and every setting.
     #[test]
     fn the_example_is_right_and_complete() {
         let text = include_str!("../../../../packaging/holdfast.toml");
-        let config = parse(text).unwrap();
+        let config = parse(text, COMMAND_LINE).unwrap();
         assert!(
             config.jobs.len() >= 5 && config.warnings().is_empty(),
             "{:?}",
@@ -285,7 +286,7 @@ mod tests {
         );
         // All that is commented out is right, too.
         let all: Vec<String> = text.lines().map(uncommented).collect();
-        let config = parse(&all.join("\n")).unwrap();
+        let config = parse(&all.join("\n"), COMMAND_LINE).unwrap();
         for kind in Config::kind_names() {
             assert!(
                 config.jobs.iter().any(|job| job.kind.name == kind),
@@ -308,7 +309,7 @@ mod tests {
     #[test]
     fn a_value_that_the_verb_refuses_is_told_with_its_line() {
         let text = "version = 1\n[repositories.a]\npath = \"/a\"\n[jobs.b]\ndo = \"backup\"\nrepository = \"a\"\nall = true\nbwlimit = \"5 MB\"\n";
-        let errors = parse(text).unwrap_err();
+        let errors = parse(text, COMMAND_LINE).unwrap_err();
         assert!(
             errors[0].starts_with("line 8: [jobs.b]: invalid value '5 MB' for '--bwlimit <SIZE>'"),
             "{errors:?}"
@@ -320,7 +321,7 @@ mod tests {
     fn every_setting_of_every_kind_is_an_option_of_its_verb() {
         for line in Config::every_command() {
             let words = std::iter::once("holdfast".to_owned()).chain(line.iter().cloned());
-            let parsed = crate::args::command_tree().try_get_matches_from(words);
+            let parsed = COMMAND_LINE.tree().try_get_matches_from(words);
             if let Err(error) = parsed {
                 let is_only_alone = matches!(
                     error.kind(),

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use holdfast_cli::args::verb_paths;
+use holdfast_cli::commands::verb_paths;
 use serde_json::Value;
 
 use crate::rig::{Rig, noise};

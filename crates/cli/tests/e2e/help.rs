@@ -6,7 +6,7 @@ use std::fs::{File, read_dir, read_to_string};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
-use holdfast_cli::args::verb_paths;
+use holdfast_cli::commands::verb_paths;
 
 use crate::program::{run, stderr, stdout};
 

@@ -23,11 +23,12 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use self::machines::MachineArgs;
-pub(in crate::commands) use self::machines_done::InstantShown;
+pub(crate) use self::machines_done::InstantShown;
 use self::of_pools::PoolBackupArgs;
-pub(in crate::commands) use self::reading::{ReadingArgs, ReadingWish};
+pub(crate) use self::reading::{ReadingArgs, ReadingWish};
 use crate::args::parse_format;
 use crate::args::{Example, JobArgs};
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::{Error, Kind};
 use crate::exit::Exit;
@@ -41,7 +42,7 @@ use crate::process::time;
 
 /// Arguments of `backup`.
 #[derive(Debug, clap::Args)]
-pub struct BackupArgs {
+pub(crate) struct BackupArgs {
     /// Machines, by name ('web*' matches several, tag:TAG is those with this tag in their own metadata), as qmp:SOCKET, the
     /// monitor of a QEMU that libvirt does not know, as vbox:NAME, vbox:UUID, vbox:FILE.vbox, machines of VirtualBox, or as
     /// xen://HOST/NAME, machines of a pool of XenServer or XCP-ng (xen://USER@HOST/'web*', xen://HOST for all); or images and block devices, the disks of one machine: they have a `/` or
@@ -113,53 +114,58 @@ impl BackupArgs {
     }
 }
 
-/// What a person may want of it.
-pub(in crate::commands) const EXAMPLES: &[Example] = &[
-    Example {
-        wish: "Back up a machine as it runs",
-        line: "holdfast backup -r /backup/vms web1",
-    },
-    Example {
-        wish: "Back up all machines but some",
-        line: "holdfast backup -r /backup/vms --all --exclude-machine 'test-*'",
-    },
-    Example {
-        wish: "Back up a machine of a QEMU that was started by hand, by its monitor",
-        line: "holdfast backup -r /backup/vms qmp:/run/web1.qmp",
-    },
-    Example {
-        wish: "Back up all machines of VirtualBox, running or not",
-        line: "holdfast backup -r /backup/vms vbox:",
-    },
-    Example {
-        wish: "Back up a machine of XenServer or XCP-ng",
-        line: "holdfast backup -r /backup/vms xen://xen1/web1 --pool-password-file /etc/holdfast/xen1",
-    },
-    Example {
-        wish: "Have programs of your own called on the way",
-        line: "holdfast backup -r /backup/vms db1 --hook /etc/holdfast/quiesce-db --hook-timeout 60",
-    },
-    Example {
-        wish: "Go easy on a busy machine",
-        line: "holdfast backup -r /backup/vms db1 --bwlimit 50M --max-latency 20 --scratch-max 10G",
-    },
-    Example {
-        wish: "Read a machine while it stands still, for a copy that nothing can disturb",
-        line: "holdfast backup -r /backup/vms web1 --method pause",
-    },
-    Example {
-        wish: "Back up an image",
-        line: "holdfast backup -r /backup/vms /var/lib/libvirt/images/web1.qcow2",
-    },
-    Example {
-        wish: "Back up two disks of one machine, with names of their own",
-        line: "holdfast backup -r /backup/vms --machine db vda=/dev/vg/db-root vdb=/dev/vg/db-data",
-    },
-    Example {
-        wish: "Back up a stream",
-        line: "zfs send tank/web1@now | holdfast backup -r /backup/vms --machine web1 zfs=-",
-    },
-];
+impl Verb for BackupArgs {
+    const EXAMPLES: &'static [Example] = &[
+        Example {
+            wish: "Back up a machine as it runs",
+            line: "holdfast backup -r /backup/vms web1",
+        },
+        Example {
+            wish: "Back up all machines but some",
+            line: "holdfast backup -r /backup/vms --all --exclude-machine 'test-*'",
+        },
+        Example {
+            wish: "Back up a machine of a QEMU that was started by hand, by its monitor",
+            line: "holdfast backup -r /backup/vms qmp:/run/web1.qmp",
+        },
+        Example {
+            wish: "Back up all machines of VirtualBox, running or not",
+            line: "holdfast backup -r /backup/vms vbox:",
+        },
+        Example {
+            wish: "Back up a machine of XenServer or XCP-ng",
+            line: "holdfast backup -r /backup/vms xen://xen1/web1 --pool-password-file /etc/holdfast/xen1",
+        },
+        Example {
+            wish: "Have programs of your own called on the way",
+            line: "holdfast backup -r /backup/vms db1 --hook /etc/holdfast/quiesce-db --hook-timeout 60",
+        },
+        Example {
+            wish: "Go easy on a busy machine",
+            line: "holdfast backup -r /backup/vms db1 --bwlimit 50M --max-latency 20 --scratch-max 10G",
+        },
+        Example {
+            wish: "Read a machine while it stands still, for a copy that nothing can disturb",
+            line: "holdfast backup -r /backup/vms web1 --method pause",
+        },
+        Example {
+            wish: "Back up an image",
+            line: "holdfast backup -r /backup/vms /var/lib/libvirt/images/web1.qcow2",
+        },
+        Example {
+            wish: "Back up two disks of one machine, with names of their own",
+            line: "holdfast backup -r /backup/vms --machine db vda=/dev/vg/db-root vdb=/dev/vg/db-data",
+        },
+        Example {
+            wish: "Back up a stream",
+            line: "zfs send tank/web1@now | holdfast backup -r /backup/vms --machine web1 zfs=-",
+        },
+    ];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(self, context)
+    }
+}
 
 /// What `backup` answers.
 #[derive(Debug, Serialize)]
@@ -245,7 +251,7 @@ impl Report for Done {
 }
 
 /// Backs up.
-pub(in crate::commands) fn run(args: &BackupArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &BackupArgs, context: &Context) -> Result<Exit, Error> {
     let parent = match &args.parent {
         Some(SnapshotName { disk: Some(_), .. }) => {
             return Err(Error::usage(

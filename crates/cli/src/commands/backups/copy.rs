@@ -15,13 +15,14 @@ use holdfast_repo::Repository;
 use self::done::Done;
 use self::status::Compared;
 use crate::args::{Example, JobArgs, ToPasswordArgs};
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
 
 /// Arguments of `copy`.
 #[derive(Debug, clap::Args)]
-pub struct CopyArgs {
+pub(crate) struct CopyArgs {
     #[command(flatten)]
     what: WhatArgs,
     /// The repository to copy to [env: HOLDFAST_TO_REPOSITORY]
@@ -62,28 +63,33 @@ struct WhatArgs {
     again: bool,
 }
 
-/// What a person may want of it.
-pub(in crate::commands) const EXAMPLES: &[Example] = &[
-    Example {
-        wish: "Copy everything that is not there yet",
-        line: "holdfast copy -r /backup/vms --to /offsite/vms --all",
-    },
-    Example {
-        wish: "Copy the newest snapshot of a machine, not faster than 20 MiB each second",
-        line: "holdfast copy -r /backup/vms --to /offsite/vms web1 --bwlimit 20M",
-    },
-    Example {
-        wish: "Bring a machine's snapshots back",
-        line: "holdfast copy -r /offsite/vms --to /backup/vms --machine web1 --again",
-    },
-    Example {
-        wish: "See what is where, and how far behind",
-        line: "holdfast copy -r /backup/vms --to /offsite/vms --status",
-    },
-];
+impl Verb for CopyArgs {
+    const EXAMPLES: &'static [Example] = &[
+        Example {
+            wish: "Copy everything that is not there yet",
+            line: "holdfast copy -r /backup/vms --to /offsite/vms --all",
+        },
+        Example {
+            wish: "Copy the newest snapshot of a machine, not faster than 20 MiB each second",
+            line: "holdfast copy -r /backup/vms --to /offsite/vms web1 --bwlimit 20M",
+        },
+        Example {
+            wish: "Bring a machine's snapshots back",
+            line: "holdfast copy -r /offsite/vms --to /backup/vms --machine web1 --again",
+        },
+        Example {
+            wish: "See what is where, and how far behind",
+            line: "holdfast copy -r /backup/vms --to /offsite/vms --status",
+        },
+    ];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(self, context)
+    }
+}
 
 /// Copies, or compares.
-pub(in crate::commands) fn run(args: &CopyArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &CopyArgs, context: &Context) -> Result<Exit, Error> {
     let wanted = ListRequest {
         machines: args.what.machines.clone(),
         tags: args.what.tags.clone(),

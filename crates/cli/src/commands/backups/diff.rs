@@ -4,6 +4,7 @@ use holdfast_engine::{DiffReport, DiffRequest, SnapshotName, diff};
 use serde::Serialize;
 
 use crate::args::{Example, JobArgs};
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
@@ -15,7 +16,7 @@ const RANGE_COUNT_MAX: usize = 100_000;
 
 /// Arguments of `diff`.
 #[derive(Debug, clap::Args)]
-pub struct DiffArgs {
+pub(crate) struct DiffArgs {
     /// The earlier snapshot, and with :DISK one of its disks
     #[arg(value_name = "OLD[:DISK]")]
     old: SnapshotName,
@@ -29,17 +30,22 @@ pub struct DiffArgs {
     job: JobArgs,
 }
 
-/// What a person may want of it.
-pub(in crate::commands) const EXAMPLES: &[Example] = &[
-    Example {
-        wish: "See how much a machine wrote since yesterday",
-        line: "holdfast diff -r /backup/vms web1@2026-11-19 web1",
-    },
-    Example {
-        wish: "List the ranges of one disk that differ",
-        line: "holdfast diff -r /backup/vms 3f2a9c1e:vda web1:vda --ranges",
-    },
-];
+impl Verb for DiffArgs {
+    const EXAMPLES: &'static [Example] = &[
+        Example {
+            wish: "See how much a machine wrote since yesterday",
+            line: "holdfast diff -r /backup/vms web1@2026-11-19 web1",
+        },
+        Example {
+            wish: "List the ranges of one disk that differ",
+            line: "holdfast diff -r /backup/vms 3f2a9c1e:vda web1:vda --ranges",
+        },
+    ];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(self, context)
+    }
+}
 
 /// What `diff` answers.
 #[derive(Debug, Serialize)]
@@ -129,7 +135,7 @@ impl Report for Differences {
 }
 
 /// Compares.
-pub(in crate::commands) fn run(args: &DiffArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &DiffArgs, context: &Context) -> Result<Exit, Error> {
     let repository = context.open_repository()?;
     let wants_ranges = args.ranges || context.output().format() == Format::Json;
     let request = DiffRequest {

@@ -5,6 +5,7 @@ use holdfast_repo::Manifest;
 use serde::Serialize;
 
 use crate::args::Example;
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
@@ -13,7 +14,7 @@ use crate::output::{Page, Report};
 
 /// Arguments of `forget`.
 #[derive(Debug, clap::Args)]
-pub struct ForgetArgs {
+pub(crate) struct ForgetArgs {
     /// Snapshots, by the start of their ids or as MACHINE@TIME; those that cannot be read by all digits of their ids
     #[arg(value_name = "SNAPSHOT", required = true)]
     snapshots: Vec<SnapshotName>,
@@ -24,7 +25,7 @@ pub struct ForgetArgs {
 
 /// Arguments of `protect`.
 #[derive(Debug, clap::Args)]
-pub struct ProtectArgs {
+pub(crate) struct ProtectArgs {
     /// The snapshots
     #[arg(value_name = "SNAPSHOT", required = true)]
     snapshots: Vec<SnapshotName>,
@@ -32,7 +33,7 @@ pub struct ProtectArgs {
 
 /// Arguments of `unprotect`.
 #[derive(Debug, clap::Args)]
-pub struct UnprotectArgs {
+pub(crate) struct UnprotectArgs {
     /// The snapshots
     #[arg(value_name = "SNAPSHOT", required = true)]
     snapshots: Vec<SnapshotName>,
@@ -41,23 +42,38 @@ pub struct UnprotectArgs {
     held: bool,
 }
 
-/// What a person may want of `forget`.
-pub(in crate::commands) const EXAMPLES_FORGET: &[Example] = &[Example {
-    wish: "Remove one snapshot",
-    line: "holdfast forget -r /backup/vms 3f2a9c1e",
-}];
+impl Verb for ForgetArgs {
+    const EXAMPLES: &'static [Example] = &[Example {
+        wish: "Remove one snapshot",
+        line: "holdfast forget -r /backup/vms 3f2a9c1e",
+    }];
 
-/// What a person may want of `protect`.
-pub(in crate::commands) const EXAMPLES_PROTECT: &[Example] = &[Example {
-    wish: "Keep the newest snapshot of a machine, whatever the rules say",
-    line: "holdfast protect -r /backup/vms web1",
-}];
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run_forget(self, context)
+    }
+}
 
-/// What a person may want of `unprotect`.
-pub(in crate::commands) const EXAMPLES_UNPROTECT: &[Example] = &[Example {
-    wish: "Let the rules decide again",
-    line: "holdfast unprotect -r /backup/vms 3f2a9c1e",
-}];
+impl Verb for ProtectArgs {
+    const EXAMPLES: &'static [Example] = &[Example {
+        wish: "Keep the newest snapshot of a machine, whatever the rules say",
+        line: "holdfast protect -r /backup/vms web1",
+    }];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run_protect(self, context)
+    }
+}
+
+impl Verb for UnprotectArgs {
+    const EXAMPLES: &'static [Example] = &[Example {
+        wish: "Let the rules decide again",
+        line: "holdfast unprotect -r /backup/vms 3f2a9c1e",
+    }];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run_unprotect(self, context)
+    }
+}
 
 /// What they answer.
 #[derive(Debug, Serialize)]
@@ -116,7 +132,7 @@ fn changed(command: &'static str, verb: &'static str, dry_run: bool, manifests: 
 }
 
 /// Removes snapshots.
-pub(in crate::commands) fn run_forget(args: &ForgetArgs, context: &Context) -> Result<Exit, Error> {
+fn run_forget(args: &ForgetArgs, context: &Context) -> Result<Exit, Error> {
     let references = references(&args.snapshots)?;
     let execution = crate::args::execution(args.dry_run);
     let gone = with_repository(context, |repository, job| {
@@ -130,7 +146,7 @@ pub(in crate::commands) fn run_forget(args: &ForgetArgs, context: &Context) -> R
 }
 
 /// Protects snapshots.
-pub(in crate::commands) fn run_protect(args: &ProtectArgs, context: &Context) -> Result<Exit, Error> {
+fn run_protect(args: &ProtectArgs, context: &Context) -> Result<Exit, Error> {
     let references = references(&args.snapshots)?;
     let done = with_repository(context, |repository, job| {
         change_protection(repository, &references, ProtectionChange::Protect, context.zone(), job)
@@ -139,7 +155,7 @@ pub(in crate::commands) fn run_protect(args: &ProtectArgs, context: &Context) ->
 }
 
 /// Lets snapshots be removed again.
-pub(in crate::commands) fn run_unprotect(args: &UnprotectArgs, context: &Context) -> Result<Exit, Error> {
+fn run_unprotect(args: &UnprotectArgs, context: &Context) -> Result<Exit, Error> {
     let references = references(&args.snapshots)?;
     let change = if args.held {
         ProtectionChange::UnprotectHeld

@@ -5,6 +5,7 @@ use holdfast_policy::Glob;
 use serde::Serialize;
 
 use crate::args::Example;
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
@@ -15,7 +16,7 @@ use crate::process::time;
 
 /// Arguments of `list`.
 #[derive(Debug, clap::Args)]
-pub struct ListArgs {
+pub(crate) struct ListArgs {
     /// Only snapshots of these machines, by name or pattern ('web*')
     #[arg(value_name = "MACHINE", value_parser = Glob::parse)]
     machines: Vec<Glob>,
@@ -24,17 +25,22 @@ pub struct ListArgs {
     tags: Vec<String>,
 }
 
-/// What a person may want of it.
-pub(in crate::commands) const EXAMPLES: &[Example] = &[
-    Example {
-        wish: "List all snapshots",
-        line: "holdfast list --repository /backup/vms",
-    },
-    Example {
-        wish: "List those of one machine, for a script",
-        line: "holdfast list -r /backup/vms web1 --json",
-    },
-];
+impl Verb for ListArgs {
+    const EXAMPLES: &'static [Example] = &[
+        Example {
+            wish: "List all snapshots",
+            line: "holdfast list --repository /backup/vms",
+        },
+        Example {
+            wish: "List those of one machine, for a script",
+            line: "holdfast list -r /backup/vms web1 --json",
+        },
+    ];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(self, context)
+    }
+}
 
 /// What `list` answers.
 #[derive(Debug, Serialize)]
@@ -117,7 +123,7 @@ impl Report for Listed {
 }
 
 /// Lists snapshots.
-pub(in crate::commands) fn run(args: &ListArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &ListArgs, context: &Context) -> Result<Exit, Error> {
     let repository = context.open_repository()?;
     let request = ListRequest {
         machines: args.machines.clone(),

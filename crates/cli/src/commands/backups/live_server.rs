@@ -15,6 +15,7 @@ use rustix::process::setsid;
 use zeroize::Zeroizing;
 
 use crate::args::Example;
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::context::password::Password;
 use crate::errors::Error;
@@ -22,17 +23,22 @@ use crate::exit::Exit;
 
 /// Arguments of `live-server`.
 #[derive(Debug, clap::Args)]
-pub struct LiveServerArgs {
+pub(crate) struct LiveServerArgs {
     /// The folder of the restore
     #[arg(long, value_name = "FOLDER")]
     folder: PathBuf,
 }
 
-/// What a person may want of it.
-pub(in crate::commands) const EXAMPLES: &[Example] = &[Example {
-    wish: "Restores start it by themselves",
-    line: "holdfast live-server -r /backup/vms --folder /images/.web1.holdfast",
-}];
+impl Verb for LiveServerArgs {
+    const EXAMPLES: &'static [Example] = &[Example {
+        wish: "Restores start it by themselves",
+        line: "holdfast live-server -r /backup/vms --folder /images/.web1.holdfast",
+    }];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(self, context)
+    }
+}
 
 const READY: &str = "ready";
 /// To open the repository and connect to nobody.
@@ -43,7 +49,7 @@ const LOG: &str = "server.log";
 const LINE_BYTES_MAX: u64 = 1 << 10;
 
 /// Serves.
-pub(in crate::commands) fn run(args: &LiveServerArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &LiveServerArgs, context: &Context) -> Result<Exit, Error> {
     // Whoever interrupts the restore from a terminal, or kills its group, does not mean us.
     setsid().ok();
     let location = context.location()?;
@@ -101,7 +107,7 @@ fn received_key() -> Result<Password, Error> {
 }
 
 /// Starts the server of a restore, which outlives us. The key of its repository goes through a pipe, and nowhere else.
-pub(in crate::commands) fn launch(instant: &InstantJob, repository: &Repository) -> holdfast_engine::Result<()> {
+pub(crate) fn launch(instant: &InstantJob, repository: &Repository) -> holdfast_engine::Result<()> {
     let failed = |reason: String| {
         JobError::from(InstantError::Server {
             machine: instant.machine.clone(),

@@ -6,7 +6,8 @@ use std::ffi::OsString;
 use holdfast_host::{Decision, Description, DiskChoice, DiskKind, DiskSource, MachineDisk, TpmPlace, TpmVersion};
 use serde::Serialize;
 
-use crate::args::Example;
+use crate::args::{Example, SharedOptions};
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::{Error, chain};
 use crate::exit::Exit;
@@ -18,7 +19,7 @@ use crate::output::{Column, Page, Report, Table};
 
 /// Arguments of `machines`.
 #[derive(Debug, clap::Args)]
-pub struct MachinesArgs {
+pub(crate) struct MachinesArgs {
     /// Only these: a name, a pattern ('web*'), tag:TAG, qmp:SOCKET, vbox:NAME, or vbox: for all machines of VirtualBox
     #[arg(value_name = "MACHINE")]
     machines: Vec<OsString>,
@@ -29,25 +30,31 @@ pub struct MachinesArgs {
     pools: PoolArgs,
 }
 
-/// What a person may want of it.
-pub(in crate::commands) const EXAMPLES: &[Example] = &[
-    Example {
-        wish: "See all machines, and what a backup would take of them",
-        line: "holdfast machines",
-    },
-    Example {
-        wish: "See those that backup tag:db means, for a script",
-        line: "holdfast machines tag:db --json",
-    },
-    Example {
-        wish: "See the machines of VirtualBox",
-        line: "holdfast machines vbox:",
-    },
-    Example {
-        wish: "See those of a pool of XenServer or XCP-ng",
-        line: "holdfast machines xen://xen1",
-    },
-];
+impl Verb for MachinesArgs {
+    const EXAMPLES: &'static [Example] = &[
+        Example {
+            wish: "See all machines, and what a backup would take of them",
+            line: "holdfast machines",
+        },
+        Example {
+            wish: "See those that backup tag:db means, for a script",
+            line: "holdfast machines tag:db --json",
+        },
+        Example {
+            wish: "See the machines of VirtualBox",
+            line: "holdfast machines vbox:",
+        },
+        Example {
+            wish: "See those of a pool of XenServer or XCP-ng",
+            line: "holdfast machines xen://xen1",
+        },
+    ];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository, SharedOptions::Progress];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(self, context)
+    }
+}
 
 /// What `machines` answers.
 #[derive(Debug, Serialize)]
@@ -244,7 +251,7 @@ impl Report for Listed {
 }
 
 /// Lists machines.
-pub(in crate::commands) fn run(args: &MachinesArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &MachinesArgs, context: &Context) -> Result<Exit, Error> {
     let Apart {
         of_virtualbox,
         of_pools,

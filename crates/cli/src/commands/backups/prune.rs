@@ -9,6 +9,7 @@ use serde::Serialize;
 use simulation::SimulateArgs;
 
 use crate::args::{Example, JobArgs, RetentionArgs};
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
@@ -18,7 +19,7 @@ use crate::process::time;
 
 /// Arguments of `prune`.
 #[derive(Debug, clap::Args)]
-pub struct PruneArgs {
+pub(crate) struct PruneArgs {
     /// Only these machines, by name or pattern ('web*')
     #[arg(value_name = "MACHINE", value_parser = Glob::parse)]
     machines: Vec<Glob>,
@@ -36,21 +37,26 @@ pub struct PruneArgs {
     job: JobArgs,
 }
 
-/// What a person may want of it.
-pub(in crate::commands) const EXAMPLES: &[Example] = &[
-    Example {
-        wish: "Try rules before there is anything to lose",
-        line: "holdfast prune --simulate --days 90 --every hourly --keep-hourly 24 --keep-daily 14 --keep-weekly 8",
-    },
-    Example {
-        wish: "See what would go, and why the rest stays",
-        line: "holdfast prune -r /backup/vms --keep-daily 7 --keep-weekly 4 --keep-monthly 12 --dry-run",
-    },
-    Example {
-        wish: "Remove it; holdfast gc then gives back its space",
-        line: "holdfast prune -r /backup/vms --keep-daily 7 --keep-weekly 4 --keep-monthly 12",
-    },
-];
+impl Verb for PruneArgs {
+    const EXAMPLES: &'static [Example] = &[
+        Example {
+            wish: "Try rules before there is anything to lose",
+            line: "holdfast prune --simulate --days 90 --every hourly --keep-hourly 24 --keep-daily 14 --keep-weekly 8",
+        },
+        Example {
+            wish: "See what would go, and why the rest stays",
+            line: "holdfast prune -r /backup/vms --keep-daily 7 --keep-weekly 4 --keep-monthly 12 --dry-run",
+        },
+        Example {
+            wish: "Remove it; holdfast gc then gives back its space",
+            line: "holdfast prune -r /backup/vms --keep-daily 7 --keep-weekly 4 --keep-monthly 12",
+        },
+    ];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(self, context)
+    }
+}
 
 /// What `prune` answers.
 #[derive(Debug, Serialize)]
@@ -127,7 +133,7 @@ impl Report for Pruned {
 }
 
 /// Prunes.
-pub(in crate::commands) fn run(args: &PruneArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &PruneArgs, context: &Context) -> Result<Exit, Error> {
     if args.simulate.simulate {
         return simulation::run(&args.simulate, &args.retention.policy(), context);
     }

@@ -1,7 +1,7 @@
 //! `holdfast restore`: a snapshot becomes files, block devices, a stream or a machine.
 
 mod live;
-pub(in crate::commands) mod machine;
+pub(crate) mod machine;
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use self::machine::MachineArgs;
 use crate::args::{Example, JobArgs};
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
@@ -22,7 +23,7 @@ use crate::process::standard_streams::{StandardOutput, refuse_terminal, stopped_
 
 /// Arguments of `restore`.
 #[derive(Debug, clap::Args)]
-pub struct RestoreArgs {
+pub(crate) struct RestoreArgs {
     /// The snapshot, and with :DISK one of its disks
     #[arg(value_name = "SNAPSHOT[:DISK]")]
     snapshot: SnapshotName,
@@ -44,41 +45,46 @@ pub struct RestoreArgs {
     machine: MachineArgs,
 }
 
-/// What a person may want of it.
-pub(in crate::commands) const EXAMPLES: &[Example] = &[
-    Example {
-        wish: "Restore the newest snapshot of a machine to a new file",
-        line: "holdfast restore -r /backup/vms web1 /var/lib/libvirt/images/web1.raw",
-    },
-    Example {
-        wish: "Restore one disk as it was, writing only what differs",
-        line: "holdfast restore -r /backup/vms db@2026-11-20T10:00:vda /dev/vg/db-root --in-place",
-    },
-    Example {
-        wish: "Restore all disks of a machine into a folder",
-        line: "holdfast restore -r /backup/vms db /var/lib/restored",
-    },
-    Example {
-        wish: "Restore to a stream",
-        line: "holdfast restore -r /backup/vms web1 - | dd of=/dev/vg/web1 bs=1M",
-    },
-    Example {
-        wish: "See what a new machine beside the old one would be; without --dry-run it is made",
-        line: "holdfast restore -r /backup/vms web1 --to-machine --name web1-test --dry-run",
-    },
-    Example {
-        wish: "Bring back a machine that is gone, as the same one",
-        line: "holdfast restore -r /backup/vms web1 --to-machine --keep-identity --start",
-    },
-    Example {
-        wish: "Run it at once, from the snapshot; its images are filled while it runs",
-        line: "holdfast restore -r /backup/vms web1 --to-machine --keep-identity --live",
-    },
-    Example {
-        wish: "Set a machine that is shut off back to yesterday, writing only what differs",
-        line: "holdfast restore -r /backup/vms web1@2026-11-20 --to-machine --in-place",
-    },
-];
+impl Verb for RestoreArgs {
+    const EXAMPLES: &'static [Example] = &[
+        Example {
+            wish: "Restore the newest snapshot of a machine to a new file",
+            line: "holdfast restore -r /backup/vms web1 /var/lib/libvirt/images/web1.raw",
+        },
+        Example {
+            wish: "Restore one disk as it was, writing only what differs",
+            line: "holdfast restore -r /backup/vms db@2026-11-20T10:00:vda /dev/vg/db-root --in-place",
+        },
+        Example {
+            wish: "Restore all disks of a machine into a folder",
+            line: "holdfast restore -r /backup/vms db /var/lib/restored",
+        },
+        Example {
+            wish: "Restore to a stream",
+            line: "holdfast restore -r /backup/vms web1 - | dd of=/dev/vg/web1 bs=1M",
+        },
+        Example {
+            wish: "See what a new machine beside the old one would be; without --dry-run it is made",
+            line: "holdfast restore -r /backup/vms web1 --to-machine --name web1-test --dry-run",
+        },
+        Example {
+            wish: "Bring back a machine that is gone, as the same one",
+            line: "holdfast restore -r /backup/vms web1 --to-machine --keep-identity --start",
+        },
+        Example {
+            wish: "Run it at once, from the snapshot; its images are filled while it runs",
+            line: "holdfast restore -r /backup/vms web1 --to-machine --keep-identity --live",
+        },
+        Example {
+            wish: "Set a machine that is shut off back to yesterday, writing only what differs",
+            line: "holdfast restore -r /backup/vms web1@2026-11-20 --to-machine --in-place",
+        },
+    ];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(self, context)
+    }
+}
 
 /// What `restore` answers.
 #[derive(Debug, Serialize)]
@@ -183,7 +189,7 @@ fn place(args: &RestoreArgs) -> Result<Option<&OsString>, Error> {
 }
 
 /// Restores.
-pub(in crate::commands) fn run(args: &RestoreArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &RestoreArgs, context: &Context) -> Result<Exit, Error> {
     let Some(target) = place(args)? else {
         return machine::run(args, context);
     };

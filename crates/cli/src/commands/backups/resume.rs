@@ -16,6 +16,7 @@ use serde::Serialize;
 
 use crate::args::Example;
 use crate::commands::backups::live_server::launch;
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::{Error, chain};
 use crate::exit::Exit;
@@ -25,7 +26,7 @@ use crate::output::{Page, Report, Style};
 
 /// Arguments of `resume`.
 #[derive(Debug, clap::Args)]
-pub struct ResumeArgs {
+pub(crate) struct ResumeArgs {
     /// The machine; all whose disks are not filled yet where not given
     #[arg(value_name = "MACHINE")]
     machine: Option<String>,
@@ -37,17 +38,22 @@ pub struct ResumeArgs {
     bwlimit: Option<NonZeroU64>,
 }
 
-/// What a person may want of it.
-pub(in crate::commands) const EXAMPLES: &[Example] = &[
-    Example {
-        wish: "After the host was switched off: start the machines again and fill their disks",
-        line: "holdfast resume --password-file /etc/holdfast/password",
-    },
-    Example {
-        wish: "Go on with one of them",
-        line: "holdfast resume web1-restored",
-    },
-];
+impl Verb for ResumeArgs {
+    const EXAMPLES: &'static [Example] = &[
+        Example {
+            wish: "After the host was switched off: start the machines again and fill their disks",
+            line: "holdfast resume --password-file /etc/holdfast/password",
+        },
+        Example {
+            wish: "Go on with one of them",
+            line: "holdfast resume web1-restored",
+        },
+    ];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(self, context)
+    }
+}
 
 /// What `resume` answers.
 #[derive(Debug, Serialize)]
@@ -122,7 +128,7 @@ impl Report for Done {
 }
 
 /// Goes on: first every machine runs, then their disks are filled, one machine after another.
-pub(in crate::commands) fn run(args: &ResumeArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &ResumeArgs, context: &Context) -> Result<Exit, Error> {
     let uri = libvirt_address(args.connect.as_deref(), context);
     let hypervisor = connect_libvirt(&uri, context)?;
     let (jobs, unreadable) = instant_jobs(&hypervisor, args.machine.as_deref())?;

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use holdfast_engine::{ServeDoor, ServeRequest, SnapshotName, Writes, serve};
 use holdfast_serve::nbd::{ClientTrust, Event, TlsPolicy, TlsServer};
 
-use crate::args::Example;
+use crate::args::{Example, SharedOptions, VerbEntry};
+use crate::commands::verb::{Verb, VerbSet, verbs};
 use crate::context::Context;
 use crate::context::password::private_file_warning;
 use crate::errors::Error;
@@ -18,15 +19,16 @@ use crate::output::units;
 
 /// Arguments of `serve`.
 #[derive(Debug, clap::Args)]
-pub struct ServeArgs {
+pub(crate) struct ServeArgs {
     #[command(subcommand)]
     protocol: Protocol,
 }
 
-#[derive(Debug, clap::Subcommand)]
-enum Protocol {
-    /// Serve disks of snapshots over NBD, until Ctrl-C
-    Nbd(NbdArgs),
+verbs! {
+    enum Protocol {
+        /// Serve disks of snapshots over NBD, until Ctrl-C
+        "nbd" => Nbd(NbdArgs),
+    }
 }
 
 /// Arguments of `serve nbd`.
@@ -61,30 +63,42 @@ struct NbdArgs {
     tls_clients: Option<PathBuf>,
 }
 
-/// What a person may want of it.
-pub(in crate::commands) const EXAMPLES: &[Example] = &[Example {
-    wish: "Open the newest snapshot of a machine as block devices",
-    line: "holdfast serve nbd -r /backup/vms web1 --socket /run/web1.sock",
-}];
-
-/// What a person may want of `serve nbd`.
-pub(in crate::commands) const EXAMPLES_NBD: &[Example] = &[
-    Example {
+impl Verb for ServeArgs {
+    const EXAMPLES: &'static [Example] = &[Example {
         wish: "Open the newest snapshot of a machine as block devices",
         line: "holdfast serve nbd -r /backup/vms web1 --socket /run/web1.sock",
-    },
-    Example {
-        wish: "Boot from it, and throw away what the machine writes",
-        line: "holdfast serve nbd -r /backup/vms web1:vda --socket /run/web1.sock --writable",
-    },
-];
+    }];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Json];
+    const BELOW: &'static [VerbEntry] = Protocol::TABLE;
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        self.protocol.run(context)
+    }
+}
+
+impl Verb for NbdArgs {
+    const EXAMPLES: &'static [Example] = &[
+        Example {
+            wish: "Open the newest snapshot of a machine as block devices",
+            line: "holdfast serve nbd -r /backup/vms web1 --socket /run/web1.sock",
+        },
+        Example {
+            wish: "Boot from it, and throw away what the machine writes",
+            line: "holdfast serve nbd -r /backup/vms web1:vda --socket /run/web1.sock --writable",
+        },
+    ];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Json];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(self, context)
+    }
+}
 
 /// A folder on a disk, for what clients write.
 const OVERLAY_DEFAULT: &str = "/var/tmp";
 
 /// Serves.
-pub(in crate::commands) fn run(args: &ServeArgs, context: &Context) -> Result<Exit, Error> {
-    let Protocol::Nbd(args) = &args.protocol;
+fn run(args: &NbdArgs, context: &Context) -> Result<Exit, Error> {
     context.output().refuse_json("serve nbd")?;
     let tls = tls(args, context)?;
     if let Some(address) = args.listen

@@ -4,6 +4,7 @@ use holdfast_engine::{MachineIdentity, NOTE_FORMAT, NOTE_PATH, SnapshotName, sho
 use serde::Serialize;
 
 use crate::args::Example;
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
@@ -14,23 +15,28 @@ use crate::process::time;
 
 /// Arguments of `show`.
 #[derive(Debug, clap::Args)]
-pub struct ShowArgs {
+pub(crate) struct ShowArgs {
     /// The snapshot, and with :DISK one of its disks
     #[arg(value_name = "SNAPSHOT[:DISK]")]
     snapshot: SnapshotName,
 }
 
-/// What a person may want of it.
-pub(in crate::commands) const EXAMPLES: &[Example] = &[
-    Example {
-        wish: "See what the newest snapshot of a machine holds",
-        line: "holdfast show -r /backup/vms web1",
-    },
-    Example {
-        wish: "See one disk of a snapshot",
-        line: "holdfast show -r /backup/vms 3f2a9c1e:vda",
-    },
-];
+impl Verb for ShowArgs {
+    const EXAMPLES: &'static [Example] = &[
+        Example {
+            wish: "See what the newest snapshot of a machine holds",
+            line: "holdfast show -r /backup/vms web1",
+        },
+        Example {
+            wish: "See one disk of a snapshot",
+            line: "holdfast show -r /backup/vms 3f2a9c1e:vda",
+        },
+    ];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(self, context)
+    }
+}
 
 /// What `show` answers.
 #[derive(Debug, Serialize)]
@@ -118,7 +124,7 @@ fn show_disk(disk: &DiskDocument, page: &mut Page) {
 }
 
 /// Shows a snapshot.
-pub(in crate::commands) fn run(args: &ShowArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &ShowArgs, context: &Context) -> Result<Exit, Error> {
     let repository = context.open_repository()?;
     let progress = context.progress();
     let report = show(&repository, &args.snapshot, context.zone(), &*progress)?;

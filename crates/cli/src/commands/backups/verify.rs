@@ -9,6 +9,7 @@ use holdfast_repo::{Finding, FindingKind, Repository, SnapshotId, VerifyDepth};
 use serde::Serialize;
 
 use crate::args::{Example, JobArgs};
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
@@ -18,7 +19,7 @@ use crate::output::{Page, Report, Style};
 
 /// Arguments of `verify`.
 #[derive(Debug, clap::Args)]
-pub struct VerifyArgs {
+pub(crate) struct VerifyArgs {
     /// Snapshots; all of them where none is named
     #[arg(value_name = "SNAPSHOT[:DISK]")]
     snapshots: Vec<SnapshotName>,
@@ -35,17 +36,22 @@ pub struct VerifyArgs {
     job: JobArgs,
 }
 
-/// What a person may want of it.
-pub(in crate::commands) const EXAMPLES: &[Example] = &[
-    Example {
-        wish: "Read all snapshots and check every byte",
-        line: "holdfast verify -r /backup/vms",
-    },
-    Example {
-        wish: "Prove that the newest snapshot of a machine equals an image",
-        line: "holdfast verify -r /backup/vms web1 --against web1.raw",
-    },
-];
+impl Verb for VerifyArgs {
+    const EXAMPLES: &'static [Example] = &[
+        Example {
+            wish: "Read all snapshots and check every byte",
+            line: "holdfast verify -r /backup/vms",
+        },
+        Example {
+            wish: "Prove that the newest snapshot of a machine equals an image",
+            line: "holdfast verify -r /backup/vms web1 --against web1.raw",
+        },
+    ];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(self, context)
+    }
+}
 
 /// What `verify` answers.
 #[derive(Debug, Serialize)]
@@ -115,7 +121,7 @@ fn is_like_a_copy_in_use(findings: &[Finding], repository: &Repository) -> bool 
 }
 
 /// Verifies.
-pub(in crate::commands) fn run(args: &VerifyArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &VerifyArgs, context: &Context) -> Result<Exit, Error> {
     let repository = context.open_repository()?;
     let start = context.clock().now();
     let request = VerifyRequest {

@@ -11,7 +11,8 @@ use holdfast_host::qemu::RunId;
 use holdfast_host::{BareQemu, Hypervisor as _, Libvirt, Machine, MachineState, MachineSummary};
 use rustix::process::{Pid, Signal, getppid, kill_process, setsid};
 
-use crate::args::Example;
+use crate::args::{Example, SharedOptions};
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
@@ -20,7 +21,7 @@ use crate::process::environment;
 
 /// Arguments of `watchdog`.
 #[derive(Debug, clap::Args)]
-pub struct WatchdogArgs {
+pub(crate) struct WatchdogArgs {
     /// The hypervisor's address
     #[arg(long, value_name = "URI")]
     connect: OsString,
@@ -50,14 +51,20 @@ pub struct WatchdogArgs {
     run: u32,
 }
 
-/// What a person may want of it.
-pub(in crate::commands) const EXAMPLES: &[Example] = &[Example {
-    wish: "Backups start it by themselves",
-    line: "holdfast watchdog --connect qemu:///system --machine web1 --run 7",
-}];
+impl Verb for WatchdogArgs {
+    const EXAMPLES: &'static [Example] = &[Example {
+        wish: "Backups start it by themselves",
+        line: "holdfast watchdog --connect qemu:///system --machine web1 --run 7",
+    }];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository, SharedOptions::Json, SharedOptions::Progress];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(self, context)
+    }
+}
 
 /// Watches.
-pub(in crate::commands) fn run(args: &WatchdogArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &WatchdogArgs, context: &Context) -> Result<Exit, Error> {
     // Whoever interrupts the backup from a terminal, or kills its group, does not mean us.
     setsid().ok();
     let backup = getppid();

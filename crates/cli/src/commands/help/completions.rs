@@ -1,13 +1,14 @@
 //! `holdfast completions SHELL`: a script for the shell.
 
-use crate::args::{Example, command_tree};
+use crate::args::{Example, SharedOptions};
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
 
 /// Arguments of `completions`.
 #[derive(Debug, clap::Args)]
-pub struct CompletionsArgs {
+pub(crate) struct CompletionsArgs {
     /// The shell that is to read the script
     #[arg(value_enum)]
     shell: Shell,
@@ -21,24 +22,30 @@ enum Shell {
     Zsh,
 }
 
-/// What a person may want of it.
-pub(in crate::commands) const EXAMPLES: &[Example] = &[
-    Example {
-        wish: "Complete in bash, for all users",
-        line: "holdfast completions bash > /usr/share/bash-completion/completions/holdfast",
-    },
-    Example {
-        wish: "Complete in fish, for this user",
-        line: "holdfast completions fish > ~/.config/fish/completions/holdfast.fish",
-    },
-    Example {
-        wish: "Complete in zsh, from a folder of $fpath",
-        line: "holdfast completions zsh > ~/.zfunc/_holdfast",
-    },
-];
+impl Verb for CompletionsArgs {
+    const EXAMPLES: &'static [Example] = &[
+        Example {
+            wish: "Complete in bash, for all users",
+            line: "holdfast completions bash > /usr/share/bash-completion/completions/holdfast",
+        },
+        Example {
+            wish: "Complete in fish, for this user",
+            line: "holdfast completions fish > ~/.config/fish/completions/holdfast.fish",
+        },
+        Example {
+            wish: "Complete in zsh, from a folder of $fpath",
+            line: "holdfast completions zsh > ~/.zfunc/_holdfast",
+        },
+    ];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository, SharedOptions::Json, SharedOptions::Progress];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(self, context)
+    }
+}
 
 /// Prints the script.
-pub(in crate::commands) fn run(args: &CompletionsArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &CompletionsArgs, context: &Context) -> Result<Exit, Error> {
     context.output().refuse_json("completions")?;
     let shell = match args.shell {
         Shell::Bash => clap_complete::Shell::Bash,
@@ -46,7 +53,7 @@ pub(in crate::commands) fn run(args: &CompletionsArgs, context: &Context) -> Res
         Shell::Zsh => clap_complete::Shell::Zsh,
     };
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut command_tree(), "holdfast", &mut script);
+    clap_complete::generate(shell, &mut context.command_line().tree(), "holdfast", &mut script);
     context.output().data(&script)?;
     Ok(Exit::Ok)
 }

@@ -16,7 +16,8 @@ use holdfast_repo::{Liveness, Processes as _, Repository, SystemProcesses};
 use jiff::Timestamp;
 use serde::Serialize;
 
-use crate::args::Example;
+use crate::args::{Example, SharedOptions};
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::{Error, chain};
 use crate::exit::Exit;
@@ -32,7 +33,7 @@ use crate::process::time;
 
 /// Arguments of `doctor`.
 #[derive(Debug, clap::Args)]
-pub struct DoctorArgs {
+pub(crate) struct DoctorArgs {
     /// Only these: a name, a pattern ('web*'), tag:TAG, qmp:SOCKET, vbox:NAME (vbox: is all of VirtualBox), or xen://POOL[/NAME]; or datasets; all
     /// machines of libvirt and VirtualBox, and what configurations name, where none is named
     #[arg(value_name = "MACHINE|DATASET")]
@@ -64,33 +65,39 @@ pub struct DoctorArgs {
     pools: PoolArgs,
 }
 
-/// What a person may want of it.
-pub(in crate::commands) const EXAMPLES: &[Example] = &[
-    Example {
-        wish: "See what is wrong with machines, and what would be done about it",
-        line: "holdfast doctor",
-    },
-    Example {
-        wish: "Mend it",
-        line: "holdfast doctor --fix",
-    },
-    Example {
-        wish: "Look at what was left in a dataset",
-        line: "holdfast doctor tank/vm",
-    },
-    Example {
-        wish: "Look at one QEMU that libvirt does not know",
-        line: "holdfast doctor qmp:/run/web1.qmp",
-    },
-    Example {
-        wish: "Delete the snapshots that killed backups have left in machines of VirtualBox",
-        line: "holdfast doctor vbox: --fix",
-    },
-    Example {
-        wish: "See what backups have left in a pool of XenServer or XCP-ng",
-        line: "holdfast doctor xen://xen1",
-    },
-];
+impl Verb for DoctorArgs {
+    const EXAMPLES: &'static [Example] = &[
+        Example {
+            wish: "See what is wrong with machines, and what would be done about it",
+            line: "holdfast doctor",
+        },
+        Example {
+            wish: "Mend it",
+            line: "holdfast doctor --fix",
+        },
+        Example {
+            wish: "Look at what was left in a dataset",
+            line: "holdfast doctor tank/vm",
+        },
+        Example {
+            wish: "Look at one QEMU that libvirt does not know",
+            line: "holdfast doctor qmp:/run/web1.qmp",
+        },
+        Example {
+            wish: "Delete the snapshots that killed backups have left in machines of VirtualBox",
+            line: "holdfast doctor vbox: --fix",
+        },
+        Example {
+            wish: "See what backups have left in a pool of XenServer or XCP-ng",
+            line: "holdfast doctor xen://xen1",
+        },
+    ];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(self, context)
+    }
+}
 
 /// What `doctor` answers.
 #[derive(Debug, Serialize)]
@@ -225,7 +232,7 @@ impl Report for Examined {
 }
 
 /// Examines machines.
-pub(in crate::commands) fn run(args: &DoctorArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &DoctorArgs, context: &Context) -> Result<Exit, Error> {
     let (words, mut datasets) = targets(args)?;
     let everything = args.targets.is_empty();
     if everything {

@@ -9,9 +9,8 @@ use clap_mangen::Man;
 use clap_mangen::roff::{Roff, bold, roman};
 use serde::Serialize;
 
-use crate::args::{Arguments, Example};
-use crate::commands::EXAMPLES as PROGRAM_EXAMPLES;
-use crate::commands::examples_of;
+use crate::args::{CommandLine, Example, SharedOptions};
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
@@ -20,17 +19,23 @@ use crate::process::environment;
 
 /// Arguments of `man`.
 #[derive(Debug, clap::Args)]
-pub struct ManArgs {
+pub(crate) struct ManArgs {
     /// Folder that takes the pages; it must exist
     #[arg(value_name = "DIR")]
     folder: PathBuf,
 }
 
-/// What a person may want of it.
-pub(in crate::commands) const EXAMPLES: &[Example] = &[Example {
-    wish: "Install the manual",
-    line: "holdfast man /usr/local/share/man/man1",
-}];
+impl Verb for ManArgs {
+    const EXAMPLES: &'static [Example] = &[Example {
+        wish: "Install the manual",
+        line: "holdfast man /usr/local/share/man/man1",
+    }];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository, SharedOptions::Progress];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(self, context)
+    }
+}
 
 /// What `man` answers.
 #[derive(Debug, Serialize)]
@@ -52,9 +57,9 @@ impl Report for ManReport {
 }
 
 /// Writes the pages.
-pub(in crate::commands) fn run(args: &ManArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &ManArgs, context: &Context) -> Result<Exit, Error> {
     let mut pages = Vec::new();
-    for (name, text) in manual()? {
+    for (name, text) in manual(context.command_line())? {
         let path = args.folder.join(name);
         write_page(&path, &text).map_err(|source| Error::File {
             action: "write",
@@ -73,27 +78,31 @@ fn write_page(path: &Path, text: &[u8]) -> std::io::Result<()> {
 }
 
 /// File name and text of every page: the program, then each verb that is not hidden.
-fn manual() -> Result<Vec<(String, Vec<u8>)>, Error> {
-    use clap::CommandFactory as _;
-    let mut root = Arguments::command().disable_help_subcommand(true);
+fn manual(line: &CommandLine) -> Result<Vec<(String, Vec<u8>)>, Error> {
+    let mut root = line.tree().disable_help_subcommand(true);
     root.build();
     let mut pages = Vec::new();
-    collect(&root, "", &mut pages).map_err(Error::Stdout)?;
+    collect(line, &root, "", &mut pages).map_err(Error::Stdout)?;
     Ok(pages)
 }
 
-fn collect(command: &Command, path: &str, pages: &mut Vec<(String, Vec<u8>)>) -> std::io::Result<()> {
+fn collect(
+    line: &CommandLine,
+    command: &Command,
+    path: &str,
+    pages: &mut Vec<(String, Vec<u8>)>,
+) -> std::io::Result<()> {
     let name = command.get_display_name().unwrap_or_else(|| command.get_name());
-    pages.push((format!("{name}.1"), page(command, path)?));
+    pages.push((format!("{name}.1"), page(line, command, path)?));
     for verb in command.get_subcommands().filter(|verb| !verb.is_hide_set()) {
         let path = format!("{path} {}", verb.get_name());
-        collect(verb, path.trim_start(), pages)?;
+        collect(line, verb, path.trim_start(), pages)?;
     }
     Ok(())
 }
 
 /// The page of `command`, which is the verb at `path`, or the program where `path` is empty.
-fn page(command: &Command, path: &str) -> std::io::Result<Vec<u8>> {
+fn page(line: &CommandLine, command: &Command, path: &str) -> std::io::Result<Vec<u8>> {
     let man = Man::new(command.clone())
         .source(concat!("holdfast ", env!("CARGO_PKG_VERSION")))
         .manual("Holdfast");
@@ -107,11 +116,7 @@ fn page(command: &Command, path: &str) -> std::io::Result<Vec<u8>> {
         man.render_subcommands_section(&mut text)?;
     }
     let mut roff = Roff::new();
-    let examples = if path.is_empty() {
-        PROGRAM_EXAMPLES
-    } else {
-        examples_of(path)
-    };
+    let examples = line.examples_of(path);
     if !examples.is_empty() {
         roff.control("SH", ["EXAMPLES"]);
     }
@@ -148,14 +153,15 @@ fn page(command: &Command, path: &str) -> std::io::Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::manual;
+    use crate::commands::COMMAND_LINE;
 
     #[test]
     fn every_page_has_the_sections_that_people_look_for() {
-        let pages = manual().unwrap();
+        let pages = manual(COMMAND_LINE).unwrap();
         let names: Vec<&str> = pages.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names[0], "holdfast.1");
         assert!(names.contains(&"holdfast-version.1"), "{names:?}");
-        assert!(!names.contains(&"holdfast-man.1"), "{names:?}");
+        assert!(!names.contains(&"holdfast-watchdog.1"), "{names:?}");
         for (name, text) in &pages {
             let text = String::from_utf8(text.clone()).unwrap();
             for section in ["NAME", "SYNOPSIS", "DESCRIPTION", "OPTIONS", "EXAMPLES", "EXIT STATUS"] {

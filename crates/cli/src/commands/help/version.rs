@@ -7,7 +7,8 @@ use holdfast_repo::REPOSITORY_VERSION;
 use holdfast_repo::key::KdfParameters;
 use serde::Serialize;
 
-use crate::args::Example;
+use crate::args::{Example, SharedOptions};
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
@@ -17,23 +18,29 @@ use crate::process::kernel::{self, FileFeature};
 
 /// Arguments of `version`.
 #[derive(Debug, clap::Args)]
-pub struct VersionArgs {
+pub(crate) struct VersionArgs {
     /// Also show how it was built, what it can read and write, and what it finds in this machine
     #[arg(short, long)]
     verbose: bool,
 }
 
-/// What a person may want of it.
-pub(in crate::commands) const EXAMPLES: &[Example] = &[
-    Example {
-        wish: "See the version",
-        line: "holdfast version",
-    },
-    Example {
-        wish: "Describe this build in a bug report",
-        line: "holdfast version --verbose",
-    },
-];
+impl Verb for VersionArgs {
+    const EXAMPLES: &'static [Example] = &[
+        Example {
+            wish: "See the version",
+            line: "holdfast version",
+        },
+        Example {
+            wish: "Describe this build in a bug report",
+            line: "holdfast version --verbose",
+        },
+    ];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository, SharedOptions::Progress];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(self, context)
+    }
+}
 
 /// What `version` answers.
 #[derive(Debug, Serialize)]
@@ -151,7 +158,7 @@ impl Report for VersionReport {
 }
 
 /// Prints the version.
-pub(in crate::commands) fn run(args: &VersionArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &VersionArgs, context: &Context) -> Result<Exit, Error> {
     context.report(&VersionReport {
         version: env!("CARGO_PKG_VERSION"),
         build: args.verbose.then(|| Build {

@@ -17,10 +17,11 @@ use holdfast_engine::{
 use holdfast_host::{Hypervisor as _, LocalTools};
 use serde::Serialize;
 
-use crate::args::{Example, JobArgs};
+use crate::args::{Example, JobArgs, SharedOptions};
 use crate::commands::backups::restore::machine::Done;
 use crate::commands::host_snapshots::point::{OpenPoint, PointArgs, Use, When, split};
 use crate::commands::host_snapshots::rollback::tell;
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
@@ -33,17 +34,17 @@ use image::{ImageCloneArgs, ImageDocument, Sysprep};
 use names::NameArgs;
 
 /// virt-sysprep boots a small system, which takes minutes where processors are emulated.
-pub(in crate::commands) const SYSPREP_TIME_OUT: Duration = Duration::from_secs(30 * 60);
+pub(crate) const SYSPREP_TIME_OUT: Duration = Duration::from_secs(30 * 60);
 
 /// The virt-sysprep in the user's path; its name where there is none.
-pub(in crate::commands) fn sysprep_program(context: &Context) -> PathBuf {
+pub(crate) fn sysprep_program(context: &Context) -> PathBuf {
     search_path::find(SYSPREP, context).unwrap_or_else(|| SYSPREP.into())
 }
 
 /// Arguments of `clone`.
 #[derive(Debug, clap::Args)]
 #[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
-pub struct CloneArgs {
+pub(crate) struct CloneArgs {
     /// A machine as it is now (web1), or as it was in host snapshots (web1@before-update, web1@latest), or the file of an image
     #[arg(value_name = "MACHINE[@SNAPSHOT]|IMAGE")]
     of: OsString,
@@ -75,21 +76,27 @@ pub struct CloneArgs {
     job: JobArgs,
 }
 
-/// What a person may want of it.
-pub(in crate::commands) const EXAMPLES: &[Example] = &[
-    Example {
-        wish: "Try an update on a machine like this one, which takes no room and is there at once",
-        line: "holdfast clone web1 web1-trial --start",
-    },
-    Example {
-        wish: "See where its disks would be",
-        line: "holdfast clone web1@before-update web1-old --dry-run",
-    },
-    Example {
-        wish: "Twenty disks of one, which take no room until they are written to",
-        line: "holdfast clone debian.qcow2 --count 20 --name-template 'lab/web{n:02}.qcow2'",
-    },
-];
+impl Verb for CloneArgs {
+    const EXAMPLES: &'static [Example] = &[
+        Example {
+            wish: "Try an update on a machine like this one, which takes no room and is there at once",
+            line: "holdfast clone web1 web1-trial --start",
+        },
+        Example {
+            wish: "See where its disks would be",
+            line: "holdfast clone web1@before-update web1-old --dry-run",
+        },
+        Example {
+            wish: "Twenty disks of one, which take no room until they are written to",
+            line: "holdfast clone debian.qcow2 --count 20 --name-template 'lab/web{n:02}.qcow2'",
+        },
+    ];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(self, context)
+    }
+}
 
 /// What `clone` answers.
 #[derive(Debug, Serialize)]
@@ -194,7 +201,7 @@ impl MachineClone {
 }
 
 /// Makes clones.
-pub(in crate::commands) fn run(args: &CloneArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &CloneArgs, context: &Context) -> Result<Exit, Error> {
     let names = args.names.all()?;
     let start = context.clock().now();
     let mut clones = Clones {

@@ -13,7 +13,8 @@ use holdfast_host::provider::Wanted;
 use jiff::Timestamp;
 use serde::Serialize;
 
-use crate::args::{Example, JobArgs};
+use crate::args::{Example, JobArgs, SharedOptions};
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::{Error, chain};
 use crate::exit::Exit;
@@ -30,7 +31,7 @@ use crate::process::time;
 
 /// Arguments of `cron`.
 #[derive(Debug, clap::Args)]
-pub struct CronArgs {
+pub(crate) struct CronArgs {
     #[command(flatten)]
     file: SanoidFileArgs,
     /// Take what is due, and remove nothing
@@ -57,17 +58,23 @@ pub struct CronArgs {
     job: JobArgs,
 }
 
-/// What a person may want of it.
-pub(in crate::commands) const EXAMPLES: &[Example] = &[
-    Example {
-        wish: "See what a sanoid.conf would have done now, and why",
-        line: "holdfast cron /etc/sanoid/sanoid.conf --dry-run",
-    },
-    Example {
-        wish: "Do it: every 15 minutes, in the place of sanoid --cron",
-        line: "holdfast cron /etc/sanoid/sanoid.conf",
-    },
-];
+impl Verb for CronArgs {
+    const EXAMPLES: &'static [Example] = &[
+        Example {
+            wish: "See what a sanoid.conf would have done now, and why",
+            line: "holdfast cron /etc/sanoid/sanoid.conf --dry-run",
+        },
+        Example {
+            wish: "Do it: every 15 minutes, in the place of sanoid --cron",
+            line: "holdfast cron /etc/sanoid/sanoid.conf",
+        },
+    ];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(self, context)
+    }
+}
 
 /// What `cron` answers.
 #[derive(Debug, Serialize)]
@@ -255,7 +262,7 @@ impl Guests for FoundGuests<'_> {
 }
 
 /// Carries the policy out.
-pub(in crate::commands) fn run(args: &CronArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &CronArgs, context: &Context) -> Result<Exit, Error> {
     let config = sanoid_file::parse(&args.file)?;
     let providers = datasets::providers(context);
     let guests = FoundGuests {

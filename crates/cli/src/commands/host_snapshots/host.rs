@@ -11,7 +11,8 @@ use std::ffi::OsString;
 
 use holdfast_host::provider::Dataset;
 
-use crate::args::Example;
+use crate::args::{Example, SharedOptions, VerbEntry};
+use crate::commands::verb::{Verb, VerbSet, verbs};
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
@@ -20,53 +21,46 @@ use crate::machines::{Hypervisors, MachineWord};
 
 /// Arguments of `host`.
 #[derive(Debug, clap::Args)]
-pub struct HostArgs {
+pub(crate) struct HostArgs {
     #[command(subcommand)]
     verb: HostVerb,
 }
 
-#[derive(Debug, clap::Subcommand)]
-enum HostVerb {
-    /// List the datasets of this host, and what they take
-    Datasets(datasets::DatasetsArgs),
-    /// List host snapshots, whoever made them
-    List(list::ListArgs),
-    /// Make a writable dataset of a host snapshot, which shares all with it
-    Clone(clone::CloneArgs),
-    /// Remove the host snapshots that no rule keeps
-    Prune(prune::PruneArgs),
-    /// Remove host snapshots
-    Remove(remove::RemoveArgs),
-    /// Hold host snapshots: nobody can remove them until they are released
-    Hold(hold::HoldArgs),
-    /// Release host snapshots that were held
-    Release(hold::HoldArgs),
+verbs! {
+    enum HostVerb {
+        /// List the datasets of this host, and what they take
+        "datasets" => Datasets(datasets::DatasetsArgs),
+        /// List host snapshots, whoever made them
+        "list" => List(list::ListArgs),
+        /// Make a writable dataset of a host snapshot, which shares all with it
+        "clone" => Clone(clone::CloneArgs),
+        /// Remove the host snapshots that no rule keeps
+        "prune" => Prune(prune::PruneArgs),
+        /// Remove host snapshots
+        "remove" => Remove(remove::RemoveArgs),
+        /// Hold host snapshots: nobody can remove them until they are released
+        "hold" => Hold(hold::HoldArgs),
+        /// Release host snapshots that were held
+        "release" => Release(hold::ReleaseArgs),
+    }
 }
 
-/// What a person may want of it.
-pub(in crate::commands) const EXAMPLES: &[Example] = &[
-    Example {
-        wish: "See which datasets there are, and what they take",
-        line: "holdfast host datasets",
-    },
-    Example {
-        wish: "See the host snapshots of a dataset",
-        line: "holdfast host list tank/vm",
-    },
-];
+impl Verb for HostArgs {
+    const EXAMPLES: &'static [Example] = &[
+        Example {
+            wish: "See which datasets there are, and what they take",
+            line: "holdfast host datasets",
+        },
+        Example {
+            wish: "See the host snapshots of a dataset",
+            line: "holdfast host list tank/vm",
+        },
+    ];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository];
+    const BELOW: &'static [VerbEntry] = HostVerb::TABLE;
 
-/// What a person may want of its verbs.
-pub(in crate::commands) fn examples_of(path: &str) -> &'static [Example] {
-    match path {
-        "host" => EXAMPLES,
-        "host datasets" => datasets::EXAMPLES,
-        "host clone" => clone::EXAMPLES,
-        "host list" => list::EXAMPLES,
-        "host prune" => prune::EXAMPLES,
-        "host remove" => remove::EXAMPLES,
-        "host hold" => hold::EXAMPLES_HOLD,
-        "host release" => hold::EXAMPLES_RELEASE,
-        _ => &[],
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        self.verb.run(context)
     }
 }
 
@@ -96,17 +90,4 @@ fn meant(words: &[OsString], connect: Option<&str>, context: &Context) -> Result
 /// The datasets with the disks of a machine, and with what these are based on.
 fn datasets_of(guest: &KnownGuest) -> impl Iterator<Item = Dataset> {
     guest.places.wanted_with_bases().into_iter().map(|one| one.dataset)
-}
-
-/// Does it.
-pub(in crate::commands) fn run(args: &HostArgs, context: &Context) -> Result<Exit, Error> {
-    match &args.verb {
-        HostVerb::Datasets(args) => datasets::run(args, context),
-        HostVerb::Clone(args) => clone::run(args, context),
-        HostVerb::List(args) => list::run(args, context),
-        HostVerb::Prune(args) => prune::run(args, context),
-        HostVerb::Remove(args) => remove::run(args, context),
-        HostVerb::Hold(args) => hold::run(args, hold::Change::Hold, context),
-        HostVerb::Release(args) => hold::run(args, hold::Change::Release, context),
-    }
 }

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use holdfast_host::provider;
 use serde::Serialize;
 
-use crate::args::Example;
+use crate::args::{Example, SharedOptions};
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::{Error, Kind};
 use crate::exit::Exit;
@@ -15,7 +16,7 @@ use crate::output::{Page, Report};
 
 /// Arguments of `mount`.
 #[derive(Debug, clap::Args)]
-pub struct MountArgs {
+pub(crate) struct MountArgs {
     /// The host snapshot, by its full name: tank/vm@NAME, btrfs:/srv/vms@NAME
     #[arg(value_name = "DATASET@NAME")]
     snapshot: OsString,
@@ -26,23 +27,35 @@ pub struct MountArgs {
 
 /// Arguments of `unmount`.
 #[derive(Debug, clap::Args)]
-pub struct UnmountArgs {
+pub(crate) struct UnmountArgs {
     /// The folder where a host snapshot is mounted
     #[arg(value_name = "FOLDER")]
     folder: PathBuf,
 }
 
-/// What a person may want of it.
-pub(in crate::commands) const EXAMPLES: &[Example] = &[Example {
-    wish: "Look at the images as they were",
-    line: "holdfast mount tank/vm@before-update /mnt",
-}];
+impl Verb for MountArgs {
+    const EXAMPLES: &'static [Example] = &[Example {
+        wish: "Look at the images as they were",
+        line: "holdfast mount tank/vm@before-update /mnt",
+    }];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository, SharedOptions::Progress];
 
-/// What a person may want of it.
-pub(in crate::commands) const EXAMPLES_UNMOUNT: &[Example] = &[Example {
-    wish: "Have seen enough",
-    line: "holdfast unmount /mnt",
-}];
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        mount(self, context)
+    }
+}
+
+impl Verb for UnmountArgs {
+    const EXAMPLES: &'static [Example] = &[Example {
+        wish: "Have seen enough",
+        line: "holdfast unmount /mnt",
+    }];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository, SharedOptions::Progress];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        unmount(self, context)
+    }
+}
 
 /// What both answer.
 #[derive(Debug, Serialize)]
@@ -77,7 +90,7 @@ fn folder(path: &Path) -> Result<PathBuf, Error> {
 }
 
 /// Mounts.
-pub(in crate::commands) fn mount(args: &MountArgs, context: &Context) -> Result<Exit, Error> {
+fn mount(args: &MountArgs, context: &Context) -> Result<Exit, Error> {
     let snapshot = datasets::parse_snapshot(&args.snapshot)?;
     let folder = folder(&args.folder)?;
     let is_empty = std::fs::read_dir(&folder).is_ok_and(|mut entries| entries.next().is_none());
@@ -99,7 +112,7 @@ pub(in crate::commands) fn mount(args: &MountArgs, context: &Context) -> Result<
 }
 
 /// Unmounts.
-pub(in crate::commands) fn unmount(args: &UnmountArgs, context: &Context) -> Result<Exit, Error> {
+fn unmount(args: &UnmountArgs, context: &Context) -> Result<Exit, Error> {
     let folder = folder(&args.folder)?;
     let (tools, providers) = (datasets::tools(context), datasets::providers(context));
     provider::unmount(&*tools, providers.zfs(), &folder).map_err(holdfast_engine::Error::from)?;

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use holdfast_engine::{PEER_PROTOCOL, PeerServer, serve_peer};
 use holdfast_host::provider::{Dataset, ProviderKind};
 
-use crate::args::Example;
+use crate::args::{Example, SharedOptions};
 use crate::commands::host_snapshots::replicate::local_side;
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
@@ -16,7 +17,7 @@ use crate::process::environment;
 
 /// Arguments of `peer`.
 #[derive(Debug, clap::Args)]
-pub struct PeerArgs {
+pub(crate) struct PeerArgs {
     /// The version of the protocol
     #[arg(value_name = "PROTOCOL")]
     protocol: String,
@@ -24,32 +25,44 @@ pub struct PeerArgs {
 
 /// Arguments of `receive`.
 #[derive(Debug, clap::Args)]
-pub struct ReceiveArgs {
+pub(crate) struct ReceiveArgs {
     /// The dataset to which, and below which, the other host may add; it may remove and change nothing
     #[arg(long, value_name = "DATASET", required = true)]
     append_only: String,
 }
 
-/// What a person may want of it.
-pub(in crate::commands) const EXAMPLES: &[Example] = &[Example {
-    wish: "holdfast replicate starts it on the other host by itself",
-    line: "holdfast peer 1",
-}];
+impl Verb for PeerArgs {
+    const EXAMPLES: &'static [Example] = &[Example {
+        wish: "holdfast replicate starts it on the other host by itself",
+        line: "holdfast peer 1",
+    }];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository, SharedOptions::Json, SharedOptions::Progress];
 
-/// What a person may want of `receive`.
-pub(in crate::commands) const EXAMPLES_RECEIVE: &[Example] = &[Example {
-    wish: "In ~/.ssh/authorized_keys, as command=\"...\" before the key of the host that sends",
-    line: "holdfast receive --append-only tank/backup/web",
-}];
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(self, context)
+    }
+}
+
+impl Verb for ReceiveArgs {
+    const EXAMPLES: &'static [Example] = &[Example {
+        wish: "In ~/.ssh/authorized_keys, as command=\"...\" before the key of the host that sends",
+        line: "holdfast receive --append-only tank/backup/web",
+    }];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository, SharedOptions::Json, SharedOptions::Progress];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run_receive(self, context)
+    }
+}
 
 /// Answers.
-pub(in crate::commands) fn run(args: &PeerArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &PeerArgs, context: &Context) -> Result<Exit, Error> {
     check(&format!("holdfast peer {}", args.protocol))?;
     serve(None, context)
 }
 
 /// Answers, within bounds.
-pub(in crate::commands) fn run_receive(args: &ReceiveArgs, context: &Context) -> Result<Exit, Error> {
+fn run_receive(args: &ReceiveArgs, context: &Context) -> Result<Exit, Error> {
     let root = root(&args.append_only)?;
     match context.variable(environment::SSH_COMMAND).and_then(OsStr::to_str) {
         Some(asked) => check(asked)?,

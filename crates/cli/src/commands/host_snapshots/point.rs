@@ -20,7 +20,7 @@ use crate::machines::{Hypervisors, MachineWord, connect_libvirt, libvirt_address
 
 /// Where points of machines are found.
 #[derive(Debug, clap::Args)]
-pub(in crate::commands) struct PointArgs {
+pub(crate) struct PointArgs {
     /// The hypervisor's address: qemu:///system, qemu:///session
     #[arg(short, long, value_name = "URI")]
     connect: Option<String>,
@@ -30,7 +30,7 @@ pub(in crate::commands) struct PointArgs {
 
 /// Whether anything is changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::commands) enum Use {
+pub(crate) enum Use {
     /// Nothing is, and nothing is made.
     Look,
     /// It may be.
@@ -39,14 +39,14 @@ pub(in crate::commands) enum Use {
 
 impl Use {
     /// That of a run with `--dry-run`, or without.
-    pub(in crate::commands) fn of(is_dry_run: bool) -> Self {
+    pub(crate) fn of(is_dry_run: bool) -> Self {
         if is_dry_run { Self::Look } else { Self::Change }
     }
 }
 
 /// Which instant of a machine.
 #[derive(Debug, Clone)]
-pub(in crate::commands) enum When {
+pub(crate) enum When {
     /// That of host snapshots which are there.
     Then(PointName),
     /// Now: host snapshots are made for it, and go again as soon as nothing needs them.
@@ -69,19 +69,19 @@ impl When {
 }
 
 /// What a job on a point works with.
-pub(in crate::commands) struct OpenPoint<'a> {
-    pub(in crate::commands) restore: HostRestore<'a>,
-    pub(in crate::commands) point: HostPoint,
+pub(crate) struct OpenPoint<'a> {
+    pub(crate) restore: HostRestore<'a>,
+    pub(crate) point: HostPoint,
     /// The machine as it is today.
-    pub(in crate::commands) guest: Option<&'a KnownGuest>,
+    pub(crate) guest: Option<&'a KnownGuest>,
     /// What it is called.
-    pub(in crate::commands) machine: &'a str,
+    pub(crate) machine: &'a str,
     /// How its host snapshots were made, where they were made for this.
-    pub(in crate::commands) made: Option<&'a HostSnapshotReport>,
+    pub(crate) made: Option<&'a HostSnapshotReport>,
 }
 
 /// The machine, and the point.
-pub(in crate::commands) fn parse(point: &OsStr) -> Result<(String, PointName), Error> {
+pub(crate) fn parse(point: &OsStr) -> Result<(String, PointName), Error> {
     let text = point.to_string_lossy();
     split(&text).ok_or_else(|| {
         Error::usage(
@@ -92,7 +92,7 @@ pub(in crate::commands) fn parse(point: &OsStr) -> Result<(String, PointName), E
 }
 
 /// `MACHINE@SNAPSHOT`, taken apart; none where it is something else.
-pub(in crate::commands) fn split(text: &str) -> Option<(String, PointName)> {
+pub(crate) fn split(text: &str) -> Option<(String, PointName)> {
     let (machine, name) = text
         .rsplit_once('@')
         .filter(|(machine, name)| !machine.is_empty() && !name.is_empty())?;
@@ -105,7 +105,7 @@ pub(in crate::commands) fn split(text: &str) -> Option<(String, PointName)> {
 
 impl PointArgs {
     /// Finds and opens a point in time of a machine, or makes it, and does `work` with it.
-    pub(in crate::commands) fn open<T>(
+    pub(crate) fn open<T>(
         &self,
         (machine, when): (&str, When),
         (context, threads, use_of): (&Context, usize, Use),
@@ -175,16 +175,12 @@ impl PointArgs {
     }
 
     /// Where machines are looked for.
-    pub(in crate::commands) fn hypervisors<'a>(&self, context: &'a Context) -> Hypervisors<'a> {
+    pub(crate) fn hypervisors<'a>(&self, context: &'a Context) -> Hypervisors<'a> {
         Hypervisors::new(self.connect.as_deref(), context)
     }
 
     /// The host snapshots that would be made of a machine as it is now.
-    pub(in crate::commands) fn planned_now(
-        &self,
-        machine: &str,
-        context: &Context,
-    ) -> Result<(Vec<Wanted>, KnownGuest), Error> {
+    pub(crate) fn planned_now(&self, machine: &str, context: &Context) -> Result<(Vec<Wanted>, KnownGuest), Error> {
         let guest = find(machine, &self.hypervisors(context))?;
         Ok((wanted_now(&guest, context)?, guest))
     }

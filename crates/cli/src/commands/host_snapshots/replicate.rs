@@ -8,20 +8,21 @@ use std::num::NonZeroU64;
 use holdfast_engine::{PackChoice, Place, RawChoice, ReplicateRequest, replicate};
 use holdfast_policy::Choice;
 
-use crate::args::Example;
+use crate::args::{Example, SharedOptions};
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
 use crate::files::runs;
 use crate::machines::Glob;
 use crate::output::units;
-pub(in crate::commands) use far::local_side;
+pub(crate) use far::local_side;
 use far::{Far, Word};
 use told::{Done, Shown};
 
 /// Arguments of `replicate`.
 #[derive(Debug, clap::Args)]
-pub struct ReplicateArgs {
+pub(crate) struct ReplicateArgs {
     /// What is sent: a dataset of ZFS or a subvolume of btrfs, here or on another host: tank/vm, root@web:tank/vm, /srv/vms
     #[arg(value_name = "[[USER@]HOST:]SOURCE")]
     source: String,
@@ -81,25 +82,31 @@ enum Compress {
     Off,
 }
 
-/// What a person may want of it.
-pub(in crate::commands) const EXAMPLES: &[Example] = &[
-    Example {
-        wish: "Send a dataset and all below it to another host; the next run sends what is new",
-        line: "holdfast replicate --recursive tank/vm root@backup:tank/backup/web/vm",
-    },
-    Example {
-        wish: "Fetch it from there",
-        line: "holdfast replicate root@web:tank/vm tank/backup/web/vm",
-    },
-    Example {
-        wish: "See what is where, and how far behind",
-        line: "holdfast replicate --status --recursive tank/vm root@backup:tank/backup/web/vm",
-    },
-    Example {
-        wish: "Send a subvolume of btrfs",
-        line: "holdfast replicate /srv/vms backup:/backup/web/vms",
-    },
-];
+impl Verb for ReplicateArgs {
+    const EXAMPLES: &'static [Example] = &[
+        Example {
+            wish: "Send a dataset and all below it to another host; the next run sends what is new",
+            line: "holdfast replicate --recursive tank/vm root@backup:tank/backup/web/vm",
+        },
+        Example {
+            wish: "Fetch it from there",
+            line: "holdfast replicate root@web:tank/vm tank/backup/web/vm",
+        },
+        Example {
+            wish: "See what is where, and how far behind",
+            line: "holdfast replicate --status --recursive tank/vm root@backup:tank/backup/web/vm",
+        },
+        Example {
+            wish: "Send a subvolume of btrfs",
+            line: "holdfast replicate /srv/vms backup:/backup/web/vms",
+        },
+    ];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(self, context)
+    }
+}
 
 fn parse_rate(text: &str) -> Result<NonZeroU64, String> {
     let rate = units::parse_bytes(text).map_err(|error| error.to_string())?;
@@ -107,7 +114,7 @@ fn parse_rate(text: &str) -> Result<NonZeroU64, String> {
 }
 
 /// Replicates.
-pub(in crate::commands) fn run(args: &ReplicateArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &ReplicateArgs, context: &Context) -> Result<Exit, Error> {
     let globs = args.chosen.snapshots.iter().map(|glob| {
         Glob::parse(glob)
             .map_err(|reason| Error::usage(format!("{glob:?}: {reason}"), "* stands for any letters, ? for one"))

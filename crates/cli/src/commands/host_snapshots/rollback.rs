@@ -8,10 +8,11 @@ use holdfast_engine::{
 };
 use serde::Serialize;
 
-use crate::args::{Example, JobArgs};
+use crate::args::{Example, JobArgs, SharedOptions};
 use crate::commands::backups::restore::machine::Done;
 use crate::commands::host_snapshots::point::{OpenPoint, PointArgs, Use, When, parse};
 use crate::commands::host_snapshots::snapshot::{default_name, request_of};
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
@@ -21,7 +22,7 @@ use crate::output::{Page, Report};
 /// Arguments of `rollback`.
 #[derive(Debug, clap::Args)]
 #[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
-pub struct RollbackArgs {
+pub(crate) struct RollbackArgs {
     /// The machine, and the name of its host snapshots: web1@before-update, web1@latest
     #[arg(value_name = "MACHINE@SNAPSHOT")]
     of: OsString,
@@ -49,21 +50,27 @@ pub struct RollbackArgs {
     job: JobArgs,
 }
 
-/// What a person may want of it.
-pub(in crate::commands) const EXAMPLES: &[Example] = &[
-    Example {
-        wish: "See what going back to before an update would change",
-        line: "holdfast rollback web1@before-update --dry-run",
-    },
-    Example {
-        wish: "Go back there, whatever the machine is doing, and go on from its memory of then",
-        line: "holdfast rollback web1@before-update --power-off --resume",
-    },
-    Example {
-        wish: "Go back to the newest host snapshot, and start",
-        line: "holdfast rollback web1@latest --start",
-    },
-];
+impl Verb for RollbackArgs {
+    const EXAMPLES: &'static [Example] = &[
+        Example {
+            wish: "See what going back to before an update would change",
+            line: "holdfast rollback web1@before-update --dry-run",
+        },
+        Example {
+            wish: "Go back there, whatever the machine is doing, and go on from its memory of then",
+            line: "holdfast rollback web1@before-update --power-off --resume",
+        },
+        Example {
+            wish: "Go back to the newest host snapshot, and start",
+            line: "holdfast rollback web1@latest --start",
+        },
+    ];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(self, context)
+    }
+}
 
 /// What `rollback` answers.
 #[derive(Debug, Serialize)]
@@ -103,7 +110,7 @@ impl Report for RolledBack {
 }
 
 /// Goes back.
-pub(in crate::commands) fn run(args: &RollbackArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &RollbackArgs, context: &Context) -> Result<Exit, Error> {
     let how = (context, args.job.thread_count(), Use::of(args.dry_run));
     let (machine, name) = parse(&args.of)?;
     let done = args.point.open((&machine, When::Then(name)), how, |point, job| {
@@ -212,7 +219,7 @@ fn wish<'w>(args: &RollbackArgs) -> RollbackWish<'w> {
 }
 
 /// What a person should know of a plan.
-pub(in crate::commands) fn tell(warnings: &[String], job: Job<'_>) {
+pub(crate) fn tell(warnings: &[String], job: Job<'_>) {
     for warning in warnings {
         job.progress.warning(warning);
     }

@@ -11,7 +11,8 @@ use holdfast_engine::{
 use holdfast_host::provider::{Place, Wanted};
 use serde::Serialize;
 
-use crate::args::{Example, JobArgs};
+use crate::args::{Example, JobArgs, SharedOptions};
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::{Error, Kind};
 use crate::exit::Exit;
@@ -26,7 +27,7 @@ use crate::process::time;
 
 /// Arguments of `snapshot`.
 #[derive(Debug, clap::Args)]
-pub struct SnapshotArgs {
+pub(crate) struct SnapshotArgs {
     /// A machine (web1, 'web*', tag:TAG, qmp:SOCKET), or a dataset: tank/vm of ZFS, the folder of a btrfs subvolume, lvm:GROUP/VOLUME, reflink:FOLDER
     #[arg(value_name = "MACHINE|DATASET", required = true)]
     targets: Vec<OsString>,
@@ -54,25 +55,31 @@ pub struct SnapshotArgs {
     job: JobArgs,
 }
 
-/// What a person may want of it.
-pub(in crate::commands) const EXAMPLES: &[Example] = &[
-    Example {
-        wish: "Snapshot all disks of a running machine at one instant, wherever they are",
-        line: "holdfast snapshot web1",
-    },
-    Example {
-        wish: "With its memory, to go on from there after a rollback",
-        line: "holdfast snapshot web1 --with-memory --name before-update",
-    },
-    Example {
-        wish: "Snapshot a dataset of ZFS, with all machines in it holding still",
-        line: "holdfast snapshot tank/vm --name before-update",
-    },
-    Example {
-        wish: "See what would happen",
-        line: "holdfast snapshot 'web*' --dry-run",
-    },
-];
+impl Verb for SnapshotArgs {
+    const EXAMPLES: &'static [Example] = &[
+        Example {
+            wish: "Snapshot all disks of a running machine at one instant, wherever they are",
+            line: "holdfast snapshot web1",
+        },
+        Example {
+            wish: "With its memory, to go on from there after a rollback",
+            line: "holdfast snapshot web1 --with-memory --name before-update",
+        },
+        Example {
+            wish: "Snapshot a dataset of ZFS, with all machines in it holding still",
+            line: "holdfast snapshot tank/vm --name before-update",
+        },
+        Example {
+            wish: "See what would happen",
+            line: "holdfast snapshot 'web*' --dry-run",
+        },
+    ];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(self, context)
+    }
+}
 
 /// What `snapshot` answers.
 #[derive(Debug, Serialize)]
@@ -166,7 +173,7 @@ struct Plan {
 }
 
 /// Takes snapshots: one cut of all datasets that are named, and one of each machine.
-pub(in crate::commands) fn run(args: &SnapshotArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &SnapshotArgs, context: &Context) -> Result<Exit, Error> {
     let hypervisors = Hypervisors::new(args.connect.as_deref(), context);
     let (mut wanted, mut words, mut named) = (Vec::new(), Vec::new(), Vec::new());
     for target in &args.targets {
@@ -287,7 +294,7 @@ fn plan_of(guest: KnownGuest, args: &SnapshotArgs, context: &Context) -> Result<
 }
 
 /// The datasets with the disks of a machine. Where one of them is in none, that is refused with this advice.
-pub(in crate::commands) fn wanted_of(
+pub(crate) fn wanted_of(
     guest: &KnownGuest,
     advice: impl Into<Cow<'static, str>>,
     context: &Context,
@@ -317,7 +324,7 @@ pub(in crate::commands) fn wanted_of(
 }
 
 /// `holdfast_web1_2026-11-22_16:45:10Z`: in UTC, since names are to sort and to be read elsewhere.
-pub(in crate::commands) fn default_name(machine: Option<&str>) -> String {
+pub(crate) fn default_name(machine: Option<&str>) -> String {
     name_of_instant(machine, time::now())
 }
 
@@ -392,7 +399,7 @@ fn take(
 }
 
 /// What is asked of a machine that is to hold still, and where what is kept of it goes.
-pub(in crate::commands) fn held_still<'g>(
+pub(crate) fn held_still<'g>(
     guest: &'g KnownGuest,
     (quiesce, memory, store): (QuiesceWhen, Option<MemoryHow>, Option<&StateStore>),
     context: &Context,
@@ -404,7 +411,7 @@ pub(in crate::commands) fn held_still<'g>(
 }
 
 /// Refuses a machine whose disks are not in what is wanted of them any more.
-pub(in crate::commands) fn check_moved(guest: &GuestRequest<'_>, wanted: &[Wanted]) -> holdfast_engine::Result<()> {
+pub(crate) fn check_moved(guest: &GuestRequest<'_>, wanted: &[Wanted]) -> holdfast_engine::Result<()> {
     if guest.places.wanted_with_bases() == wanted {
         return Ok(());
     }
@@ -417,7 +424,7 @@ pub(in crate::commands) fn check_moved(guest: &GuestRequest<'_>, wanted: &[Wante
 }
 
 /// A host snapshot for which no machine has to hold still yet.
-pub(in crate::commands) fn request_of<'a>(
+pub(crate) fn request_of<'a>(
     providers: &'a Providers,
     cut: NamedCut,
     set: SetId,

@@ -11,9 +11,10 @@ use holdfast_engine::{
 };
 use serde::Serialize;
 
-use crate::args::{Example, JobArgs};
+use crate::args::{Example, JobArgs, SharedOptions, VerbEntry};
 use crate::commands::images::compress;
 use crate::commands::images::import::{ArchivedMachine, read_archive};
+use crate::commands::verb::{Verb, VerbSet, verbs};
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
@@ -23,56 +24,74 @@ use crate::process::standard_streams::{StandardOutput, refuse_terminal, stopped_
 
 /// Arguments of `archive`.
 #[derive(Debug, clap::Args)]
-pub struct ArchiveArgs {
+pub(crate) struct ArchiveArgs {
     #[command(subcommand)]
     verb: ArchiveVerb,
 }
 
-#[derive(Debug, clap::Subcommand)]
-enum ArchiveVerb {
-    /// Show what is in a machine archive, by reading its beginning
-    Info(InfoArgs),
-    /// Read a machine archive, or any gzip or zstd stream, to its end, and compare it with its checksums
-    Check(CheckArgs),
-    /// Write a part of a packed stream to standard output, wherever it is
-    Read(ReadArgs),
+verbs! {
+    enum ArchiveVerb {
+        /// Show what is in a machine archive, by reading its beginning
+        "info" => Info(InfoArgs),
+        /// Read a machine archive, or any gzip or zstd stream, to its end, and compare it with its checksums
+        "check" => Check(CheckArgs),
+        /// Write a part of a packed stream to standard output, wherever it is
+        "read" => Read(ReadArgs),
+    }
 }
 
-/// What a person may want of all of them.
-pub(in crate::commands) const EXAMPLES: &[Example] = &[Example {
-    wish: "See whether an archive is whole",
-    line: "holdfast archive check web1.xva.zst",
-}];
-
-const EXAMPLES_INFO: &[Example] = &[Example {
-    wish: "See what machine is in an archive, and what would be lost on the way to libvirt",
-    line: "holdfast archive info web1.xva.zst",
-}];
-
-const EXAMPLES_CHECK: &[Example] = &[
-    Example {
-        wish: "Read an archive back, on all cores",
+impl Verb for ArchiveArgs {
+    const EXAMPLES: &'static [Example] = &[Example {
+        wish: "See whether an archive is whole",
         line: "holdfast archive check web1.xva.zst",
-    },
-    Example {
-        wish: "Check one while it is copied",
-        line: "tee /mnt/usb/web1.xva.gz < web1.xva.gz | holdfast archive check -",
-    },
-];
+    }];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository];
+    const BELOW: &'static [VerbEntry] = ArchiveVerb::TABLE;
 
-const EXAMPLES_READ: &[Example] = &[Example {
-    wish: "Look at 512 bytes in the middle of a packed disk",
-    line: "holdfast archive read disk.raw.zst --offset 10G --length 512 | hexdump -C",
-}];
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        self.verb.run(context)
+    }
+}
 
-/// Examples of the verb at `path`, which is `archive` or begins with `archive `.
-pub(in crate::commands) fn examples_of(path: &str) -> &'static [Example] {
-    match path {
-        "archive" => EXAMPLES,
-        "archive info" => EXAMPLES_INFO,
-        "archive check" => EXAMPLES_CHECK,
-        "archive read" => EXAMPLES_READ,
-        _ => &[],
+impl Verb for InfoArgs {
+    const EXAMPLES: &'static [Example] = &[Example {
+        wish: "See what machine is in an archive, and what would be lost on the way to libvirt",
+        line: "holdfast archive info web1.xva.zst",
+    }];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        info(self, context)
+    }
+}
+
+impl Verb for CheckArgs {
+    const EXAMPLES: &'static [Example] = &[
+        Example {
+            wish: "Read an archive back, on all cores",
+            line: "holdfast archive check web1.xva.zst",
+        },
+        Example {
+            wish: "Check one while it is copied",
+            line: "tee /mnt/usb/web1.xva.gz < web1.xva.gz | holdfast archive check -",
+        },
+    ];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        check(self, context)
+    }
+}
+
+impl Verb for ReadArgs {
+    const EXAMPLES: &'static [Example] = &[Example {
+        wish: "Look at 512 bytes in the middle of a packed disk",
+        line: "holdfast archive read disk.raw.zst --offset 10G --length 512 | hexdump -C",
+    }];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository, SharedOptions::Json];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        read(self, context)
     }
 }
 
@@ -108,15 +127,6 @@ struct ReadArgs {
     length: Option<u64>,
     #[command(flatten)]
     job: JobArgs,
-}
-
-/// Does what the second word says.
-pub(in crate::commands) fn run(args: &ArchiveArgs, context: &Context) -> Result<Exit, Error> {
-    match &args.verb {
-        ArchiveVerb::Info(args) => info(args, context),
-        ArchiveVerb::Check(args) => check(args, context),
-        ArchiveVerb::Read(args) => read(args, context),
-    }
 }
 
 /// What `archive info` answers.

@@ -8,7 +8,8 @@ use std::path::PathBuf;
 use holdfast_archive::{Error as ArchiveError, PackOptions, Packed, Packing, Threads, Unpacked, pack};
 use holdfast_engine::{Job, MAY_BE_CUT, Unit};
 
-use crate::args::{Example, JobArgs};
+use crate::args::{Example, JobArgs, SharedOptions};
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
@@ -17,7 +18,7 @@ use crate::process::standard_streams::{PatientInput, StandardOutput, refuse_term
 
 /// Arguments of `compress`.
 #[derive(Debug, clap::Args)]
-pub struct CompressArgs {
+pub(crate) struct CompressArgs {
     /// The file to read; standard input where not given, or -
     #[arg(value_name = "FILE")]
     source: Option<PathBuf>,
@@ -35,7 +36,7 @@ pub struct CompressArgs {
 
 /// How archives are packed.
 #[derive(Debug, clap::Args)]
-pub(in crate::commands) struct PackingArgs {
+pub(crate) struct PackingArgs {
     /// Pack as gzip, which everybody can read
     #[arg(long, conflicts_with = "zstd")]
     gzip: bool,
@@ -49,7 +50,7 @@ pub(in crate::commands) struct PackingArgs {
 
 impl PackingArgs {
     /// What was asked for, if anything was.
-    pub(in crate::commands) fn packing(&self) -> Option<Packing> {
+    pub(crate) fn packing(&self) -> Option<Packing> {
         match (self.gzip, self.zstd) {
             (true, _) => Some(Packing::Gzip),
             (_, true) => Some(Packing::Zstd),
@@ -58,26 +59,32 @@ impl PackingArgs {
     }
 
     /// How hard.
-    pub(in crate::commands) fn level(&self) -> Option<i32> {
+    pub(crate) fn level(&self) -> Option<i32> {
         self.level
     }
 }
 
-/// What a person may want of it.
-pub(in crate::commands) const EXAMPLES: &[Example] = &[
-    Example {
-        wish: "Export a machine of XenServer on all cores",
-        line: "xe vm-export vm=web1 filename= | holdfast compress --zstd > web1.xva.zst",
-    },
-    Example {
-        wish: "In the place of pigz, with a thread left for others, and less while they are busy",
-        line: "tar c /srv | holdfast compress --gzip --threads 3 --max-load 4 > srv.tar.gz",
-    },
-    Example {
-        wish: "Unpack it",
-        line: "holdfast compress --decompress web1.xva.zst > web1.xva",
-    },
-];
+impl Verb for CompressArgs {
+    const EXAMPLES: &'static [Example] = &[
+        Example {
+            wish: "Export a machine of XenServer on all cores",
+            line: "xe vm-export vm=web1 filename= | holdfast compress --zstd > web1.xva.zst",
+        },
+        Example {
+            wish: "In the place of pigz, with a thread left for others, and less while they are busy",
+            line: "tar c /srv | holdfast compress --gzip --threads 3 --max-load 4 > srv.tar.gz",
+        },
+        Example {
+            wish: "Unpack it",
+            line: "holdfast compress --decompress web1.xva.zst > web1.xva",
+        },
+    ];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository, SharedOptions::Json];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(self, context)
+    }
+}
 
 fn parse_load(text: &str) -> Result<f64, String> {
     let load = text.parse().ok().filter(|load: &f64| load.is_finite() && *load > 0.0);
@@ -85,7 +92,7 @@ fn parse_load(text: &str) -> Result<f64, String> {
 }
 
 /// Packs or unpacks.
-pub(in crate::commands) fn run(args: &CompressArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &CompressArgs, context: &Context) -> Result<Exit, Error> {
     context.output().refuse_json("compress")?;
     refuse_terminal()?;
     let threads = threads(args.job.thread_count(), args.max_load);
@@ -116,7 +123,7 @@ pub(in crate::commands) fn run(args: &CompressArgs, context: &Context) -> Result
 }
 
 /// Threads, of which all but one may have to wait.
-pub(in crate::commands) fn threads(count: usize, load_max: Option<f64>) -> Threads {
+pub(crate) fn threads(count: usize, load_max: Option<f64>) -> Threads {
     Threads {
         count: NonZero::new(count).unwrap_or(NonZero::<usize>::MIN),
         load_max,
@@ -124,10 +131,7 @@ pub(in crate::commands) fn threads(count: usize, load_max: Option<f64>) -> Threa
 }
 
 /// A file, or standard input, which may be silent for long: who is asked to stop does, meanwhile.
-pub(in crate::commands) fn input(
-    path: Option<&std::path::Path>,
-    context: &Context,
-) -> Result<Box<dyn Read + Send>, Error> {
+pub(crate) fn input(path: Option<&std::path::Path>, context: &Context) -> Result<Box<dyn Read + Send>, Error> {
     let interrupt = context.interrupt()?;
     let input = if let Some(path) = path.filter(|path| path.as_os_str() != "-") {
         let opened = File::open(path).and_then(|file| PatientInput::of_file(file, interrupt));

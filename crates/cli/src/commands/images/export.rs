@@ -21,6 +21,7 @@ use self::now::{InstantDocument, NowArgs};
 use crate::args::{Example, JobArgs};
 use crate::commands::images::compress::{PackingArgs, threads};
 use crate::commands::images::import::{DroppedDocument, list_dropped};
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
@@ -35,7 +36,7 @@ use crate::process::time;
 /// Arguments of `export`.
 #[expect(clippy::struct_excessive_bools, reason = "options that are given or not")]
 #[derive(Debug, clap::Args)]
-pub struct ExportArgs {
+pub(crate) struct ExportArgs {
     /// The snapshot; a machine's name is its newest. With --now a machine of libvirt, by name, or as qmp:SOCKET
     #[arg(value_name = "SNAPSHOT|MACHINE")]
     what: String,
@@ -79,45 +80,50 @@ pub struct ExportArgs {
     now: NowArgs,
 }
 
-/// What a person may want of it.
-pub(in crate::commands) const EXAMPLES: &[Example] = &[
-    Example {
-        wish: "Move a machine to XCP-ng",
-        line: "holdfast export -r /backup/vms web1 web1.xva.zst",
-    },
-    Example {
-        wish: "Bring it back to its pool, or to another one",
-        line: "holdfast export -r /backup/vms web1 xen://xen1/local-storage",
-    },
-    Example {
-        wish: "Have it go on in its pool where it was, if it was backed up --with-memory",
-        line: "holdfast export -r /backup/vms web1 xen://xen1/local-storage --with-memory",
-    },
-    Example {
-        wish: "Send it there at once",
-        line: "holdfast export -r /backup/vms web1@2026-11-20 - --format xva | ssh xen1 xe vm-import filename=/dev/stdin",
-    },
-    Example {
-        wish: "Move a machine as it runs to another hypervisor, without a repository",
-        line: "holdfast export --now web1 - --format xva | ssh xen1 xe vm-import filename=/dev/stdin",
-    },
-    Example {
-        wish: "Make a package for VMware or VirtualBox",
-        line: "holdfast export -r /backup/vms web1 web1.ova",
-    },
-    Example {
-        wish: "Move a machine to Proxmox, where qmrestore takes it in",
-        line: "holdfast export -r /backup/vms web1 vzdump-qemu-100-2026_11_23-12_00_00.vma.zst",
-    },
-    Example {
-        wish: "Bring a machine back to VirtualBox, beside the one that is there",
-        line: "holdfast export -r /backup/vms web1 '/home/ana/VirtualBox VMs/web1b' --format vbox --name web1b --new-identity --register",
-    },
-    Example {
-        wish: "Make images for VirtualBox",
-        line: "holdfast export -r /backup/vms web1 /srv/web1 --format dir --disk-format vdi",
-    },
-];
+impl Verb for ExportArgs {
+    const EXAMPLES: &'static [Example] = &[
+        Example {
+            wish: "Move a machine to XCP-ng",
+            line: "holdfast export -r /backup/vms web1 web1.xva.zst",
+        },
+        Example {
+            wish: "Bring it back to its pool, or to another one",
+            line: "holdfast export -r /backup/vms web1 xen://xen1/local-storage",
+        },
+        Example {
+            wish: "Have it go on in its pool where it was, if it was backed up --with-memory",
+            line: "holdfast export -r /backup/vms web1 xen://xen1/local-storage --with-memory",
+        },
+        Example {
+            wish: "Send it there at once",
+            line: "holdfast export -r /backup/vms web1@2026-11-20 - --format xva | ssh xen1 xe vm-import filename=/dev/stdin",
+        },
+        Example {
+            wish: "Move a machine as it runs to another hypervisor, without a repository",
+            line: "holdfast export --now web1 - --format xva | ssh xen1 xe vm-import filename=/dev/stdin",
+        },
+        Example {
+            wish: "Make a package for VMware or VirtualBox",
+            line: "holdfast export -r /backup/vms web1 web1.ova",
+        },
+        Example {
+            wish: "Move a machine to Proxmox, where qmrestore takes it in",
+            line: "holdfast export -r /backup/vms web1 vzdump-qemu-100-2026_11_23-12_00_00.vma.zst",
+        },
+        Example {
+            wish: "Bring a machine back to VirtualBox, beside the one that is there",
+            line: "holdfast export -r /backup/vms web1 '/home/ana/VirtualBox VMs/web1b' --format vbox --name web1b --new-identity --register",
+        },
+        Example {
+            wish: "Make images for VirtualBox",
+            line: "holdfast export -r /backup/vms web1 /srv/web1 --format dir --disk-format vdi",
+        },
+    ];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(self, context)
+    }
+}
 
 /// What `export` answers.
 #[derive(Debug, Serialize)]
@@ -243,7 +249,7 @@ impl Report for Done {
 }
 
 /// Exports.
-pub(in crate::commands) fn run(args: &ExportArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &ExportArgs, context: &Context) -> Result<Exit, Error> {
     check_source(args)?;
     if let Some(address) = args.target.to_str().filter(|text| XenAddress::is_one(text)) {
         return to_pool::run(args, address, context);

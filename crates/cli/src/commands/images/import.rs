@@ -14,6 +14,7 @@ use serde::Serialize;
 
 use crate::args::{Example, JobArgs};
 use crate::commands::images::compress;
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
@@ -25,7 +26,7 @@ use crate::process::time;
 
 /// Arguments of `import`.
 #[derive(Debug, clap::Args)]
-pub struct ImportArgs {
+pub(crate) struct ImportArgs {
     /// The archive (XVA, OVA or VMA, packed with gzip or zstd or not at all), or - for standard input
     #[arg(value_name = "ARCHIVE")]
     archive: PathBuf,
@@ -63,21 +64,26 @@ pub struct ImportArgs {
     job: JobArgs,
 }
 
-/// What a person may want of it.
-pub(in crate::commands) const EXAMPLES: &[Example] = &[
-    Example {
-        wish: "Take a machine of XenServer straight into the repository; the next time, only what is new takes room",
-        line: "xe vm-export vm=web1 filename= | holdfast import -r /backup/vms -",
-    },
-    Example {
-        wish: "Take in a backup of Proxmox",
-        line: "holdfast import -r /backup/vms vzdump-qemu-101-2026_11_23-02_00_00.vma.zst",
-    },
-    Example {
-        wish: "Make images of it, and a configuration for libvirt",
-        line: "holdfast import web1.xva.gz --to /var/lib/libvirt/images/web1",
-    },
-];
+impl Verb for ImportArgs {
+    const EXAMPLES: &'static [Example] = &[
+        Example {
+            wish: "Take a machine of XenServer straight into the repository; the next time, only what is new takes room",
+            line: "xe vm-export vm=web1 filename= | holdfast import -r /backup/vms -",
+        },
+        Example {
+            wish: "Take in a backup of Proxmox",
+            line: "holdfast import -r /backup/vms vzdump-qemu-101-2026_11_23-02_00_00.vma.zst",
+        },
+        Example {
+            wish: "Make images of it, and a configuration for libvirt",
+            line: "holdfast import web1.xva.gz --to /var/lib/libvirt/images/web1",
+        },
+    ];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(self, context)
+    }
+}
 
 /// What `import` answers.
 #[derive(Debug, Serialize)]
@@ -93,7 +99,7 @@ struct Done {
 
 /// A machine in an archive.
 #[derive(Debug, Serialize)]
-pub(in crate::commands) struct ArchivedMachine {
+pub(crate) struct ArchivedMachine {
     archive: &'static str,
     packing: &'static str,
     machine: MachineDocument,
@@ -132,7 +138,7 @@ struct DiskDocument {
 
 /// What has no meaning on the other side.
 #[derive(Debug, Serialize)]
-pub(in crate::commands) struct DroppedDocument {
+pub(crate) struct DroppedDocument {
     what: String,
     why: String,
 }
@@ -184,7 +190,7 @@ impl Done {
 }
 
 impl ArchivedMachine {
-    pub(in crate::commands) fn new(imported: &Imported) -> Self {
+    pub(crate) fn new(imported: &Imported) -> Self {
         let disk = |disk: &holdfast_engine::ImportedDisk| DiskDocument {
             name: disk.name.clone(),
             key: disk.key.clone(),
@@ -204,7 +210,7 @@ impl ArchivedMachine {
 }
 
 /// Lists what was dropped, for a person.
-pub(in crate::commands) fn list_dropped(dropped: &[DroppedDocument], page: &mut Page) {
+pub(crate) fn list_dropped(dropped: &[DroppedDocument], page: &mut Page) {
     for dropped in dropped {
         page.line(&format!("  not carried over: {}: {}", dropped.what, dropped.why));
     }
@@ -236,7 +242,7 @@ impl Report for Done {
 
 impl ArchivedMachine {
     /// What it consists of, for a person.
-    pub(in crate::commands) fn body(&self, page: &mut Page) {
+    pub(crate) fn body(&self, page: &mut Page) {
         let machine = &self.machine;
         page.line(&format!(
             "  {} with {} of memory, {}, {} firmware, {}",
@@ -268,7 +274,7 @@ impl ArchivedMachine {
 
 /// Reads an archive. Where one of its images cannot be read as it comes, and the archive is a file, it is read again, with such images kept in
 /// temporary files.
-pub(in crate::commands) fn read_archive<T>(
+pub(crate) fn read_archive<T>(
     path: &Path,
     context: &Context,
     thread_count: usize,
@@ -292,7 +298,7 @@ pub(in crate::commands) fn read_archive<T>(
 }
 
 /// Imports.
-pub(in crate::commands) fn run(args: &ImportArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &ImportArgs, context: &Context) -> Result<Exit, Error> {
     let start = context.clock().now();
     let format = args.format.unwrap_or(Format::Qcow2);
     if args.compress && format != Format::Qcow2 {

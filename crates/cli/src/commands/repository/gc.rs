@@ -5,6 +5,7 @@ use holdfast_repo::{GcPlan, GcReport};
 use serde::Serialize;
 
 use crate::args::{Example, JobArgs};
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
@@ -13,7 +14,7 @@ use crate::output::{Page, Report, Style};
 
 /// Arguments of `gc`.
 #[derive(Debug, clap::Args)]
-pub struct GcArgs {
+pub(crate) struct GcArgs {
     /// Show what would be given back; change nothing
     #[arg(short = 'n', long)]
     dry_run: bool,
@@ -41,21 +42,26 @@ fn parse_accepted(text: &str) -> Result<AcceptedName, String> {
     }
 }
 
-/// What a person may want of it.
-pub(in crate::commands) const EXAMPLES: &[Example] = &[
-    Example {
-        wish: "Give back space after prune or forget",
-        line: "holdfast gc -r /backup/vms",
-    },
-    Example {
-        wish: "See how much that would be",
-        line: "holdfast gc -r /backup/vms --dry-run",
-    },
-    Example {
-        wish: "Give up a snapshot that was lost and that repair cannot bring back",
-        line: "holdfast gc -r /backup/vms --accept-loss 3fa94c21",
-    },
-];
+impl Verb for GcArgs {
+    const EXAMPLES: &'static [Example] = &[
+        Example {
+            wish: "Give back space after prune or forget",
+            line: "holdfast gc -r /backup/vms",
+        },
+        Example {
+            wish: "See how much that would be",
+            line: "holdfast gc -r /backup/vms --dry-run",
+        },
+        Example {
+            wish: "Give up a snapshot that was lost and that repair cannot bring back",
+            line: "holdfast gc -r /backup/vms --accept-loss 3fa94c21",
+        },
+    ];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(self, context)
+    }
+}
 
 /// What `gc` answers.
 #[derive(Debug, Serialize)]
@@ -182,7 +188,7 @@ impl Report for Collected {
 }
 
 /// Gives back space.
-pub(in crate::commands) fn run(args: &GcArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &GcArgs, context: &Context) -> Result<Exit, Error> {
     let repository = context.open_repository()?;
     let execution = crate::args::execution(args.dry_run);
     let accepted = match &args.accept_loss[..] {

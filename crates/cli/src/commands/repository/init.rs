@@ -9,6 +9,7 @@ use holdfast_repo::key::Cipher;
 use serde::Serialize;
 
 use crate::args::{Example, LikePasswordArgs};
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::context::password::{PasswordSource, PasswordUse};
 use crate::errors::Error;
@@ -17,7 +18,7 @@ use crate::output::{Page, Report};
 
 /// Arguments of `init`.
 #[derive(Debug, clap::Args)]
-pub struct InitArgs {
+pub(crate) struct InitArgs {
     /// Make a repository that anybody who reads it can open
     #[arg(long)]
     no_encryption: bool,
@@ -34,25 +35,30 @@ pub struct InitArgs {
     like_password: LikePasswordArgs,
 }
 
-/// What a person may want of it.
-pub(in crate::commands) const EXAMPLES: &[Example] = &[
-    Example {
-        wish: "Make an encrypted repository, asking for its new password",
-        line: "holdfast init --repository /backup/vms",
-    },
-    Example {
-        wish: "Take the password from a file, and print a paper key for the safe",
-        line: "holdfast init -r /backup/vms --password-file /etc/holdfast/password --paper-key",
-    },
-    Example {
-        wish: "Make one that holds copies of another's snapshots beside its own, and stores what they share once",
-        line: "holdfast init -r /offsite/vms --like /backup/vms --like-password-file /etc/holdfast/password",
-    },
-    Example {
-        wish: "Make one that is not encrypted",
-        line: "holdfast init -r /backup/vms --no-encryption",
-    },
-];
+impl Verb for InitArgs {
+    const EXAMPLES: &'static [Example] = &[
+        Example {
+            wish: "Make an encrypted repository, asking for its new password",
+            line: "holdfast init --repository /backup/vms",
+        },
+        Example {
+            wish: "Take the password from a file, and print a paper key for the safe",
+            line: "holdfast init -r /backup/vms --password-file /etc/holdfast/password --paper-key",
+        },
+        Example {
+            wish: "Make one that holds copies of another's snapshots beside its own, and stores what they share once",
+            line: "holdfast init -r /offsite/vms --like /backup/vms --like-password-file /etc/holdfast/password",
+        },
+        Example {
+            wish: "Make one that is not encrypted",
+            line: "holdfast init -r /backup/vms --no-encryption",
+        },
+    ];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(self, context)
+    }
+}
 
 /// What `init` answers.
 #[derive(Debug, Serialize)]
@@ -94,7 +100,7 @@ impl Report for Made {
 }
 
 /// Makes the repository.
-pub(in crate::commands) fn run(args: &InitArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &InitArgs, context: &Context) -> Result<Exit, Error> {
     let location = context.new_location()?;
     if args.no_encryption && context.is_password_of_this_repository()? {
         return Err(Error::usage(

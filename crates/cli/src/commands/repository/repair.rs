@@ -5,6 +5,7 @@ use holdfast_repo::RepairAction;
 use serde::Serialize;
 
 use crate::args::{Example, JobArgs};
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
@@ -14,7 +15,7 @@ use crate::output::{Page, Report, Style};
 
 /// Arguments of `repair`.
 #[derive(Debug, clap::Args)]
-pub struct RepairArgs {
+pub(crate) struct RepairArgs {
     /// Show what would be done, and why; mend nothing
     #[arg(short = 'n', long)]
     dry_run: bool,
@@ -25,17 +26,22 @@ pub struct RepairArgs {
     job: JobArgs,
 }
 
-/// What a person may want of it.
-pub(in crate::commands) const EXAMPLES: &[Example] = &[
-    Example {
-        wish: "See what is damaged and what can be done",
-        line: "holdfast repair -r /backup/vms --dry-run",
-    },
-    Example {
-        wish: "Mend it; backing up the same machines again brings more back, and a second repair uses that",
-        line: "holdfast repair -r /backup/vms",
-    },
-];
+impl Verb for RepairArgs {
+    const EXAMPLES: &'static [Example] = &[
+        Example {
+            wish: "See what is damaged and what can be done",
+            line: "holdfast repair -r /backup/vms --dry-run",
+        },
+        Example {
+            wish: "Mend it; backing up the same machines again brings more back, and a second repair uses that",
+            line: "holdfast repair -r /backup/vms",
+        },
+    ];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(self, context)
+    }
+}
 
 /// What `repair` answers.
 #[derive(Debug, Serialize)]
@@ -128,7 +134,7 @@ impl Report for Repaired {
 }
 
 /// Mends.
-pub(in crate::commands) fn run(args: &RepairArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &RepairArgs, context: &Context) -> Result<Exit, Error> {
     let repository = context.open_repository()?;
     let execution = crate::args::execution(args.dry_run);
     let outcome = context.work(args.job.thread_count(), |job| {

@@ -4,6 +4,7 @@ use holdfast_engine::scrub;
 use serde::Serialize;
 
 use crate::args::{Example, JobArgs};
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
@@ -13,7 +14,7 @@ use crate::output::{Page, Report, Style};
 
 /// Arguments of `scrub`.
 #[derive(Debug, clap::Args)]
-pub struct ScrubArgs {
+pub(crate) struct ScrubArgs {
     /// Share of the repository to read: what was not read for longest comes first
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u8).range(1..=100))]
     percent: u8,
@@ -21,17 +22,22 @@ pub struct ScrubArgs {
     job: JobArgs,
 }
 
-/// What a person may want of it.
-pub(in crate::commands) const EXAMPLES: &[Example] = &[
-    Example {
-        wish: "Read the whole repository and check it",
-        line: "holdfast scrub -r /backup/vms",
-    },
-    Example {
-        wish: "Read another twentieth every day",
-        line: "holdfast scrub -r /backup/vms --percent 5",
-    },
-];
+impl Verb for ScrubArgs {
+    const EXAMPLES: &'static [Example] = &[
+        Example {
+            wish: "Read the whole repository and check it",
+            line: "holdfast scrub -r /backup/vms",
+        },
+        Example {
+            wish: "Read another twentieth every day",
+            line: "holdfast scrub -r /backup/vms --percent 5",
+        },
+    ];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(self, context)
+    }
+}
 
 /// What `scrub` answers.
 #[derive(Debug, Serialize)]
@@ -76,7 +82,7 @@ impl Report for Scrubbed {
 }
 
 /// Scrubs.
-pub(in crate::commands) fn run(args: &ScrubArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &ScrubArgs, context: &Context) -> Result<Exit, Error> {
     let repository = context.open_repository()?;
     let start = context.clock().now();
     let report = context.work(args.job.thread_count(), |job| scrub(&repository, args.percent, job))?;

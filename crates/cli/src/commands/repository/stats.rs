@@ -5,6 +5,7 @@ use holdfast_repo::Statistics;
 use serde::Serialize;
 
 use crate::args::Example;
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
@@ -13,13 +14,18 @@ use crate::output::{Page, Report, Style};
 
 /// Arguments of `stats`.
 #[derive(Debug, clap::Args)]
-pub struct StatsArgs {}
+pub(crate) struct StatsArgs {}
 
-/// What a person may want of it.
-pub(in crate::commands) const EXAMPLES: &[Example] = &[Example {
-    wish: "See how well a repository stores its snapshots",
-    line: "holdfast stats -r /backup/vms",
-}];
+impl Verb for StatsArgs {
+    const EXAMPLES: &'static [Example] = &[Example {
+        wish: "See how well a repository stores its snapshots",
+        line: "holdfast stats -r /backup/vms",
+    }];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(self, context)
+    }
+}
 
 /// What `stats` answers.
 #[derive(Debug, Serialize)]
@@ -117,7 +123,7 @@ impl Report for Figures {
 }
 
 /// Measures.
-pub(in crate::commands) fn run(_args: &StatsArgs, context: &Context) -> Result<Exit, Error> {
+fn run(_args: &StatsArgs, context: &Context) -> Result<Exit, Error> {
     let repository = context.open_repository()?;
     let statistics = context.work(1, |job| stats(&repository, job))?;
     context.report(&Figures::from(statistics))

@@ -9,7 +9,8 @@ use std::path::PathBuf;
 use holdfast_policy::sanoid::{DatasetPolicy, Origin, SanoidConfig, SanoidError, SanoidWarning};
 use serde::Serialize;
 
-use crate::args::Example;
+use crate::args::{Example, SharedOptions, VerbEntry};
+use crate::commands::verb::{Verb, VerbSet, verbs};
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
@@ -19,17 +20,18 @@ use crate::output::{Column, Page, Report, Style, Table};
 
 /// Arguments of `config`.
 #[derive(Debug, clap::Args)]
-pub struct ConfigArgs {
+pub(crate) struct ConfigArgs {
     #[command(subcommand)]
     verb: ConfigVerb,
 }
 
-#[derive(Debug, clap::Subcommand)]
-enum ConfigVerb {
-    /// Tell all that is wrong with a holdfast.toml or a sanoid.conf
-    Check(CheckArgs),
-    /// Show what it means for each job or dataset, and which line says so
-    Show(ShowArgs),
+verbs! {
+    enum ConfigVerb {
+        /// Tell all that is wrong with a holdfast.toml or a sanoid.conf
+        "check" => Check(CheckArgs),
+        /// Show what it means for each job or dataset, and which line says so
+        "show" => Show(ShowArgs),
+    }
 }
 
 #[derive(Debug, clap::Args)]
@@ -66,39 +68,58 @@ struct ShowArgs {
     effective: bool,
 }
 
-/// What a person may want of it.
-pub(in crate::commands) const EXAMPLES: &[Example] = &[
-    Example {
-        wish: "See whether the daemon could use its configuration",
-        line: "holdfast config check /etc/holdfast/holdfast.toml",
-    },
-    Example {
+impl Verb for ConfigArgs {
+    const EXAMPLES: &'static [Example] = &[
+        Example {
+            wish: "See whether the daemon could use its configuration",
+            line: "holdfast config check /etc/holdfast/holdfast.toml",
+        },
+        Example {
+            wish: "See whether a sanoid.conf can be used as it is",
+            line: "holdfast config check /etc/sanoid/sanoid.conf",
+        },
+        Example {
+            wish: "See what it means for a dataset that its parent hands settings down to",
+            line: "holdfast config show /etc/sanoid/sanoid.conf --dataset tank/vm/web1",
+        },
+    ];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository, SharedOptions::Progress];
+    const BELOW: &'static [VerbEntry] = ConfigVerb::TABLE;
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        self.verb.run(context)
+    }
+}
+
+impl Verb for CheckArgs {
+    const EXAMPLES: &'static [Example] = &[Example {
         wish: "See whether a sanoid.conf can be used as it is",
         line: "holdfast config check /etc/sanoid/sanoid.conf",
-    },
-    Example {
-        wish: "See what it means for a dataset that its parent hands settings down to",
-        line: "holdfast config show /etc/sanoid/sanoid.conf --dataset tank/vm/web1",
-    },
-];
+    }];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository, SharedOptions::Progress];
 
-/// What a person may want of `config check`.
-pub(in crate::commands) const EXAMPLES_CHECK: &[Example] = &[Example {
-    wish: "See whether a sanoid.conf can be used as it is",
-    line: "holdfast config check /etc/sanoid/sanoid.conf",
-}];
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        check(self, context)
+    }
+}
 
-/// What a person may want of `config show`.
-pub(in crate::commands) const EXAMPLES_SHOW: &[Example] = &[
-    Example {
-        wish: "See everything that holds for each job, where it comes from, and when it is due",
-        line: "holdfast config show /etc/holdfast/holdfast.toml --effective",
-    },
-    Example {
-        wish: "See everything that holds for a dataset, and where it comes from",
-        line: "holdfast config show /etc/sanoid/sanoid.conf --dataset tank/vm/web1 --effective",
-    },
-];
+impl Verb for ShowArgs {
+    const EXAMPLES: &'static [Example] = &[
+        Example {
+            wish: "See everything that holds for each job, where it comes from, and when it is due",
+            line: "holdfast config show /etc/holdfast/holdfast.toml --effective",
+        },
+        Example {
+            wish: "See everything that holds for a dataset, and where it comes from",
+            line: "holdfast config show /etc/sanoid/sanoid.conf --dataset tank/vm/web1 --effective",
+        },
+    ];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository, SharedOptions::Progress];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        show(self, context)
+    }
+}
 
 /// What `config check` answers.
 #[derive(Debug, Serialize)]
@@ -237,14 +258,6 @@ fn tell_doubts(file: &str, doubts: &[String], page: &mut Page) {
     }
 }
 
-/// Checks or shows.
-pub(in crate::commands) fn run(args: &ConfigArgs, context: &Context) -> Result<Exit, Error> {
-    match &args.verb {
-        ConfigVerb::Check(args) => check(args, context),
-        ConfigVerb::Show(args) => show(args, context),
-    }
-}
-
 fn check(args: &CheckArgs, context: &Context) -> Result<Exit, Error> {
     let path = args.file.path(context);
     let file = path.display().to_string();
@@ -255,7 +268,7 @@ fn check(args: &CheckArgs, context: &Context) -> Result<Exit, Error> {
         other => other.to_string(),
     });
     if holdfast_file::is_holdfast_toml(&path, &text) {
-        let parsed = holdfast_file::parse(&text);
+        let parsed = holdfast_file::parse(&text, context.command_line());
         let doubts = parsed.as_ref().map(|config| holdfast_file::doubts(config, context));
         return context.report(&Checked {
             file,

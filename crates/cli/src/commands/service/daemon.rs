@@ -11,8 +11,9 @@ use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
-use crate::args::Example;
+use crate::args::{Example, SharedOptions};
 use crate::commands::service::runs::{RunDocument, documents, run_table};
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::{Error, Kind, chain};
 use crate::exit::Exit;
@@ -24,7 +25,7 @@ use crate::process::time;
 
 /// Arguments of `daemon`.
 #[derive(Debug, clap::Args)]
-pub struct DaemonArgs {
+pub(crate) struct DaemonArgs {
     #[command(flatten)]
     file: HoldfastFileArgs,
     #[command(flatten)]
@@ -33,7 +34,7 @@ pub struct DaemonArgs {
 
 /// Arguments of `run`.
 #[derive(Debug, clap::Args)]
-pub struct RunArgs {
+pub(crate) struct RunArgs {
     /// Jobs to do now, whether they are due or not
     #[arg(value_name = "JOB", required_unless_present = "due")]
     jobs: Vec<String>,
@@ -46,29 +47,41 @@ pub struct RunArgs {
     state: StateArgs,
 }
 
-/// What a person may want of it.
-pub(in crate::commands) const EXAMPLES_DAEMON: &[Example] = &[
-    Example {
-        wish: "See what it does, before it becomes a service",
-        line: "holdfast daemon --config /etc/holdfast/holdfast.toml",
-    },
-    Example {
-        wish: "Try a configuration of your own, as an ordinary user",
-        line: "holdfast daemon --config my.toml --state my-state",
-    },
-];
+impl Verb for DaemonArgs {
+    const EXAMPLES: &'static [Example] = &[
+        Example {
+            wish: "See what it does, before it becomes a service",
+            line: "holdfast daemon --config /etc/holdfast/holdfast.toml",
+        },
+        Example {
+            wish: "Try a configuration of your own, as an ordinary user",
+            line: "holdfast daemon --config my.toml --state my-state",
+        },
+    ];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository, SharedOptions::Json, SharedOptions::Progress];
 
-/// What a person may want of it.
-pub(in crate::commands) const EXAMPLES_RUN: &[Example] = &[
-    Example {
-        wish: "Do a job now",
-        line: "holdfast run nightly",
-    },
-    Example {
-        wish: "Do what is due, from a timer",
-        line: "holdfast run --due",
-    },
-];
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run_daemon(self, context)
+    }
+}
+
+impl Verb for RunArgs {
+    const EXAMPLES: &'static [Example] = &[
+        Example {
+            wish: "Do a job now",
+            line: "holdfast run nightly",
+        },
+        Example {
+            wish: "Do what is due, from a timer",
+            line: "holdfast run --due",
+        },
+    ];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository, SharedOptions::Progress];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(self, context)
+    }
+}
 
 /// What `run` answers.
 #[derive(Debug, Serialize)]
@@ -104,14 +117,14 @@ impl Report for Ran {
 }
 
 /// Does jobs until it is told to stop.
-pub(in crate::commands) fn run_daemon(args: &DaemonArgs, context: &Context) -> Result<Exit, Error> {
+fn run_daemon(args: &DaemonArgs, context: &Context) -> Result<Exit, Error> {
     context.output().refuse_json("daemon")?;
     act(&args.file, &args.state, Asked::Forever, context)?;
     Ok(Exit::Ok)
 }
 
 /// Does jobs now.
-pub(in crate::commands) fn run(args: &RunArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &RunArgs, context: &Context) -> Result<Exit, Error> {
     let asked = if args.due {
         Asked::Due
     } else {
@@ -210,7 +223,7 @@ fn speaker(context: &Context) -> DaemonSpeaker {
 }
 
 /// This host's name.
-pub(in crate::commands) fn host() -> String {
+pub(crate) fn host() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
@@ -250,7 +263,7 @@ fn hear_signals(sender: Sender<DaemonEvent>, is_forever: bool) -> Result<(), Err
 }
 
 /// The run of a verb that is no job of a holdfast.toml, in the same journal.
-pub(in crate::commands) fn note(entry: RunEntry, context: &Context) {
+pub(crate) fn note(entry: RunEntry, context: &Context) {
     let state = StateArgs { state: None };
     let Ok(folder) = state.folder(context) else { return };
     let noted = std::fs::create_dir_all(&folder)

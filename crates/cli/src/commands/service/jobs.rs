@@ -6,7 +6,8 @@ use holdfast_policy::schedule::Due;
 use jiff::Timestamp;
 use serde::Serialize;
 
-use crate::args::Example;
+use crate::args::{Example, SharedOptions};
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
@@ -16,18 +17,24 @@ use crate::process::time;
 
 /// Arguments of `jobs`.
 #[derive(Debug, clap::Args)]
-pub struct JobsArgs {
+pub(crate) struct JobsArgs {
     #[command(flatten)]
     file: HoldfastFileArgs,
     #[command(flatten)]
     state: StateArgs,
 }
 
-/// What a person may want of it.
-pub(in crate::commands) const EXAMPLES: &[Example] = &[Example {
-    wish: "See when each job runs next, and how it went",
-    line: "holdfast jobs",
-}];
+impl Verb for JobsArgs {
+    const EXAMPLES: &'static [Example] = &[Example {
+        wish: "See when each job runs next, and how it went",
+        line: "holdfast jobs",
+    }];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository, SharedOptions::Progress];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(self, context)
+    }
+}
 
 /// What `jobs` answers.
 #[derive(Debug, Serialize)]
@@ -108,7 +115,7 @@ impl Report for Listed {
 }
 
 /// Lists.
-pub(in crate::commands) fn run(args: &JobsArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &JobsArgs, context: &Context) -> Result<Exit, Error> {
     let config = args.file.load(context)?;
     let ledger = Ledger::new(&args.state.folder(context)?);
     let now = time::now();

@@ -9,7 +9,8 @@ use std::time::Duration;
 use holdfast_engine::{MonitorRequest, Providers, check_capacity, check_health, check_snapshots};
 use holdfast_policy::sanoid::SanoidConfig;
 
-use crate::args::Example;
+use crate::args::{Example, SharedOptions, VerbEntry};
+use crate::commands::verb::{Verb, VerbSet, verbs};
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
@@ -21,34 +22,56 @@ pub use check::told as tell_check;
 
 /// Arguments of `monitor`.
 #[derive(Debug, clap::Args)]
-pub struct MonitorArgs {
+pub(crate) struct MonitorArgs {
     #[command(subcommand)]
     verb: MonitorVerb,
 }
 
-#[derive(Debug, clap::Subcommand)]
-enum MonitorVerb {
-    /// Check that the datasets of a policy have fresh snapshots
-    ///
-    /// Prints one line, as sanoid --monitor-snapshots does. Exit codes are those of Nagios: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN.
-    Snapshots(WatchArgs),
-    /// Check that the pools of a policy are healthy
-    ///
-    /// Prints one line, as sanoid --monitor-health does. Exit codes are those of Nagios: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN.
-    Health(WatchArgs),
-    /// Check that the pools of a policy have room
-    ///
-    /// Prints one line, as sanoid --monitor-capacity does. Exit codes are those of Nagios: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN.
-    Capacity(WatchArgs),
-    /// Check that machines have a fresh snapshot in a repository
-    ///
-    /// Prints one line. Exit codes are those of Nagios: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN.
-    Machines(machines::MachinesArgs),
-    /// Print all of that in figures for Prometheus
-    Metrics(metrics::MetricsArgs),
+verbs! {
+    enum MonitorVerb {
+        /// Check that the datasets of a policy have fresh snapshots
+        ///
+        /// Prints one line, as sanoid --monitor-snapshots does. Exit codes are those of Nagios: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN.
+        "snapshots" => Snapshots(SnapshotsArgs),
+        /// Check that the pools of a policy are healthy
+        ///
+        /// Prints one line, as sanoid --monitor-health does. Exit codes are those of Nagios: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN.
+        "health" => Health(HealthArgs),
+        /// Check that the pools of a policy have room
+        ///
+        /// Prints one line, as sanoid --monitor-capacity does. Exit codes are those of Nagios: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN.
+        "capacity" => Capacity(CapacityArgs),
+        /// Check that machines have a fresh snapshot in a repository
+        ///
+        /// Prints one line. Exit codes are those of Nagios: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN.
+        "machines" => Machines(machines::MachinesArgs),
+        /// Print all of that in figures for Prometheus
+        "metrics" => Metrics(metrics::MetricsArgs),
+    }
 }
 
-/// What all of them have.
+/// Arguments of `monitor snapshots`.
+#[derive(Debug, clap::Args)]
+struct SnapshotsArgs {
+    #[command(flatten)]
+    watch: WatchArgs,
+}
+
+/// Arguments of `monitor health`.
+#[derive(Debug, clap::Args)]
+struct HealthArgs {
+    #[command(flatten)]
+    watch: WatchArgs,
+}
+
+/// Arguments of `monitor capacity`.
+#[derive(Debug, clap::Args)]
+struct CapacityArgs {
+    #[command(flatten)]
+    watch: WatchArgs,
+}
+
+/// What checks of a policy have in common.
 #[derive(Debug, clap::Args)]
 struct WatchArgs {
     #[command(flatten)]
@@ -58,54 +81,57 @@ struct WatchArgs {
     timeout: u64,
 }
 
-/// What a person may want of it.
-const EXAMPLES: &[Example] = &[
-    Example {
-        wish: "See whether all datasets have fresh snapshots",
-        line: "holdfast monitor snapshots /etc/sanoid/sanoid.conf",
-    },
-    Example {
-        wish: "Have Prometheus know, by node_exporter",
-        line: "holdfast monitor metrics --output /var/lib/node_exporter/holdfast.prom",
-    },
-];
+impl Verb for MonitorArgs {
+    const EXAMPLES: &'static [Example] = &[
+        Example {
+            wish: "See whether all datasets have fresh snapshots",
+            line: "holdfast monitor snapshots /etc/sanoid/sanoid.conf",
+        },
+        Example {
+            wish: "Have Prometheus know, by node_exporter",
+            line: "holdfast monitor metrics --output /var/lib/node_exporter/holdfast.prom",
+        },
+    ];
+    const BELOW: &'static [VerbEntry] = MonitorVerb::TABLE;
 
-const EXAMPLES_SNAPSHOTS: &[Example] = &[Example {
-    wish: "See whether all datasets have fresh snapshots",
-    line: "holdfast monitor snapshots /etc/sanoid/sanoid.conf",
-}];
-
-const EXAMPLES_HEALTH: &[Example] = &[Example {
-    wish: "See whether a disk has failed, and wait for a tired pool for 10 seconds",
-    line: "holdfast monitor health /etc/sanoid/sanoid.conf --timeout 10",
-}];
-
-const EXAMPLES_CAPACITY: &[Example] = &[Example {
-    wish: "See whether a pool is fuller than capacity_warn and capacity_crit say",
-    line: "holdfast monitor capacity /etc/sanoid/sanoid.conf",
-}];
-
-/// What a person may want of its verbs.
-pub(in crate::commands) fn examples_of(path: &str) -> &'static [Example] {
-    match path {
-        "monitor" => EXAMPLES,
-        "monitor snapshots" => EXAMPLES_SNAPSHOTS,
-        "monitor health" => EXAMPLES_HEALTH,
-        "monitor capacity" => EXAMPLES_CAPACITY,
-        "monitor machines" => machines::EXAMPLES,
-        "monitor metrics" => metrics::EXAMPLES,
-        _ => &[],
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        self.verb.run(context)
     }
 }
 
-/// Does it.
-pub(in crate::commands) fn run(args: &MonitorArgs, context: &Context) -> Result<Exit, Error> {
-    match &args.verb {
-        MonitorVerb::Snapshots(args) => Ok(check::run("monitor snapshots", args, check_snapshots, context)),
-        MonitorVerb::Health(args) => Ok(check::run("monitor health", args, check_health, context)),
-        MonitorVerb::Capacity(args) => Ok(check::run("monitor capacity", args, check_capacity, context)),
-        MonitorVerb::Machines(args) => Ok(machines::run(args, context)),
-        MonitorVerb::Metrics(args) => metrics::run(args, context),
+impl Verb for SnapshotsArgs {
+    const EXAMPLES: &'static [Example] = &[Example {
+        wish: "See whether all datasets have fresh snapshots",
+        line: "holdfast monitor snapshots /etc/sanoid/sanoid.conf",
+    }];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository, SharedOptions::Progress];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        Ok(check::run("monitor snapshots", &self.watch, check_snapshots, context))
+    }
+}
+
+impl Verb for HealthArgs {
+    const EXAMPLES: &'static [Example] = &[Example {
+        wish: "See whether a disk has failed, and wait for a tired pool for 10 seconds",
+        line: "holdfast monitor health /etc/sanoid/sanoid.conf --timeout 10",
+    }];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository, SharedOptions::Progress];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        Ok(check::run("monitor health", &self.watch, check_health, context))
+    }
+}
+
+impl Verb for CapacityArgs {
+    const EXAMPLES: &'static [Example] = &[Example {
+        wish: "See whether a pool is fuller than capacity_warn and capacity_crit say",
+        line: "holdfast monitor capacity /etc/sanoid/sanoid.conf",
+    }];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository, SharedOptions::Progress];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        Ok(check::run("monitor capacity", &self.watch, check_capacity, context))
     }
 }
 

@@ -4,7 +4,8 @@ use holdfast_engine::{Message, Notice, deliver};
 use holdfast_policy::config::{Channel, Event};
 use serde::Serialize;
 
-use crate::args::Example;
+use crate::args::{Example, SharedOptions};
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::{Error, Kind};
 use crate::exit::Exit;
@@ -15,7 +16,7 @@ use crate::process::time;
 
 /// Arguments of `notify`.
 #[derive(Debug, clap::Args)]
-pub struct NotifyArgs {
+pub(crate) struct NotifyArgs {
     /// Whom to send a test message: the NAME of a section [notify.NAME]
     #[arg(value_name = "NAME")]
     name: String,
@@ -23,11 +24,17 @@ pub struct NotifyArgs {
     file: HoldfastFileArgs,
 }
 
-/// What a person may want of it.
-pub(in crate::commands) const EXAMPLES: &[Example] = &[Example {
-    wish: "See whether a message arrives before one is needed",
-    line: "holdfast notify admin",
-}];
+impl Verb for NotifyArgs {
+    const EXAMPLES: &'static [Example] = &[Example {
+        wish: "See whether a message arrives before one is needed",
+        line: "holdfast notify admin",
+    }];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository, SharedOptions::Progress];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(self, context)
+    }
+}
 
 /// What `notify` answers.
 #[derive(Debug, Serialize)]
@@ -59,7 +66,7 @@ impl Report for Sent {
 }
 
 /// Sends.
-pub(in crate::commands) fn run(args: &NotifyArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &NotifyArgs, context: &Context) -> Result<Exit, Error> {
     let config = args.file.load(context)?;
     let Some(notify) = config.notifies.iter().find(|notify| notify.name == args.name) else {
         return Err(Error::refused(

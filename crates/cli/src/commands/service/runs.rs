@@ -6,7 +6,8 @@ use holdfast_engine::{JobJournal, JournalEntry, NoticeEntry, RunEntry};
 use jiff::Timestamp;
 use serde::Serialize;
 
-use crate::args::Example;
+use crate::args::{Example, SharedOptions};
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::{Error, Kind};
 use crate::exit::Exit;
@@ -17,7 +18,7 @@ use crate::process::time;
 
 /// Arguments of `runs`.
 #[derive(Debug, clap::Args)]
-pub struct RunsArgs {
+pub(crate) struct RunsArgs {
     /// Only runs of this job; may be given several times
     #[arg(long = "job", value_name = "JOB")]
     jobs: Vec<String>,
@@ -34,17 +35,23 @@ pub struct RunsArgs {
     state: StateArgs,
 }
 
-/// What a person may want of it.
-pub(in crate::commands) const EXAMPLES: &[Example] = &[
-    Example {
-        wish: "See what ran lately, and how it ended",
-        line: "holdfast runs",
-    },
-    Example {
-        wish: "See why a job fails",
-        line: "holdfast runs --job nightly --failed --last 1 --long",
-    },
-];
+impl Verb for RunsArgs {
+    const EXAMPLES: &'static [Example] = &[
+        Example {
+            wish: "See what ran lately, and how it ended",
+            line: "holdfast runs",
+        },
+        Example {
+            wish: "See why a job fails",
+            line: "holdfast runs --job nightly --failed --last 1 --long",
+        },
+    ];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository, SharedOptions::Progress];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(self, context)
+    }
+}
 
 /// What `runs` answers.
 #[derive(Debug, Serialize)]
@@ -57,7 +64,7 @@ struct Listed {
 
 /// A run for people and documents.
 #[derive(Debug, Serialize)]
-pub(in crate::commands) struct RunDocument {
+pub(crate) struct RunDocument {
     #[serde(flatten)]
     run: RunEntry,
     #[serde(skip)]
@@ -131,7 +138,7 @@ impl RunDocument {
 }
 
 /// Runs as a table.
-pub(in crate::commands) fn run_table(runs: &[RunDocument], page: &mut Page) {
+pub(crate) fn run_table(runs: &[RunDocument], page: &mut Page) {
     if runs.is_empty() {
         return;
     }
@@ -157,7 +164,7 @@ pub(in crate::commands) fn run_table(runs: &[RunDocument], page: &mut Page) {
 }
 
 /// Runs with their times as people here read them.
-pub(in crate::commands) fn documents(runs: &[RunEntry], context: &Context) -> Vec<RunDocument> {
+pub(crate) fn documents(runs: &[RunEntry], context: &Context) -> Vec<RunDocument> {
     let local = |text: &str| {
         let time = text.parse::<Timestamp>().ok();
         time.map_or_else(|| text.to_owned(), |time| time::local(time, context.zone()))
@@ -193,7 +200,7 @@ fn refuse_unknown(job: &str, context: &Context) -> Result<(), Error> {
 }
 
 /// Lists.
-pub(in crate::commands) fn run(args: &RunsArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &RunsArgs, context: &Context) -> Result<Exit, Error> {
     let journal = JobJournal::new(&args.state.folder(context)?);
     let is_wanted = |job: &String| args.jobs.is_empty() || args.jobs.contains(job);
     let (mut runs, mut notices) = (Vec::new(), Vec::new());

@@ -14,7 +14,7 @@ use crate::process::environment;
 
 /// Which programs are called on the way, and what they may do.
 #[derive(Debug, clap::Args)]
-pub(in crate::commands) struct HookArgs {
+pub(crate) struct HookArgs {
     /// Call this program at job-start, pre-freeze, post-thaw, and job-end or job-abort, with this word as its argument
     #[arg(long, value_name = "FILE")]
     hook: Option<PathBuf>,

@@ -12,7 +12,7 @@ use crate::output::units;
 
 /// What reading may cost a machine and its host.
 #[derive(Debug, clap::Args)]
-pub(in crate::commands) struct LimitArgs {
+pub(crate) struct LimitArgs {
     /// Bytes read from the machine each second, at most: 50M
     #[arg(long, value_name = "SIZE", value_parser = parse_rate)]
     bwlimit: Option<NonZeroU64>,

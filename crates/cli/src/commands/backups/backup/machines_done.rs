@@ -340,18 +340,18 @@ impl MachineDone {
 }
 
 /// What is told of the instant of a machine.
-pub(in crate::commands) struct InstantShown<'a> {
+pub(crate) struct InstantShown<'a> {
     method: Method,
     reason: &'a str,
-    pub(in crate::commands) paused_us: Option<u64>,
+    pub(crate) paused_us: Option<u64>,
     cut_us: Option<u64>,
     memory_bytes: Option<u64>,
-    pub(in crate::commands) frozen_us: Option<u64>,
+    pub(crate) frozen_us: Option<u64>,
     freeze_us: Option<u64>,
 }
 
 impl<'a> InstantShown<'a> {
-    pub(in crate::commands) fn new(reading: &'a MachineReading) -> Self {
+    pub(crate) fn new(reading: &'a MachineReading) -> Self {
         let (frozen, freeze) = match &reading.quiesced {
             Quiesced::Yes { frozen, freeze, .. } => (Some(*frozen), Some(*freeze)),
             _ => (None, None),
@@ -367,7 +367,7 @@ impl<'a> InstantShown<'a> {
         }
     }
 
-    pub(in crate::commands) fn lines(&self) -> Vec<String> {
+    pub(crate) fn lines(&self) -> Vec<String> {
         let time = |us| units::duration(Duration::from_micros(us));
         let by = match self.method {
             Method::Images => "read from its images",

@@ -24,7 +24,7 @@ const WRITE_DEADLINE: Duration = Duration::from_secs(3);
 /// Options about how a machine is read.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Options for machines")]
-pub(in crate::commands) struct ReadingArgs {
+pub(crate) struct ReadingArgs {
     /// The hypervisor's address: qemu:///system, qemu:///session, qemu+ssh://HOST/system
     #[arg(short, long, value_name = "URI")]
     connect: Option<String>,
@@ -74,24 +74,24 @@ impl From<MethodHow> for Method {
 }
 
 /// A machine that is to be read.
-pub(in crate::commands) struct ReadingWish<'a> {
-    pub(in crate::commands) chosen: &'a Chosen,
+pub(crate) struct ReadingWish<'a> {
+    pub(crate) chosen: &'a Chosen,
     /// What a machine is listed under that its hypervisor calls so.
-    pub(in crate::commands) listed: &'a dyn Fn(&str) -> Result<MachineName, Error>,
-    pub(in crate::commands) choice: DiskChoice,
+    pub(crate) listed: &'a dyn Fn(&str) -> Result<MachineName, Error>,
+    pub(crate) choice: DiskChoice,
     /// Files that images may be based on though they lie elsewhere.
-    pub(in crate::commands) allowed: Vec<PathBuf>,
-    pub(in crate::commands) memory: Option<MemoryWay>,
+    pub(crate) allowed: Vec<PathBuf>,
+    pub(crate) memory: Option<MemoryWay>,
 }
 
 impl ReadingArgs {
     /// Where machines are looked for.
-    pub(in crate::commands) fn hypervisors<'c>(&self, context: &'c Context) -> Hypervisors<'c> {
+    pub(crate) fn hypervisors<'c>(&self, context: &'c Context) -> Hypervisors<'c> {
         Hypervisors::new(self.connect.as_deref(), context)
     }
 
     /// Options that contradict each other.
-    pub(in crate::commands) fn check(&self) -> Result<(), Error> {
+    pub(crate) fn check(&self) -> Result<(), Error> {
         if self.method == Some(MethodHow::Pause) && self.quiesce == QuiesceWhen::Require {
             return Err(Error::usage(
                 "--method pause and --quiesce require do not go together: file systems that are frozen thaw by themselves after seconds",
@@ -118,7 +118,7 @@ impl ReadingArgs {
     }
 
     /// The first option that was given, for an error about it.
-    pub(in crate::commands) fn given(&self) -> Option<&'static str> {
+    pub(crate) fn given(&self) -> Option<&'static str> {
         let given = [
             (self.connect.is_some(), "--connect"),
             (self.quiesce != QuiesceWhen::Try, "--quiesce"),
@@ -131,7 +131,7 @@ impl ReadingArgs {
     }
 
     /// Finds a machine; `work` reads it.
-    pub(in crate::commands) fn read<T>(
+    pub(crate) fn read<T>(
         &self,
         wish: ReadingWish<'_>,
         hypervisors: &Hypervisors<'_>,

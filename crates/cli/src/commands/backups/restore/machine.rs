@@ -99,7 +99,7 @@ fn parse_place(text: &str) -> Result<(String, PathBuf), String> {
 
 /// What `restore --to-machine` answers.
 #[derive(Debug, Serialize)]
-pub(in crate::commands) struct Done {
+pub(crate) struct Done {
     /// The snapshot; null where all of it comes from host snapshots.
     id: Option<String>,
     machine: String,
@@ -200,7 +200,7 @@ impl Done {
         }
     }
 
-    pub(in crate::commands) fn new(plan: &MachineRestorePlan, report: Option<&MachineRestoreReport>) -> Self {
+    pub(crate) fn new(plan: &MachineRestorePlan, report: Option<&MachineRestoreReport>) -> Self {
         let disks = report.iter().flat_map(|report| &report.disks);
         let resumed = report.and_then(|report| match &report.started {
             Started::Resumed(resumed) => Some(*resumed),
@@ -230,17 +230,17 @@ impl Done {
     }
 
     /// The machine that it is about.
-    pub(in crate::commands) fn machine(&self) -> &str {
+    pub(crate) fn machine(&self) -> &str {
         &self.machine
     }
 
     /// The machine that it becomes: name and UUID.
-    pub(in crate::commands) fn target(&self) -> (&str, &str) {
+    pub(crate) fn target(&self) -> (&str, &str) {
         (&self.target_machine.name, &self.target_machine.uuid)
     }
 
     /// The same of host snapshots.
-    pub(in crate::commands) fn without_id(self) -> Self {
+    pub(crate) fn without_id(self) -> Self {
         Self { id: None, ..self }
     }
 
@@ -313,7 +313,7 @@ impl Report for Done {
 
 impl Done {
     /// What was written, or would be.
-    pub(in crate::commands) fn body(&self, page: &mut Page) {
+    pub(crate) fn body(&self, page: &mut Page) {
         let machine = &self.target_machine;
         for file in &self.files {
             self.human_file(file, page);

@@ -20,7 +20,7 @@ const BY_POLICY: &str = "cron";
 pub(super) fn datasets(context: &Context) -> Vec<Dataset> {
     let (mut found, mut policies) = (Vec::new(), vec![SANOID_CONF.to_owned()]);
     let text = std::fs::read_to_string(holdfast_file::path(context)).unwrap_or_default();
-    if let Ok(config) = holdfast_file::parse(&text) {
+    if let Ok(config) = holdfast_file::parse(&text, context.command_line()) {
         of_jobs(&config, &mut found, &mut policies);
     }
     for policy in policies {

@@ -70,7 +70,7 @@ impl Pools {
     /// Somebody asked to stop.
     fn add_configured(&mut self, args: &DoctorArgs, (context, interrupt): (&Context, &Interrupt)) -> Result<(), Error> {
         let text = std::fs::read_to_string(holdfast_file::path(context)).unwrap_or_default();
-        let Ok(config) = holdfast_file::parse(&text) else {
+        let Ok(config) = holdfast_file::parse(&text, context.command_line()) else {
             return Ok(());
         };
         for configured in config.pools {

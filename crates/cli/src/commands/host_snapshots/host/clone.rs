@@ -7,7 +7,8 @@ use holdfast_host::provider::ProviderKind;
 use serde::Serialize;
 
 use super::datasets::DatasetDocument;
-use crate::args::Example;
+use crate::args::{Example, SharedOptions};
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
@@ -25,11 +26,17 @@ pub(super) struct CloneArgs {
     clone: String,
 }
 
-/// What a person may want of it.
-pub(super) const EXAMPLES: &[Example] = &[Example {
-    wish: "Look into a host snapshot, and try things out, without harm to anything",
-    line: "holdfast host clone tank/vm@before-update tank/trial",
-}];
+impl Verb for CloneArgs {
+    const EXAMPLES: &'static [Example] = &[Example {
+        wish: "Look into a host snapshot, and try things out, without harm to anything",
+        line: "holdfast host clone tank/vm@before-update tank/trial",
+    }];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository, SharedOptions::Progress];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(self, context)
+    }
+}
 
 /// What `host clone` answers.
 #[derive(Debug, Serialize)]
@@ -52,7 +59,7 @@ impl Report for Cloned {
 }
 
 /// Clones.
-pub(super) fn run(args: &CloneArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &CloneArgs, context: &Context) -> Result<Exit, Error> {
     let snapshot = datasets::parse_snapshot(&args.snapshot)?;
     let providers = datasets::providers(context);
     let name = match snapshot.dataset.provider {

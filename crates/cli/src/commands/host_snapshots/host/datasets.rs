@@ -5,7 +5,8 @@ use std::ffi::OsString;
 use holdfast_host::provider::{DatasetState, ProviderError, ProviderKind};
 use serde::Serialize;
 
-use crate::args::Example;
+use crate::args::{Example, SharedOptions};
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
@@ -21,11 +22,17 @@ pub(super) struct DatasetsArgs {
     datasets: Vec<OsString>,
 }
 
-/// What a person may want of it.
-pub(super) const EXAMPLES: &[Example] = &[Example {
-    wish: "See which datasets there are, and what they take",
-    line: "holdfast host datasets",
-}];
+impl Verb for DatasetsArgs {
+    const EXAMPLES: &'static [Example] = &[Example {
+        wish: "See which datasets there are, and what they take",
+        line: "holdfast host datasets",
+    }];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository, SharedOptions::Progress];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(self, context)
+    }
+}
 
 /// What `host datasets` answers.
 #[derive(Debug, Serialize)]
@@ -108,7 +115,7 @@ impl Report for Listed {
 }
 
 /// Lists.
-pub(super) fn run(args: &DatasetsArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &DatasetsArgs, context: &Context) -> Result<Exit, Error> {
     let providers = datasets::providers(context);
     let mut states = Vec::new();
     if args.datasets.is_empty() {

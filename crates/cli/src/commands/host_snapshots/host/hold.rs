@@ -4,16 +4,31 @@ use std::ffi::OsString;
 
 use serde::Serialize;
 
-use crate::args::Example;
+use crate::args::{Example, SharedOptions};
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
 use crate::machines::datasets;
 use crate::output::{Page, Report};
 
-/// Arguments of `host hold` and `host release`.
+/// Arguments of `host hold`.
 #[derive(Debug, clap::Args)]
 pub(super) struct HoldArgs {
+    #[command(flatten)]
+    hold: HolderArgs,
+}
+
+/// Arguments of `host release`.
+#[derive(Debug, clap::Args)]
+pub(super) struct ReleaseArgs {
+    #[command(flatten)]
+    hold: HolderArgs,
+}
+
+/// Which host snapshots, and who holds them.
+#[derive(Debug, clap::Args)]
+struct HolderArgs {
     /// They, each by its full name: tank/vm@NAME, btrfs:/srv/vms@NAME, lvm:vg0/web1@NAME
     #[arg(value_name = "DATASET@NAME", required = true)]
     snapshots: Vec<OsString>,
@@ -24,24 +39,36 @@ pub(super) struct HoldArgs {
 
 /// Hold, or let go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Change {
+enum Change {
     /// Nobody can remove them.
     Hold,
     /// They can be removed again.
     Release,
 }
 
-/// What a person may want of it.
-pub(super) const EXAMPLES_HOLD: &[Example] = &[Example {
-    wish: "Keep a host snapshot, whatever any policy says",
-    line: "holdfast host hold tank/vm@before-update --tag audit",
-}];
+impl Verb for HoldArgs {
+    const EXAMPLES: &'static [Example] = &[Example {
+        wish: "Keep a host snapshot, whatever any policy says",
+        line: "holdfast host hold tank/vm@before-update --tag audit",
+    }];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository, SharedOptions::Progress];
 
-/// What a person may want of it.
-pub(super) const EXAMPLES_RELEASE: &[Example] = &[Example {
-    wish: "Let it go again",
-    line: "holdfast host release tank/vm@before-update --tag audit",
-}];
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(&self.hold, Change::Hold, context)
+    }
+}
+
+impl Verb for ReleaseArgs {
+    const EXAMPLES: &'static [Example] = &[Example {
+        wish: "Let it go again",
+        line: "holdfast host release tank/vm@before-update --tag audit",
+    }];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository, SharedOptions::Progress];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(&self.hold, Change::Release, context)
+    }
+}
 
 /// What `host hold` and `host release` answer.
 #[derive(Debug, Serialize)]
@@ -71,7 +98,7 @@ impl Report for Changed {
 }
 
 /// Holds, or lets go.
-pub(super) fn run(args: &HoldArgs, change: Change, context: &Context) -> Result<Exit, Error> {
+fn run(args: &HolderArgs, change: Change, context: &Context) -> Result<Exit, Error> {
     let providers = datasets::providers(context);
     let mut changed = Vec::new();
     for word in &args.snapshots {

@@ -9,7 +9,8 @@ use serde::Serialize;
 
 use super::datasets::is_without;
 use super::{Meant, datasets_of, meant};
-use crate::args::Example;
+use crate::args::{Example, SharedOptions};
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
@@ -35,17 +36,23 @@ pub(super) struct ListArgs {
     connect: Option<String>,
 }
 
-/// What a person may want of it.
-pub(super) const EXAMPLES: &[Example] = &[
-    Example {
-        wish: "See the host snapshots of a dataset",
-        line: "holdfast host list tank/vm",
-    },
-    Example {
-        wish: "See those of the datasets with the disks of a machine, and what they take",
-        line: "holdfast host list web1 --space",
-    },
-];
+impl Verb for ListArgs {
+    const EXAMPLES: &'static [Example] = &[
+        Example {
+            wish: "See the host snapshots of a dataset",
+            line: "holdfast host list tank/vm",
+        },
+        Example {
+            wish: "See those of the datasets with the disks of a machine, and what they take",
+            line: "holdfast host list web1 --space",
+        },
+    ];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(self, context)
+    }
+}
 
 /// What `host list` answers.
 #[derive(Debug, Serialize)]
@@ -227,7 +234,7 @@ impl Report for Listed {
 }
 
 /// Lists.
-pub(super) fn run(args: &ListArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &ListArgs, context: &Context) -> Result<Exit, Error> {
     let providers = datasets::providers(context);
     let mut wanted: Vec<Dataset> = Vec::new();
     if args.targets.is_empty() {

@@ -8,7 +8,8 @@ use serde::Serialize;
 
 use super::{Meant, datasets_of, meant};
 use crate::args::execution;
-use crate::args::{Example, RetentionArgs};
+use crate::args::{Example, RetentionArgs, SharedOptions};
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
@@ -36,17 +37,23 @@ pub(super) struct PruneArgs {
     connect: Option<String>,
 }
 
-/// What a person may want of it.
-pub(super) const EXAMPLES: &[Example] = &[
-    Example {
-        wish: "See what would go, and why the rest stays",
-        line: "holdfast host prune web1 --keep-hourly 24 --keep-daily 7 --dry-run",
-    },
-    Example {
-        wish: "Remove it, of all machines in a subvolume",
-        line: "holdfast host prune /srv/vms --keep-hourly 24 --keep-daily 7",
-    },
-];
+impl Verb for PruneArgs {
+    const EXAMPLES: &'static [Example] = &[
+        Example {
+            wish: "See what would go, and why the rest stays",
+            line: "holdfast host prune web1 --keep-hourly 24 --keep-daily 7 --dry-run",
+        },
+        Example {
+            wish: "Remove it, of all machines in a subvolume",
+            line: "holdfast host prune /srv/vms --keep-hourly 24 --keep-daily 7",
+        },
+    ];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(self, context)
+    }
+}
 
 /// What `host prune` answers.
 #[derive(Debug, Serialize)]
@@ -128,7 +135,7 @@ impl Report for Pruned {
 }
 
 /// Prunes.
-pub(super) fn run(args: &PruneArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &PruneArgs, context: &Context) -> Result<Exit, Error> {
     let providers = datasets::providers(context);
     let request = HostPruneRequest {
         providers: &providers,

@@ -5,7 +5,8 @@ use std::ffi::OsString;
 use holdfast_engine::{Execution, HostRemovalRequest, remove_host_snapshots};
 use serde::Serialize;
 
-use crate::args::Example;
+use crate::args::{Example, SharedOptions};
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
@@ -27,17 +28,23 @@ pub(super) struct RemoveArgs {
     dry_run: bool,
 }
 
-/// What a person may want of it.
-pub(super) const EXAMPLES: &[Example] = &[
-    Example {
-        wish: "See whether it can go, and what it takes",
-        line: "holdfast host remove tank/vm@before-update --dry-run",
-    },
-    Example {
-        wish: "Remove it",
-        line: "holdfast host remove tank/vm@before-update",
-    },
-];
+impl Verb for RemoveArgs {
+    const EXAMPLES: &'static [Example] = &[
+        Example {
+            wish: "See whether it can go, and what it takes",
+            line: "holdfast host remove tank/vm@before-update --dry-run",
+        },
+        Example {
+            wish: "Remove it",
+            line: "holdfast host remove tank/vm@before-update",
+        },
+    ];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(self, context)
+    }
+}
 
 /// What `host remove` answers.
 #[derive(Debug, Serialize)]
@@ -80,7 +87,7 @@ impl Report for Removed {
 }
 
 /// Removes.
-pub(super) fn run(args: &RemoveArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &RemoveArgs, context: &Context) -> Result<Exit, Error> {
     let providers = datasets::providers(context);
     let names = args.snapshots.iter().map(|word| datasets::parse_snapshot(word));
     let request = HostRemovalRequest {

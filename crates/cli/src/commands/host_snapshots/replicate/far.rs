@@ -101,7 +101,7 @@ fn is_subvolume_here(word: &str) -> bool {
 }
 
 /// The side of this host that has datasets of a kind.
-pub(in crate::commands) fn local_side(kind: ProviderKind, context: &Context) -> Box<dyn ReplicaSide> {
+pub(crate) fn local_side(kind: ProviderKind, context: &Context) -> Box<dyn ReplicaSide> {
     let programs: Arc<dyn Programs> = Arc::new(LocalTools::new(Arc::clone(context.clock()), TOOL_TIME_OUT));
     match kind {
         ProviderKind::Zfs => Box::new(ZfsSide::new(programs, Arc::clone(context.clock()))),

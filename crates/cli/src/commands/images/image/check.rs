@@ -6,7 +6,8 @@ use holdfast_image::{CheckReport, Format, RepairAction, RepairIntent, RepairMode
 use serde::Serialize;
 
 use super::options::GateArgs;
-use crate::args::Example;
+use crate::args::{Example, SharedOptions};
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
@@ -70,25 +71,31 @@ impl From<HowFar> for RepairMode {
     }
 }
 
-/// What a person may want of it.
-pub(super) const EXAMPLES: &[Example] = &[
-    Example {
-        wish: "Look for damage: exit code 0 if there is none, 3 if space is wasted, 5 if data is in danger",
-        line: "holdfast image check web1.qcow2",
-    },
-    Example {
-        wish: "See what could be mended",
-        line: "holdfast image check web1.qcow2 --repair --dry-run",
-    },
-    Example {
-        wish: "Mend all that can be mended without doubt",
-        line: "holdfast image check web1.qcow2 --repair",
-    },
-    Example {
-        wish: "Also give up what leads nowhere, where no snapshot is left to restore",
-        line: "holdfast image check web1.qcow2 --repair=all",
-    },
-];
+impl Verb for CheckArgs {
+    const EXAMPLES: &'static [Example] = &[
+        Example {
+            wish: "Look for damage: exit code 0 if there is none, 3 if space is wasted, 5 if data is in danger",
+            line: "holdfast image check web1.qcow2",
+        },
+        Example {
+            wish: "See what could be mended",
+            line: "holdfast image check web1.qcow2 --repair --dry-run",
+        },
+        Example {
+            wish: "Mend all that can be mended without doubt",
+            line: "holdfast image check web1.qcow2 --repair",
+        },
+        Example {
+            wish: "Also give up what leads nowhere, where no snapshot is left to restore",
+            line: "holdfast image check web1.qcow2 --repair=all",
+        },
+    ];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository, SharedOptions::Progress];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(self, context)
+    }
+}
 
 /// What `image check` answers.
 #[derive(Debug, Serialize)]
@@ -270,7 +277,7 @@ impl Report for Checked {
 }
 
 /// Checks an image, and mends it where that is asked for.
-pub(super) fn run(args: &CheckArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &CheckArgs, context: &Context) -> Result<Exit, Error> {
     let options = args.gate.open_options(args.format)?;
     let Some(mode) = args.repair else {
         let report = holdfast_image::check(&args.image, &options).map_err(holdfast_engine::Error::from)?;

@@ -8,7 +8,8 @@ use serde::Serialize;
 
 use super::options::{GateArgs, open_whole};
 use crate::args::parse_format;
-use crate::args::{Example, JobArgs};
+use crate::args::{Example, JobArgs, SharedOptions};
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
@@ -39,11 +40,17 @@ pub(super) struct CompareArgs {
     job: JobArgs,
 }
 
-/// What a person may want of it.
-pub(super) const EXAMPLES: &[Example] = &[Example {
-    wish: "See whether a copy is what it was made from: exit code 0 if so, 1 if not",
-    line: "holdfast image compare web1.qcow2 copy.raw",
-}];
+impl Verb for CompareArgs {
+    const EXAMPLES: &'static [Example] = &[Example {
+        wish: "See whether a copy is what it was made from: exit code 0 if so, 1 if not",
+        line: "holdfast image compare web1.qcow2 copy.raw",
+    }];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(self, context)
+    }
+}
 
 /// What `image compare` answers.
 #[derive(Debug, Serialize)]
@@ -122,7 +129,7 @@ impl Report for Answer {
 }
 
 /// Compares two images.
-pub(super) fn run(args: &CompareArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &CompareArgs, context: &Context) -> Result<Exit, Error> {
     let first = open_whole(&args.first, &args.gate.open_options(args.format)?, context)?;
     let second = open_whole(&args.second, &args.gate.open_options(args.other_format)?, context)?;
     let report = context.work(args.job.thread_count(), |job| compare(&first, &second, job))?;

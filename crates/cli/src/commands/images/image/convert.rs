@@ -11,7 +11,8 @@ use serde::Serialize;
 
 use super::options::{GateArgs, NewImageArgs, format_of_name};
 use crate::args::parse_format;
-use crate::args::{Example, JobArgs};
+use crate::args::{Example, JobArgs, SharedOptions};
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
@@ -60,37 +61,43 @@ pub(super) struct ConvertArgs {
     job: JobArgs,
 }
 
-/// What a person may want of it.
-pub(super) const EXAMPLES: &[Example] = &[
-    Example {
-        wish: "Convert a raw disk to qcow2, compressed, and read it back before it counts",
-        line: "holdfast image convert --compress --compression zstd --verify web1.raw web1.qcow2",
-    },
-    Example {
-        wish: "Merge an image and all that it is based on into one raw disk",
-        line: "holdfast image convert overlay.qcow2 web1.raw",
-    },
-    Example {
-        wish: "Keep only what differs from a base image",
-        line: "holdfast image convert web1.raw web1.qcow2 --backing base.qcow2",
-    },
-    Example {
-        wish: "Make a disk for Hyper-V of one of VirtualBox",
-        line: "holdfast image convert web1.vdi web1.vhdx",
-    },
-    Example {
-        wish: "Make a compressed VMDK of it for VMware, on all cores",
-        line: "holdfast image convert --compress web1.qcow2 web1.vmdk",
-    },
-    Example {
-        wish: "Take a disk in from another host",
-        line: "ssh old cat /dev/vg/web1 | holdfast image convert - web1.qcow2 --size 20G",
-    },
-    Example {
-        wish: "Write the disk over a logical volume, and read it back",
-        line: "holdfast image convert --force --verify web1.qcow2 /dev/vg/web1",
-    },
-];
+impl Verb for ConvertArgs {
+    const EXAMPLES: &'static [Example] = &[
+        Example {
+            wish: "Convert a raw disk to qcow2, compressed, and read it back before it counts",
+            line: "holdfast image convert --compress --compression zstd --verify web1.raw web1.qcow2",
+        },
+        Example {
+            wish: "Merge an image and all that it is based on into one raw disk",
+            line: "holdfast image convert overlay.qcow2 web1.raw",
+        },
+        Example {
+            wish: "Keep only what differs from a base image",
+            line: "holdfast image convert web1.raw web1.qcow2 --backing base.qcow2",
+        },
+        Example {
+            wish: "Make a disk for Hyper-V of one of VirtualBox",
+            line: "holdfast image convert web1.vdi web1.vhdx",
+        },
+        Example {
+            wish: "Make a compressed VMDK of it for VMware, on all cores",
+            line: "holdfast image convert --compress web1.qcow2 web1.vmdk",
+        },
+        Example {
+            wish: "Take a disk in from another host",
+            line: "ssh old cat /dev/vg/web1 | holdfast image convert - web1.qcow2 --size 20G",
+        },
+        Example {
+            wish: "Write the disk over a logical volume, and read it back",
+            line: "holdfast image convert --force --verify web1.qcow2 /dev/vg/web1",
+        },
+    ];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(self, context)
+    }
+}
 
 /// What `image convert` answers.
 #[derive(Debug, Serialize)]
@@ -150,7 +157,7 @@ impl Report for Converted {
 }
 
 /// Converts an image.
-pub(super) fn run(args: &ConvertArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &ConvertArgs, context: &Context) -> Result<Exit, Error> {
     let format = args.target_format.map_or_else(|| format_of_name(&args.target), Ok)?;
     if args.size.is_some() && args.source.as_os_str() != "-" {
         return Err(Error::usage(

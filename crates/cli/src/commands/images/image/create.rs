@@ -7,8 +7,9 @@ use holdfast_image::{Format, Preallocation};
 use serde::Serialize;
 
 use super::options::{GateArgs, NewImageArgs, format_of_name};
-use crate::args::Example;
 use crate::args::parse_format;
+use crate::args::{Example, SharedOptions};
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
@@ -40,17 +41,23 @@ pub(super) struct CreateArgs {
     gate: GateArgs,
 }
 
-/// What a person may want of it.
-pub(super) const EXAMPLES: &[Example] = &[
-    Example {
-        wish: "Make an empty disk",
-        line: "holdfast image create web1.qcow2 20G",
-    },
-    Example {
-        wish: "Make an overlay, as large as the image below it",
-        line: "holdfast image create overlay.qcow2 --backing web1.qcow2 --extended-l2 --cluster-size 128K",
-    },
-];
+impl Verb for CreateArgs {
+    const EXAMPLES: &'static [Example] = &[
+        Example {
+            wish: "Make an empty disk",
+            line: "holdfast image create web1.qcow2 20G",
+        },
+        Example {
+            wish: "Make an overlay, as large as the image below it",
+            line: "holdfast image create overlay.qcow2 --backing web1.qcow2 --extended-l2 --cluster-size 128K",
+        },
+    ];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository, SharedOptions::Progress];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(self, context)
+    }
+}
 
 /// What `image create` answers.
 #[derive(Debug, Serialize)]
@@ -86,7 +93,7 @@ impl Report for Created {
 }
 
 /// Makes an image.
-pub(super) fn run(args: &CreateArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &CreateArgs, context: &Context) -> Result<Exit, Error> {
     let format = args.format.map_or_else(|| format_of_name(&args.image), Ok)?;
     args.new
         .check(format, &[("--preallocate-metadata", args.preallocate_metadata)])?;

@@ -9,8 +9,9 @@ use holdfast_image::{
 use serde::Serialize;
 
 use super::options::{GateArgs, open_and_warn, parse_id};
-use crate::args::Example;
 use crate::args::parse_format;
+use crate::args::{Example, SharedOptions};
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
@@ -41,17 +42,23 @@ pub(super) struct IdentityArgs {
     gate: GateArgs,
 }
 
-/// What a person may want of it.
-pub(super) const EXAMPLES: &[Example] = &[
-    Example {
-        wish: "Let VirtualBox take a copy of a disk that it has already",
-        line: "holdfast image identity copy.vdi --renew",
-    },
-    Example {
-        wish: "The same for an image that others differ from",
-        line: "holdfast image identity base.vhd --renew --all-children",
-    },
-];
+impl Verb for IdentityArgs {
+    const EXAMPLES: &'static [Example] = &[
+        Example {
+            wish: "Let VirtualBox take a copy of a disk that it has already",
+            line: "holdfast image identity copy.vdi --renew",
+        },
+        Example {
+            wish: "The same for an image that others differ from",
+            line: "holdfast image identity base.vhd --renew --all-children",
+        },
+    ];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository, SharedOptions::Progress];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(self, context)
+    }
+}
 
 /// What `image identity` answers.
 #[derive(Debug, Serialize)]
@@ -97,7 +104,7 @@ impl Report for Identity {
 }
 
 /// Shows or changes an identity.
-pub(super) fn run(args: &IdentityArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &IdentityArgs, context: &Context) -> Result<Exit, Error> {
     let options = OpenOptions {
         backing: Backing::Ignore,
         ..args.gate.open_options(args.format)?

@@ -9,8 +9,9 @@ use holdfast_image::{
 use serde::Serialize;
 
 use super::options::{GateArgs, open_and_warn};
-use crate::args::Example;
 use crate::args::parse_format;
+use crate::args::{Example, SharedOptions};
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
@@ -34,17 +35,23 @@ pub(super) struct InfoArgs {
     gate: GateArgs,
 }
 
-/// What a person may want of it.
-pub(super) const EXAMPLES: &[Example] = &[
-    Example {
-        wish: "See what an image is",
-        line: "holdfast image info web1.qcow2",
-    },
-    Example {
-        wish: "See all images that it is based on, wherever below a folder they are",
-        line: "holdfast image info --chain --allow-dir /var/lib/libvirt web1.qcow2",
-    },
-];
+impl Verb for InfoArgs {
+    const EXAMPLES: &'static [Example] = &[
+        Example {
+            wish: "See what an image is",
+            line: "holdfast image info web1.qcow2",
+        },
+        Example {
+            wish: "See all images that it is based on, wherever below a folder they are",
+            line: "holdfast image info --chain --allow-dir /var/lib/libvirt web1.qcow2",
+        },
+    ];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository, SharedOptions::Progress];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(self, context)
+    }
+}
 
 /// What `image info` answers.
 #[derive(Debug, Serialize)]
@@ -334,7 +341,7 @@ fn exactly(bytes: u64) -> String {
 }
 
 /// Shows an image.
-pub(super) fn run(args: &InfoArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &InfoArgs, context: &Context) -> Result<Exit, Error> {
     if args.format.is_none() {
         no_image::refuse(args.image.as_os_str())?;
     }

@@ -7,8 +7,9 @@ use holdfast_image::{Format, MapContent, MapEntry};
 use serde::Serialize;
 
 use super::options::{GateArgs, open_whole};
-use crate::args::Example;
 use crate::args::parse_format;
+use crate::args::{Example, SharedOptions};
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
@@ -35,17 +36,23 @@ pub(super) struct MapArgs {
     gate: GateArgs,
 }
 
-/// What a person may want of it.
-pub(super) const EXAMPLES: &[Example] = &[
-    Example {
-        wish: "See where the data of a disk is",
-        line: "holdfast image map web1.qcow2",
-    },
-    Example {
-        wish: "Give it to a script",
-        line: "holdfast image map web1.qcow2 --json",
-    },
-];
+impl Verb for MapArgs {
+    const EXAMPLES: &'static [Example] = &[
+        Example {
+            wish: "See where the data of a disk is",
+            line: "holdfast image map web1.qcow2",
+        },
+        Example {
+            wish: "Give it to a script",
+            line: "holdfast image map web1.qcow2 --json",
+        },
+    ];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository, SharedOptions::Progress];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(self, context)
+    }
+}
 
 /// What `image map` answers.
 #[derive(Debug, Serialize)]
@@ -126,7 +133,7 @@ impl Report for Map {
 }
 
 /// Shows where the bytes are.
-pub(super) fn run(args: &MapArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &MapArgs, context: &Context) -> Result<Exit, Error> {
     if args.format.is_none() {
         no_image::refuse(args.image.as_os_str())?;
     }

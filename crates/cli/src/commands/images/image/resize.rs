@@ -6,8 +6,9 @@ use holdfast_image::{Backing, Format, OpenOptions, Shrink, resize};
 use serde::Serialize;
 
 use super::options::{GateArgs, open_and_warn};
-use crate::args::Example;
 use crate::args::parse_format;
+use crate::args::{Example, SharedOptions};
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
@@ -33,17 +34,23 @@ pub(super) struct ResizeArgs {
     gate: GateArgs,
 }
 
-/// What a person may want of it.
-pub(super) const EXAMPLES: &[Example] = &[
-    Example {
-        wish: "Make a disk larger by ten gibibytes",
-        line: "holdfast image resize web1.qcow2 +10G",
-    },
-    Example {
-        wish: "Cut off what is past the last partition",
-        line: "holdfast image resize web1.raw 20G --shrink",
-    },
-];
+impl Verb for ResizeArgs {
+    const EXAMPLES: &'static [Example] = &[
+        Example {
+            wish: "Make a disk larger by ten gibibytes",
+            line: "holdfast image resize web1.qcow2 +10G",
+        },
+        Example {
+            wish: "Cut off what is past the last partition",
+            line: "holdfast image resize web1.raw 20G --shrink",
+        },
+    ];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository, SharedOptions::Progress];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(self, context)
+    }
+}
 
 #[derive(Debug, Clone, Copy)]
 enum Size {
@@ -87,7 +94,7 @@ impl Report for Done {
 }
 
 /// Gives an image another size.
-pub(super) fn run(args: &ResizeArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &ResizeArgs, context: &Context) -> Result<Exit, Error> {
     let options = args.gate.open_options(args.format)?;
     let size_bytes = match args.size {
         Size::Whole(size_bytes) => size_bytes,

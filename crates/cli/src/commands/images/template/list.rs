@@ -6,6 +6,7 @@ use serde::Serialize;
 use super::document::ListedDocument;
 use super::signers::{TrustArgs, signatures};
 use crate::args::Example;
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::{Error, Kind};
 use crate::exit::Exit;
@@ -39,23 +40,33 @@ fn parse_name(text: &str) -> Result<TemplateName, String> {
     TemplateName::new(text).map_err(|error| error.to_string())
 }
 
-/// What a person may want of `template list`.
-pub(super) const EXAMPLES: &[Example] = &[
-    Example {
-        wish: "See which templates there are, and who vouches for them",
-        line: "holdfast template list -r /srv/templates",
-    },
-    Example {
-        wish: "See all versions of one",
-        line: "holdfast template list -r /srv/templates debian12 --all",
-    },
-];
+impl Verb for ListArgs {
+    const EXAMPLES: &'static [Example] = &[
+        Example {
+            wish: "See which templates there are, and who vouches for them",
+            line: "holdfast template list -r /srv/templates",
+        },
+        Example {
+            wish: "See all versions of one",
+            line: "holdfast template list -r /srv/templates debian12 --all",
+        },
+    ];
 
-/// What a person may want of `template show`.
-pub(super) const EXAMPLES_SHOW: &[Example] = &[Example {
-    wish: "See who has signed a template, and what its tag meant before",
-    line: "holdfast template show -r /srv/templates debian12:stable",
-}];
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(self, context)
+    }
+}
+
+impl Verb for ShowArgs {
+    const EXAMPLES: &'static [Example] = &[Example {
+        wish: "See who has signed a template, and what its tag meant before",
+        line: "holdfast template show -r /srv/templates debian12:stable",
+    }];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run_show(self, context)
+    }
+}
 
 /// What `template list` answers.
 #[derive(Debug, Serialize)]
@@ -199,7 +210,7 @@ impl Report for Shown {
 }
 
 /// Lists templates.
-pub(super) fn run(args: &ListArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &ListArgs, context: &Context) -> Result<Exit, Error> {
     let repository = context.open_repository()?;
     let signatures = signatures(context);
     let trust = args.trust.trust(&signatures, context);
@@ -235,7 +246,7 @@ pub(super) fn run(args: &ListArgs, context: &Context) -> Result<Exit, Error> {
 }
 
 /// Shows a template.
-pub(super) fn run_show(args: &ShowArgs, context: &Context) -> Result<Exit, Error> {
+fn run_show(args: &ShowArgs, context: &Context) -> Result<Exit, Error> {
     let repository = context.open_repository()?;
     let signatures = signatures(context);
     let trust = args.trust.trust(&signatures, context);

@@ -15,6 +15,7 @@ use super::document::{SignedDocument, StatementDocument};
 use super::signers::{TrustArgs, signatures, unsigned};
 use crate::args::{Example, JobArgs};
 use crate::commands::host_snapshots::clone::{SYSPREP_TIME_OUT, sysprep_program};
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
@@ -67,21 +68,26 @@ struct MachineArgs {
     keep_identity: bool,
 }
 
-/// What a person may want of it.
-pub(super) const EXAMPLES: &[Example] = &[
-    Example {
-        wish: "Make a disk of a template",
-        line: "holdfast template pull -r /srv/templates debian12 /var/lib/libvirt/images/web7.qcow2",
-    },
-    Example {
-        wish: "Make a machine of one, and let libvirt know it with virsh define",
-        line: "holdfast template pull -r /srv/templates web:stable /srv/vms/web7",
-    },
-    Example {
-        wish: "Take what the tag meant before",
-        line: "holdfast template pull -r /srv/templates debian12@9f86d081884c old.vmdk",
-    },
-];
+impl Verb for PullArgs {
+    const EXAMPLES: &'static [Example] = &[
+        Example {
+            wish: "Make a disk of a template",
+            line: "holdfast template pull -r /srv/templates debian12 /var/lib/libvirt/images/web7.qcow2",
+        },
+        Example {
+            wish: "Make a machine of one, and let libvirt know it with virsh define",
+            line: "holdfast template pull -r /srv/templates web:stable /srv/vms/web7",
+        },
+        Example {
+            wish: "Take what the tag meant before",
+            line: "holdfast template pull -r /srv/templates debian12@9f86d081884c old.vmdk",
+        },
+    ];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(self, context)
+    }
+}
 
 /// What it answers.
 #[derive(Debug, Serialize)]
@@ -208,7 +214,7 @@ fn target(args: &PullArgs) -> Result<PullTarget, Error> {
 }
 
 /// Pulls.
-pub(super) fn run(args: &PullArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &PullArgs, context: &Context) -> Result<Exit, Error> {
     let request = PullRequest {
         template: args.template.clone(),
         target: target(args)?,

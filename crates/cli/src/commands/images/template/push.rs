@@ -16,6 +16,7 @@ use super::document::StatementDocument;
 use super::signers::{SignArgs, TrustArgs, is_file, signatures};
 use crate::PROGRAM;
 use crate::args::{Example, JobArgs};
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
@@ -77,29 +78,39 @@ struct WordingArgs {
     replace: bool,
 }
 
-/// What a person may want of `template push`.
-pub(super) const EXAMPLES: &[Example] = &[
-    Example {
-        wish: "Share a prepared image",
-        line: "holdfast template push -r /srv/templates debian12:2026-11 debian12.qcow2 --sign ~/.ssh/id_ed25519",
-    },
-    Example {
-        wish: "Share a machine with its configuration, after it was backed up to the same repository",
-        line: "holdfast template push -r /srv/templates web web1 --description 'nginx, hardened'",
-    },
-];
+impl Verb for PushArgs {
+    const EXAMPLES: &'static [Example] = &[
+        Example {
+            wish: "Share a prepared image",
+            line: "holdfast template push -r /srv/templates debian12:2026-11 debian12.qcow2 --sign ~/.ssh/id_ed25519",
+        },
+        Example {
+            wish: "Share a machine with its configuration, after it was backed up to the same repository",
+            line: "holdfast template push -r /srv/templates web web1 --description 'nginx, hardened'",
+        },
+    ];
 
-/// What a person may want of `template tag`.
-pub(super) const EXAMPLES_TAG: &[Example] = &[
-    Example {
-        wish: "Let everybody have what was tried",
-        line: "holdfast template tag -r /srv/templates debian12:2026-11 debian12:stable --replace",
-    },
-    Example {
-        wish: "Let a tag mean again what it meant before",
-        line: "holdfast template tag -r /srv/templates debian12@9f86d081884c debian12:stable --replace",
-    },
-];
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(self, context)
+    }
+}
+
+impl Verb for TagArgs {
+    const EXAMPLES: &'static [Example] = &[
+        Example {
+            wish: "Let everybody have what was tried",
+            line: "holdfast template tag -r /srv/templates debian12:2026-11 debian12:stable --replace",
+        },
+        Example {
+            wish: "Let a tag mean again what it meant before",
+            line: "holdfast template tag -r /srv/templates debian12@9f86d081884c debian12:stable --replace",
+        },
+    ];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run_tag(self, context)
+    }
+}
 
 /// What they answer.
 #[derive(Debug, Serialize)]
@@ -195,7 +206,7 @@ fn source(args: &PushArgs) -> Result<PushSource, Error> {
 }
 
 /// Pushes.
-pub(super) fn run(args: &PushArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &PushArgs, context: &Context) -> Result<Exit, Error> {
     let start = context.clock().now();
     let key = args.sign.key(context)?;
     let request = PushRequest {
@@ -214,7 +225,7 @@ pub(super) fn run(args: &PushArgs, context: &Context) -> Result<Exit, Error> {
 }
 
 /// Gives another tag.
-pub(super) fn run_tag(args: &TagArgs, context: &Context) -> Result<Exit, Error> {
+fn run_tag(args: &TagArgs, context: &Context) -> Result<Exit, Error> {
     let start = context.clock().now();
     let key = args.sign.key(context)?;
     let publication = args.wording.publication(&args.label);

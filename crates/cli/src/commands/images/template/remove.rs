@@ -5,6 +5,7 @@ use serde::Serialize;
 
 use super::document::StatementDocument;
 use crate::args::Example;
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
@@ -24,17 +25,22 @@ pub(super) struct RemoveArgs {
     dry_run: bool,
 }
 
-/// What a person may want of it.
-pub(super) const EXAMPLES: &[Example] = &[
-    Example {
-        wish: "See what would go with a tag",
-        line: "holdfast template remove -r /srv/templates debian12:2026-10 --dry-run",
-    },
-    Example {
-        wish: "Remove an old version by its digest",
-        line: "holdfast template remove -r /srv/templates debian12@9f86d081884c",
-    },
-];
+impl Verb for RemoveArgs {
+    const EXAMPLES: &'static [Example] = &[
+        Example {
+            wish: "See what would go with a tag",
+            line: "holdfast template remove -r /srv/templates debian12:2026-10 --dry-run",
+        },
+        Example {
+            wish: "Remove an old version by its digest",
+            line: "holdfast template remove -r /srv/templates debian12@9f86d081884c",
+        },
+    ];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(self, context)
+    }
+}
 
 /// What it answers.
 #[derive(Debug, Serialize)]
@@ -68,7 +74,7 @@ impl Report for Removed {
 }
 
 /// Removes templates.
-pub(super) fn run(args: &RemoveArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &RemoveArgs, context: &Context) -> Result<Exit, Error> {
     let selection = match (&args.template.version, args.all) {
         (_, false) => RemovalSelection::One(args.template.clone()),
         (TemplateVersion::Tag(tag), true) if *tag == holdfast_engine::TemplateTag::default() => {

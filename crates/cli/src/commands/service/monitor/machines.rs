@@ -8,7 +8,8 @@ use holdfast_policy::{Glob, Span};
 use jiff::Timestamp;
 use serde::Serialize;
 
-use crate::args::Example;
+use crate::args::{Example, SharedOptions};
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::{Error, chain};
 use crate::exit::Exit;
@@ -29,11 +30,17 @@ pub(super) struct MachinesArgs {
     exclude_machine: Vec<Glob>,
 }
 
-/// What a person may want of it.
-pub(super) const EXAMPLES: &[Example] = &[Example {
-    wish: "Hear of machines that were not backed up for more than a day",
-    line: "holdfast monitor machines -r /backup/vms --within 26h",
-}];
+impl Verb for MachinesArgs {
+    const EXAMPLES: &'static [Example] = &[Example {
+        wish: "Hear of machines that were not backed up for more than a day",
+        line: "holdfast monitor machines -r /backup/vms --within 26h",
+    }];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Progress];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        Ok(run(self, context))
+    }
+}
 
 /// What it answers.
 #[derive(Debug, Serialize)]
@@ -76,7 +83,7 @@ impl Report for Checked {
 }
 
 /// Checks.
-pub(super) fn run(args: &MachinesArgs, context: &Context) -> Exit {
+fn run(args: &MachinesArgs, context: &Context) -> Exit {
     let checked = check(args, context).unwrap_or_else(|error| Checked {
         line: format!("{}: {}", Level::Unknown.word(), chain(&error).join(": ")),
         machines: Vec::new(),

@@ -11,7 +11,8 @@ use holdfast_policy::sanoid::{Level, percent};
 use serde::Serialize;
 
 use super::{WatchArgs, request};
-use crate::args::Example;
+use crate::args::{Example, SharedOptions};
+use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
@@ -29,16 +30,23 @@ pub(super) struct MetricsArgs {
     output: Option<PathBuf>,
 }
 
-pub(super) const EXAMPLES: &[Example] = &[
-    Example {
-        wish: "See the figures",
-        line: "holdfast monitor metrics /etc/sanoid/sanoid.conf",
-    },
-    Example {
-        wish: "Have node_exporter tell them: every 5 minutes",
-        line: "holdfast monitor metrics --output /var/lib/node_exporter/holdfast.prom",
-    },
-];
+impl Verb for MetricsArgs {
+    const EXAMPLES: &'static [Example] = &[
+        Example {
+            wish: "See the figures",
+            line: "holdfast monitor metrics /etc/sanoid/sanoid.conf",
+        },
+        Example {
+            wish: "Have node_exporter tell them: every 5 minutes",
+            line: "holdfast monitor metrics --output /var/lib/node_exporter/holdfast.prom",
+        },
+    ];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository, SharedOptions::Progress];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        run(self, context)
+    }
+}
 
 /// The collector is another user than root, and there are no secrets in it.
 const FILE_MODE: u32 = 0o644;
@@ -70,7 +78,7 @@ impl Report for Measured {
 }
 
 /// Measures.
-pub(super) fn run(args: &MetricsArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &MetricsArgs, context: &Context) -> Result<Exit, Error> {
     let config = sanoid_file::parse(&args.watch.file)?;
     let providers = args.watch.providers(context);
     let request = request(&providers, &config);

@@ -3,10 +3,10 @@
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::{Command, CommandFactory as _, Parser};
 
-use super::{GlobalArgs, examples_help};
-use crate::commands::EXAMPLES;
-use crate::commands::Verb;
-use crate::commands::examples_of;
+use super::{AnyVerb, GROUPS};
+use crate::args::{CommandLine, Example, GlobalArgs, examples_help};
+use crate::context::Context;
+use crate::errors::Error;
 use crate::exit::Exit;
 use crate::process::environment;
 
@@ -22,7 +22,44 @@ pub struct Arguments {
     pub global: GlobalArgs,
     /// What to do.
     #[command(subcommand)]
-    pub verb: Verb,
+    verb: AnyVerb,
+}
+
+/// Examples of the program as a whole.
+const EXAMPLES: &[Example] = &[
+    Example {
+        wish: "Make a repository",
+        line: "holdfast init --repository /backup/vms",
+    },
+    Example {
+        wish: "Back up a machine",
+        line: "holdfast backup --repository /backup/vms /var/lib/libvirt/images/web1.qcow2",
+    },
+    Example {
+        wish: "Bring it back as it was yesterday at noon",
+        line: "holdfast restore --repository /backup/vms web1@2026-11-20T12:00 web1.raw",
+    },
+    Example {
+        wish: "See the options of a verb",
+        line: "holdfast backup --help",
+    },
+];
+
+/// The whole command line.
+pub const COMMAND_LINE: &CommandLine = &CommandLine {
+    tree: command_tree,
+    groups: GROUPS,
+    examples: EXAMPLES,
+};
+
+impl Arguments {
+    /// Does what the verb says that was chosen.
+    ///
+    /// # Errors
+    /// Those of the verb.
+    pub fn run(&self, context: &Context) -> Result<Exit, Error> {
+        self.verb.run(context)
+    }
 }
 
 /// Bold headings, green words to type: the same as the program's own output.
@@ -33,7 +70,7 @@ const STYLES: Styles = Styles::styled()
     .placeholder(AnsiColor::Cyan.on_default());
 
 /// The command line with the sections that clap does not know of: examples, exit codes, environment.
-pub fn command_tree() -> Command {
+fn command_tree() -> Command {
     let after = format!(
         "Exit codes:\n{}\n\nEnvironment:\n{}\n\nExamples:\n{}",
         Exit::help(),
@@ -53,7 +90,7 @@ fn with_examples(command: Command, path: &str) -> Command {
     names.into_iter().fold(command, |command, name| {
         let path = joined(path, &name);
         command.mut_subcommand(name, |verb| {
-            let examples = examples_of(&path);
+            let examples = COMMAND_LINE.examples_of(&path);
             let verb = if examples.is_empty() {
                 verb
             } else {
@@ -91,9 +128,8 @@ fn joined(path: &str, name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{command_tree, verb_paths};
+    use super::{COMMAND_LINE, EXAMPLES, command_tree, verb_paths};
     use crate::args::Example;
-    use crate::commands::{EXAMPLES, examples_of};
 
     #[test]
     fn the_command_line_is_consistent() {
@@ -105,7 +141,7 @@ mod tests {
         let paths = verb_paths();
         assert!(paths.contains(&"version".to_owned()), "{paths:?}");
         for path in &paths {
-            let examples = examples_of(path);
+            let examples = COMMAND_LINE.examples_of(path);
             assert!(!examples.is_empty(), "no example for {path}");
             for example in examples {
                 parses(example);

@@ -1,0 +1,114 @@
+//! The verbs as data: what help, manual and completion know of them beside their arguments.
+
+use clap::Command;
+
+use super::Example;
+
+/// Options that every verb accepts, and that some have no use for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SharedOptions {
+    /// Which repository, and its password.
+    Repository,
+    /// The answer as a document.
+    Json,
+    /// Whether progress is drawn.
+    Progress,
+}
+
+impl SharedOptions {
+    /// What clap calls them.
+    pub const fn ids(self) -> &'static [&'static str] {
+        match self {
+            Self::Repository => &["repository", "password_file", "password_command", "key_slot"],
+            Self::Json => &["json"],
+            Self::Progress => &["no_progress"],
+        }
+    }
+}
+
+/// A verb.
+#[derive(Debug, Clone, Copy)]
+pub struct VerbEntry {
+    /// What is typed.
+    pub name: &'static str,
+    /// Ways to use it.
+    pub examples: &'static [Example],
+    /// Shared options that do nothing here.
+    pub unused: &'static [SharedOptions],
+    /// The verbs below it.
+    pub below: &'static [VerbEntry],
+    /// Who starts it.
+    pub audience: Audience,
+}
+
+/// Who starts a verb.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Audience {
+    /// People and their scripts.
+    People,
+    /// The program itself.
+    Program,
+}
+
+impl VerbEntry {
+    /// The same verb, started by the program itself.
+    #[must_use]
+    pub const fn internal(mut self) -> Self {
+        self.audience = Audience::Program;
+        self
+    }
+
+    /// The verb at `path` below this one.
+    fn at(&self, path: &[&str]) -> Option<&Self> {
+        match path {
+            [] => Some(self),
+            [name, path @ ..] => find(self.below, name)?.at(path),
+        }
+    }
+}
+
+fn find<'v>(verbs: impl IntoIterator<Item = &'v VerbEntry>, name: &str) -> Option<&'v VerbEntry> {
+    verbs.into_iter().find(|verb| verb.name == name)
+}
+
+/// Verbs that the help shows under one heading.
+#[derive(Debug, Clone, Copy)]
+pub struct VerbGroup {
+    /// The heading.
+    pub title: &'static str,
+    /// They.
+    pub verbs: &'static [VerbEntry],
+}
+
+/// The whole command line.
+#[derive(Debug, Clone, Copy)]
+pub struct CommandLine {
+    /// Makes what clap parses.
+    pub tree: fn() -> Command,
+    /// The verbs.
+    pub groups: &'static [VerbGroup],
+    /// Examples of the program as a whole.
+    pub examples: &'static [Example],
+}
+
+impl CommandLine {
+    /// What clap parses.
+    pub fn tree(&self) -> Command {
+        (self.tree)()
+    }
+
+    /// The verb at `path` (`list`, `image info`), if there is one.
+    pub fn verb(&self, path: &str) -> Option<&'static VerbEntry> {
+        let words: Vec<&str> = path.split_whitespace().collect();
+        let (name, below) = words.split_first()?;
+        find(self.groups.iter().flat_map(|group| group.verbs), name)?.at(below)
+    }
+
+    /// Examples of the verb at `path`, or of the program where it is empty.
+    pub fn examples_of(&self, path: &str) -> &'static [Example] {
+        if path.is_empty() {
+            return self.examples;
+        }
+        self.verb(path).map_or(&[], |verb| verb.examples)
+    }
+}
