@@ -14,12 +14,12 @@ use rustix::process::{DumpableBehavior, Resource, Rlimit, getrlimit, set_dumpabl
 use crate::args::ColorWhen;
 use crate::commands::{Arguments, COMMAND_LINE, tell_check};
 use crate::context::Context;
+use crate::context::standard_streams::open_output;
 use crate::errors::{Error, chain};
 use crate::exit::Exit;
 use crate::output::{Format, error_document};
 use crate::process::environment::Environment;
 use crate::process::interrupt::{ProgressRequests, end_by, hear_questions};
-use crate::process::standard_streams::open_output;
 
 /// Runs the program as this process.
 pub fn main() -> ExitCode {

@@ -2,6 +2,7 @@
 
 mod examples;
 mod global;
+mod pool;
 mod retention;
 mod switches;
 mod values;
@@ -12,6 +13,7 @@ pub use global::{
     ColorWhen, GlobalArgs, JobArgs, LikePasswordArgs, NewPasswordArgs, OutputArgs, PasswordArgs, RepositoryArgs,
     ToPasswordArgs,
 };
+pub use pool::PoolArgs;
 pub use retention::RetentionArgs;
 pub use switches::{continuation, execution};
 pub use values::{parse_format, parse_rate};

@@ -4,7 +4,7 @@ use std::num::NonZeroU64;
 
 use holdfast_image::Format;
 
-use crate::output::units;
+use crate::units;
 
 /// The image format of that name.
 ///

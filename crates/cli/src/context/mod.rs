@@ -1,6 +1,11 @@
 //! What a verb gets: options, environment, and the ways to ask, to show and to answer.
 
+pub mod holdfast_file;
 pub mod password;
+pub mod sanoid_file;
+pub mod search_path;
+pub mod service;
+pub mod standard_streams;
 
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
@@ -13,13 +18,12 @@ use holdfast_repo::key::SystemRandomness;
 use holdfast_repo::{Repository, Surroundings, SystemProcesses};
 use jiff::tz::TimeZone;
 
+use crate::args::PoolArgs;
 use crate::args::{CommandLine, GlobalArgs, NewPasswordArgs, ToPasswordArgs};
-use crate::context::password::{Password, PasswordError, PasswordSource, PasswordUse};
+use crate::context::password::{Password, PasswordSource, PasswordUse};
 use crate::errors::Error;
+use crate::errors::PasswordError;
 use crate::exit::Exit;
-use crate::files::holdfast_file;
-use crate::files::runs;
-use crate::machines::pools::PoolArgs;
 use crate::output::{
     Console, Format, Output, Paint, ProgressDisplay, Report, RunningProgress, ShowProgress, Verbosity,
 };
@@ -29,6 +33,8 @@ use crate::process::terminal::{ControllingTerminal, StreamKind};
 use crate::process::time;
 
 const TIME_ZONE: &str = "TZ";
+/// Where root keeps what programs keep from run to run.
+const STATE_OF_ROOT: &str = "/var/lib/holdfast/runs";
 
 /// The time zone of this process; UTC, with a warning, where the environment names one that there is not.
 fn time_zone(environment: &Environment, console: &Console) -> TimeZone {
@@ -122,6 +128,18 @@ impl Context {
         let folders = of_user.into_iter().chain(["/run".into()]);
         let is_usable = |folder: &PathBuf| rustix::fs::access(folder, rustix::fs::Access::WRITE_OK).is_ok();
         folders.into_iter().find(is_usable).unwrap_or_else(|| "/tmp".into())
+    }
+
+    /// The folder of the journal of runs; none where there is no place for it.
+    pub fn journal_folder(&self) -> Option<PathBuf> {
+        let folder = |name| self.variable(name).map(PathBuf::from);
+        if let Some(state) = folder(environment::STATE_FOLDER) {
+            return Some(state.join("holdfast/runs"));
+        }
+        if rustix::process::geteuid().is_root() {
+            return Some(STATE_OF_ROOT.into());
+        }
+        folder(environment::HOME).map(|home| home.join(".local/state/holdfast/runs"))
     }
 
     /// A variable of the environment.
@@ -231,7 +249,9 @@ impl Context {
 
     /// A location with what this host remembers of it: which key slot opened, and which repository it is.
     pub fn remembered(&self, location: Location) -> Location {
-        let memory = runs::journal_folder(self).and_then(|runs| Some(runs.parent()?.join("slots")));
+        let memory = self
+            .journal_folder()
+            .and_then(|runs| Some(runs.parent()?.join("slots")));
         location.with_slot_memory(memory.as_deref())
     }
 

@@ -2,6 +2,14 @@
 //!
 //! The words are listed in `docs/json.md`; scripts depend on them.
 
+mod exchange;
+mod images;
+mod passwords;
+mod pools;
+mod providers;
+mod refusals;
+mod templates;
+
 use holdfast_archive::Error as ArchiveError;
 use holdfast_block::Error as DeviceError;
 use holdfast_engine::{CloneError, Error as JobError, InstantError, ResolveError, SnapshotChoiceError};
@@ -12,13 +20,13 @@ use holdfast_repo::Error as RepositoryError;
 use holdfast_repo::key::KeyError;
 use holdfast_repo::store::StoreError;
 
-use super::exchange::{archive_advice, exchange_advice};
-use super::images::{image_advice, io_advice};
-use super::passwords::password_advice;
-use super::pools::xen_advice;
-use super::providers::provider_advice;
-use super::refusals::refusal_advice;
-use super::templates::template_advice;
+use self::exchange::{archive_advice, exchange_advice};
+use self::images::{image_advice, io_advice};
+use self::passwords::password_advice;
+use self::pools::xen_advice;
+use self::providers::provider_advice;
+use self::refusals::refusal_advice;
+use self::templates::template_advice;
 use super::{Error, Kind};
 use crate::exit::Exit;
 use crate::process::environment;
@@ -493,7 +501,7 @@ mod tests {
     use holdfast_repo::store::{ObjectName, StoreError};
 
     use super::{Error, Kind};
-    use crate::context::password::PasswordError;
+    use crate::errors::PasswordError;
     use crate::exit::Exit;
 
     #[test]

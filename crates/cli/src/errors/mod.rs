@@ -4,14 +4,8 @@
 //! word for scripts and a hint what to do next.
 
 mod advice;
-mod exchange;
-mod images;
 mod kind;
-mod passwords;
-mod pools;
-mod providers;
-mod refusals;
-mod templates;
+mod password_error;
 
 use std::borrow::Cow;
 use std::path::PathBuf;
@@ -20,10 +14,9 @@ use holdfast_engine::{Interrupted, NameError, ResolveError};
 use holdfast_repo::key::KeyError;
 use holdfast_repo::store::StoreError;
 
-use crate::context::password::PasswordError;
-
 pub use advice::Advice;
 pub use kind::Kind;
+pub use password_error::{PASSWORD_BYTES_MAX, PasswordError};
 
 /// Any failure of a verb.
 #[derive(Debug, thiserror::Error)]
@@ -199,8 +192,7 @@ pub fn chain(error: &dyn std::error::Error) -> Vec<String> {
 mod tests {
     use std::io::ErrorKind;
 
-    use super::{Error, chain};
-    use crate::context::password::PasswordError;
+    use super::{Error, PasswordError, chain};
     use crate::process::command::CommandError;
 
     #[test]

@@ -14,8 +14,8 @@ use holdfast_repo::{Processes as _, SystemProcesses};
 
 use crate::context::Context;
 use crate::errors::{Error, Kind};
-use crate::files::runs;
 use crate::machines::MachineWord;
+use crate::machines::runs;
 
 /// How long a program like `zfs` may take: a pool with tens of thousands of snapshots needs its time, one that is suspended hangs.
 pub const TOOL_TIME_OUT: Duration = Duration::from_secs(120);

@@ -8,9 +8,9 @@ use serde::Serialize;
 
 use crate::context::Context;
 use crate::errors::Error;
-use crate::files::runs;
+use crate::machines::runs;
 use crate::machines::{Chosen, Found, Hypervisors};
-use crate::output::units;
+use crate::units;
 
 /// When file systems of guests are frozen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]

@@ -4,6 +4,7 @@ pub mod datasets;
 pub mod guests;
 pub(crate) mod no_image;
 pub mod pools;
+pub mod runs;
 pub mod states;
 pub mod virtualbox;
 

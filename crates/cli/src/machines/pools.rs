@@ -5,59 +5,20 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use holdfast_engine::Interrupt;
-use holdfast_host::xapi::{Fingerprint, Login, Pool, Trust, XapiError, XenAddress, XenMachine, meet};
+use holdfast_host::xapi::{Login, Pool, Trust, XapiError, XenAddress, XenMachine, meet};
 use holdfast_policy::Glob;
 use holdfast_policy::config::ConfiguredPool;
 
+use crate::args::PoolArgs;
 use crate::context::Context;
+use crate::context::holdfast_file;
 use crate::errors::Error;
-use crate::files::holdfast_file;
 use crate::process::environment;
 
 /// What stands before a tag.
 const TAG: &str = "tag:";
 
-/// Options about pools.
-#[derive(Debug, Clone, Default, clap::Args)]
-#[command(next_help_heading = "Options for pools of XenServer and XCP-ng")]
-pub struct PoolArgs {
-    /// File whose first line is the password of the pool's user [env: HOLDFAST_POOL_PASSWORD_FILE]
-    #[arg(long, value_name = "FILE", conflicts_with = "pool_password_command")]
-    pub pool_password_file: Option<PathBuf>,
-    /// Command for /bin/sh whose first line of output is that password [env: HOLDFAST_POOL_PASSWORD_COMMAND]
-    #[arg(long, value_name = "COMMAND")]
-    pub pool_password_command: Option<std::ffi::OsString>,
-    /// Trust the host with this certificate, by its SHA-256 fingerprint; may be given several times [env: HOLDFAST_POOL_CERTIFICATE]
-    #[arg(long = "pool-certificate", value_name = "SHA256")]
-    certificates: Vec<Fingerprint>,
-    /// Trust hosts whose certificates are for their names and signed by one of the authorities in this file (PEM)
-    #[arg(long = "pool-authorities", value_name = "FILE")]
-    authorities: Option<PathBuf>,
-}
-
 impl PoolArgs {
-    /// The options that were given, for an error about them.
-    pub fn given(&self) -> Option<&'static str> {
-        let given = [
-            (self.pool_password_file.is_some(), "--pool-password-file"),
-            (self.pool_password_command.is_some(), "--pool-password-command"),
-            (!self.certificates.is_empty(), "--pool-certificate"),
-            (self.authorities.is_some(), "--pool-authorities"),
-        ];
-        given.into_iter().find(|(is_given, _)| *is_given).map(|(_, name)| name)
-    }
-
-    /// Refuses these options, where `what` is about no pool.
-    pub fn refuse(&self, what: &str) -> Result<(), Error> {
-        match self.given() {
-            None => Ok(()),
-            Some(option) => Err(Error::usage(
-                format!("{option} is about pools of XenServer, and {what} is not"),
-                "leave it out, or name a pool: xen://HOST",
-            )),
-        }
-    }
-
     /// Which pool an address means, and whom to log in to it as: what an option says, else what holdfast.toml says of a pool that is named, else
     /// what is left.
     pub fn way(&self, address: &XenAddress, context: &Context) -> Result<PoolWay, Error> {

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use holdfast_engine::{Execution, Job, MemoryWish, Providers, StateStore, sweep_states};
 
 use crate::context::Context;
-use crate::files::runs;
 use crate::machines::guests::MemoryHow;
 use crate::process::environment;
 
@@ -21,7 +20,7 @@ impl StateArgs {
     /// The folder; none where there is no place for it.
     pub fn folder(&self, context: &Context) -> Option<PathBuf> {
         let named = || context.variable(environment::STATES).map(PathBuf::from);
-        let default = || Some(runs::journal_folder(context)?.with_file_name("states"));
+        let default = || Some(context.journal_folder()?.with_file_name("states"));
         self.states.clone().or_else(named).or_else(default)
     }
 

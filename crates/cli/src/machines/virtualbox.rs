@@ -7,9 +7,9 @@ use holdfast_host::virtualbox::{PROGRAM, VBoxManage, home_folder};
 use holdfast_policy::Glob;
 
 use crate::context::Context;
+use crate::context::search_path;
 use crate::errors::{Error, chain};
 use crate::process::environment;
-use crate::process::search_path;
 
 /// What is said of machines that are left out.
 const EXCLUDED: &str = "it is excluded";

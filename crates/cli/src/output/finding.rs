@@ -5,8 +5,8 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use crate::exit::Exit;
-use crate::output::units;
 use crate::output::{Page, Style};
+use crate::units;
 
 /// Findings that are printed for people; documents list all of them.
 const SHOWN_MAX: usize = 20;

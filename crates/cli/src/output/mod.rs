@@ -13,7 +13,6 @@ pub mod prometheus;
 pub mod snapshot;
 mod style;
 mod table;
-pub mod units;
 
 use std::io::{ErrorKind, Write};
 

@@ -30,15 +30,15 @@ use crate::args::parse_format;
 use crate::args::{Example, JobArgs};
 use crate::commands::verb::Verb;
 use crate::context::Context;
+use crate::context::standard_streams::{PatientInput, open_input};
 use crate::errors::{Error, Kind};
 use crate::exit::Exit;
 use crate::machines::MachineWord;
 use crate::machines::no_image;
 use crate::output::snapshot::{SnapshotDocument, changed_bytes};
-use crate::output::units;
 use crate::output::{Column, Page, Report, Table};
-use crate::process::standard_streams::{PatientInput, open_input};
 use crate::process::time;
+use crate::units;
 
 /// Arguments of `backup`.
 #[derive(Debug, clap::Args)]

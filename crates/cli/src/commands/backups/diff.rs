@@ -8,8 +8,8 @@ use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
-use crate::output::units;
 use crate::output::{Column, Format, Page, Report, Table};
+use crate::units;
 
 /// Ranges of each disk that a document lists.
 const RANGE_COUNT_MAX: usize = 100_000;

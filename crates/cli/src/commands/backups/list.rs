@@ -10,9 +10,9 @@ use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
 use crate::output::snapshot::{ListedSnapshot, SnapshotDocument, changed_bytes};
-use crate::output::units;
 use crate::output::{Column, Page, Report, Style, Table};
 use crate::process::time;
+use crate::units;
 
 /// Arguments of `list`.
 #[derive(Debug, clap::Args)]

@@ -6,16 +6,17 @@ use std::ffi::OsString;
 use holdfast_host::{Decision, Description, DiskChoice, DiskKind, DiskSource, MachineDisk, TpmPlace, TpmVersion};
 use serde::Serialize;
 
+use crate::args::PoolArgs;
 use crate::args::{Example, SharedOptions};
 use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::{Error, chain};
 use crate::exit::Exit;
-use crate::machines::pools::{self, PoolArgs};
+use crate::machines::pools;
 use crate::machines::virtualbox;
 use crate::machines::{Apart, Hypervisors, MachineWord};
-use crate::output::units;
 use crate::output::{Column, Page, Report, Table};
+use crate::units;
 
 /// Arguments of `machines`.
 #[derive(Debug, clap::Args)]

@@ -13,9 +13,9 @@ use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
-use crate::output::units;
 use crate::output::{Column, Page, Report, Style, Table};
 use crate::process::time;
+use crate::units;
 
 /// Arguments of `prune`.
 #[derive(Debug, clap::Args)]

@@ -1,7 +1,8 @@
 //! `holdfast restore`: a snapshot becomes files, block devices, a stream or a machine.
 
+pub(crate) mod done;
 mod live;
-pub(crate) mod machine;
+mod machine;
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -14,12 +15,12 @@ use self::machine::MachineArgs;
 use crate::args::{Example, JobArgs};
 use crate::commands::verb::Verb;
 use crate::context::Context;
+use crate::context::standard_streams::{StandardOutput, refuse_terminal, stopped_or};
 use crate::errors::Error;
 use crate::exit::Exit;
-use crate::files::runs;
-use crate::output::units;
+use crate::machines::runs;
 use crate::output::{Page, Report};
-use crate::process::standard_streams::{StandardOutput, refuse_terminal, stopped_or};
+use crate::units;
 
 /// Arguments of `restore`.
 #[derive(Debug, clap::Args)]

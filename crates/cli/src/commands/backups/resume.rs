@@ -21,8 +21,8 @@ use crate::context::Context;
 use crate::errors::{Error, chain};
 use crate::exit::Exit;
 use crate::machines::{connect_libvirt, libvirt_address};
-use crate::output::units;
 use crate::output::{Page, Report, Style};
+use crate::units;
 
 /// Arguments of `resume`.
 #[derive(Debug, clap::Args)]

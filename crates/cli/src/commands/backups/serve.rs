@@ -15,7 +15,7 @@ use crate::context::Context;
 use crate::context::password::private_file_warning;
 use crate::errors::Error;
 use crate::exit::Exit;
-use crate::output::units;
+use crate::units;
 
 /// Arguments of `serve`.
 #[derive(Debug, clap::Args)]

@@ -9,9 +9,9 @@ use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
 use crate::output::snapshot::{DiskDocument, ListedSnapshot, SnapshotDocument, changed_bytes};
-use crate::output::units;
 use crate::output::{Page, Report};
 use crate::process::time;
+use crate::units;
 
 /// Arguments of `show`.
 #[derive(Debug, clap::Args)]

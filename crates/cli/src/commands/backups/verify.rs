@@ -14,8 +14,8 @@ use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
 use crate::output::finding::{self, FindingDocument, show};
-use crate::output::units;
 use crate::output::{Page, Report, Style};
+use crate::units;
 
 /// Arguments of `verify`.
 #[derive(Debug, clap::Args)]

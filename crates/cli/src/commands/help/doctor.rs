@@ -16,20 +16,20 @@ use holdfast_repo::{Liveness, Processes as _, Repository, SystemProcesses};
 use jiff::Timestamp;
 use serde::Serialize;
 
+use crate::args::PoolArgs;
 use crate::args::{Example, SharedOptions};
 use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::{Error, chain};
 use crate::exit::Exit;
-use crate::files::runs;
 use crate::machines::datasets;
-use crate::machines::pools::PoolArgs;
+use crate::machines::runs;
 use crate::machines::states::StateArgs;
 use crate::machines::virtualbox::{self, Choice};
 use crate::machines::{Apart, Found, Hypervisors, MachineWord, libvirt_address};
-use crate::output::units;
 use crate::output::{Page, Report, Style};
 use crate::process::time;
+use crate::units;
 
 /// Arguments of `doctor`.
 #[derive(Debug, clap::Args)]
@@ -247,7 +247,7 @@ fn run(args: &DoctorArgs, context: &Context) -> Result<Exit, Error> {
     let boxes = of_virtualbox(&place, boxes, everything, context)?;
     let pools = pools::of_pools(args, &of_pools, everything, context)?;
     let is_about_libvirt = everything || words.iter().any(|word| !matches!(word, MachineWord::Qmp(_)));
-    let journal = runs::journal_folder(context);
+    let journal = context.journal_folder();
     let hypervisors = Hypervisors::new(args.connect.as_deref(), context);
     let (found, mut unreachable) = patients(words, everything, &hypervisors, journal.as_ref())?;
     unreachable.extend(pools.unreachable);

@@ -12,9 +12,9 @@ use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
-use crate::output::units;
 use crate::output::{Page, Report};
 use crate::process::kernel::{self, FileFeature};
+use crate::units;
 
 /// Arguments of `version`.
 #[derive(Debug, clap::Args)]

@@ -18,18 +18,18 @@ use holdfast_host::{Hypervisor as _, LocalTools};
 use serde::Serialize;
 
 use crate::args::{Example, JobArgs, SharedOptions};
-use crate::commands::backups::restore::machine::Done;
+use crate::commands::backups::restore::done::Done;
 use crate::commands::host_snapshots::point::{OpenPoint, PointArgs, Use, When, split};
 use crate::commands::host_snapshots::rollback::tell;
 use crate::commands::verb::Verb;
 use crate::context::Context;
+use crate::context::search_path;
 use crate::errors::Error;
 use crate::exit::Exit;
 use crate::machines::guests::{GuestDocument, MemoryHow, QuiesceWhen};
 use crate::machines::no_image;
-use crate::output::units;
 use crate::output::{Page, Report};
-use crate::process::search_path;
+use crate::units;
 use image::{ImageCloneArgs, ImageDocument, Sysprep};
 use names::NameArgs;
 

@@ -16,18 +16,18 @@ use serde::Serialize;
 use crate::args::{Example, JobArgs, SharedOptions};
 use crate::commands::verb::Verb;
 use crate::context::Context;
+use crate::context::sanoid_file::{self, SanoidFileArgs};
 use crate::errors::{Error, chain};
 use crate::exit::Exit;
-use crate::files::runs;
-use crate::files::sanoid_file::{self, SanoidFileArgs};
 use crate::machines::Hypervisors;
 use crate::machines::datasets;
 use crate::machines::guests::{GuestDocument, KnownGuest, MemoryHow, QuiesceWhen};
+use crate::machines::runs;
 use crate::machines::states::{self, StateArgs};
-use crate::output::units;
 use crate::output::{Page, Report, Style};
 use crate::process::environment;
 use crate::process::time;
+use crate::units;
 
 /// Arguments of `cron`.
 #[derive(Debug, clap::Args)]
@@ -344,7 +344,7 @@ fn entry(report: &Result<Done, Error>, start: Timestamp, duration: Duration) -> 
 
 /// Where runs of a policy on this host keep each other away.
 fn lock_file(context: &Context) -> PathBuf {
-    match runs::journal_folder(context) {
+    match context.journal_folder() {
         Some(folder) => folder.with_file_name("policy.lock"),
         None => context.runtime_folder().join("policy.lock"),
     }

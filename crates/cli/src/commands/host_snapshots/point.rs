@@ -12,9 +12,9 @@ use holdfast_host::provider::Wanted;
 use crate::commands::host_snapshots::snapshot::{check_moved, default_name, held_still, request_of, wanted_of};
 use crate::context::Context;
 use crate::errors::Error;
-use crate::files::runs;
 use crate::machines::datasets;
 use crate::machines::guests::{KnownGuest, MemoryHow, QuiesceWhen};
+use crate::machines::runs;
 use crate::machines::states::StateArgs;
 use crate::machines::{Hypervisors, MachineWord, connect_libvirt, libvirt_address};
 

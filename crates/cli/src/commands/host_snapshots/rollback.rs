@@ -9,14 +9,14 @@ use holdfast_engine::{
 use serde::Serialize;
 
 use crate::args::{Example, JobArgs, SharedOptions};
-use crate::commands::backups::restore::machine::Done;
+use crate::commands::backups::restore::done::Done;
 use crate::commands::host_snapshots::point::{OpenPoint, PointArgs, Use, When, parse};
 use crate::commands::host_snapshots::snapshot::{default_name, request_of};
 use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
-use crate::files::runs;
+use crate::machines::runs;
 use crate::output::{Page, Report};
 
 /// Arguments of `rollback`.

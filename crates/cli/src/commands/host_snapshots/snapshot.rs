@@ -16,14 +16,14 @@ use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::{Error, Kind};
 use crate::exit::Exit;
-use crate::files::runs;
 use crate::machines::datasets;
 use crate::machines::guests::{GuestDocument, KnownGuest, MemoryHow, QuiesceWhen};
+use crate::machines::runs;
 use crate::machines::states::{self, StateArgs};
 use crate::machines::{Hypervisors, MachineWord, Wish};
-use crate::output::units;
 use crate::output::{Page, Report, Style};
 use crate::process::time;
+use crate::units;
 
 /// Arguments of `snapshot`.
 #[derive(Debug, clap::Args)]

@@ -16,11 +16,11 @@ use crate::commands::images::compress;
 use crate::commands::images::import::{ArchivedMachine, read_archive};
 use crate::commands::verb::{Verb, VerbSet, verbs};
 use crate::context::Context;
+use crate::context::standard_streams::{StandardOutput, refuse_terminal, stopped_or};
 use crate::errors::Error;
 use crate::exit::Exit;
-use crate::output::units;
 use crate::output::{Column, Page, Report, Table};
-use crate::process::standard_streams::{StandardOutput, refuse_terminal, stopped_or};
+use crate::units;
 
 /// Arguments of `archive`.
 #[derive(Debug, clap::Args)]

@@ -11,10 +11,10 @@ use holdfast_engine::{Job, MAY_BE_CUT, Unit};
 use crate::args::{Example, JobArgs, SharedOptions};
 use crate::commands::verb::Verb;
 use crate::context::Context;
+use crate::context::standard_streams::{PatientInput, StandardOutput, refuse_terminal, standard_input, stopped_or};
 use crate::errors::Error;
 use crate::exit::Exit;
-use crate::output::units;
-use crate::process::standard_streams::{PatientInput, StandardOutput, refuse_terminal, standard_input, stopped_or};
+use crate::units;
 
 /// Arguments of `compress`.
 #[derive(Debug, clap::Args)]

@@ -18,20 +18,20 @@ use serde::Serialize;
 
 use self::kind::{Kind, kind_of};
 use self::now::{InstantDocument, NowArgs};
+use crate::args::PoolArgs;
 use crate::args::{Example, JobArgs};
 use crate::commands::images::compress::{PackingArgs, threads};
 use crate::commands::images::import::{DroppedDocument, list_dropped};
 use crate::commands::verb::Verb;
 use crate::context::Context;
+use crate::context::standard_streams::{StandardOutput, refuse_terminal};
 use crate::errors::Error;
 use crate::exit::Exit;
-use crate::files::runs;
-use crate::machines::pools::PoolArgs;
+use crate::machines::runs;
 use crate::machines::virtualbox;
-use crate::output::units;
 use crate::output::{Column, Page, Report, Table};
-use crate::process::standard_streams::{StandardOutput, refuse_terminal};
 use crate::process::time;
+use crate::units;
 
 /// Arguments of `export`.
 #[expect(clippy::struct_excessive_bools, reason = "options that are given or not")]

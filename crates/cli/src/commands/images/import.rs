@@ -18,11 +18,11 @@ use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
-use crate::files::runs;
+use crate::machines::runs;
 use crate::output::snapshot::SnapshotDocument;
-use crate::output::units;
 use crate::output::{Column, Page, Report, Table};
 use crate::process::time;
+use crate::units;
 
 /// Arguments of `import`.
 #[derive(Debug, clap::Args)]

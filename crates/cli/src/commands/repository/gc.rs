@@ -9,8 +9,8 @@ use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
-use crate::output::units;
 use crate::output::{Page, Report, Style};
+use crate::units;
 
 /// Arguments of `gc`.
 #[derive(Debug, clap::Args)]

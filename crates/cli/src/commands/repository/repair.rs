@@ -10,8 +10,8 @@ use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
 use crate::output::finding::{self, FindingDocument, show};
-use crate::output::units;
 use crate::output::{Page, Report, Style};
+use crate::units;
 
 /// Arguments of `repair`.
 #[derive(Debug, clap::Args)]

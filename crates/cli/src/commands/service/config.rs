@@ -12,10 +12,10 @@ use serde::Serialize;
 use crate::args::{Example, SharedOptions, VerbEntry};
 use crate::commands::verb::{Verb, VerbSet, verbs};
 use crate::context::Context;
+use crate::context::holdfast_file;
+use crate::context::sanoid_file::{self, SanoidFileArgs};
 use crate::errors::Error;
 use crate::exit::Exit;
-use crate::files::holdfast_file;
-use crate::files::sanoid_file::{self, SanoidFileArgs};
 use crate::output::{Column, Page, Report, Style, Table};
 
 /// Arguments of `config`.

@@ -15,12 +15,12 @@ use crate::args::{Example, SharedOptions};
 use crate::commands::service::runs::{RunDocument, documents, run_table};
 use crate::commands::verb::Verb;
 use crate::context::Context;
+use crate::context::holdfast_file::{HoldfastFileArgs, StateArgs};
+use crate::context::service::{self, Service};
 use crate::errors::{Error, Kind, chain};
 use crate::exit::Exit;
-use crate::files::holdfast_file::{HoldfastFileArgs, StateArgs};
 use crate::output::{Page, Report, Style};
 use crate::process::environment;
-use crate::process::service::{self, Service};
 use crate::process::time;
 
 /// Arguments of `daemon`.

@@ -9,9 +9,9 @@ use serde::Serialize;
 use crate::args::{Example, SharedOptions};
 use crate::commands::verb::Verb;
 use crate::context::Context;
+use crate::context::holdfast_file::{HoldfastFileArgs, StateArgs};
 use crate::errors::Error;
 use crate::exit::Exit;
-use crate::files::holdfast_file::{HoldfastFileArgs, StateArgs};
 use crate::output::{Column, Page, Report, Style, Table};
 use crate::process::time;
 

@@ -12,9 +12,9 @@ use holdfast_policy::sanoid::SanoidConfig;
 use crate::args::{Example, SharedOptions, VerbEntry};
 use crate::commands::verb::{Verb, VerbSet, verbs};
 use crate::context::Context;
+use crate::context::sanoid_file::SanoidFileArgs;
 use crate::errors::Error;
 use crate::exit::Exit;
-use crate::files::sanoid_file::SanoidFileArgs;
 use crate::machines::datasets;
 use crate::process::time;
 

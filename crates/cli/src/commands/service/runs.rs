@@ -9,12 +9,12 @@ use serde::Serialize;
 use crate::args::{Example, SharedOptions};
 use crate::commands::verb::Verb;
 use crate::context::Context;
+use crate::context::holdfast_file::{HoldfastFileArgs, StateArgs};
 use crate::errors::{Error, Kind};
 use crate::exit::Exit;
-use crate::files::holdfast_file::{HoldfastFileArgs, StateArgs};
-use crate::output::units;
 use crate::output::{Column, Page, Report, Style, Table};
 use crate::process::time;
+use crate::units;
 
 /// Arguments of `runs`.
 #[derive(Debug, clap::Args)]

@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 
 use zeroize::Zeroizing;
 
-use super::{PASSWORD_BYTES_MAX, Password, PasswordError, PasswordSource, PasswordUse};
+use super::{Password, PasswordSource, PasswordUse};
 use crate::args::{PasswordArgs, ToPasswordArgs};
+use crate::errors::{PASSWORD_BYTES_MAX, PasswordError};
 use crate::process::environment::Environment;
 use crate::process::terminal::Prompt;
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use holdfast_engine::{Bottleneck, Unit};
 use unicode_width::UnicodeWidthStr as _;
 
-use crate::output::units;
+use crate::units;
 
 /// Where a job stands.
 #[derive(Debug, Clone, PartialEq, Eq)]

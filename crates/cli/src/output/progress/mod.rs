@@ -18,9 +18,9 @@ pub use line::ProgressLine;
 pub use rate::RateWindow;
 
 use super::Console;
-use crate::output::units;
 use crate::process::interrupt::ProgressRequests;
 use crate::process::terminal::StreamKind;
+use crate::units;
 
 /// Time between two drawings on a terminal.
 const DRAW_INTERVAL: Duration = Duration::from_millis(100);

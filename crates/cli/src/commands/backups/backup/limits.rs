@@ -6,9 +6,8 @@ use std::time::Duration;
 use holdfast_engine::{Limits, Load};
 use serde::Serialize;
 
-use super::machines_done::micros;
 use crate::args::parse_rate;
-use crate::output::units;
+use crate::units::{self, micros};
 
 /// What reading may cost a machine and its host.
 #[derive(Debug, clap::Args)]

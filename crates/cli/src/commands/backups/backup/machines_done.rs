@@ -11,8 +11,8 @@ use serde::Serialize;
 use super::limits::LoadDocument;
 use crate::exit::Exit;
 use crate::output::snapshot::{SnapshotDocument, changed_bytes};
-use crate::output::units;
 use crate::output::{Page, Report, Style};
+use crate::units::{self, micros};
 
 /// What `backup` answers of machines.
 #[derive(Debug, Serialize)]
@@ -427,8 +427,4 @@ impl Report for MachinesDone {
             page.styled(Style::Bad, &format!("not backed up: {}", names.join(", ")));
         }
     }
-}
-
-pub(super) fn micros(duration: Duration) -> u64 {
-    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }

@@ -12,10 +12,11 @@ use holdfast_repo::{Processes as _, Repository, SystemProcesses};
 
 use super::BackupArgs;
 use super::machines_done::MachineDone;
+use crate::args::PoolArgs;
 use crate::context::Context;
 use crate::errors::{Error, Kind};
-use crate::files::runs;
-use crate::machines::pools::{self, PoolArgs};
+use crate::machines::pools;
+use crate::machines::runs;
 use crate::process::time;
 
 /// Options of `backup` that are about machines of pools.

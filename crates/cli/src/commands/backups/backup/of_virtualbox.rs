@@ -9,7 +9,7 @@ use super::BackupArgs;
 use super::machines_done::MachineDone;
 use crate::context::Context;
 use crate::errors::{Error, Kind};
-use crate::files::runs;
+use crate::machines::runs;
 use crate::machines::virtualbox::{self, Choice};
 use crate::process::time;
 

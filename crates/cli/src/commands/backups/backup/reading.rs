@@ -12,9 +12,9 @@ use super::hooks::{self, HookArgs};
 use super::limits::LimitArgs;
 use crate::context::Context;
 use crate::errors::Error;
-use crate::files::runs;
 use crate::machines::datasets;
 use crate::machines::guests::QuiesceWhen;
+use crate::machines::runs;
 use crate::machines::{Chosen, Found, Hypervisors};
 use crate::process::time;
 

@@ -9,9 +9,9 @@ use serde::Serialize;
 
 use crate::errors::chain;
 use crate::exit::Exit;
-use crate::output::units;
 use crate::output::{Column, Page, Report, Style, Table};
 use crate::process::time;
+use crate::units;
 
 /// What `copy` answers.
 #[derive(Debug, Serialize)]

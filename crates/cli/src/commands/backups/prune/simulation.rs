@@ -13,9 +13,9 @@ use super::timeline::{LEGEND, Row, Timeline};
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
-use crate::output::units;
 use crate::output::{Column, Page, Report, Style, Table};
 use crate::process::time;
+use crate::units;
 
 /// A quarter of a year: days, weeks and months all show.
 const DAY_COUNT_DEFAULT: u32 = 90;

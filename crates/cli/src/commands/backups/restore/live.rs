@@ -9,13 +9,13 @@ use holdfast_engine::{
 use holdfast_host::Libvirt;
 use holdfast_repo::Repository;
 
-use super::machine::{Done, LiveDocument};
+use super::done::{Done, LiveDocument};
 use crate::commands::backups::live_server::launch;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
-use crate::files::runs;
-use crate::output::units;
+use crate::machines::runs;
+use crate::units;
 
 /// What is restored, and how.
 pub(super) struct Live<'a> {

@@ -7,8 +7,8 @@ use holdfast_policy::config::Config;
 use holdfast_policy::sanoid::SanoidConfig;
 
 use crate::context::Context;
-use crate::files::holdfast_file;
-use crate::files::sanoid_file::SANOID_CONF;
+use crate::context::holdfast_file;
+use crate::context::sanoid_file::SANOID_CONF;
 use crate::machines::datasets;
 
 /// The verbs whose jobs work on datasets, and those whose jobs work by a sanoid.conf.

@@ -5,8 +5,8 @@ use holdfast_host::xapi::XenAddress;
 
 use super::{DoctorArgs, Unreachable};
 use crate::context::Context;
+use crate::context::holdfast_file;
 use crate::errors::{Error, chain};
-use crate::files::holdfast_file;
 use crate::machines::pools::{self, PoolWay};
 
 /// Pools, and those that cannot be examined, with why.

@@ -12,10 +12,10 @@ use serde::Serialize;
 use super::{SYSPREP_TIME_OUT, sysprep_program};
 use crate::context::Context;
 use crate::errors::Error;
-use crate::files::runs;
+use crate::machines::runs;
 use crate::output::Page;
-use crate::output::units;
 use crate::process::time;
+use crate::units;
 
 /// How images are cloned.
 #[derive(Debug, clap::Args)]

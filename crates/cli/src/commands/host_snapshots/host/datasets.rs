@@ -11,8 +11,8 @@ use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
 use crate::machines::datasets;
-use crate::output::units;
 use crate::output::{Column, Page, Report, Table};
+use crate::units;
 
 /// Arguments of `host datasets`.
 #[derive(Debug, clap::Args)]

@@ -16,9 +16,9 @@ use crate::errors::Error;
 use crate::exit::Exit;
 use crate::machines::datasets;
 use crate::machines::states::StateArgs;
-use crate::output::units;
 use crate::output::{Column, Page, Report, Style, Table};
 use crate::process::time;
+use crate::units;
 
 /// Arguments of `host list`.
 #[derive(Debug, clap::Args)]

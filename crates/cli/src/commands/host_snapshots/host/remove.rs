@@ -12,8 +12,8 @@ use crate::errors::Error;
 use crate::exit::Exit;
 use crate::machines::datasets;
 use crate::machines::states::StateArgs;
-use crate::output::units;
 use crate::output::{Page, Report, Style};
+use crate::units;
 
 /// Arguments of `host remove`.
 #[derive(Debug, clap::Args)]

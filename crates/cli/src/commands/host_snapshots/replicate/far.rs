@@ -9,8 +9,8 @@ use holdfast_host::{LocalTools, Programs, Ssh, SshAddress};
 
 use crate::context::Context;
 use crate::errors::{Error, Kind};
-use crate::files::runs;
 use crate::machines::datasets::TOOL_TIME_OUT;
+use crate::machines::runs;
 
 /// A word for a dataset, perhaps on another host.
 #[derive(Debug, PartialEq, Eq)]

@@ -7,8 +7,8 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use crate::exit::Exit;
-use crate::output::units;
 use crate::output::{Column, Page, Report, Style, Table};
+use crate::units;
 
 /// What is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -13,8 +13,8 @@ use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
-use crate::output::units;
 use crate::output::{Page, Report, Style};
+use crate::units;
 
 /// Ranges that a person is shown.
 const SHOWN_COUNT_MAX: usize = 20;

@@ -14,13 +14,13 @@ use crate::args::parse_format;
 use crate::args::{Example, JobArgs, SharedOptions};
 use crate::commands::verb::Verb;
 use crate::context::Context;
+use crate::context::standard_streams::{PatientInput, StandardOutput, refuse_terminal, standard_input, stopped_or};
 use crate::errors::Error;
 use crate::exit::Exit;
-use crate::files::runs;
 use crate::machines::no_image;
-use crate::output::units;
+use crate::machines::runs;
 use crate::output::{Page, Report};
-use crate::process::standard_streams::{PatientInput, StandardOutput, refuse_terminal, standard_input, stopped_or};
+use crate::units;
 
 /// Arguments of `image convert`.
 #[derive(Debug, clap::Args)]

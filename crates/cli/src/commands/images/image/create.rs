@@ -13,9 +13,9 @@ use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
-use crate::files::runs;
-use crate::output::units;
+use crate::machines::runs;
 use crate::output::{Page, Report};
+use crate::units;
 
 /// Arguments of `image create`.
 #[derive(Debug, clap::Args)]

@@ -16,8 +16,8 @@ use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
 use crate::machines::no_image;
-use crate::output::units;
 use crate::output::{Page, Report, Style};
+use crate::units;
 
 /// Arguments of `image info`.
 #[derive(Debug, clap::Args)]

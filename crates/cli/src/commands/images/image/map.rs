@@ -14,8 +14,8 @@ use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
 use crate::machines::no_image;
-use crate::output::units;
 use crate::output::{Column, Page, Report, Table};
+use crate::units;
 
 /// Extents that one answer holds: a hostile image must not fill the memory.
 const EXTENT_COUNT_MAX: usize = 1_000_000;

@@ -11,7 +11,7 @@ use holdfast_image::{
 use crate::args::parse_format;
 use crate::context::Context;
 use crate::errors::Error;
-use crate::output::units;
+use crate::units;
 
 /// Which other files an image may open.
 #[derive(Debug, Clone, Default, clap::Args)]

@@ -12,8 +12,8 @@ use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
-use crate::output::units;
 use crate::output::{Page, Report};
+use crate::units;
 
 /// Arguments of `image resize`.
 #[derive(Debug, clap::Args)]

@@ -10,8 +10,8 @@ use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::{Error, Kind};
 use crate::exit::Exit;
-use crate::output::units;
 use crate::output::{Column, Page, Report, Style, Table};
+use crate::units;
 
 /// Arguments of `template list`.
 #[derive(Debug, clap::Args)]

@@ -19,10 +19,10 @@ use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
-use crate::files::runs;
-use crate::output::units;
+use crate::machines::runs;
 use crate::output::{Page, Report};
 use crate::process::time;
+use crate::units;
 
 /// Arguments of `template pull`.
 #[derive(Debug, clap::Args)]

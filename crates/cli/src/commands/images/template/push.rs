@@ -21,9 +21,9 @@ use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
 use crate::machines::no_image;
-use crate::output::units;
 use crate::output::{Page, Report};
 use crate::process::time;
+use crate::units;
 
 /// Arguments of `template push`.
 #[derive(Debug, clap::Args)]

@@ -8,9 +8,9 @@ use serde::Serialize;
 
 use super::SettingDocument;
 use crate::context::Context;
+use crate::context::holdfast_file::{self, HoldfastFileArgs};
 use crate::errors::Error;
 use crate::exit::Exit;
-use crate::files::holdfast_file::{self, HoldfastFileArgs};
 use crate::output::{Column, Page, Report, Style, Table};
 use crate::process::time;
 

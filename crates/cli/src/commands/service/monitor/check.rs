@@ -9,9 +9,9 @@ use serde::Serialize;
 
 use super::{WatchArgs, request};
 use crate::context::Context;
+use crate::context::sanoid_file;
 use crate::errors::chain;
 use crate::exit::Exit;
-use crate::files::sanoid_file;
 use crate::output::{Page, Report, printable};
 
 /// What a check answers.

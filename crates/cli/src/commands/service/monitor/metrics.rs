@@ -14,10 +14,10 @@ use super::{WatchArgs, request};
 use crate::args::{Example, SharedOptions};
 use crate::commands::verb::Verb;
 use crate::context::Context;
+use crate::context::sanoid_file;
 use crate::errors::Error;
 use crate::exit::Exit;
-use crate::files::runs;
-use crate::files::sanoid_file;
+use crate::machines::runs;
 use crate::output::prometheus::{Metric, Value, exposition};
 use crate::output::{Page, Report};
 

@@ -3,9 +3,10 @@
 use holdfast_engine::TemplateError;
 use holdfast_host::SshSignatureError;
 
-use super::advice::advice;
+use super::Advice;
+use super::advice;
 use super::images::io_advice;
-use super::{Advice, Kind};
+use crate::errors::Kind;
 use crate::exit::Exit;
 use crate::process::environment;
 

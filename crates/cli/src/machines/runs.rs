@@ -9,35 +9,22 @@ use holdfast_repo::key::{Randomness as _, SystemRandomness};
 use holdfast_repo::{Processes as _, SystemProcesses};
 
 use crate::context::Context;
-use crate::process::environment;
 
 /// A folder on a disk: what a guest overwrites meanwhile can be much.
 const SCRATCH_DEFAULT: &str = "/var/tmp";
-/// Where root keeps what programs keep from run to run.
-const STATE_OF_ROOT: &str = "/var/lib/holdfast/runs";
-
-/// The folder of the journal of runs; none where there is no place for it.
-pub fn journal_folder(context: &Context) -> Option<PathBuf> {
-    let folder = |name| context.variable(name).map(PathBuf::from);
-    if let Some(state) = folder(environment::STATE_FOLDER) {
-        return Some(state.join("holdfast/runs"));
-    }
-    if rustix::process::geteuid().is_root() {
-        return Some(STATE_OF_ROOT.into());
-    }
-    folder(environment::HOME).map(|home| home.join(".local/state/holdfast/runs"))
-}
 
 /// Where runs of one kind on this host keep each other away.
 pub fn locks_folder(context: &Context) -> PathBuf {
-    let state = journal_folder(context).and_then(|runs| Some(runs.parent()?.to_owned()));
+    let state = context
+        .journal_folder()
+        .and_then(|runs| Some(runs.parent()?.to_owned()));
     state.unwrap_or_else(|| context.runtime_folder())
 }
 
 /// How a run on the machine at `way` is noted.
 pub fn journal(context: &Context, way: &[OsString]) -> Option<JournalPlace> {
     Some(JournalPlace {
-        folder: journal_folder(context)?,
+        folder: context.journal_folder()?,
         way: texts(way),
         process: SystemProcesses.this(),
     })
@@ -46,7 +33,7 @@ pub fn journal(context: &Context, way: &[OsString]) -> Option<JournalPlace> {
 /// Where places are noted in which something is made; none where there is no place for notes.
 pub fn places(context: &Context) -> Option<PlaceJournal> {
     Some(PlaceJournal {
-        folder: journal_folder(context)?.with_file_name("places"),
+        folder: context.journal_folder()?.with_file_name("places"),
         process: SystemProcesses.this(),
     })
 }

@@ -12,9 +12,8 @@ use rustix::fs::{Access, access};
 use crate::args::CommandLine;
 use crate::context::Context;
 use crate::context::password::PasswordSource;
+use crate::context::sanoid_file;
 use crate::errors::{Error, Kind};
-use crate::files::runs;
-use crate::files::sanoid_file;
 use crate::process::environment;
 use crate::process::time;
 
@@ -73,7 +72,7 @@ impl StateArgs {
                 .into_owned();
             folders.split(':').next().map(PathBuf::from)
         };
-        let of_user = || Some(runs::journal_folder(context)?.parent()?.to_owned());
+        let of_user = || Some(context.journal_folder()?.parent()?.to_owned());
         let folder = self.state.clone().or_else(of_service).or_else(of_user);
         folder.ok_or_else(|| {
             Error::usage(

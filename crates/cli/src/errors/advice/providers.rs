@@ -3,9 +3,10 @@
 use holdfast_host::ToolError;
 use holdfast_host::provider::ProviderError;
 
-use super::advice::advice;
+use super::Advice;
+use super::advice;
 use super::images::io_advice;
-use super::{Advice, Kind};
+use crate::errors::Kind;
 use crate::exit::Exit;
 
 pub(super) fn provider_advice(error: &ProviderError) -> Advice {

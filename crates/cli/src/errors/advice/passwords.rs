@@ -1,8 +1,9 @@
 //! What to do about passwords that cannot be had.
 
-use super::advice::{advice, plain};
-use super::{Advice, Kind};
-use crate::context::password::PasswordError;
+use super::Advice;
+use super::{advice, plain};
+use crate::errors::Kind;
+use crate::errors::PasswordError;
 use crate::exit::Exit;
 use crate::process::environment;
 

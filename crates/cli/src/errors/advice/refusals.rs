@@ -2,7 +2,8 @@
 
 use holdfast_engine::Refusal;
 
-use super::{Advice, Kind};
+use super::Advice;
+use crate::errors::Kind;
 use crate::exit::Exit;
 
 /// What a person may do next.

@@ -4,8 +4,8 @@ use std::io::ErrorKind;
 
 use holdfast_image::Error as ImageError;
 
-use super::Kind;
-use super::advice::{Advice, HINT_PERMISSION, advice, device_advice, plain};
+use super::{Advice, HINT_PERMISSION, advice, device_advice, plain};
+use crate::errors::Kind;
 use crate::exit::Exit;
 
 const HINT_BUSY: &str = "it is in use, by a mounted file system, an array or another program: end that first";

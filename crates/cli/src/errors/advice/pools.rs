@@ -3,8 +3,9 @@
 use holdfast_engine::XenBackupError;
 use holdfast_host::xapi::XapiError;
 
-use super::advice::advice;
-use super::{Advice, Kind};
+use super::Advice;
+use super::advice;
+use crate::errors::Kind;
 use crate::exit::Exit;
 
 pub(super) fn xen_advice(error: &XenBackupError) -> Advice {

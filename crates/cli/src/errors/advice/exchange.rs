@@ -5,9 +5,10 @@ use std::io::ErrorKind;
 use holdfast_archive::Error as ArchiveError;
 use holdfast_engine::{ExchangeError, VirtualBoxError};
 
-use super::advice::{advice, device_advice};
+use super::Advice;
 use super::images::{image_advice, io_advice};
-use super::{Advice, Kind};
+use super::{advice, device_advice};
+use crate::errors::Kind;
 use crate::exit::Exit;
 
 pub(super) fn archive_advice(error: &ArchiveError) -> Advice {

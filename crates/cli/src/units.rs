@@ -161,6 +161,11 @@ fn unit_bytes(unit: &str) -> Result<u128, SizeError> {
     Ok(1 << (10 * power))
 }
 
+/// A duration as documents have it; the most that fits where it is longer.
+pub fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
