@@ -71,10 +71,10 @@ impl Exit {
     pub const fn meaning(self) -> &'static str {
         match self {
             Self::Ok => "done",
-            Self::Error => "error: not done, or not all of it",
-            Self::Usage => "wrong usage: nothing was tried",
-            Self::Warnings => "done, with warnings that want a look",
-            Self::Locked => "locked by somebody else: try again later",
+            Self::Error => "error: the command failed, or did only a part",
+            Self::Usage => "usage error: nothing was done",
+            Self::Warnings => "done, with warnings",
+            Self::Locked => "busy: another process holds a lock; try again later",
             Self::Damage => "damaged data found",
             Self::Signal(_) => "ended by a signal",
             Self::Check(level) => level.word(),
@@ -90,7 +90,7 @@ impl Exit {
         let checks = [Level::Ok, Level::Warning, Level::Critical, Level::Unknown].map(Self::Check);
         let checks = checks.map(|exit| format!("{} {}", exit.code(), exit.meaning()));
         lines.push(format!(
-            "Of monitor snapshots, health and capacity, as of Nagios:\n  {}",
+            "Exit codes of monitor snapshots, health, capacity and machines (as in Nagios):\n  {}",
             checks.join(", ")
         ));
         lines.join("\n")

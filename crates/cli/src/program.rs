@@ -4,22 +4,24 @@ use std::ffi::{OsStr, OsString};
 use std::io::Write as _;
 use std::process::ExitCode;
 
+use clap::builder::StyledStr;
 use clap::error::ErrorKind;
-use clap::{ColorChoice, FromArgMatches as _};
+use clap::{ColorChoice, Command, FromArgMatches as _};
 use holdfast_host::map_large_buffers;
 use holdfast_policy::sanoid::Level;
 use rustix::fs::Mode;
 use rustix::process::{DumpableBehavior, Resource, Rlimit, getrlimit, set_dumpable_behavior, setrlimit, umask};
 
-use crate::args::ColorWhen;
-use crate::commands::{Arguments, COMMAND_LINE, tell_check};
+use crate::args::{ColorWhen, GlobalArgs, OutputArgs};
+use crate::commands::{Arguments, COMMAND_LINE, short_screen, tell_check};
 use crate::context::Context;
 use crate::context::standard_streams::open_output;
 use crate::errors::{Error, chain};
 use crate::exit::Exit;
-use crate::output::{Format, error_document};
+use crate::output::{Format, Paint, error_document};
 use crate::process::environment::Environment;
 use crate::process::interrupt::{ProgressRequests, end_by, hear_questions};
+use crate::process::terminal::StreamKind;
 
 /// Runs the program as this process.
 pub fn main() -> ExitCode {
@@ -48,16 +50,19 @@ fn keep_to_itself() {
 /// Runs the program with the words of a command line.
 fn run(words: &[OsString], environment: Environment, requests: ProgressRequests) -> Exit {
     let color = color_of(words);
-    let parsed = COMMAND_LINE
-        .tree()
-        .color(clap_color(color, &environment))
+    let tree = COMMAND_LINE.tree().color(clap_color(color, &environment));
+    if words.len() <= 1 {
+        show_short_screen(&tree, color, &environment);
+        return Exit::Usage;
+    }
+    let parsed = tree
         .try_get_matches_from(words)
         .and_then(|mut matches| Ok((verb_path(&matches), Arguments::from_arg_matches_mut(&mut matches)?)));
     match parsed {
         Ok((path, arguments)) => {
             let context = Context::of_process(arguments.global.clone(), environment, requests, COMMAND_LINE);
             let ended = open_output().and_then(|()| arguments.run(&context));
-            let exit = ended.unwrap_or_else(|error| fail(&path, &error, &context));
+            let exit = ended.unwrap_or_else(|error| fail(Some(&path), &error, &context));
             if let Exit::Signal(number) = exit
                 && let Err(error) = end_by(number.into())
             {
@@ -65,40 +70,75 @@ fn run(words: &[OsString], environment: Environment, requests: ProgressRequests)
             }
             exit
         }
-        Err(error) => {
-            // Help and version that were asked for are an answer; everything else is wrong usage.
-            // Nobody is left to tell when the stream is gone.
+        Err(error) if !error.use_stderr() => {
+            // Help and version that were asked for are an answer. There is no one to tell when the stream is gone.
             error.print().ok();
-            match error.use_stderr() {
-                false => Exit::Ok,
-                true if is_check(words) => check_unknown(&error),
-                true => Exit::Usage,
+            Exit::Ok
+        }
+        Err(error) => {
+            let wrong = COMMAND_LINE.error(&error, words);
+            if is_check(words) {
+                return check_unknown(&error, &wrong);
             }
+            let global = GlobalArgs {
+                output: OutputArgs {
+                    json: is_typed(words, "--json"),
+                    color,
+                    ..OutputArgs::default()
+                },
+                ..GlobalArgs::default()
+            };
+            let context = Context::of_process(global, environment, requests, COMMAND_LINE);
+            if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+                && context.output().format() == Format::Human
+            {
+                error.print().ok();
+                return Exit::Usage;
+            }
+            let path = COMMAND_LINE.typed_path(words);
+            fail(Some(path.as_str()).filter(|path| !path.is_empty()), &wrong, &context)
         }
     }
 }
 
+/// What is shown where no verb is given.
+fn show_short_screen(tree: &Command, color: ColorWhen, environment: &Environment) {
+    let stream = std::io::stderr();
+    let screen = StyledStr::from(short_screen(tree));
+    let text = match Paint::choose(color, environment, StreamKind::of_stderr(&stream)) {
+        Paint::Color => screen.ansi().to_string(),
+        Paint::Plain => screen.to_string(),
+    };
+    // There is no one to tell when the stream is gone.
+    stream.lock().write_all(text.as_bytes()).ok();
+}
+
+/// Whether a switch stands on a command line that cannot be read.
+fn is_typed(words: &[OsString], switch: &str) -> bool {
+    words.iter().take_while(|word| *word != "--").any(|word| word == switch)
+}
+
 /// Whether a command line that cannot be read is one of a check, whose caller reads nothing but standard output.
 fn is_check(words: &[OsString]) -> bool {
-    let matches = COMMAND_LINE.tree().ignore_errors(true).try_get_matches_from(words);
-    let path = matches.map(|matches| verb_path(&matches)).unwrap_or_default();
+    let path = COMMAND_LINE.typed_path(words);
     path.starts_with("monitor") && path != "monitor metrics"
 }
 
 /// Tells the caller of a check that its command line makes no sense.
-fn check_unknown(error: &clap::Error) -> Exit {
-    let text = error.to_string();
+fn check_unknown(error: &clap::Error, wrong: &Error) -> Exit {
     let reason = match error.kind() {
-        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => "name a check: snapshots, health or capacity",
-        _ => text.lines().next().unwrap_or_default().trim_start_matches("error: "),
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            "name a check: snapshots, health, capacity or machines".to_owned()
+        }
+        _ => wrong.to_string(),
     };
-    // Nobody is left to tell when the stream is gone.
-    std::io::stdout().write_all(tell_check(reason).as_bytes()).ok();
+    // There is no one to tell when the stream is gone.
+    std::io::stdout().write_all(tell_check(&reason).as_bytes()).ok();
     Exit::Check(Level::Unknown)
 }
 
 /// Tells why a verb failed; a job that a signal has stopped ends the program by that signal.
-fn fail(path: &str, error: &Error, context: &Context) -> Exit {
+fn fail(path: Option<&str>, error: &Error, context: &Context) -> Exit {
     let advice = error.advice();
     let console = context.console();
     console.clear_progress();
@@ -106,7 +146,7 @@ fn fail(path: &str, error: &Error, context: &Context) -> Exit {
     let signal = context.signal().filter(|_| matches!(error, Error::Interrupted(_)));
     if context.output().format() == Format::Json {
         let exit_code = signal.map_or(advice.exit.code().into(), |signal| 128 + signal);
-        let document = error_document(Some(path), error, exit_code, &console.warnings());
+        let document = error_document(path, error, exit_code, &console.warnings());
         if let Err(error) = document.and_then(|document| context.output().data(document.as_bytes())) {
             console.error(&chain(&error), None);
         }

@@ -38,6 +38,7 @@ pub use glob::Glob;
 pub use jiff::Timestamp;
 pub use jiff::tz::TimeZone;
 pub use lapse::{Lapse, ParseLapseError};
+pub use nearest::nearest;
 pub use period::Period;
 pub use plan::{Candidate, Decision, Protection, RetentionPlan, Verdict, plan};
 pub use policy::Policy;

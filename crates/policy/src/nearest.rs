@@ -4,7 +4,7 @@
 ///
 /// Close are words with one letter in three wrong, missing, added or changed with its neighbour (the distance of Damerau and
 /// Levenshtein, as "optimal string alignment").
-pub(crate) fn nearest<'k>(word: &str, known: impl IntoIterator<Item = &'k str>) -> Option<&'k str> {
+pub fn nearest<'k>(word: &str, known: impl IntoIterator<Item = &'k str>) -> Option<&'k str> {
     let word: Vec<char> = word.chars().take(WORD_MAX).collect();
     let distances = known.into_iter().map(|known| {
         let letters: Vec<char> = known.chars().collect();

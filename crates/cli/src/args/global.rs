@@ -24,7 +24,7 @@ pub struct GlobalArgs {
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(next_help_heading = "Repository options")]
 pub struct RepositoryArgs {
-    /// Folder that holds the repository, or what holdfast.toml calls it [env: HOLDFAST_REPOSITORY]
+    /// The repository: a folder, or its name in holdfast.toml [env: HOLDFAST_REPOSITORY]
     #[arg(short = 'r', long, value_name = "LOCATION", global = true)]
     pub repository: Option<OsString>,
     /// Where its password comes from.
@@ -50,10 +50,10 @@ pub struct PasswordArgs {
     /// File whose first line is the password [env: HOLDFAST_PASSWORD_FILE]
     #[arg(long, value_name = "FILE", global = true, conflicts_with = "password_command")]
     pub password_file: Option<PathBuf>,
-    /// Command for /bin/sh whose first line of output is the password [env: HOLDFAST_PASSWORD_COMMAND]
+    /// Shell command whose first line of output is the password [env: HOLDFAST_PASSWORD_COMMAND]
     #[arg(long, value_name = "COMMAND", global = true)]
     pub password_command: Option<OsString>,
-    /// Open by this key slot and try no other: where somebody has put many into the repository
+    /// Try only this key slot
     #[arg(long, value_name = "ID", global = true, hide_short_help = true)]
     pub key_slot: Option<SlotId>,
 }
@@ -65,7 +65,7 @@ pub struct NewPasswordArgs {
     /// File whose first line is the new password
     #[arg(long, value_name = "FILE", conflicts_with = "new_password_command")]
     pub new_password_file: Option<PathBuf>,
-    /// Command for /bin/sh whose first line of output is the new password
+    /// Shell command whose first line of output is the new password
     #[arg(long, value_name = "COMMAND")]
     pub new_password_command: Option<OsString>,
 }
@@ -76,7 +76,7 @@ pub struct ToPasswordArgs {
     /// File whose first line is the password of that repository [env: HOLDFAST_TO_PASSWORD_FILE]
     #[arg(long, value_name = "FILE", conflicts_with = "to_password_command")]
     pub to_password_file: Option<PathBuf>,
-    /// Command for /bin/sh whose first line of output is the password of that repository [env: HOLDFAST_TO_PASSWORD_COMMAND]
+    /// Shell command whose first line of output is the password of that repository [env: HOLDFAST_TO_PASSWORD_COMMAND]
     #[arg(long, value_name = "COMMAND")]
     pub to_password_command: Option<OsString>,
 }
@@ -84,7 +84,7 @@ pub struct ToPasswordArgs {
 /// Where the password of the repository comes from that a new one is made like.
 #[derive(Debug, Clone, Default, PartialEq, Eq, clap::Args)]
 pub struct LikePasswordArgs {
-    /// File whose first line is the password of that repository; asked for on the terminal without these
+    /// File whose first line is the password of that repository [default: ask]
     #[arg(
         long,
         value_name = "FILE",
@@ -92,16 +92,19 @@ pub struct LikePasswordArgs {
         requires = "like"
     )]
     pub like_password_file: Option<PathBuf>,
-    /// Command for /bin/sh whose first line of output is the password of that repository
+    /// Shell command whose first line of output is the password of that repository
     #[arg(long, value_name = "COMMAND", requires = "like")]
     pub like_password_command: Option<OsString>,
 }
 
+/// For options that stand behind those of a heading and are not about its subject.
+pub const NO_HEADING: Option<&str> = None;
+
 /// How much of the machine a job may use.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct JobArgs {
-    /// Threads for each kind of work; as many as there are processors where not given
-    #[arg(long, value_name = "N", hide_short_help = true, value_parser = parse_threads)]
+    /// Threads per kind of work [default: number of processors]
+    #[arg(long, value_name = "N", hide_short_help = true, value_parser = parse_threads, help_heading = NO_HEADING)]
     pub threads: Option<NonZeroUsize>,
 }
 
@@ -128,16 +131,16 @@ impl JobArgs {
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(next_help_heading = "Output options")]
 pub struct OutputArgs {
-    /// Print the answer as one JSON document
+    /// Print the result as one JSON document
     #[arg(long, global = true)]
     pub json: bool,
-    /// Print only answers, warnings and errors: no progress, no notes
+    /// Print only results, warnings and errors; no progress, no notes
     #[arg(short, long, global = true)]
     pub quiet: bool,
-    /// Draw no progress; notes are still printed
+    /// Do not show progress
     #[arg(long, global = true)]
     pub no_progress: bool,
-    /// Use colours
+    /// When to use colours
     #[arg(long, value_name = "WHEN", value_enum, default_value_t, global = true)]
     pub color: ColorWhen,
 }

@@ -2,16 +2,18 @@
 
 mod examples;
 mod global;
+mod peer_words;
 mod pool;
 mod retention;
 mod switches;
 mod values;
 mod verbs;
+mod wrong_line;
 
 pub use examples::{Example, examples_help};
 pub use global::{
-    ColorWhen, GlobalArgs, JobArgs, LikePasswordArgs, NewPasswordArgs, OutputArgs, PasswordArgs, RepositoryArgs,
-    ToPasswordArgs,
+    ColorWhen, GlobalArgs, JobArgs, LikePasswordArgs, NO_HEADING, NewPasswordArgs, OutputArgs, PasswordArgs,
+    RepositoryArgs, ToPasswordArgs,
 };
 pub use pool::PoolArgs;
 pub use retention::RetentionArgs;

@@ -11,16 +11,16 @@ use crate::errors::Error;
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(next_help_heading = "Options for pools of XenServer and XCP-ng")]
 pub struct PoolArgs {
-    /// File whose first line is the password of the pool's user [env: HOLDFAST_POOL_PASSWORD_FILE]
+    /// File whose first line is the password of the pool user [env: HOLDFAST_POOL_PASSWORD_FILE]
     #[arg(long, value_name = "FILE", conflicts_with = "pool_password_command")]
     pub pool_password_file: Option<PathBuf>,
-    /// Command for /bin/sh whose first line of output is that password [env: HOLDFAST_POOL_PASSWORD_COMMAND]
+    /// Shell command whose first line of output is that password [env: HOLDFAST_POOL_PASSWORD_COMMAND]
     #[arg(long, value_name = "COMMAND")]
     pub pool_password_command: Option<OsString>,
-    /// Trust the host with this certificate, by its SHA-256 fingerprint; may be given several times [env: HOLDFAST_POOL_CERTIFICATE]
+    /// Trust the host certificate with this SHA-256 fingerprint; may be repeated [env: HOLDFAST_POOL_CERTIFICATE]
     #[arg(long = "pool-certificate", value_name = "SHA256")]
     pub certificates: Vec<Fingerprint>,
-    /// Trust hosts whose certificates are for their names and signed by one of the authorities in this file (PEM)
+    /// Trust host certificates signed by an authority in this file (PEM)
     #[arg(long = "pool-authorities", value_name = "FILE")]
     pub authorities: Option<PathBuf>,
 }

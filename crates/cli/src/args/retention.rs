@@ -27,7 +27,7 @@ pub struct RetentionArgs {
     /// Keep every snapshot that is at most SPAN (12h, 7d, 4w, 6m, 1y6m) older than the newest one
     #[arg(long, value_name = "SPAN")]
     pub keep_within: Option<Span>,
-    /// Keep every snapshot with this tag; may be given several times
+    /// Keep every snapshot with this tag; may be repeated
     #[arg(long = "keep-tag", value_name = "TAG")]
     pub keep_tags: Vec<String>,
 }

@@ -104,6 +104,20 @@ impl CommandLine {
         find(self.groups.iter().flat_map(|group| group.verbs), name)?.at(below)
     }
 
+    /// The verbs below `path`, or all where it is empty.
+    fn below(&self, path: &str) -> Vec<&'static VerbEntry> {
+        if path.is_empty() {
+            return self.groups.iter().flat_map(|group| group.verbs).collect();
+        }
+        self.verb(path).map_or(&[][..], |verb| verb.below).iter().collect()
+    }
+
+    /// The verbs below `path` that people start.
+    pub fn verbs_for_people(&self, path: &str) -> impl Iterator<Item = &'static VerbEntry> {
+        let below = self.below(path).into_iter();
+        below.filter(|verb| verb.audience == Audience::People)
+    }
+
     /// Examples of the verb at `path`, or of the program where it is empty.
     pub fn examples_of(&self, path: &str) -> &'static [Example] {
         if path.is_empty() {

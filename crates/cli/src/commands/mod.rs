@@ -5,6 +5,7 @@ mod backups;
 mod help;
 mod host_snapshots;
 mod images;
+mod overview;
 mod repository;
 mod service;
 mod tree;
@@ -18,6 +19,7 @@ use self::repository::RepositoryVerb;
 use self::service::ServiceVerb;
 use self::verb::{VerbSet as _, groups};
 
+pub use overview::short_screen;
 pub use service::tell_check;
 pub use tree::{Arguments, COMMAND_LINE, verb_paths};
 

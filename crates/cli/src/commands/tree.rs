@@ -1,21 +1,22 @@
 //! The whole command line: all verbs with their help.
 
 use clap::builder::styling::{AnsiColor, Styles};
-use clap::{Command, CommandFactory as _, Parser};
+use clap::{Arg, Command, CommandFactory as _, Parser};
 
+use super::overview::grouped_verbs;
 use super::{AnyVerb, GROUPS};
-use crate::args::{CommandLine, Example, GlobalArgs, examples_help};
+use crate::args::{CommandLine, Example, GlobalArgs, VerbEntry, examples_help};
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
 use crate::process::environment;
 
-/// Keeps virtual machines safe and moves them
+/// Backup, host snapshots and restore of virtual machines
 ///
-/// Holdfast backs up disks of virtual machines into an encrypted repository that stores equal data once and checks
-/// everything it reads, and brings them back.
+/// Holdfast backs up virtual machines into an encrypted, deduplicating repository, takes and replicates snapshots of their storage (ZFS,
+/// btrfs, LVM), and restores, clones, converts and exports them.
 #[derive(Debug, Parser)]
-#[command(name = "holdfast", version, arg_required_else_help = true, max_term_width = 100)]
+#[command(name = "holdfast", version, disable_help_subcommand = true, max_term_width = 100)]
 pub struct Arguments {
     /// What all verbs share.
     #[command(flatten)]
@@ -36,7 +37,7 @@ const EXAMPLES: &[Example] = &[
         line: "holdfast backup --repository /backup/vms /var/lib/libvirt/images/web1.qcow2",
     },
     Example {
-        wish: "Bring it back as it was yesterday at noon",
+        wish: "Restore it as it was at a given time",
         line: "holdfast restore --repository /backup/vms web1@2026-11-20T12:00 web1.raw",
     },
     Example {
@@ -69,7 +70,7 @@ const STYLES: Styles = Styles::styled()
     .literal(AnsiColor::Green.on_default())
     .placeholder(AnsiColor::Cyan.on_default());
 
-/// The command line with the sections that clap does not know of: examples, exit codes, environment.
+/// The command line with what clap does not know of: groups of verbs, examples, exit codes, environment.
 fn command_tree() -> Command {
     let after = format!(
         "Exit codes:\n{}\n\nEnvironment:\n{}\n\nExamples:\n{}",
@@ -78,26 +79,35 @@ fn command_tree() -> Command {
         examples_help(EXAMPLES)
     );
     let root = Arguments::command().styles(STYLES).after_long_help(after);
-    with_examples(root, "")
+    let shared: Vec<Arg> = root.get_arguments().cloned().collect();
+    let root = GROUPS.iter().flat_map(|group| group.verbs).fold(root, |root, entry| {
+        root.mut_subcommand(entry.name, |verb| completed(verb, entry, &shared))
+    });
+    let template = format!(
+        "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{}\n\n{{all-args}}{{after-help}}",
+        grouped_verbs(&root, &STYLES)
+    );
+    // The template lists them in their groups, so clap does not list them again.
+    root.mut_subcommands(|verb| verb.hide(true))
+        .override_usage("holdfast [OPTIONS] <COMMAND>")
+        .help_template(template)
+        .after_help("'holdfast help COMMAND' shows the options and examples of a command.")
 }
 
-/// Adds the examples of each verb below `command`, whose path from the root is `path`.
-fn with_examples(command: Command, path: &str) -> Command {
-    let names: Vec<String> = command
-        .get_subcommands()
-        .map(|verb| verb.get_name().to_owned())
-        .collect();
-    names.into_iter().fold(command, |command, name| {
-        let path = joined(path, &name);
-        command.mut_subcommand(name, |verb| {
-            let examples = COMMAND_LINE.examples_of(&path);
-            let verb = if examples.is_empty() {
-                verb
-            } else {
-                verb.after_help(format!("Examples:\n{}", examples_help(examples)))
-            };
-            with_examples(verb, &path)
-        })
+/// The verb of an entry, and those below it, with their examples and without the options that do nothing there. These are accepted all the
+/// same: scripts give them to every command.
+fn completed(verb: Command, entry: &VerbEntry, shared: &[Arg]) -> Command {
+    let unused = |arg: &&Arg| {
+        entry
+            .unused
+            .iter()
+            .any(|options| options.ids().contains(&arg.get_id().as_str()))
+    };
+    let verb = verb
+        .after_help(format!("Examples:\n{}", examples_help(entry.examples)))
+        .args(shared.iter().filter(unused).map(|arg| arg.clone().hide(true)));
+    entry.below.iter().fold(verb, |verb, below| {
+        verb.mut_subcommand(below.name, |verb| completed(verb, below, shared))
     })
 }
 

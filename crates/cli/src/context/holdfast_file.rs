@@ -23,7 +23,7 @@ pub const HOLDFAST_TOML: &str = "/etc/holdfast/holdfast.toml";
 /// Which file.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct HoldfastFileArgs {
-    /// The file; /etc/holdfast/holdfast.toml where not given [env: HOLDFAST_CONFIG]
+    /// Configuration file [default: /etc/holdfast/holdfast.toml] [env: HOLDFAST_CONFIG]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 }
@@ -31,7 +31,7 @@ pub struct HoldfastFileArgs {
 /// Where the scheduler keeps what it knows from run to run.
 #[derive(Debug, Clone, clap::Args)]
 pub struct StateArgs {
-    /// Folder for the journal of runs and what else is kept from run to run; /var/lib/holdfast for root
+    /// Folder for the journal of runs and other state [default: /var/lib/holdfast for root]
     #[arg(long, value_name = "FOLDER")]
     pub state: Option<PathBuf>,
 }

@@ -185,6 +185,11 @@ impl Context {
         }
     }
 
+    /// Whether the command line names a repository; the environment may name one for all commands.
+    pub fn is_repository_named(&self) -> bool {
+        self.global.repository.repository.is_some()
+    }
+
     /// Where the repository is: a path, or what holdfast.toml says of a name.
     pub fn repository(&self) -> Result<OsString, Error> {
         let word = self.global.repository.location(&self.environment)?;

@@ -13,7 +13,7 @@ pub const SANOID_CONF: &str = "/etc/sanoid/sanoid.conf";
 /// Which file.
 #[derive(Debug, clap::Args)]
 pub struct SanoidFileArgs {
-    /// The file: a sanoid.conf
+    /// The policy file: a sanoid.conf
     #[arg(value_name = "FILE", default_value = SANOID_CONF)]
     pub file: PathBuf,
 }

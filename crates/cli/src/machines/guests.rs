@@ -15,9 +15,9 @@ use crate::units;
 /// When file systems of guests are frozen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum QuiesceWhen {
-    /// If it works
+    /// Freeze where it works
     Try,
-    /// Or not at all
+    /// Freeze, or fail
     Require,
     /// Never
     Off,
@@ -36,11 +36,11 @@ impl From<QuiesceWhen> for Quiesce {
 /// How memory is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum MemoryHow {
-    /// Live, but stopped where QEMU may lose writes: before 9.0, where it emulates the machine's processors
+    /// Live; stopped where QEMU older than 9.0 emulates the processors, and may lose writes
     Auto,
-    /// While the machine runs: it stands still for the last of it only
+    /// While the machine runs; it is paused only for the rest at the end
     Live,
-    /// While the machine stands still, from the first page to the last
+    /// While the machine is paused
     Stopped,
 }
 

@@ -11,7 +11,7 @@ use crate::process::environment;
 /// Option for the place of states.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct StateArgs {
-    /// Where configuration, firmware variables, TPM and memory of machines in host snapshots are kept [env: HOLDFAST_STATES]
+    /// Folder for the configuration, firmware variables, TPM and memory that belong to host snapshots [env: HOLDFAST_STATES]
     #[arg(long, value_name = "FOLDER")]
     states: Option<PathBuf>,
 }

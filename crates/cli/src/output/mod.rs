@@ -72,6 +72,11 @@ impl Output {
         self.format
     }
 
+    /// Whether it shows colours.
+    pub fn paint(&self) -> Paint {
+        self.paint
+    }
+
     /// The text of `report` as it goes to standard output.
     pub fn render<R: Report + ?Sized>(&self, report: &R, exit: Exit, warnings: &[String]) -> Result<String, Error> {
         match self.format {

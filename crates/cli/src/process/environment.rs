@@ -77,67 +77,55 @@ pub const VARIABLES: [(&str, &str); 29] = [
     (REPOSITORY, "like --repository"),
     (PASSWORD_FILE, "like --password-file"),
     (PASSWORD_COMMAND, "like --password-command"),
-    (PASSWORD, "the password; the last resort: other programs may see it"),
+    (PASSWORD, "the password; less safe: other programs may see it"),
     (
         CREDENTIALS_DIRECTORY,
-        "set by systemd; may hold the credentials holdfast.password, holdfast.to-password and holdfast.pool-password",
+        "set by systemd; credentials holdfast.password, .to-password, .pool-password",
     ),
     (
         ACCEPT_REPOSITORY,
-        "the id of a repository that may have taken the place of the one that was known here",
+        "id of a repository to accept although another one was known at its place",
     ),
     (STATES, "like --states, for host snapshots of machines"),
     (TO_REPOSITORY, "like --to of holdfast copy"),
     (TO_PASSWORD_FILE, "like --to-password-file"),
     (TO_PASSWORD_COMMAND, "like --to-password-command"),
-    (TO_PASSWORD, "the password of that repository; the last resort"),
+    (TO_PASSWORD, "the password of that repository; less safe"),
     (POOL_PASSWORD_FILE, "like --pool-password-file"),
     (POOL_PASSWORD_COMMAND, "like --pool-password-command"),
-    (
-        POOL_PASSWORD,
-        "the password of the user of a pool of XenServer; the last resort",
-    ),
+    (POOL_PASSWORD, "the password of a pool user; less safe"),
     (POOL_CERTIFICATE, "like --pool-certificate, with commas between several"),
     (TEMPLATE_KEY, "like --sign of holdfast template push"),
     (ALLOWED_SIGNERS, "like --allowed-signers of holdfast template"),
     (REVOKED_SIGNERS, "like --revoked-signers of holdfast template"),
-    (CONFIG, "like --config; /etc/holdfast/holdfast.toml where not set"),
-    (
-        STATE_DIRECTORY,
-        "set by systemd; like --state, where the daemon keeps its journal",
-    ),
-    (
-        JOB,
-        "set for what the daemon starts, and for your programs below it: the job",
-    ),
+    (CONFIG, "like --config; default /etc/holdfast/holdfast.toml"),
+    (STATE_DIRECTORY, "set by systemd; like --state"),
+    (JOB, "set by the daemon: the job that runs"),
     (LIBVIRT_URI, "like --connect, for machines"),
     (
         VIRTUALBOX_HOME,
-        "where VirtualBox lists the user's machines; ~/.config/VirtualBox where not set",
+        "VirtualBox's list of machines; default ~/.config/VirtualBox",
     ),
-    (RUNTIME_FOLDER, "where sockets are put; /run where not set"),
+    (RUNTIME_FOLDER, "folder for sockets; default /run"),
     (
         CONFIGURATION_FOLDER,
-        "where qemu:///session has the states of TPMs; ~/.config where not set",
+        "folder of TPM states of qemu:///session; default ~/.config",
     ),
     (
         STATE_FOLDER,
-        "where backups of machines are noted for holdfast doctor, in holdfast/runs",
+        "folder for state: the journal of running jobs in holdfast/runs",
     ),
     (
         HOME,
-        "where not set: /var/lib/holdfast/runs for root, ~/.local/state/holdfast/runs for others",
+        "default for it: /var/lib/holdfast for root, else ~/.local/state/holdfast",
     ),
-    (
-        SSH_COMMAND,
-        "what the other host asks holdfast receive for; set by sshd",
-    ),
+    (SSH_COMMAND, "set by sshd: the command that the other host asks for"),
     ("NO_COLOR", "no colours unless --color always"),
 ];
 
 /// Which of them counts.
-pub const PASSWORD_ORDER: &str = "The password comes from the first of: the options, the three variables \
-    (only one of them may be set), the systemd credential, a prompt on the terminal.";
+pub const PASSWORD_ORDER: &str = "The password comes from the first of: the options, the variables (only one may be \
+    set), the systemd credential, a prompt on the terminal.";
 
 /// The section of `holdfast --help` about them.
 pub fn help() -> String {

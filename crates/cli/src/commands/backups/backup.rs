@@ -43,37 +43,37 @@ use crate::units;
 /// Arguments of `backup`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct BackupArgs {
-    /// Machines, by name ('web*' matches several, tag:TAG is those with this tag in their own metadata), as qmp:SOCKET, the
-    /// monitor of a QEMU that libvirt does not know, as vbox:NAME, vbox:UUID, vbox:FILE.vbox, machines of VirtualBox, or as
-    /// xen://HOST/NAME, machines of a pool of XenServer or XCP-ng (xen://USER@HOST/'web*', xen://HOST for all); or images and block devices, the disks of one machine: they have a `/` or
-    /// exist; `-` is standard input, and NAME=IMAGE names the disk
+    /// Machines, by name or pattern ('web*'), as tag:TAG, qmp:SOCKET, vbox:NAME or xen://HOST/NAME; or the disk images of one machine
+    ///
+    /// Machines of libvirt are named, matched by a pattern ('web*'), or chosen by a tag in their metadata (tag:TAG). qmp:SOCKET is the monitor of
+    /// a QEMU without libvirt. vbox:NAME, vbox:UUID and vbox:FILE.vbox are machines of VirtualBox. xen://HOST/NAME, xen://USER@HOST/'web*' and
+    /// xen://HOST (all) are machines of a XenServer or XCP-ng pool.
+    ///
+    /// Disk images and block devices have a `/` in their names, or exist in the current folder. NAME=IMAGE names the disk; `-` is standard input.
     #[arg(value_name = "SOURCE", required_unless_present = "all")]
     sources: Vec<OsString>,
-    /// The machine that images belong to, or the name to list a machine under; the name of the first image, or of the machine,
-    /// where not given
+    /// Name of the machine in the repository [default: the machine's own name, or the name of the first image]
     #[arg(short, long, value_name = "NAME")]
     machine: Option<MachineName>,
-    /// Continue the snapshots of this name although they are of another UUID, or of images: all of them are of the same machine,
-    /// which was created anew
+    /// Continue the snapshots of this name even though their UUID differs, or they are of images: it is the same machine, created again
     #[arg(long)]
     same_machine: bool,
-    /// Put a tag on the snapshot; may be given several times
+    /// Tag the snapshot; may be repeated
     #[arg(short, long = "tag", value_name = "TAG")]
     tags: Vec<String>,
-    /// The format of the images (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels), where their content is not to decide; block devices are raw
+    /// Format of the images (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels) [default: detected; block devices are raw]
     #[arg(long, value_name = "FORMAT", value_parser = parse_format)]
     format: Option<Format>,
-    /// A file that images may be based on though it lies in another folder, or a file or folder that a machine of VirtualBox has elsewhere;
-    /// may be given several times
+    /// Allow a backing file in another folder, or a file or folder of a VirtualBox machine that lies elsewhere; may be repeated
     #[arg(long = "allow", value_name = "FILE")]
     allowed: Vec<PathBuf>,
-    /// The snapshot to compare with, where it is not the newest of the machine
+    /// Compare with this snapshot [default: the newest of the machine]
     #[arg(long, value_name = "SNAPSHOT", conflicts_with = "no_parent")]
     parent: Option<SnapshotName>,
-    /// Compare with no snapshot: everything is looked up
+    /// Compare with no snapshot; all data is looked up in the repository
     #[arg(long)]
     no_parent: bool,
-    /// The instant that the images are of, where it is not now
+    /// Time of the snapshot [default: now]
     #[arg(long, value_name = "TIME", value_parser = time::parse)]
     time: Option<Timestamp>,
     #[command(flatten)]
@@ -117,11 +117,11 @@ impl BackupArgs {
 impl Verb for BackupArgs {
     const EXAMPLES: &'static [Example] = &[
         Example {
-            wish: "Back up a machine as it runs",
+            wish: "Back up a running machine",
             line: "holdfast backup -r /backup/vms web1",
         },
         Example {
-            wish: "Back up all machines but some",
+            wish: "Back up all machines except some",
             line: "holdfast backup -r /backup/vms --all --exclude-machine 'test-*'",
         },
         Example {
@@ -137,15 +137,15 @@ impl Verb for BackupArgs {
             line: "holdfast backup -r /backup/vms xen://xen1/web1 --pool-password-file /etc/holdfast/xen1",
         },
         Example {
-            wish: "Have programs of your own called on the way",
+            wish: "Call your own programs (hooks)",
             line: "holdfast backup -r /backup/vms db1 --hook /etc/holdfast/quiesce-db --hook-timeout 60",
         },
         Example {
-            wish: "Go easy on a busy machine",
+            wish: "Limit the load on a busy machine",
             line: "holdfast backup -r /backup/vms db1 --bwlimit 50M --max-latency 20 --scratch-max 10G",
         },
         Example {
-            wish: "Read a machine while it stands still, for a copy that nothing can disturb",
+            wish: "Read a machine while it is paused",
             line: "holdfast backup -r /backup/vms web1 --method pause",
         },
         Example {

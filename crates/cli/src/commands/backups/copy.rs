@@ -30,13 +30,13 @@ pub(crate) struct CopyArgs {
     to: Option<OsString>,
     #[command(flatten)]
     to_password: ToPasswordArgs,
-    /// Tell what is where and how far behind; copy nothing
+    /// Compare the two repositories; copy nothing
     #[arg(long, conflicts_with_all = ["again", "dry_run", "bwlimit"])]
     status: bool,
     /// Show what would be copied, and how much; copy nothing
     #[arg(short = 'n', long)]
     dry_run: bool,
-    /// Bytes read from this repository each second, at most: 50M
+    /// Read at most this many bytes per second from this repository (50M)
     #[arg(long, value_name = "SIZE", value_parser = crate::args::parse_rate)]
     bwlimit: Option<NonZeroU64>,
     #[command(flatten)]
@@ -46,19 +46,19 @@ pub(crate) struct CopyArgs {
 /// Which snapshots are copied.
 #[derive(Debug, clap::Args)]
 struct WhatArgs {
-    /// Snapshots; one that was removed there before comes back
+    /// Snapshots; one that was removed from the target before is copied again
     #[arg(value_name = "SNAPSHOT", conflicts_with_all = ["all", "machines", "tags", "again", "status"])]
     snapshots: Vec<SnapshotName>,
-    /// Copy all snapshots that are not there
+    /// Copy all snapshots that the target lacks
     #[arg(long)]
     all: bool,
-    /// Copy those of this machine, by name or pattern ('web*'); may be given several times
+    /// Copy snapshots of this machine, by name or pattern ('web*'); may be repeated
     #[arg(short, long = "machine", value_name = "NAME", value_parser = Glob::parse)]
     machines: Vec<Glob>,
-    /// Copy those with this tag; with several, those that have all
+    /// Copy snapshots with this tag; with several, those that have all of them
     #[arg(short, long = "tag", value_name = "TAG")]
     tags: Vec<String>,
-    /// Also those that were copied before and were removed there
+    /// Also copy snapshots that were removed from the target after an earlier copy
     #[arg(long)]
     again: bool,
 }
@@ -66,15 +66,15 @@ struct WhatArgs {
 impl Verb for CopyArgs {
     const EXAMPLES: &'static [Example] = &[
         Example {
-            wish: "Copy everything that is not there yet",
+            wish: "Copy everything that the target lacks",
             line: "holdfast copy -r /backup/vms --to /offsite/vms --all",
         },
         Example {
-            wish: "Copy the newest snapshot of a machine, not faster than 20 MiB each second",
+            wish: "Copy the newest snapshot of a machine, at most 20 MiB per second",
             line: "holdfast copy -r /backup/vms --to /offsite/vms web1 --bwlimit 20M",
         },
         Example {
-            wish: "Bring a machine's snapshots back",
+            wish: "Copy the snapshots of a machine back",
             line: "holdfast copy -r /offsite/vms --to /backup/vms --machine web1 --again",
         },
         Example {

@@ -15,10 +15,10 @@ use crate::output::{Page, Report};
 /// Arguments of `forget`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ForgetArgs {
-    /// Snapshots, by the start of their ids or as MACHINE@TIME; those that cannot be read by all digits of their ids
+    /// Snapshots, by the start of their ids or as MACHINE@TIME; unreadable ones by their full ids
     #[arg(value_name = "SNAPSHOT", required = true)]
     snapshots: Vec<SnapshotName>,
-    /// Show what would go; remove nothing
+    /// Show what would be removed; change nothing
     #[arg(short = 'n', long)]
     dry_run: bool,
 }
@@ -26,7 +26,7 @@ pub(crate) struct ForgetArgs {
 /// Arguments of `protect`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ProtectArgs {
-    /// The snapshots
+    /// Snapshots, by the start of their ids or as MACHINE@TIME
     #[arg(value_name = "SNAPSHOT", required = true)]
     snapshots: Vec<SnapshotName>,
 }
@@ -34,10 +34,10 @@ pub(crate) struct ProtectArgs {
 /// Arguments of `unprotect`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct UnprotectArgs {
-    /// The snapshots
+    /// Snapshots, by the start of their ids or as MACHINE@TIME
     #[arg(value_name = "SNAPSHOT", required = true)]
     snapshots: Vec<SnapshotName>,
-    /// Also where a machine runs from a snapshot, or did when its restore --live was killed: make sure that none does
+    /// Also unprotect snapshots that live restores use; make sure that no machine runs from them
     #[arg(long)]
     held: bool,
 }
@@ -55,7 +55,7 @@ impl Verb for ForgetArgs {
 
 impl Verb for ProtectArgs {
     const EXAMPLES: &'static [Example] = &[Example {
-        wish: "Keep the newest snapshot of a machine, whatever the rules say",
+        wish: "Keep the newest snapshot of a machine regardless of the rules",
         line: "holdfast protect -r /backup/vms web1",
     }];
 
@@ -66,7 +66,7 @@ impl Verb for ProtectArgs {
 
 impl Verb for UnprotectArgs {
     const EXAMPLES: &'static [Example] = &[Example {
-        wish: "Let the rules decide again",
+        wish: "Remove the protection",
         line: "holdfast unprotect -r /backup/vms 3f2a9c1e",
     }];
 

@@ -19,33 +19,33 @@ use crate::commands::verb::verbs;
 
 verbs! {
     pub(crate) enum BackupVerb {
-        /// List machines, and what a backup would take of them
+        /// List virtual machines, and the disks that a backup would read
         "machines" => Machines(machines::MachinesArgs),
-        /// Back up disks of a machine as one snapshot
+        /// Back up machines or disk images as snapshots
         "backup" => Backup(backup::BackupArgs),
         /// List snapshots
         "list" => List(list::ListArgs),
-        /// Show everything that is known of a snapshot
+        /// Show the details of a snapshot
         "show" => Show(show::ShowArgs),
-        /// Tell what changed between two snapshots
+        /// Show what changed between two snapshots
         "diff" => Diff(diff::DiffArgs),
-        /// Restore disks of a snapshot, or a whole machine
+        /// Restore disks or a whole machine from a snapshot
         "restore" => Restore(restore::RestoreArgs),
-        /// Go on with restores --live that were interrupted
+        /// Continue interrupted live restores (restore --live)
         "resume" => Resume(resume::ResumeArgs),
-        /// Prove that snapshots can be read, and are what was stored
+        /// Read snapshots back and check all their data
         "verify" => Verify(verify::VerifyArgs),
-        /// Open snapshots as block devices for other programs
+        /// Serve the disks of snapshots as network block devices (NBD)
         "serve" => Serve(serve::ServeArgs),
-        /// Copy snapshots to another repository, and tell what is where
+        /// Copy snapshots to another repository, or compare the two
         "copy" => Copy(copy::CopyArgs),
-        /// Remove the snapshots that no rule keeps
+        /// Remove the snapshots that no retention rule keeps
         "prune" => Prune(prune::PruneArgs),
         /// Remove single snapshots
         "forget" => Forget(forget::ForgetArgs),
-        /// Keep snapshots from being removed
+        /// Protect snapshots from removal
         "protect" => Protect(forget::ProtectArgs),
-        /// Let protected snapshots be removed again
+        /// Remove the protection of snapshots
         "unprotect" => Unprotect(forget::UnprotectArgs),
     }
     internal {

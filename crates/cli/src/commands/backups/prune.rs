@@ -20,13 +20,13 @@ use crate::units;
 /// Arguments of `prune`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct PruneArgs {
-    /// Only these machines, by name or pattern ('web*')
+    /// Only these machines, by name or pattern ('web*') [default: all]
     #[arg(value_name = "MACHINE", value_parser = Glob::parse)]
     machines: Vec<Glob>,
-    /// Show what would go and why the rest stays; remove nothing
+    /// Show which snapshots would be removed, and why the others stay; change nothing
     #[arg(short = 'n', long)]
     dry_run: bool,
-    /// Also prune by age machines whose newest snapshot is more than a year after the one before it
+    /// Also prune machines by age whose newest snapshot is more than a year younger than the one before it
     #[arg(long, conflicts_with = "simulate")]
     accept_gaps: bool,
     #[command(flatten)]
@@ -40,7 +40,7 @@ pub(crate) struct PruneArgs {
 impl Verb for PruneArgs {
     const EXAMPLES: &'static [Example] = &[
         Example {
-            wish: "Try rules before there is anything to lose",
+            wish: "Try retention rules without a repository",
             line: "holdfast prune --simulate --days 90 --every hourly --keep-hourly 24 --keep-daily 14 --keep-weekly 8",
         },
         Example {

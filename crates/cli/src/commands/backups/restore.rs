@@ -25,19 +25,19 @@ use crate::units;
 /// Arguments of `restore`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct RestoreArgs {
-    /// The snapshot, and with :DISK one of its disks
+    /// The snapshot (ID, MACHINE, MACHINE@TIME); with :DISK one of its disks
     #[arg(value_name = "SNAPSHOT[:DISK]")]
     snapshot: SnapshotName,
-    /// A new file, a folder that gets a file for each disk, a block device, or `-` for standard output
+    /// A new file, a folder for one file per disk, a block device, or `-` for standard output
     #[arg(value_name = "TARGET")]
     target: Option<OsString>,
-    /// Write only what differs into the file, block device or machine that is there
+    /// Overwrite the existing file, block device or machine; write only what differs
     #[arg(long, conflicts_with = "force")]
     in_place: bool,
-    /// Replace the file, or write over the block device, that is there
+    /// Replace an existing file, or overwrite a block device
     #[arg(long)]
     force: bool,
-    /// The format of the target (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels); a new file is what its name says, one that is there what its content says
+    /// Format of the target (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels) [default: by the name of a new file, by the content of an existing one]
     #[arg(long, value_name = "FORMAT", value_parser = crate::args::parse_format)]
     format: Option<Format>,
     #[command(flatten)]
@@ -69,7 +69,7 @@ impl Verb for RestoreArgs {
             line: "holdfast restore -r /backup/vms web1 --to-machine --name web1-test --dry-run",
         },
         Example {
-            wish: "Bring back a machine that is gone, as the same one",
+            wish: "Restore a machine that is gone, with the same identity",
             line: "holdfast restore -r /backup/vms web1 --to-machine --keep-identity --start",
         },
         Example {
@@ -77,7 +77,7 @@ impl Verb for RestoreArgs {
             line: "holdfast restore -r /backup/vms web1 --to-machine --keep-identity --live",
         },
         Example {
-            wish: "Set a machine that is shut off back to yesterday, writing only what differs",
+            wish: "Restore a machine that is shut off to yesterday, writing only what differs",
             line: "holdfast restore -r /backup/vms web1@2026-11-20 --to-machine --in-place",
         },
     ];

@@ -27,13 +27,13 @@ use crate::units;
 /// Arguments of `resume`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ResumeArgs {
-    /// The machine; all whose disks are not filled yet where not given
+    /// The machine [default: all with unfilled disks]
     #[arg(value_name = "MACHINE")]
     machine: Option<String>,
     /// The hypervisor's address: qemu:///system, qemu:///session
     #[arg(short, long, value_name = "URI")]
     connect: Option<String>,
-    /// Bytes that are filled each second, at most: 50M. 64M where not given, twice as much after each minute
+    /// Fill at most this many bytes per second (50M) [default: 64M, doubled each minute]
     #[arg(long, value_name = "SIZE", value_parser = crate::args::parse_rate)]
     bwlimit: Option<NonZeroU64>,
 }
@@ -45,7 +45,7 @@ impl Verb for ResumeArgs {
             line: "holdfast resume --password-file /etc/holdfast/password",
         },
         Example {
-            wish: "Go on with one of them",
+            wish: "Continue one of them",
             line: "holdfast resume web1-restored",
         },
     ];

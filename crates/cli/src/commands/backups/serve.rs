@@ -26,7 +26,7 @@ pub(crate) struct ServeArgs {
 
 verbs! {
     enum Protocol {
-        /// Serve disks of snapshots over NBD, until Ctrl-C
+        /// Serve the disks of snapshots over NBD, until Ctrl-C
         "nbd" => Nbd(NbdArgs),
     }
 }
@@ -34,22 +34,22 @@ verbs! {
 /// Arguments of `serve nbd`.
 #[derive(Debug, clap::Args)]
 struct NbdArgs {
-    /// Snapshots; every disk of them is an export, MACHINE/DISK
+    /// Snapshots; each disk is an NBD export named MACHINE/DISK
     #[arg(value_name = "SNAPSHOT[:DISK]", required = true)]
     snapshots: Vec<SnapshotName>,
-    /// Serve on this Unix socket, which only the user can reach
+    /// Serve on this Unix socket, which only this user can open
     #[arg(long, value_name = "PATH", required_unless_present = "listen")]
     socket: Option<PathBuf>,
     /// Serve on this address and port (127.0.0.1:10809)
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<SocketAddr>,
-    /// Let clients write; what they write is thrown away in the end. The snapshot itself never changes
+    /// Allow writes, which are discarded at the end; the snapshot never changes
     #[arg(long)]
     writable: bool,
-    /// Keep what clients write in files in this folder, for the next time
+    /// Keep writes in files in this folder, for the next time
     #[arg(long, value_name = "FOLDER")]
     overlay: Option<PathBuf>,
-    /// Clients at once, from one address at most half of them
+    /// Maximum number of clients; one address gets at most half of them
     #[arg(long, value_name = "COUNT", default_value = "256")]
     max_connections: NonZero<usize>,
     /// Encrypt connections: the server's certificate, in PEM

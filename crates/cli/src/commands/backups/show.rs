@@ -16,7 +16,7 @@ use crate::units;
 /// Arguments of `show`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ShowArgs {
-    /// The snapshot, and with :DISK one of its disks
+    /// The snapshot (ID, MACHINE, MACHINE@TIME); with :DISK one of its disks
     #[arg(value_name = "SNAPSHOT[:DISK]")]
     snapshot: SnapshotName,
 }

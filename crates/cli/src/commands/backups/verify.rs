@@ -20,16 +20,16 @@ use crate::units;
 /// Arguments of `verify`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct VerifyArgs {
-    /// Snapshots; all of them where none is named
+    /// Snapshots [default: all]
     #[arg(value_name = "SNAPSHOT[:DISK]")]
     snapshots: Vec<SnapshotName>,
-    /// Check that all data is there, without reading it
+    /// Check only that all data exists; do not read it
     #[arg(long)]
     structure: bool,
-    /// Also compare the disk of the one snapshot that is named with this image, byte for byte
+    /// Also compare the disk of the given snapshot with this image, byte for byte
     #[arg(long, value_name = "IMAGE")]
     against: Option<PathBuf>,
-    /// The format of the image to compare with, where its content is not to decide
+    /// Format of the image to compare with [default: detected]
     #[arg(long, value_name = "FORMAT", value_parser = crate::args::parse_format, requires = "against")]
     format: Option<Format>,
     #[command(flatten)]
@@ -43,7 +43,7 @@ impl Verb for VerifyArgs {
             line: "holdfast verify -r /backup/vms",
         },
         Example {
-            wish: "Prove that the newest snapshot of a machine equals an image",
+            wish: "Check that the newest snapshot of a machine equals an image",
             line: "holdfast verify -r /backup/vms web1 --against web1.raw",
         },
     ];

@@ -9,7 +9,7 @@ use crate::exit::Exit;
 /// Arguments of `completions`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct CompletionsArgs {
-    /// The shell that is to read the script
+    /// The shell
     #[arg(value_enum)]
     shell: Shell,
 }

@@ -41,10 +41,10 @@ pub(crate) struct DoctorArgs {
     /// The hypervisor's address: qemu:///system, qemu:///session, qemu+ssh://HOST/system
     #[arg(short, long, value_name = "URI")]
     connect: Option<String>,
-    /// Mend what can be mended; without it nothing is changed
+    /// Repair what can be repaired; without it nothing is changed
     #[arg(long)]
     fix: bool,
-    /// Delete forgotten overlays whose content is in their base, where no machine has them
+    /// Delete leftover overlays whose content is already in their base, where no machine uses them
     #[arg(long, requires = "fix")]
     delete_overlays: bool,
     /// Where backups keep their scratch files
@@ -68,11 +68,11 @@ pub(crate) struct DoctorArgs {
 impl Verb for DoctorArgs {
     const EXAMPLES: &'static [Example] = &[
         Example {
-            wish: "See what is wrong with machines, and what would be done about it",
+            wish: "See leftovers, and what would be done about them",
             line: "holdfast doctor",
         },
         Example {
-            wish: "Mend it",
+            wish: "Repair it",
             line: "holdfast doctor --fix",
         },
         Example {
@@ -84,7 +84,7 @@ impl Verb for DoctorArgs {
             line: "holdfast doctor qmp:/run/web1.qmp",
         },
         Example {
-            wish: "Delete the snapshots that killed backups have left in machines of VirtualBox",
+            wish: "Delete the snapshots that interrupted backups left in VirtualBox machines",
             line: "holdfast doctor vbox: --fix",
         },
         Example {

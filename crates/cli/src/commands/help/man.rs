@@ -9,7 +9,7 @@ use clap_mangen::Man;
 use clap_mangen::roff::{Roff, bold, roman};
 use serde::Serialize;
 
-use crate::args::{CommandLine, Example, SharedOptions};
+use crate::args::{Audience, CommandLine, Example, SharedOptions, VerbEntry};
 use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
@@ -20,7 +20,7 @@ use crate::process::environment;
 /// Arguments of `man`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ManArgs {
-    /// Folder that takes the pages; it must exist
+    /// An existing folder
     #[arg(value_name = "DIR")]
     folder: PathBuf,
 }
@@ -79,7 +79,7 @@ fn write_page(path: &Path, text: &[u8]) -> std::io::Result<()> {
 
 /// File name and text of every page: the program, then each verb that is not hidden.
 fn manual(line: &CommandLine) -> Result<Vec<(String, Vec<u8>)>, Error> {
-    let mut root = line.tree().disable_help_subcommand(true);
+    let mut root = line.tree();
     root.build();
     let mut pages = Vec::new();
     collect(line, &root, "", &mut pages).map_err(Error::Stdout)?;
@@ -94,9 +94,11 @@ fn collect(
 ) -> std::io::Result<()> {
     let name = command.get_display_name().unwrap_or_else(|| command.get_name());
     pages.push((format!("{name}.1"), page(line, command, path)?));
-    for verb in command.get_subcommands().filter(|verb| !verb.is_hide_set()) {
-        let path = format!("{path} {}", verb.get_name());
-        collect(line, verb, path.trim_start(), pages)?;
+    for verb in line.verbs_for_people(path) {
+        if let Some(command) = command.find_subcommand(verb.name) {
+            let path = format!("{path} {}", verb.name);
+            collect(line, command, path.trim_start(), pages)?;
+        }
     }
     Ok(())
 }
@@ -112,10 +114,16 @@ fn page(line: &CommandLine, command: &Command, path: &str) -> std::io::Result<Ve
     man.render_synopsis_section(&mut text)?;
     man.render_description_section(&mut text)?;
     man.render_options_section(&mut text)?;
-    if command.has_subcommands() {
-        man.render_subcommands_section(&mut text)?;
-    }
     let mut roff = Roff::new();
+    if path.is_empty() {
+        for group in line.groups {
+            roff.control("SH", [group.title.to_uppercase().as_str()]);
+            list_verbs(command, group.verbs, &mut roff);
+        }
+    } else if command.has_subcommands() {
+        roff.control("SH", ["COMMANDS"]);
+        list_verbs(command, line.verb(path).map_or(&[], |verb| verb.below), &mut roff);
+    }
     let examples = line.examples_of(path);
     if !examples.is_empty() {
         roff.control("SH", ["EXAMPLES"]);
@@ -148,6 +156,19 @@ fn page(line: &CommandLine, command: &Command, path: &str) -> std::io::Result<Ve
     }
     roff.to_writer(&mut text)?;
     Ok(text)
+}
+
+/// The verbs below `command`, with the pages that are about them.
+fn list_verbs(command: &Command, verbs: &[VerbEntry], roff: &mut Roff) {
+    for verb in verbs.iter().filter(|verb| verb.audience == Audience::People) {
+        let Some(below) = command.find_subcommand(verb.name) else {
+            continue;
+        };
+        let name = below.get_display_name().unwrap_or(verb.name);
+        roff.control("TP", []);
+        roff.text([bold(name), roman("(1)")]);
+        roff.text([roman(below.get_about().map(ToString::to_string).unwrap_or_default())]);
+    }
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Verbs about the program itself, and about what went wrong.
 
+mod command_help;
 mod completions;
 mod doctor;
 mod man;
@@ -9,13 +10,15 @@ use crate::commands::verb::verbs;
 
 verbs! {
     pub(crate) enum HelpVerb {
-        /// Find what dead backups and forgotten snapshots left at machines, and mend it
+        /// Find and clean up what interrupted jobs left behind
         "doctor" => Doctor(doctor::DoctorArgs),
-        /// Show the version of the program and what it was built for
+        /// Show the version, and the features of this build
         "version" => Version(version::VersionArgs),
-        /// Print a script that completes holdfast's command line in a shell
+        /// Print a completion script for a shell
         "completions" => Completions(completions::CompletionsArgs),
-        /// Write the manual pages into a folder
+        /// Write the manual pages to a folder
         "man" => Man(man::ManArgs),
+        /// Show the help of a command
+        "help" => Help(command_help::HelpArgs),
     }
 }

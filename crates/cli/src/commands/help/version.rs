@@ -19,7 +19,7 @@ use crate::units;
 /// Arguments of `version`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct VersionArgs {
-    /// Also show how it was built, what it can read and write, and what it finds in this machine
+    /// Also show how it was built, which formats it supports, and what it finds on this host
     #[arg(short, long)]
     verbose: bool,
 }

@@ -45,7 +45,7 @@ pub(crate) fn sysprep_program(context: &Context) -> PathBuf {
 #[derive(Debug, clap::Args)]
 #[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
 pub(crate) struct CloneArgs {
-    /// A machine as it is now (web1), or as it was in host snapshots (web1@before-update, web1@latest), or the file of an image
+    /// A machine (web1), a machine in host snapshots (web1@before-update, web1@latest), or an image file
     #[arg(value_name = "MACHINE[@SNAPSHOT]|IMAGE")]
     of: OsString,
     #[command(flatten)]
@@ -54,19 +54,19 @@ pub(crate) struct CloneArgs {
     names: NameArgs,
     #[command(flatten)]
     image: ImageCloneArgs,
-    /// The folder for its images, where they are not to be beside the originals, or in a clone of their dataset
+    /// Folder for the images [default: beside the originals, or in a clone of their dataset]
     #[arg(long, value_name = "FOLDER")]
     storage: Option<PathBuf>,
     /// Start the new machine
     #[arg(long)]
     start: bool,
-    /// Let it go on from the memory of that instant, with its network cards unplugged (of a snapshot --with-memory, or of now)
+    /// Resume it from the saved memory, with its network cards unplugged (needs --with-memory snapshots, or a running machine)
     #[arg(long, conflicts_with = "start")]
     resume: bool,
-    /// Of a machine as it is now: whether to freeze its file systems for the instant, by its guest agent; try where not given
+    /// For a machine as it is now: whether the guest agent freezes its file systems during the snapshot [default: try]
     #[arg(long, value_enum, value_name = "WHEN")]
     quiesce: Option<QuiesceWhen>,
-    /// Have virt-sysprep make machine id, SSH host keys and the like of the guest anew, and name it like the machine, or the image
+    /// Run virt-sysprep: new machine id, SSH host keys and the like, and a host name like the machine or image
     #[arg(long, conflicts_with = "resume")]
     sysprep: bool,
     /// Show what would be made; make nothing

@@ -34,22 +34,22 @@ use crate::units;
 pub(crate) struct CronArgs {
     #[command(flatten)]
     file: SanoidFileArgs,
-    /// Take what is due, and remove nothing
+    /// Only take snapshots; remove none
     #[arg(long, conflicts_with = "prune_only")]
     take_only: bool,
-    /// Remove what has served its time, and take nothing
+    /// Only remove expired snapshots; take none
     #[arg(long)]
     prune_only: bool,
-    /// Show what would be taken and removed, and why; change nothing, and call no script
+    /// Show what would be taken and removed, and why; change nothing, call no scripts
     #[arg(short = 'n', long)]
     dry_run: bool,
-    /// Whether to freeze the file systems of the machines for the instant, by their guest agents
+    /// Whether the guest agents freeze the file systems of the machines during the snapshot
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = QuiesceWhen::Try)]
     quiesce: QuiesceWhen,
     /// The hypervisor's address: qemu:///system, qemu:///session, qemu+ssh://HOST/system
     #[arg(short, long, value_name = "URI")]
     connect: Option<String>,
-    /// Keep the memory of machines too, where one alone has disks in what is due
+    /// Also save the memory of a machine that alone has disks in a due dataset
     #[arg(long, value_enum, value_name = "HOW", num_args = 0..=1, require_equals = true, default_missing_value = "auto")]
     with_memory: Option<MemoryHow>,
     #[command(flatten)]
@@ -65,7 +65,7 @@ impl Verb for CronArgs {
             line: "holdfast cron /etc/sanoid/sanoid.conf --dry-run",
         },
         Example {
-            wish: "Do it: every 15 minutes, in the place of sanoid --cron",
+            wish: "Apply it; run this every 15 minutes, instead of sanoid --cron",
             line: "holdfast cron /etc/sanoid/sanoid.conf",
         },
     ];

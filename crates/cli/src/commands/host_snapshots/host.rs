@@ -28,19 +28,19 @@ pub(crate) struct HostArgs {
 
 verbs! {
     enum HostVerb {
-        /// List the datasets of this host, and what they take
+        /// List the datasets of this host and their sizes
         "datasets" => Datasets(datasets::DatasetsArgs),
-        /// List host snapshots, whoever made them
+        /// List host snapshots
         "list" => List(list::ListArgs),
-        /// Make a writable dataset of a host snapshot, which shares all with it
+        /// Clone a host snapshot to a writable dataset, which shares its data
         "clone" => Clone(clone::CloneArgs),
-        /// Remove the host snapshots that no rule keeps
+        /// Remove the host snapshots that no retention rule keeps
         "prune" => Prune(prune::PruneArgs),
         /// Remove host snapshots
         "remove" => Remove(remove::RemoveArgs),
-        /// Hold host snapshots: nobody can remove them until they are released
+        /// Hold host snapshots: they cannot be removed until they are released
         "hold" => Hold(hold::HoldArgs),
-        /// Release host snapshots that were held
+        /// Release held host snapshots
         "release" => Release(hold::ReleaseArgs),
     }
 }

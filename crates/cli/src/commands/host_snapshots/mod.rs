@@ -14,23 +14,23 @@ use crate::commands::verb::verbs;
 
 verbs! {
     pub(crate) enum HostSnapshotVerb {
-        /// Make host snapshots: of machines, or of datasets of ZFS, btrfs and LVM
+        /// Take host snapshots of machines or datasets (ZFS, btrfs, LVM)
         "snapshot" => Snapshot(snapshot::SnapshotArgs),
-        /// Work on the host snapshots that are there
+        /// List and manage host snapshots and datasets
         "host" => Host(host::HostArgs),
-        /// Take a machine back to a host snapshot
+        /// Roll a machine back to a host snapshot
         "rollback" => Rollback(rollback::RollbackArgs),
-        /// Make another machine of one as it is or was, or an image, which shares all with it
+        /// Clone a machine or an image; the clone shares its storage
         "clone" => Clone(clone::CloneArgs),
-        /// Mount a host snapshot, to look into it
+        /// Mount a host snapshot, read-only
         "mount" => Mount(mount::MountArgs),
         /// Unmount a host snapshot
         "unmount" => Unmount(mount::UnmountArgs),
-        /// Carry out a policy of host snapshots once: take what is due, remove what has served its time
+        /// Apply a snapshot policy (sanoid.conf) once: take and prune
         "cron" => Cron(cron::CronArgs),
-        /// Send host snapshots to another place, and to another host
+        /// Replicate host snapshots to another dataset or host
         "replicate" => Replicate(replicate::ReplicateArgs),
-        /// Let another host add its snapshots here, and nothing else: for ssh
+        /// Receive replicated snapshots, append-only (for SSH keys)
         "receive" => Receive(peer::ReceiveArgs),
     }
     internal {

@@ -1,6 +1,6 @@
 //! `holdfast mount`, `holdfast unmount`: the files of a host snapshot.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 use holdfast_host::provider;
@@ -17,7 +17,7 @@ use crate::output::{Page, Report};
 /// Arguments of `mount`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct MountArgs {
-    /// The host snapshot, by its full name: tank/vm@NAME, btrfs:/srv/vms@NAME
+    /// The host snapshot: tank/vm@NAME, btrfs:/srv/vms@NAME
     #[arg(value_name = "DATASET@NAME")]
     snapshot: OsString,
     /// An empty folder
@@ -35,7 +35,7 @@ pub(crate) struct UnmountArgs {
 
 impl Verb for MountArgs {
     const EXAMPLES: &'static [Example] = &[Example {
-        wish: "Look at the images as they were",
+        wish: "Look at images in a host snapshot",
         line: "holdfast mount tank/vm@before-update /mnt",
     }];
     const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository, SharedOptions::Progress];
@@ -47,7 +47,7 @@ impl Verb for MountArgs {
 
 impl Verb for UnmountArgs {
     const EXAMPLES: &'static [Example] = &[Example {
-        wish: "Have seen enough",
+        wish: "Unmount it",
         line: "holdfast unmount /mnt",
     }];
     const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository, SharedOptions::Progress];
@@ -89,16 +89,31 @@ fn folder(path: &Path) -> Result<PathBuf, Error> {
     path.canonicalize().map_err(failed)
 }
 
+/// Refuses snapshots of a repository, which people mount with other programs, and says how to read them.
+fn refuse_of_repository(word: &OsStr, context: &Context) -> Result<(), Error> {
+    let text = word.to_string_lossy();
+    if !context.is_repository_named() && text.contains('@') {
+        return Ok(());
+    }
+    Err(Error::refused(
+        Kind::Unsupported,
+        format!("{text} is not the name of a host snapshot, and snapshots of a repository cannot be mounted"),
+        "open their disks with 'holdfast serve nbd', or write them to files with 'holdfast restore'; host snapshots are named DATASET@NAME: \
+         'holdfast host list' shows them",
+    ))
+}
+
 /// Mounts.
 fn mount(args: &MountArgs, context: &Context) -> Result<Exit, Error> {
+    refuse_of_repository(&args.snapshot, context)?;
     let snapshot = datasets::parse_snapshot(&args.snapshot)?;
     let folder = folder(&args.folder)?;
     let is_empty = std::fs::read_dir(&folder).is_ok_and(|mut entries| entries.next().is_none());
     if !is_empty {
         return Err(Error::refused(
             Kind::Exists,
-            format!("{} is no empty folder", folder.display()),
-            "give one: what is in it could not be seen meanwhile",
+            format!("{} is not empty", folder.display()),
+            "choose an empty folder: a mount would hide what is in this one",
         ));
     }
     let (tools, providers) = (datasets::tools(context), datasets::providers(context));

@@ -26,7 +26,7 @@ pub(crate) struct PeerArgs {
 /// Arguments of `receive`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ReceiveArgs {
-    /// The dataset to which, and below which, the other host may add; it may remove and change nothing
+    /// The dataset below which the other host may add snapshots; it can remove and change nothing
     #[arg(long, value_name = "DATASET", required = true)]
     append_only: String,
 }

@@ -23,24 +23,24 @@ use crate::output::{Page, Report};
 #[derive(Debug, clap::Args)]
 #[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
 pub(crate) struct RollbackArgs {
-    /// The machine, and the name of its host snapshots: web1@before-update, web1@latest
+    /// The machine and its host snapshot: web1@before-update, web1@latest
     #[arg(value_name = "MACHINE@SNAPSHOT")]
     of: OsString,
     #[command(flatten)]
     point: PointArgs,
-    /// Restore the machine's configuration too, as it was; it is kept otherwise
+    /// Restore the machine's configuration too
     #[arg(long)]
     configuration: bool,
-    /// Start the machine afterwards
+    /// Start the machine after the rollback
     #[arg(long)]
     start: bool,
-    /// Let the machine go on from the memory of that instant (of a snapshot --with-memory)
+    /// Resume the machine from its saved memory (needs a --with-memory snapshot)
     #[arg(long, conflicts_with = "start")]
     resume: bool,
-    /// Switch the machine off first, as by pulling the plug, once nothing is found that would be refused
+    /// Power the machine off first, after all checks have passed
     #[arg(long)]
     power_off: bool,
-    /// Take no host snapshot of what is there now; it is lost then
+    /// Do not take a host snapshot of the present state first; that state is lost
     #[arg(long)]
     without_safety_snapshot: bool,
     /// Show what would be written; change nothing
@@ -57,11 +57,11 @@ impl Verb for RollbackArgs {
             line: "holdfast rollback web1@before-update --dry-run",
         },
         Example {
-            wish: "Go back there, whatever the machine is doing, and go on from its memory of then",
+            wish: "Roll back a running machine, and resume it from its saved memory",
             line: "holdfast rollback web1@before-update --power-off --resume",
         },
         Example {
-            wish: "Go back to the newest host snapshot, and start",
+            wish: "Roll back to the newest host snapshot, and start the machine",
             line: "holdfast rollback web1@latest --start",
         },
     ];

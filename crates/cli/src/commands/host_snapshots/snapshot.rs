@@ -31,24 +31,24 @@ pub(crate) struct SnapshotArgs {
     /// A machine (web1, 'web*', tag:TAG, qmp:SOCKET), or a dataset: tank/vm of ZFS, the folder of a btrfs subvolume, lvm:GROUP/VOLUME, reflink:FOLDER
     #[arg(value_name = "MACHINE|DATASET", required = true)]
     targets: Vec<OsString>,
-    /// What the snapshots are called; without this, holdfast_TIME, and holdfast_MACHINE_TIME for machines
+    /// Name of the snapshots [default: holdfast_TIME, holdfast_MACHINE_TIME for machines]
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// Take all datasets below those of ZFS with them, of the same instant
+    /// Include all ZFS datasets below, at the same instant
     #[arg(long)]
     recursive: bool,
     /// The hypervisor's address: qemu:///system, qemu:///session, qemu+ssh://HOST/system
     #[arg(short, long, value_name = "URI")]
     connect: Option<String>,
-    /// Whether to freeze the file systems of the machines for the instant, by their guest agents
+    /// Whether the guest agents freeze the file systems of the machines during the snapshot
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = QuiesceWhen::Try)]
     quiesce: QuiesceWhen,
-    /// Keep the machine's memory too, of the same instant: rolled back, it goes on where it was
+    /// Also save the machine's memory: after a rollback it can resume where it was
     #[arg(long, value_enum, value_name = "HOW", num_args = 0..=1, require_equals = true, default_missing_value = "auto")]
     with_memory: Option<MemoryHow>,
     #[command(flatten)]
     states: StateArgs,
-    /// Show what would be made, and which machines would hold still; make nothing
+    /// Show what would be made, and which machines would be frozen; change nothing
     #[arg(short = 'n', long)]
     dry_run: bool,
     #[command(flatten)]
@@ -66,7 +66,7 @@ impl Verb for SnapshotArgs {
             line: "holdfast snapshot web1 --with-memory --name before-update",
         },
         Example {
-            wish: "Snapshot a dataset of ZFS, with all machines in it holding still",
+            wish: "Snapshot a ZFS dataset, with all machines in it frozen",
             line: "holdfast snapshot tank/vm --name before-update",
         },
         Example {

@@ -31,11 +31,11 @@ pub(crate) struct ArchiveArgs {
 
 verbs! {
     enum ArchiveVerb {
-        /// Show what is in a machine archive, by reading its beginning
+        /// Show the machine in an archive
         "info" => Info(InfoArgs),
-        /// Read a machine archive, or any gzip or zstd stream, to its end, and compare it with its checksums
+        /// Read a machine archive, or any gzip or zstd stream, to its end and check its checksums
         "check" => Check(CheckArgs),
-        /// Write a part of a packed stream to standard output, wherever it is
+        /// Write a part of a compressed stream to standard output
         "read" => Read(ReadArgs),
     }
 }
@@ -55,7 +55,7 @@ impl Verb for ArchiveArgs {
 
 impl Verb for InfoArgs {
     const EXAMPLES: &'static [Example] = &[Example {
-        wish: "See what machine is in an archive, and what would be lost on the way to libvirt",
+        wish: "See the machine in an archive, and what libvirt would not keep of it",
         line: "holdfast archive info web1.xva.zst",
     }];
     const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository];
@@ -116,13 +116,13 @@ struct CheckArgs {
 /// Arguments of `archive read`.
 #[derive(Debug, clap::Args)]
 struct ReadArgs {
-    /// A file that holdfast compress or holdfast export has packed
+    /// A file that holdfast compress or holdfast export has compressed
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// Where to begin, in the stream that is packed in it
+    /// Offset in the uncompressed stream
     #[arg(long, value_name = "OFFSET", value_parser = units::parse_bytes, default_value = "0")]
     offset: u64,
-    /// How much; to its end where not given
+    /// Number of bytes [default: to the end]
     #[arg(long, value_name = "LENGTH", value_parser = units::parse_bytes)]
     length: Option<u64>,
     #[command(flatten)]

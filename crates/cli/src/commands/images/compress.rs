@@ -19,15 +19,15 @@ use crate::units;
 /// Arguments of `compress`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct CompressArgs {
-    /// The file to read; standard input where not given, or -
+    /// The file to read, or `-` for standard input [default: -]
     #[arg(value_name = "FILE")]
     source: Option<PathBuf>,
     #[command(flatten)]
     packing: PackingArgs,
-    /// Unpack instead: what is packed is found out
+    /// Decompress; the format is detected
     #[arg(short, long, conflicts_with_all = ["gzip", "zstd", "level"])]
     decompress: bool,
-    /// Let all threads but one pause while the machine's load average is above this
+    /// Use one thread while the load average is above this
     #[arg(long, value_name = "LOAD", value_parser = parse_load)]
     max_load: Option<f64>,
     #[command(flatten)]
@@ -37,13 +37,13 @@ pub(crate) struct CompressArgs {
 /// How archives are packed.
 #[derive(Debug, clap::Args)]
 pub(crate) struct PackingArgs {
-    /// Pack as gzip, which everybody can read
+    /// Compress with gzip, which all programs can read
     #[arg(long, conflicts_with = "zstd")]
     gzip: bool,
-    /// Pack as zstd, which is faster and smaller
+    /// Compress with zstd, which is faster and smaller
     #[arg(long)]
     zstd: bool,
-    /// How hard: 1 to 12 for gzip, 1 to 19 for zstd
+    /// Compression level: 1 to 12 for gzip, 1 to 19 for zstd
     #[arg(short, long, value_name = "LEVEL")]
     level: Option<i32>,
 }
@@ -71,7 +71,7 @@ impl Verb for CompressArgs {
             line: "xe vm-export vm=web1 filename= | holdfast compress --zstd > web1.xva.zst",
         },
         Example {
-            wish: "In the place of pigz, with a thread left for others, and less while they are busy",
+            wish: "Replace pigz, leave one core free, and slow down on a busy host",
             line: "tar c /srv | holdfast compress --gzip --threads 3 --max-load 4 > srv.tar.gz",
         },
         Example {

@@ -37,39 +37,36 @@ use crate::units;
 #[expect(clippy::struct_excessive_bools, reason = "options that are given or not")]
 #[derive(Debug, clap::Args)]
 pub(crate) struct ExportArgs {
-    /// The snapshot; a machine's name is its newest. With --now a machine of libvirt, by name, or as qmp:SOCKET
+    /// The snapshot; a machine's name means its newest. With --now: a libvirt machine by name, or qmp:SOCKET
     #[arg(value_name = "SNAPSHOT|MACHINE")]
     what: String,
-    /// The archive or the folder to make, - for standard output, or a pool of XenServer or XCP-ng, with a storage repository of it or
-    /// without: xen://HOST/STORAGE
+    /// The archive or folder to create, `-` for standard output, or a XenServer or XCP-ng pool: xen://HOST, xen://HOST/STORAGE
     #[arg(value_name = "TARGET")]
     target: PathBuf,
-    /// What to make: xva for XenServer and XCP-ng, ova for VMware and VirtualBox, vma for Proxmox, vbox for a folder of VirtualBox with settings and
-    /// VDI images, dir for a folder of images with the configuration of libvirt; what the target's name says where not given
+    /// What to make: xva for XenServer and XCP-ng, ova for VMware and VirtualBox, vma for Proxmox, vbox for a VirtualBox folder with settings and VDI images, dir for a folder with images and a libvirt configuration [default: by the target's name]
     #[arg(long = "format", value_name = "FORMAT", value_enum)]
     format: Option<Kind>,
     #[command(flatten)]
     packing: PackingArgs,
-    /// The format of the images in a folder (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels)
+    /// Format of the images in a folder (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels)
     #[arg(long, value_name = "FORMAT", value_parser = crate::args::parse_format)]
     disk_format: Option<Format>,
-    /// Leave this disk out; may be given several times
+    /// Exclude this disk; may be repeated
     #[arg(long = "exclude", value_name = "DISK")]
     left_out: Vec<String>,
-    /// What the machine is called there
+    /// Name of the exported machine
     #[arg(long, value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     name: Option<String>,
-    /// Replace the file that is there
+    /// Replace an existing file
     #[arg(long)]
     force: bool,
-    /// Add the machine to those that VirtualBox lists, by VBoxManage
+    /// Register the machine with VirtualBox (VBoxManage)
     #[arg(long)]
     register: bool,
-    /// Have it be another machine of VirtualBox or of a pool, with another UUID and other addresses of its network cards
+    /// Give the machine a new UUID and new network addresses (VirtualBox and pools)
     #[arg(long)]
     new_identity: bool,
-    /// Have it go on where it was: with the memory of a machine that was backed up from a pool --with-memory, as a suspended machine of a
-    /// pool, or as an xva of one
+    /// Include the saved memory of a pool machine that was backed up --with-memory: it resumes where it was
     #[arg(long)]
     with_memory: bool,
     #[command(flatten)]
@@ -91,7 +88,7 @@ impl Verb for ExportArgs {
             line: "holdfast export -r /backup/vms web1 xen://xen1/local-storage",
         },
         Example {
-            wish: "Have it go on in its pool where it was, if it was backed up --with-memory",
+            wish: "Resume it in its pool, if it was backed up --with-memory",
             line: "holdfast export -r /backup/vms web1 xen://xen1/local-storage --with-memory",
         },
         Example {
@@ -107,7 +104,7 @@ impl Verb for ExportArgs {
             line: "holdfast export -r /backup/vms web1 web1.ova",
         },
         Example {
-            wish: "Move a machine to Proxmox, where qmrestore takes it in",
+            wish: "Export a machine for Proxmox (qmrestore)",
             line: "holdfast export -r /backup/vms web1 vzdump-qemu-100-2026_11_23-12_00_00.vma.zst",
         },
         Example {

@@ -27,37 +27,37 @@ use crate::units;
 /// Arguments of `import`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ImportArgs {
-    /// The archive (XVA, OVA or VMA, packed with gzip or zstd or not at all), or - for standard input
+    /// The archive (XVA, OVA or VMA; plain, gzip or zstd), or `-` for standard input
     #[arg(value_name = "ARCHIVE")]
     archive: PathBuf,
-    /// Make images in this new folder, with the configuration for libvirt, and no snapshot
+    /// Write images and a libvirt configuration to this new folder, instead of a snapshot
     #[arg(long = "to", value_name = "FOLDER")]
     folder: Option<PathBuf>,
-    /// The format of the images (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels)
+    /// Format of the images (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels)
     #[arg(long, value_name = "FORMAT", value_parser = crate::args::parse_format, requires = "folder")]
     format: Option<Format>,
-    /// Compress the images, which must be qcow2
+    /// Compress the images (qcow2)
     #[arg(short, long, requires = "folder")]
     compress: bool,
-    /// The name to list the machine under; its own where not given
+    /// Name of the machine in the repository [default: its own]
     #[arg(short, long, value_name = "NAME", conflicts_with = "folder")]
     machine: Option<MachineName>,
-    /// Continue the snapshots of this name although they are not of this archive's machine: all of them are of the same machine
+    /// Continue the snapshots of this name even though their UUID differs: it is the same machine
     #[arg(long, conflicts_with = "folder")]
     same_machine: bool,
-    /// Put a tag on the snapshot; may be given several times
+    /// Tag the snapshot; may be repeated
     #[arg(short, long = "tag", value_name = "TAG", conflicts_with = "folder")]
     tags: Vec<String>,
-    /// Compare with no snapshot: everything is looked up
+    /// Compare with no snapshot; all data is looked up in the repository
     #[arg(long, conflicts_with = "folder")]
     no_parent: bool,
-    /// The instant that the archive is of, where it is not now
+    /// Time of the snapshot [default: now]
     #[arg(long, value_name = "TIME", value_parser = time::parse, conflicts_with = "folder")]
     time: Option<Timestamp>,
-    /// What libvirt is to run the machine with
+    /// How libvirt runs the machine
     #[arg(long, value_name = "TYPE", value_parser = ["kvm", "qemu"], default_value = "kvm")]
     domain_type: String,
-    /// The network of libvirt that its cards are plugged into
+    /// The libvirt network for its network cards
     #[arg(long, value_name = "NAME", default_value = "default")]
     network: String,
     #[command(flatten)]
@@ -67,11 +67,11 @@ pub(crate) struct ImportArgs {
 impl Verb for ImportArgs {
     const EXAMPLES: &'static [Example] = &[
         Example {
-            wish: "Take a machine of XenServer straight into the repository; the next time, only what is new takes room",
+            wish: "Import a XenServer export stream into the repository; the next one stores only changes",
             line: "xe vm-export vm=web1 filename= | holdfast import -r /backup/vms -",
         },
         Example {
-            wish: "Take in a backup of Proxmox",
+            wish: "Import a Proxmox backup",
             line: "holdfast import -r /backup/vms vzdump-qemu-101-2026_11_23-02_00_00.vma.zst",
         },
         Example {

@@ -11,17 +11,17 @@ use crate::commands::verb::verbs;
 
 verbs! {
     pub(crate) enum ImageFileVerb {
-        /// Work on disk image files, without a repository
+        /// Inspect, check, convert, create and resize disk images
         "image" => Image(image::ImageArgs),
-        /// Take in a machine from an archive of another hypervisor
+        /// Import a machine from an archive (OVA, XVA, VMA)
         "import" => Import(import::ImportArgs),
-        /// Make an archive for another hypervisor of a machine
+        /// Export a machine to an archive or to another hypervisor
         "export" => Export(export::ExportArgs),
-        /// Look into machine archives and packed streams, without a repository
+        /// Inspect and check machine archives and packed streams
         "archive" => Archive(archive::ArchiveArgs),
-        /// Pack a stream on all cores, with an index behind it
+        /// Compress a stream on all cores, with an index for random access
         "compress" => Compress(compress::CompressArgs),
-        /// Share prepared images and machines with colleagues, by name and tag, signed
+        /// Share signed images and machines by name and tag
         "template" => Template(template::TemplateArgs),
     }
 }

@@ -15,13 +15,13 @@ use crate::units;
 /// Arguments of `gc`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct GcArgs {
-    /// Show what would be given back; change nothing
+    /// Show how much would be freed; change nothing
     #[arg(short = 'n', long)]
     dry_run: bool,
-    /// Rewrite packs of which at most this share is needed; 0 rewrites none
+    /// Rewrite packs of which at most this percentage is in use; 0 rewrites none
     #[arg(long, value_name = "PERCENT", default_value_t = 50, value_parser = clap::value_parser!(u8).range(0..=100))]
     repack_below: u8,
-    /// Give up a lost snapshot (the start of its id), or everything that is found lost (all); this is remembered
+    /// Accept the loss of a snapshot (start of its id), or of everything lost (all); this is recorded
     #[arg(long, value_name = "SNAPSHOT|all", value_parser = parse_accepted, conflicts_with = "dry_run")]
     accept_loss: Vec<AcceptedName>,
     #[command(flatten)]
@@ -45,11 +45,11 @@ fn parse_accepted(text: &str) -> Result<AcceptedName, String> {
 impl Verb for GcArgs {
     const EXAMPLES: &'static [Example] = &[
         Example {
-            wish: "Give back space after prune or forget",
+            wish: "Free space after prune or forget",
             line: "holdfast gc -r /backup/vms",
         },
         Example {
-            wish: "See how much that would be",
+            wish: "See how much would be freed",
             line: "holdfast gc -r /backup/vms --dry-run",
         },
         Example {

@@ -19,16 +19,16 @@ use crate::output::{Page, Report};
 /// Arguments of `init`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct InitArgs {
-    /// Make a repository that anybody who reads it can open
+    /// Do not encrypt: anyone who can read the files can read the backups
     #[arg(long)]
     no_encryption: bool,
-    /// Also print the paper key: text that opens the repository when all passwords are lost
+    /// Also print the paper key, which opens the repository when all passwords are lost
     #[arg(long, conflicts_with = "no_encryption")]
     paper_key: bool,
-    /// What to call the password in `key list`: whose it is, or where
+    /// Label of the password in `key list`
     #[arg(long, value_name = "TEXT", default_value = "first")]
     label: String,
-    /// Recognise bytes as the repository at this place does, so that what holdfast copy brings from there is stored once
+    /// Use the same chunk ids as this repository, so that data that holdfast copy brings from there is deduplicated
     #[arg(long, value_name = "LOCATION")]
     like: Option<OsString>,
     #[command(flatten)]
@@ -46,7 +46,7 @@ impl Verb for InitArgs {
             line: "holdfast init -r /backup/vms --password-file /etc/holdfast/password --paper-key",
         },
         Example {
-            wish: "Make one that holds copies of another's snapshots beside its own, and stores what they share once",
+            wish: "Make one that deduplicates copies from another repository",
             line: "holdfast init -r /offsite/vms --like /backup/vms --like-password-file /etc/holdfast/password",
         },
         Example {

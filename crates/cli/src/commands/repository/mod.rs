@@ -11,17 +11,17 @@ use crate::commands::verb::verbs;
 
 verbs! {
     pub(crate) enum RepositoryVerb {
-        /// Make a repository
+        /// Create a repository
         "init" => Init(init::InitArgs),
-        /// Manage the keys of a repository
+        /// Manage the passwords and keys of a repository
         "key" => Key(key::KeyArgs),
-        /// Show the repository in figures
+        /// Show statistics of a repository
         "stats" => Stats(stats::StatsArgs),
-        /// Read the repository at rest, to find damage before it is needed
+        /// Read everything that is stored, and report damage
         "scrub" => Scrub(scrub::ScrubArgs),
-        /// Give back the space of what no snapshot needs
+        /// Free the space of data that no snapshot uses
         "gc" => Gc(gc::GcArgs),
-        /// Mend what can be mended, and name what is lost
+        /// Repair what can be repaired, and list what is lost
         "repair" => Repair(repair::RepairArgs),
     }
 }

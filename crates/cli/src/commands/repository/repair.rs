@@ -16,10 +16,10 @@ use crate::units;
 /// Arguments of `repair`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct RepairArgs {
-    /// Show what would be done, and why; mend nothing
+    /// Show what would be done, and why; change nothing
     #[arg(short = 'n', long)]
     dry_run: bool,
-    /// Share of the repository to read first; 0 mends only what scrub has found before
+    /// Percentage of the repository to read first; 0 repairs only what scrub has found
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u8).range(0..=100))]
     percent: u8,
     #[command(flatten)]
@@ -33,7 +33,7 @@ impl Verb for RepairArgs {
             line: "holdfast repair -r /backup/vms --dry-run",
         },
         Example {
-            wish: "Mend it; backing up the same machines again brings more back, and a second repair uses that",
+            wish: "Repair it; after new backups of the same machines, a second repair can restore more",
             line: "holdfast repair -r /backup/vms",
         },
     ];

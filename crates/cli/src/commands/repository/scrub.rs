@@ -15,7 +15,7 @@ use crate::units;
 /// Arguments of `scrub`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ScrubArgs {
-    /// Share of the repository to read: what was not read for longest comes first
+    /// Percentage of the repository to read; the data that was not read for longest comes first
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u8).range(1..=100))]
     percent: u8,
     #[command(flatten)]

@@ -27,9 +27,9 @@ pub(crate) struct ConfigArgs {
 
 verbs! {
     enum ConfigVerb {
-        /// Tell all that is wrong with a holdfast.toml or a sanoid.conf
+        /// Check a holdfast.toml or a sanoid.conf, and list all mistakes
         "check" => Check(CheckArgs),
-        /// Show what it means for each job or dataset, and which line says so
+        /// Show the settings of each job or dataset, and the line that sets them
         "show" => Show(ShowArgs),
     }
 }
@@ -63,7 +63,7 @@ struct ShowArgs {
     /// Of a sanoid.conf: a dataset that is there, beside those that have a section; may be given several times
     #[arg(short, long = "dataset", value_name = "DATASET")]
     datasets: Vec<String>,
-    /// Show settings that nobody has set as well
+    /// Also show settings with their default values
     #[arg(long)]
     effective: bool,
 }

@@ -35,10 +35,10 @@ pub(crate) struct DaemonArgs {
 /// Arguments of `run`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct RunArgs {
-    /// Jobs to do now, whether they are due or not
+    /// Jobs to run now
     #[arg(value_name = "JOB", required_unless_present = "due")]
     jobs: Vec<String>,
-    /// Do what is due and was missed, and nothing else: for a timer, where no daemon runs
+    /// Run the jobs that are due or were missed: for a timer, where no daemon runs
     #[arg(long, conflicts_with = "jobs")]
     due: bool,
     #[command(flatten)]
@@ -68,11 +68,11 @@ impl Verb for DaemonArgs {
 impl Verb for RunArgs {
     const EXAMPLES: &'static [Example] = &[
         Example {
-            wish: "Do a job now",
+            wish: "Run a job now",
             line: "holdfast run nightly",
         },
         Example {
-            wish: "Do what is due, from a timer",
+            wish: "Run due jobs from a timer",
             line: "holdfast run --due",
         },
     ];

@@ -13,19 +13,19 @@ use crate::commands::verb::verbs;
 
 verbs! {
     pub(crate) enum ServiceVerb {
-        /// Do the jobs of a holdfast.toml whenever they are due, until it is stopped
+        /// Run the jobs of holdfast.toml on schedule
         "daemon" => Daemon(daemon::DaemonArgs),
-        /// Do jobs of a holdfast.toml now
+        /// Run jobs of holdfast.toml now
         "run" => Run(daemon::RunArgs),
-        /// List the jobs of a holdfast.toml: when they run next, and how they went
+        /// List the jobs of holdfast.toml, their last and next runs
         "jobs" => Jobs(jobs::JobsArgs),
-        /// List what ran, and how it ended
+        /// List past runs and their results
         "runs" => Runs(runs::RunsArgs),
-        /// Send a test message to somebody of a holdfast.toml
+        /// Send a test notification
         "notify" => Notify(notify::NotifyArgs),
-        /// Check whether a policy is met, and how its pools are, for Nagios and Prometheus
+        /// Check snapshots, pools and backups for Nagios and Prometheus
         "monitor" => Monitor(monitor::MonitorArgs),
-        /// Check a configuration, and show what it means
+        /// Check a configuration, or show what it means
         "config" => Config(config::ConfigArgs),
     }
 }

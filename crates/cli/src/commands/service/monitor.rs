@@ -29,7 +29,7 @@ pub(crate) struct MonitorArgs {
 
 verbs! {
     enum MonitorVerb {
-        /// Check that the datasets of a policy have fresh snapshots
+        /// Check that the datasets of a policy have recent snapshots
         ///
         /// Prints one line, as sanoid --monitor-snapshots does. Exit codes are those of Nagios: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN.
         "snapshots" => Snapshots(SnapshotsArgs),
@@ -37,15 +37,15 @@ verbs! {
         ///
         /// Prints one line, as sanoid --monitor-health does. Exit codes are those of Nagios: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN.
         "health" => Health(HealthArgs),
-        /// Check that the pools of a policy have room
+        /// Check that the pools of a policy have free space
         ///
         /// Prints one line, as sanoid --monitor-capacity does. Exit codes are those of Nagios: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN.
         "capacity" => Capacity(CapacityArgs),
-        /// Check that machines have a fresh snapshot in a repository
+        /// Check that machines have recent snapshots in a repository
         ///
         /// Prints one line. Exit codes are those of Nagios: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN.
         "machines" => Machines(machines::MachinesArgs),
-        /// Print all of that in figures for Prometheus
+        /// Print metrics for Prometheus
         "metrics" => Metrics(metrics::MetricsArgs),
     }
 }
@@ -76,7 +76,7 @@ struct CapacityArgs {
 struct WatchArgs {
     #[command(flatten)]
     file: SanoidFileArgs,
-    /// How long ZFS may take for its answers, all in all
+    /// Total time limit for the answers of ZFS
     #[arg(long, value_name = "SECONDS", default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=3600))]
     timeout: u64,
 }
@@ -88,7 +88,7 @@ impl Verb for MonitorArgs {
             line: "holdfast monitor snapshots /etc/sanoid/sanoid.conf",
         },
         Example {
-            wish: "Have Prometheus know, by node_exporter",
+            wish: "Write metrics for Prometheus's node_exporter",
             line: "holdfast monitor metrics --output /var/lib/node_exporter/holdfast.prom",
         },
     ];
@@ -113,7 +113,7 @@ impl Verb for SnapshotsArgs {
 
 impl Verb for HealthArgs {
     const EXAMPLES: &'static [Example] = &[Example {
-        wish: "See whether a disk has failed, and wait for a tired pool for 10 seconds",
+        wish: "See whether a disk has failed; wait up to 10 seconds for the pool",
         line: "holdfast monitor health /etc/sanoid/sanoid.conf --timeout 10",
     }];
     const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository, SharedOptions::Progress];

@@ -38,7 +38,7 @@ pub(crate) struct RunsArgs {
 impl Verb for RunsArgs {
     const EXAMPLES: &'static [Example] = &[
         Example {
-            wish: "See what ran lately, and how it ended",
+            wish: "See recent runs and their results",
             line: "holdfast runs",
         },
         Example {

@@ -15,16 +15,16 @@ use crate::process::environment;
 /// Which programs are called on the way, and what they may do.
 #[derive(Debug, clap::Args)]
 pub(crate) struct HookArgs {
-    /// Call this program at job-start, pre-freeze, post-thaw, and job-end or job-abort, with this word as its argument
+    /// Call this program at job-start, pre-freeze, post-thaw, and job-end or job-abort; the event is its argument
     #[arg(long, value_name = "FILE")]
     hook: Option<PathBuf>,
-    /// Call all programs in this folder, by name; those after --hook
+    /// Call all programs in this folder, in the order of their names, after those of --hook
     #[arg(long, value_name = "FOLDER")]
     hook_folder: Option<PathBuf>,
-    /// How long each call may take; it is killed then
+    /// Time limit of each call; the program is killed after it
     #[arg(long, value_name = "SECONDS", default_value = "30")]
     hook_timeout: NonZeroU64,
-    /// What a call means that fails before the machine is touched
+    /// What to do when a hook fails before the machine is touched
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = Failure::Abort)]
     hook_failure: Failure,
 }
@@ -32,9 +32,9 @@ pub(crate) struct HookArgs {
 /// What a failing call means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Failure {
-    /// The machine is not backed up
+    /// Do not back up the machine
     Abort,
-    /// It is, with a warning
+    /// Back up with a warning
     Warn,
 }
 

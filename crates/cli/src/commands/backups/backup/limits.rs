@@ -12,14 +12,13 @@ use crate::units::{self, micros};
 /// What reading may cost a machine and its host.
 #[derive(Debug, clap::Args)]
 pub(crate) struct LimitArgs {
-    /// Bytes read from the machine each second, at most: 50M
+    /// Read at most this many bytes per second from the machine (50M)
     #[arg(long, value_name = "SIZE", value_parser = parse_rate)]
     bwlimit: Option<NonZeroU64>,
-    /// Give the copy up where what the machine overwrites meanwhile takes more room than this; in any case where its file system
-    /// is nearly full
+    /// Give up when old data in the scratch folder exceeds this size, or when its file system is nearly full
     #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
     scratch_max: Option<u64>,
-    /// Read slower while a write of the machine takes longer than this, on average over a second
+    /// Slow down while the machine's writes take longer than this on average (over one second)
     #[arg(long, value_name = "MS")]
     max_latency: Option<NonZeroU64>,
 }

@@ -20,19 +20,19 @@ use crate::machines::{Choice, Chosen, Everything, Glob, Hypervisors, MachineWord
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Options for machines")]
 pub(super) struct MachineArgs {
-    /// Back up all machines that libvirt knows, but for those whose own metadata leaves them out
+    /// Back up all libvirt machines, except those whose metadata excludes them
     #[arg(short, long)]
     all: bool,
-    /// Leave out machines that match, of those that patterns, tags and --all mean; may be given several times
+    /// Exclude machines that match, where patterns, tags or --all choose them; may be repeated
     #[arg(long, value_name = "PATTERN", value_parser = Glob::parse)]
     pub(super) exclude_machine: Vec<Glob>,
-    /// Back up this disk of the machine only (vda); may be given several times
+    /// Back up only this disk (vda); may be repeated
     #[arg(long, value_name = "DISK")]
     include: Vec<String>,
-    /// Leave this disk of the machine out; may be given several times
+    /// Exclude this disk; may be repeated
     #[arg(long, value_name = "DISK")]
     exclude: Vec<String>,
-    /// Take the machine's memory too, of the same instant: restored, it goes on where it was
+    /// Also store the machine's memory: a restored machine can resume where it was
     #[arg(long, value_enum, value_name = "HOW", num_args = 0..=1, require_equals = true, default_missing_value = "auto")]
     pub(super) with_memory: Option<MemoryHow>,
     #[command(flatten)]

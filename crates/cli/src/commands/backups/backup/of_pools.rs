@@ -24,7 +24,7 @@ use crate::process::time;
 pub(super) struct PoolBackupArgs {
     #[command(flatten)]
     login: PoolArgs,
-    /// How to read the disks of machines of pools; without this, the best way that the pool offers
+    /// How to read the disks of pool machines [default: the best method that the pool offers]
     #[arg(
         long = "pool-read",
         value_enum,
@@ -32,7 +32,7 @@ pub(super) struct PoolBackupArgs {
         help_heading = "Options for pools of XenServer and XCP-ng"
     )]
     read: Option<ReadHow>,
-    /// Leave nothing in the pool that the next backup could be compared by: it reads everything
+    /// Leave nothing in the pool; the next backup reads everything
     #[arg(
         long = "pool-keep-nothing",
         value_name = "BOOL",
@@ -42,7 +42,7 @@ pub(super) struct PoolBackupArgs {
         help_heading = "Options for pools of XenServer and XCP-ng"
     )]
     keep_nothing: Option<bool>,
-    /// Connections to one disk of a pool at a time, which its host has to bear; 2 where not given
+    /// Connections per disk of a pool [default: 2]
     #[arg(
         long = "pool-connections",
         value_name = "N",
@@ -57,11 +57,11 @@ const CONNECTION_COUNT: usize = 2;
 /// How disks of pools are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum ReadHow {
-    /// By NBD, where the pool has a network for that; it tracks which blocks change
+    /// Over NBD, with changed block tracking; needs a pool network for NBD
     Nbd,
-    /// As VHDs; the pool keeps a snapshot, and sends what has changed since
+    /// As VHDs; the pool keeps a snapshot and sends only changes
     Vhd,
-    /// All of their bytes
+    /// All bytes
     Raw,
 }
 

@@ -28,16 +28,16 @@ pub(crate) struct ReadingArgs {
     /// The hypervisor's address: qemu:///system, qemu:///session, qemu+ssh://HOST/system
     #[arg(short, long, value_name = "URI")]
     connect: Option<String>,
-    /// Whether to freeze the machine's file systems for the instant, by its guest agent
+    /// Whether the guest agent freezes the machine's file systems during the snapshot
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = QuiesceWhen::Try)]
     pub(super) quiesce: QuiesceWhen,
-    /// Where to keep what the machine overwrites while it is read: a folder with room, on a local disk
+    /// Folder on a local disk, with room, for old data of blocks that the machine overwrites during the backup
     #[arg(long, value_name = "FOLDER")]
     scratch: Option<PathBuf>,
-    /// How to read the disks of a machine that runs; without this, the best way that it offers
+    /// How to read the disks of a running machine [default: the best method that it offers]
     #[arg(long, value_enum, value_name = "HOW")]
     method: Option<MethodHow>,
-    /// Wait so long for another backup of the machine, which may be under way; without this, it ends with exit code 4
+    /// Wait this long for another backup of the machine to end; without it, the exit code is 4
     #[arg(long, value_name = "SECONDS")]
     wait: Option<u64>,
     #[command(flatten)]
@@ -49,15 +49,15 @@ pub(crate) struct ReadingArgs {
 /// How the disks of a machine that runs are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum MethodHow {
-    /// From a filter in its QEMU: nothing is left behind, and the next run reads only what changed
+    /// Through a filter in QEMU: leaves nothing behind, and the next backup reads only changes
     Filter,
-    /// From clones of its images, where their file system has such (XFS, btrfs)
+    /// From reflink clones of the images (XFS, btrfs)
     Reflink,
-    /// From its images, while it writes to overlays, which are brought down into them afterwards
+    /// From the images, while the machine writes to overlays, which are committed afterwards
     Overlay,
-    /// From its images, while it stands still
+    /// From the images, while the machine is paused
     Pause,
-    /// From host snapshots (ZFS, btrfs, XFS, thin LVM), one of which stays until the next backup: on btrfs and XFS that reads only what changed
+    /// From host snapshots (ZFS, btrfs, XFS, thin LVM); one stays until the next backup, which on btrfs and XFS then reads only changes
     Snapshot,
 }
 

@@ -27,13 +27,13 @@ const LISTED_COUNT_MAX: usize = 60;
 /// Options of `prune --simulate`.
 #[derive(Debug, clap::Args)]
 pub(super) struct SimulateArgs {
-    /// Show what the rules would keep after some days, drawn on a line; no repository is needed or looked at
+    /// Show on a timeline what the rules would keep over time; needs no repository
     #[arg(long, conflicts_with_all = ["machines", "dry_run"])]
     pub(super) simulate: bool,
-    /// With --simulate: how many days, until now; 90 where not given
+    /// With --simulate: number of days [default: 90]
     #[arg(long, value_name = "N", requires = "simulate", value_parser = clap::value_parser!(u32).range(1..=i64::from(DAY_COUNT_MAX)))]
     days: Option<u32>,
-    /// With --simulate: when a snapshot is taken: daily, Mon..Fri 02:30, *:0/15; hourly with --keep-hourly, else daily, where not given
+    /// With --simulate: when snapshots are taken (daily, Mon..Fri 02:30, *:0/15) [default: hourly with --keep-hourly, else daily]
     #[arg(long, value_name = "CALENDAR", requires = "simulate")]
     every: Option<Calendar>,
 }

@@ -22,40 +22,40 @@ use crate::machines::{connect_libvirt, libvirt_address};
 #[command(next_help_heading = "Options for machines")]
 #[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
 pub(super) struct MachineArgs {
-    /// Restore to a machine: a new one, or with --in-place the one that is there
+    /// Restore a whole machine: a new one, or with --in-place the existing one
     #[arg(long)]
     pub(super) to_machine: bool,
     /// The hypervisor's address: qemu:///system, qemu:///session
     #[arg(short, long, value_name = "URI")]
     connect: Option<String>,
-    /// What the new machine is called, or which machine is restored in place; NAME-restored, or the snapshot's, where not given
+    /// Name of the new machine, or of the machine to restore in place [default: NAME-restored, or the snapshot's machine]
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// Keep name, UUID and network addresses of the machine, which must not be there any more
+    /// Keep the machine's name, UUID and network addresses; the original must be gone
     #[arg(long, conflicts_with = "in_place")]
     keep_identity: bool,
-    /// What accelerates the new machine: kvm, or qemu where the host has no KVM; what did, where not given
+    /// Accelerator of the new machine: kvm, or qemu on a host without KVM [default: as before]
     #[arg(long, value_name = "TYPE", value_parser = ["kvm", "qemu"], conflicts_with_all = ["in_place", "resume"])]
     domain_type: Option<String>,
-    /// The folder for the new images, where they are not to be beside the originals
+    /// Folder for the new images [default: beside the originals]
     #[arg(long, value_name = "FOLDER", conflicts_with = "in_place")]
     storage: Option<PathBuf>,
-    /// A new file for one of the disks, or with --force a file or block device that is there; may be given several times
+    /// Where to put a disk: a new file, or with --force an existing file or block device; may be repeated
     #[arg(long = "disk", value_name = "DISK=PATH", value_parser = parse_place, conflicts_with = "in_place")]
     places: Vec<(String, PathBuf)>,
-    /// In place, restore the machine's configuration too; it is kept otherwise
+    /// With --in-place: restore the machine's configuration too
     #[arg(long, requires = "in_place")]
     configuration: bool,
-    /// Start the machine when it is restored
+    /// Start the machine after the restore
     #[arg(long)]
     start: bool,
-    /// Let the machine go on from the memory in the snapshot, where it was at that instant
+    /// Resume the machine from the memory in the snapshot
     #[arg(long, conflicts_with = "start")]
     resume: bool,
-    /// Start the machine at once, from the snapshot, and fill its images while it runs
+    /// Start the machine at once from the snapshot, and fill its images while it runs
     #[arg(long, conflicts_with_all = ["in_place", "start", "resume"])]
     live: bool,
-    /// Bytes with which --live fills the images each second, at most: 50M. 64M where not given, twice as much after each minute
+    /// With --live: fill the images with at most this many bytes per second (50M) [default: 64M, doubled each minute]
     #[arg(long, value_name = "SIZE", value_parser = crate::args::parse_rate, requires = "live")]
     bwlimit: Option<NonZeroU64>,
     /// Show what would be written and defined; change nothing

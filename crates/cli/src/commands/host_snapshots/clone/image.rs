@@ -20,16 +20,16 @@ use crate::units;
 /// How images are cloned.
 #[derive(Debug, clap::Args)]
 pub(super) struct ImageCloneArgs {
-    /// Of an image: make one that differs from it and needs it, even where the file system could share its bytes
+    /// For an image: make an overlay that depends on it, even where the file system could share data
     #[arg(long, conflicts_with = "copy")]
     overlay: bool,
-    /// Of an image: copy all of it
+    /// For an image: copy all data
     #[arg(long)]
     copy: bool,
-    /// Of an image: a file that it may open though it lies in another folder; may be given several times
+    /// For an image: allow a backing file in another folder; may be repeated
     #[arg(long = "allow-file", visible_alias = "allow", value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// Of an image: its format (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels), where its content is not to decide
+    /// For an image: its format (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels) [default: detected]
     #[arg(long, value_name = "FORMAT", value_parser = crate::args::parse_format)]
     format: Option<Format>,
 }

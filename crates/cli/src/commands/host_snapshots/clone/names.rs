@@ -8,16 +8,16 @@ const COUNT_MAX: u32 = 100_000;
 /// What clones are called.
 #[derive(Debug, clap::Args)]
 pub(super) struct NameArgs {
-    /// What the new machine is called, or the file of the new image
+    /// Name of the new machine, or file of the new image
     #[arg(value_name = "NAME", required_unless_present = "template")]
     name: Option<String>,
-    /// How many to make
+    /// Number of clones
     #[arg(long, value_name = "N", requires = "template", value_parser = clap::value_parser!(u32).range(1..=i64::from(COUNT_MAX)))]
     count: Option<u32>,
-    /// What they are called, with n in braces for the number of each, or n:03 in braces for the same in three digits: web-{n:03}.qcow2
+    /// Names of the clones, with n in braces for the number, or n:03 for three digits: web-{n:03}.qcow2
     #[arg(long = "name-template", value_name = "TEMPLATE", conflicts_with = "name")]
     template: Option<String>,
-    /// The number of the first one; 1 where not given
+    /// Number of the first clone [default: 1]
     #[arg(long, value_name = "N", requires = "template")]
     first: Option<u32>,
 }

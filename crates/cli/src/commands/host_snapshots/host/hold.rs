@@ -29,10 +29,10 @@ pub(super) struct ReleaseArgs {
 /// Which host snapshots, and who holds them.
 #[derive(Debug, clap::Args)]
 struct HolderArgs {
-    /// They, each by its full name: tank/vm@NAME, btrfs:/srv/vms@NAME, lvm:vg0/web1@NAME
+    /// Host snapshots: tank/vm@NAME, btrfs:/srv/vms@NAME, lvm:vg0/web1@NAME
     #[arg(value_name = "DATASET@NAME", required = true)]
     snapshots: Vec<OsString>,
-    /// In whose name: each has to let go by itself
+    /// Tag of the hold; each tag is released by itself
     #[arg(long, value_name = "WORD", default_value = "holdfast")]
     tag: String,
 }
@@ -48,7 +48,7 @@ enum Change {
 
 impl Verb for HoldArgs {
     const EXAMPLES: &'static [Example] = &[Example {
-        wish: "Keep a host snapshot, whatever any policy says",
+        wish: "Keep a host snapshot regardless of any policy",
         line: "holdfast host hold tank/vm@before-update --tag audit",
     }];
     const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository, SharedOptions::Progress];
@@ -60,7 +60,7 @@ impl Verb for HoldArgs {
 
 impl Verb for ReleaseArgs {
     const EXAMPLES: &'static [Example] = &[Example {
-        wish: "Let it go again",
+        wish: "Release it",
         line: "holdfast host release tank/vm@before-update --tag audit",
     }];
     const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository, SharedOptions::Progress];

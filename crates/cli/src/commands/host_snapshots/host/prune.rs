@@ -25,7 +25,7 @@ pub(super) struct PruneArgs {
     /// Of these: machines, or datasets with the host snapshots of all machines in them
     #[arg(value_name = "DATASET|MACHINE", required = true)]
     targets: Vec<OsString>,
-    /// Show what would go and why the rest stays; remove nothing
+    /// Show which snapshots would be removed, and why the others stay; change nothing
     #[arg(short = 'n', long)]
     dry_run: bool,
     #[command(flatten)]

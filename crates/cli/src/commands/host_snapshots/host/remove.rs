@@ -18,12 +18,12 @@ use crate::units;
 /// Arguments of `host remove`.
 #[derive(Debug, clap::Args)]
 pub(super) struct RemoveArgs {
-    /// They, each by its full name: tank/vm@NAME, btrfs:/srv/vms@NAME, lvm:vg0/web1@NAME
+    /// Host snapshots: tank/vm@NAME, btrfs:/srv/vms@NAME, lvm:vg0/web1@NAME
     #[arg(value_name = "DATASET@NAME", required = true)]
     snapshots: Vec<OsString>,
     #[command(flatten)]
     states: StateArgs,
-    /// Show what would go; remove nothing
+    /// Show what would be removed; change nothing
     #[arg(short = 'n', long)]
     dry_run: bool,
 }

@@ -15,7 +15,7 @@ use crate::machines::{MachineWord, Wish};
 /// Options about a machine as it is.
 #[derive(Debug, clap::Args)]
 pub(super) struct NowArgs {
-    /// Export the machine as it is at this moment, running or not: no repository is needed, and nothing is stored in between
+    /// Export the machine as it is now, running or not, without a repository
     #[arg(long = "now")]
     pub(super) is_wanted: bool,
     #[command(flatten)]

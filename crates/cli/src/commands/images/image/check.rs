@@ -20,10 +20,10 @@ pub(super) struct CheckArgs {
     /// The image
     #[arg(value_name = "IMAGE")]
     image: PathBuf,
-    /// Its format (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels), where its content is not to decide
+    /// Format (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels) [default: detected]
     #[arg(long, value_name = "FORMAT", value_parser = crate::args::parse_format)]
     format: Option<Format>,
-    /// Mend what is found, as far as MODE says; safe where nothing is said
+    /// Repair what is found: MODE is how far [default: safe]
     #[arg(
         long,
         value_name = "MODE",
@@ -45,7 +45,7 @@ pub(super) struct CheckArgs {
 enum HowFar {
     /// Give back space that is taken for nothing
     Leaks,
-    /// Mend what can be mended without doubt
+    /// Repair what can be repaired without risk
     Safe,
     /// Also give up what leads nowhere: it reads as zero afterwards
     All,
@@ -74,15 +74,15 @@ impl From<HowFar> for RepairMode {
 impl Verb for CheckArgs {
     const EXAMPLES: &'static [Example] = &[
         Example {
-            wish: "Look for damage: exit code 0 if there is none, 3 if space is wasted, 5 if data is in danger",
+            wish: "Check for damage: exit code 0 if there is none, 3 if space is wasted, 5 if data is at risk",
             line: "holdfast image check web1.qcow2",
         },
         Example {
-            wish: "See what could be mended",
+            wish: "See what could be repaired",
             line: "holdfast image check web1.qcow2 --repair --dry-run",
         },
         Example {
-            wish: "Mend all that can be mended without doubt",
+            wish: "Repair what can be repaired without risk",
             line: "holdfast image check web1.qcow2 --repair",
         },
         Example {

@@ -28,7 +28,7 @@ pub(super) struct CompareArgs {
     /// The image to compare it with
     #[arg(value_name = "OTHER")]
     second: PathBuf,
-    /// The format of the first image (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels), where its content is not to decide
+    /// Format of the first image (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels) [default: detected]
     #[arg(long, value_name = "FORMAT", value_parser = parse_format)]
     format: Option<Format>,
     /// The format of the other image

@@ -35,7 +35,7 @@ pub(super) struct ConvertArgs {
     /// The format of the image to read (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels), where its content is not to decide
     #[arg(long, value_name = "FORMAT", value_parser = parse_format)]
     format: Option<Format>,
-    /// The format of the new image (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels); what its name says where not given
+    /// Format of the new image (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels) [default: by its name]
     #[arg(long = "to", value_name = "FORMAT", value_parser = parse_format)]
     target_format: Option<Format>,
     /// Read the disk as it was when this internal snapshot was taken
@@ -72,7 +72,7 @@ impl Verb for ConvertArgs {
             line: "holdfast image convert overlay.qcow2 web1.raw",
         },
         Example {
-            wish: "Keep only what differs from a base image",
+            wish: "Store only the differences from a base image",
             line: "holdfast image convert web1.raw web1.qcow2 --backing base.qcow2",
         },
         Example {

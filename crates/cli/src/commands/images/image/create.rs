@@ -26,7 +26,7 @@ pub(super) struct CreateArgs {
     /// Size of the disk, as 10G; that of the backing file or parent where not given
     #[arg(value_name = "SIZE", value_parser = units::parse_bytes, required_unless_present_any = ["backing", "parent"])]
     size: Option<u64>,
-    /// Its format (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels); what its name says where not given
+    /// Format (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels) [default: by its name]
     #[arg(long, value_name = "FORMAT", value_parser = parse_format)]
     format: Option<Format>,
     /// Allocate all tables of a qcow2 image now

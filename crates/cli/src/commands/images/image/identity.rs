@@ -35,7 +35,7 @@ pub(super) struct IdentityArgs {
     /// Also change all images beside it, and in the folder Snapshots, that differ from it
     #[arg(long)]
     all_children: bool,
-    /// Its format; what its content says where not given
+    /// Its format [default: detected]
     #[arg(long, value_name = "FORMAT", value_parser = parse_format)]
     format: Option<Format>,
     #[command(flatten)]
@@ -49,7 +49,7 @@ impl Verb for IdentityArgs {
             line: "holdfast image identity copy.vdi --renew",
         },
         Example {
-            wish: "The same for an image that others differ from",
+            wish: "Change the identity of an image that others depend on",
             line: "holdfast image identity base.vhd --renew --all-children",
         },
     ];

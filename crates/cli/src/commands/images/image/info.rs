@@ -25,7 +25,7 @@ pub(super) struct InfoArgs {
     /// The image
     #[arg(value_name = "IMAGE")]
     image: PathBuf,
-    /// Its format (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels), where its content is not to decide
+    /// Format (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels) [default: detected]
     #[arg(long, value_name = "FORMAT", value_parser = parse_format)]
     format: Option<Format>,
     /// Also show the images that it is based on

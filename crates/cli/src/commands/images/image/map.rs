@@ -26,7 +26,7 @@ pub(super) struct MapArgs {
     /// The image
     #[arg(value_name = "IMAGE")]
     image: PathBuf,
-    /// Its format (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels), where its content is not to decide
+    /// Format (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels) [default: detected]
     #[arg(long, value_name = "FORMAT", value_parser = parse_format)]
     format: Option<Format>,
     /// Where on the disk to begin
@@ -43,7 +43,7 @@ impl Verb for MapArgs {
             line: "holdfast image map web1.qcow2",
         },
         Example {
-            wish: "Give it to a script",
+            wish: "Print it as JSON",
             line: "holdfast image map web1.qcow2 --json",
         },
     ];

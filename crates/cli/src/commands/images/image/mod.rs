@@ -25,21 +25,21 @@ pub(crate) struct ImageArgs {
 
 verbs! {
     enum ImageVerb {
-        /// Show what there is to know about an image
+        /// Show the properties of an image
         "info" => Info(info::InfoArgs),
-        /// Show where the bytes of a disk are: which file of the chain, and where in it
+        /// Show where the data of a disk is: in which file of the chain, at which offset
         "map" => Map(map::MapArgs),
-        /// Compare the metadata of an image with itself, and mend it on request
+        /// Check the metadata of an image, and repair it on request
         "check" => Check(check::CheckArgs),
         /// Compare the disks in two images: exit code 0 if they are equal, 1 if not
         "compare" => Compare(compare::CompareArgs),
         /// Convert an image to another format or other options
         "convert" => Convert(convert::ConvertArgs),
-        /// Make an empty image
+        /// Create an empty image
         "create" => Create(create::CreateArgs),
-        /// Give an image another size
+        /// Resize an image
         "resize" => Resize(resize::ResizeArgs),
-        /// Show by what hypervisors know an image, or give it another identity
+        /// Show or change the identity (UUID) of an image
         "identity" => Identity(identity::IdentityArgs),
     }
 }

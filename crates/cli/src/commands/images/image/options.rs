@@ -16,10 +16,10 @@ use crate::units;
 /// Which other files an image may open.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(super) struct GateArgs {
-    /// A file that the image may open though it lies in another folder; may be given several times
+    /// Allow a backing file in another folder; may be repeated
     #[arg(long = "allow-file", visible_alias = "allow", value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// A folder in which the image may open files; may be given several times
+    /// Allow backing files in this folder; may be repeated
     #[arg(long = "allow-dir", value_name = "FOLDER")]
     folders: Vec<PathBuf>,
 }
@@ -72,7 +72,7 @@ pub(super) struct NewImageArgs {
     /// The image that the new one is based on, as the new one is to name it: a relative name starts at its folder
     #[arg(short, long, value_name = "IMAGE")]
     backing: Option<String>,
-    /// The format of that image; what its content says where not given
+    /// Format of that image [default: detected]
     #[arg(long, value_name = "FORMAT", value_parser = parse_format, requires = "backing")]
     backing_format: Option<Format>,
     /// A file of its own for the data, which must not exist yet; a relative name starts at the new image's folder

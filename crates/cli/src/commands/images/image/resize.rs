@@ -27,7 +27,7 @@ pub(super) struct ResizeArgs {
     /// Cut off the end of the disk, and what is in it, where the new size is smaller
     #[arg(long)]
     shrink: bool,
-    /// Its format; what its content says where not given
+    /// Its format [default: detected]
     #[arg(long, value_name = "FORMAT", value_parser = parse_format)]
     format: Option<Format>,
     #[command(flatten)]
@@ -41,7 +41,7 @@ impl Verb for ResizeArgs {
             line: "holdfast image resize web1.qcow2 +10G",
         },
         Example {
-            wish: "Cut off what is past the last partition",
+            wish: "Shrink it to the end of the last partition",
             line: "holdfast image resize web1.raw 20G --shrink",
         },
     ];

@@ -19,7 +19,7 @@ pub(super) struct ListArgs {
     /// Only templates of this name
     #[arg(value_name = "NAME", value_parser = parse_name)]
     name: Option<TemplateName>,
-    /// Also what tags meant before
+    /// Also list earlier versions of tags
     #[arg(long)]
     all: bool,
     #[command(flatten)]
@@ -43,7 +43,7 @@ fn parse_name(text: &str) -> Result<TemplateName, String> {
 impl Verb for ListArgs {
     const EXAMPLES: &'static [Example] = &[
         Example {
-            wish: "See which templates there are, and who vouches for them",
+            wish: "See which templates there are, and who signed them",
             line: "holdfast template list -r /srv/templates",
         },
         Example {

@@ -22,17 +22,17 @@ pub(crate) struct TemplateArgs {
 
 verbs! {
     enum TemplateVerb {
-        /// Put images, or a machine of a snapshot, into the repository under a name and tag, signed
+        /// Store images, or the machine of a snapshot, as a signed template
         "push" => Push(push::PushArgs),
-        /// Write a template into an image or a folder, if somebody who is trusted has signed it
+        /// Write a template to an image or a folder, if a trusted signer has signed it
         "pull" => Pull(pull::PullArgs),
-        /// List templates: what their tags mean now, and who vouches for it
+        /// List templates, their tags and signers
         "list" => List(list::ListArgs),
-        /// Show everything about a template: its disks, its signatures, and what its tag meant before
+        /// Show a template: its disks, its signatures, and earlier versions of its tag
         "show" => Show(list::ShowArgs),
-        /// Give a template another tag or name, with a signature of its own
+        /// Give a template another tag or name, and sign it
         "tag" => Tag(push::TagArgs),
-        /// Remove templates; those of others, and all snapshots of machines, stay
+        /// Remove templates
         "remove" => Remove(remove::RemoveArgs),
     }
 }
@@ -44,7 +44,7 @@ impl Verb for TemplateArgs {
             line: "holdfast template push -r /srv/templates debian12 debian12.qcow2 --sign ~/.ssh/id_ed25519",
         },
         Example {
-            wish: "Use one that a colleague has prepared",
+            wish: "Use a template that a colleague has prepared",
             line: "holdfast template pull -r /srv/templates debian12 web7.qcow2",
         },
     ];

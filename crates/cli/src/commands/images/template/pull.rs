@@ -40,7 +40,7 @@ pub(super) struct PullArgs {
     /// Compress the images where their format can
     #[arg(long)]
     compress: bool,
-    /// Have virt-sysprep make machine id, SSH host keys and the like of the guest anew, and name it like the machine, or the image
+    /// Run virt-sysprep: new machine id, SSH host keys and the like, and a host name like the machine or image
     #[arg(long)]
     sysprep: bool,
     /// Replace the image that is there, or write over the block device
@@ -48,7 +48,7 @@ pub(super) struct PullArgs {
     force: bool,
     #[command(flatten)]
     machine: MachineArgs,
-    /// Take it also where nobody who is trusted has signed it
+    /// Accept a template without a trusted signature
     #[arg(long)]
     unsigned: bool,
     #[command(flatten)]
@@ -60,7 +60,7 @@ pub(super) struct PullArgs {
 /// Who the machine is, in a folder.
 #[derive(Debug, clap::Args)]
 struct MachineArgs {
-    /// What the machine is to be called; like the folder where not given
+    /// Name of the machine [default: the name of the folder]
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
     /// Let the machine keep its name, UUID and network addresses: only where the one that was pushed is gone
@@ -79,7 +79,7 @@ impl Verb for PullArgs {
             line: "holdfast template pull -r /srv/templates web:stable /srv/vms/web7",
         },
         Example {
-            wish: "Take what the tag meant before",
+            wish: "Pull an earlier version",
             line: "holdfast template pull -r /srv/templates debian12@9f86d081884c old.vmdk",
         },
     ];

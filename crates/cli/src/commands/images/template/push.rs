@@ -28,7 +28,7 @@ use crate::units;
 /// Arguments of `template push`.
 #[derive(Debug, clap::Args)]
 pub(super) struct PushArgs {
-    /// What to call it; the tag is `latest` where not given
+    /// Name and tag of the template [default tag: latest]
     #[arg(value_name = "NAME[:TAG]")]
     label: TemplateLabel,
     /// Images, each with NAME= before it where the disk is to be called otherwise; or one snapshot of a machine in the repository, with its configuration: a machine's name is its newest
@@ -36,10 +36,10 @@ pub(super) struct PushArgs {
     sources: Vec<OsString>,
     #[command(flatten)]
     wording: WordingArgs,
-    /// The format of all images, where their content is not to decide (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels)
+    /// Format of all images (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels) [default: detected]
     #[arg(long, value_name = "FORMAT", value_parser = crate::args::parse_format)]
     format: Option<Format>,
-    /// A file that images may be based on though it lies in another folder; may be given several times
+    /// Allow a backing file in another folder; may be repeated
     #[arg(long = "allow", value_name = "FILE")]
     allowed: Vec<PathBuf>,
     #[command(flatten)]
@@ -54,7 +54,7 @@ pub(super) struct TagArgs {
     /// The template, by its tag or by its digest
     #[arg(value_name = "NAME[:TAG]|NAME@DIGEST")]
     template: TemplateReference,
-    /// What it is to be called, too
+    /// The new name and tag
     #[arg(value_name = "NAME[:TAG]")]
     label: TemplateLabel,
     #[command(flatten)]
@@ -70,10 +70,10 @@ pub(super) struct TagArgs {
 /// What is said of a template.
 #[derive(Debug, clap::Args)]
 struct WordingArgs {
-    /// What is to be known of it, in one line
+    /// Description, in one line
     #[arg(long, value_name = "TEXT", default_value = "")]
     description: String,
-    /// Let the tag mean this, where it is there with other content; that stays, and NAME@DIGEST names it
+    /// Move an existing tag to this content; the old content stays as NAME@DIGEST
     #[arg(long)]
     replace: bool,
 }
@@ -98,11 +98,11 @@ impl Verb for PushArgs {
 impl Verb for TagArgs {
     const EXAMPLES: &'static [Example] = &[
         Example {
-            wish: "Let everybody have what was tried",
+            wish: "Publish a tested version as latest",
             line: "holdfast template tag -r /srv/templates debian12:2026-11 debian12:stable --replace",
         },
         Example {
-            wish: "Let a tag mean again what it meant before",
+            wish: "Move a tag back to an earlier version",
             line: "holdfast template tag -r /srv/templates debian12@9f86d081884c debian12:stable --replace",
         },
     ];

@@ -14,13 +14,13 @@ use crate::output::{Page, Report};
 /// Arguments of `template remove`.
 #[derive(Debug, clap::Args)]
 pub(super) struct RemoveArgs {
-    /// A tag, with all that it has meant; or a content, under all tags of the name
+    /// A tag with all its versions, or one content under all tags of the name
     #[arg(value_name = "NAME[:TAG]|NAME@DIGEST")]
     template: TemplateReference,
-    /// Everything under the name: all tags, and what cannot be read
+    /// Remove everything under the name: all tags, and templates that cannot be read
     #[arg(long)]
     all: bool,
-    /// Show what would go; remove nothing
+    /// Show what would be removed; change nothing
     #[arg(short = 'n', long)]
     dry_run: bool,
 }

@@ -23,10 +23,10 @@ const REVOKED: &str = "revoked_signers";
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Signatures")]
 pub(super) struct TrustArgs {
-    /// File that says whose key is whose, as ssh-keygen(1) and git have it; /etc/holdfast/allowed_signers or ~/.config/holdfast/allowed_signers where not given [env: HOLDFAST_ALLOWED_SIGNERS]
+    /// Allowed signers file, as of ssh-keygen(1) and git [default: /etc/holdfast/allowed_signers or ~/.config/holdfast/allowed_signers] [env: HOLDFAST_ALLOWED_SIGNERS]
     #[arg(long, value_name = "FILE")]
     allowed_signers: Option<PathBuf>,
-    /// Keys that count no more: a KRL, or public keys by the line; revoked_signers beside the default of allowed_signers where not given [env: HOLDFAST_REVOKED_SIGNERS]
+    /// Revoked keys: a KRL, or one public key per line [default: revoked_signers beside the default allowed_signers] [env: HOLDFAST_REVOKED_SIGNERS]
     #[arg(long, value_name = "FILE")]
     revoked_signers: Option<PathBuf>,
 }
@@ -38,7 +38,7 @@ pub(super) struct SignArgs {
     /// Sign with this SSH key: a private key, or the public one of a key in an agent [env: HOLDFAST_TEMPLATE_KEY]
     #[arg(long = "sign", value_name = "KEY", conflicts_with = "unsigned")]
     key: Option<PathBuf>,
-    /// Do without signatures: nobody vouches for what is shared
+    /// Do not sign: nothing proves who made the template
     #[arg(long)]
     unsigned: bool,
 }

@@ -4,7 +4,7 @@ mod change;
 mod list;
 mod paper;
 
-use crate::args::{Example, NewPasswordArgs, VerbEntry};
+use crate::args::{Example, NO_HEADING, NewPasswordArgs, VerbEntry};
 use crate::commands::verb::{Verb, VerbSet, verbs};
 use crate::context::Context;
 use crate::errors::Error;
@@ -23,11 +23,11 @@ verbs! {
         "list" => List(ListArgs),
         /// Add a password; the others stay
         "add" => Add(AddArgs),
-        /// Put a new password in the place of the one that opens the repository
+        /// Replace the password that opened the repository with a new one
         "rotate" => Rotate(RotateArgs),
-        /// Remove a key; never the last one
+        /// Remove a key; the last one cannot be removed
         "remove" => Remove(RemoveArgs),
-        /// Print the paper key: text that opens the repository when all passwords are lost
+        /// Print the paper key, which opens the repository when all passwords are lost
         "paper" => Paper(PaperArgs),
     }
 }
@@ -42,8 +42,8 @@ struct PaperArgs {}
 struct AddArgs {
     #[command(flatten)]
     new_password: NewPasswordArgs,
-    /// What to call the new password: whose it is, or where
-    #[arg(long, value_name = "TEXT", default_value = "")]
+    /// Label of the new password in `key list`
+    #[arg(long, value_name = "TEXT", default_value = "", help_heading = NO_HEADING)]
     label: String,
 }
 
@@ -51,8 +51,8 @@ struct AddArgs {
 struct RotateArgs {
     #[command(flatten)]
     new_password: NewPasswordArgs,
-    /// What to call the new password; like the old one where not given
-    #[arg(long, value_name = "TEXT")]
+    /// Label of the new password [default: that of the old one]
+    #[arg(long, value_name = "TEXT", help_heading = NO_HEADING)]
     label: Option<String>,
 }
 
@@ -95,7 +95,7 @@ impl Verb for ListArgs {
 impl Verb for AddArgs {
     const EXAMPLES: &'static [Example] = &[
         Example {
-            wish: "Give a colleague a password of her own",
+            wish: "Add a password for a colleague",
             line: "holdfast key add -r /backup/vms --label alice",
         },
         Example {
@@ -122,7 +122,7 @@ impl Verb for RotateArgs {
 
 impl Verb for RemoveArgs {
     const EXAMPLES: &'static [Example] = &[Example {
-        wish: "Take a colleague's password away",
+        wish: "Remove a colleague's password",
         line: "holdfast key remove -r /backup/vms 0123456789abcdef",
     }];
 

@@ -32,7 +32,7 @@ pub(super) struct MachinesArgs {
 
 impl Verb for MachinesArgs {
     const EXAMPLES: &'static [Example] = &[Example {
-        wish: "Hear of machines that were not backed up for more than a day",
+        wish: "Report machines without a backup for more than a day",
         line: "holdfast monitor machines -r /backup/vms --within 26h",
     }];
     const UNUSED: &'static [SharedOptions] = &[SharedOptions::Progress];

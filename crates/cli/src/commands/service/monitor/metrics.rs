@@ -37,7 +37,7 @@ impl Verb for MetricsArgs {
             line: "holdfast monitor metrics /etc/sanoid/sanoid.conf",
         },
         Example {
-            wish: "Have node_exporter tell them: every 5 minutes",
+            wish: "Write them for node_exporter every 5 minutes",
             line: "holdfast monitor metrics --output /var/lib/node_exporter/holdfast.prom",
         },
     ];
