@@ -236,6 +236,11 @@ impl<'a> Hypervisors<'a> {
         }
     }
 
+    /// Whether libvirt is on another host, which may ask for a password.
+    pub fn is_remote(&self) -> bool {
+        self.uri.split_once(':').is_some_and(|(scheme, _)| scheme.contains('+'))
+    }
+
     /// The connection to libvirt.
     pub fn libvirt(&self) -> Result<&Libvirt, Error> {
         if let Some(libvirt) = self.libvirt.get() {

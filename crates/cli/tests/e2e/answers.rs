@@ -90,6 +90,47 @@ fn wrong_usage_is_told_on_standard_error_with_code_2() {
 }
 
 #[test]
+fn an_unknown_command_leads_to_the_right_one() {
+    for (words, message, hint) in [
+        (&["snapshots"][..], "unknown command 'snapshots'", "use 'holdfast list'"),
+        (
+            &["bakup", "web1"],
+            "unknown command 'bakup'",
+            "did you mean 'holdfast backup'?",
+        ),
+        (
+            &["mount", "-r", "/backup", "web1", "/mnt"],
+            "web1 is not the name of a host snapshot, and snapshots of a repository cannot be mounted",
+            "open their disks with 'holdfast serve nbd'",
+        ),
+    ] {
+        let said = stderr(&run(words));
+        assert!(
+            said.starts_with(&format!("holdfast: {message}\nhint: {hint}")),
+            "{said}"
+        );
+        let words: Vec<&str> = words.iter().copied().chain(["--json"]).collect();
+        let answer = document(&stdout(&run(&words)));
+        assert_eq!(answer["error"]["message"], message);
+    }
+}
+
+#[test]
+fn the_program_alone_prints_a_screen() {
+    let said = stderr(&run(&[]));
+    assert!(
+        said.contains("Common commands:") && said.contains("holdfast help"),
+        "{said}"
+    );
+    assert!(said.lines().count() <= 25, "{said}");
+    let help = run(&["help", "image", "info"]);
+    assert_eq!(help.status.code(), Some(0));
+    assert_eq!(stdout(&help), stdout(&run(&["image", "info", "--help"])));
+    let said = stderr(&run(&["help", "image", "inof"]));
+    assert!(said.contains("did you mean 'holdfast image info'?"), "{said}");
+}
+
+#[test]
 fn an_error_names_what_why_and_what_next() {
     let folder = tempfile::tempdir().unwrap();
     let missing = folder.path().join("missing");
@@ -131,6 +172,7 @@ fn completions_are_scripts_for_each_shell() {
         let output = run(&["completions", shell]);
         assert_eq!(output.status.code(), Some(0));
         assert!(stdout(&output).contains(sign), "{shell}");
+        assert!(stdout(&output).contains(" complete --"), "{shell}");
     }
 }
 

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod answers;
+mod completion;
 mod documents;
 mod help;
 mod host;

@@ -47,13 +47,11 @@ impl Verb for CompletionsArgs {
 /// Prints the script.
 fn run(args: &CompletionsArgs, context: &Context) -> Result<Exit, Error> {
     context.output().refuse_json("completions")?;
-    let shell = match args.shell {
-        Shell::Bash => clap_complete::Shell::Bash,
-        Shell::Fish => clap_complete::Shell::Fish,
-        Shell::Zsh => clap_complete::Shell::Zsh,
+    let script = match args.shell {
+        Shell::Bash => include_str!("complete/bash.sh"),
+        Shell::Fish => include_str!("complete/fish.sh"),
+        Shell::Zsh => include_str!("complete/zsh.sh"),
     };
-    let mut script = Vec::new();
-    clap_complete::generate(shell, &mut context.command_line().tree(), "holdfast", &mut script);
-    context.output().data(&script)?;
+    context.output().data(script.as_bytes())?;
     Ok(Exit::Ok)
 }

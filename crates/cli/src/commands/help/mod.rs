@@ -1,6 +1,7 @@
 //! Verbs about the program itself, and about what went wrong.
 
 mod command_help;
+mod complete;
 mod completions;
 mod doctor;
 mod man;
@@ -20,5 +21,9 @@ verbs! {
         "man" => Man(man::ManArgs),
         /// Show the help of a command
         "help" => Help(command_help::HelpArgs),
+    }
+    internal {
+        /// List what can stand at the cursor, for the completion scripts
+        "complete" => Complete(complete::CompleteArgs),
     }
 }

@@ -1,0 +1,107 @@
+//! `holdfast complete`: what can stand at the cursor of a shell, for the scripts of `holdfast completions`.
+//!
+//! The first line of the answer says whether the shell is to add files: `none`, `files` or `folders`. Then each line is a word, and behind a
+//! tab what it is. What cannot be found out (no permission, no password without a question) is left out: a shell shows no errors here.
+
+mod cursor;
+mod line;
+mod values;
+
+use std::ffi::OsString;
+
+use clap::{Arg, Command};
+
+use self::cursor::{Cursor, Place};
+use self::values::{Files, Value, values_of};
+use crate::args::{CommandLine, Example, SharedOptions};
+use crate::commands::verb::Verb;
+use crate::context::Context;
+use crate::errors::Error;
+use crate::exit::Exit;
+use crate::output::printable;
+
+/// Arguments of `complete`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct CompleteArgs {
+    /// The line up to the cursor, as a shell has it that splits words at colons
+    #[arg(long, value_name = "LINE", allow_hyphen_values = true, conflicts_with = "words")]
+    line: Option<OsString>,
+    /// The words up to the cursor, the program first
+    #[arg(value_name = "WORD", trailing_var_arg = true, allow_hyphen_values = true)]
+    words: Vec<OsString>,
+}
+
+impl Verb for CompleteArgs {
+    const EXAMPLES: &'static [Example] = &[Example {
+        wish: "The scripts of holdfast completions start it",
+        line: "holdfast complete -- holdfast backup --ta",
+    }];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository, SharedOptions::Json, SharedOptions::Progress];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        let words = match &self.line {
+            Some(line) => line::words(&line.to_string_lossy()),
+            None => self
+                .words
+                .iter()
+                .map(|word| word.to_string_lossy().into_owned())
+                .collect(),
+        };
+        let mut root = context.command_line().tree();
+        root.build();
+        let cursor = Cursor::at(&root, &words);
+        let (files, found) = candidates(&cursor, context);
+        let mut text = format!("{}\n", files.word());
+        for value in found.iter().filter(|value| value.word.starts_with(&cursor.typed)) {
+            // A word with control characters cannot be typed, and could be anything on a terminal.
+            if printable(&value.word) == value.word {
+                text += &format!("{}{}\t{}\n", cursor.prefix, value.word, printable(&value.about));
+            }
+        }
+        context.output().data(text.as_bytes())?;
+        Ok(Exit::Ok)
+    }
+}
+
+/// What can stand at the cursor.
+fn candidates(cursor: &Cursor<'_>, context: &Context) -> (Files, Vec<Value>) {
+    match &cursor.place {
+        Place::Verb => (Files::None, verbs(cursor.command, &cursor.path, context.command_line())),
+        Place::Option => (Files::None, options(cursor.command)),
+        Place::Value(_) if cursor.path == "help" => (Files::None, topics(cursor, context.command_line())),
+        Place::Value(arg) => values_of(arg, cursor, context),
+        Place::Nothing => (Files::None, Vec::new()),
+    }
+}
+
+/// The verbs below `command` that people start.
+fn verbs(command: &Command, path: &str, line: &CommandLine) -> Vec<Value> {
+    let below = line.verbs_for_people(path);
+    let found = below.filter_map(|verb| command.find_subcommand(verb.name));
+    found
+        .map(|verb| Value::new(verb.get_name(), &about(verb.get_about())))
+        .collect()
+}
+
+/// The commands whose help can be shown.
+fn topics(cursor: &Cursor<'_>, line: &CommandLine) -> Vec<Value> {
+    let given: Vec<&str> = cursor.given.iter().map(|(_, word)| word.as_str()).collect();
+    let path = given.join(" ");
+    let names = line.verbs_for_people(&path).map(|verb| verb.name);
+    names.map(|name| Value::new(name, "")).collect()
+}
+
+/// The options of `command` that are shown in its help.
+fn options(command: &Command) -> Vec<Value> {
+    let shown = command.get_arguments().filter(|arg| !arg.is_hide_set());
+    let named = shown.filter_map(|arg: &Arg| Some((arg.get_long()?, arg)));
+    named
+        .map(|(long, arg)| Value::new(&format!("--{long}"), &about(arg.get_help())))
+        .collect()
+}
+
+/// The first sentence of a help text.
+fn about(help: Option<&clap::builder::StyledStr>) -> String {
+    let text = help.map(ToString::to_string).unwrap_or_default();
+    text.lines().next().unwrap_or_default().to_owned()
+}

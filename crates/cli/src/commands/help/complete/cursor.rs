@@ -1,0 +1,186 @@
+//! Where on the command line the cursor is.
+
+use clap::{Arg, Command};
+
+/// What is at the cursor.
+pub(super) struct Cursor<'c> {
+    /// The verb, or the program.
+    pub(super) command: &'c Command,
+    /// Its path: `image info`.
+    pub(super) path: String,
+    /// What has to stand there.
+    pub(super) place: Place<'c>,
+    /// What is typed of it.
+    pub(super) typed: String,
+    /// What stands before it in the same word: `--tag=`.
+    pub(super) prefix: String,
+    /// The values that were given before.
+    pub(super) given: Vec<(&'c Arg, String)>,
+}
+
+/// What has to stand at the cursor.
+pub(super) enum Place<'c> {
+    /// A verb.
+    Verb,
+    /// An option.
+    Option,
+    /// A value of an option, or an argument.
+    Value(&'c Arg),
+    /// Nothing that is known.
+    Nothing,
+}
+
+impl<'c> Cursor<'c> {
+    /// The cursor behind the last of `words`, of which the first is the program.
+    pub(super) fn at(root: &'c Command, words: &[String]) -> Self {
+        let (typed, before) = match words.split_last() {
+            Some((typed, before)) if !before.is_empty() => (typed.as_str(), &before[1..]),
+            _ => ("", &[][..]),
+        };
+        let mut read = Read {
+            command: root,
+            path: Vec::new(),
+            given: Vec::new(),
+            waiting: None,
+            position: 0,
+            are_options_over: false,
+        };
+        for word in before {
+            read.word(word);
+        }
+        let (place, prefix) = read.place(typed);
+        Self {
+            command: read.command,
+            path: read.path.join(" "),
+            place,
+            typed: typed[prefix.len()..].to_owned(),
+            prefix,
+            given: read.given,
+        }
+    }
+}
+
+/// What the words before the cursor mean.
+struct Read<'c> {
+    command: &'c Command,
+    path: Vec<&'c str>,
+    given: Vec<(&'c Arg, String)>,
+    /// The option that waits for its value.
+    waiting: Option<&'c Arg>,
+    position: usize,
+    are_options_over: bool,
+}
+
+impl<'c> Read<'c> {
+    fn word(&mut self, word: &str) {
+        if let Some(arg) = self.waiting.take() {
+            self.given.push((arg, word.to_owned()));
+        } else if !self.are_options_over && word == "--" {
+            self.are_options_over = true;
+        } else if !self.are_options_over && word.len() > 1 && word.starts_with('-') {
+            let (name, value) = word
+                .split_once('=')
+                .map_or((word, None), |(name, value)| (name, Some(value)));
+            match (self.option(name), value) {
+                (Some(arg), Some(value)) => self.given.push((arg, value.to_owned())),
+                (Some(arg), None) if needs_value(arg) => self.waiting = Some(arg),
+                _ => {}
+            }
+        } else if let Some(below) = self.command.find_subcommand(word) {
+            self.command = below;
+            self.path.push(below.get_name());
+        } else if let Some(arg) = self.argument() {
+            self.given.push((arg, word.to_owned()));
+            self.position += 1;
+        }
+    }
+
+    /// What has to stand behind the words, where `typed` is typed of it; and what of that is an option before its value.
+    fn place(&self, typed: &str) -> (Place<'c>, String) {
+        if let Some(arg) = self.waiting {
+            return (Place::Value(arg), String::new());
+        }
+        if !self.are_options_over && typed.starts_with('-') {
+            return match typed.split_once('=') {
+                None => (Place::Option, String::new()),
+                Some((name, _)) => match self.option(name) {
+                    Some(arg) => (Place::Value(arg), format!("{name}=")),
+                    None => (Place::Nothing, String::new()),
+                },
+            };
+        }
+        let place = match self.argument() {
+            _ if self.command.has_subcommands() => Place::Verb,
+            Some(arg) => Place::Value(arg),
+            None => Place::Nothing,
+        };
+        (place, String::new())
+    }
+
+    /// The option of that name, with its dashes.
+    fn option(&self, name: &str) -> Option<&'c Arg> {
+        let command: &'c Command = self.command;
+        command.get_arguments().find(|arg| match name.strip_prefix("--") {
+            Some(long) => arg.get_long() == Some(long),
+            None => name.len() == 2 && arg.get_short() == name.chars().nth(1),
+        })
+    }
+
+    /// The argument that stands here; the last one where it takes several.
+    fn argument(&self) -> Option<&'c Arg> {
+        let command: &'c Command = self.command;
+        let arguments: Vec<&'c Arg> = command.get_positionals().collect();
+        let several = |arg: &&&Arg| arg.get_num_args().is_some_and(|count| count.max_values() > 1);
+        let last = arguments.last().filter(several);
+        arguments.get(self.position).or(last).copied()
+    }
+}
+
+/// Whether the word behind an option is its value.
+fn needs_value(arg: &Arg) -> bool {
+    arg.get_action().takes_values() && arg.get_num_args().is_none_or(|count| count.min_values() > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Cursor, Place};
+    use crate::commands::COMMAND_LINE;
+
+    /// The verb, the kind of place, and what is typed of it.
+    fn at(line: &str) -> (String, String, String) {
+        let mut root = COMMAND_LINE.tree();
+        root.build();
+        let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
+        let cursor = Cursor::at(&root, &words);
+        let place = match cursor.place {
+            Place::Verb => "verb".to_owned(),
+            Place::Option => "option".to_owned(),
+            Place::Value(arg) => arg.get_id().to_string(),
+            Place::Nothing => "nothing".to_owned(),
+        };
+        (cursor.path, place, cursor.prefix + "|" + &cursor.typed)
+    }
+
+    #[test]
+    fn the_place_of_the_cursor_is_found() {
+        for (line, path, place, typed) in [
+            ("holdfast ", "", "verb", "|"),
+            ("holdfast -r /x im", "", "verb", "|im"),
+            ("holdfast image ", "image", "verb", "|"),
+            ("holdfast image info --fo", "image info", "option", "|--fo"),
+            ("holdfast backup we", "backup", "sources", "|we"),
+            ("holdfast backup web1 web2 w", "backup", "sources", "|w"),
+            ("holdfast backup --tag ", "backup", "tags", "|"),
+            ("holdfast backup --tag=a", "backup", "tags", "--tag=|a"),
+            ("holdfast backup -r ", "backup", "repository", "|"),
+            ("holdfast backup --with-memory ", "backup", "sources", "|"),
+            ("holdfast backup -- --ta", "backup", "sources", "|--ta"),
+            ("holdfast restore web1 ", "restore", "target", "|"),
+            ("holdfast restore web1 x ", "restore", "nothing", "|"),
+            ("holdfast run ni", "run", "jobs", "|ni"),
+        ] {
+            let found = at(line);
+            assert_eq!(found, (path.to_owned(), place.to_owned(), typed.to_owned()), "{line}");
+        }
+    }
+}

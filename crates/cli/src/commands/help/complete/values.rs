@@ -1,0 +1,321 @@
+//! Values that can stand at the cursor: from the help, from the repository, from the host.
+
+use clap::Arg;
+use holdfast_engine::{ListRequest, Providers, list, list_host_snapshots, time_of};
+use holdfast_host::Hypervisor as _;
+use holdfast_host::provider::{Dataset, ProviderKind};
+use holdfast_repo::Manifest;
+
+use super::cursor::Cursor;
+use crate::args::{PasswordArgs, RepositoryArgs, SharedOptions};
+use crate::context::Context;
+use crate::context::holdfast_file::HoldfastFileArgs;
+use crate::machines::{Hypervisors, datasets};
+
+/// A word, and what it is.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Value {
+    pub(super) word: String,
+    pub(super) about: String,
+}
+
+impl Value {
+    pub(super) fn new(word: &str, about: &str) -> Self {
+        Self {
+            word: word.to_owned(),
+            about: about.to_owned(),
+        }
+    }
+}
+
+/// Whether the shell is to add files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Files {
+    None,
+    Files,
+    Folders,
+}
+
+impl Files {
+    /// What the scripts read.
+    pub(super) fn word(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Files => "files",
+            Self::Folders => "folders",
+        }
+    }
+}
+
+/// More ids than that are no help without the first digit.
+const IDS_MAX: usize = 50;
+
+/// The values of an option or argument. What they mean is said by the name of the value in the help.
+pub(super) fn values_of(arg: &Arg, cursor: &Cursor<'_>, context: &Context) -> (Files, Vec<Value>) {
+    let possible = arg.get_possible_values();
+    if !possible.is_empty() {
+        let shown = possible.iter().filter(|value| !value.is_hide_set());
+        let about = |help: Option<&clap::builder::StyledStr>| help.map(ToString::to_string).unwrap_or_default();
+        return (
+            Files::None,
+            shown
+                .map(|value| Value::new(value.get_name(), &about(value.get_help())))
+                .collect(),
+        );
+    }
+    let name = arg
+        .get_value_names()
+        .and_then(|names| names.first())
+        .map_or("", |name| name.as_str());
+    let found = Found {
+        context: context.silent(repository_of(cursor)),
+        cursor,
+    };
+    match name {
+        "MACHINE" if found.is_about_repository() => (Files::None, found.stored_machines()),
+        "NAME" if matches!(arg.get_id().as_str(), "machine" | "machines") => (Files::None, found.stored_machines()),
+        "MACHINE" | "MACHINE@SNAPSHOT" => (Files::None, found.machines()),
+        "SOURCE" | "MACHINE[@SNAPSHOT]|IMAGE" => (Files::Files, found.machines()),
+        "MACHINE|DATASET" | "DATASET|MACHINE" => (Files::None, [found.machines(), found.datasets()].concat()),
+        "SNAPSHOT" | "SNAPSHOT|all" | "SNAPSHOT|MACHINE" => (Files::None, found.snapshots()),
+        "SNAPSHOT[:DISK]" | "OLD[:DISK]" | "NEW[:DISK]" => {
+            (Files::None, [found.snapshots(), found.stored_disks()].concat())
+        }
+        "IMAGE|SNAPSHOT|MACHINE" => (Files::Files, found.snapshots()),
+        "DISK" => (Files::None, found.disks()),
+        "TAG" => (Files::None, found.tags()),
+        "JOB" => (Files::None, found.jobs()),
+        "LOCATION" => (Files::Folders, found.repositories()),
+        "DATASET" | "[[USER@]HOST:]SOURCE" | "[[USER@]HOST:]TARGET" => (Files::None, found.datasets()),
+        "DATASET@NAME" => (Files::None, found.host_snapshots()),
+        "FOLDER" | "DIR" => (Files::Folders, Vec::new()),
+        "FILE" | "IMAGE" | "OTHER" | "ARCHIVE" | "PATH" | "SOCKET" | "TARGET" | "CLONE" | "KEY" => {
+            (Files::Files, Vec::new())
+        }
+        _ => (Files::None, Vec::new()),
+    }
+}
+
+/// The options about the repository that are typed.
+fn repository_of(cursor: &Cursor<'_>) -> RepositoryArgs {
+    RepositoryArgs {
+        repository: given(cursor, "repository").map(Into::into),
+        password: PasswordArgs {
+            password_file: given(cursor, "password_file").map(Into::into),
+            ..PasswordArgs::default()
+        },
+    }
+}
+
+/// The last value of an option that is typed.
+fn given<'c>(cursor: &'c Cursor<'_>, id: &str) -> Option<&'c str> {
+    let mut given = cursor.given.iter().rev();
+    given
+        .find(|(arg, _)| arg.get_id() == id)
+        .map(|(_, value)| value.as_str())
+}
+
+/// Where values are found.
+struct Found<'c> {
+    context: Context,
+    cursor: &'c Cursor<'c>,
+}
+
+impl Found<'_> {
+    /// Whether the machines of the verb are those that the repository has.
+    fn is_about_repository(&self) -> bool {
+        let verb = self.context.command_line().verb(&self.cursor.path);
+        self.cursor.path != "resume" && verb.is_some_and(|verb| !verb.unused.contains(&SharedOptions::Repository))
+    }
+
+    /// Machines of libvirt. A connection that may ask for a password is not made.
+    fn machines(&self) -> Vec<Value> {
+        let hypervisors = Hypervisors::new(given(self.cursor, "connect"), &self.context);
+        if hypervisors.is_remote() {
+            return Vec::new();
+        }
+        let machines = hypervisors.libvirt().ok().and_then(|libvirt| libvirt.machines().ok());
+        let machines = machines.unwrap_or_default();
+        machines
+            .iter()
+            .map(|machine| Value::new(&machine.name, "machine"))
+            .collect()
+    }
+
+    /// Disks of the machines that are typed.
+    fn disks(&self) -> Vec<Value> {
+        let hypervisors = Hypervisors::new(given(self.cursor, "connect"), &self.context);
+        if hypervisors.is_remote() {
+            return Vec::new();
+        }
+        let Ok(libvirt) = hypervisors.libvirt() else {
+            return Vec::new();
+        };
+        let words = self.cursor.given.iter().filter(|(arg, _)| arg.is_positional());
+        let machines = words.filter_map(|(_, word)| libvirt.machine(word).ok()?.describe().ok());
+        let disks = machines.flat_map(|machine| {
+            let name = machine.summary.name.clone();
+            machine
+                .disks
+                .into_iter()
+                .map(move |disk| Value::new(&disk.target, &format!("disk of {name}")))
+        });
+        sorted(disks.collect())
+    }
+
+    /// The snapshots of the repository, the newest first; none where a password would have to be asked for.
+    fn manifests(&self) -> Vec<Manifest> {
+        if !self.context.opens_without_question() {
+            return Vec::new();
+        }
+        let listed = self
+            .context
+            .open_repository()
+            .ok()
+            .and_then(|repository| list(&repository, &ListRequest::default()).ok());
+        let mut snapshots = listed.map(|listed| listed.snapshots).unwrap_or_default();
+        snapshots.reverse();
+        snapshots
+    }
+
+    fn stored_machines(&self) -> Vec<Value> {
+        let snapshots = self.manifests();
+        sorted(
+            snapshots
+                .iter()
+                .map(|snapshot| Value::new(&snapshot.machine, "machine in the repository"))
+                .collect(),
+        )
+    }
+
+    fn tags(&self) -> Vec<Value> {
+        let snapshots = self.manifests();
+        let tags = snapshots.iter().flat_map(|snapshot| &snapshot.tags);
+        sorted(tags.map(|tag| Value::new(tag, "tag in the repository")).collect())
+    }
+
+    /// Machines of the repository; with `@`, the times of one; and ids.
+    fn snapshots(&self) -> Vec<Value> {
+        let snapshots = self.manifests();
+        let time = |snapshot: &Manifest| {
+            let zoned = time_of(snapshot).to_zoned(self.context.zone().clone());
+            zoned.strftime("%Y-%m-%dT%H:%M:%S").to_string()
+        };
+        if let Some((machine, _)) = self.cursor.typed.split_once('@') {
+            let of_machine = snapshots.iter().filter(|snapshot| snapshot.machine == machine);
+            let times =
+                of_machine.map(|snapshot| Value::new(&format!("{machine}@{}", time(snapshot)), &snapshot.id.short()));
+            return [
+                vec![Value::new(&format!("{machine}@latest"), "the newest")],
+                times.collect(),
+            ]
+            .concat();
+        }
+        let names = snapshots
+            .iter()
+            .map(|snapshot| Value::new(&snapshot.machine, "the newest snapshot of the machine"));
+        let mut found = sorted(names.collect());
+        if !self.cursor.typed.is_empty() || snapshots.len() <= IDS_MAX {
+            let about = |snapshot: &Manifest| format!("{} {}", snapshot.machine, time(snapshot));
+            found.extend(
+                snapshots
+                    .iter()
+                    .map(|snapshot| Value::new(&snapshot.id.short(), &about(snapshot))),
+            );
+        }
+        found
+    }
+
+    /// The disks of the snapshot before the colon: an id, a machine, or MACHINE@latest.
+    fn stored_disks(&self) -> Vec<Value> {
+        let Some((name, _)) = self.cursor.typed.rsplit_once(':') else {
+            return Vec::new();
+        };
+        let machine = name.strip_suffix("@latest").unwrap_or(name);
+        let snapshots = self.manifests();
+        let is_it = |snapshot: &&Manifest| snapshot.machine == machine || snapshot.id.to_string().starts_with(name);
+        let disks = snapshots.iter().find(is_it).map(|snapshot| snapshot.disks.iter());
+        let disks = disks.into_iter().flatten();
+        disks
+            .map(|disk| Value::new(&format!("{name}:{}", disk.name), "disk"))
+            .collect()
+    }
+
+    fn jobs(&self) -> Vec<Value> {
+        let config = self.configuration();
+        let jobs = config.iter().flat_map(|config| &config.jobs);
+        jobs.map(|job| Value::new(&job.name, &job.kind.name.to_string()))
+            .collect()
+    }
+
+    fn repositories(&self) -> Vec<Value> {
+        let config = self.configuration();
+        let repositories = config.iter().flat_map(|config| &config.repositories);
+        repositories
+            .map(|repository| Value::new(&repository.name, &repository.path))
+            .collect()
+    }
+
+    fn configuration(&self) -> Option<holdfast_policy::config::Config> {
+        let file = HoldfastFileArgs {
+            config: given(self.cursor, "config").map(Into::into),
+        };
+        file.load(&self.context).ok()
+    }
+
+    fn known_datasets(&self, providers: &Providers) -> Vec<Dataset> {
+        let of = |kind| providers.of(kind).datasets().unwrap_or_default();
+        let states = ProviderKind::ALL.into_iter().flat_map(of);
+        states.map(|state| state.dataset).collect()
+    }
+
+    fn datasets(&self) -> Vec<Value> {
+        let known = self.known_datasets(&datasets::providers(&self.context));
+        sorted(
+            known
+                .iter()
+                .map(|dataset| Value::new(&typed_as(dataset), "dataset"))
+                .collect(),
+        )
+    }
+
+    /// Datasets; with `@`, the host snapshots of one.
+    fn host_snapshots(&self) -> Vec<Value> {
+        let providers = datasets::providers(&self.context);
+        let known = self.known_datasets(&providers);
+        let Some((dataset, _)) = self.cursor.typed.split_once('@') else {
+            return sorted(
+                known
+                    .iter()
+                    .map(|dataset| Value::new(&format!("{}@", typed_as(dataset)), "dataset"))
+                    .collect(),
+            );
+        };
+        let Some(known) = known
+            .into_iter()
+            .find(|known| typed_as(known) == dataset || known.to_string() == dataset)
+        else {
+            return Vec::new();
+        };
+        let lists = list_host_snapshots(&providers, &[known], false).unwrap_or_default();
+        let snapshots = lists.iter().flat_map(|list| &list.snapshots);
+        snapshots
+            .map(|state| Value::new(&format!("{dataset}@{}", state.snapshot.name.name), "host snapshot"))
+            .collect()
+    }
+}
+
+/// A dataset as people type it: without `zfs:` where the rest cannot be a machine.
+fn typed_as(dataset: &Dataset) -> String {
+    let name = dataset.to_string();
+    match name.strip_prefix("zfs:") {
+        Some(short) if short.contains('/') => short.to_owned(),
+        _ => name,
+    }
+}
+
+fn sorted(mut values: Vec<Value>) -> Vec<Value> {
+    values.sort();
+    values.dedup();
+    values
+}

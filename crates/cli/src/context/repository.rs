@@ -1,0 +1,201 @@
+//! The repository of a verb, and the way into it.
+
+use std::ffi::{OsStr, OsString};
+use std::sync::Arc;
+
+use holdfast_engine::{Location, Protection, Unlock, check_sighting, protection};
+use holdfast_repo::key::SystemRandomness;
+use holdfast_repo::{Repository, Surroundings, SystemProcesses};
+
+use super::Context;
+use crate::args::ToPasswordArgs;
+use crate::context::holdfast_file;
+use crate::context::password::{Password, PasswordSource, PasswordUse};
+use crate::errors::{Error, PasswordError};
+use crate::process::environment;
+use crate::process::terminal::ControllingTerminal;
+use crate::process::time;
+
+impl Context {
+    /// Whether the command line names a repository; the environment may name one for all commands.
+    pub fn is_repository_named(&self) -> bool {
+        self.global.repository.repository.is_some()
+    }
+
+    /// Where the repository is: a path, or what holdfast.toml says of a name.
+    pub fn repository(&self) -> Result<OsString, Error> {
+        let word = self.global.repository.location(&self.environment)?;
+        let configured = holdfast_file::repository(&word, self)?;
+        Ok(configured.map_or(word, |repository| repository.path.into()))
+    }
+
+    /// Where the password of the repository comes from: what an option says, else what holdfast.toml says of a repository that is named,
+    /// else what is left.
+    pub(super) fn password_source(&self) -> Result<PasswordSource, Error> {
+        let args = &self.global.repository.password;
+        if args.password_file.is_none() && args.password_command.is_none() {
+            let word = self.global.repository.location(&self.environment)?;
+            if let Some(source) = holdfast_file::password_of(&word, self)? {
+                return Ok(source);
+            }
+        }
+        Ok(PasswordSource::choose(args, &self.environment)?)
+    }
+
+    /// Whether the password is given for just this repository: by an option, in holdfast.toml, or as the password itself. A file or command of the
+    /// environment is often set for all that a user or service does.
+    pub fn is_password_of_this_repository(&self) -> Result<bool, Error> {
+        let args = &self.global.repository.password;
+        let is_said = self.variable(environment::PASSWORD).is_some();
+        if is_said || args.password_file.is_some() || args.password_command.is_some() {
+            return Ok(true);
+        }
+        let word = self.global.repository.location(&self.environment)?;
+        Ok(holdfast_file::password_of(&word, self)?.is_some())
+    }
+
+    /// What the repository needs from the world beside its store.
+    pub fn surroundings(&self) -> Surroundings {
+        Surroundings {
+            randomness: Arc::new(SystemRandomness),
+            processes: Arc::new(SystemProcesses),
+            now_ms: Arc::new(|| time::now().as_millisecond()),
+        }
+    }
+
+    /// Where the repository is.
+    ///
+    /// # Errors
+    /// A word that is neither a path that is there, nor a name in holdfast.toml.
+    pub fn location(&self) -> Result<Location, Error> {
+        let word = self.global.repository.location(&self.environment)?;
+        let location = self.new_location()?;
+        if holdfast_file::may_be_name(&word) && !location.path().exists() {
+            let config = holdfast_file::path(self);
+            let name = word.display().to_string();
+            return Err(Error::NoRepositoryOfName { name, config });
+        }
+        Ok(location)
+    }
+
+    /// Where the repository is, which need not be there yet.
+    pub fn new_location(&self) -> Result<Location, Error> {
+        let location = self.remembered(Location::parse(&self.repository()?)?);
+        Ok(location.with_key_slot(self.global.repository.password.key_slot))
+    }
+
+    /// A location with what this host remembers of it: which key slot opened, and which repository it is.
+    pub fn remembered(&self, location: Location) -> Location {
+        let memory = self
+            .journal_folder()
+            .and_then(|runs| Some(runs.parent()?.join("slots")));
+        location.with_slot_memory(memory.as_deref())
+    }
+
+    /// The repository, opened; asks for its password if it needs one.
+    pub fn open_repository(&self) -> Result<Repository, Error> {
+        let location = self.location()?;
+        let password = self.unlocking_password(&location)?;
+        self.open_with(&location, password.as_ref())
+    }
+
+    /// The repository at `location`, opened with its password.
+    pub fn open_with(&self, location: &Location, password: Option<&Password>) -> Result<Repository, Error> {
+        let unlock = password.map_or(Unlock::Nothing, |password| Unlock::Password(password.as_bytes()));
+        let repository = holdfast_engine::open(location, unlock, &self.surroundings(), &*self.progress())?;
+        let seen = password.map_or(Protection::Open, |_| Protection::Encrypted);
+        let accepted = self.variable(environment::ACCEPT_REPOSITORY).and_then(OsStr::to_str);
+        check_sighting(location, &repository, seen, accepted, &*self.progress())?;
+        self.warn_of_damage_of(&repository);
+        Ok(repository)
+    }
+
+    /// The repository at `location`, opened with its key by a process that another one of ours has started: that has looked at what it is.
+    pub fn open_by_key(&self, location: &Location, key: &Password) -> Result<Repository, Error> {
+        let unlock = Unlock::Password(key.as_bytes());
+        let repository = holdfast_engine::open(location, unlock, &self.surroundings(), &*self.progress())?;
+        self.warn_of_damage_of(&repository);
+        Ok(repository)
+    }
+
+    fn warn_of_damage_of(&self, repository: &Repository) {
+        let console = Arc::clone(&self.console);
+        repository.warn_of_damage(move |message| console.warning(&format!("{message}; run holdfast repair")));
+    }
+
+    /// The password that opens the repository at `location`; none where it asks for none.
+    ///
+    /// A password that an option gives is used in any case: who can write to the store could have made the repository look open. A
+    /// file or command of the environment may be there for other repositories.
+    pub fn unlocking_password(&self, location: &Location) -> Result<Option<Password>, Error> {
+        let source = self.password_source()?;
+        if source == PasswordSource::Prompt && protection(location)? == Protection::Open {
+            return Ok(None);
+        }
+        if !self.is_password_of_this_repository()? && protection(location)? == Protection::Open {
+            self.console
+                .note("the repository has no password; the one in the environment is not used");
+            return Ok(None);
+        }
+        self.password(PasswordUse::Existing).map(Some)
+    }
+
+    /// Whether the repository opens without a question to a person, and without a command that may ask one.
+    pub fn opens_without_question(&self) -> bool {
+        match self.password_source() {
+            Ok(PasswordSource::File(_) | PasswordSource::Environment(_) | PasswordSource::Credential(_)) => true,
+            Ok(PasswordSource::Command(_) | PasswordSource::Prompt) => {
+                let protection = self.location().ok().and_then(|location| protection(&location).ok());
+                protection == Some(Protection::Open)
+            }
+            Err(_) => false,
+        }
+    }
+
+    /// Another repository than the one that the program works on, opened; asks for its password if it needs one. `options` are those
+    /// that give it.
+    pub fn open_other(
+        &self,
+        location: &Location,
+        source: &PasswordSource,
+        options: &'static str,
+    ) -> Result<Repository, Error> {
+        if *source == PasswordSource::Prompt && protection(location)? == Protection::Open {
+            return self.open_with(location, None);
+        }
+        let mut warn = |message: &str| self.console.warning(message);
+        let read = source.read(PasswordUse::Other, &ControllingTerminal, &mut warn);
+        let password = read.map_err(|error| match error {
+            PasswordError::NoTerminal => PasswordError::NoTerminalForOther { options },
+            other => other,
+        })?;
+        self.open_with(location, Some(&password))
+    }
+
+    /// Where snapshots are copied to: the option, else the environment.
+    pub fn other_location(&self, option: Option<&OsStr>) -> Result<Location, Error> {
+        let location = option.or_else(|| self.variable(environment::TO_REPOSITORY));
+        let missing = || {
+            let hint = format!("give --to LOCATION, or set {}", environment::TO_REPOSITORY);
+            Error::usage("no repository is given to copy to", hint)
+        };
+        let word = location.ok_or_else(missing)?;
+        let location = match holdfast_file::repository(word, self)? {
+            Some(repository) => Location::parse(OsStr::new(&repository.path))?,
+            None => Location::parse(word)?,
+        };
+        Ok(self.remembered(location))
+    }
+
+    /// Where the password of the repository comes from that is copied to.
+    pub fn password_to(&self, to: Option<&OsStr>, args: &ToPasswordArgs) -> Result<PasswordSource, Error> {
+        if args.to_password_file.is_none()
+            && args.to_password_command.is_none()
+            && let Some(word) = to.or_else(|| self.variable(environment::TO_REPOSITORY))
+            && let Some(source) = holdfast_file::password_of(word, self)?
+        {
+            return Ok(source);
+        }
+        Ok(PasswordSource::choose_to(args, &self.environment)?)
+    }
+}
