@@ -65,7 +65,7 @@ mod tests {
             .iter()
             .flat_map(|group| group.verbs.iter().map(|verb| verb.name))
             .collect();
-        let in_tree: Vec<&str> = tree.get_subcommands().map(|verb| verb.get_name()).collect();
+        let in_tree: Vec<&str> = tree.get_subcommands().map(clap::Command::get_name).collect();
         assert_eq!(names, in_tree);
         for verb in tree.get_subcommands() {
             let about = verb.get_about().unwrap().to_string();

@@ -49,8 +49,8 @@ macro_rules! verbs {
     ) => {
         #[derive(Debug, clap::Subcommand)]
         $vis enum $set {
-            $( $(#[$about])* #[command(name = $name)] $variant($args), )+
-            $( $( $(#[$hidden_about])* #[command(name = $hidden_name, hide = true)] $hidden($hidden_args), )+ )?
+            $( $(#[$about])* #[command(name = $name)] $variant(Box<$args>), )+
+            $( $( $(#[$hidden_about])* #[command(name = $hidden_name, hide = true)] $hidden(Box<$hidden_args>), )+ )?
         }
 
         impl $crate::commands::verb::VerbSet for $set {

@@ -94,6 +94,7 @@ impl Context {
     }
 
     /// The same world for questions in the background: with this repository, without notes, warnings and progress.
+    #[must_use]
     pub fn silent(&self, repository: RepositoryArgs) -> Self {
         let console = Console::new(
             StreamKind::File,

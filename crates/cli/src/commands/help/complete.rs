@@ -55,7 +55,8 @@ impl Verb for CompleteArgs {
         for value in found.iter().filter(|value| value.word.starts_with(&cursor.typed)) {
             // A word with control characters cannot be typed, and could be anything on a terminal.
             if printable(&value.word) == value.word {
-                text += &format!("{}{}\t{}\n", cursor.prefix, value.word, printable(&value.about));
+                let about = printable(&value.about);
+                text.extend([&cursor.prefix, &value.word, "\t", &about, "\n"]);
             }
         }
         context.output().data(text.as_bytes())?;

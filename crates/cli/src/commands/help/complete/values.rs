@@ -32,7 +32,7 @@ impl Value {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Files {
     None,
-    Files,
+    Any,
     Folders,
 }
 
@@ -41,7 +41,7 @@ impl Files {
     pub(super) fn word(self) -> &'static str {
         match self {
             Self::None => "none",
-            Self::Files => "files",
+            Self::Any => "files",
             Self::Folders => "folders",
         }
     }
@@ -75,13 +75,13 @@ pub(super) fn values_of(arg: &Arg, cursor: &Cursor<'_>, context: &Context) -> (F
         "MACHINE" if found.is_about_repository() => (Files::None, found.stored_machines()),
         "NAME" if matches!(arg.get_id().as_str(), "machine" | "machines") => (Files::None, found.stored_machines()),
         "MACHINE" | "MACHINE@SNAPSHOT" => (Files::None, found.machines()),
-        "SOURCE" | "MACHINE[@SNAPSHOT]|IMAGE" => (Files::Files, found.machines()),
+        "SOURCE" | "MACHINE[@SNAPSHOT]|IMAGE" => (Files::Any, found.machines()),
         "MACHINE|DATASET" | "DATASET|MACHINE" => (Files::None, [found.machines(), found.datasets()].concat()),
         "SNAPSHOT" | "SNAPSHOT|all" | "SNAPSHOT|MACHINE" => (Files::None, found.snapshots()),
         "SNAPSHOT[:DISK]" | "OLD[:DISK]" | "NEW[:DISK]" => {
             (Files::None, [found.snapshots(), found.stored_disks()].concat())
         }
-        "IMAGE|SNAPSHOT|MACHINE" => (Files::Files, found.snapshots()),
+        "IMAGE|SNAPSHOT|MACHINE" => (Files::Any, found.snapshots()),
         "DISK" => (Files::None, found.disks()),
         "TAG" => (Files::None, found.tags()),
         "JOB" => (Files::None, found.jobs()),
@@ -90,7 +90,7 @@ pub(super) fn values_of(arg: &Arg, cursor: &Cursor<'_>, context: &Context) -> (F
         "DATASET@NAME" => (Files::None, found.host_snapshots()),
         "FOLDER" | "DIR" => (Files::Folders, Vec::new()),
         "FILE" | "IMAGE" | "OTHER" | "ARCHIVE" | "PATH" | "SOCKET" | "TARGET" | "CLONE" | "KEY" => {
-            (Files::Files, Vec::new())
+            (Files::Any, Vec::new())
         }
         _ => (Files::None, Vec::new()),
     }
@@ -244,8 +244,7 @@ impl Found<'_> {
     fn jobs(&self) -> Vec<Value> {
         let config = self.configuration();
         let jobs = config.iter().flat_map(|config| &config.jobs);
-        jobs.map(|job| Value::new(&job.name, &job.kind.name.to_string()))
-            .collect()
+        jobs.map(|job| Value::new(&job.name, job.kind.name)).collect()
     }
 
     fn repositories(&self) -> Vec<Value> {
@@ -263,14 +262,14 @@ impl Found<'_> {
         file.load(&self.context).ok()
     }
 
-    fn known_datasets(&self, providers: &Providers) -> Vec<Dataset> {
+    fn known_datasets(providers: &Providers) -> Vec<Dataset> {
         let of = |kind| providers.of(kind).datasets().unwrap_or_default();
         let states = ProviderKind::ALL.into_iter().flat_map(of);
         states.map(|state| state.dataset).collect()
     }
 
     fn datasets(&self) -> Vec<Value> {
-        let known = self.known_datasets(&datasets::providers(&self.context));
+        let known = Self::known_datasets(&datasets::providers(&self.context));
         sorted(
             known
                 .iter()
@@ -282,7 +281,7 @@ impl Found<'_> {
     /// Datasets; with `@`, the host snapshots of one.
     fn host_snapshots(&self) -> Vec<Value> {
         let providers = datasets::providers(&self.context);
-        let known = self.known_datasets(&providers);
+        let known = Self::known_datasets(&providers);
         let Some((dataset, _)) = self.cursor.typed.split_once('@') else {
             return sorted(
                 known
