@@ -72,36 +72,6 @@ pub(crate) const MODULE_RULES: &[ModuleRule] = &[
         must_not_use: &["plan", "policy", "reason", "span", "period"],
         reason: "a calendar is calendar arithmetic and knows no rules",
     },
-    ModuleRule {
-        within: "crates/cli/src/process",
-        must_not_use: &["errors", "args", "output", "context", "machines", "commands", "program"],
-        reason: "the process knows nothing of what runs in it",
-    },
-    ModuleRule {
-        within: "crates/cli/src/errors",
-        must_not_use: &["args", "output", "context", "machines", "commands", "program"],
-        reason: "any room makes errors, so they use none of them",
-    },
-    ModuleRule {
-        within: "crates/cli/src/args",
-        must_not_use: &["output", "context", "machines", "commands", "program"],
-        reason: "options are data and know nothing of what is done by them",
-    },
-    ModuleRule {
-        within: "crates/cli/src/output",
-        must_not_use: &["context", "machines", "commands", "program"],
-        reason: "answers are shown alike for all verbs",
-    },
-    ModuleRule {
-        within: "crates/cli/src/context",
-        must_not_use: &["machines", "program"],
-        reason: "a verb gets its context and not the other way round",
-    },
-    ModuleRule {
-        within: "crates/cli/src/machines",
-        must_not_use: &["commands", "program"],
-        reason: "words mean the same machines to all verbs",
-    },
 ];
 
 /// Checks the dependencies that each crate's Cargo.toml names, those for tests included.

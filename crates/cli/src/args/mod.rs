@@ -17,6 +17,6 @@ pub use global::{
 };
 pub use pool::PoolArgs;
 pub use retention::RetentionArgs;
-pub use switches::{continuation, execution};
+pub use switches::Switch;
 pub use values::{parse_format, parse_rate};
 pub use verbs::{Audience, CommandLine, SharedOptions, VerbEntry, VerbGroup};

@@ -2,16 +2,25 @@
 
 use holdfast_engine::{Continuation, Execution};
 
-/// What `--same-machine` means.
-pub fn continuation(same_machine: bool) -> Continuation {
-    if same_machine {
-        Continuation::Stated
-    } else {
-        Continuation::SameIdentity
-    }
+/// A switch that was given or not.
+pub trait Switch {
+    /// What `--same-machine` means.
+    fn continuation(self) -> Continuation;
+
+    /// What `--dry-run` means.
+    fn execution(self) -> Execution;
 }
 
-/// What `--dry-run` means.
-pub fn execution(dry_run: bool) -> Execution {
-    if dry_run { Execution::DryRun } else { Execution::Execute }
+impl Switch for bool {
+    fn continuation(self) -> Continuation {
+        if self {
+            Continuation::Stated
+        } else {
+            Continuation::SameIdentity
+        }
+    }
+
+    fn execution(self) -> Execution {
+        if self { Execution::DryRun } else { Execution::Execute }
+    }
 }

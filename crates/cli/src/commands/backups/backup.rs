@@ -96,7 +96,7 @@ impl BackupArgs {
 
     /// What the user says of the snapshots that the name has.
     fn continuation(&self) -> Continuation {
-        crate::args::continuation(self.same_machine)
+        crate::args::Switch::continuation(self.same_machine)
     }
 
     /// What a machine is listed under that its hypervisor calls `name`; `word` means it alone.

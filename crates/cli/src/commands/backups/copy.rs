@@ -123,7 +123,7 @@ fn run(args: &CopyArgs, context: &Context) -> Result<Exit, Error> {
         } else {
             RemovedThere::StayAway
         },
-        execution: crate::args::execution(args.dry_run),
+        execution: crate::args::Switch::execution(args.dry_run),
         bytes_per_second: args.bwlimit,
         zone: context.zone().clone(),
     };

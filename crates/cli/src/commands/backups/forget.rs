@@ -134,7 +134,7 @@ fn changed(command: &'static str, verb: &'static str, dry_run: bool, manifests: 
 /// Removes snapshots.
 fn run_forget(args: &ForgetArgs, context: &Context) -> Result<Exit, Error> {
     let references = references(&args.snapshots)?;
-    let execution = crate::args::execution(args.dry_run);
+    let execution = crate::args::Switch::execution(args.dry_run);
     let gone = with_repository(context, |repository, job| {
         forget(repository, &references, execution, context.zone(), job)
     })?;

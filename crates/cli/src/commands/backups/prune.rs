@@ -143,7 +143,7 @@ fn run(args: &PruneArgs, context: &Context) -> Result<Exit, Error> {
         machines: args.machines.clone(),
         now: time::now(),
         zone: context.zone().clone(),
-        execution: crate::args::execution(args.dry_run),
+        execution: crate::args::Switch::execution(args.dry_run),
         gaps: if args.accept_gaps { Gaps::Accept } else { Gaps::Keep },
     };
     let report = context.work(args.job.thread_count(), |job| prune(&repository, &request, job))?;

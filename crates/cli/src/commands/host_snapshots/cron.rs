@@ -290,7 +290,7 @@ fn run(args: &CronArgs, context: &Context) -> Result<Exit, Error> {
             config: &config,
             takes: !args.prune_only,
             prunes: !args.take_only,
-            execution: crate::args::execution(args.dry_run),
+            execution: crate::args::Switch::execution(args.dry_run),
             guests: &guests,
             now: &now,
             states: store.as_ref(),

@@ -159,7 +159,7 @@ fn run(args: &ReplicateArgs, context: &Context) -> Result<Exit, Error> {
             Compress::Off => PackChoice::Off,
         },
         limit: args.link.bwlimit,
-        execution: crate::args::execution(args.dry_run || args.status),
+        execution: crate::args::Switch::execution(args.dry_run || args.status),
         here: host_name(),
         locks: runs::locks_folder(context),
         clock: context.clock().clone(),

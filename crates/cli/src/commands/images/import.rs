@@ -343,7 +343,7 @@ fn run(args: &ImportArgs, context: &Context) -> Result<Exit, Error> {
         } else {
             ParentChoice::Newest
         },
-        continuation: crate::args::continuation(args.same_machine),
+        continuation: crate::args::Switch::continuation(args.same_machine),
         tags: args.tags.clone(),
         time: args.time.unwrap_or_else(time::now),
         host: SystemProcesses.this().host,

@@ -190,7 +190,7 @@ impl Report for Collected {
 /// Gives back space.
 fn run(args: &GcArgs, context: &Context) -> Result<Exit, Error> {
     let repository = context.open_repository()?;
-    let execution = crate::args::execution(args.dry_run);
+    let execution = crate::args::Switch::execution(args.dry_run);
     let accepted = match &args.accept_loss[..] {
         [] => Vec::new(),
         names => context.work(args.job.thread_count(), |job| accept_loss(&repository, names, job))?,

@@ -136,7 +136,7 @@ impl Report for Repaired {
 /// Mends.
 fn run(args: &RepairArgs, context: &Context) -> Result<Exit, Error> {
     let repository = context.open_repository()?;
-    let execution = crate::args::execution(args.dry_run);
+    let execution = crate::args::Switch::execution(args.dry_run);
     let outcome = context.work(args.job.thread_count(), |job| {
         repair(&repository, args.percent, execution, job)
     })?;

@@ -7,7 +7,7 @@ use holdfast_policy::Verdict;
 use serde::Serialize;
 
 use super::{Meant, datasets_of, meant};
-use crate::args::execution;
+use crate::args::Switch as _;
 use crate::args::{Example, RetentionArgs, SharedOptions};
 use crate::commands::verb::Verb;
 use crate::context::Context;
@@ -143,7 +143,7 @@ fn run(args: &PruneArgs, context: &Context) -> Result<Exit, Error> {
         policy: args.retention.policy(),
         now: time::now(),
         zone: context.zone().clone(),
-        execution: execution(args.dry_run),
+        execution: args.dry_run.execution(),
     };
     let report = context.work(1, |job| {
         let report = prune_host_snapshots(&request, job)?;

@@ -89,7 +89,7 @@ fn run(args: &RemoveArgs, context: &Context) -> Result<Exit, Error> {
     };
     let repository = context.open_repository()?;
     let surroundings = context.surroundings();
-    let execution = crate::args::execution(args.dry_run);
+    let execution = crate::args::Switch::execution(args.dry_run);
     let gone = context.work(1, |job| {
         remove_templates(&repository, &selection, execution, &surroundings, job)
     })?;
