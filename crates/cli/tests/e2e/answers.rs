@@ -234,3 +234,12 @@ fn a_full_disk_under_standard_output_is_an_error() {
         stderr(&output)
     );
 }
+
+/// Libvirt's libraries bring fifty others, and take longer to load than most commands need. They are loaded when a machine of libvirt is asked for.
+#[test]
+fn the_program_starts_without_the_libraries_of_libvirt() {
+    let traced = program(&[]).env("LD_TRACE_LOADED_OBJECTS", "1").output().unwrap();
+    let text = stdout(&traced);
+    assert!(text.contains("libc.so"), "{text}");
+    assert!(!text.contains("virt"), "{text}");
+}

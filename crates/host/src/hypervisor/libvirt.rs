@@ -4,6 +4,7 @@ mod change;
 mod checkpoints;
 mod copies;
 mod files;
+mod library;
 mod monitor;
 mod overlays;
 mod peer;

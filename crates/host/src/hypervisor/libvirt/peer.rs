@@ -11,6 +11,7 @@ use rustix::net::AddressFamily;
 use rustix::net::sockopt::socket_domain;
 use virt::connect::Connect;
 
+use super::library;
 use crate::hypervisor::error::{Error, Result};
 use crate::system::rights::Rights;
 use crate::system::waits::Wait;
@@ -19,6 +20,13 @@ use crate::system::waits::Wait;
 /// may be anybody's. A connection to another host has our own: files of this host are none of its business.
 pub(super) fn open(uri: &str) -> Result<(Connect, Rights)> {
     let _wait = Wait::for_answer(super::LIBVIRT);
+    library::load().map_err(|reason| Error::Unreachable {
+        address: uri.to_owned(),
+        source: format!(
+            "libvirt's library cannot be loaded: {reason}; install libvirt0 (Debian) or libvirt-libs (Fedora)"
+        )
+        .into(),
+    })?;
     let before = sockets();
     let connection = Connect::open(Some(uri)).map_err(|source| Error::Unreachable {
         address: uri.to_owned(),
