@@ -16,10 +16,8 @@
 //! - `template`: signed images and machines, shared by name ([`prepare_push`], [`pull_template`])
 //! - `replicate`: host snapshots to another pool or host ([`replicate()`])
 //! - `doctor`: leftovers of killed processes ([`doctor()`])
-//! - `daemon`: scheduled jobs ([`daemon()`])
 
 mod capture;
-mod daemon;
 mod doctor;
 mod exchange;
 mod files;
@@ -47,10 +45,6 @@ pub use capture::virtualbox::{
     VirtualBoxWay, back_up_virtualbox,
 };
 pub use capture::xen::{XenBackupReport, XenBackupRequest, XenChange, XenDiskReport, XenWay, back_up_xen};
-pub use daemon::{
-    Asked, DaemonEvent, DaemonReport, DaemonRequest, DaemonWorld, JobJournal, JobRecord, JournalEntry, Ledger, Message,
-    Notice, NoticeEntry, Outcome as RunOutcome, Pulse, RunEntry, Severity, Speaker as DaemonSpeaker, daemon, deliver,
-};
 pub use doctor::{
     DoctorReport, DoctorRequest, DoctorStorage, EmptiedOverlays, Finding, FindingKind, Mend, Outcome, Patient,
     PatientPool, Remedy, Treatment, doctor,
@@ -62,6 +56,7 @@ pub use exchange::{
     open_import, open_packed, read_packed, wants_stored_images,
 };
 pub use files::block_target::{Overwrite, is_block_device as is_device};
+pub use files::state_file::write_note;
 pub use host_snapshot::monitor::{
     DatasetFigures, MonitorReport, MonitorRequest, PoolFigures, TypeFigures, check_capacity, check_health,
     check_snapshots, monitor,

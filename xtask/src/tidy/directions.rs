@@ -25,10 +25,11 @@ pub(crate) const LEVELS: &[Level] = &[
             "block", "image", "repo", "policy", "hardware", "archive", "host", "serve",
         ],
     ),
+    ("daemon", &["block", "policy", "host", "engine"]),
     (
         "cli",
         &[
-            "block", "image", "repo", "policy", "hardware", "archive", "host", "serve", "engine",
+            "block", "image", "repo", "policy", "hardware", "archive", "host", "serve", "engine", "daemon",
         ],
     ),
 ];

@@ -29,7 +29,6 @@ pub(crate) const ORDERS: &[Order] = &[
             "template",
             "replicate",
             "doctor",
-            "daemon",
             "hostile",
         ],
     ),

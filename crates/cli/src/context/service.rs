@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
 
-use holdfast_engine::{Pulse, Severity};
+use holdfast_daemon::{Pulse, Severity};
 
 use crate::context::Context;
 use crate::output::printable;

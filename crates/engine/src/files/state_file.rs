@@ -43,8 +43,8 @@ pub(crate) fn read_path(value: &Value) -> Option<PathBuf> {
     Some(OsString::from_vec(bytes).into())
 }
 
-/// Writes a note, which only its owner can read. As long as it is half it is at `half`, in the same folder.
-pub(crate) fn write_note(path: &Path, half: &Path, bytes: &[u8]) -> std::io::Result<()> {
+/// Writes a file with state, which only its owner can read. Until it is complete, it is at `half`, in the same folder.
+pub fn write_note(path: &Path, half: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let mut file = lock_half(half)?;
     file.set_len(0)?;
     file.write_all(bytes)?;

@@ -4,9 +4,9 @@ use std::cell::{Cell, OnceCell, RefCell};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use holdfast_daemon::{Outcome as RunOutcome, RunEntry};
 use holdfast_engine::{
-    GuestRequest, Guests, MachinePlaces, MemoryWish, PolicyRunReport, PolicyRunRequest, RunEntry, RunOutcome, SetId,
-    run_policy,
+    GuestRequest, Guests, MachinePlaces, MemoryWish, PolicyRunReport, PolicyRunRequest, SetId, run_policy,
 };
 use holdfast_host::Description;
 use holdfast_host::provider::Wanted;

@@ -4,8 +4,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 
-use holdfast_engine::{
-    Asked, DaemonEvent, DaemonReport, DaemonRequest, DaemonSpeaker, DaemonWorld, RunEntry, RunOutcome, Severity, daemon,
+use holdfast_daemon::{
+    Asked, DaemonEvent, DaemonReport, DaemonRequest, DaemonWorld, Outcome as RunOutcome, RunEntry, Severity,
+    Speaker as DaemonSpeaker, daemon,
 };
 use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
@@ -273,8 +274,8 @@ pub(crate) fn note(entry: RunEntry, context: &Context) {
             source,
         })
         .and_then(|()| {
-            let mut journal = holdfast_engine::JobJournal::new(&folder);
-            Ok(journal.note(holdfast_engine::JournalEntry::Run(entry))?)
+            let mut journal = holdfast_daemon::JobJournal::new(&folder);
+            Ok(journal.note(holdfast_daemon::JournalEntry::Run(entry))?)
         });
     if let Err(error) = noted {
         context
@@ -285,7 +286,7 @@ pub(crate) fn note(entry: RunEntry, context: &Context) {
 
 #[cfg(test)]
 mod tests {
-    use holdfast_engine::{DaemonReport, RunEntry, RunOutcome};
+    use holdfast_daemon::{DaemonReport, Outcome as RunOutcome, RunEntry};
 
     use super::exit;
     use crate::exit::Exit;

@@ -1,6 +1,6 @@
 //! `holdfast jobs`: the jobs of a holdfast.toml, when they run next, and how they went.
 
-use holdfast_engine::{JobRecord, Ledger};
+use holdfast_daemon::{JobRecord, Ledger};
 use holdfast_policy::config::Job;
 use holdfast_policy::schedule::Due;
 use jiff::Timestamp;

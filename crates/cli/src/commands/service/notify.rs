@@ -1,6 +1,6 @@
 //! `holdfast notify`: a message to somebody of a holdfast.toml, to see whether it arrives.
 
-use holdfast_engine::{Message, Notice, deliver};
+use holdfast_daemon::{Message, Notice, deliver};
 use holdfast_policy::config::{Channel, Event};
 use serde::Serialize;
 

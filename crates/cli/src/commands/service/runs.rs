@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use holdfast_engine::{JobJournal, JournalEntry, NoticeEntry, RunEntry};
+use holdfast_daemon::{JobJournal, JournalEntry, NoticeEntry, RunEntry};
 use jiff::Timestamp;
 use serde::Serialize;
 

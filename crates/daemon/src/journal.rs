@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::locks;
-use crate::job::{Error, Result};
+use holdfast_engine::{Error, Result};
 
 /// A journal that is larger is put aside.
 const BYTES_MAX: u64 = 8 << 20;

@@ -193,8 +193,8 @@ mod tests {
     use holdfast_policy::schedule::Consequence;
 
     use super::{after_run, reminder};
-    use crate::daemon::ledger::JobRecord;
-    use crate::daemon::outcome::{Ended, Freshness, Outcome};
+    use crate::ledger::JobRecord;
+    use crate::outcome::{Ended, Freshness, Outcome};
 
     const DAY: Duration = Duration::from_secs(86_400);
 

@@ -28,8 +28,8 @@ use holdfast_policy::config::{Config, Job};
 use holdfast_policy::schedule::{Candidate, Cause, Claims, Due, turns};
 use holdfast_policy::{TimeZone, Timestamp};
 
-use crate::job::Result;
 use at_work::Running;
+use holdfast_engine::Result;
 use telling::Told;
 
 pub use alerts::Notice;

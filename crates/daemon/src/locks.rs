@@ -12,7 +12,7 @@ use holdfast_host::{LOCK_HOLDER, Wait};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
-use crate::job::{Error, Result};
+use holdfast_engine::{Error, Result};
 
 /// Makes the folders of a scheduler's state, which are for nobody else.
 pub(super) fn make_folders(state: &Path) -> Result<()> {
@@ -102,7 +102,7 @@ fn try_lock(path: &Path) -> Result<Option<File>> {
 #[cfg(test)]
 mod tests {
     use super::{is_locked, lock_daemon, lock_job, make_folders};
-    use crate::job::Error;
+    use holdfast_engine::Error;
 
     #[test]
     fn who_is_excluded_does_not_start() {

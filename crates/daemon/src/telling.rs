@@ -61,7 +61,7 @@ impl Daemon<'_> {
     }
 
     /// Says once that nothing can be written, and that it goes on all the same.
-    fn note_health(&mut self, error: Option<crate::Error>) {
+    fn note_health(&mut self, error: Option<holdfast_engine::Error>) {
         let Some(error) = error.filter(|_| !self.told.is_ill) else {
             return;
         };

@@ -13,8 +13,8 @@ use holdfast_policy::schedule::JobState;
 use serde_json::{Value, json};
 
 use super::outcome::Outcome;
-use crate::files::state_file::write_note;
-use crate::job::{Error, Result};
+use holdfast_engine::write_note;
+use holdfast_engine::{Error, Result};
 
 /// Something that is bad.
 #[derive(Debug, Clone, PartialEq, Eq)]
