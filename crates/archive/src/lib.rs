@@ -19,7 +19,6 @@ mod reader;
 mod sparse;
 mod spool;
 mod tar;
-mod unpack;
 mod vma;
 mod xva;
 
@@ -29,9 +28,9 @@ pub use ordered_pool::Threads;
 pub use ova::disk::StreamImages;
 pub use ova::{OvaDisk, OvaOutput, OvaReader, OvaWriteOptions, OvaWritten, write_ova};
 pub use packed::frame::Packing;
+pub use packed::unpack::Unpacked;
 pub use packed::{IndexEntry, PackOptions, Packed, PackedFile, PackedIndex, PackedReport, Packer, pack};
 pub use reader::{ArchiveDisk, ArchiveReader, DiskContent, Document, DocumentKind, Piece};
 pub use spool::Ordered;
-pub use unpack::Unpacked;
 pub use vma::{VmaDisk, VmaReader, VmaWriteOptions, VmaWritten, write_vma};
 pub use xva::{XvaDisk, XvaReader, XvaWriteOptions, XvaWritten, write_xva};

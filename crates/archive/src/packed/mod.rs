@@ -18,4 +18,5 @@ pub(crate) mod frame;
 mod stream_validator;
 #[cfg(test)]
 mod tests;
+pub(crate) mod unpack;
 pub(crate) mod zstd_read;

@@ -15,7 +15,7 @@ use super::write::low;
 use crate::checksum::xxh64;
 use crate::ordered_pool::{InOrder, Threads};
 use crate::packed::frame::Packing;
-use crate::unpack::Unpacked;
+use crate::packed::unpack::Unpacked;
 use crate::{Error, Result};
 
 /// Blocks that are kept unpacked.

@@ -7,7 +7,7 @@ use holdfast_block::{BlockDevice as _, MemoryDevice, SeededRandom};
 use super::{PackOptions, PackedFile, Packer, gzip, pack};
 use crate::ordered_pool::Threads;
 use crate::packed::frame::Packing;
-use crate::unpack::Unpacked;
+use crate::packed::unpack::Unpacked;
 use crate::{Error, Result};
 
 const THREADS: Threads = Threads {

@@ -53,7 +53,7 @@ pub fn is_frozen(machine: &dyn Machine, deadline: Duration) -> Result<bool> {
 
 /// Whether somebody in the guest has the agent's channel open: an agent that is there, and may hang all the same.
 pub fn is_connected(monitor: &dyn Monitor) -> crate::qemu::qmp::Result<bool> {
-    let Some(label) = crate::hypervisor::bare::agent_channel(monitor)? else {
+    let Some(label) = crate::hypervisor::qom::agent_channel(monitor)? else {
         return Ok(false);
     };
     let channels = monitor.execute(&QmpCommand::new("query-chardev", Value::Null))?;

@@ -20,6 +20,7 @@ use crate::hypervisor::agent::socket::{AgentError, AgentSocket, ask};
 use crate::hypervisor::error::{Error, Result};
 use crate::hypervisor::exit_report::Ended;
 use crate::hypervisor::machine::{Description, MachineDisk, MachineState, MachineSummary, Mark};
+use crate::hypervisor::qom::{agent_channel, text};
 use crate::hypervisor::traits::{Hypervisor, Machine};
 use crate::qemu::disks;
 use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand, QmpSocket, QueuedSocket};
@@ -34,8 +35,6 @@ const MACHINE: &str = "machine.json";
 pub const WITHOUT_UUID: &str = "none@";
 /// Digits of the host's id in that word: hosts of one name have others.
 const HOST_DIGITS: usize = 8;
-/// The name of the guest agent's port.
-const AGENT_PORT: &str = "org.qemu.guest_agent.0";
 
 /// One QEMU, and the connection to its monitor; its machine shares it, and the last of them ends it.
 pub struct BareQemu {
@@ -333,10 +332,6 @@ fn word(bytes: &[u8]) -> String {
     word
 }
 
-fn text(value: &Value, key: &str) -> Option<String> {
-    Some(value.get(key)?.as_str()?.to_owned())
-}
-
 fn name(monitor: &dyn Monitor, path: &Path) -> std::result::Result<String, MonitorError> {
     let answer = monitor.execute(&QmpCommand::new("query-name", Value::Null))?;
     let stem = || path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
@@ -367,29 +362,6 @@ fn agent_socket(monitor: &dyn Monitor) -> std::result::Result<Option<PathBuf>, M
         .iter()
         .find(|chardev| text(chardev, "label") == Some(label.clone()));
     Ok(its.and_then(|chardev| listening_path(&text(chardev, "filename")?)))
-}
-
-/// The character device of the guest agent's port.
-pub(crate) fn agent_channel(monitor: &dyn Monitor) -> std::result::Result<Option<String>, MonitorError> {
-    let mut wanted = None;
-    for folder in ["/machine/peripheral", "/machine/peripheral-anon"] {
-        let children = monitor.execute(&QmpCommand::new("qom-list", json!({ "path": folder })))?;
-        let children = children.as_array().cloned().unwrap_or_default();
-        let ports = children
-            .iter()
-            .filter(|child| text(child, "type").as_deref() == Some("child<virtserialport>"));
-        for port in ports.filter_map(|port| text(port, "name")) {
-            let path = format!("{folder}/{port}");
-            if property(monitor, &path, "name")?.as_str() == Some(AGENT_PORT) {
-                wanted = property(monitor, &path, "chardev")?.as_str().map(str::to_owned);
-            }
-        }
-    }
-    Ok(wanted)
-}
-
-fn property(monitor: &dyn Monitor, path: &str, name: &str) -> std::result::Result<Value, MonitorError> {
-    monitor.execute(&QmpCommand::new("qom-get", json!({ "path": path, "property": name })))
 }
 
 /// The path in QEMU's description of a character device, where it is a UNIX socket at which QEMU listens:

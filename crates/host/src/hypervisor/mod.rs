@@ -10,6 +10,7 @@ pub(crate) mod libvirt;
 pub(crate) mod live_disks;
 pub(crate) mod machine;
 pub(crate) mod overlays;
+pub(crate) mod qom;
 pub(crate) mod swtpm;
 pub(crate) mod tpm;
 pub(crate) mod traits;

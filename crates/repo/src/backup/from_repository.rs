@@ -9,7 +9,6 @@
 //! rest. They keep the borders that they have.
 
 pub(crate) mod frames;
-pub(crate) mod memory;
 pub(crate) mod walk;
 
 use std::collections::{BTreeMap, HashMap};
@@ -19,8 +18,8 @@ use std::sync::Arc;
 use super::Session;
 use super::parent::{ParentCursor, ParentExtent};
 use super::request::StoredDisk;
+use crate::backup::copy_memory::{CopyMemory, Places, place_at};
 use crate::backup::from_repository::frames::{FetchedFrame, FrameFetcher, FrameQueue, FrameWish, WantedChunk};
-use crate::backup::from_repository::memory::{CopyMemory, Places, place_at};
 use crate::backup::from_repository::walk::{StoredWalk, Stretch, StretchContent};
 use crate::error::{Error, Result};
 use crate::format::manifest::{DiskContent, DiskStatistics};

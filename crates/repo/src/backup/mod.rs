@@ -11,6 +11,7 @@
 //! A writer that dies before the commit leaves packs that the next backup of the same data finds and uses, or gc deletes.
 
 mod commit;
+pub(crate) mod copy_memory;
 mod disk;
 mod from_repository;
 mod parent;
@@ -28,7 +29,7 @@ use holdfast_block::BlockDevice;
 
 use crate::error::{Error, Result};
 use crate::format::fingerprint::FingerprintKeys;
-use crate::format::index::{ChunkIndex, SegmentReader};
+use crate::format::index::SegmentReader;
 use crate::format::manifest::{DiskContent, DiskRecord, DiskStatistics, Manifest};
 use crate::format::map::{PageRef, PageSink};
 use crate::format::pack::{ChunkEntry, FrameContent, Location};
@@ -37,11 +38,12 @@ use crate::id::{PackId, SegmentId, SnapshotId};
 use crate::packing::{FinishedPack, FrameStream, PackOutput};
 use crate::progress::stage::{Stage, timed};
 use crate::repository::Repository;
+use crate::repository::chunk_index::ChunkIndex;
 use crate::repository::damage_records::damaged_packs;
 use crate::repository::packs::Packs;
 use crate::repository::pending_deletes::condemned_packs;
 use crate::writers::lease::{Lease, Work};
-pub use from_repository::memory::CopyMemory;
+pub use copy_memory::CopyMemory;
 use request::newest_before;
 pub use request::{BackupProgress, BackupReport, BackupRequest, Parent, Source, SourceData, StoredDisk};
 pub use survey::{CopySurvey, Surveyor};

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 
 use holdfast_block::{BlockDevice, DirtyBitmap};
 
-use crate::backup::from_repository::memory::CopyMemory;
+use crate::backup::copy_memory::CopyMemory;
 use crate::format::manifest::{DiskRecord, DiskStatistics, Manifest};
 use crate::id::SnapshotId;
 use crate::progress::stage::{StageTimer, Untimed};

@@ -4,10 +4,10 @@ use super::request::StoredDisk;
 use crate::backup::from_repository::chunks_of;
 use crate::backup::from_repository::walk::{StoredWalk, StretchContent};
 use crate::error::Result;
-use crate::format::index::ChunkIndex;
 use crate::id::ChunkId;
 use crate::read::frame_set::FrameSet;
 use crate::repository::Repository;
+use crate::repository::chunk_index::ChunkIndex;
 
 /// Memory for the frames that were counted: about 12 TiB of stored data.
 const SEEN_BYTES_MAX: usize = 10 << 20;

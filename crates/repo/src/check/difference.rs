@@ -2,10 +2,12 @@
 
 use std::ops::Range;
 
+use holdfast_block::BlockDevice;
+
 use crate::check::finding::{FindingKind, Findings, RangeList};
-use crate::check::verify::Compare;
 use crate::error::Result;
 use crate::format::manifest::{Manifest, snapshot_name};
+use crate::id::SnapshotId;
 
 /// What was found to differ from a device.
 #[derive(Debug, Default)]
@@ -57,4 +59,15 @@ pub(crate) fn report_differing(
         findings.touch_last(touched);
     }
     Ok(differing.compared_bytes)
+}
+
+/// A disk and the device that it should equal.
+#[derive(Clone, Copy)]
+pub struct Compare<'a> {
+    /// The snapshot; verified even if it was not selected.
+    pub snapshot: SnapshotId,
+    /// The disk's name; none for its only one.
+    pub disk: Option<&'a str>,
+    /// What to compare with; another size than the disk's is a finding of its own.
+    pub device: &'a dyn BlockDevice,
 }

@@ -15,6 +15,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use holdfast_block::{BlockDevice, to_usize};
 
+pub use crate::check::difference::Compare;
 use crate::check::difference::{Differing, report_differing};
 use crate::check::finding::{FindingKind, Findings, Place};
 use crate::check::impact::add_impact;
@@ -32,7 +33,7 @@ use crate::read::frame_set::{FrameSet, PageSet};
 use crate::repository::Repository;
 use crate::repository::packs::FrameBuffers;
 use crate::store::StoreError;
-pub use request::{Compare, Selection, VerifyDepth, VerifyReport, VerifyRequest};
+pub use request::{Selection, VerifyDepth, VerifyReport, VerifyRequest};
 
 /// Memory for the frames that were seen: about 12 TiB of stored data.
 const SEEN_BYTES_MAX: usize = 10 << 20;

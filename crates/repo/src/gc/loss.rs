@@ -347,7 +347,8 @@ impl Repository {
             return Ok(());
         }
         let number = u64::from_le_bytes(self.vault.surroundings.draw()?);
-        let name = ObjectName::new(ObjectKind::Scrub, &format!("{ACCEPTED_START}{number:016x}"))?;
+        let name =
+            ObjectName::new(ObjectKind::Scrub, &format!("{ACCEPTED_START}{number:016x}")).map_err(StoreError::from)?;
         with_room(&self.vault, || self.vault.put_sealed(&name, &encode_condemned(&packs)))?;
         Ok(())
     }

@@ -11,21 +11,26 @@
 mod error;
 mod paper;
 mod passphrase;
+pub(crate) mod purpose;
 mod random;
 mod seal;
 mod sealed_object;
 mod secret;
 mod slot;
+pub(crate) mod slot_info;
 mod slots;
 
 pub use error::{KeyError, Result};
 pub use paper::PaperKey;
-pub use passphrase::{Credential, CredentialKind, KdfParameters};
+pub use passphrase::Credential;
+pub use purpose::Purpose;
 pub use random::{Randomness, SystemRandomness};
 pub use seal::{Cipher, NotSealed, SealingKey, TAG_LENGTH};
 pub use sealed_object::{SEALED_OVERHEAD_BYTES, open_object, seal_object};
-pub use secret::{FingerprintSecret, Keyring, MasterSecret, Purpose};
-pub use slot::{CONFIG_BYTES_MAX, LABEL_BYTES_MAX, SLOT_BYTES_MAX, SlotId, SlotInfo};
+pub use secret::{FingerprintSecret, Keyring, MasterSecret};
+pub use slot::{CONFIG_BYTES_MAX, LABEL_BYTES_MAX, SLOT_BYTES_MAX};
+pub use slot_info::{CredentialKind, KdfParameters};
+pub use slot_info::{SlotId, SlotInfo};
 pub use slots::{
     NewSlot, Removal, SLOT_COUNT_MAX, SlotChoice, SlotListing, Unlocked, add, list, remove, replace, unlock,
     unlock_chosen,

@@ -6,6 +6,7 @@ use argon2::{Algorithm, Argon2, Block, Params, Version};
 use zeroize::{Zeroize, Zeroizing};
 
 use super::{KeyError, Result};
+use crate::key::slot_info::{CredentialKind, KdfParameters};
 
 /// Bytes of a slot's salt.
 pub(super) const SALT_BYTES: usize = 32;
@@ -69,58 +70,6 @@ fn derive(context: &str, salt: &[u8; SALT_BYTES], material: &[u8]) -> Zeroizing<
     Zeroizing::new(*hasher.finalize().as_bytes())
 }
 
-/// The kinds of [`Credential`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum CredentialKind {
-    /// A passphrase.
-    Passphrase,
-    /// A key file.
-    KeyFile,
-    /// Nothing.
-    Open,
-}
-
-impl CredentialKind {
-    /// The number that stands for the kind in stored slots.
-    pub(super) const fn code(self) -> u8 {
-        match self {
-            Self::Passphrase => 1,
-            Self::KeyFile => 2,
-            Self::Open => 3,
-        }
-    }
-
-    pub(super) const fn from_code(code: u8) -> Option<Self> {
-        match code {
-            1 => Some(Self::Passphrase),
-            2 => Some(Self::KeyFile),
-            3 => Some(Self::Open),
-            _ => None,
-        }
-    }
-}
-
-impl fmt::Display for CredentialKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Passphrase => "password",
-            Self::KeyFile => "key file",
-            Self::Open => "open key slot",
-        })
-    }
-}
-
-/// What a guess at a passphrase costs: the parameters of Argon2id (RFC 9106), version 0x13.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct KdfParameters {
-    /// Memory in KiB.
-    pub memory_kib: u32,
-    /// Passes over the memory.
-    pub iterations: u32,
-    /// Lanes; they are computed one after another.
-    pub lanes: u32,
-}
-
 impl KdfParameters {
     /// Bounds on what is read from a slot, so that a hostile one can take neither all memory nor all time.
     const LIMITS: Self = Self {
@@ -154,7 +103,7 @@ impl KdfParameters {
     }
 
     /// What a guess costs, to compare: KiB written.
-    pub(super) fn cost(self) -> u64 {
+    pub(crate) fn cost(self) -> u64 {
         u64::from(self.memory_kib) * u64::from(self.iterations)
     }
 
@@ -182,17 +131,6 @@ impl KdfParameters {
             detail: "it is longer than 4 GiB",
         })?;
         Ok(key)
-    }
-}
-
-impl Default for KdfParameters {
-    /// 32 MiB, 4 passes, 1 lane: a tenth of a second or two, and memory that the smallest host has.
-    fn default() -> Self {
-        Self {
-            memory_kib: 32 << 10,
-            iterations: 4,
-            lanes: 1,
-        }
     }
 }
 

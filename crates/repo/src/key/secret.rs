@@ -1,10 +1,12 @@
 //! The master secret and the keys derived from it.
 
-use std::fmt::{self, Write as _};
+use std::fmt;
+use std::fmt::Write as _;
 
 use zeroize::Zeroizing;
 
 use super::{Cipher, Randomness, Result, SealingKey};
+use crate::key::purpose::Purpose;
 
 /// Bytes of the master secret and of every key.
 pub(super) const SECRET_BYTES: usize = 32;
@@ -49,60 +51,6 @@ impl Eq for MasterSecret {}
 impl fmt::Debug for MasterSecret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("MasterSecret(..)")
-    }
-}
-
-/// What a key is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Purpose {
-    /// Sealing the frames of packs.
-    PackSealing,
-    /// Sealing index segments.
-    IndexSealing,
-    /// Sealing the configuration and the manifests of snapshots.
-    ManifestSealing,
-    /// Sealing the markers by which writers and gc agree.
-    MarkerSealing,
-    /// The keyed hash by which changed blocks are found.
-    BlockHash,
-    /// The keyed hash that is the identity of a chunk.
-    ChunkId,
-    /// The seed of the table that cuts streams into chunks, so that lengths of chunks do not tell what is in them.
-    StreamCut,
-}
-
-impl Purpose {
-    /// Every purpose; the code of one is its place here, counted from 1.
-    pub const ALL: [Self; 7] = [
-        Self::PackSealing,
-        Self::IndexSealing,
-        Self::ManifestSealing,
-        Self::MarkerSealing,
-        Self::BlockHash,
-        Self::ChunkId,
-        Self::StreamCut,
-    ];
-
-    /// The context of BLAKE3's key derivation; never change one, never use one twice.
-    const fn context(self) -> &'static str {
-        match self {
-            Self::PackSealing => "holdfast 2026 repository v1 pack sealing",
-            Self::IndexSealing => "holdfast 2026 repository v1 index sealing",
-            Self::ManifestSealing => "holdfast 2026 repository v1 manifest sealing",
-            Self::MarkerSealing => "holdfast 2026 repository v1 marker sealing",
-            Self::BlockHash => "holdfast 2026 repository v1 block hash",
-            Self::ChunkId => "holdfast 2026 repository v1 chunk id",
-            Self::StreamCut => "holdfast 2026 repository v1 stream cut seed",
-        }
-    }
-
-    const fn index(self) -> usize {
-        self as usize
-    }
-
-    /// The number that stands for the purpose in stored objects.
-    pub(super) const fn code(self) -> u16 {
-        self as u16 + 1
     }
 }
 

@@ -21,9 +21,6 @@
 //! slot's key, the nonce zero (the salt makes the key unique), and vouches for all bytes before it. The hash at the end tells
 //! damage from a wrong passphrase; it protects from accidents only.
 
-use std::fmt;
-use std::str::FromStr;
-
 use zeroize::Zeroizing;
 
 use super::passphrase::SALT_BYTES;
@@ -32,7 +29,7 @@ use super::secret::SECRET_BYTES;
 use super::{
     Cipher, Credential, CredentialKind, KdfParameters, KeyError, MasterSecret, Result, SealingKey, TAG_LENGTH,
 };
-use crate::store::{ObjectKind, ObjectName, StoreError};
+use crate::key::slot_info::{SlotId, SlotInfo};
 
 const MAGIC: &[u8; 8] = b"HFKEYSLT";
 const VERSION: u16 = 1;
@@ -59,81 +56,6 @@ pub const CONFIG_BYTES_MAX: usize = 64 << 10;
 /// Longest slot, in bytes.
 pub const SLOT_BYTES_MAX: u64 =
     (LABEL_AT + LABEL_BYTES_MAX + SECRET_BYTES + CONFIG_BYTES_MAX + TAG_LENGTH + HASH_BYTES) as u64;
-
-/// The identity of a slot: 8 random bytes.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct SlotId(u64);
-
-impl SlotId {
-    pub(super) fn generate(randomness: &dyn Randomness) -> Result<Self> {
-        Ok(Self(u64::from_be_bytes(random(randomness)?)))
-    }
-
-    /// The object that holds the slot.
-    pub fn object(self) -> ObjectName {
-        ObjectName::new(ObjectKind::Key, &self.to_string()).expect("16 digits are a name")
-    }
-
-    /// The slot that an object holds, if its name is that of one.
-    pub fn from_object(name: &ObjectName) -> Option<Self> {
-        match name.kind() {
-            ObjectKind::Key => name.name().parse().ok(),
-            _ => None,
-        }
-    }
-}
-
-impl fmt::Display for SlotId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:016x}", self.0)
-    }
-}
-
-impl fmt::Debug for SlotId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SlotId({self})")
-    }
-}
-
-impl FromStr for SlotId {
-    type Err = StoreError;
-
-    fn from_str(text: &str) -> std::result::Result<Self, StoreError> {
-        let parsed = u64::from_str_radix(text, 16).ok().map(Self);
-        parsed
-            .filter(|id| id.to_string() == text)
-            .ok_or_else(|| StoreError::BadName {
-                text: text.to_owned(),
-                reason: "a key slot is named by 16 hexadecimal digits",
-            })
-    }
-}
-
-/// What a slot says of itself to anyone.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SlotInfo {
-    /// Its identity.
-    pub id: SlotId,
-    /// What opens it.
-    pub kind: CredentialKind,
-    /// What it is called: whose it is, or where.
-    pub label: String,
-    /// When it was made, in seconds since 1970.
-    pub created_unix_seconds: u64,
-    /// What a guess costs; none where nothing is to be guessed.
-    pub parameters: Option<KdfParameters>,
-}
-
-impl fmt::Display for SlotInfo {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = match self.kind {
-            CredentialKind::Open => "open",
-            CredentialKind::Passphrase => "password",
-            CredentialKind::KeyFile => "key file",
-        };
-        write!(f, "{} ({kind}, {:?})", self.id, self.label)
-    }
-}
 
 /// A slot whose bytes are whole, and which has not been opened.
 #[derive(Debug)]
@@ -286,6 +208,12 @@ impl Slot {
             master: MasterSecret::from_bytes(*master),
             config: config.to_vec(),
         }))
+    }
+}
+
+impl SlotId {
+    pub(crate) fn generate(randomness: &dyn Randomness) -> Result<Self> {
+        Ok(Self(u64::from_be_bytes(random(randomness)?)))
     }
 }
 

@@ -11,8 +11,9 @@
 use std::collections::BTreeSet;
 
 use super::random::{Randomness, random};
-use super::slot::{Contents, SLOT_BYTES_MAX, Slot, SlotId, SlotInfo, encode};
+use super::slot::{Contents, SLOT_BYTES_MAX, Slot, encode};
 use super::{Cipher, Credential, CredentialKind, KdfParameters, KeyError, MasterSecret, Result};
+use crate::key::slot_info::{SlotId, SlotInfo};
 use crate::store::{ObjectKind, ObjectName, Put, Store, StoreError};
 
 /// Most slots of a repository.
@@ -301,7 +302,7 @@ pub fn remove(store: &dyn Store, id: SlotId, removal: Removal, randomness: &dyn 
 
 fn put_marker(store: &dyn Store, id: SlotId, randomness: &dyn Randomness) -> Result<ObjectName> {
     let attempt = u64::from_be_bytes(random(randomness)?);
-    let marker = ObjectName::new(ObjectKind::Key, &format!("{id}.{attempt:016x}"))?;
+    let marker = ObjectName::new(ObjectKind::Key, &format!("{id}.{attempt:016x}")).map_err(StoreError::from)?;
     match store.put(&marker, b"")? {
         Put::Created => Ok(marker),
         Put::AlreadyExists => Err(KeyError::NoRandomness),

@@ -11,7 +11,7 @@ use crate::id::{PackId, SnapshotId};
 use crate::repository::Repository;
 use crate::repository::damage_records::{clear_damage, damage_names, read_damage};
 use crate::repository::relocations::RelocationId;
-use crate::store::{ObjectKind, ObjectName};
+use crate::store::{ObjectKind, ObjectName, StoreError};
 use crate::writers::forget::ForgottenRecord;
 use crate::writers::lease::Lease;
 
@@ -26,13 +26,18 @@ impl Repository {
         match action {
             RepairAction::RestoreConfig => self.mend_config().map(|_| ()),
             RepairAction::RestoreSnapshot { snapshot, copy } => self.bring_back(*snapshot, *copy),
-            RepairAction::RestoreRelocation { object } => match RelocationId::of(&object.parse()?) {
-                Some((id, twin)) => self.restore_replica(&id, twin),
-                None => Ok(()),
-            },
-            RepairAction::Replace { object } => self.replace(&object.parse()?),
+            RepairAction::RestoreRelocation { object } => {
+                match RelocationId::of(&object.parse().map_err(StoreError::from)?) {
+                    Some((id, twin)) => self.restore_replica(&id, twin),
+                    None => Ok(()),
+                }
+            }
+            RepairAction::Replace { object } => self.replace(&object.parse().map_err(StoreError::from)?),
             RepairAction::RebuildIndex { segments } => {
-                let names: Vec<ObjectName> = segments.iter().map(|name| Ok(name.parse()?)).collect::<Result<_>>()?;
+                let names: Vec<ObjectName> = segments
+                    .iter()
+                    .map(|name| Ok(name.parse().map_err(StoreError::from)?))
+                    .collect::<Result<_>>()?;
                 self.rebuild_index(&names)
             }
             RepairAction::RecordLoss { pack } => self.record_loss(&[*pack].into()),

@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::format::index::{ChunkIndex, SegmentReader, segment_name};
+use crate::format::index::{SegmentReader, segment_name};
 use crate::id::{PackId, SegmentId};
 use crate::repository::Repository;
+use crate::repository::chunk_index::ChunkIndex;
 use crate::repository::damage_records::{DamageRecord, Extent, damage_names, put_damage};
 use crate::store::ObjectName;
 

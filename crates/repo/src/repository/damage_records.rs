@@ -218,7 +218,8 @@ pub(crate) fn damaged_pack(name: &ObjectName) -> Option<PackId> {
 /// Puts a record about `pack`.
 pub(crate) fn put_damage(vault: &Vault, pack: PackId, record: &DamageRecord) -> Result<()> {
     let random = u64::from_le_bytes(vault.surroundings.draw()?);
-    let name = ObjectName::new(ObjectKind::Scrub, &format!("{NAME_START}{pack}.{random:016x}"))?;
+    let name =
+        ObjectName::new(ObjectKind::Scrub, &format!("{NAME_START}{pack}.{random:016x}")).map_err(StoreError::from)?;
     vault.put_sealed(&name, &record.encode())?;
     Ok(())
 }

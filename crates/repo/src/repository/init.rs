@@ -11,7 +11,7 @@ use crate::key::{
     Cipher, Credential, FingerprintSecret, KdfParameters, MasterSecret, NewSlot, Purpose, SlotChoice, SlotId,
 };
 use crate::repository::Repository;
-use crate::store::{ObjectKind, ObjectName, Put, Store, StoreError};
+use crate::store::{BadName, ObjectKind, ObjectName, Put, Store, StoreError};
 use crate::vault::Vault;
 
 /// How to make a repository.
@@ -72,10 +72,10 @@ impl Repository {
         for kind in ObjectKind::ALL.into_iter().filter(|kind| *kind != ObjectKind::Key) {
             store
                 .list(kind, &mut |name, _| {
-                    Err(StoreError::BadName {
+                    Err(StoreError::BadName(BadName {
                         text: name.to_string(),
                         reason: "it belongs to a repository without config",
-                    })
+                    }))
                 })
                 .map_err(|_| already())?;
         }

@@ -2,7 +2,7 @@
 
 use std::io::{Error as IoError, ErrorKind};
 
-use super::ObjectName;
+use super::{BadName, ObjectName};
 
 /// Result of an operation on a store.
 pub type Result<T> = std::result::Result<T, StoreError>;
@@ -59,13 +59,8 @@ pub enum StoreError {
         actual: u64,
     },
     /// A text that is no name of an object.
-    #[error("{text:?} is no name of an object: {reason}")]
-    BadName {
-        /// The text.
-        text: String,
-        /// What is wrong with it.
-        reason: &'static str,
-    },
+    #[error(transparent)]
+    BadName(#[from] BadName),
     /// There is nothing where the store should be.
     #[error("{store} does not exist")]
     NoStore {

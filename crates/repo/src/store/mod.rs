@@ -26,7 +26,7 @@ use std::time::Duration;
 pub use directory::DirectoryStore;
 pub use error::{Result, StoreError};
 pub use memory::MemoryStore;
-pub use name::{ObjectKind, ObjectName};
+pub use name::{BadName, ObjectKind, ObjectName};
 #[cfg(any(test, feature = "testing"))]
 pub use testing::{
     conformance,

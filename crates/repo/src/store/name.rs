@@ -3,8 +3,6 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::{Result, StoreError};
-
 /// The kinds of objects: each is a flat namespace of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ObjectKind {
@@ -85,18 +83,28 @@ pub struct ObjectName {
     name: Box<str>,
 }
 
+/// A text that is no name of an object.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is no name of an object: {reason}")]
+pub struct BadName {
+    /// The text.
+    pub text: String,
+    /// What is wrong with it.
+    pub reason: &'static str,
+}
+
 impl ObjectName {
     /// Longest name inside a kind, in characters.
     pub const LENGTH_MAX: usize = 80;
 
-    /// The object `name` of `kind`; [`StoreError::BadName`] when that is no name.
-    pub fn new(kind: ObjectKind, name: &str) -> Result<Self> {
+    /// The object `name` of `kind`; [`BadName`] when that is no name.
+    pub fn new(kind: ObjectKind, name: &str) -> Result<Self, BadName> {
         match flaw(kind, name.as_bytes()) {
             None => Ok(Self {
                 kind,
                 name: name.into(),
             }),
-            Some(reason) => Err(StoreError::BadName {
+            Some(reason) => Err(BadName {
                 text: name.to_owned(),
                 reason,
             }),
@@ -166,11 +174,11 @@ impl fmt::Display for ObjectName {
 }
 
 impl FromStr for ObjectName {
-    type Err = StoreError;
+    type Err = BadName;
 
     /// Parses what `Display` writes.
-    fn from_str(path: &str) -> Result<Self> {
-        let bad = |reason| StoreError::BadName {
+    fn from_str(path: &str) -> Result<Self, BadName> {
+        let bad = |reason| BadName {
             text: path.to_owned(),
             reason,
         };
@@ -217,10 +225,7 @@ mod tests {
             long.as_str(),
         ] {
             assert!(
-                matches!(
-                    ObjectName::new(ObjectKind::Snapshot, bad),
-                    Err(StoreError::BadName { .. })
-                ),
+                matches!(ObjectName::new(ObjectKind::Snapshot, bad), Err(BadName { .. })),
                 "{bad:?} was accepted"
             );
         }

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use super::text;
 use crate::hypervisor::machine::{DiskKind, DiskSource, MachineDisk};
+use crate::hypervisor::qom::text;
 use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand, Result};
 use crate::qemu::{device_path, run_of};
 

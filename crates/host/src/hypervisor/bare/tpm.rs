@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
-use super::text;
+use crate::hypervisor::qom::text;
 use crate::hypervisor::swtpm::at_socket;
 use crate::hypervisor::tpm::{Tpm, TpmPlace};
 use crate::system::processes::Process;

@@ -108,6 +108,6 @@ impl Header {
     }
 }
 
-pub(crate) fn start_of_footer(file_bytes: u64, is_short: bool) -> u64 {
+fn start_of_footer(file_bytes: u64, is_short: bool) -> u64 {
     file_bytes.saturating_sub(if is_short { FOOTER_BYTES_SHORT } else { FOOTER_BYTES })
 }

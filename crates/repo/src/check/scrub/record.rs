@@ -98,7 +98,7 @@ pub(super) fn read_records(vault: &Vault) -> Result<(ReadRecord, Vec<ObjectName>
 /// Puts `record` in the place of `sources`. The new object is durable before the old ones go.
 pub(super) fn replace_records(vault: &Vault, record: &ReadRecord, sources: &[ObjectName]) -> Result<()> {
     let random = u64::from_le_bytes(vault.surroundings.draw()?);
-    let name = ObjectName::new(ObjectKind::Scrub, &format!("{NAME_START}{random:016x}"))?;
+    let name = ObjectName::new(ObjectKind::Scrub, &format!("{NAME_START}{random:016x}")).map_err(StoreError::from)?;
     vault.put_sealed(&name, &record.encode())?;
     sources.iter().try_for_each(|name| vault.store.delete(name))?;
     Ok(())

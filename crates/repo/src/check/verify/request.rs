@@ -1,7 +1,6 @@
 //! What a verification is asked for, and what it answers.
 
-use holdfast_block::BlockDevice;
-
+use crate::check::difference::Compare;
 use crate::check::finding::Finding;
 use crate::id::SnapshotId;
 
@@ -22,17 +21,6 @@ pub enum VerifyDepth {
     Structure,
     /// Every frame is read as well, and every print and identity in it is checked.
     Full,
-}
-
-/// A disk and the device that it should equal.
-#[derive(Clone, Copy)]
-pub struct Compare<'a> {
-    /// The snapshot; verified even if it was not selected.
-    pub snapshot: SnapshotId,
-    /// The disk's name; none for its only one.
-    pub disk: Option<&'a str>,
-    /// What to compare with; another size than the disk's is a finding of its own.
-    pub device: &'a dyn BlockDevice,
 }
 
 /// What to verify, and how.

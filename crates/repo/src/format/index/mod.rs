@@ -12,7 +12,6 @@ pub(crate) mod table_places;
 mod tables;
 mod write;
 
-pub(crate) use crate::repository::chunk_index::ChunkIndex;
 pub(crate) use merge::merge_segments;
 pub(crate) use segment::{SegmentKeys, SegmentReader, SegmentWriter, segment_name};
 pub(crate) use tables::find_frame_table;
