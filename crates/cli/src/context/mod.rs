@@ -308,8 +308,11 @@ impl Context {
     pub fn report(&self, report: &impl Report) -> Result<Exit, Error> {
         let warnings = self.console.warnings();
         let exit = report.exit().with_warning_count(warnings.len());
-        let text = self.output.render(report, exit, &warnings)?;
-        self.output.data(text.as_bytes())?;
+        let is_asked_for = !self.is_quiet() || self.output.format() == Format::Json;
+        if is_asked_for || exit != Exit::Ok || !report.is_confirmation() {
+            let text = self.output.render(report, exit, &warnings)?;
+            self.output.data(text.as_bytes())?;
+        }
         Ok(exit)
     }
 }

@@ -168,7 +168,7 @@ pub fn open_output() -> Result<(), Error> {
     if StandardStream::Output.was_closed() {
         return Err(Error::usage(
             "standard output is closed",
-            "send it somewhere: > FILE; > /dev/null where nobody is to read it",
+            "redirect it: > FILE, or > /dev/null",
         ));
     }
     Ok(())

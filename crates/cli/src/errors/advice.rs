@@ -31,14 +31,14 @@ use super::{Error, Kind};
 use crate::exit::Exit;
 use crate::process::environment;
 
-const HINT_DAMAGE: &str = "holdfast scrub finds everything that is damaged, and holdfast repair mends what it can";
+const HINT_DAMAGE: &str = "holdfast scrub lists all damage, and holdfast repair repairs what it can";
 const HINT_LOSS: &str = "finish a copy that was cut off, or put back what is missing; holdfast repair brings back what it can; \
                          holdfast gc --accept-loss SNAPSHOT (or all) gives up what is lost";
 const HINT_OBSTRUCTED: &str = "move it away; holdfast repair brings back what it can";
 const HINT_FOLDER: &str =
     "inside a repository no link is followed: move all of it to the other disk, and link to the whole";
 const HINT_EXCHANGED: &str =
-    "make sure who put it there; where that is right, set HOLDFAST_ACCEPT_REPOSITORY to its id for one run";
+    "find out why it was replaced; if that is right, set HOLDFAST_ACCEPT_REPOSITORY to its id for one run";
 const HINT_LOCATION: &str = "check --repository; holdfast init makes a new repository";
 const HINT_READ_ONLY: &str =
     "all snapshots can still be read: list, restore and verify work; to change it, mount it writable";
@@ -47,7 +47,7 @@ const HINT_STORE_FULL: &str = "what is stored stays good; make room beside it, o
 const HINT_TOO_SMALL: &str = "make the target at least as large as the disk";
 const HINT_WRITE_ANEW: &str =
     "--force instead of --in-place writes a new image in its place; if it is a raw disk, give --format raw";
-pub(super) const HINT_PERMISSION: &str = "try as a user who may do that";
+pub(super) const HINT_PERMISSION: &str = "run it as root, or as a user with the permission";
 
 /// What to make of an error.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -185,16 +185,16 @@ fn machine_advice(error: &JobError) -> Advice {
         JobError::MachineBetween { .. } => advice(Exit::Locked, Kind::Locked, "try again when it runs, or is shut off"),
         JobError::Unreachable { .. } => refused("start the machine, or leave the disk out with --exclude"),
         JobError::NotQuiesced { .. } => refused(
-            "the guest needs qemu-guest-agent and the machine its channel; without --quiesce=require the snapshot is as after a power cut",
+            "the guest needs qemu-guest-agent and the machine its channel; without --quiesce=require the snapshot is crash-consistent",
         ),
         JobError::ScratchLimit { .. } => advice(
             Exit::Error,
             Kind::NoSpace,
             "give a --scratch folder with more room, or back up when the machine writes less; what was stored is not stored again",
         ),
-        JobError::Hook { .. } => refused("mend the program; --hook-failure=warn goes on without it"),
+        JobError::Hook { .. } => refused("fix the hook program; --hook-failure=warn continues without it"),
         JobError::NoMethod { .. } => {
-            refused("leave --method out; without memory, --method=pause reads it while it stands still; or shut it off")
+            refused("leave --method out; without memory, --method=pause reads it while it is paused; or shut it off")
         }
         JobError::NoImageFile { .. } => refused("leave the disk out with --exclude, or take another --method"),
         JobError::NoDevice { .. } => refused("leave the disk out with --exclude"),

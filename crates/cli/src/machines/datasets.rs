@@ -178,8 +178,8 @@ pub fn parse_snapshot(word: &OsStr) -> Result<HostSnapshotName, Error> {
     let Some((dataset, name)) = text.rsplit_once('@') else {
         return Err(Error::refused(
             Kind::NotFound,
-            format!("{text} is no host snapshot"),
-            "they are called DATASET@NAME; holdfast host list shows them",
+            format!("{text} is not the name of a host snapshot"),
+            "host snapshots are named DATASET@NAME; holdfast host list shows them",
         ));
     };
     Ok(HostSnapshotName {

@@ -179,7 +179,7 @@ impl From<&GuestReport> for GuestDocument {
             Quiesced::Yes { frozen, .. } => (Some(*frozen), None),
             Quiesced::NoAgent => (None, Some("it has no guest agent".to_owned())),
             Quiesced::Failed(reason) => (None, Some(reason.clone())),
-            Quiesced::Off => (None, Some("nobody wanted it".to_owned())),
+            Quiesced::Off => (None, Some("--quiesce=off".to_owned())),
             Quiesced::NotNeeded => (None, None),
         };
         Self {
@@ -204,10 +204,10 @@ impl GuestDocument {
                 format!("with {} of memory", units::bytes(self.memory_bytes.unwrap_or_default()))
             }
             (_, Some(us)) => format!("its file systems were frozen for {}", time(us)),
-            (Some(why), None) => format!("as after a power cut: {why}"),
+            (Some(why), None) => format!("crash-consistent: {why}"),
             (None, None) => self.state.clone(),
         }];
-        parts.extend(self.paused_us.map(|us| format!("it stood still for {}", time(us))));
+        parts.extend(self.paused_us.map(|us| format!("paused {}", time(us))));
         format!("{}: {}", self.name, parts.join(", "))
     }
 }

@@ -81,7 +81,7 @@ impl StateArgs {
             None => Ok(()),
         });
         if let Err(error) = swept {
-            let message = format!("states of machines that nobody needs are not forgotten: {error}");
+            let message = format!("unused states of machines cannot be removed: {error}");
             job.progress.warning(&message);
         }
     }

@@ -40,6 +40,11 @@ pub trait Report: serde::Serialize {
         Exit::Ok
     }
 
+    /// Whether it only confirms that something was done. With `--quiet`, such an answer is left out where all went well.
+    fn is_confirmation(&self) -> bool {
+        false
+    }
+
     /// Writes it for people.
     fn human(&self, page: &mut Page);
 }

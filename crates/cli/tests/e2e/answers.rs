@@ -5,6 +5,7 @@ use std::fs::File;
 use serde_json::Value;
 
 use crate::program::{program, run, stderr, stdout};
+use crate::rig::Rig;
 
 fn document(text: &str) -> Value {
     assert_eq!(text.lines().count(), 1, "one document on one line: {text}");
@@ -113,6 +114,28 @@ fn an_unknown_command_leads_to_the_right_one() {
         let answer = document(&stdout(&run(&words)));
         assert_eq!(answer["error"]["message"], message);
     }
+}
+
+#[test]
+fn quiet_success_prints_nothing_and_answers_are_printed() {
+    let rig = Rig::empty();
+    rig.write("web1.raw", b"web1");
+    assert_eq!(rig.ok(&["init", "--no-encryption", "--quiet"]), "");
+    for words in [
+        &["backup", "web1.raw", "--format", "raw", "-q"][..],
+        &["prune", "--keep-last", "1", "-q"],
+        &["gc", "-q"],
+        &["scrub", "-q"],
+    ] {
+        let output = rig.code(0, words);
+        assert_eq!(stdout(&output) + &stderr(&output), "", "{words:?}");
+    }
+    assert!(rig.ok(&["list", "-q"]).contains("web1"));
+    assert!(
+        rig.ok(&["prune", "--keep-last", "1", "-q", "--dry-run"])
+            .contains("would")
+    );
+    assert_eq!(rig.json(0, &["gc", "-q"])["status"], "ok");
 }
 
 #[test]

@@ -203,6 +203,10 @@ impl Report for Done {
         "backup"
     }
 
+    fn is_confirmation(&self) -> bool {
+        true
+    }
+
     fn human(&self, page: &mut Page) {
         let mut parts = vec![
             format!("{} read", units::bytes(self.read_bytes)),

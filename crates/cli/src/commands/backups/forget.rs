@@ -93,6 +93,10 @@ impl Report for Changed {
         self.command
     }
 
+    fn is_confirmation(&self) -> bool {
+        !self.dry_run
+    }
+
     fn human(&self, page: &mut Page) {
         for snapshot in &self.snapshots {
             page.line(&format!(

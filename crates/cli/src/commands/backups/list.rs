@@ -85,7 +85,7 @@ impl Report for Listed {
             page.line(if self.is_filtered {
                 "no snapshot matches all of that"
             } else {
-                "there is no snapshot yet"
+                "no snapshots yet"
             });
         } else {
             let mut table = Table::new([

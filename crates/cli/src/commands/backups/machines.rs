@@ -208,7 +208,7 @@ impl Report for Listed {
 
     fn human(&self, page: &mut Page) {
         if self.machines.is_empty() {
-            page.line("there is no machine");
+            page.line("no machines");
             return;
         }
         let mut table = Table::new([

@@ -48,7 +48,7 @@ impl Verb for PruneArgs {
             line: "holdfast prune -r /backup/vms --keep-daily 7 --keep-weekly 4 --keep-monthly 12 --dry-run",
         },
         Example {
-            wish: "Remove it; holdfast gc then gives back its space",
+            wish: "Remove it; holdfast gc then frees its space",
             line: "holdfast prune -r /backup/vms --keep-daily 7 --keep-weekly 4 --keep-monthly 12",
         },
     ];
@@ -91,6 +91,10 @@ impl Report for Pruned {
         "prune"
     }
 
+    fn is_confirmation(&self) -> bool {
+        !self.dry_run
+    }
+
     fn human(&self, page: &mut Page) {
         for machine in &self.machines {
             page.styled(
@@ -127,7 +131,7 @@ impl Report for Pruned {
         page.line(&match (self.dry_run, self.removed_count) {
             (true, _) => format!("would remove {removed} and keep {kept}; nothing was changed"),
             (false, 0) => format!("removed no snapshot, kept {kept}"),
-            (false, _) => format!("removed {removed}, kept {kept}; holdfast gc gives back their space"),
+            (false, _) => format!("removed {removed}, kept {kept}; holdfast gc frees their space"),
         });
     }
 }

@@ -137,6 +137,10 @@ impl Report for Done {
         "restore"
     }
 
+    fn is_confirmation(&self) -> bool {
+        true
+    }
+
     fn human(&self, page: &mut Page) {
         for disk in &self.disks {
             let mut parts = vec![

@@ -104,6 +104,10 @@ impl Report for Done {
         "resume"
     }
 
+    fn is_confirmation(&self) -> bool {
+        true
+    }
+
     fn exit(&self) -> Exit {
         if self.failed.is_empty() { Exit::Ok } else { Exit::Error }
     }

@@ -155,19 +155,19 @@ fn run(args: &NbdArgs, context: &Context) -> Result<Exit, Error> {
 /// What a person should know who lets in everybody.
 fn open_door(address: SocketAddr, is_encrypted: bool) -> String {
     let who = if address.ip().is_loopback() {
-        "every user of this host".to_owned()
+        "any user of this host".to_owned()
     } else {
-        format!("whoever reaches {address}")
+        format!("anyone who can connect to {address}")
     };
     let (what, advice) = if is_encrypted {
-        ("", "--tls-clients lets in those only who have a certificate")
+        ("", "--tls-clients admits only clients with a certificate")
     } else {
         (
-            "nothing is encrypted and ",
+            "without encryption and ",
             "see --tls-cert and --tls-clients, or --socket",
         )
     };
-    format!("{who} can read these disks: {what}nobody is asked who he is; {advice}")
+    format!("{who} can read these disks {what}without authentication; {advice}")
 }
 
 /// Where a client finds an export.

@@ -71,6 +71,10 @@ impl Report for Verified {
         "verify"
     }
 
+    fn is_confirmation(&self) -> bool {
+        true
+    }
+
     fn exit(&self) -> Exit {
         finding::exit(&self.findings, self.unlisted_finding_count)
     }

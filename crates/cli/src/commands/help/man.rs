@@ -49,6 +49,10 @@ impl Report for ManReport {
         "man"
     }
 
+    fn is_confirmation(&self) -> bool {
+        true
+    }
+
     fn human(&self, page: &mut Page) {
         for path in &self.pages {
             page.line(&path.display().to_string());

@@ -143,6 +143,10 @@ impl Report for Clones {
         "clone"
     }
 
+    fn is_confirmation(&self) -> bool {
+        !self.dry_run
+    }
+
     fn human(&self, page: &mut Page) {
         if let Some(instant) = &self.instant {
             instant.human(page);

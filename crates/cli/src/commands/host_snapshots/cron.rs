@@ -141,6 +141,10 @@ impl Report for Done {
         "cron"
     }
 
+    fn is_confirmation(&self) -> bool {
+        !self.dry_run
+    }
+
     fn exit(&self) -> Exit {
         let is_failed = self.taken.iter().any(|taken| taken.failure.is_some()) || !self.unreadable.is_empty();
         let stays = self.removed.iter().any(|removed| removed.obstacle.is_some());
@@ -194,7 +198,7 @@ impl Report for Done {
                 "it was stopped before all was done; the next run does the rest",
             );
         } else if self.taken.is_empty() && self.removed.is_empty() {
-            page.line("nothing is due, and nothing has served its time");
+            page.line("nothing to do: no snapshot is due or expired");
         }
         for doubt in &self.doubts {
             page.styled(Style::Warning, doubt);

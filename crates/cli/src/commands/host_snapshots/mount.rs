@@ -71,6 +71,10 @@ impl Report for Mounted {
         self.command
     }
 
+    fn is_confirmation(&self) -> bool {
+        true
+    }
+
     fn human(&self, page: &mut Page) {
         match &self.snapshot {
             Some(snapshot) => page.line(&format!("{snapshot} is mounted at {}, read-only", self.folder)),

@@ -68,7 +68,7 @@ fn run_receive(args: &ReceiveArgs, context: &Context) -> Result<Exit, Error> {
         Some(asked) => check(asked)?,
         None => {
             return Err(Error::usage(
-                "nobody asks: ssh has handed on no command",
+                "there is no command from ssh",
                 "put it before a key in ~/.ssh/authorized_keys: restrict,command=\"holdfast receive --append-only ...\" ssh-ed25519 ...",
             ));
         }

@@ -92,6 +92,10 @@ impl Report for RolledBack {
         "rollback"
     }
 
+    fn is_confirmation(&self) -> bool {
+        !self.dry_run
+    }
+
     fn human(&self, page: &mut Page) {
         let verb = if self.dry_run { "would go back" } else { "went back" };
         let machine = self.restore.machine();

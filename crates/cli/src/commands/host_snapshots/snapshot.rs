@@ -128,6 +128,10 @@ impl Report for Taken {
         "snapshot"
     }
 
+    fn is_confirmation(&self) -> bool {
+        !self.dry_run
+    }
+
     fn exit(&self) -> Exit {
         if self.failed.is_empty() { Exit::Ok } else { Exit::Error }
     }

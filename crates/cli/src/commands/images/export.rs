@@ -196,6 +196,10 @@ impl Report for Done {
         "export"
     }
 
+    fn is_confirmation(&self) -> bool {
+        true
+    }
+
     fn human(&self, page: &mut Page) {
         let duration = std::time::Duration::from_millis(self.duration_ms);
         let size_bytes: u64 = self.disks.iter().map(|disk| disk.size_bytes).sum();

@@ -221,6 +221,10 @@ impl Report for Done {
         "import"
     }
 
+    fn is_confirmation(&self) -> bool {
+        true
+    }
+
     fn human(&self, page: &mut Page) {
         let machine = &self.what.machine;
         let duration = std::time::Duration::from_millis(self.duration_ms);

@@ -137,6 +137,10 @@ impl Report for Collected {
         "gc"
     }
 
+    fn is_confirmation(&self) -> bool {
+        !self.dry_run
+    }
+
     fn exit(&self) -> Exit {
         match &self.done {
             _ if !self.plan.missing_packs.is_empty() => Exit::Damage,
@@ -149,9 +153,9 @@ impl Report for Collected {
         let plan = &self.plan;
         let packs = |count, bytes| format!("{}, {}", units::counted(count, "pack", "packs"), units::bytes(bytes));
         page.fields(&[
-            ("needed by nobody", packs(plan.dead_pack_count, plan.dead_bytes)),
-            ("needed in part", packs(plan.sparse_pack_count, plan.sparse_bytes)),
-            ("needed", packs(plan.live_pack_count, plan.live_bytes)),
+            ("unused", packs(plan.dead_pack_count, plan.dead_bytes)),
+            ("partly used", packs(plan.sparse_pack_count, plan.sparse_bytes)),
+            ("used", packs(plan.live_pack_count, plan.live_bytes)),
         ]);
         for accepted in &self.accepted {
             page.line(&format!("given up: {accepted}"));
@@ -170,7 +174,7 @@ impl Report for Collected {
             page.line(&format!("cleared away what is left of {writer}"));
         }
         page.line(&format!(
-            "gave back {} ({} deleted, {} rewritten)",
+            "freed {} ({} deleted, {} rewritten)",
             units::bytes(done.freed_bytes),
             units::counted(done.deleted_pack_count, "pack", "packs"),
             units::bytes(done.rewritten_bytes)

@@ -77,18 +77,22 @@ impl Report for Made {
         "init"
     }
 
+    fn is_confirmation(&self) -> bool {
+        self.paper_key.is_none()
+    }
+
     fn human(&self, page: &mut Page) {
         page.line(&format!("made repository {} in {}", &self.id[..8], self.location));
         if let Some(like) = &self.like {
             page.line(&format!("it recognises bytes as repository {} does", &like[..8]));
         }
         if !self.encrypted {
-            page.line("it is not encrypted: whoever can read it can read the disks");
+            page.line("not encrypted: anyone who can read its files can read the disks");
             return;
         }
         match &self.paper_key {
             None => page.line(
-                "keep the password safe: without it nobody reads the repository, and holdfast key paper needs it too",
+                "keep the password safe: without it the data cannot be recovered. holdfast key paper prints a recovery key",
             ),
             Some(paper_key) => {
                 page.line("the paper key opens it without any password; print it and lock it away:");

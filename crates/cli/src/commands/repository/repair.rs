@@ -97,6 +97,10 @@ impl Report for Repaired {
         "repair"
     }
 
+    fn is_confirmation(&self) -> bool {
+        !self.dry_run
+    }
+
     fn exit(&self) -> Exit {
         finding::exit(&self.findings, self.unlisted_finding_count)
     }
@@ -116,9 +120,9 @@ impl Report for Repaired {
             show(&self.findings, self.unlisted_finding_count, page);
         }
         if self.dry_run {
-            page.line("nothing was mended");
+            page.line("dry run: nothing was repaired");
         } else if self.actions.is_empty() && self.findings.is_empty() {
-            page.styled(Style::Good, "there is nothing to mend");
+            page.styled(Style::Good, "nothing to repair");
         } else {
             page.line(&format!(
                 "healed {}, {} are lost for now, {} deleted",

@@ -58,6 +58,10 @@ impl Report for Scrubbed {
         "scrub"
     }
 
+    fn is_confirmation(&self) -> bool {
+        true
+    }
+
     fn exit(&self) -> Exit {
         finding::exit(&self.findings, self.unlisted_finding_count)
     }

@@ -99,6 +99,10 @@ impl Report for Ran {
         "run"
     }
 
+    fn is_confirmation(&self) -> bool {
+        true
+    }
+
     fn exit(&self) -> Exit {
         self.exit
     }

@@ -79,7 +79,7 @@ impl Report for Listed {
 
     fn human(&self, page: &mut Page) {
         if self.jobs.is_empty() {
-            page.line("there is no job");
+            page.line("no jobs");
             return;
         }
         let mut table = Table::new([

@@ -50,6 +50,10 @@ impl Report for Sent {
         "notify"
     }
 
+    fn is_confirmation(&self) -> bool {
+        true
+    }
+
     fn exit(&self) -> Exit {
         if self.error.is_some() { Exit::Error } else { Exit::Ok }
     }

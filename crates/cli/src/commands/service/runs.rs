@@ -78,7 +78,7 @@ impl Report for Listed {
 
     fn human(&self, page: &mut Page) {
         if self.runs.is_empty() {
-            page.line("there is no such run");
+            page.line("no such run");
         }
         if self.is_long {
             for run in &self.runs {

@@ -52,7 +52,7 @@ fn cut_off() -> Advice {
     advice(
         Exit::Damage,
         Kind::Damage,
-        "whoever sent it was interrupted, or its medium was full: have it sent again",
+        "the sender was interrupted, or its disk was full: send it again",
     )
 }
 

@@ -38,7 +38,7 @@ pub(super) fn password_advice(error: &PasswordError) -> Advice {
         PasswordError::Command(_) | PasswordError::CommandFailed { .. } => advice(
             Exit::Error,
             Kind::Password,
-            "run the command by itself with /bin/sh -c and see what it says",
+            "run the command by itself with /bin/sh -c, and read its messages",
         ),
         PasswordError::Empty { .. } | PasswordError::TooLong { .. } => {
             advice(Exit::Error, Kind::Password, "the password is all of the first line")

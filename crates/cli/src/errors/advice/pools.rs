@@ -24,7 +24,7 @@ pub(super) fn xen_advice(error: &XenBackupError) -> Advice {
         _ => advice(
             Exit::Error,
             Kind::Io,
-            "somebody may have changed the machine in this moment: try again",
+            "the machine may have been changed at this moment: try again",
         ),
     }
 }

@@ -16,33 +16,35 @@ pub(super) fn provider_advice(error: &ProviderError) -> Advice {
             Kind::NotFound,
             "holdfast host datasets and holdfast host list show what there is",
         ),
-        ProviderError::Exists { .. } => {
-            advice(Exit::Error, Kind::Exists, "take another name, or remove that one first")
-        }
+        ProviderError::Exists { .. } => advice(
+            Exit::Error,
+            Kind::Exists,
+            "choose another name, or remove the existing one first",
+        ),
         ProviderError::Replaced { .. } => advice(
             Exit::Error,
             Kind::Refused,
-            "it is left as it is; holdfast host list shows what there is now",
+            "it is left unchanged; holdfast host list shows the present snapshots",
         ),
         ProviderError::Held { .. } => advice(
             Exit::Locked,
             Kind::Locked,
-            "holdfast host release lets it go, or the program in whose name it is held",
+            "release it with holdfast host release --tag TAG, or with the program that holds it",
         ),
         ProviderError::HasClones { .. } => advice(
             Exit::Locked,
             Kind::Locked,
-            "remove the clones first, if nobody needs them",
+            "remove its clones first, if they are not needed",
         ),
         ProviderError::Full { .. } => advice(
             Exit::Error,
             Kind::NoSpace,
-            "remove snapshots that nobody needs, or make room",
+            "remove snapshots that are not needed, or add space",
         ),
         ProviderError::Suspended { .. } => advice(
             Exit::Error,
             Kind::Io,
-            "zpool status tells which devices; zpool clear goes on",
+            "zpool status shows the devices; zpool clear resumes the pool",
         ),
         ProviderError::Name { .. } => advice(Exit::Usage, Kind::BadName, "take another name"),
         ProviderError::NoService { .. } => advice(Exit::Error, Kind::Unsupported, "start it, or load its module"),

@@ -21,7 +21,11 @@ pub(super) fn refusal_advice(refusal: &Refusal) -> Advice {
             Kind::Refused,
             "run holdfast as that user; disks can be restored to files of your own",
         ),
-        Refusal::CannotResume { .. } => (Exit::Error, Kind::Refused, "--start boots it, as after a power cut"),
+        Refusal::CannotResume { .. } => (
+            Exit::Error,
+            Kind::Refused,
+            "--start boots it instead, as after a power cut",
+        ),
         Refusal::NoConfiguration { .. } => (
             Exit::Error,
             Kind::NotFound,

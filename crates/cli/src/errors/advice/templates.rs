@@ -26,7 +26,7 @@ pub(super) fn template_advice(error: &TemplateError) -> Advice {
         TemplateError::Statement { .. } | TemplateError::Contradiction { .. } => advice(
             Exit::Damage,
             Kind::Damage,
-            "somebody has written into the repository what this program would not: push the template again",
+            "another program has written to the repository: push the template again",
         ),
         TemplateError::Unknown { .. } => advice(
             Exit::Error,
@@ -52,17 +52,17 @@ pub(super) fn template_advice(error: &TemplateError) -> Advice {
         TemplateError::NoStream => usage(Kind::Usage, "write it to a file first, and push that"),
         TemplateError::StreamDisk { .. } => refused("restore it to a file, and push that"),
         TemplateError::Unsigned { .. } => {
-            refused("have it pushed again with --sign; --unsigned takes it although nobody vouches for it")
+            refused("push it again with --sign; --unsigned accepts it without a signature")
         }
         TemplateError::NoSigners { .. } => refused_without_signers(),
         TemplateError::NotAllowed { .. } => refused(
-            "if the key is of somebody you trust, add it to the file of allowed signers: NAME namespaces=\"holdfast-template\" KEY",
+            "if you trust the owner of this key, add it to the allowed signers file: NAME namespaces=\"holdfast-template\" KEY",
         ),
         TemplateError::Revoked { .. } => refused("have it signed with another key: holdfast template tag does that"),
         TemplateError::BadSignature { .. } | TemplateError::OtherContent { .. } => advice(
             Exit::Damage,
             Kind::Damage,
-            "somebody who cannot sign has changed it, or it is damaged: do not use it, and find out who can write to the repository",
+            "it was changed without a signature, or is damaged: do not use it, and check who can write to the repository",
         ),
         TemplateError::SeveralDisks { .. } => usage(Kind::Usage, "give a new folder as target"),
         TemplateError::Configuration { .. } => refused("of a template with one disk, an image as target leaves it out"),

@@ -90,7 +90,7 @@ fn a_machine_that_runs_becomes_every_kind_of_archive_without_a_repository() {
     assert!(world.bitmaps().is_empty());
     let shown = world.rig.ok(&at(&uri, &["export", "--now", "web1", "again.xva"]));
     assert!(
-        shown.contains("as it was at this moment") && shown.contains("it did not stand still"),
+        shown.contains("as it was at this moment") && shown.contains("; not paused"),
         "{shown}"
     );
 }

@@ -95,11 +95,11 @@ impl LoadDocument {
             let before = self
                 .write_latency_before_us
                 .map(|before| match meanwhile.saturating_sub(before) {
-                    0 => format!("; before it was {}", time(before)),
-                    added => format!("; before it was {}, so it added {}", time(before), time(added)),
+                    0 => format!(" ({} before)", time(before)),
+                    added => format!(" ({} before; the backup added {})", time(before), time(added)),
                 });
             let line = [
-                Some(format!("  its writes took {} on average meanwhile", time(meanwhile))),
+                Some(format!("  average write latency {} during the backup", time(meanwhile))),
                 highest,
                 before,
             ];
@@ -145,7 +145,7 @@ mod tests {
         assert_eq!(
             document.lines(),
             [
-                "  its writes took 1.5 ms on average meanwhile, 30.0 ms in the worst second; before it was 400 us, so it added 1.1 ms",
+                "  average write latency 1.5 ms during the backup, 30.0 ms in the worst second (400 us before; the backup added 1.1 ms)",
                 "  read slower for that, 1 time",
                 "  scratch files took 1.0 MiB at most",
             ]

@@ -294,7 +294,7 @@ impl MachineDone {
         match (self.memory_bytes, &self.consistency[..]) {
             (Some(bytes), _) => page.line(&format!("  with its memory of {}", units::bytes(bytes))),
             (None, "shut off") => {}
-            (None, _) => page.line("  consistent as after a power cut: its file systems were not frozen"),
+            (None, _) => page.line("  crash-consistent: its file systems were not frozen"),
         }
     }
 
@@ -332,7 +332,7 @@ impl MachineDone {
                 units::bytes(bytes)
             )),
             None if self.taken_in.is_some() => {
-                page.line("  consistent as after a power cut: VirtualBox does not freeze file systems");
+                page.line("  crash-consistent: VirtualBox does not freeze file systems");
             }
             None => {}
         }
@@ -375,14 +375,14 @@ impl<'a> InstantShown<'a> {
             Method::Reflink => "one instant, by clones of its images",
             Method::Overlay => "one instant, by overlays that are brought down again",
             Method::Snapshot => "one instant, from host snapshots",
-            Method::Pause => "one instant, from its images while it stood still",
+            Method::Pause => "one instant, from its images while it was paused",
         };
         let stood_still = match (self.method, self.paused_us) {
             (Method::Images, _) => String::new(),
             (_, None) => "; it is paused".to_owned(),
-            (_, Some(0)) => "; it did not stand still for it".to_owned(),
+            (_, Some(0)) => "; not paused".to_owned(),
             (_, Some(us)) => format!(
-                "; it stood still for {}, {} of it for the cut",
+                "; paused {}, {} of it for the snapshot point",
                 time(us),
                 time(self.cut_us.unwrap_or_default())
             ),
@@ -391,7 +391,7 @@ impl<'a> InstantShown<'a> {
         if self.method != Method::Images {
             lines.push(match (self.memory_bytes, self.frozen_us) {
                 (Some(bytes), _) => format!(
-                    "  with its memory of {}: restored, it goes on where it was",
+                    "  with its memory ({}): a restored machine can resume where it was",
                     units::bytes(bytes)
                 ),
                 (None, Some(us)) => format!(
@@ -399,7 +399,7 @@ impl<'a> InstantShown<'a> {
                     time(us),
                     time(self.freeze_us.unwrap_or_default())
                 ),
-                (None, None) => "  consistent as after a power cut: its file systems were not frozen".to_owned(),
+                (None, None) => "  crash-consistent: its file systems were not frozen".to_owned(),
             });
         }
         lines
@@ -409,6 +409,10 @@ impl<'a> InstantShown<'a> {
 impl Report for MachinesDone {
     fn command(&self) -> &'static str {
         "backup"
+    }
+
+    fn is_confirmation(&self) -> bool {
+        true
     }
 
     fn exit(&self) -> Exit {

@@ -188,6 +188,10 @@ impl Report for Done {
         "copy"
     }
 
+    fn is_confirmation(&self) -> bool {
+        !self.dry_run
+    }
+
     fn exit(&self) -> Exit {
         self.exit
     }

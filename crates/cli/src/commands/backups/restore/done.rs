@@ -202,6 +202,10 @@ impl Report for Done {
         "restore"
     }
 
+    fn is_confirmation(&self) -> bool {
+        !self.dry_run
+    }
+
     fn human(&self, page: &mut Page) {
         let machine = &self.target_machine;
         let becomes = match (self.dry_run, machine.is_new) {
@@ -235,7 +239,7 @@ impl Done {
         if !self.dry_run {
             let duration = units::duration(std::time::Duration::from_millis(self.duration_ms));
             let runs = match (machine.is_resumed, machine.is_started) {
-                (true, _) => "; it goes on where it was",
+                (true, _) => "; resumed from memory",
                 (_, true) => "; it runs",
                 _ => "",
             };

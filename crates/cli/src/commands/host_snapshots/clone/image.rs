@@ -215,12 +215,12 @@ fn tell_of_overlays(file: &Path, made: &[ImageDocument], job: Job<'_>) {
         return;
     }
     job.progress.note(&format!(
-        "{} must not be written to as long as there are images that differ from it",
+        "{} is now a backing file: do not write to it while overlays of it exist",
         file.display()
     ));
     if overlays.any(|clone| Path::new(&clone.path).parent() != folder) {
         job.progress.note(&format!(
-            "whoever reads one in another folder has to allow what it is based on: --allow-file {}",
+            "the overlay is in another folder: pass --allow-file {} when you read it",
             file.display()
         ));
     }

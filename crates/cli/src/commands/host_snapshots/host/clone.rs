@@ -50,6 +50,10 @@ impl Report for Cloned {
         "host clone"
     }
 
+    fn is_confirmation(&self) -> bool {
+        true
+    }
+
     fn human(&self, page: &mut Page) {
         page.line(&format!("{} is a clone of {}", self.clone.dataset, self.snapshot));
         if let Some(folder) = &self.clone.folder {

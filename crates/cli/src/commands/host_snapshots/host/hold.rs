@@ -87,6 +87,10 @@ impl Report for Changed {
         }
     }
 
+    fn is_confirmation(&self) -> bool {
+        true
+    }
+
     fn human(&self, page: &mut Page) {
         for snapshot in &self.snapshots {
             page.line(&match self.change {

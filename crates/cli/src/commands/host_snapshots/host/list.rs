@@ -198,13 +198,13 @@ impl Report for Listed {
 
     fn human(&self, page: &mut Page) {
         if self.datasets.is_empty() {
-            page.line("there is no host snapshot");
+            page.line("no host snapshots");
         }
         for half in &self.half_rolled_back {
             page.styled(
                 Style::Bad,
                 &format!(
-                    "{} is on its way back to {} since {}: unless somebody is at work on it, holdfast rollback {}@{} ends that",
+                    "{} is on its way back to {} since {}: unless a rollback is running, holdfast rollback {}@{} ends that",
                     half.machine, half.point, half.since, half.machine, half.point
                 ),
             );

@@ -90,6 +90,10 @@ impl Report for Pruned {
         "host prune"
     }
 
+    fn is_confirmation(&self) -> bool {
+        !self.dry_run
+    }
+
     fn exit(&self) -> Exit {
         let mut all = self.series.iter().flat_map(|series| &series.snapshots);
         if all.any(|snapshot| snapshot.obstacle.is_some()) {

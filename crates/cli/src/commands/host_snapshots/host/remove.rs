@@ -67,6 +67,10 @@ impl Report for Removed {
         "host remove"
     }
 
+    fn is_confirmation(&self) -> bool {
+        !self.dry_run
+    }
+
     fn exit(&self) -> Exit {
         let all_go = self.snapshots.iter().all(|snapshot| snapshot.obstacle.is_none());
         if all_go { Exit::Ok } else { Exit::Error }

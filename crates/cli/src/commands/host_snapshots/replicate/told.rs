@@ -212,6 +212,10 @@ impl Report for Done {
         "replicate"
     }
 
+    fn is_confirmation(&self) -> bool {
+        !self.dry_run
+    }
+
     fn exit(&self) -> Exit {
         if self.shown == Shown::Status {
             return Exit::Ok;

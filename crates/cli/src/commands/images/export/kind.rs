@@ -119,7 +119,7 @@ fn check_packing(args: &ExportArgs, kind: Kind, packing: Option<Packing>) -> Res
     }
     if args.name.as_deref() == Some("") {
         return Err(Error::usage(
-            "a machine without a name is taken in by nobody",
+            "no hypervisor imports a machine without a name",
             "give --name NAME",
         ));
     }

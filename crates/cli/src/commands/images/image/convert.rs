@@ -140,6 +140,10 @@ impl Report for Converted {
         "image convert"
     }
 
+    fn is_confirmation(&self) -> bool {
+        true
+    }
+
     fn human(&self, page: &mut Page) {
         let mut parts = vec![format!("{} disk", units::bytes(self.size_bytes))];
         parts.extend(

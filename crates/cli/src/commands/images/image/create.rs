@@ -82,6 +82,10 @@ impl Report for Created {
         "image create"
     }
 
+    fn is_confirmation(&self) -> bool {
+        true
+    }
+
     fn human(&self, page: &mut Page) {
         page.line(&format!(
             "{}  {}: {} disk",

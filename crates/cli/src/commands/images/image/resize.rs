@@ -80,6 +80,10 @@ impl Report for Done {
         "image resize"
     }
 
+    fn is_confirmation(&self) -> bool {
+        true
+    }
+
     fn human(&self, page: &mut Page) {
         let (before, now) = (units::bytes(self.before_bytes), units::bytes(self.size_bytes));
         let change = if self.before_bytes == self.size_bytes {

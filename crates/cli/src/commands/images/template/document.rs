@@ -114,7 +114,7 @@ impl SignedDocument {
     pub(super) fn brief(&self) -> String {
         match (self.signature, &self.signer) {
             ("good", Some(signer)) => signer.clone(),
-            ("none", _) => "nobody".to_owned(),
+            ("none", _) => "unsigned".to_owned(),
             ("not-allowed", _) => "not trusted".to_owned(),
             ("revoked", _) => "revoked key".to_owned(),
             _ => "bad signature".to_owned(),
@@ -126,7 +126,7 @@ impl SignedDocument {
         let key = self.key.as_deref().unwrap_or_default();
         match (self.signature, &self.signer) {
             ("good", Some(signer)) => format!("signed by {signer} ({key})"),
-            ("none", _) => "signed by nobody".to_owned(),
+            ("none", _) => "not signed".to_owned(),
             ("not-allowed", _) => {
                 let reason = self.reason.as_deref().unwrap_or_default();
                 format!("signed by {key}, which is not trusted: {reason}")

@@ -119,6 +119,10 @@ impl Report for Pulled {
         "template pull"
     }
 
+    fn is_confirmation(&self) -> bool {
+        true
+    }
+
     fn human(&self, page: &mut Page) {
         page.line(&format!(
             "{} of {}, content {}, in {}",

@@ -132,6 +132,10 @@ impl Report for Pushed {
         self.command
     }
 
+    fn is_confirmation(&self) -> bool {
+        true
+    }
+
     fn human(&self, page: &mut Page) {
         let disks = units::counted(self.statement.disks.len() as u64, "disk", "disks");
         page.line(&format!(

@@ -56,6 +56,10 @@ impl Report for Removed {
         "template remove"
     }
 
+    fn is_confirmation(&self) -> bool {
+        !self.dry_run
+    }
+
     fn human(&self, page: &mut Page) {
         let verb = if self.dry_run { "would remove" } else { "removed" };
         for template in &self.templates {

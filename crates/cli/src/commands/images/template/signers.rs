@@ -90,7 +90,7 @@ impl SignArgs {
         let of_environment = || context.variable(environment::TEMPLATE_KEY).map(PathBuf::from);
         let key = self.key.clone().or_else(of_environment).ok_or_else(|| {
             let hint = format!(
-                "give --sign KEY or set {}: ssh-keygen -t ed25519 makes a key; with --unsigned nobody vouches for it",
+                "give --sign KEY or set {}: ssh-keygen -t ed25519 makes a key; --unsigned stores it without a signature",
                 environment::TEMPLATE_KEY
             );
             Error::usage("no key is given to sign with", hint)

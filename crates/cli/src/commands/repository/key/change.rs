@@ -26,6 +26,10 @@ impl Report for Changed {
         self.command
     }
 
+    fn is_confirmation(&self) -> bool {
+        true
+    }
+
     fn human(&self, page: &mut Page) {
         if let Some(added) = &self.added {
             page.line(&format!("added key {added}"));

@@ -166,7 +166,7 @@ fn of_datasets(datasets: &[DatasetFigures]) -> [Metric; 4] {
     );
     let mut snapshots = Metric::new(
         "holdfast_dataset_snapshots_used_bytes",
-        "What only the snapshots of a dataset take, whoever made them.",
+        "Bytes used only by the snapshots of a dataset.",
     );
     let mut available = Metric::new("holdfast_dataset_available_bytes", "What is free for a dataset.");
     for dataset in datasets {
