@@ -24,7 +24,7 @@ pub struct GlobalArgs {
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(next_help_heading = "Repository options")]
 pub struct RepositoryArgs {
-    /// The repository: a folder, or its name in holdfast.toml [env: HOLDFAST_REPOSITORY]
+    /// The repository: a folder, or its name in holdfast.toml [default: the only one there] [env: HOLDFAST_REPOSITORY]
     #[arg(short = 'r', long, value_name = "LOCATION", global = true)]
     pub repository: Option<OsString>,
     /// Where its password comes from.

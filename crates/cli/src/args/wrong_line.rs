@@ -176,6 +176,13 @@ mod tests {
         let (message, hint) = said("holdfast show");
         assert!(message.ends_with("not provided: <SNAPSHOT[:DISK]>"), "{message}");
         assert!(hint.starts_with("usage: holdfast show "), "{hint}");
+        let (message, _) = said("holdfast backup");
+        assert!(message.ends_with("not provided: <SOURCE|--all>"), "{message}");
+        let (message, _) = said("holdfast serve nbd web1");
+        assert!(
+            message.ends_with("not provided: <--socket <PATH>|--listen <ADDRESS>>"),
+            "{message}"
+        );
         let (message, _) = said("holdfast list --color mauve");
         assert!(message.contains("[possible values: auto, always, never]"), "{message}");
     }

@@ -1,6 +1,6 @@
 //! A holdfast.toml, found and read for those who act by it.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 use clap::error::{ContextKind, ContextValue};
@@ -110,6 +110,17 @@ pub fn repository(word: &OsStr, context: &Context) -> Result<Option<ConfiguredRe
         return Ok(None);
     }
     Ok(file.load(context)?.repository(name).cloned())
+}
+
+/// The name of the repository in holdfast.toml, where it can be read and has just one.
+pub fn only_repository(context: &Context) -> Option<OsString> {
+    let file = HoldfastFileArgs { config: None };
+    access(file.path(context), Access::READ_OK).ok()?;
+    let config = file.load(context).ok()?;
+    match config.repositories.as_slice() {
+        [only] => Some(only.name.clone().into()),
+        _ => None,
+    }
 }
 
 /// Where the password of the repository of that name comes from, where holdfast.toml says that.

@@ -22,9 +22,17 @@ impl Context {
         self.global.repository.repository.is_some()
     }
 
+    /// What names the repository: the option, the environment, or the only one that holdfast.toml has.
+    fn repository_word(&self) -> Result<OsString, Error> {
+        match self.global.repository.location(&self.environment) {
+            Err(Error::NoRepository) => holdfast_file::only_repository(self).ok_or(Error::NoRepository),
+            word => word,
+        }
+    }
+
     /// Where the repository is: a path, or what holdfast.toml says of a name.
     pub fn repository(&self) -> Result<OsString, Error> {
-        let word = self.global.repository.location(&self.environment)?;
+        let word = self.repository_word()?;
         let configured = holdfast_file::repository(&word, self)?;
         Ok(configured.map_or(word, |repository| repository.path.into()))
     }
@@ -34,7 +42,7 @@ impl Context {
     pub(super) fn password_source(&self) -> Result<PasswordSource, Error> {
         let args = &self.global.repository.password;
         if args.password_file.is_none() && args.password_command.is_none() {
-            let word = self.global.repository.location(&self.environment)?;
+            let word = self.repository_word()?;
             if let Some(source) = holdfast_file::password_of(&word, self)? {
                 return Ok(source);
             }
@@ -50,7 +58,7 @@ impl Context {
         if is_said || args.password_file.is_some() || args.password_command.is_some() {
             return Ok(true);
         }
-        let word = self.global.repository.location(&self.environment)?;
+        let word = self.repository_word()?;
         Ok(holdfast_file::password_of(&word, self)?.is_some())
     }
 
@@ -68,7 +76,7 @@ impl Context {
     /// # Errors
     /// A word that is neither a path that is there, nor a name in holdfast.toml.
     pub fn location(&self) -> Result<Location, Error> {
-        let word = self.global.repository.location(&self.environment)?;
+        let word = self.repository_word()?;
         let location = self.new_location()?;
         if holdfast_file::may_be_name(&word) && !location.path().exists() {
             let config = holdfast_file::path(self);

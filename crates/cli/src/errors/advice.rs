@@ -39,7 +39,8 @@ const HINT_FOLDER: &str =
     "inside a repository no link is followed: move all of it to the other disk, and link to the whole";
 const HINT_EXCHANGED: &str =
     "find out why it was replaced; if that is right, set HOLDFAST_ACCEPT_REPOSITORY to its id for one run";
-const HINT_LOCATION: &str = "check --repository; holdfast init makes a new repository";
+const HINT_LOCATION: &str =
+    "check the location (--repository, or --to of holdfast copy); holdfast init creates a repository";
 const HINT_READ_ONLY: &str =
     "all snapshots can still be read: list, restore and verify work; to change it, mount it writable";
 const HINT_STORE_FULL: &str = "what is stored stays good; make room beside it, or have holdfast prune remove snapshots and holdfast gc give \
@@ -72,7 +73,10 @@ impl Error {
             Self::NoRepository => advice(
                 Exit::Usage,
                 Kind::NoRepository,
-                format!("give --repository LOCATION, or set {}", environment::REPOSITORY),
+                format!(
+                    "give --repository LOCATION, set {}, or name one repository in holdfast.toml",
+                    environment::REPOSITORY
+                ),
             ),
             Self::NotObeyed { .. } => advice(
                 Exit::Error,

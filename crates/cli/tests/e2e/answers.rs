@@ -139,6 +139,29 @@ fn quiet_success_prints_nothing_and_answers_are_printed() {
 }
 
 #[test]
+fn the_only_repository_of_a_configuration_needs_no_name() {
+    let rig = Rig::new();
+    let path = rig.path("repo");
+    let section = |name: &str| format!("[repositories.{name}]\npath = \"{}\"\n", path.display());
+    rig.write("one.toml", format!("version = 1\n{}", section("vms")).as_bytes());
+    rig.write(
+        "two.toml",
+        format!("version = 1\n{}{}", section("vms"), section("more")).as_bytes(),
+    );
+    let list = |config: &str| {
+        let mut command = rig.command(&["list", "--json"]);
+        command
+            .env_remove("HOLDFAST_REPOSITORY")
+            .env("HOLDFAST_CONFIG", rig.path(config));
+        document(&stdout(&command.output().unwrap()))
+    };
+    assert_eq!(list("one.toml")["status"], "ok");
+    for config in ["two.toml", "none.toml"] {
+        assert_eq!(list(config)["error"]["kind"], "no-repository", "{config}");
+    }
+}
+
+#[test]
 fn the_program_alone_prints_a_screen() {
     let said = stderr(&run(&[]));
     assert!(

@@ -42,6 +42,7 @@ use crate::units;
 
 /// Arguments of `backup`.
 #[derive(Debug, clap::Args)]
+#[command(group = clap::ArgGroup::new("what").required(true).multiple(true).args(["sources", "all"]))]
 pub(crate) struct BackupArgs {
     /// Machines, by name or pattern ('web*'), as tag:TAG, qmp:SOCKET, vbox:NAME or xen://HOST/NAME; or the disk images of one machine
     ///
@@ -50,7 +51,7 @@ pub(crate) struct BackupArgs {
     /// xen://HOST (all) are machines of a XenServer or XCP-ng pool.
     ///
     /// Disk images and block devices have a `/` in their names, or exist in the current folder. NAME=IMAGE names the disk; `-` is standard input.
-    #[arg(value_name = "SOURCE", required_unless_present = "all")]
+    #[arg(value_name = "SOURCE")]
     sources: Vec<OsString>,
     /// Name of the machine in the repository [default: the machine's own name, or the name of the first image]
     #[arg(short, long, value_name = "NAME")]

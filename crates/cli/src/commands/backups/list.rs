@@ -20,7 +20,7 @@ pub(crate) struct ListArgs {
     /// Only snapshots of these machines, by name or pattern ('web*')
     #[arg(value_name = "MACHINE", value_parser = Glob::parse)]
     machines: Vec<Glob>,
-    /// Only snapshots with this tag; with several, those that have all
+    /// Only snapshots with this tag; with several, those that have all of them
     #[arg(short, long = "tag", value_name = "TAG")]
     tags: Vec<String>,
 }

@@ -33,12 +33,13 @@ verbs! {
 
 /// Arguments of `serve nbd`.
 #[derive(Debug, clap::Args)]
+#[command(group = clap::ArgGroup::new("door").required(true).multiple(true).args(["socket", "listen"]))]
 struct NbdArgs {
     /// Snapshots; each disk is an NBD export named MACHINE/DISK
     #[arg(value_name = "SNAPSHOT[:DISK]", required = true)]
     snapshots: Vec<SnapshotName>,
     /// Serve on this Unix socket, which only this user can open
-    #[arg(long, value_name = "PATH", required_unless_present = "listen")]
+    #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
     /// Serve on this address and port (127.0.0.1:10809)
     #[arg(long, value_name = "ADDRESS")]

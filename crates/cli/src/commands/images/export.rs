@@ -108,7 +108,7 @@ impl Verb for ExportArgs {
             line: "holdfast export -r /backup/vms web1 vzdump-qemu-100-2026_11_23-12_00_00.vma.zst",
         },
         Example {
-            wish: "Bring a machine back to VirtualBox, beside the one that is there",
+            wish: "Export a machine back to VirtualBox, beside the existing one",
             line: "holdfast export -r /backup/vms web1 '/home/ana/VirtualBox VMs/web1b' --format vbox --name web1b --new-identity --register",
         },
         Example {

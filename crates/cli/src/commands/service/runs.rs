@@ -19,7 +19,7 @@ use crate::units;
 /// Arguments of `runs`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct RunsArgs {
-    /// Only runs of this job; may be given several times
+    /// Only runs of this job; may be repeated
     #[arg(long = "job", value_name = "JOB")]
     jobs: Vec<String>,
     /// Only runs that were not done

@@ -3,9 +3,8 @@
 use holdfast_host::ToolError;
 use holdfast_host::provider::ProviderError;
 
-use super::Advice;
-use super::advice;
 use super::images::io_advice;
+use super::{Advice, advice, plain};
 use crate::errors::Kind;
 use crate::exit::Exit;
 
@@ -48,7 +47,7 @@ pub(super) fn provider_advice(error: &ProviderError) -> Advice {
         ),
         ProviderError::Name { .. } => advice(Exit::Usage, Kind::BadName, "take another name"),
         ProviderError::NoService { .. } => advice(Exit::Error, Kind::Unsupported, "start it, or load its module"),
-        ProviderError::Refused { .. } => advice(Exit::Error, Kind::Refused, "see what it says"),
+        ProviderError::Refused { .. } => plain(Exit::Error, Kind::Refused),
         ProviderError::Tool(ToolError::NotThere { .. }) => advice(
             Exit::Error,
             Kind::Unsupported,

@@ -43,7 +43,7 @@ pub(super) struct CheckArgs {
 /// How far a repair goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum HowFar {
-    /// Give back space that is taken for nothing
+    /// Free leaked space
     Leaks,
     /// Repair what can be repaired without risk
     Safe,

@@ -44,7 +44,7 @@ pub(super) struct ConvertArgs {
     /// Compress the clusters of a qcow2 image; of a VMDK, which then is one for streams, that is read only
     #[arg(short, long)]
     compress: bool,
-    /// How hard; a good default where not given
+    /// Compression level [default: depends on the type]
     #[arg(long, value_name = "LEVEL", requires = "compress")]
     compression_level: Option<u32>,
     /// Size of the disk that comes from standard input, as 10G; needed where that is a pipe

@@ -23,7 +23,7 @@ pub(super) struct CreateArgs {
     /// The image to make
     #[arg(value_name = "IMAGE")]
     image: PathBuf,
-    /// Size of the disk, as 10G; that of the backing file or parent where not given
+    /// Size of the disk (10G) [default: that of the backing file or parent]
     #[arg(value_name = "SIZE", value_parser = units::parse_bytes, required_unless_present_any = ["backing", "parent"])]
     size: Option<u64>,
     /// Format (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels) [default: by its name]

@@ -29,7 +29,7 @@ pub(super) struct IdentityArgs {
     /// Give it this one
     #[arg(long, value_name = "UUID", value_parser = parse_id)]
     set: Option<ImageId>,
-    /// An image that differs from it and is to know it by that; may be given several times
+    /// An image that differs from it and is to know it by that; may be repeated
     #[arg(long = "child", value_name = "IMAGE")]
     children: Vec<PathBuf>,
     /// Also change all images beside it, and in the folder Snapshots, that differ from it

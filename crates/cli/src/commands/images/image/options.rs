@@ -48,16 +48,16 @@ impl GateArgs {
 #[expect(clippy::struct_excessive_bools, reason = "switches of a command line")]
 #[derive(Debug, Clone, clap::Args)]
 pub(super) struct NewImageArgs {
-    /// Replace the file that is at the target, when the new one is complete; write over a block device
+    /// Replace an existing file when the new one is complete; overwrite a block device
     #[arg(long)]
     force: bool,
-    /// Size of a cluster of a qcow2 image, 512 bytes to 2 MiB; 64K where not given
+    /// Size of a cluster of a qcow2 image, 512 bytes to 2 MiB [default: 64K]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
     cluster_size: Option<u64>,
-    /// Version of the qcow2 format: 1.1, or 0.10 for programs older than 2011; 1.1 where not given
+    /// Version of the qcow2 format: 1.1, or 0.10 for programs older than 2011 [default: 1.1]
     #[arg(long, value_name = "VERSION", value_parser = parse_compat)]
     compat: Option<u32>,
-    /// How clusters of a qcow2 image are compressed, now or later: zlib, or zstd which is faster and smaller; zlib where not given
+    /// How clusters of a qcow2 image are compressed, now or later: zlib, or zstd which is faster and smaller [default: zlib]
     #[arg(long, value_name = "TYPE", value_parser = parse_compression)]
     compression: Option<Compression>,
     /// Divide clusters into 32 parts, so that small writes to an overlay copy less
@@ -66,7 +66,7 @@ pub(super) struct NewImageArgs {
     /// Let other programs write refcounts late; this one never does
     #[arg(long)]
     lazy_refcounts: bool,
-    /// Bits of a refcount of a qcow2 image; 16 where not given
+    /// Bits of a refcount of a qcow2 image [default: 16]
     #[arg(long, value_name = "BITS")]
     refcount_bits: Option<u32>,
     /// The image that the new one is based on, as the new one is to name it: a relative name starts at its folder
@@ -84,7 +84,7 @@ pub(super) struct NewImageArgs {
     /// Store all blocks of a VDI, VHD or VHDX from the start; where the file system has holes, they take no room until they are written
     #[arg(long)]
     fixed: bool,
-    /// The identity of a VDI, VHD, VHDX or VMDK, by which hypervisors know it; a new one where not given
+    /// Identity of a VDI, VHD, VHDX or VMDK [default: a new one]
     #[arg(long, value_name = "UUID", value_parser = parse_id)]
     uuid: Option<ImageId>,
 }

@@ -18,7 +18,7 @@ use crate::units;
 /// Arguments of `image resize`.
 #[derive(Debug, clap::Args)]
 pub(super) struct ResizeArgs {
-    /// The image, which nobody may use meanwhile
+    /// The image; no machine may use it at the same time
     #[arg(value_name = "IMAGE")]
     image: PathBuf,
     /// The new size, as 40G, or with a + how much larger it gets

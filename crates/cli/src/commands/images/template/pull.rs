@@ -34,7 +34,7 @@ pub(super) struct PullArgs {
     /// A new image of a template with one disk, by its name (web7.qcow2) or --to; otherwise a new folder, which gets the configuration, too
     #[arg(value_name = "TARGET")]
     target: PathBuf,
-    /// The format of the images (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels); what the name says where not given, and qcow2 in a folder
+    /// Format of the images (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels) [default: by the name; qcow2 in a folder]
     #[arg(long = "to", value_name = "FORMAT", value_parser = crate::args::parse_format)]
     format: Option<Format>,
     /// Compress the images where their format can
@@ -43,7 +43,7 @@ pub(super) struct PullArgs {
     /// Run virt-sysprep: new machine id, SSH host keys and the like, and a host name like the machine or image
     #[arg(long)]
     sysprep: bool,
-    /// Replace the image that is there, or write over the block device
+    /// Replace an existing image, or overwrite a block device
     #[arg(long)]
     force: bool,
     #[command(flatten)]

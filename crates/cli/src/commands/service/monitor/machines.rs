@@ -25,7 +25,7 @@ pub(super) struct MachinesArgs {
     /// How old the newest snapshot of a machine may be: 26h, 2d
     #[arg(long, value_name = "SPAN")]
     within: Span,
-    /// Leave out machines that match; may be given several times
+    /// Leave out machines that match; may be repeated
     #[arg(long, value_name = "PATTERN", value_parser = Glob::parse)]
     exclude_machine: Vec<Glob>,
 }
