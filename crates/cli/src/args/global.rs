@@ -134,7 +134,7 @@ pub struct OutputArgs {
     /// Print the result as one JSON document
     #[arg(long, global = true)]
     pub json: bool,
-    /// Print nothing on success but what was asked for (lists, data); no progress, no notes
+    /// Print nothing on success but requested data; no progress, no notes
     #[arg(short, long, global = true)]
     pub quiet: bool,
     /// Do not show progress

@@ -80,11 +80,11 @@ pub const VARIABLES: [(&str, &str); 29] = [
     (PASSWORD, "the password; less safe: other programs may see it"),
     (
         CREDENTIALS_DIRECTORY,
-        "set by systemd; credentials holdfast.password, .to-password, .pool-password",
+        "set by systemd; credentials holdfast.[to-|pool-]password",
     ),
     (
         ACCEPT_REPOSITORY,
-        "id of a repository to accept although another one was known at its place",
+        "id of a repository that may replace the one known at its place",
     ),
     (STATES, "like --states, for host snapshots of machines"),
     (TO_REPOSITORY, "like --to of holdfast copy"),
@@ -115,10 +115,7 @@ pub const VARIABLES: [(&str, &str); 29] = [
         STATE_FOLDER,
         "folder for state: the journal of running jobs in holdfast/runs",
     ),
-    (
-        HOME,
-        "default for it: /var/lib/holdfast for root, else ~/.local/state/holdfast",
-    ),
+    (HOME, "without XDG_STATE_HOME: ~/.local/state, or /var/lib for root"),
     (SSH_COMMAND, "set by sshd: the command that the other host asks for"),
     ("NO_COLOR", "no colours unless --color always"),
 ];
@@ -180,7 +177,15 @@ impl std::fmt::Debug for Environment {
 mod tests {
     use std::ffi::OsStr;
 
-    use super::{Environment, PASSWORD};
+    use super::{Environment, PASSWORD, VARIABLES};
+
+    #[test]
+    fn every_variable_fits_into_a_line_of_the_help() {
+        let width = VARIABLES.iter().map(|(name, _)| name.len()).max().unwrap();
+        for (name, meaning) in VARIABLES {
+            assert!(width + meaning.len() <= 100 - 4, "{name}: {meaning}");
+        }
+    }
 
     #[test]
     fn an_empty_variable_is_not_set_and_no_value_is_shown() {

@@ -96,11 +96,13 @@ fn folder(path: &Path) -> Result<PathBuf, Error> {
 /// Refuses snapshots of a repository, which people mount with other programs, and says how to read them.
 fn refuse_of_repository(word: &OsStr, context: &Context) -> Result<(), Error> {
     let text = word.to_string_lossy();
-    if !context.is_repository_named() && text.contains('@') {
-        return Ok(());
-    }
+    let kind = match (context.is_repository_named(), text.contains('@')) {
+        (false, true) => return Ok(()),
+        (false, false) => Kind::NotFound,
+        (true, _) => Kind::Unsupported,
+    };
     Err(Error::refused(
-        Kind::Unsupported,
+        kind,
         format!("{text} is not the name of a host snapshot, and snapshots of a repository cannot be mounted"),
         "open their disks with 'holdfast serve nbd', or write them to files with 'holdfast restore'; host snapshots are named DATASET@NAME: \
          'holdfast host list' shows them",
