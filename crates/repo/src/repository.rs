@@ -79,6 +79,14 @@ impl Repository {
         Ok((there, removed))
     }
 
+    /// Leaves out the snapshots that were removed after `manifests` were read, and returns their ids. Gc may have deleted their packs, so
+    /// what is missing of them is not lost.
+    pub(crate) fn leave_out_removed(&self, manifests: &mut Vec<Manifest>) -> Result<Vec<SnapshotId>> {
+        let records: HashSet<SnapshotId> = self.vault.identities(ObjectKind::Forgotten)?.into_iter().collect();
+        let removed = manifests.extract_if(.., |manifest| records.contains(&manifest.id));
+        Ok(removed.map(|manifest| manifest.id).collect())
+    }
+
     /// All snapshots, oldest first; and the errors of those that cannot be read.
     pub fn snapshots(&self) -> Result<(Vec<Manifest>, Vec<Error>)> {
         self.snapshots_except(&HashSet::new())

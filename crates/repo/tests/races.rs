@@ -6,15 +6,17 @@ mod common;
 
 use std::collections::BTreeMap;
 use std::io::Read;
-use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::{Disk, Hooked, PASSPHRASE, Rig, SeededBytes, Watch, request, source, surroundings};
 use holdfast_block::{BlockDevice, MemoryDevice};
 use holdfast_repo::store::{ObjectKind, Store};
 use holdfast_repo::{
-    BackupReport, Error, GcRequest, Liveness, Parent, ProcessIdentity, Processes, RepairRequest, Repository,
-    RestoreRequest, ScrubRequest, Source, SourceData, TargetState,
+    BackupReport, Error, FindingKind, GcRequest, JobProgress, Liveness, Parent, ProcessIdentity, Processes,
+    RepairRequest, Repository, RestoreRequest, ScrubRequest, Selection, Source, SourceData, TargetState, VerifyDepth,
+    VerifyRequest,
 };
 
 const REWRITE_ALL: GcRequest = GcRequest {
@@ -432,4 +434,122 @@ fn a_clock_that_is_years_ahead_takes_nobody_for_dead() {
     let mut bytes = vec![1; disk.bytes.len()];
     device.read_at(&mut bytes, 0).unwrap();
     assert!(bytes == disk.bytes);
+}
+
+/// A watch that does something else once the job knows how much there is to do.
+struct Begun<'a> {
+    act: Mutex<Option<Box<dyn FnOnce() + Send + 'a>>>,
+    cancelled: AtomicBool,
+}
+
+impl<'a> Begun<'a> {
+    fn new(act: impl FnOnce() + Send + 'a) -> Self {
+        Self {
+            act: Mutex::new(Some(Box::new(act))),
+            cancelled: AtomicBool::new(false),
+        }
+    }
+}
+
+impl JobProgress for Begun<'_> {
+    fn advance(&self, _bytes: u64) {}
+
+    fn cancelled(&self) -> &AtomicBool {
+        &self.cancelled
+    }
+
+    fn total(&self, _total: u64) {
+        let act = self.act.lock().unwrap().take();
+        if let Some(act) = act {
+            act();
+        }
+    }
+}
+
+/// Two snapshots with data of their own. The first one is removed, and gc deletes its packs, while the repository is checked; so is a pack
+/// of the second one if `loses` says so.
+fn check_while_one_is_removed<T>(
+    loses: bool,
+    check: impl FnOnce(&Rig, [holdfast_repo::SnapshotId; 2], &Begun<'_>) -> T,
+) -> T {
+    let rig = Rig::new(31);
+    let mut disk = Disk::new(1 << 20, 1);
+    disk.fill(0, 1 << 20);
+    let removed = rig.backup("m", &disk, Parent::Newest).snapshot.id;
+    let packs = |rig: &Rig| {
+        let names = rig.store.objects().into_keys();
+        names.filter(|name| name.kind() == ObjectKind::Pack).collect::<Vec<_>>()
+    };
+    let before = packs(&rig);
+    disk.fill(0, 1 << 20);
+    let kept = rig.backup("m", &disk, Parent::Newest).snapshot.id;
+    let other = another(&rig, 85, Liveness::Alive);
+    let begun = Begun::new(|| {
+        other.forget(removed, "test").unwrap();
+        assert!(other.gc(REWRITE_ALL).unwrap().deleted_pack_count > 0);
+        if loses {
+            let own = packs(&rig).into_iter().filter(|pack| !before.contains(pack));
+            own.for_each(|pack| rig.store.delete(&pack).unwrap());
+        }
+    });
+    check(&rig, [removed, kept], &begun)
+}
+
+const ALL_AT_FULL_DEPTH: VerifyRequest<'_> = VerifyRequest {
+    snapshots: Selection::All,
+    depth: VerifyDepth::Full,
+    compare: None,
+    thread_count: 2,
+};
+
+/// A prune and a gc ran while the repository was verified: the packs of the snapshots that were removed counted as lost.
+#[test]
+fn what_is_removed_while_it_is_checked_is_not_lost() {
+    check_while_one_is_removed(false, |rig, _, begun| {
+        let report = rig.repository.verify(&ALL_AT_FULL_DEPTH, begun).unwrap();
+        assert!(report.is_clean(), "{:?}", report.findings);
+        assert_eq!((report.snapshot_count, report.logical_bytes), (1, 1 << 20));
+    });
+    check_while_one_is_removed(false, |rig, [removed, _], begun| {
+        let request = VerifyRequest {
+            snapshots: Selection::Some(vec![removed]),
+            ..ALL_AT_FULL_DEPTH
+        };
+        let result = rig.repository.verify(&request, begun);
+        assert!(
+            matches!(result, Err(Error::NoSnapshot { id }) if id == removed),
+            "{result:?}"
+        );
+    });
+    check_while_one_is_removed(false, |rig, _, begun| {
+        let full = ScrubRequest {
+            percent: 100,
+            thread_count: 1,
+        };
+        let report = rig.repository.scrub(full, begun).unwrap();
+        assert!(!report.has_damage(), "{:?}", report.findings);
+    });
+}
+
+#[test]
+fn what_others_need_is_lost_although_a_snapshot_is_removed_meanwhile() {
+    let is_of = |findings: &[holdfast_repo::Finding], kept| {
+        let missing: Vec<_> = findings.iter().filter(|one| one.kind == FindingKind::Missing).collect();
+        let mut touched = missing.iter().flat_map(|one| &one.touches);
+        !missing.is_empty()
+            && missing.iter().all(|one| !one.touches.is_empty())
+            && touched.all(|one| one.snapshot == kept)
+    };
+    check_while_one_is_removed(true, |rig, [_, kept], begun| {
+        let report = rig.repository.verify(&ALL_AT_FULL_DEPTH, begun).unwrap();
+        assert!(is_of(&report.findings, kept), "{:?}", report.findings);
+    });
+    check_while_one_is_removed(true, |rig, [_, kept], begun| {
+        let full = ScrubRequest {
+            percent: 100,
+            thread_count: 1,
+        };
+        let report = rig.repository.scrub(full, begun).unwrap();
+        assert!(is_of(&report.findings, kept), "{:?}", report.findings);
+    });
 }

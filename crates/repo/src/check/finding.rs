@@ -1,6 +1,6 @@
 //! What checking a repository finds, and what it means for the disks in it.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Range;
 
 use crate::error::{Error, Result};
@@ -139,11 +139,19 @@ pub(crate) fn classify(error: Error) -> Result<(Option<ObjectName>, Option<u64>,
     })
 }
 
+/// The finding of a place.
+#[derive(Debug, Clone, Copy)]
+struct PlaceFinding {
+    /// Where it is in the list; behind its end when it is only counted.
+    index: usize,
+    kind: FindingKind,
+}
+
 /// Gathers findings, each place of a pack once.
 #[derive(Debug, Default)]
 pub(crate) struct Findings {
     list: Vec<Finding>,
-    places: HashMap<Place, usize>,
+    places: HashMap<Place, PlaceFinding>,
     unlisted_count: u64,
 }
 
@@ -195,7 +203,8 @@ impl Findings {
         };
         let known = self.places.contains_key(&place) || self.places.contains_key(&Place::Pack(place.pack()));
         if !known {
-            self.places.insert(place, self.list.len().min(FINDING_COUNT_MAX));
+            let index = self.list.len().min(FINDING_COUNT_MAX);
+            self.places.insert(place, PlaceFinding { index, kind });
             self.push(&name.unwrap_or_else(|| pack_name(place.pack())), offset, kind, detail);
         }
         Ok(())
@@ -214,13 +223,40 @@ impl Findings {
         !self.places.is_empty()
     }
 
+    /// Whether a pack is missing that a map needs.
+    pub(crate) fn has_missing_places(&self) -> bool {
+        self.places.values().any(|known| known.kind == FindingKind::Missing)
+    }
+
+    /// Takes back that packs are missing, but for `needed`: only removed snapshots needed the others.
+    pub(crate) fn retract_missing(&mut self, needed: &HashSet<Place>) {
+        let mut retracted = BTreeSet::new();
+        self.places.retain(|place, known| {
+            let stays = known.kind != FindingKind::Missing || needed.contains(place);
+            if !stays && known.index < self.list.len() {
+                retracted.insert(known.index);
+            } else if !stays {
+                self.unlisted_count -= 1;
+            }
+            stays
+        });
+        let mut index = 0;
+        self.list.retain(|_| {
+            index += 1;
+            !retracted.contains(&(index - 1))
+        });
+        for known in self.places.values_mut() {
+            known.index -= retracted.range(..known.index).count();
+        }
+    }
+
     pub(crate) fn list(&self) -> &[Finding] {
         &self.list
     }
 
     /// Adds what a place means for the disks.
     pub(crate) fn touch(&mut self, place: Place, touched: Vec<Touched>) {
-        let index = self.places.get(&place).copied();
+        let index = self.places.get(&place).map(|known| known.index);
         if let Some(finding) = index.and_then(|index| self.list.get_mut(index)) {
             finding.touches.extend(touched);
         }
@@ -324,10 +360,10 @@ impl FromIterator<Place> for PlaceSet {
 
 #[cfg(test)]
 mod tests {
-    use super::{FINDING_COUNT_MAX, FindingKind, Findings, Place, PlaceSet, RangeList};
+    use super::{FINDING_COUNT_MAX, FindingKind, Findings, Place, PlaceSet, RangeList, Touched};
     use crate::error::Error;
     use crate::format::pack::pack_name;
-    use crate::id::PackId;
+    use crate::id::{PackId, SnapshotId};
 
     const PACK: PackId = PackId::from_bytes([3; 16]);
 
@@ -350,6 +386,51 @@ mod tests {
         let (list, unlisted) = findings.finish();
         assert_eq!((list.len(), unlisted), (3, 0));
         assert_eq!((list[0].kind, list[1].offset), (FindingKind::Missing, Some(9)));
+    }
+
+    #[test]
+    fn what_only_removed_snapshots_miss_is_taken_back() {
+        let pack = |number| PackId::from_bytes([number; 16]);
+        let mut findings = Findings::default();
+        findings.push_path("x".to_owned(), None, FindingKind::Stranger, String::new());
+        for number in 1..=3 {
+            let missing = Error::MissingPack { pack: pack(number) };
+            findings.place(Place::Frame(pack(number), 0), missing).unwrap();
+        }
+        let damaged = Error::damaged(&pack_name(pack(4)), 9, "test");
+        findings.place(Place::Frame(pack(4), 0), damaged).unwrap();
+        for number in 5..FINDING_COUNT_MAX {
+            findings.push_path(number.to_string(), None, FindingKind::Stranger, String::new());
+        }
+        let missing = Error::MissingPack { pack: pack(5) };
+        findings.place(Place::Pack(pack(5)), missing).unwrap();
+        assert!(findings.has_missing_places());
+
+        findings.retract_missing(&[Place::Pack(pack(2))].into());
+        for place in [Place::Pack(pack(2)), Place::Frame(pack(4), 0)] {
+            let touched = Touched {
+                snapshot: SnapshotId::from_bytes([1; 16]),
+                machine: String::new(),
+                time_ms: 0,
+                disk: String::new(),
+                ranges: Vec::new(),
+                unlisted_range_count: 0,
+                bytes: 0,
+            };
+            findings.touch(place, vec![touched]);
+        }
+        let (list, unlisted) = findings.finish();
+        assert_eq!((list.len(), unlisted), (FINDING_COUNT_MAX - 2, 0));
+        let touched: Vec<_> = list.iter().filter(|one| !one.touches.is_empty()).collect();
+        let found: Vec<_> = touched.iter().map(|one| (&one.object[..], one.kind)).collect();
+        let names = [pack_name(pack(2)).to_string(), pack_name(pack(4)).to_string()];
+        assert_eq!(
+            found,
+            [
+                (&names[0][..], FindingKind::Missing),
+                (&names[1][..], FindingKind::Damaged)
+            ]
+        );
     }
 
     #[test]

@@ -46,10 +46,11 @@ fn disk_impact(
     Ok(walker.ranges)
 }
 
-/// Adds to `findings` what each of their places means for the disks of `manifests`.
-pub(crate) fn add_impact(packs: &Packs, manifests: &[Manifest], findings: &mut Findings) -> Result<()> {
+/// Adds to `findings` what each of their places means for the disks of `manifests`. Returns the places that the disks need.
+pub(crate) fn add_impact(packs: &Packs, manifests: &[Manifest], findings: &mut Findings) -> Result<HashSet<Place>> {
+    let mut needed = HashSet::new();
     if !findings.has_places() {
-        return Ok(());
+        return Ok(needed);
     }
     let places: PlaceSet = findings.places().collect();
     impact(
@@ -58,8 +59,10 @@ pub(crate) fn add_impact(packs: &Packs, manifests: &[Manifest], findings: &mut F
         &|pack, frame| places.find(pack, frame),
         |place, touched| {
             findings.touch(place, vec![touched]);
+            needed.insert(place);
         },
-    )
+    )?;
+    Ok(needed)
 }
 
 /// The packs, of those that `is_suspect` names and those that cannot be read, that `manifests` need anything of: bytes of

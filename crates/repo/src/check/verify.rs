@@ -47,15 +47,9 @@ impl Repository {
         self.refresh()?;
         let mut findings = Findings::default();
         check_relocations(&self.vault, &mut findings)?;
-        let manifests = self.selected(request, &mut findings)?;
-        let mut report = VerifyReport {
-            snapshot_count: manifests.len() as u64,
-            logical_bytes: manifests
-                .iter()
-                .map(Manifest::logical_bytes)
-                .fold(0, u64::saturating_add),
-            ..VerifyReport::default()
-        };
+        let mut manifests = self.selected(request, &mut findings)?;
+        let mut report = VerifyReport::default();
+        report.count(&manifests);
         progress.total(report.logical_bytes);
         let job = VerifyJob {
             repository: self,
@@ -83,7 +77,18 @@ impl Repository {
                 findings.object(&pack_name(pack), flaw)?;
             }
         }
-        add_impact(&self.packs, &manifests, &mut findings)?;
+        let mut removed = Vec::new();
+        if findings.has_missing_places() {
+            removed = self.leave_out_removed(&mut manifests)?;
+            report.count(&manifests);
+        }
+        if let (Selection::Some(_), Some(id)) = (&request.snapshots, removed.first()) {
+            return Err(Error::NoSnapshot { id: *id });
+        }
+        let needed = add_impact(&self.packs, &manifests, &mut findings)?;
+        if !removed.is_empty() {
+            findings.retract_missing(&needed);
+        }
         (report.findings, report.unlisted_finding_count) = findings.finish();
         Ok(report)
     }

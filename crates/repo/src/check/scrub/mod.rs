@@ -418,7 +418,7 @@ impl Repository {
     }
 
     /// Packs, damaged or absent, that a snapshot needs bytes or pages of; and those of them that are absent.
-    fn needed_packs(&self, survey: &Survey) -> Result<(HashSet<PackId>, BTreeSet<PackId>)> {
+    fn needed_packs(&self, survey: &mut Survey) -> Result<(HashSet<PackId>, BTreeSet<PackId>)> {
         let (packs, damage) = (&survey.packs, &survey.damage);
         let is_suspect = |pack: PackId| !packs.contains_key(&pack) || damage.contains_key(&pack);
         let mut before = BTreeSet::new();
@@ -431,8 +431,9 @@ impl Repository {
                 }
             }
             // Gc may have moved what was needed of a pack while we walked. A relocation is there before its pack goes: what is
-            // missing still when all relocations are known, is lost.
-            if missing.is_empty() || missing == before {
+            // missing still when all relocations are known, is lost, unless the snapshot that needed it was removed.
+            let is_settled = missing.is_empty() || missing == before;
+            if is_settled && (missing.is_empty() || self.leave_out_removed(&mut survey.manifests)?.is_empty()) {
                 // What a lost snapshot misses as well is named when the snapshot is back.
                 needed.extend(needed_packs(&self.packs, &survey.lost, &is_suspect)?);
                 return Ok((needed, missing));

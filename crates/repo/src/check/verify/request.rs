@@ -3,6 +3,7 @@
 use crate::check::difference::Compare;
 use crate::check::finding::Finding;
 use crate::id::SnapshotId;
+use crate::manifest::Manifest;
 
 /// Which snapshots.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -38,7 +39,7 @@ pub struct VerifyRequest<'a> {
 /// What verify did and found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct VerifyReport {
-    /// Snapshots whose manifest was read.
+    /// Snapshots whose manifest was read. Those that were removed meanwhile count unless packs of them were missing.
     pub snapshot_count: u64,
     /// Bytes of their disks.
     pub logical_bytes: u64,
@@ -55,6 +56,12 @@ pub struct VerifyReport {
 }
 
 impl VerifyReport {
+    pub(super) fn count(&mut self, manifests: &[Manifest]) {
+        self.snapshot_count = manifests.len() as u64;
+        let bytes = manifests.iter().map(Manifest::logical_bytes);
+        self.logical_bytes = bytes.fold(0, u64::saturating_add);
+    }
+
     /// Whether everything that was looked at is as it was stored.
     pub fn is_clean(&self) -> bool {
         self.findings.is_empty()
