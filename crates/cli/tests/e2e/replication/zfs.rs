@@ -111,6 +111,43 @@ fn a_tree_goes_with_all_that_is_wanted_of_it_and_not_into_itself() {
     );
 }
 
+/// Other programs give names that we do not give.
+#[test]
+fn snapshots_with_any_name_of_zfs_are_replicated() {
+    let Some(world) = World::on_zfs() else { return };
+    world.take("a");
+    world.replicate(0, &[]);
+    let long = "x".repeat(205);
+    let names = ["before the update", &long, "-.b", "c"];
+    for (seed, name) in (1..).zip(names) {
+        world.write("disk", seed, 100_000);
+        world.take(name);
+    }
+    // They come in one stream.
+    let done = world.replicate(0, &[]);
+    assert_eq!(
+        (&done["outcome"], &done["common"]),
+        (&json!("sent"), &json!("c")),
+        "{done}"
+    );
+    world.write("disk", 9, 100_000);
+    world.take("after it");
+    let done = world.replicate(0, &[]);
+    assert_eq!(
+        (&done["outcome"], &done["common"]),
+        (&json!("sent"), &json!("after it")),
+        "{done}"
+    );
+    world.take("d");
+    assert_eq!(world.replicate(0, &[])["outcome"], "sent");
+    let held = |name: &str, count| ((*name).to_owned(), count);
+    let mut expected: Vec<_> = ["a"].iter().chain(&names).map(|name| held(name, 0)).collect();
+    expected.extend([held("after it", 0), held("d", 1)]);
+    assert_eq!(world.held(&world.target), expected);
+    assert_eq!(world.held(&world.source), expected);
+    assert!(world.received("d", "disk") == noise(100_000, 9));
+}
+
 /// Two snapshots of one name, made in the same second or not, are one only if their guids say so.
 #[test]
 fn snapshots_of_one_name_are_not_one_snapshot() {

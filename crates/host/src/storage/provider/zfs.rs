@@ -152,9 +152,26 @@ fn dataset(name: &str) -> Dataset {
     }
 }
 
+/// Whether ZFS can have a snapshot of this name.
+fn is_snapshot_name(name: &str) -> bool {
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_.:- ".contains(&byte);
+    !name.is_empty() && name.bytes().all(is_allowed)
+}
+
 /// A snapshot as ZFS names it. It never is the name of a dataset: that would be destroyed with all that is in it.
 fn full_name(dataset: &str, name: &str) -> ProviderResult<String> {
     check_name(name)?;
+    any_full_name(dataset, name)
+}
+
+/// The same for a snapshot that another program may have made, with a name that we do not give: it is sent, received and held, never destroyed.
+fn any_full_name(dataset: &str, name: &str) -> ProviderResult<String> {
+    if !is_snapshot_name(name) {
+        return Err(ProviderError::Name {
+            name: name.to_owned(),
+            reason: "ZFS allows ASCII letters, digits, blanks and _ . : -",
+        });
+    }
     let full = format!("{dataset}@{name}");
     let is_dataset =
         !dataset.is_empty() && !dataset.starts_with(['-', '/']) && !dataset.contains(['@', '#', '%', ',', '\n', '\t']);
@@ -367,13 +384,13 @@ impl Provider for Zfs {
 
     fn hold(&self, snapshot: &HostSnapshotName, tag: &str) -> ProviderResult<()> {
         check_name(tag)?;
-        let full = full(snapshot)?;
+        let full = any_full_name(&snapshot.dataset.name, &snapshot.name)?;
         self.ask(("hold", &full), &["hold", tag, &full]).map(drop)
     }
 
     fn release(&self, snapshot: &HostSnapshotName, tag: &str) -> ProviderResult<()> {
         check_name(tag)?;
-        let full = full(snapshot)?;
+        let full = any_full_name(&snapshot.dataset.name, &snapshot.name)?;
         self.ask(("let go of", &full), &["release", tag, &full]).map(drop)
     }
 

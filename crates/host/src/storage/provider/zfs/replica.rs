@@ -22,7 +22,7 @@ use super::super::{Dataset, HostSnapshotName, Provider as _, ProviderError, Prov
 use super::error_messages::refusal;
 use super::stream::{Joining, ZfsAnnouncement, ZfsGate};
 use super::table::Properties;
-use super::{ZFS, Zfs, full_name};
+use super::{ZFS, Zfs, any_full_name, full_name};
 use crate::system::process::{Piped, Programs};
 use crate::system::ssh::shell_line;
 
@@ -89,10 +89,10 @@ impl ZfsSide {
         let mut words: Vec<String> = form.iter().map(|word| (*word).to_owned()).collect();
         if let Some(base) = &sending.base {
             words.push(if sending.is_joined { "-I" } else { "-i" }.to_owned());
-            let full = full_name(&sending.dataset, &base.name)?;
+            let full = any_full_name(&sending.dataset, &base.name)?;
             words.push(if base.is_bookmark { full.replace('@', "#") } else { full });
         }
-        words.push(full_name(&sending.dataset, &sending.to)?);
+        words.push(any_full_name(&sending.dataset, &sending.to)?);
         Ok(words)
     }
 
@@ -172,13 +172,13 @@ impl ZfsSide {
     fn bookmark(&self, keeping: &Keeping, there: &ReplicaDataset) -> ProviderResult<()> {
         let prefix = format!("{}_", keeping.tag);
         let name = format!("{prefix}{}", keeping.snapshot);
-        let full = |name: &str| full_name(&keeping.dataset, name).map(|full| full.replace('@', "#"));
+        let full = |name: &str| any_full_name(&keeping.dataset, name).map(|full| full.replace('@', "#"));
         if !there
             .snapshots
             .iter()
             .any(|known| known.is_bookmark && known.name == name)
         {
-            let snapshot = full_name(&keeping.dataset, &keeping.snapshot)?;
+            let snapshot = any_full_name(&keeping.dataset, &keeping.snapshot)?;
             let bookmark = full(&name)?;
             self.zfs
                 .ask(("bookmark", &snapshot), &["bookmark", &snapshot, &bookmark])?;
@@ -358,7 +358,7 @@ impl ReplicaSide for ZfsSide {
         self.guard(&receiving.dataset)?;
         let known: Vec<&ReplicaSnapshot> = receiving.snapshots.iter().collect();
         for snapshot in &known {
-            let full = full_name(&receiving.dataset, &snapshot.name)?;
+            let full = any_full_name(&receiving.dataset, &snapshot.name)?;
             if snapshot.identity.is_empty() {
                 self.zfs.get(&[], "type", &full)?;
             } else {

@@ -33,6 +33,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use holdfast_block::to_usize;
 
 use super::super::incoming::{Flow, StreamGate, StreamRefusal, fill, is_at_end};
+use super::is_snapshot_name;
 use crate::storage::changed_blocks::send_stream::record::{
     Begin, DATASET_FILES, DATASET_VOLUME, Kind, Order, RECORD_LENGTH, Record, feature, name_in_beginning,
 };
@@ -259,12 +260,6 @@ impl ZfsGate {
 enum IsLast {
     Yes,
     No,
-}
-
-/// What ZFS allows in the name of a snapshot.
-fn is_snapshot_name(name: &str) -> bool {
-    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_.:- ".contains(&byte);
-    !name.is_empty() && name.bytes().all(is_allowed)
 }
 
 impl StreamGate for ZfsGate {

@@ -5,7 +5,7 @@ use std::sync::PoisonError;
 use super::super::super::replica::{Receiving, ReplicaSnapshot};
 use super::super::super::{ProviderError, ProviderResult};
 use super::super::stream::Arrivals;
-use super::super::{full_name, record_property};
+use super::super::{any_full_name, record_property};
 use super::ZfsSide;
 
 /// What a copy has where nobody has set anything, by property.
@@ -54,7 +54,7 @@ impl ZfsSide {
         // What is noted stays.
         let noted = self.records(dataset, false)?;
         for (snapshot, record) in news {
-            let full = full_name(dataset, &snapshot.name)?;
+            let full = any_full_name(dataset, &snapshot.name)?;
             if !noted.contains_key(&full) {
                 let record = record_property(record)?;
                 self.zfs.ask(("note the record of", &full), &["set", &record, &full])?;
@@ -65,7 +65,7 @@ impl ZfsSide {
 
     /// Refuses where a snapshot has not the guid that it should have.
     pub(super) fn check_guid(&self, (dataset, name): (&str, &str), guid: &str) -> ProviderResult<()> {
-        let full = full_name(dataset, name)?;
+        let full = any_full_name(dataset, name)?;
         let found = self.zfs.get(&[], "guid", &full)?;
         let is_it = found.get(&full).and_then(|found| found.value("guid")) == Some(guid);
         is_it.then_some(()).ok_or_else(|| ProviderError::Refused {
