@@ -135,6 +135,9 @@ impl World {
             let restored = format!("{target}.raw");
             self.rig.ok(&["restore", "--force", &name, &restored, "-r", repository]);
             let restored = self.rig.read(&restored);
+            if restored == *bytes {
+                continue;
+            }
             assert_eq!(restored.len(), bytes.len(), "{what}: {target}");
             let other = (0..bytes.len()).find(|at| restored[*at] != bytes[*at]);
             let other = other.map(|at| (at, restored[at], bytes[at]));
