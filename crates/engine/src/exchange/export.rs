@@ -203,9 +203,10 @@ pub fn export(
             job.progress
                 .phase(&format!("exporting {}", snapshot.machine), Unit::Bytes);
             let wish = (xva, of.name.as_deref());
-            let content = content::of_snapshot(repository, &snapshot, &left_out, wish)?;
-            let (report, made) = of.write(content, target)?;
-            made.finish()?;
+            let written = content::of_snapshot(repository, &snapshot, &left_out, wish)
+                .and_then(|content| of.write(content, target))
+                .and_then(|(report, made)| made.finish().map(|()| report));
+            let report = written.map_err(|error| error.unless_removed(repository, snapshot.id))?;
             (report, Some(snapshot), None)
         }
         ExportFrom::Now(request) => {

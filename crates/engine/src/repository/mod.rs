@@ -11,6 +11,7 @@ pub(crate) mod list;
 pub(crate) mod name_conflict;
 pub(crate) mod open;
 pub(crate) mod prune;
+pub(crate) mod removed;
 pub(crate) mod repair;
 pub(crate) mod resolve;
 pub(crate) mod sighting;

@@ -79,15 +79,30 @@ pub fn restore(
 ) -> Result<RestoreReport> {
     let start = job.clock.now();
     let snapshot = find_snapshot(repository, &request.name.snapshot, &request.zone, job.progress)?;
-    let disks = chosen_disks(&snapshot, request.name.disk.as_ref())?;
+    let disks = restore_from(&snapshot, repository, request, surroundings, job);
+    Ok(RestoreReport {
+        disks: disks.map_err(|error| error.unless_removed(repository, snapshot.id))?,
+        duration: job.clock.now().saturating_sub(start),
+        snapshot,
+    })
+}
+
+fn restore_from(
+    snapshot: &Manifest,
+    repository: &Repository,
+    request: RestoreRequest<'_>,
+    surroundings: &Surroundings,
+    job: Job<'_>,
+) -> Result<Vec<RestoredDisk>> {
+    let disks = chosen_disks(snapshot, request.name.disk.as_ref())?;
     job.progress
         .phase(&format!("restoring {}", snapshot.machine), Unit::Bytes);
     job.progress.total(disks.iter().map(|disk| disk.size_bytes).sum());
-    let restored = match request.target {
-        Target::Stream(stream) => vec![to_stream(repository, only(&disks)?, stream, job)?],
+    match request.target {
+        Target::Stream(stream) => Ok(vec![to_stream(repository, only(&disks)?, stream, job)?]),
         Target::Path(path) => {
             let memory = match request.name.disk {
-                None if path.is_dir() => StoredMemory::open(repository, &snapshot)?,
+                None if path.is_dir() => StoredMemory::open(repository, snapshot)?,
                 _ => None,
             };
             let stream = path.join(MEMORY_STREAM);
@@ -122,14 +137,9 @@ pub fn restore(
             if let Some(memory) = memory {
                 restored.push(memory.to_file(&stream, existing, surroundings, job)?);
             }
-            restored
+            Ok(restored)
         }
-    };
-    Ok(RestoreReport {
-        disks: restored,
-        duration: job.clock.now().saturating_sub(start),
-        snapshot,
-    })
+    }
 }
 
 fn chosen_disks<'m>(snapshot: &'m Manifest, disk: Option<&DiskName>) -> Result<Vec<&'m DiskRecord>> {

@@ -1,7 +1,10 @@
 //! Restoring: what is there is not lost by mistake, and half an image is never there.
 
+use std::io::Read as _;
+use std::process::Stdio;
+
 use crate::program::stderr;
-use crate::rig::{Rig, noise};
+use crate::rig::{Rig, assert_code, noise};
 
 const MIB: usize = 1 << 20;
 
@@ -165,4 +168,30 @@ fn what_is_whole_verifies() {
     assert_eq!(document["report"]["findings"][0]["kind"], "differs");
     let figures = rig.ok(&["stats"]);
     assert!(figures.contains("1.0 MiB"), "{figures}");
+}
+
+/// Readers keep no snapshot from being removed; that its packs were missing then was reported as damage.
+#[test]
+fn a_snapshot_that_is_removed_while_it_is_restored_is_not_damaged() {
+    let rig = rig_with_snapshot(&noise(40 * MIB, 4));
+    let snapshots = rig.report(&["list"])["snapshots"].clone();
+    let id = snapshots[0]["id"].as_str().unwrap();
+    let words = ["restore", "web1", "-"];
+    let mut command = rig.command(&words);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut stdout = child.stdout.take().unwrap();
+    // It has begun, and waits until more is read.
+    stdout.read_exact(&mut [0]).unwrap();
+    rig.ok(&["forget", id]);
+    rig.ok(&["gc"]);
+    let mut rest = Vec::new();
+    stdout.read_to_end(&mut rest).unwrap();
+    assert!(rest.len() < 40 * MIB - 1, "it was read ahead");
+    let output = child.wait_with_output().unwrap();
+    assert_code(&output, 1, &words);
+    let told = stderr(&output);
+    assert!(
+        told.contains("there is no snapshot") && !told.contains("missing"),
+        "{told}"
+    );
 }

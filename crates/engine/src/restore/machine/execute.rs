@@ -72,7 +72,7 @@ pub fn restore_machine(
         hypervisor,
         surroundings,
     };
-    restore_point(&planner, plan, &mut Nobody, job)
+    restore_point(&planner, plan, &mut Nobody, job).map_err(|error| error.unless_removed(repository, plan.snapshot.id))
 }
 
 /// The same for any point in time.
