@@ -80,9 +80,6 @@ pub(crate) const ORDERS: &[Order] = &[
     ),
 ];
 
-/// Crates that still have circles. None may be added.
-pub(crate) const WITH_CIRCLES: &[&str] = &[];
-
 type Module = Vec<String>;
 
 /// One module of a folder uses another one: where it does first.
@@ -97,7 +94,7 @@ struct Use {
 type Siblings = BTreeMap<String, BTreeMap<String, Use>>;
 
 /// Checks all crates below `crates/`: circles in every folder, and the orders that are given.
-pub(crate) fn check(sources: &[RustFile], orders: &[Order], with_circles: &[&str]) -> Vec<Finding> {
+pub(crate) fn check(sources: &[RustFile], orders: &[Order]) -> Vec<Finding> {
     let mut crates: BTreeMap<&str, Vec<&RustFile>> = BTreeMap::new();
     for file in sources {
         let inside = file.path.strip_prefix("crates/");
@@ -110,15 +107,7 @@ pub(crate) fn check(sources: &[RustFile], orders: &[Order], with_circles: &[&str
     let mut findings = Vec::new();
     for (name, files) in &crates {
         let folders = folders_of(files);
-        let circles: Vec<Finding> = folders.values().flat_map(circles).collect();
-        match (circles.is_empty(), with_circles.contains(name)) {
-            (false, false) => findings.extend(circles),
-            (true, true) => {
-                let advice = format!("{name} has no circles any more: take it out of WITH_CIRCLES");
-                findings.push(Finding::new("xtask/src/tidy/order.rs", 0, "order", advice));
-            }
-            _ => {}
-        }
+        findings.extend(folders.values().flat_map(circles));
         if let Some((_, order)) = orders.iter().find(|(ordered, _)| ordered == name) {
             let roots: BTreeSet<String> = files
                 .iter()
@@ -295,7 +284,7 @@ mod tests {
             .iter()
             .map(|(path, text)| RustFile::new(&format!("crates/r/src/{path}"), text, Purpose::Production))
             .collect();
-        check(&sources, &[("r", order)], &[])
+        check(&sources, &[("r", order)])
             .into_iter()
             .map(|finding| (finding.path, finding.line, finding.advice))
             .collect()

@@ -19,7 +19,7 @@ pub(crate) const LEFT: &[Left] = &[
     left("engine", 88, 3),
     left("hardware", 11, 0),
     left("host", 23, 5),
-    left("image", 17, 2),
+    left("image", 17, 1),
     left("repo", 27, 0),
     left("xapi-server", 4, 1),
 ];

@@ -2,8 +2,8 @@
 
 use crate::check::difference::Compare;
 use crate::check::finding::Finding;
+use crate::format::manifest::Manifest;
 use crate::id::SnapshotId;
-use crate::manifest::Manifest;
 
 /// Which snapshots.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
