@@ -121,7 +121,7 @@ fn from_a_repository_that_cannot_be_written_everything_can_be_read() {
 #[test]
 fn a_backing_file_that_is_missing_is_named_with_its_image() {
     let rig = Rig::new();
-    assert!(rig.ok(&["list"]).contains("no snapshot yet"));
+    assert!(rig.ok(&["list"]).contains("no snapshots yet"));
     rig.ok(&["image", "create", "base.qcow2", "1M"]);
     rig.ok(&["image", "create", "over.qcow2", "--backing", "base.qcow2"]);
     std::fs::remove_file(rig.path("base.qcow2")).unwrap();
