@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::{Disk, Hooked, PASSPHRASE, Rig, SeededBytes, Watch, request, source, surroundings};
-use holdfast_block::{BlockDevice, MemoryDevice};
+use holdfast_block::{BlockDevice, Fault, FaultRule, FaultyDevice, MemoryDevice, RequestKind};
 use holdfast_repo::store::{ObjectKind, Store};
 use holdfast_repo::{
     BackupReport, Error, FindingKind, GcRequest, JobProgress, Liveness, Parent, ProcessIdentity, Processes,
@@ -90,6 +90,32 @@ fn an_open_disk_is_read_on_while_gc_moves_its_bytes() {
         .restore(&to_restore, &request, &Watch::default())
         .unwrap();
     assert!(target.to_bytes() == disk.bytes);
+}
+
+/// Three of four writers had failed on a full disk, each with the memory of a frame; the last decoder waited for memory, and the last writer for a
+/// frame: the restore never ended.
+#[test]
+fn a_restore_to_a_target_that_is_full_ends() {
+    let rig = Rig::new(30);
+    let mut disk = Disk::new(48 << 20, 1);
+    disk.fill(0, 48 << 20);
+    let id = rig.backup("m", &disk, Parent::Newest).snapshot.id;
+    let source = rig.repository.open_disk(id, None).unwrap();
+    for first in (1..12).cycle().take(60) {
+        let target = FaultyDevice::new(MemoryDevice::new(48 << 20));
+        target.add(FaultRule::from_nth(RequestKind::Write, first, Fault::NoSpace));
+        let request = RestoreRequest {
+            target: &target,
+            target_name: "target".into(),
+            state: TargetState::Unknown,
+            thread_count: 2,
+        };
+        let error = rig
+            .repository
+            .restore(&source, &request, &Watch::default())
+            .unwrap_err();
+        assert!(matches!(error, Error::Device { role: "target", .. }), "{error}");
+    }
 }
 
 /// Gc with a limit of 100 percent rewrote packs that were alive as a whole, each time, for nothing.

@@ -200,14 +200,16 @@ impl RestoreJob<'_> {
         }
     }
 
-    /// A writer's life.
+    /// Writes frames until all decoders have ended. After a failure it still gives the memory of frames back: a decoder that waits for it would
+    /// not see the failure.
     fn write_decoded(&self, frames: &Receiver<Decoded>, give_back: &Sender<AlignedBuffer>) {
         for Decoded { raw, wanted } in frames {
-            if let Err(error) = self.write(&raw, &wanted) {
+            if self.failure().is_none()
+                && let Err(error) = self.write(&raw, &wanted)
+            {
                 self.fail(error);
-                return;
             }
-            // When the last frame is written, nobody waits for its memory.
+            // When the last frame is written, nothing waits for its memory.
             give_back.send(raw).ok();
         }
     }
@@ -351,7 +353,6 @@ impl RestoreJob<'_> {
             return self.write(&scratch.raw, &wanted);
         };
         let raw = std::mem::take(&mut scratch.raw);
-        // Where no writer is left, the reason is known already.
         writers.decoded.send(Decoded { raw, wanted }).ok();
         scratch.raw = writers.free.recv().unwrap_or_default();
         Ok(())
