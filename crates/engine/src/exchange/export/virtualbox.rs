@@ -20,7 +20,7 @@ use crate::image::convert::{ConvertRequest, ConvertSource, VerifyImage, convert}
 use crate::image::new_folder::{NewFolder, write_file};
 use crate::image::sectors::WholeSectors;
 use crate::job::{Job, Result};
-use crate::notes::{STREAM_NVRAM, STREAM_VIRTUALBOX_SAVED, STREAM_VIRTUALBOX_SETTINGS};
+use crate::notes::{STREAM_VIRTUALBOX_NVRAM, STREAM_VIRTUALBOX_SAVED, STREAM_VIRTUALBOX_SETTINGS};
 use crate::restore::small_stream::bytes_of;
 
 /// Letters of a file's name, at most: four bytes each, with an ending, are what file systems take.
@@ -44,7 +44,7 @@ impl OfVirtualBox {
         let bytes = |name| stream(name).map(|record| bytes_of(repository, record)).transpose();
         Ok(Self {
             settings: bytes(STREAM_VIRTUALBOX_SETTINGS)?.map(|text| String::from_utf8_lossy(&text).into_owned()),
-            nvram: bytes(STREAM_NVRAM)?,
+            nvram: bytes(STREAM_VIRTUALBOX_NVRAM)?,
             has_memory: stream(STREAM_VIRTUALBOX_SAVED).is_some(),
         })
     }
