@@ -409,7 +409,7 @@ impl MachineBackup<'_> {
         for (disk, overlay) in self.taken.iter().zip(&files) {
             match self.bring_down(overlays, (disk, overlay), guard.as_mut(), job) {
                 Ok(stood_still) if stood_still > Duration::ZERO => job.progress.warning(&format!(
-                    "{} wrote faster than disk {} could be brought down from its overlay, and stood still for {} ms for the rest",
+                    "{} wrote faster than the overlay of disk {} could be committed, and was paused for {} ms to commit the rest",
                     self.request.name,
                     disk.target,
                     stood_still.as_millis()
