@@ -9,6 +9,7 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use holdfast_block::conformance::{Conformance, contents};
 use holdfast_block::{BlockDevice, BlockDeviceMut, Error, ExtentKind, FileDevice, FileDeviceMut, IoMode};
@@ -30,6 +31,7 @@ fn losetup(arguments: &[&str]) -> Result<String, String> {
 struct Loop {
     path: PathBuf,
     _directory: tempfile::TempDir,
+    _alone: MutexGuard<'static, ()>,
 }
 
 impl Drop for Loop {
@@ -38,12 +40,17 @@ impl Drop for Loop {
     }
 }
 
+/// Held by each test for as long as it has a loop device. A child that another test starts has all files of this process open until it calls exec:
+/// then a device that was just closed is still in use.
+static ALONE: Mutex<()> = Mutex::new(());
+
 /// A loop device of `size_bytes` with sectors of `sector_bytes`, or `None`, saying why, where there can be none.
 fn attach(size_bytes: u64, sector_bytes: u32) -> Option<Loop> {
     if !rustix::process::geteuid().is_root() {
         println!("skipped: a loop device needs root");
         return None;
     }
+    let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("disk");
     File::create_new(&file).unwrap().set_len(size_bytes).unwrap();
@@ -52,6 +59,7 @@ fn attach(size_bytes: u64, sector_bytes: u32) -> Option<Loop> {
         Ok(path) => Some(Loop {
             path: path.into(),
             _directory: directory,
+            _alone: alone,
         }),
         Err(reason) => {
             println!("skipped: no loop device: {reason}");
