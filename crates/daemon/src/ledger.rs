@@ -21,7 +21,7 @@ use holdfast_engine::{Error, Result};
 pub struct Alert {
     /// Since when.
     pub since: Timestamp,
-    /// When somebody was told last.
+    /// Time of the last notice.
     pub told: Option<Timestamp>,
 }
 

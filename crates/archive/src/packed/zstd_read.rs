@@ -32,7 +32,7 @@ pub(crate) fn read_frame(input: &mut Input, tally: &mut ZstdValidator) -> io::Re
             let length = u64::from(length);
             let skipped = io::copy(&mut input.by_ref().take(length), &mut io::sink())?;
             if skipped < length {
-                // The error of whoever finds nothing.
+                // The error of a command that finds nothing.
                 input.append(&mut bytes, 1)?;
             }
             continue;

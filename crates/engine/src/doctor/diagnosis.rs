@@ -10,7 +10,7 @@ pub(super) enum Owner {
     Alive,
     /// It is dead, and so is its watchdog.
     Dead,
-    /// Nobody can tell.
+    /// It is not known.
     Unknown,
 }
 

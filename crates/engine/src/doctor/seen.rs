@@ -208,7 +208,7 @@ pub(super) struct SeenCut {
 pub(super) struct SeenWork {
     pub(super) work: Unfinished,
     pub(super) life: Liveness,
-    /// Whether the hypervisor knows the machine; none where nobody can tell.
+    /// Whether the hypervisor knows the machine; none where that cannot be found out.
     pub(super) is_defined: Option<bool>,
     /// Files of it that are there.
     pub(super) files: Vec<PathBuf>,

@@ -56,10 +56,10 @@ pub(super) struct Fill<'a> {
 /// Nobody else works at the job.
 pub(super) struct Attending(#[expect(dead_code, reason = "it is a lock as long as it is open")] File);
 
-/// Keeps everybody else from working at a job.
+/// Keeps other processes from working at a job.
 ///
 /// # Errors
-/// [`InstantError::Busy`] where somebody does.
+/// [`InstantError::Busy`] where another process does.
 pub(super) fn lock(instant: &InstantJob) -> Result<Attending> {
     let lock = instant.lock(LOCK)?.ok_or_else(|| InstantError::Busy {
         machine: instant.machine.clone(),

@@ -130,7 +130,7 @@ enum LeftOut {
 
 fn decide(disk: &MachineDisk, neighbours: &Neighbours) -> LeftOut {
     let is_removable = matches!(disk.kind, DiskKind::Cdrom | DiskKind::Floppy);
-    // What several machines may have open, or nobody writes, may be used by another one as well.
+    // A disk that several machines may have open, or that is read only, may be used by another one as well.
     let is_common = disk.is_shared || disk.is_read_only || is_removable;
     let (place, is_there, user) = match &disk.source {
         DiskSource::Empty => return LeftOut::AsItIs,

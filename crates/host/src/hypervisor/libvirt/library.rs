@@ -4,7 +4,7 @@
 //! missing. So every function of theirs that this program calls is defined here, by its name and with its type in `virt::sys`: the linker
 //! takes these, and leaves the libraries out. Each looks for the real function at its first call. `-Wl,--as-needed` is the default of rustc.
 //!
-//! A function that a new call needs is a duplicate that is missing here: then the program is linked with libvirt as usual, and a test finds that.
+//! A function that is called and is missing here links the program with libvirt as usual. A test of the program finds that.
 
 #![expect(unsafe_code, reason = "foreign functions: what they are called with is passed on")]
 

@@ -95,7 +95,7 @@ impl<'c> Read<'c> {
         }
     }
 
-    /// What has to stand behind the words, where `typed` is typed of it; and what of that is an option before its value.
+    /// What is expected after the words, of which `typed` is entered already; and the part of that which is an option before its value.
     fn place(&self, typed: &str) -> (Place<'c>, String) {
         if let Some(arg) = self.waiting {
             return (Place::Value(arg), String::new());
