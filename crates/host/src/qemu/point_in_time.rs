@@ -24,7 +24,6 @@ use super::memory::{MemoryMode, MemoryPipe};
 use super::names::{Role, RunId};
 use super::remove::remove_run;
 use super::{QemuDisk, disks};
-use crate::qemu::disks::set_drive;
 use crate::qemu::names::changes_name;
 use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand, Result};
 
@@ -119,33 +118,115 @@ pub struct Cut {
     pub layer_exports: Vec<Option<String>>,
 }
 
+/// Disks whose filters are in QEMU, with no request of the guest passing them yet: only the point in time is missing.
+pub struct PreparedCut<'a> {
+    builder: SnapshotBuilder<'a>,
+    disks: Vec<Prepared>,
+    way: Way,
+}
+
+/// Disks that are frozen, and not served yet.
+pub struct UnservedCut<'a> {
+    builder: SnapshotBuilder<'a>,
+    disks: Vec<Prepared>,
+    has_switches: bool,
+    pause: Pause,
+    is_left_paused: bool,
+}
+
+/// How the filters get under the devices.
+enum Way {
+    /// One device gets its filter between two requests.
+    Put,
+    /// All devices do at once: [`switches`].
+    Switched(Standstill),
+    /// The machine is stopped.
+    Stopped,
+    /// The machine is stopped, at the end of its memory.
+    WithMemory(MemoryPipe, MemoryMode),
+}
+
 impl Cut {
-    /// Freezes. `tell` is called while the machine stands still.
+    /// Freezes and serves, where nothing else has to be done around the point in time. `tell` is called as in [`PreparedCut::take`].
     ///
     /// # Errors
-    /// Whatever goes wrong, the machine runs on if it was running, and nothing of the run is left in QEMU; where even that
-    /// fails, the error says so.
+    /// Those of [`prepare`](Self::prepare).
     pub fn make(
         monitor: &dyn Monitor,
         clock: &dyn Clock,
         request: CutRequest,
         tell: &mut dyn FnMut(Moment),
     ) -> Result<Self> {
+        Self::prepare(monitor, clock, request)?.take(tell)?.serve()
+    }
+
+    /// Does what takes time before the point in time. The guest's file systems need not be frozen for it.
+    ///
+    /// # Errors
+    /// Whatever goes wrong in any stage, the machine runs on if it was running, and nothing of the run is left in QEMU; where even
+    /// that fails, the error says so.
+    pub fn prepare<'a>(monitor: &'a dyn Monitor, clock: &'a dyn Clock, request: CutRequest) -> Result<PreparedCut<'a>> {
         let run = request.run;
-        SnapshotBuilder { monitor, clock, run }
-            .make(request, tell)
-            .map_err(|error| match remove_run(monitor, clock, run) {
-                Ok(()) => error,
-                Err(left) => MonitorError::Left {
-                    because: Box::new(error),
-                    left: Box::new(left),
-                },
-            })
+        let builder = SnapshotBuilder { monitor, clock, run };
+        let prepared = builder.prepare(request);
+        let (disks, way) = prepared.map_err(|error| builder.remove_after(error))?;
+        Ok(PreparedCut { builder, disks, way })
     }
 
     /// Takes everything out of QEMU again; the guest does not notice.
     pub fn release(self, monitor: &dyn Monitor, clock: &dyn Clock) -> Result<()> {
         remove_run(monitor, clock, self.run)
+    }
+}
+
+impl<'a> PreparedCut<'a> {
+    /// Freezes. `tell` is called while the machine stands still. When this returns, the guest may go on.
+    pub fn take(self, tell: &mut dyn FnMut(Moment)) -> Result<UnservedCut<'a>> {
+        let Self { builder, disks, way } = self;
+        let has_switches = matches!(way, Way::Switched(_));
+        let taken = match way {
+            Way::Put => builder.cut_one(&disks, tell).map(|pause| (pause, false)),
+            Way::Switched(standstill) => builder
+                .cut_switched(&disks, standstill, tell)
+                .map(|pause| (pause, false)),
+            Way::Stopped => builder.cut_stopped(&disks, tell).map(|pause| (pause, false)),
+            Way::WithMemory(pipe, mode) => builder.cut_with_memory(&disks, (pipe, mode), tell),
+        };
+        let (pause, is_left_paused) = taken.map_err(|error| builder.remove_after(error))?;
+        Ok(UnservedCut {
+            builder,
+            disks,
+            has_switches,
+            pause,
+            is_left_paused,
+        })
+    }
+
+    /// Takes everything out of QEMU again, where the point in time is not to be.
+    pub fn abandon(self) -> Result<()> {
+        remove_run(self.builder.monitor, self.builder.clock, self.builder.run)
+    }
+}
+
+impl UnservedCut<'_> {
+    /// Serves what is frozen.
+    pub fn serve(self) -> Result<Cut> {
+        let Self { builder, disks, .. } = &self;
+        let served = if self.has_switches {
+            builder.take_switches_out(disks).and_then(|()| builder.serve(disks))
+        } else {
+            builder.serve(disks)
+        };
+        let served = served.map_err(|error| builder.remove_after(error))?;
+        Ok(Cut {
+            run: builder.run,
+            pause: self.pause,
+            is_left_paused: self.is_left_paused,
+            exports: served.exports,
+            copiers: served.copiers,
+            change_contexts: served.change_contexts,
+            layer_exports: served.layer_exports,
+        })
     }
 }
 
@@ -163,7 +244,18 @@ impl SnapshotBuilder<'_> {
         self.monitor.execute(&QmpCommand::new(name, arguments))
     }
 
-    fn make(&self, request: CutRequest, tell: &mut dyn FnMut(Moment)) -> Result<Cut> {
+    /// Takes out what an attempt that failed has put into QEMU.
+    fn remove_after(&self, error: MonitorError) -> MonitorError {
+        match remove_run(self.monitor, self.clock, self.run) {
+            Ok(()) => error,
+            Err(left) => MonitorError::Left {
+                because: Box::new(error),
+                left: Box::new(left),
+            },
+        }
+    }
+
+    fn prepare(&self, request: CutRequest) -> Result<(Vec<Prepared>, Way)> {
         let named: Vec<QemuDisk> = request.disks.iter().map(|disk| disk.disk.clone()).collect();
         self.check_jobs()?;
         self.check_nodes(&named)?;
@@ -194,12 +286,19 @@ impl SnapshotBuilder<'_> {
             self.start_server(request.listener)?;
         }
         let is_served = disks.iter().all(|disk| disk.spool_set.is_none());
-        let (pause, is_left_paused) = match (&disks[..], request.memory, request.standstill) {
-            ([disk], None, Standstill::WhereNeeded) if is_served => (self.cut_one(disk, tell)?, false),
-            ([_, ..], None, standstill) if is_served => (self.cut_switched(&disks, standstill, tell)?, false),
-            (_, Some(memory), _) => self.cut_with_memory(&disks, memory, tell)?,
-            (_, None, _) => (self.cut_stopped(&disks, tell)?, false),
+        let way = match (&disks[..], request.memory, request.standstill) {
+            (_, Some((pipe, mode)), _) => Way::WithMemory(pipe, mode),
+            ([_], None, Standstill::WhereNeeded) if is_served => Way::Put,
+            ([_, ..], None, standstill) if is_served => {
+                self.put_switches_in(&disks)?;
+                Way::Switched(standstill)
+            }
+            (_, None, _) => Way::Stopped,
         };
+        Ok((disks, way))
+    }
+
+    fn serve(&self, disks: &[Prepared]) -> Result<Served> {
         let (mut exports, mut copiers) = (Vec::new(), Vec::new());
         let (mut change_contexts, mut layer_exports) = (Vec::new(), Vec::new());
         for (number, disk) in disks.iter().enumerate() {
@@ -215,10 +314,7 @@ impl SnapshotBuilder<'_> {
             let changes = disk.changes.as_ref();
             change_contexts.push(changes.map(|_| format!("qemu:dirty-bitmap:{}", changes_name(self.run))));
         }
-        Ok(Cut {
-            run: self.run,
-            pause,
-            is_left_paused,
+        Ok(Served {
             exports,
             copiers,
             change_contexts,
@@ -320,11 +416,10 @@ impl SnapshotBuilder<'_> {
     }
 
     /// The instant of one disk, while the machine runs: QEMU puts the filter in between two requests.
-    fn cut_one(&self, disk: &Prepared, tell: &mut dyn FnMut(Moment)) -> Result<Pause> {
-        let disks = std::slice::from_ref(disk);
+    fn cut_one(&self, disks: &[Prepared], tell: &mut dyn FnMut(Moment)) -> Result<Pause> {
         self.begin_next(disks)?;
         self.check_prepared(disks)?;
-        set_drive(self.monitor, &disk.disk.device, &self.run.node(0, Role::Filter))?;
+        self.set_filters(disks)?;
         tell(Moment::Instant);
         self.keep_changes(disks)?;
         Ok(Pause::default())
@@ -363,6 +458,14 @@ impl SnapshotBuilder<'_> {
         }
         self.execute("transaction", json!({ "actions": actions })).map(drop)
     }
+}
+
+/// What readers need to know of each disk: the fields of [`Cut`].
+struct Served {
+    exports: Vec<String>,
+    copiers: Vec<Option<PartCopier>>,
+    change_contexts: Vec<Option<String>>,
+    layer_exports: Vec<Option<String>>,
 }
 
 struct Prepared {

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use holdfast_host::qemu::{Cut, CutRequest, Moment, Pause, RunId, Standstill, remove_run, runs_in};
+use holdfast_host::qemu::{Cut, CutRequest, Moment, Pause, RunId, Standstill, remove_bitmap, remove_run, runs_in};
 use holdfast_host::qmp::{Monitor, MonitorError, QmpCommand, QmpSocket, Result};
 use serde_json::{Value, json};
 
@@ -101,6 +101,56 @@ fn one_command_is_the_instant_of_all_disks() {
         cut.release(&monitor, &lab.clock).unwrap();
         assert_eq!(lab.everything(), before, "{disk_count} disks");
     }
+}
+
+/// A guest whose file systems are frozen waits for what is done between the other two stages: all that takes time is done in those.
+#[test]
+fn what_takes_time_is_done_before_and_after_the_point_in_time() {
+    let lab = Lab::new(&["qcow2", "raw", "qcow2"]);
+    let before = lab.everything();
+    for disk_count in [1, 3] {
+        let (mut request, socket) = lab.request(lab.directory.path());
+        request.disks.truncate(disk_count);
+        let nodes: Vec<String> = request.disks.iter().map(|disk| disk.disk.node.clone()).collect();
+        let monitor = Recording::new(&*lab.monitor, "");
+        let prepared = Cut::prepare(&monitor, &lab.clock, with_bitmaps(request, 0)).unwrap();
+        let first = monitor.names.lock().unwrap().len();
+        let taken = prepared.take(&mut |_| ()).unwrap();
+        let within = monitor.names.lock().unwrap()[first..].to_vec();
+        let is_quick = |name: &&str| {
+            let changes = ["transaction", "qom-set", "blockdev-reopen"];
+            changes.contains(name) || name.contains("query-")
+        };
+        assert!(
+            within.iter().all(|name| is_quick(name)) && within.len() <= 6,
+            "{disk_count} disks: {within:?}"
+        );
+        for disk in 0..disk_count {
+            lab.guest_writes(disk, 99, 4 * MIB, MIB);
+        }
+        let cut = taken.serve().unwrap();
+        for (disk, export) in cut.exports.iter().enumerate() {
+            assert_served(&socket, export, disk + 1, 0, DISK_BYTES);
+            lab.guest_writes(disk, u8::try_from(disk + 1).unwrap(), 4 * MIB, MIB);
+        }
+        cut.release(&monitor, &lab.clock).unwrap();
+        for node in &nodes {
+            remove_bitmap(&monitor, node, "bitmap0").unwrap();
+        }
+        assert_eq!(lab.everything(), before, "{disk_count} disks");
+    }
+}
+
+/// Where the guest cannot be frozen, the point in time is given up.
+#[test]
+fn what_was_prepared_and_given_up_leaves_nothing_behind() {
+    let lab = Lab::new(&["qcow2", "raw"]);
+    let before = lab.everything();
+    let (request, _) = lab.request(lab.directory.path());
+    let prepared = Cut::prepare(&*lab.monitor, &lab.clock, with_bitmaps(request, 0)).unwrap();
+    assert_ne!(lab.everything(), before);
+    prepared.abandon().unwrap();
+    assert_eq!(lab.everything(), before);
 }
 
 /// Where switches cannot be moved, the machine stands still, and devices are put on their filters one by one.

@@ -334,27 +334,43 @@ impl<'a> Freezer<'a> {
             shown: &self.request.name,
             quiesce: self.request.quiesce,
         };
-        let quiescence = Quiescence::begin(guest, (is_running, can_quiesce), guard, self.job)?;
-        let announced = match &request.memory {
+        // The guest's file systems are frozen only while they have to be: what takes time is done before and after.
+        let monitor = self.request.machine.monitor();
+        let with_memory = request.memory.as_ref().map(|(_, mode)| *mode);
+        let prepared = Cut::prepare(monitor, self.job.clock, request).map_err(|error| self.failed(error))?;
+        let quiescence = match Quiescence::begin(guest, (is_running, can_quiesce), guard, self.job) {
+            Ok(quiescence) => quiescence,
+            Err(error) => {
+                prepared.abandon().map_err(|error| self.failed(error))?;
+                return Err(error);
+            }
+        };
+        let announced = match with_memory {
             _ if !is_running => Ok(()),
             None => guard.about_to_pause(self.pause_deadline),
-            Some((_, MemoryMode::Live)) => guard.about_to_pause(LIVE_MEMORY_DEADLINE),
-            Some((_, MemoryMode::Stopped)) => guard.about_to_pause(MEMORY_DEADLINE),
+            Some(MemoryMode::Live) => guard.about_to_pause(LIVE_MEMORY_DEADLINE),
+            Some(MemoryMode::Stopped) => guard.about_to_pause(MEMORY_DEADLINE),
         };
-        let monitor = self.request.machine.monitor();
-        let cut = announced.and_then(|()| {
-            let tell = &mut |moment| match moment {
-                // A watchdog that is gone cannot be told; the instant is over before anybody would notice.
-                Moment::Stopped if is_running => drop(guard.about_to_pause(self.pause_deadline)),
-                Moment::Runs if is_running => drop(guard.about_to_pause(LIVE_MEMORY_DEADLINE)),
-                Moment::Stopped | Moment::Runs => {}
-                Moment::Instant => within(),
-            };
-            Cut::make(monitor, self.job.clock, request, tell).map_err(|error| self.failed(error))
-        });
-        let runs = cut.is_ok() || !is_running || self.runs();
+        let taken = match announced {
+            Ok(()) => {
+                let tell = &mut |moment| match moment {
+                    // A watchdog that is gone cannot be told; the instant is over before anybody would notice.
+                    Moment::Stopped if is_running => drop(guard.about_to_pause(self.pause_deadline)),
+                    Moment::Runs if is_running => drop(guard.about_to_pause(LIVE_MEMORY_DEADLINE)),
+                    Moment::Stopped | Moment::Runs => {}
+                    Moment::Instant => within(),
+                };
+                prepared.take(tell).map_err(|error| self.failed(error))
+            }
+            Err(error) => {
+                let abandoned = prepared.abandon();
+                Err(abandoned.map_or_else(|left| self.failed(left), |()| error))
+            }
+        };
+        let runs = taken.is_ok() || !is_running || self.runs();
         let quiesced = quiescence.end(guest, guard, (runs, self.job));
-        Ok((cut?, quiesced))
+        let cut = taken?.serve().map_err(|error| self.failed(error))?;
+        Ok((cut, quiesced))
     }
 
     /// Whether the machine is known to run.

@@ -17,7 +17,7 @@ use crate::qemu::names::Role;
 use crate::qemu::qmp::Result;
 
 impl SnapshotBuilder<'_> {
-    /// The instant of disks that can all be served.
+    /// The instant of disks that can all be served, and that have their switches.
     pub(super) fn cut_switched(
         &self,
         disks: &[Prepared],
@@ -25,7 +25,6 @@ impl SnapshotBuilder<'_> {
         tell: &mut dyn FnMut(Moment),
     ) -> Result<Pause> {
         self.begin_next(disks)?;
-        self.put_switches_in(disks)?;
         let pause = match standstill {
             Standstill::WhereNeeded => match self.turn_switches(disks) {
                 Ok(()) => {
@@ -38,11 +37,11 @@ impl SnapshotBuilder<'_> {
             Standstill::Always => self.stand_still(None, &|| self.turn_switches_or_set(disks), tell)?.0,
         };
         self.keep_changes(disks)?;
-        self.take_switches_out(disks)?;
         Ok(pause)
     }
 
-    fn put_switches_in(&self, disks: &[Prepared]) -> Result<()> {
+    /// Puts a switch under each device, before the instant.
+    pub(super) fn put_switches_in(&self, disks: &[Prepared]) -> Result<()> {
         for (number, disk) in disks.iter().enumerate() {
             self.execute("blockdev-add", self.switch(number, &disk.disk.node))?;
         }
@@ -79,7 +78,7 @@ impl SnapshotBuilder<'_> {
     }
 
     /// Leaves the filters alone under the devices. Those that could not be moved there with their switches are on them already.
-    fn take_switches_out(&self, disks: &[Prepared]) -> Result<()> {
+    pub(super) fn take_switches_out(&self, disks: &[Prepared]) -> Result<()> {
         let present = qemu_disks(self.monitor)?;
         for (number, disk) in disks.iter().enumerate() {
             let (device, switch) = (&disk.disk.device, self.run.node(number, Role::Switch));
