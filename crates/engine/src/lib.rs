@@ -91,7 +91,7 @@ pub use job::error::{
 };
 pub use job::{
     Bottleneck, DiskName, Error, Interrupt, Interrupted, Job, MachineName, NameError, NoProgress, Progress, Result,
-    Unit,
+    Unit, lower_priority,
 };
 pub use machine::hooks::{HookEvent, HookFailure, Hooks, VARIABLES as HOOK_VARIABLES};
 pub use machine::place_note::{PlaceJournal, PlaceNote};

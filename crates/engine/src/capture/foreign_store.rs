@@ -9,6 +9,7 @@ use jiff::Timestamp;
 
 use super::images::BackupReport;
 use crate::job::bottleneck::Stages;
+use crate::job::priority::BulkPriority;
 use crate::job::read_meter::{Meter, MeteredDevice};
 use crate::job::{Counting, Error, Job, MachineName, Result, Unit};
 
@@ -85,6 +86,7 @@ pub(crate) fn store_machine(
         data: SourceData::Stream(&mut **bytes),
         notes: BTreeMap::new(),
     }));
+    let _bulk = BulkPriority::begin();
     let report = repository.backup(
         holdfast_repo::BackupRequest {
             machine: machine.name.to_string(),

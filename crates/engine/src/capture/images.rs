@@ -14,6 +14,7 @@ use jiff::tz::TimeZone;
 use crate::SnapshotReference;
 use crate::image::source::{OpenSource, Origin, SourceName, disk_names};
 use crate::job::bottleneck::Stages;
+use crate::job::priority::BulkPriority;
 use crate::job::read_meter::{Meter, MeteredDevice, MeteredStream};
 use crate::job::{Bottleneck, Counting, Error, Job, MachineName, Progress, Result, Unit};
 use crate::notes::{NOTE_FORMAT, NOTE_PATH, NOTE_SECTOR_BYTES};
@@ -145,6 +146,7 @@ pub(crate) fn store_disks(
         })
         .collect();
     let sources = named_sources(&names, &opened, &devices, &mut streams)?;
+    let _bulk = BulkPriority::begin();
     let stored = repository.backup(
         holdfast_repo::BackupRequest {
             machine,

@@ -40,6 +40,7 @@ use jiff::Timestamp;
 use crate::BackupReport;
 use crate::host_snapshot::Providers;
 use crate::job::bottleneck::Stages;
+use crate::job::priority::BulkPriority;
 use crate::job::rate_limit::{Pace, PacedDevice};
 use crate::job::read_meter::{Meter, MeteredDevice};
 use crate::job::{Error, Job, MachineName, Result, Unit};
@@ -432,6 +433,7 @@ impl MachineBackup<'_> {
             .map(|(disk, device)| disk.source(device))
             .collect();
         sources.extend(sources_of(memory.as_ref(), &streams, &mut readers));
+        let _bulk = BulkPriority::begin();
         self.keeper.keep(Instant {
             time,
             notes: self.notes(method, consistency),

@@ -90,6 +90,7 @@ impl Verb for CopyArgs {
 
 /// Copies, or compares.
 fn run(args: &CopyArgs, context: &Context) -> Result<Exit, Error> {
+    holdfast_engine::lower_priority();
     let wanted = ListRequest {
         machines: args.what.machines.clone(),
         tags: args.what.tags.clone(),

@@ -138,6 +138,7 @@ impl Report for Pruned {
 
 /// Prunes.
 fn run(args: &PruneArgs, context: &Context) -> Result<Exit, Error> {
+    holdfast_engine::lower_priority();
     if args.simulate.simulate {
         return simulation::run(&args.simulate, &args.retention.policy(), context);
     }

@@ -126,6 +126,7 @@ fn is_like_a_copy_in_use(findings: &[Finding], repository: &Repository) -> bool 
 
 /// Verifies.
 fn run(args: &VerifyArgs, context: &Context) -> Result<Exit, Error> {
+    holdfast_engine::lower_priority();
     let repository = context.open_repository()?;
     let start = context.clock().now();
     let request = VerifyRequest {

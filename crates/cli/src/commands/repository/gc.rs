@@ -193,6 +193,7 @@ impl Report for Collected {
 
 /// Gives back space.
 fn run(args: &GcArgs, context: &Context) -> Result<Exit, Error> {
+    holdfast_engine::lower_priority();
     let repository = context.open_repository()?;
     let execution = crate::args::Switch::execution(args.dry_run);
     let accepted = match &args.accept_loss[..] {

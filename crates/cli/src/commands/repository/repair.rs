@@ -139,6 +139,7 @@ impl Report for Repaired {
 
 /// Mends.
 fn run(args: &RepairArgs, context: &Context) -> Result<Exit, Error> {
+    holdfast_engine::lower_priority();
     let repository = context.open_repository()?;
     let execution = crate::args::Switch::execution(args.dry_run);
     let outcome = context.work(args.job.thread_count(), |job| {

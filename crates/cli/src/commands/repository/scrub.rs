@@ -87,6 +87,7 @@ impl Report for Scrubbed {
 
 /// Scrubs.
 fn run(args: &ScrubArgs, context: &Context) -> Result<Exit, Error> {
+    holdfast_engine::lower_priority();
     let repository = context.open_repository()?;
     let start = context.clock().now();
     let report = context.work(args.job.thread_count(), |job| scrub(&repository, args.percent, job))?;
