@@ -137,12 +137,30 @@ pub struct OutputArgs {
     /// Print nothing on success but requested data; no progress, no notes
     #[arg(short, long, global = true)]
     pub quiet: bool,
+    /// How to show progress
+    #[arg(long, value_name = "HOW", value_enum, default_value_t, global = true)]
+    pub progress: ProgressHow,
     /// Do not show progress
-    #[arg(long, global = true)]
+    #[arg(long, global = true, conflicts_with = "progress")]
     pub no_progress: bool,
+    /// Print what the program does in detail, for bug reports; twice for more [env: HOLDFAST_LOG]
+    #[arg(short, long, action = clap::ArgAction::Count, global = true, hide_short_help = true)]
+    pub verbose: u8,
     /// When to use colours
     #[arg(long, value_name = "WHEN", value_enum, default_value_t, global = true)]
     pub color: ColorWhen,
+}
+
+/// How to show progress.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum ProgressHow {
+    /// A bar on a terminal, otherwise a line every 30 seconds
+    #[default]
+    Auto,
+    /// JSON events on standard error, one per line; messages too
+    Json,
+    /// Not at all
+    None,
 }
 
 /// When to use colours.

@@ -13,7 +13,7 @@ mod wrong_line;
 pub use examples::{Example, examples_help};
 pub use global::{
     ColorWhen, GlobalArgs, JobArgs, LikePasswordArgs, NO_HEADING, NewPasswordArgs, OutputArgs, PasswordArgs,
-    RepositoryArgs, ToPasswordArgs,
+    ProgressHow, RepositoryArgs, ToPasswordArgs,
 };
 pub use pool::PoolArgs;
 pub use retention::RetentionArgs;

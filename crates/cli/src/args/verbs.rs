@@ -21,7 +21,7 @@ impl SharedOptions {
         match self {
             Self::Repository => &["repository", "password_file", "password_command", "key_slot"],
             Self::Json => &["json"],
-            Self::Progress => &["no_progress"],
+            Self::Progress => &["progress", "no_progress"],
         }
     }
 }

@@ -10,22 +10,23 @@ pub mod standard_streams;
 
 use std::ffi::OsStr;
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use holdfast_block::{Clock, SystemClock};
 use holdfast_engine::{Interrupt, Interrupted, Job};
 use holdfast_policy::config::ConfiguredPool;
 use jiff::tz::TimeZone;
 
-use crate::args::{CommandLine, GlobalArgs, NewPasswordArgs, OutputArgs, PoolArgs, RepositoryArgs};
+use crate::args::{CommandLine, GlobalArgs, NewPasswordArgs, OutputArgs, PoolArgs, ProgressHow, RepositoryArgs};
 use crate::context::password::{Password, PasswordSource, PasswordUse};
 use crate::errors::{Error, PasswordError};
 use crate::exit::Exit;
 use crate::output::{
-    Console, Format, Output, Paint, ProgressDisplay, Report, RunningProgress, ShowProgress, Verbosity,
+    Console, Format, Messages, Output, Paint, Part, ProgressDisplay, Report, RunningProgress, ShowProgress, Verbosity,
 };
 use crate::process::environment::{self, Environment};
 use crate::process::interrupt::{Listener, ProgressRequests, end_when_stuck, listen};
+use crate::process::log;
 use crate::process::terminal::{ControllingTerminal, StreamKind};
 
 const TIME_ZONE: &str = "TZ";
@@ -56,6 +57,7 @@ pub struct Context {
     zone: TimeZone,
     listener: OnceLock<Listener>,
     requests: ProgressRequests,
+    part: Mutex<Option<Part>>,
     line: &'static CommandLine,
 }
 
@@ -78,7 +80,11 @@ impl Context {
         };
         let output = Output::new(format, stdout, Paint::choose(args.color, &environment, stdout));
         let paint = Paint::choose(args.color, &environment, stderr);
-        let console = Console::new(stderr, paint, verbosity, Box::new(std::io::stderr()));
+        let messages = match args.progress {
+            ProgressHow::Json => Messages::Events,
+            ProgressHow::Auto | ProgressHow::None => Messages::Text,
+        };
+        let console = Console::new(stderr, paint, verbosity, Box::new(std::io::stderr())).telling(messages);
         let zone = time_zone(&environment, &console);
         Self {
             global,
@@ -89,6 +95,7 @@ impl Context {
             zone,
             listener: OnceLock::new(),
             requests,
+            part: Mutex::default(),
             line,
         }
     }
@@ -117,6 +124,7 @@ impl Context {
             zone: self.zone.clone(),
             listener: OnceLock::new(),
             requests: self.requests.clone(),
+            part: Mutex::default(),
             line: self.line,
         }
     }
@@ -144,6 +152,33 @@ impl Context {
     /// Whether only answers, warnings and errors are wanted.
     pub fn is_quiet(&self) -> bool {
         self.global.output.quiet
+    }
+
+    /// Whether more than usual is wanted.
+    pub fn is_verbose(&self) -> bool {
+        self.global.output.verbose > 0
+    }
+
+    /// Begins to log, where it is asked for.
+    pub fn begin_log(&self) -> Result<(), Error> {
+        let sink: Arc<Console> = Arc::clone(&self.console);
+        log::begin(
+            self.global.output.verbose,
+            &self.environment,
+            sink,
+            Arc::clone(&self.clock),
+        )
+        .map_err(|problem| {
+            Error::usage(
+                problem,
+                "write levels or modules with levels: debug, holdfast_repo=trace",
+            )
+        })
+    }
+
+    /// Says which of several machines comes next; progress shows it from now on.
+    pub fn begin_part(&self, part: Part) {
+        *self.part.lock().unwrap_or_else(PoisonError::into_inner) = Some(part);
     }
 
     /// A folder for sockets and pipes.
@@ -256,17 +291,16 @@ impl Context {
     /// To be dropped before [`report`](Self::report).
     pub fn progress(&self) -> RunningProgress {
         let args = &self.global.output;
-        let show = if args.quiet || args.no_progress {
-            ShowProgress::No
-        } else {
-            ShowProgress::Yes
+        let show = match args.progress {
+            ProgressHow::Json => ShowProgress::Events,
+            ProgressHow::Auto if !args.quiet && !args.no_progress => ShowProgress::Line,
+            ProgressHow::Auto | ProgressHow::None => ShowProgress::No,
         };
-        ProgressDisplay::start(
-            Arc::clone(&self.console),
-            Arc::clone(&self.clock),
-            show,
-            self.requests.clone(),
-        )
+        let (console, clock) = (Arc::clone(&self.console), Arc::clone(&self.clock));
+        let part = *self.part.lock().unwrap_or_else(PoisonError::into_inner);
+        ProgressDisplay::new(console, clock, show, self.requests.clone())
+            .of_part(part)
+            .start()
     }
 
     /// Makes Ctrl-C a request to stop, which the job looks at; to be called when the job begins.

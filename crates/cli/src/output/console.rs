@@ -2,9 +2,14 @@
 
 use std::io::Write;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
+use log::Record;
+
+use super::event::Event;
 use super::table::cut;
-use super::{Paint, Style, printable};
+use super::{Paint, ProgressLine, Style, printable};
+use crate::process::log::LogSink;
 use crate::process::terminal::StreamKind;
 
 /// Warnings that are kept for the answer, at most.
@@ -19,6 +24,15 @@ pub enum Verbosity {
     Normal,
 }
 
+/// How what happens is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Messages {
+    /// In words.
+    Text,
+    /// As JSON events, one per line.
+    Events,
+}
+
 /// Standard error, shared by everything that has something to say.
 ///
 /// Nothing here fails: when standard error is gone there is nobody left to tell, and the job goes on.
@@ -26,6 +40,7 @@ pub struct Console {
     kind: StreamKind,
     paint: Paint,
     verbosity: Verbosity,
+    messages: Messages,
     state: Mutex<State>,
 }
 
@@ -42,12 +57,19 @@ impl Console {
             kind,
             paint,
             verbosity,
+            messages: Messages::Text,
             state: Mutex::new(State {
                 writer,
                 line_is_shown: false,
                 warnings: Vec::new(),
             }),
         }
+    }
+
+    /// The same console, which tells what happens in this way.
+    #[must_use]
+    pub fn telling(self, messages: Messages) -> Self {
+        Self { messages, ..self }
     }
 
     /// What it is.
@@ -58,20 +80,30 @@ impl Console {
     /// Prints something that a person may want to know.
     pub fn note(&self, message: &str) {
         if self.verbosity == Verbosity::Normal {
-            self.lock().message(&format!("holdfast: {}", printable(message)));
+            self.answer(message);
         }
     }
 
     /// Prints the answer to a question, however quiet the program is to be.
     pub fn answer(&self, message: &str) {
-        self.lock().message(&format!("holdfast: {}", printable(message)));
+        let line = match self.messages {
+            Messages::Text => format!("holdfast: {}", printable(message)),
+            Messages::Events => Event::Note { message }.line(),
+        };
+        self.lock().message(&line);
     }
 
     /// Prints something that a person should act on, and keeps it for the answer.
     pub fn warning(&self, message: &str) {
-        let label = self.paint.paint(Style::Warning, "warning:");
+        let line = match self.messages {
+            Messages::Text => {
+                let label = self.paint.paint(Style::Warning, "warning:");
+                format!("holdfast: {label} {}", printable(message))
+            }
+            Messages::Events => Event::Warning { message }.line(),
+        };
         let mut state = self.lock();
-        state.message(&format!("holdfast: {label} {}", printable(message)));
+        state.message(&line);
         // A server that runs for months must not keep them all.
         if state.warnings.len() < KEPT_WARNING_COUNT_MAX {
             state.warnings.push(message.to_owned());
@@ -80,6 +112,10 @@ impl Console {
 
     /// Prints why something failed, from the outermost to the innermost cause, and what to do next.
     pub fn error(&self, chain: &[String], hint: Option<&str>) {
+        if self.messages == Messages::Events {
+            let line = Event::Error { causes: chain, hint }.line();
+            return self.lock().message(&line);
+        }
         let text = format!("holdfast: {}", printable(&chain.join(": ")));
         let mut state = self.lock();
         state.message(&self.paint.paint(Style::Bad, &text));
@@ -94,13 +130,15 @@ impl Console {
     }
 
     /// Draws the line of progress anew on a terminal; on a file it becomes a line of its own.
-    pub fn progress(&self, line: &str) {
+    pub fn progress(&self, line: &ProgressLine<'_>) {
         let mut state = self.lock();
-        match self.kind {
-            StreamKind::File => state.message(&format!("holdfast: {}", printable(line))),
+        match (self.messages, self.kind) {
+            (Messages::Events, _) => state.message(&Event::Progress(line.into()).line()),
+            (Messages::Text, StreamKind::File) => state.message(&format!("holdfast: {}", printable(&line.in_full()))),
             // The last column stays free: some terminals wrap as soon as it is written.
-            StreamKind::Terminal { width } => {
-                let line = cut(&printable(line), width.saturating_sub(1));
+            (Messages::Text, StreamKind::Terminal { width }) => {
+                let width = width.saturating_sub(1);
+                let line = cut(&printable(&line.fit(width)), width);
                 state.write(&format!("\r{line}\x1b[K"));
                 state.line_is_shown = true;
             }
@@ -119,6 +157,19 @@ impl Console {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl LogSink for Console {
+    fn log(&self, elapsed: Duration, record: &Record<'_>) {
+        let level = record.level().as_str().to_lowercase();
+        let (target, message) = (record.target(), record.args().to_string());
+        let seconds = elapsed.as_secs_f64();
+        let line = match self.messages {
+            Messages::Text => format!("holdfast: {seconds:.3} {level}: {target}: {}", printable(&message)),
+            Messages::Events => Event::log(elapsed, &level, target, &message).line(),
+        };
+        self.lock().message(&line);
     }
 }
 
@@ -145,9 +196,13 @@ impl State {
 pub(crate) mod tests {
     use std::io::Write;
     use std::sync::{Arc, Mutex};
+    use std::time::Duration;
 
-    use super::{Console, Verbosity};
-    use crate::output::Paint;
+    use holdfast_engine::Unit;
+
+    use super::{Console, Messages, Verbosity};
+    use crate::output::{Paint, ProgressLine};
+    use crate::process::log::LogSink as _;
     use crate::process::terminal::StreamKind;
 
     /// What a console wrote.
@@ -175,10 +230,53 @@ pub(crate) mod tests {
         (console, written)
     }
 
+    fn line(phase: &str) -> ProgressLine<'_> {
+        ProgressLine {
+            part: None,
+            phase,
+            unit: Unit::Items,
+            done: 3,
+            total: Some(4),
+            rate: None,
+            elapsed: Duration::from_millis(1500),
+            left: None,
+            bottleneck: None,
+        }
+    }
+
+    /// What a program reads from standard error is JSON, line by line, whatever happens.
+    #[test]
+    fn programs_get_events() {
+        let (console, written) = console(StreamKind::Terminal { width: 12 }, Verbosity::Normal);
+        let console = console.telling(Messages::Events);
+        console.progress(&line("reading \u{1b} vda"));
+        console.note("a full read is necessary");
+        console.warning("odd\n");
+        let record = log::Record::builder()
+            .level(log::Level::Debug)
+            .target("holdfast_host")
+            .args(format_args!("runs zfs"))
+            .build();
+        console.log(Duration::from_millis(1500), &record);
+        console.error(&["open x".to_owned(), "gone".to_owned()], Some("look elsewhere"));
+        console.clear_progress();
+        assert_eq!(
+            written.take().lines().collect::<Vec<_>>(),
+            [
+                r#"{"event":"progress","phase":"reading \u001b vda","unit":"items","done":3,"total":4,"per_second":null,"elapsed_ms":1500,"left_ms":null,"bottleneck":null,"part":null,"part_count":null}"#,
+                r#"{"event":"note","message":"a full read is necessary"}"#,
+                r#"{"event":"warning","message":"odd\n"}"#,
+                r#"{"event":"log","elapsed_ms":1500,"level":"debug","target":"holdfast_host","message":"runs zfs"}"#,
+                r#"{"event":"error","causes":["open x","gone"],"hint":"look elsewhere"}"#,
+            ]
+        );
+        assert_eq!(console.warnings(), ["odd\n"]);
+    }
+
     #[test]
     fn a_message_takes_the_place_of_the_line_of_progress() {
         let (console, written) = console(StreamKind::Terminal { width: 12 }, Verbosity::Normal);
-        console.progress("half done, more to come");
+        console.progress(&line("half done, more to come"));
         assert_eq!(written.take(), "\rhalf done,…\x1b[K");
         console.warning("odd\n");
         assert_eq!(written.take(), "\r\x1b[Kholdfast: warning: odd\\n\n");

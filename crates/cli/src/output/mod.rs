@@ -5,10 +5,12 @@
 
 mod console;
 mod document;
+mod event;
 pub mod finding;
 mod page;
 mod printable;
 mod progress;
+mod progress_line;
 pub mod prometheus;
 pub mod snapshot;
 mod style;
@@ -16,11 +18,12 @@ mod table;
 
 use std::io::{ErrorKind, Write};
 
-pub use console::{Console, Verbosity};
+pub use console::{Console, Messages, Verbosity};
 pub use document::{SCHEMA, error_document, report_document};
 pub use page::Page;
 pub use printable::printable;
-pub use progress::{ProgressDisplay, ProgressLine, RateWindow, RunningProgress, ShowProgress};
+pub use progress::{ProgressDisplay, RateWindow, RunningProgress, ShowProgress};
+pub use progress_line::{Part, ProgressLine};
 pub use style::{Paint, Style};
 pub use table::{Align, Column, Table};
 

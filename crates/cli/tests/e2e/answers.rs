@@ -55,6 +55,67 @@ fn verbose_version_describes_the_build() {
     }
 }
 
+/// Programs read standard error line by line.
+#[test]
+fn progress_is_events_where_a_program_shows_it() {
+    let rig = Rig::new();
+    rig.write("web.raw", &crate::rig::noise(3 << 20, 1));
+    let output = rig.run(&["backup", "--machine", "web", "web.raw", "--progress", "json", "--json"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    document(&stdout(&output));
+    let events: Vec<Value> = stderr(&output)
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let last = events.iter().rfind(|event| event["event"] == "progress").unwrap();
+    assert_eq!(
+        (&last["done"], &last["total"]),
+        (&(3 << 20).into(), &(3 << 20).into()),
+        "{last}"
+    );
+    assert_eq!((&last["left_ms"], &last["unit"]), (&0.into(), &"bytes".into()));
+    let failed = rig.run(&["restore", "none@latest", "x.raw", "--progress", "json"]);
+    assert_eq!(stderr(&failed).lines().count(), 1);
+    let event: Value = serde_json::from_str(&stderr(&failed)).unwrap();
+    assert_eq!(event["event"], "error");
+    assert!(event["hint"].is_string() && event["causes"][0].is_string(), "{event}");
+    let refused = rig.run(&["verify", "--progress", "json", "--no-progress"]);
+    assert_eq!(refused.status.code(), Some(2));
+}
+
+#[test]
+fn the_log_says_what_is_done_and_no_password() {
+    const PASSWORD: &str = "a password of the log's test";
+    let rig = Rig::empty();
+    rig.write("web.raw", &crate::rig::noise(1 << 20, 1));
+    let run = |words: &[&str], log: &str| {
+        let mut command = rig.command(words);
+        let command = command.env("HOLDFAST_PASSWORD", PASSWORD).env("HOLDFAST_LOG", log);
+        let output = command.output().unwrap();
+        assert!(!stderr(&output).contains(PASSWORD), "{}", stderr(&output));
+        output
+    };
+    assert_eq!(run(&["init"], "trace").status.code(), Some(0));
+    let words = ["backup", "--machine", "web", "web.raw"];
+    assert!(!stderr(&run(&words, "")).contains("holdfast_repo"));
+    let log = stderr(&run(&[&words[..], &["-vv"]].concat(), ""));
+    for part in [" debug: holdfast_repo::store", " writes snapshots/", " trace: "] {
+        assert!(log.contains(part), "{part}: {log}");
+    }
+    let chosen = stderr(&run(&words, "holdfast_repo=debug"));
+    assert!(
+        chosen.contains("debug: holdfast_repo") && !chosen.contains("trace:"),
+        "{chosen}"
+    );
+    let wrong = run(&words, "holdfast=loud");
+    assert_eq!(wrong.status.code(), Some(2));
+    assert!(
+        stderr(&wrong).contains("HOLDFAST_LOG=holdfast=loud"),
+        "{}",
+        stderr(&wrong)
+    );
+}
+
 #[test]
 fn json_is_one_document_wherever_the_option_stands() {
     for words in [["--json", "version"], ["version", "--json"]] {

@@ -122,7 +122,7 @@ fn what_takes_time_is_done_before_and_after_the_point_in_time() {
             changes.contains(name) || name.contains("query-")
         };
         assert!(
-            within.iter().all(|name| is_quick(name)) && within.len() <= 6,
+            within.iter().all(is_quick) && within.len() <= 6,
             "{disk_count} disks: {within:?}"
         );
         for disk in 0..disk_count {

@@ -18,11 +18,10 @@ use crate::units;
 
 /// Arguments of `version`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct VersionArgs {
-    /// Also show how it was built, which formats it supports, and what it finds on this host
-    #[arg(short, long)]
-    verbose: bool,
-}
+#[command(
+    after_help = "With --verbose it also shows how it was built, which formats it supports, and what it finds on this host."
+)]
+pub(crate) struct VersionArgs {}
 
 impl Verb for VersionArgs {
     const EXAMPLES: &'static [Example] = &[
@@ -38,7 +37,7 @@ impl Verb for VersionArgs {
     const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository, SharedOptions::Progress];
 
     fn run(&self, context: &Context) -> Result<Exit, Error> {
-        run(self, context)
+        run(context)
     }
 }
 
@@ -158,10 +157,10 @@ impl Report for VersionReport {
 }
 
 /// Prints the version.
-fn run(args: &VersionArgs, context: &Context) -> Result<Exit, Error> {
+fn run(context: &Context) -> Result<Exit, Error> {
     context.report(&VersionReport {
         version: env!("CARGO_PKG_VERSION"),
-        build: args.verbose.then(|| Build {
+        build: context.is_verbose().then(|| Build {
             commit: option_env!("HOLDFAST_COMMIT"),
             rustc: option_env!("HOLDFAST_RUSTC"),
             target: option_env!("HOLDFAST_TARGET"),

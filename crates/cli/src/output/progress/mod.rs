@@ -3,7 +3,6 @@
 //! The job's threads only count ([`ProgressDisplay::advance`] is one atomic addition); a thread of its own draws, so that
 //! a stalled job shows a falling rate instead of a frozen line.
 
-mod line;
 mod rate;
 
 use std::ops::Deref;
@@ -14,10 +13,10 @@ use std::time::Duration;
 use holdfast_block::Clock;
 use holdfast_engine::{Bottleneck, Progress, Unit};
 
-pub use line::ProgressLine;
 pub use rate::RateWindow;
 
-use super::Console;
+use super::console::Console;
+use super::progress_line::{Part, ProgressLine};
 use crate::process::interrupt::ProgressRequests;
 use crate::process::terminal::StreamKind;
 use crate::units;
@@ -27,12 +26,17 @@ const DRAW_INTERVAL: Duration = Duration::from_millis(100);
 /// Time between two lines in a file.
 const LOG_INTERVAL: Duration = Duration::from_secs(30);
 
-/// Whether progress is shown at all; messages always are.
+/// Time between two events for a program.
+const EVENT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How progress is shown; messages always are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ShowProgress {
-    /// Yes.
-    Yes,
-    /// No: `--quiet`, `--no-progress`.
+    /// As a line.
+    Line,
+    /// As JSON events.
+    Events,
+    /// Not at all: `--quiet`, `--no-progress`.
     No,
 }
 
@@ -42,6 +46,7 @@ pub struct ProgressDisplay {
     clock: Arc<dyn Clock>,
     show: ShowProgress,
     requests: ProgressRequests,
+    part: Option<Part>,
     /// When it began, on the clock.
     start: Duration,
     done: AtomicU64,
@@ -59,16 +64,21 @@ struct State {
 }
 
 impl State {
-    /// Where the job stands; none before its first phase.
-    fn line(&self, done: u64) -> Option<ProgressLine<'_>> {
+    /// Where a job stands that began `elapsed` ago; none before its first phase.
+    fn line(&self, done: u64, part: Option<Part>, elapsed: Duration) -> Option<ProgressLine<'_>> {
         let (phase, unit) = self.phase.as_ref()?;
         Some(ProgressLine {
+            part,
             phase,
             unit: *unit,
             done,
             total: self.total,
             rate: self.rate.per_second(),
-            left: self.total.and_then(|total| self.rate.left(total)),
+            elapsed,
+            left: match self.total {
+                Some(total) if done >= total => Some(Duration::ZERO),
+                total => total.and_then(|total| self.rate.left(total)),
+            },
             bottleneck: self.bottleneck,
         })
     }
@@ -83,19 +93,22 @@ impl ProgressDisplay {
             clock,
             show,
             requests,
+            part: None,
             done: AtomicU64::new(0),
             state: Mutex::default(),
         }
     }
 
-    /// A display that draws by itself until what is returned is dropped.
-    pub fn start(
-        console: Arc<Console>,
-        clock: Arc<dyn Clock>,
-        show: ShowProgress,
-        requests: ProgressRequests,
-    ) -> RunningProgress {
-        let display = Arc::new(Self::new(console, Arc::clone(&clock), show, requests));
+    /// The same for one job of several.
+    #[must_use]
+    pub fn of_part(self, part: Option<Part>) -> Self {
+        Self { part, ..self }
+    }
+
+    /// Draws by itself until what is returned is dropped.
+    pub fn start(self) -> RunningProgress {
+        let clock = Arc::clone(&self.clock);
+        let display = Arc::new(self);
         let weak = Arc::downgrade(&display);
         std::thread::spawn(move || {
             loop {
@@ -115,9 +128,10 @@ impl ProgressDisplay {
         let done = self.done.load(Ordering::Relaxed);
         let mut state = self.lock();
         state.rate.sample(now, done);
+        let elapsed = now.saturating_sub(self.start);
         if self.requests.take() {
-            let line = state.line(done).map(|line| line.render(None));
-            let waiting = || format!("running for {}", units::duration(now.saturating_sub(self.start)));
+            let line = state.line(done, self.part, elapsed).map(|line| line.in_full());
+            let waiting = || format!("running for {}", units::duration(elapsed));
             self.console.answer(&line.unwrap_or_else(waiting));
         }
         if self.show == ShowProgress::No {
@@ -127,22 +141,37 @@ impl ProgressDisplay {
             return;
         }
         state.next_line = Some(now + self.interval());
-        let Some(line) = state.line(done) else { return };
-        // The console leaves the last column free.
-        let width = self.console.kind().width().map(|width| width.saturating_sub(1));
-        self.console.progress(&line.render(width));
+        if let Some(line) = state.line(done, self.part, elapsed) {
+            self.console.progress(&line);
+        }
     }
 
     /// Takes the line away, and draws no other: the job has ended.
     fn finish(&self) {
-        self.lock().phase = None;
+        let mut state = self.lock();
+        self.end_phase(&state);
+        state.phase = None;
         self.console.clear_progress();
     }
 
+    /// Programs get the last figures of each phase.
+    fn end_phase(&self, state: &State) {
+        if self.show == ShowProgress::Events {
+            let (done, elapsed) = (
+                self.done.load(Ordering::Relaxed),
+                self.clock.now().saturating_sub(self.start),
+            );
+            if let Some(line) = state.line(done, self.part, elapsed) {
+                self.console.progress(&line);
+            }
+        }
+    }
+
     fn interval(&self) -> Duration {
-        match self.console.kind() {
-            StreamKind::Terminal { .. } => DRAW_INTERVAL,
-            StreamKind::File => LOG_INTERVAL,
+        match (self.show, self.console.kind()) {
+            (ShowProgress::Events, _) => EVENT_INTERVAL,
+            (_, StreamKind::Terminal { .. }) => DRAW_INTERVAL,
+            (_, StreamKind::File) => LOG_INTERVAL,
         }
     }
 
@@ -155,6 +184,7 @@ impl Progress for ProgressDisplay {
     fn phase(&self, name: &str, unit: Unit) {
         let now = self.clock.now();
         let mut state = self.lock();
+        self.end_phase(&state);
         self.done.store(0, Ordering::Relaxed);
         // Short phases must not flood a log: the time of the next line does not depend on the phase.
         let next_line = state.next_line.unwrap_or(now + self.interval());
@@ -217,9 +247,9 @@ mod tests {
     use holdfast_block::{Clock, ManualClock, SystemClock};
     use holdfast_engine::{Bottleneck, Progress as _, Unit};
 
-    use super::{ProgressDisplay, ShowProgress};
-    use crate::output::console::Verbosity;
+    use super::{Part, ProgressDisplay, ShowProgress};
     use crate::output::console::tests::{Written, console};
+    use crate::output::console::{Messages, Verbosity};
     use crate::process::interrupt::ProgressRequests;
     use crate::process::terminal::StreamKind;
 
@@ -235,7 +265,7 @@ mod tests {
 
     #[test]
     fn a_terminal_shows_one_line_at_most_ten_times_a_second() {
-        let (display, clock, written) = display(TERMINAL, ShowProgress::Yes);
+        let (display, clock, written) = display(TERMINAL, ShowProgress::Line);
         display.tick();
         assert_eq!(written.take(), "", "no phase yet");
         display.phase("reading vda", Unit::Bytes);
@@ -253,7 +283,7 @@ mod tests {
         display.tick();
         assert_eq!(
             written.take(),
-            "\rreading vda  48.8%  2.0 MiB of 4.0 MiB  952 KiB/s  3 s left  limited by hashing and compressing\x1b[K"
+            "\rreading vda  [#########-----------]  48.8%  2.0 MiB of 4.0 MiB  952 KiB/s  3 s left\x1b[K"
         );
         display.finish();
         assert_eq!(written.take(), "\r\x1b[K");
@@ -261,7 +291,7 @@ mod tests {
 
     #[test]
     fn a_file_gets_a_line_every_half_minute_however_short_the_phases() {
-        let (display, clock, written) = display(StreamKind::File, ShowProgress::Yes);
+        let (display, clock, written) = display(StreamKind::File, ShowProgress::Line);
         let mut lines = String::new();
         for second in 0..90 {
             display.phase(&format!("phase {second}"), Unit::Items);
@@ -272,7 +302,7 @@ mod tests {
         }
         assert_eq!(
             lines,
-            "holdfast: phase 29  29  29/s\nholdfast: phase 59  59  59/s\nholdfast: phase 89  89  89/s\n"
+            "holdfast: phase 29  29  29/s  30 s elapsed\nholdfast: phase 59  59  59/s  1 m 0 s elapsed\nholdfast: phase 89  89  89/s  1 m 30 s elapsed\n"
         );
     }
 
@@ -296,7 +326,7 @@ mod tests {
     fn a_request_is_answered_once_whatever_is_shown() {
         for (kind, show, drawn) in [
             (StreamKind::File, ShowProgress::No, ""),
-            (StreamKind::File, ShowProgress::Yes, ""),
+            (StreamKind::File, ShowProgress::Line, ""),
             (StreamKind::Terminal { width: 20 }, ShowProgress::No, ""),
         ] {
             let (display, clock, written) = display(kind, show);
@@ -312,7 +342,7 @@ mod tests {
             display.tick();
             assert_eq!(
                 written.take(),
-                "holdfast: reading vda  25.0%  1.0 MiB of 4.0 MiB  1.0 MiB/s  3 s left\n"
+                "holdfast: reading vda  25.0%  1.0 MiB of 4.0 MiB  1.0 MiB/s  4 s elapsed  3 s left\n"
             );
             display.tick();
             assert_eq!(written.take(), drawn);
@@ -321,7 +351,7 @@ mod tests {
 
     #[test]
     fn a_new_phase_starts_at_nothing() {
-        let (display, clock, written) = display(TERMINAL, ShowProgress::Yes);
+        let (display, clock, written) = display(TERMINAL, ShowProgress::Line);
         display.phase("one", Unit::Items);
         display.total(10);
         display.advance(10);
@@ -333,7 +363,7 @@ mod tests {
 
     #[test]
     fn what_has_ended_draws_no_more() {
-        let (display, clock, written) = display(TERMINAL, ShowProgress::Yes);
+        let (display, clock, written) = display(TERMINAL, ShowProgress::Line);
         display.phase("one", Unit::Items);
         clock.advance(Duration::from_secs(1));
         display.tick();
@@ -344,17 +374,57 @@ mod tests {
         assert_eq!(written.take(), "");
     }
 
+    /// A program that draws its own bar needs the last figures of a phase, however short it was.
+    #[test]
+    fn events_come_every_second_and_at_the_end_of_each_phase() {
+        let (console, written) = console(TERMINAL, Verbosity::Quiet);
+        let console = Arc::new(console.telling(Messages::Events));
+        let clock = Arc::new(ManualClock::new());
+        let requests = ProgressRequests::default();
+        let shared = Arc::clone(&clock) as Arc<dyn Clock>;
+        let part = Part { number: 2, count: 3 };
+        let display = ProgressDisplay::new(console, shared, ShowProgress::Events, requests).of_part(Some(part));
+        display.phase("reading vda", Unit::Bytes);
+        display.total(40);
+        for _ in 0..25 {
+            clock.advance(Duration::from_millis(100));
+            display.advance(1);
+            display.tick();
+        }
+        display.phase("writing the index", Unit::Items);
+        display.advance(1);
+        display.finish();
+        let lines: Vec<serde_json::Value> = written
+            .take()
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        let seen: Vec<_> = lines
+            .iter()
+            .map(|line| (line["phase"].as_str().unwrap(), line["done"].as_u64().unwrap()))
+            .collect();
+        let expected = [
+            ("reading vda", 10),
+            ("reading vda", 20),
+            ("reading vda", 25),
+            ("writing the index", 1),
+        ];
+        assert_eq!(seen, expected);
+        assert!(
+            lines
+                .iter()
+                .all(|line| (&line["event"], &line["part"], &line["part_count"])
+                    == (&"progress".into(), &2.into(), &3.into()))
+        );
+    }
+
     #[test]
     fn the_drawing_thread_keeps_nothing_alive() {
         let clock = Arc::new(SystemClock::new());
         let (console, _written) = console(TERMINAL, Verbosity::Normal);
         let console = Arc::new(console);
-        let display = ProgressDisplay::start(
-            Arc::clone(&console),
-            clock,
-            ShowProgress::Yes,
-            ProgressRequests::default(),
-        );
+        let requests = ProgressRequests::default();
+        let display = ProgressDisplay::new(Arc::clone(&console), clock, ShowProgress::Line, requests).start();
         drop(display);
         // The thread may hold the display for the length of one drawing.
         while Arc::strong_count(&console) > 1 {

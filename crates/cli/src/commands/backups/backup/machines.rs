@@ -15,6 +15,7 @@ use crate::exit::Exit;
 use crate::machines::guests::{MemoryHow, QuiesceWhen};
 use crate::machines::virtualbox;
 use crate::machines::{Choice, Chosen, Everything, Glob, Hypervisors, MachineWord, Wish};
+use crate::output::Part;
 
 /// Options of `backup` that are about machines.
 #[derive(Debug, clap::Args)]
@@ -122,46 +123,69 @@ pub(super) fn run(
         ));
     }
     let repository = context.open_repository()?;
-    let mut done = MachinesDone {
-        machines: Vec::new(),
-        failed: Vec::new(),
-        left_out_machines: left_out.into_iter().map(LeftOut::from).collect(),
+    let mut turns = Turns {
+        context,
+        machine_count,
+        begun_count: 0,
+        done: MachinesDone {
+            machines: Vec::new(),
+            failed: Vec::new(),
+            left_out_machines: left_out.into_iter().map(LeftOut::from).collect(),
+        },
     };
-    let mut add = |said: &str, outcome: Result<MachineDone, Error>| {
-        match outcome {
-            Ok(machine) => done.machines.push(machine),
-            // With one machine the error is the answer; and who interrupts one means all.
-            Err(error) if machine_count == 1 || matches!(error, Error::Interrupted(_)) => return Err(error),
+    for one in &chosen {
+        turns.take(&one.said, || {
+            back_up(one, args, parent, &hypervisors, &repository, context)
+        })?;
+    }
+    for one in &boxes.chosen {
+        turns.take(one.name(), || {
+            of_virtualbox::back_up((one, &boxes.chosen), args, parent, &repository, context)
+        })?;
+    }
+    for (said, error) in of_pools.failed {
+        turns.take(&said, || Err(error))?;
+    }
+    for one in &of_pools.chosen {
+        turns.take(&one.said(), || {
+            of_pools::back_up(one, args, parent, &repository, context)
+        })?;
+    }
+    context.report(&turns.done)
+}
+
+/// The machines of a command, one after another.
+struct Turns<'a> {
+    context: &'a Context,
+    machine_count: usize,
+    begun_count: usize,
+    done: MachinesDone,
+}
+
+impl Turns<'_> {
+    /// Backs up the next machine. Its error ends the command only where it is the only machine, or the command was interrupted.
+    fn take(&mut self, said: &str, back_up: impl FnOnce() -> Result<MachineDone, Error>) -> Result<(), Error> {
+        self.begun_count += 1;
+        if self.machine_count > 1 {
+            self.context.begin_part(Part {
+                number: self.begun_count,
+                count: self.machine_count,
+            });
+        }
+        match back_up() {
+            Ok(machine) => self.done.machines.push(machine),
+            Err(error) if self.machine_count == 1 || matches!(error, Error::Interrupted(_)) => return Err(error),
             Err(error) => {
                 let causes = chain(&error);
-                context.console().error(&causes, error.advice().hint.as_deref());
-                done.failed.push(Failed {
+                self.context.console().error(&causes, error.advice().hint.as_deref());
+                self.done.failed.push(Failed {
                     machine: said.to_owned(),
                     error: causes.join(": "),
                 });
             }
         }
         Ok(())
-    };
-    for one in &chosen {
-        add(
-            &one.said,
-            back_up(one, args, parent, &hypervisors, &repository, context),
-        )?;
     }
-    for one in &boxes.chosen {
-        add(
-            one.name(),
-            of_virtualbox::back_up((one, &boxes.chosen), args, parent, &repository, context),
-        )?;
-    }
-    for (said, error) in of_pools.failed {
-        add(&said, Err(error))?;
-    }
-    for one in &of_pools.chosen {
-        add(&one.said(), of_pools::back_up(one, args, parent, &repository, context))?;
-    }
-    context.report(&done)
 }
 
 /// Options that contradict each other.
