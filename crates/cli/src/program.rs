@@ -61,7 +61,9 @@ fn run(words: &[OsString], environment: Environment, requests: ProgressRequests)
     match parsed {
         Ok((path, arguments)) => {
             let context = Context::of_process(arguments.global.clone(), environment, requests, COMMAND_LINE);
-            let ended = open_output().and_then(|()| arguments.run(&context));
+            let ended = open_output()
+                .and_then(|()| context.begin_log())
+                .and_then(|()| arguments.run(&context));
             let exit = ended.unwrap_or_else(|error| fail(Some(&path), &error, &context));
             if let Exit::Signal(number) = exit
                 && let Err(error) = end_by(number.into())

@@ -49,6 +49,8 @@ pub const STATE_FOLDER: &str = "XDG_STATE_HOME";
 pub const CONFIGURATION_FOLDER: &str = "XDG_CONFIG_HOME";
 /// What somebody who has come by ssh wanted to run.
 pub const SSH_COMMAND: &str = "SSH_ORIGINAL_COMMAND";
+/// What is logged, as filters: `debug`, `holdfast_host::qemu=trace`.
+pub const LOG: &str = "HOLDFAST_LOG";
 /// The holdfast.toml.
 pub const CONFIG: &str = "HOLDFAST_CONFIG";
 /// Folder in which systemd has a service keep its state.

@@ -4,5 +4,6 @@ pub mod command;
 pub mod environment;
 pub mod interrupt;
 pub mod kernel;
+pub mod log;
 pub mod terminal;
 pub mod time;

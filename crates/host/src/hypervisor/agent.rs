@@ -64,6 +64,7 @@ pub fn is_connected(monitor: &dyn Monitor) -> crate::qemu::qmp::Result<bool> {
 
 fn count(machine: &dyn Machine, command: &'static str, deadline: Duration) -> Result<u64> {
     let answer = machine.ask_agent(&json!({ "execute": command }).to_string(), deadline)?;
+    log::debug!("the guest agent of {} answers {command} with {answer}", machine.name());
     let value: Value = serde_json::from_str(&answer).unwrap_or_default();
     value
         .get("return")

@@ -3,6 +3,7 @@
 //! Source: QEMU's `docs/interop/qmp-spec.rst`. How commands reach QEMU is a [`Monitor`]'s business: a socket of its own
 //! ([`QmpSocket`]), or libvirt, which has the socket open already.
 
+mod logged;
 mod message;
 mod queued;
 mod socket;
@@ -13,6 +14,7 @@ use std::time::Duration;
 use holdfast_block::Clock;
 use serde_json::Value;
 
+pub(crate) use logged::logged;
 pub use message::Event;
 pub use queued::QueuedSocket;
 pub use socket::QmpSocket;

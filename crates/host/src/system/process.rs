@@ -139,6 +139,8 @@ impl Call<'_> {
     /// # Errors
     /// It does not start.
     pub fn run(&self, clock: &dyn Clock) -> std::io::Result<Called> {
+        // Not its arguments: they are those of an administrator, who may have put a secret there.
+        log::debug!("runs {}", self.program.display());
         let (reader, writer) = std::io::pipe()?;
         let mut command = command(self.program);
         for name in self.withheld {

@@ -4,10 +4,23 @@ use serde_json::Value;
 use virt::error::ErrorNumber;
 
 use super::{LibvirtMachine, files, is_code};
-use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand, Result, answer_of, line_of};
+use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand, Result, answer_of, line_of, logged};
 
 impl Monitor for LibvirtMachine {
     fn execute(&self, command: &QmpCommand) -> Result<Value> {
+        logged(command, || self.ask(command))
+    }
+
+    fn wake(&self) -> Result<()> {
+        self.reconnect().map_err(|error| MonitorError::Transport {
+            command: "connect".to_owned(),
+            source: error,
+        })
+    }
+}
+
+impl LibvirtMachine {
+    fn ask(&self, command: &QmpCommand) -> Result<Value> {
         let line = line_of(command);
         let text = if command.files.is_empty() {
             self.domain().qemu_monitor_command(&line, 0)
@@ -26,12 +39,5 @@ impl Monitor for LibvirtMachine {
             },
         })?;
         answer_of(command.name, text.as_bytes())
-    }
-
-    fn wake(&self) -> Result<()> {
-        self.reconnect().map_err(|error| MonitorError::Transport {
-            command: "connect".to_owned(),
-            source: error,
-        })
     }
 }

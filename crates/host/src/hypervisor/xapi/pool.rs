@@ -188,6 +188,8 @@ impl Pool {
     pub fn call(&self, method: &str, arguments: &[Value]) -> XapiResult<Value> {
         let mut is_second = false;
         loop {
+            // Not the arguments: the first is the session.
+            log::debug!("asks the pool: {method}");
             let session = self.session()?;
             let words: Vec<Value> = [json!(session)].into_iter().chain(arguments.iter().cloned()).collect();
             match self.ask(method, &Value::Array(words)) {

@@ -12,6 +12,7 @@ use std::time::Duration;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde_json::Value;
 
+use super::logged::logged;
 use super::message::{Event, MESSAGE_BYTES_MAX, Message, Refusal, answer, decode, encode};
 use super::{MONITOR, Monitor, MonitorError, QmpCommand, Result};
 use crate::system::waits::Wait;
@@ -199,6 +200,12 @@ impl QmpSocket {
 
 impl Monitor for QmpSocket {
     fn execute(&self, command: &QmpCommand) -> Result<Value> {
+        logged(command, || self.ask(command))
+    }
+}
+
+impl QmpSocket {
+    fn ask(&self, command: &QmpCommand) -> Result<Value> {
         let _wait = Wait::for_answer(MONITOR);
         let number = self.send(command)?;
         let answered = self.shared.wait(command.deadline, |state| {

@@ -90,6 +90,7 @@ impl ToolError {
 
 /// A program whose words are understood, and which can be killed with all that it starts.
 pub(super) fn command(program: &str, arguments: &[&str]) -> Command {
+    log::debug!("runs {program} {}", arguments.join(" "));
     let mut command = new_command(program);
     command
         .args(arguments)
@@ -103,6 +104,7 @@ pub(super) fn command(program: &str, arguments: &[&str]) -> Command {
 
 /// A program that can talk to whoever sits at the terminal, in the words of that person.
 pub(super) fn command_in_foreground(program: &str, arguments: &[&str]) -> Command {
+    log::debug!("runs {program} {} in the foreground", arguments.join(" "));
     let mut command = new_command(program);
     command
         .args(arguments)

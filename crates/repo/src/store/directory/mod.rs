@@ -252,16 +252,19 @@ impl Store for DirectoryStore {
             self.tree.sync_folder_of(name)?;
             return Ok(Put::AlreadyExists);
         }
+        log::debug!("writes {name}: {} bytes", bytes.len());
         let mut temporary = Temporary::create(&self.tree, name)?;
         temporary.append(bytes)?;
         temporary.publish()
     }
 
     fn create(&self, name: &ObjectName) -> Result<Box<dyn ObjectWriter>> {
+        log::debug!("writes {name}");
         Ok(Box::new(Temporary::create(&self.tree, name)?))
     }
 
     fn get(&self, name: &ObjectName, length_max: u64) -> Result<Vec<u8>> {
+        log::trace!("reads {name}");
         let file = self.open_object(name)?;
         let error = |source| self.tree.object_error("read", name, source);
         let length = file.metadata().map_err(error)?.len();
@@ -278,6 +281,7 @@ impl Store for DirectoryStore {
     }
 
     fn get_range(&self, name: &ObjectName, offset: u64, buffer: &mut [u8]) -> Result<()> {
+        log::trace!("reads {} bytes at {offset} of {name}", buffer.len());
         let mut file = self.handle(name)?;
         let mut answer = file.read_exact_at(buffer, offset);
         if matches!(&answer, Err(source) if source.kind() == ErrorKind::StaleNetworkFileHandle) {
@@ -371,6 +375,7 @@ impl Store for DirectoryStore {
     }
 
     fn delete(&self, name: &ObjectName) -> Result<()> {
+        log::debug!("deletes {name}");
         self.handles.forget(name);
         let deleted = self.tree.open_folder(&tree::folders(name)).and_then(|folder| {
             unlinkat(&folder, name.name(), AtFlags::empty())?;
