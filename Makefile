@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-kernel test-newer check bench torture
+.PHONY: help setup demo test test-kernel test-newer test-package check bench package torture
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +30,12 @@ bench: setup ## Measure against other programs, side by side
 	@bench/machines
 	@bench/archives
 	@bench/clones
+
+package: ## A Debian package and a tarball, in build/package
+	@scripts/package
+
+test-package: package ## Install, upgrade and remove the package in a clean Debian 12
+	@scripts/test-package
 
 torture: setup ## The long tests: crashes, damage, random histories (release build), fuzzing
 	@PATH="$$PATH:$$HOME/.cargo/bin:/usr/sbin:/sbin" cargo test --locked --workspace --release -- --ignored
