@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .PHONY: help setup demo test test-kernel test-newer test-package check bench package torture
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## Install what building and testing need, where it is missing
 	@scripts/setup
@@ -32,7 +32,7 @@ bench: setup ## Measure against other programs, side by side
 	@bench/clones
 
 package: ## A Debian package and a tarball, in build/package
-	@scripts/package
+	@scripts/package $(if $(PROGRAM),--program $(PROGRAM))
 
 test-package: package ## Install, upgrade and remove the package in a clean Debian 12
 	@scripts/test-package
