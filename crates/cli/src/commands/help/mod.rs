@@ -13,7 +13,7 @@ verbs! {
     pub(crate) enum HelpVerb {
         /// Find and clean up what interrupted jobs left behind
         "doctor" => Doctor(doctor::DoctorArgs),
-        /// Show the version, and the features of this build
+        /// Show the version; with --verbose, also the build, supported formats and features of this host
         "version" => Version(version::VersionArgs),
         /// Print a completion script for a shell
         "completions" => Completions(completions::CompletionsArgs),

@@ -18,9 +18,6 @@ use crate::units;
 
 /// Arguments of `version`.
 #[derive(Debug, clap::Args)]
-#[command(
-    after_help = "With --verbose it also shows how it was built, which formats it supports, and what it finds on this host."
-)]
 pub(crate) struct VersionArgs {}
 
 impl Verb for VersionArgs {
