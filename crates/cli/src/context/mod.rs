@@ -84,7 +84,7 @@ impl Context {
             ProgressHow::Json => Messages::Events,
             ProgressHow::Auto | ProgressHow::None => Messages::Text,
         };
-        let console = Console::new(stderr, paint, verbosity, Box::new(std::io::stderr())).telling(messages);
+        let console = Console::new(stderr, paint, verbosity, Box::new(std::io::stderr())).with_messages(messages);
         let zone = time_zone(&environment, &console);
         Self {
             global,

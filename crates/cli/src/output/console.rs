@@ -24,7 +24,7 @@ pub enum Verbosity {
     Normal,
 }
 
-/// How what happens is told.
+/// The form of messages and progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Messages {
     /// In words.
@@ -66,9 +66,9 @@ impl Console {
         }
     }
 
-    /// The same console, which tells what happens in this way.
+    /// The same console, with messages and progress in another form.
     #[must_use]
-    pub fn telling(self, messages: Messages) -> Self {
+    pub fn with_messages(self, messages: Messages) -> Self {
         Self { messages, ..self }
     }
 
@@ -126,7 +126,11 @@ impl Console {
 
     /// Prints lines that are complete and safe, without any prefix.
     pub fn text(&self, text: &str) {
-        self.lock().message(text.trim_end());
+        let text = text.trim_end();
+        match self.messages {
+            Messages::Text => self.lock().message(text),
+            Messages::Events => self.lock().message(&Event::Note { message: text }.line()),
+        }
     }
 
     /// Draws the line of progress anew on a terminal; on a file it becomes a line of its own.
@@ -248,9 +252,10 @@ pub(crate) mod tests {
     #[test]
     fn programs_get_events() {
         let (console, written) = console(StreamKind::Terminal { width: 12 }, Verbosity::Normal);
-        let console = console.telling(Messages::Events);
+        let console = console.with_messages(Messages::Events);
         console.progress(&line("reading \u{1b} vda"));
         console.note("a full read is necessary");
+        console.text("two\nlines\n");
         console.warning("odd\n");
         let record = log::Record::builder()
             .level(log::Level::Debug)
@@ -265,6 +270,7 @@ pub(crate) mod tests {
             [
                 r#"{"event":"progress","phase":"reading \u001b vda","unit":"items","done":3,"total":4,"per_second":null,"elapsed_ms":1500,"left_ms":null,"bottleneck":null,"part":null,"part_count":null}"#,
                 r#"{"event":"note","message":"a full read is necessary"}"#,
+                r#"{"event":"note","message":"two\nlines"}"#,
                 r#"{"event":"warning","message":"odd\n"}"#,
                 r#"{"event":"log","elapsed_ms":1500,"level":"debug","target":"holdfast_host","message":"runs zfs"}"#,
                 r#"{"event":"error","causes":["open x","gone"],"hint":"look elsewhere"}"#,

@@ -180,7 +180,7 @@ impl Cut {
 }
 
 impl<'a> PreparedCut<'a> {
-    /// Freezes. `tell` is called while the machine stands still. When this returns, the guest may go on.
+    /// Freezes the disks. Calls `tell` while the machine is stopped. After this returns, the guest's file systems can be thawed.
     pub fn take(self, tell: &mut dyn FnMut(Moment)) -> Result<UnservedCut<'a>> {
         let Self { builder, disks, way } = self;
         let has_switches = matches!(way, Way::Switched(_));

@@ -378,7 +378,7 @@ mod tests {
     #[test]
     fn events_come_every_second_and_at_the_end_of_each_phase() {
         let (console, written) = console(TERMINAL, Verbosity::Quiet);
-        let console = Arc::new(console.telling(Messages::Events));
+        let console = Arc::new(console.with_messages(Messages::Events));
         let clock = Arc::new(ManualClock::new());
         let requests = ProgressRequests::default();
         let shared = Arc::clone(&clock) as Arc<dyn Clock>;
