@@ -13,7 +13,7 @@ verbs! {
     pub(crate) enum HelpVerb {
         /// Find and clean up what interrupted jobs left behind
         "doctor" => Doctor(doctor::DoctorArgs),
-        /// Show the version; with --verbose, also the build, supported formats and features of this host
+        /// Show the version; with --verbose, also build, formats and host
         "version" => Version(version::VersionArgs),
         /// Print a completion script for a shell
         "completions" => Completions(completions::CompletionsArgs),
