@@ -82,9 +82,27 @@ impl Repository {
     /// Leaves out the snapshots that were removed after `manifests` were read, and returns their ids. Gc may have deleted their packs, so
     /// what is missing of them is not lost.
     pub(crate) fn leave_out_removed(&self, manifests: &mut Vec<Manifest>) -> Result<Vec<SnapshotId>> {
+        // In this order: a record comes before its snapshot goes.
+        let present: HashSet<SnapshotId> = self.vault.identities(ObjectKind::Snapshot)?.into_iter().collect();
         let records: HashSet<SnapshotId> = self.vault.identities(ObjectKind::Forgotten)?.into_iter().collect();
-        let removed = manifests.extract_if(.., |manifest| records.contains(&manifest.id));
-        Ok(removed.map(|manifest| manifest.id).collect())
+        let (mut kept, mut removed) = (Vec::new(), Vec::new());
+        for manifest in manifests.drain(..) {
+            let is_removed = records.contains(&manifest.id)
+                || !present.contains(&manifest.id) && self.has_expired_record(&manifest)?;
+            if is_removed {
+                removed.push(manifest.id);
+            } else {
+                kept.push(manifest);
+            }
+        }
+        *manifests = kept;
+        Ok(removed)
+    }
+
+    /// Whether gc has deleted the record that this snapshot was removed. It keeps the record for a day, which a job may outlast, and as
+    /// long as the pack with the copy of the manifest exists. A lost snapshot leaves that pack behind.
+    fn has_expired_record(&self, manifest: &Manifest) -> Result<bool> {
+        self.is_absent(manifest.copy)
     }
 
     /// All snapshots, oldest first; and the errors of those that cannot be read.

@@ -557,6 +557,29 @@ fn what_is_removed_while_it_is_checked_is_not_lost() {
     });
 }
 
+/// A verify took longer than the day for which the record of a removal is kept. It reported the removed snapshot as lost.
+#[test]
+fn a_removal_that_is_older_than_its_record_is_no_loss() {
+    let rig = Rig::new(32);
+    let mut disk = Disk::new(1 << 20, 1);
+    disk.fill(0, 1 << 20);
+    let removed = rig.backup("m", &disk, Parent::Newest).snapshot.id;
+    disk.fill(0, 1 << 20);
+    rig.backup("m", &disk, Parent::Newest);
+    let other = another(&rig, 87, Liveness::Alive);
+    let begun = Begun::new(|| {
+        other.forget(removed, "test").unwrap();
+        other.gc(REWRITE_ALL).unwrap();
+        rig.store.advance_clock(Duration::from_secs(25 * 3600));
+        other.gc(REWRITE_ALL).unwrap();
+        let names = rig.store.objects().into_keys();
+        assert_eq!(names.filter(|name| name.kind() == ObjectKind::Forgotten).count(), 0);
+    });
+    let report = rig.repository.verify(&ALL_AT_FULL_DEPTH, &begun).unwrap();
+    assert!(report.is_clean(), "{:?}", report.findings);
+    assert_eq!(report.snapshot_count, 1);
+}
+
 #[test]
 fn what_others_need_is_lost_although_a_snapshot_is_removed_meanwhile() {
     let is_of = |findings: &[holdfast_repo::Finding], kept| {
