@@ -22,6 +22,7 @@ use super::forget::Execution;
 use super::list::{ListRequest, check_known, is_wanted};
 use super::name_conflict::{MachineIdentity, MachinesByName};
 use super::open::{all_snapshots, find_in, find_of_machines};
+use super::removed::keep_readable;
 use crate::job::rate_limit::Pace;
 use crate::job::{Counting, Error, Job, Progress, Result, Unit};
 use crate::notes::{is_template, is_template_draft};
@@ -122,7 +123,7 @@ pub fn copy(from: &Repository, to: &Repository, request: &CopyRequest, job: Job<
     let start = job.clock.now();
     // Before anything is looked at: what is seen then stays readable.
     let pause = match request.execution {
-        Execution::Execute => pause_gc(from, job.progress),
+        Execution::Execute => keep_readable(from, job.progress),
         Execution::DryRun => None,
     };
     let (mut all, damaged) = from.snapshots()?;
@@ -199,17 +200,6 @@ fn warn_of_namesakes<'m>(chosen: impl Iterator<Item = &'m Manifest>, there: &[Ma
             ));
         }
     }
-}
-
-/// Keeps gc here from deleting what is copied. A repository that cannot be written has no gc that could.
-fn pause_gc<'a>(from: &'a Repository, progress: &dyn Progress) -> Option<GcPause<'a>> {
-    from.pause_gc()
-        .map_err(|error| {
-            progress.note(&format!(
-                "gc is not kept from deleting what is forgotten meanwhile: {error}"
-            ));
-        })
-        .ok()
 }
 
 /// The places of the chosen snapshots in `all`, ascending, each once; and what becomes of those that were removed there.

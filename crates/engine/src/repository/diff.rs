@@ -60,13 +60,12 @@ pub fn diff(repository: &Repository, request: &DiffRequest, job: Job<'_>) -> Res
     job.progress.phase("comparing", Unit::Bytes);
     let mut disks = Vec::new();
     for (name, before, after) in pairs(request, old, new)? {
-        disks.push(one_disk(
-            repository,
-            name,
-            (before, after),
-            request.range_count_max,
-            job,
-        )?);
+        let disk = one_disk(repository, name, (before, after), request.range_count_max, job);
+        disks.push(disk.map_err(|error| {
+            error
+                .unless_removed(repository, old.id)
+                .unless_removed(repository, new.id)
+        })?);
     }
     Ok(DiffReport {
         old: old.clone(),

@@ -1,13 +1,26 @@
 //! Snapshots that are removed while a job reads them.
 //!
-//! Readers keep no snapshot from being removed. Once gc has deleted its packs they are missing, which is damage only where the snapshot
-//! is still there.
+//! Most readers do not keep a snapshot from being removed. Once gc has deleted its packs they are missing, which is damage only where the
+//! snapshot still exists. Jobs that read for a long time pause gc instead.
 
 use holdfast_block::Error as DeviceError;
 use holdfast_image::Error as ImageError;
-use holdfast_repo::{Error as RepositoryError, Repository, SnapshotId};
+use holdfast_repo::{Error as RepositoryError, GcPause, Repository, SnapshotId};
 
-use crate::job::Error;
+use crate::job::{Error, Progress};
+
+/// Keeps gc from deleting the data of snapshots that are removed from now on. None where the repository cannot be written: no gc can
+/// run there from this host.
+pub(crate) fn keep_readable<'a>(repository: &'a Repository, progress: &dyn Progress) -> Option<GcPause<'a>> {
+    repository
+        .pause_gc()
+        .map_err(|error| {
+            progress.note(&format!(
+                "gc may delete the data of snapshots that are removed during this job: {error}"
+            ));
+        })
+        .ok()
+}
 
 impl Error {
     /// This error of a job that read `snapshot`; that there is no such snapshot where it was removed meanwhile.

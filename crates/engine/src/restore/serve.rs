@@ -12,7 +12,7 @@ use std::time::Duration;
 use holdfast_block::{
     BackingId, BlockDevice, BlockDeviceMut, Clock, FileDeviceMut, IoMode, OverlayDevice, OverlayOptions,
 };
-use holdfast_repo::{DiskContent, DiskRecord, Manifest, Repository};
+use holdfast_repo::{DiskContent, DiskRecord, GcPause, Manifest, Repository};
 use holdfast_serve::nbd::{
     Absent, EventSink, Export, ExportDevice, FixedExports, Limits, Listener, Server, ServerOptions, TlsPolicy,
 };
@@ -26,6 +26,7 @@ use crate::job::{DiskName, Error, Job, Result};
 use crate::notes::is_memory;
 use crate::repository::calendar::time_of;
 use crate::repository::open::find_snapshot;
+use crate::repository::removed::keep_readable;
 
 /// How long requests that are on their way may take once the end has come.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -98,12 +99,54 @@ pub struct Served {
 }
 
 /// Serves disks of snapshots until the job is interrupted, which is how it ends well. `ready` is called when clients can connect.
+///
+/// Gc is paused for as long, so that clients can read a snapshot that is removed while it is served.
 pub fn serve(
     repository: &Repository,
     request: ServeRequest,
     job: Job<'_>,
     ready: &mut dyn FnMut(&[Served]),
 ) -> Result<()> {
+    let pause = keep_readable(repository, job.progress);
+    let disks = open_disks(repository, &request, job)?;
+    let mut server = Server::new(ServerOptions {
+        exports: Arc::new(FixedExports::new(disks.exports)),
+        limits: limits(request.connection_count_max),
+        tls: request.tls,
+        clock: Arc::clone(&request.clock),
+        events: request.events,
+    });
+    for door in &request.doors {
+        let listener = match door {
+            ServeDoor::Unix(path) => Listener::unix(path, &*request.clock),
+            ServeDoor::Tcp(address) => Listener::tcp(*address),
+        };
+        server.listen(listener.map_err(Error::Serve)?).map_err(Error::Serve)?;
+    }
+    ready(&disks.served);
+    while job.interrupt.check().is_ok() {
+        job.clock.sleep(LOOK_INTERVAL);
+        pause.iter().for_each(GcPause::renew);
+    }
+    let report = server.stop(PATIENCE);
+    if report.abandoned_connection_count > 0 {
+        job.progress.warning(&format!(
+            "{} connections had requests that did not end in time",
+            report.abandoned_connection_count
+        ));
+    }
+    Ok(())
+}
+
+/// The disks of a request, opened.
+struct OpenDisks {
+    served: Vec<Served>,
+    exports: Vec<Export>,
+    /// Locks of overlays, held while they are served.
+    _locks: Vec<File>,
+}
+
+fn open_disks(repository: &Repository, request: &ServeRequest, job: Job<'_>) -> Result<OpenDisks> {
     let mut manifests: Vec<(Manifest, Option<DiskName>)> = Vec::new();
     for name in &request.names {
         let manifest = find_snapshot(repository, &name.snapshot, &request.zone, job.progress)?;
@@ -140,32 +183,11 @@ pub fn serve(
             served.push(entry);
         }
     }
-    let mut server = Server::new(ServerOptions {
-        exports: Arc::new(FixedExports::new(exports)),
-        limits: limits(request.connection_count_max),
-        tls: request.tls,
-        clock: Arc::clone(&request.clock),
-        events: request.events,
-    });
-    for door in &request.doors {
-        let listener = match door {
-            ServeDoor::Unix(path) => Listener::unix(path, &*request.clock),
-            ServeDoor::Tcp(address) => Listener::tcp(*address),
-        };
-        server.listen(listener.map_err(Error::Serve)?).map_err(Error::Serve)?;
-    }
-    ready(&served);
-    while job.interrupt.check().is_ok() {
-        job.clock.sleep(LOOK_INTERVAL);
-    }
-    let report = server.stop(PATIENCE);
-    if report.abandoned_connection_count > 0 {
-        job.progress.warning(&format!(
-            "{} connections had requests that did not end in time",
-            report.abandoned_connection_count
-        ));
-    }
-    Ok(())
+    Ok(OpenDisks {
+        served,
+        exports,
+        _locks: locks,
+    })
 }
 
 /// Whether a record is a disk; of a snapshot that has none, everything is.

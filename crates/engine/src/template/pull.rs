@@ -19,6 +19,7 @@ use super::statement::Statement;
 use super::trust::{SignedBy, Trust, Unsigned};
 use crate::files::block_target::Overwrite;
 use crate::job::{Job, Result};
+use crate::repository::removed::keep_readable;
 
 /// A template that was pulled.
 #[derive(Debug, Clone)]
@@ -51,15 +52,8 @@ pub fn pull_template(
     job: Job<'_>,
 ) -> Result<PullReport> {
     let start = job.clock.now();
-    // Before anything is looked at: what is removed meanwhile stays readable. A repository that cannot be written has no gc that could
-    // delete it.
-    let _pause = repository
-        .pause_gc()
-        .map_err(|error| {
-            let text = format!("gc is not kept from deleting what is removed meanwhile: {error}");
-            job.progress.note(&text);
-        })
-        .ok();
+    // Before anything is looked up: what is found then stays readable.
+    let _pause = keep_readable(repository, job.progress);
     let shelf = Shelf::read(repository)?;
     shelf.tell_of_unreadable(job.progress);
     let entry = shelf.find(&request.template, Some(trust))?;

@@ -93,6 +93,33 @@ fn what_clients_write_is_thrown_away_or_kept_and_the_snapshot_stays() {
     rig.ok(&["verify", "web1", "--against", "vda.raw"]);
 }
 
+/// A prune and a gc ran while a client read a snapshot. Reads failed, and the log called the repository damaged.
+#[test]
+fn a_served_snapshot_can_be_read_after_its_removal() {
+    let rig = Rig::new();
+    rig.write("vda.raw", &noise(SIZE, 1));
+    rig.ok(&["backup", "-m", "web1", "vda=vda.raw"]);
+    let id = rig.report(&["list"])["snapshots"][0]["id"].as_str().unwrap().to_owned();
+    let serving = Serving::start(&rig, &["web1"], 1);
+    rig.ok(&["forget", &id]);
+    rig.ok(&["gc"]);
+    let out = rig.path("out.raw");
+    system("nbdcopy", &[&serving.uris[0], text(&out)]).unwrap();
+    assert!(rig.read("out.raw") == rig.read("vda.raw"));
+    serving.stop();
+    let pack_count = || -> usize {
+        let folders = rig.names("repo/packs");
+        folders
+            .iter()
+            .map(|folder| rig.names(&format!("repo/packs/{folder}")).len())
+            .sum()
+    };
+    let kept = pack_count();
+    rig.ok(&["gc"]);
+    let left = pack_count();
+    assert!(left < kept, "{left} packs of {kept} are left");
+}
+
 #[test]
 fn what_makes_no_sense_is_refused() {
     let rig = Rig::new();
