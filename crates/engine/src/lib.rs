@@ -35,16 +35,15 @@ mod restore;
 mod template;
 
 pub use capture::foreign_machine::Domain;
-pub use capture::images::{BackupReport, BackupRequest, ParentChoice, backup};
-pub use capture::qemu::{
-    Compared, Limits, Load, MachineBackupReport, MachineReadRequest, MachineReading, Method, ReadAll, SnapshotWish,
-    back_up_machine,
-};
+pub use capture::images::{BackupRequest, backup};
+pub use capture::qemu::{Compared, Limits, Load, MachineReadRequest, MachineReading, Method, ReadAll, back_up_machine};
+pub use capture::snapshot::{BackupReport, ParentChoice, SnapshotOptions};
 pub use capture::virtualbox::{
-    InaccessibleMachine, VirtualBox, VirtualBoxBackup, VirtualBoxMachine, VirtualBoxMemory, VirtualBoxReport,
+    InaccessibleMachine, VirtualBox, VirtualBoxBackup, VirtualBoxMachine, VirtualBoxMemory, VirtualBoxReading,
     VirtualBoxWay, back_up_virtualbox,
 };
-pub use capture::xen::{XenBackupReport, XenBackupRequest, XenChange, XenDiskReport, XenWay, back_up_xen};
+pub use capture::xen::{XenBackupRequest, XenChange, XenDiskReport, XenReading, XenWay, back_up_xen};
+pub use capture::{CaptureOptions, MachineBackupReport};
 pub use doctor::{
     DoctorReport, DoctorRequest, DoctorStorage, EmptiedOverlays, Finding, FindingKind, Mend, Outcome, Patient,
     PatientPool, Remedy, Treatment, doctor,

@@ -3,25 +3,23 @@
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use holdfast_host::is_locked_by_others;
 use holdfast_image::{Format, USUAL_SECTOR_BYTES};
 use holdfast_repo::{Manifest, Parent, Repository, Source, SourceData};
 use jiff::Timestamp;
-use jiff::tz::TimeZone;
 
-use crate::SnapshotReference;
+use super::snapshot::{BackupReport, SnapshotOptions, choose_parent};
 use crate::image::source::{OpenSource, Origin, SourceName, disk_names};
 use crate::job::bottleneck::Stages;
 use crate::job::priority::BulkPriority;
 use crate::job::read_meter::{Meter, MeteredDevice, MeteredStream};
-use crate::job::{Bottleneck, Counting, Error, Job, MachineName, Progress, Result, Unit};
+use crate::job::{Counting, Error, Job, MachineName, Progress, Result, Unit};
 use crate::notes::{NOTE_FORMAT, NOTE_PATH, NOTE_SECTOR_BYTES};
 use crate::repository::calendar::Calendar;
 use crate::repository::calendar::time_of;
-use crate::repository::name_conflict::{Claim, Claimant, Continuation, Granted};
-use crate::repository::open::{find_in, snapshots};
+use crate::repository::name_conflict::{Claim, Claimant};
+use crate::repository::open::snapshots;
 
 /// What to back up.
 pub struct BackupRequest<'a> {
@@ -33,46 +31,12 @@ pub struct BackupRequest<'a> {
     pub format: Option<Format>,
     /// Files that images may be based on although they lie elsewhere.
     pub allowed: Vec<PathBuf>,
-    /// What to compare with.
-    pub parent: ParentChoice,
-    /// Whether the snapshots that the name has may be of another machine.
-    pub continuation: Continuation,
-    /// Words to find the snapshot by.
-    pub tags: Vec<String>,
+    /// How the snapshot is made.
+    pub snapshot: SnapshotOptions,
     /// The instant that the images are of.
     pub time: Timestamp,
-    /// The host that backs up.
-    pub host: String,
-    /// The program that backs up.
-    pub program: String,
-    /// In which times of a parent's name are meant.
-    pub zone: TimeZone,
     /// Standard input.
     pub stdin: &'a mut dyn Read,
-}
-
-/// Which snapshot a backup is compared with.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ParentChoice {
-    /// The newest of the same machine.
-    Newest,
-    /// The one that a person names.
-    Named(SnapshotReference),
-    /// None: everything is looked up.
-    None,
-}
-
-/// A backup that was made.
-#[derive(Debug, Clone)]
-pub struct BackupReport {
-    /// The snapshot.
-    pub snapshot: Manifest,
-    /// Bytes that the repository has grown by.
-    pub stored_bytes: u64,
-    /// How long it took.
-    pub duration: Duration,
-    /// What it waited for most, where that is clear.
-    pub bottleneck: Option<Bottleneck>,
 }
 
 /// Backs up disks of one machine as one snapshot.
@@ -84,13 +48,13 @@ pub fn backup(repository: &Repository, request: BackupRequest<'_>, job: Job<'_>)
     let claim = Claim {
         name: machine.as_str(),
         claimant: Claimant::Images,
-        continuation: request.continuation,
+        continuation: request.snapshot.continuation,
     };
-    let calendar = Calendar::new(repository, &request.zone, job.progress);
+    let calendar = Calendar::new(repository, &request.snapshot.zone, job.progress);
     let granted = claim.check(&manifests, calendar, job.progress)?;
     let listing = Listing {
         machine: machine.to_string(),
-        parent: choose_parent(&request.parent, calendar, &manifests, &granted)?,
+        parent: choose_parent(&request.snapshot.parent, calendar, &manifests, &granted)?,
         notes: granted.note.into_iter().collect(),
     };
     store_disks(repository, request, listing, job)
@@ -118,7 +82,7 @@ pub(crate) fn store_disks(
     let names = disk_names(&request.sources, job.progress)?;
     let opened = open_sources(&request, &names, parent, job.progress)?;
     if let Some(parent) = parent {
-        warn_of_other_origins(&opened, &names, parent, &request.host, job.progress);
+        warn_of_other_origins(&opened, &names, parent, &request.snapshot.host, job.progress);
     }
     job.interrupt.check()?;
 
@@ -151,10 +115,10 @@ pub(crate) fn store_disks(
         holdfast_repo::BackupRequest {
             machine,
             time_ms: request.time.as_millisecond(),
-            tags: request.tags,
+            tags: request.snapshot.tags,
             parent: parent.map_or(Parent::None, |parent| Parent::Named(parent.id)),
-            host: request.host,
-            program: request.program,
+            host: request.snapshot.host,
+            program: request.snapshot.program,
             notes,
             sources,
             thread_count: job.thread_count,
@@ -203,19 +167,6 @@ fn machine_name(request: &BackupRequest<'_>) -> Result<MachineName> {
     }
     let base = request.sources.iter().find_map(SourceName::base_name);
     Ok(MachineName::new(base.ok_or(Error::NoMachineName)?)?)
-}
-
-pub(crate) fn choose_parent<'m>(
-    choice: &ParentChoice,
-    calendar: Calendar<'_>,
-    manifests: &'m [Manifest],
-    granted: &Granted<'m>,
-) -> Result<Option<&'m Manifest>> {
-    match choice {
-        ParentChoice::None => Ok(None),
-        ParentChoice::Named(reference) => Ok(Some(&manifests[find_in(manifests, reference, calendar)?])),
-        ParentChoice::Newest => Ok(granted.newest(calendar)),
-    }
 }
 
 /// Opens every source; none stands for standard input.

@@ -8,81 +8,75 @@
 //!    everything is read, and the reason is said.
 //! 4. The snapshot is committed; only then does the bitmap of the next run take the place of the old one.
 
+mod at_rest;
 mod changes;
 mod choice;
 mod copied_disk;
 mod disk_format;
 mod fate;
+mod filter;
 mod from_images;
 mod frozen;
 mod frozen_device;
 mod host_snapshots;
-mod keeper;
 mod method;
 mod noted;
 mod notes;
+mod offer;
 mod others;
 mod proof;
 mod warden;
 
 use std::collections::BTreeMap;
+use std::io::Cursor;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use holdfast_block::BlockDevice;
+use holdfast_host::qemu::Pause;
 use holdfast_host::qemu::memory::MemoryWay;
-use holdfast_host::qemu::{Pause, Standstill};
 use holdfast_host::qmp::wake_patiently;
-use holdfast_host::{Description, DiskChoice, Machine, MachineDisk, MachineState, Overlays};
-use holdfast_repo::{Processes, Repository, Source, SourceData};
+use holdfast_host::{Description, Machine, MachineDisk, MachineState, MachineSummary, Overlays};
+use holdfast_repo::{Processes, Repository};
 use jiff::Timestamp;
 
-use crate::BackupReport;
+use super::sink::SnapshotSink;
+use super::snapshot::SnapshotOptions;
+use super::store::{DiskToStore, MachineToStore, OtherContent, OtherToStore, store_machine};
+use super::{Capture, CaptureOptions, MachineBackupReport, PreparedMachine, Steps, capture_into};
 use crate::host_snapshot::Providers;
-use crate::job::bottleneck::Stages;
-use crate::job::priority::BulkPriority;
-use crate::job::rate_limit::{Pace, PacedDevice};
-use crate::job::read_meter::{Meter, MeteredDevice};
-use crate::job::{Error, Job, MachineName, Result, Unit};
-use crate::machine::hooks::{HookCalls, Hooks};
+use crate::job::rate_limit::Pace;
+use crate::job::{Error, Job, Result, Unit};
+use crate::machine::hooks::HookCalls;
 use crate::machine::quiesce::{Quiesce, Quiesced};
-use crate::machine::run_journal::{JournalPlace, Phase};
-use crate::machine::state::streams::{Beside, Rest, sources_of};
+use crate::machine::state::streams::{Beside, Rest};
+use crate::notes::{NOTE_KIND, STREAM_MEMORY};
+use at_rest::HeldAtRest;
 use changes::Changes;
 pub use changes::{Compared, ReadAll};
 pub(crate) use changes::{is_bitmap_of, is_bitmap_of_ours};
 use choice::{check_choice, decide};
+use filter::HeldByFilters;
+use from_images::HeldByImages;
 use frozen::Freezer;
-use keeper::InRepository;
-pub use keeper::SnapshotWish;
-pub(crate) use keeper::{Before, Instant, Keeper};
+use host_snapshots::HeldByHostSnapshots;
 pub use method::Method;
 pub(crate) use method::{overlay_of, run_of_overlay};
-use noted::Noted;
 use notes::notes_of;
-use proof::NextBitmap;
 pub use warden::{Limits, Load};
 
 /// Which machine is read, and how.
 pub struct MachineReadRequest<'a> {
     /// The machine at its hypervisor.
     pub machine: &'a dyn Machine,
-    /// What its snapshots are listed under.
-    pub name: MachineName,
+    /// What all hypervisors need.
+    pub capture: CaptureOptions<'a>,
     /// The way to bring overlays down into their bases, where its hypervisor has one.
     pub overlays: Option<&'a dyn Overlays>,
     /// How its disks are read; the best way that it offers where nobody asks for one.
     pub method: Option<Method>,
     /// Who makes host snapshots of its disks.
     pub providers: &'a Providers,
-    /// Which of its disks.
-    pub choice: DiskChoice,
-    /// Images of a machine that is shut off may be based on these files although they lie elsewhere.
-    pub allowed: Vec<PathBuf>,
-    /// Tells the time of day; asked at the instant.
-    pub now: &'a dyn Fn() -> Timestamp,
-    /// The program that reads it.
-    pub program: String,
     /// Where what the guest overwrites meanwhile is kept.
     pub scratch: PathBuf,
     /// Where the socket between QEMU and us is: a short path that QEMU's user can reach.
@@ -97,25 +91,8 @@ pub struct MachineReadRequest<'a> {
     pub watchdog: Option<Vec<std::ffi::OsString>>,
     /// What reading may cost the machine and its host.
     pub limits: Limits,
-    /// Where the run is noted for whoever has to clear up after it; none where it is not.
-    pub journal: Option<JournalPlace>,
     /// Who is alive: another backup of the machine may be.
     pub processes: &'a dyn Processes,
-    /// The administrator's own programs.
-    pub hooks: Hooks,
-    /// How long another backup of the machine is waited for, before this one gives up.
-    pub patience: Duration,
-    /// A random number, which names what is made in QEMU.
-    pub run: u32,
-}
-
-/// A machine that was backed up.
-#[derive(Debug)]
-pub struct MachineBackupReport {
-    /// The snapshot.
-    pub backup: BackupReport,
-    /// How it was read.
-    pub reading: MachineReading,
 }
 
 /// How a machine was read.
@@ -144,96 +121,136 @@ pub struct MachineReading {
 /// Backs up a machine.
 ///
 /// # Errors
-/// A machine that is harmed by nothing: whatever goes wrong, it runs on if it was running.
+/// Whatever goes wrong, a machine that was running still runs.
 pub fn back_up_machine(
     repository: &Repository,
     request: MachineReadRequest<'_>,
-    wish: SnapshotWish,
+    snapshot: SnapshotOptions,
     job: Job<'_>,
-) -> Result<MachineBackupReport> {
-    let keeper = InRepository::new(repository, wish, job);
-    let reading = read_machine(&keeper, request, job)?;
-    let backup = keeper.into_report().expect("what was read was kept");
-    Ok(MachineBackupReport { backup, reading })
+) -> Result<MachineBackupReport<MachineReading>> {
+    capture_into(repository, request, snapshot, job)
 }
 
-/// Reads a machine; `keeper` takes it in.
-pub(crate) fn read_machine(
-    keeper: &dyn Keeper,
-    request: MachineReadRequest<'_>,
-    job: Job<'_>,
-) -> Result<MachineReading> {
-    let description = request.machine.describe()?;
-    let unknown = description.unknown(&request.choice);
-    if !unknown.is_empty() {
-        return Err(Error::NoSuchDisk {
+impl Capture for MachineReadRequest<'_> {
+    type Found = Description;
+    type Prepared<'c>
+        = MachineBackup<'c>
+    where
+        Self: 'c;
+    type Reading = MachineReading;
+
+    fn options(&self) -> &CaptureOptions<'_> {
+        &self.capture
+    }
+
+    fn find(&self) -> Result<Description> {
+        let description = self.machine.describe()?;
+        let unknown = description.unknown(&self.capture.choice);
+        if unknown.is_empty() {
+            return Ok(description);
+        }
+        Err(Error::NoSuchDisk {
             machine: description.summary.name.clone(),
             disks: unknown.into_iter().map(str::to_owned).collect(),
             present: description.disks.iter().map(|disk| disk.target.clone()).collect(),
-        });
+        })
     }
-    let (_lock, description) = others::keep_away(&request, description, job)?;
-    let hooks = request.hooks.clone();
-    let listed = request.name.to_string();
-    let calls = HookCalls::new(&hooks, &listed, &description.summary, request.run, job);
-    calls.around(
-        || read_described(keeper, request, description.clone(), &calls, job),
-        |reading| (keeper.snapshot(), reading.consistency.clone()),
-    )
-}
 
-fn read_described(
-    keeper: &dyn Keeper,
-    request: MachineReadRequest<'_>,
-    description: Description,
-    hooks: &HookCalls<'_>,
-    job: Job<'_>,
-) -> Result<MachineReading> {
-    let (taken, left_out) = decide(&description, &request.choice);
-    check_choice(&description, (&taken, request.memory.is_some()), job)?;
-    // Before anything is put into QEMU: it is not to be in what describes the machine.
-    let configuration = request.machine.configuration()?;
-    keeper.begin(&request.name, &description.summary.uuid)?;
-    job.interrupt.check()?;
-    job.progress.phase(&keeper.phase(&request.name), Unit::Bytes);
-    let backup = MachineBackup {
-        keeper,
-        request,
-        description,
-        configuration,
-        taken,
-        left_out,
-        hooks,
-        job,
-    };
-    match backup.description.summary.state {
-        MachineState::ShutOff => match (backup.request.method, backup.no_snapshot()) {
-            (Some(Method::Snapshot), None) => backup.read_host_snapshots("asked for".to_owned()),
-            (Some(Method::Snapshot), Some(reason)) => Err(Error::NoMethod {
-                machine: backup.request.name.to_string(),
-                reason: format!("snapshot: {reason}"),
-            }),
-            _ => backup.read_images(),
-        },
-        MachineState::Running | MachineState::Paused => {
-            let (machine, name) = (backup.request.machine, backup.description.summary.name.clone());
-            fate::explained(backup.read_living(), (machine, &name), job)
-        }
-        MachineState::Between => Err(Error::MachineBetween {
-            machine: backup.description.summary.name,
-        }),
+    fn summary(found: &Description) -> &MachineSummary {
+        &found.summary
+    }
+
+    fn prepare<'c>(self, description: Description, steps: Steps<'c>) -> Result<MachineBackup<'c>>
+    where
+        Self: 'c,
+    {
+        let (taken, left_out) = decide(&description, &self.capture.choice);
+        check_choice(&description, (&taken, self.memory.is_some()), steps.job)?;
+        Ok(MachineBackup {
+            // Read before anything is put into QEMU, which would be in it.
+            configuration: self.machine.configuration()?,
+            request: self,
+            description,
+            taken,
+            left_out,
+            sink: steps.sink,
+            hooks: steps.hooks,
+            job: steps.job,
+        })
     }
 }
 
-struct MachineBackup<'a> {
-    keeper: &'a dyn Keeper,
+/// A machine with its disks chosen.
+pub(crate) struct MachineBackup<'a> {
     request: MachineReadRequest<'a>,
     description: Description,
     configuration: Vec<(String, Vec<u8>)>,
     taken: Vec<MachineDisk>,
     left_out: Vec<(String, String)>,
+    sink: &'a dyn SnapshotSink,
     hooks: &'a HookCalls<'a>,
     job: Job<'a>,
+}
+
+/// A machine while its point in time is held, by each method.
+pub(crate) enum HeldMachine<'h> {
+    AtRest(HeldAtRest),
+    Filter(Box<HeldByFilters<'h>>),
+    HostSnapshots(Box<HeldByHostSnapshots>),
+    Images(Box<HeldByImages<'h>>),
+}
+
+impl PreparedMachine for MachineBackup<'_> {
+    type Held<'h>
+        = HeldMachine<'h>
+    where
+        Self: 'h;
+    type Reading = MachineReading;
+
+    fn freeze(&self) -> Result<HeldMachine<'_>> {
+        self.job
+            .progress
+            .phase(&self.sink.phase(&self.request.capture.name), Unit::Bytes);
+        match self.description.summary.state {
+            MachineState::ShutOff => self.freeze_stopped(),
+            MachineState::Running | MachineState::Paused => self.freeze_active(),
+            MachineState::Between => Err(Error::MachineBetween {
+                machine: self.description.summary.name.clone(),
+            }),
+        }
+    }
+
+    fn read<'h>(&'h self, held: &mut HeldMachine<'h>) -> Result<MachineReading> {
+        match held {
+            HeldMachine::AtRest(held) => self.read_at_rest(held),
+            HeldMachine::Filter(held) => self.read_filtered(held),
+            HeldMachine::HostSnapshots(held) => self.read_host_snapshots(held),
+            HeldMachine::Images(held) => self.read_images(held),
+        }
+    }
+
+    fn release<'h>(&'h self, held: HeldMachine<'h>, read: Result<MachineReading>) -> Result<MachineReading> {
+        match held {
+            HeldMachine::AtRest(_) => {}
+            HeldMachine::Filter(held) => self.release_filters(*held, &read),
+            HeldMachine::HostSnapshots(held) => self.release_host_snapshots(*held, &read),
+            HeldMachine::Images(held) => self.release_images(*held),
+        }
+        read
+    }
+
+    fn explain(&self, error: Error) -> Error {
+        match self.description.summary.state {
+            MachineState::Running | MachineState::Paused => {
+                fate::explained(error, self.request.machine, &self.description.summary.name, self.job)
+            }
+            _ => error,
+        }
+    }
+
+    fn consistency(reading: &MachineReading) -> &str {
+        &reading.consistency
+    }
 }
 
 /// A disk, ready to be read.
@@ -245,73 +262,60 @@ struct Ready<'a> {
 }
 
 impl Ready<'_> {
-    /// The disk, as `device` reads it.
-    fn source<'s>(&'s self, device: &'s dyn BlockDevice) -> Source<'s> {
-        Source {
+    fn to_store(&self) -> DiskToStore<'_> {
+        DiskToStore {
             name: self.target.clone(),
-            data: match &self.changes {
-                Changes::Only(changed) | Changes::Between(changed) => SourceData::Changes { device, changed },
-                Changes::Unknown(_) => SourceData::Disk(device),
+            device: self.device,
+            changed: match &self.changes {
+                Changes::Only(changed) | Changes::Between(changed) => Some(changed),
+                Changes::Unknown(_) => None,
             },
             notes: self.notes.clone(),
         }
     }
 }
 
-/// All of it was read in so long; how each disk was compared.
-type Stored = (Duration, Vec<(String, Compared)>);
+/// Disks that were stored.
+struct StoredDisks {
+    duration: Duration,
+    /// How each disk was compared.
+    compared: Vec<(String, Compared)>,
+}
+
+/// What is stored of a point in time.
+struct PointOfDisks<'p> {
+    disks: &'p [Ready<'p>],
+    rest: Rest<'p>,
+    time: Timestamp,
+    method: Method,
+    consistency: &'p str,
+}
 
 impl MachineBackup<'_> {
-    /// Reads a machine that has a QEMU.
-    fn read_living(self) -> Result<MachineReading> {
-        others::make_way(&self.request, &self.description.summary, self.job)?;
-        match method::choose(self.request.method, &self.offer()?)? {
-            (Method::Filter, reason) => self.read_frozen_disks(reason),
-            (Method::Snapshot, reason) => self.read_host_snapshots(reason),
-            way => self.read_from_images(way),
+    fn freeze_stopped(&self) -> Result<HeldMachine<'_>> {
+        match (self.request.method, self.no_snapshot()) {
+            (Some(Method::Snapshot), None) => self.freeze_host_snapshots("asked for".to_owned()),
+            (Some(Method::Snapshot), Some(reason)) => Err(Error::NoMethod {
+                machine: self.request.capture.name.to_string(),
+                reason: format!("snapshot: {reason}"),
+            }),
+            _ => self.open_stopped(),
         }
     }
 
-    fn read_images(self) -> Result<MachineReading> {
-        if self.request.memory.is_some() {
-            self.job.progress.note("the machine is shut off, so it has no memory");
+    /// Freezes a machine that has a QEMU.
+    fn freeze_active(&self) -> Result<HeldMachine<'_>> {
+        others::make_way(&self.request, &self.description.summary, self.job)?;
+        match method::choose(self.request.method, &self.offer()?)? {
+            (Method::Filter, reason) => self.freeze_filters(reason),
+            (Method::Snapshot, reason) => self.freeze_host_snapshots(reason),
+            (method, reason) => self.freeze_images(method, reason),
         }
-        let opened = self.open_at_rest()?;
-        let beside = Beside::read(&self.description, &self.request.machine.rights(), self.job.clock)?;
-        let disks = self.taken.iter().zip(&opened).map(|(disk, source)| Ready {
-            target: disk.target.clone(),
-            device: &*source.device,
-            changes: Changes::all(ReadAll::ShutOff),
-            notes: notes_of(disk),
-        });
-        let time = (self.request.now)();
-        let disks = disks.collect::<Vec<_>>();
-        let pace = Pace::new(self.request.limits.bytes_per_second, self.job);
-        let rest = beside.rest(None, self.job.progress);
-        let (duration, compared) = self.store(&disks, rest, time, (Method::Images, "shut off"), &pace)?;
-        let load = Load {
-            waited: pace.waited(duration),
-            ..Load::default()
-        };
-        // What was started meanwhile has written to what was read, even if it was shut off again.
-        let now = self.request.machine.describe()?;
-        let mut has_changed = now.summary.state != MachineState::ShutOff;
-        for source in &opened {
-            has_changed |= !source.changes()?.is_empty();
-        }
-        if has_changed {
-            self.job.progress.warning(&format!(
-                "{} was started while it was read: what was read is not of one instant",
-                self.request.name
-            ));
-        }
-        let method = (Method::Images, "it is shut off".to_owned());
-        Ok(self.reading(method, "shut off", (None, Quiesced::NotNeeded, load), compared))
     }
 
     fn freezer(&self) -> Freezer<'_> {
         Freezer::new(
-            self.keeper.before(),
+            self.sink.history(),
             &self.request,
             self.description.summary.name.clone(),
             self.hooks,
@@ -319,145 +323,65 @@ impl MachineBackup<'_> {
         )
     }
 
-    fn read_frozen_disks(self, reason: String) -> Result<MachineReading> {
-        let has_others = self.description.nvram.is_some() || self.description.tpm.is_some();
-        let mut freezer = self.freezer();
-        if has_others {
-            freezer.standstill = Standstill::Always;
-        }
-        let (mut time, mut beside) = (None, Ok(Beside::default()));
-        let noted = Noted::begin(&self.request, &self.description, self.job);
-        let state = self.description.summary.state;
-        // Memory holds what the file systems have not written yet.
-        let can_quiesce =
-            state == MachineState::Running && self.description.has_agent_channel && self.request.memory.is_none();
-        let (mut frozen, mut noted) = noted.freezing(|| {
-            freezer.freeze(&self.taken, (state, can_quiesce), &mut || {
-                time = Some((self.request.now)());
-                beside = Beside::read(&self.description, &self.request.machine.rights(), self.job.clock);
-            })
-        })?;
-        let pace = Pace::new(self.request.limits.bytes_per_second, self.job);
-        let warden = frozen.warden(&self.request, &pace, self.job);
-        let consistency = match frozen.memory() {
-            Some(_) => "memory",
-            None => frozen.quiesced().consistency(),
-        };
-        let read = || {
-            let beside = beside?;
-            let disks = self.taken.iter().zip(frozen.disks()).map(|(disk, frozen)| {
-                let mut notes = notes_of(disk);
-                notes.extend(frozen.next.iter().flat_map(NextBitmap::notes));
-                Ready {
-                    target: disk.target.clone(),
-                    device: &frozen.device,
-                    changes: frozen.changes.clone(),
-                    notes,
-                }
-            });
-            let time = time.unwrap_or_else(|| (self.request.now)());
-            let rest = beside.rest(frozen.memory(), self.job.progress);
-            let of = (Method::Filter, consistency);
-            self.store(&disks.collect::<Vec<_>>(), rest, time, of, &pace)
-        };
-        let (stored, watched) = warden.watch(read);
-        self.wake();
-        let held_up = (Some(frozen.pause()), frozen.quiesced().clone(), watched.load);
-        let memory_bytes = frozen.memory().map(|(state, _)| state.size_bytes());
-        let stored = stored.map_err(|error| freezer.explain(error, watched.given_up));
-        noted.phase(Phase::ClearingUp);
-        freezer.finish(frozen, &stored);
-        drop(watched.scratch);
-        noted.end();
-        let (_, compared) = stored?;
-        Ok(MachineReading {
-            memory_bytes,
-            ..self.reading((Method::Filter, reason), consistency, held_up, compared)
-        })
+    fn pace(&self) -> Pace<'_> {
+        Pace::new(self.request.limits.bytes_per_second, self.job)
     }
 
-    /// What stands between us and QEMU may have been restarted while its disks were read.
+    fn read_beside(&self) -> Result<Beside> {
+        Beside::read(&self.description, &self.request.machine.rights(), self.job.clock)
+    }
+
+    /// Reconnects to the monitor: what is between us and QEMU may have been restarted while its disks were read.
     fn wake(&self) {
         if let Err(error) = wake_patiently(self.request.machine.monitor(), self.job.clock) {
-            self.job.progress.note(&format!("{}: {error}", self.request.name));
+            self.job
+                .progress
+                .note(&format!("{}: {error}", self.request.capture.name));
         }
     }
 
-    fn reading(
-        self,
-        (method, method_reason): (Method, String),
-        consistency: &str,
-        (pause, quiesced, load): (Option<Pause>, Quiesced, Load),
-        compared: Vec<(String, Compared)>,
-    ) -> MachineReading {
+    /// A reading of a machine that was not paused.
+    fn reading(&self, method: Method, method_reason: &str, consistency: &str) -> MachineReading {
         MachineReading {
             method,
-            method_reason,
+            method_reason: method_reason.to_owned(),
             consistency: consistency.to_owned(),
-            quiesced,
+            quiesced: Quiesced::NotNeeded,
             memory_bytes: None,
-            load,
-            pause: pause.filter(|_| self.description.summary.state == MachineState::Running),
-            left_out: self.left_out,
-            compared,
+            load: Load::default(),
+            pause: None,
+            left_out: self.left_out.clone(),
+            compared: Vec::new(),
         }
     }
 
-    /// Has disks, and what belongs to the instant besides, kept.
-    fn store(
-        &self,
-        disks: &[Ready<'_>],
-        rest: Rest<'_>,
-        time: Timestamp,
-        (method, consistency): (Method, &str),
-        pace: &Pace<'_>,
-    ) -> Result<Stored> {
-        let start = self.job.clock.now();
-        let compared = disks.iter().map(|disk| (disk.target.clone(), disk.changes.compared()));
-        let compared: Vec<(String, Compared)> = compared.collect();
-        self.job
-            .progress
-            .total(disks.iter().map(|disk| disk.changes.bytes_to_read(disk.device)).sum());
-        let stages = Stages::new(self.job.clock, self.job.progress);
-        let meters: Vec<Meter> = disks.iter().map(|_| Meter::new()).collect();
-        let watched = disks.iter().zip(&meters);
-        let devices: Vec<_> = watched
-            .map(|(disk, meter)| self.watched(disk, meter, &stages, pace))
-            .collect();
-        let memory = rest.memory.map(|(_, pages)| &**pages);
-        let streams = rest.streams(&self.configuration);
-        let mut readers: Vec<&[u8]> = streams.iter().map(|stream| &stream.bytes[..]).collect();
-        let mut sources: Vec<Source<'_>> = disks
-            .iter()
-            .zip(&devices)
-            .map(|(disk, device)| disk.source(device))
-            .collect();
-        sources.extend(sources_of(memory.as_ref(), &streams, &mut readers));
-        let _bulk = BulkPriority::begin();
-        self.keeper.keep(Instant {
-            time,
-            notes: self.notes(method, consistency),
-            sources,
-            stages: &stages,
-        })?;
-        Ok((self.job.clock.now().saturating_sub(start), compared))
+    /// The pause; none for a machine that was paused before.
+    fn pause_of_running(&self, pause: Pause) -> Option<Pause> {
+        (self.description.summary.state == MachineState::Running).then_some(pause)
     }
 
-    /// A disk as it is read: at the pace that it may be, and measured.
-    fn watched<'d>(
-        &'d self,
-        disk: &'d Ready<'_>,
-        meter: &'d Meter,
-        stages: &'d Stages<'d>,
-        pace: &'d Pace<'d>,
-    ) -> PacedDevice<'d, MeteredDevice<'d>> {
-        let inner = MeteredDevice {
-            inner: disk.device,
-            meter,
-            progress: self.job.progress,
-            stages,
+    fn store(&self, point: PointOfDisks<'_>, pace: &Pace<'_>) -> Result<StoredDisks> {
+        let disks = point.disks;
+        let compared = disks.iter().map(|disk| (disk.target.clone(), disk.changes.compared()));
+        let compared = compared.collect();
+        let pages = point.rest.memory.map(|(_, pages)| OtherToStore {
+            name: STREAM_MEMORY.to_owned(),
+            content: OtherContent::Pages(&**pages),
+            notes: [(NOTE_KIND.to_owned(), STREAM_MEMORY.to_owned())].into(),
+        });
+        let streams = point.rest.streams(&self.configuration);
+        let streams = streams.into_iter().map(|stream| OtherToStore {
+            notes: stream.notes,
+            ..OtherToStore::stream(&stream.name, Cursor::new(stream.bytes))
+        });
+        let machine = MachineToStore {
+            time: point.time,
+            notes: self.notes(point.method, point.consistency),
+            disks: disks.iter().map(Ready::to_store).collect(),
+            others: pages.into_iter().chain(streams).collect(),
+            total_bytes: Some(disks.iter().map(|disk| disk.changes.bytes_to_read(disk.device)).sum()),
         };
-        // Outermost: time spent waiting is none that the source took.
-        PacedDevice { inner, pace }
+        let duration = store_machine(self.sink, machine, pace, self.job)?;
+        Ok(StoredDisks { duration, compared })
     }
 }

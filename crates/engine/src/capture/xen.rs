@@ -1,6 +1,6 @@
 //! `backup` of a machine of XenServer or XCP-ng: one instant of all its disks, by a snapshot that its pool takes.
 //!
-//! 1. The pool says what the machine is; what is left out is said, with the reason. Snapshots that a killed backup has left are removed.
+//! 1. Snapshots that a killed backup has left are removed.
 //! 2. The pool takes a snapshot. From here on it is removed whatever happens ([`instant`]).
 //! 3. For each disk: what changed since the snapshot before is known from changed-block tracking, or from a disk that the pool has kept since ([`way`]).
 //! 4. The disks are read by NBD, or come as streams ([`streams`]), and are stored as those of any other machine.
@@ -15,37 +15,31 @@ mod transfer_mode;
 mod way;
 
 use std::collections::BTreeMap;
-use std::io::{Cursor, Read};
+use std::io::Cursor;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_archive::{ArchiveReader as _, XvaReader};
-use holdfast_block::BlockDevice;
 use holdfast_hardware::{DiskKind, Dropped, Machine, Place, Translated, adapt, xen};
 use holdfast_host::xapi::{Pool, Reference, Tracking, VirtualDisk, XenMachine};
-use holdfast_host::{DiskChoice, MachineSummary};
+use holdfast_host::{DiskChoice, MachineState, MachineSummary};
 use holdfast_image::Format;
-use holdfast_repo::{Manifest, Repository};
-use jiff::Timestamp;
-use jiff::tz::TimeZone;
+use holdfast_repo::Repository;
 
 use super::foreign_machine::Domain;
 use super::foreign_machine::{Attached, DomainWish, domain_xml};
-use super::foreign_store::{DiskToStore, MachineToStore, store_machine};
-use super::images::{ParentChoice, choose_parent};
-use crate::BackupReport;
-use crate::job::rate_limit::{Pace, PacedDevice};
-use crate::job::{Error, Job, MachineName, Result};
-use crate::machine::lock::{MachineLock, Work};
-use crate::machine::run_journal::JournalPlace;
+use super::sink::SnapshotSink;
+use super::snapshot::SnapshotOptions;
+use super::store::{DiskToStore, MachineToStore, OtherToStore, store_machine};
+use super::{Capture, CaptureOptions, MachineBackupReport, PreparedMachine, Steps, capture_into};
+use crate::job::rate_limit::Pace;
+use crate::job::{Error, Job, Result, Unit};
+use crate::machine::hooks::HookCalls;
 use crate::notes::{
     NOTE_CONSISTENCY, NOTE_FORMAT, NOTE_LABEL, NOTE_METHOD, NOTE_POOL, NOTE_UUID, NOTE_XEN_BASE, NOTE_XEN_DISK,
     NOTE_XEN_SUSPENDED_DISK, STREAM_DOMAIN, STREAM_XEN_MEMORY, STREAM_XEN_RECORDS, STREAM_XEN_SUSPENDED_RECORDS,
 };
-use crate::repository::calendar::Calendar;
-use crate::repository::name_conflict::{Claim, Claimant, Continuation, Granted};
-use crate::repository::open::snapshots;
 
 use crate::job::error::XenBackupError;
 use instant::Instant;
@@ -71,49 +65,25 @@ pub struct XenBackupRequest<'a> {
     pub pool: Arc<Pool>,
     /// The name or UUID of the machine there.
     pub machine: String,
-    /// What its snapshots are listed under; its own name where not given.
-    pub name: Option<MachineName>,
-    /// Which of its disks: by device (`xvda`).
-    pub choice: DiskChoice,
-    /// How its disks are read; the best way that the pool offers where nobody asks for one.
+    /// Options that all hypervisors share.
+    pub capture: CaptureOptions<'a>,
+    /// How its disks are read; none for the best way that the pool offers.
     pub way: Option<XenWay>,
     /// Whether the pool keeps what the next backup is compared with.
     pub keeps_base: bool,
-    /// Whether its memory is taken, too.
+    /// Whether its memory is stored.
     pub with_memory: bool,
-    /// What to compare with.
-    pub parent: ParentChoice,
-    /// Whether the snapshots that the name has may be of another machine.
-    pub continuation: Continuation,
-    /// Words to find the snapshot by.
-    pub tags: Vec<String>,
-    /// Tells the time of day; asked at the instant.
-    pub now: &'a dyn Fn() -> Timestamp,
-    /// The host that backs up.
-    pub host: String,
-    /// The program that backs up.
-    pub program: String,
-    /// In which times of a parent's name are meant.
-    pub zone: TimeZone,
     /// How libvirt is to have the machine.
     pub domain: Domain,
     /// Bytes that are read each second, at most.
     pub bytes_per_second: Option<NonZeroU64>,
     /// Connections to one disk at a time, at most: what the host that serves them has to bear.
     pub connection_count_max: usize,
-    /// Where locks are.
-    pub journal: Option<JournalPlace>,
-    /// How long another backup of the machine is waited for.
-    pub patience: Duration,
-    /// A random number, which names the snapshot.
-    pub run: u32,
 }
 
-/// A machine that was backed up.
+/// How a machine of a pool was read.
 #[derive(Debug)]
-pub struct XenBackupReport {
-    /// The snapshot.
-    pub backup: BackupReport,
+pub struct XenReading {
     /// Each disk: how it was read.
     pub disks: Vec<XenDiskReport>,
     /// Disks that were left out, and why.
@@ -122,9 +92,13 @@ pub struct XenBackupReport {
     pub dropped: Vec<Dropped>,
     /// How long the pool took for its snapshot. The machine stands still for a part of that.
     pub snapshot_duration: Duration,
-    /// Bytes of its memory, where that was taken.
+    /// Bytes of its memory in the snapshot.
     pub memory_bytes: Option<u64>,
-    /// Whether the snapshot could not be removed.
+    /// "memory", "crash" or "shut off".
+    pub consistency: &'static str,
+    /// How long reading waited for the limit of its rate.
+    pub waited: Duration,
+    /// Whether the pool still has its snapshot.
     pub has_remains: bool,
 }
 
@@ -150,65 +124,80 @@ struct Taken {
     live: VirtualDisk,
 }
 
-/// A machine on its way.
-struct XenBackup<'a> {
-    repository: &'a Repository,
+/// A machine with its disks chosen.
+pub(crate) struct XenBackup<'a> {
     request: XenBackupRequest<'a>,
     machine: XenMachine,
-    name: MachineName,
     taken: Vec<Taken>,
     left_out: Vec<(String, String)>,
     records: Vec<u8>,
     translated: Translated<String>,
+    sink: &'a dyn SnapshotSink,
+    hooks: &'a HookCalls<'a>,
     job: Job<'a>,
 }
 
 /// Backs up a machine of a pool.
-pub fn back_up_xen(repository: &Repository, request: XenBackupRequest<'_>, job: Job<'_>) -> Result<XenBackupReport> {
-    let summary = request.pool.machine(&request.machine)?.summary;
-    let lock = lock(&request, &summary, job)?;
-    // It may have changed while it was waited for.
-    let machine = request.pool.machine(&summary.uuid)?;
-    let name = match &request.name {
-        Some(name) => name.clone(),
-        None => MachineName::new(machine.summary.name.as_str()).map_err(|source| XenBackupError::Name {
-            name: machine.summary.name.clone(),
-            source,
-        })?,
-    };
-    let (disks, left_out) = decide(&machine, &request.choice)?;
-    let records = request.pool.metadata(&machine.reference)?;
-    let (records, described) = described(&records)?;
-    let (taken, attached) = attach(&described.value, disks);
-    let wish = DomainWish {
-        domain_type: &request.domain.domain_type,
-        network: &request.domain.network,
-        folder: None,
-        format: Format::Qcow2,
-    };
-    let mut translated = domain_xml(&described.value, &attached, &wish);
-    translated.dropped.splice(0..0, described.dropped);
-    // Without a lock, what is there may belong to somebody at work.
-    if lock.is_some() {
-        instant::clear_up(&request, &machine, job)?;
-    }
-    let backup = XenBackup {
-        repository,
-        request,
-        machine,
-        name,
-        taken,
-        left_out,
-        records,
-        translated,
-        job,
-    };
-    backup.run()
+pub fn back_up_xen(
+    repository: &Repository,
+    request: XenBackupRequest<'_>,
+    snapshot: SnapshotOptions,
+    job: Job<'_>,
+) -> Result<MachineBackupReport<XenReading>> {
+    capture_into(repository, request, snapshot, job)
 }
 
-fn lock(request: &XenBackupRequest<'_>, summary: &MachineSummary, job: Job<'_>) -> Result<Option<MachineLock>> {
-    let how = (Work::Backup, request.patience);
-    MachineLock::take(request.journal.as_ref(), summary, how, (request.now)(), job)
+impl Capture for XenBackupRequest<'_> {
+    type Found = XenMachine;
+    type Prepared<'c>
+        = XenBackup<'c>
+    where
+        Self: 'c;
+    type Reading = XenReading;
+
+    fn options(&self) -> &CaptureOptions<'_> {
+        &self.capture
+    }
+
+    fn find(&self) -> Result<XenMachine> {
+        Ok(self.pool.machine(&self.machine)?)
+    }
+
+    fn summary(found: &XenMachine) -> &MachineSummary {
+        &found.summary
+    }
+
+    fn prepare<'c>(self, machine: XenMachine, steps: Steps<'c>) -> Result<XenBackup<'c>>
+    where
+        Self: 'c,
+    {
+        let (disks, left_out) = decide(&machine, &self.capture.choice)?;
+        let records = self.pool.metadata(&machine.reference)?;
+        let (records, described) = described(&records)?;
+        let (taken, attached) = attach(&described.value, disks);
+        let wish = DomainWish {
+            domain_type: &self.domain.domain_type,
+            network: &self.domain.network,
+            folder: None,
+            format: Format::Qcow2,
+        };
+        let mut translated = domain_xml(&described.value, &attached, &wish);
+        translated.dropped.splice(0..0, described.dropped);
+        if steps.is_locked {
+            instant::clear_up(&self, &machine, steps.job)?;
+        }
+        Ok(XenBackup {
+            request: self,
+            machine,
+            taken,
+            left_out,
+            records,
+            translated,
+            sink: steps.sink,
+            hooks: steps.hooks,
+            job: steps.job,
+        })
+    }
 }
 
 /// The disks that are backed up, and the others with the reason.
@@ -294,50 +283,66 @@ fn attach(machine: &Machine, disks: Vec<VirtualDisk>) -> (Vec<Taken>, Vec<Attach
     (taken, attached)
 }
 
-impl XenBackup<'_> {
-    fn run(self) -> Result<XenBackupReport> {
-        let manifests = snapshots(self.repository, self.job.progress)?;
-        let claim = Claim {
-            name: self.name.as_str(),
-            claimant: Claimant::Machine(&self.machine.summary.uuid),
-            continuation: self.request.continuation,
-        };
-        let calendar = Calendar::new(self.repository, &self.request.zone, self.job.progress);
-        let granted = claim.check(&manifests, calendar, self.job.progress)?;
-        granted
-            .newest(calendar)
+/// A machine that is held by a snapshot of its pool.
+pub(crate) struct HeldXen<'h> {
+    instant: Instant<'h>,
+    way: XenWay,
+}
+
+impl PreparedMachine for XenBackup<'_> {
+    type Held<'h>
+        = HeldXen<'h>
+    where
+        Self: 'h;
+    type Reading = XenReading;
+
+    fn freeze(&self) -> Result<HeldXen<'_>> {
+        self.sink
+            .history()
+            .and_then(|history| history.newest)
             .inspect(|newest| self.tell_of_another_pool(newest));
-        let choice = &self.request.parent;
-        let parent = choose_parent(choice, calendar, &manifests, &granted)?;
-        self.job.interrupt.check()?;
         let way = way::choose(&self.request, &self.taken, self.job)?;
-        let mut instant = Instant::take(&self.request, &self.machine, self.job)?;
-        // That somebody wanted it to end is more than what it ended by.
-        let stopped = |error| self.job.interrupt.check().err().map_or(error, Error::from);
-        let stored = self
-            .refuse_changed(&instant)
-            .and_then(|()| self.store(&instant, (parent, &granted), way))
-            .map_err(stopped);
-        let kept = match &stored {
-            Ok(_) if self.request.keeps_base => instant.keep(&self.bases(&instant, way), way, &self.mark(), self.job),
+        let state = self.machine.summary.state;
+        let instant = self
+            .hooks
+            .pre_freeze(state)
+            .and_then(|()| Instant::take(&self.request, &self.machine, self.job));
+        self.hooks.post_thaw(state, None);
+        Ok(HeldXen { instant: instant?, way })
+    }
+
+    fn read<'h>(&'h self, held: &mut HeldXen<'h>) -> Result<XenReading> {
+        self.refuse_changed(&held.instant)?;
+        self.store(&held.instant, held.way)
+    }
+
+    fn release<'h>(&'h self, held: HeldXen<'h>, read: Result<XenReading>) -> Result<XenReading> {
+        let HeldXen { mut instant, way } = held;
+        let keeps_base = self.request.keeps_base;
+        let kept = match &read {
+            Ok(_) if keeps_base => instant.keep(&self.bases(&instant, way), way, &self.mark(), self.job),
             _ => false,
         };
         instant.remove(self.job);
-        let (backup, disks, memory_bytes) = stored?;
-        if kept || !self.request.keeps_base {
+        let mut reading = read?;
+        if kept || !keeps_base {
             instant.let_go_of_older(&self.mark(), self.job);
         }
-        Ok(XenBackupReport {
-            backup,
-            disks,
-            memory_bytes,
-            snapshot_duration: instant.duration(),
-            has_remains: instant.has_remains(),
-            left_out: self.left_out,
-            dropped: self.translated.dropped,
-        })
+        reading.has_remains = instant.has_remains();
+        Ok(reading)
     }
 
+    /// Errors of requests that an interruption has stopped say less than the interruption.
+    fn explain(&self, error: Error) -> Error {
+        self.job.interrupt.check().err().map_or(error, Error::from)
+    }
+
+    fn consistency(reading: &XenReading) -> &str {
+        reading.consistency
+    }
+}
+
+impl XenBackup<'_> {
     /// What the pool said of the machine has to be what it has taken a snapshot of.
     fn refuse_changed(&self, instant: &Instant<'_>) -> Result<()> {
         match instant.disk_beside(&self.machine.disks) {
@@ -352,7 +357,9 @@ impl XenBackup<'_> {
 
     /// What disks that are kept for this repository and machine are marked with.
     fn mark(&self) -> String {
-        purpose(&self.repository.config().id.to_string(), &self.machine.summary.uuid)
+        let history = self.sink.history();
+        let repository = history.map(|history| history.repository.config().id.to_string());
+        purpose(&repository.unwrap_or_default(), &self.machine.summary.uuid)
     }
 
     /// What the next backup of a disk is compared with. By way of NBD that is of use only where changes are tracked.
@@ -370,66 +377,37 @@ impl XenBackup<'_> {
         bases.map(|disk| disk.reference.clone()).collect()
     }
 
-    fn store(
-        &self,
-        instant: &Instant<'_>,
-        (parent, granted): (Option<&Manifest>, &Granted<'_>),
-        way: XenWay,
-    ) -> Result<(BackupReport, Vec<XenDiskReport>, Option<u64>)> {
+    fn store(&self, instant: &Instant<'_>, way: XenWay) -> Result<XenReading> {
         let (request, job) = (&self.request, self.job);
         let suspended = self.suspended(instant)?;
-        let Opened { disks, streams } =
-            open_disks(self.repository, request, (&self.taken, instant), (parent, way), job)?;
-        let pace = Pace::new(request.bytes_per_second, job);
-        let paced: Vec<PacedDevice<'_, &dyn BlockDevice>> = disks
-            .iter()
-            .map(|disk| PacedDevice {
-                inner: &*disk.device,
-                pace: &pace,
-            })
-            .collect();
+        let Opened { disks, streams } = open_disks(self.sink.history(), request, (&self.taken, instant), way, job)?;
+        let to_store = self.taken.iter().zip(&disks).map(|(taken, disk)| DiskToStore {
+            name: taken.target.clone(),
+            device: &*disk.device,
+            changed: disk.changed.as_ref(),
+            notes: self.notes_of(taken, instant, way),
+        });
+        let (memory, memory_bytes) = instant.memory().unzip();
+        let xml = self.translated.value.clone().into_bytes();
+        // The first of them is given when all disks have come to their ends.
+        let domain = OtherToStore::stream(STREAM_DOMAIN, streams.behind(xml));
+        let records = OtherToStore::stream(STREAM_XEN_RECORDS, Cursor::new(self.records.clone()));
+        let suspended =
+            suspended.map(|records| OtherToStore::stream(STREAM_XEN_SUSPENDED_RECORDS, Cursor::new(records)));
+        let memory = memory.map(|memory| OtherToStore::stream(STREAM_XEN_MEMORY, memory));
         let total = disks
             .iter()
             .map(|disk| disk.change.read_bytes(disk.device.size_bytes()));
-        job.progress.total(total.sum());
-        let to_store = self
-            .taken
-            .iter()
-            .zip(&disks)
-            .zip(&paced)
-            .map(|((taken, disk), device)| DiskToStore {
-                name: taken.target.clone(),
-                device,
-                changed: disk.changed.as_ref(),
-                notes: self.notes_of(taken, instant, way),
-            });
-        let mut memory = instant.memory();
-        let memory_bytes = memory.as_ref().map(|(_, bytes)| *bytes);
-        let mut texts: Vec<(String, Box<dyn Read + Send + '_>)> = Vec::new();
-        let xml = self.translated.value.clone().into_bytes();
-        // The first of them is given when all disks have come to their ends.
-        texts.push((STREAM_DOMAIN.to_owned(), Box::new(streams.behind(xml))));
-        let records = Cursor::new(self.records.clone());
-        texts.push((STREAM_XEN_RECORDS.to_owned(), Box::new(records)));
-        if let Some(records) = suspended {
-            texts.push((STREAM_XEN_SUSPENDED_RECORDS.to_owned(), Box::new(Cursor::new(records))));
-        }
-        if let Some((reader, _)) = memory.take() {
-            texts.push((STREAM_XEN_MEMORY.to_owned(), reader));
-        }
         let machine = MachineToStore {
-            name: self.name.clone(),
-            doing: "backing up",
-            parent,
-            tags: request.tags.clone(),
             time: instant.time(),
-            host: request.host.clone(),
-            program: request.program.clone(),
-            notes: self.notes(granted),
+            notes: self.notes(),
             disks: to_store.collect(),
-            streams: texts,
+            others: [domain, records].into_iter().chain(suspended).chain(memory).collect(),
+            total_bytes: Some(total.sum()),
         };
-        let backup = store_machine(self.repository, machine, job)?;
+        let pace = Pace::new(request.bytes_per_second, job);
+        job.progress.phase(&self.sink.phase(&request.capture.name), Unit::Bytes);
+        let duration = store_machine(self.sink, machine, &pace, job)?;
         let reports = self.taken.iter().zip(&disks).map(|(taken, disk)| XenDiskReport {
             name: taken.target.clone(),
             device: taken.live.device.clone(),
@@ -437,23 +415,34 @@ impl XenBackup<'_> {
             way: disk.way,
             change: disk.change.clone(),
         });
-        Ok((backup, reports.collect(), memory_bytes))
+        Ok(XenReading {
+            disks: reports.collect(),
+            left_out: self.left_out.clone(),
+            dropped: self.translated.dropped.clone(),
+            snapshot_duration: instant.duration(),
+            memory_bytes,
+            consistency: self.consistency_of_state(),
+            waited: pace.waited(duration),
+            has_remains: false,
+        })
     }
 
-    fn notes(&self, granted: &Granted<'_>) -> BTreeMap<String, String> {
-        let consistency = match (self.request.with_memory, self.machine.summary.state) {
+    fn consistency_of_state(&self) -> &'static str {
+        match (self.request.with_memory, self.machine.summary.state) {
             (true, _) => "memory",
-            (_, holdfast_host::MachineState::ShutOff) => "shut off",
+            (_, MachineState::ShutOff) => "shut off",
             _ => "crash",
-        };
+        }
+    }
+
+    fn notes(&self) -> BTreeMap<String, String> {
         let notes = [
             (NOTE_UUID, self.machine.summary.uuid.clone()),
             (NOTE_METHOD, "xen".to_owned()),
-            (NOTE_CONSISTENCY, consistency.to_owned()),
+            (NOTE_CONSISTENCY, self.consistency_of_state().to_owned()),
             (NOTE_POOL, self.request.pool.title()),
         ];
-        let notes = notes.into_iter().map(|(key, value)| (key.to_owned(), value));
-        notes.chain(granted.note.clone()).collect()
+        notes.map(|(key, value)| (key.to_owned(), value)).into()
     }
 
     fn notes_of(&self, taken: &Taken, instant: &Instant<'_>, way: XenWay) -> BTreeMap<String, String> {

@@ -13,23 +13,22 @@ use holdfast_hardware::{DiskKind, Dropped, Machine};
 use holdfast_image::{BlockOptions, Format, OpenOptions, Qcow2Options, Storage};
 use holdfast_repo::{Repository, Surroundings};
 use jiff::Timestamp;
-use jiff::tz::TimeZone;
 
 use crate::capture::foreign_disks::{ArchiveDevice, ArchiveDisks, Behind};
 use crate::capture::foreign_machine::{
     Attached, Described, Domain, DomainWish, attach, describe, domain_xml, kept_name, tell_of_format,
 };
-use crate::capture::foreign_store::{DiskToStore, MachineToStore, store_machine};
-use crate::capture::images::{BackupReport, ParentChoice, choose_parent};
+use crate::capture::sink::{RepositorySink, SnapshotSink as _};
+use crate::capture::snapshot::{BackupReport, SnapshotOptions};
+use crate::capture::store::{DiskToStore, MachineToStore, OtherToStore, store_machine};
 use crate::files::block_target::Overwrite;
 use crate::image::convert::{ConvertRequest, ConvertSource, VerifyImage, convert};
 use crate::image::new_folder::{NewFolder, write_file};
 use crate::job::error::ExchangeError;
-use crate::job::{Error, Job, MachineName, Result};
+use crate::job::rate_limit::Pace;
+use crate::job::{Error, Job, MachineName, Result, Unit};
 use crate::notes::{NOTE_FORMAT, NOTE_HYPERVISOR, NOTE_LABEL, NOTE_UUID, STREAM_DOMAIN};
-use crate::repository::calendar::Calendar;
-use crate::repository::name_conflict::{Claim, Claimant, Continuation};
-use crate::repository::open::snapshots;
+use crate::repository::name_conflict::Claimant;
 
 /// An archive that was opened: all is known that stands before its first disk.
 pub struct Importing {
@@ -91,20 +90,10 @@ pub struct ImportReport {
 pub struct ImportRepository {
     /// What its snapshots are listed under; its own name where not given.
     pub machine: Option<MachineName>,
-    /// What to compare with.
-    pub parent: ParentChoice,
-    /// Whether the snapshots that the name has may be of another machine.
-    pub continuation: Continuation,
-    /// Words to find the snapshot by.
-    pub tags: Vec<String>,
-    /// The instant that the archive is of.
+    /// How the snapshot is made.
+    pub snapshot: SnapshotOptions,
+    /// The point in time that the archive is of.
     pub time: Timestamp,
-    /// The host that imports.
-    pub host: String,
-    /// The program that imports.
-    pub program: String,
-    /// In which times of a parent's name are meant.
-    pub zone: TimeZone,
 }
 
 /// How a machine is imported into a folder.
@@ -242,17 +231,9 @@ impl Importing {
             Some(name) => name,
             None => self.listed_name()?,
         };
-        let manifests = snapshots(repository, job.progress)?;
-        let claim = Claim {
-            name: name.as_str(),
-            claimant: Claimant::Archive(self.described.machine.uuid.as_deref()),
-            continuation: request.continuation,
-        };
-        let calendar = Calendar::new(repository, &request.zone, job.progress);
-        let granted = claim.check(&manifests, calendar, job.progress)?;
-        let parent = choose_parent(&request.parent, calendar, &manifests, &granted)?;
-        let mut notes = self.notes();
-        notes.extend(granted.note);
+        let sink = RepositorySink::new(repository, request.snapshot, job);
+        sink.begin(&name, Claimant::Archive(self.described.machine.uuid.as_deref()))?;
+        let notes = self.notes();
         let xml = self.domain_xml(None, Format::Qcow2);
         let mut texts = vec![(STREAM_DOMAIN.to_owned(), xml.into_bytes())];
         let documents = self.documents.iter();
@@ -264,23 +245,19 @@ impl Importing {
             changed: None,
             notes: notes_of(disk),
         });
-        let behind = |(name, bytes)| {
-            let bytes: Box<dyn Read + Send> = Box::new(Behind::new(&self.disks, Cursor::new(bytes)));
-            (name, bytes)
-        };
+        let others = texts
+            .into_iter()
+            .map(|(name, bytes)| OtherToStore::stream(&name, Behind::new(&self.disks, Cursor::new(bytes))));
         let machine = MachineToStore {
-            name,
-            doing: "importing",
-            parent,
-            tags: request.tags,
             time: request.time,
-            host: request.host,
-            program: request.program,
             notes,
             disks: disks.collect(),
-            streams: texts.into_iter().map(behind).collect(),
+            others: others.collect(),
+            total_bytes: None,
         };
-        let backup = store_machine(repository, machine, job)?;
+        job.progress.phase(&format!("importing {name}"), Unit::Bytes);
+        store_machine(&sink, machine, &Pace::new(None, job), job)?;
+        let backup = sink.into_report().expect("what was read was stored");
         correct(&self.disks.corrections(), job);
         tell(&self.disks.doubts(), job);
         Ok(ImportReport {

@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use holdfast_host::{Call, Ending, MachineState, MachineSummary, why_not_obeyed};
-use holdfast_repo::Manifest;
 
 use crate::job::{Error, Job, Result};
 
@@ -58,19 +57,22 @@ pub const VARIABLES: [(&str, &str); 11] = [
     (MACHINE, "the name that the snapshot is listed under"),
     (NAME, "the machine's name at its hypervisor"),
     (UUID, "its UUID"),
-    (HYPERVISOR, "where it is: qemu:///system, qmp:/run/web1.qmp, vbox:"),
+    (
+        HYPERVISOR,
+        "where it is: qemu:///system, qmp:/run/web1.qmp, vbox:, xen://pool",
+    ),
     (STATE, "running, paused or \"shut off\", as the backup begins"),
     (RUN, "the number of the run"),
     (
         FROZEN_MS,
-        "post-thaw: how long its file systems were frozen, 0 where they were not",
+        "post-thaw: how long its file systems were frozen, 0 if they were not; not known of VirtualBox and XenServer",
     ),
     (
         PAUSED_MS,
-        "post-thaw: how long it stood still; VirtualBox does not tell it",
+        "post-thaw: how long it was paused; not known of VirtualBox and XenServer",
     ),
     (SNAPSHOT, "job-end: the id of the snapshot"),
-    (CONSISTENCY, "job-end: \"file system\", crash or \"shut off\""),
+    (CONSISTENCY, "job-end: \"file system\", memory, crash or \"shut off\""),
     (ERROR, "job-abort: why"),
 ];
 
@@ -265,12 +267,6 @@ impl Hooks {
             other => Err(other.to_string()),
         }
     }
-}
-
-/// What the end of a job is told of a snapshot: its id, and its consistency.
-pub(crate) fn of_snapshot(snapshot: &Manifest) -> (Option<String>, String) {
-    let consistency = snapshot.notes.get(crate::NOTE_CONSISTENCY).cloned();
-    (Some(snapshot.id.to_string()), consistency.unwrap_or_default())
 }
 
 /// An error with its causes.

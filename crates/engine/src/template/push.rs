@@ -15,7 +15,8 @@ use super::publish::{Content, Draft, Publication, Replace, Unsealed, protect_all
 use super::shelf::Shelf;
 use super::statement::{Piece, PieceKind};
 use super::trust::{Trust, Unsigned};
-use crate::capture::images::{BackupRequest, Listing, ParentChoice, store_disks};
+use crate::capture::images::{BackupRequest, Listing, store_disks};
+use crate::capture::snapshot::{ParentChoice, SnapshotOptions};
 use crate::image::source::{OpenSource, Origin, SourceName, disk_names};
 use crate::job::error::TemplateError;
 use crate::job::{DiskName, Job, Result, Unit};
@@ -202,13 +203,15 @@ impl Images<'_> {
             machine: None,
             format: self.format,
             allowed: self.allowed,
-            parent: ParentChoice::None,
-            continuation: Continuation::default(),
-            tags: Vec::new(),
+            snapshot: SnapshotOptions {
+                parent: ParentChoice::None,
+                continuation: Continuation::default(),
+                tags: Vec::new(),
+                host: self.publication.host.clone(),
+                program: self.publication.program.clone(),
+                zone: TimeZone::UTC,
+            },
             time: self.publication.time,
-            host: self.publication.host.clone(),
-            program: self.publication.program.clone(),
-            zone: TimeZone::UTC,
             stdin: &mut empty(),
         };
         let report = store_disks(repository, request, listing, job)?;

@@ -187,23 +187,12 @@ pub(super) fn is_of_pools(own: &Values) -> bool {
     machines(own).any(|word| is_of_pool(word))
 }
 
-/// Whether a setting of a backup is about what a guest of QEMU feels or does, and says nothing to a pool.
+/// Whether a setting of a backup applies to machines of QEMU only.
 pub(super) fn is_of_guests(key: &str) -> bool {
-    let all = [
-        "quiesce",
-        "method",
-        "scratch",
-        "scratch_max",
-        "max_latency",
-        "hook",
-        "hook_folder",
-        "hook_timeout",
-        "hook_failure",
-    ];
-    all.contains(&key)
+    ["quiesce", "method", "scratch", "scratch_max", "max_latency"].contains(&key)
 }
 
-/// Machines of pools: those of one at a time, for a command line has one password; by themselves, and without what says nothing to pools. Gives the
+/// Machines of pools: those of one at a time, for a command line has one password; by themselves, and without settings that do not apply to pools. Gives the
 /// name of the pool, where that has a section.
 pub(super) fn of_job(
     section: &Section,
@@ -236,7 +225,7 @@ pub(super) fn of_job(
     for (key, (line, value)) in own.iter().filter(|(key, _)| is_of_guests(key)) {
         // Where file systems cannot be frozen, trying to is as good as not.
         if !(key == "quiesce" && value.texts().iter().all(|how| how != "require")) {
-            wrong(*line, format!("{key} says nothing to pools"));
+            wrong(*line, format!("{key} does not apply to pools"));
         }
     }
     let named = known.iter().find(|pool| Some(&pool.name[..]) == host);

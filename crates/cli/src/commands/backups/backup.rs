@@ -14,7 +14,8 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use holdfast_engine::{
-    BackupReport, BackupRequest, Bottleneck, Continuation, MachineName, ParentChoice, SnapshotName, SourceName, backup,
+    BackupReport, BackupRequest, Bottleneck, Continuation, MachineName, ParentChoice, SnapshotName, SnapshotOptions,
+    SourceName, backup,
 };
 use holdfast_host::xapi::XenAddress;
 use holdfast_image::Format;
@@ -255,19 +256,32 @@ impl Report for Done {
     }
 }
 
-/// Backs up.
+impl BackupArgs {
+    fn snapshot_options(&self, context: &Context) -> Result<SnapshotOptions, Error> {
+        let parent = match &self.parent {
+            Some(SnapshotName { disk: Some(_), .. }) => {
+                return Err(Error::usage(
+                    "--parent names a disk",
+                    "name the snapshot only: disks are compared with those of the same name",
+                ));
+            }
+            Some(name) => ParentChoice::Named(name.snapshot.clone()),
+            None if self.no_parent => ParentChoice::None,
+            None => ParentChoice::Newest,
+        };
+        Ok(SnapshotOptions {
+            parent,
+            continuation: self.continuation(),
+            tags: self.tags.clone(),
+            host: SystemProcesses.this().host,
+            program: crate::PROGRAM.to_owned(),
+            zone: context.zone().clone(),
+        })
+    }
+}
+
 fn run(args: &BackupArgs, context: &Context) -> Result<Exit, Error> {
-    let parent = match &args.parent {
-        Some(SnapshotName { disk: Some(_), .. }) => {
-            return Err(Error::usage(
-                "--parent names a disk",
-                "name the snapshot only: disks are compared with those of the same name",
-            ));
-        }
-        Some(name) => ParentChoice::Named(name.snapshot.clone()),
-        None if args.no_parent => ParentChoice::None,
-        None => ParentChoice::Newest,
-    };
+    let snapshot = args.snapshot_options(context)?;
     let wrong = |word: &&OsString| word.to_str().is_some_and(XenAddress::is_one) && MachineWord::parse(word).is_none();
     if let Some(word) = args.sources.iter().find(wrong).and_then(|word| word.to_str()) {
         word.parse::<XenAddress>().map_err(holdfast_engine::Error::from)?;
@@ -284,7 +298,7 @@ fn run(args: &BackupArgs, context: &Context) -> Result<Exit, Error> {
                 "leave them out; an image has a / in its name, or exists",
             ));
         }
-        return machines::run(words, args, &parent, context);
+        return machines::run(words, args, &snapshot, context);
     }
     if let Some(name) = named.first() {
         return Err(Error::usage(
@@ -314,13 +328,8 @@ fn run(args: &BackupArgs, context: &Context) -> Result<Exit, Error> {
         machine: args.machine.clone(),
         format: args.format,
         allowed: args.allowed.clone(),
-        parent,
-        continuation: args.continuation(),
-        tags: args.tags.clone(),
+        snapshot,
         time: args.time.unwrap_or_else(time::now),
-        host: SystemProcesses.this().host,
-        program: crate::PROGRAM.to_owned(),
-        zone: context.zone().clone(),
         stdin: &mut stdin,
     };
     let report = context.work(args.job.thread_count(), |job| backup(&repository, request, job))?;

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use holdfast_archive::StreamImages;
 use holdfast_engine::{
-    Domain, ImportFolder, ImportRepository, Imported, Job, MachineName, ParentChoice, open_import, wants_stored_images,
+    Domain, ImportFolder, ImportRepository, Imported, Job, MachineName, ParentChoice, SnapshotOptions, open_import,
+    wants_stored_images,
 };
 use holdfast_image::{Format, Storage};
 use holdfast_repo::{Processes as _, SystemProcesses};
@@ -342,17 +343,19 @@ fn run(args: &ImportArgs, context: &Context) -> Result<Exit, Error> {
     let repository = context.open_repository()?;
     let request = ImportRepository {
         machine: args.machine.clone(),
-        parent: if args.no_parent {
-            ParentChoice::None
-        } else {
-            ParentChoice::Newest
+        snapshot: SnapshotOptions {
+            parent: if args.no_parent {
+                ParentChoice::None
+            } else {
+                ParentChoice::Newest
+            },
+            continuation: crate::args::Switch::continuation(args.same_machine),
+            tags: args.tags.clone(),
+            host: SystemProcesses.this().host,
+            program: crate::PROGRAM.to_owned(),
+            zone: context.zone().clone(),
         },
-        continuation: crate::args::Switch::continuation(args.same_machine),
-        tags: args.tags.clone(),
         time: args.time.unwrap_or_else(time::now),
-        host: SystemProcesses.this().host,
-        program: crate::PROGRAM.to_owned(),
-        zone: context.zone().clone(),
     };
     let report = read_archive(
         &args.archive,

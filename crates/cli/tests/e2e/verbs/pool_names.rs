@@ -112,7 +112,7 @@ fn a_pool_is_called_by_its_name_and_options_win() {
 fn jobs_back_up_machines_of_pools() {
     let named = Named::new(
         "user = \"root\"\nread = \"vhd\"\n",
-        "[defaults]\nrepository = \"main\"\nquiesce = \"require\"\nmax_latency = 20\nhook = \"/nowhere\"\nretries = 0\n\
+        "[defaults]\nrepository = \"main\"\nquiesce = \"require\"\nmax_latency = 20\nretries = 0\n\
          [jobs.nightly]\ndo = \"backup\"\nmachines = [\"xen://lab/tag:nightly\"]\nwith_memory = \"auto\"\n\
          [jobs.look]\ndo = \"doctor\"\nmachines = [\"xen://lab\"]\nfix = true\n\
          [jobs.watch]\ndo = \"fresh\"\nmachines = [\"web1\"]\nwithin = \"1h\"\n",
@@ -161,7 +161,7 @@ fn what_is_wrong_with_a_pool_is_told_by_its_line() {
         [repositories.main]\npath = \"/backup\"\n\
         [pools.one]\naddres = \"xen1\"\nread = \"tape\"\n\
         [pools.two]\naddress = \"xen://xen2\"\nuser = \"ana@here\"\npassword_file = \"/a\"\npassword_command = \"b\"\nconnections = 0\n\
-        [jobs.a]\ndo = \"backup\"\nrepository = \"main\"\nmachines = [\"xen://one/web1\", \"xen://two/web2\"]\nhook = \"/etc/hook\"\n\
+        [jobs.a]\ndo = \"backup\"\nrepository = \"main\"\nmachines = [\"xen://one/web1\", \"xen://two/web2\"]\nmethod = \"filter\"\n\
         [jobs.b]\ndo = \"snapshot\"\nmachines = [\"xen://one/web1\"]\n\
         [jobs.c]\ndo = \"backup\"\nrepository = \"main\"\nmachines = [\"xen://one/web1\", \"web2\"]\n\
         [pool.three]\n";
@@ -182,7 +182,7 @@ fn what_is_wrong_with_a_pool_is_told_by_its_line() {
         "line 11: [pools.two]: password_file and password_command are both given",
         "line 12: connections in [pools.two]: it should be a whole number from 1 to 64",
         "line 16: [jobs.a]: xen://one/web1 and xen://two/web2 are not done by one job",
-        "line 17: [jobs.a]: hook says nothing to pools",
+        "line 17: [jobs.a]: method does not apply to pools",
         "line 20: [jobs.b]: machines of pools are backed up and looked at by doctor, and nothing else",
         "line 24: [jobs.c]: xen://one/web1 and web2 are not done by one job",
         "line 25: there is no section [pool]: did you mean pools?",

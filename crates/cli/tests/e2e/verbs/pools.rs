@@ -8,6 +8,7 @@ use holdfast_xapi_server::{Fault, Habits, NbdPurpose, NewDisk, NewVm, Server, Sr
 use serde_json::Value;
 
 use super::copy_mishaps::damage_largest_pack;
+use crate::host::{system, text};
 use crate::program::{stderr, stdout};
 use crate::rig::{Rig, noise};
 
@@ -615,5 +616,46 @@ fn a_snapshot_that_cannot_be_removed_is_removed_by_the_next_backup() {
         stderr(&output)
     );
     world.assert_holds();
+    world.assert_clean(2);
+}
+
+#[test]
+fn hooks_are_called_around_the_snapshot_of_the_pool() {
+    let world = World::new();
+    let script = "#!/bin/sh\n/usr/bin/env | /bin/grep ^HOLDFAST_ > \"$0.$1\"\n/bin/echo \"$1\" >> \"$0.calls\"\n";
+    world.rig.write("hook.sh", script.as_bytes());
+    let (from, to) = (world.rig.path("hook.sh"), world.rig.path("hook"));
+    system("/usr/bin/install", &["-m", "755", text(&from), text(&to)]).unwrap();
+    let calls = || {
+        let calls = String::from_utf8(world.rig.read("hook.calls")).unwrap();
+        std::fs::remove_file(world.rig.path("hook.calls")).unwrap();
+        calls.lines().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let report = world.back_up(&["--hook", "hook", "--bwlimit", "8M"]);
+    assert_eq!(calls(), ["job-start", "pre-freeze", "post-thaw", "job-end"]);
+    let ended = String::from_utf8(world.rig.read("hook.job-end")).unwrap();
+    let id = report["snapshot"]["id"].as_str().unwrap();
+    for line in [
+        format!("HOLDFAST_MACHINE_UUID={}\n", world.vm),
+        format!("HOLDFAST_HYPERVISOR={}\n", world.pool.address()),
+        format!("HOLDFAST_SNAPSHOT={id}\n"),
+        "HOLDFAST_CONSISTENCY=crash\n".to_owned(),
+    ] {
+        assert!(ended.contains(&line), "{line}{ended}");
+    }
+    assert!(report["load"]["waited_ms"].as_u64().unwrap() > 0, "{report}");
+    // A hook that fails before the snapshot is taken prevents it.
+    let snapshot_count = || {
+        world
+            .pool
+            .calls()
+            .iter()
+            .filter(|call| call.contains("snapshot"))
+            .count()
+    };
+    let before = snapshot_count();
+    let (_, message) = world.fails(1, &["backup", &world.machine(), "--hook", "/bin/false"]);
+    assert!(message.contains("job-start"), "{message}");
+    assert_eq!(snapshot_count(), before);
     world.assert_clean(2);
 }

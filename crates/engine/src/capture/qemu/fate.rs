@@ -6,7 +6,7 @@ use holdfast_host::qmp::QmpCommand;
 use holdfast_host::{Ended, Machine};
 use serde_json::Value;
 
-use crate::job::{Error, Job, Result};
+use crate::job::{Error, Job};
 
 /// A hypervisor takes a moment to see that a QEMU has ended.
 const ATTEMPT_COUNT: u32 = 20;
@@ -56,22 +56,20 @@ impl std::fmt::Display for Fate {
     }
 }
 
-/// Says of a backup that failed whether its machine has ended: then that is the reason, where the error is of reading the machine.
-pub(super) fn explained<T>(result: Result<T>, (machine, name): (&dyn Machine, &str), job: Job<'_>) -> Result<T> {
-    result.map_err(|error| {
-        if matches!(error, Error::MachineEnded { .. } | Error::Interrupted(_)) {
-            return error;
-        }
-        let Fate::Ended(how) = Fate::of(machine, job) else {
-            return error;
-        };
-        let machine = name.to_owned();
-        if is_of_machine(&error) {
-            return Error::MachineEnded { machine, how };
-        }
-        job.progress.warning(&format!("{machine} {how} meanwhile"));
-        error
-    })
+/// The error of a failed backup; that the machine has ended where that is the reason.
+pub(super) fn explained(error: Error, machine: &dyn Machine, name: &str, job: Job<'_>) -> Error {
+    if matches!(error, Error::MachineEnded { .. } | Error::Interrupted(_)) {
+        return error;
+    }
+    let Fate::Ended(how) = Fate::of(machine, job) else {
+        return error;
+    };
+    let machine = name.to_owned();
+    if is_of_machine(&error) {
+        return Error::MachineEnded { machine, how };
+    }
+    job.progress.warning(&format!("{machine} {how} during the backup"));
+    error
 }
 
 /// Whether an error may come of a machine that has ended.

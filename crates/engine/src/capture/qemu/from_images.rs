@@ -7,26 +7,26 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use holdfast_host::provider::{clone_file, why_no_reflink};
-use holdfast_host::qemu::{Danger, QemuVersion, RunId, disks, no_filter};
+use holdfast_host::provider::clone_file;
+use holdfast_host::qemu::{Pause, RunId};
 use holdfast_host::qmp::{Monitor, QmpCommand, ask_patiently};
 use holdfast_host::{DiskSource, MachineDisk, MachineState, Overlays};
+use jiff::Timestamp;
 
 use super::changes::{Changes, ReadAll};
-use super::choice::not_beside;
 use super::disk_format::format_of;
 use super::frozen::{Freezer, Frozen};
-use super::host_snapshots::no_host_snapshot;
-use super::method::{Method, Offer, overlay_of, run_of_overlay};
+use super::method::{Method, overlay_of};
 use super::noted::Noted;
 use super::warden::{Kept, Load, Warden, Watched};
-use super::{MachineBackup, MachineReading, Ready, Stored, notes_of};
+use super::{HeldMachine, MachineBackup, MachineReading, PointOfDisks, Ready, StoredDisks, notes_of};
 use crate::files::atomic_file::{Existing, NewFile};
 use crate::image::source::OpenSource;
 use crate::job::error::GivenUp;
 use crate::job::rate_limit::Pace;
 use crate::job::{Error, Interrupt, Job, Result};
 use crate::machine::overlay_commit::{OverlayCommit, Persistence};
+use crate::machine::quiesce::Quiesced;
 use crate::machine::run_journal::Phase;
 use crate::machine::state::streams::Beside;
 use crate::machine::watchdog::Guard;
@@ -45,63 +45,27 @@ enum Cut<'a> {
     Nothing,
 }
 
+/// A machine whose images were cloned, put below overlays, or read while it was paused.
+pub(crate) struct HeldByImages<'h> {
+    method: Method,
+    reason: String,
+    cut: Cut<'h>,
+    note: Noted<'h>,
+    guard: Guard,
+    quiesced: Quiesced,
+    pause: Pause,
+    pace: Pace<'h>,
+    /// The devices of QEMU that are watched.
+    devices: Vec<String>,
+    /// Of a machine that runs on.
+    point: Option<(Timestamp, Result<Beside>)>,
+    /// Of a machine that was paused until all of it was read.
+    stored: Option<Result<StoredDisks>>,
+}
+
 impl MachineBackup<'_> {
-    /// What this machine offers.
-    pub(super) fn offer(&self) -> Result<Offer> {
-        let failed = |source| {
-            Error::from(holdfast_host::Error::Monitor {
-                machine: self.description.summary.name.clone(),
-                source,
-            })
-        };
-        let qemu = QemuVersion::query(self.request.machine.monitor()).map_err(failed)?;
-        let present = disks(self.request.machine.monitor()).map_err(failed)?;
-        let no_filter = no_filter(self.request.machine.monitor(), &present.iter().collect::<Vec<_>>());
-        let no_filter = no_filter.map_err(failed)?;
-        let images = self.images();
-        let has_no_filter = no_filter.is_some() || qemu.defect(Danger::FilterFailsGuest).is_some();
-        let is_asked = |method| self.request.method == Some(method) || has_no_filter;
-        Ok(Offer {
-            machine: self.request.name.to_string(),
-            qemu,
-            no_filter,
-            no_reflink: match &images {
-                Err(error) => Some(error.to_string()),
-                Ok(_) if not_beside(self.request.machine).is_some() => not_beside(self.request.machine),
-                Ok(images) if is_asked(Method::Reflink) => no_reflink(images, self.request.run),
-                Ok(_) => None,
-            },
-            no_overlay: match (&images, self.request.overlays) {
-                _ if not_beside(self.request.machine).is_some() => not_beside(self.request.machine),
-                (_, None) => Some("overlays are libvirt's business, and it does not know this machine".to_owned()),
-                (Err(error), _) => Some(error.to_string()),
-                (Ok(images), _) => self.no_overlay(images),
-            },
-            no_snapshot: self.no_snapshot(),
-            with_memory: self.request.memory.is_some(),
-        })
-    }
-
-    /// Why there can be no host snapshots, where somebody asks for them.
-    pub(super) fn no_snapshot(&self) -> Option<String> {
-        let is_asked = self.request.method == Some(Method::Snapshot);
-        let why = || no_host_snapshot(&self.description, &self.taken, self.request.run);
-        is_asked.then(|| not_beside(self.request.machine).or_else(why))?
-    }
-
-    fn no_overlay(&self, images: &[&Path]) -> Option<String> {
-        if self.description.summary.state != MachineState::Running {
-            return Some("an overlay is brought down only while the machine runs".to_owned());
-        }
-        let ours = images.iter().find(|image| run_of_overlay(image).is_some())?;
-        Some(format!(
-            "{} is an overlay that a dead backup has left: holdfast doctor --fix brings it down",
-            ours.display()
-        ))
-    }
-
     /// The files that the disks are on.
-    fn images(&self) -> Result<Vec<&Path>> {
+    pub(super) fn images(&self) -> Result<Vec<&Path>> {
         fn image(disk: &MachineDisk) -> std::result::Result<&Path, String> {
             match &disk.source {
                 DiskSource::File(path) => Ok(path),
@@ -156,7 +120,7 @@ impl MachineBackup<'_> {
 
     fn open_image(&self, disk: &MachineDisk, path: &Path) -> Result<OpenSource> {
         let format = Some(format_of(disk, path)?);
-        let allowed = &self.request.allowed;
+        let allowed = &self.request.capture.allowed;
         let open = || OpenSource::open(path, format, allowed);
         let opened = self.request.machine.rights().exercise(open);
         opened.map_err(|source| Error::File {
@@ -166,79 +130,108 @@ impl MachineBackup<'_> {
         })?
     }
 
-    fn beside(&self) -> Result<Beside> {
-        Beside::read(&self.description, &self.request.machine.rights(), self.job.clock)
-    }
-
-    pub(super) fn read_from_images(self, (method, reason): (Method, String)) -> Result<MachineReading> {
+    pub(super) fn freeze_images(&self, method: Method, reason: String) -> Result<HeldMachine<'_>> {
         let is_still = method == Method::Pause;
         let mut freezer = self.freezer();
         if is_still {
             freezer.pause_deadline = READ_DEADLINE;
         }
-        let pace = Pace::new(self.request.limits.bytes_per_second, self.job);
+        let pace = self.pace();
         let devices = freezer.devices_of(&self.taken)?;
-        let mut cut = self.prepare(method)?;
-        let (mut instant, mut stored_within) = (None, None);
-        let frozen = self.freeze(&freezer, is_still, &mut || {
-            let time = (self.request.now)();
+        let mut cut = self.prepare_images(method)?;
+        let (mut point, mut stored) = (None, None);
+        let frozen = self.freeze_with(&freezer, is_still, &mut || {
+            let time = (self.request.capture.now)();
             let made = self.make(&mut cut);
-            let beside = made.and_then(|()| self.beside());
+            let beside = made.and_then(|()| self.read_beside());
             if is_still {
-                let stored = beside.and_then(|beside| {
-                    let opened = self.open_images(&[])?;
-                    let stored = self.store_images(&opened, beside, time, (method, "crash"), &pace)?;
-                    self.check_stood_still()?;
-                    Ok(stored)
-                });
-                stored_within = Some(stored);
+                stored = Some(beside.and_then(|beside| self.store_while_paused(beside, time, &pace)));
             } else {
-                instant = Some((time, beside));
+                point = Some((time, beside));
             }
         });
-        let (frozen, mut noted) = match frozen {
+        let (frozen, note) = match frozen {
             Ok(frozen) => frozen,
             Err(error) => {
                 self.wake();
                 self.undo(cut, Guard::start(self.request.watchdog.as_deref()).ok());
                 // What went wrong in the middle says more.
-                return Err(stored_within.and_then(Result::err).unwrap_or(error));
+                return Err(stored.and_then(Result::err).unwrap_or(error));
             }
         };
         let (guard, quiesced, pause) = freezer.let_go(frozen);
-        let warden = self.warden(&cut, devices, &pace);
-        let read = || {
-            if let Some(stored) = stored_within {
-                return stored;
-            }
-            let (time, beside) = instant.expect("the instant was told");
-            let opened = self.open_cut(&mut cut)?;
-            self.store_images(&opened, beside?, time, (method, quiesced.consistency()), &pace)
+        Ok(HeldMachine::Images(Box::new(HeldByImages {
+            method,
+            reason,
+            cut,
+            note,
+            guard,
+            quiesced,
+            pause,
+            pace,
+            devices,
+            point,
+            stored,
+        })))
+    }
+
+    fn store_while_paused(&self, beside: Beside, time: Timestamp, pace: &Pace<'_>) -> Result<StoredDisks> {
+        let opened = self.open_images(&[])?;
+        let stored = self.store_images(&opened, beside, time, (Method::Pause, "crash"), pace)?;
+        self.check_stood_still()?;
+        Ok(stored)
+    }
+
+    pub(super) fn read_images<'h>(&'h self, held: &mut HeldByImages<'h>) -> Result<MachineReading> {
+        let consistency = held.quiesced.consistency();
+        let (stored, mut watched) = match held.stored.take() {
+            Some(stored) => (stored, Watched::default()),
+            None => self.read_after_freeze(held),
         };
-        let (stored, watched) = if is_still {
-            (read(), Watched::default())
-        } else {
-            warden.watch(read)
-        };
-        let stored = stored.map_err(|error| self.explain(error, watched.given_up));
+        let given_up = watched.given_up.take();
+        let stored = stored.map_err(|error| self.explain_given_up(error, given_up))?;
+        Ok(MachineReading {
+            pause: self.pause_of_running(held.pause),
+            quiesced: held.quiesced.clone(),
+            load: Load {
+                waited: held.pace.waited(stored.duration),
+                ..watched.load
+            },
+            compared: stored.compared,
+            ..self.reading(held.method, &held.reason, consistency)
+        })
+    }
+
+    fn read_after_freeze<'h>(&'h self, held: &mut HeldByImages<'h>) -> (Result<StoredDisks>, Watched) {
+        let HeldByImages {
+            cut,
+            pace,
+            devices,
+            point,
+            method,
+            quiesced,
+            ..
+        } = held;
+        let pace = &*pace;
+        let warden = self.warden(cut, std::mem::take(devices), pace);
+        warden.watch(|| {
+            let (time, beside) = point.take().expect("the machine was frozen");
+            let opened = self.open_cut(cut)?;
+            self.store_images(&opened, beside?, time, (*method, quiesced.consistency()), pace)
+        })
+    }
+
+    pub(super) fn release_images(&self, held: HeldByImages<'_>) {
+        let HeldByImages {
+            cut, mut note, guard, ..
+        } = held;
         self.wake();
         if matches!(cut, Cut::Overlays(..)) {
-            noted.phase(Phase::Committing);
+            note.phase(Phase::Committing);
         }
         if self.undo(cut, Some(guard)) {
-            noted.end();
+            note.end();
         }
-        let (duration, compared) = stored?;
-        let load = Load {
-            waited: pace.waited(duration),
-            ..watched.load
-        };
-        Ok(self.reading(
-            (method, reason),
-            quiesced.consistency(),
-            (Some(pause), quiesced, load),
-            compared,
-        ))
     }
 
     /// What is read after the instant.
@@ -261,16 +254,16 @@ impl MachineBackup<'_> {
             return Ok(());
         }
         let reason = "somebody let it run on while it was read".to_owned();
-        self.keeper.take_back(&reason)?;
+        self.sink.withdraw(&reason)?;
         Err(Error::from(holdfast_host::Error::Refused {
             action: "read",
-            machine: self.request.name.to_string(),
+            machine: self.request.capture.name.to_string(),
             reason,
         }))
     }
 
-    /// The instant; what belongs to it is done `within`.
-    fn freeze<'s>(
+    /// Freezes; `within` is called at the point in time.
+    fn freeze_with<'s>(
         &'s self,
         freezer: &Freezer<'s>,
         is_still: bool,
@@ -284,20 +277,20 @@ impl MachineBackup<'_> {
     }
 
     /// Says what a read error of something that was given up means.
-    fn explain(&self, error: Error, given_up: Option<GivenUp>) -> Error {
+    fn explain_given_up(&self, error: Error, given_up: Option<GivenUp>) -> Error {
         let Some(why) = given_up else { return error };
         let images = self.images().unwrap_or_default();
         let folder = images.first().and_then(|image| image.parent());
         Error::ScratchLimit {
-            machine: self.request.name.to_string(),
+            machine: self.request.capture.name.to_string(),
             scratch: folder.map(Path::to_owned).unwrap_or_default(),
             why,
         }
     }
 
     /// Gets ready what is made at the instant.
-    fn prepare(&self, method: Method) -> Result<Cut<'_>> {
-        let run = self.request.run;
+    fn prepare_images(&self, method: Method) -> Result<Cut<'_>> {
+        let run = self.request.capture.run;
         match (method, self.request.overlays) {
             (Method::Reflink, _) => {
                 let clone = |image| NewFile::begin_as(image, Existing::Replace, run);
@@ -323,7 +316,7 @@ impl MachineBackup<'_> {
         };
         if let Some(moved) = self.taken.iter().find(|disk| !is_there(disk)) {
             return Err(Error::from(holdfast_host::Error::Busy {
-                machine: self.request.name.to_string(),
+                machine: self.request.capture.name.to_string(),
                 holder: format!("somebody who has put disk {} onto another image just now", moved.target),
             }));
         }
@@ -355,18 +348,24 @@ impl MachineBackup<'_> {
         &self,
         opened: &[OpenSource],
         beside: Beside,
-        time: jiff::Timestamp,
-        of: (Method, &str),
+        time: Timestamp,
+        (method, consistency): (Method, &str),
         pace: &Pace<'_>,
-    ) -> Result<Stored> {
+    ) -> Result<StoredDisks> {
         let disks = self.taken.iter().zip(opened).map(|(disk, source)| Ready {
             target: disk.target.clone(),
             device: &*source.device,
-            changes: Changes::all(ReadAll::NoBitmapNow(of.0)),
+            changes: Changes::all(ReadAll::NoBitmapNow(method)),
             notes: notes_of(disk),
         });
-        let rest = beside.rest(None, self.job.progress);
-        self.store(&disks.collect::<Vec<_>>(), rest, time, of, pace)
+        let point = PointOfDisks {
+            disks: &disks.collect::<Vec<_>>(),
+            rest: beside.rest(None, self.job.progress),
+            time,
+            method,
+            consistency,
+        };
+        self.store(point, pace)
     }
 
     fn warden<'w>(&'w self, cut: &Cut<'_>, devices: Vec<String>, pace: &'w Pace<'w>) -> Warden<'w> {
@@ -381,7 +380,7 @@ impl MachineBackup<'_> {
         };
         Warden {
             machine: self.request.machine,
-            run: RunId(self.request.run),
+            run: RunId(self.request.capture.run),
             devices,
             scratch,
             kept,
@@ -410,7 +409,7 @@ impl MachineBackup<'_> {
             match self.bring_down(overlays, (disk, overlay), guard.as_mut(), job) {
                 Ok(stood_still) if stood_still > Duration::ZERO => job.progress.warning(&format!(
                     "{} wrote faster than the overlay of disk {} could be committed, and was paused for {} ms to commit the rest",
-                    self.request.name,
+                    self.request.capture.name,
                     disk.target,
                     stood_still.as_millis()
                 )),
@@ -420,7 +419,7 @@ impl MachineBackup<'_> {
                     job.progress.warning(&format!(
                         "disk {} of {} stays on the overlay {}: {reason}; holdfast doctor {} says what is to be done",
                         disk.target,
-                        self.request.name,
+                        self.request.capture.name,
                         overlay.display(),
                         self.description.summary.name
                     ));
@@ -488,12 +487,4 @@ impl MachineBackup<'_> {
         }
         Ok(stood_still)
     }
-}
-
-/// Why images cannot be cloned; none where they can.
-fn no_reflink(images: &[&Path], run: u32) -> Option<String> {
-    let folders: BTreeSet<&Path> = images.iter().filter_map(|image| image.parent()).collect();
-    folders
-        .into_iter()
-        .find_map(|folder| why_no_reflink(folder, &format!("{run:08x}")))
 }

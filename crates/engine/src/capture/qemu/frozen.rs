@@ -17,9 +17,9 @@ use super::MachineReadRequest;
 use super::changes::{BitmapNames, Changes, ReadAll};
 use super::copied_disk::{CopiedDisk, CopyContext, part_bytes};
 use super::frozen_device::FrozenDevice;
-use super::keeper::Before;
 use super::proof::{NextBitmap, Proof};
 use super::warden::{Kept, Warden};
+use crate::capture::sink::History;
 use crate::job::rate_limit::Pace;
 use crate::job::{Error, Job, Result};
 use crate::machine::hooks::{HeldUp, HookCalls, HookEvent};
@@ -34,7 +34,7 @@ const PAUSE_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Freezes disks, and clears up.
 pub(super) struct Freezer<'a> {
-    before: Option<Before<'a>>,
+    before: Option<History<'a>>,
     request: &'a MachineReadRequest<'a>,
     machine: String,
     /// None where no next backup asks for one.
@@ -110,7 +110,7 @@ impl<'a> Frozen<'a> {
     ) -> Warden<'w> {
         Warden {
             machine: request.machine,
-            run: RunId(request.run),
+            run: RunId(request.capture.run),
             devices: self.devices.clone(),
             scratch: std::mem::take(&mut self.scratch),
             kept: Kept::InScratch,
@@ -124,13 +124,14 @@ impl<'a> Frozen<'a> {
 
 impl<'a> Freezer<'a> {
     pub(super) fn new(
-        before: Option<Before<'a>>,
+        before: Option<History<'a>>,
         request: &'a MachineReadRequest<'a>,
         machine: String,
         hooks: &'a HookCalls<'a>,
         job: Job<'a>,
     ) -> Self {
-        let names = |before: Before<'_>| BitmapNames::new(&before.repository.config().id.to_string(), request.run);
+        let names =
+            |before: History<'_>| BitmapNames::new(&before.repository.config().id.to_string(), request.capture.run);
         Self {
             names: before.map(names),
             before,
@@ -171,7 +172,7 @@ impl<'a> Freezer<'a> {
         } = self.lend(&wanted, &usable)?;
         let (memory, receiving) = self.begin_memory()?.unzip();
         let request = CutRequest {
-            run: RunId(self.request.run),
+            run: RunId(self.request.capture.run),
             disks: cut_disks,
             write_deadline: self.request.write_deadline,
             listener,
@@ -268,7 +269,7 @@ impl<'a> Freezer<'a> {
         let scratch = &self.request.scratch;
         self.job.progress.note(&format!(
             "disk {target} of {}: {why}; QEMU copies it in parts to {} instead",
-            self.request.name,
+            self.request.capture.name,
             scratch.display()
         ));
         Scratch::create(scratch, disk.size_bytes)
@@ -327,11 +328,11 @@ impl<'a> Freezer<'a> {
     ) -> Result<(Cut, Quiesced)> {
         let is_running = state == MachineState::Running;
         let summary = self.request.machine.describe()?.summary;
-        let (journal, patience) = (self.request.journal.as_ref(), (Work::Instant, INSTANT_PATIENCE));
-        let _lock = MachineLock::take(journal, &summary, patience, (self.request.now)(), self.job)?;
+        let (journal, patience) = (self.request.capture.journal.as_ref(), (Work::Instant, INSTANT_PATIENCE));
+        let _lock = MachineLock::take(journal, &summary, patience, (self.request.capture.now)(), self.job)?;
         let guest = Guest {
             machine: self.request.machine,
-            shown: &self.request.name,
+            shown: &self.request.capture.name,
             quiesce: self.request.quiesce,
         };
         // The guest's file systems are frozen only while they have to be: what takes time is done before and after.

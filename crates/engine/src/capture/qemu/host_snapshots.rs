@@ -13,18 +13,19 @@ use holdfast_host::provider::{HostSnapshot, HostSnapshotName, Place, Provider, P
 use holdfast_host::qemu::Pause;
 use holdfast_host::{Description, MachineDisk};
 use holdfast_repo::{Manifest, Repository};
+use jiff::Timestamp;
 
 use super::changes::{Changes, ReadAll, check_spots};
 use super::disk_format::format_of;
-use super::keeper::Before;
 use super::warden::Load;
-use super::{MachineBackup, MachineReading, Method, Ready, notes_of};
+use super::{HeldMachine, MachineBackup, MachineReading, Method, PointOfDisks, Ready, notes_of};
 use crate::host_snapshot::compare_images::{Sent, TwoStates, below, options_in_view};
 use crate::host_snapshot::places::image_path;
 use crate::host_snapshot::record::SetId;
-use crate::host_snapshot::{GuestRequest, HostSnapshotRequest, NamedCut, Subject, places_of, take_host_snapshots};
+use crate::host_snapshot::{
+    GuestRequest, HostSnapshotReport, HostSnapshotRequest, NamedCut, Subject, places_of, take_host_snapshots,
+};
 use crate::image::source::OpenSource;
-use crate::job::rate_limit::Pace;
 use crate::job::{Error, Result};
 use crate::machine::hooks::{HeldUp, HookEvent};
 use crate::machine::state::streams::Beside;
@@ -44,6 +45,16 @@ struct Cut {
     views: Vec<View>,
     /// The folders of today; none of volumes.
     today: Vec<Option<PathBuf>>,
+}
+
+/// A machine whose disks are in host snapshots.
+pub(crate) struct HeldByHostSnapshots {
+    cut: Cut,
+    report: HostSnapshotReport,
+    time: Timestamp,
+    beside: Result<Beside>,
+    guard: Guard,
+    reason: String,
 }
 
 /// Why there can be no host snapshots of all disks of a machine; none where there can.
@@ -73,7 +84,7 @@ fn chosen(taken: &[MachineDisk]) -> holdfast_host::DiskChoice {
 }
 
 impl MachineBackup<'_> {
-    pub(super) fn read_host_snapshots(self, reason: String) -> Result<MachineReading> {
+    pub(super) fn freeze_host_snapshots(&self, reason: String) -> Result<HeldMachine<'_>> {
         let state = self.description.summary.state;
         let mut guard = self.hooks_guard()?;
         guard.owes(&[HookEvent::PostThaw, HookEvent::JobAbort])?;
@@ -81,8 +92,8 @@ impl MachineBackup<'_> {
         let prepared = self.hooks.pre_freeze(state);
         let made = prepared.and_then(|()| {
             self.cut(&mut || {
-                time = Some((self.request.now)());
-                beside = Beside::read(&self.description, &self.request.machine.rights(), self.job.clock);
+                time = Some((self.request.capture.now)());
+                beside = self.read_beside();
             })
         });
         let guest = made.as_ref().ok().and_then(|(_, report)| report.guests.first());
@@ -93,55 +104,72 @@ impl MachineBackup<'_> {
         self.hooks.post_thaw(state, Some(held_up));
         guard.owes(&[HookEvent::JobAbort])?;
         let (cut, report) = made?;
+        Ok(HeldMachine::HostSnapshots(Box::new(HeldByHostSnapshots {
+            cut,
+            time: time.unwrap_or(report.time),
+            beside,
+            guard,
+            reason,
+            report,
+        })))
+    }
+
+    pub(super) fn read_host_snapshots(&self, held: &mut HeldByHostSnapshots) -> Result<MachineReading> {
+        let beside = std::mem::replace(&mut held.beside, Ok(Beside::default()))?;
+        let (cut, report) = (&held.cut, &held.report);
         let (consistency, quiesced, paused) = match report.guests.first() {
             Some(guest) => (guest.consistency(), guest.quiesced.clone(), guest.paused),
             None => ("crash", super::Quiesced::NotNeeded, None),
         };
-        let pace = Pace::new(self.request.limits.bytes_per_second, self.job);
-        let stored = beside.and_then(|beside| {
-            let opened = self.open_views(&cut)?;
-            let disks = self.taken.iter().zip(&opened).map(|(disk, source)| Ready {
-                target: disk.target.clone(),
-                device: &*source.device,
-                changes: self.changes_since_parent(disk, source, &cut),
-                notes: cut.notes_of(disk),
-            });
-            let disks = disks.collect::<Vec<_>>();
-            let rest = beside.rest(None, self.job.progress);
-            let time = time.unwrap_or(report.time);
-            self.store(&disks, rest, time, (Method::Snapshot, consistency), &pace)
+        let opened = self.open_views(cut)?;
+        let disks = self.taken.iter().zip(&opened).map(|(disk, source)| Ready {
+            target: disk.target.clone(),
+            device: &*source.device,
+            changes: self.changes_since_parent(disk, source, cut),
+            notes: cut.notes_of(disk),
         });
-        self.clear_up(cut, stored.is_ok() && self.keeper.before().is_some());
-        guard.done();
-        let (duration, compared) = stored?;
+        let point = PointOfDisks {
+            disks: &disks.collect::<Vec<_>>(),
+            rest: beside.rest(None, self.job.progress),
+            time: held.time,
+            method: Method::Snapshot,
+            consistency,
+        };
+        let pace = self.pace();
+        let stored = self.store(point, &pace)?;
         let pause = Pause {
             total: paused.unwrap_or_default(),
             cut: report.cut,
             ..Pause::default()
         };
-        let load = Load {
-            waited: pace.waited(duration),
-            ..Load::default()
-        };
-        Ok(self.reading(
-            (Method::Snapshot, reason),
-            consistency,
-            (Some(pause), quiesced, load),
-            compared,
-        ))
+        Ok(MachineReading {
+            pause: self.pause_of_running(pause),
+            quiesced,
+            load: Load {
+                waited: pace.waited(stored.duration),
+                ..Load::default()
+            },
+            compared: stored.compared,
+            ..self.reading(Method::Snapshot, &held.reason, consistency)
+        })
+    }
+
+    pub(super) fn release_host_snapshots(&self, held: HeldByHostSnapshots, read: &Result<MachineReading>) {
+        self.clear_up(held.cut, read.is_ok() && self.sink.history().is_some());
+        held.guard.done();
     }
 
     /// A watchdog that calls the administrator's programs, where there are any.
     fn hooks_guard(&self) -> Result<Guard> {
         let command = self.request.watchdog.as_deref();
-        Guard::start(command.filter(|_| !self.request.hooks.programs.is_empty()))
+        Guard::start(command.filter(|_| !self.request.capture.hooks.programs.is_empty()))
     }
 
     /// What host snapshots of this machine for this repository are called, up to the number of the run.
     fn prefix(&self) -> String {
         let kept_in = self
-            .keeper
-            .before()
+            .sink
+            .history()
             .map(|before| before.repository.config().id.to_string());
         // What is read for nobody who comes again is told by a number that no repository has.
         let repository = kept_in.unwrap_or_else(|| "00000000".to_owned());
@@ -151,10 +179,10 @@ impl MachineBackup<'_> {
     }
 
     /// Makes the host snapshots; `within` is called at the instant.
-    fn cut(&self, within: &mut dyn FnMut()) -> Result<(Cut, crate::HostSnapshotReport)> {
+    fn cut(&self, within: &mut dyn FnMut()) -> Result<(Cut, HostSnapshotReport)> {
         let providers = self.request.providers;
-        let places = places_of(&self.description, &chosen(&self.taken), self.request.run);
-        let name = format!("{}{:08x}", self.prefix(), self.request.run);
+        let places = places_of(&self.description, &chosen(&self.taken), self.request.capture.run);
+        let name = format!("{}{:08x}", self.prefix(), self.request.capture.run);
         let wanted = places.wanted();
         let request = HostSnapshotRequest {
             providers,
@@ -170,13 +198,13 @@ impl MachineBackup<'_> {
                 has_to_stop: self.description.nvram.is_some() || self.description.tpm.is_some(),
                 memory: None,
                 watchdog: self.request.watchdog.clone(),
-                journal: self.request.journal.clone(),
-                run: self.request.run,
+                journal: self.request.capture.journal.clone(),
+                run: self.request.capture.run,
             }],
             subject: Subject::Machines,
-            now: self.request.now,
-            program: self.request.program.clone(),
-            set: SetId(u64::from(self.request.run)),
+            now: self.request.capture.now,
+            program: self.request.capture.program.clone(),
+            set: SetId(u64::from(self.request.capture.run)),
             states: None,
         };
         let report = take_host_snapshots(&request, within, self.job)?;
@@ -191,7 +219,7 @@ impl MachineBackup<'_> {
             let provider = providers.of_dataset(&name.dataset);
             provider.hold(name, TAG)?;
             cut.snapshots.extend(found(provider, name)?);
-            let label = format!("{:08x}-{}", self.request.run, cut.views.len());
+            let label = format!("{:08x}-{}", self.request.capture.run, cut.views.len());
             cut.views.push(provider.view(name, &label)?);
             let state = provider.dataset(&name.dataset.name)?;
             cut.today.push(state.folder.filter(|_| !state.is_volume));
@@ -215,7 +243,7 @@ impl MachineBackup<'_> {
             let format = format_of(disk, &path)?;
             let root = cut.root_of(disk).unwrap_or(&path);
             let mut options = options_in_view(Some(format), root, cut.today_of(disk));
-            options.allow.extend_from_slice(&self.request.allowed);
+            options.allow.extend_from_slice(&self.request.capture.allowed);
             // The machine reads them. What is no qcow2 by its configuration is its guest's to write, and may name any file.
             if disk.format.as_deref() == Some("qcow2") {
                 let bases = chain_of(image_path(disk), disk.format.as_deref()).into_iter().skip(1);
@@ -230,7 +258,7 @@ impl MachineBackup<'_> {
     fn changes_since_parent(&self, disk: &MachineDisk, now: &OpenSource, cut: &Cut) -> Changes {
         let changed = self.changed_between(disk, now, cut).and_then(|changed| {
             let (repository, parent) = self.parent()?;
-            let seed = u64::from(self.request.run);
+            let seed = u64::from(self.request.capture.run);
             // A parent that cannot be read is found while it is used.
             let Ok(before) = repository.open_disk(parent.id, Some(&disk.target)) else {
                 return Ok(changed);
@@ -283,7 +311,7 @@ impl MachineBackup<'_> {
         known
             .filter(|snapshot| snapshot.identity == *identity)
             .ok_or_else(gone)?;
-        let label = format!("{:08x}-then", self.request.run);
+        let label = format!("{:08x}-then", self.request.capture.run);
         let view = provider
             .view(&then, &label)
             .map_err(|error| ReadAll::NotComparable(error.to_string()))?;
@@ -319,8 +347,8 @@ impl MachineBackup<'_> {
 
     /// The snapshot to compare with, and where it is.
     fn parent(&self) -> std::result::Result<(&Repository, &Manifest), ReadAll> {
-        let Before { repository, parent } = self.keeper.before().ok_or(ReadAll::NoParent)?;
-        Ok((repository, parent.ok_or(ReadAll::NoParent)?))
+        let history = self.sink.history().ok_or(ReadAll::NoParent)?;
+        Ok((history.repository, history.parent.ok_or(ReadAll::NoParent)?))
     }
 
     /// What a backup leaves: the host snapshots of the newest snapshot. What cannot be removed now is removed by the next one.
@@ -340,7 +368,7 @@ impl MachineBackup<'_> {
                 let stays = if is_new {
                     is_stored
                 } else {
-                    !is_stored && self.keeper.before().is_some()
+                    !is_stored && self.sink.history().is_some()
                 };
                 if !stays {
                     self.remove(provider, &snapshot);

@@ -25,14 +25,14 @@ impl<'a> Noted<'a> {
             was_running,
             note: None,
         };
-        if let Some(place) = &request.journal {
+        if let Some(place) = &request.capture.journal {
             let record = RunRecord {
-                run: RunId(request.run),
+                run: RunId(request.capture.run),
                 machine: description.summary.name.clone(),
                 uuid: description.summary.uuid.clone(),
                 way: place.way.clone(),
                 process: place.process.clone(),
-                start_ms: (request.now)().as_millisecond(),
+                start_ms: (request.capture.now)().as_millisecond(),
                 phase: Phase::Preparing,
                 was_running,
                 scratch: request.scratch.clone(),
@@ -79,14 +79,14 @@ impl<'a> Noted<'a> {
         let monitor = self.request.machine.monitor();
         let status = monitor.execute(&QmpCommand::new("query-status", serde_json::Value::Null));
         let runs = status.is_ok_and(|status| status["running"] == true);
-        let is_left = !matches!(runs_in(monitor), Ok(left) if !left.contains(&RunId(self.request.run)));
+        let is_left = !matches!(runs_in(monitor), Ok(left) if !left.contains(&RunId(self.request.capture.run)));
         (runs || !self.was_running) && !is_left
     }
 
     fn heed<T>(&self, result: crate::Result<T>) -> Option<T> {
         result
             .map_err(|error| {
-                let message = format!("{}: not noted for holdfast doctor: {error}", self.request.name);
+                let message = format!("{}: not noted for holdfast doctor: {error}", self.request.capture.name);
                 self.job.progress.note(&message);
             })
             .ok()

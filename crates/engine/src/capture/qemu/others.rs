@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use holdfast_host::qemu::{RunId, drop_idle_files, remove_run, runs_in};
 use holdfast_host::qmp::{Monitor, MonitorError};
-use holdfast_host::{Description, Living, MachineState, MachineSummary, living};
+use holdfast_host::{Living, MachineState, MachineSummary, living};
 use holdfast_repo::Liveness;
 
 use super::MachineReadRequest;
@@ -17,30 +17,14 @@ use crate::machine::watchdog::is_watchdog_of;
 const WATCHDOG_PATIENCE: Duration = Duration::from_secs(5);
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Keeps other backups of the machine away until the lock is dropped; gives what the machine is by then, since one that is under way
-/// may have been waited for.
-pub(super) fn keep_away(
-    request: &MachineReadRequest<'_>,
-    description: Description,
-    job: Job<'_>,
-) -> Result<(Option<MachineLock>, Description)> {
-    let (journal, patience) = (request.journal.as_ref(), (Work::Backup, request.patience));
-    let lock = MachineLock::take(journal, &description.summary, patience, (request.now)(), job)?;
-    let description = match lock {
-        Some(_) => request.machine.describe()?,
-        None => description,
-    };
-    Ok((lock, description))
-}
-
 /// Sees to it that no other backup is at work on the machine, and that nothing of a dead one is left.
 ///
 /// # Errors
 /// [`holdfast_host::Error::Busy`] where one is, or where nobody can tell whether it is.
 pub(super) fn make_way(request: &MachineReadRequest<'_>, summary: &MachineSummary, job: Job<'_>) -> Result<()> {
     // Who freezes it at this moment is none of those who are in the way.
-    let (journal, patience) = (request.journal.as_ref(), (Work::Instant, INSTANT_PATIENCE));
-    let _lock = MachineLock::take(journal, summary, patience, (request.now)(), job)?;
+    let (journal, patience) = (request.capture.journal.as_ref(), (Work::Instant, INSTANT_PATIENCE));
+    let _lock = MachineLock::take(journal, summary, patience, (request.capture.now)(), job)?;
     let machine = request.machine.name();
     let monitor = request.machine.monitor();
     let failed = |source| {
@@ -65,7 +49,7 @@ pub(super) fn make_way(request: &MachineReadRequest<'_>, summary: &MachineSummar
         // Its server may run, though nothing with its name is in QEMU any more.
         remove_run(monitor, job.clock, note.run).map_err(failed)?;
         let is_needed = note.phase == Phase::Committing || (note.was_running && summary.state == MachineState::Paused);
-        if let Some(place) = request.journal.as_ref().filter(|_| !is_needed) {
+        if let Some(place) = request.capture.journal.as_ref().filter(|_| !is_needed) {
             forget_run(&place.folder, note.run)?;
         }
     }
@@ -81,7 +65,7 @@ pub(super) fn make_way(request: &MachineReadRequest<'_>, summary: &MachineSummar
 
 /// The notes of runs on the machine whose processes are dead.
 fn dead_notes(request: &MachineReadRequest<'_>, uuid: &str) -> Result<Vec<RunRecord>> {
-    let Some(place) = &request.journal else {
+    let Some(place) = &request.capture.journal else {
         return Ok(Vec::new());
     };
     let noted = noted_runs(&place.folder)?.into_iter();
@@ -91,16 +75,16 @@ fn dead_notes(request: &MachineReadRequest<'_>, uuid: &str) -> Result<Vec<RunRec
 
 /// The note of a run that is at work on the machine: it may have nothing in QEMU, and overlays on its disks.
 fn living_note(request: &MachineReadRequest<'_>, uuid: &str) -> Result<Option<RunRecord>> {
-    let Some(place) = &request.journal else {
+    let Some(place) = &request.capture.journal else {
         return Ok(None);
     };
     let noted = noted_runs(&place.folder)?.into_iter();
     let is_at_work = |note: &RunRecord| note.uuid == uuid && note.liveness(request.processes) == Liveness::Alive;
-    Ok(noted.filter(is_at_work).find(|note| note.run.0 != request.run))
+    Ok(noted.filter(is_at_work).find(|note| note.run.0 != request.capture.run))
 }
 
 fn note_of(request: &MachineReadRequest<'_>, run: RunId) -> Result<Option<RunRecord>> {
-    let Some(place) = &request.journal else {
+    let Some(place) = &request.capture.journal else {
         return Ok(None);
     };
     Ok(noted_runs(&place.folder)?.into_iter().find(|note| note.run == run))

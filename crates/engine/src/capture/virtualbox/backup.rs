@@ -14,17 +14,14 @@ use super::instant::{Backup, Instant, Taken};
 use super::machine::{Condition, Said, targets};
 use super::media::chain_of;
 use super::of;
-use super::request::{VirtualBoxBackup, VirtualBoxMemory, VirtualBoxReport, VirtualBoxWay};
+use super::request::{VirtualBoxBackup, VirtualBoxMemory, VirtualBoxReading, VirtualBoxWay};
 use super::unchanged::Check;
 use crate::capture::foreign_machine::Attached;
-use crate::capture::images::choose_parent;
+use crate::capture::snapshot::SnapshotOptions;
+use crate::capture::{Capture, CaptureOptions, MachineBackupReport, PreparedMachine, Steps, capture_into};
 use crate::job::error::VirtualBoxError;
 use crate::job::{Error, Job, Result, Unit};
-use crate::machine::hooks::{HookCalls, of_snapshot};
-use crate::machine::lock::{MachineLock, Work, place_digits};
-use crate::repository::calendar::Calendar;
-use crate::repository::name_conflict::{Claim, Claimant};
-use crate::repository::open::snapshots;
+use crate::machine::lock::place_digits;
 
 /// Why a disk of a machine that runs is left out whose writes go to the image whatever snapshots there are.
 const NO_INSTANT: &str = "a snapshot of VirtualBox leaves such a disk alone, and the machine runs";
@@ -32,104 +29,146 @@ const NO_INSTANT: &str = "a snapshot of VirtualBox leaves such a disk alone, and
 /// Backs up a machine of VirtualBox.
 ///
 /// # Errors
-/// A machine that is harmed by nothing: whatever goes wrong, it runs on if it was running, and a snapshot of VirtualBox's that was taken is
-/// deleted again.
+/// Whatever goes wrong, a machine that was running still runs, and a snapshot of VirtualBox's that was taken is deleted.
 pub fn back_up_virtualbox(
     repository: &Repository,
     request: VirtualBoxBackup<'_>,
+    snapshot: SnapshotOptions,
     job: Job<'_>,
-) -> Result<VirtualBoxReport> {
-    let machine = request.machine;
-    let unasked = MachineSummary {
-        name: machine.name().to_owned(),
-        uuid: machine.uuid().to_owned(),
-        state: MachineState::Between,
-    };
-    let (journal, patience) = (request.journal.as_ref(), (Work::Backup, request.patience));
-    let _lock = MachineLock::take(journal, &unasked, patience, (request.now)(), job)?;
-    let summary = machine.describe()?.summary;
-    let (hooks, listed) = (request.hooks.clone(), request.name.to_string());
-    let calls = HookCalls::new(&hooks, &listed, &summary, request.run, job);
-    calls.around(
-        || back_up_locked(repository, request, &calls, job),
-        |report| of_snapshot(&report.backup.snapshot),
-    )
+) -> Result<MachineBackupReport<VirtualBoxReading>> {
+    capture_into(repository, request, snapshot, job)
 }
 
-fn back_up_locked(
-    repository: &Repository,
-    request: VirtualBoxBackup<'_>,
-    hooks: &HookCalls<'_>,
-    job: Job<'_>,
-) -> Result<VirtualBoxReport> {
-    let machine = request.machine;
-    let mut said = machine.read()?;
-    let place = place_digits(request.journal.as_ref());
-    let of_place = (&said.settings.snapshots[..], Some(&place[..]));
-    if let Some(manager) = machine.place().manager()
-        && !delete_left(manager, machine, of_place, job.progress).is_empty()
+impl Capture for VirtualBoxBackup<'_> {
+    type Found = MachineSummary;
+    type Prepared<'c>
+        = Backup<'c>
+    where
+        Self: 'c;
+    type Reading = VirtualBoxReading;
+
+    fn options(&self) -> &CaptureOptions<'_> {
+        &self.capture
+    }
+
+    fn find(&self) -> Result<MachineSummary> {
+        Ok(self.machine.describe()?.summary)
+    }
+
+    fn summary(found: &MachineSummary) -> &MachineSummary {
+        found
+    }
+
+    fn prepare<'c>(self, _found: MachineSummary, steps: Steps<'c>) -> Result<Backup<'c>>
+    where
+        Self: 'c,
     {
-        said = machine.read()?;
+        let (machine, job) = (self.machine, steps.job);
+        let mut said = machine.read()?;
+        let place = place_digits(self.capture.journal.as_ref());
+        let of_place = (&said.settings.snapshots[..], Some(&place[..]));
+        if let Some(manager) = machine.place().manager()
+            && !delete_left(manager, machine, of_place, job.progress).is_empty()
+        {
+            said = machine.read()?;
+        }
+        // A disk among it is not backed up.
+        let disks = |dropped: &&Dropped| dropped.what.starts_with(UNKNOWN_CONTROLLER);
+        for dropped in said.dropped.iter().filter(disks) {
+            let message = format!("{}: {} is left out: {}", machine.name(), dropped.what, dropped.why);
+            job.progress.warning(&message);
+        }
+        Ok(Backup {
+            condition: machine.condition(&said)?,
+            request: self,
+            said,
+            sink: steps.sink,
+            hooks: steps.hooks,
+            job,
+        })
     }
-    // A disk among it is not backed up.
-    let disks = |dropped: &&Dropped| dropped.what.starts_with(UNKNOWN_CONTROLLER);
-    for dropped in said.dropped.iter().filter(disks) {
-        let message = format!("{}: {} is left out: {}", machine.name(), dropped.what, dropped.why);
-        job.progress.warning(&message);
+}
+
+/// A machine whose images do not change.
+pub(crate) enum HeldVirtualBox<'h> {
+    /// It is off.
+    Off,
+    /// It runs, and a snapshot of VirtualBox holds what is read.
+    Frozen {
+        frozen: Frozen<'h>,
+        time: Timestamp,
+        taken_in: Duration,
+    },
+}
+
+impl PreparedMachine for Backup<'_> {
+    type Held<'h>
+        = HeldVirtualBox<'h>
+    where
+        Self: 'h;
+    type Reading = VirtualBoxReading;
+
+    fn freeze(&self) -> Result<HeldVirtualBox<'_>> {
+        let machine = self.request.machine;
+        match (self.condition.state(), &self.condition) {
+            (MachineState::ShutOff, _) => Ok(HeldVirtualBox::Off),
+            (_, Condition::UsedBy(living)) => Err(of(VirtualBoxError::InUse {
+                machine: machine.name().to_owned(),
+                process: living.process,
+                program: living.words.first().cloned().unwrap_or_default(),
+                why_not: match machine.place().manager() {
+                    Some(_) => "does not know it",
+                    None => "is not there",
+                },
+            })),
+            (MachineState::Running | MachineState::Paused, _) => self.freeze_active(),
+            (_, Condition::Told(state)) => Err(of(VirtualBoxError::State {
+                machine: machine.name().to_owned(),
+                word: state.word().to_owned(),
+            })),
+            _ => Err(Error::MachineBetween {
+                machine: machine.name().to_owned(),
+            }),
+        }
     }
-    let condition = machine.condition(&said)?;
-    let manifests = snapshots(repository, job.progress)?;
-    let claim = Claim {
-        name: request.name.as_str(),
-        claimant: Claimant::Machine(machine.uuid()),
-        continuation: request.continuation,
-    };
-    let calendar = Calendar::new(repository, &request.zone, job.progress);
-    let granted = claim.check(&manifests, calendar, job.progress)?;
-    let parent = choose_parent(&request.parent, calendar, &manifests, &granted)?;
-    job.interrupt.check()?;
-    let backup = Backup {
-        repository,
-        request,
-        parent,
-        note: granted.note,
-        condition,
-        hooks,
-        job,
-    };
-    match (backup.condition.state(), &backup.condition) {
-        (MachineState::ShutOff, _) => backup.read_images(&said),
-        (_, Condition::UsedBy(living)) => Err(of(VirtualBoxError::InUse {
-            machine: machine.name().to_owned(),
-            process: living.process,
-            program: living.words.first().cloned().unwrap_or_default(),
-            why_not: match machine.place().manager() {
-                Some(_) => "does not know it",
-                None => "is not there",
-            },
-        })),
-        (MachineState::Running | MachineState::Paused, _) => backup.read_frozen(&said),
-        (_, Condition::Told(state)) => Err(of(VirtualBoxError::State {
-            machine: machine.name().to_owned(),
-            word: state.word().to_owned(),
-        })),
-        _ => Err(Error::MachineBetween {
-            machine: machine.name().to_owned(),
-        }),
+
+    fn read<'h>(&'h self, held: &mut HeldVirtualBox<'h>) -> Result<VirtualBoxReading> {
+        match held {
+            HeldVirtualBox::Off => self.read_images(),
+            HeldVirtualBox::Frozen { frozen, time, taken_in } => self.read_frozen(frozen, (*time, *taken_in)),
+        }
+    }
+
+    fn release<'h>(&'h self, held: HeldVirtualBox<'h>, read: Result<VirtualBoxReading>) -> Result<VirtualBoxReading> {
+        let remains = match held {
+            HeldVirtualBox::Off => None,
+            // A snapshot that stays is a warning: what was read is good all the same.
+            HeldVirtualBox::Frozen { frozen, .. } => frozen.end(),
+        };
+        read.map(|reading| VirtualBoxReading { remains, ..reading })
+    }
+
+    /// Errors of streams that an interruption has stopped say less than the interruption.
+    fn explain(&self, error: Error) -> Error {
+        self.job.interrupt.check().err().map_or(error, Error::from)
+    }
+
+    fn consistency(reading: &VirtualBoxReading) -> &str {
+        reading.consistency
     }
 }
 
 /// The disks of a machine, as they were chosen.
-struct Opened {
-    taken: Vec<Taken>,
+pub(super) struct Opened {
+    pub(super) taken: Vec<Taken>,
     /// Those that are left out, and why.
-    left_out: Vec<(String, String)>,
+    pub(super) left_out: Vec<(String, String)>,
 }
 
 impl Backup<'_> {
     /// A machine that is off: as long as nothing changes, its images are of one instant.
-    fn read_images(&self, said: &Said) -> Result<VirtualBoxReport> {
-        let machine = self.request.machine;
+    fn read_images(&self) -> Result<VirtualBoxReading> {
+        let (machine, said) = (self.request.machine, &self.said);
         if let Condition::Unused { is_certain } = self.condition {
             self.job.progress.note(&format!(
                 "VBoxManage cannot be asked whether {} runs: no process {} its images open for writing, so it is taken to be off",
@@ -137,35 +176,25 @@ impl Backup<'_> {
                 if is_certain { "has" } else { "that can be seen has" }
             ));
         }
-        let Opened { taken, left_out } = self.open(&said.machine, said)?;
+        let opened = self.open(&said.machine, said)?;
         let memory = self.saved_memory(said)?;
-        let time = (self.request.now)();
-        let check: Check<'_> = Box::new(|| self.check_unchanged(&taken));
+        let is_saved = said.settings.state_file.is_some();
         let instant = Instant {
             text: &said.text,
             machine: &said.machine,
-            time,
+            time: (self.request.capture.now)(),
             way: VirtualBoxWay::Images,
+            reason: if is_saved { "it is saved" } else { "it is shut off" }.to_owned(),
             nvram: said.settings.nvram.as_deref(),
             memory,
-            consistency: match (memory, &said.settings.state_file) {
+            consistency: match (memory, is_saved) {
                 (Some(_), _) => "memory",
-                (None, Some(_)) => "crash",
-                (None, None) => "shut off",
+                (None, true) => "crash",
+                (None, false) => "shut off",
             },
         };
-        let stored = self.store(&instant, &taken, check)?;
-        let reason = if said.settings.state_file.is_some() {
-            "it is saved"
-        } else {
-            "it is shut off"
-        };
-        Ok(VirtualBoxReport {
-            way: VirtualBoxWay::Images,
-            reason: reason.to_owned(),
-            left_out,
-            ..stored.report(taken)
-        })
+        let check: Check<'_> = Box::new(|| self.check_unchanged(&opened.taken));
+        self.store(instant, &opened, check)
     }
 
     /// The file with the memory of a machine that is saved. Without it the machine starts from its disks, as after a crash.
@@ -174,7 +203,7 @@ impl Backup<'_> {
         let Some(file) = said.settings.state_file.as_deref() else {
             return Ok(None);
         };
-        let admission = Admission::new(machine, &self.request.allowed);
+        let admission = Admission::new(machine, &self.request.capture.allowed);
         if self.beside(Some(file), &admission)?.is_some() {
             return Ok(Some(file));
         }
@@ -186,8 +215,8 @@ impl Backup<'_> {
         Ok(None)
     }
 
-    /// A machine that runs: a snapshot holds what is read.
-    fn read_frozen(&self, before: &Said) -> Result<VirtualBoxReport> {
+    /// Takes a snapshot of a machine that runs, or is paused.
+    fn freeze_active(&self) -> Result<HeldVirtualBox<'_>> {
         let machine = self.request.machine;
         let manager = machine.place().manager().ok_or_else(|| {
             of(VirtualBoxError::NoManager {
@@ -195,33 +224,26 @@ impl Backup<'_> {
             })
         })?;
         // What cannot be read at all is found out before the machine is disturbed.
-        drop(self.open(&before.machine, before)?);
+        drop(self.open(&self.said.machine, &self.said)?);
         let state = self.condition.state();
         let start = self.job.clock.now();
         self.job
             .progress
             .phase(&format!("taking a snapshot of {}", machine.name()), Unit::Items);
         let frozen = self.hooks.pre_freeze(state).and_then(|()| {
-            let place = place_digits(self.request.journal.as_ref());
-            Frozen::take(manager, machine, (&place, self.request.run, state), self.job.progress)
+            let place = place_digits(self.request.capture.journal.as_ref());
+            let run = self.request.capture.run;
+            Frozen::take(manager, machine, (&place, run, state), self.job.progress)
         });
         let taken_in = self.job.clock.now().saturating_sub(start);
-        let time = (self.request.now)();
+        let time = (self.request.capture.now)();
         self.hooks.post_thaw(state, None);
         let frozen = frozen?;
-        let stored = self.store_frozen(before, &frozen, (time, taken_in));
-        // A snapshot that stays is told as a warning; what was read is good all the same.
-        let remains = frozen.end();
-        Ok(VirtualBoxReport { remains, ..stored? })
+        Ok(HeldVirtualBox::Frozen { frozen, time, taken_in })
     }
 
-    fn store_frozen(
-        &self,
-        before: &Said,
-        frozen: &Frozen<'_>,
-        (time, taken_in): (Timestamp, Duration),
-    ) -> Result<VirtualBoxReport> {
-        let machine = self.request.machine;
+    fn read_frozen(&self, frozen: &Frozen<'_>, (time, taken_in): (Timestamp, Duration)) -> Result<VirtualBoxReading> {
+        let (machine, before) = (self.request.machine, &self.said);
         self.job.interrupt.check()?;
         let said = machine.read()?;
         let then = machine.read_at(&said, frozen.snapshot())?;
@@ -229,10 +251,10 @@ impl Backup<'_> {
         if images(&then) != images(&before.machine) {
             return Err(Error::from(holdfast_host::Error::Busy {
                 machine: machine.name().to_owned(),
-                holder: "somebody who has put it onto other images just now".to_owned(),
+                holder: "another program that has attached other images to it just now".to_owned(),
             }));
         }
-        let Opened { taken, left_out } = self.open(&then, &said)?;
+        let opened = self.open(&then, &said)?;
         let kept = said
             .settings
             .snapshots
@@ -240,27 +262,20 @@ impl Backup<'_> {
             .find(|snapshot| snapshot.uuid == frozen.snapshot());
         let memory = kept.and_then(|snapshot| snapshot.state_file.as_deref());
         let memory = memory.filter(|_| self.request.memory == VirtualBoxMemory::Store);
-        let way = VirtualBoxWay::Snapshot { taken_in };
         let instant = Instant {
             text: &before.text,
             machine: &before.machine,
             time,
-            way,
+            way: VirtualBoxWay::Snapshot { taken_in },
+            reason: format!("it is {}", self.condition.state()),
             nvram: kept
                 .and_then(|snapshot| snapshot.nvram.as_deref())
                 .or(before.settings.nvram.as_deref()),
             memory,
             consistency: if memory.is_some() { "memory" } else { "crash" },
         };
-        let check: Check<'_> = Box::new(|| self.check_files(&taken));
-        let stored = self.store(&instant, &taken, check)?;
-        let state = self.condition.state();
-        Ok(VirtualBoxReport {
-            way,
-            reason: format!("it is {state}"),
-            left_out,
-            ..stored.report(taken)
-        })
+        let check: Check<'_> = Box::new(|| self.check_files(&opened.taken));
+        self.store(instant, &opened, check)
     }
 
     /// Opens the disks that are wanted, with the images that `machine` has; why others are left out.
@@ -268,9 +283,9 @@ impl Backup<'_> {
         let owner = self.request.machine;
         let description = owner.description(machine, said, &self.condition);
         self.check_choice(&description)?;
-        let admission = Admission::new(owner, &self.request.allowed);
+        let admission = Admission::new(owner, &self.request.capture.allowed);
         let (mut taken, mut left_out) = (Vec::new(), Vec::new());
-        let decisions = description.decide(&self.request.choice);
+        let decisions = description.decide(&self.request.capture.choice);
         let disks = machine.disks.iter().zip(targets(machine)).zip(decisions);
         for (number, ((disk, target), decision)) in disks.enumerate() {
             if let Some(why) = self.why_not(decision, said, &disk.key) {
@@ -302,7 +317,7 @@ impl Backup<'_> {
     }
 
     fn check_choice(&self, description: &Description) -> Result<()> {
-        let unknown = description.unknown(&self.request.choice);
+        let unknown = description.unknown(&self.request.capture.choice);
         if unknown.is_empty() {
             return Ok(());
         }

@@ -17,7 +17,7 @@ const PREFIX: &str = "holdfast-backup-";
 const DESCRIPTION: &str = "made by holdfast backup, which deletes it when it has read the machine; if it is still there, the next backup does";
 
 /// A machine held by a snapshot.
-pub(super) struct Frozen<'a> {
+pub(crate) struct Frozen<'a> {
     manager: &'a VBoxManage,
     machine: &'a VirtualBoxMachine<'a>,
     progress: &'a dyn Progress,

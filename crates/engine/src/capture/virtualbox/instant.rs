@@ -1,23 +1,22 @@
-//! A backup of a machine, and what is stored of one instant.
+//! A machine with its disks chosen, and what is stored of one point in time.
 
-use super::machine::Condition;
+use holdfast_hardware::Machine;
+use jiff::Timestamp;
+
+use super::machine::{Condition, Said};
 use super::request::{VirtualBoxBackup, VirtualBoxWay};
 use crate::capture::foreign_machine::Attached;
+use crate::capture::sink::SnapshotSink;
 use crate::image::source::OpenSource;
 use crate::job::Job;
 use crate::machine::hooks::HookCalls;
-use holdfast_hardware::Machine;
-use holdfast_repo::{Manifest, Repository};
-use jiff::Timestamp;
 
 /// A backup of a machine.
-pub(super) struct Backup<'a> {
-    pub(super) repository: &'a Repository,
+pub(crate) struct Backup<'a> {
     pub(super) request: VirtualBoxBackup<'a>,
-    pub(super) parent: Option<&'a Manifest>,
-    /// What the snapshot says of other machines of its name.
-    pub(super) note: Option<(String, String)>,
+    pub(super) said: Said,
     pub(super) condition: Condition,
+    pub(super) sink: &'a dyn SnapshotSink,
     pub(super) hooks: &'a HookCalls<'a>,
     pub(super) job: Job<'a>,
 }
@@ -28,13 +27,14 @@ pub(super) struct Taken {
     pub(super) source: OpenSource,
 }
 
-/// What is stored of one instant.
+/// What is stored of one point in time.
 pub(super) struct Instant<'i> {
     /// The settings as they are kept.
     pub(super) text: &'i str,
     pub(super) machine: &'i Machine,
     pub(super) time: Timestamp,
     pub(super) way: VirtualBoxWay,
+    pub(super) reason: String,
     pub(super) nvram: Option<&'i str>,
     pub(super) memory: Option<&'i str>,
     pub(super) consistency: &'static str,

@@ -1,56 +1,21 @@
 //! What is asked of a backup of a machine of VirtualBox, and what it answers.
 
 use std::num::NonZeroU64;
-use std::path::PathBuf;
 use std::time::Duration;
 
-use holdfast_host::DiskChoice;
-use jiff::Timestamp;
-use jiff::tz::TimeZone;
-
 use super::machine::VirtualBoxMachine;
-use crate::capture::images::{BackupReport, ParentChoice};
-use crate::job::MachineName;
-use crate::machine::hooks::Hooks;
-use crate::machine::run_journal::JournalPlace;
-use crate::repository::name_conflict::Continuation;
+use crate::capture::CaptureOptions;
 
 /// What to back up.
 pub struct VirtualBoxBackup<'a> {
     /// The machine.
     pub machine: &'a VirtualBoxMachine<'a>,
-    /// What its snapshots are listed under.
-    pub name: MachineName,
-    /// Which of its disks.
-    pub choice: DiskChoice,
-    /// Files and folders that its settings may name although they lie elsewhere.
-    pub allowed: Vec<PathBuf>,
+    /// Options that all hypervisors share.
+    pub capture: CaptureOptions<'a>,
     /// Whether the memory of a machine that runs is stored, too.
     pub memory: VirtualBoxMemory,
-    /// What to compare with.
-    pub parent: ParentChoice,
-    /// Whether the snapshots that the name has may be of another machine.
-    pub continuation: Continuation,
-    /// Words to find the snapshot by.
-    pub tags: Vec<String>,
-    /// Tells the time of day; asked at the instant.
-    pub now: &'a (dyn Fn() -> Timestamp + Sync),
-    /// The host that backs up.
-    pub host: String,
-    /// The program that backs up.
-    pub program: String,
-    /// In which times of a parent's name are meant.
-    pub zone: TimeZone,
-    /// Where other backups of the machine are kept away; none where they are not.
-    pub journal: Option<JournalPlace>,
-    /// How long another backup of the machine is waited for, before this one gives up.
-    pub patience: Duration,
-    /// Programs to call on the way.
-    pub hooks: Hooks,
     /// Bytes read each second, at most.
     pub bytes_per_second: Option<NonZeroU64>,
-    /// A random number, which names what is made at VirtualBox.
-    pub run: u32,
 }
 
 /// What is done about the memory of a machine that runs, which is in VirtualBox's snapshot in any case.
@@ -84,22 +49,22 @@ impl VirtualBoxWay {
     }
 }
 
-/// A machine of VirtualBox that was backed up.
+/// How a machine of VirtualBox was read.
 #[derive(Debug)]
-pub struct VirtualBoxReport {
-    /// The snapshot.
-    pub backup: BackupReport,
+pub struct VirtualBoxReading {
     /// How its disks were read.
     pub way: VirtualBoxWay,
     /// Why so, in words.
     pub reason: String,
     /// Its disks, by name.
     pub disks: Vec<String>,
+    /// "memory", "crash" or "shut off".
+    pub consistency: &'static str,
     /// Bytes of its memory, where that was stored.
     pub memory_bytes: Option<u64>,
     /// Disks that were left out, and why.
     pub left_out: Vec<(String, String)>,
-    /// How long reading waited, to be no faster than it may.
+    /// How long reading waited for the limit of its rate.
     pub waited: Duration,
     /// Why VirtualBox still has the snapshot that was taken for it, where it does.
     pub remains: Option<String>,

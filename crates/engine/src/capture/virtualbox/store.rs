@@ -3,24 +3,22 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::Read;
-use std::time::Duration;
+use std::io::Cursor;
 
-use holdfast_block::BlockDevice;
 use holdfast_image::Format;
 
+use super::backup::Opened;
 use super::chain::Admission;
 use super::instant::{Backup, Instant, Taken};
 use super::machine::open_regular;
-use super::request::{VirtualBoxReport, VirtualBoxWay};
+use super::request::VirtualBoxReading;
 use super::unchanged::{Behind, Check};
 use crate::capture::foreign_machine::{Attached, DomainWish, domain_xml};
-use crate::capture::foreign_store::{DiskToStore, MachineToStore, store_machine};
-use crate::capture::images::BackupReport;
-use crate::job::rate_limit::{Pace, PacedDevice, PacedReader};
-use crate::job::{Error, Job, Progress, Result, Unit};
+use crate::capture::store::{DiskToStore, MachineToStore, OtherToStore, store_machine};
+use crate::job::rate_limit::{Pace, PacedReader};
+use crate::job::{Error, Result, Unit};
 use crate::notes::{
-    NOTE_CONSISTENCY, NOTE_FORMAT, NOTE_HYPERVISOR, NOTE_METHOD, NOTE_PATH, NOTE_UUID, STREAM_DOMAIN,
+    NOTE_CONSISTENCY, NOTE_FORMAT, NOTE_HYPERVISOR, NOTE_LABEL, NOTE_METHOD, NOTE_PATH, NOTE_UUID, STREAM_DOMAIN,
     STREAM_VIRTUALBOX_NVRAM, STREAM_VIRTUALBOX_SAVED, STREAM_VIRTUALBOX_SETTINGS,
 };
 
@@ -29,42 +27,13 @@ pub(super) const HYPERVISOR: &str = "VirtualBox";
 /// Bytes of a file with firmware variables, at most.
 const NVRAM_BYTES_MAX: u64 = 64 << 20;
 
-/// What was stored.
-pub(super) struct Stored {
-    backup: BackupReport,
-    memory_bytes: Option<u64>,
-    waited: Duration,
-}
-
-impl Stored {
-    /// What there is to say of it so far.
-    pub(super) fn report(self, taken: Vec<Taken>) -> VirtualBoxReport {
-        VirtualBoxReport {
-            backup: self.backup,
-            way: VirtualBoxWay::Images,
-            reason: String::new(),
-            disks: taken.into_iter().map(|disk| disk.attached.target).collect(),
-            memory_bytes: self.memory_bytes,
-            left_out: Vec::new(),
-            waited: self.waited,
-            remains: None,
-        }
-    }
-}
-
 impl Backup<'_> {
     /// Stores what is open; the snapshot is committed if `check` finds nothing when all disks are read.
-    pub(super) fn store(&self, instant: &Instant<'_>, taken: &[Taken], check: Check<'_>) -> Result<Stored> {
+    pub(super) fn store(&self, instant: Instant<'_>, opened: &Opened, check: Check<'_>) -> Result<VirtualBoxReading> {
         let request = &self.request;
         let pace = Pace::new(request.bytes_per_second, self.job);
-        let paced: Vec<PacedDevice<'_, &dyn BlockDevice>> = taken
-            .iter()
-            .map(|disk| PacedDevice {
-                inner: &*disk.source.device,
-                pace: &pace,
-            })
-            .collect();
-        let admission = Admission::new(request.machine, &request.allowed);
+        let admission = Admission::new(request.machine, &request.capture.allowed);
+        let taken = &opened.taken;
         let attached: Vec<Attached> = taken.iter().map(|disk| disk.attached.clone()).collect();
         let wish = DomainWish {
             domain_type: "kvm",
@@ -73,15 +42,12 @@ impl Backup<'_> {
             format: Format::Qcow2,
         };
         let xml = domain_xml(instant.machine, &attached, &wish).value;
-        let mut streams: Vec<(String, Box<dyn Read + Send + '_>)> = vec![
-            (STREAM_DOMAIN.to_owned(), Box::new(Behind::new(check, xml.into_bytes()))),
-            (
-                STREAM_VIRTUALBOX_SETTINGS.to_owned(),
-                Box::new(std::io::Cursor::new(instant.text.as_bytes())),
-            ),
+        let mut others = vec![
+            OtherToStore::stream(STREAM_DOMAIN, Behind::new(check, xml.into_bytes())),
+            OtherToStore::stream(STREAM_VIRTUALBOX_SETTINGS, Cursor::new(instant.text.as_bytes())),
         ];
-        if let Some(file) = self.nvram(instant, &admission)? {
-            streams.push((STREAM_VIRTUALBOX_NVRAM.to_owned(), Box::new(file)));
+        if let Some(file) = self.nvram(&instant, &admission)? {
+            others.push(OtherToStore::stream(STREAM_VIRTUALBOX_NVRAM, file));
         }
         let mut memory_bytes = None;
         if let Some(file) = self.beside(instant.memory, &admission)? {
@@ -90,68 +56,51 @@ impl Backup<'_> {
                 inner: file,
                 pace: &pace,
             };
-            streams.push((STREAM_VIRTUALBOX_SAVED.to_owned(), Box::new(paced)));
+            others.push(OtherToStore::stream(STREAM_VIRTUALBOX_SAVED, paced));
         }
         let mut total_bytes = memory_bytes.unwrap_or_default();
         for disk in taken {
             self.job.interrupt.check()?;
             total_bytes += disk.source.allocated_bytes()?;
         }
-        let disks = taken.iter().zip(&paced).map(|(disk, device)| DiskToStore {
+        let disks = taken.iter().map(|disk| DiskToStore {
             name: disk.attached.target.clone(),
-            device,
+            device: &*disk.source.device,
             changed: None,
             notes: notes_of(disk),
         });
-        let machine = self.to_store(instant, disks.collect(), streams);
-        let progress = WithTotal {
-            inner: self.job.progress,
-            total_bytes,
+        let machine = MachineToStore {
+            time: instant.time,
+            notes: self.notes(&instant),
+            disks: disks.collect(),
+            others,
+            total_bytes: Some(total_bytes),
         };
-        let job = Job {
-            progress: &progress,
-            ..self.job
-        };
-        let stored = store_machine(self.repository, machine, job);
-        let backup = stored.map_err(|error| self.interrupted_or(error))?;
-        Ok(Stored {
-            waited: pace.waited(backup.duration),
-            backup,
+        self.job
+            .progress
+            .phase(&self.sink.phase(&request.capture.name), Unit::Bytes);
+        let duration = store_machine(self.sink, machine, &pace, self.job)?;
+        Ok(VirtualBoxReading {
+            way: instant.way,
+            reason: instant.reason,
+            disks: taken.iter().map(|disk| disk.attached.target.clone()).collect(),
+            consistency: instant.consistency,
             memory_bytes,
+            left_out: opened.left_out.clone(),
+            waited: pace.waited(duration),
+            remains: None,
         })
     }
 
-    /// A snapshot of one instant.
-    fn to_store<'s>(
-        &'s self,
-        instant: &Instant<'_>,
-        disks: Vec<DiskToStore<'s>>,
-        streams: Vec<(String, Box<dyn Read + Send + 's>)>,
-    ) -> MachineToStore<'s> {
-        let request = &self.request;
+    /// Notes of the snapshot.
+    fn notes(&self, instant: &Instant<'_>) -> BTreeMap<String, String> {
         let notes = [
-            (NOTE_HYPERVISOR.to_owned(), HYPERVISOR.to_owned()),
-            (NOTE_UUID.to_owned(), request.machine.uuid().to_owned()),
-            (NOTE_METHOD.to_owned(), instant.way.word().to_owned()),
-            (NOTE_CONSISTENCY.to_owned(), instant.consistency.to_owned()),
+            (NOTE_HYPERVISOR, HYPERVISOR),
+            (NOTE_UUID, self.request.machine.uuid()),
+            (NOTE_METHOD, instant.way.word()),
+            (NOTE_CONSISTENCY, instant.consistency),
         ];
-        MachineToStore {
-            name: request.name.clone(),
-            doing: "backing up",
-            parent: self.parent,
-            tags: request.tags.clone(),
-            time: instant.time,
-            host: request.host.clone(),
-            program: request.program.clone(),
-            notes: notes.into_iter().chain(self.note.clone()).collect(),
-            disks,
-            streams,
-        }
-    }
-
-    /// Why it ended: whoever reads tells of an interruption by an error of its own.
-    fn interrupted_or(&self, error: Error) -> Error {
-        self.job.interrupt.check().err().map_or(error, Error::from)
+        notes.map(|(key, value)| (key.to_owned(), value.to_owned())).into()
     }
 
     /// The variables of its firmware.
@@ -204,39 +153,6 @@ fn notes_of(disk: &Taken) -> BTreeMap<String, String> {
     BTreeMap::from([
         (NOTE_FORMAT.to_owned(), Format::Qcow2.name().to_owned()),
         (NOTE_PATH.to_owned(), disk.source.canonical.display().to_string()),
-        ("label".to_owned(), disk.attached.label.clone()),
+        (NOTE_LABEL.to_owned(), disk.attached.label.clone()),
     ])
-}
-
-/// Listens to a job of which is known how much it reads.
-struct WithTotal<'p> {
-    inner: &'p dyn Progress,
-    total_bytes: u64,
-}
-
-impl Progress for WithTotal<'_> {
-    fn phase(&self, name: &str, unit: Unit) {
-        self.inner.phase(name, unit);
-        self.inner.total(self.total_bytes);
-    }
-
-    fn total(&self, total: u64) {
-        self.inner.total(total);
-    }
-
-    fn advance(&self, amount: u64) {
-        self.inner.advance(amount);
-    }
-
-    fn note(&self, message: &str) {
-        self.inner.note(message);
-    }
-
-    fn warning(&self, message: &str) {
-        self.inner.warning(message);
-    }
-
-    fn bottleneck(&self, bottleneck: crate::Bottleneck) {
-        self.inner.bottleneck(bottleneck);
-    }
 }

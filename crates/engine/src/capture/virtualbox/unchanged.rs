@@ -6,7 +6,7 @@ use std::io::{Cursor, Read};
 use crate::job::Result;
 
 /// Looks whether all is as it was.
-pub(super) type Check<'a> = Box<dyn FnOnce() -> Result<()> + Send + 'a>;
+pub(super) type Check<'a> = Box<dyn FnOnce() -> Result<()> + 'a>;
 
 /// Bytes that come after a check.
 pub(super) struct Behind<'a> {

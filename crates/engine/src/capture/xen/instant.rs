@@ -20,7 +20,7 @@ use crate::machine::lock::place_digits;
 pub(crate) const LABEL: &str = "holdfast";
 
 fn prefix_of(request: &XenBackupRequest<'_>) -> String {
-    prefix(&request.host, &place_digits(request.journal.as_ref()))
+    prefix(&request.capture.host, &place_digits(request.capture.journal.as_ref()))
 }
 
 /// What all names of snapshots begin with that backups of this host make whose locks are at `place`.
@@ -78,12 +78,12 @@ pub(super) struct Instant<'a> {
 impl<'a> Instant<'a> {
     /// Takes it. Where that fails in the middle, what is there of it is removed.
     pub(super) fn take(request: &XenBackupRequest<'a>, machine: &'a XenMachine, job: Job<'_>) -> Result<Self> {
-        let label = format!("{}{:08x}", prefix_of(request), request.run);
+        let label = format!("{}{:08x}", prefix_of(request), request.capture.run);
         job.progress.phase(
             &format!("taking a snapshot of {}", machine.summary.name),
             crate::Unit::Items,
         );
-        let (start, time) = (job.clock.now(), (request.now)());
+        let (start, time) = (job.clock.now(), (request.capture.now)());
         let taken = request.pool.take_snapshot(machine, &label, request.with_memory);
         let duration = job.clock.now().saturating_sub(start);
         match taken {

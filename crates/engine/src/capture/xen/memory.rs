@@ -16,7 +16,7 @@ impl XenBackup<'_> {
         }
         let records = records_in(&instant.records()?)?;
         let warn = |why: &str| {
-            let name = &self.name;
+            let name = &self.request.capture.name;
             let text = format!("{name} will not go on from its memory, but start: {why}");
             self.job.progress.warning(&text);
         };

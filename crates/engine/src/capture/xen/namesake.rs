@@ -24,7 +24,7 @@ impl XenBackup<'_> {
             self.job.progress.warning(&format!(
                 "the snapshots that are listed as {name} are of {pool} so far, where a machine has the same UUID, and go on with that of {title}: if both are \
                  in use, --machine NAME keeps them apart",
-                name = self.name
+                name = self.request.capture.name
             ));
         }
     }

@@ -12,6 +12,7 @@ use super::instant::Instant;
 use super::streams::{Form, Planned, Streams};
 use super::transfer_mode::XenWay;
 use super::{Taken, XenBackupRequest};
+use crate::capture::sink::History;
 use crate::job::error::XenBackupError;
 use crate::job::error_text::causes;
 use crate::job::{Job, Result};
@@ -167,13 +168,17 @@ enum Half {
 
 /// Opens the disks of an instant.
 pub(super) fn open_disks(
-    repository: &Repository,
+    history: Option<History<'_>>,
     request: &XenBackupRequest<'_>,
     (taken, instant): (&[Taken], &Instant<'_>),
-    (parent, way): (Option<&Manifest>, XenWay),
+    way: XenWay,
     job: Job<'_>,
 ) -> Result<Opened> {
-    let is_doubted = way == XenWay::Vhd && repository.has_known_damage()?;
+    let parent = history.and_then(|history| Some((history.repository, history.parent?)));
+    let is_doubted = match parent {
+        Some((repository, _)) if way == XenWay::Vhd => repository.has_known_damage()?,
+        _ => false,
+    };
     let mut planned = Vec::new();
     let mut halves = Vec::new();
     for disk in taken {
@@ -191,7 +196,7 @@ pub(super) fn open_disks(
             Some(_) if is_doubted => {
                 Err("the repository is known to have damage, which this mends where it can".to_owned())
             }
-            Some(parent) => base_of(repository, request, disk, parent)?,
+            Some((repository, parent)) => base_of(repository, request, disk, parent)?,
         };
         let half = match way {
             XenWay::Nbd => Half::Whole(by_nbd(request, snapshot, base)?),

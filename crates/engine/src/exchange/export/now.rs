@@ -9,10 +9,13 @@ use super::content::{Content, ContentDisk, left_behind};
 use super::reads::Reads;
 use super::virtualbox::OfVirtualBox;
 use super::{ExportReport, Made, OfExport, Target};
-use crate::capture::qemu::{Before, Instant, Keeper, MachineReadRequest, MachineReading, read_machine};
+use crate::capture::capture;
+use crate::capture::qemu::{MachineReadRequest, MachineReading};
+use crate::capture::sink::{History, PointInTime, SnapshotSink};
 use crate::job::error::ExchangeError;
 use crate::job::{Bottleneck, Job, MachineName, Progress, Result, Unit};
 use crate::notes::{STREAM_DOMAIN, STREAM_NVRAM};
+use crate::repository::name_conflict::Claimant;
 
 /// Reads a machine, and exports what is read.
 pub(super) fn export(
@@ -22,8 +25,8 @@ pub(super) fn export(
 ) -> Result<(ExportReport, MachineReading)> {
     let job = of.job;
     let quiet = Counted(job.progress);
-    let keeper = Exporter {
-        machine: request.name.to_string(),
+    let sink = Exporter {
+        machine: request.capture.name.to_string(),
         job,
         wish: RefCell::new(Some((of, target))),
         exported: RefCell::new(None),
@@ -32,13 +35,13 @@ pub(super) fn export(
         progress: &quiet,
         ..job
     };
-    let reading = read_machine(&keeper, request, job)?;
+    let reading = capture(request, &sink, job)?;
     // The report of an export does not have them.
     for (target, why) in &reading.left_out {
         job.progress
-            .note(&format!("disk {target} of {} is left out: {why}", keeper.machine));
+            .note(&format!("disk {target} of {} is left out: {why}", sink.machine));
     }
-    let (report, made) = keeper.exported.into_inner().expect("what was read was exported");
+    let (report, made) = sink.exported.into_inner().expect("what was read was exported");
     made.finish()?;
     Ok((report, reading))
 }
@@ -51,22 +54,22 @@ struct Exporter<'a> {
     exported: RefCell<Option<(ExportReport, Made)>>,
 }
 
-impl Keeper for Exporter<'_> {
+impl SnapshotSink for Exporter<'_> {
     fn phase(&self, machine: &MachineName) -> String {
         format!("exporting {machine}")
     }
 
-    fn begin(&self, machine: &MachineName, _uuid: &str) -> Result<()> {
+    fn begin(&self, machine: &MachineName, _claimant: Claimant<'_>) -> Result<()> {
         self.job.progress.phase(&self.phase(machine), Unit::Bytes);
         Ok(())
     }
 
-    fn before(&self) -> Option<Before<'_>> {
+    fn history(&self) -> Option<History<'_>> {
         None
     }
 
-    fn keep(&self, instant: Instant<'_>) -> Result<()> {
-        let (of, target) = self.wish.take().expect("it is kept once");
+    fn store(&self, point: PointInTime<'_>) -> Result<()> {
+        let (of, target) = self.wish.take().expect("it is stored once");
         let mut content = Content {
             machine: self.machine.clone(),
             disks: Vec::new(),
@@ -74,12 +77,12 @@ impl Keeper for Exporter<'_> {
             text: None,
             variables: None,
             why_unknown: "the machine is known by its monitor only",
-            dropped: left_behind(instant.sources.iter().map(|source| &source.name[..])),
+            dropped: left_behind(point.sources.iter().map(|source| &source.name[..])),
             of_virtualbox: OfVirtualBox::default(),
             of_xen: None,
             suspended: None,
         };
-        for source in instant.sources {
+        for source in point.sources {
             match source.data {
                 SourceData::Disk(device) | SourceData::Changes { device, .. } => content.disks.push(ContentDisk {
                     name: source.name,
@@ -108,7 +111,7 @@ impl Keeper for Exporter<'_> {
         Ok(())
     }
 
-    fn take_back(&self, _reason: &str) -> Result<()> {
+    fn withdraw(&self, _reason: &str) -> Result<()> {
         self.exported.take();
         Ok(())
     }

@@ -1,6 +1,8 @@
 //! `holdfast backup` of machines, by the names that their hypervisors know.
 
-use holdfast_engine::{ParentChoice, SnapshotWish, back_up_machine};
+use std::ffi::OsString;
+
+use holdfast_engine::{CaptureOptions, MachineName, SnapshotOptions, back_up_machine};
 use holdfast_host::DiskChoice;
 use holdfast_host::qemu::memory::MemoryWay;
 use holdfast_repo::{Processes as _, Repository, SystemProcesses};
@@ -13,9 +15,11 @@ use crate::context::Context;
 use crate::errors::{Error, chain};
 use crate::exit::Exit;
 use crate::machines::guests::{MemoryHow, QuiesceWhen};
+use crate::machines::runs;
 use crate::machines::virtualbox;
 use crate::machines::{Choice, Chosen, Everything, Glob, Hypervisors, MachineWord, Wish};
 use crate::output::Part;
+use crate::process::time;
 
 /// Options of `backup` that are about machines.
 #[derive(Debug, clap::Args)]
@@ -60,11 +64,11 @@ impl MachineArgs {
         })
     }
 
-    /// Refuses options that are about machines of QEMU alone, and `others` that were given and say nothing to `whom` either.
-    pub(super) fn refuse_foreign(&self, others: Option<&'static str>, whom: &str) -> Result<(), Error> {
-        match self.reading.only_of_qemu().or(others) {
+    /// Refuses options that apply to machines of QEMU only.
+    pub(super) fn refuse_foreign(&self, whom: &str) -> Result<(), Error> {
+        match self.reading.only_of_qemu() {
             Some(option) => Err(Error::usage(
-                format!("{option} says nothing to {whom}"),
+                format!("{option} does not apply to {whom}"),
                 format!("leave it out, and back up machines of {whom} by themselves"),
             )),
             None => Ok(()),
@@ -97,7 +101,7 @@ impl MachineArgs {
 pub(super) fn run(
     words: Vec<MachineWord>,
     args: &BackupArgs,
-    parent: &ParentChoice,
+    snapshot: &SnapshotOptions,
     context: &Context,
 ) -> Result<Exit, Error> {
     check_options(args)?;
@@ -135,12 +139,12 @@ pub(super) fn run(
     };
     for one in &chosen {
         turns.take(&one.said, || {
-            back_up(one, args, parent, &hypervisors, &repository, context)
+            back_up(one, args, snapshot, &hypervisors, &repository, context)
         })?;
     }
     for one in &boxes.chosen {
         turns.take(one.name(), || {
-            of_virtualbox::back_up((one, &boxes.chosen), args, parent, &repository, context)
+            of_virtualbox::back_up((one, &boxes.chosen), args, snapshot, &repository, context)
         })?;
     }
     for (said, error) in of_pools.failed {
@@ -148,7 +152,7 @@ pub(super) fn run(
     }
     for one in &of_pools.chosen {
         turns.take(&one.said(), || {
-            of_pools::back_up(one, args, parent, &repository, context)
+            of_pools::back_up(one, args, snapshot, &repository, context)
         })?;
     }
     context.report(&turns.done)
@@ -188,6 +192,31 @@ impl Turns<'_> {
     }
 }
 
+impl BackupArgs {
+    /// Options of a machine at `hypervisor`, for programs that are called; `way` leads to it, for `holdfast doctor`.
+    pub(super) fn capture_options(
+        &self,
+        name: MachineName,
+        hypervisor: &str,
+        way: &[OsString],
+        context: &Context,
+    ) -> Result<CaptureOptions<'static>, Error> {
+        let reading = &self.machines.reading;
+        Ok(CaptureOptions {
+            name,
+            choice: self.machines.disks(),
+            allowed: self.allowed.clone(),
+            now: &time::now,
+            host: SystemProcesses.this().host,
+            program: crate::PROGRAM.to_owned(),
+            journal: runs::journal(context, way),
+            patience: reading.patience(),
+            hooks: reading.hooks.hooks(hypervisor)?,
+            run: runs::new_run()?,
+        })
+    }
+}
+
 /// Options that contradict each other.
 fn check_options(args: &BackupArgs) -> Result<(), Error> {
     args.machines.reading.check()?;
@@ -203,7 +232,7 @@ fn check_options(args: &BackupArgs) -> Result<(), Error> {
 fn back_up(
     chosen: &Chosen,
     args: &BackupArgs,
-    parent: &ParentChoice,
+    snapshot: &SnapshotOptions,
     hypervisors: &Hypervisors<'_>,
     repository: &Repository,
     context: &Context,
@@ -215,17 +244,9 @@ fn back_up(
         allowed: args.allowed.clone(),
         memory: args.machines.with_memory.map(MemoryWay::from),
     };
-    let snapshot = SnapshotWish {
-        parent: parent.clone(),
-        continuation: args.continuation(),
-        tags: args.tags.clone(),
-        host: SystemProcesses.this().host,
-        program: crate::PROGRAM.to_owned(),
-        zone: context.zone().clone(),
-    };
     args.machines.reading.read(wish, hypervisors, context, |request| {
         let report = context.work(args.job.thread_count(), |job| {
-            back_up_machine(repository, request, snapshot, job)
+            back_up_machine(repository, request, snapshot.clone(), job)
         })?;
         Ok(MachineDone::from(report))
     })

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use holdfast_engine::{
     BackupReport, Bottleneck, Compared, Load, MachineBackupReport, MachineReading, Method, NOTE_CONSISTENCY, Quiesced,
-    VirtualBoxReport, VirtualBoxWay, XenBackupReport, XenChange, XenDiskReport,
+    VirtualBoxReading, VirtualBoxWay, XenChange, XenDiskReport, XenReading,
 };
 use serde::Serialize;
 
@@ -175,8 +175,8 @@ impl MachineDone {
     }
 }
 
-impl From<MachineBackupReport> for MachineDone {
-    fn from(MachineBackupReport { backup, reading }: MachineBackupReport) -> Self {
+impl From<MachineBackupReport<MachineReading>> for MachineDone {
+    fn from(MachineBackupReport { backup, reading }: MachineBackupReport<MachineReading>) -> Self {
         let disk = |(name, compared): (String, Compared)| match compared {
             Compared::ByBitmap { dirty_bytes } | Compared::ByHostSnapshots { dirty_bytes } => {
                 DiskDone::incremental(name, dirty_bytes)
@@ -203,47 +203,50 @@ impl From<MachineBackupReport> for MachineDone {
     }
 }
 
-impl From<VirtualBoxReport> for MachineDone {
-    fn from(report: VirtualBoxReport) -> Self {
+impl From<MachineBackupReport<VirtualBoxReading>> for MachineDone {
+    fn from(MachineBackupReport { backup, reading }: MachineBackupReport<VirtualBoxReading>) -> Self {
         let disk = |name| DiskDone::whole(name, "VirtualBox keeps no record of what a machine writes".to_owned());
-        let way = (How::VirtualBox, report.way.word(), report.reason);
-        let load = Load {
-            waited: report.waited,
-            ..Load::default()
-        };
+        let way = (How::VirtualBox, reading.way.word(), reading.reason);
         Self {
-            memory_bytes: report.memory_bytes,
-            taken_in: match report.way {
+            memory_bytes: reading.memory_bytes,
+            taken_in: match reading.way {
                 VirtualBoxWay::Images => None,
                 VirtualBoxWay::Snapshot { taken_in } => Some(taken_in),
             },
-            has_remains: report.remains.is_some(),
-            disks: report.disks.into_iter().map(disk).collect(),
-            ..Self::of(&report.backup, way, &load, report.left_out)
+            has_remains: reading.remains.is_some(),
+            disks: reading.disks.into_iter().map(disk).collect(),
+            ..Self::of(&backup, way, &waited(reading.waited), reading.left_out)
         }
     }
 }
 
-impl From<XenBackupReport> for MachineDone {
-    fn from(report: XenBackupReport) -> Self {
+impl From<MachineBackupReport<XenReading>> for MachineDone {
+    fn from(MachineBackupReport { backup, reading }: MachineBackupReport<XenReading>) -> Self {
         let disk = |disk: XenDiskReport| match disk.change {
             XenChange::Since { changed_bytes } => DiskDone::incremental(disk.name, changed_bytes),
             XenChange::Everything(reason) => DiskDone::whole(disk.name, reason),
         };
-        let word = report.disks.first().map_or("none", |disk| disk.way.name());
-        let reason = format!("its disks come from a snapshot of the pool, read by {word}");
+        let word = reading.disks.first().map_or("none", |disk| disk.way.name());
+        let way = (
+            How::Pool,
+            word,
+            format!("its disks come from a snapshot of the pool, read by {word}"),
+        );
         Self {
-            memory_bytes: report.memory_bytes,
-            has_remains: report.has_remains,
-            taken_in: Some(report.snapshot_duration),
-            disks: report.disks.into_iter().map(disk).collect(),
-            ..Self::of(
-                &report.backup,
-                (How::Pool, word, reason),
-                &Load::default(),
-                report.left_out,
-            )
+            memory_bytes: reading.memory_bytes,
+            has_remains: reading.has_remains,
+            taken_in: Some(reading.snapshot_duration),
+            disks: reading.disks.into_iter().map(disk).collect(),
+            ..Self::of(&backup, way, &waited(reading.waited), reading.left_out)
         }
+    }
+}
+
+/// The load of reading that only had to wait for the limit of its rate.
+fn waited(waited: Duration) -> Load {
+    Load {
+        waited,
+        ..Load::default()
     }
 }
 

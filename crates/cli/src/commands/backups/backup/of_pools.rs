@@ -5,10 +5,10 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use clap::ValueEnum as _;
-use holdfast_engine::{Domain, Interrupt, ParentChoice, XenBackupRequest, XenWay, back_up_xen};
+use holdfast_engine::{Domain, Interrupt, SnapshotOptions, XenBackupRequest, XenWay, back_up_xen};
 use holdfast_host::xapi::{Pool, XenAddress, XenMachine};
 use holdfast_policy::config::ConfiguredPool;
-use holdfast_repo::{Processes as _, Repository, SystemProcesses};
+use holdfast_repo::Repository;
 
 use super::BackupArgs;
 use super::machines_done::MachineDone;
@@ -16,8 +16,6 @@ use crate::args::PoolArgs;
 use crate::context::Context;
 use crate::errors::{Error, Kind};
 use crate::machines::pools;
-use crate::machines::runs;
-use crate::process::time;
 
 /// Options of `backup` that are about machines of pools.
 #[derive(Debug, clap::Args)]
@@ -144,11 +142,10 @@ struct Known {
 /// The machines that words mean.
 ///
 /// # Errors
-/// Options say nothing to pools; somebody asked to stop.
+/// Options do not apply to pools; the command was interrupted.
 pub(super) fn choose(words: &[XenAddress], args: &BackupArgs, context: &Context) -> Result<ChoiceOfPools, Error> {
     if !words.is_empty() {
-        let hooks = args.machines.reading.hooks.given();
-        args.machines.refuse_foreign(hooks, "pools of XenServer")?;
+        args.machines.refuse_foreign("pools of XenServer")?;
     }
     let interrupt = context.interrupt()?;
     let mut pools: BTreeMap<String, Known> = BTreeMap::new();
@@ -225,7 +222,7 @@ impl ChoiceOfPools {
 pub(super) fn back_up(
     one: &OfPool,
     args: &BackupArgs,
-    parent: &ParentChoice,
+    snapshot: &SnapshotOptions,
     repository: &Repository,
     context: &Context,
 ) -> Result<MachineDone, Error> {
@@ -241,31 +238,23 @@ pub(super) fn back_up(
     }
     let by_uuid = format!("{}/{}", one.pool.title(), one.machine.summary.uuid);
     let way = ["--connect".into(), one.said().into()];
+    let name = args.listed(&one.machine.summary.name, &by_uuid)?;
     let request = XenBackupRequest {
         pool: Arc::clone(&one.pool),
         machine: one.machine.summary.uuid.clone(),
-        name: Some(args.listed(&one.machine.summary.name, &by_uuid)?),
-        choice: args.machines.disks(),
+        capture: args.capture_options(name, &one.pool.title(), &way, context)?,
         way: args.pools.way_of(one.configured.as_ref()),
         keeps_base: !args.pools.keeps_nothing(one.configured.as_ref()),
         with_memory: args.machines.with_memory.is_some(),
-        parent: parent.clone(),
-        continuation: args.continuation(),
-        tags: args.tags.clone(),
-        now: &time::now,
-        host: SystemProcesses.this().host,
-        program: crate::PROGRAM.to_owned(),
-        zone: context.zone().clone(),
         domain: Domain {
             domain_type: "kvm".to_owned(),
             network: "default".to_owned(),
         },
         bytes_per_second: args.machines.reading.limits.limits().bytes_per_second,
         connection_count_max: args.pools.connection_count(one.configured.as_ref()),
-        journal: runs::journal(context, &way),
-        patience: args.machines.reading.patience(),
-        run: runs::new_run()?,
     };
-    let report = context.work(args.job.thread_count(), |job| back_up_xen(repository, request, job))?;
+    let report = context.work(args.job.thread_count(), |job| {
+        back_up_xen(repository, request, snapshot.clone(), job)
+    })?;
     Ok(MachineDone::from(report))
 }

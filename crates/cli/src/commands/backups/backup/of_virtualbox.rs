@@ -1,17 +1,15 @@
 //! `holdfast backup` of machines of VirtualBox.
 
 use holdfast_engine::{
-    ParentChoice, VirtualBox, VirtualBoxBackup, VirtualBoxMachine, VirtualBoxMemory, back_up_virtualbox,
+    SnapshotOptions, VirtualBox, VirtualBoxBackup, VirtualBoxMachine, VirtualBoxMemory, back_up_virtualbox,
 };
-use holdfast_repo::{Processes as _, Repository, SystemProcesses};
+use holdfast_repo::Repository;
 
 use super::BackupArgs;
 use super::machines_done::MachineDone;
 use crate::context::Context;
 use crate::errors::{Error, Kind};
-use crate::machines::runs;
 use crate::machines::virtualbox::{self, Choice};
-use crate::process::time;
 
 /// Where machines of VirtualBox are, for programs that are called.
 const HYPERVISOR: &str = "vbox:";
@@ -24,7 +22,7 @@ pub(super) fn choose<'a>(
     context: &Context,
 ) -> Result<Choice<'a>, Error> {
     if !words.is_empty() {
-        args.machines.refuse_foreign(None, "VirtualBox")?;
+        args.machines.refuse_foreign("VirtualBox")?;
     }
     virtualbox::choose(place, words, &args.machines.exclude_machine, context)
 }
@@ -33,7 +31,7 @@ pub(super) fn choose<'a>(
 pub(super) fn back_up(
     (machine, chosen): (&VirtualBoxMachine<'_>, &[VirtualBoxMachine<'_>]),
     args: &BackupArgs,
-    parent: &ParentChoice,
+    snapshot: &SnapshotOptions,
     repository: &Repository,
     context: &Context,
 ) -> Result<MachineDone, Error> {
@@ -48,31 +46,19 @@ pub(super) fn back_up(
         ));
     }
     let way = ["--connect".into(), format!("vbox:{}", machine.uuid()).into()];
+    let name = args.listed(machine.name(), &format!("vbox:{}", machine.uuid()))?;
     let request = VirtualBoxBackup {
         machine,
-        name: args.listed(machine.name(), &format!("vbox:{}", machine.uuid()))?,
-        choice: args.machines.disks(),
-        allowed: args.allowed.clone(),
+        capture: args.capture_options(name, HYPERVISOR, &way, context)?,
         memory: if args.machines.with_memory.is_some() {
             VirtualBoxMemory::Store
         } else {
             VirtualBoxMemory::Leave
         },
-        parent: parent.clone(),
-        continuation: args.continuation(),
-        tags: args.tags.clone(),
-        now: &time::now,
-        host: SystemProcesses.this().host,
-        program: crate::PROGRAM.to_owned(),
-        zone: context.zone().clone(),
-        journal: runs::journal(context, &way),
-        patience: args.machines.reading.patience(),
-        hooks: args.machines.reading.hooks.hooks(HYPERVISOR)?,
         bytes_per_second: args.machines.reading.limits.limits().bytes_per_second,
-        run: runs::new_run()?,
     };
     let report = context.work(args.job.thread_count(), |job| {
-        back_up_virtualbox(repository, request, job)
+        back_up_virtualbox(repository, request, snapshot.clone(), job)
     })?;
     Ok(MachineDone::from(report))
 }

@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use holdfast_engine::{MachineName, MachineReadRequest, Method};
+use holdfast_engine::{CaptureOptions, MachineName, MachineReadRequest, Method};
 use holdfast_host::DiskChoice;
 use holdfast_host::qemu::memory::MemoryWay;
-use holdfast_repo::SystemProcesses;
+use holdfast_repo::{Processes as _, SystemProcesses};
 
 use super::hooks::{self, HookArgs};
 use super::limits::LimitArgs;
@@ -156,27 +156,30 @@ impl ReadingArgs {
         watchdog.extend(hooks::words(&hooks, &name, &*machine)?);
         let providers = datasets::providers(context);
         work(MachineReadRequest {
-            name,
             machine: &*machine,
+            capture: CaptureOptions {
+                name,
+                choice: wish.choice,
+                allowed: wish.allowed,
+                now: &time::now,
+                host: SystemProcesses.this().host,
+                program: crate::PROGRAM.to_owned(),
+                journal,
+                patience: self.patience(),
+                hooks,
+                run,
+            },
             overlays,
             method: self.method.map(Method::from),
             providers: &providers,
-            choice: wish.choice,
-            allowed: wish.allowed,
-            now: &time::now,
-            program: crate::PROGRAM.to_owned(),
             scratch: self.scratch.clone().unwrap_or_else(runs::scratch_folder),
             runtime: context.runtime_folder(),
             write_deadline: WRITE_DEADLINE,
             quiesce: self.quiesce.into(),
             memory: wish.memory,
             watchdog: Some(watchdog),
-            journal,
             processes: &SystemProcesses,
-            hooks,
             limits: self.limits.limits(),
-            patience: self.patience(),
-            run,
         })
     }
 }

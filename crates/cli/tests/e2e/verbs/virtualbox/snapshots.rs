@@ -189,7 +189,7 @@ fn programs_are_called_and_reading_is_as_fast_as_it_may() {
     let (_, said) = world.refused(1, &["vbox:", "--hook", "/bin/false"]);
     assert!(said.contains("job-start") && !world.asked().contains("take"), "{said}");
     let (_, said) = world.refused(2, &["vbox:", "--max-latency", "20"]);
-    assert!(said.contains("says nothing to VirtualBox"), "{said}");
+    assert!(said.contains("does not apply to VirtualBox"), "{said}");
 }
 
 #[test]

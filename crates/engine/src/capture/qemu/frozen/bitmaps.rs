@@ -7,8 +7,8 @@ use holdfast_serve::nbd::client::{ALLOCATION_DEPTH, Endpoint, NbdDevice, NbdOpti
 
 use super::{Freezer, FrozenDevice, FrozenDisk, Proven};
 use crate::capture::qemu::changes::{ReadAll, check_spots};
-use crate::capture::qemu::keeper::Before;
 use crate::capture::qemu::proof::{MARK_BYTES, NextBitmap, Proof};
+use crate::capture::sink::History;
 use crate::job::{Job, Result};
 
 /// What was changed, or why that is not known.
@@ -44,7 +44,7 @@ impl<'a> Freezer<'a> {
 
     /// The bitmap that this run has begun for a disk.
     pub(super) fn next(&self, number: usize, layers: Option<&[Layer]>, disk: &QemuDisk) -> Option<NextBitmap> {
-        let seed = u64::from(self.request.run) << 32 | number as u64;
+        let seed = u64::from(self.request.capture.run) << 32 | number as u64;
         Some(NextBitmap::new(
             self.next_bitmap(number)?,
             layers,
@@ -71,9 +71,10 @@ impl<'a> Freezer<'a> {
         (proof, above): (&Proof, Option<(&Endpoint, &str)>),
         target: &str,
     ) -> Told<DirtyBitmap> {
-        let Some(Before {
+        let Some(History {
             repository,
             parent: Some(parent),
+            ..
         }) = self.before
         else {
             return Err(ReadAll::NoParent);
@@ -99,7 +100,7 @@ impl<'a> Freezer<'a> {
                 .map_err(|error| ReadAll::NotTold(error.to_string()))?;
         }
         if let Some(before) = before {
-            check_spots(device, &changed, before, u64::from(self.request.run))?;
+            check_spots(device, &changed, before, u64::from(self.request.capture.run))?;
         }
         Ok(changed)
     }
@@ -111,7 +112,7 @@ impl<'a> Freezer<'a> {
             if let Err(error) = self.keep_witness((cut, number), disk, next) {
                 self.job.progress.note(&format!(
                     "{}: the bitmap {} has no witness, so the next backup reads everything: {error}",
-                    self.request.name, next.name
+                    self.request.capture.name, next.name
                 ));
             }
         }

@@ -1,0 +1,115 @@
+//! A running machine, read from copy-before-write filters in its QEMU.
+
+use std::fs::File;
+
+use holdfast_host::MachineState;
+use holdfast_host::qemu::Standstill;
+use jiff::Timestamp;
+
+use super::frozen::{Freezer, Frozen};
+use super::noted::Noted;
+use super::proof::NextBitmap;
+use super::{HeldMachine, MachineBackup, MachineReading, Method, PointOfDisks, Ready, notes_of};
+use crate::job::Result;
+use crate::machine::run_journal::Phase;
+use crate::machine::state::streams::Beside;
+
+/// A machine whose disks are frozen by filters.
+pub(crate) struct HeldByFilters<'h> {
+    freezer: Freezer<'h>,
+    frozen: Frozen<'h>,
+    note: Noted<'h>,
+    reason: String,
+    time: Timestamp,
+    beside: Result<Beside>,
+    /// Scratch files, open until QEMU has closed them.
+    scratch: Vec<File>,
+}
+
+impl MachineBackup<'_> {
+    pub(super) fn freeze_filters(&self, reason: String) -> Result<HeldMachine<'_>> {
+        let has_others = self.description.nvram.is_some() || self.description.tpm.is_some();
+        let mut freezer = self.freezer();
+        if has_others {
+            freezer.standstill = Standstill::Always;
+        }
+        let (mut time, mut beside) = (None, Ok(Beside::default()));
+        let note = Noted::begin(&self.request, &self.description, self.job);
+        let state = self.description.summary.state;
+        // Memory holds what the file systems have not written yet.
+        let can_quiesce =
+            state == MachineState::Running && self.description.has_agent_channel && self.request.memory.is_none();
+        let (frozen, note) = note.freezing(|| {
+            freezer.freeze(&self.taken, (state, can_quiesce), &mut || {
+                time = Some((self.request.capture.now)());
+                beside = self.read_beside();
+            })
+        })?;
+        Ok(HeldMachine::Filter(Box::new(HeldByFilters {
+            freezer,
+            frozen,
+            note,
+            reason,
+            time: time.unwrap_or_else(|| (self.request.capture.now)()),
+            beside,
+            scratch: Vec::new(),
+        })))
+    }
+
+    pub(super) fn read_filtered<'h>(&'h self, held: &mut HeldByFilters<'h>) -> Result<MachineReading> {
+        let pace = self.pace();
+        let warden = held.frozen.warden(&self.request, &pace, self.job);
+        let beside = std::mem::replace(&mut held.beside, Ok(Beside::default()));
+        let frozen = &held.frozen;
+        let consistency = match frozen.memory() {
+            Some(_) => "memory",
+            None => frozen.quiesced().consistency(),
+        };
+        let (stored, watched) = warden.watch(|| {
+            let disks = self.taken.iter().zip(frozen.disks()).map(|(disk, frozen)| {
+                let mut notes = notes_of(disk);
+                notes.extend(frozen.next.iter().flat_map(NextBitmap::notes));
+                Ready {
+                    target: disk.target.clone(),
+                    device: &frozen.device,
+                    changes: frozen.changes.clone(),
+                    notes,
+                }
+            });
+            let disks: Vec<Ready<'_>> = disks.collect();
+            let point = PointOfDisks {
+                disks: &disks,
+                rest: beside?.rest(frozen.memory(), self.job.progress),
+                time: held.time,
+                method: Method::Filter,
+                consistency,
+            };
+            self.store(point, &pace)
+        });
+        held.scratch = watched.scratch;
+        let stored = stored.map_err(|error| held.freezer.explain(error, watched.given_up))?;
+        Ok(MachineReading {
+            pause: self.pause_of_running(frozen.pause()),
+            quiesced: frozen.quiesced().clone(),
+            memory_bytes: frozen.memory().map(|(state, _)| state.size_bytes()),
+            load: watched.load,
+            compared: stored.compared,
+            ..self.reading(Method::Filter, &held.reason, consistency)
+        })
+    }
+
+    pub(super) fn release_filters(&self, held: HeldByFilters<'_>, read: &Result<MachineReading>) {
+        let HeldByFilters {
+            freezer,
+            frozen,
+            mut note,
+            scratch,
+            ..
+        } = held;
+        self.wake();
+        note.phase(Phase::ClearingUp);
+        freezer.finish(frozen, read);
+        drop(scratch);
+        note.end();
+    }
+}
