@@ -7,7 +7,6 @@
 mod adapt;
 mod bus_address;
 mod device_names;
-pub mod edits;
 mod encoding;
 mod error;
 #[cfg(feature = "hostile")]
@@ -22,7 +21,7 @@ mod plain_path;
 pub mod proxmox;
 pub mod virtualbox;
 pub mod xen;
-mod xml;
+pub mod xml;
 
 pub use adapt::{Place, adapt};
 pub use encoding::xml_text;

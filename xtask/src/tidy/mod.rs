@@ -6,6 +6,7 @@ mod foreign_bytes;
 mod imports;
 mod lengths;
 mod links;
+mod markup;
 mod modules;
 mod order;
 mod parameters;
@@ -126,6 +127,7 @@ pub(crate) fn check(root: &Path) -> Result<Vec<Finding>, String> {
     findings.extend(banned::check(&sources, banned::BANS, banned::ALLOWED));
     findings.extend(lengths::check(&sources, lengths::RATCHET));
     findings.extend(foreign_bytes::check(&sources, foreign_bytes::EXCEPTIONS));
+    findings.extend(markup::check(&sources));
     findings.extend(links::check(&tree));
     findings.extend(words::check(&tree));
     findings.sort();

@@ -17,7 +17,7 @@ pub(crate) const LEFT: &[Left] = &[
     left("archive", 1, 0),
     left("cli", 18, 8),
     left("engine", 82, 3),
-    left("hardware", 11, 0),
+    left("hardware", 10, 0),
     left("host", 23, 5),
     left("image", 17, 1),
     left("repo", 27, 0),

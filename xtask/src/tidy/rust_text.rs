@@ -10,6 +10,8 @@ pub(crate) struct RustFile {
     pub(crate) path: String,
     /// The text with comments, strings and character literals overwritten by spaces: same length, same lines.
     pub(crate) code: String,
+    /// The string literals as they are written, with their quotes, by offset.
+    pub(crate) strings: Vec<(usize, String)>,
     /// Per line: belongs to a test.
     test_lines: Vec<bool>,
 }
@@ -25,7 +27,9 @@ pub(crate) enum Purpose {
 
 impl RustFile {
     pub(crate) fn new(path: &str, text: &str, purpose: Purpose) -> Self {
-        let code = mask(text);
+        let Masked { code, strings } = mask(text);
+        let strings = strings.into_iter().map(|range| (range.start, text[range].to_owned()));
+        let strings = strings.collect();
         let mut test_lines = vec![purpose == Purpose::Test; text.lines().count()];
         for range in test_items(&code) {
             for line in line_of(&code, range.start)..=line_of(&code, range.end) {
@@ -37,6 +41,7 @@ impl RustFile {
         Self {
             path: path.to_owned(),
             code,
+            strings,
             test_lines,
         }
     }
@@ -114,10 +119,18 @@ fn test_items(code: &str) -> Vec<Range<usize>> {
         .collect()
 }
 
+/// A text without what is not code.
+struct Masked {
+    code: String,
+    /// Where string literals were.
+    strings: Vec<Range<usize>>,
+}
+
 /// Overwrites comments, strings and character literals with spaces; line ends stay.
-fn mask(text: &str) -> String {
+fn mask(text: &str) -> Masked {
     let bytes = text.as_bytes();
     let mut masked = bytes.to_vec();
+    let mut strings = Vec::new();
     let mut at = 0;
     while at < bytes.len() {
         let end = match bytes[at] {
@@ -135,6 +148,9 @@ fn mask(text: &str) -> String {
             at += 1;
             continue;
         }
+        if !matches!(bytes[at], b'/' | b'\'') {
+            strings.push(at..end.min(bytes.len()));
+        }
         for byte in &mut masked[at..end] {
             if *byte != b'\n' {
                 *byte = b' ';
@@ -142,7 +158,10 @@ fn mask(text: &str) -> String {
         }
         at = end;
     }
-    String::from_utf8_lossy(&masked).into_owned()
+    Masked {
+        code: String::from_utf8_lossy(&masked).into_owned(),
+        strings,
+    }
 }
 
 fn follows_word(bytes: &[u8], at: usize) -> bool {
@@ -220,7 +239,7 @@ mod tests {
     #[test]
     fn comments_strings_and_characters_are_no_code() {
         let text = "let a = \"todo!() \\\" {\"; // todo!()\n/* /* } */ todo!() */ let b = '{'; let c = '\\''; x";
-        let masked = mask(text);
+        let masked = mask(text).code;
         assert_eq!(masked.len(), text.len());
         assert!(!masked.contains("todo") && !masked.contains(['{', '}']), "{masked}");
         assert!(masked.contains("let b") && masked.ends_with('x'), "{masked}");
@@ -228,7 +247,7 @@ mod tests {
 
     #[test]
     fn raw_strings_and_lifetimes_are_told_apart() {
-        let masked = mask("fn f<'a>(x: &'a str) { g(r#\"quote \" } \"#, br\"}\", for_r) }");
+        let masked = mask("fn f<'a>(x: &'a str) { g(r#\"quote \" } \"#, br\"}\", for_r) }").code;
         assert_eq!(masked.matches('}').count(), 1, "{masked}");
         assert!(
             masked.contains("<'a>(x: &'a str)") && masked.contains("for_r"),

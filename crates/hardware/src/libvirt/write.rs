@@ -1,10 +1,9 @@
 //! From a machine to domain XML.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 
 use super::read::position;
-use crate::xml::escaped;
+use crate::xml::{Element, Quote};
 use crate::{Bus, Card, Clock, Disk, DiskKind, Dropped, Firmware, Machine, Place, Translated, adapt};
 
 /// What the machine's host has for it.
@@ -35,21 +34,18 @@ pub fn write(machine: &Machine, wish: &Wish) -> Translated<String> {
     check_topology(&mut value, &mut dropped);
     check_name(&mut value, &mut dropped);
     number_starts(&mut value);
-    let board = board(&value);
-    let mut xml = String::new();
-    head(&mut xml, &value, (wish, board));
-    xml.push_str("  <devices>\n");
+    let mut devices = Vec::new();
     for (disk, target) in value.disks.iter().zip(value.targets()) {
         match (wish.disks.get(&disk.key), disk.kind) {
             (None, DiskKind::Disk) => {
                 dropped.push(Dropped::new(format!("disk {}", disk.label), "its content is not there"));
             }
-            (place, _) => write_disk(&mut xml, disk, place, &target),
+            (place, _) => devices.push(disk_element(disk, place, &target)),
         }
     }
-    write_scsi_controllers(&mut xml, &value);
+    devices.extend(scsi_controllers(&value));
     for (number, card) in value.cards.iter().enumerate() {
-        write_card(&mut xml, card, wish);
+        devices.push(card_element(card, wish));
         if let Some(network) = card.network.as_ref().filter(|network| **network != wish.network) {
             dropped.push(Dropped::new(
                 format!("network {network} of card {}", number + 1),
@@ -58,18 +54,40 @@ pub fn write(machine: &Machine, wish: &Wish) -> Translated<String> {
         }
     }
     if value.has_tpm {
-        xml.push_str("    <tpm model='tpm-crb'>\n      <backend type='emulator' version='2.0'/>\n    </tpm>\n");
+        let backend = Element::new("backend")
+            .attribute("type", "emulator")
+            .attribute("version", "2.0");
+        devices.push(Element::new("tpm").attribute("model", "tpm-crb").child(backend));
         dropped.push(Dropped::new(
             "what the TPM holds",
             "a TPM does not leave its hypervisor; the new one is empty",
         ));
     }
-    xml.push_str(
-        "    <serial type='pty'/>\n    <console type='pty'/>\n    <input type='tablet' bus='usb'/>\n\
-         \x20   <channel type='unix'>\n      <target type='virtio' name='org.qemu.guest_agent.0'/>\n    </channel>\n\
-         \x20   <graphics type='vnc' autoport='yes'/>\n    <video>\n      <model type='vga'/>\n    </video>\n  </devices>\n</domain>\n",
-    );
-    Translated { value: xml, dropped }
+    devices.extend(fixed_devices());
+    let domain = domain(&value, wish).child(Element::new("devices").children(devices));
+    Translated {
+        value: domain.to_lines(Quote::Single),
+        dropped,
+    }
+}
+
+/// The devices that every machine has.
+fn fixed_devices() -> [Element; 6] {
+    let agent = Element::new("target")
+        .attribute("type", "virtio")
+        .attribute("name", "org.qemu.guest_agent.0");
+    [
+        Element::new("serial").attribute("type", "pty"),
+        Element::new("console").attribute("type", "pty"),
+        Element::new("input")
+            .attribute("type", "tablet")
+            .attribute("bus", "usb"),
+        Element::new("channel").attribute("type", "unix").child(agent),
+        Element::new("graphics")
+            .attribute("type", "vnc")
+            .attribute("autoport", "yes"),
+        Element::new("video").child(Element::new("model").attribute("type", "vga")),
+    ]
 }
 
 /// The board that has what the machine needs. IDE is on the older one only.
@@ -125,58 +143,65 @@ fn check_topology(machine: &mut Machine, dropped: &mut Vec<Dropped>) {
     }
 }
 
-fn head(xml: &mut String, machine: &Machine, (wish, board): (&Wish, &str)) {
-    let mut line = |text: std::fmt::Arguments<'_>| {
-        xml.write_fmt(text).expect("a string takes all");
-        xml.push('\n');
-    };
-    line(format_args!("<domain type='{}'>", escaped(&wish.domain_type)));
-    line(format_args!("  <name>{}</name>", escaped(&machine.name)));
+/// The domain with everything but its devices.
+fn domain(machine: &Machine, wish: &Wish) -> Element {
+    let mut domain = Element::new("domain")
+        .attribute("type", &wish.domain_type)
+        .child(Element::new("name").text(&machine.name));
     if let Some(uuid) = &machine.uuid {
-        line(format_args!("  <uuid>{}</uuid>", escaped(uuid)));
+        domain = domain.child(Element::new("uuid").text(uuid));
     }
     if !machine.description.is_empty() {
-        line(format_args!(
-            "  <description>{}</description>",
-            escaped(&machine.description)
-        ));
+        domain = domain.child(Element::new("description").text(&machine.description));
     }
-    line(format_args!(
-        "  <memory unit='KiB'>{}</memory>",
-        machine.memory_bytes.div_ceil(1024)
-    ));
-    line(format_args!("  <vcpu>{}</vcpu>", machine.processor_count));
-    let (attribute, is_secure) = match machine.firmware {
-        Firmware::Bios | Firmware::Paravirtual => ("", false),
-        Firmware::Uefi => (" firmware='efi'", false),
-        Firmware::UefiSecure => (" firmware='efi'", true),
-    };
-    line(format_args!("  <os{attribute}>"));
-    line(format_args!("    <type arch='x86_64' machine='{board}'>hvm</type>"));
-    if is_secure {
-        line(format_args!(
-            "    <firmware>\n      <feature enabled='yes' name='enrolled-keys'/>\n      \
-             <feature enabled='yes' name='secure-boot'/>\n    </firmware>\n    <loader secure='yes'/>"
-        ));
-    }
-    line(format_args!("  </os>"));
-    let system_management = if is_secure { "<smm state='on'/>" } else { "" };
-    line(format_args!("  <features><acpi/><apic/>{system_management}</features>"));
-    match machine.topology {
-        Some(topology) => line(format_args!(
-            "  <cpu mode='host-model'>\n    <topology sockets='{}' cores='{}' threads='{}'/>\n  </cpu>",
-            topology.socket_count, topology.core_count, topology.thread_count
-        )),
-        None => line(format_args!("  <cpu mode='host-model'/>")),
-    }
+    let memory = Element::new("memory").attribute("unit", "KiB");
+    let is_secure = machine.firmware == Firmware::UefiSecure;
+    let system_management = is_secure.then(|| Element::new("smm").attribute("state", "on"));
+    let features = [Element::new("acpi"), Element::new("apic")].into_iter();
+    let topology = machine.topology.map(|topology| {
+        Element::new("topology")
+            .attribute("sockets", topology.socket_count)
+            .attribute("cores", topology.core_count)
+            .attribute("threads", topology.thread_count)
+    });
     let offset = match machine.clock {
         Clock::Utc => "utc",
         Clock::LocalTime => "localtime",
     };
-    line(format_args!("  <clock offset='{offset}'/>"));
+    domain
+        .child(memory.text(machine.memory_bytes.div_ceil(1024)))
+        .child(Element::new("vcpu").text(machine.processor_count))
+        .child(os(machine))
+        .child(Element::new("features").children(features.chain(system_management)))
+        .child(Element::new("cpu").attribute("mode", "host-model").children(topology))
+        .child(Element::new("clock").attribute("offset", offset))
 }
 
-fn write_disk(xml: &mut String, disk: &Disk, place: Option<&DiskPlace>, target: &str) {
+fn os(machine: &Machine) -> Element {
+    let (firmware, is_secure) = match machine.firmware {
+        Firmware::Bios | Firmware::Paravirtual => (None, false),
+        Firmware::Uefi => (Some("efi"), false),
+        Firmware::UefiSecure => (Some("efi"), true),
+    };
+    let kind = Element::new("type")
+        .attribute("arch", "x86_64")
+        .attribute("machine", board(machine));
+    let os = Element::new("os")
+        .attribute_if("firmware", firmware)
+        .child(kind.text("hvm"));
+    if !is_secure {
+        return os;
+    }
+    let feature = |name: &str| {
+        Element::new("feature")
+            .attribute("enabled", "yes")
+            .attribute("name", name)
+    };
+    os.child(Element::new("firmware").children(["enrolled-keys", "secure-boot"].map(feature)))
+        .child(Element::new("loader").attribute("secure", "yes"))
+}
+
+fn disk_element(disk: &Disk, place: Option<&DiskPlace>, target: &str) -> Element {
     let device = match disk.kind {
         DiskKind::Disk => "disk",
         DiskKind::Cdrom => "cdrom",
@@ -190,21 +215,27 @@ fn write_disk(xml: &mut String, disk: &Disk, place: Option<&DiskPlace>, target: 
         Bus::Floppy => "fdc",
         Bus::Sata | Bus::Nvme | Bus::Xen => "sata",
     };
-    let mut lines = vec![format!("    <disk type='file' device='{device}'>")];
     let format = place.map_or("raw", |place| place.format.as_str());
-    lines.push(format!("      <driver name='qemu' type='{}'/>", escaped(format)));
-    lines.extend(place.map(|place| format!("      <source file='{}'/>", escaped(&place.path))));
-    lines.push(format!("      <target dev='{target}' bus='{bus}'/>"));
-    if disk.is_read_only || disk.kind == DiskKind::Cdrom {
-        lines.push("      <readonly/>".to_owned());
-    }
-    lines.extend(disk.boot_order.map(|order| format!("      <boot order='{order}'/>")));
-    lines.push("    </disk>\n".to_owned());
-    xml.push_str(&lines.join("\n"));
+    let is_read_only = disk.is_read_only || disk.kind == DiskKind::Cdrom;
+    Element::new("disk")
+        .attribute("type", "file")
+        .attribute("device", device)
+        .child(
+            Element::new("driver")
+                .attribute("name", "qemu")
+                .attribute("type", format),
+        )
+        .children(place.map(|place| Element::new("source").attribute("file", &place.path)))
+        .child(Element::new("target").attribute("dev", target).attribute("bus", bus))
+        .children(is_read_only.then(|| Element::new("readonly")))
+        .children(
+            disk.boot_order
+                .map(|order| Element::new("boot").attribute("order", order)),
+        )
 }
 
 /// The controllers that libvirt hangs SCSI disks on, seven on each by their letters: it would make others than the first of another model.
-fn write_scsi_controllers(xml: &mut String, machine: &Machine) {
+fn scsi_controllers(machine: &Machine) -> impl Iterator<Item = Element> {
     let targets = machine.targets();
     let disks = machine
         .disks
@@ -212,20 +243,22 @@ fn write_scsi_controllers(xml: &mut String, machine: &Machine) {
         .zip(&targets)
         .filter(|(disk, _)| disk.bus == Bus::VirtioScsi);
     let last = disks.map(|(_, target)| position(target) / 7).max();
-    for index in 0..last.map_or(0, |last| last + 1) {
-        writeln!(xml, "    <controller type='scsi' index='{index}' model='virtio-scsi'/>").expect("a string takes all");
-    }
+    (0..last.map_or(0, |last| last + 1)).map(|index| {
+        Element::new("controller")
+            .attribute("type", "scsi")
+            .attribute("index", index)
+            .attribute("model", "virtio-scsi")
+    })
 }
 
-fn write_card(xml: &mut String, card: &Card, wish: &Wish) {
-    xml.push_str("    <interface type='network'>\n");
-    if let Some(mac) = &card.mac {
-        writeln!(xml, "      <mac address='{}'/>", escaped(mac)).expect("a string takes all");
-    }
-    let (network, model) = (escaped(&wish.network), escaped(card.model.name()));
-    writeln!(
-        xml,
-        "      <source network='{network}'/>\n      <model type='{model}'/>\n    </interface>"
-    )
-    .expect("a string takes all");
+fn card_element(card: &Card, wish: &Wish) -> Element {
+    let mac = card
+        .mac
+        .as_ref()
+        .map(|mac| Element::new("mac").attribute("address", mac));
+    Element::new("interface")
+        .attribute("type", "network")
+        .children(mac)
+        .child(Element::new("source").attribute("network", &wish.network))
+        .child(Element::new("model").attribute("type", card.model.name()))
 }

@@ -3,10 +3,9 @@
 //! It is of version 1.0, with the elements of each item in the order of its schema, and what only VMware knows marked as not required.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write as _;
 
 use super::units::{Place as Unit, placed};
-use crate::xml::escaped;
+use crate::xml::Element;
 use crate::{
     Bus, Card, CardModel, Clock, Disk, DiskKind, Dropped, Firmware, Machine, Place, Topology, Translated, adapt,
 };
@@ -62,71 +61,68 @@ pub fn write(machine: &Machine, wish: &Wish) -> Translated<String> {
         .filter(|(disk, _)| disk.kind == DiskKind::Disk)
         .filter_map(|(disk, _)| wish.disks.get(&disk.key))
         .collect();
-    let mut text = Text::default();
-    head(&mut text, &files);
-    networks(&mut text, &value.cards);
     let name = match value.name.as_str() {
-        "" => "machine".to_owned(),
-        name => escaped(name),
+        "" => "machine",
+        name => name,
     };
-    text.line(format_args!("  <VirtualSystem ovf:id=\"{name}\">"));
-    text.line(format_args!(
-        "    <Info>A virtual machine</Info>\n    <Name>{name}</Name>"
-    ));
+    let mut system = Element::new("VirtualSystem")
+        .attribute("ovf:id", name)
+        .child(info("A virtual machine"))
+        .child(Element::new("Name").text(name));
     if !value.description.is_empty() {
-        text.line(format_args!(
-            "    <AnnotationSection>\n      <Info>What its owner wrote about it</Info>\n      \
-             <Annotation>{}</Annotation>\n    </AnnotationSection>",
-            escaped(&value.description)
-        ));
+        let annotation = Element::new("AnnotationSection")
+            .child(info("What its owner wrote about it"))
+            .child(Element::new("Annotation").text(&value.description));
+        system = system.child(annotation);
     }
-    text.line(format_args!(
-        "    <OperatingSystemSection ovf:id=\"102\" vmw:osType=\"otherGuest64\">\n      \
-         <Info>The kind of guest operating system</Info>\n    </OperatingSystemSection>"
-    ));
-    let order = hardware(&mut text, &value, &disks);
-    for (instance, kind) in order {
-        text.line(format_args!(
-            "    <vmw:BootOrderSection ovf:required=\"false\" vmw:instanceId=\"{instance}\" vmw:type=\"{kind}\">\n      \
-             <Info>Virtual hardware device boot order</Info>\n    </vmw:BootOrderSection>"
-        ));
+    let guest = Element::new("OperatingSystemSection")
+        .attribute("ovf:id", 102)
+        .attribute("vmw:osType", "otherGuest64")
+        .child(info("The kind of guest operating system"));
+    let (hardware, order) = hardware(&value, &disks);
+    let order = order.into_iter().map(|(instance, kind)| {
+        Element::new("vmw:BootOrderSection")
+            .attribute("ovf:required", false)
+            .attribute("vmw:instanceId", instance)
+            .attribute("vmw:type", kind)
+            .child(info("Virtual hardware device boot order"))
+    });
+    let envelope = envelope()
+        .children(files_and_disks(&files))
+        .child(networks(&value.cards))
+        .child(system.child(guest).child(hardware).children(order));
+    Translated {
+        value: envelope.to_document(),
+        dropped,
     }
-    text.line(format_args!("  </VirtualSystem>\n</Envelope>"));
-    let Text { text, .. } = text;
-    Translated { value: text, dropped }
 }
 
-/// Text, and the number of the last item in it.
+fn info(text: &str) -> Element {
+    Element::new("Info").text(text)
+}
+
+/// The items of the hardware, which are numbered.
 #[derive(Default)]
-struct Text {
-    text: String,
-    instance: u32,
+struct Items {
+    items: Vec<Element>,
 }
 
-impl Text {
-    fn line(&mut self, text: std::fmt::Arguments<'_>) {
-        self.text.write_fmt(text).expect("a string takes all");
-        self.text.push('\n');
-    }
-
+impl Items {
     /// One item with these elements, which are in the order of their names; tells its instance. An empty element is left out.
-    fn item(&mut self, elements: &[(&str, &str)], beside: &str) -> u32 {
-        self.instance += 1;
-        let instance = self.instance.to_string();
-        let (before, after): (Vec<_>, Vec<_>) = elements.iter().partition(|(name, _)| *name < "InstanceID");
+    fn add(&mut self, elements: &[(&'static str, &str)], beside: Option<Element>) -> usize {
+        const INSTANCE: &str = "rasd:InstanceID";
+        let number = self.items.len() + 1;
+        let instance = number.to_string();
+        let (before, after): (Vec<_>, Vec<_>) = elements.iter().partition(|(name, _)| *name < INSTANCE);
         let elements = before
             .into_iter()
-            .chain([("InstanceID", instance.as_str())])
-            .chain(after);
-        self.line(format_args!("      <Item>"));
-        for (name, value) in elements.filter(|(_, value)| !value.is_empty()) {
-            self.line(format_args!("        <rasd:{name}>{}</rasd:{name}>", escaped(value)));
-        }
-        if !beside.is_empty() {
-            self.line(format_args!("        {beside}"));
-        }
-        self.line(format_args!("      </Item>"));
-        self.instance
+            .chain([(INSTANCE, instance.as_str())])
+            .chain(after)
+            .filter(|(_, value)| !value.is_empty())
+            .map(|(name, value)| Element::new(name).text(value));
+        self.items
+            .push(Element::new("Item").children(elements).children(beside));
+        number
     }
 }
 
@@ -166,76 +162,78 @@ fn name_what_stays(machine: &Machine, dropped: &mut Vec<Dropped>) {
     }
 }
 
-fn head(text: &mut Text, files: &[&DiskFile]) {
-    text.line(format_args!(
-        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n\
-         <Envelope ovf:version=\"1.0\" xml:lang=\"en-US\" xmlns=\"http://schemas.dmtf.org/ovf/envelope/1\" \
-         xmlns:ovf=\"http://schemas.dmtf.org/ovf/envelope/1\" \
-         xmlns:rasd=\"http://schemas.dmtf.org/wbem/wscim/1/cim-schema/2/CIM_ResourceAllocationSettingData\" \
-         xmlns:vssd=\"http://schemas.dmtf.org/wbem/wscim/1/cim-schema/2/CIM_VirtualSystemSettingData\" \
-         xmlns:vmw=\"http://www.vmware.com/schema/ovf\">\n  <References>"
-    ));
-    let attribute = |name: &str, number: Option<u64>| match number {
-        Some(number) => format!(" ovf:{name}=\"{number}\""),
-        None => String::new(),
-    };
-    for (number, file) in (1..).zip(files) {
-        text.line(format_args!(
-            "    <File ovf:href=\"{}\" ovf:id=\"file{number}\"{}/>",
-            escaped(&file.href),
-            attribute("size", file.size_bytes)
-        ));
-    }
-    text.line(format_args!(
-        "  </References>\n  <DiskSection>\n    <Info>Virtual disks</Info>"
-    ));
-    for (number, file) in (1..).zip(files) {
-        text.line(format_args!(
-            "    <Disk ovf:capacity=\"{}\" ovf:capacityAllocationUnits=\"byte\" ovf:diskId=\"vmdisk{number}\" \
-             ovf:fileRef=\"file{number}\" ovf:format=\"{STREAM_OPTIMIZED}\"{}/>",
-            file.capacity_bytes,
-            attribute("populatedSize", file.populated_bytes)
-        ));
-    }
-    text.line(format_args!("  </DiskSection>"));
+fn envelope() -> Element {
+    const ENVELOPE: &str = "http://schemas.dmtf.org/ovf/envelope/1";
+    Element::new("Envelope")
+        .attribute("ovf:version", "1.0")
+        .attribute("xml:lang", "en-US")
+        .attribute("xmlns", ENVELOPE)
+        .attribute("xmlns:ovf", ENVELOPE)
+        .attribute(
+            "xmlns:rasd",
+            "http://schemas.dmtf.org/wbem/wscim/1/cim-schema/2/CIM_ResourceAllocationSettingData",
+        )
+        .attribute(
+            "xmlns:vssd",
+            "http://schemas.dmtf.org/wbem/wscim/1/cim-schema/2/CIM_VirtualSystemSettingData",
+        )
+        .attribute("xmlns:vmw", "http://www.vmware.com/schema/ovf")
+}
+
+fn files_and_disks(files: &[&DiskFile]) -> [Element; 2] {
+    let numbered = || (1..).zip(files);
+    let references = numbered().map(|(number, file)| {
+        Element::new("File")
+            .attribute("ovf:href", &file.href)
+            .attribute("ovf:id", format_args!("file{number}"))
+            .attribute_if("ovf:size", file.size_bytes)
+    });
+    let disks = numbered().map(|(number, file)| {
+        Element::new("Disk")
+            .attribute("ovf:capacity", file.capacity_bytes)
+            .attribute("ovf:capacityAllocationUnits", "byte")
+            .attribute("ovf:diskId", format_args!("vmdisk{number}"))
+            .attribute("ovf:fileRef", format_args!("file{number}"))
+            .attribute("ovf:format", STREAM_OPTIMIZED)
+            .attribute_if("ovf:populatedSize", file.populated_bytes)
+    });
+    let disks = Element::new("DiskSection").child(info("Virtual disks")).children(disks);
+    [Element::new("References").children(references), disks]
 }
 
 fn network_of(card: &Card) -> &str {
     card.network.as_deref().unwrap_or(NETWORK)
 }
 
-fn networks(text: &mut Text, cards: &[Card]) {
+fn networks(cards: &[Card]) -> Element {
     let mut names: Vec<&str> = cards.iter().map(network_of).collect();
     names.sort_unstable();
     names.dedup();
-    text.line(format_args!("  <NetworkSection>\n    <Info>Logical networks</Info>"));
-    for name in names {
-        let name = escaped(name);
-        text.line(format_args!(
-            "    <Network ovf:name=\"{name}\">\n      <Description>The network {name}</Description>\n    </Network>"
-        ));
-    }
-    text.line(format_args!("  </NetworkSection>"));
+    let networks = names.into_iter().map(|name| {
+        Element::new("Network")
+            .attribute("ovf:name", name)
+            .child(Element::new("Description").text(format_args!("The network {name}")))
+    });
+    Element::new("NetworkSection")
+        .child(info("Logical networks"))
+        .children(networks)
 }
 
-/// Writes the hardware section; tells the devices that the machine is started from in their order, each by its instance and VMware's name
-/// of its kind.
-fn hardware(text: &mut Text, machine: &Machine, disks: &[(&Disk, Unit)]) -> Vec<(u32, &'static str)> {
-    text.line(format_args!(
-        "    <VirtualHardwareSection>\n      <Info>Virtual hardware</Info>\n      <System>\n        \
-         <vssd:ElementName>Virtual Hardware Family</vssd:ElementName>\n        \
-         <vssd:InstanceID>0</vssd:InstanceID>\n        \
-         <vssd:VirtualSystemIdentifier>{}</vssd:VirtualSystemIdentifier>\n        \
-         <vssd:VirtualSystemType>vmx-13</vssd:VirtualSystemType>\n      </System>",
-        escaped(&machine.name)
-    ));
-    processors_and_memory(text, machine);
-    let controllers = controllers(text, disks);
+/// The hardware section, and the devices that the machine is started from in their order, each by its instance and VMware's name of its kind.
+fn hardware(machine: &Machine, disks: &[(&Disk, Unit)]) -> (Element, Vec<(usize, &'static str)>) {
+    let system = Element::new("System")
+        .child(Element::new("vssd:ElementName").text("Virtual Hardware Family"))
+        .child(Element::new("vssd:InstanceID").text(0))
+        .child(Element::new("vssd:VirtualSystemIdentifier").text(&machine.name))
+        .child(Element::new("vssd:VirtualSystemType").text("vmx-13"));
+    let mut items = Items::default();
+    processors_and_memory(&mut items, machine);
+    let controllers = controllers(&mut items, disks);
     let mut order = Vec::new();
     let mut disk_count = 0_u32;
     for (disk, unit) in disks {
         let parent = controllers.get(&(disk.bus.name(), unit.controller));
-        let parent = parent.map(u32::to_string).unwrap_or_default();
+        let parent = parent.map(usize::to_string).unwrap_or_default();
         let address = match disk.bus {
             Bus::Floppy => unit.controller.to_string(),
             _ => unit.unit.to_string(),
@@ -257,50 +255,57 @@ fn hardware(text: &mut Text, machine: &Machine, disks: &[(&Disk, Unit)]) -> Vec<
             label => label,
         };
         let elements = [
-            ("AddressOnParent", address.as_str()),
-            ("AutomaticAllocation", allocation),
-            ("ElementName", label),
-            ("HostResource", &resource),
-            ("Parent", &parent),
-            ("ResourceType", kind),
+            ("rasd:AddressOnParent", address.as_str()),
+            ("rasd:AutomaticAllocation", allocation),
+            ("rasd:ElementName", label),
+            ("rasd:HostResource", &resource),
+            ("rasd:Parent", &parent),
+            ("rasd:ResourceType", kind),
         ];
-        let instance = text.item(&elements, "");
+        let instance = items.add(&elements, None);
         order.extend(disk.boot_order.map(|place| (place, instance, boot)));
     }
     for (number, card) in (1..).zip(&machine.cards) {
-        write_card(text, card, number);
+        add_card(&mut items, card, number);
     }
-    write_firmware(text, machine.firmware);
-    text.line(format_args!("    </VirtualHardwareSection>"));
+    let section = Element::new("VirtualHardwareSection")
+        .child(info("Virtual hardware"))
+        .child(system)
+        .children(items.items)
+        .children(firmware_settings(machine.firmware));
     order.sort_unstable();
-    order.into_iter().map(|(_, instance, kind)| (instance, kind)).collect()
+    let order = order.into_iter().map(|(_, instance, kind)| (instance, kind));
+    (section, order.collect())
 }
 
-fn processors_and_memory(text: &mut Text, machine: &Machine) {
+fn processors_and_memory(items: &mut Items, machine: &Machine) {
     let cores = machine
         .topology
         .and_then(|topology| cores_per_socket(topology, machine.processor_count))
-        .map(|cores| format!("<vmw:CoresPerSocket ovf:required=\"false\">{cores}</vmw:CoresPerSocket>"))
-        .unwrap_or_default();
+        .map(|cores| {
+            Element::new("vmw:CoresPerSocket")
+                .attribute("ovf:required", false)
+                .text(cores)
+        });
     let count = machine.processor_count.to_string();
     let elements = [
-        ("AllocationUnits", "hertz * 10^6"),
-        ("Description", "Number of virtual CPUs"),
-        ("ElementName", &format!("{count} virtual CPU(s)")),
-        ("ResourceType", "3"),
-        ("VirtualQuantity", &count),
+        ("rasd:AllocationUnits", "hertz * 10^6"),
+        ("rasd:Description", "Number of virtual CPUs"),
+        ("rasd:ElementName", &format!("{count} virtual CPU(s)")),
+        ("rasd:ResourceType", "3"),
+        ("rasd:VirtualQuantity", &count),
     ];
-    text.item(&elements, &cores);
+    items.add(&elements, cores);
     let units = machine.memory_bytes.div_ceil(MEMORY_UNIT_BYTES);
     let mebibytes = (units * (MEMORY_UNIT_BYTES >> 20)).to_string();
     let elements = [
-        ("AllocationUnits", "byte * 2^20"),
-        ("Description", "Memory size"),
-        ("ElementName", &format!("{mebibytes} MB of memory")),
-        ("ResourceType", "4"),
-        ("VirtualQuantity", &mebibytes),
+        ("rasd:AllocationUnits", "byte * 2^20"),
+        ("rasd:Description", "Memory size"),
+        ("rasd:ElementName", &format!("{mebibytes} MB of memory")),
+        ("rasd:ResourceType", "4"),
+        ("rasd:VirtualQuantity", &mebibytes),
     ];
-    text.item(&elements, "");
+    items.add(&elements, None);
 }
 
 /// VMware counts threads as cores.
@@ -309,8 +314,8 @@ fn cores_per_socket(topology: Topology, processor_count: u32) -> Option<u32> {
     (cores.checked_mul(topology.socket_count)? == processor_count).then_some(cores)
 }
 
-/// Writes the controllers that `disks` hang on; tells their instances by bus and number.
-fn controllers(text: &mut Text, disks: &[(&Disk, Unit)]) -> BTreeMap<(&'static str, u32), u32> {
+/// Adds the controllers that `disks` hang on; tells their instances by bus and number.
+fn controllers(items: &mut Items, disks: &[(&Disk, Unit)]) -> BTreeMap<(&'static str, u32), usize> {
     let mut instances = BTreeMap::new();
     for (disk, unit) in disks {
         let key = (disk.bus.name(), unit.controller);
@@ -327,18 +332,18 @@ fn controllers(text: &mut Text, disks: &[(&Disk, Unit)]) -> BTreeMap<(&'static s
         }
         let address = unit.controller.to_string();
         let elements = [
-            ("Address", address.as_str()),
-            ("Description", &format!("{} Controller", disk.bus.name())),
-            ("ElementName", &format!("{} Controller {address}", disk.bus.name())),
-            ("ResourceSubType", subtype),
-            ("ResourceType", kind),
+            ("rasd:Address", address.as_str()),
+            ("rasd:Description", &format!("{} Controller", disk.bus.name())),
+            ("rasd:ElementName", &format!("{} Controller {address}", disk.bus.name())),
+            ("rasd:ResourceSubType", subtype),
+            ("rasd:ResourceType", kind),
         ];
-        instances.insert(key, text.item(&elements, ""));
+        instances.insert(key, items.add(&elements, None));
     }
     instances
 }
 
-fn write_card(text: &mut Text, card: &Card, number: u32) {
+fn add_card(items: &mut Items, card: &Card, number: u32) {
     let model = match &card.model {
         CardModel::E1000e => "E1000e",
         CardModel::Vmxnet3 => "VmxNet3",
@@ -346,29 +351,30 @@ fn write_card(text: &mut Text, card: &Card, number: u32) {
         _ => "E1000",
     };
     let elements = [
-        ("Address", card.mac.as_deref().unwrap_or_default()),
-        ("AutomaticAllocation", "true"),
-        ("Connection", network_of(card)),
-        ("Description", &format!("{model} ethernet adapter")),
-        ("ElementName", &format!("Network adapter {number}")),
-        ("ResourceSubType", model),
-        ("ResourceType", "10"),
+        ("rasd:Address", card.mac.as_deref().unwrap_or_default()),
+        ("rasd:AutomaticAllocation", "true"),
+        ("rasd:Connection", network_of(card)),
+        ("rasd:Description", &format!("{model} ethernet adapter")),
+        ("rasd:ElementName", &format!("Network adapter {number}")),
+        ("rasd:ResourceSubType", model),
+        ("rasd:ResourceType", "10"),
     ];
-    text.item(&elements, "");
+    items.add(&elements, None);
 }
 
-fn write_firmware(text: &mut Text, firmware: Firmware) {
-    let mut config = |key: &str, value: &str| {
-        text.line(format_args!(
-            "      <vmw:Config ovf:required=\"false\" vmw:key=\"{key}\" vmw:value=\"{value}\"/>"
-        ));
+fn firmware_settings(firmware: Firmware) -> Vec<Element> {
+    let config = |key: &str, value: &str| {
+        Element::new("vmw:Config")
+            .attribute("ovf:required", false)
+            .attribute("vmw:key", key)
+            .attribute("vmw:value", value)
     };
     match firmware {
-        Firmware::Bios | Firmware::Paravirtual => config("firmware", "bios"),
-        Firmware::Uefi => config("firmware", "efi"),
-        Firmware::UefiSecure => {
-            config("firmware", "efi");
-            config("bootOptions.efiSecureBootEnabled", "true");
-        }
+        Firmware::Bios | Firmware::Paravirtual => vec![config("firmware", "bios")],
+        Firmware::Uefi => vec![config("firmware", "efi")],
+        Firmware::UefiSecure => vec![
+            config("firmware", "efi"),
+            config("bootOptions.efiSecureBootEnabled", "true"),
+        ],
     }
 }

@@ -5,9 +5,8 @@ use std::collections::BTreeMap;
 use roxmltree::Node;
 
 use super::media::{FORM, MediumKind, machine, media, uuid, wrong};
-use super::write::Image;
-use crate::edits::{Edits, escaped};
-use crate::xml::{self, child, children};
+use super::write::{Image, media_registry};
+use crate::xml::{self, Edits, child, children};
 use crate::{Dropped, Result, Translated, identity};
 
 /// What a machine that comes back is to be.
@@ -125,21 +124,10 @@ fn attach<'w>(
 
 /// Lists the images that there are, and no others.
 fn register(machine: Node<'_, '_>, hardware: Node<'_, '_>, images: &[&Image], edits: &mut Edits<'_>) {
-    let images = images.iter().map(|image| {
-        format!(
-            "\n        <HardDisk uuid=\"{{{}}}\" location=\"{}\" format=\"{}\" type=\"Normal\"/>",
-            escaped(&image.uuid),
-            escaped(&image.location),
-            escaped(&image.format)
-        )
-    });
-    let registry = format!(
-        "<MediaRegistry>\n      <HardDisks>{}\n      </HardDisks>\n    </MediaRegistry>",
-        images.collect::<String>()
-    );
+    let registry = media_registry(images.iter().copied());
     match child(machine, "MediaRegistry") {
-        Some(node) => edits.replace_element(node, registry),
-        None => edits.insert_before(hardware, format!("{registry}\n    ")),
+        Some(node) => edits.replace_element(node, &registry),
+        None => edits.insert_before(hardware, &registry),
     }
 }
 

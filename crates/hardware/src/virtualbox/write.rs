@@ -1,11 +1,10 @@
 //! From a machine to settings of VirtualBox.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 
 use super::read::units_per_controller;
 use crate::bus_address::{AddressAllocator, put_first};
-use crate::xml::escaped;
+use crate::xml::Element;
 use crate::{
     Bus, Card, CardModel, Clock, Disk, DiskKind, Dropped, Firmware, Machine, Place, Translated, adapt, identity,
 };
@@ -60,41 +59,46 @@ pub fn write(machine: &Machine, wish: &Wish) -> Translated<String> {
     let mut disks = std::mem::take(&mut value.disks);
     let disks = placed(&mut disks, wish, &mut dropped);
     fit(&mut value, &mut dropped);
-    let mut xml = String::new();
-    let mut line = |text: std::fmt::Arguments<'_>| {
-        xml.write_fmt(text).expect("a string takes all");
-        xml.push('\n');
-    };
     let version = if value.has_tpm { VERSION_OF_TPM } else { VERSION };
     let uuid = value.uuid.as_deref().and_then(identity::uuid);
-    line(format_args!(
-        "<?xml version=\"1.0\"?>\n<VirtualBox xmlns=\"http://www.virtualbox.org/\" version=\"{version}\">"
-    ));
-    line(format_args!(
-        "  <Machine uuid=\"{{{}}}\" name=\"{}\" OSType=\"Other_64\" snapshotFolder=\"Snapshots\">",
-        escaped(&uuid.unwrap_or_else(|| wish.uuid.clone())),
-        escaped(&value.name)
-    ));
+    let uuid = uuid.unwrap_or_else(|| wish.uuid.clone());
+    let mut machine = Element::new("Machine")
+        .attribute("uuid", braced(&uuid))
+        .attribute("name", &value.name)
+        .attribute("OSType", "Other_64")
+        .attribute("snapshotFolder", "Snapshots");
     if !value.description.is_empty() {
-        line(format_args!(
-            "    <Description>{}</Description>",
-            escaped(&value.description)
-        ));
+        machine = machine.child(Element::new("Description").text(&value.description));
     }
-    line(format_args!("    <MediaRegistry>\n      <HardDisks>"));
-    for image in disks.iter().filter_map(|(disk, _)| image_of(disk, wish)) {
-        line(format_args!(
-            "        <HardDisk uuid=\"{{{}}}\" location=\"{}\" format=\"{}\" type=\"Normal\"/>",
-            escaped(&image.uuid),
-            escaped(&image.location),
-            escaped(&image.format)
-        ));
+    let images = disks.iter().filter_map(|(disk, _)| image_of(disk, wish));
+    let machine = machine
+        .child(media_registry(images))
+        .child(hardware(&value, &disks, wish).child(storage(&disks, wish)));
+    let settings = Element::new("VirtualBox")
+        .attribute("xmlns", "http://www.virtualbox.org/")
+        .attribute("version", version)
+        .child(machine);
+    Translated {
+        value: settings.to_document(),
+        dropped,
     }
-    line(format_args!("      </HardDisks>\n    </MediaRegistry>\n    <Hardware>"));
-    hardware(&mut xml, &value, &disks, wish);
-    storage(&mut xml, &disks, wish);
-    xml.push_str("    </Hardware>\n  </Machine>\n</VirtualBox>\n");
-    Translated { value: xml, dropped }
+}
+
+/// The list of the images that a machine has.
+pub(super) fn media_registry<'i>(images: impl Iterator<Item = &'i Image>) -> Element {
+    let images = images.map(|image| {
+        Element::new("HardDisk")
+            .attribute("uuid", braced(&image.uuid))
+            .attribute("location", &image.location)
+            .attribute("format", &image.format)
+            .attribute("type", "Normal")
+    });
+    Element::new("MediaRegistry").child(Element::new("HardDisks").children(images))
+}
+
+/// A UUID as VirtualBox writes it.
+fn braced(uuid: &str) -> String {
+    format!("{{{uuid}}}")
 }
 
 fn image_of<'w>(disk: &Disk, wish: &'w Wish) -> Option<&'w Image> {
@@ -239,46 +243,39 @@ fn units(bus: Bus) -> impl Iterator<Item = u32> + Clone {
     (0..units_per_controller(bus)).filter(move |unit| !(bus == Bus::Scsi && *unit == SCSI_ITSELF))
 }
 
-fn hardware(xml: &mut String, machine: &Machine, disks: &[(&Disk, u32)], wish: &Wish) {
-    let mut line = |text: std::fmt::Arguments<'_>| {
-        xml.push_str("      ");
-        xml.write_fmt(text).expect("a string takes all");
-        xml.push('\n');
-    };
-    line(format_args!(
-        "<CPU count=\"{}\">\n        <PAE enabled=\"true\"/>\n        <LongMode enabled=\"true\"/>\n      </CPU>",
-        machine.processor_count
-    ));
-    let mebibytes = machine.memory_bytes.div_ceil(1 << 20);
-    line(format_args!("<Memory RAMSize=\"{mebibytes}\"/>"));
-    if machine.cards.len() > CARD_COUNT_MAX[0] {
-        line(format_args!("<Chipset type=\"ICH9\"/>"));
-    }
-    line(format_args!("<Boot>"));
-    for (place, device) in (1..).zip(order(disks)) {
-        line(format_args!("  <Order position=\"{place}\" device=\"{device}\"/>"));
-    }
-    line(format_args!("</Boot>"));
-    line(format_args!("<Display VRAMSize=\"16\"/>"));
-    if matches!(machine.firmware, Firmware::Uefi | Firmware::UefiSecure) {
-        line(format_args!("<Firmware type=\"EFI\"/>"));
-    }
-    line(format_args!(
-        "<BIOS>\n        <IOAPIC enabled=\"true\"/>\n      </BIOS>"
-    ));
-    if machine.has_tpm {
-        line(format_args!("<TrustedPlatformModule type=\"v2_0\" location=\"\"/>"));
-    }
-    line(format_args!("<Network>"));
-    for (slot, card) in machine.cards.iter().enumerate() {
-        line(format_args!("{}", adapter(card, slot, &wish.network)));
-    }
-    line(format_args!("</Network>"));
+/// The hardware with everything but its storage.
+fn hardware(machine: &Machine, disks: &[(&Disk, u32)], wish: &Wish) -> Element {
+    let enabled = |name: &'static str| Element::new(name).attribute("enabled", true);
+    let processors = Element::new("CPU").attribute("count", machine.processor_count);
+    let has_many_cards = machine.cards.len() > CARD_COUNT_MAX[0];
+    let order = (1..).zip(order(disks)).map(|(place, device)| {
+        Element::new("Order")
+            .attribute("position", place)
+            .attribute("device", device)
+    });
+    let is_uefi = matches!(machine.firmware, Firmware::Uefi | Firmware::UefiSecure);
+    let tpm = machine.has_tpm.then(|| {
+        Element::new("TrustedPlatformModule")
+            .attribute("type", "v2_0")
+            .attribute("location", "")
+    });
+    let cards = machine.cards.iter().enumerate();
+    let adapters = cards.map(|(slot, card)| adapter(card, slot, &wish.network));
     let clock = match machine.clock {
         Clock::Utc => "UTC",
         Clock::LocalTime => "local",
     };
-    line(format_args!("<RTC localOrUTC=\"{clock}\"/>"));
+    Element::new("Hardware")
+        .child(processors.children(["PAE", "LongMode"].map(enabled)))
+        .child(Element::new("Memory").attribute("RAMSize", machine.memory_bytes.div_ceil(1 << 20)))
+        .children(has_many_cards.then(|| Element::new("Chipset").attribute("type", "ICH9")))
+        .child(Element::new("Boot").children(order))
+        .child(Element::new("Display").attribute("VRAMSize", 16))
+        .children(is_uefi.then(|| Element::new("Firmware").attribute("type", "EFI")))
+        .child(Element::new("BIOS").child(enabled("IOAPIC")))
+        .children(tpm)
+        .child(Element::new("Network").children(adapters))
+        .child(Element::new("RTC").attribute("localOrUTC", clock))
 }
 
 /// What the machine is started from, as far as kinds of devices can say it.
@@ -309,7 +306,7 @@ fn order(disks: &[(&Disk, u32)]) -> [&'static str; 4] {
     order
 }
 
-fn adapter(card: &Card, slot: usize, network: &Network) -> String {
+fn adapter(card: &Card, slot: usize, network: &Network) -> Element {
     let model = match &card.model {
         CardModel::Virtio => "virtio",
         CardModel::Pcnet => "Am79C973",
@@ -317,19 +314,21 @@ fn adapter(card: &Card, slot: usize, network: &Network) -> String {
     };
     // Without one, VirtualBox makes one up.
     let mac = card.mac.as_deref().map(|mac| mac.replace(':', "").to_ascii_uppercase());
-    let mac = mac.map(|mac| format!(" MACAddress=\"{mac}\"")).unwrap_or_default();
     let network = match network {
-        Network::Nat => "<NAT/>".to_owned(),
-        Network::Bridged(name) => format!("<BridgedInterface name=\"{}\"/>", escaped(name)),
-        Network::Internal(name) => format!("<InternalNetwork name=\"{}\"/>", escaped(name)),
+        Network::Nat => Element::new("NAT"),
+        Network::Bridged(name) => Element::new("BridgedInterface").attribute("name", name),
+        Network::Internal(name) => Element::new("InternalNetwork").attribute("name", name),
     };
-    format!(
-        "  <Adapter slot=\"{slot}\" enabled=\"true\"{mac} cable=\"true\" type=\"{model}\">\n          \
-         {network}\n        </Adapter>"
-    )
+    Element::new("Adapter")
+        .attribute("slot", slot)
+        .attribute("enabled", true)
+        .attribute_if("MACAddress", mac)
+        .attribute("cable", true)
+        .attribute("type", model)
+        .child(network)
 }
 
-fn storage(xml: &mut String, disks: &[(&Disk, u32)], wish: &Wish) {
+fn storage(disks: &[(&Disk, u32)], wish: &Wish) -> Element {
     let mut controllers: Vec<Bus> = Vec::new();
     for (disk, _) in disks {
         if !controllers.contains(&disk.bus) {
@@ -337,8 +336,7 @@ fn storage(xml: &mut String, disks: &[(&Disk, u32)], wish: &Wish) {
         }
     }
     let starting = first_of(disks).map(|number| disks[number].0.bus);
-    xml.push_str("      <StorageControllers>\n");
-    for bus in controllers {
+    let controllers = controllers.into_iter().map(|bus| {
         let on_it = disks.iter().filter(|(disk, _)| disk.bus == bus);
         let last = on_it.clone().map(|(_, unit)| *unit).max().unwrap_or(0);
         let (kind, port_count) = match bus {
@@ -352,37 +350,33 @@ fn storage(xml: &mut String, disks: &[(&Disk, u32)], wish: &Wish) {
         let is_cached = matches!(bus, Bus::Ide | Bus::Floppy);
         let has_disks = on_it.clone().any(|(disk, _)| disk.kind == DiskKind::Disk);
         let is_bootable = !has_disks || starting.is_none_or(|starting| starting == bus);
-        writeln!(
-            xml,
-            "        <StorageController name=\"{}\" type=\"{kind}\" PortCount=\"{port_count}\" useHostIOCache=\"{is_cached}\" \
-             Bootable=\"{is_bootable}\">",
-            bus.name()
-        )
-        .expect("a string takes all");
-        for (disk, unit) in on_it {
-            xml.push_str(&attached(disk, *unit, wish));
-        }
-        xml.push_str("        </StorageController>\n");
-    }
-    xml.push_str("      </StorageControllers>\n");
+        Element::new("StorageController")
+            .attribute("name", bus.name())
+            .attribute("type", kind)
+            .attribute("PortCount", port_count)
+            .attribute("useHostIOCache", is_cached)
+            .attribute("Bootable", is_bootable)
+            .children(on_it.map(|(disk, unit)| attached(disk, *unit, wish)))
+    });
+    Element::new("StorageControllers").children(controllers)
 }
 
-fn attached(disk: &Disk, unit: u32, wish: &Wish) -> String {
+fn attached(disk: &Disk, unit: u32, wish: &Wish) -> Element {
     let (port, device) = match disk.bus {
         Bus::Ide | Bus::Floppy => (unit / 2, unit % 2),
         _ => (unit, 0),
     };
-    let kind = match disk.kind {
-        DiskKind::Disk => "type=\"HardDisk\"",
-        DiskKind::Cdrom => "passthrough=\"false\" type=\"DVD\"",
-        DiskKind::Floppy => "type=\"Floppy\"",
+    let (passthrough, kind) = match disk.kind {
+        DiskKind::Disk => (None, "HardDisk"),
+        DiskKind::Cdrom => (Some(false), "DVD"),
+        DiskKind::Floppy => (None, "Floppy"),
     };
-    let place = format!("{kind} hotpluggable=\"false\" port=\"{port}\" device=\"{device}\"");
-    match image_of(disk, wish) {
-        Some(image) => format!(
-            "          <AttachedDevice {place}>\n            <Image uuid=\"{{{}}}\"/>\n          </AttachedDevice>\n",
-            escaped(&image.uuid)
-        ),
-        None => format!("          <AttachedDevice {place}/>\n"),
-    }
+    let image = image_of(disk, wish).map(|image| Element::new("Image").attribute("uuid", braced(&image.uuid)));
+    Element::new("AttachedDevice")
+        .attribute_if("passthrough", passthrough)
+        .attribute("type", kind)
+        .attribute("hotpluggable", false)
+        .attribute("port", port)
+        .attribute("device", device)
+        .children(image)
 }

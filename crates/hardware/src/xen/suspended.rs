@@ -8,8 +8,8 @@ use roxmltree::Node;
 
 use super::read::{XenDisk, XenRecords, wrong};
 use super::value::Value;
-use crate::edits::Edits;
 use crate::xen::write_options::NULL;
+use crate::xml::Edits;
 use crate::xml::{child, children};
 use crate::{Error, Result, xml};
 
@@ -162,7 +162,7 @@ fn no_checkpoint(record: Node<'_, '_>, edits: &mut Edits<'_>) {
 /// Changes a field, where there is such a field: pools of different versions have different ones.
 fn put(record: Node<'_, '_>, field: &str, value: &Value, edits: &mut Edits<'_>) {
     if let Some(node) = member(record, field) {
-        edits.replace_element(node, value.to_xml());
+        edits.replace_element(node, &value.to_element());
     }
 }
 

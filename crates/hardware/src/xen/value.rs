@@ -2,11 +2,9 @@
 //!
 //! Source: the XML-RPC specification (Dave Winer, 1999). XenServer writes whole numbers as text without a type.
 
-use std::fmt::Write as _;
-
 use roxmltree::Node;
 
-use crate::xml::{self, escaped};
+use crate::xml::{self, Element};
 use crate::{Error, Result};
 
 /// Values within values, at most: those of a machine's records are five deep.
@@ -92,39 +90,28 @@ impl Value {
         }
     }
 
-    /// As it is written, in one line.
-    pub fn to_xml(&self) -> String {
-        let mut xml = String::new();
-        self.write(&mut xml);
-        xml
-    }
-
-    fn write(&self, xml: &mut String) {
-        xml.push_str("<value>");
+    /// As XenServer writes it: white space between tags, and one tag for two, are not what its readers are used to.
+    pub fn to_element(&self) -> Element {
+        let value = Element::new("value").inline();
         match self {
-            Self::Text(text) => xml.push_str(&escaped(text)),
-            Self::Bool(truth) => write!(xml, "<boolean>{}</boolean>", u8::from(*truth)).expect("a string takes all"),
-            Self::Time(time) => {
-                write!(xml, "<dateTime.iso8601>{}</dateTime.iso8601>", escaped(time)).expect("a string takes all");
-            }
+            Self::Text(text) => value.text(text),
+            Self::Bool(truth) => value.child(Element::new("boolean").text(u8::from(*truth))),
+            Self::Time(time) => value.child(Element::new("dateTime.iso8601").text(time)),
             Self::Array(values) => {
-                xml.push_str("<array><data>");
-                for value in values {
-                    value.write(xml);
-                }
-                xml.push_str("</data></array>");
+                let data = Element::new("data")
+                    .inline()
+                    .children(values.iter().map(Self::to_element));
+                value.child(Element::new("array").child(data))
             }
             Self::Struct(members) => {
-                xml.push_str("<struct>");
-                for (name, value) in members {
-                    write!(xml, "<member><name>{}</name>", escaped(name)).expect("a string takes all");
-                    value.write(xml);
-                    xml.push_str("</member>");
-                }
-                xml.push_str("</struct>");
+                let members = members.iter().map(|(name, value)| {
+                    Element::new("member")
+                        .child(Element::new("name").text(name))
+                        .child(value.to_element())
+                });
+                value.child(Element::new("struct").inline().children(members))
             }
         }
-        xml.push_str("</value>");
     }
 }
 
@@ -190,7 +177,7 @@ mod tests {
                 Value::Array(vec![Value::text("1"), Value::Struct(Vec::new())]),
             ),
         ]);
-        assert_eq!(Value::parse(&value.to_xml(), "value").unwrap(), value);
+        assert_eq!(Value::parse(&value.to_element().to_string(), "value").unwrap(), value);
         assert!(value.is_true("yes") && !value.is_true("name"));
         assert_eq!((value.text_of("name"), value.text_of("nothing")), ("a<b & \"c\"", ""));
         assert_eq!(value.get("all").unwrap().as_array().len(), 2);

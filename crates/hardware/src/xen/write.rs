@@ -271,6 +271,8 @@ impl<'o> Records<'o> {
             ("xapi_minor", Value::text("20")),
             ("export_vsn", Value::text("2")),
         ]);
-        structure([("version", version), ("objects", Value::Array(self.objects))]).to_xml()
+        structure([("version", version), ("objects", Value::Array(self.objects))])
+            .to_element()
+            .to_string()
     }
 }

@@ -13,7 +13,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-use holdfast_hardware::edits::{Edits, escaped};
+use holdfast_hardware::xml::{Edits, Element};
 use roxmltree::Node;
 
 use super::{DomainXml, child, children, document_of, nvram_path};
@@ -141,7 +141,7 @@ pub fn with_links_down(text: &str) -> Result<String, String> {
     for card in devices.into_iter().flat_map(|devices| children(devices, "interface")) {
         match child(card, "link") {
             Some(link) => edits.set_attribute(link, "state", "down"),
-            None => edits.append(card, "<link state='down'/>"),
+            None => edits.append(card, &Element::new("link").attribute("state", "down")),
         }
     }
     Ok(edits.apply())
@@ -219,7 +219,7 @@ impl Rewriter<'_> {
         let uuid = new.uuid.to_string();
         match child(domain, "uuid") {
             Some(node) => self.edits.set_text(node, &uuid),
-            None => self.edits.append(domain, &format!("<uuid>{uuid}</uuid>")),
+            None => self.edits.append(domain, &Element::new("uuid").text(&uuid)),
         }
         self.system_information(domain, &uuid);
         if let Some(devices) = child(domain, "devices") {
@@ -266,7 +266,7 @@ impl Rewriter<'_> {
     fn nvram(&mut self, domain: Node<'_, '_>, path: &str) -> Result<(), String> {
         let os = child(domain, "os").ok_or("the machine has no <os>")?;
         let Some(nvram) = child(os, "nvram") else {
-            self.edits.append(os, &format!("<nvram>{}</nvram>", escaped(path)));
+            self.edits.append(os, &Element::new("nvram").text(path));
             return Ok(());
         };
         match child(nvram, "source") {

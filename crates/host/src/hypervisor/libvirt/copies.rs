@@ -38,11 +38,11 @@ impl LiveDisks for Libvirt {
 
     fn begin_copy(&self, machine: &str, disk: &str, to: &DiskPlace, rate: NonZeroU64) -> Result<()> {
         let machine = self.find(machine)?;
-        let xml = disk_element(disk, to).map_err(|detail| Error::Configuration {
+        let element = disk_element(disk, to).map_err(|detail| Error::Configuration {
             machine: machine.name.clone(),
             detail,
         })?;
-        let (disk, xml) = (text(disk), text(&xml));
+        let (disk, xml) = (text(disk), text(&element.to_string()));
         // A machine that is kept has a definition that names a disk, and would not know of the job after a restart: libvirt wants
         // to hear that this is meant.
         let flags = sys::VIR_DOMAIN_BLOCK_COPY_REUSE_EXT | sys::VIR_DOMAIN_BLOCK_COPY_TRANSIENT_JOB;

@@ -39,11 +39,11 @@ impl Overlays for Libvirt {
             machine: machine.name.clone(),
             reason,
         };
-        let text = overlays_document(overlays, others).map_err(refused)?;
+        let document = overlays_document(overlays, others).map_err(refused)?;
         let flags = sys::VIR_DOMAIN_SNAPSHOT_CREATE_DISK_ONLY
             | sys::VIR_DOMAIN_SNAPSHOT_CREATE_ATOMIC
             | sys::VIR_DOMAIN_SNAPSHOT_CREATE_NO_METADATA;
-        let created = machine.domain().create_snapshot_xml(&text, flags);
+        let created = machine.domain().create_snapshot_xml(&document.to_string(), flags);
         created.map(drop).map_err(|error| machine.refused(SNAPSHOT, &error))
     }
 

@@ -11,6 +11,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use holdfast_hardware::xml::Element;
 use roxmltree::Document;
 use rustix::fs::{CWD, Mode, OFlags};
 use virt::sys;
@@ -148,8 +149,12 @@ fn head(configuration: &str, then: &str) -> std::result::Result<Vec<u8>, String>
 fn cookie(then: &str) -> std::result::Result<String, String> {
     let document = Document::parse(then).map_err(|error| error.to_string())?;
     let cpu = crate::hypervisor::domain_xml::child(document.root_element(), "cpu");
-    let cpu = cpu.map_or("", |cpu| &then[cpu.range()]);
-    Ok(format!("<cookie>{cpu}<allowReboot value='yes'/></cookie>"))
+    let cookie = match cpu {
+        Some(cpu) => Element::new("cookie").copy(cpu),
+        None => Element::new("cookie"),
+    };
+    let reboot = Element::new("allowReboot").attribute("value", "yes");
+    Ok(cookie.child(reboot).to_string())
 }
 
 #[cfg(test)]

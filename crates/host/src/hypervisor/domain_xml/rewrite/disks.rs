@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use holdfast_hardware::edits::escaped;
+use holdfast_hardware::xml::Element;
 use roxmltree::Node;
 
 use super::super::{child, children};
@@ -59,18 +59,20 @@ impl Rewriter<'_> {
                 self.edits.remove_attribute(source, "index");
             }
             Some(source) => {
-                let new = format!("<source {attribute}='{}'/>", escaped(path));
-                self.edits.replace_element(source, new);
+                let new = Element::new("source").attribute(attribute, path);
+                self.edits.replace_element(source, &new);
             }
             None => {
-                let new = format!("<source {attribute}='{}'/>", escaped(path));
+                let new = Element::new("source").attribute(attribute, path);
                 self.edits.append(disk, &new);
             }
         }
         if let Some(driver) = child(disk, "driver") {
             self.edits.set_attribute(driver, "type", &place.format);
         } else {
-            let driver = format!("<driver name='qemu' type='{}'/>", escaped(&place.format));
+            let driver = Element::new("driver")
+                .attribute("name", "qemu")
+                .attribute("type", &place.format);
             self.edits.append(disk, &driver);
         }
         // What was restored is whole: it is based on nothing, copied nowhere, and asks nobody for a password.

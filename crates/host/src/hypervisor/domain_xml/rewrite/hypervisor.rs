@@ -1,5 +1,6 @@
 //! What runs the machine: the accelerator and the program.
 
+use holdfast_hardware::xml::Element;
 use roxmltree::Node;
 
 use super::super::child;
@@ -25,7 +26,8 @@ impl Rewriter<'_> {
             self.warnings.push(format!(
                 "its processor is that of the host ({mode}), which cannot be emulated: it gets the one with the most features that can (maximum)"
             ));
-            self.edits.replace_element(cpu, "<cpu mode='maximum'/>".to_owned());
+            let maximum = Element::new("cpu").attribute("mode", "maximum");
+            self.edits.replace_element(cpu, &maximum);
         }
     }
 

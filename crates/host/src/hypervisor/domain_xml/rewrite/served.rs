@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use holdfast_hardware::edits::{Edits, escaped};
+use holdfast_hardware::xml::{Edits, Element};
 use roxmltree::Node;
 
 use super::super::{MARK_NAMESPACE, child, children, document_of};
@@ -48,15 +48,17 @@ pub fn with_served_disks(text: &str, served: &ServedDisks) -> Result<String, Str
             continue;
         };
         left.retain(|name| *name != target);
-        let source = format!(
-            "<source protocol='nbd' name='{}'><host transport='unix' socket='{}'/><reconnect delay='{}'/></source>",
-            escaped(export),
-            escaped(utf8(&served.socket)?),
-            served.patience.as_secs()
-        );
+        let host = Element::new("host")
+            .attribute("transport", "unix")
+            .attribute("socket", utf8(&served.socket)?);
+        let source = Element::new("source")
+            .attribute("protocol", "nbd")
+            .attribute("name", export)
+            .child(host)
+            .child(Element::new("reconnect").attribute("delay", served.patience.as_secs()));
         edits.set_attribute(disk, "type", "network");
         let before = child(disk, "source").ok_or_else(|| format!("disk {target} has no source"))?;
-        edits.replace_element(before, source);
+        edits.replace_element(before, &source);
         let driver = child(disk, "driver").ok_or_else(|| format!("disk {target} has no driver"))?;
         for (name, value) in DRIVER_CHANGES {
             edits.put_attribute(driver, name, value);
@@ -65,14 +67,13 @@ pub fn with_served_disks(text: &str, served: &ServedDisks) -> Result<String, Str
     if let Some(name) = left.first() {
         return Err(format!("there is no disk {name}"));
     }
-    let mark = format!(
-        "<holdfast:live xmlns:holdfast='{MARK_NAMESPACE}' folder='{}'/>",
-        escaped(utf8(&served.folder)?)
-    );
+    let mark = Element::new("holdfast:live")
+        .attribute("xmlns:holdfast", MARK_NAMESPACE)
+        .attribute("folder", utf8(&served.folder)?);
     match child(domain, "metadata") {
         Some(metadata) if metadata.has_children() => edits.append(metadata, &mark),
-        Some(metadata) => edits.replace_element(metadata, format!("<metadata>{mark}</metadata>")),
-        None => edits.append(domain, &format!("<metadata>{mark}</metadata>")),
+        Some(metadata) => edits.replace_element(metadata, &Element::new("metadata").child(mark)),
+        None => edits.append(domain, &Element::new("metadata").child(mark)),
     }
     Ok(edits.apply())
 }
@@ -106,7 +107,7 @@ pub fn with_own_disks(text: &str, own: &str, socket: &Path) -> Result<String, St
             continue;
         }
         edits.put_attribute(disk, "type", own_disk.attribute("type"));
-        edits.replace_element(source, own[own_source.range()].to_owned());
+        edits.replace_with_copy(source, own_source);
         if let Some(driver) = child(disk, "driver") {
             for (name, _) in DRIVER_CHANGES {
                 let before = child(own_disk, "driver").and_then(|driver| driver.attribute(name));
@@ -158,37 +159,44 @@ fn is_served(source: Node<'_, '_>, socket: &Path) -> bool {
 ///
 /// # Errors
 /// Its path is no text.
-pub fn disk_element(target: &str, place: &DiskPlace) -> Result<String, String> {
+pub fn disk_element(target: &str, place: &DiskPlace) -> Result<Element, String> {
     let (kind, attribute) = match place.medium {
         Medium::File => ("file", "file"),
         Medium::BlockDevice => ("block", "dev"),
     };
     let path: &Path = &place.path;
-    Ok(format!(
-        "<disk type='{kind}' device='disk'><driver name='qemu' type='{}'/><source {attribute}='{}'/><target dev='{}'/></disk>",
-        escaped(&place.format),
-        escaped(utf8(path)?),
-        escaped(target)
-    ))
+    let driver = Element::new("driver")
+        .attribute("name", "qemu")
+        .attribute("type", &place.format);
+    Ok(Element::new("disk")
+        .attribute("type", kind)
+        .attribute("device", "disk")
+        .child(driver)
+        .child(Element::new("source").attribute(attribute, utf8(path)?))
+        .child(Element::new("target").attribute("dev", target)))
 }
 
 /// What libvirt is asked for to put disks on overlays, and to leave `others` as they are.
 ///
 /// # Errors
 /// A path is no text.
-pub fn overlays_document(overlays: &[(String, PathBuf)], others: &[String]) -> Result<String, String> {
+pub fn overlays_document(overlays: &[(String, PathBuf)], others: &[String]) -> Result<Element, String> {
     let mut disks = Vec::new();
     for (target, overlay) in overlays {
-        disks.push(format!(
-            "<disk name='{}' snapshot='external' type='file'><driver type='qcow2'/><source file='{}'/></disk>",
-            escaped(target),
-            escaped(utf8(overlay)?)
-        ));
+        let disk = Element::new("disk")
+            .attribute("name", target)
+            .attribute("snapshot", "external")
+            .attribute("type", "file")
+            .child(Element::new("driver").attribute("type", "qcow2"))
+            .child(Element::new("source").attribute("file", utf8(overlay)?));
+        disks.push(disk);
     }
-    let others = others.iter().map(|target| escaped(target));
-    disks.extend(others.map(|target| format!("<disk name='{target}' snapshot='no'/>")));
-    let disks = disks.concat();
-    Ok(format!("<domainsnapshot><disks>{disks}</disks></domainsnapshot>"))
+    disks.extend(others.iter().map(|target| {
+        Element::new("disk")
+            .attribute("name", target)
+            .attribute("snapshot", "no")
+    }));
+    Ok(Element::new("domainsnapshot").child(Element::new("disks").children(disks)))
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Reading XML within bounds, and writing what is safe in it.
+//! Reading XML within bounds.
 
 use roxmltree::{Document, Node, ParsingOptions};
 
@@ -143,24 +143,6 @@ pub(crate) fn named<'a>(node: Node<'a, '_>, name: &str) -> Option<&'a str> {
     node.attributes()
         .find(|attribute| attribute.name() == name)
         .map(|attribute| attribute.value())
-}
-
-/// `text` as it may stand in an element or an attribute. What XML cannot say at all is left out.
-pub fn escaped(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for character in text.chars() {
-        match character {
-            '&' => escaped.push_str("&amp;"),
-            '<' => escaped.push_str("&lt;"),
-            '>' => escaped.push_str("&gt;"),
-            '"' => escaped.push_str("&quot;"),
-            '\'' => escaped.push_str("&apos;"),
-            '\t' | '\n' | '\r' => escaped.push(character),
-            control if control < ' ' || matches!(control, '\u{fffe}' | '\u{ffff}') => {}
-            other => escaped.push(other),
-        }
-    }
-    escaped
 }
 
 #[cfg(test)]

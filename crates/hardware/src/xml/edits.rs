@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use roxmltree::{Attribute, Node};
 
-pub use crate::xml::escaped;
+use super::element::Element;
+use super::escape::{escaped_text, escaped_value};
 
 /// Changes that are gathered while the text is read, and made at once.
 pub struct Edits<'t> {
@@ -35,14 +36,20 @@ impl<'t> Edits<'t> {
         self.replace(before.len()..range.end, String::new());
     }
 
-    /// Puts XML in the place of an element.
-    pub fn replace_element(&mut self, node: Node<'_, '_>, new: String) {
-        self.replace(node.range(), new);
+    /// Puts another element in the place of an element.
+    pub fn replace_element(&mut self, node: Node<'_, '_>, new: &Element) {
+        let indent = self.indent_of(node.range().start);
+        self.replace(node.range(), new.spliced(indent));
+    }
+
+    /// Puts an element of another document in the place of an element, byte for byte.
+    pub fn replace_with_copy(&mut self, node: Node<'_, '_>, copied: Node<'_, '_>) {
+        self.replace(node.range(), copied.document().input_text()[copied.range()].to_owned());
     }
 
     /// Changes the text in an element that has only text, or nothing.
     pub fn set_text(&mut self, node: Node<'_, '_>, value: &str) {
-        let value = escaped(value);
+        let value = escaped_text(value);
         let tag = self.start_tag(node);
         if self.text[tag.clone()].ends_with("/>") {
             let name = &self.text[tag.start + 1..];
@@ -62,14 +69,14 @@ impl<'t> Edits<'t> {
     pub fn set_attribute(&mut self, node: Node<'_, '_>, name: &str, value: &str) {
         if let Some(attribute) = attribute_of(node, name) {
             if attribute.value() != value {
-                self.replace(attribute.range_value(), escaped(value));
+                self.replace(attribute.range_value(), escaped_value(value));
             }
             return;
         }
         let tag = self.start_tag(node);
         let length = if self.text[tag.clone()].ends_with("/>") { 2 } else { 1 };
         let before = self.text[..tag.end - length].trim_end().len();
-        self.replace(before..before, format!(" {name}='{}'", escaped(value)));
+        self.replace(before..before, format!(" {name}='{}'", escaped_value(value)));
     }
 
     /// Has an attribute be this value, or not there.
@@ -88,20 +95,23 @@ impl<'t> Edits<'t> {
         }
     }
 
-    /// Puts XML at the end of an element's content, on a line of its own as its other content.
-    pub fn append(&mut self, node: Node<'_, '_>, new: &str) {
+    /// Puts an element at the end of an element's content, on a line of its own as its other content.
+    pub fn append(&mut self, node: Node<'_, '_>, new: &Element) {
         let Some(last) = node.children().rfind(Node::is_element) else {
             return;
         };
         let start = last.range().start;
         let space = &self.text[self.start_with_space(start)..start];
+        let new = new.spliced(self.indent_of(start));
         self.replace(last.range().end..last.range().end, format!("{space}{new}"));
     }
 
-    /// Puts XML before an element.
-    pub fn insert_before(&mut self, node: Node<'_, '_>, new: String) {
+    /// Puts an element before an element, on a line of its own where that begins one.
+    pub fn insert_before(&mut self, node: Node<'_, '_>, new: &Element) {
         let start = node.range().start;
-        self.replace(start..start, new);
+        let indent = self.indent_of(start);
+        let space = indent.map(|indent| format!("\n{indent}")).unwrap_or_default();
+        self.replace(start..start, new.spliced(indent) + &space);
     }
 
     /// The text with all changes.
@@ -116,6 +126,13 @@ impl<'t> Edits<'t> {
         }
         result.push_str(&self.text[done..]);
         result
+    }
+
+    /// The white space before the element at `start`, where it begins its line.
+    fn indent_of(&self, start: usize) -> Option<&'t str> {
+        let line = self.text[..start].rfind('\n')? + 1;
+        let indent = &self.text[line..start];
+        indent.trim().is_empty().then_some(indent)
     }
 
     fn start_with_space(&self, start: usize) -> usize {
@@ -141,7 +158,7 @@ fn attribute_of<'a, 'input>(node: Node<'a, 'input>, name: &str) -> Option<Attrib
 mod tests {
     use roxmltree::{Document, Node};
 
-    use super::Edits;
+    use super::{Edits, Element};
 
     fn edited(text: &str, edit: impl FnOnce(&mut Edits<'_>, Node<'_, '_>)) -> String {
         let document = Document::parse(text).unwrap();
@@ -194,7 +211,7 @@ mod tests {
         assert_eq!(edited(text, remove), "<a>\n  <b/> <!-- kept -->\n</a>");
         assert_eq!(edited("<a><b/>  \r\n\t<c/>\r\n</a>", remove), "<a><b/>  \r\n</a>");
         assert_eq!(edited("<a>x <c/> y</a>", remove), "<a>x y</a>");
-        let added = edited(text, |edits, node| edits.append(node, "<d/>"));
+        let added = edited(text, |edits, node| edits.append(node, &Element::new("d")));
         assert_eq!(added, "<a>\n  <b/> <!-- kept -->\n  <c/>\n  <d/>\n</a>");
     }
 }
