@@ -39,14 +39,14 @@ pub use capture::images::{BackupRequest, backup};
 pub use capture::qemu::{Compared, Limits, Load, MachineReadRequest, MachineReading, Method, ReadAll, back_up_machine};
 pub use capture::snapshot::{BackupReport, ParentChoice, SnapshotOptions};
 pub use capture::virtualbox::{
-    InaccessibleMachine, VirtualBox, VirtualBoxBackup, VirtualBoxMachine, VirtualBoxMemory, VirtualBoxReading,
-    VirtualBoxWay, back_up_virtualbox,
+    InaccessibleMachine, VirtualBox, VirtualBoxBackup, VirtualBoxMachine, VirtualBoxMemory, VirtualBoxMethod,
+    VirtualBoxReading, back_up_virtualbox,
 };
-pub use capture::xen::{XenBackupRequest, XenChange, XenDiskReport, XenReading, XenWay, back_up_xen};
+pub use capture::xen::{XenBackupRequest, XenChange, XenDiskReport, XenReading, XenTransfer, back_up_xen};
 pub use capture::{CaptureOptions, MachineBackupReport};
 pub use doctor::{
-    DoctorReport, DoctorRequest, DoctorStorage, EmptiedOverlays, Finding, FindingKind, Mend, Outcome, Patient,
-    PatientPool, Remedy, Treatment, doctor,
+    Action, DoctorReport, DoctorRequest, DoctorStorage, EmptiedOverlays, ExaminedMachine, ExaminedPool, Finding,
+    FindingKind, FindingState, Outcome, Repair, doctor,
 };
 pub use exchange::{
     CheckedArchive, CheckedDisk, ExportFormat, ExportFrom, ExportReport, ExportRequest, ExportTarget, ExportToPool,
@@ -60,11 +60,13 @@ pub use host_snapshot::monitor::{
     DatasetFigures, MonitorReport, MonitorRequest, PoolFigures, TypeFigures, check_capacity, check_health,
     check_snapshots, monitor,
 };
-pub use host_snapshot::policy::{Guests, PolicyRunReport, PolicyRunRequest, RemovedByPolicy, TakenCut, run_policy};
+pub use host_snapshot::policy::{
+    Guests, PolicyRunReport, PolicyRunRequest, RemovedByPolicy, TakenSnapshotSet, run_policy,
+};
 pub use host_snapshot::record::SetId;
 pub use host_snapshot::rollback::{
-    ClonePlan, CloneWish, HostPoint, HostPointRequest, HostRestore, OwnGuest, PassingSnapshots, PlannedClone,
-    PointName, RollbackReport, RollbackWish, open_host_point,
+    ClonePlan, CloneWish, HostPoint, HostPointRequest, HostRestore, OwnGuest, PlannedClone, PointName, RollbackReport,
+    RollbackWish, TemporarySnapshots, open_host_point,
 };
 pub use host_snapshot::states::{
     KeptDisk, KeptState, StateStore, SweepReport, Unfinished, UnfinishedFile, UnfinishedKind, sweep_states,
@@ -72,8 +74,8 @@ pub use host_snapshot::states::{
 pub use host_snapshot::{
     GuestReport, GuestRequest, HostPruneReport, HostPruneRequest, HostPruneTarget, HostRemovalReport,
     HostRemovalRequest, HostSnapshotList, HostSnapshotRecord, HostSnapshotReport, HostSnapshotRequest,
-    HostSnapshotState, MachinePlaces, NamedCut, PlannedRemoval, Providers, PrunedSeries, Subject, Wholeness,
-    list_host_snapshots, machines_in, name_of_instant, places_of, prune_host_snapshots, remove_host_snapshots,
+    HostSnapshotState, MachinePlaces, NamedSnapshotSet, PlannedRemoval, Providers, PrunedSeries, SetCompleteness,
+    Subject, list_host_snapshots, machines_in, name_of_instant, places_of, prune_host_snapshots, remove_host_snapshots,
     series_name, take_host_snapshots,
 };
 pub use image::clone::{CloneImageRequest, CloneKind, CloneWay, ImageClone, ImageCloner};
@@ -83,7 +85,7 @@ pub use image::convert::{
 };
 pub use image::create::{CreateImageReport, CreateImageRequest, create_image};
 pub use image::guest_identity::{GuestIdentity, SYSPREP};
-pub use image::source::{Origin, SourceName};
+pub use image::source::{DiskOrigin, SourceName};
 pub use job::error::{
     CloneError, ExchangeError, Exchanged, GivenUp, InstantError, NameTaken, Refusal, ResolveError, SnapshotChoiceError,
     TemplateError, VirtualBoxError, XenBackupError,
@@ -97,11 +99,11 @@ pub use machine::place_note::{PlaceJournal, PlaceNote};
 pub use machine::quiesce::{Quiesce, Quiesced};
 pub use machine::run_journal::{JournalPlace, Phase, RunRecord, forget_run, note_path, noted_runs};
 pub use machine::state::memory::MemoryWish;
-pub use machine::watchdog::{Means as WatchdogMeans, watch_over};
+pub use machine::watchdog::{WatchdogTools as WatchdogMeans, watch_over};
 pub use notes::{NOTE_CONSISTENCY, NOTE_FORMAT, NOTE_METHOD, NOTE_ORIGIN, NOTE_PATH};
 pub use replicate::{
-    PEER_PROTOCOL, PackChoice, PeerServer, PeerSide, Place, RawChoice, ReplicaOutcome, ReplicateReport,
-    ReplicateRequest, ReplicatedDataset, ReplicatedStream, replicate, serve_peer,
+    PEER_PROTOCOL, PackChoice, PeerServer, PeerSide, RawChoice, ReplicaOutcome, ReplicateReport, ReplicateRequest,
+    ReplicatedDataset, ReplicatedStream, ReplicationPlace, replicate, serve_peer,
 };
 pub use repository::calendar::SKEW_MS;
 pub use repository::calendar::time_of;
@@ -121,20 +123,20 @@ pub use repository::prune::{Gaps, MachinePlan, PruneReport, PruneRequest, prune}
 pub use repository::repair::{RepairOutcome, repair};
 pub use repository::resolve::{Candidate, resolve};
 pub use repository::sighting::check_sighting;
-pub use repository::snapshot_name::{Moment, SnapshotName, SnapshotReference};
-pub use repository::verify::{Against, VerifyRequest, scrub, verify};
-pub use restore::files::{RestoreMode, RestoreReport, RestoreRequest, RestoredDisk, Target, restore};
+pub use repository::snapshot_name::{SnapshotMoment, SnapshotName, SnapshotReference};
+pub use repository::verify::{VerifyImageAgainst, VerifyRequest, scrub, verify};
+pub use restore::files::{RestoreMode, RestoreReport, RestoreRequest, RestoreTarget, RestoredDisk, restore};
 pub use restore::instant::{
-    FillOptions, FillRate, InstantDisk, InstantJob, InstantReport, InstantRestore, Launch, UnreadableJobs,
+    FillOptions, FillRate, InstantDisk, InstantJob, InstantReport, InstantRestore, ServerLauncher, UnreadableJobs,
     instant_jobs, release_snapshot, restore_instantly, resume_instantly, revive_instantly, serve_instantly,
 };
 pub use restore::machine::{
-    AfterRestore, ConfigurationChoice, Content, Definition, FileWay, InPlaceWish, MachineRestorePlan,
+    AfterRestore, ConfigurationChoice, Definition, FileContent, FileWay, InPlaceWish, MachineRestorePlan,
     MachineRestoreReport, MachineRestoreRequest, NewMachineIdentity, NewMachineWish, PlannedFile, PlannedFolder,
-    PlannedMachine, PlannedResumption, Presence, RestoreAs, Resumed, Room, Started, plan_machine_restore,
+    PlannedMachine, PlannedResumption, Presence, RestoreAs, Resumed, SpaceNeeded, Started, plan_machine_restore,
     restore_machine,
 };
-pub use restore::serve::{ServeDoor, ServeRequest, Served, Writes, serve};
+pub use restore::serve::{ClientWrites, ServeAddress, ServeRequest, Served, serve};
 pub use template::{
     Digest as TemplateDigest, Guest as TemplateGuest, KeepIdentity, ListedHistory, ListedTemplate,
     Piece as TemplatePiece, PieceKind as TemplatePieceKind, Publication, Published, PullReport, PullRequest,

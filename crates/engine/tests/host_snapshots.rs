@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use holdfast_block::Clock;
 use holdfast_engine::{
-    Error, GuestRequest, HostSnapshotReport, HostSnapshotRequest, Interrupt, Job, MachinePlaces, NamedCut, NoProgress,
-    Providers, Quiesce, SetId, Subject, take_host_snapshots,
+    Error, GuestRequest, HostSnapshotReport, HostSnapshotRequest, Interrupt, Job, MachinePlaces, NamedSnapshotSet,
+    NoProgress, Providers, Quiesce, SetId, Subject, take_host_snapshots,
 };
 use holdfast_host::provider::{Dataset, ProviderKind, Wanted};
 use holdfast_host::qmp::{Monitor, QmpCommand, Result as QmpResult};
@@ -247,7 +247,7 @@ impl World {
         });
         let request = HostSnapshotRequest {
             providers: &providers,
-            cuts: vec![NamedCut {
+            cuts: vec![NamedSnapshotSet {
                 name: "a".to_owned(),
                 wanted: wanted.collect(),
             }],

@@ -24,10 +24,10 @@ const OTHERS_BYTES_MAX: u64 = 64 << 20;
 
 /// An archive whose disks are being read.
 pub(crate) struct ArchiveDisks {
-    state: Mutex<State>,
+    state: Mutex<ArchiveState>,
 }
 
-struct State {
+struct ArchiveState {
     reader: Box<dyn ArchiveReader>,
     disks: Vec<DiskState>,
     held_bytes: u64,
@@ -41,7 +41,7 @@ struct State {
 struct DiskState {
     /// Somebody reads it; what is not wanted is passed over.
     is_wanted: bool,
-    pieces: VecDeque<Held>,
+    pieces: VecDeque<HeldPiece>,
     /// What lies before is known: in a piece, read, or zero.
     known_end: u64,
     /// Data that was read, and is gone: in order, not touching.
@@ -52,14 +52,14 @@ struct DiskState {
 }
 
 /// Bytes that wait to be read.
-struct Held {
+struct HeldPiece {
     offset: u64,
     bytes: Vec<u8>,
     /// How many of them were not read yet.
     left: usize,
 }
 
-impl Held {
+impl HeldPiece {
     fn end(&self) -> u64 {
         self.offset + self.bytes.len() as u64
     }
@@ -73,7 +73,7 @@ impl ArchiveDisks {
             ..DiskState::default()
         };
         Self {
-            state: Mutex::new(State {
+            state: Mutex::new(ArchiveState {
                 disks: (0..reader.disks().len()).map(disk).collect(),
                 reader,
                 held_bytes: 0,
@@ -121,12 +121,12 @@ impl ArchiveDisks {
         self.lock().reader.doubts()
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ArchiveState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl ArchiveState {
     /// Takes in the next piece, while the disk `reading` is read.
     fn pull(&mut self, reading: usize) -> DeviceResult<()> {
         let failed = |offset, error: Box<dyn std::error::Error + Send + Sync>| {
@@ -162,7 +162,7 @@ impl State {
                     disk.put_aside(offset, bytes)?;
                 } else if disk.is_wanted {
                     self.held_bytes += bytes.len() as u64;
-                    disk.pieces.push_back(Held {
+                    disk.pieces.push_back(HeldPiece {
                         offset,
                         bytes: bytes.to_vec(),
                         left: bytes.len(),
@@ -337,13 +337,13 @@ impl BlockDevice for ArchiveDevice {
 
 /// Bytes that come after the disks: the first of them is given when the archive was read to its end, so that no snapshot is committed of one
 /// that is damaged behind its disks.
-pub(crate) struct Behind<'a> {
+pub(crate) struct StreamAfterDisks<'a> {
     disks: &'a ArchiveDisks,
     bytes: Cursor<Vec<u8>>,
     is_checked: bool,
 }
 
-impl<'a> Behind<'a> {
+impl<'a> StreamAfterDisks<'a> {
     pub(crate) fn new(disks: &'a ArchiveDisks, bytes: Cursor<Vec<u8>>) -> Self {
         Self {
             disks,
@@ -353,7 +353,7 @@ impl<'a> Behind<'a> {
     }
 }
 
-impl Read for Behind<'_> {
+impl Read for StreamAfterDisks<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         if !self.is_checked {
             self.disks.finish().map_err(std::io::Error::other)?;

@@ -27,7 +27,7 @@ const IMAGES: &str = "/var/lib/libvirt/images";
 const UNKNOWN_MEMORY_BYTES: u64 = 2 << 30;
 
 /// A machine that an archive describes.
-pub(crate) struct Described {
+pub(crate) struct DescribedMachine {
     pub(crate) machine: Machine,
     pub(crate) dropped: Vec<Dropped>,
     /// What the archive calls the disk with its memory, where it is suspended.
@@ -35,7 +35,7 @@ pub(crate) struct Described {
 }
 
 /// Reads the document that describes the machine.
-pub(crate) fn describe(reader: &dyn ArchiveReader) -> Result<Described> {
+pub(crate) fn describe(reader: &dyn ArchiveReader) -> Result<DescribedMachine> {
     let mut memory = None;
     let known = reader.documents().iter().find_map(|document| {
         let text = xml_text(&document.content).unwrap_or_else(|| String::from_utf8_lossy(&document.content));
@@ -67,7 +67,7 @@ pub(crate) fn describe(reader: &dyn ArchiveReader) -> Result<Described> {
         what: format!("{name} of the archive"),
         why: "is no disk".to_owned(),
     }));
-    Ok(Described {
+    Ok(DescribedMachine {
         machine: value,
         dropped,
         memory,
@@ -76,7 +76,7 @@ pub(crate) fn describe(reader: &dyn ArchiveReader) -> Result<Described> {
 
 /// A disk of an archive that the machine has.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Attached {
+pub(crate) struct AttachedDisk {
     /// Its number in the archive.
     pub(crate) number: usize,
     /// What it is called in the machine from now on: `vda`.
@@ -90,7 +90,7 @@ pub(crate) struct Attached {
 }
 
 /// The disks of the archive that the machine has, in the order of the archive; of the others is told.
-pub(crate) fn attach(reader: &dyn ArchiveReader, described: &mut Described) -> Vec<Attached> {
+pub(crate) fn attach(reader: &dyn ArchiveReader, described: &mut DescribedMachine) -> Vec<AttachedDisk> {
     let there = adapt(&described.machine, Place::Qemu).value;
     let targets = there.targets();
     let mut attached = Vec::new();
@@ -100,7 +100,7 @@ pub(crate) fn attach(reader: &dyn ArchiveReader, described: &mut Described) -> V
             .iter()
             .position(|known| known.key == disk.key && known.kind == DiskKind::Disk);
         match place {
-            Some(place) => attached.push(Attached {
+            Some(place) => attached.push(AttachedDisk {
                 number,
                 target: targets[place].clone(),
                 key: disk.key.clone(),
@@ -141,8 +141,8 @@ pub(crate) fn tell_of_format(format: Format, job: Job<'_>) {
 }
 
 /// Its domain XML.
-pub(crate) fn domain_xml(machine: &Machine, attached: &[Attached], wish: &DomainWish<'_>) -> Translated<String> {
-    let place = |disk: &Attached| {
+pub(crate) fn domain_xml(machine: &Machine, attached: &[AttachedDisk], wish: &DomainWish<'_>) -> Translated<String> {
+    let place = |disk: &AttachedDisk| {
         let file = match wish.folder {
             Some(folder) => format!("{folder}/{}.{}", disk.target, wish.format),
             None => format!("{IMAGES}/{}-{}.{}", file_name(&machine.name), disk.target, wish.format),

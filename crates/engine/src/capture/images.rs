@@ -10,7 +10,7 @@ use holdfast_repo::{Manifest, Parent, Repository, Source, SourceData};
 use jiff::Timestamp;
 
 use super::snapshot::{BackupReport, SnapshotOptions, choose_parent};
-use crate::image::source::{OpenSource, Origin, SourceName, disk_names};
+use crate::image::source::{DiskOrigin, OpenSource, SourceName, disk_names};
 use crate::job::bottleneck::Stages;
 use crate::job::priority::BulkPriority;
 use crate::job::read_meter::{Meter, MeteredDevice, MeteredStream};
@@ -18,7 +18,7 @@ use crate::job::{Counting, Error, Job, MachineName, Progress, Result, Unit};
 use crate::notes::{NOTE_FORMAT, NOTE_PATH, NOTE_SECTOR_BYTES};
 use crate::repository::calendar::Calendar;
 use crate::repository::calendar::time_of;
-use crate::repository::name_conflict::{Claim, Claimant};
+use crate::repository::name_conflict::{Claimant, NameClaim};
 use crate::repository::open::snapshots;
 
 /// What to back up.
@@ -45,14 +45,14 @@ pub struct BackupRequest<'a> {
 pub fn backup(repository: &Repository, request: BackupRequest<'_>, job: Job<'_>) -> Result<BackupReport> {
     let machine = machine_name(&request)?;
     let manifests = snapshots(repository, job.progress)?;
-    let claim = Claim {
+    let claim = NameClaim {
         name: machine.as_str(),
         claimant: Claimant::Images,
         continuation: request.snapshot.continuation,
     };
     let calendar = Calendar::new(repository, &request.snapshot.zone, job.progress);
     let granted = claim.check(&manifests, calendar, job.progress)?;
-    let listing = Listing {
+    let listing = ImageListing {
         machine: machine.to_string(),
         parent: choose_parent(&request.snapshot.parent, calendar, &manifests, &granted)?,
         notes: granted.note.into_iter().collect(),
@@ -61,7 +61,7 @@ pub fn backup(repository: &Repository, request: BackupRequest<'_>, job: Job<'_>)
 }
 
 /// What disks are stored under.
-pub(crate) struct Listing<'m> {
+pub(crate) struct ImageListing<'m> {
     /// The name that the snapshot is listed under.
     pub(crate) machine: String,
     /// What to keep with the snapshot.
@@ -74,11 +74,11 @@ pub(crate) struct Listing<'m> {
 pub(crate) fn store_disks(
     repository: &Repository,
     request: BackupRequest<'_>,
-    listing: Listing<'_>,
+    listing: ImageListing<'_>,
     job: Job<'_>,
 ) -> Result<BackupReport> {
     let start = job.clock.now();
-    let Listing { machine, notes, parent } = listing;
+    let ImageListing { machine, notes, parent } = listing;
     let names = disk_names(&request.sources, job.progress)?;
     let opened = open_sources(&request, &names, parent, job.progress)?;
     if let Some(parent) = parent {
@@ -178,7 +178,7 @@ fn open_sources(
 ) -> Result<Vec<Option<OpenSource>>> {
     let mut opened = Vec::new();
     for (source, name) in request.sources.iter().zip(names) {
-        let Origin::Path(path) = &source.origin else {
+        let DiskOrigin::Path(path) = &source.origin else {
             opened.push(None);
             continue;
         };

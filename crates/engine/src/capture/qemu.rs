@@ -20,12 +20,12 @@ mod frozen;
 mod frozen_device;
 mod host_snapshots;
 mod method;
-mod noted;
+mod noted_run;
 mod notes;
 mod offer;
 mod others;
 mod proof;
-mod warden;
+mod supervisor;
 
 use std::collections::BTreeMap;
 use std::io::Cursor;
@@ -45,11 +45,11 @@ use super::snapshot::SnapshotOptions;
 use super::store::{DiskToStore, MachineToStore, OtherContent, OtherToStore, store_machine};
 use super::{Capture, CaptureOptions, MachineBackupReport, PreparedMachine, Steps, capture_into};
 use crate::host_snapshot::Providers;
-use crate::job::rate_limit::Pace;
+use crate::job::rate_limit::RateLimit;
 use crate::job::{Error, Job, Result, Unit};
 use crate::machine::hooks::HookCalls;
 use crate::machine::quiesce::{Quiesce, Quiesced};
-use crate::machine::state::streams::{Beside, Rest};
+use crate::machine::state::streams::{FirmwareState, SavedState};
 use crate::notes::{NOTE_KIND, STREAM_MEMORY};
 use at_rest::HeldAtRest;
 use changes::Changes;
@@ -63,7 +63,7 @@ use host_snapshots::HeldByHostSnapshots;
 pub use method::Method;
 pub(crate) use method::{overlay_of, run_of_overlay};
 use notes::notes_of;
-pub use warden::{Limits, Load};
+pub use supervisor::{Limits, Load};
 
 /// Which machine is read, and how.
 pub struct MachineReadRequest<'a> {
@@ -134,7 +134,7 @@ pub fn back_up_machine(
 impl Capture for MachineReadRequest<'_> {
     type Found = Description;
     type Prepared<'c>
-        = MachineBackup<'c>
+        = QemuCapture<'c>
     where
         Self: 'c;
     type Reading = MachineReading;
@@ -160,13 +160,13 @@ impl Capture for MachineReadRequest<'_> {
         &found.summary
     }
 
-    fn prepare<'c>(self, description: Description, steps: Steps<'c>) -> Result<MachineBackup<'c>>
+    fn prepare<'c>(self, description: Description, steps: Steps<'c>) -> Result<QemuCapture<'c>>
     where
         Self: 'c,
     {
         let (taken, left_out) = decide(&description, &self.capture.choice);
         check_choice(&description, (&taken, self.memory.is_some()), steps.job)?;
-        Ok(MachineBackup {
+        Ok(QemuCapture {
             // Read before anything is put into QEMU, which would be in it.
             configuration: self.machine.configuration()?,
             request: self,
@@ -181,7 +181,7 @@ impl Capture for MachineReadRequest<'_> {
 }
 
 /// A machine with its disks chosen.
-pub(crate) struct MachineBackup<'a> {
+pub(crate) struct QemuCapture<'a> {
     request: MachineReadRequest<'a>,
     description: Description,
     configuration: Vec<(String, Vec<u8>)>,
@@ -200,7 +200,7 @@ pub(crate) enum HeldMachine<'h> {
     Images(Box<HeldByImages<'h>>),
 }
 
-impl PreparedMachine for MachineBackup<'_> {
+impl PreparedMachine for QemuCapture<'_> {
     type Held<'h>
         = HeldMachine<'h>
     where
@@ -254,14 +254,14 @@ impl PreparedMachine for MachineBackup<'_> {
 }
 
 /// A disk, ready to be read.
-struct Ready<'a> {
+struct ReadyDisk<'a> {
     target: String,
     device: &'a dyn BlockDevice,
     changes: Changes,
     notes: BTreeMap<String, String>,
 }
 
-impl Ready<'_> {
+impl ReadyDisk<'_> {
     fn to_store(&self) -> DiskToStore<'_> {
         DiskToStore {
             name: self.target.clone(),
@@ -284,14 +284,14 @@ struct StoredDisks {
 
 /// What is stored of a point in time.
 struct PointOfDisks<'p> {
-    disks: &'p [Ready<'p>],
-    rest: Rest<'p>,
+    disks: &'p [ReadyDisk<'p>],
+    rest: SavedState<'p>,
     time: Timestamp,
     method: Method,
     consistency: &'p str,
 }
 
-impl MachineBackup<'_> {
+impl QemuCapture<'_> {
     fn freeze_stopped(&self) -> Result<HeldMachine<'_>> {
         match (self.request.method, self.no_snapshot()) {
             (Some(Method::Snapshot), None) => self.freeze_host_snapshots("asked for".to_owned()),
@@ -323,12 +323,12 @@ impl MachineBackup<'_> {
         )
     }
 
-    fn pace(&self) -> Pace<'_> {
-        Pace::new(self.request.limits.bytes_per_second, self.job)
+    fn pace(&self) -> RateLimit<'_> {
+        RateLimit::new(self.request.limits.bytes_per_second, self.job)
     }
 
-    fn read_beside(&self) -> Result<Beside> {
-        Beside::read(&self.description, &self.request.machine.rights(), self.job.clock)
+    fn read_beside(&self) -> Result<FirmwareState> {
+        FirmwareState::read(&self.description, &self.request.machine.rights(), self.job.clock)
     }
 
     /// Reconnects to the monitor: what is between us and QEMU may have been restarted while its disks were read.
@@ -360,7 +360,7 @@ impl MachineBackup<'_> {
         (self.description.summary.state == MachineState::Running).then_some(pause)
     }
 
-    fn store(&self, point: PointOfDisks<'_>, pace: &Pace<'_>) -> Result<StoredDisks> {
+    fn store(&self, point: PointOfDisks<'_>, pace: &RateLimit<'_>) -> Result<StoredDisks> {
         let disks = point.disks;
         let compared = disks.iter().map(|disk| (disk.target.clone(), disk.changes.compared()));
         let compared = compared.collect();
@@ -377,7 +377,7 @@ impl MachineBackup<'_> {
         let machine = MachineToStore {
             time: point.time,
             notes: self.notes(point.method, point.consistency),
-            disks: disks.iter().map(Ready::to_store).collect(),
+            disks: disks.iter().map(ReadyDisk::to_store).collect(),
             others: pages.into_iter().chain(streams).collect(),
             total_bytes: Some(disks.iter().map(|disk| disk.changes.bytes_to_read(disk.device)).sum()),
         };

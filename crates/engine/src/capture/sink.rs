@@ -11,7 +11,7 @@ use super::snapshot::{BackupReport, SnapshotOptions, choose_parent};
 use crate::job::bottleneck::Stages;
 use crate::job::{Counting, Job, MachineName, Result};
 use crate::repository::calendar::Calendar;
-use crate::repository::name_conflict::{Claim, Claimant};
+use crate::repository::name_conflict::{Claimant, NameClaim};
 use crate::repository::open::snapshots;
 
 /// A consumer of one point in time of a machine.
@@ -62,11 +62,11 @@ pub(crate) struct RepositorySink<'a> {
     repository: &'a Repository,
     options: SnapshotOptions,
     job: Job<'a>,
-    begun: OnceCell<Begun>,
+    begun: OnceCell<AcceptedName>,
     report: RefCell<Option<BackupReport>>,
 }
 
-struct Begun {
+struct AcceptedName {
     machine: MachineName,
     newest: Option<Manifest>,
     parent: Option<Manifest>,
@@ -101,7 +101,7 @@ impl SnapshotSink for RepositorySink<'_> {
     fn begin(&self, machine: &MachineName, claimant: Claimant<'_>) -> Result<()> {
         let start = self.job.clock.now();
         let manifests = snapshots(self.repository, self.job.progress)?;
-        let claim = Claim {
+        let claim = NameClaim {
             name: machine.as_str(),
             claimant,
             continuation: self.options.continuation,
@@ -109,7 +109,7 @@ impl SnapshotSink for RepositorySink<'_> {
         let calendar = Calendar::new(self.repository, &self.options.zone, self.job.progress);
         let granted = claim.check(&manifests, calendar, self.job.progress)?;
         let parent = choose_parent(&self.options.parent, calendar, &manifests, &granted)?;
-        self.begun.get_or_init(|| Begun {
+        self.begun.get_or_init(|| AcceptedName {
             machine: machine.clone(),
             newest: granted.newest(calendar).cloned(),
             parent: parent.cloned(),

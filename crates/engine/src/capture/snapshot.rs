@@ -7,7 +7,7 @@ use jiff::tz::TimeZone;
 
 use crate::job::{Bottleneck, Result};
 use crate::repository::calendar::Calendar;
-use crate::repository::name_conflict::{Continuation, Granted};
+use crate::repository::name_conflict::{Continuation, GrantedName};
 use crate::repository::open::find_in;
 use crate::repository::snapshot_name::SnapshotReference;
 
@@ -57,7 +57,7 @@ pub(crate) fn choose_parent<'m>(
     choice: &ParentChoice,
     calendar: Calendar<'_>,
     manifests: &'m [Manifest],
-    granted: &Granted<'m>,
+    granted: &GrantedName<'m>,
 ) -> Result<Option<&'m Manifest>> {
     match choice {
         ParentChoice::None => Ok(None),

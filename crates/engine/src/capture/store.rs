@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use super::sink::{PointInTime, SnapshotSink};
 use crate::job::bottleneck::Stages;
 use crate::job::priority::BulkPriority;
-use crate::job::rate_limit::{Pace, PacedDevice};
+use crate::job::rate_limit::{RateLimit, RateLimitedDevice};
 use crate::job::read_meter::{Meter, MeteredDevice};
 use crate::job::{Error, Job, Result};
 
@@ -68,7 +68,7 @@ impl<'a> OtherToStore<'a> {
 pub(crate) fn store_machine(
     sink: &dyn SnapshotSink,
     machine: MachineToStore<'_>,
-    pace: &Pace<'_>,
+    pace: &RateLimit<'_>,
     job: Job<'_>,
 ) -> Result<Duration> {
     let start = job.clock.now();
@@ -82,7 +82,7 @@ pub(crate) fn store_machine(
         .disks
         .iter()
         .zip(&meters)
-        .map(|(disk, meter)| PacedDevice {
+        .map(|(disk, meter)| RateLimitedDevice {
             inner: MeteredDevice {
                 inner: disk.device,
                 meter,

@@ -31,7 +31,7 @@ pub use machine::VirtualBox;
 pub use machine::VirtualBoxMachine;
 pub(crate) use machine::targets;
 pub use place::InaccessibleMachine;
-pub use request::{VirtualBoxBackup, VirtualBoxMemory, VirtualBoxReading, VirtualBoxWay};
+pub use request::{VirtualBoxBackup, VirtualBoxMemory, VirtualBoxMethod, VirtualBoxReading};
 
 use crate::job::Error;
 use crate::job::error::{ExchangeError, VirtualBoxError};

@@ -28,12 +28,12 @@ use holdfast_image::Format;
 use holdfast_repo::Repository;
 
 use super::foreign_machine::Domain;
-use super::foreign_machine::{Attached, DomainWish, domain_xml};
+use super::foreign_machine::{AttachedDisk, DomainWish, domain_xml};
 use super::sink::SnapshotSink;
 use super::snapshot::SnapshotOptions;
 use super::store::{DiskToStore, MachineToStore, OtherToStore, store_machine};
 use super::{Capture, CaptureOptions, MachineBackupReport, PreparedMachine, Steps, capture_into};
-use crate::job::rate_limit::Pace;
+use crate::job::rate_limit::RateLimit;
 use crate::job::{Error, Job, Result, Unit};
 use crate::machine::hooks::HookCalls;
 use crate::notes::{
@@ -42,12 +42,12 @@ use crate::notes::{
 };
 
 use crate::job::error::XenBackupError;
-use instant::Instant;
+use instant::PoolSnapshot;
 pub(crate) use instant::{LABEL, is_of_run, prefix as snapshot_prefix, remove_left};
 use since::SinceDevice;
-pub use transfer_mode::XenWay;
+pub use transfer_mode::XenTransfer;
 pub use way::XenChange;
-use way::{Opened, open_disks};
+use way::{OpenedXenDisks, open_disks};
 
 /// What disks are kept for that belong to backups of a machine to a repository.
 fn purpose(repository: &str, machine: &str) -> String {
@@ -68,7 +68,7 @@ pub struct XenBackupRequest<'a> {
     /// Options that all hypervisors share.
     pub capture: CaptureOptions<'a>,
     /// How its disks are read; none for the best way that the pool offers.
-    pub way: Option<XenWay>,
+    pub way: Option<XenTransfer>,
     /// Whether the pool keeps what the next backup is compared with.
     pub keeps_base: bool,
     /// Whether its memory is stored.
@@ -112,23 +112,23 @@ pub struct XenDiskReport {
     /// What its owner calls it.
     pub label: String,
     /// How it came.
-    pub way: XenWay,
+    pub way: XenTransfer,
     /// What of it.
     pub change: XenChange,
 }
 
 /// A disk that is backed up.
-struct Taken {
+struct ChosenXenDisk {
     /// Its name in the snapshot: `vda`.
     target: String,
     live: VirtualDisk,
 }
 
 /// A machine with its disks chosen.
-pub(crate) struct XenBackup<'a> {
+pub(crate) struct XenCapture<'a> {
     request: XenBackupRequest<'a>,
     machine: XenMachine,
-    taken: Vec<Taken>,
+    taken: Vec<ChosenXenDisk>,
     left_out: Vec<(String, String)>,
     records: Vec<u8>,
     translated: Translated<String>,
@@ -150,7 +150,7 @@ pub fn back_up_xen(
 impl Capture for XenBackupRequest<'_> {
     type Found = XenMachine;
     type Prepared<'c>
-        = XenBackup<'c>
+        = XenCapture<'c>
     where
         Self: 'c;
     type Reading = XenReading;
@@ -167,7 +167,7 @@ impl Capture for XenBackupRequest<'_> {
         &found.summary
     }
 
-    fn prepare<'c>(self, machine: XenMachine, steps: Steps<'c>) -> Result<XenBackup<'c>>
+    fn prepare<'c>(self, machine: XenMachine, steps: Steps<'c>) -> Result<XenCapture<'c>>
     where
         Self: 'c,
     {
@@ -186,7 +186,7 @@ impl Capture for XenBackupRequest<'_> {
         if steps.is_locked {
             instant::clear_up(&self, &machine, steps.job)?;
         }
-        Ok(XenBackup {
+        Ok(XenCapture {
             request: self,
             machine,
             taken,
@@ -259,7 +259,7 @@ fn records_in(archive: &[u8]) -> Result<Vec<u8>> {
 }
 
 /// Names for the disks in the snapshot, and where the machine has them.
-fn attach(machine: &Machine, disks: Vec<VirtualDisk>) -> (Vec<Taken>, Vec<Attached>) {
+fn attach(machine: &Machine, disks: Vec<VirtualDisk>) -> (Vec<ChosenXenDisk>, Vec<AttachedDisk>) {
     let there = adapt(machine, Place::Qemu).value;
     let targets = there.targets();
     let (mut taken, mut attached) = (Vec::new(), Vec::new());
@@ -270,7 +270,7 @@ fn attach(machine: &Machine, disks: Vec<VirtualDisk>) -> (Vec<Taken>, Vec<Attach
             .position(|disk| disk.kind == DiskKind::Disk && disk.position == live.position);
         let target = place.map_or_else(|| live.device.clone(), |place| targets[place].clone());
         if let Some(place) = place {
-            attached.push(Attached {
+            attached.push(AttachedDisk {
                 number: taken.len(),
                 target: target.clone(),
                 key: there.disks[place].key.clone(),
@@ -278,18 +278,18 @@ fn attach(machine: &Machine, disks: Vec<VirtualDisk>) -> (Vec<Taken>, Vec<Attach
                 is_blank: false,
             });
         }
-        taken.push(Taken { target, live });
+        taken.push(ChosenXenDisk { target, live });
     }
     (taken, attached)
 }
 
 /// A machine that is held by a snapshot of its pool.
 pub(crate) struct HeldXen<'h> {
-    instant: Instant<'h>,
-    way: XenWay,
+    instant: PoolSnapshot<'h>,
+    way: XenTransfer,
 }
 
-impl PreparedMachine for XenBackup<'_> {
+impl PreparedMachine for XenCapture<'_> {
     type Held<'h>
         = HeldXen<'h>
     where
@@ -306,7 +306,7 @@ impl PreparedMachine for XenBackup<'_> {
         let instant = self
             .hooks
             .pre_freeze(state)
-            .and_then(|()| Instant::take(&self.request, &self.machine, self.job));
+            .and_then(|()| PoolSnapshot::take(&self.request, &self.machine, self.job));
         self.hooks.post_thaw(state, None);
         Ok(HeldXen { instant: instant?, way })
     }
@@ -342,9 +342,9 @@ impl PreparedMachine for XenBackup<'_> {
     }
 }
 
-impl XenBackup<'_> {
+impl XenCapture<'_> {
     /// What the pool said of the machine has to be what it has taken a snapshot of.
-    fn refuse_changed(&self, instant: &Instant<'_>) -> Result<()> {
+    fn refuse_changed(&self, instant: &PoolSnapshot<'_>) -> Result<()> {
         match instant.disk_beside(&self.machine.disks) {
             None => Ok(()),
             Some(disk) => Err(XenBackupError::DiskChanged {
@@ -363,24 +363,30 @@ impl XenBackup<'_> {
     }
 
     /// What the next backup of a disk is compared with. By way of NBD that is of use only where changes are tracked.
-    fn base<'i>(&self, taken: &Taken, instant: &'i Instant<'_>, way: XenWay) -> Option<&'i VirtualDisk> {
+    fn base<'i>(
+        &self,
+        taken: &ChosenXenDisk,
+        instant: &'i PoolSnapshot<'_>,
+        way: XenTransfer,
+    ) -> Option<&'i VirtualDisk> {
         let snapshot = instant.snapshot_of(&taken.live).filter(|_| self.request.keeps_base);
         snapshot.filter(|disk| match way {
-            XenWay::Nbd => disk.tracking == Tracking::On,
-            XenWay::Vhd => true,
-            XenWay::Raw => false,
+            XenTransfer::Nbd => disk.tracking == Tracking::On,
+            XenTransfer::Vhd => true,
+            XenTransfer::Raw => false,
         })
     }
 
-    fn bases(&self, instant: &Instant<'_>, way: XenWay) -> Vec<Reference> {
+    fn bases(&self, instant: &PoolSnapshot<'_>, way: XenTransfer) -> Vec<Reference> {
         let bases = self.taken.iter().filter_map(|taken| self.base(taken, instant, way));
         bases.map(|disk| disk.reference.clone()).collect()
     }
 
-    fn store(&self, instant: &Instant<'_>, way: XenWay) -> Result<XenReading> {
+    fn store(&self, instant: &PoolSnapshot<'_>, way: XenTransfer) -> Result<XenReading> {
         let (request, job) = (&self.request, self.job);
         let suspended = self.suspended(instant)?;
-        let Opened { disks, streams } = open_disks(self.sink.history(), request, (&self.taken, instant), way, job)?;
+        let OpenedXenDisks { disks, streams } =
+            open_disks(self.sink.history(), request, (&self.taken, instant), way, job)?;
         let to_store = self.taken.iter().zip(&disks).map(|(taken, disk)| DiskToStore {
             name: taken.target.clone(),
             device: &*disk.device,
@@ -405,7 +411,7 @@ impl XenBackup<'_> {
             others: [domain, records].into_iter().chain(suspended).chain(memory).collect(),
             total_bytes: Some(total.sum()),
         };
-        let pace = Pace::new(request.bytes_per_second, job);
+        let pace = RateLimit::new(request.bytes_per_second, job);
         job.progress.phase(&self.sink.phase(&request.capture.name), Unit::Bytes);
         let duration = store_machine(self.sink, machine, &pace, job)?;
         let reports = self.taken.iter().zip(&disks).map(|(taken, disk)| XenDiskReport {
@@ -445,7 +451,12 @@ impl XenBackup<'_> {
         notes.map(|(key, value)| (key.to_owned(), value)).into()
     }
 
-    fn notes_of(&self, taken: &Taken, instant: &Instant<'_>, way: XenWay) -> BTreeMap<String, String> {
+    fn notes_of(
+        &self,
+        taken: &ChosenXenDisk,
+        instant: &PoolSnapshot<'_>,
+        way: XenTransfer,
+    ) -> BTreeMap<String, String> {
         let mut notes = BTreeMap::from([
             (NOTE_FORMAT.to_owned(), Format::Qcow2.name().to_owned()),
             (NOTE_XEN_DISK.to_owned(), taken.live.uuid.clone()),

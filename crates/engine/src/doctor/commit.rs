@@ -7,21 +7,21 @@ use std::path::{Path, PathBuf};
 use holdfast_host::qemu::RunId;
 
 use super::chains::{chains_of, is_used, used_images};
-use super::{DoctorRequest, EmptiedOverlays, Patient};
+use super::{DoctorRequest, EmptiedOverlays, ExaminedMachine};
 use crate::capture::qemu::run_of_overlay;
 use crate::job::Job;
-use crate::machine::overlay_commit::{OverlayCommit, Persistence};
+use crate::machine::overlay_commit::{OverlayCommit, SlowCommit};
 use crate::machine::run_journal::{Phase, RunNote, RunRecord};
 use crate::restore::machine::is_same;
 
-type Words<T> = Result<T, String>;
+type TextResult<T> = Result<T, String>;
 
 pub(super) fn commit(
     request: &DoctorRequest<'_>,
-    patient: &Patient<'_>,
+    patient: &ExaminedMachine<'_>,
     (disk, images, base): (&str, &[PathBuf], &Path),
     job: Job<'_>,
-) -> Words<String> {
+) -> TextResult<String> {
     let overlays = request.overlays.ok_or("libvirt does not manage it")?;
     let description = patient.machine.describe().map_err(|error| error.to_string())?;
     let uuid = &description.summary.uuid;
@@ -44,7 +44,7 @@ pub(super) fn commit(
         rate: None,
         job,
     };
-    commit.to_the_end(base, Persistence::GiveUp)?;
+    commit.to_the_end(base, SlowCommit::GiveUp)?;
     if let Some(note) = note {
         note.close().map_err(|error| error.to_string())?;
     }
@@ -66,7 +66,7 @@ pub(super) fn commit(
     Ok(words)
 }
 
-fn note(request: &DoctorRequest<'_>, patient: &Patient<'_>, uuid: &str) -> Words<Option<RunNote>> {
+fn note(request: &DoctorRequest<'_>, patient: &ExaminedMachine<'_>, uuid: &str) -> TextResult<Option<RunNote>> {
     let Some(folder) = &request.journal else {
         return Ok(None);
     };
@@ -87,7 +87,11 @@ fn note(request: &DoctorRequest<'_>, patient: &Patient<'_>, uuid: &str) -> Words
 }
 
 /// Deletes what no machine has in any chain, as it is now.
-fn delete_unused(request: &DoctorRequest<'_>, patient: &Patient<'_>, images: &[&PathBuf]) -> Words<Vec<PathBuf>> {
+fn delete_unused(
+    request: &DoctorRequest<'_>,
+    patient: &ExaminedMachine<'_>,
+    images: &[&PathBuf],
+) -> TextResult<Vec<PathBuf>> {
     if images.is_empty() {
         return Ok(Vec::new());
     }

@@ -6,7 +6,7 @@ use holdfast_repo::Liveness;
 
 use super::diagnosis::{Diagnosis, Owner};
 use super::seen::{Leftover, LeftoverKind, Seen, SeenCommit, SeenDisk, SeenFreeze, SeenInstant, SeenMachine, SeenRun};
-use super::{Finding, FindingKind, Mend, Remedy};
+use super::{Action, Finding, FindingKind, Repair};
 use super::{diagnose_disks, diagnose_host, emptied, instants, places, pool, virtualbox};
 use crate::machine::run_journal::Phase;
 use crate::machine::watchdog::is_watchdog_of;
@@ -25,7 +25,7 @@ pub(super) fn diagnose(seen: &Seen) -> (Vec<Finding>, Vec<String>) {
             what: format!("it cannot be examined: {why}"),
             since_ms: None,
             is_danger: false,
-            remedy: Remedy::Advice("see to it that it answers, and ask again".to_owned()),
+            remedy: Action::Advice("see to it that it answers, and ask again".to_owned()),
         });
     }
     for machine in &seen.machines {
@@ -143,7 +143,7 @@ impl Diagnosis<'_> {
                 ),
                 since_ms: Some(noted.record.start_ms),
                 is_danger: true,
-                remedy: Remedy::Mend(Mend::Resume, "let it run on".to_owned()),
+                remedy: Action::Repair(Repair::Resume, "let it run on".to_owned()),
             }),
             None => self.notes.push(format!(
                 "{} stands still; no backup of ours did that, as far as the journal tells, so it stays so",
@@ -163,7 +163,7 @@ impl Diagnosis<'_> {
                 ),
                 since_ms: None,
                 is_danger: false,
-                remedy: Remedy::Advice(
+                remedy: Action::Advice(
                     "restart qemu-guest-agent in the guest; backups are as after a power cut meanwhile".to_owned(),
                 ),
             }),
@@ -188,7 +188,7 @@ impl Diagnosis<'_> {
                     what,
                     since_ms: ours.map(|noted| noted.record.start_ms),
                     is_danger: true,
-                    remedy: Remedy::Mend(Mend::Thaw, "thaw them by the guest agent".to_owned()),
+                    remedy: Action::Repair(Repair::Thaw, "thaw them by the guest agent".to_owned()),
                 });
             }
         }
@@ -204,14 +204,14 @@ impl Diagnosis<'_> {
                 }
                 Owner::Dead => (
                     "the process is dead",
-                    Remedy::Mend(
-                        Mend::RemoveRun(*run),
+                    Action::Repair(
+                        Repair::RemoveRun(*run),
                         "take it out; the guest does not notice".to_owned(),
                     ),
                 ),
                 Owner::Unknown => (
                     "whether its process lives is not known",
-                    Remedy::Advice(self.who_knows(*run)),
+                    Action::Advice(self.who_knows(*run)),
                 ),
             };
             self.find(Finding {
@@ -266,7 +266,7 @@ impl Diagnosis<'_> {
                     "its {} job {} has ended{why}, and nobody has taken it away",
                     job.kind, job.id
                 ),
-                Remedy::Mend(Mend::DismissJob(job.id.clone()), "take it away".to_owned()),
+                Action::Repair(Repair::DismissJob(job.id.clone()), "take it away".to_owned()),
             ),
             "ready" | "paused" | "standby" | "pending" => {
                 // One of ours goes on with its overlay.
@@ -278,7 +278,7 @@ impl Diagnosis<'_> {
                         "its {} job {} is {}{why} and waits for somebody",
                         job.kind, job.id, job.status
                     ),
-                    Remedy::Advice(job_advice(machine, job, target)),
+                    Action::Advice(job_advice(machine, job, target)),
                 )
             }
             _ if job.has_failed_io => (
@@ -286,7 +286,7 @@ impl Diagnosis<'_> {
                     "its {} job {} stands still: reading or writing failed{why}",
                     job.kind, job.id
                 ),
-                Remedy::Advice(job_advice(machine, job, target)),
+                Action::Advice(job_advice(machine, job, target)),
             ),
             _ => {
                 self.notes.push(format!(
@@ -308,30 +308,30 @@ impl Diagnosis<'_> {
 
     fn leftovers(&mut self) {
         for Leftover { path, kind, since_ms } in &self.seen.leftovers {
-            let (what, mend) = match kind {
+            let (what, repair) = match kind {
                 LeftoverKind::Socket => (
                     "a socket at which nobody listens any more",
-                    Mend::DeleteFolder(path.clone()),
+                    Repair::DeleteFolder(path.clone()),
                 ),
                 LeftoverKind::Scratch => (
                     "a folder with scratch files that nobody has open",
-                    Mend::DeleteFolder(path.clone()),
+                    Repair::DeleteFolder(path.clone()),
                 ),
                 LeftoverKind::Probe => (
                     "a file with which somebody tried whether files can be cloned, and was killed",
-                    Mend::DeleteFile(path.clone()),
+                    Repair::DeleteFile(path.clone()),
                 ),
                 LeftoverKind::UnfinishedFolder => (
                     "the folder of an instant restore that was killed while it made it",
-                    Mend::DeleteFolder(path.clone()),
+                    Repair::DeleteFolder(path.clone()),
                 ),
                 LeftoverKind::HalfNote => (
                     "half of a note, whose writer was killed",
-                    Mend::DeleteHalfNote(path.clone()),
+                    Repair::DeleteHalfNote(path.clone()),
                 ),
                 LeftoverKind::Partial => (
                     "half of a file whose restore was killed",
-                    Mend::DeletePartial(path.clone()),
+                    Repair::DeletePartial(path.clone()),
                 ),
             };
             self.findings.push(Finding {
@@ -340,7 +340,7 @@ impl Diagnosis<'_> {
                 what: format!("{} is {what}", path.display()),
                 since_ms: *since_ms,
                 is_danger: false,
-                remedy: Remedy::Mend(mend, "delete it".to_owned()),
+                remedy: Action::Repair(repair, "delete it".to_owned()),
             });
         }
     }
@@ -366,15 +366,15 @@ impl Diagnosis<'_> {
             let goes_on = record.phase == Phase::Committing
                 && examined.is_some_and(|machine| machine.disks.iter().any(is_on_its_way));
             let remedy = if *life == Liveness::Unknown {
-                Remedy::Advice("ask again on the host, or in the container, where it ran".to_owned())
+                Action::Advice("ask again on the host, or in the container, where it ran".to_owned())
             } else if goes_on {
-                Remedy::Advice("libvirt goes on with what it began; ask again in a while".to_owned())
+                Action::Advice("libvirt goes on with what it began; ask again in a while".to_owned())
             } else if is_unreachable {
-                Remedy::Advice("ask again when the machine can be examined".to_owned())
+                Action::Advice("ask again when the machine can be examined".to_owned())
             } else if is_seen {
-                Remedy::Mend(Mend::ForgetRun(record.run), "take its note away".to_owned())
+                Action::Repair(Repair::ForgetRun(record.run), "take its note away".to_owned())
             } else {
-                Remedy::Advice(format!("holdfast doctor --connect {address} sees what it left"))
+                Action::Advice(format!("holdfast doctor --connect {address} sees what it left"))
             };
             self.findings.push(Finding {
                 machine: Some(record.machine.clone()),

@@ -6,7 +6,7 @@ use holdfast_host::MachineState;
 
 use super::diagnosis::{Diagnosis, Owner};
 use super::seen::{SeenCommit, SeenDisk, SeenMachine};
-use super::{Finding, FindingKind, Mend, Remedy};
+use super::{Action, Finding, FindingKind, Repair};
 use crate::capture::qemu::{is_bitmap_of, is_bitmap_of_ours};
 use crate::machine::run_journal::Phase;
 use crate::restore::machine::is_same;
@@ -30,17 +30,17 @@ pub(super) fn bitmaps(diagnosis: &mut Diagnosis<'_>, machine: &SeenMachine) {
             if is_ours && is_at_work {
                 continue;
             }
-            let mend = Mend::RemoveBitmap {
+            let repair = Repair::RemoveBitmap {
                 node: node.clone(),
                 name: bitmap.name.clone(),
             };
             let remedy = if is_ours {
-                Remedy::Mend(
-                    mend,
+                Action::Repair(
+                    repair,
                     "remove it; the next backup reads everything once, and stores what changed".to_owned(),
                 )
             } else {
-                Remedy::Advice(format!(
+                Action::Advice(format!(
                     "it is another program's: where it is a checkpoint of libvirt, virsh checkpoint-delete {} {} --metadata, \
                      and a full backup by that program",
                     machine.name, bitmap.name
@@ -178,9 +178,9 @@ fn overlay(diagnosis: &mut Diagnosis<'_>, machine: &SeenMachine, disk: &SeenDisk
     };
     let files: Vec<String> = overlays.iter().map(|path| path.display().to_string()).collect();
     let remedy = match by_hand {
-        Some(advice) => Remedy::Advice(advice),
-        None => Remedy::Mend(
-            Mend::Commit {
+        Some(advice) => Action::Advice(advice),
+        None => Action::Repair(
+            Repair::Commit {
                 disk: disk.target.clone(),
                 base: base.clone(),
                 overlays: overlays.clone(),

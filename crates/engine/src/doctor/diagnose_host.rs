@@ -2,9 +2,9 @@
 
 use holdfast_repo::Liveness;
 
-use super::seen::{FindingKind, Mend, Seen};
-use super::seen::{SeenClone, SeenCut, SeenHost, SeenWork};
-use super::{Finding, Remedy};
+use super::seen::{FindingKind, Repair, Seen};
+use super::seen::{IncompleteSet, SeenClone, SeenHost, SeenWork};
+use super::{Action, Finding};
 use crate::host_snapshot::states::UnfinishedKind;
 
 /// What is wrong; `notes` gets what is worth knowing.
@@ -14,7 +14,7 @@ pub(super) fn diagnose(seen: &Seen, notes: &mut Vec<String>) -> Vec<Finding> {
     let is_instant = |work: &&SeenWork| work.work.kind == UnfinishedKind::Instant;
     let (instants, works): (Vec<_>, Vec<_>) = host.works.iter().partition(is_instant);
     let mut findings: Vec<Finding> = works.iter().filter_map(|work| of_work(work, notes)).collect();
-    let is_passing = |cut: &&SeenCut| {
+    let is_passing = |cut: &&IncompleteSet| {
         let mut there = cut.there.iter();
         there.all(|name| instants.iter().any(|work| work.work.safety.contains(&name.to_string())))
     };
@@ -28,7 +28,7 @@ pub(super) fn diagnose(seen: &Seen, notes: &mut Vec<String>) -> Vec<Finding> {
     findings
 }
 
-fn finding(kind: FindingKind, what: String, since_ms: Option<i64>, remedy: Remedy) -> Finding {
+fn finding(kind: FindingKind, what: String, since_ms: Option<i64>, remedy: Action) -> Finding {
     Finding {
         machine: None,
         kind,
@@ -67,7 +67,7 @@ fn of_work(seen: &SeenWork, notes: &mut Vec<String>) -> Option<Finding> {
                 work.machine, work.point
             ),
             Some(work.start_ms),
-            Remedy::Mend(Mend::ForgetWork(work.uuid.clone()), "take its note away".to_owned()),
+            Action::Repair(Repair::ForgetWork(work.uuid.clone()), "take its note away".to_owned()),
         ),
         (UnfinishedKind::Rollback, _) => half_rolled_back(seen),
         (UnfinishedKind::Instant, _) => finding(
@@ -78,8 +78,8 @@ fn of_work(seen: &SeenWork, notes: &mut Vec<String>) -> Option<Finding> {
                 work.safety.join(", ")
             ),
             Some(work.start_ms),
-            Remedy::Mend(
-                Mend::RemoveInstant(work.uuid.clone()),
+            Action::Repair(
+                Repair::RemoveInstant(work.uuid.clone()),
                 "remove them, as far as no clone needs them".to_owned(),
             ),
         ),
@@ -90,7 +90,7 @@ fn of_work(seen: &SeenWork, notes: &mut Vec<String>) -> Option<Finding> {
                 work.machine, work.of
             ),
             Some(work.start_ms),
-            Remedy::Mend(Mend::ForgetWork(work.uuid.clone()), "take its note away".to_owned()),
+            Action::Repair(Repair::ForgetWork(work.uuid.clone()), "take its note away".to_owned()),
         ),
         (UnfinishedKind::Clone, defined) => half_clone(seen, defined),
     };
@@ -107,12 +107,12 @@ fn half_clone(seen: &SeenWork, is_defined: Option<bool>) -> Finding {
         }
     };
     let remedy = if is_defined == Some(false) {
-        Remedy::Mend(
-            Mend::RemoveHalfClone(work.uuid.clone()),
+        Action::Repair(
+            Repair::RemoveHalfClone(work.uuid.clone()),
             "delete that, where no machine has it".to_owned(),
         )
     } else {
-        Remedy::Advice("ask again when libvirt can be asked whether the machine is there".to_owned())
+        Action::Advice("ask again when libvirt can be asked whether the machine is there".to_owned())
     };
     let what = format!(
         "a clone {} of {} was killed before the machine was there; {files}",
@@ -137,12 +137,12 @@ fn half_rolled_back(seen: &SeenWork) -> Finding {
                 "a rollback to {point} was killed while it wrote: its disks are partly of then and partly of later, and it must not be started so"
             ),
             Some(work.start_ms),
-            Remedy::Advice(format!("holdfast rollback {machine}@{point} ends it{undo}")),
+            Action::Advice(format!("holdfast rollback {machine}@{point} ends it{undo}")),
         )
     }
 }
 
-fn of_cut(cut: &SeenCut) -> Finding {
+fn of_cut(cut: &IncompleteSet) -> Finding {
     let names: Vec<String> = cut.there.iter().map(ToString::to_string).collect();
     let missing = match &cut.missing[..] {
         [] => String::new(),
@@ -154,12 +154,12 @@ fn of_cut(cut: &SeenCut) -> Finding {
         ("are", "them")
     };
     let remedy = match cut.of_dead {
-        Some(set) => Remedy::Mend(
-            Mend::RemoveCut(cut.there.clone(), set),
+        Some(set) => Action::Repair(
+            Repair::RemoveCut(cut.there.clone(), set),
             format!("remove {it}, with the states of machines that belong to {it}"),
         ),
         // Nothing says for certain that it was a process of this program.
-        None => Remedy::Advice(format!(
+        None => Action::Advice(format!(
             "holdfast host remove {}, unless somebody needs what is in {it}: each by itself is as after a power cut",
             names.join(" ")
         )),
@@ -185,21 +185,21 @@ fn of_clone(seen: &SeenClone, all: &Seen) -> Option<Finding> {
         Some(_) => FindingKind::Clone,
     };
     let by_hand = || {
-        Remedy::Advice(format!(
+        Action::Advice(format!(
             "zfs destroy {name}, when nobody is at work with it and no machine has it"
         ))
     };
     let remedy = match (&seen.user, seen.machine()) {
         _ if seen.life == Liveness::Unknown => by_hand(),
-        (Some(user), Some(_)) => Remedy::Mend(
-            Mend::FinishClone(seen.clone.clone()),
+        (Some(user), Some(_)) => Action::Repair(
+            Repair::FinishClone(seen.clone.clone()),
             format!("take the mark away: {user} has its disks there"),
         ),
-        (Some(user), None) => Remedy::Advice(format!("{user} has disks there: look what it is")),
+        (Some(user), None) => Action::Advice(format!("{user} has disks there: look what it is")),
         // Who has disks in it is known where all machines are.
         (None, Some(_)) if !all.everything => by_hand(),
-        (None, _) => Remedy::Mend(
-            Mend::DestroyClone(seen.clone.clone()),
+        (None, _) => Action::Repair(
+            Repair::DestroyClone(seen.clone.clone()),
             "destroy it, unless it is in use".to_owned(),
         ),
     };
@@ -212,7 +212,7 @@ fn remains(host: &SeenHost) -> impl Iterator<Item = Finding> {
             FindingKind::Leftover,
             format!("{} is {}", remain.place.display(), remain.kind.words()),
             remain.since_s.map(|since| since.saturating_mul(1000)),
-            Remedy::Mend(Mend::ClearRemain(remain.clone()), "delete it".to_owned()),
+            Action::Repair(Repair::ClearRemain(remain.clone()), "delete it".to_owned()),
         )
     })
 }
@@ -223,7 +223,7 @@ fn half_notes(host: &SeenHost) -> impl Iterator<Item = Finding> {
             FindingKind::Leftover,
             format!("{} is half of a note, by somebody who was killed", path.display()),
             *since_ms,
-            Remedy::Mend(Mend::DeleteFile(path.clone()), "delete it".to_owned()),
+            Action::Repair(Repair::DeleteFile(path.clone()), "delete it".to_owned()),
         )
     })
 }
@@ -241,7 +241,7 @@ fn states(host: &SeenHost) -> Option<Finding> {
                 machines.join(", ")
             ),
             None,
-            Remedy::Mend(Mend::ForgetStates, "forget them".to_owned()),
+            Action::Repair(Repair::ForgetStates, "forget them".to_owned()),
         )
     })
 }
@@ -251,7 +251,7 @@ mod tests {
     use holdfast_host::provider::{LeftClone, LeftCloneKind};
     use holdfast_repo::{Liveness, Processes as _, SystemProcesses};
 
-    use super::{Mend, Remedy, diagnose};
+    use super::{Action, Repair, diagnose};
     use crate::doctor::seen::Seen;
     use crate::doctor::seen::{SeenClone, SeenHost, SeenWork};
     use crate::host_snapshot::states::{Unfinished, UnfinishedKind};
@@ -287,7 +287,7 @@ mod tests {
         }
     }
 
-    fn found(host: SeenHost, everything: bool) -> Option<Remedy> {
+    fn found(host: SeenHost, everything: bool) -> Option<Action> {
         let seen = Seen {
             host,
             everything,
@@ -317,7 +317,7 @@ mod tests {
                         ..SeenHost::default()
                     };
                     let remedy = found(host, true);
-                    assert!(matches!(remedy, None | Some(Remedy::Advice(_))), "{remedy:?}");
+                    assert!(matches!(remedy, None | Some(Action::Advice(_))), "{remedy:?}");
                     assert_eq!(remedy.is_none(), life == Liveness::Alive);
                 }
             }
@@ -333,11 +333,11 @@ mod tests {
         for is_defined in [None, Some(true)] {
             let remedy = found(of(is_defined), true).unwrap();
             let words = "holdfast rollback web1@one ends it; holdfast rollback web1@before undoes it";
-            assert_eq!(remedy, Remedy::Advice(words.to_owned()));
+            assert_eq!(remedy, Action::Advice(words.to_owned()));
         }
         assert!(matches!(
             found(of(Some(false)), true),
-            Some(Remedy::Mend(Mend::ForgetWork(_), _))
+            Some(Action::Repair(Repair::ForgetWork(_), _))
         ));
     }
 
@@ -349,12 +349,12 @@ mod tests {
         };
         assert!(matches!(
             found(of(None), true),
-            Some(Remedy::Mend(Mend::DestroyClone(_), _))
+            Some(Action::Repair(Repair::DestroyClone(_), _))
         ));
-        assert!(matches!(found(of(None), false), Some(Remedy::Advice(_))));
+        assert!(matches!(found(of(None), false), Some(Action::Advice(_))));
         assert!(matches!(
             found(of(Some("m")), true),
-            Some(Remedy::Mend(Mend::FinishClone(_), _))
+            Some(Action::Repair(Repair::FinishClone(_), _))
         ));
         let work = |is_defined| SeenHost {
             works: vec![work(UnfinishedKind::Clone, Liveness::Dead, is_defined)],
@@ -362,12 +362,12 @@ mod tests {
         };
         assert!(matches!(
             found(work(Some(false)), true),
-            Some(Remedy::Mend(Mend::RemoveHalfClone(_), _))
+            Some(Action::Repair(Repair::RemoveHalfClone(_), _))
         ));
         assert!(matches!(
             found(work(Some(true)), true),
-            Some(Remedy::Mend(Mend::ForgetWork(_), _))
+            Some(Action::Repair(Repair::ForgetWork(_), _))
         ));
-        assert!(matches!(found(work(None), true), Some(Remedy::Advice(_))));
+        assert!(matches!(found(work(None), true), Some(Action::Advice(_))));
     }
 }

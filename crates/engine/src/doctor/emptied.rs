@@ -8,8 +8,8 @@ use holdfast_image::{Format, OpenOptions, open};
 
 use super::chains::{is_used, used_images};
 use super::leftovers::changed_ms;
-use super::seen::{FindingKind, Mend, SeenOverlay};
-use super::{DoctorRequest, Finding, Remedy};
+use super::seen::{FindingKind, Repair, SeenOverlay};
+use super::{Action, DoctorRequest, Finding};
 use crate::capture::qemu::{overlay_of, run_of_overlay};
 use crate::restore::machine::is_same;
 
@@ -92,18 +92,18 @@ fn compare(overlay: &Path, image: &Path) -> Option<bool> {
 pub(super) fn diagnose(seen: &SeenOverlay) -> Finding {
     let (overlay, image) = (seen.overlay.display(), seen.image.display());
     let (what, remedy) = if seen.is_in_image {
-        let mend = Mend::DeleteEmptied {
+        let repair = Repair::DeleteEmptied {
             overlay: seen.overlay.clone(),
             image: seen.image.clone(),
         };
         (
             format!("{overlay} is an overlay that no machine has, and {image} holds everything that is in it"),
-            Remedy::Mend(mend, "delete it".to_owned()),
+            Action::Repair(repair, "delete it".to_owned()),
         )
     } else {
         (
             format!("{overlay} is an overlay that no machine has, and what is in it differs from {image}"),
-            Remedy::Advice(format!(
+            Action::Advice(format!(
                 "where its machine went back to {image} by itself, the overlay is of no use; where somebody put it back, what it wrote \
                  meanwhile is in the overlay alone: holdfast image compare shows the difference"
             )),
@@ -131,7 +131,7 @@ pub(super) fn of_unknown_owner(seen: &SeenOverlay, who_knows: String) -> Finding
         ),
         since_ms: seen.since_ms,
         is_danger: false,
-        remedy: Remedy::Advice(who_knows),
+        remedy: Action::Advice(who_knows),
     }
 }
 

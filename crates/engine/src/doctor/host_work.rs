@@ -11,11 +11,11 @@ use holdfast_repo::{Liveness, ProcessIdentity};
 
 use super::DoctorRequest;
 use super::leftovers::{AGE_MIN_MS, changed_ms};
-use super::seen::{SeenClone, SeenCut, SeenHost, SeenWork};
+use super::seen::{IncompleteSet, SeenClone, SeenHost, SeenWork};
 use crate::files::atomic_file::left_of;
 use crate::host_snapshot::record::SetId;
 use crate::host_snapshot::states::{KeptState, StateStore, Unfinished, UnfinishedKind, sweep_states};
-use crate::host_snapshot::{HostSnapshotRecord, Providers, Wholeness, places_of};
+use crate::host_snapshot::{HostSnapshotRecord, Providers, SetCompleteness, places_of};
 use crate::job::{Job, Result};
 use crate::machine::run_journal::{liveness_of, read_process};
 use crate::repository::forget::Execution;
@@ -44,10 +44,10 @@ pub(super) fn look(request: &DoctorRequest<'_>, descriptions: &[Description], jo
     let users = users(request, descriptions);
     let datasets = datasets(request, storage, (&users, &states));
     let mut unfinished = BTreeMap::new();
-    let mut wholeness = Wholeness::new(storage.providers);
+    let mut completeness = SetCompleteness::new(storage.providers);
     for dataset in &datasets {
         job.interrupt.check()?;
-        let looked = look_at(request, storage, dataset, (&mut wholeness, &mut unfinished));
+        let looked = look_at(request, storage, dataset, (&mut completeness, &mut unfinished));
         match looked {
             Ok(remains) => seen.remains.extend(remains),
             Err(error) if is_gone(&error) => {}
@@ -132,19 +132,19 @@ fn datasets(
 }
 
 /// By what belongs together: the set, or the dataset where nothing is noted; and the name.
-type Cuts = BTreeMap<(std::result::Result<SetId, Dataset>, String), SeenCut>;
+type SnapshotSets = BTreeMap<(std::result::Result<SetId, Dataset>, String), IncompleteSet>;
 
 fn look_at(
     request: &DoctorRequest<'_>,
     storage: &DoctorStorage<'_>,
     dataset: &Dataset,
-    (wholeness, cuts): (&mut Wholeness<'_>, &mut Cuts),
+    (completeness, cuts): (&mut SetCompleteness<'_>, &mut SnapshotSets),
 ) -> std::result::Result<Vec<Remain>, ProviderError> {
     let provider = storage.providers.of_dataset(dataset);
     // First who is at work: what such a one has cut by then is his.
     let is_making = provider.is_making(&dataset.name);
     for noted in provider.noted(&dataset.name)? {
-        if wholeness.of(&noted.name, noted.record.as_deref()) != Some(false) {
+        if completeness.of(&noted.name, noted.record.as_deref()) != Some(false) {
             continue;
         }
         let record = noted.record.as_deref().and_then(HostSnapshotRecord::parse);
@@ -160,11 +160,11 @@ fn look_at(
             .as_ref()
             .and_then(|record| cut_by_dead(request, &noted.name, record));
         let key = (set.ok_or_else(|| dataset.clone()), noted.name.name.clone());
-        let cut = cuts.entry(key).or_insert_with(|| SeenCut {
+        let cut = cuts.entry(key).or_insert_with(|| IncompleteSet {
             there: Vec::new(),
             missing: record
                 .as_ref()
-                .map(|record| wholeness.missing(&noted.name, record))
+                .map(|record| completeness.missing(&noted.name, record))
                 .unwrap_or_default(),
             since_ms: record.as_ref().map(|record| record.time.as_millisecond()),
             of_dead,

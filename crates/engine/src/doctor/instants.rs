@@ -9,8 +9,8 @@ use holdfast_host::{Hypervisor, Machine};
 
 use super::chains::{is_used, used_images};
 use super::leftovers::{changed_ms, folders};
-use super::seen::{FindingKind, Mend, SeenInstant};
-use super::{DoctorRequest, Finding, Remedy};
+use super::seen::{FindingKind, Repair, SeenInstant};
+use super::{Action, DoctorRequest, Finding};
 use crate::restore::instant_job::InstantJob;
 
 /// The names of their folders begin with a dot, and end so.
@@ -114,20 +114,20 @@ pub(super) fn diagnose(seen: &SeenInstant) -> Option<Finding> {
             Some(finding(
                 format!("its disks are not filled yet, and nobody fills them; {how}"),
                 !state.has_server,
-                Remedy::Advice(format!("holdfast resume {owner} goes on")),
+                Action::Advice(format!("holdfast resume {owner} goes on")),
             ))
         }
         (Some(_), ..) => Some(finding(
             format!("what is known of its instant restore cannot be read: {folder}"),
             true,
-            Remedy::Advice("bring its file job.json back; until then nobody can go on".to_owned()),
+            Action::Advice("bring its file job.json back; until then nobody can go on".to_owned()),
         )),
         // Known by a server that ran a moment ago: of another libvirt of this host, which tells of it.
         (None, Some(_), Some(state)) if state.has_begun && !seen.is_near => None,
         (None, Some(machine), Some(state)) if state.has_begun => Some(finding(
             format!("{folder} holds what {machine} wrote, which this hypervisor does not know"),
             false,
-            Remedy::Advice(if state.has_server {
+            Action::Advice(if state.has_server {
                 "the server of its disks lives: look where the machine runs before anything is deleted".to_owned()
             } else {
                 let held = seen.snapshot.as_ref().map_or_else(String::new, |snapshot| {
@@ -146,8 +146,8 @@ pub(super) fn diagnose(seen: &SeenInstant) -> Option<Finding> {
             Some(finding(
                 format!("{folder} is of an instant restore of {machine} that was killed before the machine ran"),
                 false,
-                Remedy::Mend(
-                    Mend::Abandon(seen.folder.clone()),
+                Action::Repair(
+                    Repair::Abandon(seen.folder.clone()),
                     format!(
                         "end its server, and delete what was made{}",
                         protection.unwrap_or_default()
@@ -176,7 +176,7 @@ pub(super) fn abandon(request: &DoctorRequest<'_>, folder: &Path, clock: &dyn Cl
 #[cfg(test)]
 mod tests {
     use super::{SeenInstant, diagnose, served_by};
-    use crate::doctor::{Mend, Remedy};
+    use crate::doctor::{Action, Repair};
     use crate::restore::instant::InstantState;
 
     fn seen(owner: Option<&str>, state: Option<(bool, bool, bool)>) -> SeenInstant {
@@ -204,10 +204,10 @@ mod tests {
                 }
                 let finding = diagnose(&seen(Some("web1"), Some((false, has_server, has_begun)))).unwrap();
                 assert_eq!(finding.is_danger, !has_server);
-                assert!(matches!(&finding.remedy, Remedy::Advice(words) if words.contains("holdfast resume web1")));
+                assert!(matches!(&finding.remedy, Action::Advice(words) if words.contains("holdfast resume web1")));
                 let finding = diagnose(&seen(None, Some((false, has_server, has_begun)))).unwrap();
-                let is_mended = matches!(&finding.remedy, Remedy::Mend(Mend::Abandon(_), words) if words.contains("unprotect --held ab"));
-                assert_eq!(is_mended, !has_begun, "{finding:?}");
+                let is_repaired = matches!(&finding.remedy, Action::Repair(Repair::Abandon(_), words) if words.contains("unprotect --held ab"));
+                assert_eq!(is_repaired, !has_begun, "{finding:?}");
             }
         }
         assert!(diagnose(&seen(None, None)).is_none());

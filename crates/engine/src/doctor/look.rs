@@ -12,7 +12,7 @@ use super::chains::{chains_of, is_write_protected};
 use super::emptied::emptied;
 use super::leftovers::leftovers;
 use super::seen::{Leftover, Seen, SeenCommit, SeenDisk, SeenFreeze, SeenMachine, SeenRepository, SeenRun};
-use super::{DoctorRequest, Patient};
+use super::{DoctorRequest, ExaminedMachine};
 use super::{host_work, instants, places, pool, virtualbox};
 use crate::job::{Error, Job, Result};
 use crate::notes::{NOTE_BITMAP, NOTE_XEN_BASE, note};
@@ -212,7 +212,7 @@ fn look_into(repository: &Repository, job: Job<'_>) -> Result<SeenRepository> {
     })
 }
 
-fn machine(patient: &Patient<'_>, request: &DoctorRequest<'_>) -> Result<(SeenMachine, Description)> {
+fn machine(patient: &ExaminedMachine<'_>, request: &DoctorRequest<'_>) -> Result<(SeenMachine, Description)> {
     let machine = patient.machine;
     let description = machine.describe()?;
     let summary = description.summary.clone();
@@ -269,7 +269,7 @@ fn machine(patient: &Patient<'_>, request: &DoctorRequest<'_>) -> Result<(SeenMa
     Ok((seen, description))
 }
 
-fn freeze(patient: &Patient<'_>) -> SeenFreeze {
+fn freeze(patient: &ExaminedMachine<'_>) -> SeenFreeze {
     match agent::is_frozen(patient.machine, AGENT_DEADLINE) {
         Ok(true) => SeenFreeze::Frozen,
         Ok(false) => SeenFreeze::Thawed,

@@ -2,7 +2,7 @@
 //!
 //! 1. [`look`] sees what there is; nothing is changed.
 //! 2. [`diagnose`] makes findings of it, a pure function: each in words, with what would mend it, or what a person can do.
-//! 3. Each finding is mended by itself ([`mend`]). As one may have hidden another, it is looked again then, a few times at most.
+//! 3. Each finding is mended by itself ([`repair`]). As one may have hidden another, it is looked again then, a few times at most.
 
 mod chains;
 mod commit;
@@ -15,10 +15,10 @@ mod host_work;
 mod instants;
 mod leftovers;
 mod look;
-mod mend;
-mod mend_host;
 mod places;
 mod pool;
+mod repair;
+mod repair_host;
 mod seen;
 mod virtualbox;
 
@@ -35,7 +35,7 @@ use crate::machine::watchdog::is_watchdog_of;
 use crate::repository::forget::Execution;
 use diagnose::diagnose;
 use look::look;
-use mend::mend;
+use repair::repair;
 
 /// What was mended may have hidden something else; this often it is looked again.
 const ROUND_COUNT: usize = 6;
@@ -46,11 +46,11 @@ const WATCHDOG_INTERVAL: Duration = Duration::from_millis(100);
 /// Who is to be examined, and by what means.
 pub struct DoctorRequest<'a> {
     /// The machines.
-    pub patients: Vec<Patient<'a>>,
+    pub patients: Vec<ExaminedMachine<'a>>,
     /// The machines of VirtualBox.
     pub virtualbox: Vec<VirtualBoxMachine<'a>>,
     /// Pools of XenServer.
-    pub pools: Vec<PatientPool>,
+    pub pools: Vec<ExaminedPool>,
     /// The ids of repositories that are gone: pools need not keep anything for them.
     pub forgotten_repositories: Vec<String>,
     /// Machines that could not be reached, and why.
@@ -99,7 +99,7 @@ pub enum EmptiedOverlays {
 }
 
 /// A machine to be examined.
-pub struct Patient<'a> {
+pub struct ExaminedMachine<'a> {
     /// The machine.
     pub machine: &'a dyn Machine,
     /// The address of its hypervisor.
@@ -123,12 +123,12 @@ pub struct Outcome {
     /// What is wrong, or was.
     pub finding: Finding,
     /// What became of it.
-    pub result: Treatment,
+    pub result: FindingState,
 }
 
 /// What became of a finding.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Treatment {
+pub enum FindingState {
     /// Nothing was done.
     Left,
     /// It is mended, in these words.
@@ -140,8 +140,8 @@ pub enum Treatment {
 impl DoctorReport {
     /// How many findings are left.
     pub fn left_count(&self) -> usize {
-        let is_mended = |outcome: &&Outcome| matches!(outcome.result, Treatment::Mended(_));
-        self.findings.len() - self.findings.iter().filter(is_mended).count()
+        let is_repaired = |outcome: &&Outcome| matches!(outcome.result, FindingState::Mended(_));
+        self.findings.len() - self.findings.iter().filter(is_repaired).count()
     }
 }
 
@@ -159,21 +159,21 @@ pub struct Finding {
     /// Whether the machine or its data are in danger.
     pub is_danger: bool,
     /// What is to be done.
-    pub remedy: Remedy,
+    pub remedy: Action,
 }
 
 /// What is to be done about a finding.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Remedy {
+pub enum Action {
     /// This, in these words.
-    Mend(Mend, String),
+    Repair(Repair, String),
     /// Something that only a person can decide.
     Advice(String),
 }
 
 pub use host_work::DoctorStorage;
-pub use pool::PatientPool;
-pub use seen::{FindingKind, Mend};
+pub use pool::ExaminedPool;
+pub use seen::{FindingKind, Repair};
 
 /// Examines machines, and mends what can be mended.
 ///
@@ -198,7 +198,7 @@ pub fn doctor(request: &DoctorRequest<'_>, execution: Execution, job: Job<'_>) -
         let is_new = |finding: &Finding| !failed.contains(finding);
         let (curable, others): (Vec<_>, Vec<_>) = findings.into_iter().partition(|finding| {
             let is_kept = finding.kind == FindingKind::DeadRun && has_failed(&finding.machine);
-            matches!(finding.remedy, Remedy::Mend(..)) && is_new(finding) && !is_kept
+            matches!(finding.remedy, Action::Repair(..)) && is_new(finding) && !is_kept
         });
         if curable.is_empty() {
             let others = others.into_iter().filter(is_new);
@@ -216,7 +216,7 @@ pub fn doctor(request: &DoctorRequest<'_>, execution: Execution, job: Job<'_>) -
             if finding.kind == FindingKind::DeadRun && repaired.contains(&finding.machine) {
                 continue;
             }
-            let result = mend(request, &finding, job);
+            let result = repair(request, &finding, job);
             report.findings.push(Outcome { finding, result });
         }
     }
@@ -247,7 +247,7 @@ impl DoctorReport {
         let failed = self
             .findings
             .iter()
-            .filter(|outcome| matches!(outcome.result, Treatment::Failed(_)));
+            .filter(|outcome| matches!(outcome.result, FindingState::Failed(_)));
         failed.map(|outcome| &outcome.finding)
     }
 }
@@ -255,6 +255,6 @@ impl DoctorReport {
 fn untreated(finding: Finding) -> Outcome {
     Outcome {
         finding,
-        result: Treatment::Left,
+        result: FindingState::Left,
     }
 }

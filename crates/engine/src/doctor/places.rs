@@ -7,8 +7,8 @@ use holdfast_repo::Liveness;
 
 use super::leftovers::leftover;
 use super::seen::SeenPlace;
-use super::seen::{FindingKind, Leftover, LeftoverKind, Mend, Seen};
-use super::{DoctorRequest, Finding, Remedy};
+use super::seen::{FindingKind, Leftover, LeftoverKind, Repair, Seen};
+use super::{Action, DoctorRequest, Finding};
 use crate::files::atomic_file::left_in;
 use crate::machine::place_note::{PlaceRecord, forget_place, noted_places};
 use crate::machine::run_journal::liveness_of;
@@ -58,12 +58,12 @@ pub(super) fn diagnose(seen: &Seen) -> Vec<Finding> {
         let held = place.held.as_ref();
         let repository = seen.repository.as_ref().map(|repository| &repository.id);
         let remedy = match held {
-            Some(held) if repository != Some(&held.repository) => Remedy::Advice(format!(
+            Some(held) if repository != Some(&held.repository) => Action::Advice(format!(
                 "snapshot {} of repository {} stays protected for it: holdfast doctor --fix with that repository (-r) ends this",
                 held.snapshot, held.repository
             )),
-            _ => Remedy::Mend(
-                Mend::ForgetPlace {
+            _ => Action::Repair(
+                Repair::ForgetPlace {
                     number: place.number,
                     held: held.map(|held| (held.snapshot.clone(), held.holder)),
                 },

@@ -10,16 +10,16 @@ use holdfast_host::xapi::{KeptDisk, ListedSnapshot, Pool, XenMachine};
 use holdfast_repo::Liveness;
 use jiff::Timestamp;
 
-use super::seen::{FindingKind, Mend, Seen};
-use super::seen::{SeenKept, SeenPool, SeenSnapshots, Whose};
-use super::{DoctorRequest, Finding, Remedy};
+use super::seen::{FindingKind, Repair, Seen};
+use super::seen::{SeenKept, SeenPool, SeenSnapshots, SnapshotOwner};
+use super::{Action, DoctorRequest, Finding};
 use crate::capture::xen::{LABEL, is_of_run, purpose_of, remove_left, snapshot_prefix};
 use crate::job::{Job, Result};
 use crate::machine::lock::{MachineLock, Work, place_digits};
 use crate::machine::run_journal::JournalPlace;
 
 /// A pool that is examined.
-pub struct PatientPool {
+pub struct ExaminedPool {
     /// The pool.
     pub pool: Arc<Pool>,
     /// Those of its machines that are meant.
@@ -28,7 +28,7 @@ pub struct PatientPool {
     pub is_whole: bool,
 }
 
-impl PatientPool {
+impl ExaminedPool {
     fn machine(&self, uuid: &str) -> Option<&XenMachine> {
         self.machines.iter().find(|machine| machine.summary.uuid == uuid)
     }
@@ -46,7 +46,7 @@ pub(super) fn look(request: &DoctorRequest<'_>) -> (Vec<SeenPool>, Vec<(String, 
     (seen, unreachable)
 }
 
-fn look_at(request: &DoctorRequest<'_>, patient: &PatientPool) -> Result<SeenPool> {
+fn look_at(request: &DoctorRequest<'_>, patient: &ExaminedPool) -> Result<SeenPool> {
     Ok(SeenPool {
         title: patient.pool.title(),
         kept: kept(patient)?,
@@ -54,7 +54,7 @@ fn look_at(request: &DoctorRequest<'_>, patient: &PatientPool) -> Result<SeenPoo
     })
 }
 
-fn kept(patient: &PatientPool) -> Result<Vec<SeenKept>> {
+fn kept(patient: &ExaminedPool) -> Result<Vec<SeenKept>> {
     let mut kept: BTreeMap<String, SeenKept> = BTreeMap::new();
     for disk in patient.pool.kept()? {
         let Some((repository, machine)) = purpose_of(&disk.purpose) else {
@@ -78,8 +78,8 @@ fn kept(patient: &PatientPool) -> Result<Vec<SeenKept>> {
 }
 
 /// The snapshots of the machines that are meant which backups have made, by the machine and whose they are.
-fn snapshots(request: &DoctorRequest<'_>, patient: &PatientPool) -> Result<Vec<SeenSnapshots>> {
-    let named = |patient: &PatientPool| patient.pool.all_snapshots_labelled(&format!("{LABEL} "));
+fn snapshots(request: &DoctorRequest<'_>, patient: &ExaminedPool) -> Result<Vec<SeenSnapshots>> {
+    let named = |patient: &ExaminedPool| patient.pool.all_snapshots_labelled(&format!("{LABEL} "));
     let first = named(patient)?;
     if first.is_empty() {
         return Ok(Vec::new());
@@ -88,7 +88,7 @@ fn snapshots(request: &DoctorRequest<'_>, patient: &PatientPool) -> Result<Vec<S
     let living = living(request.program);
     let living: Option<Vec<Vec<String>>> = living.map(|found| found.into_iter().map(|process| process.words).collect());
     let life = |machine: Option<&XenMachine>| life(request, machine, living.as_deref());
-    let lives: Vec<Whose> = first
+    let lives: Vec<SnapshotOwner> = first
         .iter()
         .map(|one| whose(one, &prefix, || life(owner(patient, one))))
         .collect();
@@ -123,16 +123,16 @@ fn snapshots(request: &DoctorRequest<'_>, patient: &PatientPool) -> Result<Vec<S
 }
 
 /// The machine that a snapshot is of, if it is meant.
-fn owner<'p>(patient: &'p PatientPool, snapshot: &ListedSnapshot) -> Option<&'p XenMachine> {
+fn owner<'p>(patient: &'p ExaminedPool, snapshot: &ListedSnapshot) -> Option<&'p XenMachine> {
     let mut machines = patient.machines.iter();
     machines.find(|machine| machine.reference == snapshot.machine)
 }
 
-fn whose(snapshot: &ListedSnapshot, prefix: &str, life: impl Fn() -> Liveness) -> Whose {
+fn whose(snapshot: &ListedSnapshot, prefix: &str, life: impl Fn() -> Liveness) -> SnapshotOwner {
     if is_of_run(&snapshot.snapshot.label, prefix) {
-        Whose::Ours(life())
+        SnapshotOwner::Ours(life())
     } else {
-        Whose::Another
+        SnapshotOwner::Another
     }
 }
 
@@ -205,18 +205,18 @@ fn diagnose_snapshots(title: &str, seen: &SeenSnapshots, notes: &mut Vec<String>
     let names: Vec<String> = seen.snapshots.iter().map(|(_, name)| format!("{name:?}")).collect();
     let names = names.join(", ");
     match seen.whose {
-        Whose::Ours(Liveness::Dead) => {}
-        Whose::Ours(Liveness::Alive) => {
+        SnapshotOwner::Ours(Liveness::Dead) => {}
+        SnapshotOwner::Ours(Liveness::Alive) => {
             notes.push(format!("a backup is at work on {machine} of {title}"));
             return None;
         }
-        Whose::Ours(Liveness::Unknown) => {
+        SnapshotOwner::Ours(Liveness::Unknown) => {
             notes.push(format!(
                 "whether the backup is at work that has made the snapshot {names} of {machine} of {title} cannot be told: ask again when none is"
             ));
             return None;
         }
-        Whose::Another => {
+        SnapshotOwner::Another => {
             notes.push(format!(
                 "{title} has the snapshot {names} of {machine}, of a backup by another host or user: holdfast doctor tells more there; where nobody backs up from there any more, delete it by the pool's own means"
             ));
@@ -232,8 +232,8 @@ fn diagnose_snapshots(title: &str, seen: &SeenSnapshots, notes: &mut Vec<String>
         ),
         since_ms: seen.since_ms,
         is_danger: false,
-        remedy: Remedy::Mend(
-            Mend::RemovePoolSnapshots {
+        remedy: Action::Repair(
+            Repair::RemovePoolSnapshots {
                 pool: title.to_owned(),
                 uuids,
             },
@@ -278,8 +278,8 @@ fn diagnose_kept(seen: &Seen, title: &str, kept: &SeenKept, notes: &mut Vec<Stri
         ),
         since_ms: None,
         is_danger: false,
-        remedy: Remedy::Mend(
-            Mend::LetGoOfKept {
+        remedy: Action::Repair(
+            Repair::LetGoOfKept {
                 pool: title.to_owned(),
                 purpose: kept.purpose.clone(),
                 uuids: disks.into_iter().cloned().collect(),
@@ -355,7 +355,7 @@ pub(super) fn let_go(
     Ok(format!("removed {}", counted(uuids.len())))
 }
 
-fn patient<'r>(request: &'r DoctorRequest<'_>, title: &str) -> std::result::Result<&'r PatientPool, String> {
+fn patient<'r>(request: &'r DoctorRequest<'_>, title: &str) -> std::result::Result<&'r ExaminedPool, String> {
     let found = request.pools.iter().find(|patient| patient.pool.title() == title);
     found.ok_or_else(|| format!("{title} is not examined"))
 }
@@ -364,9 +364,9 @@ fn patient<'r>(request: &'r DoctorRequest<'_>, title: &str) -> std::result::Resu
 mod tests {
     use holdfast_repo::Liveness;
 
-    use super::{SeenKept, SeenPool, SeenSnapshots, Whose, backs_up_pools, diagnose, is_of_any, time_ms};
-    use crate::doctor::Remedy;
-    use crate::doctor::seen::{FindingKind, Mend, Seen, SeenRepository};
+    use super::{SeenKept, SeenPool, SeenSnapshots, SnapshotOwner, backs_up_pools, diagnose, is_of_any, time_ms};
+    use crate::doctor::Action;
+    use crate::doctor::seen::{FindingKind, Repair, Seen, SeenRepository};
 
     #[test]
     fn only_what_is_called_like_ours_is_of_a_backup() {
@@ -392,10 +392,10 @@ mod tests {
     #[test]
     fn snapshots_go_only_where_their_backup_is_known_to_be_dead() {
         for (whose, found) in [
-            (Whose::Ours(Liveness::Dead), 1),
-            (Whose::Ours(Liveness::Alive), 0),
-            (Whose::Ours(Liveness::Unknown), 0),
-            (Whose::Another, 0),
+            (SnapshotOwner::Ours(Liveness::Dead), 1),
+            (SnapshotOwner::Ours(Liveness::Alive), 0),
+            (SnapshotOwner::Ours(Liveness::Unknown), 0),
+            (SnapshotOwner::Another, 0),
         ] {
             let snapshots = SeenSnapshots {
                 machine: Some("web1".to_owned()),
@@ -449,7 +449,7 @@ mod tests {
             let remedies = findings.iter().map(|finding| &finding.remedy);
             let removed: Vec<&String> = remedies
                 .flat_map(|remedy| match remedy {
-                    Remedy::Mend(Mend::LetGoOfKept { uuids, .. }, _) => uuids,
+                    Action::Repair(Repair::LetGoOfKept { uuids, .. }, _) => uuids,
                     other => panic!("{other:?}"),
                 })
                 .collect();

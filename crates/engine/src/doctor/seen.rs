@@ -11,7 +11,7 @@ use holdfast_repo::Liveness;
 use crate::capture::virtualbox::LeftSnapshot;
 use crate::host_snapshot::record::SetId;
 use crate::host_snapshot::states::Unfinished;
-use crate::machine::place_note::Held;
+use crate::machine::place_note::HeldSnapshotNote;
 use crate::machine::run_journal::RunRecord;
 use crate::restore::instant::InstantState;
 
@@ -171,7 +171,7 @@ pub(super) enum LeftoverKind {
 pub(super) struct SeenHost {
     pub(super) remains: Vec<Remain>,
     pub(super) clones: Vec<SeenClone>,
-    pub(super) cuts: Vec<SeenCut>,
+    pub(super) cuts: Vec<IncompleteSet>,
     pub(super) works: Vec<SeenWork>,
     /// Halves of notes of such work, with the time of their last change.
     pub(super) half_notes: Vec<(PathBuf, Option<i64>)>,
@@ -194,7 +194,7 @@ pub(super) struct SeenClone {
 
 /// Host snapshots of one name of which not all were made that were to be.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct SeenCut {
+pub(super) struct IncompleteSet {
     pub(super) there: Vec<HostSnapshotName>,
     /// Datasets that have none, as far as they are known.
     pub(super) missing: Vec<String>,
@@ -220,7 +220,7 @@ pub(super) struct SeenPlace {
     pub(super) number: u32,
     pub(super) place: PathBuf,
     pub(super) process: u32,
-    pub(super) held: Option<Held>,
+    pub(super) held: Option<HeldSnapshotNote>,
     /// The folder of the instant restore is there.
     pub(super) has_folder: bool,
 }
@@ -241,12 +241,12 @@ pub(super) struct SeenSnapshots {
     /// The UUID and the name of each of them.
     pub(super) snapshots: Vec<(String, String)>,
     pub(super) since_ms: Option<i64>,
-    pub(super) whose: Whose,
+    pub(super) whose: SnapshotOwner,
 }
 
 /// Whose a snapshot is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Whose {
+pub(super) enum SnapshotOwner {
     /// A backup of this host has made it, from where we look.
     Ours(Liveness),
     /// Another host or user has.
@@ -347,7 +347,7 @@ impl FindingKind {
 /// What mends something. Machines are named as their hypervisor does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Mend {
+pub enum Repair {
     /// Let the machine run on.
     Resume,
     /// Thaw its file systems.

@@ -7,8 +7,8 @@ use holdfast_repo::Liveness;
 use jiff::Timestamp;
 
 use super::seen::SeenBox;
-use super::seen::{FindingKind, Mend, Seen};
-use super::{DoctorRequest, Finding, Remedy};
+use super::seen::{FindingKind, Repair, Seen};
+use super::{Action, DoctorRequest, Finding};
 use crate::capture::virtualbox::VirtualBoxMachine;
 use crate::job::{Job, Result};
 use crate::machine::lock::{MachineLock, Work};
@@ -98,15 +98,15 @@ pub(super) fn diagnose(seen: &SeenBox, notes: &mut Vec<String>) -> Option<Findin
     }
     let names: Vec<&str> = seen.snapshots.iter().map(|snapshot| &snapshot.name[..]).collect();
     let remedy = if seen.manager.is_some() {
-        Remedy::Mend(
-            Mend::DeleteSnapshots(seen.uuid.clone()),
+        Action::Repair(
+            Repair::DeleteSnapshots(seen.uuid.clone()),
             "delete it: VirtualBox brings down what the machine has written since".to_owned(),
         )
     } else {
         let uuids = seen.snapshots.iter().rev().map(|snapshot| &snapshot.uuid[..]);
         let line = |uuid: &str| format!("VBoxManage snapshot {} delete {uuid}", seen.uuid);
         let lines: Vec<String> = uuids.map(line).collect();
-        Remedy::Advice(format!("where VBoxManage is: {}", lines.join("; ")))
+        Action::Advice(format!("where VBoxManage is: {}", lines.join("; ")))
     };
     Some(Finding {
         machine: Some(seen.name.clone()),
@@ -148,8 +148,8 @@ mod tests {
 
     use super::{SeenBox, backs_up_virtualbox, diagnose};
     use crate::capture::virtualbox::LeftSnapshot;
-    use crate::doctor::Remedy;
-    use crate::doctor::seen::Mend;
+    use crate::doctor::Action;
+    use crate::doctor::seen::Repair;
 
     fn seen(life: Liveness, manager: Option<&str>) -> SeenBox {
         SeenBox {
@@ -176,9 +176,9 @@ mod tests {
                 .unwrap()
                 .remedy
         };
-        assert!(matches!(remedy(Some("vbox")), Remedy::Mend(Mend::DeleteSnapshots(uuid), _) if uuid == "u"));
+        assert!(matches!(remedy(Some("vbox")), Action::Repair(Repair::DeleteSnapshots(uuid), _) if uuid == "u"));
         let advice = "where VBoxManage is: VBoxManage snapshot u delete s".to_owned();
-        assert_eq!(remedy(None), Remedy::Advice(advice));
+        assert_eq!(remedy(None), Action::Advice(advice));
     }
 
     #[test]

@@ -22,12 +22,12 @@ use holdfast_repo::{Manifest, Repository, Surroundings};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
-use archives::Sink;
-use content::{Content, ContentDisk};
-use reads::Reads;
+use archives::ArchiveSink;
+use content::{ContentDisk, MachineContent};
+use reads::DiskReads;
 use suspended::Suspended;
 pub use to_pool::{ExportToPool, ExportedToPool, PoolReturn, export_to_pool};
-use virtualbox::OfVirtualBox;
+use virtualbox::VirtualBoxStreams;
 
 use crate::SnapshotReference;
 use crate::capture::foreign_machine::{unknown, unknown_disk};
@@ -184,8 +184,8 @@ pub fn export(
     let start = job.clock.now();
     // What cannot be written is found before a machine is disturbed.
     let xva = request.target.xva();
-    let target = Target::open(request.target, surroundings, job)?;
-    let of = OfExport {
+    let target = ExportDestination::open(request.target, surroundings, job)?;
+    let of = ExportContext {
         name: request.name,
         host: request.host,
         time: request.time,
@@ -223,14 +223,14 @@ pub fn export(
 }
 
 /// Where an export goes, begun.
-enum Target {
+enum ExportDestination {
     Stream(Box<dyn Write + Send>, ExportFormat),
     File(NewFile, PathBuf, ExportFormat),
     Folder(NewFolder, Format, Storage),
     VirtualBox(NewFolder, VirtualBoxIdentity),
 }
 
-impl Target {
+impl ExportDestination {
     fn open(target: ExportTarget, surroundings: &Surroundings, job: Job<'_>) -> Result<Self> {
         Ok(match target {
             ExportTarget::Stream(stream, format) => Self::Stream(stream, format),
@@ -262,13 +262,13 @@ impl Target {
 }
 
 /// What an export has made: it goes again if it is dropped.
-enum Made {
+enum ExportOutput {
     Stream,
     File(NewFile),
     Folder(NewFolder),
 }
 
-impl Made {
+impl ExportOutput {
     /// All is well.
     fn finish(self) -> Result<()> {
         match self {
@@ -283,7 +283,7 @@ impl Made {
 }
 
 /// How a machine is exported.
-struct OfExport<'a> {
+struct ExportContext<'a> {
     name: Option<String>,
     host: String,
     time: Timestamp,
@@ -291,8 +291,8 @@ struct OfExport<'a> {
     job: Job<'a>,
 }
 
-impl OfExport<'_> {
-    fn write(self, content: Content<'_>, target: Target) -> Result<(ExportReport, Made)> {
+impl ExportContext<'_> {
+    fn write(self, content: MachineContent<'_>, target: ExportDestination) -> Result<(ExportReport, ExportOutput)> {
         let (surroundings, job) = (self.surroundings, self.job);
         let machine = content.machine.clone();
         let mut exported = Exported::new(content, self.name, job)?;
@@ -301,17 +301,17 @@ impl OfExport<'_> {
         job.progress.total(disks_bytes + memory_bytes.unwrap_or_default());
         let of_now = (&self.host[..], self.time);
         // A folder has the configuration as it was.
-        if !matches!(target, Target::Folder(..)) {
+        if !matches!(target, ExportDestination::Folder(..)) {
             exported.dropped.splice(0..0, std::mem::take(&mut exported.lost));
         }
         let (written, made) = match target {
-            Target::Stream(stream, format) => {
+            ExportDestination::Stream(stream, format) => {
                 let written = exported
-                    .write_archive(Sink::Stream(stream), format, of_now, surroundings, job)
+                    .write_archive(ArchiveSink::Stream(stream), format, of_now, surroundings, job)
                     .map_err(|error| not_written(error, Error::Stdout))?;
-                (written, Made::Stream)
+                (written, ExportOutput::Stream)
             }
-            Target::File(new, path, format) => {
+            ExportDestination::File(new, path, format) => {
                 let failed = |source| Error::File {
                     action: "write",
                     path: path.clone(),
@@ -320,18 +320,18 @@ impl OfExport<'_> {
                 let file = new.create_private().map_err(failed)?;
                 let durable = file.try_clone().map_err(failed)?;
                 let written = exported
-                    .write_archive(Sink::File(file), format, of_now, surroundings, job)
+                    .write_archive(ArchiveSink::File(file), format, of_now, surroundings, job)
                     .map_err(|error| not_written(error, failed))?;
                 durable.sync_all().map_err(failed)?;
-                (written, Made::File(new))
+                (written, ExportOutput::File(new))
             }
-            Target::Folder(mut made, format, storage) => {
+            ExportDestination::Folder(mut made, format, storage) => {
                 let written = exported.write_folder(&mut made, (format, storage), surroundings, job)?;
-                (written, Made::Folder(made))
+                (written, ExportOutput::Folder(made))
             }
-            Target::VirtualBox(mut made, identity) => {
+            ExportDestination::VirtualBox(mut made, identity) => {
                 let written = exported.write_virtualbox(&mut made, identity, surroundings, job)?;
-                (written, Made::Folder(made))
+                (written, ExportOutput::Folder(made))
             }
         };
         let report = ExportReport {
@@ -373,7 +373,7 @@ struct Exported<'m> {
     machine: Machine,
     disks: Vec<ContentDisk<'m>>,
     /// How often its disks can be read.
-    reads: Reads,
+    reads: DiskReads,
     /// The configuration as it was, where it is known.
     text: Option<String>,
     /// The variables of its firmware, where it is one of QEMU.
@@ -383,7 +383,7 @@ struct Exported<'m> {
     /// What its configuration says, and no other hypervisor is told.
     lost: Vec<Dropped>,
     dropped: Vec<Dropped>,
-    of_virtualbox: OfVirtualBox,
+    of_virtualbox: VirtualBoxStreams,
     of_xen: Option<XenRecords>,
     settings_file: Option<PathBuf>,
     /// What it goes on from, where it does not start.
@@ -391,7 +391,7 @@ struct Exported<'m> {
 }
 
 impl<'m> Exported<'m> {
-    fn new(content: Content<'m>, name: Option<String>, job: Job<'_>) -> Result<Self> {
+    fn new(content: MachineContent<'m>, name: Option<String>, job: Job<'_>) -> Result<Self> {
         let Translated { value, dropped } = if let Some(text) = &content.text {
             libvirt::read(text)?
         } else {

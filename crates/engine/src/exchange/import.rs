@@ -14,9 +14,9 @@ use holdfast_image::{BlockOptions, Format, OpenOptions, Qcow2Options, Storage};
 use holdfast_repo::{Repository, Surroundings};
 use jiff::Timestamp;
 
-use crate::capture::foreign_disks::{ArchiveDevice, ArchiveDisks, Behind};
+use crate::capture::foreign_disks::{ArchiveDevice, ArchiveDisks, StreamAfterDisks};
 use crate::capture::foreign_machine::{
-    Attached, Described, Domain, DomainWish, attach, describe, domain_xml, kept_name, tell_of_format,
+    AttachedDisk, DescribedMachine, Domain, DomainWish, attach, describe, domain_xml, kept_name, tell_of_format,
 };
 use crate::capture::sink::{RepositorySink, SnapshotSink as _};
 use crate::capture::snapshot::{BackupReport, SnapshotOptions};
@@ -25,7 +25,7 @@ use crate::files::block_target::Overwrite;
 use crate::image::convert::{ConvertRequest, ConvertSource, VerifyImage, convert};
 use crate::image::new_folder::{NewFolder, write_file};
 use crate::job::error::ExchangeError;
-use crate::job::rate_limit::Pace;
+use crate::job::rate_limit::RateLimit;
 use crate::job::{Error, Job, MachineName, Result, Unit};
 use crate::notes::{NOTE_FORMAT, NOTE_HYPERVISOR, NOTE_LABEL, NOTE_UUID, STREAM_DOMAIN};
 use crate::repository::name_conflict::Claimant;
@@ -35,9 +35,9 @@ pub struct Importing {
     kind: ArchiveKind,
     packing: Packing,
     counter: Counter,
-    described: Described,
+    described: DescribedMachine,
     documents: Vec<Document>,
-    attached: Vec<Attached>,
+    attached: Vec<AttachedDisk>,
     disks: Arc<ArchiveDisks>,
     domain: Domain,
 }
@@ -179,7 +179,7 @@ impl Importing {
         Ok(name)
     }
 
-    fn device(&self, disk: &Attached) -> ArchiveDevice {
+    fn device(&self, disk: &AttachedDisk) -> ArchiveDevice {
         self.disks.device(disk.number)
     }
 
@@ -247,7 +247,7 @@ impl Importing {
         });
         let others = texts
             .into_iter()
-            .map(|(name, bytes)| OtherToStore::stream(&name, Behind::new(&self.disks, Cursor::new(bytes))));
+            .map(|(name, bytes)| OtherToStore::stream(&name, StreamAfterDisks::new(&self.disks, Cursor::new(bytes))));
         let machine = MachineToStore {
             time: request.time,
             notes,
@@ -256,7 +256,7 @@ impl Importing {
             total_bytes: None,
         };
         job.progress.phase(&format!("importing {name}"), Unit::Bytes);
-        store_machine(&sink, machine, &Pace::new(None, job), job)?;
+        store_machine(&sink, machine, &RateLimit::new(None, job), job)?;
         let backup = sink.into_report().expect("what was read was stored");
         correct(&self.disks.corrections(), job);
         tell(&self.disks.doubts(), job);
@@ -344,7 +344,7 @@ pub(super) fn tell(doubts: &[String], job: Job<'_>) {
 }
 
 /// Notes of a disk of the archive as a disk of a snapshot.
-fn notes_of(disk: &Attached) -> BTreeMap<String, String> {
+fn notes_of(disk: &AttachedDisk) -> BTreeMap<String, String> {
     let mut notes = BTreeMap::from([(NOTE_FORMAT.to_owned(), Format::Qcow2.name().to_owned())]);
     if !disk.label.is_empty() {
         notes.insert(NOTE_LABEL.to_owned(), disk.label.clone());

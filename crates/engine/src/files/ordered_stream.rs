@@ -19,7 +19,7 @@ const PIECES_PER_THREAD: usize = 2;
 type Bytes = holdfast_block::Result<Vec<u8>>;
 
 /// A piece to be read, and who waits for it.
-struct Wanted {
+struct RequestedPiece {
     range: Range<u64>,
     answer: SyncSender<Bytes>,
 }
@@ -40,10 +40,12 @@ pub(crate) fn write_to_stream(device: &dyn BlockDevice, stream: &mut dyn Write, 
     stream.flush().map_err(Error::Stdout)
 }
 
-fn read_ahead(device: &dyn BlockDevice, wanted: &Mutex<Receiver<Wanted>>) {
+fn read_ahead(device: &dyn BlockDevice, wanted: &Mutex<Receiver<RequestedPiece>>) {
     loop {
         let next = wanted.lock().unwrap_or_else(PoisonError::into_inner).recv();
-        let Ok(Wanted { range, answer }) = next else { return };
+        let Ok(RequestedPiece { range, answer }) = next else {
+            return;
+        };
         let mut buffer = vec![0; to_usize(range.end - range.start)];
         let read = device.read_at(&mut buffer, range.start).map(|()| buffer);
         // Nobody waits for it where the writer has stopped.
@@ -51,7 +53,7 @@ fn read_ahead(device: &dyn BlockDevice, wanted: &Mutex<Receiver<Wanted>>) {
     }
 }
 
-fn write_in_order(size_bytes: u64, send: &Sender<Wanted>, stream: &mut dyn Write, job: Job<'_>) -> Result<()> {
+fn write_in_order(size_bytes: u64, send: &Sender<RequestedPiece>, stream: &mut dyn Write, job: Job<'_>) -> Result<()> {
     let mut on_the_way: VecDeque<Receiver<Bytes>> = VecDeque::new();
     let mut asked = 0;
     loop {
@@ -59,7 +61,7 @@ fn write_in_order(size_bytes: u64, send: &Sender<Wanted>, stream: &mut dyn Write
             let range = asked..size_bytes.min(asked + PIECE_BYTES);
             asked = range.end;
             let (answer, piece) = sync_channel(1);
-            send.send(Wanted { range, answer })
+            send.send(RequestedPiece { range, answer })
                 .expect("readers wait until the sender is gone");
             on_the_way.push_back(piece);
         }

@@ -14,11 +14,11 @@ use crate::job::{Error, Result};
 /// The device; every byte of it is to be read exactly once.
 pub(crate) struct StreamDevice<'a> {
     size_bytes: u64,
-    state: Mutex<State<'a>>,
+    state: Mutex<StreamState<'a>>,
     moved: Condvar,
 }
 
-struct State<'a> {
+struct StreamState<'a> {
     stream: &'a mut (dyn Read + Send),
     /// How far it was read.
     at: u64,
@@ -31,7 +31,7 @@ impl<'a> StreamDevice<'a> {
     pub(crate) fn new(stream: &'a mut (dyn Read + Send), size_bytes: u64) -> Self {
         Self {
             size_bytes,
-            state: Mutex::new(State {
+            state: Mutex::new(StreamState {
                 stream,
                 at: 0,
                 has_failed: false,

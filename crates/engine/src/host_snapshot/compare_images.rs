@@ -17,10 +17,10 @@ const GRANULARITY_BYTES_MIN: u64 = 4096;
 const PIECE_COUNT_MAX: u64 = 1 << 26;
 
 /// An answer, or why nobody can tell.
-pub(crate) type Told<T> = std::result::Result<T, String>;
+pub(crate) type Answered<T> = std::result::Result<T, String>;
 
 /// Where a file may differ between two states of it.
-type Ask<'a> = dyn Fn(&Path, &Path) -> Told<holdfast_host::changed_blocks::ChangedRanges> + 'a;
+type RangeQuery<'a> = dyn Fn(&Path, &Path) -> Answered<holdfast_host::changed_blocks::ChangedRanges> + 'a;
 
 /// An image in two states of what it is in: two host snapshots, or one and what is there today.
 pub(crate) struct TwoStates<'a> {
@@ -37,7 +37,7 @@ pub(crate) struct TwoStates<'a> {
 
 impl TwoStates<'_> {
     /// Where the disk may differ, by where the image lies.
-    pub(crate) fn changed(&self) -> Told<DirtyBitmap> {
+    pub(crate) fn changed(&self) -> Answered<DirtyBitmap> {
         self.changed_by(&|old: &Path, new: &Path| {
             let open = |path: &Path| File::open(path).map_err(|error| error.to_string());
             let changes = by_extents(&open(old)?, &open(new)?).map_err(|error| error.to_string())?;
@@ -46,7 +46,7 @@ impl TwoStates<'_> {
     }
 
     /// The same, by `ask`.
-    pub(crate) fn changed_by(&self, ask: &Ask<'_>) -> Told<DirtyBitmap> {
+    pub(crate) fn changed_by(&self, ask: &RangeQuery<'_>) -> Answered<DirtyBitmap> {
         let pieces = (self.size_bytes / PIECE_COUNT_MAX).next_power_of_two();
         let granularity_bytes = pieces.max(GRANULARITY_BYTES_MIN);
         let ranges = |old: &Path, new: &Path| {
@@ -81,7 +81,7 @@ impl TwoStates<'_> {
         changed_on_disk(&before, &after, &files, granularity_bytes).map_err(|error| error.to_string())
     }
 
-    fn open(&self, format: Format, path: &Path, root: &Path) -> Told<Image> {
+    fn open(&self, format: Format, path: &Path, root: &Path) -> Answered<Image> {
         let options = options_in_view(Some(format), root, self.today);
         holdfast_image::open(path, &options).map_err(|error| match error {
             holdfast_image::Error::Refused { file, .. } => outside(&file),
@@ -116,15 +116,15 @@ pub(crate) fn below(root: &Path, inside: &Path) -> PathBuf {
 }
 
 /// Two snapshots of a dataset of ZFS: what changed is what would have to be sent.
-pub(crate) struct Sent<'a> {
+pub(crate) struct ZfsDifference<'a> {
     pub(crate) zfs: &'a Zfs,
     pub(crate) older: &'a HostSnapshotName,
     pub(crate) newer: &'a HostSnapshotName,
 }
 
-impl Sent<'_> {
+impl ZfsDifference<'_> {
     /// A stream holds the changes of all files of the dataset: to read one file may be less.
-    pub(crate) fn is_worth_it(&self, disk: &OpenSource) -> Told<()> {
+    pub(crate) fn is_worth_it(&self, disk: &OpenSource) -> Answered<()> {
         let data_bytes = disk.allocated_bytes().map_err(|error| error.to_string())?;
         match self.zfs.written_between(self.older, self.newer) {
             Some(written_bytes) if written_bytes > data_bytes => Err(format!(
@@ -135,7 +135,7 @@ impl Sent<'_> {
     }
 
     /// Where a file, or the volume, may differ.
-    pub(crate) fn ranges(&self, old: &Path, new: &Path) -> Told<holdfast_host::changed_blocks::ChangedRanges> {
+    pub(crate) fn ranges(&self, old: &Path, new: &Path) -> Answered<holdfast_host::changed_blocks::ChangedRanges> {
         let look = |path: &Path| path.metadata().map_err(|error| error.to_string());
         let (before, after) = (look(old)?, look(new)?);
         let question = if after.is_file() {

@@ -10,21 +10,21 @@ use holdfast_host::provider::{Dataset, HostSnapshotName, Wanted};
 use holdfast_repo::{ProcessIdentity, SnapshotId};
 use jiff::Timestamp;
 
-use super::guests::{GuestRequest, Held};
+use super::guests::{FrozenGuests, GuestRequest};
 use super::states::{StateStore, StateToKeep};
-use super::{Group, HostSnapshotRecord, HostSnapshotRequest, NamedCut, take_back};
+use super::{Group, HostSnapshotRecord, HostSnapshotRequest, NamedSnapshotSet, take_back};
 use crate::job::{Job, Result};
-use crate::machine::state::streams::Beside;
+use crate::machine::state::streams::FirmwareState;
 
 /// The configuration of a machine: names of files, and what is in them.
 pub(super) type Configuration = Vec<(String, Vec<u8>)>;
 
 /// What the states of machines are made of.
-pub(super) struct Kept<'a> {
-    pub(super) held: &'a Held,
+pub(super) struct KeptStates<'a> {
+    pub(super) held: &'a FrozenGuests,
     pub(super) time: Timestamp,
     pub(super) configurations: Vec<Configuration>,
-    pub(super) besides: Vec<Result<Beside>>,
+    pub(super) besides: Vec<Result<FirmwareState>>,
 }
 
 /// Completes what was cut.
@@ -34,7 +34,7 @@ pub(super) struct Kept<'a> {
 pub(super) fn complete(
     (request, groups): (&HostSnapshotRequest<'_>, &[Group<'_>]),
     (record, maker): (&HostSnapshotRecord, Option<&ProcessIdentity>),
-    kept: Kept<'_>,
+    kept: KeptStates<'_>,
     job: Job<'_>,
 ) -> Result<()> {
     let mut ids = Vec::new();
@@ -115,12 +115,17 @@ pub(super) fn configurations(request: &HostSnapshotRequest<'_>, job: Job<'_>) ->
 }
 
 /// Keeps the states of the machines; `ids` gets them. Without its memory, where that was wanted, the whole is of no use; without the rest it is.
-fn keep_states(request: &HostSnapshotRequest<'_>, of: Kept<'_>, ids: &mut Vec<SnapshotId>, job: Job<'_>) -> Result<()> {
+fn keep_states(
+    request: &HostSnapshotRequest<'_>,
+    of: KeptStates<'_>,
+    ids: &mut Vec<SnapshotId>,
+    job: Job<'_>,
+) -> Result<()> {
     let Some(store) = request.states else { return Ok(()) };
     let guests = request.guests.iter().zip(&of.held.guests);
     for ((guest, report), (configuration, beside)) in guests.zip(of.configurations.iter().zip(of.besides)) {
         let datasets = guest.places.wanted();
-        let snapshots = request.cuts.iter().flat_map(NamedCut::snapshots);
+        let snapshots = request.cuts.iter().flat_map(NamedSnapshotSet::snapshots);
         let is_of_it = |name: &HostSnapshotName| {
             let is_below = |one: &Wanted| one.dataset == name.dataset || holds(&name.dataset, &one.dataset);
             datasets.iter().any(is_below)

@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use super::MachinePlaces;
 use crate::job::{Job, Result};
-use crate::machine::quiesce::{Asked, FREEZE_DEADLINE, Guest, Quiesce, Quiesced, Quiescence};
+use crate::machine::quiesce::{AgentCheck, FREEZE_DEADLINE, FreezeState, Guest, Quiesce, Quiesced};
 use crate::machine::run_journal::{JournalPlace, Phase, RunNote, RunRecord};
 use crate::machine::state::memory::MemoryWish;
 use crate::machine::watchdog::Guard;
@@ -83,7 +83,7 @@ impl GuestReport {
 
 /// When the providers cut, and how long that took.
 #[derive(Default)]
-pub(super) struct Instant {
+pub(super) struct GuestPoint {
     pub(super) time: Timestamp,
     pub(super) cut: Duration,
 }
@@ -98,7 +98,7 @@ pub(super) struct Sessions<'a> {
 }
 
 /// What came of an instant.
-pub(super) struct Held {
+pub(super) struct FrozenGuests {
     /// What the providers made of it.
     pub(super) made: ProviderResult<()>,
     /// What became of the machines, in their order.
@@ -112,8 +112,8 @@ pub(super) struct Session<'a> {
     pub(super) guest: &'a GuestRequest<'a>,
     pub(super) guard: Guard,
     note: Option<RunNote>,
-    asked: Option<Asked>,
-    quiescence: Option<Quiescence>,
+    asked: Option<AgentCheck>,
+    quiescence: Option<FreezeState>,
     pub(super) stopped: Option<Duration>,
     pub(super) report: GuestReport,
     failure: Option<crate::Error>,
@@ -163,7 +163,10 @@ impl<'a> Sessions<'a> {
     /// Has the machines hold still, and calls `cut` with what is known of them; then lets them go on.
     ///
     /// A machine whose memory is wanted stands still at the end of it; the others hold still only then.
-    pub(super) fn hold_still(mut self, cut: &mut dyn FnMut(&[GuestReport]) -> ProviderResult<()>) -> Result<Held> {
+    pub(super) fn hold_still(
+        mut self,
+        cut: &mut dyn FnMut(&[GuestReport]) -> ProviderResult<()>,
+    ) -> Result<FrozenGuests> {
         let job = self.job;
         let with_memory = self.all.iter().position(|session| session.wishes_memory().is_some());
         let (mut made, mut memory) = (None, None);
@@ -196,7 +199,7 @@ impl<'a> Sessions<'a> {
             failure = failure.or(failed);
         }
         match (failure, made) {
-            (None, Some(made)) => Ok(Held { made, guests, memory }),
+            (None, Some(made)) => Ok(FrozenGuests { made, guests, memory }),
             (Some(error), _) => Err(error),
             (None, None) => unreachable!("what was not cut has failed"),
         }
@@ -342,7 +345,7 @@ impl<'a> Session<'a> {
             return;
         }
         let can_quiesce = self.guest.description.has_agent_channel;
-        match Asked::of(self.shown(), (self.runs(), can_quiesce)) {
+        match AgentCheck::of(self.shown(), (self.runs(), can_quiesce)) {
             Ok(asked) => self.asked = Some(asked),
             Err(error) => self.failure = Some(error),
         }
@@ -392,7 +395,7 @@ impl<'a> Session<'a> {
     /// What is known of it while it holds still.
     fn expected_report(&self) -> GuestReport {
         let quiesced = match &self.quiescence {
-            Some(Quiescence::Frozen {
+            Some(FreezeState::Frozen {
                 file_system_count,
                 freeze,
                 ..
@@ -401,7 +404,7 @@ impl<'a> Session<'a> {
                 freeze: *freeze,
                 frozen: Duration::ZERO,
             },
-            Some(Quiescence::Not(quiesced) | Quiescence::HalfFrozen(quiesced)) => quiesced.clone(),
+            Some(FreezeState::Not(quiesced) | FreezeState::HalfFrozen(quiesced)) => quiesced.clone(),
             None => self.report.quiesced.clone(),
         };
         GuestReport {
@@ -433,7 +436,7 @@ impl<'a> Session<'a> {
         }
         let runs = !self.runs() || self.is_running();
         if let Some(quiescence) = self.quiescence.take() {
-            let was_frozen = matches!(quiescence, Quiescence::Frozen { .. });
+            let was_frozen = matches!(quiescence, FreezeState::Frozen { .. });
             self.report.quiesced = quiescence.end(self.shown(), &mut self.guard, (runs, job));
             if let (true, Quiesce::Require, Quiesced::Failed(reason)) =
                 (was_frozen, self.guest.quiesce, &self.report.quiesced)

@@ -2,7 +2,7 @@
 
 use holdfast_host::provider::{Dataset, HostSnapshot};
 
-use super::{HostSnapshotRecord, Providers, Wholeness};
+use super::{HostSnapshotRecord, Providers, SetCompleteness};
 use crate::job::Result;
 
 /// A host snapshot, and what is noted of it.
@@ -31,7 +31,7 @@ pub fn list_host_snapshots(
     datasets: &[Dataset],
     is_measured: bool,
 ) -> Result<Vec<HostSnapshotList>> {
-    let mut wholeness = Wholeness::new(providers);
+    let mut completeness = SetCompleteness::new(providers);
     let mut lists = Vec::new();
     for dataset in datasets {
         let provider = providers.of_dataset(dataset);
@@ -40,7 +40,7 @@ pub fn list_host_snapshots(
             provider.measure(&mut snapshots)?;
         }
         let state = |snapshot: HostSnapshot| HostSnapshotState {
-            is_whole: wholeness.of(&snapshot.name, snapshot.record.as_deref()),
+            is_whole: completeness.of(&snapshot.name, snapshot.record.as_deref()),
             record: snapshot.record.as_deref().and_then(HostSnapshotRecord::parse),
             snapshot,
         };

@@ -7,8 +7,8 @@
 use holdfast_host::provider::Wanted;
 use holdfast_host::{Description, DiskKind, DiskSource, MachineDisk, MachineState};
 
-use super::guests::{GuestReport, Held, Session};
-use super::{HostSnapshotRequest, NamedCut};
+use super::guests::{FrozenGuests, GuestReport, Session};
+use super::{HostSnapshotRequest, NamedSnapshotSet};
 use crate::job::Job;
 use crate::machine::quiesce::Quiesced;
 
@@ -110,7 +110,7 @@ fn shown(source: &DiskSource) -> String {
     }
 }
 
-impl Held {
+impl FrozenGuests {
     /// With the machines that run in what was cut by now, and that nobody knew of: nothing held them.
     pub(super) fn with_newcomers(mut self, request: &HostSnapshotRequest<'_>, job: Job<'_>) -> Self {
         let Subject::Datasets(find) = request.subject else {
@@ -119,7 +119,7 @@ impl Held {
         let wanted = request
             .cuts
             .iter()
-            .flat_map(|cut: &NamedCut| cut.wanted.iter().cloned());
+            .flat_map(|cut: &NamedSnapshotSet| cut.wanted.iter().cloned());
         for newcomer in find(&wanted.collect::<Vec<_>>()) {
             let summary = newcomer.summary;
             if self.guests.iter().any(|guest| guest.uuid == summary.uuid) {

@@ -11,6 +11,7 @@
 //! Whatever goes wrong, the machines run on; what was cut before it went wrong is removed again.
 
 pub(crate) mod compare_images;
+mod completeness;
 mod completion;
 mod guests;
 mod list;
@@ -26,7 +27,6 @@ mod remove;
 pub(crate) mod rollback;
 mod series;
 pub(crate) mod states;
-mod wholeness;
 mod with_memory;
 
 use std::collections::BTreeMap;
@@ -40,10 +40,12 @@ use jiff::Timestamp;
 
 use crate::job::{Error, Job, Result};
 use crate::machine::lock::MachineLock;
-use crate::machine::state::streams::Beside;
-use completion::{Kept, complete, configurations};
+use crate::machine::state::streams::FirmwareState;
+pub use completeness::SetCompleteness;
+pub(crate) use completeness::SetState;
+use completion::{KeptStates, complete, configurations};
+use guests::{GuestPoint, Sessions};
 pub use guests::{GuestReport, GuestRequest};
-use guests::{Instant, Sessions};
 pub use list::{HostSnapshotList, HostSnapshotState, list_host_snapshots};
 pub use look_again::Subject;
 pub(crate) use not_taken::NotTaken;
@@ -55,15 +57,13 @@ use record::SetId;
 pub use remove::{HostRemovalReport, HostRemovalRequest, PlannedRemoval, remove_host_snapshots};
 pub use series::{name_of_instant, series_name};
 use states::StateStore;
-pub(crate) use wholeness::Together;
-pub use wholeness::Wholeness;
 
 /// What host snapshots are to be made of, and how.
 pub struct HostSnapshotRequest<'a> {
     /// The providers of this host.
     pub providers: &'a Providers,
     /// What is made, all while the machines hold still.
-    pub cuts: Vec<NamedCut>,
+    pub cuts: Vec<NamedSnapshotSet>,
     /// The machines that hold still meanwhile.
     pub guests: Vec<GuestRequest<'a>>,
     /// Whether it is about machines, or about datasets with whatever is in them.
@@ -80,7 +80,7 @@ pub struct HostSnapshotRequest<'a> {
 
 /// Host snapshots of one name.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NamedCut {
+pub struct NamedSnapshotSet {
     /// The name.
     pub name: String,
     /// Of what.
@@ -107,7 +107,7 @@ pub struct HostSnapshotReport {
 /// What one provider cuts at one instant.
 struct Group<'a> {
     provider: &'a dyn Provider,
-    cut: &'a NamedCut,
+    cut: &'a NamedSnapshotSet,
     wanted: Vec<Wanted>,
     /// Whether all that belongs together exists once this is cut: nothing else has its name, and no states of machines are kept with it.
     is_whole_at_cut: bool,
@@ -197,7 +197,7 @@ fn make(
     job.interrupt.check().map_err(Error::from)?;
     let is_about_machines = matches!(request.subject, Subject::Machines);
     let sessions = Sessions::begin(&request.guests, (time, is_one_instant, is_about_machines), job)?;
-    let (mut instant, mut cut_count) = (Instant::default(), 0);
+    let (mut instant, mut cut_count) = (GuestPoint::default(), 0);
     let mut besides = Vec::new();
     let maker = request.providers.maker.as_ref();
     let held = sessions.hold_still(&mut |states| {
@@ -208,7 +208,9 @@ fn make(
         instant.cut = job.clock.now().saturating_sub(start);
         if request.states.is_some() {
             let guests = request.guests.iter();
-            besides.extend(guests.map(|guest| Beside::read(&guest.description, &guest.machine.rights(), job.clock)));
+            besides.extend(
+                guests.map(|guest| FirmwareState::read(&guest.description, &guest.machine.rights(), job.clock)),
+            );
         }
         within();
         made
@@ -225,7 +227,7 @@ fn make(
     complete(
         (request, groups),
         (&record, maker),
-        Kept {
+        KeptStates {
             held: &held,
             time: instant.time,
             configurations,
@@ -234,7 +236,7 @@ fn make(
         job,
     )?;
     Ok(HostSnapshotReport {
-        snapshots: request.cuts.iter().flat_map(NamedCut::snapshots).collect(),
+        snapshots: request.cuts.iter().flat_map(NamedSnapshotSet::snapshots).collect(),
         time: instant.time,
         is_one_instant,
         cut: instant.cut,
@@ -257,7 +259,7 @@ impl HostSnapshotRequest<'_> {
     }
 }
 
-impl NamedCut {
+impl NamedSnapshotSet {
     /// The snapshots, by their full names.
     pub fn snapshots(&self) -> impl Iterator<Item = HostSnapshotName> {
         self.wanted.iter().map(|one| HostSnapshotName {
@@ -268,7 +270,7 @@ impl NamedCut {
 }
 
 /// What is wanted of one name, by who makes it at one instant.
-fn groups_of<'a>(cut: &'a NamedCut, providers: &'a Providers) -> Result<Vec<Group<'a>>> {
+fn groups_of<'a>(cut: &'a NamedSnapshotSet, providers: &'a Providers) -> Result<Vec<Group<'a>>> {
     let mut by_provider: BTreeMap<ProviderKind, Vec<Wanted>> = BTreeMap::new();
     for one in &cut.wanted {
         by_provider.entry(one.dataset.provider).or_default().push(one.clone());

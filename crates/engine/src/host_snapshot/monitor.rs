@@ -12,7 +12,7 @@ use holdfast_policy::sanoid::{
 };
 use jiff::Timestamp;
 
-use super::{Providers, Wholeness};
+use super::{Providers, SetCompleteness};
 
 /// What is watched over.
 pub struct MonitorRequest<'a> {
@@ -76,7 +76,7 @@ pub struct PoolFigures {
 
 /// Tells whether the datasets of a policy have fresh snapshots.
 pub fn check_snapshots(request: &MonitorRequest<'_>) -> Check {
-    match Watched::find(request) {
+    match MonitoredDatasets::find(request) {
         Ok(watched) => watched.check(request.now),
         Err(reason) => Check::unknown(&reason),
     }
@@ -108,7 +108,7 @@ pub fn check_capacity(request: &MonitorRequest<'_>) -> Check {
 
 /// Tells all of that, in figures too.
 pub fn monitor(request: &MonitorRequest<'_>) -> MonitorReport {
-    let (snapshots, datasets) = match Watched::find(request) {
+    let (snapshots, datasets) = match MonitoredDatasets::find(request) {
         Ok(watched) => (watched.check(request.now), watched.figures(request.now)),
         Err(reason) => (Check::unknown(&reason), Vec::new()),
     };
@@ -190,7 +190,7 @@ fn reason(error: &dyn std::error::Error) -> String {
 }
 
 /// The datasets of a policy, with their snapshots.
-struct Watched {
+struct MonitoredDatasets {
     policies: Vec<DatasetPolicy>,
     states: BTreeMap<String, DatasetState>,
     types: BTreeMap<String, BTreeMap<SnapshotType, TypeFigures>>,
@@ -198,7 +198,7 @@ struct Watched {
     unknown: BTreeMap<String, String>,
 }
 
-impl Watched {
+impl MonitoredDatasets {
     /// # Errors
     /// Why nothing can be told, in words.
     fn find(request: &MonitorRequest<'_>) -> Result<Self, String> {
@@ -216,7 +216,7 @@ impl Watched {
         if policies.is_empty() {
             return Err(NO_DATASET.to_owned());
         }
-        let mut wholeness = Wholeness::new(request.providers);
+        let mut completeness = SetCompleteness::new(request.providers);
         let (mut types, mut unknown) = (BTreeMap::new(), BTreeMap::new());
         for policy in &policies {
             let dataset = &policy.dataset;
@@ -234,7 +234,7 @@ impl Watched {
                 Ok(snapshots) => {
                     // Of what was to be cut together not all was: that is no point in time that anybody could go back to.
                     let is_whole = |snapshot: &&HostSnapshot| {
-                        wholeness.of(&snapshot.name, snapshot.record.as_deref()) != Some(false)
+                        completeness.of(&snapshot.name, snapshot.record.as_deref()) != Some(false)
                     };
                     let whole = snapshots.iter().filter(is_whole);
                     let typed = whole.filter_map(|snapshot| {

@@ -71,7 +71,7 @@ pub struct PolicyRunRequest<'a> {
 #[derive(Debug, Default)]
 pub struct PolicyRunReport {
     /// Snapshots that were taken, or would be: by what was cut together.
-    pub taken: Vec<TakenCut>,
+    pub taken: Vec<TakenSnapshotSet>,
     /// Snapshots that were removed, or would be.
     pub removed: Vec<RemovedByPolicy>,
     /// States of machines that were forgotten, since no host snapshot needs them.
@@ -86,7 +86,7 @@ pub struct PolicyRunReport {
 
 /// Datasets that were cut together.
 #[derive(Debug, Default)]
-pub struct TakenCut {
+pub struct TakenSnapshotSet {
     /// The snapshots, by their full names.
     pub snapshots: Vec<HostSnapshotName>,
     /// Machines that hold still, by name, in a dry run.
@@ -132,7 +132,7 @@ pub fn run_policy(request: &PolicyRunRequest<'_>, job: Job<'_>) -> Result<Policy
         .iter()
         .filter(|policy| names.contains(&policy.dataset))
         .collect();
-    let run = Run {
+    let run = PolicyRun {
         request,
         now: (request.now)(),
         job,
@@ -154,13 +154,13 @@ pub fn run_policy(request: &PolicyRunRequest<'_>, job: Job<'_>) -> Result<Policy
 /// The snapshots of datasets, by dataset.
 type Snapshots = BTreeMap<String, Vec<HostSnapshot>>;
 
-struct Run<'a> {
+struct PolicyRun<'a> {
     request: &'a PolicyRunRequest<'a>,
     now: Zoned,
     job: Job<'a>,
 }
 
-impl Run<'_> {
+impl PolicyRun<'_> {
     /// Forgets the states of which no host snapshot is left, whoever removed them.
     fn sweep(&self) -> usize {
         let Some(store) = self

@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::guests::GuestReport;
-use super::{HostSnapshotRequest, NamedCut};
+use super::{HostSnapshotRequest, NamedSnapshotSet};
 use crate::machine::run_journal::{read_process, written_process};
 
 /// What host snapshots of one instant, and the states of machines in them, have in common.
@@ -86,7 +86,7 @@ impl Default for HostSnapshotRecord {
 impl HostSnapshotRecord {
     /// What is known at the instant: nobody has confirmed yet that what was frozen stays so until the end of it, and whether it comes to its end
     /// at all is open. `is_whole` tells whether it is whole by being there.
-    pub(super) fn unconfirmed(&self, cut: &NamedCut, is_whole: bool, maker: Option<&ProcessIdentity>) -> Self {
+    pub(super) fn unconfirmed(&self, cut: &NamedSnapshotSet, is_whole: bool, maker: Option<&ProcessIdentity>) -> Self {
         let consistency = match &self.consistency[..] {
             "file system" => "crash",
             other => other,
@@ -100,7 +100,7 @@ impl HostSnapshotRecord {
     }
 
     /// The record of one name.
-    pub(super) fn of_cut(&self, cut: &NamedCut) -> Self {
+    pub(super) fn of_cut(&self, cut: &NamedSnapshotSet) -> Self {
         Self {
             dataset_count: cut.wanted.len() as u64,
             datasets: cut.wanted.iter().map(|one| one.dataset.to_string()).collect(),

@@ -6,9 +6,9 @@
 
 mod contents;
 mod notes;
-mod passing;
 mod point;
 mod since;
+mod temporary;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -25,12 +25,12 @@ use crate::restore::machine::{
     AfterRestore, ConfigurationChoice, InPlaceWish, MachineRestorePlan, MachineRestoreReport, NewMachineIdentity,
     NewMachineWish, Planner, Presence, RestoreAs, plan_point, restore_point,
 };
-use contents::Since;
+use contents::EarlierState;
 pub use notes::OwnGuest;
 use notes::{CloneNote, RollbackNote};
-pub use passing::PassingSnapshots;
-pub(crate) use passing::remove_unless_needed;
 pub use point::{HostPoint, HostPointRequest, PointName, open_host_point};
+pub use temporary::TemporarySnapshots;
+pub(crate) use temporary::remove_unless_needed;
 
 /// Who and what a job on a point in time needs.
 pub struct HostRestore<'a> {
@@ -132,7 +132,7 @@ impl HostRestore<'_> {
             None => Vec::new(),
         };
         let mut note = RollbackNote::new(self, (point, &plan), &safety)?;
-        let since = Since {
+        let since = EarlierState {
             point: &point.contents,
             providers: self.providers,
             safety: &safety,

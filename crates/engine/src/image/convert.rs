@@ -144,7 +144,7 @@ pub(crate) fn convert_and(
     };
     job.interrupt.check()?;
     let made = if is_block_device(&request.target) {
-        to_block_device(request, &opened, job).map(|filled| Made {
+        to_block_device(request, &opened, job).map(|filled| ConvertedImage {
             filled,
             allocated_bytes: None,
             size_bytes: opened.device().size_bytes(),
@@ -206,7 +206,7 @@ pub fn convert_to_stream(
 }
 
 /// What was made: as in [`ConvertReport`].
-struct Made {
+struct ConvertedImage {
     filled: Option<FillReport>,
     allocated_bytes: Option<u64>,
     size_bytes: u64,
@@ -218,7 +218,7 @@ fn to_file(
     source: &Source<'_>,
     change: &dyn Fn(&Path) -> Result<()>,
     (surroundings, job): (&Surroundings, Job<'_>),
-) -> Result<Made> {
+) -> Result<ConvertedImage> {
     let device = source.device();
     let options = CreateOptions {
         format: request.format,
@@ -276,7 +276,7 @@ fn to_file(
             request.format
         ));
     }
-    Ok(Made {
+    Ok(ConvertedImage {
         filled,
         allocated_bytes: opened.layers()[0].allocated_bytes,
         size_bytes: opened.size_bytes(),

@@ -26,12 +26,12 @@ pub struct SourceName {
     /// Its name, where one is given.
     pub disk: Option<DiskName>,
     /// Where its bytes come from.
-    pub origin: Origin,
+    pub origin: DiskOrigin,
 }
 
 /// Where the bytes of a disk come from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Origin {
+pub enum DiskOrigin {
     /// An image or a block device.
     Path(PathBuf),
     /// Standard input, to its end.
@@ -51,9 +51,9 @@ impl SourceName {
             }
         };
         let origin = if path == "-" {
-            Origin::StandardInput
+            DiskOrigin::StandardInput
         } else {
-            Origin::Path(path.into())
+            DiskOrigin::Path(path.into())
         };
         Ok(Self { disk, origin })
     }
@@ -66,7 +66,9 @@ impl SourceName {
 
     /// The name that its file has without what says of what kind it is; none for standard input.
     pub(crate) fn base_name(&self) -> Option<String> {
-        let Origin::Path(path) = &self.origin else { return None };
+        let DiskOrigin::Path(path) = &self.origin else {
+            return None;
+        };
         let name = path.file_name()?;
         let base = if Self::is_called_like_an_image(name) {
             Path::new(name).file_stem()?
@@ -102,7 +104,7 @@ pub(crate) fn disk_names(sources: &[SourceName], progress: &dyn Progress) -> Res
             name = format!("{base}-{number}");
         }
         if number > 1
-            && let Origin::Path(path) = &source.origin
+            && let DiskOrigin::Path(path) = &source.origin
         {
             progress.note(&format!(
                 "{} is the disk {name:?}; NAME=PATH gives it another name",
@@ -259,7 +261,7 @@ mod tests {
     use std::ffi::OsStr;
     use std::path::PathBuf;
 
-    use super::{Origin, SourceName, disk_names};
+    use super::{DiskOrigin, SourceName, disk_names};
     use crate::job::{Error, NoProgress};
 
     fn parse(text: &str) -> SourceName {
@@ -275,13 +277,13 @@ mod tests {
     fn a_source_is_a_path_with_or_without_a_name() {
         let named = parse("vda=/vm/a=b.raw");
         assert_eq!(named.disk.unwrap().as_str(), "vda");
-        assert_eq!(named.origin, Origin::Path(PathBuf::from("/vm/a=b.raw")));
+        assert_eq!(named.origin, DiskOrigin::Path(PathBuf::from("/vm/a=b.raw")));
         for path in ["/vm/a=b.raw", "./a=b"] {
-            assert_eq!(parse(path).origin, Origin::Path(PathBuf::from(path)));
+            assert_eq!(parse(path).origin, DiskOrigin::Path(PathBuf::from(path)));
             assert_eq!(parse(path).disk, None);
         }
-        assert_eq!(parse("-").origin, Origin::StandardInput);
-        assert_eq!(parse("memory=-").origin, Origin::StandardInput);
+        assert_eq!(parse("-").origin, DiskOrigin::StandardInput);
+        assert_eq!(parse("memory=-").origin, DiskOrigin::StandardInput);
         assert!(SourceName::parse(OsStr::new("=x")).is_err());
     }
 

@@ -18,7 +18,7 @@ const BURST_MS: u32 = 50;
 const PIECE: Duration = Duration::from_millis(100);
 
 /// The pace of one backup of a machine, for all its disks together.
-pub(crate) struct Pace<'a> {
+pub(crate) struct RateLimit<'a> {
     job: Job<'a>,
     throttle: Throttle,
     /// What a person says.
@@ -28,7 +28,7 @@ pub(crate) struct Pace<'a> {
     is_over: AtomicBool,
 }
 
-impl<'a> Pace<'a> {
+impl<'a> RateLimit<'a> {
     pub(crate) fn new(ceiling: Option<NonZeroU64>, job: Job<'a>) -> Self {
         let pace = Self {
             job,
@@ -87,12 +87,12 @@ impl<'a> Pace<'a> {
 }
 
 /// A device that is read at a pace. Questions for extents pass freely.
-pub(crate) struct PacedDevice<'a, D> {
+pub(crate) struct RateLimitedDevice<'a, D> {
     pub(crate) inner: D,
-    pub(crate) pace: &'a Pace<'a>,
+    pub(crate) pace: &'a RateLimit<'a>,
 }
 
-impl<D: BlockDevice> BlockDevice for PacedDevice<'_, D> {
+impl<D: BlockDevice> BlockDevice for RateLimitedDevice<'_, D> {
     fn size_bytes(&self) -> u64 {
         self.inner.size_bytes()
     }
@@ -118,12 +118,12 @@ impl<D: BlockDevice> BlockDevice for PacedDevice<'_, D> {
 }
 
 /// A stream that is read at a pace.
-pub(crate) struct PacedReader<'a, R> {
+pub(crate) struct RateLimitedReader<'a, R> {
     pub(crate) inner: R,
-    pub(crate) pace: &'a Pace<'a>,
+    pub(crate) pace: &'a RateLimit<'a>,
 }
 
-impl<R: Read> Read for PacedReader<'_, R> {
+impl<R: Read> Read for RateLimitedReader<'_, R> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         let read = self.inner.read(buffer)?;
         self.pace.pass(read as u64);
@@ -133,7 +133,7 @@ impl<R: Read> Read for PacedReader<'_, R> {
 
 /// Finds the rate at which the guest's writes take no longer than they may.
 #[derive(Debug)]
-pub(crate) struct Governor {
+pub(crate) struct LatencyGovernor {
     latency_max: Duration,
     ceiling: Option<NonZeroU64>,
     rate: Option<NonZeroU64>,
@@ -141,7 +141,7 @@ pub(crate) struct Governor {
 
 /// What a look at the guest's writes leads to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum RateChange {
     /// The rate stays as it is.
     Stay,
     /// It is half of what it was.
@@ -150,7 +150,7 @@ pub(crate) enum Verdict {
     Faster(Option<NonZeroU64>),
 }
 
-impl Governor {
+impl LatencyGovernor {
     pub(crate) fn new(latency_max: Duration, ceiling: Option<NonZeroU64>) -> Self {
         Self {
             latency_max,
@@ -162,18 +162,18 @@ impl Governor {
     /// What to do after a while in which a write took `latency`, and was read at `now_rate` bytes each second.
     ///
     /// A guest that writes nothing cannot suffer.
-    pub(crate) fn look(&mut self, latency: Option<Duration>, now_rate: u64) -> Verdict {
+    pub(crate) fn look(&mut self, latency: Option<Duration>, now_rate: u64) -> RateChange {
         if latency.is_some_and(|latency| latency > self.latency_max) {
             let rate = self.rate.map_or(now_rate, |rate| rate.get().min(now_rate));
             let half = NonZeroU64::new((rate / 2).max(RATE_MIN)).expect("it is at least the minimum");
             if self.rate.is_some_and(|rate| rate <= half) {
-                return Verdict::Stay;
+                return RateChange::Stay;
             }
             self.rate = Some(half);
-            return Verdict::Slower(half);
+            return RateChange::Slower(half);
         }
         let Some(rate) = self.rate.filter(|_| self.rate != self.ceiling) else {
-            return Verdict::Stay;
+            return RateChange::Stay;
         };
         let more = rate.saturating_add(rate.get() / 4);
         // A rate that was not reached is no limit any more.
@@ -183,7 +183,7 @@ impl Governor {
             None if is_enough => None,
             _ => Some(more),
         };
-        Verdict::Faster(self.rate)
+        RateChange::Faster(self.rate)
     }
 }
 
@@ -192,7 +192,7 @@ mod tests {
     use std::num::NonZeroU64;
     use std::time::Duration;
 
-    use super::{Governor, RATE_MIN, Verdict};
+    use super::{LatencyGovernor, RATE_MIN, RateChange};
 
     const MIB: u64 = 1 << 20;
     const SLOW: Option<Duration> = Some(Duration::from_millis(30));
@@ -204,28 +204,28 @@ mod tests {
 
     #[test]
     fn writes_that_suffer_halve_the_rate_down_to_the_least() {
-        let mut governor = Governor::new(Duration::from_millis(20), None);
-        assert_eq!(governor.look(QUICK, 64 * MIB), Verdict::Stay);
-        assert_eq!(governor.look(SLOW, 64 * MIB), Verdict::Slower(rate(32)));
-        assert_eq!(governor.look(SLOW, 32 * MIB), Verdict::Slower(rate(16)));
+        let mut governor = LatencyGovernor::new(Duration::from_millis(20), None);
+        assert_eq!(governor.look(QUICK, 64 * MIB), RateChange::Stay);
+        assert_eq!(governor.look(SLOW, 64 * MIB), RateChange::Slower(rate(32)));
+        assert_eq!(governor.look(SLOW, 32 * MIB), RateChange::Slower(rate(16)));
         // What was read was less than allowed: that is what is halved.
-        assert_eq!(governor.look(SLOW, 2 * MIB), Verdict::Slower(rate(1)));
-        assert_eq!(governor.look(SLOW, 0), Verdict::Stay);
+        assert_eq!(governor.look(SLOW, 2 * MIB), RateChange::Slower(rate(1)));
+        assert_eq!(governor.look(SLOW, 0), RateChange::Stay);
         assert_eq!(governor.rate.unwrap().get(), RATE_MIN);
     }
 
     #[test]
     fn when_they_do_not_suffer_any_more_it_grows_to_what_a_person_says() {
-        let mut governor = Governor::new(Duration::from_millis(20), Some(rate(10)));
-        assert_eq!(governor.look(None, 10 * MIB), Verdict::Stay);
-        assert_eq!(governor.look(SLOW, 16 * MIB), Verdict::Slower(rate(5)));
+        let mut governor = LatencyGovernor::new(Duration::from_millis(20), Some(rate(10)));
+        assert_eq!(governor.look(None, 10 * MIB), RateChange::Stay);
+        assert_eq!(governor.look(SLOW, 16 * MIB), RateChange::Slower(rate(5)));
         let mut steps = 0;
-        while governor.look(QUICK, 5 * MIB) != Verdict::Stay {
+        while governor.look(QUICK, 5 * MIB) != RateChange::Stay {
             steps += 1;
         }
         assert_eq!((governor.rate, steps), (Some(rate(10)), 4));
-        let mut governor = Governor::new(Duration::from_millis(20), None);
+        let mut governor = LatencyGovernor::new(Duration::from_millis(20), None);
         governor.look(SLOW, 8 * MIB);
-        assert_eq!(governor.look(None, MIB), Verdict::Faster(None));
+        assert_eq!(governor.look(None, MIB), RateChange::Faster(None));
     }
 }

@@ -127,7 +127,7 @@ pub(crate) struct HookCalls<'a> {
 
 /// How long a machine was held up.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct HeldUp {
+pub(crate) struct Downtime {
     pub(crate) frozen: Duration,
     pub(crate) paused: Duration,
 }
@@ -181,10 +181,10 @@ impl<'a> HookCalls<'a> {
     }
 
     /// The instant is over. `held_up` is none where nobody tells it.
-    pub(crate) fn post_thaw(&self, state: MachineState, held_up: Option<HeldUp>) {
+    pub(crate) fn post_thaw(&self, state: MachineState, held_up: Option<Downtime>) {
         if state == MachineState::Running {
             let millis = |duration: Duration| duration.as_millis().to_string();
-            let told = |held_up: HeldUp| [(FROZEN_MS, millis(held_up.frozen)), (PAUSED_MS, millis(held_up.paused))];
+            let told = |held_up: Downtime| [(FROZEN_MS, millis(held_up.frozen)), (PAUSED_MS, millis(held_up.paused))];
             let variables = held_up.map(told).into_iter().flatten().collect();
             self.call(HookEvent::PostThaw, variables).ok();
         }

@@ -32,10 +32,10 @@ const PATIENCE: Duration = Duration::from_secs(600);
 /// How long nobody may answer.
 const UNREACHABLE_MAX: Duration = Duration::from_secs(60);
 
-type Words<T> = Result<T, String>;
+type TextResult<T> = Result<T, String>;
 
 /// What to do about a machine that writes faster than its overlay can be brought down.
-pub(crate) enum Persistence<'g> {
+pub(crate) enum SlowCommit<'g> {
     /// It stays on its overlay.
     GiveUp,
     /// It stands still for the rest, for some seconds at most, under the eyes of the watchdog.
@@ -54,13 +54,13 @@ pub(crate) struct OverlayCommit<'a> {
 }
 
 /// How a commit comes nearer to its end.
-struct Approach {
+struct CommitProgress {
     least_left_bytes: u64,
     /// When that was, and what was done by then.
     since: (Duration, u64),
 }
 
-impl Approach {
+impl CommitProgress {
     /// How long nothing came nearer, and how fast it is, in bytes each second.
     fn look(&mut self, now: Duration, (done_bytes, left_bytes): (u64, u64)) -> (Duration, u64) {
         if left_bytes < self.least_left_bytes {
@@ -81,7 +81,7 @@ impl OverlayCommit<'_> {
     ///
     /// # Errors
     /// In words. The machine is on its overlay as before, and runs if it ran.
-    pub(crate) fn to_the_end(&self, base: &Path, mut persistence: Persistence<'_>) -> Words<Duration> {
+    pub(crate) fn to_the_end(&self, base: &Path, mut persistence: SlowCommit<'_>) -> TextResult<Duration> {
         let words = |error: holdfast_host::Error| error.to_string();
         let progress = || self.overlays.commit_progress(self.machine, self.disk).map_err(words);
         if progress()?.is_none() {
@@ -95,7 +95,7 @@ impl OverlayCommit<'_> {
         let (mut standstill_count, mut stood_still) = (0, Duration::ZERO);
         let mut pivots = 0;
         let mut shown = 0;
-        let mut approach = Approach {
+        let mut approach = CommitProgress {
             least_left_bytes: u64::MAX,
             since: (self.job.clock.now(), 0),
         };
@@ -131,7 +131,7 @@ impl OverlayCommit<'_> {
             let (stalled, rate) = approach.look(self.job.clock.now(), (now.done_bytes, left_bytes));
             let rest = Duration::from_millis(left_bytes.saturating_mul(1000) / rate.max(1));
             match &mut persistence {
-                Persistence::StandStill(monitor, guard)
+                SlowCommit::StandStill(monitor, guard)
                     if standstill_count < STANDSTILL_COUNT && stalled > STALL && rest < STANDSTILL_MAX =>
                 {
                     let (is_on_base, elapsed) = self.stand_still(*monitor, guard, rest)?;
@@ -153,7 +153,7 @@ impl OverlayCommit<'_> {
 
     /// Stops the machine for the rest. Gives whether it is on its base then, and how long it stood still: the rest may take longer
     /// than was thought.
-    fn stand_still(&self, monitor: &dyn Monitor, guard: &mut Guard, rest: Duration) -> Words<(bool, Duration)> {
+    fn stand_still(&self, monitor: &dyn Monitor, guard: &mut Guard, rest: Duration) -> TextResult<(bool, Duration)> {
         let at_most = rest * 2 + Duration::from_secs(1);
         guard
             .about_to_pause(at_most + STANDSTILL_MAX)
@@ -193,12 +193,12 @@ impl OverlayCommit<'_> {
 mod tests {
     use std::time::Duration;
 
-    use super::Approach;
+    use super::CommitProgress;
 
     #[test]
     fn what_comes_nearer_has_not_stalled_and_what_does_not_has_a_rate() {
         let second = Duration::from_secs(1);
-        let mut approach = Approach {
+        let mut approach = CommitProgress {
             least_left_bytes: u64::MAX,
             since: (Duration::ZERO, 0),
         };

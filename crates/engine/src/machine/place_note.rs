@@ -34,12 +34,12 @@ pub(crate) struct PlaceRecord {
     /// Who makes it.
     pub(crate) process: ProcessIdentity,
     /// The snapshot that is held meanwhile.
-    pub(crate) held: Option<Held>,
+    pub(crate) held: Option<HeldSnapshotNote>,
 }
 
 /// A snapshot that is held for an instant restore.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Held {
+pub(crate) struct HeldSnapshotNote {
     /// The id of its repository.
     pub(crate) repository: String,
     /// Its id.
@@ -76,7 +76,7 @@ impl PlaceRecord {
         let text = |value: &Value| Some(value.as_str()?.to_owned());
         let held = match &value["held"] {
             Value::Null => None,
-            held => Some(Held {
+            held => Some(HeldSnapshotNote {
                 repository: text(&held["repository"])?,
                 snapshot: text(&held["snapshot"])?,
                 holder: number(&held["holder"])?,
@@ -105,7 +105,12 @@ impl PlaceNote {
         Self::holding(journal, place, number, None)
     }
 
-    pub(crate) fn holding(journal: &PlaceJournal, place: &Path, number: u32, held: Option<Held>) -> Result<Self> {
+    pub(crate) fn holding(
+        journal: &PlaceJournal,
+        place: &Path,
+        number: u32,
+        held: Option<HeldSnapshotNote>,
+    ) -> Result<Self> {
         let path = path_of(&journal.folder, number);
         let failed = |source| Error::File {
             action: "write the note",
@@ -158,7 +163,7 @@ mod tests {
 
     use holdfast_repo::{Processes as _, SystemProcesses};
 
-    use super::{Held, PlaceJournal, PlaceNote, noted_places};
+    use super::{HeldSnapshotNote, PlaceJournal, PlaceNote, noted_places};
 
     #[test]
     fn a_place_is_noted_until_the_note_is_dropped() {
@@ -168,7 +173,7 @@ mod tests {
             process: SystemProcesses.this(),
         };
         assert_eq!(noted_places(&journal.folder).unwrap(), []);
-        let held = Held {
+        let held = HeldSnapshotNote {
             repository: "r".to_owned(),
             snapshot: "s".to_owned(),
             holder: 7,

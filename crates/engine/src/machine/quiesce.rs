@@ -76,7 +76,7 @@ pub(crate) struct Guest<'a> {
 }
 
 /// A guest that may be frozen.
-pub(crate) enum Quiescence {
+pub(crate) enum FreezeState {
     Frozen {
         file_system_count: u64,
         freeze: Duration,
@@ -88,7 +88,7 @@ pub(crate) enum Quiescence {
 }
 
 /// What is known of a guest before it is frozen.
-pub(crate) enum Asked {
+pub(crate) enum AgentCheck {
     /// It is not to be frozen, or need not be.
     Not(Quiesced),
     /// Its agent answers, and nothing is frozen.
@@ -97,7 +97,7 @@ pub(crate) enum Asked {
     Unfit(holdfast_host::Error),
 }
 
-impl Asked {
+impl AgentCheck {
     /// Asks the guest, if it is to be frozen. Nothing is changed: agents may take their time to answer that.
     pub(crate) fn of(guest: Guest<'_>, (is_running, can_quiesce): (bool, bool)) -> Result<Self> {
         match (guest.quiesce, is_running, can_quiesce) {
@@ -126,20 +126,20 @@ impl Asked {
 
     /// Freezes the guest, where that can be done, until `until`: others that are frozen already wait for this one.
     ///
-    /// One that cannot may be frozen in part. Who waits for it would keep others frozen: it is thawed when [`Quiescence::end`] is called.
+    /// One that cannot may be frozen in part. Who waits for it would keep others frozen: it is thawed when [`FreezeState::end`] is called.
     pub(crate) fn freeze(
         self,
         guest: Guest<'_>,
         until: Duration,
         guard: &mut Guard,
         job: Job<'_>,
-    ) -> (Quiescence, Option<Error>) {
+    ) -> (FreezeState, Option<Error>) {
         let start = job.clock.now();
         let (frozen, is_touched) = match self {
-            Self::Not(quiesced) => return (Quiescence::Not(quiesced), None),
+            Self::Not(quiesced) => return (FreezeState::Not(quiesced), None),
             Self::Unfit(error) => (Err(error), false),
             Self::Thawed => match (until.saturating_sub(start), guard.about_to_freeze(FROZEN_DEADLINE)) {
-                (_, Err(error)) => return (Quiescence::Not(Quiesced::Failed(error.to_string())), Some(error)),
+                (_, Err(error)) => return (FreezeState::Not(Quiesced::Failed(error.to_string())), Some(error)),
                 (left, Ok(())) if left.is_zero() => (Err(too_late(guest.machine.name())), false),
                 (left, Ok(())) => (agent::freeze(guest.machine, left.min(FREEZE_DEADLINE)), true),
             },
@@ -147,7 +147,7 @@ impl Asked {
         let error = match frozen {
             Ok(file_system_count) => {
                 let freeze = job.clock.now().saturating_sub(start);
-                let frozen = Quiescence::Frozen {
+                let frozen = FreezeState::Frozen {
                     file_system_count,
                     freeze,
                     start,
@@ -158,9 +158,9 @@ impl Asked {
         };
         let failed = Quiesced::Failed(error.to_string());
         let left = if is_touched {
-            Quiescence::HalfFrozen(failed)
+            FreezeState::HalfFrozen(failed)
         } else {
-            Quiescence::Not(failed)
+            FreezeState::Not(failed)
         };
         if guest.quiesce == Quiesce::Require {
             let machine = guest.machine.name().to_owned();
@@ -183,7 +183,7 @@ fn too_late(machine: &str) -> holdfast_host::Error {
     }
 }
 
-impl Quiescence {
+impl FreezeState {
     /// Freezes the guest, if it is to be and can be.
     pub(crate) fn begin(
         guest: Guest<'_>,
@@ -191,7 +191,7 @@ impl Quiescence {
         guard: &mut Guard,
         job: Job<'_>,
     ) -> Result<Self> {
-        let asked = Asked::of(guest, is_running_and_can)?;
+        let asked = AgentCheck::of(guest, is_running_and_can)?;
         let until = job.clock.now() + FREEZE_DEADLINE;
         let (quiescence, error) = asked.freeze(guest, until, guard, job);
         let quiescence = match quiescence {

@@ -40,14 +40,14 @@ pub(crate) fn is_watchdog_of(words: &[String], run: RunId) -> bool {
 
 /// What may be the matter with a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum State {
+enum WatchdogState {
     /// Its file systems are frozen.
     Frozen,
     /// Its processors stand still.
     Paused,
 }
 
-impl State {
+impl WatchdogState {
     const ALL: [Self; 2] = [Self::Frozen, Self::Paused];
 
     fn word(self) -> &'static str {
@@ -101,12 +101,12 @@ impl Guard {
 
     /// The machine's file systems are about to be frozen, for at most so long.
     pub(crate) fn about_to_freeze(&mut self, at_most: Duration) -> Result<()> {
-        self.tell(&format!("{} {}", State::Frozen.word(), at_most.as_millis()))
+        self.tell(&format!("{} {}", WatchdogState::Frozen.word(), at_most.as_millis()))
     }
 
     /// The machine is about to be stopped, for at most so long.
     pub(crate) fn about_to_pause(&mut self, at_most: Duration) -> Result<()> {
-        self.tell(&format!("{} {}", State::Paused.word(), at_most.as_millis()))
+        self.tell(&format!("{} {}", WatchdogState::Paused.word(), at_most.as_millis()))
     }
 
     /// The machine runs, and is thawed.
@@ -146,7 +146,7 @@ impl Guard {
 }
 
 /// What a watchdog can do beside asking the hypervisor.
-pub struct Means<'a> {
+pub struct WatchdogTools<'a> {
     /// Takes away from the backup what is needed to let the machine run on; done where it stands still for longer than was said.
     pub evict: &'a dyn Fn(),
     /// Calls the administrator's programs for what a backup that is dead owes them.
@@ -161,7 +161,7 @@ pub fn watch_over(
     run: u32,
     lines: impl BufRead + Send + 'static,
     clock: &dyn Clock,
-    means: &Means<'_>,
+    means: &WatchdogTools<'_>,
     ready: impl FnOnce(&str),
 ) -> Vec<String> {
     let (send, received) = channel();
@@ -174,7 +174,7 @@ pub fn watch_over(
         }
     });
     ready(READY);
-    let mut watch = Watch {
+    let mut watch = WatchedMachine {
         machine,
         clock,
         run: RunId(run),
@@ -201,7 +201,7 @@ pub fn watch_over(
             }
             Ok(line) => watch.hear(&line),
             Err(RecvTimeoutError::Timeout) => {
-                if watch.states.contains(&State::Paused) {
+                if watch.states.contains(&WatchdogState::Paused) {
                     (means.evict)();
                 }
                 watch.mend();
@@ -216,19 +216,19 @@ pub fn watch_over(
     }
 }
 
-struct Watch<'a> {
+struct WatchedMachine<'a> {
     machine: &'a dyn Machine,
     clock: &'a dyn Clock,
     run: RunId,
     /// When what the machine is in has lasted too long.
     until: Option<Duration>,
-    states: Vec<State>,
+    states: Vec<WatchdogState>,
     /// What the administrator's programs have to be called for if the backup dies.
     owed: Vec<HookEvent>,
     mended: Vec<String>,
 }
 
-impl Watch<'_> {
+impl WatchedMachine<'_> {
     fn hear(&mut self, line: &str) {
         let (word, time) = line.split_once(' ').unwrap_or((line, ""));
         if word == OWES {
@@ -238,7 +238,7 @@ impl Watch<'_> {
                 .collect();
             return;
         }
-        match State::ALL.into_iter().find(|state| state.word() == word) {
+        match WatchdogState::ALL.into_iter().find(|state| state.word() == word) {
             None => {
                 self.states.clear();
                 self.until = None;
@@ -261,7 +261,7 @@ impl Watch<'_> {
     fn mend(&mut self) {
         self.until = None;
         let states = std::mem::take(&mut self.states);
-        if states.contains(&State::Paused) {
+        if states.contains(&WatchdogState::Paused) {
             let (clock, run) = (self.clock, self.run);
             let resume = || {
                 // What cannot be asked cannot be told to run on either.
@@ -275,7 +275,7 @@ impl Watch<'_> {
             };
             self.attempt("let the machine run on", resume);
         }
-        if states.contains(&State::Frozen) {
+        if states.contains(&WatchdogState::Frozen) {
             self.wait_until_it_runs();
             let thaw = || {
                 agent::thaw(self.machine, THAW_DEADLINE)

@@ -16,7 +16,7 @@ use holdfast_host::provider::{Incoming, StreamCheck, StreamRefusal};
 use holdfast_host::{Piped, PipedEnd};
 use zstd::stream::read::Decoder;
 
-use super::packing::{CHUNK_BYTES, Effort, Packer};
+use super::packing::{CHUNK_BYTES, Compression, Packer};
 use crate::job::Interrupted;
 
 /// Chunks that wait between two threads, at most.
@@ -47,7 +47,7 @@ pub(super) enum Packing {
 
 /// How a stream is carried.
 #[derive(Clone)]
-pub(super) struct Carriage {
+pub(super) struct TransferOptions {
     pub(super) packing: Packing,
     /// Bytes each second that go over the link, at most.
     pub(super) limit: Option<NonZeroU64>,
@@ -55,13 +55,13 @@ pub(super) struct Carriage {
 }
 
 /// A stream that is being carried.
-pub(super) struct Carrying {
-    counts: Arc<Counts>,
+pub(super) struct Transfer {
+    counts: Arc<TransferCounters>,
     threads: Vec<JoinHandle<()>>,
 }
 
 #[derive(Default)]
-struct Counts {
+struct TransferCounters {
     /// Of the stream itself.
     stream: AtomicU64,
     /// Of what goes over the link.
@@ -75,7 +75,7 @@ struct Counts {
     refusal: Mutex<Option<String>>,
 }
 
-impl Counts {
+impl TransferCounters {
     fn refuse(&self, refusal: &StreamRefusal) {
         let mut known = self.refusal.lock().unwrap_or_else(PoisonError::into_inner);
         known.get_or_insert_with(|| refusal.to_string());
@@ -87,14 +87,14 @@ impl Counts {
     }
 }
 
-struct Pace {
+struct LinkRateLimit {
     throttle: Throttle,
-    carriage: Carriage,
-    counts: Arc<Counts>,
+    carriage: TransferOptions,
+    counts: Arc<TransferCounters>,
 }
 
-impl Pace {
-    fn new(carriage: &Carriage, counts: &Arc<Counts>) -> Self {
+impl LinkRateLimit {
+    fn new(carriage: &TransferOptions, counts: &Arc<TransferCounters>) -> Self {
         let throttle = Throttle::default();
         let limits = ThrottleLimits {
             bytes_per_second: carriage.limit,
@@ -122,12 +122,12 @@ impl Pace {
 }
 
 /// What comes over the link, at its pace.
-struct Paced<R> {
+struct LinkReader<R> {
     from: R,
-    pace: Pace,
+    pace: LinkRateLimit,
 }
 
-impl<R: Read> Read for Paced<R> {
+impl<R: Read> Read for LinkReader<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let length = self.from.read(buffer)?;
         self.pace.pass(length);
@@ -135,13 +135,13 @@ impl<R: Read> Read for Paced<R> {
     }
 }
 
-impl Carriage {
+impl TransferOptions {
     /// Carries a stream into a program that takes it in: what passes its check, in threads.
     pub(super) fn start_into(
         &self,
         from: impl Read + Send + 'static,
         (to, check): (impl Write + Send + 'static, StreamCheck),
-    ) -> io::Result<Carrying> {
+    ) -> io::Result<Transfer> {
         self.carry(from, to, |stream| {
             check.guard(Box::new(BufReader::with_capacity(READ_BYTES, stream)))
         })
@@ -152,7 +152,7 @@ impl Carriage {
         &self,
         from: impl Read + Send + 'static,
         to: impl Write + Send + 'static,
-    ) -> io::Result<Carrying> {
+    ) -> io::Result<Transfer> {
         self.carry(from, to, |stream| stream)
     }
 
@@ -161,8 +161,8 @@ impl Carriage {
         from: impl Read + Send + 'static,
         mut to: impl Write + Send + 'static,
         check: impl FnOnce(Box<dyn Read + Send>) -> Box<dyn Read + Send>,
-    ) -> io::Result<Carrying> {
-        let counts = Arc::new(Counts::default());
+    ) -> io::Result<Transfer> {
+        let counts = Arc::new(TransferCounters::default());
         let mut threads = Vec::new();
         let mut spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
             let thread = std::thread::Builder::new().name(name.to_owned()).spawn(work)?;
@@ -170,9 +170,9 @@ impl Carriage {
             io::Result::Ok(())
         };
         let (send, chunks) = sync_channel(QUEUE_LENGTH);
-        let pace = Pace::new(self, &counts);
+        let pace = LinkRateLimit::new(self, &counts);
         let (from, pace): (Box<dyn Read + Send>, _) = if self.packing == Packing::Unpack {
-            (Box::new(Decoder::new(Paced { from, pace })?), None)
+            (Box::new(Decoder::new(LinkReader { from, pace })?), None)
         } else {
             (Box::new(from), Some(pace))
         };
@@ -208,12 +208,12 @@ impl Carriage {
             }
         };
         spawn("writing", Box::new(write))?;
-        Ok(Carrying { counts, threads })
+        Ok(Transfer { counts, threads })
     }
 }
 
 /// Reads to the end. Where it breaks, what was read goes on all the same: the other end keeps it.
-fn read(mut from: Box<dyn Read + Send>, send: &SyncSender<Vec<u8>>, counts: &Counts) {
+fn read(mut from: Box<dyn Read + Send>, send: &SyncSender<Vec<u8>>, counts: &TransferCounters) {
     loop {
         let mut chunk = vec![0; READ_BYTES];
         match from.read(&mut chunk) {
@@ -237,7 +237,7 @@ fn read(mut from: Box<dyn Read + Send>, send: &SyncSender<Vec<u8>>, counts: &Cou
 }
 
 /// Makes frames, of as much as is there.
-fn pack(chunks: &Receiver<Vec<u8>>, send: &SyncSender<Vec<u8>>, packing: Packing, counts: &Counts) {
+fn pack(chunks: &Receiver<Vec<u8>>, send: &SyncSender<Vec<u8>>, packing: Packing, counts: &TransferCounters) {
     let mut packer = match Packer::new() {
         Ok(packer) => packer,
         Err(error) => return counts.fail("pack", &error),
@@ -248,9 +248,9 @@ fn pack(chunks: &Receiver<Vec<u8>>, send: &SyncSender<Vec<u8>>, packing: Packing
             chunk.extend(more);
         }
         let effort = match packing {
-            Packing::Always => Effort::Full,
-            _ if counts.waiting.load(Ordering::Relaxed) >= QUEUE_LENGTH / 2 => Effort::Try,
-            _ => Effort::None,
+            Packing::Always => Compression::Full,
+            _ if counts.waiting.load(Ordering::Relaxed) >= QUEUE_LENGTH / 2 => Compression::Try,
+            _ => Compression::None,
         };
         let frame = match packer.frame(&chunk, effort) {
             Ok(frame) => frame,
@@ -263,7 +263,7 @@ fn pack(chunks: &Receiver<Vec<u8>>, send: &SyncSender<Vec<u8>>, packing: Packing
     }
 }
 
-impl Carrying {
+impl Transfer {
     /// Bytes of the stream until now.
     pub(super) fn stream_bytes(&self) -> u64 {
         self.counts.stream.load(Ordering::Relaxed)
@@ -291,14 +291,14 @@ impl Carrying {
     }
 }
 
-impl Drop for Carrying {
+impl Drop for Transfer {
     fn drop(&mut self) {
         self.counts.is_over.store(true, Ordering::Relaxed);
     }
 }
 
 /// How both ends ended.
-pub(super) struct Ends {
+pub(super) struct TransferEnds {
     pub(super) sender: PipedEnd,
     pub(super) receiver: PipedEnd,
     /// Whether the receiver ended while the sender had more to say.
@@ -328,11 +328,11 @@ impl From<io::Error> for WatchError {
 
 /// Watches over both until they have ended. `step` is called again and again, with what has been carried.
 pub(super) fn watch(
-    carrying: &Carrying,
+    carrying: &Transfer,
     (sender, receiver): (&mut Piped, &mut Incoming),
     clock: &dyn Clock,
-    mut step: impl FnMut(&Carrying) -> Result<(), Interrupted>,
-) -> Result<Ends, WatchError> {
+    mut step: impl FnMut(&Transfer) -> Result<(), Interrupted>,
+) -> Result<TransferEnds, WatchError> {
     let mut receiver_was_first = false;
     let mut grace_until = None;
     loop {
@@ -340,7 +340,7 @@ pub(super) fn watch(
         let (sent, received) = (sender.try_end()?, receiver.try_end()?);
         match (sent, received) {
             (Some(sender), Some(receiver)) => {
-                return Ok(Ends {
+                return Ok(TransferEnds {
                     sender,
                     receiver,
                     receiver_was_first,
@@ -370,16 +370,16 @@ mod tests {
 
     use holdfast_host::provider::Incoming;
 
-    use super::{Carriage, Ends, Packing, watch};
+    use super::{Packing, TransferEnds, TransferOptions, watch};
 
     fn start(script: &str) -> Piped {
         let tools = LocalTools::new(Arc::new(SystemClock::new()), Duration::from_secs(60));
         tools.start("sh", &["-c", script]).unwrap()
     }
 
-    fn carry(from: &str, to: &str, packing: Packing, limit: Option<u64>) -> (Ends, u64, u64) {
+    fn carry(from: &str, to: &str, packing: Packing, limit: Option<u64>) -> (TransferEnds, u64, u64) {
         let clock = Arc::new(SystemClock::new());
-        let carriage = Carriage {
+        let carriage = TransferOptions {
             packing,
             limit: limit.and_then(NonZeroU64::new),
             clock: clock.clone(),

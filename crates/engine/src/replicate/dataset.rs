@@ -12,9 +12,9 @@ use holdfast_host::provider::{
 use holdfast_policy::{ReplicaPlan, ReplicaStep, Replication};
 use rustix::fs::{FlockOperation, flock};
 
-use super::carry::{Carriage, Carrying, Packing, WatchError, watch};
+use super::carry::{Packing, Transfer, TransferOptions, WatchError, watch};
 use super::peer_server::notes_in;
-use super::{ReplicaOutcome, ReplicatedDataset, ReplicatedStream, Sides, fingerprint, tag};
+use super::{ReplicaOutcome, ReplicatedDataset, ReplicatedStream, ReplicationSides, fingerprint, tag};
 use crate::job::{Error, Result, Unit};
 use crate::repository::forget::Execution;
 
@@ -26,7 +26,7 @@ const CODE_OF_SSH: i32 = 255;
 /// # Errors
 /// A person stopped it. All else is in the report.
 pub(super) fn replicate(
-    sides: &Sides<'_>,
+    sides: &ReplicationSides<'_>,
     source: &ReplicaDataset,
     target: &str,
     there: Option<ReplicaDataset>,
@@ -41,7 +41,7 @@ pub(super) fn replicate(
         done.outcome = ReplicaOutcome::Busy;
         return Ok(done);
     };
-    let run = Run {
+    let run = DatasetReplication {
         sides,
         source,
         target,
@@ -49,27 +49,27 @@ pub(super) fn replicate(
     };
     match run.all(there, &mut done) {
         Ok(outcome) => done.outcome = outcome,
-        Err(Stopped::Failed(reason)) => done.outcome = ReplicaOutcome::Failed(reason),
-        Err(Stopped::Error(error)) => return Err(error),
+        Err(DatasetFailure::Failed(reason)) => done.outcome = ReplicaOutcome::Failed(reason),
+        Err(DatasetFailure::Error(error)) => return Err(error),
     }
     Ok(done)
 }
 
 /// Why a dataset was not replicated to the end.
-enum Stopped {
+enum DatasetFailure {
     /// Others may be.
     Failed(String),
     /// Nobody is.
     Error(Error),
 }
 
-impl From<String> for Stopped {
+impl From<String> for DatasetFailure {
     fn from(reason: String) -> Self {
         Self::Failed(reason)
     }
 }
 
-impl From<WatchError> for Stopped {
+impl From<WatchError> for DatasetFailure {
     fn from(error: WatchError) -> Self {
         match error {
             WatchError::Interrupted(interrupted) => Self::Error(interrupted.into()),
@@ -78,14 +78,14 @@ impl From<WatchError> for Stopped {
     }
 }
 
-impl From<ProviderError> for Stopped {
+impl From<ProviderError> for DatasetFailure {
     fn from(error: ProviderError) -> Self {
         Self::Failed(error.to_string())
     }
 }
 
 /// Locked until it is dropped; none where somebody else has it.
-fn lock(sides: &Sides<'_>, target: &str) -> Result<Option<File>> {
+fn lock(sides: &ReplicationSides<'_>, target: &str) -> Result<Option<File>> {
     let host = sides.request.target.side.host().unwrap_or_default();
     let folder = &sides.request.locks;
     let path = folder.join(format!(
@@ -118,14 +118,14 @@ fn why_not(side: &dyn ReplicaSide, (action, what): (&'static str, &str), ended: 
 }
 
 /// The replication of one dataset.
-struct Run<'a> {
-    sides: &'a Sides<'a>,
+struct DatasetReplication<'a> {
+    sides: &'a ReplicationSides<'a>,
     source: &'a ReplicaDataset,
     target: &'a str,
     tag: String,
 }
 
-impl Run<'_> {
+impl DatasetReplication<'_> {
     fn source_side(&self) -> &dyn ReplicaSide {
         self.sides.request.source.side
     }
@@ -138,7 +138,7 @@ impl Run<'_> {
         &self,
         there: Option<ReplicaDataset>,
         done: &mut ReplicatedDataset,
-    ) -> std::result::Result<ReplicaOutcome, Stopped> {
+    ) -> std::result::Result<ReplicaOutcome, DatasetFailure> {
         let mut there = there;
         if let Some(partial) = there.as_ref().and_then(|there| there.partial.clone()) {
             self.go_on(&partial, there.as_ref(), done)?;
@@ -177,7 +177,7 @@ impl Run<'_> {
         partial: &Partial,
         there: Option<&ReplicaDataset>,
         done: &mut ReplicatedDataset,
-    ) -> std::result::Result<(), Stopped> {
+    ) -> std::result::Result<(), DatasetFailure> {
         let token = match partial {
             Partial::Token(token) => token,
             Partial::Remains(name) => {
@@ -236,7 +236,7 @@ impl Run<'_> {
         &self,
         there: Option<&ReplicaDataset>,
         done: &mut ReplicatedDataset,
-    ) -> std::result::Result<(), Stopped> {
+    ) -> std::result::Result<(), DatasetFailure> {
         let Some(stream) = done.streams.last_mut() else {
             return Ok(());
         };
@@ -256,7 +256,7 @@ impl Run<'_> {
         there: Option<&ReplicaDataset>,
         step: &ReplicaStep,
         done: &mut ReplicatedDataset,
-    ) -> std::result::Result<(), Stopped> {
+    ) -> std::result::Result<(), DatasetFailure> {
         let sending = self.sides.sending(self.source, there, step);
         let size = self.source_side().estimate(&sending)?;
         // It is there until it has been received, whoever prunes meanwhile.
@@ -311,7 +311,7 @@ impl Run<'_> {
         size: Option<u64>,
         mut stream: ReplicatedStream,
         done: &mut ReplicatedDataset,
-    ) -> std::result::Result<(), Stopped> {
+    ) -> std::result::Result<(), DatasetFailure> {
         receiving.is_packed = matches!(self.sides.packing, Packing::Always | Packing::WhereSlow);
         let job = self.sides.job;
         let what = match &stream.to {
@@ -350,10 +350,10 @@ impl Run<'_> {
         sending: &Sending,
         receiving: &Receiving,
         what: &str,
-    ) -> std::result::Result<(Carrying, Vec<String>), Stopped> {
+    ) -> std::result::Result<(Transfer, Vec<String>), DatasetFailure> {
         let request = self.sides.request;
         let job = self.sides.job;
-        let carriage = Carriage {
+        let carriage = TransferOptions {
             packing: self.sides.packing,
             limit: request.limit,
             clock: Arc::clone(&request.clock),
@@ -392,7 +392,7 @@ impl Run<'_> {
             let source = why_not(self.source_side(), ("send", what), &ends.sender);
             format!("{source}; {target}")
         };
-        Err(Stopped::Failed(match carrying.failure() {
+        Err(DatasetFailure::Failed(match carrying.failure() {
             Some(failure) if ends.sender.is_well() && !ends.receiver_was_first => format!("{failure}; {why}"),
             _ => why,
         }))

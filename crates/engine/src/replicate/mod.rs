@@ -35,9 +35,9 @@ pub use peer_server::{PeerServer, serve_peer};
 /// What is replicated, and how.
 pub struct ReplicateRequest<'a> {
     /// Where from.
-    pub source: Place<'a>,
+    pub source: ReplicationPlace<'a>,
     /// Where to.
-    pub target: Place<'a>,
+    pub target: ReplicationPlace<'a>,
     /// With all datasets below.
     pub is_tree: bool,
     /// Whether a snapshot of this name is sent.
@@ -62,7 +62,7 @@ pub struct ReplicateRequest<'a> {
 
 /// A dataset somewhere.
 #[derive(Clone, Copy)]
-pub struct Place<'a> {
+pub struct ReplicationPlace<'a> {
     /// Where.
     pub side: &'a dyn ReplicaSide,
     /// Its name there.
@@ -167,7 +167,7 @@ pub enum ReplicaOutcome {
 }
 
 /// The sides, and what they can do.
-struct Sides<'a> {
+struct ReplicationSides<'a> {
     request: &'a ReplicateRequest<'a>,
     source: ReplicaAbilities,
     target: ReplicaAbilities,
@@ -181,7 +181,7 @@ struct Sides<'a> {
 /// # Errors
 /// A side cannot be asked, or there is nothing to replicate.
 pub fn replicate(request: &ReplicateRequest<'_>, job: Job<'_>) -> Result<ReplicateReport> {
-    let Place { side, dataset } = request.source;
+    let ReplicationPlace { side, dataset } = request.source;
     let mut found = side.datasets(dataset, request.is_tree)?;
     if found.is_empty() {
         return Err(holdfast_host::provider::ProviderError::NotThere {
@@ -199,7 +199,7 @@ pub fn replicate(request: &ReplicateRequest<'_>, job: Job<'_>) -> Result<Replica
         found.retain(|one| !is_below(&one.name, target));
     }
     let (packing, sender_packs) = packing(request);
-    let sides = Sides {
+    let sides = ReplicationSides {
         request,
         source: side.abilities()?,
         target: request.target.side.abilities()?,

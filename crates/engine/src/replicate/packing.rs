@@ -21,7 +21,7 @@ const DESCRIPTOR: u8 = 0b1010_0000;
 
 /// Whether a chunk is packed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Effort {
+pub(super) enum Compression {
     /// It is stored as it is.
     None,
     /// It is, unless those before did not get smaller.
@@ -45,14 +45,14 @@ impl Packer {
     }
 
     /// The frame of a chunk.
-    pub(super) fn frame(&mut self, chunk: &[u8], effort: Effort) -> io::Result<Vec<u8>> {
+    pub(super) fn frame(&mut self, chunk: &[u8], effort: Compression) -> io::Result<Vec<u8>> {
         match effort {
-            Effort::None => return Ok(stored(chunk)),
-            Effort::Try if self.skip > 0 => {
+            Compression::None => return Ok(stored(chunk)),
+            Compression::Try if self.skip > 0 => {
                 self.skip -= 1;
                 return Ok(stored(chunk));
             }
-            Effort::Try | Effort::Full => {}
+            Compression::Try | Compression::Full => {}
         }
         let packed = self.compressor.compress(chunk)?;
         if packed.len() > chunk.len() - chunk.len() / 16 {
@@ -89,7 +89,7 @@ mod tests {
 
     use holdfast_block::SeededRandom;
 
-    use super::{CHUNK_BYTES, Effort, Packer, SKIP_COUNT};
+    use super::{CHUNK_BYTES, Compression, Packer, SKIP_COUNT};
 
     fn noise(length: usize) -> Vec<u8> {
         let mut bytes = vec![0; length];
@@ -109,7 +109,14 @@ mod tests {
             for chunk in [noise(length), vec![7; length]] {
                 packed.extend(
                     packer
-                        .frame(&chunk, if round % 2 == 0 { Effort::Full } else { Effort::None })
+                        .frame(
+                            &chunk,
+                            if round % 2 == 0 {
+                                Compression::Full
+                            } else {
+                                Compression::None
+                            },
+                        )
                         .unwrap(),
                 );
                 expected.extend(chunk);
@@ -127,10 +134,10 @@ mod tests {
     fn what_does_not_get_smaller_is_not_tried_for_a_while() {
         let mut packer = Packer::new().unwrap();
         let zeros = vec![0; CHUNK_BYTES];
-        assert!(packer.frame(&zeros, Effort::Try).unwrap().len() < 1000);
-        assert!(packer.frame(&zeros, Effort::None).unwrap().len() > CHUNK_BYTES);
-        assert!(packer.frame(&noise(CHUNK_BYTES), Effort::Try).unwrap().len() > CHUNK_BYTES);
-        let tries = (0..=SKIP_COUNT).map(|_| packer.frame(&zeros, Effort::Try).unwrap().len());
+        assert!(packer.frame(&zeros, Compression::Try).unwrap().len() < 1000);
+        assert!(packer.frame(&zeros, Compression::None).unwrap().len() > CHUNK_BYTES);
+        assert!(packer.frame(&noise(CHUNK_BYTES), Compression::Try).unwrap().len() > CHUNK_BYTES);
+        let tries = (0..=SKIP_COUNT).map(|_| packer.frame(&zeros, Compression::Try).unwrap().len());
         let packed: Vec<bool> = tries.map(|length| length < 1000).collect();
         assert_eq!(packed.iter().filter(|is_packed| **is_packed).count(), 1);
         assert!(packed[SKIP_COUNT as usize]);

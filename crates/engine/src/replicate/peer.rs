@@ -27,15 +27,15 @@ const PROGRAM: &str = "holdfast";
 /// A request.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Request {
+pub(super) struct PeerRequest {
     pub(super) kind: ProviderKind,
-    pub(super) ask: Ask,
+    pub(super) ask: PeerQuestion,
 }
 
 /// What is asked.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", deny_unknown_fields)]
-pub(super) enum Ask {
+pub(super) enum PeerQuestion {
     Abilities,
     Datasets { name: String, is_tree: bool },
     Estimate(Sending),
@@ -46,7 +46,7 @@ pub(super) enum Ask {
     Keep(Keeping),
 }
 
-impl Ask {
+impl PeerQuestion {
     /// The dataset that it is about.
     pub(super) fn dataset(&self) -> Option<&str> {
         Some(match self {
@@ -63,36 +63,36 @@ impl Ask {
 /// An answer.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", deny_unknown_fields)]
-pub(super) enum Answer {
+pub(super) enum PeerAnswer {
     Done(Value),
-    Refused(Refusal),
+    Refused(PeerRefusal),
 }
 
 /// Why not.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Refusal {
-    pub(super) kind: RefusalKind,
+pub(super) struct PeerRefusal {
+    pub(super) kind: PeerRefusalKind,
     pub(super) reason: String,
 }
 
 /// What matters to who has asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum RefusalKind {
+pub(super) enum PeerRefusalKind {
     NotThere,
     Held,
     Full,
     Other,
 }
 
-impl From<&ProviderError> for Refusal {
+impl From<&ProviderError> for PeerRefusal {
     fn from(error: &ProviderError) -> Self {
         let kind = match error {
-            ProviderError::NotThere { .. } => RefusalKind::NotThere,
-            ProviderError::Held { .. } => RefusalKind::Held,
-            ProviderError::Full { .. } => RefusalKind::Full,
-            _ => RefusalKind::Other,
+            ProviderError::NotThere { .. } => PeerRefusalKind::NotThere,
+            ProviderError::Held { .. } => PeerRefusalKind::Held,
+            ProviderError::Full { .. } => PeerRefusalKind::Full,
+            _ => PeerRefusalKind::Other,
         };
         Self {
             kind,
@@ -132,8 +132,8 @@ impl PeerSide {
         }
     }
 
-    fn start(&self, ask: Ask) -> ProviderResult<Piped> {
-        let request = Request { kind: self.kind, ask };
+    fn start(&self, ask: PeerQuestion) -> ProviderResult<Piped> {
+        let request = PeerRequest { kind: self.kind, ask };
         let mut line = serde_json::to_vec(&request).map_err(|error| self.senseless(&error.to_string()))?;
         line.push(b'\n');
         let mut piped = self.programs.start(PROGRAM, &["peer", PEER_PROTOCOL])?;
@@ -149,7 +149,7 @@ impl PeerSide {
         }
     }
 
-    fn ask<T: DeserializeOwned>(&self, action: &'static str, what: &str, ask: Ask) -> ProviderResult<T> {
+    fn ask<T: DeserializeOwned>(&self, action: &'static str, what: &str, ask: PeerQuestion) -> ProviderResult<T> {
         let (ended, output) = self.start(ask)?.answer(&*self.clock, self.time_out)?;
         let host = || self.host.clone();
         match ended.code {
@@ -176,17 +176,19 @@ impl PeerSide {
                 reason: ended.reason(),
             });
         }
-        let answer: Answer = serde_json::from_slice(&output).map_err(|error| self.senseless(&error.to_string()))?;
+        let answer: PeerAnswer = serde_json::from_slice(&output).map_err(|error| self.senseless(&error.to_string()))?;
         match answer {
-            Answer::Done(value) => serde_json::from_value(value).map_err(|error| self.senseless(&error.to_string())),
-            Answer::Refused(refusal) => {
+            PeerAnswer::Done(value) => {
+                serde_json::from_value(value).map_err(|error| self.senseless(&error.to_string()))
+            }
+            PeerAnswer::Refused(refusal) => {
                 let what = format!("{what} at {}", self.host);
                 let reason = refusal.reason;
                 Err(match refusal.kind {
-                    RefusalKind::NotThere => ProviderError::NotThere { what },
-                    RefusalKind::Held => ProviderError::Held { what, reason },
-                    RefusalKind::Full => ProviderError::Full { action, what },
-                    RefusalKind::Other => ProviderError::Refused { action, what, reason },
+                    PeerRefusalKind::NotThere => ProviderError::NotThere { what },
+                    PeerRefusalKind::Held => ProviderError::Held { what, reason },
+                    PeerRefusalKind::Full => ProviderError::Full { action, what },
+                    PeerRefusalKind::Other => ProviderError::Refused { action, what, reason },
                 })
             }
         }
@@ -203,11 +205,11 @@ impl ReplicaSide for PeerSide {
     }
 
     fn abilities(&self) -> ProviderResult<ReplicaAbilities> {
-        self.ask("ask", "holdfast", Ask::Abilities)
+        self.ask("ask", "holdfast", PeerQuestion::Abilities)
     }
 
     fn datasets(&self, name: &str, is_tree: bool) -> ProviderResult<Vec<ReplicaDataset>> {
-        let ask = Ask::Datasets {
+        let ask = PeerQuestion::Datasets {
             name: name.to_owned(),
             is_tree,
         };
@@ -215,33 +217,33 @@ impl ReplicaSide for PeerSide {
     }
 
     fn estimate(&self, sending: &Sending) -> ProviderResult<Option<u64>> {
-        self.ask("send", &sending.dataset, Ask::Estimate(sending.clone()))
+        self.ask("send", &sending.dataset, PeerQuestion::Estimate(sending.clone()))
     }
 
     fn send(&self, sending: &Sending) -> ProviderResult<Piped> {
-        let mut piped = self.start(Ask::Send(sending.clone()))?;
+        let mut piped = self.start(PeerQuestion::Send(sending.clone()))?;
         drop(piped.take_input());
         Ok(piped)
     }
 
     fn receive(&self, receiving: &Receiving, _trust: SenderTrust) -> ProviderResult<Incoming> {
-        let piped = self.start(Ask::Receive(receiving.clone()))?;
+        let piped = self.start(PeerQuestion::Receive(receiving.clone()))?;
         Ok(Incoming::checked_elsewhere(piped))
     }
 
     fn settle(&self, receiving: &Receiving) -> ProviderResult<()> {
-        self.ask("receive", &receiving.dataset, Ask::Settle(receiving.clone()))
+        self.ask("receive", &receiving.dataset, PeerQuestion::Settle(receiving.clone()))
     }
 
     fn discard(&self, dataset: &str) -> ProviderResult<()> {
-        let ask = Ask::Discard {
+        let ask = PeerQuestion::Discard {
             dataset: dataset.to_owned(),
         };
         self.ask("discard what was received in part of", dataset, ask)
     }
 
     fn keep(&self, keeping: &Keeping) -> ProviderResult<()> {
-        self.ask("keep", &keeping.snapshot, Ask::Keep(keeping.clone()))
+        self.ask("keep", &keeping.snapshot, PeerQuestion::Keep(keeping.clone()))
     }
 
     fn refusal(&self, action: &'static str, what: &str, complaint: &str) -> ProviderError {

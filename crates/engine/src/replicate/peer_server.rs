@@ -21,8 +21,8 @@ use holdfast_host::provider::{
 };
 use serde::Serialize;
 
-use super::carry::{Carriage, Carrying, Packing};
-use super::peer::{Answer, Ask, Refusal, Request};
+use super::carry::{Packing, Transfer, TransferOptions};
+use super::peer::{PeerAnswer, PeerQuestion, PeerRefusal, PeerRequest};
 use super::{fingerprint, is_below};
 use crate::job::{Error, Result};
 
@@ -66,22 +66,22 @@ pub fn serve_peer(
         .take(REQUEST_BYTES_MAX)
         .read_until(b'\n', &mut line)
         .map_err(Error::Stream)?;
-    let request: Request = serde_json::from_slice(&line).map_err(|error| Error::Peer {
+    let request: PeerRequest = serde_json::from_slice(&line).map_err(|error| Error::Peer {
         reason: format!("what is asked makes no sense: {error}"),
     })?;
     let side = (server.sides)(request.kind);
     let allowed = server.check(&request);
     let answered = match (request.ask, allowed) {
-        (Ask::Send(sending), Ok(())) => server.send(&*side, sending, output),
-        (Ask::Receive(receiving), Ok(())) => return server.receive(&*side, receiving, input),
-        (Ask::Send(_) | Ask::Receive(_), Err(error)) => Err(error.into()),
+        (PeerQuestion::Send(sending), Ok(())) => server.send(&*side, sending, output),
+        (PeerQuestion::Receive(receiving), Ok(())) => return server.receive(&*side, receiving, input),
+        (PeerQuestion::Send(_) | PeerQuestion::Receive(_), Err(error)) => Err(error.into()),
         (_, Err(error)) => tell(&mut output, Err::<(), _>(error)),
-        (Ask::Abilities, _) => tell(&mut output, server.abilities(&*side)),
-        (Ask::Datasets { name, is_tree }, _) => tell(&mut output, side.datasets(&name, is_tree)),
-        (Ask::Estimate(sending), _) => tell(&mut output, side.estimate(&sending)),
-        (Ask::Settle(receiving), _) => tell(&mut output, side.settle(&server.settled(receiving))),
-        (Ask::Discard { dataset }, _) => tell(&mut output, side.discard(&dataset)),
-        (Ask::Keep(keeping), _) => tell(&mut output, side.keep(&server.kept(keeping))),
+        (PeerQuestion::Abilities, _) => tell(&mut output, server.abilities(&*side)),
+        (PeerQuestion::Datasets { name, is_tree }, _) => tell(&mut output, side.datasets(&name, is_tree)),
+        (PeerQuestion::Estimate(sending), _) => tell(&mut output, side.estimate(&sending)),
+        (PeerQuestion::Settle(receiving), _) => tell(&mut output, side.settle(&server.settled(receiving))),
+        (PeerQuestion::Discard { dataset }, _) => tell(&mut output, side.discard(&dataset)),
+        (PeerQuestion::Keep(keeping), _) => tell(&mut output, side.keep(&server.kept(keeping))),
     };
     answered.map(|()| Vec::new())
 }
@@ -90,7 +90,7 @@ pub fn serve_peer(
 #[cfg(feature = "hostile")]
 pub(crate) fn hostile_request(bytes: &[u8]) -> holdfast_block::hostile::Outcome {
     use holdfast_block::hostile::Outcome;
-    let Ok(request) = serde_json::from_slice::<Request>(bytes) else {
+    let Ok(request) = serde_json::from_slice::<PeerRequest>(bytes) else {
         return Outcome::Refused;
     };
     let server = PeerServer {
@@ -103,7 +103,10 @@ pub(crate) fn hostile_request(bytes: &[u8]) -> holdfast_block::hostile::Outcome 
     };
     if server.check(&request).is_ok() {
         assert_eq!(request.kind, ProviderKind::Zfs);
-        assert!(!matches!(request.ask, Ask::Send(_) | Ask::Estimate(_)));
+        assert!(!matches!(
+            request.ask,
+            PeerQuestion::Send(_) | PeerQuestion::Estimate(_)
+        ));
         let named = request.ask.dataset().unwrap_or("tank/b");
         let parts = named.split('/').skip(2);
         assert!(named.starts_with("tank/b") && parts.clone().all(|part| !part.is_empty() && !part.starts_with('.')));
@@ -113,13 +116,13 @@ pub(crate) fn hostile_request(bytes: &[u8]) -> holdfast_block::hostile::Outcome 
 
 fn tell<T: Serialize>(output: &mut impl Write, answer: ProviderResult<T>) -> Result<()> {
     let answer = match answer.map(|value| serde_json::to_value(value)) {
-        Ok(Ok(value)) => Answer::Done(value),
+        Ok(Ok(value)) => PeerAnswer::Done(value),
         Ok(Err(error)) => {
             return Err(Error::Peer {
                 reason: error.to_string(),
             });
         }
-        Err(error) => Answer::Refused(Refusal::from(&error)),
+        Err(error) => PeerAnswer::Refused(PeerRefusal::from(&error)),
     };
     let mut line = serde_json::to_vec(&answer).map_err(|error| Error::Peer {
         reason: error.to_string(),
@@ -139,7 +142,7 @@ impl PeerServer<'_> {
     }
 
     /// Whether it may be asked.
-    fn check(&self, request: &Request) -> ProviderResult<()> {
+    fn check(&self, request: &PeerRequest) -> ProviderResult<()> {
         let Some(root) = &self.root else { return Ok(()) };
         let refused = |what: &str, reason: &str| ProviderError::Refused {
             action: "do as asked with",
@@ -148,11 +151,13 @@ impl PeerServer<'_> {
         };
         let dataset = request.ask.dataset().unwrap_or(&root.name);
         match &request.ask {
-            Ask::Estimate(_) | Ask::Send(_) => return Err(refused(dataset, "nothing is sent from here")),
-            Ask::Keep(keeping) if keeping.means != KeepingMeans::Hold => {
+            PeerQuestion::Estimate(_) | PeerQuestion::Send(_) => {
+                return Err(refused(dataset, "nothing is sent from here"));
+            }
+            PeerQuestion::Keep(keeping) if keeping.means != KeepingMeans::Hold => {
                 return Err(refused(dataset, "no bookmark and no second hold is made here"));
             }
-            Ask::Keep(keeping) if !is_tag(&keeping.tag) => {
+            PeerQuestion::Keep(keeping) if !is_tag(&keeping.tag) => {
                 return Err(refused(dataset, "the tag is not that of a replication"));
             }
             _ => {}
@@ -236,8 +241,8 @@ impl PeerServer<'_> {
         Ok(receiver.finish()?)
     }
 
-    fn carriage(&self, packing: Packing) -> Carriage {
-        Carriage {
+    fn carriage(&self, packing: Packing) -> TransferOptions {
+        TransferOptions {
             packing,
             limit: None,
             clock: Arc::clone(&self.clock),
@@ -251,7 +256,7 @@ fn no_ends() -> Error {
     }
 }
 
-fn received(carrying: &Carrying, side: &dyn ReplicaSide, dataset: &str, ended: &holdfast_host::PipedEnd) -> Result<()> {
+fn received(carrying: &Transfer, side: &dyn ReplicaSide, dataset: &str, ended: &holdfast_host::PipedEnd) -> Result<()> {
     if let Some(refusal) = carrying.refusal() {
         let error = ProviderError::Refused {
             action: "receive",

@@ -9,14 +9,14 @@ use holdfast_policy::{
     TargetOrder, plan_replication,
 };
 
-use super::{RawChoice, ReplicaOutcome, ReplicatedDataset, ReplicatedStream, Sides};
+use super::{RawChoice, ReplicaOutcome, ReplicatedDataset, ReplicatedStream, ReplicationSides};
 
 /// The command, as a shell takes it, that gives a dataset another name.
 fn set_aside(dataset: &str) -> String {
     shell_line(["zfs", "rename", dataset, &format!("{dataset}-old")])
 }
 
-impl Sides<'_> {
+impl ReplicationSides<'_> {
     fn points(&self, dataset: &ReplicaDataset) -> Vec<ReplicaPoint> {
         let point = |snapshot: &ReplicaSnapshot| ReplicaPoint {
             name: snapshot.name.clone(),

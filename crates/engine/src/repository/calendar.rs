@@ -80,7 +80,7 @@ mod tests {
 
     use super::{Calendar, SKEW_MS};
     use crate::job::NoProgress;
-    use crate::repository::name_conflict::Granted;
+    use crate::repository::name_conflict::GrantedName;
     use crate::repository::open::find_in;
 
     const NOW_MS: i64 = 1_700_000_000_000;
@@ -116,7 +116,7 @@ mod tests {
         assert_eq!(found(&all, "other@latest"), 3);
         let zone = TimeZone::UTC;
         let calendar = Calendar::at(NOW_MS, &zone, &NoProgress);
-        let granted = Granted {
+        let granted = GrantedName {
             own: all.iter().filter(|manifest| manifest.machine == "web").collect(),
             note: None,
         };

@@ -23,11 +23,11 @@ use super::list::{ListRequest, check_known, is_wanted};
 use super::name_conflict::{MachineIdentity, MachinesByName};
 use super::open::{all_snapshots, find_in, find_of_machines};
 use super::removed::keep_readable;
-use crate::job::rate_limit::Pace;
+use crate::job::rate_limit::RateLimit;
 use crate::job::{Counting, Error, Job, Progress, Result, Unit};
 use crate::notes::{is_template, is_template_draft};
 use crate::{Location, SnapshotReference};
-use origin::{Holdings, Standing};
+use origin::{CopyPresence, TargetHoldings};
 pub use status::{CopyStatus, MachineCopyStatus, copy_status};
 
 /// Which snapshots are copied.
@@ -133,9 +133,9 @@ pub fn copy(from: &Repository, to: &Repository, request: &CopyRequest, job: Job<
     let calendar = Calendar::new(from, &request.zone, job.progress);
     let (chosen, removed) = choose(&all, request, calendar)?;
     warn_of_namesakes(chosen.iter().map(|index| &all[*index]), &there, job.progress);
-    let holdings = Holdings::new(to.config().id, there);
-    let pace = Pace::new(request.bytes_per_second, job);
-    let mut copy = Copy {
+    let holdings = TargetHoldings::new(to.config().id, there);
+    let pace = RateLimit::new(request.bytes_per_second, job);
+    let mut copy = RepositoryCopy {
         from,
         to,
         all: &all,
@@ -232,7 +232,7 @@ fn find_named(all: &[Manifest], reference: &SnapshotReference, calendar: Calenda
     }
 }
 
-struct Copy<'a> {
+struct RepositoryCopy<'a> {
     from: &'a Repository,
     to: &'a Repository,
     /// All snapshots here, oldest first.
@@ -240,7 +240,7 @@ struct Copy<'a> {
     /// The machines here.
     named: MachinesByName,
     /// What is there.
-    holdings: Holdings,
+    holdings: TargetHoldings,
     /// What would be there by now.
     planned: HashSet<SnapshotId>,
     pace: &'a (dyn Fn(u64) + Sync),
@@ -248,7 +248,7 @@ struct Copy<'a> {
     job: Job<'a>,
 }
 
-impl<'a> Copy<'a> {
+impl<'a> RepositoryCopy<'a> {
     fn tell(&self, manifest: &Manifest, number: usize, count: usize) {
         let (machine, time) = (&manifest.machine, time_of(manifest));
         self.job.progress.phase(
@@ -279,12 +279,12 @@ impl<'a> Copy<'a> {
         execution: Execution,
     ) -> Result<Option<CopyOutcome>> {
         Ok(match (self.holdings.standing(manifest), removed) {
-            (Standing::Present(id), _) => {
+            (CopyPresence::Present(id), _) => {
                 self.keep_template(manifest, execution)?;
                 Some(CopyOutcome::Present(id))
             }
-            (Standing::Removed, RemovedThere::StayAway) => Some(CopyOutcome::Removed),
-            (Standing::Removed, RemovedThere::ComeBack) | (Standing::Missing, _) => None,
+            (CopyPresence::Removed, RemovedThere::StayAway) => Some(CopyOutcome::Removed),
+            (CopyPresence::Removed, RemovedThere::ComeBack) | (CopyPresence::Missing, _) => None,
         })
     }
 
@@ -337,7 +337,7 @@ impl<'a> Copy<'a> {
         for other in new {
             self.holdings.add(other);
         }
-        if let Standing::Present(id) = self.holdings.standing(manifest) {
+        if let CopyPresence::Present(id) = self.holdings.standing(manifest) {
             return Ok(CopyOutcome::Present(id));
         }
         let base = self.base(manifest, &|other| self.holdings.counterpart(other).is_some());

@@ -10,7 +10,7 @@ use super::open::{all_snapshots, find_of_machines};
 use crate::job::error::SnapshotChoiceError;
 use crate::job::{Error, Job, Result};
 use crate::notes::is_template;
-use crate::{Moment, SnapshotReference};
+use crate::{SnapshotMoment, SnapshotReference};
 
 /// Whether a plan is carried out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -233,6 +233,6 @@ fn is_exact(reference: &SnapshotReference, manifest: &Manifest) -> bool {
     match reference {
         SnapshotReference::Latest => false,
         SnapshotReference::Word(word) => manifest.id.to_string().starts_with(&word.to_ascii_lowercase()),
-        SnapshotReference::Machine { moment, .. } => !matches!(moment, Moment::Latest),
+        SnapshotReference::Machine { moment, .. } => !matches!(moment, SnapshotMoment::Latest),
     }
 }

@@ -222,7 +222,7 @@ impl Claimant<'_> {
 
 /// A new snapshot that is to be listed under a name.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Claim<'c> {
+pub(crate) struct NameClaim<'c> {
     pub(crate) name: &'c str,
     pub(crate) claimant: Claimant<'c>,
     pub(crate) continuation: Continuation,
@@ -230,14 +230,14 @@ pub(crate) struct Claim<'c> {
 
 /// A name that a new snapshot may have.
 #[derive(Debug)]
-pub(crate) struct Granted<'m> {
+pub(crate) struct GrantedName<'m> {
     /// The snapshots of the same machine under this name.
     pub(crate) own: Vec<&'m Manifest>,
     /// The note to keep with the new snapshot, by its name.
     pub(crate) note: Option<(String, String)>,
 }
 
-impl<'m> Granted<'m> {
+impl<'m> GrantedName<'m> {
     /// The newest snapshot of the same machine under this name.
     pub(crate) fn newest(&self, calendar: Calendar<'_>) -> Option<&'m Manifest> {
         let past = newest(
@@ -250,7 +250,7 @@ impl<'m> Granted<'m> {
     }
 }
 
-impl Claim<'_> {
+impl NameClaim<'_> {
     /// Grants the name, if it is unused or of the same machine. A snapshot from the future holds a name only where it has no others.
     ///
     /// # Errors
@@ -260,13 +260,13 @@ impl Claim<'_> {
         manifests: &'m [Manifest],
         calendar: Calendar<'_>,
         progress: &dyn Progress,
-    ) -> Result<Granted<'m>> {
+    ) -> Result<GrantedName<'m>> {
         let identity = self.claimant.identity();
         let of_name = || manifests.iter().filter(|manifest| manifest.machine == self.name);
         let past = newest(of_name().filter(|manifest| !calendar.is_future(manifest)));
         let Some(holder) = past.or_else(|| newest(of_name())) else {
             self.note_other_names(&identity, manifests, progress);
-            return Ok(Granted {
+            return Ok(GrantedName {
                 own: Vec::new(),
                 note: None,
             });
@@ -291,7 +291,7 @@ impl Claim<'_> {
             other == identity || same.contains(&other)
         };
         let words: Vec<&str> = same.iter().map(MachineIdentity::word).collect();
-        Ok(Granted {
+        Ok(GrantedName {
             own: of_name().filter(is_own).collect(),
             note: (!words.is_empty()).then(|| (NOTE_CONTINUES.to_owned(), words.join(" "))),
         })

@@ -20,7 +20,7 @@ use crate::files::state_file::write_note;
 use crate::job::error::TemplateError;
 use crate::job::{Error, Progress, Result};
 use crate::notes::{is_template, template_label};
-use crate::{Candidate, Moment, SnapshotReference};
+use crate::{Candidate, SnapshotMoment, SnapshotReference};
 
 /// Where a repository is: the path of a directory, which may be written `file:PATH`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -363,7 +363,7 @@ fn find_among(
 fn is_newest_wanted(reference: &SnapshotReference, found: &Candidate<'_>) -> bool {
     match reference {
         SnapshotReference::Latest => true,
-        SnapshotReference::Machine { moment, .. } => matches!(moment, Moment::Latest),
+        SnapshotReference::Machine { moment, .. } => matches!(moment, SnapshotMoment::Latest),
         SnapshotReference::Word(word) => found.machine == word,
     }
 }

@@ -10,7 +10,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use crate::job::error::{PREFIX_DIGITS_MIN, ResolveError};
 use crate::job::name::LATEST;
-use crate::{Moment, SnapshotReference};
+use crate::{SnapshotMoment, SnapshotReference};
 
 /// Candidates that an error lists.
 const LISTED_MAX: usize = 10;
@@ -141,16 +141,16 @@ fn newest_of_machine(
 }
 
 /// The last instant that belongs to `moment`; none where every instant does.
-fn last_instant(moment: Moment, zone: &TimeZone) -> Result<Option<Timestamp>, jiff::Error> {
+fn last_instant(moment: SnapshotMoment, zone: &TimeZone) -> Result<Option<Timestamp>, jiff::Error> {
     let nanosecond = SignedDuration::from_nanos(1);
     Ok(Some(match moment {
-        Moment::Latest => return Ok(None),
-        Moment::Instant(time) => end_of_second(time)?,
-        Moment::Local(time) => {
+        SnapshotMoment::Latest => return Ok(None),
+        SnapshotMoment::Instant(time) => end_of_second(time)?,
+        SnapshotMoment::Local(time) => {
             let zoned = zone.to_ambiguous_zoned(time).disambiguate(Disambiguation::Later)?;
             end_of_second(zoned.timestamp())?
         }
-        Moment::Day(day) => day
+        SnapshotMoment::Day(day) => day
             .tomorrow()?
             .to_zoned(zone.clone())?
             .timestamp()

@@ -42,13 +42,13 @@ pub enum SnapshotReference {
         /// The machine.
         machine: MachineName,
         /// Which one.
-        moment: Moment,
+        moment: SnapshotMoment,
     },
 }
 
 /// Which of a machine's snapshots is meant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Moment {
+pub enum SnapshotMoment {
     /// The newest.
     Latest,
     /// The newest up to the end of a day, local time.
@@ -92,7 +92,7 @@ fn is_snapshot_id(word: &str) -> bool {
 }
 
 /// Splits what follows the `@`; the time takes as much as it can.
-fn moment_and_disk(text: &str) -> Result<(Moment, Option<DiskName>), NameError> {
+fn moment_and_disk(text: &str) -> Result<(SnapshotMoment, Option<DiskName>), NameError> {
     if let Some(moment) = parse_moment(text) {
         return Ok((moment, None));
     }
@@ -106,12 +106,12 @@ fn moment_and_disk(text: &str) -> Result<(Moment, Option<DiskName>), NameError> 
 
 /// Reads `latest`, a date, or a time at least to the minute; other forms that ISO 8601 allows are left out, since some of
 /// them cannot be told from a time and a disk (`T10:00` is also hour 10 and the disk `00`).
-fn parse_moment(text: &str) -> Option<Moment> {
+fn parse_moment(text: &str) -> Option<SnapshotMoment> {
     if text == LATEST {
-        return Some(Moment::Latest);
+        return Some(SnapshotMoment::Latest);
     }
     if has_shape(text, "dddd-dd-dd") {
-        return text.parse().ok().map(Moment::Day);
+        return text.parse().ok().map(SnapshotMoment::Day);
     }
     let (local, offset) = match text.strip_suffix('Z') {
         Some(local) => (local, "Z"),
@@ -129,9 +129,9 @@ fn parse_moment(text: &str) -> Option<Moment> {
         return None;
     }
     if offset.is_empty() {
-        local.parse().ok().map(Moment::Local)
+        local.parse().ok().map(SnapshotMoment::Local)
     } else {
-        text.parse().ok().map(Moment::Instant)
+        text.parse().ok().map(SnapshotMoment::Instant)
     }
 }
 
@@ -152,14 +152,14 @@ mod tests {
     use jiff::civil::{date, time};
     use proptest::prelude::{any, prop_assert, prop_assert_eq, proptest};
 
-    use super::{Moment, SnapshotName, SnapshotReference};
+    use super::{SnapshotMoment, SnapshotName, SnapshotReference};
     use crate::job::{DiskName, MachineName, NameError};
 
     fn parse(text: &str) -> SnapshotName {
         text.parse().unwrap()
     }
 
-    fn machine(name: &str, moment: Moment, disk: Option<&str>) -> SnapshotName {
+    fn machine(name: &str, moment: SnapshotMoment, disk: Option<&str>) -> SnapshotName {
         SnapshotName {
             snapshot: SnapshotReference::Machine {
                 machine: MachineName::new(name).unwrap(),
@@ -186,30 +186,33 @@ mod tests {
     #[test]
     fn a_machine_has_moments() {
         let ten = date(2026, 11, 20).to_datetime(time(10, 0, 0, 0));
-        assert_eq!(parse("web1@latest"), machine("web1", Moment::Latest, None));
-        assert_eq!(parse("web1@latest:vda"), machine("web1", Moment::Latest, Some("vda")));
+        assert_eq!(parse("web1@latest"), machine("web1", SnapshotMoment::Latest, None));
+        assert_eq!(
+            parse("web1@latest:vda"),
+            machine("web1", SnapshotMoment::Latest, Some("vda"))
+        );
         assert_eq!(
             parse("web1@2026-11-20"),
-            machine("web1", Moment::Day(date(2026, 11, 20)), None)
+            machine("web1", SnapshotMoment::Day(date(2026, 11, 20)), None)
         );
         assert_eq!(
             parse("web1@2026-11-20T10:00"),
-            machine("web1", Moment::Local(ten), None)
+            machine("web1", SnapshotMoment::Local(ten), None)
         );
         assert_eq!(
             parse("web1@2026-11-20T10:00:00"),
-            machine("web1", Moment::Local(ten), None)
+            machine("web1", SnapshotMoment::Local(ten), None)
         );
         let fraction = date(2026, 11, 20).to_datetime(time(10, 0, 0, 250_000_000));
         assert_eq!(
             parse("web1@2026-11-20T10:00:00.25"),
-            machine("web1", Moment::Local(fraction), None)
+            machine("web1", SnapshotMoment::Local(fraction), None)
         );
     }
 
     #[test]
     fn an_offset_makes_an_instant() {
-        let instant = Moment::Instant("2026-11-20T09:00:00Z".parse().unwrap());
+        let instant = SnapshotMoment::Instant("2026-11-20T09:00:00Z".parse().unwrap());
         for text in [
             "2026-11-20T09:00Z",
             "2026-11-20T10:00+01:00",
@@ -225,13 +228,13 @@ mod tests {
 
     #[test]
     fn the_time_takes_as_much_as_it_can() {
-        let at = |second| Moment::Local(date(2026, 11, 20).to_datetime(time(10, 0, second, 0)));
+        let at = |second| SnapshotMoment::Local(date(2026, 11, 20).to_datetime(time(10, 0, second, 0)));
         assert_eq!(parse("web1@2026-11-20T10:00:vda"), machine("web1", at(0), Some("vda")));
         assert_eq!(parse("web1@2026-11-20T10:00:30"), machine("web1", at(30), None));
         assert_eq!(parse("web1@2026-11-20T10:00:00:30"), machine("web1", at(0), Some("30")));
         assert_eq!(
             parse("web1@2026-11-20:30"),
-            machine("web1", Moment::Day(date(2026, 11, 20)), Some("30"))
+            machine("web1", SnapshotMoment::Day(date(2026, 11, 20)), Some("30"))
         );
     }
 
@@ -281,7 +284,7 @@ mod tests {
         #[test]
         fn a_valid_machine_and_disk_come_back(name in "[a-zA-Z][a-z0-9 .#]{0,20}[a-z]", disk in "[a-z][a-z0-9]{0,6}") {
             let named = parse(&format!("{name}@latest:{disk}"));
-            prop_assert_eq!(named, machine(&name, Moment::Latest, Some(&disk)));
+            prop_assert_eq!(named, machine(&name, SnapshotMoment::Latest, Some(&disk)));
         }
     }
 }

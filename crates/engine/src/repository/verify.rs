@@ -23,14 +23,14 @@ pub struct VerifyRequest {
     /// How deep.
     pub depth: VerifyDepth,
     /// An image that the disk of the only snapshot named must equal.
-    pub against: Option<Against>,
+    pub against: Option<VerifyImageAgainst>,
     /// In which times of the names are meant.
     pub zone: TimeZone,
 }
 
 /// An image to compare with.
 #[derive(Debug, Clone)]
-pub struct Against {
+pub struct VerifyImageAgainst {
     /// The image or block device.
     pub path: PathBuf,
     /// Its format, where its content is not to decide.

@@ -27,7 +27,7 @@ pub struct RestoreRequest<'a> {
     /// The snapshot, and perhaps one of its disks.
     pub name: SnapshotName,
     /// Where to.
-    pub target: Target<'a>,
+    pub target: RestoreTarget<'a>,
     /// What to do about what is there.
     pub mode: RestoreMode,
     /// The format of the target; without one, new files are what their names say, and others what their content says.
@@ -37,7 +37,7 @@ pub struct RestoreRequest<'a> {
 }
 
 /// Where to restore to.
-pub enum Target<'a> {
+pub enum RestoreTarget<'a> {
     /// A file, a block device, or a folder that gets one file per disk.
     Path(PathBuf),
     /// A stream that gets the bytes of one disk.
@@ -99,8 +99,8 @@ fn restore_from(
         .phase(&format!("restoring {}", snapshot.machine), Unit::Bytes);
     job.progress.total(disks.iter().map(|disk| disk.size_bytes).sum());
     match request.target {
-        Target::Stream(stream) => Ok(vec![to_stream(repository, only(&disks)?, stream, job)?]),
-        Target::Path(path) => {
+        RestoreTarget::Stream(stream) => Ok(vec![to_stream(repository, only(&disks)?, stream, job)?]),
+        RestoreTarget::Path(path) => {
             let memory = match request.name.disk {
                 None if path.is_dir() => StoredMemory::open(repository, snapshot)?,
                 _ => None,
@@ -122,8 +122,8 @@ fn restore_from(
             let places = placed
                 .into_iter()
                 .map(|(disk, path)| Ok((disk, restorer.place(disk, &path)?, path)));
-            let places: Vec<(&DiskRecord, Place, PathBuf)> = places.collect::<Result<_>>()?;
-            let restore = |(disk, place, path): &(&DiskRecord, Place, PathBuf)| {
+            let places: Vec<(&DiskRecord, DiskPlace, PathBuf)> = places.collect::<Result<_>>()?;
+            let restore = |(disk, place, path): &(&DiskRecord, DiskPlace, PathBuf)| {
                 restorer.to_path(disk, *place, path).map_err(|error| error.on(path))
             };
             let existing = match request.mode {
@@ -252,7 +252,7 @@ fn image_of(format: Format) -> OpenOptions {
 
 /// How a disk is written to a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum DiskPlace {
     /// To a new file.
     NewFile(Existing, Format),
     /// Into the file that is there.
@@ -271,7 +271,7 @@ struct Restorer<'a> {
 
 impl Restorer<'_> {
     /// Decides how to write to `path`, and refuses what would lose something that nobody gave up.
-    fn place(&self, disk: &DiskRecord, path: &Path) -> Result<Place> {
+    fn place(&self, disk: &DiskRecord, path: &Path) -> Result<DiskPlace> {
         let found = match std::fs::metadata(path) {
             Err(source) if source.kind() == std::io::ErrorKind::NotFound => None,
             other => Some(other.map_err(|source| Error::File {
@@ -286,22 +286,22 @@ impl Restorer<'_> {
             (RestoreMode::New, Some(_)) if is_block_device => return Err(Error::DeviceExists { path: path_owned() }),
             (RestoreMode::New, Some(_)) => return Err(Error::TargetExists { path: path_owned() }),
             (RestoreMode::InPlace, None) => return Err(Error::NoTarget { path: path_owned() }),
-            (RestoreMode::Replace, Some(_)) if is_block_device => Place::BlockDevice(TargetState::Unknown),
-            (RestoreMode::InPlace, Some(_)) if is_block_device => Place::BlockDevice(TargetState::Similar),
-            (RestoreMode::InPlace, Some(_)) => Place::File(match self.format {
+            (RestoreMode::Replace, Some(_)) if is_block_device => DiskPlace::BlockDevice(TargetState::Unknown),
+            (RestoreMode::InPlace, Some(_)) if is_block_device => DiskPlace::BlockDevice(TargetState::Similar),
+            (RestoreMode::InPlace, Some(_)) => DiskPlace::File(match self.format {
                 Some(format) => format,
                 None => format_in_place(disk, path)?,
             }),
-            (RestoreMode::New, None) => Place::NewFile(Existing::Keep, self.new_format(disk, path)?),
-            (RestoreMode::Replace, _) => Place::NewFile(Existing::Replace, self.new_format(disk, path)?),
+            (RestoreMode::New, None) => DiskPlace::NewFile(Existing::Keep, self.new_format(disk, path)?),
+            (RestoreMode::Replace, _) => DiskPlace::NewFile(Existing::Replace, self.new_format(disk, path)?),
         };
         let format = match place {
-            Place::NewFile(_, format) | Place::File(format) => format,
-            Place::BlockDevice(_) => self.format.unwrap_or(Format::Raw),
+            DiskPlace::NewFile(_, format) | DiskPlace::File(format) => format,
+            DiskPlace::BlockDevice(_) => self.format.unwrap_or(Format::Raw),
         };
         match (place, format) {
             (_, Format::Raw) => Ok(place),
-            (Place::NewFile(..) | Place::File(_), format) if Format::SUPPORTED.contains(&format) => Ok(place),
+            (DiskPlace::NewFile(..) | DiskPlace::File(_), format) if Format::SUPPORTED.contains(&format) => Ok(place),
             (_, format) => Err(Error::TargetFormat {
                 path: path_owned(),
                 format: format.to_string(),
@@ -326,25 +326,25 @@ impl Restorer<'_> {
         }
     }
 
-    fn to_path(&self, disk: &DiskRecord, place: Place, path: &Path) -> Result<RestoredDisk> {
+    fn to_path(&self, disk: &DiskRecord, place: DiskPlace, path: &Path) -> Result<RestoredDisk> {
         match place {
-            Place::BlockDevice(state) => {
+            DiskPlace::BlockDevice(state) => {
                 let target = LockedDevice::open(path, IoMode::LargeDirect)?;
                 tell_of_other_sectors(&*target, noted_sector(&disk.notes), &disk.name, self.job.progress);
                 let restored = self.to_device(disk, path, &*target, state)?;
                 target.check_alone()?;
                 Ok(restored)
             }
-            Place::File(Format::Raw) => {
+            DiskPlace::File(Format::Raw) => {
                 let target = LockedDevice::open(path, IoMode::Buffered)?;
                 self.to_device(disk, path, &*target, TargetState::Similar)
             }
-            Place::File(format) => {
+            DiskPlace::File(format) => {
                 let options = self.image_at(path, format);
                 let target = holdfast_image::open_mut(path, &options).map_err(|error| damaged(path, error))?;
                 self.to_device(disk, path, &target, TargetState::Similar)
             }
-            Place::NewFile(existing, Format::Raw) => {
+            DiskPlace::NewFile(existing, Format::Raw) => {
                 tell_of_lost_sector(noted_sector(&disk.notes), &disk.name, self.job.progress);
                 let file = NewFile::begin(path, existing, self.surroundings)?;
                 file.tell_of_cleared(self.job.progress);
@@ -353,7 +353,7 @@ impl Restorer<'_> {
                 file.finish()?;
                 Ok(restored)
             }
-            Place::NewFile(existing, format) => {
+            DiskPlace::NewFile(existing, format) => {
                 let file = NewFile::begin(path, existing, self.surroundings)?;
                 file.tell_of_cleared(self.job.progress);
                 let mut options = CreateOptions::new(format, disk.size_bytes)

@@ -19,24 +19,24 @@ use holdfast_host::{Life, LiveDisks};
 use holdfast_repo::{Repository, SnapshotId, Surroundings};
 
 pub use self::fill::FillOptions;
-use self::fill::{Attending, Fill};
+use self::fill::{DiskFill, JobLock};
 use self::folder::{NewFolder, name_until_complete, remove_left};
 pub(crate) use self::folder::{is_still_unfinished, unfinished_folders};
 pub use self::rate::FillRate;
 pub use self::server::serve_instantly;
 use super::instant_job::MadeFile;
 pub use super::instant_job::{InstantDisk, InstantJob};
-use super::machine::{Content, FileWay, MachineRestorePlan, Made, write_companions};
+use super::machine::{FileContent, FileWay, MachineRestorePlan, MadeFiles, write_companions};
 use crate::job::error::InstantError;
 use crate::job::error::Refusal;
 use crate::job::{Error, Job, Result};
-use crate::machine::place_note::{Held, PlaceJournal, PlaceNote};
+use crate::machine::place_note::{HeldSnapshotNote, PlaceJournal, PlaceNote};
 
 /// How long requests of a machine wait for a server that is gone, before it stands still.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Starts a server for a job, as a process that outlives this one, and waits until clients can connect.
-pub type Launch<'a> = dyn Fn(&InstantJob) -> Result<()> + 'a;
+pub type ServerLauncher<'a> = dyn Fn(&InstantJob) -> Result<()> + 'a;
 
 /// What is to be restored, and from where.
 pub struct InstantRestore<'a> {
@@ -88,7 +88,7 @@ pub fn restore_instantly(
     let served = served(&instant, definition)?;
     // The machine runs from the snapshot: nobody may remove it meanwhile.
     let noted = note_place(request, &instant, job);
-    let hold = Hold::take(request.repository, plan.snapshot.id, instant.hold)?;
+    let hold = SnapshotHold::take(request.repository, plan.snapshot.id, instant.hold)?;
     let (mut made, folder, lock) = make(request, hypervisor, &mut instant, surroundings, job)?;
     let instant = instant;
     let begin = || -> Result<()> {
@@ -131,7 +131,7 @@ pub fn restore_instantly(
         instant.machine,
         runs_after.as_secs_f64()
     ));
-    let report = Fill::new(hypervisor, &instant, request.fill, job).run(lock)?;
+    let report = DiskFill::new(hypervisor, &instant, request.fill, job).run(lock)?;
     release_snapshot(request.repository, &instant, job);
     Ok(InstantReport {
         runs_after: Some(runs_after),
@@ -144,7 +144,7 @@ fn note_place(request: &InstantRestore<'_>, instant: &InstantJob, job: Job<'_>) 
     let Some(journal) = &request.places else {
         return Vec::new();
     };
-    let held = Held {
+    let held = HeldSnapshotNote {
         repository: request.repository.config().id.to_string(),
         snapshot: instant.snapshot.clone(),
         holder: instant.hold,
@@ -175,7 +175,7 @@ fn make(
     instant: &mut InstantJob,
     surroundings: &Surroundings,
     job: Job<'_>,
-) -> Result<(Made, NewFolder, Attending)> {
+) -> Result<(MadeFiles, NewFolder, JobLock)> {
     let mut noted = None;
     remove_left(&instant.folder);
     // Whoever finds the images of a restore that was killed has to know whose they are.
@@ -287,7 +287,7 @@ pub fn revive_instantly(
 ) -> Result<()> {
     let _lock = fill::lock(instant)?;
     instant.begin()?;
-    Fill::new(hypervisor, instant, options, job).revive()
+    DiskFill::new(hypervisor, instant, options, job).revive()
 }
 
 /// Goes on where an instant restore was left: brings its server back, lets its machine run, and fills its disks.
@@ -299,7 +299,7 @@ pub fn resume_instantly(
 ) -> Result<InstantReport> {
     let lock = fill::lock(instant)?;
     instant.begin()?;
-    Fill::new(hypervisor, instant, options, job).run(lock)
+    DiskFill::new(hypervisor, instant, options, job).run(lock)
 }
 
 /// Lets go of the snapshot of a machine that does not run from it any more.
@@ -319,9 +319,9 @@ pub fn release_snapshot(repository: &Repository, instant: &InstantJob, job: Job<
 }
 
 /// A snapshot that is held for a job, and not any more when this goes, unless it is kept.
-struct Hold<'r>(Option<(&'r Repository, SnapshotId, u32)>);
+struct SnapshotHold<'r>(Option<(&'r Repository, SnapshotId, u32)>);
 
-impl<'r> Hold<'r> {
+impl<'r> SnapshotHold<'r> {
     fn take(repository: &'r Repository, snapshot: SnapshotId, holder: u32) -> Result<Self> {
         repository.hold(snapshot, holder)?;
         Ok(Self(Some((repository, snapshot, holder))))
@@ -332,7 +332,7 @@ impl<'r> Hold<'r> {
     }
 }
 
-impl Drop for Hold<'_> {
+impl Drop for SnapshotHold<'_> {
     fn drop(&mut self) {
         if let Some((repository, snapshot, holder)) = self.0 {
             // Another error brought us here; a snapshot that stays protected is no loss.
@@ -387,14 +387,14 @@ impl InstantJob {
 /// The disks of a plan, and where they go.
 fn disks(plan: &MachineRestorePlan) -> Vec<InstantDisk> {
     let disks = plan.files.iter().filter_map(|file| match &file.content {
-        Content::Disk(name) => Some(InstantDisk {
+        FileContent::Disk(name) => Some(InstantDisk {
             name: name.clone(),
             target: file.to.clone(),
             format: file.format.qemu_name().to_owned(),
             is_block_device: medium(file.way) == Medium::BlockDevice,
             size_bytes: file.size_bytes,
         }),
-        Content::FirmwareVariables | Content::TpmState(_) => None,
+        FileContent::FirmwareVariables | FileContent::TpmState(_) => None,
     });
     disks.collect()
 }
@@ -423,7 +423,12 @@ fn medium(way: FileWay) -> Medium {
 fn folder(request: &InstantRestore<'_>) -> Result<PathBuf> {
     let is_file = |file: &&crate::PlannedFile| matches!(file.way, FileWay::NewFile | FileWay::Replace);
     let mut files = request.plan.files.iter().filter(is_file);
-    let beside = || files.find(|file| matches!(file.content, Content::Disk(_)))?.to.parent();
+    let beside = || {
+        files
+            .find(|file| matches!(file.content, FileContent::Disk(_)))?
+            .to
+            .parent()
+    };
     let storage = request.storage.or_else(beside).ok_or_else(|| Refusal::NoPlace {
         disk: "for what the guest writes".to_owned(),
         place: "no file".to_owned(),

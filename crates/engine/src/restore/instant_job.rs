@@ -129,7 +129,7 @@ fn is_ours_alone(found: &std::fs::Metadata) -> bool {
 
 /// The file, of any version.
 #[derive(Serialize, Deserialize)]
-struct Versioned {
+struct VersionedJob {
     version: u32,
     job: serde_json::Value,
 }
@@ -161,7 +161,7 @@ impl InstantJob {
         let mut bytes = Vec::new();
         let read = file.take(JOB_BYTES_MAX).read_to_end(&mut bytes);
         read.map_err(|error| wrong(error.to_string()))?;
-        let found: Versioned = serde_json::from_slice(&bytes).map_err(|error| wrong(error.to_string()))?;
+        let found: VersionedJob = serde_json::from_slice(&bytes).map_err(|error| wrong(error.to_string()))?;
         if found.version != VERSION {
             return Err(wrong(format!("version {} is not known here", found.version)));
         }
@@ -177,7 +177,7 @@ impl InstantJob {
         let path = self.folder.join(JOB);
         let write = || -> std::io::Result<()> {
             let job = serde_json::to_value(self)?;
-            let bytes = serde_json::to_vec_pretty(&Versioned { version: VERSION, job })?;
+            let bytes = serde_json::to_vec_pretty(&VersionedJob { version: VERSION, job })?;
             let partial = self.folder.join("job.json.partial");
             // The configuration may hold passwords of screens.
             let mut file = File::options()

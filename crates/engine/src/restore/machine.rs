@@ -14,9 +14,10 @@ mod existing_image;
 mod host_folders;
 mod host_needs;
 mod in_place;
-mod made;
+mod made_files;
 mod neighbours;
 mod new_machine;
+mod observer;
 mod output;
 mod places;
 mod plan;
@@ -26,22 +27,21 @@ mod request;
 mod resumption;
 mod stored;
 mod tpm;
-mod witness;
 
 pub(crate) use draft::Planner;
 pub use draft::{Definition, PlannedMachine};
 pub use execute::{MachineRestoreReport, Started, restore_machine};
 pub(crate) use execute::{restore_point, write_companions};
 pub use host_needs::PlannedFolder;
-pub(crate) use made::Made;
+pub(crate) use made_files::MadeFiles;
 pub(crate) use neighbours::{chain_of, is_same};
-pub use places::Room;
+pub(crate) use observer::RestoreObserver;
+pub use places::SpaceNeeded;
 pub(crate) use plan::plan_point;
 pub use plan::{MachineRestorePlan, plan_machine_restore};
-pub use planned_file::{Content, FileWay, PlannedFile};
+pub use planned_file::{FileContent, FileWay, PlannedFile};
 pub use request::{
     AfterRestore, ConfigurationChoice, InPlaceWish, MachineRestoreRequest, NewMachineIdentity, NewMachineWish,
     Presence, RestoreAs,
 };
 pub use resumption::{PlannedResumption, Resumed};
-pub(crate) use witness::Witness;

@@ -20,7 +20,7 @@ use jiff::tz::TimeZone;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
-use self::layered::Layered;
+use self::layered::OverlayLayer;
 use crate::SnapshotName;
 use crate::job::{DiskName, Error, Job, Result};
 use crate::notes::is_memory;
@@ -40,9 +40,9 @@ pub struct ServeRequest {
     /// In which their times are meant.
     pub zone: TimeZone,
     /// Where clients connect.
-    pub doors: Vec<ServeDoor>,
+    pub doors: Vec<ServeAddress>,
     /// What becomes of what clients write.
-    pub writes: Writes,
+    pub writes: ClientWrites,
     /// Whether connections are encrypted.
     pub tls: TlsPolicy,
     /// Connections at once; none for as many as a server has by default.
@@ -69,7 +69,7 @@ fn limits(connection_count_max: Option<NonZero<usize>>) -> Limits {
 
 /// Where clients connect.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ServeDoor {
+pub enum ServeAddress {
     /// A Unix socket, for the user only.
     Unix(PathBuf),
     /// An address and a port.
@@ -78,7 +78,7 @@ pub enum ServeDoor {
 
 /// What becomes of what clients write.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Writes {
+pub enum ClientWrites {
     /// They cannot.
     Refuse,
     /// It is kept in files in this folder while the server runs, and gone with it.
@@ -118,8 +118,8 @@ pub fn serve(
     });
     for door in &request.doors {
         let listener = match door {
-            ServeDoor::Unix(path) => Listener::unix(path, &*request.clock),
-            ServeDoor::Tcp(address) => Listener::tcp(*address),
+            ServeAddress::Unix(path) => Listener::unix(path, &*request.clock),
+            ServeAddress::Tcp(address) => Listener::tcp(*address),
         };
         server.listen(listener.map_err(Error::Serve)?).map_err(Error::Serve)?;
     }
@@ -231,7 +231,7 @@ fn lock_overlay(path: &Path) -> Result<File> {
 fn device(
     repository: &Repository,
     (manifest, disk): (&Manifest, &DiskRecord),
-    writes: &Writes,
+    writes: &ClientWrites,
     locks: &mut Vec<File>,
 ) -> Result<ExportDevice> {
     let frozen = repository.device(disk);
@@ -239,8 +239,8 @@ fn device(
     let options = OverlayOptions::new(BackingId(*manifest.id.as_bytes()));
     let store_bytes = options.store_size_bytes(size_bytes)?;
     let overlay: Arc<dyn BlockDeviceMut> = match writes {
-        Writes::Refuse => return Ok(ExportDevice::ReadOnly(Arc::new(frozen) as Arc<dyn BlockDevice>)),
-        Writes::ThrowAway(folder) => {
+        ClientWrites::Refuse => return Ok(ExportDevice::ReadOnly(Arc::new(frozen) as Arc<dyn BlockDevice>)),
+        ClientWrites::ThrowAway(folder) => {
             let file = tempfile::Builder::new().prefix("holdfast-overlay-").tempdir_in(folder);
             let folder = file.map_err(|source| Error::File {
                 action: "create a folder in",
@@ -250,9 +250,9 @@ fn device(
             let store = FileDeviceMut::create_new(&folder.path().join("overlay"), store_bytes, IoMode::Buffered)?;
             // The open file stays, its name goes with the folder: nothing is left, however we end.
             drop(folder);
-            Arc::new(Layered(OverlayDevice::create(frozen, store, options)?))
+            Arc::new(OverlayLayer(OverlayDevice::create(frozen, store, options)?))
         }
-        Writes::Keep(folder) => {
+        ClientWrites::Keep(folder) => {
             // Whoever wrote the snapshot chose the name: it must not lead out of the folder.
             let name = DiskName::new(disk.name.as_str())?;
             let path: &Path = &overlay_path(folder, &manifest.id.to_string(), &name);
@@ -263,7 +263,7 @@ fn device(
                 FileDeviceMut::open(path, IoMode::Buffered)?
             };
             locks.push(lock_overlay(path)?);
-            Arc::new(Layered(if is_new {
+            Arc::new(OverlayLayer(if is_new {
                 OverlayDevice::create(frozen, store, options)?
             } else {
                 OverlayDevice::open(frozen, store, options.backing_id)?

@@ -9,7 +9,7 @@ use super::target::{DiskTarget, RestoredDisk};
 use crate::job::{Job, Result};
 
 /// The disks of a point in time.
-pub(crate) trait Contents: Sync {
+pub(crate) trait StoredContents: Sync {
     /// A disk, to be read.
     fn device(&self, record: &DiskRecord) -> Result<Box<dyn BlockDevice + '_>>;
 
@@ -32,7 +32,7 @@ pub(crate) trait Contents: Sync {
     }
 }
 
-impl Contents for Repository {
+impl StoredContents for Repository {
     fn device(&self, record: &DiskRecord) -> Result<Box<dyn BlockDevice + '_>> {
         Ok(Box::new(self.device(record)))
     }

@@ -18,10 +18,10 @@ use crate::job::error::TemplateError;
 /// A device that is read once, and checked meanwhile.
 pub(super) struct CheckedDevice<'a> {
     inner: &'a dyn BlockDevice,
-    state: Mutex<State>,
+    state: Mutex<DigestState>,
 }
 
-struct State {
+struct DigestState {
     digester: DiskDigester,
     /// Hashes of blocks that were read before one that lies before them.
     read: BTreeMap<u64, Digest>,
@@ -33,7 +33,7 @@ impl<'a> CheckedDevice<'a> {
     pub(super) fn new(inner: &'a dyn BlockDevice) -> Self {
         Self {
             inner,
-            state: Mutex::new(State {
+            state: Mutex::new(DigestState {
                 digester: DiskDigester::new(),
                 read: BTreeMap::new(),
                 zero: BTreeMap::new(),
@@ -58,7 +58,7 @@ impl<'a> CheckedDevice<'a> {
         .into())
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, DigestState> {
         // What panicked ends the copy; nobody asks for the digest then.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -86,7 +86,7 @@ impl<'a> CheckedDevice<'a> {
     }
 }
 
-impl State {
+impl DigestState {
     fn said_zero(&self, block: u64) -> bool {
         let before = self.zero.range(..=block).next_back();
         before.is_some_and(|(_, end)| block < *end)
@@ -188,7 +188,7 @@ impl BlockDevice for CheckedDevice<'_> {
     }
 }
 
-impl State {
+impl DigestState {
     fn say_zero(&mut self, start: u64, end: u64) {
         let (mut start, mut end) = (start, end);
         if let Some((&before, &before_end)) = self.zero.range(..=start).next_back()

@@ -3,8 +3,8 @@
 use holdfast_repo::{Manifest, Repository};
 
 use super::entry::Entry;
+use super::index::TemplateIndex;
 use super::label::{TemplateName, TemplateReference};
-use super::shelf::Shelf;
 use super::statement::Statement;
 use super::trust::{SignedBy, Trust};
 use crate::job::error::TemplateError;
@@ -59,7 +59,7 @@ pub struct TemplateHistory {
     pub same_content: Vec<ListedTemplate>,
 }
 
-fn listed(entry: &Entry, shelf: &Shelf, trust: &Trust<'_>) -> Result<ListedTemplate> {
+fn listed(entry: &Entry, shelf: &TemplateIndex, trust: &Trust<'_>) -> Result<ListedTemplate> {
     let manifest = &entry.manifest;
     let data_bytes = manifest
         .logical_bytes()
@@ -85,7 +85,7 @@ pub fn list_templates(
     history: ListedHistory,
     trust: &Trust<'_>,
 ) -> Result<TemplateListing> {
-    let shelf = Shelf::read(repository)?;
+    let shelf = TemplateIndex::read(repository)?;
     let is_wanted = |entry: &&Entry| {
         name.is_none_or(|name| entry.statement.label.name == *name)
             && (history == ListedHistory::All || shelf.is_current(entry))
@@ -112,7 +112,7 @@ pub fn show_template(
     trust: &Trust<'_>,
     progress: &dyn Progress,
 ) -> Result<TemplateHistory> {
-    let shelf = Shelf::read(repository)?;
+    let shelf = TemplateIndex::read(repository)?;
     shelf.tell_of_unreadable(progress);
     let entry = shelf.find(reference, Some(trust))?;
     let others = |is_wanted: &dyn Fn(&Entry) -> bool| {

@@ -13,6 +13,7 @@ mod checked;
 mod digest;
 mod entry;
 mod folder;
+mod index;
 mod label;
 mod list;
 mod publish;
@@ -21,7 +22,6 @@ mod pull_content;
 mod pull_request;
 mod push;
 mod remove;
-mod shelf;
 mod statement;
 mod trust;
 

@@ -15,9 +15,9 @@ use holdfast_repo::{
 use jiff::{SignedDuration, Timestamp};
 
 use super::digest::Digest;
+use super::index::TemplateIndex;
 use super::label::TemplateLabel;
 use super::protect;
-use super::shelf::Shelf;
 use super::statement::{Piece, Statement};
 use super::trust::signed;
 use crate::job::error::TemplateError;
@@ -65,7 +65,7 @@ pub struct Unsealed<'r> {
     statement: Statement,
     source: Manifest,
     /// What goes when this does.
-    _draft: Option<Draft<'r>>,
+    _draft: Option<TemplateDraft<'r>>,
     publication: Publication,
     own_bytes: u64,
     before: Option<Digest>,
@@ -89,12 +89,12 @@ pub struct Published {
 }
 
 /// What a push has stored on its way; gone when this is dropped.
-pub(super) struct Draft<'r> {
+pub(super) struct TemplateDraft<'r> {
     pub(super) repository: &'r Repository,
     pub(super) snapshot: SnapshotId,
 }
 
-impl Drop for Draft<'_> {
+impl Drop for TemplateDraft<'_> {
     fn drop(&mut self) {
         // Where it stays, the next push takes it away.
         self.repository.forget(self.snapshot, "template push: it is over").ok();
@@ -102,11 +102,11 @@ impl Drop for Draft<'_> {
 }
 
 /// Content that is in the repository, with its digests.
-pub(super) struct Content<'r> {
+pub(super) struct DigestedContent<'r> {
     pub(super) source: Manifest,
     pub(super) pieces: Vec<Piece>,
     pub(super) own_bytes: u64,
-    pub(super) draft: Option<Draft<'r>>,
+    pub(super) draft: Option<TemplateDraft<'r>>,
 }
 
 /// Makes a statement about content.
@@ -115,12 +115,12 @@ pub(super) struct Content<'r> {
 /// The tag is there with other content, or somebody else is pushing to it.
 pub(super) fn unseal<'r>(
     repository: &'r Repository,
-    content: Content<'r>,
+    content: DigestedContent<'r>,
     publication: Publication,
     progress: &dyn Progress,
 ) -> Result<Unsealed<'r>> {
     let claim = repository.claim("a push to this tag", &format!("template {}", publication.label))?;
-    let shelf = Shelf::read(repository)?;
+    let shelf = TemplateIndex::read(repository)?;
     shelf.tell_of_unreadable(progress);
     let current = shelf.current(&publication.label);
     let newest = current.map(|entry| entry.statement.time);
@@ -259,7 +259,7 @@ impl Unsealed<'_> {
 }
 
 /// Protects templates that a push has committed and was killed before it could, or that an earlier program has copied.
-pub(super) fn protect_all(repository: &Repository, shelf: &Shelf, progress: &dyn Progress) -> Result<()> {
+pub(super) fn protect_all(repository: &Repository, shelf: &TemplateIndex, progress: &dyn Progress) -> Result<()> {
     let protected = repository.protected()?;
     for entry in shelf
         .entries

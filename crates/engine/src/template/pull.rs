@@ -12,9 +12,9 @@ use holdfast_repo::{Repository, SnapshotId, Surroundings};
 
 use super::entry::Entry;
 use super::folder::write_folder;
+use super::index::TemplateIndex;
 use super::pull_content::Pull;
 use super::pull_request::{PullRequest, PullTarget, PulledDisk};
-use super::shelf::Shelf;
 use super::statement::Statement;
 use super::trust::{SignedBy, Trust, Unsigned};
 use crate::files::block_target::Overwrite;
@@ -54,7 +54,7 @@ pub fn pull_template(
     let start = job.clock.now();
     // Before anything is looked up: what is found then stays readable.
     let _pause = keep_readable(repository, job.progress);
-    let shelf = Shelf::read(repository)?;
+    let shelf = TemplateIndex::read(repository)?;
     shelf.tell_of_unreadable(job.progress);
     let entry = shelf.find(&request.template, Some(trust))?;
     let signed = vouched(entry, trust, request.unsigned, job)?;

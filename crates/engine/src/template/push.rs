@@ -10,14 +10,14 @@ use jiff::tz::TimeZone;
 
 use super::digest::{digest_bytes, digest_device};
 use super::entry::Entry;
+use super::index::TemplateIndex;
 use super::label::TemplateReference;
-use super::publish::{Content, Draft, Publication, Replace, Unsealed, protect_all, unseal};
-use super::shelf::Shelf;
+use super::publish::{DigestedContent, Publication, Replace, TemplateDraft, Unsealed, protect_all, unseal};
 use super::statement::{Piece, PieceKind};
 use super::trust::{Trust, Unsigned};
-use crate::capture::images::{BackupRequest, Listing, store_disks};
+use crate::capture::images::{BackupRequest, ImageListing, store_disks};
 use crate::capture::snapshot::{ParentChoice, SnapshotOptions};
-use crate::image::source::{OpenSource, Origin, SourceName, disk_names};
+use crate::image::source::{DiskOrigin, OpenSource, SourceName, disk_names};
 use crate::job::error::TemplateError;
 use crate::job::{DiskName, Job, Result, Unit};
 use crate::notes::{NOTE_TEMPLATE_DRAFT, STREAM_DOMAIN, STREAM_NVRAM, STREAM_TPM, TEMPLATE_MACHINE_PREFIX, is_memory};
@@ -65,7 +65,7 @@ pub fn prepare_push<'r>(
     surroundings: &Surroundings,
     job: Job<'_>,
 ) -> Result<Unsealed<'r>> {
-    let shelf = Shelf::read(repository)?;
+    let shelf = TemplateIndex::read(repository)?;
     shelf.clear_dead_drafts(repository, surroundings, job.progress);
     protect_all(repository, &shelf, job.progress)?;
     let content = match request.source {
@@ -96,14 +96,14 @@ pub fn prepare_tag<'r>(
     (trust, unsigned): (&Trust<'_>, Unsigned),
     job: Job<'_>,
 ) -> Result<Unsealed<'r>> {
-    let shelf = Shelf::read(repository)?;
+    let shelf = TemplateIndex::read(repository)?;
     shelf.tell_of_unreadable(job.progress);
     protect_all(repository, &shelf, job.progress)?;
     let entry = shelf.find(of, Some(trust))?;
     if unsigned == Unsigned::Refuse {
         trust.demand(entry)?;
     }
-    let content = Content {
+    let content = DigestedContent {
         pieces: digested(
             repository,
             &entry.manifest,
@@ -136,7 +136,7 @@ pub fn prepare_tag<'r>(
 
 /// A name for the only disk that has none.
 fn named(mut disks: Vec<SourceName>) -> Result<Vec<SourceName>> {
-    if disks.iter().any(|disk| disk.origin == Origin::StandardInput) {
+    if disks.iter().any(|disk| disk.origin == DiskOrigin::StandardInput) {
         return Err(TemplateError::NoStream.into());
     }
     if let [only] = &mut disks[..]
@@ -156,7 +156,7 @@ struct Images<'a> {
 
 impl Images<'_> {
     /// What would be refused in the end is refused before anything is stored of it.
-    fn refuse_taken(&self, shelf: &Shelf, job: Job<'_>) -> Result<()> {
+    fn refuse_taken(&self, shelf: &TemplateIndex, job: Job<'_>) -> Result<()> {
         let current = shelf.current(&self.publication.label);
         let Some(current) = current.filter(|_| self.publication.replace == Replace::Refuse) else {
             return Ok(());
@@ -166,7 +166,7 @@ impl Images<'_> {
         job.progress
             .phase("comparing with the template that is there", Unit::Bytes);
         for ((disk, name), piece) in self.disks.iter().zip(&names).zip(&current.statement.pieces) {
-            let Origin::Path(path) = &disk.origin else { continue };
+            let DiskOrigin::Path(path) = &disk.origin else { continue };
             let image = OpenSource::open(path, self.format, &self.allowed)?;
             let is_alike = is_same && piece.name.as_str() == name && piece.size_bytes == image.device.size_bytes();
             is_same = is_alike && digest_device(&*image.device, job)? == piece.digest;
@@ -185,15 +185,15 @@ impl Images<'_> {
     fn store<'r>(
         self,
         repository: &'r Repository,
-        shelf: &Shelf,
+        shelf: &TemplateIndex,
         surroundings: &Surroundings,
         job: Job<'_>,
-    ) -> Result<Content<'r>> {
+    ) -> Result<DigestedContent<'r>> {
         let name = &self.publication.label.name;
         let of_name = |entry: &&Entry| entry.statement.label.name == *name;
         let process = serde_json::to_string(&surroundings.processes.this());
         let process = process.expect("an identity is made of strings and numbers");
-        let listing = Listing {
+        let listing = ImageListing {
             machine: format!("{TEMPLATE_MACHINE_PREFIX}{name}"),
             notes: BTreeMap::from([(NOTE_TEMPLATE_DRAFT.to_owned(), process)]),
             parent: shelf.entries.iter().rfind(of_name).map(|entry| &entry.manifest),
@@ -215,12 +215,12 @@ impl Images<'_> {
             stdin: &mut empty(),
         };
         let report = store_disks(repository, request, listing, job)?;
-        let draft = Draft {
+        let draft = TemplateDraft {
             repository,
             snapshot: report.snapshot.id,
         };
         let disks: Vec<&DiskRecord> = report.snapshot.disks.iter().collect();
-        Ok(Content {
+        Ok(DigestedContent {
             pieces: digested(repository, &report.snapshot, &disks, job)?,
             own_bytes: report.snapshot.statistics().new_bytes,
             source: report.snapshot,
@@ -230,7 +230,7 @@ impl Images<'_> {
 }
 
 /// What a snapshot of a machine gives to a template.
-fn stored<'r>(repository: &'r Repository, snapshot: Manifest, job: Job<'_>) -> Result<Content<'r>> {
+fn stored<'r>(repository: &'r Repository, snapshot: Manifest, job: Job<'_>) -> Result<DigestedContent<'r>> {
     let is_disk = |record: &&DiskRecord| record.content == DiskContent::Blocks && !is_memory(record);
     let has_file = |name: &str| snapshot.disks.iter().find(|record| record.name == name);
     let files = [STREAM_DOMAIN, STREAM_NVRAM].into_iter().filter_map(has_file);
@@ -247,7 +247,7 @@ fn stored<'r>(repository: &'r Repository, snapshot: Manifest, job: Job<'_>) -> R
         let (id, name) = (snapshot.id, stream.name.clone());
         return Err(TemplateError::StreamDisk { id, name }.into());
     }
-    Ok(Content {
+    Ok(DigestedContent {
         pieces: digested(repository, &snapshot, &records, job)?,
         own_bytes: 0,
         source: snapshot,

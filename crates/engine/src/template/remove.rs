@@ -3,8 +3,8 @@
 use holdfast_repo::{Error as RepositoryError, Manifest, Repository, Surroundings};
 
 use super::entry::Entry;
+use super::index::TemplateIndex;
 use super::label::{TemplateName, TemplateReference, TemplateVersion};
-use super::shelf::Shelf;
 use super::statement::Statement;
 use crate::job::error::TemplateError;
 use crate::job::{Job, Result};
@@ -40,7 +40,7 @@ pub fn remove_templates(
     surroundings: &Surroundings,
     job: Job<'_>,
 ) -> Result<TemplateRemoval> {
-    let shelf = Shelf::read(repository)?;
+    let shelf = TemplateIndex::read(repository)?;
     let chosen = choose(&shelf, selection)?;
     let listed_as = |name: &TemplateName| format!("{TEMPLATE_MACHINE_PREFIX}{name}");
     let unreadable: Vec<Manifest> = match selection {
@@ -85,7 +85,7 @@ pub fn remove_templates(
 }
 
 /// What goes, the oldest first.
-fn choose<'s>(shelf: &'s Shelf, selection: &RemovalSelection) -> Result<Vec<&'s Entry>> {
+fn choose<'s>(shelf: &'s TemplateIndex, selection: &RemovalSelection) -> Result<Vec<&'s Entry>> {
     let all = || shelf.entries.iter();
     match selection {
         RemovalSelection::Name(name) => Ok(all().filter(|entry| entry.statement.label.name == *name).collect()),

@@ -1,6 +1,6 @@
 //! Elements that are written.
 
-use std::fmt::{self, Display};
+use std::fmt::{self, Display, Write as _};
 
 use roxmltree::Node;
 
@@ -149,7 +149,8 @@ impl Element {
         xml.push_str(self.name);
         for (name, value) in &self.attributes {
             let quote = quote.character();
-            xml.push_str(&format!(" {name}={quote}{}{quote}", escaped_value(value)));
+            let value = escaped_value(value);
+            write!(xml, " {name}={quote}{value}{quote}").expect("a string takes all");
         }
         if self.content.is_empty() && !self.is_inline {
             xml.push_str("/>");

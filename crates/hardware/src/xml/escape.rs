@@ -2,6 +2,8 @@
 //!
 //! Source: XML 1.0, sections 2.2 (characters), 2.11 (ends of lines) and 3.3.3 (values of attributes).
 
+use std::fmt::Write as _;
+
 /// `text` as it may stand in an element. Characters that XML 1.0 cannot hold are left out.
 pub(super) fn escaped_text(text: &str) -> String {
     escaped(text, &['\r'])
@@ -22,7 +24,9 @@ fn escaped(text: &str, references: &[char]) -> String {
             '>' => escaped.push_str("&gt;"),
             '"' => escaped.push_str("&quot;"),
             '\'' => escaped.push_str("&apos;"),
-            space if references.contains(&space) => escaped.push_str(&format!("&#{};", u32::from(space))),
+            space if references.contains(&space) => {
+                write!(escaped, "&#{};", u32::from(space)).expect("a string takes all");
+            }
             '\t' | '\n' | '\r' => escaped.push(character),
             control if control < ' ' || matches!(control, '\u{fffe}' | '\u{ffff}') => {}
             other => escaped.push(other),

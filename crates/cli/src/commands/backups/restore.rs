@@ -7,7 +7,7 @@ mod machine;
 use std::ffi::OsString;
 use std::path::Path;
 
-use holdfast_engine::{RestoreMode, RestoreReport, RestoreRequest, RestoredDisk, SnapshotName, Target, restore};
+use holdfast_engine::{RestoreMode, RestoreReport, RestoreRequest, RestoreTarget, RestoredDisk, SnapshotName, restore};
 use holdfast_image::Format;
 use serde::Serialize;
 
@@ -226,9 +226,9 @@ fn run(args: &RestoreArgs, context: &Context) -> Result<Exit, Error> {
     let _noted = runs::note_places(file, context);
     let mut stdout = is_stream.then(|| StandardOutput::open(context)).transpose()?;
     let target = if let Some(stdout) = &mut stdout {
-        Target::Stream(stdout)
+        RestoreTarget::Stream(stdout)
     } else {
-        Target::Path(target.into())
+        RestoreTarget::Path(target.into())
     };
     let request = RestoreRequest {
         name: args.snapshot.clone(),

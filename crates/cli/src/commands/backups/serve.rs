@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use holdfast_engine::{ServeDoor, ServeRequest, SnapshotName, Writes, serve};
+use holdfast_engine::{ClientWrites, ServeAddress, ServeRequest, SnapshotName, serve};
 use holdfast_serve::nbd::{ClientTrust, Event, TlsPolicy, TlsServer};
 
 use crate::args::{Example, SharedOptions, VerbEntry};
@@ -108,8 +108,8 @@ fn run(args: &NbdArgs, context: &Context) -> Result<Exit, Error> {
         context.console().warning(&open_door(address, args.tls_cert.is_some()));
     }
     let repository = context.open_repository()?;
-    let doors = args.socket.clone().map(ServeDoor::Unix);
-    let doors: Vec<ServeDoor> = doors.into_iter().chain(args.listen.map(ServeDoor::Tcp)).collect();
+    let doors = args.socket.clone().map(ServeAddress::Unix);
+    let doors: Vec<ServeAddress> = doors.into_iter().chain(args.listen.map(ServeAddress::Tcp)).collect();
     let console = context.shared_console();
     let events = move |event: &Event<'_>| match event {
         Event::RequestFailed { export, error, .. } | Event::OpenFailed { export, error, .. } => {
@@ -122,9 +122,9 @@ fn run(args: &NbdArgs, context: &Context) -> Result<Exit, Error> {
         zone: context.zone().clone(),
         doors: doors.clone(),
         writes: match (&args.overlay, args.writable) {
-            (Some(folder), _) => Writes::Keep(folder.clone()),
-            (None, true) => Writes::ThrowAway(OVERLAY_DEFAULT.into()),
-            (None, false) => Writes::Refuse,
+            (Some(folder), _) => ClientWrites::Keep(folder.clone()),
+            (None, true) => ClientWrites::ThrowAway(OVERLAY_DEFAULT.into()),
+            (None, false) => ClientWrites::Refuse,
         },
         tls,
         connection_count_max: Some(args.max_connections),
@@ -172,11 +172,11 @@ fn open_door(address: SocketAddr, is_encrypted: bool) -> String {
 }
 
 /// Where a client finds an export.
-fn uri(door: &ServeDoor, export: &str, is_encrypted: bool) -> String {
+fn uri(door: &ServeAddress, export: &str, is_encrypted: bool) -> String {
     let scheme = if is_encrypted { "nbds" } else { "nbd" };
     match door {
-        ServeDoor::Unix(path) => format!("{scheme}+unix:///{export}?socket={}", path.display()),
-        ServeDoor::Tcp(address) => format!("{scheme}://{address}/{export}"),
+        ServeAddress::Unix(path) => format!("{scheme}+unix:///{export}?socket={}", path.display()),
+        ServeAddress::Tcp(address) => format!("{scheme}://{address}/{export}"),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use holdfast_engine::{Against, SnapshotName, VerifyRequest, verify};
+use holdfast_engine::{SnapshotName, VerifyImageAgainst, VerifyRequest, verify};
 use holdfast_image::Format;
 use holdfast_repo::{Finding, FindingKind, Repository, SnapshotId, VerifyDepth};
 use serde::Serialize;
@@ -136,7 +136,7 @@ fn run(args: &VerifyArgs, context: &Context) -> Result<Exit, Error> {
         } else {
             VerifyDepth::Full
         },
-        against: args.against.clone().map(|path| Against {
+        against: args.against.clone().map(|path| VerifyImageAgainst {
             path,
             format: args.format,
         }),

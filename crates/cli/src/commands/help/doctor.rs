@@ -7,8 +7,8 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use holdfast_engine::{
-    DoctorReport, DoctorRequest, DoctorStorage, EmptiedOverlays, Execution, Outcome, Patient, PatientPool, Remedy,
-    StateStore, Treatment, VirtualBox, VirtualBoxMachine, doctor, noted_runs,
+    Action, DoctorReport, DoctorRequest, DoctorStorage, EmptiedOverlays, ExaminedMachine, ExaminedPool, Execution,
+    FindingState, Outcome, StateStore, VirtualBox, VirtualBoxMachine, doctor, noted_runs,
 };
 use holdfast_host::provider::Dataset;
 use holdfast_repo::key::{Randomness as _, SystemRandomness};
@@ -133,13 +133,13 @@ impl From<&Outcome> for FindingDocument {
     fn from(outcome: &Outcome) -> Self {
         let finding = &outcome.finding;
         let (fix, advice) = match &finding.remedy {
-            Remedy::Mend(_, words) => (Some(words.clone()), None),
-            Remedy::Advice(words) => (None, Some(words.clone())),
+            Action::Repair(_, words) => (Some(words.clone()), None),
+            Action::Advice(words) => (None, Some(words.clone())),
         };
         let (mended, error) = match &outcome.result {
-            Treatment::Left => (None, None),
-            Treatment::Mended(words) => (Some(words.clone()), None),
-            Treatment::Failed(words) => (None, Some(words.clone())),
+            FindingState::Left => (None, None),
+            FindingState::Mended(words) => (Some(words.clone()), None),
+            FindingState::Failed(words) => (None, Some(words.clone())),
         };
         let since = finding.since_ms.and_then(|ms| Timestamp::from_millisecond(ms).ok());
         Self {
@@ -331,7 +331,7 @@ impl DoctorArgs {
 }
 
 /// What the machines are called that are examined.
-fn names_of(found: &[Found], boxes: &Choice<'_>, pools: &[PatientPool]) -> Vec<String> {
+fn names_of(found: &[Found], boxes: &Choice<'_>, pools: &[ExaminedPool]) -> Vec<String> {
     let of_qemu = found.iter().map(|found| found.machine.name());
     let of_virtualbox = boxes.chosen.iter().map(VirtualBoxMachine::name);
     let of_pools = pools.iter().flat_map(|pool| &pool.machines);
@@ -412,8 +412,8 @@ fn new_run() -> u32 {
     u32::from_le_bytes(run)
 }
 
-fn patient(found: &Found) -> Patient<'_> {
-    Patient {
+fn patient(found: &Found) -> ExaminedMachine<'_> {
+    ExaminedMachine {
         machine: &*found.machine,
         address: found.address.to_string_lossy().into_owned(),
         way: runs::texts(&found.way),

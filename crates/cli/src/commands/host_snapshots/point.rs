@@ -3,8 +3,8 @@
 use std::ffi::OsStr;
 
 use holdfast_engine::{
-    GuestRequest, HostPoint, HostPointRequest, HostRestore, HostSnapshotReport, HostSnapshotRequest, Job, NamedCut,
-    PassingSnapshots, PointName, Providers, StateStore, open_host_point,
+    GuestRequest, HostPoint, HostPointRequest, HostRestore, HostSnapshotReport, HostSnapshotRequest, Job,
+    NamedSnapshotSet, PointName, Providers, StateStore, TemporarySnapshots, open_host_point,
 };
 use holdfast_host::Libvirt;
 use holdfast_host::provider::Wanted;
@@ -60,10 +60,10 @@ pub(crate) enum When {
 
 impl When {
     /// What its host snapshots are called: those that were `made`, where it is now.
-    fn name(self, made: Option<&PassingSnapshots<'_>>) -> PointName {
+    fn name(self, made: Option<&TemporarySnapshots<'_>>) -> PointName {
         match self {
             Self::Then(name) => name,
-            Self::Now { .. } => PointName::Named(made.map_or("", PassingSnapshots::name).to_owned()),
+            Self::Now { .. } => PointName::Named(made.map_or("", TemporarySnapshots::name).to_owned()),
         }
     }
 }
@@ -129,15 +129,15 @@ impl PointArgs {
                 Use::Look => self.states.open_to_look(context, job)?,
                 Use::Change => self.states.open_for_memory(context, job)?,
             };
-            let passing = match (&when, present) {
+            let temporary = match (&when, present) {
                 (When::Now { quiesce, memory }, Some(guest)) => {
                     let asked = held_still(guest, (*quiesce, *memory, Some(&states)), context)?;
                     let request = request_now(asked, wanted, &providers, &states)?;
-                    Some(PassingSnapshots::take(&request, &states, &surroundings, job)?)
+                    Some(TemporarySnapshots::take(&request, &states, &surroundings, job)?)
                 }
                 _ => None,
             };
-            let name = when.name(passing.as_ref());
+            let name = when.name(temporary.as_ref());
             let opened = || {
                 let request = HostPointRequest {
                     providers: &providers,
@@ -162,12 +162,12 @@ impl PointArgs {
                     point,
                     guest: guest.as_ref(),
                     machine,
-                    made: passing.as_ref().map(PassingSnapshots::report),
+                    made: temporary.as_ref().map(TemporarySnapshots::report),
                 };
                 work(point, job)
             });
-            if let Some(passing) = passing {
-                passing.remove(job);
+            if let Some(temporary) = temporary {
+                temporary.remove(job);
                 self.states.sweep(&providers, context, job);
             }
             done
@@ -196,7 +196,7 @@ fn request_now<'a>(
     check_moved(&asked, &wanted)?;
     let set = runs::new_set()?;
     let of = default_name(Some(&asked.description.summary.name));
-    let cut = NamedCut {
+    let cut = NamedSnapshotSet {
         // Two clones in a second are no reason to refuse the second one.
         name: format!("{of}_for-clone-{:04x}", set.0 & 0xffff),
         wanted,

@@ -5,7 +5,7 @@ mod told;
 
 use std::num::NonZeroU64;
 
-use holdfast_engine::{PackChoice, Place, RawChoice, ReplicateRequest, replicate};
+use holdfast_engine::{PackChoice, RawChoice, ReplicateRequest, ReplicationPlace, replicate};
 use holdfast_policy::Choice;
 
 use crate::args::{Example, SharedOptions};
@@ -133,11 +133,11 @@ fn run(args: &ReplicateArgs, context: &Context) -> Result<Exit, Error> {
         return Err(Error::usage("the source is the target", "name two datasets"));
     }
     let request = ReplicateRequest {
-        source: Place {
+        source: ReplicationPlace {
             side: &*source.side,
             dataset: &source.dataset,
         },
-        target: Place {
+        target: ReplicationPlace {
             side: &*target.side,
             dataset: &target.dataset,
         },

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 
 use holdfast_engine::{
-    AfterRestore, ConfigurationChoice, GuestRequest, HostSnapshotRequest, Job, MachineRestorePlan, NamedCut,
+    AfterRestore, ConfigurationChoice, GuestRequest, HostSnapshotRequest, Job, MachineRestorePlan, NamedSnapshotSet,
     RollbackWish, Subject,
 };
 use serde::Serialize;
@@ -154,7 +154,7 @@ fn roll_back(
     let mut now = guest.request(holdfast_engine::Quiesce::Off, true, context)?;
     now.description.summary.state = holdfast_host::MachineState::ShutOff;
     let set = runs::new_set()?;
-    let cut = NamedCut {
+    let cut = NamedSnapshotSet {
         // Two rollbacks in a second are no reason to refuse the second one.
         name: format!(
             "{}_before-rollback-{:04x}",

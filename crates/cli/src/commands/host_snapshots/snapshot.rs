@@ -5,8 +5,8 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use holdfast_engine::{
-    GuestRequest, HostSnapshotReport, HostSnapshotRequest, Job, NamedCut, Providers, SetId, StateStore, Subject,
-    name_of_instant, take_host_snapshots,
+    GuestRequest, HostSnapshotReport, HostSnapshotRequest, Job, NamedSnapshotSet, Providers, SetId, StateStore,
+    Subject, name_of_instant, take_host_snapshots,
 };
 use holdfast_host::provider::{Place, Wanted};
 use serde::Serialize;
@@ -390,7 +390,7 @@ fn take(
     if plan.is_of_machine {
         guests.iter().try_for_each(|guest| check_moved(guest, &plan.wanted))?;
     }
-    let cut = NamedCut {
+    let cut = NamedSnapshotSet {
         name: plan.name.clone(),
         wanted: plan.wanted.clone(),
     };
@@ -430,7 +430,7 @@ pub(crate) fn check_moved(guest: &GuestRequest<'_>, wanted: &[Wanted]) -> holdfa
 /// A host snapshot for which no machine has to hold still yet.
 pub(crate) fn request_of<'a>(
     providers: &'a Providers,
-    cut: NamedCut,
+    cut: NamedSnapshotSet,
     set: SetId,
     states: Option<&'a StateStore>,
 ) -> HostSnapshotRequest<'a> {

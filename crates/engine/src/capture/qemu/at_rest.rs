@@ -4,20 +4,20 @@ use holdfast_host::MachineState;
 use jiff::Timestamp;
 
 use super::changes::{Changes, ReadAll};
-use super::warden::Load;
-use super::{HeldMachine, MachineBackup, MachineReading, Method, PointOfDisks, Ready, notes_of};
+use super::supervisor::Load;
+use super::{HeldMachine, MachineReading, Method, PointOfDisks, QemuCapture, ReadyDisk, notes_of};
 use crate::image::source::OpenSource;
 use crate::job::Result;
-use crate::machine::state::streams::Beside;
+use crate::machine::state::streams::FirmwareState;
 
 /// Images of a machine that is shut off, open.
 pub(crate) struct HeldAtRest {
     opened: Vec<OpenSource>,
-    beside: Beside,
+    beside: FirmwareState,
     time: Timestamp,
 }
 
-impl MachineBackup<'_> {
+impl QemuCapture<'_> {
     pub(super) fn open_stopped(&self) -> Result<HeldMachine<'_>> {
         if self.request.memory.is_some() {
             self.job.progress.note("the machine is shut off, so it has no memory");
@@ -30,13 +30,13 @@ impl MachineBackup<'_> {
     }
 
     pub(super) fn read_at_rest(&self, held: &mut HeldAtRest) -> Result<MachineReading> {
-        let disks = self.taken.iter().zip(&held.opened).map(|(disk, source)| Ready {
+        let disks = self.taken.iter().zip(&held.opened).map(|(disk, source)| ReadyDisk {
             target: disk.target.clone(),
             device: &*source.device,
             changes: Changes::all(ReadAll::ShutOff),
             notes: notes_of(disk),
         });
-        let disks: Vec<Ready<'_>> = disks.collect();
+        let disks: Vec<ReadyDisk<'_>> = disks.collect();
         let point = PointOfDisks {
             disks: &disks,
             rest: std::mem::take(&mut held.beside).rest(None, self.job.progress),

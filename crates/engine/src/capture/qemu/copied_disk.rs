@@ -42,7 +42,7 @@ pub(super) struct CopyContext<'a> {
 
 /// Which bytes of a part are copied when one of them is asked for.
 #[derive(Debug)]
-enum Wanted {
+enum PartRange {
     /// None but those that are asked for.
     Asked,
     /// All.
@@ -58,13 +58,13 @@ pub(super) struct CopiedDisk<'a> {
     copier: PartCopier,
     spool: File,
     part_bytes: u64,
-    wanted: Wanted,
+    wanted: PartRange,
     context: CopyContext<'a>,
-    parts: Mutex<Parts>,
+    parts: Mutex<CopiedParts>,
 }
 
 #[derive(Default)]
-struct Parts {
+struct CopiedParts {
     /// Numbers of the parts that are in the file, the newest last.
     kept: VecDeque<u64>,
     /// Parts that turned out to be zero as a whole.
@@ -89,7 +89,7 @@ impl<'a> CopiedDisk<'a> {
             copier,
             spool,
             part_bytes,
-            wanted: Wanted::Asked,
+            wanted: PartRange::Asked,
             context,
             parts: Mutex::default(),
         }
@@ -97,7 +97,7 @@ impl<'a> CopiedDisk<'a> {
 
     /// From now on it is read in order: all of it, or only what may have changed.
     pub(super) fn read_in_order(&mut self, changed: Option<&DirtyBitmap>) {
-        self.wanted = changed.map_or(Wanted::All, |changed| Wanted::Only(changed.clone()));
+        self.wanted = changed.map_or(PartRange::All, |changed| PartRange::Only(changed.clone()));
     }
 
     pub(super) fn stopper(&self) -> NbdStopper {
@@ -108,9 +108,9 @@ impl<'a> CopiedDisk<'a> {
     fn ranges_of(&self, number: u64) -> Vec<Range<u64>> {
         let part = self.part(number);
         match &self.wanted {
-            Wanted::Asked => Vec::new(),
-            Wanted::All => vec![part],
-            Wanted::Only(changed) => changed_in(changed, &part),
+            PartRange::Asked => Vec::new(),
+            PartRange::All => vec![part],
+            PartRange::Only(changed) => changed_in(changed, &part),
         }
     }
 
@@ -149,7 +149,7 @@ impl<'a> CopiedDisk<'a> {
     }
 
     /// Sees to it that `piece`, which lies in part `number`, is in the file; gives whether it is zero without being there.
-    fn provide(&self, parts: &mut Parts, number: u64, piece: &Range<u64>) -> Result<bool> {
+    fn provide(&self, parts: &mut CopiedParts, number: u64, piece: &Range<u64>) -> Result<bool> {
         if parts.zero.contains(&number) {
             return Ok(true);
         }
@@ -174,7 +174,7 @@ impl<'a> CopiedDisk<'a> {
         }
         self.copy(&ranges)?;
         let part = self.part(number);
-        if matches!(self.wanted, Wanted::All) && self.data_from(part.start)?.is_none_or(|data| data >= part.end) {
+        if matches!(self.wanted, PartRange::All) && self.data_from(part.start)?.is_none_or(|data| data >= part.end) {
             self.drop_part(number);
             parts.zero.insert(number);
             return Ok(true);
@@ -235,7 +235,7 @@ impl BlockDevice for CopiedDisk<'_> {
     fn extents(&self, range: Range<u64>, extent_count_max: usize) -> Result<ExtentList> {
         self.check_bounds(range.start, range.end.saturating_sub(range.start))?;
         let mut list = ExtentList::new(range.start, extent_count_max);
-        let Wanted::All = self.wanted else {
+        let PartRange::All = self.wanted else {
             list.push(range.end.saturating_sub(range.start), ExtentKind::Data);
             return Ok(list);
         };

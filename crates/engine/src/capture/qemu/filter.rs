@@ -6,35 +6,35 @@ use holdfast_host::MachineState;
 use holdfast_host::qemu::Standstill;
 use jiff::Timestamp;
 
-use super::frozen::{Freezer, Frozen};
-use super::noted::Noted;
+use super::frozen::{Freezer, FrozenMachine};
+use super::noted_run::NotedRun;
 use super::proof::NextBitmap;
-use super::{HeldMachine, MachineBackup, MachineReading, Method, PointOfDisks, Ready, notes_of};
+use super::{HeldMachine, MachineReading, Method, PointOfDisks, QemuCapture, ReadyDisk, notes_of};
 use crate::job::Result;
 use crate::machine::run_journal::Phase;
-use crate::machine::state::streams::Beside;
+use crate::machine::state::streams::FirmwareState;
 
 /// A machine whose disks are frozen by filters.
 pub(crate) struct HeldByFilters<'h> {
     freezer: Freezer<'h>,
-    frozen: Frozen<'h>,
-    note: Noted<'h>,
+    frozen: FrozenMachine<'h>,
+    note: NotedRun<'h>,
     reason: String,
     time: Timestamp,
-    beside: Result<Beside>,
+    beside: Result<FirmwareState>,
     /// Scratch files, open until QEMU has closed them.
     scratch: Vec<File>,
 }
 
-impl MachineBackup<'_> {
+impl QemuCapture<'_> {
     pub(super) fn freeze_filters(&self, reason: String) -> Result<HeldMachine<'_>> {
         let has_others = self.description.nvram.is_some() || self.description.tpm.is_some();
         let mut freezer = self.freezer();
         if has_others {
             freezer.standstill = Standstill::Always;
         }
-        let (mut time, mut beside) = (None, Ok(Beside::default()));
-        let note = Noted::begin(&self.request, &self.description, self.job);
+        let (mut time, mut beside) = (None, Ok(FirmwareState::default()));
+        let note = NotedRun::begin(&self.request, &self.description, self.job);
         let state = self.description.summary.state;
         // Memory holds what the file systems have not written yet.
         let can_quiesce =
@@ -58,25 +58,25 @@ impl MachineBackup<'_> {
 
     pub(super) fn read_filtered<'h>(&'h self, held: &mut HeldByFilters<'h>) -> Result<MachineReading> {
         let pace = self.pace();
-        let warden = held.frozen.warden(&self.request, &pace, self.job);
-        let beside = std::mem::replace(&mut held.beside, Ok(Beside::default()));
+        let supervisor = held.frozen.supervisor(&self.request, &pace, self.job);
+        let beside = std::mem::replace(&mut held.beside, Ok(FirmwareState::default()));
         let frozen = &held.frozen;
         let consistency = match frozen.memory() {
             Some(_) => "memory",
             None => frozen.quiesced().consistency(),
         };
-        let (stored, watched) = warden.watch(|| {
+        let (stored, watched) = supervisor.watch(|| {
             let disks = self.taken.iter().zip(frozen.disks()).map(|(disk, frozen)| {
                 let mut notes = notes_of(disk);
                 notes.extend(frozen.next.iter().flat_map(NextBitmap::notes));
-                Ready {
+                ReadyDisk {
                     target: disk.target.clone(),
                     device: &frozen.device,
                     changes: frozen.changes.clone(),
                     notes,
                 }
             });
-            let disks: Vec<Ready<'_>> = disks.collect();
+            let disks: Vec<ReadyDisk<'_>> = disks.collect();
             let point = PointOfDisks {
                 disks: &disks,
                 rest: beside?.rest(frozen.memory(), self.job.progress),

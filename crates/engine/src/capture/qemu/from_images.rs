@@ -15,20 +15,20 @@ use jiff::Timestamp;
 
 use super::changes::{Changes, ReadAll};
 use super::disk_format::format_of;
-use super::frozen::{Freezer, Frozen};
+use super::frozen::{Freezer, FrozenMachine};
 use super::method::{Method, overlay_of};
-use super::noted::Noted;
-use super::warden::{Kept, Load, Warden, Watched};
-use super::{HeldMachine, MachineBackup, MachineReading, PointOfDisks, Ready, StoredDisks, notes_of};
+use super::noted_run::NotedRun;
+use super::supervisor::{CopySpace, Load, Supervisor, SupervisorReport};
+use super::{HeldMachine, MachineReading, PointOfDisks, QemuCapture, ReadyDisk, StoredDisks, notes_of};
 use crate::files::atomic_file::{Existing, NewFile};
 use crate::image::source::OpenSource;
 use crate::job::error::GivenUp;
-use crate::job::rate_limit::Pace;
+use crate::job::rate_limit::RateLimit;
 use crate::job::{Error, Interrupt, Job, Result};
-use crate::machine::overlay_commit::{OverlayCommit, Persistence};
+use crate::machine::overlay_commit::{OverlayCommit, SlowCommit};
 use crate::machine::quiesce::Quiesced;
 use crate::machine::run_journal::Phase;
-use crate::machine::state::streams::Beside;
+use crate::machine::state::streams::FirmwareState;
 use crate::machine::watchdog::Guard;
 use crate::restore::machine::{chain_of, is_same};
 
@@ -36,7 +36,7 @@ use crate::restore::machine::{chain_of, is_same};
 const READ_DEADLINE: Duration = Duration::from_secs(24 * 3600);
 
 /// What is made of the images at the instant.
-enum Cut<'a> {
+enum ImageHold<'a> {
     /// Clones that share their blocks; each has a name only until it is open.
     Clones(Vec<NewFile>),
     /// Overlays, to which the machine writes from then on.
@@ -49,21 +49,21 @@ enum Cut<'a> {
 pub(crate) struct HeldByImages<'h> {
     method: Method,
     reason: String,
-    cut: Cut<'h>,
-    note: Noted<'h>,
+    cut: ImageHold<'h>,
+    note: NotedRun<'h>,
     guard: Guard,
     quiesced: Quiesced,
     pause: Pause,
-    pace: Pace<'h>,
+    pace: RateLimit<'h>,
     /// The devices of QEMU that are watched.
     devices: Vec<String>,
     /// Of a machine that runs on.
-    point: Option<(Timestamp, Result<Beside>)>,
+    point: Option<(Timestamp, Result<FirmwareState>)>,
     /// Of a machine that was paused until all of it was read.
     stored: Option<Result<StoredDisks>>,
 }
 
-impl MachineBackup<'_> {
+impl QemuCapture<'_> {
     /// The files that the disks are on.
     pub(super) fn images(&self) -> Result<Vec<&Path>> {
         fn image(disk: &MachineDisk) -> std::result::Result<&Path, String> {
@@ -175,7 +175,7 @@ impl MachineBackup<'_> {
         })))
     }
 
-    fn store_while_paused(&self, beside: Beside, time: Timestamp, pace: &Pace<'_>) -> Result<StoredDisks> {
+    fn store_while_paused(&self, beside: FirmwareState, time: Timestamp, pace: &RateLimit<'_>) -> Result<StoredDisks> {
         let opened = self.open_images(&[])?;
         let stored = self.store_images(&opened, beside, time, (Method::Pause, "crash"), pace)?;
         self.check_stood_still()?;
@@ -185,7 +185,7 @@ impl MachineBackup<'_> {
     pub(super) fn read_images<'h>(&'h self, held: &mut HeldByImages<'h>) -> Result<MachineReading> {
         let consistency = held.quiesced.consistency();
         let (stored, mut watched) = match held.stored.take() {
-            Some(stored) => (stored, Watched::default()),
+            Some(stored) => (stored, SupervisorReport::default()),
             None => self.read_after_freeze(held),
         };
         let given_up = watched.given_up.take();
@@ -202,7 +202,7 @@ impl MachineBackup<'_> {
         })
     }
 
-    fn read_after_freeze<'h>(&'h self, held: &mut HeldByImages<'h>) -> (Result<StoredDisks>, Watched) {
+    fn read_after_freeze<'h>(&'h self, held: &mut HeldByImages<'h>) -> (Result<StoredDisks>, SupervisorReport) {
         let HeldByImages {
             cut,
             pace,
@@ -213,8 +213,8 @@ impl MachineBackup<'_> {
             ..
         } = held;
         let pace = &*pace;
-        let warden = self.warden(cut, std::mem::take(devices), pace);
-        warden.watch(|| {
+        let supervisor = self.supervisor(cut, std::mem::take(devices), pace);
+        supervisor.watch(|| {
             let (time, beside) = point.take().expect("the machine was frozen");
             let opened = self.open_cut(cut)?;
             self.store_images(&opened, beside?, time, (*method, quiesced.consistency()), pace)
@@ -226,7 +226,7 @@ impl MachineBackup<'_> {
             cut, mut note, guard, ..
         } = held;
         self.wake();
-        if matches!(cut, Cut::Overlays(..)) {
+        if matches!(cut, ImageHold::Overlays(..)) {
             note.phase(Phase::Committing);
         }
         if self.undo(cut, Some(guard)) {
@@ -235,10 +235,10 @@ impl MachineBackup<'_> {
     }
 
     /// What is read after the instant.
-    fn open_cut(&self, cut: &mut Cut<'_>) -> Result<Vec<OpenSource>> {
+    fn open_cut(&self, cut: &mut ImageHold<'_>) -> Result<Vec<OpenSource>> {
         match cut {
             // Their names go; they are there as long as they are open.
-            Cut::Clones(clones) => self.open_images(&std::mem::take(clones)),
+            ImageHold::Clones(clones) => self.open_images(&std::mem::take(clones)),
             _ => self.open_images(&[]),
         }
     }
@@ -268,11 +268,11 @@ impl MachineBackup<'_> {
         freezer: &Freezer<'s>,
         is_still: bool,
         within: &mut dyn FnMut(),
-    ) -> Result<(Frozen<'s>, Noted<'s>)> {
+    ) -> Result<(FrozenMachine<'s>, NotedRun<'s>)> {
         let state = self.description.summary.state;
         // File systems that are frozen thaw by themselves, and a machine that stands still cannot be told to thaw them.
         let can_quiesce = !is_still && state == MachineState::Running && self.description.has_agent_channel;
-        let noted = Noted::begin(&self.request, &self.description, self.job);
+        let noted = NotedRun::begin(&self.request, &self.description, self.job);
         noted.freezing(|| freezer.freeze(&[], (state, can_quiesce), within))
     }
 
@@ -289,25 +289,25 @@ impl MachineBackup<'_> {
     }
 
     /// Gets ready what is made at the instant.
-    fn prepare_images(&self, method: Method) -> Result<Cut<'_>> {
+    fn prepare_images(&self, method: Method) -> Result<ImageHold<'_>> {
         let run = self.request.capture.run;
         match (method, self.request.overlays) {
             (Method::Reflink, _) => {
                 let clone = |image| NewFile::begin_as(image, Existing::Replace, run);
-                Ok(Cut::Clones(
+                Ok(ImageHold::Clones(
                     self.images()?.into_iter().map(clone).collect::<Result<_>>()?,
                 ))
             }
             (Method::Overlay, Some(overlays)) => {
                 let files = self.images()?.into_iter().map(|image| overlay_of(image, run));
-                Ok(Cut::Overlays(overlays, files.collect()))
+                Ok(ImageHold::Overlays(overlays, files.collect()))
             }
-            _ => Ok(Cut::Nothing),
+            _ => Ok(ImageHold::Nothing),
         }
     }
 
     /// The instant.
-    fn make(&self, cut: &mut Cut<'_>) -> Result<()> {
+    fn make(&self, cut: &mut ImageHold<'_>) -> Result<()> {
         // Somebody may have taken a snapshot since the machine was asked first: then other images are written.
         let now = self.request.machine.describe()?;
         let is_there = |disk: &&MachineDisk| {
@@ -321,8 +321,8 @@ impl MachineBackup<'_> {
             }));
         }
         match cut {
-            Cut::Nothing => Ok(()),
-            Cut::Clones(clones) => {
+            ImageHold::Nothing => Ok(()),
+            ImageHold::Clones(clones) => {
                 let images = self.images()?;
                 images.iter().zip(clones).try_for_each(|(image, clone)| {
                     clone_file(image, clone.partial()).map_err(|source| Error::File {
@@ -332,7 +332,7 @@ impl MachineBackup<'_> {
                     })
                 })
             }
-            Cut::Overlays(overlays, files) => {
+            ImageHold::Overlays(overlays, files) => {
                 let disks = self.taken.iter().zip(&*files);
                 let disks: Vec<_> = disks.map(|(disk, file)| (disk.target.clone(), file.clone())).collect();
                 let taken: BTreeSet<&str> = self.taken.iter().map(|disk| &disk.target[..]).collect();
@@ -347,12 +347,12 @@ impl MachineBackup<'_> {
     fn store_images(
         &self,
         opened: &[OpenSource],
-        beside: Beside,
+        beside: FirmwareState,
         time: Timestamp,
         (method, consistency): (Method, &str),
-        pace: &Pace<'_>,
+        pace: &RateLimit<'_>,
     ) -> Result<StoredDisks> {
-        let disks = self.taken.iter().zip(opened).map(|(disk, source)| Ready {
+        let disks = self.taken.iter().zip(opened).map(|(disk, source)| ReadyDisk {
             target: disk.target.clone(),
             device: &*source.device,
             changes: Changes::all(ReadAll::NoBitmapNow(method)),
@@ -368,17 +368,17 @@ impl MachineBackup<'_> {
         self.store(point, pace)
     }
 
-    fn warden<'w>(&'w self, cut: &Cut<'_>, devices: Vec<String>, pace: &'w Pace<'w>) -> Warden<'w> {
+    fn supervisor<'w>(&'w self, cut: &ImageHold<'_>, devices: Vec<String>, pace: &'w RateLimit<'w>) -> Supervisor<'w> {
         let open = |path: &PathBuf| File::open(path).ok();
         let (scratch, kept) = match cut {
-            Cut::Overlays(_, files) => (files.iter().filter_map(open).collect(), Kept::InScratch),
-            Cut::Clones(clones) => {
+            ImageHold::Overlays(_, files) => (files.iter().filter_map(open).collect(), CopySpace::InScratch),
+            ImageHold::Clones(clones) => {
                 let files = clones.iter().filter_map(|clone| File::open(clone.partial()).ok());
-                (files.collect(), Kept::shared())
+                (files.collect(), CopySpace::shared())
             }
-            Cut::Nothing => (Vec::new(), Kept::InScratch),
+            ImageHold::Nothing => (Vec::new(), CopySpace::InScratch),
         };
-        Warden {
+        Supervisor {
             machine: self.request.machine,
             run: RunId(self.request.capture.run),
             devices,
@@ -392,8 +392,8 @@ impl MachineBackup<'_> {
     }
 
     /// Takes away what was made at the instant; false where something is left, which is told.
-    fn undo(&self, cut: Cut<'_>, guard: Option<Guard>) -> bool {
-        let Cut::Overlays(overlays, files) = cut else {
+    fn undo(&self, cut: ImageHold<'_>, guard: Option<Guard>) -> bool {
+        let ImageHold::Overlays(overlays, files) = cut else {
             guard.into_iter().for_each(Guard::done);
             return true;
         };
@@ -468,8 +468,8 @@ impl MachineBackup<'_> {
             job,
         };
         let persistence = match guard {
-            Some(guard) => Persistence::StandStill(self.request.machine.monitor(), guard),
-            None => Persistence::GiveUp,
+            Some(guard) => SlowCommit::StandStill(self.request.machine.monitor(), guard),
+            None => SlowCommit::GiveUp,
         };
         let stood_still = commit.to_the_end(base, persistence).or_else(|error| {
             // The answer to the last step may be lost.

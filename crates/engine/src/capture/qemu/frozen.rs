@@ -18,13 +18,13 @@ use super::changes::{BitmapNames, Changes, ReadAll};
 use super::copied_disk::{CopiedDisk, CopyContext, part_bytes};
 use super::frozen_device::FrozenDevice;
 use super::proof::{NextBitmap, Proof};
-use super::warden::{Kept, Warden};
+use super::supervisor::{CopySpace, Supervisor};
 use crate::capture::sink::History;
-use crate::job::rate_limit::Pace;
+use crate::job::rate_limit::RateLimit;
 use crate::job::{Error, Job, Result};
-use crate::machine::hooks::{HeldUp, HookCalls, HookEvent};
+use crate::machine::hooks::{Downtime, HookCalls, HookEvent};
 use crate::machine::lock::{INSTANT_PATIENCE, MachineLock, Work};
-use crate::machine::quiesce::{Guest, Quiesced, Quiescence};
+use crate::machine::quiesce::{FreezeState, Guest, Quiesced};
 use crate::machine::state::memory::{LIVE_MEMORY_DEADLINE, MEMORY_DEADLINE, not_kept};
 use crate::machine::state::scratch::{Scratch, listen};
 use crate::machine::watchdog::Guard;
@@ -49,7 +49,7 @@ pub(super) struct Freezer<'a> {
 
 /// What is lent to QEMU for an instant.
 #[derive(Default)]
-struct Lent {
+struct LentFiles {
     cut_disks: Vec<CutDisk>,
     /// The files that grow while the disks are read.
     watched: Vec<File>,
@@ -58,10 +58,10 @@ struct Lent {
 }
 
 /// What is known of the bitmap of a disk, before the instant.
-type Proven = std::result::Result<Proof, ReadAll>;
+type BitmapProof = std::result::Result<Proof, ReadAll>;
 
 /// Frozen disks.
-pub(super) struct Frozen<'a> {
+pub(super) struct FrozenMachine<'a> {
     cut: Cut,
     quiesced: Quiesced,
     guard: Guard,
@@ -84,7 +84,7 @@ pub(super) struct FrozenDisk<'a> {
     node: String,
 }
 
-impl<'a> Frozen<'a> {
+impl<'a> FrozenMachine<'a> {
     pub(super) fn disks(&self) -> &[FrozenDisk<'a>] {
         &self.disks
     }
@@ -102,18 +102,18 @@ impl<'a> Frozen<'a> {
     }
 
     /// Who looks after the machine while these are read. The scratch files are his from now on.
-    pub(super) fn warden<'w>(
+    pub(super) fn supervisor<'w>(
         &mut self,
         request: &'w MachineReadRequest<'_>,
-        pace: &'w Pace<'w>,
+        pace: &'w RateLimit<'w>,
         job: Job<'w>,
-    ) -> Warden<'w> {
-        Warden {
+    ) -> Supervisor<'w> {
+        Supervisor {
             machine: request.machine,
             run: RunId(request.capture.run),
             devices: self.devices.clone(),
             scratch: std::mem::take(&mut self.scratch),
-            kept: Kept::InScratch,
+            kept: CopySpace::InScratch,
             readers: self.disks.iter().map(|disk| disk.device.stopper()).collect(),
             limits: request.limits,
             pace,
@@ -160,12 +160,12 @@ impl<'a> Freezer<'a> {
         taken: &[MachineDisk],
         (state, can_quiesce): (MachineState, bool),
         within: &mut dyn FnMut(),
-    ) -> Result<Frozen<'a>> {
+    ) -> Result<FrozenMachine<'a>> {
         let wanted = self.devices(taken)?;
         let usable = self.proofs(&wanted)?;
         self.write_out(&wanted, state)?;
         let (folder, listener) = listen(&self.request.runtime)?;
-        let Lent {
+        let LentFiles {
             cut_disks,
             watched,
             spools,
@@ -201,7 +201,7 @@ impl<'a> Freezer<'a> {
         });
         let old_bitmaps = self.bitmaps_of_ours(&wanted);
         match opened {
-            Ok((disks, memory)) => Ok(Frozen {
+            Ok((disks, memory)) => Ok(FrozenMachine {
                 cut,
                 quiesced,
                 guard,
@@ -235,11 +235,11 @@ impl<'a> Freezer<'a> {
     }
 
     /// What is frozen, with new scratch files for each.
-    fn lend(&self, wanted: &[(String, QemuDisk)], usable: &[Proven]) -> Result<Lent> {
+    fn lend(&self, wanted: &[(String, QemuDisk)], usable: &[BitmapProof]) -> Result<LentFiles> {
         let disks: Vec<&QemuDisk> = wanted.iter().map(|(_, disk)| disk).collect();
         let not_served = NotServed::query(self.request.machine.monitor(), &disks);
         let not_served = not_served.map_err(|error| self.failed(error))?;
-        let mut lent = Lent::default();
+        let mut lent = LentFiles::default();
         for ((number, usable), why) in (0..).zip(usable).zip(not_served) {
             let (target, disk) = &wanted[number];
             let scratch = Scratch::create(&self.request.scratch, disk.size_bytes)?;
@@ -308,8 +308,8 @@ impl<'a> Freezer<'a> {
         let prepared = self.hooks.pre_freeze(state);
         let made = prepared.and_then(|()| self.cut_quiesced(request, (state, can_quiesce), within, guard));
         let held_up = made.as_ref().map_or_else(
-            |_| HeldUp::default(),
-            |(cut, quiesced)| HeldUp {
+            |_| Downtime::default(),
+            |(cut, quiesced)| Downtime {
                 frozen: quiesced.frozen(),
                 paused: cut.pause.total,
             },
@@ -339,7 +339,7 @@ impl<'a> Freezer<'a> {
         let monitor = self.request.machine.monitor();
         let with_memory = request.memory.as_ref().map(|(_, mode)| *mode);
         let prepared = Cut::prepare(monitor, self.job.clock, request).map_err(|error| self.failed(error))?;
-        let quiescence = match Quiescence::begin(guest, (is_running, can_quiesce), guard, self.job) {
+        let quiescence = match FreezeState::begin(guest, (is_running, can_quiesce), guard, self.job) {
             Ok(quiescence) => quiescence,
             Err(error) => {
                 prepared.abandon().map_err(|error| self.failed(error))?;
@@ -405,7 +405,7 @@ impl<'a> Freezer<'a> {
         cut: &Cut,
         socket: &std::path::Path,
         wanted: &[(String, QemuDisk)],
-        (usable, spools): (Vec<Proven>, Vec<Option<File>>),
+        (usable, spools): (Vec<BitmapProof>, Vec<Option<File>>),
     ) -> Result<Vec<FrozenDisk<'a>>> {
         let endpoint = Endpoint::Unix(socket.to_owned());
         let copied_count = spools.iter().flatten().count();

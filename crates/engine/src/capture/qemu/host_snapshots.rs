@@ -17,18 +17,18 @@ use jiff::Timestamp;
 
 use super::changes::{Changes, ReadAll, check_spots};
 use super::disk_format::format_of;
-use super::warden::Load;
-use super::{HeldMachine, MachineBackup, MachineReading, Method, PointOfDisks, Ready, notes_of};
-use crate::host_snapshot::compare_images::{Sent, TwoStates, below, options_in_view};
+use super::supervisor::Load;
+use super::{HeldMachine, MachineReading, Method, PointOfDisks, QemuCapture, ReadyDisk, notes_of};
+use crate::host_snapshot::compare_images::{TwoStates, ZfsDifference, below, options_in_view};
 use crate::host_snapshot::places::image_path;
 use crate::host_snapshot::record::SetId;
 use crate::host_snapshot::{
-    GuestRequest, HostSnapshotReport, HostSnapshotRequest, NamedCut, Subject, places_of, take_host_snapshots,
+    GuestRequest, HostSnapshotReport, HostSnapshotRequest, NamedSnapshotSet, Subject, places_of, take_host_snapshots,
 };
 use crate::image::source::OpenSource;
 use crate::job::{Error, Result};
-use crate::machine::hooks::{HeldUp, HookEvent};
-use crate::machine::state::streams::Beside;
+use crate::machine::hooks::{Downtime, HookEvent};
+use crate::machine::state::streams::FirmwareState;
 use crate::machine::watchdog::Guard;
 use crate::notes::{NOTE_FORMAT, NOTE_HOST_SNAPSHOT, NOTE_HOST_SNAPSHOT_IDENTITY, NOTE_HOST_SNAPSHOT_PATH};
 use crate::restore::machine::chain_of;
@@ -36,7 +36,7 @@ use crate::restore::machine::chain_of;
 /// In whose name host snapshots are held.
 const TAG: &str = "holdfast";
 /// Host snapshots that are read, and the places of the disks in them.
-struct Cut {
+struct HeldSnapshots {
     name: String,
     /// By the name of the disk in the machine.
     places: BTreeMap<String, Place>,
@@ -49,10 +49,10 @@ struct Cut {
 
 /// A machine whose disks are in host snapshots.
 pub(crate) struct HeldByHostSnapshots {
-    cut: Cut,
+    cut: HeldSnapshots,
     report: HostSnapshotReport,
     time: Timestamp,
-    beside: Result<Beside>,
+    beside: Result<FirmwareState>,
     guard: Guard,
     reason: String,
 }
@@ -83,12 +83,12 @@ fn chosen(taken: &[MachineDisk]) -> holdfast_host::DiskChoice {
     }
 }
 
-impl MachineBackup<'_> {
+impl QemuCapture<'_> {
     pub(super) fn freeze_host_snapshots(&self, reason: String) -> Result<HeldMachine<'_>> {
         let state = self.description.summary.state;
         let mut guard = self.hooks_guard()?;
         guard.owes(&[HookEvent::PostThaw, HookEvent::JobAbort])?;
-        let (mut time, mut beside) = (None, Ok(Beside::default()));
+        let (mut time, mut beside) = (None, Ok(FirmwareState::default()));
         let prepared = self.hooks.pre_freeze(state);
         let made = prepared.and_then(|()| {
             self.cut(&mut || {
@@ -97,7 +97,7 @@ impl MachineBackup<'_> {
             })
         });
         let guest = made.as_ref().ok().and_then(|(_, report)| report.guests.first());
-        let held_up = guest.map_or_else(HeldUp::default, |guest| HeldUp {
+        let held_up = guest.map_or_else(Downtime::default, |guest| Downtime {
             frozen: guest.quiesced.frozen(),
             paused: guest.paused.unwrap_or_default(),
         });
@@ -115,14 +115,14 @@ impl MachineBackup<'_> {
     }
 
     pub(super) fn read_host_snapshots(&self, held: &mut HeldByHostSnapshots) -> Result<MachineReading> {
-        let beside = std::mem::replace(&mut held.beside, Ok(Beside::default()))?;
+        let beside = std::mem::replace(&mut held.beside, Ok(FirmwareState::default()))?;
         let (cut, report) = (&held.cut, &held.report);
         let (consistency, quiesced, paused) = match report.guests.first() {
             Some(guest) => (guest.consistency(), guest.quiesced.clone(), guest.paused),
             None => ("crash", super::Quiesced::NotNeeded, None),
         };
         let opened = self.open_views(cut)?;
-        let disks = self.taken.iter().zip(&opened).map(|(disk, source)| Ready {
+        let disks = self.taken.iter().zip(&opened).map(|(disk, source)| ReadyDisk {
             target: disk.target.clone(),
             device: &*source.device,
             changes: self.changes_since_parent(disk, source, cut),
@@ -179,14 +179,14 @@ impl MachineBackup<'_> {
     }
 
     /// Makes the host snapshots; `within` is called at the instant.
-    fn cut(&self, within: &mut dyn FnMut()) -> Result<(Cut, HostSnapshotReport)> {
+    fn cut(&self, within: &mut dyn FnMut()) -> Result<(HeldSnapshots, HostSnapshotReport)> {
         let providers = self.request.providers;
         let places = places_of(&self.description, &chosen(&self.taken), self.request.capture.run);
         let name = format!("{}{:08x}", self.prefix(), self.request.capture.run);
         let wanted = places.wanted();
         let request = HostSnapshotRequest {
             providers,
-            cuts: vec![NamedCut {
+            cuts: vec![NamedSnapshotSet {
                 name: name.clone(),
                 wanted: wanted.clone(),
             }],
@@ -208,7 +208,7 @@ impl MachineBackup<'_> {
             states: None,
         };
         let report = take_host_snapshots(&request, within, self.job)?;
-        let mut cut = Cut {
+        let mut cut = HeldSnapshots {
             name,
             places: places.disks.into_iter().collect(),
             snapshots: Vec::new(),
@@ -234,7 +234,7 @@ impl MachineBackup<'_> {
         }
     }
 
-    fn open_views(&self, cut: &Cut) -> Result<Vec<OpenSource>> {
+    fn open_views(&self, cut: &HeldSnapshots) -> Result<Vec<OpenSource>> {
         let open = |disk: &MachineDisk| {
             let path = cut.path_of(disk).ok_or_else(|| Error::NoImageFile {
                 disk: disk.target.clone(),
@@ -255,7 +255,7 @@ impl MachineBackup<'_> {
     }
 
     /// What changed since the snapshot before, if the file system can tell, and it stands a test.
-    fn changes_since_parent(&self, disk: &MachineDisk, now: &OpenSource, cut: &Cut) -> Changes {
+    fn changes_since_parent(&self, disk: &MachineDisk, now: &OpenSource, cut: &HeldSnapshots) -> Changes {
         let changed = self.changed_between(disk, now, cut).and_then(|changed| {
             let (repository, parent) = self.parent()?;
             let seed = u64::from(self.request.capture.run);
@@ -279,7 +279,7 @@ impl MachineBackup<'_> {
         &self,
         disk: &MachineDisk,
         now: &OpenSource,
-        cut: &Cut,
+        cut: &HeldSnapshots,
     ) -> std::result::Result<DirtyBitmap, ReadAll> {
         let (_, parent) = self.parent()?;
         let before = parent.disk(Some(&disk.target)).map_err(|_| ReadAll::NewDisk)?;
@@ -328,7 +328,7 @@ impl MachineBackup<'_> {
         let told = match then.dataset.provider {
             ProviderKind::Btrfs | ProviderKind::Reflink => states.changed(),
             ProviderKind::Zfs => {
-                let sent = Sent {
+                let sent = ZfsDifference {
                     zfs: self.request.providers.zfs(),
                     older: &then,
                     newer,
@@ -352,7 +352,7 @@ impl MachineBackup<'_> {
     }
 
     /// What a backup leaves: the host snapshots of the newest snapshot. What cannot be removed now is removed by the next one.
-    fn clear_up(&self, mut cut: Cut, is_stored: bool) {
+    fn clear_up(&self, mut cut: HeldSnapshots, is_stored: bool) {
         // What is looked into cannot be removed.
         cut.views.clear();
         let prefix = self.prefix();
@@ -393,7 +393,7 @@ fn found(provider: &dyn Provider, name: &HostSnapshotName) -> Result<Option<Host
     Ok(present.into_iter().find(|snapshot| snapshot.name == *name))
 }
 
-impl Cut {
+impl HeldSnapshots {
     fn index_of(&self, disk: &MachineDisk) -> Option<usize> {
         let dataset = &self.places.get(&disk.target)?.dataset;
         let mut all = self.snapshots.iter();

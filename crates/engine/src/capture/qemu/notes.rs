@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 
 use holdfast_host::{DiskSource, MachineDisk};
 
-use super::{MachineBackup, Method};
+use super::{Method, QemuCapture};
 
-impl MachineBackup<'_> {
+impl QemuCapture<'_> {
     /// What the snapshot says of itself.
     pub(super) fn notes(&self, method: Method, consistency: &str) -> BTreeMap<String, String> {
         let uuid = &self.description.summary.uuid;

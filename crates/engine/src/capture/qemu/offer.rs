@@ -7,13 +7,13 @@ use holdfast_host::MachineState;
 use holdfast_host::provider::why_no_reflink;
 use holdfast_host::qemu::{Danger, QemuVersion, disks, no_filter};
 
-use super::MachineBackup;
+use super::QemuCapture;
 use super::choice::not_beside;
 use super::host_snapshots::no_host_snapshot;
 use super::method::{Method, Offer, run_of_overlay};
 use crate::job::{Error, Result};
 
-impl MachineBackup<'_> {
+impl QemuCapture<'_> {
     /// What this machine offers.
     pub(super) fn offer(&self) -> Result<Offer> {
         let failed = |source| {

@@ -9,14 +9,14 @@ use holdfast_repo::Repository;
 use jiff::Timestamp;
 
 use super::chain::{Admission, open_disk};
-use super::frozen::{Frozen, delete_left};
-use super::instant::{Backup, Instant, Taken};
-use super::machine::{Condition, Said, targets};
+use super::frozen::{HoldingSnapshot, delete_left};
+use super::instant::{ChosenDisk, VirtualBoxCapture, VirtualBoxPoint};
+use super::machine::{Condition, LoadedSettings, targets};
 use super::media::chain_of;
 use super::of;
-use super::request::{VirtualBoxBackup, VirtualBoxMemory, VirtualBoxReading, VirtualBoxWay};
-use super::unchanged::Check;
-use crate::capture::foreign_machine::Attached;
+use super::request::{VirtualBoxBackup, VirtualBoxMemory, VirtualBoxMethod, VirtualBoxReading};
+use super::unchanged::ChangeCheck;
+use crate::capture::foreign_machine::AttachedDisk;
 use crate::capture::snapshot::SnapshotOptions;
 use crate::capture::{Capture, CaptureOptions, MachineBackupReport, PreparedMachine, Steps, capture_into};
 use crate::job::error::VirtualBoxError;
@@ -42,7 +42,7 @@ pub fn back_up_virtualbox(
 impl Capture for VirtualBoxBackup<'_> {
     type Found = MachineSummary;
     type Prepared<'c>
-        = Backup<'c>
+        = VirtualBoxCapture<'c>
     where
         Self: 'c;
     type Reading = VirtualBoxReading;
@@ -59,7 +59,7 @@ impl Capture for VirtualBoxBackup<'_> {
         found
     }
 
-    fn prepare<'c>(self, _found: MachineSummary, steps: Steps<'c>) -> Result<Backup<'c>>
+    fn prepare<'c>(self, _found: MachineSummary, steps: Steps<'c>) -> Result<VirtualBoxCapture<'c>>
     where
         Self: 'c,
     {
@@ -78,7 +78,7 @@ impl Capture for VirtualBoxBackup<'_> {
             let message = format!("{}: {} is left out: {}", machine.name(), dropped.what, dropped.why);
             job.progress.warning(&message);
         }
-        Ok(Backup {
+        Ok(VirtualBoxCapture {
             condition: machine.condition(&said)?,
             request: self,
             said,
@@ -95,13 +95,13 @@ pub(crate) enum HeldVirtualBox<'h> {
     Off,
     /// It runs, and a snapshot of VirtualBox holds what is read.
     Frozen {
-        frozen: Frozen<'h>,
+        frozen: HoldingSnapshot<'h>,
         time: Timestamp,
         taken_in: Duration,
     },
 }
 
-impl PreparedMachine for Backup<'_> {
+impl PreparedMachine for VirtualBoxCapture<'_> {
     type Held<'h>
         = HeldVirtualBox<'h>
     where
@@ -122,7 +122,7 @@ impl PreparedMachine for Backup<'_> {
                 },
             })),
             (MachineState::Running | MachineState::Paused, _) => self.freeze_active(),
-            (_, Condition::Told(state)) => Err(of(VirtualBoxError::State {
+            (_, Condition::Reported(state)) => Err(of(VirtualBoxError::State {
                 machine: machine.name().to_owned(),
                 word: state.word().to_owned(),
             })),
@@ -159,13 +159,13 @@ impl PreparedMachine for Backup<'_> {
 }
 
 /// The disks of a machine, as they were chosen.
-pub(super) struct Opened {
-    pub(super) taken: Vec<Taken>,
+pub(super) struct OpenedDisks {
+    pub(super) taken: Vec<ChosenDisk>,
     /// Those that are left out, and why.
     pub(super) left_out: Vec<(String, String)>,
 }
 
-impl Backup<'_> {
+impl VirtualBoxCapture<'_> {
     /// A machine that is off: as long as nothing changes, its images are of one instant.
     fn read_images(&self) -> Result<VirtualBoxReading> {
         let (machine, said) = (self.request.machine, &self.said);
@@ -179,11 +179,11 @@ impl Backup<'_> {
         let opened = self.open(&said.machine, said)?;
         let memory = self.saved_memory(said)?;
         let is_saved = said.settings.state_file.is_some();
-        let instant = Instant {
+        let instant = VirtualBoxPoint {
             text: &said.text,
             machine: &said.machine,
             time: (self.request.capture.now)(),
-            way: VirtualBoxWay::Images,
+            way: VirtualBoxMethod::Images,
             reason: if is_saved { "it is saved" } else { "it is shut off" }.to_owned(),
             nvram: said.settings.nvram.as_deref(),
             memory,
@@ -193,12 +193,12 @@ impl Backup<'_> {
                 (None, false) => "shut off",
             },
         };
-        let check: Check<'_> = Box::new(|| self.check_unchanged(&opened.taken));
+        let check: ChangeCheck<'_> = Box::new(|| self.check_unchanged(&opened.taken));
         self.store(instant, &opened, check)
     }
 
     /// The file with the memory of a machine that is saved. Without it the machine starts from its disks, as after a crash.
-    fn saved_memory<'s>(&self, said: &'s Said) -> Result<Option<&'s str>> {
+    fn saved_memory<'s>(&self, said: &'s LoadedSettings) -> Result<Option<&'s str>> {
         let machine = self.request.machine;
         let Some(file) = said.settings.state_file.as_deref() else {
             return Ok(None);
@@ -233,7 +233,7 @@ impl Backup<'_> {
         let frozen = self.hooks.pre_freeze(state).and_then(|()| {
             let place = place_digits(self.request.capture.journal.as_ref());
             let run = self.request.capture.run;
-            Frozen::take(manager, machine, (&place, run, state), self.job.progress)
+            HoldingSnapshot::take(manager, machine, (&place, run, state), self.job.progress)
         });
         let taken_in = self.job.clock.now().saturating_sub(start);
         let time = (self.request.capture.now)();
@@ -242,7 +242,11 @@ impl Backup<'_> {
         Ok(HeldVirtualBox::Frozen { frozen, time, taken_in })
     }
 
-    fn read_frozen(&self, frozen: &Frozen<'_>, (time, taken_in): (Timestamp, Duration)) -> Result<VirtualBoxReading> {
+    fn read_frozen(
+        &self,
+        frozen: &HoldingSnapshot<'_>,
+        (time, taken_in): (Timestamp, Duration),
+    ) -> Result<VirtualBoxReading> {
         let (machine, before) = (self.request.machine, &self.said);
         self.job.interrupt.check()?;
         let said = machine.read()?;
@@ -262,11 +266,11 @@ impl Backup<'_> {
             .find(|snapshot| snapshot.uuid == frozen.snapshot());
         let memory = kept.and_then(|snapshot| snapshot.state_file.as_deref());
         let memory = memory.filter(|_| self.request.memory == VirtualBoxMemory::Store);
-        let instant = Instant {
+        let instant = VirtualBoxPoint {
             text: &before.text,
             machine: &before.machine,
             time,
-            way: VirtualBoxWay::Snapshot { taken_in },
+            way: VirtualBoxMethod::Snapshot { taken_in },
             reason: format!("it is {}", self.condition.state()),
             nvram: kept
                 .and_then(|snapshot| snapshot.nvram.as_deref())
@@ -274,12 +278,12 @@ impl Backup<'_> {
             memory,
             consistency: if memory.is_some() { "memory" } else { "crash" },
         };
-        let check: Check<'_> = Box::new(|| self.check_files(&opened.taken));
+        let check: ChangeCheck<'_> = Box::new(|| self.check_files(&opened.taken));
         self.store(instant, &opened, check)
     }
 
     /// Opens the disks that are wanted, with the images that `machine` has; why others are left out.
-    fn open(&self, machine: &Machine, said: &Said) -> Result<Opened> {
+    fn open(&self, machine: &Machine, said: &LoadedSettings) -> Result<OpenedDisks> {
         let owner = self.request.machine;
         let description = owner.description(machine, said, &self.condition);
         self.check_choice(&description)?;
@@ -294,8 +298,8 @@ impl Backup<'_> {
             }
             let source = open_disk(owner, said, (&target, &disk.key), &admission)?;
             source.tell_of_contradictions(self.job.progress)?;
-            taken.push(Taken {
-                attached: Attached {
+            taken.push(ChosenDisk {
+                attached: AttachedDisk {
                     number,
                     target,
                     key: disk.key.clone(),
@@ -313,7 +317,7 @@ impl Backup<'_> {
                 Error::NoDisks { machine }
             });
         }
-        Ok(Opened { taken, left_out })
+        Ok(OpenedDisks { taken, left_out })
     }
 
     fn check_choice(&self, description: &Description) -> Result<()> {
@@ -329,7 +333,7 @@ impl Backup<'_> {
     }
 
     /// Why a disk is left out.
-    fn why_not(&self, decision: Decision, said: &Said, key: &str) -> Option<String> {
+    fn why_not(&self, decision: Decision, said: &LoadedSettings, key: &str) -> Option<String> {
         match decision {
             Decision::Leave(why) => Some(why),
             // Nobody who asks for it by name gets what is written while it is read.
@@ -342,7 +346,7 @@ impl Backup<'_> {
     }
 
     /// Nobody has started the machine meanwhile, nor written its images.
-    fn check_unchanged(&self, taken: &[Taken]) -> Result<()> {
+    fn check_unchanged(&self, taken: &[ChosenDisk]) -> Result<()> {
         self.check_files(taken)?;
         let machine = self.request.machine;
         let now = machine.condition(&machine.read()?)?;
@@ -353,7 +357,7 @@ impl Backup<'_> {
         }
     }
 
-    fn check_files(&self, taken: &[Taken]) -> Result<()> {
+    fn check_files(&self, taken: &[ChosenDisk]) -> Result<()> {
         for disk in taken {
             if let Some((path, change)) = disk.source.changes()?.first() {
                 return Err(self.changed(format!("{} ({change})", path.display())));

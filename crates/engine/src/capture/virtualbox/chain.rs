@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use holdfast_hardware::virtualbox::Medium;
 use holdfast_image::{Format, Gate, OpenOptions};
 
-use super::machine::{Said, VirtualBoxMachine};
+use super::machine::{LoadedSettings, VirtualBoxMachine};
 use super::media::{chain_of, format_of};
 use super::of;
 use crate::image::source::OpenSource;
@@ -74,7 +74,7 @@ impl<'a> Admission<'a> {
 /// Opens the disk that has the image `uuid`, with all that it differs from.
 pub(super) fn open_disk(
     machine: &VirtualBoxMachine<'_>,
-    said: &Said,
+    said: &LoadedSettings,
     (disk, uuid): (&str, &str),
     admission: &Admission<'_>,
 ) -> Result<OpenSource> {
@@ -119,7 +119,7 @@ fn unknown_format(path: &Path, name: &str) -> Error {
 /// The file of an image that can be read.
 fn file_of(
     machine: &VirtualBoxMachine<'_>,
-    said: &Said,
+    said: &LoadedSettings,
     (disk, medium): (&str, &Medium),
     admission: &Admission<'_>,
 ) -> Result<PathBuf> {

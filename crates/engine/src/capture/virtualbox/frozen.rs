@@ -17,14 +17,14 @@ const PREFIX: &str = "holdfast-backup-";
 const DESCRIPTION: &str = "made by holdfast backup, which deletes it when it has read the machine; if it is still there, the next backup does";
 
 /// A machine held by a snapshot.
-pub(crate) struct Frozen<'a> {
+pub(crate) struct HoldingSnapshot<'a> {
     manager: &'a VBoxManage,
     machine: &'a VirtualBoxMachine<'a>,
     progress: &'a dyn Progress,
     snapshot: Option<String>,
 }
 
-impl<'a> Frozen<'a> {
+impl<'a> HoldingSnapshot<'a> {
     /// Takes a snapshot of a machine that runs, or is paused.
     pub(super) fn take(
         manager: &'a VBoxManage,
@@ -78,7 +78,7 @@ impl<'a> Frozen<'a> {
     }
 }
 
-impl Drop for Frozen<'_> {
+impl Drop for HoldingSnapshot<'_> {
     fn drop(&mut self) {
         self.delete();
     }

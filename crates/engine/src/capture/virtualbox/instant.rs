@@ -3,18 +3,18 @@
 use holdfast_hardware::Machine;
 use jiff::Timestamp;
 
-use super::machine::{Condition, Said};
-use super::request::{VirtualBoxBackup, VirtualBoxWay};
-use crate::capture::foreign_machine::Attached;
+use super::machine::{Condition, LoadedSettings};
+use super::request::{VirtualBoxBackup, VirtualBoxMethod};
+use crate::capture::foreign_machine::AttachedDisk;
 use crate::capture::sink::SnapshotSink;
 use crate::image::source::OpenSource;
 use crate::job::Job;
 use crate::machine::hooks::HookCalls;
 
 /// A backup of a machine.
-pub(crate) struct Backup<'a> {
+pub(crate) struct VirtualBoxCapture<'a> {
     pub(super) request: VirtualBoxBackup<'a>,
-    pub(super) said: Said,
+    pub(super) said: LoadedSettings,
     pub(super) condition: Condition,
     pub(super) sink: &'a dyn SnapshotSink,
     pub(super) hooks: &'a HookCalls<'a>,
@@ -22,18 +22,18 @@ pub(crate) struct Backup<'a> {
 }
 
 /// A disk that is read.
-pub(super) struct Taken {
-    pub(super) attached: Attached,
+pub(super) struct ChosenDisk {
+    pub(super) attached: AttachedDisk,
     pub(super) source: OpenSource,
 }
 
 /// What is stored of one point in time.
-pub(super) struct Instant<'i> {
+pub(super) struct VirtualBoxPoint<'i> {
     /// The settings as they are kept.
     pub(super) text: &'i str,
     pub(super) machine: &'i Machine,
     pub(super) time: Timestamp,
-    pub(super) way: VirtualBoxWay,
+    pub(super) way: VirtualBoxMethod,
     pub(super) reason: String,
     pub(super) nvram: Option<&'i str>,
     pub(super) memory: Option<&'i str>,

@@ -38,7 +38,7 @@ pub struct VirtualBoxMachine<'a> {
 }
 
 /// What the settings of a machine say at one moment.
-pub(super) struct Said {
+pub(super) struct LoadedSettings {
     /// The settings as they are.
     pub(super) text: String,
     /// What only VirtualBox has.
@@ -55,7 +55,7 @@ pub(super) struct Said {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Condition {
     /// VirtualBox says it.
-    Told(VirtualBoxState),
+    Reported(VirtualBoxState),
     /// Nobody could be asked, and no process is seen that writes its images.
     Unused {
         /// Whether all processes can be seen.
@@ -69,7 +69,7 @@ impl Condition {
     /// In everybody's words.
     pub(super) fn state(&self) -> MachineState {
         match self {
-            Self::Told(state) => state.state(),
+            Self::Reported(state) => state.state(),
             Self::Unused { .. } => MachineState::ShutOff,
             Self::UsedBy(_) => MachineState::Running,
         }
@@ -129,13 +129,13 @@ impl<'a> VirtualBoxMachine<'a> {
     }
 
     /// Reads its settings.
-    pub(super) fn read(&self) -> Result<Said> {
+    pub(super) fn read(&self) -> Result<LoadedSettings> {
         let text = read_text(&self.path)?;
         let wrong = said_by(&self.path);
         let mut media = media(&text).map_err(&wrong)?;
         media.extend(self.place.common_media()?);
         let Translated { value, dropped } = read(&text).map_err(&wrong)?;
-        Ok(Said {
+        Ok(LoadedSettings {
             settings: settings(&text).map_err(&wrong)?,
             machine: value,
             dropped,
@@ -145,14 +145,14 @@ impl<'a> VirtualBoxMachine<'a> {
     }
 
     /// The machine as it was at a snapshot of VirtualBox's.
-    pub(super) fn read_at(&self, said: &Said, snapshot: &str) -> Result<Machine> {
+    pub(super) fn read_at(&self, said: &LoadedSettings, snapshot: &str) -> Result<Machine> {
         Ok(read_at(&said.text, snapshot).map_err(said_by(&self.path))?.value)
     }
 
     /// What it is doing.
-    pub(super) fn condition(&self, said: &Said) -> Result<Condition> {
+    pub(super) fn condition(&self, said: &LoadedSettings) -> Result<Condition> {
         if let Some(info) = self.told()? {
-            return Ok(Condition::Told(info.state));
+            return Ok(Condition::Reported(info.state));
         }
         let images: Vec<PathBuf> = said.media.iter().map(|medium| self.file(&medium.location)).collect();
         let writers = writers_of_files(&images);
@@ -188,7 +188,7 @@ impl<'a> VirtualBoxMachine<'a> {
     }
 
     /// What a machine of these settings is, whose disks have the images that `machine` says.
-    pub(super) fn description(&self, machine: &Machine, said: &Said, condition: &Condition) -> Description {
+    pub(super) fn description(&self, machine: &Machine, said: &LoadedSettings, condition: &Condition) -> Description {
         let targets = targets(machine);
         let disks = machine.disks.iter().zip(targets);
         Description {
@@ -205,7 +205,7 @@ impl<'a> VirtualBoxMachine<'a> {
         }
     }
 
-    fn disk(&self, disk: &holdfast_hardware::Disk, target: String, said: &Said) -> MachineDisk {
+    fn disk(&self, disk: &holdfast_hardware::Disk, target: String, said: &LoadedSettings) -> MachineDisk {
         let chain = chain_of(&said.media, &disk.key);
         let kind = chain.last().map_or(MediumKind::Normal, |base| base.kind);
         MachineDisk {

@@ -29,7 +29,7 @@ pub enum VirtualBoxMemory {
 
 /// How the disks were read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum VirtualBoxWay {
+pub enum VirtualBoxMethod {
     /// From its images: it was off.
     Images,
     /// From what a snapshot of VirtualBox's kept, while it ran on or stood still as before.
@@ -39,7 +39,7 @@ pub enum VirtualBoxWay {
     },
 }
 
-impl VirtualBoxWay {
+impl VirtualBoxMethod {
     /// A word for scripts.
     pub fn word(self) -> &'static str {
         match self {
@@ -53,7 +53,7 @@ impl VirtualBoxWay {
 #[derive(Debug)]
 pub struct VirtualBoxReading {
     /// How its disks were read.
-    pub way: VirtualBoxWay,
+    pub way: VirtualBoxMethod,
     /// Why so, in words.
     pub reason: String,
     /// Its disks, by name.

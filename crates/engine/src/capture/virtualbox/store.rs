@@ -7,15 +7,15 @@ use std::io::Cursor;
 
 use holdfast_image::Format;
 
-use super::backup::Opened;
+use super::backup::OpenedDisks;
 use super::chain::Admission;
-use super::instant::{Backup, Instant, Taken};
+use super::instant::{ChosenDisk, VirtualBoxCapture, VirtualBoxPoint};
 use super::machine::open_regular;
 use super::request::VirtualBoxReading;
-use super::unchanged::{Behind, Check};
-use crate::capture::foreign_machine::{Attached, DomainWish, domain_xml};
+use super::unchanged::{ChangeCheck, CheckedStream};
+use crate::capture::foreign_machine::{AttachedDisk, DomainWish, domain_xml};
 use crate::capture::store::{DiskToStore, MachineToStore, OtherToStore, store_machine};
-use crate::job::rate_limit::{Pace, PacedReader};
+use crate::job::rate_limit::{RateLimit, RateLimitedReader};
 use crate::job::{Error, Result, Unit};
 use crate::notes::{
     NOTE_CONSISTENCY, NOTE_FORMAT, NOTE_HYPERVISOR, NOTE_LABEL, NOTE_METHOD, NOTE_PATH, NOTE_UUID, STREAM_DOMAIN,
@@ -27,14 +27,19 @@ pub(super) const HYPERVISOR: &str = "VirtualBox";
 /// Bytes of a file with firmware variables, at most.
 const NVRAM_BYTES_MAX: u64 = 64 << 20;
 
-impl Backup<'_> {
+impl VirtualBoxCapture<'_> {
     /// Stores what is open; the snapshot is committed if `check` finds nothing when all disks are read.
-    pub(super) fn store(&self, instant: Instant<'_>, opened: &Opened, check: Check<'_>) -> Result<VirtualBoxReading> {
+    pub(super) fn store(
+        &self,
+        instant: VirtualBoxPoint<'_>,
+        opened: &OpenedDisks,
+        check: ChangeCheck<'_>,
+    ) -> Result<VirtualBoxReading> {
         let request = &self.request;
-        let pace = Pace::new(request.bytes_per_second, self.job);
+        let pace = RateLimit::new(request.bytes_per_second, self.job);
         let admission = Admission::new(request.machine, &request.capture.allowed);
         let taken = &opened.taken;
-        let attached: Vec<Attached> = taken.iter().map(|disk| disk.attached.clone()).collect();
+        let attached: Vec<AttachedDisk> = taken.iter().map(|disk| disk.attached.clone()).collect();
         let wish = DomainWish {
             domain_type: "kvm",
             network: "default",
@@ -43,7 +48,7 @@ impl Backup<'_> {
         };
         let xml = domain_xml(instant.machine, &attached, &wish).value;
         let mut others = vec![
-            OtherToStore::stream(STREAM_DOMAIN, Behind::new(check, xml.into_bytes())),
+            OtherToStore::stream(STREAM_DOMAIN, CheckedStream::new(check, xml.into_bytes())),
             OtherToStore::stream(STREAM_VIRTUALBOX_SETTINGS, Cursor::new(instant.text.as_bytes())),
         ];
         if let Some(file) = self.nvram(&instant, &admission)? {
@@ -52,7 +57,7 @@ impl Backup<'_> {
         let mut memory_bytes = None;
         if let Some(file) = self.beside(instant.memory, &admission)? {
             memory_bytes = file.metadata().ok().map(|metadata| metadata.len());
-            let paced = PacedReader {
+            let paced = RateLimitedReader {
                 inner: file,
                 pace: &pace,
             };
@@ -93,7 +98,7 @@ impl Backup<'_> {
     }
 
     /// Notes of the snapshot.
-    fn notes(&self, instant: &Instant<'_>) -> BTreeMap<String, String> {
+    fn notes(&self, instant: &VirtualBoxPoint<'_>) -> BTreeMap<String, String> {
         let notes = [
             (NOTE_HYPERVISOR, HYPERVISOR),
             (NOTE_UUID, self.request.machine.uuid()),
@@ -104,7 +109,7 @@ impl Backup<'_> {
     }
 
     /// The variables of its firmware.
-    fn nvram(&self, instant: &Instant<'_>, admission: &Admission<'_>) -> Result<Option<File>> {
+    fn nvram(&self, instant: &VirtualBoxPoint<'_>, admission: &Admission<'_>) -> Result<Option<File>> {
         let file = self.beside(instant.nvram, admission)?;
         let length = file
             .as_ref()
@@ -148,7 +153,7 @@ impl Backup<'_> {
     }
 }
 
-fn notes_of(disk: &Taken) -> BTreeMap<String, String> {
+fn notes_of(disk: &ChosenDisk) -> BTreeMap<String, String> {
     // What it becomes when it is restored, as `domain.xml` says.
     BTreeMap::from([
         (NOTE_FORMAT.to_owned(), Format::Qcow2.name().to_owned()),

@@ -6,16 +6,16 @@ use std::io::{Cursor, Read};
 use crate::job::Result;
 
 /// Looks whether all is as it was.
-pub(super) type Check<'a> = Box<dyn FnOnce() -> Result<()> + 'a>;
+pub(super) type ChangeCheck<'a> = Box<dyn FnOnce() -> Result<()> + 'a>;
 
 /// Bytes that come after a check.
-pub(super) struct Behind<'a> {
-    check: Option<Check<'a>>,
+pub(super) struct CheckedStream<'a> {
+    check: Option<ChangeCheck<'a>>,
     bytes: Cursor<Vec<u8>>,
 }
 
-impl<'a> Behind<'a> {
-    pub(super) fn new(check: Check<'a>, bytes: Vec<u8>) -> Self {
+impl<'a> CheckedStream<'a> {
+    pub(super) fn new(check: ChangeCheck<'a>, bytes: Vec<u8>) -> Self {
         Self {
             check: Some(check),
             bytes: Cursor::new(bytes),
@@ -23,7 +23,7 @@ impl<'a> Behind<'a> {
     }
 }
 
-impl Read for Behind<'_> {
+impl Read for CheckedStream<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         if let Some(check) = self.check.take() {
             check().map_err(std::io::Error::other)?;

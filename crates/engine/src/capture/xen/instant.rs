@@ -11,7 +11,7 @@ use std::time::Duration;
 use holdfast_host::xapi::{DiskForm, KeptDisk, Pool, Reference, VirtualDisk, XapiResult, XenMachine, XenSnapshot};
 use jiff::Timestamp;
 
-use super::{XenBackupRequest, XenWay};
+use super::{XenBackupRequest, XenTransfer};
 use crate::job::error_text::causes;
 use crate::job::{Job, Result};
 use crate::machine::lock::place_digits;
@@ -62,7 +62,7 @@ pub(crate) fn remove_left(pool: &Arc<Pool>, snapshot: &XenSnapshot) -> XapiResul
 }
 
 /// A snapshot of the pool.
-pub(super) struct Instant<'a> {
+pub(super) struct PoolSnapshot<'a> {
     pool: Arc<Pool>,
     /// A session that goes on where somebody has asked us to stop.
     cleaner: Arc<Pool>,
@@ -75,7 +75,7 @@ pub(super) struct Instant<'a> {
     duration: Duration,
 }
 
-impl<'a> Instant<'a> {
+impl<'a> PoolSnapshot<'a> {
     /// Takes it. Where that fails in the middle, what is there of it is removed.
     pub(super) fn take(request: &XenBackupRequest<'a>, machine: &'a XenMachine, job: Job<'_>) -> Result<Self> {
         let label = format!("{}{:08x}", prefix_of(request), request.capture.run);
@@ -145,7 +145,7 @@ impl<'a> Instant<'a> {
     /// Its memory, where it has that, and how many bytes it has.
     pub(super) fn memory(&self) -> Option<(Box<dyn Read + Send>, u64)> {
         let memory = self.snapshot.memory.as_ref()?;
-        let reader = Memory {
+        let reader = PoolMemory {
             pool: Arc::clone(&self.pool),
             disk: memory.reference.clone(),
             left: memory.size_bytes,
@@ -157,7 +157,7 @@ impl<'a> Instant<'a> {
     /// Keeps its disks for the next backup to compare with: by way of NBD only what they are compared by.
     ///
     /// Gives whether all are kept.
-    pub(super) fn keep(&mut self, bases: &[Reference], way: XenWay, mark: &str, job: Job<'_>) -> bool {
+    pub(super) fn keep(&mut self, bases: &[Reference], way: XenTransfer, mark: &str, job: Job<'_>) -> bool {
         let pool = Arc::clone(&self.cleaner);
         for base in bases {
             if let Err(error) = pool.mark_kept(base, mark) {
@@ -171,7 +171,7 @@ impl<'a> Instant<'a> {
         }
         self.kept = bases.to_vec();
         self.remove(job);
-        if way == XenWay::Nbd {
+        if way == XenTransfer::Nbd {
             for base in bases {
                 if let Err(error) = pool.remove_data(base) {
                     job.progress.warning(&format!(
@@ -225,7 +225,7 @@ impl<'a> Instant<'a> {
     }
 }
 
-impl Drop for Instant<'_> {
+impl Drop for PoolSnapshot<'_> {
     /// A panic must not leave a snapshot behind.
     fn drop(&mut self) {
         if !self.is_removed && std::thread::panicking() {
@@ -251,14 +251,14 @@ fn remove_labelled(pool: &Arc<Pool>, machine: &XenMachine, label: &str, job: Job
 }
 
 /// The memory of a snapshot, which is downloaded when it is read first.
-struct Memory {
+struct PoolMemory {
     pool: Arc<Pool>,
     disk: Reference,
     left: u64,
     download: Option<holdfast_host::xapi::Download>,
 }
 
-impl Read for Memory {
+impl Read for PoolMemory {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         let count = buffer.len().min(usize::try_from(self.left).unwrap_or(usize::MAX));
         if count == 0 {

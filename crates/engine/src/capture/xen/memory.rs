@@ -4,13 +4,13 @@
 
 use holdfast_hardware::xen::SuspendedMachine;
 
-use super::instant::Instant;
-use super::{XenBackup, records_in};
+use super::instant::PoolSnapshot;
+use super::{XenCapture, records_in};
 use crate::job::Result;
 
-impl XenBackup<'_> {
+impl XenCapture<'_> {
     /// The records of the instant, where memory is taken. What they show to be missing is told now: later nobody can help it.
-    pub(super) fn suspended(&self, instant: &Instant<'_>) -> Result<Option<Vec<u8>>> {
+    pub(super) fn suspended(&self, instant: &PoolSnapshot<'_>) -> Result<Option<Vec<u8>>> {
         if !self.request.with_memory {
             return Ok(None);
         }

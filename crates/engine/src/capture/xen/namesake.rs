@@ -2,11 +2,11 @@
 
 use holdfast_repo::Manifest;
 
-use super::XenBackup;
+use super::XenCapture;
 use crate::notes::{NOTE_POOL, NOTE_XEN_DISK, note};
 use crate::repository::name_conflict::MachineIdentity;
 
-impl XenBackup<'_> {
+impl XenCapture<'_> {
     /// A machine that has moved to another pool keeps its UUID, and so does a copy of it that is kept there for disasters. Its disks are others there: the
     /// same ones are those of this pool, by another of its addresses.
     pub(super) fn tell_of_another_pool(&self, newest: &Manifest) {

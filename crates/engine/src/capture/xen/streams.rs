@@ -13,13 +13,13 @@ use holdfast_block::{BlockDevice, is_zero};
 use holdfast_host::xapi::{DiskForm, Download, Pool, Reference, XapiError};
 use holdfast_image::VhdStream;
 
-use crate::capture::foreign_disks::{ArchiveDisks, Behind};
+use crate::capture::foreign_disks::{ArchiveDisks, StreamAfterDisks};
 
 /// Raw bytes come in such pieces.
 const RAW_PIECE_BYTES: u64 = 1 << 20;
 
 /// A disk that is to come as a stream.
-pub(super) struct Planned {
+pub(super) struct PlannedStream {
     /// What errors call it.
     pub(super) label: String,
     pub(super) disk: Reference,
@@ -41,7 +41,7 @@ pub(super) struct Streams {
 }
 
 impl Streams {
-    pub(super) fn new(pool: Arc<Pool>, planned: Vec<Planned>) -> Self {
+    pub(super) fn new(pool: Arc<Pool>, planned: Vec<PlannedStream>) -> Self {
         let all: Vec<usize> = (0..planned.len()).collect();
         let disks = planned.iter().map(|disk| ArchiveDisk {
             key: disk.label.clone(),
@@ -67,13 +67,13 @@ impl Streams {
     }
 
     /// A text that is given when all streams have come to their ends.
-    pub(super) fn behind(&self, text: Vec<u8>) -> Behind<'_> {
-        Behind::new(&self.disks, Cursor::new(text))
+    pub(super) fn behind(&self, text: Vec<u8>) -> StreamAfterDisks<'_> {
+        StreamAfterDisks::new(&self.disks, Cursor::new(text))
     }
 }
 
 /// What a download is read as.
-enum Current {
+enum CurrentDownload {
     Raw { download: Box<Download>, at: u64 },
     Vhd(Box<VhdStream<Download>>),
 }
@@ -82,9 +82,9 @@ enum Current {
 struct Reader {
     disks: Vec<ArchiveDisk>,
     pool: Arc<Pool>,
-    planned: Vec<Planned>,
+    planned: Vec<PlannedStream>,
     next: usize,
-    current: Option<Current>,
+    current: Option<CurrentDownload>,
     piece: Vec<u8>,
 }
 
@@ -97,7 +97,7 @@ fn read_error(error: XapiError) -> ArchiveError {
 }
 
 impl Reader {
-    fn begin(&self, planned: &Planned) -> ArchiveResult<Current> {
+    fn begin(&self, planned: &PlannedStream) -> ArchiveResult<CurrentDownload> {
         let form = match &planned.form {
             Form::Raw => DiskForm::Raw,
             Form::Vhd => DiskForm::Vhd,
@@ -105,14 +105,14 @@ impl Reader {
         };
         let download = self.pool.download_disk(&planned.disk, &form).map_err(read_error)?;
         if form == DiskForm::Raw {
-            return Ok(Current::Raw {
+            return Ok(CurrentDownload::Raw {
                 download: Box::new(download),
                 at: 0,
             });
         }
         let stream = VhdStream::open(download, &planned.label)?;
         check_size(&stream, planned)?;
-        Ok(Current::Vhd(Box::new(stream)))
+        Ok(CurrentDownload::Vhd(Box::new(stream)))
     }
 
     /// Takes the next piece of the current disk into `self.piece`, and gives its place; none at the end.
@@ -123,23 +123,23 @@ impl Reader {
             None => self.begin(planned)?,
         };
         let place = match &mut current {
-            Current::Raw { download, at } => next_raw((download, at), planned.size_bytes, &mut self.piece)?,
-            Current::Vhd(stream) => next_of_vhd(stream, planned, &mut self.piece)?,
+            CurrentDownload::Raw { download, at } => next_raw((download, at), planned.size_bytes, &mut self.piece)?,
+            CurrentDownload::Vhd(stream) => next_of_vhd(stream, planned, &mut self.piece)?,
         };
         if place.is_some() {
             self.current = Some(current);
             return Ok(place);
         }
         let download = match current {
-            Current::Raw { download, .. } => *download,
-            Current::Vhd(stream) => stream.into_inner(),
+            CurrentDownload::Raw { download, .. } => *download,
+            CurrentDownload::Vhd(stream) => stream.into_inner(),
         };
         download.finish().map_err(read_error)?;
         Ok(None)
     }
 }
 
-fn check_size<R: Read>(stream: &VhdStream<R>, planned: &Planned) -> ArchiveResult<()> {
+fn check_size<R: Read>(stream: &VhdStream<R>, planned: &PlannedStream) -> ArchiveResult<()> {
     // A VHD has whole sectors, and XenServer's have whole blocks.
     if stream.size_bytes() >= planned.size_bytes {
         return Ok(());
@@ -176,7 +176,11 @@ fn next_raw(
     Ok(None)
 }
 
-fn next_of_vhd(stream: &mut VhdStream<Download>, planned: &Planned, piece: &mut Vec<u8>) -> ArchiveResult<Option<u64>> {
+fn next_of_vhd(
+    stream: &mut VhdStream<Download>,
+    planned: &PlannedStream,
+    piece: &mut Vec<u8>,
+) -> ArchiveResult<Option<u64>> {
     loop {
         let Some(block) = stream.next_block()? else {
             return Ok(None);

@@ -4,7 +4,7 @@ use std::fmt;
 
 /// How disks of a pool are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum XenWay {
+pub enum XenTransfer {
     /// At any place, by NBD; changed blocks are tracked by the pool.
     Nbd,
     /// As VHDs: only what has content, or has changed since a disk that the pool keeps.
@@ -13,7 +13,7 @@ pub enum XenWay {
     Raw,
 }
 
-impl XenWay {
+impl XenTransfer {
     /// As it is called by people.
     pub fn name(self) -> &'static str {
         match self {
@@ -24,7 +24,7 @@ impl XenWay {
     }
 }
 
-impl fmt::Display for XenWay {
+impl fmt::Display for XenTransfer {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(self.name())
     }

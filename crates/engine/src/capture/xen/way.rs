@@ -8,10 +8,10 @@ use holdfast_image::VhdStream;
 use holdfast_repo::{DiskRecord, Manifest, Repository};
 use holdfast_serve::nbd::client::{Endpoint, NbdDevice, NbdOptions, TlsClient};
 
-use super::instant::Instant;
-use super::streams::{Form, Planned, Streams};
-use super::transfer_mode::XenWay;
-use super::{Taken, XenBackupRequest};
+use super::instant::PoolSnapshot;
+use super::streams::{Form, PlannedStream, Streams};
+use super::transfer_mode::XenTransfer;
+use super::{ChosenXenDisk, XenBackupRequest};
 use crate::capture::sink::History;
 use crate::job::error::XenBackupError;
 use crate::job::error_text::causes;
@@ -44,11 +44,11 @@ impl XenChange {
 }
 
 /// The way for all disks of a machine. Where changes are to be tracked, they are from here on.
-pub(super) fn choose(request: &XenBackupRequest<'_>, taken: &[Taken], job: Job<'_>) -> Result<XenWay> {
+pub(super) fn choose(request: &XenBackupRequest<'_>, taken: &[ChosenXenDisk], job: Job<'_>) -> Result<XenTransfer> {
     let pool = &request.pool;
     let way = match request.way {
-        Some(XenWay::Nbd) => match why_no_nbd(pool, taken)? {
-            None => XenWay::Nbd,
+        Some(XenTransfer::Nbd) => match why_no_nbd(pool, taken)? {
+            None => XenTransfer::Nbd,
             Some(reason) => {
                 return Err(XenBackupError::NoWay {
                     machine: request.machine.clone(),
@@ -60,15 +60,15 @@ pub(super) fn choose(request: &XenBackupRequest<'_>, taken: &[Taken], job: Job<'
         },
         Some(way) => way,
         None => match why_no_nbd(pool, taken)? {
-            None => XenWay::Nbd,
+            None => XenTransfer::Nbd,
             Some(reason) => {
                 job.progress
                     .note(&format!("disks are read as VHDs, and not by NBD: {reason}"));
-                XenWay::Vhd
+                XenTransfer::Vhd
             }
         },
     };
-    if way == XenWay::Nbd && request.keeps_base {
+    if way == XenTransfer::Nbd && request.keeps_base {
         for disk in taken.iter().filter(|disk| disk.live.tracking == Tracking::Off) {
             let device = &disk.live.device;
             match pool.track_changes(&disk.live.reference) {
@@ -87,7 +87,7 @@ pub(super) fn choose(request: &XenBackupRequest<'_>, taken: &[Taken], job: Job<'
 }
 
 /// Why disks cannot be read by NBD; none where they can.
-fn why_no_nbd(pool: &Pool, taken: &[Taken]) -> Result<Option<String>> {
+fn why_no_nbd(pool: &Pool, taken: &[ChosenXenDisk]) -> Result<Option<String>> {
     let mut is_reached = false;
     for disk in taken {
         match pool.nbd_places(&disk.live.reference) {
@@ -134,12 +134,12 @@ pub(super) struct OpenDisk {
     pub(super) device: Arc<dyn BlockDevice>,
     /// Where it may differ from the snapshot before, where that is known.
     pub(super) changed: Option<DirtyBitmap>,
-    pub(super) way: XenWay,
+    pub(super) way: XenTransfer,
     pub(super) change: XenChange,
 }
 
 /// All disks, in their order, and the streams that some of them come from.
-pub(super) struct Opened {
+pub(super) struct OpenedXenDisks {
     pub(super) disks: Vec<OpenDisk>,
     pub(super) streams: Streams,
 }
@@ -155,12 +155,12 @@ struct Base {
 }
 
 /// A disk before all streams are known.
-enum Half {
+enum PlannedDisk {
     Whole(OpenDisk),
     /// By its number among the streams.
     Stream {
         number: usize,
-        way: XenWay,
+        way: XenTransfer,
         since: Option<(Arc<dyn BlockDevice>, DirtyBitmap)>,
         change: XenChange,
     },
@@ -170,13 +170,13 @@ enum Half {
 pub(super) fn open_disks(
     history: Option<History<'_>>,
     request: &XenBackupRequest<'_>,
-    (taken, instant): (&[Taken], &Instant<'_>),
-    way: XenWay,
+    (taken, instant): (&[ChosenXenDisk], &PoolSnapshot<'_>),
+    way: XenTransfer,
     job: Job<'_>,
-) -> Result<Opened> {
+) -> Result<OpenedXenDisks> {
     let parent = history.and_then(|history| Some((history.repository, history.parent?)));
     let is_doubted = match parent {
-        Some((repository, _)) if way == XenWay::Vhd => repository.has_known_damage()?,
+        Some((repository, _)) if way == XenTransfer::Vhd => repository.has_known_damage()?,
         _ => false,
     };
     let mut planned = Vec::new();
@@ -199,9 +199,9 @@ pub(super) fn open_disks(
             Some((repository, parent)) => base_of(repository, request, disk, parent)?,
         };
         let half = match way {
-            XenWay::Nbd => Half::Whole(by_nbd(request, snapshot, base)?),
-            XenWay::Vhd => as_vhd(request, snapshot, base, &mut planned)?,
-            XenWay::Raw => {
+            XenTransfer::Nbd => PlannedDisk::Whole(by_nbd(request, snapshot, base)?),
+            XenTransfer::Vhd => as_vhd(request, snapshot, base, &mut planned)?,
+            XenTransfer::Raw => {
                 let reason = "raw bytes are read as a whole".to_owned();
                 stream(&mut planned, snapshot, Form::Raw, XenChange::Everything(reason))
             }
@@ -210,10 +210,10 @@ pub(super) fn open_disks(
     }
     let streams = Streams::new(Arc::clone(&request.pool), planned);
     let disks = halves.into_iter().map(|half| half.finish(&streams)).collect();
-    Ok(Opened { disks, streams })
+    Ok(OpenedXenDisks { disks, streams })
 }
 
-impl Half {
+impl PlannedDisk {
     fn finish(self, streams: &Streams) -> OpenDisk {
         match self {
             Self::Whole(disk) => disk,
@@ -250,7 +250,7 @@ impl Half {
 fn base_of(
     repository: &Repository,
     request: &XenBackupRequest<'_>,
-    taken: &Taken,
+    taken: &ChosenXenDisk,
     parent: &Manifest,
 ) -> Result<std::result::Result<Base, String>> {
     let Ok(before) = parent.disk(Some(&taken.target)) else {
@@ -315,7 +315,7 @@ fn by_nbd(
     Ok(OpenDisk {
         device: Arc::new(device),
         changed,
-        way: XenWay::Nbd,
+        way: XenTransfer::Nbd,
         change,
     })
 }
@@ -364,8 +364,8 @@ fn as_vhd(
     request: &XenBackupRequest<'_>,
     snapshot: &VirtualDisk,
     base: std::result::Result<Base, String>,
-    planned: &mut Vec<Planned>,
-) -> Result<Half> {
+    planned: &mut Vec<PlannedStream>,
+) -> Result<PlannedDisk> {
     let since = match base {
         Err(reason) => Err(reason),
         Ok(base) if !base.has_data => {
@@ -383,33 +383,33 @@ fn as_vhd(
             let changed_bytes = changed.dirty_bytes();
             let form = Form::Since(base.disk, Arc::clone(&base.device));
             match stream(planned, snapshot, form, XenChange::Since { changed_bytes }) {
-                Half::Stream {
+                PlannedDisk::Stream {
                     number, way, change, ..
-                } => Half::Stream {
+                } => PlannedDisk::Stream {
                     number,
                     way,
                     since: Some((base.device, changed)),
                     change,
                 },
-                whole @ Half::Whole(_) => whole,
+                whole @ PlannedDisk::Whole(_) => whole,
             }
         }
     })
 }
 
-fn stream(planned: &mut Vec<Planned>, snapshot: &VirtualDisk, form: Form, change: XenChange) -> Half {
+fn stream(planned: &mut Vec<PlannedStream>, snapshot: &VirtualDisk, form: Form, change: XenChange) -> PlannedDisk {
     let way = if matches!(form, Form::Raw) {
-        XenWay::Raw
+        XenTransfer::Raw
     } else {
-        XenWay::Vhd
+        XenTransfer::Vhd
     };
-    planned.push(Planned {
+    planned.push(PlannedStream {
         label: format!("disk {}", snapshot.device),
         disk: snapshot.reference.clone(),
         size_bytes: snapshot.size_bytes,
         form,
     });
-    Half::Stream {
+    PlannedDisk::Stream {
         number: planned.len() - 1,
         way,
         since: None,

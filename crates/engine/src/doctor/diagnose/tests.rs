@@ -8,9 +8,9 @@ use holdfast_repo::{Liveness, ProcessIdentity};
 
 use super::diagnose;
 use crate::doctor::seen::{
-    FindingKind, Mend, Seen, SeenCommit, SeenDisk, SeenFreeze, SeenInstant, SeenMachine, SeenRepository, SeenRun,
+    FindingKind, Repair, Seen, SeenCommit, SeenDisk, SeenFreeze, SeenInstant, SeenMachine, SeenRepository, SeenRun,
 };
-use crate::doctor::{Finding, Remedy};
+use crate::doctor::{Action, Finding};
 use crate::machine::run_journal::{Phase, RunRecord};
 use crate::restore::instant::InstantState;
 
@@ -93,10 +93,10 @@ fn kinds(seen: &Seen) -> Vec<FindingKind> {
     findings(seen).iter().map(|finding| finding.kind).collect()
 }
 
-fn mends(seen: &Seen) -> Vec<Mend> {
+fn mends(seen: &Seen) -> Vec<Repair> {
     let remedies = findings(seen).into_iter().filter_map(|finding| match finding.remedy {
-        Remedy::Mend(mend, _) => Some(mend),
-        Remedy::Advice(_) => None,
+        Action::Repair(repair, _) => Some(repair),
+        Action::Advice(_) => None,
     });
     remedies.collect()
 }
@@ -116,7 +116,7 @@ fn what_a_run_left_goes_only_when_it_is_surely_dead() {
         })
     };
     let dead = || Some(noted(Phase::Reading, Liveness::Dead));
-    let removed = [Mend::RemoveRun(RUN), Mend::ForgetRun(RUN)];
+    let removed = [Repair::RemoveRun(RUN), Repair::ForgetRun(RUN)];
     assert_eq!(mends(&with(dead(), Some(vec![]))), removed);
     assert_eq!(mends(&with(dead(), Some(vec!["holdfast backup db1"]))), removed);
     assert_eq!(mends(&with(dead(), None)), removed);
@@ -147,7 +147,7 @@ fn what_a_run_left_goes_only_when_it_is_surely_dead() {
         let found = &findings(seen)[0];
         assert_eq!(found.kind, FindingKind::Remains);
         assert!(
-            matches!(&found.remedy, Remedy::Advice(said) if said.contains(advice)),
+            matches!(&found.remedy, Action::Advice(said) if said.contains(advice)),
             "{found:?}"
         );
     }
@@ -162,7 +162,7 @@ fn a_machine_runs_on_only_where_a_dead_run_stopped_it() {
         seen(machine, |seen| seen.runs.push(run))
     };
     let dead = noted(Phase::Freezing, Liveness::Dead);
-    assert_eq!(mends(&paused(dead.clone())), [Mend::Resume, Mend::ForgetRun(RUN)]);
+    assert_eq!(mends(&paused(dead.clone())), [Repair::Resume, Repair::ForgetRun(RUN)]);
     assert!(findings(&paused(dead.clone()))[0].is_danger);
     // Its owner had paused it before; it had run on; it is another machine of the name; somebody is at work.
     let mut before = dead.clone();
@@ -177,7 +177,7 @@ fn a_machine_runs_on_only_where_a_dead_run_stopped_it() {
         noted(Phase::Freezing, Liveness::Unknown),
     ];
     for run in not_ours {
-        assert!(!mends(&paused(run)).contains(&Mend::Resume));
+        assert!(!mends(&paused(run)).contains(&Repair::Resume));
     }
 }
 
@@ -191,7 +191,7 @@ fn a_freeze_says_whose_it_was_and_one_of_a_living_run_is_left() {
     assert!(ours[0].what.contains("00000007") && ours[0].since_ms == Some(5));
     let foreign = findings(&frozen(None));
     assert!(foreign[0].what.contains("none of our runs") && foreign[0].is_danger);
-    assert!(matches!(foreign[0].remedy, Remedy::Mend(Mend::Thaw, _)));
+    assert!(matches!(foreign[0].remedy, Action::Repair(Repair::Thaw, _)));
     assert_eq!(kinds(&frozen(Some(noted(Phase::Freezing, Liveness::Alive)))), []);
     let silent = machine(|machine| machine.frozen = SeenFreeze::Silent("late".to_owned()));
     assert_eq!(mends(&seen(silent, |_| ())), []);
@@ -214,11 +214,14 @@ fn only_jobs_that_have_ended_are_taken_away() {
         seen(machine, |_| ())
     };
     let id = "copy-vda-libvirt-1-format";
-    assert_eq!(mends(&with("concluded", id, false)), [Mend::DismissJob(id.to_owned())]);
+    assert_eq!(
+        mends(&with("concluded", id, false)),
+        [Repair::DismissJob(id.to_owned())]
+    );
     for status in ["ready", "paused", "standby", "pending"] {
         let found = findings(&with(status, id, false));
         assert!(
-            matches!(&found[0].remedy, Remedy::Advice(words) if words.contains("blockjob web1 vda --abort")),
+            matches!(&found[0].remedy, Action::Advice(words) if words.contains("blockjob web1 vda --abort")),
             "{found:?}"
         );
     }
@@ -273,8 +276,8 @@ fn only_bitmaps_of_ours_go_and_none_that_is_needed_or_in_use() {
         })
     };
     let names = |seen: &Seen| -> Vec<String> {
-        let removed = mends(seen).into_iter().filter_map(|mend| match mend {
-            Mend::RemoveBitmap { name, .. } => Some(name[9..].to_owned()),
+        let removed = mends(seen).into_iter().filter_map(|repair| match repair {
+            Repair::RemoveBitmap { name, .. } => Some(name[9..].to_owned()),
             _ => None,
         });
         removed.collect()
@@ -297,14 +300,14 @@ fn only_bitmaps_of_ours_go_and_none_that_is_needed_or_in_use() {
     let told = findings(&with(None, vec![]));
     assert!(
         told.iter()
-            .any(|found| found.what.contains("bitmap checkpoint") && matches!(found.remedy, Remedy::Advice(_)))
+            .any(|found| found.what.contains("bitmap checkpoint") && matches!(found.remedy, Action::Advice(_)))
     );
 }
 
 fn commits(
     chain: &[&str],
     change: impl FnOnce(&mut SeenMachine, &mut Vec<(String, Vec<PathBuf>)>),
-) -> (Seen, Option<Mend>) {
+) -> (Seen, Option<Repair>) {
     let mut others = Vec::new();
     let machine = machine(|machine| {
         machine.disks.push(disk(chain));
@@ -313,12 +316,12 @@ fn commits(
     let seen = seen(machine, |seen| seen.chains.extend(others));
     let commit = mends(&seen)
         .into_iter()
-        .find(|mend| matches!(mend, Mend::Commit { .. }));
+        .find(|repair| matches!(repair, Repair::Commit { .. }));
     (seen, commit)
 }
 
-fn commit_of(overlays: &[&str], base: &str) -> Mend {
-    Mend::Commit {
+fn commit_of(overlays: &[&str], base: &str) -> Repair {
+    Repair::Commit {
         disk: "vda".to_owned(),
         overlays: overlays.iter().map(PathBuf::from).collect(),
         base: base.into(),
@@ -398,7 +401,7 @@ fn a_complete_commit_is_ended_only_where_a_dead_doctor_began_it() {
     let commit = commit_of(&["/i/a.s1"], "/i/a.qcow2");
     assert_eq!(
         mends(&with(dead(), SeenCommit::Complete)),
-        [commit, Mend::ForgetRun(RUN)]
+        [commit, Repair::ForgetRun(RUN)]
     );
     assert_eq!(mends(&with(None, SeenCommit::Complete)), []);
     assert_eq!(
@@ -428,11 +431,14 @@ fn notes_of_machines_that_are_gone_go_and_those_of_others_stay() {
         })
     };
     let here = "qemu:///system";
-    assert_eq!(mends(&with(of("gone", here), true)), [Mend::ForgetRun(RUN)]);
+    assert_eq!(mends(&with(of("gone", here), true)), [Repair::ForgetRun(RUN)]);
     assert_eq!(mends(&with(of("gone", here), false)), []);
-    assert_eq!(mends(&with(of("gone", "qmp:/run/gone"), true)), [Mend::ForgetRun(RUN)]);
+    assert_eq!(
+        mends(&with(of("gone", "qmp:/run/gone"), true)),
+        [Repair::ForgetRun(RUN)]
+    );
     assert_eq!(mends(&with(of("mute", here), true)), []);
     let elsewhere = findings(&with(of("gone", "qemu:///session"), true));
     let last = elsewhere.last().unwrap();
-    assert!(matches!(&last.remedy, Remedy::Advice(words) if words.contains("--connect qemu:///session")));
+    assert!(matches!(&last.remedy, Action::Advice(words) if words.contains("--connect qemu:///session")));
 }

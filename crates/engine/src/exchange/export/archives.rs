@@ -33,12 +33,12 @@ const PROXMOX_STORAGE: &str = "local-lvm";
 const PROXMOX_BRIDGE: &str = "vmbr0";
 
 /// Where an archive is written.
-pub(super) enum Sink {
+pub(super) enum ArchiveSink {
     File(File),
     Stream(Box<dyn Write + Send>),
 }
 
-impl Sink {
+impl ArchiveSink {
     fn into_stream(self) -> Box<dyn Write + Send> {
         match self {
             Self::File(file) => Box::new(file),
@@ -48,7 +48,7 @@ impl Sink {
 }
 
 /// Who is told how far it is, and may stop it.
-type Told<'t> = dyn FnMut(u64) -> std::io::Result<()> + 't;
+type WriteCallback<'t> = dyn FnMut(u64) -> std::io::Result<()> + 't;
 
 fn seconds(time: Timestamp) -> u64 {
     u64::try_from(time.as_second()).unwrap_or_default()
@@ -61,7 +61,7 @@ fn in_sectors<'d>(disk: &ContentDisk<'d>) -> WholeSectors<'d> {
 impl Exported<'_> {
     pub(super) fn write_archive(
         &mut self,
-        sink: Sink,
+        sink: ArchiveSink,
         format: ExportFormat,
         of_now: (&str, Timestamp),
         surroundings: &Surroundings,
@@ -89,11 +89,11 @@ impl Exported<'_> {
 
     fn write_xva(
         &mut self,
-        sink: Sink,
+        sink: ArchiveSink,
         packing: PackOptions,
         (host, time): (&str, Timestamp),
         (surroundings, job): (&Surroundings, Job<'_>),
-        progress: &mut Told<'_>,
+        progress: &mut WriteCallback<'_>,
     ) -> Result<Packed> {
         let time_text = time.strftime("%Y%m%dT%H:%M:%SZ").to_string();
         let mut failure = None;
@@ -141,11 +141,11 @@ impl Exported<'_> {
     /// The records as their pool had them, and the memory among the disks.
     fn write_suspended(
         &mut self,
-        sink: Sink,
+        sink: ArchiveSink,
         packing: PackOptions,
         time: Timestamp,
         job: Job<'_>,
-        progress: &mut Told<'_>,
+        progress: &mut WriteCallback<'_>,
     ) -> Result<Packed> {
         let Some(suspended) = &self.suspended else {
             unreachable!("it is asked for where it is there")
@@ -172,11 +172,11 @@ impl Exported<'_> {
 
     fn write_vma(
         &mut self,
-        sink: Sink,
+        sink: ArchiveSink,
         packing: PackOptions,
         time: Timestamp,
         (surroundings, job): (&Surroundings, Job<'_>),
-        progress: &mut Told<'_>,
+        progress: &mut WriteCallback<'_>,
     ) -> Result<Packed> {
         let sizes = self
             .disks
@@ -217,11 +217,11 @@ impl Exported<'_> {
 
     fn write_ova(
         &mut self,
-        sink: Sink,
+        sink: ArchiveSink,
         level: Option<u32>,
         time: Timestamp,
         job: Job<'_>,
-        progress: &mut Told<'_>,
+        progress: &mut WriteCallback<'_>,
     ) -> Result<Packed> {
         let name = member_name(&self.machine.name);
         let mut wish = ovf::Wish::default();
@@ -253,8 +253,8 @@ impl Exported<'_> {
         let Translated { value, dropped } = ovf::write(&self.machine, &wish);
         self.dropped.extend(dropped);
         let output = match sink {
-            Sink::File(file) => OvaOutput::File(file),
-            Sink::Stream(stream) => OvaOutput::Pipe(stream, std::env::temp_dir()),
+            ArchiveSink::File(file) => OvaOutput::File(file),
+            ArchiveSink::Stream(stream) => OvaOutput::Pipe(stream, std::env::temp_dir()),
         };
         let options = OvaWriteOptions {
             threads: threads(job).count,

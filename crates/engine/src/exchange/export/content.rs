@@ -9,9 +9,9 @@ use holdfast_image::USUAL_SECTOR_BYTES;
 use holdfast_repo::{DiskContent, DiskRecord, Manifest, Repository};
 
 use super::XvaExport;
-use super::reads::Reads;
+use super::reads::DiskReads;
 use super::suspended::Suspended;
-use super::virtualbox::OfVirtualBox;
+use super::virtualbox::VirtualBoxStreams;
 use crate::image::sector_size::noted_sector;
 use crate::job::Result;
 use crate::job::error::ExchangeError;
@@ -27,11 +27,11 @@ pub(super) const VARIABLES: &str = "variables of the firmware";
 const ELSEWHERE: &str = "another hypervisor cannot go on from it: the machine starts";
 
 /// What there is of a machine.
-pub(super) struct Content<'m> {
+pub(super) struct MachineContent<'m> {
     /// What it is called here.
     pub(super) machine: String,
     pub(super) disks: Vec<ContentDisk<'m>>,
-    pub(super) reads: Reads,
+    pub(super) reads: DiskReads,
     /// Its configuration as libvirt writes it, where it is known.
     pub(super) text: Option<String>,
     /// The variables of its firmware, where it is one of QEMU.
@@ -40,7 +40,7 @@ pub(super) struct Content<'m> {
     pub(super) why_unknown: &'static str,
     /// What is never carried over.
     pub(super) dropped: Vec<Dropped>,
-    pub(super) of_virtualbox: OfVirtualBox,
+    pub(super) of_virtualbox: VirtualBoxStreams,
     /// What its pool said of it, if it is of XenServer.
     pub(super) of_xen: Option<XenRecords>,
     /// What it goes on from, where it does not start.
@@ -59,7 +59,7 @@ pub(super) fn of_snapshot<'m>(
     snapshot: &Manifest,
     left_out: &[String],
     (xva, name): (Option<XvaExport>, Option<&str>),
-) -> Result<Content<'m>> {
+) -> Result<MachineContent<'m>> {
     let is_disk = |record: &&DiskRecord| record.content == DiskContent::Blocks && !is_memory(record);
     let present: Vec<&DiskRecord> = snapshot.disks.iter().filter(is_disk).collect();
     if let Some(name) = left_out
@@ -105,15 +105,15 @@ pub(super) fn of_snapshot<'m>(
         None => left_of(snapshot, xva),
     };
     dropped.extend(sectors);
-    Ok(Content {
+    Ok(MachineContent {
         machine: snapshot.machine.clone(),
         disks,
-        reads: Reads::Any,
+        reads: DiskReads::Any,
         text: text.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()),
         variables,
         why_unknown: "the snapshot is of images only",
         dropped,
-        of_virtualbox: OfVirtualBox::read(repository, snapshot)?,
+        of_virtualbox: VirtualBoxStreams::read(repository, snapshot)?,
         of_xen: of_xen(repository, snapshot)?,
         suspended,
     })

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use holdfast_repo::SourceData;
 
-use super::content::{Content, ContentDisk, left_behind};
-use super::reads::Reads;
-use super::virtualbox::OfVirtualBox;
-use super::{ExportReport, Made, OfExport, Target};
+use super::content::{ContentDisk, MachineContent, left_behind};
+use super::reads::DiskReads;
+use super::virtualbox::VirtualBoxStreams;
+use super::{ExportContext, ExportDestination, ExportOutput, ExportReport};
 use crate::capture::capture;
 use crate::capture::qemu::{MachineReadRequest, MachineReading};
 use crate::capture::sink::{History, PointInTime, SnapshotSink};
@@ -20,8 +20,8 @@ use crate::repository::name_conflict::Claimant;
 /// Reads a machine, and exports what is read.
 pub(super) fn export(
     request: MachineReadRequest<'_>,
-    of: OfExport<'_>,
-    target: Target,
+    of: ExportContext<'_>,
+    target: ExportDestination,
 ) -> Result<(ExportReport, MachineReading)> {
     let job = of.job;
     let quiet = Counted(job.progress);
@@ -50,8 +50,8 @@ pub(super) fn export(
 struct Exporter<'a> {
     machine: String,
     job: Job<'a>,
-    wish: RefCell<Option<(OfExport<'a>, Target)>>,
-    exported: RefCell<Option<(ExportReport, Made)>>,
+    wish: RefCell<Option<(ExportContext<'a>, ExportDestination)>>,
+    exported: RefCell<Option<(ExportReport, ExportOutput)>>,
 }
 
 impl SnapshotSink for Exporter<'_> {
@@ -70,15 +70,15 @@ impl SnapshotSink for Exporter<'_> {
 
     fn store(&self, point: PointInTime<'_>) -> Result<()> {
         let (of, target) = self.wish.take().expect("it is stored once");
-        let mut content = Content {
+        let mut content = MachineContent {
             machine: self.machine.clone(),
             disks: Vec::new(),
-            reads: Reads::Once,
+            reads: DiskReads::Once,
             text: None,
             variables: None,
             why_unknown: "the machine is known by its monitor only",
             dropped: left_behind(point.sources.iter().map(|source| &source.name[..])),
-            of_virtualbox: OfVirtualBox::default(),
+            of_virtualbox: VirtualBoxStreams::default(),
             of_xen: None,
             suspended: None,
         };

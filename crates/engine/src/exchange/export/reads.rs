@@ -2,7 +2,7 @@
 
 /// How often disks can be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Reads {
+pub(super) enum DiskReads {
     /// As often as anybody wants.
     Any,
     /// From the beginning to the end, once.

@@ -12,7 +12,7 @@ use holdfast_host::Uuid;
 use holdfast_image::{BlockOptions, Format, ImageId, OpenOptions, Qcow2Options, Storage};
 use holdfast_repo::{Manifest, Repository, Surroundings};
 
-use super::reads::Reads;
+use super::reads::DiskReads;
 use super::{Exported, VirtualBoxIdentity};
 use crate::capture::virtualbox::targets;
 use crate::files::block_target::Overwrite;
@@ -28,7 +28,7 @@ const NAME_LENGTH_MAX: usize = 60;
 
 /// What of a machine that came from VirtualBox is in its snapshot beside its disks.
 #[derive(Default)]
-pub(super) struct OfVirtualBox {
+pub(super) struct VirtualBoxStreams {
     /// Its settings as they were.
     pub(super) settings: Option<String>,
     /// The variables of its firmware.
@@ -37,7 +37,7 @@ pub(super) struct OfVirtualBox {
     pub(super) has_memory: bool,
 }
 
-impl OfVirtualBox {
+impl VirtualBoxStreams {
     /// Reads it.
     pub(super) fn read(repository: &Repository, snapshot: &Manifest) -> Result<Self> {
         let stream = |name: &str| snapshot.disks.iter().find(|record| record.name == name);
@@ -81,8 +81,8 @@ impl Exported<'_> {
                         storage: Storage::Plain,
                         overwrite: Overwrite::Refuse,
                         verify: match self.reads {
-                            Reads::Any => VerifyImage::Yes,
-                            Reads::Once => VerifyImage::No,
+                            DiskReads::Any => VerifyImage::Yes,
+                            DiskReads::Once => VerifyImage::No,
                         },
                     },
                     surroundings,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use holdfast_host::{Call, Ending};
 use holdfast_policy::sanoid::DatasetPolicy;
 
-use super::Run;
+use super::PolicyRun;
 
 const SHELL: &str = "/bin/sh";
 /// For a script that may take as long as it wants to: nobody waits for ever.
@@ -35,7 +35,7 @@ impl Event {
 
 /// What a script is told.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Occasion {
+pub(super) struct ScriptCall {
     /// Names of snapshots, without the dataset.
     pub(super) snapshots: Vec<String>,
     /// Their types.
@@ -46,7 +46,7 @@ pub(super) struct Occasion {
     pub(super) error: Option<String>,
 }
 
-impl Occasion {
+impl ScriptCall {
     fn variables(&self, event: Event, dataset: &str) -> Vec<(&'static str, String)> {
         let (key, word) = event.words();
         let first = self.snapshots.first().cloned().unwrap_or_default();
@@ -74,13 +74,13 @@ impl Occasion {
     }
 }
 
-impl Run<'_> {
+impl PolicyRun<'_> {
     /// Calls a script of a dataset, where there is one; why it failed.
     pub(super) fn call(
         &self,
         policy: &DatasetPolicy,
         event: Event,
-        occasion: &Occasion,
+        occasion: &ScriptCall,
     ) -> std::result::Result<(), String> {
         let hooks = policy.hooks();
         let script = match event {

@@ -5,12 +5,17 @@ use std::collections::BTreeMap;
 use holdfast_host::provider::{HostSnapshot, HostSnapshotName, Provider as _, is_in_transfer};
 use holdfast_policy::sanoid::{DatasetPolicy, TypedSnapshot};
 
-use super::hooks::{Event, Occasion};
-use super::{PolicyRunReport, RemovedByPolicy, Run, Snapshots, dataset, typed};
+use super::hooks::{Event, ScriptCall};
+use super::{PolicyRun, PolicyRunReport, RemovedByPolicy, Snapshots, dataset, typed};
 use crate::repository::forget::Execution;
 
 /// Removes what no count of the policy keeps, of all datasets.
-pub(super) fn prune(run: &Run<'_>, policies: &[&DatasetPolicy], snapshots: &Snapshots, report: &mut PolicyRunReport) {
+pub(super) fn prune(
+    run: &PolicyRun<'_>,
+    policies: &[&DatasetPolicy],
+    snapshots: &Snapshots,
+    report: &mut PolicyRunReport,
+) {
     let mut pools: BTreeMap<String, Option<u8>> = BTreeMap::new();
     for policy in policies {
         let Some(present) = snapshots.get(&policy.dataset) else {
@@ -67,15 +72,15 @@ fn held(snapshot: Option<&HostSnapshot>) -> Option<String> {
 
 /// Removes one, with its scripts before and after; why it stays. A script may take its time, so what goes is what was looked at.
 fn remove(
-    run: &Run<'_>,
+    run: &PolicyRun<'_>,
     policy: &DatasetPolicy,
     known: Option<&HostSnapshot>,
     name: &HostSnapshotName,
 ) -> std::result::Result<(), String> {
     let known = known.ok_or_else(|| "it is gone".to_owned())?;
-    let occasion = Occasion {
+    let occasion = ScriptCall {
         snapshots: vec![name.name.clone()],
-        ..Occasion::default()
+        ..ScriptCall::default()
     };
     run.call(policy, Event::PrePruning, &occasion)?;
     run.request.providers.zfs().destroy_this(known).map_err(|error| {

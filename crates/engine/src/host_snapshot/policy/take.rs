@@ -6,17 +6,18 @@ use holdfast_host::MachineState;
 use holdfast_host::provider::{Dataset, HostSnapshotName, Wanted};
 use holdfast_policy::sanoid::{DatasetPolicy, SnapshotType, repeated_hour_name, snapshot_name};
 
-use super::hooks::{Event, Occasion};
-use super::{PolicyRunReport, Run, Snapshots, TakenCut, dataset, typed};
+use super::hooks::{Event, ScriptCall};
+use super::{PolicyRun, PolicyRunReport, Snapshots, TakenSnapshotSet, dataset, typed};
 use crate::host_snapshot::{
-    GuestRequest, HostSnapshotRequest, NamedCut, NotTaken, Subject, Wholeness, machines_in, try_host_snapshots,
+    GuestRequest, HostSnapshotRequest, NamedSnapshotSet, NotTaken, SetCompleteness, Subject, machines_in,
+    try_host_snapshots,
 };
 use crate::job::{Error, Result};
 use crate::repository::forget::Execution;
 
 /// A dataset of which snapshots are due.
 #[derive(Clone)]
-struct Due<'p> {
+struct DueDataset<'p> {
     policy: &'p DatasetPolicy,
     wanted: Wanted,
     /// Each with the name of its snapshot.
@@ -29,9 +30,14 @@ struct Due<'p> {
 }
 
 /// Takes snapshots of all datasets where some are due.
-pub(super) fn take(run: &Run<'_>, policies: &[&DatasetPolicy], snapshots: &Snapshots, report: &mut PolicyRunReport) {
+pub(super) fn take(
+    run: &PolicyRun<'_>,
+    policies: &[&DatasetPolicy],
+    snapshots: &Snapshots,
+    report: &mut PolicyRunReport,
+) {
     let places = run.request.guests.places();
-    let mut wholeness = Wholeness::new(run.request.providers);
+    let mut completeness = SetCompleteness::new(run.request.providers);
     let mut due = Vec::new();
     for policy in policies {
         let Some(present) = snapshots.get(&policy.dataset) else {
@@ -40,7 +46,7 @@ pub(super) fn take(run: &Run<'_>, policies: &[&DatasetPolicy], snapshots: &Snaps
         // One of which not all was made is made again.
         let whole: Vec<_> = present
             .iter()
-            .filter(|snapshot| wholeness.of(&snapshot.name, snapshot.record.as_deref()) != Some(false))
+            .filter(|snapshot| completeness.of(&snapshot.name, snapshot.record.as_deref()) != Some(false))
             .collect();
         let newest = |kind: SnapshotType| {
             let of_kind = whole
@@ -73,7 +79,7 @@ pub(super) fn take(run: &Run<'_>, policies: &[&DatasetPolicy], snapshots: &Snaps
         };
         let are_there = machines_in(places.iter().copied(), std::slice::from_ref(&wanted));
         let machines = are_there.into_iter().enumerate().filter(|(_, is_there)| *is_there);
-        due.push(Due {
+        due.push(DueDataset {
             policy,
             wanted,
             types,
@@ -94,13 +100,13 @@ pub(super) fn take(run: &Run<'_>, policies: &[&DatasetPolicy], snapshots: &Snaps
 }
 
 /// Datasets that share a machine are cut together, and so are those that share one with one of these.
-fn cut_together(due: Vec<Due<'_>>) -> Vec<Vec<Due<'_>>> {
-    let mut sets: Vec<Vec<Due<'_>>> = Vec::new();
+fn cut_together(due: Vec<DueDataset<'_>>) -> Vec<Vec<DueDataset<'_>>> {
+    let mut sets: Vec<Vec<DueDataset<'_>>> = Vec::new();
     for one in due {
-        let shares = |set: &Vec<Due<'_>>| set.iter().any(|other| !other.machines.is_disjoint(&one.machines));
+        let shares = |set: &Vec<DueDataset<'_>>| set.iter().any(|other| !other.machines.is_disjoint(&one.machines));
         let (mut sharing, others): (Vec<_>, Vec<_>) = sets.into_iter().partition(shares);
         sets = others;
-        let mut merged: Vec<Due<'_>> = sharing.drain(..).flatten().collect();
+        let mut merged: Vec<DueDataset<'_>> = sharing.drain(..).flatten().collect();
         merged.push(one);
         sets.push(merged);
     }
@@ -108,13 +114,13 @@ fn cut_together(due: Vec<Due<'_>>) -> Vec<Vec<Due<'_>>> {
 }
 
 /// What became of datasets that are cut together; what is left out is told of by itself.
-fn take_together(run: &Run<'_>, mut due: Vec<Due<'_>>) -> Vec<TakenCut> {
+fn take_together(run: &PolicyRun<'_>, mut due: Vec<DueDataset<'_>>) -> Vec<TakenSnapshotSet> {
     if run.request.execution == Execution::DryRun {
         let machines: BTreeSet<usize> = due.iter().flat_map(|one| one.machines.iter().copied()).collect();
-        return vec![TakenCut {
+        return vec![TakenSnapshotSet {
             snapshots: snapshots_of(&due),
             would_hold_still: machines.into_iter().collect(),
-            ..TakenCut::default()
+            ..TakenSnapshotSet::default()
         }];
     }
     let (mut taken, mut incomplete) = (Vec::new(), BTreeSet::new());
@@ -127,11 +133,11 @@ fn take_together(run: &Run<'_>, mut due: Vec<Due<'_>>) -> Vec<TakenCut> {
         match cut(run, &due, &incomplete) {
             Ok(guests) => {
                 end(run, &due, None);
-                taken.push(TakenCut {
+                taken.push(TakenSnapshotSet {
                     snapshots: snapshots_of(&due),
                     guests,
                     incomplete: incomplete.into_iter().filter(|machine| is_in(&due, *machine)).collect(),
-                    ..TakenCut::default()
+                    ..TakenSnapshotSet::default()
                 });
                 return taken;
             }
@@ -151,7 +157,7 @@ fn take_together(run: &Run<'_>, mut due: Vec<Due<'_>>) -> Vec<TakenCut> {
 }
 
 /// Calls the scripts before; gives the datasets that are not cut without them, where they fail.
-fn prepare(run: &Run<'_>, due: &mut [Due<'_>]) -> Vec<(Dataset, String)> {
+fn prepare(run: &PolicyRun<'_>, due: &mut [DueDataset<'_>]) -> Vec<(Dataset, String)> {
     let mut unprepared = Vec::new();
     for one in due {
         let called = run.call(one.policy, Event::PreSnapshot, &one.occasion());
@@ -167,12 +173,12 @@ fn prepare(run: &Run<'_>, due: &mut [Due<'_>]) -> Vec<(Dataset, String)> {
 }
 
 /// Calls the scripts after.
-fn end(run: &Run<'_>, due: &[Due<'_>], error: Option<&str>) {
+fn end(run: &PolicyRun<'_>, due: &[DueDataset<'_>], error: Option<&str>) {
     for one in due {
         let hooks = one.policy.hooks();
         // One that was cut off by the request to stop may have done a part, which the script after it undoes.
         if !one.has_pre_failed || one.is_pre_cut_off || hooks.always_post_snapshot {
-            let occasion = Occasion {
+            let occasion = ScriptCall {
                 has_pre_failed: Some(one.has_pre_failed),
                 error: error.map(str::to_owned),
                 ..one.occasion()
@@ -188,48 +194,48 @@ fn end(run: &Run<'_>, due: &[Due<'_>], error: Option<&str>) {
 ///
 /// What is left out is told of; machines that are not whole any more are added to `incomplete`.
 fn leave_out(
-    due: &mut Vec<Due<'_>>,
+    due: &mut Vec<DueDataset<'_>>,
     incomplete: &mut BTreeSet<usize>,
     (culprits, reason): (&[Dataset], &str),
-) -> Vec<TakenCut> {
-    let is_culprit = |one: &Due<'_>| culprits.contains(&one.wanted.dataset);
+) -> Vec<TakenSnapshotSet> {
+    let is_culprit = |one: &DueDataset<'_>| culprits.contains(&one.wanted.dataset);
     incomplete.extend(due.iter().filter(|one| is_culprit(one)).flat_map(|one| &one.machines));
     let (left_out, kept): (Vec<_>, Vec<_>) = std::mem::take(due).into_iter().partition(|one| {
         let has_none_but_these = !one.machines.is_empty() && one.machines.is_subset(incomplete);
         is_culprit(one) || has_none_but_these
     });
     *due = kept;
-    let told = left_out.iter().map(|one| TakenCut {
+    let told = left_out.iter().map(|one| TakenSnapshotSet {
         snapshots: snapshots_of(std::slice::from_ref(one)),
         failure: Some(if is_culprit(one) {
             reason.to_owned()
         } else {
             format!("its machines have disks that could not be cut with it: {reason}")
         }),
-        ..TakenCut::default()
+        ..TakenSnapshotSet::default()
     });
     told.collect()
 }
 
-fn is_due(due: &[Due<'_>], one: &Due<'_>) -> bool {
+fn is_due(due: &[DueDataset<'_>], one: &DueDataset<'_>) -> bool {
     due.iter().any(|other| other.wanted == one.wanted)
 }
 
-fn is_in(due: &[Due<'_>], machine: usize) -> bool {
+fn is_in(due: &[DueDataset<'_>], machine: usize) -> bool {
     due.iter().any(|one| one.machines.contains(&machine))
 }
 
-fn datasets_of(due: &[Due<'_>]) -> Vec<Dataset> {
+fn datasets_of(due: &[DueDataset<'_>]) -> Vec<Dataset> {
     due.iter().map(|one| one.wanted.dataset.clone()).collect()
 }
 
-fn snapshots_of(due: &[Due<'_>]) -> Vec<HostSnapshotName> {
-    cuts_of(due).iter().flat_map(NamedCut::snapshots).collect()
+fn snapshots_of(due: &[DueDataset<'_>]) -> Vec<HostSnapshotName> {
+    cuts_of(due).iter().flat_map(NamedSnapshotSet::snapshots).collect()
 }
 
 fn cut(
-    run: &Run<'_>,
-    due: &[Due<'_>],
+    run: &PolicyRun<'_>,
+    due: &[DueDataset<'_>],
     incomplete: &BTreeSet<usize>,
 ) -> std::result::Result<Vec<crate::GuestReport>, NotTaken> {
     let machines: BTreeSet<usize> = due.iter().flat_map(|one| one.machines.iter().copied()).collect();
@@ -278,26 +284,26 @@ fn leave_out_memories(guests: &mut [crate::GuestRequest<'_>], job: crate::Job<'_
 }
 
 /// What is made of each name.
-fn cuts_of(due: &[Due<'_>]) -> Vec<NamedCut> {
+fn cuts_of(due: &[DueDataset<'_>]) -> Vec<NamedSnapshotSet> {
     let mut by_name: BTreeMap<&str, Vec<Wanted>> = BTreeMap::new();
     for one in due {
         for (_, name) in &one.types {
             by_name.entry(name).or_default().push(one.wanted.clone());
         }
     }
-    let cut = |(name, wanted): (&str, Vec<Wanted>)| NamedCut {
+    let cut = |(name, wanted): (&str, Vec<Wanted>)| NamedSnapshotSet {
         name: name.to_owned(),
         wanted,
     };
     by_name.into_iter().map(cut).collect()
 }
 
-impl Due<'_> {
-    fn occasion(&self) -> Occasion {
-        Occasion {
+impl DueDataset<'_> {
+    fn occasion(&self) -> ScriptCall {
+        ScriptCall {
             snapshots: self.types.iter().map(|(_, name)| name.clone()).collect(),
             types: self.types.iter().map(|(kind, _)| kind.to_string()).collect(),
-            ..Occasion::default()
+            ..ScriptCall::default()
         }
     }
 }

@@ -10,17 +10,17 @@ use holdfast_repo::{DiskRecord, TargetState};
 
 use super::PlannedClone;
 use crate::host_snapshot::Providers;
-use crate::host_snapshot::compare_images::{Told, TwoStates, below};
+use crate::host_snapshot::compare_images::{Answered, TwoStates, below};
 use crate::host_snapshot::states::KeptDisk;
 use crate::image::apply_differences::Differences;
 use crate::image::source::OpenSource;
 use crate::job::{Error, Job, Result};
 use crate::restore::machine::is_same;
-use crate::restore::source::Contents;
+use crate::restore::source::StoredContents;
 use crate::restore::target::{DiskTarget, RestoredDisk};
 
 /// A point in time, and the host snapshots of what was there before it is gone back to.
-pub(super) struct Since<'a> {
+pub(super) struct EarlierState<'a> {
     pub(super) point: &'a HostContents,
     pub(super) providers: &'a Providers,
     pub(super) safety: &'a [HostSnapshotName],
@@ -69,7 +69,7 @@ impl HostContents {
         &self,
         record: &DiskRecord,
         target: &DiskTarget<'_>,
-        since: Option<&Since<'_>>,
+        since: Option<&EarlierState<'_>>,
         job: Job<'_>,
     ) -> Result<RestoredDisk> {
         let disk = self.disk(record)?;
@@ -115,7 +115,7 @@ impl HostDisk {
     }
 
     /// Where the image that is there may differ from the one in the snapshot, as far as the file system can tell.
-    fn places(&self, target: &DiskTarget<'_>, since: Option<&Since<'_>>) -> Told<DirtyBitmap> {
+    fn places(&self, target: &DiskTarget<'_>, since: Option<&EarlierState<'_>>) -> Answered<DirtyBitmap> {
         if target.state != TargetState::Similar {
             return Err("the target is another image".to_owned());
         }
@@ -166,7 +166,7 @@ impl HostDisk {
     }
 }
 
-impl Contents for HostContents {
+impl StoredContents for HostContents {
     fn device(&self, record: &DiskRecord) -> Result<Box<dyn BlockDevice + '_>> {
         Ok(Box::new(&*self.disk(record)?.source.device))
     }

@@ -11,7 +11,7 @@ use super::{ClonePlan, HostPoint, HostRestore};
 use crate::host_snapshot::states::{StateStore, Unfinished, UnfinishedFile, UnfinishedKind};
 use crate::image::guest_identity::{GuestIdentity, renew_guest};
 use crate::job::{Job, Result, Unit};
-use crate::restore::machine::{Content, FileWay, MachineRestorePlan, Witness};
+use crate::restore::machine::{FileContent, FileWay, MachineRestorePlan, RestoreObserver};
 
 /// Of a rollback, from its first byte on.
 pub(super) struct RollbackNote<'a> {
@@ -39,7 +39,7 @@ impl<'a> RollbackNote<'a> {
     }
 }
 
-impl Witness for RollbackNote<'_> {
+impl RestoreObserver for RollbackNote<'_> {
     fn about_to_write(&mut self) -> Result<()> {
         self.states.note_unfinished(&self.work)
     }
@@ -90,7 +90,7 @@ impl<'a> CloneNote<'a> {
     }
 }
 
-impl Witness for CloneNote<'_> {
+impl RestoreObserver for CloneNote<'_> {
     /// From now on the files may have their names: they are told from others of these names.
     fn about_to_name(&mut self, new: &[(&Path, &Path)]) -> Result<()> {
         for file in &mut self.work.files {
@@ -108,7 +108,7 @@ impl Witness for CloneNote<'_> {
         let phase = format!("giving the guest of {} an identity of its own", self.plan.machine.name);
         self.job.progress.phase(&phase, Unit::Items);
         let files = self.plan.files.iter();
-        let disks = files.filter(|file| matches!(file.content, Content::Disk(_)));
+        let disks = files.filter(|file| matches!(file.content, FileContent::Disk(_)));
         let images: Vec<(&Path, Format)> = disks.map(|file| (&*file.to, file.format)).collect();
         renew_guest(Path::new(&self.plan.machine.name), &images, identity, *tools)
     }

@@ -13,7 +13,7 @@ use holdfast_repo::{DiskRecord, Manifest};
 use super::contents::{HostContents, HostDisk};
 use crate::host_snapshot::compare_images::{below, options_in_view};
 use crate::host_snapshot::states::{KeptDisk, KeptState, StateStore};
-use crate::host_snapshot::{HostSnapshotRecord, MachinePlaces, Providers, Together, Wholeness};
+use crate::host_snapshot::{HostSnapshotRecord, MachinePlaces, Providers, SetCompleteness, SetState};
 use crate::image::source::OpenSource;
 use crate::job::error::Refusal;
 use crate::job::{Error, Job, Result};
@@ -92,13 +92,13 @@ pub fn open_host_point(request: &HostPointRequest<'_>, job: Job<'_>) -> Result<H
     let disks = state.map_or(&today, |state| &state.disks);
     let snapshots = seen.of_disks(request, disks, &name)?;
     let mut warnings = Vec::new();
-    match Wholeness::new(request.providers).together(&snapshots.values().collect::<Vec<_>>()) {
-        Together::Yes => {}
-        Together::Unknown(why) => warnings.push(format!(
+    match SetCompleteness::new(request.providers).together(&snapshots.values().collect::<Vec<_>>()) {
+        SetState::Yes => {}
+        SetState::Unknown(why) => warnings.push(format!(
             "of the host snapshots called {name}: {why}; the disks of {} may not go together",
             request.machine
         )),
-        Together::No(why) => return Err(refusal(request, &name, why, Vec::new()).into()),
+        SetState::No(why) => return Err(refusal(request, &name, why, Vec::new()).into()),
     }
     let mut views = Vec::new();
     let mut contents = HostContents::default();
@@ -253,11 +253,11 @@ impl Seen {
             })
             .collect();
         common.sort_by_key(|of_all| of_all.last().map(|snapshot| snapshot.time_s));
-        let mut wholeness = Wholeness::new(request.providers);
+        let mut completeness = SetCompleteness::new(request.providers);
         let newest = common
             .iter()
             .rev()
-            .find(|of_all| !matches!(wholeness.together(of_all), Together::No(_)));
+            .find(|of_all| !matches!(completeness.together(of_all), SetState::No(_)));
         let name = newest.and_then(|of_all| Some(of_all.first()?.name.name.clone()));
         Ok(name.ok_or_else(|| {
             let reason = "there is no host snapshot that all its disks have";

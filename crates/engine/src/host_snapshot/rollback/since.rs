@@ -11,20 +11,20 @@ use holdfast_block::{BlockDevice, DirtyBitmap};
 use holdfast_host::provider::Provider as _;
 use holdfast_repo::DiskRecord;
 
-use super::contents::{HostDisk, Since};
-use crate::host_snapshot::compare_images::{Sent, Told, TwoStates, below};
+use super::contents::{EarlierState, HostDisk};
+use crate::host_snapshot::compare_images::{Answered, TwoStates, ZfsDifference, below};
 use crate::job::{Job, Result};
-use crate::restore::source::Contents;
+use crate::restore::source::StoredContents;
 use crate::restore::target::{DiskTarget, RestoredDisk};
 
-impl Since<'_> {
+impl EarlierState<'_> {
     /// Where an image of today, in the folder `present` or a volume with that device, may differ from a disk of the point.
-    pub(super) fn places(&self, disk: &HostDisk, (target, present): (&DiskTarget<'_>, &Path)) -> Told<DirtyBitmap> {
+    pub(super) fn places(&self, disk: &HostDisk, (target, present): (&DiskTarget<'_>, &Path)) -> Answered<DirtyBitmap> {
         let dataset = &disk.kept.place.dataset;
         let newer = self.safety.iter().find(|snapshot| snapshot.dataset == *dataset);
         let newer = newer.ok_or("without a safety snapshot ZFS does not tell what has changed")?;
         let zfs = self.providers.zfs();
-        let sent = Sent {
+        let sent = ZfsDifference {
             zfs,
             older: &disk.snapshot,
             newer,
@@ -62,7 +62,7 @@ impl Since<'_> {
 }
 
 /// Nothing was done to a file since a host snapshot in which it is at `then`.
-fn is_as_in(then: &Path, now: &Path) -> Told<()> {
+fn is_as_in(then: &Path, now: &Path) -> Answered<()> {
     let state = |path: &Path| {
         let found = path.metadata().map_err(|error| error.to_string())?;
         let times = (found.mtime(), found.mtime_nsec(), found.ctime(), found.ctime_nsec());
@@ -75,7 +75,7 @@ fn is_as_in(then: &Path, now: &Path) -> Told<()> {
     }
 }
 
-impl Contents for Since<'_> {
+impl StoredContents for EarlierState<'_> {
     fn device(&self, record: &DiskRecord) -> Result<Box<dyn BlockDevice + '_>> {
         self.point.device(record)
     }

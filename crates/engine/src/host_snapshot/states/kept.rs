@@ -15,7 +15,7 @@ use crate::host_snapshot::MachinePlaces;
 use crate::host_snapshot::places::image_path;
 use crate::host_snapshot::record::SetId;
 use crate::job::{Counting, Job, Result};
-use crate::machine::state::streams::{Beside, sources_of};
+use crate::machine::state::streams::{FirmwareState, sources_of};
 use crate::notes::{
     NOTE_CONSISTENCY, NOTE_HOST_SNAPSHOT_DISKS, NOTE_HOST_SNAPSHOT_SET, NOTE_HOST_SNAPSHOTS, NOTE_UUID, STREAM_MEMORY,
     is_memory,
@@ -28,7 +28,7 @@ pub(crate) struct StateToKeep<'a> {
     pub(crate) description: &'a Description,
     pub(crate) places: &'a MachinePlaces,
     pub(crate) configuration: &'a [(String, Vec<u8>)],
-    pub(crate) beside: Beside,
+    pub(crate) beside: FirmwareState,
     pub(crate) memory: Option<&'a Memory>,
     pub(crate) time: Timestamp,
     pub(crate) consistency: &'a str,

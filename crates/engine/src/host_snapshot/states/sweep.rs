@@ -70,13 +70,13 @@ pub fn sweep_states(
 struct Sets<'a> {
     providers: &'a Providers,
     /// By dataset; or why that is not known, or that the dataset is gone.
-    of: BTreeMap<Dataset, Found>,
+    of: BTreeMap<Dataset, DatasetSets>,
     /// Those of all datasets of a provider: one may have been renamed.
     everywhere: BTreeMap<ProviderKind, std::result::Result<BTreeSet<SetId>, String>>,
 }
 
 #[derive(Clone)]
-enum Found {
+enum DatasetSets {
     Sets(BTreeSet<SetId>),
     DatasetGone,
     Unknown(String),
@@ -89,20 +89,20 @@ impl Sets<'_> {
         let datasets: BTreeSet<&Dataset> = state.snapshots.iter().map(|name| &name.dataset).collect();
         for dataset in datasets {
             match self.of(dataset) {
-                Found::Sets(sets) if sets.contains(&state.set) => return Ok(true),
-                Found::Sets(_) => {}
-                Found::DatasetGone => match self.everywhere(dataset.provider) {
+                DatasetSets::Sets(sets) if sets.contains(&state.set) => return Ok(true),
+                DatasetSets::Sets(_) => {}
+                DatasetSets::DatasetGone => match self.everywhere(dataset.provider) {
                     Ok(sets) if sets.contains(&state.set) => return Ok(true),
                     Ok(_) => {}
                     Err(reason) => unknown = Some(reason),
                 },
-                Found::Unknown(reason) => unknown = Some(reason),
+                DatasetSets::Unknown(reason) => unknown = Some(reason),
             }
         }
         unknown.map_or(Ok(false), Err)
     }
 
-    fn of(&mut self, dataset: &Dataset) -> Found {
+    fn of(&mut self, dataset: &Dataset) -> DatasetSets {
         if let Some(found) = self.of.get(dataset) {
             return found.clone();
         }
@@ -111,16 +111,16 @@ impl Sets<'_> {
         found
     }
 
-    fn ask(&self, dataset: &Dataset) -> Found {
+    fn ask(&self, dataset: &Dataset) -> DatasetSets {
         let provider = self.providers.of_dataset(dataset);
         // An empty folder where a file system is mounted at other times has no host snapshots, and says nothing of those that are there.
         if dataset.provider.has_folders() && !Path::new(&dataset.name).join(OURS).is_dir() {
-            return Found::Unknown(format!("nothing of ours is in {dataset}: it may not be mounted"));
+            return DatasetSets::Unknown(format!("nothing of ours is in {dataset}: it may not be mounted"));
         }
         match provider.snapshots(&dataset.name) {
-            Ok(snapshots) => Found::Sets(snapshots.iter().filter_map(set_of).collect()),
-            Err(ProviderError::NotThere { .. }) if self.is_group_there(dataset) => Found::DatasetGone,
-            Err(error) => Found::Unknown(error.to_string()),
+            Ok(snapshots) => DatasetSets::Sets(snapshots.iter().filter_map(set_of).collect()),
+            Err(ProviderError::NotThere { .. }) if self.is_group_there(dataset) => DatasetSets::DatasetGone,
+            Err(error) => DatasetSets::Unknown(error.to_string()),
         }
     }
 

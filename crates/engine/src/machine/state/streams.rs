@@ -13,7 +13,7 @@ use crate::notes::{NOTE_KIND, STREAM_MEMORY, STREAM_MEMORY_STATE, STREAM_NVRAM, 
 use holdfast_repo::{Source, SourceData};
 
 /// What belongs to the instant besides the disks.
-pub(crate) struct Rest<'a> {
+pub(crate) struct SavedState<'a> {
     nvram: Option<Vec<u8>>,
     tpm: Option<TpmState>,
     pub(crate) memory: Option<&'a Memory>,
@@ -21,12 +21,12 @@ pub(crate) struct Rest<'a> {
 
 /// What is read of files while the machine stands still.
 #[derive(Default)]
-pub(crate) struct Beside {
+pub(crate) struct FirmwareState {
     nvram: Option<Vec<u8>>,
     tpm: TpmFound,
 }
 
-impl Beside {
+impl FirmwareState {
     /// Reads them with the rights of whoever names them.
     pub(crate) fn read(description: &Description, rights: &Rights, clock: &dyn Clock) -> Result<Self> {
         Ok(Self {
@@ -36,8 +36,8 @@ impl Beside {
     }
 
     /// With the memory of the same instant; what was not found is told.
-    pub(crate) fn rest<'m>(self, memory: Option<&'m Memory>, progress: &dyn Progress) -> Rest<'m> {
-        Rest {
+    pub(crate) fn rest<'m>(self, memory: Option<&'m Memory>, progress: &dyn Progress) -> SavedState<'m> {
+        SavedState {
             nvram: self.nvram,
             tpm: self.tpm.told(progress),
             memory,
@@ -62,7 +62,7 @@ impl Stream {
     }
 }
 
-impl Rest<'_> {
+impl SavedState<'_> {
     /// The streams, after those of the machine's configuration.
     pub(crate) fn streams(self, configuration: &[(String, Vec<u8>)]) -> Vec<Stream> {
         let configuration = configuration.iter();

@@ -6,7 +6,7 @@ use holdfast_block::SystemClock;
 use holdfast_host::provider::{Dataset, ProviderKind};
 
 use super::{PeerServer, is_plain, is_reached_without_links};
-use crate::replicate::peer::Request;
+use crate::replicate::peer::PeerRequest;
 
 fn may(root: &Dataset, line: &str) -> bool {
     let sides = |_| panic!("nobody is asked");
@@ -15,7 +15,7 @@ fn may(root: &Dataset, line: &str) -> bool {
         root: Some(root.clone()),
         clock: Arc::new(SystemClock::new()),
     };
-    let request: Request = serde_json::from_str(line).unwrap();
+    let request: PeerRequest = serde_json::from_str(line).unwrap();
     server.check(&request).is_ok()
 }
 

@@ -15,15 +15,15 @@ const LISTED_COUNT_MAX: usize = 4096;
 
 /// What a snapshot is a copy of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Origin {
+pub(super) struct CopyOrigin {
     pub(super) repository: RepositoryId,
     pub(super) snapshot: SnapshotId,
 }
 
 /// What a snapshot says that it is a copy of; none where it is none.
-pub(super) fn noted_origin(manifest: &Manifest) -> Option<Origin> {
+pub(super) fn noted_origin(manifest: &Manifest) -> Option<CopyOrigin> {
     let (repository, snapshot) = manifest.notes.get(NOTE_ORIGIN)?.split_once('/')?;
-    Some(Origin {
+    Some(CopyOrigin {
         repository: repository.parse().ok()?,
         snapshot: snapshot.parse().ok()?,
     })
@@ -42,7 +42,7 @@ fn start_of(id: SnapshotId) -> String {
 }
 
 /// What a repository has, and had, of what may be copied to it.
-pub(super) struct Holdings {
+pub(super) struct TargetHoldings {
     repository: RepositoryId,
     /// By what they are the same with.
     present: HashMap<SnapshotId, Manifest>,
@@ -53,7 +53,7 @@ pub(super) struct Holdings {
 
 /// Where a snapshot stands in the other repository.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(super) enum CopyPresence {
     /// It is there, under this id.
     Present(SnapshotId),
     /// It was there, and was removed.
@@ -62,7 +62,7 @@ pub(super) enum Standing {
     Missing,
 }
 
-impl Holdings {
+impl TargetHoldings {
     pub(super) fn new(repository: RepositoryId, manifests: Vec<Manifest>) -> Self {
         let mut holdings = Self {
             repository,
@@ -100,16 +100,16 @@ impl Holdings {
         self.present.remove(&identity(manifest));
     }
 
-    pub(super) fn standing(&self, manifest: &Manifest) -> Standing {
+    pub(super) fn standing(&self, manifest: &Manifest) -> CopyPresence {
         if let Some(there) = self.counterpart(manifest) {
-            return Standing::Present(there.id);
+            return CopyPresence::Present(there.id);
         }
         let was_there = self.copied.contains(&start_of(identity(manifest)))
             || noted_origin(manifest).is_some_and(|origin| origin.repository == self.repository);
         if was_there {
-            Standing::Removed
+            CopyPresence::Removed
         } else {
-            Standing::Missing
+            CopyPresence::Missing
         }
     }
 
@@ -120,12 +120,13 @@ impl Holdings {
         from: RepositoryId,
         others: &[Manifest],
     ) -> BTreeMap<String, String> {
-        let origin = noted_origin(manifest).unwrap_or(Origin {
+        let origin = noted_origin(manifest).unwrap_or(CopyOrigin {
             repository: from,
             snapshot: manifest.id,
         });
         let of_machine = others.iter().rev().filter(|other| other.machine == manifest.machine);
-        let copied = of_machine.filter(|other| other.id != manifest.id && self.standing(other) != Standing::Missing);
+        let copied =
+            of_machine.filter(|other| other.id != manifest.id && self.standing(other) != CopyPresence::Missing);
         let ids = std::iter::once(origin.snapshot).chain(copied.map(identity));
         let list: Vec<String> = ids.take(LISTED_COUNT_MAX).map(start_of).collect();
         let mut notes = manifest.notes.clone();
@@ -143,7 +144,7 @@ mod tests {
     use crate::notes::{NOTE_COPIED, NOTE_ORIGIN};
     use holdfast_repo::{Manifest, RepositoryId, SnapshotId};
 
-    use super::{Holdings, LISTED_COUNT_MAX, Standing, identity, noted_origin};
+    use super::{CopyPresence, LISTED_COUNT_MAX, TargetHoldings, identity, noted_origin};
 
     const HERE: RepositoryId = RepositoryId::from_bytes([1; 16]);
     const THERE: RepositoryId = RepositoryId::from_bytes([2; 16]);
@@ -176,28 +177,31 @@ mod tests {
     #[test]
     fn a_copy_is_the_same_as_its_original_however_often_it_is_copied() {
         let original = snapshot(1, "m", &[("method", "filter")]);
-        let there = Holdings::new(THERE, Vec::new());
+        let there = TargetHoldings::new(THERE, Vec::new());
         let copy = arrived(2, &original, there.notes_of_copy(&original, HERE, &[]));
         assert_eq!(copy.notes["method"], "filter");
         let again = arrived(3, &copy, there.notes_of_copy(&copy, THERE, &[]));
         for copy in [&copy, &again] {
             assert_eq!(identity(copy), original.id);
             assert_eq!(noted_origin(copy).unwrap().repository, HERE);
-            let holdings = Holdings::new(THERE, vec![copy.clone()]);
-            assert_eq!(holdings.standing(&original), Standing::Present(copy.id));
+            let holdings = TargetHoldings::new(THERE, vec![copy.clone()]);
+            assert_eq!(holdings.standing(&original), CopyPresence::Present(copy.id));
             // Back where it was first, it is there, or it was removed.
             assert_eq!(
-                Holdings::new(HERE, vec![original.clone()]).standing(copy),
-                Standing::Present(original.id)
+                TargetHoldings::new(HERE, vec![original.clone()]).standing(copy),
+                CopyPresence::Present(original.id)
             );
-            assert_eq!(Holdings::new(HERE, Vec::new()).standing(copy), Standing::Removed);
+            assert_eq!(
+                TargetHoldings::new(HERE, Vec::new()).standing(copy),
+                CopyPresence::Removed
+            );
         }
     }
 
     #[test]
     fn what_was_copied_and_is_not_there_was_removed_and_what_was_not_is_missing() {
         let all: Vec<Manifest> = (1..5).map(|number| snapshot(number, "m", &[])).collect();
-        let mut there = Holdings::new(THERE, Vec::new());
+        let mut there = TargetHoldings::new(THERE, Vec::new());
         let mut copies = Vec::new();
         // The second cannot be read, and is left out.
         for number in [0, 2, 3] {
@@ -207,15 +211,23 @@ mod tests {
             there.add(copy.clone());
             copies.push(copy);
         }
-        let newest = Holdings::new(THERE, vec![copies.pop().unwrap()]);
-        let standings: Vec<Standing> = all.iter().map(|manifest| newest.standing(manifest)).collect();
-        let newest_copy = Standing::Present(id(13));
+        let newest = TargetHoldings::new(THERE, vec![copies.pop().unwrap()]);
+        let standings: Vec<CopyPresence> = all.iter().map(|manifest| newest.standing(manifest)).collect();
+        let newest_copy = CopyPresence::Present(id(13));
         assert_eq!(
             standings,
-            [Standing::Removed, Standing::Missing, Standing::Removed, newest_copy]
+            [
+                CopyPresence::Removed,
+                CopyPresence::Missing,
+                CopyPresence::Removed,
+                newest_copy
+            ]
         );
         // With the last copy everything that was known of them is gone.
-        assert_eq!(Holdings::new(THERE, Vec::new()).standing(&all[0]), Standing::Missing);
+        assert_eq!(
+            TargetHoldings::new(THERE, Vec::new()).standing(&all[0]),
+            CopyPresence::Missing
+        );
     }
 
     #[test]
@@ -225,7 +237,7 @@ mod tests {
             assert_eq!((noted_origin(&manifest), identity(&manifest)), (None, id(1)), "{text}");
         }
         let many: Vec<Manifest> = (0..5000).map(|number| snapshot(number, "m", &[])).collect();
-        let there = Holdings::new(THERE, many.clone());
+        let there = TargetHoldings::new(THERE, many.clone());
         let notes = there.notes_of_copy(&many[4999], HERE, &many);
         assert_eq!(notes[NOTE_COPIED].split(' ').count(), LISTED_COUNT_MAX);
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use holdfast_repo::{Manifest, Repository};
 use jiff::Timestamp;
 
-use super::origin::{Holdings, Standing};
+use super::origin::{CopyPresence, TargetHoldings};
 use crate::job::{Job, Result};
 use crate::notes::is_template_draft;
 use crate::repository::calendar::time_of;
@@ -56,7 +56,7 @@ pub struct CopyStatus {
 pub fn copy_status(from: &Repository, to: &Repository, wanted: &ListRequest, job: Job<'_>) -> Result<CopyStatus> {
     let mut here = all_snapshots(from, job.progress)?;
     let mut there = all_snapshots(to, job.progress)?;
-    let holdings = Holdings::new(to.config().id, there.clone());
+    let holdings = TargetHoldings::new(to.config().id, there.clone());
     let both: Vec<Manifest> = here.iter().chain(&there).cloned().collect();
     check_known(&both, wanted)?;
     here.retain(|manifest| !is_template_draft(manifest) && is_wanted(manifest, wanted));
@@ -70,7 +70,7 @@ pub fn copy_status(from: &Repository, to: &Repository, wanted: &ListRequest, job
 fn compare(
     here: &[Manifest],
     there: &[Manifest],
-    (holdings, named): (&Holdings, &MachinesByName),
+    (holdings, named): (&TargetHoldings, &MachinesByName),
 ) -> Vec<MachineCopyStatus> {
     let mut machines: BTreeMap<(&str, Option<usize>), MachineCopyStatus> = BTreeMap::new();
     for manifest in here {
@@ -79,9 +79,9 @@ fn compare(
         status.here_count += 1;
         status.newest_here = time;
         match holdings.standing(manifest) {
-            Standing::Present(_) => status.newest_common = time,
-            Standing::Removed => status.removed_count += 1,
-            Standing::Missing => status.missing_count += 1,
+            CopyPresence::Present(_) => status.newest_common = time,
+            CopyPresence::Removed => status.removed_count += 1,
+            CopyPresence::Missing => status.missing_count += 1,
         }
     }
     for manifest in there {

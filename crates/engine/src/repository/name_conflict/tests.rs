@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use holdfast_repo::Manifest;
 use jiff::tz::TimeZone;
 
-use super::{Claim, Claimant, Continuation, MachineIdentity, MachinesByName};
+use super::{Claimant, Continuation, MachineIdentity, MachinesByName, NameClaim};
 use crate::job::{Error, NoProgress};
 use crate::repository::calendar::{Calendar, SKEW_MS};
 
@@ -27,7 +27,7 @@ fn check(
     claimant: Claimant<'_>,
     continuation: Continuation,
 ) -> Result<(Vec<i64>, Option<String>), String> {
-    let claim = Claim {
+    let claim = NameClaim {
         name: "web1",
         claimant,
         continuation,

@@ -12,7 +12,7 @@ use holdfast_host::domain_xml::with_own_disks;
 use holdfast_host::{DiskSource, Life, LiveDisks, MachineDisk};
 
 use super::rate::FillRate;
-use super::{InstantReport, Launch, pause, server};
+use super::{InstantReport, ServerLauncher, pause, server};
 use crate::job::error::InstantError;
 use crate::job::error::Refusal;
 use crate::job::{Error, Job, Result, Unit};
@@ -31,12 +31,12 @@ const LAUNCH_COUNT_MAX: u32 = 5;
 /// How the disks of a machine are filled.
 pub struct FillOptions<'a> {
     /// How a server is started.
-    pub launch: &'a Launch<'a>,
+    pub launch: &'a ServerLauncher<'a>,
     /// How fast.
     pub rate: FillRate,
 }
 
-pub(super) struct Fill<'a> {
+pub(super) struct DiskFill<'a> {
     hypervisor: &'a dyn LiveDisks,
     instant: &'a InstantJob,
     options: &'a FillOptions<'a>,
@@ -54,17 +54,17 @@ pub(super) struct Fill<'a> {
 }
 
 /// Nobody else works at the job.
-pub(super) struct Attending(#[expect(dead_code, reason = "it is a lock as long as it is open")] File);
+pub(super) struct JobLock(#[expect(dead_code, reason = "it is a lock as long as it is open")] File);
 
 /// Keeps other processes from working at a job.
 ///
 /// # Errors
 /// [`InstantError::Busy`] where another process does.
-pub(super) fn lock(instant: &InstantJob) -> Result<Attending> {
+pub(super) fn lock(instant: &InstantJob) -> Result<JobLock> {
     let lock = instant.lock(LOCK)?.ok_or_else(|| InstantError::Busy {
         machine: instant.machine.clone(),
     })?;
-    Ok(Attending(lock))
+    Ok(JobLock(lock))
 }
 
 /// How far a disk is.
@@ -73,7 +73,7 @@ enum Step {
     Copying { done_bytes: u64 },
 }
 
-impl<'a> Fill<'a> {
+impl<'a> DiskFill<'a> {
     pub(super) fn new(
         hypervisor: &'a dyn LiveDisks,
         instant: &'a InstantJob,
@@ -95,7 +95,7 @@ impl<'a> Fill<'a> {
     }
 
     /// Fills all disks, and leaves nothing of ours.
-    pub(super) fn run(self, _lock: Attending) -> Result<InstantReport> {
+    pub(super) fn run(self, _lock: JobLock) -> Result<InstantReport> {
         let (instant, job) = (self.instant, self.job);
         self.fill().inspect_err(|_| instant.tell_of_resume(job))
     }

@@ -18,7 +18,7 @@ use crate::SnapshotName;
 use crate::job::error::InstantError;
 use crate::job::{DiskName, Error, Job, Result};
 use crate::restore::instant_job::InstantJob;
-use crate::restore::serve::{ServeDoor, ServeRequest, Writes, overlay_path, serve};
+use crate::restore::serve::{ClientWrites, ServeAddress, ServeRequest, overlay_path, serve};
 
 /// Whoever has it is the server; its number is in it.
 const LOCK: &str = "server";
@@ -56,8 +56,8 @@ pub fn serve_instantly(
     let request = ServeRequest {
         names,
         zone: TimeZone::UTC,
-        doors: vec![ServeDoor::Unix(instant.socket())],
-        writes: Writes::Keep(overlays),
+        doors: vec![ServeAddress::Unix(instant.socket())],
+        writes: ClientWrites::Keep(overlays),
         connection_count_max: None,
         tls: TlsPolicy::Off,
         events,

@@ -12,7 +12,7 @@ use super::planned_file::PlannedFile;
 use super::stored::StoredMachine;
 use crate::job::error::Refusal;
 use crate::job::{Error, Result};
-use crate::restore::source::Contents;
+use crate::restore::source::StoredContents;
 
 /// A machine that will be there.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,7 +39,7 @@ pub(crate) struct Planner<'a> {
     /// Where all is that is no disk.
     pub(crate) repository: &'a Repository,
     /// The disks.
-    pub(crate) contents: &'a dyn Contents,
+    pub(crate) contents: &'a dyn StoredContents,
     pub(crate) hypervisor: &'a dyn HypervisorMut,
     pub(crate) surroundings: &'a Surroundings,
 }

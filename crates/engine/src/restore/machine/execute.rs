@@ -11,24 +11,24 @@ use holdfast_repo::{DiskRecord, Repository, Surroundings, TargetState};
 
 use super::draft::Planner;
 use super::host_folders::HostFolders;
-use super::made::Made;
+use super::made_files::MadeFiles;
+use super::observer::{NoObserver, RestoreObserver};
 use super::output::{OutputDevice, open_present, write_whole};
 use super::plan::MachineRestorePlan;
-use super::planned_file::{Content, FileWay, PlannedFile};
+use super::planned_file::{FileContent, FileWay, PlannedFile};
 use super::present_image::open_image;
 use super::request::AfterRestore;
 use super::resumption::{Resumed, resume};
 use super::stored;
 use super::tpm;
 use super::tpm::MadeFolders;
-use super::witness::{Nobody, Witness};
 use crate::files::atomic_file::{Existing, NewFile, clear_left};
 use crate::files::block_target::lock;
 use crate::job::error::Refusal;
 use crate::job::error_text::causes;
 use crate::job::{Error, Job, Result, Unit};
 use crate::restore::small_stream::bytes_of;
-use crate::restore::source::Contents;
+use crate::restore::source::StoredContents;
 use crate::restore::target::{DiskTarget, RestoredDisk};
 
 /// A machine that was restored.
@@ -72,14 +72,15 @@ pub fn restore_machine(
         hypervisor,
         surroundings,
     };
-    restore_point(&planner, plan, &mut Nobody, job).map_err(|error| error.unless_removed(repository, plan.snapshot.id))
+    restore_point(&planner, plan, &mut NoObserver, job)
+        .map_err(|error| error.unless_removed(repository, plan.snapshot.id))
 }
 
 /// The same for any point in time.
 pub(crate) fn restore_point(
     planner: &Planner<'_>,
     plan: &MachineRestorePlan,
-    witness: &mut dyn Witness,
+    observer: &mut dyn RestoreObserver,
     job: Job<'_>,
 ) -> Result<MachineRestoreReport> {
     let start = job.clock.now();
@@ -96,11 +97,11 @@ pub(crate) fn restore_point(
     let outputs = execution.open()?;
     // What is open here is locked: from now on no QEMU can start with it.
     execution.check_machine()?;
-    witness.about_to_write()?;
+    observer.about_to_write()?;
     let disks = execution.write(&outputs)?;
     execution.check_alone(&outputs)?;
-    witness.about_to_name(&new_files(&outputs))?;
-    let mut made = Made::with(HostFolders::make(&plan.folders)?);
+    observer.about_to_name(&new_files(&outputs))?;
+    let mut made = MadeFiles::with(HostFolders::make(&plan.folders)?);
     // Until everything is of one instant, the machine must not start with some of it.
     let mut locked = Vec::new();
     for output in outputs {
@@ -113,7 +114,7 @@ pub(crate) fn restore_point(
     if plan.machine.is_new {
         // Its hypervisor does not know of it yet, so that nothing starts with them.
         locked.clear();
-        witness.has_files()?;
+        observer.has_files()?;
     } else {
         // They belong to a machine that is there, whatever becomes of its configuration.
         made.keep();
@@ -142,7 +143,7 @@ pub(crate) fn write_companions(
     surroundings: &Surroundings,
     job: Job<'_>,
     before_names: &mut BeforeNames<'_>,
-) -> Result<Made> {
+) -> Result<MadeFiles> {
     let execution = Execution {
         repository,
         contents: repository,
@@ -162,7 +163,7 @@ pub(crate) fn write_companions(
         }
     }
     before_names(&new_files(&outputs))?;
-    let mut made = Made::with(HostFolders::make(&plan.folders)?);
+    let mut made = MadeFiles::with(HostFolders::make(&plan.folders)?);
     for output in outputs {
         finish(output, &mut made)?;
     }
@@ -192,7 +193,7 @@ struct Output<'p> {
 
 struct Execution<'a> {
     repository: &'a Repository,
-    contents: &'a dyn Contents,
+    contents: &'a dyn StoredContents,
     hypervisor: &'a dyn HypervisorMut,
     plan: &'a MachineRestorePlan,
     surroundings: &'a Surroundings,
@@ -223,17 +224,17 @@ impl<'a> Execution<'a> {
 
     fn open_one(&self, file: &'a PlannedFile) -> Result<Output<'a>> {
         let record = match &file.content {
-            Content::Disk(name) => self.plan.snapshot.disk(Some(name))?,
-            Content::FirmwareVariables => {
+            FileContent::Disk(name) => self.plan.snapshot.disk(Some(name))?,
+            FileContent::FirmwareVariables => {
                 stored::nvram(&self.plan.snapshot).expect("the plan is made of what the snapshot has")
             }
-            Content::TpmState(_) => {
+            FileContent::TpmState(_) => {
                 stored::tpm(&self.plan.snapshot).expect("the plan is made of what the snapshot has")
             }
         };
         let (folders, lock) = match file.content {
-            Content::TpmState(store) => (MadeFolders::make(&file.to)?, tpm::lock(&file.to, store)?),
-            Content::Disk(_) | Content::FirmwareVariables => (MadeFolders::default(), None),
+            FileContent::TpmState(store) => (MadeFolders::make(&file.to)?, tpm::lock(&file.to, store)?),
+            FileContent::Disk(_) | FileContent::FirmwareVariables => (MadeFolders::default(), None),
         };
         let existing = match file.way {
             FileWay::Replace | FileWay::SetAside => Existing::Replace,
@@ -246,21 +247,21 @@ impl<'a> Execution<'a> {
             FileWay::BlockDevice | FileWay::InPlace | FileWay::Cloned => None,
         };
         let device = match (&file.content, &new) {
-            (Content::FirmwareVariables | Content::TpmState(_), _) => None,
-            (Content::Disk(_), Some(new)) if file.way == FileWay::Shared => {
+            (FileContent::FirmwareVariables | FileContent::TpmState(_), _) => None,
+            (FileContent::Disk(_), Some(new)) if file.way == FileWay::Shared => {
                 self.contents.share(record, new.partial())?;
                 None
             }
-            (Content::Disk(_), Some(new)) if file.format == Format::Raw => {
+            (FileContent::Disk(_), Some(new)) if file.format == Format::Raw => {
                 Some(OutputDevice::Plain(new.create_sparse(record.size_bytes)?))
             }
-            (Content::Disk(_), Some(new)) => {
+            (FileContent::Disk(_), Some(new)) => {
                 let options = CreateOptions::new(file.format, record.size_bytes).of_whole_sectors();
                 holdfast_image::create(new.partial(), &options)?;
                 Some(OutputDevice::Image(open_image(new.partial(), file.format)?))
             }
-            (Content::Disk(_), None) if file.way == FileWay::Cloned => None,
-            (Content::Disk(_), None) => Some(open_present(file, record)?),
+            (FileContent::Disk(_), None) if file.way == FileWay::Cloned => None,
+            (FileContent::Disk(_), None) => Some(open_present(file, record)?),
         };
         Ok(Output {
             file,
@@ -275,7 +276,7 @@ impl<'a> Execution<'a> {
     /// The place of a disk that is a new file of a machine that is there: it could start with it.
     fn new_disk_in_place(&self, output: &Output<'a>) -> Option<&'a Path> {
         let is_new = matches!(output.file.way, FileWay::NewFile | FileWay::SetAside);
-        let is_disk = matches!(output.file.content, Content::Disk(_));
+        let is_disk = matches!(output.file.content, FileContent::Disk(_));
         (is_new && is_disk && !self.plan.machine.is_new).then_some(&*output.file.to)
     }
 
@@ -368,8 +369,10 @@ impl<'a> Execution<'a> {
         let new = output.new.as_ref().expect("what is no disk is a new file");
         let bytes = bytes_of(self.repository, output.record)?;
         let written = match output.file.content {
-            Content::TpmState(_) => tpm::write(new.partial(), &bytes, &output.file.to),
-            Content::Disk(_) | Content::FirmwareVariables => write_whole(new.partial(), &bytes, &output.file.to),
+            FileContent::TpmState(_) => tpm::write(new.partial(), &bytes, &output.file.to),
+            FileContent::Disk(_) | FileContent::FirmwareVariables => {
+                write_whole(new.partial(), &bytes, &output.file.to)
+            }
         };
         written.map_err(|source| Error::File {
             action: "write",
@@ -392,7 +395,7 @@ impl<'a> Execution<'a> {
         }
     }
 
-    fn define(&self, made: &mut Made) -> Result<()> {
+    fn define(&self, made: &mut MadeFiles) -> Result<()> {
         let machine = &self.plan.machine;
         let Some(definition) = &self.plan.definition else {
             return Ok(());
@@ -473,7 +476,7 @@ fn shared(output: &Output<'_>) -> RestoredDisk {
 }
 
 /// Gives a file its name. What was there before stays locked as long as the answer is there.
-fn finish(output: Output<'_>, made: &mut Made) -> Result<Option<OutputDevice>> {
+fn finish(output: Output<'_>, made: &mut MadeFiles) -> Result<Option<OutputDevice>> {
     made.folders.push(output.folders);
     let Some(new) = output.new else {
         return Ok(output.device);

@@ -13,7 +13,7 @@ use super::draft::{Definition, Draft, PlannedMachine, Planner, unfit};
 use super::existing_image::{ExistingImage, followed, name_to_keep};
 use super::neighbours::Neighbours;
 use super::places::{data_bytes, folder_of};
-use super::planned_file::{Content, FileWay, PlannedFile};
+use super::planned_file::{FileContent, FileWay, PlannedFile};
 use super::request::{ConfigurationChoice, InPlaceWish, Presence};
 use super::stored;
 use super::stored::StoredMachine;
@@ -208,7 +208,7 @@ impl InPlace<'_> {
             Presence::SwitchedOffFirst
         };
         let planned = PlannedFile {
-            content: Content::Disk(record.name.clone()),
+            content: FileContent::Disk(record.name.clone()),
             from: stored::path_of(record),
             to: path.clone(),
             format,
@@ -281,7 +281,7 @@ impl InPlace<'_> {
             .into());
         }
         draft.files.push(PlannedFile {
-            content: Content::FirmwareVariables,
+            content: FileContent::FirmwareVariables,
             from: None,
             way: if path.exists() {
                 FileWay::Replace

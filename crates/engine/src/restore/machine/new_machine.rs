@@ -13,7 +13,7 @@ use holdfast_repo::{DiskRecord, Manifest};
 use super::draft::{Definition, Draft, PlannedMachine, Planner, unfit};
 use super::neighbours::Neighbours;
 use super::places::{Paths, data_bytes, folder_of, with_extension};
-use super::planned_file::{Content, FileWay, PlannedFile};
+use super::planned_file::{FileContent, FileWay, PlannedFile};
 use super::present_image::size_if_writable;
 use super::request::{NewMachineIdentity, NewMachineWish};
 use super::stored;
@@ -217,7 +217,7 @@ impl NewMachine<'_> {
             draft.files.push(file);
         }
         let order = |file: &PlannedFile| {
-            let is_it = |record: &&DiskRecord| file.content == Content::Disk(record.name.clone());
+            let is_it = |record: &&DiskRecord| file.content == FileContent::Disk(record.name.clone());
             records.iter().position(is_it)
         };
         draft.files.sort_by_key(order);
@@ -226,7 +226,7 @@ impl NewMachine<'_> {
 
     fn planned(&self, record: &DiskRecord, to: PathBuf, format: Format, way: FileWay) -> Result<PlannedFile> {
         Ok(PlannedFile {
-            content: Content::Disk(record.name.clone()),
+            content: FileContent::Disk(record.name.clone()),
             from: stored::path_of(record),
             to,
             format,
@@ -369,7 +369,7 @@ impl NewMachine<'_> {
                 .notes
                 .push("the snapshot has no variables of its firmware: it starts with fresh ones".to_owned()),
             Some(record) => draft.files.push(PlannedFile {
-                content: Content::FirmwareVariables,
+                content: FileContent::FirmwareVariables,
                 from: before,
                 to: path.clone(),
                 format: Format::Raw,

@@ -10,14 +10,14 @@ use holdfast_repo::DiskRecord;
 
 use super::neighbours::Neighbours;
 use super::planned_file::nearest_folder;
-use super::planned_file::{Content, FileWay, PlannedFile};
+use super::planned_file::{FileContent, FileWay, PlannedFile};
 use crate::job::error::Refusal;
 use crate::job::{Error, Result};
-use crate::restore::source::Contents;
+use crate::restore::source::StoredContents;
 
 /// What a file system has to hold.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Room {
+pub struct SpaceNeeded {
     /// A folder of it.
     pub folder: PathBuf,
     /// Bytes that will be written, at least.
@@ -124,7 +124,7 @@ pub(super) fn with_extension(path: &Path, format: Format) -> PathBuf {
 }
 
 /// Bytes of a disk that are not known to be zero.
-pub(super) fn data_bytes(contents: &dyn Contents, record: &DiskRecord) -> Result<u64> {
+pub(super) fn data_bytes(contents: &dyn StoredContents, record: &DiskRecord) -> Result<u64> {
     let device = contents.device(record)?;
     let (mut pieces, mut next) = (0, 0);
     for_each_extent(&device, 0..device.size_bytes(), |extent| {
@@ -144,8 +144,8 @@ pub(super) fn data_bytes(contents: &dyn Contents, record: &DiskRecord) -> Result
 /// between the snapshot's data and what the image takes already.
 ///
 /// `memory` is a folder for a file with the machine's memory, and its size.
-pub(super) fn rooms(files: &[PlannedFile], memory: Option<(&Path, u64)>) -> Result<Vec<Room>> {
-    let mut rooms: Vec<(u64, Room)> = Vec::new();
+pub(super) fn rooms(files: &[PlannedFile], memory: Option<(&Path, u64)>) -> Result<Vec<SpaceNeeded>> {
+    let mut rooms: Vec<(u64, SpaceNeeded)> = Vec::new();
     for file in files {
         let needed_bytes = match file.way {
             FileWay::NewFile | FileWay::Replace | FileWay::SetAside => file.data_bytes.saturating_add(OVERHEAD_BYTES),
@@ -160,8 +160,8 @@ pub(super) fn rooms(files: &[PlannedFile], memory: Option<(&Path, u64)>) -> Resu
             continue;
         }
         let folder = match file.content {
-            Content::TpmState(_) => nearest_folder(&file.to),
-            Content::Disk(_) | Content::FirmwareVariables => folder_of(&file.to)?,
+            FileContent::TpmState(_) => nearest_folder(&file.to),
+            FileContent::Disk(_) | FileContent::FirmwareVariables => folder_of(&file.to)?,
         };
         add_room(&mut rooms, folder, needed_bytes)?;
     }
@@ -171,7 +171,7 @@ pub(super) fn rooms(files: &[PlannedFile], memory: Option<(&Path, u64)>) -> Resu
     Ok(rooms.into_iter().map(|(_, room)| room).collect())
 }
 
-fn add_room(rooms: &mut Vec<(u64, Room)>, folder: &Path, needed_bytes: u64) -> Result<()> {
+fn add_room(rooms: &mut Vec<(u64, SpaceNeeded)>, folder: &Path, needed_bytes: u64) -> Result<()> {
     let failed = |source| Error::File {
         action: "look at",
         path: folder.to_owned(),
@@ -183,7 +183,7 @@ fn add_room(rooms: &mut Vec<(u64, Room)>, folder: &Path, needed_bytes: u64) -> R
         return Ok(());
     }
     let space = rustix::fs::statvfs(folder).map_err(|errno| failed(errno.into()))?;
-    let room = Room {
+    let room = SpaceNeeded {
         folder: folder.to_owned(),
         needed_bytes,
         free_bytes: space.f_bavail.saturating_mul(space.f_frsize),
@@ -193,7 +193,7 @@ fn add_room(rooms: &mut Vec<(u64, Room)>, folder: &Path, needed_bytes: u64) -> R
 }
 
 /// Refuses a plan that does not fit.
-pub(super) fn check_rooms(rooms: &[Room]) -> Result<()> {
+pub(super) fn check_rooms(rooms: &[SpaceNeeded]) -> Result<()> {
     match rooms.iter().find(|room| room.needed_bytes > room.free_bytes) {
         None => Ok(()),
         Some(room) => Err(Refusal::NoRoom {

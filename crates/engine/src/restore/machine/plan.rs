@@ -8,7 +8,7 @@ use holdfast_repo::{DiskRecord, Manifest, Repository, Surroundings};
 
 use super::draft::{Definition, PlannedMachine, Planner};
 use super::host_needs::{HostPreparations, PlannedFolder};
-use super::places::Room;
+use super::places::SpaceNeeded;
 use super::places::{check_rooms, rooms};
 use super::planned_file::PlannedFile;
 use super::request::{AfterRestore, MachineRestoreRequest, RestoreAs};
@@ -37,7 +37,7 @@ pub struct MachineRestorePlan {
     /// Folders that will be made, for logs and sockets.
     pub folders: Vec<PlannedFolder>,
     /// The room that they need.
-    pub rooms: Vec<Room>,
+    pub rooms: Vec<SpaceNeeded>,
     /// What a person may want to know.
     pub notes: Vec<String>,
     /// What a person should look at.

@@ -12,7 +12,7 @@ use crate::files::block_target::is_block_device;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlannedFile {
     /// What it holds.
-    pub content: Content,
+    pub content: FileContent,
     /// Where that was when it was backed up.
     pub from: Option<PathBuf>,
     /// Where it will be.
@@ -41,7 +41,7 @@ impl PlannedFile {
 
 /// What a file of a machine holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Content {
+pub enum FileContent {
     /// A disk, by its name.
     Disk(String),
     /// The firmware's variables.

@@ -16,7 +16,7 @@ use holdfast_repo::{Manifest, Repository, Surroundings};
 
 use super::draft::{Draft, Planner, unfit};
 use super::places::data_bytes;
-use super::planned_file::Content;
+use super::planned_file::FileContent;
 use super::stored;
 use crate::files::atomic_file::{Existing, NewFile};
 use crate::job::error::Refusal;
@@ -83,7 +83,7 @@ pub(super) fn plan(
     let nvram = draft
         .files
         .iter()
-        .find(|file| file.content == Content::FirmwareVariables);
+        .find(|file| file.content == FileContent::FirmwareVariables);
     let identity = identity_with_memory(draft);
     let xml = DomainXml::parse(&configuration).map_err(|detail| unfit(&snapshot.machine, detail))?;
     let mut disks = places(draft);
@@ -187,7 +187,7 @@ fn without_record(disk: &MachineDisk) -> std::result::Result<Option<DiskChange>,
 /// Where the disks of a plan will be.
 fn places(draft: &Draft) -> BTreeMap<String, DiskChange> {
     let places = draft.files.iter().filter_map(|file| match &file.content {
-        Content::Disk(name) => Some((
+        FileContent::Disk(name) => Some((
             name.clone(),
             DiskChange::Place(DiskPlace {
                 path: file.to.clone(),
@@ -195,7 +195,7 @@ fn places(draft: &Draft) -> BTreeMap<String, DiskChange> {
                 format: file.format.qemu_name().to_owned(),
             }),
         )),
-        Content::FirmwareVariables | Content::TpmState(_) => None,
+        FileContent::FirmwareVariables | FileContent::TpmState(_) => None,
     });
     places.collect()
 }

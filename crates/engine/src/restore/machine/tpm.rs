@@ -21,7 +21,7 @@ use rustix::io::Errno;
 use super::draft::{Draft, Planner, unfit};
 use super::neighbours::Neighbours;
 use super::planned_file::nearest_folder;
-use super::planned_file::{Content, FileWay, PlannedFile};
+use super::planned_file::{FileContent, FileWay, PlannedFile};
 use super::stored;
 use crate::job::error::Refusal;
 use crate::job::{Error, Result};
@@ -139,7 +139,7 @@ fn planned(record: &DiskRecord, file: TpmFile, draft: &mut Draft) -> Result<Plan
         }
     };
     Ok(PlannedFile {
-        content: Content::TpmState(file.store),
+        content: FileContent::TpmState(file.store),
         from: stored::path_of(record),
         to: file.path,
         format: Format::Raw,

@@ -8,9 +8,9 @@ use std::ops::Range;
 use holdfast_block::{BlockDevice, BlockDeviceMut, ExtentKind, ExtentList, FileDeviceMut, OverlayDevice, Result};
 
 /// An overlay in a file, over a device below which there is nothing.
-pub(super) struct Layered<B>(pub(super) OverlayDevice<B, FileDeviceMut>);
+pub(super) struct OverlayLayer<B>(pub(super) OverlayDevice<B, FileDeviceMut>);
 
-impl<B: BlockDevice> BlockDevice for Layered<B> {
+impl<B: BlockDevice> BlockDevice for OverlayLayer<B> {
     fn size_bytes(&self) -> u64 {
         self.0.size_bytes()
     }
@@ -51,7 +51,7 @@ impl<B: BlockDevice> BlockDevice for Layered<B> {
     }
 }
 
-impl<B: BlockDevice> BlockDeviceMut for Layered<B> {
+impl<B: BlockDevice> BlockDeviceMut for OverlayLayer<B> {
     fn write_at(&self, data: &[u8], offset: u64) -> Result<()> {
         self.0.write_at(data, offset)
     }
@@ -76,7 +76,7 @@ mod tests {
         OverlayDevice, OverlayOptions,
     };
 
-    use super::Layered;
+    use super::OverlayLayer;
 
     const SIZE_BYTES: u64 = 4 << 20;
 
@@ -89,7 +89,7 @@ mod tests {
         let options = OverlayOptions::new(BackingId([0; 16]));
         let store_bytes = options.store_size_bytes(SIZE_BYTES).unwrap();
         let store = FileDeviceMut::create_new(&folder.path().join("o"), store_bytes, IoMode::Buffered).unwrap();
-        let layered = Layered(OverlayDevice::create(below, store, options).unwrap());
+        let layered = OverlayLayer(OverlayDevice::create(below, store, options).unwrap());
         layered.write_at(&vec![6; 1 << 20], 3 << 20).unwrap();
         for (offset, is_data) in [(0_u64, false), (1 << 20, true), (2 << 20, false), (3 << 20, true)] {
             for extent_count_max in [1, 100] {

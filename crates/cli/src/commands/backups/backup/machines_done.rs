@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use holdfast_engine::{
     BackupReport, Bottleneck, Compared, Load, MachineBackupReport, MachineReading, Method, NOTE_CONSISTENCY, Quiesced,
-    VirtualBoxReading, VirtualBoxWay, XenChange, XenDiskReport, XenReading,
+    VirtualBoxMethod, VirtualBoxReading, XenChange, XenDiskReport, XenReading,
 };
 use serde::Serialize;
 
@@ -210,8 +210,8 @@ impl From<MachineBackupReport<VirtualBoxReading>> for MachineDone {
         Self {
             memory_bytes: reading.memory_bytes,
             taken_in: match reading.way {
-                VirtualBoxWay::Images => None,
-                VirtualBoxWay::Snapshot { taken_in } => Some(taken_in),
+                VirtualBoxMethod::Images => None,
+                VirtualBoxMethod::Snapshot { taken_in } => Some(taken_in),
             },
             has_remains: reading.remains.is_some(),
             disks: reading.disks.into_iter().map(disk).collect(),

@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use clap::ValueEnum as _;
-use holdfast_engine::{Domain, Interrupt, SnapshotOptions, XenBackupRequest, XenWay, back_up_xen};
+use holdfast_engine::{Domain, Interrupt, SnapshotOptions, XenBackupRequest, XenTransfer, back_up_xen};
 use holdfast_host::xapi::{Pool, XenAddress, XenMachine};
 use holdfast_policy::config::ConfiguredPool;
 use holdfast_repo::Repository;
@@ -63,7 +63,7 @@ enum ReadHow {
     Raw,
 }
 
-impl From<ReadHow> for XenWay {
+impl From<ReadHow> for XenTransfer {
     fn from(how: ReadHow) -> Self {
         match how {
             ReadHow::Nbd => Self::Nbd,
@@ -88,9 +88,9 @@ impl PoolBackupArgs {
 
 /// What the options say, else holdfast.toml.
 impl PoolBackupArgs {
-    fn way_of(&self, configured: Option<&ConfiguredPool>) -> Option<XenWay> {
+    fn way_of(&self, configured: Option<&ConfiguredPool>) -> Option<XenTransfer> {
         let named = || ReadHow::from_str(configured?.read.as_deref()?, false).ok();
-        self.read.or_else(named).map(XenWay::from)
+        self.read.or_else(named).map(XenTransfer::from)
     }
 
     fn keeps_nothing(&self, configured: Option<&ConfiguredPool>) -> bool {

@@ -1,6 +1,8 @@
 //! What `restore --to-machine` answers.
 
-use holdfast_engine::{Content, Definition, MachineRestorePlan, MachineRestoreReport, PlannedFile, Room, Started};
+use holdfast_engine::{
+    Definition, FileContent, MachineRestorePlan, MachineRestoreReport, PlannedFile, SpaceNeeded, Started,
+};
 use serde::Serialize;
 use similar::TextDiff;
 
@@ -74,9 +76,9 @@ struct RoomDocument {
 impl From<&PlannedFile> for FileDocument {
     fn from(file: &PlannedFile) -> Self {
         let (content, name) = match &file.content {
-            Content::Disk(name) => ("disk", Some(name.clone())),
-            Content::FirmwareVariables => ("firmware-variables", None),
-            Content::TpmState(_) => ("tpm-state", None),
+            FileContent::Disk(name) => ("disk", Some(name.clone())),
+            FileContent::FirmwareVariables => ("firmware-variables", None),
+            FileContent::TpmState(_) => ("tpm-state", None),
         };
         Self {
             content,
@@ -92,8 +94,8 @@ impl From<&PlannedFile> for FileDocument {
     }
 }
 
-impl From<&Room> for RoomDocument {
-    fn from(room: &Room) -> Self {
+impl From<&SpaceNeeded> for RoomDocument {
+    fn from(room: &SpaceNeeded) -> Self {
         Self {
             folder: room.folder.display().to_string(),
             needed_bytes: room.needed_bytes,

@@ -1,6 +1,6 @@
 //! The pools of XenServer and XCP-ng that are examined.
 
-use holdfast_engine::{Interrupt, PatientPool};
+use holdfast_engine::{ExaminedPool, Interrupt};
 use holdfast_host::xapi::XenAddress;
 
 use super::{DoctorArgs, Unreachable};
@@ -12,7 +12,7 @@ use crate::machines::pools::{self, PoolWay};
 /// Pools, and those that cannot be examined, with why.
 #[derive(Default)]
 pub(super) struct Pools {
-    pub(super) patients: Vec<PatientPool>,
+    pub(super) patients: Vec<ExaminedPool>,
     pub(super) unreachable: Unreachable,
 }
 
@@ -43,7 +43,7 @@ pub(super) fn of_pools(
         let known = found.patients.iter().position(|known| known.pool.title() == title);
         let place = known.unwrap_or(found.patients.len());
         if known.is_none() {
-            found.patients.push(PatientPool {
+            found.patients.push(ExaminedPool {
                 pool: pools::log_in(way.login, context, &interrupt)?,
                 machines: Vec::new(),
                 is_whole: false,
@@ -94,9 +94,9 @@ impl Pools {
 }
 
 /// All of a pool.
-fn whole(way: PoolWay, (context, interrupt): (&Context, &Interrupt)) -> Result<PatientPool, Error> {
+fn whole(way: PoolWay, (context, interrupt): (&Context, &Interrupt)) -> Result<ExaminedPool, Error> {
     let pool = pools::log_in(way.login, context, interrupt)?;
-    Ok(PatientPool {
+    Ok(ExaminedPool {
         machines: pools::machines(&pool, &way.address, &[])?,
         pool,
         is_whole: true,

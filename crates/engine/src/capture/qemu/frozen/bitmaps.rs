@@ -5,14 +5,14 @@ use holdfast_host::qemu::{Cut, Layer, Layers, QemuDisk};
 use holdfast_host::qmp::ask_patiently;
 use holdfast_serve::nbd::client::{ALLOCATION_DEPTH, Endpoint, NbdDevice, NbdOptions};
 
-use super::{Freezer, FrozenDevice, FrozenDisk, Proven};
+use super::{BitmapProof, Freezer, FrozenDevice, FrozenDisk};
 use crate::capture::qemu::changes::{ReadAll, check_spots};
 use crate::capture::qemu::proof::{MARK_BYTES, NextBitmap, Proof};
 use crate::capture::sink::History;
 use crate::job::{Job, Result};
 
 /// What was changed, or why that is not known.
-type Told<T> = std::result::Result<T, ReadAll>;
+type BitmapResult<T> = std::result::Result<T, ReadAll>;
 
 impl<'a> Freezer<'a> {
     /// The layers of all disks, where the next backup asks for a bitmap.
@@ -25,7 +25,7 @@ impl<'a> Freezer<'a> {
     }
 
     /// The bitmap of each disk that may tell what changed since the snapshot before.
-    pub(super) fn proofs(&self, wanted: &[(String, QemuDisk)]) -> Result<Vec<Proven>> {
+    pub(super) fn proofs(&self, wanted: &[(String, QemuDisk)]) -> Result<Vec<BitmapProof>> {
         let layers = self.layers(wanted)?;
         let proof = |(target, disk): &(String, QemuDisk)| {
             let parent = self.before.and_then(|before| before.parent).ok_or(ReadAll::NoParent)?;
@@ -70,7 +70,7 @@ impl<'a> Freezer<'a> {
         (device, context): (&FrozenDevice<'_>, &str),
         (proof, above): (&Proof, Option<(&Endpoint, &str)>),
         target: &str,
-    ) -> Told<DirtyBitmap> {
+    ) -> BitmapResult<DirtyBitmap> {
         let Some(History {
             repository,
             parent: Some(parent),
@@ -91,7 +91,7 @@ impl<'a> Freezer<'a> {
         let before = repository.open_disk(parent.id, Some(target)).ok();
         let before = before.as_ref().map(|before| before as &dyn BlockDevice);
         if let Some(before) = before {
-            unmark(&mut changed, device, before, &proof.witness);
+            unmark(&mut changed, device, before, &proof.observer);
         }
         if proof.below.is_some() {
             let (endpoint, export) = above.ok_or(ReadAll::LayersUnknown)?;
@@ -126,7 +126,7 @@ impl<'a> Freezer<'a> {
     ) -> std::result::Result<(), String> {
         let monitor = self.request.machine.monitor();
         cut.begin_witness(monitor, number).map_err(|error| error.to_string())?;
-        for offset in &next.witness {
+        for offset in &next.observer {
             let end = (offset + MARK_BYTES).min(disk.device.size_bytes());
             disk.device.touch(*offset..end).map_err(|error| error.to_string())?;
         }
@@ -136,9 +136,9 @@ impl<'a> Freezer<'a> {
 }
 
 /// Takes marks off a bitmap where nothing has changed: they were made for the witness.
-fn unmark(changed: &mut DirtyBitmap, device: &FrozenDevice<'_>, before: &dyn BlockDevice, witness: &[u64]) {
+fn unmark(changed: &mut DirtyBitmap, device: &FrozenDevice<'_>, before: &dyn BlockDevice, observer: &[u64]) {
     let (mut now, mut then) = (vec![0; to_usize(MARK_BYTES)], vec![0; to_usize(MARK_BYTES)]);
-    for offset in witness {
+    for offset in observer {
         let end = (offset + MARK_BYTES).min(device.size_bytes()).min(before.size_bytes());
         let length = to_usize(end.saturating_sub(*offset));
         let (now, then) = (&mut now[..length], &mut then[..length]);
@@ -150,7 +150,7 @@ fn unmark(changed: &mut DirtyBitmap, device: &FrozenDevice<'_>, before: &dyn Blo
 }
 
 /// Where the layers above a bitmap have clusters of their own.
-fn written_above(endpoint: &Endpoint, export: &str, layer_count: u64, job: Job<'_>) -> Told<DirtyBitmap> {
+fn written_above(endpoint: &Endpoint, export: &str, layer_count: u64, job: Job<'_>) -> BitmapResult<DirtyBitmap> {
     let options = NbdOptions {
         contexts: vec![ALLOCATION_DEPTH.to_owned()],
         is_stopped: Some(job.interrupt.question()),

@@ -3,7 +3,7 @@
 use holdfast_host::Ended;
 use holdfast_host::qemu::{Cut, Layers, Pause, remove_bitmap};
 
-use super::{Freezer, Frozen};
+use super::{Freezer, FrozenMachine};
 use crate::capture::qemu::fate::Fate;
 use crate::job::error::GivenUp;
 use crate::job::{Error, Interrupted, Result};
@@ -12,8 +12,8 @@ use crate::machine::watchdog::Guard;
 
 impl Freezer<'_> {
     /// Takes everything away; the bitmap of this instant stays if the snapshot does, the older ones if not.
-    pub(in crate::capture::qemu) fn finish<T>(&self, frozen: Frozen<'_>, stored: &Result<T>) {
-        let Frozen {
+    pub(in crate::capture::qemu) fn finish<T>(&self, frozen: FrozenMachine<'_>, stored: &Result<T>) {
+        let FrozenMachine {
             cut,
             disks,
             old_bitmaps,
@@ -44,7 +44,7 @@ impl Freezer<'_> {
     }
 
     /// Takes out of QEMU what was needed for the instant alone; the watchdog watches on.
-    pub(in crate::capture::qemu) fn let_go(&self, frozen: Frozen) -> (Guard, Quiesced, Pause) {
+    pub(in crate::capture::qemu) fn let_go(&self, frozen: FrozenMachine) -> (Guard, Quiesced, Pause) {
         let pause = frozen.pause();
         self.release(frozen.cut);
         (frozen.guard, frozen.quiesced, pause)

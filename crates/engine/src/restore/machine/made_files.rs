@@ -6,13 +6,13 @@ use super::host_folders::HostFolders;
 use super::tpm::MadeFolders;
 
 /// Files that have their names; they lose them again unless they are to be kept.
-pub(crate) struct Made {
+pub(crate) struct MadeFiles {
     pub(super) files: Vec<PathBuf>,
     pub(super) folders: Vec<MadeFolders>,
     pub(super) host_folders: HostFolders,
 }
 
-impl Made {
+impl MadeFiles {
     pub(super) fn with(host_folders: HostFolders) -> Self {
         Self {
             host_folders,
@@ -28,7 +28,7 @@ impl Made {
     }
 }
 
-impl Drop for Made {
+impl Drop for MadeFiles {
     fn drop(&mut self) {
         for path in &self.files {
             // Another error brought us here, and says more than one about this.

@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::job::Result;
 
 /// Hears how far a restore is, to note it for whoever has to clear up after one that is killed.
-pub(crate) trait Witness {
+pub(crate) trait RestoreObserver {
     /// The first byte is about to be written into something that is there.
     fn about_to_write(&mut self) -> Result<()> {
         Ok(())
@@ -23,6 +23,6 @@ pub(crate) trait Witness {
 }
 
 /// Notes nothing.
-pub(super) struct Nobody;
+pub(super) struct NoObserver;
 
-impl Witness for Nobody {}
+impl RestoreObserver for NoObserver {}

@@ -9,14 +9,14 @@ use crate::job::Job;
 use crate::machine::run_journal::{Phase, RunNote, RunRecord};
 
 /// A backup that may be noted. Where it cannot be, the watchdog alone watches over the machine, and it is said.
-pub(super) struct Noted<'a> {
+pub(super) struct NotedRun<'a> {
     request: &'a MachineReadRequest<'a>,
     job: Job<'a>,
     was_running: bool,
     note: Option<RunNote>,
 }
 
-impl<'a> Noted<'a> {
+impl<'a> NotedRun<'a> {
     pub(super) fn begin(request: &'a MachineReadRequest<'a>, description: &Description, job: Job<'a>) -> Self {
         let was_running = description.summary.state == MachineState::Running;
         let mut noted = Self {

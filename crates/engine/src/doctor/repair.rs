@@ -8,8 +8,10 @@ use holdfast_host::{MachineState, agent};
 
 use super::commit::commit;
 use super::instants::abandon;
-use super::seen::Mend;
-use super::{DoctorRequest, Finding, Patient, Remedy, Treatment, emptied, mend_host, places, pool, virtualbox};
+use super::seen::Repair;
+use super::{
+    Action, DoctorRequest, ExaminedMachine, Finding, FindingState, emptied, places, pool, repair_host, virtualbox,
+};
 use crate::files::atomic_file::delete_left;
 use crate::files::state_file::delete_half_note;
 use crate::job::Job;
@@ -20,38 +22,38 @@ use crate::restore::instant::is_still_unfinished;
 /// For thawing: guests with much to write take a while.
 const THAW_DEADLINE: Duration = Duration::from_secs(20);
 
-pub(super) fn mend(request: &DoctorRequest<'_>, finding: &Finding, job: Job<'_>) -> Treatment {
-    let Remedy::Mend(mend, _) = &finding.remedy else {
-        return Treatment::Left;
+pub(super) fn repair(request: &DoctorRequest<'_>, finding: &Finding, job: Job<'_>) -> FindingState {
+    let Action::Repair(repair, _) = &finding.remedy else {
+        return FindingState::Left;
     };
-    let done = match mend {
-        Mend::DeleteFolder(path) => delete_folder(path),
-        Mend::DeletePartial(path) => delete_left(path)
+    let done = match repair {
+        Repair::DeleteFolder(path) => delete_folder(path),
+        Repair::DeletePartial(path) => delete_left(path)
             .map(|()| format!("deleted {}", path.display()))
             .map_err(|error| error.to_string()),
-        Mend::ForgetPlace { number, held } => places::forget(request, *number, held.as_ref()),
-        Mend::DeleteEmptied { overlay, image } => emptied::delete(request, overlay, image),
-        Mend::DeleteHalfNote(path) => delete_half_note(path)
+        Repair::ForgetPlace { number, held } => places::forget(request, *number, held.as_ref()),
+        Repair::DeleteEmptied { overlay, image } => emptied::delete(request, overlay, image),
+        Repair::DeleteHalfNote(path) => delete_half_note(path)
             .map(|()| format!("deleted {}", path.display()))
             .map_err(|error| error.to_string()),
-        Mend::DeleteFile(path) => mend_host::delete_file(path),
-        Mend::ClearRemain(remain) => mend_host::clear_remain(request, remain),
-        Mend::DestroyClone(clone) => mend_host::destroy_clone(request, clone),
-        Mend::FinishClone(clone) => mend_host::finish_clone(request, clone),
-        Mend::RemoveHalfClone(uuid) => mend_host::remove_half_clone(request, uuid),
-        Mend::RemoveCut(names, set) => mend_host::remove_cut(request, (names, *set), job),
-        Mend::RemoveInstant(set) => mend_host::remove_instant(request, set, job),
-        Mend::ForgetWork(uuid) => mend_host::forget_work(request, uuid),
-        Mend::DeleteSnapshots(uuid) => virtualbox::delete(request, uuid, job),
-        Mend::RemovePoolSnapshots { pool: title, uuids } => pool::remove_snapshots(request, title, uuids, job),
-        Mend::LetGoOfKept {
+        Repair::DeleteFile(path) => repair_host::delete_file(path),
+        Repair::ClearRemain(remain) => repair_host::clear_remain(request, remain),
+        Repair::DestroyClone(clone) => repair_host::destroy_clone(request, clone),
+        Repair::FinishClone(clone) => repair_host::finish_clone(request, clone),
+        Repair::RemoveHalfClone(uuid) => repair_host::remove_half_clone(request, uuid),
+        Repair::RemoveCut(names, set) => repair_host::remove_cut(request, (names, *set), job),
+        Repair::RemoveInstant(set) => repair_host::remove_instant(request, set, job),
+        Repair::ForgetWork(uuid) => repair_host::forget_work(request, uuid),
+        Repair::DeleteSnapshots(uuid) => virtualbox::delete(request, uuid, job),
+        Repair::RemovePoolSnapshots { pool: title, uuids } => pool::remove_snapshots(request, title, uuids, job),
+        Repair::LetGoOfKept {
             pool: title,
             purpose,
             uuids,
         } => pool::let_go(request, title, purpose, uuids),
-        Mend::ForgetStates => mend_host::forget_states(request, job),
-        Mend::Abandon(folder) => abandon(request, folder, job.clock),
-        Mend::ForgetRun(run) => forget(request, finding, *run, job),
+        Repair::ForgetStates => repair_host::forget_states(request, job),
+        Repair::Abandon(folder) => abandon(request, folder, job.clock),
+        Repair::ForgetRun(run) => forget(request, finding, *run, job),
         of_machine => {
             let name = finding.machine.as_deref().unwrap_or_default();
             match request.patients.iter().find(|patient| patient.machine.name() == name) {
@@ -61,8 +63,8 @@ pub(super) fn mend(request: &DoctorRequest<'_>, finding: &Finding, job: Job<'_>)
         }
     };
     match done {
-        Ok(words) => Treatment::Mended(words),
-        Err(words) => Treatment::Failed(words),
+        Ok(words) => FindingState::Mended(words),
+        Err(words) => FindingState::Failed(words),
     }
 }
 
@@ -85,26 +87,26 @@ fn forget(request: &DoctorRequest<'_>, finding: &Finding, run: RunId, job: Job<'
 
 fn mend_machine(
     request: &DoctorRequest<'_>,
-    patient: &Patient<'_>,
-    mend: &Mend,
+    patient: &ExaminedMachine<'_>,
+    repair: &Repair,
     job: Job<'_>,
 ) -> Result<String, String> {
     let machine = patient.machine;
     let monitor = machine.monitor();
-    let done = match mend {
-        Mend::Resume => resume(monitor).map(|()| "let it run on".to_owned()),
-        Mend::Thaw => {
+    let done = match repair {
+        Repair::Resume => resume(monitor).map(|()| "let it run on".to_owned()),
+        Repair::Thaw => {
             let thawed = agent::thaw(machine, THAW_DEADLINE).map_err(|error| error.to_string())?;
             return Ok(format!("thawed {thawed} file systems"));
         }
-        Mend::RemoveRun(run) => {
+        Repair::RemoveRun(run) => {
             remove_run(monitor, job.clock, *run).map(|()| format!("took what run {run} had put into QEMU out"))
         }
-        Mend::DismissJob(id) => dismiss_job(monitor, id).map(|()| format!("took the job {id} away")),
-        Mend::RemoveBitmap { node, name } => {
+        Repair::DismissJob(id) => dismiss_job(monitor, id).map(|()| format!("took the job {id} away")),
+        Repair::RemoveBitmap { node, name } => {
             remove_bitmap(monitor, node, name).map(|()| format!("removed the bitmap {name}"))
         }
-        Mend::Commit { disk, overlays, base } => return commit(request, patient, (disk, overlays, base), job),
+        Repair::Commit { disk, overlays, base } => return commit(request, patient, (disk, overlays, base), job),
         other => return Err(format!("{other:?} is about no machine")),
     };
     done.map_err(|error| error.to_string())

@@ -20,7 +20,7 @@ const UNSEEN_AGE_MS: i64 = 7 * 24 * 3600 * 1000;
 const SUGGESTED_COUNT_MAX: usize = 5;
 
 /// What a repository has of templates.
-pub(super) struct Shelf {
+pub(super) struct TemplateIndex {
     /// By time, the oldest first.
     pub(super) entries: Vec<Entry>,
     /// Those that make no sense, and why.
@@ -65,7 +65,7 @@ fn contradiction(manifest: &Manifest, statement: &Statement) -> Option<String> {
     None
 }
 
-impl Shelf {
+impl TemplateIndex {
     pub(super) fn read(repository: &Repository) -> Result<Self> {
         let (manifests, damaged) = repository.snapshots()?;
         let mut shelf = Self {

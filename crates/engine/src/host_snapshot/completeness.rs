@@ -10,14 +10,14 @@ use holdfast_host::provider::{Dataset, HostSnapshot, HostSnapshotName, NotedSnap
 use super::{HostSnapshotRecord, Providers};
 
 /// What is known of host snapshots, each dataset asked once.
-pub struct Wholeness<'a> {
+pub struct SetCompleteness<'a> {
     providers: &'a Providers,
     noted: BTreeMap<Dataset, Vec<NotedSnapshot>>,
 }
 
 /// What is known of host snapshots of one name of several datasets.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Together {
+pub(crate) enum SetState {
     /// They are of one instant.
     Yes,
     /// Nobody can tell, for this reason.
@@ -26,7 +26,7 @@ pub(crate) enum Together {
     No(String),
 }
 
-impl<'a> Wholeness<'a> {
+impl<'a> SetCompleteness<'a> {
     /// Nothing has been asked yet.
     pub fn new(providers: &'a Providers) -> Self {
         Self {
@@ -90,10 +90,10 @@ impl<'a> Wholeness<'a> {
     }
 
     /// Whether host snapshots of several datasets, with the disks of one machine, are of one instant.
-    pub(crate) fn together(&mut self, snapshots: &[&HostSnapshot]) -> Together {
+    pub(crate) fn together(&mut self, snapshots: &[&HostSnapshot]) -> SetState {
         // What is cut of one dataset is of one instant.
         if snapshots.len() < 2 {
-            return Together::Yes;
+            return SetState::Yes;
         }
         let record = |snapshot: &HostSnapshot| snapshot.record.as_deref().and_then(HostSnapshotRecord::parse);
         let mut sets: Vec<_> = snapshots.iter().map(|snapshot| record(snapshot)?.set).collect();
@@ -105,15 +105,15 @@ impl<'a> Wholeness<'a> {
             .collect();
         let is_unfinished = told.contains(&Some(false));
         match &sets[..] {
-            _ if is_unfinished => Together::No(
+            _ if is_unfinished => SetState::No(
                 "whoever made its host snapshots died before all of them were made, so they may be of several instants"
                     .to_owned(),
             ),
-            [Some(_)] => Together::Yes,
-            [None] => Together::Unknown(
+            [Some(_)] => SetState::Yes,
+            [None] => SetState::Unknown(
                 "nothing is noted of them that would tell whether they were made at one instant".to_owned(),
             ),
-            _ => Together::Unknown("they were not made at one instant".to_owned()),
+            _ => SetState::Unknown("they were not made at one instant".to_owned()),
         }
     }
 }

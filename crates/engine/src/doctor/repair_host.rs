@@ -11,11 +11,11 @@ use crate::files::atomic_file::delete_left;
 use crate::host_snapshot::record::SetId;
 use crate::host_snapshot::rollback::remove_unless_needed;
 use crate::host_snapshot::states::{StateStore, sweep_states};
-use crate::host_snapshot::{HostSnapshotRecord, Wholeness};
+use crate::host_snapshot::{HostSnapshotRecord, SetCompleteness};
 use crate::job::Job;
 use crate::repository::forget::Execution;
 
-type Mended = Result<String, String>;
+type RepairResult = Result<String, String>;
 
 fn storage<'r, 'a>(request: &'r DoctorRequest<'a>) -> Result<&'r DoctorStorage<'a>, String> {
     request
@@ -29,13 +29,13 @@ fn states<'a>(request: &DoctorRequest<'a>) -> Result<&'a StateStore, String> {
     states.ok_or_else(|| "there is no store of states".to_owned())
 }
 
-pub(super) fn clear_remain(request: &DoctorRequest<'_>, remain: &Remain) -> Mended {
+pub(super) fn clear_remain(request: &DoctorRequest<'_>, remain: &Remain) -> RepairResult {
     let provider = storage(request)?.providers.of_dataset(&remain.dataset);
     provider.clear(remain).map_err(|error| error.to_string())?;
     Ok(format!("deleted {}", remain.place.display()))
 }
 
-pub(super) fn forget_states(request: &DoctorRequest<'_>, job: Job<'_>) -> Mended {
+pub(super) fn forget_states(request: &DoctorRequest<'_>, job: Job<'_>) -> RepairResult {
     let swept = sweep_states(states(request)?, storage(request)?.providers, Execution::Execute, job);
     let swept = swept.map_err(|error| error.to_string())?;
     if swept.was_busy {
@@ -44,14 +44,14 @@ pub(super) fn forget_states(request: &DoctorRequest<'_>, job: Job<'_>) -> Mended
     Ok(format!("forgot {} states", swept.forgotten.len()))
 }
 
-pub(super) fn forget_work(request: &DoctorRequest<'_>, uuid: &str) -> Mended {
+pub(super) fn forget_work(request: &DoctorRequest<'_>, uuid: &str) -> RepairResult {
     let forgotten = states(request)?.forget_unfinished(uuid);
     forgotten.map_err(|error| error.to_string())?;
     Ok("took its note away".to_owned())
 }
 
 /// Destroys a clone that was left; of one that was made for a machine it is looked once more whether any has it.
-pub(super) fn destroy_clone(request: &DoctorRequest<'_>, clone: &LeftClone) -> Mended {
+pub(super) fn destroy_clone(request: &DoctorRequest<'_>, clone: &LeftClone) -> RepairResult {
     let zfs = storage(request)?.providers.zfs();
     if let LeftCloneKind::Machine(_) = clone.kind {
         let state = zfs.dataset(&clone.name).map_err(|error| error.to_string())?;
@@ -68,14 +68,14 @@ pub(super) fn destroy_clone(request: &DoctorRequest<'_>, clone: &LeftClone) -> M
     Ok(format!("destroyed {}", clone.name))
 }
 
-pub(super) fn finish_clone(request: &DoctorRequest<'_>, clone: &LeftClone) -> Mended {
+pub(super) fn finish_clone(request: &DoctorRequest<'_>, clone: &LeftClone) -> RepairResult {
     let finished = storage(request)?.providers.zfs().finish_clone(&clone.name);
     finished.map_err(|error| error.to_string())?;
     Ok(format!("{} is a dataset like any other now", clone.name))
 }
 
 /// Deletes the files of a clone whose machine is not there, as far as no other machine has them.
-pub(super) fn remove_half_clone(request: &DoctorRequest<'_>, uuid: &str) -> Mended {
+pub(super) fn remove_half_clone(request: &DoctorRequest<'_>, uuid: &str) -> RepairResult {
     let states = states(request)?;
     let used = used_images(request)?;
     let work = states.unfinished_on(uuid).map_err(|error| error.to_string())?;
@@ -112,9 +112,9 @@ pub(super) fn remove_cut(
     request: &DoctorRequest<'_>,
     (names, set): (&[HostSnapshotName], SetId),
     job: Job<'_>,
-) -> Mended {
+) -> RepairResult {
     let storage = storage(request)?;
-    let mut wholeness = Wholeness::new(storage.providers);
+    let mut completeness = SetCompleteness::new(storage.providers);
     let mut found = Vec::new();
     for name in names {
         let provider = storage.providers.of_dataset(&name.dataset);
@@ -125,7 +125,7 @@ pub(super) fn remove_cut(
         };
         let record = snapshot.record.as_deref().and_then(HostSnapshotRecord::parse);
         let is_it = record.is_some_and(|record| cut_by_dead(request, name, &record) == Some(set));
-        if !is_it || wholeness.of(name, snapshot.record.as_deref()) != Some(false) {
+        if !is_it || completeness.of(name, snapshot.record.as_deref()) != Some(false) {
             return Err(format!("{name} is another one by now"));
         }
         found.push((provider, snapshot));
@@ -141,7 +141,7 @@ pub(super) fn remove_cut(
 }
 
 /// Removes host snapshots that were there until clones of them were made, as far as no clone needs them.
-pub(super) fn remove_instant(request: &DoctorRequest<'_>, set: &str, job: Job<'_>) -> Mended {
+pub(super) fn remove_instant(request: &DoctorRequest<'_>, set: &str, job: Job<'_>) -> RepairResult {
     let (storage, states) = (storage(request)?, states(request)?);
     let work = states.unfinished_on(set).map_err(|error| error.to_string())?;
     let work = work.ok_or("somebody else has seen to it")?;
@@ -160,7 +160,7 @@ pub(super) fn remove_instant(request: &DoctorRequest<'_>, set: &str, job: Job<'_
     })
 }
 
-pub(super) fn delete_file(path: &Path) -> Mended {
+pub(super) fn delete_file(path: &Path) -> RepairResult {
     std::fs::remove_file(path)
         .map(|()| format!("deleted {}", path.display()))
         .map_err(|error| format!("{}: {error}", path.display()))

@@ -7,18 +7,18 @@ use holdfast_host::provider::{HostSnapshotName, ProviderError};
 use holdfast_repo::Surroundings;
 
 use crate::host_snapshot::states::{StateStore, Unfinished, UnfinishedKind};
-use crate::host_snapshot::{HostSnapshotReport, HostSnapshotRequest, NamedCut, Providers, take_host_snapshots};
+use crate::host_snapshot::{HostSnapshotReport, HostSnapshotRequest, NamedSnapshotSet, Providers, take_host_snapshots};
 use crate::job::{Job, Result};
 
 /// Host snapshots of a machine as it is now, which go again.
-pub struct PassingSnapshots<'a> {
+pub struct TemporarySnapshots<'a> {
     providers: &'a Providers,
     states: &'a StateStore,
     work: Unfinished,
     report: HostSnapshotReport,
 }
 
-impl<'a> PassingSnapshots<'a> {
+impl<'a> TemporarySnapshots<'a> {
     /// Takes them, of the one machine and under the one name of `request`.
     ///
     /// # Errors
@@ -29,7 +29,7 @@ impl<'a> PassingSnapshots<'a> {
         surroundings: &Surroundings,
         job: Job<'_>,
     ) -> Result<Self> {
-        let names = request.cuts.iter().flat_map(NamedCut::snapshots);
+        let names = request.cuts.iter().flat_map(NamedSnapshotSet::snapshots);
         let machine = request.guests.first().map(|guest| &guest.description.summary.name);
         let point = request.cuts.first().map(|cut| &cut.name);
         let work = Unfinished {

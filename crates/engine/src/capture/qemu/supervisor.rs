@@ -15,7 +15,7 @@ use holdfast_serve::nbd::client::NbdStopper;
 
 use crate::job::Job;
 use crate::job::error::GivenUp;
-use crate::job::rate_limit::{Governor, Pace, Verdict};
+use crate::job::rate_limit::{LatencyGovernor, RateChange, RateLimit};
 
 /// How often scratch files are looked at.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
@@ -58,21 +58,21 @@ pub struct Load {
 
 /// How what the guest overwrites takes room.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Kept {
+pub(super) enum CopySpace {
     /// In scratch files.
     InScratch,
     /// In blocks that were shared before: of the file system so many bytes were free then, once that is known.
     Shared(Option<u64>),
 }
 
-impl Kept {
+impl CopySpace {
     pub(super) fn shared() -> Self {
         Self::Shared(None)
     }
 }
 
 /// Looks after one machine.
-pub(super) struct Warden<'a> {
+pub(super) struct Supervisor<'a> {
     pub(super) machine: &'a dyn Machine,
     pub(super) run: RunId,
     /// The devices that are read, as QEMU calls them.
@@ -80,17 +80,17 @@ pub(super) struct Warden<'a> {
     /// The files that grow as the guest writes.
     pub(super) scratch: Vec<File>,
     /// How they do.
-    pub(super) kept: Kept,
+    pub(super) kept: CopySpace,
     /// Those who read, and may be waiting for QEMU.
     pub(super) readers: Vec<NbdStopper>,
     pub(super) limits: Limits,
-    pub(super) pace: &'a Pace<'a>,
+    pub(super) pace: &'a RateLimit<'a>,
     pub(super) job: Job<'a>,
 }
 
 /// What a warden saw.
 #[derive(Debug, Default)]
-pub(super) struct Watched {
+pub(super) struct SupervisorReport {
     pub(super) load: Load,
     pub(super) given_up: Option<GivenUp>,
     /// The files that grew, to be kept open until QEMU has closed them: who closes one last waits until its room is given back, and a guest
@@ -98,9 +98,9 @@ pub(super) struct Watched {
     pub(super) scratch: Vec<File>,
 }
 
-impl Warden<'_> {
+impl Supervisor<'_> {
     /// Does `work`, and looks after the machine meanwhile.
-    pub(super) fn watch<T>(self, work: impl FnOnce() -> T) -> (T, Watched) {
+    pub(super) fn watch<T>(self, work: impl FnOnce() -> T) -> (T, SupervisorReport) {
         let (pace, clock) = (self.pace, self.job.clock);
         let start = clock.now();
         let (result, mut watched) = std::thread::scope(|scope| {
@@ -115,9 +115,9 @@ impl Warden<'_> {
         (result, watched)
     }
 
-    fn look_until(mut self, over: &Receiver<()>) -> Watched {
-        let mut watched = Watched::default();
-        let mut writes = Writes::new(&self);
+    fn look_until(mut self, over: &Receiver<()>) -> SupervisorReport {
+        let mut watched = SupervisorReport::default();
+        let mut writes = WriteLatency::new(&self);
         watched.load.latency_before = writes.first.average();
         for number in 1u32.. {
             let is_over = over.recv_timeout(LOOK_INTERVAL) != Err(RecvTimeoutError::Timeout);
@@ -142,9 +142,9 @@ impl Warden<'_> {
     }
 
     fn used_bytes(&mut self) -> u64 {
-        if let Kept::Shared(before) = self.kept {
+        if let CopySpace::Shared(before) = self.kept {
             let free_bytes = self.room().map(|(free_bytes, _)| free_bytes).unwrap_or_default();
-            self.kept = Kept::Shared(Some(before.unwrap_or(free_bytes)));
+            self.kept = CopySpace::Shared(Some(before.unwrap_or(free_bytes)));
             return before.unwrap_or(free_bytes).saturating_sub(free_bytes);
         }
         let metadata = self.scratch.iter().filter_map(|file| file.metadata().ok());
@@ -193,60 +193,60 @@ fn too_much(used_bytes: u64, max_bytes: Option<u64>, free_bytes: u64, whole_byte
 }
 
 /// The guest's writes, and what follows from them.
-struct Writes {
+struct WriteLatency {
     first: WriteCounters,
     last: WriteCounters,
     last_read_bytes: u64,
     last_time: Duration,
-    governor: Option<Governor>,
+    governor: Option<LatencyGovernor>,
 }
 
-impl Writes {
-    fn new(warden: &Warden<'_>) -> Self {
-        let first = warden.counters().unwrap_or_default();
-        let governor = |latency_max| Governor::new(latency_max, warden.pace.ceiling());
+impl WriteLatency {
+    fn new(supervisor: &Supervisor<'_>) -> Self {
+        let first = supervisor.counters().unwrap_or_default();
+        let governor = |latency_max| LatencyGovernor::new(latency_max, supervisor.pace.ceiling());
         Self {
             first,
             last: first,
-            last_read_bytes: warden.pace.read_bytes(),
-            last_time: warden.job.clock.now(),
-            governor: warden.limits.write_latency_max.map(governor),
+            last_read_bytes: supervisor.pace.read_bytes(),
+            last_time: supervisor.job.clock.now(),
+            governor: supervisor.limits.write_latency_max.map(governor),
         }
     }
 
-    fn look(&mut self, warden: &Warden<'_>, load: &mut Load) {
+    fn look(&mut self, supervisor: &Supervisor<'_>, load: &mut Load) {
         // A question that is not answered is no reason to change anything.
-        let Some(counters) = warden.counters() else {
-            warden.machine.monitor().wake().ok();
+        let Some(counters) = supervisor.counters() else {
+            supervisor.machine.monitor().wake().ok();
             return;
         };
         let latency = counters.since(&self.last).average();
         self.last = counters;
         load.latency_highest = load.latency_highest.max(latency);
-        let (now, read_bytes) = (warden.job.clock.now(), warden.pace.read_bytes());
+        let (now, read_bytes) = (supervisor.job.clock.now(), supervisor.pace.read_bytes());
         let millis = now.saturating_sub(self.last_time).as_millis().max(1);
         let read = u128::from(read_bytes - self.last_read_bytes) * 1000 / millis;
         (self.last_time, self.last_read_bytes) = (now, read_bytes);
         let Some(governor) = &mut self.governor else { return };
         match governor.look(latency, u64::try_from(read).unwrap_or(u64::MAX)) {
-            Verdict::Stay => {}
-            Verdict::Slower(rate) => {
+            RateChange::Stay => {}
+            RateChange::Slower(rate) => {
                 load.slowed_count += 1;
-                warden.pace.set(Some(rate));
+                supervisor.pace.set(Some(rate));
             }
-            Verdict::Faster(rate) => warden.pace.set(rate),
+            RateChange::Faster(rate) => supervisor.pace.set(rate),
         }
     }
 
     /// The end, in the middle of a second: what came since the last look counts, too.
-    fn end(&self, warden: &Warden<'_>, load: &mut Load) {
-        let Some(counters) = warden.counters() else { return };
+    fn end(&self, supervisor: &Supervisor<'_>, load: &mut Load) {
+        let Some(counters) = supervisor.counters() else { return };
         load.latency_highest = load.latency_highest.max(counters.since(&self.last).average());
         load.latency_meanwhile = counters.since(&self.first).average();
     }
 }
 
-impl Warden<'_> {
+impl Supervisor<'_> {
     fn counters(&self) -> Option<WriteCounters> {
         write_counters(self.machine.monitor(), &self.devices).ok()
     }
