@@ -30,7 +30,7 @@ pub struct HoldfastFileArgs {
 
 /// Where the scheduler keeps what it knows from run to run.
 #[derive(Debug, Clone, clap::Args)]
-pub struct StateArgs {
+pub struct StateFileArgs {
     /// Folder for the journal of runs and other state [default: /var/lib/holdfast for root]
     #[arg(long, value_name = "FOLDER")]
     pub state: Option<PathBuf>,
@@ -62,7 +62,7 @@ impl HoldfastFileArgs {
     }
 }
 
-impl StateArgs {
+impl StateFileArgs {
     /// The folder: the option, else what systemd says, else the user's own.
     pub fn folder(&self, context: &Context) -> Result<PathBuf, Error> {
         let of_service = || {

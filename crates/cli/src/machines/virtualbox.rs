@@ -40,7 +40,7 @@ pub fn no_manager(what: &'static str) -> Error {
 
 /// Machines that were chosen.
 #[derive(Default)]
-pub struct Choice<'a> {
+pub struct VirtualBoxChoice<'a> {
     /// They are taken.
     pub chosen: Vec<VirtualBoxMachine<'a>>,
     /// They are not, though they match: the name, and the reason.
@@ -56,8 +56,8 @@ pub fn choose<'a>(
     words: &[String],
     excluded: &[Glob],
     context: &Context,
-) -> Result<Choice<'a>, Error> {
-    let mut choice = Choice::default();
+) -> Result<VirtualBoxChoice<'a>, Error> {
+    let mut choice = VirtualBoxChoice::default();
     for word in words {
         let is_pattern = Glob::is_one(word) && !word.contains('/');
         if !word.is_empty() && !is_pattern {
@@ -101,7 +101,7 @@ pub fn choose<'a>(
     Ok(choice)
 }
 
-impl<'a> Choice<'a> {
+impl<'a> VirtualBoxChoice<'a> {
     fn add(&mut self, machine: VirtualBoxMachine<'a>) {
         let is_known = |known: &VirtualBoxMachine<'_>| known.settings_file() == machine.settings_file();
         if !self.chosen.iter().any(is_known) {

@@ -41,10 +41,10 @@ pub struct Console {
     paint: Paint,
     verbosity: Verbosity,
     messages: Messages,
-    state: Mutex<State>,
+    state: Mutex<ConsoleState>,
 }
 
-struct State {
+struct ConsoleState {
     writer: Box<dyn Write + Send>,
     line_is_shown: bool,
     warnings: Vec<String>,
@@ -58,7 +58,7 @@ impl Console {
             paint,
             verbosity,
             messages: Messages::Text,
-            state: Mutex::new(State {
+            state: Mutex::new(ConsoleState {
                 writer,
                 line_is_shown: false,
                 warnings: Vec::new(),
@@ -159,7 +159,7 @@ impl Console {
         self.lock().warnings.clone()
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ConsoleState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -177,7 +177,7 @@ impl LogSink for Console {
     }
 }
 
-impl State {
+impl ConsoleState {
     fn message(&mut self, line: &str) {
         self.clear();
         self.write(&format!("{line}\n"));

@@ -18,7 +18,7 @@ const REFUSED: &str = "refused";
 
 /// A finding in a document.
 #[derive(Debug, Serialize)]
-pub struct FindingDocument {
+pub struct MonitorFinding {
     object: String,
     offset: Option<u64>,
     kind: &'static str,
@@ -39,7 +39,7 @@ struct TouchedDocument {
     unlisted_range_count: u64,
 }
 
-impl From<&Finding> for FindingDocument {
+impl From<&Finding> for MonitorFinding {
     fn from(finding: &Finding) -> Self {
         Self {
             object: finding.object.clone(),
@@ -86,7 +86,7 @@ fn word(kind: FindingKind) -> &'static str {
 }
 
 /// How a program ends that found this: whether stored data is lost or wrong, and whether there is anything to look at.
-pub fn exit(findings: &[FindingDocument], unlisted_count: u64) -> Exit {
+pub fn exit(findings: &[MonitorFinding], unlisted_count: u64) -> Exit {
     if unlisted_count > 0 || findings.iter().any(|finding| finding.is_damage) {
         Exit::Damage
     } else if findings.iter().any(|finding| finding.kind == REFUSED) {
@@ -99,7 +99,7 @@ pub fn exit(findings: &[FindingDocument], unlisted_count: u64) -> Exit {
 }
 
 /// Prints what is wrong, and which disks it touches.
-pub fn show(findings: &[FindingDocument], unlisted_count: u64, page: &mut Page) {
+pub fn show(findings: &[MonitorFinding], unlisted_count: u64, page: &mut Page) {
     for finding in findings.iter().take(SHOWN_MAX) {
         let offset = finding
             .offset

@@ -24,13 +24,13 @@ pub struct Sample {
     /// Of what: names with values.
     pub labels: Vec<(&'static str, String)>,
     /// The value.
-    pub value: Value,
+    pub value: MetricValue,
 }
 
 /// A value.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(untagged)]
-pub enum Value {
+pub enum MetricValue {
     /// A whole number.
     Whole(u64),
     /// A part of a whole.
@@ -48,7 +48,7 @@ impl Metric {
     }
 
     /// Adds the value of what has these labels.
-    pub fn add(&mut self, labels: &[(&'static str, &str)], value: Value) {
+    pub fn add(&mut self, labels: &[(&'static str, &str)], value: MetricValue) {
         let own = |(name, value): &(&'static str, &str)| (*name, (*value).to_owned());
         self.samples.push(Sample {
             labels: labels.iter().map(own).collect(),
@@ -76,8 +76,8 @@ pub fn exposition(metrics: &[Metric]) -> String {
                 format!("{{{labels}}}")
             };
             match sample.value {
-                Value::Whole(number) => writeln!(text, "{name}{labels} {number}").ok(),
-                Value::Ratio(ratio) => writeln!(text, "{name}{labels} {ratio}").ok(),
+                MetricValue::Whole(number) => writeln!(text, "{name}{labels} {number}").ok(),
+                MetricValue::Ratio(ratio) => writeln!(text, "{name}{labels} {ratio}").ok(),
             };
         }
     }
@@ -101,15 +101,18 @@ fn escaped(value: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Metric, Value, exposition};
+    use super::{Metric, MetricValue, exposition};
 
     #[test]
     fn metrics_have_a_help_a_type_and_values() {
         let mut bytes = Metric::new("holdfast_x_bytes", "Bytes of it");
-        bytes.add(&[("dataset", "tank/a"), ("type", "hourly")], Value::Whole(u64::MAX));
-        bytes.add(&[("dataset", "a\\b \"c\"\n\u{1b}")], Value::Whole(0));
+        bytes.add(
+            &[("dataset", "tank/a"), ("type", "hourly")],
+            MetricValue::Whole(u64::MAX),
+        );
+        bytes.add(&[("dataset", "a\\b \"c\"\n\u{1b}")], MetricValue::Whole(0));
         let mut ratio = Metric::new("holdfast_y_ratio", "How full");
-        ratio.add(&[], Value::Ratio(0.45));
+        ratio.add(&[], MetricValue::Ratio(0.45));
         let text = exposition(&[bytes, Metric::new("holdfast_none", "Nothing"), ratio]);
         let wanted = "# HELP holdfast_x_bytes Bytes of it\n\
             # TYPE holdfast_x_bytes gauge\n\

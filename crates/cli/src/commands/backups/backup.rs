@@ -23,7 +23,7 @@ use holdfast_repo::{Processes as _, SystemProcesses};
 use jiff::Timestamp;
 use serde::Serialize;
 
-use self::machines::MachineArgs;
+use self::machines::MachineBackupArgs;
 pub(crate) use self::machines_done::InstantShown;
 use self::of_pools::PoolBackupArgs;
 pub(crate) use self::reading::{ReadingArgs, ReadingWish};
@@ -79,7 +79,7 @@ pub(crate) struct BackupArgs {
     #[arg(long, value_name = "TIME", value_parser = time::parse)]
     time: Option<Timestamp>,
     #[command(flatten)]
-    machines: MachineArgs,
+    machines: MachineBackupArgs,
     #[command(flatten)]
     pools: PoolBackupArgs,
     #[command(flatten)]
@@ -171,7 +171,7 @@ impl Verb for BackupArgs {
 
 /// What `backup` answers.
 #[derive(Debug, Serialize)]
-struct Done {
+struct ImagesBackedUp {
     snapshot: SnapshotDocument,
     read_bytes: u64,
     changed_bytes: u64,
@@ -184,7 +184,7 @@ struct Done {
     limit: Option<String>,
 }
 
-impl From<BackupReport> for Done {
+impl From<BackupReport> for ImagesBackedUp {
     fn from(report: BackupReport) -> Self {
         let statistics = report.snapshot.statistics();
         Self {
@@ -200,7 +200,7 @@ impl From<BackupReport> for Done {
     }
 }
 
-impl Report for Done {
+impl Report for ImagesBackedUp {
     fn command(&self) -> &'static str {
         "backup"
     }
@@ -333,5 +333,5 @@ fn run(args: &BackupArgs, context: &Context) -> Result<Exit, Error> {
         stdin: &mut stdin,
     };
     let report = context.work(args.job.thread_count(), |job| backup(&repository, request, job))?;
-    context.report(&Done::from(report))
+    context.report(&ImagesBackedUp::from(report))
 }

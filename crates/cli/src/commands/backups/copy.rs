@@ -12,7 +12,7 @@ use holdfast_engine::{
 use holdfast_policy::Glob;
 use holdfast_repo::Repository;
 
-use self::done::Done;
+use self::done::CopyDone;
 use self::status::Compared;
 use crate::args::{Example, JobArgs, ToPasswordArgs};
 use crate::commands::verb::Verb;
@@ -129,7 +129,7 @@ fn run(args: &CopyArgs, context: &Context) -> Result<Exit, Error> {
         zone: context.zone().clone(),
     };
     let report = context.work(args.job.thread_count(), |job| copy(&from, &to, &request, job))?;
-    context.report(&Done::new(&report, args.dry_run, to.describe(), context.zone()))
+    context.report(&CopyDone::new(&report, args.dry_run, to.describe(), context.zone()))
 }
 
 /// What the names mean; a disk cannot be copied alone.

@@ -77,7 +77,7 @@ impl Verb for UnprotectArgs {
 
 /// What they answer.
 #[derive(Debug, Serialize)]
-struct Changed {
+struct ForgetChanged {
     #[serde(skip)]
     command: &'static str,
     #[serde(skip)]
@@ -88,7 +88,7 @@ struct Changed {
     unreadable: Vec<String>,
 }
 
-impl Report for Changed {
+impl Report for ForgetChanged {
     fn command(&self) -> &'static str {
         self.command
     }
@@ -125,8 +125,8 @@ fn references(names: &[SnapshotName]) -> Result<Vec<SnapshotReference>, Error> {
     names.iter().map(reference).collect()
 }
 
-fn changed(command: &'static str, verb: &'static str, dry_run: bool, manifests: &[Manifest]) -> Changed {
-    Changed {
+fn changed(command: &'static str, verb: &'static str, dry_run: bool, manifests: &[Manifest]) -> ForgetChanged {
+    ForgetChanged {
         command,
         verb,
         dry_run,
@@ -143,7 +143,7 @@ fn run_forget(args: &ForgetArgs, context: &Context) -> Result<Exit, Error> {
         forget(repository, &references, execution, context.zone(), job)
     })?;
     let verb = if args.dry_run { "would remove" } else { "removed" };
-    context.report(&Changed {
+    context.report(&ForgetChanged {
         unreadable: gone.unreadable.iter().map(ToString::to_string).collect(),
         ..changed("forget", verb, args.dry_run, &gone.snapshots)
     })

@@ -44,7 +44,7 @@ impl Verb for ListArgs {
 
 /// What `list` answers.
 #[derive(Debug, Serialize)]
-struct Listed {
+struct SnapshotsListed {
     snapshots: Vec<ListedSnapshot>,
     /// Names that several machines have.
     shared_names: Vec<SharedName>,
@@ -67,7 +67,7 @@ struct SharedName {
     machine_count: usize,
 }
 
-impl Report for Listed {
+impl Report for SnapshotsListed {
     fn command(&self) -> &'static str {
         "list"
     }
@@ -162,7 +162,7 @@ fn run(args: &ListArgs, context: &Context) -> Result<Exit, Error> {
         machine: name.to_owned(),
         machine_count,
     });
-    context.report(&Listed {
+    context.report(&SnapshotsListed {
         rows: rows.collect(),
         is_filtered: !(args.machines.is_empty() && args.tags.is_empty()),
         snapshots: documents.collect(),

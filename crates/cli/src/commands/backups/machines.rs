@@ -59,7 +59,7 @@ impl Verb for MachinesArgs {
 
 /// What `machines` answers.
 #[derive(Debug, Serialize)]
-struct Listed {
+struct MachinesListed {
     machines: Vec<Listing>,
 }
 
@@ -201,7 +201,7 @@ impl Disk {
     }
 }
 
-impl Report for Listed {
+impl Report for MachinesListed {
     fn command(&self) -> &'static str {
         "machines"
     }
@@ -301,5 +301,5 @@ fn run(args: &MachinesArgs, context: &Context) -> Result<Exit, Error> {
             machines.push(Listing::new("xen", &size_of, machine.describe()));
         }
     }
-    context.report(&Listed { machines })
+    context.report(&MachinesListed { machines })
 }

@@ -64,11 +64,11 @@ struct Pruned {
     dry_run: bool,
     kept_count: u64,
     removed_count: u64,
-    machines: Vec<MachineDocument>,
+    machines: Vec<PrunedMachine>,
 }
 
 #[derive(Debug, Serialize)]
-struct MachineDocument {
+struct PrunedMachine {
     machine: String,
     /// What it is told from others of its name by; null where it is the only one.
     distinction: Option<String>,
@@ -152,7 +152,7 @@ fn run(args: &PruneArgs, context: &Context) -> Result<Exit, Error> {
         gaps: if args.accept_gaps { Gaps::Accept } else { Gaps::Keep },
     };
     let report = context.work(args.job.thread_count(), |job| prune(&repository, &request, job))?;
-    let machines: Vec<MachineDocument> = report
+    let machines: Vec<PrunedMachine> = report
         .machines
         .iter()
         .map(|machine| document(machine, context))
@@ -166,7 +166,7 @@ fn run(args: &PruneArgs, context: &Context) -> Result<Exit, Error> {
     })
 }
 
-fn document(machine: &MachinePlan, context: &Context) -> MachineDocument {
+fn document(machine: &MachinePlan, context: &Context) -> PrunedMachine {
     let decisions = machine.plan.decisions().iter().map(|decision| DecisionDocument {
         id: decision.candidate.id.clone(),
         time: decision.candidate.time.to_string(),
@@ -174,7 +174,7 @@ fn document(machine: &MachinePlan, context: &Context) -> MachineDocument {
         keep: decision.verdict == Verdict::Keep,
         reasons: decision.reasons.iter().map(ToString::to_string).collect(),
     });
-    MachineDocument {
+    PrunedMachine {
         machine: machine.machine.clone(),
         distinction: machine.distinction.as_ref().map(ToString::to_string),
         snapshots: decisions.collect(),

@@ -11,7 +11,7 @@ use holdfast_engine::{RestoreMode, RestoreReport, RestoreRequest, RestoreTarget,
 use holdfast_image::Format;
 use serde::Serialize;
 
-use self::machine::MachineArgs;
+use self::machine::MachineRestoreArgs;
 use crate::args::{Example, JobArgs};
 use crate::commands::verb::Verb;
 use crate::context::Context;
@@ -43,7 +43,7 @@ pub(crate) struct RestoreArgs {
     #[command(flatten)]
     job: JobArgs,
     #[command(flatten)]
-    machine: MachineArgs,
+    machine: MachineRestoreArgs,
 }
 
 impl Verb for RestoreArgs {
@@ -89,16 +89,16 @@ impl Verb for RestoreArgs {
 
 /// What `restore` answers.
 #[derive(Debug, Serialize)]
-struct Done {
+struct FilesRestored {
     id: String,
     machine: String,
     time: String,
-    disks: Vec<DiskDone>,
+    disks: Vec<RestoredDiskDocument>,
     duration_ms: u64,
 }
 
 #[derive(Debug, Serialize)]
-struct DiskDone {
+struct RestoredDiskDocument {
     name: String,
     target: Option<String>,
     size_bytes: u64,
@@ -107,7 +107,7 @@ struct DiskDone {
     zero_bytes: u64,
 }
 
-impl From<&RestoredDisk> for DiskDone {
+impl From<&RestoredDisk> for RestoredDiskDocument {
     fn from(disk: &RestoredDisk) -> Self {
         Self {
             name: disk.name.clone(),
@@ -120,19 +120,19 @@ impl From<&RestoredDisk> for DiskDone {
     }
 }
 
-impl From<RestoreReport> for Done {
+impl From<RestoreReport> for FilesRestored {
     fn from(report: RestoreReport) -> Self {
         Self {
             id: report.snapshot.id.to_string(),
             machine: report.snapshot.machine.clone(),
             time: holdfast_engine::time_of(&report.snapshot).to_string(),
-            disks: report.disks.iter().map(DiskDone::from).collect(),
+            disks: report.disks.iter().map(RestoredDiskDocument::from).collect(),
             duration_ms: units::millis(report.duration),
         }
     }
 }
 
-impl Report for Done {
+impl Report for FilesRestored {
     fn command(&self) -> &'static str {
         "restore"
     }
@@ -245,5 +245,5 @@ fn run(args: &RestoreArgs, context: &Context) -> Result<Exit, Error> {
         let warning_count = context.console().warnings().len();
         return Ok(Exit::Ok.with_warning_count(warning_count));
     }
-    context.report(&Done::from(report))
+    context.report(&FilesRestored::from(report))
 }

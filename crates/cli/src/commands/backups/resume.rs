@@ -57,23 +57,23 @@ impl Verb for ResumeArgs {
 
 /// What `resume` answers.
 #[derive(Debug, Serialize)]
-struct Done {
-    machines: Vec<MachineDone>,
-    failed: Vec<Failed>,
+struct ResumeDone {
+    machines: Vec<ResumedMachine>,
+    failed: Vec<ResumeFailed>,
 }
 
 /// A machine that does not go on.
 #[derive(Debug, Serialize)]
-struct Failed {
+struct ResumeFailed {
     machine: String,
     error: String,
 }
 
-impl Done {
+impl ResumeDone {
     fn fail(&mut self, machine: String, error: &Error, context: &Context) {
         let causes = chain(error);
         context.console().error(&causes, error.advice().hint.as_deref());
-        self.failed.push(Failed {
+        self.failed.push(ResumeFailed {
             machine,
             error: causes.join(": "),
         });
@@ -81,14 +81,14 @@ impl Done {
 }
 
 #[derive(Debug, Serialize)]
-struct MachineDone {
+struct ResumedMachine {
     machine: String,
     uuid: String,
     size_bytes: u64,
     fill_ms: u64,
 }
 
-impl From<InstantReport> for MachineDone {
+impl From<InstantReport> for ResumedMachine {
     fn from(report: InstantReport) -> Self {
         Self {
             machine: report.machine,
@@ -99,7 +99,7 @@ impl From<InstantReport> for MachineDone {
     }
 }
 
-impl Report for Done {
+impl Report for ResumeDone {
     fn command(&self) -> &'static str {
         "resume"
     }
@@ -136,7 +136,7 @@ fn run(args: &ResumeArgs, context: &Context) -> Result<Exit, Error> {
     let uri = libvirt_address(args.connect.as_deref(), context);
     let hypervisor = connect_libvirt(&uri, context)?;
     let (jobs, unreadable) = instant_jobs(&hypervisor, args.machine.as_deref())?;
-    let mut done = Done {
+    let mut done = ResumeDone {
         machines: Vec::new(),
         failed: Vec::new(),
     };

@@ -40,7 +40,7 @@ impl Verb for ShowArgs {
 
 /// What `show` answers.
 #[derive(Debug, Serialize)]
-struct Shown {
+struct SnapshotShown {
     snapshot: ListedSnapshot,
     /// The UUID of its machine; null where it has none.
     uuid: Option<String>,
@@ -52,7 +52,7 @@ struct Shown {
     time_local: String,
 }
 
-impl Report for Shown {
+impl Report for SnapshotShown {
     fn command(&self) -> &'static str {
         "show"
     }
@@ -133,7 +133,7 @@ fn run(args: &ShowArgs, context: &Context) -> Result<Exit, Error> {
     if let Some(disk) = &report.disk {
         snapshot.disks.retain(|other| other.name == disk.as_str());
     }
-    context.report(&Shown {
+    context.report(&SnapshotShown {
         snapshot: ListedSnapshot {
             snapshot,
             is_protected: report.is_protected,

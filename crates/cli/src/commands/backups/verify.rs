@@ -13,7 +13,7 @@ use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
-use crate::output::finding::{self, FindingDocument, show};
+use crate::output::finding::{self, MonitorFinding, show};
 use crate::output::{Page, Report, Style};
 use crate::units;
 
@@ -62,7 +62,7 @@ struct Verified {
     decoded_bytes: u64,
     compared_bytes: u64,
     duration_ms: u64,
-    findings: Vec<FindingDocument>,
+    findings: Vec<MonitorFinding>,
     unlisted_finding_count: u64,
 }
 
@@ -156,7 +156,7 @@ fn run(args: &VerifyArgs, context: &Context) -> Result<Exit, Error> {
         decoded_bytes: report.decoded_bytes,
         compared_bytes: report.compared_bytes,
         duration_ms: units::millis(context.clock().now().saturating_sub(start)),
-        findings: report.findings.iter().map(FindingDocument::from).collect(),
+        findings: report.findings.iter().map(MonitorFinding::from).collect(),
         unlisted_finding_count: report.unlisted_finding_count,
     })
 }

@@ -11,8 +11,8 @@ use std::ffi::OsString;
 
 use clap::{Arg, Command};
 
-use self::cursor::{Cursor, Place};
-use self::values::{Files, Value, values_of};
+use self::cursor::{CompletionPlace, Cursor};
+use self::values::{CompletionValue, Files, values_of};
 use crate::args::{CommandLine, Example, SharedOptions};
 use crate::commands::verb::Verb;
 use crate::context::Context;
@@ -65,39 +65,39 @@ impl Verb for CompleteArgs {
 }
 
 /// What can stand at the cursor.
-fn candidates(cursor: &Cursor<'_>, context: &Context) -> (Files, Vec<Value>) {
+fn candidates(cursor: &Cursor<'_>, context: &Context) -> (Files, Vec<CompletionValue>) {
     match &cursor.place {
-        Place::Verb => (Files::None, verbs(cursor.command, &cursor.path, context.command_line())),
-        Place::Option => (Files::None, options(cursor.command)),
-        Place::Value(_) if cursor.path == "help" => (Files::None, topics(cursor, context.command_line())),
-        Place::Value(arg) => values_of(arg, cursor, context),
-        Place::Nothing => (Files::None, Vec::new()),
+        CompletionPlace::Verb => (Files::None, verbs(cursor.command, &cursor.path, context.command_line())),
+        CompletionPlace::Option => (Files::None, options(cursor.command)),
+        CompletionPlace::Value(_) if cursor.path == "help" => (Files::None, topics(cursor, context.command_line())),
+        CompletionPlace::Value(arg) => values_of(arg, cursor, context),
+        CompletionPlace::Nothing => (Files::None, Vec::new()),
     }
 }
 
 /// The verbs below `command` that people start.
-fn verbs(command: &Command, path: &str, line: &CommandLine) -> Vec<Value> {
+fn verbs(command: &Command, path: &str, line: &CommandLine) -> Vec<CompletionValue> {
     let below = line.verbs_for_people(path);
     let found = below.filter_map(|verb| command.find_subcommand(verb.name));
     found
-        .map(|verb| Value::new(verb.get_name(), &about(verb.get_about())))
+        .map(|verb| CompletionValue::new(verb.get_name(), &about(verb.get_about())))
         .collect()
 }
 
 /// The commands whose help can be shown.
-fn topics(cursor: &Cursor<'_>, line: &CommandLine) -> Vec<Value> {
+fn topics(cursor: &Cursor<'_>, line: &CommandLine) -> Vec<CompletionValue> {
     let given: Vec<&str> = cursor.given.iter().map(|(_, word)| word.as_str()).collect();
     let path = given.join(" ");
     let names = line.verbs_for_people(&path).map(|verb| verb.name);
-    names.map(|name| Value::new(name, "")).collect()
+    names.map(|name| CompletionValue::new(name, "")).collect()
 }
 
 /// The options of `command` that are shown in its help.
-fn options(command: &Command) -> Vec<Value> {
+fn options(command: &Command) -> Vec<CompletionValue> {
     let shown = command.get_arguments().filter(|arg| !arg.is_hide_set());
     let named = shown.filter_map(|arg: &Arg| Some((arg.get_long()?, arg)));
     named
-        .map(|(long, arg)| Value::new(&format!("--{long}"), &about(arg.get_help())))
+        .map(|(long, arg)| CompletionValue::new(&format!("--{long}"), &about(arg.get_help())))
         .collect()
 }
 

@@ -25,7 +25,7 @@ use crate::exit::Exit;
 use crate::machines::datasets;
 use crate::machines::runs;
 use crate::machines::states::StateArgs;
-use crate::machines::virtualbox::{self, Choice};
+use crate::machines::virtualbox::{self, VirtualBoxChoice};
 use crate::machines::{Apart, Found, Hypervisors, MachineWord, libvirt_address};
 use crate::output::{Page, Report, Style};
 use crate::process::time;
@@ -331,7 +331,7 @@ impl DoctorArgs {
 }
 
 /// What the machines are called that are examined.
-fn names_of(found: &[Found], boxes: &Choice<'_>, pools: &[ExaminedPool]) -> Vec<String> {
+fn names_of(found: &[Found], boxes: &VirtualBoxChoice<'_>, pools: &[ExaminedPool]) -> Vec<String> {
     let of_qemu = found.iter().map(|found| found.machine.name());
     let of_virtualbox = boxes.chosen.iter().map(VirtualBoxMachine::name);
     let of_pools = pools.iter().flat_map(|pool| &pool.machines);
@@ -346,7 +346,7 @@ fn of_virtualbox<'a>(
     mut said: Vec<String>,
     everything: bool,
     context: &Context,
-) -> Result<Choice<'a>, Error> {
+) -> Result<VirtualBoxChoice<'a>, Error> {
     if everything && place.registry_file().exists() {
         said.push(String::new());
     }

@@ -18,7 +18,7 @@ use holdfast_host::{Hypervisor as _, LocalTools};
 use serde::Serialize;
 
 use crate::args::{Example, JobArgs, SharedOptions};
-use crate::commands::backups::restore::done::Done;
+use crate::commands::backups::restore::done::MachineRestored;
 use crate::commands::host_snapshots::point::{OpenPoint, PointArgs, Use, When, split};
 use crate::commands::host_snapshots::rollback::tell;
 use crate::commands::verb::Verb;
@@ -30,7 +30,7 @@ use crate::machines::guests::{GuestDocument, MemoryHow, QuiesceWhen};
 use crate::machines::no_image;
 use crate::output::{Page, Report};
 use crate::units;
-use image::{ImageCloneArgs, ImageDocument, Sysprep};
+use image::{ImageCloneArgs, ImageCloneDocument, Sysprep};
 use names::NameArgs;
 
 /// virt-sysprep boots a small system, which takes minutes where processors are emulated.
@@ -103,15 +103,15 @@ impl Verb for CloneArgs {
 struct Clones {
     dry_run: bool,
     /// Host snapshots that were made for it; null where it is of what was there.
-    instant: Option<InstantDocument>,
+    instant: Option<CloneInstantDocument>,
     machines: Vec<MachineClone>,
-    images: Vec<ImageDocument>,
+    images: Vec<ImageCloneDocument>,
     duration_ms: u64,
 }
 
 /// The host snapshots of a machine as it is now, of which its clones are made.
 #[derive(Debug, Serialize)]
-struct InstantDocument {
+struct CloneInstantDocument {
     /// The machine.
     of: String,
     /// What its clones are called.
@@ -135,7 +135,7 @@ struct MachineClone {
     snapshots: Vec<String>,
     /// Datasets that were cloned for it, or would be.
     datasets: Vec<String>,
-    restore: Done,
+    restore: MachineRestored,
 }
 
 impl Report for Clones {
@@ -165,7 +165,7 @@ impl Report for Clones {
     }
 }
 
-impl InstantDocument {
+impl CloneInstantDocument {
     fn human(&self, page: &mut Page) {
         if let Some(machine) = &self.machine {
             page.line(&machine.line());
@@ -247,7 +247,7 @@ fn clone_images(
     file: &Path,
     names: &[String],
     context: &Context,
-) -> Result<Vec<ImageDocument>, Error> {
+) -> Result<Vec<ImageCloneDocument>, Error> {
     let of_machines = [
         ("--start", args.start),
         ("--resume", args.resume),
@@ -294,7 +294,7 @@ fn clone_machines(args: &CloneArgs, names: &[String], context: &Context, clones:
     if let (When::Now { .. }, true) = (&when, args.dry_run) {
         let (wanted, guest) = args.point.planned_now(&machine, context)?;
         args.refuse_taken(names, context)?;
-        clones.instant = Some(InstantDocument {
+        clones.instant = Some(CloneInstantDocument {
             of: guest.description.summary.name,
             clones: names.to_vec(),
             time: None,
@@ -306,7 +306,7 @@ fn clone_machines(args: &CloneArgs, names: &[String], context: &Context, clones:
     }
     let how = (context, args.job.thread_count(), Use::of(args.dry_run));
     let made = args.point.open((&machine, when), how, |mut point, job| {
-        let instant = point.made.map(|made| InstantDocument::of(made, names));
+        let instant = point.made.map(|made| CloneInstantDocument::of(made, names));
         let mut told = BTreeSet::new();
         let tools = LocalTools::new(Arc::clone(context.clock()), SYSPREP_TIME_OUT);
         let made = wishes.iter().map(|wish| {
@@ -360,7 +360,7 @@ impl CloneArgs {
     }
 }
 
-impl InstantDocument {
+impl CloneInstantDocument {
     fn of(made: &HostSnapshotReport, names: &[String]) -> Self {
         Self {
             of: made.guests.first().map(|guest| guest.name.clone()).unwrap_or_default(),
@@ -397,6 +397,6 @@ fn make(
         point: point.name.clone(),
         snapshots: point.snapshots.iter().map(ToString::to_string).collect(),
         datasets: plan.clones.iter().map(|clone| clone.to.to_string()).collect(),
-        restore: Done::new(&plan.restore, report.as_ref()).without_id(),
+        restore: MachineRestored::new(&plan.restore, report.as_ref()).without_id(),
     })
 }

@@ -78,10 +78,10 @@ impl Verb for CronArgs {
 
 /// What `cron` answers.
 #[derive(Debug, Serialize)]
-struct Done {
+struct CronDone {
     dry_run: bool,
     taken: Vec<TakenDocument>,
-    removed: Vec<RemovedDocument>,
+    removed: Vec<CronRemoved>,
     /// States of machines that were forgotten with their snapshots.
     forgotten_state_count: usize,
     /// What is hardly meant in the policy.
@@ -107,7 +107,7 @@ struct TakenDocument {
 }
 
 #[derive(Debug, Serialize)]
-struct RemovedDocument {
+struct CronRemoved {
     snapshot: String,
     reason: String,
     used_bytes: Option<u64>,
@@ -121,7 +121,7 @@ struct UnreadableDocument {
     error: String,
 }
 
-impl Done {
+impl CronDone {
     /// The first thing that was not done, and why.
     fn failure(&self) -> Option<String> {
         let taken = self.taken.iter().filter_map(|taken| taken.failure.clone());
@@ -136,7 +136,7 @@ impl Done {
     }
 }
 
-impl Report for Done {
+impl Report for CronDone {
     fn command(&self) -> &'static str {
         "cron"
     }
@@ -305,7 +305,7 @@ fn run(args: &CronArgs, context: &Context) -> Result<Exit, Error> {
         run_policy(&request, job)
     });
     let signal = context.signal().and_then(|signal| u8::try_from(signal).ok());
-    let report = report.map(|report| Done {
+    let report = report.map(|report| CronDone {
         signal,
         ..document(report, args.dry_run, &guests)
     });
@@ -318,7 +318,7 @@ fn run(args: &CronArgs, context: &Context) -> Result<Exit, Error> {
 }
 
 /// The run as the journal of runs has it.
-fn entry(report: &Result<Done, Error>, start: Timestamp, duration: Duration) -> RunEntry {
+fn entry(report: &Result<CronDone, Error>, start: Timestamp, duration: Duration) -> RunEntry {
     let (exit, error) = match report {
         Ok(done) => (done.exit(), done.failure()),
         Err(error) => (error.advice().exit, Some(chain(error).join(": "))),
@@ -354,7 +354,7 @@ fn lock_file(context: &Context) -> PathBuf {
     }
 }
 
-fn document(report: PolicyRunReport, dry_run: bool, guests: &FoundGuests<'_>) -> Done {
+fn document(report: PolicyRunReport, dry_run: bool, guests: &FoundGuests<'_>) -> CronDone {
     let runs = |index: &usize| guests.known()[*index].description.summary.state == holdfast_host::MachineState::Running;
     let name = |index: usize| guests.known()[index].description.summary.name.clone();
     let taken = report.taken.into_iter().map(|taken| TakenDocument {
@@ -364,14 +364,14 @@ fn document(report: PolicyRunReport, dry_run: bool, guests: &FoundGuests<'_>) ->
         incomplete_machines: taken.incomplete.into_iter().map(name).collect(),
         failure: taken.failure,
     });
-    let removed = report.removed.into_iter().map(|removed| RemovedDocument {
+    let removed = report.removed.into_iter().map(|removed| CronRemoved {
         snapshot: removed.snapshot.to_string(),
         reason: removed.reason,
         used_bytes: removed.used_bytes,
         obstacle: removed.obstacle,
     });
     let unreadable = report.unreadable.into_iter();
-    Done {
+    CronDone {
         dry_run,
         taken: taken.collect(),
         removed: removed.collect(),
@@ -389,11 +389,11 @@ fn document(report: PolicyRunReport, dry_run: bool, guests: &FoundGuests<'_>) ->
 mod tests {
     use std::time::Duration;
 
-    use super::{Done, TakenDocument, UnreadableDocument, entry};
+    use super::{CronDone, TakenDocument, UnreadableDocument, entry};
     use crate::errors::Error;
 
-    fn done(failure: Option<&str>, doubts: &[&str]) -> Done {
-        Done {
+    fn done(failure: Option<&str>, doubts: &[&str]) -> CronDone {
+        CronDone {
             dry_run: false,
             taken: vec![TakenDocument {
                 snapshots: Vec::new(),
@@ -413,7 +413,7 @@ mod tests {
 
     #[test]
     fn the_journal_of_runs_has_how_it_went_and_why() {
-        let noted = |report: Result<Done, Error>| {
+        let noted = |report: Result<CronDone, Error>| {
             let start = "2026-11-20T10:00:00Z".parse().unwrap();
             let entry = entry(&report, start, Duration::from_millis(1500));
             assert_eq!((&entry.start[..], entry.duration_ms), ("2026-11-20T10:00:00Z", 1500));

@@ -31,13 +31,13 @@ verbs! {
         /// List the datasets of this host and their sizes
         "datasets" => Datasets(datasets::DatasetsArgs),
         /// List host snapshots
-        "list" => List(list::ListArgs),
+        "list" => List(list::HostListArgs),
         /// Clone a host snapshot to a writable dataset, which shares its data
-        "clone" => Clone(clone::CloneArgs),
+        "clone" => Clone(clone::HostCloneArgs),
         /// Remove the host snapshots that no retention rule keeps
-        "prune" => Prune(prune::PruneArgs),
+        "prune" => Prune(prune::HostPruneArgs),
         /// Remove host snapshots
-        "remove" => Remove(remove::RemoveArgs),
+        "remove" => Remove(remove::HostRemoveArgs),
         /// Hold host snapshots: they cannot be removed until they are released
         "hold" => Hold(hold::HoldArgs),
         /// Release held host snapshots

@@ -18,7 +18,7 @@ use crate::machines::runs;
 use crate::units;
 pub(crate) use far::local_side;
 use far::{Far, Word};
-use told::{Done, Shown};
+use told::{ReplicateDone, ReplicatedShown};
 
 /// Arguments of `replicate`.
 #[derive(Debug, clap::Args)]
@@ -166,11 +166,11 @@ fn run(args: &ReplicateArgs, context: &Context) -> Result<Exit, Error> {
     };
     let report = context.work(1, |job| replicate(&request, job))?;
     let shown = match (args.status, args.dry_run) {
-        (true, _) => Shown::Status,
-        (_, true) => Shown::Plan,
-        _ => Shown::Done,
+        (true, _) => ReplicatedShown::Status,
+        (_, true) => ReplicatedShown::Plan,
+        _ => ReplicatedShown::Done,
     };
-    context.report(&Done::new(report, shown))
+    context.report(&ReplicateDone::new(report, shown))
 }
 
 /// What this host calls itself: a target here is another than one of the same name elsewhere.

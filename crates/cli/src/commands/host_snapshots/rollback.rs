@@ -9,7 +9,7 @@ use holdfast_engine::{
 use serde::Serialize;
 
 use crate::args::{Example, JobArgs, SharedOptions};
-use crate::commands::backups::restore::done::Done;
+use crate::commands::backups::restore::done::MachineRestored;
 use crate::commands::host_snapshots::point::{OpenPoint, PointArgs, Use, When, parse};
 use crate::commands::host_snapshots::snapshot::{default_name, request_of};
 use crate::commands::verb::Verb;
@@ -84,7 +84,7 @@ struct RolledBack {
     has_state: bool,
     /// Host snapshots of what was there before; in a dry run, none.
     safety: Vec<String>,
-    restore: Done,
+    restore: MachineRestored,
 }
 
 impl Report for RolledBack {
@@ -148,7 +148,7 @@ fn roll_back(
     if args.dry_run {
         let plan = dry_plan(args, point, &wish, job)?;
         tell(&plan.warnings, job);
-        return Ok(document(Done::new(&plan, None).without_id(), Vec::new()));
+        return Ok(document(MachineRestored::new(&plan, None).without_id(), Vec::new()));
     }
     // It is shut off by then, whatever it is now: where it is not, nothing is made.
     let mut now = guest.request(holdfast_engine::Quiesce::Off, true, context)?;
@@ -174,7 +174,7 @@ fn roll_back(
     }
     let report = point.restore.roll_back(&point.point, &wish, job)?;
     tell(&report.plan.warnings, job);
-    let restore = Done::new(&report.plan, Some(&report.restore)).without_id();
+    let restore = MachineRestored::new(&report.plan, Some(&report.restore)).without_id();
     Ok(document(
         restore,
         report.safety.iter().map(ToString::to_string).collect(),

@@ -32,9 +32,9 @@ pub(crate) struct ArchiveArgs {
 verbs! {
     enum ArchiveVerb {
         /// Show the machine in an archive
-        "info" => Info(InfoArgs),
+        "info" => ArchiveInfo(ArchiveInfoArgs),
         /// Read a machine archive, or any gzip or zstd stream, to its end and check its checksums
-        "check" => Check(CheckArgs),
+        "check" => Check(ArchiveCheckArgs),
         /// Write a part of a compressed stream to standard output
         "read" => Read(ReadArgs),
     }
@@ -53,7 +53,7 @@ impl Verb for ArchiveArgs {
     }
 }
 
-impl Verb for InfoArgs {
+impl Verb for ArchiveInfoArgs {
     const EXAMPLES: &'static [Example] = &[Example {
         wish: "See the machine in an archive, and what libvirt would not keep of it",
         line: "holdfast archive info web1.xva.zst",
@@ -65,7 +65,7 @@ impl Verb for InfoArgs {
     }
 }
 
-impl Verb for CheckArgs {
+impl Verb for ArchiveCheckArgs {
     const EXAMPLES: &'static [Example] = &[
         Example {
             wish: "Read an archive back, on all cores",
@@ -97,7 +97,7 @@ impl Verb for ReadArgs {
 
 /// Arguments of `archive info`.
 #[derive(Debug, clap::Args)]
-struct InfoArgs {
+struct ArchiveInfoArgs {
     /// The archive, or - for standard input
     #[arg(value_name = "ARCHIVE")]
     archive: PathBuf,
@@ -105,7 +105,7 @@ struct InfoArgs {
 
 /// Arguments of `archive check`.
 #[derive(Debug, clap::Args)]
-struct CheckArgs {
+struct ArchiveCheckArgs {
     /// The archive, or a file that is packed by gzip or zstd; - for an archive from standard input
     #[arg(value_name = "ARCHIVE")]
     archive: PathBuf,
@@ -131,7 +131,7 @@ struct ReadArgs {
 
 /// What `archive info` answers.
 #[derive(Debug, Serialize)]
-struct Info {
+struct ArchiveInfo {
     #[serde(flatten)]
     what: ArchivedMachine,
     /// Blocks that the index behind it names; none where it has no index.
@@ -140,7 +140,7 @@ struct Info {
     name: String,
 }
 
-impl Report for Info {
+impl Report for ArchiveInfo {
     fn command(&self) -> &'static str {
         "archive info"
     }
@@ -157,7 +157,7 @@ impl Report for Info {
     }
 }
 
-fn info(args: &InfoArgs, context: &Context) -> Result<Exit, Error> {
+fn info(args: &ArchiveInfoArgs, context: &Context) -> Result<Exit, Error> {
     let domain = Domain {
         domain_type: "kvm".to_owned(),
         network: "default".to_owned(),
@@ -165,7 +165,7 @@ fn info(args: &InfoArgs, context: &Context) -> Result<Exit, Error> {
     let imported = read_archive(&args.archive, context, 1, |stream, images, job| {
         Ok(open_import(stream, images, domain.clone(), job)?.look())
     })?;
-    context.report(&Info {
+    context.report(&ArchiveInfo {
         name: imported.machine.name.clone(),
         what: ArchivedMachine::new(&imported),
         index_block_count: index_of(&args.archive),
@@ -180,21 +180,21 @@ fn index_of(path: &Path) -> Option<u64> {
 
 /// What `archive check` answers.
 #[derive(Debug, Serialize)]
-struct Checked {
+struct ArchiveChecked {
     /// What it is; none for a packed stream that is no machine archive.
     archive: Option<&'static str>,
     packing: &'static str,
     /// Blocks that were compared with the index; none where there is no index.
     index_block_count: Option<u64>,
     archive_bytes: u64,
-    disks: Vec<DiskDocument>,
+    disks: Vec<ArchiveDisk>,
     duration_ms: u64,
     #[serde(skip)]
     path: String,
 }
 
 #[derive(Debug, Serialize)]
-struct DiskDocument {
+struct ArchiveDisk {
     key: String,
     size_bytes: u64,
     data_bytes: u64,
@@ -202,7 +202,7 @@ struct DiskDocument {
     is_blank: bool,
 }
 
-impl Report for Checked {
+impl Report for ArchiveChecked {
     fn command(&self) -> &'static str {
         "archive check"
     }
@@ -238,7 +238,7 @@ impl Report for Checked {
     }
 }
 
-fn check(args: &CheckArgs, context: &Context) -> Result<Exit, Error> {
+fn check(args: &ArchiveCheckArgs, context: &Context) -> Result<Exit, Error> {
     let start = context.clock().now();
     let packed = if args.archive.is_file() {
         match open_packed(&args.archive) {
@@ -263,7 +263,7 @@ fn check(args: &CheckArgs, context: &Context) -> Result<Exit, Error> {
             (file.packing(), checked)
         }
     };
-    let disk = |disk: &CheckedDisk| DiskDocument {
+    let disk = |disk: &CheckedDisk| ArchiveDisk {
         key: disk.key.clone(),
         size_bytes: disk.size_bytes,
         data_bytes: disk.data_bytes,
@@ -274,7 +274,7 @@ fn check(args: &CheckArgs, context: &Context) -> Result<Exit, Error> {
         (None, Some(checked)) => Some(checked.read_bytes),
         (None, None) => args.archive.metadata().ok().map(|metadata| metadata.len()),
     };
-    context.report(&Checked {
+    context.report(&ArchiveChecked {
         archive: checked.as_ref().map(|checked| checked.kind.name()),
         packing: packing.name(),
         index_block_count: packed.as_ref().map(|file| file.index().entries().len() as u64),

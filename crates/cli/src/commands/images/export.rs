@@ -16,8 +16,8 @@ use holdfast_image::{Format, Storage};
 use holdfast_repo::{Processes as _, SystemProcesses};
 use serde::Serialize;
 
-use self::kind::{Kind, kind_of};
-use self::now::{InstantDocument, NowArgs};
+use self::kind::{ExportKind, kind_of};
+use self::now::{ExportInstantDocument, NowArgs};
 use crate::args::PoolArgs;
 use crate::args::{Example, JobArgs};
 use crate::commands::images::compress::{PackingArgs, threads};
@@ -45,7 +45,7 @@ pub(crate) struct ExportArgs {
     target: PathBuf,
     /// What to make: xva for XenServer and XCP-ng, ova for VMware and VirtualBox, vma for Proxmox, vbox for a VirtualBox folder with settings and VDI images, dir for a folder with images and a libvirt configuration [default: by the target's name]
     #[arg(long = "format", value_name = "FORMAT", value_enum)]
-    format: Option<Kind>,
+    format: Option<ExportKind>,
     #[command(flatten)]
     packing: PackingArgs,
     /// Format of the images in a folder (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels)
@@ -124,14 +124,14 @@ impl Verb for ExportArgs {
 
 /// What `export` answers.
 #[derive(Debug, Serialize)]
-struct Done {
+struct ExportDone {
     target: String,
     format: &'static str,
     /// The snapshot; null of a machine as it was at this moment.
     snapshot: Option<String>,
     machine: String,
     name: String,
-    disks: Vec<DiskDocument>,
+    disks: Vec<ExportedDisk>,
     written_bytes: u64,
     dropped: Vec<DroppedDocument>,
     duration_ms: u64,
@@ -141,36 +141,36 @@ struct Done {
     /// The machine in a pool of XenServer.
     uuid: Option<String>,
     /// How the machine was read; null of a snapshot.
-    instant: Option<InstantDocument>,
+    instant: Option<ExportInstantDocument>,
     /// The memory that it goes on from; null where it starts.
     memory_bytes: Option<u64>,
 }
 
 #[derive(Debug, Serialize)]
-struct DiskDocument {
+struct ExportedDisk {
     name: String,
     key: String,
     size_bytes: u64,
 }
 
-impl Done {
-    fn new(report: ExportReport, target: String, kind: Kind) -> Self {
-        let disk = |(name, key, size_bytes)| DiskDocument { name, key, size_bytes };
+impl ExportDone {
+    fn new(report: ExportReport, target: String, kind: ExportKind) -> Self {
+        let disk = |(name, key, size_bytes)| ExportedDisk { name, key, size_bytes };
         Self {
             target,
             format: match kind {
-                Kind::Xva => "xva",
-                Kind::Ova => "ova",
-                Kind::Vma => "vma",
-                Kind::Vbox => "vbox",
-                Kind::Dir => "dir",
+                ExportKind::Xva => "xva",
+                ExportKind::Ova => "ova",
+                ExportKind::Vma => "vma",
+                ExportKind::Vbox => "vbox",
+                ExportKind::Dir => "dir",
             },
             settings: report.settings_file.map(|path| path.display().to_string()),
             is_registered: false,
             uuid: None,
             memory_bytes: report.memory_bytes,
             snapshot: report.snapshot.as_ref().map(|snapshot| snapshot.id.to_string()),
-            instant: report.reading.as_ref().map(InstantDocument::new),
+            instant: report.reading.as_ref().map(ExportInstantDocument::new),
             machine: report.machine,
             name: report.name,
             disks: report.disks.into_iter().map(disk).collect(),
@@ -181,17 +181,17 @@ impl Done {
     }
 }
 
-impl Done {
+impl ExportDone {
     /// A machine that is in a pool now.
     fn in_pool(report: ExportReport, target: String, uuid: String) -> Self {
         Self {
             uuid: Some(uuid),
-            ..Self::new(report, target, Kind::Xva)
+            ..Self::new(report, target, ExportKind::Xva)
         }
     }
 }
 
-impl Report for Done {
+impl Report for ExportDone {
     fn command(&self) -> &'static str {
         "export"
     }
@@ -264,11 +264,11 @@ fn run(args: &ExportArgs, context: &Context) -> Result<Exit, Error> {
         threads: threads(args.job.thread_count(), None),
     };
     let format = match kind {
-        Kind::Ova => ExportFormat::Ova {
+        ExportKind::Ova => ExportFormat::Ova {
             level: args.packing.level().and_then(|level| u32::try_from(level).ok()),
         },
-        Kind::Vma => ExportFormat::Vma(packing),
-        Kind::Xva | Kind::Vbox | Kind::Dir => ExportFormat::Xva(XvaExport {
+        ExportKind::Vma => ExportFormat::Vma(packing),
+        ExportKind::Xva | ExportKind::Vbox | ExportKind::Dir => ExportFormat::Xva(XvaExport {
             packing,
             goes_on: args.with_memory,
         }),
@@ -296,7 +296,7 @@ fn run(args: &ExportArgs, context: &Context) -> Result<Exit, Error> {
         return Ok(Exit::Ok);
     }
     let settings = report.settings_file.clone();
-    let mut done = Done::new(report, args.target.display().to_string(), kind);
+    let mut done = ExportDone::new(report, args.target.display().to_string(), kind);
     if let (Some(manager), Some(settings)) = (manager, settings) {
         // The folder is whole all the same, and who has it can register it later.
         match manager.register(&settings) {
@@ -387,14 +387,19 @@ fn tell_beside_stream(report: &ExportReport, context: &Context) {
 }
 
 /// Where it goes.
-fn target_of(args: &ExportArgs, kind: Kind, format: ExportFormat, context: &Context) -> Result<ExportTarget, Error> {
+fn target_of(
+    args: &ExportArgs,
+    kind: ExportKind,
+    format: ExportFormat,
+    context: &Context,
+) -> Result<ExportTarget, Error> {
     Ok(match kind {
-        Kind::Xva | Kind::Ova | Kind::Vma if args.target.as_os_str() == "-" => {
+        ExportKind::Xva | ExportKind::Ova | ExportKind::Vma if args.target.as_os_str() == "-" => {
             context.output().refuse_json("export to standard output")?;
             refuse_terminal()?;
             ExportTarget::Stream(Box::new(StandardOutput::open(context)?), format)
         }
-        Kind::Xva | Kind::Ova | Kind::Vma => ExportTarget::File {
+        ExportKind::Xva | ExportKind::Ova | ExportKind::Vma => ExportTarget::File {
             path: args.target.clone(),
             overwrite: if args.force {
                 Overwrite::Replace
@@ -403,7 +408,7 @@ fn target_of(args: &ExportArgs, kind: Kind, format: ExportFormat, context: &Cont
             },
             format,
         },
-        Kind::Vbox => ExportTarget::VirtualBox {
+        ExportKind::Vbox => ExportTarget::VirtualBox {
             path: args.target.clone(),
             identity: if args.new_identity {
                 VirtualBoxIdentity::New
@@ -411,13 +416,13 @@ fn target_of(args: &ExportArgs, kind: Kind, format: ExportFormat, context: &Cont
                 VirtualBoxIdentity::Same
             },
         },
-        Kind::Dir if args.name.is_some() => {
+        ExportKind::Dir if args.name.is_some() => {
             return Err(Error::usage(
                 "--name is what another hypervisor calls the machine, and a folder of images has its configuration as it was",
                 "leave it out",
             ));
         }
-        Kind::Dir => ExportTarget::Folder {
+        ExportKind::Dir => ExportTarget::Folder {
             path: args.target.clone(),
             format: args.disk_format.unwrap_or(Format::Qcow2),
             storage: Storage::Plain,

@@ -88,7 +88,7 @@ impl Verb for ImportArgs {
 
 /// What `import` answers.
 #[derive(Debug, Serialize)]
-struct Done {
+struct ImportDone {
     #[serde(flatten)]
     what: ArchivedMachine,
     archive_bytes: u64,
@@ -103,14 +103,14 @@ struct Done {
 pub(crate) struct ArchivedMachine {
     archive: &'static str,
     packing: &'static str,
-    machine: MachineDocument,
-    disks: Vec<DiskDocument>,
+    machine: ImportedMachine,
+    disks: Vec<ImportedDiskDocument>,
     dropped: Vec<DroppedDocument>,
 }
 
 /// A machine, as all hypervisors know it.
 #[derive(Debug, Serialize)]
-struct MachineDocument {
+struct ImportedMachine {
     name: String,
     uuid: Option<String>,
     processor_count: u32,
@@ -127,7 +127,7 @@ struct CardDocument {
 }
 
 #[derive(Debug, Serialize)]
-struct DiskDocument {
+struct ImportedDiskDocument {
     name: String,
     key: String,
     label: String,
@@ -153,7 +153,7 @@ impl From<&holdfast_hardware::Dropped> for DroppedDocument {
     }
 }
 
-impl MachineDocument {
+impl ImportedMachine {
     fn new(machine: &holdfast_hardware::Machine) -> Self {
         use holdfast_hardware::Firmware;
         let card = |card: &holdfast_hardware::Card| CardDocument {
@@ -177,7 +177,7 @@ impl MachineDocument {
     }
 }
 
-impl Done {
+impl ImportDone {
     fn new(imported: &Imported, duration: std::time::Duration) -> Self {
         Self {
             what: ArchivedMachine::new(imported),
@@ -192,7 +192,7 @@ impl Done {
 
 impl ArchivedMachine {
     pub(crate) fn new(imported: &Imported) -> Self {
-        let disk = |disk: &holdfast_engine::ImportedDisk| DiskDocument {
+        let disk = |disk: &holdfast_engine::ImportedDisk| ImportedDiskDocument {
             name: disk.name.clone(),
             key: disk.key.clone(),
             label: disk.label.clone(),
@@ -203,7 +203,7 @@ impl ArchivedMachine {
         Self {
             archive: imported.kind.name(),
             packing: imported.packing.name(),
-            machine: MachineDocument::new(&imported.machine),
+            machine: ImportedMachine::new(&imported.machine),
             disks: imported.disks.iter().map(disk).collect(),
             dropped: imported.dropped.iter().map(DroppedDocument::from).collect(),
         }
@@ -217,7 +217,7 @@ pub(crate) fn list_dropped(dropped: &[DroppedDocument], page: &mut Page) {
     }
 }
 
-impl Report for Done {
+impl Report for ImportDone {
     fn command(&self) -> &'static str {
         "import"
     }
@@ -336,7 +336,7 @@ fn run(args: &ImportArgs, context: &Context) -> Result<Exit, Error> {
                 open_import(stream, images, domain.clone(), job)?.into_folder(&request, &context.surroundings(), job)
             },
         )?;
-        let mut done = Done::new(&imported, context.clock().now().saturating_sub(start));
+        let mut done = ImportDone::new(&imported, context.clock().now().saturating_sub(start));
         done.folder = Some(folder.display().to_string());
         return context.report(&done);
     }
@@ -365,7 +365,7 @@ fn run(args: &ImportArgs, context: &Context) -> Result<Exit, Error> {
             open_import(stream, images, domain.clone(), job)?.into_repository(&repository, request.clone(), job)
         },
     )?;
-    let mut done = Done::new(&report.imported, context.clock().now().saturating_sub(start));
+    let mut done = ImportDone::new(&report.imported, context.clock().now().saturating_sub(start));
     done.stored_bytes = Some(report.backup.stored_bytes);
     done.snapshot = Some(SnapshotDocument::from(&report.backup.snapshot));
     context.report(&done)

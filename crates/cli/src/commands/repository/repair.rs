@@ -9,7 +9,7 @@ use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
-use crate::output::finding::{self, FindingDocument, show};
+use crate::output::finding::{self, MonitorFinding, show};
 use crate::output::{Page, Report, Style};
 use crate::units;
 
@@ -52,7 +52,7 @@ struct Repaired {
     lost_bytes: u64,
     deleted_packs: Vec<String>,
     /// What is wrong now; after mending, what is still wrong.
-    findings: Vec<FindingDocument>,
+    findings: Vec<MonitorFinding>,
     unlisted_finding_count: u64,
 }
 
@@ -145,7 +145,7 @@ fn run(args: &RepairArgs, context: &Context) -> Result<Exit, Error> {
     let outcome = context.work(args.job.thread_count(), |job| {
         repair(&repository, args.percent, execution, job)
     })?;
-    let documents = |findings: &[holdfast_repo::Finding]| findings.iter().map(FindingDocument::from).collect();
+    let documents = |findings: &[holdfast_repo::Finding]| findings.iter().map(MonitorFinding::from).collect();
     context.report(&match outcome {
         RepairOutcome::Planned(plan) => Repaired {
             dry_run: true,

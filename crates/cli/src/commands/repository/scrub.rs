@@ -8,7 +8,7 @@ use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
-use crate::output::finding::{self, FindingDocument, show};
+use crate::output::finding::{self, MonitorFinding, show};
 use crate::output::{Page, Report, Style};
 use crate::units;
 
@@ -49,7 +49,7 @@ struct Scrubbed {
     damaged_pack_count: u64,
     is_remembered: bool,
     duration_ms: u64,
-    findings: Vec<FindingDocument>,
+    findings: Vec<MonitorFinding>,
     unlisted_finding_count: u64,
 }
 
@@ -99,7 +99,7 @@ fn run(args: &ScrubArgs, context: &Context) -> Result<Exit, Error> {
         damaged_pack_count: report.damaged_pack_count,
         is_remembered: report.is_remembered,
         duration_ms: units::millis(context.clock().now().saturating_sub(start)),
-        findings: report.findings.iter().map(FindingDocument::from).collect(),
+        findings: report.findings.iter().map(MonitorFinding::from).collect(),
         unlisted_finding_count: report.unlisted_finding_count,
     })
 }

@@ -28,14 +28,14 @@ pub(crate) struct ConfigArgs {
 verbs! {
     enum ConfigVerb {
         /// Check a holdfast.toml or a sanoid.conf, and list all mistakes
-        "check" => Check(CheckArgs),
+        "check" => Check(ConfigCheckArgs),
         /// Show the settings of each job or dataset, and the line that sets them
-        "show" => Show(ShowArgs),
+        "show" => Show(ConfigShowArgs),
     }
 }
 
 #[derive(Debug, clap::Args)]
-struct CheckArgs {
+struct ConfigCheckArgs {
     #[command(flatten)]
     file: FileArgs,
 }
@@ -57,7 +57,7 @@ impl FileArgs {
 }
 
 #[derive(Debug, clap::Args)]
-struct ShowArgs {
+struct ConfigShowArgs {
     #[command(flatten)]
     file: FileArgs,
     /// Of a sanoid.conf: a dataset that is there, beside those that have a section; may be repeated
@@ -91,7 +91,7 @@ impl Verb for ConfigArgs {
     }
 }
 
-impl Verb for CheckArgs {
+impl Verb for ConfigCheckArgs {
     const EXAMPLES: &'static [Example] = &[Example {
         wish: "See whether a sanoid.conf can be used as it is",
         line: "holdfast config check /etc/sanoid/sanoid.conf",
@@ -103,7 +103,7 @@ impl Verb for CheckArgs {
     }
 }
 
-impl Verb for ShowArgs {
+impl Verb for ConfigShowArgs {
     const EXAMPLES: &'static [Example] = &[
         Example {
             wish: "See everything that holds for each job, where it comes from, and when it is due",
@@ -123,7 +123,7 @@ impl Verb for ShowArgs {
 
 /// What `config check` answers.
 #[derive(Debug, Serialize)]
-struct Checked {
+struct ConfigChecked {
     file: String,
     /// What is wrong, in words, in the order of the lines.
     errors: Vec<String>,
@@ -133,15 +133,15 @@ struct Checked {
 
 /// What `config show` answers.
 #[derive(Debug, Serialize)]
-struct Shown {
+struct ConfigShown {
     file: String,
-    datasets: Vec<DatasetDocument>,
+    datasets: Vec<DatasetPolicyDocument>,
     /// What is hardly meant.
     doubts: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
-struct DatasetDocument {
+struct DatasetPolicyDocument {
     name: String,
     /// Whether snapshots are taken of it.
     takes: bool,
@@ -192,7 +192,7 @@ fn exit_of(doubts: &[String]) -> Exit {
     if doubts.is_empty() { Exit::Ok } else { Exit::Warnings }
 }
 
-impl Report for Checked {
+impl Report for ConfigChecked {
     fn command(&self) -> &'static str {
         "config check"
     }
@@ -216,7 +216,7 @@ impl Report for Checked {
     }
 }
 
-impl Report for Shown {
+impl Report for ConfigShown {
     fn command(&self) -> &'static str {
         "config show"
     }
@@ -258,7 +258,7 @@ fn tell_doubts(file: &str, doubts: &[String], page: &mut Page) {
     }
 }
 
-fn check(args: &CheckArgs, context: &Context) -> Result<Exit, Error> {
+fn check(args: &ConfigCheckArgs, context: &Context) -> Result<Exit, Error> {
     let path = args.file.path(context);
     let file = path.display().to_string();
     let text = sanoid_file::read(&path)?;
@@ -270,19 +270,19 @@ fn check(args: &CheckArgs, context: &Context) -> Result<Exit, Error> {
     if holdfast_file::is_holdfast_toml(&path, &text) {
         let parsed = holdfast_file::parse(&text, context.command_line());
         let doubts = parsed.as_ref().map(|config| holdfast_file::doubts(config, context));
-        return context.report(&Checked {
+        return context.report(&ConfigChecked {
             file,
             doubts: doubts.unwrap_or_default(),
             errors: parsed.err().unwrap_or_default().into_iter().chain(not_obeyed).collect(),
         });
     }
     context.report(&match SanoidConfig::parse(&text) {
-        Ok(config) => Checked {
+        Ok(config) => ConfigChecked {
             file,
             errors: not_obeyed.into_iter().collect(),
             doubts: words(config.warnings()),
         },
-        Err(errors) => Checked {
+        Err(errors) => ConfigChecked {
             file,
             errors: errors.iter().map(SanoidError::to_string).chain(not_obeyed).collect(),
             doubts: Vec::new(),
@@ -290,7 +290,7 @@ fn check(args: &CheckArgs, context: &Context) -> Result<Exit, Error> {
     })
 }
 
-fn show(args: &ShowArgs, context: &Context) -> Result<Exit, Error> {
+fn show(args: &ConfigShowArgs, context: &Context) -> Result<Exit, Error> {
     let path = args.file.path(context);
     let file = path.display().to_string();
     let text = sanoid_file::read(&path)?;
@@ -310,7 +310,7 @@ fn show(args: &ShowArgs, context: &Context) -> Result<Exit, Error> {
     let mut doubts = words(config.warnings());
     doubts.extend(words(&resolved.warnings));
     let document = |policy: &DatasetPolicy| document(policy, args.effective);
-    context.report(&Shown {
+    context.report(&ConfigShown {
         file,
         datasets: resolved.datasets.iter().map(document).collect(),
         doubts,
@@ -321,12 +321,12 @@ fn words(warnings: &[SanoidWarning]) -> Vec<String> {
     warnings.iter().map(SanoidWarning::to_string).collect()
 }
 
-fn document(policy: &DatasetPolicy, with_defaults: bool) -> DatasetDocument {
+fn document(policy: &DatasetPolicy, with_defaults: bool) -> DatasetPolicyDocument {
     let settings = policy
         .settings()
         .filter(|(_, setting)| with_defaults || setting.origin != Origin::Default)
         .map(|(key, setting)| SettingDocument::new(key, &setting.value, &setting.origin));
-    DatasetDocument {
+    DatasetPolicyDocument {
         name: policy.dataset.clone(),
         takes: policy.takes(),
         is_tree: policy.is_tree(),

@@ -16,7 +16,7 @@ use crate::args::{Example, SharedOptions};
 use crate::commands::service::runs::{RunDocument, documents, run_table};
 use crate::commands::verb::Verb;
 use crate::context::Context;
-use crate::context::holdfast_file::{HoldfastFileArgs, StateArgs};
+use crate::context::holdfast_file::{HoldfastFileArgs, StateFileArgs};
 use crate::context::service::{self, Service};
 use crate::errors::{Error, Kind, chain};
 use crate::exit::Exit;
@@ -30,7 +30,7 @@ pub(crate) struct DaemonArgs {
     #[command(flatten)]
     file: HoldfastFileArgs,
     #[command(flatten)]
-    state: StateArgs,
+    state: StateFileArgs,
 }
 
 /// Arguments of `run`.
@@ -45,7 +45,7 @@ pub(crate) struct RunArgs {
     #[command(flatten)]
     file: HoldfastFileArgs,
     #[command(flatten)]
-    state: StateArgs,
+    state: StateFileArgs,
 }
 
 impl Verb for DaemonArgs {
@@ -159,7 +159,7 @@ fn exit(report: &DaemonReport) -> Exit {
     order.into_iter().find(|exit| all.contains(exit)).unwrap_or(Exit::Ok)
 }
 
-fn act(file: &HoldfastFileArgs, state: &StateArgs, asked: Asked, context: &Context) -> Result<DaemonReport, Error> {
+fn act(file: &HoldfastFileArgs, state: &StateFileArgs, asked: Asked, context: &Context) -> Result<DaemonReport, Error> {
     let config = file.load(context)?;
     if let Asked::Jobs(jobs) = &asked
         && let Some(unknown) = jobs.iter().find(|job| config.job(job).is_none())
@@ -269,7 +269,7 @@ fn hear_signals(sender: Sender<DaemonEvent>, is_forever: bool) -> Result<(), Err
 
 /// The run of a verb that is no job of a holdfast.toml, in the same journal.
 pub(crate) fn note(entry: RunEntry, context: &Context) {
-    let state = StateArgs { state: None };
+    let state = StateFileArgs { state: None };
     let Ok(folder) = state.folder(context) else { return };
     let noted = std::fs::create_dir_all(&folder)
         .map_err(|source| Error::File {

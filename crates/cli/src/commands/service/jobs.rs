@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::args::{Example, SharedOptions};
 use crate::commands::verb::Verb;
 use crate::context::Context;
-use crate::context::holdfast_file::{HoldfastFileArgs, StateArgs};
+use crate::context::holdfast_file::{HoldfastFileArgs, StateFileArgs};
 use crate::errors::Error;
 use crate::exit::Exit;
 use crate::output::{Column, Page, Report, Style, Table};
@@ -21,7 +21,7 @@ pub(crate) struct JobsArgs {
     #[command(flatten)]
     file: HoldfastFileArgs,
     #[command(flatten)]
-    state: StateArgs,
+    state: StateFileArgs,
 }
 
 impl Verb for JobsArgs {
@@ -38,7 +38,7 @@ impl Verb for JobsArgs {
 
 /// What `jobs` answers.
 #[derive(Debug, Serialize)]
-struct Listed {
+struct JobsListed {
     jobs: Vec<JobDocument>,
 }
 
@@ -63,7 +63,7 @@ struct JobDocument {
     local: [String; 3],
 }
 
-impl Report for Listed {
+impl Report for JobsListed {
     fn command(&self) -> &'static str {
         "jobs"
     }
@@ -124,7 +124,7 @@ fn run(args: &JobsArgs, context: &Context) -> Result<Exit, Error> {
         Ok(document(job, record, now, context))
     });
     let jobs = jobs.collect::<Result<Vec<_>, Error>>()?;
-    context.report(&Listed { jobs })
+    context.report(&JobsListed { jobs })
 }
 
 fn document(job: &Job, mut record: JobRecord, now: Timestamp, context: &Context) -> JobDocument {

@@ -44,7 +44,7 @@ verbs! {
         /// Check that machines have recent snapshots in a repository
         ///
         /// Prints one line. Exit codes are those of Nagios: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN.
-        "machines" => Machines(machines::MachinesArgs),
+        "machines" => Machines(machines::MonitorMachinesArgs),
         /// Print metrics for Prometheus
         "metrics" => Metrics(metrics::MetricsArgs),
     }

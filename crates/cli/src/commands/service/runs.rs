@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::args::{Example, SharedOptions};
 use crate::commands::verb::Verb;
 use crate::context::Context;
-use crate::context::holdfast_file::{HoldfastFileArgs, StateArgs};
+use crate::context::holdfast_file::{HoldfastFileArgs, StateFileArgs};
 use crate::errors::{Error, Kind};
 use crate::exit::Exit;
 use crate::output::{Column, Page, Report, Style, Table};
@@ -32,7 +32,7 @@ pub(crate) struct RunsArgs {
     #[arg(short, long)]
     long: bool,
     #[command(flatten)]
-    state: StateArgs,
+    state: StateFileArgs,
 }
 
 impl Verb for RunsArgs {
@@ -55,7 +55,7 @@ impl Verb for RunsArgs {
 
 /// What `runs` answers.
 #[derive(Debug, Serialize)]
-struct Listed {
+struct RunsListed {
     runs: Vec<RunDocument>,
     notices: Vec<NoticeEntry>,
     #[serde(skip)]
@@ -71,7 +71,7 @@ pub(crate) struct RunDocument {
     start_local: String,
 }
 
-impl Report for Listed {
+impl Report for RunsListed {
     fn command(&self) -> &'static str {
         "runs"
     }
@@ -221,7 +221,7 @@ fn run(args: &RunsArgs, context: &Context) -> Result<Exit, Error> {
     }
     let runs = &runs[runs.len().saturating_sub(args.last)..];
     let notices = notices.split_off(notices.len().saturating_sub(args.last));
-    context.report(&Listed {
+    context.report(&RunsListed {
         runs: documents(runs, context),
         notices,
         is_long: args.long,

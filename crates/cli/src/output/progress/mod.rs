@@ -50,11 +50,11 @@ pub struct ProgressDisplay {
     /// When it began, on the clock.
     start: Duration,
     done: AtomicU64,
-    state: Mutex<State>,
+    state: Mutex<ProgressState>,
 }
 
 #[derive(Default)]
-struct State {
+struct ProgressState {
     phase: Option<(String, Unit)>,
     total: Option<u64>,
     rate: RateWindow,
@@ -63,7 +63,7 @@ struct State {
     next_line: Option<Duration>,
 }
 
-impl State {
+impl ProgressState {
     /// Where a job stands that began `elapsed` ago; none before its first phase.
     fn line(&self, done: u64, part: Option<Part>, elapsed: Duration) -> Option<ProgressLine<'_>> {
         let (phase, unit) = self.phase.as_ref()?;
@@ -155,7 +155,7 @@ impl ProgressDisplay {
     }
 
     /// Programs get the last figures of each phase.
-    fn end_phase(&self, state: &State) {
+    fn end_phase(&self, state: &ProgressState) {
         if self.show == ShowProgress::Events {
             let (done, elapsed) = (
                 self.done.load(Ordering::Relaxed),
@@ -175,7 +175,7 @@ impl ProgressDisplay {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ProgressState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -188,10 +188,10 @@ impl Progress for ProgressDisplay {
         self.done.store(0, Ordering::Relaxed);
         // Short phases must not flood a log: the time of the next line does not depend on the phase.
         let next_line = state.next_line.unwrap_or(now + self.interval());
-        *state = State {
+        *state = ProgressState {
             phase: Some((name.to_owned(), unit)),
             next_line: Some(next_line),
-            ..State::default()
+            ..ProgressState::default()
         };
         state.rate.sample(now, 0);
     }

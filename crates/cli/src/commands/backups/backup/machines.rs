@@ -24,7 +24,7 @@ use crate::process::time;
 /// Options of `backup` that are about machines.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Options for machines")]
-pub(super) struct MachineArgs {
+pub(super) struct MachineBackupArgs {
     /// Back up all libvirt machines, except those whose metadata excludes them
     #[arg(short, long)]
     all: bool,
@@ -44,7 +44,7 @@ pub(super) struct MachineArgs {
     pub(super) reading: ReadingArgs,
 }
 
-impl MachineArgs {
+impl MachineBackupArgs {
     /// The machines that these options and words mean.
     fn wish(&self, words: Vec<MachineWord>) -> Result<Wish, Error> {
         if !self.exclude_machine.is_empty() && !self.all && !words.iter().any(MachineWord::means_several) {

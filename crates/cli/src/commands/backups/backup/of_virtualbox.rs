@@ -9,7 +9,7 @@ use super::BackupArgs;
 use super::machines_done::MachineDone;
 use crate::context::Context;
 use crate::errors::{Error, Kind};
-use crate::machines::virtualbox::{self, Choice};
+use crate::machines::virtualbox::{self, VirtualBoxChoice};
 
 /// Where machines of VirtualBox are, for programs that are called.
 const HYPERVISOR: &str = "vbox:";
@@ -20,7 +20,7 @@ pub(super) fn choose<'a>(
     words: &[String],
     args: &BackupArgs,
     context: &Context,
-) -> Result<Choice<'a>, Error> {
+) -> Result<VirtualBoxChoice<'a>, Error> {
     if !words.is_empty() {
         args.machines.refuse_foreign("VirtualBox")?;
     }

@@ -15,7 +15,7 @@ use crate::units;
 
 /// What `copy` answers.
 #[derive(Debug, Serialize)]
-pub(super) struct Done {
+pub(super) struct CopyDone {
     dry_run: bool,
     to: String,
     /// Whether both repositories recognise bytes alike.
@@ -108,7 +108,7 @@ impl From<&CopiedSnapshot> for SnapshotRow {
     }
 }
 
-impl Done {
+impl CopyDone {
     pub(super) fn new(report: &CopyReport, dry_run: bool, to: String, zone: &TimeZone) -> Self {
         let rows: Vec<SnapshotRow> = report.snapshots.iter().map(SnapshotRow::from).collect();
         let count = |outcomes: &[&str]| {
@@ -183,7 +183,7 @@ impl Done {
     }
 }
 
-impl Report for Done {
+impl Report for CopyDone {
     fn command(&self) -> &'static str {
         "copy"
     }
@@ -218,7 +218,7 @@ impl Report for Done {
     }
 }
 
-impl Done {
+impl CopyDone {
     fn summary(&self) -> String {
         let copied = units::counted(self.copied_count, "snapshot", "snapshots");
         let mut parts = if self.dry_run {

@@ -13,14 +13,14 @@ use crate::units;
 #[derive(Debug, Serialize)]
 pub(super) struct Compared {
     to: String,
-    machines: Vec<MachineDocument>,
+    machines: Vec<CopyStatusMachine>,
     #[serde(skip)]
     zone: TimeZone,
 }
 
 /// A machine in two repositories.
 #[derive(Debug, Serialize)]
-struct MachineDocument {
+struct CopyStatusMachine {
     machine: String,
     /// What to tell it by, where others have its name.
     distinction: Option<String>,
@@ -40,7 +40,7 @@ struct MachineDocument {
     newest: [Option<Timestamp>; 2],
 }
 
-impl From<MachineCopyStatus> for MachineDocument {
+impl From<MachineCopyStatus> for CopyStatusMachine {
     fn from(status: MachineCopyStatus) -> Self {
         let behind = match status.behind() {
             _ if status.here_count == 0 => (Style::Plain, "not here".to_owned()),
@@ -70,7 +70,7 @@ impl Compared {
     pub(super) fn new(status: CopyStatus, to: String, zone: &TimeZone) -> Self {
         Self {
             to,
-            machines: status.machines.into_iter().map(MachineDocument::from).collect(),
+            machines: status.machines.into_iter().map(CopyStatusMachine::from).collect(),
             zone: zone.clone(),
         }
     }

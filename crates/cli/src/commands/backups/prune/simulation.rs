@@ -331,7 +331,7 @@ mod tests {
     use holdfast_policy::TimeZone;
 
     #[derive(Debug, clap::Parser)]
-    struct Line {
+    struct SimulationLine {
         #[command(flatten)]
         simulate: SimulateArgs,
         /// As in `prune`, which refuses them together.
@@ -344,7 +344,7 @@ mod tests {
 
     fn page(line: &str, now: &str, width: Option<usize>) -> Result<String, Error> {
         let words = ["prune", "--simulate"].into_iter().chain(line.split_whitespace());
-        let args = Line::try_parse_from(words).unwrap_or_else(|error| panic!("{line}: {error}"));
+        let args = SimulationLine::try_parse_from(words).unwrap_or_else(|error| panic!("{line}: {error}"));
         let zone = TimeZone::get("Europe/Berlin").unwrap();
         let answer = simulated(&args.simulate, &args.retention.policy(), now.parse().unwrap(), &zone)?;
         let mut page = Page::new(width, Paint::Plain);
@@ -405,7 +405,7 @@ mod tests {
             error.to_string(),
             "*-*-* *:*:* in 30 days is more than 200000 snapshots"
         );
-        let refused = |line: &str| Line::try_parse_from(line.split(' ')).unwrap_err().to_string();
+        let refused = |line: &str| SimulationLine::try_parse_from(line.split(' ')).unwrap_err().to_string();
         for line in [
             "prune --days 3",
             "prune --every daily",

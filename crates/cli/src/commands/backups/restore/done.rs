@@ -6,13 +6,13 @@ use holdfast_engine::{
 use serde::Serialize;
 use similar::TextDiff;
 
-use super::DiskDone;
+use super::RestoredDiskDocument;
 use crate::output::{Page, Report, Style};
 use crate::units;
 
 /// What `restore --to-machine` answers.
 #[derive(Debug, Serialize)]
-pub(crate) struct Done {
+pub(crate) struct MachineRestored {
     /// The snapshot; null where all of it comes from host snapshots.
     id: Option<String>,
     machine: String,
@@ -24,7 +24,7 @@ pub(crate) struct Done {
     /// A unified diff; none where the configuration stays as it is.
     configuration_diff: Option<String>,
     notes: Vec<String>,
-    disks: Vec<DiskDone>,
+    disks: Vec<RestoredDiskDocument>,
     /// How it went with --live.
     live: Option<LiveDocument>,
     duration_ms: u64,
@@ -104,7 +104,7 @@ impl From<&SpaceNeeded> for RoomDocument {
     }
 }
 
-impl Done {
+impl MachineRestored {
     /// The same with what is to be said of a machine that ran at once.
     pub(super) fn with_live(self, live: LiveDocument) -> Self {
         Self {
@@ -136,7 +136,7 @@ impl Done {
             rooms: plan.rooms.iter().map(RoomDocument::from).collect(),
             configuration_diff: plan.definition.as_ref().map(diff),
             notes: plan.notes.clone(),
-            disks: disks.map(DiskDone::from).collect(),
+            disks: disks.map(RestoredDiskDocument::from).collect(),
             live: None,
             duration_ms: report.map_or(0, |report| units::millis(report.duration)),
         }
@@ -199,7 +199,7 @@ impl Done {
     }
 }
 
-impl Report for Done {
+impl Report for MachineRestored {
     fn command(&self) -> &'static str {
         "restore"
     }
@@ -228,7 +228,7 @@ impl Report for Done {
     }
 }
 
-impl Done {
+impl MachineRestored {
     /// What was written, or would be.
     pub(crate) fn body(&self, page: &mut Page) {
         let machine = &self.target_machine;

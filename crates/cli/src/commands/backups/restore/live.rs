@@ -9,7 +9,7 @@ use holdfast_engine::{
 use holdfast_host::Libvirt;
 use holdfast_repo::Repository;
 
-use super::done::{Done, LiveDocument};
+use super::done::{LiveDocument, MachineRestored};
 use crate::commands::backups::live_server::launch;
 use crate::context::Context;
 use crate::errors::Error;
@@ -62,6 +62,6 @@ impl Live<'_> {
             started: Started::Yes,
             duration: context.clock().now().saturating_sub(self.since),
         };
-        context.report(&Done::new(plan, Some(&whole)).with_live(live))
+        context.report(&MachineRestored::new(plan, Some(&whole)).with_live(live))
     }
 }

@@ -9,7 +9,7 @@ use holdfast_engine::{
 };
 
 use super::RestoreArgs;
-use super::done::Done;
+use super::done::MachineRestored;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
@@ -21,7 +21,7 @@ use crate::machines::{connect_libvirt, libvirt_address};
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Options for machines")]
 #[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
-pub(super) struct MachineArgs {
+pub(super) struct MachineRestoreArgs {
     /// Restore a whole machine: a new one, or with --in-place the existing one
     #[arg(long)]
     pub(super) to_machine: bool,
@@ -63,7 +63,7 @@ pub(super) struct MachineArgs {
     dry_run: bool,
 }
 
-impl MachineArgs {
+impl MachineRestoreArgs {
     /// An option that was given, though it says nothing without `--to-machine`.
     pub(super) fn out_of_place(&self) -> Option<&'static str> {
         let given = [
@@ -176,7 +176,7 @@ pub(super) fn run(args: &RestoreArgs, context: &Context) -> Result<Exit, Error> 
         context.console().warning(warning);
     }
     if args.machine.dry_run {
-        return context.report(&Done::new(&plan, None));
+        return context.report(&MachineRestored::new(&plan, None));
     }
     if args.machine.live {
         let storage = args.machine.storage.as_deref();
@@ -197,7 +197,7 @@ pub(super) fn run(args: &RestoreArgs, context: &Context) -> Result<Exit, Error> 
         }
         Ok(report)
     })?;
-    context.report(&Done::new(&plan, Some(&report)))
+    context.report(&MachineRestored::new(&plan, Some(&report)))
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ pub(super) struct Cursor<'c> {
     /// Its path: `image info`.
     pub(super) path: String,
     /// What has to stand there.
-    pub(super) place: Place<'c>,
+    pub(super) place: CompletionPlace<'c>,
     /// What is typed of it.
     pub(super) typed: String,
     /// What stands before it in the same word: `--tag=`.
@@ -19,7 +19,7 @@ pub(super) struct Cursor<'c> {
 }
 
 /// What has to stand at the cursor.
-pub(super) enum Place<'c> {
+pub(super) enum CompletionPlace<'c> {
     /// A verb.
     Verb,
     /// An option.
@@ -96,23 +96,23 @@ impl<'c> Read<'c> {
     }
 
     /// What is expected after the words, of which `typed` is entered already; and the part of that which is an option before its value.
-    fn place(&self, typed: &str) -> (Place<'c>, String) {
+    fn place(&self, typed: &str) -> (CompletionPlace<'c>, String) {
         if let Some(arg) = self.waiting {
-            return (Place::Value(arg), String::new());
+            return (CompletionPlace::Value(arg), String::new());
         }
         if !self.are_options_over && typed.starts_with('-') {
             return match typed.split_once('=') {
-                None => (Place::Option, String::new()),
+                None => (CompletionPlace::Option, String::new()),
                 Some((name, _)) => match self.option(name) {
-                    Some(arg) => (Place::Value(arg), format!("{name}=")),
-                    None => (Place::Nothing, String::new()),
+                    Some(arg) => (CompletionPlace::Value(arg), format!("{name}=")),
+                    None => (CompletionPlace::Nothing, String::new()),
                 },
             };
         }
         let place = match self.argument() {
-            _ if self.command.has_subcommands() => Place::Verb,
-            Some(arg) => Place::Value(arg),
-            None => Place::Nothing,
+            _ if self.command.has_subcommands() => CompletionPlace::Verb,
+            Some(arg) => CompletionPlace::Value(arg),
+            None => CompletionPlace::Nothing,
         };
         (place, String::new())
     }
@@ -143,7 +143,7 @@ fn needs_value(arg: &Arg) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{Cursor, Place};
+    use super::{CompletionPlace, Cursor};
     use crate::commands::COMMAND_LINE;
 
     /// The verb, the kind of place, and what is typed of it.
@@ -153,10 +153,10 @@ mod tests {
         let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
         let cursor = Cursor::at(&root, &words);
         let place = match cursor.place {
-            Place::Verb => "verb".to_owned(),
-            Place::Option => "option".to_owned(),
-            Place::Value(arg) => arg.get_id().to_string(),
-            Place::Nothing => "nothing".to_owned(),
+            CompletionPlace::Verb => "verb".to_owned(),
+            CompletionPlace::Option => "option".to_owned(),
+            CompletionPlace::Value(arg) => arg.get_id().to_string(),
+            CompletionPlace::Nothing => "nothing".to_owned(),
         };
         (cursor.path, place, cursor.prefix + "|" + &cursor.typed)
     }

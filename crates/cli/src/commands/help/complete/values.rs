@@ -14,12 +14,12 @@ use crate::machines::{Hypervisors, datasets};
 
 /// A word, and what it is.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Value {
+pub(super) struct CompletionValue {
     pub(super) word: String,
     pub(super) about: String,
 }
 
-impl Value {
+impl CompletionValue {
     pub(super) fn new(word: &str, about: &str) -> Self {
         Self {
             word: word.to_owned(),
@@ -51,7 +51,7 @@ impl Files {
 const IDS_MAX: usize = 50;
 
 /// The values of an option or argument. What they mean is said by the name of the value in the help.
-pub(super) fn values_of(arg: &Arg, cursor: &Cursor<'_>, context: &Context) -> (Files, Vec<Value>) {
+pub(super) fn values_of(arg: &Arg, cursor: &Cursor<'_>, context: &Context) -> (Files, Vec<CompletionValue>) {
     let possible = arg.get_possible_values();
     if !possible.is_empty() {
         let shown = possible.iter().filter(|value| !value.is_hide_set());
@@ -59,7 +59,7 @@ pub(super) fn values_of(arg: &Arg, cursor: &Cursor<'_>, context: &Context) -> (F
         return (
             Files::None,
             shown
-                .map(|value| Value::new(value.get_name(), &about(value.get_help())))
+                .map(|value| CompletionValue::new(value.get_name(), &about(value.get_help())))
                 .collect(),
         );
     }
@@ -67,7 +67,7 @@ pub(super) fn values_of(arg: &Arg, cursor: &Cursor<'_>, context: &Context) -> (F
         .get_value_names()
         .and_then(|names| names.first())
         .map_or("", |name| name.as_str());
-    let found = Found {
+    let found = FoundValues {
         context: context.silent(repository_of(cursor)),
         cursor,
     };
@@ -116,12 +116,12 @@ fn given<'c>(cursor: &'c Cursor<'_>, id: &str) -> Option<&'c str> {
 }
 
 /// Where values are found.
-struct Found<'c> {
+struct FoundValues<'c> {
     context: Context,
     cursor: &'c Cursor<'c>,
 }
 
-impl Found<'_> {
+impl FoundValues<'_> {
     /// Whether the machines of the verb are those that the repository has.
     fn is_about_repository(&self) -> bool {
         let verb = self.context.command_line().verb(&self.cursor.path);
@@ -129,7 +129,7 @@ impl Found<'_> {
     }
 
     /// Machines of libvirt. A connection that may ask for a password is not made.
-    fn machines(&self) -> Vec<Value> {
+    fn machines(&self) -> Vec<CompletionValue> {
         let hypervisors = Hypervisors::new(given(self.cursor, "connect"), &self.context);
         if hypervisors.is_remote() {
             return Vec::new();
@@ -138,12 +138,12 @@ impl Found<'_> {
         let machines = machines.unwrap_or_default();
         machines
             .iter()
-            .map(|machine| Value::new(&machine.name, "machine"))
+            .map(|machine| CompletionValue::new(&machine.name, "machine"))
             .collect()
     }
 
     /// Disks of the machines that are typed.
-    fn disks(&self) -> Vec<Value> {
+    fn disks(&self) -> Vec<CompletionValue> {
         let hypervisors = Hypervisors::new(given(self.cursor, "connect"), &self.context);
         if hypervisors.is_remote() {
             return Vec::new();
@@ -158,7 +158,7 @@ impl Found<'_> {
             machine
                 .disks
                 .into_iter()
-                .map(move |disk| Value::new(&disk.target, &format!("disk of {name}")))
+                .map(move |disk| CompletionValue::new(&disk.target, &format!("disk of {name}")))
         });
         sorted(disks.collect())
     }
@@ -178,24 +178,27 @@ impl Found<'_> {
         snapshots
     }
 
-    fn stored_machines(&self) -> Vec<Value> {
+    fn stored_machines(&self) -> Vec<CompletionValue> {
         let snapshots = self.manifests();
         sorted(
             snapshots
                 .iter()
-                .map(|snapshot| Value::new(&snapshot.machine, "machine in the repository"))
+                .map(|snapshot| CompletionValue::new(&snapshot.machine, "machine in the repository"))
                 .collect(),
         )
     }
 
-    fn tags(&self) -> Vec<Value> {
+    fn tags(&self) -> Vec<CompletionValue> {
         let snapshots = self.manifests();
         let tags = snapshots.iter().flat_map(|snapshot| &snapshot.tags);
-        sorted(tags.map(|tag| Value::new(tag, "tag in the repository")).collect())
+        sorted(
+            tags.map(|tag| CompletionValue::new(tag, "tag in the repository"))
+                .collect(),
+        )
     }
 
     /// Machines of the repository; with `@`, the times of one; and ids.
-    fn snapshots(&self) -> Vec<Value> {
+    fn snapshots(&self) -> Vec<CompletionValue> {
         let snapshots = self.manifests();
         let time = |snapshot: &Manifest| {
             let zoned = time_of(snapshot).to_zoned(self.context.zone().clone());
@@ -203,31 +206,31 @@ impl Found<'_> {
         };
         if let Some((machine, _)) = self.cursor.typed.split_once('@') {
             let of_machine = snapshots.iter().filter(|snapshot| snapshot.machine == machine);
-            let times =
-                of_machine.map(|snapshot| Value::new(&format!("{machine}@{}", time(snapshot)), &snapshot.id.short()));
+            let times = of_machine
+                .map(|snapshot| CompletionValue::new(&format!("{machine}@{}", time(snapshot)), &snapshot.id.short()));
             return [
-                vec![Value::new(&format!("{machine}@latest"), "the newest")],
+                vec![CompletionValue::new(&format!("{machine}@latest"), "the newest")],
                 times.collect(),
             ]
             .concat();
         }
         let names = snapshots
             .iter()
-            .map(|snapshot| Value::new(&snapshot.machine, "the newest snapshot of the machine"));
+            .map(|snapshot| CompletionValue::new(&snapshot.machine, "the newest snapshot of the machine"));
         let mut found = sorted(names.collect());
         if !self.cursor.typed.is_empty() || snapshots.len() <= IDS_MAX {
             let about = |snapshot: &Manifest| format!("{} {}", snapshot.machine, time(snapshot));
             found.extend(
                 snapshots
                     .iter()
-                    .map(|snapshot| Value::new(&snapshot.id.short(), &about(snapshot))),
+                    .map(|snapshot| CompletionValue::new(&snapshot.id.short(), &about(snapshot))),
             );
         }
         found
     }
 
     /// The disks of the snapshot before the colon: an id, a machine, or MACHINE@latest.
-    fn stored_disks(&self) -> Vec<Value> {
+    fn stored_disks(&self) -> Vec<CompletionValue> {
         let Some((name, _)) = self.cursor.typed.rsplit_once(':') else {
             return Vec::new();
         };
@@ -237,21 +240,21 @@ impl Found<'_> {
         let disks = snapshots.iter().find(is_it).map(|snapshot| snapshot.disks.iter());
         let disks = disks.into_iter().flatten();
         disks
-            .map(|disk| Value::new(&format!("{name}:{}", disk.name), "disk"))
+            .map(|disk| CompletionValue::new(&format!("{name}:{}", disk.name), "disk"))
             .collect()
     }
 
-    fn jobs(&self) -> Vec<Value> {
+    fn jobs(&self) -> Vec<CompletionValue> {
         let config = self.configuration();
         let jobs = config.iter().flat_map(|config| &config.jobs);
-        jobs.map(|job| Value::new(&job.name, job.kind.name)).collect()
+        jobs.map(|job| CompletionValue::new(&job.name, job.kind.name)).collect()
     }
 
-    fn repositories(&self) -> Vec<Value> {
+    fn repositories(&self) -> Vec<CompletionValue> {
         let config = self.configuration();
         let repositories = config.iter().flat_map(|config| &config.repositories);
         repositories
-            .map(|repository| Value::new(&repository.name, &repository.path))
+            .map(|repository| CompletionValue::new(&repository.name, &repository.path))
             .collect()
     }
 
@@ -268,25 +271,25 @@ impl Found<'_> {
         states.map(|state| state.dataset).collect()
     }
 
-    fn datasets(&self) -> Vec<Value> {
+    fn datasets(&self) -> Vec<CompletionValue> {
         let known = Self::known_datasets(&datasets::providers(&self.context));
         sorted(
             known
                 .iter()
-                .map(|dataset| Value::new(&typed_as(dataset), "dataset"))
+                .map(|dataset| CompletionValue::new(&typed_as(dataset), "dataset"))
                 .collect(),
         )
     }
 
     /// Datasets; with `@`, the host snapshots of one.
-    fn host_snapshots(&self) -> Vec<Value> {
+    fn host_snapshots(&self) -> Vec<CompletionValue> {
         let providers = datasets::providers(&self.context);
         let known = Self::known_datasets(&providers);
         let Some((dataset, _)) = self.cursor.typed.split_once('@') else {
             return sorted(
                 known
                     .iter()
-                    .map(|dataset| Value::new(&format!("{}@", typed_as(dataset)), "dataset"))
+                    .map(|dataset| CompletionValue::new(&format!("{}@", typed_as(dataset)), "dataset"))
                     .collect(),
             );
         };
@@ -299,7 +302,7 @@ impl Found<'_> {
         let lists = list_host_snapshots(&providers, &[known], false).unwrap_or_default();
         let snapshots = lists.iter().flat_map(|list| &list.snapshots);
         snapshots
-            .map(|state| Value::new(&format!("{dataset}@{}", state.snapshot.name.name), "host snapshot"))
+            .map(|state| CompletionValue::new(&format!("{dataset}@{}", state.snapshot.name.name), "host snapshot"))
             .collect()
     }
 }
@@ -313,7 +316,7 @@ fn typed_as(dataset: &Dataset) -> String {
     }
 }
 
-fn sorted(mut values: Vec<Value>) -> Vec<Value> {
+fn sorted(mut values: Vec<CompletionValue>) -> Vec<CompletionValue> {
     values.sort();
     values.dedup();
     values

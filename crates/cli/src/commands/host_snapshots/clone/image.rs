@@ -45,7 +45,7 @@ pub(super) enum Sysprep {
 
 /// A clone of an image.
 #[derive(Debug, Serialize)]
-pub(super) struct ImageDocument {
+pub(super) struct ImageCloneDocument {
     path: String,
     /// `shared`, `overlay` or `copied`.
     kind: &'static str,
@@ -57,7 +57,7 @@ pub(super) struct ImageDocument {
     duration_ms: u64,
 }
 
-impl ImageDocument {
+impl ImageCloneDocument {
     fn planned(path: &str, (kind, format): (CloneKind, Format), size_bytes: u64) -> Self {
         Self {
             path: path.to_owned(),
@@ -131,7 +131,7 @@ impl ImageCloneArgs {
         names: &[String],
         (sysprep, dry_run): (Sysprep, bool),
         (context, threads): (&Context, usize),
-    ) -> Result<Vec<ImageDocument>, Error> {
+    ) -> Result<Vec<ImageCloneDocument>, Error> {
         let tools = LocalTools::new(Arc::clone(context.clock()), SYSPREP_TIME_OUT);
         let surroundings = context.surroundings();
         let open = OpenOptions {
@@ -172,14 +172,14 @@ impl ImageCloneArgs {
                 }
                 if dry_run {
                     let plan = cloner.plan(Path::new(name))?;
-                    made.push(ImageDocument::planned(name, plan, cloner.size_bytes()));
+                    made.push(ImageCloneDocument::planned(name, plan, cloner.size_bytes()));
                     continue;
                 }
                 let clone = cloner
                     .clone_to(Path::new(name), job)
                     .inspect_err(|_| tell_of_made(&made, job))?;
                 job.progress.advance(1);
-                made.push(ImageDocument::made(&clone));
+                made.push(ImageCloneDocument::made(&clone));
             }
             tell_of_overlays(file, &made, job);
             tell_of_names(&made, job);
@@ -197,7 +197,7 @@ fn name_of(kind: CloneKind) -> &'static str {
 }
 
 /// Where one of many could not be made, those before it stay.
-fn tell_of_made(made: &[ImageDocument], job: Job<'_>) {
+fn tell_of_made(made: &[ImageCloneDocument], job: Job<'_>) {
     if let (Some(first), Some(last)) = (made.first(), made.last()) {
         job.progress.warning(&format!(
             "{} that were made before stay: {} to {}",
@@ -208,7 +208,7 @@ fn tell_of_made(made: &[ImageDocument], job: Job<'_>) {
     }
 }
 
-fn tell_of_overlays(file: &Path, made: &[ImageDocument], job: Job<'_>) {
+fn tell_of_overlays(file: &Path, made: &[ImageCloneDocument], job: Job<'_>) {
     let folder = file.parent();
     let mut overlays = made.iter().filter(|clone| clone.kind == "overlay").peekable();
     if overlays.peek().is_none() {
@@ -227,8 +227,8 @@ fn tell_of_overlays(file: &Path, made: &[ImageDocument], job: Job<'_>) {
 }
 
 /// Programs that go by the name of a file take it for something else, and a guest can make a raw image look like any other.
-fn tell_of_names(made: &[ImageDocument], job: Job<'_>) {
-    let is_called_otherwise = |clone: &&ImageDocument| {
+fn tell_of_names(made: &[ImageCloneDocument], job: Job<'_>) {
+    let is_called_otherwise = |clone: &&ImageCloneDocument| {
         let extension = Path::new(&clone.path)
             .extension()
             .and_then(|extension| extension.to_str());

@@ -6,7 +6,7 @@ use std::path::Path;
 use holdfast_host::provider::ProviderKind;
 use serde::Serialize;
 
-use super::datasets::DatasetDocument;
+use super::datasets::DatasetRow;
 use crate::args::{Example, SharedOptions};
 use crate::commands::verb::Verb;
 use crate::context::Context;
@@ -17,7 +17,7 @@ use crate::output::{Page, Report};
 
 /// Arguments of `host clone`.
 #[derive(Debug, clap::Args)]
-pub(super) struct CloneArgs {
+pub(super) struct HostCloneArgs {
     /// The host snapshot, by its full name: tank/vm@NAME, btrfs:/srv/vms@NAME, lvm:vg0/web1@NAME
     #[arg(value_name = "DATASET@NAME")]
     snapshot: OsString,
@@ -26,7 +26,7 @@ pub(super) struct CloneArgs {
     clone: String,
 }
 
-impl Verb for CloneArgs {
+impl Verb for HostCloneArgs {
     const EXAMPLES: &'static [Example] = &[Example {
         wish: "Look into a host snapshot, and try things out, without harm to anything",
         line: "holdfast host clone tank/vm@before-update tank/trial",
@@ -42,7 +42,7 @@ impl Verb for CloneArgs {
 #[derive(Debug, Serialize)]
 struct Cloned {
     snapshot: String,
-    clone: DatasetDocument,
+    clone: DatasetRow,
 }
 
 impl Report for Cloned {
@@ -63,7 +63,7 @@ impl Report for Cloned {
 }
 
 /// Clones.
-fn run(args: &CloneArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &HostCloneArgs, context: &Context) -> Result<Exit, Error> {
     let snapshot = datasets::parse_snapshot(&args.snapshot)?;
     let providers = datasets::providers(context);
     let name = match snapshot.dataset.provider {
@@ -84,6 +84,6 @@ fn run(args: &CloneArgs, context: &Context) -> Result<Exit, Error> {
     let clone = providers.of_dataset(&snapshot.dataset).clone_to(&snapshot, &name);
     context.report(&Cloned {
         snapshot: snapshot.to_string(),
-        clone: DatasetDocument::from(clone.map_err(holdfast_engine::Error::from)?),
+        clone: DatasetRow::from(clone.map_err(holdfast_engine::Error::from)?),
     })
 }

@@ -36,13 +36,13 @@ impl Verb for DatasetsArgs {
 
 /// What `host datasets` answers.
 #[derive(Debug, Serialize)]
-struct Listed {
-    datasets: Vec<DatasetDocument>,
+struct DatasetsListed {
+    datasets: Vec<DatasetRow>,
 }
 
 /// A dataset, and what it takes.
 #[derive(Debug, Serialize)]
-pub(super) struct DatasetDocument {
+pub(super) struct DatasetRow {
     pub(super) dataset: String,
     /// Where it is mounted.
     pub(super) folder: Option<String>,
@@ -56,7 +56,7 @@ pub(super) struct DatasetDocument {
     origin: Option<String>,
 }
 
-impl From<DatasetState> for DatasetDocument {
+impl From<DatasetState> for DatasetRow {
     fn from(state: DatasetState) -> Self {
         Self {
             dataset: state.dataset.to_string(),
@@ -73,7 +73,7 @@ impl From<DatasetState> for DatasetDocument {
     }
 }
 
-impl Report for Listed {
+impl Report for DatasetsListed {
     fn command(&self) -> &'static str {
         "host datasets"
     }
@@ -131,8 +131,8 @@ fn run(args: &DatasetsArgs, context: &Context) -> Result<Exit, Error> {
         let state = providers.of_dataset(&dataset).dataset(&dataset.name);
         states.push(state.map_err(holdfast_engine::Error::from)?);
     }
-    context.report(&Listed {
-        datasets: states.into_iter().map(DatasetDocument::from).collect(),
+    context.report(&DatasetsListed {
+        datasets: states.into_iter().map(DatasetRow::from).collect(),
     })
 }
 

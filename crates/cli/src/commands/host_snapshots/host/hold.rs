@@ -72,14 +72,14 @@ impl Verb for ReleaseArgs {
 
 /// What `host hold` and `host release` answer.
 #[derive(Debug, Serialize)]
-struct Changed {
+struct HoldChanged {
     snapshots: Vec<String>,
     tag: String,
     #[serde(skip)]
     change: Change,
 }
 
-impl Report for Changed {
+impl Report for HoldChanged {
     fn command(&self) -> &'static str {
         match self.change {
             Change::Hold => "host hold",
@@ -115,7 +115,7 @@ fn run(args: &HolderArgs, change: Change, context: &Context) -> Result<Exit, Err
         done.map_err(holdfast_engine::Error::from)?;
         changed.push(name.to_string());
     }
-    context.report(&Changed {
+    context.report(&HoldChanged {
         snapshots: changed,
         tag: args.tag.clone(),
         change,

@@ -22,7 +22,7 @@ use crate::units;
 
 /// Arguments of `host list`.
 #[derive(Debug, clap::Args)]
-pub(super) struct ListArgs {
+pub(super) struct HostListArgs {
     /// Of these only: datasets, or machines, for the datasets with their disks
     #[arg(value_name = "DATASET|MACHINE")]
     targets: Vec<OsString>,
@@ -36,7 +36,7 @@ pub(super) struct ListArgs {
     connect: Option<String>,
 }
 
-impl Verb for ListArgs {
+impl Verb for HostListArgs {
     const EXAMPLES: &'static [Example] = &[
         Example {
             wish: "See the host snapshots of a dataset",
@@ -56,8 +56,8 @@ impl Verb for ListArgs {
 
 /// What `host list` answers.
 #[derive(Debug, Serialize)]
-struct Listed {
-    datasets: Vec<DatasetDocument>,
+struct HostSnapshotsListed {
+    datasets: Vec<DatasetSnapshots>,
     /// Machines whose rollback did not end.
     half_rolled_back: Vec<HalfRolledBack>,
 }
@@ -90,13 +90,13 @@ impl HalfRolledBack {
 }
 
 #[derive(Debug, Serialize)]
-struct DatasetDocument {
+struct DatasetSnapshots {
     dataset: String,
-    snapshots: Vec<SnapshotDocument>,
+    snapshots: Vec<HostSnapshotDocument>,
 }
 
 #[derive(Debug, Serialize)]
-struct SnapshotDocument {
+struct HostSnapshotDocument {
     name: String,
     time: String,
     #[serde(skip)]
@@ -124,7 +124,7 @@ struct SnapshotDocument {
     is_whole: Option<bool>,
 }
 
-impl SnapshotDocument {
+impl HostSnapshotDocument {
     fn new(state: HostSnapshotState, states: &[KeptState], context: &Context) -> Self {
         let HostSnapshotState {
             snapshot,
@@ -191,7 +191,7 @@ impl SnapshotDocument {
     }
 }
 
-impl Report for Listed {
+impl Report for HostSnapshotsListed {
     fn command(&self) -> &'static str {
         "host list"
     }
@@ -234,7 +234,7 @@ impl Report for Listed {
 }
 
 /// Lists.
-fn run(args: &ListArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &HostListArgs, context: &Context) -> Result<Exit, Error> {
     let providers = datasets::providers(context);
     let mut wanted: Vec<Dataset> = Vec::new();
     if args.targets.is_empty() {
@@ -263,15 +263,15 @@ fn run(args: &ListArgs, context: &Context) -> Result<Exit, Error> {
         Some(store) => Ok((store.states(job)?, store.unfinished()?)),
         None => Ok((Vec::new(), Vec::new())),
     })?;
-    let documents = lists.map(|list| DatasetDocument {
+    let documents = lists.map(|list| DatasetSnapshots {
         dataset: list.dataset.to_string(),
         snapshots: list
             .snapshots
             .into_iter()
-            .map(|state| SnapshotDocument::new(state, &states, context))
+            .map(|state| HostSnapshotDocument::new(state, &states, context))
             .collect(),
     });
-    context.report(&Listed {
+    context.report(&HostSnapshotsListed {
         datasets: documents.collect(),
         half_rolled_back: unfinished.into_iter().filter_map(HalfRolledBack::of).collect(),
     })

@@ -21,7 +21,7 @@ use crate::units;
 
 /// Arguments of `host prune`.
 #[derive(Debug, clap::Args)]
-pub(super) struct PruneArgs {
+pub(super) struct HostPruneArgs {
     /// Of these: machines, or datasets with the host snapshots of all machines in them
     #[arg(value_name = "DATASET|MACHINE", required = true)]
     targets: Vec<OsString>,
@@ -37,7 +37,7 @@ pub(super) struct PruneArgs {
     connect: Option<String>,
 }
 
-impl Verb for PruneArgs {
+impl Verb for HostPruneArgs {
     const EXAMPLES: &'static [Example] = &[
         Example {
             wish: "See what would go, and why the rest stays",
@@ -57,7 +57,7 @@ impl Verb for PruneArgs {
 
 /// What `host prune` answers.
 #[derive(Debug, Serialize)]
-struct Pruned {
+struct HostPruned {
     dry_run: bool,
     kept_count: u64,
     removed_count: u64,
@@ -69,11 +69,11 @@ struct SeriesDocument {
     dataset: String,
     /// What the names of its host snapshots begin with.
     series: String,
-    snapshots: Vec<DecisionDocument>,
+    snapshots: Vec<HostDecisionDocument>,
 }
 
 #[derive(Debug, Serialize)]
-struct DecisionDocument {
+struct HostDecisionDocument {
     name: String,
     time: String,
     #[serde(skip)]
@@ -85,7 +85,7 @@ struct DecisionDocument {
     obstacle: Option<String>,
 }
 
-impl Report for Pruned {
+impl Report for HostPruned {
     fn command(&self) -> &'static str {
         "host prune"
     }
@@ -139,7 +139,7 @@ impl Report for Pruned {
 }
 
 /// Prunes.
-fn run(args: &PruneArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &HostPruneArgs, context: &Context) -> Result<Exit, Error> {
     let providers = datasets::providers(context);
     let request = HostPruneRequest {
         providers: &providers,
@@ -158,7 +158,7 @@ fn run(args: &PruneArgs, context: &Context) -> Result<Exit, Error> {
     })?;
     let series: Vec<SeriesDocument> = report.series.iter().map(|one| document(one, context)).collect();
     let count: u64 = series.iter().map(|one| one.snapshots.len() as u64).sum();
-    context.report(&Pruned {
+    context.report(&HostPruned {
         dry_run: args.dry_run,
         kept_count: count - report.removed_count,
         removed_count: report.removed_count,
@@ -167,7 +167,7 @@ fn run(args: &PruneArgs, context: &Context) -> Result<Exit, Error> {
 }
 
 /// The series that are meant: all of a dataset; of a machine its own, wherever its disks are.
-fn targets(args: &PruneArgs, context: &Context) -> Result<Vec<HostPruneTarget>, Error> {
+fn targets(args: &HostPruneArgs, context: &Context) -> Result<Vec<HostPruneTarget>, Error> {
     let mut targets = Vec::new();
     for meant in meant(&args.targets, args.connect.as_deref(), context)? {
         match meant {
@@ -185,7 +185,7 @@ fn targets(args: &PruneArgs, context: &Context) -> Result<Vec<HostPruneTarget>, 
 }
 
 fn document(series: &PrunedSeries, context: &Context) -> SeriesDocument {
-    let decisions = series.plan.decisions().iter().map(|decision| DecisionDocument {
+    let decisions = series.plan.decisions().iter().map(|decision| HostDecisionDocument {
         name: decision.candidate.id.clone(),
         time: decision.candidate.time.to_string(),
         time_local: time::local(decision.candidate.time, context.zone()),

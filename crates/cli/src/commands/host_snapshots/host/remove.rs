@@ -17,7 +17,7 @@ use crate::units;
 
 /// Arguments of `host remove`.
 #[derive(Debug, clap::Args)]
-pub(super) struct RemoveArgs {
+pub(super) struct HostRemoveArgs {
     /// Host snapshots: tank/vm@NAME, btrfs:/srv/vms@NAME, lvm:vg0/web1@NAME
     #[arg(value_name = "DATASET@NAME", required = true)]
     snapshots: Vec<OsString>,
@@ -28,7 +28,7 @@ pub(super) struct RemoveArgs {
     dry_run: bool,
 }
 
-impl Verb for RemoveArgs {
+impl Verb for HostRemoveArgs {
     const EXAMPLES: &'static [Example] = &[
         Example {
             wish: "See whether it can go, and what it takes",
@@ -48,7 +48,7 @@ impl Verb for RemoveArgs {
 
 /// What `host remove` answers.
 #[derive(Debug, Serialize)]
-struct Removed {
+struct HostSnapshotsRemoved {
     dry_run: bool,
     snapshots: Vec<RemovedDocument>,
 }
@@ -62,7 +62,7 @@ struct RemovedDocument {
     obstacle: Option<String>,
 }
 
-impl Report for Removed {
+impl Report for HostSnapshotsRemoved {
     fn command(&self) -> &'static str {
         "host remove"
     }
@@ -91,7 +91,7 @@ impl Report for Removed {
 }
 
 /// Removes.
-fn run(args: &RemoveArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &HostRemoveArgs, context: &Context) -> Result<Exit, Error> {
     let providers = datasets::providers(context);
     let names = args.snapshots.iter().map(|word| datasets::parse_snapshot(word));
     let request = HostRemovalRequest {
@@ -115,7 +115,7 @@ fn run(args: &RemoveArgs, context: &Context) -> Result<Exit, Error> {
         used_bytes: removal.snapshot.used_bytes,
         obstacle: removal.obstacle,
     };
-    context.report(&Removed {
+    context.report(&HostSnapshotsRemoved {
         dry_run: args.dry_run,
         snapshots: report.removals.into_iter().map(document).collect(),
     })

@@ -12,7 +12,7 @@ use crate::units;
 
 /// What is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Shown {
+pub(super) enum ReplicatedShown {
     /// What was sent.
     Done,
     /// What would be.
@@ -23,23 +23,23 @@ pub(super) enum Shown {
 
 /// What `replicate` answers.
 #[derive(Debug, Serialize)]
-pub(super) struct Done {
+pub(super) struct ReplicateDone {
     #[serde(skip)]
-    shown: Shown,
+    shown: ReplicatedShown,
     dry_run: bool,
-    datasets: Vec<DatasetDocument>,
+    datasets: Vec<ReplicatedDatasetDocument>,
 }
 
 #[derive(Debug, Serialize)]
-struct DatasetDocument {
+struct ReplicatedDatasetDocument {
     source: String,
     target: String,
     outcome: &'static str,
     /// What is wrong, and what to do; null where nothing is.
     reason: Option<String>,
     advice: Option<String>,
-    newest_here: Option<SnapshotDocument>,
-    newest_there: Option<SnapshotDocument>,
+    newest_here: Option<SentSnapshot>,
+    newest_there: Option<SentSnapshot>,
     common: Option<String>,
     behind_count: usize,
     behind_ms: Option<u64>,
@@ -49,7 +49,7 @@ struct DatasetDocument {
 }
 
 #[derive(Debug, Serialize)]
-struct SnapshotDocument {
+struct SentSnapshot {
     name: String,
     time: String,
 }
@@ -98,11 +98,11 @@ impl StreamDocument {
     }
 }
 
-impl DatasetDocument {
+impl ReplicatedDatasetDocument {
     fn new(done: ReplicatedDataset) -> Self {
         let snapshot = |(name, time_s): (String, i64)| {
             let time = Timestamp::from_second(time_s).unwrap_or_default();
-            SnapshotDocument {
+            SentSnapshot {
                 name,
                 time: time.to_string(),
             }
@@ -140,7 +140,7 @@ impl DatasetDocument {
     }
 
     fn row(&self) -> [String; 7] {
-        let name = |snapshot: &Option<SnapshotDocument>| {
+        let name = |snapshot: &Option<SentSnapshot>| {
             let snapshot = snapshot.as_ref();
             snapshot.map(|snapshot| snapshot.name.clone()).unwrap_or_default()
         };
@@ -180,12 +180,12 @@ impl DatasetDocument {
     }
 }
 
-impl Done {
-    pub(super) fn new(report: ReplicateReport, shown: Shown) -> Self {
-        let documents = report.datasets.into_iter().map(DatasetDocument::new);
+impl ReplicateDone {
+    pub(super) fn new(report: ReplicateReport, shown: ReplicatedShown) -> Self {
+        let documents = report.datasets.into_iter().map(ReplicatedDatasetDocument::new);
         Self {
             shown,
-            dry_run: shown != Shown::Done,
+            dry_run: shown != ReplicatedShown::Done,
             datasets: documents.collect(),
         }
     }
@@ -207,7 +207,7 @@ impl Done {
     }
 }
 
-impl Report for Done {
+impl Report for ReplicateDone {
     fn command(&self) -> &'static str {
         "replicate"
     }
@@ -217,7 +217,7 @@ impl Report for Done {
     }
 
     fn exit(&self) -> Exit {
-        if self.shown == Shown::Status {
+        if self.shown == ReplicatedShown::Status {
             return Exit::Ok;
         }
         let is = |outcome: &str| self.datasets.iter().any(|dataset| dataset.outcome == outcome);
@@ -231,7 +231,7 @@ impl Report for Done {
     }
 
     fn human(&self, page: &mut Page) {
-        if self.shown == Shown::Status {
+        if self.shown == ReplicatedShown::Status {
             self.table(page);
             page.gap();
         } else {

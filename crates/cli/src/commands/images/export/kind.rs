@@ -7,7 +7,7 @@ use crate::errors::Error;
 
 /// What is made of a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(super) enum Kind {
+pub(super) enum ExportKind {
     /// An archive of XenServer and XCP-ng
     Xva,
     /// A package of VMware and VirtualBox
@@ -21,7 +21,7 @@ pub(super) enum Kind {
 }
 
 /// What to make, and how its name says that it is packed.
-pub(super) fn kind_of(args: &ExportArgs) -> Result<(Kind, Option<Packing>), Error> {
+pub(super) fn kind_of(args: &ExportArgs) -> Result<(ExportKind, Option<Packing>), Error> {
     let name = args
         .target
         .file_name()
@@ -36,9 +36,9 @@ pub(super) fn kind_of(args: &ExportArgs) -> Result<(Kind, Option<Packing>), Erro
     let extension = base.rsplit_once('.').map_or("", |(_, extension)| extension);
     let kind = match (args.format, extension) {
         (Some(kind), _) => kind,
-        (None, "xva") => Kind::Xva,
-        (None, "ova") => Kind::Ova,
-        (None, "vma") => Kind::Vma,
+        (None, "xva") => ExportKind::Xva,
+        (None, "ova") => ExportKind::Ova,
+        (None, "vma") => ExportKind::Vma,
         (None, _) => {
             return Err(Error::usage(
                 format!("{} does not say what to make", args.target.display()),
@@ -49,29 +49,29 @@ pub(super) fn kind_of(args: &ExportArgs) -> Result<(Kind, Option<Packing>), Erro
     check_kind(args, kind)?;
     let given = [
         (
-            Kind::Dir,
+            ExportKind::Dir,
             args.packing.packing().is_some() || args.packing.level().is_some(),
             "--gzip, --zstd and --level",
         ),
-        (Kind::Dir, args.force, "--force"),
+        (ExportKind::Dir, args.force, "--force"),
         (
-            Kind::Vbox,
+            ExportKind::Vbox,
             args.packing.packing().is_some() || args.packing.level().is_some(),
             "--gzip, --zstd and --level",
         ),
-        (Kind::Vbox, args.force, "--force"),
-        (Kind::Vbox, args.disk_format.is_some(), "--disk-format"),
-        (Kind::Vbox, args.target.as_os_str() == "-", "standard output"),
-        (Kind::Dir, args.target.as_os_str() == "-", "standard output"),
-        (Kind::Ova, args.packing.packing().or(packing).is_some(), "packing"),
+        (ExportKind::Vbox, args.force, "--force"),
+        (ExportKind::Vbox, args.disk_format.is_some(), "--disk-format"),
+        (ExportKind::Vbox, args.target.as_os_str() == "-", "standard output"),
+        (ExportKind::Dir, args.target.as_os_str() == "-", "standard output"),
+        (ExportKind::Ova, args.packing.packing().or(packing).is_some(), "packing"),
         (
-            Kind::Ova,
+            ExportKind::Ova,
             args.packing.level().is_some_and(|level| level < 1),
             "such a --level",
         ),
-        (Kind::Ova, args.disk_format.is_some(), "--disk-format"),
-        (Kind::Vma, args.disk_format.is_some(), "--disk-format"),
-        (Kind::Xva, args.disk_format.is_some(), "--disk-format"),
+        (ExportKind::Ova, args.disk_format.is_some(), "--disk-format"),
+        (ExportKind::Vma, args.disk_format.is_some(), "--disk-format"),
+        (ExportKind::Xva, args.disk_format.is_some(), "--disk-format"),
     ];
     check_packing(args, kind, packing)?;
     match given.iter().find(|(of, is_given, _)| *of == kind && *is_given) {
@@ -84,15 +84,15 @@ pub(super) fn kind_of(args: &ExportArgs) -> Result<(Kind, Option<Packing>), Erro
 }
 
 /// Options that only one kind understands.
-fn check_kind(args: &ExportArgs, kind: Kind) -> Result<(), Error> {
-    if args.with_memory && kind != Kind::Xva {
+fn check_kind(args: &ExportArgs, kind: ExportKind) -> Result<(), Error> {
+    if args.with_memory && kind != ExportKind::Xva {
         return Err(Error::usage(
             "--with-memory goes with pools and --format xva only: another hypervisor cannot go on from it",
             "leave it out, and the machine starts",
         ));
     }
     let given = [(args.register, "--register"), (args.new_identity, "--new-identity")];
-    match given.iter().find(|(is_given, _)| *is_given && kind != Kind::Vbox) {
+    match given.iter().find(|(is_given, _)| *is_given && kind != ExportKind::Vbox) {
         Some((_, what)) => Err(Error::usage(
             format!("{what} goes with --format vbox only"),
             "leave it out, or choose that format",
@@ -102,8 +102,8 @@ fn check_kind(args: &ExportArgs, kind: Kind) -> Result<(), Error> {
 }
 
 /// Options and names that contradict each other.
-fn check_packing(args: &ExportArgs, kind: Kind, packing: Option<Packing>) -> Result<(), Error> {
-    if args.packing.level().is_some() && kind != Kind::Ova && args.packing.packing().or(packing).is_none() {
+fn check_packing(args: &ExportArgs, kind: ExportKind, packing: Option<Packing>) -> Result<(), Error> {
+    if args.packing.level().is_some() && kind != ExportKind::Ova && args.packing.packing().or(packing).is_none() {
         return Err(Error::usage(
             "--level is about packing, and nothing is packed",
             "give --gzip or --zstd, or a name that ends in .gz or .zst",

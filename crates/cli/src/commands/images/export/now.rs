@@ -24,7 +24,7 @@ pub(super) struct NowArgs {
 
 /// How a machine was read.
 #[derive(Debug, Serialize)]
-pub(super) struct InstantDocument {
+pub(super) struct ExportInstantDocument {
     method: &'static str,
     method_reason: String,
     /// How long the machine stood still: zero where it was not stopped; null where it was not running.
@@ -37,7 +37,7 @@ pub(super) struct InstantDocument {
     pub(super) lines: Vec<String>,
 }
 
-impl InstantDocument {
+impl ExportInstantDocument {
     pub(super) fn new(reading: &MachineReading) -> Self {
         let shown = InstantShown::new(reading);
         Self {

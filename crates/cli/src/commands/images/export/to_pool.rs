@@ -4,7 +4,7 @@ use holdfast_engine::{ExportToPool, PoolReturn, export_to_pool};
 use holdfast_host::xapi::XenAddress;
 use holdfast_repo::{Processes as _, SystemProcesses};
 
-use super::{Done, ExportArgs, from};
+use super::{ExportArgs, ExportDone, from};
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
@@ -52,5 +52,5 @@ pub(super) fn run(args: &ExportArgs, address: &str, context: &Context) -> Result
         })
     })?;
     let target = format!("{}/{}", way.address.pool(), report.storage);
-    context.report(&Done::in_pool(report.export, target, report.uuid))
+    context.report(&ExportDone::in_pool(report.export, target, report.uuid))
 }

@@ -16,7 +16,7 @@ use crate::units;
 
 /// Arguments of `image check`.
 #[derive(Debug, clap::Args)]
-pub(super) struct CheckArgs {
+pub(super) struct ImageCheckArgs {
     /// The image
     #[arg(value_name = "IMAGE")]
     image: PathBuf,
@@ -71,7 +71,7 @@ impl From<HowFar> for RepairMode {
     }
 }
 
-impl Verb for CheckArgs {
+impl Verb for ImageCheckArgs {
     const EXAMPLES: &'static [Example] = &[
         Example {
             wish: "Check for damage: exit code 0 if there is none, 3 if space is wasted, 5 if data is at risk",
@@ -99,7 +99,7 @@ impl Verb for CheckArgs {
 
 /// What `image check` answers.
 #[derive(Debug, Serialize)]
-struct Checked {
+struct ImageChecked {
     corruption_count: u64,
     leak_count: u64,
     problems: Vec<Problem>,
@@ -107,7 +107,7 @@ struct Checked {
     allocated_count: u64,
     compressed_count: u64,
     image_end_bytes: u64,
-    repair: Option<Repaired>,
+    repair: Option<ImageRepaired>,
 }
 
 #[derive(Debug, Serialize)]
@@ -122,7 +122,7 @@ struct Problem {
 
 /// What a repair has done, or would do.
 #[derive(Debug, Serialize)]
-struct Repaired {
+struct ImageRepaired {
     mode: &'static str,
     is_dry_run: bool,
     actions: Vec<Action>,
@@ -161,8 +161,8 @@ impl From<&holdfast_image::Problem> for Problem {
     }
 }
 
-impl Checked {
-    fn of(report: &CheckReport, repair: Option<Repaired>) -> Self {
+impl ImageChecked {
+    fn of(report: &CheckReport, repair: Option<ImageRepaired>) -> Self {
         Self {
             corruption_count: report.corruption_count,
             leak_count: report.leak_count,
@@ -208,7 +208,7 @@ fn tell_problems(page: &mut Page, problems: &[Problem], (corruption_count, leak_
     }
 }
 
-impl Repaired {
+impl ImageRepaired {
     fn human(&self, page: &mut Page, is_clean: bool) {
         let word = if self.is_dry_run {
             "would be repaired"
@@ -248,7 +248,7 @@ impl Repaired {
     }
 }
 
-impl Report for Checked {
+impl Report for ImageChecked {
     fn command(&self) -> &'static str {
         "image check"
     }
@@ -277,11 +277,11 @@ impl Report for Checked {
 }
 
 /// Checks an image, and mends it where that is asked for.
-fn run(args: &CheckArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &ImageCheckArgs, context: &Context) -> Result<Exit, Error> {
     let options = args.gate.open_options(args.format)?;
     let Some(mode) = args.repair else {
         let report = holdfast_image::check(&args.image, &options).map_err(holdfast_engine::Error::from)?;
-        return context.report(&Checked::of(&report, None));
+        return context.report(&ImageChecked::of(&report, None));
     };
     let intent = if args.dry_run {
         RepairIntent::Look
@@ -295,7 +295,7 @@ fn run(args: &CheckArgs, context: &Context) -> Result<Exit, Error> {
     } else {
         plan.execute().map_err(holdfast_engine::Error::from)?
     };
-    let repaired = Repaired {
+    let repaired = ImageRepaired {
         mode: mode.name(),
         is_dry_run: args.dry_run,
         actions: actions.iter().map(Action::from).collect(),
@@ -303,5 +303,5 @@ fn run(args: &CheckArgs, context: &Context) -> Result<Exit, Error> {
         leak_count: after.leak_count,
         problems: after.problems.iter().map(Problem::from).collect(),
     };
-    context.report(&Checked::of(&before, Some(repaired)))
+    context.report(&ImageChecked::of(&before, Some(repaired)))
 }

@@ -21,7 +21,7 @@ use crate::units;
 
 /// Arguments of `image info`.
 #[derive(Debug, clap::Args)]
-pub(super) struct InfoArgs {
+pub(super) struct ImageInfoArgs {
     /// The image
     #[arg(value_name = "IMAGE")]
     image: PathBuf,
@@ -35,7 +35,7 @@ pub(super) struct InfoArgs {
     gate: GateArgs,
 }
 
-impl Verb for InfoArgs {
+impl Verb for ImageInfoArgs {
     const EXAMPLES: &'static [Example] = &[
         Example {
             wish: "See what an image is",
@@ -55,7 +55,7 @@ impl Verb for InfoArgs {
 
 /// What `image info` answers.
 #[derive(Debug, Serialize)]
-struct Info {
+struct ImageFileInfo {
     /// The image itself, and with `--chain` those below it.
     images: Vec<ImageInfo>,
     /// Whether the file of one ends too early.
@@ -228,7 +228,7 @@ impl From<&Qcow2Info> for Qcow2 {
     }
 }
 
-impl Report for Info {
+impl Report for ImageFileInfo {
     fn command(&self) -> &'static str {
         "image info"
     }
@@ -341,7 +341,7 @@ fn exactly(bytes: u64) -> String {
 }
 
 /// Shows an image.
-fn run(args: &InfoArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &ImageInfoArgs, context: &Context) -> Result<Exit, Error> {
     if args.format.is_none() {
         no_image::refuse(args.image.as_os_str())?;
     }
@@ -359,7 +359,7 @@ fn run(args: &InfoArgs, context: &Context) -> Result<Exit, Error> {
         );
         context.console().warning(&warning);
     }
-    context.report(&Info {
+    context.report(&ImageFileInfo {
         is_cut_off: !cut_off.is_empty(),
         images: image.layers().iter().map(ImageInfo::from).collect(),
     })

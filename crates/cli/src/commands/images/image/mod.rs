@@ -26,11 +26,11 @@ pub(crate) struct ImageArgs {
 verbs! {
     enum ImageVerb {
         /// Show the properties of an image
-        "info" => Info(info::InfoArgs),
+        "info" => Info(info::ImageInfoArgs),
         /// Show where the data of a disk is: in which file of the chain, at which offset
         "map" => Map(map::MapArgs),
         /// Check the metadata of an image, and repair it on request
-        "check" => Check(check::CheckArgs),
+        "check" => Check(check::ImageCheckArgs),
         /// Compare the disks in two images: exit code 0 if they are equal, 1 if not
         "compare" => Compare(compare::CompareArgs),
         /// Convert an image to another format or other options

@@ -68,14 +68,14 @@ fn parse_size(text: &str) -> Result<Size, String> {
 
 /// What `image resize` answers.
 #[derive(Debug, Serialize)]
-struct Done {
+struct ResizeDone {
     path: String,
     format: &'static str,
     before_bytes: u64,
     size_bytes: u64,
 }
 
-impl Report for Done {
+impl Report for ResizeDone {
     fn command(&self) -> &'static str {
         "image resize"
     }
@@ -115,7 +115,7 @@ fn run(args: &ResizeArgs, context: &Context) -> Result<Exit, Error> {
     };
     let shrink = if args.shrink { Shrink::Allow } else { Shrink::Refuse };
     let resized = resize(&args.image, &options, size_bytes, shrink).map_err(holdfast_engine::Error::from)?;
-    context.report(&Done {
+    context.report(&ResizeDone {
         path: args.image.display().to_string(),
         format: resized.format.name(),
         before_bytes: resized.before_bytes,

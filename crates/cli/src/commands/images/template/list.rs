@@ -15,7 +15,7 @@ use crate::units;
 
 /// Arguments of `template list`.
 #[derive(Debug, clap::Args)]
-pub(super) struct ListArgs {
+pub(super) struct TemplateListArgs {
     /// Only templates of this name
     #[arg(value_name = "NAME", value_parser = parse_name)]
     name: Option<TemplateName>,
@@ -28,7 +28,7 @@ pub(super) struct ListArgs {
 
 /// Arguments of `template show`.
 #[derive(Debug, clap::Args)]
-pub(super) struct ShowArgs {
+pub(super) struct TemplateShowArgs {
     /// The template, by its tag or by its digest
     #[arg(value_name = "NAME[:TAG]|NAME@DIGEST")]
     template: TemplateReference,
@@ -40,7 +40,7 @@ fn parse_name(text: &str) -> Result<TemplateName, String> {
     TemplateName::new(text).map_err(|error| error.to_string())
 }
 
-impl Verb for ListArgs {
+impl Verb for TemplateListArgs {
     const EXAMPLES: &'static [Example] = &[
         Example {
             wish: "See which templates there are, and who signed them",
@@ -57,7 +57,7 @@ impl Verb for ListArgs {
     }
 }
 
-impl Verb for ShowArgs {
+impl Verb for TemplateShowArgs {
     const EXAMPLES: &'static [Example] = &[Example {
         wish: "See who has signed a template, and what its tag meant before",
         line: "holdfast template show -r /srv/templates debian12:stable",
@@ -70,16 +70,16 @@ impl Verb for ShowArgs {
 
 /// What `template list` answers.
 #[derive(Debug, Serialize)]
-struct Listed {
+struct TemplatesListed {
     templates: Vec<ListedDocument>,
-    unreadable: Vec<UnreadableDocument>,
+    unreadable: Vec<UnreadableTemplate>,
     /// Why snapshots could not be read.
     damaged: Vec<String>,
 }
 
 /// A template that makes no sense.
 #[derive(Debug, Serialize)]
-struct UnreadableDocument {
+struct UnreadableTemplate {
     snapshot: String,
     reason: String,
 }
@@ -111,7 +111,7 @@ fn table(templates: &[ListedDocument], page: &mut Page) {
     page.table(&table);
 }
 
-impl Report for Listed {
+impl Report for TemplatesListed {
     fn command(&self) -> &'static str {
         "template list"
     }
@@ -145,7 +145,7 @@ impl Report for Listed {
 
 /// What `template show` answers.
 #[derive(Debug, Serialize)]
-struct Shown {
+struct TemplateShown {
     template: ListedDocument,
     /// The text that is signed.
     statement: String,
@@ -153,7 +153,7 @@ struct Shown {
     same_content: Vec<ListedDocument>,
 }
 
-impl Shown {
+impl TemplateShown {
     fn fields(&self) -> Vec<(&'static str, String)> {
         let (template, statement) = (&self.template, &self.template.statement);
         let mut fields = vec![
@@ -176,7 +176,7 @@ impl Shown {
     }
 }
 
-impl Report for Shown {
+impl Report for TemplateShown {
     fn command(&self) -> &'static str {
         "template show"
     }
@@ -210,7 +210,7 @@ impl Report for Shown {
 }
 
 /// Lists templates.
-fn run(args: &ListArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &TemplateListArgs, context: &Context) -> Result<Exit, Error> {
     let repository = context.open_repository()?;
     let signatures = signatures(context);
     let trust = args.trust.trust(&signatures, context);
@@ -232,11 +232,11 @@ fn run(args: &ListArgs, context: &Context) -> Result<Exit, Error> {
         ));
     }
     let templates = listing.templates.iter();
-    let unreadable = listing.unreadable.iter().map(|(manifest, error)| UnreadableDocument {
+    let unreadable = listing.unreadable.iter().map(|(manifest, error)| UnreadableTemplate {
         snapshot: manifest.id.to_string(),
         reason: error.to_string(),
     });
-    context.report(&Listed {
+    context.report(&TemplatesListed {
         templates: templates
             .map(|template| ListedDocument::new(template, context))
             .collect(),
@@ -246,7 +246,7 @@ fn run(args: &ListArgs, context: &Context) -> Result<Exit, Error> {
 }
 
 /// Shows a template.
-fn run_show(args: &ShowArgs, context: &Context) -> Result<Exit, Error> {
+fn run_show(args: &TemplateShowArgs, context: &Context) -> Result<Exit, Error> {
     let repository = context.open_repository()?;
     let signatures = signatures(context);
     let trust = args.trust.trust(&signatures, context);
@@ -257,7 +257,7 @@ fn run_show(args: &ShowArgs, context: &Context) -> Result<Exit, Error> {
         let documents = templates.iter().map(|template| ListedDocument::new(template, context));
         documents.collect()
     };
-    context.report(&Shown {
+    context.report(&TemplateShown {
         statement: found.template.statement.encode(),
         template: ListedDocument::new(&found.template, context),
         history: documents(&found.history),

@@ -27,13 +27,13 @@ verbs! {
         /// Write a template to an image or a folder, if a trusted signer has signed it
         "pull" => Pull(pull::PullArgs),
         /// List templates, their tags and signers
-        "list" => List(list::ListArgs),
+        "list" => List(list::TemplateListArgs),
         /// Show a template: its disks, its signatures, and earlier versions of its tag
-        "show" => Show(list::ShowArgs),
+        "show" => Show(list::TemplateShowArgs),
         /// Give a template another tag or name, and sign it
         "tag" => Tag(push::TagArgs),
         /// Remove templates
-        "remove" => Remove(remove::RemoveArgs),
+        "remove" => Remove(remove::TemplateRemoveArgs),
     }
 }
 

@@ -47,7 +47,7 @@ pub(super) struct PullArgs {
     #[arg(long)]
     force: bool,
     #[command(flatten)]
-    machine: MachineArgs,
+    machine: PullMachineArgs,
     /// Accept a template without a trusted signature
     #[arg(long)]
     unsigned: bool,
@@ -59,7 +59,7 @@ pub(super) struct PullArgs {
 
 /// Who the machine is, in a folder.
 #[derive(Debug, clap::Args)]
-struct MachineArgs {
+struct PullMachineArgs {
     /// Name of the machine [default: the name of the folder]
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
@@ -97,7 +97,7 @@ struct Pulled {
     #[serde(flatten)]
     signed: SignedDocument,
     format: &'static str,
-    images: Vec<ImageDocument>,
+    images: Vec<PulledImageDocument>,
     /// The configuration of the machine.
     configuration: Option<String>,
     /// What the machine is called.
@@ -108,7 +108,7 @@ struct Pulled {
 }
 
 #[derive(Debug, Serialize)]
-struct ImageDocument {
+struct PulledImageDocument {
     name: String,
     path: String,
     size_bytes: u64,
@@ -249,7 +249,7 @@ fn run(args: &PullArgs, context: &Context) -> Result<Exit, Error> {
 }
 
 fn pulled(report: &PullReport, context: &Context) -> Pulled {
-    let images = report.disks.iter().map(|disk| ImageDocument {
+    let images = report.disks.iter().map(|disk| PulledImageDocument {
         name: disk.name.clone(),
         path: disk.path.display().to_string(),
         size_bytes: disk.size_bytes,

@@ -13,7 +13,7 @@ use crate::output::{Page, Report};
 
 /// Arguments of `template remove`.
 #[derive(Debug, clap::Args)]
-pub(super) struct RemoveArgs {
+pub(super) struct TemplateRemoveArgs {
     /// A tag with all its versions, or one content under all tags of the name
     #[arg(value_name = "NAME[:TAG]|NAME@DIGEST")]
     template: TemplateReference,
@@ -25,7 +25,7 @@ pub(super) struct RemoveArgs {
     dry_run: bool,
 }
 
-impl Verb for RemoveArgs {
+impl Verb for TemplateRemoveArgs {
     const EXAMPLES: &'static [Example] = &[
         Example {
             wish: "See what would go with a tag",
@@ -44,14 +44,14 @@ impl Verb for RemoveArgs {
 
 /// What it answers.
 #[derive(Debug, Serialize)]
-struct Removed {
+struct TemplateRemoved {
     dry_run: bool,
     templates: Vec<StatementDocument>,
     /// Snapshots that are templates, and make no sense.
     unreadable: Vec<String>,
 }
 
-impl Report for Removed {
+impl Report for TemplateRemoved {
     fn command(&self) -> &'static str {
         "template remove"
     }
@@ -78,7 +78,7 @@ impl Report for Removed {
 }
 
 /// Removes templates.
-fn run(args: &RemoveArgs, context: &Context) -> Result<Exit, Error> {
+fn run(args: &TemplateRemoveArgs, context: &Context) -> Result<Exit, Error> {
     let selection = match (&args.template.version, args.all) {
         (_, false) => RemovalSelection::One(args.template.clone()),
         (TemplateVersion::Tag(tag), true) if *tag == holdfast_engine::TemplateTag::default() => {
@@ -99,7 +99,7 @@ fn run(args: &RemoveArgs, context: &Context) -> Result<Exit, Error> {
     })?;
     let documents = gone.templates.iter();
     let documents = documents.map(|(manifest, statement)| StatementDocument::new(statement, manifest.id));
-    context.report(&Removed {
+    context.report(&TemplateRemoved {
         dry_run: args.dry_run,
         templates: documents.collect(),
         unreadable: gone.unreadable.iter().map(|manifest| manifest.id.to_string()).collect(),

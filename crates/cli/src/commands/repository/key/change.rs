@@ -4,7 +4,7 @@ use holdfast_engine::{Unlock, add_key, remove_key, rotate_key};
 use holdfast_repo::key::SlotId;
 use serde::Serialize;
 
-use super::{AddArgs, RemoveArgs, RotateArgs};
+use super::{AddArgs, KeyRemoveArgs, RotateArgs};
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
@@ -12,7 +12,7 @@ use crate::output::{Page, Report};
 
 /// What they answer.
 #[derive(Debug, Serialize)]
-struct Changed {
+struct KeyChanged {
     #[serde(skip)]
     command: &'static str,
     /// The key that is there now.
@@ -21,7 +21,7 @@ struct Changed {
     removed: Option<String>,
 }
 
-impl Report for Changed {
+impl Report for KeyChanged {
     fn command(&self) -> &'static str {
         self.command
     }
@@ -46,7 +46,7 @@ pub(super) fn add(args: &AddArgs, context: &Context) -> Result<Exit, Error> {
     let repository = context.open_repository()?;
     let password = context.new_password(&args.new_password)?;
     let slot = add_key(&repository, password.as_bytes(), &args.label)?;
-    context.report(&Changed {
+    context.report(&KeyChanged {
         command: "key add",
         added: Some(slot.to_string()),
         removed: None,
@@ -70,7 +70,7 @@ pub(super) fn rotate(args: &RotateArgs, context: &Context) -> Result<Exit, Error
         &repository,
         &context.surroundings(),
     )?;
-    context.report(&Changed {
+    context.report(&KeyChanged {
         command: "key rotate",
         added: Some(report.new.to_string()),
         removed: Some(report.old.to_string()),
@@ -78,11 +78,11 @@ pub(super) fn rotate(args: &RotateArgs, context: &Context) -> Result<Exit, Error
 }
 
 /// Removes a key; a password is asked for, so that nobody is locked out who did not know what is left.
-pub(super) fn remove(args: &RemoveArgs, context: &Context) -> Result<Exit, Error> {
+pub(super) fn remove(args: &KeyRemoveArgs, context: &Context) -> Result<Exit, Error> {
     let slot: SlotId = args.key.parse()?;
     context.open_repository()?;
     remove_key(&context.location()?, slot, &context.surroundings())?;
-    context.report(&Changed {
+    context.report(&KeyChanged {
         command: "key remove",
         added: None,
         removed: Some(slot.to_string()),

@@ -20,20 +20,20 @@ pub(crate) struct KeyArgs {
 verbs! {
     enum KeyVerb {
         /// List the keys, without opening any
-        "list" => List(ListArgs),
+        "list" => List(KeyListArgs),
         /// Add a password; the others stay
         "add" => Add(AddArgs),
         /// Replace the password that opened the repository with a new one
         "rotate" => Rotate(RotateArgs),
         /// Remove a key; the last one cannot be removed
-        "remove" => Remove(RemoveArgs),
+        "remove" => Remove(KeyRemoveArgs),
         /// Print the paper key, which opens the repository when all passwords are lost
         "paper" => Paper(PaperArgs),
     }
 }
 
 #[derive(Debug, clap::Args)]
-struct ListArgs {}
+struct KeyListArgs {}
 
 #[derive(Debug, clap::Args)]
 struct PaperArgs {}
@@ -57,7 +57,7 @@ struct RotateArgs {
 }
 
 #[derive(Debug, clap::Args)]
-struct RemoveArgs {
+struct KeyRemoveArgs {
     /// The key's id, as `key list` shows it
     #[arg(value_name = "KEY")]
     key: String,
@@ -81,7 +81,7 @@ impl Verb for KeyArgs {
     }
 }
 
-impl Verb for ListArgs {
+impl Verb for KeyListArgs {
     const EXAMPLES: &'static [Example] = &[Example {
         wish: "See which keys there are",
         line: "holdfast key list --repository /backup/vms",
@@ -120,7 +120,7 @@ impl Verb for RotateArgs {
     }
 }
 
-impl Verb for RemoveArgs {
+impl Verb for KeyRemoveArgs {
     const EXAMPLES: &'static [Example] = &[Example {
         wish: "Remove a colleague's password",
         line: "holdfast key remove -r /backup/vms 0123456789abcdef",

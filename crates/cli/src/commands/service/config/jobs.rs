@@ -19,17 +19,17 @@ const NEXT_COUNT: usize = 3;
 
 /// What `config show` answers of a holdfast.toml.
 #[derive(Debug, Serialize)]
-struct Shown {
+struct JobsShown {
     file: String,
     /// What holds for all jobs together.
     daemon: Vec<SettingDocument>,
-    jobs: Vec<JobDocument>,
+    jobs: Vec<ConfiguredJob>,
     /// What is hardly meant.
     doubts: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
-struct JobDocument {
+struct ConfiguredJob {
     name: String,
     kind: &'static str,
     enabled: bool,
@@ -42,7 +42,7 @@ struct JobDocument {
     settings: Vec<SettingDocument>,
 }
 
-impl Report for Shown {
+impl Report for JobsShown {
     fn command(&self) -> &'static str {
         "config show"
     }
@@ -84,7 +84,7 @@ fn settings(settings: &[SettingDocument], page: &mut Page) {
 pub(super) fn show(path: PathBuf, with_defaults: bool, context: &Context) -> Result<Exit, Error> {
     let file = path.display().to_string();
     let config = HoldfastFileArgs { config: Some(path) }.load(context)?;
-    context.report(&Shown {
+    context.report(&JobsShown {
         doubts: holdfast_file::doubts(&config, context),
         file,
         daemon: documents(&config.daemon.settings, with_defaults),
@@ -96,14 +96,14 @@ pub(super) fn show(path: PathBuf, with_defaults: bool, context: &Context) -> Res
     })
 }
 
-fn document(config: &Config, job: &Job, with_defaults: bool, context: &Context) -> JobDocument {
+fn document(config: &Config, job: &Job, with_defaults: bool, context: &Context) -> ConfiguredJob {
     let timing = job.timing(&crate::commands::service::daemon::host());
     let first = timing.next_after(time::now(), context.zone());
     let times = std::iter::successors(first, |last| timing.next_after(*last, context.zone())).take(NEXT_COUNT);
     let times = times.map(|time| time.saturating_add(timing.delay).unwrap_or(time));
     let times: Vec<_> = times.filter(|_| job.is_enabled).collect();
     let words = config.command(job).into_iter().map(|word| quoted(&word));
-    JobDocument {
+    ConfiguredJob {
         name: job.name.clone(),
         kind: job.kind.name,
         enabled: job.is_enabled,

@@ -16,7 +16,7 @@ use crate::output::{Page, Report, printable};
 
 /// What a check answers.
 #[derive(Debug, Serialize)]
-struct Checked {
+struct MonitorChecked {
     #[serde(skip)]
     command: &'static str,
     #[serde(skip)]
@@ -24,7 +24,7 @@ struct Checked {
     line: String,
 }
 
-impl Report for Checked {
+impl Report for MonitorChecked {
     fn command(&self) -> &'static str {
         self.command
     }
@@ -49,7 +49,7 @@ pub(super) fn run(
         Ok(config) => ask(&request(&args.providers(context), &config)),
         Err(error) => Check::unknown(&chain(&error).join(": ")),
     };
-    let reported = context.report(&Checked { command, level, line });
+    let reported = context.report(&MonitorChecked { command, level, line });
     reported.unwrap_or_else(|error| {
         context.console().error(&chain(&error), None);
         Exit::Check(Level::Unknown)

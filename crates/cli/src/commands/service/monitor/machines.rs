@@ -18,7 +18,7 @@ use crate::process::time;
 
 /// Arguments of `monitor machines`.
 #[derive(Debug, clap::Args)]
-pub(super) struct MachinesArgs {
+pub(super) struct MonitorMachinesArgs {
     /// Machines by name, which have to be there, or patterns ('web*'); all that have a snapshot where none is named
     #[arg(value_name = "MACHINE", value_parser = Glob::parse)]
     machines: Vec<Glob>,
@@ -30,7 +30,7 @@ pub(super) struct MachinesArgs {
     exclude_machine: Vec<Glob>,
 }
 
-impl Verb for MachinesArgs {
+impl Verb for MonitorMachinesArgs {
     const EXAMPLES: &'static [Example] = &[Example {
         wish: "Report machines without a backup for more than a day",
         line: "holdfast monitor machines -r /backup/vms --within 26h",
@@ -44,15 +44,15 @@ impl Verb for MachinesArgs {
 
 /// What it answers.
 #[derive(Debug, Serialize)]
-struct Checked {
+struct MachinesChecked {
     line: String,
-    machines: Vec<MachineDocument>,
+    machines: Vec<MonitoredMachine>,
     #[serde(skip)]
     level: Level,
 }
 
 #[derive(Debug, Serialize)]
-struct MachineDocument {
+struct MonitoredMachine {
     machine: String,
     /// When its newest snapshot is of; null where there is none.
     newest: Option<String>,
@@ -68,7 +68,7 @@ struct OfName {
     newest: Vec<Timestamp>,
 }
 
-impl Report for Checked {
+impl Report for MachinesChecked {
     fn command(&self) -> &'static str {
         "monitor machines"
     }
@@ -83,8 +83,8 @@ impl Report for Checked {
 }
 
 /// Checks.
-fn run(args: &MachinesArgs, context: &Context) -> Exit {
-    let checked = check(args, context).unwrap_or_else(|error| Checked {
+fn run(args: &MonitorMachinesArgs, context: &Context) -> Exit {
+    let checked = check(args, context).unwrap_or_else(|error| MachinesChecked {
         line: format!("{}: {}", Level::Unknown.word(), chain(&error).join(": ")),
         machines: Vec::new(),
         level: Level::Unknown,
@@ -95,7 +95,7 @@ fn run(args: &MachinesArgs, context: &Context) -> Exit {
     })
 }
 
-fn check(args: &MachinesArgs, context: &Context) -> Result<Checked, Error> {
+fn check(args: &MonitorMachinesArgs, context: &Context) -> Result<MachinesChecked, Error> {
     let repository = context.open_repository()?;
     let listed = list(
         &repository,
@@ -136,7 +136,7 @@ fn check(args: &MachinesArgs, context: &Context) -> Result<Checked, Error> {
 }
 
 /// The same, when there are snapshots of the future, which count for nothing.
-fn with_future(checked: Checked, future: &[(&str, Timestamp)]) -> Checked {
+fn with_future(checked: MachinesChecked, future: &[(&str, Timestamp)]) -> MachinesChecked {
     let Some((machine, time)) = future.first() else {
         return checked;
     };
@@ -151,18 +151,18 @@ fn with_future(checked: Checked, future: &[(&str, Timestamp)]) -> Checked {
 }
 
 /// The same, when snapshots were lost.
-fn with_loss(checked: Checked, first: &str, count: usize) -> Checked {
+fn with_loss(checked: MachinesChecked, first: &str, count: usize) -> MachinesChecked {
     warned(checked, &format!("{count} snapshots are lost: {first}"))
 }
 
 /// The same, and at least a warning.
-fn warned(checked: Checked, warning: &str) -> Checked {
+fn warned(checked: MachinesChecked, warning: &str) -> MachinesChecked {
     let level = match checked.level {
         Level::Ok => Level::Warning,
         other => other,
     };
     let what = checked.line.split_once(": ").map_or("", |(_, what)| what);
-    Checked {
+    MachinesChecked {
         line: format!("{}: {what}; {warning}", level.word()),
         level,
         ..checked
@@ -170,7 +170,12 @@ fn warned(checked: Checked, warning: &str) -> Checked {
 }
 
 /// What to say of machines whose newest snapshots are of these times.
-fn judge(args: &MachinesArgs, newest: &BTreeMap<String, OfName>, oldest: Timestamp, damaged_count: usize) -> Checked {
+fn judge(
+    args: &MonitorMachinesArgs,
+    newest: &BTreeMap<String, OfName>,
+    oldest: Timestamp,
+    damaged_count: usize,
+) -> MachinesChecked {
     let is_excluded = |name: &str| args.exclude_machine.iter().any(|glob| glob.matches(name));
     let is_meant = |name: &str| args.machines.is_empty() || args.machines.iter().any(|glob| glob.matches(name));
     // Who is named in full has to be there.
@@ -191,14 +196,14 @@ fn judge(args: &MachinesArgs, newest: &BTreeMap<String, OfName>, oldest: Timesta
     let machine = |name: String| {
         let of_name = newest.get(&name).map_or(&[][..], |of_name| &of_name.newest);
         let time = of_name.iter().max();
-        MachineDocument {
+        MonitoredMachine {
             newest: time.map(ToString::to_string),
             is_fresh: time.is_some_and(|time| *time >= oldest),
             machine_count: of_name.len(),
             machine: name,
         }
     };
-    let machines: Vec<MachineDocument> = names.into_iter().map(machine).collect();
+    let machines: Vec<MonitoredMachine> = names.into_iter().map(machine).collect();
     let old = machines
         .iter()
         .filter(|machine| !machine.is_fresh)
@@ -231,7 +236,7 @@ fn judge(args: &MachinesArgs, newest: &BTreeMap<String, OfName>, oldest: Timesta
             format!("{count} snapshots cannot be read, of whatever machines"),
         ),
     };
-    Checked {
+    MachinesChecked {
         line: format!("{}: {what}", level.word()),
         machines,
         level,
@@ -239,7 +244,7 @@ fn judge(args: &MachinesArgs, newest: &BTreeMap<String, OfName>, oldest: Timesta
 }
 
 /// What to say of a name that several machines have: the newest snapshot hides one that is not backed up any more.
-fn said_of_shared(machine: &MachineDocument, newest: &BTreeMap<String, OfName>, oldest: Timestamp) -> String {
+fn said_of_shared(machine: &MonitoredMachine, newest: &BTreeMap<String, OfName>, oldest: Timestamp) -> String {
     let times = newest.get(&machine.machine).map_or(&[][..], |of_name| &of_name.newest);
     let old: Vec<String> = times
         .iter()
@@ -264,11 +269,11 @@ mod tests {
     use holdfast_policy::Glob;
     use holdfast_policy::sanoid::Level;
 
-    use super::{MachinesArgs, OfName, judge, with_future};
+    use super::{MonitorMachinesArgs, OfName, judge, with_future};
 
     fn line(machines: &[&str], excluded: &[&str], damaged_count: usize) -> (Level, String) {
         let globs = |texts: &[&str]| texts.iter().map(|text| Glob::parse(text).unwrap()).collect();
-        let args = MachinesArgs {
+        let args = MonitorMachinesArgs {
             machines: globs(machines),
             within: "26h".parse().unwrap(),
             exclude_machine: globs(excluded),
@@ -309,7 +314,7 @@ mod tests {
 
     #[test]
     fn a_snapshot_of_the_future_is_a_warning() {
-        let args = MachinesArgs {
+        let args = MonitorMachinesArgs {
             machines: Vec::new(),
             within: "26h".parse().unwrap(),
             exclude_machine: Vec::new(),

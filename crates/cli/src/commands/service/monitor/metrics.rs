@@ -18,7 +18,7 @@ use crate::context::sanoid_file;
 use crate::errors::Error;
 use crate::exit::Exit;
 use crate::machines::runs;
-use crate::output::prometheus::{Metric, Value, exposition};
+use crate::output::prometheus::{Metric, MetricValue, exposition};
 use crate::output::{Page, Report};
 
 #[derive(Debug, clap::Args)]
@@ -131,7 +131,7 @@ fn metrics(report: &MonitorReport, now: Timestamp) -> Vec<Metric> {
         "holdfast_monitor_last_run_timestamp_seconds",
         "When these figures were found out.",
     );
-    run.add(&[], Value::Whole(seconds(now)));
+    run.add(&[], MetricValue::Whole(seconds(now)));
     let mut levels = Metric::new(
         "holdfast_check_level",
         "What the check says: 0 OK, 1 warning, 2 critical, 3 unknown.",
@@ -142,7 +142,7 @@ fn metrics(report: &MonitorReport, now: Timestamp) -> Vec<Metric> {
         ("capacity", &report.capacity),
     ];
     for (name, check) in checks {
-        levels.add(&[("check", name)], Value::Whole(check.level.code().into()));
+        levels.add(&[("check", name)], MetricValue::Whole(check.level.code().into()));
     }
     let mut all = vec![run, levels];
     all.extend(of_datasets(&report.datasets));
@@ -173,7 +173,7 @@ fn of_datasets(datasets: &[DatasetFigures]) -> [Metric; 4] {
         let labels = [("dataset", &dataset.dataset[..])];
         let add = |metric: &mut Metric, value: Option<u64>| {
             if let Some(value) = value {
-                metric.add(&labels, Value::Whole(value));
+                metric.add(&labels, MetricValue::Whole(value));
             }
         };
         add(&mut met, dataset.is_fresh.map(u64::from));
@@ -202,11 +202,11 @@ fn of_snapshots(datasets: &[DatasetFigures], now: Timestamp) -> [Metric; 4] {
     for dataset in datasets {
         for figures in &dataset.types {
             let labels = [("dataset", &dataset.dataset[..]), ("type", figures.kind.name())];
-            count.add(&labels, Value::Whole(figures.count));
-            used.add(&labels, Value::Whole(figures.used_bytes));
+            count.add(&labels, MetricValue::Whole(figures.count));
+            used.add(&labels, MetricValue::Whole(figures.used_bytes));
             if let Some(time) = figures.newest {
-                newest.add(&labels, Value::Whole(seconds(time)));
-                age.add(&labels, Value::Whole(seconds(now).saturating_sub(seconds(time))));
+                newest.add(&labels, MetricValue::Whole(seconds(time)));
+                age.add(&labels, MetricValue::Whole(seconds(now).saturating_sub(seconds(time))));
             }
         }
     }
@@ -229,15 +229,18 @@ fn of_pools(pools: &[PoolFigures]) -> [Metric; 5] {
         let pool = ("pool", &state.name[..]);
         let other = Some(&state.health[..]).filter(|health| !STATES.contains(health));
         for word in STATES.into_iter().chain(other) {
-            health.add(&[pool, ("state", word)], Value::Whole((word == state.health).into()));
+            health.add(
+                &[pool, ("state", word)],
+                MetricValue::Whole((word == state.health).into()),
+            );
         }
         if let Some(percent) = percent(&state.capacity) {
-            used.add(&[pool], Value::Ratio(f64::from(percent) / 100.0));
+            used.add(&[pool], MetricValue::Ratio(f64::from(percent) / 100.0));
         }
         if let Some(room) = room {
-            size.add(&[pool], Value::Whole(room.size_bytes));
-            allocated.add(&[pool], Value::Whole(room.allocated_bytes));
-            free.add(&[pool], Value::Whole(room.free_bytes));
+            size.add(&[pool], MetricValue::Whole(room.size_bytes));
+            allocated.add(&[pool], MetricValue::Whole(room.allocated_bytes));
+            free.add(&[pool], MetricValue::Whole(room.free_bytes));
         }
     }
     [health, used, size, allocated, free]
