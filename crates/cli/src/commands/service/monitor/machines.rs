@@ -169,16 +169,10 @@ fn warned(checked: MachinesChecked, warning: &str) -> MachinesChecked {
     }
 }
 
-/// What to say of machines whose newest snapshots are of these times.
-fn judge(
-    args: &MonitorMachinesArgs,
-    newest: &BTreeMap<String, OfName>,
-    oldest: Timestamp,
-    damaged_count: usize,
-) -> MachinesChecked {
+/// Names that the command line selects. A name without a pattern is checked whether or not it has snapshots.
+fn names_to_check(args: &MonitorMachinesArgs, newest: &BTreeMap<String, OfName>) -> Vec<String> {
     let is_excluded = |name: &str| args.exclude_machine.iter().any(|glob| glob.matches(name));
     let is_meant = |name: &str| args.machines.is_empty() || args.machines.iter().any(|glob| glob.matches(name));
-    // Who is named in full has to be there.
     let named = args
         .machines
         .iter()
@@ -193,6 +187,16 @@ fn judge(
     names.retain(|name| !is_excluded(name));
     names.sort();
     names.dedup();
+    names
+}
+
+/// What to say of machines whose newest snapshots are of these times.
+fn judge(
+    args: &MonitorMachinesArgs,
+    newest: &BTreeMap<String, OfName>,
+    oldest: Timestamp,
+    damaged_count: usize,
+) -> MachinesChecked {
     let machine = |name: String| {
         let of_name = newest.get(&name).map_or(&[][..], |of_name| &of_name.newest);
         let time = of_name.iter().max();
@@ -203,7 +207,7 @@ fn judge(
             machine: name,
         }
     };
-    let machines: Vec<MonitoredMachine> = names.into_iter().map(machine).collect();
+    let machines: Vec<MonitoredMachine> = names_to_check(args, newest).into_iter().map(machine).collect();
     let old = machines
         .iter()
         .filter(|machine| !machine.is_fresh)
