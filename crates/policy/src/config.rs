@@ -1,6 +1,6 @@
 //! `holdfast.toml`: what is done when, by which rules, and who is told.
 //!
-//! [`Config::parse`] reads the text, and tells all that is wrong with it at once, each with its line. It looks at nothing else: whether
+//! [`Config::parse`] reads the text, and lists everything that is wrong with it at once, each with its line. It looks at nothing else: whether
 //! a repository or a machine is there is seen by those who act. What a job may be is in `kinds.rs`, a table; what settings sections
 //! have is in `keys.rs`. `docs/configuration.md` describes the file for people.
 

@@ -54,7 +54,7 @@ impl HoldfastFileArgs {
                 Kind::Refused,
                 format!("{}: {}", path.display(), errors.first().map_or("", String::as_str)),
                 format!(
-                    "holdfast config check {} tells all that is wrong with it",
+                    "holdfast config check {} lists everything that is wrong with it",
                     path.display()
                 ),
             )

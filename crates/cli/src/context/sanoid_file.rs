@@ -63,7 +63,7 @@ pub fn parse(args: &SanoidFileArgs) -> Result<SanoidConfig, Error> {
         Error::refused(
             Kind::Refused,
             format!("{}: {first}", args.file.display()),
-            "holdfast config check tells all that is wrong with it",
+            "holdfast config check lists everything that is wrong with it",
         )
     })
 }

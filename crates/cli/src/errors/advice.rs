@@ -134,7 +134,7 @@ fn host_advice(error: &HostError) -> Advice {
         HostError::Unreachable { address, .. } if address.ends_with(holdfast_host::virtualbox::PROGRAM) => advice(
             Exit::Error,
             Kind::Io,
-            "VBoxManage list vms tells whether it works at all",
+            "check with VBoxManage list vms whether it works at all",
         ),
         HostError::Unreachable { address, .. } if address.contains('/') && !address.contains("://") => advice(
             Exit::Error,
@@ -462,7 +462,7 @@ fn key_advice(error: &KeyError) -> Advice {
         KeyError::SlotsNotTried { .. } | KeyError::TooManySlots { .. } => advice(
             Exit::Error,
             Kind::Key,
-            "give --key-slot ID, the slot that is yours (holdfast key list told it when it was made), or the paper key; and delete what others have put into keys/",
+            "give --key-slot ID, your own slot (holdfast key list showed it when it was made), or the paper key; and delete what others have put into keys/",
         ),
         KeyError::NoSuchSlot { .. } => advice(Exit::Error, Kind::NotFound, "holdfast key list shows the key slots"),
         KeyError::LastSlot { .. } => advice(

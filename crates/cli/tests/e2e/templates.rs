@@ -170,7 +170,7 @@ fn only_what_somebody_vouches_for_is_pulled() {
         let words = [&pull_words(name, "x.raw")[..], &["--unsigned"]].concat();
         let output = rig.code(3, &words);
         assert!(
-            stderr(&output).contains("nobody whose signature counts"),
+            stderr(&output).contains("has no signature that is trusted"),
             "{}",
             stderr(&output)
         );

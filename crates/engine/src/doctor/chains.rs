@@ -33,7 +33,7 @@ fn chains(description: &Description) -> Vec<(String, Vec<PathBuf>)> {
 /// Every image that a machine of the same hypervisor has: now, when it starts the next time, or in a snapshot.
 pub(super) fn used_images(request: &DoctorRequest<'_>) -> Result<Vec<PathBuf>, String> {
     let words = |error: holdfast_host::Error| error.to_string();
-    let hypervisor = request.neighbours.ok_or("nobody can tell which machines have it")?;
+    let hypervisor = request.neighbours.ok_or("it is not known which machines use it")?;
     let mut used = vec![];
     for summary in hypervisor.machines().map_err(words)? {
         let machine = hypervisor.machine(&summary.uuid).map_err(words)?;

@@ -138,7 +138,7 @@ impl Diagnosis<'_> {
                 machine: Some(machine.name.clone()),
                 kind: FindingKind::Paused,
                 what: format!(
-                    "it stands still: run {} had stopped it for its instant, and died",
+                    "it is paused: run {} paused it for its point in time, and died",
                     noted.record.run
                 ),
                 since_ms: Some(noted.record.start_ms),
@@ -146,7 +146,7 @@ impl Diagnosis<'_> {
                 remedy: Action::Repair(Repair::Resume, "let it run on".to_owned()),
             }),
             None => self.notes.push(format!(
-                "{} stands still; no backup of ours did that, as far as the journal tells, so it stays so",
+                "{} is paused; according to the journal no backup did that, so it stays paused",
                 machine.name
             )),
         }
@@ -159,7 +159,7 @@ impl Diagnosis<'_> {
                 machine: Some(machine.name.clone()),
                 kind: FindingKind::AgentSilent,
                 what: format!(
-                    "its guest agent is there and does not answer, so nobody knows whether it is frozen: {why}"
+                    "its guest agent does not answer, so it is not known whether its file systems are frozen: {why}"
                 ),
                 since_ms: None,
                 is_danger: false,
@@ -262,10 +262,7 @@ impl Diagnosis<'_> {
             .unwrap_or_default();
         let (what, remedy) = match &job.status[..] {
             "concluded" => (
-                format!(
-                    "its {} job {} has ended{why}, and nobody has taken it away",
-                    job.kind, job.id
-                ),
+                format!("its {} job {} has ended{why}, and was not dismissed", job.kind, job.id),
                 Action::Repair(Repair::DismissJob(job.id.clone()), "take it away".to_owned()),
             ),
             "ready" | "paused" | "standby" | "pending" => {
@@ -275,7 +272,7 @@ impl Diagnosis<'_> {
                 }
                 (
                     format!(
-                        "its {} job {} is {}{why} and waits for somebody",
+                        "its {} job {} is {}{why} and waits for a decision",
                         job.kind, job.id, job.status
                     ),
                     Action::Advice(job_advice(machine, job, target)),
@@ -283,7 +280,7 @@ impl Diagnosis<'_> {
             }
             _ if job.has_failed_io => (
                 format!(
-                    "its {} job {} stands still: reading or writing failed{why}",
+                    "its {} job {} has stopped: reading or writing failed{why}",
                     job.kind, job.id
                 ),
                 Action::Advice(job_advice(machine, job, target)),
@@ -309,16 +306,13 @@ impl Diagnosis<'_> {
     fn leftovers(&mut self) {
         for Leftover { path, kind, since_ms } in &self.seen.leftovers {
             let (what, repair) = match kind {
-                LeftoverKind::Socket => (
-                    "a socket at which nobody listens any more",
-                    Repair::DeleteFolder(path.clone()),
-                ),
+                LeftoverKind::Socket => ("a socket without a server", Repair::DeleteFolder(path.clone())),
                 LeftoverKind::Scratch => (
-                    "a folder with scratch files that nobody has open",
+                    "a folder with scratch files that no process has open",
                     Repair::DeleteFolder(path.clone()),
                 ),
                 LeftoverKind::Probe => (
-                    "a file with which somebody tried whether files can be cloned, and was killed",
+                    "a file by which a killed process tested whether files can be cloned",
                     Repair::DeleteFile(path.clone()),
                 ),
                 LeftoverKind::UnfinishedFolder => (

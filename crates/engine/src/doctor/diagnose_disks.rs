@@ -23,7 +23,7 @@ pub(super) fn bitmaps(diagnosis: &mut Diagnosis<'_>, machine: &SeenMachine) {
                 is_bitmap_of(&bitmap.name, &repository.id) && !repository.needed.contains(&bitmap.name)
             });
             let why = match (bitmap.is_inconsistent, is_obsolete) {
-                (true, _) => "is inconsistent: QEMU was killed before it could save it, and nobody can rely on it",
+                (true, _) => "is inconsistent: QEMU was killed before it could save it, and it cannot be relied on",
                 (false, true) => "is needed by no snapshot in the repository, and costs a little at each write",
                 (false, false) => continue,
             };
@@ -199,7 +199,7 @@ fn overlay(diagnosis: &mut Diagnosis<'_>, machine: &SeenMachine, disk: &SeenDisk
         machine: Some(machine.name.clone()),
         kind: FindingKind::Overlay,
         what: format!(
-            "disk {} is on a forgotten overlay, which no snapshot of libvirt knows: {}; whoever deletes that loses data",
+            "disk {} is on an orphaned overlay, which belongs to no snapshot of libvirt: {}; deleting it loses data",
             disk.target,
             files.join(", ")
         ),

@@ -52,7 +52,7 @@ fn of_work(seen: &SeenWork, notes: &mut Vec<String>) -> Option<Finding> {
         }
         Liveness::Unknown => {
             notes.push(format!(
-                "whether the {word} of {} is at work cannot be told from here: ask again on its host",
+                "it is not known here whether the {word} of {} still runs: check on its host",
                 work.machine
             ));
             return None;
@@ -86,7 +86,7 @@ fn of_work(seen: &SeenWork, notes: &mut Vec<String>) -> Option<Finding> {
         (UnfinishedKind::Clone, Some(true)) => finding(
             FindingKind::Clone,
             format!(
-                "the clone {} of {} is whole, and whoever made it died before he had noted that",
+                "the clone {} of {} is complete, and its process died before it noted that",
                 work.machine, work.of
             ),
             Some(work.start_ms),
@@ -160,7 +160,7 @@ fn of_cut(cut: &IncompleteSet) -> Finding {
         ),
         // Nothing says for certain that it was a process of this program.
         None => Action::Advice(format!(
-            "holdfast host remove {}, unless somebody needs what is in {it}: each by itself is as after a power cut",
+            "holdfast host remove {}, unless you need what is in {it}: each by itself is as after a power cut",
             names.join(" ")
         )),
     };
@@ -177,18 +177,14 @@ fn of_clone(seen: &SeenClone, all: &Seen) -> Option<Finding> {
         return None;
     }
     let what = match seen.machine() {
-        None => format!("{name} is a clone that somebody made to look into a host snapshot, which cannot go before it"),
+        None => format!("{name} is a clone made to look into a host snapshot, which cannot be removed before it"),
         Some(machine) => format!("{name} is a clone for the machine {machine}, which was killed on its way"),
     };
     let kind = match seen.machine() {
         None => FindingKind::Leftover,
         Some(_) => FindingKind::Clone,
     };
-    let by_hand = || {
-        Action::Advice(format!(
-            "zfs destroy {name}, when nobody is at work with it and no machine has it"
-        ))
-    };
+    let by_hand = || Action::Advice(format!("zfs destroy {name}, when no process and no machine uses it"));
     let remedy = match (&seen.user, seen.machine()) {
         _ if seen.life == Liveness::Unknown => by_hand(),
         (Some(user), Some(_)) => Action::Repair(
@@ -221,7 +217,7 @@ fn half_notes(host: &SeenHost) -> impl Iterator<Item = Finding> {
     host.half_notes.iter().map(|(path, since_ms)| {
         finding(
             FindingKind::Leftover,
-            format!("{} is half of a note, by somebody who was killed", path.display()),
+            format!("{} is an incomplete note of a killed process", path.display()),
             *since_ms,
             Action::Repair(Repair::DeleteFile(path.clone()), "delete it".to_owned()),
         )

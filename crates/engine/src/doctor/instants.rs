@@ -109,10 +109,10 @@ pub(super) fn diagnose(seen: &SeenInstant) -> Option<Finding> {
             let how = if state.has_server {
                 "it runs from the snapshot as long as the server of its disks lives"
             } else {
-                "the server of its disks is dead, so it stands still as soon as it needs them"
+                "the server of its disks is dead, so it stops as soon as it needs them"
             };
             Some(finding(
-                format!("its disks are not filled yet, and nobody fills them; {how}"),
+                format!("its disks are not filled yet, and no process fills them; {how}"),
                 !state.has_server,
                 Action::Advice(format!("holdfast resume {owner} goes on")),
             ))
@@ -120,7 +120,7 @@ pub(super) fn diagnose(seen: &SeenInstant) -> Option<Finding> {
         (Some(_), ..) => Some(finding(
             format!("what is known of its instant restore cannot be read: {folder}"),
             true,
-            Action::Advice("bring its file job.json back; until then nobody can go on".to_owned()),
+            Action::Advice("restore its file job.json; until then the job cannot be resumed".to_owned()),
         )),
         // Known by a server that ran a moment ago: of another libvirt of this host, which tells of it.
         (None, Some(_), Some(state)) if state.has_begun && !seen.is_near => None,
@@ -166,7 +166,7 @@ pub(super) fn abandon(request: &DoctorRequest<'_>, folder: &Path, clock: &dyn Cl
     let job = InstantJob::read(folder).map_err(words)?;
     let state = job.state().map_err(words)?;
     if state.is_attended || state.has_begun {
-        return Err("somebody goes on with it".to_owned());
+        return Err("another process has resumed it".to_owned());
     }
     let used = used_images(request)?;
     job.abandon(&|path| is_used(&used, path), clock).map_err(words)?;

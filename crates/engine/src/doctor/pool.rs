@@ -212,13 +212,13 @@ fn diagnose_snapshots(title: &str, seen: &SeenSnapshots, notes: &mut Vec<String>
         }
         SnapshotOwner::Ours(Liveness::Unknown) => {
             notes.push(format!(
-                "whether the backup is at work that has made the snapshot {names} of {machine} of {title} cannot be told: ask again when none is"
+                "it is not known whether the backup that made the snapshot {names} of {machine} of {title} still runs: try again when no backup runs"
             ));
             return None;
         }
         SnapshotOwner::Another => {
             notes.push(format!(
-                "{title} has the snapshot {names} of {machine}, of a backup by another host or user: holdfast doctor tells more there; where nobody backs up from there any more, delete it by the pool's own means"
+                "{title} has the snapshot {names} of {machine}, of a backup by another host or user: run holdfast doctor there; if no backups run there any more, delete it by the pool's own means"
             ));
             return None;
         }

@@ -39,7 +39,7 @@ pub(super) fn forget_states(request: &DoctorRequest<'_>, job: Job<'_>) -> Repair
     let swept = sweep_states(states(request)?, storage(request)?.providers, Execution::Execute, job);
     let swept = swept.map_err(|error| error.to_string())?;
     if swept.was_busy {
-        return Err("somebody is keeping states at this moment".to_owned());
+        return Err("states are being stored at this moment".to_owned());
     }
     Ok(format!("forgot {} states", swept.forgotten.len()))
 }
@@ -79,7 +79,7 @@ pub(super) fn remove_half_clone(request: &DoctorRequest<'_>, uuid: &str) -> Repa
     let states = states(request)?;
     let used = used_images(request)?;
     let work = states.unfinished_on(uuid).map_err(|error| error.to_string())?;
-    let work = work.ok_or("somebody else has seen to it")?;
+    let work = work.ok_or("another process has taken care of it")?;
     let (mut deleted, mut kept) = (Vec::new(), Vec::new());
     for file in left_files(&work) {
         let is_whole = work.files.iter().any(|made| made.path == file);
@@ -144,7 +144,7 @@ pub(super) fn remove_cut(
 pub(super) fn remove_instant(request: &DoctorRequest<'_>, set: &str, job: Job<'_>) -> RepairResult {
     let (storage, states) = (storage(request)?, states(request)?);
     let work = states.unfinished_on(set).map_err(|error| error.to_string())?;
-    let work = work.ok_or("somebody else has seen to it")?;
+    let work = work.ok_or("another process has taken care of it")?;
     let mut kept = Vec::new();
     for name in work.safety.iter().filter_map(|text| HostSnapshotName::parse(text)) {
         let removed = remove_unless_needed(storage.providers, &name).map_err(|error| error.to_string())?;

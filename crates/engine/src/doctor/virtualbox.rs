@@ -89,7 +89,7 @@ pub(super) fn diagnose(seen: &SeenBox, notes: &mut Vec<String>) -> Option<Findin
         }
         Liveness::Unknown => {
             notes.push(format!(
-                "whether the backup is at work that has made a snapshot of {}, a machine of VirtualBox, cannot be told: ask again when none is",
+                "it is not known whether the backup that made a snapshot of {}, a machine of VirtualBox, still runs: try again when no backup runs",
                 seen.name
             ));
             return None;

@@ -14,7 +14,7 @@ use super::import::{correct, open_options, tell, threads};
 use crate::job::{Job, Result, Unit};
 
 /// What is said of a packed stream of zstd that nothing shows to be whole, though its frames could be ours.
-pub const MAY_BE_CUT: &str = "frames as long as those of holdfast compress stand where no index tells of them: if they are its own, a part is missing or came twice";
+pub const MAY_BE_CUT: &str = "frames as long as those of holdfast compress stand where no index lists them: if they are its own, a part is missing or came twice";
 
 /// What was found good.
 #[derive(Debug, Clone, PartialEq, Eq)]

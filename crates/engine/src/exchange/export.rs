@@ -396,7 +396,7 @@ impl<'m> Exported<'m> {
             libvirt::read(text)?
         } else {
             job.progress.warning(&format!(
-                "{}: nobody knows what the machine consists of, so it gets one processor and 2 GiB of memory",
+                "{}: the hardware of the machine is not known, so it gets one processor and 2 GiB of memory",
                 content.why_unknown
             ));
             Translated {

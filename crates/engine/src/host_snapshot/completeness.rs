@@ -106,7 +106,7 @@ impl<'a> SetCompleteness<'a> {
         let is_unfinished = told.contains(&Some(false));
         match &sets[..] {
             _ if is_unfinished => SetState::No(
-                "whoever made its host snapshots died before all of them were made, so they may be of several instants"
+                "the process that made its host snapshots died before all of them were made, so they may be of several points in time"
                     .to_owned(),
             ),
             [Some(_)] => SetState::Yes,

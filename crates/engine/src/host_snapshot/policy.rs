@@ -173,7 +173,7 @@ impl PolicyRun<'_> {
         match sweep_states(store, self.request.providers, Execution::Execute, self.job) {
             Ok(report) => report.forgotten.len(),
             Err(error) => {
-                let message = format!("states of machines that nobody needs are not forgotten: {error}");
+                let message = format!("states of machines that are no longer needed were not removed: {error}");
                 self.job.progress.warning(&message);
                 0
             }

@@ -63,7 +63,7 @@ pub(super) fn remove_looked_at(
         let provider = providers.of_dataset(&snapshot.name.dataset);
         let held = || match snapshot.hold_count {
             0 => None,
-            1 => Some("somebody holds it".to_owned()),
+            1 => Some("it has a hold".to_owned()),
             count => Some(format!("{count} hold it")),
         };
         let destroy = || provider.destroy_this(&snapshot).err().map(|error| error.to_string());

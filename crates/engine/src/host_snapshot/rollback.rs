@@ -156,8 +156,7 @@ impl HostRestore<'_> {
     /// What was noted of the work goes.
     fn has_ended(&self, uuid: &str, job: Job<'_>) {
         if let Err(error) = self.states.forget_unfinished(uuid) {
-            let message =
-                format!("it is done, and still noted as if it were not: {error}; holdfast doctor tells of it");
+            let message = format!("it is done, and still noted as unfinished: {error}; holdfast doctor reports it");
             job.progress.warning(&message);
         }
     }

@@ -19,7 +19,7 @@ use crate::machine::state::scratch::listen;
 const NO_WRITES: Duration = Duration::from_secs(1);
 
 impl Session<'_> {
-    /// Takes the memory; `within` is called when it is complete and the machine stands still.
+    /// Takes the memory; `within` is called when it is complete and the machine is paused.
     pub(super) fn send_memory(&mut self, wish: &MemoryWish, job: Job<'_>, within: &mut dyn FnMut()) -> Result<Memory> {
         let machine = self.report.name.clone();
         let monitor = self.guest.machine.monitor();

@@ -35,7 +35,7 @@ pub(crate) fn tell_of_contradictions(
         };
         if let Some(first) = report.problems.iter().find(|problem| is_told(problem, &layer)) {
             progress.warning(&format!(
-                "{} contradicts itself, and what is read of it may be wrong: {} (holdfast image check tells all)",
+                "{} contradicts itself, and what is read of it may be wrong: {} (holdfast image check lists all)",
                 layer.path.display(),
                 first.kind
             ));

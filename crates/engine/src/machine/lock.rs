@@ -185,7 +185,7 @@ fn holder(file: &mut File, work: Work) -> String {
         .and_then(|process| u32::try_from(process).ok());
     let what = match work {
         Work::Backup => "another backup of it",
-        Work::Instant => "somebody who freezes or stops it",
+        Work::Instant => "another process that freezes or pauses it",
     };
     let Some(process) = process else {
         return what.to_owned();

@@ -16,7 +16,7 @@ use super::watchdog::Guard;
 use crate::job::{Job, Unit};
 
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
-/// The same while the machine stands still.
+/// The same while the machine is paused.
 const QUICK_INTERVAL: Duration = Duration::from_millis(5);
 /// How often going over to the base is tried: the guest may write just then.
 const PIVOT_COUNT: u32 = 50;

@@ -118,7 +118,7 @@ impl AgentCheck {
             Ok(true) => Self::Unfit(holdfast_host::Error::Refused {
                 action: "freeze the file systems of",
                 machine: guest.machine.name().to_owned(),
-                reason: "somebody else has frozen them".to_owned(),
+                reason: "another process has frozen them".to_owned(),
             }),
             Err(error) => Self::Unfit(error),
         })

@@ -413,9 +413,10 @@ impl<'a> RepositoryCopy<'a> {
         }
         let id = first.id;
         if id != ours {
-            self.job
-                .progress
-                .note(&format!("{} was copied by somebody else at the same time", manifest.id));
+            self.job.progress.note(&format!(
+                "{} was copied by another process at the same time",
+                manifest.id
+            ));
         }
         self.holdings.add(first);
         Ok(id)

@@ -108,7 +108,7 @@ fn vouched(entry: &Entry, trust: &Trust<'_>, unsigned: Unsigned, job: Job<'_>) -
     if !matches!(signed, SignedBy::Signed(Verdict::Good { .. })) {
         let label = &entry.statement.label;
         job.progress.warning(&format!(
-            "nobody whose signature counts vouches for {label}: whoever can write to the repository may have made it"
+            "{label} has no signature that is trusted: it may come from anyone who can write to the repository"
         ));
     }
     Ok(signed)

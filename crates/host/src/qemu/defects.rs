@@ -72,7 +72,7 @@ pub const DEFECTS: [Defect; 8] = [
         since: OLDEST,
         fixed: &[QemuVersion::new(9, 0, 0)],
         trigger: "blockdev-add puts a filter or a snapshot-access node on a node in an iothread that has requests on their way",
-        instead: "such nodes are added while the machine stands still, when no request is on its way; none above drivers that are always \
+        instead: "such nodes are added while the machine is paused, when no request is on its way; none above drivers that are always \
                   waited for",
         source: "seen with 7.2.22, at the first filter that is added with four writes on their way: \"qemu_mutex_unlock_impl: Operation not permitted\"; the \
                  lock of contexts is gone in 9.0 (\"block: remove AioContext locking\")",

@@ -46,7 +46,7 @@ pub struct CutRequest {
     pub listener: OwnedFd,
     /// Where the machine's memory goes, if it is wanted, and how it is taken.
     pub memory: Option<(MemoryPipe, MemoryMode)>,
-    /// Whether the machine stands still for the instant.
+    /// Whether the machine is paused for the instant.
     pub standstill: Standstill,
 }
 

@@ -365,7 +365,7 @@ fn on_a_busy_host<T>(work: impl FnOnce() -> T) -> T {
     })
 }
 
-/// Why filters of such disks wait until the machine stands still: see `Danger::NodeOnBusyIothread`.
+/// Why filters of such disks wait until the machine is paused: see `Danger::NodeOnBusyIothread`.
 #[test]
 fn a_filter_on_a_busy_iothread_ends_a_qemu_before_9() {
     let lab = lab();

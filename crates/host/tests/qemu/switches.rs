@@ -153,7 +153,7 @@ fn what_was_prepared_and_given_up_leaves_nothing_behind() {
     assert_eq!(lab.everything(), before);
 }
 
-/// Where switches cannot be moved, the machine stands still, and devices are put on their filters one by one.
+/// Where switches cannot be moved, the machine is paused, and devices are put on their filters one by one.
 #[test]
 fn a_qemu_that_turns_no_switches_is_stopped() {
     let lab = Lab::new(&["qcow2", "raw"]);
@@ -176,7 +176,7 @@ fn a_qemu_that_turns_no_switches_is_stopped() {
     }
 }
 
-/// Disks that QEMU copies get all that stands on them while the machine stands still, and nothing else is done meanwhile.
+/// Disks that QEMU copies get all that stands on them while the machine is paused, and nothing else is done meanwhile.
 #[test]
 fn disks_that_are_copied_take_three_commands_each_while_the_machine_stands_still() {
     let lab = Lab::new(&["qcow2", "raw"]);

@@ -124,7 +124,7 @@ struct FindingDocument {
     /// What a person can do; null where --fix does it.
     advice: Option<String>,
     /// What was done; null where nothing was.
-    mended: Option<String>,
+    repaired: Option<String>,
     /// Why mending failed; null where it did not.
     error: Option<String>,
 }
@@ -136,7 +136,7 @@ impl From<&Outcome> for FindingDocument {
             Action::Repair(_, words) => (Some(words.clone()), None),
             Action::Advice(words) => (None, Some(words.clone())),
         };
-        let (mended, error) = match &outcome.result {
+        let (repaired, error) = match &outcome.result {
             FindingState::Left => (None, None),
             FindingState::Mended(words) => (Some(words.clone()), None),
             FindingState::Failed(words) => (None, Some(words.clone())),
@@ -150,7 +150,7 @@ impl From<&Outcome> for FindingDocument {
             is_danger: finding.is_danger,
             fix,
             advice,
-            mended,
+            repaired,
             error,
         }
     }
@@ -158,7 +158,7 @@ impl From<&Outcome> for FindingDocument {
 
 impl FindingDocument {
     fn human(&self, page: &mut Page) {
-        let style = match (&self.mended, self.is_danger) {
+        let style = match (&self.repaired, self.is_danger) {
             (Some(_), _) => Style::Good,
             (None, true) => Style::Bad,
             (None, false) => Style::Warning,
@@ -174,17 +174,17 @@ impl FindingDocument {
             .map(|since| format!(" (since {since})"))
             .unwrap_or_default();
         page.styled(style, &format!("{machine}{}{since}", self.what));
-        if self.is_danger && self.mended.is_none() {
+        if self.is_danger && self.repaired.is_none() {
             page.line("  the machine is in danger");
         }
         let lines = [
-            ("mended", &self.mended),
-            ("NOT mended", &self.error),
+            ("repaired", &self.repaired),
+            ("NOT repaired", &self.error),
             (
                 "--fix would",
                 self.fix
                     .as_ref()
-                    .map_or(&None, |_| if self.mended.is_some() { &None } else { &self.fix }),
+                    .map_or(&None, |_| if self.repaired.is_some() { &None } else { &self.fix }),
             ),
             ("to do", &self.advice),
         ];
@@ -217,7 +217,7 @@ impl Report for Examined {
             let datasets = units::counted(self.datasets.len() as u64, "dataset", "datasets");
             machines = format!("{machines}, and {datasets} by name,");
         }
-        let is_left = |finding: &&FindingDocument| finding.mended.is_none();
+        let is_left = |finding: &&FindingDocument| finding.repaired.is_none();
         let left = self.findings.iter().filter(is_left).count() as u64;
         if self.is_healthy {
             page.styled(Style::Good, &format!("{machines} examined: all is well"));

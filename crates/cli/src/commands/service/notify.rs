@@ -60,7 +60,7 @@ impl Report for Sent {
 
     fn human(&self, page: &mut Page) {
         match &self.error {
-            Some(error) => page.styled(Style::Bad, &format!("{} could not be told: {error}", self.name)),
+            Some(error) => page.styled(Style::Bad, &format!("{} could not be notified: {error}", self.name)),
             None => page.line(&format!(
                 "a test message was handed over for {}, by {}",
                 self.name, self.by

@@ -92,7 +92,7 @@ impl Report for RunsListed {
             page.styled(
                 Style::Bad,
                 &format!(
-                    "{} could not be told that {} ({}): {error}",
+                    "{} could not be notified that {} ({}): {error}",
                     notice.to, notice.subject, notice.time
                 ),
             );

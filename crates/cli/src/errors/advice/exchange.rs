@@ -175,7 +175,7 @@ fn virtualbox_advice(error: &VirtualBoxError) -> Advice {
             "leave the disk out with --exclude, or have VirtualBox clone it as VDI",
         ),
         VirtualBoxError::UnknownImage { .. } => refused(
-            "VBoxManage showvminfo tells whether the machine can be started at all; or leave the disk out with --exclude",
+            "check with VBoxManage showvminfo whether the machine can start at all; or leave the disk out with --exclude",
         ),
         VirtualBoxError::SameUuid { .. } => {
             refused("holdfast image identity --renew gives a copy of an image a UUID of its own")

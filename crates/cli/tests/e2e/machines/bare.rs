@@ -68,7 +68,7 @@ impl Bare {
     }
 
     /// Waits until the machine runs, with nothing of a backup in it.
-    pub(super) fn wait_until_mended(&self, what: &str) -> Duration {
+    pub(super) fn wait_until_clean(&self, what: &str) -> Duration {
         let start = self.lab.clock.now();
         loop {
             let left = runs_in(&*self.lab.monitor).unwrap();
@@ -148,7 +148,7 @@ fn a_machine_is_backed_up_by_its_monitor_and_only_its_changes_the_next_time() {
     let asked: Vec<String> = asked.try_iter().collect();
     assert_eq!(asked, ["guest-fsfreeze-freeze", "guest-fsfreeze-thaw"]);
     bare.assert_snapshot_is_right("first");
-    bare.wait_until_mended("first");
+    bare.wait_until_clean("first");
 
     bare.write(0, 50, 1 << 20, 65_536);
     bare.write(1, 51, 3 << 20, 512);
@@ -177,11 +177,11 @@ fn what_somebody_else_has_frozen_stays_so() {
     let asked = play_agent_that_is("frozen", &bare.lab.path("agent"));
     let words = ["backup", &bare.source, "--quiesce", "require"];
     let (_, text) = bare.rig.error(1, &words);
-    assert!(text.contains("somebody else has frozen them"), "{text}");
+    assert!(text.contains("another process has frozen them"), "{text}");
     let report = bare.rig.json(3, &["backup", &bare.source]);
     assert_eq!(report["report"]["machines"][0]["consistency"], "crash", "{report}");
     assert_eq!(asked.try_iter().collect::<Vec<_>>(), Vec::<String>::new());
-    bare.wait_until_mended("it was only looked at");
+    bare.wait_until_clean("it was only looked at");
 }
 
 #[test]
@@ -199,7 +199,7 @@ fn killed_at_any_moment_the_machine_runs_on_and_nothing_is_left() {
         clock.sleep(Duration::from_micros(random.below(whole_us)));
         kill_process(Pid::from_child(&child), Signal::KILL).unwrap();
         child.wait().unwrap();
-        bare.wait_until_mended(&format!("round {round}"));
+        bare.wait_until_clean(&format!("round {round}"));
         // Where nothing was in QEMU yet, the watchdog may still be at it.
         let mut told: Vec<String> = asked.try_iter().collect();
         while told
@@ -219,7 +219,7 @@ fn killed_at_any_moment_the_machine_runs_on_and_nothing_is_left() {
     bare.rig.ok(&["verify"]);
 }
 
-/// The file with the firmware's variables is read while the machine stands still; here the backup itself is stopped then, as one is that
+/// The file with the firmware's variables is read while the machine is paused; here the backup itself is stopped then, as one is that
 /// reads from a server that is away. The backup has the monitor, so the watchdog ends the backup.
 #[test]
 fn a_backup_that_hangs_while_the_machine_stands_still_loses_it() {
@@ -243,7 +243,7 @@ fn a_backup_that_hangs_while_the_machine_stands_still_loses_it() {
             child.wait().unwrap();
         }
     };
-    let stood_still = bare.wait_until_mended("hanging");
+    let stood_still = bare.wait_until_clean("hanging");
     assert!(stood_still > Duration::from_secs(5), "{stood_still:?}");
     assert!(!child.wait().unwrap().success());
 }
@@ -266,7 +266,7 @@ fn a_machine_is_backed_up_with_its_memory_and_another_qemu_goes_on() {
         let report = bare.back_up(&[mode]);
         assert_eq!(report["consistency"], "memory");
         assert!(report["memory_bytes"].as_u64().unwrap() >= 16 << 20, "{report:#}");
-        bare.wait_until_mended(mode);
+        bare.wait_until_clean(mode);
         bare.assert_snapshot_is_right(mode);
     }
     std::fs::create_dir(bare.rig.path("whole")).unwrap();

@@ -347,7 +347,7 @@ impl BareHistory {
         }
         self.write();
         self.back_up("the last");
-        self.bare.wait_until_mended("the end");
+        self.bare.wait_until_clean("the end");
         self.counts
     }
 }

@@ -284,7 +284,7 @@ impl Matrix {
             self.bare.rig.ok(&["restore", "--force", &name, "restored"]);
             assert!(self.bare.rig.read("restored") == *bytes, "{what}: {}", setup.id);
         }
-        self.bare.wait_until_mended(what);
+        self.bare.wait_until_clean(what);
     }
 
     /// Backs up, and asserts that of the disks that were there before only the changes are read.

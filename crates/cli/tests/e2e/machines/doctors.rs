@@ -38,7 +38,7 @@ impl World {
     }
 
     /// Two doctors find the same, and change nothing; one mends it; the next one finds nothing.
-    fn is_mended(&self, kinds: &[&str], fix: &[&str]) -> Value {
+    fn is_repaired(&self, kinds: &[&str], fix: &[&str]) -> Value {
         let first = self.doctor(3, &[]);
         assert_eq!(found(&first), kinds, "{first:#}");
         assert_eq!(self.doctor(3, &[])["findings"], first["findings"]);
@@ -48,7 +48,7 @@ impl World {
                 .as_array()
                 .unwrap()
                 .iter()
-                .all(|one| one["mended"].is_string())
+                .all(|one| one["repaired"].is_string())
         );
         let after = self.doctor(0, &[]);
         assert_eq!(found(&after), [""; 0], "{after:#}");
@@ -156,10 +156,7 @@ fn a_machine_that_a_dead_backup_stopped_runs_on_and_one_that_its_owner_paused_do
     let world = World::new();
     world.lab.virsh(&["suspend", "web1"]);
     let report = world.doctor(0, &["--fix"]);
-    assert!(
-        report["notes"][0].as_str().unwrap().contains("stands still"),
-        "{report:#}"
-    );
+    assert!(report["notes"][0].as_str().unwrap().contains("is paused"), "{report:#}");
     assert_eq!(world.machine().describe().unwrap().summary.state, MachineState::Paused);
     world.lab.virsh(&["resume", "web1"]);
     // A note of a dead backup that had got so far, and the machine as it leaves it.
@@ -197,9 +194,9 @@ fn a_forgotten_overlay_comes_down_into_its_base_while_the_machine_runs() {
         world.write(0, 70, 1 << 20, 1 << 20);
         let overlay = world.lab.path("web1-a.old");
         assert!(overlay.exists());
-        let fixed = world.is_mended(&["overlay"], fix);
+        let fixed = world.is_repaired(&["overlay"], fix);
         assert!(
-            fixed["findings"][0]["mended"]
+            fixed["findings"][0]["repaired"]
                 .as_str()
                 .unwrap()
                 .contains("brought disk vda down")
@@ -266,7 +263,7 @@ fn bitmaps_of_a_killed_qemu_and_jobs_that_wait_are_told() {
         .iter()
         .any(|disk| disk.bitmaps.iter().any(|bitmap| bitmap.is_inconsistent));
     assert!(is_bad);
-    world.is_mended(&["bitmap"], &[]);
+    world.is_repaired(&["bitmap"], &[]);
     let copy = world.lab.path("copy");
     let copy = copy.to_str().unwrap();
     world
@@ -312,7 +309,7 @@ fn what_was_left_in_folders_is_deleted_and_what_is_in_use_is_not() {
     world.rig.write("state/holdfast/runs/0000000a.partial", b"{");
     let note = std::fs::File::open(world.rig.path("state/holdfast/runs/0000000a.partial")).unwrap();
     note.set_modified(long_ago).unwrap();
-    world.is_mended(&["leftover"; 5], &[]);
+    world.is_repaired(&["leftover"; 5], &[]);
     assert_eq!(world.rig.names("state/holdfast/runs"), [""; 0]);
     assert_eq!(
         world.rig.names("run"),
@@ -358,7 +355,7 @@ fn a_bitmap_that_no_snapshot_needs_goes_and_one_of_another_program_stays() {
         let command = QmpCommand::new("block-dirty-bitmap-add", arguments);
         world.machine().monitor().execute(&command).unwrap();
     }
-    world.is_mended(&["bitmap"], &[]);
+    world.is_repaired(&["bitmap"], &[]);
     let mut left: Vec<String> = disks(world.machine().monitor()).unwrap()[0]
         .bitmaps
         .iter()

@@ -454,7 +454,7 @@ fn a_guest_that_a_dead_snapshot_froze_is_thawed() {
         assert!(asked.try_iter().all(|asked| asked != "guest-fsfreeze-thaw"));
         doctor(0, &["--fix"]);
         assert!(asked.try_iter().any(|asked| asked == "guest-fsfreeze-thaw"));
-        bare.wait_until_mended("the doctor");
+        bare.wait_until_clean("the doctor");
         assert_eq!(found(&doctor(0, &[])), [""; 0]);
         return;
     }

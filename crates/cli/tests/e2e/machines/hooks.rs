@@ -117,7 +117,7 @@ fn a_program_that_others_can_write_is_not_called() {
     let (_, text) = hooked.bare.rig.error(1, &hooked.words(&[]));
     assert!(text.contains("it is not called: others can write it"), "{text}");
     assert!(!hooked.bare.rig.path("log").exists());
-    hooked.bare.wait_until_mended("refused");
+    hooked.bare.wait_until_clean("refused");
 }
 
 /// What a QEMU of another user names is opened with that user's rights, not with root's.
@@ -143,7 +143,7 @@ fn images_that_the_user_of_a_qemu_cannot_read_are_not_read_for_him() {
     let (_, text) = bare.rig.error(1, &words);
     assert!(text.contains("Permission denied"), "{text}");
     assert_eq!(bare.rig.snapshot_count(), 0);
-    bare.wait_until_mended("refused");
+    bare.wait_until_clean("refused");
     // QEMU itself has them open, and hands them out.
     bare.rig.ok(&["backup", &bare.source]);
     assert_eq!(bare.rig.snapshot_count(), 1);
@@ -158,7 +158,7 @@ fn one_that_fails_before_the_instant_stops_the_backup_or_warns() {
     assert!(hooked.variable("job-abort", "HOLDFAST_ERROR").contains("code 7"));
     assert!(hooked.asked().is_empty());
     assert_eq!(hooked.bare.rig.snapshot_count(), 0);
-    hooked.bare.wait_until_mended("refused");
+    hooked.bare.wait_until_clean("refused");
 
     let words = hooked.words(&["--hook-failure", "warn"]);
     let output = hooked.bare.rig.run(&[&words[..], &["--json"]].concat());
@@ -200,7 +200,7 @@ fn one_that_hangs_is_killed_and_the_machine_was_never_frozen() {
     assert!(text.contains("took too long"), "{text}");
     assert_eq!(hooked.called(), BADLY);
     assert!(hooked.asked().is_empty());
-    hooked.bare.wait_until_mended("hanging");
+    hooked.bare.wait_until_clean("hanging");
 }
 
 /// Whoever was told that the machine is about to be frozen is told that it is over, though the backup is dead.
@@ -213,7 +213,7 @@ fn a_backup_that_is_killed_owes_its_programs_the_end() {
         let output = hooked.bare.rig.run(&hooked.words(&[]));
         assert!(output.status.code().is_none(), "{event}: {output:?}");
         hooked.wait_for("job-abort");
-        hooked.bare.wait_until_mended(event);
+        hooked.bare.wait_until_clean(event);
         let called = hooked.called();
         assert_eq!(called.last().unwrap(), "job-abort", "{event}: {called:?}");
         assert!(called.contains(&"post-thaw".to_owned()), "{event}: {called:?}");

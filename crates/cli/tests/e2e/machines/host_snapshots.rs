@@ -142,7 +142,7 @@ fn a_machine_is_snapshotted(kind: &'static str) {
     let name = cut["snapshots"][0].as_str().unwrap().to_owned();
     assert!(name.contains("@holdfast_web1_20") && name.ends_with('Z'), "{name}");
     assert_eq!(cut["snapshots"].as_array().unwrap().len(), 1);
-    // Two files are cloned one after the other: the machine stands still meanwhile.
+    // Two files are cloned one after the other: the machine is paused meanwhile.
     let is_clones = kind == "xfs";
     assert_eq!(cut["is_one_instant"], !is_clones);
     let machine = &cut["machines"][0];
@@ -168,7 +168,7 @@ fn a_machine_is_snapshotted(kind: &'static str) {
     assert!(listed["program"].as_str().unwrap().starts_with("holdfast "));
     on.world.rig.ok(&["host", "hold", &name]);
     let held = on.world.rig.json(1, &["host", "remove", &name])["report"]["snapshots"][0].clone();
-    assert_eq!(held["obstacle"], "somebody holds it");
+    assert_eq!(held["obstacle"], "it has a hold");
     on.world.rig.ok(&["host", "release", &name]);
     let planned = on.world.rig.ok(&["host", "remove", &name, "--dry-run"]);
     assert!(planned.starts_with("would remove "), "{planned}");
@@ -262,7 +262,7 @@ fn a_guest_with_an_agent_is_frozen_and_stands_still_where_its_disks_are_cut_one_
     );
     let asked: Vec<String> = asked.try_iter().collect();
     assert_eq!(asked, ["guest-fsfreeze-freeze", "guest-fsfreeze-thaw"]);
-    bare.wait_until_mended("a snapshot");
+    bare.wait_until_clean("a snapshot");
 }
 
 /// Its owner pauses it between the look and the cut: he resumes it, and nobody else.
@@ -281,7 +281,7 @@ fn a_machine_that_its_owner_pauses_meanwhile_stays_paused() {
     bare.rig.report(&["snapshot", &bare.source, "--name", "two"]);
     assert!(!bare.lab.is_running(), "paused before: {was_first}");
     bare.lab.execute("cont", serde_json::Value::Null);
-    bare.wait_until_mended("resumed");
+    bare.wait_until_clean("resumed");
 }
 
 #[test]
@@ -298,7 +298,7 @@ fn killed_at_any_moment_the_machine_runs_on_and_is_thawed() {
         clock.sleep(Duration::from_millis(random.below(150)));
         kill_process(Pid::from_child(&child), Signal::KILL).ok();
         child.wait().unwrap();
-        bare.wait_until_mended(&format!("round {round}"));
+        bare.wait_until_clean(&format!("round {round}"));
     }
     let listed = bare.rig.report(&["host", "list", &bare.source]);
     for dataset in listed["datasets"].as_array().unwrap() {

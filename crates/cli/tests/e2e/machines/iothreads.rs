@@ -319,7 +319,7 @@ fn a_bare_qemu_with_iothreads_is_backed_up_and_runs_on() {
         bare.rig.ok(&["restore", "--force", "web1@latest:scsi0", "restored"]);
         assert!(bare.rig.read("restored") == vec![byte; DISK_LENGTH], "{what}");
         bare.assert_snapshot_is_right(what);
-        bare.wait_until_mended(what);
+        bare.wait_until_clean(what);
     };
     bare.back_up(&[]);
     restored("first", 7);

@@ -163,7 +163,7 @@ impl Torture {
         let said = String::from_utf8_lossy(&fixed.stdout).into_owned() + &String::from_utf8_lossy(&fixed.stderr);
         let report: Value = serde_json::from_slice(&fixed.stdout).unwrap();
         let findings = report["report"]["findings"].as_array().unwrap().iter();
-        let left: Vec<&Value> = findings.filter(|one| one["mended"].is_null()).collect();
+        let left: Vec<&Value> = findings.filter(|one| one["repaired"].is_null()).collect();
         assert!(left.is_empty(), "{what}: {said}");
         assert_eq!(fixed.status.code(), Some(0), "{what}: {said}");
         let again = self.on.world.doctor_answers(&[]);

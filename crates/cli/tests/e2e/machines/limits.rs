@@ -62,7 +62,7 @@ fn a_copy_that_takes_too_much_room_is_given_up_and_the_machine_runs_on() {
     let mut bare = Bare::new(&[]);
     let child = start(&bare, &["--bwlimit", "2M", "--scratch-max", "1M"]);
     bare.write(0, 70, 8 << 20, 8 << 20);
-    bare.wait_until_mended("given up");
+    bare.wait_until_clean("given up");
     let document = document(child);
     assert_eq!(document["error"]["kind"], "no-space", "{document}");
     assert!(
@@ -112,7 +112,7 @@ fn the_file_system_of_the_scratch_files_does_not_fill_up() {
         "{document}"
     );
     assert!((MIB / 2..2 * MIB).contains(&lowest), "{lowest}");
-    bare.wait_until_mended("nearly full");
+    bare.wait_until_clean("nearly full");
     assert_eq!(free(), 20 * MIB, "the scratch files are gone");
 }
 

@@ -153,7 +153,7 @@ fn a_machine_goes_on_with_the_memory_and_the_disks_of_one_instant() {
     world.rig.ok(&["verify"]);
 }
 
-/// A QEMU that emulates processors may lose writes while its memory is read: the machine stands still for it.
+/// A QEMU that emulates processors may lose writes while its memory is read: the machine is paused for it.
 #[test]
 fn memory_that_qemu_may_lose_is_read_while_the_machine_stands_still() {
     let world = World::with_memory(7);
@@ -161,7 +161,7 @@ fn memory_that_qemu_may_lose_is_read_while_the_machine_stands_still() {
     let output = world.rig.code(0, &at(&uri, &["backup", "web1", "--with-memory"]));
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(
-        said.contains("web1 stands still while its memory is read: QEMU "),
+        said.contains("web1 is paused while its memory is read: QEMU "),
         world.may_lose_memory(),
         "{said}"
     );
@@ -169,7 +169,7 @@ fn memory_that_qemu_may_lose_is_read_while_the_machine_stands_still() {
         .rig
         .code(0, &at(&uri, &["backup", "web1", "--with-memory=stopped"]));
     let said = String::from_utf8(output.stderr).unwrap();
-    assert!(!said.contains("stands still"), "it was asked for: {said}");
+    assert!(!said.contains("is paused while"), "it was asked for: {said}");
     world.assert_runs_and_is_clean();
 }
 
@@ -243,7 +243,7 @@ fn memory_is_not_resumed_without_all_disks_that_its_guest_writes() {
     let report = world.rig.json(3, &words);
     let warnings = report["warnings"].to_string();
     assert!(
-        warnings.contains("nobody can go on") && warnings.contains("vdb"),
+        warnings.contains("cannot resume from the memory") && warnings.contains("vdb"),
         "{report}"
     );
     let before = world.files();

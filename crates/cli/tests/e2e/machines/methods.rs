@@ -152,7 +152,7 @@ fn what_cannot_be_is_refused_with_the_reason() {
 
 /// The doctor knows what a backup that was killed has left, and brings it down.
 #[test]
-fn a_backup_that_is_killed_over_its_overlays_is_mended_by_the_doctor() {
+fn a_backup_that_is_killed_over_its_overlays_is_repaired_by_the_doctor() {
     let mut world = World::new();
     let uri = world.lab.uri();
     let words = ["backup", "web1", "--method=overlay", "--bwlimit", "1M"];
@@ -182,7 +182,7 @@ fn a_backup_that_is_killed_over_its_overlays_is_mended_by_the_doctor() {
 
 /// At any moment: until the overlays are there, while they are read, while they are brought down.
 #[test]
-fn killed_at_any_moment_it_is_mended_by_the_doctor() {
+fn killed_at_any_moment_it_is_repaired_by_the_doctor() {
     let mut world = World::new();
     let uri = world.lab.uri();
     let mut random = SeededRandom::new(3);

@@ -170,7 +170,7 @@ fn a_machine_in_thin_volumes_is_snapshotted_and_its_snapshots_are_looked_after()
         cut["snapshots"],
         json!([format!("{first}@at:noon"), format!("{second}@at:noon")])
     );
-    // Volumes are cut one after the other: the machine stands still meanwhile.
+    // Volumes are cut one after the other: the machine is paused meanwhile.
     assert_eq!(cut["is_one_instant"], false);
     assert!(cut["machines"][0]["paused_us"].is_u64(), "{cut}");
     on.world.assert_runs_and_is_clean();
@@ -217,7 +217,7 @@ fn a_machine_in_thin_volumes_is_snapshotted_and_its_snapshots_are_looked_after()
     rig.ok(&["host", "hold", &name, "--tag", "audit"]);
     assert_eq!(
         rig.json(1, &["host", "remove", &name])["report"]["snapshots"][0]["obstacle"],
-        "somebody holds it"
+        "it has a hold"
     );
     rig.ok(&["host", "release", &name, "--tag", "audit"]);
     // A clone has what was there then, can be written, and its snapshot can go before it.

@@ -86,7 +86,7 @@ fn volumes_of_a_pool_are_cut_at_one_instant() {
     let name = &on.full_names("one")[1];
     on.world.rig.ok(&["host", "hold", name]);
     let held = on.world.rig.json(1, &["host", "remove", name])["report"]["snapshots"][0].clone();
-    assert_eq!(held["obstacle"], "somebody holds it");
+    assert_eq!(held["obstacle"], "it has a hold");
     on.world.rig.ok(&["host", "release", name]);
     let clone = format!("{pool}/trial");
     on.world.rig.ok(&["host", "clone", name, &clone]);

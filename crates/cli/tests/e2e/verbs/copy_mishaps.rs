@@ -155,7 +155,7 @@ pub(super) fn damage_largest_pack(rig: &Rig, repository: &str) {
 
 /// What is damaged on one side is mended from the other, for all snapshots that need it.
 #[test]
-fn a_damaged_repository_is_mended_from_the_other() {
+fn a_damaged_repository_is_repaired_from_the_other() {
     for (like, damaged) in [(true, "far"), (true, "repo"), (false, "far")] {
         let (rig, images) = two_machines();
         let alike: &[&str] = if like { &["--like", "repo"] } else { &[] };

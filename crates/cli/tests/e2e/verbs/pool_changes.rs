@@ -61,7 +61,7 @@ fn a_backup_that_has_waited_takes_the_machine_as_it_is_by_then() {
 
 /// By way of VHDs, what has not changed comes from the repository: where that is damaged, no further backup went through.
 #[test]
-fn a_damaged_repository_is_mended_by_the_next_backup() {
+fn a_damaged_repository_is_repaired_by_the_next_backup() {
     let world = World::new();
     world.pool.set_nbd_purpose(NbdPurpose::None);
     world.back_up(&[]);

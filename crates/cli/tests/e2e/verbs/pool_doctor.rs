@@ -77,7 +77,7 @@ fn a_snapshot_that_was_left_is_found_and_removed() {
     assert_eq!(world.snapshot_count(), 1);
     let report = world.doctor(0, &["--fix"]);
     assert!(
-        report["findings"][0]["mended"].to_string().contains("removed"),
+        report["findings"][0]["repaired"].to_string().contains("removed"),
         "{report}"
     );
     // What the next backup is compared with stays.

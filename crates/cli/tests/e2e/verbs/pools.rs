@@ -637,7 +637,7 @@ fn hooks_are_called_around_the_snapshot_of_the_pool() {
     let id = report["snapshot"]["id"].as_str().unwrap();
     for line in [
         format!("HOLDFAST_MACHINE_UUID={}\n", world.vm),
-        format!("HOLDFAST_HYPERVISOR={}\n", world.pool.address()),
+        format!("HOLDFAST_HYPERVISOR={}\n", world.address()),
         format!("HOLDFAST_SNAPSHOT={id}\n"),
         "HOLDFAST_CONSISTENCY=crash\n".to_owned(),
     ] {

@@ -141,11 +141,11 @@ impl fmt::Display for ReadAll {
                 "the image of the snapshot before is below other layers, and QEMU does not tell what was written to them",
             ),
             Self::BasesUnknown => {
-                formatter.write_str("it cannot be told whether what the image is based on is the same and unchanged")
+                formatter.write_str("it is not known whether the base of the image is the same and unchanged")
             }
             Self::BasesChanged => formatter.write_str("what the image is based on was replaced or written"),
             Self::Moved => formatter.write_str(
-                "the bitmap came to another image in another QEMU, and it cannot be told whether it had recorded everything by then",
+                "the bitmap came to another image in another QEMU, and it is not known whether it had recorded everything by then",
             ),
             Self::NotTold(why) => write!(formatter, "QEMU does not tell what has changed: {why}"),
             Self::LayersChanged => formatter.write_str("the layers of its image were changed while it was frozen"),

@@ -38,7 +38,7 @@ fn warn_of_missing_disks(description: &Description, (taken, has_memory): (&[Mach
     let missing: Vec<&str> = missing.map(|disk| &disk.target[..]).collect();
     if has_memory && !missing.is_empty() {
         job.progress.warning(&format!(
-            "nobody can go on from the memory in this snapshot, since {} is not in it",
+            "the machine cannot resume from the memory in this snapshot, since {} is not in it",
             missing.join(", ")
         ));
     }

@@ -50,7 +50,7 @@ impl std::fmt::Display for Fate {
         match self {
             Self::Ended(how) => write!(formatter, "the machine {how}"),
             Self::Runs => formatter.write_str("the machine runs"),
-            Self::StandsStill => formatter.write_str("the machine stands still"),
+            Self::StandsStill => formatter.write_str("the machine is paused"),
             Self::Unknown => formatter.write_str("whether the machine runs is not known: its QEMU does not answer"),
         }
     }

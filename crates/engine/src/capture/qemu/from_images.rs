@@ -41,7 +41,7 @@ enum ImageHold<'a> {
     Clones(Vec<NewFile>),
     /// Overlays, to which the machine writes from then on.
     Overlays(&'a dyn Overlays, Vec<PathBuf>),
-    /// Nothing: they are read while the machine stands still.
+    /// Nothing: they are read while the machine is paused.
     Nothing,
 }
 
@@ -83,7 +83,7 @@ impl QemuCapture<'_> {
         self.taken.iter().map(named).collect()
     }
 
-    /// The images, open. One that is read while the machine stands still may be a device.
+    /// The images, open. One that is read while the machine is paused may be a device.
     pub(super) fn open_images(&self, clones: &[NewFile]) -> Result<Vec<OpenSource>> {
         let open = |(index, disk): (usize, &MachineDisk)| match (&disk.source, clones.get(index)) {
             (_, Some(clone)) => self.open_image(disk, clone.partial()),
@@ -253,7 +253,7 @@ impl QemuCapture<'_> {
         if status.is_ok_and(|status| status["running"] != true) {
             return Ok(());
         }
-        let reason = "somebody let it run on while it was read".to_owned();
+        let reason = "it was resumed while it was read".to_owned();
         self.sink.withdraw(&reason)?;
         Err(Error::from(holdfast_host::Error::Refused {
             action: "read",
@@ -317,7 +317,10 @@ impl QemuCapture<'_> {
         if let Some(moved) = self.taken.iter().find(|disk| !is_there(disk)) {
             return Err(Error::from(holdfast_host::Error::Busy {
                 machine: self.request.capture.name.to_string(),
-                holder: format!("somebody who has put disk {} onto another image just now", moved.target),
+                holder: format!(
+                    "another program that has attached another image as disk {} just now",
+                    moved.target
+                ),
             }));
         }
         match cut {
@@ -449,7 +452,7 @@ impl QemuCapture<'_> {
             Some(DiskSource::File(path)) if path == *base => return Ok(Duration::ZERO),
             Some(DiskSource::File(path)) => {
                 return Err(format!(
-                    "somebody has put the machine onto {}, above it, and whoever did has to take that away first",
+                    "the machine was put onto {}, above it: remove that layer first with the program that added it",
                     path.display()
                 ));
             }

@@ -152,7 +152,7 @@ impl<'a> Freezer<'a> {
         })
     }
 
-    /// Freezes; `within` is called while the machine stands still.
+    /// Freezes; `within` is called while the machine is paused.
     ///
     /// A machine that is not running need not be watched, and one without an agent cannot be quiesced.
     pub(super) fn freeze(

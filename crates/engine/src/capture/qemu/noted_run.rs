@@ -63,7 +63,7 @@ impl<'a> NotedRun<'a> {
         self.heed(written.unwrap_or(Ok(())));
     }
 
-    /// The backup has ended, well or not. The note stays where something is left, or the machine stands still because of us.
+    /// The backup has ended, well or not. The note stays where something is left, or the machine is paused because of us.
     pub(super) fn end(mut self) {
         let Some(note) = self.note.take() else { return };
         if self.is_clean() {

@@ -194,7 +194,7 @@ pub(super) fn open_disks(
             None => Err("there is no snapshot before to compare with".to_owned()),
             // What has not changed would come from there.
             Some(_) if is_doubted => {
-                Err("the repository is known to have damage, which this mends where it can".to_owned())
+                Err("the repository has known damage, which a full read repairs where it can".to_owned())
             }
             Some((repository, parent)) => base_of(repository, request, disk, parent)?,
         };

@@ -73,7 +73,7 @@ impl Exported<'_> {
     /// What a person has to know who starts a machine from the folder.
     fn tell_of_configuration(&self, is_there: bool, format: Format, job: Job<'_>) {
         if !is_there {
-            let detail = "nobody knows what the machine consists of: the folder has its images, and no domain.xml";
+            let detail = "the hardware of the machine is not known: the folder has its images, and no domain.xml";
             job.progress.warning(detail);
             return;
         }

@@ -177,7 +177,7 @@ fn refuse_twins(pool: &Pool, uuid: Option<String>) -> Result<()> {
 fn tell_of_namesakes(pool: &Pool, name: &str, job: Job<'_>) {
     if let Err(XapiError::SeveralMachines { uuids, .. }) = pool.machine(name) {
         job.progress.warning(&format!(
-            "the pool has {} machines {name:?} now ({}): whoever names one has to do it by its UUID; --name would have called the new one otherwise",
+            "the pool has {} machines {name:?} now ({}): name each by its UUID; --name gives a new machine another name",
             uuids.len(),
             uuids.join(", ")
         ));

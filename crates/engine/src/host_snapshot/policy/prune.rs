@@ -67,7 +67,7 @@ pub(super) fn prune(
 fn held(snapshot: Option<&HostSnapshot>) -> Option<String> {
     snapshot
         .filter(|snapshot| snapshot.hold_count > 0)
-        .map(|_| "somebody holds it".to_owned())
+        .map(|_| "it has a hold".to_owned())
 }
 
 /// Removes one, with its scripts before and after; why it stays. A script may take its time, so what goes is what was looked at.

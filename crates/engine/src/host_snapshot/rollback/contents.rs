@@ -133,7 +133,7 @@ impl HostDisk {
             return Err("its image is elsewhere now".to_owned());
         }
         let places = if self.kept.place.dataset.provider == ProviderKind::Zfs {
-            let since = since.ok_or("nobody tells what has changed since")?;
+            let since = since.ok_or("it is not known what has changed since")?;
             since.places(self, (target, &present))?
         } else {
             let now = below(&present, &self.kept.place.path);

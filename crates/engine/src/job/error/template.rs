@@ -104,7 +104,7 @@ pub enum TemplateError {
     },
     /// A push was taken for dead while it worked.
     #[error(
-        "the push was taken for dead while it worked, and somebody else may push to the tag by now: nothing was pushed"
+        "the push was taken for dead while it ran, and another process may push to the tag by now: nothing was pushed"
     )]
     LostClaim,
     /// A template is pushed of disks, not of a stream.

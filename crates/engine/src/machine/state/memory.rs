@@ -40,7 +40,7 @@ fn mode(way: MemoryWay, monitor: &dyn Monitor, machine: &str, job: Job<'_>) -> R
     match mode {
         MemoryMode::Stopped => job
             .progress
-            .note(&format!("{machine} stands still while its memory is read: {what}")),
+            .note(&format!("{machine} is paused while its memory is read: {what}")),
         MemoryMode::Live => job.progress.warning(&format!(
             "the memory of {machine} may be damaged: {what}; --with-memory=stopped is sure"
         )),

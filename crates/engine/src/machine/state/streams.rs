@@ -19,7 +19,7 @@ pub(crate) struct SavedState<'a> {
     pub(crate) memory: Option<&'a Memory>,
 }
 
-/// What is read of files while the machine stands still.
+/// What is read of files while the machine is paused.
 #[derive(Default)]
 pub(crate) struct FirmwareState {
     nvram: Option<Vec<u8>>,

@@ -21,7 +21,7 @@ const STATE_BYTES_MAX: u64 = 16 << 20;
 /// The header of a file in a folder: version and least version (1 byte each), its own size and flags (2 each), bytes of the whole
 /// file (4); big-endian. Source: `blobheader` in swtpm's `swtpm_nvstore.c`.
 const HEADER_BYTES: usize = 10;
-/// How often a file is read that is just being written, and how long is waited in between: the machine stands still meanwhile.
+/// How often a file is read that is just being written, and how long is waited in between: the machine is paused meanwhile.
 const ATTEMPT_COUNT: u32 = 20;
 const ATTEMPT_INTERVAL: Duration = Duration::from_millis(2);
 
@@ -65,7 +65,7 @@ enum Missing {
     Unfit(String),
 }
 
-/// The state of a machine's TPM, while the machine stands still.
+/// The state of a machine's TPM, while the machine is paused.
 ///
 /// Where the machine is another user's, that user's rights count. Otherwise they are those of the swtpm that has named the file.
 pub(crate) fn read(description: &Description, rights: &Rights, clock: &dyn Clock) -> TpmFound {

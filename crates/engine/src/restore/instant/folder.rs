@@ -58,7 +58,7 @@ impl NewFolder {
 
     /// Gives it another name, durably.
     pub(super) fn rename(&mut self, name: &Path) -> Result<()> {
-        let before = self.path.as_deref().expect("it is kept by nobody yet");
+        let before = self.path.as_deref().expect("it is not kept yet");
         let failed = |source: std::io::Error| match source.kind() {
             std::io::ErrorKind::AlreadyExists => Error::TargetExists { path: name.to_owned() },
             _ => Error::File {

@@ -421,7 +421,7 @@ impl<'a> Execution<'a> {
             _ => {
                 made.keep();
                 self.job.progress.warning(&format!(
-                    "nobody knows whether {} is defined now, so its files were left",
+                    "it is not known whether {} is defined now, so its files were left",
                     machine.name
                 ));
             }

@@ -106,7 +106,7 @@ fn place(
     let file = match planner.hypervisor.tpm_place(configuration) {
         Some(TpmPlace::At(file)) => file,
         Some(TpmPlace::Unknown(why)) => return Err(why),
-        None => return Err("nobody knows where it belongs".to_owned()),
+        None => return Err("its place is not known".to_owned()),
     };
     let then = note(NOTE_TPM_STORE).unwrap_or(TpmStore::Folder.word());
     if then != file.store.word() {

@@ -3,7 +3,7 @@
 //! Nobody is told of a migration but QEMU: libvirt ignores one that it has not begun, and sees a machine that is paused and
 //! runs on. When all is sent, QEMU has stopped the machine and given up its images ("inactive"), as for a host that takes over;
 //! they are taken back one by one, by serving each for a moment: that is the one way that all versions know to take an image
-//! back while the machine stands still.
+//! back while the machine is paused.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use crate::qemu::{Danger, QemuVersion};
 pub enum MemoryMode {
     /// While the machine runs; it stands still for the last of it.
     Live,
-    /// While the machine stands still, from the first page to the last.
+    /// While the machine is paused, from the first page to the last.
     Stopped,
 }
 
@@ -33,7 +33,7 @@ pub enum MemoryWay {
     Auto,
     /// Live, whatever is known of QEMU.
     Live,
-    /// While the machine stands still.
+    /// While the machine is paused.
     Stopped,
 }
 

@@ -20,7 +20,7 @@ impl SnapshotBuilder<'_> {
         self.execute("blockdev-add", arguments).map(drop)
     }
 
-    /// Adds the filters of disks in iothreads, while the machine stands still: QEMU aborts where a node is put on one in an iothread that has
+    /// Adds the filters of disks in iothreads, while the machine is paused: QEMU aborts where a node is put on one in an iothread that has
     /// requests on their way.
     pub(super) fn add_filters_of_copied(&self, disks: &[Prepared]) -> Result<()> {
         for (number, disk) in disks.iter().enumerate().filter(|(_, disk)| disk.spool_set.is_some()) {

@@ -69,7 +69,7 @@ impl SnapshotBuilder<'_> {
         self.execute("blockdev-reopen", arguments).map(drop)
     }
 
-    /// What one command cannot do takes several, while the machine stands still.
+    /// What one command cannot do takes several, while the machine is paused.
     fn turn_switches_or_set(&self, disks: &[Prepared]) -> Result<()> {
         match self.turn_switches(disks) {
             Err(error) if error.is_refusal() => self.set_filters(disks),

@@ -133,7 +133,7 @@ fn the_doctor_deletes_the_snapshots_of_dead_backups() {
     world.unset("fail-delete");
     let report = doctor(0, &["--fix"]);
     assert!(
-        report["findings"][0]["mended"].to_string().contains("-0000002a"),
+        report["findings"][0]["repaired"].to_string().contains("-0000002a"),
         "{report}"
     );
     let settings = world.settings();

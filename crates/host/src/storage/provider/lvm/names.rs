@@ -8,7 +8,7 @@
 //! | `holdfast.snapshot=NAME` | it is a host snapshot of ours, of this name |
 //! | `holdfast.of=UUID:LV` | of the volume with this UUID, which was called so |
 //! | `holdfast.record.N=TEXT` | the record, in parts of at most 900 bytes, from 0 on; see [`encode`] |
-//! | `holdfast.hold=TAG` | somebody holds it |
+//! | `holdfast.hold=TAG` | it has a hold |
 //! | `holdfast.held` | anybody does |
 //! | `holdfast.metadata` | at a pool: a state of its metadata is kept, by us |
 //!
