@@ -35,14 +35,19 @@ mod restore;
 mod template;
 
 pub use capture::foreign_machine::Domain;
-pub use capture::images::{BackupRequest, backup};
-pub use capture::qemu::{Compared, Limits, Load, MachineReadRequest, MachineReading, Method, ReadAll, back_up_machine};
+pub use capture::images::{BackupRequest, backup, plan_backup};
+pub use capture::plan::{BackupPlan, PlannedMethod, PlannedRead};
+pub use capture::qemu::{
+    Compared, Limits, Load, MachineReadRequest, MachineReading, Method, ReadAll, back_up_machine, plan_machine_backup,
+};
 pub use capture::snapshot::{BackupReport, ParentChoice, SnapshotOptions};
 pub use capture::virtualbox::{
     InaccessibleMachine, VirtualBox, VirtualBoxBackup, VirtualBoxMachine, VirtualBoxMemory, VirtualBoxMethod,
-    VirtualBoxReading, back_up_virtualbox,
+    VirtualBoxReading, back_up_virtualbox, plan_virtualbox_backup,
 };
-pub use capture::xen::{XenBackupRequest, XenChange, XenDiskReport, XenReading, XenTransfer, back_up_xen};
+pub use capture::xen::{
+    XenBackupRequest, XenChange, XenDiskReport, XenReading, XenTransfer, back_up_xen, plan_xen_backup,
+};
 pub use capture::{CaptureOptions, MachineBackupReport};
 pub use doctor::{
     Action, DoctorReport, DoctorRequest, DoctorStorage, EmptiedOverlays, ExaminedMachine, ExaminedPool, Finding,

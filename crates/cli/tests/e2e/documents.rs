@@ -73,6 +73,7 @@ fn reports() -> BTreeMap<&'static str, Vec<Value>> {
     add("backup", 0, &["a.raw"]);
     rig.write("a.raw", &noise(50_000, 2));
     add("backup", 0, &["a.raw"]);
+    add("backup", 0, &["--dry-run", "a.raw"]);
     add("list", 0, &[]);
     add("show", 0, &["a"]);
     let old = rig.report(&["list"])["snapshots"][0]["id"].as_str().unwrap().to_owned();

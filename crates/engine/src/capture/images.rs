@@ -9,6 +9,8 @@ use holdfast_image::{Format, USUAL_SECTOR_BYTES};
 use holdfast_repo::{Manifest, Parent, Repository, Source, SourceData};
 use jiff::Timestamp;
 
+use super::plan::{BackupPlan, PlannedMethod, PlannedRead};
+use super::sink::{RepositorySink, SnapshotSink as _};
 use super::snapshot::{BackupReport, SnapshotOptions, choose_parent};
 use crate::image::source::{DiskOrigin, OpenSource, SourceName, disk_names};
 use crate::job::bottleneck::Stages;
@@ -58,6 +60,37 @@ pub fn backup(repository: &Repository, request: BackupRequest<'_>, job: Job<'_>)
         notes: granted.note.into_iter().collect(),
     };
     store_disks(repository, request, listing, job)
+}
+
+/// Plans what [`backup`] would do. Nothing is read from standard input, and nothing is changed.
+pub fn plan_backup(repository: &Repository, request: &BackupRequest<'_>, job: Job<'_>) -> Result<BackupPlan> {
+    let name = machine_name(request)?;
+    let sink = RepositorySink::new(repository, request.snapshot.clone(), job);
+    sink.begin(&name, Claimant::Images)?;
+    let parent = sink.history().and_then(|history| history.parent.cloned());
+    let names = disk_names(&request.sources, job.progress)?;
+    let opened = open_sources(request, &names, parent.as_ref(), job.progress)?;
+    let disks = names.into_iter().zip(&opened).map(|(name, source)| {
+        let size_bytes = source.as_ref().map(|source| source.device.size_bytes());
+        let read_bytes = source.as_ref().map(OpenSource::allocated_bytes).transpose()?;
+        Ok(PlannedRead {
+            name,
+            size_bytes,
+            read_bytes,
+            reason: Some("images have no record of changes".to_owned()),
+        })
+    });
+    Ok(BackupPlan {
+        disks: disks.collect::<Result<_>>()?,
+        name,
+        state: None,
+        parent,
+        method: PlannedMethod {
+            word: "images",
+            reason: "images were named".to_owned(),
+        },
+        left_out: Vec::new(),
+    })
 }
 
 /// What disks are stored under.

@@ -12,6 +12,7 @@
 pub(crate) mod foreign_disks;
 pub(crate) mod foreign_machine;
 pub(crate) mod images;
+pub(crate) mod plan;
 pub(crate) mod qemu;
 pub(crate) mod sink;
 pub(crate) mod snapshot;
@@ -31,6 +32,7 @@ use crate::machine::hooks::{HookCalls, Hooks};
 use crate::machine::lock::{MachineLock, Work};
 use crate::machine::run_journal::JournalPlace;
 use crate::repository::name_conflict::Claimant;
+use plan::{BackupPlan, PlannedCapture};
 use sink::{RepositorySink, SnapshotSink};
 use snapshot::{BackupReport, SnapshotOptions};
 
@@ -85,7 +87,8 @@ pub(crate) trait Capture {
 
     fn summary(found: &Self::Found) -> &MachineSummary;
 
-    /// Removes what killed backups left, chooses the disks, and checks what can be checked before the machine is disturbed.
+    /// Removes what killed backups left, if the machine is locked; chooses the disks, and checks what can be checked before the machine is
+    /// disturbed.
     fn prepare<'c>(self, found: Self::Found, steps: Steps<'c>) -> Result<Self::Prepared<'c>>
     where
         Self: 'c;
@@ -108,6 +111,9 @@ pub(crate) trait PreparedMachine {
     where
         Self: 'h;
     type Reading;
+
+    /// What a backup would read, and how. Nothing is changed.
+    fn plan(&self) -> Result<PlannedCapture>;
 
     /// Holds a point in time. If this fails, nothing is left at the hypervisor.
     fn freeze(&self) -> Result<Self::Held<'_>>;
@@ -171,4 +177,37 @@ pub(crate) fn capture_into<C: Capture>(
     let reading = capture(machine, &sink, job)?;
     let backup = sink.into_report().expect("what was read was stored");
     Ok(MachineBackupReport { backup, reading })
+}
+
+/// Plans what [`capture_into`] would do. The machine is not locked, no program is called, and nothing is changed.
+pub(crate) fn plan_capture<C: Capture>(
+    repository: &Repository,
+    machine: C,
+    snapshot: SnapshotOptions,
+    job: Job<'_>,
+) -> Result<BackupPlan> {
+    let sink = RepositorySink::new(repository, snapshot, job);
+    let found = machine.find()?;
+    let summary = C::summary(&found).clone();
+    let (name, run) = (machine.options().name.clone(), machine.options().run);
+    let hooks = Hooks::none();
+    let calls = HookCalls::new(&hooks, name.as_str(), &summary, run, job);
+    let steps = Steps {
+        sink: &sink,
+        hooks: &calls,
+        job,
+        is_locked: false,
+    };
+    let prepared = machine.prepare(found, steps)?;
+    sink.begin(&name, Claimant::Machine(&summary.uuid))?;
+    let planned = prepared.plan().map_err(|error| prepared.explain(error))?;
+    let parent = sink.history().and_then(|history| history.parent.cloned());
+    Ok(BackupPlan {
+        name,
+        state: Some(summary.state),
+        parent,
+        method: planned.method,
+        disks: planned.disks,
+        left_out: planned.left_out,
+    })
 }

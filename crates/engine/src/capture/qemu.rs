@@ -24,6 +24,7 @@ mod noted_run;
 mod notes;
 mod offer;
 mod others;
+mod planning;
 mod proof;
 mod supervisor;
 
@@ -40,10 +41,11 @@ use holdfast_host::{Description, Machine, MachineDisk, MachineState, MachineSumm
 use holdfast_repo::{Processes, Repository};
 use jiff::Timestamp;
 
+use super::plan::{BackupPlan, PlannedCapture};
 use super::sink::SnapshotSink;
 use super::snapshot::SnapshotOptions;
 use super::store::{DiskToStore, MachineToStore, OtherContent, OtherToStore, store_machine};
-use super::{Capture, CaptureOptions, MachineBackupReport, PreparedMachine, Steps, capture_into};
+use super::{Capture, CaptureOptions, MachineBackupReport, PreparedMachine, Steps, capture_into, plan_capture};
 use crate::host_snapshot::Providers;
 use crate::job::rate_limit::RateLimit;
 use crate::job::{Error, Job, Result, Unit};
@@ -131,6 +133,16 @@ pub fn back_up_machine(
     capture_into(repository, request, snapshot, job)
 }
 
+/// Plans a backup of a machine.
+pub fn plan_machine_backup(
+    repository: &Repository,
+    request: MachineReadRequest<'_>,
+    snapshot: SnapshotOptions,
+    job: Job<'_>,
+) -> Result<BackupPlan> {
+    plan_capture(repository, request, snapshot, job)
+}
+
 impl Capture for MachineReadRequest<'_> {
     type Found = Description;
     type Prepared<'c>
@@ -206,6 +218,10 @@ impl PreparedMachine for QemuCapture<'_> {
     where
         Self: 'h;
     type Reading = MachineReading;
+
+    fn plan(&self) -> Result<PlannedCapture> {
+        self.plan_reading()
+    }
 
     fn freeze(&self) -> Result<HeldMachine<'_>> {
         self.job
@@ -295,11 +311,15 @@ impl QemuCapture<'_> {
     fn freeze_stopped(&self) -> Result<HeldMachine<'_>> {
         match (self.request.method, self.no_snapshot()) {
             (Some(Method::Snapshot), None) => self.freeze_host_snapshots("asked for".to_owned()),
-            (Some(Method::Snapshot), Some(reason)) => Err(Error::NoMethod {
-                machine: self.request.capture.name.to_string(),
-                reason: format!("snapshot: {reason}"),
-            }),
+            (Some(Method::Snapshot), Some(reason)) => Err(self.no_method_snapshot(&reason)),
             _ => self.open_stopped(),
+        }
+    }
+
+    fn no_method_snapshot(&self, reason: &str) -> Error {
+        Error::NoMethod {
+            machine: self.request.capture.name.to_string(),
+            reason: format!("snapshot: {reason}"),
         }
     }
 

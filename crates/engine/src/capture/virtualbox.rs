@@ -25,7 +25,7 @@ mod request;
 mod store;
 mod unchanged;
 
-pub use backup::back_up_virtualbox;
+pub use backup::{back_up_virtualbox, plan_virtualbox_backup};
 pub(crate) use frozen::LeftSnapshot;
 pub use machine::VirtualBox;
 pub use machine::VirtualBoxMachine;

@@ -9,6 +9,7 @@
 mod instant;
 mod memory;
 mod namesake;
+mod planning;
 mod since;
 mod streams;
 mod transfer_mode;
@@ -29,10 +30,11 @@ use holdfast_repo::Repository;
 
 use super::foreign_machine::Domain;
 use super::foreign_machine::{AttachedDisk, DomainWish, domain_xml};
+use super::plan::{BackupPlan, PlannedCapture};
 use super::sink::SnapshotSink;
 use super::snapshot::SnapshotOptions;
 use super::store::{DiskToStore, MachineToStore, OtherToStore, store_machine};
-use super::{Capture, CaptureOptions, MachineBackupReport, PreparedMachine, Steps, capture_into};
+use super::{Capture, CaptureOptions, MachineBackupReport, PreparedMachine, Steps, capture_into, plan_capture};
 use crate::job::rate_limit::RateLimit;
 use crate::job::{Error, Job, Result, Unit};
 use crate::machine::hooks::HookCalls;
@@ -145,6 +147,16 @@ pub fn back_up_xen(
     job: Job<'_>,
 ) -> Result<MachineBackupReport<XenReading>> {
     capture_into(repository, request, snapshot, job)
+}
+
+/// Plans a backup of a machine of a pool.
+pub fn plan_xen_backup(
+    repository: &Repository,
+    request: XenBackupRequest<'_>,
+    snapshot: SnapshotOptions,
+    job: Job<'_>,
+) -> Result<BackupPlan> {
+    plan_capture(repository, request, snapshot, job)
 }
 
 impl Capture for XenBackupRequest<'_> {
@@ -296,12 +308,17 @@ impl PreparedMachine for XenCapture<'_> {
         Self: 'h;
     type Reading = XenReading;
 
+    fn plan(&self) -> Result<PlannedCapture> {
+        self.plan_reading()
+    }
+
     fn freeze(&self) -> Result<HeldXen<'_>> {
         self.sink
             .history()
             .and_then(|history| history.newest)
             .inspect(|newest| self.tell_of_another_pool(newest));
         let way = way::choose(&self.request, &self.taken, self.job)?;
+        way::track_changes(&self.request, &self.taken, way, self.job)?;
         let state = self.machine.summary.state;
         let instant = self
             .hooks

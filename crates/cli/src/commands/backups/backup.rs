@@ -8,6 +8,7 @@ mod machines;
 mod machines_done;
 mod of_pools;
 mod of_virtualbox;
+mod planned;
 mod reading;
 
 use std::ffi::OsString;
@@ -15,7 +16,7 @@ use std::path::PathBuf;
 
 use holdfast_engine::{
     BackupReport, BackupRequest, Bottleneck, Continuation, MachineName, ParentChoice, SnapshotName, SnapshotOptions,
-    SourceName, backup,
+    SourceName, backup, plan_backup,
 };
 use holdfast_host::xapi::XenAddress;
 use holdfast_image::Format;
@@ -26,6 +27,7 @@ use serde::Serialize;
 use self::machines::MachineBackupArgs;
 pub(crate) use self::machines_done::InstantShown;
 use self::of_pools::PoolBackupArgs;
+use self::planned::BackupsPlanned;
 pub(crate) use self::reading::{ReadingArgs, ReadingWish};
 use crate::args::parse_format;
 use crate::args::{Example, JobArgs};
@@ -78,6 +80,9 @@ pub(crate) struct BackupArgs {
     /// Time of the snapshot [default: now]
     #[arg(long, value_name = "TIME", value_parser = time::parse)]
     time: Option<Timestamp>,
+    /// Show what would be backed up, how, and how much would be read; change nothing and call no hooks
+    #[arg(short = 'n', long)]
+    dry_run: bool,
     #[command(flatten)]
     machines: MachineBackupArgs,
     #[command(flatten)]
@@ -125,6 +130,10 @@ impl Verb for BackupArgs {
         Example {
             wish: "Back up all machines except some",
             line: "holdfast backup -r /backup/vms --all --exclude-machine 'test-*'",
+        },
+        Example {
+            wish: "See what would be backed up, and how much would be read",
+            line: "holdfast backup -r /backup/vms --all --dry-run",
         },
         Example {
             wish: "Back up a machine of a QEMU that was started by hand, by its monitor",
@@ -332,6 +341,10 @@ fn run(args: &BackupArgs, context: &Context) -> Result<Exit, Error> {
         time: args.time.unwrap_or_else(time::now),
         stdin: &mut stdin,
     };
+    if args.dry_run {
+        let plan = context.work(args.job.thread_count(), |job| plan_backup(&repository, &request, job))?;
+        return context.report(&BackupsPlanned::new(vec![plan.into()], Vec::new(), Vec::new()));
+    }
     let report = context.work(args.job.thread_count(), |job| backup(&repository, request, job))?;
     context.report(&ImagesBackedUp::from(report))
 }

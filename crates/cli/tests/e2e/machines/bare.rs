@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use holdfast_block::{Clock as _, SeededRandom, SystemClock};
-use holdfast_host::qemu::runs_in;
+use holdfast_host::qemu::{disks, runs_in};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -347,4 +347,31 @@ fn a_machine_is_not_stored_as_another_one_of_its_name() {
         "{said}"
     );
     first.rig.ok(&[&words[..], &["--same-machine"]].concat());
+}
+
+#[test]
+fn a_dry_run_says_what_has_changed_and_leaves_the_machine_alone() {
+    let mut bare = Bare::new(&[]);
+    let planned = bare.back_up(&["--dry-run", "--hook", "/bin/false"]);
+    assert_eq!(
+        (&planned["method"], &planned["state"]),
+        (&"filter".into(), &"running".into())
+    );
+    assert_eq!(planned["disks"][0]["read_bytes"], DISK_BYTES);
+    let reason = planned["disks"][0]["reason"].as_str().unwrap();
+    assert!(reason.contains("no snapshot"), "{reason}");
+    assert_eq!(bare.rig.snapshot_count(), 0);
+
+    bare.back_up(&[]);
+    bare.write(0, 50, 1 << 20, 65_536);
+    let bitmaps = || format!("{:?}", disks(&*bare.lab.monitor).unwrap());
+    let before = bitmaps();
+    let planned = bare.back_up(&["--dry-run"]);
+    assert_eq!(planned["disks"][0]["reason"], Value::Null, "{planned}");
+    // The marks of the bitmap's witness count as changed until they have been compared.
+    let read_bytes = planned["disks"][0]["read_bytes"].as_u64().unwrap();
+    assert!((65_536..DISK_BYTES).contains(&read_bytes), "{planned}");
+    assert_eq!(bitmaps(), before);
+    bare.wait_until_clean("a dry run");
+    assert_eq!(bare.rig.snapshot_count(), 1);
 }

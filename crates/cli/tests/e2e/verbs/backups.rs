@@ -5,6 +5,9 @@ use std::io::Write as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::process::Stdio;
 
+use serde_json::Value;
+
+use crate::host::{system, text};
 use crate::program::stderr;
 use crate::rig::{Rig, assert_code, noise};
 
@@ -250,4 +253,45 @@ fn no_more_changes_than_the_disk_has_bytes() {
         stats["data_bytes"].as_u64() <= stats["logical_bytes"].as_u64(),
         "{stats}"
     );
+}
+
+#[test]
+fn a_dry_run_says_what_would_be_read_and_stores_nothing() {
+    let rig = Rig::new();
+    rig.write("web1.raw", &noise(3 * MIB, 1));
+    let sparse = File::create(rig.path("data.raw")).unwrap();
+    sparse.set_len(64 << 20).unwrap();
+    let words = [
+        "backup",
+        "--dry-run",
+        "--machine",
+        "web1",
+        "vda=web1.raw",
+        "vdb=data.raw",
+    ];
+    let objects = || system("find", &[text(&rig.path("repo")), "-type", "f"]).unwrap();
+    let before = objects();
+    let report = rig.report(&words);
+    assert_eq!(report["dry_run"], true);
+    let machine = &report["machines"][0];
+    assert_eq!(
+        (&machine["machine"], &machine["parent"]),
+        (&"web1".into(), &Value::Null)
+    );
+    let disks = machine["disks"].as_array().unwrap();
+    assert_eq!((&disks[0]["name"], &disks[1]["name"]), (&"vda".into(), &"vdb".into()));
+    assert_eq!(disks[0]["read_bytes"], 3 * MIB);
+    assert_eq!(
+        (&disks[1]["size_bytes"], &disks[1]["read_bytes"]),
+        (&(64 << 20).into(), &0.into())
+    );
+    assert_eq!(objects(), before);
+    // With a snapshot to compare with, it is named. What a backup refuses, a dry run refuses.
+    rig.ok(&["backup", "--machine", "web1", "vda=web1.raw"]);
+    let id = rig.report(&["list"])["snapshots"][0]["id"].clone();
+    assert_eq!(rig.report(&words)["machines"][0]["parent"], id);
+    let page = rig.ok(&words);
+    assert!(page.contains("would back up web1") && page.contains("vdb"), "{page}");
+    rig.code(1, &["backup", "--dry-run", "missing.raw"]);
+    assert_eq!(rig.snapshot_count(), 1);
 }

@@ -156,6 +156,20 @@ fn what_has_changed_is_read_by_nbd() {
     assert_eq!(kinds, ["cbt_metadata", "cbt_metadata"], "no room is taken in the pool");
 
     world.write("xvda", 7 * MIB + 5, 100, 4);
+    world.pool.forget_calls();
+    let planned = world.back_up(&["--dry-run"]);
+    assert_eq!(planned["disks"][0]["reason"], Value::Null, "{planned}");
+    let changing = [
+        "VM.snapshot",
+        "VM.destroy",
+        "VDI.destroy",
+        "VDI.enable_cbt",
+        "VDI.copy",
+        "other_config",
+    ];
+    let calls = world.pool.calls();
+    let is_changing = |call: &&String| changing.iter().any(|word| call.contains(word));
+    assert_eq!(calls.iter().find(is_changing), None, "{calls:?}");
     let second = world.back_up(&[]);
     assert_eq!(dirty_bytes(&second), [Some(65_536), Some(0)], "{second}");
     assert!(second["read_bytes"].as_u64().unwrap() < MIB, "{second}");

@@ -382,7 +382,7 @@ impl<'a> Freezer<'a> {
     }
 
     /// The devices of QEMU that these disks are.
-    fn devices(&self, taken: &[MachineDisk]) -> Result<Vec<(String, QemuDisk)>> {
+    pub(super) fn devices(&self, taken: &[MachineDisk]) -> Result<Vec<(String, QemuDisk)>> {
         let present = disks(self.request.machine.monitor()).map_err(|error| self.failed(error))?;
         let device = |disk: &MachineDisk| match device_of(disk, &present) {
             Some(device) => Ok((disk.target.clone(), device.clone())),

@@ -48,7 +48,7 @@ pub(super) struct Proof {
     /// Layers above that node.
     pub(super) layer_count: u64,
     /// Where the marks are.
-    pub(super) observer: Vec<u64>,
+    pub(super) witness: Vec<u64>,
     /// All nodes of the disk.
     nodes: Vec<String>,
 }
@@ -74,8 +74,8 @@ impl Proof {
             });
         }
         check_layers(&layers[..=at], size_bytes)?;
-        let observer = notes.get(NOTE_BITMAP_WITNESS).and_then(|then| marks_in(then));
-        let observer = observer.ok_or(ReadAll::NoWitnessThen)?;
+        let witness = notes.get(NOTE_BITMAP_WITNESS).and_then(|then| marks_in(then));
+        let witness = witness.ok_or(ReadAll::NoWitnessThen)?;
         let bases_then = notes.get(NOTE_BITMAP_BASES).ok_or(ReadAll::BasesUnknown)?;
         let bases_now = bases_of(&layers[at + 1..]).ok_or(ReadAll::BasesUnknown)?;
         if *bases_then != bases_now {
@@ -89,14 +89,14 @@ impl Proof {
             bitmap: name.clone(),
             below: (at > 0).then(|| layers[at].node.clone()),
             layer_count: at as u64,
-            observer,
+            witness,
             nodes: nodes_of(layers),
         })
     }
 
     /// Whether a bitmap has the marks of the witness.
     pub(super) fn is_witnessed(&self, changed: &DirtyBitmap) -> bool {
-        self.observer
+        self.witness
             .iter()
             .all(|offset| changed.is_dirty(*offset..offset.saturating_add(1)))
     }
@@ -111,7 +111,7 @@ impl Proof {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct NextBitmap {
     pub(super) name: String,
-    pub(super) observer: Vec<u64>,
+    pub(super) witness: Vec<u64>,
     bases: Option<String>,
     place: String,
 }
@@ -121,16 +121,16 @@ impl NextBitmap {
     pub(super) fn new(name: String, layers: Option<&[Layer]>, size_bytes: u64, seed: u64) -> Self {
         Self {
             name,
-            observer: witness_of(size_bytes, seed),
+            witness: witness_of(size_bytes, seed),
             bases: layers.and_then(|layers| bases_of(layers.get(1..)?)),
             place: place_of(layers.and_then(<[Layer]>::first)),
         }
     }
 
     pub(super) fn notes(&self) -> BTreeMap<String, String> {
-        let observer: Vec<String> = self.observer.iter().map(u64::to_string).collect();
+        let witness: Vec<String> = self.witness.iter().map(u64::to_string).collect();
         let mut notes = BTreeMap::from([(NOTE_BITMAP.to_owned(), self.name.clone())]);
-        notes.insert(NOTE_BITMAP_WITNESS.to_owned(), observer.join(" "));
+        notes.insert(NOTE_BITMAP_WITNESS.to_owned(), witness.join(" "));
         notes.insert(NOTE_BITMAP_PLACE.to_owned(), self.place.clone());
         notes.extend(self.bases.clone().map(|bases| (NOTE_BITMAP_BASES.to_owned(), bases)));
         notes

@@ -17,12 +17,17 @@ use super::of;
 use super::request::{VirtualBoxBackup, VirtualBoxMemory, VirtualBoxMethod, VirtualBoxReading};
 use super::unchanged::ChangeCheck;
 use crate::capture::foreign_machine::AttachedDisk;
+use crate::capture::plan::{BackupPlan, PlannedCapture, PlannedMethod, PlannedRead};
 use crate::capture::snapshot::SnapshotOptions;
-use crate::capture::{Capture, CaptureOptions, MachineBackupReport, PreparedMachine, Steps, capture_into};
+use crate::capture::{
+    Capture, CaptureOptions, MachineBackupReport, PreparedMachine, Steps, capture_into, plan_capture,
+};
 use crate::job::error::VirtualBoxError;
 use crate::job::{Error, Job, Result, Unit};
 use crate::machine::lock::place_digits;
 
+/// Why all of a disk is read.
+const NO_RECORD: &str = "VirtualBox keeps no record of what a machine writes";
 /// Why a disk of a machine that runs is left out whose writes go to the image whatever snapshots there are.
 const NO_INSTANT: &str = "a snapshot of VirtualBox leaves such a disk alone, and the machine runs";
 
@@ -37,6 +42,16 @@ pub fn back_up_virtualbox(
     job: Job<'_>,
 ) -> Result<MachineBackupReport<VirtualBoxReading>> {
     capture_into(repository, request, snapshot, job)
+}
+
+/// Plans a backup of a machine of VirtualBox.
+pub fn plan_virtualbox_backup(
+    repository: &Repository,
+    request: VirtualBoxBackup<'_>,
+    snapshot: SnapshotOptions,
+    job: Job<'_>,
+) -> Result<BackupPlan> {
+    plan_capture(repository, request, snapshot, job)
 }
 
 impl Capture for VirtualBoxBackup<'_> {
@@ -67,7 +82,8 @@ impl Capture for VirtualBoxBackup<'_> {
         let mut said = machine.read()?;
         let place = place_digits(self.capture.journal.as_ref());
         let of_place = (&said.settings.snapshots[..], Some(&place[..]));
-        if let Some(manager) = machine.place().manager()
+        if steps.is_locked
+            && let Some(manager) = machine.place().manager()
             && !delete_left(manager, machine, of_place, job.progress).is_empty()
         {
             said = machine.read()?;
@@ -108,28 +124,39 @@ impl PreparedMachine for VirtualBoxCapture<'_> {
         Self: 'h;
     type Reading = VirtualBoxReading;
 
+    fn plan(&self) -> Result<PlannedCapture> {
+        let is_off = self.is_off()?;
+        let opened = self.open(&self.said.machine, &self.said)?;
+        let disks = opened.taken.iter().map(|disk| {
+            Ok(PlannedRead {
+                name: disk.attached.target.clone(),
+                size_bytes: Some(disk.source.device.size_bytes()),
+                read_bytes: Some(disk.source.allocated_bytes()?),
+                reason: Some(NO_RECORD.to_owned()),
+            })
+        });
+        let way = if is_off {
+            VirtualBoxMethod::Images
+        } else {
+            VirtualBoxMethod::Snapshot {
+                taken_in: Duration::ZERO,
+            }
+        };
+        Ok(PlannedCapture {
+            method: PlannedMethod {
+                word: way.word(),
+                reason: self.reason(),
+            },
+            disks: disks.collect::<Result<_>>()?,
+            left_out: opened.left_out,
+        })
+    }
+
     fn freeze(&self) -> Result<HeldVirtualBox<'_>> {
-        let machine = self.request.machine;
-        match (self.condition.state(), &self.condition) {
-            (MachineState::ShutOff, _) => Ok(HeldVirtualBox::Off),
-            (_, Condition::UsedBy(living)) => Err(of(VirtualBoxError::InUse {
-                machine: machine.name().to_owned(),
-                process: living.process,
-                program: living.words.first().cloned().unwrap_or_default(),
-                why_not: match machine.place().manager() {
-                    Some(_) => "does not know it",
-                    None => "is not there",
-                },
-            })),
-            (MachineState::Running | MachineState::Paused, _) => self.freeze_active(),
-            (_, Condition::Reported(state)) => Err(of(VirtualBoxError::State {
-                machine: machine.name().to_owned(),
-                word: state.word().to_owned(),
-            })),
-            _ => Err(Error::MachineBetween {
-                machine: machine.name().to_owned(),
-            }),
+        if self.is_off()? {
+            return Ok(HeldVirtualBox::Off);
         }
+        self.freeze_active()
     }
 
     fn read<'h>(&'h self, held: &mut HeldVirtualBox<'h>) -> Result<VirtualBoxReading> {
@@ -166,6 +193,42 @@ pub(super) struct OpenedDisks {
 }
 
 impl VirtualBoxCapture<'_> {
+    /// Whether the machine is off.
+    ///
+    /// # Errors
+    /// It neither is off, nor can VirtualBox take a snapshot of it.
+    fn is_off(&self) -> Result<bool> {
+        let machine = self.request.machine;
+        match (self.condition.state(), &self.condition) {
+            (MachineState::ShutOff, _) => Ok(true),
+            (_, Condition::UsedBy(living)) => Err(of(VirtualBoxError::InUse {
+                machine: machine.name().to_owned(),
+                process: living.process,
+                program: living.words.first().cloned().unwrap_or_default(),
+                why_not: match machine.place().manager() {
+                    Some(_) => "does not know it",
+                    None => "is not there",
+                },
+            })),
+            (MachineState::Running | MachineState::Paused, _) => Ok(false),
+            (_, Condition::Reported(state)) => Err(of(VirtualBoxError::State {
+                machine: machine.name().to_owned(),
+                word: state.word().to_owned(),
+            })),
+            _ => Err(Error::MachineBetween {
+                machine: machine.name().to_owned(),
+            }),
+        }
+    }
+
+    /// Why the machine is read as it is.
+    fn reason(&self) -> String {
+        match self.condition.state() {
+            MachineState::ShutOff if self.said.settings.state_file.is_some() => "it is saved".to_owned(),
+            state => format!("it is {state}"),
+        }
+    }
+
     /// A machine that is off: as long as nothing changes, its images are of one instant.
     fn read_images(&self) -> Result<VirtualBoxReading> {
         let (machine, said) = (self.request.machine, &self.said);
@@ -184,7 +247,7 @@ impl VirtualBoxCapture<'_> {
             machine: &said.machine,
             time: (self.request.capture.now)(),
             way: VirtualBoxMethod::Images,
-            reason: if is_saved { "it is saved" } else { "it is shut off" }.to_owned(),
+            reason: self.reason(),
             nvram: said.settings.nvram.as_deref(),
             memory,
             consistency: match (memory, is_saved) {
@@ -271,7 +334,7 @@ impl VirtualBoxCapture<'_> {
             machine: &before.machine,
             time,
             way: VirtualBoxMethod::Snapshot { taken_in },
-            reason: format!("it is {}", self.condition.state()),
+            reason: self.reason(),
             nvram: kept
                 .and_then(|snapshot| snapshot.nvram.as_deref())
                 .or(before.settings.nvram.as_deref()),

@@ -18,6 +18,10 @@ use crate::job::error_text::causes;
 use crate::job::{Job, Result};
 use crate::notes::{NOTE_XEN_BASE, NOTE_XEN_DISK, note};
 
+/// Reasons to read all of a disk.
+const NO_PARENT: &str = "there is no snapshot before to compare with";
+const RAW_IS_WHOLE: &str = "raw bytes are read as a whole";
+
 /// What changed since is known in blocks of this size, which is that of a VHD.
 const BLOCK_BYTES: u64 = 2 << 20;
 
@@ -43,7 +47,7 @@ impl XenChange {
     }
 }
 
-/// The way for all disks of a machine. Where changes are to be tracked, they are from here on.
+/// The way for all disks of a machine.
 pub(super) fn choose(request: &XenBackupRequest<'_>, taken: &[ChosenXenDisk], job: Job<'_>) -> Result<XenTransfer> {
     let pool = &request.pool;
     let way = match request.way {
@@ -68,10 +72,20 @@ pub(super) fn choose(request: &XenBackupRequest<'_>, taken: &[ChosenXenDisk], jo
             }
         },
     };
+    Ok(way)
+}
+
+/// Has the pool track changes from now on, where the next backup can use that.
+pub(super) fn track_changes(
+    request: &XenBackupRequest<'_>,
+    taken: &[ChosenXenDisk],
+    way: XenTransfer,
+    job: Job<'_>,
+) -> Result<()> {
     if way == XenTransfer::Nbd && request.keeps_base {
         for disk in taken.iter().filter(|disk| disk.live.tracking == Tracking::Off) {
             let device = &disk.live.device;
-            match pool.track_changes(&disk.live.reference) {
+            match request.pool.track_changes(&disk.live.reference) {
                 Ok(()) => job.progress.note(&format!(
                     "from now on the pool tracks which blocks of disk {device} change: the next backup reads only those"
                 )),
@@ -83,7 +97,21 @@ pub(super) fn choose(request: &XenBackupRequest<'_>, taken: &[ChosenXenDisk], jo
             }
         }
     }
-    Ok(way)
+    Ok(())
+}
+
+/// Why all of a disk would be read; none where only changes would be.
+pub(super) fn why_everything(
+    history: Option<History<'_>>,
+    request: &XenBackupRequest<'_>,
+    taken: &ChosenXenDisk,
+    way: XenTransfer,
+) -> Result<Option<String>> {
+    match history.and_then(|history| Some((history.repository, history.parent?))) {
+        _ if way == XenTransfer::Raw => Ok(Some(RAW_IS_WHOLE.to_owned())),
+        None => Ok(Some(NO_PARENT.to_owned())),
+        Some((repository, parent)) => Ok(base_of(repository, request, taken, parent)?.err()),
+    }
 }
 
 /// Why disks cannot be read by NBD; none where they can.
@@ -191,7 +219,7 @@ pub(super) fn open_disks(
             .into());
         };
         let base = match parent {
-            None => Err("there is no snapshot before to compare with".to_owned()),
+            None => Err(NO_PARENT.to_owned()),
             // What has not changed would come from there.
             Some(_) if is_doubted => {
                 Err("the repository has known damage, which a full read repairs where it can".to_owned())
@@ -202,7 +230,7 @@ pub(super) fn open_disks(
             XenTransfer::Nbd => PlannedDisk::Whole(by_nbd(request, snapshot, base)?),
             XenTransfer::Vhd => as_vhd(request, snapshot, base, &mut planned)?,
             XenTransfer::Raw => {
-                let reason = "raw bytes are read as a whole".to_owned();
+                let reason = RAW_IS_WHOLE.to_owned();
                 stream(&mut planned, snapshot, Form::Raw, XenChange::Everything(reason))
             }
         };

@@ -2,13 +2,14 @@
 
 use std::ffi::OsString;
 
-use holdfast_engine::{CaptureOptions, MachineName, SnapshotOptions, back_up_machine};
+use holdfast_engine::{CaptureOptions, MachineName, SnapshotOptions, back_up_machine, plan_machine_backup};
 use holdfast_host::DiskChoice;
 use holdfast_host::qemu::memory::MemoryWay;
 use holdfast_repo::{Processes as _, Repository, SystemProcesses};
 
 use super::BackupArgs;
 use super::machines_done::{Failed, LeftOut, MachineDone, MachinesDone};
+use super::planned::{BackupsPlanned, PlannedDocument, Turn};
 use super::reading::{ReadingArgs, ReadingWish};
 use super::{of_pools, of_virtualbox};
 use crate::context::Context;
@@ -131,12 +132,11 @@ pub(super) fn run(
         context,
         machine_count,
         begun_count: 0,
-        done: MachinesDone {
-            machines: Vec::new(),
-            failed: Vec::new(),
-            left_out_machines: left_out.into_iter().map(LeftOut::from).collect(),
-        },
+        done: Vec::new(),
+        planned: Vec::new(),
+        failed: Vec::new(),
     };
+    let left_out_machines = left_out.into_iter().map(LeftOut::from).collect();
     for one in &chosen {
         turns.take(&one.said, || {
             back_up(one, args, snapshot, &hypervisors, &repository, context)
@@ -155,7 +155,14 @@ pub(super) fn run(
             of_pools::back_up(one, args, snapshot, &repository, context)
         })?;
     }
-    context.report(&turns.done)
+    if args.dry_run {
+        return context.report(&BackupsPlanned::new(turns.planned, turns.failed, left_out_machines));
+    }
+    context.report(&MachinesDone {
+        machines: turns.done,
+        failed: turns.failed,
+        left_out_machines,
+    })
 }
 
 /// The machines of a command, one after another.
@@ -163,12 +170,14 @@ struct Turns<'a> {
     context: &'a Context,
     machine_count: usize,
     begun_count: usize,
-    done: MachinesDone,
+    done: Vec<MachineDone>,
+    planned: Vec<PlannedDocument>,
+    failed: Vec<Failed>,
 }
 
 impl Turns<'_> {
     /// Backs up the next machine. Its error ends the command only where it is the only machine, or the command was interrupted.
-    fn take(&mut self, said: &str, back_up: impl FnOnce() -> Result<MachineDone, Error>) -> Result<(), Error> {
+    fn take(&mut self, said: &str, back_up: impl FnOnce() -> Result<Turn, Error>) -> Result<(), Error> {
         self.begun_count += 1;
         if self.machine_count > 1 {
             self.context.begin_part(Part {
@@ -177,12 +186,13 @@ impl Turns<'_> {
             });
         }
         match back_up() {
-            Ok(machine) => self.done.machines.push(machine),
+            Ok(Turn::BackedUp(machine)) => self.done.push(*machine),
+            Ok(Turn::Planned(machine)) => self.planned.push(machine),
             Err(error) if self.machine_count == 1 || matches!(error, Error::Interrupted(_)) => return Err(error),
             Err(error) => {
                 let causes = chain(&error);
                 self.context.console().error(&causes, error.advice().hint.as_deref());
-                self.done.failed.push(Failed {
+                self.failed.push(Failed {
                     machine: said.to_owned(),
                     error: causes.join(": "),
                 });
@@ -236,7 +246,7 @@ fn back_up(
     hypervisors: &Hypervisors<'_>,
     repository: &Repository,
     context: &Context,
-) -> Result<MachineDone, Error> {
+) -> Result<Turn, Error> {
     let wish = ReadingWish {
         chosen,
         listed: &|name| args.listed(name, &chosen.said),
@@ -245,9 +255,13 @@ fn back_up(
         memory: args.machines.with_memory.map(MemoryWay::from),
     };
     args.machines.reading.read(wish, hypervisors, context, |request| {
-        let report = context.work(args.job.thread_count(), |job| {
-            back_up_machine(repository, request, snapshot.clone(), job)
-        })?;
-        Ok(MachineDone::from(report))
+        context.work(args.job.thread_count(), |job| {
+            if args.dry_run {
+                let plan = plan_machine_backup(repository, request, snapshot.clone(), job)?;
+                return Ok(Turn::Planned(plan.into()));
+            }
+            let report = back_up_machine(repository, request, snapshot.clone(), job)?;
+            Ok(Turn::BackedUp(Box::new(report.into())))
+        })
     })
 }

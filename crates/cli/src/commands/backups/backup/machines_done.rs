@@ -118,13 +118,13 @@ impl DiskDone {
 /// A disk, or a machine, that was left out.
 #[derive(Debug, Serialize)]
 pub(super) struct LeftOut {
-    name: String,
-    reason: String,
+    pub(super) name: String,
+    pub(super) reason: String,
 }
 
-impl From<(String, &'static str)> for LeftOut {
-    fn from((name, reason): (String, &'static str)) -> Self {
-        let reason = reason.to_owned();
+impl<R: Into<String>> From<(String, R)> for LeftOut {
+    fn from((name, reason): (String, R)) -> Self {
+        let reason = reason.into();
         Self { name, reason }
     }
 }
@@ -148,7 +148,7 @@ impl MachineDone {
         let load = LoadDocument::new(load, backup.duration);
         let bottleneck = backup.bottleneck.map(|bottleneck| bottleneck.to_string());
         let consistency = backup.snapshot.notes.get(NOTE_CONSISTENCY);
-        let left_out = left_out.into_iter().map(|(name, reason)| LeftOut { name, reason });
+        let left_out = left_out.into_iter().map(LeftOut::from);
         Self {
             snapshot: SnapshotDocument::from(&backup.snapshot),
             method,

@@ -5,13 +5,15 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use clap::ValueEnum as _;
-use holdfast_engine::{Domain, Interrupt, SnapshotOptions, XenBackupRequest, XenTransfer, back_up_xen};
+use holdfast_engine::{
+    Domain, Interrupt, SnapshotOptions, XenBackupRequest, XenTransfer, back_up_xen, plan_xen_backup,
+};
 use holdfast_host::xapi::{Pool, XenAddress, XenMachine};
 use holdfast_policy::config::ConfiguredPool;
 use holdfast_repo::Repository;
 
 use super::BackupArgs;
-use super::machines_done::MachineDone;
+use super::planned::Turn;
 use crate::args::PoolArgs;
 use crate::context::Context;
 use crate::errors::{Error, Kind};
@@ -225,7 +227,7 @@ pub(super) fn back_up(
     snapshot: &SnapshotOptions,
     repository: &Repository,
     context: &Context,
-) -> Result<MachineDone, Error> {
+) -> Result<Turn, Error> {
     if one.has_namesake {
         let (said, uuid) = (one.said(), &one.machine.summary.uuid);
         return Err(Error::refused(
@@ -253,8 +255,12 @@ pub(super) fn back_up(
         bytes_per_second: args.machines.reading.limits.limits().bytes_per_second,
         connection_count_max: args.pools.connection_count(one.configured.as_ref()),
     };
-    let report = context.work(args.job.thread_count(), |job| {
-        back_up_xen(repository, request, snapshot.clone(), job)
-    })?;
-    Ok(MachineDone::from(report))
+    context.work(args.job.thread_count(), |job| {
+        if args.dry_run {
+            let plan = plan_xen_backup(repository, request, snapshot.clone(), job)?;
+            return Ok(Turn::Planned(plan.into()));
+        }
+        let report = back_up_xen(repository, request, snapshot.clone(), job)?;
+        Ok(Turn::BackedUp(Box::new(report.into())))
+    })
 }

@@ -2,11 +2,12 @@
 
 use holdfast_engine::{
     SnapshotOptions, VirtualBox, VirtualBoxBackup, VirtualBoxMachine, VirtualBoxMemory, back_up_virtualbox,
+    plan_virtualbox_backup,
 };
 use holdfast_repo::Repository;
 
 use super::BackupArgs;
-use super::machines_done::MachineDone;
+use super::planned::Turn;
 use crate::context::Context;
 use crate::errors::{Error, Kind};
 use crate::machines::virtualbox::{self, VirtualBoxChoice};
@@ -34,7 +35,7 @@ pub(super) fn back_up(
     snapshot: &SnapshotOptions,
     repository: &Repository,
     context: &Context,
-) -> Result<MachineDone, Error> {
+) -> Result<Turn, Error> {
     if chosen.iter().filter(|other| other.name() == machine.name()).count() > 1 {
         let (name, uuid) = (machine.name(), machine.uuid());
         return Err(Error::refused(
@@ -57,8 +58,12 @@ pub(super) fn back_up(
         },
         bytes_per_second: args.machines.reading.limits.limits().bytes_per_second,
     };
-    let report = context.work(args.job.thread_count(), |job| {
-        back_up_virtualbox(repository, request, snapshot.clone(), job)
-    })?;
-    Ok(MachineDone::from(report))
+    context.work(args.job.thread_count(), |job| {
+        if args.dry_run {
+            let plan = plan_virtualbox_backup(repository, request, snapshot.clone(), job)?;
+            return Ok(Turn::Planned(plan.into()));
+        }
+        let report = back_up_virtualbox(repository, request, snapshot.clone(), job)?;
+        Ok(Turn::BackedUp(Box::new(report.into())))
+    })
 }

@@ -178,6 +178,14 @@ fn programs_are_called_and_reading_is_as_fast_as_it_may() {
     assert!(!told.contains("PAUSED_MS"), "{told}");
     let told = String::from_utf8(world.rig.read("hook.job-end")).unwrap();
     assert!(told.contains("HOLDFAST_CONSISTENCY=crash"), "{told}");
+    // A dry run calls no program, and takes no snapshot.
+    world.set("asked", "");
+    let planned = world.back_up(0, &["vbox:", "--hook", "hook", "--dry-run"])["report"]["machines"][0].clone();
+    assert_eq!(
+        (&planned["method"], &planned["state"]),
+        (&"virtualbox-snapshot".into(), &"running".into())
+    );
+    assert!(!world.asked().contains("take") && !world.rig.path("hook.calls").exists());
     // Whoever prepared for the instant is told that it is over, though it never came.
     world.set("fail-take", "error-locked");
     world.refused(4, &["vbox:", "--hook", "hook"]);

@@ -25,7 +25,7 @@ impl<'a> Freezer<'a> {
     }
 
     /// The bitmap of each disk that may tell what changed since the snapshot before.
-    pub(super) fn proofs(&self, wanted: &[(String, QemuDisk)]) -> Result<Vec<BitmapProof>> {
+    pub(in crate::capture::qemu) fn proofs(&self, wanted: &[(String, QemuDisk)]) -> Result<Vec<BitmapProof>> {
         let layers = self.layers(wanted)?;
         let proof = |(target, disk): &(String, QemuDisk)| {
             let parent = self.before.and_then(|before| before.parent).ok_or(ReadAll::NoParent)?;
@@ -91,7 +91,7 @@ impl<'a> Freezer<'a> {
         let before = repository.open_disk(parent.id, Some(target)).ok();
         let before = before.as_ref().map(|before| before as &dyn BlockDevice);
         if let Some(before) = before {
-            unmark(&mut changed, device, before, &proof.observer);
+            unmark(&mut changed, device, before, &proof.witness);
         }
         if proof.below.is_some() {
             let (endpoint, export) = above.ok_or(ReadAll::LayersUnknown)?;
@@ -126,7 +126,7 @@ impl<'a> Freezer<'a> {
     ) -> std::result::Result<(), String> {
         let monitor = self.request.machine.monitor();
         cut.begin_witness(monitor, number).map_err(|error| error.to_string())?;
-        for offset in &next.observer {
+        for offset in &next.witness {
             let end = (offset + MARK_BYTES).min(disk.device.size_bytes());
             disk.device.touch(*offset..end).map_err(|error| error.to_string())?;
         }
@@ -136,9 +136,9 @@ impl<'a> Freezer<'a> {
 }
 
 /// Takes marks off a bitmap where nothing has changed: they were made for the witness.
-fn unmark(changed: &mut DirtyBitmap, device: &FrozenDevice<'_>, before: &dyn BlockDevice, observer: &[u64]) {
+fn unmark(changed: &mut DirtyBitmap, device: &FrozenDevice<'_>, before: &dyn BlockDevice, witness: &[u64]) {
     let (mut now, mut then) = (vec![0; to_usize(MARK_BYTES)], vec![0; to_usize(MARK_BYTES)]);
-    for offset in observer {
+    for offset in witness {
         let end = (offset + MARK_BYTES).min(device.size_bytes()).min(before.size_bytes());
         let length = to_usize(end.saturating_sub(*offset));
         let (now, then) = (&mut now[..length], &mut then[..length]);

@@ -84,7 +84,7 @@ impl Chain {
 fn the_lowest_layer_that_has_the_bitmap_counts_and_those_above_are_asked() {
     let proof = Chain::new().find().unwrap();
     assert_eq!((proof.below.as_deref(), proof.layer_count), (Some("image"), 1));
-    assert_eq!(proof.observer, witness_of(SIZE_BYTES, 7));
+    assert_eq!(proof.witness, witness_of(SIZE_BYTES, 7));
     // An overlay that nobody gave a bitmap is as good.
     let proof = Chain::find_when(|chain| chain.layers[0].bitmaps.clear()).unwrap();
     assert_eq!(proof.layer_count, 1);
@@ -219,13 +219,13 @@ fn notes_that_make_no_sense_prove_nothing() {
 fn a_bitmap_without_one_of_the_marks_has_no_witness() {
     let proof = Chain::new().find().unwrap();
     let mut changed = DirtyBitmap::new(SIZE_BYTES, 65_536).unwrap();
-    for offset in &proof.observer {
+    for offset in &proof.witness {
         assert!(!proof.is_witnessed(&changed));
         changed.set(*offset..offset + 1);
     }
     assert!(proof.is_witnessed(&changed));
     let outside = Proof {
-        observer: vec![SIZE_BYTES, u64::MAX],
+        witness: vec![SIZE_BYTES, u64::MAX],
         ..proof
     };
     assert!(!outside.is_witnessed(&changed));
