@@ -160,21 +160,24 @@ fn planned(report: &Value) -> Value {
 #[test]
 fn firmware_variables_and_the_tpm_are_those_of_the_instant_and_come_back_to_a_new_machine() {
     let world = Sealed::running();
-    let variables = std::fs::read(world.variables()).unwrap();
     let state = world.state("web3");
     let garbage = world.rig.path("garbage");
     world.rig.write("garbage", &noise(600_000, 3));
+    // The firmware writes its variables while it boots: those just before the pause count.
     let hook = format!(
-        "#!/bin/sh\nPATH=/usr/bin:/bin\n[ \"$1\" = post-thaw ] || exit 0\nfor file in {} {}; do cat {} > $file; done\n",
-        world.variables().display(),
-        world.place("web3").display(),
-        garbage.display()
+        "#!/bin/sh\nPATH=/usr/bin:/bin\n[ \"$1\" != pre-freeze ] || cp {variables} {kept}\n[ \"$1\" = post-thaw ] || exit 0\n\
+         for file in {variables} {tpm}; do cat {garbage} > $file; done\n",
+        variables = world.variables().display(),
+        kept = world.rig.path("variables").display(),
+        tpm = world.place("web3").display(),
+        garbage = garbage.display()
     );
     world.rig.write("hook", hook.as_bytes());
     let hook = world.rig.path("hook");
     std::fs::set_permissions(&hook, std::fs::Permissions::from_mode(0o755)).unwrap();
     world.json(0, &["backup", "web3", "--hook", hook.to_str().unwrap()]);
     assert_eq!(world.state("web3"), noise(600_000, 3), "the program was called");
+    let variables = world.rig.read("variables");
     assert_eq!(world.machine_state("web3"), MachineState::Running);
 
     let plan = world.restore(&["--dry-run"]);
