@@ -53,7 +53,7 @@ pub(super) fn after_run(
         )
     };
     match (consequence, ended.outcome) {
-        (Consequence::Well, outcome) => {
+        (Consequence::Succeeded, outcome) => {
             if let Some(alert) = record.failing.take() {
                 let text = format!("It had failed since {}.", alert.since);
                 notices.push(notice(Event::Failure, true, format!("{job} is well again"), text));
@@ -65,8 +65,8 @@ pub(super) fn after_run(
             notices.push(notice(Event::Success, true, format!("{job} was done"), String::new()));
         }
         // Nobody is at fault.
-        (Consequence::GivenUp, Outcome::Stopped) | (Consequence::Retry(_), _) => {}
-        (Consequence::GivenUp, outcome) => {
+        (Consequence::NoMoreRetries, Outcome::Stopped) | (Consequence::Retry(_), _) => {}
+        (Consequence::NoMoreRetries, outcome) => {
             let subject = match outcome {
                 Outcome::Damage => format!("{job} has found damage"),
                 _ => format!("{job} has failed"),
@@ -222,9 +222,9 @@ mod tests {
     /// What is told after a run, but for successes.
     fn told(record: &mut JobRecord, outcome: Outcome, machines: &[(&str, bool)], now: Timestamp) -> Vec<String> {
         let consequence = if outcome.is_done() {
-            Consequence::Well
+            Consequence::Succeeded
         } else {
-            Consequence::GivenUp
+            Consequence::NoMoreRetries
         };
         let notices = after_run("a", record, &ended(outcome, machines), consequence, DAY, now);
         let bad = notices.into_iter().filter(|notice| notice.event != Event::Success);

@@ -87,7 +87,7 @@ impl Daemon<'_> {
         let before = record.clone();
         record
             .state
-            .mend(&job.timing(&self.request.host), &self.request.zone, now);
+            .normalize(&job.timing(&self.request.host), &self.request.zone, now);
         let remind_after = self.request.config.daemon.remind_after.duration();
         let reminder = alerts::reminder(name, &mut record, remind_after, now);
         if record != before {
@@ -102,7 +102,7 @@ impl Daemon<'_> {
         let name = &job.name;
         let others = self.request.config.jobs.iter().filter(|other| other.name != *name);
         let excluded =
-            others.filter(|other| other.claims.exclude(&job.claims) && !self.running.contains_key(&other.name));
+            others.filter(|other| other.claims.excludes(&job.claims) && !self.running.contains_key(&other.name));
         let lock = lock_job(&self.request.state, name, excluded.map(|other| &other.name[..]));
         let is_wanted = matches!(self.request.asked, Asked::Jobs(_));
         self.wanted.retain(|wanted| wanted != name);
@@ -211,7 +211,7 @@ impl Daemon<'_> {
             running.worker.kill();
         }
         let ended = match running.worker.finish() {
-            Ok(worked) => ended(&worked, running.job.kind.judgement, stop),
+            Ok(worked) => ended(&worked, running.job.kind.exit_codes, stop),
             Err(error) => Ended {
                 outcome: Outcome::Unseen,
                 exit_code: None,
@@ -266,7 +266,7 @@ impl Daemon<'_> {
         self.keep(name, record);
         let retry_at = match consequence {
             Consequence::Retry(at) => Some(at),
-            Consequence::Well | Consequence::GivenUp => None,
+            Consequence::Succeeded | Consequence::NoMoreRetries => None,
         };
         let entry = RunEntry {
             job: name.clone(),

@@ -59,7 +59,7 @@ impl JobRecord {
             .collect();
         let value = json!({
             "schema": 1,
-            "seen": self.state.seen.to_string(),
+            "seen": self.state.handled_until.to_string(),
             "running": time(self.state.running),
             "failed_count": self.state.failed_count,
             "retry_at": time(self.state.retry_at),
@@ -85,7 +85,7 @@ impl JobRecord {
         let silent = value["silent"].as_object()?.iter();
         Some(Self {
             state: JobState {
-                seen: time(&value["seen"])?,
+                handled_until: time(&value["seen"])?,
                 running: time(&value["running"]),
                 failed_count: u32::try_from(value["failed_count"].as_u64()?).ok()?,
                 retry_at: time(&value["retry_at"]),

@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use holdfast_block::Clock;
 use holdfast_policy::config::{Config, Job};
-use holdfast_policy::schedule::{Candidate, Cause, Claims, Due, turns};
+use holdfast_policy::schedule::{Cause, Claims, Due, StartCandidate, select_startable};
 use holdfast_policy::{TimeZone, Timestamp};
 
 use at_work::Running;
@@ -313,23 +313,23 @@ impl Daemon<'_> {
             .iter()
             .filter(|due| !self.kept_away.contains_key(&due.job.name))
             .collect();
-        let candidates: Vec<Candidate<'_>> = due
+        let candidates: Vec<StartCandidate<'_>> = due
             .iter()
-            .map(|due| Candidate {
+            .map(|due| StartCandidate {
                 since: due.since,
                 claims: &due.job.claims,
             })
             .collect();
         let running: Vec<&Claims> = self.running.values().map(|running| &running.job.claims).collect();
-        let turns = turns(&candidates, &running, self.request.config.daemon.jobs_at_once);
+        let startable = select_startable(&candidates, &running, self.request.config.daemon.jobs_at_once);
         let cause = match self.request.asked {
             Asked::Jobs(_) => Cause::Person,
             Asked::Forever | Asked::Due => Cause::Due,
         };
-        for index in &turns {
+        for index in &startable {
             self.start(&due[*index].job, cause, now);
         }
-        turns.len()
+        startable.len()
     }
 
     fn status(&self) -> String {

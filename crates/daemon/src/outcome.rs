@@ -2,7 +2,7 @@
 
 use holdfast_host::{Ending, Worked};
 use holdfast_policy::Timestamp;
-use holdfast_policy::config::Judgement;
+use holdfast_policy::config::ExitCodeScheme;
 use holdfast_policy::schedule::RunEnd;
 use serde_json::Value;
 
@@ -73,7 +73,7 @@ impl Outcome {
         match self {
             Self::Done | Self::Warnings => RunEnd::Done,
             // Trying again neither changes the command line nor heals.
-            Self::Usage | Self::Damage => RunEnd::FailedForGood,
+            Self::Usage | Self::Damage => RunEnd::FailedPermanently,
             Self::Stopped => RunEnd::Stopped,
             Self::Failed | Self::Locked | Self::TimedOut | Self::Unseen => RunEnd::Failed,
         }
@@ -109,7 +109,7 @@ pub(super) enum StopCause {
 }
 
 /// Reads how a run ended.
-pub(super) fn ended(worked: &Worked, judgement: Judgement, stop: Option<StopCause>) -> Ended {
+pub(super) fn ended(worked: &Worked, exit_codes: ExitCodeScheme, stop: Option<StopCause>) -> Ended {
     let document: Value = serde_json::from_slice(&worked.answer).unwrap_or_default();
     let (code, killed_by) = match worked.ending {
         Ending::Well => (Some(0), None),
@@ -117,11 +117,11 @@ pub(super) fn ended(worked: &Worked, judgement: Judgement, stop: Option<StopCaus
         Ending::Killed(signal) => (None, Some(signal)),
         Ending::TimedOut | Ending::Stopped => (None, None),
     };
-    let judged = match judgement {
-        Judgement::Verb => of_verb(code),
-        Judgement::Check => of_check(code),
+    let judged = match exit_codes {
+        ExitCodeScheme::Verb => of_verb(code),
+        ExitCodeScheme::Check => of_check(code),
         // What it says of machines is told of machines; it is done where it could say it.
-        Judgement::Freshness => match of_check(code) {
+        ExitCodeScheme::Freshness => match of_check(code) {
             Outcome::Failed if code == Some(2) && !freshness(&document["report"]["machines"]).is_empty() => {
                 Outcome::Done
             }
@@ -202,7 +202,7 @@ fn freshness(machines: &Value) -> Vec<Freshness> {
 #[cfg(test)]
 mod tests {
     use holdfast_host::{Ending, Worked};
-    use holdfast_policy::config::Judgement;
+    use holdfast_policy::config::ExitCodeScheme;
 
     use super::{Outcome, StopCause, ended};
 
@@ -279,7 +279,7 @@ mod tests {
             // It was done all the same, before it heard.
             (Ending::Well, "", &[], Some(StopCause::Asked), Outcome::Done, None),
         ] {
-            let found = ended(&worked(ending, answer, lines), Judgement::Verb, stop);
+            let found = ended(&worked(ending, answer, lines), ExitCodeScheme::Verb, stop);
             assert_eq!((found.outcome, found.error.as_deref()), (outcome, words));
         }
         assert!(
@@ -291,19 +291,19 @@ mod tests {
 
     #[test]
     fn checks_have_codes_of_their_own_and_old_snapshots_are_no_failure_of_the_check() {
-        let check = |code, judgement, answer: &str| ended(&worked(Ending::Code(code), answer, &[]), judgement, None);
+        let check = |code, exit_codes, answer: &str| ended(&worked(Ending::Code(code), answer, &[]), exit_codes, None);
         let line = r#"{"report":{"line":"CRITICAL: tank"}}"#;
-        assert_eq!(check(1, Judgement::Check, line).outcome, Outcome::Warnings);
-        let critical = check(2, Judgement::Check, line);
+        assert_eq!(check(1, ExitCodeScheme::Check, line).outcome, Outcome::Warnings);
+        let critical = check(2, ExitCodeScheme::Check, line);
         assert_eq!(
             (critical.outcome, critical.error.as_deref()),
             (Outcome::Failed, Some("CRITICAL: tank"))
         );
         let old = r#"{"report":{"line":"CRITICAL","machines":[{"machine":"a","newest":null,"is_fresh":false},
             {"machine":"b","newest":"2026-11-20T10:00:00Z","is_fresh":true},{"x":1}]}}"#;
-        let found = check(2, Judgement::Freshness, old);
+        let found = check(2, ExitCodeScheme::Freshness, old);
         assert_eq!((found.outcome, found.freshness.len()), (Outcome::Done, 2));
         assert!(found.freshness[0].newest.is_none() && found.freshness[1].newest.is_some());
-        assert_eq!(check(3, Judgement::Freshness, line).outcome, Outcome::Failed);
+        assert_eq!(check(3, ExitCodeScheme::Freshness, line).outcome, Outcome::Failed);
     }
 }

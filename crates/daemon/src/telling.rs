@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_policy::Timestamp;
-use holdfast_policy::config::{Event, Notify};
+use holdfast_policy::config::{Event, Recipient};
 
 use super::alerts::Notice;
 use super::deliver::{Message, deliver};
@@ -89,17 +89,17 @@ impl Daemon<'_> {
     /// Has notices delivered to those who want them: those that a job names, or all.
     pub(super) fn tell(&mut self, notices: impl IntoIterator<Item = Notice>, named: &[String], now: Timestamp) {
         for notice in notices {
-            let wants = |notify: &&Notify| {
+            let wants = |notify: &&Recipient| {
                 notify.on.contains(&notice.event) && (named.is_empty() || named.contains(&notify.name))
             };
-            let all: Vec<Notify> = self.request.config.notifies.iter().filter(wants).cloned().collect();
+            let all: Vec<Recipient> = self.request.config.recipients.iter().filter(wants).cloned().collect();
             for notify in all {
                 self.send(&notify, &notice, now);
             }
         }
     }
 
-    fn send(&mut self, notify: &Notify, notice: &Notice, now: Timestamp) {
+    fn send(&mut self, notify: &Recipient, notice: &Notice, now: Timestamp) {
         let message = Message::new(notice, &self.request.host, &now.to_string());
         let mut entry = NoticeEntry {
             to: notify.name.clone(),

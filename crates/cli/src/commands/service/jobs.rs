@@ -129,7 +129,7 @@ fn run(args: &JobsArgs, context: &Context) -> Result<Exit, Error> {
 
 fn document(job: &Job, mut record: JobRecord, now: Timestamp, context: &Context) -> JobDocument {
     let timing = job.timing(&crate::commands::service::daemon::host());
-    record.state.mend(&timing, context.zone(), now);
+    record.state.normalize(&timing, context.zone(), now);
     let due = record.state.due(&timing, context.zone(), now);
     let next = match due {
         _ if !job.is_enabled => None,
