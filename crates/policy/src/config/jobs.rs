@@ -103,12 +103,7 @@ pub(super) fn read(section: &Section, context: &ConfigContext<'_>, errors: &mut 
     let names = known().chain(kind.options.iter().map(|option| option.key));
     let own = values(section, form_of, names, errors);
     let settings = resolve_settings(section, kind, &own, context, errors);
-    let get = |key: &str| {
-        settings
-            .iter()
-            .find(|setting| setting.key == key)
-            .map(|setting| &setting.value)
-    };
+    let get = |key: &str| value_of(&settings, key);
     let text = |key: &str| get(key).and_then(|value| value.texts().first().cloned());
     let duration = |key: &str| match get(key) {
         Some(Value::Duration(duration)) => *duration,
@@ -162,6 +157,11 @@ pub(super) fn read(section: &Section, context: &ConfigContext<'_>, errors: &mut 
         options,
         positional,
     })
+}
+
+fn value_of<'s>(settings: &'s [ResolvedSetting], key: &str) -> Option<&'s Value> {
+    let setting = settings.iter().find(|setting| setting.key == key)?;
+    Some(&setting.value)
 }
 
 fn kind(section: &Section, errors: &mut Vec<ConfigError>) -> Option<&'static JobKind> {
