@@ -292,7 +292,7 @@ impl Daemon<'_> {
 
     fn log_end(&self, entry: &RunEntry, outcome: Outcome) {
         let (severity, what) = match outcome {
-            Outcome::Done => (Severity::Info, "was done".to_owned()),
+            Outcome::Done => (Severity::Info, "completed".to_owned()),
             Outcome::Warnings => (Severity::Warning, "completed with warnings".to_owned()),
             _ => {
                 let error = entry.error.as_deref().unwrap_or_default();

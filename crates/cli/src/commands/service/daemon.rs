@@ -159,7 +159,12 @@ fn exit(report: &DaemonReport) -> Exit {
     order.into_iter().find(|exit| all.contains(exit)).unwrap_or(Exit::Ok)
 }
 
-fn act(file: &HoldfastFileArgs, state: &StateFileArgs, mode: RunMode, context: &Context) -> Result<DaemonReport, Error> {
+fn act(
+    file: &HoldfastFileArgs,
+    state: &StateFileArgs,
+    mode: RunMode,
+    context: &Context,
+) -> Result<DaemonReport, Error> {
     let config = file.load(context)?;
     if let RunMode::Jobs(jobs) = &mode
         && let Some(unknown) = jobs.iter().find(|job| config.job(job).is_none())
