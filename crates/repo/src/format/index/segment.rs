@@ -61,14 +61,14 @@ pub(crate) fn segment_name(segment: SegmentId) -> ObjectName {
 }
 
 #[derive(Clone, Copy)]
-pub(super) enum SegmentSection {
+pub(super) enum Section {
     Page(u64),
     Packs,
     Fences,
     Table(u64),
 }
 
-impl SegmentSection {
+impl Section {
     pub(super) fn nonce(self) -> [u8; 12] {
         let (kind, number) = match self {
             Self::Page(number) => (1, number),
@@ -163,11 +163,8 @@ impl SegmentWriter {
     }
 
     fn finish_page(&mut self) -> Result<()> {
-        self.key.seal(
-            SegmentSection::Page(self.page_count.into()).nonce(),
-            &[],
-            &mut self.page,
-        );
+        self.key
+            .seal(Section::Page(self.page_count.into()).nonce(), &[], &mut self.page);
         self.object.append(&self.page)?;
         self.page.clear();
         self.page_count += 1;
@@ -180,7 +177,7 @@ impl SegmentWriter {
         for (number, pack) in (0..).zip(&self.packs) {
             let mut table = table_of(*pack)?.unwrap_or_default();
             if !table.is_empty() {
-                self.key.seal(SegmentSection::Table(number).nonce(), &[], &mut table);
+                self.key.seal(Section::Table(number).nonce(), &[], &mut table);
                 self.object.append(&table)?;
             }
             let length = u32::try_from(table.len()).expect("a pack has at most 2^16 frames");
@@ -205,10 +202,7 @@ impl SegmentWriter {
         trailer[36..40].copy_from_slice(&self.page_count.to_le_bytes());
         let crc = crc32c::crc32c(&trailer[..60]);
         trailer[60..].copy_from_slice(&crc.to_le_bytes());
-        for (section, bytes) in [
-            (SegmentSection::Packs, &mut packs),
-            (SegmentSection::Fences, &mut self.fences),
-        ] {
+        for (section, bytes) in [(Section::Packs, &mut packs), (Section::Fences, &mut self.fences)] {
             self.key.seal(section.nonce(), &[], bytes);
             self.object.append(bytes)?;
         }
@@ -260,11 +254,8 @@ impl SegmentReader {
             key: &key,
             end: trailer_at,
         };
-        let fences = tables.read_back(SegmentSection::Fences, 8 * counts.pages as usize)?;
-        let list = tables.read_back(
-            SegmentSection::Packs,
-            counts.pack_entry_length() * counts.packs as usize,
-        )?;
+        let fences = tables.read_back(Section::Fences, 8 * counts.pages as usize)?;
+        let list = tables.read_back(Section::Packs, counts.pack_entry_length() * counts.packs as usize)?;
         let (packs, places) = TablePlaces::decode(&list, counts.pack_entry_length(), pages_end(counts.entries));
         if tables.end != places.end() {
             return Err(Error::damaged(
@@ -316,7 +307,7 @@ impl SegmentReader {
         }
         let mut bytes = vec![0; place.length as usize];
         store.get_range(&self.name, place.offset, &mut bytes)?;
-        let nonce = SegmentSection::Table(place.number).nonce();
+        let nonce = Section::Table(place.number).nonce();
         if self.key.open(nonce, &[], &mut bytes).is_err() {
             let detail = format!("the table of pack {pack} is not what was sealed");
             return Err(Error::damaged(&self.name, place.offset, detail));
@@ -369,7 +360,7 @@ impl SegmentReader {
         store.get_range(&self.name, offset, &mut bytes)?;
         if self
             .key
-            .open(SegmentSection::Page(page.into()).nonce(), &[], &mut bytes)
+            .open(Section::Page(page.into()).nonce(), &[], &mut bytes)
             .is_err()
         {
             return Err(Error::damaged(
@@ -492,7 +483,7 @@ struct SegmentTables<'a> {
 }
 
 impl SegmentTables<'_> {
-    fn read_back(&mut self, section: SegmentSection, length: usize) -> Result<Vec<u8>> {
+    fn read_back(&mut self, section: Section, length: usize) -> Result<Vec<u8>> {
         let sealed = length + TAG_LENGTH;
         if self.end < (sealed + HEADER_LENGTH) as u64 {
             return Err(Error::damaged(self.name, self.end, "its tables are longer than it is"));

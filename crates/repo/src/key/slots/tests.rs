@@ -162,8 +162,8 @@ fn a_change_of_passphrase_that_dies_anywhere_leaves_one_that_opens() {
                 };
                 let faulty = FaultStore::new(Arc::new(store.clone()), Some(plan), seed);
                 let replaced = replace(&faulty, &unlocked, &new(BOB), &randomness);
-                assert_eq!(replaced.is_err(), faulty.has_struck());
-                struck += u32::from(faulty.has_struck());
+                assert_eq!(replaced.is_err(), faulty.has_failed());
+                struck += u32::from(faulty.has_failed());
                 let opened = [ALICE, BOB].map(|credential| unlock(&store, credential));
                 assert!(
                     opened.iter().any(std::result::Result::is_ok),

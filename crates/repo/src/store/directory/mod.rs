@@ -12,7 +12,7 @@
 //!
 //! 1. of the temporary file, before the link: whole or not at all;
 //! 2. of the folder, after the link: durable;
-//! 3. of the folder above, once per process and folder: so that the folder itself is durable, whoever has made it.
+//! 3. of the folder above, once per process and folder: so that the folder itself is durable, even if another process created it.
 //!
 //! A file without a name (`O_TMPFILE`) would leave nothing behind after a crash, but NFS, SMB and most of FUSE have no such
 //! thing: one way that works everywhere is tested everywhere.

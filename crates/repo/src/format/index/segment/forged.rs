@@ -4,8 +4,8 @@
 //! lengths of their sealed tables, the fences, and the tables.
 
 use super::{
-    ENTRY_LENGTH, FORMAT_VERSION, HEADER_LENGTH, MAGIC, PACK_ENTRY_LENGTH, PAGE_ENTRY_COUNT, SegmentKeys,
-    SegmentReader, SegmentSection, TRAILER_LENGTH, TRAILER_MAGIC, pages_end, segment_name,
+    ENTRY_LENGTH, FORMAT_VERSION, HEADER_LENGTH, MAGIC, PACK_ENTRY_LENGTH, PAGE_ENTRY_COUNT, Section, SegmentKeys,
+    SegmentReader, TRAILER_LENGTH, TRAILER_MAGIC, pages_end, segment_name,
 };
 use crate::error::Result;
 use crate::id::{PackId, SegmentId};
@@ -33,19 +33,19 @@ pub(crate) fn forge(keys: &SegmentKeys, segment: SegmentId, plaintext: &[u8]) ->
     object.extend_from_slice(&[0; 6]);
     object.extend_from_slice(segment.as_bytes());
     for (number, page) in (0..).zip(pages.chunks(PAGE_ENTRY_COUNT * ENTRY_LENGTH)) {
-        append_sealed(&key, SegmentSection::Page(number), page, &mut object);
+        append_sealed(&key, Section::Page(number), page, &mut object);
     }
     for (number, entry) in (0..).zip(packs.chunks_exact(PACK_ENTRY_LENGTH)) {
         let sealed = u32::from_le_bytes(entry[PackId::LENGTH..].try_into().expect("four bytes"));
         if sealed > 0 {
             let length = at_most((sealed as usize).saturating_sub(TAG_LENGTH) as u64, tables);
             let (table, rest) = tables.split_at(length);
-            append_sealed(&key, SegmentSection::Table(number), table, &mut object);
+            append_sealed(&key, Section::Table(number), table, &mut object);
             tables = rest;
         }
     }
-    append_sealed(&key, SegmentSection::Packs, packs, &mut object);
-    append_sealed(&key, SegmentSection::Fences, fences, &mut object);
+    append_sealed(&key, Section::Packs, packs, &mut object);
+    append_sealed(&key, Section::Fences, fences, &mut object);
     let mut trailer = [0; TRAILER_LENGTH];
     trailer[..8].copy_from_slice(TRAILER_MAGIC);
     trailer[8..24].copy_from_slice(segment.as_bytes());
@@ -56,7 +56,7 @@ pub(crate) fn forge(keys: &SegmentKeys, segment: SegmentId, plaintext: &[u8]) ->
     Some(object)
 }
 
-fn append_sealed(key: &SealingKey, section: SegmentSection, plaintext: &[u8], object: &mut Vec<u8>) {
+fn append_sealed(key: &SealingKey, section: Section, plaintext: &[u8], object: &mut Vec<u8>) {
     let mut bytes = plaintext.to_vec();
     key.seal(section.nonce(), &[], &mut bytes);
     object.extend_from_slice(&bytes);
@@ -80,7 +80,7 @@ pub(crate) fn plaintext(store: &dyn Store, keys: &SegmentKeys, segment: SegmentI
         let mut page = page.to_vec();
         reader
             .key
-            .open(SegmentSection::Page(number).nonce(), &[], &mut page)
+            .open(Section::Page(number).nonce(), &[], &mut page)
             .expect("the reader opened the segment with this key");
         bytes.extend_from_slice(&page);
     }
