@@ -1,12 +1,12 @@
-//! Memory that direct I/O takes as it is.
+//! Memory aligned for direct I/O.
 
 use std::ops::{Deref, DerefMut};
 
 /// Alignment that satisfies every disk with sectors up to 4096 bytes, and the page size of the page cache.
 pub(crate) const ALIGNMENT: usize = 4096;
 
-/// Bytes of which the first lies at a multiple of 4096: a device in [`IoMode::Direct`](crate::IoMode) copies from and to
-/// any other memory, but not from and to this.
+/// A buffer aligned to 4096 bytes: a device in [`IoMode::Direct`](crate::IoMode) copies from and to any other memory,
+/// but not from and to this.
 #[derive(Debug, Default)]
 pub struct AlignedBuffer {
     memory: Vec<u8>,
@@ -23,7 +23,8 @@ impl AlignedBuffer {
         Self { memory, start, length }
     }
 
-    /// Makes it `length` bytes long. Bytes that it has stay; new ones are zero, or what was there when it was longer.
+    /// Changes the length to `length` bytes. Existing bytes are kept; new ones are zero, or what was there when it was
+    /// longer.
     pub fn set_length(&mut self, length: usize) {
         if self.start + length <= self.memory.len() {
             self.length = length;
@@ -35,7 +36,7 @@ impl AlignedBuffer {
     }
 }
 
-/// Whether `memory` begins where direct I/O wants it.
+/// Whether `memory` is aligned for direct I/O.
 pub(crate) fn is_aligned(memory: &[u8]) -> bool {
     memory.as_ptr().addr().is_multiple_of(ALIGNMENT)
 }

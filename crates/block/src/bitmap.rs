@@ -1,4 +1,4 @@
-//! Which parts of a device may have changed since an instant.
+//! A dirty bitmap: which parts of a device may have changed since an instant.
 //!
 //! One bit stands for *granularity* bytes. Clear means unchanged; set means *maybe* changed. So setting rounds outwards
 //! and clearing rounds inwards: an error of the bitmap costs a re-read, never a lost change.
@@ -14,7 +14,7 @@ use crate::device::range_length;
 use crate::{Error, Result};
 
 pub use encoding::BITMAP_VERSION;
-use pages::Pages;
+use pages::BitPages;
 
 /// Finest granularity: a sector.
 const GRANULARITY_BYTES_MIN: u64 = 512;
@@ -26,7 +26,7 @@ const BIT_COUNT_MAX: u64 = 1 << 32;
 pub struct DirtyBitmap {
     size_bytes: u64,
     granularity_bytes: u64,
-    pages: Pages,
+    pages: BitPages,
 }
 
 impl DirtyBitmap {
@@ -37,9 +37,7 @@ impl DirtyBitmap {
         if !granularity_bytes.is_power_of_two() || granularity_bytes < GRANULARITY_BYTES_MIN {
             return Err(Error::Unsupported {
                 what: "bitmap granularity",
-                detail: format!(
-                    "{granularity_bytes} bytes is no power of two that is at least {GRANULARITY_BYTES_MIN}"
-                ),
+                detail: format!("{granularity_bytes} bytes is not a power of two of at least {GRANULARITY_BYTES_MIN}"),
             });
         }
         let bit_count = size_bytes.div_ceil(granularity_bytes);
@@ -55,7 +53,7 @@ impl DirtyBitmap {
         Ok(Self {
             size_bytes,
             granularity_bytes,
-            pages: Pages::new(bit_count),
+            pages: BitPages::new(bit_count),
         })
     }
 
@@ -113,7 +111,7 @@ impl DirtyBitmap {
         self.next_dirty(0).is_none()
     }
 
-    /// The first marked range at or after `offset`, as long as it goes, cut to begin at `offset` and end with the device.
+    /// The first marked range at or after `offset`, in full length, cut to begin at `offset` and end with the device.
     pub fn next_dirty(&self, offset: u64) -> Option<Range<u64>> {
         if offset >= self.size_bytes {
             return None;
@@ -162,8 +160,8 @@ impl DirtyBitmap {
 
     /// Unmarks the first marked range at or after `offset`, at most `length_max` bytes of it, and returns it.
     ///
-    /// Rounded down to the granularity, but at least one bit's worth: what is returned is exactly what was unmarked. A
-    /// live copy takes, reads and sends; a write in between marks again.
+    /// Rounded down to the granularity, but at least one bit: what is returned is exactly what was unmarked. A live
+    /// copy takes, reads and sends; a write in between marks again.
     pub fn take_next(&mut self, offset: u64, length_max: u64) -> Option<Range<u64>> {
         if offset >= self.size_bytes {
             return None;

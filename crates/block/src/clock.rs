@@ -1,4 +1,4 @@
-//! Time, passed in: whoever measures or waits takes a [`Clock`].
+//! Time as a parameter: code that measures or waits takes a [`Clock`].
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -29,10 +29,7 @@ pub struct SystemClock {
 
 impl SystemClock {
     /// A clock that starts now.
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "the one place that asks the machine for the time"
-    )]
+    #[expect(clippy::disallowed_methods, reason = "the only place that reads the system's clock")]
     pub fn new() -> Self {
         Self { start: Instant::now() }
     }
@@ -49,13 +46,13 @@ impl Clock for SystemClock {
         self.start.elapsed()
     }
 
-    #[expect(clippy::disallowed_methods, reason = "the one place that waits")]
+    #[expect(clippy::disallowed_methods, reason = "the only place that sleeps")]
     fn sleep(&self, duration: Duration) {
         std::thread::sleep(duration);
     }
 }
 
-/// A clock for tests: it stands still until someone sleeps or advances it.
+/// A clock for tests: it only advances by sleeping or explicitly.
 #[derive(Debug, Default)]
 pub struct ManualClock {
     now: Mutex<Duration>,
@@ -67,7 +64,7 @@ impl ManualClock {
         Self::default()
     }
 
-    /// Lets `duration` pass.
+    /// Advances the clock.
     pub fn advance(&self, duration: Duration) {
         *self.now.lock().unwrap_or_else(PoisonError::into_inner) += duration;
     }

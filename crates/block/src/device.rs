@@ -1,4 +1,4 @@
-//! The trait pair: what a disk is.
+//! The traits of block devices.
 
 use std::ops::Range;
 
@@ -31,7 +31,7 @@ pub trait BlockDevice: Send + Sync {
     /// [`ExtentList::end`]) and never ends after it.
     fn extents(&self, range: Range<u64>, extent_count_max: usize) -> Result<ExtentList>;
 
-    /// Smallest unit, in bytes, that the device reads or writes without a detour (512, 4096, a cluster): a power of two.
+    /// Smallest unit, in bytes, that the device reads or writes efficiently (512, 4096, a cluster): a power of two.
     ///
     /// A hint for speed, never a condition.
     fn block_size_bytes(&self) -> u32 {
@@ -64,9 +64,9 @@ pub trait BlockDeviceMut: BlockDevice {
     /// Makes `range` read as zero, giving back its space where the device can.
     fn write_zeroes(&self, range: Range<u64>) -> Result<()>;
 
-    /// Says that the contents of `range` are no longer needed: afterwards it reads as zero or as before.
+    /// Declares that the contents of `range` are no longer needed: afterwards it reads as zero or as before.
     ///
-    /// A device that cannot give space back does nothing.
+    /// A device that cannot release space does nothing.
     fn trim(&self, range: Range<u64>) -> Result<()>;
 
     /// Makes all completed writes durable.
@@ -113,9 +113,9 @@ macro_rules! forward_block_device {
 
 forward_block_device!(&T, Box<T>, std::sync::Arc<T>);
 
-/// Walks all extents of `range` of `device`, asking in bounded steps.
+/// Visits all extents of `range` of `device`, in bounded steps.
 ///
-/// Neighbours of one kind may come as two where a step ended.
+/// Neighbours of one kind may be split at a step.
 pub fn for_each_extent(
     device: &dyn BlockDevice,
     range: Range<u64>,
@@ -127,7 +127,7 @@ pub fn for_each_extent(
         let list = device.extents(offset..range.end, EXTENT_COUNT_MAX)?;
         assert!(
             list.start() == offset && list.end() > offset && list.end() <= range.end,
-            "extents do not cover the question"
+            "extents do not cover the query"
         );
         offset = list.end();
         for extent in list {

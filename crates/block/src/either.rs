@@ -1,4 +1,4 @@
-//! Two disks of which one is read and both say where there may be data.
+//! A device that reads one disk and reports the data of two.
 
 use std::ops::Range;
 
@@ -6,15 +6,15 @@ use crate::{BlockDevice, ExtentKind, ExtentList, Result};
 
 /// Reads as one device, and has data wherever that device or another one has.
 ///
-/// What compares two disks, or stores one as the difference to the other, asks this one where to look: outside its data
-/// both are zero. Behind the end of the other device nothing but the device itself counts.
+/// Comparing two disks, or storing the difference between them, needs only the data ranges of this device: both are
+/// zero elsewhere. Past the end of the other device only the device itself counts.
 pub struct EitherData<'a> {
     device: &'a dyn BlockDevice,
     other: &'a dyn BlockDevice,
 }
 
 impl<'a> EitherData<'a> {
-    /// The device that is read, and the one that is only asked.
+    /// The device to read, and the one that only reports extents.
     pub fn new(device: &'a dyn BlockDevice, other: &'a dyn BlockDevice) -> Self {
         Self { device, other }
     }

@@ -1,12 +1,12 @@
-//! What can go wrong with a device.
+//! Errors of devices.
 
 /// Result of a device operation.
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// An error of a block device.
 ///
-/// Layers pass the errors of the devices below them on unchanged; formats above (images, the repository) put their own
-/// error into [`Error::Layer`].
+/// Layers pass on the errors of lower devices unchanged; formats above (images, the repository) put their own error
+/// into [`Error::Layer`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -20,17 +20,17 @@ pub enum Error {
         /// Size of the device.
         size_bytes: u64,
     },
-    /// A file or device could not be opened or made.
+    /// A file or device could not be opened or created.
     #[error("{action} {}", path.display())]
     Path {
-        /// What was tried: "open", "create"...
+        /// What failed: "open", "create"...
         action: &'static str,
         /// Which file.
         path: std::path::PathBuf,
         /// The operating system's reason.
         source: std::io::Error,
     },
-    /// The file became smaller than it was when it was opened, so these bytes are gone.
+    /// The file shrank after it was opened, so these bytes are gone.
     #[error(
         "the file shrank while it was in use: {actual_size_bytes} bytes of {size_bytes} are left, \
          nothing can be read at offset {offset}"
@@ -43,24 +43,24 @@ pub enum Error {
         /// Size now.
         actual_size_bytes: u64,
     },
-    /// The operating system refused.
+    /// The operating system reported an error.
     #[error("{action} at offset {offset}")]
     Io {
-        /// What was tried: "read", "write", "flush"...
+        /// What failed: "read", "write", "flush"...
         action: &'static str,
         /// First byte of the request.
         offset: u64,
         /// The operating system's reason.
         source: std::io::Error,
     },
-    /// Stored bytes are not what was written, or make no sense.
+    /// Stored bytes are not what was written, or are invalid.
     #[error("{what} at offset {offset} is damaged: {detail}")]
     Corrupt {
         /// What is damaged: "overlay header", "bitmap"...
         what: &'static str,
         /// Where, in bytes from the start of the file or device that holds it.
         offset: u64,
-        /// Expected and actual, for a person.
+        /// Expected and actual value.
         detail: String,
     },
     /// The device, or the medium below it, cannot do this.
@@ -71,7 +71,7 @@ pub enum Error {
         /// Why, and what to do instead.
         detail: String,
     },
-    /// The backing device is not the one that the overlay was made for: the two together would make no sense.
+    /// The backing device is not the one that the overlay was created for.
     #[error("the overlay belongs to another backing device: it was made for {expected}, this is {actual}")]
     WrongBacking {
         /// Identity and size that the overlay records.

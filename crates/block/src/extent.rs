@@ -2,14 +2,14 @@
 
 use std::ops::Range;
 
-/// What a range of a device holds.
+/// The content of a range of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ExtentKind {
     /// Bytes that must be read; they may still turn out to be zero.
     Data,
-    /// Reads as zero, and says so on purpose: a hole in a file, a zero cluster.
+    /// Reads as zero, explicitly: a hole in a file, a zero cluster.
     Zero,
-    /// Nothing at this layer: what is read comes from the layer below, or is zero where there is none.
+    /// Nothing at this layer: it reads as the lower layer, or as zero without one.
     Absent,
 }
 
@@ -20,7 +20,7 @@ pub struct Extent {
     pub offset: u64,
     /// Bytes, never 0.
     pub length: u64,
-    /// What the range holds.
+    /// The content of the range.
     pub kind: ExtentKind,
 }
 
@@ -33,9 +33,9 @@ impl Extent {
 
 /// An ordered, gapless, bounded list of extents.
 ///
-/// It starts where the question started and covers it up to [`ExtentList::end`], which lies before the end of the
-/// question when `extent_count_max` extents did not suffice: the caller asks again from there. Neighbours differ in
-/// kind ([`ExtentList::push`] merges), so an all-data device answers with one extent.
+/// It starts where the query started and covers it up to [`ExtentList::end`], which lies before the end of the query if
+/// `extent_count_max` extents did not suffice: the caller continues there. Neighbours differ in kind
+/// ([`ExtentList::push`] merges), so a device without holes returns one extent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExtentList {
     start: u64,

@@ -25,22 +25,22 @@ pub use direct::{Access, DirectPath};
 use open::OpenFile;
 pub use stamp::FileChange;
 
-/// Whether bytes pass through the page cache.
+/// Whether I/O uses the page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum IoMode {
     /// Through the page cache: fast when bytes are read again soon.
     #[default]
     Buffered,
-    /// Past the page cache (`O_DIRECT`): a large copy then pushes nobody else's bytes out of memory.
+    /// Bypasses the page cache (`O_DIRECT`): a large copy then does not evict other data from memory.
     ///
-    /// Where the file system refuses, the device works buffered and [`FileDevice::direct_io_refusal`] says why.
+    /// If the file system refuses, the device works buffered and [`FileDevice::direct_io_refusal`] gives the reason.
     Direct,
-    /// Past the page cache with requests of 512 KiB and more; shorter ones wait in the page cache until they make a
-    /// stretch that a disk likes. For whoever writes a whole disk in pieces of any length and flushes at the end.
+    /// Bypasses the page cache with requests of 512 KiB and more; shorter ones are collected in the page cache. For
+    /// writing a whole disk in pieces of any length with a flush at the end.
     LargeDirect,
 }
 
-/// What the reader is going to do, for the page cache.
+/// The expected access pattern, for the page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReadHint {
     /// Will read in order: read ahead further.
@@ -72,26 +72,26 @@ impl FileDevice {
         })
     }
 
-    /// How bytes really pass: buffered where direct was asked for and refused.
+    /// The effective mode: buffered if direct I/O was requested and refused.
     pub fn io_mode(&self) -> IoMode {
         self.open.io_mode()
     }
 
-    /// Why the file system refused direct I/O, where it was asked for and refused.
+    /// Why the file system refused direct I/O, if it was requested and refused.
     pub fn direct_io_refusal(&self) -> Option<&str> {
         self.open.direct_io_refusal()
     }
 
-    /// Tells the page cache what is going to happen to `range`. A hint: an error is no reason to stop.
+    /// Passes a hint about `range` to the page cache. Errors can be ignored.
     pub fn advise(&self, range: Range<u64>, hint: ReadHint) -> Result<()> {
         self.open.advise(&range, hint)
     }
 
-    /// What changed about the file since it was opened; empty when nothing did.
+    /// What changed about the file since it was opened; empty if nothing did.
     ///
-    /// It compares size, time of modification and time of status change. A block device keeps no such record and always
-    /// answers empty, and a change within one tick of the file system's clock (some milliseconds) after opening may go
-    /// unseen.
+    /// It compares size, modification time and status change time. A block device has no such times and always returns
+    /// an empty list, and a change within one tick of the file system's clock (some milliseconds) after opening may go
+    /// unnoticed.
     pub fn changed_since_open(&self) -> Result<Vec<FileChange>> {
         self.open.changed_since_open()
     }
@@ -105,7 +105,7 @@ impl FileDeviceMut {
         OpenFile::open(path, Access::ReadWrite, mode).map(Self::new)
     }
 
-    /// Makes a sparse file of `size_bytes`, which must not exist; readable by its owner only.
+    /// Creates a sparse file of `size_bytes`, which must not exist; readable by its owner only.
     pub fn create_new(path: &Path, size_bytes: u64, mode: IoMode) -> Result<Self> {
         OpenFile::create_new(path, size_bytes, mode).map(Self::new)
     }
@@ -188,8 +188,8 @@ impl BlockDeviceMut for FileDeviceMut {
         self.open.trim(&range)
     }
 
-    /// Once a flush failed all later ones fail: the kernel drops the pages it could not write and would report success
-    /// the next time, though the bytes are lost.
+    /// After a failed flush all later ones fail: the kernel drops the pages that it could not write and would report
+    /// success the next time, although the bytes are lost.
     fn flush(&self) -> Result<()> {
         if self.flush_failed.load(Ordering::Acquire) {
             let reason =

@@ -1,32 +1,32 @@
 //! Hostile bytes and the parsers that they are fed to: for fuzzers, and for tests that run without one.
 //!
-//! Every crate with parsers has a table of [`Parser`]s like [`PARSERS`], each a function that must bear any bytes: no panic, no
-//! endless loop, no memory that the bytes do not justify, and what was decoded, encoded and decoded again is the same.
-//! Where a checksum stands before the parser, the function mends it first, because whoever forges the bytes does so too.
-//! `fuzz/` has one target for each; [`damage`] makes hostile bytes out of valid ones where there is no fuzzer.
+//! Every crate with parsers has a table of [`Parser`]s like [`PARSERS`], each a function that must handle any bytes: no
+//! panic, no endless loop, no memory that the bytes do not justify, and what was decoded, encoded and decoded again is
+//! the same. If a checksum precedes the parser, the function corrects it first, as an attacker would. `fuzz/` has one
+//! target for each; [`damage`] makes hostile bytes out of valid ones without a fuzzer.
 //!
-//! The module exists with the feature `hostile` only, and is no part of what the crate promises.
+//! The module exists only with the feature `hostile`, and is not part of the crate's interface.
 
 use std::ops::Range;
 
 use crate::{BackingId, BlockDevice, BlockDeviceMut, DirtyBitmap, MemoryDevice, OverlayDevice, OverlayInfo};
 use crate::{OverlayOptions, SeededRandom, to_usize};
 
-/// What became of hostile bytes.
+/// The result of parsing hostile bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// They were understood, and used.
+    /// They were accepted.
     Decoded,
-    /// They were an error.
+    /// They were refused.
     Refused,
 }
 
-/// A parser that is laid open.
+/// A parser for fuzzing.
 #[derive(Debug, Clone, Copy)]
 pub struct Parser {
-    /// Its name: that of its fuzz target and of its folder of seeds.
+    /// The name of its fuzz target and of its folder of seeds.
     pub name: &'static str,
-    /// Feeds it; panics when the parser breaks a promise.
+    /// Parses the bytes; panics if the parser violates its contract.
     pub feed: fn(&[u8]) -> Outcome,
 }
 
@@ -82,7 +82,7 @@ fn overlay_seed(written: &[Range<u64>]) -> Vec<u8> {
     store.to_bytes()
 }
 
-/// The stored form of a dirty bitmap, with its checksums mended.
+/// The stored form of a dirty bitmap, with corrected checksums.
 pub fn dirty_bitmap(bytes: &[u8]) -> Outcome {
     const LENGTH_AT: usize = 32;
     const HEADER_LENGTH: usize = 48;
@@ -92,7 +92,7 @@ pub fn dirty_bitmap(bytes: &[u8]) -> Outcome {
         return refused(DirtyBitmap::decode(&bytes, 0).is_err());
     };
     let size_bytes = u64::from_le_bytes(header[16..24].try_into().expect("eight bytes"));
-    // The size is the caller's, not the bytes': larger ones cost time and find nothing.
+    // The size is the caller's, not the input's: larger ones cost time and find nothing.
     if size_bytes > DEVICE_BYTES_MAX {
         return Outcome::Refused;
     }
@@ -110,7 +110,7 @@ pub fn dirty_bitmap(bytes: &[u8]) -> Outcome {
     Outcome::Decoded
 }
 
-/// The store of an overlay, with the checksums of its header and its map mended.
+/// The store of an overlay, with corrected checksums of its header and its map.
 pub fn overlay(bytes: &[u8]) -> Outcome {
     const HEADER_CRC_AT: usize = 64;
     const SECTOR_CRC_AT: usize = 508;
@@ -133,7 +133,7 @@ pub fn overlay(bytes: &[u8]) -> Outcome {
             sector[SECTOR_CRC_AT..].copy_from_slice(&crc.to_le_bytes());
         }
     }
-    // What was mended may be data, which begins where the map ends: it is hostile either way.
+    // A corrected sector may be data, which begins where the map ends: it is hostile either way.
     let store = MemoryDevice::from_bytes(&bytes);
     let backing = MemoryDevice::new(info.size_bytes);
     match OverlayDevice::open(backing, store, info.backing_id) {
@@ -173,7 +173,8 @@ fn refused(is_refused: bool) -> Outcome {
     Outcome::Refused
 }
 
-/// Damages `bytes` once to a few times: bits, extreme numbers of every width and order, runs that are cut out, doubled or exchanged.
+/// Damages `bytes` one to a few times: bits, extreme numbers of every width and order, ranges that are removed,
+/// duplicated or exchanged.
 pub fn damage(bytes: &mut Vec<u8>, random: &mut SeededRandom) {
     for _ in 0..=random.below(4) {
         damage_once(bytes, random);

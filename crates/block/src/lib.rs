@@ -1,10 +1,10 @@
-//! What a disk is, and how devices stack.
+//! Block devices, and how they stack.
 //!
-//! Everything with bytes is a [`BlockDevice`]: a run of bytes of fixed size that answers reads at any offset and tells
-//! which of its ranges hold data ([`Extent`]). A device that can change is a [`BlockDeviceMut`] as well. Read-only is a
-//! type, not a flag: a function that takes `&dyn BlockDevice` cannot write.
+//! Everything with bytes is a [`BlockDevice`]: a byte array of fixed size that can be read at any offset and reports
+//! which of its ranges hold data ([`Extent`]). A device that can be written is also a [`BlockDeviceMut`]. Read-only is
+//! a type, not a flag: a function that takes `&dyn BlockDevice` cannot write.
 //!
-//! Layers (each one file) are devices made of devices; backends are devices made of memory, files and block devices.
+//! Layers (one file each) are devices made of devices; backends are devices made of memory, files and block devices.
 
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("offsets are u64 and buffers are indexed by usize: Holdfast needs a 64-bit target");

@@ -10,13 +10,13 @@ use crate::{BlockDevice, BlockDeviceMut, ExtentKind, ExtentList, Result, to_usiz
 const PAGE_BYTES: u64 = 4096;
 const PAGE_LENGTH: usize = to_usize(PAGE_BYTES);
 
-type Pages = BTreeMap<u64, Box<[u8]>>;
+type PageMap = BTreeMap<u64, Box<[u8]>>;
 
 /// A device in memory; pages that were never written take no space and are reported as zero.
 #[derive(Debug)]
 pub struct MemoryDevice {
     size_bytes: u64,
-    pages: RwLock<Pages>,
+    pages: RwLock<PageMap>,
 }
 
 impl MemoryDevice {
@@ -50,7 +50,7 @@ impl MemoryDevice {
     }
 }
 
-fn write_page(pages: &mut Pages, number: u64, start: usize, data: &[u8]) {
+fn write_page(pages: &mut PageMap, number: u64, start: usize, data: &[u8]) {
     let page = pages
         .entry(number)
         .or_insert_with(|| vec![0; PAGE_LENGTH].into_boxed_slice());

@@ -1,4 +1,4 @@
-//! A writable layer over a device that is only read: what was written is in a *store*, all else comes from the *backing*.
+//! A writable layer over a read-only device: written data is in a *store*, everything else comes from the *backing*.
 //!
 //! The store is any device (a sparse file, mostly) of [`OverlayOptions::store_size_bytes`]. Every cluster of the overlay
 //! has one fixed place in it, and a map says for each cluster whether it is *absent* (read the backing), *data* (read the
@@ -95,12 +95,12 @@ impl<B: BlockDevice, S: BlockDeviceMut> OverlayDevice<B, S> {
         &self.backing
     }
 
-    /// Whether a commit was begun and not finished: the backing may hold a part of it, so finish it by committing again.
+    /// Whether a commit was begun and not finished: the backing may hold a part of it, so commit again.
     pub fn state(&self) -> OverlayState {
         self.state
     }
 
-    /// The state of the cluster at `offset`, and where the run of clusters in that state ends, at most `end`.
+    /// The state of the cluster at `offset`, and the end of the consecutive clusters in that state, at most `end`.
     fn run(&self, offset: u64, end: u64) -> (ClusterState, u64) {
         let map = self.map.read().unwrap_or_else(PoisonError::into_inner);
         let (state, cluster_end) = map.run(self.geometry.clusters(&(offset..end)));
@@ -116,7 +116,7 @@ impl<B: BlockDevice, S: BlockDeviceMut> OverlayDevice<B, S> {
         self.store.write_at(data, self.geometry.place(offset))
     }
 
-    /// Writes to clusters that hold no data yet: all their other bytes come along.
+    /// Writes to clusters without data: the rest of each cluster is copied.
     fn write_first(&self, data: &[u8], offset: u64) -> Result<()> {
         let range = offset..offset + data.len() as u64;
         let clusters = self.geometry.clusters(&range);
@@ -136,7 +136,7 @@ impl<B: BlockDevice, S: BlockDeviceMut> OverlayDevice<B, S> {
                 self.fill_cluster(clusters.end - 1, data, offset)?;
             }
         }
-        // Only now: a flush may take the map at any moment and must find nothing that is not yet written.
+        // Only now: a flush may write the map at any moment and must not find unwritten data in it.
         self.set_state(clusters, ClusterState::Data);
         Ok(())
     }
@@ -153,14 +153,14 @@ impl<B: BlockDevice, S: BlockDeviceMut> OverlayDevice<B, S> {
         self.write_in_place(&buffer, bytes.start)
     }
 
-    /// Makes whole clusters zero and gives their place in the store back.
+    /// Zeroes whole clusters and releases their space in the store.
     fn zero_clusters(&self, clusters: Range<u64>) -> Result<()> {
         if clusters.is_empty() {
             return Ok(());
         }
         let place = self.geometry.place_range(&self.geometry.bytes(&clusters));
         self.set_state(clusters, ClusterState::Zero);
-        // The stored map may still say data: then the place reads as the old bytes or as zero, both of which are right.
+        // The stored map may still say data: the place then reads as the old bytes or as zero, both of which are valid.
         self.store.trim(place)
     }
 
@@ -179,7 +179,7 @@ impl<B: BlockDevice, S: BlockDeviceMut> OverlayDevice<B, S> {
         Ok(())
     }
 
-    /// Writes the changed map sectors, after all that they speak of is durable.
+    /// Writes the changed map sectors, after all data that they refer to is durable.
     fn flush_map(&self) -> Result<()> {
         let changed = {
             let mut map = self.map.write().unwrap_or_else(PoisonError::into_inner);
@@ -297,7 +297,7 @@ impl<B: BlockDevice, S: BlockDeviceMut> BlockDeviceMut for OverlayDevice<B, S> {
 }
 
 impl OverlayInfo {
-    /// Reads what the header of the overlay on `store` says, without its backing.
+    /// Reads the header of the overlay on `store`, without its backing.
     pub fn read(store: &dyn BlockDevice) -> Result<Self> {
         let header = Header::read(store)?;
         Ok(Self {

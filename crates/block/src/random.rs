@@ -1,4 +1,4 @@
-//! Random numbers that a seed replays.
+//! Seeded random numbers.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::ops::Range;
@@ -17,7 +17,7 @@ impl SeededRandom {
         Self { state: seed }
     }
 
-    /// A seed that nobody chose, for a run that prints it so that another can replay it.
+    /// An arbitrary seed, for a run that prints it so that it can be replayed.
     pub fn fresh_seed() -> u64 {
         RandomState::new().build_hasher().finish()
     }

@@ -1,12 +1,12 @@
-//! Structures of fixed size in files, with fields that cannot lie outside of them.
+//! On-disk structures of fixed size, with fields checked at compile time.
 
 #![deny(clippy::indexing_slicing)]
 #![cfg_attr(not(test), deny(clippy::string_slice))]
 
-/// A structure of `SIZE` bytes, as a file has it.
+/// A structure of `SIZE` bytes in a file.
 ///
-/// Fields have constant places. One that reaches behind the end of the structure does not compile, so that reading a field
-/// needs no check, and cannot panic.
+/// Fields have constant offsets. One that exceeds the structure does not compile, so that reading a field needs no
+/// check, and cannot panic.
 #[derive(Debug, Clone, Copy)]
 pub struct Record<'a, const SIZE: usize>(&'a [u8; SIZE]);
 

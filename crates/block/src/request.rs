@@ -1,4 +1,4 @@
-//! What is asked of a device, as a value.
+//! Requests to devices, as values.
 
 use std::ops::Range;
 
@@ -21,10 +21,10 @@ pub enum RequestKind {
     Flush,
 }
 
-/// One operation asked of a device; a flush has neither offset nor length.
+/// One request to a device; a flush has neither offset nor length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Request {
-    /// What was asked.
+    /// The operation.
     pub kind: RequestKind,
     /// First byte.
     pub offset: u64,

@@ -25,7 +25,7 @@ impl<D: BlockDevice> SliceDevice<D> {
         })
     }
 
-    /// The range of the device below, for a request that lies inside.
+    /// The range of the underlying device, for a request that lies inside.
     fn below(&self, range: &Range<u64>) -> Result<Range<u64>> {
         let length = range_length(range);
         self.check_bounds(range.start, length)?;

@@ -1,7 +1,7 @@
-//! Holds a device to a rate, so that a copy leaves room for the machines that run beside it.
+//! Limits the rate of a device, so that a copy leaves capacity for running machines.
 //!
-//! Each limit is a schedule: a request books the next free stretch of it (its bytes, or one operation), and waits until
-//! that stretch begins. Time that nobody booked is kept for later, up to the burst.
+//! Each limit is a schedule: a request books the next free slot of it (its bytes, or one operation), and waits until
+//! that slot begins. Unused time is saved, up to the burst.
 
 use std::num::NonZeroU64;
 use std::ops::Range;
@@ -10,14 +10,14 @@ use std::time::Duration;
 
 use crate::{BlockDevice, BlockDeviceMut, Clock, ExtentList, Result};
 
-/// How much a [`ThrottledDevice`] lets through; `None` is no limit.
+/// The limits of a [`ThrottledDevice`]; `None` is no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ThrottleLimits {
     /// Bytes read and written each second.
     pub bytes_per_second: Option<NonZeroU64>,
     /// Reads, writes, zeroings and trims each second.
     pub operations_per_second: Option<NonZeroU64>,
-    /// How much unused time may be made up for at once, in milliseconds.
+    /// How much unused time may be used later at once, in milliseconds.
     pub burst_ms: u32,
 }
 
@@ -64,14 +64,14 @@ impl Schedule {
     }
 }
 
-/// Limits that several requesters share: whoever is about to do something asks how long to wait before.
+/// Limits shared by several requesters: each asks how long to wait before a request.
 #[derive(Debug, Default)]
 pub struct Throttle {
     schedule: Mutex<Schedule>,
 }
 
 impl Throttle {
-    /// Changes the limits from the next request on; what was booked under the old ones is forgotten.
+    /// Changes the limits from the next request on; earlier bookings are dropped.
     pub fn set_limits(&self, limits: ThrottleLimits, now: Duration) {
         *self.schedule.lock().unwrap_or_else(PoisonError::into_inner) = Schedule {
             limits,
@@ -80,14 +80,14 @@ impl Throttle {
         };
     }
 
-    /// Books one request of `bytes`, and tells how long to wait until it may begin.
+    /// Books one request of `bytes`, and returns how long to wait before it may begin.
     pub fn book(&self, bytes: u64, now: Duration) -> Duration {
         let mut schedule = self.schedule.lock().unwrap_or_else(PoisonError::into_inner);
         schedule.wait(now, bytes)
     }
 }
 
-/// A device held to [`ThrottleLimits`]. Flushes and questions for extents pass freely.
+/// A device with [`ThrottleLimits`]. Flushes and extent queries are not limited.
 #[derive(Debug)]
 pub struct ThrottledDevice<D, C> {
     device: D,
@@ -96,7 +96,7 @@ pub struct ThrottledDevice<D, C> {
 }
 
 impl<D: BlockDevice, C: Clock> ThrottledDevice<D, C> {
-    /// `device`, held to `limits` on the time of `clock`.
+    /// `device`, limited to `limits` on the time of `clock`.
     pub fn new(device: D, limits: ThrottleLimits, clock: C) -> Self {
         let throttled = Self {
             device,
@@ -107,7 +107,7 @@ impl<D: BlockDevice, C: Clock> ThrottledDevice<D, C> {
         throttled
     }
 
-    /// Changes the limits from the next request on; what was booked under the old ones is forgotten.
+    /// Changes the limits from the next request on; earlier bookings are dropped.
     pub fn set_limits(&self, limits: ThrottleLimits) {
         self.throttle.set_limits(limits, self.clock.now());
     }

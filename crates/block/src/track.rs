@@ -1,8 +1,8 @@
-//! Marks every change of a device in a dirty bitmap.
+//! Records every change of a device in a dirty bitmap.
 //!
-//! A range is marked *before* the change goes down, so that a crash can only report too much, and once more *after* it:
-//! whoever takes the bitmap and copies while a write is under way may copy the old bytes, and must find the range in the
-//! next bitmap.
+//! A range is marked *before* the write, so that a crash can only report too much, and once more *after* it: a copy
+//! that takes the bitmap while a write is in progress may copy the old bytes, and must find the range in the next
+//! bitmap.
 
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -27,7 +27,7 @@ impl<D: BlockDeviceMut> TrackedDevice<D> {
         })
     }
 
-    /// Goes on tracking `device` in `dirty`, which must be for a device of the same size.
+    /// Continues to track `device` in `dirty`, which must be for a device of the same size.
     pub fn with_bitmap(device: D, dirty: DirtyBitmap) -> Result<Self> {
         if dirty.size_bytes() != device.size_bytes() {
             return Err(Error::Unsupported {
@@ -45,12 +45,12 @@ impl<D: BlockDeviceMut> TrackedDevice<D> {
         })
     }
 
-    /// A copy of what is marked.
+    /// A copy of the bitmap.
     pub fn dirty(&self) -> DirtyBitmap {
         self.lock().clone()
     }
 
-    /// Takes the marks out: the bitmap of all changes up to now; later ones go into a fresh bitmap.
+    /// Takes the bitmap of all changes up to now; later ones go into a fresh bitmap.
     pub fn take_dirty(&self) -> DirtyBitmap {
         let mut dirty = self.lock();
         let fresh = DirtyBitmap::new(dirty.size_bytes(), dirty.granularity_bytes())
@@ -63,7 +63,7 @@ impl<D: BlockDeviceMut> TrackedDevice<D> {
         self.lock().take_next(offset, length_max)
     }
 
-    /// Marks again what was taken and then not copied.
+    /// Marks a range again that was taken and then not copied.
     pub fn mark(&self, range: Range<u64>) {
         self.lock().set(range);
     }
@@ -72,7 +72,7 @@ impl<D: BlockDeviceMut> TrackedDevice<D> {
         self.dirty.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does `change`, which may change bytes in `range` even when it fails.
+    /// Executes `change`, which may change bytes in `range` even if it fails.
     fn tracked(&self, range: Range<u64>, change: impl FnOnce() -> Result<()>) -> Result<()> {
         self.check_bounds(range.start, range_length(&range))?;
         self.mark(range.clone());

@@ -283,7 +283,7 @@ fn fails_and_recovers(kind: RequestKind, fault: Fault, number: u64, seed: u64) -
             }
         }
     }
-    faulty.mend();
+    faulty.clear_rules();
     overlay.flush().unwrap();
     let bytes = contents(&overlay);
     for (number, (sector, versions)) in bytes.chunks(SECTOR).zip(&possible).enumerate() {
@@ -402,7 +402,7 @@ fn a_commit_that_fails_leaves_an_overlay_that_works() {
             written(&overlay, &mut model, seed);
             faulty.add(FaultRule::nth(kind, faulty.count(kind) + number, Fault::Io));
             let outcome = overlay.commit();
-            faulty.mend();
+            faulty.clear_rules();
             assert!(contents(&overlay) == model);
             // In place where the overlay held data: its map sector must not have been lost with the failed commit.
             written(&overlay, &mut model, seed ^ 1);

@@ -1,4 +1,5 @@
-//! When somebody is told: once when something begins to be bad, again after a while as long as it is, and once when it is well again.
+//! Decides when to notify: once when a problem begins, again after a while as long as it lasts, and once when it is
+//! over.
 
 use std::time::Duration;
 
@@ -6,31 +7,31 @@ use holdfast_policy::Timestamp;
 use holdfast_policy::config::Event;
 use holdfast_policy::schedule::Consequence;
 
-use super::ledger::{Alert, JobRecord};
-use super::outcome::{Ended, Outcome};
+use super::job_records::{Alert, JobRecord};
+use super::outcome::{Outcome, RunResult};
 
-/// Something to tell somebody.
+/// A notification.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Notice {
-    /// What it is about.
+    /// The event.
     pub event: Event,
     /// The job.
     pub job: String,
-    /// The machine, where it is about one.
+    /// The machine, if it concerns one.
     pub machine: Option<String>,
     /// Whether it is good news.
     pub is_good: bool,
-    /// In a few words.
+    /// A short description.
     pub subject: String,
-    /// In more.
+    /// The details.
     pub text: String,
 }
 
-/// What there is to tell of a run that has ended; what was told is noted in the record.
+/// The notices after the end of a run; the record is updated with them.
 pub(super) fn after_run(
     job: &str,
     record: &mut JobRecord,
-    ended: &Ended,
+    ended: &RunResult,
     consequence: Consequence,
     remind_after: Duration,
     now: Timestamp,
@@ -43,7 +44,7 @@ pub(super) fn after_run(
         subject,
         text,
     };
-    mend(record, now);
+    correct_clock(record, now);
     let mut notices = Vec::new();
     let said = || {
         format!(
@@ -53,29 +54,29 @@ pub(super) fn after_run(
         )
     };
     match (consequence, ended.outcome) {
-        (Consequence::Well, outcome) => {
+        (Consequence::Succeeded, outcome) => {
             if let Some(alert) = record.failing.take() {
-                let text = format!("It had failed since {}.", alert.since);
-                notices.push(notice(Event::Failure, true, format!("{job} is well again"), text));
+                let text = format!("It had been failing since {}.", alert.since);
+                notices.push(notice(Event::Failure, true, format!("{job} has recovered"), text));
             }
             if outcome == Outcome::Warnings {
-                let subject = format!("{job} was done, with warnings");
+                let subject = format!("{job} completed with warnings");
                 notices.push(notice(Event::Warnings, false, subject, ended.lines.join("\n")));
             }
-            notices.push(notice(Event::Success, true, format!("{job} was done"), String::new()));
+            notices.push(notice(Event::Success, true, format!("{job} completed"), String::new()));
         }
-        // Nobody is at fault.
-        (Consequence::GivenUp, Outcome::Stopped) | (Consequence::Retry(_), _) => {}
-        (Consequence::GivenUp, outcome) => {
+        // The user or another job caused the end: no notice.
+        (Consequence::NoMoreRetries, Outcome::Stopped) | (Consequence::Retry(_), _) => {}
+        (Consequence::NoMoreRetries, outcome) => {
             let subject = match outcome {
                 Outcome::Damage => format!("{job} has found damage"),
                 _ => format!("{job} has failed"),
             };
             match &mut record.failing {
-                Some(alert) if !alert.is_to_be_told(remind_after, now) => {}
+                Some(alert) if !alert.is_reminder_due(remind_after, now) => {}
                 Some(alert) => {
-                    alert.told = Some(now);
-                    let subject = format!("{job} fails still, since {}", alert.since);
+                    alert.notified_at = Some(now);
+                    let subject = format!("{job} is still failing, since {}", alert.since);
                     notices.push(notice(Event::Failure, false, subject, said()));
                 }
                 none => {
@@ -89,18 +90,18 @@ pub(super) fn after_run(
     notices
 }
 
-/// What there is to tell of machines whose snapshots were looked at.
+/// The notices about machines whose snapshots were checked.
 fn of_machines(
     job: &str,
     record: &mut JobRecord,
-    ended: &Ended,
+    ended: &RunResult,
     remind_after: Duration,
     now: Timestamp,
 ) -> Vec<Notice> {
     if !ended.outcome.is_done() || ended.freshness.is_empty() {
         return Vec::new();
     }
-    // Nobody asks for a machine any more that is not spoken of.
+    // Machines that are no longer reported are dropped.
     record
         .silent
         .retain(|machine, _| ended.freshness.iter().any(|one| one.machine == *machine));
@@ -119,9 +120,9 @@ fn of_machines(
                 record.silent.insert(one.machine.clone(), Alert::begin(now));
                 format!("{} has no fresh snapshot", one.machine)
             }
-            (false, Some(alert)) if alert.is_to_be_told(remind_after, now) => {
-                alert.told = Some(now);
-                format!("{} has no fresh snapshot still", one.machine)
+            (false, Some(alert)) if alert.is_reminder_due(remind_after, now) => {
+                alert.notified_at = Some(now);
+                format!("{} still has no fresh snapshot", one.machine)
             }
             (true, None) | (false, Some(_)) => continue,
         };
@@ -137,21 +138,21 @@ fn of_machines(
     notices
 }
 
-/// What there is to tell of a job that does not run: that it fails still.
+/// The reminder for a job that is not running and still fails.
 pub(super) fn reminder(job: &str, record: &mut JobRecord, remind_after: Duration, now: Timestamp) -> Option<Notice> {
-    mend(record, now);
+    correct_clock(record, now);
     let alert = record.failing.as_mut()?;
-    if !alert.is_to_be_told(remind_after, now) {
+    if !alert.is_reminder_due(remind_after, now) {
         return None;
     }
-    alert.told = Some(now);
+    alert.notified_at = Some(now);
     Some(Notice {
         event: Event::Failure,
         job: job.to_owned(),
         machine: None,
         is_good: false,
-        subject: format!("{job} fails still, since {}", alert.since),
-        text: format!("holdfast runs --job {job} shows what it said."),
+        subject: format!("{job} is still failing, since {}", alert.since),
+        text: format!("holdfast runs --job {job} shows its output."),
     })
 }
 
@@ -159,29 +160,30 @@ impl Alert {
     fn begin(now: Timestamp) -> Self {
         Self {
             since: now,
-            told: Some(now),
+            notified_at: Some(now),
         }
     }
 
-    /// Whether it is time to tell again.
-    fn is_to_be_told(&self, remind_after: Duration, now: Timestamp) -> bool {
+    /// Whether another notice is due.
+    fn is_reminder_due(&self, remind_after: Duration, now: Timestamp) -> bool {
         let remind_after = remind_after.try_into().unwrap_or_default();
-        self.told.is_none_or(|told| now.duration_since(told) >= remind_after)
+        self.notified_at
+            .is_none_or(|last| now.duration_since(last) >= remind_after)
     }
 
-    /// A clock that was set back makes nobody wait longer than he would have.
-    fn mend(&mut self, now: Timestamp) {
-        self.told = self.told.map(|told| told.min(now));
+    /// After a clock was set back, the reminder is not delayed further.
+    fn correct_clock(&mut self, now: Timestamp) {
+        self.notified_at = self.notified_at.map(|last| last.min(now));
     }
 }
 
-/// Takes back what only a clock that was wrong can have made.
-fn mend(record: &mut JobRecord, now: Timestamp) {
+/// Corrects the effects of a wrong clock.
+fn correct_clock(record: &mut JobRecord, now: Timestamp) {
     record
         .failing
         .iter_mut()
         .chain(record.silent.values_mut())
-        .for_each(|alert| alert.mend(now));
+        .for_each(|alert| alert.correct_clock(now));
 }
 
 #[cfg(test)]
@@ -193,8 +195,8 @@ mod tests {
     use holdfast_policy::schedule::Consequence;
 
     use super::{after_run, reminder};
-    use crate::ledger::JobRecord;
-    use crate::outcome::{Ended, Freshness, Outcome};
+    use crate::job_records::JobRecord;
+    use crate::outcome::{Freshness, Outcome, RunResult};
 
     const DAY: Duration = Duration::from_secs(86_400);
 
@@ -202,8 +204,8 @@ mod tests {
         Timestamp::from_second(1_800_000_000 + hour * 3600).unwrap()
     }
 
-    fn ended(outcome: Outcome, machines: &[(&str, bool)]) -> Ended {
-        Ended {
+    fn ended(outcome: Outcome, machines: &[(&str, bool)]) -> RunResult {
+        RunResult {
             outcome,
             exit_code: None,
             error: Some("why".to_owned()),
@@ -219,12 +221,12 @@ mod tests {
         }
     }
 
-    /// What is told after a run, but for successes.
-    fn told(record: &mut JobRecord, outcome: Outcome, machines: &[(&str, bool)], now: Timestamp) -> Vec<String> {
+    /// The subjects after a run, except those of successes.
+    fn subjects(record: &mut JobRecord, outcome: Outcome, machines: &[(&str, bool)], now: Timestamp) -> Vec<String> {
         let consequence = if outcome.is_done() {
-            Consequence::Well
+            Consequence::Succeeded
         } else {
-            Consequence::GivenUp
+            Consequence::NoMoreRetries
         };
         let notices = after_run("a", record, &ended(outcome, machines), consequence, DAY, now);
         let bad = notices.into_iter().filter(|notice| notice.event != Event::Success);
@@ -232,57 +234,57 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_is_told_once_again_after_a_day_and_when_it_is_over() {
+    fn a_failure_is_reported_once_again_after_a_day_and_when_it_is_over() {
         let mut record = JobRecord::new(hour(0));
         let retry = Consequence::Retry(hour(1));
         let first = after_run("a", &mut record, &ended(Outcome::Failed, &[]), retry, DAY, hour(0));
         assert!(first.is_empty() && record.failing.is_none());
-        assert_eq!(told(&mut record, Outcome::Failed, &[], hour(1)), ["a has failed"]);
-        assert_eq!(told(&mut record, Outcome::Failed, &[], hour(2)), [""; 0]);
+        assert_eq!(subjects(&mut record, Outcome::Failed, &[], hour(1)), ["a has failed"]);
+        assert_eq!(subjects(&mut record, Outcome::Failed, &[], hour(2)), [""; 0]);
         assert!(reminder("a", &mut record, DAY, hour(24)).is_none());
         assert!(reminder("a", &mut record, DAY, hour(25)).is_some());
         assert!(reminder("a", &mut record, DAY, hour(26)).is_none());
         assert_eq!(
-            told(&mut record, Outcome::Failed, &[], hour(50))[0][..14],
-            *"a fails still,"
+            subjects(&mut record, Outcome::Failed, &[], hour(50))[0][..14],
+            *"a is still fai"
         );
-        assert_eq!(told(&mut record, Outcome::Done, &[], hour(51)), ["a is well again"]);
+        assert_eq!(subjects(&mut record, Outcome::Done, &[], hour(51)), ["a has recovered"]);
         assert_eq!(
-            told(&mut record, Outcome::Warnings, &[], hour(52)),
-            ["a was done, with warnings"]
+            subjects(&mut record, Outcome::Warnings, &[], hour(52)),
+            ["a completed with warnings"]
         );
         assert_eq!(
-            told(&mut record, Outcome::Damage, &[], hour(53)),
+            subjects(&mut record, Outcome::Damage, &[], hour(53)),
             ["a has found damage"]
         );
-        // The clock goes back: the reminder comes a day later, not a day and the jump.
+        // The clock goes back: the reminder comes a day later, without the jump.
         assert!(reminder("a", &mut record, DAY, hour(0)).is_none());
         assert!(reminder("a", &mut record, DAY, hour(24)).is_some());
     }
 
     #[test]
-    fn silence_is_told_of_each_machine_once() {
+    fn silence_is_reported_once_per_machine() {
         let mut record = JobRecord::new(hour(0));
         let (both, one) = (
             &[("web", false), ("db", false)][..],
             &[("web", true), ("db", false)][..],
         );
         assert_eq!(
-            told(&mut record, Outcome::Done, both, hour(0)),
+            subjects(&mut record, Outcome::Done, both, hour(0)),
             ["web has no fresh snapshot", "db has no fresh snapshot"]
         );
-        assert_eq!(told(&mut record, Outcome::Done, both, hour(1)), [""; 0]);
-        // What could not be looked at says nothing of machines.
-        assert_eq!(told(&mut record, Outcome::Failed, &[], hour(2)), ["a has failed"]);
+        assert_eq!(subjects(&mut record, Outcome::Done, both, hour(1)), [""; 0]);
+        // A failed check says nothing about machines.
+        assert_eq!(subjects(&mut record, Outcome::Failed, &[], hour(2)), ["a has failed"]);
         assert_eq!(
-            told(&mut record, Outcome::Done, one, hour(24)),
+            subjects(&mut record, Outcome::Done, one, hour(24)),
             [
-                "a is well again",
+                "a has recovered",
                 "web has a fresh snapshot again",
-                "db has no fresh snapshot still"
+                "db still has no fresh snapshot"
             ]
         );
-        assert_eq!(told(&mut record, Outcome::Done, &[("x", true)], hour(25)), [""; 0]);
+        assert_eq!(subjects(&mut record, Outcome::Done, &[("x", true)], hour(25)), [""; 0]);
         assert!(record.silent.is_empty());
     }
 }

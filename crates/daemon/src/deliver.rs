@@ -1,6 +1,7 @@
-//! How somebody is told: by the host's own mail system, or by an HTTP request that curl makes.
+//! Delivers notifications: by the host's mail system, or by HTTP requests with curl.
 //!
-//! No secret is an argument of a program, where every user of the host could read it: curl gets its whole request on standard input.
+//! No secret is passed in arguments of a program, which every user of the host could read: curl gets its whole
+//! configuration on standard input.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -15,32 +16,32 @@ use serde_json::{Value, json};
 
 use super::alerts::Notice;
 
-/// How long the program that takes a message may need.
-const TIME_OUT: Duration = Duration::from_secs(45);
-/// How long curl tries.
+/// Timeout of the delivering program.
+const TIMEOUT: Duration = Duration::from_secs(45);
+/// Timeout of curl.
 const CURL_SECONDS: u32 = 30;
-/// Bytes of a message's text, at most.
+/// Maximum length of a message's text.
 const TEXT_BYTES_MAX: usize = 16 << 10;
-/// Bytes of a token, at most.
+/// Maximum length of a token.
 const TOKEN_BYTES_MAX: u64 = 4096;
-/// Where the mail system's program is, where the path does not lead to it.
+/// Where to look for the mail system's program.
 const SENDMAIL: [&str; 3] = ["sendmail", "/usr/sbin/sendmail", "/usr/lib/sendmail"];
 
-/// A notice as it is sent.
+/// The content of a notification.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Message {
-    /// In a few words.
+    /// A short description.
     pub subject: String,
-    /// In more.
+    /// The details.
     pub text: String,
     /// Whether it is good news.
     pub is_good: bool,
-    /// All of it, for programs.
+    /// The content for programs.
     pub document: Value,
 }
 
 impl Message {
-    /// What is sent of a notice from `host`, at `time`.
+    /// The message of a notice from `host`, at `time`.
     pub fn new(notice: &Notice, host: &str, time: &str) -> Self {
         let text = cut(&format!(
             "{}\n\njob {} on {host}, {time}\n",
@@ -74,18 +75,18 @@ fn cut(text: &str) -> String {
     text[..end].to_owned()
 }
 
-/// Delivers a message once.
+/// Delivers a message, in one attempt.
 ///
 /// # Errors
-/// Why it could not be, in words.
+/// The reason, as text.
 pub fn deliver(channel: &Channel, message: &Message, withheld: &[String], clock: &dyn Clock) -> Result<(), String> {
     match channel {
         Channel::Mail { to, from, sendmail } => {
             let mail = mail(to, from.as_deref(), message);
             let programs = sendmail.as_deref().map_or(SENDMAIL.to_vec(), |program| vec![program]);
-            let mut answer = Err("there is no program sendmail on this host: install a mail system".to_owned());
+            let mut answer = Err("sendmail is not installed on this host: install a mail system".to_owned());
             for program in programs {
-                match hand(program, &["-t", "-oi"], &mail, withheld, clock) {
+                match run_with_input(program, &["-t", "-oi"], &mail, withheld, clock) {
                     Err(error) if error.kind() == ErrorKind::NotFound => {}
                     Err(error) => return Err(format!("{program}: {error}")),
                     Ok(handed) => {
@@ -117,8 +118,8 @@ pub fn deliver(channel: &Channel, message: &Message, withheld: &[String], clock:
     }
 }
 
-/// Gives a program something to read; what it says where that does not go well.
-fn hand(
+/// Runs a program with `input`; an error contains its output.
+fn run_with_input(
     program: &str,
     arguments: &[&str],
     input: &[u8],
@@ -131,7 +132,7 @@ fn hand(
         variables: &[],
         withheld,
         input,
-        time_out: TIME_OUT,
+        time_out: TIMEOUT,
         is_stopped: &|| false,
     };
     let called = call.run(clock)?;
@@ -141,7 +142,7 @@ fn hand(
     })
 }
 
-/// A mail as `sendmail -t` reads it.
+/// A mail for `sendmail -t`.
 fn mail(to: &[String], from: Option<&str>, message: &Message) -> Vec<u8> {
     let from = from.map(|from| format!("From: {from}\n")).unwrap_or_default();
     let mut text = format!(
@@ -151,7 +152,7 @@ fn mail(to: &[String], from: Option<&str>, message: &Message) -> Vec<u8> {
         encoded_word(&message.subject),
     );
     for line in message.text.lines() {
-        // Longer lines are no mail.
+        // The limit for lines of mails.
         let line: String = line.chars().filter(|c| !c.is_control()).take(240).collect();
         text.push_str(&line);
         text.push('\n');
@@ -159,12 +160,12 @@ fn mail(to: &[String], from: Option<&str>, message: &Message) -> Vec<u8> {
     text.into_bytes()
 }
 
-/// A text as the head of a mail or of a request bears it: plain ASCII on one line, else as RFC 2047 has it.
+/// A text for a header of a mail or of a request: plain ASCII on one line, otherwise encoded by RFC 2047.
 fn encoded_word(text: &str) -> String {
     if text.chars().all(|c| c.is_ascii_graphic() || c == ' ') {
         return text.to_owned();
     }
-    // Words have 75 characters at most; a character is never torn apart.
+    // Words have at most 75 characters; no character is split.
     let mut words = vec![String::new()];
     for character in text.chars().map(|c| if c.is_control() { ' ' } else { c }) {
         let mut encoded = String::new();
@@ -172,7 +173,7 @@ fn encoded_word(text: &str) -> String {
             if byte.is_ascii_alphanumeric() {
                 encoded.push(char::from(byte));
             } else {
-                write!(encoded, "={byte:02X}").expect("text takes text");
+                write!(encoded, "={byte:02X}").expect("writing to a string succeeds");
             }
         }
         match words.last_mut() {
@@ -202,25 +203,25 @@ fn post(
         headers.push(format!("Authorization: Bearer {token}"));
     }
     let request = curl_request(url, &headers, body);
-    // The first word keeps a .curlrc out.
-    match hand("curl", &["-q", "--config", "-"], request.as_bytes(), withheld, clock) {
+    // The first option disables .curlrc.
+    match run_with_input("curl", &["-q", "--config", "-"], request.as_bytes(), withheld, clock) {
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            Err("there is no program curl on this host: install it".to_owned())
+            Err("curl is not installed on this host: install it".to_owned())
         }
         Err(error) => Err(format!("curl: {error}")),
-        // Many services take whoever knows the address for a friend: it is a secret.
+        // The URL of many services authorizes its user: it is a secret.
         Ok(handed) => handed.map_err(|why| format!("{host}: {}", why.replace(url, host))),
     }
 }
 
-/// The host of an address, with its port: all of it that may be shown.
+/// The host and port of a URL: the only part that may be shown.
 fn host_of(url: &str) -> &str {
     let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
     let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
     authority.rsplit_once('@').map_or(authority, |(_, host)| host)
 }
 
-/// Whether what is sent there stays on this host.
+/// Whether requests stay on this host.
 fn is_this_host(host: &str) -> bool {
     let name = match host.strip_prefix('[') {
         Some(rest) => rest.split(']').next().unwrap_or_default(),
@@ -232,20 +233,20 @@ fn is_this_host(host: &str) -> bool {
             .is_ok_and(|address: std::net::IpAddr| address.is_loopback())
 }
 
-/// What curl reads as its configuration.
+/// The configuration of curl.
 fn curl_request(url: &str, headers: &[String], body: &str) -> String {
     let mut text = format!(
         "silent\nshow-error\nfail\ngloboff\nmax-time = {CURL_SECONDS}\nproto = \"=http,https\"\noutput = \"/dev/null\"\nurl = {}\n",
         quoted(url)
     );
     for header in headers {
-        writeln!(text, "header = {}", quoted(header)).expect("text takes text");
+        writeln!(text, "header = {}", quoted(header)).expect("writing to a string succeeds");
     }
-    writeln!(text, "data-raw = {}", quoted(body)).expect("text takes text");
+    writeln!(text, "data-raw = {}", quoted(body)).expect("writing to a string succeeds");
     text
 }
 
-/// As curl reads text between quotes.
+/// Quotes a text for curl.
 fn quoted(text: &str) -> String {
     let mut quoted = String::from('"');
     for character in text.chars() {
@@ -270,7 +271,7 @@ fn read_token(path: &str) -> std::io::Result<String> {
     if token.is_empty() || token.contains(char::is_control) {
         return Err(std::io::Error::new(
             ErrorKind::InvalidData,
-            "its first line is no token",
+            "its first line is not a token",
         ));
     }
     Ok(token.to_owned())
@@ -324,7 +325,7 @@ mod tests {
         );
     }
 
-    /// The address of a webhook is its secret, and a token is one in any case.
+    /// The URL of a webhook is a secret, and so is a token.
     #[test]
     fn of_an_address_the_host_is_shown_and_a_token_is_not_sent_in_the_clear() {
         for (url, host) in [

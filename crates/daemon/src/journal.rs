@@ -1,8 +1,9 @@
-//! The journal of runs: `runs.jsonl`, a line of JSON for each run that has ended and for each notice that was, or was not, delivered.
+//! The journal of runs: `runs.jsonl`, a line of JSON for each run that has ended and for each notice that was delivered
+//! or failed.
 //!
-//! A line is appended at once and made durable. One that a full disk or a power cut has torn is passed over by readers, and ended by the
-//! next writer. A journal that has grown large becomes `runs.jsonl.1`, in the place of the one before. What cannot be written is kept in
-//! memory, as much as fits, and written when that is possible again.
+//! A line is appended and synced at once. One that is torn by a full disk or a power cut is skipped by readers, and
+//! terminated by the next writer. A large journal is rotated to `runs.jsonl.1`, which replaces the previous one.
+//! Entries that cannot be written are kept in memory, up to a limit, and written as soon as possible.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -15,20 +16,20 @@ use serde::{Deserialize, Serialize};
 use super::locks;
 use holdfast_engine::{Error, Result};
 
-/// A journal that is larger is put aside.
+/// Size at which the journal is rotated.
 const BYTES_MAX: u64 = 8 << 20;
-/// Bytes of a line, at most; a longer one is none of ours.
+/// Maximum length of a line; a longer one is invalid.
 const LINE_BYTES_MAX: u64 = 1 << 20;
-/// Entries that are kept for a disk that is full.
-const KEPT_COUNT_MAX: usize = 10_000;
+/// Entries kept in memory while the disk is full.
+const UNWRITTEN_COUNT_MAX: usize = 10_000;
 
-/// Something that happened.
+/// An entry of the journal.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "entry", rename_all = "lowercase")]
 pub enum JournalEntry {
     /// A run has ended.
     Run(RunEntry),
-    /// Somebody was told, or could not be.
+    /// A notification was delivered, or failed.
     Notice(NoticeEntry),
 }
 
@@ -37,48 +38,48 @@ pub enum JournalEntry {
 pub struct RunEntry {
     /// The job.
     pub job: String,
-    /// What it does.
+    /// Its kind.
     pub kind: String,
-    /// Who started it: `daemon`, `run`, `cron`.
+    /// What started it: `daemon`, `run`, `cron`.
     pub by: String,
-    /// When it began.
+    /// Its start.
     pub start: String,
-    /// When it ended; of one that nobody saw end, when that was found out.
+    /// Its end; of a run with unknown result, when that was detected.
     pub end: String,
-    /// How long it took.
+    /// Its duration.
     pub duration_ms: u64,
-    /// In a word.
+    /// The outcome in one word.
     pub outcome: String,
-    /// Its program's exit code.
+    /// The exit code.
     pub exit_code: Option<i32>,
-    /// How many runs of its series had failed before.
+    /// Failed runs of the series before it.
     pub failed_before: u32,
-    /// When it is tried again.
+    /// The time of the retry.
     pub retry_at: Option<String>,
-    /// Why it was not done.
+    /// The error.
     pub error: Option<String>,
-    /// The last lines that it said.
+    /// The last lines of its output.
     pub lines: Vec<String>,
 }
 
-/// A notice that was delivered, or could not be.
+/// A notification that was delivered, or failed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NoticeEntry {
-    /// Who was to be told.
+    /// The recipient.
     pub to: String,
-    /// Of what.
+    /// The event.
     pub event: String,
     /// The job.
     pub job: String,
-    /// In a few words.
+    /// A short description.
     pub subject: String,
-    /// When.
+    /// The time.
     pub time: String,
-    /// Why it could not be delivered.
+    /// The error of the delivery.
     pub error: Option<String>,
 }
 
-/// The journal of a scheduler's folder.
+/// The journal in the scheduler's state folder.
 #[derive(Debug)]
 pub struct JobJournal {
     folder: PathBuf,
@@ -87,7 +88,7 @@ pub struct JobJournal {
 }
 
 impl JobJournal {
-    /// Of the folder where the scheduler keeps its state.
+    /// The journal in the scheduler's state folder.
     pub fn new(state: &Path) -> Self {
         Self {
             folder: state.to_owned(),
@@ -96,7 +97,7 @@ impl JobJournal {
         }
     }
 
-    /// Its file.
+    /// Its path.
     pub fn path(&self) -> PathBuf {
         self.folder.join("runs.jsonl")
     }
@@ -105,35 +106,35 @@ impl JobJournal {
         self.folder.join("runs.jsonl.1")
     }
 
-    /// Notes something; where that fails, it is kept in memory, and the error says so.
-    pub fn note(&mut self, entry: JournalEntry) -> Result<()> {
-        if self.unwritten.len() == KEPT_COUNT_MAX {
+    /// Appends an entry. If that fails, it is kept in memory, and the error is returned.
+    pub fn append(&mut self, entry: JournalEntry) -> Result<()> {
+        if self.unwritten.len() == UNWRITTEN_COUNT_MAX {
             self.unwritten.pop_front();
             self.lost_count += 1;
         }
         self.unwritten.push_back(entry);
-        self.write_rest()
+        self.write_pending()
     }
 
-    /// Writes what could not be written before, in its order.
-    pub fn write_rest(&mut self) -> Result<()> {
+    /// Writes entries that could not be written before, in their order.
+    pub fn write_pending(&mut self) -> Result<()> {
         while let Some(entry) = self.unwritten.front() {
             let mut line = serde_json::to_vec(entry).map_err(|error| self.failed(error.into()))?;
             line.push(b'\n');
-            self.append(&line)?;
+            self.append_line(&line)?;
             self.unwritten.pop_front();
         }
         Ok(())
     }
 
-    /// How many entries were lost, since there was no room for them for too long.
+    /// The number of entries that were lost because too many could not be written.
     pub fn lost_count(&self) -> u64 {
         self.lost_count
     }
 
-    fn append(&self, line: &[u8]) -> Result<()> {
+    fn append_line(&self, line: &[u8]) -> Result<()> {
         let failed = |source| self.failed(source);
-        // A run by hand may note its end at the same moment.
+        // A manual run may append at the same time.
         let _turn = locks::lock(&self.folder.join("journal.lock"))?;
         let mut file = self.open().map_err(failed)?;
         let mut length = file.metadata().map_err(failed)?.len();
@@ -155,7 +156,7 @@ impl JobJournal {
             file.sync_data()
         })();
         if written.is_err() {
-            // What was torn is as if it had never been; where even that fails, readers pass over it.
+            // Removes a partial line; if even that fails, readers skip it.
             file.set_len(length).ok();
         }
         written.map_err(failed)
@@ -179,10 +180,10 @@ impl JobJournal {
         }
     }
 
-    /// What happened, oldest first; lines that make no sense are passed over.
+    /// Reads all entries, oldest first; invalid lines are skipped.
     ///
     /// # Errors
-    /// It is there, and cannot be read.
+    /// The file exists and cannot be read.
     pub fn read(&self) -> Result<Vec<JournalEntry>> {
         let mut entries = Vec::new();
         for path in [self.path_before(), self.path()] {
@@ -240,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_noted_is_read_and_what_is_torn_harms_nobody() {
+    fn what_is_noted_is_read_and_torn_lines_are_skipped() {
         let folder = tempfile::tempdir().unwrap();
         let mut journal = JobJournal::new(folder.path());
         assert_eq!(journal.read().unwrap(), []);
@@ -252,14 +253,14 @@ mod tests {
             time: "2026-11-20T10:00:01Z".to_owned(),
             error: None,
         });
-        journal.note(run("a")).unwrap();
-        journal.note(notice.clone()).unwrap();
+        journal.append(run("a")).unwrap();
+        journal.append(notice.clone()).unwrap();
         let mut file = File::options().append(true).open(journal.path()).unwrap();
         file.write_all(b"{\"entry\":\"run\",\"job\":\"to").unwrap();
         assert_eq!(journal.read().unwrap(), [run("a"), notice.clone()]);
-        journal.note(run("b")).unwrap();
+        journal.append(run("b")).unwrap();
         file.write_all(b"\xff\xfe\n{}\n\n[]\n").unwrap();
-        journal.note(run("c")).unwrap();
+        journal.append(run("c")).unwrap();
         assert_eq!(journal.read().unwrap(), [run("a"), notice, run("b"), run("c")]);
     }
 
@@ -270,8 +271,8 @@ mod tests {
         let mut file = File::create(journal.path()).unwrap();
         file.write_all(&vec![b'\n'; usize::try_from(BYTES_MAX).unwrap()])
             .unwrap();
-        journal.note(run("a")).unwrap();
-        journal.note(run("b")).unwrap();
+        journal.append(run("a")).unwrap();
+        journal.append(run("b")).unwrap();
         assert_eq!(journal.read().unwrap(), [run("a"), run("b")]);
         assert!(journal.path().metadata().unwrap().len() < 1000);
         assert_eq!(journal.path_before().metadata().unwrap().len(), BYTES_MAX);
@@ -282,10 +283,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let state = folder.path().join("state");
         let mut journal = JobJournal::new(&state);
-        assert!(journal.note(run("a")).is_err());
-        assert!(journal.note(run("b")).is_err());
+        assert!(journal.append(run("a")).is_err());
+        assert!(journal.append(run("b")).is_err());
         std::fs::create_dir(&state).unwrap();
-        journal.note(run("c")).unwrap();
+        journal.append(run("c")).unwrap();
         assert_eq!(journal.read().unwrap(), [run("a"), run("b"), run("c")]);
     }
 }

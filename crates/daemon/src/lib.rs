@@ -1,21 +1,22 @@
-//! The scheduler: carries out the jobs of a `holdfast.toml` when they are due, each as a process of its own.
+//! The scheduler: runs the jobs of a `holdfast.toml` when they are due, each as a separate process.
 //!
-//! What is due is decided by [`holdfast_policy::schedule`], which has no clock; here are the clock, the processes and the files. A job is
-//! a command line of the program itself, in a process group of its own, so that one that crashes, hangs or is killed harms no other.
-//! [`Ledger`] keeps what is known of each job, [`JobJournal`] what happened; both bear `kill -9` and a disk that is full. The locks in
-//! `locks.rs` keep two daemons, and a run by hand beside one, from doing a thing twice.
+//! [`holdfast_policy::schedule`], which has no clock, decides what is due; this crate has the clock, the processes and
+//! the files. A job is a command line of the program itself, in its own process group, so that a job that crashes,
+//! hangs or is killed does not affect others. [`JobRecords`] stores the state of each job, [`JobJournal`] its history;
+//! both survive `kill -9` and a full disk. The locks in `locks.rs` prevent two daemons, or a daemon and a manual run,
+//! from running a job twice.
 //!
-//! There is one loop, woken by what happens ([`DaemonEvent`]) or by the next time that something is due, at the latest after
-//! [`LOOK_AGAIN`]: a clock that somebody sets, and a host that slept, is noticed then.
+//! There is one loop, woken by a [`DaemonEvent`] or by the next due time, at the latest after [`POLL_INTERVAL_MAX`], to
+//! notice a clock that was set, and a host that was suspended.
 
 mod alerts;
-mod at_work;
 mod deliver;
+mod job_records;
 mod journal;
-mod ledger;
 mod locks;
+mod notifications;
 mod outcome;
-mod telling;
+mod running;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -25,174 +26,174 @@ use std::time::Duration;
 
 use holdfast_block::Clock;
 use holdfast_policy::config::{Config, Job};
-use holdfast_policy::schedule::{Candidate, Cause, Claims, Due, turns};
+use holdfast_policy::schedule::{Cause, Claims, Due, StartCandidate, select_startable};
 use holdfast_policy::{TimeZone, Timestamp};
 
-use at_work::Running;
 use holdfast_engine::Result;
-use telling::Told;
+use notifications::NotificationState;
+use running::Running;
 
 pub use alerts::Notice;
 pub use deliver::{Message, deliver};
+pub use job_records::{JobRecord, JobRecords};
 pub use journal::{JobJournal, JournalEntry, NoticeEntry, RunEntry};
-pub use ledger::{JobRecord, Ledger};
 pub use outcome::Outcome;
 
 /// The longest sleep.
-const LOOK_AGAIN: Duration = Duration::from_secs(30);
-/// When to look again for a job that somebody else runs, or that somebody else keeps away.
-const ASK_AGAIN: Duration = Duration::from_secs(5);
-/// How long notices that are under way are waited for at the end.
-const LAST_NOTICES: Duration = Duration::from_secs(10);
+const POLL_INTERVAL_MAX: Duration = Duration::from_secs(30);
+/// When to check again for a job that another process runs or excludes.
+const RECHECK_INTERVAL: Duration = Duration::from_secs(5);
+/// How long to wait for pending notifications at the end.
+const FINAL_NOTICE_WAIT: Duration = Duration::from_secs(10);
 
-/// What is asked of the scheduler.
+/// What the scheduler runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Asked {
-    /// To do all jobs whenever they are due, until it is told to stop.
+pub enum RunMode {
+    /// All jobs whenever they are due, until it is stopped.
     Forever,
-    /// To do what is due now, once.
+    /// All jobs that are due now, once.
     Due,
-    /// To do these jobs now, once, whether they are due or not.
+    /// These jobs now, once, due or not.
     Jobs(Vec<String>),
 }
 
-/// What the scheduler is to work with.
+/// Options of the scheduler.
 #[derive(Debug)]
 pub struct DaemonRequest {
-    /// The jobs.
+    /// The configuration.
     pub config: Config,
-    /// What is asked.
-    pub asked: Asked,
-    /// The folder for what is kept from run to run.
+    /// What to run.
+    pub mode: RunMode,
+    /// The state folder.
     pub state: PathBuf,
-    /// The program that does the jobs.
+    /// The program that runs the jobs.
     pub program: PathBuf,
-    /// This host's name.
+    /// The host's name.
     pub host: String,
-    /// The zone of calendars that name none.
+    /// The time zone of calendars without one.
     pub zone: TimeZone,
-    /// Variables of our environment that jobs do not get.
+    /// Environment variables that jobs do not inherit.
     pub withheld: Vec<String>,
-    /// How often a sign of life is wanted.
-    pub pulse_every: Option<Duration>,
+    /// The interval of watchdog messages.
+    pub watchdog_interval: Option<Duration>,
 }
 
-/// Says something, from any thread.
-pub type Speaker = Arc<dyn Fn(Severity, &str) + Send + Sync>;
+/// Writes a log message, from any thread.
+pub type LogSink = Arc<dyn Fn(Severity, &str) + Send + Sync>;
 
-/// The world of the scheduler.
-pub struct DaemonWorld<'a> {
+/// The effects of the scheduler.
+pub struct DaemonEnvironment<'a> {
     /// The time of day.
     pub now: &'a dyn Fn() -> Timestamp,
-    /// A stopwatch.
+    /// The monotonic clock.
     pub clock: Arc<dyn Clock>,
-    /// Says something.
-    pub say: Speaker,
-    /// Reads the configuration again; none where it is no good, which has been said.
+    /// Writes a log message.
+    pub log: LogSink,
+    /// Reads the configuration again; none if it is invalid, which has been logged.
     pub reload: &'a dyn Fn() -> Option<Config>,
-    /// Tells who watches over us how we are.
-    pub pulse: &'a dyn Fn(Pulse),
-    /// Where what happens is told.
+    /// Reports the state to the service manager.
+    pub report_state: &'a dyn Fn(ServiceState),
+    /// Sends events.
     pub sender: Sender<DaemonEvent>,
-    /// And heard.
+    /// Receives events.
     pub events: Receiver<DaemonEvent>,
 }
 
-/// Something that happens.
+/// An event.
 #[derive(Debug)]
 pub enum DaemonEvent {
-    /// The configuration is to be read again.
+    /// Reload the configuration.
     Reload,
-    /// It is to say what it does.
+    /// Log the status.
     Status,
-    /// It is to stop.
+    /// Stop.
     Stop,
     /// The program of a job has ended.
     Ended(String),
-    /// A notice was delivered, or given up.
-    Told(NoticeEntry),
+    /// A notification was delivered, or failed.
+    NoticeDone(NoticeEntry),
 }
 
-/// How much something matters, as syslog has it.
+/// The severity of a log message, as in syslog.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Severity {
-    /// Something is not done.
+    /// An error.
     Error,
-    /// Somebody should look.
+    /// A warning.
     Warning,
-    /// It is so.
+    /// Information.
     Info,
 }
 
-/// How the scheduler is.
+/// The state of the service.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Pulse {
-    /// It works.
+pub enum ServiceState {
+    /// It is ready.
     Ready,
-    /// It lives, and does this.
+    /// It is alive, with a status text.
     Alive(String),
-    /// It reads its configuration again.
+    /// It reloads its configuration.
     Reloading,
-    /// It is about to end.
+    /// It is about to stop.
     Stopping,
 }
 
-/// What was done.
+/// The result of a scheduler.
 #[derive(Debug, Default)]
 pub struct DaemonReport {
-    /// Runs that have ended; of a scheduler that runs for ever, none.
+    /// Runs that have ended; empty for a daemon.
     pub runs: Vec<RunEntry>,
-    /// Jobs that could not be started since they, or others that exclude them, run already.
+    /// Jobs that were not started because they, or others that exclude them, run already.
     pub busy: Vec<String>,
 }
 
-/// Schedules.
+/// Runs the scheduler.
 ///
 /// # Errors
-/// Another daemon works in the same folder, or the folder cannot be made. What goes wrong with a job is in the journal.
-pub fn daemon(request: DaemonRequest, world: DaemonWorld<'_>) -> Result<DaemonReport> {
+/// Another daemon uses the same folder, or the folder cannot be created. Errors of jobs are in the journal.
+pub fn daemon(request: DaemonRequest, environment: DaemonEnvironment<'_>) -> Result<DaemonReport> {
     locks::make_folders(&request.state)?;
-    let _place = match request.asked {
-        Asked::Forever => Some(locks::lock_daemon(&request.state)?),
-        Asked::Due | Asked::Jobs(_) => None,
+    let _place = match request.mode {
+        RunMode::Forever => Some(locks::lock_daemon(&request.state)?),
+        RunMode::Due | RunMode::Jobs(_) => None,
     };
-    let wanted = match &request.asked {
-        Asked::Jobs(jobs) => jobs.clone(),
-        Asked::Forever | Asked::Due => Vec::new(),
+    let requested = match &request.mode {
+        RunMode::Jobs(jobs) => jobs.clone(),
+        RunMode::Forever | RunMode::Due => Vec::new(),
     };
     let mut daemon = Daemon {
-        ledger: Ledger::new(&request.state),
+        records: JobRecords::new(&request.state),
         journal: JobJournal::new(&request.state),
         running: BTreeMap::new(),
-        kept_away: BTreeMap::new(),
-        told: Told::default(),
+        deferred: BTreeMap::new(),
+        notifications: NotificationState::default(),
         stopping: None,
-        wanted,
+        requested,
         report: DaemonReport::default(),
         request,
-        world,
+        environment,
     };
-    (daemon.world.pulse)(Pulse::Ready);
-    while !daemon.turn() {}
-    (daemon.world.pulse)(Pulse::Stopping);
-    daemon.hear_last_notices();
+    (daemon.environment.report_state)(ServiceState::Ready);
+    while !daemon.run_once() {}
+    (daemon.environment.report_state)(ServiceState::Stopping);
+    daemon.finish_notices();
     Ok(daemon.report)
 }
 
 struct Daemon<'a> {
     request: DaemonRequest,
-    world: DaemonWorld<'a>,
-    ledger: Ledger,
+    environment: DaemonEnvironment<'a>,
+    records: JobRecords,
     journal: JobJournal,
-    /// By the names of their jobs.
+    /// By job name.
     running: BTreeMap<String, Running>,
-    /// Jobs that somebody else keeps away, and until when nobody asks again.
-    kept_away: BTreeMap<String, Duration>,
-    told: Told,
-    /// Since when it is about to stop.
+    /// Jobs that another process excludes, and when to check again.
+    deferred: BTreeMap<String, Duration>,
+    notifications: NotificationState,
+    /// When it began to stop.
     stopping: Option<Duration>,
-    /// Jobs that a person wants, and that have not begun.
-    wanted: Vec<String>,
+    /// Requested jobs that were not started yet.
+    requested: Vec<String>,
     report: DaemonReport,
 }
 
@@ -203,70 +204,78 @@ struct DueJob {
 }
 
 impl Daemon<'_> {
-    /// Does what there is to do, and sleeps until there is more; whether it is all over.
-    fn turn(&mut self) -> bool {
-        let now = (self.world.now)();
-        let mut sleep = self.request.pulse_every.unwrap_or(LOOK_AGAIN).min(LOOK_AGAIN);
+    /// Handles what is due, and sleeps until the next event; returns whether the scheduler is done.
+    fn run_once(&mut self) -> bool {
+        let now = (self.environment.now)();
+        let mut sleep = self
+            .request
+            .watchdog_interval
+            .unwrap_or(POLL_INTERVAL_MAX)
+            .min(POLL_INTERVAL_MAX);
         if self.stopping.is_none() {
-            let (due, next) = match self.request.asked {
-                Asked::Jobs(_) => (self.wanted_jobs(now), None),
-                Asked::Forever | Asked::Due => self.due_jobs(now),
+            let (due, next) = match self.request.mode {
+                RunMode::Jobs(_) => (self.requested_jobs(now), None),
+                RunMode::Forever | RunMode::Due => self.due_jobs(now),
             };
             let begun = self.begin(&due, now);
-            // A program that does not start has ended already: what follows from that is due at once.
+            // A program that could not be started has ended already: its consequences are due at once.
             if begun > 0 {
                 sleep = sleep.min(Duration::from_millis(100));
             }
             let until_next = next.and_then(|next| Duration::try_from(next.duration_since(now)).ok());
             sleep = sleep.min(until_next.unwrap_or(sleep));
         }
-        self.catch_up_with_files();
-        let is_over = self.running.is_empty() && self.wanted.is_empty();
-        if is_over && (self.stopping.is_some() || self.request.asked != Asked::Forever) {
+        self.write_pending();
+        let is_over = self.running.is_empty() && self.requested.is_empty();
+        if is_over && (self.stopping.is_some() || self.request.mode != RunMode::Forever) {
             return true;
         }
         self.enforce_ends();
-        (self.world.pulse)(Pulse::Alive(self.status()));
-        let clock = self.world.clock.now();
+        (self.environment.report_state)(ServiceState::Alive(self.status()));
+        let clock = self.environment.clock.now();
         let ends = self.running.values().filter_map(Running::next_end);
-        let asked_again = self.kept_away.values().copied();
+        let asked_again = self.deferred.values().copied();
         let wake = ends.chain(asked_again).min();
         sleep = sleep.min(wake.map_or(sleep, |wake| wake.saturating_sub(clock)));
-        match self.world.events.recv_timeout(sleep.max(Duration::from_millis(5))) {
-            Ok(event) => self.hear(event),
+        match self
+            .environment
+            .events
+            .recv_timeout(sleep.max(Duration::from_millis(5)))
+        {
+            Ok(event) => self.handle(event),
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
         }
         false
     }
 
-    fn hear(&mut self, event: DaemonEvent) {
+    fn handle(&mut self, event: DaemonEvent) {
         match event {
             DaemonEvent::Ended(job) => self.finish(&job),
-            DaemonEvent::Told(entry) => self.note_told(entry),
+            DaemonEvent::NoticeDone(entry) => self.record_notice(entry),
             DaemonEvent::Reload => {
-                (self.world.pulse)(Pulse::Reloading);
-                if let Some(config) = (self.world.reload)() {
-                    self.say(Severity::Info, "the configuration was read again");
+                (self.environment.report_state)(ServiceState::Reloading);
+                if let Some(config) = (self.environment.reload)() {
+                    self.log(Severity::Info, "the configuration was reloaded");
                     self.request.config = config;
                 }
-                (self.world.pulse)(Pulse::Ready);
+                (self.environment.report_state)(ServiceState::Ready);
             }
-            DaemonEvent::Status => self.say(Severity::Info, &self.status()),
+            DaemonEvent::Status => self.log(Severity::Info, &self.status()),
             DaemonEvent::Stop => {
-                let clock = self.world.clock.now();
-                // Whoever asks twice does not want to wait.
+                let clock = self.environment.clock.now();
+                // A second request stops without waiting.
                 let patience = match self.stopping {
                     None => self.request.config.daemon.stop_within.duration(),
                     Some(_) => Duration::ZERO,
                 };
                 self.stopping.get_or_insert(clock);
-                self.wanted.clear();
+                self.requested.clear();
                 self.stop_all(clock + patience);
             }
         }
     }
 
-    /// The jobs that are due, and when the next one is.
+    /// The jobs that are due, and the time of the next one.
     fn due_jobs(&mut self, now: Timestamp) -> (Vec<DueJob>, Option<Timestamp>) {
         let (mut due, mut next) = (Vec::new(), None::<Timestamp>);
         let jobs: Vec<Job> = self
@@ -296,8 +305,8 @@ impl Daemon<'_> {
         (due, next)
     }
 
-    fn wanted_jobs(&self, now: Timestamp) -> Vec<DueJob> {
-        let jobs = self.wanted.iter().filter_map(|name| self.request.config.job(name));
+    fn requested_jobs(&self, now: Timestamp) -> Vec<DueJob> {
+        let jobs = self.requested.iter().filter_map(|name| self.request.config.job(name));
         jobs.map(|job| DueJob {
             job: job.clone(),
             since: now,
@@ -305,31 +314,31 @@ impl Daemon<'_> {
         .collect()
     }
 
-    /// Starts those whose turn it is; how many.
+    /// Starts the jobs that may start; returns how many.
     fn begin(&mut self, due: &[DueJob], now: Timestamp) -> usize {
-        let clock = self.world.clock.now();
-        self.kept_away.retain(|_, until| *until > clock);
+        let clock = self.environment.clock.now();
+        self.deferred.retain(|_, until| *until > clock);
         let due: Vec<&DueJob> = due
             .iter()
-            .filter(|due| !self.kept_away.contains_key(&due.job.name))
+            .filter(|due| !self.deferred.contains_key(&due.job.name))
             .collect();
-        let candidates: Vec<Candidate<'_>> = due
+        let candidates: Vec<StartCandidate<'_>> = due
             .iter()
-            .map(|due| Candidate {
+            .map(|due| StartCandidate {
                 since: due.since,
                 claims: &due.job.claims,
             })
             .collect();
         let running: Vec<&Claims> = self.running.values().map(|running| &running.job.claims).collect();
-        let turns = turns(&candidates, &running, self.request.config.daemon.jobs_at_once);
-        let cause = match self.request.asked {
-            Asked::Jobs(_) => Cause::Person,
-            Asked::Forever | Asked::Due => Cause::Due,
+        let startable = select_startable(&candidates, &running, self.request.config.daemon.jobs_at_once);
+        let cause = match self.request.mode {
+            RunMode::Jobs(_) => Cause::Person,
+            RunMode::Forever | RunMode::Due => Cause::Due,
         };
-        for index in &turns {
+        for index in &startable {
             self.start(&due[*index].job, cause, now);
         }
-        turns.len()
+        startable.len()
     }
 
     fn status(&self) -> String {
@@ -337,19 +346,19 @@ impl Daemon<'_> {
         if names.is_empty() {
             "waiting for the next job".to_owned()
         } else {
-            format!("at work: {}", names.join(", "))
+            format!("running: {}", names.join(", "))
         }
     }
 
-    fn say(&self, severity: Severity, text: &str) {
-        (self.world.say)(severity, text);
+    fn log(&self, severity: Severity, text: &str) {
+        (self.environment.log)(severity, text);
     }
 
-    /// What says who started a run.
+    /// What started a run.
     fn by(&self) -> &'static str {
-        match self.request.asked {
-            Asked::Forever => "daemon",
-            Asked::Due | Asked::Jobs(_) => "run",
+        match self.request.mode {
+            RunMode::Forever => "daemon",
+            RunMode::Due | RunMode::Jobs(_) => "run",
         }
     }
 }

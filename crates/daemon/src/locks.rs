@@ -1,8 +1,9 @@
-//! Who keeps whom away: a file for the one daemon of a folder, and one for each job.
+//! Locks: a file for the one daemon of a folder, and one for each job.
 //!
-//! A job's file is locked while it runs, by its program itself, which has it as its standard input: where a daemon is killed and its
-//! program works on, the next daemon finds the job locked. Whoever is about to start a job holds `starting.lock` for that moment, looks
-//! whether any job that excludes it runs, and locks it. The operating system ends each lock with those who hold it.
+//! A job's file is locked while it runs, by its program itself, which has it as its standard input: if a daemon is
+//! killed and the program continues, the next daemon finds the job locked. To start a job, a process holds
+//! `starting.lock` briefly, checks that no job that excludes it is running, and locks its file. The operating system
+//! releases each lock with its holder.
 
 use std::fs::File;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
@@ -14,7 +15,7 @@ use rustix::io::Errno;
 
 use holdfast_engine::{Error, Result};
 
-/// Makes the folders of a scheduler's state, which are for nobody else.
+/// Creates the folders of the scheduler's state, accessible only to its user.
 pub(super) fn make_folders(state: &Path) -> Result<()> {
     for folder in [state.to_owned(), state.join("jobs"), state.join("locks")] {
         let mut builder = std::fs::DirBuilder::new();
@@ -28,7 +29,7 @@ pub(super) fn make_folders(state: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The place of the one daemon; free again when this is dropped.
+/// The lock of the daemon; released when dropped.
 pub(super) fn lock_daemon(state: &Path) -> Result<File> {
     let path = state.join("daemon.lock");
     match try_lock(&path)? {
@@ -37,7 +38,7 @@ pub(super) fn lock_daemon(state: &Path) -> Result<File> {
     }
 }
 
-/// The lock of a job that is about to start; none where it runs already, or one of `excluded` does.
+/// The lock of a job that is about to start; none if it, or one of `excluded`, is running.
 pub(super) fn lock_job<'j>(state: &Path, job: &str, excluded: impl Iterator<Item = &'j str>) -> Result<Option<File>> {
     let _starting = lock(&state.join("starting.lock"))?;
     for other in excluded {
@@ -48,7 +49,7 @@ pub(super) fn lock_job<'j>(state: &Path, job: &str, excluded: impl Iterator<Item
     try_lock(&path_of(state, job))
 }
 
-/// Whether a job runs, whoever started it.
+/// Whether a job is running, in any process.
 pub(super) fn is_locked(state: &Path, job: &str) -> Result<bool> {
     Ok(try_lock(&path_of(state, job))?.is_none())
 }
@@ -77,7 +78,7 @@ fn failed(path: &Path, source: std::io::Error) -> Error {
     }
 }
 
-/// Waits for it: who holds it does so for a moment.
+/// Waits for a lock, which is held only briefly.
 pub(super) fn lock(path: &Path) -> Result<File> {
     let file = open(path)?;
     let _wait = Wait::for_answer(LOCK_HOLDER);

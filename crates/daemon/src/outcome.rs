@@ -1,36 +1,36 @@
-//! How a run ended, from what its program left behind.
+//! The outcome of a run, from the result of its program.
 
 use holdfast_host::{Ending, Worked};
 use holdfast_policy::Timestamp;
-use holdfast_policy::config::Judgement;
+use holdfast_policy::config::ExitCodeScheme;
 use holdfast_policy::schedule::RunEnd;
 use serde_json::Value;
 
-/// How a run ended.
+/// The outcome of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Outcome {
-    /// It was done.
+    /// It succeeded.
     Done,
-    /// It was done, and there is something to look at.
+    /// It succeeded with warnings.
     Warnings,
-    /// It was not done, or not all of it.
+    /// It failed, entirely or partly.
     Failed,
-    /// Its command line makes no sense to the program.
+    /// Its command line is invalid.
     Usage,
-    /// Somebody else held what it needed.
+    /// Another process held a lock that it needed.
     Locked,
     /// It found damage.
     Damage,
-    /// It took too long.
+    /// It exceeded its timeout.
     TimedOut,
-    /// It was told to stop.
+    /// It was stopped.
     Stopped,
-    /// Nobody saw how it ended: the scheduler was killed meanwhile.
+    /// The result is unknown: the scheduler was killed meanwhile.
     Unseen,
 }
 
 impl Outcome {
-    /// All of them.
+    /// All outcomes.
     pub const ALL: [Self; 9] = [
         Self::Done,
         Self::Warnings,
@@ -58,38 +58,38 @@ impl Outcome {
         }
     }
 
-    /// The one with this word.
-    pub fn of_word(word: &str) -> Option<Self> {
+    /// The outcome of a word.
+    pub fn from_word(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|outcome| outcome.word() == word)
     }
 
-    /// Whether what was wanted is done.
+    /// Whether the job succeeded.
     pub const fn is_done(self) -> bool {
         matches!(self, Self::Done | Self::Warnings)
     }
 
-    /// What the schedule makes of it.
+    /// The outcome for the schedule.
     pub(super) const fn end(self) -> RunEnd {
         match self {
             Self::Done | Self::Warnings => RunEnd::Done,
-            // Trying again neither changes the command line nor heals.
-            Self::Usage | Self::Damage => RunEnd::FailedForGood,
+            // A retry does not change the command line or repair damage.
+            Self::Usage | Self::Damage => RunEnd::FailedPermanently,
             Self::Stopped => RunEnd::Stopped,
             Self::Failed | Self::Locked | Self::TimedOut | Self::Unseen => RunEnd::Failed,
         }
     }
 }
 
-/// What is known of a run that has ended.
+/// The result of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Ended {
+pub(super) struct RunResult {
     pub(super) outcome: Outcome,
     pub(super) exit_code: Option<i32>,
-    /// Why it was not done, in words.
+    /// The error.
     pub(super) error: Option<String>,
-    /// What it said last.
+    /// The last lines of its output.
     pub(super) lines: Vec<String>,
-    /// Machines whose snapshots were looked at.
+    /// Machines whose snapshots were checked.
     pub(super) freshness: Vec<Freshness>,
 }
 
@@ -101,15 +101,15 @@ pub(super) struct Freshness {
     pub(super) is_fresh: bool,
 }
 
-/// Why a program that was at work was stopped by us.
+/// Why the scheduler stopped a running program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StopCause {
     TimedOut,
-    Asked,
+    Requested,
 }
 
-/// Reads how a run ended.
-pub(super) fn ended(worked: &Worked, judgement: Judgement, stop: Option<StopCause>) -> Ended {
+/// Determines the result of a run.
+pub(super) fn ended(worked: &Worked, exit_codes: ExitCodeScheme, stop: Option<StopCause>) -> RunResult {
     let document: Value = serde_json::from_slice(&worked.answer).unwrap_or_default();
     let (code, killed_by) = match worked.ending {
         Ending::Well => (Some(0), None),
@@ -117,11 +117,11 @@ pub(super) fn ended(worked: &Worked, judgement: Judgement, stop: Option<StopCaus
         Ending::Killed(signal) => (None, Some(signal)),
         Ending::TimedOut | Ending::Stopped => (None, None),
     };
-    let judged = match judgement {
-        Judgement::Verb => of_verb(code),
-        Judgement::Check => of_check(code),
-        // What it says of machines is told of machines; it is done where it could say it.
-        Judgement::Freshness => match of_check(code) {
+    let judged = match exit_codes {
+        ExitCodeScheme::Verb => of_verb(code),
+        ExitCodeScheme::Check => of_check(code),
+        // A check whose answer names machines has succeeded, whatever it says about them.
+        ExitCodeScheme::Freshness => match of_check(code) {
             Outcome::Failed if code == Some(2) && !freshness(&document["report"]["machines"]).is_empty() => {
                 Outcome::Done
             }
@@ -131,18 +131,18 @@ pub(super) fn ended(worked: &Worked, judgement: Judgement, stop: Option<StopCaus
     let outcome = match stop {
         _ if judged.is_done() => judged,
         Some(StopCause::TimedOut) => Outcome::TimedOut,
-        Some(StopCause::Asked) => Outcome::Stopped,
+        Some(StopCause::Requested) => Outcome::Stopped,
         None => judged,
     };
     let error = (!outcome.is_done()).then(|| match outcome {
-        Outcome::TimedOut => "it took longer than its timeout, and was stopped".to_owned(),
-        Outcome::Stopped => "it was told to stop".to_owned(),
+        Outcome::TimedOut => "it exceeded its timeout and was stopped".to_owned(),
+        Outcome::Stopped => "it was asked to stop".to_owned(),
         _ => said(&document)
             .or_else(|| worked.lines.iter().rev().find(|line| !line.trim().is_empty()).cloned())
             .or_else(|| killed_by.map(|signal| format!("it was killed by signal {signal}")))
             .unwrap_or_else(|| worked.ending.to_string()),
     });
-    Ended {
+    RunResult {
         outcome,
         exit_code: code,
         error,
@@ -151,7 +151,7 @@ pub(super) fn ended(worked: &Worked, judgement: Judgement, stop: Option<StopCaus
     }
 }
 
-/// By `docs/exit-codes.md`.
+/// As in `docs/exit-codes.md`.
 fn of_verb(code: Option<i32>) -> Outcome {
     match code {
         Some(0) => Outcome::Done,
@@ -171,7 +171,7 @@ fn of_check(code: Option<i32>) -> Outcome {
     }
 }
 
-/// The error of a document, with its causes; the line of a check.
+/// The error of a document with its causes, or the line of a check.
 fn said(document: &Value) -> Option<String> {
     if let Some(line) = document["report"]["line"].as_str() {
         return Some(line.to_owned());
@@ -202,7 +202,7 @@ fn freshness(machines: &Value) -> Vec<Freshness> {
 #[cfg(test)]
 mod tests {
     use holdfast_host::{Ending, Worked};
-    use holdfast_policy::config::Judgement;
+    use holdfast_policy::config::ExitCodeScheme;
 
     use super::{Outcome, StopCause, ended};
 
@@ -266,44 +266,44 @@ mod tests {
                 &[],
                 Some(StopCause::TimedOut),
                 Outcome::TimedOut,
-                Some("it took longer than its timeout, and was stopped"),
+                Some("it exceeded its timeout and was stopped"),
             ),
             (
                 Ending::Code(1),
                 "",
                 &[],
-                Some(StopCause::Asked),
+                Some(StopCause::Requested),
                 Outcome::Stopped,
-                Some("it was told to stop"),
+                Some("it was asked to stop"),
             ),
-            // It was done all the same, before it heard.
-            (Ending::Well, "", &[], Some(StopCause::Asked), Outcome::Done, None),
+            // It completed before it noticed the request.
+            (Ending::Well, "", &[], Some(StopCause::Requested), Outcome::Done, None),
         ] {
-            let found = ended(&worked(ending, answer, lines), Judgement::Verb, stop);
+            let found = ended(&worked(ending, answer, lines), ExitCodeScheme::Verb, stop);
             assert_eq!((found.outcome, found.error.as_deref()), (outcome, words));
         }
         assert!(
             Outcome::ALL
                 .iter()
-                .all(|outcome| Outcome::of_word(outcome.word()) == Some(*outcome))
+                .all(|outcome| Outcome::from_word(outcome.word()) == Some(*outcome))
         );
     }
 
     #[test]
     fn checks_have_codes_of_their_own_and_old_snapshots_are_no_failure_of_the_check() {
-        let check = |code, judgement, answer: &str| ended(&worked(Ending::Code(code), answer, &[]), judgement, None);
+        let check = |code, exit_codes, answer: &str| ended(&worked(Ending::Code(code), answer, &[]), exit_codes, None);
         let line = r#"{"report":{"line":"CRITICAL: tank"}}"#;
-        assert_eq!(check(1, Judgement::Check, line).outcome, Outcome::Warnings);
-        let critical = check(2, Judgement::Check, line);
+        assert_eq!(check(1, ExitCodeScheme::Check, line).outcome, Outcome::Warnings);
+        let critical = check(2, ExitCodeScheme::Check, line);
         assert_eq!(
             (critical.outcome, critical.error.as_deref()),
             (Outcome::Failed, Some("CRITICAL: tank"))
         );
         let old = r#"{"report":{"line":"CRITICAL","machines":[{"machine":"a","newest":null,"is_fresh":false},
             {"machine":"b","newest":"2026-11-20T10:00:00Z","is_fresh":true},{"x":1}]}}"#;
-        let found = check(2, Judgement::Freshness, old);
+        let found = check(2, ExitCodeScheme::Freshness, old);
         assert_eq!((found.outcome, found.freshness.len()), (Outcome::Done, 2));
         assert!(found.freshness[0].newest.is_none() && found.freshness[1].newest.is_some());
-        assert_eq!(check(3, Judgement::Freshness, line).outcome, Outcome::Failed);
+        assert_eq!(check(3, ExitCodeScheme::Freshness, line).outcome, Outcome::Failed);
     }
 }

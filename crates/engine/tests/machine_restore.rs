@@ -23,7 +23,7 @@ use holdfast_host::{
 use holdfast_repo::key::{Cipher, Credential, KdfParameters, SystemRandomness};
 use holdfast_repo::store::MemoryStore;
 use holdfast_repo::{
-    BackupProgress, BackupRequest, InitRequest, Parent, Repository, Source, SourceData, Surroundings, SystemProcesses,
+    BackupProgress, BackupRequest, Environment, InitRequest, Parent, Repository, Source, SourceData, SystemProcesses,
 };
 use jiff::tz::TimeZone;
 
@@ -240,7 +240,7 @@ impl Machine for FakeMachine {
 struct World {
     folder: tempfile::TempDir,
     repository: Repository,
-    surroundings: Surroundings,
+    environment: Environment,
 }
 
 /// Nobody listens.
@@ -279,7 +279,7 @@ fn domain(folder: &Path) -> String {
 impl World {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let surroundings = Surroundings {
+        let environment = Environment {
             randomness: Arc::new(SystemRandomness),
             processes: Arc::new(SystemProcesses),
             now_ms: Arc::new(|| 1),
@@ -290,11 +290,11 @@ impl World {
             parameters: KdfParameters::default(),
             cipher: Cipher::Aes256Gcm,
         };
-        let repository = Repository::init(Arc::new(MemoryStore::new()), &request, surroundings.clone()).unwrap();
+        let repository = Repository::init(Arc::new(MemoryStore::new()), &request, environment.clone()).unwrap();
         let world = Self {
             folder,
             repository,
-            surroundings,
+            environment,
         };
         world.back_up(1, &domain(world.folder.path()));
         world
@@ -368,13 +368,13 @@ impl World {
             zone: TimeZone::UTC,
         };
         Self::with_job(&Interrupt::new(), |job| {
-            plan_machine_restore(&self.repository, hypervisor, &request, &self.surroundings, job)
+            plan_machine_restore(&self.repository, hypervisor, &request, &self.environment, job)
         })
     }
 
     fn execute(&self, hypervisor: &Fake, plan: &MachineRestorePlan) -> Result<MachineRestoreReport, Error> {
         Self::with_job(&Interrupt::new(), |job| {
-            restore_machine(&self.repository, hypervisor, plan, &self.surroundings, job)
+            restore_machine(&self.repository, hypervisor, plan, &self.environment, job)
         })
     }
 
@@ -483,7 +483,7 @@ fn an_interrupted_restore_leaves_nothing() {
     let interrupt = Interrupt::new();
     interrupt.request();
     let stopped = World::with_job(&interrupt, |job| {
-        restore_machine(&world.repository, &fake, &plan, &world.surroundings, job)
+        restore_machine(&world.repository, &fake, &plan, &world.environment, job)
     });
     assert!(matches!(stopped, Err(Error::Interrupted(_))));
     assert!(world.files().is_empty() && fake.names().is_empty());

@@ -1,20 +1,20 @@
-//! When something happens again and again: `Mon..Fri 02:30`, `*:0/15`, `daily`.
+//! Calendar expressions for recurring events: `Mon..Fri 02:30`, `*:0/15`, `daily`.
 //!
-//! The language is that of systemd's timers, `systemd.time(7)`, "Calendar events", so that a line can be taken from a timer as it
-//! is: weekdays, a date, a time and a time zone, each of which may be left out. A [`Calendar`] is the set of instants whose clock
-//! shows what the expression says; [`Calendar::next_after`] finds the first one that is later than another.
+//! The syntax is that of systemd's timers, `systemd.time(7)`, "Calendar events", so that an expression can be copied
+//! from a timer: weekdays, a date, a time and a time zone, each of them optional. A [`Calendar`] is the set of instants
+//! whose local time matches the expression; [`Calendar::next_after`] finds the first one after a given instant.
 //!
-//! When clocks are set:
-//! - A time that is left out does not happen: `02:30` has no instant on a day on which the clock goes from 02:00 to 03:00. So it is
-//!   with systemd.
-//! - A time that happens twice counts once, the first time, where hours are named (`02:30`); it counts both times where every hour
-//!   is meant (`hourly`, `*:0/15`), since whoever wants something every quarter of an hour does not want a pause of an hour. Whether
-//!   an instant counts depends on it alone. systemd mostly passes over the second time when it comes from before the first, and
-//!   does not when it begins in between: `hourly` leaves a gap of two hours, and a computer started at the wrong moment does `02:30`
+//! When clocks change:
+//! - A skipped time does not occur: `02:30` has no instant on a day on which the clock goes from 02:00 to 03:00.
+//!   systemd does the same.
+//! - A repeated time counts once, the first time, if hours are named (`02:30`). It counts twice if every hour matches
+//!   (`hourly`, `*:0/15`), so that a job of every quarter of an hour has no gap of an hour. Whether an instant counts
+//!   depends on it alone. systemd mostly skips the second time when it starts before the first, and does not when it
+//!   starts in between: `hourly` leaves a gap of two hours, and a computer started at the wrong moment runs `02:30`
 //!   twice.
 //!
-//! Otherwise this differs from systemd only in what is refused: fractions of seconds, instants like `@1700000000`, and abbreviations
-//! of time zones like `CEST`, whose meaning depends on the computer.
+//! Otherwise this differs from systemd only in what it refuses: fractions of seconds, instants like `@1700000000`, and
+//! abbreviations of time zones like `CEST`, whose meaning depends on the computer.
 
 mod component;
 mod error;
@@ -31,9 +31,10 @@ use component::{Component, Part};
 pub use error::ParseCalendarError;
 use weekdays::Weekdays;
 
-/// A set of instants, given by what the clock and the calendar on the wall show.
+/// A set of instants, defined by local date and time.
 ///
-/// As text it is a calendar expression; [`Display`](fmt::Display) gives the normalized form, as `systemd-analyze calendar` does.
+/// Its text is a calendar expression; [`Display`](fmt::Display) writes the normalized form, as `systemd-analyze
+/// calendar` does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Calendar {
     weekdays: Weekdays,
@@ -43,22 +44,22 @@ pub struct Calendar {
     hour: Component,
     minute: Component,
     second: Component,
-    /// Where the expression names one.
+    /// The zone of the expression, if it names one.
     zone: Option<TimeZone>,
 }
 
 impl Calendar {
-    /// The zone that the expression names.
+    /// The zone of the expression, if it names one.
     pub fn zone(&self) -> Option<&TimeZone> {
         self.zone.as_ref()
     }
 
-    /// The instants later than `after`, in order, as [`next_after`](Self::next_after) finds them.
+    /// The instants after `after`, in order, as [`next_after`](Self::next_after) finds them.
     pub fn instants_after<'c>(&'c self, after: Timestamp, zone: &'c TimeZone) -> impl Iterator<Item = Timestamp> + 'c {
         std::iter::successors(self.next_after(after, zone), |last| self.next_after(*last, zone))
     }
 
-    /// Whether hours are not named, so that a time that happens twice counts both times.
+    /// Whether every hour matches, so that a repeated time counts twice.
     fn means_every_hour(&self) -> bool {
         Part::Hour.values().all(|hour| self.hour.contains(hour))
     }
@@ -170,11 +171,11 @@ mod tests {
             ),
             (
                 "dayly",
-                "\"dayly\" is neither a day of the week nor a word like hourly, daily or weekly; is daily meant?",
+                "\"dayly\" is neither a day of the week nor a word like hourly, daily or weekly; did you mean daily?",
             ),
             (
                 "Mon,Wendesday 02:30",
-                "\"Wendesday\" is neither a day of the week nor a word like hourly, daily or weekly; is Wednesday meant?",
+                "\"Wendesday\" is neither a day of the week nor a word like hourly, daily or weekly; did you mean Wednesday?",
             ),
             (
                 "Fri..Mon",
@@ -187,19 +188,16 @@ mod tests {
             ),
             ("1-2-3-4", "\"1-2-3-4\" is not a date like *-*-01, 12-24 or *-02~01"),
             ("1:2:3:4", "\"1:2:3:4\" is not a time like 02:30, 00/2:30 or 02:30:15"),
-            ("24:00", "hour 24 does not exist: it is from 0 to 23"),
-            (
-                "*-*~29",
-                "day from the end of a month 29 does not exist: it is from 1 to 28",
-            ),
-            ("2200-01-01", "year 2200 does not exist: it is from 1970 to 2199"),
+            ("24:00", "hour 24 is out of range: 0 to 23"),
+            ("*-*~29", "day from the end of a month 29 is out of range: 1 to 28"),
+            ("2200-01-01", "year 2200 is out of range: 1970 to 2199"),
             (
                 "2:x",
                 "minute \"x\" is not a number, a list (1,15), a range (1..5), a number with a step (0/15) or *",
             ),
             (
                 "*:*/15",
-                "minute \"*/15\" has more than *, which is everything; a step begins at a number: 0/2",
+                "minute \"*/15\" combines * with more; a step begins at a number: 0/2",
             ),
             (
                 "17..9:00",
@@ -219,7 +217,7 @@ mod tests {
             ),
             (
                 "02:30 Europe/Berln",
-                "\"Europe/Berln\" is no time zone that this system knows; write UTC or a name like Europe/Berlin; is Europe/Berlin meant?",
+                "\"Europe/Berln\" is not a time zone of this system; write UTC or a name like Europe/Berlin; did you mean Europe/Berlin?",
             ),
             (
                 "02:30 UTC Mon",
@@ -227,7 +225,7 @@ mod tests {
             ),
             (
                 "daily 02:30",
-                "\"02:30\" is not a time zone, and a word like daily has nothing else behind it",
+                "\"02:30\" is not a time zone, and a word like daily is followed by nothing else",
             ),
         ] {
             assert_eq!(error(text), expected, "{text}");
@@ -252,7 +250,7 @@ mod tests {
         assert_eq!(next("Mon *-05~07/1", after, "UTC", 1), ["05-31 00:00:00+00"]);
     }
 
-    /// In Berlin the hour from 02:00 to 03:00 is left out on 2026-03-29.
+    /// In Berlin the hour from 02:00 to 03:00 is skipped on 2026-03-29.
     #[test]
     fn a_time_that_is_left_out_does_not_happen() {
         let after = "2026-03-29T00:00:00+01:00";
@@ -262,7 +260,7 @@ mod tests {
         assert_eq!(hourly, ["03-29 01:00:00+01", "03-29 03:00:00+02", "03-29 04:00:00+02"]);
     }
 
-    /// In Berlin the hour from 02:00 to 03:00 happens twice on 2026-10-25.
+    /// In Berlin the hour from 02:00 to 03:00 is repeated on 2026-10-25.
     #[test]
     fn a_time_that_happens_twice_counts_twice_where_no_hour_is_named() {
         let after = "2026-10-25T01:00:00+02:00";
@@ -270,7 +268,7 @@ mod tests {
         assert_eq!(hourly, ["10-25 02:00:00+02", "10-25 02:00:00+01", "10-25 03:00:00+01"]);
         let named = next("02:30", after, "Europe/Berlin", 2);
         assert_eq!(named, ["10-25 02:30:00+02", "10-26 02:30:00+01"]);
-        // Also for whoever begins between the two.
+        // Also when starting between the two.
         let between = next("02:30", "2026-10-25T02:00:00+01:00", "Europe/Berlin", 1);
         assert_eq!(between, ["10-26 02:30:00+01"]);
         let other_hours = next("02,03:30", "2026-10-25T02:30:00+02:00", "Europe/Berlin", 1);

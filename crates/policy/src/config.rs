@@ -1,8 +1,8 @@
-//! `holdfast.toml`: what is done when, by which rules, and who is told.
+//! The configuration file `holdfast.toml`: jobs, their schedules, and notifications.
 //!
-//! [`Config::parse`] reads the text, and lists everything that is wrong with it at once, each with its line. It looks at nothing else: whether
-//! a repository or a machine is there is seen by those who act. What a job may be is in `kinds.rs`, a table; what settings sections
-//! have is in `keys.rs`. `docs/configuration.md` describes the file for people.
+//! [`Config::parse`] reads the text and reports all errors at once, each with its line. It examines nothing else:
+//! whether a repository or a machine exists is checked when a job runs. The kinds of jobs are a table in `kinds.rs`,
+//! the settings of sections are in `keys.rs`. `docs/configuration.md` describes the file for users.
 
 mod document;
 mod error;
@@ -14,48 +14,48 @@ mod notify;
 mod pools;
 mod sections;
 
-use crate::Lapse;
+use crate::FixedDuration;
 use crate::sanoid::Origin;
 
 pub use error::{ConfigError, ConfigWarning};
 pub use jobs::Job;
-pub use kinds::{JobKind, Judgement};
-pub use notify::{Channel, Event, Notify};
+pub use kinds::{ExitCodeScheme, JobKind};
+pub use notify::{Channel, Event, Recipient};
 pub use pools::ConfiguredPool;
 
-/// A `holdfast.toml` in which everything has its form, and everything that is named is there.
+/// A validated `holdfast.toml`: all values are valid, and all references exist.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// What holds for all jobs together.
+    /// Settings of the scheduler.
     pub daemon: DaemonSettings,
-    /// By name, in their order in the file.
+    /// In the order of the file.
     pub repositories: Vec<ConfiguredRepository>,
-    /// By name, in their order in the file.
+    /// In the order of the file.
     pub pools: Vec<ConfiguredPool>,
-    /// In their order in the file.
+    /// In the order of the file.
     pub jobs: Vec<Job>,
-    /// In their order in the file.
-    pub notifies: Vec<Notify>,
+    /// In the order of the file.
+    pub recipients: Vec<Recipient>,
     warnings: Vec<ConfigWarning>,
 }
 
-/// What holds for all jobs together.
+/// Settings of the scheduler.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DaemonSettings {
-    /// How many jobs run at once, at most.
+    /// Maximum number of jobs that run at once.
     pub jobs_at_once: usize,
-    /// How long a job that is told to stop may take for it, before it is killed.
-    pub stop_within: Lapse,
-    /// How long after somebody was told of a failure that goes on he is told again.
-    pub remind_after: Lapse,
-    /// As people read them.
+    /// How long a stopping job may take before it is killed.
+    pub stop_within: FixedDuration,
+    /// How long after a notification of a lasting failure to send a reminder.
+    pub remind_after: FixedDuration,
+    /// All settings, for display.
     pub settings: Vec<ConfigSetting>,
 }
 
-/// Where snapshots are kept.
+/// A repository for snapshots.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfiguredRepository {
-    /// What jobs call it.
+    /// The name that jobs use.
     pub name: String,
     /// The line of its section.
     pub line: u32,
@@ -65,26 +65,26 @@ pub struct ConfiguredRepository {
     pub password_file: Option<String>,
     /// The command whose first line of output is the password.
     pub password_command: Option<String>,
-    /// How many jobs work on it at once, at most.
+    /// Maximum number of jobs that use it at once.
     pub jobs_at_once: usize,
 }
 
-/// A setting as people read it.
+/// A setting for display.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigSetting {
-    /// What it is called.
+    /// The key.
     pub key: &'static str,
-    /// Its value.
+    /// The value.
     pub value: String,
-    /// Where it comes from.
+    /// Where it was set.
     pub origin: Origin,
 }
 
 impl Config {
-    /// Reads the text of a `holdfast.toml`.
+    /// Parses a `holdfast.toml`.
     ///
     /// # Errors
-    /// All that is wrong with it, in the order of its lines.
+    /// All errors of the file, in the order of its lines.
     pub fn parse(text: &str) -> Result<Self, Vec<ConfigError>> {
         let mut errors = Vec::new();
         let sections = document::sections(text, &mut errors);
@@ -96,44 +96,44 @@ impl Config {
         Err(errors)
     }
 
-    /// The words behind `do =`.
+    /// The values of `do =`.
     pub fn kind_names() -> impl Iterator<Item = &'static str> {
         kinds::KINDS.iter().map(|kind| kind.name)
     }
 
-    /// The names of all settings, of whatever section.
+    /// The names of all settings of all sections.
     pub fn key_names() -> impl Iterator<Item = &'static str> {
         keys::all_names()
     }
 
-    /// For each setting of each kind of job, a command line with it: to be held against what the verbs take.
+    /// A command line for each setting of each kind of job, to be checked against the command line parser.
     pub fn every_command() -> impl Iterator<Item = Vec<String>> {
         kinds::KINDS
             .iter()
             .flat_map(|kind| kind.options.iter().map(|option| option.line(kind)))
     }
 
-    /// What is hardly meant as it stands there.
+    /// Legal but suspicious settings.
     pub fn warnings(&self) -> &[ConfigWarning] {
         &self.warnings
     }
 
-    /// The job of that name.
+    /// The job of this name.
     pub fn job(&self, name: &str) -> Option<&Job> {
         self.jobs.iter().find(|job| job.name == name)
     }
 
-    /// The repository of that name.
+    /// The repository of this name.
     pub fn repository(&self, name: &str) -> Option<&ConfiguredRepository> {
         self.repositories.iter().find(|repository| repository.name == name)
     }
 
-    /// The pool of that name.
+    /// The pool of this name.
     pub fn pool(&self, name: &str) -> Option<&ConfiguredPool> {
         self.pools.iter().find(|pool| pool.name == name)
     }
 
-    /// The words of the command line that does a job, without the program's name.
+    /// The arguments that run a job, without the program's name.
     pub fn command(&self, job: &Job) -> Vec<String> {
         let mut words: Vec<String> = job.kind.verb.iter().map(|word| (*word).to_owned()).collect();
         let repository = job.repository.as_deref().and_then(|name| self.repository(name));
@@ -148,7 +148,7 @@ impl Config {
         };
         words.extend(pool.map(of_pool).unwrap_or_default());
         if !job.positional.is_empty() {
-            // What is called like an option is none.
+            // An operand that looks like an option is not one.
             words.push("--".to_owned());
             let addressed = |word: &String| {
                 pool.and_then(|pool| pool.addressed(word))
@@ -161,7 +161,7 @@ impl Config {
 }
 
 impl ConfiguredRepository {
-    /// The words that open it.
+    /// The options that open the repository.
     pub fn words(&self) -> Vec<String> {
         let mut words = vec!["--repository".to_owned(), self.path.clone()];
         let password = [

@@ -1,16 +1,16 @@
-//! Patterns for the names of machines: `*` is anything, `?` one character, `[a-c]` one of these, `[!a-c]` one of the others.
+//! Patterns for machine names: `*` is anything, `?` one character, `[a-c]` one of these, `[!a-c]` any other.
 
 use std::fmt;
 
-/// A pattern.
+/// A pattern for names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Glob {
     text: String,
-    parts: Vec<Part>,
+    parts: Vec<GlobPart>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Part {
+enum GlobPart {
     Any,
     One,
     Exactly(char),
@@ -24,29 +24,29 @@ enum Part {
 const SPECIAL: [char; 3] = ['*', '?', '['];
 
 impl Glob {
-    /// Whether a text is more than a name.
+    /// Whether a text is a pattern rather than a name.
     pub fn is_one(text: &str) -> bool {
         text.contains(SPECIAL)
     }
 
-    /// Reads a pattern; a text without special characters is one that only it matches.
+    /// Parses a pattern; a text without special characters matches only itself.
     ///
     /// # Errors
-    /// A bracket that is not closed, or has nothing in it.
+    /// A bracket that is not closed, or is empty.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut parts = Vec::new();
         let mut rest = text.chars();
         while let Some(character) = rest.next() {
             parts.push(match character {
-                '*' => Part::Any,
-                '?' => Part::One,
+                '*' => GlobPart::Any,
+                '?' => GlobPart::One,
                 '[' => {
                     let (part, after) = bracket(rest.as_str())
                         .ok_or_else(|| format!("{text:?} has a '[' without its ']', or with nothing in between"))?;
                     rest = after.chars();
                     part
                 }
-                other => Part::Exactly(other),
+                other => GlobPart::Exactly(other),
             });
         }
         Ok(Self {
@@ -55,15 +55,15 @@ impl Glob {
         })
     }
 
-    /// Whether `name` matches, all of it.
+    /// Whether the whole `name` matches.
     pub fn matches(&self, name: &str) -> bool {
         let name: Vec<char> = name.chars().collect();
         let (mut at, mut part) = (0, 0);
-        // Where the last `*` stands, and up to where it reaches: only it has to be tried again.
+        // The last `*` and where it ends: only that one has to be retried.
         let mut retry = None;
         while at < name.len() {
             match self.parts.get(part) {
-                Some(Part::Any) => {
+                Some(GlobPart::Any) => {
                     retry = Some((part, at));
                     part += 1;
                 }
@@ -81,7 +81,7 @@ impl Glob {
                 },
             }
         }
-        self.parts[part..].iter().all(|part| *part == Part::Any)
+        self.parts[part..].iter().all(|part| *part == GlobPart::Any)
     }
 }
 
@@ -91,7 +91,7 @@ impl fmt::Display for Glob {
     }
 }
 
-impl Part {
+impl GlobPart {
     fn takes(&self, character: char) -> bool {
         match self {
             Self::Any => false,
@@ -105,8 +105,8 @@ impl Part {
     }
 }
 
-/// What follows a `[`, and what follows its `]`. A `]` at the start is one of the characters.
-fn bracket(text: &str) -> Option<(Part, &str)> {
+/// The set after a `[`, and the text after its `]`. A `]` at the start is one of the characters.
+fn bracket(text: &str) -> Option<(GlobPart, &str)> {
     let (is_negated, inner) = match text.strip_prefix(['!', '^']) {
         Some(inner) => (true, inner),
         None => (false, text),
@@ -125,7 +125,7 @@ fn bracket(text: &str) -> Option<(Part, &str)> {
             rest = after;
         }
     }
-    Some((Part::Of { ranges, is_negated }, &inner[end + 1..]))
+    Some((GlobPart::Of { ranges, is_negated }, &inner[end + 1..]))
 }
 
 #[cfg(test)]

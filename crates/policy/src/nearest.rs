@@ -1,8 +1,8 @@
-//! The word that somebody meant.
+//! Suggestions for misspelt words.
 
-/// The one of `known` that is closest to `word`, where one is close.
+/// The most similar of the `known` words, if it is similar enough.
 ///
-/// Close are words with one letter in three wrong, missing, added or changed with its neighbour (the distance of Damerau and
+/// At most one letter in three may be wrong, missing, added or swapped with its neighbour (the distance of Damerau and
 /// Levenshtein, as "optimal string alignment").
 pub fn nearest<'k>(word: &str, known: impl IntoIterator<Item = &'k str>) -> Option<&'k str> {
     let word: Vec<char> = word.chars().take(WORD_MAX).collect();
@@ -14,7 +14,7 @@ pub fn nearest<'k>(word: &str, known: impl IntoIterator<Item = &'k str>) -> Opti
     (distance <= word.len().div_ceil(3)).then_some(known)
 }
 
-/// No known word is nearly as long.
+/// Longer than any known word.
 const WORD_MAX: usize = 64;
 
 fn distance(from: &[char], to: &[char]) -> usize {

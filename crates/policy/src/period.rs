@@ -5,11 +5,11 @@ use jiff::Zoned;
 /// A kind of calendar period; a rule keeps one snapshot of each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Period {
-    /// An hour of the clock. The hour that a clock set back repeats is two.
+    /// An hour of the clock. An hour that is repeated when clocks are set back counts as two.
     Hour,
-    /// A calendar day, also where it has 23 or 25 hours.
+    /// A calendar day, even if it has 23 or 25 hours.
     Day,
-    /// An ISO 8601 week: Monday to Sunday, belonging to the year that its Thursday is in.
+    /// An ISO 8601 week: Monday to Sunday, in the year of its Thursday.
     Week,
     /// A calendar month.
     Month,
@@ -21,7 +21,7 @@ impl Period {
     /// All kinds, shortest first.
     pub const ALL: [Self; 5] = [Self::Hour, Self::Day, Self::Week, Self::Month, Self::Year];
 
-    /// The word for a rule about it: "daily".
+    /// The adverb of its rule: "daily".
     pub fn adverb(self) -> &'static str {
         match self {
             Self::Hour => "hourly",
@@ -32,10 +32,10 @@ impl Period {
         }
     }
 
-    /// The name of the period that `time` falls into, in the zone of `time`: "2026-11-20", "2026-W47".
+    /// The name of the period of `time`, in the zone of `time`: "2026-11-20", "2026-W47".
     ///
-    /// Two instants are in one period exactly when the names are equal. An hour carries its offset from UTC, because a
-    /// clock set back shows the same hour twice.
+    /// Two instants are in one period exactly if the names are equal. An hour includes its offset from UTC, because a
+    /// clock that is set back repeats an hour.
     pub(crate) fn name_at(self, time: &Zoned) -> String {
         match self {
             Self::Hour => time.strftime("%Y-%m-%d %H:00%:z").to_string(),

@@ -1,11 +1,11 @@
-//! From snapshots to decisions.
+//! Decides which snapshots to keep.
 //!
-//! A rule about periods keeps the *newest* snapshot of each. The newest snapshot of a period that is over stays its newest
-//! whatever is removed around it, so pruning often and pruning seldom leave the same; and what is kept for the day is
-//! also what is kept for the week, the month and the year that end with it, so that few snapshots serve many rules.
+//! A rule about periods keeps the *newest* snapshot of each. The newest snapshot of a past period remains the newest,
+//! whatever else is removed, so pruning often and pruning rarely have the same result. A daily snapshot also serves the
+//! week, the month and the year that end with it, so few snapshots serve many rules.
 //!
-//! Periods without a snapshot take no place: a machine that was off for a month keeps as many days as any other.
-//! Snapshots in the future are kept and take no place either: else one wrong clock would push out what is good.
+//! Periods without a snapshot do not count: a machine that was off for a month keeps as many days as any other.
+//! Snapshots in the future are kept and do not count either: otherwise one wrong clock would displace good snapshots.
 
 use std::collections::HashSet;
 
@@ -14,16 +14,16 @@ use jiff::tz::TimeZone;
 
 use crate::{Period, Policy, Reason};
 
-/// What retention must know of a snapshot.
+/// What retention needs to know of a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Candidate {
-    /// The instant that it is of.
+    /// Its point in time.
     pub time: Timestamp,
-    /// Names it in the plan, and orders snapshots of the same time.
+    /// Identifies it in the plan, and orders snapshots of the same time.
     pub id: String,
-    /// What the user called it.
+    /// The user's tags.
     pub tags: Vec<String>,
-    /// Whether retention may remove it at all.
+    /// Whether retention may remove it.
     pub protection: Protection,
 }
 
@@ -33,27 +33,27 @@ pub enum Protection {
     /// The rules decide.
     #[default]
     None,
-    /// Never removed by a rule. It takes its place in the rules all the same: its point in time is there.
+    /// Never removed by a rule. It still counts in the rules.
     Protected,
 }
 
 /// Keep or remove.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Verdict {
-    /// It stays.
+    /// The snapshot is kept.
     Keep,
-    /// It goes, when the plan is carried out.
+    /// The snapshot is removed when the plan is executed.
     Remove,
 }
 
-/// What happens to one snapshot, and why.
+/// The decision for one snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Decision {
     /// The snapshot.
     pub candidate: Candidate,
     /// Keep or remove.
     pub verdict: Verdict,
-    /// All that keep it, or [`Reason::NoRule`]; never empty.
+    /// All reasons to keep it, or [`Reason::NoRule`]; never empty.
     pub reasons: Vec<Reason>,
 }
 
@@ -69,12 +69,12 @@ impl RetentionPlan {
         &self.decisions
     }
 
-    /// The snapshots that stay, the newest first.
+    /// The snapshots to keep, the newest first.
     pub fn kept(&self) -> impl Iterator<Item = &Candidate> {
         self.with_verdict(Verdict::Keep)
     }
 
-    /// The snapshots that go, the newest first.
+    /// The snapshots to remove, the newest first.
     pub fn removed(&self) -> impl Iterator<Item = &Candidate> {
         self.with_verdict(Verdict::Remove)
     }
@@ -90,8 +90,8 @@ impl RetentionPlan {
 
 /// Decides for each of `candidates`, the snapshots of one machine, whether `policy` keeps it at `now`.
 ///
-/// Hours, days, weeks, months and years are those of the calendar in `zone`. The order of `candidates` does not matter;
-/// of several snapshots of the same time, the one with the greatest id counts as the newest.
+/// Calendar periods are those of `zone`. The order of `candidates` does not matter; of several snapshots of the same
+/// time, the one with the greatest id counts as the newest.
 pub fn plan(policy: &Policy, candidates: &[Candidate], now: Timestamp, zone: &TimeZone) -> RetentionPlan {
     let mut newest_first = candidates.to_vec();
     newest_first.sort_unstable_by(|a, b| b.cmp(a));
@@ -127,7 +127,7 @@ pub fn plan(policy: &Policy, candidates: &[Candidate], now: Timestamp, zone: &Ti
     }
 }
 
-/// Reasons that a snapshot brings along whatever the policy is.
+/// Reasons that are independent of the policy.
 fn own_reasons(candidate: &Candidate) -> Vec<Reason> {
     match candidate.protection {
         Protection::None => Vec::new(),
@@ -149,7 +149,8 @@ fn apply_rules(policy: &Policy, past: &[Candidate], zone: &TimeZone, reasons: &m
             keep_last_of_each(period, count, past, zone, reasons);
         }
     }
-    // From the newest snapshot, not from now: a machine that was off for a year does not lose its history on its return.
+    // Relative to the newest snapshot, not to now: a machine that was off for a year does not lose its history on its
+    // return.
     let within = policy
         .keep_within
         .map(|span| (span, span.before(&newest.time.to_zoned(zone.clone()))));

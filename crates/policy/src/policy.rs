@@ -1,11 +1,11 @@
-//! What the user wants to keep.
+//! The retention policy.
 
 use crate::{Period, Span};
 
-/// The rules of retention. A snapshot that any of them keeps is kept.
+/// The retention rules. A snapshot that any of them keeps is kept.
 ///
-/// The default has no rule and keeps everything. A count of 0 is no rule: to keep nothing is nothing that one asks for in
-/// passing.
+/// The default has no rule and keeps everything. A count of 0 is no rule: keeping nothing must not be requested by
+/// accident.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Policy {
     /// Keeps the newest snapshots, this many.
@@ -35,12 +35,12 @@ impl Policy {
             && self.keep_tags.is_empty()
     }
 
-    /// How many of the newest snapshots are kept; never `Some(0)`.
+    /// The number of newest snapshots to keep; never `Some(0)`.
     pub(crate) fn last_count(&self) -> Option<u32> {
         self.keep_last.filter(|count| *count > 0)
     }
 
-    /// How many periods of this kind keep a snapshot; never `Some(0)`.
+    /// The number of periods of this kind to keep; never `Some(0)`.
     pub(crate) fn count_of(&self, period: Period) -> Option<u32> {
         let count = match period {
             Period::Hour => self.keep_hourly,

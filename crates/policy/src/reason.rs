@@ -4,52 +4,52 @@ use std::fmt;
 
 use crate::{Period, Span};
 
-/// Why a snapshot is kept or removed; as text a line that a person can check.
+/// Why a snapshot is kept or removed; its text is one line that a user can verify.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Reason {
-    /// The policy has no rule, and so keeps everything.
+    /// The policy has no rule, and keeps everything.
     EmptyPolicy,
-    /// Somebody protected it.
+    /// It is protected.
     Protected,
-    /// It claims to be from later than now: a clock was, or is, wrong. It is kept and takes nobody's place.
+    /// Its time is later than now: a clock was, or is, wrong. It is kept and does not count in the rules.
     Future,
-    /// It is the newest that is not in the future; that one is always kept.
+    /// It is the newest that is not in the future, which is always kept.
     Newest,
     /// It is one of the newest.
     Last {
-        /// Counted from the newest, which is 1.
+        /// Its position, from 1 for the newest.
         place: u32,
-        /// How many the policy keeps.
+        /// The count of the rule.
         count: u32,
     },
     /// It is the newest of its calendar period.
     LastOfPeriod {
         /// The kind of period.
         period: Period,
-        /// Counted from the newest period that has a snapshot, which is 1.
+        /// The position of the period, from 1 for the newest that has a snapshot.
         place: u32,
-        /// How many periods the policy keeps.
+        /// The count of the rule.
         count: u32,
-        /// Which period, as the calendar says it: "2026-11-20", "2026-W47".
+        /// The name of the period: "2026-11-20", "2026-W47".
         name: String,
     },
     /// It is at most this much older than the newest.
     Within {
-        /// How much.
+        /// The span of the rule.
         span: Span,
     },
     /// It has a tag that the policy keeps.
     Tag {
-        /// Which.
+        /// The tag.
         tag: String,
     },
-    /// No rule keeps it: the one reason for removal.
+    /// No rule keeps it: the only reason for removal.
     NoRule,
 }
 
 impl Reason {
-    /// The rule, in one word: "daily", "within".
+    /// The rule in one word: "daily", "within".
     pub fn rule(&self) -> &'static str {
         match self {
             Self::EmptyPolicy => "all",
@@ -64,7 +64,7 @@ impl Reason {
         }
     }
 
-    /// The rule, and which place in it: "daily 2".
+    /// The rule and the position: "daily 2".
     pub fn brief(&self) -> String {
         let rule = self.rule();
         match self {

@@ -1,81 +1,82 @@
-//! What is to be sent so that a copy of a dataset elsewhere has the host snapshots of its source: pure, from lists to steps.
+//! Plans replication: what to send so that a replica of a dataset has the host snapshots of its source. Pure, from
+//! lists to steps.
 //!
-//! A host snapshot and its copy have one *identity* (ZFS's GUID, the UUID that btrfs hands on); where a side tells none, name and time
-//! together stand for it. The newest of the target that the source knows too, as a snapshot or as a bookmark, is the *common* one: what is
-//! newer at the source is sent on top of it.
+//! A host snapshot and its copy share an *identity* (ZFS's GUID, the received UUID of btrfs); without it, name and time
+//! together identify it. The newest snapshot of the target that the source also has, as a snapshot or as a bookmark, is
+//! the *common* one: newer snapshots of the source are sent on top of it.
 //!
-//! Nothing is ever taken away from the target to make it fit. Where nothing can be sent without that, the plan says so.
+//! Nothing is ever removed from the target to make it fit. If nothing can be sent without that, the plan says so.
 
-/// A host snapshot, or what is left of one.
+/// A host snapshot or a bookmark.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReplicaPoint {
     /// Its name, without that of its dataset.
     pub name: String,
-    /// What it has in common with its copies; empty where that is not known.
+    /// The identity that it shares with its copies; empty if unknown.
     pub identity: String,
-    /// When it was made, in seconds since 1970-01-01 UTC.
+    /// Creation time, in seconds since 1970-01-01 UTC.
     pub time_s: i64,
-    /// What it is.
+    /// Snapshot or bookmark.
     pub kind: PointKind,
     /// Whether it is to be sent.
     pub is_wanted: bool,
 }
 
-/// What can be sent from.
+/// The kind of a point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PointKind {
     /// A snapshot.
     Snapshot,
-    /// Its time and identity only: what changed since can be sent, it itself cannot.
+    /// Time and identity only: changes since can be sent, the snapshot itself cannot.
     Bookmark,
 }
 
-/// What a target bears.
+/// The order that a target requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TargetOrder {
-    /// What is received follows the newest that is there (ZFS).
+    /// A received snapshot must follow the newest one (ZFS).
     Linear,
-    /// Each snapshot stands for itself (btrfs).
+    /// Snapshots are independent (btrfs).
     Free,
 }
 
 /// Which of the new snapshots are sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Choice {
+pub enum SnapshotChoice {
     /// All of them.
     Each,
-    /// The newest alone.
+    /// Only the newest.
     Newest,
 }
 
-/// How much goes in one stream.
+/// How many snapshots one stream carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Streams {
     /// One snapshot.
     One,
-    /// Snapshots that follow one another.
+    /// Consecutive snapshots.
     Many,
 }
 
-/// How it is sent.
+/// The rules of a replication.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReplicaRules {
-    /// What the target bears.
+    /// The order that the target requires.
     pub order: TargetOrder,
-    /// Which snapshots.
-    pub choice: Choice,
-    /// How much goes in one stream.
+    /// Which snapshots are sent.
+    pub choice: SnapshotChoice,
+    /// How many snapshots one stream carries.
     pub streams: Streams,
 }
 
 /// One stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReplicaStep {
-    /// What the target has already; none where all is sent.
+    /// The base that the target has; none for a full stream.
     pub base: Option<(String, PointKind)>,
-    /// What the target has afterwards.
+    /// The snapshot that the stream ends with.
     pub to: String,
-    /// How many snapshots it brings: it, and those between.
+    /// The number of snapshots in it.
     pub count: usize,
 }
 
@@ -86,53 +87,53 @@ pub enum Idle {
     UpToDate,
     /// The source has no snapshot.
     NoSnapshots,
-    /// None that is wanted.
+    /// The source has no wanted snapshot.
     NoneWanted,
 }
 
 /// Why nothing can be sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Divergence {
-    /// The target has snapshots, none of which the source knows any more.
-    NothingCommon,
-    /// The target has snapshots of its own, newer than the common one.
-    TargetWentOn {
-        /// The common one, as the target calls it.
+    /// The target has snapshots, and none of them is known to the source.
+    NoCommonSnapshot,
+    /// The target has newer snapshots of its own.
+    TargetHasNewer {
+        /// The common snapshot, by its name on the target.
         common: String,
-        /// Those.
+        /// The newer snapshots of the target.
         own: Vec<String>,
     },
-    /// There is a dataset, and no snapshot of it.
-    TargetIsNoCopy,
+    /// The target dataset exists without a snapshot.
+    TargetIsNoReplica,
 }
 
-/// What to do.
+/// The plan of a replication.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ReplicaPlan {
-    /// Nothing.
+    /// Nothing has to be sent.
     Idle(Idle),
-    /// These, one after another.
+    /// Send these streams in order.
     Send(Vec<ReplicaStep>),
-    /// Nothing, until somebody has decided what is to be lost.
+    /// Nothing can be sent before the user decides what to discard.
     Diverged(Divergence),
 }
 
 /// A plan, and how far the target is behind.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Replication {
-    /// What to do.
+    /// The plan.
     pub plan: ReplicaPlan,
-    /// The newest that both have, as the target calls it.
+    /// The newest snapshot that both have, by its name on the target.
     pub common: Option<String>,
-    /// How many snapshots that are wanted the target lacks.
+    /// The number of wanted snapshots that the target lacks.
     pub behind_count: usize,
-    /// How much older its newest is than that of the source, in seconds; none where the target has nothing.
+    /// How much older its newest snapshot is than that of the source, in seconds; none if the target has none.
     pub behind_s: Option<i64>,
-    /// Snapshots that are not sent because the target has others of their names.
-    pub clashes: Vec<String>,
+    /// Snapshots that are not sent because the target has others of the same names.
+    pub name_conflicts: Vec<String>,
 }
 
-/// Whether two are the same snapshot.
+/// Whether two points are the same snapshot.
 fn is_same(a: &ReplicaPoint, b: &ReplicaPoint) -> bool {
     if a.identity.is_empty() || b.identity.is_empty() {
         return a.name == b.name && a.time_s == b.time_s;
@@ -140,7 +141,7 @@ fn is_same(a: &ReplicaPoint, b: &ReplicaPoint) -> bool {
     a.identity == b.identity
 }
 
-/// Plans. Both lists have the oldest first; `target` is none where there is no such dataset.
+/// Plans a replication. Both lists have the oldest first; `target` is none if there is no such dataset.
 pub fn plan_replication(source: &[ReplicaPoint], target: Option<&[ReplicaPoint]>, rules: ReplicaRules) -> Replication {
     let received = target.unwrap_or_default();
     let common = common_of(source, received, rules.order);
@@ -149,15 +150,18 @@ pub fn plan_replication(source: &[ReplicaPoint], target: Option<&[ReplicaPoint]>
     let is_new =
         |point: &&ReplicaPoint| point.kind == PointKind::Snapshot && base.is_none_or(|base| !is_same(base, point));
     let newer: Vec<&ReplicaPoint> = source[after..].iter().filter(is_new).collect();
-    let clashes = |point: &ReplicaPoint| received.iter().any(|there| there.name == point.name);
+    let name_conflicts = |point: &ReplicaPoint| received.iter().any(|there| there.name == point.name);
     let clashing: Vec<String> = newer
         .iter()
-        .filter(|point| point.is_wanted && clashes(point))
+        .filter(|point| point.is_wanted && name_conflicts(point))
         .map(|point| point.name.clone())
         .collect();
-    let mut is_sent: Vec<bool> = newer.iter().map(|point| point.is_wanted && !clashes(point)).collect();
+    let mut is_sent: Vec<bool> = newer
+        .iter()
+        .map(|point| point.is_wanted && !name_conflicts(point))
+        .collect();
     let behind_count = newer.iter().filter(|point| point.is_wanted).count();
-    if rules.choice == Choice::Newest
+    if rules.choice == SnapshotChoice::Newest
         && let Some(last) = is_sent.iter().rposition(|sent| *sent)
     {
         is_sent[..last].fill(false);
@@ -180,7 +184,7 @@ pub fn plan_replication(source: &[ReplicaPoint], target: Option<&[ReplicaPoint]>
         common: common.map(|(_, at)| received[at].name.clone()),
         behind_count,
         behind_s,
-        clashes: clashing,
+        name_conflicts: clashing,
     }
 }
 
@@ -192,8 +196,7 @@ fn idle_without(source: &[ReplicaPoint]) -> Idle {
     }
 }
 
-/// The places of the newest snapshot of the target that the source knows: at the source, where a snapshot is better than a bookmark, and
-/// at the target.
+/// The indices of the newest common snapshot: at the source, preferring a snapshot to a bookmark, and at the target.
 fn common_of(source: &[ReplicaPoint], received: &[ReplicaPoint], order: TargetOrder) -> Option<(usize, usize)> {
     let matched = |there: &ReplicaPoint| {
         let matches = || source.iter().enumerate().filter(|(_, here)| is_same(here, there));
@@ -213,9 +216,9 @@ fn common_of(source: &[ReplicaPoint], received: &[ReplicaPoint], order: TargetOr
 fn divergence(target: Option<&[ReplicaPoint]>, common: Option<usize>, rules: ReplicaRules) -> Option<Divergence> {
     let received = target.filter(|_| rules.order == TargetOrder::Linear)?;
     match common {
-        _ if received.is_empty() => Some(Divergence::TargetIsNoCopy),
-        None => Some(Divergence::NothingCommon),
-        Some(at) if at + 1 < received.len() => Some(Divergence::TargetWentOn {
+        _ if received.is_empty() => Some(Divergence::TargetIsNoReplica),
+        None => Some(Divergence::NoCommonSnapshot),
+        Some(at) if at + 1 < received.len() => Some(Divergence::TargetHasNewer {
             common: received[at].name.clone(),
             own: received[at + 1..].iter().map(|point| point.name.clone()).collect(),
         }),
@@ -223,7 +226,7 @@ fn divergence(target: Option<&[ReplicaPoint]>, common: Option<usize>, rules: Rep
     }
 }
 
-/// The streams that bring what is sent of the snapshots newer than `base`.
+/// The streams for the snapshots to send that are newer than `base`.
 fn steps(
     base: Option<&ReplicaPoint>,
     newer: &[&ReplicaPoint],
@@ -232,9 +235,9 @@ fn steps(
 ) -> Vec<ReplicaStep> {
     let mut steps: Vec<ReplicaStep> = Vec::new();
     let mut base = base.map(|point| (point.name.clone(), point.kind));
-    // Whether nothing lies between the snapshot and what the target has by then; a stream of several brings all that does.
+    // Whether nothing lies between the snapshot and the previous end; a stream of several brings everything in between.
     let mut is_next = true;
-    // Whether the last stream can bring more: it begins with a snapshot that the target has.
+    // Whether the last stream can be extended: it begins with a snapshot that the target has.
     let mut may_grow = false;
     for (point, is_sent) in newer.iter().zip(is_sent) {
         if !is_sent {

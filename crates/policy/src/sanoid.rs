@@ -1,11 +1,12 @@
-//! sanoid's configuration, as it is, and sanoid's decisions.
+//! Reads sanoid's configuration and makes sanoid's decisions.
 //!
-//! [`SanoidConfig::parse`] reads a `sanoid.conf`; [`SanoidConfig::resolve`] says what holds for each dataset. Which snapshots are due,
-//! [`DatasetPolicy::due`], and which have served their time, [`DatasetPolicy::expired`], is decided as sanoid decides it, to the
-//! second; [`freshness`], [`health`] and [`capacity`] say what its monitor says. Where this is meant to differ, `docs/sanoid.md` says so.
+//! [`SanoidConfig::parse`] reads a `sanoid.conf`; [`SanoidConfig::resolve`] determines the settings of each dataset.
+//! Which snapshots are due ([`DatasetPolicy::due`]) and expired ([`DatasetPolicy::expired`]) is decided exactly as by
+//! sanoid, to the second; [`freshness`], [`health`] and [`capacity`] are its monitor checks. Intended differences are
+//! in `docs/sanoid.md`.
 //!
-//! Source: the behaviour of sanoid 2.1.0 and 2.3.0, <https://github.com/jimsalterjrs/sanoid>; a test compares every decision with the
-//! real program's.
+//! Source: the behaviour of sanoid 2.1.0 and 2.3.0, <https://github.com/jimsalterjrs/sanoid>; a test compares every
+//! decision with the real program.
 
 mod check;
 mod config;
@@ -23,14 +24,14 @@ pub use config::{SanoidConfig, SanoidWarning};
 pub use error::SanoidError;
 pub use expired::{Expired, ExpiryReason, TypedSnapshot};
 pub use freshness::freshness;
-pub use pools::{CapacityLimits, PoolAnswer, PoolDevice, PoolFacts, capacity, health, percent};
-pub use resolve::{DatasetPolicy, Hooks, Origin, Resolved, Setting};
+pub use pools::{CapacityLimits, PoolDevice, PoolFacts, PoolStatus, capacity, health, percent};
+pub use resolve::{DatasetPolicy, Hooks, Origin, ResolvedDatasets, Setting};
 
 use std::fmt;
 
 use jiff::Zoned;
 
-/// A type of snapshot: for how long it is kept, and how often it is taken.
+/// A type of snapshot: how long it is kept, and how often it is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SnapshotType {
     /// Once a year.
@@ -43,7 +44,7 @@ pub enum SnapshotType {
     Daily,
     /// Once an hour.
     Hourly,
-    /// Every quarter of an hour, or as the dataset's `frequent_period` says.
+    /// Every quarter of an hour, or as set by the dataset's `frequent_period`.
     Frequently,
 }
 
@@ -58,7 +59,7 @@ impl SnapshotType {
         Self::Frequently,
     ];
 
-    /// Its name, in the configuration and in those of snapshots.
+    /// Its name, in the configuration and in names of snapshots.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Yearly => "yearly",
@@ -70,7 +71,7 @@ impl SnapshotType {
         }
     }
 
-    /// The type of a snapshot by its name, where sanoid, or this program in its place, has taken it.
+    /// The type of a snapshot that sanoid, or this program in its place, has taken, by its name.
     pub fn of(snapshot: &str) -> Option<Self> {
         if !snapshot.starts_with("autosnap") || !snapshot.ends_with("ly") {
             return None;
@@ -86,12 +87,12 @@ impl fmt::Display for SnapshotType {
     }
 }
 
-/// The name of a snapshot that is taken now, by the clock of `now`'s zone.
+/// The name of a snapshot taken now, in local time of `now`'s zone.
 pub fn snapshot_name(now: &Zoned, kind: SnapshotType) -> String {
     format!("autosnap_{}_{kind}", now.strftime("%Y-%m-%d_%H:%M:%S"))
 }
 
-/// The name where [`snapshot_name`] is there already, in the hour that the end of summer time repeats.
+/// The name if [`snapshot_name`] exists already, in the hour that is repeated at the end of summer time.
 pub fn repeated_hour_name(now: &Zoned, kind: SnapshotType) -> String {
     format!("autosnap_{}dst_{kind}", now.strftime("%Y-%m-%d_%H:%M:%S"))
 }

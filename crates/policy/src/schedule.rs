@@ -1,19 +1,20 @@
-//! When jobs run: from what is known of each and the time, to what is due and when to look again.
+//! Decides when jobs run: from the state of each job and the time, to the jobs that are due and the next time to check.
 //!
-//! [`JobState`] is what is kept of a job from run to run; [`Timing`] is what its configuration says; [`turns`] chooses among jobs
-//! that are due. Nothing here has a clock: whoever acts asks with the time, tells when a job starts and ends, and keeps the states.
+//! [`JobState`] is what is stored of a job between runs; [`Timing`] is its configured schedule; [`select_startable`]
+//! selects among jobs that are due. Nothing here has a clock: the caller passes the time, reports when a job starts and
+//! ends, and stores the states.
 //!
-//! A state remembers up to which instant times of the calendar are dealt with ([`JobState::seen`]). The next time after it is the one
-//! that is due, so
-//! - a time that was missed is caught up, and many that were missed are caught up once;
-//! - a time that was dealt with does not come again when the clock is set back.
+//! A state records up to which instant scheduled times are handled ([`JobState::handled_until`]). The next scheduled
+//! time after it is due, so
+//! - a missed time is caught up, and many missed times are caught up once;
+//! - a handled time does not occur again when the clock is set back.
 //!
-//! A clock that is set back leaves `seen` in the future. It is believed as far as half of the longest gap between the next few times,
-//! and cut down to that otherwise ([`JobState::mend`]): a job of once a day does not run twice when the clock goes back by an hour,
-//! and a job of every quarter of an hour does not stand still for that hour. Where it was the future that was wrong, a clock that
-//! was a year ahead, nothing waits for that year.
+//! A clock that is set back leaves `handled_until` in the future. It is accepted up to half of the longest gap between
+//! the next few times, and reduced to that otherwise ([`JobState::normalize`]): a daily job does not run twice when the
+//! clock goes back by an hour, and a job of every quarter of an hour does not pause for that hour. If the future was
+//! wrong, because a clock was a year ahead, nothing waits for that year.
 
-mod turns;
+mod admission;
 
 #[cfg(test)]
 mod tests;
@@ -25,91 +26,91 @@ use jiff::tz::TimeZone;
 
 use crate::Calendar;
 
-pub use turns::{Candidate, Claims, Thing, turns};
+pub use admission::{Claims, Resource, StartCandidate, select_startable};
 
-/// How many gaps between times are looked at.
+/// Number of gaps between scheduled times to examine.
 const GAPS_LOOKED_AT: usize = 4;
-/// A time that is caught later than this was missed.
+/// A run that starts later than this was missed.
 const LATE: Duration = Duration::from_secs(60);
-/// The longest wait before a retry.
+/// The longest delay before a retry.
 const RETRY_DELAY_MAX: Duration = Duration::from_secs(6 * 3600);
 
-/// When a job is to run.
+/// The schedule of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Timing {
-    /// The times; one of several expressions is enough.
+    /// The scheduled times; any of several expressions counts.
     pub when: Vec<Calendar>,
-    /// How long after each time this job waits on this host.
+    /// The delay of this job on this host after each time.
     pub delay: Duration,
-    /// Whether a time that was missed is caught up.
+    /// Whether a missed run is caught up.
     pub is_caught_up: bool,
-    /// How often a run that failed is tried again, at most.
+    /// Maximum number of retries of a failed run.
     pub retry_count_max: u32,
-    /// How long to wait before the first of these; twice as long before each that follows.
+    /// The delay before the first retry; doubled before each further one.
     pub retry_delay: Duration,
 }
 
-/// What is kept of a job from run to run.
+/// What is stored of a job between runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobState {
-    /// Up to here, times are dealt with.
-    pub seen: Timestamp,
-    /// When the run began that has not ended.
+    /// Scheduled times up to here are handled.
+    pub handled_until: Timestamp,
+    /// Start of the current run.
     pub running: Option<Timestamp>,
-    /// How many runs of this series have failed.
+    /// Failed runs of this series.
     pub failed_count: u32,
-    /// When the next run of this series is tried.
+    /// When the series is retried.
     pub retry_at: Option<Timestamp>,
 }
 
 /// When a job runs next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Due {
-    /// It should run, since then.
+    /// It is due, since this time.
     Since(Timestamp),
-    /// Not before then.
+    /// It is due at this time.
     At(Timestamp),
-    /// It runs.
+    /// It is running.
     Running,
     /// Never.
     Never,
 }
 
-/// Why a run is begun.
+/// Why a run is started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cause {
     /// It is due.
     Due,
-    /// A person wants it now.
+    /// A user requested it.
     Person,
 }
 
-/// How a run ended, as far as the schedule is concerned.
+/// The result of a run, for the schedule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RunEnd {
-    /// It was done.
+    /// Success.
     Done,
-    /// It was not, and may be another time.
+    /// Failure; a retry may succeed.
     Failed,
-    /// It was not, and trying again is of no use before somebody has done something.
-    FailedForGood,
-    /// It was told to stop, and is to be done when that is possible again.
+    /// Failure that a retry cannot fix.
+    FailedPermanently,
+    /// The run was stopped, and is to be repeated as soon as possible.
     Stopped,
 }
 
-/// What follows from an end.
+/// What follows from a result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Consequence {
-    /// The series is over, and well.
-    Well,
-    /// It is tried again, then.
+    /// The series succeeded.
+    Succeeded,
+    /// A retry is scheduled.
     Retry(Timestamp),
-    /// It is given up until its next time.
-    GivenUp,
+    /// No further retry before the next scheduled time.
+    NoMoreRetries,
 }
 
 impl Timing {
-    /// The first time later than `after`.
+    /// The first scheduled time after `after`.
     pub fn next_after(&self, after: Timestamp, zone: &TimeZone) -> Option<Timestamp> {
         self.when
             .iter()
@@ -117,44 +118,44 @@ impl Timing {
             .min()
     }
 
-    /// The longest gap between the next few times, by which a clock that was set back is judged.
+    /// The longest gap between the next few times, the measure for a clock that was set back.
     fn gap(&self, now: Timestamp, zone: &TimeZone) -> Option<Duration> {
         let times = std::iter::successors(self.next_after(now, zone), |last| self.next_after(*last, zone));
         let times: Vec<_> = times.take(GAPS_LOOKED_AT + 1).collect();
         let gaps = times.windows(2).map(|pair| between(pair[0], pair[1]));
-        // A single time that is left is as far away as it is.
+        // If only one time is left, its distance counts.
         gaps.max().or_else(|| Some(between(now, *times.first()?)))
     }
 }
 
-/// How long a job waits on a host: the same for each of its times, spread evenly over `most` among jobs and hosts.
+/// The delay of a job on a host: constant, and spread evenly up to `most` among jobs and hosts.
 pub fn own_delay(most: Duration, host: &str, job: &str) -> Duration {
-    // FNV-1a: what matters is that it is the same for ever, and that names which are alike come apart.
+    // FNV-1a: it must be stable, and must separate similar names.
     let words = host.bytes().chain([0]).chain(job.bytes());
     let mut hash = words.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     });
-    // Its last letters reach the upper bits only.
+    // The last letters affect only the lower bits otherwise.
     hash ^= hash >> 32;
     hash = hash.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     Duration::from_secs((hash >> 16) % (most.as_secs() + 1))
 }
 
 impl JobState {
-    /// Of a job that is new: its first time is the next one.
+    /// The state of a new job, whose first run is at the next scheduled time.
     pub fn new(now: Timestamp) -> Self {
         Self {
-            seen: now,
+            handled_until: now,
             running: None,
             failed_count: 0,
             retry_at: None,
         }
     }
 
-    /// Takes back what only a clock that was wrong can have made, and times that were missed and are not to be caught up.
-    pub fn mend(&mut self, timing: &Timing, zone: &TimeZone, now: Timestamp) {
+    /// Corrects the effects of a wrong clock, and skips missed times that are not to be caught up.
+    pub fn normalize(&mut self, timing: &Timing, zone: &TimeZone, now: Timestamp) {
         if let Some(gap) = timing.gap(now, zone) {
-            self.seen = self.seen.min(later(now, gap / 2));
+            self.handled_until = self.handled_until.min(later(now, gap / 2));
         }
         let longest = self.retry_delay(timing);
         self.retry_at = self.retry_at.map(|at| at.min(later(now, longest)));
@@ -166,7 +167,7 @@ impl JobState {
         }
     }
 
-    /// When it runs next. To be asked of a state that is mended.
+    /// When the job runs next. The state must be normalized.
     pub fn due(&self, timing: &Timing, zone: &TimeZone, now: Timestamp) -> Due {
         if self.running.is_some() {
             return Due::Running;
@@ -188,16 +189,19 @@ impl JobState {
 
     /// The same without retries.
     fn regular(&self, timing: &Timing, zone: &TimeZone, now: Timestamp) -> Due {
-        match timing.next_after(self.seen, zone).map(|time| later(time, timing.delay)) {
+        match timing
+            .next_after(self.handled_until, zone)
+            .map(|time| later(time, timing.delay))
+        {
             Some(time) if time <= now => Due::Since(time),
             Some(time) => Due::At(time),
             None => Due::Never,
         }
     }
 
-    /// It runs from now on.
+    /// Records the start of a run.
     pub fn start(&mut self, timing: &Timing, cause: Cause, now: Timestamp) {
-        // What a person starts is no part of a series, and what has failed before counts where it is tried again.
+        // A manual run starts a new series; a retry continues the series.
         if self.retry_at.is_none() || cause == Cause::Person {
             self.failed_count = 0;
         }
@@ -206,18 +210,18 @@ impl JobState {
         self.pass(timing, now);
     }
 
-    /// All times whose delay is over are dealt with.
+    /// Marks all times whose delay is over as handled.
     fn pass(&mut self, timing: &Timing, now: Timestamp) {
-        self.seen = self.seen.max(earlier(now, timing.delay));
+        self.handled_until = self.handled_until.max(earlier(now, timing.delay));
     }
 
-    /// It has ended.
+    /// Records the end of a run.
     pub fn end(&mut self, timing: &Timing, end: RunEnd, cause: Cause, now: Timestamp) -> Consequence {
         self.running = None;
         match end {
             RunEnd::Done => {
                 self.failed_count = 0;
-                Consequence::Well
+                Consequence::Succeeded
             }
             RunEnd::Stopped if cause == Cause::Due => {
                 self.retry_at = Some(now);
@@ -229,11 +233,11 @@ impl JobState {
                 self.retry_at = Some(at);
                 Consequence::Retry(at)
             }
-            RunEnd::Failed | RunEnd::FailedForGood | RunEnd::Stopped => Consequence::GivenUp,
+            RunEnd::Failed | RunEnd::FailedPermanently | RunEnd::Stopped => Consequence::NoMoreRetries,
         }
     }
 
-    /// How long to wait after the failures there are.
+    /// The delay after the failures so far.
     fn retry_delay(&self, timing: &Timing) -> Duration {
         let doublings = self.failed_count.saturating_sub(1).min(16);
         let most = RETRY_DELAY_MAX.max(timing.retry_delay);
@@ -249,7 +253,7 @@ fn earlier(time: Timestamp, by: Duration) -> Timestamp {
     time.saturating_sub(by).unwrap_or(Timestamp::MIN)
 }
 
-/// Nothing where `to` is before `from`.
+/// Zero if `to` is before `from`.
 fn between(from: Timestamp, to: Timestamp) -> Duration {
     to.duration_since(from).try_into().unwrap_or_default()
 }

@@ -1,38 +1,38 @@
-//! Retention in time lapse: what would be there after so many days of taking snapshots and pruning them.
+//! Simulates retention: which snapshots exist after some days of taking and pruning them.
 //!
-//! Nobody sees from `keep-daily 7, keep-weekly 4` how far back that goes, and how fine. Playing it, with the same [`plan`] that prune
-//! carries out, shows it; days on which clocks are set and periods without a snapshot are as they would be.
+//! It is not obvious how far back `keep-daily 7, keep-weekly 4` goes, and how fine. A simulation with the same [`plan`]
+//! that prune executes shows it, including clock changes and periods without a snapshot.
 
 use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
 
 use crate::{Calendar, Candidate, Policy, Protection, Reason, Verdict, plan};
 
-/// Days that are played at most: ten years.
+/// Maximum number of simulated days: ten years.
 pub const DAY_COUNT_MAX: u32 = 3660;
-/// Snapshots that are taken at most. More are a slip, as a calendar of seconds.
+/// Maximum number of snapshots. More are a mistake, such as a calendar of seconds.
 const TAKEN_COUNT_MAX: u64 = 200_000;
-/// Ends of the ages that [`Simulation::bands`] tells apart: a day, a week, a month, a quarter, a year, and five.
+/// Upper ages of [`Simulation::bands`]: a day, a week, a month, a quarter, a year, and five years.
 const BAND_ENDS_DAYS: [i64; 6] = [1, 7, 30, 90, 365, 1826];
 
-/// What is played.
+/// The input of a simulation.
 #[derive(Debug, Clone)]
 pub struct Scenario<'s> {
-    /// What is kept.
+    /// The retention policy.
     pub policy: &'s Policy,
-    /// When a snapshot is taken.
+    /// When snapshots are taken.
     pub calendar: &'s Calendar,
-    /// Whose days and hours they are.
+    /// The time zone of days and hours.
     pub zone: &'s TimeZone,
-    /// The first snapshot is later than this.
+    /// The first snapshot is taken after this.
     pub start: Timestamp,
-    /// From one to [`DAY_COUNT_MAX`]; days of the calendar, of 23 or 25 hours where the clock is set.
+    /// From one to [`DAY_COUNT_MAX`] calendar days, which have 23 or 25 hours when the clock changes.
     pub day_count: u32,
-    /// When it is pruned.
+    /// When pruning happens.
     pub pruning: Pruning,
 }
 
-/// When it is pruned. What is kept at the end is the same; how many there are in between is not.
+/// When pruning happens. It affects the number of snapshots in between, and not the result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Pruning {
     /// After each snapshot.
@@ -41,91 +41,91 @@ pub enum Pruning {
     Daily,
 }
 
-/// What is there at the end, and how it came to that.
+/// The result of a simulation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Simulation {
-    /// When it begins.
+    /// Its start.
     pub start: Timestamp,
-    /// When it ends: the "now" of ages.
+    /// Its end, the reference of ages.
     pub end: Timestamp,
-    /// How many snapshots were taken.
+    /// Number of snapshots taken.
     pub taken_count: u64,
-    /// The most that there were at once, before they were pruned.
+    /// Maximum number of snapshots at once, before pruning.
     pub count_max: u64,
-    /// Each day's end.
+    /// The end of each day.
     pub days: Vec<SimulatedDay>,
-    /// The snapshots that are there at the end, the newest first.
+    /// The remaining snapshots, the newest first.
     pub points: Vec<KeptPoint>,
 }
 
-/// What is there when a day has ended.
+/// The state at the end of a day.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SimulatedDay {
-    /// The instant.
+    /// The end of the day.
     pub end: Timestamp,
-    /// How many snapshots there are.
+    /// Number of snapshots.
     pub count: u64,
-    /// The oldest of them.
+    /// The oldest snapshot.
     pub oldest: Option<Timestamp>,
 }
 
-/// A snapshot that is there at the end.
+/// A remaining snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeptPoint {
     /// When it was taken.
     pub time: Timestamp,
-    /// How long before the end.
+    /// Its age at the end.
     pub age: SignedDuration,
-    /// How long before the next newer one, or before the end where there is none.
+    /// The time to the next newer one, or to the end.
     pub gap: SignedDuration,
-    /// What keeps it.
+    /// The reasons to keep it.
     pub reasons: Vec<Reason>,
 }
 
-/// How fine it goes back, among points of similar age.
+/// The granularity of points of similar age.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Band {
-    /// Points of this age belong to the band before.
+    /// Younger points belong to the previous band.
     pub from: SignedDuration,
     /// The greatest age; in the last band that of the oldest point.
     pub to: SignedDuration,
-    /// How many points there are.
+    /// Number of points.
     pub count: u64,
-    /// The longest time from one of them to the next newer point, whatever the age of that; none without a point.
+    /// The longest time from one of them to the next newer point of any band; none without a point.
     pub gap_max: Option<SignedDuration>,
 }
 
-/// Why nothing was played.
+/// Why a simulation is not possible.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SimulationError {
     /// No day, or more than ten years.
     #[error("{day_count} days cannot be simulated: from 1 to {DAY_COUNT_MAX} can")]
     DayCount {
-        /// How many were asked for.
+        /// The requested number of days.
         day_count: u32,
     },
-    /// More snapshots than anybody keeps.
+    /// Too many snapshots.
     #[error("{calendar} in {day_count} days is more than {TAKEN_COUNT_MAX} snapshots")]
     TooMany {
         /// When they are taken.
         calendar: String,
-        /// In how many days.
+        /// The number of days.
         day_count: u32,
     },
-    /// It would end after the last year that there is.
+    /// It would end after the last supported year.
     #[error("{day_count} days from {start} on end after the last day of the calendar")]
     EndOfTime {
-        /// When it begins.
+        /// The start.
         start: Timestamp,
-        /// In how many days it ends.
+        /// The number of days.
         day_count: u32,
     },
 }
 
-/// Takes and prunes, from the start of `scenario` to its end.
+/// Takes and prunes snapshots from the start of `scenario` to its end.
 ///
-/// The last instant belongs to it. Nothing is protected and nothing has a tag.
+/// The last instant is included. Snapshots have no protection and no tags.
 pub fn simulate(scenario: &Scenario<'_>) -> Result<Simulation, SimulationError> {
     let &Scenario {
         start,
@@ -180,7 +180,7 @@ impl Simulation {
         self.points.last().map(|point| point.age)
     }
 
-    /// How fine it goes back: points by age, up to that of the oldest.
+    /// The granularity by age, up to that of the oldest point.
     pub fn bands(&self) -> Vec<Band> {
         let Some(reach) = self.reach() else { return Vec::new() };
         let mut from = SignedDuration::ZERO;
@@ -213,7 +213,7 @@ impl Simulation {
 fn end_of_day(scenario: &Scenario<'_>, day: u32) -> Result<Timestamp, SimulationError> {
     let Scenario { start, day_count, .. } = *scenario;
     let local = start.to_zoned(scenario.zone.clone());
-    // Counted from the start each time: a clock that is set on one day must not move the days after it.
+    // Counted from the start each time: a clock change on one day must not shift the following days.
     let end = local.checked_add(jiff::Span::new().days(i64::from(day)));
     end.map(|end| end.timestamp())
         .map_err(|_| SimulationError::EndOfTime { start, day_count })
@@ -222,7 +222,7 @@ fn end_of_day(scenario: &Scenario<'_>, day: u32) -> Result<Timestamp, Simulation
 fn candidate(time: Timestamp) -> Candidate {
     Candidate {
         time,
-        // No two are of the same time.
+        // No two have the same time.
         id: String::new(),
         tags: Vec::new(),
         protection: Protection::None,

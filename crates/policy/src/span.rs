@@ -1,4 +1,4 @@
-//! How far back: "7d", "12h", "1y6m".
+//! Calendar spans: "7d", "12h", "1y6m".
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,8 +7,8 @@ use jiff::{Timestamp, Zoned};
 
 /// A length of calendar time, never 0: years, months, weeks, days and hours.
 ///
-/// As text: numbers with a unit each, the largest unit first: `2y`, `6m` (months), `4w`, `7d`, `12h`, `1y6m`. A day is a
-/// calendar day, also where the clock is set and it has 23 or 25 hours; an hour is 60 minutes.
+/// Text form: numbers with a unit each, the largest unit first: `2y`, `6m` (months), `4w`, `7d`, `12h`, `1y6m`. A day
+/// is a calendar day, even if it has 23 or 25 hours; an hour is 60 minutes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Span {
     /// In the order of [`UNITS`].
@@ -16,11 +16,11 @@ pub struct Span {
 }
 
 const UNITS: [char; 5] = ['y', 'm', 'w', 'd', 'h'];
-/// More than any archive is old, and small enough that no sum leaves the calendar's arithmetic.
+/// Older than any archive, and small enough that no sum overflows.
 const AMOUNT_MAX: u16 = 9999;
 
 impl Span {
-    /// The instant this long before `end`, by the calendar of `end`'s zone; the beginning of time where it lies before that.
+    /// The instant this long before `end`, by the calendar of `end`'s zone; at least the earliest timestamp.
     pub fn before(&self, end: &Zoned) -> Timestamp {
         let [years, months, weeks, days, hours] = self.amounts.map(i64::from);
         let span = jiff::Span::new()
@@ -42,27 +42,27 @@ impl fmt::Display for Span {
     }
 }
 
-/// Why a text is no [`Span`].
+/// Why a text is not a [`Span`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParseSpanError {
-    /// Nothing at all, or every amount is 0.
-    #[error("a span must be longer than nothing: write it like 7d, 12h, 4w, 6m or 2y")]
+    /// Empty, or every amount is 0.
+    #[error("a span must not be zero: write it like 7d, 12h, 4w, 6m or 2y")]
     Nothing,
-    /// A unit without a number before it, or a number without a unit behind it.
+    /// A unit without a number before it, or a number without a unit.
     #[error("{text:?} is not a number with a unit: write it like 7d, 12h, 4w, 6m or 2y")]
     NotANumberWithUnit {
-        /// The part that does not fit.
+        /// The invalid part.
         text: String,
     },
-    /// A letter that is no unit.
+    /// An unknown unit.
     #[error("{unit:?} is not a unit: there are y (years), m (months), w (weeks), d (days) and h (hours)")]
     UnknownUnit {
         /// The letter.
         unit: char,
     },
-    /// A unit that stands behind itself or a smaller one.
-    #[error("{unit:?} comes too late: write each unit once, the largest first, like 1y6m")]
+    /// A unit after itself or a smaller one.
+    #[error("{unit:?} is out of order: write each unit once, the largest first, like 1y6m")]
     Order {
         /// The letter.
         unit: char,
@@ -70,7 +70,7 @@ pub enum ParseSpanError {
     /// A number above 9999.
     #[error("{number} is too large: at most 9999 of a unit")]
     TooLarge {
-        /// As it was written.
+        /// The text.
         number: String,
     },
 }
@@ -94,7 +94,7 @@ impl FromStr for Span {
                 return Err(ParseSpanError::Order { unit });
             }
             units_left = position + 1;
-            // Digits only: the one thing that can be wrong is the size.
+            // Only digits: the only possible error is the size.
             amounts[position] = number
                 .parse()
                 .ok()

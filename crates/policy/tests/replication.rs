@@ -3,14 +3,14 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use holdfast_policy::{
-    Choice, Divergence, Idle, PointKind, ReplicaPlan, ReplicaPoint, ReplicaRules, ReplicaStep, Streams, TargetOrder,
-    plan_replication,
+    Divergence, Idle, PointKind, ReplicaPlan, ReplicaPoint, ReplicaRules, ReplicaStep, SnapshotChoice, Streams,
+    TargetOrder, plan_replication,
 };
 use proptest::prelude::*;
 
 const LINEAR: ReplicaRules = ReplicaRules {
     order: TargetOrder::Linear,
-    choice: Choice::Each,
+    choice: SnapshotChoice::Each,
     streams: Streams::Many,
 };
 
@@ -38,7 +38,7 @@ fn points(names: &str) -> Vec<ReplicaPoint> {
 }
 
 /// `full>a a>b+1`: what is sent, from what, and how many beside the last.
-fn told(plan: &ReplicaPlan) -> String {
+fn describe(plan: &ReplicaPlan) -> String {
     let step = |step: &ReplicaStep| {
         let base = match &step.base {
             None => "full".to_owned(),
@@ -60,7 +60,7 @@ fn told(plan: &ReplicaPlan) -> String {
 
 fn planned(source: &str, target: Option<&str>, rules: ReplicaRules) -> String {
     let target = target.map(points);
-    told(&plan_replication(&points(source), target.as_deref(), rules).plan)
+    describe(&plan_replication(&points(source), target.as_deref(), rules).plan)
 }
 
 #[test]
@@ -70,7 +70,7 @@ fn what_is_new_is_sent_in_as_few_streams_as_can_be() {
         ..LINEAR
     };
     let newest = ReplicaRules {
-        choice: Choice::Newest,
+        choice: SnapshotChoice::Newest,
         ..LINEAR
     };
     assert_eq!(planned("a b c d", None, LINEAR), "full>a a>d+2");
@@ -102,14 +102,14 @@ fn nothing_is_sent_where_something_would_be_lost() {
             ReplicaPlan::Diverged(divergence) => divergence,
             other => panic!("{other:?}"),
         };
-    let went_on = |common: &str, own: &[&str]| Divergence::TargetWentOn {
+    let went_on = |common: &str, own: &[&str]| Divergence::TargetHasNewer {
         common: common.to_owned(),
         own: own.iter().map(|name| (*name).to_owned()).collect(),
     };
     assert_eq!(diverged("a b", "a x y"), went_on("a", &["x", "y"]));
     assert_eq!(diverged("a", "a x"), went_on("a", &["x"]));
-    assert_eq!(diverged("b c", "x y"), Divergence::NothingCommon);
-    assert_eq!(diverged("b c", ""), Divergence::TargetIsNoCopy);
+    assert_eq!(diverged("b c", "x y"), Divergence::NoCommonSnapshot);
+    assert_eq!(diverged("b c", ""), Divergence::TargetIsNoReplica);
     // btrfs keeps each by itself.
     let free = ReplicaRules {
         order: TargetOrder::Free,
@@ -121,12 +121,12 @@ fn nothing_is_sent_where_something_would_be_lost() {
 }
 
 #[test]
-fn names_that_clash_are_left_out_and_told() {
+fn names_that_clash_are_left_out_and_reported() {
     let mut target = points("a b");
     target[0].name = "d".to_owned();
     let plan = plan_replication(&points("b c d e"), Some(&target), LINEAR);
     assert_eq!(
-        (told(&plan.plan), plan.clashes),
+        (describe(&plan.plan), plan.name_conflicts),
         ("b>c c>e".to_owned(), vec!["d".to_owned()])
     );
     assert_eq!((plan.behind_count, plan.behind_s), (3, Some(3 * 60)));
@@ -141,13 +141,13 @@ fn where_there_are_no_identities_name_and_time_count() {
         }
         points
     };
-    let plan = |target: &[ReplicaPoint]| told(&plan_replication(&points("a b c"), Some(target), LINEAR).plan);
+    let plan = |target: &[ReplicaPoint]| describe(&plan_replication(&points("a b c"), Some(target), LINEAR).plan);
     assert_eq!(plan(&without("a b")), "b>c");
     let mut other = without("a b");
     other[1].time_s += 1;
-    assert!(plan(&other).starts_with("Diverged(TargetWentOn"), "{}", plan(&other));
+    assert!(plan(&other).starts_with("Diverged(TargetHasNewer"), "{}", plan(&other));
     assert_eq!(
-        told(&plan_replication(&[], None, LINEAR).plan),
+        describe(&plan_replication(&[], None, LINEAR).plan),
         format!("{:?}", ReplicaPlan::Idle(Idle::NoSnapshots))
     );
 }
@@ -237,7 +237,11 @@ fn happenings() -> impl Strategy<Value = Vec<Happening>> {
 fn rules() -> impl Strategy<Value = ReplicaRules> {
     (any::<bool>(), any::<bool>(), any::<bool>()).prop_map(|(free, newest, many)| ReplicaRules {
         order: if free { TargetOrder::Free } else { TargetOrder::Linear },
-        choice: if newest { Choice::Newest } else { Choice::Each },
+        choice: if newest {
+            SnapshotChoice::Newest
+        } else {
+            SnapshotChoice::Each
+        },
         streams: if many { Streams::Many } else { Streams::One },
     })
 }
@@ -297,7 +301,7 @@ proptest! {
                             if let Some(model) = target.as_ref().filter(|_| is_whole) {
                                 let again = plan_replication(&source, Some(&model.received), rules);
                                 prop_assert_eq!(again.plan, ReplicaPlan::Idle(Idle::UpToDate));
-                                prop_assert!(again.behind_count <= again.clashes.len().max(replication.clashes.len()));
+                                prop_assert!(again.behind_count <= again.name_conflicts.len().max(replication.name_conflicts.len()));
                             }
                         }
                         ReplicaPlan::Diverged(_) => {
@@ -313,7 +317,7 @@ proptest! {
                                 }
                             }
                         }
-                        ReplicaPlan::Idle(_) => prop_assert!(replication.behind_count == replication.clashes.len()),
+                        ReplicaPlan::Idle(_) => prop_assert!(replication.behind_count == replication.name_conflicts.len()),
                     }
                     let before = before.unwrap_or_default().received;
                     let after = target.clone().unwrap_or_default().received;

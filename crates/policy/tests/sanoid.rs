@@ -256,7 +256,7 @@ impl World {
                 snapshot.time.as_second()
             )
             .unwrap();
-            // Those of others are nobody's business.
+            // Other snapshots are ignored.
             writeln!(
                 listed,
                 "{dataset}@syncoid_{}\tcreation\t{}\t-",

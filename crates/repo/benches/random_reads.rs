@@ -18,7 +18,7 @@ use std::time::{Instant, SystemTime};
 use holdfast_block::BlockDevice as _;
 use holdfast_repo::key::{Credential, SystemRandomness};
 use holdfast_repo::store::DirectoryStore;
-use holdfast_repo::{Repository, Surroundings, SystemProcesses};
+use holdfast_repo::{Environment, Repository, SystemProcesses};
 
 fn main() -> ExitCode {
     let arguments: Vec<PathBuf> = std::env::args_os()
@@ -57,7 +57,7 @@ fn read_all([repository, password, places, source]: [&PathBuf; 4], length: &str)
     let begun = Instant::now();
     let store = Arc::new(DirectoryStore::open(repository)?);
     let credential = Credential::Passphrase(password.as_bytes());
-    let opened = Repository::open(store, credential, surroundings())?;
+    let opened = Repository::open(store, credential, environment())?;
     let (snapshots, _) = opened.repository.snapshots()?;
     let newest = snapshots
         .iter()
@@ -82,8 +82,8 @@ fn read_all([repository, password, places, source]: [&PathBuf; 4], length: &str)
     ))
 }
 
-fn surroundings() -> Surroundings {
-    Surroundings {
+fn environment() -> Environment {
+    Environment {
         randomness: Arc::new(SystemRandomness),
         processes: Arc::new(SystemProcesses),
         now_ms: Arc::new(|| {

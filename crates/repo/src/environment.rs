@@ -1,4 +1,4 @@
-//! What a repository needs from the world beside its store: chance, the time, and who else is alive.
+//! What a repository needs besides its store: randomness, time, and the state of processes.
 
 use std::sync::Arc;
 
@@ -36,7 +36,7 @@ pub enum Liveness {
 
 /// Processes, as far as they can be seen from here.
 pub trait Processes: Send + Sync {
-    /// Who we are.
+    /// The identity of this process.
     fn this(&self) -> ProcessIdentity;
 
     /// Whether `process` still runs.
@@ -55,12 +55,13 @@ fn started(process: &str) -> Option<u64> {
     fields.split_whitespace().nth(19)?.parse().ok()
 }
 
-/// Whether there is a process of this number, whoever owns it; `/proc` may be mounted so that it hides those of others.
+/// Whether a process with this number exists, of any user; `/proc` may be mounted so that other users' processes are
+/// hidden.
 fn exists(process: u32) -> bool {
     let Some(id) = i32::try_from(process).ok().and_then(Pid::from_raw) else {
         return false;
     };
-    // Only this answer says that there is none; not being permitted to signal it says that there is one.
+    // Only this error means that it does not exist; a permission error means that it does.
     !matches!(test_kill_process(id), Err(Errno::SRCH))
 }
 
@@ -105,18 +106,18 @@ impl Processes for SystemProcesses {
     }
 }
 
-/// What a repository needs from the world beside its store.
+/// What a repository needs besides its store.
 #[derive(Clone)]
-pub struct Surroundings {
-    /// Where identities and salts come from.
+pub struct Environment {
+    /// The source of identities and salts.
     pub randomness: Arc<dyn Randomness>,
-    /// Who else is alive.
+    /// Detects whether other processes are alive.
     pub processes: Arc<dyn Processes>,
     /// The time, in milliseconds since 1970-01-01 UTC.
     pub now_ms: Arc<dyn Fn() -> i64 + Send + Sync>,
 }
 
-impl Surroundings {
+impl Environment {
     /// Random bytes.
     pub(crate) fn draw<const N: usize>(&self) -> Result<[u8; N]> {
         let mut bytes = [0; N];

@@ -1,4 +1,4 @@
-//! What can go wrong with a repository.
+//! Errors of the repository.
 
 use crate::id::{SnapshotId, WriterId};
 use crate::key::KeyError;
@@ -15,7 +15,7 @@ pub enum Error {
     /// The store could not do what was asked.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// An object of the repository is not what was written: damaged, exchanged, or put there by somebody else.
+    /// An object of the repository is not what was written: damaged, exchanged, or forged.
     #[error("{object} is damaged at byte {offset}: {detail}")]
     Damaged {
         /// The object.
@@ -78,7 +78,7 @@ pub enum Error {
         /// The pack.
         pack: crate::id::PackId,
     },
-    /// Somebody else has the repository for an operation that only one may run.
+    /// Another process has the repository for an exclusive operation.
     #[error("{what} is running: {who}")]
     Locked {
         /// What runs.

@@ -1,17 +1,18 @@
-//! Giving space back: mark what snapshots refer to, then delete the packs that nobody refers to.
+//! Garbage collection: marks what snapshots refer to, and deletes unreferenced packs.
 //!
-//! Writers work meanwhile. They are never waited for, and never harmed:
+//! Writers may run meanwhile. Gc never waits for them and never harms them:
 //!
-//! 1. Announce, like every writer. Writers that died are kept from ever committing (see `lease`).
+//! 1. Announce, like every writer. Dead writers are prevented from ever committing (see `lease`).
 //! 2. Mark: everything that any snapshot refers to.
-//! 3. Condemn: say durably which packs are going to be deleted. A writer that begins from here on does not refer to them.
-//! 4. Look who is writing. A writer that began before may refer to what we condemned; if there is one, stop here, and let the
-//!    next run go on. If there was one and it has ended, its snapshot is seen by the next step.
+//! 3. Condemn: record durably which packs are going to be deleted. A writer that begins later does not refer to them.
+//! 4. Look for active writers. A writer that began earlier may refer to condemned packs; if there is one, stop here,
+//!    and let the next run continue. If there was one and it has ended, the next step sees its snapshot.
 //! 5. Mark again what was committed meanwhile, and spare what that refers to.
-//! 6. Move what is alive out of packs that are mostly dead; relocations say where it went; all durable.
-//! 7. Delete the packs, then what only served them: entries of the index, relocations, records of forgotten snapshots.
+//! 6. Repack: move live data out of packs that are mostly dead; relocations record its new location; all durable.
+//! 7. Delete the packs, then what only served them: index entries, relocations, records of removed snapshots.
 //!
-//! Every step can be the last: what is left is found by the next run. `docs/locking.md` argues why nothing alive is deleted.
+//! It may be interrupted after any step: the next run continues. `docs/locking.md` proves that nothing alive is
+//! deleted.
 
 pub(crate) mod auxiliary;
 pub(crate) mod compact;
@@ -38,7 +39,7 @@ use crate::gc::mark::{Marks, live_ranges};
 use crate::gc::repack::repack;
 use crate::gc::request::{GcPlan, GcReport, GcRequest, Sizes};
 use crate::id::{PackId, SegmentId, WriterId};
-use crate::progress::job::{JobProgress, Unwatched, check_cancelled};
+use crate::progress::job::{JobProgress, NoProgress, check_cancelled};
 use crate::repository::Repository;
 use crate::repository::pending_deletes::{condemned_name, encode_condemned, waits_name};
 use crate::store::{ObjectKind, StoreError};
@@ -52,8 +53,9 @@ const REPACK_BATCH_COUNT: usize = 64;
 /// Packs that are deleted before gc looks again whether it was taken for dead.
 const DELETE_BATCH_COUNT: usize = 32;
 const WAITS_BYTES_MAX: u64 = 1 << 20;
-/// What is left of objects that were never finished goes after a day when nobody is at work: whoever began it, and is, would
-/// have announced that before. Beside writers it stays for a week: one that finds nothing new for days adds nothing to a pack.
+/// Unfinished objects are removed after a day if no writer is active: an active writer would have been announced
+/// before. With active writers they are kept for a week, because a backup that finds nothing new for days adds nothing
+/// to its pack.
 const UNFINISHED_AGE: Duration = Duration::from_secs(24 * 3600);
 const UNFINISHED_BESIDE_WRITERS_AGE: Duration = Duration::from_secs(7 * 24 * 3600);
 
@@ -78,11 +80,11 @@ impl Chosen {
 impl Repository {
     /// What [`gc`](Self::gc) would do now.
     pub fn gc_plan(&self, request: GcRequest) -> Result<GcPlan> {
-        self.gc_plan_watched(request, &Unwatched::default())
+        self.gc_plan_with_progress(request, &NoProgress::default())
     }
 
-    /// [`gc_plan`](Self::gc_plan) with somebody who listens, and may stop it.
-    pub fn gc_plan_watched(&self, request: GcRequest, progress: &dyn JobProgress) -> Result<GcPlan> {
+    /// [`gc_plan`](Self::gc_plan) with progress and cancellation.
+    pub fn gc_plan_with_progress(&self, request: GcRequest, progress: &dyn JobProgress) -> Result<GcPlan> {
         let writers = lease::writers(&self.vault)?;
         let mut plan = self.with_all_snapshots(|snapshots| {
             let sizes = self.pack_sizes()?;
@@ -105,12 +107,12 @@ impl Repository {
 
     /// Gives back the space of what no snapshot refers to.
     pub fn gc(&self, request: GcRequest) -> Result<GcReport> {
-        self.gc_watched(request, &Unwatched::default())
+        self.gc_with_progress(request, &NoProgress::default())
     }
 
-    /// [`gc`](Self::gc) with somebody who listens, and may stop it: stopped between two steps, it has given back a part, and
-    /// the next run goes on.
-    pub fn gc_watched(&self, request: GcRequest, progress: &dyn JobProgress) -> Result<GcReport> {
+    /// [`gc`](Self::gc) with progress and cancellation: cancelled between two steps, it has freed a part, and the next
+    /// run continues.
+    pub fn gc_with_progress(&self, request: GcRequest, progress: &dyn JobProgress) -> Result<GcReport> {
         let lease = with_room(&self.vault, || Lease::take(&self.vault, Work::Gc, None))?;
         let result = self.gc_under(&lease, request, progress);
         match &result {
@@ -137,7 +139,7 @@ impl Repository {
             return Err(error);
         }
 
-        // Listed before the mark: a pack that comes later is nobody's business yet.
+        // Listed before the mark: a pack that appears later is not considered.
         let sizes = self.pack_sizes()?;
         let snapshots = self.standing_snapshots()?;
         let mut marks = self.mark(&snapshots, progress)?;
@@ -203,7 +205,7 @@ impl Repository {
             let moved = self.move_living(lease, request, (batch, &snapshots), marks, report)?;
             self.refresh()?;
             // What was moved is deleted in any case, or it would be there twice.
-            self.delete_packs(&moved, lease, sizes, (report, &Unwatched::default()))?;
+            self.delete_packs(&moved, lease, sizes, (report, &NoProgress::default()))?;
             progress.advance(batch.len() as u64);
         }
         Ok(())
@@ -306,9 +308,9 @@ impl Repository {
         Ok(chosen)
     }
 
-    /// Packs that an earlier run condemned and that everybody who might have referred to them has let go of since.
+    /// Packs that an earlier run condemned and that no active writer can refer to any more.
     ///
-    /// They can be deleted though there are writers: those began after the packs were condemned.
+    /// They can be deleted even while writers are active, because those began after the packs were condemned.
     fn carry_over(
         &self,
         chosen: &mut Chosen,
@@ -323,7 +325,7 @@ impl Repository {
                 continue;
             }
             let waits: Waits = match self.vault.get_sealed(&waits_name(gc), WAITS_BYTES_MAX) {
-                // That run died before it looked who writes.
+                // That run died before it looked for active writers.
                 Err(Error::Store(StoreError::NotFound { .. })) => continue,
                 other => {
                     let bytes = other?;
@@ -350,7 +352,7 @@ impl Repository {
     fn forget_old_condemnations(&self, lease: &Lease<'_>) -> Result<()> {
         let own = condemned_name(lease.record.writer);
         let names = self.vault.names(ObjectKind::Condemned)?;
-        // Whoever takes us for dead puts a list after that, which is none of these.
+        // Another gc that considers us dead puts a list later, which is not among these.
         lease.check()?;
         for name in names {
             if name != own && move_of(&name).is_none() {
@@ -399,7 +401,7 @@ impl Repository {
         if packs.is_empty() {
             return Ok(());
         }
-        let segment = SegmentId::from_bytes(self.vault.surroundings.draw()?);
+        let segment = SegmentId::from_bytes(self.vault.environment.draw()?);
         write_segment(&*self.vault.store, &self.vault.segment_keys(), segment, packs)?;
         Ok(())
     }

@@ -1,7 +1,7 @@
-//! The repository's parsers, laid open behind the seals: see [`holdfast_block::hostile`].
+//! The repository's parsers for fuzzing, behind the seals; see [`holdfast_block::hostile`].
 //!
-//! Whoever holds the keys, or a repository that is not encrypted, can seal any bytes. So seals and checksums are no
-//! protection for a parser, and everything here is fed with bytes as they are *after* decryption.
+//! An attacker with the keys, or in an unencrypted repository, can seal any bytes. Seals and checksums therefore do not
+//! protect a parser, and everything here is fed with bytes as they are *after* decryption.
 
 mod map;
 mod pack;
@@ -54,7 +54,7 @@ pub const PARSERS: &[Parser] = &[
     parser("writer", writer),
 ];
 
-/// A keyring that everybody knows.
+/// A well-known keyring.
 fn keyring() -> Keyring {
     MasterSecret::from_bytes([0x48; 32]).keyring()
 }
@@ -66,9 +66,9 @@ fn outcome_of<T, E>(result: &Result<T, E>) -> Outcome {
     }
 }
 
-/// A key slot, with the hash at its end mended; opened where it needs no secret.
+/// A key slot, with a corrected hash at its end; opened if it needs no secret.
 ///
-/// A slot for a passphrase is not tried: what that costs is bounded by the limits on its parameters, and not fuzzed.
+/// A slot for a passphrase is not tried: its cost is bounded by the limits on its parameters, and not fuzzed.
 pub fn key_slot(bytes: &[u8]) -> Outcome {
     let store = MemoryStore::new();
     let name = ObjectName::new(ObjectKind::Key, "0123456789abcdef").expect("16 digits are a name");
@@ -118,7 +118,7 @@ pub fn sealed_object(bytes: &[u8]) -> Outcome {
     outcome_of(&opened)
 }
 
-/// A segment of the index, with its sections sealed and its trailer mended.
+/// A segment of the index, with sealed sections and a corrected trailer.
 pub fn index_segment(bytes: &[u8]) -> Outcome {
     let (store, segment) = (MemoryStore::new(), SegmentId::from_bytes([3; 16]));
     let keys = SegmentKeys {

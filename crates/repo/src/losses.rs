@@ -1,10 +1,10 @@
-//! What was lost: snapshots and packs that are gone although no job removed them.
+//! Losses: snapshots and packs that are missing without a record of their removal.
 
 use std::fmt;
 
 use crate::id::{PackId, SnapshotId};
 
-/// A snapshot that is gone although nobody removed it.
+/// A snapshot that is missing without a record of its removal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LostSnapshot {
     /// The snapshot.

@@ -1,4 +1,4 @@
-//! A cache of bounded bytes that forgets what was not used for longest.
+//! An LRU cache of bounded bytes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
@@ -8,11 +8,11 @@ pub(crate) struct LruCache<K, V> {
     bytes_max: usize,
     bytes: usize,
     clock: u64,
-    entries: HashMap<K, Entry<V>>,
+    entries: HashMap<K, CacheEntry<V>>,
     by_use: BTreeMap<u64, K>,
 }
 
-struct Entry<V> {
+struct CacheEntry<V> {
     value: V,
     bytes: usize,
     used: u64,
@@ -61,7 +61,7 @@ impl<K: Eq + Hash + Copy, V: Clone> LruCache<K, V> {
         self.by_use.insert(self.clock, key);
         self.entries.insert(
             key,
-            Entry {
+            CacheEntry {
                 value,
                 bytes,
                 used: self.clock,

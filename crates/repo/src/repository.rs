@@ -1,4 +1,4 @@
-//! A repository, opened.
+//! An opened repository.
 
 pub(crate) mod accepted_losses;
 pub(crate) mod chunk_index;
@@ -43,7 +43,7 @@ impl Repository {
 
     /// What time it is by the clock of this host, in milliseconds since 1970-01-01 UTC.
     pub fn now_ms(&self) -> i64 {
-        (self.vault.surroundings.now_ms)()
+        (self.vault.environment.now_ms)()
     }
 
     /// The store, as it describes itself.

@@ -1,9 +1,9 @@
-//! The store and the keys to it: what every part of the repository works with.
+//! The store and its keys, which every part of the repository uses.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use crate::environment::Surroundings;
+use crate::environment::Environment;
 use crate::error::{Error, Result};
 use crate::format::config::RepositoryConfig;
 use crate::format::fingerprint::FingerprintKeys;
@@ -28,13 +28,13 @@ pub(crate) struct Vault {
     pub(crate) cipher: Cipher,
     pub(crate) master: MasterSecret,
     pub(crate) config: RepositoryConfig,
-    pub(crate) surroundings: Surroundings,
+    pub(crate) environment: Environment,
 }
 
 impl Vault {
     /// Puts a small object, sealed.
     pub(crate) fn put_sealed(&self, name: &ObjectName, plaintext: &[u8]) -> Result<Put> {
-        let randomness = &*self.surroundings.randomness;
+        let randomness = &*self.environment.randomness;
         let sealed = seal_object(
             &self.keyring,
             purpose_of(name.kind()),
@@ -101,7 +101,7 @@ impl Vault {
 
     /// Writes what `segments` say of the packs in `living` as one segment.
     pub(crate) fn merge(&self, segments: &[SegmentReader], living: &HashSet<PackId>) -> Result<SegmentId> {
-        let merged = SegmentId::from_bytes(self.surroundings.draw()?);
+        let merged = SegmentId::from_bytes(self.environment.draw()?);
         let directory_of = |pack| self.directory(pack);
         merge_segments(
             &*self.store,

@@ -7,9 +7,9 @@ mod common;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::{Rig, init_request, surroundings};
+use common::{Rig, environment, init_request};
 use holdfast_repo::store::{MemoryStore, ObjectKind, Store};
-use holdfast_repo::{Error, Liveness, ProcessIdentity, Processes, Repository, Surroundings, SystemProcesses};
+use holdfast_repo::{Environment, Error, Liveness, ProcessIdentity, Processes, Repository, SystemProcesses};
 
 /// Processes of which all are dead when a test says so.
 #[derive(Default)]
@@ -86,12 +86,12 @@ fn of_many_at_once_one_has_it() {
 fn who_died_keeps_nobody_out_and_holds_nothing() {
     let store = MemoryStore::new();
     let processes = Arc::new(Mortals::default());
-    let surroundings = Surroundings {
+    let environment = Environment {
         processes: Arc::clone(&processes) as Arc<dyn Processes>,
-        ..surroundings(3)
+        ..environment(3)
     };
     let shared: Arc<dyn Store> = Arc::new(store.clone());
-    let repository = Repository::init(shared, &init_request(), surroundings).unwrap();
+    let repository = Repository::init(shared, &init_request(), environment).unwrap();
     let dead = repository.claim("a push", "template a:latest").unwrap();
     processes.are_dead.store(true, Ordering::Relaxed);
     let living = repository.claim("a push", "template a:latest").unwrap();

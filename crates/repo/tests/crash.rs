@@ -16,7 +16,7 @@ use common::{PASSPHRASE, SeededBytes, Watch, init_request, names_of, request, so
 use holdfast_block::{BlockDevice, MemoryDevice, SeededRandom, to_usize};
 use holdfast_repo::store::{Fault, FaultPlan, FaultSpan, FaultStore, MemoryStore, ObjectKind, Store};
 use holdfast_repo::{
-    Error, GcRequest, Liveness, Parent, ProcessIdentity, Processes, Repository, SnapshotId, SourceData, Surroundings,
+    Environment, Error, GcRequest, Liveness, Parent, ProcessIdentity, Processes, Repository, SnapshotId, SourceData,
 };
 
 const GC: GcRequest = GcRequest {
@@ -49,19 +49,19 @@ impl Processes for Survivor {
 
 fn open(store: Arc<dyn Store>, process: u32) -> Result<Repository, Error> {
     let time = Arc::new(AtomicI64::new(1_700_000_000_000 + i64::from(process) * 1_000_000));
-    let surroundings = Surroundings {
+    let environment = Environment {
         randomness: Arc::new(SeededBytes::new(process.into())),
         processes: Arc::new(Survivor(process)),
         now_ms: Arc::new(move || time.fetch_add(1000, Ordering::Relaxed)),
     };
-    Repository::open(store, PASSPHRASE, surroundings).map(|opened| opened.repository)
+    Repository::open(store, PASSPHRASE, environment).map(|opened| opened.repository)
 }
 
 /// A store with an empty repository.
 fn empty() -> MemoryStore {
     let store = MemoryStore::new();
-    let surroundings = common::surroundings(9);
-    Repository::init(Arc::new(store.clone()), &init_request(), surroundings).unwrap();
+    let environment = common::environment(9);
+    Repository::init(Arc::new(store.clone()), &init_request(), environment).unwrap();
     store
 }
 
@@ -193,7 +193,7 @@ fn with_fault(base: &MemoryStore, plan: FaultPlan, seed: u64) -> bool {
     let survivor = match open(Arc::new(faulty.clone()), 1) {
         Ok(repository) => {
             let result = life(&repository, &mut committed);
-            if !faulty.has_struck() {
+            if !faulty.has_failed() {
                 result.unwrap();
                 return false;
             }

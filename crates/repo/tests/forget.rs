@@ -148,7 +148,7 @@ fn what_was_removed_stays_removed_as_long_as_there_is_a_copy() {
     // The clock of these tests goes on by a second each time that it is asked.
     let two_days = 2 * 24 * 3600;
     for _ in 0..two_days {
-        (rig.surroundings.now_ms)();
+        (rig.environment.now_ms)();
     }
     rig.store.advance_clock(Duration::from_secs(two_days));
     // Somebody at work holds the packs up.

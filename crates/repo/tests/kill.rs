@@ -26,7 +26,7 @@ use holdfast_block::{BlockDevice, MemoryDevice, SeededRandom, to_usize};
 use holdfast_repo::key::SystemRandomness;
 use holdfast_repo::store::{DirectoryStore, ObjectKind, Store};
 use holdfast_repo::{
-    GcRequest, Parent, Repository, SnapshotId, Source, SourceData, Surroundings, SystemProcesses, VerifyDepth,
+    Environment, GcRequest, Parent, Repository, SnapshotId, Source, SourceData, SystemProcesses, VerifyDepth,
     VerifyRequest,
 };
 
@@ -37,8 +37,8 @@ const GC: GcRequest = GcRequest {
 };
 const SNAPSHOTS_KEPT: usize = 4;
 
-fn surroundings() -> Surroundings {
-    Surroundings {
+fn environment() -> Environment {
+    Environment {
         randomness: Arc::new(SystemRandomness),
         processes: Arc::new(SystemProcesses),
         now_ms: Arc::new(|| 1_700_000_000_000),
@@ -47,7 +47,7 @@ fn surroundings() -> Surroundings {
 
 fn open(root: &Path) -> Repository {
     let store = DirectoryStore::open(&root.join("repository")).unwrap();
-    let opened = Repository::open(Arc::new(store), PASSPHRASE, surroundings()).unwrap();
+    let opened = Repository::open(Arc::new(store), PASSPHRASE, environment()).unwrap();
     opened.repository
 }
 
@@ -192,7 +192,7 @@ fn kill_at_random(kills: u64) -> usize {
     let folder = tempfile::TempDir::new().unwrap();
     let root = folder.path();
     let store = DirectoryStore::create(&root.join("repository")).unwrap();
-    Repository::init(Arc::new(store), &init_request(), surroundings()).unwrap();
+    Repository::init(Arc::new(store), &init_request(), environment()).unwrap();
     File::create(root.join("journal")).unwrap();
     for _ in 0..kills {
         let mut child = start(root);

@@ -15,7 +15,7 @@ use std::io::{Cursor, Read};
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{Disk, PASSPHRASE, Rig, Watch, init_request, request, surroundings};
+use common::{Disk, PASSPHRASE, Rig, Watch, environment, init_request, request};
 use holdfast_block::MemoryDevice;
 use holdfast_repo::key::Credential;
 use holdfast_repo::store::{MemoryStore, ObjectKind, ObjectName, Store};
@@ -156,7 +156,7 @@ fn life(past: &mut Past) -> (Rig, BTreeMap<SnapshotId, Disk>) {
     damage(&rig, past);
     // Days go by, until nothing is left of what was removed.
     for _ in 0..2 * 24 * 3600 {
-        (rig.surroundings.now_ms)();
+        (rig.environment.now_ms)();
     }
     rig.store.advance_clock(Duration::from_secs(2 * 24 * 3600));
     rig.repository.gc(GC).unwrap();
@@ -173,8 +173,8 @@ fn check(rig: &Rig, living: &BTreeMap<SnapshotId, Disk>, (name, bytes): (&Object
     // What is put back is young by the clock of the store.
     store.advance_clock(Duration::from_secs(2 * 24 * 3600));
     let shared: Arc<dyn Store> = Arc::new(store.clone());
-    let mut around = surroundings(seed);
-    around.now_ms = Arc::clone(&rig.surroundings.now_ms);
+    let mut around = environment(seed);
+    around.now_ms = Arc::clone(&rig.environment.now_ms);
     let repository = Repository::open(shared, PASSPHRASE, around).unwrap().repository;
     let assert_reads = || {
         for (id, disk) in living {

@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::{Disk, Hooked, PASSPHRASE, Rig, SeededBytes, Watch, request, source, surroundings};
+use common::{Disk, Hooked, PASSPHRASE, Rig, SeededBytes, Watch, environment, request, source};
 use holdfast_block::{BlockDevice, Fault, FaultRule, FaultyDevice, MemoryDevice, RequestKind};
 use holdfast_repo::store::{ObjectKind, Store};
 use holdfast_repo::{
@@ -47,11 +47,11 @@ impl Processes for Other {
 }
 
 fn another(rig: &Rig, seed: u64, others: Liveness) -> Repository {
-    let mut surroundings = surroundings(seed);
-    surroundings.processes = Arc::new(Other(Some(others)));
-    surroundings.randomness = Arc::new(SeededBytes::new(seed));
+    let mut environment = environment(seed);
+    environment.processes = Arc::new(Other(Some(others)));
+    environment.randomness = Arc::new(SeededBytes::new(seed));
     let store: Arc<dyn Store> = Arc::new(rig.store.clone());
-    Repository::open(store, PASSPHRASE, surroundings).unwrap().repository
+    Repository::open(store, PASSPHRASE, environment).unwrap().repository
 }
 
 /// A disk was open, gc rewrote the pack under it, and the next read failed: "pack is missing". The snapshot was alive all the
@@ -321,7 +321,7 @@ fn what_heals_a_snapshot_while_gc_works_is_not_deleted() {
         let request = request("other", 1, vec![source], Parent::None, 0);
         healer.backup(request, &Watch::default()).unwrap();
     });
-    let gc = Repository::open(Arc::new(hooked), PASSPHRASE, surroundings(93))
+    let gc = Repository::open(Arc::new(hooked), PASSPHRASE, environment(93))
         .unwrap()
         .repository;
     let report = gc.gc(REWRITE_ALL).unwrap();
@@ -420,7 +420,7 @@ fn a_backup_that_takes_weeks_is_not_taken_for_dead() {
             days += 1;
             rig.store.advance_clock(Duration::from_secs(24 * 3600));
             (0..24 * 3600).for_each(|_| {
-                (rig.surroundings.now_ms)();
+                (rig.environment.now_ms)();
             });
             let report = gc.gc(REWRITE_ALL).unwrap();
             assert!(report.cleared_writers.is_empty(), "day {days}: {report:?}");
@@ -443,7 +443,7 @@ fn a_clock_that_is_years_ahead_takes_nobody_for_dead() {
     let rig = Rig::new(28);
     let mut disk = Disk::new(1 << 20, 1);
     disk.fill(0, 1 << 20);
-    let mut ahead = surroundings(86);
+    let mut ahead = environment(86);
     ahead.processes = Arc::new(Other(Some(Liveness::Unknown)));
     ahead.now_ms = Arc::new(|| 4_000_000_000_000);
     let gc = Repository::open(Arc::new(rig.store.clone()), PASSPHRASE, ahead)

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{Watch, init_request, request, surroundings};
+use common::{Watch, environment, init_request, request};
 use holdfast_block::MemoryDevice;
 use holdfast_repo::store::{DirectoryStore, ObjectKind, ObjectName, Store};
 use holdfast_repo::{GcRequest, Parent, Repository, Source, SourceData};
@@ -48,7 +48,7 @@ fn old_unfinished_objects_go_with_gc_and_young_ones_stay() {
     let folder = TempDir::new().unwrap();
     let root = folder.path().join("repository");
     let store = DirectoryStore::create(&root).unwrap();
-    let repository = Repository::init(Arc::new(store), &init_request(), surroundings(61)).unwrap();
+    let repository = Repository::init(Arc::new(store), &init_request(), environment(61)).unwrap();
     let device = MemoryDevice::from_bytes(&[1; 8192]);
     let source = Source {
         name: "vda".into(),

@@ -1,4 +1,4 @@
-//! Reads an NBD export as quickly as it goes, to compare with other clients:
+//! Reads an NBD export as fast as possible, to compare with other clients:
 //!
 //! ```text
 //! cargo run --release --example nbd_read -- URI sequential|random|map THREADS CONNECTIONS PIECE_KIB
@@ -39,7 +39,7 @@ fn main() {
         "sequential" => (sequential(&device, thread_count), "bytes"),
         "random" => (random(&device, thread_count, &clock), "reads"),
         "map" => (map(&device), "extents"),
-        _ => panic!("{mode} is none of sequential, random and map"),
+        _ => panic!("{mode} is not sequential, random or map"),
     };
     let seconds = clock.now().saturating_sub(began).as_secs_f64();
     println!(

@@ -46,7 +46,7 @@ fn main() {
         let address = ([127, 0, 0, 1], port.parse().unwrap()).into();
         server.listen(Listener::tcp(address).unwrap()).unwrap();
     }
-    // Ends with whoever started it.
+    // Ends with its parent process.
     std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
     eprintln!("{:?}", server.stop(Duration::from_secs(5)));
 }

@@ -1,4 +1,4 @@
-//! What can go wrong with serving.
+//! Errors of serving devices.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -10,22 +10,22 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Another program answers at this socket; it was left alone.
+    /// Another program listens on this socket. It was not touched.
     #[error("another program listens on {}", path.display())]
     SocketInUse {
         /// The socket's path.
         path: PathBuf,
     },
-    /// Something that is no socket stands where one was wanted; it was left alone.
-    #[error("{} exists and is no socket", path.display())]
+    /// The path exists and is not a socket. It was not touched.
+    #[error("{} exists and is not a socket", path.display())]
     NotASocket {
-        /// What stands there.
+        /// The path.
         path: PathBuf,
     },
-    /// A Unix socket could not be made.
+    /// A Unix socket could not be created.
     #[error("{action} {}", path.display())]
     UnixSocket {
-        /// What was tried: "bind", "listen on"...
+        /// What failed: "bind", "listen on"...
         action: &'static str,
         /// The socket's path.
         path: PathBuf,
@@ -40,10 +40,10 @@ pub enum Error {
         /// The operating system's reason.
         source: std::io::Error,
     },
-    /// A thread that the server needs could not be started.
+    /// A thread could not be started.
     #[error("start a thread for {purpose}")]
     Thread {
-        /// What it was to do.
+        /// What the thread was for.
         purpose: &'static str,
         /// The operating system's reason.
         source: std::io::Error,
@@ -51,12 +51,12 @@ pub enum Error {
     /// Certificates or keys for TLS cannot be used.
     #[error("{action}")]
     Tls {
-        /// What was tried: "read the server's key"...
+        /// What failed: "read the server's key"...
         action: &'static str,
-        /// Why it cannot be.
+        /// The cause.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// A socket refused an option that the server cannot do without.
+    /// A required option could not be set on a socket.
     #[error("set up a connection")]
     Socket {
         /// The operating system's reason.

@@ -1,4 +1,4 @@
-//! The parsers of network protocols, laid open: see [`holdfast_block::hostile`].
+//! The parsers of network protocols for fuzzing; see [`holdfast_block::hostile`].
 
 use holdfast_block::hostile::{Outcome, Parser};
 

@@ -1,7 +1,7 @@
-//! Block devices to others, and from others.
+//! Block devices over the network: servers and clients.
 //!
-//! [`nbd`] is the network block device protocol, both ends of it. The protocol cores are pure: bytes in, values out; what
-//! moves the bytes stands beside them.
+//! [`nbd`] implements both ends of the network block device protocol. The protocol cores are pure state machines: bytes
+//! in, values out. The code that does the I/O is separate.
 
 mod error;
 #[cfg(feature = "hostile")]

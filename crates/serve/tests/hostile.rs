@@ -1,4 +1,4 @@
-//! What a hostile server can say, without a fuzzer.
+//! Input of a hostile server, without a fuzzer.
 
 #[path = "../../block/tests/hostile/ordeal.rs"]
 mod ordeal;

@@ -10,8 +10,8 @@ use peak_alloc::PeakAlloc;
 #[global_allocator]
 static ALLOCATOR: PeakAlloc = PeakAlloc;
 
-/// A handshake answers an option with less than 64 KiB, and all that was answered is kept twice here, to be compared. Requests
-/// are carried out on a disk of 100 kB, and each reply is thrown away before the next.
+/// A handshake answers an option with less than 64 KiB, and all output is kept twice here, to be compared. Requests are
+/// executed on a disk of 100 kB, and each reply is discarded before the next.
 const BOUND: Bound = Bound {
     per_byte: 200,
     constant_bytes: 2 << 20,

@@ -1,4 +1,4 @@
-//! The server as a whole: what it does while devices are slow, clients misbehave or vanish, and it is stopped.
+//! The whole server: slow devices, misbehaving or vanishing clients, and stopping.
 
 #![allow(clippy::unwrap_used, reason = "all of it is test")]
 
@@ -91,7 +91,7 @@ fn slow_reads_stop_neither_their_own_connection_nor_others() {
     gate.open();
     let mut cookies = vec![1, 2, 3];
     for _ in 0..3 {
-        // Their order is not that of the requests, but each comes.
+        // Replies may be out of order, but each arrives.
         let header = first.take(20).unwrap();
         let cookie = u64_at(&header, 8);
         assert_eq!(u32_at(&header, 16), 520);
@@ -108,11 +108,11 @@ fn a_server_that_stops_answers_what_is_under_way_and_refuses_the_rest() {
     let mut idle = Raw::connect(&ours.socket());
     let slow = raw.header(0, 0, 7, 0, 512);
     raw.say(&slow);
-    // An answer to a later request proves that the slow one was taken.
+    // A reply to a later request proves that the slow one was received.
     raw.read(8192, 512);
     let server = ours.server.take().unwrap();
     let stopping = std::thread::spawn(move || server.stop(Duration::from_secs(30)));
-    assert_eq!(idle.take(1), None, "whoever is in the handshake is sent away");
+    assert_eq!(idle.take(1), None, "a client in the handshake is disconnected");
     let refused = raw.ask(0, 0, 8192, 512, &[]).unwrap();
     assert_eq!(refused.error, ESHUTDOWN);
     gate.open();
@@ -170,21 +170,23 @@ fn clients_that_dawdle_are_sent_away() {
     let ours = Ours::start_with(FixedExports::new([writable(MemoryDevice::new(64 << 20))]), impatient());
     let mut silent = Raw::connect(&ours.socket());
     assert_eq!(silent.take(1), None);
-    ours.wait_until_told(&["Disconnected", "the handshake took too long"]);
+    ours.wait_for_event(&["Disconnected", "the handshake took too long"]);
     let mut idle = Raw::enter(&ours.socket(), "disk", Style::Simple, &[]).unwrap();
     assert_eq!(idle.take(1), None);
-    ours.wait_until_told(&["Disconnected", "asked for nothing"]);
+    ours.wait_for_event(&["Disconnected", "idle for too long"]);
     let mut half = Raw::enter(&ours.socket(), "disk", Style::Simple, &[]).unwrap();
     let header = half.header(0, 1, 1, 0, 4096);
     half.say(&header);
     assert_eq!(half.take(1), None);
-    ours.wait_until_told(&["Disconnected", "the rest of a request"]);
-    // Takes nothing of what it asked for: more than any socket holds.
+    ours.wait_for_event(&["Disconnected", "the rest of a request"]);
+    // Reads nothing of its replies: more than any socket buffers.
     let mut greedy = Raw::enter(&ours.socket(), "disk", Style::Simple, &[]).unwrap();
     let header = greedy.header(0, 0, 1, 0, 32 << 20);
     greedy.say(&header);
     let server = ours.server.as_ref().unwrap();
-    wait_for("the greedy one to be sent away", || server.connection_count() == 0);
+    wait_for("the greedy client to be disconnected", || {
+        server.connection_count() == 0
+    });
 }
 
 #[test]
@@ -199,14 +201,14 @@ fn there_are_only_so_many_connections() {
     let mut third = std::os::unix::net::UnixStream::connect(ours.socket()).unwrap();
     let read = std::io::Read::read(&mut third, &mut [0; 1]);
     assert!(matches!(read, Ok(0)), "closed without a word: {read:?}");
-    ours.wait_until_told(&["TooMany"]);
+    ours.wait_for_event(&["TooMany"]);
     drop(first);
     let server = ours.server.as_ref().unwrap();
     wait_for("a place", || server.connection_count() < 2);
     Raw::connect(&ours.socket());
 }
 
-/// Clients that connect and say nothing must not keep out one that means it.
+/// Idle clients in the handshake must not keep out a legitimate one.
 #[test]
 fn silent_clients_lose_their_place_to_new_ones() {
     let limits = Limits {
@@ -232,7 +234,7 @@ fn connect_from(from: [u8; 4], to: SocketAddr) -> TcpStream {
     TcpStream::from(socket)
 }
 
-/// Others have places left, whatever one address of the network does, and the one on the host counts with none.
+/// One address cannot use up the connections of others, and local clients count for no address.
 #[test]
 fn one_address_gets_its_share_of_the_places_and_no_more() {
     const GREETING_BYTES: usize = 18;
@@ -253,7 +255,7 @@ fn one_address_gets_its_share_of_the_places_and_no_more() {
     let (greedy, other) = ([127, 0, 0, 1], [127, 0, 0, 2]);
     let first: Vec<_> = (0..2).map(|_| greet(greedy).unwrap()).collect();
     assert!(greet(greedy).is_none());
-    ours.wait_until_told(&["TooMany"]);
+    ours.wait_for_event(&["TooMany"]);
     let _others: Vec<_> = (0..2).map(|_| greet(other).unwrap()).collect();
     Raw::connect(&ours.socket());
     drop(first);
@@ -262,7 +264,7 @@ fn one_address_gets_its_share_of_the_places_and_no_more() {
     assert!(greet(greedy).is_some());
 }
 
-/// What many clients together ask for and do not take is bounded for the server, and others go on.
+/// The memory for replies that clients do not read is bounded, and other clients continue.
 #[test]
 fn the_memory_of_all_clients_together_is_bounded() {
     let limits = Limits {
@@ -281,7 +283,7 @@ fn the_memory_of_all_clients_together_is_bounded() {
             greedy
         })
         .collect();
-    // A small request needs nothing of what the others have.
+    // A small request does not depend on the shared budget.
     let mut modest = Raw::enter(&ours.socket(), "disk", Style::Simple, &[]).unwrap();
     assert_eq!(modest.read(0, 4096).len(), 4096);
 }
@@ -300,13 +302,13 @@ fn errors_of_the_device_reach_the_client_and_the_owner() {
         assert_eq!(raw.ask(with_payload, 1, 512, 512, &[1; 512]).unwrap().error, EIO);
         assert_eq!(raw.ask(0, 3, 0, 0, &[]).unwrap().error, EIO);
         for action in ["read", "write", "flush"] {
-            ours.wait_until_told(&["RequestFailed", "disk", &format!("action: \"{action}\"")]);
+            ours.wait_for_event(&["RequestFailed", "disk", &format!("action: \"{action}\"")]);
         }
         assert_eq!(raw.ask(0, 4, 0, 512, &[]).unwrap().error, 0, "the connection goes on");
     }
 }
 
-/// Breaks every promise.
+/// A device that violates its contract.
 struct Broken;
 
 impl BlockDevice for Broken {
@@ -336,7 +338,7 @@ fn a_device_that_panics_costs_a_request_and_no_more() {
         EIO,
         "extents that make no progress"
     );
-    ours.wait_until_told(&["RequestFailed", "broke down"]);
+    ours.wait_for_event(&["RequestFailed", "panicked"]);
 }
 
 /// A long read is sent in parts once the device proved quick; the error comes after the parts that were sent.
@@ -361,7 +363,7 @@ fn an_error_in_the_middle_of_a_long_read_ends_its_reply_and_nothing_else() {
     }
 }
 
-/// Opens exports when they are asked for, and counts that.
+/// Opens exports on demand, and counts that.
 #[derive(Clone, Default)]
 struct Lazy(Arc<Mutex<Vec<String>>>);
 
@@ -398,7 +400,7 @@ fn an_export_is_opened_when_it_is_asked_for_and_once_for_each_client() {
     assert_eq!(list.len(), 3);
     assert!(lazy.0.lock().unwrap().is_empty(), "a list opens nothing");
     assert_eq!(raw.option(6, &info_query("broken", &[])).unwrap()[0].0, 0x8000_0006);
-    ours.wait_until_told(&["OpenFailed", "broken", "lost"]);
+    ours.wait_for_event(&["OpenFailed", "broken", "lost"]);
     raw.agree_on(Style::Structured).unwrap();
     for option in [6, 10, 7] {
         let data = match option {
@@ -455,8 +457,8 @@ fn holes_and_changes_are_told() {
     assert_eq!(raw.ask(32, 7, 0, 16, &twice).unwrap().error, 22);
 }
 
-/// Random requests over several connections, one region each, against a plain vector; with and without workers, since the
-/// first requests go to workers and later ones do not.
+/// Random requests over several connections, one region each, against a plain vector; with and without workers, because
+/// the first requests go to workers and later ones do not.
 #[test]
 fn behaves_like_a_vector_of_bytes() {
     let seed = holdfast_block::conformance::test_seed();

@@ -1,4 +1,4 @@
-//! The same cases for our server and for others: a server that gets one wrong is found, and so is a case that is wrong.
+//! The same cases for our server and for others: this finds errors of our server and wrong cases.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "all of it is test")]
 
@@ -46,7 +46,7 @@ fn qemu_nbd_answers_the_same_cases() {
     check(Some(Peer::QemuNbd), &theirs.socket());
 }
 
-/// Runs all cases. A peer may answer as its differences say, or as it should: another release of it may have changed its mind.
+/// Runs all cases. A peer may deviate as listed, or answer correctly, because releases differ.
 fn check(peer: Option<Peer>, socket: &Path) {
     let mut wrong = Vec::new();
     let mut count = 0;
@@ -123,7 +123,7 @@ fn run_option(case: &OptionCase, socket: &Path) -> Outcome {
             return Outcome::Closed;
         };
         assert_eq!(u64_at(&bytes, 0), SIZE);
-        // What comes next is the answer to a request: there are no more bytes before it.
+        // The reply to a request proves that no more bytes come before it.
         raw.read(0, 512);
         return Outcome::Bytes(length);
     }
@@ -182,7 +182,7 @@ fn run_request(case: &RequestCase, socket: &Path) -> Option<Expect> {
     Some(Expect::Done)
 }
 
-/// The extents begin with the range, make progress, call only zeroes zero, and are one where one was asked for.
+/// The extents begin with the range, make progress, report only zeroes as zero, and are one if one was requested.
 fn check_status(case: &RequestCase, chunks: &[(u16, Vec<u8>)]) {
     let of_status: Vec<_> = chunks.iter().filter(|(kind, _)| *kind == 5 || *kind == 6).collect();
     let [(kind, payload)] = of_status[..] else {

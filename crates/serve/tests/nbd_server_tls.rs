@@ -1,4 +1,4 @@
-//! TLS: clients of others, with and without certificates, and clients that try without.
+//! TLS: other clients, with and without certificates, and clients that try without TLS.
 
 #![allow(clippy::unwrap_used, reason = "all of it is test")]
 #![allow(clippy::disallowed_methods, reason = "tests run the peers")]
@@ -30,7 +30,7 @@ fn start(tls: TlsPolicy) -> (Arc<MemoryDevice>, Ours) {
     (device, Ours::start_tls(FixedExports::new([export]), tls))
 }
 
-/// A folder of certificates as GnuTLS' users expect it, with a client's own or without.
+/// A folder of certificates in the layout of GnuTLS, with or without a client certificate.
 fn folder(with_client: bool) -> tempfile::TempDir {
     let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/tls");
     let folder = tempfile::tempdir().unwrap();
@@ -118,20 +118,20 @@ fn a_client_without_a_certificate_is_sent_away_where_one_is_wanted() {
     let (with, without) = (folder(true), folder(false));
     assert!(run("nbdinfo", &[&uri(&ours, with.path())]).contains("with TLS"));
     assert!(fails("nbdinfo", &[&uri(&ours, without.path())]));
-    ours.wait_until_told(&["Disconnected", "InvalidData"]);
+    ours.wait_for_event(&["Disconnected", "InvalidData"]);
 }
 
 #[test]
 fn what_is_said_before_tls_does_not_count_under_it() {
     let (_, ours) = start(TlsPolicy::Allowed(identity(ClientTrust::Anyone)));
     let mut raw = Raw::connect(&ours.socket());
-    // An option is smuggled in behind the wish for TLS, in the hope that it is taken for an encrypted one.
+    // An option is injected after the request for TLS, to be taken for an encrypted one.
     let start_tls = nbd_cases::raw::option_bytes(5, &[]);
     let list = nbd_cases::raw::option_bytes(3, &[]);
     raw.say(&[3_u32.to_be_bytes().as_slice(), &start_tls, &list].concat());
     assert_eq!(raw.option_replies(5).unwrap()[0].0, 1);
     assert_eq!(raw.take(1), None);
-    ours.wait_until_told(&["Disconnected", "plain bytes"]);
+    ours.wait_for_event(&["Disconnected", "plain bytes"]);
 }
 
 #[test]

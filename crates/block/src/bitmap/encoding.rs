@@ -19,10 +19,10 @@
 //! *Runs*: lengths of runs in bits, by turns clear and set, the first clear (it may be 0, no other may), each a LEB128
 //! number in its shortest form; a clear run at the end is left out.
 //!
-//! The writer takes whichever form is shorter, words when they are equal.
+//! The writer uses the shorter form, words if they are equal.
 //!
-//! A reader says which size of device it expects. Memory is bounded by that and by the input: 16 bytes for each 4096
-//! bits, and 512 more for each stretch of 4096 bits in which the input has a border between clear and set.
+//! The reader passes the expected size of the device. Memory is bounded by that and by the input: 16 bytes for each
+//! 4096 bits, and 512 more for each group of 4096 bits in which the input changes between clear and set.
 
 #![deny(clippy::indexing_slicing)]
 #![cfg_attr(not(test), deny(clippy::string_slice))]
@@ -130,10 +130,10 @@ impl DirtyBitmap {
             .collect()
     }
 
-    /// Reads the stored form of a bitmap of a device of `size_bytes`.
+    /// Decodes a bitmap of a device of `size_bytes`.
     ///
-    /// [`Error::Corrupt`] when it is damaged or of a device of another size, [`Error::Unsupported`] when it is of a later
-    /// version. Whoever needs the bitmap then reads the whole device instead.
+    /// [`Error::Corrupt`] if it is damaged or of a device of another size, [`Error::Unsupported`] if it has a later
+    /// version. The caller then reads the whole device instead.
     pub fn decode(bytes: &[u8], size_bytes: u64) -> Result<Self> {
         let (form, granularity_bytes) = check_header(bytes, size_bytes)?;
         let bits = bytes.get(HEADER_LENGTH..).unwrap_or_default();
@@ -141,7 +141,7 @@ impl DirtyBitmap {
         match form {
             FORM_WORDS => bitmap.decode_words(bits)?,
             FORM_RUNS => bitmap.decode_runs(bits)?,
-            _ => return Err(corrupt(FORM_AT, format!("{form} is no form of the bits"))),
+            _ => return Err(corrupt(FORM_AT, format!("{form} is not a known form of the bits"))),
         }
         Ok(bitmap)
     }
@@ -198,7 +198,7 @@ impl DirtyBitmap {
     }
 }
 
-/// Checks all that the header claims and the checksum of the bits; returns their form and the granularity.
+/// Checks the header and the checksum of the bits; returns their form and the granularity.
 fn check_header(bytes: &[u8], size_bytes: u64) -> Result<(u32, u64)> {
     let Some((head, bits)) = bytes.split_first_chunk::<HEADER_LENGTH>() else {
         return Err(corrupt(0, format!("{} bytes are less than a header", bytes.len())));
@@ -249,7 +249,7 @@ mod tests {
     use crate::testing::conformance::test_seed;
     use crate::{DirtyBitmap, Error, SeededRandom, to_usize};
 
-    /// `bytes` with the right length and checksums, so that a lie reaches the check behind them.
+    /// `bytes` with correct length and checksums, so that a forged field reaches the check behind them.
     fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
         let length = (bytes.len() - HEADER_LENGTH) as u64;
         bytes[LENGTH_AT..LENGTH_AT + 8].copy_from_slice(&length.to_le_bytes());

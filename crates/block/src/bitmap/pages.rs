@@ -1,6 +1,6 @@
-//! A long row of bits of which most stretches are all clear or all set.
+//! A bit vector that is mostly all clear or all set.
 //!
-//! The row is cut into pages of 4096 bits; a page takes 512 bytes only while its bits differ.
+//! It is divided into pages of 4096 bits; a page takes 512 bytes only while its bits differ.
 
 use std::ops::Range;
 
@@ -23,9 +23,9 @@ enum Bit {
     Set,
 }
 
-/// A row of bits. Bits past its end are always clear, so that equal rows are equal values.
+/// A bit vector. Bits past its end are always clear, so that equal vectors are equal values.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Pages {
+pub(super) struct BitPages {
     bit_count: u64,
     pages: Vec<Page>,
 }
@@ -78,7 +78,7 @@ impl Page {
     }
 }
 
-impl Pages {
+impl BitPages {
     /// `bit_count` bits, all clear.
     pub(super) fn new(bit_count: u64) -> Self {
         Self {

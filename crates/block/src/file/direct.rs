@@ -1,9 +1,9 @@
-//! A second way to a file, past the page cache.
+//! Direct I/O, bypassing the page cache.
 //!
-//! Direct I/O wants offsets, lengths and memory aligned. Whole blocks of 4096 bytes go past the page cache, through an
-//! aligned bounce buffer where the caller's memory is not aligned; reads may cover more than was asked. The unaligned
-//! ends of a *write* go through the page cache instead of reading, changing and writing back their blocks: so two threads
-//! that write to different bytes of one block cannot undo each other. A block is a page, so a page is never both.
+//! Direct I/O needs aligned offsets, lengths and memory. Whole blocks of 4096 bytes bypass the page cache, through an
+//! aligned bounce buffer if the caller's memory is not aligned; reads may cover more than was requested. The unaligned
+//! ends of a *write* go through the page cache instead of a read-modify-write of their blocks, so that two threads that
+//! write different bytes of one block cannot undo each other. A block is a page, so a page is never both.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd as _;
@@ -18,12 +18,12 @@ use crate::aligned::{ALIGNMENT, AlignedBuffer, is_aligned};
 use crate::to_usize;
 
 const ALIGNMENT_BYTES: u64 = ALIGNMENT as u64;
-/// Most memory that one request takes for bouncing.
+/// Largest bounce buffer of one request.
 const BOUNCE_LENGTH_MAX: usize = 1 << 20;
 
-/// The way past the page cache to a file that is open already, for requests of some length and more.
+/// Direct I/O to an open file, for requests of a minimum length.
 ///
-/// Where the file system refuses, everything goes through the page cache, and [`refusal`](Self::refusal) says why.
+/// If the file system refuses, all I/O uses the page cache, and [`refusal`](Self::refusal) gives the reason.
 #[derive(Debug, Default)]
 pub struct DirectPath {
     file: Option<File>,
@@ -31,7 +31,7 @@ pub struct DirectPath {
     refusal: OnceLock<String>,
 }
 
-/// What a file is open for.
+/// The access mode of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     /// Reading only.
@@ -40,7 +40,8 @@ pub enum Access {
     ReadWrite,
 }
 
-/// Whether the file system took the descriptor but not the request: it wants other alignment, or none of this.
+/// Whether the file system accepted the descriptor but not the request: it needs another alignment, or does not support
+/// it.
 fn is_refusal(error: &std::io::Error) -> bool {
     Errno::from_io_error(error) == Some(Errno::INVAL)
 }
@@ -49,9 +50,9 @@ impl DirectPath {
     /// Shortest request that is large: a disk is about as fast with requests of this length as with longer ones.
     pub const LARGE_LENGTH: usize = 512 << 10;
 
-    /// Opens `file` a second time. Requests of fewer than `length_min` bytes go through the page cache all the same.
+    /// Opens `file` a second time. Requests of fewer than `length_min` bytes use the page cache.
     pub fn open(file: &File, access: Access, length_min: usize) -> Self {
-        // By its descriptor: the name may lead to another file by now.
+        // By its descriptor: the name may refer to another file by now.
         let opened = OpenOptions::new()
             .read(true)
             .write(access == Access::ReadWrite)
@@ -68,12 +69,12 @@ impl DirectPath {
         }
     }
 
-    /// Whether requests that are long enough go past the page cache.
+    /// Whether long requests bypass the page cache.
     pub fn is_usable(&self) -> bool {
         self.file.is_some() && self.refusal.get().is_none()
     }
 
-    /// Shortest request that goes past the page cache.
+    /// Shortest request that bypasses the page cache.
     pub fn length_min(&self) -> usize {
         self.length_min
     }
@@ -108,8 +109,8 @@ impl DirectPath {
         }
     }
 
-    /// Writes all of `data`; says whether it went past the page cache, as all but unaligned ends of it may.
-    /// `buffered` is the file itself.
+    /// Writes all of `data`; returns whether it bypassed the page cache, except for unaligned ends. `buffered` is the
+    /// file itself.
     pub fn write(&self, buffered: &File, data: &[u8], offset: u64) -> std::io::Result<IoMode> {
         let end = offset + data.len() as u64;
         let first = offset.next_multiple_of(ALIGNMENT_BYTES);

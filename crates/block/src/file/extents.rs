@@ -1,4 +1,4 @@
-//! Where a file has holes.
+//! Holes of files.
 
 use std::ops::Range;
 
@@ -8,17 +8,17 @@ use rustix::io::Errno;
 use super::open::{Medium, OpenFile};
 use crate::{Error, ExtentKind, ExtentList, Result};
 
-/// The answer of `SEEK_DATA`.
+/// The result of `SEEK_DATA`.
 enum NextData {
     At(u64),
     /// There is only a hole up to the end of the file.
     None,
-    /// The file system does not know.
+    /// The file system does not support it.
     Unknown,
 }
 
 impl OpenFile {
-    /// Extents by `SEEK_DATA` and `SEEK_HOLE`; all data where the file system, or a block device, does not know.
+    /// Extents by `SEEK_DATA` and `SEEK_HOLE`; all data if the file system, or a block device, does not support them.
     pub(super) fn extents(&self, range: &Range<u64>, extent_count_max: usize) -> Result<ExtentList> {
         let mut list = ExtentList::new(range.start, extent_count_max);
         if self.medium == Medium::BlockDevice {
@@ -62,7 +62,7 @@ impl OpenFile {
         }
     }
 
-    /// The end of the data at `data`, at least a block further: data may vanish between the two questions.
+    /// The end of the data at `data`, at least a block further: data may vanish between the two calls.
     fn next_hole(&self, data: u64) -> Result<u64> {
         let least = data.saturating_add(self.block_size_bytes.into());
         match rustix::fs::seek(&self.file, SeekFrom::Hole(data)) {

@@ -28,7 +28,7 @@ impl OpenFile {
             .map_err(|error| Error::io("write", offset, error))
     }
 
-    /// The error for bytes at `offset` that should be there and are not.
+    /// The error for missing bytes at `offset`.
     pub(super) fn shrunk(&self, offset: u64) -> Error {
         match self.file.metadata() {
             Ok(metadata) => Error::Shrunk {

@@ -1,4 +1,4 @@
-//! Opening and making files; what is known about them from then on.
+//! Opens and creates files and block devices.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Seek, SeekFrom};
@@ -25,7 +25,7 @@ pub(super) enum Medium {
 pub(super) struct OpenFile {
     /// Through the page cache.
     pub(super) file: File,
-    /// The same past the page cache, where that was asked for.
+    /// The same for direct I/O, if it was requested.
     pub(super) direct: DirectPath,
     pub(super) medium: Medium,
     pub(super) size_bytes: u64,
@@ -63,14 +63,15 @@ fn medium(metadata: &std::fs::Metadata, path: &Path) -> Result<Medium> {
 impl OpenFile {
     pub(super) fn open(path: &Path, access: Access, mode: IoMode) -> Result<Self> {
         let error = path_error("open", path);
-        // Asked before opening, since opening a pipe would wait for its other end.
+        // Checked before opening, because opening a pipe would wait for its other end.
         let expected = medium(&std::fs::metadata(path).map_err(&error)?, path)?;
         let mut options = OpenOptions::new();
         options.read(true).write(access == Access::ReadWrite);
-        // A FIFO may have come into its place since it was asked, and is not waited for; files and block devices ignore it.
+        // A FIFO may have replaced it since the check; this avoids waiting for it, and files and block devices ignore
+        // it.
         let mut flags = OFlags::NONBLOCK | OFlags::NOCTTY;
         if expected == Medium::BlockDevice && access == Access::ReadWrite {
-            // On a block device this means: not while a file system or an array uses it.
+            // For a block device this excludes file systems and arrays that use it.
             flags |= OFlags::EXCL;
         }
         options.custom_flags(flag(flags));
@@ -84,7 +85,7 @@ impl OpenFile {
             .read(true)
             .write(true)
             .create_new(true)
-            // The bytes of a disk are nobody else's business.
+            // The bytes of a disk must not be readable by others.
             .mode(0o600)
             .open(path)
             .map_err(&error)?;

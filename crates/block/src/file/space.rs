@@ -1,4 +1,4 @@
-//! Zeroing, and giving space back.
+//! Zeroing and releasing space.
 
 use std::ops::Range;
 
@@ -9,12 +9,12 @@ use super::open::{Medium, OpenFile};
 use crate::device::range_length;
 use crate::{Error, Result, to_usize};
 
-/// Zeroes are written from a buffer of this size where nothing better works.
+/// Zeroes are written from a buffer of this size if nothing better works.
 const ZEROES_LENGTH_MAX: u64 = 1 << 20;
 
-/// Whether the kernel could do what was asked.
+/// Whether the kernel supports the operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Outcome {
+enum KernelSupport {
     Done,
     NotSupported,
 }
@@ -27,7 +27,7 @@ impl OpenFile {
             return self.write_zero_bytes(range);
         }
         for method in [FallocateFlags::PUNCH_HOLE, FallocateFlags::ZERO_RANGE] {
-            if self.fallocate(method, &inner)? == Outcome::Done {
+            if self.fallocate(method, &inner)? == KernelSupport::Done {
                 self.write_zero_bytes(&(range.start..inner.start))?;
                 return self.write_zero_bytes(&(inner.end..range.end));
             }
@@ -35,7 +35,7 @@ impl OpenFile {
         self.write_zero_bytes(range)
     }
 
-    /// Punches a hole where the kernel can, else leaves everything as it is.
+    /// Punches a hole if the kernel can, else does nothing.
     pub(super) fn trim(&self, range: &Range<u64>) -> Result<()> {
         let inner = self.whole_blocks(range);
         if range_length(&inner) > 0 {
@@ -44,7 +44,7 @@ impl OpenFile {
         Ok(())
     }
 
-    /// The part of `range` that the kernel takes: all of it for a file, whole sectors for a block device.
+    /// The part of `range` that the kernel accepts: all of it for a file, whole sectors for a block device.
     fn whole_blocks(&self, range: &Range<u64>) -> Range<u64> {
         match self.medium {
             Medium::RegularFile => range.clone(),
@@ -55,13 +55,13 @@ impl OpenFile {
         }
     }
 
-    fn fallocate(&self, method: FallocateFlags, range: &Range<u64>) -> Result<Outcome> {
+    fn fallocate(&self, method: FallocateFlags, range: &Range<u64>) -> Result<KernelSupport> {
         let flags = method | FallocateFlags::KEEP_SIZE;
         loop {
             return match rustix::fs::fallocate(&self.file, flags, range.start, range_length(range)) {
-                Ok(()) => Ok(Outcome::Done),
+                Ok(()) => Ok(KernelSupport::Done),
                 Err(Errno::INTR) => continue,
-                Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL | Errno::NODEV) => Ok(Outcome::NotSupported),
+                Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL | Errno::NODEV) => Ok(KernelSupport::NotSupported),
                 Err(errno) => Err(Error::io("write zeroes", range.start, errno)),
             };
         }

@@ -1,4 +1,4 @@
-//! Whether a file changed since it was opened.
+//! Detects changes of a file since it was opened.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
@@ -32,7 +32,7 @@ impl std::fmt::Display for FileChange {
 /// Seconds and nanoseconds.
 type Time = (i64, i64);
 
-/// What tells one state of a file from another.
+/// The attributes that identify a state of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Stamp {
     device: u64,

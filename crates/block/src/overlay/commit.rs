@@ -1,8 +1,8 @@
-//! Merging an overlay into its backing.
+//! Merges an overlay into its backing.
 //!
-//! The overlay stays whole, and is what is read, until the backing holds everything durably; only then is the map
-//! emptied. So a power cut at any point costs nothing but doing it again. The place of the data is given back last: while
-//! the stored map says data, the data must be there.
+//! The overlay stays intact, and is what is read, until the backing holds everything durably; only then is the map
+//! emptied. A power cut at any point therefore only requires a repetition. The space of the data is released last:
+//! while the stored map says data, the data must exist.
 
 use std::sync::PoisonError;
 
@@ -14,7 +14,7 @@ use crate::{BlockDevice, BlockDeviceMut, Result, to_usize};
 /// Data is copied in pieces of this size.
 const PIECE_BYTES: u64 = 1 << 20;
 
-/// What a commit moved.
+/// The result of a commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CommitReport {
     /// Bytes copied into the backing.
@@ -24,10 +24,10 @@ pub struct CommitReport {
 }
 
 impl<B: BlockDeviceMut, S: BlockDeviceMut> OverlayDevice<B, S> {
-    /// Writes everything into the backing and empties the overlay. What is read stays the same at every moment.
+    /// Writes everything into the backing and empties the overlay. The content does not change at any moment.
     ///
-    /// After an error or a power cut, commit again. From the first byte on the backing alone is no longer what it was:
-    /// other overlays over it are lost. Its identity is the caller's affair.
+    /// After an error or a power cut, commit again. From the first byte on the backing is modified: other overlays over
+    /// it become invalid. Its identity is the caller's responsibility.
     pub fn commit(&mut self) -> Result<CommitReport> {
         self.flush()?;
         self.set_header_state(OverlayState::Committing)?;
@@ -81,7 +81,7 @@ impl<B: BlockDeviceMut, S: BlockDeviceMut> OverlayDevice<B, S> {
     /// Empties the stored map, then the one in memory.
     fn empty_map(&mut self) -> Result<()> {
         let map = self.map.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // Should this fail half-way, the next flush must write all of the map again.
+        // If this fails half-way, the next flush must write the whole map again.
         map.mark_all_changed();
         self.store.write_zeroes(self.geometry.map_range())?;
         self.store.flush()?;

@@ -1,4 +1,4 @@
-//! The header of an overlay's store, and where everything lies in it. The layout is in `docs/format/overlay.md`.
+//! The header and the geometry of an overlay's store. The layout is in `docs/format/overlay.md`.
 
 #![deny(clippy::indexing_slicing)]
 #![cfg_attr(not(test), deny(clippy::string_slice))]
@@ -16,7 +16,7 @@ pub(super) const SECTOR_BYTES: u64 = 512;
 /// Clusters of one map sector.
 pub(super) const CLUSTERS_PER_SECTOR: u64 = 2016;
 const SECTOR_LENGTH: usize = 512;
-/// A page: what lies in it never shares a page of the store with something else.
+/// A page: regions aligned to it never share a page of the store.
 const ALIGNMENT_BYTES: u64 = 4096;
 
 const CLUSTER_SIZE_BYTES_MIN: u32 = 512;
@@ -36,7 +36,7 @@ const DATA_OFFSET_AT: usize = MAP_OFFSET_AT + 8;
 const CRC_AT: usize = DATA_OFFSET_AT + 8;
 const _: () = assert!(CRC_AT == 64 && CRC_AT + 4 <= SECTOR_LENGTH);
 
-/// The identity that whoever made an overlay gave its backing: a snapshot's id, a hash.
+/// The identity of an overlay's backing, given by the caller: a snapshot's id, a hash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BackingId(pub [u8; 16]);
 
@@ -46,17 +46,17 @@ impl fmt::Display for BackingId {
     }
 }
 
-/// What a new overlay is like.
+/// Options of a new overlay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OverlayOptions {
-    /// Identity of the backing; opening asks for the same again.
+    /// Identity of the backing; required again when the overlay is opened.
     pub backing_id: BackingId,
-    /// What is copied from the backing with a first write: a power of two from 512 to 1 MiB.
+    /// The unit of copying from the backing with a first write: a power of two from 512 to 1 MiB.
     pub cluster_size_bytes: u32,
 }
 
 impl OverlayOptions {
-    /// Clusters of 4096 bytes: what most guests write at least, so that a first write copies nothing.
+    /// Clusters of 4096 bytes: the smallest write of most guests, so that a first write copies nothing.
     pub fn new(backing_id: BackingId) -> Self {
         Self {
             backing_id,
@@ -64,22 +64,22 @@ impl OverlayOptions {
         }
     }
 
-    /// How large the store of an overlay over `backing_size_bytes` has to be; a sparse file takes up less.
+    /// The size of the store of an overlay over `backing_size_bytes`; a sparse file takes up less.
     pub fn store_size_bytes(&self, backing_size_bytes: u64) -> Result<u64> {
         Ok(Geometry::new(backing_size_bytes, self.cluster_size_bytes)?.store_size_bytes())
     }
 }
 
-/// Whether a commit is under way.
+/// Whether a commit is in progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OverlayState {
-    /// The backing is as it was when the overlay was made or last committed.
+    /// The backing is unchanged since the overlay was created or last committed.
     InUse,
     /// A commit was begun: the backing may hold a part of it.
     Committing,
 }
 
-/// What an overlay's header says.
+/// The header of an overlay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OverlayInfo {
     /// Size of the overlay and of its backing.
@@ -88,11 +88,11 @@ pub struct OverlayInfo {
     pub cluster_size_bytes: u32,
     /// Identity of the backing.
     pub backing_id: BackingId,
-    /// Whether a commit is under way.
+    /// Whether a commit is in progress.
     pub state: OverlayState,
 }
 
-/// Where everything lies: a function of two numbers.
+/// The positions in the store, a function of two numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Geometry {
     pub(super) size_bytes: u64,
@@ -111,7 +111,7 @@ impl Geometry {
             || !(CLUSTER_SIZE_BYTES_MIN..=CLUSTER_SIZE_BYTES_MAX).contains(&cluster_size_bytes)
         {
             return refuse(format!(
-                "{cluster_size_bytes} bytes is no power of two from {CLUSTER_SIZE_BYTES_MIN} to {CLUSTER_SIZE_BYTES_MAX}"
+                "{cluster_size_bytes} bytes is not a power of two from {CLUSTER_SIZE_BYTES_MIN} to {CLUSTER_SIZE_BYTES_MAX}"
             ));
         }
         if size_bytes.div_ceil(cluster_size_bytes.into()) > CLUSTER_COUNT_MAX {
@@ -154,7 +154,7 @@ impl Geometry {
         self.data_offset() + self.size_bytes
     }
 
-    /// Where the byte at `offset` lies in the store.
+    /// The position of the byte at `offset` in the store.
     pub(super) fn place(&self, offset: u64) -> u64 {
         self.data_offset() + offset
     }
@@ -201,7 +201,7 @@ impl Geometry {
     }
 }
 
-/// What the header says, checked.
+/// The validated header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) geometry: Geometry,
@@ -229,7 +229,7 @@ impl Header {
         bytes
     }
 
-    /// One sector, which arrives whole or not at all.
+    /// One sector, which is written atomically.
     pub(super) fn write(&self, store: &dyn BlockDeviceMut) -> Result<()> {
         store.write_at(&self.encode(), 0)
     }
@@ -294,7 +294,7 @@ impl Header {
     }
 }
 
-/// Refuses a store that already holds something.
+/// Refuses a store that is not blank.
 pub(super) fn check_blank(store: &dyn BlockDevice) -> Result<()> {
     let mut bytes = [0; SECTOR_LENGTH];
     store.read_at(&mut bytes, 0)?;

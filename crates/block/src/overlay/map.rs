@@ -1,4 +1,4 @@
-//! Which clusters of an overlay are absent, data or zero.
+//! The map of an overlay: which clusters are absent, data or zero.
 //!
 //! Two bits for each cluster, in sectors of 512 bytes with a checksum each; a sector of zeroes is all absent. Sectors
 //! that are all absent take no memory. The layout is in `docs/format/overlay.md`.
@@ -102,7 +102,7 @@ impl Map {
             match ClusterState::from_bits(bits_at(&states, index)) {
                 None => return Err(wrong("a cluster is in no known state")),
                 Some(state) if state != ClusterState::Absent && first + index >= self.geometry.cluster_count() => {
-                    return Err(wrong("it speaks of clusters past the end of the device"));
+                    return Err(wrong("it has clusters past the end of the device"));
                 }
                 Some(_) => {}
             }
@@ -163,7 +163,7 @@ impl Map {
         }
     }
 
-    /// The stored form of the sectors that changed since the last time; whoever fails to write them
+    /// The stored form of the sectors that changed since the last call; a caller that fails to write them
     /// [marks](Self::mark_changed) them again.
     pub(super) fn take_changed(&mut self, backing_id: BackingId) -> BTreeMap<u64, [u8; SECTOR_LENGTH]> {
         std::mem::take(&mut self.changed)
@@ -192,7 +192,7 @@ impl Map {
     }
 }
 
-/// Of the overlay's backing and the sector's number too, so that a sector of elsewhere is not taken for this one.
+/// Covers the overlay's backing and the sector's number as well, so that a misplaced sector is detected.
 fn checksum(bytes: &[u8], sector: u64, backing_id: BackingId) -> u32 {
     let crc = crc32c::crc32c(&backing_id.0);
     let crc = crc32c::crc32c_append(crc, &sector.to_le_bytes());

@@ -1,4 +1,4 @@
-//! What every device must do, as tests that any device runs.
+//! The conformance suite of block devices.
 //!
 //! The trait owns this suite; the test of an implementation is a constructor:
 //!
@@ -7,7 +7,7 @@
 //! Conformance::new().check_mutable(MemoryDevice::new);
 //! ```
 //!
-//! The suite panics on the first promise that is broken, saying which. Random parts print their seed;
+//! The suite panics on the first violation, and names it. Random parts print their seed;
 //! `HOLDFAST_SEED=...` replays it.
 
 use std::ops::Range;
@@ -57,7 +57,7 @@ impl Conformance {
         self
     }
 
-    /// `length` bytes with stretches of zeroes, for the contents of a device under test.
+    /// `length` bytes with ranges of zeroes, for the contents of a device under test.
     pub fn pattern(&self, length: u64) -> Vec<u8> {
         let mut random = SeededRandom::new(self.seed ^ length);
         let mut bytes = vec![0; to_usize(length)];
@@ -179,7 +179,7 @@ pub fn contents(device: &dyn BlockDevice) -> Vec<u8> {
 fn random_operation(device: &dyn BlockDeviceMut, model: &mut [u8], base: u64, random: &mut SeededRandom) {
     let mut range = random.range_within(model.len() as u64, 30_000);
     if random.one_in(2) {
-        // Half of the requests are aligned, as most are in life.
+        // Half of the requests are aligned, like most real ones.
         range = range.start / 512 * 512..range.end / 512 * 512;
     }
     let on_device = base + range.start..base + range.end;
@@ -202,7 +202,7 @@ fn random_operation(device: &dyn BlockDeviceMut, model: &mut [u8], base: u64, ra
     assert_same(&buffer, part, on_device.start);
 }
 
-/// Trims, checks that every byte is zero or as before, and takes what is there into the model.
+/// Trims, checks that every byte is zero or as before, and updates the model.
 fn check_trim(device: &dyn BlockDeviceMut, range: Range<u64>, part: &mut [u8]) {
     device.trim(range.clone()).expect("trim");
     let mut after = vec![0xEE; part.len()];
@@ -360,7 +360,7 @@ fn check_writes_at_every_alignment(device: &dyn BlockDeviceMut, model: &mut [u8]
     check_contents(device, model);
 }
 
-/// Extents cover the question in order, without gaps, within the bound; what they call zero is zero.
+/// Extents cover the query in order, without gaps, within the bound; what they call zero is zero.
 fn check_extents(device: &dyn BlockDevice, expected: &[u8]) {
     let size_bytes = device.size_bytes();
     let mut questions = awkward_ranges(size_bytes);
@@ -413,7 +413,7 @@ mod tests {
     use crate::{BlockDevice, BlockDeviceMut, ExtentKind, ExtentList, MemoryDevice, Result};
 
     #[derive(Debug, Clone, Copy, PartialEq)]
-    enum Breach {
+    enum ContractViolation {
         None,
         ReadsShort,
         AcceptsPastTheEnd,
@@ -426,7 +426,7 @@ mod tests {
         RefusesNothing,
     }
 
-    struct Breaching(MemoryDevice, Breach);
+    struct Breaching(MemoryDevice, ContractViolation);
 
     impl BlockDevice for Breaching {
         fn size_bytes(&self) -> u64 {
@@ -434,9 +434,9 @@ mod tests {
         }
         fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
             match self.1 {
-                Breach::ReadsShort if buffer.len() > 600 => self.0.read_at(&mut buffer[..600], offset),
-                Breach::AcceptsPastTheEnd if offset > self.size_bytes() => Ok(()),
-                Breach::RefusesNothing if buffer.is_empty() => self.check_bounds(offset, 1),
+                ContractViolation::ReadsShort if buffer.len() > 600 => self.0.read_at(&mut buffer[..600], offset),
+                ContractViolation::AcceptsPastTheEnd if offset > self.size_bytes() => Ok(()),
+                ContractViolation::RefusesNothing if buffer.is_empty() => self.check_bounds(offset, 1),
                 _ => self.0.read_at(buffer, offset),
             }
         }
@@ -444,14 +444,14 @@ mod tests {
             self.check_bounds(range.start, range.end - range.start)?;
             let mut list = ExtentList::new(range.start, extent_count_max + 1);
             match self.1 {
-                Breach::CallsDataZero => {
+                ContractViolation::CallsDataZero => {
                     list.push(range.end - range.start, ExtentKind::Zero);
                 }
-                Breach::ExceedsTheBound if range.end - range.start > 1 => {
+                ContractViolation::ExceedsTheBound if range.end - range.start > 1 => {
                     list.push(1, ExtentKind::Data);
                     list.push(range.end - range.start - 1, ExtentKind::Absent);
                 }
-                Breach::LeavesAGap if range.end > range.start => {
+                ContractViolation::LeavesAGap if range.end > range.start => {
                     list = ExtentList::new(range.start + 1, extent_count_max);
                     list.push(range.end - range.start - 1, ExtentKind::Data);
                 }
@@ -464,13 +464,13 @@ mod tests {
     impl BlockDeviceMut for Breaching {
         fn write_at(&self, data: &[u8], offset: u64) -> Result<()> {
             match self.1 {
-                Breach::LosesTheTail if data.len() == 513 => self.0.write_at(&data[..512], offset),
+                ContractViolation::LosesTheTail if data.len() == 513 => self.0.write_at(&data[..512], offset),
                 _ => self.0.write_at(data, offset),
             }
         }
         fn write_zeroes(&self, range: Range<u64>) -> Result<()> {
             match self.1 {
-                Breach::ZeroesTooMuch if range.end < self.size_bytes() && !range.is_empty() => {
+                ContractViolation::ZeroesTooMuch if range.end < self.size_bytes() && !range.is_empty() => {
                     self.0.write_zeroes(range.start..range.end + 1)
                 }
                 _ => self.0.write_zeroes(range),
@@ -478,7 +478,7 @@ mod tests {
         }
         fn trim(&self, range: Range<u64>) -> Result<()> {
             match self.1 {
-                Breach::TrimsToGarbage if range.start < range.end && range.end <= self.size_bytes() => {
+                ContractViolation::TrimsToGarbage if range.start < range.end && range.end <= self.size_bytes() => {
                     self.0.write_at(&[0xAA], range.start)
                 }
                 _ => self.0.trim(range),
@@ -491,7 +491,7 @@ mod tests {
 
     #[test]
     fn every_breach_is_caught_and_a_faithful_device_passes() {
-        use Breach as B;
+        use ContractViolation as B;
         for breach in [
             B::None,
             B::ReadsShort,
@@ -507,7 +507,7 @@ mod tests {
             let outcome = catch_unwind(AssertUnwindSafe(|| {
                 Conformance::new().check_mutable(|size| Breaching(MemoryDevice::new(size), breach));
             }));
-            assert_eq!(outcome.is_ok(), breach == Breach::None, "{breach:?}");
+            assert_eq!(outcome.is_ok(), breach == ContractViolation::None, "{breach:?}");
         }
     }
 }

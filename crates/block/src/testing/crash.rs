@@ -35,10 +35,10 @@ impl CrashLog {
         self.lock().len()
     }
 
-    /// What a power cut may leave when the first `change_count` changes had been asked for; the seed chooses which of the
-    /// sectors that were not yet durable arrived.
+    /// The content that a power cut may leave when the first `change_count` changes had been requested; the seed
+    /// chooses which of the sectors that were not yet durable were written.
     ///
-    /// The last of them may have arrived in part, as any since the last flush; a flush among them has returned.
+    /// The last of them may have been written in part, as any since the last flush; a flush among them has returned.
     pub fn crash_image(&self, change_count: usize, seed: u64) -> MemoryDevice {
         let changes = self.lock();
         let asked = &changes[..change_count];
@@ -56,7 +56,7 @@ impl CrashLog {
             };
             for (sector, length) in sector_pieces(range.start / 512 * 512, range.end - range.start / 512 * 512) {
                 if number < durable || random.one_in(keep_one_in) {
-                    // A sector travels whole, with what earlier changes did to its other bytes.
+                    // A sector is written whole, with the effect of earlier changes on its other bytes.
                     let end = to_usize(sector + length).next_multiple_of(512).min(image.len());
                     let whole = to_usize(sector)..end;
                     image[whole.clone()].copy_from_slice(&latest[whole]);
@@ -68,7 +68,7 @@ impl CrashLog {
 }
 
 impl Change {
-    /// Does the change, in full, and returns the range that it touched.
+    /// Applies the change, in full, and returns the range that it touched.
     fn apply(&self, image: &mut [u8]) -> Option<Range<u64>> {
         match self {
             Self::Write { offset, data } => {

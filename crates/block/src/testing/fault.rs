@@ -31,7 +31,7 @@ pub enum Fault {
     },
 }
 
-/// When which fault happens. Requests are counted for each kind from 1, also those that fail.
+/// When a fault occurs. Requests are counted for each kind from 1, including those that fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FaultRule {
     kind: RequestKind,
@@ -87,13 +87,13 @@ impl<D: BlockDevice> FaultyDevice<D> {
         }
     }
 
-    /// Adds a rule; where several apply to a request the first one decides.
+    /// Adds a rule; if several apply to a request the first one counts.
     pub fn add(&self, rule: FaultRule) {
         self.lock().rules.push(rule);
     }
 
-    /// Forgets all rules: the device works again. The counts go on.
-    pub fn mend(&self) {
+    /// Removes all rules: the device works again. The counts continue.
+    pub fn clear_rules(&self) {
         self.lock().rules.clear();
     }
 
@@ -111,7 +111,7 @@ impl<D: BlockDevice> FaultyDevice<D> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts a request and says how it fails, if it does.
+    /// Counts a request and returns its fault, if any.
     fn fault(&self, kind: RequestKind) -> Option<Fault> {
         let mut state = self.lock();
         let count = state.counts.entry(kind).or_default();
@@ -138,7 +138,7 @@ fn fault_error(fault: Fault, action: &'static str, offset: u64) -> Error {
     Error::io(action, offset, errno)
 }
 
-/// Cuts `offset..offset + length` at sector borders: offset and length of each piece.
+/// Splits `offset..offset + length` at sector boundaries: offset and length of each piece.
 pub(crate) fn sector_pieces(offset: u64, length: u64) -> impl Iterator<Item = (u64, u64)> {
     let end = offset + length;
     let mut at = offset;
@@ -238,7 +238,7 @@ mod tests {
         device.flush().unwrap();
         assert!(!device.flush().unwrap_err().is_no_space());
         device.flush().unwrap_err();
-        device.mend();
+        device.clear_rules();
         device.flush().unwrap();
         assert_eq!(
             (device.count(RequestKind::Write), device.count(RequestKind::Flush)),

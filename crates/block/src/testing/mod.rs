@@ -1,4 +1,4 @@
-//! Devices for tests: they fail, crash, record and check as a test says. Behind the feature `testing`.
+//! Devices for tests: they fail, crash, record and check. Behind the feature `testing`.
 
 pub mod conformance;
 pub(crate) mod crash;

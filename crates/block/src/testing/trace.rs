@@ -1,4 +1,4 @@
-//! Tells what is asked of a device, before it is done.
+//! Records the requests to a device, before they are executed.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -8,7 +8,7 @@ use crate::{BlockDevice, BlockDeviceMut, ExtentList, Request, RequestKind, Resul
 
 /// Where the requests of a [`TracedDevice`] go: a [`TraceRing`], or any closure.
 pub trait TraceSink: Send + Sync {
-    /// Takes note of a request that is about to be made.
+    /// Records a request that is about to be made.
     fn record(&self, request: Request);
 }
 
@@ -26,7 +26,7 @@ pub struct TraceRing {
 }
 
 impl TraceRing {
-    /// A ring for `request_count_max` requests, to be shared between the device and whoever looks.
+    /// A ring for `request_count_max` requests, to be shared between the device and its observer.
     pub fn new(request_count_max: usize) -> Arc<Self> {
         Arc::new(Self {
             request_count_max,
@@ -53,7 +53,7 @@ impl TraceSink for Arc<TraceRing> {
     }
 }
 
-/// A device that records every request, also those that are then refused.
+/// A device that records every request, including those that are then refused.
 #[derive(Debug)]
 pub struct TracedDevice<D, S> {
     device: D,
@@ -61,7 +61,7 @@ pub struct TracedDevice<D, S> {
 }
 
 impl<D: BlockDevice, S: TraceSink> TracedDevice<D, S> {
-    /// `device`, with every request told to `sink`.
+    /// `device`, with every request recorded in `sink`.
     pub fn new(device: D, sink: S) -> Self {
         Self { device, sink }
     }

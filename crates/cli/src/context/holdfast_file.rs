@@ -222,7 +222,7 @@ fn refusal(config: &Config, job: &Job, line: &CommandLine) -> Option<(u32, Strin
 pub fn doubts(config: &Config, context: &Context) -> Vec<String> {
     let mut doubts: Vec<String> = config.warnings().iter().map(ConfigWarning::to_string).collect();
     for job in config.jobs.iter().filter(|job| job.is_enabled) {
-        let at = job.doubts_at(time::now(), context.zone());
+        let at = job.timing_warnings(time::now(), context.zone());
         doubts.extend(at.iter().map(ToString::to_string));
     }
     let mut needs = |line: u32, place: &str, path: &str, what: &str| {
@@ -247,16 +247,16 @@ pub fn doubts(config: &Config, context: &Context) -> Vec<String> {
             needs(pool.line, &place, file, "the authorities");
         }
     }
-    for notify in &config.notifies {
-        let place = format!("[notify.{}]", notify.name);
+    for recipient in &config.recipients {
+        let place = format!("[notify.{}]", recipient.name);
         if let Channel::Webhook {
             token_file: Some(file), ..
         }
         | Channel::Ntfy {
             token_file: Some(file), ..
-        } = &notify.channel
+        } = &recipient.channel
         {
-            needs(notify.line, &place, file, "the token file");
+            needs(recipient.line, &place, file, "the token file");
         }
     }
     doubts

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use holdfast_engine::{Location, Protection, Unlock, check_sighting, protection};
 use holdfast_repo::key::SystemRandomness;
-use holdfast_repo::{Repository, Surroundings, SystemProcesses};
+use holdfast_repo::{Environment, Repository, SystemProcesses};
 
 use super::Context;
 use crate::args::ToPasswordArgs;
@@ -63,8 +63,8 @@ impl Context {
     }
 
     /// What the repository needs from the world beside its store.
-    pub fn surroundings(&self) -> Surroundings {
-        Surroundings {
+    pub fn environment(&self) -> Environment {
+        Environment {
             randomness: Arc::new(SystemRandomness),
             processes: Arc::new(SystemProcesses),
             now_ms: Arc::new(|| time::now().as_millisecond()),
@@ -110,7 +110,7 @@ impl Context {
     /// The repository at `location`, opened with its password.
     pub fn open_with(&self, location: &Location, password: Option<&Password>) -> Result<Repository, Error> {
         let unlock = password.map_or(Unlock::Nothing, |password| Unlock::Password(password.as_bytes()));
-        let repository = holdfast_engine::open(location, unlock, &self.surroundings(), &*self.progress())?;
+        let repository = holdfast_engine::open(location, unlock, &self.environment(), &*self.progress())?;
         let seen = password.map_or(Protection::Open, |_| Protection::Encrypted);
         let accepted = self.variable(environment::ACCEPT_REPOSITORY).and_then(OsStr::to_str);
         check_sighting(location, &repository, seen, accepted, &*self.progress())?;
@@ -121,7 +121,7 @@ impl Context {
     /// The repository at `location`, opened with its key by a process that another one of ours has started: that has looked at what it is.
     pub fn open_by_key(&self, location: &Location, key: &Password) -> Result<Repository, Error> {
         let unlock = Unlock::Password(key.as_bytes());
-        let repository = holdfast_engine::open(location, unlock, &self.surroundings(), &*self.progress())?;
+        let repository = holdfast_engine::open(location, unlock, &self.environment(), &*self.progress())?;
         self.warn_of_damage_of(&repository);
         Ok(repository)
     }

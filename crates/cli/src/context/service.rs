@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
 
-use holdfast_daemon::{Pulse, Severity};
+use holdfast_daemon::{ServiceState, Severity};
 
 use crate::context::Context;
 use crate::output::printable;
@@ -39,17 +39,17 @@ impl Service {
     }
 
     /// How often it wants a sign of life.
-    pub fn pulse_every(&self) -> Option<Duration> {
+    pub fn watchdog_interval(&self) -> Option<Duration> {
         self.watchdog.map(|watchdog| watchdog / 3)
     }
 
     /// Tells it.
-    pub fn tell(&self, pulse: &Pulse) {
-        let text = match pulse {
-            Pulse::Ready => "READY=1".to_owned(),
-            Pulse::Alive(what) => format!("WATCHDOG=1\nSTATUS={}", printable(what)),
-            Pulse::Reloading => "RELOADING=1".to_owned(),
-            Pulse::Stopping => "STOPPING=1".to_owned(),
+    pub fn report(&self, state: &ServiceState) {
+        let text = match state {
+            ServiceState::Ready => "READY=1".to_owned(),
+            ServiceState::Alive(what) => format!("WATCHDOG=1\nSTATUS={}", printable(what)),
+            ServiceState::Reloading => "RELOADING=1".to_owned(),
+            ServiceState::Stopping => "STOPPING=1".to_owned(),
         };
         if let Some((socket, address)) = &self.socket {
             // Who does not listen is not told; the watchdog would find out.

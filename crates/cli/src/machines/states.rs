@@ -27,14 +27,14 @@ impl StateArgs {
     /// The store, if there is one.
     pub fn open(&self, context: &Context, job: Job<'_>) -> holdfast_engine::Result<Option<StateStore>> {
         match self.folder(context) {
-            Some(folder) => StateStore::open(&folder, &context.surroundings(), job),
+            Some(folder) => StateStore::open(&folder, &context.environment(), job),
             None => Ok(None),
         }
     }
 
     /// The store, made where there is none; without a place for it there is none.
     pub fn open_or_create(&self, context: &Context, job: Job<'_>) -> holdfast_engine::Result<Option<StateStore>> {
-        let open = |folder: PathBuf| StateStore::open_or_create(&folder, &context.surroundings(), job);
+        let open = |folder: PathBuf| StateStore::open_or_create(&folder, &context.environment(), job);
         self.folder(context).map(open).transpose()
     }
 
@@ -50,7 +50,7 @@ impl StateArgs {
 
     /// The store, for whoever only looks at it: where there is none, one without any states. Nothing is made.
     pub fn open_to_look(&self, context: &Context, job: Job<'_>) -> holdfast_engine::Result<StateStore> {
-        StateStore::open_to_look(self.folder(context).as_deref(), &context.surroundings(), job)
+        StateStore::open_to_look(self.folder(context).as_deref(), &context.environment(), job)
     }
 
     /// The same, for whoever can do without: why there is none is told.

@@ -8,7 +8,7 @@ use holdfast_block::MemoryDevice;
 use holdfast_engine::{Location, NoProgress, Unlock};
 use holdfast_repo::key::SystemRandomness;
 use holdfast_repo::{
-    BackupProgress, BackupRequest, DiskContent, Manifest, Parent, Repository, Source, SourceData, Surroundings,
+    BackupProgress, BackupRequest, DiskContent, Environment, Manifest, Parent, Repository, Source, SourceData,
     SystemProcesses,
 };
 
@@ -42,13 +42,13 @@ struct Forgery<'a> {
 }
 
 fn open(rig: &Rig) -> Repository {
-    let surroundings = Surroundings {
+    let environment = Environment {
         randomness: Arc::new(SystemRandomness),
         processes: Arc::new(SystemProcesses),
         now_ms: Arc::new(|| 1_795_000_000_000),
     };
     let location = Location::parse(rig.path("repo").as_os_str()).unwrap();
-    holdfast_engine::open(&location, Unlock::Nothing, &surroundings, &NoProgress).unwrap()
+    holdfast_engine::open(&location, Unlock::Nothing, &environment, &NoProgress).unwrap()
 }
 
 impl Forgery<'_> {

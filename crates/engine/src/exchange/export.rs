@@ -18,7 +18,7 @@ use holdfast_block::BlockDevice as _;
 use holdfast_hardware::xen::XenRecords;
 use holdfast_hardware::{DiskKind, Dropped, Machine, Translated, libvirt};
 use holdfast_image::{Format, Storage};
-use holdfast_repo::{Manifest, Repository, Surroundings};
+use holdfast_repo::{Environment, Manifest, Repository};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
@@ -178,18 +178,18 @@ pub struct ExportReport {
 pub fn export(
     from: ExportFrom<'_>,
     request: ExportRequest,
-    surroundings: &Surroundings,
+    environment: &Environment,
     job: Job<'_>,
 ) -> Result<ExportReport> {
     let start = job.clock.now();
     // What cannot be written is found before a machine is disturbed.
     let xva = request.target.xva();
-    let target = ExportDestination::open(request.target, surroundings, job)?;
+    let target = ExportDestination::open(request.target, environment, job)?;
     let of = ExportContext {
         name: request.name,
         host: request.host,
         time: request.time,
-        surroundings,
+        environment,
         job,
     };
     let (report, snapshot, reading) = match from {
@@ -231,7 +231,7 @@ enum ExportDestination {
 }
 
 impl ExportDestination {
-    fn open(target: ExportTarget, surroundings: &Surroundings, job: Job<'_>) -> Result<Self> {
+    fn open(target: ExportTarget, environment: &Environment, job: Job<'_>) -> Result<Self> {
         Ok(match target {
             ExportTarget::Stream(stream, format) => Self::Stream(stream, format),
             ExportTarget::File {
@@ -243,7 +243,7 @@ impl ExportDestination {
                     Overwrite::Refuse => Existing::Keep,
                     Overwrite::Replace => Existing::Replace,
                 };
-                let new = NewFile::begin(&path, existing, surroundings).map_err(taken)?;
+                let new = NewFile::begin(&path, existing, environment).map_err(taken)?;
                 new.tell_of_cleared(job.progress);
                 Self::File(new, path, format)
             }
@@ -287,13 +287,13 @@ struct ExportContext<'a> {
     name: Option<String>,
     host: String,
     time: Timestamp,
-    surroundings: &'a Surroundings,
+    environment: &'a Environment,
     job: Job<'a>,
 }
 
 impl ExportContext<'_> {
     fn write(self, content: MachineContent<'_>, target: ExportDestination) -> Result<(ExportReport, ExportOutput)> {
-        let (surroundings, job) = (self.surroundings, self.job);
+        let (environment, job) = (self.environment, self.job);
         let machine = content.machine.clone();
         let mut exported = Exported::new(content, self.name, job)?;
         let memory_bytes = exported.suspended.as_ref().map(Suspended::memory_bytes);
@@ -307,7 +307,7 @@ impl ExportContext<'_> {
         let (written, made) = match target {
             ExportDestination::Stream(stream, format) => {
                 let written = exported
-                    .write_archive(ArchiveSink::Stream(stream), format, of_now, surroundings, job)
+                    .write_archive(ArchiveSink::Stream(stream), format, of_now, environment, job)
                     .map_err(|error| not_written(error, Error::Stdout))?;
                 (written, ExportOutput::Stream)
             }
@@ -320,17 +320,17 @@ impl ExportContext<'_> {
                 let file = new.create_private().map_err(failed)?;
                 let durable = file.try_clone().map_err(failed)?;
                 let written = exported
-                    .write_archive(ArchiveSink::File(file), format, of_now, surroundings, job)
+                    .write_archive(ArchiveSink::File(file), format, of_now, environment, job)
                     .map_err(|error| not_written(error, failed))?;
                 durable.sync_all().map_err(failed)?;
                 (written, ExportOutput::File(new))
             }
             ExportDestination::Folder(mut made, format, storage) => {
-                let written = exported.write_folder(&mut made, (format, storage), surroundings, job)?;
+                let written = exported.write_folder(&mut made, (format, storage), environment, job)?;
                 (written, ExportOutput::Folder(made))
             }
             ExportDestination::VirtualBox(mut made, identity) => {
-                let written = exported.write_virtualbox(&mut made, identity, surroundings, job)?;
+                let written = exported.write_virtualbox(&mut made, identity, environment, job)?;
                 (written, ExportOutput::Folder(made))
             }
         };

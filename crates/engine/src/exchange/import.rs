@@ -11,7 +11,7 @@ use holdfast_archive::{
 };
 use holdfast_hardware::{DiskKind, Dropped, Machine};
 use holdfast_image::{BlockOptions, Format, OpenOptions, Qcow2Options, Storage};
-use holdfast_repo::{Repository, Surroundings};
+use holdfast_repo::{Environment, Repository};
 use jiff::Timestamp;
 
 use crate::capture::foreign_disks::{ArchiveDevice, ArchiveDisks, StreamAfterDisks};
@@ -270,12 +270,7 @@ impl Importing {
     ///
     /// # Errors
     /// Of an archive that is damaged or cut off, nothing is left.
-    pub fn into_folder(
-        mut self,
-        request: &ImportFolder,
-        surroundings: &Surroundings,
-        job: Job<'_>,
-    ) -> Result<Imported> {
+    pub fn into_folder(mut self, request: &ImportFolder, environment: &Environment, job: Job<'_>) -> Result<Imported> {
         let folder = std::path::absolute(&request.folder).map_err(|source| Error::File {
             action: "find",
             path: request.folder.clone(),
@@ -300,7 +295,7 @@ impl Importing {
                         overwrite: Overwrite::Refuse,
                         verify: VerifyImage::No,
                     },
-                    surroundings,
+                    environment,
                     job,
                 )?;
                 Ok(target.to_owned())
@@ -310,10 +305,10 @@ impl Importing {
         self.disks.finish()?;
         for document in &self.documents {
             made.file(&kept_name(document), |path| {
-                write_file(path, &document.content, surroundings)
+                write_file(path, &document.content, environment)
             })?;
         }
-        made.file(STREAM_DOMAIN, |path| write_file(path, xml.as_bytes(), surroundings))?;
+        made.file(STREAM_DOMAIN, |path| write_file(path, xml.as_bytes(), environment))?;
         made.keep();
         correct(&self.disks.corrections(), job);
         tell(&self.disks.doubts(), job);

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use holdfast_block::{FileDeviceMut, IoMode};
 use holdfast_image::ImageMut;
-use holdfast_repo::Surroundings;
+use holdfast_repo::Environment;
 use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
 
 use super::block_target;
@@ -72,7 +72,7 @@ impl NewFile {
     ///
     /// # Errors
     /// What is there is no file, or a machine uses the one that is to be replaced.
-    pub(crate) fn begin(path: &Path, existing: Existing, surroundings: &Surroundings) -> Result<Self> {
+    pub(crate) fn begin(path: &Path, existing: Existing, environment: &Environment) -> Result<Self> {
         if path.metadata().is_ok_and(|metadata| !metadata.is_file()) {
             return Err(Error::NotAFile { path: path.to_owned() });
         }
@@ -84,7 +84,7 @@ impl NewFile {
             _ => path,
         };
         let mut random = [0; 4];
-        surroundings.randomness.fill(&mut random)?;
+        environment.randomness.fill(&mut random)?;
         let replaced = match existing {
             Existing::Keep => None,
             Existing::Replace => match block_target::lock(path) {
@@ -382,13 +382,13 @@ mod tests {
 
     use holdfast_block::BlockDeviceMut as _;
     use holdfast_repo::key::SystemRandomness;
-    use holdfast_repo::{Surroundings, SystemProcesses};
+    use holdfast_repo::{Environment, SystemProcesses};
 
     use super::{Existing, NewFile};
     use crate::job::Error;
 
-    fn surroundings() -> Surroundings {
-        Surroundings {
+    fn environment() -> Environment {
+        Environment {
             randomness: Arc::new(SystemRandomness),
             processes: Arc::new(SystemProcesses),
             now_ms: Arc::new(|| 0),
@@ -399,13 +399,13 @@ mod tests {
     fn a_file_is_there_when_it_is_finished_and_leaves_nothing_when_it_is_not() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("disk.raw");
-        let begun = NewFile::begin(&path, Existing::Keep, &surroundings()).unwrap();
+        let begun = NewFile::begin(&path, Existing::Keep, &environment()).unwrap();
         begun.create_sparse(3).unwrap().write_at(b"abc", 0).unwrap();
         assert!(!path.exists());
         drop(begun);
         assert_eq!(read_dir(folder.path()).unwrap().count(), 0);
 
-        let begun = NewFile::begin(&path, Existing::Keep, &surroundings()).unwrap();
+        let begun = NewFile::begin(&path, Existing::Keep, &environment()).unwrap();
         begun.create_sparse(3).unwrap().write_at(b"abc", 0).unwrap();
         begun.finish().unwrap();
         assert_eq!(read(&path).unwrap(), b"abc");
@@ -419,7 +419,7 @@ mod tests {
         let (target, link) = (folder.path().join("target"), folder.path().join("link"));
         File::create(&target).unwrap().write_all(b"theirs").unwrap();
         std::os::unix::fs::symlink(&target, &link).unwrap();
-        let begin = || NewFile::begin(&link, Existing::Replace, &surroundings()).map(drop);
+        let begin = || NewFile::begin(&link, Existing::Replace, &environment()).map(drop);
         assert!(begin().is_ok(), "our own leads to what is meant");
         if !rustix::process::geteuid().is_root() {
             return;
@@ -434,16 +434,16 @@ mod tests {
     fn a_file_that_exists_isreplaced_only_where_that_is_wanted() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("disk.raw");
-        let late = NewFile::begin(&path, Existing::Keep, &surroundings()).unwrap();
+        let late = NewFile::begin(&path, Existing::Keep, &environment()).unwrap();
         late.create_sparse(1).unwrap();
         File::create(&path).unwrap().write_all(b"precious").unwrap();
         assert!(matches!(late.finish(), Err(Error::TargetExists { .. })));
         assert!(matches!(
-            NewFile::begin(&path, Existing::Keep, &surroundings()),
+            NewFile::begin(&path, Existing::Keep, &environment()),
             Err(Error::TargetExists { .. })
         ));
         assert_eq!(read(&path).unwrap(), b"precious");
-        let new = NewFile::begin(&path, Existing::Replace, &surroundings()).unwrap();
+        let new = NewFile::begin(&path, Existing::Replace, &environment()).unwrap();
         new.create_sparse(1).unwrap();
         new.finish().unwrap();
         assert_eq!(read(&path).unwrap(), [0]);
@@ -474,7 +474,7 @@ mod tests {
             File::create(folder.path().join(name)).unwrap();
         }
         let path = folder.path().join("disk.raw");
-        let begin = || NewFile::begin(&path, Existing::Keep, &surroundings()).unwrap();
+        let begin = || NewFile::begin(&path, Existing::Keep, &environment()).unwrap();
         let first = begin();
         assert_eq!(first.cleared, [folder.path().join(left)]);
         assert_eq!(names(), {

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use holdfast_host::provider::{DatasetState, HostSnapshot, PoolRoom, PoolState, Provider as _, ProviderError};
 use holdfast_policy::sanoid::{
-    Check, DatasetPolicy, Level, PoolAnswer, PoolDevice, PoolFacts, Resolved, SanoidConfig, SnapshotType,
+    Check, DatasetPolicy, Level, PoolDevice, PoolFacts, PoolStatus, ResolvedDatasets, SanoidConfig, SnapshotType,
     TypedSnapshot, capacity, freshness, health,
 };
 use jiff::Timestamp;
@@ -133,12 +133,12 @@ const NO_DATASET: &str = "the policy is about no dataset";
 
 impl MonitorRequest<'_> {
     /// The policy for datasets that have a section: pools are known without asking for what is in them.
-    fn of_sections(&self) -> Resolved {
+    fn of_sections(&self) -> ResolvedDatasets {
         let datasets: Vec<String> = self.config.datasets().map(str::to_owned).collect();
         self.config.resolve(&datasets)
     }
 
-    fn pool_with_devices(&self, pool: &str) -> PoolAnswer {
+    fn pool_with_devices(&self, pool: &str) -> PoolStatus {
         let zfs = self.providers.zfs();
         let state = match zfs.pool(pool) {
             Ok(state) => state,
@@ -163,17 +163,17 @@ impl MonitorRequest<'_> {
     }
 }
 
-fn answer(asked: Result<PoolState, ProviderError>, devices: Vec<PoolDevice>) -> PoolAnswer {
+fn answer(asked: Result<PoolState, ProviderError>, devices: Vec<PoolDevice>) -> PoolStatus {
     match asked {
-        Ok(state) => PoolAnswer::There(PoolFacts {
+        Ok(state) => PoolStatus::Present(PoolFacts {
             health: state.health,
             size: state.size,
             free: state.free,
             capacity: state.capacity,
             devices,
         }),
-        Err(ProviderError::NotThere { .. }) => PoolAnswer::NotThere,
-        Err(error) => PoolAnswer::Unknown(reason(&error)),
+        Err(ProviderError::NotThere { .. }) => PoolStatus::Missing,
+        Err(error) => PoolStatus::Unknown(reason(&error)),
     }
 }
 

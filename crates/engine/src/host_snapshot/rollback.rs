@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use holdfast_host::provider::{Dataset, DatasetState, HostSnapshotName, ProviderError, ProviderKind, ProviderResult};
 use holdfast_host::{HypervisorMut, MachineState};
-use holdfast_repo::Surroundings;
+use holdfast_repo::Environment;
 
 use super::states::StateStore;
 use super::{HostSnapshotRequest, Providers, check_host_snapshots, take_host_snapshots};
@@ -41,7 +41,7 @@ pub struct HostRestore<'a> {
     /// Whose the machine is.
     pub hypervisor: &'a dyn HypervisorMut,
     /// What the store needs from the world.
-    pub surroundings: &'a Surroundings,
+    pub environment: &'a Environment,
     /// A folder for the pipe through which a hypervisor gets memory.
     pub runtime: PathBuf,
 }
@@ -74,7 +74,7 @@ impl HostRestore<'_> {
             repository: self.states.repository(),
             contents: &point.contents,
             hypervisor: self.hypervisor,
-            surroundings: self.surroundings,
+            environment: self.environment,
         }
     }
 

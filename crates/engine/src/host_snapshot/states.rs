@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use holdfast_repo::key::{Cipher, Credential, KdfParameters};
 use holdfast_repo::store::{DirectoryStore, MemoryStore, ObjectName, Store as _, StoreError};
-use holdfast_repo::{InitRequest, Repository, Surroundings};
+use holdfast_repo::{Environment, InitRequest, Repository};
 use rustix::fs::{FlockOperation, flock};
 
 use crate::job::{Error, Job, Result};
@@ -55,8 +55,8 @@ impl StateStore {
     /// The store in `folder`, made where there is none.
     ///
     /// It is as readable as the folder: what is in it is no more secret than the disks in their host snapshots.
-    pub fn open_or_create(folder: &Path, surroundings: &Surroundings, job: Job<'_>) -> Result<Self> {
-        if let Some(store) = Self::open(folder, surroundings, job)? {
+    pub fn open_or_create(folder: &Path, environment: &Environment, job: Job<'_>) -> Result<Self> {
+        if let Some(store) = Self::open(folder, environment, job)? {
             return Ok(store);
         }
         for folder in [folder, &folder.join(SCRATCH)] {
@@ -68,12 +68,12 @@ impl StateStore {
             })?;
         }
         let made = DirectoryStore::create(&folder.join(REPOSITORY))?;
-        match Repository::init(Arc::new(made), &new_repository(), surroundings.clone()) {
+        match Repository::init(Arc::new(made), &new_repository(), environment.clone()) {
             // Of two who make it, one comes first.
             Ok(_) | Err(holdfast_repo::Error::AlreadyARepository { .. }) => {}
             Err(error) => return Err(error.into()),
         }
-        let made = Self::open(folder, surroundings, job)?;
+        let made = Self::open(folder, environment, job)?;
         made.ok_or_else(|| Error::File {
             action: "find what was made in",
             path: folder.to_owned(),
@@ -82,19 +82,19 @@ impl StateStore {
     }
 
     /// The store in `folder`; where there is none, one in memory without any states, for whoever only looks: nothing is made.
-    pub fn open_to_look(folder: Option<&Path>, surroundings: &Surroundings, job: Job<'_>) -> Result<Self> {
-        let open = |folder| Self::open(folder, surroundings, job);
+    pub fn open_to_look(folder: Option<&Path>, environment: &Environment, job: Job<'_>) -> Result<Self> {
+        let open = |folder| Self::open(folder, environment, job);
         if let Some(store) = folder.map(open).transpose()?.flatten() {
             return Ok(store);
         }
         Ok(Self {
             folder: folder.map(Path::to_owned).unwrap_or_default(),
-            repository: Repository::init(Arc::new(MemoryStore::new()), &new_repository(), surroundings.clone())?,
+            repository: Repository::init(Arc::new(MemoryStore::new()), &new_repository(), environment.clone())?,
         })
     }
 
     /// The store in `folder`; none where there is none.
-    pub fn open(folder: &Path, surroundings: &Surroundings, job: Job<'_>) -> Result<Option<Self>> {
+    pub fn open(folder: &Path, environment: &Environment, job: Job<'_>) -> Result<Option<Self>> {
         let path = folder.join(REPOSITORY);
         let is_there = match DirectoryStore::open(&path) {
             Ok(store) => match store.length(&ObjectName::config()) {
@@ -110,7 +110,7 @@ impl StateStore {
         let location = Location::parse(path.as_os_str())?;
         Ok(Some(Self {
             folder: folder.to_owned(),
-            repository: open(&location, Unlock::Nothing, surroundings, job.progress)?,
+            repository: open(&location, Unlock::Nothing, environment, job.progress)?,
         }))
     }
 

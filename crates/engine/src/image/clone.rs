@@ -12,7 +12,7 @@ use holdfast_image::{
     Backing, BackingFile, BlockOptions, ChildrenBeside, CreateOptions, Format, Image, ImageId, ImageKind, LayerInfo,
     NewIdentity, Note, OpenOptions, Qcow2Options, Storage, create, open, plain_name, set_identity,
 };
-use holdfast_repo::Surroundings;
+use holdfast_repo::Environment;
 use rustix::fs::{Mode, OFlags};
 
 use super::convert::{ConvertRequest, ConvertSource, VerifyImage, convert_and};
@@ -82,7 +82,7 @@ pub struct ImageClone {
 /// An image that can be cloned, any number of times.
 pub struct ImageCloner<'a> {
     request: &'a CloneImageRequest<'a>,
-    surroundings: &'a Surroundings,
+    environment: &'a Environment,
     image: Image,
     /// Its folder, without links.
     folder: PathBuf,
@@ -93,7 +93,7 @@ impl<'a> ImageCloner<'a> {
     ///
     /// # Errors
     /// A machine may write to it, or to what it is based on.
-    pub fn open(request: &'a CloneImageRequest<'a>, surroundings: &'a Surroundings) -> Result<Self> {
+    pub fn open(request: &'a CloneImageRequest<'a>, environment: &'a Environment) -> Result<Self> {
         let image = open(&request.source, &request.open)?;
         // The clone says the format of what it is based on: that has to be known.
         require_known_format(&image)?;
@@ -105,7 +105,7 @@ impl<'a> ImageCloner<'a> {
         let folder = folder_of(&request.source)?;
         Ok(Self {
             request,
-            surroundings,
+            environment,
             image,
             folder,
         })
@@ -191,7 +191,7 @@ impl<'a> ImageCloner<'a> {
 
     /// Whether the file system made a clone of the file.
     fn share(&self, target: &Path, job: Job<'_>) -> Result<bool> {
-        let file = NewFile::begin(target, Existing::Keep, self.surroundings)?;
+        let file = NewFile::begin(target, Existing::Keep, self.environment)?;
         file.tell_of_cleared(job.progress);
         let failed = |action| {
             move |source| Error::File {
@@ -243,7 +243,7 @@ impl<'a> ImageCloner<'a> {
     /// An image that differs from this one.
     fn overlay(&self, target: &Path, job: Job<'_>) -> Result<CloneKind> {
         let options = self.overlay_options(target)?;
-        let file = NewFile::begin(target, Existing::Keep, self.surroundings)?;
+        let file = NewFile::begin(target, Existing::Keep, self.environment)?;
         file.tell_of_cleared(job.progress);
         create(file.partial(), &options)?;
         self.renew((target, file.partial()), options.format)?;
@@ -330,7 +330,7 @@ impl<'a> ImageCloner<'a> {
             snapshot: None,
         };
         let change = |path: &Path| self.renew((target, path), top.format);
-        convert_and(source, &request, &change, (self.surroundings, job)).map(drop)
+        convert_and(source, &request, &change, (self.environment, job)).map(drop)
     }
 
     /// Makes anew in the guest what is to be its own: of the clone that is to be at `target`, and lies at `path`.

@@ -17,7 +17,7 @@ use holdfast_image::{
     Note, OpenOptions, Qcow2Options, Storage, TargetContent, create_bulk, fill, fill_above, fill_device, open,
     open_mut,
 };
-use holdfast_repo::Surroundings;
+use holdfast_repo::Environment;
 
 use super::compare::compare;
 use super::consistency::tell_of_contradictions;
@@ -108,10 +108,10 @@ pub struct ConvertReport {
 pub fn convert(
     source: ConvertSource<'_>,
     request: &ConvertRequest,
-    surroundings: &Surroundings,
+    environment: &Environment,
     job: Job<'_>,
 ) -> Result<ConvertReport> {
-    convert_and(source, request, &|_| Ok(()), (surroundings, job))
+    convert_and(source, request, &|_| Ok(()), (environment, job))
 }
 
 /// The same, and has the new file changed before it gets its name, by somebody who makes that durable. A block device is not.
@@ -119,7 +119,7 @@ pub(crate) fn convert_and(
     source: ConvertSource<'_>,
     request: &ConvertRequest,
     change: &dyn Fn(&Path) -> Result<()>,
-    (surroundings, job): (&Surroundings, Job<'_>),
+    (environment, job): (&Environment, Job<'_>),
 ) -> Result<ConvertReport> {
     let start = job.clock.now();
     let opened = match source {
@@ -150,7 +150,7 @@ pub(crate) fn convert_and(
             size_bytes: opened.device().size_bytes(),
         })
     } else {
-        to_file(request, &opened, change, (surroundings, job)).map_err(|error| opened.of_size(error, request.format))
+        to_file(request, &opened, change, (environment, job)).map_err(|error| opened.of_size(error, request.format))
     };
     let made = made.map_err(|error| with_medium(error, &opened, request))?;
     Ok(ConvertReport {
@@ -217,7 +217,7 @@ fn to_file(
     request: &ConvertRequest,
     source: &Source<'_>,
     change: &dyn Fn(&Path) -> Result<()>,
-    (surroundings, job): (&Surroundings, Job<'_>),
+    (environment, job): (&Environment, Job<'_>),
 ) -> Result<ConvertedImage> {
     let device = source.device();
     let options = CreateOptions {
@@ -246,7 +246,7 @@ fn to_file(
                 &request.target,
                 request.overwrite,
                 &options,
-                surroundings,
+                environment,
                 |partial, options| Ok(create_bulk(partial, options)?),
             )?;
             image.tell_of_cleared(job.progress);
@@ -254,10 +254,10 @@ fn to_file(
             (image, Some(filled))
         }
         Format::Vmdk if request.storage != Storage::Plain => {
-            vmdk_stream::to_file(request, device, &options, surroundings, job)?
+            vmdk_stream::to_file(request, device, &options, environment, job)?
         }
-        Format::Raw => convert_to_raw(request, source, &options, surroundings, job)?,
-        _ => convert_to_blocks(request, device, &options, surroundings, job)?,
+        Format::Raw => convert_to_raw(request, source, &options, environment, job)?,
+        _ => convert_to_blocks(request, device, &options, environment, job)?,
     };
     source.check_end()?;
     if request.verify == VerifyImage::Yes {
@@ -344,14 +344,14 @@ fn fill_bulk(
 fn begin_empty(
     request: &ConvertRequest,
     options: &CreateOptions,
-    surroundings: &Surroundings,
+    environment: &Environment,
     job: Job<'_>,
 ) -> Result<NewImage> {
     let (image, ()) = NewImage::begin(
         &request.target,
         request.overwrite,
         options,
-        surroundings,
+        environment,
         |partial, options| Ok(holdfast_image::create(partial, options)?),
     )?;
     image.tell_of_cleared(job.progress);
@@ -362,10 +362,10 @@ fn convert_to_raw(
     request: &ConvertRequest,
     source: &Source<'_>,
     options: &CreateOptions,
-    surroundings: &Surroundings,
+    environment: &Environment,
     job: Job<'_>,
 ) -> Result<(NewImage, Option<FillReport>)> {
-    let new = begin_empty(request, options, surroundings, job)?;
+    let new = begin_empty(request, options, environment, job)?;
     if let Source::Image { path, image, .. } = source
         && image.layers()[0].format == Format::Raw
         && is_cloned(path, new.partial())?
@@ -393,10 +393,10 @@ fn convert_to_blocks(
     request: &ConvertRequest,
     device: &dyn BlockDevice,
     options: &CreateOptions,
-    surroundings: &Surroundings,
+    environment: &Environment,
     job: Job<'_>,
 ) -> Result<(NewImage, Option<FillReport>)> {
-    let image = begin_empty(request, options, surroundings, job)?;
+    let image = begin_empty(request, options, environment, job)?;
     let target = open_mut(image.partial(), &reopen(request, None))?;
     let content = TargetContent::Zeroes;
     let filled = fill_device(device, &target, content, threads(job), &mut steps(device, job));

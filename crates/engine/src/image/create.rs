@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use holdfast_block::BlockDevice as _;
 use holdfast_image::{Backing, BlockOptions, CreateOptions, Format, OpenOptions, Qcow2Options};
-use holdfast_repo::Surroundings;
+use holdfast_repo::Environment;
 
 use super::convert::refuse_to_replace_source;
 use super::new_image::NewImage;
@@ -43,7 +43,7 @@ pub struct CreateImageReport {
 }
 
 /// Makes an empty image; it is durable when this returns.
-pub fn create_image(request: &CreateImageRequest, surroundings: &Surroundings) -> Result<CreateImageReport> {
+pub fn create_image(request: &CreateImageRequest, environment: &Environment) -> Result<CreateImageReport> {
     let size_bytes = match (request.size_bytes, &request.qcow2.backing, &request.blocks.parent) {
         (Some(size_bytes), _, _) => size_bytes,
         (None, _, Some(parent)) => {
@@ -79,7 +79,7 @@ pub fn create_image(request: &CreateImageRequest, surroundings: &Surroundings) -
         &request.path,
         request.overwrite,
         &options,
-        surroundings,
+        environment,
         |partial, options| Ok(holdfast_image::create(partial, options)?),
     )
     .map_err(|error| error.on(&request.path))?;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use holdfast_host::domain_xml::{DiskChange, DiskPlace, DomainXml, Medium};
 use holdfast_host::{DiskKind, DiskSource};
 use holdfast_image::Format;
-use holdfast_repo::Surroundings;
+use holdfast_repo::Environment;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, Stat, fstat, openat, statat, unlinkat};
 
 use crate::files::atomic_file::{Existing, NewFile};
@@ -155,8 +155,8 @@ fn is_left(entry: std::io::Result<std::fs::DirEntry>) -> bool {
 }
 
 /// Writes a small file, durably.
-pub(crate) fn write_file(path: &Path, bytes: &[u8], surroundings: &Surroundings) -> Result<()> {
-    let new = NewFile::begin(path, Existing::Keep, surroundings)?;
+pub(crate) fn write_file(path: &Path, bytes: &[u8], environment: &Environment) -> Result<()> {
+    let new = NewFile::begin(path, Existing::Keep, environment)?;
     let write = || {
         let mut file = new.create_private()?;
         file.write_all(bytes)?;

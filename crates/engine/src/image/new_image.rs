@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use holdfast_image::{Backing, CreateOptions, OpenOptions, dependents_beside};
-use holdfast_repo::Surroundings;
+use holdfast_repo::Environment;
 
 use crate::files::atomic_file::{Existing, NewFile, clear, tell_of};
 use crate::files::block_target::Overwrite;
@@ -26,7 +26,7 @@ impl NewImage {
         path: &Path,
         overwrite: Overwrite,
         options: &CreateOptions,
-        surroundings: &Surroundings,
+        environment: &Environment,
         create: impl FnOnce(&Path, &CreateOptions) -> Result<T>,
     ) -> Result<(Self, T)> {
         let existing = match overwrite {
@@ -51,8 +51,8 @@ impl NewImage {
             cleared = clear(&place);
             data_file = Some(place);
         }
-        let file = NewFile::begin(path, existing, surroundings)?;
-        let begin = |place: PathBuf| NewFile::begin(&place, Existing::Keep, surroundings);
+        let file = NewFile::begin(path, existing, environment)?;
+        let begin = |place: PathBuf| NewFile::begin(&place, Existing::Keep, environment);
         let data_file = data_file.map(begin).transpose().map_err(of_data_file)?;
         if let (Some(data), Some(new)) = (&mut options.qcow2.data_file, &data_file) {
             data.made_at = Some(new.partial().to_owned());

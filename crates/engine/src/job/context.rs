@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use holdfast_block::Clock;
-use holdfast_repo::{BackupProgress, JobProgress, StageTimer, Untimed};
+use holdfast_repo::{BackupProgress, JobProgress, NoStageTimer, StageTimer};
 
 use super::bottleneck::Stages;
 use super::error::Result;
@@ -112,7 +112,7 @@ impl BackupProgress for Watch<'_> {
     fn timer(&self) -> &dyn StageTimer {
         match self.stages {
             Some(stages) => stages,
-            None => &Untimed,
+            None => &NoStageTimer,
         }
     }
 }

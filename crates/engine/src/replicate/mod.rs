@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 use holdfast_block::Clock;
 use holdfast_host::provider::{PackWhen, REPLICA_TAG, ReplicaAbilities, ReplicaDataset, ReplicaSide};
-use holdfast_policy::Choice;
+use holdfast_policy::SnapshotChoice;
 
 use crate::job::{Job, Result};
 use crate::repository::forget::Execution;
@@ -43,7 +43,7 @@ pub struct ReplicateRequest<'a> {
     /// Whether a snapshot of this name is sent.
     pub is_wanted: &'a dyn Fn(&str) -> bool,
     /// All of them, or the newest.
-    pub choice: Choice,
+    pub choice: SnapshotChoice,
     /// Whether blocks that are encrypted are sent as they are.
     pub raw: RawChoice,
     /// Whether streams are packed on their way.

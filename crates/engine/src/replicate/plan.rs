@@ -69,7 +69,7 @@ impl ReplicationSides<'_> {
             let found = snapshots.find(|one| !is_ours || (self.request.is_wanted)(&one.name));
             found.map(|one| (one.name.clone(), one.time_s))
         };
-        let notes = plan.clashes.iter().map(|name| {
+        let notes = plan.name_conflicts.iter().map(|name| {
             format!(
                 "{target} has another snapshot {name}: that of {} is left out; rename one of them",
                 source.name
@@ -107,15 +107,15 @@ impl ReplicationSides<'_> {
             ReplicaPlan::Idle(Idle::UpToDate) => ReplicaOutcome::UpToDate,
             ReplicaPlan::Idle(_) => ReplicaOutcome::Nothing,
             ReplicaPlan::Send(_) => ReplicaOutcome::Planned,
-            ReplicaPlan::Diverged(Divergence::NothingCommon) => diverged(
+            ReplicaPlan::Diverged(Divergence::NoCommonSnapshot) => diverged(
                 format!("{target} has snapshots, none of which the source has any more"),
                 format!("{} keeps what is there, and all is sent again", set_aside(target)),
             ),
-            ReplicaPlan::Diverged(Divergence::TargetIsNoCopy) => diverged(
+            ReplicaPlan::Diverged(Divergence::TargetIsNoReplica) => diverged(
                 format!("{target} is there, and has no snapshot: it is no copy"),
                 format!("name another target, or {}", set_aside(target)),
             ),
-            ReplicaPlan::Diverged(Divergence::TargetWentOn { common, own }) => diverged(
+            ReplicaPlan::Diverged(Divergence::TargetHasNewer { common, own }) => diverged(
                 format!("{target} has snapshots of its own since {common}: {}", own.join(", ")),
                 format!(
                     "{} gives them up; {} keeps them",

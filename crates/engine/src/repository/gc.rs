@@ -25,9 +25,11 @@ pub fn gc(repository: &Repository, repack_below_percent: u8, execution: Executio
         thread_count: job.thread_count,
     };
     Ok(match execution {
-        Execution::DryRun => GcOutcome::Planned(repository.gc_plan_watched(request, &job.watch(Counting::Bytes))?),
+        Execution::DryRun => {
+            GcOutcome::Planned(repository.gc_plan_with_progress(request, &job.watch(Counting::Bytes))?)
+        }
         Execution::Execute => {
-            let report = repository.gc_watched(request, &job.watch(Counting::Bytes))?;
+            let report = repository.gc_with_progress(request, &job.watch(Counting::Bytes))?;
             for damaged in &report.damaged {
                 job.progress.warning(damaged);
             }
@@ -85,5 +87,5 @@ pub fn accept_loss(repository: &Repository, names: &[AcceptedName], job: Job<'_>
 
 /// Measures a repository.
 pub fn stats(repository: &Repository, job: Job<'_>) -> Result<Statistics> {
-    Ok(repository.statistics_watched(&job.watch(Counting::Bytes))?)
+    Ok(repository.statistics_with_progress(&job.watch(Counting::Bytes))?)
 }

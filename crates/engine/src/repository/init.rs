@@ -2,7 +2,7 @@
 
 use holdfast_repo::key::{Cipher, Credential, KdfParameters, PaperKey};
 use holdfast_repo::store::Store;
-use holdfast_repo::{Repository, RepositoryId, Surroundings};
+use holdfast_repo::{Environment, Repository, RepositoryId};
 
 use super::keys::check_passphrase;
 use super::sighting::note_new;
@@ -46,7 +46,7 @@ pub struct InitReport {
 }
 
 /// Makes a repository: the directory where it does not exist, one key slot, and the configuration.
-pub fn init(request: &InitRequest<'_>, surroundings: &Surroundings) -> Result<InitReport> {
+pub fn init(request: &InitRequest<'_>, environment: &Environment) -> Result<InitReport> {
     let credential = match request.protection {
         NewProtection::Passphrase(passphrase) => {
             check_passphrase(passphrase)?;
@@ -63,8 +63,8 @@ pub fn init(request: &InitRequest<'_>, surroundings: &Surroundings) -> Result<In
         cipher: request.cipher,
     };
     let repository = match request.like {
-        None => Repository::init(store, &new, surroundings.clone())?,
-        Some(other) => Repository::init_like(store, &new, other, surroundings.clone())?,
+        None => Repository::init(store, &new, environment.clone())?,
+        Some(other) => Repository::init_like(store, &new, other, environment.clone())?,
     };
     let seen = match request.protection {
         NewProtection::Passphrase(_) => Protection::Encrypted,

@@ -1,7 +1,7 @@
 //! `key`: who can open a repository.
 
 use holdfast_repo::key::{self, Credential, KdfParameters, NewSlot, PaperKey, Removal, SlotId, SlotListing, Unlocked};
-use holdfast_repo::{InitRequest, Repository, Surroundings};
+use holdfast_repo::{Environment, InitRequest, Repository};
 
 use super::open::paper_key_text;
 use crate::job::{Error, Result};
@@ -70,14 +70,9 @@ pub fn add_key(repository: &Repository, passphrase: &[u8], label: &str) -> Resul
 /// Removes a key slot; never the last one.
 ///
 /// Needs no password: who can write to the store can remove its slots.
-pub fn remove_key(location: &Location, slot: SlotId, surroundings: &Surroundings) -> Result<()> {
+pub fn remove_key(location: &Location, slot: SlotId, environment: &Environment) -> Result<()> {
     let store = location.open_store()?;
-    Ok(key::remove(
-        &*store,
-        slot,
-        Removal::KeepLast,
-        &*surroundings.randomness,
-    )?)
+    Ok(key::remove(&*store, slot, Removal::KeepLast, &*environment.randomness)?)
 }
 
 /// The old slot and the new one that took its place.
@@ -98,7 +93,7 @@ pub fn rotate_key(
     passphrase: &[u8],
     label: Option<&str>,
     repository: &Repository,
-    surroundings: &Surroundings,
+    environment: &Environment,
 ) -> Result<RotateReport> {
     check_passphrase(passphrase)?;
     let store = location.open_store()?;
@@ -108,8 +103,8 @@ pub fn rotate_key(
         }
         other => other?,
     };
-    let new = replacement(&old, passphrase, label, repository, surroundings);
-    let new = key::replace(&*store, &old, &new, &*surroundings.randomness)?;
+    let new = replacement(&old, passphrase, label, repository, environment);
+    let new = key::replace(&*store, &old, &new, &*environment.randomness)?;
     Ok(RotateReport { old: old.slot.id, new })
 }
 
@@ -118,13 +113,13 @@ fn replacement<'a>(
     passphrase: &'a [u8],
     label: Option<&'a str>,
     repository: &Repository,
-    surroundings: &Surroundings,
+    environment: &Environment,
 ) -> NewSlot<'a> {
     NewSlot {
         credential: Credential::Passphrase(passphrase),
         parameters: KdfParameters::default(),
         label: label.unwrap_or(&old.slot.label),
-        created_unix_seconds: u64::try_from((surroundings.now_ms)() / 1000).unwrap_or_default(),
+        created_unix_seconds: u64::try_from((environment.now_ms)() / 1000).unwrap_or_default(),
         cipher: repository.config().cipher(),
     }
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use holdfast_repo::key::{self, Credential, CredentialKind, KeyError, PaperKey, SlotChoice, SlotId};
 use holdfast_repo::store::{DirectoryStore, ObjectName, Store, StoreError};
-use holdfast_repo::{Manifest, Repository, Surroundings};
+use holdfast_repo::{Environment, Manifest, Repository};
 use jiff::tz::TimeZone;
 
 use super::calendar::{Calendar, time_of};
@@ -221,7 +221,7 @@ pub fn protection(location: &Location) -> Result<Protection> {
 pub fn open(
     location: &Location,
     unlock: Unlock<'_>,
-    surroundings: &Surroundings,
+    environment: &Environment,
     progress: &dyn Progress,
 ) -> Result<Repository> {
     let store = location.open_store()?;
@@ -230,15 +230,15 @@ pub fn open(
         && let Some(text) = paper_key_text(password)
     {
         return match PaperKey::decode(text) {
-            Ok(master) => Ok(Repository::open_with_secret(store, master, surroundings.clone())?),
+            Ok(master) => Ok(Repository::open_with_secret(store, master, environment.clone())?),
             // A passphrase may look like one; where it opens nothing, what is wrong with the paper key says more.
-            Err(paper) => match Repository::open_by(store, unlock.credential(), choice, surroundings.clone()) {
+            Err(paper) => match Repository::open_by(store, unlock.credential(), choice, environment.clone()) {
                 Err(holdfast_repo::Error::Key(_)) => Err(paper.into()),
                 other => Ok(warned(other?, progress)),
             },
         };
     }
-    let opened = Repository::open_by(store, unlock.credential(), choice, surroundings.clone())?;
+    let opened = Repository::open_by(store, unlock.credential(), choice, environment.clone())?;
     if matches!(unlock, Unlock::Password(_)) {
         location.note_slot(opened.slot);
     }

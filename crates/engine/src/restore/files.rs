@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use holdfast_block::{BlockDeviceMut, IoMode};
 use holdfast_image::{CreateOptions, Error as ImageError, Format, OpenOptions};
-use holdfast_repo::{DiskContent, DiskRecord, Manifest, Repository, Surroundings, TargetState};
+use holdfast_repo::{DiskContent, DiskRecord, Environment, Manifest, Repository, TargetState};
 use jiff::tz::TimeZone;
 
 use super::stored_memory::{MEMORY_STREAM, StoredMemory};
@@ -74,12 +74,12 @@ pub struct RestoreReport {
 pub fn restore(
     repository: &Repository,
     request: RestoreRequest<'_>,
-    surroundings: &Surroundings,
+    environment: &Environment,
     job: Job<'_>,
 ) -> Result<RestoreReport> {
     let start = job.clock.now();
     let snapshot = find_snapshot(repository, &request.name.snapshot, &request.zone, job.progress)?;
-    let disks = restore_from(&snapshot, repository, request, surroundings, job);
+    let disks = restore_from(&snapshot, repository, request, environment, job);
     Ok(RestoreReport {
         disks: disks.map_err(|error| error.unless_removed(repository, snapshot.id))?,
         duration: job.clock.now().saturating_sub(start),
@@ -91,7 +91,7 @@ fn restore_from(
     snapshot: &Manifest,
     repository: &Repository,
     request: RestoreRequest<'_>,
-    surroundings: &Surroundings,
+    environment: &Environment,
     job: Job<'_>,
 ) -> Result<Vec<RestoredDisk>> {
     let disks = chosen_disks(snapshot, request.name.disk.as_ref())?;
@@ -113,7 +113,7 @@ fn restore_from(
             let placed = placed(&disks, &path, request.format)?;
             let restorer = Restorer {
                 repository,
-                surroundings,
+                environment,
                 job,
                 mode: request.mode,
                 format: request.format,
@@ -135,7 +135,7 @@ fn restore_from(
             };
             let mut restored = places.iter().map(restore).collect::<Result<Vec<_>>>()?;
             if let Some(memory) = memory {
-                restored.push(memory.to_file(&stream, existing, surroundings, job)?);
+                restored.push(memory.to_file(&stream, existing, environment, job)?);
             }
             Ok(restored)
         }
@@ -263,7 +263,7 @@ enum DiskPlace {
 
 struct Restorer<'a> {
     repository: &'a Repository,
-    surroundings: &'a Surroundings,
+    environment: &'a Environment,
     job: Job<'a>,
     mode: RestoreMode,
     format: Option<Format>,
@@ -346,7 +346,7 @@ impl Restorer<'_> {
             }
             DiskPlace::NewFile(existing, Format::Raw) => {
                 tell_of_lost_sector(noted_sector(&disk.notes), &disk.name, self.job.progress);
-                let file = NewFile::begin(path, existing, self.surroundings)?;
+                let file = NewFile::begin(path, existing, self.environment)?;
                 file.tell_of_cleared(self.job.progress);
                 let target = file.create_sparse(disk.size_bytes)?;
                 let restored = self.to_device(disk, path, &target, TargetState::Zeroed)?;
@@ -354,7 +354,7 @@ impl Restorer<'_> {
                 Ok(restored)
             }
             DiskPlace::NewFile(existing, format) => {
-                let file = NewFile::begin(path, existing, self.surroundings)?;
+                let file = NewFile::begin(path, existing, self.environment)?;
                 file.tell_of_cleared(self.job.progress);
                 let mut options = CreateOptions::new(format, disk.size_bytes)
                     .to_be_at(path)

@@ -16,7 +16,7 @@ use std::time::Duration;
 use holdfast_block::Clock;
 use holdfast_host::domain_xml::{Medium, ServedDisks, served_folder, with_served_disks};
 use holdfast_host::{Life, LiveDisks};
-use holdfast_repo::{Repository, SnapshotId, Surroundings};
+use holdfast_repo::{Environment, Repository, SnapshotId};
 
 pub use self::fill::FillOptions;
 use self::fill::{DiskFill, JobLock};
@@ -78,18 +78,18 @@ pub struct InstantReport {
 pub fn restore_instantly(
     request: &InstantRestore<'_>,
     hypervisor: &dyn LiveDisks,
-    surroundings: &Surroundings,
+    environment: &Environment,
     job: Job<'_>,
 ) -> Result<InstantReport> {
     let plan = request.plan;
     let definition = plan.definition.as_ref().filter(|_| plan.machine.is_new);
     let definition = &definition.expect("the plan is of a new machine").text;
-    let mut instant = job_of(request, hypervisor, surroundings, definition)?;
+    let mut instant = job_of(request, hypervisor, environment, definition)?;
     let served = served(&instant, definition)?;
     // The machine runs from the snapshot: nobody may remove it meanwhile.
     let noted = note_place(request, &instant, job);
     let hold = SnapshotHold::take(request.repository, plan.snapshot.id, instant.hold)?;
-    let (mut made, folder, lock) = make(request, hypervisor, &mut instant, surroundings, job)?;
+    let (mut made, folder, lock) = make(request, hypervisor, &mut instant, environment, job)?;
     let instant = instant;
     let begin = || -> Result<()> {
         (request.fill.launch)(&instant)?;
@@ -173,7 +173,7 @@ fn make(
     request: &InstantRestore<'_>,
     hypervisor: &dyn LiveDisks,
     instant: &mut InstantJob,
-    surroundings: &Surroundings,
+    environment: &Environment,
     job: Job<'_>,
 ) -> Result<(MadeFiles, NewFolder, JobLock)> {
     let mut noted = None;
@@ -199,7 +199,7 @@ fn make(
         request.repository,
         hypervisor,
         request.plan,
-        surroundings,
+        environment,
         job,
         &mut note,
     )?;
@@ -211,13 +211,13 @@ fn make(
 fn job_of(
     request: &InstantRestore<'_>,
     hypervisor: &dyn LiveDisks,
-    surroundings: &Surroundings,
+    environment: &Environment,
     definition: &str,
 ) -> Result<InstantJob> {
     let plan = request.plan;
     // Another machine of the same UUID may run from the same snapshot, on another host.
     let mut hold = [0; 4];
-    surroundings.randomness.fill(&mut hold)?;
+    environment.randomness.fill(&mut hold)?;
     Ok(InstantJob {
         repository: request.location.to_owned(),
         snapshot: plan.snapshot.id.to_string(),

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use holdfast_block::BlockDevice;
 use holdfast_host::qemu::memory::{MemoryState, PutError, put_together};
-use holdfast_repo::{Manifest, Repository, Surroundings};
+use holdfast_repo::{Environment, Manifest, Repository};
 
 use super::small_stream::bytes_of;
 use super::target::RestoredDisk;
@@ -56,10 +56,10 @@ impl<'r> StoredMemory<'r> {
         &self,
         path: &Path,
         existing: Existing,
-        surroundings: &Surroundings,
+        environment: &Environment,
         job: Job<'_>,
     ) -> Result<RestoredDisk> {
-        let new = NewFile::begin(path, existing, surroundings)?;
+        let new = NewFile::begin(path, existing, environment)?;
         new.tell_of_cleared(job.progress);
         let write = || -> std::io::Result<u64> {
             // What a machine had in its memory is nobody else's business.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use holdfast_host::domain_xml::{DomainXml, Emulator, Identity, NewIdentity, Rewrite, rewrite};
 use holdfast_host::{MacAddress, Uuid};
 use holdfast_image::Format;
-use holdfast_repo::Surroundings;
+use holdfast_repo::Environment;
 
 use super::pull_content::Pull;
 use super::pull_request::{KeepIdentity, PulledDisk};
@@ -57,7 +57,7 @@ pub(super) fn write_folder(
     pull.renew_guest(&folder, &images, host_name.as_deref())?;
     let write = |made: &mut NewFolder, name: &str, bytes: &[u8]| {
         made.file(name, |path| {
-            write_file(path, bytes, pull.surroundings).map(|()| path.to_owned())
+            write_file(path, bytes, pull.environment).map(|()| path.to_owned())
         })
     };
     if let Some(bytes) = &nvram {
@@ -110,7 +110,7 @@ impl Configured {
         let identity = match identity {
             KeepIdentity::Yes if name == old_name => Identity::Keep,
             KeepIdentity::Yes => Identity::Named(name.clone()),
-            KeepIdentity::No => Identity::New(new_identity(&name, xml.macs.len(), pull.surroundings)?),
+            KeepIdentity::No => Identity::New(new_identity(&name, xml.macs.len(), pull.environment)?),
         };
         let nvram = folder.join(variables_name(&name));
         let has_nvram = xml.nvram.is_some() || pull.entry.statement.file(STREAM_NVRAM).is_some();
@@ -118,7 +118,7 @@ impl Configured {
         let has = |target: &str| pull.entry.statement.disks().any(|piece| piece.name.as_str() == target);
         let wish = Rewrite {
             identity,
-            generation: Uuid::from_random(random(pull.surroundings)?),
+            generation: Uuid::from_random(random(pull.environment)?),
             disks: disks_in(folder, format, &xml, has, &mut |target| {
                 pull.job.progress.warning(&format!(
                     "disk {target} is in the configuration, and not in the template: it is left out"
@@ -144,23 +144,23 @@ impl Configured {
     }
 }
 
-fn random<const N: usize>(surroundings: &Surroundings) -> Result<[u8; N]> {
+fn random<const N: usize>(environment: &Environment) -> Result<[u8; N]> {
     let mut bytes = [0; N];
-    surroundings.randomness.fill(&mut bytes)?;
+    environment.randomness.fill(&mut bytes)?;
     Ok(bytes)
 }
 
-fn new_identity(name: &str, card_count: usize, surroundings: &Surroundings) -> Result<NewIdentity> {
+fn new_identity(name: &str, card_count: usize, environment: &Environment) -> Result<NewIdentity> {
     let mut macs: Vec<MacAddress> = Vec::new();
     while macs.len() < card_count {
-        let mac = MacAddress::from_random(random(surroundings)?);
+        let mac = MacAddress::from_random(random(environment)?);
         if macs.iter().all(|other| other.to_string() != mac.to_string()) {
             macs.push(mac);
         }
     }
     Ok(NewIdentity {
         name: name.to_owned(),
-        uuid: Uuid::from_random(random(surroundings)?),
+        uuid: Uuid::from_random(random(environment)?),
         macs: Some(macs),
     })
 }

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 
 use holdfast_repo::{
-    DiskContent, Error as RepositoryError, Liveness, Manifest, ProcessIdentity, Repository, Surroundings,
+    DiskContent, Environment, Error as RepositoryError, Liveness, Manifest, ProcessIdentity, Repository,
 };
 
 use super::entry::Entry;
@@ -181,14 +181,14 @@ impl TemplateIndex {
     pub(super) fn clear_dead_drafts(
         &self,
         repository: &Repository,
-        surroundings: &Surroundings,
+        environment: &Environment,
         progress: &dyn Progress,
     ) {
         for draft in &self.drafts {
             let process = draft.notes.get(NOTE_TEMPLATE_DRAFT);
             let process = process.and_then(|text| serde_json::from_str::<ProcessIdentity>(text).ok());
-            let liveness = process.map_or(Liveness::Unknown, |process| surroundings.processes.liveness(&process));
-            let age_ms = (surroundings.now_ms)().saturating_sub(draft.time_ms);
+            let liveness = process.map_or(Liveness::Unknown, |process| environment.processes.liveness(&process));
+            let age_ms = (environment.now_ms)().saturating_sub(draft.time_ms);
             let is_dead = match liveness {
                 Liveness::Alive => false,
                 Liveness::Dead => true,

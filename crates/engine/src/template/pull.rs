@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use holdfast_host::{Tools, Verdict};
 use holdfast_image::Format;
-use holdfast_repo::{Repository, SnapshotId, Surroundings};
+use holdfast_repo::{Environment, Repository, SnapshotId};
 
 use super::entry::Entry;
 use super::folder::write_folder;
@@ -48,7 +48,7 @@ pub fn pull_template(
     repository: &Repository,
     request: &PullRequest,
     trust: &Trust<'_>,
-    (surroundings, tools): (&Surroundings, &dyn Tools),
+    (environment, tools): (&Environment, &dyn Tools),
     job: Job<'_>,
 ) -> Result<PullReport> {
     let start = job.clock.now();
@@ -62,7 +62,7 @@ pub fn pull_template(
         repository,
         entry,
         request,
-        surroundings,
+        environment,
         tools,
         job,
     };

@@ -14,7 +14,7 @@ use crate::job::{Job, Result, Unit};
 use crate::restore::small_stream::bytes_of;
 use holdfast_host::Tools;
 use holdfast_image::{BlockOptions, Format, OpenOptions, Qcow2Options};
-use holdfast_repo::{Repository, Surroundings};
+use holdfast_repo::{Environment, Repository};
 use std::path::{Path, PathBuf};
 
 /// A template on its way out.
@@ -22,7 +22,7 @@ pub(super) struct Pull<'a> {
     pub(super) repository: &'a Repository,
     pub(super) entry: &'a Entry,
     pub(super) request: &'a PullRequest,
-    pub(super) surroundings: &'a Surroundings,
+    pub(super) environment: &'a Environment,
     pub(super) tools: &'a dyn Tools,
     pub(super) job: Job<'a>,
 }
@@ -92,7 +92,7 @@ impl Pull<'_> {
             verify: VerifyImage::No,
         };
         let source = ConvertSource::Checked(&checked, &check);
-        convert_and(source, &request, change, (self.surroundings, self.job))?;
+        convert_and(source, &request, change, (self.environment, self.job))?;
         Ok(PulledDisk {
             name: piece.name.to_string(),
             path: path.to_owned(),

@@ -5,7 +5,7 @@ use std::io::empty;
 use std::path::PathBuf;
 
 use holdfast_image::Format;
-use holdfast_repo::{DiskContent, DiskRecord, Manifest, Repository, Surroundings};
+use holdfast_repo::{DiskContent, DiskRecord, Environment, Manifest, Repository};
 use jiff::tz::TimeZone;
 
 use super::digest::{digest_bytes, digest_device};
@@ -62,11 +62,11 @@ pub struct PushRequest {
 pub fn prepare_push<'r>(
     repository: &'r Repository,
     request: PushRequest,
-    surroundings: &Surroundings,
+    environment: &Environment,
     job: Job<'_>,
 ) -> Result<Unsealed<'r>> {
     let shelf = TemplateIndex::read(repository)?;
-    shelf.clear_dead_drafts(repository, surroundings, job.progress);
+    shelf.clear_dead_drafts(repository, environment, job.progress);
     protect_all(repository, &shelf, job.progress)?;
     let content = match request.source {
         PushSource::Images { disks, format, allowed } => {
@@ -77,7 +77,7 @@ pub fn prepare_push<'r>(
                 publication: &request.publication,
             };
             images.refuse_taken(&shelf, job)?;
-            images.store(repository, &shelf, surroundings, job)?
+            images.store(repository, &shelf, environment, job)?
         }
         PushSource::Snapshot(reference) => {
             let snapshot = find_snapshot(repository, &reference, &request.zone, job.progress)?;
@@ -186,12 +186,12 @@ impl Images<'_> {
         self,
         repository: &'r Repository,
         shelf: &TemplateIndex,
-        surroundings: &Surroundings,
+        environment: &Environment,
         job: Job<'_>,
     ) -> Result<DigestedContent<'r>> {
         let name = &self.publication.label.name;
         let of_name = |entry: &&Entry| entry.statement.label.name == *name;
-        let process = serde_json::to_string(&surroundings.processes.this());
+        let process = serde_json::to_string(&environment.processes.this());
         let process = process.expect("an identity is made of strings and numbers");
         let listing = ImageListing {
             machine: format!("{TEMPLATE_MACHINE_PREFIX}{name}"),

@@ -1,6 +1,6 @@
 //! `template remove`: plan, then execute.
 
-use holdfast_repo::{Error as RepositoryError, Manifest, Repository, Surroundings};
+use holdfast_repo::{Environment, Error as RepositoryError, Manifest, Repository};
 
 use super::entry::Entry;
 use super::index::TemplateIndex;
@@ -37,7 +37,7 @@ pub fn remove_templates(
     repository: &Repository,
     selection: &RemovalSelection,
     execution: Execution,
-    surroundings: &Surroundings,
+    environment: &Environment,
     job: Job<'_>,
 ) -> Result<TemplateRemoval> {
     let shelf = TemplateIndex::read(repository)?;
@@ -62,7 +62,7 @@ pub fn remove_templates(
         return Err(TemplateError::Unknown { wanted, similar }.into());
     }
     if execution == Execution::Execute {
-        shelf.clear_dead_drafts(repository, surroundings, job.progress);
+        shelf.clear_dead_drafts(repository, environment, job.progress);
         // The oldest first: whatever stops us, a tag never goes back to what it meant before.
         let readable = chosen.iter().map(|entry| entry.manifest.id);
         for id in readable.chain(unreadable.iter().map(|manifest| manifest.id)) {

@@ -1,9 +1,9 @@
-//! One number of an expression: the hours of `00/2:30` are a component, and so are its minutes.
+//! One component of an expression, such as the hours of `00/2:30`.
 
 use std::fmt;
 use std::ops::RangeInclusive;
 
-/// Which number of a date or a time.
+/// A component of a date or a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Part {
     Year,
@@ -17,7 +17,8 @@ pub(super) enum Part {
 }
 
 impl Part {
-    /// What it may be. The bounds of years, and of days from the end, which every month must have, are systemd's.
+    /// The valid values. The bounds of years and of days from the end, which every month must have, are those of
+    /// systemd.
     pub(super) const fn values(self) -> RangeInclusive<u16> {
         match self {
             Self::Year => 1970..=2199,
@@ -49,15 +50,15 @@ impl Part {
     }
 }
 
-/// Numbers, between two commas of an expression: `5`, `1..5`, `0/15`, `9..17/2`.
+/// A list element of an expression: `5`, `1..5`, `0/15`, `9..17/2`.
 ///
 /// The order is that of the normalized form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Item {
     pub(super) first: u16,
-    /// The last number of a range; it is reached.
+    /// The last number of a range, inclusive.
     pub(super) last: Option<u16>,
-    /// From one number to the next; 1 in a range without `/`, none for a single number, and never 0.
+    /// The step; 1 in a range without `/`, none for a single number, and never 0.
     pub(super) step: Option<u16>,
 }
 
@@ -67,7 +68,7 @@ impl Item {
         let Some(step) = step else { return value == first };
         let (from, to) = match (last, part) {
             (Some(last), _) => (first, last),
-            // `~07/1`, the last seven days: time goes on towards the end of the month, and the count goes down.
+            // `~07/1`, the last seven days: time advances towards the end of the month, and the count decreases.
             (None, Part::DayFromEnd) => (1, first),
             (None, _) => (first, *part.values().end()),
         };
@@ -79,7 +80,7 @@ impl Item {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Component {
     part: Part,
-    /// In order and without doubles; none at all for `*`.
+    /// Sorted and without duplicates; empty for `*`.
     items: Vec<Item>,
 }
 
@@ -92,7 +93,7 @@ impl Component {
         }
     }
 
-    /// What any of `items` has.
+    /// The union of `items`.
     pub(super) fn of(part: Part, mut items: Vec<Item>) -> Self {
         items.sort_unstable();
         items.dedup();

@@ -1,18 +1,18 @@
-//! Why a text is no calendar expression.
+//! Errors of parsing a calendar expression.
 
-/// Why a text is no [`Calendar`](super::Calendar): which part of it is wrong, and what would be right.
+/// Why a text is not a [`Calendar`](super::Calendar): which part is wrong, and what is expected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParseCalendarError {
-    /// Nothing at all.
+    /// The text is empty.
     #[error("a calendar expression is needed: write it like daily, Mon..Fri 02:30 or *:0/15")]
     Nothing,
-    /// A word in the place of a day of the week or of a word like `daily`.
-    #[error("{word:?} is neither a day of the week nor a word like hourly, daily or weekly{}", meant(nearest.as_deref()))]
+    /// An unknown word in the place of a weekday or of a word like `daily`.
+    #[error("{word:?} is neither a day of the week nor a word like hourly, daily or weekly{}", suggestion(nearest.as_deref()))]
     UnknownWord {
         /// The word.
         word: String,
-        /// What may be meant.
+        /// The most similar known word.
         nearest: Option<String>,
     },
     /// A range of weekdays that ends before it begins.
@@ -21,42 +21,42 @@ pub enum ParseCalendarError {
         /// The range.
         text: String,
     },
-    /// A part that is neither a date nor a time, or stands where it cannot.
+    /// A part that is neither a date nor a time, or in the wrong place.
     #[error("{text:?} is not {expected}")]
     Unexpected {
         /// The part.
         text: String,
-        /// What should stand there.
+        /// What is expected there.
         expected: &'static str,
     },
-    /// What should be a number.
+    /// Not a number.
     #[error("{part} {text:?} is not a number, a list (1,15), a range (1..5), a number with a step (0/15) or *")]
     NotANumber {
-        /// Of what.
+        /// The component.
         part: &'static str,
-        /// As it was written.
+        /// The text.
         text: String,
     },
-    /// `*` together with more: it has everything already.
-    #[error("{part} {text:?} has more than *, which is everything; a step begins at a number: {from}/2")]
+    /// `*` combined with a step or a list: it matches everything already.
+    #[error("{part} {text:?} combines * with more; a step begins at a number: {from}/2")]
     EveryAndMore {
-        /// Of what.
+        /// The component.
         part: &'static str,
-        /// As it was written.
+        /// The text.
         text: String,
-        /// Where a step could begin.
+        /// A valid start of a step.
         from: u16,
     },
-    /// A number that its part of a date or a time cannot be.
-    #[error("{part} {number} does not exist: it is from {least} to {greatest}")]
+    /// A number out of the range of its component.
+    #[error("{part} {number} is out of range: {least} to {greatest}")]
     OutOfRange {
-        /// Of what.
+        /// The component.
         part: &'static str,
-        /// As it was written.
+        /// The text.
         number: String,
-        /// The least that it can be.
+        /// The least valid number.
         least: u16,
-        /// The greatest that it can be.
+        /// The greatest valid number.
         greatest: u16,
     },
     /// A range that ends before it begins.
@@ -64,47 +64,47 @@ pub enum ParseCalendarError {
         "{part} {text:?} ends before it begins: write the smaller number first, or two ranges with a comma between them"
     )]
     Order {
-        /// Of what.
+        /// The component.
         part: &'static str,
         /// The range.
         text: String,
     },
-    /// A step that is 0, or that leads out of the range at once.
+    /// A step that is 0, or larger than the range.
     #[error(
         "{part} {text:?} has a step that reaches nothing: it must be at least 1, and small enough to be taken once"
     )]
     Step {
-        /// Of what.
+        /// The component.
         part: &'static str,
         /// The number with its step.
         text: String,
     },
-    /// More numbers between commas than anybody means.
+    /// Too many list elements.
     #[error("{part} has {count} numbers with commas between them, and may have {count_max}: write a range or a step")]
     TooMany {
-        /// Of what.
+        /// The component.
         part: &'static str,
-        /// How many there are.
+        /// The number of elements.
         count: usize,
-        /// How many there may be.
+        /// The maximum.
         count_max: usize,
     },
     /// A fraction of a second.
     #[error("{text:?} has a fraction of a second; whole seconds are the smallest unit here")]
     SubSecond {
-        /// As it was written.
+        /// The text.
         text: String,
     },
-    /// A time zone that the system's database does not have.
-    #[error("{name:?} is no time zone that this system knows; write UTC or a name like Europe/Berlin{}", meant(nearest.as_deref()))]
+    /// A time zone that is not in the system's database.
+    #[error("{name:?} is not a time zone of this system; write UTC or a name like Europe/Berlin{}", suggestion(nearest.as_deref()))]
     UnknownZone {
-        /// As it was written.
+        /// The text.
         name: String,
-        /// What may be meant.
+        /// The most similar known zone.
         nearest: Option<String>,
     },
 }
 
-fn meant(nearest: Option<&str>) -> String {
-    nearest.map_or_else(String::new, |word| format!("; is {word} meant?"))
+fn suggestion(nearest: Option<&str>) -> String {
+    nearest.map_or_else(String::new, |word| format!("; did you mean {word}?"))
 }

@@ -1,7 +1,8 @@
-//! From text to a calendar.
+//! Parses calendar expressions.
 //!
-//! An expression is words with spaces between them: `[WEEKDAYS] [DATE] [TIME] [ZONE]`, or `SHORTHAND [ZONE]`. What a word is, shows
-//! in its letters: weekdays and shorthands begin with one, a time has a colon, a date has a hyphen or a tilde.
+//! An expression is words separated by spaces: `[WEEKDAYS] [DATE] [TIME] [ZONE]`, or `SHORTHAND [ZONE]`. The characters
+//! tell the words apart: weekdays and shorthands begin with a letter, a time has a colon, a date has a hyphen or a
+//! tilde.
 
 use std::str::FromStr;
 
@@ -12,7 +13,7 @@ use super::weekdays::{self, Weekdays};
 use super::{Calendar, ParseCalendarError};
 use crate::nearest::nearest;
 
-/// Words for whole expressions. Those that `systemd.time(7)` does not list are taken by systemd all the same.
+/// Shorthands for whole expressions. systemd also accepts those that `systemd.time(7)` does not list.
 const SHORTHANDS: [(&str, &str); 12] = [
     ("minutely", "*-*-* *:*:00"),
     ("hourly", "*-*-* *:00:00"),
@@ -27,7 +28,7 @@ const SHORTHANDS: [(&str, &str); 12] = [
     ("yearly", "*-01-01 00:00:00"),
     ("annually", "*-01-01 00:00:00"),
 ];
-/// As many as systemd takes.
+/// The limit of systemd.
 const ITEM_COUNT_MAX: usize = 240;
 const DATE_OR_TIME: &str = "a date like *-*-01 or a time like 02:30";
 
@@ -69,7 +70,7 @@ impl FromStr for Calendar {
 }
 
 impl Calendar {
-    /// Each midnight: what is meant where nothing is said.
+    /// Every midnight, the default for what is omitted.
     fn midnights() -> Self {
         let zero = |part| {
             let item = Item {
@@ -144,7 +145,7 @@ fn begins_with_letter(word: &str) -> bool {
     word.starts_with(char::is_alphabetic)
 }
 
-/// `Mon`, `Mon..Fri`, `Mon,Wed..Fri`; a comma may stand behind them all, and a hyphen for the dots, as systemd has it.
+/// `Mon`, `Mon..Fri`, `Mon,Wed..Fri`; a trailing comma, and a hyphen for the dots, are allowed as in systemd.
 fn parse_weekdays(text: &str) -> Result<Weekdays, ParseCalendarError> {
     let mut weekdays = Weekdays::NONE;
     for item in text.strip_suffix(',').unwrap_or(text).split(',') {
@@ -178,14 +179,14 @@ fn parse_weekday(word: &str) -> Result<usize, ParseCalendarError> {
     })
 }
 
-/// The rules of a zone come from the system's database: it is the one thing that is read from outside.
+/// The rules of a zone come from the system's database: the only input from outside.
 fn parse_zone(name: &str, follows_shorthand: bool) -> Result<TimeZone, ParseCalendarError> {
     if name.eq_ignore_ascii_case("UTC") {
         return Ok(TimeZone::UTC);
     }
     if !begins_with_letter(name) {
         let expected = if follows_shorthand {
-            "a time zone, and a word like daily has nothing else behind it"
+            "a time zone, and a word like daily is followed by nothing else"
         } else {
             "a time zone; what comes before it is weekdays, then a date like *-*-01, then a time like 02:30"
         };
@@ -227,7 +228,7 @@ fn parse_component(text: &str, part: Part) -> Result<Component, ParseCalendarErr
         .split(',')
         .map(|item| parse_item(item, part))
         .collect::<Result<_, _>>()?;
-    // systemd writes the seconds of `0/1` so.
+    // systemd writes the seconds of `0/1` like this.
     let every_second = Item {
         first: 0,
         last: None,
@@ -296,7 +297,7 @@ fn parse_value(number: &str, part: Part, item: &str) -> Result<u16, ParseCalenda
         })
 }
 
-/// At least 1. Where it leads is for the caller to see: in a range, as for systemd, it may lead out of it at once.
+/// At least 1. The caller checks the result: in a range, as in systemd, it may leave the range at once.
 fn parse_step(number: &str, part: Part, item: &str) -> Result<u16, ParseCalendarError> {
     let step = parse_number(number, part, item)?.filter(|step| *step > 0);
     step.ok_or_else(|| step_error(part, item))
@@ -309,7 +310,7 @@ fn step_error(part: Part, item: &str) -> ParseCalendarError {
     }
 }
 
-/// The number that `text` is; none where it is larger than any number can be here.
+/// Parses a number; none if it is too large.
 fn parse_number(text: &str, part: Part, item: &str) -> Result<Option<u16>, ParseCalendarError> {
     if part == Part::Second && text.contains('.') {
         return Err(ParseCalendarError::SubSecond { text: item.to_owned() });

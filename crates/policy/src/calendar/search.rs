@@ -1,10 +1,10 @@
-//! The next instant.
+//! Finds the next instant.
 //!
-//! Between two changes of a zone's clock, time on the wall is time in UTC and a constant. In each such stretch the first matching
-//! time on the wall is looked for; times that a change leaves out are in no stretch, and those that happen twice are in two.
+//! Between two changes of a zone's clock, local time is UTC plus a constant. The first matching local time is searched
+//! in each such period; skipped times are in no period, and repeated times are in two.
 //!
-//! The search ends: no expression matches after [`Part::Year`]'s last, a date is looked at once for each stretch that has it, and a zone
-//! has few changes.
+//! The search terminates: no expression matches after [`Part::Year`]'s last value, each date is examined once per
+//! period, and a zone has few changes.
 
 use jiff::civil::{Date, DateTime, Time};
 use jiff::tz::{Offset, TimeZone};
@@ -16,9 +16,9 @@ use super::component::{Component, Part};
 const SECOND: SignedDuration = SignedDuration::from_secs(1);
 
 impl Calendar {
-    /// The first instant later than `after` that belongs to it; none where there is none before the year 2200.
+    /// The first matching instant after `after`; none if there is none before the year 2200.
     ///
-    /// It is on a whole second. Clocks and calendars are those of `zone`, unless the expression names its own.
+    /// It is on a whole second. Local time is that of `zone`, unless the expression names its own.
     pub fn next_after(&self, after: Timestamp, zone: &TimeZone) -> Option<Timestamp> {
         let zone = self.zone.as_ref().unwrap_or(zone);
         let mut start = next_second(after)?;
@@ -43,13 +43,13 @@ impl Calendar {
         }
     }
 
-    /// Whether `instant` belongs to it.
+    /// Whether `instant` matches.
     pub fn matches(&self, instant: Timestamp, zone: &TimeZone) -> bool {
         let before = instant.checked_sub(SignedDuration::from_nanos(1)).ok();
         before.is_some_and(|before| self.next_after(before, zone) == Some(instant))
     }
 
-    /// The first matching time from `from` to `last`, both included.
+    /// The first matching local time from `from` to `last`, both included.
     fn first_on_wall(&self, from: DateTime, last: DateTime) -> Option<DateTime> {
         let mut date = from.date();
         loop {
@@ -102,7 +102,7 @@ impl Calendar {
             let [hour, minute, second] = [hour, minute, second].map(i8::try_from);
             Time::new(hour.ok()?, minute.ok()?, second.ok()?, 0).ok()
         };
-        // The same minute, the same hour, and what is later: in each case all that is smaller begins anew.
+        // The same minute, the same hour, or later: all smaller units start again.
         if self.hour.contains(hour) {
             if self.minute.contains(minute)
                 && let Some(second) = self.second.first_from(second)
@@ -122,7 +122,7 @@ fn contains(component: &Component, number: i8) -> bool {
     component.contains(number.unsigned_abs().into())
 }
 
-/// None before the year 0, where no calendar of this kind was.
+/// None before the year 0.
 fn year_of(date: Date) -> Option<u16> {
     u16::try_from(date.year()).ok()
 }
@@ -133,8 +133,7 @@ fn next_second(after: Timestamp) -> Option<Timestamp> {
     Timestamp::from_second(after.as_second() + i64::from(!is_rounded_up)).ok()
 }
 
-/// The time on the wall at which the clock was last changed, by the clock before: where it was set back, what it shows until then it
-/// has shown before.
+/// The local time of the last change by the clock before it: after a clock was set back, times until then are repeated.
 fn first_time_is_over(start: Timestamp, zone: &TimeZone) -> Option<DateTime> {
     let change = zone.preceding(start.checked_add(SECOND).ok()?).next()?.timestamp();
     let before: Offset = zone.to_offset(change.checked_sub(SECOND).ok()?);

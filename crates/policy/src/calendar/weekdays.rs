@@ -4,7 +4,7 @@ use std::fmt;
 
 use jiff::civil::Weekday;
 
-/// Names from Monday on; the first three letters of each are its short form.
+/// Names from Monday on; their first three letters are the short form.
 pub(super) const NAMES: [&str; 7] = [
     "Monday",
     "Tuesday",
@@ -36,7 +36,7 @@ impl Weekdays {
     }
 }
 
-/// The number of a day, Monday being 0, by its name in full or by three letters, in any case.
+/// The number of a day, Monday being 0, by its full name or three letters, in any case.
 pub(super) fn number_of(name: &str) -> Option<usize> {
     let is_meant = |known: &&str| name.eq_ignore_ascii_case(known) || name.eq_ignore_ascii_case(short(known));
     NAMES.iter().position(is_meant)
@@ -46,7 +46,7 @@ pub(super) fn short(name: &str) -> &str {
     &name[..SHORT_LENGTH]
 }
 
-/// Three days and more that follow one another are a range.
+/// Three or more consecutive days are a range.
 impl fmt::Display for Weekdays {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let days: Vec<usize> = (0..NAMES.len()).filter(|day| self.present[*day]).collect();

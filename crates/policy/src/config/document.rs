@@ -1,4 +1,4 @@
-//! The file as TOML has it: sections, keys and values, each with its line.
+//! The TOML document: sections, keys and values, each with its line.
 
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -6,10 +6,10 @@ use toml::de::{DeTable, DeValue};
 use super::error::ConfigError;
 use crate::config::section_names::{NAMED, ROOT, SINGLE};
 
-/// A section with what stands in it.
+/// A section and its entries.
 #[derive(Debug)]
 pub(super) struct Section {
-    /// `daemon`, `jobs`; empty for what stands before the first one.
+    /// `daemon`, `jobs`; empty for the lines before the first section.
     pub(super) group: String,
     /// `nightly` of `[jobs.nightly]`.
     pub(super) name: Option<String>,
@@ -22,23 +22,23 @@ pub(super) struct Section {
 pub(super) struct Entry {
     pub(super) key: String,
     pub(super) line: u32,
-    pub(super) value: Raw,
+    pub(super) value: RawValue,
 }
 
-/// A value that nobody has looked at.
+/// A value that was not checked yet.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Raw {
+pub(super) enum RawValue {
     Text(String),
     Flag(bool),
-    /// A whole number, in its own words where it is no `i64`.
+    /// A whole number; its text if it is not an `i64`.
     Number(Result<i64, String>),
-    List(Vec<Raw>),
-    /// Something that no setting is: a table, a date, a fraction.
+    List(Vec<RawValue>),
+    /// A type that no setting has: a table, a date, a fraction.
     Other(&'static str),
 }
 
 impl Section {
-    /// As it is written: `jobs.nightly`.
+    /// The title as written: `jobs.nightly`.
     pub(super) fn title(&self) -> String {
         match &self.name {
             Some(name) => format!("{}.{name}", self.group),
@@ -51,7 +51,7 @@ impl Section {
     }
 }
 
-/// The sections of a file, in their order; what is no TOML, and what has no place, is told.
+/// The sections of a file, in their order; invalid TOML and unknown sections are added to `errors`.
 pub(super) fn sections(text: &str, errors: &mut Vec<ConfigError>) -> Vec<Section> {
     let lines = Lines::new(text);
     let (root, wrong) = DeTable::parse_recoverable(text);
@@ -106,14 +106,14 @@ pub(super) fn sections(text: &str, errors: &mut Vec<ConfigError>) -> Vec<Section
     sections
 }
 
-/// The entries of a table as they stand in the file.
-fn in_order<'t, 'i>(table: &'t DeTable<'i>) -> Vec<(&'t Key<'i>, &'t Spanned<DeValue<'i>>)> {
+/// The entries of a table in the order of the file.
+fn in_order<'t, 'i>(table: &'t DeTable<'i>) -> Vec<(&'t TomlKey<'i>, &'t Spanned<DeValue<'i>>)> {
     let mut entries: Vec<_> = table.iter().collect();
     entries.sort_by_key(|(key, _)| key.span().start);
     entries
 }
 
-type Key<'i> = Spanned<std::borrow::Cow<'i, str>>;
+type TomlKey<'i> = Spanned<std::borrow::Cow<'i, str>>;
 
 fn section(group: &str, name: Option<&str>, line: u32, table: &DeTable<'_>, lines: &Lines) -> Section {
     let entries = in_order(table).into_iter().map(|(key, value)| Entry {
@@ -129,22 +129,22 @@ fn section(group: &str, name: Option<&str>, line: u32, table: &DeTable<'_>, line
     }
 }
 
-fn raw(value: &DeValue<'_>) -> Raw {
+fn raw(value: &DeValue<'_>) -> RawValue {
     match value {
-        DeValue::String(text) => Raw::Text(text.to_string()),
-        DeValue::Boolean(flag) => Raw::Flag(*flag),
+        DeValue::String(text) => RawValue::Text(text.to_string()),
+        DeValue::Boolean(flag) => RawValue::Flag(*flag),
         DeValue::Integer(number) => {
             let text = number.as_str();
-            Raw::Number(i64::from_str_radix(text, number.radix()).map_err(|_| text.to_owned()))
+            RawValue::Number(i64::from_str_radix(text, number.radix()).map_err(|_| text.to_owned()))
         }
-        DeValue::Array(values) => Raw::List(values.iter().map(|value| raw(value.get_ref())).collect()),
-        DeValue::Float(_) => Raw::Other("a fraction"),
-        DeValue::Datetime(_) => Raw::Other("a date"),
-        DeValue::Table(_) => Raw::Other("a table"),
+        DeValue::Array(values) => RawValue::List(values.iter().map(|value| raw(value.get_ref())).collect()),
+        DeValue::Float(_) => RawValue::Other("a fraction"),
+        DeValue::Datetime(_) => RawValue::Other("a date"),
+        DeValue::Table(_) => RawValue::Other("a table"),
     }
 }
 
-/// Where lines begin.
+/// The ends of lines.
 struct Lines {
     ends: Vec<usize>,
 }

@@ -1,83 +1,85 @@
-//! What is wrong with a `holdfast.toml`, and what is hardly meant.
+//! Errors and warnings about a `holdfast.toml`.
 
 use crate::config::section_names::{NAMED, SINGLE};
 use crate::nearest::nearest;
 
-/// What is wrong. Lines count from 1.
+/// An error in the configuration. Lines count from 1.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// It is no TOML.
+    /// Invalid TOML.
     #[error("line {line}: {what}")]
     Syntax {
         /// The line.
         line: u32,
-        /// What TOML's grammar says to it.
+        /// The message of the TOML parser.
         what: String,
     },
-    /// A section that there is not.
+    /// An unknown section.
     #[error("line {line}: there is no section [{section}]{}", did_you_mean(nearest.as_deref()))]
     UnknownSection {
         /// The line.
         line: u32,
         /// The section.
         section: String,
-        /// What may have been meant.
+        /// The most similar known section.
         nearest: Option<String>,
     },
-    /// A value where a section should be.
+    /// A value where a section is expected.
     #[error("line {line}: {group} is a section: write [{}]", section_title(group, name))]
     NoSection {
         /// The line.
         line: u32,
-        /// The section's first word.
+        /// The first word of the section.
         group: String,
         /// Its name.
         name: String,
     },
-    /// A name that would not do for a file.
-    #[error("line {line}: {name:?} is no name: letters, digits, - and _ are, at most 64, and a letter or digit first")]
+    /// A name that is not valid in a file name.
+    #[error(
+        "line {line}: {name:?} is not a valid name: use letters, digits, - and _, at most 64, and begin with a letter or digit"
+    )]
     Name {
         /// The line.
         line: u32,
         /// The name.
         name: String,
     },
-    /// A key that there is not.
+    /// An unknown key.
     #[error("line {line}: there is no setting {key:?} in {place}{}", did_you_mean(nearest.as_deref()))]
     UnknownKey {
         /// The line.
         line: u32,
-        /// Where it stands, in words.
+        /// The section, in words.
         place: String,
         /// The key.
         key: String,
-        /// What may have been meant.
+        /// The most similar known key.
         nearest: Option<String>,
     },
-    /// A value that makes no sense for its key.
+    /// An invalid value.
     #[error("line {line}: {key} in {place}: it should be {wanted}")]
     Value {
         /// The line.
         line: u32,
-        /// Where it stands, in words.
+        /// The section, in words.
         place: String,
         /// The key.
         key: String,
-        /// What it should be, in words.
+        /// What is expected, in words.
         wanted: String,
     },
-    /// A setting without which there is nothing to do.
+    /// A required setting is missing.
     #[error("line {line}: {place} needs {what}")]
     Missing {
         /// The line.
         line: u32,
         /// The section.
         place: String,
-        /// What it needs, in words.
+        /// What is missing, in words.
         what: String,
     },
-    /// Something is named that is not there.
+    /// A reference to something undefined.
     #[error("line {line}: there is no [{group}.{name}], which {place} names{}", did_you_mean(nearest.as_deref()))]
     NoSuch {
         /// The line.
@@ -86,19 +88,19 @@ pub enum ConfigError {
         place: String,
         /// `repositories`, `retention`, `notify`.
         group: &'static str,
-        /// What is not there.
+        /// The undefined name.
         name: String,
-        /// What may have been meant.
+        /// The most similar defined name.
         nearest: Option<String>,
     },
-    /// Settings that do not go together.
+    /// Settings that exclude each other.
     #[error("line {line}: {place}: {what}")]
     Together {
         /// The line.
         line: u32,
         /// The section.
         place: String,
-        /// What does not fit, in words.
+        /// The conflict, in words.
         what: String,
     },
 }
@@ -129,19 +131,19 @@ impl ConfigError {
     }
 }
 
-/// What is hardly meant.
+/// A legal but suspicious setting.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigWarning {
-    /// There is nothing to do.
+    /// There is no job.
     #[error("there is no job: write a section [jobs.NAME]")]
     NoJob,
-    /// Nobody hears of a failure.
-    #[error("nobody is told when a job fails: write a section [notify.NAME]")]
-    NobodyIsTold,
-    /// A job prunes without a rule.
+    /// No notification of failures is configured.
+    #[error("no notification of failed jobs is configured: write a section [notify.NAME]")]
+    NoNotification,
+    /// A job prunes without a retention rule.
     #[error(
-        "line {line}: {place} has no rule of what to keep, so it keeps everything: name a retention, or set keep_daily and the like"
+        "line {line}: {place} has no retention rule, so it keeps everything: name a retention, or set keep_daily and the like"
     )]
     KeepsAll {
         /// The line.
@@ -151,15 +153,15 @@ pub enum ConfigWarning {
     },
     /// Two jobs do the same at the same times.
     #[error("line {line}: {place} does the same as [jobs.{other}], at the same times")]
-    Twin {
+    DuplicateJob {
         /// The line.
         line: u32,
         /// The section.
         place: String,
-        /// The job that does it already.
+        /// The other job.
         other: String,
     },
-    /// Something that nothing names.
+    /// A section that nothing refers to.
     #[error("line {line}: no job uses {place}")]
     Unused {
         /// The line.
@@ -167,8 +169,8 @@ pub enum ConfigWarning {
         /// The section.
         place: String,
     },
-    /// A calendar without a day to come.
-    #[error("line {line}: {place} is never due: {calendar} has no day to come")]
+    /// A calendar that never matches again.
+    #[error("line {line}: {place} is never due: {calendar} has no future date")]
     NeverDue {
         /// The line.
         line: u32,
@@ -177,16 +179,16 @@ pub enum ConfigWarning {
         /// The calendar.
         calendar: String,
     },
-    /// A job that is begun again before it can have ended.
+    /// A jitter that is longer than the interval.
     #[error("line {line}: {place} may wait up to {jitter}, longer than the {period} from one time to the next")]
     JitterBeyondPeriod {
         /// The line.
         line: u32,
         /// The section.
         place: String,
-        /// How long it may wait.
+        /// The jitter.
         jitter: String,
-        /// How often it is due.
+        /// The interval.
         period: String,
     },
 }

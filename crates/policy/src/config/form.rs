@@ -1,52 +1,52 @@
-//! What values settings take.
+//! The types of values of settings.
 
-use super::document::Raw;
-use crate::{Calendar, Lapse, Span};
+use super::document::RawValue;
+use crate::{Calendar, FixedDuration, Span};
 
-/// What a setting takes.
+/// The type of a setting's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
-    /// Any text that is not empty.
+    /// Any non-empty text.
     Text,
-    /// An absolute path: a service has no folder that it is in.
+    /// An absolute path: a service has no working directory.
     Path,
     /// true or false.
     Flag,
     /// A whole number in a range.
     Count { min: u64, max: u64 },
     /// `5min`.
-    Lapse,
+    Duration,
     /// `7d`, by the calendar.
     Span,
-    /// One text, or a list of them.
+    /// One text, or a list of texts.
     Texts,
     /// One calendar expression, or a list of them.
     Calendars,
     /// One of these words.
     OneOf(&'static [&'static str]),
-    /// Some of these words.
+    /// A list of these words.
     SomeOf(&'static [&'static str]),
 }
 
-/// A value that has the form of its setting.
+/// A value that was checked against the form of its setting.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Value {
     Text(String),
     Flag(bool),
     Count(u64),
-    Lapse(Lapse),
+    Duration(FixedDuration),
     Texts(Vec<String>),
     Calendars(Vec<Calendar>),
 }
 
 impl Value {
-    /// As people read it.
+    /// The value for display.
     pub(super) fn shown(&self) -> String {
         match self {
             Self::Text(text) => text.clone(),
             Self::Flag(flag) => flag.to_string(),
             Self::Count(count) => count.to_string(),
-            Self::Lapse(lapse) => lapse.to_string(),
+            Self::Duration(duration) => duration.to_string(),
             Self::Texts(texts) => texts.join(", "),
             Self::Calendars(calendars) => calendars.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
         }
@@ -62,23 +62,23 @@ impl Value {
 }
 
 impl Form {
-    /// The value, or in words what it should be.
-    pub(super) fn read(self, raw: &Raw) -> Result<Value, String> {
+    /// Checks a value; the error describes what is expected.
+    pub(super) fn read(self, raw: &RawValue) -> Result<Value, String> {
         let wanted = || self.wanted();
         match (self, raw) {
-            (Self::Text, Raw::Text(text)) if !text.trim().is_empty() => Ok(Value::Text(text.clone())),
-            (Self::Path, Raw::Text(text)) if text.starts_with('/') => Ok(Value::Text(text.clone())),
-            (Self::Flag, Raw::Flag(flag)) => Ok(Value::Flag(*flag)),
-            (Self::Count { min, max }, Raw::Number(Ok(number))) => {
+            (Self::Text, RawValue::Text(text)) if !text.trim().is_empty() => Ok(Value::Text(text.clone())),
+            (Self::Path, RawValue::Text(text)) if text.starts_with('/') => Ok(Value::Text(text.clone())),
+            (Self::Flag, RawValue::Flag(flag)) => Ok(Value::Flag(*flag)),
+            (Self::Count { min, max }, RawValue::Number(Ok(number))) => {
                 let count = u64::try_from(*number).ok().filter(|count| (min..=max).contains(count));
                 count.map(Value::Count).ok_or_else(wanted)
             }
-            (Self::Lapse, Raw::Text(text)) => text.parse().map(Value::Lapse).map_err(because(&wanted())),
-            (Self::Span, Raw::Text(text)) => {
+            (Self::Duration, RawValue::Text(text)) => text.parse().map(Value::Duration).map_err(because(&wanted())),
+            (Self::Span, RawValue::Text(text)) => {
                 let span = text.parse::<Span>().map_err(because(&wanted()))?;
                 Ok(Value::Text(span.to_string()))
             }
-            (Self::OneOf(words), Raw::Text(text)) if words.contains(&&text[..]) => Ok(Value::Text(text.clone())),
+            (Self::OneOf(words), RawValue::Text(text)) if words.contains(&&text[..]) => Ok(Value::Text(text.clone())),
             (Self::Texts, raw) => texts(raw).map(Value::Texts).ok_or_else(wanted),
             (Self::SomeOf(words), raw) => {
                 let texts = texts(raw).filter(|texts| texts.iter().all(|text| words.contains(&&text[..])));
@@ -100,7 +100,7 @@ impl Form {
             Self::Path => "an absolute path in quotes".to_owned(),
             Self::Flag => "true or false".to_owned(),
             Self::Count { min, max } => format!("a whole number from {min} to {max}"),
-            Self::Lapse => "a length of time like \"90s\", \"5min\", \"2h\" or \"1d\"".to_owned(),
+            Self::Duration => "a length of time like \"90s\", \"5min\", \"2h\" or \"1d\"".to_owned(),
             Self::Span => "a span of the calendar like \"12h\", \"7d\", \"6m\" (months) or \"1y\"".to_owned(),
             Self::Texts => "a text in quotes, or a list of texts".to_owned(),
             Self::Calendars => {
@@ -125,15 +125,15 @@ fn quoted(words: &[&str]) -> String {
         .join(", ")
 }
 
-/// One text or several; none where there is none, or one is empty.
-fn texts(raw: &Raw) -> Option<Vec<String>> {
-    let one = |raw: &Raw| match raw {
-        Raw::Text(text) if !text.trim().is_empty() => Some(text.clone()),
+/// One text or several; none if there is none, or one is empty.
+fn texts(raw: &RawValue) -> Option<Vec<String>> {
+    let one = |raw: &RawValue| match raw {
+        RawValue::Text(text) if !text.trim().is_empty() => Some(text.clone()),
         _ => None,
     };
     match raw {
-        Raw::List(values) if !values.is_empty() => values.iter().map(one).collect(),
-        Raw::List(_) => None,
+        RawValue::List(values) if !values.is_empty() => values.iter().map(one).collect(),
+        RawValue::List(_) => None,
         raw => one(raw).map(|text| vec![text]),
     }
 }

@@ -1,37 +1,37 @@
-//! Which settings each section has, beside those of the kinds of jobs.
+//! The settings of each section, apart from those of the kinds of jobs.
 
 use super::form::Form;
 use super::kinds::{KEEP, KINDS};
 
-/// A setting that the program itself understands.
-pub(super) struct Key {
+/// A setting that the program itself interprets.
+pub(super) struct ConfigKey {
     pub(super) name: &'static str,
     pub(super) form: Form,
 }
 
-const fn key(name: &'static str, form: Form) -> Key {
-    Key { name, form }
+const fn key(name: &'static str, form: Form) -> ConfigKey {
+    ConfigKey { name, form }
 }
 
-/// When somebody is told.
+/// Events of notifications.
 pub(super) const EVENTS: [&str; 4] = ["failure", "silence", "warnings", "success"];
-/// Ways to tell somebody.
+/// Channels of notifications.
 pub(super) const CHANNELS: [&str; 3] = ["mail", "webhook", "ntfy"];
 
-pub(super) const DAEMON: &[Key] = &[
+pub(super) const DAEMON: &[ConfigKey] = &[
     key("jobs_at_once", Form::Count { min: 1, max: 1000 }),
-    key("stop_within", Form::Lapse),
-    key("remind_after", Form::Lapse),
+    key("stop_within", Form::Duration),
+    key("remind_after", Form::Duration),
 ];
 
-pub(super) const REPOSITORY: &[Key] = &[
+pub(super) const REPOSITORY: &[ConfigKey] = &[
     key("path", Form::Path),
     key("password_file", Form::Path),
     key("password_command", Form::Text),
     key("jobs_at_once", Form::Count { min: 1, max: 1000 }),
 ];
 
-pub(super) const POOL: &[Key] = &[
+pub(super) const POOL: &[ConfigKey] = &[
     key("address", Form::Text),
     key("user", Form::Text),
     key("password_file", Form::Path),
@@ -43,7 +43,7 @@ pub(super) const POOL: &[Key] = &[
     key("keep_nothing", Form::Flag),
 ];
 
-pub(super) const NOTIFY: &[Key] = &[
+pub(super) const NOTIFY: &[ConfigKey] = &[
     key("by", Form::OneOf(&CHANNELS)),
     key("on", Form::SomeOf(&EVENTS)),
     key("to", Form::Texts),
@@ -54,32 +54,32 @@ pub(super) const NOTIFY: &[Key] = &[
     key("priority", Form::Count { min: 1, max: 5 }),
 ];
 
-/// What every job has. Where nobody sets one, it is as in the last column.
-pub(super) const JOB: &[(Key, &str)] = &[
+/// The settings of every job, with their defaults.
+pub(super) const JOB: &[(ConfigKey, &str)] = &[
     (key("do", Form::Text), ""),
     (key("enabled", Form::Flag), "true"),
     (key("when", Form::Calendars), "daily"),
-    (key("jitter", Form::Lapse), "0s"),
+    (key("jitter", Form::Duration), "0s"),
     (key("catch_up", Form::Flag), "true"),
-    (key("timeout", Form::Lapse), "1d"),
+    (key("timeout", Form::Duration), "1d"),
     (key("retries", Form::Count { min: 0, max: 100 }), "3"),
-    (key("retry_delay", Form::Lapse), "5min"),
+    (key("retry_delay", Form::Duration), "5min"),
     (key("repository", Form::Text), ""),
     (key("retention", Form::Text), ""),
     (key("notify", Form::Texts), ""),
 ];
 
-/// Settings of jobs that say what a job is, and not how it goes about it.
+/// Settings that define a job and cannot be defaults.
 const NOT_FOR_DEFAULTS: [&str; 3] = ["do", "when", "retention"];
 
 /// The form of a job's own setting.
-pub(super) fn of_job(name: &str) -> Option<Form> {
+pub(super) fn job_form(name: &str) -> Option<Form> {
     JOB.iter().find(|(key, _)| key.name == name).map(|(key, _)| key.form)
 }
 
-/// The forms that a setting in `[defaults]` may have: with some names, kinds of jobs mean the same.
-pub(super) fn of_defaults(name: &str) -> Option<Form> {
-    let common = of_job(name).filter(|_| !NOT_FOR_DEFAULTS.contains(&name));
+/// The forms that a setting in `[defaults]` may have: kinds of jobs share some names.
+pub(super) fn default_form(name: &str) -> Option<Form> {
+    let common = job_form(name).filter(|_| !NOT_FOR_DEFAULTS.contains(&name));
     common.or_else(|| {
         let options = KINDS.iter().flat_map(|kind| kind.options);
         let mut options = options.filter(|option| option.is_for_defaults());
@@ -97,8 +97,8 @@ pub(super) fn names_of_defaults() -> impl Iterator<Item = &'static str> {
     common.chain(options.map(|option| option.key))
 }
 
-/// The form of a rule of retention.
-pub(super) fn of_retention(name: &str) -> Option<Form> {
+/// The form of a retention rule.
+pub(super) fn retention_form(name: &str) -> Option<Form> {
     KEEP.iter().find(|rule| rule.key == name).map(|rule| rule.form)
 }
 
@@ -106,7 +106,7 @@ pub(super) fn names_of_retention() -> impl Iterator<Item = &'static str> {
     KEEP.iter().map(|rule| rule.key)
 }
 
-pub(super) fn of(keys: &[Key], name: &str) -> Option<Form> {
+pub(super) fn form_in(keys: &[ConfigKey], name: &str) -> Option<Form> {
     keys.iter().find(|key| key.name == name).map(|key| key.form)
 }
 

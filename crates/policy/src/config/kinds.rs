@@ -1,51 +1,51 @@
-//! What a job can do: one entry for each kind, and what its settings are on the verb's command line.
+//! The kinds of jobs: one entry for each, with the mapping from its settings to a command line.
 //!
-//! A setting is called as the option of the verb, with `_` for `-`. A new kind is a new entry of [`KINDS`]; a test of the program
-//! holds all entries against its command line.
+//! A setting is named like the option of the command, with `_` for `-`. A new kind is a new entry of [`KINDS`]; a test
+//! of the program checks all entries against its command line parser.
 
 use super::form::{Form, Value};
 
-/// What a job does.
+/// A kind of job.
 #[derive(Debug, PartialEq, Eq)]
 pub struct JobKind {
-    /// The word behind `do =`.
+    /// The value of `do =`.
     pub name: &'static str,
-    /// The verb's words.
+    /// The words of the command.
     pub verb: &'static [&'static str],
-    /// Whether it works on a repository.
+    /// Whether it uses a repository.
     pub needs_repository: bool,
-    /// Whether it needs one of these settings, to know what to work on.
+    /// The settings of which it needs at least one, to know what to work on.
     pub(super) needs_one_of: &'static [&'static str],
-    /// What it keeps others from meanwhile.
+    /// What it uses exclusively.
     pub(super) claim: Claim,
-    /// How its ending is to be understood.
-    pub judgement: Judgement,
+    /// How to interpret its exit code.
+    pub exit_codes: ExitCodeScheme,
     pub(super) options: &'static [JobOption],
 }
 
-/// What a job keeps others from while it runs.
+/// What a job uses exclusively while it runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Claim {
     /// Nothing: any number of them run at once.
     Nothing,
     /// The machines, images and datasets that its settings name.
     Machines,
-    /// Others of its own kind.
+    /// Other jobs of the same kind are excluded.
     Kind,
 }
 
-/// How the ending of a job is to be understood.
+/// How to interpret the exit code of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Judgement {
-    /// By `docs/exit-codes.md`.
+pub enum ExitCodeScheme {
+    /// As in `docs/exit-codes.md`.
     Verb,
-    /// As a check of Nagios: 1 is a warning, 2 critical, 3 unknown.
+    /// As a Nagios check: 1 is a warning, 2 critical, 3 unknown.
     Check,
-    /// Its answer names machines whose newest snapshot is too old.
+    /// Its output names machines whose newest snapshot is too old.
     Freshness,
 }
 
-/// A setting that becomes words.
+/// A setting that becomes arguments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct JobOption {
     pub(super) key: &'static str,
@@ -53,16 +53,16 @@ pub(super) struct JobOption {
     pub(super) words: Words,
 }
 
-/// Which words a setting becomes.
+/// The form of the arguments of a setting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Words {
-    /// The values themselves, behind all options.
+    /// Operands, after all options.
     Positional,
-    /// The option and its value; again for each of several.
+    /// The option and its value; repeated for each of several.
     Option(&'static str),
     /// `--option=value`.
     Joined(&'static str),
-    /// The option alone, where it is true.
+    /// The option alone, if the value is true.
     Flag(&'static str),
 }
 
@@ -74,7 +74,7 @@ const fn names(key: &'static str) -> JobOption {
     }
 }
 
-/// A word in its place.
+/// A positional operand.
 const fn place(key: &'static str) -> JobOption {
     JobOption {
         key,
@@ -99,7 +99,7 @@ const fn flag(key: &'static str, option: &'static str) -> JobOption {
     }
 }
 
-/// The options of several lists, of which there are `N`.
+/// The concatenation of several lists, of `N` elements in all.
 const fn joined<const N: usize>(lists: &[&[JobOption]]) -> [JobOption; N] {
     let mut all = [THREADS; N];
     let (mut count, mut list) = (0, 0);
@@ -112,7 +112,7 @@ const fn joined<const N: usize>(lists: &[&[JobOption]]) -> [JobOption; N] {
         }
         list += 1;
     }
-    assert!(count == N, "as many as are said");
+    assert!(count == N, "the lists have N elements");
     all
 }
 
@@ -218,7 +218,7 @@ const FRESH: &[JobOption] = &[
     option("within", Form::Span, "--within"),
 ];
 
-/// A path as the only word; where none is given, the verb has its own.
+/// A path as the only operand; without it the command has a default.
 const SANOID_FILE: JobOption = JobOption {
     key: "file",
     form: Form::Path,
@@ -232,7 +232,7 @@ const fn check(name: &'static str, verb: &'static [&'static str]) -> JobKind {
         needs_repository: false,
         needs_one_of: &[],
         claim: Claim::Nothing,
-        judgement: Judgement::Check,
+        exit_codes: ExitCodeScheme::Check,
         options: &[SANOID_FILE],
     }
 }
@@ -244,7 +244,7 @@ const fn of_repository(name: &'static str, verb: &'static [&'static str], option
         needs_repository: true,
         needs_one_of: &[],
         claim: Claim::Nothing,
-        judgement: Judgement::Verb,
+        exit_codes: ExitCodeScheme::Verb,
         options,
     }
 }
@@ -262,7 +262,7 @@ pub(super) const KINDS: &[JobKind] = &[
         needs_repository: false,
         needs_one_of: &["machines", "datasets"],
         claim: Claim::Machines,
-        judgement: Judgement::Verb,
+        exit_codes: ExitCodeScheme::Verb,
         options: &[
             names("machines"),
             names("datasets"),
@@ -280,7 +280,7 @@ pub(super) const KINDS: &[JobKind] = &[
         needs_repository: false,
         needs_one_of: &[],
         claim: Claim::Kind,
-        judgement: Judgement::Verb,
+        exit_codes: ExitCodeScheme::Verb,
         options: &[
             SANOID_FILE,
             flag("take_only", "--take-only"),
@@ -298,7 +298,7 @@ pub(super) const KINDS: &[JobKind] = &[
         needs_repository: false,
         needs_one_of: &["machines", "datasets"],
         claim: Claim::Machines,
-        judgement: Judgement::Verb,
+        exit_codes: ExitCodeScheme::Verb,
         options: HOST_PRUNE,
     },
     of_repository("prune", &["prune"], PRUNE),
@@ -315,7 +315,7 @@ pub(super) const KINDS: &[JobKind] = &[
         needs_repository: false,
         needs_one_of: &["source"],
         claim: Claim::Machines,
-        judgement: Judgement::Verb,
+        exit_codes: ExitCodeScheme::Verb,
         options: REPLICATE,
     },
     of_repository("verify", &["verify"], VERIFY),
@@ -325,7 +325,7 @@ pub(super) const KINDS: &[JobKind] = &[
         needs_repository: false,
         needs_one_of: &[],
         claim: Claim::Kind,
-        judgement: Judgement::Verb,
+        exit_codes: ExitCodeScheme::Verb,
         options: &[
             names("machines"),
             CONNECT,
@@ -335,7 +335,7 @@ pub(super) const KINDS: &[JobKind] = &[
     },
     JobKind {
         needs_one_of: &["within"],
-        judgement: Judgement::Freshness,
+        exit_codes: ExitCodeScheme::Freshness,
         ..of_repository("fresh", &["monitor", "machines"], FRESH)
     },
     check("monitor-snapshots", &["monitor", "snapshots"]),
@@ -344,7 +344,7 @@ pub(super) const KINDS: &[JobKind] = &[
 ];
 
 impl JobKind {
-    /// The kind of that name.
+    /// The kind of this name.
     pub(super) fn find(name: &str) -> Option<&'static Self> {
         KINDS.iter().find(|kind| kind.name == name)
     }
@@ -355,7 +355,7 @@ impl JobKind {
 }
 
 impl JobOption {
-    /// Whether `[defaults]` may have it: what a job is about is said in the job.
+    /// Whether `[defaults]` may have it: what a job works on is set in the job.
     pub(super) fn is_for_defaults(&self) -> bool {
         let is_rule = KEEP.iter().any(|rule| rule.key == self.key);
         let is_subject = [
@@ -373,7 +373,7 @@ impl JobOption {
         self.words != Words::Positional && !is_rule && !is_subject
     }
 
-    /// A command line with it.
+    /// A command line with this option.
     pub(super) fn line(&self, kind: &JobKind) -> Vec<String> {
         let value = match self.form {
             Form::Flag => Value::Flag(true),
@@ -390,7 +390,7 @@ impl JobOption {
         words
     }
 
-    /// Puts its words behind those of the options, and those of a value behind everything.
+    /// Appends the arguments of a value to the options, or to the operands.
     pub(super) fn put(&self, value: &Value, options: &mut Vec<String>, positional: &mut Vec<String>) {
         let shown = match value {
             Value::Texts(texts) => texts.clone(),

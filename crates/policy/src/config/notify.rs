@@ -1,71 +1,71 @@
-//! Who is told, by which way, and of what.
+//! Recipients of notifications: channel and events.
 
 use super::document::Section;
 use super::form::Value;
 use super::{ConfigError, keys};
 use crate::config::values::{Values, count, place, text, values_of};
 
-/// Somebody who is told.
+/// A recipient of notifications.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Notify {
-    /// What jobs call him.
+pub struct Recipient {
+    /// The name that jobs use.
     pub name: String,
-    /// The line of his section.
+    /// The line of its section.
     pub line: u32,
-    /// By which way.
+    /// The channel.
     pub channel: Channel,
-    /// Of what.
+    /// The events.
     pub on: Vec<Event>,
 }
 
-/// A way to tell somebody.
+/// A channel for notifications.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Channel {
-    /// A mail, handed to the host's own mail system.
+    /// A mail, sent by the host's mail system.
     Mail {
-        /// To whom.
+        /// The recipient's address.
         to: Vec<String>,
-        /// From whom; the mail system's own choice where nobody says.
+        /// The sender's address; the mail system's default if not set.
         from: Option<String>,
-        /// The program that takes it; `sendmail` of the path where nobody says.
+        /// The program that sends it; `sendmail` in the path if not set.
         sendmail: Option<String>,
     },
-    /// A JSON document, posted.
+    /// A JSON document, sent by HTTP POST.
     Webhook {
-        /// Where to.
+        /// The URL.
         url: String,
         /// A file whose first line is sent as a bearer token.
         token_file: Option<String>,
     },
     /// A message to a topic of ntfy.
     Ntfy {
-        /// The topic's address.
+        /// The topic's URL.
         url: String,
         /// A file whose first line is sent as a bearer token.
         token_file: Option<String>,
-        /// From 1 to 5; where nobody says, 4 for what is bad and 2 for what is good.
+        /// From 1 to 5; by default 4 for failures and 2 for recoveries.
         priority: Option<u8>,
     },
 }
 
-/// What somebody is told of.
+/// An event of a notification.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Event {
-    /// A job fails; it fails still; it is well again.
+    /// A job fails, still fails, or has recovered.
     Failure,
-    /// A machine has no fresh snapshot; it has none still; it has one again.
+    /// A machine has no fresh snapshot, still has none, or has one again.
     Silence,
-    /// A job was done, and there is something to look at.
+    /// A job completed with warnings.
     Warnings,
-    /// A job was done.
+    /// A job completed.
     Success,
 }
 
 impl Event {
-    /// All of them.
+    /// All events.
     pub const ALL: [Self; 4] = [Self::Failure, Self::Silence, Self::Warnings, Self::Success];
 
-    /// Its word in the file.
+    /// The word in the file.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Failure => "failure",
@@ -76,8 +76,8 @@ impl Event {
     }
 }
 
-/// Somebody, where nothing is wrong with it.
-pub(super) fn read(section: &Section, errors: &mut Vec<ConfigError>) -> Option<Notify> {
+/// Reads a recipient; none if it has errors.
+pub(super) fn read(section: &Section, errors: &mut Vec<ConfigError>) -> Option<Recipient> {
     let values = values_of(section, keys::NOTIFY, errors);
     let has = |key: &str| section.get(key);
     let missing = |what: &str| ConfigError::Missing {
@@ -100,7 +100,7 @@ pub(super) fn read(section: &Section, errors: &mut Vec<ConfigError>) -> Option<N
         errors.push(ConfigError::Together {
             line: entry.line,
             place: place(section),
-            what: format!("{} is nothing that {by} has", entry.key),
+            what: format!("{} is not a setting of {by}", entry.key),
         });
     }
     if has(needed).is_none() {
@@ -108,7 +108,7 @@ pub(super) fn read(section: &Section, errors: &mut Vec<ConfigError>) -> Option<N
     }
     check_addresses(section, &values, errors);
     let channel = channel(&by, &values)?;
-    Some(Notify {
+    Some(Recipient {
         name: section.name.clone().unwrap_or_default(),
         line: section.line,
         channel,
@@ -134,12 +134,12 @@ fn check_addresses(section: &Section, values: &Values, errors: &mut Vec<ConfigEr
     for key in ["to", "from"] {
         let Some((line, value)) = values.get(key) else { continue };
         if let Some(text) = value.texts().iter().find(|text| !is_address(text)) {
-            wrong(*line, key, format!("an address of mail; {text:?} is none"));
+            wrong(*line, key, format!("a mail address, which {text:?} is not"));
         }
     }
 }
 
-/// The way; none where it has no address.
+/// The channel; none if it has no address.
 fn channel(by: &str, values: &Values) -> Option<Channel> {
     let text = |key: &str| text(values, key);
     Some(match by {
@@ -160,7 +160,7 @@ fn channel(by: &str, values: &Values) -> Option<Channel> {
     })
 }
 
-/// What is bad, where nobody says.
+/// The default events are the bad ones.
 fn events(value: Option<&Value>) -> Vec<Event> {
     let Some(value) = value else {
         return vec![Event::Failure, Event::Silence];
@@ -175,7 +175,7 @@ fn is_url(url: &str) -> bool {
     rest.is_some_and(|rest| !rest.is_empty()) && !url.contains(|c: char| c.is_whitespace() || c.is_control())
 }
 
-/// Whether a text can stand in the head of a mail: local users have no `@`.
+/// Whether a text is valid in a mail header: local users have no `@`.
 fn is_address(text: &str) -> bool {
     !text.is_empty()
         && !text.starts_with('-')

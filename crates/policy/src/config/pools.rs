@@ -1,4 +1,4 @@
-//! Pools of XenServer and XCP-ng, which are named once: where they are, who logs in, whom to trust, and how their machines are read.
+//! Configured pools of XenServer and XCP-ng: address, login, trust, and how their disks are read.
 
 use super::document::Section;
 use super::form::Value;
@@ -6,37 +6,37 @@ use super::kinds::JobKind;
 use super::{ConfigError, keys};
 use crate::config::values::{Values, count, place, text, values_of};
 
-/// What stands before the address of a pool.
+/// Prefix of the address of a pool.
 const SCHEME: &str = "xen://";
 
 /// A pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfiguredPool {
-    /// What jobs and command lines call it: `xen://NAME/web1`.
+    /// The name in jobs and on command lines: `xen://NAME/web1`.
     pub name: String,
     /// The line of its section.
     pub line: u32,
-    /// The host, with its port where that is not the one of HTTPS.
+    /// The host, with its port unless it is that of HTTPS.
     pub address: String,
-    /// The line that says so, or that of the section.
+    /// The line of the address, or that of the section.
     pub address_line: u32,
-    /// Who logs in, where the address does not say.
+    /// The user, if the address names none.
     pub user: Option<String>,
-    /// The file whose first line is his password.
+    /// The file whose first line is the password.
     pub password_file: Option<String>,
-    /// The command whose first line of output is his password.
+    /// The command whose first line of output is the password.
     pub password_command: Option<String>,
     /// Fingerprints of the certificates of its hosts.
     pub certificates: Vec<String>,
-    /// The line of these.
+    /// The line of the certificates.
     pub certificates_line: u32,
-    /// The file with the authorities that have signed certificates for the names of its hosts.
+    /// The file with the certificate authorities of its hosts.
     pub authorities: Option<String>,
-    /// How disks are read.
+    /// The transfer mode of disks.
     pub read: Option<String>,
     /// Connections to one disk at a time.
     pub connections: Option<usize>,
-    /// Whether nothing is left in the pool that the next backup could be compared by.
+    /// Whether no snapshot is left in the pool as a base of the next backup.
     pub keeps_nothing: Option<bool>,
 }
 
@@ -49,7 +49,7 @@ struct Parts<'w> {
 }
 
 /// Whether a word names machines of a pool.
-pub(super) fn is_of_pool(word: &str) -> bool {
+pub(super) fn names_pool_machines(word: &str) -> bool {
     word.starts_with(SCHEME)
 }
 
@@ -63,24 +63,27 @@ fn parts(word: &str) -> Option<Parts<'_>> {
     Some(Parts { user, host, item })
 }
 
-/// What a word calls its pool: a name, or the address of a host.
+/// The pool of a word: a name, or the address of a host.
 fn host_of(word: &str) -> Option<&str> {
     parts(word).map(|parts| parts.host)
 }
 
-/// Whether a word may mean several machines of its pool.
-pub(super) fn means_several(word: &str) -> bool {
+/// Whether a word may match several machines of its pool.
+pub(super) fn may_match_several(word: &str) -> bool {
     parts(word).is_none_or(|parts| {
         let item = parts.item.trim_start_matches('/');
         item.is_empty() || item.starts_with("tag:") || crate::Glob::is_one(item)
     })
 }
 
-/// What a pool is called in a word that means machines of one, and the machine, if it is a single one.
-pub(super) fn meant_by(word: &str) -> Option<(String, Option<String>)> {
+/// The pool of a word, and the machine, if it is a single one.
+pub(super) fn pool_and_machine(word: &str) -> Option<(String, Option<String>)> {
     let parts = parts(word)?;
     let machine = parts.item.trim_start_matches('/').to_owned();
-    Some((parts.host.to_owned(), Some(machine).filter(|_| !means_several(word))))
+    Some((
+        parts.host.to_owned(),
+        Some(machine).filter(|_| !may_match_several(word)),
+    ))
 }
 
 impl ConfiguredPool {
@@ -99,7 +102,7 @@ impl ConfiguredPool {
         }
         let address = text(&values, "address").unwrap_or_else(|| name.clone());
         for (key, word) in [("address", Some(&address)), ("user", text(&values, "user").as_ref())] {
-            // What would become another part of the address.
+            // Characters that would become another part of the address.
             if word.is_some_and(|word| word.contains(|c: char| "/@".contains(c) || c.is_whitespace() || c.is_control()))
             {
                 errors.push(ConfigError::Value {
@@ -109,7 +112,7 @@ impl ConfiguredPool {
                     wanted: if key == "address" {
                         "a host, with a port or without: \"xen1.example.org\", \"xen1:8443\"; the user stands in user"
                     } else {
-                        "a user by his name alone"
+                        "a user name without other parts"
                     }
                     .to_owned(),
                 });
@@ -138,7 +141,7 @@ impl ConfiguredPool {
         }
     }
 
-    /// A word that names this pool, with its address instead.
+    /// The word with the pool's address in place of its name.
     pub fn addressed(&self, word: &str) -> Option<String> {
         let parts = parts(word).filter(|parts| parts.host == self.name)?;
         let user = parts.user.or(self.user.as_deref());
@@ -146,7 +149,7 @@ impl ConfiguredPool {
         Some(format!("{SCHEME}{user}{}{}", self.address, parts.item))
     }
 
-    /// The options by which a job logs in.
+    /// The login options of a job.
     pub(super) fn login_words(&self) -> Vec<String> {
         let mut words = Vec::new();
         let mut add = |option: &str, value: Option<String>| {
@@ -161,7 +164,7 @@ impl ConfiguredPool {
         words
     }
 
-    /// The options of a backup that its other settings mean.
+    /// The options of a backup from its other settings.
     pub(super) fn words(&self) -> Vec<String> {
         let mut words = self.login_words();
         let mut add = |option: &str, value: Option<String>| {
@@ -183,17 +186,17 @@ fn machines(own: &Values) -> impl Iterator<Item = &String> {
 }
 
 /// Whether a job is for machines of a pool.
-pub(super) fn is_of_pools(own: &Values) -> bool {
-    machines(own).any(|word| is_of_pool(word))
+pub(super) fn is_pool_job(own: &Values) -> bool {
+    machines(own).any(|word| names_pool_machines(word))
 }
 
-/// Whether a setting of a backup applies to machines of QEMU only.
-pub(super) fn is_of_guests(key: &str) -> bool {
+/// Whether a setting of a backup concerns QEMU guests and does not apply to pools.
+pub(super) fn is_guest_setting(key: &str) -> bool {
     ["quiesce", "method", "scratch", "scratch_max", "max_latency"].contains(&key)
 }
 
-/// Machines of pools: those of one at a time, for a command line has one password; by themselves, and without settings that do not apply to pools. Gives the
-/// name of the pool, where that has a section.
+/// Checks the machines of pools in a job: they must be of one pool, because a command line has one password; without
+/// other machines; and without settings that do not apply to pools. Returns the name of the pool, if it is configured.
 pub(super) fn of_job(
     section: &Section,
     kind: &JobKind,
@@ -201,7 +204,7 @@ pub(super) fn of_job(
     known: &[ConfiguredPool],
     errors: &mut Vec<ConfigError>,
 ) -> Option<String> {
-    let first = machines(own).find(|word| is_of_pool(word))?;
+    let first = machines(own).find(|word| names_pool_machines(word))?;
     let line = own.get("machines").map_or(section.line, |(line, _)| *line);
     let mut wrong = |line: u32, what: String| {
         errors.push(ConfigError::Together {
@@ -211,7 +214,7 @@ pub(super) fn of_job(
         });
     };
     if !["backup", "doctor"].contains(&kind.name) {
-        let what = "machines of pools are backed up and looked at by doctor, and nothing else is done with them there; their snapshots go by their names alone";
+        let what = "machines of pools can only be backed up, and examined by doctor; name their snapshots by the machine's name alone";
         wrong(line, what.to_owned());
         return None;
     }
@@ -219,11 +222,11 @@ pub(super) fn of_job(
     if let Some(other) = machines(own).find(|word| host_of(word) != host) {
         wrong(
             line,
-            format!("{first} and {other} are not done by one job: make one of each pool, and one of other machines"),
+            format!("{first} and {other} cannot be in one job: use one job for each pool, and one for other machines"),
         );
     }
-    for (key, (line, value)) in own.iter().filter(|(key, _)| is_of_guests(key)) {
-        // Where file systems cannot be frozen, trying to is as good as not.
+    for (key, (line, value)) in own.iter().filter(|(key, _)| is_guest_setting(key)) {
+        // Pools cannot freeze file systems, so `try` equals `off`.
         if !(key == "quiesce" && value.texts().iter().all(|how| how != "require")) {
             wrong(*line, format!("{key} does not apply to pools"));
         }

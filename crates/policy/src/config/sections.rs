@@ -1,27 +1,27 @@
-//! From sections to a configuration: each key is known, each value has its form, each name leads somewhere.
+//! Builds the configuration from sections: checks keys, values and references.
 
-use super::document::{Raw, Section};
+use super::document::{RawValue, Section};
 use super::form::Value;
-use super::jobs::Surroundings;
+use super::jobs::ConfigContext;
 use super::{
     Config, ConfigError, ConfigSetting, ConfigWarning, ConfiguredPool, ConfiguredRepository, DaemonSettings, jobs,
     keys, notify,
 };
-use crate::Lapse;
+use crate::FixedDuration;
 use crate::config::section_names::{NAMED, ROOT};
 use crate::config::values::{count, place, text, values, values_of};
 use crate::nearest::nearest;
 use crate::sanoid::Origin;
 
-/// The version of the file's form.
+/// The version of the file format.
 const VERSION: i64 = 1;
-/// How many jobs run at once where nobody says.
+/// Default maximum number of jobs that run at once.
 const JOBS_AT_ONCE: usize = 2;
-const STOP_WITHIN: Lapse = Lapse::from_secs(60);
-const REMIND_AFTER: Lapse = Lapse::from_secs(86_400);
+const STOP_WITHIN: FixedDuration = FixedDuration::from_secs(60);
+const REMIND_AFTER: FixedDuration = FixedDuration::from_secs(86_400);
 const NAME_LENGTH_MAX: usize = 64;
 
-/// All of a file. What is wrong is told; the configuration is of use only where nothing is.
+/// Reads all sections. The configuration is valid only if `errors` is empty.
 pub(super) fn read(sections: &[Section], errors: &mut Vec<ConfigError>) -> Config {
     let of = |group: &'static str| sections.iter().filter(move |section| section.group == group);
     of(ROOT).for_each(|root| version(root, errors));
@@ -34,16 +34,16 @@ pub(super) fn read(sections: &[Section], errors: &mut Vec<ConfigError>) -> Confi
         .map(|section| ConfiguredPool::read(section, errors))
         .collect();
     let retentions = of("retention").map(|section| {
-        let values = values(section, keys::of_retention, keys::names_of_retention(), errors);
+        let values = values(section, keys::retention_form, keys::names_of_retention(), errors);
         (section, values)
     });
     let retentions: Vec<_> = retentions.collect();
-    let notifies: Vec<_> = of("notify")
+    let recipients: Vec<_> = of("notify")
         .filter_map(|section| notify::read(section, errors))
         .collect();
     let defaults = of("defaults").next();
-    let defaults = defaults.map(|section| values(section, keys::of_defaults, keys::names_of_defaults(), errors));
-    let surroundings = Surroundings {
+    let defaults = defaults.map(|section| values(section, keys::default_form, keys::names_of_defaults(), errors));
+    let surroundings = ConfigContext {
         repositories: &repositories,
         pools: &pools,
         retentions: &retentions,
@@ -59,10 +59,10 @@ pub(super) fn read(sections: &[Section], errors: &mut Vec<ConfigError>) -> Confi
     if jobs.is_empty() {
         warnings.push(ConfigWarning::NoJob);
     }
-    if notifies.is_empty() {
-        warnings.push(ConfigWarning::NobodyIsTold);
+    if recipients.is_empty() {
+        warnings.push(ConfigWarning::NoNotification);
     }
-    jobs::doubts(&jobs, &mut warnings);
+    jobs::job_warnings(&jobs, &mut warnings);
     let is_used = |section: &&Section| {
         let name = section.name.as_deref();
         jobs.iter().any(|job| {
@@ -88,7 +88,7 @@ pub(super) fn read(sections: &[Section], errors: &mut Vec<ConfigError>) -> Confi
         repositories,
         pools,
         jobs,
-        notifies,
+        recipients,
         warnings,
     }
 }
@@ -103,12 +103,12 @@ fn version(root: &Section, errors: &mut Vec<ConfigError>) {
         });
     }
     match root.get("version") {
-        Some(entry) if entry.value == Raw::Number(Ok(VERSION)) => {}
+        Some(entry) if entry.value == RawValue::Number(Ok(VERSION)) => {}
         Some(entry) => errors.push(ConfigError::Value {
             line: entry.line,
             place: place(root),
             key: "version".to_owned(),
-            wanted: format!("{VERSION}: this program knows no other"),
+            wanted: format!("{VERSION}, the only supported version"),
         }),
         None => errors.push(ConfigError::Missing {
             line: 1,
@@ -134,14 +134,14 @@ fn daemon(section: Option<&Section>, errors: &mut Vec<ConfigError>) -> DaemonSet
     let values = section
         .map(|section| values_of(section, keys::DAEMON, errors))
         .unwrap_or_default();
-    let lapse = |key: &str, default| match values.get(key) {
-        Some((_, Value::Lapse(lapse))) => *lapse,
+    let duration = |key: &str, default| match values.get(key) {
+        Some((_, Value::Duration(duration))) => *duration,
         _ => default,
     };
     let mut settings = DaemonSettings {
         jobs_at_once: count(&values, "jobs_at_once").unwrap_or(JOBS_AT_ONCE),
-        stop_within: lapse("stop_within", STOP_WITHIN),
-        remind_after: lapse("remind_after", REMIND_AFTER),
+        stop_within: duration("stop_within", STOP_WITHIN),
+        remind_after: duration("remind_after", REMIND_AFTER),
         settings: Vec::new(),
     };
     let shown = [

@@ -81,7 +81,7 @@ fn every_setting_tells_where_it_is_from() {
 }
 
 #[test]
-fn everything_that_is_wrong_is_told_with_its_line() {
+fn every_error_is_reported_with_its_line() {
     let text = r#"version = 2
 colour = "red"
 [demon]
@@ -125,17 +125,17 @@ six = 3
     assert_eq!(
         errors(&text.replace("[jobs]\nsix = 3\n", "")),
         [
-            "line 1: version in the first lines: it should be 1: this program knows no other",
+            "line 1: version in the first lines: it should be 1, the only supported version",
             "line 2: there is no setting \"colour\" in the first lines",
             "line 3: there is no section [demon]: did you mean daemon?",
             "line 6: there is no setting \"jobs_at_one\" in [daemon]: did you mean jobs_at_once?",
             "line 8: path in [repositories.main]: it should be an absolute path in quotes",
             "line 10: [repositories.main]: password_file and password_command are both given, and only one can hold the password",
-            "line 11: \"bad name\" is no name: letters, digits, - and _ are, at most 64, and a letter or digit first",
+            "line 11: \"bad name\" is not a valid name: use letters, digits, - and _, at most 64, and begin with a letter or digit",
             "line 14: do in [jobs.one]: it should be one of backup, snapshot, cron, host-prune, prune, gc, scrub, copy, replicate, verify, doctor, fresh, monitor-snapshots, monitor-health, monitor-capacity; did you mean backup?",
             "line 17: there is no [repositories.mian], which [jobs.two] names: did you mean main?",
-            "line 19: [jobs.two]: machines and images are not done by one job: make two of it",
-            "line 20: when in [jobs.two]: it should be a calendar expression like \"daily\" or \"Mon..Fri 02:30\", or a list of them: \"dayly\" is neither a day of the week nor a word like hourly, daily or weekly; is daily meant?",
+            "line 19: [jobs.two]: machines and images cannot be in one job: use two jobs",
+            "line 20: when in [jobs.two]: it should be a calendar expression like \"daily\" or \"Mon..Fri 02:30\", or a list of them: \"dayly\" is neither a day of the week nor a word like hourly, daily or weekly; did you mean daily?",
             "line 21: there is no setting \"bwlimt\" in [jobs.two]: did you mean bwlimit?",
             "line 22: timeout in [jobs.two]: it should be a length of time like \"90s\", \"5min\", \"2h\" or \"1d\": \"5m\": m could be minutes or months: write min for minutes",
             "line 26: there is no [retention.none], which [jobs.three] names",
@@ -145,7 +145,7 @@ six = 3
             "line 32: there is no [notify.nobody], which [jobs.five] names",
             "line 33: there is no setting \"repository\" in [jobs.five]",
             "line 36: url in [notify.a]: it should be an address that begins with https:// or http://, without spaces",
-            "line 37: [notify.a]: to is nothing that ntfy has",
+            "line 37: [notify.a]: to is not a setting of ntfy",
         ]
     );
     assert_eq!(
@@ -160,12 +160,12 @@ six = 3
 }
 
 #[test]
-fn what_is_hardly_meant_is_told() {
+fn suspicious_settings_are_warnings() {
     assert_eq!(
         warnings("version = 1"),
         [
             "there is no job: write a section [jobs.NAME]",
-            "nobody is told when a job fails: write a section [notify.NAME]"
+            "no notification of failed jobs is configured: write a section [notify.NAME]"
         ]
     );
     let text = r#"version = 1
@@ -187,8 +187,8 @@ url = "http://localhost/x"
     assert_eq!(
         warnings(text),
         [
-            "line 6: [jobs.one] has no rule of what to keep, so it keeps everything: name a retention, or set keep_daily and the like",
-            "line 9: [jobs.two] has no rule of what to keep, so it keeps everything: name a retention, or set keep_daily and the like",
+            "line 6: [jobs.one] has no retention rule, so it keeps everything: name a retention, or set keep_daily and the like",
+            "line 9: [jobs.two] has no retention rule, so it keeps everything: name a retention, or set keep_daily and the like",
             "line 9: [jobs.two] does the same as [jobs.one], at the same times",
             "line 4: no job uses [repositories.b]",
         ]
@@ -196,13 +196,13 @@ url = "http://localhost/x"
     let job = |when: &str| {
         let text = format!("version = 1\n[jobs.a]\ndo = \"cron\"\njitter = \"2h\"\nwhen = \"{when}\"\n");
         let job = Config::parse(&text).unwrap().jobs.remove(0);
-        let doubts = job.doubts_at("2026-11-20T12:00:00Z".parse().unwrap(), &crate::TimeZone::UTC);
+        let doubts = job.timing_warnings("2026-11-20T12:00:00Z".parse().unwrap(), &crate::TimeZone::UTC);
         doubts.iter().map(ToString::to_string).collect::<Vec<_>>()
     };
     assert_eq!(job("daily"), [""; 0]);
     assert_eq!(
         job("2020-01-01"),
-        ["line 2: [jobs.a] is never due: 2020-01-01 00:00:00 has no day to come"]
+        ["line 2: [jobs.a] is never due: 2020-01-01 00:00:00 has no future date"]
     );
     assert_eq!(
         job("hourly"),
@@ -210,9 +210,9 @@ url = "http://localhost/x"
     );
 }
 
-/// Nothing that anybody may have written there is more than an error.
+/// Any input is at worst an error.
 #[test]
-fn any_bytes_are_borne() {
+fn any_input_is_handled() {
     use proptest::prelude::{Just, ProptestConfig, Strategy as _, any, prop_oneof, proptest};
 
     let piece = prop_oneof![

@@ -1,4 +1,4 @@
-//! The values of a section: each key is known, and each value has its form.
+//! The values of a section: keys and values are checked.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::nearest::nearest;
 /// The checked values of a section, by key, each with its line.
 pub(super) type Values = BTreeMap<String, (u32, Value)>;
 
-/// Where something stands, in words.
+/// The section, in words.
 pub(super) fn place(section: &Section) -> String {
     if section.group == ROOT {
         "the first lines".to_owned()
@@ -20,7 +20,7 @@ pub(super) fn place(section: &Section) -> String {
     }
 }
 
-/// The values of a section whose keys are known by `form_of`.
+/// Checks the values of a section; `form_of` knows its keys.
 pub(super) fn values(
     section: &Section,
     form_of: impl Fn(&str) -> Option<Form>,
@@ -56,10 +56,10 @@ pub(super) fn unknown(section: &Section, entry: &Entry, known: impl Iterator<Ite
     }
 }
 
-/// The same where the keys are a list.
-pub(super) fn values_of(section: &Section, keys: &'static [keys::Key], errors: &mut Vec<ConfigError>) -> Values {
+/// Checks the values of a section whose keys are a list.
+pub(super) fn values_of(section: &Section, keys: &'static [keys::ConfigKey], errors: &mut Vec<ConfigError>) -> Values {
     let names = keys.iter().map(|key| key.name);
-    values(section, |name| keys::of(keys, name), names, errors)
+    values(section, |name| keys::form_in(keys, name), names, errors)
 }
 
 pub(super) fn count(values: &Values, key: &str) -> Option<usize> {

@@ -1,24 +1,24 @@
-//! What a check says: one line, and how bad it is, as Nagios has it.
+//! The result of a Nagios check: one line and a level.
 
-/// What a check has found.
+/// The result of a check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Check {
-    /// How bad it is.
+    /// The level.
     pub level: Level,
-    /// The check's one line.
+    /// The output line.
     pub line: String,
 }
 
-/// How bad it is; what is worse is greater.
+/// The level of a result, in ascending order of severity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Level {
-    /// All is well.
+    /// No problem.
     Ok,
-    /// Somebody should look.
+    /// A warning.
     Warning,
-    /// It could not be found out. What is known to be critical is worse, what is known to be late is not.
+    /// The state is unknown: worse than a warning, better than critical.
     Unknown,
-    /// Somebody must look.
+    /// A critical problem.
     Critical,
 }
 
@@ -33,7 +33,7 @@ impl Level {
         }
     }
 
-    /// The word for it.
+    /// The word for the level.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Ok => "OK",
@@ -45,17 +45,17 @@ impl Level {
 }
 
 impl Check {
-    /// Nothing could be found out.
+    /// An unknown state.
     pub fn unknown(reason: &str) -> Self {
         Self {
             level: Level::Unknown,
-            line: format!("{}: {}", Level::Unknown.word(), plain(reason)),
+            line: format!("{}: {}", Level::Unknown.word(), one_line(reason)),
         }
     }
 }
 
-/// A reason on one line, without the mark after which Nagios expects figures.
-pub(super) fn plain(reason: &str) -> String {
+/// The reason as one line, without the character after which Nagios expects performance data.
+pub(super) fn one_line(reason: &str) -> String {
     let reason = reason.replace('|', "/");
     let lines: Vec<&str> = reason.lines().map(str::trim).collect();
     lines.join("; ")

@@ -1,25 +1,25 @@
-//! The file, read and checked.
+//! Reads and checks the file.
 
-use super::ini::{Section, sections};
+use super::ini::{IniSection, sections};
 use super::keys::{KEYS, find};
 use crate::nearest::nearest;
 use crate::sanoid::error::{SanoidError, did_you_mean};
 
-/// How sections are called that are not about a dataset.
+/// Prefix of sections that are templates.
 const TEMPLATE: &str = "template_";
-/// The template that is part of every section.
+/// The template that applies to every section.
 const DEFAULT_TEMPLATE: &str = "template_default";
 
-/// What sanoid would do something about that is hardly meant.
+/// A suspicious setting that sanoid accepts.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SanoidWarning {
-    /// A key twice in a section: the first one counts.
-    #[error("line {line}: {key} stands in [{section}] already, on line {first_line}: that one counts")]
+    /// A key occurs twice in a section: the first one counts.
+    #[error("line {line}: {key} is already set in [{section}] on line {first_line}, which takes precedence")]
     Duplicate {
         /// The line.
         line: u32,
-        /// Where the one is that counts.
+        /// The line that counts.
         first_line: u32,
         /// The section.
         section: String,
@@ -36,7 +36,7 @@ pub enum SanoidWarning {
         /// The key.
         key: &'static str,
     },
-    /// A template that is not there.
+    /// An undefined template.
     #[error("line {line}: there is no [template_{name}], which [{section}] uses{}", did_you_mean(nearest.as_deref()))]
     NoTemplate {
         /// The line.
@@ -45,16 +45,16 @@ pub enum SanoidWarning {
         section: String,
         /// The template's name.
         name: String,
-        /// What may have been meant.
+        /// The most similar template.
         nearest: Option<String>,
     },
-    /// A dataset in a tree of which all snapshots are taken at once has its own wish.
+    /// A dataset with settings of its own in a tree whose snapshots are taken at once.
     #[error("[{section}] has no snapshots of its own: it is part of a tree with recursive = zfs")]
     PartOfTree {
         /// The section.
         section: String,
     },
-    /// There is no such dataset.
+    /// The dataset does not exist.
     #[error("there is no dataset {dataset}, which [{section}] is about")]
     NoDataset {
         /// The section.
@@ -64,14 +64,14 @@ pub enum SanoidWarning {
     },
 }
 
-/// A `sanoid.conf` whose keys and values are those that sanoid knows.
+/// A `sanoid.conf` with valid keys and values.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SanoidConfig {
     pub(super) sections: Vec<CheckedSection>,
     warnings: Vec<SanoidWarning>,
 }
 
-/// A section whose keys are known and there once.
+/// A section with known keys, each occurring once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct CheckedSection {
     pub(super) name: String,
@@ -90,7 +90,7 @@ impl CheckedSection {
         self.name.starts_with(TEMPLATE)
     }
 
-    /// The dataset that it is about.
+    /// The dataset that it configures.
     pub(super) fn dataset(&self) -> &str {
         self.get("path").map_or(&self.name, |entry| &entry.value)
     }
@@ -100,16 +100,16 @@ impl CheckedSection {
     }
 }
 
-/// Whether a key in a template has an effect on those that use it.
+/// Whether a key has an effect in a template.
 pub(super) fn is_for_templates(key: &str) -> bool {
     !key.contains("template") && !key.contains("recursive")
 }
 
 impl SanoidConfig {
-    /// Reads the text of a `sanoid.conf`.
+    /// Parses a `sanoid.conf`.
     ///
     /// # Errors
-    /// All that is wrong with it, in the order of its lines.
+    /// All errors of the file, in the order of its lines.
     pub fn parse(text: &str) -> Result<Self, Vec<SanoidError>> {
         let (mut errors, mut warnings) = (Vec::new(), Vec::new());
         let sections = sections(text, &mut errors);
@@ -127,12 +127,12 @@ impl SanoidConfig {
         Ok(Self { sections, warnings })
     }
 
-    /// What is hardly meant as it stands there.
+    /// Suspicious settings.
     pub fn warnings(&self) -> &[SanoidWarning] {
         &self.warnings
     }
 
-    /// The datasets that have a section, in their order in the file.
+    /// The datasets that have a section, in the order of the file.
     pub fn datasets(&self) -> impl Iterator<Item = &str> {
         let sections = self.sections.iter().filter(|section| !section.is_template());
         sections.map(CheckedSection::dataset)
@@ -144,7 +144,7 @@ impl SanoidConfig {
         self.sections.iter().find(of_name)
     }
 
-    /// The template that is part of every section.
+    /// The template that applies to every section.
     pub(super) fn default_template(&self) -> Option<&CheckedSection> {
         self.sections.iter().find(|section| section.name == DEFAULT_TEMPLATE)
     }
@@ -159,7 +159,7 @@ fn line_of(error: &SanoidError) -> u32 {
     }
 }
 
-fn checked(section: Section, errors: &mut Vec<SanoidError>, warnings: &mut Vec<SanoidWarning>) -> CheckedSection {
+fn checked(section: IniSection, errors: &mut Vec<SanoidError>, warnings: &mut Vec<SanoidWarning>) -> CheckedSection {
     let mut result = CheckedSection {
         name: section.name,
         entries: Vec::new(),
@@ -202,7 +202,7 @@ fn checked(section: Section, errors: &mut Vec<SanoidError>, warnings: &mut Vec<S
     result
 }
 
-/// The templates that a section uses, by their names.
+/// The names of the templates that a section uses.
 pub(super) fn used_templates(value: &str) -> impl Iterator<Item = &str> {
     value.split(',').map(str::trim).filter(|name| !name.is_empty())
 }
@@ -224,7 +224,7 @@ fn warn_of_templates(section: &CheckedSection, all: &[CheckedSection], warnings:
         .iter()
         .filter_map(|other| other.name.strip_prefix(TEMPLATE))
         .collect();
-    // Everybody has the default one, whether it is written down or not.
+    // The default template applies to all, written or not.
     let missing = used_templates(&entry.value).filter(|name| *name != "default" && !known.contains(name));
     warnings.extend(missing.map(|name| SanoidWarning::NoTemplate {
         line: entry.line,
@@ -244,12 +244,12 @@ mod tests {
     }
 
     #[test]
-    fn everything_that_is_wrong_is_told_with_its_line() {
+    fn everything_that_is_wrong_is_reported_with_its_line() {
         let text = "daily = 1\n[tank]\nhorly = 3\nnonsense_of_mine = 4\nhourly = some\nautosnap = perhaps\nweekly_wday = 8\nno sign\nrecursive = all\nhourly_warn = soon";
         assert_eq!(
             errors(text),
             [
-                "line 1: daily stands before the first [SECTION]",
+                "line 1: daily is before the first [SECTION]",
                 "line 3: there is no setting \"horly\" (in [tank]): did you mean hourly?",
                 "line 4: there is no setting \"nonsense_of_mine\" (in [tank])",
                 "line 5: hourly = \"some\" (in [tank]): it should be a number from 0 to 1000000",
@@ -263,14 +263,14 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_effect_is_told() {
+    fn settings_without_effect_are_warnings() {
         let text = "[template_a]\nrecursive = yes\ndaily = 1\ndaily = 2\n[tank]\nuse_template = a, production,default\n[template_produktion]";
         let config = SanoidConfig::parse(text).unwrap();
         let said: Vec<String> = config.warnings().iter().map(SanoidWarning::to_string).collect();
         assert_eq!(
             said,
             [
-                "line 4: daily stands in [template_a] already, on line 3: that one counts",
+                "line 4: daily is already set in [template_a] on line 3, which takes precedence",
                 "line 2: recursive has no effect in a template ([template_a])",
                 "line 6: there is no [template_production], which [tank] uses: did you mean produktion?",
             ]

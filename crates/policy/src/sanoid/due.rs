@@ -1,7 +1,8 @@
-//! Which snapshots are to be taken.
+//! Which snapshots are due.
 //!
-//! A type is due where its newest snapshot is older than the last time at which one was wanted. How that time is found is sanoid's
-//! arithmetic, step by step, with the days on which clocks are set: a difference would be a snapshot more, or less, than sanoid's.
+//! A type is due if its newest snapshot is older than the last scheduled time. That time is computed with sanoid's
+//! arithmetic, step by step, including days with clock changes: a difference would mean a snapshot more, or less, than
+//! sanoid.
 
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
@@ -11,17 +12,18 @@ use super::{DatasetPolicy, SnapshotType};
 
 const HOUR: i64 = 3600;
 const DAY: i64 = 24 * HOUR;
-/// 31 years, where a year was meant, in all versions until 2.3.0: a yearly snapshot whose time of this year is to come is taken
-/// only then, unless there is none yet.
+/// 31 years instead of one year, in all versions until 2.3.0: a yearly snapshot whose time of this year is still to
+/// come is taken only then, unless there is none yet.
 const YEAR_BEFORE: i64 = DAY * 31 * 36_525 / 100;
 
 impl DatasetPolicy {
-    /// The types of snapshots that are due, in the order in which they are taken; `newest` tells when the newest of a type was.
+    /// The types of snapshots that are due, in the order in which they are taken; `newest` returns the time of the
+    /// newest of a type.
     pub fn due(&self, newest: impl Fn(SnapshotType) -> Option<Timestamp>, now: &Zoned) -> Vec<SnapshotType> {
         if !self.takes() {
             return Vec::new();
         }
-        let calendar = Calendar::new(now);
+        let calendar = WallClock::new(now);
         let is_due = |kind: &SnapshotType| {
             self.count(*kind) > 0
                 && newest(*kind).is_none_or(|newest| newest.as_second() < self.wanted_last(*kind, &calendar))
@@ -29,10 +31,10 @@ impl DatasetPolicy {
         SnapshotType::ALL.into_iter().filter(is_due).collect()
     }
 
-    /// When one of a type was wanted last, in seconds of the epoch.
-    fn wanted_last(&self, kind: SnapshotType, calendar: &Calendar<'_>) -> i64 {
+    /// The last scheduled time of a type, in seconds of the epoch.
+    fn wanted_last(&self, kind: SnapshotType, calendar: &WallClock<'_>) -> i64 {
         let set = |key| i64::from(self.number(key));
-        let Calendar { now, now_second, .. } = *calendar;
+        let WallClock { now, now_second, .. } = *calendar;
         let (today, hour) = (now.date(), i64::from(now.hour()));
         match kind {
             SnapshotType::Frequently => {
@@ -77,7 +79,7 @@ impl DatasetPolicy {
     }
 }
 
-/// A day of a month of this year. Of a month that has no such day, the last one: sanoid ends with an error there.
+/// A day of a month of this year; the last day of a shorter month, where sanoid ends with an error.
 fn day_of_month(today: Date, month: i8, day: u32) -> Date {
     let first = today.with().month(month).day(1).build();
     let first = first.expect("every month has a first day");
@@ -89,18 +91,18 @@ fn day_of_month(today: Date, month: i8, day: u32) -> Date {
         .expect("the month has this day")
 }
 
-/// The clock on the wall.
-struct Calendar<'z> {
+/// Local time.
+struct WallClock<'z> {
     now: &'z Zoned,
     zone: &'z TimeZone,
     now_second: i64,
     /// Whether it is summer time.
     is_dst: bool,
-    /// An hour on the days on which the repeated hour has come, or is over.
+    /// An hour on days on which the repeated hour has begun or is over.
     dst_offset: i64,
 }
 
-impl<'z> Calendar<'z> {
+impl<'z> WallClock<'z> {
     fn new(now: &'z Zoned) -> Self {
         let mut calendar = Self {
             now,
@@ -117,8 +119,8 @@ impl<'z> Calendar<'z> {
         calendar
     }
 
-    /// A time of a day. Of two, the one in summer time, as Perl's Time::Local has it: the first, but in Ireland, where winter is
-    /// called so. Where there is none, an hour later.
+    /// The instant of a local time. Of a repeated one, that in summer time, as in Perl's Time::Local: the first, except
+    /// in Ireland, where winter time counts as daylight saving. Of a skipped one, an hour later.
     fn second_of(&self, day: Date, hour: i64, minute: i64) -> i64 {
         let part = |value: i64| i8::try_from(value).expect("hours and minutes were checked when they were read");
         let time = self.zone.to_ambiguous_timestamp(day.at(part(hour), part(minute), 0, 0));
@@ -138,7 +140,7 @@ impl<'z> Calendar<'z> {
         time.is_ok_and(|time| self.zone.to_offset_info(time).dst().is_dst())
     }
 
-    /// A time, or the one a period before it where that is still to come.
+    /// A time, or the one a period earlier if that is in the future.
     fn before(&self, wanted: i64, period: i64) -> i64 {
         if wanted > self.now_second {
             wanted - period

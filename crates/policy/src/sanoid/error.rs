@@ -1,6 +1,6 @@
-//! What is wrong with a sanoid.conf.
+//! Errors in a sanoid.conf.
 
-/// What is wrong with a `sanoid.conf`. Lines count from 1.
+/// An error in a `sanoid.conf`. Lines count from 1.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SanoidError {
@@ -9,18 +9,18 @@ pub enum SanoidError {
     Malformed {
         /// The line.
         line: u32,
-        /// Its beginning.
+        /// The beginning of the line.
         text: String,
     },
     /// A key before the first section.
-    #[error("line {line}: {key} stands before the first [SECTION]")]
+    #[error("line {line}: {key} is before the first [SECTION]")]
     OutsideSection {
         /// The line.
         line: u32,
         /// The key.
         key: String,
     },
-    /// A key that sanoid does not know either.
+    /// An unknown key.
     #[error("line {line}: there is no setting {key:?} (in [{section}]){}", did_you_mean(*nearest))]
     UnknownKey {
         /// The line.
@@ -29,10 +29,10 @@ pub enum SanoidError {
         section: String,
         /// The key.
         key: String,
-        /// What may have been meant.
+        /// The most similar known key.
         nearest: Option<&'static str>,
     },
-    /// A value that makes no sense for its key.
+    /// An invalid value.
     #[error("line {line}: {key} = {value:?} (in [{section}]): it should be {wanted}")]
     Value {
         /// The line.
@@ -43,7 +43,7 @@ pub enum SanoidError {
         key: &'static str,
         /// The value.
         value: String,
-        /// What it should be, in words.
+        /// What is expected, in words.
         wanted: String,
     },
 }

@@ -1,4 +1,4 @@
-//! Which snapshots have served their time.
+//! Which snapshots are expired.
 
 use std::fmt;
 
@@ -6,19 +6,19 @@ use jiff::Timestamp;
 
 use super::{DatasetPolicy, SnapshotType};
 
-/// A snapshot that sanoid has taken, or this program in its place.
+/// A snapshot that sanoid, or this program in its place, has taken.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TypedSnapshot {
-    /// When it was taken, by the file system.
+    /// Its creation time, from the file system.
     pub time: Timestamp,
     /// Its name, without the dataset.
     pub name: String,
-    /// Its type, by its name.
+    /// Its type, from its name.
     pub kind: SnapshotType,
 }
 
 impl TypedSnapshot {
-    /// A snapshot of this name; none where it is somebody else's.
+    /// A snapshot of this name; none if its name is not one of sanoid's.
     pub fn new(name: &str, time: Timestamp) -> Option<Self> {
         Some(Self {
             time,
@@ -28,7 +28,7 @@ impl TypedSnapshot {
     }
 }
 
-/// A snapshot that is to go, and why.
+/// An expired snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Expired<'s> {
     /// The snapshot.
@@ -37,16 +37,16 @@ pub struct Expired<'s> {
     pub reason: ExpiryReason,
 }
 
-/// Why a snapshot is to go; as text a line that a person can check.
+/// Why a snapshot is expired; its text is one line that a user can verify.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExpiryReason {
     /// Its type.
     pub kind: SnapshotType,
     /// How many of the type are kept.
     pub count: u32,
-    /// How many there are.
+    /// How many exist.
     pub present: usize,
-    /// From how many seconds on they may go.
+    /// The minimum age for removal, in seconds.
     pub age_seconds: i64,
 }
 
@@ -69,9 +69,9 @@ impl fmt::Display for ExpiryReason {
 }
 
 impl DatasetPolicy {
-    /// The snapshots that are to go, of each type the oldest first; `pool_used_percent` is how full the pool is.
+    /// The expired snapshots, of each type the oldest first; `pool_used_percent` is the fill level of the pool.
     ///
-    /// One goes where there are more of its type than are kept, and it is older than as many periods.
+    /// A snapshot expires if there are more of its type than are kept, and it is older than as many periods.
     pub fn expired<'s>(
         &self,
         snapshots: &'s [TypedSnapshot],
@@ -110,7 +110,7 @@ impl DatasetPolicy {
         .collect()
     }
 
-    /// Seconds from one of a type to the next.
+    /// Seconds between snapshots of a type.
     fn period_seconds(&self, kind: SnapshotType) -> i64 {
         const DAY: i64 = 86_400;
         match kind {
@@ -156,7 +156,7 @@ mod tests {
         );
         assert_eq!(expired("[tank]\nhourly=4", &snapshots, 0), ["autosnap_5_hourly"]);
         assert!(expired("[tank]\nhourly=5", &snapshots, 0).is_empty());
-        // The third is one of three, though old.
+        // The third is one of three to keep, though old.
         let missed = hourlies(&[1, 30, 50]);
         assert!(expired("[tank]\nhourly=3", &missed, 0).is_empty());
         assert_eq!(expired("[tank]\nhourly=0", &snapshots, 0).len(), 5);

@@ -1,11 +1,12 @@
-//! Whether datasets have fresh snapshots, in the words and with the exit codes of a Nagios check, as `sanoid --monitor-snapshots`.
+//! Whether datasets have fresh snapshots, with the output and exit codes of the Nagios check `sanoid
+//! --monitor-snapshots`.
 
 use jiff::Timestamp;
 
 use super::check::{Check, Level};
 use super::{DatasetPolicy, SnapshotType};
 
-/// Looks at all datasets; `newest` tells when the newest snapshot of a dataset and a type was taken.
+/// Checks all datasets; `newest` returns the time of the newest snapshot of a dataset and a type.
 pub fn freshness(
     datasets: &[DatasetPolicy],
     newest: impl Fn(&str, SnapshotType) -> Option<Timestamp>,
@@ -42,29 +43,29 @@ fn sorted<T: AsRef<str>>(mut words: Vec<T>) -> Vec<T> {
 }
 
 impl DatasetPolicy {
-    /// Whether the newest snapshot of a type is as fresh as it should be, or need not be fresh.
+    /// Whether the newest snapshot of a type is fresh, or need not be.
     pub fn is_fresh(&self, kind: SnapshotType, newest: Option<Timestamp>, now: Timestamp) -> bool {
         let age_seconds = newest.map(|newest| now.as_second() - newest.as_second());
         self.finding(kind, age_seconds).is_none()
     }
 
-    /// What is wrong with the age of the newest snapshot of a type, and how much of that counts.
+    /// The problem with the age of the newest snapshot of a type, and its level.
     fn finding(&self, kind: SnapshotType, age_seconds: Option<i64>) -> Option<(Level, String)> {
         if self.count(kind) == 0 {
             return None;
         }
-        let limit = |which: &str| self.lapse_seconds(&format!("{kind}_{which}"), unit_seconds(kind));
+        let limit = |which: &str| self.duration_seconds(&format!("{kind}_{which}"), unit_seconds(kind));
         let (warning, critical) = (limit("warn"), limit("crit"));
         let counts = |key, level| if self.is_on(key) { Level::Ok } else { level };
         let is_above = |limit: u64| age_seconds.is_none_or(|age| u64::try_from(age).unwrap_or(0) > limit);
         let dataset = &self.dataset;
         let too_old = |limit| {
-            let age = spoken(age_seconds.and_then(|age| u64::try_from(age).ok()).unwrap_or(0));
-            let limit = spoken(limit);
+            let age = format_age(age_seconds.and_then(|age| u64::try_from(age).ok()).unwrap_or(0));
+            let limit = format_age(limit);
             format!("{dataset} newest {kind} snapshot is {age} old (should be < {limit})")
         };
         if is_above(critical) {
-            // A limit of 0 is none, and neither is then the lower one.
+            // A limit of 0 disables the check, and the lower limit with it.
             return (critical > 0).then(|| {
                 let words = match age_seconds {
                     None => format!("{dataset} has no {kind} snapshots at all!"),
@@ -81,7 +82,7 @@ impl DatasetPolicy {
     }
 }
 
-/// Seconds of a limit's number without a unit: the next smaller unit, as people speak of such a thing.
+/// Seconds of a limit without unit: the next smaller unit of the type.
 fn unit_seconds(kind: SnapshotType) -> u64 {
     match kind {
         SnapshotType::Frequently => 1,
@@ -94,7 +95,7 @@ fn unit_seconds(kind: SnapshotType) -> u64 {
 }
 
 /// "1d 2h 3m 4s".
-fn spoken(seconds: u64) -> String {
+fn format_age(seconds: u64) -> String {
     let parts = [
         (seconds / 86_400, 'd'),
         (seconds / 3600 % 24, 'h'),
@@ -111,13 +112,13 @@ fn spoken(seconds: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::spoken;
+    use super::format_age;
 
     #[test]
     fn times_begin_with_their_largest_unit() {
-        assert_eq!(spoken(0), "0s");
-        assert_eq!(spoken(61), "1m 1s");
-        assert_eq!(spoken(3600), "1h 0m 0s");
-        assert_eq!(spoken(86_400 * 2 + 5), "2d 0h 0m 5s");
+        assert_eq!(format_age(0), "0s");
+        assert_eq!(format_age(61), "1m 1s");
+        assert_eq!(format_age(3600), "1h 0m 0s");
+        assert_eq!(format_age(86_400 * 2 + 5), "2d 0h 0m 5s");
     }
 }

@@ -1,29 +1,29 @@
-//! The file as text: sections, keys, values, and the lines that they are on.
+//! The INI syntax: sections, keys, values, and their lines.
 //!
-//! Source: the grammar of Perl's Config::IniFiles 3, with which sanoid reads its file. Comments are whole lines that begin with `#`
-//! or `;`: what follows a value belongs to the value.
+//! Source: the grammar of Perl's Config::IniFiles 3, which sanoid uses. Comments are whole lines that begin with `#` or
+//! `;`: text after a value belongs to the value.
 
 use super::SanoidError;
 
-/// A section, in the order of the file; one that comes twice is one.
+/// A section, in the order of the file; repeated sections are merged.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Section {
+pub(super) struct IniSection {
     pub(super) name: String,
-    pub(super) entries: Vec<Entry>,
+    pub(super) entries: Vec<IniEntry>,
 }
 
 /// A key and its value.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Entry {
+pub(super) struct IniEntry {
     pub(super) key: String,
     pub(super) value: String,
     /// From 1.
     pub(super) line: u32,
 }
 
-/// Takes a text apart. What cannot be understood is told in `errors`, and left out.
-pub(super) fn sections(text: &str, errors: &mut Vec<SanoidError>) -> Vec<Section> {
-    let mut sections: Vec<Section> = Vec::new();
+/// Parses a text. Lines that cannot be parsed are added to `errors` and skipped.
+pub(super) fn sections(text: &str, errors: &mut Vec<SanoidError>) -> Vec<IniSection> {
+    let mut sections: Vec<IniSection> = Vec::new();
     let mut present = None;
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     for (number, line) in (1..).zip(text.lines()) {
@@ -39,7 +39,7 @@ pub(super) fn sections(text: &str, errors: &mut Vec<SanoidError>) -> Vec<Section
             }
             let place = sections.iter().position(|section| section.name == name);
             present = Some(place.unwrap_or_else(|| {
-                sections.push(Section {
+                sections.push(IniSection {
                     name: name.to_owned(),
                     entries: Vec::new(),
                 });
@@ -50,7 +50,7 @@ pub(super) fn sections(text: &str, errors: &mut Vec<SanoidError>) -> Vec<Section
         let parts = content.split_once('=').map(|(key, value)| (key.trim(), value.trim()));
         match (parts, present) {
             (Some((key, value)), Some(section)) if !key.is_empty() && !value.starts_with("<<") => {
-                sections[section].entries.push(Entry {
+                sections[section].entries.push(IniEntry {
                     key: key.to_owned(),
                     value: value.to_owned(),
                     line: number,

@@ -1,83 +1,84 @@
-//! Whether pools are healthy and have room, in the words of a Nagios check, as `sanoid --monitor-health` and `--monitor-capacity`.
+//! Whether pools are healthy and have free space, with the output of the Nagios checks `sanoid --monitor-health` and
+//! `--monitor-capacity`.
 
 use std::collections::BTreeMap;
 
-use super::check::{Check, Level, plain};
-use super::{DatasetPolicy, Resolved};
+use super::check::{Check, Level, one_line};
+use super::{DatasetPolicy, ResolvedDatasets};
 
-/// What is known of a pool.
+/// The state of a pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum PoolAnswer {
-    /// There it is.
-    There(PoolFacts),
+pub enum PoolStatus {
+    /// The pool exists.
+    Present(PoolFacts),
     /// There is no such pool.
-    NotThere,
-    /// It could not be found out, for this reason.
+    Missing,
+    /// The state could not be determined, for this reason.
     Unknown(String),
 }
 
-/// A pool, in ZFS's own words.
+/// A pool, in ZFS's terms.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PoolFacts {
     /// `ONLINE`, `DEGRADED`, `FAULTED` and the like.
     pub health: String,
     /// Its size: `3.62T`.
     pub size: String,
-    /// What of it is free.
+    /// Its free space.
     pub free: String,
-    /// How full it is: `45%`; `-` for a pool that cannot be opened.
+    /// Its fill level: `45%`; `-` for a pool that cannot be opened.
     pub capacity: String,
-    /// What it is made of, from top to bottom; nobody needs them for its capacity.
+    /// Its devices, from top to bottom; not needed for capacity.
     pub devices: Vec<PoolDevice>,
 }
 
-/// A part of a pool: a disk, or a mirror of such.
+/// A device of a pool: a disk or a mirror.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolDevice {
-    /// How many levels below the pool: 1 for a mirror, 2 for a disk in it.
+    /// Its depth below the pool: 1 for a mirror, 2 for a disk in it.
     pub depth: usize,
     /// Its name.
     pub name: String,
     /// `ONLINE`, `UNAVAIL` and the like.
     pub state: String,
-    /// Whether reading it has failed.
+    /// Whether reading failed.
     pub has_read_errors: bool,
-    /// Whether writing it has failed.
+    /// Whether writing failed.
     pub has_write_errors: bool,
-    /// Whether what was read was not what was written.
+    /// Whether checksums did not match.
     pub has_checksum_errors: bool,
 }
 
-/// How full a pool may be, in percent; none where that does not matter.
+/// Limits of the fill level, in percent; none for no limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CapacityLimits {
-    /// From here on somebody should look.
+    /// The level for a warning.
     pub warning: Option<u32>,
-    /// From here on somebody must look.
+    /// The level for a critical problem.
     pub critical: Option<u32>,
 }
 
-/// Whether pools are healthy, by their names.
-pub fn health(pools: &BTreeMap<String, PoolAnswer>) -> Check {
+/// Checks the health of pools, by name.
+pub fn health(pools: &BTreeMap<String, PoolStatus>) -> Check {
     if pools.is_empty() {
-        return Check::unknown("the policy is about no pool");
+        return Check::unknown("the policy concerns no pool");
     }
-    told(
+    summary(
         pools
             .iter()
             .map(|(name, answer)| finding(name, answer, |facts| Some(health_of(name, facts)))),
     )
 }
 
-/// Whether pools have room, by their names; those without a limit are as full as they like.
-pub fn capacity(pools: &BTreeMap<String, (CapacityLimits, PoolAnswer)>) -> Check {
+/// Checks the capacity of pools, by name; pools without a limit are always fine.
+pub fn capacity(pools: &BTreeMap<String, (CapacityLimits, PoolStatus)>) -> Check {
     if pools.is_empty() {
         return Check {
             level: Level::Ok,
             line: "OK: no pool of the policy has a limit".to_owned(),
         };
     }
-    told(pools.iter().map(|(name, (limits, answer))| {
+    summary(pools.iter().map(|(name, (limits, answer))| {
         finding(name, answer, |facts| {
             let level = capacity_of(*limits, facts)?;
             Some((level, format!("ZPOOL {name} : {}", facts.capacity)))
@@ -85,15 +86,15 @@ pub fn capacity(pools: &BTreeMap<String, (CapacityLimits, PoolAnswer)>) -> Check
     }))
 }
 
-/// How full a pool is, in percent; none where its word for that makes no sense.
+/// The fill level in percent; none if the text is invalid.
 pub fn percent(capacity: &str) -> Option<u32> {
     let digits = capacity.strip_suffix('%')?;
     let is_number = (1..=3).contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_digit());
     digits.parse().ok().filter(|_| is_number)
 }
 
-impl Resolved {
-    /// The pools that a policy is about.
+impl ResolvedDatasets {
+    /// The pools of a policy.
     pub fn pools(&self) -> Vec<String> {
         let mut pools: Vec<String> = self.datasets.iter().map(|policy| policy.pool().to_owned()).collect();
         pools.sort();
@@ -101,9 +102,9 @@ impl Resolved {
         pools
     }
 
-    /// How full pools may be, of those that have a limit.
+    /// The capacity limits of pools that have one.
     ///
-    /// What is said for a pool's root counts. Where there is none, or it sets no limit, the lowest count that are set for datasets in it.
+    /// The setting of a pool's root counts. Without one, the lowest limit of the datasets in the pool counts.
     pub fn capacity_limits(&self) -> BTreeMap<String, CapacityLimits> {
         let mut limits: BTreeMap<String, CapacityLimits> = BTreeMap::new();
         for policy in &self.datasets {
@@ -128,7 +129,7 @@ fn lower(one: Option<u32>, other: Option<u32>) -> Option<u32> {
 }
 
 impl DatasetPolicy {
-    /// The pool that the dataset is in.
+    /// The pool of the dataset.
     pub fn pool(&self) -> &str {
         self.dataset.split('/').next().unwrap_or_default()
     }
@@ -142,55 +143,57 @@ impl DatasetPolicy {
     }
 }
 
-/// What is said of a pool, and where it stands on the line.
+/// The result for one pool, and its position in the output.
 struct Finding {
-    place: Place,
+    order: FindingOrder,
     level: Level,
     words: String,
 }
 
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
-enum Place {
-    /// A pool that is not there is told first, and then no sign stands before it: sanoid says nothing else.
+enum FindingOrder {
+    /// A missing pool comes first, and without the severity marker, as in sanoid.
     Missing,
-    /// What nobody knows could be anything.
+    /// An unknown state may be any.
     Unknown,
     Known,
 }
 
-fn finding(name: &str, answer: &PoolAnswer, look: impl Fn(&PoolFacts) -> Option<(Level, String)>) -> Finding {
+fn finding(name: &str, answer: &PoolStatus, look: impl Fn(&PoolFacts) -> Option<(Level, String)>) -> Finding {
     let missing = || Finding {
-        place: Place::Missing,
+        order: FindingOrder::Missing,
         level: Level::Critical,
         words: format!("CRITICAL ZPOOL {{{name}}} does not exist and/or is not responding!"),
     };
     match answer {
-        PoolAnswer::There(facts) => match look(facts) {
+        PoolStatus::Present(facts) => match look(facts) {
             Some((level, words)) => Finding {
-                place: Place::Known,
+                order: FindingOrder::Known,
                 level,
                 words: format!("{} {words}", level.word()),
             },
             None => missing(),
         },
-        PoolAnswer::NotThere => missing(),
-        PoolAnswer::Unknown(reason) => Finding {
-            place: Place::Unknown,
+        PoolStatus::Missing => missing(),
+        PoolStatus::Unknown(reason) => Finding {
+            order: FindingOrder::Unknown,
             level: Level::Unknown,
-            words: format!("UNKNOWN ZPOOL {name} : {}", plain(reason)),
+            words: format!("UNKNOWN ZPOOL {name} : {}", one_line(reason)),
         },
     }
 }
 
-fn told(findings: impl Iterator<Item = Finding>) -> Check {
+fn summary(findings: impl Iterator<Item = Finding>) -> Check {
     let mut findings: Vec<Finding> = findings.collect();
-    findings.sort_by(|one, other| one.place.cmp(&other.place));
+    findings.sort_by(|one, other| one.order.cmp(&other.order));
     let level = findings
         .iter()
         .map(|finding| finding.level)
         .max()
         .unwrap_or(Level::Unknown);
-    let is_missing = findings.first().is_some_and(|finding| finding.place == Place::Missing);
+    let is_missing = findings
+        .first()
+        .is_some_and(|finding| finding.order == FindingOrder::Missing);
     let sign = match level {
         Level::Warning => "*** WARNING *** ",
         Level::Critical if !is_missing => "*** CRITICAL *** ",
@@ -270,10 +273,10 @@ impl PoolDevice {
 mod tests {
     use std::collections::BTreeMap;
 
-    use super::{CapacityLimits, PoolAnswer, PoolDevice, PoolFacts, capacity, health, percent};
+    use super::{CapacityLimits, PoolDevice, PoolFacts, PoolStatus, capacity, health, percent};
     use crate::sanoid::{Check, Level, SanoidConfig};
 
-    fn pool(health: &str, capacity: &str, devices: &[(usize, &str, &str, u64)]) -> PoolAnswer {
+    fn pool(health: &str, capacity: &str, devices: &[(usize, &str, &str, u64)]) -> PoolStatus {
         let device = |(depth, name, state, errors): &(usize, &str, &str, u64)| PoolDevice {
             depth: *depth,
             name: (*name).to_owned(),
@@ -282,7 +285,7 @@ mod tests {
             has_write_errors: false,
             has_checksum_errors: *errors > 1,
         };
-        PoolAnswer::There(PoolFacts {
+        PoolStatus::Present(PoolFacts {
             health: health.to_owned(),
             size: "1T".to_owned(),
             free: "2G".to_owned(),
@@ -291,13 +294,13 @@ mod tests {
         })
     }
 
-    fn healths(pools: impl IntoIterator<Item = (&'static str, PoolAnswer)>) -> (Level, String) {
+    fn healths(pools: impl IntoIterator<Item = (&'static str, PoolStatus)>) -> (Level, String) {
         let Check { level, line } = health(&pools.into_iter().map(|(name, pool)| (name.to_owned(), pool)).collect());
         (level, line)
     }
 
     #[test]
-    fn pools_are_told_with_the_devices_that_are_not_well() {
+    fn pools_are_reported_with_the_devices_that_are_not_well() {
         let degraded = [
             (1, "mirror-0", "DEGRADED", 0),
             (2, "a", "ONLINE", 2),
@@ -321,7 +324,7 @@ mod tests {
 
     #[test]
     fn what_is_not_known_is_never_well() {
-        let unknown = || PoolAnswer::Unknown("it is | silent".to_owned());
+        let unknown = || PoolStatus::Unknown("it is | silent".to_owned());
         let well = || pool("ONLINE", "3%", &[]);
         let (level, line) = healths([("a", well()), ("b", unknown())]);
         assert_eq!(level, Level::Unknown);
@@ -332,7 +335,7 @@ mod tests {
         let (level, line) = healths([("a", unknown()), ("b", pool("FAULTED", "-", &[]))]);
         assert_eq!(level, Level::Critical);
         assert!(line.starts_with("*** CRITICAL *** UNKNOWN ZPOOL a"), "{line}");
-        let (level, line) = healths([("a", well()), ("b", PoolAnswer::NotThere)]);
+        let (level, line) = healths([("a", well()), ("b", PoolStatus::Missing)]);
         assert_eq!(level, Level::Critical);
         let missing = "CRITICAL ZPOOL {b} does not exist and/or is not responding!, OK ZPOOL a";
         assert!(line.starts_with(missing), "{line}");
@@ -341,23 +344,26 @@ mod tests {
 
     #[test]
     fn pools_may_be_as_full_as_their_limits_say() {
-        let told = |warning, critical, said: &str| {
+        let level_of = |warning, critical, said: &str| {
             let limits = CapacityLimits { warning, critical };
             let pools = BTreeMap::from([("a".to_owned(), (limits, pool("ONLINE", said, &[])))]);
             let Check { level, line } = capacity(&pools);
             (level, line)
         };
         assert_eq!(
-            told(Some(80), Some(95), "79%"),
+            level_of(Some(80), Some(95), "79%"),
             (Level::Ok, "OK ZPOOL a : 79%".to_owned())
         );
         let warning = "*** WARNING *** WARNING ZPOOL a : 80%";
-        assert_eq!(told(Some(80), Some(95), "80%"), (Level::Warning, warning.to_owned()));
-        assert_eq!(told(Some(80), None, "100%").0, Level::Warning);
-        assert_eq!(told(Some(80), Some(95), "95%").0, Level::Critical);
+        assert_eq!(
+            level_of(Some(80), Some(95), "80%"),
+            (Level::Warning, warning.to_owned())
+        );
+        assert_eq!(level_of(Some(80), None, "100%").0, Level::Warning);
+        assert_eq!(level_of(Some(80), Some(95), "95%").0, Level::Critical);
         for nonsense in ["-", "", "%", "1000%", "5", "+5%", "5 %"] {
             assert_eq!(percent(nonsense), None);
-            assert_eq!(told(Some(80), None, nonsense).0, Level::Critical);
+            assert_eq!(level_of(Some(80), None, nonsense).0, Level::Critical);
         }
         assert_eq!(capacity(&BTreeMap::new()).level, Level::Ok);
     }

@@ -1,22 +1,22 @@
-//! What holds for each dataset.
+//! Determines the settings of each dataset.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::SnapshotType;
 use super::config::{CheckedEntry, CheckedSection, SanoidConfig, SanoidWarning, is_for_templates, used_templates};
-use super::keys::{KEYS, lapse, number, toggle};
+use super::keys::{KEYS, number, parse_seconds, toggle};
 
 /// Where a setting comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
-    /// Nobody has set it.
+    /// The built-in default.
     Default,
     /// A line of the file.
     Line {
-        /// The section that it is in.
+        /// The section.
         section: String,
-        /// From 1.
+        /// The line, from 1.
         line: u32,
     },
 }
@@ -24,58 +24,58 @@ pub enum Origin {
 /// A setting of a dataset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Setting {
-    /// As it was written.
+    /// The text of the value.
     pub value: String,
-    /// Where.
+    /// Its origin.
     pub origin: Origin,
 }
 
-/// What is called around snapshots, by the shell.
+/// Shell commands around snapshots.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hooks {
     /// Before snapshots are taken.
     pub pre_snapshot: Option<String>,
-    /// After that.
+    /// After snapshots were taken.
     pub post_snapshot: Option<String>,
-    /// Before a snapshot is removed; where it fails, the snapshot stays.
+    /// Before a snapshot is removed; if it fails, the snapshot is kept.
     pub pre_pruning: Option<String>,
     /// After a snapshot was removed.
     pub pruning: Option<String>,
-    /// How long each may take.
+    /// The timeout of each.
     pub deadline: Option<Duration>,
-    /// Whether no snapshot is taken where `pre_snapshot` fails.
+    /// Whether no snapshot is taken if `pre_snapshot` fails.
     pub needs_pre_snapshot: bool,
-    /// Whether `post_snapshot` is called also where `pre_snapshot` has failed.
+    /// Whether `post_snapshot` is also called if `pre_snapshot` has failed.
     pub always_post_snapshot: bool,
 }
 
-/// What holds for a dataset.
+/// The settings of a dataset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DatasetPolicy {
     /// The dataset.
     pub dataset: String,
     settings: Settings,
-    /// Whether it is the root of a tree whose snapshots are taken at once, or in one.
+    /// Whether it is the root of a tree whose snapshots are taken atomically, or in one.
     is_in_tree: bool,
 }
 
 type Settings = BTreeMap<&'static str, Setting>;
 
-/// What a file means for the datasets that there are.
+/// The settings of the existing datasets.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Resolved {
-    /// Those that it is about, by their names.
+pub struct ResolvedDatasets {
+    /// The configured datasets, by name.
     pub datasets: Vec<DatasetPolicy>,
-    /// What is hardly meant.
+    /// Suspicious settings.
     pub warnings: Vec<SanoidWarning>,
 }
 
 impl SanoidConfig {
-    /// What the file means where there are these file systems and volumes.
+    /// Applies the file to the existing file systems and volumes.
     ///
-    /// Sections are taken in the order of the file: one with `recursive` sets everything again for the datasets below it, and one of
-    /// these that comes later changes only what it names.
-    pub fn resolve(&self, datasets: &[String]) -> Resolved {
+    /// Sections are applied in the order of the file: one with `recursive` replaces all settings of the datasets below
+    /// it, and a later section of one of these changes only the settings that it names.
+    pub fn resolve(&self, datasets: &[String]) -> ResolvedDatasets {
         let mut resolution = Resolution {
             config: self,
             datasets,
@@ -85,7 +85,7 @@ impl SanoidConfig {
         for section in self.sections.iter().filter(|section| !section.is_template()) {
             resolution.section(section);
         }
-        Resolved {
+        ResolvedDatasets {
             datasets: resolution.found.into_values().collect(),
             warnings: resolution.warnings,
         }
@@ -109,17 +109,17 @@ impl Resolution<'_> {
             });
         }
         let inherited = self.found.remove(dataset);
-        let mut policy = inherited.unwrap_or_else(|| self.beginning(dataset));
+        let mut policy = inherited.unwrap_or_else(|| self.initial_policy(dataset));
         let templates = section.get("use_template").map_or("", |entry| &entry.value);
         for template in used_templates(templates).filter_map(|name| self.config.template(name)) {
-            policy.take_over(template, is_for_templates);
+            policy.apply_section(template, is_for_templates);
         }
-        policy.take_over(section, |key| is_for_templates(key) && key != "skip_children");
+        policy.apply_section(section, |key| is_for_templates(key) && key != "skip_children");
         if policy.is_in_tree && policy.is_on("autosnap") {
             self.warnings.push(SanoidWarning::PartOfTree {
                 section: section.name.clone(),
             });
-            policy.set_off("autosnap", Origin::Default);
+            policy.disable("autosnap", Origin::Default);
         }
         let recursion = section.get("recursive");
         let tree = recursion.filter(|entry| entry.value.eq_ignore_ascii_case("zfs"));
@@ -128,7 +128,7 @@ impl Resolution<'_> {
         let skips = section.get("skip_children").is_some_and(is_on);
         if let Some(entry) = tree {
             let origin = origin(section, entry);
-            self.children(&policy, |child| child.set_off("autosnap", origin.clone()));
+            self.children(&policy, |child| child.disable("autosnap", origin.clone()));
         } else if skips {
             let prefix = prefix_of(dataset);
             self.found.retain(|other, _| !other.starts_with(&prefix));
@@ -138,9 +138,9 @@ impl Resolution<'_> {
         self.found.insert(dataset.to_owned(), policy);
     }
 
-    /// What holds for a dataset before any section is about it.
-    fn beginning(&self, dataset: &str) -> DatasetPolicy {
-        let default = |key: &super::keys::Key| {
+    /// The settings of a dataset before any section applies.
+    fn initial_policy(&self, dataset: &str) -> DatasetPolicy {
+        let default = |key: &super::keys::SanoidKey| {
             let setting = Setting {
                 value: key.default.to_owned(),
                 origin: Origin::Default,
@@ -153,12 +153,12 @@ impl Resolution<'_> {
             is_in_tree: false,
         };
         if let Some(template) = self.config.default_template() {
-            policy.take_over(template, is_for_templates);
+            policy.apply_section(template, is_for_templates);
         }
         policy
     }
 
-    /// Has the datasets below one be like it.
+    /// Applies the settings of a dataset to the datasets below it.
     fn children(&mut self, parent: &DatasetPolicy, but: impl Fn(&mut DatasetPolicy)) {
         let prefix = prefix_of(&parent.dataset);
         for dataset in self.datasets.iter().filter(|dataset| dataset.starts_with(&prefix)) {
@@ -168,11 +168,11 @@ impl Resolution<'_> {
                 is_in_tree: parent.is_in_tree || before.as_ref().is_some_and(|before| before.is_in_tree),
                 settings: parent.settings.clone(),
             };
-            // This one is never handed down.
+            // This one is never inherited.
             let own = before.and_then(|mut before| before.settings.remove("process_children_only"));
             match own {
                 Some(setting) => drop(child.settings.insert("process_children_only", setting)),
-                None => child.set_off("process_children_only", Origin::Default),
+                None => child.disable("process_children_only", Origin::Default),
             }
             but(&mut child);
             self.found.insert(dataset.clone(), child);
@@ -180,7 +180,7 @@ impl Resolution<'_> {
     }
 }
 
-/// How the names of datasets below one begin.
+/// The prefix of the names of datasets below one.
 fn prefix_of(dataset: &str) -> String {
     format!("{dataset}/")
 }
@@ -193,7 +193,7 @@ fn origin(section: &CheckedSection, entry: &CheckedEntry) -> Origin {
 }
 
 impl DatasetPolicy {
-    fn take_over(&mut self, section: &CheckedSection, is_meant: impl Fn(&str) -> bool) {
+    fn apply_section(&mut self, section: &CheckedSection, is_meant: impl Fn(&str) -> bool) {
         let entries = section.entries.iter().filter(|entry| is_meant(entry.key));
         self.settings.extend(entries.map(|entry| {
             let setting = Setting {
@@ -204,12 +204,12 @@ impl DatasetPolicy {
         }));
     }
 
-    fn set_off(&mut self, key: &'static str, origin: Origin) {
+    fn disable(&mut self, key: &'static str, origin: Origin) {
         let value = "no".to_owned();
         self.settings.insert(key, Setting { value, origin });
     }
 
-    /// All that counts for the dataset, by key, and where it comes from.
+    /// All effective settings of the dataset, by key, with their origins.
     pub fn settings(&self) -> impl Iterator<Item = (&'static str, &Setting)> {
         let is_about_others = |key: &str| !is_for_templates(key) || key == "path" || key == "skip_children";
         let settings = self.settings.iter().filter(move |(key, _)| !is_about_others(key));
@@ -228,17 +228,17 @@ impl DatasetPolicy {
         number(self.text(key)).expect("numbers were checked when they were read")
     }
 
-    /// Seconds of a setting that is a time.
-    pub(super) fn lapse_seconds(&self, key: &str, unit_seconds: u64) -> u64 {
-        lapse(self.text(key), unit_seconds).unwrap_or(u64::MAX)
+    /// A setting that is a duration, in seconds.
+    pub(super) fn duration_seconds(&self, key: &str, unit_seconds: u64) -> u64 {
+        parse_seconds(self.text(key), unit_seconds).unwrap_or(u64::MAX)
     }
 
-    /// How many snapshots of a type are kept; where 0, none is taken, and those that are there are removed.
+    /// How many snapshots of a type are kept; if 0, none is taken, and existing ones are removed.
     pub fn count(&self, kind: SnapshotType) -> u32 {
         self.number(kind.name())
     }
 
-    /// Whether snapshots are taken of it.
+    /// Whether its snapshots are taken.
     pub fn takes(&self) -> bool {
         self.is_on("autosnap") && !self.is_for_children_only()
     }
@@ -248,17 +248,17 @@ impl DatasetPolicy {
         self.is_on("autoprune") && !self.is_for_children_only()
     }
 
-    /// Whether somebody is told when it has no fresh snapshots.
+    /// Whether it is monitored for fresh snapshots.
     pub fn is_monitored(&self) -> bool {
         self.is_on("monitor") && !self.is_for_children_only()
     }
 
-    /// Whether somebody is told when what is below it has no fresh snapshots, and it has none itself.
+    /// Whether only the datasets below it are monitored for fresh snapshots.
     pub fn is_monitored_below(&self) -> bool {
         self.is_on("monitor") && self.is_for_children_only()
     }
 
-    /// Whether its snapshots, where it has its own, are taken with those of all datasets below it, of one instant.
+    /// Whether its snapshots are taken atomically with those of all datasets below it.
     pub fn is_tree(&self) -> bool {
         self.is_in_tree && self.takes()
     }
@@ -267,7 +267,7 @@ impl DatasetPolicy {
         self.is_on("process_children_only")
     }
 
-    /// What is called around its snapshots.
+    /// The commands around its snapshots.
     pub fn hooks(&self) -> Hooks {
         let script = |key| Some(self.text(key)).filter(|text| !text.is_empty()).map(str::to_owned);
         let seconds = self.number("script_timeout");
@@ -285,15 +285,15 @@ impl DatasetPolicy {
 
 #[cfg(test)]
 mod tests {
-    use super::{Origin, Resolved};
+    use super::{Origin, ResolvedDatasets};
     use crate::sanoid::{SanoidConfig, SnapshotType};
 
-    fn resolved(text: &str) -> Resolved {
+    fn resolved(text: &str) -> ResolvedDatasets {
         let datasets = ["tank", "tank/a", "tank/a/b", "tank/ab", "tank/c"].map(str::to_owned);
         SanoidConfig::parse(text).unwrap().resolve(&datasets)
     }
 
-    fn daily(resolved: &Resolved) -> Vec<(&str, u32)> {
+    fn daily(resolved: &ResolvedDatasets) -> Vec<(&str, u32)> {
         let datasets = resolved.datasets.iter();
         datasets
             .map(|policy| (&policy.dataset[..], policy.count(SnapshotType::Daily)))

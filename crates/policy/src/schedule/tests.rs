@@ -1,4 +1,4 @@
-//! Jobs played with a clock that a test winds, also when it is set and when nobody is there to look.
+//! Jobs simulated with a manual clock, which is also set forward and back.
 
 use std::time::Duration;
 
@@ -26,14 +26,14 @@ fn after(time: Timestamp, seconds: i64) -> Timestamp {
     time + jiff::Span::new().seconds(seconds)
 }
 
-/// A host with one job that takes no time. `real` is what a stopwatch shows, `clock` what its clock does.
+/// A host with one job that takes no time. `real` is elapsed time, `clock` the host's clock.
 struct Host {
     timing: Timing,
     zone: TimeZone,
     state: JobState,
     real: i64,
     clock: Timestamp,
-    /// When it ran: by the stopwatch, and by the clock.
+    /// The runs: elapsed time, and clock time.
     runs: Vec<(i64, Timestamp)>,
 }
 
@@ -49,22 +49,22 @@ impl Host {
         }
     }
 
-    /// Somebody looks.
-    fn look(&mut self) {
-        self.state.mend(&self.timing, &self.zone, self.clock);
+    /// Checks for due jobs.
+    fn check(&mut self) {
+        self.state.normalize(&self.timing, &self.zone, self.clock);
         if let Due::Since(_) = self.state.due(&self.timing, &self.zone, self.clock) {
             self.state.start(&self.timing, Cause::Due, self.clock);
             let end = self.state.end(&self.timing, RunEnd::Done, Cause::Due, self.clock);
-            assert_eq!(end, Consequence::Well);
+            assert_eq!(end, Consequence::Succeeded);
             self.runs.push((self.real, self.clock));
         }
     }
 
-    /// Time passes, and somebody looks every `step` seconds.
+    /// Advances time and checks every `step` seconds.
     fn pass(&mut self, seconds: i64, step: i64) {
         for _ in 0..seconds / step {
             self.pass_unseen(step);
-            self.look();
+            self.check();
         }
     }
 
@@ -85,7 +85,7 @@ const DAY: i64 = 24 * HOUR;
 #[test]
 fn what_was_missed_is_caught_up_once() {
     let mut host = Host::new(timing("hourly"), "UTC", "2026-11-20T12:30:00Z");
-    host.look();
+    host.check();
     host.pass_unseen(30 * HOUR);
     host.pass(HOUR, 60);
     assert_eq!(host.clocks(), ["21 18:31", "21 19:00"]);
@@ -99,14 +99,14 @@ fn what_was_missed_is_caught_up_once() {
 
 #[test]
 fn a_clock_that_goes_back_by_an_hour_makes_no_second_run_and_no_standstill() {
-    // At 02:40, after the run of 02:30, somebody sets the clock to 01:40.
+    // At 02:40, after the run of 02:30, the clock is set to 01:40.
     let mut host = Host::new(timing("02:30"), "UTC", "2026-11-20T02:00:00Z");
     host.pass(40 * 60, 60);
     host.clock = after(host.clock, -HOUR);
     host.pass(2 * DAY, 60);
     assert_eq!(host.clocks(), ["20 02:30", "21 02:30"]);
 
-    // Whoever wants something every quarter of an hour gets it meanwhile: here twenty minutes after the run before.
+    // A job of every quarter of an hour runs meanwhile: here twenty minutes after the run before.
     let mut host = Host::new(timing("*:0/15"), "UTC", "2026-11-20T02:00:00Z");
     host.pass(40 * 60, 60);
     host.clock = after(host.clock, -HOUR);
@@ -128,10 +128,10 @@ fn a_clock_that_goes_back_by_an_hour_makes_no_second_run_and_no_standstill() {
 fn a_clock_that_was_a_year_ahead_stops_nothing_for_a_year() {
     let mut host = Host::new(timing("daily"), "UTC", "2026-11-20T12:00:00Z");
     host.clock = at("2027-11-20T12:00:00Z");
-    host.look();
+    host.check();
     host.clock = at("2026-11-20T12:01:00Z");
     host.pass(2 * DAY, 60);
-    // A day and a half after the run before: nothing is known of that but that it was lately.
+    // A day and a half after the run before: all that is known of it is that it was recent.
     assert_eq!(host.clocks(), ["20 12:00", "22 00:00"]);
 }
 
@@ -165,7 +165,7 @@ fn a_job_waits_on_a_host_always_the_same_time() {
     host.timing.delay = Duration::from_secs(40 * 60);
     host.pass(3 * HOUR, 60);
     assert_eq!(host.clocks(), ["20 13:40", "20 14:40"]);
-    // At 16:20, the time of 16:00 is to come, and that of 15:00 was missed.
+    // At 16:20, the time of 16:00 is still to come, and that of 15:00 was missed.
     host.pass_unseen(50 * 60);
     host.pass(30 * 60, 60);
     assert_eq!(host.clocks()[2..], ["20 16:21", "20 16:40"]);
@@ -192,30 +192,30 @@ fn a_run_that_fails_is_tried_again_with_longer_and_longer_waits_and_then_given_u
     state.start(&timing, Cause::Due, now);
     assert_eq!(
         state.end(&timing, RunEnd::Failed, Cause::Due, now),
-        Consequence::GivenUp
+        Consequence::NoMoreRetries
     );
     let tomorrow = at("2026-11-21T00:00:00Z");
     assert_eq!(state.due(&timing, &zone, now), Due::At(tomorrow));
-    // The next day has retries of its own.
+    // The next day has its own retries.
     state.start(&timing, Cause::Due, tomorrow);
     let end = state.end(&timing, RunEnd::Failed, Cause::Due, tomorrow);
     assert_eq!(end, Consequence::Retry(after(tomorrow, 300)));
-    // What can never work is not tried again, and what was stopped is done as soon as possible.
+    // A permanent failure is not retried, and a stopped run is repeated as soon as possible.
     state.start(&timing, Cause::Due, tomorrow);
     assert_eq!(
-        state.end(&timing, RunEnd::FailedForGood, Cause::Due, tomorrow),
-        Consequence::GivenUp
+        state.end(&timing, RunEnd::FailedPermanently, Cause::Due, tomorrow),
+        Consequence::NoMoreRetries
     );
     state.start(&timing, Cause::Due, tomorrow);
     assert_eq!(
         state.end(&timing, RunEnd::Stopped, Cause::Due, tomorrow),
         Consequence::Retry(tomorrow)
     );
-    // A person who starts a run sees for himself how it ends.
+    // A manual run is not retried.
     state.start(&timing, Cause::Person, tomorrow);
     assert_eq!(
         state.end(&timing, RunEnd::Failed, Cause::Person, tomorrow),
-        Consequence::GivenUp
+        Consequence::NoMoreRetries
     );
 }
 
@@ -230,14 +230,14 @@ fn retries_go_on_when_the_next_time_comes_and_a_clock_set_back_does_not_delay_th
         let now = after(start, minute * 60);
         assert!(matches!(state.due(&timing, &zone, now), Due::Since(_)));
         state.start(&timing, Cause::Due, now);
-        ends.push(state.end(&timing, RunEnd::Failed, Cause::Due, now) == Consequence::GivenUp);
+        ends.push(state.end(&timing, RunEnd::Failed, Cause::Due, now) == Consequence::NoMoreRetries);
     }
     assert_eq!(ends, [false, false, true]);
 
     let mut state = JobState::new(start);
     state.retry_at = Some(after(start, DAY));
     state.failed_count = 1;
-    state.mend(&timing, &zone, start);
+    state.normalize(&timing, &zone, start);
     assert_eq!(state.retry_at, Some(after(start, 300)));
 }
 
@@ -246,40 +246,40 @@ fn what_is_never_due_is_never_due() {
     let zone = TimeZone::UTC;
     let mut state = JobState::new(at("2026-11-20T00:00:00Z"));
     let timing = timing("2020-01-01");
-    state.mend(&timing, &zone, at("2026-11-20T00:00:00Z"));
+    state.normalize(&timing, &zone, at("2026-11-20T00:00:00Z"));
     assert_eq!(state.due(&timing, &zone, at("2026-11-20T00:00:00Z")), Due::Never);
 }
 
 #[derive(Debug, Clone)]
-enum Happening {
-    /// Somebody looks every minute for so many minutes.
-    Watched(i64),
-    /// Nobody does.
-    Unwatched(i64),
+enum ClockEvent {
+    /// Jobs are checked every minute for so many minutes.
+    Checked(i64),
+    /// No checks for so many minutes.
+    Unchecked(i64),
     /// The clock is set by so many seconds.
     Set(i64),
 }
 
-fn happening() -> impl Strategy<Value = Happening> {
+fn clock_event() -> impl Strategy<Value = ClockEvent> {
     prop_oneof![
-        3 => (1..600_i64).prop_map(Happening::Watched),
-        1 => (1..5000_i64).prop_map(Happening::Unwatched),
-        1 => (-3 * DAY..3 * DAY).prop_map(Happening::Set),
-        1 => prop_oneof![Just(-HOUR), Just(HOUR), Just(-400 * DAY), Just(400 * DAY)].prop_map(Happening::Set),
+        3 => (1..600_i64).prop_map(ClockEvent::Checked),
+        1 => (1..5000_i64).prop_map(ClockEvent::Unchecked),
+        1 => (-3 * DAY..3 * DAY).prop_map(ClockEvent::Set),
+        1 => prop_oneof![Just(-HOUR), Just(HOUR), Just(-400 * DAY), Just(400 * DAY)].prop_map(ClockEvent::Set),
     ]
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever is done to the clock, a job that is watched neither stands still nor runs more often than it should.
+    /// Whatever happens to the clock, a job that is checked regularly neither stops nor runs more often than it should.
     #[test]
     fn no_clock_makes_a_job_stand_still_or_run_wild(
         (period, when) in prop_oneof![
             Just((15 * 60, "*:0/15")), Just((HOUR, "hourly")), Just((6 * HOUR, "0/6:00")), Just((DAY, "02:30")),
         ],
         delay in 0..1800_u64,
-        happenings in proptest::collection::vec(happening(), 1..12),
+        happenings in proptest::collection::vec(clock_event(), 1..12),
     ) {
         let mut timing = timing(when);
         timing.delay = Duration::from_secs(delay.min(u64::try_from(period).unwrap() / 2));
@@ -287,17 +287,17 @@ proptest! {
         let mut set_count = 0;
         for happening in happenings {
             match happening {
-                Happening::Watched(minutes) => host.pass(minutes * 60, 60),
-                Happening::Unwatched(minutes) => host.pass_unseen(minutes * 60),
-                Happening::Set(seconds) => {
+                ClockEvent::Checked(minutes) => host.pass(minutes * 60, 60),
+                ClockEvent::Unchecked(minutes) => host.pass_unseen(minutes * 60),
+                ClockEvent::Set(seconds) => {
                     host.clock = after(host.clock, seconds);
                     set_count += 1;
-                    host.look();
+                    host.check();
                 }
             }
         }
-        // No more runs than periods have passed, but for two for each time that the clock was set: what that made look missed, and a
-        // time that it brought nearer.
+        // No more runs than elapsed periods, apart from two for each clock change: a seemingly missed time, and a time
+        // that came nearer.
         let most = host.real / period + 1 + 2 * set_count;
         assert!(i64::try_from(host.runs.len()).unwrap() <= most, "{:?}", host.runs);
         // From here on, it runs within a period and a half and its own delay.
@@ -306,7 +306,7 @@ proptest! {
         assert!(host.runs.len() > before, "{:?} {}", host.state, host.clock);
     }
 
-    /// With a clock that nobody touches, each time is a run, whenever somebody looks.
+    /// With a correct clock, each scheduled time is one run, whenever the check happens.
     #[test]
     fn each_time_is_a_run_and_no_run_is_without_a_time(
         steps in proptest::collection::vec(1..200_i64, 1..50),
@@ -315,7 +315,7 @@ proptest! {
         for minutes in steps {
             let before = (host.clock.as_second() / HOUR, host.runs.len());
             host.pass_unseen(minutes * 60);
-            host.look();
+            host.check();
             let is_due = host.clock.as_second() / HOUR > before.0;
             assert_eq!(host.runs.len() - before.1, usize::from(is_due));
         }

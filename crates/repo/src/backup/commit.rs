@@ -1,4 +1,4 @@
-//! The commit of a backup, and what is left to do where there is none.
+//! The commit of a backup, and the cleanup of one that failed.
 
 use crate::check::scrub::exists;
 use crate::error::{Error, Result};
@@ -15,7 +15,7 @@ use crate::writers::lease::Lease;
 impl Repository {
     /// Puts the snapshot under its name; returns the bytes of its object.
     pub(super) fn commit(&self, lease: &Lease<'_>, manifest: &Manifest) -> Result<u64> {
-        // While our announcement is there, nobody deletes what we refer to; without it, gc may have.
+        // While our announcement exists, gc does not delete what we refer to; without it, gc may have.
         let name = snapshot_name(manifest.id);
         if !lease.is_announced()? {
             return Err(revoked(lease));
@@ -50,7 +50,7 @@ impl Repository {
         {
             return true;
         }
-        // The store is full. Nobody but us refers to the pack with the copy.
+        // The store is full. No other writer refers to the pack with the copy.
         let is_committed = exists(&self.vault, &snapshot_name(snapshot));
         let is_removed = matches!(is_committed, Ok(true))
             || matches!(is_committed, Ok(false)) && self.vault.store.delete(&pack_name(copy)).is_ok();

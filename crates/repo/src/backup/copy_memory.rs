@@ -1,4 +1,4 @@
-//! Where chunks of another repository went: for repositories that do not know each other's names for them.
+//! Where chunks of another repository were stored: for repositories with different fingerprint keys.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

@@ -1,4 +1,4 @@
-//! How one disk becomes a map: what is zero, what did not change, what the repository has, what is new.
+//! Converts one disk into a map: zero, unchanged, already stored, or new.
 
 use std::ops::Range;
 

@@ -1,12 +1,13 @@
-//! How a disk of a snapshot in another repository becomes a disk here.
+//! Copies a disk of a snapshot from another repository.
 //!
-//! The maps of the disk and of its base, of which the parent's disk is a copy, are walked together, in batches. What the two
-//! share is taken from the parent, as far as that can be used. Of the rest the chunks are named: where both repositories
-//! recognise bytes alike, a chunk that is here already is not even read. The others are read by frame, each frame once in a batch,
-//! opened, checked against what the other repository knows them by, and stored under what this one knows them by.
+//! The maps of the disk and of its base, of which the parent's disk is a copy, are walked together, in batches. What
+//! the two share is taken from the parent, as far as it is usable. The other chunks are looked up: if both repositories
+//! have the same fingerprint keys, a chunk that is already stored here is not even read. The rest is read by frame,
+//! each frame once per batch, decoded, verified against its identity in the other repository, and stored under its
+//! identity here.
 //!
-//! Chunks are stored whole, though a map may need a part of one only: so they are recognised when another snapshot needs the
-//! rest. They keep the borders that they have.
+//! Chunks are stored whole, even if a map needs only a part of one, so that they are recognized when another snapshot
+//! needs the rest. Their boundaries are kept.
 
 pub(crate) mod frames;
 pub(crate) mod walk;
@@ -19,7 +20,7 @@ use super::Session;
 use super::parent::{ParentCursor, ParentExtent};
 use super::request::StoredDisk;
 use crate::backup::copy_memory::{CopyMemory, Places, place_at};
-use crate::backup::from_repository::frames::{FetchedFrame, FrameFetcher, FrameQueue, FrameWish, WantedChunk};
+use crate::backup::from_repository::frames::{FetchedFrame, FrameFetcher, FrameQueue, FrameRequest, WantedChunk};
 use crate::backup::from_repository::walk::{StoredWalk, Stretch, StretchContent};
 use crate::error::{Error, Result};
 use crate::format::manifest::{DiskContent, DiskStatistics};
@@ -120,7 +121,7 @@ struct DiskCopy<'a, 'session, 'packs> {
 
 impl DiskCopy<'_, '_, '_> {
     fn run(&mut self, mut walk: StoredWalk<'_>) -> Result<()> {
-        let mut batch = Batch::default();
+        let mut batch = CopyBatch::default();
         let mut position = 0;
         while let Some(stretches) = walk.next().map_err(|error| self.origin.error(error))? {
             self.session.check_cancelled()?;
@@ -130,14 +131,14 @@ impl DiskCopy<'_, '_, '_> {
             }
             if batch.parts.len() >= BATCH_PIECE_COUNT || batch.there_bytes >= BATCH_BYTES {
                 self.copy(&batch.parts)?;
-                batch = Batch::default();
+                batch = CopyBatch::default();
             }
         }
         self.copy(&batch.parts)
     }
 
     /// Adds a stretch to the batch: as pieces of this repository, or as what has to be copied.
-    fn gather(&mut self, position: u64, stretch: Stretch, batch: &mut Batch) {
+    fn gather(&mut self, position: u64, stretch: Stretch, batch: &mut CopyBatch) {
         let (length, there) = match stretch.content {
             StretchContent::Zero => return batch.push_here(stretch.length, PieceContent::Zero),
             StretchContent::Data(there) => (stretch.length, there),
@@ -172,7 +173,7 @@ impl DiskCopy<'_, '_, '_> {
     /// Brings over what a batch needs, and writes its part of the map.
     ///
     /// Gc may move things there meanwhile: then all of the batch is looked for again, and what is here by now is found here.
-    fn copy(&mut self, batch: &[Part]) -> Result<()> {
+    fn copy(&mut self, batch: &[CopyPart]) -> Result<()> {
         let packs = self.origin.packs;
         let copied = packs.follow(|| {
             let resolved = resolve(packs, batch)?;
@@ -186,11 +187,11 @@ impl DiskCopy<'_, '_, '_> {
         })?;
         for part in &resolved {
             match *part {
-                Resolved::Here(piece) => {
+                ResolvedPart::Here(piece) => {
                     self.put(piece)?;
                     self.session.advance(piece.length);
                 }
-                Resolved::There { length, there } => {
+                ResolvedPart::There { length, there } => {
                     let mut done = 0;
                     while done < length {
                         let piece = place_of(&places, there.advance(done), length - done);
@@ -212,10 +213,10 @@ impl DiskCopy<'_, '_, '_> {
     }
 
     /// Makes sure that all chunks that are needed are here, and says where.
-    fn bring_over(&mut self, resolved: &[Resolved]) -> Result<HashMap<(PackId, u32), Places>> {
+    fn bring_over(&mut self, resolved: &[ResolvedPart]) -> Result<HashMap<(PackId, u32), Places>> {
         let mut needed: BTreeMap<(PackId, u32), Vec<Range<u32>>> = BTreeMap::new();
         for part in resolved {
-            if let Resolved::There { length, there } = part {
+            if let ResolvedPart::There { length, there } = part {
                 let length = u32::try_from(*length).expect("a piece lies in one frame");
                 let ranges = needed.entry((there.pack, there.frame)).or_default();
                 ranges.push(there.offset..there.offset.saturating_add(length));
@@ -271,7 +272,7 @@ impl DiskCopy<'_, '_, '_> {
         pack: PackId,
         frame: u32,
         mut ranges: Vec<Range<u32>>,
-    ) -> Result<(Places, Option<FrameWish>)> {
+    ) -> Result<(Places, Option<FrameRequest>)> {
         let reader = self
             .origin
             .packs
@@ -309,7 +310,7 @@ impl DiskCopy<'_, '_, '_> {
         if chunks.is_empty() {
             self.session.advance(disk_bytes);
         }
-        let wish = (!chunks.is_empty()).then_some(FrameWish {
+        let wish = (!chunks.is_empty()).then_some(FrameRequest {
             pack,
             frame,
             stored_bytes: u64::from(entry.stored_length),
@@ -355,7 +356,7 @@ fn told_apart(origin: &Origin<'_>, error: Error) -> Error {
 
 /// What a batch is made of.
 #[derive(Debug, Clone, Copy)]
-enum Part {
+enum CopyPart {
     /// What is here already, or zero.
     Here(Piece),
     /// What the map there says is stored there.
@@ -364,7 +365,7 @@ enum Part {
 
 /// The same, by where the bytes are now.
 #[derive(Debug, Clone, Copy)]
-enum Resolved {
+enum ResolvedPart {
     Here(Piece),
     /// Bytes that lie together in a frame.
     There {
@@ -375,38 +376,38 @@ enum Resolved {
 
 /// Parts that are copied together.
 #[derive(Default)]
-struct Batch {
-    parts: Vec<Part>,
+struct CopyBatch {
+    parts: Vec<CopyPart>,
     /// Bytes of those that are stored there.
     there_bytes: u64,
 }
 
-impl Batch {
+impl CopyBatch {
     fn push_here(&mut self, length: u64, content: PieceContent) {
         let piece = Piece { length, content };
         match self.parts.last_mut() {
-            Some(Part::Here(last)) if let Some(joined) = last.join(piece) => *last = joined,
-            _ => self.parts.push(Part::Here(piece)),
+            Some(CopyPart::Here(last)) if let Some(joined) = last.join(piece) => *last = joined,
+            _ => self.parts.push(CopyPart::Here(piece)),
         }
     }
 
     fn push_there(&mut self, length: u64, there: Location) {
         self.there_bytes += length;
-        self.parts.push(Part::There { length, there });
+        self.parts.push(CopyPart::There { length, there });
     }
 }
 
 /// Follows the relocations there.
-fn resolve(packs: &Packs, batch: &[Part]) -> Result<Vec<Resolved>> {
+fn resolve(packs: &Packs, batch: &[CopyPart]) -> Result<Vec<ResolvedPart>> {
     let mut resolved = Vec::with_capacity(batch.len());
     for part in batch {
         match *part {
-            Part::Here(piece) => resolved.push(Resolved::Here(piece)),
-            Part::There { length, there } => {
+            CopyPart::Here(piece) => resolved.push(ResolvedPart::Here(piece)),
+            CopyPart::There { length, there } => {
                 let mut done = 0;
                 while done < length {
                     let (there, together) = packs.resolve(there.advance(done), length - done)?;
-                    resolved.push(Resolved::There {
+                    resolved.push(ResolvedPart::There {
                         length: together,
                         there,
                     });

@@ -1,14 +1,14 @@
-//! How a backup happens: from devices to a committed snapshot.
+//! Backup: from devices to a committed snapshot.
 //!
 //! 1. The writer announces itself, so that gc knows of packs that nothing refers to yet.
-//! 2. It learns what the repository has: packs that exist and that nobody wants to delete, the index, the parent.
-//! 3. Each disk is read in windows. Of every block it is decided whether it is zero, is what the parent has at its place, is
-//!    in the repository elsewhere, or is new; new blocks fill frames, frames fill packs ([`disk`], [`stream`]).
-//! 4. When all packs are durable, so is a segment of the index about them; then the snapshot is put under the name that the
-//!    writer announced. That put is the commit.
-//! 5. The writer takes its announcement back.
+//! 2. It loads the state of the repository: packs that exist and are not pending deletion, the index, the parent.
+//! 3. Each disk is read in windows. Every block is classified: zero, unchanged since the parent, stored elsewhere in
+//!    the repository, or new. New blocks fill frames, frames fill packs ([`disk`], [`stream`]).
+//! 4. When all packs are durable, a segment of the index about them is made durable; then the snapshot is put under the
+//!    name that the writer announced. That put is the commit.
+//! 5. The writer removes its announcement.
 //!
-//! A writer that dies before the commit leaves packs that the next backup of the same data finds and uses, or gc deletes.
+//! A writer that dies before the commit leaves packs that the next backup of the same data reuses, or gc deletes.
 
 mod commit;
 pub(crate) mod copy_memory;
@@ -57,7 +57,7 @@ struct View {
 impl Repository {
     /// Backs up disks of one machine as one snapshot.
     pub fn backup(&self, request: BackupRequest<'_>, progress: &dyn BackupProgress) -> Result<BackupReport> {
-        let snapshot = SnapshotId::from_bytes(self.vault.surroundings.draw()?);
+        let snapshot = SnapshotId::from_bytes(self.vault.environment.draw()?);
         let lease = Lease::take(&self.vault, Work::Backup, Some(snapshot))?;
         let copy = Cell::new(None);
         let result = self.backup_under((&lease, &copy), snapshot, request, progress);
@@ -154,7 +154,7 @@ impl Repository {
         })
     }
 
-    /// The index of everything that may be referred to. The announcement of whoever asks must be there already.
+    /// The index of everything that may be referred to. The caller must already have announced itself.
     pub(crate) fn usable_index(&self, warn: &mut dyn FnMut(String)) -> Result<ChunkIndex> {
         // The order matters: a pack that is condemned after we have looked is not deleted before we end.
         let condemned = condemned_packs(&self.vault)?;
@@ -212,7 +212,7 @@ impl DrawIds<'_> {
     fn bytes(&self) -> [u8; 16] {
         self.0
             .vault
-            .surroundings
+            .environment
             .draw()
             .expect("the source of randomness worked when the backup started")
     }

@@ -1,4 +1,4 @@
-//! Telling what did not change: the prints of the parent's blocks, position by position.
+//! Detects unchanged blocks: compares with the prints of the parent's blocks, position by position.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::repository::packs::Packs;
 pub(crate) struct ParentCursor<'a> {
     map: MapReader<'a>,
     packs: &'a Packs,
-    leaf: Option<Leaf>,
+    leaf: Option<LastLeaf>,
     /// The leaf's pieces and where each begins on the disk.
     pieces: Vec<(u64, Piece)>,
     next_piece: usize,
@@ -25,14 +25,14 @@ pub(crate) struct ParentCursor<'a> {
 
 /// The leaf of the map that was read last.
 #[derive(Debug, Clone, Copy)]
-struct Leaf {
+struct LastLeaf {
     number: u64,
-    /// It could not be read: of what it maps nothing is known, and nobody tries again.
+    /// The leaf could not be read: its content is unknown, and it is not read again.
     is_lost: bool,
 }
 
-/// What the map says of a block.
-enum Place {
+/// The mapping of a block.
+enum MappedBlock {
     /// It is in this piece, which begins at this offset.
     Piece(u64, Piece),
     /// It is zero, as all is up to this offset.
@@ -106,9 +106,9 @@ impl<'a> ParentCursor<'a> {
             return ParentExtent::Unknown(range.end - offset);
         }
         let (start, piece) = match self.place_at(offset) {
-            Place::Piece(start, piece) => (start, piece),
-            Place::Zero(zero_end) => return ParentExtent::Zero(zero_end.min(end) - offset),
-            Place::Lost(lost_end) => return ParentExtent::Unknown(lost_end.min(end) - offset),
+            MappedBlock::Piece(start, piece) => (start, piece),
+            MappedBlock::Zero(zero_end) => return ParentExtent::Zero(zero_end.min(end) - offset),
+            MappedBlock::Lost(lost_end) => return ParentExtent::Unknown(lost_end.min(end) - offset),
         };
         let left = (start + piece.length).min(end) - offset;
         let PieceContent::Data(first) = piece.content else {
@@ -124,20 +124,20 @@ impl<'a> ParentCursor<'a> {
         }
     }
 
-    /// What the map says of the block at `offset`, which lies in it.
-    fn place_at(&mut self, offset: u64) -> Place {
+    /// The mapping of the block at `offset`, which lies in the current leaf.
+    fn place_at(&mut self, offset: u64) -> MappedBlock {
         let number = offset / LEAF_BYTES;
         let leaf_end = (number + 1).saturating_mul(LEAF_BYTES);
         if self.leaf.is_none_or(|leaf| leaf.number != number) {
             self.next_piece = 0;
             self.pieces.clear();
             let read = self.map.leaf(number);
-            self.leaf = Some(Leaf {
+            self.leaf = Some(LastLeaf {
                 number,
                 is_lost: read.is_err(),
             });
             if matches!(read, Ok(None)) {
-                return Place::Zero(self.end_of_zeroes(number));
+                return MappedBlock::Zero(self.end_of_zeroes(number));
             }
             let mut start = number * LEAF_BYTES;
             for piece in read.ok().flatten().unwrap_or_default() {
@@ -147,7 +147,7 @@ impl<'a> ParentCursor<'a> {
             self.unreadable_count += u64::from(self.leaf.is_some_and(|leaf| leaf.is_lost));
         }
         if self.leaf.is_some_and(|leaf| leaf.is_lost) {
-            return Place::Lost(leaf_end);
+            return MappedBlock::Lost(leaf_end);
         }
         while let Some((start, piece)) = self.pieces.get(self.next_piece)
             && start + piece.length <= offset
@@ -155,9 +155,9 @@ impl<'a> ParentCursor<'a> {
             self.next_piece += 1;
         }
         match self.pieces.get(self.next_piece) {
-            Some((start, piece)) => Place::Piece(*start, *piece),
+            Some((start, piece)) => MappedBlock::Piece(*start, *piece),
             // The pieces of a leaf are all of it; one that has none is zero.
-            None => Place::Zero(leaf_end),
+            None => MappedBlock::Zero(leaf_end),
         }
     }
 
@@ -176,7 +176,7 @@ impl<'a> ParentCursor<'a> {
         if offset >= self.map.size_bytes() {
             return Ok(None);
         }
-        let Place::Piece(
+        let MappedBlock::Piece(
             start,
             Piece {
                 length,

@@ -1,4 +1,4 @@
-//! What a backup is asked for, whom it tells how far it is, and what it answers.
+//! The request, the progress interface and the report of a backup.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -9,7 +9,7 @@ use holdfast_block::{BlockDevice, DirtyBitmap};
 use crate::backup::copy_memory::CopyMemory;
 use crate::format::manifest::{DiskRecord, DiskStatistics, Manifest};
 use crate::id::SnapshotId;
-use crate::progress::stage::{StageTimer, Untimed};
+use crate::progress::stage::{NoStageTimer, StageTimer};
 use crate::repository::Repository;
 
 /// What is backed up as one disk.
@@ -32,7 +32,7 @@ pub enum SourceData<'a> {
     Changes {
         /// The device; it does not change meanwhile.
         device: &'a dyn BlockDevice,
-        /// Where it may differ. A wrong bitmap makes a wrong snapshot: whoever hands it over vouches for it.
+        /// Where it may differ. A wrong bitmap makes a wrong snapshot: the caller is responsible for it.
         changed: &'a DirtyBitmap,
     },
     /// A stream, read to its end.
@@ -48,10 +48,10 @@ pub struct StoredDisk<'a> {
     pub repository: &'a Repository,
     /// The disk.
     pub disk: &'a DiskRecord,
-    /// The disk there of which the parent's disk of this name is a copy, byte for byte; what the two share is taken from the
-    /// parent. Whoever hands it over vouches for it.
+    /// The disk of the other repository of which the parent's disk of this name is an exact copy; shared data is taken
+    /// from the parent. The caller is responsible for its correctness.
     pub base: Option<&'a DiskRecord>,
-    /// Who is asked before so many bytes are read of the other repository, and may let the reader wait.
+    /// Called before so many bytes are read from the other repository, to limit the rate.
     pub pace: &'a (dyn Fn(u64) + Sync),
     /// What copies between the two repositories have learnt until now.
     pub memory: &'a CopyMemory,
@@ -91,7 +91,7 @@ pub struct BackupRequest<'a> {
     pub thread_count: usize,
 }
 
-/// Who wants to know how far a backup is, and may stop it.
+/// Receives the progress of a backup, and may cancel it.
 pub trait BackupProgress: Sync {
     /// So many more bytes of disk are done.
     fn advance(&self, bytes: u64);
@@ -105,9 +105,9 @@ pub trait BackupProgress: Sync {
     /// Set to stop the backup: nothing is committed, and what was stored is found again by the next one.
     fn cancelled(&self) -> &AtomicBool;
 
-    /// Who measures what the backup spends its time with; nobody where it does not matter.
+    /// Measures the time that the backup spends in its stages; measures nothing by default.
     fn timer(&self) -> &dyn StageTimer {
-        &Untimed
+        &NoStageTimer
     }
 }
 

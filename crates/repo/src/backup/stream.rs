@@ -1,7 +1,7 @@
-//! How a stream becomes a map: cut by content, at any byte.
+//! Converts a stream into a map, with content-defined chunks at any byte.
 //!
-//! Cut points are FastCDC's (Xia et al., USENIX ATC 2016 and the 2020 revision, as the crate `fastcdc` has it), seeded by the
-//! repository's key so that chunk lengths tell an onlooker nothing of the content. They are part of the format.
+//! The cut points are those of FastCDC (Xia et al., USENIX ATC 2016 and the 2020 revision, in the crate `fastcdc`),
+//! seeded by the repository's key, so that chunk lengths reveal nothing about the content. They are part of the format.
 
 use std::io::Read;
 

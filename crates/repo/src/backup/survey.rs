@@ -1,4 +1,4 @@
-//! What a copy would bring over, without bringing it.
+//! Determines what a copy would transfer, without transferring it.
 
 use super::request::StoredDisk;
 use crate::backup::from_repository::chunks_of;

@@ -1,8 +1,8 @@
-//! Reading a source: windows of blocks with their hashes, by several threads, handed out in the order of the disk.
+//! Reads a source: windows of blocks with their hashes, by several threads, returned in disk order.
 //!
-//! The planner walks the source's extents and tells windows with data from runs of zero; holes are never read. Readers take
-//! the next window each, read it and hash its blocks while they are warm in the cache. How many windows are on their way is
-//! bounded, and so is the memory.
+//! The planner walks the source's extents and separates windows with data from zero ranges; holes are never read. Each
+//! reader takes the next window, reads it, and hashes its blocks while they are in the cache. The number of windows in
+//! flight, and therefore the memory, is bounded.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -123,7 +123,7 @@ impl<'a> Planner<'a> {
         }
         let unchanged = self.position..start;
         self.position = start;
-        // Nobody asks for extents of what is not read: that can take longer than reading the rest.
+        // Extents of skipped ranges are not queried: that can take longer than reading the rest.
         self.known_end = self.known_end.max(start.min(self.device.size_bytes()));
         while self.ranges.front().is_some_and(|range| range.end <= start) {
             self.ranges.pop_front();
@@ -226,8 +226,8 @@ fn hash_data(keys: &FingerprintKeys, blocks: &[[u8; BLOCK_LENGTH]], hashes: &mut
 
 type Read = (u64, Result<SourceItem, DeviceError>);
 
-/// What readers share: who reads what comes next, and how far ahead they may be.
-struct Shared<'a> {
+/// The state shared by readers: the next window, and how far ahead they may read.
+struct ReaderShared<'a> {
     planner: Mutex<PlannerState<'a>>,
     may_go_on: Condvar,
     look_ahead: u64,
@@ -241,7 +241,7 @@ struct PlannerState<'a> {
     done: bool,
 }
 
-impl Shared<'_> {
+impl ReaderShared<'_> {
     /// The next thing to read, when it is time for it; none at the end.
     fn next(&self) -> Option<(u64, Result<Plan, DeviceError>)> {
         let mut state = self.planner.lock().unwrap_or_else(PoisonError::into_inner);
@@ -274,17 +274,17 @@ impl Shared<'_> {
 
 /// A source, as the coordinator sees it.
 pub(crate) struct SourceReader<'a> {
-    mode: Mode<'a>,
+    mode: ReadMode<'a>,
     device: &'a dyn BlockDevice,
     keys: &'a FingerprintKeys,
     timer: &'a dyn StageTimer,
     pool: BufferPool,
 }
 
-enum Mode<'a> {
+enum ReadMode<'a> {
     Inline(Planner<'a>),
     Threads {
-        shared: std::sync::Arc<Shared<'a>>,
+        shared: std::sync::Arc<ReaderShared<'a>>,
         reads: Receiver<Read>,
         early: BTreeMap<u64, Result<SourceItem, DeviceError>>,
         next: u64,
@@ -305,14 +305,14 @@ impl<'a> SourceReader<'a> {
         let planner = Planner::new(source);
         if reader_count == 0 {
             return Self {
-                mode: Mode::Inline(planner),
+                mode: ReadMode::Inline(planner),
                 device,
                 keys,
                 timer,
                 pool,
             };
         }
-        let shared = std::sync::Arc::new(Shared {
+        let shared = std::sync::Arc::new(ReaderShared {
             planner: Mutex::new(PlannerState {
                 planner,
                 issued: 0,
@@ -328,7 +328,7 @@ impl<'a> SourceReader<'a> {
             scope.spawn(move || read_ahead(&shared, device, (keys, timer), &send, &pool));
         }
         Self {
-            mode: Mode::Threads {
+            mode: ReadMode::Threads {
                 shared,
                 reads,
                 early: BTreeMap::new(),
@@ -344,11 +344,11 @@ impl<'a> SourceReader<'a> {
     /// What comes next; none at the end of the device.
     pub(crate) fn next(&mut self) -> Result<Option<SourceItem>, DeviceError> {
         match &mut self.mode {
-            Mode::Inline(planner) => match planner.next()? {
+            ReadMode::Inline(planner) => match planner.next()? {
                 None => Ok(None),
                 Some(plan) => execute(plan, self.device, self.keys, &self.pool).map(Some),
             },
-            Mode::Threads {
+            ReadMode::Threads {
                 shared,
                 reads,
                 early,
@@ -383,7 +383,7 @@ impl<'a> SourceReader<'a> {
 
 impl Drop for SourceReader<'_> {
     fn drop(&mut self) {
-        if let Mode::Threads { shared, .. } = &self.mode {
+        if let ReadMode::Threads { shared, .. } = &self.mode {
             shared.stop();
         }
     }
@@ -405,7 +405,7 @@ fn execute(
 }
 
 fn read_ahead(
-    shared: &Shared<'_>,
+    shared: &ReaderShared<'_>,
     device: &dyn BlockDevice,
     (keys, timer): (&FingerprintKeys, &dyn StageTimer),
     send: &Sender<Read>,
@@ -430,7 +430,7 @@ mod tests {
     use super::{SourceItem, SourceReader};
     use crate::format::fingerprint::FingerprintKeys;
     use crate::key::{MasterSecret, SystemRandomness};
-    use crate::progress::stage::Untimed;
+    use crate::progress::stage::NoStageTimer;
 
     fn keys() -> FingerprintKeys {
         FingerprintKeys::new(&MasterSecret::generate(&SystemRandomness).unwrap().keyring())
@@ -456,11 +456,11 @@ mod tests {
             let mut bytes = Vec::new();
             let mut read_bytes = 0;
             std::thread::scope(|scope| {
-                let mut reader = SourceReader::new(scope, (&device, None), (&keys, &Untimed), reader_count);
+                let mut reader = SourceReader::new(scope, (&device, None), (&keys, &NoStageTimer), reader_count);
                 while let Some(item) = reader.next().unwrap() {
                     match item {
                         SourceItem::Zero(length) => bytes.resize(bytes.len() + to_usize(length), 0),
-                        SourceItem::Unchanged(_) => unreachable!("nobody said so"),
+                        SourceItem::Unchanged(_) => unreachable!("the source has no changed-block information"),
                         SourceItem::Window(window) => {
                             assert_eq!(window.offset, bytes.len() as u64);
                             for (block, hash) in window.data.chunks(4096).zip(&window.hashes) {
@@ -487,7 +487,7 @@ mod tests {
         let device = MemoryDevice::from_bytes(&vec![1; 20 << 20]);
         let keys = keys();
         std::thread::scope(|scope| {
-            let mut reader = SourceReader::new(scope, (&device, None), (&keys, &Untimed), 2);
+            let mut reader = SourceReader::new(scope, (&device, None), (&keys, &NoStageTimer), 2);
             assert!(reader.next().unwrap().is_some());
         });
     }

@@ -1,4 +1,4 @@
-//! What verify says of a disk that is not what a device holds.
+//! Differences that verify finds between a disk and a device.
 
 use std::ops::Range;
 

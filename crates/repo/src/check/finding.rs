@@ -1,4 +1,4 @@
-//! What checking a repository finds, and what it means for the disks in it.
+//! The findings of a check, and their impact on disks.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Range;
@@ -32,7 +32,7 @@ pub enum FindingKind {
     LaterVersion,
     /// A disk of a snapshot is not what the device it is compared with holds.
     Differs,
-    /// A pack that no segment of the index lists: its chunks are found by nobody.
+    /// A pack that no segment of the index lists: its chunks cannot be found for deduplication.
     Unlisted,
     /// A segment of the index lists a pack that does not exist.
     Dangling,
@@ -93,14 +93,14 @@ pub struct Finding {
 
 /// A part of a pack that cannot be trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum Place {
+pub(crate) enum DamagedPart {
     /// All of it: it is missing, or its directory cannot be read.
     Pack(PackId),
     /// A frame.
     Frame(PackId, u32),
 }
 
-impl Place {
+impl DamagedPart {
     pub(crate) fn pack(self) -> PackId {
         match self {
             Self::Pack(pack) | Self::Frame(pack, _) => pack,
@@ -151,12 +151,12 @@ struct PlaceFinding {
 #[derive(Debug, Default)]
 pub(crate) struct Findings {
     list: Vec<Finding>,
-    places: HashMap<Place, PlaceFinding>,
+    places: HashMap<DamagedPart, PlaceFinding>,
     unlisted_count: u64,
 }
 
 impl Findings {
-    /// Takes in what `error` says of `object`, or hands the error back when it is no matter of a single object.
+    /// Records `error` as a finding about `object`, or returns it if it does not concern a single object.
     pub(crate) fn object(&mut self, object: &ObjectName, error: Error) -> Result<()> {
         let (name, offset, kind, detail) = classify(error)?;
         self.push(name.as_ref().unwrap_or(object), offset, kind, detail);
@@ -193,15 +193,15 @@ impl Findings {
         });
     }
 
-    /// Takes in what `error` says of a part of a pack.
-    pub(crate) fn place(&mut self, place: Place, error: Error) -> Result<()> {
+    /// Records `error` as a finding about a part of a pack.
+    pub(crate) fn place(&mut self, place: DamagedPart, error: Error) -> Result<()> {
         let (name, offset, kind, detail) = classify(error)?;
         // A pack that is gone is one finding, however many of its frames are missed.
         let place = match kind {
-            FindingKind::Missing => Place::Pack(place.pack()),
+            FindingKind::Missing => DamagedPart::Pack(place.pack()),
             _ => place,
         };
-        let known = self.places.contains_key(&place) || self.places.contains_key(&Place::Pack(place.pack()));
+        let known = self.places.contains_key(&place) || self.places.contains_key(&DamagedPart::Pack(place.pack()));
         if !known {
             let index = self.list.len().min(FINDING_COUNT_MAX);
             self.places.insert(place, PlaceFinding { index, kind });
@@ -211,11 +211,11 @@ impl Findings {
     }
 
     /// The parts of packs that cannot be trusted.
-    pub(crate) fn places(&self) -> impl Iterator<Item = Place> + '_ {
+    pub(crate) fn places(&self) -> impl Iterator<Item = DamagedPart> + '_ {
         self.places.keys().copied()
     }
 
-    pub(crate) fn has_place(&self, place: Place) -> bool {
+    pub(crate) fn has_place(&self, place: DamagedPart) -> bool {
         self.places.contains_key(&place)
     }
 
@@ -229,7 +229,7 @@ impl Findings {
     }
 
     /// Takes back that packs are missing, but for `needed`: only removed snapshots needed the others.
-    pub(crate) fn retract_missing(&mut self, needed: &HashSet<Place>) {
+    pub(crate) fn retract_missing(&mut self, needed: &HashSet<DamagedPart>) {
         let mut retracted = BTreeSet::new();
         self.places.retain(|place, known| {
             let stays = known.kind != FindingKind::Missing || needed.contains(place);
@@ -255,7 +255,7 @@ impl Findings {
     }
 
     /// Adds what a place means for the disks.
-    pub(crate) fn touch(&mut self, place: Place, touched: Vec<Touched>) {
+    pub(crate) fn touch(&mut self, place: DamagedPart, touched: Vec<Touched>) {
         let index = self.places.get(&place).map(|known| known.index);
         if let Some(finding) = index.and_then(|index| self.list.get_mut(index)) {
             finding.touches.extend(touched);
@@ -328,12 +328,12 @@ pub(crate) struct PlaceSet {
 }
 
 impl PlaceSet {
-    pub(crate) fn insert(&mut self, place: Place) {
+    pub(crate) fn insert(&mut self, place: DamagedPart) {
         match place {
-            Place::Pack(pack) => {
+            DamagedPart::Pack(pack) => {
                 self.packs.insert(pack, None);
             }
-            Place::Frame(pack, frame) => {
+            DamagedPart::Frame(pack, frame) => {
                 if let Some(frames) = self.packs.entry(pack).or_insert_with(|| Some(BTreeSet::new())) {
                     frames.insert(frame);
                 }
@@ -342,16 +342,16 @@ impl PlaceSet {
     }
 
     /// The place that `frame` of `pack` belongs to, if it is one of these.
-    pub(crate) fn find(&self, pack: PackId, frame: u32) -> Option<Place> {
+    pub(crate) fn find(&self, pack: PackId, frame: u32) -> Option<DamagedPart> {
         match self.packs.get(&pack)? {
-            None => Some(Place::Pack(pack)),
-            Some(frames) => frames.contains(&frame).then_some(Place::Frame(pack, frame)),
+            None => Some(DamagedPart::Pack(pack)),
+            Some(frames) => frames.contains(&frame).then_some(DamagedPart::Frame(pack, frame)),
         }
     }
 }
 
-impl FromIterator<Place> for PlaceSet {
-    fn from_iter<I: IntoIterator<Item = Place>>(places: I) -> Self {
+impl FromIterator<DamagedPart> for PlaceSet {
+    fn from_iter<I: IntoIterator<Item = DamagedPart>>(places: I) -> Self {
         let mut set = Self::default();
         places.into_iter().for_each(|place| set.insert(place));
         set
@@ -360,7 +360,7 @@ impl FromIterator<Place> for PlaceSet {
 
 #[cfg(test)]
 mod tests {
-    use super::{FINDING_COUNT_MAX, FindingKind, Findings, Place, PlaceSet, RangeList, Touched};
+    use super::{DamagedPart, FINDING_COUNT_MAX, FindingKind, Findings, PlaceSet, RangeList, Touched};
     use crate::error::Error;
     use crate::format::pack::pack_name;
     use crate::id::{PackId, SnapshotId};
@@ -373,15 +373,15 @@ mod tests {
         let damaged = || Error::damaged(&pack_name(PackId::from_bytes([4; 16])), 9, "test");
         for frame in [1, 2, 1] {
             findings
-                .place(Place::Frame(PACK, frame), Error::MissingPack { pack: PACK })
+                .place(DamagedPart::Frame(PACK, frame), Error::MissingPack { pack: PACK })
                 .unwrap();
             findings
-                .place(Place::Frame(PackId::from_bytes([4; 16]), frame), damaged())
+                .place(DamagedPart::Frame(PackId::from_bytes([4; 16]), frame), damaged())
                 .unwrap();
         }
-        assert!(findings.place(Place::Pack(PACK), Error::Cancelled).is_err());
+        assert!(findings.place(DamagedPart::Pack(PACK), Error::Cancelled).is_err());
         let places: PlaceSet = findings.places().collect();
-        assert_eq!(places.find(PACK, 77), Some(Place::Pack(PACK)));
+        assert_eq!(places.find(PACK, 77), Some(DamagedPart::Pack(PACK)));
         assert_eq!(places.find(PackId::from_bytes([4; 16]), 3), None);
         let (list, unlisted) = findings.finish();
         assert_eq!((list.len(), unlisted), (3, 0));
@@ -395,19 +395,19 @@ mod tests {
         findings.push_path("x".to_owned(), None, FindingKind::Stranger, String::new());
         for number in 1..=3 {
             let missing = Error::MissingPack { pack: pack(number) };
-            findings.place(Place::Frame(pack(number), 0), missing).unwrap();
+            findings.place(DamagedPart::Frame(pack(number), 0), missing).unwrap();
         }
         let damaged = Error::damaged(&pack_name(pack(4)), 9, "test");
-        findings.place(Place::Frame(pack(4), 0), damaged).unwrap();
+        findings.place(DamagedPart::Frame(pack(4), 0), damaged).unwrap();
         for number in 5..FINDING_COUNT_MAX {
             findings.push_path(number.to_string(), None, FindingKind::Stranger, String::new());
         }
         let missing = Error::MissingPack { pack: pack(5) };
-        findings.place(Place::Pack(pack(5)), missing).unwrap();
+        findings.place(DamagedPart::Pack(pack(5)), missing).unwrap();
         assert!(findings.has_missing_places());
 
-        findings.retract_missing(&[Place::Pack(pack(2))].into());
-        for place in [Place::Pack(pack(2)), Place::Frame(pack(4), 0)] {
+        findings.retract_missing(&[DamagedPart::Pack(pack(2))].into());
+        for place in [DamagedPart::Pack(pack(2)), DamagedPart::Frame(pack(4), 0)] {
             let touched = Touched {
                 snapshot: SnapshotId::from_bytes([1; 16]),
                 machine: String::new(),

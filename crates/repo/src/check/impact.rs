@@ -1,11 +1,11 @@
-//! Which disks need bytes that cannot be trusted.
+//! Which disks need damaged bytes.
 //!
-//! Maps are walked only when there is damage: without any, nobody asks.
+//! Maps are walked only if there is damage.
 
 use std::collections::{BTreeMap, HashSet};
 
-use crate::check::finding::{Findings, Place, PlaceSet, RangeList, Touched};
-use crate::check::map_walk::{Verdict, Visit, Visitor, walk_disk};
+use crate::check::finding::{DamagedPart, Findings, PlaceSet, RangeList, Touched};
+use crate::check::map_walk::{MapItem, Verdict, Visitor, walk_disk};
 use crate::error::Result;
 use crate::format::manifest::{DiskRecord, Manifest};
 use crate::id::PackId;
@@ -17,8 +17,8 @@ use crate::repository::packs::Packs;
 pub(crate) fn impact(
     packs: &Packs,
     manifests: &[Manifest],
-    is_wanted: &dyn Fn(PackId, u32) -> Option<Place>,
-    mut found: impl FnMut(Place, Touched),
+    is_wanted: &dyn Fn(PackId, u32) -> Option<DamagedPart>,
+    mut found: impl FnMut(DamagedPart, Touched),
 ) -> Result<()> {
     let mut known = PageSet::default();
     for manifest in manifests {
@@ -35,9 +35,9 @@ pub(crate) fn impact(
 fn disk_impact(
     packs: &Packs,
     disk: &DiskRecord,
-    is_wanted: &dyn Fn(PackId, u32) -> Option<Place>,
+    is_wanted: &dyn Fn(PackId, u32) -> Option<DamagedPart>,
     known: &mut PageSet,
-) -> Result<BTreeMap<Place, RangeList>> {
+) -> Result<BTreeMap<DamagedPart, RangeList>> {
     let mut walker = Impact {
         is_wanted,
         ranges: BTreeMap::new(),
@@ -47,7 +47,11 @@ fn disk_impact(
 }
 
 /// Adds to `findings` what each of their places means for the disks of `manifests`. Returns the places that the disks need.
-pub(crate) fn add_impact(packs: &Packs, manifests: &[Manifest], findings: &mut Findings) -> Result<HashSet<Place>> {
+pub(crate) fn add_impact(
+    packs: &Packs,
+    manifests: &[Manifest],
+    findings: &mut Findings,
+) -> Result<HashSet<DamagedPart>> {
     let mut needed = HashSet::new();
     if !findings.has_places() {
         return Ok(needed);
@@ -90,15 +94,15 @@ struct Needs<'a> {
 
 impl Visitor for Needs<'_> {
     /// What was seen once need not be seen again: the verdict is always clean.
-    fn visit(&mut self, visit: Visit) -> Result<Verdict> {
+    fn visit(&mut self, visit: MapItem) -> Result<Verdict> {
         match visit {
-            Visit::Zero(_) | Visit::Known(_) => {}
-            Visit::Page { place } | Visit::Piece { place, .. } => {
+            MapItem::Zero(_) | MapItem::Known(_) => {}
+            MapItem::Page { place } | MapItem::Piece { place, .. } => {
                 if (self.is_suspect)(place.pack) {
                     self.packs.insert(place.pack);
                 }
             }
-            Visit::Unreadable { place, error, .. } => {
+            MapItem::Unreadable { place, error, .. } => {
                 // Errors that are no matter of one object end the walk.
                 crate::check::finding::classify(error)?;
                 self.packs.insert(place.pack());
@@ -109,15 +113,15 @@ impl Visitor for Needs<'_> {
 }
 
 struct Impact<'a> {
-    is_wanted: &'a dyn Fn(PackId, u32) -> Option<Place>,
-    ranges: BTreeMap<Place, RangeList>,
+    is_wanted: &'a dyn Fn(PackId, u32) -> Option<DamagedPart>,
+    ranges: BTreeMap<DamagedPart, RangeList>,
 }
 
 impl Visitor for Impact<'_> {
-    fn visit(&mut self, visit: Visit) -> Result<Verdict> {
+    fn visit(&mut self, visit: MapItem) -> Result<Verdict> {
         let (place, range) = match visit {
-            Visit::Zero(_) | Visit::Known(_) | Visit::Page { .. } => return Ok(Verdict::Clean),
-            Visit::Piece {
+            MapItem::Zero(_) | MapItem::Known(_) | MapItem::Page { .. } => return Ok(Verdict::Clean),
+            MapItem::Piece {
                 disk_offset,
                 place,
                 length,
@@ -125,12 +129,12 @@ impl Visitor for Impact<'_> {
                 None => return Ok(Verdict::Clean),
                 Some(found) => (found, disk_offset..disk_offset + length),
             },
-            Visit::Unreadable { range, place, error } => {
+            MapItem::Unreadable { range, place, error } => {
                 // Errors that are no matter of one object end the walk.
                 crate::check::finding::classify(error)?;
                 let found = match place {
-                    Place::Pack(pack) => (self.is_wanted)(pack, 0).unwrap_or(Place::Pack(pack)),
-                    Place::Frame(pack, frame) => (self.is_wanted)(pack, frame).unwrap_or(place),
+                    DamagedPart::Pack(pack) => (self.is_wanted)(pack, 0).unwrap_or(DamagedPart::Pack(pack)),
+                    DamagedPart::Frame(pack, frame) => (self.is_wanted)(pack, frame).unwrap_or(place),
                 };
                 (found, range)
             }

@@ -1,8 +1,8 @@
-//! Walking a whole map, past whatever of it cannot be read.
+//! Walks a whole map, skipping unreadable parts.
 
 use std::ops::Range;
 
-use crate::check::finding::Place;
+use crate::check::finding::DamagedPart;
 use crate::error::{Error, Result};
 use crate::format::manifest::DiskRecord;
 use crate::format::map::{FANOUT, LEAF_BYTES, MapReader, PageRef, PieceContent, height};
@@ -11,7 +11,7 @@ use crate::read::frame_set::{PageKey, PageSet};
 use crate::repository::packs::Packs;
 
 /// What a walk comes across, in the order of the disk.
-pub(crate) enum Visit {
+pub(crate) enum MapItem {
     /// Bytes of the disk that are zero.
     Zero(Range<u64>),
     /// A page of the map, which is read next; where it is now.
@@ -25,7 +25,7 @@ pub(crate) enum Visit {
     /// Bytes of the disk of which nothing is known.
     Unreadable {
         range: Range<u64>,
-        place: Place,
+        place: DamagedPart,
         error: Error,
     },
     /// Bytes of the disk whose page was walked before.
@@ -42,7 +42,7 @@ pub(crate) enum Verdict {
 /// Takes what a walk comes across.
 pub(crate) trait Visitor {
     /// The next thing; [`Verdict::Touched`] keeps the pages above it from being skipped later.
-    fn visit(&mut self, visit: Visit) -> Result<Verdict>;
+    fn visit(&mut self, visit: MapItem) -> Result<Verdict>;
 }
 
 /// Walks the map of a disk.
@@ -88,15 +88,15 @@ impl Walk<'_> {
             return Ok(Verdict::Clean);
         }
         let Some(page) = page else {
-            return self.visitor.visit(Visit::Zero(span));
+            return self.visitor.visit(MapItem::Zero(span));
         };
         let key = PageKey::new(page, level, span.end - span.start, self.map.unit());
         if self.known.as_ref().is_some_and(|known| known.contains(&key)) {
-            return self.visitor.visit(Visit::Known(span));
+            return self.visitor.visit(MapItem::Known(span));
         }
         let seen = match self.packs.resolve(page.location, page.length.into()) {
-            Ok((place, _)) => self.visitor.visit(Visit::Page { place })?,
-            // It cannot be read then, and that is told below.
+            Ok((place, _)) => self.visitor.visit(MapItem::Page { place })?,
+            // It cannot be read either, which is reported below.
             Err(_) => Verdict::Touched,
         };
         let below = if level == 0 {
@@ -139,7 +139,7 @@ impl Walk<'_> {
             // The last block may reach past the end of the disk.
             let end = (position + piece.length).min(self.size_bytes);
             let seen = match piece.content {
-                PieceContent::Zero => self.visitor.visit(Visit::Zero(position..end))?,
+                PieceContent::Zero => self.visitor.visit(MapItem::Zero(position..end))?,
                 PieceContent::Data(location) => self.data(location, position..end)?,
             };
             if seen == Verdict::Touched {
@@ -159,17 +159,17 @@ impl Walk<'_> {
                 Ok((place, together)) => {
                     let disk_offset = range.start + done;
                     done += together;
-                    self.visitor.visit(Visit::Piece {
+                    self.visitor.visit(MapItem::Piece {
                         disk_offset,
                         place,
                         length: together,
                     })?
                 }
                 Err(error) => {
-                    let place = Place::Frame(location.pack, location.frame);
+                    let place = DamagedPart::Frame(location.pack, location.frame);
                     let range = range.start + done..range.end;
                     done = length;
-                    self.visitor.visit(Visit::Unreadable { range, place, error })?
+                    self.visitor.visit(MapItem::Unreadable { range, place, error })?
                 }
             };
             if seen == Verdict::Touched {
@@ -184,10 +184,10 @@ impl Walk<'_> {
         let now = self.packs.resolve(page.location, page.length.into());
         let location = now.map_or(page.location, |(place, _)| place);
         let place = match &error {
-            Error::MissingPack { pack } => Place::Pack(*pack),
-            _ if self.packs.frame_reader(location.pack).is_err() => Place::Pack(location.pack),
-            _ => Place::Frame(location.pack, location.frame),
+            Error::MissingPack { pack } => DamagedPart::Pack(*pack),
+            _ if self.packs.frame_reader(location.pack).is_err() => DamagedPart::Pack(location.pack),
+            _ => DamagedPart::Frame(location.pack, location.frame),
         };
-        self.visitor.visit(Visit::Unreadable { range, place, error })
+        self.visitor.visit(MapItem::Unreadable { range, place, error })
     }
 }

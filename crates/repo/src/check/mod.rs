@@ -1,4 +1,4 @@
-//! Finding damage: reading back what is stored, and what a finding means for the disks in it.
+//! Detects damage: reads back what is stored, and determines the impact on disks.
 
 pub(crate) mod difference;
 pub(crate) mod finding;

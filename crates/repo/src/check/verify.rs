@@ -1,10 +1,10 @@
-//! Proving that snapshots can be read, and optionally that a disk is what a device holds.
+//! Proves that snapshots can be read, and optionally that a disk equals a device.
 //!
-//! Verify looks at a repository the way restore does: from the manifest down the map to the frames. Every page of every map is
-//! read; pieces are gathered in batches sorted by frame, so that a frame that several disks, or several places of a disk,
-//! share is read once. Which frames and pages were seen is kept exactly, in at most 24 MiB; what does not fit is checked again
-//! when it comes again. Nothing stops at damage, and nothing is written: `scrub` is what reads the rest of the repository, and
-//! `repair` is what mends it.
+//! Verify reads a repository like a restore: from the manifest through the map to the frames. Every page of every map
+//! is read; pieces are collected in batches sorted by frame, so that a frame that is shared by several disks, or by
+//! several positions of a disk, is read once. The frames and pages that were read are recorded exactly, in at most 24
+//! MiB; others are checked again when they recur. Damage does not stop it, and nothing is written: `scrub` reads the
+//! rest of the repository, and `repair` repairs it.
 
 mod request;
 
@@ -17,9 +17,9 @@ use holdfast_block::{BlockDevice, to_usize};
 
 pub use crate::check::difference::Compare;
 use crate::check::difference::{Differing, report_differing};
-use crate::check::finding::{FindingKind, Findings, Place};
+use crate::check::finding::{DamagedPart, FindingKind, Findings};
 use crate::check::impact::add_impact;
-use crate::check::map_walk::{Verdict, Visit, Visitor, walk_disk};
+use crate::check::map_walk::{MapItem, Verdict, Visitor, walk_disk};
 use crate::check::scrub::check_relocations;
 use crate::error::{Error, Result};
 use crate::format::fingerprint::FingerprintKeys;
@@ -73,7 +73,7 @@ impl Repository {
             report.compared_bytes = report_differing(&manifest, compare, differing, &mut findings)?;
         }
         for (pack, flaw) in self.packs.flaws() {
-            if !findings.has_place(Place::Pack(pack)) {
+            if !findings.has_place(DamagedPart::Pack(pack)) {
                 findings.object(&pack_name(pack), flaw)?;
             }
         }
@@ -159,7 +159,7 @@ enum Task<'a> {
     Zero(Range<u64>, &'a dyn BlockDevice),
 }
 
-/// What whoever does tasks works with.
+/// Working memory of a worker.
 struct Buffers {
     frame: FrameBuffers,
     raw: Vec<u8>,
@@ -177,7 +177,7 @@ impl Buffers {
     }
 }
 
-/// Who does the tasks.
+/// The threads that process tasks.
 enum Workers<'a> {
     Caller(Buffers),
     Threads(Sender<Task<'a>>),
@@ -256,7 +256,7 @@ impl<'a> VerifyJob<'a> {
                 for pieces in pieces.chunk_by(|a, b| (a.pack, a.frame) == (b.pack, b.frame)) {
                     if pieces[0].pack == pack {
                         // A relocation is there before its pack goes: what is found in no other place is lost.
-                        lock(&self.findings).place(Place::Pack(pack), Error::MissingPack { pack })?;
+                        lock(&self.findings).place(DamagedPart::Pack(pack), Error::MissingPack { pack })?;
                     } else {
                         let pieces = pieces.to_vec();
                         self.frame(&Group { pieces, ..*group }, buffers)?;
@@ -275,9 +275,9 @@ impl<'a> VerifyJob<'a> {
         let reader = match packs.frame_reader(pack) {
             Ok(reader) => reader,
             Err(error @ Error::MissingPack { .. }) => return Err(error),
-            Err(error) => return lock(&self.findings).place(Place::Pack(pack), error),
+            Err(error) => return lock(&self.findings).place(DamagedPart::Pack(pack), error),
         };
-        let place = Place::Frame(pack, frame);
+        let place = DamagedPart::Frame(pack, frame);
         let entry = match reader.frame(frame) {
             Ok(entry) => entry,
             Err(error) => return lock(&self.findings).place(place, error),
@@ -421,16 +421,16 @@ impl<'a> Batcher<'_, 'a> {
 }
 
 impl Visitor for Batcher<'_, '_> {
-    fn visit(&mut self, visit: Visit) -> Result<Verdict> {
+    fn visit(&mut self, visit: MapItem) -> Result<Verdict> {
         match visit {
             // One that cannot be read is unreadable.
-            Visit::Page { .. } => {}
-            Visit::Zero(range) => match self.device {
+            MapItem::Page { .. } => {}
+            MapItem::Zero(range) => match self.device {
                 Some(device) => self.give(Task::Zero(range, device))?,
                 None => self.job.progress.advance(range.end - range.start),
             },
-            Visit::Known(range) => self.job.progress.advance(range.end - range.start),
-            Visit::Piece {
+            MapItem::Known(range) => self.job.progress.advance(range.end - range.start),
+            MapItem::Piece {
                 disk_offset,
                 place,
                 length,
@@ -446,7 +446,7 @@ impl Visitor for Batcher<'_, '_> {
                     self.flush()?;
                 }
             }
-            Visit::Unreadable { range, place, error } => {
+            MapItem::Unreadable { range, place, error } => {
                 lock(&self.job.findings).place(place, error)?;
                 self.job.progress.advance(range.end - range.start);
             }

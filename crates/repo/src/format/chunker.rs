@@ -1,9 +1,9 @@
-//! Where chunks of a disk end.
+//! Chunk boundaries of disks.
 //!
-//! Chunks are whole blocks, cut by content: a block whose hash meets a condition ends its chunk. The same file at another
-//! place of another disk is cut at the same blocks, as long as it lies on block borders, which files of a file system do.
-//! Only runs of blocks that are new (not zero, not unchanged) are cut, and a run's end ends its chunk. The cut depends on
-//! nothing but the blocks of the run: not on threads, not on how the disk was read.
+//! Chunks are whole blocks with content-defined boundaries: a block whose hash meets a condition ends its chunk. The
+//! same file at another position of another disk is cut at the same blocks if it is aligned to blocks, as files of file
+//! systems are. Only runs of new blocks (not zero, not unchanged) are cut, and the end of a run ends its chunk. The
+//! boundaries depend only on the blocks of the run: not on threads, and not on how the disk was read.
 
 use crate::format::fingerprint::{BLOCK_BYTES, BlockHash, FingerprintKeys};
 use crate::id::ChunkId;

@@ -1,8 +1,8 @@
-//! Frames: what is compressed and sealed together.
+//! Frames: the unit of compression and sealing.
 //!
-//! New chunks are gathered in the order of the disk until a frame is full and compressed as one, so that small chunks
-//! compress as well as large ones would. A frame is at most [`FRAME_BYTES_MAX`] before compression: the price of a cold read
-//! anywhere in it.
+//! New chunks are collected in disk order until a frame is full and then compressed together, so that small chunks
+//! compress as well as large ones. A frame is at most [`FRAME_BYTES_MAX`] before compression, which is the cost of a
+//! cold read anywhere in it.
 
 use holdfast_block::AlignedBuffer;
 use zstd::zstd_safe::{CParameter, DCtx, InBuffer, OutBuffer, ResetDirective};
@@ -158,7 +158,7 @@ impl Decompressor {
             }
         };
         if length != raw.len() {
-            let detail = format!("frame has {length} bytes, its directory says {}", raw.len());
+            let detail = format!("frame has {length} bytes, its directory has {}", raw.len());
             return Err(Error::damaged(object, offset, detail));
         }
         if codec == Codec::ZstdMachineCode {
@@ -196,7 +196,7 @@ impl Decompressor {
         if codec == Codec::Raw {
             let stored = stored.get(..raw_length).filter(|start| start.len() == stored.len());
             let Some(stored) = stored else {
-                let detail = format!("frame is not of the {raw_length} bytes that its directory says");
+                let detail = format!("frame does not have the {raw_length} bytes of its directory entry");
                 return Err(Error::damaged(object, offset, detail));
             };
             raw.copy_from_slice(&stored[..wanted]);

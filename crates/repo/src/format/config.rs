@@ -1,4 +1,4 @@
-//! What a repository is: decided when it is made, never changed.
+//! The configuration of a repository: fixed when it is created.
 
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;

@@ -1,9 +1,9 @@
-//! Which bytes are the same: keyed hashes of 4 KiB blocks, and of chunks over the hashes of their blocks.
+//! Fingerprints: keyed hashes of 4 KiB blocks, and of chunks over the hashes of their blocks.
 //!
-//! Every block is hashed once. A chunk of a disk is named by hashing the hashes of its blocks (32 bytes for each 4 KiB, so
-//! nearly free), and the first 12 bytes of a block's hash, its *print*, are kept beside the stored block: the next backup
-//! compares prints position by position and needs no look-up for a block that did not change. Position against position
-//! with a secret key there is no birthday bound: a changed block passes as unchanged with probability 2^-96.
+//! Every block is hashed once. The identity of a chunk is a hash of the hashes of its blocks (32 bytes for each 4 KiB,
+//! which is almost free). The first 12 bytes of a block's hash, its *print*, are stored with the block: the next backup
+//! compares prints position by position and needs no lookup for an unchanged block. Because positions are compared with
+//! a secret key, there is no birthday bound: a changed block is taken for unchanged with probability 2^-96.
 
 mod side_by_side;
 

@@ -1,7 +1,7 @@
-//! Machine code of x86 processors, made to compress better.
+//! A reversible filter for x86 machine code that improves compression.
 //!
-//! Code names its targets by their distance, so that two calls of one function differ. The filter replaces distances by places in the
-//! frame: then they are equal, and zstd finds them.
+//! Code addresses its targets by distance, so two calls of one function differ. The filter replaces distances by
+//! positions in the frame: they become equal, and zstd finds them.
 //!
 //! From the first byte on, while at least seven bytes follow:
 //!

@@ -1,7 +1,7 @@
-//! What a snapshot says of itself.
+//! The manifest of a snapshot.
 //!
 //! A manifest is JSON, sealed like every small object. Unknown fields are ignored, so that later releases can add some;
-//! what an earlier release must not overlook raises [`FORMAT_VERSION`].
+//! a change that earlier releases must not ignore increments [`FORMAT_VERSION`].
 
 use std::collections::BTreeMap;
 
@@ -52,7 +52,7 @@ pub struct Manifest {
     pub stored_bytes: u64,
     /// The pack that carries a copy of this manifest.
     pub(crate) copy: PackId,
-    /// Anything else that whoever made the snapshot wants to keep with it.
+    /// Additional notes of the writer of the snapshot.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub notes: BTreeMap<String, String>,
 }
@@ -69,7 +69,7 @@ pub struct DiskRecord {
     pub(crate) root: Option<PageRef>,
     /// What the backup found.
     pub statistics: DiskStatistics,
-    /// Anything else that whoever made the snapshot wants to keep with the disk: its format, where it was.
+    /// Additional notes of the writer about the disk: its format, its location.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub notes: BTreeMap<String, String>,
 }
@@ -140,7 +140,7 @@ pub(crate) fn encode_revoked() -> &'static [u8] {
 }
 
 impl DiskRecord {
-    /// The record of a disk that is in no repository: whoever makes it knows where its bytes are.
+    /// The record of a disk that is stored outside of a repository; the caller knows where.
     pub fn elsewhere(name: String, size_bytes: u64, notes: BTreeMap<String, String>) -> Self {
         Self {
             name,

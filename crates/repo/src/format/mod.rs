@@ -1,4 +1,4 @@
-//! What the objects of a repository are, byte for byte.
+//! The objects of a repository, byte for byte.
 
 pub(crate) mod chunker;
 pub(crate) mod codec;

@@ -1,8 +1,8 @@
-//! Where the bytes of rewritten or damaged packs are now.
+//! Relocations: where the bytes of rewritten or damaged packs are now.
 //!
-//! Maps name bytes by the pack that they were first stored in, and maps are never rewritten. When gc moves the living bytes
-//! of a pack into another, or a backup brings bytes again that a pack had lost, a relocation says so. It is durable before
-//! the old pack is deleted.
+//! Maps refer to bytes by the pack that they were first stored in, and maps are never rewritten. When gc moves the live
+//! bytes of a pack into another, or a backup stores bytes again that a pack had lost, a relocation records that. It is
+//! durable before the old pack is deleted.
 //!
 //! Plaintext of the sealed objects `relocations/<pack>.<random>` and `relocations/<pack>.<random>.copy` (integers named *n* are of variable length, see `wire`):
 //!
@@ -122,7 +122,7 @@ impl RelocationTable {
             let Some(&pack) = packs.get(pack as usize) else {
                 return decoder.fail("names a pack that its table does not have");
             };
-            // Whoever follows a move of nothing never arrives.
+            // An empty relocation would be followed for ever.
             if length == 0 {
                 return decoder.fail("moves nothing");
             }
@@ -185,7 +185,7 @@ mod tests {
         }
     }
 
-    /// A relocation of no bytes sent whoever followed it round and round: it said that none of the bytes lie together.
+    /// A relocation of no bytes made readers loop: none of the bytes were contiguous.
     #[test]
     fn a_move_of_nothing_and_one_past_the_end_of_a_frame_are_refused() {
         for (offset, length, to_offset) in [(4096, 0, 0), (FRAME_END, 1, 0), (0, 4096, FRAME_END - 4095)] {

@@ -1,4 +1,4 @@
-//! The end of gc: what only served packs and snapshots that are gone goes as well.
+//! The last step of gc: deletes auxiliary objects whose pack or snapshot is gone.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::Duration;
@@ -59,9 +59,9 @@ impl Repository {
         clear_intents(&self.vault)
     }
 
-    /// Puts the object of a relocation that is missing beside the one that is there.
+    /// Puts the missing replica of a relocation.
     ///
-    /// Whoever put one may have died before the other, or be just about to put it: then nothing changes.
+    /// Its writer may have died in between, or may be just about to put it: then nothing changes.
     fn complete(&self, id: &RelocationId, twins: &BTreeSet<Replica>) -> Result<()> {
         for twin in twins {
             match read_replica(&*self.vault.store, &self.vault.keyring, id, *twin) {

@@ -1,7 +1,7 @@
-//! Keeping the index short: few segments, and none about packs that are gone.
+//! Keeps the index small: few segments, and none about deleted packs.
 //!
-//! Every backup adds a segment. Segments of like size are merged, so that of n backups about log n segments are left, and
-//! every entry is copied about log n times in its life.
+//! Every backup adds a segment. Segments of similar size are merged, so that about log n segments remain after n
+//! backups, and every entry is copied about log n times.
 
 use std::collections::HashSet;
 
@@ -33,7 +33,7 @@ pub(crate) fn compact_index(vault: &Vault, compaction: Compaction<'_>) -> Result
     let (mut segments, _) = vault.segments()?;
     let living = vault.pack_ids()?;
     let is_kept = |pack: &PackId| match compaction {
-        // Who has not marked does not know whether a pack that is gone was given back, or lost.
+        // Without a mark it is unknown whether a missing pack was deleted by gc, or lost.
         Compaction::Small => true,
         Compaction::Thorough(marks) => living.contains(pack) || marks.is_live(*pack),
     };
@@ -51,7 +51,7 @@ pub(crate) fn compact_index(vault: &Vault, compaction: Compaction<'_>) -> Result
         Ok(_) => segments
             .iter()
             .try_for_each(|segment| vault.store.delete(&segment_name(segment.segment)))?,
-        // A damaged segment is repair's business, and one that is gone was merged by somebody else meanwhile.
+        // A damaged segment is left to repair, and a missing one was merged by another process.
         Err(Error::Store(StoreError::NotFound { .. })) => {}
         Err(error) if error.is_damage() => {}
         Err(error) => return Err(error),

@@ -1,4 +1,4 @@
-//! Writers that died: gc keeps them from ever committing, and forgets them when nothing of theirs is left.
+//! Dead writers: gc prevents them from committing, and forgets them when nothing of theirs is left.
 
 use crate::check::scrub::Copies;
 use crate::error::Result;
@@ -37,7 +37,7 @@ impl Repository {
         Ok(dead)
     }
 
-    /// Takes the place of those who died at work that only one does.
+    /// Replaces the claims of dead writers of exclusive operations.
     pub(crate) fn supersede(&self, lease: &Lease<'_>) -> Result<()> {
         // Repair has to go on where an announcement is damaged.
         let (mut dead, _) = lease::readable_writers(&self.vault)?;
@@ -58,9 +58,9 @@ impl Repository {
             && lease::is_revoked(&self.vault, record)?)
     }
 
-    /// Forgets dead writers, and the marks in their snapshots' places where nobody can ever come for those.
+    /// Forgets dead writers, and the marks in place of their snapshots that no writer can claim any more.
     ///
-    /// Where a pack still has the copy of such a snapshot, a record takes the place of the mark.
+    /// If a pack still has the copy of such a snapshot, a record replaces the mark.
     pub(crate) fn clear_writers(&self, dead: &[WriterRecord], copies: &Copies) -> Result<()> {
         if dead.is_empty() {
             return Ok(());

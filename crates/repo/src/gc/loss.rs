@@ -1,7 +1,7 @@
-//! Evidence that something was lost.
+//! Evidence of loss.
 //!
-//! What gc cannot see need not be gone on purpose: a folder may be lost, or not yet copied. So before anything is deleted, gc
-//! compares what it is about to delete with what should explain it:
+//! What gc does not see was not necessarily removed on purpose: a folder may be lost, or not yet copied. Before
+//! anything is deleted, gc therefore compares what it is about to delete with what should explain it:
 //!
 //! | evidence | explained by |
 //! |---|---|
@@ -10,9 +10,9 @@
 //! | a snapshot needs a pack that does not exist | a damage record that says what the pack held: repair has looked for it |
 //! | there are packs and no snapshot | a writer; or a record that a snapshot was removed, if the index lists no pack that is missing |
 //!
-//! What is not explained stops gc with [`Error::Loss`] until it is explained, or until somebody accepts the loss. The acceptance
-//! is durable: a snapshot gets the record of a removed one, packs get an object `scrub/accepted.<random>` with the
-//! plaintext of a list of condemned packs.
+//! What is not explained stops gc with [`Error::Loss`] until it is explained, or until the user accepts the loss. The
+//! acceptance is durable: a snapshot gets the record of a removed one, packs get an object `scrub/accepted.<random>`
+//! with the plaintext of a list of condemned packs.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -260,7 +260,7 @@ impl Repository {
         Ok(known)
     }
 
-    /// Snapshots that are gone although nobody removed them; `manifests` are all that are there.
+    /// Snapshots that are missing without a record of their removal; `manifests` are all that exist.
     pub fn lost_snapshots(&self, manifests: &[Manifest], search: LostSearch) -> Result<Vec<LostSnapshot>> {
         let living: HashSet<PackId> = manifests.iter().map(|manifest| manifest.copy).collect();
         let mut copies = Copies::default();
@@ -346,7 +346,7 @@ impl Repository {
         if packs.is_empty() {
             return Ok(());
         }
-        let number = u64::from_le_bytes(self.vault.surroundings.draw()?);
+        let number = u64::from_le_bytes(self.vault.environment.draw()?);
         let name =
             ObjectName::new(ObjectKind::Scrub, &format!("{ACCEPTED_START}{number:016x}")).map_err(StoreError::from)?;
         with_room(&self.vault, || self.vault.put_sealed(&name, &encode_condemned(&packs)))?;
@@ -358,7 +358,7 @@ impl Repository {
         let record = ForgottenRecord {
             snapshot,
             copy,
-            time_ms: (self.vault.surroundings.now_ms)(),
+            time_ms: (self.vault.environment.now_ms)(),
             reason: reason.to_owned(),
         };
         let bytes = serde_json::to_vec(&record).expect("a record is made of strings and numbers");

@@ -1,8 +1,8 @@
-//! What is referred to: the first half of gc, and the ground of all statistics.
+//! The mark phase of gc, and the basis of all statistics.
 //!
-//! The walk visits every page that any snapshot reaches once, however many snapshots share it, and notes which blocks of
-//! which packs are alive. Blocks are noted exactly for as many packs as the memory bound allows, and by whole frames for the
-//! rest, which can only make gc keep more.
+//! The walk visits every page that any snapshot reaches once, even if many snapshots share it, and records which blocks
+//! of which packs are alive. Blocks are recorded exactly for as many packs as the memory bound allows, and by whole
+//! frames for the rest, which can only make gc keep more.
 
 use std::collections::{HashMap, HashSet};
 

@@ -1,7 +1,8 @@
-//! Moving what is alive out of packs that are mostly dead.
+//! Moves live data out of packs that are mostly dead.
 //!
-//! The living ranges of a pack are decoded, checked, and stored again in new packs; a relocation for each old pack says
-//! where they went. Chunks that are alive as a whole keep their identity; what is left of others becomes chunks of its own.
+//! The live ranges of a pack are decoded, verified, and stored again in new packs; a relocation for each old pack
+//! records their new location. Chunks that are entirely alive keep their identity; the rest of others becomes new
+//! chunks.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use crate::format::relocation::{Move, RelocationTable};
 use crate::gc::mark::LiveRange;
 use crate::id::{PackId, WriterId};
 use crate::packing::{FrameStream, PackOutput};
-use crate::progress::stage::Untimed;
+use crate::progress::stage::NoStageTimer;
 use crate::read::frame_check::{Depth, check_frame};
 use crate::repository::Repository;
 use crate::repository::packs::FrameBuffers;
@@ -44,7 +45,7 @@ pub(crate) fn repack(
         PackId::from_bytes(
             repository
                 .vault
-                .surroundings
+                .environment
                 .draw()
                 .expect("randomness worked when gc started"),
         )
@@ -57,7 +58,7 @@ pub(crate) fn repack(
             keys: repository.vault.fingerprint_keys(),
             output: PackOutput::new(
                 scope,
-                (Arc::clone(&repository.vault.store), &Untimed),
+                (Arc::clone(&repository.vault.store), &NoStageTimer),
                 writer,
                 sealer_count,
             ),

@@ -1,4 +1,4 @@
-//! What a gc is asked for, what it plans and what it reports.
+//! The request, the plan and the report of gc.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ pub struct GcRequest {
 /// What gc is going to do.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GcPlan {
-    /// Packs that nobody refers to: how many, and their bytes.
+    /// Unreferenced packs: how many, and their bytes.
     pub dead_pack_count: u64,
     /// Bytes of those packs.
     pub dead_bytes: u64,

@@ -1,4 +1,4 @@
-//! What is in the repository, in figures.
+//! Statistics of the repository.
 
 use std::collections::{HashMap, HashSet};
 
@@ -9,7 +9,7 @@ use crate::gc::loss::LostSearch;
 use crate::gc::mark::Marks;
 use crate::id::SnapshotId;
 use crate::losses::LostSnapshot;
-use crate::progress::job::{JobProgress, Unwatched, check_cancelled};
+use crate::progress::job::{JobProgress, NoProgress, check_cancelled};
 use crate::repository::Repository;
 use crate::store::ObjectKind;
 
@@ -40,7 +40,7 @@ pub struct Statistics {
     pub raw_bytes: u64,
     /// Packs.
     pub pack_count: u64,
-    /// Snapshots that are gone although nobody removed them.
+    /// Snapshots that are missing without a record of their removal.
     pub lost: Vec<LostSnapshot>,
     /// Each snapshot, oldest first.
     pub snapshots: Vec<SnapshotStatistics>,
@@ -101,11 +101,11 @@ fn of_snapshot(manifest: &Manifest) -> SnapshotStatistics {
 impl Repository {
     /// Measures the repository: reads all maps and the directories of all packs.
     pub fn statistics(&self) -> Result<Statistics> {
-        self.statistics_watched(&Unwatched::default())
+        self.statistics_with_progress(&NoProgress::default())
     }
 
-    /// [`statistics`](Self::statistics) with somebody who listens, and may stop it.
-    pub fn statistics_watched(&self, progress: &dyn JobProgress) -> Result<Statistics> {
+    /// [`statistics`](Self::statistics) with progress and cancellation.
+    pub fn statistics_with_progress(&self, progress: &dyn JobProgress) -> Result<Statistics> {
         self.with_all_snapshots(|manifests| self.measure(manifests, progress))
     }
 

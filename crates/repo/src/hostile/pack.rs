@@ -1,4 +1,4 @@
-//! Packs: their ends, their directory, a frame, and whole packs whose sections somebody chose.
+//! Packs: header and trailer, directory, a frame, and whole packs with forged sections.
 
 use holdfast_block::hostile::Outcome;
 
@@ -8,7 +8,7 @@ use crate::format::codec::{Codec, Compressor, Decompressor, FRAME_BYTES_MAX};
 use crate::format::fingerprint::FingerprintKeys;
 use crate::format::machine_code::{filter, unfilter};
 use crate::format::pack::{
-    Directory, FrameContent, HEADER_LENGTH, PackKey, Section, TRAILER_LENGTH, decode_header, decode_trailer,
+    Directory, FrameContent, HEADER_LENGTH, PackKey, PackSection, TRAILER_LENGTH, decode_header, decode_trailer,
     encode_header, encode_trailer, pack_name, read_directory,
 };
 use crate::id::PackId;
@@ -16,7 +16,7 @@ use crate::key::{Cipher, Purpose, TAG_LENGTH};
 use crate::read::frame_check::{Depth, check_frame};
 use crate::store::{MemoryStore, ObjectName, Store};
 
-/// Header and trailer of a pack, with their checksums mended: u64 length of the pack, 64 bytes, 80 bytes.
+/// Header and trailer of a pack, with corrected checksums: u64 length of the pack, 64 bytes, 80 bytes.
 pub fn pack_ends(bytes: &[u8]) -> Outcome {
     let Some((length, rest)) = bytes.split_first_chunk::<8>() else {
         return Outcome::Refused;
@@ -28,8 +28,8 @@ pub fn pack_ends(bytes: &[u8]) -> Outcome {
         return Outcome::Refused;
     };
     let (mut header, mut trailer): ([u8; HEADER_LENGTH], [u8; TRAILER_LENGTH]) = (*header, *trailer);
-    mend(&mut header);
-    mend(&mut trailer);
+    correct_checksum(&mut header);
+    correct_checksum(&mut trailer);
     let pack_id = |at: usize, bytes: &[u8]| PackId::from_bytes(bytes[at..at + 16].try_into().expect("16 bytes"));
     let pack = pack_id(16, &header);
     let mut outcome = Outcome::Refused;
@@ -41,7 +41,7 @@ pub fn pack_ends(bytes: &[u8]) -> Outcome {
         );
         outcome = Outcome::Decoded;
     }
-    // Whoever reads a trailer has checked that the pack is long enough for its ends.
+    // The reader of a trailer has checked that the pack is long enough for header and trailer.
     let length = u64::from_le_bytes(*length).max((HEADER_LENGTH + TRAILER_LENGTH) as u64);
     let pack = pack_id(8, &trailer);
     if let Ok(found) = decode_trailer(&trailer, pack, length) {
@@ -57,7 +57,7 @@ pub fn pack_ends(bytes: &[u8]) -> Outcome {
 }
 
 /// Puts the CRC-32C of all bytes before it into the last four.
-fn mend(bytes: &mut [u8]) {
+fn correct_checksum(bytes: &mut [u8]) {
     if let Some((body, crc)) = bytes.split_last_chunk_mut::<4>() {
         *crc = crc32c::crc32c(body).to_le_bytes();
     }
@@ -174,7 +174,7 @@ pub(super) fn forge(key: &PackKey, pack: PackId, bytes: &[u8]) -> Option<Vec<u8>
     let mut directory = Directory::decode_unplaced(plaintext).ok()?;
     let offset = directory.finish();
     let mut object = encode_header(pack, directory.kind, directory.writer).to_vec();
-    let mut append = |section: Section, length: usize| -> Option<()> {
+    let mut append = |section: PackSection, length: usize| -> Option<()> {
         let (taken, left) = rest.split_at_checked(length.checked_sub(TAG_LENGTH)?)?;
         rest = left;
         let mut sealed = taken.to_vec();
@@ -183,15 +183,15 @@ pub(super) fn forge(key: &PackKey, pack: PackId, bytes: &[u8]) -> Option<Vec<u8>
         Some(())
     };
     for (number, frame) in (0..).zip(directory.frames()) {
-        append(Section::Frame(number), frame.stored_length as usize)?;
+        append(PackSection::Frame(number), frame.stored_length as usize)?;
     }
     for (number, frame) in (0..).zip(directory.frames()) {
         if frame.content == FrameContent::Blocks {
-            append(Section::Prints(number), frame.prints_length())?;
+            append(PackSection::Prints(number), frame.prints_length())?;
         }
     }
     let mut sealed = plaintext.to_vec();
-    key.seal(Section::Directory, &mut sealed);
+    key.seal(PackSection::Directory, &mut sealed);
     object.extend_from_slice(&sealed);
     let hash = blake3::hash(&object);
     object.extend_from_slice(&encode_trailer(pack, offset, sealed.len() as u64, hash.as_bytes()));
@@ -209,7 +209,7 @@ pub(super) fn plaintext(store: &dyn Store, pack: PackId, key: impl Fn() -> PackK
     let numbers = 0..u32::try_from(reader.directory.frames().len()).expect("at most 2^16 frames");
     for number in numbers.clone() {
         reader.fetch(store, number, &mut sealed)?;
-        assert!(key.open(Section::Frame(number), &mut sealed), "the pack is whole");
+        assert!(key.open(PackSection::Frame(number), &mut sealed), "the pack is whole");
         bytes.extend_from_slice(&sealed);
     }
     for number in numbers {

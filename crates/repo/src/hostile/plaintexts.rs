@@ -1,4 +1,4 @@
-//! From a repository to the bytes that its parsers are fed, and back: seeds, and objects that are sealed and hostile.
+//! Extracts the plaintexts of a repository as seeds, and seals hostile objects.
 
 use super::keyring;
 use crate::check::scrub::record::is_read_record;
@@ -76,7 +76,7 @@ pub fn reseal(repository: &Repository, name: &ObjectName, plaintext: &[u8]) -> R
         ObjectKind::Config | ObjectKind::Snapshot => Purpose::ManifestSealing,
         _ => Purpose::MarkerSealing,
     };
-    let randomness = &*vault.surroundings.randomness;
+    let randomness = &*vault.environment.randomness;
     let sealed = seal_object(&vault.keyring, purpose, vault.cipher, name, plaintext, randomness)?;
     Ok(Some(sealed))
 }
@@ -115,7 +115,7 @@ pub fn plaintexts(repository: &Repository) -> Result<Vec<Plaintext>> {
         }
     }
     add("paper_key", PaperKey::encode(&vault.master).text().as_bytes().to_vec());
-    let (name, randomness) = (ObjectName::config(), &*vault.surroundings.randomness);
+    let (name, randomness) = (ObjectName::config(), &*vault.environment.randomness);
     let of_another = Some(vault.keyring.fingerprints());
     for (cipher, fingerprints) in [(Cipher::Aes256Gcm, None), (Cipher::ChaCha20Poly1305, of_another)] {
         let config = RepositoryConfig::new(vault.config.id, 0, cipher, fingerprints).encode();

@@ -1,4 +1,4 @@
-//! Small objects: configuration, manifests, and what writers, gc and scrub leave for one another.
+//! Small objects: configuration, manifests, and the records of writers, gc and scrub.
 
 use holdfast_block::hostile::Outcome;
 use serde::Serialize;
@@ -102,10 +102,7 @@ pub fn relocation(bytes: &[u8]) -> Outcome {
             let pack = PackId::from_bytes([1; 16]);
             let frame = moved.frame;
             let (_, together) = table.find(Location { pack, frame, offset }, 4096);
-            assert!(
-                (1..=4096).contains(&together),
-                "whoever follows a relocation makes progress"
-            );
+            assert!((1..=4096).contains(&together), "following a relocation makes progress");
         }
     }
     Outcome::Decoded

@@ -1,4 +1,4 @@
-//! What can go wrong with keys.
+//! Errors of keys.
 
 use super::{CredentialKind, Purpose, SlotId, SlotInfo};
 use crate::store::{ObjectName, StoreError};
@@ -130,7 +130,7 @@ pub enum KeyError {
     },
     /// There are more slots than are tried, and none of those that were opened.
     #[error(
-        "none of the {tried_count} key slots of {store} that were tried opens with this {kind}, and there are more than are tried: somebody may have put them there"
+        "none of the {tried_count} key slots of {store} that were tried opens with this {kind}, and there are more than are tried: an attacker may have added them"
     )]
     SlotsNotTried {
         /// The store.

@@ -1,12 +1,12 @@
-//! Keys: one master secret, what is derived from it, and who can open it.
+//! Keys: the master secret, the keys derived from it, and the slots that open it.
 //!
-//! A repository has one [`MasterSecret`], made at random when it is made. Every other key is derived from it, one per
-//! [`Purpose`], so that no key is ever used for two things. The secret itself lies in key slots: objects that hold it sealed under
-//! a passphrase or a key file, one slot per person, host or safe. A [`PaperKey`] is the secret as text, for the day on which all slots
-//! are lost.
+//! A repository has one [`MasterSecret`], drawn at random when it is created. Every other key is derived from it, one
+//! per [`Purpose`], so that no key is used for two purposes. The secret itself is stored in key slots: objects that
+//! hold it sealed under a passphrase or a key file, one slot per person, host or safe. A [`PaperKey`] is the secret as
+//! text, in case all slots are lost.
 //!
-//! A repository that is not encrypted has an open slot, which anyone opens: the same code seals the same bytes, and damage is found
-//! in the same way. Formats and what they protect from: `docs/format/keys.md`.
+//! An unencrypted repository has an open slot, which needs no secret: the same code seals the same bytes, and damage is
+//! detected in the same way. Formats and threat model: `docs/format/keys.md`.
 
 mod error;
 mod paper;

@@ -29,7 +29,7 @@ const HASH_CONTEXT: &str = "holdfast 2026 paper key v1 checksum";
 /// Longer text is not looked at.
 const TEXT_BYTES_MAX: usize = 1024;
 
-/// The master secret in a form for paper: whoever has it opens the repository without any slot.
+/// The master secret in a printable form: it opens the repository without any slot.
 pub struct PaperKey(Zeroizing<String>);
 
 impl PaperKey {

@@ -1,4 +1,4 @@
-//! From a passphrase or a key file to the key of a slot.
+//! Derives the key of a slot from a passphrase or a key file.
 
 use std::fmt;
 
@@ -18,7 +18,7 @@ const KEY_FILE_BYTES_MIN: usize = 32;
 pub enum Credential<'a> {
     /// A passphrase, byte for byte as it was typed.
     Passphrase(&'a [u8]),
-    /// The contents of a key file: at least 32 bytes that nobody can guess.
+    /// The contents of a key file: at least 32 unpredictable bytes.
     KeyFile(&'a [u8]),
     /// Nothing: the repository is not encrypted.
     Open,

@@ -1,4 +1,4 @@
-//! What keys are derived for.
+//! The purposes of derived keys.
 
 /// What a key is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -1,11 +1,11 @@
-//! Where random bytes come from.
+//! Sources of random bytes.
 
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::{KeyError, Result};
 
-/// A source of bytes that nobody can guess; a simulation passes one that a seed decides.
+/// A source of unpredictable bytes; a simulation passes a seeded one.
 pub trait Randomness: Send + Sync {
     /// Fills `bytes`.
     fn fill(&self, bytes: &mut [u8]) -> Result<()>;

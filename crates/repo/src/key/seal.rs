@@ -57,9 +57,9 @@ impl fmt::Display for Cipher {
     }
 }
 
-/// A key ready to seal and open; it may be shared by threads.
+/// A key for sealing and opening; it may be shared by threads.
 ///
-/// Whoever uses it must never seal twice with one nonce.
+/// The caller must never seal twice with one nonce.
 pub struct SealingKey {
     key: LessSafeKey,
 }

@@ -12,8 +12,9 @@
 //! | 56 | | ciphertext |
 //! | | 16 | tag |
 //!
-//! Numbers are little-endian. The key is [`Keyring::object_key`] of the purpose and the salt, the nonce is zero, and the tag
-//! vouches for the first 56 bytes and the name of the object as well: an object in the place of another does not open.
+//! Numbers are little-endian. The key is [`Keyring::object_key`] of the purpose and the salt, the nonce is zero, and
+//! the tag also authenticates the first 56 bytes and the name of the object: an object under the name of another does
+//! not open.
 
 use super::random::{Randomness, random};
 use super::{Cipher, KeyError, Keyring, Purpose, Result, TAG_LENGTH};

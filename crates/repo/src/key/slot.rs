@@ -1,4 +1,4 @@
-//! The bytes of a key slot.
+//! The encoding of a key slot.
 //!
 //! | offset | bytes | |
 //! |---:|---:|---|
@@ -17,9 +17,10 @@
 //! | | | payload: sealed, tag included |
 //! | | 32 | BLAKE3 of all before |
 //!
-//! Numbers are little-endian. The payload is the master secret (32 bytes) and the configuration of the repository. Its seal has the
-//! slot's key, the nonce zero (the salt makes the key unique), and vouches for all bytes before it. The hash at the end tells
-//! damage from a wrong passphrase; it protects from accidents only.
+//! Numbers are little-endian. The payload is the master secret (32 bytes) and the configuration of the repository. It
+//! is sealed with the slot's key and the nonce zero (the salt makes the key unique), and the tag also authenticates all
+//! bytes before it. The hash at the end distinguishes damage from a wrong passphrase; it protects only against
+//! accidents.
 
 use zeroize::Zeroizing;
 
@@ -68,9 +69,9 @@ pub(super) struct Slot {
     payload: Vec<u8>,
 }
 
-/// What a slot holds.
+/// The content of a slot.
 #[derive(Debug)]
-pub(super) struct Contents {
+pub(super) struct SlotContents {
     pub(super) master: MasterSecret,
     pub(super) config: Vec<u8>,
 }
@@ -80,7 +81,7 @@ pub(super) fn encode(
     info: &SlotInfo,
     cipher: Cipher,
     credential: Credential<'_>,
-    contents: &Contents,
+    contents: &SlotContents,
     randomness: &dyn Randomness,
 ) -> Result<Vec<u8>> {
     assert!(
@@ -186,7 +187,7 @@ impl Slot {
     }
 
     /// What the slot holds; none when `credential` is not the one that it was made with.
-    pub(super) fn open(&self, credential: Credential<'_>) -> Result<Option<Contents>> {
+    pub(super) fn open(&self, credential: Credential<'_>) -> Result<Option<SlotContents>> {
         if credential.kind() != self.info.kind {
             return Ok(None);
         }
@@ -204,7 +205,7 @@ impl Slot {
                 detail: "its payload is too short for a secret",
             });
         };
-        Ok(Some(Contents {
+        Ok(Some(SlotContents {
             master: MasterSecret::from_bytes(*master),
             config: config.to_vec(),
         }))
@@ -246,8 +247,8 @@ mod tests {
         }
     }
 
-    fn contents() -> Contents {
-        Contents {
+    fn contents() -> SlotContents {
+        SlotContents {
             master: MasterSecret::from_bytes([7; 32]),
             config: b"configuration".to_vec(),
         }
@@ -321,7 +322,7 @@ mod tests {
         let long = info(PASSPHRASE, &"x".repeat(LABEL_BYTES_MAX + 1));
         let refused = encode(&long, Cipher::default(), PASSPHRASE, &contents(), &Counting::new(1));
         assert!(matches!(refused, Err(KeyError::LabelTooLong { .. })));
-        let large = Contents {
+        let large = SlotContents {
             config: vec![0; CONFIG_BYTES_MAX + 1],
             ..contents()
         };
@@ -333,7 +334,7 @@ mod tests {
             &Counting::new(1),
         );
         assert!(matches!(refused, Err(KeyError::ConfigTooLong { .. })));
-        let largest = Contents {
+        let largest = SlotContents {
             config: vec![0; CONFIG_BYTES_MAX],
             ..contents()
         };
@@ -343,7 +344,7 @@ mod tests {
         assert!(Slot::parse(id(), &bytes).unwrap().open(KEY_FILE).unwrap().is_some());
     }
 
-    /// Someone who can write to the store makes a slot whose checksum fits.
+    /// A slot made by an attacker with access to the store, with a valid checksum.
     fn forged(mut bytes: Vec<u8>, at: usize, value: &[u8]) -> Vec<u8> {
         bytes.truncate(bytes.len() - HASH_BYTES);
         bytes[at..at + value.len()].copy_from_slice(value);
@@ -413,7 +414,7 @@ mod tests {
         ) {
             let credential = Credential::Passphrase(&passphrase);
             let info = SlotInfo { created_unix_seconds: created, ..info(credential, &label) };
-            let contents = Contents { master: MasterSecret::from_bytes(secret), config };
+            let contents = SlotContents { master: MasterSecret::from_bytes(secret), config };
             let bytes = encode(&info, Cipher::default(), credential, &contents, &Counting::new(created)).unwrap();
             let slot = Slot::parse(id(), &bytes).unwrap();
             prop_assert_eq!(&slot.info, &info);

@@ -1,4 +1,4 @@
-//! What is known of a key slot without opening it.
+//! The public information about a key slot.
 
 use std::fmt;
 use std::str::FromStr;
@@ -113,7 +113,7 @@ impl FromStr for SlotId {
     }
 }
 
-/// What a slot says of itself to anyone.
+/// The public fields of a slot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SlotInfo {
     /// Its identity.

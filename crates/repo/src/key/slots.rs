@@ -1,17 +1,17 @@
 //! The key slots of a store: add, open, list, replace and remove.
 //!
-//! A slot is an object that never changes; a new passphrase is a new slot. The new one is durable, and has been opened once, before
-//! an old one goes.
+//! A slot is an immutable object; a new passphrase is a new slot. The new one is durable, and has been opened once,
+//! before an old one is removed.
 //!
-//! Two hosts may each remove "the other" slot at the same moment. So that one slot always stays, whoever removes a slot first puts
-//! a marker, `keys/<slot>.<attempt>`, then looks what is there, and deletes only if there is a slot without a marker
-//! besides its own. The later of two markers sees the earlier one; the slot goes before its markers, and every slot that is
-//! counted on is read after the markers. A marker that a crash leaves makes later removals more careful, nothing else.
+//! Two hosts may each remove "the other" slot at the same moment. To keep at least one slot, a removal first puts a
+//! marker, `keys/<slot>.<attempt>`, then lists the slots, and deletes only if there is a slot without a marker besides
+//! its own. The later of two markers sees the earlier one; the slot is deleted before its markers, and every slot that
+//! is relied on is read after the markers. A marker that a crash leaves only makes later removals more careful.
 
 use std::collections::BTreeSet;
 
 use super::random::{Randomness, random};
-use super::slot::{Contents, SLOT_BYTES_MAX, Slot, encode};
+use super::slot::{SLOT_BYTES_MAX, Slot, SlotContents, encode};
 use super::{Cipher, Credential, CredentialKind, KdfParameters, KeyError, MasterSecret, Result};
 use crate::key::slot_info::{SlotId, SlotInfo};
 use crate::store::{ObjectKind, ObjectName, Put, Store, StoreError};
@@ -20,8 +20,8 @@ use crate::store::{ObjectKind, ObjectName, Put, Store, StoreError};
 pub const SLOT_COUNT_MAX: usize = 64;
 /// Most objects looked at: slots, and the markers and damage beside them.
 const OBJECT_COUNT_MAX: usize = 4 * SLOT_COUNT_MAX;
-/// What trying slots may cost together before no further one is tried, in the unit of [`KdfParameters::cost`]: as much as 64 slots of
-/// today's default cost. Anybody who can write to the store can make slots, and each of them costs time.
+/// The total cost of trying slots before no further one is tried, in the unit of [`KdfParameters::cost`]: as much as 64
+/// slots of today's default cost. Anyone with write access to the store can add slots, and each of them costs time.
 const COST_MAX: u64 = 64 * 32 * 1024 * 4;
 
 /// A slot to be made.
@@ -98,7 +98,7 @@ pub fn add(
             count_max: SLOT_COUNT_MAX,
         });
     }
-    let contents = Contents {
+    let contents = SlotContents {
         master: master.clone(),
         config: config.to_vec(),
     };
@@ -125,10 +125,10 @@ pub fn add(
     }
 }
 
-/// Opens a slot with `credential`: of those that take one, the first that opens, cheapest guess first.
+/// Opens a slot with `credential`: the first matching slot that opens, in ascending order of cost.
 ///
-/// Slots of other kinds are not touched. Above all an open slot, which anyone who can write to the store could have put there,
-/// never stands in for a passphrase.
+/// Slots of other kinds are not tried. In particular an open slot, which anyone with write access to the store could
+/// have added, never replaces a passphrase.
 pub fn unlock(store: &dyn Store, credential: Credential<'_>) -> Result<Unlocked> {
     unlock_chosen(store, credential, SlotChoice::Any)
 }
@@ -160,7 +160,7 @@ fn unlock_one(store: &dyn Store, id: SlotId, credential: Credential<'_>) -> Resu
         });
     }
     match slot.open(credential)? {
-        Some(Contents { master, config }) => Ok(Unlocked {
+        Some(SlotContents { master, config }) => Ok(Unlocked {
             master,
             config,
             slot: slot.info,
@@ -200,7 +200,7 @@ fn unlock_any(store: &dyn Store, credential: Credential<'_>) -> Result<Unlocked>
         }
         spent = spent.saturating_add(slot.info.parameters.map_or(0, KdfParameters::cost));
         match slot.open(credential) {
-            Ok(Some(Contents { master, config })) => {
+            Ok(Some(SlotContents { master, config })) => {
                 return Ok(Unlocked {
                     master,
                     config,
@@ -271,9 +271,9 @@ pub fn replace(store: &dyn Store, old: &Unlocked, new: &NewSlot<'_>, randomness:
     Ok(id)
 }
 
-/// Removes a slot, whole or damaged.
+/// Removes a slot, intact or damaged.
 ///
-/// Whoever has a copy of the store from before still opens that with the removed slot.
+/// An earlier copy of the store can still be opened with the removed slot.
 pub fn remove(store: &dyn Store, id: SlotId, removal: Removal, randomness: &dyn Randomness) -> Result<()> {
     match store.length(&id.object()) {
         Err(StoreError::NotFound { .. }) => return Err(KeyError::NoSuchSlot { id }),

@@ -1,4 +1,4 @@
-//! How many bytes of frames are on their way into packs at once.
+//! Bounds the bytes of frames on their way into packs.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -48,7 +48,7 @@ impl FrameRoom {
         self.changed.notify_all();
     }
 
-    /// Lets nobody wait any more: nothing will be given back.
+    /// Releases all waiting threads: no memory will be returned.
     pub(super) fn close(&self) {
         self.state().is_closed = true;
         self.changed.notify_all();

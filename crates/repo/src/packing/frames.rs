@@ -1,4 +1,4 @@
-//! Filling frames, and packs with frames.
+//! Fills frames, and packs with frames.
 
 use std::sync::Arc;
 

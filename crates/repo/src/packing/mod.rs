@@ -1,6 +1,6 @@
-//! Filling packs: chunks and pages gathered into frames, frames sealed in parallel, packs made durable.
+//! Fills packs: collects chunks and pages into frames, seals frames in parallel, makes packs durable.
 //!
-//! Whoever stores anything goes through here: a backup, and gc when it rewrites packs that are mostly dead.
+//! Used by all writers of data: a backup, and gc when it repacks.
 
 mod frame_room;
 mod frames;

@@ -1,9 +1,9 @@
 //! From full frames to durable packs, in parallel.
 //!
-//! The coordinator hands over full frames. Sealers compress and seal them, in any order; the appender puts them into their
-//! packs, in theirs; the committer makes packs durable. Every queue is bounded, so the memory of the whole is that of a few
-//! frames. With no threads at all, each step is done at once by the caller: the same code, in an order that a simulation
-//! can repeat.
+//! The coordinator passes full frames on. Sealers compress and seal them, in any order; the appender writes them into
+//! their packs, in order; the committer makes packs durable. Every queue is bounded, and the total memory is that of a
+//! few frames. Without threads, the caller executes each step at once: the same code, in an order that a simulation can
+//! repeat.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -57,7 +57,7 @@ pub(crate) struct FrameJob {
 }
 
 /// The end of a pack.
-struct PackEnd {
+struct PackCompletion {
     pack: Arc<OpenPack>,
     frame_count: usize,
     attachment: Vec<u8>,
@@ -72,7 +72,7 @@ pub(crate) struct FinishedPack {
 
 enum ToAppender {
     Frame(Arc<OpenPack>, SealedFrame),
-    End(PackEnd),
+    End(PackCompletion),
 }
 
 /// Buffers that go round: reusing memory is faster than fresh pages are.
@@ -134,12 +134,12 @@ impl Drop for Appender {
 
 struct OpenWriter {
     writer: PackWriter,
-    end: Option<PackEnd>,
+    end: Option<PackCompletion>,
 }
 
 impl Appender {
     /// Takes a frame or an end; returns the pack if that completed it.
-    fn take(&mut self, message: ToAppender) -> Result<Option<(PackWriter, PackEnd)>> {
+    fn take(&mut self, message: ToAppender) -> Result<Option<(PackWriter, PackCompletion)>> {
         let pack = match &message {
             ToAppender::Frame(pack, _) => Arc::clone(pack),
             ToAppender::End(end) => Arc::clone(&end.pack),
@@ -156,7 +156,7 @@ impl Appender {
             ToAppender::Frame(pack, frame) => {
                 pack.stored_bytes.fetch_add(frame.stored_bytes(), Ordering::Relaxed);
                 entry.writer.add(frame, |frame| {
-                    // Memory first: who waits for room takes memory next, and should find this.
+                    // Memory first: a thread that waits for room takes memory next, and should find this.
                     let held_bytes = frame.held_bytes();
                     if frame.content != FrameContent::Tree {
                         self.raw_buffers.give(frame.into_raw_buffer());
@@ -178,7 +178,7 @@ impl Appender {
     }
 }
 
-fn commit(writer: PackWriter, end: PackEnd) -> Result<FinishedPack> {
+fn commit(writer: PackWriter, end: PackCompletion) -> Result<FinishedPack> {
     let (directory, stored_bytes) = writer.finish(end.attachment)?;
     Ok(FinishedPack {
         pack: end.pack.id,
@@ -198,14 +198,14 @@ fn seal(job: FrameJob, compressor: &mut Compressor, raw_buffers: &BufferPool) ->
 
 /// Where the coordinator puts frames.
 pub(crate) struct PackOutput<'a> {
-    mode: Mode,
+    mode: OutputMode,
     timer: &'a dyn StageTimer,
     /// Packs that were ended and are not known to be finished.
     unfinished: usize,
     raw_buffers: BufferPool,
 }
 
-enum Mode {
+enum OutputMode {
     Inline {
         compressor: Box<Compressor>,
         appender: Box<Appender>,
@@ -236,7 +236,7 @@ impl<'a> PackOutput<'a> {
             room: Arc::new(FrameRoom::new(sealer_count * WRITTEN_FRAME_BYTES_MAX + WAITING_BYTES)),
         };
         let mode = if sealer_count == 0 {
-            Mode::Inline {
+            OutputMode::Inline {
                 compressor: Box::new(Compressor::new()),
                 appender: Box::new(appender),
                 finished: Vec::new(),
@@ -260,11 +260,11 @@ impl<'a> PackOutput<'a> {
     /// Hands over a full frame; waits while the queue is full.
     pub(crate) fn frame(&mut self, job: FrameJob) -> Result<()> {
         match &mut self.mode {
-            Mode::Inline { compressor, .. } => {
+            OutputMode::Inline { compressor, .. } => {
                 let (pack, frame) = seal(job, compressor, &self.raw_buffers);
                 self.append(ToAppender::Frame(pack, frame))
             }
-            Mode::Threads {
+            OutputMode::Threads {
                 room, jobs, finished, ..
             } => timed(self.timer, Stage::AwaitSealers, || {
                 room.take(job.raw.len()) && jobs.send(job).is_ok()
@@ -277,21 +277,21 @@ impl<'a> PackOutput<'a> {
     /// Ends a pack of `frame_count` frames.
     pub(crate) fn end(&mut self, pack: Arc<OpenPack>, frame_count: usize, attachment: Vec<u8>) -> Result<()> {
         self.unfinished += 1;
-        let end = ToAppender::End(PackEnd {
+        let end = ToAppender::End(PackCompletion {
             pack,
             frame_count,
             attachment,
         });
         match &mut self.mode {
-            Mode::Inline { .. } => self.append(end),
-            Mode::Threads { ends, finished, .. } => {
+            OutputMode::Inline { .. } => self.append(end),
+            OutputMode::Threads { ends, finished, .. } => {
                 timed(self.timer, Stage::AwaitDurable, || ends.send(end)).map_err(|_| first_error(finished))
             }
         }
     }
 
     fn append(&mut self, message: ToAppender) -> Result<()> {
-        let Mode::Inline { appender, finished, .. } = &mut self.mode else {
+        let OutputMode::Inline { appender, finished, .. } = &mut self.mode else {
             unreachable!("with threads, only the appender appends")
         };
         if let Some((writer, end)) = appender.take(message)? {
@@ -303,8 +303,8 @@ impl<'a> PackOutput<'a> {
     /// The packs that became durable since the last call.
     pub(crate) fn finished(&mut self) -> Result<Vec<FinishedPack>> {
         let packs: Vec<_> = match &mut self.mode {
-            Mode::Inline { finished, .. } => std::mem::take(finished),
-            Mode::Threads { finished, .. } => finished.try_iter().collect::<Result<_>>()?,
+            OutputMode::Inline { finished, .. } => std::mem::take(finished),
+            OutputMode::Threads { finished, .. } => finished.try_iter().collect::<Result<_>>()?,
         };
         self.unfinished -= packs.len();
         Ok(packs)
@@ -314,7 +314,7 @@ impl<'a> PackOutput<'a> {
     pub(crate) fn wait_for_ended(&mut self) -> Result<Vec<FinishedPack>> {
         let mut packs = self.finished()?;
         while self.unfinished > 0 {
-            let Mode::Threads { finished, .. } = &self.mode else {
+            let OutputMode::Threads { finished, .. } = &self.mode else {
                 unreachable!("without threads a pack is finished when it ends")
             };
             let pack = timed(self.timer, Stage::AwaitDurable, || finished.recv());
@@ -334,11 +334,11 @@ fn spawn<'scope, 'a>(
     scope: &'scope Scope<'scope, 'a>,
     mut appender: Appender,
     (sealer_count, timer): (usize, &'a dyn StageTimer),
-) -> Mode {
+) -> OutputMode {
     let room = Arc::clone(&appender.room);
     let (jobs, job_queue) = bounded::<FrameJob>(1);
     let (sealed, sealed_queue) = bounded::<ToAppender>(sealer_count);
-    let (complete, complete_queue) = bounded::<(PackWriter, PackEnd)>(1);
+    let (complete, complete_queue) = bounded::<(PackWriter, PackCompletion)>(1);
     let (done, finished) = unbounded();
     for _ in 0..sealer_count {
         let (job_queue, sealed) = (job_queue.clone(), sealed.clone());
@@ -367,7 +367,7 @@ fn spawn<'scope, 'a>(
                     }
                 }
                 Err(error) => {
-                    // Whoever receives it stops; if nobody does, they have stopped already.
+                    // The receiver stops; without one, all threads have stopped already.
                     failed.send(Err(error)).ok();
                     return;
                 }
@@ -383,7 +383,7 @@ fn spawn<'scope, 'a>(
             }
         }
     });
-    Mode::Threads {
+    OutputMode::Threads {
         room,
         jobs,
         ends: sealed,

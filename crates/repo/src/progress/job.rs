@@ -1,10 +1,10 @@
-//! Progress of a job, and the request to stop it.
+//! Progress and cancellation of a job.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::{Error, Result};
 
-/// Who wants to know how far a job over a disk is, and may stop it.
+/// Receives the progress of a job on a disk, and may cancel it.
 pub trait JobProgress: Sync {
     /// So many more bytes are done.
     fn advance(&self, bytes: u64);
@@ -19,7 +19,7 @@ pub trait JobProgress: Sync {
     fn items(&self, _name: &'static str, _total: u64) {}
 }
 
-impl JobProgress for Unwatched {
+impl JobProgress for NoProgress {
     fn advance(&self, _bytes: u64) {}
 
     fn cancelled(&self) -> &AtomicBool {
@@ -27,7 +27,7 @@ impl JobProgress for Unwatched {
     }
 }
 
-/// Ends a job that somebody wants stopped; to be called between steps.
+/// Fails if the job was cancelled; called between steps.
 pub(crate) fn check_cancelled(progress: &dyn JobProgress) -> Result<()> {
     if progress.cancelled().load(Ordering::Relaxed) {
         Err(Error::Cancelled)
@@ -36,6 +36,6 @@ pub(crate) fn check_cancelled(progress: &dyn JobProgress) -> Result<()> {
     }
 }
 
-/// A job that nobody listens to, and nobody stops.
+/// No progress display and no cancellation.
 #[derive(Debug, Default)]
-pub struct Unwatched(AtomicBool);
+pub struct NoProgress(AtomicBool);

@@ -1,4 +1,4 @@
-//! What a job says of itself while it runs: how far it is, and where its time goes.
+//! Progress and timing of a running job.
 
 pub(crate) mod job;
 pub(crate) mod stage;

@@ -1,6 +1,7 @@
-//! What the threads of a backup spend their time with: who measures that knows what holds the backup up.
+//! Measures the time that the threads of a backup spend in each stage, to find the bottleneck.
 //!
-//! The repository has no clock. It tells whoever listens when a stage begins and ends; without a listener nothing is measured.
+//! The repository has no clock. It reports the beginning and end of each stage to a listener; without one nothing is
+//! measured.
 
 use std::time::Duration;
 
@@ -44,9 +45,9 @@ pub trait StageTimer: Sync {
 
 /// Measures nothing.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Untimed;
+pub struct NoStageTimer;
 
-impl StageTimer for Untimed {
+impl StageTimer for NoStageTimer {
     fn now(&self) -> Duration {
         Duration::ZERO
     }

@@ -1,4 +1,4 @@
-//! A disk of a snapshot as a block device: opened in the time of one page, read anywhere at the price of a frame or two.
+//! A disk of a snapshot as a block device: opening reads one page, and each read decodes one or two frames.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,14 +26,14 @@ const LEAF_CACHE_BYTES: usize = 4 << 20;
 const FETCH_COUNT_MAX: usize = 2;
 
 /// The pieces of a leaf, each with where it begins on the disk; none where the leaf is zero.
-type Leaf = Option<Arc<[(u64, Piece)]>>;
+type LeafPieces = Option<Arc<[(u64, Piece)]>>;
 
 /// Decoded frames, or the starts of some, by pack and number.
 type FrameCache = LruCache<(PackId, u32), Arc<Vec<u8>>>;
 
 /// How much of a frame is decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Part {
+enum DecodedPart {
     /// All of it: more of it will be read.
     Whole,
     /// As much as is read.
@@ -48,7 +48,7 @@ pub struct SnapshotDevice {
     root: Option<PageRef>,
     size_bytes: u64,
     unit: Unit,
-    leaves: Mutex<LruCache<u64, Leaf>>,
+    leaves: Mutex<LruCache<u64, LeafPieces>>,
     frames: Mutex<FrameCache>,
     spare: Mutex<Vec<FrameBuffers>>,
     /// Where the last read ended.
@@ -97,7 +97,7 @@ impl SnapshotDevice {
         MapReader::new(&*self.packs, self.root, self.size_bytes, self.unit)
     }
 
-    fn leaf(&self, number: u64) -> Result<Leaf> {
+    fn leaf(&self, number: u64) -> Result<LeafPieces> {
         if let Some(leaf) = lock(&self.leaves).get(&number) {
             return Ok(leaf);
         }
@@ -131,8 +131,8 @@ impl SnapshotDevice {
 
     /// The bytes of a frame, at least the first `wanted`, or as many as there are.
     ///
-    /// Who reads at one place may never come back, and gets the start of the frame. Who comes back for more gets it whole.
-    fn frame(&self, (pack, frame): (PackId, u32), wanted: usize, part: Part) -> Result<Arc<Vec<u8>>> {
+    /// The first read of a frame may be the only one, and decodes only its start. A second read decodes it entirely.
+    fn frame(&self, (pack, frame): (PackId, u32), wanted: usize, part: DecodedPart) -> Result<Arc<Vec<u8>>> {
         // Prints are of whole blocks, and a disk may end within one.
         let wanted = match (&self.print_keys, self.unit) {
             (Some(_), Unit::Block) => wanted.next_multiple_of(BLOCK_LENGTH),
@@ -141,9 +141,9 @@ impl SnapshotDevice {
         let known = lock(&self.frames).get(&(pack, frame));
         let part = match known {
             Some(raw) if raw.len() >= wanted => return Ok(raw),
-            Some(_) => Part::Whole,
+            Some(_) => DecodedPart::Whole,
             // Chunks of a stream are checked whole, and end where no read does.
-            None if self.print_keys.is_some() && self.unit == Unit::Byte => Part::Whole,
+            None if self.print_keys.is_some() && self.unit == Unit::Byte => DecodedPart::Whole,
             None => part,
         };
         let mut buffers = lock(&self.spare).pop().unwrap_or_else(FrameBuffers::new);
@@ -151,8 +151,8 @@ impl SnapshotDevice {
         let forgotten = lock(&self.frames).make_room(FRAME_BYTES_MAX);
         let mut raw = forgotten.and_then(Arc::into_inner).unwrap_or_default();
         match part {
-            Part::Whole => self.packs.frame(pack, frame, &mut buffers, &mut raw)?,
-            Part::Start => self.packs.frame_start((pack, frame), wanted, &mut buffers, &mut raw)?,
+            DecodedPart::Whole => self.packs.frame(pack, frame, &mut buffers, &mut raw)?,
+            DecodedPart::Start => self.packs.frame_start((pack, frame), wanted, &mut buffers, &mut raw)?,
         }
         lock(&self.spare).push(buffers);
         if let Some(keys) = &self.print_keys {
@@ -169,7 +169,11 @@ impl SnapshotDevice {
     /// one frame starts no thread.
     fn fetch_ahead(&self, offset: u64, length: u64) -> Result<()> {
         let is_next = self.last_end.swap(offset + length, Ordering::Relaxed) == offset;
-        let part = if is_next { Part::Whole } else { Part::Start };
+        let part = if is_next {
+            DecodedPart::Whole
+        } else {
+            DecodedPart::Start
+        };
         let mut missing: Vec<((PackId, u32), usize)> = Vec::new();
         let mut at = offset;
         while at < offset + length && missing.len() < FETCH_COUNT_MAX {
@@ -191,7 +195,7 @@ impl SnapshotDevice {
         let Some(((key, wanted), others)) = missing.split_first() else {
             return Ok(());
         };
-        // What goes wrong here goes wrong again, and is told or mended, when the bytes are copied.
+        // Errors here recur, and are reported or repaired, when the bytes are copied.
         std::thread::scope(|scope| {
             for &(key, wanted) in others {
                 scope.spawn(move || self.frame(key, wanted, part).is_ok());
@@ -213,7 +217,7 @@ impl SnapshotDevice {
                 let (location, together, raw) = self.packs.follow(|| {
                     let (location, together) = self.packs.resolve(location, piece.length)?;
                     let wanted = location.offset as usize + to_usize(together);
-                    let raw = self.frame((location.pack, location.frame), wanted, Part::Whole)?;
+                    let raw = self.frame((location.pack, location.frame), wanted, DecodedPart::Whole)?;
                     Ok((location, together, raw))
                 })?;
                 let start = location.offset as usize;

@@ -1,8 +1,8 @@
-//! What differs between two disks of snapshots, without reading what they share.
+//! The differences between two disks of snapshots, without reading what they share.
 //!
-//! The two maps are walked together. Pages that are the same page are skipped, whatever they span; pieces at the same place of the
-//! repository are equal; of blocks at different places the prints are compared, which are as good as their bytes and need no
-//! frame to be read. Only streams, whose pieces are cut anywhere, are read where their maps differ.
+//! The two maps are walked together. Identical pages are skipped, whatever they span; pieces at the same location of
+//! the repository are equal; for blocks at different locations the prints are compared, which needs no frame. Only
+//! streams, whose pieces have arbitrary boundaries, are read where their maps differ.
 
 use std::ops::Range;
 
@@ -38,7 +38,7 @@ impl Repository {
             devices: (&old_device, &new_device),
             has_prints,
             common_bytes,
-            ranges: Joined { pending: None, visit },
+            ranges: RangeJoiner { pending: None, visit },
         };
         diff.run()?;
         diff.ranges.push(common_bytes..old.size_bytes.max(new.size_bytes))?;
@@ -46,13 +46,13 @@ impl Repository {
     }
 }
 
-/// Joins ranges that touch.
-struct Joined<'a> {
+/// Merges adjacent ranges.
+struct RangeJoiner<'a> {
     pending: Option<Range<u64>>,
     visit: &'a mut dyn FnMut(Range<u64>) -> Result<()>,
 }
 
-impl Joined<'_> {
+impl RangeJoiner<'_> {
     fn push(&mut self, range: Range<u64>) -> Result<()> {
         if range.is_empty() {
             return Ok(());
@@ -82,7 +82,7 @@ struct Diff<'a> {
     devices: (&'a SnapshotDevice, &'a SnapshotDevice),
     has_prints: bool,
     common_bytes: u64,
-    ranges: Joined<'a>,
+    ranges: RangeJoiner<'a>,
 }
 
 impl Diff<'_> {

@@ -1,7 +1,8 @@
-//! Checking that a decoded frame holds what its pack says.
+//! Verifies that a decoded frame matches its pack's directory.
 //!
-//! The seal proves that a frame is what was sealed. The prints and identities prove that what was sealed is what was read
-//! from the disk: they were computed before the bytes went through compression, and memory, on their way into the seal.
+//! The seal proves that a frame is what was sealed. The prints and identities prove that what was sealed is what was
+//! read from the disk: they were computed before the bytes were compressed and sealed, so that they detect errors of
+//! memory in between.
 
 use crate::error::{Error, Result};
 use crate::format::fingerprint::{BLOCK_LENGTH, BlockHash, FingerprintKeys, PRINT_LENGTH, print_of};

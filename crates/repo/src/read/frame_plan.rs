@@ -1,8 +1,8 @@
-//! Reading a disk by frame instead of by offset.
+//! Reads a disk by frame instead of by offset.
 //!
-//! Restore and verify need every frame of a disk once, wherever its bytes lie on the disk. The plan walks the map and hands
-//! out what it finds in batches, sorted by frame: bounded in memory, and a frame is decoded twice only where its bytes fall
-//! into two batches.
+//! Restore and verify need every frame of a disk once, whatever the order of its bytes on the disk. The plan walks the
+//! map and returns batches sorted by frame: memory is bounded, and a frame is decoded twice only if its bytes fall into
+//! two batches.
 
 use crate::error::Result;
 use crate::format::map::{LEAF_BYTES, MapReader, PieceContent};
@@ -24,7 +24,7 @@ pub(crate) struct PlannedPiece {
 }
 
 /// What comes next of a disk.
-pub(crate) struct Batch {
+pub(crate) struct PlannedBatch {
     /// Sorted by pack, frame and place in the frame.
     pub(crate) pieces: Vec<PlannedPiece>,
     /// Ranges of the disk that are zero: offset and length.
@@ -50,9 +50,9 @@ impl<'a> FramePlan<'a> {
     }
 
     /// The next batch; none at the end of the disk.
-    pub(crate) fn next(&mut self) -> Result<Option<Batch>> {
+    pub(crate) fn next(&mut self) -> Result<Option<PlannedBatch>> {
         let size = self.map.size_bytes();
-        let mut batch = Batch {
+        let mut batch = PlannedBatch {
             pieces: Vec::new(),
             zeroes: Vec::new(),
         };
@@ -141,7 +141,7 @@ pub(crate) fn moved_pieces(packs: &Packs, planned: &[PlannedPiece]) -> Result<Ve
     Ok(pieces)
 }
 
-impl Batch {
+impl PlannedBatch {
     fn push_zero(&mut self, offset: u64, length: u64) {
         match self.zeroes.last_mut() {
             Some((start, known)) if *start + *known == offset => *known += length,

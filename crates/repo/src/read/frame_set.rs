@@ -1,11 +1,11 @@
-//! Which frames and pages were seen, in bounded memory, exactly.
+//! An exact set of frames and pages, in bounded memory.
 
 use std::collections::{HashMap, HashSet};
 
 use crate::format::map::{PageRef, Unit};
 use crate::id::PackId;
 
-/// Frames by pack, a bit each; once over its bound it takes in no further packs, and whoever asks does the work again.
+/// Frames by pack, a bit each; once its bound is reached it accepts no further packs, and the caller repeats the work.
 #[derive(Debug)]
 pub(crate) struct FrameSet {
     packs: HashMap<PackId, Vec<u64>>,

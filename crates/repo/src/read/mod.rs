@@ -1,4 +1,4 @@
-//! Reading the disks of snapshots.
+//! Reads the disks of snapshots.
 
 pub(crate) mod device;
 pub(crate) mod diff;

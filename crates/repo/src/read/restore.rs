@@ -1,8 +1,8 @@
-//! Bringing a disk back.
+//! Restores a disk.
 //!
-//! Frames are read one after the other, each decoded once by one of several threads and its pieces written wherever they belong by
-//! others, so that nobody who could compute waits for the target. Everything is checked on the way: the seal of every frame,
-//! and the print of every block.
+//! Frames are read sequentially, each decoded once by one of several threads, and its pieces are written by others, so
+//! that decoding never waits for the target. Everything is verified: the seal of every frame, and the print of every
+//! block.
 
 mod request;
 
@@ -18,7 +18,7 @@ use crate::format::pack::FrameContent;
 use crate::progress::job::JobProgress;
 use crate::read::device::SnapshotDevice;
 use crate::read::frame_check::{Depth, check_frame};
-use crate::read::frame_plan::{Batch, FramePlan, PlannedPiece, plan_again};
+use crate::read::frame_plan::{FramePlan, PlannedBatch, PlannedPiece, plan_again};
 use crate::repository::Repository;
 use crate::repository::packs::FrameBuffers;
 pub use request::{RestoreReport, RestoreRequest, TargetState};
@@ -74,8 +74,8 @@ impl Repository {
 /// Written bytes after which the target begins to make them durable, while more are written: at the end little is left.
 const FLUSH_BYTES: u64 = 64 << 20;
 
-/// Writers for each thread that decodes. They mostly wait for the target, and so that nobody else waits with them, they do
-/// nothing else.
+/// Writers for each decoding thread. They mostly wait for the target, and do nothing else, so that decoding does not
+/// wait.
 const WRITERS_PER_THREAD: usize = 2;
 
 /// Frames in memory for each thread that decodes: one that it decodes, and one that is written.
@@ -124,7 +124,7 @@ struct Scratch {
     raw: AlignedBuffer,
     target: Vec<u8>,
     hashes: Vec<BlockHash>,
-    /// Who writes, where that is not the worker itself.
+    /// The writer threads, unless the worker writes itself.
     writers: Option<Writers>,
 }
 
@@ -226,7 +226,7 @@ impl RestoreJob<'_> {
         Ok(())
     }
 
-    /// Keeps the first error; everybody stops when they see it.
+    /// Keeps the first error; all threads stop when they see it.
     fn fail(&self, error: Error) {
         self.failure().get_or_insert(error);
     }
@@ -405,7 +405,7 @@ impl RestoreJob<'_> {
         Ok(())
     }
 
-    fn zeroes(&self, batch: &Batch) -> Result<()> {
+    fn zeroes(&self, batch: &PlannedBatch) -> Result<()> {
         for &(offset, length) in &batch.zeroes {
             self.check_cancelled()?;
             self.counters.zero.fetch_add(length, Ordering::Relaxed);

@@ -1,7 +1,7 @@
-//! Doing what a plan says.
+//! Executes a repair plan.
 
 use super::{RepairAction, RepairReport};
-use crate::check::finding::{Place, classify};
+use crate::check::finding::{DamagedPart, classify};
 use crate::check::impact::impact;
 use crate::check::scrub::copied_manifest;
 use crate::error::{Error, Result};
@@ -24,7 +24,7 @@ impl Repository {
         report: &mut RepairReport,
     ) -> Result<()> {
         match action {
-            RepairAction::RestoreConfig => self.mend_config().map(|_| ()),
+            RepairAction::RestoreConfig => self.repair_config().map(|_| ()),
             RepairAction::RestoreSnapshot { snapshot, copy } => self.bring_back(*snapshot, *copy),
             RepairAction::RestoreRelocation { object } => {
                 match RelocationId::of(&object.parse().map_err(StoreError::from)?) {
@@ -90,7 +90,7 @@ impl Repository {
                     snapshot,
                     // As long as there is a copy, the record keeps it from passing for a lost snapshot.
                     copy: self.copies()?.of(snapshot),
-                    time_ms: (self.vault.surroundings.now_ms)(),
+                    time_ms: (self.vault.environment.now_ms)(),
                     reason: "removed earlier; the record of it was damaged".to_owned(),
                 };
                 Some(serde_json::to_vec(&record).expect("a record is made of strings and numbers"))
@@ -121,7 +121,7 @@ impl Repository {
                 .packs
                 .frame_reader(pack)
                 .is_ok_and(|reader| reader.frame(frame).is_ok());
-            (!is_there).then_some(Place::Frame(pack, frame))
+            (!is_there).then_some(DamagedPart::Frame(pack, frame))
         };
         let mut is_complete = true;
         match impact(&self.packs, &[manifest], &unreachable, |_, _| is_complete = false) {

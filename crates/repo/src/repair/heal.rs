@@ -1,7 +1,7 @@
-//! Healing: what damaged packs had lost is found where it came back.
+//! Healing: recovers lost chunks of damaged packs that are stored elsewhere.
 //!
-//! A chunk of a damaged pack that is stored elsewhere too, mostly because a backup has brought it again, is looked up by its
-//! identity, and a relocation leads from the old place to the new one. Maps stay as they are.
+//! A chunk of a damaged pack that is also stored elsewhere, usually because a backup has stored it again, is looked up
+//! by its identity, and a relocation leads from the old location to the new one. Maps are unchanged.
 
 use std::collections::BTreeMap;
 
@@ -14,9 +14,10 @@ use crate::repository::damage_records::{DamageRecord, damage_names, place_of, re
 use crate::writers::lease::Lease;
 
 impl Repository {
-    /// Writes relocations for everything that damaged packs had lost and that is stored elsewhere; returns how many bytes that is.
+    /// Writes relocations for everything that damaged packs had lost and that is stored elsewhere; returns the number
+    /// of bytes.
     ///
-    /// The announcement of whoever heals must be there: it keeps what is found from being deleted meanwhile.
+    /// The caller must have announced itself, so that what is found is not deleted meanwhile.
     pub(crate) fn heal(&self, lease: &Lease<'_>) -> Result<u64> {
         let names = damage_names(&self.vault)?;
         if names.is_empty() {
@@ -26,7 +27,7 @@ impl Repository {
         let mut index = self.usable_index(&mut |_| ())?;
         let mut healed_bytes = 0;
         for (pack, names) in &names {
-            // A record that cannot be read says of no chunk where it was: there is nothing to heal by.
+            // An unreadable record names no chunks: nothing can be healed.
             let (Some(record), _) = read_damage(&self.vault, names)? else {
                 continue;
             };

@@ -1,4 +1,4 @@
-//! Writing the index again, from the directories of packs.
+//! Rebuilds the index from the directories of packs.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
@@ -80,7 +80,7 @@ impl Repository {
             existing.clone(),
         );
         let mut write = |index: &mut ChunkIndex| -> Result<()> {
-            let segment = SegmentId::from_bytes(self.vault.surroundings.draw()?);
+            let segment = SegmentId::from_bytes(self.vault.environment.draw()?);
             index.write_segment(segment)?;
             good_ids.push(segment);
             Ok(())

@@ -1,6 +1,6 @@
-//! Mending a repository: first a plan, then what the plan says.
+//! Repairs a repository: first a plan, then its execution.
 //!
-//! | what | how it comes back |
+//! | what | how it is restored |
 //! |---|---|
 //! | configuration | from the copy in the key slots |
 //! | index | from the directories of packs; the old segments go when the new ones are durable |
@@ -11,9 +11,9 @@
 //! | pages of maps | not at all: they are named nowhere but by their place. The next snapshot has its own |
 //! | markers and records that cannot be read | removed, or written again where their name says all |
 //!
-//! What is lost is named: which snapshots, which disks, which bytes. Nothing that may still be of use is deleted: a damaged
-//! pack goes only when every byte of it is found elsewhere. So: repair, back up the same machines again, and repair once more.
-//! A backup heals by itself what it brings back.
+//! What is lost is named: which snapshots, which disks, which bytes. Nothing that may still be useful is deleted: a
+//! damaged pack is deleted only when every byte of it is stored elsewhere. Therefore: repair, back up the same machines
+//! again, and repair once more. A backup heals by itself what it stores again.
 
 mod execute;
 mod heal;
@@ -36,10 +36,10 @@ use crate::store::{ObjectKind, ObjectName};
 use crate::writers::lease;
 use crate::writers::lease::{Lease, Work};
 
-/// How to look for what has to be mended.
+/// How to look for damage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RepairRequest {
-    /// Share of the packs that is read first, in percent: 100 finds everything, 0 mends what was found before.
+    /// Share of the packs that is read first, in percent: 100 finds everything, 0 repairs what was found before.
     pub percent: u8,
     /// Threads that read; with none, everything is done by the caller, in a fixed order.
     pub thread_count: usize,
@@ -124,7 +124,7 @@ pub struct RepairReport {
 }
 
 impl Repository {
-    /// Says what [`repair`](Self::repair) would do now. Nothing is mended; damaged packs are remembered as scrub does.
+    /// Plans what [`repair`](Self::repair) would do now. Nothing is repaired; damaged packs are recorded as by scrub.
     pub fn plan_repair(&self, request: RepairRequest, progress: &dyn JobProgress) -> Result<RepairPlan> {
         let mut survey = self.survey_all(request, progress)?;
         let actions = self.actions(&survey)?;
@@ -160,7 +160,7 @@ impl Repository {
             thread_count,
         };
         self.supersede(lease)?;
-        // Packs are deleted as gc does it: what is damaged was said so durably, and whoever began before that has ended.
+        // Packs are deleted as by gc: the damage was recorded durably, and all writers that began before have ended.
         let is_alone = lease::is_alone(&self.vault, lease.record.writer)?;
         let survey = self.survey_all(request, progress)?;
         let planned: BTreeSet<&RepairAction> = plan.actions.iter().map(|(action, _)| action).collect();
@@ -177,7 +177,7 @@ impl Repository {
             if progress.cancelled().load(std::sync::atomic::Ordering::Relaxed) {
                 return Err(Error::Cancelled);
             }
-            // Whoever was taken for dead stops here.
+            // A process that was considered dead stops here.
             lease.renew()?;
             lease.check()?;
             if let RepairAction::RecordLoss { pack } = &action {
@@ -233,7 +233,7 @@ impl Repository {
         let mut actions = Vec::new();
         let mut add = |action, reason: &str| actions.push((action, reason.to_owned()));
         for finding in survey.findings.list() {
-            // What has taken the place of an object is somebody's: people move it away.
+            // Something in the place of an object belongs to the user, who has to move it away.
             let is_ours = finding.kind.is_damage() && finding.kind != FindingKind::Obstructed;
             if !is_ours && finding.kind != FindingKind::Single {
                 continue;

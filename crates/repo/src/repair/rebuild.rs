@@ -1,4 +1,4 @@
-//! The directory of a damaged pack, made again from its frames.
+//! Rebuilds the directory of a damaged pack from its frames.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Getting what is whole out of damaged packs, and deleting them when nothing is left in them.
+//! Saves intact data of damaged packs, and deletes packs when nothing is left in them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use crate::repository::damage_records::{DamageRecord, Extent, clear_damage};
 use crate::writers::lease::Lease;
 
 impl Repository {
-    /// Stores what is whole of damaged packs again and leads there by relocations; deletes packs in which nothing is left.
+    /// Stores intact data of damaged packs again and adds relocations; deletes packs in which nothing is left.
     ///
-    /// Returns the packs that were deleted. A pack is deleted only when *every* byte of it is relocated: then it does not
-    /// matter who refers to it, or is going to.
+    /// Returns the deleted packs. A pack is deleted only when *every* byte of it is relocated, so that all references
+    /// remain valid.
     pub(super) fn salvage(&self, lease: &Lease<'_>, damaged: &Damaged, thread_count: usize) -> Result<Vec<PackId>> {
         let mut deleted = Vec::new();
         for (pack, record) in damaged {

@@ -1,4 +1,4 @@
-//! Losses that were accepted: packs that no longer keep gc from deleting.
+//! Accepted losses: packs that no longer stop gc.
 
 use std::collections::HashSet;
 

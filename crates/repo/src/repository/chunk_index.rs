@@ -1,4 +1,4 @@
-//! The index as a writer sees it.
+//! The index for writers.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
@@ -25,7 +25,7 @@ pub(crate) struct ChunkIndex {
     keys: SegmentKeys,
     segments: Vec<SegmentReader>,
     pages: SegmentPages,
-    /// Packs whose chunks may be referred to: they existed when the writer began and nobody wants to delete them.
+    /// Packs whose chunks may be referred to: they existed when the writer began and are not pending deletion.
     usable: HashSet<PackId>,
     /// Chunks of our own packs that are in no segment yet.
     recent: HashMap<Prefix, (ChunkId, Location, u32)>,
@@ -90,7 +90,7 @@ impl ChunkIndex {
 
     fn find_listed(&mut self, prefix: &Prefix, length: u32, is_it: &dyn Fn(&ChunkId) -> bool) -> Option<Location> {
         self.find_stored(prefix, length, is_it).or_else(|| {
-            // Segments that somebody merged since we looked are found in the new one.
+            // Segments that were merged meanwhile are found in the new one.
             (self.vanished && self.reload())
                 .then(|| self.find_stored(prefix, length, is_it))
                 .flatten()

@@ -1,10 +1,11 @@
-//! What is known to be damaged, so that nobody builds on it and the next backup brings it back.
+//! Damage records: known damage, so that writers do not refer to it and the next backup replaces it.
 //!
-//! Scrub and repair put an object `scrub/damage.<pack>.<random>` for every pack that they found damaged, or missing. Its name alone
-//! makes the pack unusable for writers: they find none of its chunks, take no block of it for unchanged and share no page of
-//! it, so the next backup of the same data stores the data again. Its content says which chunks were in the pack: what may be lost
-//! with the directory of the pack, or with the index. *Healing* looks each of them up among the packs that are
-//! usable, and where one has come back, writes a relocation from the old place to the new one: old snapshots read again.
+//! Scrub and repair put an object `scrub/damage.<pack>.<random>` for every pack that is damaged or missing. Its name
+//! alone makes the pack unusable for writers: they find none of its chunks, treat no block of it as unchanged and share
+//! no page of it, so the next backup of the same data stores the data again. Its content lists the chunks of the pack,
+//! which may otherwise be lost with the directory of the pack, or with the index. *Healing* looks each of them up in
+//! the usable packs, and if one is stored again, writes a relocation from the old location to the new one: old
+//! snapshots become readable again.
 //!
 //! Plaintext (integers named *n* are of variable length, see `wire`):
 //!
@@ -122,7 +123,7 @@ impl DamageRecord {
         }
     }
 
-    /// This record and what another says of the same pack.
+    /// Merges another record of the same pack.
     pub(crate) fn merge(&mut self, other: Self) {
         match (&mut self.extent, other.extent) {
             (Extent::Frames(frames), Extent::Frames(more)) => frames.extend(more),
@@ -217,7 +218,7 @@ pub(crate) fn damaged_pack(name: &ObjectName) -> Option<PackId> {
 
 /// Puts a record about `pack`.
 pub(crate) fn put_damage(vault: &Vault, pack: PackId, record: &DamageRecord) -> Result<()> {
-    let random = u64::from_le_bytes(vault.surroundings.draw()?);
+    let random = u64::from_le_bytes(vault.environment.draw()?);
     let name =
         ObjectName::new(ObjectKind::Scrub, &format!("{NAME_START}{pack}.{random:016x}")).map_err(StoreError::from)?;
     vault.put_sealed(&name, &record.encode())?;

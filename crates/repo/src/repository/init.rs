@@ -1,8 +1,8 @@
-//! Making a repository, and opening it.
+//! Creates and opens a repository.
 
 use std::sync::Arc;
 
-use crate::environment::Surroundings;
+use crate::environment::Environment;
 use crate::error::{Error, Result};
 use crate::format::config::{CONFIG_OBJECT_BYTES_MAX, RepositoryConfig};
 use crate::id::RepositoryId;
@@ -38,12 +38,12 @@ pub struct Opened {
 }
 
 impl Repository {
-    /// Makes a repository on an empty store.
+    /// Creates a repository on an empty store.
     ///
-    /// The key slot comes first and the configuration last: only with the configuration is it a repository, and of two who
-    /// make one at once, one comes first. What an interrupted attempt left is cleared away.
-    pub fn init(store: Arc<dyn Store>, request: &InitRequest<'_>, surroundings: Surroundings) -> Result<Self> {
-        Self::init_with(store, request, None, surroundings)
+    /// The key slot is put first and the configuration last: only the configuration makes it a repository, and if two
+    /// processes create one at once, one wins. Leftovers of an interrupted attempt are removed.
+    pub fn init(store: Arc<dyn Store>, request: &InitRequest<'_>, environment: Environment) -> Result<Self> {
+        Self::init_with(store, request, None, environment)
     }
 
     /// Makes a repository that cuts and names bytes as `other` does, so that what is copied between the two is recognised.
@@ -52,16 +52,16 @@ impl Repository {
         store: Arc<dyn Store>,
         request: &InitRequest<'_>,
         other: &Self,
-        surroundings: Surroundings,
+        environment: Environment,
     ) -> Result<Self> {
-        Self::init_with(store, request, Some(other.vault.keyring.fingerprints()), surroundings)
+        Self::init_with(store, request, Some(other.vault.keyring.fingerprints()), environment)
     }
 
     fn init_with(
         store: Arc<dyn Store>,
         request: &InitRequest<'_>,
         fingerprints: Option<FingerprintSecret>,
-        surroundings: Surroundings,
+        environment: Environment,
     ) -> Result<Self> {
         let already = || Error::AlreadyARepository {
             store: store.describe(),
@@ -86,11 +86,11 @@ impl Repository {
         })?;
         leftovers.iter().try_for_each(|name| store.delete(name))?;
 
-        let randomness = &*surroundings.randomness;
+        let randomness = &*environment.randomness;
         let master = MasterSecret::generate(randomness)?;
-        let id = RepositoryId::from_bytes(surroundings.draw()?);
-        let config = RepositoryConfig::new(id, (surroundings.now_ms)(), request.cipher, fingerprints);
-        let slot = new_slot(&config, request, &surroundings);
+        let id = RepositoryId::from_bytes(environment.draw()?);
+        let config = RepositoryConfig::new(id, (environment.now_ms)(), request.cipher, fingerprints);
+        let slot = new_slot(&config, request, &environment);
         let slot_id = key::add(&*store, &slot, &master, &config.encode(), randomness)?;
         let name = ObjectName::config();
         let keyring = master.keyring();
@@ -107,15 +107,15 @@ impl Repository {
             return Err(already());
         }
         if !exists(&*store, &slot_id.object())? {
-            // Somebody who made a repository at the same moment took our slot for a leftover, and came second.
+            // Another process that created a repository at the same moment removed our slot as a leftover, and lost.
             key::add(&*store, &slot, &master, &config.encode(), randomness)?;
         }
-        Self::with_master(store, master, config, surroundings)
+        Self::with_master(store, master, config, environment)
     }
 
     /// Opens the repository on a store with what opens one of its key slots.
-    pub fn open(store: Arc<dyn Store>, credential: Credential<'_>, surroundings: Surroundings) -> Result<Opened> {
-        Self::open_by(store, credential, SlotChoice::Any, surroundings)
+    pub fn open(store: Arc<dyn Store>, credential: Credential<'_>, environment: Environment) -> Result<Opened> {
+        Self::open_by(store, credential, SlotChoice::Any, environment)
     }
 
     /// The same with the slots that `choice` says.
@@ -123,7 +123,7 @@ impl Repository {
         store: Arc<dyn Store>,
         credential: Credential<'_>,
         choice: SlotChoice,
-        surroundings: Surroundings,
+        environment: Environment,
     ) -> Result<Opened> {
         let unlocked = match key::unlock_chosen(&*store, credential, choice) {
             Err(key::KeyError::NoSlots { store: name }) if !exists(&*store, &ObjectName::config())? => {
@@ -143,7 +143,7 @@ impl Repository {
             }
             Err(error) => return Err(error),
         };
-        let repository = Self::with_master(store, unlocked.master, config, surroundings)?;
+        let repository = Self::with_master(store, unlocked.master, config, environment)?;
         Ok(Opened {
             repository,
             warnings,
@@ -152,7 +152,7 @@ impl Repository {
     }
 
     /// Opens the repository on a store with its master secret, from a paper key; needs no key slot.
-    pub fn open_with_secret(store: Arc<dyn Store>, master: MasterSecret, surroundings: Surroundings) -> Result<Self> {
+    pub fn open_with_secret(store: Arc<dyn Store>, master: MasterSecret, environment: Environment) -> Result<Self> {
         let config = match read_config(&*store, &master) {
             Err(Error::Store(StoreError::NotFound { .. })) => {
                 return Err(Error::NotARepository {
@@ -161,14 +161,14 @@ impl Repository {
             }
             other => other?,
         };
-        Self::with_master(store, master, config, surroundings)
+        Self::with_master(store, master, config, environment)
     }
 
     fn with_master(
         store: Arc<dyn Store>,
         master: MasterSecret,
         config: RepositoryConfig,
-        surroundings: Surroundings,
+        environment: Environment,
     ) -> Result<Self> {
         let keyring = config.keyring(&master);
         Self::with_vault(Vault {
@@ -177,7 +177,7 @@ impl Repository {
             cipher: config.cipher,
             master,
             config,
-            surroundings,
+            environment,
         })
     }
 
@@ -199,19 +199,19 @@ impl Repository {
     /// Adds a key slot.
     pub fn add_key(&self, request: &InitRequest<'_>) -> Result<SlotId> {
         let vault = &self.vault;
-        let slot = new_slot(&vault.config, request, &vault.surroundings);
+        let slot = new_slot(&vault.config, request, &vault.environment);
         let config = vault.config.encode();
         Ok(key::add(
             &*vault.store,
             &slot,
             &vault.master,
             &config,
-            &*vault.surroundings.randomness,
+            &*vault.environment.randomness,
         )?)
     }
 
     /// Puts the configuration back if it is missing, or damaged; true when it was.
-    pub(crate) fn mend_config(&self) -> Result<bool> {
+    pub(crate) fn repair_config(&self) -> Result<bool> {
         let name = ObjectName::config();
         match read_config(&*self.vault.store, &self.vault.master) {
             Ok(config) if config == self.vault.config => return Ok(false),
@@ -225,12 +225,12 @@ impl Repository {
     }
 }
 
-fn new_slot<'a>(config: &RepositoryConfig, request: &InitRequest<'a>, surroundings: &Surroundings) -> NewSlot<'a> {
+fn new_slot<'a>(config: &RepositoryConfig, request: &InitRequest<'a>, environment: &Environment) -> NewSlot<'a> {
     NewSlot {
         credential: request.credential,
         parameters: request.parameters,
         label: request.label,
-        created_unix_seconds: u64::try_from((surroundings.now_ms)() / 1000).unwrap_or_default(),
+        created_unix_seconds: u64::try_from((environment.now_ms)() / 1000).unwrap_or_default(),
         cipher: config.cipher,
     }
 }

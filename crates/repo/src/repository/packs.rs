@@ -1,4 +1,4 @@
-//! The packs of a repository, as every reader sees them: directories, pages, prints and frames, cached within bounds.
+//! The packs of a repository, for readers: directories, pages, prints and frames, in bounded caches.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -67,7 +67,7 @@ pub(crate) struct Packs {
     tree_frames: Mutex<LruCache<FrameKey, Arc<Vec<u8>>>>,
     prints: Mutex<LruCache<FrameKey, Arc<Vec<u8>>>>,
     relocations: Mutex<RelocationTables>,
-    /// Held while relocations are loaded, so that nobody replaces newer ones by older.
+    /// Held while relocations are loaded, so that newer ones are not replaced by older.
     refreshing: Mutex<()>,
 }
 
@@ -151,7 +151,7 @@ impl Packs {
         Ok(reader)
     }
 
-    /// Who hears of damage that is worked around; the first one stays.
+    /// Receives warnings about damage that is worked around; the first one is kept.
     pub(crate) fn set_warn(&self, warn: Warn) {
         self.warn.set(warn).ok();
     }

@@ -1,8 +1,8 @@
 //! Packs that gc is going to delete.
 //!
-//! Before gc deletes packs it says so. A writer that begins afterwards sees it and does not refer to them; one that began
-//! before is waited for. Plaintext of the sealed object `condemned/<writer>`: u8 format version 1, then 16 bytes for each
-//! pack. Beside it, when there were writers to wait for, `condemned/<writer>.waits`: JSON that names them.
+//! Gc announces the packs before it deletes them. A writer that begins afterwards does not refer to them; gc waits for
+//! writers that began before. Plaintext of the sealed object `condemned/<writer>`: u8 format version 1, then 16 bytes
+//! for each pack. Beside it, if there were writers to wait for, `condemned/<writer>.waits`: JSON that names them.
 
 use std::collections::HashSet;
 
@@ -64,7 +64,7 @@ pub(crate) fn condemnations(vault: &Vault) -> Result<Vec<(WriterId, Vec<PackId>)
     Ok(lists)
 }
 
-/// All packs that somebody is going to delete.
+/// All packs that are pending deletion.
 pub(crate) fn condemned_packs(vault: &Vault) -> Result<HashSet<PackId>> {
     Ok(condemnations(vault)?.into_iter().flat_map(|(_, packs)| packs).collect())
 }

@@ -1,10 +1,10 @@
-//! Relocations in the store, each kept twice.
+//! Relocations in the store, each stored twice.
 //!
-//! When the pack that a relocation leads away from is gone, nothing else says where its bytes are: a relocation is the only
-//! small object that data hangs on and that cannot be made again from anything. So it is two objects with the same content, sealed
-//! each for itself, `relocations/<pack>.<random>` and `relocations/<pack>.<random>.copy`. Both are durable before the pack goes.
-//! Readers take the first that can be read; verify and scrub read both; repair writes one again from the other, and gc the
-//! second one where whoever wrote the first died in between.
+//! When the old pack of a relocation is deleted, nothing else records where its bytes are: a relocation is the only
+//! small object that data depends on and that cannot be rebuilt. It is therefore stored as two objects with the same
+//! content, sealed independently, `relocations/<pack>.<random>` and `relocations/<pack>.<random>.copy`. Both are
+//! durable before the pack is deleted. Readers take the first readable one; verify and scrub read both; repair rewrites
+//! one from the other, and gc the second one if its writer died in between.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;

@@ -1,4 +1,4 @@
-//! What can go wrong with a store.
+//! Errors of a store.
 
 use std::io::{Error as IoError, ErrorKind};
 
@@ -38,7 +38,7 @@ pub enum StoreError {
         /// The object or folder.
         subject: String,
     },
-    /// The object is longer than whoever asks is ready to hold in memory.
+    /// The object is longer than the caller accepts in memory.
     #[error("object {name} has {length} bytes, more than the {length_max} that such an object may have")]
     TooLarge {
         /// The object.

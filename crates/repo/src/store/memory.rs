@@ -13,13 +13,13 @@ use super::{ObjectKind, ObjectName, ObjectWriter, Put, Result, Store, StoreError
 /// A clone is another handle of the same store.
 #[derive(Debug, Clone)]
 pub struct MemoryStore {
-    contents: Arc<Mutex<Contents>>,
+    contents: Arc<Mutex<MemoryState>>,
 }
 
 #[derive(Debug, Clone)]
-struct Contents {
+struct MemoryState {
     objects: BTreeMap<ObjectName, Arc<[u8]>>,
-    /// The clock of the store, which stands still unless somebody moves it.
+    /// The clock of the store, which is only advanced explicitly.
     time: Duration,
     /// When the objects were put.
     put_times: BTreeMap<ObjectName, Duration>,
@@ -36,7 +36,7 @@ impl MemoryStore {
     /// An empty store that takes objects of `capacity_bytes` together.
     pub fn with_capacity(capacity_bytes: u64) -> Self {
         Self {
-            contents: Arc::new(Mutex::new(Contents {
+            contents: Arc::new(Mutex::new(MemoryState {
                 objects: BTreeMap::new(),
                 time: Duration::ZERO,
                 put_times: BTreeMap::new(),
@@ -75,7 +75,7 @@ impl MemoryStore {
         contents.objects.insert(name.clone(), bytes.into());
     }
 
-    fn lock(&self) -> MutexGuard<'_, Contents> {
+    fn lock(&self) -> MutexGuard<'_, MemoryState> {
         self.contents.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -85,7 +85,7 @@ impl MemoryStore {
     }
 }
 
-impl Contents {
+impl MemoryState {
     fn insert(&mut self, name: &ObjectName, bytes: &[u8]) -> Result<Put> {
         if self.objects.contains_key(name) {
             return Ok(Put::AlreadyExists);

@@ -1,17 +1,17 @@
-//! The dumb object layer under a repository.
+//! The object layer under a repository.
 //!
-//! A [`Store`] keeps immutable objects under names. All it can do is put an object if its name is free, read it whole or in
-//! part, list a kind and delete. That is little enough to be had from a directory, from object storage and over a connection to another
-//! host, and enough for a repository with many writers and no lock: the only decision that two of them can fight over, who
-//! comes first with a name, is made by [`Store::put`].
+//! A [`Store`] keeps immutable objects under names. It can put an object if its name is free, read it whole or in part,
+//! list a kind, and delete. Directories, object storage and connections to other hosts can provide that, and it
+//! suffices for a repository with many writers and no lock: the only conflict of two writers, which of them gets a
+//! name, is decided by [`Store::put`].
 //!
 //! | | |
 //! |---|---|
 //! | [`DirectoryStore`] | a directory, local or mounted |
 //! | [`MemoryStore`] | memory, for states that live as long as the process, and for tests |
 //!
-//! With the feature `testing` there are also stores that fail, crash, or take turns as a seed says (`testing`), and the tests that every
-//! store must pass (`conformance`).
+//! With the feature `testing` there are also stores that fail, crash, or interleave operations by a seed (`testing`),
+//! and the tests that every store must pass (`conformance`).
 
 mod directory;
 mod error;
@@ -65,7 +65,7 @@ pub trait Store: Send + Sync {
     /// Puts an object, if there is none of that name.
     fn put(&self, name: &ObjectName, bytes: &[u8]) -> Result<Put>;
 
-    /// Begins an object that is too large for memory; nobody sees it before [`ObjectWriter::commit`].
+    /// Begins an object that is too large for memory; it is not visible before [`ObjectWriter::commit`].
     fn create(&self, name: &ObjectName) -> Result<Box<dyn ObjectWriter>>;
 
     /// All bytes of an object; one that has more than `length_max` is [`StoreError::TooLarge`].
@@ -83,10 +83,10 @@ pub trait Store: Send + Sync {
     /// `visit` may use the store, also to delete what it is given; its first error ends the call.
     fn list(&self, kind: ObjectKind, visit: &mut dyn FnMut(ObjectName, u64) -> Result<()>) -> Result<()>;
 
-    /// Calls `visit` with every object of a kind, as [`list`](Self::list), and how long ago it was put, by the clock of the store.
+    /// Calls `visit` with every object of a kind, as [`list`](Self::list), and its age, by the clock of the store.
     ///
-    /// The clock of this host does not count: two hosts with different clocks see the same age, and an object in the future is
-    /// of age zero. None where the store cannot tell; then nobody is taken for dead because of an age.
+    /// The clock of this host does not count: two hosts with different clocks see the same age, and an object in the
+    /// future has age zero. None if the store cannot report ages; then no writer is considered dead because of an age.
     fn ages(&self, kind: ObjectKind, visit: &mut dyn FnMut(ObjectName, Option<Duration>) -> Result<()>) -> Result<()> {
         self.list(kind, &mut |name, _| visit(name, None))
     }
@@ -97,10 +97,9 @@ pub trait Store: Send + Sync {
     /// Calls `visit` with the path of everything in the store that is no object and has no business there.
     fn strangers(&self, visit: &mut dyn FnMut(String) -> Result<()>) -> Result<()>;
 
-    /// Removes what is left of objects that somebody began to put and to which nothing was added for `age`; returns the bytes
-    /// that this freed.
+    /// Removes unfinished objects to which nothing was added for `age`; returns the number of bytes freed.
     ///
-    /// Whoever comes back to such an object after that gets an error, and nothing is put.
+    /// A writer that continues such an object gets an error, and nothing is put.
     fn clean(&self, age: Duration) -> Result<u64>;
 
     /// Says which store this is, for messages: "directory /backup/repo".

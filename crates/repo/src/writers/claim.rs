@@ -1,4 +1,4 @@
-//! Announcements of those who commit no snapshot: readers that must not be disturbed, and work that only one does at a time.
+//! Announcements of processes that commit no snapshot: readers that need stable data, and exclusive operations.
 
 use crate::error::{Error, Result};
 use crate::id::WriterId;
@@ -12,22 +12,22 @@ use crate::writers::lease::{
 pub struct GcPause<'a>(Option<Lease<'a>>);
 
 impl Repository {
-    /// Announces somebody at work who reads, so that what is forgotten meanwhile stays readable.
+    /// Announces a reader, so that what is removed meanwhile stays readable.
     pub fn pause_gc(&self) -> Result<GcPause<'_>> {
         Lease::take(&self.vault, Work::Backup, None).map(|lease| GcPause(Some(lease)))
     }
 }
 
-/// Work that only one does at a time, of those that call it the same. Gc waits for whoever does it, as for a backup.
+/// An exclusive operation, identified by its name. Gc waits for its holder, as for a backup.
 ///
-/// Dropped, it is over. When its process dies, the next who claims it, or gc, takes it away.
+/// Dropping it ends it. If its process dies, the next process that claims it, or gc, removes it.
 pub struct Claim<'a>(Option<Lease<'a>>);
 
 impl Repository {
     /// Announces `work` (for errors: "a push of a template") on `what`.
     ///
     /// # Errors
-    /// [`Error::Locked`] when somebody else is at the same.
+    /// [`Error::Locked`] if another process has announced the same.
     pub fn claim(&self, work: &'static str, what: &str) -> Result<Claim<'_>> {
         let mut record = WriterRecord::new(&self.vault, Work::Backup, None)?;
         record.writer = self.claim_id(what);
@@ -56,11 +56,11 @@ impl Repository {
         }
         Err(Error::Locked {
             what: work,
-            who: "somebody else".to_owned(),
+            who: "another process".to_owned(),
         })
     }
 
-    /// The same for everybody who claims the same here, and for whoever sees the names in the store without meaning.
+    /// Equal for all processes that claim the same here; the name in the store reveals nothing.
     fn claim_id(&self, what: &str) -> WriterId {
         let mut text = self.config().id.to_string().into_bytes();
         text.extend_from_slice(what.as_bytes());
@@ -105,7 +105,7 @@ impl Claim<'_> {
 
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
-        // What somebody else has in its place by now is his.
+        // An object of another process in its place is not removed.
         if self.holds().unwrap_or(false)
             && let Some(lease) = self.0.take()
         {

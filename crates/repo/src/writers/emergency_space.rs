@@ -1,7 +1,7 @@
-//! Room on a full store: gc has to write a little before it can delete much.
+//! Emergency space: frees room on a full store, because gc has to write a little before it can delete much.
 //!
-//! What can be made again gives way: records of scrubs, and segments of the index, which the next backup writes again from
-//! the directories of the packs. Nothing that a snapshot needs is touched.
+//! Only objects that can be rebuilt are deleted: records of scrubs, and segments of the index, which the next backup
+//! rebuilds from the directories of the packs. Nothing that a snapshot needs is touched.
 
 use crate::error::{Error, Result};
 use crate::repository::accepted_losses::is_accepted_record;

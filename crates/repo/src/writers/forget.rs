@@ -1,11 +1,11 @@
-//! Removing snapshots, and keeping them from being removed.
+//! Removes snapshots, and protects them from removal.
 //!
-//! A snapshot is removed in two steps: a record that it was forgotten on purpose, then its object goes. So a snapshot that is
-//! gone without such a record was lost, and can be told, and brought back. Space is given back by gc.
+//! A snapshot is removed in two steps: a record of the removal is put, then its object is deleted. A snapshot that is
+//! missing without such a record was lost, and can be reported and restored. Gc frees the space.
 //!
-//! A protected snapshot has an object `protected/<snapshot>`, or one `protected/<snapshot>-<holder>` for each who needs it for a
-//! while. Whoever forgets a snapshot announces that beside it, as
-//! `protected/<snapshot>.<writer>`, before it looks for a protection; whoever protects looks for announcements after.
+//! A protected snapshot has an object `protected/<snapshot>`, or one `protected/<snapshot>-<holder>` for each temporary
+//! holder. A removal announces itself as `protected/<snapshot>.<writer>` before it looks for protections; a protection
+//! looks for announcements afterwards.
 
 use std::collections::HashSet;
 
@@ -44,7 +44,7 @@ fn protected_name(snapshot: SnapshotId) -> ObjectName {
     ObjectName::new(ObjectKind::Protected, &snapshot.to_string()).expect("hex digits are a name")
 }
 
-/// The protection for somebody who needs the snapshot for a while.
+/// The name of a temporary protection.
 fn hold_name(snapshot: SnapshotId, holder: u32) -> ObjectName {
     let name = format!("{snapshot}-{holder:08x}");
     ObjectName::new(ObjectKind::Protected, &name).expect("hex digits are a name")
@@ -81,12 +81,12 @@ pub(crate) fn forgotten(vault: &Vault) -> Result<Vec<ForgottenRecord>> {
     Ok(records)
 }
 
-/// The name under which whoever forgets `snapshot` announces it.
+/// The name of an announced removal of `snapshot`.
 fn intent_name(snapshot: SnapshotId, writer: WriterId) -> ObjectName {
     ObjectName::new(ObjectKind::Protected, &format!("{snapshot}.{writer}")).expect("hex digits are a name")
 }
 
-/// Who is about to forget a snapshot, by the names of their announcements.
+/// The announced removals, by name.
 fn intents(vault: &Vault) -> Result<Vec<(ObjectName, WriterRecord)>> {
     let mut intents = Vec::new();
     let mut names = Vec::new();
@@ -109,7 +109,7 @@ fn intents(vault: &Vault) -> Result<Vec<(ObjectName, WriterRecord)>> {
     Ok(intents)
 }
 
-/// Takes back the announcements of those who died while they forgot a snapshot.
+/// Removes the announcements of dead processes.
 pub(crate) fn clear_intents(vault: &Vault) -> Result<()> {
     for (name, record) in intents(vault)? {
         if lease::is_dead(vault, &record) {
@@ -120,14 +120,14 @@ pub(crate) fn clear_intents(vault: &Vault) -> Result<()> {
 }
 
 impl Repository {
-    /// Removes a snapshot. [`Error::Protected`] when it is protected, [`Error::NoSnapshot`] when there is none, or when it was
-    /// removed already.
+    /// Removes a snapshot. [`Error::Protected`] if it is protected, [`Error::NoSnapshot`] if it does not exist or was
+    /// already removed.
     ///
-    /// A snapshot whose manifest cannot be read can be removed as well, and one whose manifest is gone, as long as a pack has
-    /// the copy of it that repair would bring it back from. Neither is among [`snapshots`](Self::snapshots), so no rule and no
-    /// pattern that chooses from those removes what nobody has looked at: only its identity does.
+    /// A snapshot with an unreadable manifest can be removed as well, and one whose manifest is missing, as long as a
+    /// pack has the copy that repair would restore it from. Neither is among [`snapshots`](Self::snapshots), so no rule
+    /// and no pattern removes a snapshot unseen: only its identity does.
     pub fn forget(&self, snapshot: SnapshotId, reason: &str) -> Result<()> {
-        // Whoever forgets, and whoever protects, says so first and looks for the other second: at least one sees the other.
+        // Removal and protection both announce first and look for the other second: at least one sees the other.
         let intent = WriterRecord::new(&self.vault, Work::Forget, Some(snapshot))?;
         let name = intent_name(snapshot, intent.writer);
         let bytes = serde_json::to_vec(&intent).expect("a record is made of strings and numbers");
@@ -163,7 +163,7 @@ impl Repository {
     fn forget_announced(&self, snapshot: SnapshotId, reason: &str, intent: &ObjectName) -> Result<()> {
         let copy = self.forgettable(snapshot)?;
         self.check_announced(snapshot, intent)?;
-        let time_ms = (self.vault.surroundings.now_ms)();
+        let time_ms = (self.vault.environment.now_ms)();
         let record = ForgottenRecord {
             snapshot,
             copy,
@@ -197,7 +197,7 @@ impl Repository {
             Ok(_) => Ok(()),
             Err(StoreError::NotFound { .. }) => Err(Error::Locked {
                 what: "the protection of a snapshot",
-                who: format!("somebody who saw nobody remove snapshot {snapshot}"),
+                who: format!("a process that reported snapshot {snapshot} as lost"),
             }),
             Err(error) => Err(error.into()),
         }
@@ -226,12 +226,12 @@ impl Repository {
         Ok(is_protected)
     }
 
-    /// Keeps a snapshot from being removed. [`Error::Locked`] when somebody is about to remove it.
+    /// Protects a snapshot from removal. [`Error::Locked`] if another process is about to remove it.
     pub fn protect(&self, snapshot: SnapshotId) -> Result<()> {
         self.protect_by(&protected_name(snapshot), snapshot)
     }
 
-    /// The same for somebody who needs it for a while; his number is his own. Several at once do not disturb each other.
+    /// Protects a snapshot temporarily, for a holder with its own number. Several holders do not affect each other.
     pub fn hold(&self, snapshot: SnapshotId, holder: u32) -> Result<()> {
         self.protect_by(&hold_name(snapshot, holder), snapshot)
     }
@@ -241,7 +241,7 @@ impl Repository {
         Ok(self.vault.store.delete(&hold_name(snapshot, holder))?)
     }
 
-    /// Nobody needs it any more, whoever says so.
+    /// Ends all temporary protections.
     pub fn release_all(&self, snapshot: SnapshotId) -> Result<()> {
         for name in self.vault.names(ObjectKind::Protected)? {
             if protected_by(&name) == Some(snapshot) && name != protected_name(snapshot) {
@@ -286,7 +286,7 @@ impl Repository {
         self.snapshot(snapshot).map(|_| ())
     }
 
-    /// Lets a snapshot be removed again, unless somebody needs it for a while.
+    /// Ends the protection of a snapshot, except temporary ones.
     pub fn unprotect(&self, snapshot: SnapshotId) -> Result<()> {
         Ok(self.vault.store.delete(&protected_name(snapshot))?)
     }

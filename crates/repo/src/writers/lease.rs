@@ -1,11 +1,12 @@
-//! Writers at work.
+//! Leases of writers.
 //!
-//! Whoever writes, or deletes, puts an object under `writers/` first and deletes it last. It is how gc knows whose packs are
-//! not referred to *yet*. The object says who the writer is and which snapshot it is going to commit, so that a writer taken
-//! for dead can be kept from ever committing: its place is taken by a mark. `docs/locking.md` has the whole argument.
+//! Every process that writes or deletes puts an object under `writers/` first and deletes it last, so that gc knows
+//! whose packs are not referred to *yet*. The object names the writer and the snapshot that it is going to commit, so
+//! that a writer considered dead can be prevented from ever committing: a mark takes the place of its snapshot.
+//! `docs/locking.md` has the full argument.
 //!
-//! A writer at work puts a new object `writers/<writer>.<number>` every half an hour, a *beat*. How long ago the last one was
-//! put, by the clock of the store, is how long the writer has been silent. No clock of a host counts.
+//! An active writer puts a new object `writers/<writer>.<number>` every half hour, a *heartbeat*. The age of the last
+//! one, by the clock of the store, is how long the writer has been silent. Clocks of hosts do not count.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -46,7 +47,7 @@ pub(crate) enum Work {
     Backup,
     /// It gives back space; only one does at a time.
     Gc,
-    /// It mends; only one does at a time.
+    /// A repair; only one runs at a time.
     Repair,
     /// It removes a snapshot. This needs no lease: it is announced where snapshots are protected.
     Forget,
@@ -71,7 +72,7 @@ impl Work {
     }
 }
 
-/// What a writer says of itself.
+/// The announcement of a writer.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct WriterRecord {
     pub(crate) writer: WriterId,
@@ -92,11 +93,11 @@ impl WriterRecord {
     /// A record of this process, under a new identity.
     pub(crate) fn new(vault: &Vault, work: Work, snapshot: Option<SnapshotId>) -> Result<Self> {
         Ok(Self {
-            writer: WriterId::from_bytes(vault.surroundings.draw()?),
+            writer: WriterId::from_bytes(vault.environment.draw()?),
             work,
             snapshot,
-            process: vault.surroundings.processes.this(),
-            time_ms: (vault.surroundings.now_ms)(),
+            process: vault.environment.processes.this(),
+            time_ms: (vault.environment.now_ms)(),
             renews: true,
             silent: None,
         })
@@ -113,7 +114,7 @@ impl WriterRecord {
         self
     }
 
-    /// Who and where, for people.
+    /// Process and host, for messages.
     pub(crate) fn describe(&self) -> String {
         format!(
             "{} by process {} on {}",
@@ -161,7 +162,7 @@ impl<'a> Lease<'a> {
         }
     }
 
-    /// Announces a writer. [`Error::Locked`] when its work is exclusive and somebody else is at such work.
+    /// Announces a writer. [`Error::Locked`] if its work is exclusive and another process does such work.
     pub(crate) fn take(vault: &'a Vault, work: Work, snapshot: Option<SnapshotId>) -> Result<Self> {
         let record = WriterRecord::new(vault, work, snapshot)?;
         let bytes = serde_json::to_vec(&record).expect("a record is made of strings and numbers");
@@ -184,12 +185,12 @@ impl<'a> Lease<'a> {
         }
     }
 
-    /// Somebody else at work that only one may do, if this work is such.
+    /// Another process with exclusive work, if this work is exclusive.
     fn rival(&self) -> Result<Option<WriterRecord>> {
         if !self.record.work.is_exclusive() {
             return Ok(None);
         }
-        // Everybody announces first and looks second, so of two that come at once at least one sees the other.
+        // All announce first and look second, so of two that start at once at least one sees the other.
         let (others, errors) = readable_writers(self.vault)?;
         // What cannot be read may be a rival. Repair has to go on, because it is what clears it away.
         if let Some(error) = errors.into_iter().next().filter(|_| self.record.work != Work::Repair) {
@@ -200,8 +201,8 @@ impl<'a> Lease<'a> {
         }))
     }
 
-    /// Whether the announcement is still there. A damaged one is removed by repair, and that of a writer that was taken for
-    /// dead by gc, at the latest when the mark in the place of its snapshot goes; and then nobody spares what it refers to.
+    /// Whether the announcement still exists. Repair removes a damaged one; gc removes that of a writer considered
+    /// dead, at the latest with the mark in place of its snapshot; then nothing it refers to is spared any more.
     pub(crate) fn is_announced(&self) -> Result<bool> {
         match self.vault.store.length(&writer_name(self.record.writer)) {
             Ok(_) => Ok(true),
@@ -224,7 +225,7 @@ impl<'a> Lease<'a> {
     ///
     /// A beat that cannot be put is put later. [`Error::Revoked`] when the writer was taken for dead meanwhile.
     pub(crate) fn renew(&self) -> Result<()> {
-        let now_ms = (self.vault.surroundings.now_ms)();
+        let now_ms = (self.vault.environment.now_ms)();
         if now_ms.abs_diff(self.beaten_ms.load(Ordering::Relaxed)) < BEAT_MS {
             return Ok(());
         }
@@ -310,16 +311,16 @@ pub(crate) fn readable_writers(vault: &Vault) -> Result<(Vec<WriterRecord>, Vec<
     Ok((records, errors))
 }
 
-/// Whether nobody but `writer` is at work, as far as can be read.
+/// Whether no writer but `writer` is active, as far as announcements can be read.
 pub(crate) fn is_alone(vault: &Vault, writer: WriterId) -> Result<bool> {
     let (records, errors) = readable_writers(vault)?;
     Ok(errors.is_empty() && records.iter().all(|record| record.writer == writer))
 }
 
-/// Whether anybody is at work beside a repair of this process; who cannot be read counts.
-pub(crate) fn is_anybody_else_at_work(vault: &Vault) -> Result<bool> {
+/// Whether any writer is active besides a repair of this process; unreadable announcements count.
+pub(crate) fn is_another_writer_active(vault: &Vault) -> Result<bool> {
     let (records, errors) = readable_writers(vault)?;
-    let this = vault.surroundings.processes.this();
+    let this = vault.environment.processes.this();
     let is_ours = |record: &WriterRecord| record.work == Work::Repair && record.process == this;
     let mut others = records.iter().filter(|record| !is_ours(record));
     Ok(!errors.is_empty() || others.any(|record| !is_dead(vault, record)))
@@ -328,7 +329,7 @@ pub(crate) fn is_anybody_else_at_work(vault: &Vault) -> Result<bool> {
 /// Whether a writer has certainly stopped, or cannot be seen and was silent for so long that it is taken for dead.
 pub(crate) fn is_dead(vault: &Vault, record: &WriterRecord) -> bool {
     let limit = if record.renews { SILENT_AGE } else { UNRENEWED_AGE };
-    match vault.surroundings.processes.liveness(&record.process) {
+    match vault.environment.processes.liveness(&record.process) {
         Liveness::Alive => false,
         Liveness::Dead => true,
         Liveness::Unknown => record.silent.is_some_and(|silent| silent > limit),
@@ -337,7 +338,7 @@ pub(crate) fn is_dead(vault: &Vault, record: &WriterRecord) -> bool {
 
 /// Whether a writer has stopped, beyond doubt.
 pub(crate) fn is_certainly_dead(vault: &Vault, record: &WriterRecord) -> bool {
-    vault.surroundings.processes.liveness(&record.process) == Liveness::Dead
+    vault.environment.processes.liveness(&record.process) == Liveness::Dead
 }
 
 /// Snapshots whose objects of this kind were put more than a month ago: the process that put one is gone by now. In the place of a
@@ -365,9 +366,9 @@ pub(crate) fn is_revoked(vault: &Vault, record: &WriterRecord) -> Result<bool> {
     }
 }
 
-/// Makes sure that a writer never commits, unless it has already.
+/// Prevents a writer from ever committing, unless it has already.
 ///
-/// This is safe even for a writer that is alive: it is told when it tries.
+/// This is safe even if the writer is alive: its commit fails.
 pub(crate) fn revoke(vault: &Vault, record: &WriterRecord) -> Result<Put> {
     match record.snapshot {
         Some(snapshot) => vault.put_sealed(&snapshot_name(snapshot), encode_revoked()),

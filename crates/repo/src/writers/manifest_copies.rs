@@ -1,8 +1,8 @@
-//! Snapshots that are gone although nobody removed them.
+//! Snapshots that are missing without a record of their removal.
 //!
-//! The last pack of maps of every snapshot carries a copy of the manifest. A copy whose snapshot is neither there nor
-//! recorded as removed, and whose writer has ended, is all that is left of a snapshot that was lost; or of a backup that failed
-//! at the very last step, which is as complete.
+//! The last map pack of every snapshot carries a copy of the manifest. If its snapshot neither exists nor is recorded
+//! as removed, and its writer has ended, the copy belongs to a lost snapshot; or to a backup that failed at the very
+//! last step, which is equally complete.
 
 use std::collections::BTreeMap;
 

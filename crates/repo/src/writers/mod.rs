@@ -1,4 +1,4 @@
-//! Writers: how they announce themselves, and what they change so that no other writer is harmed.
+//! Writers: their announcements, and changes that are safe with concurrent writers.
 
 pub(crate) mod claim;
 pub(crate) mod emergency_space;

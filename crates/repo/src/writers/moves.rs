@@ -1,16 +1,17 @@
-//! Relocations, put so that no host that slept in the middle does harm with them.
+//! Puts relocations so that a host that was suspended in the middle does no harm with them.
 //!
-//! A relocation leads to packs that nothing else refers to yet. Whoever puts one may sleep for a month just before, and be taken
-//! for dead; the packs would be deleted, and the relocation would lead nowhere. So relocations are announced:
+//! A relocation leads to packs that nothing else refers to yet. Its writer may be suspended for a month just before
+//! putting it, and be considered dead; the packs would be deleted, and the relocation would be dangling. Relocations
+//! are therefore announced:
 //!
-//! 1. The writer puts `condemned/<writer>.move-<number>`, with all that it is going to put under `relocations/`.
-//! 2. It looks whether it is still announced itself. If not, it gives up.
-//! 3. It looks whether the packs that the relocations lead to are there. If not, it gives up.
-//! 4. It puts the relocations, under names that the number gives, and deletes the announcement.
+//! 1. The writer puts `condemned/<writer>.move-<number>`, with everything that it is going to put under `relocations/`.
+//! 2. It checks that it is still announced itself. If not, it gives up.
+//! 3. It checks that the packs that the relocations lead to exist. If not, it gives up.
+//! 4. It puts the relocations, under names derived from the number, and deletes the announcement.
 //!
-//! Whoever takes a writer for dead does the opposite: it deletes the announcement of the writer first and looks for moves second.
-//! So the writer sees that it was taken for dead, or its moves are seen: then they are carried out in its place, and what they
-//! lead to is alive. It does not matter if the writer wakes up and does the same once more.
+//! A process that considers a writer dead does the opposite: it deletes the announcement of the writer first and looks
+//! for moves second. So the writer notices that it was considered dead, or its moves are noticed: then they are
+//! executed on its behalf, and what they lead to is alive. It does not matter if the writer wakes up and repeats that.
 //!
 //! Plaintext (integers named *n* are of variable length, see `wire`):
 //!
@@ -95,7 +96,7 @@ impl Repository {
         if moves.is_empty() {
             return Ok(());
         }
-        let number = u64::from_le_bytes(self.vault.surroundings.draw()?);
+        let number = u64::from_le_bytes(self.vault.environment.draw()?);
         let name = move_name(lease.record.writer, number);
         self.vault.put_sealed(&name, &encode(&moves))?;
         let allowed = lease.check().and_then(|()| self.check_targets(&moves));
@@ -128,7 +129,7 @@ impl Repository {
             return Ok(());
         }
         let dead: HashSet<WriterId> = dead.iter().map(|record| record.writer).collect();
-        // Who cannot be read may be any writer, at work.
+        // An unreadable announcement may be that of any active writer.
         let (writers, unread) = lease::readable_writers(&self.vault)?;
         let living: HashSet<WriterId> = writers.into_iter().map(|record| record.writer).collect();
         let condemned = condemned_packs(&self.vault)?;
@@ -161,9 +162,9 @@ impl Repository {
     }
 }
 
-/// The objects that are missing of relocations of which the other is there, and nobody at work is going to put them.
+/// The missing replicas of relocations, if no active writer is going to put them.
 ///
-/// Repair asks between its steps, each of which puts both.
+/// Repair checks between its steps, each of which puts both.
 pub(crate) fn missing_replicas(vault: &Vault) -> Result<Vec<ObjectName>> {
     let is_there = |name: &ObjectName| match vault.store.length(name) {
         Ok(_) => Ok(true),
@@ -177,12 +178,12 @@ pub(crate) fn missing_replicas(vault: &Vault) -> Result<Vec<ObjectName>> {
             _ => None,
         })
         .collect();
-    if lone.is_empty() || lease::is_anybody_else_at_work(vault)? {
+    if lone.is_empty() || lease::is_another_writer_active(vault)? {
         return Ok(Vec::new());
     }
     let mut missing = Vec::new();
     for (id, twin) in lone {
-        // Looked at again now that all who may have been putting, or deleting, both have ended.
+        // Checked again after all processes that may have been putting or deleting both have ended.
         let other = id.name(twin.other());
         if is_there(&id.name(twin))? && !is_there(&other)? {
             missing.push(other);

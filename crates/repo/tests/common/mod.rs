@@ -19,8 +19,8 @@ use holdfast_block::{BlockDevice, MemoryDevice, SeededRandom, to_usize};
 use holdfast_repo::key::{Cipher, Credential, KdfParameters, Randomness};
 use holdfast_repo::store::{MemoryStore, ObjectKind, ObjectName, ObjectWriter, Put, Result as StoreResult, Store};
 use holdfast_repo::{
-    BackupProgress, BackupReport, BackupRequest, GcRequest, InitRequest, JobProgress, Parent, Repository,
-    RestoreRequest, SnapshotId, Source, SourceData, Surroundings, SystemProcesses, TargetState,
+    BackupProgress, BackupReport, BackupRequest, Environment, GcRequest, InitRequest, JobProgress, Parent, Repository,
+    RestoreRequest, SnapshotId, Source, SourceData, SystemProcesses, TargetState,
 };
 
 /// Random bytes that a seed decides.
@@ -105,7 +105,7 @@ pub(crate) struct Rig {
     pub(crate) store: MemoryStore,
     pub(crate) repository: Repository,
     pub(crate) progress: Watch,
-    pub(crate) surroundings: Surroundings,
+    pub(crate) environment: Environment,
     threads: usize,
 }
 
@@ -120,9 +120,9 @@ pub(crate) fn init_request() -> InitRequest<'static> {
     }
 }
 
-pub(crate) fn surroundings(seed: u64) -> Surroundings {
+pub(crate) fn environment(seed: u64) -> Environment {
     let time = Arc::new(AtomicI64::new(1_700_000_000_000));
-    Surroundings {
+    Environment {
         randomness: Arc::new(SeededBytes::new(seed)),
         processes: Arc::new(SystemProcesses),
         now_ms: Arc::new(move || time.fetch_add(1000, Ordering::Relaxed)),
@@ -140,29 +140,29 @@ impl Rig {
     }
 
     fn on(store: MemoryStore, seed: u64) -> Self {
-        let surroundings = surroundings(seed);
+        let environment = environment(seed);
         let shared: Arc<dyn Store> = Arc::new(store.clone());
-        let repository = Repository::init(shared, &init_request(), surroundings.clone()).unwrap();
+        let repository = Repository::init(shared, &init_request(), environment.clone()).unwrap();
         Self {
             store,
             repository,
             progress: Watch::default(),
-            surroundings,
+            environment,
             threads: 2,
         }
     }
 
     /// A repository that recognises bytes as `other` does.
     pub(crate) fn like(seed: u64, other: &Self) -> Self {
-        let (store, surroundings) = (MemoryStore::new(), surroundings(seed));
+        let (store, environment) = (MemoryStore::new(), environment(seed));
         let shared: Arc<dyn Store> = Arc::new(store.clone());
         let repository =
-            Repository::init_like(shared, &init_request(), &other.repository, surroundings.clone()).unwrap();
+            Repository::init_like(shared, &init_request(), &other.repository, environment.clone()).unwrap();
         Self {
             store,
             repository,
             progress: Watch::default(),
-            surroundings,
+            environment,
             threads: 2,
         }
     }
@@ -174,9 +174,9 @@ impl Rig {
 
     /// The same, through another store on top of the same objects.
     pub(crate) fn open_on(&self, store: impl Store + 'static, seed: u64) -> Repository {
-        let mut surroundings = self.surroundings.clone();
-        surroundings.randomness = Arc::new(SeededBytes::new(seed));
-        Repository::open(Arc::new(store), PASSPHRASE, surroundings)
+        let mut environment = self.environment.clone();
+        environment.randomness = Arc::new(SeededBytes::new(seed));
+        Repository::open(Arc::new(store), PASSPHRASE, environment)
             .unwrap()
             .repository
     }
@@ -197,13 +197,7 @@ impl Rig {
             data: SourceData::Disk(&device),
             notes: BTreeMap::new(),
         };
-        let request = request(
-            machine,
-            (self.surroundings.now_ms)(),
-            vec![source],
-            parent,
-            self.threads,
-        );
+        let request = request(machine, (self.environment.now_ms)(), vec![source], parent, self.threads);
         self.repository.backup(request, &self.progress)
     }
 

@@ -10,11 +10,11 @@ use holdfast_repo::hostile::{Plaintext, plaintexts};
 use holdfast_repo::key::{Credential, KdfParameters, Randomness};
 use holdfast_repo::store::{MemoryStore, ObjectKind, ObjectName, Store};
 use holdfast_repo::{
-    GcRequest, InitRequest, Liveness, Parent, ProcessIdentity, Processes, Repository, ScrubRequest, SnapshotId, Source,
-    SourceData, Surroundings,
+    Environment, GcRequest, InitRequest, Liveness, Parent, ProcessIdentity, Processes, Repository, ScrubRequest,
+    SnapshotId, Source, SourceData,
 };
 
-use super::{Disk, SeededBytes, Watch, init_request, names_of, request, surroundings};
+use super::{Disk, SeededBytes, Watch, environment, init_request, names_of, request};
 
 const KIB: u64 = 1024;
 
@@ -69,15 +69,15 @@ impl Processes for KnownProcess {
     }
 }
 
-/// What a repository of tests knows of its surroundings, with the known secret.
-pub(crate) fn known_surroundings() -> Surroundings {
-    Surroundings {
+/// What a repository of tests knows of its environment, with the known secret.
+pub(crate) fn known_surroundings() -> Environment {
+    Environment {
         randomness: Arc::new(KnownSecret {
             drawn: AtomicBool::new(false),
             rest: SeededBytes::new(7),
         }),
         processes: Arc::new(KnownProcess),
-        ..surroundings(1)
+        ..environment(1)
     }
 }
 

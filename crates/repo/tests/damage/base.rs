@@ -14,7 +14,7 @@ use holdfast_repo::{
 
 use crate::KIB;
 use crate::common::specimen::StealMarker;
-use crate::common::{Disk, PASSPHRASE, Watch, init_request, request, source, surroundings};
+use crate::common::{Disk, PASSPHRASE, Watch, environment, init_request, request, source};
 
 pub(crate) const SECOND_KEY: Credential<'static> = Credential::KeyFile(b"another key file, for a bad day!");
 pub(crate) const FULL: ScrubRequest = ScrubRequest {
@@ -116,8 +116,8 @@ pub(crate) fn repair(repository: &Repository) {
 
 pub(crate) fn open(store: &MemoryStore, seed: u64) -> (Repository, bool) {
     let shared: Arc<dyn Store> = Arc::new(store.clone());
-    let opened = Repository::open(Arc::clone(&shared), PASSPHRASE, surroundings(seed))
-        .or_else(|_| Repository::open(shared, SECOND_KEY, surroundings(seed)));
+    let opened = Repository::open(Arc::clone(&shared), PASSPHRASE, environment(seed))
+        .or_else(|_| Repository::open(shared, SECOND_KEY, environment(seed)));
     let opened = opened.unwrap();
     (opened.repository, !opened.warnings.is_empty())
 }
@@ -131,7 +131,7 @@ pub(crate) struct Base {
 pub(crate) fn base() -> Base {
     let store = MemoryStore::new();
     let shared: Arc<dyn Store> = Arc::new(store.clone());
-    let repository = Repository::init(shared, &init_request(), surroundings(1)).unwrap();
+    let repository = Repository::init(shared, &init_request(), environment(1)).unwrap();
     let second = InitRequest {
         credential: SECOND_KEY,
         label: "second",

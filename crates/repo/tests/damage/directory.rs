@@ -10,7 +10,7 @@ use holdfast_repo::{FindingKind, GcRequest, Repository, SnapshotId, VerifyDepth}
 
 use crate::KIB;
 use crate::base::{Content, FULL, Objects, back_up, objects_of, open, repair, restores_all, store_of, verify};
-use crate::common::{Disk, Watch, init_request, surroundings};
+use crate::common::{Disk, Watch, environment, init_request};
 
 const TRAILER_BYTES: usize = 80;
 
@@ -20,7 +20,7 @@ type Ruin<'a> = &'a dyn Fn(&mut Vec<u8>);
 fn small_repository() -> (Objects, SnapshotId, Content) {
     let store = MemoryStore::new();
     let shared: Arc<dyn Store> = Arc::new(store.clone());
-    let repository = Repository::init(shared, &init_request(), surroundings(21)).unwrap();
+    let repository = Repository::init(shared, &init_request(), environment(21)).unwrap();
     let mut disk = Disk::new(600 * KIB, 22);
     disk.fill(0, 200 * KIB);
     let mut memory = Disk::new(90 * KIB, 23);
@@ -209,7 +209,7 @@ fn old_repository() -> Objects {
 
 fn open_old(store: &MemoryStore, seed: u64) -> Repository {
     let shared: Arc<dyn Store> = Arc::new(store.clone());
-    Repository::open(shared, Credential::Open, surroundings(seed))
+    Repository::open(shared, Credential::Open, environment(seed))
         .unwrap()
         .repository
 }

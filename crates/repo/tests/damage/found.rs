@@ -7,14 +7,14 @@ use holdfast_repo::store::{MemoryStore, ObjectKind, Store};
 use holdfast_repo::{Compare, FindingKind, Repository, ScrubRequest, Selection, VerifyDepth, VerifyRequest};
 
 use crate::base::{Content, FULL, back_up, base, objects_of, open, store_of, verify};
-use crate::common::{Disk, Watch, init_request, names_of, surroundings};
+use crate::common::{Disk, Watch, environment, init_request, names_of};
 
 /// Damage says exactly which bytes of which disk it touches: what it names cannot be read, and everything else can.
 #[test]
 fn a_damaged_frame_names_the_ranges_that_cannot_be_read() {
     let store = MemoryStore::new();
     let shared: Arc<dyn Store> = Arc::new(store.clone());
-    let repository = Repository::init(shared, &init_request(), surroundings(5)).unwrap();
+    let repository = Repository::init(shared, &init_request(), environment(5)).unwrap();
     let mut disk = Disk::new(9 << 20, 8);
     disk.fill(0, 8 << 20);
     let content = Content {

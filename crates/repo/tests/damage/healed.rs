@@ -7,7 +7,7 @@ use holdfast_repo::{Repository, VerifyDepth};
 
 use crate::KIB;
 use crate::base::{Content, FULL, back_up, base, objects_of, open, repair, restores_all, store_of, verify};
-use crate::common::{Disk, Watch, init_request, surroundings};
+use crate::common::{Disk, Watch, environment, init_request};
 use crate::kinds::{DAMAGES, Damage, damaged};
 
 /// A pack of maps whose header is damaged reads as well as before. Repair asked only where the bytes of disks lie whether a
@@ -60,7 +60,7 @@ fn a_pack_that_is_whole_again_is_used_again() {
 fn a_backup_heals_what_it_brings_again() {
     let store = MemoryStore::new();
     let shared: Arc<dyn Store> = Arc::new(store.clone());
-    let repository = Repository::init(shared, &init_request(), surroundings(11)).unwrap();
+    let repository = Repository::init(shared, &init_request(), environment(11)).unwrap();
     let mut disk = Disk::new(3000 * KIB, 12);
     disk.fill(100 * KIB, 2500 * KIB);
     let content = Content {

@@ -72,8 +72,8 @@ impl Actor {
             running: Arc::clone(&stage.running),
             inner: Arc::clone(&stage.store),
         });
-        let surroundings = cast::surroundings(&stage.town, &stage.time, self.process, stage.seed);
-        let outcome = match Repository::open(store, PASSPHRASE, surroundings) {
+        let environment = cast::environment(&stage.town, &stage.time, self.process, stage.seed);
+        let outcome = match Repository::open(store, PASSPHRASE, environment) {
             Ok(opened) => self.work(&opened.repository, &stage.store),
             Err(error) => self.failed(error),
         };

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use holdfast_block::MemoryDevice;
 use holdfast_repo::store::{Fault, FaultPlan, FaultSpan, ObjectKind};
 use holdfast_repo::{
-    Error, Liveness, Parent, ProcessIdentity, Processes, SnapshotId, Source, SourceData, Surroundings, VerifyDepth,
+    Environment, Error, Liveness, Parent, ProcessIdentity, Processes, SnapshotId, Source, SourceData, VerifyDepth,
 };
 
 use super::{RUN_COUNT, SLOT_COUNT, SeededBytes, World};
@@ -218,10 +218,10 @@ impl Processes for Process {
     }
 }
 
-/// The surroundings of a process, which has a clock of its own. Time goes on when somebody looks.
-pub(crate) fn surroundings(town: &Arc<Town>, time: &Arc<AtomicI64>, number: u32, seed: u64) -> Surroundings {
+/// The environment of a process, which has a clock of its own. Time goes on when somebody looks.
+pub(crate) fn environment(town: &Arc<Town>, time: &Arc<AtomicI64>, number: u32, seed: u64) -> Environment {
     let time = Arc::clone(time);
-    Surroundings {
+    Environment {
         randomness: Arc::new(SeededBytes::new(seed)),
         processes: Arc::new(Process {
             town: Arc::clone(town),

@@ -41,8 +41,8 @@ impl Base {
         let store = MemoryStore::new();
         let town = Arc::new(Town::default());
         let time = Arc::new(AtomicI64::new(1_700_000_000_000));
-        let surroundings = cast::surroundings(&town, &time, 1, 1);
-        Repository::init(Arc::new(store.clone()), &init_request(), surroundings).unwrap();
+        let environment = cast::environment(&town, &time, 1, 1);
+        Repository::init(Arc::new(store.clone()), &init_request(), environment).unwrap();
         let mut base = Self {
             store,
             expected: BTreeMap::new(),
@@ -74,8 +74,8 @@ impl Base {
 }
 
 fn open(store: &MemoryStore, town: &Arc<Town>, time: &Arc<AtomicI64>, process: u32) -> Repository {
-    let surroundings = cast::surroundings(town, time, process, u64::from(process) << 20);
-    let opened = Repository::open(Arc::new(store.clone()), PASSPHRASE, surroundings).unwrap();
+    let environment = cast::environment(town, time, process, u64::from(process) << 20);
+    let opened = Repository::open(Arc::new(store.clone()), PASSPHRASE, environment).unwrap();
     assert!(opened.warnings.is_empty());
     opened.repository
 }

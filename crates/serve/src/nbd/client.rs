@@ -1,10 +1,10 @@
 //! The client: exports of other programs as block devices.
 //!
-//! [`NbdDevice`] reads, [`NbdDeviceMut`] writes; [`list_exports`] and [`describe_export`] look around. Below them, from pure to
-//! less so: `handshake` and `dialogue` understand what the server says and do no I/O; `connection` and `call` let threads
-//! share a stream; `device` and its kin make that a [`BlockDevice`](holdfast_block::BlockDevice).
+//! [`NbdDevice`] reads, [`NbdDeviceMut`] writes; [`list_exports`] and [`describe_export`] query a server. Below them:
+//! `handshake` and `transmission` parse what the server sends and do no I/O; `connection` and `call` share a stream
+//! between threads; `device` and `device_mut` implement [`BlockDevice`](holdfast_block::BlockDevice) on top.
 //!
-//! The server is not trusted: everything that it says is bounded and held against what was asked.
+//! The server is not trusted: everything that it sends is bounded and checked against the request.
 
 mod block_status;
 mod call;
@@ -14,7 +14,6 @@ mod connection;
 mod coverage;
 mod device;
 mod device_mut;
-mod dialogue;
 mod error;
 mod export;
 mod handshake;
@@ -27,6 +26,7 @@ mod read_ahead;
 mod status;
 mod stream;
 mod tls;
+mod transmission;
 mod uri;
 mod violation;
 
@@ -41,9 +41,9 @@ pub use tls::TlsClient;
 pub use uri::{NbdUri, Security};
 pub use violation::Violation;
 
-/// The metadata context of the protocol itself: which bytes take space, and which are zero.
+/// The standard metadata context: which ranges are allocated, and which are zero.
 pub const ALLOCATION: &str = "base:allocation";
-/// What stands before the name of a dirty bitmap in QEMU's metadata contexts.
+/// Prefix of the names of dirty bitmaps in QEMU's metadata contexts.
 pub const DIRTY_BITMAP: &str = "qemu:dirty-bitmap:";
-/// The context of QEMU in which the layer of an image is told that each byte is in.
+/// QEMU's metadata context with the layer of the backing chain that holds each byte.
 pub const ALLOCATION_DEPTH: &str = "qemu:allocation-depth";

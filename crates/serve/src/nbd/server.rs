@@ -1,21 +1,22 @@
-//! The server: devices of ours, for clients of others.
+//! The server: serves our devices to NBD clients.
 //!
 //! ```text
-//! listen ─► connection ─► handshake          pure: bytes in, bytes and a verdict out
-//!               │     └─► request, execute   pure but for the device: a header, judged, carried out, its reply
-//!               ├─ receive                   what came, and how long to wait for more
-//!               ├─ pace, workers             on the spot, or by another thread
-//!               └─ outbox                    what leaves, all that is ready in one call
+//! listen ─► connection ─► handshake          pure: bytes in, bytes and a decision out
+//!               │     └─► request, execute   pure but for the device: a header is validated and executed, and answered
+//!               ├─ receive                   received bytes, and how long to wait for more
+//!               ├─ dispatch, workers         in the connection's thread, or in a worker
+//!               └─ outbox                    replies to send, batched in one call
 //! ```
+//! Each connection has one thread. It takes every received request, executes the quick ones itself, gives the others to
+//! workers that all connections share, and sends its replies in one call before it receives more. The work that one
+//! connection may have queued with the workers is bounded; beyond that nothing is received, so the client waits.
 //!
-//! Each connection has one thread, which takes every request that was received, answers those that are quick on the spot,
-//! gives the others to workers that all connections share, and sends what it has in one call before it receives more. What
-//! workers may have of one connection is bounded; beyond that nothing is received, so the client waits.
-//!
+//! An invalid request gets an error and the connection goes on; only a stream that cannot be parsed ends it.
 //! A request that makes no sense gets an error and the connection goes on; only a stream that cannot be followed ends it.
 
 mod budget;
 mod connection;
+mod dispatch;
 mod event;
 mod execute;
 mod export;
@@ -25,7 +26,6 @@ pub(crate) mod hostile;
 mod limits;
 mod listen;
 mod outbox;
-mod pace;
 mod receive;
 mod reply;
 mod request;
@@ -41,10 +41,10 @@ use std::time::Duration;
 
 use holdfast_block::Clock;
 
-use super::stream::{Socket, Stream};
+use super::stream::{Socket, SocketStream};
 use crate::{Error, Result};
 use budget::Budget;
-use connection::{Client, Shared};
+use connection::{Client, ServerShared};
 use workers::Workers;
 
 pub use event::{Closed, Event, EventSink, Peer};
@@ -54,56 +54,57 @@ pub use limits::Limits;
 pub use listen::Listener;
 pub use tls_policy::TlsPolicy;
 
-/// How long to wait after a connection could not be accepted: the system is short of something, which takes time to mend.
+/// How long to wait after a connection could not be accepted: the system lacks some resource, which takes time to
+/// recover.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// How often a server that stops looks which connections are done.
+/// How often a stopping server checks for connections that are done.
 const STOP_TICK: Duration = Duration::from_millis(5);
 
-/// What a server is made of.
+/// Options of a server.
 #[derive(Clone)]
 pub struct ServerOptions {
-    /// What it offers.
+    /// The exports.
     pub exports: Arc<dyn Exports>,
-    /// What it grants.
+    /// The limits on clients.
     pub limits: Limits,
-    /// Whether it talks in the clear or encrypted.
+    /// Whether connections are encrypted.
     pub tls: TlsPolicy,
-    /// What it measures time with.
+    /// The clock.
     pub clock: Arc<dyn Clock>,
-    /// Who is told what happens.
+    /// The receiver of events.
     pub events: Arc<dyn EventSink>,
 }
 
-/// What was left when a server had stopped.
+/// What remained when a server had stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StopReport {
     /// Connections with requests that a device did not finish in time; their threads end when it does.
     pub abandoned_connection_count: usize,
 }
 
-/// A server. Dropping it stops it at once; [`stop`](Self::stop) lets it finish what it is asked to do.
+/// An NBD server. Dropping it stops it at once; [`stop`](Self::stop) completes the requests in progress.
 pub struct Server {
     inner: Arc<Inner>,
-    doors: Vec<Door>,
+    listeners: Vec<ListenerThread>,
 }
 
-/// A listener, and the thread that waits for clients there.
-struct Door {
+/// A listener, and the thread that accepts its clients.
+struct ListenerThread {
     listener: Arc<Listener>,
     thread: JoinHandle<()>,
 }
 
 struct Inner {
-    shared: Arc<Shared>,
+    shared: Arc<ServerShared>,
     last_connection: AtomicU64,
     connections: Mutex<BTreeMap<u64, Client>>,
     disconnected: Condvar,
 }
 
 impl Server {
-    /// A server that nobody can reach yet.
+    /// A server without listeners.
     pub fn new(options: ServerOptions) -> Self {
-        let shared = Shared {
+        let shared = ServerShared {
             exports: options.exports,
             workers: Workers::new(options.limits.worker_count_max),
             budget: Arc::new(Budget::new(options.limits.memory_bytes_max)),
@@ -120,40 +121,40 @@ impl Server {
                 connections: Mutex::default(),
                 disconnected: Condvar::new(),
             }),
-            doors: Vec::new(),
+            listeners: Vec::new(),
         }
     }
 
-    /// Serves all who come to `listener`.
+    /// Serves all clients of `listener`.
     pub fn listen(&mut self, listener: Listener) -> Result<()> {
         let listener = Arc::new(listener);
         let inner = Arc::clone(&self.inner);
         let theirs = Arc::clone(&listener);
-        let thread = spawn("nbd-listener", "a listener", move || inner.welcome(&theirs))?;
-        self.doors.push(Door { listener, thread });
+        let thread = spawn("nbd-listener", "a listener", move || inner.accept_clients(&theirs))?;
+        self.listeners.push(ListenerThread { listener, thread });
         Ok(())
     }
 
-    /// Serves one client who is connected already.
+    /// Serves one connected client.
     pub fn serve(&self, socket: Socket) -> Result<()> {
-        self.inner.take_in(socket)
+        self.inner.add_connection(socket)
     }
 
-    /// Clients that are connected.
+    /// Connected clients.
     pub fn connection_count(&self) -> usize {
         self.inner.lock().len()
     }
 
-    /// Stops: no more clients, `ESHUTDOWN` for new requests, answers to what is under way, for at most `patience`.
+    /// Stops: no more clients, `ESHUTDOWN` for new requests, replies to requests in progress, for at most `patience`.
     pub fn stop(mut self, patience: Duration) -> StopReport {
-        self.shut(patience)
+        self.stop_within(patience)
     }
 
-    fn shut(&mut self, patience: Duration) -> StopReport {
+    fn stop_within(&mut self, patience: Duration) -> StopReport {
         self.inner.shared.is_stopping.store(true, Ordering::Relaxed);
-        for Door { listener, thread } in self.doors.drain(..) {
+        for ListenerThread { listener, thread } in self.listeners.drain(..) {
             listener.close();
-            // A panic of that thread was told when it happened, and nothing waits for its clients any more.
+            // A panic of that thread was reported when it happened, and nothing waits for its clients any more.
             drop(thread.join());
         }
         let report = self.inner.wait_for_clients(patience);
@@ -164,7 +165,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.shut(Duration::ZERO);
+        self.stop_within(Duration::ZERO);
     }
 }
 
@@ -178,11 +179,11 @@ impl Inner {
         self.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn welcome(self: &Arc<Self>, listener: &Listener) {
+    fn accept_clients(self: &Arc<Self>, listener: &Listener) {
         let shared = &self.shared;
         while !shared.is_stopping.load(Ordering::Relaxed) {
             let error = match listener.accept() {
-                Ok(socket) => match self.take_in(socket) {
+                Ok(socket) => match self.add_connection(socket) {
                     Ok(()) => continue,
                     Err(Error::Thread { source, .. } | Error::Socket { source }) => source,
                     Err(error) => std::io::Error::other(error),
@@ -195,14 +196,14 @@ impl Inner {
         }
     }
 
-    fn take_in(self: &Arc<Self>, socket: Socket) -> Result<()> {
+    fn add_connection(self: &Arc<Self>, socket: Socket) -> Result<()> {
         let shared = &self.shared;
         let peer = Arc::new(Peer {
             connection: self.last_connection.fetch_add(1, Ordering::Relaxed) + 1,
             name: socket.peer(),
         });
         let address = socket.address();
-        let stream = Stream::new(socket).map_err(|source| Error::Socket { source })?;
+        let stream = SocketStream::new(socket).map_err(|source| Error::Socket { source })?;
         stream
             .set_time_limits(shared.limits.tick(), shared.limits.stall)
             .map_err(|source| Error::Socket { source })?;
@@ -225,14 +226,14 @@ impl Inner {
             }
             connections.insert(peer.connection, client.clone());
         }
-        let place = Place {
+        let slot = ConnectionSlot {
             inner: Arc::clone(self),
             connection: peer.connection,
         };
         let shared = Arc::clone(shared);
         spawn("nbd-connection", "a connection", move || {
             connection::serve(&shared, &client);
-            drop(place);
+            drop(slot);
         })?;
         Ok(())
     }
@@ -243,7 +244,7 @@ impl Inner {
         let mut connections = self.lock();
         while !connections.is_empty() && clock.now() < deadline {
             for connection in connections.values().filter(|it| it.outbox.is_empty()) {
-                // Requests that were sent already are still received, and answered with ESHUTDOWN; then comes the end.
+                // Requests that were already sent are still received, and answered with ESHUTDOWN.
                 connection.stream.shut_down(Shutdown::Read);
             }
             connections = self.wait(connections);
@@ -251,7 +252,7 @@ impl Inner {
         for connection in connections.values() {
             connection.stream.shut_down(Shutdown::Both);
         }
-        // Those that only waited for their peer end now.
+        // Connections that only waited for their peer end now.
         for _ in 0..20 {
             if connections.values().all(|connection| !connection.outbox.is_empty()) {
                 break;
@@ -269,15 +270,15 @@ impl Inner {
     }
 }
 
-/// Whether there is room for another client from `address`. Where too many are in the middle of the handshake the oldest of them goes: it
-/// takes moments for who means it, and whoever only keeps connections open must not keep others out.
+/// Whether there is room for another client from `address`. If too many are in the handshake, the oldest of them is
+/// closed: a legitimate client completes the handshake quickly, and idle connections must not keep others out.
 fn make_room(clients: &mut BTreeMap<u64, Client>, limits: &Limits, address: Option<IpAddr>) -> bool {
-    let mut shaking = clients
+    let mut handshaking = clients
         .values_mut()
         .filter(|client| !client.is_displaced && !client.has_entered.load(Ordering::Relaxed));
-    let oldest = shaking.next();
+    let oldest = handshaking.next();
     let has_displaced = match oldest {
-        Some(oldest) if 1 + shaking.count() >= limits.handshake_count_max => {
+        Some(oldest) if 1 + handshaking.count() >= limits.handshake_count_max => {
             oldest.is_displaced = true;
             oldest.stream.shut_down(Shutdown::Both);
             true
@@ -286,7 +287,7 @@ fn make_room(clients: &mut BTreeMap<u64, Client>, limits: &Limits, address: Opti
     };
     let staying = || clients.values().filter(|client| !client.is_displaced);
     let of_address = staying().filter(|client| client.address.is_some() && client.address == address);
-    // One that was displaced may be there for a moment yet.
+    // A displaced connection may still exist for a moment.
     let is_full = if has_displaced {
         staying().count()
     } else {
@@ -295,13 +296,13 @@ fn make_room(clients: &mut BTreeMap<u64, Client>, limits: &Limits, address: Opti
     !is_full && of_address.count() < limits.address_connection_count_max
 }
 
-/// A connection's place among those that are counted; given back whatever becomes of its thread.
-struct Place {
+/// A counted connection; the count is restored when this is dropped, even if the thread panics.
+struct ConnectionSlot {
     inner: Arc<Inner>,
     connection: u64,
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         self.inner.lock().remove(&self.connection);
         self.inner.disconnected.notify_all();

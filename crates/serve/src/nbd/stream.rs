@@ -1,7 +1,7 @@
-//! The bytes between two ends: a Unix or TCP socket, with TLS over it once both want that.
+//! The connection to a peer: a Unix or TCP socket, with TLS over it once both sides agree.
 //!
-//! One thread receives while others send. Sends are in the order of the calls as long as only one thread sends at a time, which
-//! is the caller's business.
+//! One thread receives while others send. Sends are in the order of the calls if only one thread sends at a time, which
+//! the caller must ensure.
 
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
@@ -17,7 +17,7 @@ use rustls::Connection;
 
 use super::tls::TlsLayer;
 
-/// A TCP peer that says nothing is asked whether it still lives after this, and then every [`PROBE_INTERVAL`].
+/// Idle time after which a TCP peer is probed, and then every [`PROBE_INTERVAL`].
 const PROBE_AFTER: Duration = Duration::from_secs(60);
 const PROBE_INTERVAL: Duration = Duration::from_secs(15);
 const PROBE_COUNT: u32 = 4;
@@ -32,7 +32,7 @@ pub enum Socket {
 }
 
 impl Socket {
-    /// Where the other end is, over the network.
+    /// The network address of the peer.
     pub(crate) fn address(&self) -> Option<IpAddr> {
         match self {
             Self::Tcp(stream) => stream.peer_addr().ok().map(|address| address.ip()),
@@ -40,7 +40,7 @@ impl Socket {
         }
     }
 
-    /// Who is at the other end, for a person: an address, or user and process.
+    /// The peer for messages: an address, or user and process.
     pub(crate) fn peer(&self) -> String {
         match self {
             Self::Tcp(stream) => stream
@@ -54,25 +54,26 @@ impl Socket {
     }
 }
 
-/// Whether to wait until the peer takes bytes, or sends some.
+/// Whether to wait for the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wait {
-    /// As long as the time limit of the socket allows.
+    /// As long as the timeout of the socket allows.
     ForPeer,
-    /// Not at all: what the socket has no room for is left over.
+    /// Not at all: what does not fit into the socket buffer is left over.
     Not,
 }
 
 /// A connection.
 #[derive(Debug)]
-pub(crate) struct Stream {
+pub(crate) struct SocketStream {
     socket: OwnedFd,
     tls: OnceLock<TlsLayer>,
 }
 
-impl Stream {
-    /// Sets a socket up: no delay of small packets ("both the client and server SHOULD disable Nagle's algorithm"; with it, a
-    /// batch of replies waits 40 ms for an acknowledgement), and probes that find a TCP peer that vanished.
+impl SocketStream {
+    /// Configures a socket: no delay of small packets ("both the client and server SHOULD disable Nagle's algorithm";
+    /// with it, a batch of replies waits 40 ms for an acknowledgement), and keepalive probes that detect a vanished TCP
+    /// peer.
     pub(crate) fn new(socket: Socket) -> io::Result<Self> {
         let socket = match socket {
             Socket::Unix(stream) => OwnedFd::from(stream),
@@ -97,20 +98,20 @@ impl Stream {
         Ok(sockopt::set_socket_timeout(&self.socket, Timeout::Send, Some(send))?)
     }
 
-    /// From here on all bytes are encrypted; the handshake of TLS takes place with the first that are received.
+    /// Encrypts all bytes from here on; the TLS handshake takes place with the first that are received.
     ///
-    /// Nobody may be sending meanwhile.
+    /// No other thread may be sending meanwhile.
     pub(crate) fn start_tls(&self, connection: Connection) {
         let is_first = self.tls.set(TlsLayer::new(connection)).is_ok();
         assert!(is_first, "TLS begins once");
     }
 
-    /// Receives at least one byte; 0 when the peer will send no more.
+    /// Receives at least one byte; 0 when the peer has closed.
     pub(crate) fn receive(&self, buffer: &mut [u8], wait: Wait) -> io::Result<usize> {
         let Some(tls) = self.tls.get() else {
             return self.receive_plain(buffer, wait);
         };
-        // What TLS itself has to say fits into an empty socket; where the socket is full, it goes with what is sent next.
+        // Messages of TLS itself fit into an empty socket buffer; if it is full, they go with the next send.
         let send = |bytes: &[u8]| self.send_plain(&[IoSlice::new(bytes)], Wait::Not);
         tls.receive(buffer, |buffer| self.receive_plain(buffer, wait), send)
     }
@@ -129,7 +130,7 @@ impl Stream {
         }
     }
 
-    /// Takes a beginning of `pieces` and returns how many bytes; they are sent at the latest by [`flush`](Self::flush).
+    /// Accepts a prefix of `pieces` and returns its length; it is sent at the latest by [`flush`](Self::flush).
     pub(crate) fn send(&self, pieces: &[IoSlice<'_>], wait: Wait) -> io::Result<usize> {
         let Some(tls) = self.tls.get() else {
             return self.send_plain(pieces, wait);
@@ -137,7 +138,7 @@ impl Stream {
         tls.send(pieces, |bytes| self.send_plain(&[IoSlice::new(bytes)], wait))
     }
 
-    /// Sends what was taken and not sent.
+    /// Sends what was accepted and not sent.
     pub(crate) fn flush(&self, wait: Wait) -> io::Result<()> {
         match self.tls.get() {
             None => Ok(()),
@@ -145,11 +146,11 @@ impl Stream {
         }
     }
 
-    /// Tells the peer that nothing more comes, where TLS has a word for that, and ends both directions.
+    /// Announces the end to the peer, if TLS is used, and closes both directions.
     pub(crate) fn say_goodbye(&self) {
         if let Some(tls) = self.tls.get() {
             tls.say_goodbye();
-            // A peer that is gone needs no goodbye, and one that takes nothing does not get it.
+            // A closed peer needs no announcement, and one that does not read does not get it.
             self.flush(Wait::Not).unwrap_or_default();
         }
         self.shut_down(Shutdown::Both);
@@ -182,14 +183,14 @@ impl Stream {
         self.flush(Wait::ForPeer)
     }
 
-    /// Ends one direction or both; whoever waits for the other end of it stops waiting.
+    /// Closes one direction or both; a blocked thread returns.
     pub(crate) fn shut_down(&self, what: Shutdown) {
         let what = match what {
             Shutdown::Read => rustix::net::Shutdown::Read,
             Shutdown::Write => rustix::net::Shutdown::Write,
             Shutdown::Both => rustix::net::Shutdown::Both,
         };
-        // A peer that is gone already is as shut down as can be.
+        // The peer may have closed already.
         rustix::net::shutdown(self.socket.as_fd(), what).unwrap_or_default();
     }
 }

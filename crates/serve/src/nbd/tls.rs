@@ -1,7 +1,7 @@
 //! TLS over a socket on which one thread receives while others send.
 //!
-//! The state of TLS belongs to both directions, so it stands behind a lock, which is held while bytes are encrypted or decrypted
-//! and never while a thread waits for the peer. What was encrypted has to be sent in that order: a second lock sees to that.
+//! The TLS state belongs to both directions. Its lock is held while bytes are encrypted or decrypted, and never while a
+//! thread waits for the peer. Encrypted bytes must be sent in order: a second lock ensures that.
 
 use std::io::{self, IoSlice, Read as _, Write as _};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -14,26 +14,26 @@ use rustls::{Connection, RootCertStore, ServerConfig, ServerConnection};
 
 use crate::{Error, Result};
 
-/// Bytes that are received at once: a few records of 16 KiB.
+/// Bytes received at once: a few records of 16 KiB.
 const RECEIVE_BYTES: usize = 64 << 10;
 
-/// Who a server is, and whom it trusts.
+/// The certificate of a server, and the clients that it trusts.
 #[derive(Debug, Clone)]
 pub struct TlsServer {
     config: Arc<ServerConfig>,
 }
 
-/// Whose certificates a server asks for.
+/// Which client certificates a server requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ClientTrust<'a> {
-    /// Nobody's: whoever can connect is served.
+    /// None: any client is served.
     Anyone,
-    /// Those signed by one of these authorities, in PEM; who has none is sent away.
+    /// One signed by one of these authorities, in PEM; other clients are refused.
     SignedBy(&'a [u8]),
 }
 
 impl TlsServer {
-    /// A server that proves who it is by a chain of certificates and the key of the first, all in PEM.
+    /// A server with a certificate chain and the key of its first certificate, in PEM.
     pub fn from_pem(certificates: &[u8], key: &[u8], clients: ClientTrust<'_>) -> Result<Self> {
         let provider = Arc::new(aws_lc_rs::default_provider());
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
@@ -86,15 +86,15 @@ pub(crate) fn tls_error<E: std::error::Error + Send + Sync + 'static>(action: &'
     }
 }
 
-/// The TLS of one connection.
+/// The TLS state of one connection.
 pub(crate) struct TlsLayer {
     connection: Mutex<Connection>,
-    /// Encrypted, and to be sent before anything that is encrypted later.
+    /// Encrypted bytes to send before anything that is encrypted later.
     outgoing: Mutex<Vec<u8>>,
     incoming: Mutex<Incoming>,
 }
 
-/// Received, and not decrypted yet.
+/// Received bytes that are not decrypted yet.
 struct Incoming {
     bytes: Vec<u8>,
     start: usize,
@@ -118,9 +118,9 @@ impl TlsLayer {
         }
     }
 
-    /// Receives at least one byte of what the peer means; 0 when it says no more.
+    /// Receives at least one decrypted byte; 0 when the peer has closed.
     ///
-    /// `receive` and `send` move encrypted bytes; the handshake of TLS takes place on the way.
+    /// `receive` and `send` move encrypted bytes; the TLS handshake takes place on the way.
     pub(crate) fn receive(
         &self,
         buffer: &mut [u8],
@@ -131,7 +131,8 @@ impl TlsLayer {
         loop {
             match lock(&self.connection).reader().read(buffer) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                // The connection was cut: that is no goodbye, but whoever asks knows whether it came in the middle of something.
+                // The connection was closed without a TLS close message; the caller knows whether it was in the middle
+                // of a message.
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
                 read => return read,
             }
@@ -144,8 +145,8 @@ impl TlsLayer {
                 incoming.end = length;
             }
             let processed = self.decrypt(&mut incoming);
-            // Answers of TLS itself: its handshake, new keys, or why it ends. Whoever is sending meanwhile may wait for us to receive, and they go
-            // with what is sent next.
+            // Messages of TLS itself: handshake, key updates, alerts. A thread that is sending may wait for us to
+            // receive, so they go with the next send.
             match self.flush_if_free(&mut send) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 flushed => flushed?,
@@ -166,7 +167,7 @@ impl TlsLayer {
             .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
     }
 
-    /// Encrypts a beginning of `pieces`, returns how many bytes, and sends what `send` takes; the rest is sent by
+    /// Encrypts a prefix of `pieces`, returns its length, and sends what `send` accepts; the rest is sent by
     /// [`flush`](Self::flush), or before what is encrypted next.
     pub(crate) fn send(
         &self,
@@ -192,7 +193,7 @@ impl TlsLayer {
         self.flush_to(lock(&self.outgoing), send)
     }
 
-    /// The same, unless somebody is sending.
+    /// The same, unless another thread is sending.
     pub(crate) fn flush_if_free(&self, send: impl FnMut(&[u8]) -> io::Result<usize>) -> io::Result<()> {
         match self.outgoing.try_lock() {
             Ok(outgoing) => self.flush_to(outgoing, send),
@@ -214,12 +215,12 @@ impl TlsLayer {
         send_out(&mut outgoing, &mut send)
     }
 
-    /// Whether the handshake of TLS is not over.
+    /// Whether the TLS handshake is in progress.
     pub(crate) fn is_shaking_hands(&self) -> bool {
         lock(&self.connection).is_handshaking()
     }
 
-    /// One step of the handshake of TLS: sends what there is to say, and takes in what the peer has to; 0 when it says no more.
+    /// One step of the TLS handshake: sends pending messages, and receives; 0 when the peer has closed.
     pub(crate) fn shake_hands(
         &self,
         mut receive: impl FnMut(&mut [u8]) -> io::Result<usize>,
@@ -238,12 +239,12 @@ impl TlsLayer {
             }
         }
         let processed = self.decrypt(&mut incoming);
-        // The last word of the handshake, or why it fails.
+        // The last message of the handshake, or the alert.
         self.flush(&mut send)?;
         processed.map(|()| 1)
     }
 
-    /// Encrypts a goodbye, which the next flush sends.
+    /// Encrypts a close message, which the next flush sends.
     pub(crate) fn say_goodbye(&self) {
         lock(&self.connection).send_close_notify();
     }

@@ -1,4 +1,4 @@
-//! Numbers and headers of the protocol, as both ends write and read them. All integers are big-endian.
+//! Numbers and headers of the protocol, for both ends. All integers are big-endian.
 
 use std::ops::{BitOr, BitOrAssign};
 
@@ -17,9 +17,9 @@ pub(crate) const EXTENDED_REPLY_MAGIC: u32 = 0x6e8a_278c;
 
 /// Bytes of an export name, a description or the name of a metadata context, at most: "The strings are limited to 4096".
 pub(crate) const STRING_BYTES_MAX: usize = 4096;
-/// Bytes of the data of one option that a server takes, and of one option's reply that a client takes.
+/// Bytes of the data of one option that a server accepts, and of one option's reply that a client accepts.
 pub(crate) const OPTION_BYTES_MAX: usize = 256 << 10;
-/// Bytes that one request may carry, or ask to read: what every known server and client allows.
+/// Bytes that one request may carry or read: what every known server and client allows.
 pub(crate) const PAYLOAD_BYTES_MAX: u32 = 32 << 20;
 
 /// A set of flags of one kind.
@@ -29,7 +29,7 @@ macro_rules! flags {
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
         pub(crate) struct $name(pub(crate) $bits);
 
-        #[allow(dead_code, reason = "the vocabulary is whole, whoever speaks it")]
+        #[allow(dead_code, reason = "the set is complete, and each end uses a part of it")]
         impl $name {
             $($(#[$flag_meta])* pub(crate) const $flag: Self = Self($value);)*
 
@@ -65,16 +65,16 @@ macro_rules! flags {
 }
 
 flags! {
-    /// What a server says of itself before anything else.
+    /// Flags of a server's greeting.
     GreetingFlags: u16 {
         FIXED_NEWSTYLE = 1 << 0;
-        /// It can leave out the 124 zeroes after the reply to `EXPORT_NAME`.
+        /// It can omit the 124 zeroes after the reply to `EXPORT_NAME`.
         NO_ZEROES = 1 << 1;
     }
 }
 
 flags! {
-    /// What a client answers.
+    /// Flags of a client's answer to the greeting.
     ClientFlags: u32 {
         FIXED_NEWSTYLE = 1 << 0;
         NO_ZEROES = 1 << 1;
@@ -82,7 +82,7 @@ flags! {
 }
 
 flags! {
-    /// What an export can do.
+    /// Transmission flags: what an export supports.
     ExportFlags: u16 {
         /// Always set.
         HAS_FLAGS = 1 << 0;
@@ -92,9 +92,9 @@ flags! {
         ROTATIONAL = 1 << 4;
         TRIM = 1 << 5;
         WRITE_ZEROES = 1 << 6;
-        /// `DF` of reads is understood; only with structured or extended replies.
+        /// `DF` of reads is supported; only with structured or extended replies.
         DONT_FRAGMENT = 1 << 7;
-        /// A flush on one connection covers what was acknowledged on all.
+        /// A flush on one connection covers the acknowledged writes of all.
         MULTI_CONN = 1 << 8;
         RESIZE = 1 << 9;
         CACHE = 1 << 10;
@@ -105,17 +105,17 @@ flags! {
 }
 
 flags! {
-    /// How a request is to be done.
+    /// Flags of a request.
     CommandFlags: u16 {
         /// Forced unit access: durable before the reply.
         FUA = 1 << 0;
-        /// Zeroes are to take space.
+        /// Zeroes must be allocated.
         NO_HOLE = 1 << 1;
         /// One data chunk, or an error.
         DONT_FRAGMENT = 1 << 2;
         /// One extent of block status is enough.
         REQUEST_ONE = 1 << 3;
-        /// Zeroes only if that is quicker than writing them.
+        /// Zeroes only if that is faster than writing them.
         FAST_ZERO = 1 << 4;
         /// With extended headers: the length is that of a payload which follows.
         PAYLOAD_LENGTH = 1 << 5;
@@ -123,7 +123,7 @@ flags! {
 }
 
 flags! {
-    /// What is said of a chunk of a structured or extended reply.
+    /// Flags of a chunk of a structured or extended reply.
     ReplyFlags: u16 {
         /// The last chunk of its request.
         DONE = 1 << 0;
@@ -131,21 +131,21 @@ flags! {
 }
 
 flags! {
-    /// The context `base:allocation`.
+    /// Flags of the context `base:allocation`.
     AllocationFlags: u32 {
         HOLE = 1 << 0;
         ZERO = 1 << 1;
     }
 }
 
-/// A number of the protocol with a name; others exist, and are carried as they are.
+/// A named number of the protocol; unknown numbers are kept.
 macro_rules! numbers {
     ($(#[$meta:meta])* $name:ident: $number:ty { $($(#[$flag_meta:meta])* $flag:ident = $value:expr;)* }) => {
         $(#[$meta])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub(crate) struct $name(pub(crate) $number);
 
-        #[allow(dead_code, reason = "the vocabulary is whole, whoever speaks it")]
+        #[allow(dead_code, reason = "the set is complete, and each end uses a part of it")]
         impl $name {
             $($(#[$flag_meta])* pub(crate) const $flag: Self = Self($value);)*
         }
@@ -153,7 +153,7 @@ macro_rules! numbers {
 }
 
 numbers! {
-    /// What a client asks during the handshake.
+    /// Options of the handshake.
     OptionKind: u32 {
         EXPORT_NAME = 1;
         ABORT = 2;
@@ -169,7 +169,7 @@ numbers! {
 }
 
 numbers! {
-    /// What a server answers to an option; errors have the highest bit set.
+    /// Replies to an option; errors have the highest bit set.
     OptionReplyKind: u32 {
         ACK = 1;
         SERVER = 2;
@@ -195,7 +195,7 @@ impl OptionReplyKind {
 }
 
 numbers! {
-    /// What a reply of `INFO` or `GO` tells.
+    /// Kinds of information in a reply to `INFO` or `GO`.
     InfoKind: u16 {
         EXPORT = 0;
         NAME = 1;
@@ -205,7 +205,7 @@ numbers! {
 }
 
 numbers! {
-    /// What a client asks of an export.
+    /// Commands of the transmission phase.
     CommandKind: u16 {
         READ = 0;
         WRITE = 1;
@@ -220,7 +220,7 @@ numbers! {
 }
 
 numbers! {
-    /// What a chunk of a structured or extended reply holds; errors have the highest bit set.
+    /// Kinds of chunks of a structured or extended reply; errors have the highest bit set.
     ChunkKind: u16 {
         NONE = 0;
         /// u64 offset, then data.
@@ -245,7 +245,7 @@ impl ChunkKind {
 }
 
 numbers! {
-    /// Why a request failed: a selection of Linux' errno numbers, whatever the platform.
+    /// Error numbers: a selection of Linux' errno, on every platform.
     ErrorNumber: u32 {
         OK = 0;
         EPERM = 1;
@@ -259,7 +259,7 @@ numbers! {
     }
 }
 
-/// Whether headers are those of the base protocol, or have 64-bit lengths.
+/// The header format of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HeaderStyle {
     /// Requests of 28 bytes; replies are simple.
@@ -275,10 +275,10 @@ pub(crate) enum HeaderStyle {
 pub(crate) struct RequestHeader {
     pub(crate) flags: CommandFlags,
     pub(crate) kind: CommandKind,
-    /// The client's own number for it, which comes back with the replies.
+    /// The client's number for it, which the replies repeat.
     pub(crate) cookie: u64,
     pub(crate) offset: u64,
-    /// Of what is asked for; of the payload, for writes.
+    /// Of the range; of the payload, for writes.
     pub(crate) length: u64,
 }
 
@@ -311,7 +311,7 @@ impl RequestHeader {
         }
     }
 
-    /// Reads a header of [`size_bytes`](Self::size_bytes) bytes; [`None`] where its magic number is wrong.
+    /// Decodes a header of [`size_bytes`](Self::size_bytes) bytes; [`None`] if its magic number is wrong.
     pub(crate) fn decode(bytes: &[u8], style: HeaderStyle) -> Option<Self> {
         let mut fields = Fields(bytes);
         let magic = fields.u32();
@@ -333,7 +333,7 @@ impl RequestHeader {
     }
 }
 
-/// Bytes of a simple reply: u32 magic, u32 error, u64 cookie; data follow a read that succeeded.
+/// Bytes of a simple reply: u32 magic, u32 error, u64 cookie; data follows a successful read.
 pub(crate) const SIMPLE_REPLY_BYTES: usize = 16;
 
 /// The header of a chunk of a structured or extended reply.
@@ -342,7 +342,7 @@ pub(crate) struct ChunkHeader {
     pub(crate) flags: ReplyFlags,
     pub(crate) kind: ChunkKind,
     pub(crate) cookie: u64,
-    /// That of the request; only with extended headers, 0 otherwise.
+    /// Of the request; only with extended headers, 0 otherwise.
     pub(crate) offset: u64,
     /// Bytes that follow.
     pub(crate) length: u64,
@@ -380,7 +380,7 @@ impl ChunkHeader {
         }
     }
 
-    /// Reads a header of [`size_bytes`](Self::size_bytes) bytes; [`None`] where its magic number is wrong.
+    /// Decodes a header of [`size_bytes`](Self::size_bytes) bytes; [`None`] if its magic number is wrong.
     pub(crate) fn decode(bytes: &[u8], style: HeaderStyle) -> Option<Self> {
         let mut fields = Fields(bytes);
         let magic = fields.u32();
@@ -401,7 +401,7 @@ impl ChunkHeader {
     }
 }
 
-/// Reads integers one after another from bytes whose length the caller has checked; what is missing reads as zero.
+/// Reads consecutive integers from bytes whose length the caller has checked; missing bytes read as zero.
 pub(crate) struct Fields<'a>(pub(crate) &'a [u8]);
 
 impl Fields<'_> {

@@ -1,4 +1,4 @@
-//! What a server must answer, legal or not, as data: each case with what peers answer otherwise, and why.
+//! What a server must answer, legal or not, as data: each case with known deviations of peers, and their reasons.
 
 use super::Peer;
 use super::raw::{Style, context_query, info_query, string};
@@ -7,7 +7,7 @@ use super::raw::{Style, context_query, info_query, string};
 pub const SIZE: u64 = (1 << 20) + 512;
 pub const DATA_END: u64 = 512 << 10;
 
-/// What a server does about the last option of a case.
+/// The reaction of a server to the last option of a case.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     /// Replies of these kinds, the last of which is final; the connection goes on.
@@ -267,7 +267,7 @@ fn context_options() -> Vec<OptionCase> {
     ]
 }
 
-/// What a server does about a request.
+/// The reaction of a server to a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expect {
     /// Success, with the bytes of the export where it is a read.
@@ -275,7 +275,7 @@ pub enum Expect {
     /// An error, after which the connection goes on.
     Error(u32),
     Closed,
-    /// The case is left out.
+    /// The case is skipped.
     NotAsked,
 }
 
@@ -469,7 +469,7 @@ fn illegal_requests() -> Vec<RequestCase> {
         request("a flush with a range", Simple, FLUSH, 512, 512, Error(EINVAL)),
         request("reading ahead past the end", Simple, CACHE, end, 513, Error(EINVAL)),
         request(
-            "block status that nobody asked for",
+            "block status without a selected context",
             Simple,
             STATUS,
             0,
@@ -531,7 +531,7 @@ fn extended_requests() -> Vec<RequestCase> {
     ]
 }
 
-/// What a peer may answer to the last option of a case instead, and why that is no fault of the case.
+/// What a peer may answer to the last option of a case instead, and why.
 pub fn option_differences() -> Vec<(Peer, &'static str, Outcome, &'static str)> {
     use Peer::{Nbdkit, QemuNbd};
     const WHICH: &str = "it calls what is too big invalid";

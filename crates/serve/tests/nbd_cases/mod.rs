@@ -1,4 +1,4 @@
-//! What the tests of NBD share: servers, ours and others, and a client that says anything.
+//! What the tests of NBD share: servers, ours and others, and a client that sends anything.
 
 #![allow(dead_code, unreachable_pub, reason = "each test program uses its part")]
 #![allow(clippy::disallowed_methods, reason = "tests run the peers")]
@@ -21,10 +21,10 @@ use holdfast_block::{Clock, SystemClock};
 use holdfast_serve::nbd::{Event, Exports, Limits, Listener, Server, ServerOptions, TlsPolicy};
 use tempfile::TempDir;
 
-/// A server of ours on a Unix socket, and what it told of itself.
+/// A server of ours on a Unix socket, and its events.
 pub struct Ours {
     pub server: Option<Server>,
-    pub told: Arc<Mutex<Vec<String>>>,
+    pub events: Arc<Mutex<Vec<String>>>,
     folder: TempDir,
 }
 
@@ -47,8 +47,8 @@ impl Ours {
 
     fn start_all(exports: impl Exports + 'static, limits: Limits, tls: TlsPolicy, clock: &Arc<dyn Clock>) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let told = Arc::new(Mutex::new(Vec::new()));
-        let notes = Arc::clone(&told);
+        let events = Arc::new(Mutex::new(Vec::new()));
+        let notes = Arc::clone(&events);
         let mut server = Server::new(ServerOptions {
             exports: Arc::new(exports),
             limits,
@@ -60,7 +60,7 @@ impl Ours {
         server.listen(listener).unwrap();
         Self {
             server: Some(server),
-            told,
+            events,
             folder,
         }
     }
@@ -73,11 +73,11 @@ impl Ours {
         format!("nbd+unix:///{export}?socket={}", self.socket().display())
     }
 
-    /// Waits until something was told that has all of `words` in it.
-    pub fn wait_until_told(&self, words: &[&str]) {
-        wait_for(&format!("{words:?} to be told"), || {
-            let told = self.told.lock().unwrap();
-            told.iter().any(|line| words.iter().all(|word| line.contains(word)))
+    /// Waits for an event that contains all of `words`.
+    pub fn wait_for_event(&self, words: &[&str]) {
+        wait_for(&format!("{words:?} to be reported"), || {
+            let events = self.events.lock().unwrap();
+            events.iter().any(|line| words.iter().all(|word| line.contains(word)))
         });
     }
 }
@@ -90,12 +90,12 @@ fn system_clock() -> Arc<dyn Clock> {
 pub fn wait_for(what: &str, mut is_there: impl FnMut() -> bool) {
     let clock = SystemClock::new();
     while !is_there() {
-        assert!(clock.now() < Duration::from_secs(30), "waited in vain for {what}");
+        assert!(clock.now() < Duration::from_secs(30), "timed out waiting for {what}");
         clock.sleep(Duration::from_millis(2));
     }
 }
 
-/// Servers that others wrote.
+/// Servers of other projects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Peer {
     Nbdkit,
@@ -153,7 +153,7 @@ impl Drop for Theirs {
     }
 }
 
-/// Runs a program, which must succeed; gives what it printed.
+/// Runs a program, which must succeed; returns its output.
 pub fn run(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).output();
     let output = output.unwrap_or_else(|error| panic!("these tests need {program} (see scripts/setup): {error}"));

@@ -1,11 +1,11 @@
-//! A client that says exactly what it is told to, legal or not, and takes answers apart.
+//! A client that sends exactly the given bytes, legal or not, and parses the replies.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-/// How long an answer may take: nothing here is slow, but machines are busy.
+/// How long a reply may take: nothing here is slow, but machines are busy.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,10 +15,10 @@ pub enum Style {
     Extended,
 }
 
-/// An answer to an option: kinds of all replies, and the data of each.
+/// The reply to an option: kinds of all replies, and the data of each.
 pub type OptionReplies = Vec<(u32, Vec<u8>)>;
 
-/// The answer to a request.
+/// The reply to a request.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Answer {
     /// 0 for success.
@@ -33,7 +33,7 @@ pub struct Raw {
 }
 
 impl Raw {
-    /// Connects and takes the greeting, which must be that of the fixed newstyle.
+    /// Connects and receives the greeting, which must be that of the fixed newstyle.
     pub fn connect(socket: &Path) -> Self {
         let stream = UnixStream::connect(socket).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -75,7 +75,7 @@ impl Raw {
         Some(())
     }
 
-    /// Sends bytes; a peer that went away is noticed when it does not answer.
+    /// Sends bytes; a closed peer is noticed when it does not answer.
     pub fn say(&mut self, bytes: &[u8]) {
         match self.stream.write_all(bytes) {
             Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {}
@@ -83,7 +83,7 @@ impl Raw {
         }
     }
 
-    /// Takes bytes; none when the peer closed the connection.
+    /// Receives bytes; none when the peer closed the connection.
     pub fn take(&mut self, length: usize) -> Option<Vec<u8>> {
         let mut bytes = vec![0; length];
         match self.stream.read_exact(&mut bytes) {
@@ -93,7 +93,7 @@ impl Raw {
         }
     }
 
-    /// Sends an option and takes all replies to it; none when the connection was closed.
+    /// Sends an option and receives all replies to it; none when the connection was closed.
     pub fn option(&mut self, option: u32, data: &[u8]) -> Option<OptionReplies> {
         self.say(&option_bytes(option, data));
         self.option_replies(option)
@@ -114,7 +114,7 @@ impl Raw {
         }
     }
 
-    /// The header of a request in the style that was agreed on.
+    /// The header of a request in the negotiated style.
     pub fn header(&self, flags: u16, kind: u16, cookie: u64, offset: u64, length: u64) -> Vec<u8> {
         let mut bytes = Vec::new();
         bytes.extend(match self.style {
@@ -132,7 +132,7 @@ impl Raw {
         bytes
     }
 
-    /// Takes the answer to a request; `data_length` is what a read with a simple reply is followed by.
+    /// Receives the reply to a request; `data_length` is the length of the data after a successful simple reply.
     pub fn answer(&mut self, cookie: u64, offset: u64, data_length: usize) -> Option<Answer> {
         let mut answer = Answer::default();
         loop {
@@ -179,7 +179,7 @@ impl Raw {
         }
     }
 
-    /// Asks, and takes the answer.
+    /// Sends a request and receives the reply.
     pub fn ask(&mut self, flags: u16, kind: u16, offset: u64, length: u64, payload: &[u8]) -> Option<Answer> {
         let cookie = 0x1234_5678_9abc_def0 ^ offset ^ length;
         let header = self.header(flags, kind, cookie, offset, length);
@@ -197,7 +197,7 @@ impl Raw {
 }
 
 impl Answer {
-    /// The bytes of a read, put together from its chunks, which must cover it without overlap.
+    /// The bytes of a read, assembled from its chunks, which must cover it without overlap.
     pub fn data(&self, offset: u64, length: usize) -> Vec<u8> {
         let mut bytes: Vec<Option<u8>> = vec![None; length];
         for (kind, payload) in &self.chunks {

@@ -1,4 +1,4 @@
-//! Extents and dirty bitmaps out of servers of other people.
+//! Extents and dirty bitmaps of other servers.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -21,7 +21,7 @@ fn all_extents(device: &dyn BlockDevice) -> Vec<Extent> {
     extents
 }
 
-/// 1 TiB with 10,000 islands of 4 KiB: more than one question can cover, more than one answer is handed out at a time.
+/// 1 TiB with 10,000 islands of 4 KiB: more than one query can cover, and more than one reply is returned at a time.
 #[test]
 fn a_large_sparse_file_is_mapped_exactly() {
     const ISLAND_COUNT: u64 = 10_000;
@@ -48,7 +48,7 @@ fn a_large_sparse_file_is_mapped_exactly() {
             );
             assert_eq!((pair[1].offset, pair[1].kind), (offset + 4096, ExtentKind::Zero));
         }
-        // From the middle of an island, in small steps, which are asked for ahead.
+        // From the middle of an island, in small steps, which are read ahead.
         let (start, end) = (STEP_BYTES * 50 + 1000, STEP_BYTES * 60 + 1000);
         let (mut at, mut data_bytes) = (start, 0);
         while at < end {
@@ -65,7 +65,7 @@ fn a_large_sparse_file_is_mapped_exactly() {
     }
 }
 
-/// What was learned ahead is forgotten when the device changes under it.
+/// The read-ahead is invalidated when the device changes.
 #[test]
 fn writes_are_seen_by_the_next_question() {
     let server = Server::nbdkit(&["memory", "64M"]);
@@ -73,7 +73,7 @@ fn writes_are_seen_by_the_next_question() {
     for number in 0..64u64 {
         device.write_at(&vec![1; 32_768], number << 20).unwrap();
     }
-    // Two extents of 128: the rest waits.
+    // Two extents of 128: the rest is cached.
     let list = device.extents(0..64 << 20, 2).unwrap();
     assert_eq!(list.end(), 1 << 20);
     device.write_zeroes(1 << 20..2 << 20).unwrap();
@@ -83,7 +83,7 @@ fn writes_are_seen_by_the_next_question() {
     assert_eq!(ends, [2 << 20, (2 << 20) + 32_768, (2 << 20) + 65_536]);
 }
 
-/// A server that answers with one extent at a time, to each question that is under way at once.
+/// A server that answers every query with a single extent.
 #[test]
 fn one_extent_at_a_time_is_enough() {
     let script = "echo $(( $4 )) 4096 $(( $4 / 4096 % 2 * 3 ))";
@@ -181,7 +181,7 @@ fn a_dirty_bitmap_of_qemu_is_read() {
     assert!(server.device().dirty_bitmap("since").is_err());
 }
 
-/// What was written to the layers of a chain, the upper ones alone. Zeroes and discards are content of their own.
+/// The allocation in the upper layers of a chain. Zeroes and discards count as allocated.
 #[test]
 fn the_layers_of_a_chain_are_told_apart() {
     const MIB: u64 = 1 << 20;
@@ -215,5 +215,5 @@ fn the_layers_of_a_chain_are_told_apart() {
         [piece(MIB), piece(2 * MIB), 4 * MIB..5 * MIB, piece(20 * MIB)]
     );
     assert_eq!(written(3), [0..8 * MIB, piece(20 * MIB)]);
-    assert!(server.device().allocated_above(1).is_err(), "it was not wished for");
+    assert!(server.device().allocated_above(1).is_err(), "it was not requested");
 }

@@ -1,11 +1,11 @@
-//! The client against servers of other people, and against one that does everything wrong.
+//! The client against other servers, and against a hostile one.
 
 #![allow(clippy::unwrap_used, reason = "all of it is test")]
 
+mod concurrency;
 mod conformance;
-mod crowd;
-mod dialects;
 mod extents;
+mod hostile_server;
 mod peer;
 mod tls;
-mod wicked;
+mod variants;

@@ -1,4 +1,4 @@
-//! Servers of other people, one process for each test.
+//! Other NBD servers, one process for each test.
 
 #![expect(clippy::disallowed_methods, reason = "tests run the peer")]
 
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use holdfast_serve::nbd::client::{Endpoint, NbdDevice, NbdDeviceMut, NbdOptions};
 use tempfile::TempDir;
 
-/// A server on a Unix socket, that ends with the value. One that does not start closes the first connection.
+/// A server on a Unix socket, which ends with the value. If it does not start, it closes the first connection.
 pub(crate) struct Server {
     child: Child,
     directory: TempDir,
@@ -30,7 +30,7 @@ impl Server {
         Self::start(&["qemu-nbd", "--persistent", "--shared=8"], arguments)
     }
 
-    /// Hands a socket that listens already to the program, by the protocol of systemd: nobody has to wait for it.
+    /// Passes a listening socket to the program, by systemd's protocol, so that no test has to wait for it.
     fn start(program: &[&str], arguments: &[&str]) -> Self {
         const HAND_OVER: &str = "exec 3<&0 </dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec \"$@\"";
         let directory = tempfile::tempdir().unwrap();
@@ -60,7 +60,7 @@ impl Server {
         NbdDeviceMut::connect(&self.endpoint(), "", NbdOptions::default()).unwrap()
     }
 
-    /// Ends the server at once, in the middle of whatever it does.
+    /// Kills the server in the middle of its work.
     pub(crate) fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -75,7 +75,7 @@ impl Drop for Server {
     }
 }
 
-/// Runs a program that must succeed; gives what it printed.
+/// Runs a program that must succeed; returns its output.
 pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
     let output = match Command::new(program).args(arguments).output() {
         Ok(output) => output,

@@ -1,4 +1,4 @@
-//! TLS, against servers of others: who has to be whom, and that nothing is said without it.
+//! TLS against other servers: identities are checked, and nothing is sent without it.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ pub(crate) fn nbdkit(arguments: &[&str]) -> Server {
 }
 
 #[test]
-fn a_server_that_is_somebody_else_is_not_talked_to() {
+fn a_server_with_another_identity_is_refused() {
     let server = nbdkit(&["memory", "1M"]);
     let by_address = options(&[CA], "127.0.0.1");
     assert_eq!(list_exports(&server.endpoint(), &by_address).unwrap().len(), 1);

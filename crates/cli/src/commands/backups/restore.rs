@@ -238,7 +238,7 @@ fn run(args: &RestoreArgs, context: &Context) -> Result<Exit, Error> {
         zone: context.zone().clone(),
     };
     let report = context.work(args.job.thread_count(), |job| {
-        stopped_or(restore(&repository, request, &context.surroundings(), job), job)
+        stopped_or(restore(&repository, request, &context.environment(), job), job)
     })?;
     if is_stream {
         // Standard output holds the disk, and nothing else.

@@ -123,7 +123,7 @@ impl PointArgs {
         let present = guest.as_ref().filter(|_| is_now);
         let wanted = present.map_or(Ok(Vec::new()), |guest| wanted_now(guest, context))?;
         let providers = datasets::providers(context);
-        let surroundings = context.surroundings();
+        let environment = context.environment();
         context.work(threads, |job| {
             let states: StateStore = match use_of {
                 Use::Look => self.states.open_to_look(context, job)?,
@@ -133,7 +133,7 @@ impl PointArgs {
                 (When::Now { quiesce, memory }, Some(guest)) => {
                     let asked = held_still(guest, (*quiesce, *memory, Some(&states)), context)?;
                     let request = request_now(asked, wanted, &providers, &states)?;
-                    Some(TemporarySnapshots::take(&request, &states, &surroundings, job)?)
+                    Some(TemporarySnapshots::take(&request, &states, &environment, job)?)
                 }
                 _ => None,
             };
@@ -153,7 +153,7 @@ impl PointArgs {
                 providers: &providers,
                 states: &states,
                 hypervisor: &hypervisor,
-                surroundings: &surroundings,
+                environment: &environment,
                 runtime: context.runtime_folder(),
             };
             let done = opened().and_then(|point| {

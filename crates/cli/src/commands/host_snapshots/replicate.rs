@@ -6,7 +6,7 @@ mod told;
 use std::num::NonZeroU64;
 
 use holdfast_engine::{PackChoice, RawChoice, ReplicateRequest, ReplicationPlace, replicate};
-use holdfast_policy::Choice;
+use holdfast_policy::SnapshotChoice;
 
 use crate::args::{Example, SharedOptions};
 use crate::commands::verb::Verb;
@@ -144,9 +144,9 @@ fn run(args: &ReplicateArgs, context: &Context) -> Result<Exit, Error> {
         is_tree: args.chosen.recursive,
         is_wanted: &|name| globs.is_empty() || globs.iter().any(|glob| glob.matches(name)),
         choice: if args.chosen.newest {
-            Choice::Newest
+            SnapshotChoice::Newest
         } else {
-            Choice::Each
+            SnapshotChoice::Each
         },
         raw: match (args.link.raw, args.link.no_raw) {
             (true, _) => RawChoice::Raw,

@@ -288,7 +288,7 @@ fn run(args: &ExportArgs, context: &Context) -> Result<Exit, Error> {
     let _noted = runs::note_places((!is_stdout).then_some(&*args.target), context);
     let report = from(args, context, |from| {
         context.work(args.job.thread_count(), |job| {
-            export(from, request, &context.surroundings(), job)
+            export(from, request, &context.environment(), job)
         })
     })?;
     if is_stdout {

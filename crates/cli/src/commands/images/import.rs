@@ -333,7 +333,7 @@ fn run(args: &ImportArgs, context: &Context) -> Result<Exit, Error> {
             context,
             args.job.thread_count(),
             |stream, images, job| {
-                open_import(stream, images, domain.clone(), job)?.into_folder(&request, &context.surroundings(), job)
+                open_import(stream, images, domain.clone(), job)?.into_folder(&request, &context.environment(), job)
             },
         )?;
         let mut done = ImportDone::new(&imported, context.clock().now().saturating_sub(start));

@@ -134,7 +134,7 @@ fn run(args: &InitArgs, context: &Context) -> Result<Exit, Error> {
         store,
         cipher,
         paper_key,
-    } = init(&request, &context.surroundings())?;
+    } = init(&request, &context.environment())?;
     // Network and removable file systems may show any owner and mode, so this is no refusal.
     if let Ok(Some(why)) = why_not_ours_alone(location.path()) {
         context.console().warning(&format!(

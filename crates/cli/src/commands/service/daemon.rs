@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 
 use holdfast_daemon::{
-    Asked, DaemonEvent, DaemonReport, DaemonRequest, DaemonWorld, Outcome as RunOutcome, RunEntry, Severity,
-    Speaker as DaemonSpeaker, daemon,
+    DaemonEnvironment, DaemonEvent, DaemonReport, DaemonRequest, LogSink, Outcome as RunOutcome, RunEntry, RunMode,
+    Severity, daemon,
 };
 use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
@@ -124,18 +124,18 @@ impl Report for Ran {
 /// Does jobs until it is told to stop.
 fn run_daemon(args: &DaemonArgs, context: &Context) -> Result<Exit, Error> {
     context.output().refuse_json("daemon")?;
-    act(&args.file, &args.state, Asked::Forever, context)?;
+    act(&args.file, &args.state, RunMode::Forever, context)?;
     Ok(Exit::Ok)
 }
 
 /// Does jobs now.
 fn run(args: &RunArgs, context: &Context) -> Result<Exit, Error> {
-    let asked = if args.due {
-        Asked::Due
+    let mode = if args.due {
+        RunMode::Due
     } else {
-        Asked::Jobs(args.jobs.clone())
+        RunMode::Jobs(args.jobs.clone())
     };
-    let report = act(&args.file, &args.state, asked, context)?;
+    let report = act(&args.file, &args.state, mode, context)?;
     context.report(&Ran {
         exit: exit(&report),
         runs: documents(&report.runs, context),
@@ -145,7 +145,7 @@ fn run(args: &RunArgs, context: &Context) -> Result<Exit, Error> {
 
 /// What was worst.
 fn exit(report: &DaemonReport) -> Exit {
-    let outcomes = report.runs.iter().map(|run| RunOutcome::of_word(&run.outcome));
+    let outcomes = report.runs.iter().map(|run| RunOutcome::from_word(&run.outcome));
     let exits = outcomes.map(|outcome| match outcome {
         Some(RunOutcome::Done) => Exit::Ok,
         Some(RunOutcome::Warnings) => Exit::Warnings,
@@ -159,9 +159,14 @@ fn exit(report: &DaemonReport) -> Exit {
     order.into_iter().find(|exit| all.contains(exit)).unwrap_or(Exit::Ok)
 }
 
-fn act(file: &HoldfastFileArgs, state: &StateFileArgs, asked: Asked, context: &Context) -> Result<DaemonReport, Error> {
+fn act(
+    file: &HoldfastFileArgs,
+    state: &StateFileArgs,
+    mode: RunMode,
+    context: &Context,
+) -> Result<DaemonReport, Error> {
     let config = file.load(context)?;
-    if let Asked::Jobs(jobs) = &asked
+    if let RunMode::Jobs(jobs) = &mode
         && let Some(unknown) = jobs.iter().find(|job| config.job(job).is_none())
     {
         return Err(Error::refused(
@@ -175,27 +180,27 @@ fn act(file: &HoldfastFileArgs, state: &StateFileArgs, asked: Asked, context: &C
         path: "/proc/self/exe".into(),
         source,
     })?;
-    let is_forever = asked == Asked::Forever;
+    let is_forever = mode == RunMode::Forever;
     let service = Service::of(context);
     let request = DaemonRequest {
         config,
-        asked,
+        mode,
         state: state.folder(context)?,
         program,
         host: host(),
         zone: context.zone().clone(),
         withheld: withheld(),
-        pulse_every: service.pulse_every(),
+        watchdog_interval: service.watchdog_interval(),
     };
     let (sender, events) = channel();
     hear_signals(sender.clone(), is_forever)?;
-    let say = speaker(context);
-    let reload_say = Arc::clone(&say);
+    let log = log_sink(context);
+    let reload_log = Arc::clone(&log);
     let path: PathBuf = file.path(context);
-    let world = DaemonWorld {
+    let environment = DaemonEnvironment {
         now: &time::now,
         clock: Arc::clone(context.clock()),
-        say,
+        log,
         reload: &|| match file.load(context) {
             Ok(config) => Some(config),
             Err(error) => {
@@ -204,19 +209,19 @@ fn act(file: &HoldfastFileArgs, state: &StateFileArgs, asked: Asked, context: &C
                     "{} is not taken, and the configuration before stays: {why}",
                     path.display()
                 );
-                reload_say(Severity::Error, &text);
+                reload_log(Severity::Error, &text);
                 None
             }
         },
-        pulse: &|pulse| service.tell(&pulse),
+        report_state: &|state| service.report(&state),
         sender,
         events,
     };
-    Ok(daemon(request, world)?)
+    Ok(daemon(request, environment)?)
 }
 
-/// Says things on standard error, from any thread.
-fn speaker(context: &Context) -> DaemonSpeaker {
+/// Logs to standard error, from any thread.
+fn log_sink(context: &Context) -> LogSink {
     let console = context.shared_console();
     let is_journal = context.variable(environment::JOURNAL_STREAM).is_some();
     let is_quiet = context.is_quiet();
@@ -279,7 +284,7 @@ pub(crate) fn note(entry: RunEntry, context: &Context) {
         })
         .and_then(|()| {
             let mut journal = holdfast_daemon::JobJournal::new(&folder);
-            Ok(journal.note(holdfast_daemon::JournalEntry::Run(entry))?)
+            Ok(journal.append(holdfast_daemon::JournalEntry::Run(entry))?)
         });
     if let Err(error) = noted {
         context

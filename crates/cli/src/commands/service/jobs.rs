@@ -1,6 +1,6 @@
 //! `holdfast jobs`: the jobs of a holdfast.toml, when they run next, and how they went.
 
-use holdfast_daemon::{JobRecord, Ledger};
+use holdfast_daemon::{JobRecord, JobRecords};
 use holdfast_policy::config::Job;
 use holdfast_policy::schedule::Due;
 use jiff::Timestamp;
@@ -117,10 +117,10 @@ impl Report for JobsListed {
 /// Lists.
 fn run(args: &JobsArgs, context: &Context) -> Result<Exit, Error> {
     let config = args.file.load(context)?;
-    let ledger = Ledger::new(&args.state.folder(context)?);
+    let records = JobRecords::new(&args.state.folder(context)?);
     let now = time::now();
     let jobs = config.jobs.iter().map(|job| {
-        let record = ledger.read(&job.name)?.unwrap_or_else(|| JobRecord::new(now));
+        let record = records.read(&job.name)?.unwrap_or_else(|| JobRecord::new(now));
         Ok(document(job, record, now, context))
     });
     let jobs = jobs.collect::<Result<Vec<_>, Error>>()?;
@@ -129,7 +129,7 @@ fn run(args: &JobsArgs, context: &Context) -> Result<Exit, Error> {
 
 fn document(job: &Job, mut record: JobRecord, now: Timestamp, context: &Context) -> JobDocument {
     let timing = job.timing(&crate::commands::service::daemon::host());
-    record.state.mend(&timing, context.zone(), now);
+    record.state.normalize(&timing, context.zone(), now);
     let due = record.state.due(&timing, context.zone(), now);
     let next = match due {
         _ if !job.is_enabled => None,

@@ -22,7 +22,7 @@ verbs! {
         /// List past runs and their results
         "runs" => Runs(runs::RunsArgs),
         /// Send a test notification
-        "notify" => Notify(notify::NotifyArgs),
+        "notify" => Recipient(notify::NotifyArgs),
         /// Check snapshots, pools and backups for Nagios and Prometheus
         "monitor" => Monitor(monitor::MonitorArgs),
         /// Check a configuration, or show what it means

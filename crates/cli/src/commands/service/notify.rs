@@ -72,7 +72,7 @@ impl Report for Sent {
 /// Sends.
 fn run(args: &NotifyArgs, context: &Context) -> Result<Exit, Error> {
     let config = args.file.load(context)?;
-    let Some(notify) = config.notifies.iter().find(|notify| notify.name == args.name) else {
+    let Some(notify) = config.recipients.iter().find(|notify| notify.name == args.name) else {
         return Err(Error::refused(
             Kind::NotFound,
             format!(

@@ -11,7 +11,7 @@ fn a_configuration_is_checked_and_shown_with_where_everything_is_from() {
     let checked = host.rig.json(3, &["config", "check", "holdfast.toml"]);
     assert_eq!(checked["report"]["errors"], serde_json::json!([]));
     assert!(
-        checked["report"]["doubts"].to_string().contains("nobody is told"),
+        checked["report"]["doubts"].to_string().contains("no notification"),
         "{checked}"
     );
     let shown = host.rig.json(3, &["config", "show", "holdfast.toml", "--effective"]);

@@ -168,7 +168,7 @@ fn a_full_disk_of_the_journal_stops_no_job_and_loses_no_entry() {
         host.log().contains("the journal can be written again, and is complete")
     });
     assert_eq!(daemon.stop(), Some(0));
-    let done = host.log().matches("often was done").count();
+    let done = host.log().matches("often completed").count();
     assert_eq!(
         host.outcomes("often")
             .iter()

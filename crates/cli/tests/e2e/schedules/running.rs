@@ -101,7 +101,7 @@ fn systemd_hears_how_the_service_is() {
     for _ in 0..4 {
         wait_for("WATCHDOG=1");
     }
-    wait_for("at work: ");
+    wait_for("running: ");
     daemon.signal(Signal::HUP);
     wait_for("RELOADING=1");
     wait_for("READY=1");
@@ -110,7 +110,7 @@ fn systemd_hears_how_the_service_is() {
     assert!(
         host.log()
             .lines()
-            .any(|line| line.starts_with("<6>often begins, as process ")),
+            .any(|line| line.starts_with("<6>often started as process ")),
         "{}",
         host.log()
     );

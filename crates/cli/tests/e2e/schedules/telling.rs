@@ -41,13 +41,13 @@ fn a_failure_is_told_once_and_its_end_once() {
         receiver
             .subjects()
             .iter()
-            .any(|subject| subject.ends_with("thin is well again"))
+            .any(|subject| subject.ends_with("thin has recovered"))
     });
     wait_until("a success", || {
         receiver
             .subjects()
             .iter()
-            .any(|subject| subject.ends_with("thin was done"))
+            .any(|subject| subject.ends_with("thin completed"))
     });
     let mails = || String::from_utf8(host.rig.read("mails")).unwrap();
     wait_until("two mails", || {

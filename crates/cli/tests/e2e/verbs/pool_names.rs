@@ -178,13 +178,13 @@ fn what_is_wrong_with_a_pool_is_told_by_its_line() {
         "line 5: there is no setting \"addres\" in [pools.one]: did you mean address?",
         "line 6: read in [pools.one]: it should be one of \"nbd\", \"vhd\", \"raw\"",
         "line 8: address in [pools.two]: it should be a host",
-        "line 9: user in [pools.two]: it should be a user by his name alone",
+        "line 9: user in [pools.two]: it should be a user name without other parts",
         "line 11: [pools.two]: password_file and password_command are both given",
         "line 12: connections in [pools.two]: it should be a whole number from 1 to 64",
-        "line 16: [jobs.a]: xen://one/web1 and xen://two/web2 are not done by one job",
+        "line 16: [jobs.a]: xen://one/web1 and xen://two/web2 cannot be in one job",
         "line 17: [jobs.a]: method does not apply to pools",
-        "line 20: [jobs.b]: machines of pools are backed up and looked at by doctor, and nothing else",
-        "line 24: [jobs.c]: xen://one/web1 and web2 are not done by one job",
+        "line 20: [jobs.b]: machines of pools can only be backed up, and examined by doctor",
+        "line 24: [jobs.c]: xen://one/web1 and web2 cannot be in one job",
         "line 25: there is no section [pool]: did you mean pools?",
     ];
     assert_eq!(errors.len(), expected.len(), "{errors:#?}");

@@ -13,7 +13,7 @@ use holdfast_hardware::xen::XenRecords;
 use holdfast_hardware::{Translated, ovf, proxmox, xen};
 use holdfast_host::Uuid;
 use holdfast_image::ImageId;
-use holdfast_repo::Surroundings;
+use holdfast_repo::Environment;
 use jiff::Timestamp;
 
 use super::content::ContentDisk;
@@ -64,7 +64,7 @@ impl Exported<'_> {
         sink: ArchiveSink,
         format: ExportFormat,
         of_now: (&str, Timestamp),
-        surroundings: &Surroundings,
+        environment: &Environment,
         job: Job<'_>,
     ) -> Result<Packed> {
         let mut told = 0;
@@ -76,9 +76,9 @@ impl Exported<'_> {
         let written = match format {
             ExportFormat::Xva(xva) => match &self.suspended {
                 Some(_) => self.write_suspended(sink, xva.packing, of_now.1, job, &mut progress),
-                None => self.write_xva(sink, xva.packing, of_now, (surroundings, job), &mut progress),
+                None => self.write_xva(sink, xva.packing, of_now, (environment, job), &mut progress),
             },
-            ExportFormat::Vma(packing) => self.write_vma(sink, packing, of_now.1, (surroundings, job), &mut progress),
+            ExportFormat::Vma(packing) => self.write_vma(sink, packing, of_now.1, (environment, job), &mut progress),
             ExportFormat::Ova { level } => self.write_ova(sink, level, of_now.1, job, &mut progress),
         };
         if written.is_err() {
@@ -92,14 +92,14 @@ impl Exported<'_> {
         sink: ArchiveSink,
         packing: PackOptions,
         (host, time): (&str, Timestamp),
-        (surroundings, job): (&Surroundings, Job<'_>),
+        (environment, job): (&Environment, Job<'_>),
         progress: &mut WriteCallback<'_>,
     ) -> Result<Packed> {
         let time_text = time.strftime("%Y%m%dT%H:%M:%SZ").to_string();
         let mut failure = None;
         let mut new_uuid = || {
             let mut random = [0; 16];
-            failure = surroundings.randomness.fill(&mut random).err().or(failure.take());
+            failure = environment.randomness.fill(&mut random).err().or(failure.take());
             Uuid::from_random(random).to_string()
         };
         let Translated {
@@ -175,7 +175,7 @@ impl Exported<'_> {
         sink: ArchiveSink,
         packing: PackOptions,
         time: Timestamp,
-        (surroundings, job): (&Surroundings, Job<'_>),
+        (environment, job): (&Environment, Job<'_>),
         progress: &mut WriteCallback<'_>,
     ) -> Result<Packed> {
         let sizes = self
@@ -203,7 +203,7 @@ impl Exported<'_> {
             }
         }
         let mut uuid = [0; 16];
-        surroundings.randomness.fill(&mut uuid)?;
+        environment.randomness.fill(&mut uuid)?;
         let options = VmaWriteOptions {
             threads: threads(job).count,
             time: seconds(time),

@@ -7,7 +7,7 @@ use holdfast_hardware::libvirt::OF_ITS_HOST;
 use holdfast_host::Uuid;
 use holdfast_host::domain_xml::{DomainXml, Emulator, HostNeeds, Identity, Rewrite, rewrite};
 use holdfast_image::{BlockOptions, Format, OpenOptions, Qcow2Options, Storage};
-use holdfast_repo::Surroundings;
+use holdfast_repo::Environment;
 
 use super::Exported;
 use super::content::VARIABLES;
@@ -24,13 +24,13 @@ impl Exported<'_> {
         &mut self,
         made: &mut NewFolder,
         (format, storage): (Format, Storage),
-        surroundings: &Surroundings,
+        environment: &Environment,
         job: Job<'_>,
     ) -> Result<Packed> {
         let folder = made.absolute_path()?;
         let configuration = self.text.clone();
         let configuration = configuration
-            .map(|text| self.configuration(&text, (&folder, format), surroundings, job))
+            .map(|text| self.configuration(&text, (&folder, format), environment, job))
             .transpose()?;
         self.tell_of_configuration(configuration.is_some(), format, job);
         let mut written = Packed::default();
@@ -49,7 +49,7 @@ impl Exported<'_> {
                         overwrite: Overwrite::Refuse,
                         verify: VerifyImage::No,
                     },
-                    surroundings,
+                    environment,
                     job,
                 )
             })?;
@@ -59,13 +59,13 @@ impl Exported<'_> {
         }
         if let Some(bytes) = &self.variables {
             made.file(&variables_name(&self.machine.name), |path| {
-                write_file(path, bytes, surroundings)
+                write_file(path, bytes, environment)
             })?;
             // The only hypervisor that knows them gets them.
             self.dropped.retain(|dropped| dropped.what != VARIABLES);
         }
         if let Some(text) = configuration {
-            made.file(STREAM_DOMAIN, |path| write_file(path, text.as_bytes(), surroundings))?;
+            made.file(STREAM_DOMAIN, |path| write_file(path, text.as_bytes(), environment))?;
         }
         Ok(written)
     }
@@ -91,7 +91,7 @@ impl Exported<'_> {
         &self,
         text: &str,
         (folder, format): (&Path, Format),
-        surroundings: &Surroundings,
+        environment: &Environment,
         job: Job<'_>,
     ) -> Result<String> {
         let name = &self.machine.name;
@@ -103,7 +103,7 @@ impl Exported<'_> {
         };
         let xml = DomainXml::parse(text).map_err(unfit)?;
         let mut random = [0; 16];
-        surroundings.randomness.fill(&mut random)?;
+        environment.randomness.fill(&mut random)?;
         let has = |target: &str| self.disks.iter().any(|disk| disk.name == target);
         let wish = Rewrite {
             identity: match &xml.name {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use holdfast_archive::{PackOptions, Packing};
 use holdfast_hardware::xen::SuspendedMachine;
 use holdfast_host::xapi::{Pool, Record, Reference, Upload, XapiError, XapiResult};
-use holdfast_repo::Surroundings;
+use holdfast_repo::Environment;
 use jiff::Timestamp;
 
 use super::suspended::Suspended;
@@ -228,7 +228,7 @@ fn refuse_other_processors(pool: &Pool, machine: &SuspendedMachine) -> Result<()
 }
 
 /// Exports a machine to a pool. Where that fails, the pool removes what it has of it.
-pub fn export_to_pool(request: ExportToPool<'_>, surroundings: &Surroundings, job: Job<'_>) -> Result<ExportedToPool> {
+pub fn export_to_pool(request: ExportToPool<'_>, environment: &Environment, job: Job<'_>) -> Result<ExportedToPool> {
     let pool = Arc::clone(&request.pool);
     let keeps_identity = request.comes != PoolReturn::AsAnother;
     if keeps_identity {
@@ -257,7 +257,7 @@ pub fn export_to_pool(request: ExportToPool<'_>, surroundings: &Surroundings, jo
             host: request.host,
             time: request.time,
         },
-        surroundings,
+        environment,
         job,
     );
     let (export, upload) = sender.ended(sent, job)?;

@@ -10,7 +10,7 @@ use holdfast_hardware::virtualbox::{Image, Network, RestoredIdentity, RestoredWi
 use holdfast_hardware::{DiskKind, Dropped, Translated};
 use holdfast_host::Uuid;
 use holdfast_image::{BlockOptions, Format, ImageId, OpenOptions, Qcow2Options, Storage};
-use holdfast_repo::{Manifest, Repository, Surroundings};
+use holdfast_repo::{Environment, Manifest, Repository};
 
 use super::reads::DiskReads;
 use super::{Exported, VirtualBoxIdentity};
@@ -56,7 +56,7 @@ impl Exported<'_> {
         &mut self,
         made: &mut NewFolder,
         identity: VirtualBoxIdentity,
-        surroundings: &Surroundings,
+        environment: &Environment,
         job: Job<'_>,
     ) -> Result<Packed> {
         let base = base_name(&self.machine.name);
@@ -85,7 +85,7 @@ impl Exported<'_> {
                             DiskReads::Once => VerifyImage::No,
                         },
                     },
-                    surroundings,
+                    environment,
                     job,
                 )
             })?;
@@ -100,13 +100,13 @@ impl Exported<'_> {
             images.insert(disk.name.clone(), image);
         }
         let mut random = [0; 16];
-        surroundings.randomness.fill(&mut random)?;
+        environment.randomness.fill(&mut random)?;
         let text = self.settings(images, (identity, Uuid::from_random(random)), &base)?;
         if let Some(nvram) = &self.of_virtualbox.nvram {
-            made.file(&format!("{base}.nvram"), |path| write_file(path, nvram, surroundings))?;
+            made.file(&format!("{base}.nvram"), |path| write_file(path, nvram, environment))?;
         }
         let settings = made.file(&format!("{base}.vbox"), |path| {
-            write_file(path, text.as_bytes(), surroundings)?;
+            write_file(path, text.as_bytes(), environment)?;
             Ok(path.to_owned())
         })?;
         self.settings_file = Some(settings);

@@ -127,7 +127,7 @@ fn work(
         point: point.name.clone(),
         safety: Vec::new(),
         files: Vec::new(),
-        process: restore.surroundings.processes.this(),
-        start_ms: (restore.surroundings.now_ms)(),
+        process: restore.environment.processes.this(),
+        start_ms: (restore.environment.now_ms)(),
     }
 }

@@ -4,7 +4,7 @@
 //! are. What needs its host snapshot for ever, as a clone on ZFS does, keeps it.
 
 use holdfast_host::provider::{HostSnapshotName, ProviderError};
-use holdfast_repo::Surroundings;
+use holdfast_repo::Environment;
 
 use crate::host_snapshot::states::{StateStore, Unfinished, UnfinishedKind};
 use crate::host_snapshot::{HostSnapshotReport, HostSnapshotRequest, NamedSnapshotSet, Providers, take_host_snapshots};
@@ -26,7 +26,7 @@ impl<'a> TemporarySnapshots<'a> {
     pub fn take(
         request: &HostSnapshotRequest<'a>,
         states: &'a StateStore,
-        surroundings: &Surroundings,
+        environment: &Environment,
         job: Job<'_>,
     ) -> Result<Self> {
         let names = request.cuts.iter().flat_map(NamedSnapshotSet::snapshots);
@@ -40,8 +40,8 @@ impl<'a> TemporarySnapshots<'a> {
             point: point.cloned().unwrap_or_default(),
             safety: names.map(|name| name.to_string()).collect(),
             files: Vec::new(),
-            process: surroundings.processes.this(),
-            start_ms: (surroundings.now_ms)(),
+            process: environment.processes.this(),
+            start_ms: (environment.now_ms)(),
         };
         states.note_unfinished(&work)?;
         let taken = take_host_snapshots(request, &mut || (), job);

@@ -9,7 +9,7 @@ use holdfast_image::{
     CreateOptions, Error as ImageError, FillReport, ImageId, Storage, StreamOptions, StreamWritten,
     write_stream_optimized,
 };
-use holdfast_repo::Surroundings;
+use holdfast_repo::Environment;
 
 use super::{ConvertRequest, steps, threads, unless_interrupted};
 use crate::image::new_image::NewImage;
@@ -22,7 +22,7 @@ pub(super) fn to_file(
     request: &ConvertRequest,
     device: &dyn BlockDevice,
     options: &CreateOptions,
-    surroundings: &Surroundings,
+    environment: &Environment,
     job: Job<'_>,
 ) -> Result<(NewImage, Option<FillReport>)> {
     let level = match request.storage {
@@ -33,7 +33,7 @@ pub(super) fn to_file(
         &request.target,
         request.overwrite,
         options,
-        surroundings,
+        environment,
         |partial, _| File::create_new(partial).map_err(|source| file_error("create", partial, source)),
     )?;
     image.tell_of_cleared(job.progress);

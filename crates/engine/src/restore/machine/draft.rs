@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use holdfast_host::domain_xml::{DiskChange, Identity};
 use holdfast_host::{DiskKind, DiskSource, HypervisorMut, MachineDisk, Uuid};
-use holdfast_repo::{Repository, Surroundings};
+use holdfast_repo::{Environment, Repository};
 
 use super::neighbours::Neighbours;
 use super::planned_file::PlannedFile;
@@ -41,13 +41,13 @@ pub(crate) struct Planner<'a> {
     /// The disks.
     pub(crate) contents: &'a dyn StoredContents,
     pub(crate) hypervisor: &'a dyn HypervisorMut,
-    pub(crate) surroundings: &'a Surroundings,
+    pub(crate) environment: &'a Environment,
 }
 
 impl Planner<'_> {
     pub(super) fn random<const N: usize>(&self) -> Result<[u8; N]> {
         let mut bytes = [0; N];
-        self.surroundings.randomness.fill(&mut bytes)?;
+        self.environment.randomness.fill(&mut bytes)?;
         Ok(bytes)
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use holdfast_host::{Error as HostError, HypervisorMut, MachineState};
 use holdfast_image::{CreateOptions, Format, ImageMut};
-use holdfast_repo::{DiskRecord, Repository, Surroundings, TargetState};
+use holdfast_repo::{DiskRecord, Environment, Repository, TargetState};
 
 use super::draft::Planner;
 use super::host_folders::HostFolders;
@@ -63,14 +63,14 @@ pub fn restore_machine(
     repository: &Repository,
     hypervisor: &dyn HypervisorMut,
     plan: &MachineRestorePlan,
-    surroundings: &Surroundings,
+    environment: &Environment,
     job: Job<'_>,
 ) -> Result<MachineRestoreReport> {
     let planner = Planner {
         repository,
         contents: repository,
         hypervisor,
-        surroundings,
+        environment,
     };
     restore_point(&planner, plan, &mut NoObserver, job)
         .map_err(|error| error.unless_removed(repository, plan.snapshot.id))
@@ -89,7 +89,7 @@ pub(crate) fn restore_point(
         contents: planner.contents,
         hypervisor: planner.hypervisor,
         plan,
-        surroundings: planner.surroundings,
+        environment: planner.environment,
         job,
         relocked: RefCell::default(),
     };
@@ -140,7 +140,7 @@ pub(crate) fn write_companions(
     repository: &Repository,
     hypervisor: &dyn HypervisorMut,
     plan: &MachineRestorePlan,
-    surroundings: &Surroundings,
+    environment: &Environment,
     job: Job<'_>,
     before_names: &mut BeforeNames<'_>,
 ) -> Result<MadeFiles> {
@@ -149,7 +149,7 @@ pub(crate) fn write_companions(
         contents: repository,
         hypervisor,
         plan,
-        surroundings,
+        environment,
         job,
         relocked: RefCell::default(),
     };
@@ -196,7 +196,7 @@ struct Execution<'a> {
     contents: &'a dyn StoredContents,
     hypervisor: &'a dyn HypervisorMut,
     plan: &'a MachineRestorePlan,
-    surroundings: &'a Surroundings,
+    environment: &'a Environment,
     job: Job<'a>,
     /// Images that were locked once more: to close them before the others would end the locks of these.
     relocked: RefCell<Vec<ImageMut>>,
@@ -242,7 +242,7 @@ impl<'a> Execution<'a> {
         };
         let new = match file.way {
             FileWay::NewFile | FileWay::Replace | FileWay::SetAside | FileWay::Shared => {
-                Some(NewFile::begin(&file.to, existing, self.surroundings)?)
+                Some(NewFile::begin(&file.to, existing, self.environment)?)
             }
             FileWay::BlockDevice | FileWay::InPlace | FileWay::Cloned => None,
         };
@@ -438,7 +438,7 @@ impl<'a> Execution<'a> {
             None => self.hypervisor.start(uuid).map(|()| Started::Yes).map_err(Error::from),
             Some(planned) => {
                 let of = (self.repository, &self.plan.snapshot);
-                resume(of, self.hypervisor, (planned, uuid), self.surroundings, self.job).map(Started::Resumed)
+                resume(of, self.hypervisor, (planned, uuid), self.environment, self.job).map(Started::Resumed)
             }
         };
         match started {

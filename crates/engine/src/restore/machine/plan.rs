@@ -4,7 +4,7 @@ use std::path::Path;
 
 use holdfast_host::HypervisorMut;
 use holdfast_host::domain_xml::{Identity, Rewrite, rewrite};
-use holdfast_repo::{DiskRecord, Manifest, Repository, Surroundings};
+use holdfast_repo::{DiskRecord, Environment, Manifest, Repository};
 
 use super::draft::{Definition, PlannedMachine, Planner};
 use super::host_needs::{HostPreparations, PlannedFolder};
@@ -58,7 +58,7 @@ pub fn plan_machine_restore(
     repository: &Repository,
     hypervisor: &dyn HypervisorMut,
     request: &MachineRestoreRequest,
-    surroundings: &Surroundings,
+    environment: &Environment,
     job: Job<'_>,
 ) -> Result<MachineRestorePlan> {
     refuse_foreign(hypervisor)?;
@@ -67,7 +67,7 @@ pub fn plan_machine_restore(
         repository,
         contents: repository,
         hypervisor,
-        surroundings,
+        environment,
     };
     let wish = (&request.restore_as, request.after, &*request.runtime);
     plan_point(&planner, snapshot, wish, job)

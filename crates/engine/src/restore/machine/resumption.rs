@@ -12,7 +12,7 @@ use holdfast_host::domain_xml::{
     DiskChange, DiskPlace, DomainXml, Identity, Medium, Rewrite, rewrite, with_links_down,
 };
 use holdfast_host::{DiskKind, DiskSource, HypervisorMut, MachineDisk, Resumption, agent};
-use holdfast_repo::{Manifest, Repository, Surroundings};
+use holdfast_repo::{Environment, Manifest, Repository};
 
 use super::draft::{Draft, Planner, unfit};
 use super::places::data_bytes;
@@ -205,13 +205,13 @@ pub(super) fn resume(
     (repository, snapshot): (&Repository, &Manifest),
     hypervisor: &dyn HypervisorMut,
     (planned, uuid): (&PlannedResumption, &str),
-    surroundings: &Surroundings,
+    environment: &Environment,
     job: Job<'_>,
 ) -> Result<Resumed> {
     let memory = stored_memory(repository, snapshot)?;
     let folder = RuntimeFolder::make(&planned.runtime)?;
     let mut random = [0; 4];
-    surroundings.randomness.fill(&mut random)?;
+    environment.randomness.fill(&mut random)?;
     // It never gets a name: it goes with this value, and what a killed restore leaves is known by its name.
     let file = NewFile::begin_as(&planned.beside, Existing::Replace, u32::from_be_bytes(random))?;
     hypervisor.resume(&Resumption {
@@ -223,7 +223,7 @@ pub(super) fn resume(
         write: &|output| memory.write(output),
     })?;
     let machine = hypervisor.machine(uuid)?;
-    let now_ms = (surroundings.now_ms)();
+    let now_ms = (environment.now_ms)();
     let is_set = agent::set_clock(&*machine, now_ms, CLOCK_DEADLINE).is_ok();
     let behind_ms = u64::try_from(now_ms.saturating_sub(snapshot.time_ms)).unwrap_or_default();
     Ok(Resumed {

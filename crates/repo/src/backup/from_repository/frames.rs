@@ -1,4 +1,4 @@
-//! Reading frames of another repository: each once, by several threads, handed out in order, and only what was checked.
+//! Reads frames of another repository: each once, by several threads, returned in order, and verified.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::read::frame_check::{Depth, check_frame};
 use crate::repository::packs::{FrameBuffers, Packs};
 
 /// A frame, and which of its chunks are wanted.
-pub(crate) struct FrameWish {
+pub(crate) struct FrameRequest {
     pub(crate) pack: PackId,
     pub(crate) frame: u32,
     /// Bytes that are read for it.
@@ -38,14 +38,14 @@ pub(crate) struct WantedChunk {
 
 /// A frame that was read, and found to hold what it should.
 pub(crate) struct FetchedFrame {
-    pub(crate) wish: FrameWish,
+    pub(crate) wish: FrameRequest,
     /// The frame before compression.
     pub(crate) raw: Vec<u8>,
     /// The chunks that were wanted, as the target names them, with the prints of their blocks.
     pub(crate) named: Vec<(ChunkEntry, Vec<u8>)>,
 }
 
-/// Who reads frames, and by which keys.
+/// Reads frames, with the keys of their repository.
 #[derive(Clone)]
 pub(crate) struct FrameFetcher<'a> {
     /// The packs that are read.
@@ -54,14 +54,14 @@ pub(crate) struct FrameFetcher<'a> {
     pub(crate) keys: FingerprintKeys,
     /// What the target recognises bytes by, where that is something else.
     pub(crate) target_keys: Option<FingerprintKeys>,
-    /// Who is asked before bytes are read.
+    /// Called before bytes are read, to limit the rate.
     pub(crate) pace: &'a (dyn Fn(u64) + Sync),
 }
 
 impl FrameFetcher<'_> {
-    fn fetch(&self, wish: FrameWish, mut raw: Vec<u8>, buffers: &mut FrameBuffers) -> Result<FetchedFrame> {
+    fn fetch(&self, wish: FrameRequest, mut raw: Vec<u8>, buffers: &mut FrameBuffers) -> Result<FetchedFrame> {
         (self.pace)(wish.stored_bytes);
-        let FrameWish { pack, frame, .. } = wish;
+        let FrameRequest { pack, frame, .. } = wish;
         let reader = self.packs.frame_reader(pack)?;
         let prints = self.packs.prints(pack, frame)?;
         self.packs.frame(pack, frame, buffers, &mut raw)?;
@@ -106,14 +106,14 @@ type Fetch = (usize, Result<FetchedFrame>);
 
 /// Frames on their way.
 pub(crate) struct FrameQueue<'a> {
-    mode: Mode<'a>,
+    mode: FetchMode<'a>,
     pool: BufferPool,
 }
 
-enum Mode<'a> {
+enum FetchMode<'a> {
     Inline(Box<(FrameFetcher<'a>, FrameBuffers)>),
     Threads {
-        wishes: Sender<(usize, FrameWish)>,
+        requests: Sender<(usize, FrameRequest)>,
         fetched: Receiver<Fetch>,
         /// Frames that may be on their way at once.
         look_ahead: usize,
@@ -130,12 +130,12 @@ impl<'a> FrameQueue<'a> {
         let pool = BufferPool::keeping(FREE_FRAME_COUNT_MAX);
         if thread_count == 0 {
             return Self {
-                mode: Mode::Inline(Box::new((fetcher, FrameBuffers::new()))),
+                mode: FetchMode::Inline(Box::new((fetcher, FrameBuffers::new()))),
                 pool,
             };
         }
         let look_ahead = thread_count + 1;
-        let (wishes, wish_queue) = bounded::<(usize, FrameWish)>(look_ahead);
+        let (requests, wish_queue) = bounded::<(usize, FrameRequest)>(look_ahead);
         let (send, fetched) = unbounded();
         for _ in 0..thread_count {
             let (wish_queue, send, pool) = (wish_queue.clone(), send.clone(), pool.clone());
@@ -151,8 +151,8 @@ impl<'a> FrameQueue<'a> {
             });
         }
         Self {
-            mode: Mode::Threads {
-                wishes,
+            mode: FetchMode::Threads {
+                requests,
                 fetched,
                 look_ahead,
             },
@@ -160,11 +160,11 @@ impl<'a> FrameQueue<'a> {
         }
     }
 
-    /// Reads frames, and calls `take` with each in the order of the wishes. The first error of either ends it; what is on its
+    /// Reads frames, and calls `take` with each in the order of the requests. The first error of either ends it; what is on its
     /// way then is read in vain.
     pub(crate) fn fetch_all(
         &mut self,
-        wishes: Vec<FrameWish>,
+        requests: Vec<FrameRequest>,
         take: &mut dyn FnMut(&FetchedFrame) -> Result<()>,
     ) -> Result<()> {
         let pool = &self.pool;
@@ -174,19 +174,19 @@ impl<'a> FrameQueue<'a> {
             Ok(())
         };
         match &mut self.mode {
-            Mode::Inline(inline) => {
+            FetchMode::Inline(inline) => {
                 let (fetcher, buffers) = &mut **inline;
-                wishes
+                requests
                     .into_iter()
                     .try_for_each(|wish| taken(fetcher.fetch(wish, pool.take(), buffers)?))
             }
-            Mode::Threads {
-                wishes: send,
+            FetchMode::Threads {
+                requests: send,
                 fetched,
                 look_ahead,
             } => {
                 let mut early: BTreeMap<usize, Result<FetchedFrame>> = BTreeMap::new();
-                let mut waiting = wishes.into_iter().enumerate();
+                let mut waiting = requests.into_iter().enumerate();
                 let count = waiting.len();
                 let (mut sent, mut next) = (0, 0);
                 let result = (|| {
@@ -206,7 +206,7 @@ impl<'a> FrameQueue<'a> {
                     }
                     Ok(())
                 })();
-                // Whoever goes on after an error must not take what was on its way for what he asks for next.
+                // After an error, frames in flight must not be returned for later requests.
                 let mut left = sent - next - early.len();
                 while result.is_err() && left > 0 && fetched.recv().is_ok() {
                     left -= 1;

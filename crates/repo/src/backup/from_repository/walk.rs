@@ -1,4 +1,4 @@
-//! What a stored disk is made of, leaf by leaf, and what of it is the same in its base.
+//! Walks a stored disk leaf by leaf, and compares it with its base.
 
 use crate::backup::request::StoredDisk;
 use crate::error::Result;

@@ -1,8 +1,8 @@
-//! Reading the whole index, and comparing it with the directories of packs.
+//! Reads the whole index, and compares it with the directories of packs.
 //!
-//! Entries are sorted by chunk, directories by place. So both are summed up by pack, in a way that does not depend on order:
-//! if the sums and counts agree, so do the entries. A sum is 64 bits over keyed hashes: it finds accidents, and against anything
-//! else entries are sealed.
+//! Entries are sorted by chunk, directories by position. Both are therefore summed up per pack, independent of order:
+//! if sums and counts agree, so do the entries. A sum is 64 bits over keyed hashes: it detects accidents; the seals of
+//! entries protect against tampering.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -42,7 +42,7 @@ impl Sum {
     }
 }
 
-/// What the index says of packs: 60 bytes of memory for each.
+/// A summary of the index per pack: 60 bytes of memory for each.
 #[derive(Default)]
 pub(crate) struct IndexSurvey {
     sums: HashMap<PackId, Vec<(SegmentId, Sum)>>,
@@ -128,7 +128,7 @@ impl IndexSurvey {
         self.sums.keys().copied()
     }
 
-    /// Compares what the index says of `pack` with its directory.
+    /// Compares the index entries of `pack` with its directory.
     pub(crate) fn compare(&mut self, pack: PackId, directory: &Directory, findings: &mut Findings) {
         let Some(sums) = self.sums.get(&pack) else { return };
         let mut expected = Sum::default();
@@ -138,7 +138,7 @@ impl IndexSurvey {
             // A segment of an earlier release has no table.
             expected.table = sum.table.map(|_| table);
             if *sum != expected && self.wrong.insert(*segment) {
-                let detail = format!("what it says of pack {pack} is not what the directory of the pack says");
+                let detail = format!("its entries for pack {pack} differ from the directory of the pack");
                 findings.push(&segment_name(*segment), None, FindingKind::Damaged, detail);
             }
         }

@@ -1,12 +1,13 @@
-//! Reading everything at rest, to find damage before it is needed.
+//! Reads everything at rest, to find damage before the data is needed.
 //!
-//! Verify follows what snapshots refer to; scrub reads what there is: every section of every pack, every page of the index, every
-//! small object. Packs are read from front to back, each by one of several threads, so that one reads while others decode;
-//! everything that does not need a pack's bytes is compared on the way. A scrub of some percent takes the packs that were
-//! not read for longest. What was read when, and which packs are damaged, is remembered in the repository ([`record`],
-//! `damage`). Memory: some 100 bytes for each pack and a few MiB for each thread.
+//! Verify follows the references of snapshots; scrub reads everything: every section of every pack, every page of the
+//! index, every small object. Packs are read sequentially, each by one of several threads, so that one reads while
+//! others decode; everything that does not need a pack's bytes is compared meanwhile. A partial scrub reads the packs
+//! that were not read for the longest time. Read times and damaged packs are recorded in the repository ([`record`],
+//! `damage`). Memory: about 100 bytes for each pack and a few MiB for each thread.
 //!
-//! Nothing that other writers do meanwhile passes for damage, and scrub needs no lease: it takes nothing away.
+//! Concurrent changes by other writers are not reported as damage, and scrub needs no lease, because it deletes
+//! nothing.
 
 mod index;
 mod pack;
@@ -24,7 +25,7 @@ use self::pack::{PackOutcome, PackScratch, scrub_pack};
 use self::record::{read_records, replace_records};
 pub(crate) use self::small::check_relocations;
 use self::small::check_small_objects;
-use crate::check::finding::{Finding, FindingKind, Findings, Place, Touched};
+use crate::check::finding::{DamagedPart, Finding, FindingKind, Findings, Touched};
 use crate::check::impact::{add_impact, needed_packs};
 use crate::error::{Error, Result};
 use crate::format::manifest::{Manifest, snapshot_name};
@@ -149,7 +150,7 @@ impl Repository {
         self.refresh()?;
         let mut findings = Findings::default();
         check_small_objects(&self.vault, &mut findings)?;
-        // Packs are listed before the segments that list them: a pack that comes meanwhile is nobody's business yet.
+        // Packs are listed before the segments that list them: a pack that appears meanwhile is not checked yet.
         let packs: BTreeMap<PackId, u64> = self.pack_sizes()?.into_iter().collect();
         let (manifests, errors) = self.snapshots()?;
         errors.into_iter().try_for_each(|error| findings.error(error))?;
@@ -218,13 +219,13 @@ impl Repository {
             .collect();
 
         progress.total(chosen.iter().map(|(_, length)| *length).sum());
-        let seconds = u64::try_from((self.vault.surroundings.now_ms)() / 1000).unwrap_or_default();
+        let seconds = u64::try_from((self.vault.environment.now_ms)() / 1000).unwrap_or_default();
         let mut recordable = true;
         let result = self.read_in_parallel(&chosen, request.thread_count, progress, &mut |outcome, length| {
             recordable &= self.take_in(outcome, length, known, survey, |pack| record.add(pack, seconds))?;
             Ok(())
         });
-        // What was read before somebody stopped us is remembered as well.
+        // What was read before a cancellation is recorded as well.
         if matches!(result, Ok(()) | Err(Error::Cancelled)) {
             record.packs.retain(|pack, _| survey.packs.contains_key(pack));
             survey.report.is_remembered = recordable && is_written(replace_records(&self.vault, &record, &sources))?;
@@ -353,9 +354,9 @@ impl Repository {
         let has_reader = outcome.reader.is_some();
         for (frame, error) in outcome.errors {
             match frame {
-                Some(frame) => survey.findings.place(Place::Frame(pack, frame), error)?,
+                Some(frame) => survey.findings.place(DamagedPart::Frame(pack, frame), error)?,
                 None if has_reader => survey.findings.object(&pack_name(pack), error)?,
-                None => survey.findings.place(Place::Pack(pack), error)?,
+                None => survey.findings.place(DamagedPart::Pack(pack), error)?,
             }
         }
         let is_remembered = !is_news || is_written(put_damage(&self.vault, pack, &damage))?;
@@ -368,7 +369,7 @@ impl Repository {
         Ok(is_remembered)
     }
 
-    /// Packs that nobody finds.
+    /// Packs that no segment lists.
     fn unlisted_packs(&self, survey: &mut Survey) -> Result<()> {
         for pack in survey.packs.keys() {
             if survey.index.lists(*pack) {
@@ -403,11 +404,13 @@ impl Repository {
         let (needed, missing) = self.needed_packs(survey)?;
         for pack in missing {
             survey.absent.insert(pack);
-            survey.findings.place(Place::Pack(pack), Error::MissingPack { pack })?;
+            survey
+                .findings
+                .place(DamagedPart::Pack(pack), Error::MissingPack { pack })?;
         }
         survey.needed = needed;
         for pack in survey.index.packs().filter(|pack| survey.absent.contains(pack)) {
-            if !survey.findings.has_place(Place::Pack(pack)) {
+            if !survey.findings.has_place(DamagedPart::Pack(pack)) {
                 let detail = "the index lists it; it does not exist, and no snapshot needs it".to_owned();
                 survey
                     .findings

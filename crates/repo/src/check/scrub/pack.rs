@@ -1,4 +1,4 @@
-//! Reading one pack from front to back, once.
+//! Reads one pack sequentially, once.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ pub(crate) struct PackOutcome {
     pub(crate) errors: Vec<(Option<u32>, Error)>,
     /// What we may not read: of that nothing is known.
     pub(crate) refused: Vec<Error>,
-    /// Nobody had to read it: it was deleted meanwhile.
+    /// It was deleted meanwhile and needs no check.
     pub(crate) is_gone: bool,
 }
 

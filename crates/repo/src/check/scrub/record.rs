@@ -1,4 +1,4 @@
-//! What scrub remembers: when which pack was last read and found whole.
+//! The scrub record: when each pack was last read and found intact.
 //!
 //! Plaintext of the sealed object `scrub/read.<random>` (integers named *n* are of variable length, see `wire`):
 //!
@@ -7,9 +7,9 @@
 //! n    packs, each:  16 bytes identity, n seconds since 1970 when it was read
 //! ```
 //!
-//! Every scrub puts one object with what it read and everything that it knew from others, and then deletes those it knew:
-//! nothing is lost between scrubs that run at once, and a handful of objects stays a handful. A record that is lost
-//! costs reading packs earlier than needed.
+//! Every scrub puts one object with its own results and all previous records, and then deletes the previous ones:
+//! nothing is lost between concurrent scrubs, and the number of objects stays small. If a record is lost, packs are
+//! read earlier than necessary.
 
 use std::collections::BTreeMap;
 
@@ -97,7 +97,7 @@ pub(super) fn read_records(vault: &Vault) -> Result<(ReadRecord, Vec<ObjectName>
 
 /// Puts `record` in the place of `sources`. The new object is durable before the old ones go.
 pub(super) fn replace_records(vault: &Vault, record: &ReadRecord, sources: &[ObjectName]) -> Result<()> {
-    let random = u64::from_le_bytes(vault.surroundings.draw()?);
+    let random = u64::from_le_bytes(vault.environment.draw()?);
     let name = ObjectName::new(ObjectKind::Scrub, &format!("{NAME_START}{random:016x}")).map_err(StoreError::from)?;
     vault.put_sealed(&name, &record.encode())?;
     sources.iter().try_for_each(|name| vault.store.delete(name))?;

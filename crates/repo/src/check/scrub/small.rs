@@ -1,4 +1,4 @@
-//! The small objects of a repository, each read and decoded.
+//! Reads and decodes every small object of a repository.
 
 use serde::de::DeserializeOwned;
 
@@ -55,7 +55,7 @@ pub(crate) fn check_relocations(vault: &Vault, findings: &mut Findings) -> Resul
 
 fn check_twins(vault: &Vault, findings: &mut Findings) -> Result<()> {
     for name in missing_replicas(vault)? {
-        let detail = "it is gone; the other object that says the same is there".to_owned();
+        let detail = "it is missing; its replica exists".to_owned();
         findings.push(&name, None, FindingKind::Single, detail);
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! What a verification is asked for, and what it answers.
+//! The request and the report of a verification.
 
 use crate::check::difference::Compare;
 use crate::check::finding::Finding;

@@ -1,4 +1,4 @@
-//! Making one segment of several, in the memory of a page each.
+//! Merges several segments, in the memory of a page each.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashSet};

@@ -1,10 +1,10 @@
-//! Which chunks the repository has.
+//! The index: which chunks the repository has.
 //!
-//! The index answers one question, for writers only: is there a chunk of this identity, and where? Reading a snapshot never
-//! asks it. It is a set of immutable *segments*, each a sorted list of the chunks of some packs, read a page at a time; none
-//! of it has to fit in memory. What a running backup has stored itself is kept in memory until it becomes a segment.
-//! A segment can always be written again from the directories of its packs. It also has a table of the frames of each pack:
-//! the second way to them, for when the directory of a pack is damaged.
+//! The index answers one query, for writers only: is a chunk of this identity stored, and where? Reading a snapshot
+//! never needs it. It is a set of immutable *segments*, each a sorted list of the chunks of some packs, read a page at
+//! a time; it does not have to fit in memory. What a running backup has stored is kept in memory until it becomes a
+//! segment. A segment can always be rebuilt from the directories of its packs. It also has a table of the frames of
+//! each pack: the fallback if the directory of a pack is damaged.
 
 mod merge;
 pub(crate) mod segment;

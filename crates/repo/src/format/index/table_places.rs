@@ -1,4 +1,4 @@
-//! Where the frame tables of a segment are.
+//! The positions of the frame tables in a segment.
 
 use crate::id::PackId;
 

@@ -1,4 +1,4 @@
-//! The frame tables of packs, as segments keep them.
+//! The frame tables of packs in segments.
 
 use super::{SegmentKeys, SegmentReader};
 use crate::error::{Error, Result};

@@ -1,4 +1,4 @@
-//! Writing a segment about packs whose directories are at hand.
+//! Writes a segment about packs whose directories are in memory.
 
 use std::collections::HashMap;
 

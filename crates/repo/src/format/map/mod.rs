@@ -1,9 +1,9 @@
-//! The map of a disk: which bytes of which frames make it up.
+//! The map of a disk: which bytes of which frames it consists of.
 //!
-//! A map is a tree of pages with fixed spans. A leaf describes [`LEAF_BYTES`] of the disk as pieces; an inner page points to
-//! [`FANOUT`] children. Spans are fixed, so a page is found by position alone, and a page that says the same as the page of
-//! the previous snapshot at its place *is* that page: an unchanged region costs nothing, whatever the size of the disk. A
-//! region of zeroes has no page at all.
+//! A map is a tree of pages with fixed spans. A leaf describes [`LEAF_BYTES`] of the disk as pieces; an inner page
+//! points to [`FANOUT`] children. Because spans are fixed, a page is found by position alone, and a page equal to that
+//! of the previous snapshot at the same position *is* that page: an unchanged region costs nothing, whatever the size
+//! of the disk. A region of zeroes has no page.
 
 mod page;
 mod reader;

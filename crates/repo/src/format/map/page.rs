@@ -1,4 +1,4 @@
-//! Pages as bytes.
+//! The encoding of pages.
 //!
 //! Integers named *n* are of variable length (see `wire`). Packs are named by their place in the page's own table.
 //!

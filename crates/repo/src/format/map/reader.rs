@@ -1,4 +1,4 @@
-//! Reading a map: any leaf, by position.
+//! Reads any leaf of a map, by position.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Writing a map from front to back, sharing every page that the parent has already.
+//! Writes a map sequentially, sharing every page that the parent has.
 
 use holdfast_block::to_usize;
 

@@ -1,4 +1,4 @@
-//! What is where in a pack.
+//! The directory of a pack: its frames and chunks.
 //!
 //! Encoding (integers named *n* are of variable length, see `wire`):
 //!
@@ -11,8 +11,8 @@
 //! n    bytes of attachment, and the attachment (a tree pack carries a copy of its snapshot's manifest)
 //! ```
 //!
-//! Offsets are not stored: frames follow one another behind the header, the prints of all frames that hold blocks follow
-//! the last frame in the same order, and the directory follows them.
+//! Offsets are not stored: frames follow one another after the header, the prints of all frames with blocks follow the
+//! last frame in the same order, and the directory follows them.
 
 use std::ops::Range;
 
@@ -65,7 +65,7 @@ pub(crate) struct FrameEntry {
     chunks: Range<u32>,
 }
 
-/// What an encoded frame says of itself before its chunks.
+/// The fields of an encoded frame before its chunks.
 pub(crate) struct FrameStart {
     pub(crate) stored_length: u32,
     pub(crate) raw_length: u32,

@@ -1,12 +1,12 @@
-//! Where the frames of a pack are, apart from the pack: what a segment of the index keeps of its directory.
+//! The frame table of a pack: the part of its directory that a segment of the index stores.
 //!
 //! ```text
 //! u8   kind of pack            16 bytes  identity of the writer
 //! n    frames, each: n stored bytes, n bytes before compression, u8 codec, u8 content, as in the directory
 //! ```
 //!
-//! With it a pack can be read whose own directory cannot. Every frame is authenticated by its seal, so a wrong table gives
-//! errors, and no wrong bytes.
+//! With it a pack whose directory is damaged can be read. Every frame is authenticated by its seal, so a wrong table
+//! causes errors, and never wrong bytes.
 
 use super::directory::Directory;
 use crate::wire::{Decoder, Malformed, put_varint};

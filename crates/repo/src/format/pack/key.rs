@@ -1,15 +1,15 @@
-//! How the sections of a pack are sealed.
+//! The seals of the sections of a pack.
 //!
-//! Every pack has a key of its own, derived from the repository's pack key and the pack's identity, which is random and used
-//! once. Under it every section is sealed once, with a nonce that says which section it is. So no nonce is ever used twice
-//! under one key, sections cannot be exchanged within a pack, and packs cannot be exchanged for one another.
+//! Every pack has its own key, derived from the repository's pack key and the pack's identity, which is random and used
+//! once. Every section is sealed once under it, with a nonce that identifies the section. Therefore no nonce is used
+//! twice under one key, sections cannot be exchanged within a pack, and packs cannot be exchanged.
 
 use crate::id::PackId;
 use crate::key::{Cipher, SealingKey};
 
 /// Which part of a pack is sealed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Section {
+pub(crate) enum PackSection {
     /// The stored bytes of a frame.
     Frame(u32),
     /// The prints of a frame's blocks.
@@ -18,7 +18,7 @@ pub(crate) enum Section {
     Directory,
 }
 
-impl Section {
+impl PackSection {
     /// Nonce: byte 0 is 1, 2 or 3 for frame, prints and directory, bytes 8 to 11 the number of the frame, the rest zero.
     fn nonce(self) -> [u8; 12] {
         let (kind, number) = match self {
@@ -44,13 +44,13 @@ impl PackKey {
     }
 
     /// Seals `bytes` in place; they grow by the tag.
-    pub(crate) fn seal(&self, section: Section, bytes: &mut Vec<u8>) {
+    pub(crate) fn seal(&self, section: PackSection, bytes: &mut Vec<u8>) {
         self.0.seal(section.nonce(), &[], bytes);
     }
 
     /// Opens `bytes` in place and cuts the tag off; false, and the bytes are useless, when they are not what was sealed.
     #[must_use]
-    pub(crate) fn open(&self, section: Section, bytes: &mut Vec<u8>) -> bool {
+    pub(crate) fn open(&self, section: PackSection, bytes: &mut Vec<u8>) -> bool {
         self.0.open(section.nonce(), &[], bytes).is_ok()
     }
 }

@@ -25,7 +25,7 @@
 //! | 72 | 4 | zero |
 //! | 76 | 4 | CRC-32C of bytes 0 to 75 |
 //!
-//! The hash lets whoever keeps the pack, without any key, tell whether it is whole.
+//! The hash proves that the pack is intact, without any key.
 
 use crate::error::{Error, Result};
 use crate::id::{PackId, WriterId};
@@ -155,10 +155,10 @@ pub(crate) struct Trailer {
     pub(crate) hash: [u8; 32],
 }
 
-/// What a trailer says of which one bit has flipped; none where more of it is damaged.
+/// Corrects a trailer in which one bit has flipped; none if it is damaged further.
 ///
-/// The checksum finds the bit: no two trailers that differ in two bits have the same, and the identity and the place of
-/// the directory must fit besides.
+/// The checksum identifies the bit: no two trailers that differ in two bits have the same, and the identity and the
+/// position of the directory must match as well.
 pub(crate) fn correct_trailer(trailer: &[u8; TRAILER_LENGTH], pack: PackId, pack_length: u64) -> Option<Trailer> {
     (0..TRAILER_LENGTH * 8).find_map(|bit| {
         let mut trial = *trailer;

@@ -1,8 +1,8 @@
 //! Packs: the stored objects that hold frames.
 //!
-//! A pack is written from front to back: a header, sealed frames, sealed prints of each frame, the sealed directory that
-//! tells where everything is, a trailer. It is named by an identity drawn at random when it is begun, so that whatever
-//! refers to its frames can be written while it is still growing. `docs/format/repository.md` has the layout byte by byte.
+//! A pack is written sequentially: a header, sealed frames, the sealed prints of each frame, the sealed directory, a
+//! trailer. Its identity is drawn at random when it is begun, so that references to its frames can be written while it
+//! is still growing. `docs/format/repository.md` has the layout byte by byte.
 
 mod directory;
 mod frame_table;
@@ -15,7 +15,7 @@ pub(crate) use directory::{ChunkEntry, Directory, FRAME_COUNT_MAX, FrameContent,
 pub(crate) use frame_table::{FRAME_TABLE_BYTES_MAX, decode_frame_table, encode_frame_table};
 pub(crate) use key::PackKey;
 #[cfg(feature = "hostile")]
-pub(crate) use key::Section;
+pub(crate) use key::PackSection;
 pub(crate) use layout::{HEADER_LENGTH, PackKind, TRAILER_LENGTH, pack_name};
 #[cfg(feature = "hostile")]
 pub(crate) use layout::{decode_header, decode_trailer, encode_header, encode_trailer};

@@ -1,7 +1,7 @@
-//! Reading a pack: its directory first, then any frame.
+//! Reads a pack: its directory first, then any frame.
 
 use super::directory::{DIRECTORY_BYTES_MAX, Directory, FrameContent, FrameEntry};
-use super::key::{PackKey, Section};
+use super::key::{PackKey, PackSection};
 use super::layout::{
     HEADER_LENGTH, PackKind, TRAILER_LENGTH, correct_trailer, decode_header, decode_trailer, header_pack, pack_name,
 };
@@ -82,7 +82,7 @@ fn read_directory_at(store: &dyn Store, name: ObjectName, pack: PackId, key: Pac
     let trailer_at = tail.len() - TRAILER_LENGTH;
     let trailer_bytes = tail[trailer_at..].try_into().expect("the tail ends with a trailer");
     let trailer = decode_trailer(&trailer_bytes, pack, length)?;
-    let end = PackEnd {
+    let end = DirectoryLocation {
         name: &name,
         tail: &tail[..trailer_at],
         offset: trailer.directory_offset,
@@ -102,7 +102,7 @@ fn read_directory_at(store: &dyn Store, name: ObjectName, pack: PackId, key: Pac
 }
 
 /// Where the directory of a pack is.
-struct PackEnd<'a> {
+struct DirectoryLocation<'a> {
     name: &'a ObjectName,
     /// What was read of the bytes before the trailer.
     tail: &'a [u8],
@@ -110,7 +110,7 @@ struct PackEnd<'a> {
     length: u64,
 }
 
-impl PackEnd<'_> {
+impl DirectoryLocation<'_> {
     fn directory(&self, store: &dyn Store, key: &PackKey) -> Result<Directory> {
         if self.length > DIRECTORY_BYTES_MAX {
             let detail = format!(
@@ -127,7 +127,7 @@ impl PackEnd<'_> {
             store.get_range(self.name, self.offset, &mut sealed)?;
             sealed
         };
-        if !key.open(Section::Directory, &mut sealed) {
+        if !key.open(PackSection::Directory, &mut sealed) {
             let detail = "its directory is not what was sealed";
             return Err(Error::damaged(self.name, self.offset, detail));
         }
@@ -164,7 +164,7 @@ pub(crate) fn read_around(
         },
     };
     let open_at = |offset: u64| {
-        let end = PackEnd {
+        let end = DirectoryLocation {
             name: &name,
             tail: &[],
             offset,
@@ -228,7 +228,7 @@ impl PackReader {
         !matches!(self.state, DirectoryState::Lost(_))
     }
 
-    /// The same pack with the chunks of its frames; frames without any are left out by whoever reads them.
+    /// The same pack with the chunks of its frames; callers skip frames without chunks.
     pub(crate) fn with_directory(&self, directory: Directory, key: PackKey) -> Self {
         Self {
             pack: self.pack,
@@ -295,7 +295,7 @@ impl PackReader {
     /// Opens the sealed bytes of frame `number` in place.
     fn open(&self, number: u32, sealed: &mut Vec<u8>) -> Result<&FrameEntry> {
         let frame = self.frame(number)?;
-        if self.key.open(Section::Frame(number), sealed) {
+        if self.key.open(PackSection::Frame(number), sealed) {
             return Ok(frame);
         }
         let detail = format!("frame {number} is not what was sealed");
@@ -316,7 +316,7 @@ impl PackReader {
 
     /// Opens the sealed prints of frame `number`, which must hold blocks, in place.
     pub(crate) fn unseal_prints(&self, number: u32, sealed: &mut Vec<u8>) -> Result<()> {
-        if self.key.open(Section::Prints(number), sealed) {
+        if self.key.open(PackSection::Prints(number), sealed) {
             return Ok(());
         }
         let detail = format!("the prints of frame {number} are not what was sealed");

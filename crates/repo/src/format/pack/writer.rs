@@ -1,10 +1,10 @@
-//! Writing a pack from front to back.
+//! Writes a pack sequentially.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::directory::{ChunkEntry, Directory, FrameContent};
-use super::key::{PackKey, Section};
+use super::key::{PackKey, PackSection};
 use super::layout::{PackKind, encode_header, encode_trailer, pack_name};
 use crate::error::{Error, Result};
 use crate::format::codec::{Codec, Compressor};
@@ -62,9 +62,9 @@ pub(crate) fn seal_frame(
         Codec::Raw => (raw, Vec::new()),
         Codec::Zstd | Codec::ZstdMachineCode => (compressed, raw),
     };
-    key.seal(Section::Frame(number), &mut payload);
+    key.seal(PackSection::Frame(number), &mut payload);
     if content == FrameContent::Blocks {
-        key.seal(Section::Prints(number), &mut prints);
+        key.seal(PackSection::Prints(number), &mut prints);
     }
     let frame = SealedFrame {
         number,
@@ -148,7 +148,7 @@ impl PackWriter {
         self.directory.attachment = attachment;
         let directory_offset = self.directory.finish();
         let mut directory = self.directory.encode();
-        self.key.seal(Section::Directory, &mut directory);
+        self.key.seal(PackSection::Directory, &mut directory);
         self.append(&directory)?;
         let hash = self.hasher.finalize();
         let trailer = encode_trailer(self.pack, directory_offset, directory.len() as u64, hash.as_bytes());

@@ -80,7 +80,7 @@ fn a_wrong_passphrase_is_told_with_the_slots_that_were_tried() {
     ));
 }
 
-/// Who can write to the store could otherwise make us seal the next backup under a secret of his own.
+/// An attacker with write access to the store could otherwise make us seal the next backup under a secret of their own.
 #[test]
 fn an_open_slot_does_not_stand_in_for_a_passphrase() {
     let (store, ids, randomness) = with(&[ALICE]);
@@ -162,8 +162,8 @@ fn a_change_of_passphrase_that_dies_anywhere_leaves_one_that_opens() {
                 };
                 let faulty = FaultStore::new(Arc::new(store.clone()), Some(plan), seed);
                 let replaced = replace(&faulty, &unlocked, &new(BOB), &randomness);
-                assert_eq!(replaced.is_err(), faulty.has_struck());
-                struck += u32::from(faulty.has_struck());
+                assert_eq!(replaced.is_err(), faulty.has_failed());
+                struck += u32::from(faulty.has_failed());
                 let opened = [ALICE, BOB].map(|credential| unlock(&store, credential));
                 assert!(
                     opened.iter().any(std::result::Result::is_ok),
@@ -254,7 +254,7 @@ fn there_is_an_end_to_slots() {
     }
     let refused = add(&store, &new(KEY_FILE), &master(), CONFIG, &randomness);
     assert!(matches!(refused, Err(KeyError::TooManySlots { .. })));
-    // Whoever put them there keeps nobody out who knows a slot.
+    // Additional slots do not lock out the owner of a known slot.
     for choice in [SlotChoice::Only(ids[5]), SlotChoice::First(ids[5])] {
         assert_eq!(unlock_chosen(&store, KEY_FILE, choice).unwrap().slot.id, ids[5]);
     }
@@ -265,8 +265,8 @@ fn there_is_an_end_to_slots() {
     ));
 }
 
-/// Anybody who can write to the store can put slots there that are cheaper than the real one and do not open. What they cost is bounded, and
-/// nothing for whoever knows the slot.
+/// An attacker with write access to the store can add slots that are cheaper than the real one and do not open. Their
+/// cost is bounded, and zero if the slot is given.
 #[test]
 fn the_cost_of_slots_of_others_is_bounded() {
     let (store, ids, randomness) = with(&[BOB]);

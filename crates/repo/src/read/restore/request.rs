@@ -1,4 +1,4 @@
-//! What a restore is asked for, and what it answers.
+//! The request and the report of a restore.
 
 use holdfast_block::BlockDeviceMut;
 

@@ -1,4 +1,4 @@
-//! Open files of packs, so that a read is one system call and not five.
+//! Open files of packs, so that a read is one system call instead of five.
 
 use std::fs::File;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

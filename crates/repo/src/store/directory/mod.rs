@@ -12,7 +12,7 @@
 //!
 //! 1. of the temporary file, before the link: whole or not at all;
 //! 2. of the folder, after the link: durable;
-//! 3. of the folder above, once per process and folder: so that the folder itself is durable, whoever has made it.
+//! 3. of the folder above, once per process and folder: so that the folder itself is durable, even if another process created it.
 //!
 //! A file without a name (`O_TMPFILE`) would leave nothing behind after a crash, but NFS, SMB and most of FUSE have no such
 //! thing: one way that works everywhere is tested everywhere.
@@ -37,7 +37,7 @@ use rustix::io::Errno;
 
 use self::handles::Handles;
 use self::temporary::Temporary;
-use self::tree::{Entry, Tree};
+use self::tree::{FolderEntry, Tree};
 use super::name::is_fan_out;
 use super::{ObjectKind, ObjectName, ObjectWriter, Put, Result, Store, StoreError};
 
@@ -69,10 +69,10 @@ impl DirectoryStore {
         Self::open(path)
     }
 
-    /// Removes temporary files that were last written before `written_before`, and returns how many bytes that freed.
+    /// Removes temporary files that were last written before `written_before`, and returns the number of bytes freed.
     ///
-    /// A living writer touches its file as it writes; one that lost its file gets an error when it commits. What crashed
-    /// writers leave is therefore told from living ones by age alone, by the clock of the file system.
+    /// An active writer touches its file as it writes; one whose file was removed gets an error when it commits.
+    /// Leftovers of crashed writers are therefore recognized only by age, by the clock of the file system.
     pub fn clean_temporary(&self, written_before: SystemTime) -> Result<u64> {
         let error = |source| self.tree.error("delete", TEMPORARY_FOLDER, source);
         let folder = match self.tree.open_folder(&[TEMPORARY_FOLDER]) {
@@ -170,7 +170,7 @@ impl DirectoryStore {
         Ok(file)
     }
 
-    fn list_folder(&self, kind: ObjectKind, folders: &[&str], visit: &mut Visit<'_>) -> Result<()> {
+    fn list_folder(&self, kind: ObjectKind, folders: &[&str], visit: &mut ListVisitor<'_>) -> Result<()> {
         self.entries(kind, folders, &mut |name, entry| visit(name, entry.length))
     }
 
@@ -178,7 +178,7 @@ impl DirectoryStore {
         &self,
         kind: ObjectKind,
         folders: &[&str],
-        visit: &mut dyn FnMut(ObjectName, &Entry<'_>) -> Result<()>,
+        visit: &mut dyn FnMut(ObjectName, &FolderEntry<'_>) -> Result<()>,
     ) -> Result<()> {
         let path = folders.join("/");
         let folder = match self.tree.open_folder(folders) {
@@ -217,13 +217,13 @@ impl DirectoryStore {
     }
 }
 
-type Visit<'a> = dyn FnMut(ObjectName, u64) -> Result<()> + 'a;
+type ListVisitor<'a> = dyn FnMut(ObjectName, u64) -> Result<()> + 'a;
 
-/// The object that `entry` of the folder passes for in a list.
+/// The object that `entry` of a folder is listed as.
 ///
-/// Where absence would say that something may be deleted, what has the name of an object is listed whatever it is: whoever reads
-/// it gets an error. A pack, a segment or a key that is no file is none: others are used in its place.
-fn listed(kind: ObjectKind, folders: &[&str], entry: &Entry<'_>) -> Option<ObjectName> {
+/// For kinds whose absence permits a deletion, every entry with a valid name is listed, whatever it is: reading it is
+/// an error. A pack, a segment or a key that is not a file is skipped: others are used instead.
+fn listed(kind: ObjectKind, folders: &[&str], entry: &FolderEntry<'_>) -> Option<ObjectName> {
     match kind {
         ObjectKind::Config | ObjectKind::Key | ObjectKind::Pack | ObjectKind::Index => object(kind, folders, entry),
         ObjectKind::Snapshot
@@ -237,12 +237,12 @@ fn listed(kind: ObjectKind, folders: &[&str], entry: &Entry<'_>) -> Option<Objec
 }
 
 /// The object that `entry` of the folder is, if it is one and lies where it belongs.
-fn object(kind: ObjectKind, folders: &[&str], entry: &Entry<'_>) -> Option<ObjectName> {
+fn object(kind: ObjectKind, folders: &[&str], entry: &FolderEntry<'_>) -> Option<ObjectName> {
     let name = ObjectName::new(kind, entry.name.to_str().ok()?).ok()?;
     (entry.file_type == FileType::RegularFile && tree::folders(&name) == folders).then_some(name)
 }
 
-fn is_fan_out_folder(entry: &Entry<'_>) -> bool {
+fn is_fan_out_folder(entry: &FolderEntry<'_>) -> bool {
     entry.file_type == FileType::Directory && is_fan_out(entry.name.to_bytes())
 }
 
@@ -285,7 +285,7 @@ impl Store for DirectoryStore {
         let mut file = self.handle(name)?;
         let mut answer = file.read_exact_at(buffer, offset);
         if matches!(&answer, Err(source) if source.kind() == ErrorKind::StaleNetworkFileHandle) {
-            // Another host has deleted the pack, or replaced it by a mended one.
+            // Another host has deleted the pack, or replaced it by a repaired one.
             self.handles.forget(name);
             file = self.handle(name)?;
             answer = file.read_exact_at(buffer, offset);

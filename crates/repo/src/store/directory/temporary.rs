@@ -1,4 +1,4 @@
-//! An object on its way into a directory.
+//! A temporary file of a directory store.
 
 use std::fs::File;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -88,7 +88,8 @@ impl Temporary {
         let (from, to) = (self.source_name.as_str(), self.object.name());
         match linkat(&self.folder, from, target, to, AtFlags::empty()) {
             Ok(()) => Ok(Put::Created),
-            // A server may have linked, lost its answer, and refused when it was asked again. Nobody but us links our file.
+            // A server may have linked the file, lost its reply, and refused the retransmission. No other process links
+            // our file.
             Err(Errno::EXIST) => {
                 let stat = rustix::fs::fstat(&self.file).map_err(|errno| Failure::Io("link", errno.into()))?;
                 Ok(match stat.st_nlink {

@@ -25,13 +25,13 @@ const FOLDER_FLAGS: OFlags = OFlags::RDONLY
 pub(super) struct Tree {
     path: PathBuf,
     root: File,
-    /// Folders whose entry in the folder above this process has synced. A folder that exists is not enough: whoever made
-    /// it may be about to sync it, and lose it with all that we put into it if the power fails first.
+    /// Folders whose entry in the parent folder was synced by this process. An existing folder is not enough: its
+    /// creator may not have synced it yet, and a power cut would lose it with everything in it.
     durable: Mutex<HashSet<String>>,
 }
 
 /// What a folder holds under one name.
-pub(super) struct Entry<'a> {
+pub(super) struct FolderEntry<'a> {
     pub(super) name: &'a CStr,
     pub(super) file_type: FileType,
     pub(super) length: u64,
@@ -40,7 +40,7 @@ pub(super) struct Entry<'a> {
     pub(super) modified_seconds: i64,
 }
 
-impl Entry<'_> {
+impl FolderEntry<'_> {
     pub(super) fn modified(&self) -> SystemTime {
         let seconds = Duration::from_secs(self.modified_seconds.unsigned_abs());
         let time = if self.modified_seconds < 0 {
@@ -184,7 +184,7 @@ impl Tree {
         &self,
         folder: &File,
         path: &str,
-        visit: &mut dyn FnMut(&Entry<'_>) -> Result<()>,
+        visit: &mut dyn FnMut(&FolderEntry<'_>) -> Result<()>,
     ) -> Result<()> {
         let error = |errno: Errno| self.error("list", path, errno.into());
         for item in Dir::read_from(folder).map_err(error)? {
@@ -197,7 +197,7 @@ impl Tree {
                 Err(Errno::NOENT) => continue,
                 other => other.map_err(error)?,
             };
-            visit(&Entry {
+            visit(&FolderEntry {
                 name,
                 file_type: FileType::from_raw_mode(stat.st_mode),
                 length: stat.st_size.cast_unsigned(),

@@ -1,4 +1,4 @@
-//! What every store is tested with; an implementation's test is a constructor.
+//! The tests of every store; the test of an implementation is a constructor.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Barrier};
@@ -29,7 +29,7 @@ pub fn check(make: &mut dyn FnMut() -> Arc<dyn Store>) {
         ages_are_of_the_objects_that_there_are,
         a_list_may_delete_what_it_is_given_and_stops_at_an_error,
         one_of_many_at_once_creates,
-        nobody_sees_half_an_object,
+        partial_objects_are_invisible,
     ];
     for case in cases {
         case(&make());
@@ -182,9 +182,9 @@ fn ranges_are_exact(store: &Arc<dyn Store>) {
         match store.get_range(&pack, offset, &mut vec![0; length]) {
             Err(StoreError::ShortObject {
                 name,
-                expected: told,
+                expected: actual,
                 actual: 10_000,
-            }) => assert_eq!((name, told), (pack.clone(), expected)),
+            }) => assert_eq!((name, actual), (pack.clone(), expected)),
             other => panic!("a range past the end answered {other:?}"),
         }
     }
@@ -340,7 +340,7 @@ fn one_of_many_at_once_creates(store: &Arc<dyn Store>) {
     }
 }
 
-fn nobody_sees_half_an_object(store: &Arc<dyn Store>) {
+fn partial_objects_are_invisible(store: &Arc<dyn Store>) {
     const OBJECTS: usize = 30;
     const LENGTH: usize = 300_000;
     let names: Vec<_> = (0..OBJECTS).map(|number| index(&format!("n{number}"))).collect();

@@ -1,4 +1,4 @@
-//! A store that fails when told.
+//! A store that fails on request.
 
 use std::io::{Error as IoError, ErrorKind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,7 +14,7 @@ pub enum Fault {
     NoSpace,
     /// An error of the medium; a change that reports it may have happened.
     Io,
-    /// Whoever uses the store dies: from now on every operation fails, and the last change may have happened.
+    /// The process dies: from now on every operation fails, and the last change may have happened.
     Crash,
 }
 
@@ -58,13 +58,13 @@ pub enum FaultEffect {
 #[derive(Clone)]
 pub struct FaultStore {
     inner: Arc<dyn Store>,
-    shared: Arc<Mutex<Shared>>,
+    shared: Arc<Mutex<FaultState>>,
 }
 
-struct Shared {
+struct FaultState {
     plan: Option<FaultPlan>,
     seeded: Seeded,
-    has_struck: bool,
+    has_failed: bool,
     log: Vec<(Operation, FaultEffect)>,
 }
 
@@ -73,10 +73,10 @@ impl FaultStore {
     pub fn new(inner: Arc<dyn Store>, plan: Option<FaultPlan>, seed: u64) -> Self {
         Self {
             inner,
-            shared: Arc::new(Mutex::new(Shared {
+            shared: Arc::new(Mutex::new(FaultState {
                 plan,
                 seeded: Seeded::new(seed),
-                has_struck: false,
+                has_failed: false,
                 log: Vec::new(),
             })),
         }
@@ -88,8 +88,8 @@ impl FaultStore {
     }
 
     /// Whether the planned operation was reached.
-    pub fn has_struck(&self) -> bool {
-        self.lock().has_struck
+    pub fn has_failed(&self) -> bool {
+        self.lock().has_failed
     }
 
     /// All operations so far, in order, and what each really did.
@@ -97,7 +97,7 @@ impl FaultStore {
         self.lock().log.clone()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Shared> {
+    fn lock(&self) -> MutexGuard<'_, FaultState> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -127,20 +127,20 @@ impl FaultStore {
     }
 }
 
-impl Shared {
+impl FaultState {
     fn decide(&mut self, operation: &Operation) -> (FaultEffect, Option<Fault>) {
         let number = self.log.len() as u64 + 1;
         let Some(plan) = self.plan.filter(|plan| number >= plan.operation) else {
             return (FaultEffect::Passed, None);
         };
-        if self.has_struck && plan.fault == Fault::Crash {
+        if self.has_failed && plan.fault == Fault::Crash {
             return (FaultEffect::Failed, Some(Fault::Crash));
         }
-        let is_over = self.has_struck && plan.span == FaultSpan::Once;
+        let is_over = self.has_failed && plan.span == FaultSpan::Once;
         if is_over || (plan.fault == Fault::NoSpace && !operation.is_growing()) {
             return (FaultEffect::Passed, None);
         }
-        self.has_struck = true;
+        self.has_failed = true;
         let may_happen = plan.fault != Fault::NoSpace && operation.is_change();
         let effect = if may_happen && self.seeded.below(2) == 0 {
             FaultEffect::DoneButFailed
@@ -276,7 +276,7 @@ mod tests {
     fn a_full_store_fails_only_what_takes_space() {
         let (memory, store) = faulty(1, Fault::NoSpace, FaultSpan::Forever, 7);
         store.delete(&name("a")).unwrap();
-        assert!(!store.has_struck());
+        assert!(!store.has_failed());
         assert!(matches!(store.put(&name("a"), b"a"), Err(StoreError::NoSpace { .. })));
         assert!(store.create(&name("a")).is_err());
         assert!(store.length(&name("a")).unwrap_err().is_not_found());

@@ -1,4 +1,4 @@
-//! Stores for tests: they fail, crash and take turns as a seed says. Behind the feature `testing`.
+//! Stores for tests: they fail, crash, and interleave operations by a seed. Behind the feature `testing`.
 
 pub mod conformance;
 pub(crate) mod fault;

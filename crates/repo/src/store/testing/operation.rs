@@ -1,4 +1,4 @@
-//! What was asked of a store, for logs of tests and simulations.
+//! Operations of a store, for logs of tests and simulations.
 
 use std::fmt;
 

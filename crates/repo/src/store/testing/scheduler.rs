@@ -1,8 +1,8 @@
-//! Runs several actors on one store, one step at a time, in an order that a seed decides.
+//! Runs several actors on one store, one step at a time, in an order determined by a seed.
 //!
-//! A protocol between many writers is right if it is right in every order of their operations on the store. The [`Interleaver`]
-//! walks such orders at random: each actor is a thread, but only one runs at any time, and before each operation the
-//! seed decides who goes on. The same seed gives the same run.
+//! A protocol between many writers is correct if it is correct in every order of their operations on the store. The
+//! [`Interleaver`] tries such orders at random: each actor is a thread, but only one runs at any time, and before each
+//! operation the seed determines which continues. The same seed gives the same run.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ use crate::store::{ObjectKind, ObjectName, ObjectWriter, Operation, Put, Result,
 /// One step of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
-    /// Who made it: the first actor is 0.
+    /// The actor; the first is 0.
     pub actor: usize,
     /// What it did; none is a [`pause`](InterleavedStore::pause).
     pub operation: Option<Operation>,
@@ -31,10 +31,10 @@ pub struct Step {
 /// by other means than the store waits for ever. An actor crashes in the middle by way of a
 /// [`FaultStore`](crate::store::FaultStore) under its store. Outside of a run the stores work as usual, with no order.
 pub struct Interleaver {
-    shared: Arc<Shared>,
+    shared: Arc<SchedulerShared>,
 }
 
-struct Shared {
+struct SchedulerShared {
     state: Mutex<State>,
 }
 
@@ -55,7 +55,7 @@ impl Interleaver {
         let mut seeded = Seeded::new(seed);
         let stay_of_8 = [0, 0, 4, 6, 7][usize::try_from(seeded.below(5)).expect("below 5")];
         Self {
-            shared: Arc::new(Shared {
+            shared: Arc::new(SchedulerShared {
                 state: Mutex::new(State {
                     seeded,
                     stay_of_8,
@@ -128,14 +128,14 @@ impl Interleaver {
     }
 }
 
-impl Shared {
+impl SchedulerShared {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl State {
-    /// Decides who goes on.
+    /// Chooses the next actor.
     fn choose(&mut self) {
         let stays =
             self.current.is_some_and(|current| self.alive.contains(&current)) && self.seeded.below(8) < self.stay_of_8;
@@ -154,7 +154,7 @@ impl State {
 
 /// An actor's right to go on, and its giving it up.
 struct Turns {
-    shared: Arc<Shared>,
+    shared: Arc<SchedulerShared>,
     actor: usize,
     wake: Arc<Condvar>,
 }

@@ -1,4 +1,4 @@
-//! Choices that a seed decides, for simulation; no randomness in the sense of keys.
+//! Seeded choices for simulation; not suitable for keys.
 
 /// SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
 #[derive(Debug, Clone)]

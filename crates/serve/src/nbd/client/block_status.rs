@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use holdfast_block::{BlockDevice, DirtyBitmap, ExtentKind, ExtentList, Request, RequestKind};
 
-use super::call::{Call, Sending};
-use super::command::Command;
-use super::read_ahead::{Appetite, Loan, WINDOW_MAX};
+use super::call::{Call, CommandWithData};
+use super::command::ClientCommand;
+use super::read_ahead::{BorrowedStretches, Visit, WINDOW_MAX};
 use super::status::Descriptor;
 use super::violation::Violation;
 use super::{ALLOCATION, ALLOCATION_DEPTH, DIRTY_BITMAP, Error, NbdDevice, Result};
@@ -14,28 +14,29 @@ use crate::nbd::wire::{AllocationFlags, HeaderStyle};
 
 /// Longest query: nearly all that 32 bits hold, in whole clusters of every format.
 const QUERY_BYTES_MAX: u64 = (4 << 30) - (64 << 20);
-/// The same with extended headers, where servers still have to look at all of it.
+/// The same with extended headers; servers still have to scan all of it.
 const EXTENDED_QUERY_BYTES_MAX: u64 = 64 << 30;
-/// How far to ask beyond a range, for each query that may be under way, of a caller who walks in small steps.
+/// How far to query beyond a range, per query in flight, for a caller that reads sequentially.
 const AHEAD_BYTES: u64 = 256 << 20;
 /// QEMU's flag of a dirty extent.
 const DIRTY: u64 = 1;
 
-/// What a metadata context says of a range.
+/// The status of a range in a metadata context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StatusExtent {
     /// First byte.
     pub offset: u64,
     /// Bytes, never 0.
     pub length: u64,
-    /// Whose meaning the context defines.
+    /// The flags, which the context defines.
     pub flags: u64,
 }
 
 impl NbdDevice {
-    /// What the metadata context `context` says of `range`, from its start on, in at most `extent_count_max` (at least 1) extents.
+    /// The extents of `range` in the metadata context `context`, from its start on, at most `extent_count_max` (at
+    /// least 1) of them.
     ///
-    /// Covers at least one byte of a range that is not empty, and may end before it does; neighbours differ.
+    /// Covers at least one byte of a non-empty range, and may end before the range does; neighbours differ.
     pub fn block_status(
         &self,
         context: &str,
@@ -49,7 +50,7 @@ impl NbdDevice {
             let is_full = extents.len() == count_max;
             match extents.last_mut() {
                 Some(last) if last.flags == descriptor.flags => last.length += descriptor.length,
-                _ if is_full => return Appetite::Refused,
+                _ if is_full => return Visit::NotTaken,
                 _ => extents.push(StatusExtent {
                     offset,
                     length: descriptor.length,
@@ -57,42 +58,43 @@ impl NbdDevice {
                 }),
             }
             if extents.len() == count_max {
-                Appetite::Enough
+                Visit::Stop
             } else {
-                Appetite::More
+                Visit::Continue
             }
         })?;
         Ok(extents)
     }
 
-    /// QEMU's dirty bitmap `name`, whose context `qemu:dirty-bitmap:NAME` was wished for when the connection was made.
+    /// QEMU's dirty bitmap `name`. Its context `qemu:dirty-bitmap:NAME` must have been requested when the connection
+    /// was made.
     ///
-    /// The granularity is the coarsest, up to 64 KiB, that says exactly what the server says, as long as that takes no more
-    /// than a few dozen MiB; beyond, it is coarser, and marks outwards.
+    /// The granularity is the coarsest, up to 64 KiB, that represents the server's answer exactly, as long as the
+    /// bitmap takes no more than a few dozen MiB. Beyond that it is coarser and rounded outwards.
     pub fn dirty_bitmap(&self, name: &str) -> holdfast_block::Result<DirtyBitmap> {
         let context = format!("{DIRTY_BITMAP}{name}");
         self.collect(&context, &|flags| flags & DIRTY != 0)
     }
 
-    /// The ranges that a context gives flags that `is_wanted`.
+    /// Collects the ranges whose flags satisfy `is_wanted`.
     fn collect(&self, context: &str, is_wanted: &dyn Fn(u64) -> bool) -> holdfast_block::Result<DirtyBitmap> {
-        let mut collected = Collected::new(self.size_bytes());
+        let mut builder = BitmapBuilder::new(self.size_bytes());
         let mut at = 0;
         while at < self.size_bytes() {
             at = self.walk(context, at..self.size_bytes(), &mut |offset, descriptor| {
                 if is_wanted(descriptor.flags) {
-                    collected.add(offset..offset + descriptor.length);
+                    builder.add(offset..offset + descriptor.length);
                 }
-                Appetite::More
+                Visit::Continue
             })?;
         }
-        Ok(collected.into_bitmap())
+        Ok(builder.into_bitmap())
     }
 
-    /// Where the bytes are in one of the uppermost `layer_count` layers of QEMU's image, by its context [`ALLOCATION_DEPTH`], which was
-    /// wished for when the connection was made.
+    /// The ranges that are allocated in one of the uppermost `layer_count` layers of QEMU's image, by its context
+    /// [`ALLOCATION_DEPTH`], which must have been requested when the connection was made.
     pub fn allocated_above(&self, layer_count: u64) -> holdfast_block::Result<DirtyBitmap> {
-        // The uppermost layer is 1; 0 is in no layer.
+        // The uppermost layer is 1; 0 means that no layer holds it.
         self.collect(ALLOCATION_DEPTH, &|depth| (1..=layer_count).contains(&depth))
     }
 
@@ -100,25 +102,25 @@ impl NbdDevice {
     pub(super) fn fill(&self, list: &mut ExtentList, range: Range<u64>) -> Result<()> {
         let zero = u64::from(AllocationFlags::ZERO.0);
         self.walk(ALLOCATION, range, &mut |_, descriptor| {
-            // A hole that is not zero has contents that nobody knows: they are read.
+            // A hole that is not zero has unknown contents: it is read.
             let kind = if descriptor.flags & zero == zero {
                 ExtentKind::Zero
             } else {
                 ExtentKind::Data
             };
             if !list.push(descriptor.length, kind) {
-                Appetite::Refused
+                Visit::NotTaken
             } else if list.is_full() {
-                Appetite::Enough
+                Visit::Stop
             } else {
-                Appetite::More
+                Visit::Continue
             }
         })?;
         Ok(())
     }
 
-    /// Shows what a context says of `range`, in order, until that was enough; gives where it stopped.
-    fn walk(&self, context: &str, range: Range<u64>, take: &mut dyn FnMut(u64, Descriptor) -> Appetite) -> Result<u64> {
+    /// Visits the extents of `range` in a context, in order, until the visitor stops; returns where it stopped.
+    fn walk(&self, context: &str, range: Range<u64>, take: &mut dyn FnMut(u64, Descriptor) -> Visit) -> Result<u64> {
         let known = self.read_aheads.iter().find(|(name, _)| name == context);
         let Some((_, read_ahead)) = known else {
             return Err(Error::ContextUnknown {
@@ -128,14 +130,14 @@ impl NbdDevice {
         if range.is_empty() {
             return Ok(range.start);
         }
-        let mut loan = read_ahead.borrow(&range);
+        let mut borrowed = read_ahead.borrow(&range);
         let mut at = range.start;
         let mut was_asked = false;
         loop {
-            let (stopped, appetite) = loan.stretches.hand_out(at, range.end, take);
+            let (stopped, visit) = borrowed.stretches.visit_known(at, range.end, take);
             was_asked &= stopped == at;
             at = stopped;
-            if at >= range.end || appetite != Appetite::More {
+            if at >= range.end || visit != Visit::Continue {
                 break;
             }
             if was_asked {
@@ -144,30 +146,30 @@ impl NbdDevice {
                 let server = self.server();
                 return Err(Error::Violation { server, violation });
             }
-            self.ask(context, &mut loan, at, range.end)?;
-            loan.window = (loan.window * 2).min(WINDOW_MAX);
+            self.ask(context, &mut borrowed, at, range.end)?;
+            borrowed.window = (borrowed.window * 2).min(WINDOW_MAX);
             was_asked = true;
         }
-        read_ahead.give_back(loan, at);
+        read_ahead.put_back(borrowed, at);
         Ok(at)
     }
 
-    /// Asks the server about what is not known from `at` on.
-    fn ask(&self, context: &str, loan: &mut Loan, at: u64, end: u64) -> Result<()> {
-        let connection = self.pick();
+    /// Queries the server about the unknown parts from `at` on.
+    fn ask(&self, context: &str, borrowed: &mut BorrowedStretches, at: u64, end: u64) -> Result<()> {
+        let connection = self.least_busy();
         let length_max = match connection.style() {
             HeaderStyle::Simple | HeaderStyle::Structured => QUERY_BYTES_MAX,
             HeaderStyle::Extended => EXTENDED_QUERY_BYTES_MAX,
         };
-        let end = match loan.window {
+        let end = match borrowed.window {
             1 => end,
             window => end.max((at + AHEAD_BYTES * window as u64).min(self.size_bytes())),
         };
-        let gaps = loan.stretches.gaps(at, end, length_max, loan.window);
-        let sendings = gaps.iter().map(|gap| -> Sending<'static> {
+        let gaps = borrowed.stretches.gaps(at, end, length_max, borrowed.window);
+        let sendings = gaps.iter().map(|gap| -> CommandWithData<'static> {
             let blocks = self.blocks_around(gap);
             let request = Request::new(RequestKind::Extents, blocks.start, blocks.end - blocks.start);
-            (Command::of(request), &[])
+            (ClientCommand::of(request), &[])
         });
         let id = connection
             .contexts()
@@ -178,24 +180,24 @@ impl NbdDevice {
         for (request, statuses) in answers {
             let wanted = statuses.into_iter().find(|status| Some(status.context_id) == id);
             if let Some(status) = wanted {
-                loan.stretches.add(request.offset, status.descriptors);
+                borrowed.stretches.add(request.offset, status.descriptors);
             }
         }
         Ok(())
     }
 }
 
-/// Dirty ranges, until it is clear how fine the bitmap must be.
-struct Collected {
+/// Collects dirty ranges until the granularity of the bitmap is known.
+struct BitmapBuilder {
     size_bytes: u64,
     ranges: Vec<Range<u64>>,
-    /// All borders, the device's own end apart, put together by "or": its lowest bit is the granularity.
+    /// All boundaries except the device's end, combined by "or": the lowest bit is the granularity.
     borders: u64,
     bitmap: Option<DirtyBitmap>,
 }
 
-impl Collected {
-    /// What QEMU has unless it is told otherwise.
+impl BitmapBuilder {
+    /// QEMU's default.
     const GRANULARITY_BYTES_MAX: u64 = 64 << 10;
     const GRANULARITY_BYTES_MIN: u64 = 512;
     /// 32 MiB of bits.
@@ -214,7 +216,7 @@ impl Collected {
 
     fn add(&mut self, range: Range<u64>) {
         if let Some(bitmap) = &mut self.bitmap {
-            // A border that is finer than all before is rounded outwards.
+            // A boundary finer than all earlier ones is rounded outwards.
             bitmap.set(range);
             return;
         }
@@ -255,14 +257,14 @@ impl Collected {
 
 #[cfg(test)]
 mod tests {
-    use super::Collected;
+    use super::BitmapBuilder;
 
     fn granularity_of(size_bytes: u64, ranges: &[(u64, u64)]) -> u64 {
-        let mut collected = Collected::new(size_bytes);
+        let mut builder = BitmapBuilder::new(size_bytes);
         for (start, end) in ranges {
-            collected.add(*start..*end);
+            builder.add(*start..*end);
         }
-        let bitmap = collected.into_bitmap();
+        let bitmap = builder.into_bitmap();
         assert!(ranges.iter().all(|(start, end)| bitmap.is_dirty(*start..*end)));
         bitmap.granularity_bytes()
     }
@@ -281,15 +283,15 @@ mod tests {
 
     #[test]
     fn more_ranges_than_are_kept_are_marked_all_the_same() {
-        let count = Collected::RANGE_COUNT_MAX as u64;
-        let mut collected = Collected::new(count * 8192 * 2);
+        let count = BitmapBuilder::RANGE_COUNT_MAX as u64;
+        let mut builder = BitmapBuilder::new(count * 8192 * 2);
         for number in 0..count + 10 {
-            collected.add(number * 8192..number * 8192 + 4096);
+            builder.add(number * 8192..number * 8192 + 4096);
         }
-        assert!(collected.ranges.is_empty(), "they are in the bitmap by now");
+        assert!(builder.ranges.is_empty(), "they are in the bitmap by now");
         // Finer than all before: rounded outwards.
-        collected.add(count * 16_000..count * 16_000 + 1);
-        let bitmap = collected.into_bitmap();
+        builder.add(count * 16_000..count * 16_000 + 1);
+        let bitmap = builder.into_bitmap();
         assert_eq!(
             (bitmap.granularity_bytes(), bitmap.dirty_bytes()),
             (4096, (count + 11) * 4096)

@@ -1,28 +1,29 @@
-//! One operation of one thread: a few requests, in flight at once, and their answers.
+//! One operation of one thread: a few requests in flight at once, and their replies.
 
 use std::sync::{Arc, Condvar, PoisonError};
 
 use holdfast_block::{Request, RequestKind, to_usize};
 
-use super::command::Command;
-use super::connection::{Baton, Chunk, Connection, Gone, Mail, Turn};
-use super::dialogue::{Answer, Event, Failure, Sequel};
+use super::command::ClientCommand;
+use super::connection::{Chunk, Connection, ConnectionLost, Delivery, ReadToken, SendMode};
 use super::status::Status;
+use super::transmission::{Answer, ChunkPosition, ReplyEvent, ServerFailure};
 use super::{Error, Loss};
 use crate::nbd::wire::ErrorNumber;
 
-/// Data that is left to the thread that waits for it; less is copied, which is quicker than to wake that thread.
+/// Data of at least this length is left for the thread that waits for it. Copying less is cheaper than waking that
+/// thread.
 const LEFT_BYTES_MIN: u64 = 32 << 10;
 
-/// A request, with what it writes.
-pub(super) type Sending<'d> = (Command, &'d [u8]);
+/// A command with the data that it writes.
+pub(super) type CommandWithData<'d> = (ClientCommand, &'d [u8]);
 
 /// The requests of one operation on one connection.
 pub(super) struct Call<'c, 'b> {
     connection: &'c Connection,
     id: u64,
     wake: Arc<Condvar>,
-    /// Where data go: memory, and the offset in the export of its first byte. All reads lie inside.
+    /// The buffer for the data, and the export offset of its first byte. All reads lie inside.
     target: &'b mut [u8],
     base: u64,
     in_flight_count: usize,
@@ -30,36 +31,39 @@ pub(super) struct Call<'c, 'b> {
     failure: Option<Error>,
 }
 
-/// The baton in the hands of a thread. Lost, it takes the connection with it: nobody could read any more.
-struct Hand<'c> {
+/// The read token held by a thread. Dropped without being passed on, it disconnects, because no other thread could read
+/// any more.
+struct HeldToken<'c> {
     connection: &'c Connection,
-    baton: Option<Baton>,
+    read_token: Option<ReadToken>,
 }
 
-impl Hand<'_> {
-    fn baton(&mut self) -> &mut Baton {
-        self.baton.as_mut().expect("it is passed on at the end only")
+impl HeldToken<'_> {
+    fn read_token(&mut self) -> &mut ReadToken {
+        self.read_token
+            .as_mut()
+            .expect("the token is passed on only at the end")
     }
 }
 
-impl Drop for Hand<'_> {
+impl Drop for HeldToken<'_> {
     fn drop(&mut self) {
-        if self.baton.is_some() {
-            self.connection.lose(Loss::Abandoned);
+        if self.read_token.is_some() {
+            self.connection.disconnect(Loss::Abandoned);
         }
     }
 }
 
-/// What became of the baton.
-enum Course {
-    /// Go on.
+/// Whether this thread still holds the read token.
+enum ReadStep {
+    /// The thread holds it and reads on.
     Continue,
-    /// Another thread has it.
-    Passed,
+    /// Another thread holds it.
+    TokenPassed,
 }
 
 impl<'c, 'b> Call<'c, 'b> {
-    /// An operation that reads into `target`, whose first byte is that at `base` of the export.
+    /// An operation that reads into `target`, whose first byte has the export offset `base`.
     pub(super) fn new(connection: &'c Connection, target: &'b mut [u8], base: u64) -> Result<Self, Error> {
         let (id, wake) = connection.register()?;
         Ok(Self {
@@ -74,23 +78,23 @@ impl<'c, 'b> Call<'c, 'b> {
         })
     }
 
-    /// Does all requests, at most `window` (at least 1) of them at once, and gives the answers to queries.
+    /// Runs all requests, at most `window` (at least 1) at once, and returns the replies to queries.
     ///
-    /// After the first error no further request is sent; those under way are waited for.
+    /// After the first error no further request is sent; those in flight are awaited.
     pub(super) fn run<'d>(
         mut self,
-        sendings: impl Iterator<Item = Sending<'d>>,
+        sendings: impl Iterator<Item = CommandWithData<'d>>,
         window: usize,
     ) -> Result<Vec<(Request, Vec<Status>)>, Error> {
         let mut sendings = sendings.peekable();
-        let mut batch: Vec<Command> = Vec::new();
+        let mut batch: Vec<ClientCommand> = Vec::new();
         loop {
             while self.failure.is_none() && self.in_flight_count < window {
                 batch.clear();
                 let mut payload: &[u8] = &[];
-                // What carries nothing goes together; what is written goes alone.
+                // Commands without data are batched; a write is sent alone.
                 while payload.is_empty() && self.in_flight_count + batch.len() < window {
-                    let is_next = |sending: &Sending| sending.1.is_empty() || batch.is_empty();
+                    let is_next = |sending: &CommandWithData| sending.1.is_empty() || batch.is_empty();
                     let Some((command, data)) = sendings.next_if(is_next) else {
                         break;
                     };
@@ -101,7 +105,7 @@ impl<'c, 'b> Call<'c, 'b> {
                     break;
                 }
                 if !self.send(&batch, payload)? {
-                    // Others send: what is under way comes first.
+                    // Another thread is sending: read replies first.
                     self.wait()?;
                     self.send_late(&batch, payload)?;
                 }
@@ -112,16 +116,16 @@ impl<'c, 'b> Call<'c, 'b> {
                 (_, failure) => self.failure = failure,
             }
             let waited = self.wait();
-            // The error of a request tells more than the loss that may come of it.
+            // The error of a request is more specific than the loss of connection that may follow.
             waited.map_err(|lost| self.failure.take().unwrap_or(lost))?;
         }
     }
 
-    fn send(&mut self, commands: &[Command], payload: &[u8]) -> Result<bool, Error> {
+    fn send(&mut self, commands: &[ClientCommand], payload: &[u8]) -> Result<bool, Error> {
         let turn = if self.in_flight_count == 0 {
-            Turn::Wait
+            SendMode::Wait
         } else {
-            Turn::IfFree
+            SendMode::IfFree
         };
         match self.connection.send(self.id, commands, payload, turn) {
             Ok(true) => {
@@ -129,174 +133,175 @@ impl<'c, 'b> Call<'c, 'b> {
                 Ok(true)
             }
             Ok(false) => Ok(false),
-            Err(Gone) => Err(self.connection.lost()),
+            Err(ConnectionLost) => Err(self.connection.loss_error()),
         }
     }
 
-    /// Sends what could not be sent at once, however long it takes; reads meanwhile.
-    fn send_late(&mut self, commands: &[Command], payload: &[u8]) -> Result<(), Error> {
+    /// Sends what could not be sent at once, and reads replies meanwhile.
+    fn send_late(&mut self, commands: &[ClientCommand], payload: &[u8]) -> Result<(), Error> {
         while !self.send(commands, payload)? {
             self.wait()?;
         }
         Ok(())
     }
 
-    /// Waits for the answer to at least one request.
+    /// Waits for the reply to at least one request.
     fn wait(&mut self) -> Result<(), Error> {
         let before = self.in_flight_count;
         while self.in_flight_count == before {
             let mut state = self.connection.lock();
-            let (mail, baton) = loop {
+            let (deliveries, read_token) = loop {
                 if state.loss.is_some() {
                     drop(state);
-                    return Err(self.connection.lost());
+                    return Err(self.connection.loss_error());
                 }
                 let slot = state.calls.get_mut(&self.id).expect("the call is registered");
                 slot.is_parked = false;
-                let mail = std::mem::take(&mut slot.mail);
-                let baton = slot.baton.take();
-                if !mail.is_empty() || baton.is_some() {
-                    if baton.is_none() {
-                        // The wake-up may have been meant for whoever takes the baton.
+                let deliveries = std::mem::take(&mut slot.deliveries);
+                let read_token = slot.read_token.take();
+                if !deliveries.is_empty() || read_token.is_some() {
+                    if read_token.is_none() {
+                        // The wake-up may have been meant for a thread that takes the read token.
                         state.wake_reader();
                     }
-                    break (mail, baton);
+                    break (deliveries, read_token);
                 }
-                if let Some(baton) = state.baton.take() {
-                    break (mail, Some(baton));
+                if let Some(read_token) = state.read_token.take() {
+                    break (deliveries, Some(read_token));
                 }
                 let slot = state.calls.get_mut(&self.id).expect("the call is registered");
                 slot.is_parked = true;
                 state = self.wake.wait(state).unwrap_or_else(PoisonError::into_inner);
             };
             drop(state);
-            let hand = baton.map(|baton| Hand {
+            let held = read_token.map(|read_token| HeldToken {
                 connection: self.connection,
-                baton: Some(baton),
+                read_token: Some(read_token),
             });
-            for mail in mail {
-                self.take_in(mail);
+            for delivery in deliveries {
+                self.accept(delivery);
             }
-            // What was answered stays answered, whatever came behind it: the loss meets the next request.
-            if let Some(hand) = hand
-                && self.lead(hand, before).is_err()
+            // Replies that arrived before the connection was lost remain valid; the next request reports the loss.
+            if let Some(held) = held
+                && self.read_for_all(held, before).is_err()
                 && self.in_flight_count == before
             {
-                return Err(self.connection.lost());
+                return Err(self.connection.loss_error());
             }
         }
         Ok(())
     }
 
-    /// Reads for all, until fewer than `before` requests of this call are under way and nothing more is there to be understood.
-    fn lead(&mut self, mut hand: Hand<'c>, before: usize) -> Result<(), Gone> {
+    /// Reads replies for all calls, until fewer than `before` requests of this call are in flight and nothing more can
+    /// be parsed.
+    fn read_for_all(&mut self, mut held: HeldToken<'c>, before: usize) -> Result<(), ConnectionLost> {
         loop {
-            let step = match hand.baton().chunk {
-                Some(chunk) => self.move_data(&mut hand, chunk, before)?,
-                None => self.understand(&mut hand, before)?,
+            let step = match held.read_token().chunk {
+                Some(chunk) => self.move_data(&mut held, chunk, before)?,
+                None => self.decode_next(&mut held, before)?,
             };
-            if matches!(step, Course::Passed) {
+            if matches!(step, ReadStep::TokenPassed) {
                 return Ok(());
             }
         }
     }
 
-    /// Understands what is there, up to the next data; reads on, or puts the baton down, when it is not enough.
-    fn understand(&mut self, hand: &mut Hand<'c>, before: usize) -> Result<Course, Gone> {
+    /// Parses what was received, up to the next data. Reads more, or returns the read token, if that is not enough.
+    fn decode_next(&mut self, held: &mut HeldToken<'c>, before: usize) -> Result<ReadStep, ConnectionLost> {
         let connection = self.connection;
         let mut state = connection.lock();
         if state.loss.is_some() {
-            return Err(Gone);
+            return Err(ConnectionLost);
         }
-        let received = state.dialogue.receive(hand.baton().inbox.bytes());
+        let received = state.transmission.receive(held.read_token().inbox.bytes());
         let (consumed, event) = match received {
             Ok(received) => received,
             Err(violation) => {
                 drop(state);
-                return Err(connection.lose(Loss::Violation(violation)));
+                return Err(connection.disconnect(Loss::Violation(violation)));
             }
         };
-        hand.baton().inbox.consume(consumed);
+        held.read_token().inbox.consume(consumed);
         match event {
-            Event::Wanted(_) if self.in_flight_count < before => {
-                state.baton = hand.baton.take();
+            ReplyEvent::NeedBytes(_) if self.in_flight_count < before => {
+                state.read_token = held.read_token.take();
                 state.wake_reader();
-                return Ok(Course::Passed);
+                return Ok(ReadStep::TokenPassed);
             }
-            Event::Wanted(count) => {
+            ReplyEvent::NeedBytes(count) => {
                 drop(state);
-                let inbox = &mut hand.baton().inbox;
+                let inbox = &mut held.read_token().inbox;
                 inbox.fill(count, |buffers| connection.read(buffers))?;
             }
-            Event::Noted => {}
-            Event::Data {
+            ReplyEvent::Continue => {}
+            ReplyEvent::Data {
                 cookie,
                 ticket,
                 offset,
                 length,
-                sequel,
+                position,
             } => {
-                hand.baton().chunk = Some(Chunk {
+                held.read_token().chunk = Some(Chunk {
                     cookie,
                     call: ticket.call,
                     offset,
                     length,
-                    sequel,
+                    position,
                 });
             }
-            Event::Zeroes {
+            ReplyEvent::Zeroes {
                 ticket,
                 offset,
                 length,
                 answer,
             } => {
-                let mails = [Some(Mail::Zeroes { offset, length }), answer.map(Mail::Answer)];
-                let mails = mails.into_iter().flatten();
+                let deliveries = [Some(Delivery::Zeroes { offset, length }), answer.map(Delivery::Answer)];
+                let deliveries = deliveries.into_iter().flatten();
                 if ticket.call == self.id {
                     drop(state);
-                    mails.for_each(|mail| self.take_in(mail));
+                    deliveries.for_each(|delivery| self.accept(delivery));
                 } else {
-                    mails.for_each(|mail| state.deliver(ticket.call, mail));
+                    deliveries.for_each(|delivery| state.deliver(ticket.call, delivery));
                 }
             }
-            Event::Answer(answer) if answer.ticket.call == self.id => {
+            ReplyEvent::Answer(answer) if answer.ticket.call == self.id => {
                 drop(state);
                 self.finish(answer);
             }
-            Event::Answer(answer) => state.deliver(answer.ticket.call, Mail::Answer(answer)),
+            ReplyEvent::Answer(answer) => state.deliver(answer.ticket.call, Delivery::Answer(answer)),
         }
-        Ok(Course::Continue)
+        Ok(ReadStep::Continue)
     }
 
-    /// Moves data to where they belong, or leaves that to the thread that they belong to.
-    fn move_data(&mut self, hand: &mut Hand<'c>, chunk: Chunk, before: usize) -> Result<Course, Gone> {
+    /// Copies data to its call, or leaves that to the thread of that call.
+    fn move_data(&mut self, held: &mut HeldToken<'c>, chunk: Chunk, before: usize) -> Result<ReadStep, ConnectionLost> {
         let connection = self.connection;
         let read = |buffers: &mut [std::io::IoSliceMut]| connection.read(buffers);
         if chunk.call == self.id {
             let from = to_usize(chunk.offset - self.base);
             let target = &mut self.target[from..from + to_usize(chunk.length)];
-            hand.baton().inbox.read_to(target, read)?;
-            hand.baton().chunk = None;
-            if chunk.sequel == Sequel::Last {
+            held.read_token().inbox.read_to(target, read)?;
+            held.read_token().chunk = None;
+            if chunk.position == ChunkPosition::Last {
                 let answer = self.complete(chunk)?;
                 self.finish(answer);
             }
-            return Ok(Course::Continue);
+            return Ok(ReadStep::Continue);
         }
         let is_wanted = {
             let mut state = connection.lock();
             let state = &mut *state;
             if let Some(slot) = state.calls.get_mut(&chunk.call) {
-                let is_here = hand.baton().inbox.bytes().len() as u64 >= chunk.length;
+                let is_here = held.read_token().inbox.bytes().len() as u64 >= chunk.length;
                 if slot.is_parked && chunk.length >= LEFT_BYTES_MIN && !is_here {
-                    slot.baton = hand.baton.take();
+                    slot.read_token = held.read_token.take();
                     slot.wake.notify_one();
-                    return Ok(Course::Passed);
+                    return Ok(ReadStep::TokenPassed);
                 }
                 if self.in_flight_count < before && !is_here {
-                    state.baton = hand.baton.take();
+                    state.read_token = held.read_token.take();
                     state.wake_reader();
-                    return Ok(Course::Passed);
+                    return Ok(ReadStep::TokenPassed);
                 }
                 true
             } else {
@@ -305,42 +310,42 @@ impl<'c, 'b> Call<'c, 'b> {
         };
         let mut bytes = Vec::new();
         if is_wanted {
-            // The length is at most that of a request which this program made, with memory for it.
+            // The length is bounded by that of a request of this program.
             bytes.resize(to_usize(chunk.length), 0);
-            hand.baton().inbox.read_to(&mut bytes, read)?;
+            held.read_token().inbox.read_to(&mut bytes, read)?;
         } else {
-            hand.baton().inbox.skip(chunk.length, read)?;
+            held.read_token().inbox.skip(chunk.length, read)?;
         }
-        hand.baton().chunk = None;
-        let answer = match chunk.sequel {
-            Sequel::Last => Some(self.complete(chunk)?),
-            Sequel::More => None,
+        held.read_token().chunk = None;
+        let answer = match chunk.position {
+            ChunkPosition::Last => Some(self.complete(chunk)?),
+            ChunkPosition::More => None,
         };
         let mut state = connection.lock();
         let offset = chunk.offset;
-        state.deliver(chunk.call, Mail::Bytes { offset, bytes });
+        state.deliver(chunk.call, Delivery::Bytes { offset, bytes });
         if let Some(answer) = answer {
-            state.deliver(chunk.call, Mail::Answer(answer));
+            state.deliver(chunk.call, Delivery::Answer(answer));
         }
-        Ok(Course::Continue)
+        Ok(ReadStep::Continue)
     }
 
-    fn complete(&self, chunk: Chunk) -> Result<Answer, Gone> {
-        let answer = self.connection.lock().dialogue.complete(chunk.cookie);
-        answer.map_err(|violation| self.connection.lose(Loss::Violation(violation)))
+    fn complete(&self, chunk: Chunk) -> Result<Answer, ConnectionLost> {
+        let answer = self.connection.lock().transmission.complete(chunk.cookie);
+        answer.map_err(|violation| self.connection.disconnect(Loss::Violation(violation)))
     }
 
-    fn take_in(&mut self, mail: Mail) {
-        match mail {
-            Mail::Bytes { offset, bytes } => {
+    fn accept(&mut self, delivery: Delivery) {
+        match delivery {
+            Delivery::Bytes { offset, bytes } => {
                 let from = to_usize(offset - self.base);
                 self.target[from..from + bytes.len()].copy_from_slice(&bytes);
             }
-            Mail::Zeroes { offset, length } => {
+            Delivery::Zeroes { offset, length } => {
                 let from = to_usize(offset - self.base);
                 self.target[from..from + to_usize(length)].fill(0);
             }
-            Mail::Answer(answer) => self.finish(answer),
+            Delivery::Answer(answer) => self.finish(answer),
         }
     }
 
@@ -350,7 +355,7 @@ impl<'c, 'b> Call<'c, 'b> {
         match answer.result {
             Ok(statuses) if request.kind == RequestKind::Extents => self.statuses.push((request, statuses)),
             Ok(_) => {}
-            Err(Failure { number, message }) => {
+            Err(ServerFailure { number, message }) => {
                 let server = self.connection.server().clone();
                 self.failure.get_or_insert(Error::Server {
                     server,
@@ -360,7 +365,7 @@ impl<'c, 'b> Call<'c, 'b> {
                 });
                 if number == ErrorNumber::ESHUTDOWN.0 {
                     // "If the client receives an NBD_ESHUTDOWN error it MUST initiate a soft disconnect."
-                    self.connection.lose(Loss::ShuttingDown);
+                    self.connection.disconnect(Loss::ShuttingDown);
                 }
             }
         }

@@ -1,19 +1,19 @@
-//! What the client asks of a server.
+//! The commands that the client sends.
 
 use holdfast_block::{Request, RequestKind};
 
 use crate::nbd::wire::{CommandFlags, CommandKind};
 
-/// What is asked of the server.
+/// A command for the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Command {
+pub(super) struct ClientCommand {
     pub(super) kind: CommandKind,
     pub(super) flags: CommandFlags,
-    /// What it is for, with offset and length.
+    /// The request of the caller, with offset and length.
     pub(super) request: Request,
 }
 
-impl Command {
+impl ClientCommand {
     pub(super) fn of(request: Request) -> Self {
         let kind = match request.kind {
             RequestKind::Read => CommandKind::READ,
@@ -30,7 +30,7 @@ impl Command {
         }
     }
 
-    /// A write of zeroes that fails rather than to take as long as a write of data would.
+    /// A write of zeroes that fails if it would be as slow as a write of data.
     pub(super) fn fast_zero(mut request: Request) -> Self {
         request.kind = RequestKind::WriteZeroes;
         let mut command = Self::of(request);
@@ -38,7 +38,7 @@ impl Command {
         command
     }
 
-    /// Bytes that travel in one direction or the other.
+    /// Bytes of data sent or received.
     pub(super) fn payload_bytes(&self) -> u64 {
         match self.kind {
             CommandKind::READ | CommandKind::WRITE => self.request.length,
@@ -46,7 +46,7 @@ impl Command {
         }
     }
 
-    /// For messages.
+    /// Name for messages.
     pub(super) fn name(&self) -> &'static str {
         match self.kind {
             CommandKind::READ => "read",

@@ -1,4 +1,4 @@
-//! From an endpoint to a connection that takes requests: the handshake, driven over a stream.
+//! Connects to an endpoint: runs the handshake over a stream.
 
 use std::io;
 use std::io::{IoSlice, IoSliceMut};
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use holdfast_block::{Clock, SystemClock};
 
-use super::connection::{Connection, Patience, STOP_TICK, is_timeout, millis};
+use super::connection::{Connection, STOP_TICK, WaitLimits, is_timeout, millis};
 use super::export::{ExportInfo, ListedExport};
 use super::handshake::{Goal, Handshake, Outcome};
 use super::tls::{TlsClient, TlsStream};
@@ -16,29 +16,29 @@ use super::violation::Violation;
 use super::{Endpoint, Error, Stream};
 use crate::nbd::wire::STRING_BYTES_MAX;
 
-/// What a client wishes for, and how long it waits.
+/// Options of a client.
 #[derive(Clone)]
 pub struct NbdOptions {
-    /// Metadata contexts that must be there, besides `base:allocation`, which is used where it is.
+    /// Metadata contexts that the server must offer, besides `base:allocation`, which is used if offered.
     pub contexts: Vec<String>,
-    /// Connections to make, where the server allows several to one export.
+    /// Connections to make, if the server allows several to one export.
     pub connection_count_max: usize,
-    /// Time for a connection and its handshake.
+    /// Time limit of connecting and of the handshake.
     pub connect_timeout: Duration,
-    /// Time without a byte from the server after which requests count as lost, and the connection with them.
+    /// Time without a byte from the server after which the connection and its requests are considered lost.
     pub request_timeout: Duration,
-    /// Bytes of one read or write; longer ones are cut, for several to be under way at once.
+    /// Bytes of one read or write; longer ones are split, so that several are in flight.
     ///
-    /// What fits the caches of the processor is quickest: 256 KiB read QEMU's server 1.2 times as quickly as 2 MiB do, and over
-    /// several connections 1.5 times.
+    /// Sizes that fit the caches of the processor are fastest: 256 KiB read QEMU's server 1.2 times as fast as 2 MiB,
+    /// and over several connections 1.5 times.
     pub piece_bytes: u32,
-    /// Bytes that one operation has under way at a time.
+    /// Bytes that one operation has in flight at a time.
     pub in_flight_bytes: u64,
-    /// Whom the server has to prove to be; without it nothing is encrypted.
+    /// TLS configuration; without it nothing is encrypted.
     pub tls: Option<TlsClient>,
-    /// Tells the time.
+    /// The clock.
     pub clock: Arc<dyn Clock>,
-    /// Whether somebody asked to stop: then a server that says nothing is not waited for any longer.
+    /// Whether cancellation was requested. A silent server is not awaited any longer then.
     pub is_stopped: Option<Arc<dyn Fn() -> bool + Send + Sync>>,
 }
 
@@ -72,13 +72,13 @@ impl std::fmt::Debug for NbdOptions {
     }
 }
 
-/// The exports of a server, in its order.
+/// Lists the exports of a server, in its order.
 pub fn list_exports(endpoint: &Endpoint, options: &NbdOptions) -> Result<Vec<ListedExport>, Error> {
     let (_, outcome) = shake_hands(endpoint, "", Goal::List, options, options.connect_timeout)?;
     Ok(outcome.exports)
 }
 
-/// An export as its server describes it, and the names of its metadata contexts; nothing is opened.
+/// Describes an export, and names its metadata contexts, without opening it.
 pub fn describe_export(
     endpoint: &Endpoint,
     export: &str,
@@ -89,7 +89,7 @@ pub fn describe_export(
     Ok((described(endpoint, outcome.export)?, names))
 }
 
-/// Makes a connection to an export, with all contexts that must be there.
+/// Connects to an export, with all required contexts.
 pub(super) fn open(
     endpoint: &Endpoint,
     export: &str,
@@ -111,14 +111,14 @@ pub(super) fn open(
             export: export.to_owned(),
             context: missing.clone(),
             detail: match outcome.style {
-                crate::nbd::wire::HeaderStyle::Simple => "it knows no structured replies, and so no contexts at all",
-                _ => "it does not grant it",
+                crate::nbd::wire::HeaderStyle::Simple => "it does not support structured replies, which contexts need",
+                _ => "the server did not grant it",
             },
         });
     }
     let info = described(endpoint, outcome.export.clone())?;
     let server: Arc<str> = endpoint.to_string().into();
-    let patience = Patience {
+    let patience = WaitLimits {
         clock: options.clock.clone(),
         timeout: options.request_timeout,
         is_stopped: options.is_stopped.clone(),
@@ -193,11 +193,11 @@ struct Driver<'s> {
     is_stopped: Option<&'s (dyn Fn() -> bool + Send + Sync)>,
 }
 
-/// Connects, and gives up when somebody asks to stop: to resolve a name and to connect cannot be cut short.
+/// Connects, and gives up when cancellation is requested: resolving a name and connecting cannot be interrupted.
 fn connect_until(endpoint: &Endpoint, timeout: Duration, is_stopped: &dyn Fn() -> bool) -> io::Result<Box<dyn Stream>> {
     let (sender, receiver) = sync_channel(1);
     let endpoint = endpoint.clone();
-    // It ends by itself, at the latest after the time-out; a connection that nobody takes any more is closed.
+    // The thread ends by itself, at the latest after the timeout; an unused connection is closed.
     std::thread::Builder::new()
         .name("nbd connect".to_owned())
         .spawn(move || sender.send(endpoint.connect(timeout)))?;
@@ -212,13 +212,13 @@ fn connect_until(endpoint: &Endpoint, timeout: Duration, is_stopped: &dyn Fn() -
 }
 
 fn stopped() -> io::Error {
-    io::Error::other("somebody asked to stop")
+    io::Error::other("cancelled")
 }
 
 impl Driver<'_> {
     fn drive(&mut self, handshake: &mut Handshake) -> Result<(), Error> {
         let tick = (self.timeout / 16).clamp(Duration::from_millis(2), STOP_TICK);
-        self.stream.set_patience(tick).map_err(|source| self.ended(source))?;
+        self.stream.set_timeout(tick).map_err(|source| self.ended(source))?;
         let mut bytes = Vec::new();
         loop {
             let output = handshake.take_output();
@@ -247,7 +247,7 @@ impl Driver<'_> {
         }
     }
 
-    /// Puts TLS between us and the stream.
+    /// Starts TLS on the stream.
     fn begin_tls(&mut self) -> Result<(), Error> {
         let Some(tls) = self.tls else { return Ok(()) };
         let tls = TlsStream::new(Arc::clone(&self.stream), tls).map_err(|source| self.ended(source))?;

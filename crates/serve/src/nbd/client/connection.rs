@@ -1,17 +1,17 @@
 //! One connection, shared by any number of threads.
 //!
-//! There is no thread of its own. Whoever waits for an answer reads what the server sends, for all: it holds the *baton*,
-//! which is the buffer between stream and replies. Bytes for its own request go straight into its caller's memory. Long ones
-//! for another thread that waits already are left to that thread, together with the baton; short ones, and those of
-//! a thread that is still busy sending, are set aside for it. A thread that is done passes the baton on. So a lone thread
-//! pays for no switch, and many threads copy no more than they must.
+//! There is no reader thread. A thread that waits for a reply reads what the server sends, for all threads: it holds
+//! the *read token*, which contains the buffer between stream and replies. Data for its own request goes straight into
+//! its caller's memory. Long data for another waiting thread is left to that thread, together with the token; short
+//! data, and data for a thread that is still sending, is queued for it. A thread that is done passes the token on. A
+//! single thread therefore pays for no context switch, and many threads copy little.
 //!
 //! Invariants:
-//! - Whenever a request is under way and nobody holds the baton, some thread is on its way to take it: who puts it down wakes
-//!   one that waits, and who leaves without taking it wakes the next.
-//! - A thread with requests under way never waits for the right to send: it reads instead. So a server that does not read
-//!   because it writes is always read, and the two sides never wait for each other.
-//! - The state's lock is held for moments, never during a call to the operating system that may wait. Lock order: sender, state.
+//! - Whenever a request is in flight and no thread holds the read token, some thread is about to take it: a thread that
+//!   returns the token wakes a waiting one, and a thread that leaves without taking it wakes the next.
+//! - A thread with requests in flight never waits for the right to send: it reads instead. A server that does not read
+//!   because it is writing is therefore always drained, and the two sides cannot deadlock.
+//! - The state's lock is held briefly, never during a system call that may block. Lock order: sender, state.
 
 use std::collections::HashMap;
 use std::io;
@@ -22,117 +22,117 @@ use std::time::Duration;
 
 use holdfast_block::{Clock, Request};
 
-use super::command::Command;
-use super::dialogue::{Answer, Dialogue, Sequel, Ticket};
-use super::export::{Context, ExportInfo};
+use super::command::ClientCommand;
+use super::export::{ExportInfo, MetaContext};
 use super::handshake::Outcome;
 use super::inbox::Inbox;
+use super::transmission::{Answer, ChunkPosition, Ticket, TransmissionState};
 use super::{Error, Loss, Stream};
 use crate::nbd::wire::{CommandFlags, CommandKind, HeaderStyle, RequestHeader};
 
-/// Slowest server that is not taken for one that hangs, beyond the time for a request, in bytes of what is under way for each second.
+/// Minimum throughput of a server that is not considered hung, beyond the request timeout: bytes in flight per second.
 const BYTES_PER_SECOND_MIN: u64 = 64 << 10;
 
-/// One connection that is past its handshake.
+/// A connection in the transmission phase.
 pub(super) struct Connection {
     server: Arc<str>,
     stream: Arc<dyn Stream>,
     style: HeaderStyle,
     export: ExportInfo,
-    contexts: Vec<Context>,
+    contexts: Vec<MetaContext>,
     clock: Arc<dyn Clock>,
     timeout: Duration,
     is_stopped: Option<Arc<dyn Fn() -> bool + Send + Sync>>,
-    /// Between two looks at the deadlines.
+    /// Interval between checks of the deadlines.
     tick: Duration,
     call_count: AtomicUsize,
-    /// In nanoseconds of the clock: when the last bytes came, and when the deadlines were last looked at.
+    /// In nanoseconds of the clock: when the last bytes arrived, and when the deadlines were last checked.
     received_at: AtomicU64,
     checked_at: AtomicU64,
-    /// Whether it is lost.
+    /// Whether the connection is lost.
     is_over: AtomicBool,
-    /// Held by the thread that sends; memory for headers.
+    /// Held by the sending thread; buffer for headers.
     sender: Mutex<Vec<u8>>,
     state: Mutex<State>,
 }
 
-/// How long a server is waited for.
-pub(super) struct Patience {
+/// How long to wait for a server.
+pub(super) struct WaitLimits {
     pub(super) clock: Arc<dyn Clock>,
-    /// Time without a byte from it.
+    /// Time without a byte from the server.
     pub(super) timeout: Duration,
-    /// Whether somebody asked to stop.
+    /// Whether cancellation was requested.
     pub(super) is_stopped: Option<Arc<dyn Fn() -> bool + Send + Sync>>,
 }
 
 pub(super) struct State {
-    pub(super) dialogue: Dialogue,
+    pub(super) transmission: TransmissionState,
     /// [`None`] while a thread holds it.
-    pub(super) baton: Option<Baton>,
-    pub(super) calls: HashMap<u64, Slot>,
+    pub(super) read_token: Option<ReadToken>,
+    pub(super) calls: HashMap<u64, CallSlot>,
     next_call: u64,
     pub(super) loss: Option<Arc<Loss>>,
 }
 
-/// The right, and the duty, to read.
-pub(super) struct Baton {
+/// The exclusive right to read from the stream, and the duty to do so.
+pub(super) struct ReadToken {
     pub(super) inbox: Box<Inbox>,
-    /// Data that come next.
+    /// Data that arrives next.
     pub(super) chunk: Option<Chunk>,
 }
 
-/// Data of the export that come next.
+/// A chunk of export data that arrives next.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Chunk {
     pub(super) cookie: u64,
     pub(super) call: u64,
     pub(super) offset: u64,
     pub(super) length: u64,
-    pub(super) sequel: Sequel,
+    pub(super) position: ChunkPosition,
 }
 
-/// What others leave for a call.
-pub(super) struct Slot {
+/// What other threads leave for a call.
+pub(super) struct CallSlot {
     pub(super) wake: Arc<Condvar>,
     pub(super) is_parked: bool,
-    pub(super) mail: Vec<Mail>,
-    pub(super) baton: Option<Baton>,
+    pub(super) deliveries: Vec<Delivery>,
+    pub(super) read_token: Option<ReadToken>,
 }
 
-/// What came for a call while another thread held the baton.
-pub(super) enum Mail {
+/// What arrived for a call while another thread held the read token.
+pub(super) enum Delivery {
     Bytes { offset: u64, bytes: Vec<u8> },
     Zeroes { offset: u64, length: u64 },
     Answer(Answer),
 }
 
-/// The connection is lost; why is in its state.
+/// The connection is lost; its state has the reason.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Gone;
+pub(super) struct ConnectionLost;
 
 /// Whether a thread may wait for others to finish sending.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Turn {
+pub(super) enum SendMode {
     Wait,
     IfFree,
 }
 
 impl Connection {
-    /// Takes over a stream whose handshake came to `outcome`, with information on an export.
+    /// Takes over a stream after the handshake, whose `outcome` describes an export.
     pub(super) fn new(
         server: Arc<str>,
         stream: Arc<dyn Stream>,
         outcome: Outcome,
         export: ExportInfo,
-        patience: Patience,
+        patience: WaitLimits,
     ) -> io::Result<Self> {
-        let Patience {
+        let WaitLimits {
             clock,
             timeout,
             is_stopped,
         } = patience;
         let tick = (timeout / 16).clamp(Duration::from_millis(2), crate::nbd::client::connection::STOP_TICK);
-        stream.set_patience(tick)?;
+        stream.set_timeout(tick)?;
         let now = nanos(clock.now());
         Ok(Self {
             server,
@@ -149,8 +149,8 @@ impl Connection {
             is_over: AtomicBool::new(false),
             sender: Mutex::default(),
             state: Mutex::new(State {
-                dialogue: Dialogue::new(outcome.style, outcome.contexts, export.size_bytes()),
-                baton: Some(Baton {
+                transmission: TransmissionState::new(outcome.style, outcome.contexts, export.size_bytes()),
+                read_token: Some(ReadToken {
                     inbox: Box::new(Inbox::new()),
                     chunk: None,
                 }),
@@ -171,7 +171,7 @@ impl Connection {
     }
 
     /// The contexts that the server granted.
-    pub(super) fn contexts(&self) -> &[Context] {
+    pub(super) fn contexts(&self) -> &[MetaContext] {
         &self.contexts
     }
 
@@ -179,7 +179,7 @@ impl Connection {
         self.style
     }
 
-    /// Calls under way.
+    /// Calls in progress.
     pub(super) fn call_count(&self) -> usize {
         self.call_count.load(Ordering::Relaxed)
     }
@@ -192,8 +192,8 @@ impl Connection {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The error of a connection that is lost.
-    pub(super) fn lost(&self) -> Error {
+    /// The error of a lost connection.
+    pub(super) fn loss_error(&self) -> Error {
         let loss = self.lock().loss.clone();
         Error::Lost {
             server: self.server.clone(),
@@ -201,32 +201,32 @@ impl Connection {
         }
     }
 
-    /// Ends the connection for everyone; the first reason stays.
-    pub(super) fn lose(&self, loss: Loss) -> Gone {
+    /// Disconnects all users of the connection; the first reason is kept.
+    pub(super) fn disconnect(&self, loss: Loss) -> ConnectionLost {
         let mut state = self.lock();
         if state.loss.is_none() {
             state.loss = Some(Arc::new(loss));
             self.is_over.store(true, Ordering::Release);
-            // It may be closed already, and then has nothing to end.
+            // It may be closed already.
             self.stream.shutdown().ok();
         }
         state.calls.values().for_each(|slot| slot.wake.notify_all());
-        Gone
+        ConnectionLost
     }
 
-    /// Begins a call: a place where its answers are left.
+    /// Registers a call: a slot for its replies.
     pub(super) fn register(&self) -> Result<(u64, Arc<Condvar>), Error> {
         let wake = Arc::new(Condvar::new());
-        let slot = Slot {
+        let slot = CallSlot {
             wake: wake.clone(),
             is_parked: false,
-            mail: Vec::new(),
-            baton: None,
+            deliveries: Vec::new(),
+            read_token: None,
         };
         let mut state = self.lock();
         if state.loss.is_some() {
             drop(state);
-            return Err(self.lost());
+            return Err(self.loss_error());
         }
         let call = state.next_call;
         state.next_call += 1;
@@ -235,41 +235,49 @@ impl Connection {
         Ok((call, wake))
     }
 
-    /// Ends a call. What comes for it from now on is thrown away.
+    /// Removes a call. Data that still arrives for it is discarded.
     pub(super) fn unregister(&self, call: u64) {
         let mut state = self.lock();
         let slot = state.calls.remove(&call);
         self.call_count.fetch_sub(1, Ordering::Relaxed);
-        if let Some(baton) = slot.and_then(|slot| slot.baton) {
-            state.baton = Some(baton);
+        if let Some(read_token) = slot.and_then(|slot| slot.read_token) {
+            state.read_token = Some(read_token);
             state.wake_reader();
         }
     }
 
-    /// Sends requests of a call, the last of them with `payload`; says whether it was possible to send now.
-    pub(super) fn send(&self, call: u64, commands: &[Command], payload: &[u8], turn: Turn) -> Result<bool, Gone> {
+    /// Sends commands of a call, the last of them with `payload`; returns whether sending was possible now.
+    pub(super) fn send(
+        &self,
+        call: u64,
+        commands: &[ClientCommand],
+        payload: &[u8],
+        turn: SendMode,
+    ) -> Result<bool, ConnectionLost> {
         let mut headers = match (turn, self.sender.try_lock()) {
             (_, Ok(guard)) => guard,
             (_, Err(TryLockError::Poisoned(poisoned))) => poisoned.into_inner(),
-            (Turn::Wait, Err(TryLockError::WouldBlock)) => self.sender.lock().unwrap_or_else(PoisonError::into_inner),
-            (Turn::IfFree, Err(TryLockError::WouldBlock)) => return Ok(false),
+            (SendMode::Wait, Err(TryLockError::WouldBlock)) => {
+                self.sender.lock().unwrap_or_else(PoisonError::into_inner)
+            }
+            (SendMode::IfFree, Err(TryLockError::WouldBlock)) => return Ok(false),
         };
         headers.clear();
         let Some(last) = commands.last() else { return Ok(true) };
         {
             let mut state = self.lock();
             if state.loss.is_some() {
-                return Err(Gone);
+                return Err(ConnectionLost);
             }
             let sent = self.clock.now();
             for command in commands {
-                let under_way = state.dialogue.payload_bytes() + command.payload_bytes();
+                let under_way = state.transmission.payload_bytes() + command.payload_bytes();
                 let ticket = Ticket {
                     call,
                     sent,
                     deadline: sent + self.timeout + Duration::from_secs(under_way / BYTES_PER_SECOND_MIN),
                 };
-                let header = state.dialogue.ask(*command, ticket);
+                let header = state.transmission.ask(*command, ticket);
                 header.encode(self.style, &mut headers);
             }
         }
@@ -277,13 +285,13 @@ impl Connection {
         Ok(true)
     }
 
-    fn write_all(&self, mut buffers: &mut [IoSlice], request: Request) -> Result<(), Gone> {
+    fn write_all(&self, mut buffers: &mut [IoSlice], request: Request) -> Result<(), ConnectionLost> {
         let mut taken_at = self.clock.now();
-        // Cuts off what is empty from the start.
+        // Removes empty slices from the start.
         IoSlice::advance_slices(&mut buffers, 0);
         while !buffers.is_empty() {
             match self.stream.write_vectored(buffers) {
-                Ok(0) => return Err(self.lose(Loss::Closed)),
+                Ok(0) => return Err(self.disconnect(Loss::Closed)),
                 Ok(count) => {
                     IoSlice::advance_slices(&mut buffers, count);
                     taken_at = self.clock.now();
@@ -294,22 +302,22 @@ impl Connection {
                     let waited = self.clock.now().saturating_sub(taken_at);
                     if waited >= self.timeout {
                         let waited_ms = millis(waited);
-                        return Err(self.lose(Loss::SendTimedOut { request, waited_ms }));
+                        return Err(self.disconnect(Loss::SendTimedOut { request, waited_ms }));
                     }
                 }
-                Err(source) => return Err(self.lose(Loss::Io { action: "send", source })),
+                Err(source) => return Err(self.disconnect(Loss::Io { action: "send", source })),
             }
         }
         Ok(())
     }
 
-    /// Reads some bytes; only the holder of the baton does.
-    pub(super) fn read(&self, buffers: &mut [IoSliceMut]) -> Result<usize, Gone> {
+    /// Reads some bytes. Only the holder of the read token calls it.
+    pub(super) fn read(&self, buffers: &mut [IoSliceMut]) -> Result<usize, ConnectionLost> {
         loop {
             match self.stream.read_vectored(buffers) {
-                Ok(0) => return Err(self.lose(Loss::Closed)),
-                // What came before may have been thrown away by whoever ended it.
-                Ok(_) if self.is_over.load(Ordering::Acquire) => return Err(Gone),
+                Ok(0) => return Err(self.disconnect(Loss::Closed)),
+                // Earlier data may have been discarded when the connection was closed.
+                Ok(_) if self.is_over.load(Ordering::Acquire) => return Err(ConnectionLost),
                 Ok(count) => {
                     let now = self.clock.now();
                     self.received_at.store(nanos(now), Ordering::Relaxed);
@@ -325,36 +333,42 @@ impl Connection {
                 }
                 Err(source) => {
                     let action = "receive";
-                    return Err(self.lose(Loss::Io { action, source }));
+                    return Err(self.disconnect(Loss::Io { action, source }));
                 }
             }
         }
     }
 
-    /// Gives up when somebody asked to stop: whoever waits for an answer would wait for the whole time of a request.
-    fn check_stopped(&self) -> Result<(), Gone> {
+    /// Disconnects when cancellation was requested: a waiting thread would otherwise wait for the whole request
+    /// timeout.
+    fn check_stopped(&self) -> Result<(), ConnectionLost> {
         match &self.is_stopped {
-            Some(is_stopped) if is_stopped() => Err(self.lose(Loss::Stopped)),
+            Some(is_stopped) if is_stopped() => Err(self.disconnect(Loss::Stopped)),
             _ => Ok(()),
         }
     }
 
-    /// Gives up when nothing came for the time of a request, or when one request is out for longer than all that is
-    /// under way can explain.
-    fn check_deadlines(&self, now: Duration) -> Result<(), Gone> {
+    /// Disconnects when nothing arrived within the request timeout, or when one request is in flight for longer than
+    /// the total amount in flight explains.
+    fn check_deadlines(&self, now: Duration) -> Result<(), ConnectionLost> {
         self.checked_at.store(nanos(now), Ordering::Relaxed);
         let received_at = Duration::from_nanos(self.received_at.load(Ordering::Relaxed));
         let late = {
             let state = self.lock();
             if state.loss.is_some() {
-                return Err(Gone);
+                return Err(ConnectionLost);
             }
-            let oldest = state.dialogue.outstanding().min_by_key(|(ticket, _)| ticket.sent);
+            let oldest = state.transmission.outstanding().min_by_key(|(ticket, _)| ticket.sent);
             let stalled = oldest.filter(|(ticket, _)| now >= ticket.sent.max(received_at) + self.timeout);
-            stalled.or_else(|| state.dialogue.outstanding().find(|(ticket, _)| now >= ticket.deadline))
+            stalled.or_else(|| {
+                state
+                    .transmission
+                    .outstanding()
+                    .find(|(ticket, _)| now >= ticket.deadline)
+            })
         };
         match late {
-            Some((ticket, request)) => Err(self.lose(Loss::TimedOut {
+            Some((ticket, request)) => Err(self.disconnect(Loss::TimedOut {
                 request,
                 waited_ms: millis(now.saturating_sub(ticket.sent)),
             })),
@@ -364,7 +378,7 @@ impl Connection {
 }
 
 impl Drop for Connection {
-    /// Says goodbye, where that is possible at once: servers write a warning about clients that do not.
+    /// Sends a disconnect request if that is possible at once: servers log a warning about clients that do not.
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         if state.loss.is_none() {
@@ -378,17 +392,17 @@ impl Drop for Connection {
             let mut bytes = Vec::new();
             header.encode(self.style, &mut bytes);
             let farewell = self.stream.write_vectored(&[IoSlice::new(&bytes)]);
-            // Nobody is left to be told: the requests have their answers.
+            // All requests have their replies: an error has no consequence.
             drop(farewell.and_then(|_| self.stream.shutdown()));
         }
     }
 }
 
 impl State {
-    /// Wakes a thread that waits, when the baton lies there: the one whose data come next, or any.
+    /// Wakes a waiting thread if the read token is free: the one whose data arrives next, or any other.
     pub(super) fn wake_reader(&self) {
-        let Some(baton) = &self.baton else { return };
-        let owner = baton.chunk.and_then(|chunk| self.calls.get(&chunk.call));
+        let Some(read_token) = &self.read_token else { return };
+        let owner = read_token.chunk.and_then(|chunk| self.calls.get(&chunk.call));
         let parked = owner
             .filter(|slot| slot.is_parked)
             .or_else(|| self.calls.values().find(|slot| slot.is_parked));
@@ -397,16 +411,16 @@ impl State {
         }
     }
 
-    /// Leaves something for a call, if it still waits.
-    pub(super) fn deliver(&mut self, call: u64, mail: Mail) {
+    /// Leaves a delivery for a call, if the call still exists.
+    pub(super) fn deliver(&mut self, call: u64, delivery: Delivery) {
         if let Some(slot) = self.calls.get_mut(&call) {
-            slot.mail.push(mail);
+            slot.deliveries.push(delivery);
             slot.wake.notify_one();
         }
     }
 }
 
-/// Whether a stream lost its patience.
+/// Whether an error is a timeout of the stream.
 pub(super) fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }
@@ -415,10 +429,10 @@ fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// For messages.
+/// Milliseconds, for messages.
 pub(super) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// How often somebody who waits looks whether to go on.
+/// How often a waiting thread checks whether to go on.
 pub(crate) const STOP_TICK: Duration = Duration::from_millis(200);

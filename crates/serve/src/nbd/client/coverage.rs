@@ -1,11 +1,11 @@
-//! Which bytes of a read have come.
+//! Which bytes of a read have arrived.
 
 use std::ops::Range;
 
-/// Disjoint pieces that a reply may leave between each other; servers send in order, and need one.
+/// Disjoint pieces of one reply; servers send in order and need one.
 const PIECE_COUNT_MAX: usize = 1024;
 
-/// A set of bytes that grows without overlaps.
+/// A set of bytes without overlaps.
 #[derive(Debug, Default)]
 pub(super) struct Coverage {
     /// In order; neighbours never touch.
@@ -14,8 +14,8 @@ pub(super) struct Coverage {
 
 /// Why a range was not added.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Refusal {
-    /// Some of it is there already.
+pub(super) enum CoverageError {
+    /// Some of it was added before.
     Overlap,
     /// There are too many pieces.
     Fragmented,
@@ -23,14 +23,14 @@ pub(super) enum Refusal {
 
 impl Coverage {
     /// Adds `range`, which is not empty.
-    pub(super) fn add(&mut self, range: Range<u64>) -> Result<(), Refusal> {
+    pub(super) fn add(&mut self, range: Range<u64>) -> Result<(), CoverageError> {
         let at = self.pieces.partition_point(|piece| piece.end < range.start);
         // The first piece that ends at or after the start: it touches from the left, overlaps, or lies behind.
         let touches_left = self.pieces.get(at).is_some_and(|piece| piece.end == range.start);
         let behind = at + usize::from(touches_left);
         let next = self.pieces.get(behind);
         if next.is_some_and(|piece| piece.start < range.end) {
-            return Err(Refusal::Overlap);
+            return Err(CoverageError::Overlap);
         }
         let touches_right = next.is_some_and(|piece| piece.start == range.end);
         match (touches_left, touches_right) {
@@ -40,13 +40,13 @@ impl Coverage {
             }
             (true, false) => self.pieces[at].end = range.end,
             (false, true) => self.pieces[behind].start = range.start,
-            (false, false) if self.pieces.len() == PIECE_COUNT_MAX => return Err(Refusal::Fragmented),
+            (false, false) if self.pieces.len() == PIECE_COUNT_MAX => return Err(CoverageError::Fragmented),
             (false, false) => self.pieces.insert(at, range),
         }
         Ok(())
     }
 
-    /// Bytes in it.
+    /// The number of bytes.
     pub(super) fn length(&self) -> u64 {
         self.pieces.iter().map(|piece| piece.end - piece.start).sum()
     }
@@ -57,9 +57,9 @@ mod tests {
     use holdfast_block::SeededRandom;
     use holdfast_block::conformance::test_seed;
 
-    use super::{Coverage, PIECE_COUNT_MAX, Refusal};
+    use super::{Coverage, CoverageError, PIECE_COUNT_MAX};
 
-    /// Random ranges against one bool for each byte.
+    /// Compares random ranges with one bool for each byte.
     #[test]
     fn behaves_like_a_vector_of_bools() {
         let mut random = SeededRandom::new(test_seed());
@@ -73,7 +73,7 @@ mod tests {
                 }
                 let part = &mut model[holdfast_block::to_usize(range.start)..holdfast_block::to_usize(range.end)];
                 if part.contains(&true) {
-                    assert_eq!(coverage.add(range), Err(Refusal::Overlap));
+                    assert_eq!(coverage.add(range), Err(CoverageError::Overlap));
                 } else {
                     part.fill(true);
                     assert_eq!(coverage.add(range), Ok(()));
@@ -91,7 +91,7 @@ mod tests {
         for number in 0..PIECE_COUNT_MAX as u64 {
             coverage.add(number * 2..number * 2 + 1).unwrap();
         }
-        assert_eq!(coverage.add(1 << 20..1 << 21), Err(Refusal::Fragmented));
+        assert_eq!(coverage.add(1 << 20..1 << 21), Err(CoverageError::Fragmented));
         coverage.add(1..2).unwrap();
         coverage.add(1 << 20..1 << 21).unwrap();
     }

@@ -1,4 +1,4 @@
-//! An export as a device that is read.
+//! An export as a readable device.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use holdfast_block::{BlockDevice, ExtentKind, ExtentList, Request, RequestKind};
 
-use super::call::{Call, Sending};
-use super::command::Command;
+use super::call::{Call, CommandWithData};
+use super::command::ClientCommand;
 use super::connect::open;
 use super::connection::Connection;
 use super::error::Loss;
@@ -17,16 +17,16 @@ use super::read_ahead::ReadAhead;
 use super::uri::{NbdUri, Security};
 use super::{ALLOCATION, Endpoint, Error, NbdOptions, Result};
 
-/// Time for a connection beyond the first: a server that is busy with those it has may keep the next one waiting.
+/// Time limit of each further connection: a busy server may delay it.
 const FURTHER_CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// Requests without data that one operation has under way at a time.
+/// Requests without data that one operation has in flight at a time.
 const WINDOW: usize = 16;
-/// Longest read that goes through memory of its own where it does not fit the blocks of the server.
+/// Longest unaligned read that uses a bounce buffer.
 const BOUNCE_BYTES_MAX: u64 = 128 << 10;
 
 /// An export of an NBD server, read by any number of threads at once over one or several connections.
 ///
-/// A connection that is lost stays lost: every request under way and every later one fails with [`Error::Lost`], until
+/// A lost connection stays lost: every request in flight and every later one fails with [`Error::Lost`], until
 /// [`reconnect`](Self::reconnect).
 pub struct NbdDevice {
     endpoint: Endpoint,
@@ -47,24 +47,24 @@ impl std::fmt::Debug for NbdDevice {
     }
 }
 
-/// Ends the connections that a device had when it was asked for this.
+/// Closes the connections that a device had when this was created.
 #[derive(Clone)]
 pub struct NbdStopper(Vec<Arc<Connection>>);
 
 impl NbdStopper {
-    /// Whoever waits for an answer gets an error at once, and so does everybody who asks later.
+    /// Ends the connections. Waiting and later requests fail at once.
     pub fn stop(&self) {
         for connection in &self.0 {
-            // That it is gone is what is wanted.
-            let _gone = connection.lose(Loss::Abandoned);
+            // An error means that the connection is closed already.
+            let _gone = connection.disconnect(Loss::Abandoned);
         }
     }
 }
 
 impl NbdDevice {
-    /// Connects to `export`; the default one has an empty name.
+    /// Connects to `export`; the default export has an empty name.
     ///
-    /// Further connections are made when the server says that it allows several; one that does not come about is done without.
+    /// Further connections are made if the server allows several. If one fails, the device works with fewer.
     pub fn connect(endpoint: &Endpoint, export: &str, options: NbdOptions) -> Result<Self> {
         let first = open(endpoint, export, &options, options.connect_timeout)?;
         let info = first.export().clone();
@@ -84,42 +84,42 @@ impl NbdDevice {
         Ok(device)
     }
 
-    /// Connects to where `uri` leads.
+    /// Connects to `uri`.
     pub fn connect_to(uri: &NbdUri, options: NbdOptions) -> Result<Self> {
         if uri.security == Security::Tls {
             return Err(Error::Unsupported {
                 server: uri.endpoint.to_string(),
                 what: "TLS (nbds)",
-                detail: "this client does not speak it; use an encrypted tunnel",
+                detail: "TLS URIs are not supported; use an encrypted tunnel",
             });
         }
         Self::connect(&uri.endpoint, &uri.export, options)
     }
 
-    /// A way to end its connections from elsewhere, also while others wait for answers.
+    /// A handle that ends the connections, also while other threads wait for replies.
     pub fn stopper(&self) -> NbdStopper {
         let connections = self.connections.read().unwrap_or_else(PoisonError::into_inner);
         NbdStopper(connections.clone())
     }
 
-    /// What the server says of the export.
+    /// The server's description of the export.
     pub fn export(&self) -> &ExportInfo {
         &self.export
     }
 
-    /// Names of the metadata contexts that can be asked for: those that were wished for, and `base:allocation` where it is.
+    /// Names of the available metadata contexts: those that were requested, and `base:allocation` if offered.
     pub fn context_names(&self) -> impl Iterator<Item = &str> {
         self.read_aheads.iter().map(|(name, _)| name.as_str())
     }
 
-    /// Connections in use, lost ones included.
+    /// Connections in use, including lost ones.
     pub fn connection_count(&self) -> usize {
         self.connections.read().unwrap_or_else(PoisonError::into_inner).len()
     }
 
-    /// Replaces connections that are lost. What was under way on them has failed, and is not repeated.
+    /// Replaces lost connections. Requests that were in flight have failed and are not repeated.
     ///
-    /// Fails when the server offers something else under this name by now.
+    /// Fails if the server now offers another export under this name.
     pub fn reconnect(&self) -> Result<()> {
         let lost = |connection: &Arc<Connection>| connection.is_lost();
         let mut living = {
@@ -140,20 +140,20 @@ impl NbdDevice {
             self.check_same(&first)?;
             living.push(Arc::new(first));
         }
-        // The server may be another one that tells other things.
+        // The server may be another one with other block status.
         self.invalidate();
         *self.connections.write().unwrap_or_else(PoisonError::into_inner) = living;
         self.add_connections(FURTHER_CONNECT_TIMEOUT.min(self.options.connect_timeout));
         Ok(())
     }
 
-    /// Makes connections up to the number wished for, where the server allows several.
+    /// Connects up to the requested number of connections, if the server allows several.
     fn add_connections(&self, timeout: Duration) {
         if !self.export.is_multi_connection() {
             return;
         }
         while self.connection_count() < self.options.connection_count_max {
-            // Further ones are for speed only: the server may have a limit of its own.
+            // Further connections are an optimization: the server may limit their number.
             let Ok(further) = open(&self.endpoint, self.export.name(), &self.options, timeout) else {
                 return;
             };
@@ -192,8 +192,8 @@ impl NbdDevice {
         Ok(())
     }
 
-    /// The connection with the least to do.
-    pub(super) fn pick(&self) -> Arc<Connection> {
+    /// The connection with the fewest calls in progress.
+    pub(super) fn least_busy(&self) -> Arc<Connection> {
         let connections = self.connections.read().unwrap_or_else(PoisonError::into_inner);
         let count = connections.len();
         if count == 1 {
@@ -205,7 +205,7 @@ impl NbdDevice {
         least.expect("there is at least one connection").clone()
     }
 
-    /// Lets go of everything known about block status.
+    /// Discards all cached block status.
     pub(super) fn invalidate(&self) {
         self.read_aheads
             .iter()
@@ -224,18 +224,21 @@ impl NbdDevice {
         wished.clamp(minimum, u64::from(sizes.payload_max_bytes).max(minimum))
     }
 
-    /// Cuts a request with data into pieces, and says how many may be under way.
+    /// Splits a request with data into pieces, and returns how many may be in flight.
     pub(super) fn pieces(&self, request: Request) -> (impl Iterator<Item = Request> + use<>, usize) {
         let piece_bytes = self.piece_bytes();
         let window = (self.options.in_flight_bytes / piece_bytes).clamp(1, 1024);
-        (cut(request, piece_bytes), holdfast_block::to_usize(window))
+        (split_request(request, piece_bytes), holdfast_block::to_usize(window))
     }
 
-    /// Does requests without data.
-    pub(super) fn run_plain(&self, commands: impl Iterator<Item = Command>) -> Result<()> {
-        let connection = self.pick();
+    /// Runs commands without data.
+    pub(super) fn run_plain(&self, commands: impl Iterator<Item = ClientCommand>) -> Result<()> {
+        let connection = self.least_busy();
         let call = Call::new(&connection, &mut [], 0)?;
-        call.run(commands.map(|command| -> Sending<'static> { (command, &[]) }), WINDOW)?;
+        call.run(
+            commands.map(|command| -> CommandWithData<'static> { (command, &[]) }),
+            WINDOW,
+        )?;
         Ok(())
     }
 
@@ -245,10 +248,10 @@ impl NbdDevice {
             return Ok(());
         }
         let (pieces, window) = self.pieces(Request::new(RequestKind::Read, offset, buffer.len() as u64));
-        let connection = self.pick();
+        let connection = self.least_busy();
         let call = Call::new(&connection, buffer, offset)?;
         call.run(
-            pieces.map(|piece| -> Sending<'static> { (Command::of(piece), &[]) }),
+            pieces.map(|piece| -> CommandWithData<'static> { (ClientCommand::of(piece), &[]) }),
             window,
         )?;
         Ok(())
@@ -261,7 +264,7 @@ impl NbdDevice {
         range.start / minimum * minimum..end
     }
 
-    /// Reads anything inside the export.
+    /// Reads any range of the export.
     pub(super) fn read_anything(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
         let end = offset + buffer.len() as u64;
         let blocks = self.blocks_around(&(offset..end));
@@ -275,7 +278,7 @@ impl NbdDevice {
             buffer.copy_from_slice(&bounce[from..from + buffer.len()]);
             return Ok(());
         }
-        // A long one: whole blocks straight, what is left of them at both ends apart.
+        // A long read: whole blocks directly, partial blocks at both ends separately.
         let minimum = u64::from(self.export.block_sizes().minimum_bytes);
         let first = offset.next_multiple_of(minimum);
         let last = end / minimum * minimum;
@@ -292,8 +295,8 @@ impl NbdDevice {
     }
 }
 
-/// Cuts a request into pieces of at most `length_max` bytes.
-pub(super) fn cut(request: Request, length_max: u64) -> impl Iterator<Item = Request> + use<> {
+/// Splits a request into pieces of at most `length_max` bytes.
+pub(super) fn split_request(request: Request, length_max: u64) -> impl Iterator<Item = Request> + use<> {
     let end = request.offset + request.length;
     let mut at = request.offset;
     std::iter::from_fn(move || {

@@ -1,27 +1,27 @@
-//! An export as a device that is written.
+//! An export as a writable device.
 
 use std::ops::Range;
 use std::sync::{PoisonError, RwLock};
 
 use holdfast_block::{BlockDevice, BlockDeviceMut, ExtentList, Request, RequestKind, to_usize};
 
-use super::call::{Call, Sending};
-use super::command::Command;
-use super::device::{NbdDevice, cut};
+use super::call::{Call, CommandWithData};
+use super::command::ClientCommand;
+use super::device::{NbdDevice, split_request};
 use super::{Endpoint, Error, NbdOptions, Result};
 use crate::nbd::wire::{ErrorNumber, ExportFlags};
 
-/// Bytes that one request zeroes or trims: a slow server does that within any sensible time.
+/// Bytes that one request zeroes or trims: a slow server completes that within any sensible timeout.
 const EFFECT_BYTES_MAX: u64 = 128 << 20;
-/// Zeroes to write where the server cannot write zeroes by itself.
+/// Zeroes to write if the server has no command for it.
 static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 
-/// An export of an NBD server that is read and written, by any number of threads at once.
+/// An export of an NBD server, read and written by any number of threads at once.
 ///
-/// There is no way to go on with a connection that is lost: what was written and not flushed may be gone.
+/// A lost connection cannot be replaced: writes that were not flushed may be lost.
 ///
-/// Requests that do not fit the server's blocks are done by reading, changing and writing the blocks at both ends, while
-/// all other writes through this device wait.
+/// Requests that are not aligned to the server's blocks read, change and write the blocks at both ends, while all other
+/// writes through this device wait.
 #[derive(Debug)]
 pub struct NbdDeviceMut {
     device: NbdDevice,
@@ -35,7 +35,7 @@ impl NbdDeviceMut {
         Self::new(NbdDevice::connect(endpoint, export, options)?)
     }
 
-    /// Makes a device one that is written, where the server allows it.
+    /// Makes a device writable, if the server allows it.
     pub fn new(device: NbdDevice) -> Result<Self> {
         if device.export().is_read_only() {
             return Err(Error::ReadOnly {
@@ -49,7 +49,7 @@ impl NbdDeviceMut {
         })
     }
 
-    /// The device as one that is read.
+    /// The device for reading.
     pub fn as_read(&self) -> &NbdDevice {
         &self.device
     }
@@ -58,10 +58,10 @@ impl NbdDeviceMut {
         self.device.export().flags().has(flags)
     }
 
-    /// The whole blocks of the server in `range`, and what is left at its start and its end.
+    /// The whole blocks of the server in `range`, and the partial blocks at its start and its end.
     fn split(&self, range: &Range<u64>) -> [Range<u64>; 3] {
         let minimum = u64::from(self.device.export().block_sizes().minimum_bytes);
-        // The last block may end with the export: it is whole then.
+        // The last block may end with the export: it counts as whole.
         let end = if range.end == self.device.size_bytes() {
             range.end
         } else {
@@ -72,9 +72,10 @@ impl NbdDeviceMut {
         [range.start..start, start..end, end..range.end]
     }
 
-    /// Runs `change` with reads of what was before allowed to nobody else, and what is known of extents forgotten.
+    /// Runs `change` and invalidates cached extents.
     fn change<T>(&self, change: impl FnOnce() -> Result<T>) -> Result<T> {
-        // Before, for answers on their way now are of before; after, for those on their way meanwhile.
+        // Before, because replies already under way describe the old state; after, because of replies that arrive
+        // meanwhile.
         self.device.invalidate();
         let result = change();
         self.device.invalidate();
@@ -100,21 +101,21 @@ impl NbdDeviceMut {
         let (pieces, window) = self
             .device
             .pieces(Request::new(RequestKind::Write, offset, data.len() as u64));
-        let connection = self.device.pick();
+        let connection = self.device.least_busy();
         let call = Call::new(&connection, &mut [], 0)?;
-        let sendings = pieces.map(|piece| -> Sending<'_> {
+        let sendings = pieces.map(|piece| -> CommandWithData<'_> {
             let from = to_usize(piece.offset - offset);
-            (Command::of(piece), &data[from..from + to_usize(piece.length)])
+            (ClientCommand::of(piece), &data[from..from + to_usize(piece.length)])
         });
         call.run(sendings, window)?;
         Ok(())
     }
 
-    /// Changes bytes that do not fill their blocks: to `data`, or to zeroes.
+    /// Changes a part of a block: to `data`, or to zeroes.
     fn write_in_blocks(&self, range: &Range<u64>, data: Option<&[u8]>) -> Result<()> {
         let _exclusive = self.blocks.write().unwrap_or_else(PoisonError::into_inner);
         let blocks = self.device.blocks_around(range);
-        // A range that fills no block touches two at most.
+        // A range that fills no block touches at most two.
         let mut bytes = vec![0; to_usize(blocks.end - blocks.start)];
         self.device.read_blocks(&mut bytes, blocks.start)?;
         let target = &mut bytes[to_usize(range.start - blocks.start)..to_usize(range.end - blocks.start)];
@@ -129,29 +130,32 @@ impl NbdDeviceMut {
     fn zero_blocks(&self, range: Range<u64>) -> Result<()> {
         let request = Request::of_range(RequestKind::WriteZeroes, &range);
         if self.has(ExportFlags::WRITE_ZEROES) {
-            match self.device.run_plain(cut(request, EFFECT_BYTES_MAX).map(Command::of)) {
-                // It may find the request too long, or its medium may not be able to.
+            match self
+                .device
+                .run_plain(split_request(request, EFFECT_BYTES_MAX).map(ClientCommand::of))
+            {
+                // The server may find the request too long, or its medium may not support it.
                 Err(Error::Server { number, .. }) if is_refusal(number) => {}
                 done => return done,
             }
         }
-        let connection = self.device.pick();
+        let connection = self.device.least_busy();
         let call = Call::new(&connection, &mut [], 0)?;
-        let pieces = cut(
+        let pieces = split_request(
             Request {
                 kind: RequestKind::Write,
                 ..request
             },
             ZEROES.len() as u64,
         );
-        let sendings =
-            pieces.map(|piece| -> Sending<'static> { (Command::of(piece), &ZEROES[..to_usize(piece.length)]) });
+        let sendings = pieces
+            .map(|piece| -> CommandWithData<'static> { (ClientCommand::of(piece), &ZEROES[..to_usize(piece.length)]) });
         call.run(sendings, 16)?;
         Ok(())
     }
 }
 
-/// Whether an error says that the request is not possible in this way, rather than that it went wrong.
+/// Whether an error means that the server does not support this request, rather than that it failed.
 fn is_refusal(number: u32) -> bool {
     matches!(
         ErrorNumber(number),
@@ -204,9 +208,9 @@ impl BlockDeviceMut for NbdDeviceMut {
         })?)
     }
 
-    /// Zeroes the range where the server can do that without writing; trims otherwise, where it can.
+    /// Zeroes the range if the server can do that without writing; trims otherwise, if possible.
     ///
-    /// The protocol leaves open what is read after a trim; servers are known to give zeroes or what was there before.
+    /// The protocol leaves the contents after a trim undefined; known servers return zeroes or the old data.
     fn trim(&self, range: Range<u64>) -> holdfast_block::Result<()> {
         self.check_bounds(range.start, range.end.saturating_sub(range.start))?;
         if range.is_empty() {
@@ -223,14 +227,16 @@ impl BlockDeviceMut for NbdDeviceMut {
             if self.has(ExportFlags::FAST_ZERO) && self.has(ExportFlags::WRITE_ZEROES) {
                 result = self
                     .device
-                    .run_plain(cut(request, EFFECT_BYTES_MAX).map(Command::fast_zero));
+                    .run_plain(split_request(request, EFFECT_BYTES_MAX).map(ClientCommand::fast_zero));
                 if !matches!(&result, Err(Error::Server { number, .. }) if is_refusal(*number)) {
                     return result;
                 }
                 result = Ok(());
             }
             if self.has(ExportFlags::TRIM) {
-                result = self.device.run_plain(cut(request, EFFECT_BYTES_MAX).map(Command::of));
+                result = self
+                    .device
+                    .run_plain(split_request(request, EFFECT_BYTES_MAX).map(ClientCommand::of));
             }
             match result {
                 Err(Error::Server { number, .. }) if is_refusal(number) => Ok(()),
@@ -243,17 +249,17 @@ impl BlockDeviceMut for NbdDeviceMut {
 
     /// Makes all completed writes durable, over all connections.
     ///
-    /// Fails where the server offers no flush: nobody could promise that anything is durable.
+    /// Fails if the server offers no flush, because durability cannot be guaranteed then.
     fn flush(&self) -> holdfast_block::Result<()> {
         if !self.has(ExportFlags::FLUSH) {
             return Err(Error::Unsupported {
                 server: self.device.server(),
                 what: "flush",
-                detail: "what was written to it may be lost in a power cut, and nobody would know",
+                detail: "a power cut may lose what was written",
             }
             .into());
         }
-        let flush = Command::of(Request::flush());
+        let flush = ClientCommand::of(Request::flush());
         Ok(self.device.run_plain(std::iter::once(flush))?)
     }
 }

@@ -1,4 +1,4 @@
-//! What can go wrong between this client and a server.
+//! Errors of the client.
 
 use std::fmt;
 use std::io;
@@ -16,144 +16,144 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The text is no NBD URI, or one that cannot be served.
-    #[error("{uri:?} is no usable NBD URI: {detail}")]
+    /// The text is not an NBD URI, or is not supported.
+    #[error("{uri:?} is not a usable NBD URI: {detail}")]
     Uri {
         /// The text.
         uri: String,
         /// What is wrong with it.
         detail: &'static str,
     },
-    /// A name of an export or a metadata context that no server can have.
-    #[error("{name:?} is no name: names have at most 4096 bytes, and no NUL")]
+    /// An invalid name of an export or a metadata context.
+    #[error("{name:?} is not a valid name: names have at most 4096 bytes, and no NUL")]
     Name {
         /// The name.
         name: String,
     },
-    /// The server cannot do what was asked, and there is no other way.
+    /// The server does not support the operation, and there is no fallback.
     #[error("{server} does not offer {what}: {detail}")]
     Unsupported {
-        /// Who.
+        /// The server.
         server: String,
         /// The operation.
         what: &'static str,
-        /// What follows from that.
+        /// The consequence.
         detail: &'static str,
     },
-    /// No connection came about.
+    /// No connection could be made.
     #[error("connect to {server}")]
     Connect {
-        /// Where to.
+        /// The server.
         server: String,
         /// The operating system's reason.
         source: io::Error,
     },
-    /// The server was silent, or dawdled, before the first request.
+    /// The handshake took too long.
     #[error("{server} did not finish the handshake within {waited_ms} ms")]
     HandshakeTimeout {
-        /// Who.
+        /// The server.
         server: String,
-        /// How long it was given.
+        /// The time limit.
         waited_ms: u64,
     },
     /// The connection ended before the first request.
     #[error("the connection to {server} ended during the handshake")]
     Handshake {
-        /// Who.
+        /// The server.
         server: String,
-        /// The operating system's reason, or that the server closed it.
+        /// The operating system's reason, or that the server closed the connection.
         source: io::Error,
     },
-    /// The server says or does what the protocol forbids.
+    /// The server violated the protocol.
     #[error("{server} breaks the NBD protocol: {violation}")]
     Violation {
-        /// Who.
+        /// The server.
         server: String,
-        /// What it did.
+        /// The violation.
         violation: Violation,
     },
-    /// The server talks to clients with TLS only.
-    #[error("{server} wants TLS{}", Remark(message))]
+    /// The server requires TLS.
+    #[error("{server} requires TLS{}", Suffix(message))]
     TlsRequired {
-        /// Who.
+        /// The server.
         server: String,
-        /// In the server's words; may be empty.
+        /// The server's message; may be empty.
         message: String,
     },
     /// The server has no such export.
-    #[error("{server} has no export {export:?}{}", Remark(message))]
+    #[error("{server} has no export {export:?}{}", Suffix(message))]
     NoSuchExport {
-        /// Who.
+        /// The server.
         server: String,
         /// Name asked for.
         export: String,
-        /// In the server's words; may be empty.
+        /// The server's message; may be empty.
         message: String,
     },
-    /// The server refuses something that cannot be done without.
-    #[error("{server} refuses {option}: {reason}{}", Remark(message))]
+    /// The server refused something required.
+    #[error("{server} refuses {option}: {reason}{}", Suffix(message))]
     Refused {
-        /// Who.
+        /// The server.
         server: String,
         /// Name of the option of the handshake.
         option: &'static str,
         /// Name of the error.
         reason: &'static str,
-        /// In the server's words; may be empty.
+        /// The server's message; may be empty.
         message: String,
     },
-    /// A metadata context that was asked for is not offered.
+    /// A required metadata context is not offered.
     #[error("{server} does not offer the metadata context {context:?} of export {export:?}: {detail}")]
     ContextMissing {
-        /// Who.
+        /// The server.
         server: String,
-        /// Which export.
+        /// The export.
         export: String,
         /// Name of the context.
         context: String,
-        /// How that came out.
+        /// The reason.
         detail: &'static str,
     },
-    /// A metadata context was used that was not asked for when the connection was made.
-    #[error("the metadata context {context:?} was not asked for when the connection was made")]
+    /// A metadata context was used that was not requested when the connection was made.
+    #[error("the metadata context {context:?} was not requested when the connection was made")]
     ContextUnknown {
         /// Name of the context.
         context: String,
     },
     /// The server answered a request with an error; the connection goes on.
-    #[error("{server} cannot do the {}: {}{}", Described(request), name_of(*number), Remark(message))]
+    #[error("{server} cannot do the {}: {}{}", Described(request), name_of(*number), Suffix(message))]
     Server {
-        /// Who.
+        /// The server.
         server: Arc<str>,
-        /// What was asked.
+        /// The request.
         request: Request,
-        /// The number that the protocol has for the error; those of Linux.
+        /// The protocol's error number, which is that of Linux.
         number: u32,
-        /// In the server's words; may be empty.
+        /// The server's message; may be empty.
         message: String,
     },
-    /// The connection is gone, with all requests that were under way.
+    /// The connection is lost, with all requests in flight.
     #[error("the connection to {server} is lost: {loss}")]
     Lost {
-        /// Who.
+        /// The server.
         server: Arc<str>,
-        /// Why; the same for all requests that were under way, and for later ones.
+        /// The reason; the same for all requests in flight, and for later ones.
         loss: Arc<Loss>,
     },
     /// The export cannot be written.
     #[error("{server} offers the export {export:?} read-only")]
     ReadOnly {
-        /// Who.
+        /// The server.
         server: String,
-        /// Which export.
+        /// The export.
         export: String,
     },
-    /// A further connection does not lead to the same export.
+    /// A further connection leads to another export.
     #[error("{server} shows another export {export:?} than before: {what} was {before} and is {now}")]
     Changed {
-        /// Who.
+        /// The server.
         server: String,
-        /// Which export.
+        /// The export.
         export: String,
         /// What differs.
         what: &'static str,
@@ -165,7 +165,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the connection is gone, so that no further request can succeed without a new one.
+    /// Whether the connection is lost, so that further requests need a new one.
     pub fn is_lost(&self) -> bool {
         matches!(self, Self::Lost { .. })
     }
@@ -181,35 +181,35 @@ pub enum Loss {
     /// The operating system reports an error.
     #[error("{action}: {source}")]
     Io {
-        /// What was tried.
+        /// What failed.
         action: &'static str,
         /// The operating system's reason.
         source: io::Error,
     },
-    /// The server broke the protocol: what it says after that means nothing.
+    /// The server violated the protocol: what it sends after that has no meaning.
     #[error("the server breaks the NBD protocol: {0}")]
     Violation(Violation),
-    /// The server left a request without an answer.
-    #[error("the server left a {} without an answer for {waited_ms} ms", Described(request))]
+    /// The server did not answer a request in time.
+    #[error("the server did not answer a {} for {waited_ms} ms", Described(request))]
     TimedOut {
-        /// The oldest request without an answer.
+        /// The oldest unanswered request.
         request: Request,
         /// Time since it was sent.
         waited_ms: u64,
     },
-    /// The server did not take what was sent.
-    #[error("the server took nothing of a {} for {waited_ms} ms", Described(request))]
+    /// The server did not accept what was sent.
+    #[error("the server accepted no byte of a {} for {waited_ms} ms", Described(request))]
     SendTimedOut {
         /// The request that was being sent.
         request: Request,
-        /// Time since the server last took a byte.
+        /// Time since the server last accepted a byte.
         waited_ms: u64,
     },
-    /// The server said that it shuts down.
+    /// The server announced that it shuts down.
     #[error("the server is shutting down")]
     ShuttingDown,
-    /// Somebody asked to stop.
-    #[error("somebody asked to stop while the server said nothing")]
+    /// Cancellation was requested.
+    #[error("cancelled while the server did not respond")]
     Stopped,
     /// A thread ended in the middle of a reply.
     #[error("a thread of this program ended in the middle of a reply")]
@@ -217,7 +217,7 @@ pub enum Loss {
 }
 
 impl From<Error> for holdfast_block::Error {
-    /// A full medium stays one that [`is_no_space`](holdfast_block::Error::is_no_space) knows.
+    /// A full disk remains recognizable by [`is_no_space`](holdfast_block::Error::is_no_space).
     fn from(error: Error) -> Self {
         match &error {
             Error::Server { request, number, .. } if *number == ErrorNumber::ENOSPC.0 => {
@@ -229,10 +229,10 @@ impl From<Error> for holdfast_block::Error {
     }
 }
 
-/// An addition to a sentence, where there is one.
-struct Remark<'a>(&'a str);
+/// An optional addition to a message.
+struct Suffix<'a>(&'a str);
 
-impl fmt::Display for Remark<'_> {
+impl fmt::Display for Suffix<'_> {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             "" => Ok(()),
@@ -241,7 +241,7 @@ impl fmt::Display for Remark<'_> {
     }
 }
 
-/// A request in words.
+/// A request for messages.
 struct Described<'a>(&'a Request);
 
 impl fmt::Display for Described<'_> {

@@ -1,24 +1,24 @@
-//! What a server says of its exports.
+//! A server's description of its exports.
 
 use super::violation::Violation;
 use crate::nbd::wire::{ExportFlags, Fields, PAYLOAD_BYTES_MAX, STRING_BYTES_MAX};
 
-/// Block size that is assumed where the server names none.
+/// Block size to assume if the server names none.
 const PREFERRED_BLOCK_BYTES: u32 = 4096;
 /// "If advertised, this value MUST be a power of 2, MUST NOT be larger than 2^16".
 const MINIMUM_BLOCK_BYTES_MAX: u32 = 1 << 16;
 
-/// An export by name, as a server lists it.
+/// An export in a server's list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListedExport {
     /// The name to connect with; the default export has an empty one.
     pub name: String,
-    /// In the server's words; may be empty.
+    /// The server's description; may be empty.
     pub description: String,
 }
 
 impl ListedExport {
-    /// Reads a reply of `LIST`: u32 length of the name, name, description.
+    /// Decodes a reply of `LIST`: u32 length of the name, name, description.
     pub(super) fn decode(data: &[u8]) -> Result<Self, Violation> {
         const WHAT: &str = "the length of an export's name";
         let Some((length, rest)) = data.split_first_chunk() else {
@@ -41,20 +41,20 @@ impl ListedExport {
         };
         Ok(Self {
             name: name(WHAT, of_name)?,
-            description: words(description),
+            description: printable(description),
         })
     }
 }
 
-/// A metadata context: its name, and the number that it has on one connection.
+/// A metadata context: its name, and its number on one connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Context {
+pub(super) struct MetaContext {
     pub(super) id: u32,
     pub(super) name: String,
 }
 
-impl Context {
-    /// Reads a reply of `SET_META_CONTEXT`: u32 number, name.
+impl MetaContext {
+    /// Decodes a reply of `SET_META_CONTEXT`: u32 number, name.
     pub(super) fn decode(data: &[u8]) -> Result<Self, Violation> {
         let Some((id, rest)) = data.split_first_chunk() else {
             return Err(Violation::Size {
@@ -70,19 +70,19 @@ impl Context {
     }
 }
 
-/// Which requests a server takes, in bytes.
+/// Constraints on requests, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockSizes {
     /// Every offset and length must be a multiple; a power of two, at most 64 KiB.
     pub minimum_bytes: u32,
     /// Smaller requests are slow; a power of two.
     pub preferred_bytes: u32,
-    /// Most that one request may read or write.
+    /// Largest read or write of one request.
     pub payload_max_bytes: u32,
 }
 
 impl BlockSizes {
-    /// Reads what follows the kind of a reply with block sizes.
+    /// Decodes the block sizes after the kind of the reply.
     pub(super) fn decode(data: &[u8]) -> Result<Self, Violation> {
         let size = |what, found: u32, allowed| Violation::Size {
             what,
@@ -103,7 +103,7 @@ impl BlockSizes {
             let allowed = "at least 512 and the minimum block size";
             return Err(size("the longest payload that it takes", payload_max, allowed));
         }
-        // A hint: a senseless one is no reason to part.
+        // A hint: an invalid one is ignored.
         let preferred = if preferred.is_power_of_two() {
             preferred
         } else {
@@ -118,7 +118,7 @@ impl BlockSizes {
 }
 
 impl Default for BlockSizes {
-    /// What the protocol tells clients to assume.
+    /// The protocol's defaults.
     fn default() -> Self {
         Self {
             minimum_bytes: 1,
@@ -128,7 +128,7 @@ impl Default for BlockSizes {
     }
 }
 
-/// What a server says of one export.
+/// A server's description of one export.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExportInfo {
     name: String,
@@ -155,7 +155,7 @@ impl ExportInfo {
         }
     }
 
-    /// The name that was asked for.
+    /// The requested name.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -165,12 +165,12 @@ impl ExportInfo {
         self.size_bytes
     }
 
-    /// In the server's words; may be empty.
+    /// The server's description; may be empty.
     pub fn description(&self) -> &str {
         &self.description
     }
 
-    /// Which requests the server takes.
+    /// The constraints on requests.
     pub fn block_sizes(&self) -> BlockSizes {
         self.block_sizes
     }
@@ -210,8 +210,8 @@ pub(super) fn name(what: &'static str, bytes: &[u8]) -> Result<String, Violation
     }
 }
 
-/// Decodes what is meant for the eyes of a person: whatever is no text, or would command a terminal, is replaced.
-pub(super) fn words(bytes: &[u8]) -> String {
+/// Decodes text for display: invalid and control characters are replaced.
+pub(super) fn printable(bytes: &[u8]) -> String {
     let bytes = &bytes[..bytes.len().min(STRING_BYTES_MAX)];
     let harmless = |character: char| if character.is_control() { '\u{fffd}' } else { character };
     String::from_utf8_lossy(bytes).chars().map(harmless).collect()

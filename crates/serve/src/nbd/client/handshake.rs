@@ -1,19 +1,20 @@
-//! The handshake as a pure dialogue: what to send, how many bytes to wait for, what they mean.
+//! The handshake as a pure state machine: what to send, how many bytes to read, and their meaning.
 //!
 //! ```text
 //! greeting -> [STARTTLS] -> [EXTENDED_HEADERS] -> [STRUCTURED_REPLY] -> [SET_META_CONTEXT] -> GO | EXPORT_NAME
 //! ```
 //!
-//! Each step in brackets is left out, or passed over, where the server refuses; `EXPORT_NAME` is what remains for a server
-//! that knows no `GO`, or none of the options. Whoever wishes for TLS gets it or an error: nothing is said in the clear behind it. Bounds on what a server may say: [`OPTION_BYTES_MAX`] for one reply,
-//! [`REPLY_COUNT_MAX`] replies and [`TEXT_BYTES_MAX`] of names for one option.
+//! Each step in brackets is skipped if the server refuses it; `EXPORT_NAME` is the fallback for a server without `GO`,
+//! or without options. If TLS is requested and refused, the handshake fails: nothing falls back to plain text. Bounds
+//! on the server: [`OPTION_BYTES_MAX`] for one reply, [`REPLY_COUNT_MAX`] replies and [`TEXT_BYTES_MAX`] of names for
+//! one option.
 
-mod questions;
+mod options;
 
 use std::sync::Arc;
 
 use super::Error;
-use super::export::{BlockSizes, Context, ExportInfo, ListedExport, words};
+use super::export::{BlockSizes, ExportInfo, ListedExport, MetaContext, printable};
 use super::option_names::{name_of, reason_of};
 use super::violation::Violation;
 use crate::nbd::wire::{
@@ -24,39 +25,39 @@ use crate::nbd::wire::{
 const GREETING_BYTES: usize = 18;
 const REPLY_HEADER_BYTES: usize = 20;
 const EXPORT_REPLY_BYTES: usize = 10;
-/// Zeroes after the reply to `EXPORT_NAME`, unless both sides agreed to leave them out.
+/// Zeroes after the reply to `EXPORT_NAME`, unless both sides agreed to omit them.
 const EXPORT_PADDING_BYTES: usize = 124;
-/// The second magic number of a server that speaks the handshake of before 2010.
+/// The second magic number of a server that uses the oldstyle handshake of before 2010.
 const OLDSTYLE_MAGIC: u64 = 0x0000_4202_8186_1253;
 /// Replies to one option.
 const REPLY_COUNT_MAX: usize = 20_000;
-/// Bytes of names and descriptions that one option may bring.
+/// Bytes of names and descriptions in the replies to one option.
 const TEXT_BYTES_MAX: usize = 8 << 20;
 
-/// What the handshake is for.
+/// The purpose of the handshake.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Goal {
-    /// Requests to the export, with those of the metadata contexts that there are.
+    /// Use the export, with those of the metadata contexts that exist.
     Transmit { contexts: Vec<String> },
-    /// The names of all exports.
+    /// List the names of all exports.
     List,
-    /// What the export is and which contexts it has, without using it.
+    /// Describe the export and its contexts, without using it.
     Describe,
 }
 
-/// What came of the handshake.
+/// The result of the handshake.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Outcome {
     pub(super) style: HeaderStyle,
-    /// Of the goals that concern one export.
+    /// For the goals that concern one export.
     pub(super) export: Option<ExportInfo>,
     /// Granted, or listed, in the server's order.
-    pub(super) contexts: Vec<Context>,
+    pub(super) contexts: Vec<MetaContext>,
     pub(super) exports: Vec<ListedExport>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Wait {
+enum ExpectedInput {
     Greeting,
     ReplyHeader,
     ReplyData { kind: OptionReplyKind, length: usize },
@@ -64,12 +65,12 @@ enum Wait {
     Nothing,
 }
 
-/// Whether all that is said is to be encrypted.
+/// Whether the connection is to be encrypted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum TlsWish {
+enum TlsState {
     None,
     Wanted,
-    /// Both sides are ready for it.
+    /// The server agreed to it; TLS starts now.
     Due,
 }
 
@@ -79,8 +80,8 @@ pub(super) struct Handshake {
     server: Arc<str>,
     export: String,
     goal: Goal,
-    tls: TlsWish,
-    wait: Wait,
+    tls: TlsState,
+    expected: ExpectedInput,
     option: OptionKind,
     reply_count: usize,
     text_bytes: usize,
@@ -99,8 +100,8 @@ impl Handshake {
             server,
             export: export.to_owned(),
             goal,
-            tls: TlsWish::None,
-            wait: Wait::Greeting,
+            tls: TlsState::None,
+            expected: ExpectedInput::Greeting,
             option: OptionKind(0),
             reply_count: 0,
             text_bytes: 0,
@@ -118,56 +119,60 @@ impl Handshake {
         }
     }
 
-    /// The same over TLS, or not at all.
+    /// Requires TLS.
     pub(super) fn over_tls(mut self) -> Self {
-        self.tls = TlsWish::Wanted;
+        self.tls = TlsState::Wanted;
         self
     }
 
-    /// Whether TLS has to begin, before anything else is sent or read.
+    /// Whether TLS has to start before anything else is sent or read.
     pub(super) fn is_tls_due(&self) -> bool {
-        self.tls == TlsWish::Due
+        self.tls == TlsState::Due
     }
 
-    /// TLS has begun: the handshake goes on inside of it.
+    /// Continues the handshake after TLS was started.
     pub(super) fn tls_has_begun(&mut self) {
-        self.tls = TlsWish::None;
-        self.ask_first();
+        self.tls = TlsState::None;
+        self.send_first_option();
     }
 
-    /// What is to be sent now.
+    /// Takes the bytes to send.
     pub(super) fn take_output(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.output)
     }
 
-    /// How many bytes of the server the next [`feed`](Self::feed) takes; 0 when the handshake is over.
+    /// How many bytes the next [`feed`](Self::feed) takes; 0 when the handshake is complete.
     pub(super) fn wanted_bytes(&self) -> usize {
-        match self.wait {
-            Wait::Greeting => GREETING_BYTES,
-            Wait::ReplyHeader => REPLY_HEADER_BYTES,
-            Wait::ReplyData { length, .. } => length,
-            Wait::ExportReply => EXPORT_REPLY_BYTES + self.padding_bytes,
-            Wait::Nothing => 0,
+        match self.expected {
+            ExpectedInput::Greeting => GREETING_BYTES,
+            ExpectedInput::ReplyHeader => REPLY_HEADER_BYTES,
+            ExpectedInput::ReplyData { length, .. } => length,
+            ExpectedInput::ExportReply => EXPORT_REPLY_BYTES + self.padding_bytes,
+            ExpectedInput::Nothing => 0,
         }
     }
 
-    /// What came of it, when it is over.
+    /// The result, when the handshake is complete.
     pub(super) fn into_outcome(self) -> Outcome {
         self.outcome
     }
 
-    /// Takes in what the server sent: exactly as many bytes as were wanted.
+    /// Processes exactly as many bytes of the server as [`wanted_bytes`](Self::wanted_bytes) says.
     pub(super) fn feed(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        assert_eq!(bytes.len(), self.wanted_bytes(), "the driver reads what is wanted");
-        match self.wait {
-            Wait::Greeting => self.greeting(Fields(bytes)),
-            Wait::ReplyHeader => self.reply_header(Fields(bytes)),
-            Wait::ReplyData { kind, .. } => {
-                self.wait = Wait::ReplyHeader;
+        assert_eq!(
+            bytes.len(),
+            self.wanted_bytes(),
+            "the driver reads exactly the wanted bytes"
+        );
+        match self.expected {
+            ExpectedInput::Greeting => self.greeting(Fields(bytes)),
+            ExpectedInput::ReplyHeader => self.reply_header(Fields(bytes)),
+            ExpectedInput::ReplyData { kind, .. } => {
+                self.expected = ExpectedInput::ReplyHeader;
                 self.reply(kind, bytes)
             }
-            Wait::ExportReply => self.export_reply(Fields(bytes)),
-            Wait::Nothing => Ok(()),
+            ExpectedInput::ExportReply => self.export_reply(Fields(bytes)),
+            ExpectedInput::Nothing => Ok(()),
         }
     }
 
@@ -206,29 +211,26 @@ impl Handshake {
             flags |= ClientFlags::FIXED_NEWSTYLE;
         }
         self.output.extend(flags.0.to_be_bytes());
-        if self.tls == TlsWish::Wanted && is_fixed {
-            self.ask(OptionKind::STARTTLS, &[]);
+        if self.tls == TlsState::Wanted && is_fixed {
+            self.send_option(OptionKind::STARTTLS, &[]);
             return Ok(());
         }
         let option = match self.goal {
-            Goal::Transmit { .. } if !is_fixed && self.tls == TlsWish::None => {
-                // Without the fixed newstyle an unknown option may end the connection: only EXPORT_NAME is sure to be known.
-                self.ask_for_export_name();
+            Goal::Transmit { .. } if !is_fixed && self.tls == TlsState::None => {
+                // Without the fixed newstyle an unknown option may end the connection: only EXPORT_NAME is certain to
+                // be known.
+                self.send_export_name();
                 return Ok(());
             }
             _ if is_fixed => {
-                self.ask_first();
+                self.send_first_option();
                 return Ok(());
             }
             Goal::Transmit { .. } => "STARTTLS",
             Goal::List => "LIST",
             Goal::Describe => "INFO",
         };
-        self.refused_for_good(
-            option,
-            "it speaks the newstyle handshake that is not fixed",
-            String::new(),
-        )
+        self.refuse(option, "it uses the unfixed newstyle handshake", String::new())
     }
 
     fn reply_header(&mut self, mut fields: Fields) -> Result<(), Error> {
@@ -273,7 +275,7 @@ impl Handshake {
         if length_bytes == 0 {
             return self.reply(kind, &[]);
         }
-        self.wait = Wait::ReplyData {
+        self.expected = ExpectedInput::ReplyData {
             kind,
             length: length_bytes,
         };
@@ -290,36 +292,36 @@ impl Handshake {
 
     fn reply(&mut self, kind: OptionReplyKind, data: &[u8]) -> Result<(), Error> {
         if kind.is_error() {
-            return self.refused(kind, words(data));
+            return self.refused(kind, printable(data));
         }
         if kind == OptionReplyKind::ACK && !data.is_empty() {
             return self.too_much("the length of an acknowledgement", data.len(), "0");
         }
         match (self.option, kind) {
             (OptionKind::STARTTLS, OptionReplyKind::ACK) => {
-                self.tls = TlsWish::Due;
-                self.wait = Wait::Nothing;
+                self.tls = TlsState::Due;
+                self.expected = ExpectedInput::Nothing;
             }
             (OptionKind::EXTENDED_HEADERS, OptionReplyKind::ACK) => {
                 self.outcome.style = HeaderStyle::Extended;
-                self.ask_for_contexts();
+                self.send_context_queries();
             }
             (OptionKind::STRUCTURED_REPLY, OptionReplyKind::ACK) => {
                 self.outcome.style = HeaderStyle::Structured;
-                self.ask_for_contexts();
+                self.send_context_queries();
             }
             (OptionKind::SET_META_CONTEXT | OptionKind::LIST_META_CONTEXT, OptionReplyKind::META_CONTEXT) => {
-                let context = self.checked(Context::decode(data))?;
+                let context = self.checked(MetaContext::decode(data))?;
                 return self.context(context);
             }
             (OptionKind::SET_META_CONTEXT | OptionKind::LIST_META_CONTEXT, OptionReplyKind::ACK) => {
-                self.ask_for_export();
+                self.send_go_or_info();
             }
             (OptionKind::LIST, OptionReplyKind::SERVER) => {
                 let export = self.checked(ListedExport::decode(data))?;
                 self.outcome.exports.push(export);
             }
-            (OptionKind::LIST, OptionReplyKind::ACK) => self.leave(),
+            (OptionKind::LIST, OptionReplyKind::ACK) => self.send_abort(),
             (OptionKind::GO | OptionKind::INFO, OptionReplyKind::INFO) => return self.info(data),
             (OptionKind::GO | OptionKind::INFO, OptionReplyKind::ACK) => return self.accepted(),
             (option, kind) => {
@@ -332,7 +334,7 @@ impl Handshake {
         Ok(())
     }
 
-    fn context(&mut self, context: Context) -> Result<(), Error> {
+    fn context(&mut self, context: MetaContext) -> Result<(), Error> {
         if let Goal::Transmit { contexts } = &self.goal {
             if !contexts.contains(&context.name) {
                 return self.broken(Violation::ForeignContext { name: context.name });
@@ -367,8 +369,8 @@ impl Handshake {
                 self.size_and_flags = Some(size_and_flags);
             }
             InfoKind::BLOCK_SIZE => self.block_sizes = Some(self.checked(BlockSizes::decode(rest))?),
-            InfoKind::DESCRIPTION => self.description = Some(words(rest)),
-            // "The client MUST ignore information replies it does not understand"; the name is the one that was asked for.
+            InfoKind::DESCRIPTION => self.description = Some(printable(rest)),
+            // "The client MUST ignore information replies it does not understand"; the name is the requested one.
             _ => {}
         }
         Ok(())
@@ -399,8 +401,8 @@ impl Handshake {
             self.description.take(),
         ));
         match self.goal {
-            Goal::Transmit { .. } => self.wait = Wait::Nothing,
-            Goal::List | Goal::Describe => self.leave(),
+            Goal::Transmit { .. } => self.expected = ExpectedInput::Nothing,
+            Goal::List | Goal::Describe => self.send_abort(),
         }
         Ok(())
     }
@@ -415,21 +417,21 @@ impl Handshake {
         match kind {
             OptionReplyKind::ERR_TLS_REQD => return Err(Error::TlsRequired { server, message }),
             OptionReplyKind::ERR_SHUTDOWN => {
-                return self.refused_for_good(name_of(self.option), reason_of(kind), message);
+                return self.refuse(name_of(self.option), reason_of(kind), message);
             }
             _ => {}
         }
         match self.option {
-            OptionKind::EXTENDED_HEADERS => self.ask(OptionKind::STRUCTURED_REPLY, &[]),
+            OptionKind::EXTENDED_HEADERS => self.send_option(OptionKind::STRUCTURED_REPLY, &[]),
             // Without structured replies there is no block status.
-            OptionKind::STRUCTURED_REPLY => self.ask_for_export(),
+            OptionKind::STRUCTURED_REPLY => self.send_go_or_info(),
             OptionKind::SET_META_CONTEXT | OptionKind::LIST_META_CONTEXT => {
                 self.outcome.contexts.clear();
-                self.ask_for_export();
+                self.send_go_or_info();
             }
             OptionKind::GO if kind == OptionReplyKind::ERR_UNSUP && self.outcome.style != HeaderStyle::Extended => {
                 self.size_and_flags = None;
-                self.ask_for_export_name();
+                self.send_export_name();
             }
             OptionKind::GO | OptionKind::INFO if kind == OptionReplyKind::ERR_UNKNOWN => {
                 return Err(Error::NoSuchExport {
@@ -438,12 +440,12 @@ impl Handshake {
                     message,
                 });
             }
-            option => return self.refused_for_good(name_of(option), reason_of(kind), message),
+            option => return self.refuse(name_of(option), reason_of(kind), message),
         }
         Ok(())
     }
 
-    fn refused_for_good(&self, option: &'static str, reason: &'static str, message: String) -> Result<(), Error> {
+    fn refuse(&self, option: &'static str, reason: &'static str, message: String) -> Result<(), Error> {
         Err(Error::Refused {
             server: self.server.to_string(),
             option,
@@ -473,7 +475,7 @@ mod tests {
     const EXPORT: &str = "S 0003e889045565a9 00000007 00000003 0000000c 0000 0000000000100000 0105";
     const GO_ACK: &str = "S 0003e889045565a9 00000007 00000001 00000000";
 
-    /// Option 11 etc. answered by a reply without data.
+    /// A reply without data, to option 11 and others.
     fn reply(option: u32, kind: u32) -> String {
         format!("S 0003e889045565a9 {option:08x} {kind:08x} 00000000")
     }
@@ -490,7 +492,7 @@ mod tests {
         }
     }
 
-    /// Plays a dialogue, line by line: what the client says must be exactly that.
+    /// Runs a handshake line by line: the client must send exactly the given bytes.
     fn play(goal: Goal, lines: &[&str]) -> Result<Outcome, Error> {
         let mut handshake = Handshake::new("test".into(), "ab", goal);
         let mut said = Vec::new();
@@ -684,7 +686,7 @@ mod tests {
         let shutdown = reply(11, 0x8000_0007);
         let error = play(transmit(), &[GREETING, FLAGS, EXTENDED, &shutdown]).unwrap_err();
         assert!(matches!(error, Error::Refused { .. }));
-        // With extended headers there is no way back to EXPORT_NAME.
+        // With extended headers there is no fallback to EXPORT_NAME.
         let (granted, go) = (reply(11, 1), reply(7, 0x8000_0001));
         let lines = [GREETING, FLAGS, EXTENDED, &granted, CONTEXTS, &set, GO, &go];
         assert!(matches!(
@@ -693,7 +695,7 @@ mod tests {
         ));
     }
 
-    /// The violation that the last line is.
+    /// The violation that the last line causes.
     fn violation(goal: Goal, lines: &[&str]) -> Violation {
         match play(goal, lines) {
             Err(Error::Violation { violation, .. }) => violation,

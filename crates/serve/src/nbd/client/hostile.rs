@@ -1,15 +1,15 @@
-//! What a hostile server can say, fed to the client's parsers: for fuzzers, and for tests that run without one.
+//! The client's parsers for fuzzing; see [`holdfast_block::hostile`].
 //!
-//! As [`holdfast_block::hostile`] has it. The first byte of the input chooses what is asked; the rest is what the server says.
+//! The first byte of the input chooses the request; the rest is what the server sends.
 
 use holdfast_block::hostile::{Outcome, Parser};
 use holdfast_block::{Request, RequestKind};
 
-use super::command::Command;
-use super::dialogue::{Dialogue, Event, Sequel, Ticket};
-use super::export::Context;
+use super::command::ClientCommand;
+use super::export::MetaContext;
 use super::handshake::{Goal, Handshake};
-use super::read_ahead::{Appetite, Stretches};
+use super::read_ahead::{Stretches, Visit};
+use super::transmission::{ChunkPosition, ReplyEvent, Ticket, TransmissionState};
 use super::{NbdUri, status::Status};
 use crate::nbd::wire::{
     ChunkHeader, ChunkKind, GREETING_MAGIC, HeaderStyle, OPTION_MAGIC, OPTION_REPLY_MAGIC, ReplyFlags,
@@ -35,7 +35,7 @@ pub const PARSERS: &[Parser] = &[
 const SIZE_BYTES: u64 = 1 << 20;
 const GOALS: u8 = 3;
 
-/// The handshake; decoded when it came to its end.
+/// The handshake; accepted when it completes.
 pub fn handshake(bytes: &[u8]) -> Outcome {
     let Some((&choice, mut bytes)) = bytes.split_first() else {
         return Outcome::Refused;
@@ -67,34 +67,34 @@ pub fn handshake(bytes: &[u8]) -> Outcome {
     }
 }
 
-/// Replies to one request of every kind; decoded when all of them ended without a breach of the protocol.
+/// Replies to one request of every kind; accepted when all of them complete without a protocol violation.
 pub fn replies(bytes: &[u8]) -> Outcome {
     let Some((&choice, mut bytes)) = bytes.split_first() else {
         return Outcome::Refused;
     };
     let style = [HeaderStyle::Simple, HeaderStyle::Structured, HeaderStyle::Extended][usize::from(choice % 3)];
-    let mut dialogue = Dialogue::new(style, contexts(), SIZE_BYTES);
+    let mut transmission = TransmissionState::new(style, contexts(), SIZE_BYTES);
     for kind in KINDS {
         if kind != RequestKind::Extents || style != HeaderStyle::Simple {
-            dialogue.ask(Command::of(Request::new(kind, OFFSET, LENGTH)), Ticket::default());
+            transmission.ask(ClientCommand::of(Request::new(kind, OFFSET, LENGTH)), Ticket::default());
         }
     }
     let mut data_bytes = 0;
-    while dialogue.outstanding().next().is_some() {
-        let Ok((consumed, event)) = dialogue.receive(bytes) else {
+    while transmission.outstanding().next().is_some() {
+        let Ok((consumed, event)) = transmission.receive(bytes) else {
             return Outcome::Refused;
         };
         bytes = &bytes[consumed..];
         match event {
-            Event::Wanted(count) => {
+            ReplyEvent::NeedBytes(count) => {
                 assert!(count > bytes.len(), "what is there is enough");
                 return Outcome::Refused;
             }
-            Event::Data {
+            ReplyEvent::Data {
                 cookie,
                 offset,
                 length,
-                sequel,
+                position,
                 ..
             } => {
                 assert!(
@@ -106,11 +106,11 @@ pub fn replies(bytes: &[u8]) -> Outcome {
                     return Outcome::Refused;
                 };
                 bytes = rest;
-                if sequel == Sequel::Last && dialogue.complete(cookie).is_err() {
+                if position == ChunkPosition::Last && transmission.complete(cookie).is_err() {
                     return Outcome::Refused;
                 }
             }
-            Event::Zeroes {
+            ReplyEvent::Zeroes {
                 offset, length, answer, ..
             } => {
                 assert!(
@@ -120,24 +120,24 @@ pub fn replies(bytes: &[u8]) -> Outcome {
                 data_bytes += length;
                 drop(answer.map(|answer| answer.result.map(use_statuses)));
             }
-            Event::Answer(answer) => drop(answer.result.map(use_statuses)),
-            Event::Noted => {}
+            ReplyEvent::Answer(answer) => drop(answer.result.map(use_statuses)),
+            ReplyEvent::Continue => {}
         }
         assert!(data_bytes <= LENGTH, "more data than were asked for");
     }
     Outcome::Decoded
 }
 
-/// Hands out what a reply told, as the device does.
+/// Reads the statuses of a reply as the device does.
 fn use_statuses(statuses: Vec<Status>) {
     for status in statuses {
         let mut stretches = Stretches::default();
         stretches.add(OFFSET, status.descriptors);
         let mut end = OFFSET;
-        let (stopped, _) = stretches.hand_out(OFFSET, SIZE_BYTES, &mut |offset, descriptor| {
+        let (stopped, _) = stretches.visit_known(OFFSET, SIZE_BYTES, &mut |offset, descriptor| {
             assert!(offset == end && descriptor.length > 0, "extents have a gap");
             end += descriptor.length;
-            Appetite::More
+            Visit::Continue
         });
         assert!(
             stopped == end && end > OFFSET && end <= SIZE_BYTES,
@@ -167,8 +167,8 @@ const OFFSET: u64 = 4096;
 const LENGTH: u64 = 1024;
 const KINDS: [RequestKind; 3] = [RequestKind::Read, RequestKind::Write, RequestKind::Extents];
 
-fn contexts() -> Vec<Context> {
-    vec![Context {
+fn contexts() -> Vec<MetaContext> {
+    vec![MetaContext {
         id: 3,
         name: "base:allocation".to_owned(),
     }]

@@ -1,8 +1,8 @@
-//! Bytes of the server that nobody has understood yet.
+//! Bytes received from the server and not parsed yet.
 
 use std::io::IoSliceMut;
 
-/// Bytes that a buffer takes as a rule: what one read brings beyond what was asked for.
+/// Usual size of the buffer: what one read may return beyond the wanted bytes.
 const BUFFER_BYTES: usize = 64 << 10;
 
 /// A buffer between the stream and the replies.
@@ -22,12 +22,12 @@ impl Inbox {
         }
     }
 
-    /// What is there.
+    /// The buffered bytes.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.bytes[self.start..self.end]
     }
 
-    /// Lets go of the first `count` bytes.
+    /// Removes the first `count` bytes.
     pub(super) fn consume(&mut self, count: usize) {
         self.start += count;
         if self.start == self.end {
@@ -39,7 +39,8 @@ impl Inbox {
         }
     }
 
-    /// Reads until at least `wanted` bytes are there. Memory grows with what has come, not with what was announced.
+    /// Reads until at least `wanted` bytes are buffered. Memory grows with what has arrived, not with what was
+    /// announced.
     pub(super) fn fill<E>(
         &mut self,
         wanted: usize,
@@ -59,7 +60,7 @@ impl Inbox {
         Ok(())
     }
 
-    /// Moves the next bytes to `target`, of which all but the first come straight from the stream.
+    /// Moves the next bytes to `target`; all but the buffered ones come straight from the stream.
     pub(super) fn read_to<E>(
         &mut self,
         target: &mut [u8],
@@ -70,7 +71,7 @@ impl Inbox {
         self.consume(here);
         let mut rest = &mut target[here..];
         while !rest.is_empty() {
-            // What comes after them lands in the buffer, which is empty: the next header costs no call of its own.
+            // What follows goes into the empty buffer: the next header costs no extra system call.
             let mut slices = [IoSliceMut::new(rest), IoSliceMut::new(&mut self.bytes)];
             let count = read(&mut slices)?;
             let straight = count.min(rest.len());
@@ -80,7 +81,7 @@ impl Inbox {
         Ok(())
     }
 
-    /// Passes over the next `count` bytes.
+    /// Discards the next `count` bytes.
     pub(super) fn skip<E>(
         &mut self,
         count: u64,

@@ -1,8 +1,8 @@
-//! Options of the handshake, and why they are refused, in words.
+//! Names of options of the handshake, and of the reasons for refusing them.
 
 use crate::nbd::wire::{OptionKind, OptionReplyKind};
 
-/// The name that the protocol has for an option.
+/// The protocol's name of an option.
 pub(super) fn name_of(option: OptionKind) -> &'static str {
     match option {
         OptionKind::LIST => "LIST",
@@ -17,18 +17,18 @@ pub(super) fn name_of(option: OptionKind) -> &'static str {
     }
 }
 
-/// What an error means.
+/// The meaning of an error.
 pub(super) fn reason_of(kind: OptionReplyKind) -> &'static str {
     match kind {
-        OptionReplyKind::ERR_UNSUP => "it does not know it",
+        OptionReplyKind::ERR_UNSUP => "it does not support it",
         OptionReplyKind::ERR_POLICY => "it is forbidden",
-        OptionReplyKind::ERR_INVALID => "it calls it invalid",
-        OptionReplyKind::ERR_PLATFORM => "its platform cannot do it",
+        OptionReplyKind::ERR_INVALID => "it considers it invalid",
+        OptionReplyKind::ERR_PLATFORM => "its platform does not support it",
         OptionReplyKind::ERR_UNKNOWN => "there is no such export",
         OptionReplyKind::ERR_SHUTDOWN => "it is shutting down",
-        OptionReplyKind::ERR_BLOCK_SIZE_REQD => "it wants to be asked for block sizes",
-        OptionReplyKind::ERR_TOO_BIG => "it is too much for it",
-        OptionReplyKind::ERR_EXT_HEADER_REQD => "it wants extended headers",
-        _ => "with an error that the protocol does not have",
+        OptionReplyKind::ERR_BLOCK_SIZE_REQD => "it requires a request for block sizes",
+        OptionReplyKind::ERR_TOO_BIG => "it is too large",
+        OptionReplyKind::ERR_EXT_HEADER_REQD => "it requires extended headers",
+        _ => "an unknown error",
     }
 }

@@ -1,7 +1,7 @@
-//! What a server has told of block status beyond what was asked of us.
+//! A cache of block status that the server sent beyond the requested range.
 //!
-//! One query of a server may bring a hundred thousand extents while our caller takes a few hundred at a time. The rest waits
-//! here, is handed out once, and then forgotten: whoever walks again asks again. Writes of our own throw everything away.
+//! One query may return a hundred thousand extents while the caller takes a few hundred at a time. The rest is cached
+//! here, handed out once, and then dropped: a second scan queries again. Own writes invalidate everything.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -9,46 +9,46 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::status::Descriptor;
 
-/// Descriptors that are kept, of 16 bytes each.
+/// Cached descriptors, of 16 bytes each.
 const DESCRIPTOR_COUNT_MAX: usize = 1 << 18;
-/// Stretches that are kept.
+/// Cached stretches.
 const STRETCH_COUNT_MAX: usize = 256;
-/// Queries under way at once, for a caller who walks.
+/// Queries in flight at once for a sequential caller.
 pub(super) const WINDOW_MAX: usize = 16;
 
-/// Descriptors one after another, from an offset on.
+/// Consecutive descriptors, from an offset on.
 #[derive(Debug, Clone)]
 struct Stretch {
     end: u64,
     descriptors: VecDeque<Descriptor>,
 }
 
-/// Stretches of block status by where they begin; they do not overlap.
+/// Stretches of block status by start offset; they do not overlap.
 #[derive(Debug, Default)]
 pub(super) struct Stretches {
     by_start: BTreeMap<u64, Stretch>,
 }
 
-/// What became of a descriptor that was shown.
+/// What a visitor did with a descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Appetite {
-    /// It was taken; more are welcome.
-    More,
-    /// It was taken; it was the last one.
-    Enough,
-    /// It was not taken.
-    Refused,
+pub(super) enum Visit {
+    /// Taken; continue.
+    Continue,
+    /// Taken; stop.
+    Stop,
+    /// Not taken; stop.
+    NotTaken,
 }
 
 impl Stretches {
-    /// Adds descriptors from `start` on, where there is nothing yet.
+    /// Adds descriptors from `start` on, where nothing is known yet.
     pub(super) fn add(&mut self, start: u64, descriptors: Vec<Descriptor>) {
         let mut descriptors = VecDeque::from(descriptors);
         let limit = self.by_start.range(start..).next().map_or(u64::MAX, |(next, _)| *next);
         let mut end = descriptors
             .iter()
             .fold(start, |end, one| end.saturating_add(one.length));
-        // The last descriptor may reach past the query, into what is known already.
+        // The last descriptor may reach past the query, into a known stretch.
         while end > limit {
             let Some(last) = descriptors.back_mut() else { return };
             let excess = end - limit;
@@ -60,7 +60,7 @@ impl Stretches {
                 descriptors.pop_back();
             }
         }
-        // The first one may begin before what was asked, in what is known already, where that begins between two blocks.
+        // The first one may begin before the query, inside a known stretch that ends between two blocks.
         let before = self.by_start.range(..=start).next_back();
         let known_end = before.map_or(start, |(_, stretch)| stretch.end.max(start));
         let mut start = start;
@@ -80,14 +80,15 @@ impl Stretches {
         }
     }
 
-    /// Shows what is known of the bytes from `at` to `end`, in order, until there is a gap or enough was seen, and forgets
-    /// what was taken and what lies before it in the same stretch. Gives where it stopped, and whether more is welcome there.
-    pub(super) fn hand_out(
+    /// Visits what is known of the bytes from `at` to `end`, in order, until there is a gap or the visitor stops, and
+    /// removes what was taken and what lies before it in the same stretch. Returns where it stopped, and the visitor's
+    /// last result.
+    pub(super) fn visit_known(
         &mut self,
         at: u64,
         end: u64,
-        take: &mut dyn FnMut(u64, Descriptor) -> Appetite,
-    ) -> (u64, Appetite) {
+        take: &mut dyn FnMut(u64, Descriptor) -> Visit,
+    ) -> (u64, Visit) {
         let mut at = at;
         while at < end {
             let Some((&start, stretch)) = self.by_start.range(..=at).next_back() else {
@@ -100,14 +101,14 @@ impl Stretches {
                 break;
             };
             let mut position = start;
-            let mut appetite = Appetite::More;
+            let mut visit = Visit::Continue;
             while let Some(first) = stretch.descriptors.front_mut().filter(|_| position < end) {
                 let descriptor_end = position + first.length;
                 if descriptor_end > at {
                     let length = descriptor_end.min(end) - at;
                     let flags = first.flags;
-                    appetite = take(at, Descriptor { length, flags });
-                    if appetite != Appetite::Refused {
+                    visit = take(at, Descriptor { length, flags });
+                    if visit != Visit::NotTaken {
                         at += length;
                     }
                     if at < descriptor_end {
@@ -118,21 +119,21 @@ impl Stretches {
                 }
                 position = descriptor_end;
                 stretch.descriptors.pop_front();
-                if appetite != Appetite::More {
+                if visit != Visit::Continue {
                     break;
                 }
             }
             if position < stretch.end {
                 self.by_start.insert(position, stretch);
             }
-            if appetite != Appetite::More {
-                return (at, appetite);
+            if visit != Visit::Continue {
+                return (at, visit);
             }
         }
-        (at, Appetite::More)
+        (at, Visit::Continue)
     }
 
-    /// Up to `count` ranges between `at` and `end` of which nothing is known, each at most `length_max` long.
+    /// Up to `count` unknown ranges between `at` and `end`, each at most `length_max` long.
     pub(super) fn gaps(&self, at: u64, end: u64, length_max: u64, count: usize) -> Vec<Range<u64>> {
         let mut gaps = Vec::new();
         let mut at = at;
@@ -154,7 +155,7 @@ impl Stretches {
         gaps
     }
 
-    /// Takes out the stretches that begin in `range`, or reach into it.
+    /// Removes and returns the stretches that intersect `range`.
     fn split_off(&mut self, range: &Range<u64>) -> Self {
         let before = self.by_start.range(..range.start).next_back();
         let before = before
@@ -172,7 +173,7 @@ impl Stretches {
         }
     }
 
-    /// Adds stretches of another one, and keeps to the bounds.
+    /// Merges other stretches, and enforces the bounds.
     fn merge(&mut self, other: Self) {
         let mut left = DESCRIPTOR_COUNT_MAX;
         for (start, stretch) in other.by_start {
@@ -197,23 +198,23 @@ impl Stretches {
     }
 }
 
-/// What is kept for one context, for all threads.
+/// The cache of one context, shared by all threads.
 #[derive(Debug, Default)]
 pub(super) struct ReadAhead {
-    shelf: Mutex<Shelf>,
+    state: Mutex<ReadAheadState>,
 }
 
 #[derive(Debug)]
-struct Shelf {
+struct ReadAheadState {
     stretches: Stretches,
-    /// Grows with every write: what was asked before is out of date.
+    /// Incremented by every write: results of earlier queries are out of date.
     generation: u64,
-    /// Where the last caller stopped; who goes on from there walks.
+    /// Where the last caller stopped; a caller that continues there is sequential.
     next: u64,
     window: usize,
 }
 
-impl Default for Shelf {
+impl Default for ReadAheadState {
     fn default() -> Self {
         Self {
             stretches: Stretches::default(),
@@ -226,47 +227,47 @@ impl Default for Shelf {
 
 /// What one caller works with.
 #[derive(Debug)]
-pub(super) struct Loan {
+pub(super) struct BorrowedStretches {
     pub(super) stretches: Stretches,
-    /// Queries to have under way at once: one for who comes by, more and more for who walks.
+    /// Queries in flight at once: one for random access, more and more for sequential access.
     pub(super) window: usize,
     generation: u64,
 }
 
 impl ReadAhead {
-    fn lock(&self) -> MutexGuard<'_, Shelf> {
-        self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, ReadAheadState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes what is kept of `range`, for one caller alone.
-    pub(super) fn borrow(&self, range: &Range<u64>) -> Loan {
-        let mut shelf = self.lock();
-        shelf.window = if range.start == shelf.next {
-            (shelf.window * 2).min(WINDOW_MAX)
+    /// Takes what is cached of `range`, for exclusive use by one caller.
+    pub(super) fn borrow(&self, range: &Range<u64>) -> BorrowedStretches {
+        let mut state = self.lock();
+        state.window = if range.start == state.next {
+            (state.window * 2).min(WINDOW_MAX)
         } else {
             1
         };
-        Loan {
-            stretches: shelf.stretches.split_off(range),
-            window: shelf.window,
-            generation: shelf.generation,
+        BorrowedStretches {
+            stretches: state.stretches.split_off(range),
+            window: state.window,
+            generation: state.generation,
         }
     }
 
-    /// Gives back what the caller, who came to `end`, did not need, unless it is out of date.
-    pub(super) fn give_back(&self, loan: Loan, end: u64) {
-        let mut shelf = self.lock();
-        shelf.next = end;
-        if shelf.generation == loan.generation {
-            shelf.stretches.merge(loan.stretches);
+    /// Returns what the caller, which stopped at `end`, did not use, unless it is out of date.
+    pub(super) fn put_back(&self, borrowed: BorrowedStretches, end: u64) {
+        let mut state = self.lock();
+        state.next = end;
+        if state.generation == borrowed.generation {
+            state.stretches.merge(borrowed.stretches);
         }
     }
 
-    /// Throws everything away, also what is on its way: the device changes, or has changed.
+    /// Discards everything, including replies under way, because the device changes.
     pub(super) fn invalidate(&self) {
-        let mut shelf = self.lock();
-        shelf.generation += 1;
-        shelf.stretches = Stretches::default();
+        let mut state = self.lock();
+        state.generation += 1;
+        state.stretches = Stretches::default();
     }
 }
 
@@ -277,18 +278,18 @@ mod tests {
     use holdfast_block::to_usize;
 
     use super::super::status::Descriptor;
-    use super::{Appetite, DESCRIPTOR_COUNT_MAX, ReadAhead, Stretches};
+    use super::{DESCRIPTOR_COUNT_MAX, ReadAhead, Stretches, Visit};
 
     const END: u64 = 60;
 
-    /// What a server would say of `offset`.
+    /// The status of `offset` in the model.
     fn flags_at(offset: u64) -> u64 {
         offset / 3 % 4
     }
 
-    /// Random answers are added and handed out, against one bool for each byte that is known.
+    /// Adds random replies and hands them out; the model is one bool for each known byte.
     #[test]
-    fn nothing_is_made_up_and_nothing_is_told_twice() {
+    fn every_known_byte_is_returned_once() {
         let mut random = SeededRandom::new(test_seed());
         for _ in 0..300 {
             let mut stretches = Stretches::default();
@@ -303,7 +304,7 @@ mod tests {
                         flags: flags_at(at),
                     });
                     stretches.add(range.start, descriptors.collect());
-                    // What follows a stretch that was known stays unknown: a gap is asked for again, never guessed.
+                    // What follows a known stretch stays unknown: a gap is queried, never guessed.
                     let gaps = stretches.gaps(0, END, 100, 100);
                     for at in 0..END {
                         let is_gap = gaps.iter().any(|gap| gap.contains(&at));
@@ -314,9 +315,9 @@ mod tests {
                 }
                 let mut at = range.start;
                 let mut left = random.below(6);
-                let (stopped, appetite) = stretches.hand_out(range.start, range.end, &mut |offset, descriptor| {
+                let (stopped, visit) = stretches.visit_known(range.start, range.end, &mut |offset, descriptor| {
                     if left == 0 {
-                        return Appetite::Refused;
+                        return Visit::NotTaken;
                     }
                     assert_eq!(offset, at, "a gap in what is handed out");
                     for byte in offset..offset + descriptor.length {
@@ -327,11 +328,11 @@ mod tests {
                     }
                     at += descriptor.length;
                     left -= 1;
-                    if left == 0 { Appetite::Enough } else { Appetite::More }
+                    if left == 0 { Visit::Stop } else { Visit::Continue }
                 });
                 assert_eq!(stopped, at);
                 assert!(
-                    appetite != Appetite::More || at == range.end || !known[to_usize(at)],
+                    visit != Visit::Continue || at == range.end || !known[to_usize(at)],
                     "it stopped early"
                 );
                 let gaps = stretches.gaps(0, END, 100, 100);
@@ -339,7 +340,7 @@ mod tests {
                     let is_gap = gaps.iter().any(|gap| gap.contains(&byte));
                     assert!(
                         !(range.start..at).contains(&byte) || is_gap,
-                        "byte {byte} would be told twice"
+                        "byte {byte} would be returned twice"
                     );
                     assert!(is_gap || known[to_usize(byte)], "byte {byte} came from nowhere");
                     known[to_usize(byte)] = !is_gap;
@@ -354,26 +355,26 @@ mod tests {
         let one = Descriptor { length: 512, flags: 0 };
         for number in 0..10 {
             let start = number << 40;
-            let mut loan = read_ahead.borrow(&(start..start + 1));
-            loan.stretches.add(start, vec![one; DESCRIPTOR_COUNT_MAX / 3]);
-            read_ahead.give_back(loan, start);
+            let mut borrowed = read_ahead.borrow(&(start..start + 1));
+            borrowed.stretches.add(start, vec![one; DESCRIPTOR_COUNT_MAX / 3]);
+            read_ahead.put_back(borrowed, start);
         }
         let kept = |read_ahead: &ReadAhead| {
-            let loan = read_ahead.borrow(&(0..u64::MAX));
-            let count = loan
+            let borrowed = read_ahead.borrow(&(0..u64::MAX));
+            let count = borrowed
                 .stretches
                 .by_start
                 .values()
                 .map(|stretch| stretch.descriptors.len())
                 .sum::<usize>();
-            read_ahead.give_back(loan, 0);
+            read_ahead.put_back(borrowed, 0);
             count
         };
         assert_eq!(kept(&read_ahead), DESCRIPTOR_COUNT_MAX / 3 * 3);
-        let mut loan = read_ahead.borrow(&(1 << 60..(1 << 60) + 1));
-        loan.stretches.add(1 << 60, vec![one]);
+        let mut borrowed = read_ahead.borrow(&(1 << 60..(1 << 60) + 1));
+        borrowed.stretches.add(1 << 60, vec![one]);
         read_ahead.invalidate();
-        read_ahead.give_back(loan, 0);
+        read_ahead.put_back(borrowed, 0);
         assert_eq!(kept(&read_ahead), 0, "what was asked before a write is out of date");
     }
 }

@@ -1,13 +1,13 @@
-//! Answers to block status queries, checked.
+//! Replies to block status queries, validated.
 
-use super::export::Context;
+use super::export::MetaContext;
 use super::violation::Violation;
 use crate::nbd::wire::{Fields, HeaderStyle};
 
 /// Descriptors that one chunk may have: "a server SHOULD NOT send more than 2^20".
 pub(super) const DESCRIPTOR_COUNT_MAX: u64 = 1 << 20;
 
-/// What a server says of some bytes in one metadata context.
+/// The status of a range in one metadata context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Descriptor {
     /// Bytes, never 0.
@@ -15,23 +15,23 @@ pub(super) struct Descriptor {
     pub(super) flags: u64,
 }
 
-/// The answer for one context: descriptors one after another from the offset of the query on.
+/// The reply for one context: consecutive descriptors from the offset of the query on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Status {
     pub(super) context_id: u32,
     pub(super) descriptors: Vec<Descriptor>,
 }
 
-/// Where a query begins, and how long it is.
+/// The range of a query.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Query {
     pub(super) offset: u64,
     pub(super) length: u64,
-    /// Where the export ends: extents are cut there.
+    /// The end of the export: extents are cut there.
     pub(super) end: u64,
 }
 
-/// Bytes of one descriptor, and of what stands before the first one.
+/// Size of one descriptor, and of the fields before the first one.
 fn layout(style: HeaderStyle) -> (u64, u64) {
     match style {
         HeaderStyle::Simple | HeaderStyle::Structured => (8, 4),
@@ -56,7 +56,8 @@ pub(super) fn check_length(length: u64, style: HeaderStyle) -> Result<(), Violat
 }
 
 impl Status {
-    /// Reads the payload of a chunk, whose length was checked: u32 context, with extended headers u32 count, then descriptors.
+    /// Decodes the payload of a chunk, whose length was checked: u32 context, with extended headers u32 count, then
+    /// descriptors.
     ///
     /// The last descriptor may reach past the query, as the protocol allows; all are cut at the end of the export.
     pub(super) fn decode(payload: &[u8], style: HeaderStyle, query: Query) -> Result<Self, Violation> {
@@ -84,10 +85,10 @@ impl Status {
             if covered >= query.length {
                 return Err(nonsense("extents past the end of the query"));
             }
-            // The query lies inside the export, so whatever begins inside of it begins before the end.
+            // The query lies inside the export, so a descriptor that begins inside the query begins before the end.
             let left = query.end - query.offset - covered;
             let Some(end) = covered.checked_add(length) else {
-                return Err(nonsense("an extent that ends past all numbers"));
+                return Err(nonsense("an extent whose end overflows"));
             };
             descriptors.push(Descriptor {
                 length: length.min(left),
@@ -103,8 +104,8 @@ impl Status {
 }
 
 /// Checks that every context of the connection is answered.
-pub(super) fn check_complete(statuses: &[Status], contexts: &[Context], offset: u64) -> Result<(), Violation> {
-    let is_answered = |context: &&Context| statuses.iter().any(|status| status.context_id == context.id);
+pub(super) fn check_complete(statuses: &[Status], contexts: &[MetaContext], offset: u64) -> Result<(), Violation> {
+    let is_answered = |context: &&MetaContext| statuses.iter().any(|status| status.context_id == context.id);
     match contexts.iter().find(|context| !is_answered(context)) {
         Some(context) => Err(Violation::ContextForgotten {
             offset,

@@ -1,4 +1,4 @@
-//! The stream of bytes under a connection, and where it comes from.
+//! The byte stream of a connection, and how it is made.
 
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
@@ -15,23 +15,24 @@ use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketT
 /// The port that IANA assigns to NBD.
 pub const PORT: u16 = 10_809;
 
-/// A connected stream. One thread reads while another one writes.
+/// A connected stream. One thread reads while another writes.
 ///
-/// Both directions take `&self`. A socket needs no more; a TLS session, which is one state for both directions, keeps a
-/// lock around that state and waits for its socket outside of the lock: a reader that waits must never keep a writer out.
+/// Both directions take `&self`. A socket needs no more. A TLS session has one state for both directions: it locks that
+/// state, and waits for its socket outside of the lock, because a waiting reader must never block a writer.
 pub trait Stream: Send + Sync {
-    /// Reads some bytes into the slices, in order; 0 at the end. Fails with [`WouldBlock`](io::ErrorKind::WouldBlock) or
-    /// [`TimedOut`](io::ErrorKind::TimedOut) when nothing came for the time of [`set_patience`](Self::set_patience).
+    /// Reads some bytes into the slices, in order; 0 at the end. Fails with [`WouldBlock`](io::ErrorKind::WouldBlock)
+    /// or [`TimedOut`](io::ErrorKind::TimedOut) when nothing arrived within the time of
+    /// [`set_timeout`](Self::set_timeout).
     fn read_vectored(&self, buffers: &mut [IoSliceMut]) -> io::Result<usize>;
 
-    /// Writes some bytes of the slices, in order. Fails like a read when nothing was taken.
+    /// Writes some bytes of the slices, in order. Times out like a read.
     fn write_vectored(&self, buffers: &[IoSlice]) -> io::Result<usize>;
 
     /// Sets how long one read, or one write, waits.
-    fn set_patience(&self, patience: Duration) -> io::Result<()>;
+    fn set_timeout(&self, timeout: Duration) -> io::Result<()>;
 
-    /// Ends both directions; a read or write that waits returns. What has come and was not read is thrown away: a peer that waits for
-    /// room to send is told of the end by that, and QEMU by nothing else.
+    /// Ends both directions; a blocked read or write returns. Unread input is discarded: a peer that waits for buffer
+    /// space notices the end only by that (QEMU does).
     fn shutdown(&self) -> io::Result<()>;
 }
 
@@ -46,9 +47,9 @@ macro_rules! socket_stream {
                 let mut socket = self;
                 Write::write_vectored(&mut socket, buffers)
             }
-            fn set_patience(&self, patience: Duration) -> io::Result<()> {
-                self.set_read_timeout(Some(patience))?;
-                self.set_write_timeout(Some(patience))
+            fn set_timeout(&self, timeout: Duration) -> io::Result<()> {
+                self.set_read_timeout(Some(timeout))?;
+                self.set_write_timeout(Some(timeout))
             }
             fn shutdown(&self) -> io::Result<()> {
                 <$socket>::shutdown(self, Shutdown::Both)?;
@@ -61,49 +62,49 @@ macro_rules! socket_stream {
 
 socket_stream!(UnixStream, TcpStream);
 
-/// Reads until there is nothing more to read.
+/// Reads and discards all input.
 ///
-/// QEMU takes a socket that hung up for one that can be read, not for one that can be written (`aio_dispatch_handler`): as long as the
-/// queue is full, its server waits for room, and with it everything that waits for the end of the server's requests, in the loop
+/// QEMU treats a socket that hung up as readable, not as writable (`aio_dispatch_handler`): while the queue is full,
+/// its server waits for space, and blocks everything that waits for the end of the server's requests, in the event loop
 /// that the guest needs as well.
 fn throw_away(socket: impl AsFd) {
     let mut bytes = vec![0; 1 << 16];
     while let Ok((_, 1..)) | Err(Errno::INTR) = recv(&socket, &mut bytes[..], RecvFlags::DONTWAIT) {}
 }
 
-/// Makes one more connection; gets the time that it may take.
+/// Makes another connection, within the given time.
 pub type Connector = dyn Fn(Duration) -> io::Result<Box<dyn Stream>> + Send + Sync;
 
-/// Where a server is.
+/// Address of a server.
 #[derive(Clone)]
 pub enum Endpoint {
     /// A Unix socket.
     Unix(PathBuf),
-    /// A host, by name or address, and a port ([`PORT`] as a rule).
+    /// A host, by name or address, and a port ([`PORT`] by default).
     Tcp(String, u16),
-    /// Whatever a closure connects to, under a name for people.
-    Made(String, Arc<Connector>),
+    /// A connection made by a closure, with a name for messages.
+    Custom(String, Arc<Connector>),
 }
 
 impl Endpoint {
-    /// An endpoint that is one socket, connected already: it serves one connection and no further one.
+    /// An endpoint for one socket that is already connected: it serves a single connection.
     ///
-    /// `name` is for people.
+    /// `name` is for messages.
     pub fn connected(name: impl Into<String>, stream: impl Stream + 'static) -> Self {
         let stream: Mutex<Option<Box<dyn Stream>>> = Mutex::new(Some(Box::new(stream)));
         let connect = move |_| {
             let taken = stream.lock().unwrap_or_else(PoisonError::into_inner).take();
-            taken.ok_or_else(|| io::Error::new(io::ErrorKind::NotConnected, "the one connection is in use"))
+            taken.ok_or_else(|| io::Error::new(io::ErrorKind::NotConnected, "the only connection is in use"))
         };
-        Self::Made(name.into(), Arc::new(connect))
+        Self::Custom(name.into(), Arc::new(connect))
     }
 
-    /// Makes a connection.
+    /// Connects.
     pub(super) fn connect(&self, timeout: Duration) -> io::Result<Box<dyn Stream>> {
         match self {
             Self::Unix(path) => connect_unix(path, timeout),
             Self::Tcp(host, port) => connect_tcp(host, *port, timeout),
-            Self::Made(_, connect) => connect(timeout),
+            Self::Custom(_, connect) => connect(timeout),
         }
     }
 }
@@ -114,7 +115,7 @@ impl fmt::Display for Endpoint {
             Self::Unix(path) => path.display().fmt(to),
             Self::Tcp(host, port) if host.contains(':') => write!(to, "[{host}]:{port}"),
             Self::Tcp(host, port) => write!(to, "{host}:{port}"),
-            Self::Made(name, _) => to.write_str(name),
+            Self::Custom(name, _) => to.write_str(name),
         }
     }
 }
@@ -125,12 +126,13 @@ impl fmt::Debug for Endpoint {
     }
 }
 
-/// A connection to a Unix socket waits, without an end, while the queue of its listener is full: unless the time to send is limited.
+/// Connecting to a Unix socket blocks without limit while the queue of its listener is full, unless a send timeout is
+/// set.
 fn connect_unix(path: &Path, timeout: Duration) -> io::Result<Box<dyn Stream>> {
     let address = SocketAddrUnix::new(path)?;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(timeout))?;
-    // A signal ends the wait, and the socket is as it was.
+    // A signal interrupts the wait, and the socket is unchanged.
     while let Err(error) = rustix::net::connect(&socket, &address) {
         if error != Errno::INTR {
             return Err(error.into());
@@ -168,7 +170,7 @@ mod tests {
         let full = std::iter::repeat_with(|| peer.write(&[0; 4096])).find_map(Result::err);
         assert_eq!(full.unwrap().kind(), ErrorKind::WouldBlock);
         Stream::shutdown(&ours).unwrap();
-        // Its queue has room again, and it may not use it.
+        // The queue has room again, but the peer must not use it.
         assert_eq!(ours.read(&mut [0; 1]).unwrap(), 0);
         assert_eq!(peer.write(&[0]).unwrap_err().kind(), ErrorKind::BrokenPipe);
     }

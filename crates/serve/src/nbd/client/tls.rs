@@ -1,4 +1,4 @@
-//! TLS between a client and its server.
+//! TLS of a client.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,7 +10,7 @@ use rustls::{ClientConfig, ClientConnection, Connection};
 use super::Stream;
 use crate::nbd::tls::{TlsLayer, tls_error};
 
-/// Whom a client trusts, and whom its server has to prove to be.
+/// The authorities that a client trusts, and the name that its server must prove.
 #[derive(Debug, Clone)]
 pub struct TlsClient {
     config: Arc<ClientConfig>,
@@ -18,21 +18,21 @@ pub struct TlsClient {
 }
 
 impl TlsClient {
-    /// A client that trusts whom `config` trusts; the server's certificate is to be that of `name`, a host name or an address.
+    /// A client with the trust of `config`; the server's certificate must be for `name`, a host name or an address.
     ///
     /// # Errors
-    /// It is neither.
+    /// `name` is neither.
     pub fn new(config: Arc<ClientConfig>, name: &str) -> crate::Result<Self> {
         let name = ServerName::try_from(name.to_owned()).map_err(tls_error("use the name of the server"))?;
         Ok(Self { config, name })
     }
 }
 
-/// A stream inside of which TLS runs.
+/// A TLS stream over another stream.
 pub(super) struct TlsStream {
     inner: Arc<dyn Stream>,
     tls: TlsLayer,
-    /// Bytes that were encrypted and not sent to the last one: they are reported when they are.
+    /// Bytes of the last call that were encrypted and not sent entirely: they are reported when they are sent.
     taken: Mutex<usize>,
 }
 
@@ -51,7 +51,7 @@ impl TlsStream {
         self.tls.is_shaking_hands()
     }
 
-    /// One step of the handshake of TLS; what it gives is more than 0, unless the server has gone.
+    /// One step of the TLS handshake; returns 0 only if the server has closed.
     pub(super) fn shake_hands(&self) -> io::Result<usize> {
         self.tls.shake_hands(
             |buffer| self.read_encrypted(buffer),
@@ -80,7 +80,7 @@ impl Stream for TlsStream {
         )
     }
 
-    /// Who loses patience asks again with the same bytes, of which a part may be encrypted already.
+    /// After a timeout the caller retries with the same bytes, of which a part may already be encrypted.
     fn write_vectored(&self, buffers: &[IoSlice]) -> io::Result<usize> {
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         if *taken == 0 {
@@ -90,13 +90,13 @@ impl Stream for TlsStream {
         Ok(std::mem::take(&mut *taken))
     }
 
-    fn set_patience(&self, patience: Duration) -> io::Result<()> {
-        self.inner.set_patience(patience)
+    fn set_timeout(&self, timeout: Duration) -> io::Result<()> {
+        self.inner.set_timeout(timeout)
     }
 
     fn shutdown(&self) -> io::Result<()> {
         self.tls.say_goodbye();
-        // A server that is gone needs no goodbye.
+        // A server that has closed needs no close message.
         drop(self.tls.flush_if_free(|bytes| self.write_encrypted(bytes)));
         self.inner.shutdown()
     }

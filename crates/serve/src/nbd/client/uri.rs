@@ -12,20 +12,20 @@ use crate::nbd::wire::STRING_BYTES_MAX;
 /// Whether a connection is encrypted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Security {
-    /// Everything can be read and changed on its way.
+    /// Not encrypted.
     Plain,
-    /// TLS is asked for (`nbds`).
+    /// TLS is requested (`nbds`).
     Tls,
 }
 
-/// A place and the name of an export, as `nbd://host:port/name` or `nbd+unix:///name?socket=path`.
+/// An endpoint and the name of an export, as `nbd://host:port/name` or `nbd+unix:///name?socket=path`.
 #[derive(Debug, Clone)]
 pub struct NbdUri {
-    /// Where the server is.
+    /// Address of the server.
     pub endpoint: Endpoint,
     /// Name of the export; the default one has an empty name.
     pub export: String,
-    /// Whether TLS is asked for.
+    /// Whether TLS is requested.
     pub security: Security,
 }
 
@@ -49,7 +49,7 @@ fn parse(uri: &str) -> Result<NbdUri, &'static str> {
         "nbd+unix" => (Security::Plain, true),
         "nbds+unix" => (Security::Tls, true),
         "nbd+vsock" | "nbds+vsock" => return Err("sockets of virtual machines (vsock) are not supported"),
-        _ => return Err("the scheme is none of nbd, nbds, nbd+unix and nbds+unix"),
+        _ => return Err("the scheme is not nbd, nbds, nbd+unix or nbds+unix"),
     };
     let (rest, _fragment) = rest.split_once('#').unwrap_or((rest, ""));
     let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
@@ -62,7 +62,7 @@ fn parse(uri: &str) -> Result<NbdUri, &'static str> {
         return Err("the name of the export is longer than 4096 bytes");
     }
     if export.contains('\0') {
-        return Err("the name of the export has NUL in it");
+        return Err("the name of the export contains NUL");
     }
     let socket = socket_of(query)?;
     let endpoint = match (is_unix, socket) {
@@ -79,17 +79,17 @@ fn parse(uri: &str) -> Result<NbdUri, &'static str> {
     })
 }
 
-/// The path of `socket=`; other parameters tell about TLS and do not matter here.
+/// The path of `socket=`; other parameters concern TLS and are ignored here.
 fn socket_of(query: &str) -> Result<Option<PathBuf>, &'static str> {
     let mut socket = None;
     for parameter in query.split(['&', ';']) {
         if let Some(path) = parameter.strip_prefix("socket=") {
             let path = decode(path)?;
             if path.is_empty() || path.contains(&0) {
-                return Err("the path of the socket is no path");
+                return Err("the path of the socket is invalid");
             }
             if socket.replace(PathBuf::from(OsString::from_vec(path))).is_some() {
-                return Err("there are two sockets");
+                return Err("there are two socket parameters");
             }
         }
     }
@@ -97,21 +97,21 @@ fn socket_of(query: &str) -> Result<Option<PathBuf>, &'static str> {
 }
 
 fn tcp(authority: &str) -> Result<Endpoint, &'static str> {
-    // A user stands before the host; it matters to TLS only.
+    // A user name may precede the host; it matters only for TLS.
     let authority = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
     let (host, port) = if let Some(rest) = authority.strip_prefix('[') {
         let (host, rest) = rest.split_once(']').ok_or("the bracket of the address is not closed")?;
         match rest.strip_prefix(':') {
             Some(port) => (host, port),
             None if rest.is_empty() => (host, ""),
-            None => return Err("there is something between the address and the port"),
+            None => return Err("there is text between the address and the port"),
         }
     } else {
         authority.split_once(':').unwrap_or((authority, ""))
     };
     let host = match decode(host).map(String::from_utf8)? {
         Ok(host) if host.is_empty() => "localhost".to_owned(),
-        Ok(host) if host.contains(char::is_control) => return Err("the host is no name"),
+        Ok(host) if host.contains(char::is_control) => return Err("the host is not a name"),
         Ok(host) => host,
         Err(_) => return Err("the host is not UTF-8"),
     };
@@ -120,12 +120,12 @@ fn tcp(authority: &str) -> Result<Endpoint, &'static str> {
         digits if digits.bytes().all(|byte| byte.is_ascii_digit()) => {
             digits.parse().map_err(|_| "the port is too large")?
         }
-        _ => return Err("the port is no number"),
+        _ => return Err("the port is not a number"),
     };
     Ok(Endpoint::Tcp(host, port))
 }
 
-/// Replaces each `%` and its two digits by the byte that they stand for.
+/// Decodes percent-encoding.
 fn decode(text: &str) -> Result<Vec<u8>, &'static str> {
     const DIGITS: &str = "two hexadecimal digits are missing after %";
     let mut bytes = Vec::with_capacity(text.len());
@@ -183,15 +183,15 @@ mod tests {
         for (uri, reason) in [
             ("", "no scheme"),
             ("nbd:host", "// is missing"),
-            ("http://host", "scheme is none of"),
+            ("http://host", "scheme is not"),
             ("nbd+vsock://2", "vsock"),
             ("nbd+unix:///name", "?socket=PATH"),
             ("nbd+unix://host/name?socket=/s", "no host"),
-            ("nbd+unix:///?socket=/a&socket=/b", "two sockets"),
-            ("nbd+unix:///?socket=", "no path"),
+            ("nbd+unix:///?socket=/a&socket=/b", "two socket parameters"),
+            ("nbd+unix:///?socket=", "invalid"),
             ("nbd://host/?socket=/s", "nbd+unix only"),
             ("nbd://host:65536", "too large"),
-            ("nbd://host:+5", "no number"),
+            ("nbd://host:+5", "not a number"),
             ("nbd://[::1/x", "not closed"),
             ("nbd://[::1]5/x", "between"),
             ("nbd://host/%f", "two hexadecimal"),

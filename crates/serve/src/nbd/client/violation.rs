@@ -1,24 +1,24 @@
-//! What a server can do that the protocol forbids.
+//! Violations of the protocol by a server.
 
-/// A breach of the protocol by the server. After one, nothing that it sends has a meaning.
+/// A violation of the protocol by the server. Nothing that it sends after that has a meaning.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Violation {
     /// The first bytes are not those of a newstyle server.
     #[error("its greeting is {found:#018x}, not that of a newstyle NBD server")]
     Greeting {
-        /// What stands in the place of the magic number.
+        /// The value in the place of the magic number.
         found: u64,
     },
-    /// It speaks the handshake of before 2010.
-    #[error("it speaks the oldstyle handshake, which has no names of exports and no options")]
+    /// It uses the handshake of before 2010.
+    #[error("it uses the oldstyle handshake, which has no export names and no options")]
     Oldstyle,
     /// A magic number is wrong.
     #[error("{what} begins with {found:#x}")]
     Magic {
         /// What should begin here.
         what: &'static str,
-        /// What stands in the place of the magic number.
+        /// The value in the place of the magic number.
         found: u64,
     },
     /// A reply answers another option than the one sent.
@@ -29,7 +29,7 @@ pub enum Violation {
         /// The number in the reply.
         found: u32,
     },
-    /// A reply of this kind is no answer to the option.
+    /// The kind of reply does not fit the option.
     #[error("it answers option {option} with a reply of kind {kind:#x}")]
     WrongReply {
         /// The number of the option sent.
@@ -37,47 +37,47 @@ pub enum Violation {
         /// The kind of the reply.
         kind: u32,
     },
-    /// Something is longer, shorter or more than the protocol, or reason, allows.
+    /// A length or number is outside of the allowed range.
     #[error("{what} is {found}, which is not {allowed}")]
     Size {
         /// What has that size.
         what: &'static str,
         /// The size.
         found: u64,
-        /// What it should be.
+        /// What is allowed.
         allowed: &'static str,
     },
-    /// A string is not UTF-8, or has NUL in it.
+    /// A string is not UTF-8, or contains NUL.
     #[error("{what} is not text")]
     NotText {
         /// Which string.
         what: &'static str,
     },
-    /// The same was said twice.
+    /// The same information arrived twice.
     #[error("it gives {what} twice")]
     Twice {
         /// What.
         what: &'static str,
     },
-    /// Something that must be said was not.
-    #[error("it leaves out {what}")]
+    /// Required information is missing.
+    #[error("it omits {what}")]
     Missing {
         /// What.
         what: &'static str,
     },
-    /// A metadata context is granted that nobody asked for.
-    #[error("it grants the metadata context {name:?}, which was not asked for")]
+    /// A metadata context was granted that was not requested.
+    #[error("it grants the metadata context {name:?}, which was not requested")]
     ForeignContext {
         /// Its name.
         name: String,
     },
-    /// A reply belongs to no request that is under way.
-    #[error("it answers a request that is not under way (cookie {cookie:#x})")]
+    /// A reply belongs to no request in flight.
+    #[error("it answers a request that is not in flight (cookie {cookie:#x})")]
     UnknownCookie {
         /// The number in the reply.
         cookie: u64,
     },
-    /// A chunk of this kind is no answer to the request.
+    /// A chunk of this kind does not fit the request.
     #[error("it answers a {request} with a chunk of type {kind:#x}")]
     WrongChunk {
         /// The kind of the request.
@@ -85,18 +85,18 @@ pub enum Violation {
         /// The type of the chunk.
         kind: u16,
     },
-    /// A simple reply where a structured one must be.
+    /// A simple reply where a structured one is required.
     #[error("it answers a {request} with a simple reply")]
     SimpleReply {
         /// The kind of the request.
         request: &'static str,
     },
-    /// The header of a chunk repeats another offset than the request had.
+    /// The header of a chunk has another offset than the request.
     #[error("the header of its reply says offset {found}, the request said {expected}")]
     WrongOffset {
-        /// That of the request.
+        /// Of the request.
         expected: u64,
-        /// That of the reply.
+        /// Of the reply.
         found: u64,
     },
     /// A chunk lies outside of its request.
@@ -111,7 +111,7 @@ pub enum Violation {
         /// Bytes of the request.
         request_length: u64,
     },
-    /// A chunk covers what an earlier one covered.
+    /// A chunk overlaps an earlier one.
     #[error("it sends {length} bytes at offset {offset} twice")]
     Overlap {
         /// First byte of the chunk.
@@ -119,30 +119,30 @@ pub enum Violation {
         /// Bytes of the chunk.
         length: u64,
     },
-    /// A read ended as a success without all of its bytes.
+    /// A read completed without all of its bytes.
     #[error("it ends a read of {length} bytes at offset {offset} after {received} bytes")]
     Incomplete {
         /// First byte of the request.
         offset: u64,
         /// Bytes of the request.
         length: u64,
-        /// Bytes that came.
+        /// Bytes that arrived.
         received: u64,
     },
-    /// A block status reply has no answer for a context.
-    #[error("its block status at offset {offset} leaves out the metadata context {context:?}")]
+    /// A block status reply omits a context.
+    #[error("its block status at offset {offset} omits the metadata context {context:?}")]
     ContextForgotten {
         /// First byte of the request.
         offset: u64,
         /// Name of the context.
         context: String,
     },
-    /// Extents make no sense.
+    /// Extents are invalid.
     #[error("its block status at offset {offset} has {what}")]
     Extents {
         /// First byte of the request.
         offset: u64,
-        /// What is wrong with them.
+        /// What is wrong.
         what: &'static str,
     },
 }

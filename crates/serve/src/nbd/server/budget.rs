@@ -1,8 +1,8 @@
-//! Memory for requests, of all connections of a server together.
+//! Memory for requests, shared by all connections of a server.
 //!
-//! A bound per connection is none for the process: who opens many connections gets many times of it. So every request that is more than
-//! small takes a lease for its bytes before they are received or read, and gives it back when its reply was sent. Leases are given in the
-//! order in which they were asked for: who asks for much, on many connections, comes after who has waited longer.
+//! A limit per connection does not bound the process: a client may open many connections. Every request that is not
+//! small takes a lease for its bytes before they are received or read, and returns it when its reply was sent. Leases
+//! are granted in the order of the requests, so a client with many connections cannot starve the others.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -17,7 +17,7 @@ pub(crate) struct Budget {
 #[derive(Debug, Default)]
 struct State {
     used_bytes: u64,
-    /// Those who wait, by number.
+    /// Waiting requests, by number.
     turns: VecDeque<u64>,
     last_turn: u64,
 }
@@ -42,18 +42,18 @@ impl Budget {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A request that is longer than the whole budget gets it when nobody else has any.
+    /// A request larger than the whole budget is admitted when nothing else is.
     fn fits(&self, state: &State, bytes: u64) -> bool {
         state.used_bytes == 0 || state.used_bytes.saturating_add(bytes) <= self.bytes_max
     }
 
-    /// A lease, where there is room and nobody waits for it.
+    /// A lease, if there is room and no other request waits.
     pub(crate) fn try_take(self: &Arc<Self>, bytes: u64) -> Option<Lease> {
         let mut state = self.lock();
         (state.turns.is_empty() && self.fits(&state, bytes)).then(|| self.grant(&mut state, bytes))
     }
 
-    /// A lease, after waiting until there is room for it.
+    /// Waits for room and takes a lease.
     pub(crate) fn take(self: &Arc<Self>, bytes: u64) -> Lease {
         let mut state = self.lock();
         state.last_turn += 1;
@@ -121,7 +121,7 @@ mod tests {
         drop((large.join().unwrap(), small.join().unwrap()));
         assert!(
             budget.try_take(1_000).is_some(),
-            "more than all, when nobody else has any"
+            "a request larger than the whole budget"
         );
         assert_eq!(budget.lock().used_bytes, 0);
     }

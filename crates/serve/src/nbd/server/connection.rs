@@ -9,26 +9,27 @@ use std::time::Duration;
 use holdfast_block::{Clock, Error as DeviceError};
 
 use super::budget::{Budget, Lease};
+use super::dispatch::{Dispatch, DispatchPolicy};
 use super::event::{Closed, Event, EventSink, Peer};
 use super::execute::{Drain, Executor};
 use super::export::Exports;
-use super::handshake::{Handshake, INPUT_BYTES_MAX, Progress, Session, Surroundings};
+use super::handshake::{Handshake, INPUT_BYTES_MAX, Progress, ServerState, Session};
 use super::limits::Limits;
-use super::outbox::{Outbox, Room, Weight};
-use super::pace::{Pace, Place};
+use super::outbox::{Outbox, RequestCost, WorkerQuota};
 use super::receive::{Receiver, Waiting};
-use super::reply::{Address, ReplyBuffer};
-use super::request::{Command, Refusal, Request, Verdict, judge, payload_bytes};
+use super::reply::{ReplyBuffer, ReplyTarget};
+use super::request::{Request, RequestCommand, RequestError, Verdict, judge, payload_bytes};
 use super::tls_policy::TlsPolicy;
 use super::workers::Workers;
-use crate::nbd::stream::Stream;
+use crate::nbd::stream::SocketStream;
 use crate::nbd::wire::{ErrorNumber, RequestHeader};
 
-/// Replies are sent when there are as many bytes of them, even if more requests wait: the peer can work on them meanwhile.
+/// Replies are sent when there are as many bytes of them, even if more requests wait: the peer can process them
+/// meanwhile.
 const BATCH_BYTES: usize = 256 << 10;
 
 /// What all connections of a server share.
-pub(crate) struct Shared {
+pub(crate) struct ServerShared {
     pub(crate) exports: Arc<dyn Exports>,
     pub(crate) limits: Limits,
     pub(crate) tls: TlsPolicy,
@@ -39,29 +40,29 @@ pub(crate) struct Shared {
     pub(crate) is_stopping: AtomicBool,
 }
 
-impl Shared {
+impl ServerShared {
     fn is_stopping(&self) -> bool {
-        // Relaxed: a request that sees it a moment later is one that came a moment earlier.
+        // Relaxed: a late view equals a request that arrived slightly earlier.
         self.is_stopping.load(Ordering::Relaxed)
     }
 }
 
-/// A client that is connected.
+/// A connected client.
 #[derive(Clone)]
 pub(crate) struct Client {
     pub(crate) peer: Arc<Peer>,
-    pub(crate) stream: Arc<Stream>,
+    pub(crate) stream: Arc<SocketStream>,
     pub(crate) outbox: Arc<Outbox>,
-    /// Where it comes from, over the network.
+    /// Its network address.
     pub(crate) address: Option<IpAddr>,
     /// Whether the handshake is over.
     pub(crate) has_entered: Arc<AtomicBool>,
-    /// Whether it has lost its place to another one.
+    /// Whether it was closed in favour of another client.
     pub(crate) is_displaced: bool,
 }
 
 /// Serves a client until the connection ends.
-pub(crate) fn serve(shared: &Arc<Shared>, client: &Client) {
+pub(crate) fn serve(shared: &Arc<ServerShared>, client: &Client) {
     let Client {
         peer, stream, outbox, ..
     } = client;
@@ -78,23 +79,28 @@ pub(crate) fn serve(shared: &Arc<Shared>, client: &Client) {
         Closed::ByClient | Closed::Abandoned(_) if shared.is_stopping() => Closed::ByServer,
         reason => reason,
     };
-    // Until workers are done with what it asked for, the connection keeps its place: whoever connects anew to ask for more
-    // gets no more than anyone else.
+    // The connection counts until the workers are done with its requests: a client that reconnects to send more gets no
+    // advantage.
     outbox.wait_until_empty();
     stream.say_goodbye();
     let event = Event::Disconnected { peer, reason: &reason };
     shared.events.event(&event);
 }
 
-pub(crate) fn outbox(limits: &Limits, stream: &Arc<Stream>) -> Arc<Outbox> {
-    let room = Room {
+pub(crate) fn outbox(limits: &Limits, stream: &Arc<SocketStream>) -> Arc<Outbox> {
+    let quota = WorkerQuota {
         request_count_max: limits.request_count_max,
         bytes_max: limits.request_bytes_max,
     };
-    Arc::new(Outbox::new(Arc::clone(stream), room))
+    Arc::new(Outbox::new(Arc::clone(stream), quota))
 }
 
-fn shake_hands(shared: &Shared, stream: &Stream, receiver: &mut Receiver, peer: &Peer) -> Result<Session, Closed> {
+fn shake_hands(
+    shared: &ServerShared,
+    stream: &SocketStream,
+    receiver: &mut Receiver,
+    peer: &Peer,
+) -> Result<Session, Closed> {
     let deadline = shared.clock.now() + shared.limits.handshake;
     let mut handshake = Handshake::new(shared.tls.mode());
     let mut output = Vec::new();
@@ -103,12 +109,12 @@ fn shake_hands(shared: &Shared, stream: &Stream, receiver: &mut Receiver, peer: 
         shared.events.event(&Event::OpenFailed { peer, export, error });
     };
     loop {
-        let surroundings = Surroundings {
+        let server = ServerState {
             exports: &*shared.exports,
-            stopping: shared.is_stopping(),
+            is_stopping: shared.is_stopping(),
             on_error: &on_error,
         };
-        let (used, progress) = handshake.step(receiver.bytes(), surroundings, &mut output);
+        let (used, progress) = handshake.step(receiver.bytes(), server, &mut output);
         receiver.consume(used);
         stream.send_all(&output).map_err(Closed::Io)?;
         output.clear();
@@ -116,11 +122,11 @@ fn shake_hands(shared: &Shared, stream: &Stream, receiver: &mut Receiver, peer: 
             Progress::NeedInput => receiver.fill(INPUT_BYTES_MAX, Waiting::Until(deadline))?,
             Progress::Continue => {}
             Progress::StartTls => {
-                // Whoever speaks on before TLS began would have it taken for what was said under its protection.
+                // Plain bytes sent before TLS started must not be taken for bytes protected by it.
                 if !receiver.bytes().is_empty() {
-                    return Err(Closed::Nonsense("plain bytes where TLS should begin"));
+                    return Err(Closed::Malformed("plain bytes where TLS should start"));
                 }
-                let server = shared.tls.server().ok_or(Closed::Nonsense("TLS where there is none"))?;
+                let server = shared.tls.server().ok_or(Closed::Malformed("TLS is not configured"))?;
                 stream.start_tls(server.begin().map_err(Closed::Io)?);
                 handshake.encrypted();
             }
@@ -131,7 +137,7 @@ fn shake_hands(shared: &Shared, stream: &Stream, receiver: &mut Receiver, peer: 
 }
 
 fn transmit(
-    shared: &Arc<Shared>,
+    shared: &Arc<ServerShared>,
     receiver: Receiver,
     outbox: &Arc<Outbox>,
     peer: &Arc<Peer>,
@@ -142,11 +148,11 @@ fn transmit(
     let transmission = Transmission {
         shared: Arc::clone(shared),
         outbox: Arc::clone(outbox),
-        context: Arc::new(Context {
+        context: Arc::new(RequestContext {
             shared: Arc::clone(shared),
             peer: Arc::clone(peer),
             executor: Executor::new(session, Arc::clone(&shared.clock)),
-            pace: Pace::new(),
+            dispatch: DispatchPolicy::new(),
         }),
         receiver,
         replies: ReplyBuffer::default(),
@@ -155,16 +161,16 @@ fn transmit(
     transmission.run()
 }
 
-/// What carrying out a request needs, on whichever thread.
-struct Context {
-    shared: Arc<Shared>,
+/// What executing a request needs, on any thread.
+struct RequestContext {
+    shared: Arc<ServerShared>,
     peer: Arc<Peer>,
     executor: Executor,
-    pace: Pace,
+    dispatch: DispatchPolicy,
 }
 
-impl Context {
-    /// Carries `request` out and appends its reply; measures how long that takes, and reports what the device complains of.
+impl RequestContext {
+    /// Executes `request` and appends its reply; measures the time, and reports errors of the device.
     fn execute(&self, request: &Request, payload: &[u8], replies: &mut ReplyBuffer, drain: Drain<'_>) {
         let clock = &*self.shared.clock;
         let begun = clock.now();
@@ -179,21 +185,22 @@ impl Context {
         let drain = timed_drain
             .as_mut()
             .map(|drain| drain as &mut dyn FnMut(&mut ReplyBuffer));
-        // A device that breaks its contract costs the request, not the server.
+        // A panic of a device fails the request, not the server.
         let done = catch_unwind(AssertUnwindSafe(|| {
             self.executor.execute(request, payload, replies, drain)
         }));
-        // The peer's slowness is not the device's.
-        self.pace.learn(request, clock.now().saturating_sub(begun + waited));
+        // Time spent waiting for the peer does not count.
+        self.dispatch
+            .record(request, clock.now().saturating_sub(begun + waited));
         let error = match done {
             Ok(Ok(())) => return,
             Ok(Err(error)) => error,
             Err(_) => {
-                let message = "the device of the export broke down";
+                let message = "the device of the export panicked";
                 replies.abandon();
                 replies.error(
                     self.executor.session.terms.style,
-                    address(request),
+                    reply_target(request),
                     ErrorNumber::EIO,
                     message,
                 );
@@ -211,8 +218,8 @@ impl Context {
     }
 }
 
-fn address(request: &Request) -> Address {
-    Address {
+fn reply_target(request: &Request) -> ReplyTarget {
+    ReplyTarget {
         cookie: request.cookie,
         offset: request.offset,
     }
@@ -220,24 +227,24 @@ fn address(request: &Request) -> Address {
 
 fn action(request: &Request) -> &'static str {
     match request.command {
-        Command::Read(_) => "read",
-        Command::Write => "write",
-        Command::Flush => "flush",
-        Command::Trim => "trim",
-        Command::Cache => "read ahead",
-        Command::WriteZeroes(_) => "write zeroes",
-        Command::BlockStatus { .. } => "look for extents",
+        RequestCommand::Read(_) => "read",
+        RequestCommand::Write => "write",
+        RequestCommand::Flush => "flush",
+        RequestCommand::Trim => "trim",
+        RequestCommand::Cache => "read ahead",
+        RequestCommand::WriteZeroes(_) => "write zeroes",
+        RequestCommand::BlockStatus { .. } => "look for extents",
     }
 }
 
 /// The receiving thread of a connection in transmission.
 struct Transmission {
-    shared: Arc<Shared>,
+    shared: Arc<ServerShared>,
     outbox: Arc<Outbox>,
-    context: Arc<Context>,
+    context: Arc<RequestContext>,
     receiver: Receiver,
     replies: ReplyBuffer,
-    /// The payload of a write that is longer than what is received ahead.
+    /// The payload of a write that is larger than the receive buffer.
     payload: ReplyBuffer,
 }
 
@@ -249,18 +256,18 @@ impl Transmission {
                 Err(reason) => break reason,
             }
         };
-        // What was answered before the end still goes out, if it can.
+        // Replies are still sent, if possible.
         drop(self.send());
         ended
     }
 
-    /// Answers all requests that were received, sends the replies, and receives more.
+    /// Answers all received requests, sends the replies, and receives more.
     fn take_ready(&mut self) -> Result<(), Closed> {
         let terms = &self.context.executor.session.terms;
         let header_bytes = RequestHeader::size_bytes(terms.style);
         while let Some(bytes) = self.receiver.bytes().get(..header_bytes) {
             let Some(header) = RequestHeader::decode(bytes, self.context.executor.session.terms.style) else {
-                return Err(Closed::Nonsense("a request without its magic number"));
+                return Err(Closed::Malformed("a request without its magic number"));
             };
             self.receiver.consume(header_bytes);
             self.take_request(&header)?;
@@ -287,9 +294,9 @@ impl Transmission {
             judge(header, terms)
         };
         match verdict {
-            Verdict::Accept(request) => self.carry_out(&request, payload_length),
-            Verdict::Refuse(Refusal { error, reason }) => {
-                let address = Address {
+            Verdict::Accept(request) => self.execute_or_submit(&request, payload_length),
+            Verdict::Refuse(RequestError { error, reason }) => {
+                let address = ReplyTarget {
                     cookie: header.cookie,
                     offset: header.offset,
                 };
@@ -300,26 +307,26 @@ impl Transmission {
                 self.receiver.skip(payload_length, self.shared.limits.stall)
             }
             Verdict::Disconnect => Err(Closed::ByClient),
-            Verdict::End(reason) => Err(Closed::Nonsense(reason)),
+            Verdict::End(reason) => Err(Closed::Malformed(reason)),
         }
     }
 
-    fn carry_out(&mut self, request: &Request, payload_length: u64) -> Result<(), Closed> {
+    fn execute_or_submit(&mut self, request: &Request, payload_length: u64) -> Result<(), Closed> {
         let length = holdfast_block::to_usize(payload_length);
-        if self.context.pace.place(request) == Place::Worker {
+        if self.context.dispatch.choose(request) == Dispatch::Worker {
             return self.hand_over(request, length);
         }
         let bytes = answer_length(request) + payload_length;
         if bytes <= Limits::SMALL_BYTES {
-            return self.carry_out_here(request, length);
+            return self.execute_here(request, length);
         }
         let lease = self.lease(bytes)?;
-        let done = self.carry_out_here(request, length).and_then(|()| self.send());
+        let done = self.execute_here(request, length).and_then(|()| self.send());
         drop(lease);
         done
     }
 
-    /// Memory for a request, after waiting until there is room for it. What was answered does not wait for that.
+    /// Takes memory for a request; waits if necessary, after sending pending replies.
     fn lease(&mut self, bytes: u64) -> Result<Lease, Closed> {
         if let Some(lease) = self.shared.budget.try_take(bytes) {
             return Ok(lease);
@@ -328,12 +335,12 @@ impl Transmission {
         Ok(self.shared.budget.take(bytes))
     }
 
-    fn carry_out_here(&mut self, request: &Request, length: usize) -> Result<(), Closed> {
+    fn execute_here(&mut self, request: &Request, length: usize) -> Result<(), Closed> {
         if length <= self.receiver.bytes().len() {
             let payload = &self.receiver.bytes()[..length];
             let outbox = &self.outbox;
             let mut drain = |replies: &mut ReplyBuffer| {
-                // A peer that is gone is noticed by the next one who sends.
+                // A closed peer is noticed by the next send.
                 outbox.send(replies.as_slice()).unwrap_or_default();
                 replies.clear();
             };
@@ -342,7 +349,7 @@ impl Transmission {
             self.receiver.consume(length);
             return Ok(());
         }
-        // What was answered does not wait for the rest of this one.
+        // Pending replies do not wait for the rest of this request.
         self.send()?;
         let payload = self.payload.space(length);
         self.receiver.take_payload(payload, self.shared.limits.stall)?;
@@ -352,7 +359,7 @@ impl Transmission {
         Ok(())
     }
 
-    /// Gives a request to a worker, after waiting until there is room for it.
+    /// Gives a request to a worker; waits for room if necessary.
     fn hand_over(&mut self, request: &Request, payload_length: usize) -> Result<(), Closed> {
         let bytes = answer_length(request) + payload_length as u64;
         if payload_length > self.receiver.bytes().len() || !self.outbox.has_room(bytes) {
@@ -373,32 +380,30 @@ impl Transmission {
             }
             Err(reason) => (None, Err(reason)),
         };
-        let weight = Weight { bytes, lease };
+        let cost = RequestCost { bytes, lease };
         if let Err(reason) = received {
-            self.outbox.break_off(weight);
+            self.outbox.break_off(cost);
             return Err(reason);
         }
         let context = Arc::clone(&self.context);
         let outbox = Arc::clone(&self.outbox);
         let request = *request;
-        let mut promise = Promise {
+        let mut pending = PendingReply {
             outbox,
-            weight: Some(weight),
+            cost: Some(cost),
         };
         let task = move || {
-            let outbox = &promise.outbox;
+            let outbox = &pending.outbox;
             let mut reply = ReplyBuffer::default();
-            // Nobody is left to read for; what was to be written is written, as if the peer had gone a moment later.
-            if !(outbox.is_dead() && matches!(request.command, Command::Read(_) | Command::Cache)) {
+            // Reads for a closed peer are skipped; writes are executed, as if the peer had closed a moment later.
+            if !(outbox.is_dead() && matches!(request.command, RequestCommand::Read(_) | RequestCommand::Cache)) {
                 context.execute(&request, &payload, &mut reply, None);
             }
-            if let Some(weight) = promise.weight.take() {
-                promise.outbox.deliver(reply, weight);
+            if let Some(cost) = pending.cost.take() {
+                pending.outbox.deliver(reply, cost);
             }
         };
-        self.shared
-            .workers
-            .hand_over(self.context.peer.connection, Box::new(task));
+        self.shared.workers.submit(self.context.peer.connection, Box::new(task));
         Ok(())
     }
 
@@ -415,25 +420,26 @@ impl Transmission {
     }
 }
 
-/// Bytes that a request wants to have read.
+/// Bytes that a request reads.
 fn answer_length(request: &Request) -> u64 {
     match request.command {
-        Command::Read(_) => request.length,
+        RequestCommand::Read(_) => request.length,
         _ => 0,
     }
 }
 
-/// The reply to a request that a worker has. Where a panic keeps it from coming, the connection ends rather than waits.
-struct Promise {
+/// The outstanding reply to a request that a worker has. If a panic prevents it, the connection ends instead of
+/// waiting.
+struct PendingReply {
     outbox: Arc<Outbox>,
-    /// None once it is kept.
-    weight: Option<Weight>,
+    /// None once the reply was delivered.
+    cost: Option<RequestCost>,
 }
 
-impl Drop for Promise {
+impl Drop for PendingReply {
     fn drop(&mut self) {
-        if let Some(weight) = self.weight.take() {
-            self.outbox.break_off(weight);
+        if let Some(cost) = self.cost.take() {
+            self.outbox.break_off(cost);
         }
     }
 }
@@ -441,7 +447,7 @@ impl Drop for Promise {
 /// "The error value issued in respect of these requests and any subsequently received requests SHOULD be NBD_ESHUTDOWN."
 fn refuse_for_stop(verdict: Verdict) -> Verdict {
     match verdict {
-        Verdict::Accept(_) => Verdict::Refuse(Refusal {
+        Verdict::Accept(_) => Verdict::Refuse(RequestError {
             error: ErrorNumber::ESHUTDOWN,
             reason: "the server is being stopped",
         }),

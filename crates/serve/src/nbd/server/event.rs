@@ -1,4 +1,4 @@
-//! What happens on a server, for its owner to log or count.
+//! Events of a server, for its owner to log or count.
 
 use std::fmt;
 use std::io;
@@ -10,9 +10,9 @@ use super::handshake::HandshakeEnd;
 /// A connection, as events name it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
-    /// Number of the connection, from 1 on, never used again by the same server.
+    /// Number of the connection, from 1 on, never reused by the same server.
     pub connection: u64,
-    /// Address of a TCP peer, or user and process of a local one.
+    /// ReplyTarget of a TCP peer, or user and process of a local one.
     pub name: String,
 }
 
@@ -26,82 +26,82 @@ impl fmt::Display for Peer {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Closed {
-    /// The client said goodbye, or closed its end between two messages.
+    /// The client disconnected, or closed its end between two messages.
     ByClient,
     /// The server was stopped.
     ByServer,
-    /// The handshake led nowhere.
+    /// The handshake ended without a session.
     Handshake(HandshakeEnd),
     /// The client closed its end, or took too long, in the middle of a message or of the handshake.
     Abandoned(&'static str),
-    /// What came is not the protocol.
-    Nonsense(&'static str),
+    /// The input is not valid NBD.
+    Malformed(&'static str),
     /// The socket failed.
     Io(io::Error),
 }
 
-/// Something that happened.
+/// An event.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {
-    /// A client is there; the handshake begins.
+    /// A client connected; the handshake begins.
     Connected {
-        /// Who.
+        /// The client.
         peer: &'a Peer,
     },
-    /// A client was sent away, because there are as many connections as there may be.
+    /// A client was refused, because the maximum number of connections is reached.
     TooMany {
-        /// Who.
+        /// The client.
         peer: &'a Peer,
     },
     /// A client begins to use an export.
     Entered {
-        /// Who.
+        /// The client.
         peer: &'a Peer,
-        /// The export's own name.
+        /// The name of the export.
         export: &'a str,
     },
     /// An export could not be opened.
     OpenFailed {
-        /// Who wanted it.
+        /// The client.
         peer: &'a Peer,
-        /// The name that was asked for.
+        /// The requested name.
         export: &'a str,
-        /// Why.
+        /// The error.
         error: &'a DeviceError,
     },
-    /// The device of an export gave an error, which the client was told.
+    /// The device of an export failed; the client got an error.
     RequestFailed {
-        /// Whose request.
+        /// The client.
         peer: &'a Peer,
-        /// The export's own name.
+        /// The name of the export.
         export: &'a str,
-        /// What was asked: "read", "write"...
+        /// The operation: "read", "write"...
         action: &'static str,
         /// First byte of the request.
         offset: u64,
         /// Bytes of the request.
         length: u64,
-        /// Why.
+        /// The error.
         error: &'a DeviceError,
     },
     /// A connection ended.
     Disconnected {
-        /// Whose.
+        /// The client.
         peer: &'a Peer,
-        /// Why.
+        /// The reason.
         reason: &'a Closed,
     },
     /// A connection could not be accepted, or set up; the server goes on.
     AcceptFailed {
-        /// Why.
+        /// The error.
         error: &'a io::Error,
     },
 }
 
-/// Who is told what happens, by any thread of the server: it must not take long.
+/// Receives events, on any thread of the server. It must return quickly.
 pub trait EventSink: Send + Sync {
-    /// Takes note of `event`.
+    /// Handles `event`.
     fn event(&self, event: &Event<'_>);
 }
 

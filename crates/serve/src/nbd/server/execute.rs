@@ -1,4 +1,4 @@
-//! Carrying out requests: from one that makes sense to its reply.
+//! Executes validated requests and produces their replies.
 
 mod holes;
 mod read;
@@ -8,48 +8,48 @@ use std::sync::Arc;
 
 use holdfast_block::{BlockDeviceMut, Clock, Error, to_usize};
 
-use holes::HoleSense;
+use holes::HoleTracker;
 
 use super::export::ZeroSpeed;
 use super::handshake::Session;
-use super::reply::{Address, ReplyBuffer};
-use super::request::{Command, Durability, Refusal, Request, Zeroes};
+use super::reply::{ReplyBuffer, ReplyTarget};
+use super::request::{Durability, Request, RequestCommand, RequestError, Zeroes};
 use crate::nbd::wire::ErrorNumber;
 
-/// Bytes that are read ahead, or written as zeroes, in one go.
+/// Bytes that are read ahead, or written as zeroes, at a time.
 const PIECE_BYTES: u64 = 1 << 20;
-/// Zeroes that take space are really written: as many as that at one request.
+/// Provisioned zeroes are written as data: at most as many in one request.
 const PROVISIONED_BYTES_MAX: u64 = 1 << 30;
 
-/// Sends what was gathered, and empties the buffer.
+/// Sends the buffered replies, and empties the buffer.
 pub(crate) type Drain<'a> = Option<&'a mut dyn FnMut(&mut ReplyBuffer)>;
 
-/// Why a request was not carried out.
+/// Why a request was not executed.
 #[derive(Debug)]
-enum Failure {
-    /// By the protocol.
-    Refused(Refusal),
-    /// By the device.
+enum ExecuteError {
+    /// Invalid by the protocol.
+    Refused(RequestError),
+    /// The device failed.
     Device(Error),
 }
 
-impl From<Error> for Failure {
+impl From<Error> for ExecuteError {
     fn from(error: Error) -> Self {
         Self::Device(error)
     }
 }
 
-impl From<Refusal> for Failure {
-    fn from(refusal: Refusal) -> Self {
+impl From<RequestError> for ExecuteError {
+    fn from(refusal: RequestError) -> Self {
         Self::Refused(refusal)
     }
 }
 
-/// Carries out what one client asks of its export, on any thread.
+/// Executes the requests of one client on its export, on any thread.
 pub(crate) struct Executor {
     pub(crate) session: Session,
     clock: Arc<dyn Clock>,
-    holes: HoleSense,
+    holes: HoleTracker,
 }
 
 impl Executor {
@@ -57,13 +57,13 @@ impl Executor {
         Self {
             session,
             clock,
-            holes: HoleSense::default(),
+            holes: HoleTracker::default(),
         }
     }
 
-    /// Carries `request` out, appends the whole reply to `replies`, and returns the error of the device, if there was one.
+    /// Executes `request`, appends the whole reply to `replies`, and returns the error of the device, if any.
     ///
-    /// With a `drain`, a long reply may be sent while the rest of it is gathered.
+    /// With a `drain`, a long reply may be sent while the rest of it is produced.
     pub(crate) fn execute(
         &self,
         request: &Request,
@@ -74,13 +74,15 @@ impl Executor {
         let session = &self.session;
         replies.begin();
         let style = session.terms.style;
-        let address = Address {
+        let address = ReplyTarget {
             cookie: request.cookie,
             offset: request.offset,
         };
         let done = match request.command {
-            Command::Read(fragments) => read::read(self, request, fragments, replies, drain).map_err(Failure::from),
-            Command::BlockStatus { extents, contexts } => {
+            RequestCommand::Read(fragments) => {
+                read::read(self, request, fragments, replies, drain).map_err(ExecuteError::from)
+            }
+            RequestCommand::BlockStatus { extents, contexts } => {
                 status::block_status(session, request, extents, contexts, payload, replies)
             }
             _ => change(session, request, payload, replies).map(|()| replies.success(style, address)),
@@ -91,11 +93,11 @@ impl Executor {
         };
         replies.abandon();
         match failure {
-            Failure::Refused(Refusal { error, reason }) => {
+            ExecuteError::Refused(RequestError { error, reason }) => {
                 replies.error(style, address, error, reason);
                 Ok(())
             }
-            Failure::Device(error) => {
+            ExecuteError::Device(error) => {
                 replies.error(style, address, errno(&error), &with_sources(&error));
                 Err(error)
             }
@@ -103,23 +105,23 @@ impl Executor {
     }
 }
 
-/// The requests that have nothing to tell but success.
-fn change(session: &Session, request: &Request, payload: &[u8], replies: &mut ReplyBuffer) -> Result<(), Failure> {
-    if request.command == Command::Cache {
+/// Requests whose reply is only success or an error.
+fn change(session: &Session, request: &Request, payload: &[u8], replies: &mut ReplyBuffer) -> Result<(), ExecuteError> {
+    if request.command == RequestCommand::Cache {
         return prefetch(session, request, replies);
     }
-    let device = session.export.device().writer().ok_or(Refusal {
+    let device = session.export.device().writer().ok_or(RequestError {
         error: ErrorNumber::EPERM,
         reason: "the export is read-only",
     })?;
     match request.command {
-        Command::Write => device.write_at(payload, request.offset)?,
-        Command::Trim => device.trim(request.range())?,
-        Command::WriteZeroes(zeroes) => {
+        RequestCommand::Write => device.write_at(payload, request.offset)?,
+        RequestCommand::Trim => device.trim(request.range())?,
+        RequestCommand::WriteZeroes(zeroes) => {
             write_zeroes(device, session.export.zero_speed(), request, zeroes, replies)?;
         }
-        Command::Flush => return Ok(device.flush()?),
-        Command::Read(_) | Command::Cache | Command::BlockStatus { .. } => {}
+        RequestCommand::Flush => return Ok(device.flush()?),
+        RequestCommand::Read(_) | RequestCommand::Cache | RequestCommand::BlockStatus { .. } => {}
     }
     if request.durability == Durability::BeforeReply {
         device.flush()?;
@@ -127,8 +129,8 @@ fn change(session: &Session, request: &Request, payload: &[u8], replies: &mut Re
     Ok(())
 }
 
-/// Reads the range and forgets it: what is slow to get, a chunk of a repository, is then in the cache of its device.
-fn prefetch(session: &Session, request: &Request, replies: &mut ReplyBuffer) -> Result<(), Failure> {
+/// Reads the range and discards it, so that slow data, such as a chunk of a repository, is in the cache of its device.
+fn prefetch(session: &Session, request: &Request, replies: &mut ReplyBuffer) -> Result<(), ExecuteError> {
     let start = replies.len();
     for (offset, length) in pieces(request) {
         replies.rewind(start);
@@ -148,10 +150,10 @@ fn write_zeroes(
     request: &Request,
     zeroes: Zeroes,
     replies: &mut ReplyBuffer,
-) -> Result<(), Failure> {
+) -> Result<(), ExecuteError> {
     let is_quick = zeroes == Zeroes::Quick && speed == ZeroSpeed::Quick;
     if matches!(zeroes, Zeroes::Quick | Zeroes::QuickProvisioned) && !is_quick {
-        return Err(Failure::Refused(Refusal {
+        return Err(ExecuteError::Refused(RequestError {
             error: ErrorNumber::ENOTSUP,
             reason: "writing zeroes is not known to be quicker than writing",
         }));
@@ -159,11 +161,11 @@ fn write_zeroes(
     if zeroes != Zeroes::Provisioned {
         return Ok(device.write_zeroes(request.range())?);
     }
-    // A device has no way to reserve space but to write: `write_zeroes` gives space back where it can.
+    // A device can reserve space only by writing: `write_zeroes` releases space where it can.
     if request.length > PROVISIONED_BYTES_MAX {
-        return Err(Failure::Refused(Refusal {
+        return Err(ExecuteError::Refused(RequestError {
             error: ErrorNumber::EOVERFLOW,
-            reason: "zeroes that are to take space are written 1 GiB at a time",
+            reason: "at most 1 GiB of provisioned zeroes can be written at a time",
         }));
     }
     let start = replies.len();
@@ -186,7 +188,7 @@ fn pieces(request: &Request) -> impl Iterator<Item = (u64, usize)> + use<> {
         .map(move |offset| (offset, to_usize((range.end - offset).min(PIECE_BYTES))))
 }
 
-/// The number of the protocol that says best what went wrong.
+/// The protocol's number that fits the error best.
 fn errno(error: &Error) -> ErrorNumber {
     use std::io::ErrorKind;
     if error.is_no_space() {
@@ -204,7 +206,7 @@ fn errno(error: &Error) -> ErrorNumber {
     }
 }
 
-/// An error with what caused it, as one line.
+/// An error with its sources, as one line.
 fn with_sources(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

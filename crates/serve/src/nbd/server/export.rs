@@ -1,4 +1,4 @@
-//! What a server offers: named devices, opened when a client asks for one.
+//! Exports: named devices, opened when a client requests one.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use crate::nbd::wire::{ExportFlags, HeaderStyle, PAYLOAD_BYTES_MAX, STRING_BYTES
 
 /// Prefix of the metadata contexts that hold dirty bitmaps, as QEMU names them (docs/interop/nbd.rst).
 pub(crate) const BITMAP_CONTEXT_PREFIX: &str = "qemu:dirty-bitmap:";
-/// The metadata context that tells data from holes.
+/// The metadata context for data and holes.
 pub(crate) const ALLOCATION_CONTEXT: &str = "base:allocation";
 
-/// The device behind an export: what it is decides what clients may do.
+/// The device behind an export; its kind decides what clients may do.
 #[derive(Clone)]
 pub enum ExportDevice {
     /// Clients can read.
@@ -37,27 +37,27 @@ impl ExportDevice {
     }
 }
 
-/// What [`ExtentKind::Absent`](holdfast_block::ExtentKind::Absent) means for the device of an export.
+/// The meaning of [`ExtentKind::Absent`](holdfast_block::ExtentKind::Absent) for the device of an export.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Absent {
-    /// A layer below may have bytes there: clients are told that it is data.
+    /// A lower layer may hold data: clients see it as data.
     #[default]
     MayHoldData,
-    /// There is no layer below: it is a hole that reads as zero.
+    /// There is no lower layer: it is a hole that reads as zero.
     ReadsAsZero,
 }
 
-/// Whether writing zeroes to the device of an export is quicker than writing as many bytes.
+/// Whether writing zeroes to the device is faster than writing data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ZeroSpeed {
-    /// Not known: clients that want zeroes only if they are quick are refused.
+    /// Unknown: requests for fast zeroes are refused.
     #[default]
     Unknown,
-    /// It is, for any range.
+    /// Fast, for any range.
     Quick,
 }
 
-/// A device that is offered under a name.
+/// A device offered under a name.
 #[derive(Clone)]
 pub struct Export {
     name: String,
@@ -69,7 +69,7 @@ pub struct Export {
 }
 
 impl Export {
-    /// An export called `name`; the empty name is the one that a client gets who asks for none.
+    /// An export called `name`; the empty name is the default export.
     pub fn new(name: impl Into<String>, device: ExportDevice) -> Self {
         Self {
             name: name.into(),
@@ -81,7 +81,7 @@ impl Export {
         }
     }
 
-    /// Says what the export is, for a person.
+    /// Sets the description.
     #[must_use]
     pub fn with_description(mut self, description: impl Into<String>) -> Self {
         self.description = description.into();
@@ -90,28 +90,28 @@ impl Export {
 
     /// Offers `bitmap` as the metadata context `qemu:dirty-bitmap:NAME`.
     ///
-    /// What lies past the end of the bitmap counts as dirty, so that a bitmap of another size never hides a change.
+    /// The range past the end of the bitmap counts as dirty, so that a bitmap of another size never hides a change.
     #[must_use]
     pub fn with_bitmap(mut self, name: impl Into<String>, bitmap: Arc<DirtyBitmap>) -> Self {
         self.bitmaps.push((name.into(), bitmap));
         self
     }
 
-    /// Says what absent extents mean; without it they are taken for data.
+    /// Sets the meaning of absent extents; data by default.
     #[must_use]
     pub fn with_absent(mut self, absent: Absent) -> Self {
         self.absent = absent;
         self
     }
 
-    /// Says whether writing zeroes is quick; without it that is not known.
+    /// Sets whether writing zeroes is fast; unknown by default.
     #[must_use]
     pub fn with_zero_speed(mut self, speed: ZeroSpeed) -> Self {
         self.zero_speed = speed;
         self
     }
 
-    /// Its name.
+    /// The name to request.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -132,11 +132,11 @@ impl Export {
         self.zero_speed
     }
 
-    /// What clients are told that the export can do, when they speak `style`.
+    /// The transmission flags for clients that use `style`.
     pub(crate) fn flags(&self, style: HeaderStyle) -> ExportFlags {
-        // All connections to an export work on one device (an obligation of `Exports::open`), this server keeps no bytes of
-        // its own, and `BlockDeviceMut::flush` covers every write that returned before it began, whichever thread wrote:
-        // so a flush on one connection covers what was acknowledged on all. Nothing changes a read-only device.
+        // All connections to an export use one device (an obligation of `Exports::open`), this server caches no data,
+        // and `BlockDeviceMut::flush` covers every write that returned before it began, on any thread: a flush on one
+        // connection therefore covers the acknowledged writes of all. A read-only device does not change.
         let mut flags = ExportFlags::HAS_FLAGS | ExportFlags::MULTI_CONN | ExportFlags::CACHE;
         flags |= match self.device {
             ExportDevice::ReadOnly(_) => ExportFlags::READ_ONLY,
@@ -155,7 +155,7 @@ impl Export {
         }
     }
 
-    /// Bytes that requests had best be multiples of: a power of two, at least a page.
+    /// Preferred alignment of requests: a power of two, at least a page.
     pub(crate) fn preferred_block_bytes(&self) -> u32 {
         const PAGE_BYTES: u32 = 4096;
         self.device
@@ -189,30 +189,30 @@ impl fmt::Debug for Export {
     }
 }
 
-/// An export as it stands in a list.
+/// An export in a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExportEntry {
-    /// The name to ask for.
+    /// The name to request.
     pub name: String,
-    /// What it is, for a person; may be empty.
+    /// The description; may be empty.
     pub description: String,
 }
 
-/// What a server has to offer. It is asked by many threads at once.
+/// The exports of a server. Called by many threads at once.
 ///
-/// Implementers must give the same device, or one that shares every write with it, to all who open one name while anyone
-/// still uses it: the server promises its clients that a flush on one connection covers the others.
+/// Implementers must return the same device, or one that shares every write with it, to all clients that open one name
+/// while it is in use: the server promises its clients that a flush on one connection covers the others.
 pub trait Exports: Send + Sync {
-    /// What a client who asks for a list gets to see.
+    /// The list for clients.
     fn list(&self) -> Vec<ExportEntry>;
 
-    /// Opens the export called `name`; [`None`] where there is no such.
+    /// Opens the export called `name`; [`None`] if it does not exist.
     ///
-    /// It may take its time: only the client who asks waits for it.
+    /// It may be slow: only the requesting client waits for it.
     fn open(&self, name: &str) -> holdfast_block::Result<Option<Arc<Export>>>;
 }
 
-/// Exports that are open from the start; the first is also the one that a client gets who asks for none.
+/// Exports that are open from the start; the first is also the default export.
 #[derive(Debug, Default)]
 pub struct FixedExports {
     exports: Vec<Arc<Export>>,

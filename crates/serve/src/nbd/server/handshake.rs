@@ -1,8 +1,8 @@
-//! The handshake as a state machine: bytes in, bytes and a verdict out.
+//! The handshake as a state machine: bytes in, bytes and a decision out.
 //!
-//! Only the fixed newstyle is spoken. Whatever a client asks gets an answer, an error if nothing better; the session ends only
-//! where the protocol leaves no other way: client flags that are unknown, an option without its magic number, an `EXPORT_NAME`
-//! that cannot be satisfied (it has no errors), and a client that goes on asking without end.
+//! Only the fixed newstyle is supported. Every option gets a reply, at least an error. The session ends only if the
+//! protocol requires it: unknown client flags, an option without its magic number, an `EXPORT_NAME` that cannot be
+//! satisfied (it has no error reply), and a client that sends options without end.
 
 mod context;
 mod option;
@@ -22,60 +22,60 @@ use crate::nbd::wire::{
 const OPTION_COUNT_MAX: u32 = 1000;
 const OPTION_HEADER_BYTES: usize = 16;
 
-/// Bytes of input that one step of the handshake may need to have at once.
+/// Bytes of input that one step of the handshake may need at once.
 pub(crate) const INPUT_BYTES_MAX: usize = OPTION_HEADER_BYTES + OPTION_BYTES_MAX;
 
-/// Whether clients talk in the clear or encrypted.
+/// Whether connections are encrypted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TlsMode {
     /// There is no TLS.
     Off,
-    /// Clients may ask for TLS.
+    /// Clients may request TLS.
     Allowed,
-    /// Clients get nothing before they asked for TLS.
+    /// Clients must start TLS first.
     Required,
 }
 
 /// Why the handshake ended without a session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HandshakeEnd {
-    /// The client said goodbye.
+    /// The client aborted.
     Aborted,
-    /// The client asked, by an option that knows no errors, for what it cannot have.
+    /// The client requested something unavailable by an option without error reply.
     Refused(String),
-    /// What came is not the protocol.
-    Nonsense(&'static str),
+    /// The input is not valid NBD.
+    Malformed(&'static str),
 }
 
-/// What is next after a step.
+/// The next action after a step.
 #[derive(Debug)]
 pub(crate) enum Progress {
     /// More input is needed.
     NeedInput,
-    /// Something was done; there may be more input already.
+    /// A step was done; there may be more input already.
     Continue,
-    /// TLS begins after the output was sent.
+    /// Start TLS after sending the output.
     StartTls,
-    /// After the output was sent, requests follow.
+    /// After sending the output, requests follow.
     Enter(Session),
-    /// The connection is to be closed after the output was sent.
+    /// Close the connection after sending the output.
     End(HandshakeEnd),
 }
 
-/// What a client agreed on with the server.
+/// The result of the handshake.
 #[derive(Debug, Clone)]
 pub(crate) struct Session {
     pub(crate) export: Arc<Export>,
     pub(crate) terms: Terms,
 }
 
-/// What the server is at the moment.
+/// The server's state during a step.
 #[derive(Clone, Copy)]
-pub(crate) struct Surroundings<'a> {
+pub(crate) struct ServerState<'a> {
     pub(crate) exports: &'a dyn Exports,
     /// Whether the server is being stopped.
-    pub(crate) stopping: bool,
-    /// Told when an export could not be opened: its name, and why.
+    pub(crate) is_stopping: bool,
+    /// Called when an export could not be opened, with its name and the error.
     pub(crate) on_error: &'a dyn Fn(&str, &holdfast_block::Error),
 }
 
@@ -83,7 +83,7 @@ pub(crate) struct Surroundings<'a> {
 enum Phase {
     ClientFlags,
     Options,
-    /// Bytes of the data of an option that is too big, which are thrown away.
+    /// Skips the remaining bytes of an oversized option.
     Skipping(OptionKind, u64),
 }
 
@@ -95,20 +95,20 @@ pub(crate) struct Handshake {
     is_encrypted: bool,
     client: ClientFlags,
     option_count: u32,
-    agreed: Agreed,
+    negotiated: Negotiated,
 }
 
-/// What options have settled so far; TLS begins with none of it.
+/// What the options have settled so far; reset when TLS starts.
 #[derive(Debug)]
-struct Agreed {
+struct Negotiated {
     style: HeaderStyle,
-    /// The export that was opened last, under the name that was asked for.
+    /// The export that was opened last, under the requested name.
     opened: Option<(String, Arc<Export>)>,
     /// Metadata contexts, and the export that they were selected for.
     contexts: Option<(String, Vec<u32>)>,
 }
 
-impl Default for Agreed {
+impl Default for Negotiated {
     fn default() -> Self {
         Self {
             style: HeaderStyle::Simple,
@@ -126,11 +126,11 @@ impl Handshake {
             is_encrypted: false,
             client: ClientFlags::default(),
             option_count: 0,
-            agreed: Agreed::default(),
+            negotiated: Negotiated::default(),
         }
     }
 
-    /// Appends what the server says first.
+    /// Appends the greeting.
     pub(crate) fn greet(output: &mut Vec<u8>) {
         output.extend(GREETING_MAGIC.to_be_bytes());
         output.extend(OPTION_MAGIC.to_be_bytes());
@@ -138,22 +138,17 @@ impl Handshake {
         output.extend(flags.0.to_be_bytes());
     }
 
-    /// Says that TLS is there: what was agreed on before no longer counts.
+    /// Resets the negotiation after TLS was started.
     pub(crate) fn encrypted(&mut self) {
         self.is_encrypted = true;
-        self.agreed = Agreed::default();
+        self.negotiated = Negotiated::default();
     }
 
-    /// Takes one step with `input`, of which it used as many bytes as it says; appends answers to `output`.
-    pub(crate) fn step(
-        &mut self,
-        input: &[u8],
-        surroundings: Surroundings<'_>,
-        output: &mut Vec<u8>,
-    ) -> (usize, Progress) {
+    /// Takes one step with `input` and returns how many bytes it used; appends replies to `output`.
+    pub(crate) fn step(&mut self, input: &[u8], server: ServerState<'_>, output: &mut Vec<u8>) -> (usize, Progress) {
         match self.phase {
             Phase::ClientFlags => self.take_client_flags(input),
-            Phase::Options => self.take_option(input, surroundings, output),
+            Phase::Options => self.take_option(input, server, output),
             Phase::Skipping(kind, rest) => {
                 let used = input.len().min(holdfast_block::to_usize(rest));
                 let rest = rest - used as u64;
@@ -176,21 +171,18 @@ impl Handshake {
         // "the server MUST drop the TCP connection if the client sets an unknown flag"
         let known = ClientFlags::FIXED_NEWSTYLE | ClientFlags::NO_ZEROES;
         if !self.client.beyond(known).is_empty() {
-            return (
-                4,
-                Progress::End(HandshakeEnd::Nonsense("client flags that are unknown")),
-            );
+            return (4, Progress::End(HandshakeEnd::Malformed("unknown client flags")));
         }
         (4, Progress::Continue)
     }
 
-    fn take_option(&mut self, input: &[u8], surroundings: Surroundings<'_>, output: &mut Vec<u8>) -> (usize, Progress) {
+    fn take_option(&mut self, input: &[u8], server: ServerState<'_>, output: &mut Vec<u8>) -> (usize, Progress) {
         let Some((header, rest)) = input.split_first_chunk::<OPTION_HEADER_BYTES>() else {
             return (0, Progress::NeedInput);
         };
         let mut fields = Fields(header);
         if fields.u64() != OPTION_MAGIC {
-            let reason = HandshakeEnd::Nonsense("an option without its magic number");
+            let reason = HandshakeEnd::Malformed("an option without its magic number");
             return (0, Progress::End(reason));
         }
         let kind = OptionKind(fields.u32());
@@ -204,9 +196,9 @@ impl Handshake {
         };
         self.option_count += 1;
         let progress = if self.option_count > OPTION_COUNT_MAX {
-            Progress::End(HandshakeEnd::Nonsense("options without end"))
+            Progress::End(HandshakeEnd::Malformed("options without end"))
         } else {
-            self.answer(kind, data, surroundings, output)
+            self.answer(kind, data, server, output)
         };
         (OPTION_HEADER_BYTES + length, progress)
     }
@@ -214,14 +206,14 @@ impl Handshake {
     fn refuse_oversize(&mut self, kind: OptionKind, output: &mut Vec<u8>) -> Progress {
         self.option_count += 1;
         if kind == OptionKind::EXPORT_NAME || self.option_count > OPTION_COUNT_MAX {
-            return Progress::End(HandshakeEnd::Nonsense("an option of absurd size"));
+            return Progress::End(HandshakeEnd::Malformed("an option of absurd size"));
         }
         if kind == OptionKind::ABORT {
             option::reply(output, kind, OptionReplyKind::ACK, &[]);
             return Progress::End(HandshakeEnd::Aborted);
         }
         let (error, message) = if self.wants_tls_first() {
-            (OptionReplyKind::ERR_TLS_REQD, "TLS has to begin first")
+            (OptionReplyKind::ERR_TLS_REQD, "TLS must be started first")
         } else if option::is_known(kind) {
             (OptionReplyKind::ERR_TOO_BIG, "the option is too big")
         } else {

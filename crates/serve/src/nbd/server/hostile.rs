@@ -1,4 +1,4 @@
-//! What a client sends, laid open: see [`holdfast_block::hostile`].
+//! The server's parsers for fuzzing; see [`holdfast_block::hostile`].
 
 use std::sync::Arc;
 
@@ -7,9 +7,9 @@ use holdfast_block::{DirtyBitmap, ManualClock, MemoryDevice, to_usize};
 
 use super::execute::Executor;
 use super::export::{Export, ExportDevice, FixedExports};
-use super::handshake::{Handshake, Progress, Session, Surroundings, TlsMode};
-use super::reply::{Address, ReplyBuffer};
-use super::request::{Refusal, Terms, Verdict, judge, payload_bytes};
+use super::handshake::{Handshake, Progress, ServerState, Session, TlsMode};
+use super::reply::{ReplyBuffer, ReplyTarget};
+use super::request::{RequestError, Terms, Verdict, judge, payload_bytes};
 use crate::nbd::wire::{
     ChunkHeader, ChunkKind, CommandFlags, CommandKind, Fields, HeaderStyle, OPTION_MAGIC, OptionKind, ReplyFlags,
     RequestHeader, SIMPLE_REPLY_BYTES, SIMPLE_REPLY_MAGIC,
@@ -24,7 +24,7 @@ fn export() -> Export {
     Export::new("disk", ExportDevice::Writable(Arc::new(device))).with_bitmap("old", Arc::new(bitmap))
 }
 
-/// All that a client says until it has an export. The first byte chooses whether TLS is wanted.
+/// The input of a handshake. The first byte chooses whether TLS is required.
 pub(crate) fn handshake(bytes: &[u8]) -> Outcome {
     let (mode, bytes) = match bytes.split_first() {
         Some((first, rest)) if first % 8 == 1 => (TlsMode::Required, rest),
@@ -38,12 +38,12 @@ pub(crate) fn handshake(bytes: &[u8]) -> Outcome {
     if whole.0 { Outcome::Decoded } else { Outcome::Refused }
 }
 
-/// Whether an export was entered, and all that was answered; `bytes` come in pieces.
+/// Whether an export was entered, and all output; `bytes` arrive in pieces.
 fn drive(mode: TlsMode, bytes: &[u8], piece_length: usize) -> (bool, Vec<u8>) {
     let exports = FixedExports::new([export()]);
-    let surroundings = Surroundings {
+    let server = ServerState {
         exports: &exports,
-        stopping: false,
+        is_stopping: false,
         on_error: &|_, _| unreachable!("memory can be opened"),
     };
     let mut handshake = Handshake::new(mode);
@@ -51,7 +51,7 @@ fn drive(mode: TlsMode, bytes: &[u8], piece_length: usize) -> (bool, Vec<u8>) {
     let mut output = Vec::new();
     loop {
         let before = output.len();
-        let (used, progress) = handshake.step(&bytes[start..end], surroundings, &mut output);
+        let (used, progress) = handshake.step(&bytes[start..end], server, &mut output);
         assert!(used <= end - start, "it used more than there was");
         assert!(output.len() - before < 64 << 10, "the answer is out of proportion");
         start += used;
@@ -114,8 +114,8 @@ pub(crate) fn requests(bytes: &[u8]) -> Outcome {
                     "memory has no errors, and what was judged is in bounds: {done:?}"
                 );
             }
-            Verdict::Refuse(Refusal { error, reason }) => {
-                let address = Address {
+            Verdict::Refuse(RequestError { error, reason }) => {
+                let address = ReplyTarget {
                     cookie: header.cookie,
                     offset: header.offset,
                 };
@@ -130,7 +130,7 @@ pub(crate) fn requests(bytes: &[u8]) -> Outcome {
     Outcome::Decoded
 }
 
-/// The reply to a request is one that a client can follow.
+/// Checks that a client can parse the reply to a request.
 fn check_reply(mut reply: &[u8], request: &RequestHeader, style: HeaderStyle) {
     if style == HeaderStyle::Simple {
         let mut fields = Fields(reply);

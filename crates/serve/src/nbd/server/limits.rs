@@ -1,32 +1,33 @@
-//! What a server grants its clients.
+//! Limits on clients.
 
 use std::time::Duration;
 
-/// Bounds on what clients can make a server spend.
+/// Limits on the resources that clients can use.
 ///
-/// The memory that they can make it hold is at most `memory_bytes_max` for requests, and `connection_count_max` times 5 MiB for buffers and
-/// small requests. A connection may have one small request of [`SMALL_BYTES`](Self::SMALL_BYTES) whatever the others have.
+/// Clients can use at most `memory_bytes_max` of memory for requests, and `connection_count_max` times 5 MiB for
+/// buffers and small requests. A connection may always have one small request of [`SMALL_BYTES`](Self::SMALL_BYTES).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections at once; further ones are closed at once.
+    /// Concurrent connections; further ones are closed at once.
     pub connection_count_max: usize,
-    /// Connections at once from one address of the network.
+    /// Concurrent connections from one network address.
     pub address_connection_count_max: usize,
-    /// Connections in the middle of the handshake; a further one takes the place of the oldest of them.
+    /// Concurrent handshakes; a further one replaces the oldest.
     pub handshake_count_max: usize,
-    /// How long the handshake may take, from the first byte to the last.
+    /// Time limit of the handshake.
     pub handshake: Duration,
-    /// How long a client may be silent between two requests; without it, for ever: a machine may have nothing to do for days.
+    /// How long a client may be idle between two requests; unlimited without it, because a machine may be idle for
+    /// days.
     pub idle: Option<Duration>,
-    /// How long a client may send nothing in the middle of a request, or take nothing of a reply.
+    /// How long a client may stall in the middle of a request or of a reply.
     pub stall: Duration,
     /// Requests of one connection that workers may have at once.
     pub request_count_max: usize,
-    /// Bytes of such requests and of their replies; a single request may have more.
+    /// Bytes of such requests and of their replies; a single request may exceed it.
     pub request_bytes_max: u64,
-    /// Bytes of requests and of their replies, of all connections together; a single request may have more.
+    /// Bytes of requests and of their replies, of all connections; a single request may exceed it.
     pub memory_bytes_max: u64,
-    /// Threads for slow requests, of all connections together.
+    /// Threads for slow requests, shared by all connections.
     pub worker_count_max: usize,
 }
 
@@ -48,10 +49,10 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// A request of so many bytes is small.
+    /// The maximum size of a small request.
     pub const SMALL_BYTES: u64 = 128 << 10;
 
-    /// How often a thread that waits for a peer looks at the clock.
+    /// How often a thread that waits for a peer checks the clock.
     pub(crate) fn tick(&self) -> Duration {
         let shortest = self.handshake.min(self.stall).min(self.idle.unwrap_or(self.stall));
         (shortest / 4).clamp(Duration::from_millis(10), Duration::from_secs(5))

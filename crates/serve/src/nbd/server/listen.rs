@@ -1,4 +1,4 @@
-//! Where clients come to: Unix sockets and TCP ports.
+//! Listeners: Unix sockets and TCP ports.
 
 use std::fs::{self, File};
 use std::io;
@@ -18,11 +18,11 @@ use crate::nbd::stream::Socket;
 use crate::{Error, Result};
 
 const BACKLOG: i32 = 128;
-/// How often, and how far apart, a folder that another program has locked is tried.
+/// How often, and at which interval, to try to lock a folder that another program has locked.
 const LOCK_ATTEMPT_COUNT: u32 = 100;
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
-/// A socket on which clients are awaited.
+/// A listening socket.
 #[derive(Debug)]
 pub struct Listener {
     kind: Kind,
@@ -32,12 +32,12 @@ pub struct Listener {
 enum Kind {
     Unix(
         UnixListener,
-        #[expect(dead_code, reason = "it is there to be dropped")] Option<SocketFile>,
+        #[expect(dead_code, reason = "dropped with the listener")] Option<SocketFile>,
     ),
     Tcp(TcpListener),
 }
 
-/// The file of a Unix socket that this process made.
+/// The file of a Unix socket that this process created.
 #[derive(Debug)]
 struct SocketFile {
     path: PathBuf,
@@ -48,8 +48,8 @@ struct SocketFile {
 impl Listener {
     /// Listens on a Unix socket at `path`, which only its owner can connect to.
     ///
-    /// A socket that is there and that nobody listens on, left behind by a process that was killed, is replaced. One that
-    /// answers, and anything that is no socket, is left alone. Removed when the listener is dropped.
+    /// A stale socket, left by a killed process, is replaced. A socket in use, or any other file, is not touched. The
+    /// socket is removed when the listener is dropped.
     pub fn unix(path: &Path, clock: &dyn Clock) -> Result<Self> {
         let folder = Folder::lock(path, clock)?;
         folder.remove_stale(path)?;
@@ -57,7 +57,7 @@ impl Listener {
         let address = SocketAddrUnix::new(path).map_err(failed("bind"))?;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
             .map_err(failed("make a socket for"))?;
-        // The mode of the socket is that of the file which bind makes: it is never open to others, not for a moment.
+        // The socket gets its mode from the file that bind creates: it is never open to others, not even briefly.
         rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(failed("protect"))?;
         rustix::net::bind(&socket, &address).map_err(failed("bind"))?;
         rustix::net::listen(&socket, BACKLOG).map_err(failed("listen on"))?;
@@ -81,7 +81,7 @@ impl Listener {
         })
     }
 
-    /// A Unix socket that someone else listens on for us, such as a service manager; its file is not ours to remove.
+    /// A Unix socket inherited from another process, such as a service manager; its file is not removed.
     pub fn from_unix(listener: UnixListener) -> Self {
         Self {
             kind: Kind::Unix(listener, None),
@@ -104,23 +104,23 @@ impl Listener {
         }
     }
 
-    /// Lets whoever waits for a client stop waiting, with an error.
+    /// Wakes a thread that waits for a client, with an error.
     pub(crate) fn close(&self) {
         let socket = match &self.kind {
             Kind::Unix(listener, _) => listener.as_fd(),
             Kind::Tcp(listener) => listener.as_fd(),
         };
-        // A listener that is closed already is as closed as can be.
+        // The listener may be closed already.
         rustix::net::shutdown(socket, rustix::net::Shutdown::Both).unwrap_or_default();
     }
 }
 
 impl Drop for SocketFile {
-    /// Removes the file if it still is the one that was made: another server may have taken the place of a removed one.
+    /// Removes the file if it still is the one that was created: another server may have replaced it.
     fn drop(&mut self) {
         let is_ours = |metadata: &fs::Metadata| metadata.dev() == self.device && metadata.ino() == self.inode;
         if fs::symlink_metadata(&self.path).is_ok_and(|metadata| is_ours(&metadata)) {
-            // A file that is left behind is found stale by the next server.
+            // The next server recognizes a leftover file as stale.
             drop(fs::remove_file(&self.path));
         }
     }
@@ -134,8 +134,8 @@ fn unix_error(action: &'static str, path: &Path, source: impl Into<io::Error>) -
     }
 }
 
-/// The folder of a socket, locked: between the moment when one server finds a socket stale and the moment when it listens on
-/// its own, no other server does the same.
+/// The folder of a socket, locked: between finding a socket stale and listening on its own, no other server does the
+/// same.
 struct Folder {
     _lock: File,
 }
@@ -157,8 +157,8 @@ impl Folder {
         Ok(Self { _lock: file })
     }
 
-    /// Removes a socket that nobody listens on.
-    #[expect(clippy::unused_self, reason = "whoever calls it has the lock")]
+    /// Removes a stale socket.
+    #[expect(clippy::unused_self, reason = "self proves that the lock is held")]
     fn remove_stale(&self, path: &Path) -> Result<()> {
         let metadata = match fs::symlink_metadata(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -172,7 +172,7 @@ impl Folder {
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                 fs::remove_file(&path).map_err(|error| unix_error("remove", &path, error))
             }
-            // It answers, or would if it were not so busy: somebody is there.
+            // It accepts, or its queue is full: another process listens.
             _ => Err(Error::SocketInUse { path }),
         }
     }

@@ -1,7 +1,8 @@
-//! What one connection has to send, and how much it has under way.
+//! The replies to send on one connection, and the amount of work in progress.
 //!
-//! Whoever finds the socket free sends everything that is there in one call, so the replies that became ready meanwhile leave
-//! together. Workers never wait for a peer: where the socket has no room, a thread of the connection's own takes over.
+//! A thread that finds the socket free sends everything that is ready in one call, so replies that became ready
+//! meanwhile leave together. Workers never wait for a peer: if the socket is full, a separate thread of the connection
+//! takes over.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -10,30 +11,30 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::budget::Lease;
 use super::reply::ReplyBuffer;
-use crate::nbd::stream::{Stream, Wait};
+use crate::nbd::stream::{SocketStream, Wait};
 
-/// Pieces of one call; the system allows 1024.
+/// Buffers of one call; the system allows 1024.
 const PIECE_COUNT_MAX: usize = 64;
 
-/// A request that a worker has, in bytes of payload or of data to be read, and what it has of the budget of all connections.
+/// The cost of a request that a worker has: bytes of payload or of data to read, and its lease of the shared budget.
 #[derive(Debug)]
-pub(crate) struct Weight {
+pub(crate) struct RequestCost {
     pub(crate) bytes: u64,
-    #[expect(dead_code, reason = "it is there to be dropped when the reply was sent")]
+    #[expect(dead_code, reason = "dropped when the reply was sent")]
     pub(crate) lease: Option<Lease>,
 }
 
-/// How much of one connection may be with workers at once.
+/// Limits on the requests of one connection that workers may have at once.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Room {
+pub(crate) struct WorkerQuota {
     pub(crate) request_count_max: usize,
     pub(crate) bytes_max: u64,
 }
 
 #[derive(Debug)]
 pub(crate) struct Outbox {
-    stream: Arc<Stream>,
-    room: Room,
+    stream: Arc<SocketStream>,
+    quota: WorkerQuota,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -41,10 +42,10 @@ pub(crate) struct Outbox {
 #[derive(Debug, Default)]
 struct State {
     /// Replies of workers.
-    ready: VecDeque<(ReplyBuffer, Weight)>,
-    /// Whether a thread sends.
+    ready: VecDeque<(ReplyBuffer, RequestCost)>,
+    /// Whether a thread is sending.
     is_sending: bool,
-    /// Whether the connection can send no more.
+    /// Whether the connection cannot send any more.
     is_dead: bool,
     /// Requests that workers have, or whose replies were not sent yet.
     request_count: usize,
@@ -53,16 +54,16 @@ struct State {
 
 /// Replies that are being sent.
 struct Batch {
-    replies: Vec<(ReplyBuffer, Weight)>,
+    replies: Vec<(ReplyBuffer, RequestCost)>,
     /// Bytes of them that were sent.
     sent: usize,
 }
 
 impl Outbox {
-    pub(crate) fn new(stream: Arc<Stream>, room: Room) -> Self {
+    pub(crate) fn new(stream: Arc<SocketStream>, quota: WorkerQuota) -> Self {
         Self {
             stream,
-            room,
+            quota,
             state: Mutex::default(),
             changed: Condvar::new(),
         }
@@ -83,10 +84,11 @@ impl Outbox {
 
     fn fits(&self, state: &State, bytes: u64) -> bool {
         state.request_count == 0
-            || (state.request_count < self.room.request_count_max && state.bytes + bytes <= self.room.bytes_max)
+            || (state.request_count < self.quota.request_count_max && state.bytes + bytes <= self.quota.bytes_max)
     }
 
-    /// Counts a request that goes to a worker, after waiting until there is room for it. Gives how many there are with it.
+    /// Waits until there is quota, and counts a request that goes to a worker. Returns the number of requests including
+    /// it.
     pub(crate) fn admit(&self, bytes: u64) -> usize {
         let mut state = self.lock();
         while !self.fits(&state, bytes) {
@@ -97,7 +99,7 @@ impl Outbox {
         state.request_count
     }
 
-    /// Waits until workers have nothing of this connection, and all replies were sent.
+    /// Waits until workers have no request of this connection, and all replies were sent.
     pub(crate) fn wait_until_empty(&self) {
         let mut state = self.lock();
         while state.request_count > 0 || state.is_sending {
@@ -113,7 +115,7 @@ impl Outbox {
         self.lock().is_dead
     }
 
-    /// Sends `own`, the replies of the receiving thread, and what workers have ready; waits for the peer.
+    /// Sends `own`, the replies of the receiving thread, and the replies of workers; waits for the peer.
     pub(crate) fn send(&self, own: &[u8]) -> io::Result<()> {
         let mut state = self.lock();
         while state.is_sending {
@@ -142,9 +144,9 @@ impl Outbox {
     }
 
     /// Takes the reply of a worker, and sends it unless another thread is about to.
-    pub(crate) fn deliver(self: &Arc<Self>, reply: ReplyBuffer, weight: Weight) {
+    pub(crate) fn deliver(self: &Arc<Self>, reply: ReplyBuffer, cost: RequestCost) {
         let mut state = self.lock();
-        state.ready.push_back((reply, weight));
+        state.ready.push_back((reply, cost));
         if state.is_sending {
             return;
         }
@@ -154,14 +156,14 @@ impl Outbox {
         self.send_batches(batch);
     }
 
-    /// Ends the connection, because the reply to a request that a worker had will never come.
-    pub(crate) fn break_off(self: &Arc<Self>, weight: Weight) {
+    /// Ends the connection, because the reply to a request will never come.
+    pub(crate) fn break_off(self: &Arc<Self>, cost: RequestCost) {
         self.stream.shut_down(Shutdown::Both);
         self.lock().is_dead = true;
-        self.deliver(ReplyBuffer::default(), weight);
+        self.deliver(ReplyBuffer::default(), cost);
     }
 
-    /// Sends without waiting; where that does not go on, a thread of its own waits.
+    /// Sends without waiting; if the socket is full, a separate thread waits.
     fn send_batches(self: &Arc<Self>, mut batch: Batch) {
         loop {
             let sent = if self.is_dead() {
@@ -173,7 +175,7 @@ impl Outbox {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     let outbox = Arc::clone(self);
                     let thread = std::thread::Builder::new().name("nbd-sender".to_owned());
-                    // A system without another thread to give ends this connection rather than a worker's freedom.
+                    // If no thread can be started, this connection ends, rather than block a worker.
                     let slot = Arc::new(Mutex::new(Some(batch)));
                     let theirs = Arc::clone(&slot);
                     let spawned = thread.spawn(move || {
@@ -207,12 +209,12 @@ impl Outbox {
         }
     }
 
-    /// Gives back the room of what was sent, or could not be; returns what became ready meanwhile. Without that, the socket
-    /// is free for others.
+    /// Releases the quota of what was sent, or could not be; returns what became ready meanwhile. If nothing did, the
+    /// socket is free for others.
     fn finish(&self, batch: &Batch, error: Option<&io::Error>) -> Option<Batch> {
         let mut state = self.lock();
         state.request_count -= batch.replies.len();
-        state.bytes -= batch.replies.iter().map(|(_, weight)| weight.bytes).sum::<u64>();
+        state.bytes -= batch.replies.iter().map(|(_, cost)| cost.bytes).sum::<u64>();
         if error.is_some() {
             state.is_dead = true;
             self.stream.shut_down(Shutdown::Both);
@@ -221,10 +223,10 @@ impl Outbox {
             self.changed.notify_all();
             return Some(Batch::take(&mut state));
         }
-        // What nobody can get any more takes no room.
+        // Replies that cannot be delivered any more take no quota.
         let lost = Batch::take(&mut state);
         state.request_count -= lost.replies.len();
-        state.bytes -= lost.replies.iter().map(|(_, weight)| weight.bytes).sum::<u64>();
+        state.bytes -= lost.replies.iter().map(|(_, cost)| cost.bytes).sum::<u64>();
         state.is_sending = false;
         self.changed.notify_all();
         None
@@ -240,7 +242,7 @@ impl Batch {
     }
 
     /// Sends the rest of the replies, and `own` after them.
-    fn send(&mut self, own: &mut &[u8], stream: &Stream, wait: Wait) -> io::Result<()> {
+    fn send(&mut self, own: &mut &[u8], stream: &SocketStream, wait: Wait) -> io::Result<()> {
         loop {
             let mut skip = self.sent;
             let mut pieces = Vec::with_capacity(PIECE_COUNT_MAX.min(self.replies.len() + 1));

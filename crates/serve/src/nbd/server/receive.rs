@@ -1,4 +1,4 @@
-//! What was received and not used yet, and how long to wait for more.
+//! The receive buffer, and how long to wait for input.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,26 +6,26 @@ use std::time::Duration;
 use holdfast_block::Clock;
 
 use super::event::Closed;
-use crate::nbd::stream::{Stream, Wait};
+use crate::nbd::stream::{SocketStream, Wait};
 
-/// Bytes received ahead: a batch of small requests, and the payload of a few writes.
+/// Size of the buffer: a batch of small requests, and the payload of a few writes.
 const BUFFER_BYTES: usize = 128 << 10;
-/// How often a payload is looked for before its thread falls asleep: some microseconds.
-const HASTY_ATTEMPTS: u32 = 20;
+/// How often to poll for a payload before blocking: some microseconds.
+const POLL_ATTEMPTS: u32 = 20;
 
-/// What the client is in the middle of, which decides how long it may be silent.
+/// What the client is in the middle of, which determines the time limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Waiting {
-    /// Nothing: the next request may come when it likes, or within this time.
+    /// Between requests: unlimited, or this long.
     ForNext(Option<Duration>),
-    /// A message, of which every part must come within this time.
+    /// Inside of a message: every part must arrive within this time.
     ForRest(Duration),
-    /// The handshake, which must be over at this time of the clock.
+    /// The handshake, which must complete by this time of the clock.
     Until(Duration),
 }
 
 pub(crate) struct Receiver {
-    stream: Arc<Stream>,
+    stream: Arc<SocketStream>,
     clock: Arc<dyn Clock>,
     buffer: Vec<u8>,
     start: usize,
@@ -33,7 +33,7 @@ pub(crate) struct Receiver {
 }
 
 impl Receiver {
-    pub(crate) fn new(stream: Arc<Stream>, clock: Arc<dyn Clock>) -> Self {
+    pub(crate) fn new(stream: Arc<SocketStream>, clock: Arc<dyn Clock>) -> Self {
         Self {
             stream,
             clock,
@@ -43,12 +43,12 @@ impl Receiver {
         }
     }
 
-    /// What was received and not used.
+    /// The buffered bytes.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.buffer[self.start..self.end]
     }
 
-    /// Marks the first `length` bytes as used.
+    /// Removes the first `length` bytes.
     pub(crate) fn consume(&mut self, length: usize) {
         self.start = (self.start + length).min(self.end);
         if self.start == self.end {
@@ -57,7 +57,7 @@ impl Receiver {
         }
     }
 
-    /// Receives at least one byte more, keeping up to `length_max` unused ones; an error when the client sends no more.
+    /// Receives at least one more byte, buffering at most `length_max`; an error when the client closes.
     pub(crate) fn fill(&mut self, length_max: usize, waiting: Waiting) -> Result<(), Closed> {
         if self.start > 0 {
             self.buffer.copy_within(self.start..self.end, 0);
@@ -74,15 +74,15 @@ impl Receiver {
         Ok(())
     }
 
-    /// Fills `payload` with what was received, and then with what comes.
+    /// Fills `payload` from the buffer, and then from the socket.
     pub(crate) fn take_payload(&mut self, payload: &mut [u8], patience: Duration) -> Result<(), Closed> {
         let ready = self.bytes().len().min(payload.len());
         payload[..ready].copy_from_slice(&self.bytes()[..ready]);
         self.consume(ready);
         let mut done = ready;
-        // Many clients send a header and its payload one after the other. Falling asleep in between, only to be woken at once,
-        // takes longer than the payload.
-        for _ in 0..HASTY_ATTEMPTS {
+        // Many clients send a header and its payload separately. Blocking in between, only to be woken at once, takes
+        // longer than the payload.
+        for _ in 0..POLL_ATTEMPTS {
             if done == payload.len() {
                 return Ok(());
             }
@@ -98,7 +98,7 @@ impl Receiver {
         Ok(())
     }
 
-    /// Throws `length` bytes away.
+    /// Discards `length` bytes.
     pub(crate) fn skip(&mut self, mut length: u64, patience: Duration) -> Result<(), Closed> {
         loop {
             let ready = holdfast_block::to_usize(length).min(self.bytes().len());
@@ -112,8 +112,8 @@ impl Receiver {
     }
 }
 
-/// Receives at least one byte. The socket's own time limit only decides how often the clock is asked.
-fn receive(stream: &Stream, clock: &dyn Clock, buffer: &mut [u8], waiting: Waiting) -> Result<usize, Closed> {
+/// Receives at least one byte. The socket's own timeout only determines how often the clock is checked.
+fn receive(stream: &SocketStream, clock: &dyn Clock, buffer: &mut [u8], waiting: Waiting) -> Result<usize, Closed> {
     let mut silent_since = None;
     loop {
         match stream.receive(buffer, Wait::ForPeer) {
@@ -126,7 +126,7 @@ fn receive(stream: &Stream, clock: &dyn Clock, buffer: &mut [u8], waiting: Waiti
             }
             Ok(length) => {
                 return match waiting {
-                    Waiting::Until(deadline) if clock.now() > deadline => Err(TOO_SLOW_TO_AGREE),
+                    Waiting::Until(deadline) if clock.now() > deadline => Err(HANDSHAKE_TIMEOUT),
                     _ => Ok(length),
                 };
             }
@@ -135,12 +135,12 @@ fn receive(stream: &Stream, clock: &dyn Clock, buffer: &mut [u8], waiting: Waiti
                 let silence = now.saturating_sub(*silent_since.get_or_insert(now));
                 match waiting {
                     Waiting::ForNext(Some(limit)) if silence >= limit => {
-                        return Err(Closed::Abandoned("the client asked for nothing for too long"));
+                        return Err(Closed::Abandoned("the client was idle for too long"));
                     }
                     Waiting::ForRest(limit) if silence >= limit => {
                         return Err(Closed::Abandoned("the rest of a request did not come in time"));
                     }
-                    Waiting::Until(deadline) if now > deadline => return Err(TOO_SLOW_TO_AGREE),
+                    Waiting::Until(deadline) if now > deadline => return Err(HANDSHAKE_TIMEOUT),
                     _ => {}
                 }
             }
@@ -149,4 +149,4 @@ fn receive(stream: &Stream, clock: &dyn Clock, buffer: &mut [u8], waiting: Waiti
     }
 }
 
-const TOO_SLOW_TO_AGREE: Closed = Closed::Abandoned("the handshake took too long");
+const HANDSHAKE_TIMEOUT: Closed = Closed::Abandoned("the handshake took too long");

@@ -1,17 +1,17 @@
-//! Replies as they go over the wire, gathered in a buffer that is used again and again.
+//! Encoded replies, collected in a reusable buffer.
 
 use super::handshake::bounded;
 use crate::nbd::wire::{ChunkHeader, ChunkKind, ErrorNumber, HeaderStyle, ReplyFlags, SIMPLE_REPLY_MAGIC};
 
-/// Bytes that a buffer keeps when it is emptied.
+/// Capacity that a buffer keeps when it is cleared.
 const KEPT_BYTES_MAX: usize = 2 << 20;
 
-/// Bytes to send. It grows without giving its memory back at once, so that data are read into memory that was zeroed long ago.
+/// Bytes to send. It keeps its memory, so that data is read into memory that was zeroed before.
 #[derive(Debug, Default)]
 pub(crate) struct ReplyBuffer {
     bytes: Vec<u8>,
     end: usize,
-    /// Where the reply begins that is being gathered.
+    /// Start of the current reply.
     mark: usize,
     header: Vec<u8>,
 }
@@ -21,7 +21,7 @@ impl ReplyBuffer {
         &self.bytes[..self.end]
     }
 
-    /// Bytes gathered so far.
+    /// Bytes collected so far.
     pub(crate) fn len(&self) -> usize {
         self.end
     }
@@ -39,27 +39,27 @@ impl ReplyBuffer {
         }
     }
 
-    /// Says that another reply begins.
+    /// Starts another reply.
     pub(crate) fn begin(&mut self) {
         self.mark = self.end;
     }
 
-    /// Takes back what is left of the reply that began last; a beginning of it may have been sent.
+    /// Discards the current reply; a prefix of it may have been sent.
     pub(crate) fn abandon(&mut self) {
         self.end = self.mark;
     }
 
-    /// Takes back everything after the first `length` bytes.
+    /// Truncates to the first `length` bytes.
     pub(crate) fn rewind(&mut self, length: usize) {
         self.end = self.end.min(length);
     }
 
-    /// Appends `length` bytes of arbitrary contents, which the caller must overwrite or take back.
+    /// Appends `length` bytes of arbitrary contents, which the caller must overwrite or truncate.
     pub(crate) fn space(&mut self, length: usize) -> &mut [u8] {
         let start = self.end;
         self.end += length;
         if self.bytes.is_empty() {
-            // The system gives zeroed memory for nothing.
+            // Zeroed memory from the system is free.
             self.bytes = vec![0; self.end];
         } else if self.bytes.len() < self.end {
             self.bytes.resize(self.end, 0);
@@ -71,8 +71,8 @@ impl ReplyBuffer {
         self.space(bytes.len()).copy_from_slice(bytes);
     }
 
-    /// Appends the reply to a request that succeeded and has no data to give.
-    pub(crate) fn success(&mut self, style: HeaderStyle, to: Address) {
+    /// Appends a successful reply without data.
+    pub(crate) fn success(&mut self, style: HeaderStyle, to: ReplyTarget) {
         match style {
             HeaderStyle::Simple => self.simple(to, ErrorNumber::OK),
             HeaderStyle::Structured | HeaderStyle::Extended => {
@@ -81,8 +81,8 @@ impl ReplyBuffer {
         }
     }
 
-    /// Appends an error; simple replies have no room for the message.
-    pub(crate) fn error(&mut self, style: HeaderStyle, to: Address, error: ErrorNumber, message: &str) {
+    /// Appends an error; simple replies have no message.
+    pub(crate) fn error(&mut self, style: HeaderStyle, to: ReplyTarget, error: ErrorNumber, message: &str) {
         if style == HeaderStyle::Simple {
             return self.simple(to, error);
         }
@@ -94,8 +94,8 @@ impl ReplyBuffer {
         self.put(message);
     }
 
-    /// Appends the header of a simple reply; data follow where a read succeeded.
-    pub(crate) fn simple(&mut self, to: Address, error: ErrorNumber) {
+    /// Appends the header of a simple reply; data follows a successful read.
+    pub(crate) fn simple(&mut self, to: ReplyTarget, error: ErrorNumber) {
         let mut header = [0; crate::nbd::wire::SIMPLE_REPLY_BYTES];
         header[..4].copy_from_slice(&SIMPLE_REPLY_MAGIC.to_be_bytes());
         header[4..8].copy_from_slice(&error.0.to_be_bytes());
@@ -103,8 +103,15 @@ impl ReplyBuffer {
         self.put(&header);
     }
 
-    /// Appends the header of a chunk of which `length` bytes follow.
-    pub(crate) fn chunk(&mut self, style: HeaderStyle, to: Address, flags: ReplyFlags, kind: ChunkKind, length: u64) {
+    /// Appends the header of a chunk of `length` bytes.
+    pub(crate) fn chunk(
+        &mut self,
+        style: HeaderStyle,
+        to: ReplyTarget,
+        flags: ReplyFlags,
+        kind: ChunkKind,
+        length: u64,
+    ) {
         let header = ChunkHeader {
             flags,
             kind,
@@ -122,8 +129,8 @@ impl ReplyBuffer {
 
 /// The request that a reply belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Address {
+pub(crate) struct ReplyTarget {
     pub(crate) cookie: u64,
-    /// That of the request; extended headers repeat it.
+    /// The offset of the request; extended headers repeat it.
     pub(crate) offset: u64,
 }

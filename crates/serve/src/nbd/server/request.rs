@@ -1,4 +1,4 @@
-//! Requests: from the header that a client sent to one that can be carried out, or to the reason why it cannot.
+//! Requests: validates the header of a client.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use crate::nbd::wire::{
     CommandFlags, CommandKind, ErrorNumber, ExportFlags, HeaderStyle, PAYLOAD_BYTES_MAX, RequestHeader,
 };
 
-/// What a client agreed on with the server, as far as requests go.
+/// The parameters of the session that concern requests.
 #[derive(Debug, Clone)]
 pub(crate) struct Terms {
     pub(crate) style: HeaderStyle,
@@ -16,14 +16,14 @@ pub(crate) struct Terms {
     pub(crate) contexts: Vec<u32>,
 }
 
-/// A request that makes sense: its range lies within the export, which can do what it asks.
+/// A valid request: its range lies within the export, which supports the command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Request {
     pub(crate) cookie: u64,
     pub(crate) offset: u64,
-    /// Bytes of the export that it is about.
+    /// Bytes of the export.
     pub(crate) length: u64,
-    pub(crate) command: Command,
+    pub(crate) command: RequestCommand,
     pub(crate) durability: Durability,
 }
 
@@ -34,7 +34,7 @@ impl Request {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Command {
+pub(crate) enum RequestCommand {
     Read(Fragments),
     Write,
     Flush,
@@ -48,7 +48,7 @@ pub(crate) enum Command {
     },
 }
 
-/// Into how many chunks the reply to a read may be cut.
+/// Into how many chunks the reply to a read may be split.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fragments {
     Any,
@@ -59,22 +59,22 @@ pub(crate) enum Fragments {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Zeroes {
     Any,
-    /// They are to take space, so that a later write finds it.
+    /// Allocated, so that a later write has space.
     Provisioned,
-    /// Only if that is quicker than writing them.
+    /// Only if that is faster than writing data.
     Quick,
     /// Both of the above.
     QuickProvisioned,
 }
 
-/// Into how many extents the answer may be cut.
+/// How many extents the reply may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Extents {
     Any,
     One,
 }
 
-/// Which contexts a client asks for.
+/// Which contexts are requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Contexts {
     Selected,
@@ -82,48 +82,48 @@ pub(crate) enum Contexts {
     InPayload,
 }
 
-/// Whether a request is done when the device has the bytes, or when they are safe.
+/// When a write is complete: when the device has the data, or when it is durable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Durability {
     Later,
     BeforeReply,
 }
 
-/// Why a request is not carried out.
+/// Why a request is not executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Refusal {
+pub(crate) struct RequestError {
     pub(crate) error: ErrorNumber,
     pub(crate) reason: &'static str,
 }
 
-/// What is to be done about a header.
+/// How to handle a header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// Carry it out, after taking its payload.
+    /// Execute it, after receiving its payload.
     Accept(Request),
-    /// Throw its payload away, and answer with an error.
-    Refuse(Refusal),
-    /// The client is done: answer what is under way, and close.
+    /// Skip its payload, and reply with an error.
+    Refuse(RequestError),
+    /// The client disconnects: complete the requests in progress, and close.
     Disconnect,
-    /// The stream cannot be followed any further.
+    /// The stream cannot be parsed any further.
     End(&'static str),
 }
 
-const fn refuse<T>(error: ErrorNumber, reason: &'static str) -> Result<T, Refusal> {
-    Err(Refusal { error, reason })
+const fn refuse<T>(error: ErrorNumber, reason: &'static str) -> Result<T, RequestError> {
+    Err(RequestError { error, reason })
 }
 
 /// Bytes that follow `header`.
 ///
-/// QEMU 10.0 sends writes with extended headers without the flag that announces their payload, and its own server takes them.
-/// A write has one in any case.
+/// QEMU 10.0 sends writes with extended headers without the flag for their payload, and its own server accepts them. A
+/// write always has one.
 pub(crate) fn payload_bytes(header: &RequestHeader, style: HeaderStyle) -> u64 {
     let is_announced = style == HeaderStyle::Extended && header.flags.has(CommandFlags::PAYLOAD_LENGTH);
     let has_payload = header.kind == CommandKind::WRITE || is_announced;
     if has_payload { header.length } else { 0 }
 }
 
-/// Judges a header by what was agreed on.
+/// Validates a header.
 pub(crate) fn judge(header: &RequestHeader, terms: &Terms) -> Verdict {
     if header.kind == CommandKind::DISCONNECT {
         return Verdict::Disconnect;
@@ -139,7 +139,7 @@ pub(crate) fn judge(header: &RequestHeader, terms: &Terms) -> Verdict {
     }
 }
 
-fn check(header: &RequestHeader, terms: &Terms) -> Result<Request, Refusal> {
+fn check(header: &RequestHeader, terms: &Terms) -> Result<Request, RequestError> {
     let command = command(header, terms)?;
     let durability = if header.flags.has(CommandFlags::FUA) {
         Durability::BeforeReply
@@ -157,8 +157,8 @@ fn check(header: &RequestHeader, terms: &Terms) -> Result<Request, Refusal> {
     Ok(request)
 }
 
-/// The command, where the export has it, with flags that it knows.
-fn command(header: &RequestHeader, terms: &Terms) -> Result<Command, Refusal> {
+/// The command, if the export supports it with these flags.
+fn command(header: &RequestHeader, terms: &Terms) -> Result<RequestCommand, RequestError> {
     let offered = |flags| terms.flags.has(flags);
     let flags = header.flags;
     let needs = |flag: ExportFlags| {
@@ -171,7 +171,7 @@ fn command(header: &RequestHeader, terms: &Terms) -> Result<Command, Refusal> {
         }
     };
     let command = match header.kind {
-        CommandKind::READ => Command::Read(if flags.has(CommandFlags::DONT_FRAGMENT) {
+        CommandKind::READ => RequestCommand::Read(if flags.has(CommandFlags::DONT_FRAGMENT) {
             Fragments::One
         } else {
             Fragments::Any
@@ -180,15 +180,15 @@ fn command(header: &RequestHeader, terms: &Terms) -> Result<Command, Refusal> {
             if offered(ExportFlags::READ_ONLY) {
                 return refuse(ErrorNumber::EPERM, "the export is read-only");
             }
-            Command::Write
+            RequestCommand::Write
         }
-        CommandKind::FLUSH => needs(ExportFlags::FLUSH).map(|()| Command::Flush)?,
-        CommandKind::TRIM => needs(ExportFlags::TRIM).map(|()| Command::Trim)?,
-        CommandKind::CACHE => needs(ExportFlags::CACHE).map(|()| Command::Cache)?,
+        CommandKind::FLUSH => needs(ExportFlags::FLUSH).map(|()| RequestCommand::Flush)?,
+        CommandKind::TRIM => needs(ExportFlags::TRIM).map(|()| RequestCommand::Trim)?,
+        CommandKind::CACHE => needs(ExportFlags::CACHE).map(|()| RequestCommand::Cache)?,
         CommandKind::WRITE_ZEROES => {
             needs(ExportFlags::WRITE_ZEROES)?;
             let no_hole = flags.has(CommandFlags::NO_HOLE);
-            Command::WriteZeroes(match (no_hole, flags.has(CommandFlags::FAST_ZERO)) {
+            RequestCommand::WriteZeroes(match (no_hole, flags.has(CommandFlags::FAST_ZERO)) {
                 (false, false) => Zeroes::Any,
                 (true, false) => Zeroes::Provisioned,
                 (false, true) => Zeroes::Quick,
@@ -205,11 +205,11 @@ fn command(header: &RequestHeader, terms: &Terms) -> Result<Command, Refusal> {
     }
 }
 
-fn block_status(flags: CommandFlags, terms: &Terms) -> Result<Command, Refusal> {
+fn block_status(flags: CommandFlags, terms: &Terms) -> Result<RequestCommand, RequestError> {
     if terms.contexts.is_empty() {
         return refuse(ErrorNumber::EINVAL, "no metadata context is selected");
     }
-    Ok(Command::BlockStatus {
+    Ok(RequestCommand::BlockStatus {
         extents: if flags.has(CommandFlags::REQUEST_ONE) {
             Extents::One
         } else {
@@ -223,8 +223,8 @@ fn block_status(flags: CommandFlags, terms: &Terms) -> Result<Command, Refusal> 
     })
 }
 
-/// The flags that `command` may have. FUA "is valid for all commands", where the export offers it.
-fn known_flags(command: Command, terms: &Terms) -> CommandFlags {
+/// The flags that `command` may have. FUA "is valid for all commands", if the export supports it.
+fn known_flags(command: RequestCommand, terms: &Terms) -> CommandFlags {
     let when = |flag: ExportFlags, then: CommandFlags| {
         if terms.flags.has(flag) {
             then
@@ -233,34 +233,36 @@ fn known_flags(command: Command, terms: &Terms) -> CommandFlags {
         }
     };
     let own = match command {
-        Command::Read(_) => when(ExportFlags::DONT_FRAGMENT, CommandFlags::DONT_FRAGMENT),
-        Command::Write if terms.style == HeaderStyle::Extended => CommandFlags::PAYLOAD_LENGTH,
-        Command::WriteZeroes(_) => CommandFlags::NO_HOLE | when(ExportFlags::FAST_ZERO, CommandFlags::FAST_ZERO),
-        Command::BlockStatus { .. } => {
+        RequestCommand::Read(_) => when(ExportFlags::DONT_FRAGMENT, CommandFlags::DONT_FRAGMENT),
+        RequestCommand::Write if terms.style == HeaderStyle::Extended => CommandFlags::PAYLOAD_LENGTH,
+        RequestCommand::WriteZeroes(_) => CommandFlags::NO_HOLE | when(ExportFlags::FAST_ZERO, CommandFlags::FAST_ZERO),
+        RequestCommand::BlockStatus { .. } => {
             CommandFlags::REQUEST_ONE | when(ExportFlags::BLOCK_STATUS_PAYLOAD, CommandFlags::PAYLOAD_LENGTH)
         }
-        Command::Write | Command::Flush | Command::Trim | Command::Cache => CommandFlags::default(),
+        RequestCommand::Write | RequestCommand::Flush | RequestCommand::Trim | RequestCommand::Cache => {
+            CommandFlags::default()
+        }
     };
     own | when(ExportFlags::FUA, CommandFlags::FUA)
 }
 
-/// Whether the range is one that the command may have.
-fn check_size(request: &Request, terms: &Terms) -> Result<(), Refusal> {
+/// Checks the length for the command.
+fn check_size(request: &Request, terms: &Terms) -> Result<(), RequestError> {
     let payload_max = u64::from(PAYLOAD_BYTES_MAX);
     match request.command {
-        Command::Flush => {
+        RequestCommand::Flush => {
             return if request.offset == 0 && request.length == 0 {
                 Ok(())
             } else {
                 refuse(ErrorNumber::EINVAL, "a flush has no range")
             };
         }
-        // The range stands in the payload; the length is that of the payload.
-        Command::BlockStatus {
+        // The range is in the payload; the length is that of the payload.
+        RequestCommand::BlockStatus {
             contexts: Contexts::InPayload,
             ..
         } => return Ok(()),
-        Command::Read(_) if request.length > payload_max => {
+        RequestCommand::Read(_) if request.length > payload_max => {
             // "SHOULD NOT return NBD_EOVERFLOW except as documented in response to NBD_CMD_READ when DF is supported"
             let error = match terms.style {
                 HeaderStyle::Simple => ErrorNumber::EINVAL,
@@ -268,10 +270,10 @@ fn check_size(request: &Request, terms: &Terms) -> Result<(), Refusal> {
             };
             return refuse(error, "the read is longer than 32 MiB");
         }
-        Command::Write if request.length > payload_max => {
+        RequestCommand::Write if request.length > payload_max => {
             return refuse(ErrorNumber::EINVAL, "the write is longer than 32 MiB");
         }
-        Command::Cache if request.length > payload_max => {
+        RequestCommand::Cache if request.length > payload_max => {
             return refuse(ErrorNumber::EOVERFLOW, "the range is longer than 32 MiB");
         }
         _ => {}
@@ -279,26 +281,28 @@ fn check_size(request: &Request, terms: &Terms) -> Result<(), Refusal> {
     check_range(request, terms)
 }
 
-/// Whether the range lies within the export.
-pub(crate) fn check_range(request: &Request, terms: &Terms) -> Result<(), Refusal> {
+/// Checks that the range lies within the export.
+pub(crate) fn check_range(request: &Request, terms: &Terms) -> Result<(), RequestError> {
     let end = request.offset.checked_add(request.length);
     if end.is_none_or(|end| end > terms.size_bytes) {
         let error = match request.command {
-            Command::Write | Command::WriteZeroes(_) => ErrorNumber::ENOSPC,
+            RequestCommand::Write | RequestCommand::WriteZeroes(_) => ErrorNumber::ENOSPC,
             _ => ErrorNumber::EINVAL,
         };
         return refuse(error, "the request reaches past the end of the export");
     }
     // Every chunk of block status has at least one extent, and no extent is empty.
-    if matches!(request.command, Command::BlockStatus { .. }) && request.length == 0 {
-        return refuse(ErrorNumber::EINVAL, "a question about no bytes has no answer");
+    if matches!(request.command, RequestCommand::BlockStatus { .. }) && request.length == 0 {
+        return refuse(ErrorNumber::EINVAL, "an empty range has no block status");
     }
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Command, Durability, Fragments, Refusal, Request, Terms, Verdict, Zeroes, judge, payload_bytes};
+    use super::{
+        Durability, Fragments, Request, RequestCommand, RequestError, Terms, Verdict, Zeroes, judge, payload_bytes,
+    };
     use crate::nbd::wire::{CommandFlags, CommandKind, ErrorNumber, ExportFlags, HeaderStyle, RequestHeader};
 
     fn terms(flags: ExportFlags) -> Terms {
@@ -322,7 +326,7 @@ mod tests {
 
     fn error(verdict: Verdict) -> Option<ErrorNumber> {
         match verdict {
-            Verdict::Refuse(Refusal { error, .. }) => Some(error),
+            Verdict::Refuse(RequestError { error, .. }) => Some(error),
             _ => None,
         }
     }
@@ -332,7 +336,7 @@ mod tests {
         let none = CommandFlags::default();
         let read_only = terms(ExportFlags::READ_ONLY);
         for kind in [CommandKind::WRITE, CommandKind::TRIM, CommandKind::WRITE_ZEROES] {
-            // Before the range is looked at: nothing of it is the client's business.
+            // Before the range is checked, which is not the client's business.
             for length in [512, 1 << 40] {
                 let verdict = judge(&header(kind, none, 0, length), &read_only);
                 assert_eq!(error(verdict), Some(ErrorNumber::EPERM), "{kind:?}");
@@ -365,7 +369,7 @@ mod tests {
             cookie: 1,
             offset: 100,
             length: 9900,
-            command: Command::WriteZeroes(Zeroes::Provisioned),
+            command: RequestCommand::WriteZeroes(Zeroes::Provisioned),
             durability: Durability::BeforeReply,
         };
         assert_eq!(judge(&zeroes, &terms(offers)), Verdict::Accept(request));
@@ -373,7 +377,7 @@ mod tests {
         let Verdict::Accept(request) = judge(&read, &terms(offers)) else {
             unreachable!("it is offered");
         };
-        assert_eq!(request.command, Command::Read(Fragments::One));
+        assert_eq!(request.command, RequestCommand::Read(Fragments::One));
         assert_eq!(error(judge(&read, &terms(ExportFlags::FUA))), Some(ErrorNumber::EINVAL));
     }
 

@@ -1,17 +1,17 @@
-//! Whether clients talk in the clear or encrypted.
+//! Whether connections are encrypted.
 
 use super::handshake::TlsMode;
 use crate::nbd::tls::TlsServer;
 
-/// Whether clients talk in the clear or encrypted.
+/// Whether connections are encrypted.
 #[derive(Debug, Clone, Default)]
 pub enum TlsPolicy {
     /// There is no TLS.
     #[default]
     Off,
-    /// Clients may ask for TLS. Whoever can change bytes on the way can keep them from it: where that matters, require it.
+    /// Clients may request TLS. An attacker on the network can prevent that: use `Required` where that matters.
     Allowed(TlsServer),
-    /// Clients get nothing, not even a list, before TLS has begun.
+    /// Clients must start TLS before anything else, even a list.
     Required(TlsServer),
 }
 

@@ -1,16 +1,16 @@
-//! Threads that carry out slow requests, shared by all connections of a server.
+//! Threads for slow requests, shared by all connections of a server.
 //!
-//! Connections take turns: one that asks for much does not keep the others waiting for longer than one of its requests per
-//! worker. How much each may have waiting here is bounded by its own limits.
+//! Connections take turns: a connection with many requests delays the others by at most one of its requests per worker.
+//! The number of requests that each may queue is bounded by its own quota.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Something to do.
+/// A unit of work.
 pub(crate) type Task = Box<dyn FnOnce() + Send>;
 
-/// The threads, which start when there is something to do and end when the last handle goes.
+/// The threads. They start on demand, and end when the last handle is dropped.
 #[derive(Clone)]
 pub(crate) struct Workers {
     shared: Arc<Shared>,
@@ -24,9 +24,9 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    /// What each connection waits for.
-    lanes: BTreeMap<u64, VecDeque<Task>>,
-    /// Connections that wait for something, each once, in the order of their turns.
+    /// The queue of each connection.
+    queues: BTreeMap<u64, VecDeque<Task>>,
+    /// Connections with queued tasks, each once, in the order of their turns.
     turns: VecDeque<u64>,
     thread_count: usize,
     idle_count: usize,
@@ -36,10 +36,10 @@ struct State {
 impl State {
     fn next(&mut self) -> Option<Task> {
         let connection = self.turns.pop_front()?;
-        let lane = self.lanes.get_mut(&connection)?;
-        let task = lane.pop_front();
-        if lane.is_empty() {
-            self.lanes.remove(&connection);
+        let queue = self.queues.get_mut(&connection)?;
+        let task = queue.pop_front();
+        if queue.is_empty() {
+            self.queues.remove(&connection);
         } else {
             self.turns.push_back(connection);
         }
@@ -57,7 +57,7 @@ impl Shared {
         loop {
             if let Some(task) = state.next() {
                 drop(state);
-                // A panic was told when it happened; whoever waits for the task sees that it was dropped.
+                // A panic was reported when it happened; a waiting thread notices that the task was dropped.
                 drop(catch_unwind(AssertUnwindSafe(task)));
                 state = self.lock();
             } else if state.is_closed {
@@ -84,14 +84,14 @@ impl Workers {
         }
     }
 
-    /// Lets a worker do `task` for `connection`; what one connection hands over is begun in that order.
+    /// Queues `task` for `connection`; the tasks of one connection start in order.
     ///
-    /// Without a thread, because the system has none to give, the caller does it.
-    pub(crate) fn hand_over(&self, connection: u64, task: Task) {
+    /// If no thread can be started, the caller runs the task.
+    pub(crate) fn submit(&self, connection: u64, task: Task) {
         let mut state = self.shared.lock();
-        let lane = state.lanes.entry(connection).or_default();
-        lane.push_back(task);
-        if lane.len() == 1 {
+        let queue = state.queues.entry(connection).or_default();
+        queue.push_back(task);
+        if queue.len() == 1 {
             state.turns.push_back(connection);
         }
         let waiting = state.turns.len();
@@ -113,7 +113,7 @@ impl Workers {
         self.shared.work.notify_one();
     }
 
-    /// Lets the threads end when nothing is left to do.
+    /// Lets the threads end when all tasks are done.
     pub(crate) fn close(&self) {
         self.shared.lock().is_closed = true;
         self.shared.work.notify_all();
@@ -132,7 +132,7 @@ mod tests {
         let (begin, wait) = mpsc::channel::<()>();
         let (done, order) = mpsc::channel();
         let first = done.clone();
-        workers.hand_over(
+        workers.submit(
             0,
             Box::new(move || {
                 wait.recv().unwrap();
@@ -142,7 +142,7 @@ mod tests {
         for (connection, count) in [(1, 3), (2, 2)] {
             for number in 0..count {
                 let done = done.clone();
-                workers.hand_over(connection, Box::new(move || done.send((connection, number)).unwrap()));
+                workers.submit(connection, Box::new(move || done.send((connection, number)).unwrap()));
             }
         }
         begin.send(()).unwrap();
@@ -157,14 +157,14 @@ mod tests {
         let (begin, wait) = mpsc::channel::<()>();
         let (done, finished) = mpsc::channel();
         let slow = done.clone();
-        workers.hand_over(
+        workers.submit(
             0,
             Box::new(move || {
                 wait.recv().unwrap();
                 slow.send("slow").unwrap();
             }),
         );
-        workers.hand_over(0, Box::new(move || done.send("quick").unwrap()));
+        workers.submit(0, Box::new(move || done.send("quick").unwrap()));
         assert_eq!(finished.recv().unwrap(), "quick");
         begin.send(()).unwrap();
         assert_eq!(finished.recv().unwrap(), "slow");

@@ -51,7 +51,7 @@ impl Live<'_> {
             places: runs::places(context),
         };
         let report = context.work(1, |job| {
-            restore_instantly(&request, self.hypervisor, &context.surroundings(), job)
+            restore_instantly(&request, self.hypervisor, &context.environment(), job)
         })?;
         let live = LiveDocument {
             runs_after_ms: units::millis(report.runs_after.unwrap_or_default()),

@@ -163,10 +163,10 @@ pub(super) fn run(args: &RestoreArgs, context: &Context) -> Result<Exit, Error> 
     let uri = libvirt_address(args.machine.connect.as_deref(), context);
     let hypervisor = connect_libvirt(&uri, context)?;
     let repository = context.open_repository()?;
-    let surroundings = context.surroundings();
+    let environment = context.environment();
     let threads = args.job.thread_count();
     let plan = context.work(threads, |job| {
-        plan_machine_restore(&repository, &hypervisor, &request, &surroundings, job)
+        plan_machine_restore(&repository, &hypervisor, &request, &environment, job)
     })?;
     if args.machine.live {
         // A machine that does not start at once takes all of it away again.
@@ -191,7 +191,7 @@ pub(super) fn run(args: &RestoreArgs, context: &Context) -> Result<Exit, Error> 
     }
     let _noted = runs::note_places(plan.files.iter().map(|file| file.to.as_path()), context);
     let report = context.work(threads, |job| {
-        let report = restore_machine(&repository, &hypervisor, &plan, &surroundings, job)?;
+        let report = restore_machine(&repository, &hypervisor, &plan, &environment, job)?;
         if args.in_place {
             StateArgs::default().forget_unfinished(&plan.machine.uuid, context, job);
         }

@@ -133,7 +133,7 @@ impl ImageCloneArgs {
         (context, threads): (&Context, usize),
     ) -> Result<Vec<ImageCloneDocument>, Error> {
         let tools = LocalTools::new(Arc::clone(context.clock()), SYSPREP_TIME_OUT);
-        let surroundings = context.surroundings();
+        let environment = context.environment();
         let open = OpenOptions {
             format: self.format,
             allow: self.files.clone(),
@@ -166,7 +166,7 @@ impl ImageCloneArgs {
                     created_s: u64::try_from(time::now().as_second()).unwrap_or_default(),
                     guest: (sysprep == Sysprep::Yes).then(|| (guest_of(name, context), &tools as &dyn Tools)),
                 };
-                let cloner = ImageCloner::open(&request, &surroundings)?;
+                let cloner = ImageCloner::open(&request, &environment)?;
                 if made.is_empty() {
                     cloner.tell_of_format(job);
                 }

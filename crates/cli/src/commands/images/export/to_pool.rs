@@ -48,7 +48,7 @@ pub(super) fn run(args: &ExportArgs, address: &str, context: &Context) -> Result
             time: time::now(),
         };
         context.work(args.job.thread_count(), |job| {
-            export_to_pool(request, &context.surroundings(), job)
+            export_to_pool(request, &context.environment(), job)
         })
     })?;
     let target = format!("{}/{}", way.address.pool(), report.storage);

@@ -215,7 +215,7 @@ fn run(args: &ConvertArgs, context: &Context) -> Result<Exit, Error> {
     };
     let _noted = runs::note_places([&*args.target], context);
     let report = context.work(args.job.thread_count(), |job| {
-        convert(source, &request, &context.surroundings(), job)
+        convert(source, &request, &context.environment(), job)
     })?;
     for note in &report.notes {
         context.console().warning(&note.to_string());

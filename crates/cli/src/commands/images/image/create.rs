@@ -117,6 +117,6 @@ fn run(args: &CreateArgs, context: &Context) -> Result<Exit, Error> {
         backing: args.gate.open_options(None)?,
     };
     let _noted = runs::note_places([&*args.image], context);
-    let report = create_image(&request, &context.surroundings())?;
+    let report = create_image(&request, &context.environment())?;
     context.report(&Created::from(report))
 }

@@ -237,13 +237,13 @@ fn run(args: &PullArgs, context: &Context) -> Result<Exit, Error> {
     };
     let tools = LocalTools::new(Arc::clone(context.clock()), SYSPREP_TIME_OUT);
     let repository = context.open_repository()?;
-    let surroundings = context.surroundings();
+    let environment = context.environment();
     let signatures = signatures(context);
     let trust = args.trust.trust(&signatures, context);
     let inside = args.target.join("image");
     let _noted = runs::note_places([args.target.as_path(), &inside], context);
     let report = context.work(args.job.thread_count(), |job| {
-        pull_template(&repository, &request, &trust, (&surroundings, &tools), job)
+        pull_template(&repository, &request, &trust, (&environment, &tools), job)
     })?;
     context.report(&pulled(&report, context))
 }

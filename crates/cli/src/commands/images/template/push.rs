@@ -219,9 +219,9 @@ fn run(args: &PushArgs, context: &Context) -> Result<Exit, Error> {
         zone: context.zone().clone(),
     };
     let repository = context.open_repository()?;
-    let surroundings = context.surroundings();
+    let environment = context.environment();
     let threads = args.job.thread_count();
-    let unsealed = context.work(threads, |job| prepare_push(&repository, request, &surroundings, job))?;
+    let unsealed = context.work(threads, |job| prepare_push(&repository, request, &environment, job))?;
     let signatures = signatures(context);
     let (published, is_signed) = publish(unsealed, key, &signatures, (context, threads))?;
     let duration = context.clock().now().saturating_sub(start);

@@ -92,10 +92,10 @@ fn run(args: &TemplateRemoveArgs, context: &Context) -> Result<Exit, Error> {
         }
     };
     let repository = context.open_repository()?;
-    let surroundings = context.surroundings();
+    let environment = context.environment();
     let execution = crate::args::Switch::execution(args.dry_run);
     let gone = context.work(1, |job| {
-        remove_templates(&repository, &selection, execution, &surroundings, job)
+        remove_templates(&repository, &selection, execution, &environment, job)
     })?;
     let documents = gone.templates.iter();
     let documents = documents.map(|(manifest, statement)| StatementDocument::new(statement, manifest.id));

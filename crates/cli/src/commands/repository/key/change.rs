@@ -68,7 +68,7 @@ pub(super) fn rotate(args: &RotateArgs, context: &Context) -> Result<Exit, Error
         new.as_bytes(),
         args.label.as_deref(),
         &repository,
-        &context.surroundings(),
+        &context.environment(),
     )?;
     context.report(&KeyChanged {
         command: "key rotate",
@@ -81,7 +81,7 @@ pub(super) fn rotate(args: &RotateArgs, context: &Context) -> Result<Exit, Error
 pub(super) fn remove(args: &KeyRemoveArgs, context: &Context) -> Result<Exit, Error> {
     let slot: SlotId = args.key.parse()?;
     context.open_repository()?;
-    remove_key(&context.location()?, slot, &context.surroundings())?;
+    remove_key(&context.location()?, slot, &context.environment())?;
     context.report(&KeyChanged {
         command: "key remove",
         added: None,

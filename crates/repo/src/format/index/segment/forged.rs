@@ -1,4 +1,4 @@
-//! Segments whose plaintext somebody chose: what a reader meets when the keys are in the wrong hands.
+//! Forged segments with a given plaintext, as an attacker with the keys could write them.
 //!
 //! The plaintext: u64 entries, u32 packs, u32 pages, as the trailer has them; then the entries, the packs with the
 //! lengths of their sealed tables, the fences, and the tables.

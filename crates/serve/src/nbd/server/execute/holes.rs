@@ -1,8 +1,8 @@
-//! Where to expect holes, so that reads do not ask in vain.
+//! Predicts where holes are, so that reads avoid useless queries.
 //!
-//! Asking a device for extents may cost nothing (a map in memory) or much more than the read itself: tmpfs looks at every page
-//! of a file for the next hole. So the question reaches ahead, what it finds of data is remembered, and one that took long is
-//! not repeated for a while. Both are safe while others write: data is always a true answer.
+//! Querying a device for extents may cost nothing (a map in memory) or much more than the read itself: tmpfs scans
+//! every page of a file for the next hole. The query therefore reaches ahead, the data that it finds is remembered, and
+//! a slow query is not repeated for a while. Both are safe during writes by others: data is always a correct answer.
 
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,15 +12,15 @@ use holdfast_block::{BlockDevice, Clock, ExtentKind};
 
 use super::super::export::Absent;
 
-/// How far ahead of a read the question reaches.
+/// How far ahead of a read a query reaches.
 const WINDOW_BYTES: u64 = 1 << 30;
-/// Holes shorter than this are data: a chunk costs more than their zeroes.
+/// Shorter holes count as data: a chunk costs more than their zeroes.
 const HOLE_BYTES_MIN: u64 = 4096;
-/// Extents of one answer; what is beyond them is data.
+/// Extents of one query; what follows them counts as data.
 const EXTENT_COUNT_MAX: usize = 64;
-/// A question that takes longer costs more than it may save.
+/// A query that takes longer costs more than it may save.
 const WORTHWHILE: Duration = Duration::from_micros(100);
-/// Reads without a question after one that took too long; twice as many after the next.
+/// Reads without a query after a slow one; doubled after each further one.
 const SILENT_READS: u32 = 16;
 const SILENT_READS_MAX: u32 = 4096;
 
@@ -30,9 +30,9 @@ pub(super) enum Content {
     Hole,
 }
 
-/// What one connection learned of its export.
+/// What one connection learned about its export.
 #[derive(Debug, Default)]
-pub(crate) struct HoleSense {
+pub(crate) struct HoleTracker {
     state: Mutex<State>,
 }
 
@@ -40,14 +40,14 @@ pub(crate) struct HoleSense {
 struct State {
     /// The data that was found last.
     data: Range<u64>,
-    /// Reads that are not to ask.
+    /// Reads left without a query.
     silent: u32,
-    /// What `silent` was set to last, 0 after a question that was quick.
+    /// The last initial value of `silent`; 0 after a quick query.
     penalty: u32,
 }
 
-impl HoleSense {
-    /// What `range`, which is not empty, is made of, in order. A device that cannot say has data.
+impl HoleTracker {
+    /// The contents of `range`, which is not empty, in order. A device that cannot report extents has data.
     pub(super) fn contents(
         &self,
         device: &dyn BlockDevice,
@@ -61,7 +61,7 @@ impl HoleSense {
         let begun = clock.now();
         let window_end = device.size_bytes().min(range.start.saturating_add(WINDOW_BYTES));
         let answer = device.extents(range.start..window_end.max(range.end), EXTENT_COUNT_MAX);
-        self.judge_question(clock.now().saturating_sub(begun));
+        self.record_query_time(clock.now().saturating_sub(begun));
         let mut pieces: Vec<(Content, Range<u64>)> = Vec::new();
         let mut push = |content, range: Range<u64>| match pieces.last_mut() {
             Some((last, before)) if *last == content => before.end = range.end,
@@ -107,7 +107,7 @@ impl HoleSense {
         !is_silent
     }
 
-    fn judge_question(&self, took: Duration) {
+    fn record_query_time(&self, took: Duration) {
         let mut state = self.lock();
         state.penalty = if took > WORTHWHILE {
             (2 * state.penalty).clamp(SILENT_READS, SILENT_READS_MAX)
@@ -126,18 +126,18 @@ mod tests {
 
     use holdfast_block::{BlockDevice, BlockDeviceMut as _, Clock, ExtentList, ManualClock, MemoryDevice, Result};
 
-    use super::{Content, HoleSense};
+    use super::{Content, HoleTracker};
     use crate::nbd::server::export::Absent;
 
-    /// Counts questions, each of which takes a time.
-    struct Asked<'a> {
+    /// Counts queries, each of which takes some time.
+    struct CountingDevice<'a> {
         device: MemoryDevice,
         questions: AtomicU32,
         clock: &'a ManualClock,
         takes: Duration,
     }
 
-    impl BlockDevice for Asked<'_> {
+    impl BlockDevice for CountingDevice<'_> {
         fn size_bytes(&self) -> u64 {
             self.device.size_bytes()
         }
@@ -151,10 +151,10 @@ mod tests {
         }
     }
 
-    fn asked(clock: &ManualClock, takes: Duration) -> Asked<'_> {
+    fn counting_device(clock: &ManualClock, takes: Duration) -> CountingDevice<'_> {
         let device = MemoryDevice::new(1 << 30);
         device.write_at(&vec![7; 4 << 20], 1 << 20).unwrap();
-        Asked {
+        CountingDevice {
             device,
             questions: AtomicU32::new(0),
             clock,
@@ -165,9 +165,9 @@ mod tests {
     #[test]
     fn holes_are_found_and_data_is_asked_for_once() {
         let clock = ManualClock::new();
-        let device = asked(&clock, Duration::ZERO);
-        let sense = HoleSense::default();
-        let contents = |range| sense.contents(&device, Absent::MayHoldData, range, &clock);
+        let device = counting_device(&clock, Duration::ZERO);
+        let tracker = HoleTracker::default();
+        let contents = |range| tracker.contents(&device, Absent::MayHoldData, range, &clock);
         let edge = 1 << 20;
         assert_eq!(
             contents(edge - 65536..edge + 65536),
@@ -187,11 +187,11 @@ mod tests {
     #[test]
     fn a_question_that_takes_long_is_not_repeated_for_a_while() {
         let clock = ManualClock::new();
-        let device = asked(&clock, Duration::from_millis(14));
-        let sense = HoleSense::default();
+        let device = counting_device(&clock, Duration::from_millis(14));
+        let tracker = HoleTracker::default();
         let hole = 500 << 20..501 << 20;
         let found: Vec<_> = (0..1000)
-            .map(|_| sense.contents(&device, Absent::MayHoldData, hole.clone(), &clock))
+            .map(|_| tracker.contents(&device, Absent::MayHoldData, hole.clone(), &clock))
             .collect();
         assert_eq!(found[0], [(Content::Hole, hole.clone())]);
         assert_eq!(found[1], [(Content::Data, hole)], "true as well, and quicker");

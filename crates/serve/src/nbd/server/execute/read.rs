@@ -1,18 +1,19 @@
-//! Reads: data, and holes where that is worth asking for.
+//! Reads: data, and holes where querying for them pays off.
 
 use std::ops::Range;
 
 use holdfast_block::{Result, to_usize};
 
-use super::super::reply::{Address, ReplyBuffer};
+use super::super::reply::{ReplyBuffer, ReplyTarget};
 use super::super::request::{Fragments, Request};
 use super::holes::Content;
 use super::{Drain, Executor};
 use crate::nbd::wire::{ChunkKind, ErrorNumber, HeaderStyle, ReplyFlags};
 
-/// Reads shorter than this are answered with data: asking where the holes are costs as much as reading so little.
-const HOLE_QUESTION_BYTES_MIN: u64 = 64 << 10;
-/// Long reads are sent in parts of this: the peer works on one while the next is read, and a part fits into a processor's cache.
+/// Shorter reads return data: a query for holes costs as much as the read.
+const HOLE_QUERY_BYTES_MIN: u64 = 64 << 10;
+/// Long reads are sent in parts: the peer processes one while the next is read, and a part fits into a processor's
+/// cache.
 const PART_BYTES: u64 = 256 << 10;
 
 pub(super) fn read(
@@ -25,7 +26,7 @@ pub(super) fn read(
     let session = &executor.session;
     let style = session.terms.style;
     let device = session.export.device().reader();
-    let address = Address {
+    let address = ReplyTarget {
         cookie: request.cookie,
         offset: request.offset,
     };
@@ -57,8 +58,8 @@ pub(super) fn read(
             let flags = done_at(at + length, request);
             replies.chunk(style, address, flags, ChunkKind::OFFSET_DATA, 8 + length);
             replies.put(&at.to_be_bytes());
-            // Before the header is sent the data are there, so a chunk is never cut short; if a later one cannot be read, the
-            // error comes as a chunk after it.
+            // The data is read before the header is sent, so a chunk is never truncated; if a later one cannot be read,
+            // an error chunk follows.
             device.read_at(replies.space(to_usize(length)), at)?;
             at += length;
             if let Some(drain) = &mut drain
@@ -72,7 +73,7 @@ pub(super) fn read(
     Ok(())
 }
 
-/// The flag of a chunk that ends at `end`.
+/// The flags of a chunk that ends at `end`.
 fn done_at(end: u64, request: &Request) -> ReplyFlags {
     if end == request.range().end {
         ReplyFlags::DONE
@@ -81,9 +82,9 @@ fn done_at(end: u64, request: &Request) -> ReplyFlags {
     }
 }
 
-/// What the range of `request`, which is not empty, is made of.
+/// The contents of the range of `request`, which is not empty.
 fn pieces(executor: &Executor, request: &Request, fragments: Fragments) -> Vec<(Content, Range<u64>)> {
-    if fragments == Fragments::One || request.length < HOLE_QUESTION_BYTES_MIN {
+    if fragments == Fragments::One || request.length < HOLE_QUERY_BYTES_MIN {
         return vec![(Content::Data, request.range())];
     }
     let export = &executor.session.export;

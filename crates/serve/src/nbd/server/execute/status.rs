@@ -1,4 +1,4 @@
-//! Block status: what a range holds, and what of it changed.
+//! Block status: allocation and dirty bitmaps.
 
 use std::ops::Range;
 
@@ -6,15 +6,15 @@ use holdfast_block::{BlockDevice, DirtyBitmap, ExtentKind};
 
 use super::super::export::Absent;
 use super::super::handshake::Session;
-use super::super::reply::{Address, ReplyBuffer};
-use super::super::request::{Contexts, Extents, Refusal, Request, Terms, check_range};
-use super::Failure;
+use super::super::reply::{ReplyBuffer, ReplyTarget};
+use super::super::request::{Contexts, Extents, Request, RequestError, Terms, check_range};
+use super::ExecuteError;
 use crate::nbd::wire::{AllocationFlags, ChunkKind, ErrorNumber, Fields, HeaderStyle, ReplyFlags};
 
-/// Extents of one chunk. The protocol says at most 2^20; a client asks again from where the answer ends.
+/// Extents of one chunk. The protocol allows 2^20; a client continues where the reply ends.
 const EXTENT_COUNT_MAX: usize = 16 << 10;
-/// Questions to the device for one chunk: one that answers byte by byte is not asked for ever.
-const QUESTION_COUNT_MAX: usize = 64;
+/// Queries to the device for one chunk, in case the device answers in tiny extents.
+const QUERY_COUNT_MAX: usize = 64;
 /// The flag of `qemu:dirty-bitmap:NAME`.
 const DIRTY: u32 = 1;
 
@@ -25,7 +25,7 @@ pub(super) fn block_status(
     contexts: Contexts,
     payload: &[u8],
     replies: &mut ReplyBuffer,
-) -> Result<(), Failure> {
+) -> Result<(), ExecuteError> {
     let terms = &session.terms;
     let (range, numbers) = match contexts {
         Contexts::Selected => (request.range(), terms.contexts.clone()),
@@ -35,7 +35,7 @@ pub(super) fn block_status(
         Extents::One => 1,
         Extents::Any => EXTENT_COUNT_MAX,
     };
-    let address = Address {
+    let address = ReplyTarget {
         cookie: request.cookie,
         offset: request.offset,
     };
@@ -60,9 +60,9 @@ pub(super) fn block_status(
     Ok(())
 }
 
-/// The range and the contexts that a payload names: "64 bits, effect length; n * 32 bits, list of metacontext ids to use".
-fn filter(request: &Request, payload: &[u8], terms: &Terms) -> Result<(Range<u64>, Vec<u32>), Refusal> {
-    let invalid = |reason| Refusal {
+/// The range and the contexts in a payload: "64 bits, effect length; n * 32 bits, list of metacontext ids to use".
+fn filter(request: &Request, payload: &[u8], terms: &Terms) -> Result<(Range<u64>, Vec<u32>), RequestError> {
+    let invalid = |reason| RequestError {
         error: ErrorNumber::EINVAL,
         reason,
     };
@@ -85,7 +85,7 @@ fn filter(request: &Request, payload: &[u8], terms: &Terms) -> Result<(Range<u64
     Ok((request.range(), selected))
 }
 
-/// Lengths and flags of neighbours, none of them empty.
+/// Lengths and flags of consecutive extents, none of them empty.
 struct Statuses {
     list: Vec<(u64, u32)>,
     count_max: usize,
@@ -99,7 +99,7 @@ impl Statuses {
         }
     }
 
-    /// Appends; false when there is no room for one that differs from its neighbour.
+    /// Appends; false when there is no room for an extent that differs from its neighbour.
     fn push(&mut self, length: u64, flags: u32) -> bool {
         let is_full = self.list.len() == self.count_max;
         match self.list.last_mut() {
@@ -122,7 +122,7 @@ fn allocation(
     let hole = (AllocationFlags::HOLE | AllocationFlags::ZERO).0;
     let mut statuses = Statuses::new(count_max);
     let mut at = range.start;
-    for _ in 0..QUESTION_COUNT_MAX {
+    for _ in 0..QUERY_COUNT_MAX {
         if at >= range.end {
             break;
         }
@@ -163,7 +163,7 @@ fn changes(bitmap: &DirtyBitmap, range: Range<u64>, count_max: usize) -> Vec<(u6
 fn put(
     replies: &mut ReplyBuffer,
     style: HeaderStyle,
-    address: Address,
+    address: ReplyTarget,
     flags: ReplyFlags,
     context: u32,
     list: &[(u64, u32)],

@@ -1,13 +1,13 @@
-//! Metadata contexts: which ones there are, and which ones a client wants to hear of.
+//! Metadata contexts: which exist, and which a client selects.
 
 use super::super::export::{BITMAP_CONTEXT_PREFIX, Export};
-use super::option::{Parts, Refusal, refusal, reply};
-use super::{Handshake, Progress, Surroundings};
+use super::option::{OptionError, Parts, option_error, reply};
+use super::{Handshake, Progress, ServerState};
 use crate::nbd::wire::{HeaderStyle, OptionKind, OptionReplyKind};
 
 /// Queries of one option.
 const QUERY_COUNT_MAX: u32 = 1000;
-/// Contexts that one client may select: each is a chunk in every reply to a question for block status.
+/// Contexts that one client may select: each is a chunk in every reply to a block status query.
 const SELECTED_COUNT_MAX: usize = 32;
 
 impl Handshake {
@@ -15,16 +15,16 @@ impl Handshake {
         &mut self,
         option: OptionKind,
         data: &[u8],
-        surroundings: Surroundings<'_>,
+        server: ServerState<'_>,
         output: &mut Vec<u8>,
-    ) -> Result<Progress, Refusal> {
+    ) -> Result<Progress, OptionError> {
         let selects = option == OptionKind::SET_META_CONTEXT;
         if selects {
             // "replaces all previously-set metadata contexts (including when this command fails)"
-            self.agreed.contexts = None;
+            self.negotiated.contexts = None;
         }
-        if selects && self.agreed.style == HeaderStyle::Simple {
-            return refusal(
+        if selects && self.negotiated.style == HeaderStyle::Simple {
+            return option_error(
                 OptionReplyKind::ERR_INVALID,
                 "structured replies have to be agreed on first",
             );
@@ -32,7 +32,7 @@ impl Handshake {
         let mut parts = Parts(data);
         let name = parts.string()?;
         let queries = queries(&mut parts)?;
-        let export = self.open(name, surroundings)?;
+        let export = self.open(name, server)?;
         let contexts = if selects {
             let selected = |context: &str| queries.contains(&context);
             export.contexts().filter(|(_, context)| selected(context)).collect()
@@ -40,7 +40,7 @@ impl Handshake {
             matching(&export, &queries)
         };
         if selects && contexts.len() > SELECTED_COUNT_MAX {
-            return refusal(OptionReplyKind::ERR_TOO_BIG, "these are too many contexts at once");
+            return option_error(OptionReplyKind::ERR_TOO_BIG, "these are too many contexts at once");
         }
         for (number, context) in &contexts {
             // "The metadata context ID in these replies is reserved and SHOULD be set to zero"
@@ -50,27 +50,27 @@ impl Handshake {
         }
         if selects {
             let numbers = contexts.into_iter().map(|(number, _)| number).collect();
-            self.agreed.contexts = Some((name.to_owned(), numbers));
+            self.negotiated.contexts = Some((name.to_owned(), numbers));
         }
         Ok(Progress::Continue)
     }
 }
 
-fn queries<'a>(parts: &mut Parts<'a>) -> Result<Vec<&'a str>, Refusal> {
+fn queries<'a>(parts: &mut Parts<'a>) -> Result<Vec<&'a str>, OptionError> {
     let count = parts.u32()?;
     if count > QUERY_COUNT_MAX {
-        return refusal(OptionReplyKind::ERR_TOO_BIG, "these are too many queries at once");
+        return option_error(OptionReplyKind::ERR_TOO_BIG, "these are too many queries at once");
     }
     let queries = (0..count).map(|_| parts.string()).collect::<Result<_, _>>()?;
     if !parts.0.is_empty() {
-        return refusal(OptionReplyKind::ERR_INVALID, "bytes follow the last query");
+        return option_error(OptionReplyKind::ERR_INVALID, "bytes follow the last query");
     }
     Ok(queries)
 }
 
-/// The contexts that a question for a list finds; all of them if it names none.
+/// The contexts that match the queries of a list; all if there are none.
 ///
-/// A namespace, or a namespace and the kind of context, stands for all in it. That holds for lists only: in a selection an
+/// A namespace, or a namespace and the kind of context, matches all in it. That holds for lists only: in a selection an
 /// empty leaf "SHOULD NOT select any contexts".
 fn matching(export: &Export, queries: &[&str]) -> Vec<(u32, String)> {
     let found = |context: &str| {

@@ -1,27 +1,27 @@
-//! What the server answers to each option.
+//! The replies to each option.
 
 use std::sync::Arc;
 
 use super::super::export::Export;
 use super::super::request::Terms;
-use super::{Handshake, HandshakeEnd, Progress, Session, Surroundings, TlsMode};
+use super::{Handshake, HandshakeEnd, Progress, ServerState, Session, TlsMode};
 use crate::nbd::wire::{
     ClientFlags, ExportFlags, Fields, HeaderStyle, InfoKind, OPTION_REPLY_MAGIC, OptionKind, OptionReplyKind,
     PAYLOAD_BYTES_MAX, STRING_BYTES_MAX,
 };
 
-/// Bytes of the answer to one `LIST`: what lies beyond is not listed, though it can be opened.
+/// Bytes of the reply to one `LIST`: further exports are not listed, but can be opened.
 const LIST_BYTES_MAX: usize = 4 << 20;
-/// Bytes of zeroes after the reply to `EXPORT_NAME`, where the client did not ask to leave them out.
+/// Zeroes after the reply to `EXPORT_NAME`, unless the client asked to omit them.
 const EXPORT_NAME_ZEROES: usize = 124;
 
-/// An error reply: its kind, and a message for a person.
-pub(super) type Refusal = (OptionReplyKind, String);
+/// An error reply: its kind, and a message.
+pub(super) type OptionError = (OptionReplyKind, String);
 
-/// The answer to an option that this server does not know.
+/// The reply to an unknown option.
 pub(super) const UNSUPPORTED: (OptionReplyKind, &str) = (OptionReplyKind::ERR_UNSUP, "the option is unknown");
 
-/// Whether this server knows `option`, whatever it says to it.
+/// Whether this server supports `option`.
 pub(super) fn is_known(option: OptionKind) -> bool {
     matches!(
         option,
@@ -36,7 +36,7 @@ pub(super) fn is_known(option: OptionKind) -> bool {
     )
 }
 
-pub(super) fn refusal<T>(kind: OptionReplyKind, message: &str) -> Result<T, Refusal> {
+pub(super) fn option_error<T>(kind: OptionReplyKind, message: &str) -> Result<T, OptionError> {
     Err((kind, message.to_owned()))
 }
 
@@ -55,7 +55,7 @@ impl Handshake {
         &mut self,
         option: OptionKind,
         data: &[u8],
-        surroundings: Surroundings<'_>,
+        server: ServerState<'_>,
         output: &mut Vec<u8>,
     ) -> Progress {
         if option == OptionKind::ABORT {
@@ -63,23 +63,23 @@ impl Handshake {
             return Progress::End(HandshakeEnd::Aborted);
         }
         if option == OptionKind::EXPORT_NAME {
-            return self.export_name(data, surroundings, output);
+            return self.export_name(data, server, output);
         }
-        let answered = if surroundings.stopping {
-            refusal(OptionReplyKind::ERR_SHUTDOWN, "the server is being stopped")
+        let answered = if server.is_stopping {
+            option_error(OptionReplyKind::ERR_SHUTDOWN, "the server is being stopped")
         } else if self.wants_tls_first() && option != OptionKind::STARTTLS {
-            refusal(OptionReplyKind::ERR_TLS_REQD, "TLS has to begin first")
+            option_error(OptionReplyKind::ERR_TLS_REQD, "TLS must be started first")
         } else {
             match option {
-                OptionKind::LIST => list(data, surroundings, output),
+                OptionKind::LIST => list(data, server, output),
                 OptionKind::STARTTLS => self.start_tls(data),
-                OptionKind::INFO | OptionKind::GO => self.go(option, data, surroundings, output),
+                OptionKind::INFO | OptionKind::GO => self.go(option, data, server, output),
                 OptionKind::STRUCTURED_REPLY => self.structured_reply(data),
                 OptionKind::EXTENDED_HEADERS => self.extended_headers(data),
                 OptionKind::LIST_META_CONTEXT | OptionKind::SET_META_CONTEXT => {
-                    self.meta_context(option, data, surroundings, output)
+                    self.meta_context(option, data, server, output)
                 }
-                _ => refusal(UNSUPPORTED.0, UNSUPPORTED.1),
+                _ => option_error(UNSUPPORTED.0, UNSUPPORTED.1),
             }
         };
         match answered {
@@ -94,19 +94,19 @@ impl Handshake {
         }
     }
 
-    fn export_name(&mut self, data: &[u8], surroundings: Surroundings<'_>, output: &mut Vec<u8>) -> Progress {
+    fn export_name(&mut self, data: &[u8], server: ServerState<'_>, output: &mut Vec<u8>) -> Progress {
         let end = |reason: &str| Progress::End(HandshakeEnd::Refused(reason.to_owned()));
-        if surroundings.stopping {
+        if server.is_stopping {
             return end("the server is being stopped");
         }
         if self.wants_tls_first() {
-            return end("TLS has to begin first");
+            return end("TLS must be started first");
         }
         // "a client that has used NBD_OPT_EXTENDED_HEADERS to negotiate extended headers MUST NOT use this option"
-        if self.agreed.style == HeaderStyle::Extended {
+        if self.negotiated.style == HeaderStyle::Extended {
             return end("EXPORT_NAME after extended headers");
         }
-        let opened = string(data).and_then(|name| Ok((name, self.open(name, surroundings)?)));
+        let opened = string(data).and_then(|name| Ok((name, self.open(name, server)?)));
         let session = match opened {
             Ok((name, export)) => self.session(name, export),
             Err((_, message)) => return Progress::End(HandshakeEnd::Refused(message)),
@@ -119,33 +119,33 @@ impl Handshake {
         Progress::Enter(session)
     }
 
-    fn start_tls(&mut self, data: &[u8]) -> Result<Progress, Refusal> {
+    fn start_tls(&mut self, data: &[u8]) -> Result<Progress, OptionError> {
         no_data(data)?;
         if self.is_encrypted {
-            return refusal(OptionReplyKind::ERR_INVALID, "TLS has begun already");
+            return option_error(OptionReplyKind::ERR_INVALID, "TLS has already started");
         }
         // "The server MUST operate in NOTLS mode unless ... the client replied with NBD_FLAG_C_FIXED_NEWSTYLE"
         if self.tls_mode == TlsMode::Off || !self.client.has(ClientFlags::FIXED_NEWSTYLE) {
-            return refusal(OptionReplyKind::ERR_POLICY, "this server has no TLS");
+            return option_error(OptionReplyKind::ERR_POLICY, "this server has no TLS");
         }
         Ok(Progress::StartTls)
     }
 
-    fn structured_reply(&mut self, data: &[u8]) -> Result<Progress, Refusal> {
+    fn structured_reply(&mut self, data: &[u8]) -> Result<Progress, OptionError> {
         no_data(data)?;
-        if self.agreed.style == HeaderStyle::Extended {
-            return refusal(
+        if self.negotiated.style == HeaderStyle::Extended {
+            return option_error(
                 OptionReplyKind::ERR_EXT_HEADER_REQD,
                 "extended headers are agreed on already",
             );
         }
-        self.agreed.style = HeaderStyle::Structured;
+        self.negotiated.style = HeaderStyle::Structured;
         Ok(Progress::Continue)
     }
 
-    fn extended_headers(&mut self, data: &[u8]) -> Result<Progress, Refusal> {
+    fn extended_headers(&mut self, data: &[u8]) -> Result<Progress, OptionError> {
         no_data(data)?;
-        self.agreed.style = HeaderStyle::Extended;
+        self.negotiated.style = HeaderStyle::Extended;
         Ok(Progress::Continue)
     }
 
@@ -153,20 +153,20 @@ impl Handshake {
         &mut self,
         option: OptionKind,
         data: &[u8],
-        surroundings: Surroundings<'_>,
+        server: ServerState<'_>,
         output: &mut Vec<u8>,
-    ) -> Result<Progress, Refusal> {
+    ) -> Result<Progress, OptionError> {
         let mut parts = Parts(data);
         let name = parts.string()?;
         let wanted_count = parts.u16()?;
         if parts.0.len() != 2 * usize::from(wanted_count) {
-            return refusal(
+            return option_error(
                 OptionReplyKind::ERR_INVALID,
                 "the list of information is not as long as it says",
             );
         }
         let wants = |kind: InfoKind| parts.0.chunks_exact(2).any(|bytes| Fields(bytes).u16() == kind.0);
-        let export = self.open(name, surroundings)?;
+        let export = self.open(name, server)?;
         let session = self.session(name, Arc::clone(&export));
         let mut info = |kind: InfoKind, payload: &[u8]| {
             let data = [&kind.0.to_be_bytes(), payload].concat();
@@ -193,28 +193,28 @@ impl Handshake {
         })
     }
 
-    /// The export called `name`; one that was opened just before is not opened again.
-    pub(super) fn open(&mut self, name: &str, surroundings: Surroundings<'_>) -> Result<Arc<Export>, Refusal> {
-        if let Some((opened, export)) = &self.agreed.opened
+    /// Opens the export called `name`; one that was just opened is not opened again.
+    pub(super) fn open(&mut self, name: &str, server: ServerState<'_>) -> Result<Arc<Export>, OptionError> {
+        if let Some((opened, export)) = &self.negotiated.opened
             && opened == name
         {
             return Ok(Arc::clone(export));
         }
-        let export = match surroundings.exports.open(name) {
+        let export = match server.exports.open(name) {
             Ok(Some(export)) => export,
-            Ok(None) => return refusal(OptionReplyKind::ERR_UNKNOWN, "there is no export of this name"),
+            Ok(None) => return option_error(OptionReplyKind::ERR_UNKNOWN, "there is no export of this name"),
             Err(error) => {
-                (surroundings.on_error)(name, &error);
-                return refusal(OptionReplyKind::ERR_UNKNOWN, "the export cannot be opened");
+                (server.on_error)(name, &error);
+                return option_error(OptionReplyKind::ERR_UNKNOWN, "the export cannot be opened");
             }
         };
-        self.agreed.opened = Some((name.to_owned(), Arc::clone(&export)));
+        self.negotiated.opened = Some((name.to_owned(), Arc::clone(&export)));
         Ok(export)
     }
 
     fn session(&self, name: &str, export: Arc<Export>) -> Session {
-        let style = self.agreed.style;
-        let contexts = match &self.agreed.contexts {
+        let style = self.negotiated.style;
+        let contexts = match &self.negotiated.contexts {
             Some((selected_for, contexts)) if selected_for == name => contexts.clone(),
             _ => Vec::new(),
         };
@@ -233,10 +233,10 @@ impl Handshake {
     }
 }
 
-fn list(data: &[u8], surroundings: Surroundings<'_>, output: &mut Vec<u8>) -> Result<Progress, Refusal> {
+fn list(data: &[u8], server: ServerState<'_>, output: &mut Vec<u8>) -> Result<Progress, OptionError> {
     no_data(data)?;
     let start = output.len();
-    for entry in surroundings.exports.list() {
+    for entry in server.exports.list() {
         if entry.name.len() > STRING_BYTES_MAX || output.len() - start > LIST_BYTES_MAX {
             continue;
         }
@@ -248,15 +248,15 @@ fn list(data: &[u8], surroundings: Surroundings<'_>, output: &mut Vec<u8>) -> Re
     Ok(Progress::Continue)
 }
 
-fn no_data(data: &[u8]) -> Result<(), Refusal> {
+fn no_data(data: &[u8]) -> Result<(), OptionError> {
     if data.is_empty() {
         Ok(())
     } else {
-        refusal(OptionReplyKind::ERR_INVALID, "the option has no data")
+        option_error(OptionReplyKind::ERR_INVALID, "the option has no data")
     }
 }
 
-/// The longest start of `text` that the protocol allows as a string.
+/// The longest prefix of `text` that fits a string of the protocol.
 pub(crate) fn bounded(text: &str) -> &str {
     let mut end = text.len().min(STRING_BYTES_MAX);
     while !text.is_char_boundary(end) {
@@ -266,38 +266,38 @@ pub(crate) fn bounded(text: &str) -> &str {
 }
 
 /// A string of the protocol: UTF-8 without NUL, of bounded length.
-fn string(bytes: &[u8]) -> Result<&str, Refusal> {
+fn string(bytes: &[u8]) -> Result<&str, OptionError> {
     if bytes.len() > STRING_BYTES_MAX {
-        return refusal(OptionReplyKind::ERR_TOO_BIG, "a string is longer than 4096 bytes");
+        return option_error(OptionReplyKind::ERR_TOO_BIG, "a string is longer than 4096 bytes");
     }
     match std::str::from_utf8(bytes) {
         Ok(text) if !text.contains('\0') => Ok(text),
-        _ => refusal(OptionReplyKind::ERR_INVALID, "a string is no text"),
+        _ => option_error(OptionReplyKind::ERR_INVALID, "a string is not text"),
     }
 }
 
-/// Takes the data of an option apart.
+/// Parses the data of an option.
 pub(super) struct Parts<'a>(pub(super) &'a [u8]);
 
 impl<'a> Parts<'a> {
-    fn take(&mut self, length: usize) -> Result<&'a [u8], Refusal> {
+    fn take(&mut self, length: usize) -> Result<&'a [u8], OptionError> {
         let Some((taken, rest)) = self.0.split_at_checked(length) else {
-            return refusal(OptionReplyKind::ERR_INVALID, "the option is shorter than it says");
+            return option_error(OptionReplyKind::ERR_INVALID, "the option is shorter than it says");
         };
         self.0 = rest;
         Ok(taken)
     }
 
-    fn u16(&mut self) -> Result<u16, Refusal> {
+    fn u16(&mut self) -> Result<u16, OptionError> {
         self.take(2).map(|bytes| Fields(bytes).u16())
     }
 
-    pub(super) fn u32(&mut self) -> Result<u32, Refusal> {
+    pub(super) fn u32(&mut self) -> Result<u32, OptionError> {
         self.take(4).map(|bytes| Fields(bytes).u32())
     }
 
-    /// A string after its length of 32 bits.
-    pub(super) fn string(&mut self) -> Result<&'a str, Refusal> {
+    /// A string after its 32-bit length.
+    pub(super) fn string(&mut self) -> Result<&'a str, OptionError> {
         let length = self.u32()?;
         string(self.take(holdfast_block::to_usize(u64::from(length)))?)
     }

@@ -1,11 +1,11 @@
-//! Dialogues byte by byte: what a client says, what it is answered, and what is agreed on then.
+//! Handshakes byte by byte: input, replies and result.
 
 use std::sync::Arc;
 
 use holdfast_block::{DirtyBitmap, MemoryDevice};
 
 use super::super::export::{Export, ExportDevice, FixedExports};
-use super::{Handshake, HandshakeEnd, Progress, Session, Surroundings, TlsMode};
+use super::{Handshake, HandshakeEnd, Progress, ServerState, Session, TlsMode};
 use crate::nbd::wire::HeaderStyle;
 
 fn exports() -> FixedExports {
@@ -30,19 +30,19 @@ fn bytes(text: &str) -> Vec<u8> {
     bytes
 }
 
-/// Says all of `said` at once; gives what was answered and what came last.
-fn talk(mode: TlsMode, said: &str, stopping: bool) -> (Vec<u8>, Progress) {
+/// Sends all of `said` at once; returns the output and the last progress.
+fn talk(mode: TlsMode, said: &str, is_stopping: bool) -> (Vec<u8>, Progress) {
     let exports = exports();
-    let surroundings = Surroundings {
+    let server = ServerState {
         exports: &exports,
-        stopping,
+        is_stopping,
         on_error: &|name, error| unreachable!("{name}: {error}"),
     };
     let input = bytes(said);
     let mut handshake = Handshake::new(mode);
     let (mut output, mut start) = (Vec::new(), 0);
     loop {
-        let (used, progress) = handshake.step(&input[start..], surroundings, &mut output);
+        let (used, progress) = handshake.step(&input[start..], server, &mut output);
         start += used;
         match progress {
             Progress::Continue => {}
@@ -123,7 +123,7 @@ fn contexts_are_selected_for_the_export_that_they_were_asked_of() {
     let agreed = session(answered(&format!("{select} {go}"), &format!("{selected} {went}")));
     assert_eq!(agreed.terms.contexts, [1]);
     assert_eq!(agreed.terms.style, HeaderStyle::Structured);
-    // The default export is the same disk under another name, for which nothing was selected.
+    // The default export is the same disk under another name, which has no selection.
     let elsewhere = "IHAVEOPT 00000007 00000006 00000000 0000";
     let agreed = session(answered(
         &format!("{select} {elsewhere}"),
@@ -134,14 +134,14 @@ fn contexts_are_selected_for_the_export_that_they_were_asked_of() {
 
 #[test]
 fn tls_begins_with_a_clean_slate() {
-    // Structured replies are agreed on before TLS; under it, they are not.
+    // Structured replies agreed on before TLS do not count under it.
     let said = "00000003 IHAVEOPT 00000008 00000000 IHAVEOPT 00000005 00000000
                 IHAVEOPT 00000005 00000000 IHAVEOPT 00000001 00000001 \"d\"";
     let (output, progress) = talk(TlsMode::Allowed, said, false);
-    let twice = "TLS has begun already".as_bytes();
+    let twice = "TLS has already started".as_bytes();
     let expected = [
         bytes("0003e889045565a9 00000008 00000001 00000000 0003e889045565a9 00000005 00000001 00000000"),
-        bytes("0003e889045565a9 00000005 80000003 00000015"),
+        bytes("0003e889045565a9 00000005 80000003 00000017"),
         twice.to_vec(),
         bytes("0000000000001234 0503"),
     ];
@@ -163,6 +163,6 @@ fn options_come_to_an_end() {
     let (_, progress) = talk(TlsMode::Off, &format!("00000003 {many}"), false);
     assert!(matches!(
         progress,
-        Progress::End(HandshakeEnd::Nonsense("options without end"))
+        Progress::End(HandshakeEnd::Malformed("options without end"))
     ));
 }

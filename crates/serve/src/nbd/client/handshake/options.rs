@@ -1,19 +1,19 @@
-//! What is asked in a handshake, and in which words.
+//! The options that the client sends.
 
-use super::{Goal, Handshake, Wait};
+use super::{ExpectedInput, Goal, Handshake};
 use crate::nbd::wire::{InfoKind, OPTION_MAGIC, OptionKind, STRING_BYTES_MAX};
 
 impl Handshake {
-    /// Asks for what stands first in a fixed newstyle handshake.
-    pub(super) fn ask_first(&mut self) {
+    /// Sends the first option of a fixed newstyle handshake.
+    pub(super) fn send_first_option(&mut self) {
         match self.goal {
-            Goal::Transmit { .. } => self.ask(OptionKind::EXTENDED_HEADERS, &[]),
-            Goal::List => self.ask(OptionKind::LIST, &[]),
-            Goal::Describe => self.ask(OptionKind::STRUCTURED_REPLY, &[]),
+            Goal::Transmit { .. } => self.send_option(OptionKind::EXTENDED_HEADERS, &[]),
+            Goal::List => self.send_option(OptionKind::LIST, &[]),
+            Goal::Describe => self.send_option(OptionKind::STRUCTURED_REPLY, &[]),
         }
     }
 
-    pub(super) fn ask(&mut self, option: OptionKind, data: &[u8]) {
+    pub(super) fn send_option(&mut self, option: OptionKind, data: &[u8]) {
         self.output.extend(OPTION_MAGIC.to_be_bytes());
         self.output.extend(option.0.to_be_bytes());
         let length = u32::try_from(data.len()).expect("options are short");
@@ -22,18 +22,18 @@ impl Handshake {
         self.option = option;
         self.reply_count = 0;
         self.text_bytes = 0;
-        self.wait = Wait::ReplyHeader;
+        self.expected = ExpectedInput::ReplyHeader;
     }
 
-    pub(super) fn ask_for_export_name(&mut self) {
+    pub(super) fn send_export_name(&mut self) {
         let name = self.export.clone();
-        self.ask(OptionKind::EXPORT_NAME, name.as_bytes());
-        self.wait = Wait::ExportReply;
+        self.send_option(OptionKind::EXPORT_NAME, name.as_bytes());
+        self.expected = ExpectedInput::ExportReply;
     }
 
-    pub(super) fn ask_for_contexts(&mut self) {
+    pub(super) fn send_context_queries(&mut self) {
         let queries: &[String] = match &self.goal {
-            Goal::Transmit { contexts } if contexts.is_empty() => return self.ask_for_export(),
+            Goal::Transmit { contexts } if contexts.is_empty() => return self.send_go_or_info(),
             Goal::Transmit { contexts } => contexts,
             Goal::List | Goal::Describe => &[],
         };
@@ -47,28 +47,28 @@ impl Handshake {
         for query in queries {
             push_string(&mut data, query);
         }
-        self.ask(option, &data);
+        self.send_option(option, &data);
     }
 
-    pub(super) fn ask_for_export(&mut self) {
-        const ASKED: [InfoKind; 3] = [InfoKind::NAME, InfoKind::DESCRIPTION, InfoKind::BLOCK_SIZE];
+    pub(super) fn send_go_or_info(&mut self) {
+        const REQUESTED: [InfoKind; 3] = [InfoKind::NAME, InfoKind::DESCRIPTION, InfoKind::BLOCK_SIZE];
         let mut data = Vec::new();
         push_string(&mut data, &self.export);
-        data.extend(u16::try_from(ASKED.len()).expect("a few").to_be_bytes());
-        for kind in ASKED {
+        data.extend(u16::try_from(REQUESTED.len()).expect("a few").to_be_bytes());
+        for kind in REQUESTED {
             data.extend(kind.0.to_be_bytes());
         }
         let option = match self.goal {
             Goal::Transmit { .. } => OptionKind::GO,
             Goal::List | Goal::Describe => OptionKind::INFO,
         };
-        self.ask(option, &data);
+        self.send_option(option, &data);
     }
 
-    /// Takes leave; whether the server answers is all the same.
-    pub(super) fn leave(&mut self) {
-        self.ask(OptionKind::ABORT, &[]);
-        self.wait = Wait::Nothing;
+    /// Ends the handshake; the server's answer is not awaited.
+    pub(super) fn send_abort(&mut self) {
+        self.send_option(OptionKind::ABORT, &[]);
+        self.expected = ExpectedInput::Nothing;
     }
 }
 

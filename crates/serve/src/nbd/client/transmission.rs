@@ -1,7 +1,7 @@
-//! Requests and replies as a pure dialogue: bytes of the server in, what they mean for which request out.
+//! The transmission phase as a pure state machine: bytes of the server in, parsed replies out.
 //!
-//! Everything that the server says is held against the request that it answers, before a byte of it is stored: data lie
-//! inside the request and come once, a success is complete, lengths are those that the kind of reply has. A
+//! Everything that the server sends is checked against the request that it answers before any of it is stored: data
+//! lies inside the request and arrives once, a success is complete, lengths are those of the kind of reply. A
 //! [`Violation`] ends the connection.
 
 use std::collections::HashMap;
@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use holdfast_block::Request;
 
-use super::command::Command;
-use super::coverage::{Coverage, Refusal};
-use super::export::{Context, words};
+use super::command::ClientCommand;
+use super::coverage::{Coverage, CoverageError};
+use super::export::{MetaContext, printable};
 use super::status::{self, Query, Status};
 use super::violation::Violation;
 use crate::nbd::wire::{
@@ -21,10 +21,10 @@ use crate::nbd::wire::{
 
 /// Error chunks that the reply to one request may have.
 const ERROR_COUNT_MAX: u32 = 1024;
-/// Bytes of an error chunk: those of the longest message and what stands around it, with room for kinds yet unknown.
+/// Bytes of an error chunk: the longest message and its fields, with room for kinds yet unknown.
 const ERROR_BYTES_MAX: u64 = STRING_BYTES_MAX as u64 + 1024;
 
-/// Whose request it is, and how long the server has for it.
+/// The call that sent a request, and its deadline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Ticket {
     pub(super) call: u64,
@@ -32,41 +32,41 @@ pub(super) struct Ticket {
     pub(super) deadline: Duration,
 }
 
-/// An error that the server answered with.
+/// An error reply of the server.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Failure {
+pub(super) struct ServerFailure {
     pub(super) number: u32,
     pub(super) message: String,
 }
 
-/// How a request ended.
+/// The result of a request.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Answer {
     pub(super) ticket: Ticket,
-    pub(super) command: Command,
-    /// Of a block status query; of others it is empty.
-    pub(super) result: Result<Vec<Status>, Failure>,
+    pub(super) command: ClientCommand,
+    /// Of a block status query; empty for other requests.
+    pub(super) result: Result<Vec<Status>, ServerFailure>,
 }
 
-/// Whether a chunk is the last one of its reply.
+/// Whether more chunks of the reply follow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Sequel {
+pub(super) enum ChunkPosition {
     More,
     Last,
 }
 
-/// What the next bytes mean.
+/// The meaning of the next bytes.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Event {
-    /// Nothing yet: this many bytes are needed.
-    Wanted(usize),
-    /// `length` bytes of the export at `offset` follow. After them, for the last chunk, comes [`Dialogue::complete`].
+pub(super) enum ReplyEvent {
+    /// Incomplete: this many bytes are needed.
+    NeedBytes(usize),
+    /// `length` bytes of export data at `offset` follow. After the last chunk, call [`TransmissionState::complete`].
     Data {
         cookie: u64,
         ticket: Ticket,
         offset: u64,
         length: u64,
-        sequel: Sequel,
+        position: ChunkPosition,
     },
     /// `length` bytes of the export at `offset` are zero.
     Zeroes {
@@ -75,48 +75,48 @@ pub(super) enum Event {
         length: u64,
         answer: Option<Answer>,
     },
-    /// A request ended.
+    /// A request is complete.
     Answer(Answer),
-    /// Something was noted; go on.
-    Noted,
+    /// Some input was consumed; continue.
+    Continue,
 }
 
 #[derive(Debug)]
 struct Outstanding {
     ticket: Ticket,
-    command: Command,
+    command: ClientCommand,
     coverage: Coverage,
     statuses: Vec<Status>,
-    failure: Option<Failure>,
+    failure: Option<ServerFailure>,
     error_count: u32,
 }
 
-/// The requests under way on one connection.
+/// The requests in flight on one connection.
 #[derive(Debug)]
-pub(super) struct Dialogue {
+pub(super) struct TransmissionState {
     style: HeaderStyle,
-    contexts: Vec<Context>,
+    contexts: Vec<MetaContext>,
     size_bytes: u64,
     next_cookie: u64,
     outstanding: HashMap<u64, Outstanding>,
     payload_bytes: u64,
 }
 
-impl Dialogue {
-    pub(super) fn new(style: HeaderStyle, contexts: Vec<Context>, size_bytes: u64) -> Self {
+impl TransmissionState {
+    pub(super) fn new(style: HeaderStyle, contexts: Vec<MetaContext>, size_bytes: u64) -> Self {
         Self {
             style,
             contexts,
             size_bytes,
-            // Not 0: a server that answers with zeroes is caught.
+            // Not 0, to catch a server that answers with zeroes.
             next_cookie: 1,
             outstanding: HashMap::new(),
             payload_bytes: 0,
         }
     }
 
-    /// Notes a request that lies inside the export, and gives its header.
-    pub(super) fn ask(&mut self, command: Command, ticket: Ticket) -> RequestHeader {
+    /// Registers a request that lies inside the export, and returns its header.
+    pub(super) fn ask(&mut self, command: ClientCommand, ticket: Ticket) -> RequestHeader {
         let cookie = self.next_cookie;
         self.next_cookie += 1;
         self.payload_bytes += command.payload_bytes();
@@ -142,25 +142,25 @@ impl Dialogue {
         }
     }
 
-    /// Bytes under way in either direction.
+    /// Bytes in flight in either direction.
     pub(super) fn payload_bytes(&self) -> u64 {
         self.payload_bytes
     }
 
-    /// The requests under way.
+    /// The requests in flight.
     pub(super) fn outstanding(&self) -> impl Iterator<Item = (Ticket, Request)> + '_ {
         self.outstanding.values().map(|one| (one.ticket, one.command.request))
     }
 
-    /// Understands the first bytes of what the server sent; gives how many of them are done with.
-    pub(super) fn receive(&mut self, bytes: &[u8]) -> Result<(usize, Event), Violation> {
+    /// Parses the first bytes of the input; returns how many of them were consumed.
+    pub(super) fn receive(&mut self, bytes: &[u8]) -> Result<(usize, ReplyEvent), Violation> {
         let Some(magic) = bytes.first_chunk().map(|magic| u32::from_be_bytes(*magic)) else {
-            return Ok((0, Event::Wanted(SIMPLE_REPLY_BYTES)));
+            return Ok((0, ReplyEvent::NeedBytes(SIMPLE_REPLY_BYTES)));
         };
         if magic == SIMPLE_REPLY_MAGIC && self.style != HeaderStyle::Extended {
             return self.simple_reply(bytes);
         }
-        // Before the rest of the header, which may never come.
+        // Before the rest of the header, which may never arrive.
         let is_right = match self.style {
             HeaderStyle::Simple => false,
             HeaderStyle::Structured => magic == STRUCTURED_REPLY_MAGIC,
@@ -171,17 +171,17 @@ impl Dialogue {
         }
         let header_bytes = ChunkHeader::size_bytes(self.style);
         let Some((header, payload)) = bytes.split_at_checked(header_bytes) else {
-            return Ok((0, Event::Wanted(header_bytes)));
+            return Ok((0, ReplyEvent::NeedBytes(header_bytes)));
         };
         let header = ChunkHeader::decode(header, self.style).ok_or_else(|| wrong_magic(magic))?;
         let (payload_bytes, event) = self.chunk(&header, payload)?;
         match event {
-            Event::Wanted(payload_bytes) => Ok((0, Event::Wanted(header_bytes + payload_bytes))),
+            ReplyEvent::NeedBytes(payload_bytes) => Ok((0, ReplyEvent::NeedBytes(header_bytes + payload_bytes))),
             event => Ok((header_bytes + payload_bytes, event)),
         }
     }
 
-    /// Ends the request of a chunk of data that was the last one.
+    /// Completes a request after the data of its last chunk.
     pub(super) fn complete(&mut self, cookie: u64) -> Result<Answer, Violation> {
         let one = self
             .outstanding
@@ -214,9 +214,9 @@ impl Dialogue {
         })
     }
 
-    fn simple_reply(&mut self, bytes: &[u8]) -> Result<(usize, Event), Violation> {
+    fn simple_reply(&mut self, bytes: &[u8]) -> Result<(usize, ReplyEvent), Violation> {
         let Some(header) = bytes.get(..SIMPLE_REPLY_BYTES) else {
-            return Ok((0, Event::Wanted(SIMPLE_REPLY_BYTES)));
+            return Ok((0, ReplyEvent::NeedBytes(SIMPLE_REPLY_BYTES)));
         };
         let mut fields = Fields(&header[4..]);
         let (number, cookie) = (fields.u32(), fields.u64());
@@ -230,26 +230,26 @@ impl Dialogue {
             return Err(Violation::SimpleReply { request });
         }
         if number != 0 {
-            one.failure = Some(Failure {
+            one.failure = Some(ServerFailure {
                 number,
                 message: String::new(),
             });
         } else if one.command.kind == CommandKind::READ {
             one.cover(offset, length)?;
-            let event = Event::Data {
+            let event = ReplyEvent::Data {
                 cookie,
                 ticket: one.ticket,
                 offset,
                 length,
-                sequel: Sequel::Last,
+                position: ChunkPosition::Last,
             };
             return Ok((SIMPLE_REPLY_BYTES, event));
         }
-        Ok((SIMPLE_REPLY_BYTES, Event::Answer(self.complete(cookie)?)))
+        Ok((SIMPLE_REPLY_BYTES, ReplyEvent::Answer(self.complete(cookie)?)))
     }
 
-    /// Understands a chunk whose payload begins with `payload`: how much of that is done with, and what it means.
-    fn chunk(&mut self, header: &ChunkHeader, payload: &[u8]) -> Result<(usize, Event), Violation> {
+    /// Parses a chunk whose payload begins with `payload`; returns how much of that was consumed, and the event.
+    fn chunk(&mut self, header: &ChunkHeader, payload: &[u8]) -> Result<(usize, ReplyEvent), Violation> {
         let cookie = header.cookie;
         let (style, size_bytes) = (self.style, self.size_bytes);
         let one = find(&mut self.outstanding, cookie)?;
@@ -262,12 +262,12 @@ impl Dialogue {
         }
         let needed = one.check_header(header, style)?;
         let Some(payload) = payload.get(..needed) else {
-            return Ok((0, Event::Wanted(needed)));
+            return Ok((0, ReplyEvent::NeedBytes(needed)));
         };
-        let sequel = if header.flags.has(ReplyFlags::DONE) {
-            Sequel::Last
+        let position = if header.flags.has(ReplyFlags::DONE) {
+            ChunkPosition::Last
         } else {
-            Sequel::More
+            ChunkPosition::More
         };
         let mut fields = Fields(payload);
         let mut zeroes = None;
@@ -276,12 +276,12 @@ impl Dialogue {
             ChunkKind::OFFSET_DATA => {
                 let (offset, length) = (fields.u64(), header.length - needed as u64);
                 one.cover(offset, length)?;
-                let event = Event::Data {
+                let event = ReplyEvent::Data {
                     cookie,
                     ticket: one.ticket,
                     offset,
                     length,
-                    sequel,
+                    position,
                 };
                 return Ok((needed, event));
             }
@@ -301,26 +301,26 @@ impl Dialogue {
             }
             kind => one.add_error(kind, payload)?,
         }
-        let answer = match sequel {
-            Sequel::Last => Some(self.complete(cookie)?),
-            Sequel::More => None,
+        let answer = match position {
+            ChunkPosition::Last => Some(self.complete(cookie)?),
+            ChunkPosition::More => None,
         };
         let event = match (zeroes, answer) {
-            (Some((ticket, offset, length)), answer) => Event::Zeroes {
+            (Some((ticket, offset, length)), answer) => ReplyEvent::Zeroes {
                 ticket,
                 offset,
                 length,
                 answer,
             },
-            (None, Some(answer)) => Event::Answer(answer),
-            (None, None) => Event::Noted,
+            (None, Some(answer)) => ReplyEvent::Answer(answer),
+            (None, None) => ReplyEvent::Continue,
         };
         Ok((needed, event))
     }
 }
 
 impl Outstanding {
-    /// Checks kind and length of a chunk; gives how much of its payload must be there to understand it.
+    /// Checks kind and length of a chunk; returns how much of its payload is needed to parse it.
     fn check_header(&self, header: &ChunkHeader, style: HeaderStyle) -> Result<usize, Violation> {
         let length = header.length;
         let size = |what, allowed| {
@@ -339,11 +339,11 @@ impl Outstanding {
             }
             (ChunkKind::NONE, _) => Ok(0),
             (ChunkKind::OFFSET_DATA, CommandKind::READ) => {
-                // Whether it lies inside the request is seen when its offset is known.
+                // Whether it lies inside the request is checked when its offset is known.
                 if length < 9 || length - 8 > self.command.request.length {
                     return size(
                         "the length of a chunk of data",
-                        "8 more than some of the bytes asked for",
+                        "8 more than some of the bytes state_with_request for",
                     );
                 }
                 Ok(8)
@@ -377,7 +377,7 @@ impl Outstanding {
         }
     }
 
-    /// Notes that `length` bytes at `offset` have come.
+    /// Records that `length` bytes at `offset` have arrived.
     fn cover(&mut self, offset: u64, length: u64) -> Result<(), Violation> {
         let request = self.command.request;
         let end = offset.checked_add(length);
@@ -394,8 +394,8 @@ impl Outstanding {
         self.coverage
             .add(offset..offset + length)
             .map_err(|refusal| match refusal {
-                Refusal::Overlap => Violation::Overlap { offset, length },
-                Refusal::Fragmented => Violation::Size {
+                CoverageError::Overlap => Violation::Overlap { offset, length },
+                CoverageError::Fragmented => Violation::Size {
                     what: "the number of gaps in its reply to a read",
                     found: request.length,
                     allowed: "less than 1024",
@@ -403,7 +403,7 @@ impl Outstanding {
             })
     }
 
-    fn add_status(&mut self, status: Status, contexts: &[Context]) -> Result<(), Violation> {
+    fn add_status(&mut self, status: Status, contexts: &[MetaContext]) -> Result<(), Violation> {
         let offset = self.command.request.offset;
         if !contexts.iter().any(|context| context.id == status.context_id) {
             let what = "the number of a metadata context that was not granted";
@@ -450,9 +450,9 @@ impl Outstanding {
             }
         }
         // The first error is the cause, later ones tend to be its effects.
-        self.failure.get_or_insert_with(|| Failure {
+        self.failure.get_or_insert_with(|| ServerFailure {
             number,
-            message: words(message),
+            message: printable(message),
         });
         Ok(())
     }
@@ -473,11 +473,11 @@ fn wrong_magic(found: u32) -> Violation {
 mod tests {
     use holdfast_block::{Request, RequestKind};
 
-    use super::super::command::Command;
-    use super::super::export::Context;
+    use super::super::command::ClientCommand;
+    use super::super::export::MetaContext;
     use super::super::status::Descriptor;
     use super::super::violation::Violation;
-    use super::{Answer, Dialogue, Event, Sequel, Ticket};
+    use super::{Answer, ChunkPosition, ReplyEvent, Ticket, TransmissionState};
     use crate::nbd::wire::{CommandFlags, HeaderStyle};
 
     fn bytes(hex: &str) -> Vec<u8> {
@@ -486,43 +486,46 @@ mod tests {
         digits.chunks(2).map(byte).collect()
     }
 
-    /// A dialogue about 1 MiB with one request under way, of cookie 1: 0x200 bytes at 0x1000.
-    fn asked(style: HeaderStyle, kind: RequestKind) -> Dialogue {
+    /// A state for 1 MiB with one request in flight, of cookie 1: 0x200 bytes at 0x1000.
+    fn state_with_request(style: HeaderStyle, kind: RequestKind) -> TransmissionState {
         let contexts = vec![
-            Context {
+            MetaContext {
                 id: 5,
                 name: "base:allocation".to_owned(),
             },
-            Context {
+            MetaContext {
                 id: 6,
                 name: "qemu:dirty-bitmap:b".to_owned(),
             },
         ];
-        let mut dialogue = Dialogue::new(style, contexts, 1 << 20);
-        dialogue.ask(Command::of(Request::new(kind, 0x1000, 0x200)), Ticket::default());
-        dialogue
+        let mut transmission = TransmissionState::new(style, contexts, 1 << 20);
+        transmission.ask(ClientCommand::of(Request::new(kind, 0x1000, 0x200)), Ticket::default());
+        transmission
     }
 
-    /// What comes of some bytes, all of which are used up; data count as zeroes of the same length.
-    fn hear(dialogue: &mut Dialogue, hex: &str) -> Result<Vec<Event>, Violation> {
-        let heard = bytes(hex);
+    /// Parses all of `hex`; data counts as zeroes of the same length.
+    fn receive_all(transmission: &mut TransmissionState, hex: &str) -> Result<Vec<ReplyEvent>, Violation> {
+        let received = bytes(hex);
         let (mut at, mut events) = (0, Vec::new());
-        while at < heard.len() {
-            let (consumed, event) = dialogue.receive(&heard[at..])?;
+        while at < received.len() {
+            let (consumed, event) = transmission.receive(&received[at..])?;
             at += consumed;
             match event {
-                Event::Wanted(count) => {
-                    assert!(count > heard.len() - at, "more is wanted than is missing");
-                    events.push(Event::Wanted(count));
+                ReplyEvent::NeedBytes(count) => {
+                    assert!(count > received.len() - at, "more is wanted than is missing");
+                    events.push(ReplyEvent::NeedBytes(count));
                     break;
                 }
-                Event::Data {
-                    cookie, length, sequel, ..
+                ReplyEvent::Data {
+                    cookie,
+                    length,
+                    position,
+                    ..
                 } => {
                     at += usize::try_from(length).unwrap();
                     events.push(event);
-                    if sequel == Sequel::Last {
-                        events.push(Event::Answer(dialogue.complete(cookie)?));
+                    if position == ChunkPosition::Last {
+                        events.push(ReplyEvent::Answer(transmission.complete(cookie)?));
                     }
                 }
                 event => events.push(event),
@@ -531,11 +534,11 @@ mod tests {
         Ok(events)
     }
 
-    fn last_answer(events: Vec<Event>) -> Answer {
+    fn last_answer(events: Vec<ReplyEvent>) -> Answer {
         match events.into_iter().last() {
             Some(
-                Event::Answer(answer)
-                | Event::Zeroes {
+                ReplyEvent::Answer(answer)
+                | ReplyEvent::Zeroes {
                     answer: Some(answer), ..
                 },
             ) => answer,
@@ -545,55 +548,58 @@ mod tests {
 
     #[test]
     fn simple_replies() {
-        let mut dialogue = asked(HeaderStyle::Simple, RequestKind::Read);
+        let mut transmission = state_with_request(HeaderStyle::Simple, RequestKind::Read);
         let data = "00".repeat(0x200);
-        let events = hear(&mut dialogue, &format!("67446698 00000000 0000000000000001 {data}")).unwrap();
+        let events = receive_all(&mut transmission, &format!("67446698 00000000 0000000000000001 {data}")).unwrap();
         assert!(matches!(
             events[0],
-            Event::Data {
+            ReplyEvent::Data {
                 offset: 0x1000,
                 length: 0x200,
-                sequel: Sequel::Last,
+                position: ChunkPosition::Last,
                 ..
             }
         ));
         assert_eq!(last_answer(events).result, Ok(vec![]));
-        assert_eq!(dialogue.payload_bytes(), 0);
-        let again = hear(&mut dialogue, "67446698 00000000 0000000000000001");
+        assert_eq!(transmission.payload_bytes(), 0);
+        let again = receive_all(&mut transmission, "67446698 00000000 0000000000000001");
         assert_eq!(again, Err(Violation::UnknownCookie { cookie: 1 }));
 
-        let mut dialogue = asked(HeaderStyle::Structured, RequestKind::Write);
-        let answer = last_answer(hear(&mut dialogue, "67446698 0000001c 0000000000000001").unwrap());
+        let mut transmission = state_with_request(HeaderStyle::Structured, RequestKind::Write);
+        let answer = last_answer(receive_all(&mut transmission, "67446698 0000001c 0000000000000001").unwrap());
         assert_eq!(answer.result.unwrap_err().number, 28);
 
         for part in ["67446698 000000", "67446698 00000000 00000000000000"] {
-            let mut dialogue = asked(HeaderStyle::Structured, RequestKind::Write);
-            assert_eq!(hear(&mut dialogue, part), Ok(vec![Event::Wanted(16)]));
+            let mut transmission = state_with_request(HeaderStyle::Structured, RequestKind::Write);
+            assert_eq!(
+                receive_all(&mut transmission, part),
+                Ok(vec![ReplyEvent::NeedBytes(16)])
+            );
         }
     }
 
     #[test]
     fn chunks_of_data_and_holes_in_any_order() {
-        let mut dialogue = asked(HeaderStyle::Structured, RequestKind::Read);
+        let mut transmission = state_with_request(HeaderStyle::Structured, RequestKind::Read);
         let data = format!(
             "668e33ef 0000 0001 0000000000000001 00000088 0000000000001180 {}",
             "00".repeat(0x80)
         );
         let hole = "668e33ef 0000 0002 0000000000000001 0000000c 0000000000001000 00000180";
         let end = "668e33ef 0001 0000 0000000000000001 00000000";
-        let events = hear(&mut dialogue, &[&data, hole, end].concat()).unwrap();
+        let events = receive_all(&mut transmission, &[&data, hole, end].concat()).unwrap();
         assert!(matches!(
             events[0],
-            Event::Data {
+            ReplyEvent::Data {
                 offset: 0x1180,
                 length: 0x80,
-                sequel: Sequel::More,
+                position: ChunkPosition::More,
                 ..
             }
         ));
         assert!(matches!(
             events[1],
-            Event::Zeroes {
+            ReplyEvent::Zeroes {
                 offset: 0x1000,
                 length: 0x180,
                 answer: None,
@@ -602,17 +608,20 @@ mod tests {
         ));
         assert_eq!(last_answer(events).result, Ok(vec![]));
 
-        let mut dialogue = asked(HeaderStyle::Extended, RequestKind::Read);
+        let mut transmission = state_with_request(HeaderStyle::Extended, RequestKind::Read);
         let hole = "6e8a278c 0001 0002 0000000000000001 0000000000001000 000000000000000c 0000000000001000 00000200";
-        assert_eq!(last_answer(hear(&mut dialogue, hole).unwrap()).result, Ok(vec![]));
+        assert_eq!(
+            last_answer(receive_all(&mut transmission, hole).unwrap()).result,
+            Ok(vec![])
+        );
     }
 
     #[test]
     fn errors_with_words() {
-        let mut dialogue = asked(HeaderStyle::Structured, RequestKind::Read);
+        let mut transmission = state_with_request(HeaderStyle::Structured, RequestKind::Read);
         let first = "668e33ef 0000 8002 0000000000000001 00000010 00000005 0002 6f1b 0000000000001010";
         let unknown_kind = "668e33ef 0001 8077 0000000000000001 00000007 00000016 0000 ff";
-        let failure = last_answer(hear(&mut dialogue, &[first, unknown_kind].concat()).unwrap())
+        let failure = last_answer(receive_all(&mut transmission, &[first, unknown_kind].concat()).unwrap())
             .result
             .unwrap_err();
         assert_eq!((failure.number, failure.message.as_str()), (5, "o\u{fffd}"));
@@ -620,10 +629,10 @@ mod tests {
 
     #[test]
     fn block_status_of_all_contexts() {
-        let mut dialogue = asked(HeaderStyle::Structured, RequestKind::Extents);
+        let mut transmission = state_with_request(HeaderStyle::Structured, RequestKind::Extents);
         let first = "668e33ef 0000 0005 0000000000000001 0000000c 00000006 00000100 00000001";
         let second = "668e33ef 0001 0005 0000000000000001 00000014 00000005 00000100 00000000 fffff000 00000003";
-        let statuses = last_answer(hear(&mut dialogue, &[first, second].concat()).unwrap())
+        let statuses = last_answer(receive_all(&mut transmission, &[first, second].concat()).unwrap())
             .result
             .unwrap();
         assert_eq!((statuses[0].context_id, statuses[1].context_id), (6, 5));
@@ -640,15 +649,15 @@ mod tests {
         ];
         assert_eq!(statuses[1].descriptors, expected);
 
-        let mut dialogue = asked(HeaderStyle::Extended, RequestKind::Extents);
+        let mut transmission = state_with_request(HeaderStyle::Extended, RequestKind::Extents);
         let chunk = |context: u32, flags: u16, length: u64| {
             format!(
                 "6e8a278c {flags:04x} 0006 0000000000000001 0000000000001000 0000000000000018 \
                  {context:08x} 00000001 {length:016x} 8000000000000001"
             )
         };
-        let heard = hear(&mut dialogue, &[chunk(5, 0, 1 << 40), chunk(6, 1, 0x200)].concat()).unwrap();
-        let statuses = last_answer(heard).result.unwrap();
+        let received = receive_all(&mut transmission, &[chunk(5, 0, 1 << 40), chunk(6, 1, 0x200)].concat()).unwrap();
+        let statuses = last_answer(received).result.unwrap();
         let expected = Descriptor {
             length: (1 << 20) - 0x1000,
             flags: 0x8000_0000_0000_0001,
@@ -660,8 +669,8 @@ mod tests {
     fn writes_say_that_they_carry_data_where_headers_are_extended() {
         let request = Request::new(RequestKind::Write, 0, 512);
         let flags_of = |style| {
-            Dialogue::new(style, vec![], 4096)
-                .ask(Command::of(request), Ticket::default())
+            TransmissionState::new(style, vec![], 4096)
+                .ask(ClientCommand::of(request), Ticket::default())
                 .flags
         };
         assert_eq!(flags_of(HeaderStyle::Structured), CommandFlags::default());
@@ -671,7 +680,9 @@ mod tests {
     #[test]
     fn hostile_replies_to_reads_are_errors() {
         use Violation as V;
-        let of = |hex: &str| hear(&mut asked(HeaderStyle::Structured, RequestKind::Read), hex).unwrap_err();
+        let of = |hex: &str| {
+            receive_all(&mut state_with_request(HeaderStyle::Structured, RequestKind::Read), hex).unwrap_err()
+        };
         assert!(matches!(of("12345678 0000"), V::Magic { .. }));
         assert!(matches!(
             of("67446698 00000000 0000000000000001"),
@@ -699,7 +710,7 @@ mod tests {
             chunk("0001 0000 0000000000000001 00000004 00000000"),
             V::Size { .. }
         ));
-        // Data that are none, too long, before and after the request, and past all numbers.
+        // No data, too long, before and after the request, and offsets that overflow.
         assert!(matches!(
             chunk("0000 0001 0000000000000001 00000008 0000000000001000"),
             V::Size { .. }
@@ -739,7 +750,7 @@ mod tests {
             of(&format!("668e33ef {hole} 668e33ef {overlap}")),
             V::Overlap { .. }
         ));
-        // Kinds that do not belong here, or nowhere.
+        // Kinds that do not belong here, or anywhere.
         let status = "0001 0005 0000000000000001 0000000c 00000005 00000100 00000001";
         assert!(matches!(chunk(status), V::WrongChunk { kind: 5, .. }));
         assert!(matches!(
@@ -753,7 +764,11 @@ mod tests {
         use Violation as V;
         let of = |hex: &str| {
             let hex = format!("668e33ef {hex}");
-            hear(&mut asked(HeaderStyle::Structured, RequestKind::Read), &hex).unwrap_err()
+            receive_all(
+                &mut state_with_request(HeaderStyle::Structured, RequestKind::Read),
+                &hex,
+            )
+            .unwrap_err()
         };
         assert!(matches!(
             of("0001 8001 0000000000000001 00000005 0000000500"),
@@ -780,8 +795,11 @@ mod tests {
             V::Outside { .. }
         ));
         let endless = "668e33ef 0000 8001 0000000000000001 00000006 00000005 0000".repeat(1025);
-        let heard = hear(&mut asked(HeaderStyle::Structured, RequestKind::Write), &endless);
-        assert!(matches!(heard, Err(V::Size { .. })));
+        let received = receive_all(
+            &mut state_with_request(HeaderStyle::Structured, RequestKind::Write),
+            &endless,
+        );
+        assert!(matches!(received, Err(V::Size { .. })));
     }
 
     #[test]
@@ -789,14 +807,18 @@ mod tests {
         use Violation as V;
         let of = |hex: &str| {
             let hex = format!("668e33ef {hex}");
-            hear(&mut asked(HeaderStyle::Structured, RequestKind::Extents), &hex).unwrap_err()
+            receive_all(
+                &mut state_with_request(HeaderStyle::Structured, RequestKind::Extents),
+                &hex,
+            )
+            .unwrap_err()
         };
         assert!(matches!(
             of("0001 0000 0000000000000001 00000000"),
             V::ContextForgotten { .. }
         ));
         let first_only = of("0001 0005 0000000000000001 0000000c 00000005 00000100 00000001");
-        let named = "its block status at offset 4096 leaves out the metadata context \"qemu:dirty-bitmap:b\"";
+        let named = "its block status at offset 4096 omits the metadata context \"qemu:dirty-bitmap:b\"";
         assert_eq!(first_only.to_string(), named);
         assert!(matches!(
             of("0001 0005 0000000000000001 00000004 00000005"),
@@ -833,7 +855,11 @@ mod tests {
         assert!(extents(&format!("{twice} 668e33ef {twice}")));
         let of_extended = |tail: &str| {
             let hex = format!("6e8a278c 0001 0006 0000000000000001 {tail}");
-            hear(&mut asked(HeaderStyle::Extended, RequestKind::Extents), &hex).unwrap_err()
+            receive_all(
+                &mut state_with_request(HeaderStyle::Extended, RequestKind::Extents),
+                &hex,
+            )
+            .unwrap_err()
         };
         let wrong_offset = "0000000000001001 0000000000000018 00000005 00000001 0000000000000001 0000000000000000";
         assert!(matches!(of_extended(wrong_offset), V::WrongOffset { .. }));
@@ -846,8 +872,8 @@ mod tests {
             of_extended("0000000000001000 ffffffffffffffff"),
             V::Size { .. }
         ));
-        let simple = hear(
-            &mut asked(HeaderStyle::Extended, RequestKind::Extents),
+        let simple = receive_all(
+            &mut state_with_request(HeaderStyle::Extended, RequestKind::Extents),
             "67446698 00000000 0000000000000001",
         );
         assert!(matches!(simple, Err(V::Magic { .. })));

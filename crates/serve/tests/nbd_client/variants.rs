@@ -1,4 +1,4 @@
-//! Every dialect of the protocol that servers of other people speak, and what they say of themselves.
+//! Every variant of the protocol that other servers implement, and their descriptions of themselves.
 
 use std::time::Duration;
 
@@ -110,7 +110,7 @@ fn a_server_that_wants_tls_is_told_apart() {
     assert!(matches!(error, Error::TlsRequired { .. }), "{error}");
 }
 
-/// The same over TCP, and over a socket that somebody else connected.
+/// Over TCP, and over a socket that is already connected.
 #[test]
 fn connections_come_from_anywhere() {
     let port = std::net::TcpListener::bind("127.0.0.1:0")
@@ -161,7 +161,7 @@ fn errors_of_the_server_are_told_and_the_connection_goes_on() {
     assert_eq!(buffer, [1; 4096]);
 }
 
-/// A server may refuse to zero in the way that it was asked to, and may not be able to flush.
+/// A server may not support zeroing in the requested way, or flushing.
 #[test]
 fn what_a_server_cannot_do_is_done_otherwise_or_told() {
     let server = Server::nbdkit(&["--filter=error", "memory", "1M", "error=EINVAL", "error-zero-rate=100%"]);
@@ -185,7 +185,7 @@ fn what_a_server_cannot_do_is_done_otherwise_or_told() {
     assert!(error.contains("does not offer flush"), "{error}");
 }
 
-/// A file that shrinks away, a device that says nothing of extents: all is data.
+/// A file that shrinks, and a device that reports no extents: all is data.
 #[test]
 fn without_contexts_everything_is_data() {
     let server = Server::nbdkit(&["--no-sr", "memory", "1M"]);

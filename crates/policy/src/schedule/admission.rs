@@ -1,66 +1,66 @@
-//! Which of the jobs that are due may start, beside those that run.
+//! Selects the due jobs that may start beside the running ones.
 
 use jiff::Timestamp;
 
 use crate::Glob;
 
-/// What a job uses while it runs.
+/// The resources of a job while it runs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Claims {
-    /// The repository, and how many jobs may work on it at once.
+    /// The repository, and the maximum number of jobs that may use it at once.
     pub repository: Option<(String, usize)>,
-    /// What nobody else may use meanwhile.
-    pub things: Vec<Thing>,
+    /// Exclusive resources.
+    pub resources: Vec<Resource>,
 }
 
-/// Something that only one job uses at a time.
+/// A resource that only one job uses at a time.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Thing {
-    /// A machine of that name.
+pub enum Resource {
+    /// The machine of this name.
     Machine(String),
-    /// Machines that match.
+    /// The machines that match.
     Machines(Glob),
-    /// Machines that nobody can tell the names of here: those with a tag.
-    SomeMachines,
-    /// A machine of a pool, or some that nobody can tell the names of.
-    OfPool {
-        /// What the pool is called.
+    /// Machines whose names are unknown here: those with a tag.
+    UnknownMachines,
+    /// A machine of a pool, or several whose names are unknown here.
+    PoolMachine {
+        /// The name of the pool.
         host: String,
-        /// Its name there, if one is meant.
+        /// The name of the machine, if it is a single one.
         machine: Option<String>,
     },
-    /// Anything else, known by its name: an image, a dataset, a kind of job.
+    /// Any other named resource: an image, a dataset, a kind of job.
     Other(String),
 }
 
-impl Thing {
-    /// Whether both may be the same.
-    fn may_be(&self, other: &Self) -> bool {
+impl Resource {
+    /// Whether both may be the same resource.
+    fn overlaps(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Other(one), Self::Other(other)) | (Self::Machine(one), Self::Machine(other)) => one == other,
             (Self::Machine(name), Self::Machines(glob)) | (Self::Machines(glob), Self::Machine(name)) => {
                 glob.matches(name)
             }
             (
-                Self::OfPool { host, machine },
-                Self::OfPool {
+                Self::PoolMachine { host, machine },
+                Self::PoolMachine {
                     host: other_host,
                     machine: other,
                 },
             ) => host == other_host && (machine.is_none() || other.is_none() || machine == other),
-            (Self::OfPool { .. } | Self::Other(_), _) | (_, Self::OfPool { .. } | Self::Other(_)) => false,
-            // Whether two patterns have a name in common depends on names that are not there yet.
+            (Self::PoolMachine { .. } | Self::Other(_), _) | (_, Self::PoolMachine { .. } | Self::Other(_)) => false,
+            // Two patterns may always have a name in common.
             _ => true,
         }
     }
 }
 
 impl Claims {
-    /// Whether both may run at once, as far as things are concerned.
-    pub fn exclude(&self, other: &Self) -> bool {
-        self.things
+    /// Whether two jobs excludes each other.
+    pub fn excludes(&self, other: &Self) -> bool {
+        self.resources
             .iter()
-            .any(|thing| other.things.iter().any(|theirs| thing.may_be(theirs)))
+            .any(|resource| other.resources.iter().any(|theirs| resource.overlaps(theirs)))
     }
 
     fn is_at(&self, repository: &str) -> bool {
@@ -70,17 +70,17 @@ impl Claims {
 
 /// A job that is due.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Candidate<'c> {
-    /// Since when.
+pub struct StartCandidate<'c> {
+    /// Due since this time.
     pub since: Timestamp,
-    /// What it uses.
+    /// Its resources.
     pub claims: &'c Claims,
 }
 
-/// The candidates that may start now, by their index: those that wait longest first.
+/// The indices of the jobs that may start now, longest waiting first.
 ///
-/// Who has to wait for a machine keeps it from those that came later, so that nobody waits for ever.
-pub fn turns(candidates: &[Candidate<'_>], running: &[&Claims], at_once_max: usize) -> Vec<usize> {
+/// A waiting job reserves its resources against later ones, to prevent starvation.
+pub fn select_startable(candidates: &[StartCandidate<'_>], running: &[&Claims], at_once_max: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..candidates.len()).collect();
     order.sort_by_key(|index| candidates[*index].since);
     let mut busy: Vec<&Claims> = running.to_vec();
@@ -92,7 +92,7 @@ pub fn turns(candidates: &[Candidate<'_>], running: &[&Claims], at_once_max: usi
             let there = busy.iter().filter(|other| other.is_at(name)).count();
             there < *most
         });
-        let is_excluded = busy.iter().chain(&waiting).any(|other| claims.exclude(other));
+        let is_excluded = busy.iter().chain(&waiting).any(|other| claims.excludes(other));
         if busy.len() < at_once_max && is_room_there && !is_excluded {
             busy.push(claims);
             chosen.push(index);
@@ -107,55 +107,55 @@ pub fn turns(candidates: &[Candidate<'_>], running: &[&Claims], at_once_max: usi
 mod tests {
     use jiff::Timestamp;
 
-    use super::{Candidate, Claims, Thing, turns};
+    use super::{Claims, Resource, StartCandidate, select_startable};
     use crate::Glob;
 
-    fn claims(repository: Option<(&str, usize)>, things: &[Thing]) -> Claims {
+    fn claims(repository: Option<(&str, usize)>, resources: &[Resource]) -> Claims {
         Claims {
             repository: repository.map(|(name, most)| (name.to_owned(), most)),
-            things: things.to_vec(),
+            resources: resources.to_vec(),
         }
     }
 
-    fn machine(name: &str) -> Thing {
-        Thing::Machine(name.to_owned())
+    fn machine(name: &str) -> Resource {
+        Resource::Machine(name.to_owned())
     }
 
-    fn pattern(text: &str) -> Thing {
-        Thing::Machines(Glob::parse(text).unwrap())
+    fn pattern(text: &str) -> Resource {
+        Resource::Machines(Glob::parse(text).unwrap())
     }
 
-    /// Who of the candidates, each a second younger than the one before, may start.
+    /// The indices of the candidates that may start, each due a second later than the one before.
     fn choose(candidates: &[&Claims], running: &[&Claims], at_once: usize) -> Vec<usize> {
-        let candidates = candidates.iter().enumerate().map(|(index, claims)| Candidate {
+        let candidates = candidates.iter().enumerate().map(|(index, claims)| StartCandidate {
             since: Timestamp::from_second(i64::try_from(index).unwrap()).unwrap(),
             claims,
         });
-        turns(&candidates.collect::<Vec<_>>(), running, at_once)
+        select_startable(&candidates.collect::<Vec<_>>(), running, at_once)
     }
 
-    /// A pool that hangs holds up nobody who is at work on another one, or on machines of libvirt.
+    /// A hanging pool does not block jobs of another pool, or of libvirt.
     #[test]
     fn pools_are_apart() {
         let of_pool = |host: &str, machine: Option<&str>| {
             let (host, machine) = (host.to_owned(), machine.map(str::to_owned));
-            claims(None, &[Thing::OfPool { host, machine }])
+            claims(None, &[Resource::PoolMachine { host, machine }])
         };
         let (all, web1, db1) = (
             of_pool("one", None),
             of_pool("one", Some("web1")),
             of_pool("one", Some("db1")),
         );
-        assert!(all.exclude(&all) && all.exclude(&web1) && web1.exclude(&all) && web1.exclude(&web1));
-        assert!(!web1.exclude(&db1));
+        assert!(all.excludes(&all) && all.excludes(&web1) && web1.excludes(&all) && web1.excludes(&web1));
+        assert!(!web1.excludes(&db1));
         let others = [
             of_pool("two", None),
             of_pool("two", Some("web1")),
-            claims(None, &[Thing::SomeMachines]),
+            claims(None, &[Resource::UnknownMachines]),
             claims(None, &[machine("web1")]),
         ];
         for other in &others {
-            assert!(!all.exclude(other) && !other.exclude(&web1), "{other:?}");
+            assert!(!all.excludes(other) && !other.excludes(&web1), "{other:?}");
         }
     }
 
@@ -166,8 +166,11 @@ mod tests {
             claims(None, &[machine("web2")]),
             claims(None, &[machine("db")]),
         );
-        let (webs, tagged) = (claims(None, &[pattern("web*")]), claims(None, &[Thing::SomeMachines]));
-        let image = claims(None, &[Thing::Other("/a.raw".to_owned())]);
+        let (webs, tagged) = (
+            claims(None, &[pattern("web*")]),
+            claims(None, &[Resource::UnknownMachines]),
+        );
+        let image = claims(None, &[Resource::Other("/a.raw".to_owned())]);
         assert_eq!(choose(&[&web1, &web2, &db, &image], &[], 9), [0, 1, 2, 3]);
         assert_eq!(choose(&[&web1, &web1], &[], 9), [0]);
         assert_eq!(choose(&[&web1, &webs, &db], &[], 9), [0, 2]);

@@ -1,4 +1,4 @@
-//! A server that does everything wrong, and one that does what is allowed and rare.
+//! A server that violates the protocol, and one that uses its rare but legal forms.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -50,7 +50,7 @@ impl Peer {
         ])
     }
 
-    /// A handshake as it should be: structured replies, one context of number 9.
+    /// A valid handshake: structured replies, one context of number 9.
     fn shake_hands(&mut self) -> Option<()> {
         self.send(&[b"NBDMAGICIHAVEOPT", &[0, 3]])?;
         self.receive(4)?;
@@ -114,12 +114,12 @@ impl Peer {
     }
 }
 
-/// What the export holds.
+/// The content of the export.
 fn byte_at(offset: u64) -> u8 {
     (offset / 512 * 31 + offset % 512).to_le_bytes()[0]
 }
 
-/// A server that shakes hands and goes on as it likes, and where to find it.
+/// A server that completes the handshake and then runs `serve`, and its endpoint.
 fn server(serve: impl FnOnce(&mut Peer) -> Option<()> + Send + 'static) -> (Endpoint, JoinHandle<()>) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let thread = std::thread::spawn(move || {
@@ -138,7 +138,7 @@ fn options(timeout: Duration) -> NbdOptions {
     }
 }
 
-/// Time that no test waits for, unless something is broken.
+/// A timeout that no test reaches, unless something is broken.
 const LONG: Duration = Duration::from_secs(100);
 const SHORT: Duration = Duration::from_millis(200);
 
@@ -146,12 +146,12 @@ fn reading(serve: impl FnOnce(&mut Peer) -> Option<()> + Send + 'static) -> NbdD
     NbdDevice::connect(&server(serve).0, "", options(LONG)).unwrap()
 }
 
-/// What becomes of a read, and of a later one, when its reply is `reply`.
+/// The errors of a read, and of a later one, for the given reply.
 fn read_error(reply: impl FnOnce(&mut Peer, &Request) -> Option<()> + Send + 'static) -> String {
     let device = reading(|peer| {
         let (request, _) = peer.request()?;
         reply(peer, &request);
-        // Stays, so that it is the client who ends the connection.
+        // The connection stays open, so that the client ends it.
         peer.request().map(|_| ())
     });
     let first = device.read_at(&mut [0; 4096], 8192).unwrap_err().to_string();
@@ -160,9 +160,9 @@ fn read_error(reply: impl FnOnce(&mut Peer, &Request) -> Option<()> + Send + 'st
     first
 }
 
-/// A server that says nothing has a long time for it, and who is asked to stop has not.
+/// Cancellation does not wait for the long timeout of a silent server.
 #[test]
-fn who_is_asked_to_stop_does_not_wait_for_an_answer() {
+fn cancellation_does_not_wait_for_a_reply() {
     let is_stopped = Arc::new(AtomicBool::new(false));
     let asked = Arc::clone(&is_stopped);
     let (endpoint, _server) = server(move |peer| {
@@ -176,12 +176,12 @@ fn who_is_asked_to_stop_does_not_wait_for_an_answer() {
     };
     let device = NbdDevice::connect(&endpoint, "", options).unwrap();
     let error = device.read_at(&mut [0; 4096], 8192).unwrap_err().to_string();
-    assert!(error.contains("asked to stop"), "{error}");
+    assert!(error.contains("cancelled"), "{error}");
 }
 
-/// The same for one that takes the connection and never greets, and for one that does not take it.
+/// Cancellation for a server that accepts and never greets, and for one that does not accept.
 #[test]
-fn who_is_asked_to_stop_does_not_wait_for_a_greeting() {
+fn cancellation_does_not_wait_for_a_greeting() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("silent.sock");
     let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
@@ -192,7 +192,7 @@ fn who_is_asked_to_stop_does_not_wait_for_a_greeting() {
     };
     for endpoint in [
         Endpoint::Unix(path),
-        Endpoint::Made("a host that does not answer".to_owned(), Arc::new(hanging)),
+        Endpoint::Custom("a host that does not answer".to_owned(), Arc::new(hanging)),
     ] {
         let options = NbdOptions {
             is_stopped: Some(Arc::new(|| true)),
@@ -201,7 +201,7 @@ fn who_is_asked_to_stop_does_not_wait_for_a_greeting() {
         let error = NbdDevice::connect(&endpoint, "", options).err().unwrap();
         let causes = std::iter::successors(Some(&error as &dyn std::error::Error), |error| error.source());
         let said: Vec<String> = causes.map(ToString::to_string).collect();
-        assert!(said.join(": ").contains("asked to stop"), "{said:?}");
+        assert!(said.join(": ").contains("cancelled"), "{said:?}");
     }
     drop(listener);
 }
@@ -210,7 +210,7 @@ fn who_is_asked_to_stop_does_not_wait_for_a_greeting() {
 fn every_lie_about_a_read_ends_the_connection_with_its_name() {
     type Reply = fn(&mut Peer, &Request) -> Option<()>;
     let lies: [(&str, Reply); 9] = [
-        ("not under way", |peer, request| {
+        ("not in flight", |peer, request| {
             peer.data(
                 1,
                 &Request {
@@ -230,7 +230,7 @@ fn every_lie_about_a_read_ends_the_connection_with_its_name() {
             peer.data(0, request, 8192, 512)?;
             peer.data(1, request, 8192, 512)
         }),
-        ("not under way", |peer, request| {
+        ("not in flight", |peer, request| {
             peer.data(0, request, 8192, 4096)?;
             peer.chunk(1, 0, request.cookie, &[])?;
             peer.chunk(1, 0, request.cookie, &[])
@@ -252,7 +252,7 @@ fn every_lie_about_a_read_ends_the_connection_with_its_name() {
             ])
         }),
     ];
-    for (what, reply) in lies.into_iter().filter(|(what, _)| *what != "not under way") {
+    for (what, reply) in lies.into_iter().filter(|(what, _)| *what != "not in flight") {
         let error = read_error(reply);
         assert!(
             error.contains("breaks the NBD protocol") && error.contains(what),
@@ -261,8 +261,8 @@ fn every_lie_about_a_read_ends_the_connection_with_its_name() {
     }
     let (_, foreign_cookie) = lies[0];
     let error = read_error(foreign_cookie);
-    assert!(error.contains("not under way"), "{error}");
-    // A second end comes when the first read has its answer: the next one finds the connection lost.
+    assert!(error.contains("not in flight"), "{error}");
+    // The connection ends after the first read has its reply: the next one finds it lost.
     let (_, double_end) = lies[5];
     let device = reading(move |peer| {
         let (request, _) = peer.request()?;
@@ -271,7 +271,7 @@ fn every_lie_about_a_read_ends_the_connection_with_its_name() {
     });
     device.read_at(&mut [0; 4096], 8192).unwrap();
     let error = device.read_at(&mut [0; 4096], 8192).unwrap_err().to_string();
-    assert!(error.contains("not under way"), "{error}");
+    assert!(error.contains("not in flight"), "{error}");
 }
 
 #[test]
@@ -297,12 +297,12 @@ fn lies_about_extents_end_the_connection_with_their_names() {
     });
     let error = forgotten.extents(0..1 << 20, 10).unwrap_err().to_string();
     assert!(
-        error.contains("leaves out the metadata context \"base:allocation\""),
+        error.contains("omits the metadata context \"base:allocation\""),
         "{error}"
     );
 }
 
-/// Chunks of many requests, small and in disorder, across each other, with holes between: all of that is allowed.
+/// Interleaved chunks of many requests, small and out of order, with holes between them: all of that is legal.
 #[test]
 fn replies_in_pieces_and_out_of_order_are_put_together() {
     const COUNT: u64 = 8;
@@ -349,7 +349,7 @@ fn replies_in_pieces_and_out_of_order_are_put_together() {
     thread.join().unwrap();
 }
 
-/// A server that does one thing at a time, and does not read while it writes: readers and writers must not wait for each other.
+/// A server that does one thing at a time, and does not read while it writes: readers and writers must not deadlock.
 #[test]
 fn readers_and_writers_do_not_stop_each_other_on_a_serial_server() {
     let (endpoint, thread) = server(|peer| {
@@ -404,8 +404,8 @@ fn a_server_that_stops_answering_is_given_up_by_all() {
             let device = &device;
             scope.spawn(move || {
                 let error = device.read_at(&mut vec![0; 100_000], 8192).unwrap_err().to_string();
-                let told = "the server left a read of 100000 bytes at offset 8192 without an answer for";
-                assert!(error.contains(told), "{error}");
+                let expected = "the server did not answer a read of 100000 bytes at offset 8192 for";
+                assert!(error.contains(expected), "{error}");
             });
         }
     });
@@ -420,14 +420,15 @@ fn a_server_that_takes_nothing_is_given_up() {
     let device = NbdDeviceMut::connect(&endpoint, "", options(SHORT)).unwrap();
     let error = device.write_at(&vec![1; 32 << 20], 0).unwrap_err().to_string();
     assert!(
-        error.contains("took nothing of a write of 262144 bytes at offset"),
+        error.contains("accepted no byte of a write of 262144 bytes at offset"),
         "{error}"
     );
     drop(release);
     thread.join().unwrap();
 }
 
-/// A byte now and then is no sign of life for ever: the time for one request is bounded by what is under way.
+/// An occasional byte does not keep a connection alive for ever: the time for one request is bounded by the bytes in
+/// flight.
 #[test]
 fn a_server_that_trickles_is_given_up() {
     let clock = Arc::new(ManualClock::new());
@@ -454,7 +455,7 @@ fn a_server_that_trickles_is_given_up() {
     let options = NbdOptions { clock, ..options(LONG) };
     let device = NbdDevice::connect(&endpoint, "", options).unwrap();
     let error = device.read_at(&mut [0; 4096], 0).unwrap_err().to_string();
-    assert!(error.contains("without an answer"), "{error}");
+    assert!(error.contains("did not answer"), "{error}");
     drop(device);
     thread.join().unwrap();
 }
@@ -473,7 +474,7 @@ fn silence_before_the_first_request_is_given_up_too() {
     assert!(matches!(error, Error::Connect { .. }), "{error}");
 }
 
-/// A socket that nobody accepts from, its queue full: connecting must not wait for ever.
+/// A socket whose queue is full: connecting must time out.
 #[test]
 fn a_listener_that_never_accepts_is_given_up() {
     let directory = tempfile::tempdir().unwrap();

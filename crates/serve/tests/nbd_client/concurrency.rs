@@ -10,7 +10,7 @@ use crate::peer::Server;
 
 const THREAD_COUNT: u64 = 24;
 
-/// Small pieces, so that every thread has several under way.
+/// Small pieces, so that every thread has several in flight.
 fn options(connection_count_max: usize) -> NbdOptions {
     NbdOptions {
         connection_count_max,
@@ -21,7 +21,7 @@ fn options(connection_count_max: usize) -> NbdOptions {
 }
 
 /// Every thread writes and reads its own part, in requests from tiny to many pieces.
-fn crowd(device: &NbdDeviceMut, part_bytes: u64, operation_count: u64) {
+fn use_concurrently(device: &NbdDeviceMut, part_bytes: u64, operation_count: u64) {
     let seed = test_seed();
     std::thread::scope(|scope| {
         for thread in 0..THREAD_COUNT {
@@ -52,7 +52,7 @@ fn many_threads_share_one_connection() {
     const PART_BYTES: u64 = 1 << 20;
     let size = (THREAD_COUNT * PART_BYTES).to_string();
     let server = Server::nbdkit(&["memory", &size]);
-    crowd(
+    use_concurrently(
         &NbdDeviceMut::connect(&server.endpoint(), "", options(1)).unwrap(),
         PART_BYTES,
         40,
@@ -67,10 +67,10 @@ fn many_threads_share_several_connections() {
     let server = Server::qemu_nbd(&["-f", "raw", file.path().to_str().unwrap()]);
     let device = NbdDeviceMut::connect(&server.endpoint(), "", options(3)).unwrap();
     assert_eq!(device.as_read().connection_count(), 3);
-    crowd(&device, PART_BYTES, 40);
+    use_concurrently(&device, PART_BYTES, 40);
 }
 
-/// Whoever waits gets an error that says that the connection is lost; so does whoever comes later, until a new server is there.
+/// Waiting and later requests fail with a lost connection, until the device reconnects.
 #[test]
 fn a_server_that_dies_takes_every_request_with_it() {
     let mut server = Server::nbdkit(&["--filter=delay", "pattern", "1G", "rdelay=30"]);
@@ -99,7 +99,7 @@ fn assert_lost(error: &holdfast_block::Error) {
     assert!(text.contains("the connection to") && text.contains("is lost"), "{text}");
 }
 
-/// The connection of one server ends; the next one, at the same place, takes over when it is asked for.
+/// The connection of one server ends; the next one, at the same address, takes over on request.
 #[test]
 fn a_new_server_takes_over_when_the_caller_says_so() {
     let bytes = Conformance::new().pattern(1 << 20);
@@ -119,7 +119,7 @@ fn a_new_server_takes_over_when_the_caller_says_so() {
         Ok(Box::new(stream) as Box<dyn holdfast_serve::nbd::client::Stream>)
     };
     let endpoint =
-        holdfast_serve::nbd::client::Endpoint::Made("three servers".to_owned(), std::sync::Arc::new(connect));
+        holdfast_serve::nbd::client::Endpoint::Custom("three servers".to_owned(), std::sync::Arc::new(connect));
     let mut servers = servers.into_iter();
     let device = NbdDevice::connect(&endpoint, "", options(1)).unwrap();
     let mut buffer = vec![0; bytes.len()];
@@ -137,15 +137,15 @@ fn a_new_server_takes_over_when_the_caller_says_so() {
     assert!(matches!(&error, Error::Changed { what: "the size", .. }), "{error}");
 }
 
-/// A server that answers in an hour: whoever waits for it is let go.
+/// A server that answers in an hour: waiting requests are cancelled.
 #[test]
-fn a_device_that_is_stopped_lets_go_of_those_who_wait() {
+fn a_stopped_device_cancels_waiting_requests() {
     let server = Server::nbdkit(&["--filter=delay", "memory", "1M", "delay-read=3600"]);
     let device = NbdDevice::connect(&server.endpoint(), "", options(2)).unwrap();
     let stopper = device.stopper();
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| device.read_at(&mut [0; 4096], 0));
-        // It may wait by then, or is about to ask: both end.
+        // It may wait by then, or is about to send: both end.
         std::thread::yield_now();
         stopper.stop();
         assert!(reader.join().unwrap().is_err());

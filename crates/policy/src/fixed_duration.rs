@@ -1,39 +1,39 @@
-//! How long something takes or waits: "90s", "5min", "1h30min", "2d".
+//! Durations: "90s", "5min", "1h30min", "2d".
 
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// A length of time as a stopwatch has it, in whole seconds; nothing at all is one too.
+/// A duration in whole seconds, which may be 0.
 ///
-/// As text: numbers with a unit each, the largest unit first: `90s`, `5min`, `1h30min`, `2d`. A day is 24 hours. Other than a
-/// [`Span`](crate::Span) it knows no calendar, and `m` alone, which is months there, is refused here.
+/// Text form: numbers with a unit each, the largest unit first: `90s`, `5min`, `1h30min`, `2d`. A day is 24 hours.
+/// Unlike a [`Span`](crate::Span) it ignores the calendar, and `m` alone, which means months there, is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub struct Lapse(Duration);
+pub struct FixedDuration(Duration);
 
 const UNITS: [(&str, u64); 5] = [("w", 604_800), ("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)];
-/// More than anybody waits, and small enough that no sum leaves the calendar.
+/// Longer than any sensible wait, and small enough that no sum overflows.
 const SECONDS_MAX: u64 = 10 * 366 * 86_400;
 
-impl Lapse {
-    /// So many seconds.
+impl FixedDuration {
+    /// A number of seconds.
     pub const fn from_secs(seconds: u64) -> Self {
         Self(Duration::from_secs(seconds))
     }
 
-    /// The same for those who wait.
+    /// The duration.
     pub const fn duration(self) -> Duration {
         self.0
     }
 }
 
-impl fmt::Display for Lapse {
+impl fmt::Display for FixedDuration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut rest = self.0.as_secs();
         if rest == 0 {
             return f.write_str("0s");
         }
-        // Weeks are read and not written: 14d is what somebody meant by either.
+        // Weeks are read and not written: 14d is clearer.
         for (unit, seconds) in &UNITS[1..] {
             if rest >= *seconds {
                 write!(f, "{}{unit}", rest / seconds)?;
@@ -44,36 +44,36 @@ impl fmt::Display for Lapse {
     }
 }
 
-/// Why a text is no [`Lapse`].
+/// Why a text is not a [`FixedDuration`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum ParseLapseError {
-    /// Something that is not numbers with units.
-    #[error("{text:?} is no length of time: write it like 90s, 5min, 1h30min or 2d")]
+pub enum ParseFixedDurationError {
+    /// Not numbers with units.
+    #[error("{text:?} is not a duration: write it like 90s, 5min, 1h30min or 2d")]
     Form {
-        /// As it was written.
+        /// The text.
         text: String,
     },
-    /// `m` is months elsewhere.
+    /// `m` means months elsewhere.
     #[error("{text:?}: m could be minutes or months: write min for minutes")]
     Month {
-        /// As it was written.
+        /// The text.
         text: String,
     },
     /// More than ten years.
     #[error("{text:?} is longer than ten years")]
     TooLong {
-        /// As it was written.
+        /// The text.
         text: String,
     },
 }
 
-impl FromStr for Lapse {
-    type Err = ParseLapseError;
+impl FromStr for FixedDuration {
+    type Err = ParseFixedDurationError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let form = || ParseLapseError::Form { text: text.to_owned() };
-        let too_long = || ParseLapseError::TooLong { text: text.to_owned() };
+        let form = || ParseFixedDurationError::Form { text: text.to_owned() };
+        let too_long = || ParseFixedDurationError::TooLong { text: text.to_owned() };
         let (mut rest, mut units_left, mut seconds) = (text.trim(), 0, 0_u64);
         if rest.is_empty() {
             return Err(form());
@@ -84,14 +84,14 @@ impl FromStr for Lapse {
             let unit_length = after.find(|c: char| !c.is_ascii_lowercase()).unwrap_or(after.len());
             let (unit, after) = after.split_at(unit_length);
             if unit == "m" {
-                return Err(ParseLapseError::Month { text: text.to_owned() });
+                return Err(ParseFixedDurationError::Month { text: text.to_owned() });
             }
             let position = UNITS.iter().position(|(name, _)| *name == unit).ok_or_else(form)?;
             if number.is_empty() || position < units_left {
                 return Err(form());
             }
             units_left = position + 1;
-            // Digits only: the one thing that can be wrong is the size.
+            // Only digits: the only possible error is the size.
             let number: u64 = number.parse().map_err(|_| too_long())?;
             let part = number.checked_mul(UNITS[position].1).ok_or_else(too_long)?;
             seconds = seconds
@@ -106,28 +106,35 @@ impl FromStr for Lapse {
 
 #[cfg(test)]
 mod tests {
-    use super::{Lapse, ParseLapseError};
+    use super::{FixedDuration, ParseFixedDurationError};
 
     #[test]
     fn what_is_parsed_prints_the_same() {
         for text in ["0s", "90s", "5min", "1h30min", "2d", "1d2h3min4s"] {
-            let lapse: Lapse = text.parse().unwrap();
-            assert_eq!(lapse.to_string().parse::<Lapse>().unwrap(), lapse, "{text}");
+            let duration: FixedDuration = text.parse().unwrap();
+            assert_eq!(
+                duration.to_string().parse::<FixedDuration>().unwrap(),
+                duration,
+                "{text}"
+            );
         }
-        assert_eq!("90s".parse::<Lapse>().unwrap().to_string(), "1min30s");
-        assert_eq!("2w".parse::<Lapse>().unwrap().to_string(), "14d");
-        assert_eq!("1h30min".parse::<Lapse>().unwrap(), Lapse::from_secs(5400));
+        assert_eq!("90s".parse::<FixedDuration>().unwrap().to_string(), "1min30s");
+        assert_eq!("2w".parse::<FixedDuration>().unwrap().to_string(), "14d");
+        assert_eq!(
+            "1h30min".parse::<FixedDuration>().unwrap(),
+            FixedDuration::from_secs(5400)
+        );
     }
 
     #[test]
     fn what_could_mean_something_else_is_refused() {
-        let error = |text: &str| text.parse::<Lapse>().unwrap_err();
+        let error = |text: &str| text.parse::<FixedDuration>().unwrap_err();
         for text in ["", "5", "min", "5x", "1min1h", "1h1h", "-1s", "1.5h", "5 min"] {
-            assert!(matches!(error(text), ParseLapseError::Form { .. }), "{text}");
+            assert!(matches!(error(text), ParseFixedDurationError::Form { .. }), "{text}");
         }
-        assert!(matches!(error("5m"), ParseLapseError::Month { .. }));
+        assert!(matches!(error("5m"), ParseFixedDurationError::Month { .. }));
         for text in ["3661d", "99999999999999999999s", "9999999999999999999w"] {
-            assert!(matches!(error(text), ParseLapseError::TooLong { .. }), "{text}");
+            assert!(matches!(error(text), ParseFixedDurationError::TooLong { .. }), "{text}");
         }
     }
 }

@@ -1,8 +1,8 @@
-//! What is known of each job from run to run: a small file for each, `jobs/NAME.json`.
+//! The records of jobs: what is stored of each between runs, in a small file `jobs/NAME.json`.
 //!
-//! Only who holds a job's lock writes its file, so that a daemon and a run by hand beside it do not lose each other's words. It is
-//! written under another name, made durable, and renamed. Where that is impossible, on a disk that is full, what should have been
-//! written is kept in memory, believed before the file, and written as soon as it can be.
+//! Only the holder of a job's lock writes its file, so that a daemon and a manual run do not overwrite each other's
+//! changes. It is written under another name, synced, and renamed. If that fails, because the disk is full, the record
+//! is kept in memory, takes precedence over the file, and is written as soon as possible.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -16,30 +16,30 @@ use super::outcome::Outcome;
 use holdfast_engine::write_note;
 use holdfast_engine::{Error, Result};
 
-/// Something that is bad.
+/// A lasting problem.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Alert {
-    /// Since when.
+    /// When it began.
     pub since: Timestamp,
-    /// Time of the last notice.
-    pub told: Option<Timestamp>,
+    /// Time of the last notification.
+    pub notified_at: Option<Timestamp>,
 }
 
-/// All that is kept of a job.
+/// The record of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobRecord {
-    /// What the schedule knows.
+    /// The state of its schedule.
     pub state: JobState,
-    /// How its last run ended, and when.
+    /// The end and the outcome of its last run.
     pub last: Option<(Timestamp, Outcome)>,
-    /// Since when it fails.
+    /// When it began to fail.
     pub failing: Option<Alert>,
-    /// Machines that have no fresh snapshot.
+    /// Machines without a fresh snapshot.
     pub silent: BTreeMap<String, Alert>,
 }
 
 impl JobRecord {
-    /// Of a job that is new.
+    /// The record of a new job.
     pub fn new(now: Timestamp) -> Self {
         Self {
             state: JobState::new(now),
@@ -51,7 +51,7 @@ impl JobRecord {
 
     fn encode(&self) -> Vec<u8> {
         let time = |time: Option<Timestamp>| time.map(|time| time.to_string());
-        let alert = |alert: &Alert| json!({"since": alert.since.to_string(), "told": time(alert.told)});
+        let alert = |alert: &Alert| json!({"since": alert.since.to_string(), "told": time(alert.notified_at)});
         let silent: serde_json::Map<String, Value> = self
             .silent
             .iter()
@@ -59,7 +59,7 @@ impl JobRecord {
             .collect();
         let value = json!({
             "schema": 1,
-            "seen": self.state.seen.to_string(),
+            "seen": self.state.handled_until.to_string(),
             "running": time(self.state.running),
             "failed_count": self.state.failed_count,
             "retry_at": time(self.state.retry_at),
@@ -71,21 +71,21 @@ impl JobRecord {
         format!("{value:#}\n").into_bytes()
     }
 
-    /// As it was written; none where it makes no sense.
+    /// Parses a record; none if it is invalid.
     fn parse(bytes: &[u8]) -> Option<Self> {
         let value: Value = serde_json::from_slice(bytes).ok()?;
         let time = |value: &Value| value.as_str()?.parse::<Timestamp>().ok();
         let alert = |value: &Value| {
             Some(Alert {
                 since: time(&value["since"])?,
-                told: time(&value["told"]),
+                notified_at: time(&value["told"]),
             })
         };
-        let outcome = value["last_outcome"].as_str().and_then(Outcome::of_word);
+        let outcome = value["last_outcome"].as_str().and_then(Outcome::from_word);
         let silent = value["silent"].as_object()?.iter();
         Some(Self {
             state: JobState {
-                seen: time(&value["seen"])?,
+                handled_until: time(&value["seen"])?,
                 running: time(&value["running"]),
                 failed_count: u32::try_from(value["failed_count"].as_u64()?).ok()?,
                 retry_at: time(&value["retry_at"]),
@@ -99,16 +99,16 @@ impl JobRecord {
     }
 }
 
-/// The records of jobs.
+/// The records of all jobs.
 #[derive(Debug)]
-pub struct Ledger {
+pub struct JobRecords {
     folder: PathBuf,
-    /// Those that could not be written.
+    /// Records that could not be written.
     unwritten: BTreeMap<String, JobRecord>,
 }
 
-impl Ledger {
-    /// Of the folder where the scheduler keeps its state.
+impl JobRecords {
+    /// The records in the scheduler's state folder.
     pub fn new(state: &Path) -> Self {
         Self {
             folder: state.join("jobs"),
@@ -116,10 +116,10 @@ impl Ledger {
         }
     }
 
-    /// The record of a job; none where there is none that makes sense.
+    /// The record of a job; none if there is no valid one.
     ///
     /// # Errors
-    /// It is there, and cannot be read.
+    /// The file exists and cannot be read.
     pub fn read(&self, job: &str) -> Result<Option<JobRecord>> {
         if let Some(record) = self.unwritten.get(job) {
             return Ok(Some(record.clone()));
@@ -136,7 +136,7 @@ impl Ledger {
         }
     }
 
-    /// Keeps the record of a job, durably; where that fails, in memory, and the error says so.
+    /// Stores the record of a job durably. If that fails, it is kept in memory, and the error is returned.
     pub(super) fn write(&mut self, job: &str, record: JobRecord) -> Result<()> {
         let path = self.path(job);
         let written = write_note(&path, &path.with_extension("partial"), &record.encode());
@@ -152,10 +152,10 @@ impl Ledger {
         })
     }
 
-    /// Writes what could not be written before; whether there is nothing left.
-    pub(super) fn write_rest(&mut self) -> bool {
+    /// Writes records that could not be written before; returns whether none is left.
+    pub(super) fn write_pending(&mut self) -> bool {
         for (job, record) in std::mem::take(&mut self.unwritten) {
-            // What fails again is kept again.
+            // Records that fail again are kept.
             self.write(&job, record).ok();
         }
         self.unwritten.is_empty()
@@ -168,13 +168,13 @@ impl Ledger {
 
 #[cfg(test)]
 mod tests {
-    use super::{Alert, JobRecord, Ledger, Outcome};
+    use super::{Alert, JobRecord, JobRecords, Outcome};
 
     fn record() -> JobRecord {
         let time = |text: &str| text.parse().unwrap();
         let alert = Alert {
             since: time("2026-11-20T10:00:00Z"),
-            told: Some(time("2026-11-20T11:00:00Z")),
+            notified_at: Some(time("2026-11-20T11:00:00Z")),
         };
         let mut record = JobRecord::new(time("2026-11-20T10:00:00.5Z"));
         record.state.retry_at = Some(time("2026-11-20T12:00:00Z"));
@@ -190,11 +190,11 @@ mod tests {
     fn a_record_reads_back_and_what_makes_no_sense_is_none() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::create_dir(folder.path().join("jobs")).unwrap();
-        let mut ledger = Ledger::new(folder.path());
-        assert_eq!(ledger.read("a").unwrap(), None);
+        let mut records = JobRecords::new(folder.path());
+        assert_eq!(records.read("a").unwrap(), None);
         for record in [record(), JobRecord::new("2026-11-20T10:00:00Z".parse().unwrap())] {
-            ledger.write("a", record.clone()).unwrap();
-            assert_eq!(ledger.read("a").unwrap(), Some(record));
+            records.write("a", record.clone()).unwrap();
+            assert_eq!(records.read("a").unwrap(), Some(record));
         }
         let bytes = record().encode();
         for length in 0..bytes.len() - 2 {
@@ -205,12 +205,12 @@ mod tests {
     #[test]
     fn what_cannot_be_written_is_believed_all_the_same_and_written_later() {
         let folder = tempfile::tempdir().unwrap();
-        let mut ledger = Ledger::new(folder.path());
-        assert!(ledger.write("a", record()).is_err());
-        assert_eq!(ledger.read("a").unwrap(), Some(record()));
-        assert!(!ledger.write_rest());
+        let mut records = JobRecords::new(folder.path());
+        assert!(records.write("a", record()).is_err());
+        assert_eq!(records.read("a").unwrap(), Some(record()));
+        assert!(!records.write_pending());
         std::fs::create_dir(folder.path().join("jobs")).unwrap();
-        assert!(ledger.write_rest());
-        assert_eq!(Ledger::new(folder.path()).read("a").unwrap(), Some(record()));
+        assert!(records.write_pending());
+        assert_eq!(JobRecords::new(folder.path()).read("a").unwrap(), Some(record()));
     }
 }

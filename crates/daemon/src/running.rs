@@ -1,4 +1,4 @@
-//! Jobs at work: how they start, how they are stopped, and what becomes of their end.
+//! Running jobs: starting, stopping, and recording their results.
 
 use std::fs::File;
 use std::time::Duration;
@@ -8,13 +8,13 @@ use holdfast_policy::Timestamp;
 use holdfast_policy::config::Job;
 use holdfast_policy::schedule::{Cause, Consequence, Due};
 
+use super::job_records::JobRecord;
 use super::journal::{JournalEntry, RunEntry};
-use super::ledger::JobRecord;
 use super::locks::{is_locked, lock_job};
-use super::outcome::{Ended, Outcome, StopCause, ended};
-use super::{ASK_AGAIN, Asked, Daemon, DaemonEvent, Severity, alerts};
+use super::outcome::{Outcome, RunResult, StopCause, ended};
+use super::{Daemon, DaemonEvent, RECHECK_INTERVAL, RunMode, Severity, alerts};
 
-/// A job at work.
+/// A running job.
 pub(super) struct Running {
     pub(super) job: Job,
     worker: Worker,
@@ -22,17 +22,17 @@ pub(super) struct Running {
     start: Timestamp,
     started: Duration,
     failed_before: u32,
-    /// When it has taken too long.
+    /// Its timeout.
     deadline: Duration,
     /// Why it was asked to stop, and when it is killed.
     stop: Option<(StopCause, Duration)>,
     is_killed: bool,
-    /// Held until its end is noted: whoever finds it free would believe that nobody saw that.
+    /// Held until the end is recorded: without it, another scheduler would record the result as unknown.
     _lock: File,
 }
 
-/// A run as it is noted.
-struct Noted<'a> {
+/// The recorded facts of a run that has ended.
+struct EndedRun<'a> {
     job: &'a Job,
     start: Timestamp,
     duration: Duration,
@@ -41,7 +41,7 @@ struct Noted<'a> {
 }
 
 impl Running {
-    /// When something has to be done about it.
+    /// When it has to be stopped or killed.
     pub(super) fn next_end(&self) -> Option<Duration> {
         match self.stop {
             _ if self.is_killed => None,
@@ -52,98 +52,98 @@ impl Running {
 }
 
 impl Daemon<'_> {
-    /// The record of a job that does not run here; none where it runs elsewhere, or cannot be known.
+    /// The record of a job that is not running; none if another process runs it, or if that is unknown.
     pub(super) fn settled_record(&mut self, job: &Job, now: Timestamp) -> Option<JobRecord> {
         let name = &job.name;
-        let mut record = match self.ledger.read(name) {
+        let mut record = match self.records.read(name) {
             Ok(Some(record)) => record,
             Ok(None) => {
                 let record = JobRecord::new(now);
-                self.keep(name, record.clone());
-                // Its lock is made now, when there is room for it: a full disk is not to stop it later.
+                self.save_record(name, record.clone());
+                // The lock file is created now, while there is space: a full disk must not prevent a run later.
                 if let Err(error) = is_locked(&self.request.state, name) {
-                    self.say(Severity::Error, &format!("{name}: {error}"));
+                    self.log(Severity::Error, &format!("{name}: {error}"));
                 }
                 record
             }
             Err(error) => {
-                self.keep_away(name);
-                self.say(Severity::Error, &format!("{name}: {error}"));
+                self.defer(name);
+                self.log(Severity::Error, &format!("{name}: {error}"));
                 return None;
             }
         };
         if record.state.running.is_some() {
-            // Without an answer nobody knows: it is asked again.
+            // If that is unknown, ask again later.
             if is_locked(&self.request.state, name).unwrap_or(true) {
-                self.keep_away(name);
+                self.defer(name);
                 return None;
             }
-            // It may have ended properly between our two looks.
-            record = self.ledger.read(name).ok()??;
+            // It may have ended normally between the two checks.
+            record = self.records.read(name).ok()??;
             if let Some(start) = record.state.running {
-                self.note_unseen(job, &mut record, start, now);
+                self.record_unknown_result(job, &mut record, start, now);
             }
         }
         let before = record.clone();
         record
             .state
-            .mend(&job.timing(&self.request.host), &self.request.zone, now);
+            .normalize(&job.timing(&self.request.host), &self.request.zone, now);
         let remind_after = self.request.config.daemon.remind_after.duration();
         let reminder = alerts::reminder(name, &mut record, remind_after, now);
         if record != before {
-            self.keep(name, record.clone());
+            self.save_record(name, record.clone());
         }
-        self.tell(reminder, &job.notify, now);
+        self.notify(reminder, &job.notify, now);
         Some(record)
     }
 
-    /// The lock of a job that is about to start; none where somebody keeps it away.
+    /// Takes the lock of a job that is about to start; none if another job or process excludes it.
     fn lock(&mut self, job: &Job) -> Option<File> {
         let name = &job.name;
         let others = self.request.config.jobs.iter().filter(|other| other.name != *name);
         let excluded =
-            others.filter(|other| other.claims.exclude(&job.claims) && !self.running.contains_key(&other.name));
+            others.filter(|other| other.claims.excludes(&job.claims) && !self.running.contains_key(&other.name));
         let lock = lock_job(&self.request.state, name, excluded.map(|other| &other.name[..]));
-        let is_wanted = matches!(self.request.asked, Asked::Jobs(_));
-        self.wanted.retain(|wanted| wanted != name);
+        let is_wanted = matches!(self.request.mode, RunMode::Jobs(_));
+        self.requested.retain(|wanted| wanted != name);
         match lock {
             Ok(Some(lock)) => return Some(lock),
             Ok(None) if is_wanted => {}
             Ok(None) => {
-                let text = format!("{name} waits: it, or a job that excludes it, runs elsewhere");
-                self.say(Severity::Info, &text);
+                let text = format!("{name} waits: it, or a job that excludes it, runs in another process");
+                self.log(Severity::Info, &text);
             }
-            Err(error) => self.say(Severity::Error, &format!("{name}: {error}")),
+            Err(error) => self.log(Severity::Error, &format!("{name}: {error}")),
         }
-        self.keep_away(name);
-        if self.request.asked != Asked::Forever {
+        self.defer(name);
+        if self.request.mode != RunMode::Forever {
             self.report.busy.push(name.clone());
         }
         None
     }
 
-    /// Starts a job, where nobody keeps it away.
+    /// Starts a job, unless it is excluded.
     pub(super) fn start(&mut self, job: &Job, cause: Cause, now: Timestamp) {
         let name = &job.name;
         let Some(lock) = self.lock(job) else { return };
-        let kept = self.ledger.read(name).ok().flatten();
+        let kept = self.records.read(name).ok().flatten();
         let mut record = kept.unwrap_or_else(|| JobRecord::new(now));
         let timing = job.timing(&self.request.host);
         let due = record.state.due(&timing, &self.request.zone, now);
         if cause == Cause::Due && !matches!(due, Due::Since(_)) {
-            // Somebody else has done it since it was looked at.
+            // Another process has run it meanwhile.
             return;
         }
         let failed_before = record.state.failed_count;
         record.state.start(&timing, cause, now);
-        self.keep(name, record);
-        match self.work(job, &lock) {
+        self.save_record(name, record);
+        match self.spawn(job, &lock) {
             Ok(worker) => {
-                self.say(
+                self.log(
                     Severity::Info,
-                    &format!("{name} begins, as process {}", worker.process()),
+                    &format!("{name} started as process {}", worker.process()),
                 );
-                let started = self.world.clock.now();
+                let started = self.environment.clock.now();
                 let running = Running {
                     job: job.clone(),
                     worker,
@@ -159,26 +159,26 @@ impl Daemon<'_> {
                 self.running.insert(name.clone(), running);
             }
             Err(error) => {
-                let ended = Ended {
+                let ended = RunResult {
                     outcome: Outcome::Failed,
                     exit_code: None,
                     error: Some(format!("start {}: {error}", self.request.program.display())),
                     lines: Vec::new(),
                     freshness: Vec::new(),
                 };
-                let noted = Noted {
+                let run = EndedRun {
                     job,
                     start: now,
                     duration: Duration::ZERO,
                     failed_before,
                     cause,
                 };
-                self.note_end(&noted, &ended, now);
+                self.record_end(&run, &ended, now);
             }
         }
     }
 
-    fn work(&self, job: &Job, lock: &File) -> std::io::Result<Worker> {
+    fn spawn(&self, job: &Job, lock: &File) -> std::io::Result<Worker> {
         let mut arguments = vec!["--json".to_owned(), "--no-progress".to_owned()];
         arguments.extend(self.request.config.command(job));
         let order = Order {
@@ -188,31 +188,31 @@ impl Daemon<'_> {
             withheld: &self.request.withheld,
             lock: lock.try_clone()?,
         };
-        let (say, name) = (self.world.say.clone(), job.name.clone());
-        let (sender, ended) = (self.world.sender.clone(), job.name.clone());
+        let (say, name) = (self.environment.log.clone(), job.name.clone());
+        let (sender, ended) = (self.environment.sender.clone(), job.name.clone());
         Worker::start(
             order,
             move |line| say(Severity::Info, &format!("{name}: {line}")),
-            // Nobody hears it who has ended.
+            // The scheduler may have ended.
             move || drop(sender.send(DaemonEvent::Ended(ended))),
         )
     }
 
-    /// The program of a job has ended.
+    /// Handles the end of a job's program.
     pub(super) fn finish(&mut self, name: &str) {
         let Some(running) = self.running.remove(name) else {
             return;
         };
-        let now = (self.world.now)();
-        let duration = self.world.clock.now().saturating_sub(running.started);
+        let now = (self.environment.now)();
+        let duration = self.environment.clock.now().saturating_sub(running.started);
         let stop = running.stop.map(|(cause, _)| cause);
         if stop.is_some() {
-            // What it has started and left behind was told to stop with it.
+            // Its remaining child processes were asked to stop with it.
             running.worker.kill();
         }
         let ended = match running.worker.finish() {
-            Ok(worked) => ended(&worked, running.job.kind.judgement, stop),
-            Err(error) => Ended {
+            Ok(worked) => ended(&worked, running.job.kind.exit_codes, stop),
+            Err(error) => RunResult {
                 outcome: Outcome::Unseen,
                 exit_code: None,
                 error: Some(format!("wait for its end: {error}")),
@@ -220,92 +220,95 @@ impl Daemon<'_> {
                 freshness: Vec::new(),
             },
         };
-        let noted = Noted {
+        let run = EndedRun {
             job: &running.job,
             start: running.start,
             duration,
             failed_before: running.failed_before,
             cause: running.cause,
         };
-        self.note_end(&noted, &ended, now);
+        self.record_end(&run, &ended, now);
     }
 
-    /// A run of a scheduler that was killed.
-    fn note_unseen(&mut self, job: &Job, record: &mut JobRecord, start: Timestamp, now: Timestamp) {
-        let ended = Ended {
+    /// Records a run of a scheduler that was killed.
+    fn record_unknown_result(&mut self, job: &Job, record: &mut JobRecord, start: Timestamp, now: Timestamp) {
+        let ended = RunResult {
             outcome: Outcome::Unseen,
             exit_code: None,
-            error: Some("nobody saw how it ended: its scheduler was killed meanwhile".to_owned()),
+            error: Some("its result is unknown, because the scheduler was killed".to_owned()),
             lines: Vec::new(),
             freshness: Vec::new(),
         };
-        let noted = Noted {
+        let run = EndedRun {
             job,
             start,
             duration: now.duration_since(start).try_into().unwrap_or_default(),
             failed_before: record.state.failed_count,
             cause: Cause::Due,
         };
-        self.note_end(&noted, &ended, now);
-        if let Ok(Some(after)) = self.ledger.read(&job.name) {
+        self.record_end(&run, &ended, now);
+        if let Ok(Some(after)) = self.records.read(&job.name) {
             *record = after;
         }
     }
 
-    /// Keeps, notes, says and tells how a run ended.
-    fn note_end(&mut self, noted: &Noted<'_>, ended: &Ended, now: Timestamp) {
-        let job = noted.job;
+    /// Saves the record, writes the journal and the log, and notifies.
+    fn record_end(&mut self, run: &EndedRun<'_>, ended: &RunResult, now: Timestamp) {
+        let job = run.job;
         let name = &job.name;
-        let read = self.ledger.read(name).ok().flatten();
+        let read = self.records.read(name).ok().flatten();
         let mut record = read.unwrap_or_else(|| JobRecord::new(now));
         let timing = job.timing(&self.request.host);
-        let consequence = record.state.end(&timing, ended.outcome.end(), noted.cause, now);
+        let consequence = record.state.end(&timing, ended.outcome.end(), run.cause, now);
         record.last = Some((now, ended.outcome));
         let remind_after = self.request.config.daemon.remind_after.duration();
         let notices = alerts::after_run(name, &mut record, ended, consequence, remind_after, now);
-        self.keep(name, record);
+        self.save_record(name, record);
         let retry_at = match consequence {
             Consequence::Retry(at) => Some(at),
-            Consequence::Well | Consequence::GivenUp => None,
+            Consequence::Succeeded | Consequence::NoMoreRetries => None,
         };
         let entry = RunEntry {
             job: name.clone(),
             kind: job.kind.name.to_owned(),
             by: self.by().to_owned(),
-            start: noted.start.to_string(),
+            start: run.start.to_string(),
             end: now.to_string(),
-            duration_ms: u64::try_from(noted.duration.as_millis()).unwrap_or(u64::MAX),
+            duration_ms: u64::try_from(run.duration.as_millis()).unwrap_or(u64::MAX),
             outcome: ended.outcome.word().to_owned(),
             exit_code: ended.exit_code,
-            failed_before: noted.failed_before,
+            failed_before: run.failed_before,
             retry_at: retry_at.map(|at| at.to_string()),
             error: ended.error.clone(),
             lines: ended.lines.clone(),
         };
-        self.say_end(&entry, ended.outcome);
-        self.note(JournalEntry::Run(entry.clone()));
-        if self.request.asked != Asked::Forever {
+        self.log_end(&entry, ended.outcome);
+        self.append_entry(JournalEntry::Run(entry.clone()));
+        if self.request.mode != RunMode::Forever {
             self.report.runs.push(entry);
         }
-        self.tell(notices, &job.notify, now);
+        self.notify(notices, &job.notify, now);
     }
 
-    fn say_end(&self, entry: &RunEntry, outcome: Outcome) {
+    fn log_end(&self, entry: &RunEntry, outcome: Outcome) {
         let (severity, what) = match outcome {
-            Outcome::Done => (Severity::Info, "was done".to_owned()),
-            Outcome::Warnings => (Severity::Warning, "was done, with warnings".to_owned()),
+            Outcome::Done => (Severity::Info, "completed".to_owned()),
+            Outcome::Warnings => (Severity::Warning, "completed with warnings".to_owned()),
             _ => {
                 let error = entry.error.as_deref().unwrap_or_default();
-                (Severity::Error, format!("was not done ({}): {error}", outcome.word()))
+                (
+                    Severity::Error,
+                    format!("did not complete ({}): {error}", outcome.word()),
+                )
             }
         };
-        let again = entry.retry_at.as_ref().map(|at| format!("; it is tried again at {at}"));
-        self.say(severity, &format!("{} {what}{}", entry.job, again.unwrap_or_default()));
+        let again = entry.retry_at.as_ref().map(|at| format!("; retry at {at}"));
+        self.log(severity, &format!("{} {what}{}", entry.job, again.unwrap_or_default()));
     }
 
-    /// Stops those that take too long, and kills those that do not stop.
+    /// Stops jobs that exceed their timeout, and kills those that do not stop.
     pub(super) fn enforce_ends(&mut self) {
-        let clock = self.world.clock.now();
+        let clock = self.environment.clock.now();
         let patience = self.request.config.daemon.stop_within.duration();
         let mut said = Vec::new();
         for (name, running) in &mut self.running {
@@ -314,7 +317,10 @@ impl Daemon<'_> {
                 None if clock >= running.deadline => {
                     running.worker.stop();
                     running.stop = Some((StopCause::TimedOut, clock + patience));
-                    said.push(format!("{name} has taken {} and is stopped", running.job.timeout));
+                    said.push(format!(
+                        "{name} has exceeded its timeout of {} and is stopped",
+                        running.job.timeout
+                    ));
                 }
                 Some((_, kill_at)) if clock >= kill_at => {
                     running.worker.kill();
@@ -325,23 +331,23 @@ impl Daemon<'_> {
             }
         }
         for text in said {
-            self.say(Severity::Warning, &text);
+            self.log(Severity::Warning, &text);
         }
     }
 
-    /// Asks all to stop.
+    /// Asks all jobs to stop.
     pub(super) fn stop_all(&mut self, kill_at: Duration) {
         for running in self.running.values_mut() {
             if running.stop.is_none() {
                 running.worker.stop();
             }
-            let cause = running.stop.map_or(StopCause::Asked, |(cause, _)| cause);
+            let cause = running.stop.map_or(StopCause::Requested, |(cause, _)| cause);
             running.stop = Some((cause, kill_at));
         }
     }
 
-    fn keep_away(&mut self, name: &str) {
-        self.kept_away
-            .insert(name.to_owned(), self.world.clock.now() + ASK_AGAIN);
+    fn defer(&mut self, name: &str) {
+        self.deferred
+            .insert(name.to_owned(), self.environment.clock.now() + RECHECK_INTERVAL);
     }
 }

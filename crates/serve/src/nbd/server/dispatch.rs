@@ -1,0 +1,158 @@
+//! Chooses the thread that executes a request: the receiving thread, or a worker.
+//!
+//! Handing a request to another thread costs more than a read from memory. But while the receiving thread is busy, its
+//! connection makes no progress. No device announces which read will be slow, so it is measured: requests of one class
+//! go to workers until enough of them in a row were quick; then they are executed by the receiving thread until some
+//! are slow again. One slow read may delay its own connection; the next does not.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use super::request::{Durability, Request, RequestCommand};
+
+/// The maximum time of a quick request: this, and [`NANOSECONDS_PER_BYTE`].
+const QUICK: Duration = Duration::from_micros(250);
+/// 256 MiB/s: memory is ten times faster, slower storage justifies another thread.
+const NANOSECONDS_PER_BYTE: u64 = 4;
+/// A request this many times slower than quick is conclusive; anything less may be due to load.
+const CONCLUSIVE: u32 = 20;
+
+/// Above this, requests go to workers. Each quick request subtracts 1.
+const TOLERATED: u32 = 32;
+const SUSPICION_PER_SLOW: u32 = 32;
+const SUSPICION_MAX: u32 = 96;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Dispatch {
+    Inline,
+    Worker,
+}
+
+/// What was learned about one connection's export, per class of requests.
+#[derive(Debug)]
+pub(crate) struct DispatchPolicy {
+    reads: AtomicU32,
+    writes: AtomicU32,
+    /// Requests that have to reach the medium.
+    durable: AtomicU32,
+    others: AtomicU32,
+}
+
+impl DispatchPolicy {
+    pub(crate) fn new() -> Self {
+        let suspicious = || AtomicU32::new(TOLERATED + SUSPICION_PER_SLOW);
+        Self {
+            reads: suspicious(),
+            writes: suspicious(),
+            durable: suspicious(),
+            others: suspicious(),
+        }
+    }
+
+    fn class(&self, request: &Request) -> &AtomicU32 {
+        match request.command {
+            RequestCommand::Flush => &self.durable,
+            _ if request.durability == Durability::BeforeReply => &self.durable,
+            RequestCommand::Read(_) => &self.reads,
+            RequestCommand::Write => &self.writes,
+            RequestCommand::Trim
+            | RequestCommand::Cache
+            | RequestCommand::WriteZeroes(_)
+            | RequestCommand::BlockStatus { .. } => &self.others,
+        }
+    }
+
+    pub(crate) fn choose(&self, request: &Request) -> Dispatch {
+        // Relaxed: an independent counter.
+        if self.class(request).load(Ordering::Relaxed) > TOLERATED {
+            Dispatch::Worker
+        } else {
+            Dispatch::Inline
+        }
+    }
+
+    /// Records how long a request took.
+    pub(crate) fn record(&self, request: &Request, took: Duration) {
+        let bytes = match request.command {
+            RequestCommand::Read(_) | RequestCommand::Write => request.length,
+            _ => 0,
+        };
+        let quick = QUICK + Duration::from_nanos(bytes.saturating_mul(NANOSECONDS_PER_BYTE));
+        let class = self.class(request);
+        let before = class.load(Ordering::Relaxed);
+        let after = if took <= quick {
+            before.saturating_sub(1)
+        } else if took > quick * CONCLUSIVE {
+            SUSPICION_MAX
+        } else {
+            (before + SUSPICION_PER_SLOW).min(SUSPICION_MAX)
+        };
+        if after != before {
+            class.store(after, Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::request::{Durability, Fragments, Request, RequestCommand};
+    use super::{Dispatch, DispatchPolicy};
+
+    const fn request(command: RequestCommand, durability: Durability) -> Request {
+        Request {
+            cookie: 0,
+            offset: 0,
+            length: 4096,
+            command,
+            durability,
+        }
+    }
+
+    const READ: Request = request(RequestCommand::Read(Fragments::Any), Durability::Later);
+    const QUICK: Duration = Duration::from_micros(20);
+
+    #[test]
+    fn quick_requests_are_carried_out_on_the_spot_after_they_proved_it() {
+        let policy = DispatchPolicy::new();
+        for _ in 0..32 {
+            assert_eq!(policy.choose(&READ), Dispatch::Worker);
+            policy.record(&READ, QUICK);
+        }
+        assert_eq!(policy.choose(&READ), Dispatch::Inline);
+        let flush = request(RequestCommand::Flush, Durability::Later);
+        let durable = request(RequestCommand::Write, Durability::BeforeReply);
+        for other in [flush, durable, request(RequestCommand::Trim, Durability::Later)] {
+            assert_eq!(policy.choose(&other), Dispatch::Worker, "{other:?} proved nothing");
+        }
+    }
+
+    #[test]
+    fn one_hiccup_is_tolerated_two_are_not_and_a_blatant_one_is_not() {
+        let proven = || {
+            let policy = DispatchPolicy::new();
+            (0..64).for_each(|_| policy.record(&READ, QUICK));
+            policy
+        };
+        let policy = proven();
+        policy.record(&READ, Duration::from_millis(1));
+        assert_eq!(policy.choose(&READ), Dispatch::Inline);
+        policy.record(&READ, Duration::from_millis(1));
+        assert_eq!(policy.choose(&READ), Dispatch::Worker);
+        let policy = proven();
+        policy.record(&READ, Duration::from_millis(10));
+        assert_eq!(policy.choose(&READ), Dispatch::Worker);
+        let large = Request {
+            length: 1 << 20,
+            ..READ
+        };
+        let policy = proven();
+        (0..9).for_each(|_| policy.record(&large, Duration::from_millis(3)));
+        assert_eq!(
+            policy.choose(&large),
+            Dispatch::Inline,
+            "a large request may take longer"
+        );
+    }
+}
