@@ -1,4 +1,4 @@
-//! The machines that hold still while host snapshots are made.
+//! The machines that are frozen while host snapshots are made.
 
 use holdfast_engine::{GuestReport, GuestRequest, MachinePlaces, Quiesce, Quiesced, machines_in, places_of};
 use holdfast_host::provider::Wanted;
@@ -86,7 +86,7 @@ impl KnownGuest {
                 Err(error) if error.is_no_such_machine() => {}
                 Err(error) => {
                     let reason = crate::errors::chain(&error).join(": ");
-                    let message = format!("{} is not asked to hold still: {reason}", chosen.said);
+                    let message = format!("{} is not frozen for this: {reason}", chosen.said);
                     context.console().warning(&message);
                 }
             }

@@ -298,7 +298,7 @@ impl<'a> Session<'a> {
     fn left_alone(guest: &'a GuestRequest<'a>, error: &crate::Error, job: Job<'a>) -> Self {
         let summary = &guest.description.summary;
         job.progress.warning(&format!(
-            "{} is not asked to hold still: {error}; the snapshot is as after a power cut",
+            "{} is not frozen for this: {error}; the snapshot is as after a power cut",
             summary.name
         ));
         Self {

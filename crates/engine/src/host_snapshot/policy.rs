@@ -90,7 +90,7 @@ pub struct TakenSnapshotSet {
     /// The snapshots, by their full names.
     pub snapshots: Vec<HostSnapshotName>,
     /// Machines that hold still, by name, in a dry run.
-    pub would_hold_still: Vec<usize>,
+    pub would_freeze: Vec<usize>,
     /// What became of the machines.
     pub guests: Vec<GuestReport>,
     /// Machines of which there is no whole snapshot, since other datasets with disks of theirs could not be cut: by their places.

@@ -99,7 +99,7 @@ struct TakenDocument {
     snapshots: Vec<String>,
     machines: Vec<GuestDocument>,
     /// Machines that run, in a dry run.
-    would_hold_still: Vec<String>,
+    would_freeze: Vec<String>,
     /// Machines that are not whole in it, since other datasets with disks of theirs could not be cut.
     incomplete_machines: Vec<String>,
     /// Why there is none; null where there are.
@@ -170,8 +170,8 @@ impl Report for CronDone {
             for machine in &taken.machines {
                 page.line(&format!("  {}", machine.line()));
             }
-            if !taken.would_hold_still.is_empty() {
-                page.line(&format!("  would hold still: {}", taken.would_hold_still.join(", ")));
+            if !taken.would_freeze.is_empty() {
+                page.line(&format!("  would freeze: {}", taken.would_freeze.join(", ")));
             }
         }
         let incomplete = self.taken.iter().flat_map(|taken| &taken.incomplete_machines);
@@ -228,7 +228,7 @@ impl FoundGuests<'_> {
                 Ok(known) => known,
                 Err(error) => {
                     let reason = crate::errors::chain(&error).join(": ");
-                    let message = format!("no machine is asked to hold still: {reason}");
+                    let message = format!("no machine is frozen for this: {reason}");
                     // Where somebody says where libvirt is, machines are expected there.
                     if self.args.connect.is_some() {
                         self.context.console().warning(&message);
@@ -360,7 +360,7 @@ fn document(report: PolicyRunReport, dry_run: bool, guests: &FoundGuests<'_>) ->
     let taken = report.taken.into_iter().map(|taken| TakenDocument {
         snapshots: taken.snapshots.iter().map(ToString::to_string).collect(),
         machines: taken.guests.iter().map(GuestDocument::from).collect(),
-        would_hold_still: taken.would_hold_still.into_iter().filter(runs).map(name).collect(),
+        would_freeze: taken.would_freeze.into_iter().filter(runs).map(name).collect(),
         incomplete_machines: taken.incomplete.into_iter().map(name).collect(),
         failure: taken.failure,
     });
@@ -398,7 +398,7 @@ mod tests {
             taken: vec![TakenDocument {
                 snapshots: Vec::new(),
                 machines: Vec::new(),
-                would_hold_still: Vec::new(),
+                would_freeze: Vec::new(),
                 incomplete_machines: Vec::new(),
                 failure: failure.map(str::to_owned),
             }],

@@ -106,7 +106,7 @@ struct CutDocument {
     /// Disks that are not in it: `machine`, `disk`, `reason`.
     left_out: Vec<LeftOutDocument>,
     /// Machines in a dry run.
-    would_hold_still: Vec<String>,
+    would_freeze: Vec<String>,
 }
 
 #[derive(Debug, Clone, Serialize)]
@@ -145,8 +145,8 @@ impl Report for Taken {
             for machine in &cut.machines {
                 page.line(&format!("  {}", machine.line()));
             }
-            if !cut.would_hold_still.is_empty() {
-                page.line(&format!("  would hold still: {}", cut.would_hold_still.join(", ")));
+            if !cut.would_freeze.is_empty() {
+                page.line(&format!("  would freeze: {}", cut.would_freeze.join(", ")));
             }
             if let Some(us) = cut.cut_us {
                 page.line(&format!("  made in {}", units::duration(Duration::from_micros(us))));
@@ -170,7 +170,7 @@ struct Plan {
     targets: Vec<String>,
     wanted: Vec<Wanted>,
     name: String,
-    /// Machines that hold still, by their place among those that are known.
+    /// Machines that are frozen, by their place among those that are known.
     guests: Vec<KnownGuest>,
     /// Whether it is of a machine, and not of datasets.
     is_of_machine: bool,
@@ -275,7 +275,7 @@ fn guests_in(
             let reason = crate::errors::chain(&error).join(": ");
             context
                 .console()
-                .note(&format!("no machine is asked to hold still: {reason}"));
+                .note(&format!("no machine is frozen for this: {reason}"));
             return Ok(Vec::new());
         }
     };
@@ -351,12 +351,12 @@ fn carry_out(
         cut_us: None,
         machines: Vec::new(),
         left_out: left_out.collect(),
-        would_hold_still: Vec::new(),
+        would_freeze: Vec::new(),
     };
     if args.dry_run {
         let runs = |guest: &&KnownGuest| guest.description.summary.state == holdfast_host::MachineState::Running;
         let running = plan.guests.iter().filter(runs);
-        cut.would_hold_still = running.map(|guest| guest.description.summary.name.clone()).collect();
+        cut.would_freeze = running.map(|guest| guest.description.summary.name.clone()).collect();
         return Ok(cut);
     }
     let newcomers = |wanted: &[Wanted]| KnownGuest::newcomers(&plan.guests, wanted, hypervisors);

@@ -200,7 +200,7 @@ fn the_machines_in_a_dataset_are_found_and_hold_still() {
     let Some(on) = on("btrfs") else { return };
     let folder = on.world.lab.folder.path().to_str().unwrap().to_owned();
     let planned = on.take(0, &[&folder, "--dry-run", "--name", "one"]);
-    assert_eq!(planned["would_hold_still"], serde_json::json!(["web1"]));
+    assert_eq!(planned["would_freeze"], serde_json::json!(["web1"]));
     assert_eq!(planned["snapshots"][0], format!("btrfs:{folder}@one"));
     assert_eq!(on.listed(&[&folder]).len(), 0);
     let cut = on.take(0, &[&folder, "--name", "one"]);

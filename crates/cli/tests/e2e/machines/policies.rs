@@ -91,7 +91,7 @@ fn what_is_due_is_taken_once_and_its_machines_hold_still() {
     let Some(policed) = Policed::new() else { return };
     policed.write("hourly = 3\ndaily = 2\nmonthly = 0\nautosnap = yes\nautoprune = yes\n");
     let planned = policed.run(0, &["--dry-run"]);
-    assert_eq!(planned["taken"][0]["would_hold_still"], serde_json::json!(["web1"]));
+    assert_eq!(planned["taken"][0]["would_freeze"], serde_json::json!(["web1"]));
     assert_eq!(policed.names(), [""; 0]);
 
     let done = policed.run(0, &[]);

@@ -119,7 +119,7 @@ fn take_together(run: &PolicyRun<'_>, mut due: Vec<DueDataset<'_>>) -> Vec<Taken
         let machines: BTreeSet<usize> = due.iter().flat_map(|one| one.machines.iter().copied()).collect();
         return vec![TakenSnapshotSet {
             snapshots: snapshots_of(&due),
-            would_hold_still: machines.into_iter().collect(),
+            would_freeze: machines.into_iter().collect(),
             ..TakenSnapshotSet::default()
         }];
     }
