@@ -26,7 +26,7 @@ fn main() -> ExitCode {
             for finding in &findings {
                 println!("{finding}");
             }
-            println!("tidy: {} to mend", findings.len());
+            println!("tidy: {} to fix", findings.len());
             ExitCode::FAILURE
         }
         Err(message) => {

@@ -33,13 +33,13 @@ struct ArchiveState {
     held_bytes: u64,
     is_over: bool,
     has_failed: bool,
-    /// An error that nobody could be told yet.
+    /// An error that was not returned yet.
     untold: Option<DeviceError>,
 }
 
 #[derive(Default)]
 struct DiskState {
-    /// Somebody reads it; what is not wanted is passed over.
+    /// It is read; what is not wanted is skipped.
     is_wanted: bool,
     pieces: VecDeque<HeldPiece>,
     /// What lies before is known: in a piece, read, or zero.
@@ -315,7 +315,7 @@ impl BlockDevice for ArchiveDevice {
         state.learn(self.number, range.start + 1)?;
         let disk = &state.disks[self.number];
         let end = disk.known_end.min(range.end);
-        // What was read holds data, too: whoever reads it again is refused, and not given zeroes.
+        // What was read holds data, too: a second read is refused, and does not return zeroes.
         let before = disk.gone.partition_point(|gone| gone.end <= range.start);
         let mut data: Vec<Range<u64>> = disk.gone[before..].to_vec();
         let waiting = disk.spooled.iter().filter(|spooled| spooled.end > range.start);

@@ -21,9 +21,9 @@ pub struct Domain {
     pub network: String,
 }
 
-/// Where images of libvirt are, where nobody says otherwise.
+/// The default folder of libvirt's images.
 const IMAGES: &str = "/var/lib/libvirt/images";
-/// What a machine is given where nobody knows what it had.
+/// What a machine is given where its hardware is not known.
 const UNKNOWN_MEMORY_BYTES: u64 = 2 << 30;
 
 /// A machine that an archive describes.
@@ -183,7 +183,7 @@ pub(crate) fn kept_name(document: &Document) -> String {
     format!("original-{}", file_name(name))
 }
 
-/// A machine of which nobody knows more than its disks.
+/// A machine of which only the disks are known.
 pub(crate) fn unknown(name: &str) -> Machine {
     Machine {
         name: name.to_owned(),

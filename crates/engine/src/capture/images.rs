@@ -246,7 +246,7 @@ fn open_sources(
     Ok(opened)
 }
 
-/// Two machines whose images have one name would follow each other under it: tell, before anybody relies on it.
+/// Two machines whose images have one name would follow each other under it, so there is a warning.
 fn warn_of_other_origins(
     opened: &[Option<OpenSource>],
     names: &[String],

@@ -75,7 +75,7 @@ pub struct MachineReadRequest<'a> {
     pub capture: CaptureOptions<'a>,
     /// The way to bring overlays down into their bases, where its hypervisor has one.
     pub overlays: Option<&'a dyn Overlays>,
-    /// How its disks are read; the best way that it offers where nobody asks for one.
+    /// How its disks are read; by default the best way that it offers.
     pub method: Option<Method>,
     /// Who makes host snapshots of its disks.
     pub providers: &'a Providers,

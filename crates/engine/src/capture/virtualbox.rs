@@ -1,6 +1,6 @@
 //! Machines of VirtualBox: where they are, and how they are backed up.
 //!
-//! What a machine consists of stands in its settings, a `.vbox` file, and its disks are images beside it: both are read as they are, by whoever may read
+//! What a machine consists of stands in its settings, a `.vbox` file, and its disks are images beside it: both are read as they are, by any user who may read
 //! them. What files do not tell is whether it runs: VirtualBox locks nothing. `VBoxManage` knows it of the machines of its user; without it, or
 //! of a machine that it does not know, no process may have one of the images open for writing. Those of other users can be seen by root
 //! alone, so that is an assumption, and is told.
@@ -11,7 +11,7 @@
 //!
 //! VirtualBox keeps no record of what a machine writes: everything is read, and compared with the snapshot before.
 //!
-//! Settings come from whoever made the machine, and may name any file of the host. Only those in the machine's own folder are opened, or that a
+//! Settings come from the machine's maker, and may name any file of the host. Only those in the machine's own folder are opened, or that a
 //! person has allowed.
 
 mod backup;

@@ -60,7 +60,7 @@ pub(super) fn is_used(used: &[PathBuf], path: &Path) -> bool {
     used.iter().any(is_or_has)
 }
 
-/// An image and all that it is based on if its content is what it looks like, where nobody has said its format. What a guest wrote can add files:
+/// An image and all that it is based on if its content is what it looks like, where no format was given. What a guest wrote can add files:
 /// that keeps them from being deleted, and does no other harm.
 fn may_be_based_on(image: &Path) -> Vec<PathBuf> {
     let mut files = vec![image.to_owned()];
@@ -77,7 +77,7 @@ fn may_be_based_on(image: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// Whether nobody may write a file, by its permissions.
+/// Whether a file is read-only for every user, by its permissions.
 pub(super) fn is_write_protected(path: &Path) -> bool {
     path.metadata().is_ok_and(|found| found.mode() & 0o222 == 0)
 }

@@ -99,7 +99,7 @@ impl Diagnosis<'_> {
         self.seen.runs.iter().filter(is_its).collect()
     }
 
-    /// Whether somebody of ours is at work on a machine, or may be.
+    /// Whether a run of this program works on a machine, or may.
     pub(super) fn is_at_work(&self, machine: &SeenMachine) -> bool {
         let noted = self.noted(machine);
         let mut runs = machine
@@ -244,7 +244,7 @@ impl Diagnosis<'_> {
     }
 
     fn job(&mut self, machine: &SeenMachine, job: &QemuJob) {
-        // Whoever goes on with an instant restore goes on with its copies.
+        // Who resumes an instant restore resumes its copies.
         let is_filled = |instant: &SeenInstant| instant.owner.as_ref() == Some(&machine.name);
         let is_of_restore = job.kind == COPY && self.seen.instants.iter().any(is_filled);
         if job.id.starts_with("hf-") || is_of_restore {
@@ -339,7 +339,7 @@ impl Diagnosis<'_> {
         }
     }
 
-    /// The notes themselves, last: what else they tell is mended by then.
+    /// The notes themselves, last: what else they list is repaired by then.
     fn dead_runs(&mut self) {
         for SeenRun { record, life } in &self.seen.runs {
             let examined = self

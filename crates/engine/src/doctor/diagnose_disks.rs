@@ -1,4 +1,4 @@
-//! What is wrong with the disks of a machine: bitmaps of no use, overlays that nobody knows of.
+//! What is wrong with the disks of a machine: useless bitmaps, orphaned overlays.
 
 use std::path::PathBuf;
 
@@ -58,7 +58,7 @@ pub(super) fn bitmaps(diagnosis: &mut Diagnosis<'_>, machine: &SeenMachine) {
     }
 }
 
-/// The overlays of a disk that nobody knows of, and the image that they can be brought down into.
+/// The orphaned overlays of a disk, and the image that they can be brought down into.
 struct Forgotten {
     overlays: Vec<PathBuf>,
     base: PathBuf,
@@ -143,7 +143,7 @@ pub(super) fn overlays(diagnosis: &mut Diagnosis<'_>, machine: &SeenMachine) {
 fn overlay(diagnosis: &mut Diagnosis<'_>, machine: &SeenMachine, disk: &SeenDisk, forgotten: Forgotten) {
     let Forgotten { overlays, base } = forgotten;
     if disk.write_protected.contains(&base) {
-        // Somebody has said so, in the way of templates.
+        // A template says so.
         diagnosis.notes.push(format!(
             "disk {} of {} is based on {}, which is write-protected, as templates are: nothing is written into it",
             disk.target,

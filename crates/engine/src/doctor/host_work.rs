@@ -176,7 +176,7 @@ fn look_at(
 }
 
 /// The set of a host snapshot that is not whole, where its record says that a process of this host that is dead cut it, and cut it of this dataset: a
-/// copy that was received elsewhere has the record of its original, and is somebody's work.
+/// copy that was received elsewhere has the record of its original, and belongs to the replication.
 pub(super) fn cut_by_dead(
     request: &DoctorRequest<'_>,
     name: &HostSnapshotName,
@@ -187,7 +187,7 @@ pub(super) fn cut_by_dead(
     record.set.filter(|_| was_cut_here && is_dead && !record.is_whole)
 }
 
-/// Of whom nothing is noted nobody knows whether he lives.
+/// Of a process that is not noted it is not known whether it runs.
 fn life_of(request: &DoctorRequest<'_>, process: Option<&ProcessIdentity>) -> Liveness {
     process.map_or(Liveness::Unknown, |process| liveness_of(process, request.processes))
 }

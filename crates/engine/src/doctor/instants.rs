@@ -1,4 +1,4 @@
-//! Instant restores that nobody goes on with: machines that run from a snapshot, and folders of machines that never ran.
+//! Instant restores that were abandoned: machines that run from a snapshot, and folders of machines that never ran.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -155,7 +155,7 @@ pub(super) fn diagnose(seen: &SeenInstant) -> Option<Finding> {
                 ),
             ))
         }
-        // What cannot be read belongs to somebody else, or is just being made.
+        // What cannot be read belongs to another user, or is just being made.
         (None, ..) => None,
     }
 }

@@ -51,7 +51,7 @@ pub(super) fn leftovers(
         let scratch = states.map(StateStore::scratch).into_iter();
         let scratch = scratch.chain([request.scratch.clone()]);
         for folder in scratch.flat_map(|place| folders(&place, &SCRATCH)) {
-            // A machine may have a disk in it, whoever made it.
+            // A machine may have a disk in it, whichever program made it.
             let is_image = files.iter().any(|file| file.starts_with(&folder));
             if is_old(&folder) && !is_image && open_below(&folder) == Some(false) {
                 found.push(leftover(folder, LeftoverKind::Scratch));
@@ -72,7 +72,7 @@ pub(super) fn leftovers(
     found
 }
 
-/// Files in a folder with which somebody tried whether files can be cloned.
+/// Files in a folder by which a process tested whether files can be cloned.
 fn probes(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let probes = entries.filter(|entry| {
@@ -121,7 +121,7 @@ fn names(folder: &Path) -> Option<Vec<String>> {
     )
 }
 
-/// Whether nobody listens at a socket: not the backup, and not QEMU, which has it from there.
+/// Whether a socket has no listener: neither the backup, nor QEMU, which got it from the backup.
 fn is_deserted(socket: &Path) -> bool {
     let refused = |error: std::io::Error| error.kind() == std::io::ErrorKind::ConnectionRefused;
     UnixStream::connect(socket).is_err_and(refused)

@@ -1,8 +1,8 @@
-//! `doctor`: what is wrong with machines because somebody died at work on them, and how it is mended.
+//! `doctor`: what is wrong with machines after a process died that worked on them, and how it is repaired.
 //!
 //! 1. [`look`] sees what there is; nothing is changed.
-//! 2. [`diagnose`] makes findings of it, a pure function: each in words, with what would mend it, or what a person can do.
-//! 3. Each finding is mended by itself ([`repair`]). As one may have hidden another, it is looked again then, a few times at most.
+//! 2. [`diagnose`] makes findings of it, a pure function: each in words, with what would repair it, or what an administrator can do.
+//! 3. Each finding is repaired by itself ([`repair`]). As one may have hidden another, it is looked again then, a few times at most.
 
 mod chains;
 mod commit;
@@ -37,7 +37,7 @@ use diagnose::diagnose;
 use look::look;
 use repair::repair;
 
-/// What was mended may have hidden something else; this often it is looked again.
+/// How often the examination is repeated: what was repaired may have hidden another finding.
 const ROUND_COUNT: usize = 6;
 /// How long the watchdog of a dead run may take.
 const WATCHDOG_PATIENCE: Duration = Duration::from_secs(10);
@@ -131,7 +131,7 @@ pub struct Outcome {
 pub enum FindingState {
     /// Nothing was done.
     Left,
-    /// It is mended, in these words.
+    /// It is repaired, in these words.
     Mended(String),
     /// Mending it failed, in these words.
     Failed(String),
@@ -175,7 +175,7 @@ pub use host_work::DoctorStorage;
 pub use pool::ExaminedPool;
 pub use seen::{FindingKind, Repair};
 
-/// Examines machines, and mends what can be mended.
+/// Examines machines, and repairs what can be repaired.
 ///
 /// # Errors
 /// The journal or the repository cannot be read. What is wrong with one machine is a finding.

@@ -325,7 +325,7 @@ pub(super) fn remove_snapshots(
                 let lock = MachineLock::take(place(request).as_ref(), &machine.summary, work, now, job);
                 Some(lock.map_err(words)?.ok_or("backups of it cannot be kept away")?)
             }
-            // Nobody can back up what is gone.
+            // What is gone cannot be backed up.
             None => None,
         };
         let done = remove_left(&patient.pool, &one.snapshot);
@@ -338,7 +338,7 @@ pub(super) fn remove_snapshots(
     Ok(format!("removed {}", removed.join(", ")))
 }
 
-/// Removes disks that are kept for nobody.
+/// Removes disks that no backup needs.
 pub(super) fn let_go(
     request: &DoctorRequest<'_>,
     title: &str,

@@ -83,7 +83,7 @@ pub(super) struct SeenMachine {
 /// What the guest's agent says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum SeenFreeze {
-    /// There is nobody to ask, or nobody who could answer.
+    /// There is no guest agent, or it does not answer.
     NotAsked,
     Thawed,
     Frozen,
@@ -142,7 +142,7 @@ pub(super) struct SeenInstant {
     pub(super) state: Option<InstantState>,
 }
 
-/// A file or folder that somebody may have left.
+/// A file or folder that may be a leftover.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Leftover {
     pub(super) path: PathBuf,
@@ -152,13 +152,13 @@ pub(super) struct Leftover {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LeftoverKind {
-    /// A folder with a socket at which nobody listens.
+    /// A folder with a socket without a listener.
     Socket,
-    /// A folder with scratch files that nobody has open.
+    /// A folder with scratch files that no process has open.
     Scratch,
     /// Half of a file that was being restored.
     Partial,
-    /// A file with which somebody tried whether files can be cloned.
+    /// A file by which a process tested whether files can be cloned.
     Probe,
     /// The folder of an instant restore that was being made.
     UnfinishedFolder,
@@ -294,7 +294,7 @@ pub enum FindingKind {
     Job,
     /// A bitmap is of no use.
     Bitmap,
-    /// A disk is on an overlay that nobody knows of.
+    /// A disk is on an orphaned overlay.
     Overlay,
     /// Disks of a machine that runs from a snapshot are not filled.
     InstantRestore,
@@ -344,7 +344,7 @@ impl FindingKind {
     }
 }
 
-/// What mends something. Machines are named as their hypervisor does.
+/// A repair. Machines are named as at their hypervisor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Repair {
@@ -421,7 +421,7 @@ pub enum Repair {
         /// The UUIDs of the snapshots.
         uuids: Vec<String>,
     },
-    /// Remove disks that a pool of XenServer keeps for nobody.
+    /// Remove disks that a pool of XenServer keeps and no backup needs.
     LetGoOfKept {
         /// The pool.
         pool: String,

@@ -170,7 +170,7 @@ impl Importing {
         &self.described.machine.name
     }
 
-    /// What its snapshots are listed under, where nobody says otherwise.
+    /// The default name of its snapshots.
     fn listed_name(&self) -> Result<MachineName> {
         let name = MachineName::new(self.name()).map_err(|source| ExchangeError::Name {
             name: self.name().to_owned(),

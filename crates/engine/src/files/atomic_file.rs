@@ -3,7 +3,7 @@
 //! It is written under another name in the folder where it will be, and gets its own when it is complete and durable. What a
 //! killed program leaves is called `.NAME.RANDOM.partial`; the next one that makes the same file deletes it.
 //!
-//! Who is alive is told by locks on the folder (flock(2)), which end with the process that has them: whoever writes a partial file
+//! Locks on the folder (flock(2)) show which processes are alive, since they end with their process: a process that writes a partial file
 //! shares one, and only who has it alone deletes what others left. Where folders cannot be locked, nothing is deleted.
 
 use std::ffi::{OsStr, OsString};
@@ -40,7 +40,7 @@ pub(crate) struct NewFile {
     cleared: Vec<PathBuf>,
     /// Keeps others from taking the partial file for one that was left.
     _lock: Option<File>,
-    /// Keeps machines from using the file that it takes the place of: they would write to one that nobody finds any more.
+    /// Keeps machines from using the file that it takes the place of: they would write to a file without a name.
     _replaced: Option<ImageMut>,
 }
 
@@ -96,7 +96,7 @@ impl NewFile {
         Self::begin_with(path, existing, u32::from_be_bytes(random), replaced)
     }
 
-    /// The same with a random number of one's own, whoever uses what is there.
+    /// The same with a given random number, whatever uses the existing file.
     pub(crate) fn begin_as(path: &Path, existing: Existing, random: u32) -> Result<Self> {
         Self::begin_with(path, existing, random, None)
     }
@@ -140,7 +140,7 @@ impl NewFile {
         &self.path
     }
 
-    /// Makes it an empty file that nobody else may read.
+    /// Makes it an empty file that no other user may read.
     pub(crate) fn create_private(&self) -> std::io::Result<File> {
         File::options()
             .write(true)
@@ -149,7 +149,7 @@ impl NewFile {
             .open(&self.partial)
     }
 
-    /// Makes it a sparse file of this size. It is written past the page cache: it may be larger than memory, and whoever
+    /// Makes it a sparse file of this size. It is written past the page cache: it may be larger than memory, and the process that
     /// uses it next is not this program.
     pub(crate) fn create_sparse(&self, size_bytes: u64) -> Result<FileDeviceMut> {
         Ok(FileDeviceMut::create_new(
@@ -161,7 +161,7 @@ impl NewFile {
 
     /// Gives it its name, durably. What is in it must be durable already.
     ///
-    /// What takes the place of a file has its owner and mode: whoever could use the one can use the other.
+    /// What takes the place of a file has its owner and mode: a user who could use the one can use the other.
     pub(crate) fn finish(mut self) -> Result<()> {
         let failed = |source: std::io::Error| Error::File {
             action: "create",
@@ -205,7 +205,7 @@ impl NewFile {
 
     /// Gives the new file the owner and the mode of the old one.
     fn take_access_of(&self, old: &std::fs::Metadata) -> std::io::Result<()> {
-        // Not everybody may give files away: the mode is then for whoever made the new one.
+        // Not every user may give files away: the mode is then for the user who made the new one.
         std::os::unix::fs::chown(&self.partial, Some(old.uid()), Some(old.gid())).ok();
         std::fs::set_permissions(&self.partial, old.permissions())
     }
@@ -255,7 +255,7 @@ fn folder_of(path: &Path) -> &Path {
     }
 }
 
-/// Locks the folder of `path`, and deletes what killed programs left of the file `name` if nobody else is at work in it.
+/// Locks the folder of `path`, and deletes what killed programs left of the file `name` if no other process works in it.
 ///
 /// Nothing here is an error: without a lock a new file can be made all the same, and what was left stays.
 fn lock_folder(path: &Path, name: &OsStr) -> (Option<File>, Vec<PathBuf>) {
@@ -283,12 +283,12 @@ pub(crate) fn clear_left(paths: &[&Path], progress: &dyn Progress) {
     }
 }
 
-/// Deletes what killed programs left of the file `path`, if nobody else is at work in its folder; says what that was.
+/// Deletes what killed programs left of the file `path`, if no other process works in its folder; returns what that was.
 pub(crate) fn clear(path: &Path) -> Vec<PathBuf> {
     path.file_name().map_or_else(Vec::new, |name| lock_folder(path, name).1)
 }
 
-/// What killed programs left of the file `path`; nothing where somebody may be at work in its folder.
+/// What killed programs left of the file `path`; nothing where a process may work in its folder.
 pub(crate) fn left_of(path: &Path) -> Vec<PathBuf> {
     let (Some(name), Ok(lock)) = (path.file_name(), File::open(folder_of(path))) else {
         return Vec::new();
@@ -301,7 +301,7 @@ pub(crate) fn left_of(path: &Path) -> Vec<PathBuf> {
     left.map(|entry| entry.path()).collect()
 }
 
-/// What killed programs left in a folder; nothing where somebody may be at work in it.
+/// What killed programs left in a folder; nothing where a process may work in it.
 pub(crate) fn left_in(folder: &Path) -> Vec<PathBuf> {
     let Ok(lock) = File::open(folder) else {
         return Vec::new();
@@ -326,7 +326,7 @@ pub(crate) fn left_in(folder: &Path) -> Vec<PathBuf> {
     left.map(|entry| entry.path()).collect()
 }
 
-/// Deletes one of them, unless somebody is at work in its folder by now.
+/// Deletes one of them, unless a process works in its folder by now.
 pub(crate) fn delete_left(partial: &Path) -> std::io::Result<()> {
     let lock = File::open(folder_of(partial))?;
     flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
@@ -412,7 +412,7 @@ mod tests {
         assert_eq!(read_dir(folder.path()).unwrap().count(), 1);
     }
 
-    /// In a folder that all may write, anybody can put a link into the place of a target.
+    /// In a folder that all may write, any user can put a link in place of a target.
     #[test]
     fn a_link_of_another_user_is_not_followed() {
         let folder = tempfile::tempdir().unwrap();

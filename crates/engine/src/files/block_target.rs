@@ -1,4 +1,4 @@
-//! A block device, or a raw file, that a disk is written to: it is there already, keeps its size, and holds what somebody may miss.
+//! A block device, or a raw file, that a disk is written to: it is there already, keeps its size, and its content may be needed.
 
 use std::ops::Deref;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
@@ -25,7 +25,7 @@ pub fn is_block_device(path: &Path) -> bool {
         .is_ok_and(|metadata| metadata.file_type().is_block_device())
 }
 
-/// A block device, or a raw file, that nobody else uses while this is there.
+/// A block device, or a raw file, that no other process uses while this is there.
 ///
 /// A file system or an array on a device is refused by the operating system. A QEMU is kept out of a file by a lock; of a device only where
 /// it has the same device file, and libvirt gives its machines others. So who writes to it is looked for, here and by

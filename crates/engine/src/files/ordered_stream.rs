@@ -33,7 +33,7 @@ pub(crate) fn write_to_stream(device: &dyn BlockDevice, stream: &mut dyn Write, 
             scope.spawn(|| read_ahead(device, &wanted));
         }
         let written = write_in_order(device.size_bytes(), &send, stream, job);
-        // Readers end when nobody can ask them any more.
+        // Readers end when no request can come any more.
         drop(send);
         written
     })?;
@@ -48,7 +48,7 @@ fn read_ahead(device: &dyn BlockDevice, wanted: &Mutex<Receiver<RequestedPiece>>
         };
         let mut buffer = vec![0; to_usize(range.end - range.start)];
         let read = device.read_at(&mut buffer, range.start).map(|()| buffer);
-        // Nobody waits for it where the writer has stopped.
+        // The writer may have stopped.
         answer.send(read).ok();
     }
 }

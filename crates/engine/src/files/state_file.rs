@@ -1,4 +1,4 @@
-//! Small files that say what is going on, for whoever comes after one who was killed: each is whole or not there, and lasts.
+//! Small files that note work in progress, for the process that cleans up after a killed one: each is complete or absent, and durable.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -54,7 +54,7 @@ pub fn write_note(path: &Path, half: &Path, bytes: &[u8]) -> std::io::Result<()>
     path.parent().map_or(Ok(()), |folder| File::open(folder)?.sync_all())
 }
 
-/// The half note, locked: it is being written as long as somebody has this lock.
+/// The half note, locked: it is being written as long as a process has this lock.
 fn lock_half(half: &Path) -> std::io::Result<File> {
     loop {
         let mut options = File::options();
@@ -75,7 +75,7 @@ fn lock_half(half: &Path) -> std::io::Result<File> {
     }
 }
 
-/// Notes in a folder that were not written to their end, and that nobody writes.
+/// Incomplete notes in a folder that no process is writing.
 pub(crate) fn half_notes(folder: &Path, ending: &str) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let paths = entries.map(|entry| entry.path());
@@ -83,7 +83,7 @@ pub(crate) fn half_notes(folder: &Path, ending: &str) -> Vec<PathBuf> {
     paths.filter(is_half).collect()
 }
 
-/// Deletes a half note, unless somebody writes it by now.
+/// Deletes an incomplete note, unless a process writes it by now.
 pub(crate) fn delete_half_note(path: &Path) -> std::io::Result<()> {
     match lock_left(path) {
         Some(_lock) => std::fs::remove_file(path),

@@ -22,7 +22,7 @@ struct StreamState<'a> {
     stream: &'a mut (dyn Read + Send),
     /// How far it was read.
     at: u64,
-    /// Nobody gets anything any more.
+    /// All later reads fail.
     has_failed: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What host snapshots are called that nobody has given a name: after their series and their instant.
+//! The default names of host snapshots: after their series and their instant.
 //!
 //! `holdfast_web1_2026-11-22_16:45:10Z` is of the series `holdfast_web1`, those of one machine; `holdfast_2026-11-22_16:45:10Z` of the series
 //! `holdfast`, those of a dataset. Retention counts within a series.

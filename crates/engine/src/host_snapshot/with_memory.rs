@@ -45,7 +45,7 @@ impl Session<'_> {
         };
         let guard = &mut self.guard;
         let tell = &mut |moment| match moment {
-            // A watchdog that is gone cannot be told; the instant is over before anybody would notice.
+            // A watchdog that is gone cannot be notified; the pause is over before it matters.
             Moment::Stopped if is_running => drop(guard.about_to_pause(PAUSE_DEADLINE)),
             Moment::Runs if is_running => drop(guard.about_to_pause(LIVE_MEMORY_DEADLINE)),
             Moment::Stopped | Moment::Runs => {}

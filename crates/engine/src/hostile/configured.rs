@@ -1,4 +1,4 @@
-//! What administrators write into files, and what anybody writes into a host snapshot.
+//! What administrators write into files, and what any user writes into a host snapshot.
 
 use holdfast_block::hostile::Outcome;
 use holdfast_policy::config::Config;

@@ -111,7 +111,7 @@ impl<'a> ImageCloner<'a> {
         })
     }
 
-    /// Warns where nobody has said its format, and only its content tells it.
+    /// Warns where its format was not given, and is known by its content only.
     pub fn tell_of_format(&self, job: Job<'_>) {
         let is_guess = |note: &&Note| matches!(note, Note::FormatGuessed { .. });
         for note in self.image.notes().iter().filter(is_guess) {
@@ -376,7 +376,7 @@ impl<'a> ImageCloner<'a> {
     }
 }
 
-/// Refuses an image that is called like a raw disk and does not look like one, where nobody has said what it is.
+/// Refuses an image that is called like a raw disk and does not look like one, where its format was not given.
 fn require_known_format(image: &Image) -> Result<()> {
     let doubt = image.notes().iter().find_map(|note| match note {
         Note::CalledRaw { image, looks_like, .. } => Some((image, looks_like)),

@@ -49,7 +49,7 @@ fn is_told(problem: &Problem, layer: &CheckedLayer) -> bool {
         ProblemKind::Copies { .. } => true,
         // That is how they are until it is repaired.
         ProblemKind::Refcount { .. } | ProblemKind::CopiedFlag { .. } if layer.has_old_refcounts => false,
-        // Room that is taken for nothing harms nobody.
+        // Unused clusters do no harm.
         _ => problem.severity == Severity::Corruption,
     }
 }

@@ -114,7 +114,7 @@ pub fn convert(
     convert_and(source, request, &|_| Ok(()), (environment, job))
 }
 
-/// The same, and has the new file changed before it gets its name, by somebody who makes that durable. A block device is not.
+/// The same, and has the new file changed before it gets its name, by a function that makes that durable. A block device is not changed.
 pub(crate) fn convert_and(
     source: ConvertSource<'_>,
     request: &ConvertRequest,

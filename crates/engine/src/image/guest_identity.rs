@@ -17,7 +17,7 @@ use crate::job::{Error, Result};
 pub struct GuestIdentity {
     /// What the guest is to call itself; none where it keeps its name.
     pub host_name: Option<String>,
-    /// Where virt-sysprep is; its name where nobody knows.
+    /// The path of virt-sysprep; its name where that is not known.
     pub program: PathBuf,
 }
 
@@ -31,7 +31,7 @@ const OPERATIONS: &str = "machine-id,ssh-hostkeys,net-hwaddr,udev-persistent-net
 /// do, ours would have the wrong labels for SELinux.
 const NEW_KEYS: &str = "if [ -e /etc/debian_version ] && command -v ssh-keygen >/dev/null; then ssh-keygen -A; fi";
 
-/// Has virt-sysprep make a guest's identity anew, in its images, which nobody uses; durably. Errors call it `name`.
+/// Has virt-sysprep make a guest's identity anew, in its images, which no process uses; durably. Errors call it `name`.
 ///
 /// # Errors
 /// virt-sysprep is not on this host, finds no system that it knows in the images, or does not get to its end.

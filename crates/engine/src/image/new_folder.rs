@@ -17,7 +17,7 @@ use crate::job::{Error, Result};
 
 /// A folder on its way; dropped before [`keep`](Self::keep), it is empty, or gone, as it was before.
 ///
-/// Names may lead elsewhere by then: somebody may have moved the folder or a file and put something of his own in its place. So what was
+/// Names may lead elsewhere by then: another user may have moved the folder or a file and put something else in its place. So what was
 /// made is held open, which keeps its number from being given to anything else, and only what is still that is removed.
 pub(crate) struct NewFolder {
     path: PathBuf,
@@ -67,7 +67,7 @@ impl NewFolder {
         Ok(made)
     }
 
-    /// Where it is, for whoever looks for it from another folder.
+    /// Its absolute path, for programs with another working folder.
     pub(crate) fn absolute_path(&self) -> Result<PathBuf> {
         std::path::absolute(&self.path).map_err(|source| Error::File {
             action: "find",
@@ -145,7 +145,7 @@ fn is_same(left: rustix::io::Result<Stat>, right: rustix::io::Result<Stat>) -> b
     matches!((left, right), (Ok(left), Ok(right)) if (left.st_dev, left.st_ino) == (right.st_dev, right.st_ino))
 }
 
-/// Whether it is what a killed program has left of a file that was to be there: whoever makes that file deletes it.
+/// Whether it is what a killed program has left of a file that was to be there: the next program that makes that file deletes it.
 fn is_left(entry: std::io::Result<std::fs::DirEntry>) -> bool {
     entry.is_ok_and(|entry| {
         let name = entry.file_name();
@@ -206,7 +206,7 @@ mod tests {
         assert_eq!(names(&path), ["a", "b"]);
     }
 
-    /// Somebody moves what was made away, and puts something of his own under its names.
+    /// Another user moves what was made away, and puts something else under its names.
     #[test]
     fn what_is_not_its_own_is_never_removed() {
         let folder = tempfile::tempdir().unwrap();
@@ -236,7 +236,7 @@ mod tests {
         create_dir(&path).unwrap();
         drop(new);
         assert!(path.exists());
-        // One that was swapped before a file was made in it: that is somebody else's now.
+        // One that was swapped before a file was made in it: that belongs to another user now.
         std::fs::remove_dir_all(&path).unwrap();
         std::fs::remove_dir_all(&away).unwrap();
         let mut new = NewFolder::make(&path).unwrap();

@@ -47,7 +47,7 @@ impl NewImage {
                 }
                 .into());
             }
-            // As long as the image itself is begun, nobody is known to be gone.
+            // As long as the image itself is incomplete, its writer may be alive.
             cleared = clear(&place);
             data_file = Some(place);
         }
@@ -102,7 +102,7 @@ fn refuse_base(path: &Path) -> Result<()> {
         backing: Backing::Ignore,
         ..OpenOptions::default()
     };
-    // What is no image that can be read is nobody's base.
+    // An image that cannot be read is no base.
     let dependents = dependents_beside(path, &options).unwrap_or_default();
     if dependents.is_empty() {
         return Ok(());

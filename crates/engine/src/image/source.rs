@@ -203,7 +203,7 @@ impl OpenSource {
         })
     }
 
-    /// Warns where nobody has said a format, and something speaks against what it was taken for, or nothing for it. `before` is the format that
+    /// Warns where no format was given, and something speaks against what it was taken for, or nothing for it. `before` is the format that
     /// it had at another time.
     pub(crate) fn tell_of_format(&self, before: Option<&str>, progress: &dyn Progress) {
         for note in &self.format_notes {
@@ -214,7 +214,7 @@ impl OpenSource {
         }
     }
 
-    /// Warns of what contradicts itself in it. For images that nobody has open.
+    /// Warns of what contradicts itself in it. For images that no process has open.
     pub(crate) fn tell_of_contradictions(&self, progress: &dyn Progress) -> Result<()> {
         if self.format == Format::Raw {
             return Ok(());

@@ -226,7 +226,7 @@ mod tests {
         let compressing = [(Stage::Seal, 900), (Stage::AwaitStore, 100), (Stage::AwaitSealers, 800)];
         assert_eq!(verdict(10, &compressing), Some(Bottleneck::Cpu));
         assert_eq!(verdict(0, &[(Stage::AwaitDurable, 900)]), Some(Bottleneck::Repository));
-        // Nobody waited: the coordinator itself is what takes the time.
+        // No thread waited: the coordinator itself takes the time.
         assert_eq!(verdict(0, &[]), Some(Bottleneck::Cpu));
         let mixed = [
             (Stage::ReadAndHash, 400),

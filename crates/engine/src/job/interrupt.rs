@@ -17,7 +17,7 @@ pub struct Interrupt {
 pub struct Interrupted;
 
 impl Interrupt {
-    /// A flag that nobody has set.
+    /// A flag that is not set.
     pub fn new() -> Self {
         Self::default()
     }

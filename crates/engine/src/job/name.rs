@@ -36,7 +36,7 @@ pub enum NameError {
         /// The first character that is refused.
         character: char,
     },
-    /// White space at an end, which nobody would see.
+    /// White space at an end, which is invisible.
     #[error("the name {name:?} starts or ends with white space")]
     WhiteSpace {
         /// The name as given.

@@ -1,7 +1,7 @@
 //! How a job tells where it stands.
 //!
 //! A job is a sequence of phases; each phase counts up bytes or items, to a total that may become known late. The job
-//! reports events; whoever listens decides what to draw, log or ignore.
+//! reports events; the listener decides what to draw, log or ignore.
 
 use std::fmt;
 

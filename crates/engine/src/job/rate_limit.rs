@@ -14,7 +14,7 @@ use super::context::Job;
 const RATE_MIN: u64 = 1 << 20;
 /// Time that was not used may be made up for.
 const BURST_MS: u32 = 50;
-/// A pause is slept in pieces, so that nobody waits long for one who has been stopped.
+/// A pause is slept in pieces, so that an interrupted job ends soon.
 const PIECE: Duration = Duration::from_millis(100);
 
 /// The pace of one backup of a machine, for all its disks together.
@@ -56,7 +56,7 @@ impl<'a> RateLimit<'a> {
         self.throttle.set_limits(limits, self.job.clock.now());
     }
 
-    /// Nobody waits any more: what is read is gone.
+    /// Ends all waiting: what is read is gone.
     pub(crate) fn end(&self) {
         self.is_over.store(true, Ordering::Relaxed);
     }

@@ -111,7 +111,7 @@ impl Read for MeteredStream<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         let inner = &mut self.inner;
         let count = self.stages.read_stream(|| inner.read(buffer))?;
-        // Ctrl-C ends whoever writes to a pipe as well: its end is no end of what was to be backed up.
+        // Ctrl-C ends the writer of a pipe as well: its end is no end of what was to be backed up.
         if count == 0 && self.interrupt.is_requested() {
             return Err(std::io::Error::other(Interrupted));
         }

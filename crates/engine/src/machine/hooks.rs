@@ -1,7 +1,7 @@
 //! Programs of the administrator's own, which a backup of a machine calls on its way.
 //!
 //! Each is called with the event as its only argument, and with variables that tell the rest. They are called one after another, none
-//! of them while the machine's file systems are frozen: `pre-freeze` comes before, `post-thaw` after. Whoever was called for an event
+//! of them while the machine's file systems are frozen: `pre-freeze` comes before, `post-thaw` after. A program that was called for an event
 //! that begins something is called for the one that ends it, whatever happens in between; where the backup is killed, its watchdog
 //! does it ([`Hooks::owed`]).
 
@@ -172,7 +172,7 @@ impl<'a> HookCalls<'a> {
         result
     }
 
-    /// The instant is near. Only a machine that runs has one that anybody could prepare for.
+    /// The instant is near. Only a running machine has one that can be prepared for.
     pub(crate) fn pre_freeze(&self, state: MachineState) -> Result<()> {
         match state {
             MachineState::Running => self.call(HookEvent::PreFreeze, Vec::new()),
@@ -180,7 +180,7 @@ impl<'a> HookCalls<'a> {
         }
     }
 
-    /// The instant is over. `held_up` is none where nobody tells it.
+    /// The instant is over. `held_up` is none where it is not known.
     pub(crate) fn post_thaw(&self, state: MachineState, held_up: Option<Downtime>) {
         if state == MachineState::Running {
             let millis = |duration: Duration| duration.as_millis().to_string();

@@ -3,9 +3,9 @@
 //! | file, beside the journal of runs | locked (flock) by |
 //! |---|---|
 //! | `machines/UUID.backup` | a backup, from its beginning to its end |
-//! | `machines/UUID.instant` | whoever freezes or stops the machine, for as long as that |
+//! | `machines/UUID.instant` | a process that freezes or pauses the machine, for as long as that |
 //!
-//! So host snapshots are made while a backup reads, and nobody freezes what another one has frozen. A lock ends with its process,
+//! So host snapshots are made while a backup reads, and no process freezes what another one has frozen. A lock ends with its process,
 //! however that ends. What stands in the file tells people who has it; nothing is decided by it.
 
 use std::fs::File;
@@ -26,14 +26,14 @@ use crate::job::{Error, Job, Result};
 const FOLDER: &str = "machines";
 /// Bytes of what stands in a lock, at most.
 const BYTES_MAX: u64 = 4096;
-/// How long an instant of somebody else is waited for, which takes milliseconds.
+/// How long to wait for the pause of another process, which takes milliseconds.
 pub(crate) const INSTANT_PATIENCE: Duration = Duration::from_secs(30);
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 /// The UUID of a QEMU that was given none.
 const NO_UUID: &str = "00000000-0000-0000-0000-000000000000";
 
 /// Eight digits that stand for the folder of locks on this host: what hypervisors keep for backups has them in its name. Who has locked a machine
-/// there knows that nobody is at work on what has the same ones; of another host of the same name, or of another user, he does not.
+/// there knows that no process works on what has the same ones; of another host of the same name, or of another user, it does not.
 pub(crate) fn place_digits(place: Option<&JournalPlace>) -> String {
     // Not every host has one; the folder is there in any case.
     let machine_id = std::fs::read("/etc/machine-id").unwrap_or_default();
@@ -57,7 +57,7 @@ pub(crate) enum Work {
     Instant,
 }
 
-/// A machine on which nobody else does the same, until this is dropped.
+/// A machine on which no other process does the same, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct MachineLock {
     _file: File,
@@ -68,7 +68,7 @@ impl MachineLock {
     /// lock cannot be made: a full disk must not cost a backup.
     ///
     /// # Errors
-    /// [`holdfast_host::Error::Busy`]: somebody has it, who is told.
+    /// [`holdfast_host::Error::Busy`]: another process has it; the error names it.
     pub(crate) fn take(
         place: Option<&JournalPlace>,
         summary: &MachineSummary,
@@ -113,7 +113,7 @@ impl MachineLock {
         Ok(Some(Self { _file: file }))
     }
 
-    /// Whether somebody has a machine at this moment. Nobody is told, and nothing is made.
+    /// Whether a process has locked a machine at this moment. Nothing is created.
     pub(crate) fn is_held(place: &JournalPlace, summary: &MachineSummary, work: Work) -> bool {
         let Some(Ok(file)) = path(place, summary, work).map(File::open) else {
             return false;
@@ -270,7 +270,7 @@ mod tests {
         interrupt.request();
         let stopped = take("a", Work::Instant, INSTANT_PATIENCE);
         assert!(matches!(stopped, Err(crate::Error::Interrupted(_))), "{stopped:?}");
-        // Without a place to note it, nobody is kept away.
+        // Without a place for locks, there is none.
         let nowhere = MachineLock::take(
             None,
             &machine("a"),

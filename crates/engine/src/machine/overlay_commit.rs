@@ -29,7 +29,7 @@ const STANDSTILL_COUNT: u32 = 3;
 /// After so long without coming nearer it is given up where the machine must not stand still.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// How long nobody may answer.
+/// How long the hypervisor may not answer.
 const UNREACHABLE_MAX: Duration = Duration::from_secs(60);
 
 type TextResult<T> = Result<T, String>;

@@ -42,7 +42,7 @@ pub enum Quiesced {
     NoAgent,
     /// The agent cannot, or did not in time; why, in words.
     Failed(String),
-    /// Nobody wanted it.
+    /// It was not requested.
     Off,
     /// The machine does not run: there is nothing to freeze.
     NotNeeded,
@@ -112,7 +112,7 @@ impl AgentCheck {
             }
             (Quiesce::Try | Quiesce::Require, true, true) => {}
         }
-        // What somebody else has frozen is not ours to thaw.
+        // What another process has frozen is not ours to thaw.
         Ok(match agent::is_frozen(guest.machine, FREEZE_DEADLINE) {
             Ok(false) => Self::Thawed,
             Ok(true) => Self::Unfit(holdfast_host::Error::Refused {
@@ -195,7 +195,7 @@ impl FreezeState {
         let until = job.clock.now() + FREEZE_DEADLINE;
         let (quiescence, error) = asked.freeze(guest, until, guard, job);
         let quiescence = match quiescence {
-            // It may have come half the way, and nobody waits for it.
+            // It may be done in part, and no process waits for it.
             Self::HalfFrozen(failed) if thaw(guest, job).is_some() => {
                 guard.runs()?;
                 Self::Not(failed)

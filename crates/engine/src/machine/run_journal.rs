@@ -1,4 +1,4 @@
-//! The journal of runs: whoever is about to change something in a machine's QEMU notes it first, in a small file that is gone
+//! The journal of runs: a process that is about to change something in a machine's QEMU notes it first, in a small file that is gone
 //! when nothing of it is left.
 //!
 //! A note of a process that is dead tells what may be wrong with which machine. Each run has a file `RUN.json`: an object with the
@@ -282,7 +282,7 @@ mod tests {
             note.phase(phase).unwrap();
             assert_eq!(noted_runs(&folder).unwrap()[0].phase, phase);
         }
-        // What is no note, or half of one, harms nobody.
+        // What is no note, or an incomplete one, does no harm.
         for (name, bytes) in [
             ("x.json", &b"{"[..]),
             ("y.json", b"{\"run\":\"zz\"}"),

@@ -61,7 +61,7 @@ impl WatchdogState {
 /// The backup's end of the line.
 pub(crate) struct Guard {
     companion: Option<Companion>,
-    /// Whether nobody waits for its end.
+    /// Whether no process waits for its end.
     has_the_rest: bool,
 }
 
@@ -82,7 +82,7 @@ impl Guard {
         }
     }
 
-    /// Nobody: for what is not touched.
+    /// No watchdog, for machines that are not touched.
     pub(crate) fn nobody() -> Self {
         Self {
             companion: None,
@@ -120,7 +120,7 @@ impl Guard {
         self.tell(&format!("{OWES} {}", words.join(" ")))
     }
 
-    /// What is not mended by now is left to the watchdog when this ends: nobody waits for it.
+    /// What is not repaired by now is left to the watchdog when this ends, without waiting for it.
     pub(crate) fn leave_the_rest(&mut self) {
         self.has_the_rest = true;
     }
@@ -153,7 +153,7 @@ pub struct WatchdogTools<'a> {
     pub call: &'a dyn Fn(&[HookEvent]),
 }
 
-/// Watches over a machine until the backup says that it is done, or is dead. Gives what had to be mended, in words.
+/// Watches over a machine until the backup says that it is done, or is dead. Returns what had to be repaired, in words.
 ///
 /// `lines` are the backup's; `ready` is called when the watchdog watches.
 pub fn watch_over(

@@ -1,6 +1,6 @@
 //! A stream on its way from the program that sends it to the one that takes it in.
 //!
-//! One thread reads, one packs where it is to be packed, one writes, with a few chunks between them. Whoever has started that watches
+//! One thread reads, one packs where it is to be packed, one writes, with a few chunks between them. The thread that started them watches
 //! both programs, and kills the one whose other end is gone: so no thread waits for ever.
 
 use std::io::{self, BufReader, Read, Write};
@@ -25,7 +25,7 @@ const QUEUE_LENGTH: usize = 4;
 const READ_BYTES: usize = CHUNK_BYTES / 4;
 /// Time that was not used may be made up for.
 const BURST_MS: u32 = 50;
-/// A pause is slept in pieces, so that nobody waits long for one who has been stopped.
+/// A pause is slept in pieces, so that an interrupted job ends soon.
 const PIECE: Duration = Duration::from_millis(100);
 /// How often it is looked whether a program has ended.
 const LOOK_INTERVAL: Duration = Duration::from_millis(3);
@@ -305,10 +305,10 @@ pub(super) struct TransferEnds {
     pub(super) receiver_was_first: bool,
 }
 
-/// Why nobody watches any more.
+/// Why the watching ended.
 #[derive(Debug)]
 pub(super) enum WatchError {
-    /// Somebody has stopped it.
+    /// It was interrupted.
     Interrupted(Interrupted),
     /// The operating system tells nothing of a program.
     Io(io::Error),

@@ -59,7 +59,7 @@ pub(super) fn replicate(
 enum DatasetFailure {
     /// Others may be.
     Failed(String),
-    /// Nobody is.
+    /// None.
     Error(Error),
 }
 
@@ -84,7 +84,7 @@ impl From<ProviderError> for DatasetFailure {
     }
 }
 
-/// Locked until it is dropped; none where somebody else has it.
+/// Locked until it is dropped; none where another process has it.
 fn lock(sides: &ReplicationSides<'_>, target: &str) -> Result<Option<File>> {
     let host = sides.request.target.side.host().unwrap_or_default();
     let folder = &sides.request.locks;
@@ -259,7 +259,7 @@ impl DatasetReplication<'_> {
     ) -> std::result::Result<(), DatasetFailure> {
         let sending = self.sides.sending(self.source, there, step);
         let size = self.source_side().estimate(&sending)?;
-        // It is there until it has been received, whoever prunes meanwhile.
+        // It is held until it has been received, so that no prune removes it.
         let held = self
             .source_side()
             .keep(&self.keeping(&self.source.name, &step.to, KeepingMeans::HoldToo));

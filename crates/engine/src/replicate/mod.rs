@@ -6,7 +6,7 @@
 //! 2. What was cut last time goes on where it was cut, where ZFS can; what is of no use any more is discarded.
 //! 3. Each stream: the snapshot is held at the source, sent, received, and looked for at the target.
 //! 4. The newest that both have is held at the target; at the source a bookmark of it stays, or it is held. Only then those before are let
-//!    go, so at every moment there is one that both have and nobody removes.
+//!    go, so at every moment there is one that both have and that is not removed.
 //!
 //! Nothing at the target is rolled back or removed. Where that would be needed, the dataset is left alone, with the commands to choose from.
 
@@ -128,9 +128,9 @@ pub struct ReplicatedDataset {
 /// A stream that was sent, or would be.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReplicatedStream {
-    /// What the target had; none where everything was sent, or nobody knows.
+    /// What the target had; none where everything was sent, or it is not known.
     pub base: Option<String>,
-    /// What it has now; none where a stream went on of which nobody knows that.
+    /// What it has now; none where a stream was resumed for which it is not known.
     pub to: Option<String>,
     /// How many snapshots it brought.
     pub count: usize,
@@ -278,7 +278,7 @@ fn tag(request: &ReplicateRequest<'_>, target: &str) -> String {
     format!("{REPLICA_TAG}{:016x}", fingerprint(&format!("{host}:{target}")))
 }
 
-/// FNV-1a: the same for ever, for names that nobody chooses to collide.
+/// FNV-1a: the same for ever, for names that are not chosen to collide.
 fn fingerprint(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |sum, byte| {
         (sum ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)

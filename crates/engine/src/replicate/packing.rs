@@ -1,7 +1,7 @@
 //! Streams that are packed where the link is slower than the packing.
 //!
 //! What is packed is a row of zstd frames, which any program that knows zstd unpacks. A frame is stored as it is as long as the link takes
-//! what it gets at once; where chunks wait for the link there is time to pack the next one. So nobody has to measure anything first, and a
+//! what it gets at once; where chunks wait for the link there is time to pack the next one. So nothing has to be measured first, and a
 //! link that gets slower in the middle is noticed.
 
 use std::io;

@@ -4,7 +4,7 @@
 //! follows the line is the stream, where something is to be received. The answer is a line of JSON on standard output, or the stream that
 //! was asked for; then the exit code and standard error tell how it went.
 //!
-//! Whoever answers may be made to let this side add to what is there and nothing else: see [`PeerServer`].
+//! The answering side may be restricted so that this side can only add to what is there: see [`PeerServer`].
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -6,7 +6,7 @@
 //! - every stream is unpacked, and read command by command, before a program takes it in; it brings one snapshot of a new name;
 //! - the record of a snapshot is noted in the process that has received the snapshot, from what was announced before the stream; `settle`
 //!   only compares;
-//! - all its holds have one tag, that of the root: it holds one snapshot of a dataset, and releases no hold of anybody else.
+//! - all its holds have one tag, that of the root: it holds one snapshot of a dataset, and releases no other hold.
 //!
 //! There is no request for removing, rolling back or renaming.
 

@@ -332,7 +332,7 @@ impl<'a> RepositoryCopy<'a> {
         if self.is_gone(manifest) {
             return Ok(CopyOutcome::Gone);
         }
-        // Somebody else may have been faster.
+        // Another process may have been faster.
         let (new, _) = self.to.snapshots_except(self.holdings.known())?;
         for other in new {
             self.holdings.add(other);
@@ -388,8 +388,8 @@ impl<'a> RepositoryCopy<'a> {
         self.to.backup(request, &self.job.watch(Counting::Bytes))
     }
 
-    /// Somebody else may have copied the same meanwhile. Whoever sees two leaves the one with the smallest id, which is the same for
-    /// all; and each looks after it has committed, so somebody sees both.
+    /// Another process may have copied the same. A process that sees two keeps the one with the smallest id, which is the same for
+    /// all; and each looks after it has committed, so at least one sees both.
     fn settle(&mut self, manifest: &Manifest, copy: Manifest) -> Result<SnapshotId> {
         let ours = copy.id;
         let (new, _) = self.to.snapshots_except(self.holdings.known())?;

@@ -101,7 +101,7 @@ pub enum ProtectionChange {
     Protect,
     /// They may, from now on, unless a machine runs from it.
     Unprotect,
-    /// They may, from now on, whoever needs it.
+    /// They may be removed from now on, unless another holder needs them.
     UnprotectHeld,
 }
 

@@ -14,7 +14,7 @@ use crate::{Location, Protection};
 pub enum NewProtection<'a> {
     /// A passphrase, which must not be weak.
     Passphrase(&'a [u8]),
-    /// Nothing: whoever reads the store reads the disks.
+    /// None: every reader of the store can read the disks.
     Nothing,
 }
 
@@ -80,7 +80,7 @@ pub fn init(request: &InitRequest<'_>, environment: &Environment) -> Result<Init
     })
 }
 
-/// A repository among other files is one that somebody cleans up with them.
+/// A repository among other files is easily deleted with them.
 fn refuse_strangers(store: &dyn Store) -> Result<()> {
     let mut first = None;
     store.strangers(&mut |path| {

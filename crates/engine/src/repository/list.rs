@@ -34,7 +34,7 @@ pub struct ListReport {
     pub protected: HashSet<SnapshotId>,
     /// Why others could not be read: they may be of any machine.
     pub damaged: Vec<holdfast_repo::Error>,
-    /// Snapshots that are gone although nobody removed them.
+    /// Snapshots that are gone although they were not removed.
     pub lost: Vec<LostSnapshot>,
     /// The machines of all snapshots.
     pub named: MachinesByName,

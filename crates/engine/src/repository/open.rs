@@ -195,7 +195,7 @@ pub enum Protection {
 pub fn protection(location: &Location) -> Result<Protection> {
     let store = location.open_store()?;
     let listing = match key::list(&*store) {
-        // Somebody has put them there, and who wants them to count for nothing gives a password.
+        // They were put there on purpose; a given password takes precedence.
         Err(KeyError::TooManySlots { .. }) => return Ok(Protection::Encrypted),
         other => other?,
     };

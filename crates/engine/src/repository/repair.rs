@@ -1,4 +1,4 @@
-//! `repair`: mend what can be mended, and name what is lost.
+//! `repair`: repair what can be repaired, and name what is lost.
 
 use holdfast_repo::{RepairPlan, RepairReport, RepairRequest, Repository};
 

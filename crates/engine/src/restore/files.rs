@@ -169,7 +169,7 @@ fn placed<'m>(disks: &[&'m DiskRecord], path: &Path, format: Option<Format>) -> 
         return Ok(vec![(only(disks)?, path.to_owned())]);
     }
     let place = |disk: &&'m DiskRecord| {
-        // Whoever wrote the snapshot chose the name: it must not lead out of the folder.
+        // The writer of the snapshot chose the name: it must not lead out of the folder.
         let name = DiskName::new(disk.name.as_str())?;
         Ok((
             *disk,
@@ -270,7 +270,7 @@ struct Restorer<'a> {
 }
 
 impl Restorer<'_> {
-    /// Decides how to write to `path`, and refuses what would lose something that nobody gave up.
+    /// Decides how to write to `path`, and refuses what would lose data without a request to overwrite it.
     fn place(&self, disk: &DiskRecord, path: &Path) -> Result<DiskPlace> {
         let found = match std::fs::metadata(path) {
             Err(source) if source.kind() == std::io::ErrorKind::NotFound => None,
@@ -309,7 +309,7 @@ impl Restorer<'_> {
         }
     }
 
-    /// The format of a new file: that of its name, where nobody says. A raw disk called .qcow2 would not start.
+    /// The format of a new file: by default that of its name. A raw disk called .qcow2 would not start.
     fn new_format(&self, disk: &DiskRecord, path: &Path) -> Result<Format> {
         match self.format {
             _ if is_file(disk) => Ok(Format::Raw),
@@ -390,7 +390,7 @@ impl Restorer<'_> {
     }
 }
 
-/// A size that a format has not is nobody's mistake on the command line: it is that of the disk.
+/// A size that a format has not is no mistake of the command line: it is that of the disk.
 fn does_not_fit(error: ImageError, disk: &DiskRecord, format: Format) -> Error {
     match error {
         ImageError::InvalidOption { option: "size", detail } => Error::DiskDoesNotFit {

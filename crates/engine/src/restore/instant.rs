@@ -2,7 +2,7 @@
 //!
 //! A server of our own gives its disks: the snapshot, and over it, in files that last, what the guest writes. The hypervisor
 //! copies each disk to its image, has the machine go over to it, and then nothing of ours is left. What is to be known of it
-//! is in a folder beside the images, which the machine's own configuration names; whoever dies in between, [`resume_instantly`]
+//! is in a folder beside the images, which the machine's own configuration names; if the process dies in between, [`resume_instantly`]
 //! goes on. See `docs/design/0006-instant-restore.md`.
 
 mod fill;
@@ -86,7 +86,7 @@ pub fn restore_instantly(
     let definition = &definition.expect("the plan is of a new machine").text;
     let mut instant = job_of(request, hypervisor, environment, definition)?;
     let served = served(&instant, definition)?;
-    // The machine runs from the snapshot: nobody may remove it meanwhile.
+    // The machine runs from the snapshot: it must not be removed meanwhile.
     let noted = note_place(request, &instant, job);
     let hold = SnapshotHold::take(request.repository, plan.snapshot.id, instant.hold)?;
     let (mut made, folder, lock) = make(request, hypervisor, &mut instant, environment, job)?;
@@ -178,13 +178,13 @@ fn make(
 ) -> Result<(MadeFiles, NewFolder, JobLock)> {
     let mut noted = None;
     remove_left(&instant.folder);
-    // Whoever finds the images of a restore that was killed has to know whose they are.
+    // The images of a restore that was killed must be recognised.
     let mut note = |files: &[(&Path, &Path)]| {
         let made = files
             .iter()
             .filter_map(|(name, partial)| Some(MadeFile::at(partial)?.called(name)));
         instant.made = made.collect();
-        // Nobody sees the folder before all of this is in it.
+        // The folder is visible only when all of this is in it.
         let place = instant.folder.clone();
         instant.folder = name_until_complete(&place, instant.hold);
         let mut folder = NewFolder::make(&instant.folder)?;
@@ -344,7 +344,7 @@ impl Drop for SnapshotHold<'_> {
 /// How an instant restore is, by what is in its folder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct InstantState {
-    /// Somebody is at work: makes it, or fills its disks.
+    /// A process creates it, or fills its disks.
     pub(crate) is_attended: bool,
     /// Its server serves.
     pub(crate) has_server: bool,
@@ -399,7 +399,7 @@ fn disks(plan: &MachineRestorePlan) -> Vec<InstantDisk> {
     disks.collect()
 }
 
-/// Whether the machine of a job runs, or nobody can tell.
+/// Whether the machine of a job runs, or that is not known.
 fn may_run(hypervisor: &dyn LiveDisks, instant: &InstantJob) -> bool {
     !matches!(
         hypervisor.life(&instant.uuid),

@@ -250,7 +250,7 @@ impl InstantJob {
         !matches!(self.folder.join(BEGUN).try_exists(), Ok(false))
     }
 
-    /// Whether somebody has a lock of the folder. Nothing is changed.
+    /// Whether a process has a lock of the folder. Nothing is changed.
     pub(crate) fn is_locked(&self, name: &str) -> Result<bool> {
         let path = self.folder.join(name);
         let failed = |source| Error::File {
@@ -269,7 +269,7 @@ impl InstantJob {
         }
     }
 
-    /// Locks a file of the folder; none where somebody else has it.
+    /// Locks a file of the folder; none where another process has it.
     pub(crate) fn lock(&self, name: &str) -> Result<Option<File>> {
         let path = self.folder.join(name);
         let failed = |source| Error::File {

@@ -1,4 +1,4 @@
-//! `serve nbd`: disks of snapshots as block devices over NBD, until somebody says that it is enough.
+//! `serve nbd`: disks of snapshots as block devices over NBD, until the job is interrupted.
 
 mod layered;
 
@@ -221,7 +221,7 @@ fn lock_overlay(path: &Path) -> Result<File> {
     let file = File::open(path).map_err(failed)?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Err(Errno::WOULDBLOCK) => Err(Error::OverlayInUse { path: path.to_owned() }),
-        // File systems without locks protect nobody.
+        // File systems without locks cannot protect it.
         Ok(()) | Err(Errno::NOLCK | Errno::OPNOTSUPP | Errno::NOSYS) => Ok(file),
         Err(errno) => Err(failed(errno.into())),
     }
@@ -253,7 +253,7 @@ fn device(
             Arc::new(OverlayLayer(OverlayDevice::create(frozen, store, options)?))
         }
         ClientWrites::Keep(folder) => {
-            // Whoever wrote the snapshot chose the name: it must not lead out of the folder.
+            // The writer of the snapshot chose the name: it must not lead out of the folder.
             let name = DiskName::new(disk.name.as_str())?;
             let path: &Path = &overlay_path(folder, &manifest.id.to_string(), &name);
             let is_new = !path.exists();

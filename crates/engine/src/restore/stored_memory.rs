@@ -62,7 +62,7 @@ impl<'r> StoredMemory<'r> {
         let new = NewFile::begin(path, existing, environment)?;
         new.tell_of_cleared(job.progress);
         let write = || -> std::io::Result<u64> {
-            // What a machine had in its memory is nobody else's business.
+            // The memory of a machine is private.
             let file = new.create_private()?;
             let mut output = BufWriter::with_capacity(BUFFER_BYTES, &file);
             self.write(&mut output)?;

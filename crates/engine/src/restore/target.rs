@@ -40,7 +40,7 @@ pub(crate) struct DiskTarget<'a> {
 }
 
 impl DiskTarget<'_> {
-    /// Takes the lock once more, after somebody in this process has opened and closed it, which ends locks. Somebody else may have come in
+    /// Takes the lock once more, after this process has opened and closed it, which ends locks. Another process may have come in
     /// between: then nothing is written.
     pub(crate) fn lock_again(&self) -> Result<()> {
         self.relock.map_or(Ok(()), |relock| relock())

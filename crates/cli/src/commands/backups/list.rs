@@ -50,7 +50,7 @@ struct SnapshotsListed {
     shared_names: Vec<SharedName>,
     /// Why other snapshots could not be read.
     damaged: Vec<String>,
-    /// Snapshots that are gone although nobody removed them.
+    /// Snapshots that are gone although they were not removed.
     lost: Vec<String>,
     /// Each snapshot's row.
     #[serde(skip)]

@@ -44,7 +44,7 @@ struct Figures {
     pack_count: u64,
     dedup_ratio: f64,
     compression_ratio: f64,
-    /// Snapshots that are gone although nobody removed them.
+    /// Snapshots that are gone although they were not removed.
     lost: Vec<String>,
 }
 

@@ -42,7 +42,7 @@ pub(super) enum Changes {
     Only(DirtyBitmap),
     /// Only there, as the file system says of two host snapshots.
     Between(DirtyBitmap),
-    /// Nobody knows.
+    /// It is not known.
     Unknown(ReadAll),
 }
 

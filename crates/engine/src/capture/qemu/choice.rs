@@ -4,7 +4,7 @@ use holdfast_host::{Decision, Description, DiskChoice, DiskKind, DiskSource, Mac
 
 use crate::job::{Error, Job, Result};
 
-/// What is taken is worth a snapshot; where its memory is taken too, and somebody could not go on from that, it is told.
+/// What is taken is worth a snapshot; a warning says where a machine could not resume from its memory.
 ///
 /// # Errors
 /// All disks are left out.

@@ -158,7 +158,7 @@ impl<'a> CopiedDisk<'a> {
             .iter()
             .any(|range| range.start <= piece.start && piece.end <= range.end)
         {
-            // Somebody looks at a place that is not read in order.
+            // A read out of order.
             let size_bytes = self.size_bytes();
             let end = piece.end.next_multiple_of(UNIT_BYTES).min(size_bytes);
             self.copy(std::slice::from_ref(&(piece.start / UNIT_BYTES * UNIT_BYTES..end)))?;

@@ -97,7 +97,7 @@ impl QemuCapture<'_> {
         self.taken.iter().enumerate().map(open).collect()
     }
 
-    /// The same, of a machine that is shut off: nobody changes them.
+    /// The same, of a machine that is shut off: they do not change.
     pub(super) fn open_at_rest(&self) -> Result<Vec<OpenSource>> {
         let opened = self.open_images(&[])?;
         let progress = self.job.progress;
@@ -243,7 +243,7 @@ impl QemuCapture<'_> {
         }
     }
 
-    /// A machine that somebody has let run on while it was read: the snapshot is of no instant, and goes again.
+    /// A machine that was resumed while it was read: the snapshot is of no single point in time, and is removed.
     fn check_stood_still(&self) -> Result<()> {
         let monitor = self.request.machine.monitor();
         let command = QmpCommand::new("query-status", serde_json::Value::Null);
@@ -308,7 +308,7 @@ impl QemuCapture<'_> {
 
     /// The instant.
     fn make(&self, cut: &mut ImageHold<'_>) -> Result<()> {
-        // Somebody may have taken a snapshot since the machine was asked first: then other images are written.
+        // A snapshot may have been taken since the machine was described first: then other images are written.
         let now = self.request.machine.describe()?;
         let is_there = |disk: &&MachineDisk| {
             let now = now.disks.iter().find(|now| now.target == disk.target);
@@ -458,7 +458,7 @@ impl QemuCapture<'_> {
             }
             _ => return Err("the machine has no such disk any more, or has it elsewhere".to_owned()),
         }
-        // Nothing is brought down into an image of somebody else's chain.
+        // Nothing is committed into an image of another chain.
         let chain = chain_of(overlay, Some("qcow2"));
         if !chain.get(1).is_some_and(|below| is_same(below, base)) {
             return Err(format!("it is not based on {} any more", base.display()));

@@ -355,7 +355,7 @@ impl<'a> Freezer<'a> {
         let taken = match announced {
             Ok(()) => {
                 let tell = &mut |moment| match moment {
-                    // A watchdog that is gone cannot be told; the instant is over before anybody would notice.
+                    // A watchdog that is gone cannot be notified; the pause is over before it matters.
                     Moment::Stopped if is_running => drop(guard.about_to_pause(self.pause_deadline)),
                     Moment::Runs if is_running => drop(guard.about_to_pause(LIVE_MEMORY_DEADLINE)),
                     Moment::Stopped | Moment::Runs => {}

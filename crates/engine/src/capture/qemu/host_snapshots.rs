@@ -171,7 +171,7 @@ impl QemuCapture<'_> {
             .sink
             .history()
             .map(|before| before.repository.config().id.to_string());
-        // What is read for nobody who comes again is told by a number that no repository has.
+        // A reading without history uses a number that no repository has.
         let repository = kept_in.unwrap_or_else(|| "00000000".to_owned());
         let uuid = &self.description.summary.uuid;
         let digits = |text: &str| -> String { text.chars().filter(char::is_ascii_hexdigit).take(8).collect() };
@@ -364,7 +364,7 @@ impl QemuCapture<'_> {
                 .filter(|snapshot| snapshot.name.name.starts_with(&prefix));
             for snapshot in ours {
                 let is_new = snapshot.name.name == cut.name;
-                // What nobody can compare with is not kept, and what a failed backup was to be compared with is.
+                // What no later backup is compared with is not kept, and what a failed backup was to be compared with is.
                 let stays = if is_new {
                     is_stored
                 } else {
@@ -379,7 +379,7 @@ impl QemuCapture<'_> {
 
     fn remove(&self, provider: &dyn Provider, snapshot: &HostSnapshot) {
         if snapshot.hold_count > 0 {
-            // Somebody else's hold makes the next step fail, and says so.
+            // A hold of another program makes the next step fail, with its reason.
             provider.release(&snapshot.name, TAG).ok();
         }
         if let Err(error) = provider.destroy_this(snapshot) {

@@ -51,7 +51,7 @@ pub(super) struct Offer {
     pub(super) no_reflink: Option<String>,
     /// Why it cannot be put on overlays; none where it can.
     pub(super) no_overlay: Option<String>,
-    /// Why there can be no host snapshots of its disks; none where there can, or nobody wants any.
+    /// Why there can be no host snapshots of its disks; none where there can, or they were not requested.
     pub(super) no_snapshot: Option<String>,
     pub(super) with_memory: bool,
 }

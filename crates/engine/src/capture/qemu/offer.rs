@@ -50,7 +50,7 @@ impl QemuCapture<'_> {
         })
     }
 
-    /// Why there can be no host snapshots, where somebody asks for them.
+    /// Why there can be no host snapshots, where they were requested.
     pub(super) fn no_snapshot(&self) -> Option<String> {
         let is_asked = self.request.method == Some(Method::Snapshot);
         let why = || no_host_snapshot(&self.description, &self.taken, self.request.capture.run);

@@ -20,7 +20,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 /// Sees to it that no other backup is at work on the machine, and that nothing of a dead one is left.
 ///
 /// # Errors
-/// [`holdfast_host::Error::Busy`] where one is, or where nobody can tell whether it is.
+/// [`holdfast_host::Error::Busy`] where one is, or where that is not known.
 pub(super) fn make_way(request: &MachineReadRequest<'_>, summary: &MachineSummary, job: Job<'_>) -> Result<()> {
     // Who freezes it at this moment is none of those who are in the way.
     let (journal, patience) = (request.capture.journal.as_ref(), (Work::Instant, INSTANT_PATIENCE));
@@ -119,6 +119,6 @@ fn is_still_there(monitor: &dyn Monitor, run: RunId, job: Job<'_>) -> std::resul
 /// Whether the watchdog of a run may be alive.
 fn has_watchdog(run: RunId) -> bool {
     let is_one = |process: &Living| is_watchdog_of(&process.words, run);
-    // Where processes of others cannot be seen, nobody can tell.
+    // Where processes of other users cannot be seen, it may be.
     living("holdfast").is_none_or(|living| living.iter().any(is_one))
 }

@@ -2,7 +2,7 @@
 //!
 //! What the guest overwrites goes to files without names, which grow from nothing. A file system that is full breaks the copy and
 //! not the guest; but the host has other programs that need it. So the copy is given up before: the run is taken out of QEMU at
-//! once, which gives the space back, though whoever reads may be busy with something else.
+//! once, which gives the space back, though the reader may be busy with something else.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt as _;
@@ -164,9 +164,9 @@ impl Supervisor<'_> {
         too_much(used_bytes, self.limits.scratch_bytes_max, free_bytes, whole_bytes)
     }
 
-    /// Takes the copy away from whoever reads it. The guest does not notice.
+    /// Takes the copy away from its readers. The guest does not notice.
     fn give_up(&mut self) {
-        // First those who read: nobody may wait for an answer that never comes.
+        // Readers first: they must not wait for an answer that never comes.
         self.pace.end();
         self.readers.iter().for_each(NbdStopper::stop);
         self.machine.monitor().wake().ok();
@@ -184,7 +184,7 @@ fn too_much(used_bytes: u64, max_bytes: Option<u64>, free_bytes: u64, whole_byte
         return Some(GivenUp::ScratchMax { used_bytes, max_bytes });
     }
     let reserve_bytes = RESERVE_BYTES_MAX.min(whole_bytes / RESERVE_PARTS);
-    // Where others fill it, and we have nothing in it, nobody is helped.
+    // Where other programs fill it, and we have nothing in it, giving up frees nothing.
     (used_bytes > 0 && free_bytes < reserve_bytes).then_some(GivenUp::NearlyFull {
         used_bytes,
         free_bytes,

@@ -399,7 +399,7 @@ impl VirtualBoxCapture<'_> {
     fn why_not(&self, decision: Decision, said: &LoadedSettings, key: &str) -> Option<String> {
         match decision {
             Decision::Leave(why) => Some(why),
-            // Nobody who asks for it by name gets what is written while it is read.
+            // Naming it does not make what is written meanwhile consistent.
             Decision::Take if self.condition.state() != MachineState::ShutOff => chain_of(&said.media, key)
                 .last()
                 .filter(|base| !base.kind.has_snapshots())
@@ -408,7 +408,7 @@ impl VirtualBoxCapture<'_> {
         }
     }
 
-    /// Nobody has started the machine meanwhile, nor written its images.
+    /// The machine was not started, and its images were not written.
     fn check_unchanged(&self, taken: &[ChosenDisk]) -> Result<()> {
         self.check_files(taken)?;
         let machine = self.request.machine;

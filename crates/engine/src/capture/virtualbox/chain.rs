@@ -34,7 +34,7 @@ impl<'a> Admission<'a> {
     /// The path of a file that the settings name, without links.
     ///
     /// # Errors
-    /// It lies elsewhere, and nobody has allowed it. Of such a file it is not even told whether it is there.
+    /// It lies elsewhere, and was not allowed. The error does not say whether such a file exists.
     pub(super) fn admit(&self, path: &Path) -> Result<PathBuf> {
         let outside = || {
             of(VirtualBoxError::Outside {

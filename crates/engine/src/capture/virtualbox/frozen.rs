@@ -103,7 +103,7 @@ impl VirtualBoxMachine<'_> {
     /// Deletes the snapshots that backups have left which were killed: the names of those that are gone now. Who cannot ask `VBoxManage`
     /// deletes none.
     ///
-    /// Whoever calls this has made sure that no backup of the machine is under way.
+    /// The caller has made sure that no backup of the machine is running.
     pub(crate) fn delete_left(&self, progress: &dyn Progress) -> Result<Vec<String>> {
         let snapshots = self.read()?.settings.snapshots;
         Ok(self.manager().map_or_else(Vec::new, |manager| {
@@ -119,7 +119,7 @@ impl VirtualBoxMachine<'_> {
 
 /// Deletes the snapshots that backups have left which were killed, those of one place or of all: those that are gone now.
 ///
-/// Whoever calls this has made sure that no other backup of the machine from there is under way.
+/// The caller has made sure that no other backup of the machine from there is running.
 pub(super) fn delete_left(
     manager: &VBoxManage,
     machine: &VirtualBoxMachine<'_>,

@@ -45,7 +45,7 @@ pub(super) struct LoadedSettings {
     pub(super) settings: Settings,
     /// What everybody has: the key of a disk is the UUID of its image.
     pub(super) machine: Machine,
-    /// What of it nobody else has a word for.
+    /// What of it other hypervisors cannot express.
     pub(super) dropped: Vec<Dropped>,
     /// All images, parents before their children.
     pub(super) media: Vec<Medium>,
@@ -56,12 +56,12 @@ pub(super) struct LoadedSettings {
 pub(super) enum Condition {
     /// VirtualBox says it.
     Reported(VirtualBoxState),
-    /// Nobody could be asked, and no process is seen that writes its images.
+    /// VBoxManage cannot be asked, and no process is seen that writes its images.
     Unused {
         /// Whether all processes can be seen.
         is_certain: bool,
     },
-    /// Nobody could be asked, and this process writes its images.
+    /// VBoxManage cannot be asked, and this process writes its images.
     UsedBy(Living),
 }
 
@@ -250,7 +250,7 @@ pub(crate) fn targets(machine: &Machine) -> Vec<String> {
     adapt(machine, Place::Qemu).value.targets()
 }
 
-/// Opens a file that settings name: anybody may have written them, and who opens a pipe waits for its other end.
+/// Opens a file that settings name: any user may have written them, and opening a pipe waits for its other end.
 pub(super) fn open_regular(path: &Path) -> std::io::Result<File> {
     let flags = OFlags::NONBLOCK.bits().cast_signed();
     let file = File::options().read(true).custom_flags(flags).open(path)?;

@@ -1,4 +1,4 @@
-//! Where machines are: those that VirtualBox lists for its user, and those that somebody names by their settings.
+//! Where machines are: those that VirtualBox lists for its user, and those that are named by their settings.
 
 use std::path::{Path, PathBuf};
 

@@ -64,7 +64,7 @@ pub(crate) fn remove_left(pool: &Arc<Pool>, snapshot: &XenSnapshot) -> XapiResul
 /// A snapshot of the pool.
 pub(super) struct PoolSnapshot<'a> {
     pool: Arc<Pool>,
-    /// A session that goes on where somebody has asked us to stop.
+    /// A session that is not interrupted, for cleanup.
     cleaner: Arc<Pool>,
     machine: &'a str,
     snapshot: XenSnapshot,

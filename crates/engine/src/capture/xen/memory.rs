@@ -9,7 +9,7 @@ use super::{XenCapture, records_in};
 use crate::job::Result;
 
 impl XenCapture<'_> {
-    /// The records of the instant, where memory is taken. What they show to be missing is told now: later nobody can help it.
+    /// The records of the instant, where memory is taken. What is missing in them is reported now, while it can be corrected.
     pub(super) fn suspended(&self, instant: &PoolSnapshot<'_>) -> Result<Option<Vec<u8>>> {
         if !self.request.with_memory {
             return Ok(None);

@@ -26,7 +26,7 @@ use crate::job::{Job, Result};
 /// Bytes of the name that all members of a package share: behind it stand `-disk123.vmdk`, and a tape archive has room for 100.
 const MEMBER_NAME_BYTES_MAX: usize = 80;
 
-/// What Proxmox calls the first machine, its first storage and bridge, where its installer was not told otherwise. Whoever restores a backup says where
+/// What Proxmox calls the first machine, its first storage and bridge, by the defaults of its installer. A user who restores a backup says where
 /// to.
 const PROXMOX_NUMBER: u32 = 100;
 const PROXMOX_STORAGE: &str = "local-lvm";

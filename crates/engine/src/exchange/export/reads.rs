@@ -3,7 +3,7 @@
 /// How often disks can be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum DiskReads {
-    /// As often as anybody wants.
+    /// Any number of times.
     Any,
     /// From the beginning to the end, once.
     Once,

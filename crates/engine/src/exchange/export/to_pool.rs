@@ -72,7 +72,7 @@ enum Sending {
     Begun(Box<Upload>),
     /// What the pool, or the way there, had to say.
     Failed(XapiError),
-    /// Nobody waits for more.
+    /// The reader is gone.
     Over,
 }
 
@@ -92,7 +92,7 @@ impl Sender {
             // An archive has a beginning, at the least.
             (_, Ok(_)) => unreachable!("an archive was written, and nothing was sent"),
         };
-        // That somebody wanted it to end is more than what it ended by.
+        // An interruption says more than the error that it caused.
         Err(job.interrupt.check().err().map_or(error, Error::from))
     }
 }
@@ -122,7 +122,7 @@ impl Write for Sender {
         match sending.send(bytes) {
             Ok(true) => return Ok(bytes.len()),
             Ok(false) => {}
-            // It is kept for whoever asks how it ended: an error of writing has no room for it.
+            // It is kept for the caller that asks how it ended: an error of writing has no room for it.
             Err(error) => {
                 let state = std::mem::replace(&mut *sending, Sending::Failed(error));
                 if let Sending::Begun(upload) = state {
@@ -184,7 +184,7 @@ fn tell_of_namesakes(pool: &Pool, name: &str, job: Job<'_>) {
     }
 }
 
-/// A pool plugs a network card into the network of its name, else into the one whose bridge is called the same, else into one that it makes: whoever
+/// A pool plugs a network card into the network of its name, else into the one whose bridge is called the same, else into one that it makes: a user who
 /// starts the machine has to know.
 fn tell_of_networks(pool: &Pool, known: &[Record], (machine, asked): (&Record, &[String]), job: Job<'_>) {
     let cards = machine.references("VIFs");

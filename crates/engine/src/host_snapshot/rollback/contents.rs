@@ -78,7 +78,7 @@ impl HostContents {
             let name = &record.name;
             job.progress.note(&format!("disk {name}: all of it is compared: {why}"));
         }
-        // Whoever has looked at the image itself has closed it again, and that has ended all locks that this process had on it.
+        // Looking at the image itself has closed it again, and that has ended all locks that this process had on it.
         target.lock_again()?;
         target.check_size(record)?;
         let differences = Differences {

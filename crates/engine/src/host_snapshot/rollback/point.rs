@@ -29,7 +29,7 @@ pub enum PointName {
     Latest,
 }
 
-/// A point in time that somebody wants to go to.
+/// A requested point in time.
 pub struct HostPointRequest<'a> {
     /// The providers of this host.
     pub providers: &'a Providers,
@@ -352,7 +352,7 @@ fn open_disk(
     })
 }
 
-/// Whether a file was written to after an instant; also where nobody can tell.
+/// Whether a file was written to after an instant; also where that is not known.
 fn is_newer(path: &Path, time_s: i64) -> bool {
     let then = UNIX_EPOCH + Duration::from_secs(u64::try_from(time_s).unwrap_or_default() + 1);
     let written = path.metadata().and_then(|metadata| metadata.modified());

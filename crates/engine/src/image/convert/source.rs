@@ -62,7 +62,7 @@ impl Source<'_> {
         }
     }
 
-    /// A size that a format has not is a mistake of an option where somebody has given it, and of nobody where it is that of the disk.
+    /// A size that a format has not is a mistake of the option that gave it, and no mistake where it is that of the disk.
     pub(super) fn of_size(&self, error: Error, format: Format) -> Error {
         match (error, self) {
             (
@@ -105,7 +105,7 @@ pub(super) fn tell_of_name(source: &Image, job: Job<'_>) {
     }
 }
 
-/// Warns of files that somebody else may write to while they are read.
+/// Warns of files that another process may write to while they are read.
 pub(super) fn tell_of_writers(source: &Image, job: Job<'_>) {
     for path in files_of(source).iter().filter(|path| is_written_by_others(path)) {
         job.progress.warning(&format!(
@@ -115,7 +115,7 @@ pub(super) fn tell_of_writers(source: &Image, job: Job<'_>) {
     }
 }
 
-/// A disk is converted, not what else an image holds: whoever relies on that must hear of it.
+/// A disk is converted, not what else an image holds: so a warning says what is left out.
 pub(super) fn tell_what_is_dropped(source: &Image, job: Job<'_>) {
     const NAME_COUNT_MAX: usize = 8;
     let top = &source.layers()[0];

@@ -36,7 +36,7 @@ pub enum ExchangeError {
         /// Why.
         source: crate::NameError,
     },
-    /// Data of an archive that nobody has asked for.
+    /// Data of an archive that was not requested.
     #[error("a part of {disk} was not read: this is a mistake of this program, and what was made is not whole")]
     NotRead {
         /// The disk.
@@ -84,7 +84,7 @@ pub enum ExchangeError {
     DiskOfMemory {
         /// The disk.
         disk: String,
-        /// Whether it is there, and somebody wants it to be left out.
+        /// Whether it is there, and excluded.
         is_left_out: bool,
     },
     /// What the pool knew of a disk, and what is stored, do not belong together.

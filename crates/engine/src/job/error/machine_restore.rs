@@ -118,7 +118,7 @@ pub enum Refusal {
         /// Bytes that it needs.
         size_bytes: u64,
     },
-    /// Nobody said where a disk goes, and it cannot go beside where it was.
+    /// No place was given for a disk, and it cannot go beside where it was.
     #[error("disk {disk} was at {place}, and nothing says where it is to go")]
     NoPlace {
         /// The disk.

@@ -71,7 +71,7 @@ pub enum Error {
     /// A name means no snapshot, or more than one.
     #[error(transparent)]
     Resolve(#[from] ResolveError),
-    /// Somebody stopped the job.
+    /// The job was interrupted.
     #[error(transparent)]
     Interrupted(#[from] Interrupted),
     /// A repository cannot be kept there.
@@ -161,7 +161,7 @@ pub enum Error {
         /// The target.
         path: PathBuf,
     },
-    /// There is a block device at the target, and nobody said that what is on it may be lost.
+    /// There is a block device at the target, and overwriting it was not requested.
     #[error("{} is a block device: what is on it would be lost", path.display())]
     DeviceExists {
         /// The target.

@@ -118,7 +118,7 @@ pub enum TemplateError {
         /// Its name.
         name: String,
     },
-    /// Nobody has signed it.
+    /// It has no signature.
     #[error("nobody has signed {label}")]
     Unsigned {
         /// Name and tag.

@@ -28,7 +28,7 @@ pub enum VirtualBoxError {
         /// What is wrong with it.
         source: holdfast_hardware::Error,
     },
-    /// It runs, and there is nobody who could take a snapshot of it.
+    /// It runs, and there is no VBoxManage that could take a snapshot of it.
     #[error(
         "{machine} is in use by process {process} ({program}), and VBoxManage, which could take a snapshot of it, {why_not}"
     )]

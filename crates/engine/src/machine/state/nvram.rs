@@ -9,7 +9,7 @@ use crate::job::{Error, Result};
 /// Bytes of a file with firmware variables, at most.
 const NVRAM_BYTES_MAX: u64 = 64 << 20;
 
-/// The variables of a machine's firmware, where it has any, read with the rights of whoever names the file.
+/// The variables of a machine's firmware, where it has any, read with the rights of the user who names the file.
 pub(crate) fn read(description: &Description, rights: &Rights) -> Result<Option<Vec<u8>>> {
     let Some(path) = &description.nvram else {
         return Ok(None);

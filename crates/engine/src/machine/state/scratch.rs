@@ -93,7 +93,7 @@ impl RuntimeFolder {
     }
 }
 
-/// The lock of a new folder; none where somebody else had it first, who may have deleted the folder by then.
+/// The lock of a new folder; none where another process had it first, which may have deleted the folder by then.
 fn lock_of_new(folder: &Path) -> Option<File> {
     let lock = File::open(folder).ok()?;
     flock(&lock, FlockOperation::NonBlockingLockShared).ok()?;
@@ -115,7 +115,7 @@ pub(crate) fn listen(runtime: &Path) -> Result<(RuntimeFolder, OwnedFd)> {
     }
 }
 
-/// The lock of a folder that nobody needs any more; none where somebody has it. It has to be held while the folder is deleted.
+/// The lock of a folder that is not needed any more; none where another process has it. It has to be held while the folder is deleted.
 pub(crate) fn lock_unneeded(folder: &Path) -> Option<File> {
     let lock = File::open(folder).ok()?;
     flock(&lock, FlockOperation::NonBlockingLockExclusive).ok()?;
@@ -139,7 +139,7 @@ mod tests {
         assert!(lock_unneeded(&path).is_some());
     }
 
-    /// Whoever clears up may have looked between the making and the lock.
+    /// A cleanup may have looked between the creation and the lock.
     #[test]
     fn a_folder_that_was_deleted_before_it_was_locked_is_none() {
         let runtime = tempfile::tempdir().unwrap();

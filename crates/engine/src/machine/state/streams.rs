@@ -27,7 +27,7 @@ pub(crate) struct FirmwareState {
 }
 
 impl FirmwareState {
-    /// Reads them with the rights of whoever names them.
+    /// Reads them with the rights of the user who names them.
     pub(crate) fn read(description: &Description, rights: &Rights, clock: &dyn Clock) -> Result<Self> {
         Ok(Self {
             nvram: nvram::read(description, rights)?,

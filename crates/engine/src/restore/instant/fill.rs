@@ -53,7 +53,7 @@ pub(super) struct DiskFill<'a> {
     begun: BTreeMap<&'a str, u32>,
 }
 
-/// Nobody else works at the job.
+/// The lock of a job: no other process works on it.
 pub(super) struct JobLock(#[expect(dead_code, reason = "it is a lock as long as it is open")] File);
 
 /// Keeps other processes from working at a job.
@@ -228,7 +228,7 @@ impl<'a> DiskFill<'a> {
                 return Ok(Step::Done);
             }
             Some(copy) => {
-                // One that somebody else began may be about to fail, if its server died: that is no failure of ours.
+                // One that another process began may be about to fail, if its server died: that is no failure of ours.
                 return Ok(Step::Copying {
                     done_bytes: copy.done_bytes,
                 });
@@ -269,7 +269,7 @@ impl<'a> DiskFill<'a> {
         removed(&instant.folder, std::fs::remove_dir_all(&instant.folder))
     }
 
-    /// The machine's configuration as it is, but for what was there for the time being; somebody may have changed it meanwhile.
+    /// The machine's configuration as it is, but for what was there for the time being; it may have been changed meanwhile.
     fn definition(&self) -> Result<String> {
         let instant = self.instant;
         let files = self.hypervisor.machine(&instant.uuid)?.configuration()?;

@@ -86,13 +86,13 @@ pub(super) fn remove_left(place: &Path) {
     };
     for unfinished in unfinished_folders(folder) {
         if name_of_unfinished(&unfinished) == Some(name) {
-            // It harms nobody where it cannot be removed.
+            // It does no harm if it cannot be removed.
             drop(std::fs::remove_dir_all(unfinished));
         }
     }
 }
 
-/// The folders of jobs in `place` that were not made to their end by a process that was killed: none has a lock in them. Nothing where somebody may be
+/// The folders of jobs in `place` that were not made to their end by a process that was killed: none has a lock in them. Nothing where a process may be
 /// at work in `place`: a folder exists before the lock in it does.
 pub(crate) fn unfinished_folders(place: &Path) -> Vec<PathBuf> {
     let Some(_alone) = lock_unneeded(place) else {

@@ -1,4 +1,4 @@
-//! The server of a machine whose disks are being filled: a process of its own, which nobody waits for.
+//! The server of a machine whose disks are being filled: a process of its own that runs detached.
 
 use std::fs::DirBuilder;
 use std::io::Write as _;
@@ -20,7 +20,7 @@ use crate::job::{DiskName, Error, Job, Result};
 use crate::restore::instant_job::InstantJob;
 use crate::restore::serve::{ClientWrites, ServeAddress, ServeRequest, overlay_path, serve};
 
-/// Whoever has it is the server; its number is in it.
+/// Held by the server, with its process number in it.
 const LOCK: &str = "server";
 /// How long a server may take to end; after that it is killed.
 const END_DEADLINE: Duration = Duration::from_secs(15);

@@ -45,7 +45,7 @@ pub struct MachineRestoreReport {
 /// Whether a restored machine runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Started {
-    /// Nobody wanted it.
+    /// It was not requested.
     NotAsked,
     /// It does.
     Yes,
@@ -302,7 +302,7 @@ impl<'a> Execution<'a> {
         }
     }
 
-    /// Nobody has begun to use what was written. Locks keep machines from files, and from devices only those that have the same
+    /// No process has begun to use what was written. Locks keep machines from files, and from devices only those that have the same
     /// device file.
     fn check_alone(&self, outputs: &[Output<'_>]) -> Result<()> {
         let devices = outputs.iter().filter_map(|output| match &output.device {
@@ -400,7 +400,7 @@ impl<'a> Execution<'a> {
         let Some(definition) = &self.plan.definition else {
             return Ok(());
         };
-        // Somebody may have come first; to define would be to change theirs.
+        // Another process may have come first; to define would change its machine.
         if machine.is_new {
             self.check_machine()?;
         }

@@ -55,7 +55,7 @@ impl HostFolders {
         let opened = File::options().read(true).custom_flags(flags).open(path)?;
         let own = opened.metadata()?;
         if (own.uid(), own.gid()) != (user, group) {
-            // Not everybody may give folders away: it is then for whoever restores, as the images are.
+            // Not every user may give folders away: it then belongs to the user who restores, as the images do.
             drop(fchown(&opened, Some(user), Some(group)));
         }
         opened.set_permissions(Permissions::from_mode(mode))?;
@@ -102,7 +102,7 @@ mod tests {
         made.keep();
         drop(made);
         assert_eq!(path.metadata().unwrap().permissions().mode() & 0o7777, 0o770);
-        // Nothing of what is there already goes, and nothing that somebody has put there.
+        // Nothing of what is there already goes, and nothing that another program has put there.
         drop(HostFolders::make(&planned).unwrap());
         assert!(path.exists());
         std::fs::remove_dir(&path).unwrap();

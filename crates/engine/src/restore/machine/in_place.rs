@@ -76,7 +76,7 @@ fn find(planner: &Planner<'_>, snapshot: &Manifest, wish: &InPlaceWish) -> Resul
     let machine = planner.hypervisor.machine(&snapshot.machine)?;
     match uuid {
         None => Ok(machine),
-        // The same name, and another machine: nobody said that it may be written over.
+        // The same name, and another machine: overwriting it was not requested.
         Some(uuid) => Err(Refusal::AnotherMachine {
             machine: snapshot.machine.clone(),
             uuid: machine.describe()?.summary.uuid,

@@ -120,7 +120,7 @@ impl Neighbour {
 
 /// An image and the files that it is based on, as far as they can be read. Nothing of them is changed.
 ///
-/// A format that nobody has said is raw, as it is to libvirt: what the content looks like, a guest may have written.
+/// Without a given format it is raw, as for libvirt: what the content looks like, a guest may have written.
 pub(crate) fn chain_of(path: &Path, format: Option<&str>) -> Vec<PathBuf> {
     let mut chain = vec![path.to_owned()];
     let mut format = format.and_then(Format::from_name);

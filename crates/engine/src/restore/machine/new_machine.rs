@@ -308,7 +308,7 @@ impl NewMachine<'_> {
                 .into());
             }
         };
-        // Whoever wrote the snapshot chose the name: it must not lead out of the folder.
+        // The writer of the snapshot chose the name: it must not lead out of the folder.
         let disk = DiskName::new(record.name.as_str())?;
         let name = draft.machine.name.clone();
         let own_name = format!("{name}-{disk}.{format}");

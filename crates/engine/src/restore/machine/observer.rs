@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::job::Result;
 
-/// Hears how far a restore is, to note it for whoever has to clear up after one that is killed.
+/// Is notified of the steps of a restore, to note them for the cleanup after a kill.
 pub(crate) trait RestoreObserver {
     /// The first byte is about to be written into something that is there.
     fn about_to_write(&mut self) -> Result<()> {

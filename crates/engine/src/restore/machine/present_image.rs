@@ -39,7 +39,7 @@ pub(super) fn size_if_writable_then(path: &Path, format: Format) -> Result<u64> 
     Ok(source.device.size_bytes())
 }
 
-/// The size of what is at a path, in bytes as a machine sees it; it can be written, and nobody else writes it.
+/// The size of what is at a path, in bytes as a machine sees it; it can be written, and no other process writes it.
 pub(super) fn size_if_writable(path: &Path, format: Format) -> Result<u64> {
     if is_block_device(path) && format != Format::Raw {
         return Err(Error::DeviceFormat {

@@ -2,7 +2,7 @@
 //!
 //! Its file is new, in the place of the old one where there is one; swtpm itself is not asked. libvirt gives the folder and what is in it
 //! to the user of swtpm when the machine starts, and makes a state of its own only where there is no folder. So the folders are made as
-//! libvirt makes them: everybody may pass through the machine's own, and nobody but that user may look into the one in it.
+//! libvirt makes them: every user may pass through the machine's own, and only that user may look into the one in it.
 //!
 //! A machine that goes on from its memory gets its TPM's state from QEMU's stream, which is of the same instant.
 
