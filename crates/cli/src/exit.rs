@@ -17,7 +17,7 @@ pub enum Exit {
     Usage,
     /// Done, and there is something that a person should look at.
     Warnings,
-    /// Somebody else holds a lock; try again later.
+    /// Another process holds a lock; try again later.
     Locked,
     /// Stored data is damaged.
     Damage,

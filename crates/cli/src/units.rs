@@ -1,7 +1,7 @@
 //! Sizes, rates, counts and durations as people read them.
 //!
 //! One style everywhere: sizes in powers of 1024 with IEC units and at most three or four digits (`1.5 GiB`, `345 MiB`),
-//! counts in full with commas (`1,234,567`), durations in their two largest units (`3 m 12 s`). Whoever wants exact
+//! counts in full with commas (`1,234,567`), durations in their two largest units (`3 m 12 s`). Scripts that need exact
 //! numbers asks for `--json`.
 
 use std::time::Duration;

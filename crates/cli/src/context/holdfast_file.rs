@@ -17,7 +17,7 @@ use crate::errors::{Error, Kind};
 use crate::process::environment;
 use crate::process::time;
 
-/// Where it is, where nobody says.
+/// Its default path.
 pub const HOLDFAST_TOML: &str = "/etc/holdfast/holdfast.toml";
 
 /// Which file.
@@ -45,7 +45,7 @@ impl HoldfastFileArgs {
     /// What it says.
     ///
     /// # Errors
-    /// Anything in it is wrong: nobody acts by half of a configuration.
+    /// Anything in it is wrong: half of a configuration must not be used.
     pub fn load(&self, context: &Context) -> Result<Config, Error> {
         let path = self.path(context);
         let text = sanoid_file::read_obeyed(&path)?;

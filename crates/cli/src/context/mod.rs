@@ -279,7 +279,7 @@ impl Context {
     pub fn password(&self, password_use: PasswordUse) -> Result<Password, Error> {
         let source = self.password_source()?;
         if source == PasswordSource::Prompt && self.variable(environment::JOB).is_some() {
-            // A scheduler has started us: its terminal, if it has one, is not ours, and nobody looks at it.
+            // A scheduler has started us: its terminal, if it has one, is not ours.
             return Err(PasswordError::NoTerminal.into());
         }
         let mut warn = |message: &str| self.console.warning(message);
@@ -351,7 +351,7 @@ impl Context {
     }
 }
 
-/// Whether an error was brought about by somebody who was asked to stop, however far down that stands.
+/// Whether an error comes from an interruption, however deep in the chain of causes.
 fn says_interrupted(error: &(dyn std::error::Error + 'static)) -> bool {
     // What an error of I/O holds is not told of as its cause.
     let held = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);

@@ -55,7 +55,7 @@ pub fn refuse_written_by_others(path: &Path) -> Result<(), Error> {
 /// The policy in a file.
 ///
 /// # Errors
-/// Anything in it is wrong: nobody acts by half of a policy.
+/// Anything in it is wrong: half of a policy must not be used.
 pub fn parse(args: &SanoidFileArgs) -> Result<SanoidConfig, Error> {
     let text = read_obeyed(&args.file)?;
     SanoidConfig::parse(&text).map_err(|errors| {

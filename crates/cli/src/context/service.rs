@@ -11,7 +11,7 @@ use crate::context::Context;
 use crate::output::printable;
 use crate::process::environment;
 
-/// Who watches over us, where somebody does.
+/// The service manager, where there is one.
 pub struct Service {
     socket: Option<(UnixDatagram, SocketAddr)>,
     /// How long it waits for a sign of life.

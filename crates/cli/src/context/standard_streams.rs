@@ -1,4 +1,4 @@
-//! Standard input and output of disks and archives: whoever is at their other end may stand still for long, and who is asked to stop does,
+//! Standard input and output of disks and archives: their other end may stall for long, and an interrupted job must end,
 //! meanwhile.
 
 use std::fs::File;
@@ -13,7 +13,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::context::Context;
 use crate::errors::Error;
 
-/// How long nobody looks whether to go on waiting.
+/// How often a wait checks for an interruption.
 const PATIENCE: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 200_000_000,
@@ -21,7 +21,7 @@ const PATIENCE: Timespec = Timespec {
 /// So much a pipe always takes that takes anything at all.
 const PIECE_BYTES: usize = 4096;
 
-/// Standard output, as a file: nobody looks for ends of lines in it.
+/// Standard output, as a file, without line buffering.
 pub struct StandardOutput {
     file: File,
     way: Way,
@@ -60,7 +60,7 @@ impl StandardOutput {
     fn of(file: File, interrupt: Interrupt) -> std::io::Result<Self> {
         let kind = file.metadata()?.file_type();
         let (file, way) = if kind.is_fifo() {
-            // Opened once more: whoever has the same end as we must not be surprised by one that does not wait.
+            // Opened once more: another process with the same end must not see it become non-blocking.
             let path = format!("/proc/self/fd/{}", file.as_raw_fd());
             let nonblocking = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
             match File::options().write(true).custom_flags(nonblocking).open(path) {
@@ -163,7 +163,7 @@ pub fn open_input() -> Result<(), Error> {
     Ok(())
 }
 
-/// Refuses to work where nobody can get the answer.
+/// Refuses to work where the answer cannot be delivered.
 pub fn open_output() -> Result<(), Error> {
     if StandardStream::Output.was_closed() {
         return Err(Error::usage(
@@ -182,7 +182,7 @@ pub fn stopped_or<T>(done: holdfast_engine::Result<T>, job: Job<'_>) -> holdfast
     done
 }
 
-/// Waits until something can be read or written, or whoever would do it is asked to stop.
+/// Waits until something can be read or written, or the job is interrupted.
 fn wait(file: &File, flags: PollFlags, interrupt: &Interrupt) -> std::io::Result<()> {
     loop {
         interrupt.check().map_err(std::io::Error::other)?;
@@ -222,7 +222,7 @@ mod tests {
         }
     }
 
-    /// All of it comes, in whatever way it is written; and who is asked to stop does, though nobody reads.
+    /// All of it comes, in whatever way it is written; and an interrupted job ends, though there is no reader.
     #[test]
     fn nobody_waits_for_a_reader_that_stands_still() {
         let (reader, writer) = std::io::pipe().unwrap();

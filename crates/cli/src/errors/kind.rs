@@ -7,7 +7,7 @@ pub enum Kind {
     Usage,
     /// No repository is given.
     NoRepository,
-    /// No password is given, and there is nobody to ask.
+    /// No password is given, and there is no terminal to ask at.
     NoPassword,
     /// The password cannot be had from where it should come.
     Password,
@@ -35,13 +35,13 @@ pub enum Kind {
     Key,
     /// Written by a newer program.
     NewerFormat,
-    /// It would do harm that nobody can have meant.
+    /// It would do harm that cannot be intended.
     Refused,
     /// There is something already where something new should be made.
     Exists,
     /// A new password that is found at once.
     WeakPassword,
-    /// Somebody else is at work.
+    /// Another process is at work.
     Locked,
     /// Stored data is damaged.
     Damage,

@@ -94,7 +94,7 @@ impl KnownGuest {
         Ok(guests)
     }
 
-    /// Machines that run and have disks in what was wanted by now, whoever knew of them before.
+    /// Machines that run and have disks in what was wanted by now, whether or not they were known before.
     pub fn newcomers(known: &[Self], wanted: &[Wanted], hypervisors: &Hypervisors<'_>) -> Vec<Description> {
         let Ok(label) = runs::new_run() else { return Vec::new() };
         let describe = |chosen: &Chosen| hypervisors.find(chosen).ok()?.machine.describe().ok();

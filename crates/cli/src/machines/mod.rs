@@ -25,7 +25,7 @@ use crate::process::environment;
 
 pub use holdfast_policy::Glob;
 
-/// Where libvirt is, where nobody says.
+/// The default address of libvirt.
 const LIBVIRT_DEFAULT: &str = "qemu:///system";
 /// What stands before the path of a QEMU's own monitor.
 const QMP: &str = "qmp:";

@@ -58,7 +58,7 @@ impl PoolArgs {
     ) -> Result<Login, Error> {
         let trust = self.trust(configured, context)?;
         if trust.fingerprints.is_empty() && trust.authorities.is_none() {
-            // It will not be trusted: nobody is asked for a password only to learn that.
+            // It will not be trusted: no password is asked for only to find that out.
             let clock = Arc::clone(context.clock());
             meet(address, &trust, clock, context.stop_question()).map_err(job_error)?;
         }

@@ -48,12 +48,12 @@ impl StateArgs {
         })
     }
 
-    /// The store, for whoever only looks at it: where there is none, one without any states. Nothing is made.
+    /// The store, for readers: where there is none, one without any states. Nothing is created.
     pub fn open_to_look(&self, context: &Context, job: Job<'_>) -> holdfast_engine::Result<StateStore> {
         StateStore::open_to_look(self.folder(context).as_deref(), &context.environment(), job)
     }
 
-    /// The same, for whoever can do without: why there is none is told.
+    /// The same, where it is optional: a note says why there is none.
     pub fn open_if_possible(&self, context: &Context, job: Job<'_>) -> Option<StateStore> {
         self.open_or_create(context, job).unwrap_or_else(|error| {
             let message = format!("configurations of machines are not kept with their host snapshots: {error}");

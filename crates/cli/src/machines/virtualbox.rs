@@ -33,7 +33,7 @@ pub fn place(context: &Context) -> VirtualBox {
     VirtualBox::new(home, manager)
 }
 
-/// The error of somebody who wants what only `VBoxManage` can do.
+/// The error of a request that only `VBoxManage` can serve.
 pub fn no_manager(what: &'static str) -> Error {
     holdfast_engine::Error::from(ExchangeError::VirtualBox(VirtualBoxError::NoManager { what })).into()
 }
@@ -47,7 +47,7 @@ pub struct VirtualBoxChoice<'a> {
     pub left_out: Vec<(String, &'static str)>,
 }
 
-/// The machines that words mean, each once. Those that cannot be read are told, where somebody wants several.
+/// The machines that words mean, each once. Those that cannot be read are reported, where several are meant.
 ///
 /// # Errors
 /// A pattern that no machine matches; a name that no machine has.

@@ -35,7 +35,7 @@ pub enum Messages {
 
 /// Standard error, shared by everything that has something to say.
 ///
-/// Nothing here fails: when standard error is gone there is nobody left to tell, and the job goes on.
+/// Nothing here fails: when standard error is gone, messages are lost and the job goes on.
 pub struct Console {
     kind: StreamKind,
     paint: Paint,
@@ -190,7 +190,7 @@ impl ConsoleState {
     }
 
     fn write(&mut self, text: &str) {
-        // Nobody is left to tell of a failure.
+        // A failure cannot be reported any more.
         self.writer.write_all(text.as_bytes()).ok();
         self.writer.flush().ok();
     }

@@ -32,7 +32,7 @@ pub enum CommandError {
 /// Runs `words` with `/bin/sh -c`, gives its output to `reader`, and waits for it.
 ///
 /// Its standard input is empty, since ours may be the disk that is backed up; its standard error is ours, so that it can
-/// talk to a person. It sees no password. It has as long as it needs: it may be asking somebody.
+/// talk to a person. It sees no password. It has as long as it needs: it may be asking a question.
 pub fn run_shell<T>(
     words: &OsStr,
     reader: impl FnOnce(&mut dyn Read) -> std::io::Result<T>,

@@ -47,7 +47,7 @@ pub const STATES: &str = "HOLDFAST_STATES";
 pub const STATE_FOLDER: &str = "XDG_STATE_HOME";
 /// The user's folder for configurations.
 pub const CONFIGURATION_FOLDER: &str = "XDG_CONFIG_HOME";
-/// What somebody who has come by ssh wanted to run.
+/// The command that an ssh login requested.
 pub const SSH_COMMAND: &str = "SSH_ORIGINAL_COMMAND";
 /// What is logged, as filters: `debug`, `holdfast_host::qemu=trace`.
 pub const LOG: &str = "HOLDFAST_LOG";

@@ -10,7 +10,7 @@ use zeroize::Zeroizing;
 pub trait Prompt {
     /// Shows `text` and reads a line without showing it.
     ///
-    /// Answers with an error of the kind `NotFound` or `Unsupported` where there is nobody to ask.
+    /// Answers with an error of the kind `NotFound` or `Unsupported` where there is no terminal.
     fn secret(&self, text: &str) -> std::io::Result<Zeroizing<Vec<u8>>>;
 }
 
@@ -33,7 +33,7 @@ impl Prompt for ControllingTerminal {
 /// A standard stream, as far as it matters for what is written to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StreamKind {
-    /// A file, a pipe, a journal: nobody watches, lines have no end.
+    /// A file, a pipe, a journal: lines are not cut.
     File,
     /// A terminal.
     Terminal {

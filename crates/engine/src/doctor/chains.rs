@@ -14,7 +14,7 @@ use crate::restore::machine::{chain_of, is_same};
 /// Files that one image is followed through: a chain that comes back to itself has no end.
 const FILE_COUNT_MAX: usize = 1000;
 
-/// The chain of each disk of a machine that is a file or a device, with its target, as far as it can be read with the rights of whoever
+/// The chain of each disk of a machine that is a file or a device, with its target, as far as it can be read with the rights of the user who
 /// names the files.
 pub(super) fn chains_of(description: &Description, rights: &Rights) -> Vec<(String, Vec<PathBuf>)> {
     rights.exercise(|| chains(description)).unwrap_or_default()

@@ -16,7 +16,7 @@ const GRANULARITY_BYTES_MIN: u64 = 4096;
 /// Pieces of a disk, at most: 8 MiB of bits.
 const PIECE_COUNT_MAX: u64 = 1 << 26;
 
-/// An answer, or why nobody can tell.
+/// An answer, or why there is none.
 pub(crate) type Answered<T> = std::result::Result<T, String>;
 
 /// Where a file may differ between two states of it.

@@ -1,4 +1,4 @@
-//! Whether all of what was to be cut together was cut: whoever makes host snapshots of several datasets may be killed between two of them.
+//! Whether all of what was to be cut together was cut: a process that makes host snapshots of several datasets may be killed between two of them.
 //!
 //! The record of each says so, once everything is there. Where it does not, others of the same instant may: the last thing that is done is
 //! to write that into all of them. What none of them says is believed of none.
@@ -20,7 +20,7 @@ pub struct SetCompleteness<'a> {
 pub(crate) enum SetState {
     /// They are of one instant.
     Yes,
-    /// Nobody can tell, for this reason.
+    /// It is not known, for this reason.
     Unknown(String),
     /// They are not, for this reason.
     No(String),
@@ -35,7 +35,7 @@ impl<'a> SetCompleteness<'a> {
         }
     }
 
-    /// Whether everything that was to be cut with a host snapshot was, by its record; none where it is somebody else's.
+    /// Whether everything that was to be cut with a host snapshot was, by its record; none where another program made it.
     pub fn of(&mut self, name: &HostSnapshotName, record: Option<&str>) -> Option<bool> {
         let Some(text) = record else {
             // Ours are noted where they are in a folder of ours: this one was cut, and no more.

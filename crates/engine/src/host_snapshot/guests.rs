@@ -40,7 +40,7 @@ pub struct GuestRequest<'a> {
     pub memory: Option<MemoryWish>,
     /// The command that starts the watchdog of its run.
     pub watchdog: Option<Vec<OsString>>,
-    /// Where its run is noted for whoever has to clear up after it; none where it is not.
+    /// Where its run is noted for the cleanup after a kill; none where it is not.
     pub journal: Option<JournalPlace>,
     /// A random number, which names the run.
     pub run: u32,
@@ -294,7 +294,7 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// One that is neither frozen nor stopped, since nobody could watch over it.
+    /// One that is neither frozen nor stopped, since it could have no watchdog.
     fn left_alone(guest: &'a GuestRequest<'a>, error: &crate::Error, job: Job<'a>) -> Self {
         let summary = &guest.description.summary;
         job.progress.warning(&format!(
@@ -360,7 +360,7 @@ impl<'a> Session<'a> {
     }
 
     /// Stops it where it has to. Frozen file systems are not all that a guest writes to: there are swap, databases on disks of their
-    /// own, the partition that it boots from. One that somebody else has stopped is left to him.
+    /// own, the partition that it boots from. One that another process has paused is left alone.
     fn stop(&mut self, is_one_instant: bool, job: Job<'a>) {
         let has_to_stop = self.guest.has_to_stop || !is_one_instant;
         if !self.is_watched || !has_to_stop {

@@ -12,7 +12,7 @@ pub struct HostSnapshotState {
     pub snapshot: HostSnapshot,
     /// Our record of it, where it is one that we know.
     pub record: Option<HostSnapshotRecord>,
-    /// Whether all that was to be made with it was; none where that is not known, since it is somebody else's.
+    /// Whether all that was to be made with it was; none where that is not known, since another program made it.
     pub is_whole: Option<bool>,
 }
 

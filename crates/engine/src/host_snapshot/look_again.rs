@@ -1,6 +1,6 @@
 //! What was so at the instant, as far as it can be told afterwards.
 //!
-//! Machines are looked at before an instant, which takes its time, and somebody may start, stop or resume one, or move its disks, before
+//! Machines are looked at before an instant, which takes its time, and one may be started, stopped or resumed, or its disks moved, before
 //! the providers cut. So they are looked at again when all run on, which costs no moment of standing still: what has changed may have
 //! changed before the cut, and the snapshot claims no more than holds in either case.
 
@@ -111,7 +111,7 @@ fn shown(source: &DiskSource) -> String {
 }
 
 impl FrozenGuests {
-    /// With the machines that run in what was cut by now, and that nobody knew of: nothing held them.
+    /// With the machines that run in what was cut by now, and were not known: they were not frozen.
     pub(super) fn with_newcomers(mut self, request: &HostSnapshotRequest<'_>, job: Job<'_>) -> Self {
         let Subject::Datasets(find) = request.subject else {
             return self;

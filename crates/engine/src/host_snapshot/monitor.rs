@@ -48,7 +48,7 @@ pub struct DatasetFigures {
     pub state: Option<DatasetState>,
     /// Its snapshots by their type, of types that the policy keeps, or that are there all the same.
     pub types: Vec<TypeFigures>,
-    /// Whether its snapshots are as fresh as the policy says; none where nobody is to be told.
+    /// Whether its snapshots are as fresh as the policy says; none where the policy does not monitor them.
     pub is_fresh: Option<bool>,
 }
 
@@ -232,7 +232,7 @@ impl MonitoredDatasets {
             }
             match zfs.snapshots(dataset) {
                 Ok(snapshots) => {
-                    // Of what was to be cut together not all was: that is no point in time that anybody could go back to.
+                    // Of what was to be cut together not all was: that is no point in time for a rollback.
                     let is_whole = |snapshot: &&HostSnapshot| {
                         completeness.of(&snapshot.name, snapshot.record.as_deref()) != Some(false)
                     };

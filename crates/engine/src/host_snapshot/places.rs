@@ -13,13 +13,13 @@ use crate::restore::machine::chain_of;
 pub struct MachinePlaces {
     /// Each disk, by its name in the machine.
     pub disks: Vec<(String, Place)>,
-    /// Disks of which nobody makes host snapshots, and why.
+    /// Disks without a provider of host snapshots, and why.
     pub nowhere: Vec<(String, String)>,
     /// Disks that are not the machine's own, and why.
     pub left_out: Vec<(String, String)>,
     /// The images that disks are based on, each with the name of the disk. The machine does not write to them.
     pub bases: Vec<(String, Place)>,
-    /// Such images of which nobody makes host snapshots, and why.
+    /// Such images without a provider of host snapshots, and why.
     pub bases_nowhere: Vec<(String, String)>,
 }
 

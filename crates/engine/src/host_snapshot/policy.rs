@@ -80,7 +80,7 @@ pub struct PolicyRunReport {
     pub doubts: Vec<String>,
     /// Datasets that could not be looked at: each with why.
     pub unreadable: Vec<(String, String)>,
-    /// Whether somebody stopped it before all was done; what is told of was done.
+    /// Whether it was interrupted before all was done; what is reported was done.
     pub is_interrupted: bool,
 }
 
@@ -116,7 +116,7 @@ pub struct RemovedByPolicy {
 ///
 /// # Errors
 /// Another run is under way, or nothing can be asked at all. What goes wrong with a dataset is in the report, and so is what was done
-/// until somebody stopped it.
+/// until it was interrupted.
 pub fn run_policy(request: &PolicyRunRequest<'_>, job: Job<'_>) -> Result<PolicyRunReport> {
     let _lock = lock(request)?;
     let found = request.providers.zfs().datasets()?;
@@ -161,7 +161,7 @@ struct PolicyRun<'a> {
 }
 
 impl PolicyRun<'_> {
-    /// Forgets the states of which no host snapshot is left, whoever removed them.
+    /// Forgets the states of which no host snapshot is left, however they were removed.
     fn sweep(&self) -> usize {
         let Some(store) = self
             .request
@@ -196,7 +196,7 @@ impl PolicyRun<'_> {
     }
 }
 
-/// What the policy knows of a snapshot; none where it is somebody else's.
+/// What the policy knows of a snapshot; none where another program made it.
 fn typed(snapshot: &HostSnapshot) -> Option<TypedSnapshot> {
     TypedSnapshot::new(&snapshot.name.name, Timestamp::from_second(snapshot.time_s).ok()?)
 }

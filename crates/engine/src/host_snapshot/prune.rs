@@ -1,7 +1,7 @@
 //! Host snapshots by the rules of retention: plan, then remove.
 //!
-//! Pruned is what Holdfast made and called after its instant. What has a name that somebody gave it is his to remove, what others made is
-//! theirs, and so is what a policy of sanoid has made; what is held stays. Of an instant of which not all was made nobody knows what it is
+//! Pruned is what Holdfast made and called after its instant. What has a given name is removed by its owner, what others made is
+//! theirs, and so is what a policy of sanoid has made; what is held stays. Of an incomplete set it is not known what it is
 //! worth: it takes no place in the rules, and is the doctor's.
 
 use std::collections::{BTreeMap, BTreeSet};

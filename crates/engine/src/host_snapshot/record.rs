@@ -84,7 +84,7 @@ impl Default for HostSnapshotRecord {
 }
 
 impl HostSnapshotRecord {
-    /// What is known at the instant: nobody has confirmed yet that what was frozen stays so until the end of it, and whether it comes to its end
+    /// What is known at the instant: it is not confirmed yet that what was frozen stays so until the end of it, and whether it comes to its end
     /// at all is open. `is_whole` tells whether it is whole by being there.
     pub(super) fn unconfirmed(&self, cut: &NamedSnapshotSet, is_whole: bool, maker: Option<&ProcessIdentity>) -> Self {
         let consistency = match &self.consistency[..] {

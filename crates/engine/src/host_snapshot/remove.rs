@@ -35,7 +35,7 @@ pub struct HostRemovalReport {
 /// Removes host snapshots. One that cannot go does not keep the others.
 ///
 /// # Errors
-/// One is not there: then all stay, since whoever named it was mistaken.
+/// One is not there: then all stay, since the name is a mistake.
 pub fn remove_host_snapshots(request: &HostRemovalRequest<'_>, job: Job<'_>) -> Result<HostRemovalReport> {
     let mut planned = Vec::new();
     for name in &request.snapshots {

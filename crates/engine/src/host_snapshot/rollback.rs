@@ -54,7 +54,7 @@ pub struct RollbackWish<'a> {
     pub after: AfterRestore,
     /// Whether it is switched off, if it is not.
     pub powers_off: bool,
-    /// The host snapshot of what is there now, which is taken first; none where nobody wants it. Its machine is the one that goes back.
+    /// The host snapshot of what is there now, which is taken first; none where it was not requested. Its machine is the one that goes back.
     pub safety: Option<&'a HostSnapshotRequest<'a>>,
 }
 
@@ -319,7 +319,7 @@ impl HostRestore<'_> {
             let last = name.rsplit('/').next().unwrap_or_default();
             let folder = match &state.folder {
                 _ if state.is_volume => volume_device(provider, &name),
-                // Nobody knows where a clone of it would be.
+                // The place of a clone of it is not known.
                 None => {
                     return Err(Error::from(ProviderError::Refused {
                         action: "clone",

@@ -31,7 +31,7 @@ pub fn name_of_instant(machine: Option<&str>, instant: Timestamp) -> String {
     format!("{}_{}", series_name(machine), time.strftime("%Y-%m-%d_%H:%M:%SZ"))
 }
 
-/// The series of a host snapshot; none where somebody has given it a name.
+/// The series of a host snapshot; none where it was given a name.
 pub(super) fn series_of(name: &str) -> Option<&str> {
     let (series, instant) = name.split_at_checked(name.len().checked_sub(INSTANT.len())?)?;
     let is_instant = instant.bytes().zip(INSTANT).all(|(byte, shape)| match shape {

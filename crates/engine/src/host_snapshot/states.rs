@@ -81,7 +81,7 @@ impl StateStore {
         })
     }
 
-    /// The store in `folder`; where there is none, one in memory without any states, for whoever only looks: nothing is made.
+    /// The store in `folder`; where there is none, one in memory without any states, for readers: nothing is created.
     pub fn open_to_look(folder: Option<&Path>, environment: &Environment, job: Job<'_>) -> Result<Self> {
         let open = |folder| Self::open(folder, environment, job);
         if let Some(store) = folder.map(open).transpose()?.flatten() {
@@ -130,7 +130,7 @@ impl StateStore {
         Ok(manifests.into_iter().filter_map(KeptState::of).collect())
     }
 
-    /// Whoever keeps states shares the store with others who do, and waits for who forgets some.
+    /// Processes that store states share the store, and wait for one that forgets some.
     fn share(&self, job: Job<'_>) -> Result<File> {
         loop {
             if let Some(lock) = self.try_lock(FlockOperation::NonBlockingLockShared)? {
@@ -142,7 +142,7 @@ impl StateStore {
         }
     }
 
-    /// Whoever forgets states has the store for himself; none where somebody else has it. `operation` does not wait.
+    /// A process that forgets states has the store exclusively; none where another process has it. `operation` does not wait.
     fn try_lock(&self, operation: FlockOperation) -> Result<Option<File>> {
         let path = self.folder.join(LOCK);
         let failed = |source| Error::File {

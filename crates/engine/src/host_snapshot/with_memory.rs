@@ -24,7 +24,7 @@ impl Session<'_> {
         let machine = self.report.name.clone();
         let monitor = self.guest.machine.monitor();
         let (memory, receiving) = begin(wish.way, (monitor, &machine), &wish.scratch, job)?;
-        // Nobody connects to it: there are no disks to serve.
+        // There are no connections: no disks are served.
         let (_folder, listener) = listen(&wish.runtime)?;
         let is_running = self.runs();
         if is_running {
@@ -62,7 +62,7 @@ impl Session<'_> {
             (Ok(cut), memory) => {
                 self.report.paused = is_running.then_some(cut.pause.total);
                 if cut.is_left_paused {
-                    // Its owner has paused it meanwhile: nobody lets it run on but he.
+                    // Its owner has paused it meanwhile: only the owner resumes it.
                     self.guard.runs().ok();
                     self.stopped = None;
                 }

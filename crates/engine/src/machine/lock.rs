@@ -122,7 +122,7 @@ impl MachineLock {
         flock(&file, FlockOperation::NonBlockingLockShared).is_err()
     }
 
-    /// Locks the instants of all machines that are not shut off. Everybody locks them in the same order, so that no two wait for each
+    /// Locks the instants of all machines that are not shut off. All processes lock them in the same order, so that no two wait for each
     /// other.
     pub(crate) fn instants<'m>(
         machines: impl Iterator<Item = (Option<&'m JournalPlace>, &'m MachineSummary)>,

@@ -1,6 +1,6 @@
 //! A device whose digest is taken while it is read.
 //!
-//! Whoever copies it reads blocks in about the order in which they lie, on several threads, and passes over what the device says to be
+//! The copying job reads blocks in about the order in which they lie, on several threads, and passes over what the device says to be
 //! zero. Each block is hashed by the thread that reads it; the hashes are put together in order. At the end everything must have been read
 //! or said to be zero, and the digest must be the one that is expected: then what was copied is what was signed.
 
@@ -46,7 +46,7 @@ impl<'a> CheckedDevice<'a> {
         let size_bytes = self.inner.size_bytes();
         let mut state = self.lock();
         state.fold();
-        // A part that nobody has read cannot have been copied.
+        // A part that was not read cannot have been copied.
         let is_whole = state.digester.count() == block_count(size_bytes) && size_bytes == expected.size_bytes;
         let digester = std::mem::take(&mut state.digester);
         if is_whole && digester.finish(size_bytes) == expected.digest {
@@ -59,7 +59,7 @@ impl<'a> CheckedDevice<'a> {
     }
 
     fn lock(&self) -> MutexGuard<'_, DigestState> {
-        // What panicked ends the copy; nobody asks for the digest then.
+        // What panicked ends the copy; the digest is not used then.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -72,7 +72,7 @@ impl<'a> CheckedDevice<'a> {
             if !is_known {
                 state.read.insert(block, hash);
             } else if hash != state.digester.zero() {
-                // Of a block that is read again nobody could say which of the two was copied. Zeroes may be read where they were said to
+                // Of a block that is read again it is not known which of the two was copied. Zeroes may be read where they were said to
                 // be: copies round to clusters.
                 return Err(DeviceError::io(
                     "read again",
@@ -305,7 +305,7 @@ mod tests {
         );
     }
 
-    /// Whoever holds the repository could give the right bytes to be hashed, and others to be copied.
+    /// The holder of the repository could give the right bytes to be hashed, and others to be copied.
     #[test]
     fn what_is_read_again_is_an_error_unless_it_is_zero() {
         let (inner, _) = disk(20, SOME);

@@ -48,7 +48,7 @@ fn statement_of(manifest: &Manifest) -> std::result::Result<Statement, TemplateE
     }
 }
 
-/// What the statement says otherwise than the snapshot; digests are left to whoever reads the bytes.
+/// What the statement says otherwise than the snapshot; digests are checked when the bytes are read.
 fn contradiction(manifest: &Manifest, statement: &Statement) -> Option<String> {
     if manifest.disks.len() != statement.pieces.len() {
         return Some("it has another number of disks and files".to_owned());
@@ -88,7 +88,7 @@ impl TemplateIndex {
         Ok(shelf)
     }
 
-    /// Tells of what cannot be read, to whoever looks for one template among the others.
+    /// Reports what cannot be read, in a search for one template among the others.
     pub(super) fn tell_of_unreadable(&self, progress: &dyn Progress) {
         for error in &self.damaged {
             progress.warning(&error.to_string());
@@ -118,7 +118,7 @@ impl TemplateIndex {
         current.is_some_and(|current| current.manifest.id == entry.manifest.id)
     }
 
-    /// The template that a person means. Of several that have signed one content, it is that of somebody who counts, if there is any: whoever
+    /// The template that a person means. Of several that have signed one content, it is that of a trusted signer, if there is any: a user who
     /// signs it too does not take it away.
     pub(super) fn find(&self, reference: &TemplateReference, trust: Option<&Trust<'_>>) -> Result<&Entry> {
         let unknown = || TemplateError::Unknown {

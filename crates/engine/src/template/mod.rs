@@ -1,6 +1,6 @@
 //! Templates: prepared disks, and the configuration of their machine, that colleagues share through a repository by name and tag, signed.
 //!
-//! A template is a snapshot of a kind of its own: a [`Statement`] of what it is stands in its notes, with the signature of whoever vouches
+//! A template is a snapshot of a kind of its own: a [`Statement`] of what it is stands in its notes, with the signature of the signer who vouches
 //! for it. Everything with bytes is that of any snapshot, so that copies, checks, repairs and gc need to know nothing of templates. What
 //! walks the snapshots of machines does not see templates ([`is_template`](crate::notes::is_template)); and each is protected, so that programs that do not know
 //! templates remove none.

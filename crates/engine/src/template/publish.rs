@@ -1,4 +1,4 @@
-//! From what is stored to a template: the statement is made, signed by whoever asked, and committed with the content.
+//! From what is stored to a template: the statement is made, signed by the requested key, and committed with the content.
 //!
 //! The content is a snapshot already: of a machine, of another template, or a draft that a push has stored. The template is a second one
 //! that shares all of it. So its statement is about bytes that are in the repository, whatever became of the image meanwhile, and the
@@ -58,7 +58,7 @@ pub struct Publication {
 
 /// A template that lacks its signature only.
 ///
-/// As long as there is one, nobody else pushes to its tag. Dropped, nothing is left of it.
+/// As long as there is one, no other process pushes to its tag. Dropped, nothing is left of it.
 pub struct Unsealed<'r> {
     repository: &'r Repository,
     claim: Claim<'r>,
@@ -112,7 +112,7 @@ pub(super) struct DigestedContent<'r> {
 /// Makes a statement about content.
 ///
 /// # Errors
-/// The tag is there with other content, or somebody else is pushing to it.
+/// The tag is there with other content, or another process is pushing to it.
 pub(super) fn unseal<'r>(
     repository: &'r Repository,
     content: DigestedContent<'r>,

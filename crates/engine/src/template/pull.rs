@@ -43,7 +43,7 @@ pub struct PullReport {
 /// Pulls a template.
 ///
 /// # Errors
-/// Nobody vouches for it, or its content is not what was signed: then nothing is left.
+/// It has no trusted signature, or its content is not what was signed: then nothing is left.
 pub fn pull_template(
     repository: &Repository,
     request: &PullRequest,
@@ -99,7 +99,7 @@ pub fn pull_template(
     })
 }
 
-/// Who vouches for a template, for whoever takes also what nobody vouches for.
+/// Who vouches for a template, where unsigned ones are accepted.
 fn vouched(entry: &Entry, trust: &Trust<'_>, unsigned: Unsigned, job: Job<'_>) -> Result<SignedBy> {
     if unsigned == Unsigned::Refuse {
         return trust.demand(entry).map(SignedBy::Signed);

@@ -65,7 +65,7 @@ pub struct PullRequest {
     pub template: TemplateReference,
     /// Where to.
     pub target: PullTarget,
-    /// What becomes of one that nobody vouches for.
+    /// What becomes of an unsigned one.
     pub unsigned: Unsigned,
     /// Whether clusters are compressed.
     pub storage: Storage,

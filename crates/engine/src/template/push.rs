@@ -25,7 +25,7 @@ use crate::repository::open::find_snapshot;
 use crate::restore::small_stream::bytes_of;
 use crate::{Continuation, SnapshotReference};
 
-/// What the only disk of a template is called where nobody says otherwise: its content is to have the same digest whatever the file was called.
+/// What the only disk of a template is called by default: its content is to have the same digest whatever the file was called.
 const ONLY_DISK: &str = "disk";
 
 /// What a template is made of.
@@ -58,7 +58,7 @@ pub struct PushRequest {
 /// Brings what is to be a template to where it lacks its signature only.
 ///
 /// # Errors
-/// The tag is there with other content, and nobody said that it is to be replaced.
+/// The tag is there with other content, and its replacement was not requested.
 pub fn prepare_push<'r>(
     repository: &'r Repository,
     request: PushRequest,
@@ -87,7 +87,7 @@ pub fn prepare_push<'r>(
     unseal(repository, content, request.publication, job.progress)
 }
 
-/// Another name or tag for a template: brings it to where it lacks its signature only. Whoever signs vouches for the content, so the template
+/// Another name or tag for a template: brings it to where it lacks its signature only. The signer vouches for the content, so the template
 /// has to be vouched for, and its content is read.
 pub fn prepare_tag<'r>(
     repository: &'r Repository,

@@ -69,7 +69,7 @@ pub fn remove_templates(
             job.interrupt.check()?;
             repository.unprotect(id)?;
             match repository.forget(id, "template remove: by hand") {
-                // Somebody else was faster.
+                // Another process was faster.
                 Ok(()) | Err(RepositoryError::NoSnapshot { .. }) => {}
                 Err(error) => return Err(error.into()),
             }

@@ -20,7 +20,7 @@ const DESCRIPTION_BYTES_MAX: usize = 1024;
 const PIECE_COUNT_MAX: usize = 128;
 const CONTENT_CONTEXT: &str = "holdfast template 1 content";
 
-/// What a template is, as whoever signs it says.
+/// What a template is, as its signer states.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Statement {
     /// Name and tag.

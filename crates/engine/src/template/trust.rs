@@ -12,20 +12,20 @@ use crate::job::error::TemplateError;
 pub struct Trust<'a> {
     /// Who judges.
     pub signatures: &'a SshSignatures<'a>,
-    /// Whose signatures count; none where nobody has said so: then none does.
+    /// Whose signatures count; none where no list was given: then none does.
     pub allowed: Option<AllowedSigners>,
 }
 
 /// Who has signed a template.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SignedBy {
-    /// Nobody has signed.
+    /// It has no signature.
     Unsigned,
-    /// Somebody has, and this is what it is worth.
+    /// It has one, with this result.
     Signed(Verdict),
 }
 
-/// What becomes of a template that nobody vouches for.
+/// What becomes of an unsigned template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unsigned {
     /// It is refused.
@@ -49,7 +49,7 @@ impl Trust<'_> {
     /// Who vouches for a template.
     ///
     /// # Errors
-    /// Nobody whose signatures count.
+    /// No trusted signer.
     pub(super) fn demand(&self, entry: &Entry) -> Result<Verdict> {
         let label = entry.statement.label.to_string();
         let refused = match self.judge(entry)? {

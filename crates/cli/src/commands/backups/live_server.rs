@@ -41,7 +41,7 @@ impl Verb for LiveServerArgs {
 }
 
 const READY: &str = "ready";
-/// To open the repository and connect to nobody.
+/// To open the repository and connect to no server.
 const READY_DEADLINE: Duration = Duration::from_secs(120);
 /// What the server has to say goes here, in the folder of the restore.
 const LOG: &str = "server.log";
@@ -50,7 +50,7 @@ const LINE_BYTES_MAX: u64 = 1 << 10;
 
 /// Serves.
 fn run(args: &LiveServerArgs, context: &Context) -> Result<Exit, Error> {
-    // Whoever interrupts the restore from a terminal, or kills its group, does not mean us.
+    // Interrupting the restore from a terminal, or killing its group, must not end the server.
     setsid().ok();
     let location = context.location()?;
     let key = received_key()?;

@@ -153,7 +153,7 @@ fn run(args: &NbdArgs, context: &Context) -> Result<Exit, Error> {
     Ok(Exit::Ok.with_warning_count(context.console().warnings().len()))
 }
 
-/// What a person should know who lets in everybody.
+/// The warning of a server that is open to every client.
 fn open_door(address: SocketAddr, is_encrypted: bool) -> String {
     let who = if address.ip().is_loopback() {
         "any user of this host".to_owned()

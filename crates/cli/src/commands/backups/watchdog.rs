@@ -65,7 +65,7 @@ impl Verb for WatchdogArgs {
 
 /// Watches.
 fn run(args: &WatchdogArgs, context: &Context) -> Result<Exit, Error> {
-    // Whoever interrupts the backup from a terminal, or kills its group, does not mean us.
+    // Interrupting the backup from a terminal, or killing its group, must not end the watchdog.
     setsid().ok();
     let backup = getppid();
     let machine = find(args, context).map_err(holdfast_engine::Error::from)?;
@@ -100,7 +100,7 @@ fn run(args: &WatchdogArgs, context: &Context) -> Result<Exit, Error> {
     Ok(Exit::Ok.with_warning_count(mended.len()))
 }
 
-/// Takes the note of the run away, where everything that it tells of is mended.
+/// Takes the note of the run away, where everything that it notes is repaired.
 fn forget(args: &WatchdogArgs, mended: &[String]) {
     let is_done = !mended.is_empty() && !mended.iter().any(|what| what.starts_with("NOT "));
     // A commit goes on in libvirt without us, and the doctor ends it by this note.

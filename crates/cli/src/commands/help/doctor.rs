@@ -441,7 +441,7 @@ fn noted_elsewhere(
         let Some(path) = address.strip_prefix("qmp:").filter(|_| !is_known) else {
             continue;
         };
-        // Nobody listens there: that QEMU is gone.
+        // Nothing listens there: that QEMU is gone.
         if std::os::unix::net::UnixStream::connect(path).is_err() {
             continue;
         }

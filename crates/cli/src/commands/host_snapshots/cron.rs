@@ -229,7 +229,7 @@ impl FoundGuests<'_> {
                 Err(error) => {
                     let reason = crate::errors::chain(&error).join(": ");
                     let message = format!("no machine is frozen for this: {reason}");
-                    // Where somebody says where libvirt is, machines are expected there.
+                    // Where the address of libvirt is given, machines are expected there.
                     if self.args.connect.is_some() {
                         self.context.console().warning(&message);
                     } else {

@@ -99,7 +99,7 @@ fn root(word: &str) -> Result<Dataset, Error> {
     }
 }
 
-/// Whoever asks must ask for this, and in a version that we know.
+/// The request must be for this, and in a version that we know.
 fn check(asked: &str) -> Result<(), Error> {
     if asked == format!("holdfast peer {PEER_PROTOCOL}") {
         return Ok(());

@@ -183,7 +183,7 @@ fn unpack(
     }
 }
 
-/// What is not packed is not passed on as if it had been unpacked: whoever sent it may have failed at his first bytes.
+/// What is not packed is not passed on as if it had been unpacked: its sender may have failed at the first bytes.
 fn not_packed(start: &[u8]) -> ArchiveError {
     let is_cut = |magic: &[u8]| magic.starts_with(start);
     if is_cut(&[0x1f, 0x8b]) || is_cut(&[0x28, 0xb5, 0x2f, 0xfd]) {
@@ -199,7 +199,7 @@ fn not_packed(start: &[u8]) -> ArchiveError {
     }
 }
 
-/// How well it went, for whoever watches.
+/// How fast it went.
 fn summary(packed: Packed, duration: std::time::Duration) -> String {
     let mut parts = vec![
         format!("{} packed", units::bytes(packed.unpacked_bytes)),

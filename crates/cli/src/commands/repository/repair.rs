@@ -1,4 +1,4 @@
-//! `holdfast repair`: mend what can be mended, and name what is lost.
+//! `holdfast repair`: repair what can be repaired, and name what is lost.
 
 use holdfast_engine::{RepairOutcome, repair};
 use holdfast_repo::RepairAction;

@@ -156,9 +156,9 @@ struct DatasetPolicyDocument {
 struct SettingDocument {
     key: &'static str,
     value: String,
-    /// The section that it is set in; null where nobody has set it.
+    /// The section that it is set in; null where it is not set.
     section: Option<String>,
-    /// The line, from 1; null where nobody has set it.
+    /// The line, from 1; null where it is not set.
     line: Option<u32>,
 }
 

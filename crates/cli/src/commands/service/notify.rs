@@ -1,4 +1,4 @@
-//! `holdfast notify`: a message to somebody of a holdfast.toml, to see whether it arrives.
+//! `holdfast notify`: a test message to a recipient of a holdfast.toml.
 
 use holdfast_daemon::{Message, Notice, deliver};
 use holdfast_policy::config::{Channel, Event};

@@ -194,7 +194,7 @@ fn virtualbox_advice(error: &VirtualBoxError) -> Advice {
     }
 }
 
-/// A machine that has crashed stays so until somebody ends it; in other states it is for a moment.
+/// A machine that has crashed stays so until it is ended; in other states it is for a moment.
 fn state_advice(machine: &str, word: &str) -> Advice {
     if word == "gurumeditation" {
         return advice(

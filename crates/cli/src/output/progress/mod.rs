@@ -321,7 +321,7 @@ mod tests {
         );
     }
 
-    /// Whoever sends SIGUSR1 wants an answer now, also from a quiet program, and in full.
+    /// SIGUSR1 prints at once and in full, also in a quiet program.
     #[test]
     fn a_request_is_answered_once_whatever_is_shown() {
         for (kind, show, drawn) in [

@@ -48,7 +48,7 @@ impl RateWindow {
         u64::try_from(done * 1_000_000_000 / seen.as_nanos()).ok()
     }
 
-    /// Time until `total` at the present rate, in whole seconds; none where it does not go on or nobody can know.
+    /// Time until `total` at the present rate, in whole seconds; none where it does not advance or the total is not known.
     pub fn left(&self, total: u64) -> Option<Duration> {
         let rate = self.per_second().filter(|&rate| rate > 0)?;
         let &(_, done) = self.samples.back()?;

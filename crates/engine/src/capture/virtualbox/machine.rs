@@ -43,7 +43,7 @@ pub(super) struct LoadedSettings {
     pub(super) text: String,
     /// What only VirtualBox has.
     pub(super) settings: Settings,
-    /// What everybody has: the key of a disk is the UUID of its image.
+    /// What all hypervisors have: the key of a disk is the UUID of its image.
     pub(super) machine: Machine,
     /// What of it other hypervisors cannot express.
     pub(super) dropped: Vec<Dropped>,
@@ -66,7 +66,7 @@ pub(super) enum Condition {
 }
 
 impl Condition {
-    /// In everybody's words.
+    /// In the terms of all hypervisors.
     pub(super) fn state(&self) -> MachineState {
         match self {
             Self::Reported(state) => state.state(),

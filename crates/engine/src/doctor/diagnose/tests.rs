@@ -129,7 +129,7 @@ fn what_a_run_left_goes_only_when_it_is_surely_dead() {
     let other = "holdfast watchdog --connect x --machine web1 --run 77";
     assert_eq!(mends(&with(dead(), Some(vec![other]))), removed);
     assert_eq!(kinds(&with(Some(noted(Phase::Reading, Liveness::Alive)), None)), []);
-    // Nobody can tell: it is told, and nothing is mended.
+    // It is not known: there is a finding, and nothing is repaired.
     let mut unattached = with(None, Some(vec!["/usr/bin/holdfast backup --all"]));
     unattached
         .unattached
@@ -164,7 +164,7 @@ fn a_machine_runs_on_only_where_a_dead_run_stopped_it() {
     let dead = noted(Phase::Freezing, Liveness::Dead);
     assert_eq!(mends(&paused(dead.clone())), [Repair::Resume, Repair::ForgetRun(RUN)]);
     assert!(findings(&paused(dead.clone()))[0].is_danger);
-    // Its owner had paused it before; it had run on; it is another machine of the name; somebody is at work.
+    // Its owner had paused it before; it had run on; it is another machine of the name; a process works on it.
     let mut before = dead.clone();
     before.record.was_running = false;
     let mut other = dead;
@@ -228,7 +228,7 @@ fn only_jobs_that_have_ended_are_taken_away() {
     assert_eq!(kinds(&with("running", id, false)), []);
     assert!(findings(&with("running", id, true))[0].is_danger);
     assert_eq!(kinds(&with("ready", "hf-00000007-memory", false)), []);
-    // Whoever resumes the restore goes on with it.
+    // Resuming the restore resumes it.
     let mut restored = with("ready", id, false);
     restored.instants.push(SeenInstant {
         is_near: true,

@@ -88,7 +88,7 @@ fn figures_are_those_of_zfs() {
     assert_eq!((hourly.count, hourly.used_bytes), (1, 7));
     assert_eq!(hourly.newest.unwrap().as_second(), 1000);
     assert_eq!(report.datasets[0].is_fresh, None);
-    // One that is not there has no fresh snapshots either; of one that is silent nobody knows.
+    // One that is not there has no fresh snapshots either; of one that does not answer nothing is known.
     let policy = format!("{POLICY}[gone]\n");
     let silent = World {
         snapshots: Err("no"),

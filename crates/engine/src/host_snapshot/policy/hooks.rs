@@ -9,7 +9,7 @@ use holdfast_policy::sanoid::DatasetPolicy;
 use super::PolicyRun;
 
 const SHELL: &str = "/bin/sh";
-/// For a script that may take as long as it wants to: nobody waits for ever.
+/// For a script without a limit of its own: a wait must end.
 const DEADLINE_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// When a script is called.

@@ -48,7 +48,7 @@ pub(super) fn prune(
                 }
                 Execution::DryRun => None,
                 Execution::Execute => match held(known) {
-                    // Nobody's scripts are called in vain.
+                    // Scripts are not called for nothing.
                     Some(reason) => Some(reason),
                     None => remove(run, policy, known, &name).err(),
                 },

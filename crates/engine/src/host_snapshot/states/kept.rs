@@ -186,7 +186,7 @@ impl StateStore {
         let request = BackupRequest {
             machine: state.description.summary.name.clone(),
             time_ms: state.time.as_millisecond(),
-            // Memory is large, and may be kept for fewer points than all the rest: whoever prunes has a word for it.
+            // Memory is large, and may be kept for fewer points than all the rest: so prune can select it.
             tags: pages.iter().map(|_| STREAM_MEMORY.to_owned()).collect(),
             parent: Parent::None,
             host: String::new(),

@@ -21,15 +21,15 @@ const REPACK_BELOW_PERCENT: u8 = 50;
 pub struct SweepReport {
     /// Those that were forgotten, or would be.
     pub forgotten: Vec<KeptState>,
-    /// Those of which nobody knows whether their host snapshots are there: a pool is not imported, a file system not mounted.
+    /// Those whose host snapshots may or may not exist: a pool is not imported, a file system not mounted.
     pub unknown: Vec<(KeptState, String)>,
     /// How many stay.
     pub kept_count: usize,
-    /// Whether somebody was keeping states meanwhile: then nothing was looked at.
+    /// Whether states were being stored: then nothing was examined.
     pub was_busy: bool,
 }
 
-/// Forgets states whose host snapshots are all gone, whoever removed them.
+/// Forgets states whose host snapshots are all gone, however they were removed.
 ///
 /// # Errors
 /// Of the store. Where a provider cannot be asked, the states stay.

@@ -141,7 +141,7 @@ impl Unfinished {
 }
 
 impl StateStore {
-    /// The work that has begun and not ended, whether or not somebody is at it, the oldest first; what is no note is left out.
+    /// The work that has begun and not ended, whether or not its process is alive, the oldest first; what is no note is left out.
     pub fn unfinished(&self) -> Result<Vec<Unfinished>> {
         let notes = read_notes(&self.unfinished_folder())?;
         let mut found: Vec<Unfinished> = notes.iter().filter_map(|note| Unfinished::parse(note)).collect();
@@ -149,7 +149,7 @@ impl StateStore {
         Ok(found)
     }
 
-    /// Notes that somebody is writing, or did not come to write.
+    /// Notes that are being written, or were left incomplete.
     pub(crate) fn half_notes(&self) -> Vec<PathBuf> {
         let entries = std::fs::read_dir(self.unfinished_folder())
             .into_iter()

@@ -262,7 +262,7 @@ impl<'a> DiskFill<'a> {
             _ => Ok(()),
         };
         self.hypervisor.define(&self.definition()?)?;
-        // What the guest wrote must not go before it is durable, wherever the hypervisor keeps that, that nobody needs it.
+        // What the guest wrote must not go before it is durable, wherever the hypervisor keeps that, that it is not needed.
         rustix::fs::sync();
         let overlays = instant.overlays();
         removed(&overlays, std::fs::remove_dir_all(&overlays))?;

@@ -10,7 +10,7 @@ use rustix::fs::OFlags;
 use super::host_needs::PlannedFolder;
 use crate::job::{Error, Result};
 
-/// What a folder takes of the mode of one above it, which may be everybody's.
+/// What a folder takes of the mode of one above it, which may be open to every user.
 const MODE_BELOW: u32 = 0o755;
 /// What a folder takes of the mode of its counterpart.
 const MODE_LIKE: u32 = 0o2777;

@@ -27,7 +27,7 @@ use crate::job::error::Refusal;
 use crate::job::{Error, Result};
 use crate::notes::{NOTE_TPM_STORE, NOTE_TPM_VERSION, STREAM_TPM};
 
-/// Everybody may pass through, to what is his.
+/// Every user may pass through, to its own files.
 const PASSED_THROUGH: u32 = 0o711;
 /// For the user of swtpm alone.
 const OWN: u32 = 0o700;

@@ -51,7 +51,7 @@ pub(super) struct PoolBackupArgs {
     connections: Option<NonZeroUsize>,
 }
 
-/// Connections to one disk, where nobody says.
+/// The default number of connections to one disk.
 const CONNECTION_COUNT: usize = 2;
 
 /// How disks of pools are read.

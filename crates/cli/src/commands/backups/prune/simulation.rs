@@ -19,7 +19,7 @@ use crate::units;
 
 /// A quarter of a year: days, weeks and months all show.
 const DAY_COUNT_DEFAULT: u32 = 90;
-/// More than a quarter of a year of hours. To prune after each of many more would take longer than anybody waits, for the same answer.
+/// More than a quarter of a year of hours. To prune after each of many more would take too long, for the same answer.
 const AFTER_EACH_COUNT_MAX: usize = 3_000;
 /// Points that are listed for people; a screen or two.
 const LISTED_COUNT_MAX: usize = 60;

@@ -67,7 +67,7 @@ impl Pools {
     /// The pools of holdfast.toml, as far as that can be read: what is wrong with it is said by `config check`.
     ///
     /// # Errors
-    /// Somebody asked to stop.
+    /// The command was interrupted.
     fn add_configured(&mut self, args: &DoctorArgs, (context, interrupt): (&Context, &Interrupt)) -> Result<(), Error> {
         let text = std::fs::read_to_string(holdfast_file::path(context)).unwrap_or_default();
         let Ok(config) = holdfast_file::parse(&text, context.command_line()) else {

@@ -136,7 +136,7 @@ fn run(args: &DatasetsArgs, context: &Context) -> Result<Exit, Error> {
     })
 }
 
-/// Whether this host simply has no such provider: its program is not there, or nobody answers it.
+/// Whether this host simply has no such provider: its program is not there, or gets no answer.
 pub(super) fn is_without(error: &ProviderError) -> bool {
     matches!(
         error,

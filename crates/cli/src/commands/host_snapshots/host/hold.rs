@@ -40,7 +40,7 @@ struct HolderArgs {
 /// Hold, or let go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Change {
-    /// Nobody can remove them.
+    /// They cannot be removed.
     Hold,
     /// They can be removed again.
     Release,

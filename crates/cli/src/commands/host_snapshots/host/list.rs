@@ -1,4 +1,4 @@
-//! `holdfast host list`: host snapshots, whoever made them.
+//! `holdfast host list`: host snapshots, of this and other programs.
 
 use std::ffi::OsString;
 
@@ -62,7 +62,7 @@ struct HostSnapshotsListed {
     half_rolled_back: Vec<HalfRolledBack>,
 }
 
-/// A machine whose disks are partly of then and partly of later, unless somebody is at work on it at this moment.
+/// A machine whose disks are partly of then and partly of later, unless a process works on it at this moment.
 #[derive(Debug, Serialize)]
 struct HalfRolledBack {
     machine: String,
@@ -120,7 +120,7 @@ struct HostSnapshotDocument {
     machines: Vec<String>,
     frozen_ms: Option<u64>,
     paused_ms: Option<u64>,
-    /// Whether all that was to be made with it was; null where nobody knows.
+    /// Whether all that was to be made with it was; null where it is not known.
     is_whole: Option<bool>,
 }
 

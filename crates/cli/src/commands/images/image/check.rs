@@ -1,4 +1,4 @@
-//! `holdfast image check`: whether the metadata of an image contradicts itself, and what can be mended of that.
+//! `holdfast image check`: whether the metadata of an image contradicts itself, and what of that can be repaired.
 
 use std::path::PathBuf;
 
@@ -276,7 +276,7 @@ impl Report for ImageChecked {
     }
 }
 
-/// Checks an image, and mends it where that is asked for.
+/// Checks an image, and repairs it on request.
 fn run(args: &ImageCheckArgs, context: &Context) -> Result<Exit, Error> {
     let options = args.gate.open_options(args.format)?;
     let Some(mode) = args.repair else {

@@ -110,7 +110,7 @@ impl SignedDocument {
         }
     }
 
-    /// For a column: who, or why nobody.
+    /// For a column: the signer, or why there is none.
     pub(super) fn brief(&self) -> String {
         match (self.signature, &self.signer) {
             ("good", Some(signer)) => signer.clone(),

@@ -82,7 +82,7 @@ impl SignArgs {
         unsigned(self.unsigned)
     }
 
-    /// The key to sign with, which is there; none where nobody is to sign.
+    /// The key to sign with, which is there; none where no signature is wanted.
     pub(super) fn key(&self, context: &Context) -> Result<Option<PathBuf>, Error> {
         if self.unsigned {
             return Ok(None);
@@ -104,7 +104,7 @@ impl SignArgs {
         Ok(Some(key))
     }
 
-    /// Signs what is to be a template. No progress is shown meanwhile: somebody may be asked for the passphrase of the key.
+    /// Signs what is to be a template. No progress is shown meanwhile: the passphrase of the key may be asked for.
     pub(super) fn sign(
         key: &Path,
         unsealed: &Unsealed<'_>,

@@ -77,7 +77,7 @@ pub(super) fn rotate(args: &RotateArgs, context: &Context) -> Result<Exit, Error
     })
 }
 
-/// Removes a key; a password is asked for, so that nobody is locked out who did not know what is left.
+/// Removes a key; a password is asked for, so that the user has a key that is left.
 pub(super) fn remove(args: &KeyRemoveArgs, context: &Context) -> Result<Exit, Error> {
     let slot: SlotId = args.key.parse()?;
     context.open_repository()?;

@@ -1,6 +1,6 @@
 //! `monitor snapshots`, `health` and `capacity`: checks as Nagios calls them.
 //!
-//! Whoever calls them reads one line of standard output and the exit code, and nothing else. So whatever goes wrong is such a line, and
+//! Their callers read one line of standard output and the exit code, and nothing else. So whatever goes wrong is such a line, and
 //! unknown.
 
 use holdfast_engine::MonitorRequest;

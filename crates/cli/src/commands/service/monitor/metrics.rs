@@ -99,7 +99,7 @@ fn run(args: &MetricsArgs, context: &Context) -> Result<Exit, Error> {
     })
 }
 
-/// Puts a text in the place of a file: whoever reads it finds the old one or the new one, whole. It need not outlive a power cut.
+/// Puts a text in the place of a file: its readers find the old one or the new one, complete. It need not outlive a power cut.
 fn replace(path: &Path, text: &str) -> Result<(), Error> {
     let failed = |source| Error::File {
         action: "write",

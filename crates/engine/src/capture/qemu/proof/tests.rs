@@ -85,7 +85,7 @@ fn the_lowest_layer_that_has_the_bitmap_counts_and_those_above_are_asked() {
     let proof = Chain::new().find().unwrap();
     assert_eq!((proof.below.as_deref(), proof.layer_count), (Some("image"), 1));
     assert_eq!(proof.witness, witness_of(SIZE_BYTES, 7));
-    // An overlay that nobody gave a bitmap is as good.
+    // An overlay without a bitmap is as good.
     let proof = Chain::find_when(|chain| chain.layers[0].bitmaps.clear()).unwrap();
     assert_eq!(proof.layer_count, 1);
     let proof = Chain::find_when(|chain| drop(chain.layers.remove(0))).unwrap();
