@@ -120,7 +120,7 @@ pub use repository::diff::{DiffReport, DiffRequest, DiskDiff, diff};
 pub use repository::forget::{Execution, ForgetReport, ProtectionChange, change_protection, forget};
 pub use repository::gc::{AcceptedName, GcOutcome, accept_loss, gc, stats};
 pub use repository::init::{InitReport, InitRequest, NewProtection, init};
-pub use repository::keys::{RotateReport, add_key, check_passphrase, list_keys, paper_key, remove_key, rotate_key};
+pub use repository::keys::{RotateReport, add_key, check_password, list_keys, paper_key, remove_key, rotate_key};
 pub use repository::list::{ListReport, ListRequest, ShowReport, disk_count, list, show};
 pub use repository::name_conflict::{Continuation, MachineIdentity, MachinesByName};
 pub use repository::open::{Location, Protection, Unlock, find_snapshot, open, protection};

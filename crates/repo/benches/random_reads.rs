@@ -56,7 +56,7 @@ fn read_all([repository, password, places, source]: [&PathBuf; 4], length: &str)
 
     let begun = Instant::now();
     let store = Arc::new(DirectoryStore::open(repository)?);
-    let credential = Credential::Passphrase(password.as_bytes());
+    let credential = Credential::Password(password.as_bytes());
     let opened = Repository::open(store, credential, environment())?;
     let (snapshots, _) = opened.repository.snapshots()?;
     let newest = snapshots

@@ -68,7 +68,7 @@ fn outcome_of<T, E>(result: &Result<T, E>) -> Outcome {
 
 /// A key slot, with a corrected hash at its end; opened if it needs no secret.
 ///
-/// A slot for a passphrase is not tried: its cost is bounded by the limits on its parameters, and not fuzzed.
+/// A slot for a password is not tried: its cost is bounded by the limits on its parameters, and not fuzzed.
 pub fn key_slot(bytes: &[u8]) -> Outcome {
     let store = MemoryStore::new();
     let name = ObjectName::new(ObjectKind::Key, "0123456789abcdef").expect("16 digits are a name");

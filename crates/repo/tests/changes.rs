@@ -193,7 +193,7 @@ fn what_the_parent_has_lost_is_read() {
                 copy.damage(&pack, &bytes);
             }
             let shared: Arc<dyn Store> = Arc::new(copy.clone());
-            let opened = Repository::open(shared, common::PASSPHRASE, common::environment(9)).unwrap();
+            let opened = Repository::open(shared, common::PASSWORD, common::environment(9)).unwrap();
             let repository = opened.repository;
             let request = RepairRequest {
                 percent: 100,

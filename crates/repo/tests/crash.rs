@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use common::{PASSPHRASE, SeededBytes, Watch, init_request, names_of, request, source};
+use common::{PASSWORD, SeededBytes, Watch, init_request, names_of, request, source};
 use holdfast_block::{BlockDevice, MemoryDevice, SeededRandom, to_usize};
 use holdfast_repo::store::{Fault, FaultPlan, FaultSpan, FaultStore, MemoryStore, ObjectKind, Store};
 use holdfast_repo::{
@@ -54,7 +54,7 @@ fn open(store: Arc<dyn Store>, process: u32) -> Result<Repository, Error> {
         processes: Arc::new(Survivor(process)),
         now_ms: Arc::new(move || time.fetch_add(1000, Ordering::Relaxed)),
     };
-    Repository::open(store, PASSPHRASE, environment).map(|opened| opened.repository)
+    Repository::open(store, PASSWORD, environment).map(|opened| opened.repository)
 }
 
 /// A store with an empty repository.

@@ -21,7 +21,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{PASSPHRASE, Watch, init_request, names_of, request};
+use common::{PASSWORD, Watch, init_request, names_of, request};
 use holdfast_block::{BlockDevice, MemoryDevice, SeededRandom, to_usize};
 use holdfast_repo::key::SystemRandomness;
 use holdfast_repo::store::{DirectoryStore, ObjectKind, Store};
@@ -47,7 +47,7 @@ fn environment() -> Environment {
 
 fn open(root: &Path) -> Repository {
     let store = DirectoryStore::open(&root.join("repository")).unwrap();
-    let opened = Repository::open(Arc::new(store), PASSPHRASE, environment()).unwrap();
+    let opened = Repository::open(Arc::new(store), PASSWORD, environment()).unwrap();
     opened.repository
 }
 

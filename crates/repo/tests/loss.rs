@@ -7,7 +7,7 @@ mod common;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use common::{Disk, PASSPHRASE, Rig, Watch, assert_restores, environment, names_of};
+use common::{Disk, PASSWORD, Rig, Watch, assert_restores, environment, names_of};
 use holdfast_block::{BlockDevice, SeededRandom};
 use holdfast_repo::store::{
     DirectoryStore, MemoryStore, ObjectKind, ObjectName, ObjectWriter, Put, Result as StoreResult, Store, StoreError,
@@ -59,7 +59,7 @@ fn full() -> Full {
 }
 
 fn open(store: MemoryStore, seed: u64) -> Option<Repository> {
-    let opened = Repository::open(Arc::new(store), PASSPHRASE, environment(seed));
+    let opened = Repository::open(Arc::new(store), PASSWORD, environment(seed));
     opened.ok().map(|opened| opened.repository)
 }
 
@@ -400,7 +400,7 @@ fn what_cannot_be_read_for_now_is_not_taken_for_gone() {
                 kind,
                 is_permission,
             };
-            if let Ok(opened) = Repository::open(Arc::new(refusing), PASSPHRASE, environment(600)) {
+            if let Ok(opened) = Repository::open(Arc::new(refusing), PASSWORD, environment(600)) {
                 opened.repository.gc(GC).ok();
                 repair(&opened.repository).ok();
                 opened.repository.gc(GC).ok();
@@ -448,7 +448,7 @@ fn what_is_no_file_is_not_taken_for_gone() {
             }
             let open = |seed| {
                 let store = DirectoryStore::open(folder.path()).unwrap();
-                Repository::open(Arc::new(store), PASSPHRASE, environment(seed)).map(|opened| opened.repository)
+                Repository::open(Arc::new(store), PASSWORD, environment(seed)).map(|opened| opened.repository)
             };
             if let Ok(repository) = open(700) {
                 repository.gc(GC).ok();

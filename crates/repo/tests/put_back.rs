@@ -15,7 +15,7 @@ use std::io::{Cursor, Read};
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{Disk, PASSPHRASE, Rig, Watch, environment, init_request, request};
+use common::{Disk, PASSWORD, Rig, Watch, environment, init_request, request};
 use holdfast_block::MemoryDevice;
 use holdfast_repo::key::Credential;
 use holdfast_repo::store::{MemoryStore, ObjectKind, ObjectName, Store};
@@ -175,7 +175,7 @@ fn check(rig: &Rig, living: &BTreeMap<SnapshotId, Disk>, (name, bytes): (&Object
     let shared: Arc<dyn Store> = Arc::new(store.clone());
     let mut around = environment(seed);
     around.now_ms = Arc::clone(&rig.environment.now_ms);
-    let repository = Repository::open(shared, PASSPHRASE, around).unwrap().repository;
+    let repository = Repository::open(shared, PASSWORD, around).unwrap().repository;
     let assert_reads = || {
         for (id, disk) in living {
             common::assert_restores(&repository, *id, &disk.bytes);

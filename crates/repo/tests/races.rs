@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::{Disk, Hooked, PASSPHRASE, Rig, SeededBytes, Watch, environment, request, source};
+use common::{Disk, Hooked, PASSWORD, Rig, SeededBytes, Watch, environment, request, source};
 use holdfast_block::{BlockDevice, Fault, FaultRule, FaultyDevice, MemoryDevice, RequestKind};
 use holdfast_repo::store::{ObjectKind, Store};
 use holdfast_repo::{
@@ -51,7 +51,7 @@ fn another(rig: &Rig, seed: u64, others: Liveness) -> Repository {
     environment.processes = Arc::new(Other(Some(others)));
     environment.randomness = Arc::new(SeededBytes::new(seed));
     let store: Arc<dyn Store> = Arc::new(rig.store.clone());
-    Repository::open(store, PASSPHRASE, environment).unwrap().repository
+    Repository::open(store, PASSWORD, environment).unwrap().repository
 }
 
 /// A disk was open, gc rewrote the pack under it, and the next read failed: "pack is missing". The snapshot was alive all the
@@ -321,7 +321,7 @@ fn what_heals_a_snapshot_while_gc_works_is_not_deleted() {
         let request = request("other", 1, vec![source], Parent::None, 0);
         healer.backup(request, &Watch::default()).unwrap();
     });
-    let gc = Repository::open(Arc::new(hooked), PASSPHRASE, environment(93))
+    let gc = Repository::open(Arc::new(hooked), PASSWORD, environment(93))
         .unwrap()
         .repository;
     let report = gc.gc(REWRITE_ALL).unwrap();
@@ -446,7 +446,7 @@ fn a_clock_that_is_years_ahead_takes_nobody_for_dead() {
     let mut ahead = environment(86);
     ahead.processes = Arc::new(Other(Some(Liveness::Unknown)));
     ahead.now_ms = Arc::new(|| 4_000_000_000_000);
-    let gc = Repository::open(Arc::new(rig.store.clone()), PASSPHRASE, ahead)
+    let gc = Repository::open(Arc::new(rig.store.clone()), PASSWORD, ahead)
         .unwrap()
         .repository;
     let report = back_up_while(&rig, &disk, || {

@@ -6,7 +6,7 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{Disk, PASSPHRASE, Rig, environment};
+use common::{Disk, PASSWORD, Rig, environment};
 use holdfast_repo::store::{MemoryStore, ObjectKind, ObjectName, Store};
 use holdfast_repo::{
     FindingKind, GcRequest, Parent, RepairAction, RepairRequest, Repository, ScrubRequest, Selection, SnapshotId,
@@ -44,9 +44,7 @@ fn moved(seed: u64) -> (Rig, SnapshotId, Disk) {
 
 fn reopen(store: &MemoryStore) -> Repository {
     let shared: Arc<dyn Store> = Arc::new(store.clone());
-    Repository::open(shared, PASSPHRASE, environment(900))
-        .unwrap()
-        .repository
+    Repository::open(shared, PASSWORD, environment(900)).unwrap().repository
 }
 
 fn kinds_found(repository: &Repository) -> Vec<(String, FindingKind)> {

@@ -261,7 +261,7 @@ fn engine_advice(error: &JobError) -> Advice {
             Kind::Exists,
             "give an empty directory, or one that does not exist yet",
         ),
-        JobError::WeakPassphrase { .. } => advice(
+        JobError::WeakPassword { .. } => advice(
             Exit::Error,
             Kind::WeakPassword,
             "four or five words that do not belong together are good, and easy to type",

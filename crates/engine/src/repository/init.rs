@@ -4,7 +4,7 @@ use holdfast_repo::key::{Cipher, Credential, KdfParameters, PaperKey};
 use holdfast_repo::store::Store;
 use holdfast_repo::{Environment, Repository, RepositoryId};
 
-use super::keys::check_passphrase;
+use super::keys::check_password;
 use super::sighting::note_new;
 use crate::job::{Error, Result};
 use crate::{Location, Protection};
@@ -12,8 +12,8 @@ use crate::{Location, Protection};
 /// What protects a new repository.
 #[derive(Clone, Copy)]
 pub enum NewProtection<'a> {
-    /// A passphrase, which must not be weak.
-    Passphrase(&'a [u8]),
+    /// A password, which must not be weak.
+    Password(&'a [u8]),
     /// None: every reader of the store can read the disks.
     Nothing,
 }
@@ -48,9 +48,9 @@ pub struct InitReport {
 /// Makes a repository: the directory where it does not exist, one key slot, and the configuration.
 pub fn init(request: &InitRequest<'_>, environment: &Environment) -> Result<InitReport> {
     let credential = match request.protection {
-        NewProtection::Passphrase(passphrase) => {
-            check_passphrase(passphrase)?;
-            Credential::Passphrase(passphrase)
+        NewProtection::Password(password) => {
+            check_password(password)?;
+            Credential::Password(password)
         }
         NewProtection::Nothing => Credential::Open,
     };
@@ -67,7 +67,7 @@ pub fn init(request: &InitRequest<'_>, environment: &Environment) -> Result<Init
         Some(other) => Repository::init_like(store, &new, other, environment.clone())?,
     };
     let seen = match request.protection {
-        NewProtection::Passphrase(_) => Protection::Encrypted,
+        NewProtection::Password(_) => Protection::Encrypted,
         NewProtection::Nothing => Protection::Open,
     };
     note_new(request.location, &repository, seen);

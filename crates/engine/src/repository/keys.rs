@@ -7,10 +7,10 @@ use super::open::paper_key_text;
 use crate::job::{Error, Result};
 use crate::{Location, Unlock};
 
-/// Least bytes of a new passphrase.
-const PASSPHRASE_BYTES_MIN: usize = 8;
-/// Least different characters of a new passphrase.
-const PASSPHRASE_CHARACTERS_MIN: usize = 4;
+/// Least bytes of a new password.
+const PASSWORD_BYTES_MIN: usize = 8;
+/// Least different characters of a new password.
+const PASSWORD_CHARACTERS_MIN: usize = 4;
 /// What every list of common passwords starts with, as far as the other rules let it pass.
 const COMMON: [&str; 12] = [
     "password",
@@ -27,24 +27,24 @@ const COMMON: [&str; 12] = [
     "changeme",
 ];
 
-/// Refuses a passphrase that a guesser finds at once: what is in the repository is meant to be safe from its store.
-pub fn check_passphrase(passphrase: &[u8]) -> Result<()> {
-    let weak = |reason| Err(Error::WeakPassphrase { reason });
-    if passphrase.is_empty() {
+/// Refuses a password that a guesser finds at once: what is in the repository is meant to be safe from its store.
+pub fn check_password(password: &[u8]) -> Result<()> {
+    let weak = |reason| Err(Error::WeakPassword { reason });
+    if password.is_empty() {
         return weak("it is empty");
     }
-    if passphrase.len() < PASSPHRASE_BYTES_MIN {
+    if password.len() < PASSWORD_BYTES_MIN {
         return weak("it has less than 8 characters");
     }
-    let mut different = passphrase.to_vec();
+    let mut different = password.to_vec();
     different.sort_unstable();
     different.dedup();
-    if different.len() < PASSPHRASE_CHARACTERS_MIN {
+    if different.len() < PASSWORD_CHARACTERS_MIN {
         return weak("it has less than 4 different characters");
     }
     if COMMON
         .iter()
-        .any(|common| passphrase.eq_ignore_ascii_case(common.as_bytes()))
+        .any(|common| password.eq_ignore_ascii_case(common.as_bytes()))
     {
         return weak("it is on every list of common passwords");
     }
@@ -56,11 +56,11 @@ pub fn list_keys(location: &Location) -> Result<SlotListing> {
     Ok(key::list(&*location.open_store()?)?)
 }
 
-/// Adds a passphrase to a repository; the others stay.
-pub fn add_key(repository: &Repository, passphrase: &[u8], label: &str) -> Result<SlotId> {
-    check_passphrase(passphrase)?;
+/// Adds a password to a repository; the others stay.
+pub fn add_key(repository: &Repository, password: &[u8], label: &str) -> Result<SlotId> {
+    check_password(password)?;
     Ok(repository.add_key(&InitRequest {
-        credential: Credential::Passphrase(passphrase),
+        credential: Credential::Password(password),
         label,
         parameters: KdfParameters::default(),
         cipher: repository.config().cipher(),
@@ -84,18 +84,18 @@ pub struct RotateReport {
     pub new: SlotId,
 }
 
-/// Puts a new passphrase in the place of the one that opens the repository; nothing else is written.
+/// Puts a new password in the place of the one that opens the repository; nothing else is written.
 ///
 /// The new slot is durable and has been opened once before the old one goes.
 pub fn rotate_key(
     location: &Location,
     unlock: Unlock<'_>,
-    passphrase: &[u8],
+    password: &[u8],
     label: Option<&str>,
     repository: &Repository,
     environment: &Environment,
 ) -> Result<RotateReport> {
-    check_passphrase(passphrase)?;
+    check_password(password)?;
     let store = location.open_store()?;
     let old = match key::unlock_chosen(&*store, unlock.credential(), location.slot_choice()) {
         Err(_) if matches!(unlock, Unlock::Password(password) if paper_key_text(password).is_some()) => {
@@ -103,20 +103,20 @@ pub fn rotate_key(
         }
         other => other?,
     };
-    let new = replacement(&old, passphrase, label, repository, environment);
+    let new = replacement(&old, password, label, repository, environment);
     let new = key::replace(&*store, &old, &new, &*environment.randomness)?;
     Ok(RotateReport { old: old.slot.id, new })
 }
 
 fn replacement<'a>(
     old: &'a Unlocked,
-    passphrase: &'a [u8],
+    password: &'a [u8],
     label: Option<&'a str>,
     repository: &Repository,
     environment: &Environment,
 ) -> NewSlot<'a> {
     NewSlot {
-        credential: Credential::Passphrase(passphrase),
+        credential: Credential::Password(password),
         parameters: KdfParameters::default(),
         label: label.unwrap_or(&old.slot.label),
         created_unix_seconds: u64::try_from((environment.now_ms)() / 1000).unwrap_or_default(),
@@ -131,7 +131,7 @@ pub fn paper_key(repository: &Repository) -> PaperKey {
 
 #[cfg(test)]
 mod tests {
-    use super::check_passphrase;
+    use super::check_password;
 
     #[test]
     fn what_a_guesser_finds_at_once_is_refused() {
@@ -144,10 +144,10 @@ mod tests {
             "PassWord1",
             "changeme",
         ] {
-            assert!(check_passphrase(weak.as_bytes()).is_err(), "{weak}");
+            assert!(check_password(weak.as_bytes()).is_err(), "{weak}");
         }
         for good in ["correct horse", "Zx9!kw02", "größer als 8"] {
-            assert!(check_passphrase(good.as_bytes()).is_ok(), "{good}");
+            assert!(check_password(good.as_bytes()).is_ok(), "{good}");
         }
     }
 }

@@ -166,7 +166,7 @@ fn scheme(location: &[u8]) -> Option<&[u8]> {
 /// What opens a repository.
 #[derive(Clone, Copy)]
 pub enum Unlock<'a> {
-    /// A passphrase, or the text of a paper key.
+    /// A password, or the text of a paper key.
     Password(&'a [u8]),
     /// Nothing: the repository is not encrypted.
     Nothing,
@@ -176,7 +176,7 @@ impl<'a> Unlock<'a> {
     /// What opens a key slot.
     pub(crate) fn credential(self) -> Credential<'a> {
         match self {
-            Self::Password(password) => Credential::Passphrase(password),
+            Self::Password(password) => Credential::Password(password),
             Self::Nothing => Credential::Open,
         }
     }
@@ -231,7 +231,7 @@ pub fn open(
     {
         return match PaperKey::decode(text) {
             Ok(master) => Ok(Repository::open_with_secret(store, master, environment.clone())?),
-            // A passphrase may look like one; where it opens nothing, what is wrong with the paper key says more.
+            // A password may look like one; where it opens nothing, what is wrong with the paper key says more.
             Err(paper) => match Repository::open_by(store, unlock.credential(), choice, environment.clone()) {
                 Err(holdfast_repo::Error::Key(_)) => Err(paper.into()),
                 other => Ok(warned(other?, progress)),

@@ -68,7 +68,7 @@ pub enum KeyError {
         /// What it takes, in KiB.
         memory_kib: u32,
     },
-    /// A passphrase or key file that cannot be used.
+    /// A password or key file that cannot be used.
     #[error("this {kind} cannot be used: {detail}")]
     Credential {
         /// What it is.
@@ -207,7 +207,7 @@ pub enum KeyError {
 
 fn opens(kind: CredentialKind) -> &'static str {
     match kind {
-        CredentialKind::Passphrase => "with a password",
+        CredentialKind::Password => "with a password",
         CredentialKind::KeyFile => "with a key file",
         CredentialKind::Open => "without a password or key file",
     }
@@ -215,7 +215,7 @@ fn opens(kind: CredentialKind) -> &'static str {
 
 fn opens_with_this(kind: CredentialKind) -> &'static str {
     match kind {
-        CredentialKind::Passphrase => "with this password",
+        CredentialKind::Password => "with this password",
         CredentialKind::KeyFile => "with this key file",
         CredentialKind::Open => opens(kind),
     }

@@ -4,9 +4,9 @@
 //! |---:|---:|---|
 //! | 0 | 8 | `HFKEYSLT` |
 //! | 8 | 2 | version: 1 |
-//! | 10 | 1 | opens with: 1 passphrase, 2 key file, 3 nothing |
+//! | 10 | 1 | opens with: 1 password, 2 key file, 3 nothing |
 //! | 11 | 1 | cipher: 1 AES-256-GCM, 2 ChaCha20-Poly1305 |
-//! | 12 | 4 | Argon2id: memory in KiB; zero in all but slots for passphrases |
+//! | 12 | 4 | Argon2id: memory in KiB; zero in all but slots for passwords |
 //! | 16 | 4 | Argon2id: iterations; likewise |
 //! | 20 | 4 | Argon2id: lanes; likewise |
 //! | 24 | 8 | when it was made, in seconds since 1970 |
@@ -19,12 +19,12 @@
 //!
 //! Numbers are little-endian. The payload is the master secret (32 bytes) and the configuration of the repository. It
 //! is sealed with the slot's key and the nonce zero (the salt makes the key unique), and the tag also authenticates all
-//! bytes before it. The hash at the end distinguishes damage from a wrong passphrase; it protects only against
+//! bytes before it. The hash at the end distinguishes damage from a wrong password; it protects only against
 //! accidents.
 
 use zeroize::Zeroizing;
 
-use super::passphrase::SALT_BYTES;
+use super::password::SALT_BYTES;
 use super::random::{Randomness, random};
 use super::secret::SECRET_BYTES;
 use super::{
@@ -76,7 +76,7 @@ pub(super) struct SlotContents {
     pub(super) config: Vec<u8>,
 }
 
-/// The bytes of a slot; `info.parameters` must be there for passphrases and only there.
+/// The bytes of a slot; `info.parameters` must be there for passwords and only there.
 pub(super) fn encode(
     info: &SlotInfo,
     cipher: Cipher,
@@ -85,7 +85,7 @@ pub(super) fn encode(
     randomness: &dyn Randomness,
 ) -> Result<Vec<u8>> {
     assert!(
-        info.parameters.is_some() == (info.kind == CredentialKind::Passphrase) && info.kind == credential.kind(),
+        info.parameters.is_some() == (info.kind == CredentialKind::Password) && info.kind == credential.kind(),
         "a slot says what it is"
     );
     credential.check()?;
@@ -163,7 +163,7 @@ impl Slot {
             iterations: u32_at(ITERATIONS_AT),
             lanes: u32_at(LANES_AT),
         };
-        let parameters = (kind == CredentialKind::Passphrase).then_some(parameters);
+        let parameters = (kind == CredentialKind::Password).then_some(parameters);
         parameters.map_or(Ok(()), KdfParameters::check)?;
         let (label_length, payload_length) = (u32_at(LABEL_LENGTH_AT) as usize, u32_at(PAYLOAD_LENGTH_AT) as usize);
         let rest = &body[LABEL_AT..];
@@ -230,7 +230,7 @@ mod tests {
         iterations: 1,
         lanes: 1,
     };
-    const PASSPHRASE: Credential<'_> = Credential::Passphrase(b"correct horse");
+    const PASSWORD: Credential<'_> = Credential::Password(b"correct horse");
     const KEY_FILE: Credential<'_> = Credential::KeyFile(&[0x5a; 32]);
 
     fn id() -> SlotId {
@@ -243,7 +243,7 @@ mod tests {
             kind: credential.kind(),
             label: label.to_owned(),
             created_unix_seconds: 1_767_225_600,
-            parameters: matches!(credential, Credential::Passphrase(_)).then_some(CHEAP),
+            parameters: matches!(credential, Credential::Password(_)).then_some(CHEAP),
         }
     }
 
@@ -266,7 +266,7 @@ mod tests {
             (
                 "slot-v1-passphrase.bin",
                 include_bytes!("../../tests/fixtures/keys/slot-v1-passphrase.bin"),
-                PASSPHRASE,
+                PASSWORD,
                 Cipher::Aes256Gcm,
             ),
             (
@@ -304,9 +304,9 @@ mod tests {
 
     #[test]
     fn a_slot_opens_with_what_it_was_made_with_alone() {
-        let slot = Slot::parse(id(), &bytes(PASSPHRASE, Cipher::default())).unwrap();
+        let slot = Slot::parse(id(), &bytes(PASSWORD, Cipher::default())).unwrap();
         for wrong in [
-            Credential::Passphrase(b"wrong"),
+            Credential::Password(b"wrong"),
             Credential::KeyFile(b"correct horse"),
             Credential::Open,
         ] {
@@ -314,13 +314,13 @@ mod tests {
         }
         let slot = Slot::parse(id(), &bytes(KEY_FILE, Cipher::default())).unwrap();
         assert!(slot.open(Credential::KeyFile(&[0x5b; 32])).unwrap().is_none());
-        assert!(slot.open(Credential::Passphrase(&[0x5a; 32])).unwrap().is_none());
+        assert!(slot.open(Credential::Password(&[0x5a; 32])).unwrap().is_none());
     }
 
     #[test]
     fn what_does_not_fit_is_refused() {
-        let long = info(PASSPHRASE, &"x".repeat(LABEL_BYTES_MAX + 1));
-        let refused = encode(&long, Cipher::default(), PASSPHRASE, &contents(), &Counting::new(1));
+        let long = info(PASSWORD, &"x".repeat(LABEL_BYTES_MAX + 1));
+        let refused = encode(&long, Cipher::default(), PASSWORD, &contents(), &Counting::new(1));
         assert!(matches!(refused, Err(KeyError::LabelTooLong { .. })));
         let large = SlotContents {
             config: vec![0; CONFIG_BYTES_MAX + 1],
@@ -363,7 +363,7 @@ mod tests {
             (LANES_AT, 17),
             (LANES_AT, 0),
         ] {
-            let hostile = forged(bytes(PASSPHRASE, Cipher::default()), at, &value.to_le_bytes());
+            let hostile = forged(bytes(PASSWORD, Cipher::default()), at, &value.to_le_bytes());
             assert!(
                 matches!(Slot::parse(id(), &hostile), Err(KeyError::Parameters { .. })),
                 "{at} {value}"
@@ -374,13 +374,13 @@ mod tests {
             (PAYLOAD_LENGTH_AT, u32::MAX),
             (PAYLOAD_LENGTH_AT, 0),
         ] {
-            let hostile = forged(bytes(PASSPHRASE, Cipher::default()), at, &value.to_le_bytes());
+            let hostile = forged(bytes(PASSWORD, Cipher::default()), at, &value.to_le_bytes());
             assert!(
                 matches!(Slot::parse(id(), &hostile), Err(KeyError::Damaged { .. })),
                 "{at} {value}"
             );
         }
-        let newer = forged(bytes(PASSPHRASE, Cipher::default()), VERSION_AT, &[2, 0]);
+        let newer = forged(bytes(PASSWORD, Cipher::default()), VERSION_AT, &[2, 0]);
         assert!(matches!(
             Slot::parse(id(), &newer),
             Err(KeyError::Version {
@@ -409,10 +409,10 @@ mod tests {
             config in proptest::collection::vec(any::<u8>(), 0..300),
             label in ".{0,40}",
             created in any::<u64>(),
-            passphrase in proptest::collection::vec(any::<u8>(), 1..40),
+            password in proptest::collection::vec(any::<u8>(), 1..40),
             flip in any::<proptest::sample::Index>(),
         ) {
-            let credential = Credential::Passphrase(&passphrase);
+            let credential = Credential::Password(&password);
             let info = SlotInfo { created_unix_seconds: created, ..info(credential, &label) };
             let contents = SlotContents { master: MasterSecret::from_bytes(secret), config };
             let bytes = encode(&info, Cipher::default(), credential, &contents, &Counting::new(created)).unwrap();

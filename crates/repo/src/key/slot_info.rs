@@ -8,8 +8,8 @@ use crate::store::{BadName, ObjectKind, ObjectName, StoreError};
 /// The kinds of [`Credential`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CredentialKind {
-    /// A passphrase.
-    Passphrase,
+    /// A password.
+    Password,
     /// A key file.
     KeyFile,
     /// Nothing.
@@ -20,7 +20,7 @@ impl CredentialKind {
     /// The number that stands for the kind in stored slots.
     pub(crate) const fn code(self) -> u8 {
         match self {
-            Self::Passphrase => 1,
+            Self::Password => 1,
             Self::KeyFile => 2,
             Self::Open => 3,
         }
@@ -28,7 +28,7 @@ impl CredentialKind {
 
     pub(crate) const fn from_code(code: u8) -> Option<Self> {
         match code {
-            1 => Some(Self::Passphrase),
+            1 => Some(Self::Password),
             2 => Some(Self::KeyFile),
             3 => Some(Self::Open),
             _ => None,
@@ -39,14 +39,14 @@ impl CredentialKind {
 impl fmt::Display for CredentialKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Passphrase => "password",
+            Self::Password => "password",
             Self::KeyFile => "key file",
             Self::Open => "open key slot",
         })
     }
 }
 
-/// What a guess at a passphrase costs: the parameters of Argon2id (RFC 9106), version 0x13.
+/// What a guess at a password costs: the parameters of Argon2id (RFC 9106), version 0x13.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct KdfParameters {
     /// Memory in KiB.
@@ -132,7 +132,7 @@ impl fmt::Display for SlotInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match self.kind {
             CredentialKind::Open => "open",
-            CredentialKind::Passphrase => "password",
+            CredentialKind::Password => "password",
             CredentialKind::KeyFile => "key file",
         };
         write!(f, "{} ({kind}, {:?})", self.id, self.label)

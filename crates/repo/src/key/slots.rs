@@ -1,6 +1,6 @@
 //! The key slots of a store: add, open, list, replace and remove.
 //!
-//! A slot is an immutable object; a new passphrase is a new slot. The new one is durable, and has been opened once,
+//! A slot is an immutable object; a new password is a new slot. The new one is durable, and has been opened once,
 //! before an old one is removed.
 //!
 //! Two hosts may each remove "the other" slot at the same moment. To keep at least one slot, a removal first puts a
@@ -29,7 +29,7 @@ const COST_MAX: u64 = 64 * 32 * 1024 * 4;
 pub struct NewSlot<'a> {
     /// What opens it.
     pub credential: Credential<'a>,
-    /// What a guess at a passphrase costs; of no matter to other credentials.
+    /// What a guess at a password costs; of no matter to other credentials.
     pub parameters: KdfParameters,
     /// What to call it: whose it is, or where.
     pub label: &'a str,
@@ -107,7 +107,7 @@ pub fn add(
         kind: new.credential.kind(),
         label: new.label.to_owned(),
         created_unix_seconds: new.created_unix_seconds,
-        parameters: (new.credential.kind() == CredentialKind::Passphrase).then_some(new.parameters),
+        parameters: (new.credential.kind() == CredentialKind::Password).then_some(new.parameters),
     };
     let id = info.id;
     let bytes = encode(&info, new.cipher, new.credential, &contents, randomness)?;
@@ -128,7 +128,7 @@ pub fn add(
 /// Opens a slot with `credential`: the first matching slot that opens, in ascending order of cost.
 ///
 /// Slots of other kinds are not tried. In particular an open slot, which anyone with write access to the store could
-/// have added, never replaces a passphrase.
+/// have added, never replaces a password.
 pub fn unlock(store: &dyn Store, credential: Credential<'_>) -> Result<Unlocked> {
     unlock_chosen(store, credential, SlotChoice::Any)
 }
@@ -262,7 +262,7 @@ pub fn list(store: &dyn Store) -> Result<SlotListing> {
     })
 }
 
-/// Puts a slot in the place of the one that was opened: a new passphrase, other parameters, another label.
+/// Puts a slot in the place of the one that was opened: a new password, other parameters, another label.
 ///
 /// The old slot goes when the new one is durable and has been opened; an error leaves the old one, and perhaps both.
 pub fn replace(store: &dyn Store, old: &Unlocked, new: &NewSlot<'_>, randomness: &dyn Randomness) -> Result<SlotId> {

@@ -21,7 +21,7 @@ pub struct InitRequest<'a> {
     pub credential: Credential<'a>,
     /// What to call that slot.
     pub label: &'a str,
-    /// What a guess at a passphrase costs.
+    /// What a guess at a password costs.
     pub parameters: KdfParameters,
     /// What to seal with.
     pub cipher: Cipher,

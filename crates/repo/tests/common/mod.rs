@@ -109,11 +109,11 @@ pub(crate) struct Rig {
     threads: usize,
 }
 
-pub(crate) const PASSPHRASE: Credential<'static> = Credential::KeyFile(b"a key file of thirty-two bytes!!");
+pub(crate) const PASSWORD: Credential<'static> = Credential::KeyFile(b"a key file of thirty-two bytes!!");
 
 pub(crate) fn init_request() -> InitRequest<'static> {
     InitRequest {
-        credential: PASSPHRASE,
+        credential: PASSWORD,
         label: "test",
         parameters: KdfParameters::default(),
         cipher: Cipher::Aes256Gcm,
@@ -176,7 +176,7 @@ impl Rig {
     pub(crate) fn open_on(&self, store: impl Store + 'static, seed: u64) -> Repository {
         let mut environment = self.environment.clone();
         environment.randomness = Arc::new(SeededBytes::new(seed));
-        Repository::open(Arc::new(store), PASSPHRASE, environment)
+        Repository::open(Arc::new(store), PASSWORD, environment)
             .unwrap()
             .repository
     }

@@ -16,7 +16,7 @@ use holdfast_repo::{
 };
 
 use super::specimen::{Contents, Specimen};
-use super::{PASSPHRASE, Watch, environment};
+use super::{PASSWORD, Watch, environment};
 
 /// Disks that are larger are not restored: a forged manifest can ask for the work of years.
 const RESTORED_BYTES_MAX: u64 = 4 << 20;
@@ -178,7 +178,7 @@ fn assert_no_worse(before: &[bool], after: &[bool], place: Place, who: &str) {
 
 fn open(store: &MemoryStore) -> Option<Repository> {
     let shared: Arc<dyn Store> = Arc::new(store.clone());
-    let opened = Repository::open(shared, PASSPHRASE, environment(9)).ok()?;
+    let opened = Repository::open(shared, PASSWORD, environment(9)).ok()?;
     Some(opened.repository)
 }
 

@@ -190,7 +190,7 @@ fn add_slots(repository: &Repository) {
         iterations: 1,
         lanes: 1,
     };
-    for credential in [Credential::Open, Credential::Passphrase(b"known")] {
+    for credential in [Credential::Open, Credential::Password(b"known")] {
         let slot = InitRequest {
             credential,
             label: "another",

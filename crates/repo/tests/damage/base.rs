@@ -14,7 +14,7 @@ use holdfast_repo::{
 
 use crate::KIB;
 use crate::common::specimen::StealMarker;
-use crate::common::{Disk, PASSPHRASE, Watch, environment, init_request, request, source};
+use crate::common::{Disk, PASSWORD, Watch, environment, init_request, request, source};
 
 pub(crate) const SECOND_KEY: Credential<'static> = Credential::KeyFile(b"another key file, for a bad day!");
 pub(crate) const FULL: ScrubRequest = ScrubRequest {
@@ -116,7 +116,7 @@ pub(crate) fn repair(repository: &Repository) {
 
 pub(crate) fn open(store: &MemoryStore, seed: u64) -> (Repository, bool) {
     let shared: Arc<dyn Store> = Arc::new(store.clone());
-    let opened = Repository::open(Arc::clone(&shared), PASSPHRASE, environment(seed))
+    let opened = Repository::open(Arc::clone(&shared), PASSWORD, environment(seed))
         .or_else(|_| Repository::open(shared, SECOND_KEY, environment(seed)));
     let opened = opened.unwrap();
     (opened.repository, !opened.warnings.is_empty())

@@ -15,7 +15,7 @@ use holdfast_repo::{
 };
 
 use super::cast::{self, Act, Actor, Fate, Form, Look, MACHINES, Moment, Role, Town, Way};
-use crate::common::{PASSPHRASE, Watch, request};
+use crate::common::{PASSWORD, Watch, request};
 
 /// Longer than any other actor works.
 const SLEEP_PAUSES_MAX: u32 = 20_000;
@@ -73,7 +73,7 @@ impl Actor {
             inner: Arc::clone(&stage.store),
         });
         let environment = cast::environment(&stage.town, &stage.time, self.process, stage.seed);
-        let outcome = match Repository::open(store, PASSPHRASE, environment) {
+        let outcome = match Repository::open(store, PASSWORD, environment) {
             Ok(opened) => self.work(&opened.repository, &stage.store),
             Err(error) => self.failed(error),
         };

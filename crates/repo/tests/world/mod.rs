@@ -11,7 +11,7 @@ use holdfast_block::{BlockDevice, MemoryDevice, SeededRandom};
 use holdfast_repo::store::{FaultStore, Interleaver, MemoryStore, ObjectKind, Step, Store};
 use holdfast_repo::{Error, Finding, GcRequest, Manifest, Parent, Repository, SnapshotId, Touched};
 
-use crate::common::{PASSPHRASE, SeededBytes, Watch, init_request, request};
+use crate::common::{PASSWORD, SeededBytes, Watch, init_request, request};
 use actor::{Outcome, Stage};
 use cast::Town;
 use cast::{Actor, Fate, Role};
@@ -75,7 +75,7 @@ impl Base {
 
 fn open(store: &MemoryStore, town: &Arc<Town>, time: &Arc<AtomicI64>, process: u32) -> Repository {
     let environment = cast::environment(town, time, process, u64::from(process) << 20);
-    let opened = Repository::open(Arc::new(store.clone()), PASSPHRASE, environment).unwrap();
+    let opened = Repository::open(Arc::new(store.clone()), PASSWORD, environment).unwrap();
     assert!(opened.warnings.is_empty());
     opened.repository
 }

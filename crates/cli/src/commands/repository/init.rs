@@ -120,7 +120,7 @@ fn run(args: &InitArgs, context: &Context) -> Result<Exit, Error> {
         Some(context.password(PasswordUse::New)?)
     };
     let protection = password.as_ref().map_or(NewProtection::Nothing, |password| {
-        NewProtection::Passphrase(password.as_bytes())
+        NewProtection::Password(password.as_bytes())
     });
     let request = InitRequest {
         location: &location,

@@ -160,7 +160,7 @@ fn a_full_disk_of_the_journal_stops_no_job_and_loses_no_entry() {
     let mut file = std::fs::File::create(&ballast).unwrap();
     while std::io::Write::write_all(&mut file, &[1; 512]).is_ok() {}
     drop(file);
-    wait_until("the complaint", || host.log().contains("kept in memory meanwhile"));
+    wait_until("the complaint", || host.log().contains("kept in memory"));
     let snapshots = host.rig.snapshot_count();
     wait_until("more runs", || host.rig.snapshot_count() > snapshots + 1);
     std::fs::remove_file(&ballast).unwrap();

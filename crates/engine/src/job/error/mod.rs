@@ -90,9 +90,9 @@ pub enum Error {
         /// The first thing in it that is no part of a repository.
         stranger: String,
     },
-    /// A new passphrase that a guesser finds at once.
+    /// A new password that a guesser finds at once.
     #[error("the password is too weak: {reason}")]
-    WeakPassphrase {
+    WeakPassword {
         /// What is wrong with it.
         reason: &'static str,
     },

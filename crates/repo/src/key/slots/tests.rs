@@ -9,8 +9,8 @@ const CHEAP: KdfParameters = KdfParameters {
     iterations: 1,
     lanes: 1,
 };
-const ALICE: Credential<'_> = Credential::Passphrase(b"alice");
-const BOB: Credential<'_> = Credential::Passphrase(b"bob");
+const ALICE: Credential<'_> = Credential::Password(b"alice");
+const BOB: Credential<'_> = Credential::Password(b"bob");
 const KEY_FILE: Credential<'_> = Credential::KeyFile(&[9; 40]);
 const CONFIG: &[u8] = b"configuration";
 
@@ -52,9 +52,9 @@ fn each_credential_opens_its_own_slot_to_the_same_secret() {
 }
 
 #[test]
-fn a_wrong_passphrase_is_told_with_the_slots_that_were_tried() {
+fn a_wrong_password_is_told_with_the_slots_that_were_tried() {
     let (store, ids, _) = with(&[ALICE, BOB, KEY_FILE]);
-    let error = unlock(&store, Credential::Passphrase(b"eve")).unwrap_err();
+    let error = unlock(&store, Credential::Password(b"eve")).unwrap_err();
     let KeyError::WrongCredential { tried, damaged, .. } = &error else {
         panic!("{error}");
     };
@@ -82,7 +82,7 @@ fn a_wrong_passphrase_is_told_with_the_slots_that_were_tried() {
 
 /// An attacker with write access to the store could otherwise make us seal the next backup under a secret of their own.
 #[test]
-fn an_open_slot_does_not_stand_in_for_a_passphrase() {
+fn an_open_slot_does_not_stand_in_for_a_password() {
     let (store, ids, randomness) = with(&[ALICE]);
     let foreign = MasterSecret::from_bytes([66; 32]);
     add(&store, &new(Credential::Open), &foreign, CONFIG, &randomness).unwrap();
@@ -114,7 +114,7 @@ fn a_damaged_slot_is_named_and_the_others_open() {
 }
 
 #[test]
-fn a_slot_that_cannot_be_read_is_not_a_wrong_passphrase() {
+fn a_slot_that_cannot_be_read_is_not_a_wrong_password() {
     let (store, _, _) = with(&[ALICE, BOB]);
     let plan = FaultPlan {
         operation: 2,
@@ -130,7 +130,7 @@ fn a_slot_that_cannot_be_read_is_not_a_wrong_passphrase() {
 }
 
 #[test]
-fn a_new_passphrase_takes_the_place_of_the_old() {
+fn a_new_password_takes_the_place_of_the_old() {
     let (store, ids, randomness) = with(&[ALICE]);
     let unlocked = unlock(&store, ALICE).unwrap();
     let stronger = NewSlot {
@@ -146,9 +146,9 @@ fn a_new_passphrase_takes_the_place_of_the_old() {
     assert_eq!(store.objects().len(), 1, "no marker is left");
 }
 
-/// Fails and crashes at every operation of a change of passphrase; one of the two always opens.
+/// Fails and crashes at every operation of a change of password; one of the two always opens.
 #[test]
-fn a_change_of_passphrase_that_dies_anywhere_leaves_one_that_opens() {
+fn a_change_of_password_that_dies_anywhere_leaves_one_that_opens() {
     for fault in [Fault::Crash, Fault::Io, Fault::NoSpace] {
         let mut struck = 0;
         for operation in 1..30 {
@@ -296,7 +296,7 @@ fn the_cost_of_slots_of_others_is_bounded() {
     // A note of a slot that is of another password, or gone, is only a note.
     assert_eq!(
         unlock_chosen(&store, BOB, SlotChoice::First(real)).unwrap().slot.kind,
-        CredentialKind::Passphrase
+        CredentialKind::Password
     );
     assert!(unlock_chosen(&store, BOB, SlotChoice::Only(real)).is_err());
     assert!(!is_enough(0, 0) && !is_enough(SLOT_COUNT_MAX - 1, COST_MAX - 1));

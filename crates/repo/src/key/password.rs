@@ -1,4 +1,4 @@
-//! Derives the key of a slot from a passphrase or a key file.
+//! Derives the key of a slot from a password or a key file.
 
 use std::fmt;
 
@@ -16,8 +16,8 @@ const KEY_FILE_BYTES_MIN: usize = 32;
 /// What opens a slot.
 #[derive(Clone, Copy)]
 pub enum Credential<'a> {
-    /// A passphrase, byte for byte as it was typed.
-    Passphrase(&'a [u8]),
+    /// A password, byte for byte as it was typed.
+    Password(&'a [u8]),
     /// The contents of a key file: at least 32 unpredictable bytes.
     KeyFile(&'a [u8]),
     /// Nothing: the repository is not encrypted.
@@ -28,7 +28,7 @@ impl Credential<'_> {
     /// What it is.
     pub const fn kind(&self) -> CredentialKind {
         match self {
-            Self::Passphrase(_) => CredentialKind::Passphrase,
+            Self::Password(_) => CredentialKind::Password,
             Self::KeyFile(_) => CredentialKind::KeyFile,
             Self::Open => CredentialKind::Open,
         }
@@ -37,7 +37,7 @@ impl Credential<'_> {
     /// Refuses what must not protect a repository.
     pub(super) fn check(&self) -> Result<()> {
         let detail = match self {
-            Self::Passphrase([]) => "it is empty",
+            Self::Password([]) => "it is empty",
             Self::KeyFile(bytes) if bytes.len() < KEY_FILE_BYTES_MIN => "it has less than 32 bytes",
             _ => return Ok(()),
         };
@@ -47,10 +47,10 @@ impl Credential<'_> {
         })
     }
 
-    /// The key of the slot with `salt`; `parameters` matter to passphrases alone.
+    /// The key of the slot with `salt`; `parameters` matter to passwords alone.
     pub(super) fn slot_key(&self, parameters: KdfParameters, salt: &[u8; SALT_BYTES]) -> Result<Zeroizing<[u8; 32]>> {
         match self {
-            Self::Passphrase(passphrase) => parameters.stretch(passphrase, salt),
+            Self::Password(password) => parameters.stretch(password, salt),
             Self::KeyFile(bytes) => Ok(derive("holdfast 2026 key slot v1 key file", salt, bytes)),
             Self::Open => Ok(derive("holdfast 2026 key slot v1 open", salt, &[])),
         }
@@ -107,7 +107,7 @@ impl KdfParameters {
         u64::from(self.memory_kib) * u64::from(self.iterations)
     }
 
-    fn stretch(self, passphrase: &[u8], salt: &[u8; SALT_BYTES]) -> Result<Zeroizing<[u8; 32]>> {
+    fn stretch(self, password: &[u8], salt: &[u8; SALT_BYTES]) -> Result<Zeroizing<[u8; 32]>> {
         self.check()?;
         let no_memory = |_| KeyError::NoMemory {
             memory_kib: self.memory_kib,
@@ -119,7 +119,7 @@ impl KdfParameters {
         memory.resize(params.block_count(), Block::new());
         let mut key = Zeroizing::new([0; 32]);
         let hashed = Argon2::new(Algorithm::Argon2id, Version::V0x13, params).hash_password_into_with_memory(
-            passphrase,
+            password,
             salt,
             &mut *key,
             &mut memory[..],
@@ -127,7 +127,7 @@ impl KdfParameters {
         // The last blocks are as good as the key.
         memory.zeroize();
         hashed.map_err(|_| KeyError::Credential {
-            kind: CredentialKind::Passphrase,
+            kind: CredentialKind::Password,
             detail: "it is longer than 4 GiB",
         })?;
         Ok(key)
@@ -150,11 +150,11 @@ mod tests {
         };
         let file = [3; 32];
         let keys = [
-            key(Credential::Passphrase(b"a"), parameters, 1),
-            key(Credential::Passphrase(b"b"), parameters, 1),
-            key(Credential::Passphrase(b"a"), parameters, 2),
+            key(Credential::Password(b"a"), parameters, 1),
+            key(Credential::Password(b"b"), parameters, 1),
+            key(Credential::Password(b"a"), parameters, 2),
             key(
-                Credential::Passphrase(b"a"),
+                Credential::Password(b"a"),
                 KdfParameters {
                     iterations: 2,
                     ..parameters
@@ -162,18 +162,14 @@ mod tests {
                 1,
             ),
             key(
-                Credential::Passphrase(b"a"),
+                Credential::Password(b"a"),
                 KdfParameters {
                     memory_kib: 32,
                     ..parameters
                 },
                 1,
             ),
-            key(
-                Credential::Passphrase(b"a"),
-                KdfParameters { lanes: 2, ..parameters },
-                1,
-            ),
+            key(Credential::Password(b"a"), KdfParameters { lanes: 2, ..parameters }, 1),
             key(Credential::KeyFile(&file), parameters, 1),
             key(Credential::KeyFile(&file), parameters, 2),
             key(Credential::Open, parameters, 1),
@@ -182,7 +178,7 @@ mod tests {
         for (at, key) in keys.iter().enumerate() {
             assert!(!keys[..at].contains(key), "key {at}");
         }
-        assert_eq!(key(Credential::Passphrase(b"a"), parameters, 1), keys[0]);
+        assert_eq!(key(Credential::Password(b"a"), parameters, 1), keys[0]);
     }
 
     #[test]
@@ -214,20 +210,20 @@ mod tests {
                 ..good
             },
         ] {
-            let refused = Credential::Passphrase(b"a").slot_key(bad, &[0; SALT_BYTES]);
+            let refused = Credential::Password(b"a").slot_key(bad, &[0; SALT_BYTES]);
             assert!(matches!(refused, Err(KeyError::Parameters { .. })), "{bad:?}");
         }
     }
 
     #[test]
     fn what_is_too_weak_is_refused_and_nothing_is_shown() {
-        assert!(Credential::Passphrase(b"").check().is_err());
+        assert!(Credential::Password(b"").check().is_err());
         assert!(Credential::KeyFile(&[1; 31]).check().is_err());
-        Credential::Passphrase(b"x").check().unwrap();
+        Credential::Password(b"x").check().unwrap();
         Credential::KeyFile(&[1; 32]).check().unwrap();
         assert_eq!(
-            format!("{:?}", Credential::Passphrase(b"abc")),
-            "Credential::Passphrase(..)"
+            format!("{:?}", Credential::Password(b"abc")),
+            "Credential::Password(..)"
         );
     }
 }
