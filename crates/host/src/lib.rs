@@ -28,13 +28,13 @@ pub use system::allocator::map_large_buffers;
 pub use system::file_stamp::stamp_of;
 pub use system::identity::{MacAddress, Uuid};
 pub use system::process::{
-    Answer, Call, Called, Companion, Ending, LocalTools, Order, Piped, PipedEnd, Programs, ToolError, Tools, Worked,
-    Worker, command,
+    Answer, Call, CallOutput, LineProcess, LocalTools, Piped, PipedEnd, ProcessOutcome, StreamTools, ToolError, Tools,
+    Worker, WorkerOutput, WorkerRequest, command,
 };
 pub use system::processes::UserIdentity;
 pub use system::processes::{
-    Living, Writers, is_locked_by_others, is_written_by_others, living, open_below, parent_of, words_of_process,
-    writers_of_device, writers_of_files,
+    ProcessInfo, Writers, command_line_of, is_locked_by_others, is_written_by_others, open_below, parent_of,
+    processes_named, writers_of_device, writers_of_files,
 };
 pub use system::rights::{FileKind, Links, Rights};
 pub use system::ssh::{Ssh, SshAddress, shell_line};

@@ -8,7 +8,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use holdfast_host::{Call, Ending, MachineState, MachineSummary, why_not_obeyed};
+use holdfast_host::{Call, MachineState, MachineSummary, ProcessOutcome, why_not_obeyed};
 
 use crate::job::{Error, Job, Result};
 
@@ -262,8 +262,8 @@ impl Hooks {
         for line in &called.lines {
             job.progress.note(&format!("{name} {}: {line}", event.word()));
         }
-        match called.ending {
-            Ending::Well => Ok(()),
+        match called.outcome {
+            ProcessOutcome::Success => Ok(()),
             other => Err(other.to_string()),
         }
     }

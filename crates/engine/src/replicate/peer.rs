@@ -14,7 +14,7 @@ use holdfast_host::provider::{
     Incoming, Keeping, PackWhen, ProviderError, ProviderKind, ProviderResult, Receiving, ReplicaAbilities,
     ReplicaDataset, ReplicaSide, SenderTrust, Sending,
 };
-use holdfast_host::{Piped, Programs, ToolError};
+use holdfast_host::{Piped, StreamTools, ToolError};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -104,7 +104,7 @@ impl From<&ProviderError> for PeerRefusal {
 /// A side of a replication at which a `holdfast` answers.
 pub struct PeerSide {
     kind: ProviderKind,
-    programs: Arc<dyn Programs>,
+    programs: Arc<dyn StreamTools>,
     host: String,
     clock: Arc<dyn Clock>,
     time_out: Duration,
@@ -114,7 +114,7 @@ impl PeerSide {
     /// The `holdfast` that `programs` reach at `host`; none where none answers.
     pub fn find(
         kind: ProviderKind,
-        programs: Arc<dyn Programs>,
+        programs: Arc<dyn StreamTools>,
         clock: Arc<dyn Clock>,
         time_out: Duration,
     ) -> ProviderResult<Option<Self>> {

@@ -15,7 +15,7 @@ use std::time::Duration;
 use holdfast_block::Clock;
 use tempfile::NamedTempFile;
 
-use crate::system::process::{Call, Called, Ending, PROGRAM_PATH, ask_at_terminal};
+use crate::system::process::{Call, CallOutput, PROGRAM_PATH, ProcessOutcome, ask_at_terminal};
 use crate::system::trusted_files::why_not_obeyed;
 use crate::system::waits::Wait;
 
@@ -149,7 +149,7 @@ impl<'a> SshSignatures<'a> {
         let lines = match passphrase {
             PassphraseFrom::Nobody => {
                 let called = self.call(&words, text, SIGN_TIME_OUT)?;
-                if called.ending != Ending::Well {
+                if called.outcome != ProcessOutcome::Success {
                     return Err(not_signed(key, &called));
                 }
                 called.lines
@@ -187,7 +187,7 @@ impl<'a> SshSignatures<'a> {
         let signature = said(file.path())?;
         let words = ["-Y", "check-novalidate", "-n", signed.namespace, "-s", &signature];
         let called = self.call(&words, signed.text, CHECK_TIME_OUT)?;
-        if called.ending != Ending::Well {
+        if called.outcome != ProcessOutcome::Success {
             let reason = complaint(&called);
             return Ok(Verdict::Bad { reason });
         }
@@ -218,7 +218,7 @@ impl<'a> SshSignatures<'a> {
             key: key.clone(),
             reason: reason.to_owned(),
         };
-        if found.ending != Ending::Well {
+        if found.outcome != ProcessOutcome::Success {
             return Ok(not_allowed(
                 "its key is not among the allowed signers, or not for that time",
             ));
@@ -245,11 +245,11 @@ impl<'a> SshSignatures<'a> {
                 None => words.to_vec(),
             };
             let called = self.call(&with_revoked, signed.text, CHECK_TIME_OUT)?;
-            if called.ending == Ending::Well {
+            if called.outcome == ProcessOutcome::Success {
                 let signer = principal.to_owned();
                 return Ok(Verdict::Good { signer, key });
             }
-            if revoked.is_some() && self.call(&words, signed.text, CHECK_TIME_OUT)?.ending == Ending::Well {
+            if revoked.is_some() && self.call(&words, signed.text, CHECK_TIME_OUT)?.outcome == ProcessOutcome::Success {
                 return Ok(Verdict::Revoked { key });
             }
             reason = complaint(&called);
@@ -257,7 +257,7 @@ impl<'a> SshSignatures<'a> {
         Ok(not_allowed(&reason))
     }
 
-    fn call(&self, words: &[&str], input: &[u8], time_out: Duration) -> Result<Called> {
+    fn call(&self, words: &[&str], input: &[u8], time_out: Duration) -> Result<CallOutput> {
         let variables = [
             ("PATH", PROGRAM_PATH.to_owned()),
             ("LC_ALL", "C".to_owned()),
@@ -288,9 +288,9 @@ fn of_start(source: std::io::Error) -> SshSignatureError {
     }
 }
 
-fn not_signed(key: &Path, called: &Called) -> SshSignatureError {
-    let reason = match called.ending {
-        Ending::TimedOut => called.ending.to_string(),
+fn not_signed(key: &Path, called: &CallOutput) -> SshSignatureError {
+    let reason = match called.outcome {
+        ProcessOutcome::TimedOut => called.outcome.to_string(),
         _ => complaint(called),
     };
     SshSignatureError::NotSigned {
@@ -367,7 +367,7 @@ fn fingerprint(lines: &[String]) -> String {
     said.unwrap_or("an unknown key").replacen(" key ", " ", 1)
 }
 
-fn complaint(called: &Called) -> String {
+fn complaint(called: &CallOutput) -> String {
     let lines = called
         .lines
         .iter()
@@ -375,7 +375,7 @@ fn complaint(called: &Called) -> String {
         .filter(|line| !line.is_empty());
     let text = lines.collect::<Vec<_>>().join("; ");
     if text.is_empty() {
-        called.ending.to_string()
+        called.outcome.to_string()
     } else {
         text
     }

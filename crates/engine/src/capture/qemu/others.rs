@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use holdfast_host::qemu::{RunId, drop_idle_files, remove_run, runs_in};
 use holdfast_host::qmp::{Monitor, MonitorError};
-use holdfast_host::{Living, MachineState, MachineSummary, living};
+use holdfast_host::{MachineState, MachineSummary, ProcessInfo, processes_named};
 use holdfast_repo::Liveness;
 
 use super::MachineReadRequest;

@@ -9,7 +9,7 @@ use holdfast_hardware::virtualbox::{Medium, MediumKind, Settings, media, read, r
 use holdfast_hardware::{DiskKind as HardwareKind, Dropped, Machine, Place, Translated, adapt};
 use holdfast_host::virtualbox::{MachineInfo, VBoxManage, VirtualBoxState};
 use holdfast_host::{
-    Description, DiskKind, DiskSource, Living, MachineDisk, MachineState, MachineSummary, Mark, writers_of_files,
+    Description, DiskKind, DiskSource, MachineDisk, MachineState, MachineSummary, Mark, ProcessInfo, writers_of_files,
 };
 use holdfast_image::{Backing, OpenOptions};
 use rustix::fs::OFlags;

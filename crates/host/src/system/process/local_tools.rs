@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::confined::{FOR_RECEIVING, start_with};
 use super::tool::{ANSWER_BYTES_MAX, COMPLAINT_BYTES_MAX, LAST_WORDS, SYSTEM_PROGRAM, command, listen};
-use super::{Answer, LOOK_INTERVAL, Piped, Programs, ToolError, Tools};
+use super::{Answer, LOOK_INTERVAL, Piped, StreamTools, ToolError, Tools};
 use crate::system::waits::Wait;
 
 /// How often it is looked whether a program that has closed its output has ended.
@@ -77,7 +77,7 @@ impl Tools for LocalTools {
     }
 }
 
-impl Programs for LocalTools {
+impl StreamTools for LocalTools {
     fn start(&self, program: &str, arguments: &[&str]) -> Result<Piped, ToolError> {
         Piped::start(program, arguments)
     }

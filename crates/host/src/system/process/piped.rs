@@ -19,7 +19,7 @@ const ANSWER_BYTES_MAX: u64 = 64 << 20;
 const LOOK_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Asks programs of a host, and starts those that send or take in a stream.
-pub trait Programs: Tools {
+pub trait StreamTools: Tools {
     /// Starts `program`, with pipes at both of its ends.
     fn start(&self, program: &str, arguments: &[&str]) -> Result<Piped, ToolError>;
 
@@ -199,7 +199,7 @@ mod tests {
     use holdfast_block::{Clock as _, SystemClock};
 
     use super::super::LocalTools;
-    use super::{Piped, Programs as _};
+    use super::{Piped, StreamTools as _};
 
     const LONG: Duration = Duration::from_secs(30);
 

@@ -23,7 +23,7 @@ use super::stream::{Arrival, BtrfsAnnouncement, BtrfsGate, ParentSnapshot};
 use super::{BTRFS, Btrfs, Shown, dataset, is_subvolume};
 use crate::Uuid;
 use crate::storage::provider::leftovers::{Remain, RemainKind};
-use crate::system::process::{Piped, Programs};
+use crate::system::process::{Piped, StreamTools};
 
 /// What stands before the name of a subvolume that is being received. No host snapshot can be called so, and it is in the folder of the
 /// others because a read-only subvolume cannot be moved to another folder.
@@ -32,12 +32,12 @@ const INCOMING: &str = ".incoming+";
 /// btrfs of this host.
 pub struct BtrfsSide {
     btrfs: Btrfs,
-    programs: Arc<dyn Programs>,
+    programs: Arc<dyn StreamTools>,
 }
 
 impl BtrfsSide {
     /// What `programs` reach, on this host.
-    pub fn new(programs: Arc<dyn Programs>) -> Self {
+    pub fn new(programs: Arc<dyn StreamTools>) -> Self {
         Self {
             btrfs: Btrfs::new(Arc::clone(&programs) as _),
             programs,

@@ -9,7 +9,7 @@ use super::{ZFS, ZPOOL, Zfs, full, refusal};
 use crate::storage::changed_blocks::{
     ChangedRanges, StreamError, StreamObject, StreamQuestion, by_send_stream, guid_of_stream,
 };
-use crate::system::process::{LocalTools, PipedEnd, Programs as _};
+use crate::system::process::{LocalTools, PipedEnd, StreamTools as _};
 
 /// How long a sender that has sent all may take to end.
 const END_TIME_OUT: std::time::Duration = std::time::Duration::from_secs(60);

@@ -23,7 +23,7 @@ use super::error_messages::refusal;
 use super::stream::{Joining, ZfsAnnouncement, ZfsGate};
 use super::table::Properties;
 use super::{ZFS, Zfs, any_full_name, full_name};
-use crate::system::process::{Piped, Programs};
+use crate::system::process::{Piped, StreamTools};
 use crate::system::ssh::shell_line;
 
 const PROPERTIES: &str = "type,creation,userrefs,readonly,canmount,guid";
@@ -34,12 +34,12 @@ const NEWER_PROPERTIES: &str =
 #[derive(Clone)]
 pub struct ZfsSide {
     zfs: Zfs,
-    programs: Arc<dyn Programs>,
+    programs: Arc<dyn StreamTools>,
 }
 
 impl ZfsSide {
     /// What `programs` reach.
-    pub fn new(programs: Arc<dyn Programs>, clock: Arc<dyn Clock>) -> Self {
+    pub fn new(programs: Arc<dyn StreamTools>, clock: Arc<dyn Clock>) -> Self {
         Self {
             zfs: Zfs::new(Arc::clone(&programs) as _, PathBuf::new(), clock),
             programs,

@@ -461,7 +461,7 @@ fn a_gate_is_taken_with_the_input() {
         std::sync::Arc::new(holdfast_block::SystemClock::new()),
         std::time::Duration::from_secs(60),
     );
-    let piped = crate::Programs::start(&tools, "cat", &[]).unwrap();
+    let piped = crate::StreamTools::start(&tools, "cat", &[]).unwrap();
     let (gate, _) = BtrfsGate::new(announced(None), Notes::default());
     let mut incoming = Incoming::gated(piped, (Box::new(gate), Notes::default()), || Ok(()));
     assert!(incoming.take_input().is_some());

@@ -12,7 +12,7 @@ use super::super::super::replica::{
 };
 use super::super::super::{ProviderError, ProviderKind};
 use super::{ZfsSide, size_in};
-use crate::system::process::{Answer, Piped, Programs, ToolError, Tools};
+use crate::system::process::{Answer, Piped, StreamTools, ToolError, Tools};
 
 const TOKEN: &str = "1-e35990c02-f0-789c636064000310a500c4ec50360710e72765a52697303030419460caa7a515a79680641ae0f26c48f249952\
     5a9c540da22b209abfe92fcf4d2cc1406868015f3656255cd2d3590e439c1f27989b9a9403a312f5bbfb828d92111e20e09a87e98bb5373935253f2b3c1e\
@@ -76,7 +76,7 @@ impl Tools for Scripted {
     }
 }
 
-impl Programs for Scripted {
+impl StreamTools for Scripted {
     fn start(&self, program: &str, arguments: &[&str]) -> Result<Piped, ToolError> {
         self.asked
             .lock()
