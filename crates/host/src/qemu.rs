@@ -33,7 +33,10 @@ pub use latency::{WriteCounters, write_counters};
 pub use layers::{Layer, Layers};
 pub use names::RunId;
 pub(crate) use names::run_of;
-pub use point_in_time::{Cut, CutDisk, CutRequest, Moment, Pause, PreparedCut, Standstill, UnservedCut};
+pub use point_in_time::{
+    DiskRequest, Pause, PausePolicy, PointInTime, PointInTimeEvent, PointInTimeRequest, PreparedPointInTime,
+    UnservedPointInTime,
+};
 pub use remove::{drop_idle_files, remove_run, runs_in};
 pub use serving::{NotServed, no_filter};
 pub use version::QemuVersion;

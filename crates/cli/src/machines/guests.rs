@@ -2,7 +2,7 @@
 
 use holdfast_engine::{GuestReport, GuestRequest, MachinePlaces, Quiesce, Quiesced, machines_in, places_of};
 use holdfast_host::provider::Wanted;
-use holdfast_host::qemu::memory::MemoryWay;
+use holdfast_host::qemu::memory::MemoryMethod;
 use holdfast_host::{Description, DiskChoice, MachineState};
 use serde::Serialize;
 
@@ -44,7 +44,7 @@ pub enum MemoryHow {
     Stopped,
 }
 
-impl From<MemoryHow> for MemoryWay {
+impl From<MemoryHow> for MemoryMethod {
     fn from(how: MemoryHow) -> Self {
         match how {
             MemoryHow::Auto => Self::Auto,

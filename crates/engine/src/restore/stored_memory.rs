@@ -45,8 +45,8 @@ impl<'r> StoredMemory<'r> {
 
     /// Writes what QEMU takes in with `-incoming`.
     pub(crate) fn write(&self, output: &mut dyn Write) -> std::io::Result<()> {
-        put_together(&self.state, &*self.pages, output).map_err(|error| match error {
-            PutError::Output(source) => source,
+        assemble(&self.state, &*self.pages, output).map_err(|error| match error {
+            AssembleError::Output(source) => source,
             other => std::io::Error::other(other),
         })
     }

@@ -41,7 +41,7 @@ pub trait Monitor: Send + Sync {
 ///
 /// # Errors
 /// Why there is no way, after half a minute.
-pub fn wake_patiently(monitor: &dyn Monitor, clock: &dyn Clock) -> Result<()> {
+pub fn wake_with_retries(monitor: &dyn Monitor, clock: &dyn Clock) -> Result<()> {
     let start = clock.now();
     loop {
         match monitor.wake() {
@@ -55,7 +55,7 @@ pub fn wake_patiently(monitor: &dyn Monitor, clock: &dyn Clock) -> Result<()> {
 ///
 /// # Errors
 /// QEMU's refusal at once; a lost connection after half a minute.
-pub fn ask_patiently<T>(
+pub fn query_with_retries<T>(
     monitor: &dyn Monitor,
     clock: &dyn Clock,
     ask: &dyn Fn(&dyn Monitor) -> Result<T>,
@@ -65,7 +65,7 @@ pub fn ask_patiently<T>(
         match ask(monitor) {
             Err(MonitorError::Transport { .. }) if clock.now().saturating_sub(start) < DEADLINE => {
                 clock.sleep(WAKE_INTERVAL);
-                wake_patiently(monitor, clock)?;
+                wake_with_retries(monitor, clock)?;
             }
             other => return other,
         }

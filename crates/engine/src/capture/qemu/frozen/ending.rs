@@ -1,7 +1,7 @@
 //! The end of an instant: what was put into QEMU is taken out, and what went wrong is said.
 
 use holdfast_host::Ended;
-use holdfast_host::qemu::{Cut, Layers, Pause, remove_bitmap};
+use holdfast_host::qemu::{Layers, Pause, PointInTime, remove_bitmap};
 
 use super::{Freezer, FrozenMachine};
 use crate::capture::qemu::fate::Fate;
@@ -50,7 +50,7 @@ impl Freezer<'_> {
         (frozen.guard, frozen.quiesced, pause)
     }
 
-    pub(super) fn release(&self, cut: Cut) {
+    pub(super) fn release(&self, cut: PointInTime) {
         let machine = self.request.machine;
         let Err(error) = cut.release(machine.monitor(), self.job.clock) else {
             return;
