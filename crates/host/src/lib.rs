@@ -14,12 +14,12 @@ pub use storage::{changed_blocks, provider};
 
 pub use hypervisor::bare::{BareQemu, WITHOUT_UUID};
 pub use hypervisor::error::{Error, Result};
-pub use hypervisor::exit_report::Ended;
+pub use hypervisor::exit_report::MachineEnd;
 #[cfg(feature = "libvirt")]
 pub use hypervisor::libvirt::Libvirt;
-pub use hypervisor::live_disks::{CopyState, Life, LiveDisks};
+pub use hypervisor::live_disks::{CopyState, ExecutionState, LiveDisks};
 pub use hypervisor::machine::{
-    Decision, Description, DiskChoice, DiskKind, DiskSource, MachineDisk, MachineState, MachineSummary, Mark,
+    BackupMark, Decision, Description, DiskChoice, DiskKind, DiskSource, MachineDisk, MachineState, MachineSummary,
 };
 pub use hypervisor::overlays::{CommitProgress, Overlays};
 pub use hypervisor::tpm::{Tpm, TpmFile, TpmPlace, TpmStore, TpmVersion};

@@ -1,7 +1,7 @@
 //! The machines that are frozen while host snapshots are made.
 
 use holdfast_engine::{GuestReport, GuestRequest, MachinePlaces, Quiesce, Quiesced, machines_in, places_of};
-use holdfast_host::provider::Wanted;
+use holdfast_host::provider::HostSnapshotScope;
 use holdfast_host::qemu::memory::MemoryMethod;
 use holdfast_host::{Description, DiskChoice, MachineState};
 use serde::Serialize;

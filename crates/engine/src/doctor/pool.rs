@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_host::processes_named;
-use holdfast_host::xapi::{KeptDisk, ListedSnapshot, Pool, XenMachine};
+use holdfast_host::xapi::{BaseDisk, ListedSnapshot, Pool, XenMachine};
 use holdfast_repo::Liveness;
 use jiff::Timestamp;
 
@@ -347,7 +347,7 @@ pub(super) fn let_go(
     uuids: &[String],
 ) -> std::result::Result<String, String> {
     let patient = patient(request, title)?;
-    let is_it = |disk: &&KeptDisk| disk.purpose == purpose && uuids.contains(&disk.uuid);
+    let is_it = |disk: &&BaseDisk| disk.purpose == purpose && uuids.contains(&disk.uuid);
     let kept = patient.pool.kept().map_err(|error| error.to_string())?;
     for disk in kept.iter().filter(is_it) {
         let removed = patient.pool.remove_disk(&disk.reference);

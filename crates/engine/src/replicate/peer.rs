@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use holdfast_block::Clock;
 use holdfast_host::provider::{
-    Incoming, Keeping, PackWhen, ProviderError, ProviderKind, ProviderResult, Receiving, ReplicaAbilities,
-    ReplicaDataset, ReplicaSide, SenderTrust, Sending,
+    Incoming, KeepRequest, PackWhen, ProviderError, ProviderKind, ProviderResult, ReceiveRequest, ReplicaAbilities,
+    ReplicaDataset, ReplicaSide, SendRequest, SenderTrust,
 };
 use holdfast_host::{Piped, StreamTools, ToolError};
 use serde::de::DeserializeOwned;
@@ -38,12 +38,12 @@ pub(super) struct PeerRequest {
 pub(super) enum PeerQuestion {
     Abilities,
     Datasets { name: String, is_tree: bool },
-    Estimate(Sending),
-    Send(Sending),
-    Receive(Receiving),
-    Settle(Receiving),
+    Estimate(SendRequest),
+    Send(SendRequest),
+    Receive(ReceiveRequest),
+    Settle(ReceiveRequest),
     Discard { dataset: String },
-    Keep(Keeping),
+    Keep(KeepRequest),
 }
 
 impl PeerQuestion {
@@ -216,22 +216,22 @@ impl ReplicaSide for PeerSide {
         self.ask("look at", name, ask)
     }
 
-    fn estimate(&self, sending: &Sending) -> ProviderResult<Option<u64>> {
+    fn estimate(&self, sending: &SendRequest) -> ProviderResult<Option<u64>> {
         self.ask("send", &sending.dataset, PeerQuestion::Estimate(sending.clone()))
     }
 
-    fn send(&self, sending: &Sending) -> ProviderResult<Piped> {
+    fn send(&self, sending: &SendRequest) -> ProviderResult<Piped> {
         let mut piped = self.start(PeerQuestion::Send(sending.clone()))?;
         drop(piped.take_input());
         Ok(piped)
     }
 
-    fn receive(&self, receiving: &Receiving, _trust: SenderTrust) -> ProviderResult<Incoming> {
+    fn receive(&self, receiving: &ReceiveRequest, _trust: SenderTrust) -> ProviderResult<Incoming> {
         let piped = self.start(PeerQuestion::Receive(receiving.clone()))?;
         Ok(Incoming::checked_elsewhere(piped))
     }
 
-    fn settle(&self, receiving: &Receiving) -> ProviderResult<()> {
+    fn settle(&self, receiving: &ReceiveRequest) -> ProviderResult<()> {
         self.ask("receive", &receiving.dataset, PeerQuestion::Settle(receiving.clone()))
     }
 
@@ -242,7 +242,7 @@ impl ReplicaSide for PeerSide {
         self.ask("discard what was received in part of", dataset, ask)
     }
 
-    fn keep(&self, keeping: &Keeping) -> ProviderResult<()> {
+    fn keep(&self, keeping: &KeepRequest) -> ProviderResult<()> {
         self.ask("keep", &keeping.snapshot, PeerQuestion::Keep(keeping.clone()))
     }
 

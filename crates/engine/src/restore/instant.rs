@@ -403,7 +403,7 @@ fn disks(plan: &MachineRestorePlan) -> Vec<InstantDisk> {
 fn may_run(hypervisor: &dyn LiveDisks, instant: &InstantJob) -> bool {
     !matches!(
         hypervisor.life(&instant.uuid),
-        Ok(Life::ShutOff) | Err(holdfast_host::Error::NoSuchMachine { .. })
+        Ok(ExecutionState::ShutOff) | Err(holdfast_host::Error::NoSuchMachine { .. })
     )
 }
 

@@ -18,8 +18,8 @@ use serde_json::{Map, Value, json};
 use self::block::Blocks;
 use crate::hypervisor::agent::socket::{AgentError, AgentSocket, ask};
 use crate::hypervisor::error::{Error, Result};
-use crate::hypervisor::exit_report::Ended;
-use crate::hypervisor::machine::{Description, MachineDisk, MachineState, MachineSummary, Mark};
+use crate::hypervisor::exit_report::MachineEnd;
+use crate::hypervisor::machine::{BackupMark, Description, MachineDisk, MachineState, MachineSummary};
 use crate::hypervisor::qom::{agent_channel, text};
 use crate::hypervisor::traits::{Hypervisor, Machine};
 use crate::qemu::disks;
@@ -39,10 +39,10 @@ const HOST_DIGITS: usize = 8;
 /// One QEMU, and the connection to its monitor; its machine shares it, and the last of them ends it.
 pub struct BareQemu {
     title: String,
-    machine: Arc<Bare>,
+    machine: Arc<BareConnection>,
 }
 
-struct Bare {
+struct BareConnection {
     name: String,
     /// What it is known by where QEMU was given no UUID.
     place: String,
@@ -55,7 +55,7 @@ struct Bare {
 }
 
 /// The machine of a [`BareQemu`].
-struct BareMachine(Arc<Bare>);
+struct BareMachine(Arc<BareConnection>);
 
 impl BareQemu {
     /// Connects to the monitor at `path`.
@@ -84,7 +84,7 @@ impl BareQemu {
         let resolve = |path: PathBuf| process.as_ref().map_or(path.clone(), |process| process.resolve(&path));
         Ok(Self {
             title: format!("QEMU at {}", path.display()),
-            machine: Arc::new(Bare {
+            machine: Arc::new(BareConnection {
                 name,
                 place: place_of(path),
                 agent: agent.map(resolve),
@@ -110,7 +110,7 @@ impl BareQemu {
             address: path.display().to_string(),
             source: Box::new(source),
         })?;
-        Ok(Box::new(BareMachine(Arc::new(Bare {
+        Ok(Box::new(BareMachine(Arc::new(BareConnection {
             name: name.to_owned(),
             place: place_of(path),
             rights,
@@ -162,7 +162,7 @@ impl Hypervisor for BareQemu {
     }
 }
 
-impl Bare {
+impl BareConnection {
     fn failed(&self, source: MonitorError) -> Error {
         Error::Monitor {
             machine: self.name.clone(),
@@ -246,7 +246,7 @@ impl Machine for BareMachine {
             nvram: blocks.nvram,
             tpm: tpm::find(&self.0.query("query-tpm")?, self.0.process.as_ref()),
             has_agent_channel: self.0.agent.is_some(),
-            mark: Mark::default(),
+            mark: BackupMark::default(),
         })
     }
 
@@ -259,14 +259,14 @@ impl Machine for BareMachine {
             .map(|device| device.size_bytes)
     }
 
-    fn ended(&self) -> Option<Ended> {
+    fn ended(&self) -> Option<MachineEnd> {
         let is_gone = matches!(
             self.0.monitor.execute(&QmpCommand::new("query-status", Value::Null)),
             Err(MonitorError::Gone { .. })
         );
         // A connection may be lost while its QEMU lives.
         let is_dead = self.0.process.as_ref().is_some_and(Process::has_ended);
-        (is_gone && is_dead).then_some(Ended::Gone)
+        (is_gone && is_dead).then_some(MachineEnd::Gone)
     }
 
     fn configuration(&self) -> Result<Vec<(String, Vec<u8>)>> {

@@ -15,7 +15,7 @@ pub use rewrite::{
     overlays_document, rewrite, served_folder, with_links_down, with_name, with_own_disks, with_served_disks,
 };
 
-use crate::hypervisor::machine::{DiskKind, DiskSource, MachineDisk, Mark};
+use crate::hypervisor::machine::{BackupMark, DiskKind, DiskSource, MachineDisk};
 use crate::hypervisor::tpm::{TpmStore, TpmVersion};
 
 /// The namespace of what we read in a machine's own `<metadata>`.
@@ -47,7 +47,7 @@ pub struct DomainXml {
     /// Whether it has a channel for the guest agent.
     pub has_agent_channel: bool,
     /// What its owner says about backups.
-    pub mark: Mark,
+    pub mark: BackupMark,
 }
 
 /// What the text says about an emulated TPM.
@@ -218,18 +218,18 @@ fn has_agent_channel(devices: Node<'_, '_>) -> bool {
 }
 
 /// `<holdfast:backup enabled='no' exclude='vdb vdc' tags='db prod'/>`
-fn mark(metadata: Node<'_, '_>) -> Mark {
+fn mark(metadata: Node<'_, '_>) -> BackupMark {
     let Some(backup) = metadata
         .children()
         .find(|node| node.has_tag_name((MARK_NAMESPACE, "backup")))
     else {
-        return Mark::default();
+        return BackupMark::default();
     };
     let words = |name: &str| {
         let text = backup.attribute(name).unwrap_or_default();
         text.split_whitespace().map(str::to_owned).collect()
     };
-    Mark {
+    BackupMark {
         is_left_out: backup.attribute("enabled") == Some("no"),
         left_out_disks: words("exclude"),
         tags: words("tags"),

@@ -11,7 +11,7 @@ use crate::hypervisor::traits::HypervisorMut;
 /// Machines are named by their name or UUID, disks by what they are to the machine: "vda".
 pub trait LiveDisks: HypervisorMut {
     /// Whether a machine runs, and if not, why.
-    fn life(&self, machine: &str) -> Result<Life>;
+    fn life(&self, machine: &str) -> Result<ExecutionState>;
 
     /// Lets a machine run on that stands still, because of an error of a disk or for another reason.
     fn run_on(&self, machine: &str) -> Result<()>;
@@ -41,7 +41,7 @@ pub trait LiveDisks: HypervisorMut {
 
 /// What a machine does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Life {
+pub enum ExecutionState {
     /// Its processors run.
     Running,
     /// It stands still since a disk could not be read or written.

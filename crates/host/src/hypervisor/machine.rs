@@ -54,12 +54,12 @@ pub struct Description {
     /// Whether it has a channel for the QEMU guest agent. Somebody has to listen at its other end.
     pub has_agent_channel: bool,
     /// What its owner says about backups in its own configuration.
-    pub mark: Mark,
+    pub mark: BackupMark,
 }
 
 /// What a machine's owner says about backups in the machine's own configuration.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Mark {
+pub struct BackupMark {
     /// The machine is to be left out where all are backed up.
     pub is_left_out: bool,
     /// Disks that are to be left out, by target.
@@ -184,7 +184,7 @@ impl Description {
 #[cfg(test)]
 mod tests {
     use super::{
-        Decision, Description, DiskChoice, DiskKind, DiskSource, MachineDisk, MachineState, MachineSummary, Mark,
+        BackupMark, Decision, Description, DiskChoice, DiskKind, DiskSource, MachineDisk, MachineState, MachineSummary,
     };
 
     fn disk(target: &str, change: impl FnOnce(&mut MachineDisk)) -> MachineDisk {
@@ -219,7 +219,7 @@ mod tests {
             nvram: None,
             tpm: None,
             has_agent_channel: false,
-            mark: Mark {
+            mark: BackupMark {
                 is_left_out: false,
                 left_out_disks: vec!["vdd".to_owned()],
                 tags: Vec::new(),

@@ -7,7 +7,7 @@ use holdfast_block::Clock;
 
 use crate::hypervisor::domain_xml::HostNeeds;
 use crate::hypervisor::error::{Error, Result};
-use crate::hypervisor::exit_report::Ended;
+use crate::hypervisor::exit_report::MachineEnd;
 use crate::hypervisor::machine::{Description, MachineDisk, MachineState, MachineSummary};
 use crate::hypervisor::tpm::TpmPlace;
 use crate::qemu::qmp::Monitor;
@@ -134,10 +134,10 @@ pub trait Machine: Send + Sync {
     fn size_of(&self, disk: &MachineDisk) -> Option<u64>;
 
     /// How it has ended; none while it has not, and where nobody says.
-    fn ended(&self) -> Option<Ended> {
+    fn ended(&self) -> Option<MachineEnd> {
         match self.describe() {
-            Ok(description) if description.summary.state == MachineState::ShutOff => Some(Ended::SwitchedOff),
-            Err(Error::NoSuchMachine { .. }) => Some(Ended::Gone),
+            Ok(description) if description.summary.state == MachineState::ShutOff => Some(MachineEnd::SwitchedOff),
+            Err(Error::NoSuchMachine { .. }) => Some(MachineEnd::Gone),
             _ => None,
         }
     }

@@ -36,11 +36,11 @@ const WORK_TIME_OUT: Duration = Duration::from_secs(24 * 3600);
 
 /// The machine's processors while a snapshot is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Meanwhile {
+pub enum SnapshotMode {
     /// They run on.
-    RunsOn,
+    Live,
     /// They stand still; for a machine that is paused, or off, nothing changes.
-    StandsStill,
+    Paused,
 }
 
 /// The way to VirtualBox.
@@ -117,10 +117,10 @@ impl VBoxManage {
         &self,
         machine: &str,
         (name, description): (&str, &str),
-        meanwhile: Meanwhile,
+        mode: SnapshotMode,
     ) -> Result<String> {
         let mut arguments = vec!["snapshot", machine, "take", name, "--description", description];
-        if meanwhile == Meanwhile::RunsOn {
+        if mode == SnapshotMode::Live {
             arguments.push("--live");
         }
         let answer = self.ask(&*self.work, machine, "take a snapshot of", &arguments)?;

@@ -33,8 +33,8 @@ pub use btrfs::{Btrfs, BtrfsSide};
 pub use error::ProviderError;
 pub use folder::OURS;
 pub use incoming::{Incoming, StreamCheck, StreamRefusal};
-pub use leftovers::{Remain, RemainKind};
-pub use locate::{Located, Place, locate};
+pub use leftovers::{ProviderLeftover, ProviderLeftoverKind};
+pub use locate::{DatasetPath, Located, locate};
 pub use lvm::Lvm;
 #[cfg(feature = "hostile")]
 pub(crate) use lvm::{SPECIMEN as LVM_SPECIMEN, volumes_told as lvm_volumes};
@@ -43,12 +43,12 @@ pub use mounts::Mounts;
 pub use probe::{can_clone_to, is_probe, why_not as why_no_reflink};
 pub use reflink::Reflink;
 pub use replica::{
-    Keeping, KeepingMeans, PackWhen, Partial, REPLICA_TAG, Receiving, ReplicaAbilities, ReplicaBase, ReplicaDataset,
-    ReplicaSide, ReplicaSnapshot, SenderTrust, Sending, StreamForm,
+    KeepMethod, KeepRequest, PackWhen, PartialReceive, REPLICA_TAG, ReceiveRequest, ReplicaAbilities, ReplicaBase,
+    ReplicaDataset, ReplicaSide, ReplicaSnapshot, SendRequest, SenderTrust, StreamForm,
 };
 pub use transfer::is_in_transfer;
 pub use zfs::{DeviceErrors, LeftClone, LeftCloneKind, PoolDevice, PoolRoom, PoolState, Zfs, ZfsSide};
-pub use zfs::{SendError, SendQuestion, volume_device};
+pub use zfs::{SendError, SendQuery, volume_device};
 
 /// Result of asking a provider.
 pub type ProviderResult<T> = std::result::Result<T, ProviderError>;
@@ -225,7 +225,7 @@ pub struct DatasetState {
 
 /// What is to be in a host snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wanted {
+pub struct HostSnapshotScope {
     /// Of which dataset.
     pub dataset: Dataset,
     /// With all datasets below it, of the same instant.
@@ -234,7 +234,7 @@ pub struct Wanted {
     pub files: Vec<PathBuf>,
 }
 
-impl Wanted {
+impl HostSnapshotScope {
     /// All of a dataset.
     pub fn all_of(dataset: Dataset) -> Self {
         Self {
@@ -247,7 +247,7 @@ impl Wanted {
 
 /// How host snapshots are made: what they are called, and what is noted of them.
 #[derive(Debug, Clone, Copy)]
-pub struct Cutting<'a> {
+pub struct HostSnapshotLabel<'a> {
     /// The name of all of them.
     pub name: &'a str,
     /// Their instant, in seconds since 1970-01-01 UTC.
@@ -301,19 +301,19 @@ pub trait Provider: Send + Sync {
     }
 
     /// What of `wanted` it can make at one instant, in as few groups as it can.
-    fn groups(&self, wanted: &[Wanted]) -> ProviderResult<Vec<Vec<Wanted>>>;
+    fn groups(&self, wanted: &[HostSnapshotScope]) -> ProviderResult<Vec<Vec<HostSnapshotScope>>>;
 
     /// Gets ready what can be done before the instant, and looks whether it can be done at all.
-    fn prepare(&self, wanted: &[Wanted], cut: &Cutting<'_>) -> ProviderResult<()>;
+    fn prepare(&self, wanted: &[HostSnapshotScope], label: &HostSnapshotLabel<'_>) -> ProviderResult<()>;
 
     /// Makes the host snapshots of a group, of one instant; all of them, or none.
-    fn cut(&self, group: &[Wanted], cut: &Cutting<'_>) -> ProviderResult<()>;
+    fn create(&self, group: &[HostSnapshotScope], label: &HostSnapshotLabel<'_>) -> ProviderResult<()>;
 
     /// Makes what was cut durable, with this record of it.
-    fn settle(&self, group: &[Wanted], cut: &Cutting<'_>) -> ProviderResult<()>;
+    fn commit(&self, group: &[HostSnapshotScope], label: &HostSnapshotLabel<'_>) -> ProviderResult<()>;
 
     /// Takes back what was got ready and is not cut, or not settled where it has no name before.
-    fn abandon(&self, _wanted: &[Wanted], _cut: &Cutting<'_>) {}
+    fn abandon(&self, _wanted: &[HostSnapshotScope], _cut: &HostSnapshotLabel<'_>) {}
 
     /// The host snapshots of a dataset with what is noted of them, and no more: quickly. ZFS leaves those out of which nothing is noted,
     /// which are somebody else's.
@@ -325,14 +325,14 @@ pub trait Provider: Send + Sync {
     }
 
     /// What those who were killed have left in a dataset; nothing is changed.
-    fn remains(&self, _dataset: &str) -> ProviderResult<Vec<Remain>> {
+    fn leftovers(&self, _dataset: &str) -> ProviderResult<Vec<ProviderLeftover>> {
         Ok(Vec::new())
     }
 
     /// Takes that away, if it is still what was left.
-    fn clear(&self, remain: &Remain) -> ProviderResult<()> {
+    fn remove_leftover(&self, leftover: &ProviderLeftover) -> ProviderResult<()> {
         Err(ProviderError::NotThere {
-            what: remain.place.display().to_string(),
+            what: leftover.place.display().to_string(),
         })
     }
 

@@ -8,7 +8,7 @@ use std::io::Read;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_host::xapi::{DiskForm, KeptDisk, Pool, Reference, VirtualDisk, XapiResult, XenMachine, XenSnapshot};
+use holdfast_host::xapi::{BaseDisk, DiskForm, Pool, Reference, VirtualDisk, XapiResult, XenMachine, XenSnapshot};
 use jiff::Timestamp;
 
 use super::{XenBackupRequest, XenTransfer};
@@ -160,7 +160,7 @@ impl<'a> PoolSnapshot<'a> {
     pub(super) fn keep(&mut self, bases: &[Reference], way: XenTransfer, mark: &str, job: Job<'_>) -> bool {
         let pool = Arc::clone(&self.cleaner);
         for base in bases {
-            if let Err(error) = pool.mark_kept(base, mark) {
+            if let Err(error) = pool.mark_base(base, mark) {
                 job.progress.warning(&format!(
                     "the next backup of {} will read everything: the pool does not keep what it would be compared with: {}",
                     self.machine,
@@ -196,7 +196,7 @@ impl<'a> PoolSnapshot<'a> {
     }
 
     fn remove_older(&self, mark: &str) -> XapiResult<()> {
-        let is_older = |disk: &&KeptDisk| disk.purpose == mark && !self.kept.contains(&disk.reference);
+        let is_older = |disk: &&BaseDisk| disk.purpose == mark && !self.kept.contains(&disk.reference);
         for disk in self.cleaner.kept()?.iter().filter(is_older) {
             self.cleaner.remove_disk(&disk.reference)?;
         }

@@ -415,7 +415,7 @@ pub enum Error {
         /// The machine.
         machine: String,
         /// How it ended.
-        how: holdfast_host::Ended,
+        how: holdfast_host::MachineEnd,
     },
     /// The frozen copy of a disk broke while it was read.
     #[error("the frozen copy of disk {disk} of {machine} broke: what the guest overwrote did not fit into {}, or was not saved in time", scratch.display())]

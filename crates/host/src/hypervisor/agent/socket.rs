@@ -64,7 +64,7 @@ pub(crate) fn ask(
     let connected = rights.exercise(|| UnixStream::connect(path));
     let stream = connected.and_then(|connected| connected).map_err(failed)?;
     stream.set_write_timeout(Some(deadline)).map_err(failed)?;
-    let mut line = Line {
+    let mut line = AgentConnection {
         stream,
         path,
         deadline,
@@ -92,7 +92,7 @@ pub(crate) fn ask(
 }
 
 /// The channel, for one question.
-struct Line<'a> {
+struct AgentConnection<'a> {
     stream: UnixStream,
     path: &'a Path,
     deadline: Duration,
@@ -103,7 +103,7 @@ struct Line<'a> {
     read_bytes: usize,
 }
 
-impl Line<'_> {
+impl AgentConnection<'_> {
     fn failed(&self, source: std::io::Error) -> AgentError {
         match source.kind() {
             std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => AgentError::TimedOut(self.deadline),

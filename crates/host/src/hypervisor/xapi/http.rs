@@ -115,13 +115,13 @@ pub(super) struct Connection {
 
 /// The head of an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Head {
+pub(super) struct ResponseHead {
     pub(super) status: u16,
     pub(super) reason: String,
     headers: Vec<(String, String)>,
 }
 
-impl Head {
+impl ResponseHead {
     /// A header's value, by its name in lower case.
     pub(super) fn header(&self, name: &str) -> Option<&str> {
         let mut headers = self.headers.iter();
@@ -241,7 +241,7 @@ impl Connection {
                 other => return other,
             }
             if (self.retry_context.is_stopped)() {
-                return Err(io::Error::other(Stopped));
+                return Err(io::Error::other(StopRequested));
             }
         }
     }
@@ -292,10 +292,10 @@ impl Connection {
     }
 
     /// Reads the head of the answer; `request` is for errors.
-    pub(super) fn head(&mut self, request: &str) -> XapiResult<Head> {
+    pub(super) fn head(&mut self, request: &str) -> XapiResult<ResponseHead> {
         let mut interim_count = 0;
         loop {
-            let parsed = Head::parse(&self.ahead).map_err(|detail| self.nonsense(request, detail))?;
+            let parsed = ResponseHead::parse(&self.ahead).map_err(|detail| self.nonsense(request, detail))?;
             if let Some((head, length)) = parsed {
                 self.ahead.drain(..length);
                 // What comes before the real answer.
@@ -331,7 +331,7 @@ impl Connection {
     }
 
     /// The body behind a head.
-    pub(super) fn body(self, head: &Head, request: &str) -> XapiResult<Body> {
+    pub(super) fn body(self, head: &ResponseHead, request: &str) -> XapiResult<Body> {
         let framing = head.framing().map_err(|detail| self.nonsense(request, detail))?;
         Ok(Body {
             connection: self,
@@ -444,12 +444,12 @@ impl Read for Body {
 /// Somebody asked to stop.
 #[derive(Debug, thiserror::Error)]
 #[error("interrupted")]
-struct Stopped;
+struct StopRequested;
 
 fn stopped_or(error: io::Error, other: impl FnOnce(io::Error) -> XapiError) -> XapiError {
     if error
         .get_ref()
-        .is_some_and(<dyn std::error::Error + Send + Sync>::is::<Stopped>)
+        .is_some_and(<dyn std::error::Error + Send + Sync>::is::<StopRequested>)
     {
         XapiError::Interrupted
     } else {
@@ -466,7 +466,7 @@ pub(super) fn connect(host: &str, port: u16, is_stopped: &dyn Fn() -> bool) -> i
     loop {
         match receiver.recv_timeout(TICK) {
             Ok(connected) => return connected,
-            Err(_) if is_stopped() => return Err(io::Error::other(Stopped)),
+            Err(_) if is_stopped() => return Err(io::Error::other(StopRequested)),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return Err(io::ErrorKind::NotConnected.into()),
         }

@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::http::connect;
 use super::trust::{Fingerprint, Trust};
-use super::{Pool, Record, Reference, XapiError, XapiResult};
+use super::{Pool, Reference, XapiError, XapiRecord, XapiResult};
 
 /// A place that serves a disk. The name of the export holds the session, which has to stay: it is a secret.
 #[derive(Clone, PartialEq, Eq)]
@@ -52,7 +52,7 @@ impl Pool {
         let answer = self.call(METHOD, &[json!(disk.0)])?;
         let list = answer.as_array().cloned().unwrap_or_default();
         let place = |value| {
-            let record = Record::new("NBD", disk.clone(), value);
+            let record = XapiRecord::new("NBD", disk.clone(), value);
             let port = record.number("port")?;
             let certificate = record.text("cert");
             let fingerprint = Fingerprint::of_pem(certificate);

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::address::host_and_port;
 use super::http::{Connection, RetryContext};
-use super::record::{Record, Reference};
+use super::record::{Reference, XapiRecord};
 use super::trust::{Fingerprint, Trust};
 use super::{XapiError, XapiResult, XenAddress};
 
@@ -56,11 +56,11 @@ pub fn meet(
 /// A pool that we are logged in to; logged out when it goes.
 pub struct Pool {
     login: Login,
-    state: Mutex<State>,
+    state: Mutex<PoolSession>,
     pub(super) retry_context: RetryContext,
 }
 
-struct State {
+struct PoolSession {
     /// The master as far as is known.
     host: (String, u16),
     session: Option<String>,
@@ -94,7 +94,7 @@ impl Pool {
 
     fn new(login: Login, retry_context: RetryContext) -> Self {
         Self {
-            state: Mutex::new(State {
+            state: Mutex::new(PoolSession {
                 host: (login.address.host.clone(), login.address.port),
                 session: None,
                 others: Vec::new(),
@@ -129,7 +129,7 @@ impl Pool {
         self.login.address.pool()
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, PoolSession> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -219,20 +219,20 @@ impl Pool {
     }
 
     /// The record of an object.
-    pub fn record(&self, class: &'static str, reference: &Reference) -> XapiResult<Record> {
+    pub fn record(&self, class: &'static str, reference: &Reference) -> XapiResult<XapiRecord> {
         let value = self.call(&format!("{class}.get_record"), &[json!(reference.0)])?;
-        Ok(Record::new(class, reference.clone(), value))
+        Ok(XapiRecord::new(class, reference.clone(), value))
     }
 
     /// The records of all objects of a class.
-    pub fn records(&self, class: &'static str) -> XapiResult<Vec<Record>> {
+    pub fn records(&self, class: &'static str) -> XapiResult<Vec<XapiRecord>> {
         self.records_of(class, "get_all_records", &[])
     }
 
     /// The records of the objects that have this name, or this UUID.
     ///
     /// They are asked for by questions of their own: in the language of conditions no name can have a quote in it (`db_filter_lex.mll`).
-    pub fn records_called(&self, class: &'static str, name: &str) -> XapiResult<Vec<Record>> {
+    pub fn records_called(&self, class: &'static str, name: &str) -> XapiResult<Vec<XapiRecord>> {
         let method = format!("{class}.get_by_name_label");
         let answer = self.call(&method, &[json!(name)])?;
         let Value::Array(list) = answer else {
@@ -260,12 +260,12 @@ impl Pool {
         Ok(records)
     }
 
-    fn records_of(&self, class: &'static str, question: &str, arguments: &[Value]) -> XapiResult<Vec<Record>> {
+    fn records_of(&self, class: &'static str, question: &str, arguments: &[Value]) -> XapiResult<Vec<XapiRecord>> {
         let method = format!("{class}.{question}");
         match self.call(&method, arguments)? {
             Value::Object(records) => Ok(records
                 .into_iter()
-                .map(|(reference, value)| Record::new(class, Reference(reference), value))
+                .map(|(reference, value)| XapiRecord::new(class, Reference(reference), value))
                 .collect()),
             _ => Err(self.nonsense(&method, "it is no map of records")),
         }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::address::{host_and_port, split_host};
-use super::http::{Body, Connection, Head, RetryContext, encoded};
+use super::http::{Body, Connection, ResponseHead, RetryContext, encoded};
 use super::record::Reference;
 use super::task::{Task, reference_in};
 use super::{Pool, XapiError, XapiResult};
@@ -37,7 +37,7 @@ pub enum DiskForm {
 
 /// What is downloaded.
 #[derive(Debug, Clone)]
-struct What {
+struct DownloadSource {
     path: &'static str,
     query: Vec<(&'static str, String)>,
     /// For tasks and errors: `export of web1`.
@@ -49,7 +49,7 @@ struct What {
 /// What it reads does not change, so where it breaks it is taken up again: from its start, for there is no other way, with what came before thrown away.
 pub struct Download {
     pool: Arc<Pool>,
-    what: What,
+    what: DownloadSource,
     task: Task,
     body: Body,
     position: u64,
@@ -68,7 +68,7 @@ impl Pool {
                 query.push(("base", base.0.clone()));
             }
         }
-        self.download(&What {
+        self.download(&DownloadSource {
             path: "/export_raw_vdi",
             query,
             label: format!("export of the disk {disk}"),
@@ -77,7 +77,7 @@ impl Pool {
 
     /// The records of a machine or snapshot as an archive without disks.
     pub fn download_metadata(self: &Arc<Self>, machine: &Reference) -> XapiResult<Download> {
-        self.download_once(What {
+        self.download_once(DownloadSource {
             path: "/export_metadata",
             query: vec![("ref", machine.0.clone()), ("export_snapshots", "false".to_owned())],
             label: format!("export of the records of {machine}"),
@@ -85,11 +85,11 @@ impl Pool {
     }
 
     /// Begins a download; again where its beginning breaks.
-    fn download(self: &Arc<Self>, what: &What) -> XapiResult<Download> {
+    fn download(self: &Arc<Self>, what: &DownloadSource) -> XapiResult<Download> {
         self.retry_context.retry(|| self.download_once(what.clone()))
     }
 
-    fn download_once(self: &Arc<Self>, what: What) -> XapiResult<Download> {
+    fn download_once(self: &Arc<Self>, what: DownloadSource) -> XapiResult<Download> {
         let begin = || {
             let task = Task::new(self, "holdfast", &what.label)?;
             Ok((self.get(&what, &task)?, task))
@@ -105,7 +105,7 @@ impl Pool {
         })
     }
 
-    fn get(&self, what: &What, task: &Task) -> XapiResult<Body> {
+    fn get(&self, what: &DownloadSource, task: &Task) -> XapiResult<Body> {
         let (connection, head) = self.request("GET", (what.path, &what.query, &what.label), task, &[])?;
         connection.body(&head, &what.label)
     }
@@ -117,7 +117,7 @@ impl Pool {
         (path, query, label): (&str, &[(&str, String)], &str),
         task: &Task,
         headers: &[String],
-    ) -> XapiResult<(Connection, Head)> {
+    ) -> XapiResult<(Connection, ResponseHead)> {
         let retry_context = RetryContext {
             patience: TRANSFER_PATIENCE,
             ..self.retry_context.clone()

@@ -23,7 +23,7 @@ use rustix::io::Errno;
 use rustix::process::geteuid;
 use serde_json::{Value, json};
 
-use super::{Cutting, HostSnapshotName, ProviderError, ProviderResult};
+use super::{HostSnapshotLabel, HostSnapshotName, ProviderError, ProviderResult};
 use crate::system::waits::{LOCK_HOLDER, Wait};
 
 /// Where everything of ours is in a dataset that is a folder. It stays when the last host snapshot goes.
@@ -80,7 +80,7 @@ impl AsRef<Path> for HeldPath<'_> {
 }
 
 /// Whose turn it is to change something.
-pub(super) enum Turn {
+pub(super) enum LockAttempt {
     /// Ours, as long as this is there; without a file where there is none, and nobody ever changed anything.
     Ours(Option<File>),
     /// Somebody else's.
@@ -88,7 +88,7 @@ pub(super) enum Turn {
 }
 
 /// What is noted of a host snapshot.
-pub(super) struct Noted {
+pub(super) struct HostSnapshotNote {
     pub(super) time_s: i64,
     pub(super) record: String,
 }
@@ -177,21 +177,21 @@ impl SnapshotFolder {
     }
 
     /// What is noted of a host snapshot; none where nothing is, or nothing that can be read.
-    pub(super) fn noted(&self, name: &str) -> Option<Noted> {
+    pub(super) fn noted(&self, name: &str) -> Option<HostSnapshotNote> {
         let mut bytes = Vec::new();
         let file = File::open(self.record_place(name)).ok()?;
         file.take(RECORD_BYTES_MAX).read_to_end(&mut bytes).ok()?;
         let value: Value = serde_json::from_slice(&bytes).ok()?;
-        Some(Noted {
+        Some(HostSnapshotNote {
             time_s: value.get("time_s")?.as_i64()?,
             record: value.get("record")?.as_str()?.to_owned(),
         })
     }
 
     /// Notes it, durably: there is never half a note.
-    pub(super) fn note(&self, cut: &Cutting<'_>) -> ProviderResult<()> {
+    pub(super) fn note(&self, label: &HostSnapshotLabel<'_>) -> ProviderResult<()> {
         let _lock = self.lock()?;
-        self.write_note(cut)
+        self.write_note(label)
     }
 
     /// Gives what was received under a hidden name its own, which has to be free. Its note is there before, in the place of one that was left
@@ -200,23 +200,23 @@ impl SnapshotFolder {
         &self,
         (hidden, name): (&str, &str),
         shown: &str,
-        cut: Option<&Cutting<'_>>,
+        label: Option<&HostSnapshotLabel<'_>>,
     ) -> ProviderResult<()> {
         let _lock = self.lock()?;
         self.must_be_new(name, shown)?;
-        if let Some(cut) = cut {
-            self.write_note(cut)?;
+        if let Some(label) = label {
+            self.write_note(label)?;
         }
         let (from, to) = (self.place(hidden), self.place(name));
         std::fs::rename(&from, &to).map_err(|source| file_error("rename", &from, source))?;
         sync_folder(&self.place(""))
     }
 
-    fn write_note(&self, cut: &Cutting<'_>) -> ProviderResult<()> {
-        let path = self.record_place(cut.name);
+    fn write_note(&self, label: &HostSnapshotLabel<'_>) -> ProviderResult<()> {
+        let path = self.record_place(label.name);
         let failed = |source| file_error("write", &path, source);
-        let new = self.ours().join("records").join(format!(".{}.new", cut.name));
-        let value = json!({ "schema": 1, "time_s": cut.time_s, "record": cut.record });
+        let new = self.ours().join("records").join(format!(".{}.new", label.name));
+        let value = json!({ "schema": 1, "time_s": label.time_s, "record": label.record });
         let mut options = File::options();
         let mut file = options
             .write(true)
@@ -347,15 +347,15 @@ impl SnapshotFolder {
     }
 
     /// The lock, if nobody has it; nothing is made for it. Where there is no file to lock nobody ever had it.
-    pub(super) fn try_lock(&self) -> ProviderResult<Turn> {
+    pub(super) fn try_lock(&self) -> ProviderResult<LockAttempt> {
         let path = self.ours().join("lock");
         let file = match File::open(&path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Turn::Ours(None)),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(LockAttempt::Ours(None)),
             other => other.map_err(|source| file_error("open", &path, source))?,
         };
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Turn::Ours(Some(file))),
-            Err(Errno::WOULDBLOCK) => Ok(Turn::Others),
+            Ok(()) => Ok(LockAttempt::Ours(Some(file))),
+            Err(Errno::WOULDBLOCK) => Ok(LockAttempt::Others),
             Err(error) => Err(file_error("lock", &path, error.into())),
         }
     }

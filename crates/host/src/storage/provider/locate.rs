@@ -21,7 +21,7 @@ const DEPTH_MAX: u32 = 50;
 
 /// A place in a dataset.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Place {
+pub struct DatasetPath {
     /// The dataset.
     pub dataset: Dataset,
     /// The file, below its folder; empty for a volume.
@@ -32,7 +32,7 @@ pub struct Place {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Located {
     /// In a dataset.
-    In(Place),
+    In(DatasetPath),
     /// Where nobody makes host snapshots; the words tell why.
     Nowhere(String),
 }
@@ -56,7 +56,7 @@ pub fn locate(path: &Path, label: &str) -> ProviderResult<Located> {
     };
     let inside = whole.strip_prefix(&mount.point).unwrap_or(&whole);
     let place = |provider, name: String, path: PathBuf| {
-        Located::In(Place {
+        Located::In(DatasetPath {
             dataset: Dataset { provider, name },
             path,
         })
@@ -101,7 +101,7 @@ fn subvolume_of(whole: &Path, mount_point: &Path) -> Option<(String, PathBuf)> {
 
 fn volume(path: &Path, device: u64) -> Located {
     let place = |provider, name| {
-        Located::In(Place {
+        Located::In(DatasetPath {
             dataset: Dataset { provider, name },
             path: PathBuf::new(),
         })

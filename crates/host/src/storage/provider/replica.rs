@@ -51,14 +51,14 @@ pub struct ReplicaDataset {
     /// Its snapshots and bookmarks, the oldest first.
     pub snapshots: Vec<ReplicaSnapshot>,
     /// What was received in part: a text by which the other side goes on, or the name of what is incomplete.
-    pub partial: Option<Partial>,
+    pub partial: Option<PartialReceive>,
     /// Whether it is encrypted by its file system.
     pub is_encrypted: bool,
 }
 
 /// What was received in part.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Partial {
+pub enum PartialReceive {
     /// The sender goes on with this.
     Token(String),
     /// It has to begin again with this snapshot.
@@ -68,7 +68,7 @@ pub enum Partial {
 /// What is to be sent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Sending {
+pub struct SendRequest {
     /// Of which dataset.
     pub dataset: String,
     /// What the other side has: a snapshot, or a bookmark. None where all is sent.
@@ -120,7 +120,7 @@ pub enum StreamForm {
 /// What is to be received.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Receiving {
+pub struct ReceiveRequest {
     /// Into which dataset.
     pub dataset: String,
     /// What comes, the oldest first. Where a stream goes on, one of these comes; nothing where nobody knows which.
@@ -132,7 +132,7 @@ pub struct Receiving {
 /// The snapshot that both sides have, and keep.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Keeping {
+pub struct KeepRequest {
     /// Of which dataset.
     pub dataset: String,
     /// It.
@@ -140,12 +140,12 @@ pub struct Keeping {
     /// In whose name.
     pub tag: String,
     /// How.
-    pub means: KeepingMeans,
+    pub means: KeepMethod,
 }
 
 /// How the common snapshot is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum KeepingMeans {
+pub enum KeepMethod {
     /// It is held from now on, beside what is held already.
     HoldToo,
     /// It is held, and all others are let go.
@@ -181,22 +181,22 @@ pub trait ReplicaSide: Send + Sync {
     ///
     /// # Errors
     /// It cannot be sent.
-    fn estimate(&self, sending: &Sending) -> ProviderResult<Option<u64>>;
+    fn estimate(&self, sending: &SendRequest) -> ProviderResult<Option<u64>>;
 
     /// Sends: the stream is on the standard output.
-    fn send(&self, sending: &Sending) -> ProviderResult<Piped>;
+    fn send(&self, sending: &SendRequest) -> ProviderResult<Piped>;
 
     /// Receives a stream, which passes the gate of what this gives. What is missing above the dataset is made; nothing is mounted.
-    fn receive(&self, receiving: &Receiving, trust: SenderTrust) -> ProviderResult<Incoming>;
+    fn receive(&self, receiving: &ReceiveRequest, trust: SenderTrust) -> ProviderResult<Incoming>;
 
     /// Looks whether the snapshots are there, with their identities, and notes the records of those that have none.
-    fn settle(&self, receiving: &Receiving) -> ProviderResult<()>;
+    fn settle(&self, receiving: &ReceiveRequest) -> ProviderResult<()>;
 
     /// Discards what was received in part.
     fn discard(&self, dataset: &str) -> ProviderResult<()>;
 
     /// Keeps a snapshot.
-    fn keep(&self, keeping: &Keeping) -> ProviderResult<()>;
+    fn keep(&self, keeping: &KeepRequest) -> ProviderResult<()>;
 
     /// What a complaint of a program means.
     fn refusal(&self, action: &'static str, what: &str, complaint: &str) -> ProviderError;

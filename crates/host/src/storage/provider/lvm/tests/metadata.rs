@@ -1,7 +1,7 @@
 //! What is asked of the metadata of a pool.
 
 use super::super::super::{Provider, ProviderResult};
-use super::Does::{Complains, Hangs, Owned, Says};
+use super::ScriptedAnswer::{Complains, Hangs, Owned, Says};
 use super::{VOLUMES, World, name};
 
 const DELTA: &str = include_str!("../fixtures/thin_delta.xml");
