@@ -486,7 +486,7 @@ struct PreparedDisk {
 
 fn moved(device: &str) -> MonitorError {
     MonitorError::Busy {
-        with: format!("the disk {device}, which somebody has put onto another image just now"),
+        with: format!("the disk {device}, which was switched to another image in the meantime"),
     }
 }
 

@@ -196,7 +196,7 @@ impl<'a> SshSignatures<'a> {
             Some(allowed) => self.judge_signer(signed, &signature, allowed, key),
             None => Ok(Verdict::NotAllowed {
                 key,
-                reason: "nobody has said whose signatures count".to_owned(),
+                reason: "no file of allowed signers is given".to_owned(),
             }),
         }
     }

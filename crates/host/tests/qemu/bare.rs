@@ -7,7 +7,7 @@ use holdfast_block::{Clock as _, SystemClock};
 use holdfast_host::qemu::{PointInTime, QemuVersion, disks, runs_in};
 use holdfast_host::qmp::{Monitor as _, MonitorError, QmpCommand, QueuedSocket};
 use holdfast_host::{
-    BareQemu, Decision, Description, DiskChoice, DiskKind, DiskSource, Ended, Error, Hypervisor as _, MachineState,
+    BareQemu, Decision, Description, DiskChoice, DiskKind, DiskSource, MachineEnd, Error, Hypervisor as _, MachineState,
     agent,
 };
 use rustix::process::{Signal, kill_process};
@@ -235,5 +235,5 @@ fn a_qemu_whose_process_is_gone_has_ended() {
     while machine.ended().is_none() {
         lab.clock.sleep(Duration::from_millis(20));
     }
-    assert_eq!(machine.ended(), Some(Ended::Gone));
+    assert_eq!(machine.ended(), Some(MachineEnd::Gone));
 }

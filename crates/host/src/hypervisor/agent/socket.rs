@@ -32,7 +32,7 @@ pub(crate) enum AgentError {
         source: std::io::Error,
     },
     /// Nobody answers.
-    #[error("it did not answer within {} ms: it does not run in the guest, or somebody else has its socket", .0.as_millis())]
+    #[error("it did not answer within {} ms: it does not run in the guest, or another client is connected to its socket", .0.as_millis())]
     TimedOut(Duration),
     /// It says more than any answer has.
     #[error("its answer has more than {ANSWER_BYTES_MAX} bytes")]

@@ -21,7 +21,7 @@ pub(super) fn find(answer: &Value, qemu: Option<&Process>) -> Option<Tpm> {
         return Some(Tpm {
             version: None,
             place: TpmPlace::Unknown(format!(
-                "QEMU does not say where its emulator keeps it, and where its channel {channel} leads cannot be told"
+                "QEMU does not say where its emulator keeps it, and the target of its channel {channel} is unknown"
             )),
         });
     };

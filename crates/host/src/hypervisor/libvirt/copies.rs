@@ -97,7 +97,7 @@ impl LiveDisks for Libvirt {
             }
             return Err(Error::Busy {
                 machine: machine.name.clone(),
-                holder: format!("a job of somebody else on disk {name}"),
+                holder: format!("a job of another client on disk {name}"),
             });
         }
         Ok(Some(CopyState {

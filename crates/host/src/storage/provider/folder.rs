@@ -103,7 +103,7 @@ impl SnapshotFolder {
         let refused = |reason: &str| ProviderError::Refused {
             action: "keep host snapshots in",
             what: path.display().to_string(),
-            reason: format!("{reason}; move it away, if nobody needs it"),
+            reason: format!("{reason}; move it away if it is not needed"),
         };
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let open = match open(&path, flags, Mode::empty()) {

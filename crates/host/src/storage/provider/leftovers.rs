@@ -45,8 +45,8 @@ impl ProviderLeftoverKind {
     /// What it is, in words.
     pub const fn words(self) -> &'static str {
         match self {
-            Self::HalfSnapshot => "a host snapshot that was being made, or removed, by somebody who was killed",
-            Self::HalfNote => "half of a note about a host snapshot, by somebody who was killed",
+            Self::HalfSnapshot => "an incomplete host snapshot of a process that was killed",
+            Self::HalfNote => "an incomplete note about a host snapshot, of a process that was killed",
             Self::Note => "a note about a host snapshot that is not there",
             Self::Holds => "a hold of a host snapshot that is not there",
             Self::HalfReceived => "a host snapshot that was received in part",
@@ -126,7 +126,7 @@ pub(super) fn remove(
     let kept = SnapshotFolder::of(Path::new(&leftover.dataset.name))?;
     let changed = || ProviderError::Held {
         what: leftover.place.display().to_string(),
-        reason: "somebody is at work there, or has been since it was found".to_owned(),
+        reason: "another process works there, or has since it was found".to_owned(),
     };
     let turn = kept.try_lock()?;
     if matches!(turn, LockAttempt::Others) {

@@ -155,7 +155,7 @@ impl Lvm {
         prepared.get(&of.name).cloned().ok_or_else(|| ProviderError::Refused {
             action: "make a snapshot of",
             what: of.to_string(),
-            reason: "nobody has looked whether it can be made".to_owned(),
+            reason: "it was not prepared".to_owned(),
         })
     }
 

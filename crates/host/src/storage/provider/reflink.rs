@@ -123,7 +123,7 @@ impl Reflink {
         if let Ok(left) = File::open(&place) {
             if flock(&left, FlockOperation::NonBlockingLockExclusive).is_err() {
                 return Err(ProviderError::Exists {
-                    what: format!("{shown}, which somebody is making just now,"),
+                    what: format!("{shown}, which another process is creating,"),
                 });
             }
             std::fs::remove_dir_all(&place).map_err(failed("remove what was left of"))?;

@@ -229,7 +229,7 @@ fn lock(kept: &SnapshotFolder) -> ProviderResult<File> {
         Ok(()) => Ok(file),
         Err(rustix::io::Errno::WOULDBLOCK) => Err(ProviderError::Held {
             what: kept.shown_place("").display().to_string(),
-            reason: "somebody receives into it".to_owned(),
+            reason: "another process receives into it".to_owned(),
         }),
         Err(error) => Err(file_error("lock", &path, error.into())),
     }

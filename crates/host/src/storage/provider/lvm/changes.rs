@@ -113,7 +113,7 @@ impl Lvm {
                     action: "read the metadata of",
                     what: full,
                     reason: format!(
-                        "somebody else has reserved a snapshot of them; where nobody needs it any more, \
+                        "another process has reserved a snapshot of them; if it is not needed any more, \
                          dmsetup message {target} 0 release_metadata_snap"
                     ),
                 });
@@ -140,7 +140,7 @@ impl Lvm {
             Err(ProviderError::Refused {
                 action: "read the metadata of",
                 what: full.clone(),
-                reason: "somebody else has released them".to_owned(),
+                reason: "another process has released them".to_owned(),
             })
         });
         // Where it could not be released, the tag says whose it is.

@@ -51,7 +51,7 @@ pub(super) fn check_room(volume: &Volume, pool: Option<&Volume>) -> ProviderResu
         ));
     }
     let Some(pool) = pool else {
-        return refused(format!("its thin pool {group}/{} is not told of", volume.pool));
+        return refused(format!("its thin pool {group}/{} is not in the list", volume.pool));
     };
     let name = pool.full_name();
     if !pool.health.is_empty() {

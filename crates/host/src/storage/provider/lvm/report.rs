@@ -128,7 +128,7 @@ pub(super) fn parse(answer: &str) -> ProviderResult<Vec<Volume>> {
     let mut seen = BTreeSet::new();
     for volume in volumes.iter().filter(|volume| volume.kind != VolumeKind::Other) {
         if !seen.insert((&volume.group, &volume.name)) {
-            return Err(senseless(format!("{} is told twice", volume.full_name())));
+            return Err(senseless(format!("{} is listed twice", volume.full_name())));
         }
     }
     Ok(volumes)
