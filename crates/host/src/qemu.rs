@@ -1,4 +1,4 @@
-//! What is done with a running QEMU through its monitor, whoever started it.
+//! Operations on a running QEMU through its monitor, with or without a management layer.
 //!
 //! The frozen disks of a machine are made so: a copy-before-write filter goes under each device, which saves what the guest
 //! is about to overwrite in a scratch file of ours; a node on top of the filter shows the disk as it was; QEMU serves that

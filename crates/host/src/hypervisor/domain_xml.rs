@@ -25,7 +25,7 @@ const AGENT_CHANNEL: &str = "org.qemu.guest_agent.0";
 /// Nodes of a configuration, at most; a machine with hundreds of devices has some thousands.
 const NODE_COUNT_MAX: u32 = 1 << 20;
 
-/// What the text says about a machine.
+/// The description of a machine in the XML.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DomainXml {
     /// Its name.
@@ -46,11 +46,11 @@ pub struct DomainXml {
     pub tpm: Option<DomainTpm>,
     /// Whether it has a channel for the guest agent.
     pub has_agent_channel: bool,
-    /// What its owner says about backups.
+    /// The settings about backups.
     pub mark: BackupMark,
 }
 
-/// What the text says about an emulated TPM.
+/// The description of an emulated TPM in the XML.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct DomainTpm {
     /// Which one it is; libvirt always writes it down.

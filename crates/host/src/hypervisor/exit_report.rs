@@ -1,4 +1,4 @@
-//! How a machine ended that ran a moment ago: what the log of its QEMU says.
+//! How a machine ended that ran a moment ago, according to the log of its QEMU.
 
 use std::fmt;
 use std::fs::File;
@@ -28,7 +28,7 @@ pub enum MachineEnd {
         /// The last lines of its QEMU, where a log has them.
         last_words: Option<String>,
     },
-    /// Its QEMU is gone; nothing says why.
+    /// Its QEMU is gone, for an unknown reason.
     Gone,
 }
 

@@ -27,7 +27,7 @@ pub use answers::{ListedMachine, MachineInfo, VirtualBoxState};
 
 /// What the program is called.
 pub const PROGRAM: &str = "VBoxManage";
-/// The variable that says where VirtualBox has what belongs to the user.
+/// The environment variable with VirtualBox's folder of the user.
 pub const HOME_VARIABLE: &str = "VBOX_USER_HOME";
 /// How long a question may take: the first one starts a service.
 const QUESTION_TIME_OUT: Duration = Duration::from_secs(120);
@@ -37,13 +37,13 @@ const WORK_TIME_OUT: Duration = Duration::from_secs(24 * 3600);
 /// The machine's processors while a snapshot is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SnapshotMode {
-    /// They run on.
+    /// They continue to run.
     Live,
-    /// They stand still; for a machine that is paused, or off, nothing changes.
+    /// They are paused. A machine that is paused or off stays so.
     Paused,
 }
 
-/// The way to VirtualBox.
+/// VirtualBox, by its `VBoxManage`.
 pub struct VBoxManage {
     program: String,
     questions: Arc<dyn Tools>,

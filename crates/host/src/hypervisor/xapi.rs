@@ -4,9 +4,9 @@
 //! `importexport.ml` of xen-api.
 //!
 //! - [`Pool`] logs in at the master and asks it ([`call`](Pool::call)); sessions that expire are begun anew.
-//! - What takes long is a [`Task`], which alone says whether it went well: the status of HTTP comes before the transfer.
+//! - Long operations are [`Task`]s, and only the task reports success: the status of HTTP comes before the transfer.
 //! - Bytes go by GET and PUT ([`Pool::get`], [`Pool::put`]), which a host may pass on to another one of the pool.
-//! - Nothing is said to a host that does not prove who it is ([`Trust`]).
+//! - Nothing is sent to a host without a trusted certificate ([`Trust`]).
 
 mod address;
 mod changed;

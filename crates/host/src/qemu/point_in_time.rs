@@ -337,7 +337,7 @@ impl SnapshotBuilder<'_> {
         })
     }
 
-    /// Where somebody has taken a snapshot meanwhile, a disk is on another node: the filter would take the machine back off it.
+    /// If another client took a snapshot in the meantime, a disk is on another node: the filter would take the machine back off it.
     fn check_nodes(&self, named: &[QemuDisk]) -> Result<()> {
         if named.is_empty() {
             return Ok(());
@@ -383,7 +383,7 @@ impl SnapshotBuilder<'_> {
         self.execute("blockdev-add", arguments).map(drop)
     }
 
-    /// Adds the node of a file that nobody needs after the run. It is never flushed: QEMU flushes a node that it deletes, and the guest would
+    /// Adds the node of a file that is not needed after the run. It is never flushed: QEMU flushes a node that it deletes, and the guest would
     /// wait for all that is in it.
     fn add_file(&self, node: &str, set: u64) -> Result<()> {
         let cache = json!({ "no-flush": true });
@@ -411,7 +411,7 @@ impl SnapshotBuilder<'_> {
         })
     }
 
-    /// Who has QEMU's only server.
+    /// The user of QEMU's only NBD server.
     fn server_of_others(&self) -> String {
         let jobs = jobs(self.monitor).unwrap_or_default();
         match jobs.into_iter().find(|job| job.kind == "backup") {

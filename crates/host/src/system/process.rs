@@ -78,7 +78,7 @@ impl LineProcess {
     }
 }
 
-/// A program that is called, has something to say, and ends soon.
+/// A short call of a program that captures its output.
 pub struct Call<'a> {
     /// The program.
     pub program: &'a Path,
@@ -96,7 +96,7 @@ pub struct Call<'a> {
     pub is_stopped: &'a dyn Fn() -> bool,
 }
 
-/// How a call ended, and what it said.
+/// How a call ended, and its output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CallOutput {
     /// How it ended.
@@ -108,21 +108,21 @@ pub struct CallOutput {
 /// How a call ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProcessOutcome {
-    /// It says that it went well.
+    /// It exited with code 0.
     Success,
     /// It ended with this code.
     ExitCode(i32),
     /// It was killed by this signal.
     Signal(i32),
-    /// It took too long, and was killed.
+    /// It exceeded its time, and was killed.
     TimedOut,
     /// The job was asked to stop, and the call did not end soon after that; it was killed.
     Stopped,
 }
 
-/// Bytes of what a call says that are kept; the rest is thrown away.
+/// Bytes of output that are kept; the rest is dropped.
 const SAID_BYTES_MAX: u64 = 64 << 10;
-/// How often it is looked whether a call has ended.
+/// How often a call is polled for its exit.
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 /// How long the last words of a call that has ended are waited for: something that it left running may keep its output open.
 const LAST_WORDS: Duration = Duration::from_millis(200);

@@ -1,4 +1,4 @@
-//! Processes of this host: what they run, who started them, and the files that they hold open.
+//! Processes of this host: their command lines, parents and open files.
 //!
 //! Source: proc(5), namespaces(7).
 
@@ -35,7 +35,7 @@ pub fn processes_named(name: &str) -> Option<Vec<ProcessInfo>> {
     Some(found)
 }
 
-/// The words that a process was started with; none where there is none, or nobody may see them.
+/// The command line of a process; empty if there is no such process, or it is not readable.
 pub fn command_line_of(process: u32) -> Vec<String> {
     let bytes = std::fs::read(format!("/proc/{process}/cmdline"));
     words_of(&bytes.unwrap_or_default())
@@ -143,14 +143,14 @@ pub fn writers_of_files(paths: &[PathBuf]) -> Writers {
     writers
 }
 
-/// Whether somebody has a lock on a file, as QEMU has on every image that it uses; false where nobody can tell.
+/// Whether another process locks a file, as QEMU locks every image that it uses; false if unknown.
 ///
 /// Nothing is locked to find out: a machine that starts at this moment would be refused its image.
 pub fn is_locked_by_others(path: &Path) -> bool {
     has_lock(path, is_of_image)
 }
 
-/// Whether somebody has a lock on a file as QEMU has on every image that it may write to; false where nobody can tell.
+/// Whether another process locks a file for writing, as QEMU locks every image that it may write to; false if unknown.
 ///
 /// One that is only read, as a base that machines share, is not meant.
 pub fn is_written_by_others(path: &Path) -> bool {

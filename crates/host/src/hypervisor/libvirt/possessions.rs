@@ -8,7 +8,7 @@ use virt::error::ErrorNumber;
 use super::{Libvirt, is_code};
 use crate::hypervisor::domain_xml::{HostNeeds, child};
 
-/// The pool that tools make where nobody names one.
+/// The pool that tools create by default.
 const DEFAULT_POOL: &str = "default";
 
 impl Libvirt {

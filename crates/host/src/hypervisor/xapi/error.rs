@@ -31,19 +31,19 @@ pub enum XapiError {
         /// The reason.
         source: std::io::Error,
     },
-    /// The host proves to be somebody else, or nobody that is known.
+    /// The host has another certificate than expected, or an unknown one.
     #[error(
         "{host} proves itself by a certificate that is not trusted{reason}, with the SHA-256 fingerprint {fingerprint}"
     )]
     Untrusted {
         /// Which host.
         host: String,
-        /// What its certificate says who it is.
+        /// The fingerprint of its certificate.
         fingerprint: String,
         /// What the authorities that are trusted have against it: ` (...)`; empty where there are none.
         reason: String,
     },
-    /// A connection broke, or stood still for too long.
+    /// A connection broke, or made no progress for too long.
     #[error("{action} {host}")]
     Broken {
         /// What was under way: "ask", "read from".
@@ -133,7 +133,7 @@ pub enum XapiError {
         /// What is missing.
         field: &'static str,
     },
-    /// Somebody asked to stop.
+    /// A stop was requested.
     #[error("interrupted")]
     Interrupted,
 }
@@ -162,7 +162,7 @@ impl XapiError {
         }
     }
 
-    /// Whether nobody listens there at this moment.
+    /// Whether no process listens there at this moment.
     pub(super) fn is_nobody_there(&self) -> bool {
         matches!(self, Self::Connect { source, .. } if source.kind() == std::io::ErrorKind::ConnectionRefused)
     }

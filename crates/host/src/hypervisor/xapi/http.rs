@@ -35,14 +35,14 @@ const PAUSES: [Duration; 5] = [
     Duration::from_secs(6),
     Duration::from_secs(10),
 ];
-/// How often it is looked whether somebody asked to stop.
+/// How often a requested stop is checked for.
 const TICK: Duration = Duration::from_millis(250);
 
 /// What a connection needs beside an address.
 #[derive(Clone)]
 pub(super) struct RetryContext {
     pub(super) clock: Arc<dyn Clock>,
-    /// Whether somebody asked to stop.
+    /// Whether a stop was requested.
     pub(super) is_stopped: Arc<dyn Fn() -> bool + Send + Sync>,
     /// How long a host may say, or take, nothing.
     pub(super) patience: Duration,
@@ -183,7 +183,7 @@ enum Framing {
 }
 
 impl Connection {
-    /// Connects, and makes sure of who answers.
+    /// Connects and checks the certificate.
     pub(super) fn open(
         (host, port): (&str, u16),
         config: &Arc<ClientConfig>,
@@ -221,7 +221,7 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Repeats a step until it does something, patience ends, or somebody asks to stop.
+    /// Repeats a step until it does something, the deadline passes, or a stop is requested.
     fn patiently<T>(
         &mut self,
         mut step: impl FnMut(&mut StreamOwned<ClientConnection, TcpStream>) -> io::Result<T>,
@@ -284,7 +284,7 @@ impl Connection {
         self.patiently(Write::flush)
     }
 
-    /// Tells the host that no more is sent.
+    /// Ends the request.
     pub(super) fn end_sending(&mut self) -> XapiResult<()> {
         self.tls.conn.send_close_notify();
         let flushed = self.patiently(Write::flush);
@@ -441,7 +441,7 @@ impl Read for Body {
     }
 }
 
-/// Somebody asked to stop.
+/// A stop was requested.
 #[derive(Debug, thiserror::Error)]
 #[error("interrupted")]
 struct StopRequested;

@@ -1,7 +1,7 @@
 //! What backups leave in a pool: disks that it keeps for the next ones, and snapshots of those that were killed.
 //!
-//! A disk that is kept says so in its `other_config`, which XAPI copies to whatever is cloned, copied or snapshotted from it (`xapi_vdi.ml`).
-//! So the mark names the disk itself as well: a disk that has the mark of another one is somebody's, who may have all that he has on it.
+//! A base disk is marked in its `other_config`, which XAPI copies to every clone, copy and snapshot of it (`xapi_vdi.ml`).
+//! So the mark contains the disk's own UUID as well: a disk with the mark of another one belongs to a user and is left alone.
 
 use std::collections::{HashMap, HashSet};
 
@@ -11,9 +11,9 @@ use super::machine::Inventory;
 use super::record::{Reference, XapiRecord};
 use super::{Pool, XapiResult, XenSnapshot};
 
-/// Under which key a disk that is kept says what for.
+/// The key of `other_config` with the purpose of a base disk.
 const KEPT: &str = "holdfast-base";
-/// Under which key it says its own UUID. What was kept by older versions does not.
+/// The key with the disk's own UUID. Base disks of older versions lack it.
 const KEPT_SELF: &str = "holdfast-base-of";
 
 /// A snapshot of a machine, as it stands among all of the pool's.
@@ -27,7 +27,7 @@ pub struct ListedSnapshot {
     pub time: String,
 }
 
-/// A disk that a pool keeps.
+/// A disk that a pool keeps as the base of the next incremental backup.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BaseDisk {
     /// The virtual disk image.
@@ -36,7 +36,7 @@ pub struct BaseDisk {
     pub uuid: String,
     /// What it is kept for.
     pub purpose: String,
-    /// Bytes that it takes in its storage repository, as far as that tells.
+    /// Bytes that it takes in its storage repository, if the repository reports them.
     pub used_bytes: u64,
 }
 
@@ -69,7 +69,7 @@ struct PoolRecords<'a> {
 }
 
 impl PoolRecords<'_> {
-    /// Whether a marked disk is the one that was marked, and not what somebody made of that.
+    /// Whether a marked disk is the one that was marked, not a clone or copy of it.
     fn is_named_by_itself(&self, record: &XapiRecord) -> bool {
         if let Some(uuid) = record.entry("other_config", KEPT_SELF) {
             return uuid == record.text("uuid");
@@ -120,7 +120,7 @@ impl Pool {
         Ok(())
     }
 
-    /// The disks that are kept for anything, and that nobody else has made use of.
+    /// All base disks that are not in use for anything else.
     pub fn kept(&self) -> XapiResult<Vec<BaseDisk>> {
         let records = self.records("VDI")?;
         if !records

@@ -38,10 +38,10 @@ impl NbdPlace {
 }
 
 impl Pool {
-    /// Makes sure that somebody listens at a place that serves disks.
+    /// Checks that a server listens at an NBD address.
     ///
     /// # Errors
-    /// Nobody does, or a firewall is in between.
+    /// No server listens, or a firewall is in between.
     pub fn reach_nbd(&self, place: &NbdPlace) -> std::io::Result<()> {
         connect(&place.address, place.port, &*self.retry_context.is_stopped).map(drop)
     }

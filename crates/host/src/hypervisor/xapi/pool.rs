@@ -17,24 +17,24 @@ use super::{XapiError, XapiResult, XenAddress};
 const ANSWER_BYTES_MAX: u64 = 256 << 20;
 /// How long a host may say nothing while it is asked.
 const CALL_PATIENCE: Duration = Duration::from_secs(120);
-/// The same where something is cleared up: whoever has asked to stop waits for that.
+/// The same for cleanup: a request to stop waits for it.
 const CLEARING_PATIENCE: Duration = Duration::from_secs(30);
 /// What a session is said to be for, in the logs of the pool.
 const ORIGINATOR: &str = "holdfast";
 
-/// Who logs in, and whom he trusts.
+/// The user, the password and the trusted certificates of a connection.
 #[derive(Clone)]
 pub struct Login {
     /// Where, and as whom.
     pub address: XenAddress,
     /// The password.
     pub password: String,
-    /// By what the hosts prove who they are.
+    /// The trusted certificates of the hosts.
     pub trust: Trust,
 }
 
 /// Connects to a host, says nothing to it, and makes sure of who it is: for whoever has to be asked for a password only where that is so. `is_stopped`
-/// tells whether somebody asked to stop.
+/// returns whether a stop was requested.
 ///
 /// # Errors
 /// It cannot be reached, or is not trusted.
@@ -64,14 +64,14 @@ struct PoolSession {
     /// The master as far as is known.
     host: (String, u16),
     session: Option<String>,
-    /// Certificates of other hosts of the pool, as the master told them.
+    /// Certificates of other hosts of the pool, from the master.
     others: Vec<Fingerprint>,
     /// It was waited for once, in vain: who clears up does not wait for it again and again.
     is_silent: bool,
 }
 
 impl Pool {
-    /// Logs in; `is_stopped` tells whether somebody asked to stop.
+    /// Logs in; `is_stopped` returns whether a stop was requested.
     pub fn log_in(
         login: Login,
         clock: Arc<dyn Clock>,
@@ -105,7 +105,7 @@ impl Pool {
         }
     }
 
-    /// Another session with the same pool, which nobody stops: for clearing up. It waits less for a pool that says nothing, and only once.
+    /// Another session with the same pool that cannot be stopped, for cleanup. It waits less for a pool that does not answer, and only once.
     #[must_use]
     pub fn for_clearing_up(&self) -> Self {
         let retry_context = RetryContext {
@@ -119,7 +119,7 @@ impl Pool {
         Self::new(login, retry_context)
     }
 
-    /// Tells whether somebody asked to stop.
+    /// Returns whether a stop was requested.
     pub fn is_stopped(&self) -> Arc<dyn Fn() -> bool + Send + Sync> {
         Arc::clone(&self.retry_context.is_stopped)
     }

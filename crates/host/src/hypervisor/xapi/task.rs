@@ -89,7 +89,7 @@ impl Task {
     /// Waits for its end; `told` learns how many thousandths are done.
     ///
     /// # Errors
-    /// It has failed; or somebody asked to stop, and it was cancelled.
+    /// It failed, or it was cancelled because a stop was requested.
     pub fn wait(&self, told: &mut dyn FnMut(u16)) -> XapiResult<String> {
         loop {
             match self.look()? {

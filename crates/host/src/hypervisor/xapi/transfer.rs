@@ -20,7 +20,7 @@ const SESSION_INVALID: &str = "SESSION_INVALID";
 const HOP_COUNT_MAX: usize = 4;
 /// Times that a download is taken up again where it broke.
 const RETRY_COUNT_MAX: u32 = 5;
-/// How long a transfer may stand still: storage can be busy with other things for minutes.
+/// How long a transfer may make no progress: storage can be busy with other things for minutes.
 const TRANSFER_PATIENCE: Duration = Duration::from_secs(300);
 const DISCARD_BYTES: usize = 256 << 10;
 

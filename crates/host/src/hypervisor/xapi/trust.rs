@@ -73,7 +73,7 @@ impl fmt::Debug for Fingerprint {
     }
 }
 
-/// By what hosts prove who they are.
+/// The trusted certificates of hosts.
 #[derive(Debug, Clone, Default)]
 pub struct Trust {
     /// Their certificates are these, whoever signed them, and whatever names are in them.
@@ -196,7 +196,7 @@ impl ServerCertVerifier for PinnedVerifier {
     }
 }
 
-/// A certificate that nobody has told us of.
+/// An unknown certificate.
 #[derive(Debug, thiserror::Error)]
 #[error("the certificate {fingerprint} is not known{reason}")]
 struct UnknownCertificate {

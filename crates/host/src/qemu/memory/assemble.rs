@@ -59,13 +59,13 @@ pub enum AssembleError {
     Size {
         /// Bytes of the memory.
         memory_bytes: u64,
-        /// Bytes that the state tells of.
+        /// Bytes according to the state.
         state_bytes: u64,
     },
     /// The pages cannot be read.
     #[error("the memory cannot be read")]
     Memory(#[source] BlockError),
-    /// Nobody takes the stream.
+    /// The stream cannot be written.
     #[error("the memory stream cannot be written")]
     Output(#[source] std::io::Error),
 }

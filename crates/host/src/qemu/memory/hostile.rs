@@ -1,4 +1,4 @@
-//! Streams and states that nobody sane wrote.
+//! Fuzz targets for malformed memory streams and states.
 
 use holdfast_block::hostile::Outcome;
 use holdfast_block::{BlockDeviceMut, Error, MemoryDevice, to_usize};

@@ -16,16 +16,16 @@ use crate::qemu::names::RunId;
 use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand, Result};
 use crate::qemu::{Danger, QemuVersion};
 
-/// How the machine's memory is taken.
+/// How the machine's memory is saved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryMode {
-    /// While the machine runs; it stands still for the last of it.
+    /// While the machine runs; it is paused for the last part.
     Live,
     /// While the machine is paused, from the first page to the last.
     Stopped,
 }
 
-/// How it is wished that memory is taken.
+/// The requested method of saving memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum MemoryMethod {
     /// Live, where QEMU can be relied on to send all of it then.
@@ -95,9 +95,9 @@ pub(crate) struct Settings {
 
 /// A machine that was stopped when its memory was complete.
 pub(crate) struct Sent {
-    /// How long it stood still until then.
+    /// How long it was paused until then.
     pub(crate) stood_still: Duration,
-    /// Whether somebody else had paused it before: it is his to resume.
+    /// Whether another client had paused it before: then it stays paused.
     pub(crate) is_paused_by_others: bool,
     pub(crate) settings: Settings,
 }

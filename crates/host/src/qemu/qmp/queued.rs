@@ -15,10 +15,10 @@ use super::{MONITOR, Monitor, MonitorError, QmpCommand, QmpSocket, Result};
 use crate::system::rights::Rights;
 use crate::system::waits::Wait;
 
-/// How long a command waits for its turn, before it says that somebody else has the monitor.
+/// How long a command waits for its turn before it fails because another client has the monitor.
 const TURN_DEADLINE: Duration = Duration::from_secs(5);
 
-/// A place in the row of a monitor's clients. Commands wait for their turn; the first one that gets it keeps it.
+/// A place in the queue of a monitor's clients. A command waits until QEMU accepts the connection, which then stays open.
 pub struct QueuedSocket {
     path: PathBuf,
     connection: Mutex<Option<QueuedConnection>>,
@@ -30,10 +30,10 @@ struct QueuedConnection {
 }
 
 impl QueuedSocket {
-    /// Takes a place in the row of the monitor at `path`.
+    /// Joins the queue of the monitor at `path`.
     ///
     /// # Errors
-    /// Where there is no socket, or nobody listens.
+    /// Where there is no socket, or no process listens.
     pub fn connect(path: &Path) -> Result<Self> {
         Ok(Self {
             connection: Mutex::new(Some(open_queued(path)?)),

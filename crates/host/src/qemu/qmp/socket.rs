@@ -17,7 +17,7 @@ use super::message::{Event, MESSAGE_BYTES_MAX, Message, Refusal, answer, decode,
 use super::{MONITOR, Monitor, MonitorError, QmpCommand, Result};
 use crate::system::waits::Wait;
 
-/// Events that are kept until somebody takes them; older ones go first.
+/// Events that are kept until they are taken; the oldest are dropped first.
 const EVENT_COUNT_MAX: usize = 1000;
 /// Files that one command may carry: no command of ours needs more than one.
 const FILE_COUNT_MAX: usize = 4;
@@ -77,7 +77,7 @@ impl QmpSocket {
     /// Connects to the monitor at `path`.
     ///
     /// # Errors
-    /// Where there is no socket, nobody listens, or QEMU does not greet: it serves one client at a time.
+    /// Where there is no socket, no process listens, or QEMU does not greet: it serves one client at a time.
     pub fn connect(path: &Path) -> Result<Self> {
         let gone = |source| MonitorError::Gone {
             during: format!("connecting to {}", path.display()),

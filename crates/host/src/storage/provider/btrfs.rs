@@ -137,7 +137,7 @@ impl Btrfs {
         Ok(folders.map(|folder| folder.display().to_string()).collect())
     }
 
-    /// What btrfs tells of a subvolume.
+    /// The output of `btrfs subvolume show`.
     fn shown(&self, place: &str) -> ProviderResult<SubvolumeInfo> {
         let shown = self.ask(("look at", place), &["subvolume", "show", "--", place])?;
         let field = |key: &str| {
@@ -154,7 +154,7 @@ impl Btrfs {
     }
 }
 
-/// What btrfs tells of a subvolume.
+/// The output of `btrfs subvolume show`.
 struct SubvolumeInfo {
     made_s: Option<i64>,
     uuid: Option<String>,

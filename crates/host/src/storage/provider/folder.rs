@@ -3,10 +3,10 @@
 //! ```text
 //! DATASET/.holdfast/snapshots/NAME      the snapshot; a name that begins with a dot is one that is being made, or removed
 //! DATASET/.holdfast/records/NAME.json   {"schema": 1, "time_s": 1795363666, "record": "..."}
-//! DATASET/.holdfast/holds/NAME/TAG      an empty file for each who holds it
-//! DATASET/.holdfast/lock                locked (flock) by who notes, holds or removes
-//! DATASET/.holdfast/making              locked (flock) by all who make snapshots of btrfs, from before the cut until they have their names
-//! DATASET/.holdfast/receiving           locked (flock) by who receives snapshots of another host
+//! DATASET/.holdfast/holds/NAME/TAG      an empty file for each hold
+//! DATASET/.holdfast/lock                locked (flock) while a note is written, a hold changed or a snapshot removed
+//! DATASET/.holdfast/making              locked (flock) while btrfs snapshots are created, until they have their names
+//! DATASET/.holdfast/receiving           locked (flock) while snapshots of another host are received
 //! ```
 //!
 //! Only its owner can look into `.holdfast`: what is in it is as secret as the disks of machines are.
@@ -79,11 +79,11 @@ impl AsRef<Path> for HeldPath<'_> {
     }
 }
 
-/// Whose turn it is to change something.
+/// The result of an attempt to lock the folder.
 pub(super) enum LockAttempt {
-    /// Ours, as long as this is there; without a file where there is none, and nobody ever changed anything.
+    /// Locked, until this is dropped. No file if the folder has no lock file yet.
     Ours(Option<File>),
-    /// Somebody else's.
+    /// Another process has the lock.
     Others,
 }
 
@@ -144,7 +144,7 @@ impl SnapshotFolder {
         }
     }
 
-    /// Where a host snapshot is, for people, and for who reads it.
+    /// The path of a host snapshot, for messages and readers.
     pub(super) fn shown_place(&self, name: &str) -> PathBuf {
         self.path.join("snapshots").join(name)
     }
@@ -265,7 +265,7 @@ impl SnapshotFolder {
         })
     }
 
-    /// Removes a host snapshot that nobody holds: `destroy` does it, then nothing of it is noted any more.
+    /// Removes a host snapshot without holds: calls `destroy`, then removes its note.
     pub(super) fn remove(
         &self,
         snapshot: &HostSnapshotName,
@@ -309,7 +309,7 @@ impl SnapshotFolder {
         })
     }
 
-    /// What who receives host snapshots has locked.
+    /// The lock file of receivers.
     pub(super) fn receiving_place(&self) -> PathBuf {
         self.ours().join("receiving")
     }
@@ -329,7 +329,7 @@ impl SnapshotFolder {
         self.path.join(part)
     }
 
-    /// Shares the lock of those who make snapshots, where they have no folder of their own that they could lock.
+    /// Takes the shared lock for creating snapshots, where a snapshot has no folder of its own to lock.
     pub(super) fn lock_making(&self) -> ProviderResult<File> {
         let path = self.ours().join("making");
         let file = open_lock(&path)?;
@@ -338,7 +338,7 @@ impl SnapshotFolder {
         Ok(file)
     }
 
-    /// Whether somebody has that lock.
+    /// Whether a process has that lock.
     pub(super) fn is_making(&self) -> bool {
         let Ok(file) = File::open(self.ours().join("making")) else {
             return false;
@@ -346,7 +346,7 @@ impl SnapshotFolder {
         flock(&file, FlockOperation::NonBlockingLockExclusive).is_err()
     }
 
-    /// The lock, if nobody has it; nothing is made for it. Where there is no file to lock nobody ever had it.
+    /// Tries to take the lock. Does not create the lock file: without one there is nothing to lock.
     pub(super) fn try_lock(&self) -> ProviderResult<LockAttempt> {
         let path = self.ours().join("lock");
         let file = match File::open(&path) {

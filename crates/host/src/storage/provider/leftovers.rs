@@ -1,7 +1,7 @@
-//! What those who were killed have left in a dataset whose host snapshots are in a folder of ours.
+//! Leftovers of killed processes in a dataset whose host snapshots are in its `.holdfast` folder.
 //!
-//! Who is at work is told by locks (flock), which end with the process that has them: whoever makes a folder of clones has it locked, whoever
-//! makes a snapshot of btrfs has `making`, whoever receives has `receiving`, and whoever notes, holds or removes has `lock`. What nobody has locked was left.
+//! Locks (flock) show which processes are active, since they end with their process. A process that creates a folder of clones locks it, one
+//! that creates a btrfs snapshot locks `making`, one that receives locks `receiving`, one that notes, holds or removes locks `lock`. What is not locked is a leftover.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
@@ -11,7 +11,7 @@ use rustix::fs::{FlockOperation, flock};
 use super::folder::{LockAttempt, SnapshotFolder, check_name, file_error};
 use super::{Dataset, ProviderError, ProviderResult};
 
-/// Something that was left in a dataset.
+/// A leftover of a killed process in a dataset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProviderLeftover {
     /// The dataset.
@@ -26,7 +26,7 @@ pub struct ProviderLeftover {
     pub since_s: Option<i64>,
 }
 
-/// What was left.
+/// The kind of a leftover.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ProviderLeftoverKind {
     /// A folder of a snapshot that was being made, or removed.
@@ -54,7 +54,7 @@ impl ProviderLeftoverKind {
     }
 }
 
-/// What was left in the folder of a dataset. Nothing where somebody is at work on its snapshots at this moment.
+/// The leftovers in the folder of a dataset. Empty while another process works on its snapshots.
 pub(super) fn leftovers(dataset: &Dataset) -> ProviderResult<Vec<ProviderLeftover>> {
     let kept = SnapshotFolder::of(Path::new(&dataset.name))?;
     match kept.try_lock()? {

@@ -1,4 +1,4 @@
-//! Of which dataset a file or device is.
+//! Finds the dataset of a file or a device.
 
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ const SYSTEM: &str = "/sys";
 /// Folders in folders below that, at most: datasets are nested no deeper.
 const DEPTH_MAX: u32 = 50;
 
-/// A place in a dataset.
+/// A file in a dataset, or a volume.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DatasetPath {
     /// The dataset.
@@ -28,12 +28,12 @@ pub struct DatasetPath {
     pub path: PathBuf,
 }
 
-/// Where a file or a device is.
+/// The dataset of a file or a device, if it has one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Located {
     /// In a dataset.
     In(DatasetPath),
-    /// Where nobody makes host snapshots; the words tell why.
+    /// In no dataset, for the reason in the text.
     Nowhere(String),
 }
 

@@ -1,6 +1,6 @@
 //! LVM: volumes in thin pools, by its own programs.
 //!
-//! A host snapshot is a read-only thin snapshot, which is not activated unless somebody looks into it. What it is, and our record of it,
+//! A host snapshot is a read-only thin snapshot, which is activated only while it is read. What it is, and our record of it,
 //! stands in its tags, which it gets when it is made. LVM knows no thing that is a snapshot: a thin volume that is read-only and was
 //! made of another one is one, whoever made it, and so is one of somebody else's that can be written, as long as it sleeps.
 //!

@@ -56,16 +56,16 @@ pub struct ReplicaDataset {
     pub is_encrypted: bool,
 }
 
-/// What was received in part.
+/// The state of an interrupted receive.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PartialReceive {
-    /// The sender goes on with this.
+    /// The token from which the sender resumes.
     Token(String),
-    /// It has to begin again with this snapshot.
+    /// The snapshot from which the sender has to start again.
     Remains(String),
 }
 
-/// What is to be sent.
+/// A stream to send.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SendRequest {
@@ -117,7 +117,7 @@ pub enum StreamForm {
     Raw,
 }
 
-/// What is to be received.
+/// A stream to receive.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReceiveRequest {
@@ -129,7 +129,7 @@ pub struct ReceiveRequest {
     pub is_packed: bool,
 }
 
-/// The snapshot that both sides have, and keep.
+/// A hold or bookmark of the common snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KeepRequest {

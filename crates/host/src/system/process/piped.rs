@@ -1,4 +1,4 @@
-//! Programs of the system that send or take in a stream: `zfs send`, `btrfs receive`, `ssh`.
+//! Programs of the system that send or receive a stream: `zfs send`, `btrfs receive`, `ssh`.
 
 use std::any::Any;
 use std::io::Write as _;
@@ -18,7 +18,7 @@ const ANSWER_BYTES_MAX: u64 = 64 << 20;
 /// How often it is looked whether a program has ended.
 const LOOK_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Asks programs of a host, and starts those that send or take in a stream.
+/// Runs programs of a host, including those that send or receive a stream.
 pub trait StreamTools: Tools {
     /// Starts `program`, with pipes at both of its ends.
     fn start(&self, program: &str, arguments: &[&str]) -> Result<Piped, ToolError>;
@@ -31,7 +31,7 @@ pub trait StreamTools: Tools {
     fn host(&self) -> Option<&str>;
 }
 
-/// A program that runs, and ends when this is dropped: it is killed, with all that it has started here.
+/// A running program. Dropping this kills it, with its process group.
 pub struct Piped {
     words: String,
     child: Option<Child>,
@@ -51,7 +51,7 @@ pub struct PipedEnd {
 }
 
 impl PipedEnd {
-    /// Whether it says that it went well.
+    /// Whether it exited with code 0.
     pub fn is_well(&self) -> bool {
         self.code == Some(0)
     }

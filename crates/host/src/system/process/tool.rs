@@ -28,7 +28,7 @@ pub trait Tools: Send + Sync {
 /// What a program answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
-    /// Whether it says that it went well.
+    /// Whether it exited with code 0.
     pub is_well: bool,
     /// What it wrote on standard output.
     pub output: String,

@@ -1,4 +1,4 @@
-//! A program that works for long, beside others, and may have to be stopped.
+//! A long-running program that can be stopped.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -24,7 +24,7 @@ const LINE_BYTES_MAX: u64 = 4096;
 /// How long the last words of one that has ended are waited for: something that it left running may keep its output open.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
-/// What is to be done.
+/// The command of a worker, with its environment.
 pub struct WorkerRequest<'a> {
     /// The program.
     pub program: &'a Path,
@@ -38,9 +38,9 @@ pub struct WorkerRequest<'a> {
     pub lock: File,
 }
 
-/// A program at work, the first of a process group of its own.
+/// A running program with a process group of its own.
 ///
-/// Dropped, it works on.
+/// Dropping this leaves it running.
 pub struct Worker {
     child: Child,
     answer: Receiver<Vec<u8>>,
@@ -48,7 +48,7 @@ pub struct Worker {
     said_all: Receiver<()>,
 }
 
-/// How it ended, and what it said.
+/// How a worker ended, and its output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkerOutput {
     /// How it ended.
@@ -116,12 +116,12 @@ impl Worker {
         self.child.id()
     }
 
-    /// Asks it, and all of its group, to stop.
+    /// Sends SIGTERM to its process group.
     pub fn stop(&self) {
         self.signal(Signal::TERM);
     }
 
-    /// Kills it, with all of its group.
+    /// Sends SIGKILL to its process group.
     pub fn kill(&self) {
         self.signal(Signal::KILL);
     }

@@ -1,4 +1,4 @@
-//! Whether a thin pool bears another snapshot. One that is full stops every machine that has a disk in it, and is hard to mend.
+//! Whether a thin pool has room for another snapshot. A full pool stops every machine with a disk in it, and is hard to repair.
 
 use super::super::{ProviderError, ProviderResult};
 use super::report::{Volume, VolumeKind};
