@@ -42,5 +42,5 @@ pub use system::ssh_signature::{
     AllowedSigners, PassphraseFrom, SSH_SIGNATURE_BYTES_MAX, Signed, SshSignatureError, SshSignatures, Verdict,
 };
 pub use system::standard_streams::StandardStream;
-pub use system::trusted_files::{why_not_obeyed, why_not_ours_alone};
+pub use system::trusted_files::{why_not_private, why_untrusted};
 pub use system::waits::{LOCK_HOLDER, NotedWait, Wait, WaitKind, waits_under_way};

@@ -217,7 +217,7 @@ fn clones(
             clone,
         }
     };
-    let clones = storage.providers.zfs().clones_for_a_while(pool)?;
+    let clones = storage.providers.zfs().temporary_clones(pool)?;
     Ok(clones.into_iter().map(seen).collect())
 }
 

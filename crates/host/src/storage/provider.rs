@@ -37,7 +37,7 @@ pub use leftovers::{ProviderLeftover, ProviderLeftoverKind};
 pub use locate::{DatasetPath, Located, locate};
 pub use lvm::Lvm;
 #[cfg(feature = "hostile")]
-pub(crate) use lvm::{SPECIMEN as LVM_SPECIMEN, volumes_told as lvm_volumes};
+pub(crate) use lvm::{SPECIMEN as LVM_SPECIMEN, parse_volumes as lvm_volumes};
 pub use mount::{mount, unmount};
 pub use mounts::Mounts;
 pub use probe::{can_clone_to, is_probe, why_not as why_no_reflink};

@@ -125,7 +125,7 @@ const SAID_BYTES_MAX: u64 = 64 << 10;
 /// How often a call is polled for its exit.
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 /// How long the last words of a call that has ended are waited for: something that it left running may keep its output open.
-const LAST_WORDS: Duration = Duration::from_millis(200);
+const OUTPUT_GRACE: Duration = Duration::from_millis(200);
 /// How long a call may take to its end once the job was asked to stop.
 const STOP_GRACE: Duration = Duration::from_millis(500);
 
@@ -176,7 +176,7 @@ impl Call<'_> {
         });
         let outcome = self.wait(&mut child, clock)?;
         listener?;
-        let until = clock.now() + LAST_WORDS;
+        let until = clock.now() + OUTPUT_GRACE;
         let mut lines = Vec::new();
         while let Ok(line) = said.recv_timeout(until.saturating_sub(clock.now())) {
             lines.push(line);

@@ -16,7 +16,7 @@ use holdfast_block::Clock;
 use tempfile::NamedTempFile;
 
 use crate::system::process::{Call, CallOutput, PROGRAM_PATH, ProcessOutcome, ask_at_terminal};
-use crate::system::trusted_files::why_not_obeyed;
+use crate::system::trusted_files::why_untrusted;
 use crate::system::waits::Wait;
 
 const PROGRAM: &str = "ssh-keygen";
@@ -67,16 +67,16 @@ pub enum SshSignatureError {
 
 type Result<T> = std::result::Result<T, SshSignatureError>;
 
-/// Whom a key's passphrase is asked of.
+/// Where the passphrase of a key comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PassphraseFrom {
-    /// Nobody: a key that needs one has to be in an agent.
-    Nobody,
-    /// Whoever sits at the terminal.
+    /// No prompt: a key with a passphrase has to be in an agent.
+    AgentOnly,
+    /// A prompt at the terminal.
     Terminal,
 }
 
-/// Whose signatures count.
+/// The accepted signers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AllowedSigners {
     /// The file that says whose key is whose.
@@ -147,7 +147,7 @@ impl<'a> SshSignatures<'a> {
         let path = said(key)?;
         let words = ["-Y", "sign", "-f", &path, "-n", namespace];
         let lines = match passphrase {
-            PassphraseFrom::Nobody => {
+            PassphraseFrom::AgentOnly => {
                 let called = self.call(&words, text, SIGN_TIME_OUT)?;
                 if called.outcome != ProcessOutcome::Success {
                     return Err(not_signed(key, &called));
@@ -313,7 +313,7 @@ fn readable(path: &Path) -> Result<String> {
         path: path.to_owned(),
         source,
     };
-    if let Some(why) = why_not_obeyed(path).map_err(failed)? {
+    if let Some(why) = why_untrusted(path).map_err(failed)? {
         return Err(failed(std::io::Error::new(std::io::ErrorKind::PermissionDenied, why)));
     }
     std::fs::File::open(path).map_err(failed)?;
@@ -443,7 +443,9 @@ mod tests {
 
         fn sign(&self, key: &Path) -> String {
             let signatures = self.signatures();
-            signatures.sign(key, NAMESPACE, TEXT, PassphraseFrom::Nobody).unwrap()
+            signatures
+                .sign(key, NAMESPACE, TEXT, PassphraseFrom::AgentOnly)
+                .unwrap()
         }
 
         fn judge(&self, text: &[u8], signature: &str, allowed: Option<&AllowedSigners>) -> Verdict {
@@ -550,7 +552,7 @@ mod tests {
         let key = keys.make("key", "ed25519", "open sesame");
         let error = keys
             .signatures()
-            .sign(&key, NAMESPACE, TEXT, PassphraseFrom::Nobody)
+            .sign(&key, NAMESPACE, TEXT, PassphraseFrom::AgentOnly)
             .unwrap_err();
         assert!(
             matches!(&error, SshSignatureError::NotSigned { reason, .. } if !reason.is_empty()),
@@ -558,7 +560,7 @@ mod tests {
         );
         let error = keys
             .signatures()
-            .sign(Path::new("-missing"), NAMESPACE, TEXT, PassphraseFrom::Nobody);
+            .sign(Path::new("-missing"), NAMESPACE, TEXT, PassphraseFrom::AgentOnly);
         assert!(error.unwrap_err().to_string().contains("-missing"));
     }
 

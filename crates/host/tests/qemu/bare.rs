@@ -7,8 +7,8 @@ use holdfast_block::{Clock as _, SystemClock};
 use holdfast_host::qemu::{PointInTime, QemuVersion, disks, runs_in};
 use holdfast_host::qmp::{Monitor as _, MonitorError, QmpCommand, QueuedSocket};
 use holdfast_host::{
-    BareQemu, Decision, Description, DiskChoice, DiskKind, DiskSource, MachineEnd, Error, Hypervisor as _, MachineState,
-    agent,
+    BareQemu, Decision, Description, DiskChoice, DiskKind, DiskSource, Error, Hypervisor as _, MachineEnd,
+    MachineState, agent,
 };
 use rustix::process::{Signal, kill_process};
 use serde_json::Value;

@@ -92,7 +92,7 @@ impl<'a> PoolSnapshot<'a> {
                 snapshot.memory = snapshot.memory.filter(|_| request.with_memory);
                 Ok(Self {
                     pool: Arc::clone(&request.pool),
-                    cleaner: Arc::new(request.pool.for_clearing_up()),
+                    cleaner: Arc::new(request.pool.for_cleanup()),
                     machine: &machine.summary.name,
                     snapshot,
                     is_removed: false,
@@ -236,7 +236,7 @@ impl Drop for PoolSnapshot<'_> {
 
 /// Removes a snapshot of which the answer was lost, or that was made in part.
 fn remove_labelled(pool: &Arc<Pool>, machine: &XenMachine, label: &str, job: Job<'_>) {
-    let pool = Arc::new(pool.for_clearing_up());
+    let pool = Arc::new(pool.for_cleanup());
     let removed = pool.snapshots_labelled(machine, label).and_then(|snapshots| {
         let mut snapshots = snapshots.iter();
         snapshots.try_for_each(|snapshot| pool.remove_snapshot(snapshot, &[]))

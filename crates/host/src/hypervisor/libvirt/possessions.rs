@@ -13,7 +13,7 @@ const DEFAULT_POOL: &str = "default";
 
 impl Libvirt {
     /// What the answer cannot be had of is taken to be there: the start tells.
-    pub(super) fn lacking(&self, needs: &HostNeeds) -> Vec<String> {
+    pub(super) fn missing(&self, needs: &HostNeeds) -> Vec<String> {
         let mut lacks = Vec::new();
         for name in &needs.networks {
             match self.connection().lookup_network_by_name(name) {

@@ -120,7 +120,7 @@ impl FromStr for XenAddress {
     }
 }
 
-/// The text with a password in it removed, for messages.
+/// The text for messages, with the password replaced by dots if it has one.
 fn without_password(text: &str) -> String {
     let hidden = text.rsplit_once('@').and_then(|(before, host)| {
         let (scheme, user) = before.split_once("://")?;

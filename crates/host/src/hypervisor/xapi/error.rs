@@ -154,7 +154,7 @@ impl XapiError {
 
     /// Whether it may be over in a moment: a connection that broke, or a host that is too busy to answer. One that said nothing for long was
     /// waited for already.
-    pub(super) fn is_passing(&self) -> bool {
+    pub(super) fn is_transient(&self) -> bool {
         match self {
             Self::Broken { source, .. } => source.kind() != std::io::ErrorKind::TimedOut,
             Self::Status { status, .. } => *status >= 500,
@@ -163,7 +163,7 @@ impl XapiError {
     }
 
     /// Whether no process listens there at this moment.
-    pub(super) fn is_nobody_there(&self) -> bool {
+    pub(super) fn is_connection_refused(&self) -> bool {
         matches!(self, Self::Connect { source, .. } if source.kind() == std::io::ErrorKind::ConnectionRefused)
     }
 }

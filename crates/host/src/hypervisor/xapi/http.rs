@@ -54,7 +54,7 @@ impl RetryContext {
     /// Does what can be done again until it goes well, or has failed for the last time; by then a host that is busy, or a toolstack that is
     /// started again, may have come back.
     pub(super) fn retry<T>(&self, attempt: impl FnMut() -> XapiResult<T>) -> XapiResult<T> {
-        self.again_where(XapiError::is_passing, attempt)
+        self.again_where(XapiError::is_transient, attempt)
     }
 
     /// Does what can be done once only: again just where nobody was there to hear of it.
@@ -64,12 +64,12 @@ impl RetryContext {
 
     fn again_where<T>(
         &self,
-        is_passing: impl Fn(&XapiError) -> bool,
+        is_transient: impl Fn(&XapiError) -> bool,
         mut attempt: impl FnMut() -> XapiResult<T>,
     ) -> XapiResult<T> {
         for pause in PAUSES {
             match attempt() {
-                Err(error) if is_passing(&error) || self.is_away(&error) => self.pause(pause)?,
+                Err(error) if is_transient(&error) || self.is_away(&error) => self.pause(pause)?,
                 other => return other,
             }
         }
@@ -78,12 +78,12 @@ impl RetryContext {
 
     /// Whether an error may be over in a moment.
     pub(super) fn may_pass(&self, error: &XapiError) -> bool {
-        error.is_passing() || self.is_away(error)
+        error.is_transient() || self.is_away(error)
     }
 
     /// Whether nobody listens at this moment where somebody has let us in before.
     fn is_away(&self, error: &XapiError) -> bool {
-        error.is_nobody_there() && self.is_known.load(Ordering::Relaxed)
+        error.is_connection_refused() && self.is_known.load(Ordering::Relaxed)
     }
 
     /// Waits before an attempt, by how many there were.
@@ -284,7 +284,7 @@ impl Connection {
         self.patiently(Write::flush)
     }
 
-    /// Ends the request.
+    /// Closes the sending direction of TLS.
     pub(super) fn end_sending(&mut self) -> XapiResult<()> {
         self.tls.conn.send_close_notify();
         let flushed = self.patiently(Write::flush);
@@ -295,21 +295,23 @@ impl Connection {
     pub(super) fn head(&mut self, request: &str) -> XapiResult<ResponseHead> {
         let mut interim_count = 0;
         loop {
-            let parsed = ResponseHead::parse(&self.ahead).map_err(|detail| self.nonsense(request, detail))?;
+            let parsed = ResponseHead::parse(&self.ahead).map_err(|detail| self.invalid_answer(request, detail))?;
             if let Some((head, length)) = parsed {
                 self.ahead.drain(..length);
                 // What comes before the real answer.
                 if (100..200).contains(&head.status) {
                     interim_count += 1;
                     if interim_count > INTERIM_COUNT_MAX {
-                        return Err(self.nonsense(request, "it says again and again that the answer comes".to_owned()));
+                        return Err(
+                            self.invalid_answer(request, "it says again and again that the answer comes".to_owned())
+                        );
                     }
                     continue;
                 }
                 return Ok(head);
             }
             if self.ahead.len() >= HEAD_BYTES_MAX {
-                return Err(self.nonsense(request, format!("its head has more than {HEAD_BYTES_MAX} bytes")));
+                return Err(self.invalid_answer(request, format!("its head has more than {HEAD_BYTES_MAX} bytes")));
             }
             let mut bytes = [0; 4096];
             let count = self
@@ -322,7 +324,7 @@ impl Connection {
         }
     }
 
-    fn nonsense(&self, request: &str, detail: String) -> XapiError {
+    fn invalid_answer(&self, request: &str, detail: String) -> XapiError {
         XapiError::Answer {
             host: self.host.clone(),
             request: request.to_owned(),
@@ -332,7 +334,7 @@ impl Connection {
 
     /// The body behind a head.
     pub(super) fn body(self, head: &ResponseHead, request: &str) -> XapiResult<Body> {
-        let framing = head.framing().map_err(|detail| self.nonsense(request, detail))?;
+        let framing = head.framing().map_err(|detail| self.invalid_answer(request, detail))?;
         Ok(Body {
             connection: self,
             framing,
@@ -393,9 +395,9 @@ impl Body {
         read.map_err(failed)?;
         if bytes.len() as u64 > bytes_max {
             let detail = format!("it has more than {bytes_max} bytes");
-            return Err(self.connection.nonsense(request, detail));
+            return Err(self.connection.invalid_answer(request, detail));
         }
-        String::from_utf8(bytes).map_err(|_| self.connection.nonsense(request, "it is no UTF-8".to_owned()))
+        String::from_utf8(bytes).map_err(|_| self.connection.invalid_answer(request, "it is no UTF-8".to_owned()))
     }
 
     /// The number of bytes of the next chunk; 0 is the last.

@@ -254,7 +254,8 @@ impl Pool {
     ) -> XapiResult<XenSnapshot> {
         let method = if with_memory { "VM.checkpoint" } else { "VM.snapshot" };
         let result = self.run(method, &[json!(machine.reference.0), json!(label)], &mut |_| ())?;
-        let reference = reference_in(&result).ok_or_else(|| self.nonsense(method, "its result names no snapshot"))?;
+        let reference =
+            reference_in(&result).ok_or_else(|| self.invalid_answer(method, "its result names no snapshot"))?;
         self.snapshot(&reference)
     }
 
@@ -381,7 +382,7 @@ impl Pool {
     /// The records of a machine or snapshot, as an archive without disks.
     pub fn metadata(self: &Arc<Self>, machine: &Reference) -> XapiResult<Vec<u8>> {
         self.retry_context
-            .retry(|| self.download_metadata(machine)?.to_end(METADATA_BYTES_MAX))
+            .retry(|| self.download_metadata(machine)?.read_to_end(METADATA_BYTES_MAX))
     }
 }
 

@@ -22,10 +22,10 @@ const CLEARING_PATIENCE: Duration = Duration::from_secs(30);
 /// What a session is said to be for, in the logs of the pool.
 const ORIGINATOR: &str = "holdfast";
 
-/// The user, the password and the trusted certificates of a connection.
+/// The address and user of a pool, the password and the trusted certificates.
 #[derive(Clone)]
 pub struct Login {
-    /// Where, and as whom.
+    /// The address, with the user.
     pub address: XenAddress,
     /// The password.
     pub password: String,
@@ -33,12 +33,12 @@ pub struct Login {
     pub trust: Trust,
 }
 
-/// Connects to a host, says nothing to it, and makes sure of who it is: for whoever has to be asked for a password only where that is so. `is_stopped`
+/// Connects to a host and checks its certificate, without a login: the password is asked for only if the host is trusted. `is_stopped`
 /// returns whether a stop was requested.
 ///
 /// # Errors
 /// It cannot be reached, or is not trusted.
-pub fn meet(
+pub fn check_trust(
     address: &XenAddress,
     trust: &Trust,
     clock: Arc<dyn Clock>,
@@ -107,7 +107,7 @@ impl Pool {
 
     /// Another session with the same pool that cannot be stopped, for cleanup. It waits less for a pool that does not answer, and only once.
     #[must_use]
-    pub fn for_clearing_up(&self) -> Self {
+    pub fn for_cleanup(&self) -> Self {
         let retry_context = RetryContext {
             clock: Arc::clone(&self.retry_context.clock),
             is_stopped: Arc::new(|| false),
@@ -153,7 +153,7 @@ impl Pool {
         let answer = match self.ask("session.login_with_password", &words) {
             Err(XapiError::Refused { code, details, .. }) if code == "HOST_IS_SLAVE" => {
                 let Some(master) = details.into_iter().next() else {
-                    return Err(self.nonsense("session.login_with_password", "it names no master"));
+                    return Err(self.invalid_answer("session.login_with_password", "it names no master"));
                 };
                 self.lock().host.0 = master;
                 self.ask("session.login_with_password", &words)
@@ -169,7 +169,7 @@ impl Pool {
             other => other,
         })?;
         let Some(session) = session.as_str().filter(|session| !session.is_empty()) else {
-            return Err(self.nonsense("session.login_with_password", "it is no session"));
+            return Err(self.invalid_answer("session.login_with_password", "it is no session"));
         };
         self.retry_context.is_known.store(true, Ordering::Relaxed);
         self.lock().session = Some(session.to_owned());
@@ -215,7 +215,7 @@ impl Pool {
         let answer = self.call(method, arguments)?;
         let text = answer.as_str();
         text.map(|text| Reference(text.to_owned()))
-            .ok_or_else(|| self.nonsense(method, "it is no reference"))
+            .ok_or_else(|| self.invalid_answer(method, "it is no reference"))
     }
 
     /// The record of an object.
@@ -236,7 +236,7 @@ impl Pool {
         let method = format!("{class}.get_by_name_label");
         let answer = self.call(&method, &[json!(name)])?;
         let Value::Array(list) = answer else {
-            return Err(self.nonsense(&method, "it is no list"));
+            return Err(self.invalid_answer(&method, "it is no list"));
         };
         let mut found: Vec<Reference> = list
             .iter()
@@ -267,7 +267,7 @@ impl Pool {
                 .into_iter()
                 .map(|(reference, value)| XapiRecord::new(class, Reference(reference), value))
                 .collect()),
-            _ => Err(self.nonsense(&method, "it is no map of records")),
+            _ => Err(self.invalid_answer(&method, "it is no map of records")),
         }
     }
 
@@ -289,7 +289,7 @@ impl Pool {
         host_and_port(&host, port)
     }
 
-    pub(super) fn nonsense(&self, request: &str, detail: &str) -> XapiError {
+    pub(super) fn invalid_answer(&self, request: &str, detail: &str) -> XapiError {
         XapiError::Answer {
             host: self.shown(),
             request: request.to_owned(),
@@ -314,7 +314,7 @@ impl Pool {
             self.retry_context.retry_if_not_sent(|| self.ask_once(method, words))
         };
         if let Err(error) = &answer
-            && (error.has_timed_out() || error.is_nobody_there())
+            && (error.has_timed_out() || error.is_connection_refused())
             && self.retry_context.patience == CLEARING_PATIENCE
         {
             self.lock().is_silent = true;
@@ -342,15 +342,16 @@ impl Pool {
             });
         }
         let text = connection.body(&head, method)?.text(method, ANSWER_BYTES_MAX)?;
-        let answer: Value = serde_json::from_str(&text).map_err(|error| self.nonsense(method, &error.to_string()))?;
+        let answer: Value =
+            serde_json::from_str(&text).map_err(|error| self.invalid_answer(method, &error.to_string()))?;
         if let Some(error) = answer.get("error").filter(|error| !error.is_null()) {
             return Err(refusal(method, error));
         }
         match answer {
             Value::Object(mut members) => members
                 .remove("result")
-                .ok_or_else(|| self.nonsense(method, "it has no result")),
-            _ => Err(self.nonsense(method, "it is no answer")),
+                .ok_or_else(|| self.invalid_answer(method, "it has no result")),
+            _ => Err(self.invalid_answer(method, "it is no answer")),
         }
     }
 }

@@ -139,7 +139,7 @@ impl Pool {
                 301 | 302 | 303 | 307 | 308 => {
                     let location = head.header("location").unwrap_or_default();
                     host = place_of(location, host.1).ok_or_else(|| {
-                        self.nonsense(
+                        self.invalid_answer(
                             label,
                             &format!("it sends us to {location:?}, which is no place of HTTPS"),
                         )
@@ -163,7 +163,7 @@ impl Pool {
                 }
             }
         }
-        Err(self.nonsense(label, "its hosts send us to each other"))
+        Err(self.invalid_answer(label, "its hosts send us to each other"))
     }
 
     /// Whether a session is over; it is forgotten then.
@@ -286,7 +286,7 @@ impl Download {
 
     /// Why there was less than was to be expected: in the words of its task, if it has any.
     fn why_it_ended(&self) -> io::Error {
-        match self.task.look() {
+        match self.task.poll() {
             Err(error @ XapiError::Refused { .. }) => io::Error::other(error),
             _ => io::ErrorKind::UnexpectedEof.into(),
         }
@@ -298,7 +298,7 @@ impl Download {
     }
 
     /// All that is left, of something whose size nobody knows: at most `bytes_max` bytes.
-    pub fn to_end(mut self, bytes_max: u64) -> XapiResult<Vec<u8>> {
+    pub fn read_to_end(mut self, bytes_max: u64) -> XapiResult<Vec<u8>> {
         let mut bytes = Vec::new();
         let read = (&mut self.body).take(bytes_max + 1).read_to_end(&mut bytes);
         let host = self.pool.host();
@@ -309,7 +309,7 @@ impl Download {
         })?;
         if bytes.len() as u64 > bytes_max {
             let detail = format!("it has more than {bytes_max} bytes");
-            return Err(self.pool.nonsense(&self.what.label, &detail));
+            return Err(self.pool.invalid_answer(&self.what.label, &detail));
         }
         self.finish()?;
         Ok(bytes)
@@ -357,12 +357,12 @@ impl Upload {
     }
 
     /// All was sent: waits for what the pool makes of it. Gives the machine.
-    pub fn finish(mut self, told: &mut dyn FnMut(u16)) -> XapiResult<Reference> {
+    pub fn finish(mut self, progress: &mut dyn FnMut(u16)) -> XapiResult<Reference> {
         let ended = self.connection.end_sending();
         // What the pool has to say about it is more than that the connection broke.
-        let result = self.task.wait(told)?;
+        let result = self.task.wait(progress)?;
         ended?;
-        reference_in(&result).ok_or_else(|| self.task.nonsense("its result names no machine"))
+        reference_in(&result).ok_or_else(|| self.task.invalid_answer("its result names no machine"))
     }
 
     /// It is given up, for a reason of ours: nothing of it stays.
@@ -373,7 +373,7 @@ impl Upload {
 
     /// Why a write failed: in the words of the task, if it has any.
     fn reason(&self, error: XapiError) -> XapiError {
-        match self.task.look() {
+        match self.task.poll() {
             Err(reason @ XapiError::Refused { .. }) => reason,
             _ => error,
         }

@@ -35,7 +35,7 @@ use error_messages::refusal;
 use names::{HELD, hold_tag, record_tags, tags_of, volume_name};
 use report::{QUESTION, Volume, VolumeKind, parse};
 #[cfg(feature = "hostile")]
-pub(crate) use volumes::{SPECIMEN, volumes_told};
+pub(crate) use volumes::{SPECIMEN, parse_volumes};
 use volumes::{Snapshot, Volumes, dataset, found, names_of, unknown};
 
 const LVCREATE: &str = "lvcreate";

@@ -69,7 +69,7 @@ pub enum PartialReceive {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SendRequest {
-    /// Of which dataset.
+    /// The dataset.
     pub dataset: String,
     /// What the other side has: a snapshot, or a bookmark. None where all is sent.
     pub base: Option<ReplicaBase>,
@@ -133,28 +133,28 @@ pub struct ReceiveRequest {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KeepRequest {
-    /// Of which dataset.
+    /// The dataset.
     pub dataset: String,
-    /// It.
+    /// The common snapshot.
     pub snapshot: String,
-    /// In whose name.
+    /// The name of the hold or bookmark.
     pub tag: String,
-    /// How.
+    /// The method.
     pub means: KeepMethod,
 }
 
 /// How the common snapshot is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum KeepMethod {
-    /// It is held from now on, beside what is held already.
+    /// Holds it, in addition to existing holds.
     HoldToo,
-    /// It is held, and all others are let go.
+    /// Holds it, and releases all others.
     Hold,
-    /// A bookmark of it stays, and all are let go.
+    /// Creates a bookmark of it, and releases all holds.
     Bookmark,
 }
 
-/// How far the host that sends is trusted.
+/// The trust in the sending host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SenderTrust {
     /// It is this host, or one that may run any command here.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use holdfast_block::Clock;
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use super::tool::{COMPLAINT_BYTES_MAX, LAST_WORDS, SYSTEM_PROGRAM, ToolError, Tools, command, listen};
+use super::tool::{COMPLAINT_BYTES_MAX, OUTPUT_GRACE, SYSTEM_PROGRAM, ToolError, Tools, command, listen};
 use crate::system::waits::Wait;
 
 /// Bytes of a short answer beside or after a stream.
@@ -131,7 +131,7 @@ impl Piped {
         let Some(status) = child.try_wait()? else {
             return Ok(None);
         };
-        let complaint = self.complaint.recv_timeout(LAST_WORDS).unwrap_or_default();
+        let complaint = self.complaint.recv_timeout(OUTPUT_GRACE).unwrap_or_default();
         let ended = PipedEnd {
             code: status.code(),
             complaint: String::from_utf8_lossy(&complaint).into_owned(),
@@ -152,7 +152,7 @@ impl Piped {
         let _wait = Wait::for_work(SYSTEM_PROGRAM);
         loop {
             if let Some(ended) = self.try_end().map_err(io)? {
-                return Ok((ended, output.recv_timeout(LAST_WORDS).unwrap_or_default()));
+                return Ok((ended, output.recv_timeout(OUTPUT_GRACE).unwrap_or_default()));
             }
             if clock.now() >= until {
                 return Err(ToolError::TimedOut {
@@ -180,7 +180,7 @@ impl Drop for Piped {
             return;
         };
         // It may wait in the kernel for something that does not come; nobody waits with it, and it is no zombie afterwards.
-        let waiting = std::thread::Builder::new().name("last rites".to_owned());
+        let waiting = std::thread::Builder::new().name("reaper".to_owned());
         let kept = self.kept.take();
         drop(waiting.spawn(move || {
             drop((child.stdin.take(), child.stdout.take()));

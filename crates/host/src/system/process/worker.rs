@@ -22,7 +22,7 @@ const LINES_KEPT: usize = 20;
 /// Bytes of a line, at most; a longer one is several.
 const LINE_BYTES_MAX: u64 = 4096;
 /// How long the last words of one that has ended are waited for: something that it left running may keep its output open.
-const LAST_WORDS: Duration = Duration::from_millis(500);
+const OUTPUT_GRACE: Duration = Duration::from_millis(500);
 
 /// The command of a worker, with its environment.
 pub struct WorkerRequest<'a> {
@@ -134,8 +134,8 @@ impl Worker {
     /// How it ended; waits until it has.
     pub fn finish(mut self) -> std::io::Result<WorkerOutput> {
         let status = self.child.wait()?;
-        let answer = self.answer.recv_timeout(LAST_WORDS).unwrap_or_default();
-        self.said_all.recv_timeout(LAST_WORDS).ok();
+        let answer = self.answer.recv_timeout(OUTPUT_GRACE).unwrap_or_default();
+        self.said_all.recv_timeout(OUTPUT_GRACE).ok();
         let lines = self.said.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(WorkerOutput {
             outcome: outcome_of(status),

@@ -143,7 +143,7 @@ pub(crate) const SPECIMEN: &str = include_str!("fixtures/lvs.json");
 
 /// What comes of such an answer: the volumes that are datasets, and those that are snapshots.
 #[cfg(feature = "hostile")]
-pub(crate) fn volumes_told(answer: &str) -> ProviderResult<(Vec<String>, Vec<String>)> {
+pub(crate) fn parse_volumes(answer: &str) -> ProviderResult<(Vec<String>, Vec<String>)> {
     let volumes = Volumes(parse(answer)?);
     let thin = volumes.0.iter().filter(|one| one.kind == VolumeKind::Thin);
     let (mut datasets, mut snapshots) = (Vec::new(), Vec::new());

@@ -198,7 +198,7 @@ fn clones_for_a_while_are_known_by_their_own_marks() {
     let unfinished = "t/trial\ttrial\tlocal\nt/trial/below\ttrial\tinherited from t/trial\nt/trial@a\ttrial\tlocal\n";
     let makers = "t/trial\t{\"process\":1}\tlocal\n";
     let (zfs, scripted) = zfs(&[Ok(""), Ok(views), Ok(unfinished), Ok(makers)]);
-    let found = zfs.clones_for_a_while("t").unwrap();
+    let found = zfs.temporary_clones("t").unwrap();
     let told: Vec<_> = found
         .iter()
         .map(|one| (&one.name[..], &one.kind, &one.maker[..]))
