@@ -467,7 +467,7 @@ fn what_somebody_is_making_is_left_to_him() {
     first.provider.prepare(&[first.wanted()], &label).unwrap();
     first.provider.create(&[first.wanted()], &label).unwrap();
     let refused = second.take("one", 1).unwrap_err();
-    assert!(refused.to_string().contains("somebody is making"), "{refused}");
+    assert!(refused.to_string().contains("another process is creating"), "{refused}");
     assert!(is_missing(&second.provider.destroy(&second.name("one")).unwrap_err()));
     first.provider.commit(&[first.wanted()], &label).unwrap();
     assert_eq!(first.names(), ["one"]);
