@@ -109,7 +109,7 @@ pub(super) enum StopCause {
 }
 
 /// Determines the result of a run.
-pub(super) fn ended(worked: &Worked, exit_codes: ExitCodeScheme, stop: Option<StopCause>) -> RunResult {
+pub(super) fn ended(worked: &WorkerOutput, exit_codes: ExitCodeScheme, stop: Option<StopCause>) -> RunResult {
     let document: Value = serde_json::from_slice(&worked.answer).unwrap_or_default();
     let (code, killed_by) = match worked.outcome {
         ProcessOutcome::Success => (Some(0), None),
@@ -201,7 +201,7 @@ fn freshness(machines: &Value) -> Vec<Freshness> {
 
 #[cfg(test)]
 mod tests {
-    use holdfast_host::{Ending, Worked};
+    use holdfast_host::{ProcessOutcome, WorkerOutput};
     use holdfast_policy::config::ExitCodeScheme;
 
     use super::{Outcome, StopCause, ended};
@@ -217,7 +217,7 @@ mod tests {
     #[test]
     fn codes_mean_what_is_documented_and_words_come_from_where_they_are_best() {
         let error = r#"{"error":{"message":"open x","causes":["gone"],"hint":"look"}}"#;
-        for (ending, answer, lines, stop, outcome, words) in [
+        for (outcome, answer, lines, stop, outcome, words) in [
             (ProcessOutcome::Success, "", &[][..], None, Outcome::Done, None),
             (
                 ProcessOutcome::ExitCode(3),
@@ -284,9 +284,16 @@ mod tests {
                 Some("it was asked to stop"),
             ),
             // It completed before it noticed the request.
-            (Ending::Well, "", &[], Some(StopCause::Requested), Outcome::Done, None),
+            (
+                ProcessOutcome::Success,
+                "",
+                &[],
+                Some(StopCause::Requested),
+                Outcome::Done,
+                None,
+            ),
         ] {
-            let found = ended(&worked(ending, answer, lines), ExitCodeScheme::Verb, stop);
+            let found = ended(&worked(outcome, answer, lines), ExitCodeScheme::Verb, stop);
             assert_eq!((found.outcome, found.error.as_deref()), (outcome, words));
         }
         assert!(
@@ -298,7 +305,9 @@ mod tests {
 
     #[test]
     fn checks_have_codes_of_their_own_and_old_snapshots_are_no_failure_of_the_check() {
-        let check = |code, exit_codes, answer: &str| ended(&worked(Ending::Code(code), answer, &[]), exit_codes, None);
+        let check = |code, exit_codes, answer: &str| {
+            ended(&worked(ProcessOutcome::ExitCode(code), answer, &[]), exit_codes, None)
+        };
         let line = r#"{"report":{"line":"CRITICAL: tank"}}"#;
         assert_eq!(check(1, ExitCodeScheme::Check, line).outcome, Outcome::Warnings);
         let critical = check(2, ExitCodeScheme::Check, line);

@@ -46,10 +46,10 @@ impl Session<'_> {
         let guard = &mut self.guard;
         let tell = &mut |moment| match moment {
             // A watchdog that is gone cannot be notified; the pause is over before it matters.
-            Moment::Stopped if is_running => drop(guard.about_to_pause(PAUSE_DEADLINE)),
-            Moment::Runs if is_running => drop(guard.about_to_pause(LIVE_MEMORY_DEADLINE)),
-            Moment::Stopped | Moment::Runs => {}
-            Moment::Instant => within(),
+            PointInTimeEvent::Stopped if is_running => drop(guard.about_to_pause(PAUSE_DEADLINE)),
+            PointInTimeEvent::Running if is_running => drop(guard.about_to_pause(LIVE_MEMORY_DEADLINE)),
+            PointInTimeEvent::Stopped | PointInTimeEvent::Running => {}
+            PointInTimeEvent::Reached => within(),
         };
         let made = PointInTime::make(monitor, job.clock, request, tell);
         let memory = receiving.finish();

@@ -4,7 +4,7 @@ use std::io::{BufWriter, Write};
 use std::path::Path;
 
 use holdfast_block::BlockDevice;
-use holdfast_host::qemu::memory::{MemoryState, PutError, put_together};
+use holdfast_host::qemu::memory::{AssembleError, MemoryState, assemble};
 use holdfast_repo::{Environment, Manifest, Repository};
 
 use super::small_stream::bytes_of;

@@ -359,10 +359,10 @@ impl<'a> Freezer<'a> {
             Ok(()) => {
                 let tell = &mut |moment| match moment {
                     // A watchdog that is gone cannot be notified; the pause is over before it matters.
-                    Moment::Stopped if is_running => drop(guard.about_to_pause(self.pause_deadline)),
-                    Moment::Runs if is_running => drop(guard.about_to_pause(LIVE_MEMORY_DEADLINE)),
-                    Moment::Stopped | Moment::Runs => {}
-                    Moment::Instant => within(),
+                    PointInTimeEvent::Stopped if is_running => drop(guard.about_to_pause(self.pause_deadline)),
+                    PointInTimeEvent::Running if is_running => drop(guard.about_to_pause(LIVE_MEMORY_DEADLINE)),
+                    PointInTimeEvent::Stopped | PointInTimeEvent::Running => {}
+                    PointInTimeEvent::Reached => within(),
                 };
                 prepared.take(tell).map_err(|error| self.failed(error))
             }

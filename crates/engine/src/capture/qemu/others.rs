@@ -120,5 +120,5 @@ fn is_still_there(monitor: &dyn Monitor, run: RunId, job: Job<'_>) -> std::resul
 fn has_watchdog(run: RunId) -> bool {
     let is_one = |process: &Living| is_watchdog_of(&process.words, run);
     // Where processes of other users cannot be seen, it may be.
-    living("holdfast").is_none_or(|living| living.iter().any(is_one))
+    processes_named("holdfast").is_none_or(|living| living.iter().any(is_one))
 }

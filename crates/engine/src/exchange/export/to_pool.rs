@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use holdfast_archive::{PackOptions, Packing};
 use holdfast_hardware::xen::SuspendedMachine;
-use holdfast_host::xapi::{Pool, Record, Reference, Upload, XapiError, XapiResult};
+use holdfast_host::xapi::{Pool, Reference, Upload, XapiError, XapiRecord, XapiResult};
 use holdfast_repo::Environment;
 use jiff::Timestamp;
 
