@@ -10,7 +10,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use holdfast_block::Clock;
-use holdfast_host::{Call, Ending};
+use holdfast_host::{Call, ProcessOutcome};
 use holdfast_policy::config::Channel;
 use serde_json::{Value, json};
 
@@ -136,9 +136,9 @@ fn run_with_input(
         is_stopped: &|| false,
     };
     let called = call.run(clock)?;
-    Ok(match called.ending {
-        Ending::Well => Ok(()),
-        ending => Err([ending.to_string(), called.lines.join(" ")].join(": ")),
+    Ok(match called.outcome {
+        ProcessOutcome::Success => Ok(()),
+        outcome => Err([outcome.to_string(), called.lines.join(" ")].join(": ")),
     })
 }
 

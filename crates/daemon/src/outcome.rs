@@ -1,6 +1,6 @@
 //! The outcome of a run, from the result of its program.
 
-use holdfast_host::{Ending, Worked};
+use holdfast_host::{ProcessOutcome, WorkerOutput};
 use holdfast_policy::Timestamp;
 use holdfast_policy::config::ExitCodeScheme;
 use holdfast_policy::schedule::RunEnd;
@@ -109,13 +109,13 @@ pub(super) enum StopCause {
 }
 
 /// Determines the result of a run.
-pub(super) fn ended(worked: &Worked, exit_codes: ExitCodeScheme, stop: Option<StopCause>) -> RunResult {
+pub(super) fn ended(worked: &WorkerOutput, exit_codes: ExitCodeScheme, stop: Option<StopCause>) -> RunResult {
     let document: Value = serde_json::from_slice(&worked.answer).unwrap_or_default();
-    let (code, killed_by) = match worked.ending {
-        Ending::Well => (Some(0), None),
-        Ending::Code(code) => (Some(code), None),
-        Ending::Killed(signal) => (None, Some(signal)),
-        Ending::TimedOut | Ending::Stopped => (None, None),
+    let (code, killed_by) = match worked.outcome {
+        ProcessOutcome::Success => (Some(0), None),
+        ProcessOutcome::ExitCode(code) => (Some(code), None),
+        ProcessOutcome::Signal(signal) => (None, Some(signal)),
+        ProcessOutcome::TimedOut | ProcessOutcome::Stopped => (None, None),
     };
     let judged = match exit_codes {
         ExitCodeScheme::Verb => of_verb(code),
@@ -140,7 +140,7 @@ pub(super) fn ended(worked: &Worked, exit_codes: ExitCodeScheme, stop: Option<St
         _ => said(&document)
             .or_else(|| worked.lines.iter().rev().find(|line| !line.trim().is_empty()).cloned())
             .or_else(|| killed_by.map(|signal| format!("it was killed by signal {signal}")))
-            .unwrap_or_else(|| worked.ending.to_string()),
+            .unwrap_or_else(|| worked.outcome.to_string()),
     });
     RunResult {
         outcome,
@@ -201,14 +201,14 @@ fn freshness(machines: &Value) -> Vec<Freshness> {
 
 #[cfg(test)]
 mod tests {
-    use holdfast_host::{Ending, Worked};
+    use holdfast_host::{ProcessOutcome, WorkerOutput};
     use holdfast_policy::config::ExitCodeScheme;
 
     use super::{Outcome, StopCause, ended};
 
-    fn worked(ending: Ending, answer: &str, lines: &[&str]) -> Worked {
-        Worked {
-            ending,
+    fn worked(outcome: ProcessOutcome, answer: &str, lines: &[&str]) -> WorkerOutput {
+        WorkerOutput {
+            outcome,
             answer: answer.as_bytes().to_vec(),
             lines: lines.iter().map(|line| (*line).to_owned()).collect(),
         }
@@ -218,10 +218,17 @@ mod tests {
     fn codes_mean_what_is_documented_and_words_come_from_where_they_are_best() {
         let error = r#"{"error":{"message":"open x","causes":["gone"],"hint":"look"}}"#;
         for (ending, answer, lines, stop, outcome, words) in [
-            (Ending::Well, "", &[][..], None, Outcome::Done, None),
-            (Ending::Code(3), "{}", &["odd"], None, Outcome::Warnings, None),
+            (ProcessOutcome::Success, "", &[][..], None, Outcome::Done, None),
             (
-                Ending::Code(1),
+                ProcessOutcome::ExitCode(3),
+                "{}",
+                &["odd"],
+                None,
+                Outcome::Warnings,
+                None,
+            ),
+            (
+                ProcessOutcome::ExitCode(1),
                 error,
                 &["x"],
                 None,
@@ -229,7 +236,7 @@ mod tests {
                 Some("open x: gone (look)"),
             ),
             (
-                Ending::Code(2),
+                ProcessOutcome::ExitCode(2),
                 "",
                 &["no such option", ""],
                 None,
@@ -237,7 +244,7 @@ mod tests {
                 Some("no such option"),
             ),
             (
-                Ending::Code(4),
+                ProcessOutcome::ExitCode(4),
                 error,
                 &[],
                 None,
@@ -245,7 +252,7 @@ mod tests {
                 Some("open x: gone (look)"),
             ),
             (
-                Ending::Code(5),
+                ProcessOutcome::ExitCode(5),
                 "",
                 &[],
                 None,
@@ -253,7 +260,7 @@ mod tests {
                 Some("it ended with code 5"),
             ),
             (
-                Ending::Killed(9),
+                ProcessOutcome::Signal(9),
                 "",
                 &[],
                 None,
@@ -261,7 +268,7 @@ mod tests {
                 Some("it was killed by signal 9"),
             ),
             (
-                Ending::Killed(15),
+                ProcessOutcome::Signal(15),
                 error,
                 &[],
                 Some(StopCause::TimedOut),
@@ -269,7 +276,7 @@ mod tests {
                 Some("it exceeded its timeout and was stopped"),
             ),
             (
-                Ending::Code(1),
+                ProcessOutcome::ExitCode(1),
                 "",
                 &[],
                 Some(StopCause::Requested),
@@ -277,7 +284,14 @@ mod tests {
                 Some("it was asked to stop"),
             ),
             // It completed before it noticed the request.
-            (Ending::Well, "", &[], Some(StopCause::Requested), Outcome::Done, None),
+            (
+                ProcessOutcome::Success,
+                "",
+                &[],
+                Some(StopCause::Requested),
+                Outcome::Done,
+                None,
+            ),
         ] {
             let found = ended(&worked(ending, answer, lines), ExitCodeScheme::Verb, stop);
             assert_eq!((found.outcome, found.error.as_deref()), (outcome, words));
@@ -291,7 +305,9 @@ mod tests {
 
     #[test]
     fn checks_have_codes_of_their_own_and_old_snapshots_are_no_failure_of_the_check() {
-        let check = |code, exit_codes, answer: &str| ended(&worked(Ending::Code(code), answer, &[]), exit_codes, None);
+        let check = |code, exit_codes, answer: &str| {
+            ended(&worked(ProcessOutcome::ExitCode(code), answer, &[]), exit_codes, None)
+        };
         let line = r#"{"report":{"line":"CRITICAL: tank"}}"#;
         assert_eq!(check(1, ExitCodeScheme::Check, line).outcome, Outcome::Warnings);
         let critical = check(2, ExitCodeScheme::Check, line);

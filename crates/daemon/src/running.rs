@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::time::Duration;
 
-use holdfast_host::{Order, Worker};
+use holdfast_host::{Worker, WorkerRequest};
 use holdfast_policy::Timestamp;
 use holdfast_policy::config::Job;
 use holdfast_policy::schedule::{Cause, Consequence, Due};
@@ -181,7 +181,7 @@ impl Daemon<'_> {
     fn spawn(&self, job: &Job, lock: &File) -> std::io::Result<Worker> {
         let mut arguments = vec!["--json".to_owned(), "--no-progress".to_owned()];
         arguments.extend(self.request.config.command(job));
-        let order = Order {
+        let order = WorkerRequest {
             program: &self.request.program,
             arguments: &arguments,
             variables: &[("HOLDFAST_JOB", job.name.clone())],

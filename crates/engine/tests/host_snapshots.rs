@@ -11,11 +11,11 @@ use holdfast_engine::{
     Error, GuestRequest, HostSnapshotReport, HostSnapshotRequest, Interrupt, Job, MachinePlaces, NamedSnapshotSet,
     NoProgress, Providers, Quiesce, SetId, Subject, take_host_snapshots,
 };
-use holdfast_host::provider::{Dataset, ProviderKind, Wanted};
+use holdfast_host::provider::{Dataset, HostSnapshotScope, ProviderKind};
 use holdfast_host::qmp::{Monitor, QmpCommand, Result as QmpResult};
 use holdfast_host::{
-    Answer, Description, DiskKind, DiskSource, Error as HostError, Machine, MachineDisk, MachineState, MachineSummary,
-    Mark, Result as HostResult, ToolError, Tools,
+    Answer, BackupMark, Description, DiskKind, DiskSource, Error as HostError, Machine, MachineDisk, MachineState,
+    MachineSummary, Result as HostResult, ToolError, Tools,
 };
 use serde_json::{Value, json};
 
@@ -116,7 +116,7 @@ impl Fake {
                 nvram: None,
                 tpm: None,
                 has_agent_channel: false,
-                mark: Mark::default(),
+                mark: BackupMark::default(),
             }),
             told: Mutex::default(),
             runs: Mutex::new(state == MachineState::Running),
@@ -229,7 +229,7 @@ impl World {
         let tools: Arc<dyn Tools> = Arc::clone(&self.zfs) as _;
         let providers = Providers::new(&tools, "/nowhere".into(), Arc::clone(&self.time) as _);
         let wanted = self.datasets.iter().map(|name| {
-            Wanted::all_of(Dataset {
+            HostSnapshotScope::all_of(Dataset {
                 provider: ProviderKind::Zfs,
                 name: (*name).to_owned(),
             })
@@ -273,7 +273,7 @@ impl World {
     }
 }
 
-fn nobody(_: &[Wanted]) -> Vec<Description> {
+fn nobody(_: &[HostSnapshotScope]) -> Vec<Description> {
     Vec::new()
 }
 
@@ -340,7 +340,7 @@ fn a_disk_that_is_moved_meanwhile_is_not_in_a_snapshot_of_its_machine() {
 fn a_machine_that_comes_meanwhile_is_told() {
     let known = [Fake::new("web1", MachineState::ShutOff)];
     let newcomer = Fake::new("web2", MachineState::Running).describe().unwrap();
-    let found = |wanted: &[Wanted]| {
+    let found = |wanted: &[HostSnapshotScope]| {
         assert_eq!(wanted.len(), 1);
         vec![known[0].describe().unwrap(), newcomer.clone()]
     };

@@ -1,4 +1,4 @@
-//! What hypervisors say, laid open to hostile bytes: see [`holdfast_block::hostile`].
+//! Fuzz targets for answers of hypervisors: see [`holdfast_block::hostile`].
 
 use std::collections::BTreeMap;
 

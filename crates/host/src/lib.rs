@@ -14,12 +14,12 @@ pub use storage::{changed_blocks, provider};
 
 pub use hypervisor::bare::{BareQemu, WITHOUT_UUID};
 pub use hypervisor::error::{Error, Result};
-pub use hypervisor::exit_report::Ended;
+pub use hypervisor::exit_report::MachineEnd;
 #[cfg(feature = "libvirt")]
 pub use hypervisor::libvirt::Libvirt;
-pub use hypervisor::live_disks::{CopyState, Life, LiveDisks};
+pub use hypervisor::live_disks::{CopyState, ExecutionState, LiveDisks};
 pub use hypervisor::machine::{
-    Decision, Description, DiskChoice, DiskKind, DiskSource, MachineDisk, MachineState, MachineSummary, Mark,
+    BackupMark, Decision, Description, DiskChoice, DiskKind, DiskSource, MachineDisk, MachineState, MachineSummary,
 };
 pub use hypervisor::overlays::{CommitProgress, Overlays};
 pub use hypervisor::tpm::{Tpm, TpmFile, TpmPlace, TpmStore, TpmVersion};
@@ -28,13 +28,13 @@ pub use system::allocator::map_large_buffers;
 pub use system::file_stamp::stamp_of;
 pub use system::identity::{MacAddress, Uuid};
 pub use system::process::{
-    Answer, Call, Called, Companion, Ending, LocalTools, Order, Piped, PipedEnd, Programs, ToolError, Tools, Worked,
-    Worker, command,
+    Answer, Call, CallOutput, LineProcess, LocalTools, Piped, PipedEnd, ProcessOutcome, StreamTools, ToolError, Tools,
+    Worker, WorkerOutput, WorkerRequest, command,
 };
 pub use system::processes::UserIdentity;
 pub use system::processes::{
-    Living, Writers, is_locked_by_others, is_written_by_others, living, open_below, parent_of, words_of_process,
-    writers_of_device, writers_of_files,
+    ProcessInfo, Writers, command_line_of, is_locked_by_others, is_written_by_others, open_below, parent_of,
+    processes_named, writers_of_device, writers_of_files,
 };
 pub use system::rights::{FileKind, Links, Rights};
 pub use system::ssh::{Ssh, SshAddress, shell_line};
@@ -42,5 +42,5 @@ pub use system::ssh_signature::{
     AllowedSigners, PassphraseFrom, SSH_SIGNATURE_BYTES_MAX, Signed, SshSignatureError, SshSignatures, Verdict,
 };
 pub use system::standard_streams::StandardStream;
-pub use system::trusted_files::{why_not_obeyed, why_not_ours_alone};
+pub use system::trusted_files::{why_not_private, why_untrusted};
 pub use system::waits::{LOCK_HOLDER, NotedWait, Wait, WaitKind, waits_under_way};

@@ -1,4 +1,4 @@
-//! What is done with a running QEMU through its monitor, whoever started it.
+//! Operations on a running QEMU through its monitor, with or without a management layer.
 //!
 //! The frozen disks of a machine are made so: a copy-before-write filter goes under each device, which saves what the guest
 //! is about to overwrite in a scratch file of ours; a node on top of the filter shows the disk as it was; QEMU serves that
@@ -33,7 +33,10 @@ pub use latency::{WriteCounters, write_counters};
 pub use layers::{Layer, Layers};
 pub use names::RunId;
 pub(crate) use names::run_of;
-pub use point_in_time::{Cut, CutDisk, CutRequest, Moment, Pause, PreparedCut, Standstill, UnservedCut};
+pub use point_in_time::{
+    DiskRequest, Pause, PausePolicy, PointInTime, PointInTimeEvent, PointInTimeRequest, PreparedPointInTime,
+    UnservedPointInTime,
+};
 pub use remove::{drop_idle_files, remove_run, runs_in};
 pub use serving::{NotServed, no_filter};
 pub use version::QemuVersion;

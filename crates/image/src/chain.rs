@@ -274,7 +274,7 @@ impl Opener {
         }
     }
 
-    /// The format of a file, of which nobody has said it.
+    /// Detects the format of a file whose format is not given.
     fn guess(&mut self, file: &HostFile, path: &Path, access: Access) -> Result<Format> {
         let guess = detect_format::guess(file, path)?;
         if access == Access::Write {

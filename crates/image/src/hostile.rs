@@ -278,7 +278,7 @@ fn write(bytes: &[u8], format: Format) -> Outcome {
     outcome_of(&again)
 }
 
-/// Mends an image in every way: it gets no worse, what is looked at only stays as it is, and there is nothing left to do.
+/// Repairs an image in every mode: it gets no worse, an inspection changes nothing, and a second repair has nothing to do.
 fn repair(bytes: &[u8], format: Format) {
     let options = options(Some(format), Backing::Ignore);
     for mode in [RepairMode::Leaks, RepairMode::Safe, RepairMode::All] {
@@ -288,7 +288,7 @@ fn repair(bytes: &[u8], format: Format) {
         assert!(file.bytes() == bytes, "a plan wrote");
         let (before, actions) = (looked.before().clone(), looked.actions().len());
         drop(looked);
-        let planned = plan(RepairIntent::Mend).expect("what can be looked at can be mended");
+        let planned = plan(RepairIntent::Repair).expect("an image that can be inspected can be repaired");
         assert_eq!(planned.actions().len(), actions, "another plan");
         let after = planned.execute().expect("what was planned can be done");
         assert!(
@@ -296,8 +296,8 @@ fn repair(bytes: &[u8], format: Format) {
             "a repair made it worse: {before:?}, {after:?}"
         );
         assert!(actions > 0 || file.bytes() == bytes, "changed without a word");
-        let again = plan(RepairIntent::Look).expect("what was mended can be looked at");
-        assert_eq!(again.actions(), [], "it was mended, and is to be mended again");
+        let again = plan(RepairIntent::Look).expect("a repaired image can be inspected");
+        assert_eq!(again.actions(), [], "a repaired image needs no other repair");
     }
 }
 

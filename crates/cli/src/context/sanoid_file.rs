@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use holdfast_host::why_not_obeyed;
+use holdfast_host::why_untrusted;
 use holdfast_policy::sanoid::{SanoidConfig, SanoidError};
 
 use crate::errors::{Error, Kind};
@@ -38,7 +38,7 @@ pub fn read_obeyed(path: &Path) -> Result<String, Error> {
 
 /// Refuses a file in which others have a say.
 pub fn refuse_written_by_others(path: &Path) -> Result<(), Error> {
-    let why = why_not_obeyed(path).map_err(|source| Error::File {
+    let why = why_untrusted(path).map_err(|source| Error::File {
         action: "look at",
         path: path.to_owned(),
         source,

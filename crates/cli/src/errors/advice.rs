@@ -14,7 +14,7 @@ use holdfast_archive::Error as ArchiveError;
 use holdfast_block::Error as DeviceError;
 use holdfast_engine::{CloneError, Error as JobError, InstantError, ResolveError, SnapshotChoiceError};
 use holdfast_hardware::Error as HardwareError;
-use holdfast_host::{Ended, Error as HostError};
+use holdfast_host::{Error as HostError, MachineEnd};
 use holdfast_image::Error as ImageError;
 use holdfast_repo::Error as RepositoryError;
 use holdfast_repo::key::KeyError;
@@ -209,7 +209,7 @@ fn machine_advice(error: &JobError) -> Advice {
             refused("name a disk with --include, or leave the machine out with --exclude-machine")
         }
         JobError::MachineEnded {
-            how: Ended::SwitchedOff,
+            how: MachineEnd::SwitchedOff,
             ..
         } => refused("back it up again: it is read from its images while it is shut off"),
         JobError::MachineEnded { .. } => advice(

@@ -1,8 +1,8 @@
 //! The machines that are frozen while host snapshots are made.
 
 use holdfast_engine::{GuestReport, GuestRequest, MachinePlaces, Quiesce, Quiesced, machines_in, places_of};
-use holdfast_host::provider::Wanted;
-use holdfast_host::qemu::memory::MemoryWay;
+use holdfast_host::provider::HostSnapshotScope;
+use holdfast_host::qemu::memory::MemoryMethod;
 use holdfast_host::{Description, DiskChoice, MachineState};
 use serde::Serialize;
 
@@ -44,7 +44,7 @@ pub enum MemoryHow {
     Stopped,
 }
 
-impl From<MemoryHow> for MemoryWay {
+impl From<MemoryHow> for MemoryMethod {
     fn from(how: MemoryHow) -> Self {
         match how {
             MemoryHow::Auto => Self::Auto,
@@ -95,7 +95,7 @@ impl KnownGuest {
     }
 
     /// Machines that run and have disks in what was wanted by now, whether or not they were known before.
-    pub fn newcomers(known: &[Self], wanted: &[Wanted], hypervisors: &Hypervisors<'_>) -> Vec<Description> {
+    pub fn newcomers(known: &[Self], wanted: &[HostSnapshotScope], hypervisors: &Hypervisors<'_>) -> Vec<Description> {
         let Ok(label) = runs::new_run() else { return Vec::new() };
         let describe = |chosen: &Chosen| hypervisors.find(chosen).ok()?.machine.describe().ok();
         let runs = |found: &Description| found.summary.state != MachineState::ShutOff;

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use holdfast_engine::SourceName;
 use holdfast_host::xapi::XenAddress;
-use holdfast_host::{BareQemu, Hypervisor as _, Libvirt, Machine, Mark};
+use holdfast_host::{BackupMark, BareQemu, Hypervisor as _, Libvirt, Machine};
 
 use crate::context::Context;
 use crate::errors::Error;
@@ -289,7 +289,7 @@ impl<'a> Hypervisors<'a> {
     }
 
     /// All machines of libvirt, and what their owners say of backups.
-    fn survey(&self) -> Result<Vec<(String, Mark)>, Error> {
+    fn survey(&self) -> Result<Vec<(String, BackupMark)>, Error> {
         let libvirt = self.libvirt()?;
         let mut machines = Vec::new();
         for summary in libvirt.machines().map_err(holdfast_engine::Error::from)? {
@@ -352,7 +352,7 @@ fn refuse_others(words: &[MachineWord]) -> Result<(), Error> {
 }
 
 /// What a wish means, where these are the machines of libvirt at `uri`.
-fn choose(wish: &Wish, machines: &[(String, Mark)], uri: &str) -> Result<Choice, Error> {
+fn choose(wish: &Wish, machines: &[(String, BackupMark)], uri: &str) -> Result<Choice, Error> {
     let mut choice = Choice::default();
     if wish.everything == Everything::Wanted {
         choice.add_matching("--all", wish, machines, uri, |_, _| true)?;
@@ -405,9 +405,9 @@ impl Choice {
         &mut self,
         said: &str,
         wish: &Wish,
-        machines: &[(String, Mark)],
+        machines: &[(String, BackupMark)],
         uri: &str,
-        matches: impl Fn(&str, &Mark) -> bool,
+        matches: impl Fn(&str, &BackupMark) -> bool,
     ) -> Result<(), Error> {
         let mut is_empty = true;
         for (name, mark) in machines.iter().filter(|(name, mark)| matches(name, mark)) {
@@ -455,7 +455,7 @@ pub fn monitor_path(address: &OsStr) -> Option<&Path> {
 mod tests {
     use std::ffi::OsStr;
 
-    use holdfast_host::Mark;
+    use holdfast_host::BackupMark;
 
     use super::{Choice, Everything, Glob, MachineWord, Wish, choose, monitor_path};
     use crate::errors::Error;
@@ -481,12 +481,12 @@ mod tests {
         }
     }
 
-    fn machines() -> Vec<(String, Mark)> {
+    fn machines() -> Vec<(String, BackupMark)> {
         let machine = |name: &str, is_left_out, tags: &[&str]| {
-            let mark = Mark {
+            let mark = BackupMark {
                 is_left_out,
                 tags: tags.iter().map(|tag| (*tag).to_owned()).collect(),
-                ..Mark::default()
+                ..BackupMark::default()
             };
             (name.to_owned(), mark)
         };

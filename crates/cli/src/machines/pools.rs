@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use holdfast_engine::Interrupt;
-use holdfast_host::xapi::{Login, Pool, Trust, XapiError, XenAddress, XenMachine, meet};
+use holdfast_host::xapi::{Login, Pool, Trust, XapiError, XenAddress, XenMachine, check_trust};
 use holdfast_policy::Glob;
 use holdfast_policy::config::ConfiguredPool;
 
@@ -60,7 +60,7 @@ impl PoolArgs {
         if trust.fingerprints.is_empty() && trust.authorities.is_none() {
             // It will not be trusted: no password is asked for only to find that out.
             let clock = Arc::clone(context.clock());
-            meet(address, &trust, clock, context.stop_question()).map_err(job_error)?;
+            check_trust(address, &trust, clock, context.stop_question()).map_err(job_error)?;
         }
         let password = context.pool_password(self, configured)?;
         let text = std::str::from_utf8(password.as_bytes());

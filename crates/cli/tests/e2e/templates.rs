@@ -161,7 +161,7 @@ fn only_what_somebody_vouches_for_is_pulled() {
     assert_refused(&rig, &pull_words("eves", "x.raw"), 1, "refused", "does not count");
     assert_refused(&rig, &pull_words("nobodys", "x.raw"), 1, "refused", "nobody has signed");
     let unheard = ["template", "pull", "annas", "x.raw"];
-    assert_refused(&rig, &unheard, 1, "refused", "nobody has said whose signatures count");
+    assert_refused(&rig, &unheard, 1, "refused", "no file of allowed signers is given");
     let revoked = [&pull_words("annas", "x.raw")[..], &["--revoked-signers", "anna.pub"]].concat();
     assert_refused(&rig, &revoked, 1, "refused", "revoked");
     let missing = ["template", "pull", "annas", "x.raw", "--allowed-signers", "missing"];

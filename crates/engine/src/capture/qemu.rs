@@ -35,8 +35,8 @@ use std::time::Duration;
 
 use holdfast_block::BlockDevice;
 use holdfast_host::qemu::Pause;
-use holdfast_host::qemu::memory::MemoryWay;
-use holdfast_host::qmp::wake_patiently;
+use holdfast_host::qemu::memory::MemoryMethod;
+use holdfast_host::qmp::wake_with_retries;
 use holdfast_host::{Description, Machine, MachineDisk, MachineState, MachineSummary, Overlays};
 use holdfast_repo::{Processes, Repository};
 use jiff::Timestamp;
@@ -88,7 +88,7 @@ pub struct MachineReadRequest<'a> {
     /// Whether the guest's file systems are frozen for the instant.
     pub quiesce: Quiesce,
     /// Whether its memory is wanted, and how it is taken.
-    pub memory: Option<MemoryWay>,
+    pub memory: Option<MemoryMethod>,
     /// The command that starts the watchdog of this run: see [`watch_over`](crate::watch_over).
     pub watchdog: Option<Vec<std::ffi::OsString>>,
     /// What reading may cost the machine and its host.
@@ -353,7 +353,7 @@ impl QemuCapture<'_> {
 
     /// Reconnects to the monitor: what is between us and QEMU may have been restarted while its disks were read.
     fn wake(&self) {
-        if let Err(error) = wake_patiently(self.request.machine.monitor(), self.job.clock) {
+        if let Err(error) = wake_with_retries(self.request.machine.monitor(), self.job.clock) {
             self.job
                 .progress
                 .note(&format!("{}: {error}", self.request.capture.name));

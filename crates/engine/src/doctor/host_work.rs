@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use holdfast_host::provider::{
-    Dataset, HostSnapshotName, LeftClone, LeftCloneKind, OURS, ProviderError, ProviderKind, Remain,
+    Dataset, HostSnapshotName, LeftClone, LeftCloneKind, OURS, ProviderError, ProviderKind, ProviderLeftover,
 };
 use holdfast_host::{Description, DiskChoice, ToolError};
 use holdfast_repo::{Liveness, ProcessIdentity};
@@ -139,7 +139,7 @@ fn look_at(
     storage: &DoctorStorage<'_>,
     dataset: &Dataset,
     (completeness, cuts): (&mut SetCompleteness<'_>, &mut SnapshotSets),
-) -> std::result::Result<Vec<Remain>, ProviderError> {
+) -> std::result::Result<Vec<ProviderLeftover>, ProviderError> {
     let provider = storage.providers.of_dataset(dataset);
     // First who is at work: what such a one has cut by then is his.
     let is_making = provider.is_making(&dataset.name);
@@ -172,7 +172,7 @@ fn look_at(
         cut.of_dead = cut.of_dead.filter(|set| Some(*set) == of_dead);
         cut.there.push(noted.name);
     }
-    provider.remains(&dataset.name)
+    provider.leftovers(&dataset.name)
 }
 
 /// The set of a host snapshot that is not whole, where its record says that a process of this host that is dead cut it, and cut it of this dataset: a
@@ -217,7 +217,7 @@ fn clones(
             clone,
         }
     };
-    let clones = storage.providers.zfs().clones_for_a_while(pool)?;
+    let clones = storage.providers.zfs().temporary_clones(pool)?;
     Ok(clones.into_iter().map(seen).collect())
 }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use holdfast_host::qemu::{QemuDisk, disks, jobs, runs_in};
-use holdfast_host::{Description, Living, MachineState, Rights, agent, living, parent_of};
+use holdfast_host::{Description, MachineState, ProcessInfo, Rights, agent, parent_of, processes_named};
 use holdfast_repo::{Liveness, Repository};
 
 use super::chains::{chains_of, is_write_protected};
@@ -41,7 +41,7 @@ pub(super) fn look(request: &DoctorRequest<'_>, job: Job<'_>) -> Result<Seen> {
 /// All but machines of VirtualBox and pools of XenServer, which are no machines of QEMU.
 fn look_at_machines(request: &DoctorRequest<'_>, job: Job<'_>) -> Result<Seen> {
     // First who is at work: what such a one has made by then is his.
-    let found = living(request.program);
+    let found = processes_named(request.program);
     let noted = match &request.journal {
         Some(folder) => noted_runs(folder)?,
         None => Vec::new(),
@@ -54,7 +54,7 @@ fn look_at_machines(request: &DoctorRequest<'_>, job: Job<'_>) -> Result<Seen> {
     let unattached = found
         .as_ref()
         .map_or_else(Vec::new, |found| unattached(found, &runs, request));
-    let living = found.map(|found| found.into_iter().map(|process| process.words).collect());
+    let living = found.map(|found| found.into_iter().map(|process| process.arguments).collect());
     let mut seen = Seen {
         runs,
         unattached,
@@ -106,11 +106,11 @@ fn look_at_machines(request: &DoctorRequest<'_>, job: Job<'_>) -> Result<Seen> {
 /// Processes that may be at work on a machine, and that no note and no watchdog ties to a run.
 ///
 /// A run has its watchdog from before its first change to a QEMU until after its last one.
-fn unattached(living: &[Living], runs: &[SeenRun], request: &DoctorRequest<'_>) -> Vec<String> {
+fn unattached(living: &[ProcessInfo], runs: &[SeenRun], request: &DoctorRequest<'_>) -> Vec<String> {
     let watchdogs = living
         .iter()
-        .filter(|process| process.words.iter().any(|word| word == "watchdog"));
-    let watched: BTreeSet<u32> = watchdogs.filter_map(|watchdog| parent_of(watchdog.process)).collect();
+        .filter(|process| process.arguments.iter().any(|word| word == "watchdog"));
+    let watched: BTreeSet<u32> = watchdogs.filter_map(|watchdog| parent_of(watchdog.pid)).collect();
     let noted = runs.iter().filter(|noted| noted.life == Liveness::Alive);
     let noted: BTreeSet<u32> = noted.map(|noted| noted.record.process.process).collect();
     let is_examined = |address: &str| {
@@ -119,13 +119,13 @@ fn unattached(living: &[Living], runs: &[SeenRun], request: &DoctorRequest<'_>) 
     };
     let may_be = living.iter().filter(|process| {
         let is_verb = |word: &String| CHANGING_VERBS.contains(&&word[..]);
-        process.words.iter().any(is_verb)
-            && address_in(&process.words).is_none_or(is_examined)
-            && !watched.contains(&process.process)
-            && !noted.contains(&process.process)
+        process.arguments.iter().any(is_verb)
+            && address_in(&process.arguments).is_none_or(is_examined)
+            && !watched.contains(&process.pid)
+            && !noted.contains(&process.pid)
     });
     may_be
-        .map(|process| format!("process {} ({})", process.process, process.words.join(" ")))
+        .map(|process| format!("process {} ({})", process.pid, process.arguments.join(" ")))
         .collect()
 }
 

@@ -25,7 +25,7 @@ mod virtualbox;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use holdfast_host::{Hypervisor, Machine, Overlays, living};
+use holdfast_host::{Hypervisor, Machine, Overlays, processes_named};
 use holdfast_repo::{Liveness, ProcessIdentity, Processes, Repository};
 
 use crate::capture::virtualbox::VirtualBoxMachine;
@@ -232,8 +232,12 @@ fn wait_for_watchdogs(request: &DoctorRequest<'_>, job: Job<'_>) -> Result<()> {
     loop {
         let dead = noted_runs(folder)?.into_iter();
         let mut dead = dead.filter(|note| note.liveness(request.processes) == Liveness::Dead);
-        let living = living(request.program).unwrap_or_default();
-        let is_watched = dead.any(|note| living.iter().any(|process| is_watchdog_of(&process.words, note.run)));
+        let living = processes_named(request.program).unwrap_or_default();
+        let is_watched = dead.any(|note| {
+            living
+                .iter()
+                .any(|process| is_watchdog_of(&process.arguments, note.run))
+        });
         if !is_watched || job.clock.now().saturating_sub(start) >= WATCHDOG_PATIENCE {
             return Ok(());
         }

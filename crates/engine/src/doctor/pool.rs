@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_host::living;
-use holdfast_host::xapi::{KeptDisk, ListedSnapshot, Pool, XenMachine};
+use holdfast_host::processes_named;
+use holdfast_host::xapi::{BaseDisk, ListedSnapshot, Pool, XenMachine};
 use holdfast_repo::Liveness;
 use jiff::Timestamp;
 
@@ -85,8 +85,9 @@ fn snapshots(request: &DoctorRequest<'_>, patient: &ExaminedPool) -> Result<Vec<
         return Ok(Vec::new());
     }
     let prefix = prefix(request);
-    let living = living(request.program);
-    let living: Option<Vec<Vec<String>>> = living.map(|found| found.into_iter().map(|process| process.words).collect());
+    let living = processes_named(request.program);
+    let living: Option<Vec<Vec<String>>> =
+        living.map(|found| found.into_iter().map(|process| process.arguments).collect());
     let life = |machine: Option<&XenMachine>| life(request, machine, living.as_deref());
     let lives: Vec<SnapshotOwner> = first
         .iter()
@@ -346,7 +347,7 @@ pub(super) fn let_go(
     uuids: &[String],
 ) -> std::result::Result<String, String> {
     let patient = patient(request, title)?;
-    let is_it = |disk: &&KeptDisk| disk.purpose == purpose && uuids.contains(&disk.uuid);
+    let is_it = |disk: &&BaseDisk| disk.purpose == purpose && uuids.contains(&disk.uuid);
     let kept = patient.pool.kept().map_err(|error| error.to_string())?;
     for disk in kept.iter().filter(is_it) {
         let removed = patient.pool.remove_disk(&disk.reference);

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use holdfast_host::provider::{HostSnapshotName, LeftClone, LeftCloneKind, Provider as _, Remain};
+use holdfast_host::provider::{HostSnapshotName, LeftClone, LeftCloneKind, Provider as _, ProviderLeftover};
 
 use super::DoctorRequest;
 use super::chains::{is_used, used_images};
@@ -29,9 +29,9 @@ fn states<'a>(request: &DoctorRequest<'a>) -> Result<&'a StateStore, String> {
     states.ok_or_else(|| "there is no store of states".to_owned())
 }
 
-pub(super) fn clear_remain(request: &DoctorRequest<'_>, remain: &Remain) -> RepairResult {
+pub(super) fn clear_remain(request: &DoctorRequest<'_>, remain: &ProviderLeftover) -> RepairResult {
     let provider = storage(request)?.providers.of_dataset(&remain.dataset);
-    provider.clear(remain).map_err(|error| error.to_string())?;
+    provider.remove_leftover(remain).map_err(|error| error.to_string())?;
     Ok(format!("deleted {}", remain.place.display()))
 }
 

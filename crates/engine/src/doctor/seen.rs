@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use holdfast_host::MachineState;
-use holdfast_host::provider::{HostSnapshotName, LeftClone, Remain};
+use holdfast_host::provider::{HostSnapshotName, LeftClone, ProviderLeftover};
 use holdfast_host::qemu::{Bitmap, QemuJob, RunId};
 use holdfast_repo::Liveness;
 
@@ -169,7 +169,7 @@ pub(super) enum LeftoverKind {
 /// What was seen of host snapshots.
 #[derive(Debug, Clone, Default)]
 pub(super) struct SeenHost {
-    pub(super) remains: Vec<Remain>,
+    pub(super) remains: Vec<ProviderLeftover>,
     pub(super) clones: Vec<SeenClone>,
     pub(super) cuts: Vec<IncompleteSet>,
     pub(super) works: Vec<SeenWork>,
@@ -399,7 +399,7 @@ pub enum Repair {
     /// Delete a small file that was left.
     DeleteFile(PathBuf),
     /// Delete what was left of a host snapshot.
-    ClearRemain(Remain),
+    ClearRemain(ProviderLeftover),
     /// Destroy a clone of a dataset that was left.
     DestroyClone(LeftClone),
     /// Take the mark of a clone of a dataset away, whose machine is there.

@@ -64,8 +64,8 @@ impl LockedDevice {
             None => Ok(()),
             Some(writer) => Err(Error::DeviceInUse {
                 path: self.path.clone(),
-                process: writer.process,
-                program: writer.words.first().cloned().unwrap_or_default(),
+                process: writer.pid,
+                program: writer.arguments.first().cloned().unwrap_or_default(),
             }),
         }
     }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use holdfast_block::DirtyBitmap;
 use holdfast_host::changed_blocks::by_extents;
-use holdfast_host::provider::{HostSnapshotName, SendQuestion, Zfs};
+use holdfast_host::provider::{HostSnapshotName, SendQuery, Zfs};
 use holdfast_image::{Format, Image, OpenOptions, changed_on_disk};
 
 use crate::image::source::OpenSource;
@@ -139,7 +139,7 @@ impl ZfsDifference<'_> {
         let look = |path: &Path| path.metadata().map_err(|error| error.to_string());
         let (before, after) = (look(old)?, look(new)?);
         let question = if after.is_file() {
-            SendQuestion::File {
+            SendQuery::File {
                 before: &before,
                 after: &after,
             }
@@ -154,7 +154,7 @@ impl ZfsDifference<'_> {
             if before_bytes != size_bytes {
                 return Err(format!("the volume had {before_bytes} bytes, and has {size_bytes} now"));
             }
-            SendQuestion::Volume { size_bytes }
+            SendQuery::Volume { size_bytes }
         };
         let told = self.zfs.changes((self.older, self.newer), question);
         told.map_err(|error| error.to_string())

@@ -6,7 +6,7 @@
 //!
 //! A host snapshot whose maker was killed before 3 is known by its record, and `doctor` removes it with its states. What fails is taken back here.
 
-use holdfast_host::provider::{Dataset, HostSnapshotName, Wanted};
+use holdfast_host::provider::{Dataset, HostSnapshotName, HostSnapshotScope};
 use holdfast_repo::{ProcessIdentity, SnapshotId};
 use jiff::Timestamp;
 
@@ -59,9 +59,7 @@ fn name_all(
     }
     for group in without_name {
         let open = record.unconfirmed(group.cut, group.is_whole_at_cut, maker).encode();
-        group
-            .provider
-            .settle(&group.wanted, &group.cutting(record.time, &open))?;
+        group.provider.commit(&group.wanted, &group.label(record.time, &open))?;
     }
     Ok(())
 }
@@ -72,7 +70,7 @@ fn record_all(groups: &[Group<'_>], record: &HostSnapshotRecord, job: Job<'_>) -
     let (others, without_name): (Vec<_>, Vec<_>) = groups.iter().partition(exists_since_cut);
     for group in without_name.into_iter().chain(others) {
         let text = record.of_cut(group.cut).encode();
-        let settled = group.provider.settle(&group.wanted, &group.cutting(record.time, &text));
+        let settled = group.provider.commit(&group.wanted, &group.label(record.time, &text));
         match settled {
             // Its first record says already that it is whole.
             Err(error) if group.is_whole_at_cut && !group.provider.kind().has_folders() => {
@@ -127,7 +125,7 @@ fn keep_states(
         let datasets = guest.places.wanted();
         let snapshots = request.cuts.iter().flat_map(NamedSnapshotSet::snapshots);
         let is_of_it = |name: &HostSnapshotName| {
-            let is_below = |one: &Wanted| one.dataset == name.dataset || holds(&name.dataset, &one.dataset);
+            let is_below = |one: &HostSnapshotScope| one.dataset == name.dataset || holds(&name.dataset, &one.dataset);
             datasets.iter().any(is_below)
         };
         let snapshots: Vec<HostSnapshotName> = snapshots.filter(is_of_it).collect();

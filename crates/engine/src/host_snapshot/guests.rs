@@ -7,7 +7,7 @@ use std::time::Duration;
 use holdfast_host::provider::ProviderResult;
 use holdfast_host::qemu::RunId;
 use holdfast_host::qemu::memory::Memory;
-use holdfast_host::qmp::{QmpCommand, wake_patiently};
+use holdfast_host::qmp::{QmpCommand, wake_with_retries};
 use holdfast_host::{Description, Machine, MachineState};
 use jiff::Timestamp;
 use serde_json::Value;
@@ -420,7 +420,7 @@ impl<'a> Session<'a> {
                 self.failure = Some(self.was_torn("it was let run on before its disks were cut"));
             }
             let told = self.tell("cont").or_else(|_| {
-                wake_patiently(self.guest.machine.monitor(), job.clock).ok();
+                wake_with_retries(self.guest.machine.monitor(), job.clock).ok();
                 self.tell("cont")
             });
             self.report.paused = Some(job.clock.now().saturating_sub(stopped));

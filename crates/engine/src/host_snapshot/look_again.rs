@@ -4,7 +4,7 @@
 //! the providers cut. So they are looked at again when all run on, which costs no moment of standing still: what has changed may have
 //! changed before the cut, and the snapshot claims no more than holds in either case.
 
-use holdfast_host::provider::Wanted;
+use holdfast_host::provider::HostSnapshotScope;
 use holdfast_host::{Description, DiskKind, DiskSource, MachineDisk, MachineState};
 
 use super::guests::{FrozenGuests, GuestReport, Session};
@@ -18,7 +18,7 @@ pub enum Subject<'a> {
     /// Machines, each with all of its disks: where one has others by now, there is no snapshot.
     Machines,
     /// Datasets, with the machines in them: these come and go. The function finds those that run and have disks in what was wanted.
-    Datasets(&'a dyn Fn(&[Wanted]) -> Vec<Description>),
+    Datasets(&'a dyn Fn(&[HostSnapshotScope]) -> Vec<Description>),
 }
 
 impl Session<'_> {

@@ -33,7 +33,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use holdfast_host::provider::{
-    Cutting, Dataset, HostSnapshotName, Provider, ProviderError, ProviderKind, ProviderResult, Wanted,
+    Dataset, HostSnapshotLabel, HostSnapshotName, HostSnapshotScope, Provider, ProviderError, ProviderKind,
+    ProviderResult,
 };
 use holdfast_repo::ProcessIdentity;
 use jiff::Timestamp;
@@ -84,7 +85,7 @@ pub struct NamedSnapshotSet {
     /// The name.
     pub name: String,
     /// Of what.
-    pub wanted: Vec<Wanted>,
+    pub wanted: Vec<HostSnapshotScope>,
 }
 
 /// Host snapshots that were made.
@@ -108,7 +109,7 @@ pub struct HostSnapshotReport {
 struct Group<'a> {
     provider: &'a dyn Provider,
     cut: &'a NamedSnapshotSet,
-    wanted: Vec<Wanted>,
+    wanted: Vec<HostSnapshotScope>,
     /// Whether all that belongs together exists once this is cut: nothing else has its name, and no states of machines are kept with it.
     is_whole_at_cut: bool,
 }
@@ -168,7 +169,7 @@ fn prepare(
 ) -> std::result::Result<(), NotTaken> {
     let unknown = HostSnapshotRecord::new(request, time, &[]).encode();
     for group in groups {
-        let prepared = group.provider.prepare(&group.wanted, &group.cutting(time, &unknown));
+        let prepared = group.provider.prepare(&group.wanted, &group.label(time, &unknown));
         prepared.map_err(|error| NotTaken::of_group(group, error))?;
     }
     Ok(())
@@ -178,7 +179,7 @@ fn abandon(groups: &[Group<'_>]) {
     for group in groups {
         group
             .provider
-            .abandon(&group.wanted, &group.cutting(Timestamp::default(), ""));
+            .abandon(&group.wanted, &group.label(Timestamp::default(), ""));
     }
 }
 
@@ -271,7 +272,7 @@ impl NamedSnapshotSet {
 
 /// What is wanted of one name, by who makes it at one instant.
 fn groups_of<'a>(cut: &'a NamedSnapshotSet, providers: &'a Providers) -> Result<Vec<Group<'a>>> {
-    let mut by_provider: BTreeMap<ProviderKind, Vec<Wanted>> = BTreeMap::new();
+    let mut by_provider: BTreeMap<ProviderKind, Vec<HostSnapshotScope>> = BTreeMap::new();
     for one in &cut.wanted {
         by_provider.entry(one.dataset.provider).or_default().push(one.clone());
     }
@@ -290,7 +291,7 @@ fn groups_of<'a>(cut: &'a NamedSnapshotSet, providers: &'a Providers) -> Result<
 
 /// Clones of files are made one after another, all other groups at once.
 fn is_cut_at_once(groups: &[Group<'_>]) -> bool {
-    let is_one_file = |one: &Wanted| one.files.len() == 1;
+    let is_one_file = |one: &HostSnapshotScope| one.files.len() == 1;
     match groups {
         [group] if group.provider.kind() == ProviderKind::Reflink => group.wanted.iter().all(is_one_file),
         groups => groups.len() <= 1,
@@ -305,15 +306,15 @@ fn cut_all(
 ) -> ProviderResult<()> {
     for group in groups {
         let text = record.unconfirmed(group.cut, group.is_whole_at_cut, maker).encode();
-        group.provider.cut(&group.wanted, &group.cutting(record.time, &text))?;
+        group.provider.create(&group.wanted, &group.label(record.time, &text))?;
         *cut_count += 1;
     }
     Ok(())
 }
 
 impl Group<'_> {
-    fn cutting<'c>(&'c self, time: Timestamp, record: &'c str) -> Cutting<'c> {
-        Cutting {
+    fn label<'c>(&'c self, time: Timestamp, record: &'c str) -> HostSnapshotLabel<'c> {
+        HostSnapshotLabel {
             name: &self.cut.name,
             time_s: time.as_second(),
             record,
@@ -340,7 +341,7 @@ impl Group<'_> {
     }
 
     /// A dataset, and where it was cut with them those below it.
-    fn with_below(&self, one: &Wanted) -> Vec<Dataset> {
+    fn with_below(&self, one: &HostSnapshotScope) -> Vec<Dataset> {
         let all = if one.is_tree {
             self.provider.datasets().unwrap_or_default()
         } else {

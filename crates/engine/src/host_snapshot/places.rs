@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use holdfast_host::provider::{Dataset, Located, Place, ProviderKind, Wanted, locate};
+use holdfast_host::provider::{Dataset, DatasetPath, HostSnapshotScope, Located, ProviderKind, locate};
 use holdfast_host::{Decision, Description, DiskChoice, DiskSource, MachineDisk};
 
 use crate::restore::machine::chain_of;
@@ -12,41 +12,41 @@ use crate::restore::machine::chain_of;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MachinePlaces {
     /// Each disk, by its name in the machine.
-    pub disks: Vec<(String, Place)>,
+    pub disks: Vec<(String, DatasetPath)>,
     /// Disks without a provider of host snapshots, and why.
     pub nowhere: Vec<(String, String)>,
     /// Disks that are not the machine's own, and why.
     pub left_out: Vec<(String, String)>,
     /// The images that disks are based on, each with the name of the disk. The machine does not write to them.
-    pub bases: Vec<(String, Place)>,
+    pub bases: Vec<(String, DatasetPath)>,
     /// Such images without a provider of host snapshots, and why.
     pub bases_nowhere: Vec<(String, String)>,
 }
 
 impl MachinePlaces {
     /// What holds the disks of the machine themselves.
-    pub fn wanted(&self) -> Vec<Wanted> {
+    pub fn wanted(&self) -> Vec<HostSnapshotScope> {
         wanted_of(self.disks.iter().map(|(_, place)| place))
     }
 
     /// The same, with what these are based on: all that it takes to read them. What several are based on is in it once.
-    pub fn wanted_with_bases(&self) -> Vec<Wanted> {
+    pub fn wanted_with_bases(&self) -> Vec<HostSnapshotScope> {
         let places = self.disks.iter().chain(&self.bases);
         wanted_of(places.map(|(_, place)| place))
     }
 
     /// Whether any disk is in a dataset, or below it where that is a folder or has others below it.
-    fn is_in(&self, wanted: &Wanted) -> bool {
+    fn is_in(&self, wanted: &HostSnapshotScope) -> bool {
         self.disks.iter().any(|(_, place)| is_in(place, wanted))
     }
 }
 
-fn wanted_of<'p>(places: impl Iterator<Item = &'p Place>) -> Vec<Wanted> {
-    let mut wanted: BTreeMap<&Dataset, Wanted> = BTreeMap::new();
+fn wanted_of<'p>(places: impl Iterator<Item = &'p DatasetPath>) -> Vec<HostSnapshotScope> {
+    let mut wanted: BTreeMap<&Dataset, HostSnapshotScope> = BTreeMap::new();
     for place in places {
         let one = wanted
             .entry(&place.dataset)
-            .or_insert_with(|| Wanted::all_of(place.dataset.clone()));
+            .or_insert_with(|| HostSnapshotScope::all_of(place.dataset.clone()));
         if place.dataset.provider == ProviderKind::Reflink && !one.files.contains(&place.path) {
             one.files.push(place.path.clone());
         }
@@ -54,7 +54,7 @@ fn wanted_of<'p>(places: impl Iterator<Item = &'p Place>) -> Vec<Wanted> {
     wanted.into_values().collect()
 }
 
-fn is_in(place: &Place, wanted: &Wanted) -> bool {
+fn is_in(place: &DatasetPath, wanted: &HostSnapshotScope) -> bool {
     let (dataset, of) = (&wanted.dataset, &place.dataset);
     let is_below = match dataset.provider {
         // A folder of clones holds all below it.
@@ -131,7 +131,7 @@ impl MachinePlaces {
 }
 
 /// Whether nothing can be made where the dataset's files are; others make host snapshots elsewhere.
-fn is_read_only(place: &Place) -> bool {
+fn is_read_only(place: &DatasetPath) -> bool {
     let is_so = || {
         let found = rustix::fs::statvfs(&place.dataset.name);
         found.is_ok_and(|found| found.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY))
@@ -148,19 +148,22 @@ fn path_of(disk: &MachineDisk) -> std::result::Result<&Path, String> {
 }
 
 /// Those of `machines` that have disks in what is wanted, by their places.
-pub fn machines_in<'m>(machines: impl IntoIterator<Item = &'m MachinePlaces>, wanted: &[Wanted]) -> Vec<bool> {
+pub fn machines_in<'m>(
+    machines: impl IntoIterator<Item = &'m MachinePlaces>,
+    wanted: &[HostSnapshotScope],
+) -> Vec<bool> {
     let is_there = |places: &MachinePlaces| wanted.iter().any(|one| places.is_in(one));
     machines.into_iter().map(is_there).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use holdfast_host::provider::{Dataset, Place, ProviderKind, Wanted};
+    use holdfast_host::provider::{Dataset, DatasetPath, HostSnapshotScope, ProviderKind};
 
     use super::{MachinePlaces, machines_in};
 
-    fn place(provider: ProviderKind, dataset: &str, path: &str) -> Place {
-        Place {
+    fn place(provider: ProviderKind, dataset: &str, path: &str) -> DatasetPath {
+        DatasetPath {
             dataset: Dataset {
                 provider,
                 name: dataset.to_owned(),
@@ -169,17 +172,17 @@ mod tests {
         }
     }
 
-    fn machine(disks: &[Place]) -> MachinePlaces {
+    fn machine(disks: &[DatasetPath]) -> MachinePlaces {
         MachinePlaces {
             disks: disks.iter().map(|place| ("vda".to_owned(), place.clone())).collect(),
             ..MachinePlaces::default()
         }
     }
 
-    fn wanted(provider: ProviderKind, name: &str, is_tree: bool) -> Wanted {
-        Wanted {
+    fn wanted(provider: ProviderKind, name: &str, is_tree: bool) -> HostSnapshotScope {
+        HostSnapshotScope {
             is_tree,
-            ..Wanted::all_of(place(provider, name, "").dataset)
+            ..HostSnapshotScope::all_of(place(provider, name, "").dataset)
         }
     }
 
@@ -204,7 +207,7 @@ mod tests {
             bases: (0..50).map(|number| (format!("vd{number}"), base.clone())).collect(),
             ..machine(&disks)
         };
-        let names = |wanted: Vec<Wanted>| wanted.into_iter().map(|one| one.dataset.name).collect::<Vec<_>>();
+        let names = |wanted: Vec<HostSnapshotScope>| wanted.into_iter().map(|one| one.dataset.name).collect::<Vec<_>>();
         assert_eq!(names(places.wanted_with_bases()), ["t/templates", "t/vm"]);
         assert_eq!(names(places.wanted()), ["t/vm"]);
         assert_eq!(
@@ -217,7 +220,7 @@ mod tests {
     fn a_machine_is_in_the_datasets_of_its_disks() {
         let in_zfs = machine(&[place(ProviderKind::Zfs, "t/vm/web", "a")]);
         let in_folder = machine(&[place(ProviderKind::Reflink, "/srv/vms/web", "a")]);
-        let found = |wanted: Wanted| machines_in([&in_zfs, &in_folder], &[wanted]);
+        let found = |wanted: HostSnapshotScope| machines_in([&in_zfs, &in_folder], &[wanted]);
         assert_eq!(found(wanted(ProviderKind::Zfs, "t/vm/web", false)), [true, false]);
         assert_eq!(found(wanted(ProviderKind::Zfs, "t/vm", false)), [false, false]);
         assert_eq!(found(wanted(ProviderKind::Zfs, "t/vm", true)), [true, false]);

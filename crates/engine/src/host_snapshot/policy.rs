@@ -15,7 +15,9 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::PathBuf;
 
 use holdfast_host::Description;
-use holdfast_host::provider::{Dataset, HostSnapshot, HostSnapshotName, Provider as _, ProviderKind, Wanted};
+use holdfast_host::provider::{
+    Dataset, HostSnapshot, HostSnapshotName, HostSnapshotScope, Provider as _, ProviderKind,
+};
 use holdfast_policy::sanoid::{DatasetPolicy, SanoidConfig, TypedSnapshot};
 use jiff::{Timestamp, Zoned};
 use rustix::fs::{FlockOperation, flock};
@@ -35,7 +37,7 @@ pub trait Guests {
     fn request(&self, index: usize) -> Result<GuestRequest<'_>>;
 
     /// Machines that run, and have disks in what was wanted, by now: those that came while it was cut among them.
-    fn newcomers(&self, wanted: &[Wanted]) -> Vec<Description>;
+    fn newcomers(&self, wanted: &[HostSnapshotScope]) -> Vec<Description>;
 
     /// A number that no set of host snapshots has.
     fn new_set(&self) -> Result<SetId>;

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use holdfast_host::qemu::memory::{Memory, MemoryMode};
-use holdfast_host::qemu::{Cut, CutRequest, Moment, RunId, Standstill};
+use holdfast_host::qemu::{PausePolicy, PointInTime, PointInTimeEvent, PointInTimeRequest, RunId};
 use holdfast_host::qmp::MonitorError;
 
 use super::guests::{PAUSE_DEADLINE, Session};
@@ -35,23 +35,23 @@ impl Session<'_> {
             // From here on it may stand still.
             self.stopped = Some(job.clock.now());
         }
-        let request = CutRequest {
+        let request = PointInTimeRequest {
             run: RunId(self.guest.run),
             disks: Vec::new(),
             write_deadline: NO_WRITES,
             listener,
             memory: Some(memory),
-            standstill: Standstill::Always,
+            pause_policy: PausePolicy::Always,
         };
         let guard = &mut self.guard;
         let tell = &mut |moment| match moment {
             // A watchdog that is gone cannot be notified; the pause is over before it matters.
-            Moment::Stopped if is_running => drop(guard.about_to_pause(PAUSE_DEADLINE)),
-            Moment::Runs if is_running => drop(guard.about_to_pause(LIVE_MEMORY_DEADLINE)),
-            Moment::Stopped | Moment::Runs => {}
-            Moment::Instant => within(),
+            PointInTimeEvent::Stopped if is_running => drop(guard.about_to_pause(PAUSE_DEADLINE)),
+            PointInTimeEvent::Running if is_running => drop(guard.about_to_pause(LIVE_MEMORY_DEADLINE)),
+            PointInTimeEvent::Stopped | PointInTimeEvent::Running => {}
+            PointInTimeEvent::Reached => within(),
         };
-        let made = Cut::make(monitor, job.clock, request, tell);
+        let made = PointInTime::make(monitor, job.clock, request, tell);
         let memory = receiving.finish();
         let memory = memory.map_err(|source| not_kept(&machine, &wish.scratch, source));
         if is_running && self.is_running() {

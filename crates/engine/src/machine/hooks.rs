@@ -8,7 +8,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use holdfast_host::{Call, Ending, MachineState, MachineSummary, why_not_obeyed};
+use holdfast_host::{Call, MachineState, MachineSummary, ProcessOutcome, why_untrusted};
 
 use crate::job::{Error, Job, Result};
 
@@ -243,7 +243,7 @@ impl Hooks {
         variables: &Variables,
         job: Job<'_>,
     ) -> std::result::Result<(), String> {
-        if let Some(why) = why_not_obeyed(program).map_err(|error| error.to_string())? {
+        if let Some(why) = why_untrusted(program).map_err(|error| error.to_string())? {
             return Err(format!("it is not called: {why}; see chown root and chmod go-w"));
         }
         let was_stopped = !event.may_abort() && job.interrupt.is_requested();
@@ -262,8 +262,8 @@ impl Hooks {
         for line in &called.lines {
             job.progress.note(&format!("{name} {}: {line}", event.word()));
         }
-        match called.ending {
-            Ending::Well => Ok(()),
+        match called.outcome {
+            ProcessOutcome::Success => Ok(()),
             other => Err(other.to_string()),
         }
     }

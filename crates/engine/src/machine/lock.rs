@@ -14,7 +14,7 @@ use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use holdfast_host::{MachineState, MachineSummary, words_of_process};
+use holdfast_host::{MachineState, MachineSummary, command_line_of};
 use jiff::Timestamp;
 use rustix::fs::{FlockOperation, flock};
 use serde_json::{Value, json};
@@ -190,7 +190,7 @@ fn holder(file: &mut File, work: Work) -> String {
     let Some(process) = process else {
         return what.to_owned();
     };
-    let words = words_of_process(process);
+    let words = command_line_of(process);
     let verb = words.iter().skip(1).find(|word| !word.starts_with('-'));
     let verb = verb.map(|verb| format!("holdfast {verb}, ")).unwrap_or_default();
     let since = noted["since"].as_str().unwrap_or_default();

@@ -13,7 +13,7 @@ use holdfast_block::Clock;
 use holdfast_host::qemu::memory::end_sending;
 use holdfast_host::qemu::{RunId, remove_run};
 use holdfast_host::qmp::QmpCommand;
-use holdfast_host::{Companion, Machine, agent};
+use holdfast_host::{LineProcess, Machine, agent};
 
 use super::hooks::HookEvent;
 use crate::job::{Error, Result};
@@ -60,7 +60,7 @@ impl WatchdogState {
 
 /// The backup's end of the line.
 pub(crate) struct Guard {
-    companion: Option<Companion>,
+    process: Option<LineProcess>,
     /// Whether no process waits for its end.
     has_the_rest: bool,
 }
@@ -71,11 +71,11 @@ impl Guard {
         let Some((program, arguments)) = command.and_then(<[OsString]>::split_first) else {
             return Ok(Self::nobody());
         };
-        let companion =
-            Companion::start(program, arguments).map_err(|source| Error::NoWatchdog { source: Some(source) })?;
-        match companion.hear(READY_DEADLINE) {
+        let process =
+            LineProcess::start(program, arguments).map_err(|source| Error::NoWatchdog { source: Some(source) })?;
+        match process.receive_line(READY_DEADLINE) {
             Some(line) if line == READY => Ok(Self {
-                companion: Some(companion),
+                process: Some(process),
                 has_the_rest: false,
             }),
             _ => Err(Error::NoWatchdog { source: None }),
@@ -85,16 +85,16 @@ impl Guard {
     /// No watchdog, for machines that are not touched.
     pub(crate) fn nobody() -> Self {
         Self {
-            companion: None,
+            process: None,
             has_the_rest: false,
         }
     }
 
     fn tell(&mut self, line: &str) -> Result<()> {
-        match &mut self.companion {
+        match &mut self.process {
             None => Ok(()),
-            Some(companion) => companion
-                .tell(line)
+            Some(process) => process
+                .send_line(line)
                 .map_err(|source| Error::NoWatchdog { source: Some(source) }),
         }
     }
@@ -139,8 +139,8 @@ impl Guard {
     /// Nothing of the run is left.
     pub(crate) fn done(mut self) {
         self.tell(DONE).ok();
-        if let Some(companion) = self.companion.take().filter(|_| !self.has_the_rest) {
-            companion.end().ok();
+        if let Some(process) = self.process.take().filter(|_| !self.has_the_rest) {
+            process.close().ok();
         }
     }
 }

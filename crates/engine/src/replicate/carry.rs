@@ -366,7 +366,7 @@ mod tests {
     use std::time::Duration;
 
     use holdfast_block::{Clock as _, SystemClock};
-    use holdfast_host::{LocalTools, Piped, Programs as _};
+    use holdfast_host::{LocalTools, Piped, StreamTools as _};
 
     use holdfast_host::provider::Incoming;
 

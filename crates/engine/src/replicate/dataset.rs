@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use holdfast_host::PipedEnd;
 use holdfast_host::provider::{
-    Keeping, KeepingMeans, Partial, ProviderError, Receiving, ReplicaDataset, ReplicaSide, ReplicaSnapshot,
-    SenderTrust, Sending, StreamForm,
+    KeepMethod, KeepRequest, PartialReceive, ProviderError, ReceiveRequest, ReplicaDataset, ReplicaSide,
+    ReplicaSnapshot, SendRequest, SenderTrust, StreamForm,
 };
 use holdfast_policy::{ReplicaPlan, ReplicaStep, Replication};
 use rustix::fs::{FlockOperation, flock};
@@ -174,19 +174,19 @@ impl DatasetReplication<'_> {
     /// What was cut goes on, or is discarded.
     fn go_on(
         &self,
-        partial: &Partial,
+        partial: &PartialReceive,
         there: Option<&ReplicaDataset>,
         done: &mut ReplicatedDataset,
     ) -> std::result::Result<(), DatasetFailure> {
         let token = match partial {
-            Partial::Token(token) => token,
-            Partial::Remains(name) => {
+            PartialReceive::Token(token) => token,
+            PartialReceive::Remains(name) => {
                 let note = format!("{name} was received in part, and is received from its beginning");
                 done.notes.push(note);
                 return Ok(self.target_side().discard(self.target)?);
             }
         };
-        let sending = Sending {
+        let sending = SendRequest {
             dataset: self.source.name.clone(),
             base: None,
             to: String::new(),
@@ -203,7 +203,7 @@ impl DatasetReplication<'_> {
                 return Ok(self.target_side().discard(self.target)?);
             }
         };
-        let receiving = Receiving {
+        let receiving = ReceiveRequest {
             dataset: self.target.to_owned(),
             snapshots: self.missing(there),
             is_packed: false,
@@ -244,7 +244,7 @@ impl DatasetReplication<'_> {
         let sent = newest.and_then(|newest| self.source.snapshots.iter().find(|one| one.identity == newest.identity));
         let Some(sent) = sent else { return Ok(()) };
         stream.to = Some(sent.name.clone());
-        Ok(self.target_side().settle(&Receiving {
+        Ok(self.target_side().settle(&ReceiveRequest {
             dataset: self.target.to_owned(),
             snapshots: vec![sent.clone()],
             is_packed: false,
@@ -262,7 +262,7 @@ impl DatasetReplication<'_> {
         // It is held until it has been received, so that no prune removes it.
         let held = self
             .source_side()
-            .keep(&self.keeping(&self.source.name, &step.to, KeepingMeans::HoldToo));
+            .keep(&self.keeping(&self.source.name, &step.to, KeepMethod::HoldToo));
         if let Err(error) = held {
             done.notes
                 .push(format!("{} is not held while it is sent: {error}", step.to));
@@ -274,7 +274,7 @@ impl DatasetReplication<'_> {
             .find(|(_, one)| one.name == step.to)
             .unzip();
         let until = until.map_or(0, |at| at + 1);
-        let receiving = Receiving {
+        let receiving = ReceiveRequest {
             dataset: self.target.to_owned(),
             snapshots: snapshots
                 .take(until)
@@ -294,8 +294,8 @@ impl DatasetReplication<'_> {
         self.carry(&sending, receiving, size, stream, done)
     }
 
-    fn keeping(&self, dataset: &str, snapshot: &str, means: KeepingMeans) -> Keeping {
-        Keeping {
+    fn keeping(&self, dataset: &str, snapshot: &str, means: KeepMethod) -> KeepRequest {
+        KeepRequest {
             dataset: dataset.to_owned(),
             snapshot: snapshot.to_owned(),
             tag: self.tag.clone(),
@@ -306,8 +306,8 @@ impl DatasetReplication<'_> {
     /// Carries a stream, and tells of it.
     fn carry(
         &self,
-        sending: &Sending,
-        mut receiving: Receiving,
+        sending: &SendRequest,
+        mut receiving: ReceiveRequest,
         size: Option<u64>,
         mut stream: ReplicatedStream,
         done: &mut ReplicatedDataset,
@@ -347,8 +347,8 @@ impl DatasetReplication<'_> {
     /// Carries a stream; what of it was left out.
     fn pump(
         &self,
-        sending: &Sending,
-        receiving: &Receiving,
+        sending: &SendRequest,
+        receiving: &ReceiveRequest,
         what: &str,
     ) -> std::result::Result<(Transfer, Vec<String>), DatasetFailure> {
         let request = self.sides.request;
@@ -417,7 +417,7 @@ impl DatasetReplication<'_> {
         if is_new || copy.hold_count == 0 {
             let kept = self
                 .target_side()
-                .keep(&self.keeping(self.target, common, KeepingMeans::Hold));
+                .keep(&self.keeping(self.target, common, KeepMethod::Hold));
             failures.extend(
                 kept.err()
                     .map(|error| format!("{common} is not held at the target: {error}")),
@@ -434,9 +434,9 @@ impl DatasetReplication<'_> {
         // Nothing is let go at the source as long as the target does not hold.
         if let Some(here) = here.filter(|here| failures.is_empty() && (is_new || !is_kept(here))) {
             let means = if bookmarks {
-                KeepingMeans::Bookmark
+                KeepMethod::Bookmark
             } else {
-                KeepingMeans::Hold
+                KeepMethod::Hold
             };
             let kept = self
                 .source_side()

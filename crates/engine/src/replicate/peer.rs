@@ -11,10 +11,10 @@ use std::time::Duration;
 
 use holdfast_block::Clock;
 use holdfast_host::provider::{
-    Incoming, Keeping, PackWhen, ProviderError, ProviderKind, ProviderResult, Receiving, ReplicaAbilities,
-    ReplicaDataset, ReplicaSide, SenderTrust, Sending,
+    Incoming, KeepRequest, PackWhen, ProviderError, ProviderKind, ProviderResult, ReceiveRequest, ReplicaAbilities,
+    ReplicaDataset, ReplicaSide, SendRequest, SenderTrust,
 };
-use holdfast_host::{Piped, Programs, ToolError};
+use holdfast_host::{Piped, StreamTools, ToolError};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -38,12 +38,12 @@ pub(super) struct PeerRequest {
 pub(super) enum PeerQuestion {
     Abilities,
     Datasets { name: String, is_tree: bool },
-    Estimate(Sending),
-    Send(Sending),
-    Receive(Receiving),
-    Settle(Receiving),
+    Estimate(SendRequest),
+    Send(SendRequest),
+    Receive(ReceiveRequest),
+    Settle(ReceiveRequest),
     Discard { dataset: String },
-    Keep(Keeping),
+    Keep(KeepRequest),
 }
 
 impl PeerQuestion {
@@ -104,7 +104,7 @@ impl From<&ProviderError> for PeerRefusal {
 /// A side of a replication at which a `holdfast` answers.
 pub struct PeerSide {
     kind: ProviderKind,
-    programs: Arc<dyn Programs>,
+    programs: Arc<dyn StreamTools>,
     host: String,
     clock: Arc<dyn Clock>,
     time_out: Duration,
@@ -114,7 +114,7 @@ impl PeerSide {
     /// The `holdfast` that `programs` reach at `host`; none where none answers.
     pub fn find(
         kind: ProviderKind,
-        programs: Arc<dyn Programs>,
+        programs: Arc<dyn StreamTools>,
         clock: Arc<dyn Clock>,
         time_out: Duration,
     ) -> ProviderResult<Option<Self>> {
@@ -216,22 +216,22 @@ impl ReplicaSide for PeerSide {
         self.ask("look at", name, ask)
     }
 
-    fn estimate(&self, sending: &Sending) -> ProviderResult<Option<u64>> {
+    fn estimate(&self, sending: &SendRequest) -> ProviderResult<Option<u64>> {
         self.ask("send", &sending.dataset, PeerQuestion::Estimate(sending.clone()))
     }
 
-    fn send(&self, sending: &Sending) -> ProviderResult<Piped> {
+    fn send(&self, sending: &SendRequest) -> ProviderResult<Piped> {
         let mut piped = self.start(PeerQuestion::Send(sending.clone()))?;
         drop(piped.take_input());
         Ok(piped)
     }
 
-    fn receive(&self, receiving: &Receiving, _trust: SenderTrust) -> ProviderResult<Incoming> {
+    fn receive(&self, receiving: &ReceiveRequest, _trust: SenderTrust) -> ProviderResult<Incoming> {
         let piped = self.start(PeerQuestion::Receive(receiving.clone()))?;
         Ok(Incoming::checked_elsewhere(piped))
     }
 
-    fn settle(&self, receiving: &Receiving) -> ProviderResult<()> {
+    fn settle(&self, receiving: &ReceiveRequest) -> ProviderResult<()> {
         self.ask("receive", &receiving.dataset, PeerQuestion::Settle(receiving.clone()))
     }
 
@@ -242,7 +242,7 @@ impl ReplicaSide for PeerSide {
         self.ask("discard what was received in part of", dataset, ask)
     }
 
-    fn keep(&self, keeping: &Keeping) -> ProviderResult<()> {
+    fn keep(&self, keeping: &KeepRequest) -> ProviderResult<()> {
         self.ask("keep", &keeping.snapshot, PeerQuestion::Keep(keeping.clone()))
     }
 

@@ -16,8 +16,8 @@ use std::sync::Arc;
 
 use holdfast_block::Clock;
 use holdfast_host::provider::{
-    Dataset, Keeping, KeepingMeans, PackWhen, ProviderError, ProviderKind, ProviderResult, REPLICA_TAG, Receiving,
-    ReplicaAbilities, ReplicaSide, SenderTrust, Sending,
+    Dataset, KeepMethod, KeepRequest, PackWhen, ProviderError, ProviderKind, ProviderResult, REPLICA_TAG,
+    ReceiveRequest, ReplicaAbilities, ReplicaSide, SendRequest, SenderTrust,
 };
 use serde::Serialize;
 
@@ -154,7 +154,7 @@ impl PeerServer<'_> {
             PeerQuestion::Estimate(_) | PeerQuestion::Send(_) => {
                 return Err(refused(dataset, "nothing is sent from here"));
             }
-            PeerQuestion::Keep(keeping) if keeping.means != KeepingMeans::Hold => {
+            PeerQuestion::Keep(keeping) if keeping.means != KeepMethod::Hold => {
                 return Err(refused(dataset, "no bookmark and no second hold is made here"));
             }
             PeerQuestion::Keep(keeping) if !is_tag(&keeping.tag) => {
@@ -171,7 +171,12 @@ impl PeerServer<'_> {
         Ok(())
     }
 
-    fn send(&self, side: &dyn ReplicaSide, mut sending: Sending, output: impl Write + Send + 'static) -> Result<()> {
+    fn send(
+        &self,
+        side: &dyn ReplicaSide,
+        mut sending: SendRequest,
+        output: impl Write + Send + 'static,
+    ) -> Result<()> {
         let packing = match std::mem::replace(&mut sending.packing, PackWhen::Never) {
             PackWhen::Never => Packing::Leave,
             PackWhen::WhereSlow => Packing::WhereSlow,
@@ -198,7 +203,7 @@ impl PeerServer<'_> {
     }
 
     /// What is compared. A sender that may only add says what is to be noted before its stream, or not at all.
-    fn settled(&self, mut receiving: Receiving) -> Receiving {
+    fn settled(&self, mut receiving: ReceiveRequest) -> ReceiveRequest {
         if self.root.is_some() {
             receiving
                 .snapshots
@@ -209,7 +214,7 @@ impl PeerServer<'_> {
     }
 
     /// What is held, in whose name: for a sender that may only add, in that of its root.
-    fn kept(&self, mut keeping: Keeping) -> Keeping {
+    fn kept(&self, mut keeping: KeepRequest) -> KeepRequest {
         if let Some(root) = &self.root {
             keeping.tag = format!("{REPLICA_TAG}in-{:016x}", fingerprint(&root.to_string()));
         }
@@ -219,7 +224,7 @@ impl PeerServer<'_> {
     fn receive(
         &self,
         side: &dyn ReplicaSide,
-        mut receiving: Receiving,
+        mut receiving: ReceiveRequest,
         input: impl Read + Send + 'static,
     ) -> Result<Vec<String>> {
         let is_packed = std::mem::replace(&mut receiving.is_packed, false);

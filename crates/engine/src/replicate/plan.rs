@@ -1,7 +1,7 @@
 //! What is to be sent, and how it stands before anything is.
 
 use holdfast_host::provider::{
-    Partial, ProviderKind, ReplicaBase, ReplicaDataset, ReplicaSnapshot, Sending, StreamForm,
+    PartialReceive, ProviderKind, ReplicaBase, ReplicaDataset, ReplicaSnapshot, SendRequest, StreamForm,
 };
 use holdfast_host::shell_line;
 use holdfast_policy::{
@@ -83,7 +83,7 @@ impl ReplicationSides<'_> {
             common: plan.common.clone(),
             behind_count: plan.behind_count,
             behind_s: plan.behind_s,
-            is_resumable: there.is_some_and(|there| matches!(there.partial, Some(Partial::Token(_)))),
+            is_resumable: there.is_some_and(|there| matches!(there.partial, Some(PartialReceive::Token(_)))),
             streams: Vec::new(),
             outcome: self.outcome(target, plan),
             notes: notes.collect(),
@@ -171,14 +171,14 @@ impl ReplicationSides<'_> {
         source: &ReplicaDataset,
         there: Option<&ReplicaDataset>,
         step: &ReplicaStep,
-    ) -> Sending {
+    ) -> SendRequest {
         let is_raw = match self.request.raw {
             RawChoice::Raw => true,
             RawChoice::Plain => false,
             // What was begun in plain text goes on so.
             RawChoice::Auto => source.is_encrypted && there.is_none_or(|there| there.is_encrypted),
         };
-        Sending {
+        SendRequest {
             dataset: source.name.clone(),
             base: step.base.as_ref().map(|(name, kind)| ReplicaBase {
                 name: name.clone(),

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use holdfast_block::Clock;
 use holdfast_host::domain_xml::{Medium, ServedDisks, served_folder, with_served_disks};
-use holdfast_host::{Life, LiveDisks};
+use holdfast_host::{ExecutionState, LiveDisks};
 use holdfast_repo::{Environment, Repository, SnapshotId};
 
 pub use self::fill::FillOptions;
@@ -403,7 +403,7 @@ fn disks(plan: &MachineRestorePlan) -> Vec<InstantDisk> {
 fn may_run(hypervisor: &dyn LiveDisks, instant: &InstantJob) -> bool {
     !matches!(
         hypervisor.life(&instant.uuid),
-        Ok(Life::ShutOff) | Err(holdfast_host::Error::NoSuchMachine { .. })
+        Ok(ExecutionState::ShutOff) | Err(holdfast_host::Error::NoSuchMachine { .. })
     )
 }
 

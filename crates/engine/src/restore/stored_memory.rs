@@ -4,7 +4,7 @@ use std::io::{BufWriter, Write};
 use std::path::Path;
 
 use holdfast_block::BlockDevice;
-use holdfast_host::qemu::memory::{MemoryState, PutError, put_together};
+use holdfast_host::qemu::memory::{AssembleError, MemoryState, assemble};
 use holdfast_repo::{Environment, Manifest, Repository};
 
 use super::small_stream::bytes_of;
@@ -45,8 +45,8 @@ impl<'r> StoredMemory<'r> {
 
     /// Writes what QEMU takes in with `-incoming`.
     pub(crate) fn write(&self, output: &mut dyn Write) -> std::io::Result<()> {
-        put_together(&self.state, &*self.pages, output).map_err(|error| match error {
-            PutError::Output(source) => source,
+        assemble(&self.state, &*self.pages, output).map_err(|error| match error {
+            AssembleError::Output(source) => source,
             other => std::io::Error::other(other),
         })
     }

@@ -1,7 +1,7 @@
-//! A QEMU that nobody manages, by its own monitor socket (`-qmp unix:PATH`): a hypervisor of one machine.
+//! A QEMU without a management layer, by its own monitor socket (`-qmp unix:PATH`): a hypervisor of one machine.
 //!
-//! Such a socket serves one client at a time. The backup has it while it works; its watchdog stands next in the row of those who
-//! want it ([`QueuedSocket`]), and is a [stand-in](BareQemu::stand_in) that knows of the machine only what it was told.
+//! Such a socket serves one client at a time. The backup has it while it works; its watchdog waits next in the queue
+//! ([`QueuedSocket`]), and uses a [stand-in](BareQemu::stand_in) that has only the data about the machine that it was given.
 
 mod block;
 mod tpm;
@@ -18,8 +18,8 @@ use serde_json::{Map, Value, json};
 use self::block::Blocks;
 use crate::hypervisor::agent::socket::{AgentError, AgentSocket, ask};
 use crate::hypervisor::error::{Error, Result};
-use crate::hypervisor::exit_report::Ended;
-use crate::hypervisor::machine::{Description, MachineDisk, MachineState, MachineSummary, Mark};
+use crate::hypervisor::exit_report::MachineEnd;
+use crate::hypervisor::machine::{BackupMark, Description, MachineDisk, MachineState, MachineSummary};
 use crate::hypervisor::qom::{agent_channel, text};
 use crate::hypervisor::traits::{Hypervisor, Machine};
 use crate::qemu::disks;
@@ -29,7 +29,7 @@ use crate::system::rights::Rights;
 
 /// The file of a machine's configuration with the command line of its QEMU: a list of texts.
 const COMMAND_LINE: &str = "qemu-command-line.json";
-/// The file of a machine's configuration with what QEMU tells of it.
+/// The file of a machine's configuration with QEMU's description.
 const MACHINE: &str = "machine.json";
 /// What begins the word that a machine without a UUID is known by, in the place of a UUID.
 pub const WITHOUT_UUID: &str = "none@";
@@ -39,10 +39,10 @@ const HOST_DIGITS: usize = 8;
 /// One QEMU, and the connection to its monitor; its machine shares it, and the last of them ends it.
 pub struct BareQemu {
     title: String,
-    machine: Arc<Bare>,
+    machine: Arc<BareConnection>,
 }
 
-struct Bare {
+struct BareConnection {
     name: String,
     /// What it is known by where QEMU was given no UUID.
     place: String,
@@ -55,13 +55,13 @@ struct Bare {
 }
 
 /// The machine of a [`BareQemu`].
-struct BareMachine(Arc<Bare>);
+struct BareMachine(Arc<BareConnection>);
 
 impl BareQemu {
     /// Connects to the monitor at `path`.
     ///
     /// # Errors
-    /// Where there is none, it does not answer, or somebody else has it.
+    /// Where there is none, it does not answer, or another client is connected.
     pub fn connect(path: &Path, clock: Arc<dyn Clock>) -> Result<Self> {
         let unreachable = |source: MonitorError| Error::Unreachable {
             address: path.display().to_string(),
@@ -84,7 +84,7 @@ impl BareQemu {
         let resolve = |path: PathBuf| process.as_ref().map_or(path.clone(), |process| process.resolve(&path));
         Ok(Self {
             title: format!("QEMU at {}", path.display()),
-            machine: Arc::new(Bare {
+            machine: Arc::new(BareConnection {
                 name,
                 place: place_of(path),
                 agent: agent.map(resolve),
@@ -97,10 +97,10 @@ impl BareQemu {
         })
     }
 
-    /// The machine `name` at `path` for somebody who has to wait until the monitor is free, and is told where the guest's agent is.
+    /// The machine `name` at `path`, for a client that waits until the monitor is free. The socket of the guest agent is a parameter.
     ///
     /// # Errors
-    /// Where nobody listens at `path`.
+    /// Where no process listens at `path`.
     pub fn stand_in(path: &Path, name: &str, agent: Option<&Path>, clock: Arc<dyn Clock>) -> Result<Box<dyn Machine>> {
         let queued = QueuedSocket::connect(path).map_err(|source| Error::Unreachable {
             address: path.display().to_string(),
@@ -110,7 +110,7 @@ impl BareQemu {
             address: path.display().to_string(),
             source: Box::new(source),
         })?;
-        Ok(Box::new(BareMachine(Arc::new(Bare {
+        Ok(Box::new(BareMachine(Arc::new(BareConnection {
             name: name.to_owned(),
             place: place_of(path),
             rights,
@@ -162,7 +162,7 @@ impl Hypervisor for BareQemu {
     }
 }
 
-impl Bare {
+impl BareConnection {
     fn failed(&self, source: MonitorError) -> Error {
         Error::Monitor {
             machine: self.name.clone(),
@@ -196,7 +196,7 @@ impl Bare {
         Blocks::query(&*self.monitor, &resolve).map_err(|error| self.failed(error))
     }
 
-    /// What QEMU tells of its machine: for people, and for whoever has to build it again.
+    /// QEMU's description of its machine, to read and to rebuild it.
     fn told(&self) -> Result<Value> {
         let mut told = Map::new();
         told.insert("name".to_owned(), self.name.clone().into());
@@ -246,7 +246,7 @@ impl Machine for BareMachine {
             nvram: blocks.nvram,
             tpm: tpm::find(&self.0.query("query-tpm")?, self.0.process.as_ref()),
             has_agent_channel: self.0.agent.is_some(),
-            mark: Mark::default(),
+            mark: BackupMark::default(),
         })
     }
 
@@ -259,14 +259,14 @@ impl Machine for BareMachine {
             .map(|device| device.size_bytes)
     }
 
-    fn ended(&self) -> Option<Ended> {
+    fn ended(&self) -> Option<MachineEnd> {
         let is_gone = matches!(
             self.0.monitor.execute(&QmpCommand::new("query-status", Value::Null)),
             Err(MonitorError::Gone { .. })
         );
         // A connection may be lost while its QEMU lives.
         let is_dead = self.0.process.as_ref().is_some_and(Process::has_ended);
-        (is_gone && is_dead).then_some(Ended::Gone)
+        (is_gone && is_dead).then_some(MachineEnd::Gone)
     }
 
     fn configuration(&self) -> Result<Vec<(String, Vec<u8>)>> {
@@ -351,7 +351,7 @@ fn state(word: &str) -> MachineState {
     }
 }
 
-/// The socket at which QEMU waits for whoever wants to speak with the guest's agent.
+/// The socket at which QEMU accepts a client of the guest agent.
 fn agent_socket(monitor: &dyn Monitor) -> std::result::Result<Option<PathBuf>, MonitorError> {
     let Some(label) = agent_channel(monitor)? else {
         return Ok(None);
@@ -365,7 +365,7 @@ fn agent_socket(monitor: &dyn Monitor) -> std::result::Result<Option<PathBuf>, M
 }
 
 /// The path in QEMU's description of a character device, where it is a UNIX socket at which QEMU listens:
-/// "disconnected:unix:/run/web1.qga,server=on", and "unix:/run/web1.qga,server=on" while somebody is connected.
+/// "disconnected:unix:/run/web1.qga,server=on", and "unix:/run/web1.qga,server=on" while a client is connected.
 fn listening_path(description: &str) -> Option<PathBuf> {
     let address = description.strip_prefix("disconnected:").unwrap_or(description);
     let (path, options) = address.strip_prefix("unix:")?.rsplit_once(",server")?;

@@ -15,7 +15,7 @@ pub use rewrite::{
     overlays_document, rewrite, served_folder, with_links_down, with_name, with_own_disks, with_served_disks,
 };
 
-use crate::hypervisor::machine::{DiskKind, DiskSource, MachineDisk, Mark};
+use crate::hypervisor::machine::{BackupMark, DiskKind, DiskSource, MachineDisk};
 use crate::hypervisor::tpm::{TpmStore, TpmVersion};
 
 /// The namespace of what we read in a machine's own `<metadata>`.
@@ -25,7 +25,7 @@ const AGENT_CHANNEL: &str = "org.qemu.guest_agent.0";
 /// Nodes of a configuration, at most; a machine with hundreds of devices has some thousands.
 const NODE_COUNT_MAX: u32 = 1 << 20;
 
-/// What the text says about a machine.
+/// The description of a machine in the XML.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DomainXml {
     /// Its name.
@@ -46,11 +46,11 @@ pub struct DomainXml {
     pub tpm: Option<DomainTpm>,
     /// Whether it has a channel for the guest agent.
     pub has_agent_channel: bool,
-    /// What its owner says about backups.
-    pub mark: Mark,
+    /// The settings about backups.
+    pub mark: BackupMark,
 }
 
-/// What the text says about an emulated TPM.
+/// The description of an emulated TPM in the XML.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct DomainTpm {
     /// Which one it is; libvirt always writes it down.
@@ -218,18 +218,18 @@ fn has_agent_channel(devices: Node<'_, '_>) -> bool {
 }
 
 /// `<holdfast:backup enabled='no' exclude='vdb vdc' tags='db prod'/>`
-fn mark(metadata: Node<'_, '_>) -> Mark {
+fn mark(metadata: Node<'_, '_>) -> BackupMark {
     let Some(backup) = metadata
         .children()
         .find(|node| node.has_tag_name((MARK_NAMESPACE, "backup")))
     else {
-        return Mark::default();
+        return BackupMark::default();
     };
     let words = |name: &str| {
         let text = backup.attribute(name).unwrap_or_default();
         text.split_whitespace().map(str::to_owned).collect()
     };
-    Mark {
+    BackupMark {
         is_left_out: backup.attribute("enabled") == Some("no"),
         left_out_disks: words("exclude"),
         tags: words("tags"),

@@ -17,7 +17,7 @@ pub enum Error {
         /// Why not.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// A monitor does not answer, because it serves one client at a time, and somebody else has it.
+    /// A monitor does not answer, because it serves one client at a time and another one is connected.
     #[error("QEMU does not answer at {address}: it serves one client at a time, and another one has it")]
     Taken {
         /// Where its monitor is.
@@ -33,12 +33,12 @@ pub enum Error {
         /// The name.
         name: String,
     },
-    /// Somebody else is doing something with the machine that does not go together with this.
+    /// Another client's operation on the machine excludes this one.
     #[error("the machine {machine} is busy: {holder}")]
     Busy {
         /// The machine.
         machine: String,
-        /// Who, as far as the hypervisor says.
+        /// The other client, as the hypervisor reports it.
         holder: String,
     },
     /// The hypervisor refuses, or fails.
@@ -51,7 +51,7 @@ pub enum Error {
         /// The hypervisor's words.
         reason: String,
     },
-    /// What the hypervisor says of a machine makes no sense.
+    /// The hypervisor's answer about a machine is invalid.
     #[error("the configuration of the machine {machine} makes no sense: {detail}")]
     Configuration {
         /// The machine.

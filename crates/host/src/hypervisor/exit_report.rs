@@ -1,4 +1,4 @@
-//! How a machine ended that ran a moment ago: what the log of its QEMU says.
+//! How a machine ended that ran a moment ago, according to the log of its QEMU.
 
 use std::fmt;
 use std::fs::File;
@@ -20,7 +20,7 @@ const ENDS: &str = ": shutting down, reason=";
 
 /// How a machine ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Ended {
+pub enum MachineEnd {
     /// Its guest or its owner switched it off.
     SwitchedOff,
     /// Its QEMU crashed.
@@ -28,11 +28,11 @@ pub enum Ended {
         /// The last lines of its QEMU, where a log has them.
         last_words: Option<String>,
     },
-    /// Its QEMU is gone; nothing says why.
+    /// Its QEMU is gone, for an unknown reason.
     Gone,
 }
 
-impl fmt::Display for Ended {
+impl fmt::Display for MachineEnd {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::SwitchedOff => formatter.write_str("was switched off"),
@@ -89,7 +89,7 @@ fn last_lines(text: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Ended, last_lines, last_words};
+    use super::{MachineEnd, last_lines, last_words};
 
     const LOG: &str = "2026-01-01 00:00:00.000+0000: starting up libvirt version: 9.0.0, qemu version: 7.2.22\n\
                        an older line\n\
@@ -127,8 +127,8 @@ mod tests {
 
     #[test]
     fn how_it_ended_is_said_in_a_sentence() {
-        assert_eq!(Ended::Crashed { last_words: None }.to_string(), "has crashed");
+        assert_eq!(MachineEnd::Crashed { last_words: None }.to_string(), "has crashed");
         let words = Some("boom".to_owned());
-        assert!(Ended::Crashed { last_words: words }.to_string().contains("boom"));
+        assert!(MachineEnd::Crashed { last_words: words }.to_string().contains("boom"));
     }
 }

@@ -27,24 +27,24 @@ use virt::sys;
 
 use crate::hypervisor::domain_xml::DomainXml;
 use crate::hypervisor::error::{Error, Result};
-use crate::hypervisor::exit_report::{Ended, last_words};
+use crate::hypervisor::exit_report::{MachineEnd, last_words};
 use crate::hypervisor::machine::{Description, MachineDisk, MachineState, MachineSummary};
 use crate::hypervisor::traits::{Hypervisor, Machine};
 use crate::qemu::qmp::Monitor;
 use crate::system::rights::Rights;
 use crate::system::waits::Wait;
-use tpm::{Activity, States, TpmOwner};
+use tpm::{Activity, TpmFolders, TpmOwner};
 
 /// What errors and notes call the one at the other end.
 const LIBVIRT: &str = "libvirt";
 
 /// A connection or a domain while it is asked: its library waits for the daemon as long as that takes, whatever signals come.
-struct Asked<T> {
+struct CallGuard<T> {
     asked: T,
     _wait: Wait,
 }
 
-impl<T> Asked<T> {
+impl<T> CallGuard<T> {
     fn new(asked: T) -> Self {
         Self {
             asked,
@@ -60,7 +60,7 @@ impl<T> Asked<T> {
     }
 }
 
-impl<T> Deref for Asked<T> {
+impl<T> Deref for CallGuard<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -73,7 +73,7 @@ pub struct Libvirt {
     connection: RwLock<Connect>,
     uri: String,
     title: String,
-    states: States,
+    states: TpmFolders,
     rights: Rights,
 }
 
@@ -89,7 +89,7 @@ impl Libvirt {
             connection: RwLock::new(connection),
             uri: uri.to_owned(),
             title: format!("libvirt at {uri}"),
-            states: States::of(&whole_uri, None),
+            states: TpmFolders::of(&whole_uri, None),
             rights,
         })
     }
@@ -100,18 +100,18 @@ impl Libvirt {
     pub fn with_configurations(self, folder: &Path) -> Self {
         let uri = self.connection().uri().unwrap_or_default();
         Self {
-            states: States::of(&uri, Some(folder)),
+            states: TpmFolders::of(&uri, Some(folder)),
             ..self
         }
     }
 
-    fn connection(&self) -> Asked<Connect> {
-        Asked::new(self.connection.read().unwrap_or_else(PoisonError::into_inner).clone())
+    fn connection(&self) -> CallGuard<Connect> {
+        CallGuard::new(self.connection.read().unwrap_or_else(PoisonError::into_inner).clone())
     }
 
     /// The connection, for what may take its time.
-    fn connection_at_work(&self) -> Asked<Connect> {
-        Asked::for_work(self.connection.read().unwrap_or_else(PoisonError::into_inner).clone())
+    fn connection_at_work(&self) -> CallGuard<Connect> {
+        CallGuard::for_work(self.connection.read().unwrap_or_else(PoisonError::into_inner).clone())
     }
 
     /// The version of libvirt at the other end: major, minor, release.
@@ -206,18 +206,18 @@ pub(crate) struct LibvirtMachine {
     domain: RwLock<Domain>,
     name: String,
     uri: String,
-    states: States,
+    states: TpmFolders,
     rights: Rights,
 }
 
 impl LibvirtMachine {
-    fn domain(&self) -> Asked<Domain> {
-        Asked::new(self.domain.read().unwrap_or_else(PoisonError::into_inner).clone())
+    fn domain(&self) -> CallGuard<Domain> {
+        CallGuard::new(self.domain.read().unwrap_or_else(PoisonError::into_inner).clone())
     }
 
     /// The domain, for what may take its time.
-    fn domain_at_work(&self) -> Asked<Domain> {
-        Asked::for_work(self.domain.read().unwrap_or_else(PoisonError::into_inner).clone())
+    fn domain_at_work(&self) -> CallGuard<Domain> {
+        CallGuard::for_work(self.domain.read().unwrap_or_else(PoisonError::into_inner).clone())
     }
 
     /// Finds the machine through a new connection, where the one that it was found by does not answer.
@@ -309,14 +309,14 @@ impl Machine for LibvirtMachine {
         (size_bytes > 0).then_some(size_bytes)
     }
 
-    fn ended(&self) -> Option<Ended> {
+    fn ended(&self) -> Option<MachineEnd> {
         let words = || self.states.log(&self.name).and_then(|log| last_words(&log));
-        let crashed = || Some(Ended::Crashed { last_words: words() });
+        let crashed = || Some(MachineEnd::Crashed { last_words: words() });
         match self.domain().state() {
             Ok((Enum::Known(DomainState::Crashed), _)) => crashed(),
             Ok((Enum::Known(DomainState::Shutoff), reason)) if is_crash(&reason) => crashed(),
-            Ok((Enum::Known(DomainState::Shutoff), _)) => Some(Ended::SwitchedOff),
-            Err(error) if is_code(&error, ErrorNumber::NoDomain) => Some(Ended::Gone),
+            Ok((Enum::Known(DomainState::Shutoff), _)) => Some(MachineEnd::SwitchedOff),
+            Err(error) if is_code(&error, ErrorNumber::NoDomain) => Some(MachineEnd::Gone),
             _ => None,
         }
     }

@@ -11,9 +11,9 @@ use crate::hypervisor::traits::HypervisorMut;
 /// Machines are named by their name or UUID, disks by what they are to the machine: "vda".
 pub trait LiveDisks: HypervisorMut {
     /// Whether a machine runs, and if not, why.
-    fn life(&self, machine: &str) -> Result<Life>;
+    fn life(&self, machine: &str) -> Result<ExecutionState>;
 
-    /// Lets a machine run on that stands still, because of an error of a disk or for another reason.
+    /// Resumes a paused machine, whether it was paused by an error of a disk or for another reason.
     fn run_on(&self, machine: &str) -> Result<()>;
 
     /// Begins to copy a disk to what is there already at `to`, and large enough, with at most `rate` bytes each second from the first
@@ -26,7 +26,7 @@ pub trait LiveDisks: HypervisorMut {
     /// How far the copy of a disk is; none where none is under way: it was not begun, has failed, or is finished.
     ///
     /// # Errors
-    /// Somebody else copies it elsewhere, or works on it in another way: [`Error::Busy`](crate::Error::Busy).
+    /// Another client copies it, or works on it in another way: [`Error::Busy`](crate::Error::Busy).
     fn copy(&self, machine: &str, disk: &str, to: &DiskPlace) -> Result<Option<CopyState>>;
 
     /// Has the machine use the copy of a disk instead of the disk, now and when it starts again.
@@ -39,14 +39,14 @@ pub trait LiveDisks: HypervisorMut {
     fn user_of_machines(&self) -> Result<Option<(u32, u32)>>;
 }
 
-/// What a machine does.
+/// Whether a machine runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Life {
+pub enum ExecutionState {
     /// Its processors run.
     Running,
-    /// It stands still since a disk could not be read or written.
+    /// It is paused because a disk could not be read or written.
     StoppedByDisk,
-    /// It stands still for another reason: somebody wants it so.
+    /// It is paused for another reason.
     Paused,
     /// It is switched off.
     ShutOff,

@@ -10,7 +10,7 @@ use crate::hypervisor::tpm::Tpm;
 pub enum MachineState {
     /// Its processors run.
     Running,
-    /// It stands still, and its memory is there.
+    /// It is paused, and its memory is there.
     Paused,
     /// It is switched off.
     ShutOff,
@@ -51,15 +51,15 @@ pub struct Description {
     pub nvram: Option<PathBuf>,
     /// Its TPM, where it has an emulated one.
     pub tpm: Option<Tpm>,
-    /// Whether it has a channel for the QEMU guest agent. Somebody has to listen at its other end.
+    /// Whether it has a channel for the QEMU guest agent. The guest need not run the agent.
     pub has_agent_channel: bool,
-    /// What its owner says about backups in its own configuration.
-    pub mark: Mark,
+    /// The settings about backups in its configuration.
+    pub mark: BackupMark,
 }
 
-/// What a machine's owner says about backups in the machine's own configuration.
+/// The settings about backups in a machine's own configuration.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Mark {
+pub struct BackupMark {
     /// The machine is to be left out where all are backed up.
     pub is_left_out: bool,
     /// Disks that are to be left out, by target.
@@ -77,7 +77,7 @@ pub struct MachineDisk {
     pub kind: DiskKind,
     /// Where its bytes are.
     pub source: DiskSource,
-    /// The format of its image, where the configuration says it.
+    /// The format of its image, if configured.
     pub format: Option<String>,
     /// Whether the machine cannot write it.
     pub is_read_only: bool,
@@ -107,7 +107,7 @@ pub enum DiskSource {
     File(PathBuf),
     /// On a block device.
     Device(PathBuf),
-    /// Elsewhere; the text says where.
+    /// Elsewhere, as described by the text.
     Other(String),
     /// Nowhere: the drive is empty.
     Empty,
@@ -134,7 +134,7 @@ pub struct DiskChoice {
 impl Description {
     /// What is done with each disk, in their order, and why.
     ///
-    /// Who names a disk gets it: only what cannot be read is left out all the same.
+    /// A disk that is named is included, unless it cannot be read.
     pub fn decide(&self, choice: &DiskChoice) -> Vec<Decision> {
         self.disks.iter().map(|disk| self.decide_one(disk, choice)).collect()
     }
@@ -184,7 +184,7 @@ impl Description {
 #[cfg(test)]
 mod tests {
     use super::{
-        Decision, Description, DiskChoice, DiskKind, DiskSource, MachineDisk, MachineState, MachineSummary, Mark,
+        BackupMark, Decision, Description, DiskChoice, DiskKind, DiskSource, MachineDisk, MachineState, MachineSummary,
     };
 
     fn disk(target: &str, change: impl FnOnce(&mut MachineDisk)) -> MachineDisk {
@@ -219,7 +219,7 @@ mod tests {
             nvram: None,
             tpm: None,
             has_agent_channel: false,
-            mark: Mark {
+            mark: BackupMark {
                 is_left_out: false,
                 left_out_disks: vec!["vdd".to_owned()],
                 tags: Vec::new(),

@@ -9,7 +9,7 @@ use crate::hypervisor::error::Result;
 ///
 /// Machines are named by their name or UUID, disks by their target.
 pub trait Overlays: Send + Sync {
-    /// The files that snapshots of the hypervisor's own name: overlays that somebody knows of.
+    /// The overlays that belong to snapshots of the hypervisor itself.
     fn snapshot_files(&self, machine: &str) -> Result<Vec<PathBuf>>;
 
     /// Puts each disk that is named on a new overlay, all at one instant; what they were on is not written any more. Nobody but

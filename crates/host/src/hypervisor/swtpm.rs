@@ -1,4 +1,4 @@
-//! An swtpm that runs: its command line says for whom, and where it keeps its state.
+//! A running swtpm: its command line names its socket and the path of its state.
 //!
 //! It is not spoken to: its socket serves one client, which is QEMU. A command line is no proof, since anybody can start a program with
 //! any words. So a process counts only if the kernel says that it runs a program called swtpm and holds the socket, and its state is opened
@@ -52,7 +52,7 @@ fn is_of_machine(swtpm: &Swtpm, uuid: &str) -> bool {
     swtpm.store == TpmStore::Folder && is_called_so && swtpm.path.ends_with(swtpm.version.folder())
 }
 
-/// The only swtpm that is meant. Where there are several, one is a remainder, and nobody knows which.
+/// The only matching swtpm. None if there are several: one of them is a leftover, and it is unknown which.
 fn found(is_meant: impl Fn(&Swtpm, &Rights) -> bool) -> Option<(TpmVersion, TpmPlace)> {
     let bound = bound_sockets();
     let all = Process::all().filter_map(|process| {

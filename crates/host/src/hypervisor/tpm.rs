@@ -36,7 +36,7 @@ pub enum TpmVersion {
 pub enum TpmPlace {
     /// In a file of this host, which need not be there yet: swtpm makes it when the machine starts.
     At(TpmFile),
-    /// Nobody here knows; the words tell why.
+    /// Unknown, for the reason in the text.
     Unknown(String),
 }
 

@@ -7,7 +7,7 @@ use holdfast_block::Clock;
 
 use crate::hypervisor::domain_xml::HostNeeds;
 use crate::hypervisor::error::{Error, Result};
-use crate::hypervisor::exit_report::Ended;
+use crate::hypervisor::exit_report::MachineEnd;
 use crate::hypervisor::machine::{Description, MachineDisk, MachineState, MachineSummary};
 use crate::hypervisor::tpm::TpmPlace;
 use crate::qemu::qmp::Monitor;
@@ -49,7 +49,7 @@ pub trait HypervisorMut: Hypervisor {
         Vec::new()
     }
 
-    /// The folder in which it has images where nobody says another one.
+    /// The default folder for images.
     fn image_folder(&self) -> Option<PathBuf> {
         None
     }
@@ -91,7 +91,7 @@ pub const MEMORY_PIPE: &str = "memory";
 pub struct Resumption<'a> {
     /// The machine's configuration as it was when its memory was taken, with places and names of today.
     pub configuration: &'a str,
-    /// The whole configuration of the machine as it ran then, which knows its processor to the last feature.
+    /// The whole configuration of the machine as it ran then, with every feature of its processor.
     pub then: &'a str,
     /// For waiting until the hypervisor reads.
     pub clock: &'a dyn Clock,
@@ -130,14 +130,14 @@ pub trait Machine: Send + Sync {
     /// What it is at this moment.
     fn describe(&self) -> Result<Description>;
 
-    /// How large a disk is to the machine, in bytes, where that can be told.
+    /// The size of a disk in the machine, in bytes, if known.
     fn size_of(&self, disk: &MachineDisk) -> Option<u64>;
 
-    /// How it has ended; none while it has not, and where nobody says.
-    fn ended(&self) -> Option<Ended> {
+    /// How it ended; none while it runs, or if unknown.
+    fn ended(&self) -> Option<MachineEnd> {
         match self.describe() {
-            Ok(description) if description.summary.state == MachineState::ShutOff => Some(Ended::SwitchedOff),
-            Err(Error::NoSuchMachine { .. }) => Some(Ended::Gone),
+            Ok(description) if description.summary.state == MachineState::ShutOff => Some(MachineEnd::SwitchedOff),
+            Err(Error::NoSuchMachine { .. }) => Some(MachineEnd::Gone),
             _ => None,
         }
     }

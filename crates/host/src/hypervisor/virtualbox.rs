@@ -27,7 +27,7 @@ pub use answers::{ListedMachine, MachineInfo, VirtualBoxState};
 
 /// What the program is called.
 pub const PROGRAM: &str = "VBoxManage";
-/// The variable that says where VirtualBox has what belongs to the user.
+/// The environment variable with VirtualBox's folder of the user.
 pub const HOME_VARIABLE: &str = "VBOX_USER_HOME";
 /// How long a question may take: the first one starts a service.
 const QUESTION_TIME_OUT: Duration = Duration::from_secs(120);
@@ -36,14 +36,14 @@ const WORK_TIME_OUT: Duration = Duration::from_secs(24 * 3600);
 
 /// The machine's processors while a snapshot is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Meanwhile {
-    /// They run on.
-    RunsOn,
-    /// They stand still; for a machine that is paused, or off, nothing changes.
-    StandsStill,
+pub enum SnapshotMode {
+    /// They continue to run.
+    Live,
+    /// They are paused. A machine that is paused or off stays so.
+    Paused,
 }
 
-/// The way to VirtualBox.
+/// VirtualBox, by its `VBoxManage`.
 pub struct VBoxManage {
     program: String,
     questions: Arc<dyn Tools>,
@@ -117,10 +117,10 @@ impl VBoxManage {
         &self,
         machine: &str,
         (name, description): (&str, &str),
-        meanwhile: Meanwhile,
+        mode: SnapshotMode,
     ) -> Result<String> {
         let mut arguments = vec!["snapshot", machine, "take", name, "--description", description];
-        if meanwhile == Meanwhile::RunsOn {
+        if mode == SnapshotMode::Live {
             arguments.push("--live");
         }
         let answer = self.ask(&*self.work, machine, "take a snapshot of", &arguments)?;

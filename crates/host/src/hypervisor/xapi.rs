@@ -4,9 +4,9 @@
 //! `importexport.ml` of xen-api.
 //!
 //! - [`Pool`] logs in at the master and asks it ([`call`](Pool::call)); sessions that expire are begun anew.
-//! - What takes long is a [`Task`], which alone says whether it went well: the status of HTTP comes before the transfer.
+//! - Long operations are [`Task`]s, and only the task reports success: the status of HTTP comes before the transfer.
 //! - Bytes go by GET and PUT ([`Pool::get`], [`Pool::put`]), which a host may pass on to another one of the pool.
-//! - Nothing is said to a host that does not prove who it is ([`Trust`]).
+//! - Nothing is sent to a host without a trusted certificate ([`Trust`]).
 
 mod address;
 mod changed;
@@ -17,6 +17,7 @@ mod machine;
 mod nbd;
 mod pool;
 mod record;
+mod retry;
 mod task;
 mod transfer;
 mod trust;
@@ -24,11 +25,11 @@ mod trust;
 pub use address::XenAddress;
 pub use changed::changed_blocks;
 pub use error::{XapiError, XapiResult};
-pub use leftovers::{KeptDisk, ListedSnapshot};
+pub use leftovers::{BaseDisk, ListedSnapshot};
 pub use machine::{Tracking, VirtualDisk, XenMachine, XenSnapshot};
-pub use nbd::NbdPlace;
-pub use pool::{Login, Pool, meet};
-pub use record::{Record, Reference};
+pub use nbd::NbdAddress;
+pub use pool::{Login, Pool, check_trust};
+pub use record::{Reference, XapiRecord};
 pub use task::{Task, TaskOutcome};
 pub use transfer::{DiskForm, Download, Upload};
 pub use trust::{Fingerprint, Trust};

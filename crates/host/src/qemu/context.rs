@@ -25,7 +25,7 @@ impl DiskContext {
     /// # Errors
     /// The monitor is gone. What QEMU refuses to say is [`DiskContext::Unknown`].
     pub fn query(monitor: &dyn Monitor, device: &str) -> Result<Self> {
-        let asked = Question { monitor }.ask(device);
+        let asked = ContextQuery { monitor }.ask(device);
         match asked {
             Err(error) if error.is_refusal() => Ok(Self::Unknown),
             other => other,
@@ -38,11 +38,11 @@ impl DiskContext {
     }
 }
 
-struct Question<'a> {
+struct ContextQuery<'a> {
     monitor: &'a dyn Monitor,
 }
 
-impl Question<'_> {
+impl ContextQuery<'_> {
     fn ask(&self, device: &str) -> Result<DiskContext> {
         if list(self.monitor, "query-iothreads", Value::Null)?.is_empty() {
             return Ok(DiskContext::MainLoop);

@@ -15,7 +15,7 @@ pub struct QemuJob {
     pub status: String,
     /// Why it has failed, in QEMU's words.
     pub error: Option<String>,
-    /// Whether it stands still because reading or writing failed.
+    /// Whether it is stopped because a read or a write failed.
     pub has_failed_io: bool,
 }
 

@@ -2,8 +2,8 @@
 //!
 //! QEMU sends memory as a stream: pages in the order in which it finds them, some several times, and the state of the devices
 //! at the end. Stored like this, two instants of a machine share little. So the stream is taken apart as it comes
-//! ([`take_apart`]): pages go to their places in a device, which is deduplicated like a disk, and the rest is a small
-//! [`MemoryState`]. [`put_together`] makes a stream of them that QEMU takes in with `-incoming`.
+//! ([`disassemble`]): pages go to their places in a device, which is deduplicated like a disk, and the rest is a small
+//! [`MemoryState`]. [`assemble`] makes a stream of them that QEMU takes in with `-incoming`.
 //!
 //! Source: QEMU's `migration/savevm.c`, `migration/ram.c`, `docs/devel/migration.rst`, as of 7.2; the parts that are read here
 //! are the same since 2.5, but for what is switched on by capabilities, which are switched off.
@@ -16,11 +16,11 @@ mod parse;
 mod receive;
 mod state;
 
-pub use assemble::{PutError, put_together};
-pub use migrate::{MemoryMode, MemoryWay, end_sending};
-pub(crate) use migrate::{Sending, Sent};
-pub use parse::{MakeStore, Memory, StreamError, take_apart};
-pub use receive::{MemoryPipe, Receiving, receive};
+pub use assemble::{AssembleError, assemble};
+pub use migrate::{MemoryMethod, MemoryMode, end_sending};
+pub(crate) use migrate::{MemorySender, Sent};
+pub use parse::{MakeStore, Memory, MemoryStreamError, disassemble};
+pub use receive::{MemoryPipe, MemoryReceiver, receive};
 pub use state::{MemoryState, RamBlock, StateError};
 
 use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand};

@@ -1,13 +1,13 @@
-//! A snapshot of all disks of a running machine at one point in time.
+//! All disks of a running machine at one point in time.
 //!
-//! Everything that takes time is prepared before: scratch files, filters that stand on their nodes and that no request passes yet, and
-//! the NBD server. Then the filters go under all devices at once, between two requests of the guest: [`switches`]. The machine is stopped only
-//! where something else has to be of the same point in time: [`standstill`]. From then on the frozen disks are served.
+//! Slow work comes first: the scratch files, the filters, which are not yet in the path of any request, and the NBD server. Then the
+//! filters are inserted under all devices at once, between two requests of the guest: [`switches`]. The machine is paused only if
+//! something else has to be of the same point in time: [`paused`]. Afterwards the frozen disks are served.
 
 mod bitmaps;
 mod export;
+mod paused;
 mod permitted;
-mod standstill;
 mod switches;
 
 use std::os::fd::OwnedFd;
@@ -34,166 +34,171 @@ use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand, Result};
 /// such time, and virtio-scsi begins it anew each time (`virtscsi_eh_timed_out`). Windows waits for 60 seconds (`TimeOutValue` of its service Disk).
 const LONGEST_HOLD: Duration = Duration::from_secs(10);
 
-/// What is to be frozen, and with what.
-pub struct CutRequest {
-    /// The run that everything is named after.
+/// The disks to freeze, and the options.
+pub struct PointInTimeRequest {
+    /// The run whose number is in all names of nodes and bitmaps.
     pub run: RunId,
     /// The disks.
-    pub disks: Vec<CutDisk>,
+    pub disks: Vec<DiskRequest>,
     /// How long a write of the guest may wait for its copy, before the copy is given up. Whole seconds, from one to ten.
     pub write_deadline: Duration,
     /// A socket that listens: QEMU answers NBD clients on it.
     pub listener: OwnedFd,
-    /// Where the machine's memory goes, if it is wanted, and how it is taken.
+    /// The target of the machine's memory, if it is to be saved, and the mode.
     pub memory: Option<(MemoryPipe, MemoryMode)>,
     /// Whether the machine is paused for the instant.
-    pub standstill: Standstill,
+    pub pause_policy: PausePolicy,
 }
 
-/// Whether a machine stands still for the instant.
+/// When the machine is paused for the point in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Standstill {
-    /// For its memory, and for disks in iothreads of a QEMU that cannot take a filter there otherwise. Other disks are cut between two
-    /// requests.
+pub enum PausePolicy {
+    /// Only to save its memory, and for disks in iothreads where this QEMU cannot insert a filter otherwise. Other disks get their filters
+    /// between two requests.
     #[default]
     WhereNeeded,
-    /// Always: something else has to be of the same instant.
+    /// Always, since something else has to be of the same point in time.
     Always,
 }
 
-/// What whoever freezes is told of.
+/// Steps that are reported to the caller while the disks are frozen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Moment {
-    /// The machine runs, while its memory is sent; told every few seconds.
-    Runs,
-    /// The machine stands still from now on, or does since a moment ago.
+pub enum PointInTimeEvent {
+    /// The machine still runs while its memory is sent. Reported every few seconds.
+    Running,
+    /// The machine is paused.
     Stopped,
-    /// The instant: what else has to be of it, and is quick, is to be done now.
-    Instant,
+    /// The point in time is reached: quick work that belongs to it is done now.
+    Reached,
 }
 
 /// A disk to freeze.
-pub struct CutDisk {
+pub struct DiskRequest {
     /// The disk.
     pub disk: QemuDisk,
     /// An empty file of the disk's size, in which the filter saves what is about to be overwritten.
     pub scratch: OwnedFd,
     /// An empty file of the disk's size, into which parts of the frozen disk are copied; none where QEMU serves the disk itself.
     pub spool: Option<OwnedFd>,
-    /// The name of a bitmap that is to record what changes from this instant on.
+    /// The name of a new bitmap that records changes from this point in time on.
     pub next_bitmap: Option<String>,
-    /// The name of a bitmap that tells what has changed until this instant; its state is kept, and served with the disk.
+    /// The name of a bitmap with the changes until this point in time. A copy of it is served with the disk.
     pub changes: Option<String>,
-    /// The node that has that bitmap, where it is one below the disk's own. What was written to the layers above it is served, too.
+    /// The node with that bitmap, if it is below the disk's own. Writes to the layers above it are served, too.
     pub changes_below: Option<String>,
 }
 
-/// How long the machine stood still, and for what.
+/// How long the machine was paused, and for what.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Pause {
-    /// From asking it to stop until the filters were in place; what was done in between by others is not in it.
+    /// From the request to stop until the filters were in place, without `others`.
     pub cut: Duration,
-    /// What others did within the pause.
+    /// Time that the caller's own work took within the pause.
     pub others: Duration,
-    /// Until it was told to run on, all in all. Zero where it was not running.
+    /// The whole pause, until the command to resume. Zero if the machine was not running.
     pub total: Duration,
 }
 
 /// Frozen disks.
 #[derive(Debug)]
-pub struct Cut {
+pub struct PointInTime {
     run: RunId,
-    /// How long the machine stood still.
+    /// How long the machine was paused.
     pub pause: Pause,
-    /// Whether it was left paused, since somebody else had paused it meanwhile.
+    /// Whether the machine was left paused, because another client had paused it in the meantime.
     pub is_left_paused: bool,
-    /// The names of the disks at the server, in the order of the request. For a disk that is copied, the export holds no data: zeroes
-    /// are written to it where parts are wanted.
+    /// The names of the NBD exports, in the order of the request. The export of a copied disk holds no data: writing zeroes to a range
+    /// requests its copy.
     pub exports: Vec<String>,
-    /// What copies the parts of each disk that is not served.
+    /// The copiers of the disks that are not served.
     pub copiers: Vec<Option<PartCopier>>,
-    /// The context of each disk that tells what has changed, where a bitmap was named.
+    /// The metadata context with the changes of each disk for which a bitmap was named.
     pub change_contexts: Vec<Option<String>>,
-    /// The name at the server of each disk whose bitmap is one of a node below: it tells which layer each byte is in, and goes on to change.
+    /// The export of each disk whose bitmap belongs to a node below: it reports which layer holds each byte, and continues to change.
     pub layer_exports: Vec<Option<String>>,
 }
 
-/// Disks whose filters are in QEMU, with no request of the guest passing them yet: only the point in time is missing.
-pub struct PreparedCut<'a> {
+/// Disks whose filters are in QEMU but not yet in the path of the guest's requests.
+pub struct PreparedPointInTime<'a> {
     builder: SnapshotBuilder<'a>,
-    disks: Vec<Prepared>,
-    way: Way,
+    disks: Vec<PreparedDisk>,
+    way: TakeMethod,
 }
 
-/// Disks that are frozen, and not served yet.
-pub struct UnservedCut<'a> {
+/// Disks that are frozen but not served yet.
+pub struct UnservedPointInTime<'a> {
     builder: SnapshotBuilder<'a>,
-    disks: Vec<Prepared>,
+    disks: Vec<PreparedDisk>,
     has_switches: bool,
     pause: Pause,
     is_left_paused: bool,
 }
 
-/// How the filters get under the devices.
-enum Way {
-    /// One device gets its filter between two requests.
+/// How the filters are inserted under the devices.
+enum TakeMethod {
+    /// Under one device, between two requests.
     Put,
-    /// All devices do at once: [`switches`].
-    Switched(Standstill),
-    /// The machine is stopped.
+    /// Under all devices at once: [`switches`].
+    Switched(PausePolicy),
+    /// While the machine is paused.
     Stopped,
-    /// The machine is stopped, at the end of its memory.
+    /// While the machine is paused after its memory was sent.
     WithMemory(MemoryPipe, MemoryMode),
 }
 
-impl Cut {
-    /// Freezes and serves, where nothing else has to be done around the point in time. `tell` is called as in [`PreparedCut::take`].
+impl PointInTime {
+    /// Prepares, takes and serves in one call, where nothing else has to be done in between. `tell` is called as in
+    /// [`PreparedPointInTime::take`].
     ///
     /// # Errors
     /// Those of [`prepare`](Self::prepare).
     pub fn make(
         monitor: &dyn Monitor,
         clock: &dyn Clock,
-        request: CutRequest,
-        tell: &mut dyn FnMut(Moment),
+        request: PointInTimeRequest,
+        tell: &mut dyn FnMut(PointInTimeEvent),
     ) -> Result<Self> {
         Self::prepare(monitor, clock, request)?.take(tell)?.serve()
     }
 
-    /// Does what takes time before the point in time. The guest's file systems need not be frozen for it.
+    /// Does the slow work before the point in time. The guest's file systems need not be frozen yet.
     ///
     /// # Errors
-    /// Whatever goes wrong in any stage, the machine runs on if it was running, and nothing of the run is left in QEMU; where even
-    /// that fails, the error says so.
-    pub fn prepare<'a>(monitor: &'a dyn Monitor, clock: &'a dyn Clock, request: CutRequest) -> Result<PreparedCut<'a>> {
+    /// After a failure in any stage, the machine continues to run if it was running, and nothing of the run is left in QEMU. If the
+    /// cleanup fails too, the error reports that.
+    pub fn prepare<'a>(
+        monitor: &'a dyn Monitor,
+        clock: &'a dyn Clock,
+        request: PointInTimeRequest,
+    ) -> Result<PreparedPointInTime<'a>> {
         let run = request.run;
         let builder = SnapshotBuilder { monitor, clock, run };
         let prepared = builder.prepare(request);
         let (disks, way) = prepared.map_err(|error| builder.remove_after(error))?;
-        Ok(PreparedCut { builder, disks, way })
+        Ok(PreparedPointInTime { builder, disks, way })
     }
 
-    /// Takes everything out of QEMU again; the guest does not notice.
+    /// Removes all nodes, bitmaps and exports of the run from QEMU, without effect on the guest.
     pub fn release(self, monitor: &dyn Monitor, clock: &dyn Clock) -> Result<()> {
         remove_run(monitor, clock, self.run)
     }
 }
 
-impl<'a> PreparedCut<'a> {
-    /// Freezes the disks. Calls `tell` while the machine is stopped. After this returns, the guest's file systems can be thawed.
-    pub fn take(self, tell: &mut dyn FnMut(Moment)) -> Result<UnservedCut<'a>> {
+impl<'a> PreparedPointInTime<'a> {
+    /// Freezes the disks, and reports the steps to `tell`. After this returns, the guest's file systems can be thawed.
+    pub fn take(self, tell: &mut dyn FnMut(PointInTimeEvent)) -> Result<UnservedPointInTime<'a>> {
         let Self { builder, disks, way } = self;
-        let has_switches = matches!(way, Way::Switched(_));
+        let has_switches = matches!(way, TakeMethod::Switched(_));
         let taken = match way {
-            Way::Put => builder.cut_one(&disks, tell).map(|pause| (pause, false)),
-            Way::Switched(standstill) => builder
-                .cut_switched(&disks, standstill, tell)
+            TakeMethod::Put => builder.take_one(&disks, tell).map(|pause| (pause, false)),
+            TakeMethod::Switched(pause_policy) => builder
+                .take_switched(&disks, pause_policy, tell)
                 .map(|pause| (pause, false)),
-            Way::Stopped => builder.cut_stopped(&disks, tell).map(|pause| (pause, false)),
-            Way::WithMemory(pipe, mode) => builder.cut_with_memory(&disks, (pipe, mode), tell),
+            TakeMethod::Stopped => builder.take_paused(&disks, tell).map(|pause| (pause, false)),
+            TakeMethod::WithMemory(pipe, mode) => builder.take_with_memory(&disks, (pipe, mode), tell),
         };
         let (pause, is_left_paused) = taken.map_err(|error| builder.remove_after(error))?;
-        Ok(UnservedCut {
+        Ok(UnservedPointInTime {
             builder,
             disks,
             has_switches,
@@ -202,23 +207,23 @@ impl<'a> PreparedCut<'a> {
         })
     }
 
-    /// Takes everything out of QEMU again, where the point in time is not to be.
+    /// Removes the prepared nodes from QEMU without taking the point in time.
     pub fn abandon(self) -> Result<()> {
         remove_run(self.builder.monitor, self.builder.clock, self.builder.run)
     }
 }
 
-impl UnservedCut<'_> {
-    /// Serves what is frozen.
-    pub fn serve(self) -> Result<Cut> {
+impl UnservedPointInTime<'_> {
+    /// Exports the frozen disks.
+    pub fn serve(self) -> Result<PointInTime> {
         let Self { builder, disks, .. } = &self;
         let served = if self.has_switches {
-            builder.take_switches_out(disks).and_then(|()| builder.serve(disks))
+            builder.remove_switches(disks).and_then(|()| builder.serve(disks))
         } else {
             builder.serve(disks)
         };
         let served = served.map_err(|error| builder.remove_after(error))?;
-        Ok(Cut {
+        Ok(PointInTime {
             run: builder.run,
             pause: self.pause,
             is_left_paused: self.is_left_paused,
@@ -230,7 +235,7 @@ impl UnservedCut<'_> {
     }
 }
 
-/// What QEMU says where its server runs already.
+/// Part of QEMU's message if its NBD server runs already.
 const SERVER_RUNS: &str = "already running";
 
 struct SnapshotBuilder<'a> {
@@ -255,7 +260,7 @@ impl SnapshotBuilder<'_> {
         }
     }
 
-    fn prepare(&self, request: CutRequest) -> Result<(Vec<Prepared>, Way)> {
+    fn prepare(&self, request: PointInTimeRequest) -> Result<(Vec<PreparedDisk>, TakeMethod)> {
         let named: Vec<QemuDisk> = request.disks.iter().map(|disk| disk.disk.clone()).collect();
         self.check_jobs()?;
         self.check_nodes(&named)?;
@@ -264,7 +269,7 @@ impl SnapshotBuilder<'_> {
         let has_memory = request.memory.is_some();
         let mut disks = Vec::new();
         for (number, disk) in request.disks.into_iter().enumerate() {
-            let prepared = Prepared {
+            let prepared = PreparedDisk {
                 scratch_set: self.hand_over(disk.scratch)?,
                 spool_set: disk.spool.map(|spool| self.hand_over(spool)).transpose()?,
                 deadline_s,
@@ -286,19 +291,19 @@ impl SnapshotBuilder<'_> {
             self.start_server(request.listener)?;
         }
         let is_served = disks.iter().all(|disk| disk.spool_set.is_none());
-        let way = match (&disks[..], request.memory, request.standstill) {
-            (_, Some((pipe, mode)), _) => Way::WithMemory(pipe, mode),
-            ([_], None, Standstill::WhereNeeded) if is_served => Way::Put,
-            ([_, ..], None, standstill) if is_served => {
-                self.put_switches_in(&disks)?;
-                Way::Switched(standstill)
+        let way = match (&disks[..], request.memory, request.pause_policy) {
+            (_, Some((pipe, mode)), _) => TakeMethod::WithMemory(pipe, mode),
+            ([_], None, PausePolicy::WhereNeeded) if is_served => TakeMethod::Put,
+            ([_, ..], None, pause_policy) if is_served => {
+                self.insert_switches(&disks)?;
+                TakeMethod::Switched(pause_policy)
             }
-            (_, None, _) => Way::Stopped,
+            (_, None, _) => TakeMethod::Stopped,
         };
         Ok((disks, way))
     }
 
-    fn serve(&self, disks: &[Prepared]) -> Result<Served> {
+    fn serve(&self, disks: &[PreparedDisk]) -> Result<DiskExports> {
         let (mut exports, mut copiers) = (Vec::new(), Vec::new());
         let (mut change_contexts, mut layer_exports) = (Vec::new(), Vec::new());
         for (number, disk) in disks.iter().enumerate() {
@@ -314,7 +319,7 @@ impl SnapshotBuilder<'_> {
             let changes = disk.changes.as_ref();
             change_contexts.push(changes.map(|_| format!("qemu:dirty-bitmap:{}", changes_name(self.run))));
         }
-        Ok(Served {
+        Ok(DiskExports {
             exports,
             copiers,
             change_contexts,
@@ -332,7 +337,7 @@ impl SnapshotBuilder<'_> {
         })
     }
 
-    /// Where somebody has taken a snapshot meanwhile, a disk is on another node: the filter would take the machine back off it.
+    /// If another client took a snapshot in the meantime, a disk is on another node: the filter would take the machine back off it.
     fn check_nodes(&self, named: &[QemuDisk]) -> Result<()> {
         if named.is_empty() {
             return Ok(());
@@ -361,12 +366,12 @@ impl SnapshotBuilder<'_> {
         })
     }
 
-    fn add_scratch(&self, number: usize, disk: &Prepared) -> Result<()> {
+    fn add_scratch(&self, number: usize, disk: &PreparedDisk) -> Result<()> {
         self.add_file(&self.run.node(number, Role::Scratch), disk.scratch_set)
     }
 
     /// Adds the filter of a disk above its scratch; nothing passes it yet.
-    fn add_filter(&self, number: usize, disk: &Prepared) -> Result<()> {
+    fn add_filter(&self, number: usize, disk: &PreparedDisk) -> Result<()> {
         let arguments = json!({
             "driver": "copy-before-write",
             "node-name": self.run.node(number, Role::Filter),
@@ -378,7 +383,7 @@ impl SnapshotBuilder<'_> {
         self.execute("blockdev-add", arguments).map(drop)
     }
 
-    /// Adds the node of a file that nobody needs after the run. It is never flushed: QEMU flushes a node that it deletes, and the guest would
+    /// Adds the node of a file that is not needed after the run. It is never flushed: QEMU flushes a node that it deletes, and the guest would
     /// wait for all that is in it.
     fn add_file(&self, node: &str, set: u64) -> Result<()> {
         let cache = json!({ "no-flush": true });
@@ -406,7 +411,7 @@ impl SnapshotBuilder<'_> {
         })
     }
 
-    /// Who has QEMU's only server.
+    /// The user of QEMU's only NBD server.
     fn server_of_others(&self) -> String {
         let jobs = jobs(self.monitor).unwrap_or_default();
         match jobs.into_iter().find(|job| job.kind == "backup") {
@@ -416,33 +421,33 @@ impl SnapshotBuilder<'_> {
     }
 
     /// The instant of one disk, while the machine runs: QEMU puts the filter in between two requests.
-    fn cut_one(&self, disks: &[Prepared], tell: &mut dyn FnMut(Moment)) -> Result<Pause> {
+    fn take_one(&self, disks: &[PreparedDisk], tell: &mut dyn FnMut(PointInTimeEvent)) -> Result<Pause> {
         self.begin_next(disks)?;
         self.check_prepared(disks)?;
         self.set_filters(disks)?;
-        tell(Moment::Instant);
+        tell(PointInTimeEvent::Reached);
         self.keep_changes(disks)?;
         Ok(Pause::default())
     }
 
-    fn check_prepared(&self, disks: &[Prepared]) -> Result<()> {
+    fn check_prepared(&self, disks: &[PreparedDisk]) -> Result<()> {
         let named: Vec<QemuDisk> = disks.iter().map(|disk| disk.disk.clone()).collect();
         self.check_nodes(&named)
     }
 
     /// Begins the bitmaps of the next run, a moment before the instant: they name what changes from then on, and a little more.
-    fn begin_next(&self, disks: &[Prepared]) -> Result<()> {
+    fn begin_next(&self, disks: &[PreparedDisk]) -> Result<()> {
         let actions: Vec<Value> = disks.iter().filter_map(next_actions).collect();
         self.transact(&actions)
     }
 
     /// Keeps the state of the bitmaps of the last run, a moment after the instant: they name what has changed until then, and a little
     /// more. Fails where a snapshot of others has come in between: their images would have changes that no bitmap names.
-    fn keep_changes(&self, disks: &[Prepared]) -> Result<()> {
+    fn keep_changes(&self, disks: &[PreparedDisk]) -> Result<()> {
         let actions: Vec<Value> = disks.iter().flat_map(|disk| changes_actions(self.run, disk)).collect();
         self.transact(&actions)?;
         let graph = Graph::query(self.monitor)?;
-        let is_moved = |(number, disk): &(usize, &Prepared)| {
+        let is_moved = |(number, disk): &(usize, &PreparedDisk)| {
             graph.child(&self.run.node(*number, Role::Filter), "file") != Some(&disk.disk.node)
         };
         disks
@@ -460,15 +465,15 @@ impl SnapshotBuilder<'_> {
     }
 }
 
-/// What readers need to know of each disk: the fields of [`Cut`].
-struct Served {
+/// What readers need to know of each disk: the fields of [`PointInTime`].
+struct DiskExports {
     exports: Vec<String>,
     copiers: Vec<Option<PartCopier>>,
     change_contexts: Vec<Option<String>>,
     layer_exports: Vec<Option<String>>,
 }
 
-struct Prepared {
+struct PreparedDisk {
     scratch_set: u64,
     /// Where the disk is copied and not served.
     spool_set: Option<u64>,
@@ -481,7 +486,7 @@ struct Prepared {
 
 fn moved(device: &str) -> MonitorError {
     MonitorError::Busy {
-        with: format!("the disk {device}, which somebody has put onto another image just now"),
+        with: format!("the disk {device}, which was switched to another image in the meantime"),
     }
 }
 

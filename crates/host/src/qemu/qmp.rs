@@ -1,4 +1,4 @@
-//! The QEMU machine protocol: commands to a running QEMU, and what it tells by itself.
+//! The QEMU machine protocol: commands to a running QEMU, and its events.
 //!
 //! Source: QEMU's `docs/interop/qmp-spec.rst`. How commands reach QEMU is a [`Monitor`]'s business: a socket of its own
 //! ([`QmpSocket`]), or libvirt, which has the socket open already.
@@ -37,11 +37,11 @@ pub trait Monitor: Send + Sync {
     }
 }
 
-/// Wakes a monitor, and is patient with whoever is being restarted.
+/// Wakes a monitor, with retries while a daemon in between restarts.
 ///
 /// # Errors
-/// Why there is no way, after half a minute.
-pub fn wake_patiently(monitor: &dyn Monitor, clock: &dyn Clock) -> Result<()> {
+/// The last error, after half a minute.
+pub fn wake_with_retries(monitor: &dyn Monitor, clock: &dyn Clock) -> Result<()> {
     let start = clock.now();
     loop {
         match monitor.wake() {
@@ -51,11 +51,11 @@ pub fn wake_patiently(monitor: &dyn Monitor, clock: &dyn Clock) -> Result<()> {
     }
 }
 
-/// Asks until an answer comes, over a restart of what stands between. `ask` must be safe to repeat: it is, where an answer is lost.
+/// Repeats a query until there is an answer, across restarts of a daemon in between. `ask` must be idempotent: it is repeated if an answer is lost.
 ///
 /// # Errors
 /// QEMU's refusal at once; a lost connection after half a minute.
-pub fn ask_patiently<T>(
+pub fn query_with_retries<T>(
     monitor: &dyn Monitor,
     clock: &dyn Clock,
     ask: &dyn Fn(&dyn Monitor) -> Result<T>,
@@ -65,7 +65,7 @@ pub fn ask_patiently<T>(
         match ask(monitor) {
             Err(MonitorError::Transport { .. }) if clock.now().saturating_sub(start) < DEADLINE => {
                 clock.sleep(WAKE_INTERVAL);
-                wake_patiently(monitor, clock)?;
+                wake_with_retries(monitor, clock)?;
             }
             other => return other,
         }
@@ -122,10 +122,10 @@ pub enum MonitorError {
         /// QEMU's words.
         description: String,
     },
-    /// QEMU, or its machine, is busy with something of somebody else's, of which there can be one at a time.
+    /// QEMU, or its machine, is busy with an exclusive operation of another client.
     #[error("QEMU is busy with {with}")]
     Busy {
-        /// With what, as far as that can be told.
+        /// The operation, if known.
         with: String,
     },
     /// This QEMU would not survive what was asked for; nothing was done.
@@ -178,12 +178,12 @@ pub enum MonitorError {
     },
 }
 
-/// The line of a command, for a monitor that somebody else has open.
+/// The line of a command, for a monitor that another process has open.
 pub(crate) fn line_of(command: &QmpCommand) -> String {
     message::object_of(command).to_string()
 }
 
-/// The answer in the text that somebody else's monitor gave.
+/// The answer in the text of another process's monitor.
 pub(crate) fn answer_of(command: &str, text: &[u8]) -> Result<Value> {
     match message::decode(text) {
         Ok(message::Message::Answer(_, found)) => message::answer(command, found),

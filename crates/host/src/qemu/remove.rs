@@ -1,4 +1,4 @@
-//! Takes out of a QEMU what a run has put into it, by its names alone: it does not matter how far the run came, nor who it was.
+//! Removes what a run has added to a QEMU, by its names alone, whatever state the run was in.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

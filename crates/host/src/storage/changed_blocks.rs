@@ -23,9 +23,9 @@ pub(crate) mod send_stream;
 mod sharing;
 mod thin_delta;
 
-pub use error::{ExtentError, Result, StreamError};
+pub use error::{ExtentError, Result, SendStreamError};
 pub use extents::{ExtentChanges, by_extents};
 pub use ranges::ChangedRanges;
-pub use send_stream::{StreamChanges, StreamObject, StreamQuestion, Whole, by_send_stream, guid_of_stream};
+pub use send_stream::{SendStreamQuery, StreamChanges, StreamObject, WholeFileReason, by_send_stream, guid_of_stream};
 pub use sharing::{Sharing, sharing_of};
-pub use thin_delta::{ThinDeltaError, ThinQuestion, by_thin_delta};
+pub use thin_delta::{ThinDeltaError, ThinDeltaQuery, by_thin_delta};

@@ -33,22 +33,22 @@ pub use btrfs::{Btrfs, BtrfsSide};
 pub use error::ProviderError;
 pub use folder::OURS;
 pub use incoming::{Incoming, StreamCheck, StreamRefusal};
-pub use leftovers::{Remain, RemainKind};
-pub use locate::{Located, Place, locate};
+pub use leftovers::{ProviderLeftover, ProviderLeftoverKind};
+pub use locate::{DatasetPath, Located, locate};
 pub use lvm::Lvm;
 #[cfg(feature = "hostile")]
-pub(crate) use lvm::{SPECIMEN as LVM_SPECIMEN, volumes_told as lvm_volumes};
+pub(crate) use lvm::{SPECIMEN as LVM_SPECIMEN, parse_volumes as lvm_volumes};
 pub use mount::{mount, unmount};
 pub use mounts::Mounts;
 pub use probe::{can_clone_to, is_probe, why_not as why_no_reflink};
 pub use reflink::Reflink;
 pub use replica::{
-    Keeping, KeepingMeans, PackWhen, Partial, REPLICA_TAG, Receiving, ReplicaAbilities, ReplicaBase, ReplicaDataset,
-    ReplicaSide, ReplicaSnapshot, SenderTrust, Sending, StreamForm,
+    KeepMethod, KeepRequest, PackWhen, PartialReceive, REPLICA_TAG, ReceiveRequest, ReplicaAbilities, ReplicaBase,
+    ReplicaDataset, ReplicaSide, ReplicaSnapshot, SendRequest, SenderTrust, StreamForm,
 };
 pub use transfer::is_in_transfer;
 pub use zfs::{DeviceErrors, LeftClone, LeftCloneKind, PoolDevice, PoolRoom, PoolState, Zfs, ZfsSide};
-pub use zfs::{SendError, SendQuestion, volume_device};
+pub use zfs::{SendError, SendQuery, volume_device};
 
 /// Result of asking a provider.
 pub type ProviderResult<T> = std::result::Result<T, ProviderError>;
@@ -223,18 +223,18 @@ pub struct DatasetState {
     pub origin: Option<String>,
 }
 
-/// What is to be in a host snapshot.
+/// The contents of a host snapshot to create.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wanted {
-    /// Of which dataset.
+pub struct HostSnapshotScope {
+    /// The dataset.
     pub dataset: Dataset,
-    /// With all datasets below it, of the same instant.
+    /// Whether all datasets below it are included, at the same point in time.
     pub is_tree: bool,
-    /// These files alone, below the dataset's folder, where the provider takes files; all where none is named.
+    /// Only these files below the dataset's folder, where the provider supports that; all files if empty.
     pub files: Vec<PathBuf>,
 }
 
-impl Wanted {
+impl HostSnapshotScope {
     /// All of a dataset.
     pub fn all_of(dataset: Dataset) -> Self {
         Self {
@@ -245,18 +245,18 @@ impl Wanted {
     }
 }
 
-/// How host snapshots are made: what they are called, and what is noted of them.
+/// The name, time and record of host snapshots that are created together.
 #[derive(Debug, Clone, Copy)]
-pub struct Cutting<'a> {
+pub struct HostSnapshotLabel<'a> {
     /// The name of all of them.
     pub name: &'a str,
-    /// Their instant, in seconds since 1970-01-01 UTC.
+    /// Their point in time, in seconds since 1970-01-01 UTC.
     pub time_s: i64,
     /// The record.
     pub record: &'a str,
 }
 
-/// What a host snapshot holds, laid open for reading. What was made for that goes with it.
+/// The contents of a host snapshot, mounted or activated for reading. Dropping it undoes that.
 pub struct View {
     folder: PathBuf,
     cleanup: Option<Box<dyn FnOnce() + Send>>,
@@ -281,12 +281,12 @@ impl Drop for View {
     }
 }
 
-/// Makes host snapshots, and takes care of them.
+/// A file system or volume manager that creates, lists, holds and removes host snapshots.
 pub trait Provider: Send + Sync {
     /// Which one it is.
     fn kind(&self) -> ProviderKind;
 
-    /// All its datasets that it can tell of, by name; those of which only folders are known it cannot.
+    /// All datasets that the provider can list, by name. It cannot list folders.
     fn datasets(&self) -> ProviderResult<Vec<DatasetState>>;
 
     /// One of them.
@@ -295,44 +295,44 @@ pub trait Provider: Send + Sync {
     /// The host snapshots of a dataset, the oldest first.
     fn snapshots(&self, dataset: &str) -> ProviderResult<Vec<HostSnapshot>>;
 
-    /// Adds what they take, where that is known but takes time to find out.
+    /// Adds the space that they take, where that takes time to find out.
     fn measure(&self, _snapshots: &mut [HostSnapshot]) -> ProviderResult<()> {
         Ok(())
     }
 
-    /// What of `wanted` it can make at one instant, in as few groups as it can.
-    fn groups(&self, wanted: &[Wanted]) -> ProviderResult<Vec<Vec<Wanted>>>;
+    /// Divides `wanted` into as few groups as possible, each of which can be created at one point in time.
+    fn groups(&self, wanted: &[HostSnapshotScope]) -> ProviderResult<Vec<Vec<HostSnapshotScope>>>;
 
-    /// Gets ready what can be done before the instant, and looks whether it can be done at all.
-    fn prepare(&self, wanted: &[Wanted], cut: &Cutting<'_>) -> ProviderResult<()>;
+    /// Does the work that can be done before the point in time, and checks that creation is possible.
+    fn prepare(&self, wanted: &[HostSnapshotScope], label: &HostSnapshotLabel<'_>) -> ProviderResult<()>;
 
-    /// Makes the host snapshots of a group, of one instant; all of them, or none.
-    fn cut(&self, group: &[Wanted], cut: &Cutting<'_>) -> ProviderResult<()>;
+    /// Creates the host snapshots of a group at one point in time: all of them, or none.
+    fn create(&self, group: &[HostSnapshotScope], label: &HostSnapshotLabel<'_>) -> ProviderResult<()>;
 
-    /// Makes what was cut durable, with this record of it.
-    fn settle(&self, group: &[Wanted], cut: &Cutting<'_>) -> ProviderResult<()>;
+    /// Makes created host snapshots durable, with this record.
+    fn commit(&self, group: &[HostSnapshotScope], label: &HostSnapshotLabel<'_>) -> ProviderResult<()>;
 
-    /// Takes back what was got ready and is not cut, or not settled where it has no name before.
-    fn abandon(&self, _wanted: &[Wanted], _cut: &Cutting<'_>) {}
+    /// Undoes `prepare`, and `create` where it is not committed and has no name yet.
+    fn abandon(&self, _wanted: &[HostSnapshotScope], _cut: &HostSnapshotLabel<'_>) {}
 
     /// The host snapshots of a dataset with what is noted of them, and no more: quickly. ZFS leaves those out of which nothing is noted,
-    /// which are somebody else's.
+    /// which other programs created.
     fn noted(&self, dataset: &str) -> ProviderResult<Vec<NotedSnapshot>>;
 
-    /// Whether somebody may be making host snapshots of a dataset at this moment, where nothing is noted of them before they are settled.
+    /// Whether another process may be creating host snapshots of a dataset, where they have no note before the commit.
     fn is_making(&self, _dataset: &str) -> bool {
         false
     }
 
-    /// What those who were killed have left in a dataset; nothing is changed.
-    fn remains(&self, _dataset: &str) -> ProviderResult<Vec<Remain>> {
+    /// Lists what killed processes left in a dataset. Changes nothing.
+    fn leftovers(&self, _dataset: &str) -> ProviderResult<Vec<ProviderLeftover>> {
         Ok(Vec::new())
     }
 
-    /// Takes that away, if it is still what was left.
-    fn clear(&self, remain: &Remain) -> ProviderResult<()> {
+    /// Removes a leftover, if it still is one.
+    fn remove_leftover(&self, leftover: &ProviderLeftover) -> ProviderResult<()> {
         Err(ProviderError::NotThere {
-            what: remain.place.display().to_string(),
+            what: leftover.place.display().to_string(),
         })
     }
 
@@ -358,13 +358,13 @@ pub trait Provider: Send + Sync {
         self.destroy(&snapshot.name)
     }
 
-    /// Holds a host snapshot: nobody can remove it until `tag` lets go.
+    /// Holds a host snapshot: it cannot be removed until the hold `tag` is released.
     fn hold(&self, snapshot: &HostSnapshotName, tag: &str) -> ProviderResult<()>;
 
-    /// Lets go.
+    /// Releases a hold.
     fn release(&self, snapshot: &HostSnapshotName, tag: &str) -> ProviderResult<()>;
 
-    /// Lays open what is in a host snapshot. What has to be made for that is called after `label`.
+    /// Makes the contents of a host snapshot readable. What has to be created for that is named after `label`.
     fn view(&self, snapshot: &HostSnapshotName, label: &str) -> ProviderResult<View>;
 
     /// A writable dataset that shares all with a host snapshot.

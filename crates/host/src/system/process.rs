@@ -21,23 +21,23 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 pub(crate) use at_terminal::ask_at_terminal;
 pub use local_tools::LocalTools;
-pub use piped::{Piped, PipedEnd, Programs};
+pub use piped::{Piped, PipedEnd, StreamTools};
 pub use secrets::command;
 pub(crate) use tool::PATH as PROGRAM_PATH;
 pub use tool::{Answer, ToolError, Tools};
-pub use worker::{Order, Worked, Worker};
+pub use worker::{Worker, WorkerOutput, WorkerRequest};
 
-/// A process that runs beside this one, and is told and tells things by the line.
+/// A child process that exchanges lines of text with this one.
 ///
-/// When this one ends, however it does, the other's standard input ends.
-pub struct Companion {
+/// When this process ends for any reason, the standard input of the child is closed.
+pub struct LineProcess {
     child: Child,
     input: Option<ChildStdin>,
     lines: Receiver<String>,
 }
 
-impl Companion {
-    /// Starts a program; what it says on standard error goes where ours goes.
+impl LineProcess {
+    /// Starts a program. It inherits standard error.
     pub fn start(program: &OsString, arguments: &[OsString]) -> std::io::Result<Self> {
         let mut child = command(program)
             .args(arguments)
@@ -47,40 +47,38 @@ impl Companion {
         let input = child.stdin.take();
         let output = child.stdout.take();
         let (send, lines) = channel();
-        std::thread::Builder::new()
-            .name("companion".to_owned())
-            .spawn(move || {
-                let Some(output) = output else { return };
-                for line in BufReader::new(output).lines().map_while(Result::ok) {
-                    if send.send(line).is_err() {
-                        return;
-                    }
+        std::thread::Builder::new().name("lines".to_owned()).spawn(move || {
+            let Some(output) = output else { return };
+            for line in BufReader::new(output).lines().map_while(Result::ok) {
+                if send.send(line).is_err() {
+                    return;
                 }
-            })?;
+            }
+        })?;
         Ok(Self { child, input, lines })
     }
 
-    /// Tells it something.
-    pub fn tell(&mut self, line: &str) -> std::io::Result<()> {
-        let gone = || std::io::Error::new(std::io::ErrorKind::BrokenPipe, "it has been told to end");
+    /// Writes a line to its standard input.
+    pub fn send_line(&mut self, line: &str) -> std::io::Result<()> {
+        let gone = || std::io::Error::new(std::io::ErrorKind::BrokenPipe, "its standard input is closed");
         let input = self.input.as_mut().ok_or_else(gone)?;
         input.write_all(format!("{line}\n").as_bytes())?;
         input.flush()
     }
 
-    /// The next thing that it tells; none where the time is over, or it has ended.
-    pub fn hear(&self, deadline: Duration) -> Option<String> {
+    /// The next line of its standard output; none after the deadline, or when the output is closed.
+    pub fn receive_line(&self, deadline: Duration) -> Option<String> {
         self.lines.recv_timeout(deadline).ok()
     }
 
-    /// Ends its input, and waits until it has ended.
-    pub fn end(mut self) -> std::io::Result<()> {
+    /// Closes its standard input and waits for it to exit.
+    pub fn close(mut self) -> std::io::Result<()> {
         drop(self.input.take());
         self.child.wait().map(drop)
     }
 }
 
-/// A program that is called, has something to say, and ends soon.
+/// A short call of a program that captures its output.
 pub struct Call<'a> {
     /// The program.
     pub program: &'a Path,
@@ -98,36 +96,36 @@ pub struct Call<'a> {
     pub is_stopped: &'a dyn Fn() -> bool,
 }
 
-/// How a call ended, and what it said.
+/// How a call ended, and its output.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Called {
+pub struct CallOutput {
     /// How it ended.
-    pub ending: Ending,
+    pub outcome: ProcessOutcome,
     /// What it wrote on standard output and standard error, by the line.
     pub lines: Vec<String>,
 }
 
 /// How a call ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ending {
-    /// It says that it went well.
-    Well,
+pub enum ProcessOutcome {
+    /// It exited with code 0.
+    Success,
     /// It ended with this code.
-    Code(i32),
+    ExitCode(i32),
     /// It was killed by this signal.
-    Killed(i32),
-    /// It took too long, and was killed.
+    Signal(i32),
+    /// It exceeded its time, and was killed.
     TimedOut,
     /// The job was asked to stop, and the call did not end soon after that; it was killed.
     Stopped,
 }
 
-/// Bytes of what a call says that are kept; the rest is thrown away.
+/// Bytes of output that are kept; the rest is dropped.
 const SAID_BYTES_MAX: u64 = 64 << 10;
-/// How often it is looked whether a call has ended.
+/// How often a call is polled for its exit.
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 /// How long the last words of a call that has ended are waited for: something that it left running may keep its output open.
-const LAST_WORDS: Duration = Duration::from_millis(200);
+const OUTPUT_GRACE: Duration = Duration::from_millis(200);
 /// How long a call may take to its end once the job was asked to stop.
 const STOP_GRACE: Duration = Duration::from_millis(500);
 
@@ -138,7 +136,7 @@ impl Call<'_> {
     ///
     /// # Errors
     /// It does not start.
-    pub fn run(&self, clock: &dyn Clock) -> std::io::Result<Called> {
+    pub fn run(&self, clock: &dyn Clock) -> std::io::Result<CallOutput> {
         // Not its arguments: they are those of an administrator, who may have put a secret there.
         log::debug!("runs {}", self.program.display());
         let (reader, writer) = std::io::pipe()?;
@@ -176,22 +174,22 @@ impl Call<'_> {
             // Whoever finds nobody reading dies of it.
             std::io::copy(&mut reader, &mut std::io::sink()).ok();
         });
-        let ending = self.wait(&mut child, clock)?;
+        let outcome = self.wait(&mut child, clock)?;
         listener?;
-        let until = clock.now() + LAST_WORDS;
+        let until = clock.now() + OUTPUT_GRACE;
         let mut lines = Vec::new();
         while let Ok(line) = said.recv_timeout(until.saturating_sub(clock.now())) {
             lines.push(line);
         }
-        Ok(Called { ending, lines })
+        Ok(CallOutput { outcome, lines })
     }
 
-    fn wait(&self, child: &mut Child, clock: &dyn Clock) -> std::io::Result<Ending> {
+    fn wait(&self, child: &mut Child, clock: &dyn Clock) -> std::io::Result<ProcessOutcome> {
         let mut until = clock.now() + self.time_out;
-        let mut too_late = Ending::TimedOut;
+        let mut too_late = ProcessOutcome::TimedOut;
         loop {
             if let Some(status) = child.try_wait()? {
-                return Ok(ending(status));
+                return Ok(outcome_of(status));
             }
             let now = clock.now();
             if now >= until {
@@ -200,28 +198,28 @@ impl Call<'_> {
                 child.wait()?;
                 return Ok(too_late);
             }
-            if too_late == Ending::TimedOut && (self.is_stopped)() {
-                (until, too_late) = (until.min(now + STOP_GRACE), Ending::Stopped);
+            if too_late == ProcessOutcome::TimedOut && (self.is_stopped)() {
+                (until, too_late) = (until.min(now + STOP_GRACE), ProcessOutcome::Stopped);
             }
             clock.sleep(LOOK_INTERVAL);
         }
     }
 }
 
-fn ending(status: ExitStatus) -> Ending {
+fn outcome_of(status: ExitStatus) -> ProcessOutcome {
     match (status.code(), status.signal()) {
-        (Some(0), _) => Ending::Well,
-        (Some(code), _) => Ending::Code(code),
-        (None, signal) => Ending::Killed(signal.unwrap_or_default()),
+        (Some(0), _) => ProcessOutcome::Success,
+        (Some(code), _) => ProcessOutcome::ExitCode(code),
+        (None, signal) => ProcessOutcome::Signal(signal.unwrap_or_default()),
     }
 }
 
-impl std::fmt::Display for Ending {
+impl std::fmt::Display for ProcessOutcome {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Well => formatter.write_str("it went well"),
-            Self::Code(code) => write!(formatter, "it ended with code {code}"),
-            Self::Killed(signal) => write!(formatter, "it was killed by signal {signal}"),
+            Self::Success => formatter.write_str("it went well"),
+            Self::ExitCode(code) => write!(formatter, "it ended with code {code}"),
+            Self::Signal(signal) => write!(formatter, "it was killed by signal {signal}"),
             Self::TimedOut => formatter.write_str("it took too long, and was killed"),
             Self::Stopped => formatter.write_str("it was killed, since the job was asked to stop"),
         }
@@ -236,12 +234,12 @@ mod tests {
 
     use holdfast_block::{Clock as _, SystemClock};
 
-    use super::{Call, Called, Ending};
+    use super::{Call, CallOutput, ProcessOutcome};
 
     /// A program that is open for writing in a child of another test cannot be started: one test after the other.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-    fn call(script: &str, time_out: Duration) -> Called {
+    fn call(script: &str, time_out: Duration) -> CallOutput {
         let _turn = ONE_AT_A_TIME.lock();
         let folder = tempfile::tempdir().unwrap();
         let program = folder.path().join("program");
@@ -269,7 +267,7 @@ mod tests {
     /// It may still end by itself, and has not long for it.
     #[test]
     fn who_is_asked_to_stop_does_not_wait_for_a_call() {
-        let ending = |script: &str| {
+        let outcome = |script: &str| {
             let call = Call {
                 program: std::path::Path::new("/bin/sh"),
                 arguments: &["-c", script],
@@ -279,10 +277,10 @@ mod tests {
                 time_out: Duration::from_secs(600),
                 is_stopped: &|| true,
             };
-            call.run(&SystemClock::new()).unwrap().ending
+            call.run(&SystemClock::new()).unwrap().outcome
         };
-        assert_eq!(ending("sleep 600"), Ending::Stopped);
-        assert_eq!(ending("exit 3"), Ending::Code(3));
+        assert_eq!(outcome("sleep 600"), ProcessOutcome::Stopped);
+        assert_eq!(outcome("exit 3"), ProcessOutcome::ExitCode(3));
     }
 
     #[test]
@@ -291,10 +289,10 @@ mod tests {
             "echo \"$1 $SAID $(/bin/cat)\"; echo \"[$(env | grep ^PATH)]\" >&2; exit 3",
             LONG,
         );
-        assert_eq!(called.ending, Ending::Code(3));
+        assert_eq!(called.outcome, ProcessOutcome::ExitCode(3));
         assert_eq!(called.lines, ["word a b typed", "[]"]);
-        assert_eq!(call("exit 0", LONG).ending, Ending::Well);
-        assert_eq!(call("kill -9 $$", LONG).ending, Ending::Killed(9));
+        assert_eq!(call("exit 0", LONG).outcome, ProcessOutcome::Success);
+        assert_eq!(call("kill -9 $$", LONG).outcome, ProcessOutcome::Signal(9));
     }
 
     #[test]
@@ -304,7 +302,7 @@ mod tests {
         let start = SystemClock::new();
         let script = format!("(/bin/sleep 3; echo > {}) & /bin/sleep 100", alive.display());
         let called = call(&script, Duration::from_millis(200));
-        assert_eq!(called.ending, Ending::TimedOut);
+        assert_eq!(called.outcome, ProcessOutcome::TimedOut);
         assert!(start.now() < Duration::from_secs(3));
         start.sleep(Duration::from_secs(4));
         assert!(!alive.exists());
@@ -315,12 +313,12 @@ mod tests {
         let start = SystemClock::new();
         let called = call("/bin/sleep 20 & echo done", LONG);
         assert_eq!(
-            (called.ending, &called.lines[..]),
-            (Ending::Well, &["done".to_owned()][..])
+            (called.outcome, &called.lines[..]),
+            (ProcessOutcome::Success, &["done".to_owned()][..])
         );
         assert!(start.now() < Duration::from_secs(10));
         let called = call("/usr/bin/head -c 10000000 /dev/zero", LONG);
-        assert_eq!(called.ending, Ending::Well);
+        assert_eq!(called.outcome, ProcessOutcome::Success);
         assert!(called.lines.iter().map(String::len).sum::<usize>() <= 3 * 65_536);
     }
 }

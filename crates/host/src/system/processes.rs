@@ -1,4 +1,4 @@
-//! Processes of this host: what they run, who started them, and the files that they hold open.
+//! Processes of this host: their command lines, parents and open files.
 //!
 //! Source: proc(5), namespaces(7).
 
@@ -9,15 +9,15 @@ use rustix::process::Pid;
 
 /// A process.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Living {
-    /// Its number.
-    pub process: u32,
-    /// The words that it was started with.
-    pub words: Vec<String>,
+pub struct ProcessInfo {
+    /// Its process id.
+    pub pid: u32,
+    /// Its command line.
+    pub arguments: Vec<String>,
 }
 
 /// The processes that were started as the program `name`, but for this one; none where those of others cannot be seen.
-pub fn living(name: &str) -> Option<Vec<Living>> {
+pub fn processes_named(name: &str) -> Option<Vec<ProcessInfo>> {
     let mut found = Vec::new();
     for (process, folder) in processes()? {
         let Ok(bytes) = std::fs::read(folder.join("cmdline")) else {
@@ -26,14 +26,17 @@ pub fn living(name: &str) -> Option<Vec<Living>> {
         let words = words_of(&bytes);
         let program = words.first().and_then(|word| Path::new(word).file_name());
         if program.is_some_and(|program| program == name) && process != std::process::id() {
-            found.push(Living { process, words });
+            found.push(ProcessInfo {
+                pid: process,
+                arguments: words,
+            });
         }
     }
     Some(found)
 }
 
-/// The words that a process was started with; none where there is none, or nobody may see them.
-pub fn words_of_process(process: u32) -> Vec<String> {
+/// The command line of a process; empty if there is no such process, or it is not readable.
+pub fn command_line_of(process: u32) -> Vec<String> {
     let bytes = std::fs::read(format!("/proc/{process}/cmdline"));
     words_of(&bytes.unwrap_or_default())
 }
@@ -74,7 +77,7 @@ pub fn open_below(folder: &Path) -> Option<bool> {
 /// name: libvirt's machines have devices of their own, on which locks of the one that we know say nothing.
 ///
 /// `device` is its number, as stat(2) tells it.
-pub fn writers_of_device(device: u64) -> Vec<Living> {
+pub fn writers_of_device(device: u64) -> Vec<ProcessInfo> {
     let mut found = Vec::new();
     for (process, folder) in processes().into_iter().flatten() {
         let files = std::fs::read_dir(folder.join("fd")).into_iter().flatten().flatten();
@@ -84,9 +87,9 @@ pub fn writers_of_device(device: u64) -> Vec<Living> {
             is_it && std::fs::read_to_string(folder.join("fdinfo").join(name)).is_ok_and(|info| is_for_writing(&info))
         };
         if process != std::process::id() && files.into_iter().any(|file| writes(&file.file_name())) {
-            found.push(Living {
-                process,
-                words: words_of_process(process),
+            found.push(ProcessInfo {
+                pid: process,
+                arguments: command_line_of(process),
             });
         }
     }
@@ -97,7 +100,7 @@ pub fn writers_of_device(device: u64) -> Vec<Living> {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Writers {
     /// Those that were found.
-    pub found: Vec<Living>,
+    pub found: Vec<ProcessInfo>,
     /// Whether there are no others: those of other users can be seen by root alone.
     pub is_complete: bool,
 }
@@ -131,23 +134,23 @@ pub fn writers_of_files(paths: &[PathBuf]) -> Writers {
                 && std::fs::read_to_string(folder.join("fdinfo").join(name)).is_ok_and(|info| is_for_writing(&info))
         };
         if opened.flatten().any(|file| writes(&file.file_name())) {
-            writers.found.push(Living {
-                process,
-                words: words_of_process(process),
+            writers.found.push(ProcessInfo {
+                pid: process,
+                arguments: command_line_of(process),
             });
         }
     }
     writers
 }
 
-/// Whether somebody has a lock on a file, as QEMU has on every image that it uses; false where nobody can tell.
+/// Whether another process locks a file, as QEMU locks every image that it uses; false if unknown.
 ///
 /// Nothing is locked to find out: a machine that starts at this moment would be refused its image.
 pub fn is_locked_by_others(path: &Path) -> bool {
     has_lock(path, is_of_image)
 }
 
-/// Whether somebody has a lock on a file as QEMU has on every image that it may write to; false where nobody can tell.
+/// Whether another process locks a file for writing, as QEMU locks every image that it may write to; false if unknown.
 ///
 /// One that is only read, as a base that machines share, is not meant.
 pub fn is_written_by_others(path: &Path) -> bool {
@@ -374,8 +377,10 @@ mod tests {
     use std::os::unix::net::UnixListener;
     use std::time::Duration;
 
-    use super::{is_for_writing, is_locked_by_others, is_of_image, is_of_writer, living, open_below, writers_of_files};
-    use crate::Companion;
+    use super::{
+        is_for_writing, is_locked_by_others, is_of_image, is_of_writer, open_below, processes_named, writers_of_files,
+    };
+    use crate::LineProcess;
 
     #[test]
     fn an_open_file_is_seen_and_we_do_not_count_ourselves() {
@@ -385,7 +390,7 @@ mod tests {
         assert_eq!(open_below(&folder), Some(true));
         drop(file);
         assert_ne!(open_below(&folder), Some(true));
-        let found = living("holdfast-of-nobody").unwrap_or_default();
+        let found = processes_named("holdfast-of-nobody").unwrap_or_default();
         assert!(found.is_empty());
         assert_eq!(super::parent_in("Name:\tx\nPPid:\t17\nTracerPid:\t0\n"), Some(17));
         assert!(super::parent_of(std::process::id()).is_some());
@@ -398,18 +403,18 @@ mod tests {
         let ours = writers_of_files(&paths);
         assert_eq!(ours.found, [], "we do not count ourselves");
         let script = format!("exec 9>>'{}'; echo ready; read end", file.path().display());
-        let mut other = Companion::start(&"sh".into(), &["-c".into(), script.into()]).unwrap();
-        assert_eq!(other.hear(Duration::from_secs(30)).as_deref(), Some("ready"));
+        let mut other = LineProcess::start(&"sh".into(), &["-c".into(), script.into()]).unwrap();
+        assert_eq!(other.receive_line(Duration::from_secs(30)).as_deref(), Some("ready"));
         let found = writers_of_files(&paths).found;
-        assert_eq!((found.len(), &found[0].words[0][..]), (1, "sh"));
-        other.tell("end").unwrap();
-        other.end().unwrap();
+        assert_eq!((found.len(), &found[0].arguments[0][..]), (1, "sh"));
+        other.send_line("end").unwrap();
+        other.close().unwrap();
         assert_eq!(writers_of_files(&paths), ours);
         let script = format!("exec 9<'{}'; echo ready; read end", file.path().display());
-        let other = Companion::start(&"sh".into(), &["-c".into(), script.into()]).unwrap();
-        assert_eq!(other.hear(Duration::from_secs(30)).as_deref(), Some("ready"));
+        let other = LineProcess::start(&"sh".into(), &["-c".into(), script.into()]).unwrap();
+        assert_eq!(other.receive_line(Duration::from_secs(30)).as_deref(), Some("ready"));
         assert_eq!(writers_of_files(&paths).found, [], "one that reads writes nothing");
-        other.end().unwrap();
+        other.close().unwrap();
     }
 
     #[test]

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use holdfast_block::Clock;
 
-use crate::system::process::{Answer, LocalTools, PROGRAM_PATH, Piped, Programs, ToolError, Tools};
+use crate::system::process::{Answer, LocalTools, PROGRAM_PATH, Piped, StreamTools, ToolError, Tools};
 
 const SSH: &str = "ssh";
 /// What ssh returns where it is ssh that has failed, and not the program.
@@ -108,7 +108,7 @@ impl Tools for Ssh {
     }
 }
 
-impl Programs for Ssh {
+impl StreamTools for Ssh {
     fn start(&self, program: &str, arguments: &[&str]) -> Result<Piped, ToolError> {
         let mut words = self.words(&["ControlMaster=no"]);
         words.extend(["-T", "--", &self.address.destination].map(str::to_owned));

@@ -15,8 +15,8 @@ use std::time::Duration;
 use holdfast_block::Clock;
 use tempfile::NamedTempFile;
 
-use crate::system::process::{Call, Called, Ending, PROGRAM_PATH, ask_at_terminal};
-use crate::system::trusted_files::why_not_obeyed;
+use crate::system::process::{Call, CallOutput, PROGRAM_PATH, ProcessOutcome, ask_at_terminal};
+use crate::system::trusted_files::why_untrusted;
 use crate::system::waits::Wait;
 
 const PROGRAM: &str = "ssh-keygen";
@@ -67,16 +67,16 @@ pub enum SshSignatureError {
 
 type Result<T> = std::result::Result<T, SshSignatureError>;
 
-/// Whom a key's passphrase is asked of.
+/// Where the passphrase of a key comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PassphraseFrom {
-    /// Nobody: a key that needs one has to be in an agent.
-    Nobody,
-    /// Whoever sits at the terminal.
+    /// No prompt: a key with a passphrase has to be in an agent.
+    AgentOnly,
+    /// A prompt at the terminal.
     Terminal,
 }
 
-/// Whose signatures count.
+/// The accepted signers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AllowedSigners {
     /// The file that says whose key is whose.
@@ -147,9 +147,9 @@ impl<'a> SshSignatures<'a> {
         let path = said(key)?;
         let words = ["-Y", "sign", "-f", &path, "-n", namespace];
         let lines = match passphrase {
-            PassphraseFrom::Nobody => {
+            PassphraseFrom::AgentOnly => {
                 let called = self.call(&words, text, SIGN_TIME_OUT)?;
-                if called.ending != Ending::Well {
+                if called.outcome != ProcessOutcome::Success {
                     return Err(not_signed(key, &called));
                 }
                 called.lines
@@ -187,7 +187,7 @@ impl<'a> SshSignatures<'a> {
         let signature = said(file.path())?;
         let words = ["-Y", "check-novalidate", "-n", signed.namespace, "-s", &signature];
         let called = self.call(&words, signed.text, CHECK_TIME_OUT)?;
-        if called.ending != Ending::Well {
+        if called.outcome != ProcessOutcome::Success {
             let reason = complaint(&called);
             return Ok(Verdict::Bad { reason });
         }
@@ -196,7 +196,7 @@ impl<'a> SshSignatures<'a> {
             Some(allowed) => self.judge_signer(signed, &signature, allowed, key),
             None => Ok(Verdict::NotAllowed {
                 key,
-                reason: "nobody has said whose signatures count".to_owned(),
+                reason: "no file of allowed signers is given".to_owned(),
             }),
         }
     }
@@ -218,7 +218,7 @@ impl<'a> SshSignatures<'a> {
             key: key.clone(),
             reason: reason.to_owned(),
         };
-        if found.ending != Ending::Well {
+        if found.outcome != ProcessOutcome::Success {
             return Ok(not_allowed(
                 "its key is not among the allowed signers, or not for that time",
             ));
@@ -245,11 +245,11 @@ impl<'a> SshSignatures<'a> {
                 None => words.to_vec(),
             };
             let called = self.call(&with_revoked, signed.text, CHECK_TIME_OUT)?;
-            if called.ending == Ending::Well {
+            if called.outcome == ProcessOutcome::Success {
                 let signer = principal.to_owned();
                 return Ok(Verdict::Good { signer, key });
             }
-            if revoked.is_some() && self.call(&words, signed.text, CHECK_TIME_OUT)?.ending == Ending::Well {
+            if revoked.is_some() && self.call(&words, signed.text, CHECK_TIME_OUT)?.outcome == ProcessOutcome::Success {
                 return Ok(Verdict::Revoked { key });
             }
             reason = complaint(&called);
@@ -257,7 +257,7 @@ impl<'a> SshSignatures<'a> {
         Ok(not_allowed(&reason))
     }
 
-    fn call(&self, words: &[&str], input: &[u8], time_out: Duration) -> Result<Called> {
+    fn call(&self, words: &[&str], input: &[u8], time_out: Duration) -> Result<CallOutput> {
         let variables = [
             ("PATH", PROGRAM_PATH.to_owned()),
             ("LC_ALL", "C".to_owned()),
@@ -288,9 +288,9 @@ fn of_start(source: std::io::Error) -> SshSignatureError {
     }
 }
 
-fn not_signed(key: &Path, called: &Called) -> SshSignatureError {
-    let reason = match called.ending {
-        Ending::TimedOut => called.ending.to_string(),
+fn not_signed(key: &Path, called: &CallOutput) -> SshSignatureError {
+    let reason = match called.outcome {
+        ProcessOutcome::TimedOut => called.outcome.to_string(),
         _ => complaint(called),
     };
     SshSignatureError::NotSigned {
@@ -313,7 +313,7 @@ fn readable(path: &Path) -> Result<String> {
         path: path.to_owned(),
         source,
     };
-    if let Some(why) = why_not_obeyed(path).map_err(failed)? {
+    if let Some(why) = why_untrusted(path).map_err(failed)? {
         return Err(failed(std::io::Error::new(std::io::ErrorKind::PermissionDenied, why)));
     }
     std::fs::File::open(path).map_err(failed)?;
@@ -367,7 +367,7 @@ fn fingerprint(lines: &[String]) -> String {
     said.unwrap_or("an unknown key").replacen(" key ", " ", 1)
 }
 
-fn complaint(called: &Called) -> String {
+fn complaint(called: &CallOutput) -> String {
     let lines = called
         .lines
         .iter()
@@ -375,7 +375,7 @@ fn complaint(called: &Called) -> String {
         .filter(|line| !line.is_empty());
     let text = lines.collect::<Vec<_>>().join("; ");
     if text.is_empty() {
-        called.ending.to_string()
+        called.outcome.to_string()
     } else {
         text
     }
@@ -443,7 +443,9 @@ mod tests {
 
         fn sign(&self, key: &Path) -> String {
             let signatures = self.signatures();
-            signatures.sign(key, NAMESPACE, TEXT, PassphraseFrom::Nobody).unwrap()
+            signatures
+                .sign(key, NAMESPACE, TEXT, PassphraseFrom::AgentOnly)
+                .unwrap()
         }
 
         fn judge(&self, text: &[u8], signature: &str, allowed: Option<&AllowedSigners>) -> Verdict {
@@ -550,7 +552,7 @@ mod tests {
         let key = keys.make("key", "ed25519", "open sesame");
         let error = keys
             .signatures()
-            .sign(&key, NAMESPACE, TEXT, PassphraseFrom::Nobody)
+            .sign(&key, NAMESPACE, TEXT, PassphraseFrom::AgentOnly)
             .unwrap_err();
         assert!(
             matches!(&error, SshSignatureError::NotSigned { reason, .. } if !reason.is_empty()),
@@ -558,7 +560,7 @@ mod tests {
         );
         let error = keys
             .signatures()
-            .sign(Path::new("-missing"), NAMESPACE, TEXT, PassphraseFrom::Nobody);
+            .sign(Path::new("-missing"), NAMESPACE, TEXT, PassphraseFrom::AgentOnly);
         assert!(error.unwrap_err().to_string().contains("-missing"));
     }
 

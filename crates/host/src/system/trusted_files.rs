@@ -17,7 +17,7 @@ const STICKY: u32 = 0o1000;
 /// Why the file at `path` is not obeyed; none where nobody else can have a say in it.
 ///
 /// A pipe that the caller has opened (`/dev/fd/3`) has no file system around it, and is the caller's.
-pub fn why_not_obeyed(path: &Path) -> IoResult<Option<String>> {
+pub fn why_untrusted(path: &Path) -> IoResult<Option<String>> {
     let whole = std::path::absolute(path)?;
     if whole.starts_with("/dev/fd") || whole.starts_with("/proc/self/fd") || whole == Path::new("/dev/stdin") {
         return Ok(None);
@@ -43,7 +43,7 @@ pub fn why_not_obeyed(path: &Path) -> IoResult<Option<String>> {
 
 /// Why others may change what is in a folder, or put another one into its place; none where they cannot. Of a folder that does not exist yet, what exists
 /// on the way to it counts.
-pub fn why_not_ours_alone(folder: &Path) -> IoResult<Option<String>> {
+pub fn why_not_private(folder: &Path) -> IoResult<Option<String>> {
     let whole = std::path::absolute(folder)?;
     let user = geteuid().as_raw();
     let mut ancestors = whole.ancestors();
@@ -90,19 +90,19 @@ mod tests {
 
     use rustix::process::geteuid;
 
-    use super::{why_not_obeyed, why_not_ours_alone};
+    use super::{why_not_private, why_untrusted};
 
     #[test]
     fn a_folder_that_others_can_change_or_replace_is_told() {
         let around = tempfile::tempdir().unwrap();
         let mode = |path: &std::path::Path, mode| std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
         let folder = around.path().join("repository");
-        let why = || why_not_ours_alone(&folder).unwrap();
+        let why = || why_not_private(&folder).unwrap();
         // In a sticky folder nobody takes away what is another user's.
         for fine in [0o700, 0o755, 0o1777] {
             mode(around.path(), fine);
             assert_eq!(why(), None, "{fine:o}");
-            assert_eq!(why_not_ours_alone(&folder.join("deeper")).unwrap(), None);
+            assert_eq!(why_not_private(&folder.join("deeper")).unwrap(), None);
         }
         mode(around.path(), 0o777);
         assert!(why().unwrap().contains("others can write it (mode 777)"));
@@ -122,7 +122,7 @@ mod tests {
         let path = folder.path().join("file");
         File::create(&path).unwrap();
         let mode = |path: &std::path::Path, mode| std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
-        let why = || why_not_obeyed(&path).unwrap();
+        let why = || why_untrusted(&path).unwrap();
         for fine in [0o600, 0o644, 0o755] {
             mode(&path, fine);
             assert_eq!(why(), None);
@@ -135,21 +135,16 @@ mod tests {
         mode(folder.path(), 0o777);
         assert!(why().unwrap().contains("others can write it"));
         mode(folder.path(), 0o700);
-        assert!(why_not_obeyed(folder.path()).unwrap().is_some());
-        assert!(why_not_obeyed(&folder.path().join("absent")).is_err());
+        assert!(why_untrusted(folder.path()).unwrap().is_some());
+        assert!(why_untrusted(&folder.path().join("absent")).is_err());
         if !geteuid().is_root() {
             return;
         }
         let link = folder.path().join("link");
         symlink(&path, &link).unwrap();
-        assert_eq!(why_not_obeyed(&link).unwrap(), None);
+        assert_eq!(why_untrusted(&link).unwrap(), None);
         chown(&path, Some(65_534), None).unwrap();
-        assert!(
-            why_not_obeyed(&link)
-                .unwrap()
-                .unwrap()
-                .contains("belongs to user 65534")
-        );
+        assert!(why_untrusted(&link).unwrap().unwrap().contains("belongs to user 65534"));
         chown(&path, Some(0), Some(65_534)).unwrap();
         assert_eq!(why(), None);
         mode(&path, 0o620);

@@ -5,7 +5,9 @@ use std::path::Path;
 
 use holdfast_block::SeededRandom;
 use holdfast_block::conformance::test_seed;
-use holdfast_host::changed_blocks::{StreamChanges, StreamError, StreamObject, StreamQuestion, Whole, by_send_stream};
+use holdfast_host::changed_blocks::{
+    SendStreamError, SendStreamQuery, StreamChanges, StreamObject, WholeFileReason, by_send_stream,
+};
 
 const BLOCK: u64 = 4096;
 
@@ -14,21 +16,21 @@ fn stream(name: &str) -> Vec<u8> {
     fs::read(folder.join(format!("{name}.stream"))).unwrap()
 }
 
-fn ask(bytes: &[u8], question: &StreamQuestion) -> Result<StreamChanges, StreamError> {
+fn ask(bytes: &[u8], question: &SendStreamQuery) -> Result<StreamChanges, SendStreamError> {
     by_send_stream(&mut &bytes[..], question)
 }
 
 /// A stream, what is asked of it, and which blocks of 4 KiB it changes.
 struct Fixture {
     name: &'static str,
-    question: StreamQuestion,
+    question: SendStreamQuery,
     blocks: Vec<u64>,
-    whole: Option<Whole>,
+    whole: Option<WholeFileReason>,
 }
 
 /// A file of 16 blocks that has 17 now.
-fn file(guids: (u64, u64), number: u64, from_transaction: u64) -> StreamQuestion {
-    StreamQuestion {
+fn file(guids: (u64, u64), number: u64, from_transaction: u64) -> SendStreamQuery {
+    SendStreamQuery {
         from_guid: guids.0,
         to_guid: guids.1,
         object: StreamObject::File {
@@ -62,7 +64,12 @@ fn fixtures() -> Vec<Fixture> {
         of("openzfs-2.1-e", open, blocks(), None),
         of("openzfs-2.1-Lec", open, blocks(), None),
         of("openzfs-2.1-bookmark", open, blocks(), None),
-        of("openzfs-2.1-w", encrypted, (0..17).collect(), Some(Whole::AgeUnknown)),
+        of(
+            "openzfs-2.1-w",
+            encrypted,
+            (0..17).collect(),
+            Some(WholeFileReason::AgeUnknown),
+        ),
     ];
     fixtures.extend(others());
     fixtures
@@ -70,13 +77,13 @@ fn fixtures() -> Vec<Fixture> {
 
 /// A volume, large blocks, and files that are not the same any more.
 fn others() -> [Fixture; 4] {
-    let volume = StreamQuestion {
+    let volume = SendStreamQuery {
         object: StreamObject::Volume,
         size_before_bytes: 1 << 20,
         size_after_bytes: 1 << 20,
         ..file((5_276_669_124_356_687_334, 15_910_708_718_387_134_249), 0, 0)
     };
-    let sized = |guids, block_before_bytes, from_transaction, size_before_bytes, size_after_bytes| StreamQuestion {
+    let sized = |guids, block_before_bytes, from_transaction, size_before_bytes, size_after_bytes| SendStreamQuery {
         object: StreamObject::File {
             number: 2,
             block_before_bytes,
@@ -107,13 +114,13 @@ fn others() -> [Fixture; 4] {
             name: "openzfs-2.1-replaced",
             question: sized(replaced_guids, BLOCK, 62, 16_384, 16_384),
             blocks: (0..4).collect(),
-            whole: Some(Whole::Replaced),
+            whole: Some(WholeFileReason::Replaced),
         },
         Fixture {
             name: "openzfs-2.1-grown",
             question: sized(grown_guids, 1536, 91, 1500, 8192),
             blocks: (0..2).collect(),
-            whole: Some(Whole::BlockSize),
+            whole: Some(WholeFileReason::BlockSize),
         },
     ]
 }
@@ -142,7 +149,7 @@ fn streams_of_real_senders_that_were_damaged_give_no_answer() {
             let length = usize::try_from(random.below(bytes.len() as u64)).unwrap();
             let cut = ask(&bytes[..length], &fixture.question);
             assert!(
-                matches!(cut, Err(StreamError::Short { .. })),
+                matches!(cut, Err(SendStreamError::Short { .. })),
                 "{} {length}: {cut:?}",
                 fixture.name
             );

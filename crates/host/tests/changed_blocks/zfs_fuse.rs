@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use holdfast_block::SeededRandom;
 use holdfast_block::conformance::test_seed;
-use holdfast_host::changed_blocks::{StreamObject, StreamQuestion, Whole, by_send_stream};
+use holdfast_host::changed_blocks::{SendStreamQuery, StreamObject, WholeFileReason, by_send_stream};
 use tempfile::TempDir;
 
 use crate::history::{Tally, Work, change, check, noise};
@@ -104,9 +104,9 @@ impl Drop for ZfsFuse {
 }
 
 /// The question about the image, between two snapshots.
-fn question(zfs: &ZfsFuse, before: &File, after: &File, names: (&str, &str)) -> StreamQuestion {
+fn question(zfs: &ZfsFuse, before: &File, after: &File, names: (&str, &str)) -> SendStreamQuery {
     let (old, new) = (before.metadata().unwrap(), after.metadata().unwrap());
-    StreamQuestion {
+    SendStreamQuery {
         from_guid: zfs.property("guid", names.0),
         to_guid: zfs.property("guid", names.1),
         object: StreamObject::File {
@@ -196,5 +196,5 @@ fn a_number_that_another_file_has_now_is_noticed() {
     let stream = zfs.run(&format!("zfs send -i before {POOL}/vm@after"));
     let found = by_send_stream(&mut &stream[..], &question(&zfs, &before, &after, ("before", "after"))).unwrap();
     assert_eq!(found.ranges.bytes(), 1 << 20);
-    assert!(!reused || found.whole == Some(Whole::Replaced), "{found:?}");
+    assert!(!reused || found.whole == Some(WholeFileReason::Replaced), "{found:?}");
 }

@@ -1,6 +1,6 @@
 //! Freezing the disks of a machine of libvirt, and libvirt's own work beside it.
 
-use holdfast_host::qemu::{Cut, RunId, remove_run, runs_in};
+use holdfast_host::qemu::{PointInTime, RunId, remove_run, runs_in};
 use holdfast_host::qmp::MonitorError;
 use holdfast_host::{Hypervisor as _, MachineState};
 
@@ -15,7 +15,7 @@ fn disks_freeze_under_libvirt_and_its_view_stays_right() {
     let machine = libvirt.machine("web1").unwrap();
     let before = lab.virsh(&["dumpxml", "web1"]);
     let (request, socket) = lab.request(1, &*machine);
-    let cut = Cut::make(machine.monitor(), &lab.clock, request, &mut |_| ()).unwrap();
+    let cut = PointInTime::make(machine.monitor(), &lab.clock, request, &mut |_| ()).unwrap();
     assert_eq!(machine.describe().unwrap().summary.state, MachineState::Running);
     for disk in 0..2 {
         lab.guest_writes(machine.monitor(), disk, 99, 1 << 20, 1 << 20);
@@ -64,7 +64,7 @@ fn block_jobs_of_others_are_refused_or_right_meanwhile() {
     lab.virsh(&["start", "web1"]);
     let machine = libvirt.machine("web1").unwrap();
     let (request, socket) = lab.request(7, &*machine);
-    let cut = Cut::make(machine.monitor(), &lab.clock, request, &mut |_| ()).unwrap();
+    let cut = PointInTime::make(machine.monitor(), &lab.clock, request, &mut |_| ()).unwrap();
     let overlay = lab.path("overlay");
     let spec = format!("vda,file={}", overlay.display());
     lab.virsh(&[
@@ -123,7 +123,7 @@ fn a_restart_of_libvirtd_leaves_nothing_behind() {
     lab.virsh(&["start", "web1"]);
     let machine = libvirt.machine("web1").unwrap();
     let (request, socket) = lab.request(0xabc, &*machine);
-    let cut = Cut::make(machine.monitor(), &lab.clock, request, &mut |_| ()).unwrap();
+    let cut = PointInTime::make(machine.monitor(), &lab.clock, request, &mut |_| ()).unwrap();
     let exports = cut.exports.clone();
     lab.stop_daemon();
     assert!(matches!(

@@ -7,7 +7,7 @@ use std::process::{Child, Command as Process, Stdio};
 use std::time::Duration;
 
 use holdfast_block::{Clock as _, SystemClock};
-use holdfast_host::qemu::{CutDisk, CutRequest, RunId, Standstill, disks};
+use holdfast_host::qemu::{DiskRequest, PausePolicy, PointInTimeRequest, RunId, disks};
 use holdfast_host::qmp::{Monitor, QmpCommand};
 use holdfast_host::{Hypervisor as _, Libvirt, Machine};
 use serde_json::json;
@@ -206,13 +206,13 @@ impl Lab {
     }
 
     /// A request to freeze all disks of a machine; and the socket at which they will be served.
-    pub(crate) fn request(&self, run: u32, machine: &dyn Machine) -> (CutRequest, PathBuf) {
+    pub(crate) fn request(&self, run: u32, machine: &dyn Machine) -> (PointInTimeRequest, PathBuf) {
         let socket = self.path(&format!("nbd-{run}"));
         let listener = UnixListener::bind(&socket).unwrap();
         let disks = disks(machine.monitor()).unwrap().into_iter().map(|disk| {
             let scratch = tempfile::tempfile_in(self.folder.path()).unwrap();
             scratch.set_len(disk.size_bytes).unwrap();
-            CutDisk {
+            DiskRequest {
                 scratch: scratch.into(),
                 spool: None,
                 disk,
@@ -221,13 +221,13 @@ impl Lab {
                 changes_below: None,
             }
         });
-        let request = CutRequest {
+        let request = PointInTimeRequest {
             run: RunId(run),
             disks: disks.collect(),
             write_deadline: Duration::from_secs(2),
             listener: OwnedFd::from(listener),
             memory: None,
-            standstill: Standstill::WhereNeeded,
+            pause_policy: PausePolicy::WhereNeeded,
         };
         (request, socket)
     }

@@ -10,7 +10,9 @@ mod lab;
 use std::fs::{read, write};
 use std::path::Path;
 
-use holdfast_host::provider::{Cutting, Dataset, HostSnapshotName, Located, Provider, ProviderError, Wanted, locate};
+use holdfast_host::provider::{
+    Dataset, HostSnapshotLabel, HostSnapshotName, HostSnapshotScope, Located, Provider, ProviderError, locate,
+};
 
 use lab::{FileSystem, with_each};
 
@@ -39,8 +41,8 @@ impl World {
         }
     }
 
-    fn wanted(&self) -> Wanted {
-        Wanted::all_of(self.dataset.clone())
+    fn wanted(&self) -> HostSnapshotScope {
+        HostSnapshotScope::all_of(self.dataset.clone())
     }
 
     fn name(&self, name: &str) -> HostSnapshotName {
@@ -51,16 +53,16 @@ impl World {
     }
 
     fn take(&self, name: &str, time_s: i64) -> Result<(), ProviderError> {
-        let cut = Cutting {
+        let label = HostSnapshotLabel {
             name,
             time_s,
             record: "{\"first\": 1}",
         };
         let groups = self.provider.groups(&[self.wanted()])?;
         assert_eq!(groups.len(), 1);
-        self.provider.prepare(&groups[0], &cut)?;
-        self.provider.cut(&groups[0], &cut)?;
-        self.provider.settle(&groups[0], &cut)
+        self.provider.prepare(&groups[0], &label)?;
+        self.provider.create(&groups[0], &label)?;
+        self.provider.commit(&groups[0], &label)
     }
 
     fn names(&self) -> Vec<String> {
@@ -133,22 +135,22 @@ fn another_one_of_the_same_name_is_not_removed_in_its_place() {
 fn what_was_got_ready_is_given_up() {
     with_each(|file_system| {
         let world = World::new(file_system);
-        let cut = Cutting {
+        let label = HostSnapshotLabel {
             name: "one",
             time_s: 100,
             record: "{}",
         };
         for _ in 0..2 {
-            world.provider.prepare(&[world.wanted()], &cut).unwrap();
-            world.provider.abandon(&[world.wanted()], &cut);
-            assert_eq!(world.provider.remains(&world.dataset.name).unwrap(), []);
+            world.provider.prepare(&[world.wanted()], &label).unwrap();
+            world.provider.abandon(&[world.wanted()], &label);
+            assert_eq!(world.provider.leftovers(&world.dataset.name).unwrap(), []);
             assert!(!world.provider.is_making(&world.dataset.name));
         }
         let snapshots = std::fs::read_dir(world.folder.join(".holdfast/snapshots"));
         assert_eq!(snapshots.map_or(0, std::iter::Iterator::count), 0);
         world.take("one", 100).unwrap();
         // Another one's is not given up.
-        file_system.provider().abandon(&[world.wanted()], &cut);
+        file_system.provider().abandon(&[world.wanted()], &label);
         assert_eq!(world.names(), ["one"]);
         let noted = world.provider.noted(&world.dataset.name).unwrap();
         let record = noted.iter().map(|one| (&one.name.name[..], one.record.as_deref()));
@@ -176,12 +178,12 @@ fn snapshots_tell_of_themselves() {
     with_each(|file_system| {
         let world = World::new(file_system);
         world.take("one", 1_000_000_000).unwrap();
-        let settled = Cutting {
+        let settled = HostSnapshotLabel {
             name: "one",
             time_s: 1_000_000_000,
             record: "{\"second\": \"a b\"}",
         };
-        world.provider.settle(&[world.wanted()], &settled).unwrap();
+        world.provider.commit(&[world.wanted()], &settled).unwrap();
         let mut snapshots = world.provider.snapshots(&world.dataset.name).unwrap();
         world.provider.measure(&mut snapshots).unwrap();
         let snapshot = &snapshots[0];
@@ -385,13 +387,13 @@ fn what_was_cut_and_not_settled_is_no_snapshot_of_clones() {
         return;
     };
     let world = World::new(&mounted);
-    let cut = Cutting {
+    let label = HostSnapshotLabel {
         name: "one",
         time_s: 1,
         record: "",
     };
-    world.provider.prepare(&[world.wanted()], &cut).unwrap();
-    world.provider.cut(&[world.wanted()], &cut).unwrap();
+    world.provider.prepare(&[world.wanted()], &label).unwrap();
+    world.provider.create(&[world.wanted()], &label).unwrap();
     assert_eq!(world.names(), [""; 0]);
     drop(world);
     // Whoever made it is dead.
@@ -435,17 +437,17 @@ fn links_lead_nowhere() {
     world.take("two", 1).unwrap();
     let view = world.provider.view(&world.name("two"), "look").unwrap();
     assert!(!view.path().join("link").exists() && view.path().join("disk.raw").exists());
-    let wanted = Wanted {
+    let wanted = HostSnapshotScope {
         files: vec!["link".into()],
         ..world.wanted()
     };
-    let cut = Cutting {
+    let label = HostSnapshotLabel {
         name: "three",
         time_s: 1,
         record: "",
     };
-    world.provider.prepare(std::slice::from_ref(&wanted), &cut).unwrap();
-    assert!(world.provider.cut(&[wanted], &cut).is_err());
+    world.provider.prepare(std::slice::from_ref(&wanted), &label).unwrap();
+    assert!(world.provider.create(&[wanted], &label).is_err());
     assert_eq!(world.names(), ["two"]);
 }
 
@@ -457,24 +459,24 @@ fn what_somebody_is_making_is_left_to_him() {
         return;
     };
     let (first, second) = (World::new(&mounted), World::new(&mounted));
-    let cut = Cutting {
+    let label = HostSnapshotLabel {
         name: "one",
         time_s: 1,
         record: "",
     };
-    first.provider.prepare(&[first.wanted()], &cut).unwrap();
-    first.provider.cut(&[first.wanted()], &cut).unwrap();
+    first.provider.prepare(&[first.wanted()], &label).unwrap();
+    first.provider.create(&[first.wanted()], &label).unwrap();
     let refused = second.take("one", 1).unwrap_err();
-    assert!(refused.to_string().contains("somebody is making"), "{refused}");
+    assert!(refused.to_string().contains("another process is creating"), "{refused}");
     assert!(is_missing(&second.provider.destroy(&second.name("one")).unwrap_err()));
-    first.provider.settle(&[first.wanted()], &cut).unwrap();
+    first.provider.commit(&[first.wanted()], &label).unwrap();
     assert_eq!(first.names(), ["one"]);
     // One that was cut in vain goes without a trace.
-    let cut = Cutting { name: "two", ..cut };
-    first.provider.prepare(&[first.wanted()], &cut).unwrap();
-    first.provider.cut(&[first.wanted()], &cut).unwrap();
+    let label = HostSnapshotLabel { name: "two", ..label };
+    first.provider.prepare(&[first.wanted()], &label).unwrap();
+    first.provider.create(&[first.wanted()], &label).unwrap();
     first.provider.destroy(&first.name("two")).unwrap();
-    assert!(first.provider.settle(&[first.wanted()], &cut).is_err());
+    assert!(first.provider.commit(&[first.wanted()], &label).is_err());
     let left = std::fs::read_dir(first.folder.join(".holdfast/snapshots")).unwrap();
     assert_eq!(left.count(), 1);
 }
@@ -508,16 +510,16 @@ fn volumes_are_cut_and_looked_into() {
     let open = std::fs::File::options().write(true).open(&device).unwrap();
     let put = |byte: u8| std::io::Write::write_all(&mut &open, &vec![byte; 65_536]).unwrap();
     put(7);
-    let wanted = [Wanted::all_of(found.dataset.clone())];
-    let cut = Cutting {
+    let wanted = [HostSnapshotScope::all_of(found.dataset.clone())];
+    let label = HostSnapshotLabel {
         name: "one",
         time_s: 1,
         record: "{}",
     };
-    provider.prepare(&wanted, &cut).unwrap();
+    provider.prepare(&wanted, &label).unwrap();
     put(8);
-    provider.cut(&wanted, &cut).unwrap();
-    provider.settle(&wanted, &cut).unwrap();
+    provider.create(&wanted, &label).unwrap();
+    provider.commit(&wanted, &label).unwrap();
     put(9);
     drop(open);
     for label in ["look", "look"] {

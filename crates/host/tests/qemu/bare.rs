@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_block::{Clock as _, SystemClock};
-use holdfast_host::qemu::{Cut, QemuVersion, disks, runs_in};
+use holdfast_host::qemu::{PointInTime, QemuVersion, disks, runs_in};
 use holdfast_host::qmp::{Monitor as _, MonitorError, QmpCommand, QueuedSocket};
 use holdfast_host::{
-    BareQemu, Decision, Description, DiskChoice, DiskKind, DiskSource, Ended, Error, Hypervisor as _, MachineState,
-    agent,
+    BareQemu, Decision, Description, DiskChoice, DiskKind, DiskSource, Error, Hypervisor as _, MachineEnd,
+    MachineState, agent,
 };
 use rustix::process::{Signal, kill_process};
 use serde_json::Value;
@@ -191,7 +191,7 @@ fn who_stands_next_in_the_row_clears_up() {
     let stand_in = BareQemu::stand_in(&lab.path("own"), "web1", None, Arc::new(SystemClock::new())).unwrap();
     let (request, _socket) = lab.request(lab.directory.path());
     let run = request.run;
-    let cut = Cut::make(machine.monitor(), &lab.clock, request, &mut |_| ()).unwrap();
+    let cut = PointInTime::make(machine.monitor(), &lab.clock, request, &mut |_| ()).unwrap();
     machine
         .monitor()
         .execute(&QmpCommand::new("stop", Value::Null))
@@ -235,5 +235,5 @@ fn a_qemu_whose_process_is_gone_has_ended() {
     while machine.ended().is_none() {
         lab.clock.sleep(Duration::from_millis(20));
     }
-    assert_eq!(machine.ended(), Some(Ended::Gone));
+    assert_eq!(machine.ended(), Some(MachineEnd::Gone));
 }

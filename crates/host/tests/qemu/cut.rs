@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use holdfast_block::Clock as _;
-use holdfast_host::qemu::{Cut, Moment, Pause, RunId, Standstill, runs_in};
+use holdfast_host::qemu::{Pause, PausePolicy, PointInTime, PointInTimeEvent, RunId, runs_in};
 use holdfast_host::qmp::{Monitor as _, QmpCommand, QmpSocket};
 use serde_json::{Value, json};
 
@@ -15,9 +15,9 @@ fn frozen_disks_stay_as_they_were_and_nothing_is_left() {
     let lab = Lab::new(&["qcow2", "raw", "qcow2"]);
     let before = lab.everything();
     let (mut request, socket) = lab.request(lab.directory.path());
-    request.standstill = Standstill::Always;
+    request.pause_policy = PausePolicy::Always;
     let mut was_running_within = true;
-    let cut = Cut::make(&*lab.monitor, &lab.clock, request, &mut |_| {
+    let cut = PointInTime::make(&*lab.monitor, &lab.clock, request, &mut |_| {
         was_running_within = lab.is_running();
     })
     .unwrap();
@@ -47,7 +47,7 @@ fn a_paused_machine_stays_paused() {
     let lab = Lab::new(&["raw"]);
     lab.execute("stop", Value::Null);
     let (request, socket) = lab.request(lab.directory.path());
-    let cut = Cut::make(&*lab.monitor, &lab.clock, request, &mut |_| ()).unwrap();
+    let cut = PointInTime::make(&*lab.monitor, &lab.clock, request, &mut |_| ()).unwrap();
     assert!(!lab.is_running());
     assert_eq!(cut.pause, holdfast_host::qemu::Pause::default());
     assert_served(&socket, &cut.exports[0], 1, 0, DISK_BYTES);
@@ -79,7 +79,7 @@ fn a_scratch_file_that_fails_breaks_the_copy_and_not_the_guest() {
         rustix::fs::ftruncate(&sealed, DISK_BYTES).unwrap();
         rustix::fs::fcntl_add_seals(&sealed, rustix::fs::SealFlags::WRITE).unwrap();
         request.disks[0].scratch = sealed;
-        let cut = Cut::make(&*lab.monitor, &lab.clock, request, &mut |_| ()).unwrap();
+        let cut = PointInTime::make(&*lab.monitor, &lab.clock, request, &mut |_| ()).unwrap();
         lab.guest_writes(0, 200, round * 512 * 1024, 4096);
         assert_broken_and_unharmed(&lab, &socket, &cut.exports[0]);
         cut.release(&*lab.monitor, &lab.clock).unwrap();
@@ -102,7 +102,7 @@ fn a_full_scratch_file_system_breaks_the_copy_and_not_the_guest() {
         &["-t", "tmpfs", "-o", "size=2m", "small", small.to_str().unwrap()],
     );
     let (request, socket) = lab.request(&small);
-    let cut = Cut::make(&*lab.monitor, &lab.clock, request, &mut |_| ()).unwrap();
+    let cut = PointInTime::make(&*lab.monitor, &lab.clock, request, &mut |_| ()).unwrap();
     lab.guest_writes(0, 9, 0, MIB);
     assert_served(&socket, &cut.exports[0], 1, 0, DISK_BYTES);
     lab.guest_writes(0, 9, 4 * MIB, 2 * MIB);
@@ -121,7 +121,7 @@ fn what_is_given_back_takes_no_scratch() {
     file.set_len(DISK_BYTES).unwrap();
     let file = std::fs::File::options().read(true).write(true).open(&scratch).unwrap();
     request.disks[0].scratch = file.into();
-    let cut = Cut::make(&*lab.monitor, &lab.clock, request, &mut |_| ()).unwrap();
+    let cut = PointInTime::make(&*lab.monitor, &lab.clock, request, &mut |_| ()).unwrap();
     let blocks = || std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(&scratch).unwrap());
     lab.guest_writes(0, 9, 0, MIB);
     let with_one = blocks();
@@ -142,7 +142,7 @@ fn bitmaps_tell_what_changed_between_two_instants() {
     for disk in &mut request.disks {
         disk.next_bitmap = Some("first".to_owned());
     }
-    let cut = Cut::make(&*lab.monitor, &lab.clock, request, &mut |_| ()).unwrap();
+    let cut = PointInTime::make(&*lab.monitor, &lab.clock, request, &mut |_| ()).unwrap();
     cut.release(&*lab.monitor, &lab.clock).unwrap();
     for disk in 0..2 {
         lab.guest_writes(disk, 50, 2 * MIB, 64 << 10);
@@ -155,7 +155,7 @@ fn bitmaps_tell_what_changed_between_two_instants() {
         disk.next_bitmap = Some("second".to_owned());
         disk.changes = Some("first".to_owned());
     }
-    let cut = Cut::make(&*lab.monitor, &lab.clock, request, &mut |_| ()).unwrap();
+    let cut = PointInTime::make(&*lab.monitor, &lab.clock, request, &mut |_| ()).unwrap();
     for disk in 0..2 {
         lab.guest_writes(disk, 51, 8 * MIB, 64 << 10);
         let context = cut.change_contexts[disk].as_deref().unwrap();
@@ -213,8 +213,12 @@ fn one_disk_is_cut_between_two_writes_of_a_machine_that_runs_on() {
             request.disks[0].next_bitmap = Some(next.clone());
             request.disks[0].changes = last_bitmap.replace(next);
             let mut moments = Vec::new();
-            let cut = Cut::make(&*lab.monitor, &lab.clock, request, &mut |moment| moments.push(moment)).unwrap();
-            assert_eq!((moments, cut.pause), (vec![Moment::Instant], Pause::default()));
+            let cut =
+                PointInTime::make(&*lab.monitor, &lab.clock, request, &mut |moment| moments.push(moment)).unwrap();
+            assert_eq!(
+                (moments, cut.pause),
+                (vec![PointInTimeEvent::Reached], Pause::default())
+            );
             lab.clock.sleep(Duration::from_millis(20));
             let uri = format!("nbd+unix:///{}?socket={}", cut.exports[0], socket.display());
             let image = lab.path("held");
@@ -266,7 +270,7 @@ fn an_overlay_of_somebody_else_survives() {
     let lab = Lab::new(&["qcow2"]);
     let (request, socket) = lab.request(lab.directory.path());
     let run_id = request.run;
-    let cut = Cut::make(&*lab.monitor, &lab.clock, request, &mut |_| ()).unwrap();
+    let cut = PointInTime::make(&*lab.monitor, &lab.clock, request, &mut |_| ()).unwrap();
     assert_eq!(runs_in(&*lab.monitor).unwrap(), [run_id].into());
     let overlay = lab.path("overlay");
     let overlay = overlay.to_str().unwrap();

@@ -3,11 +3,11 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use holdfast_host::qemu::memory::end_sending;
-use holdfast_host::qemu::{Cut, Standstill, remove_run, runs_in};
+use holdfast_host::qemu::{PausePolicy, PointInTime, remove_run, runs_in};
 use holdfast_host::qmp::{Monitor, MonitorError, QmpCommand, Result};
 use serde_json::Value;
 
-use holdfast_host::qemu::memory::{MemoryMode, MemoryPipe, Receiving};
+use holdfast_host::qemu::memory::{MemoryMode, MemoryPipe, MemoryReceiver};
 
 use crate::lab::{DISK_BYTES, Lab, assert_served};
 use crate::memory::taken_in;
@@ -78,22 +78,22 @@ impl Monitor for Faulty<'_> {
 
 #[test]
 fn a_fault_at_any_command_harms_nobody() {
-    harms_nobody(&["qcow2", "raw"], Standstill::Always, &|_| None);
+    harms_nobody(&["qcow2", "raw"], PausePolicy::Always, &|_| None);
 }
 
 #[test]
 fn a_fault_at_any_command_harms_nobody_where_several_disks_are_cut_without_a_stop() {
-    harms_nobody(&["qcow2", "raw"], Standstill::WhereNeeded, &|_| None);
+    harms_nobody(&["qcow2", "raw"], PausePolicy::WhereNeeded, &|_| None);
 }
 
 #[test]
 fn a_fault_at_any_command_harms_nobody_where_the_machine_runs_on() {
-    harms_nobody(&["qcow2"], Standstill::WhereNeeded, &|_| None);
+    harms_nobody(&["qcow2"], PausePolicy::WhereNeeded, &|_| None);
 }
 
 #[test]
 fn a_fault_at_any_command_harms_nobody_while_memory_is_taken() {
-    harms_nobody(&["qcow2", "raw"], Standstill::WhereNeeded, &|receiving| {
+    harms_nobody(&["qcow2", "raw"], PausePolicy::WhereNeeded, &|receiving| {
         let (pipe, received) = taken_in();
         *receiving = Some(received);
         Some((pipe, MemoryMode::Live))
@@ -112,9 +112,9 @@ fn settled_status(lab: &Lab) -> String {
 }
 
 /// What a cut is asked to take besides disks; whoever takes it in is kept until the end.
-type TakeMemory = dyn Fn(&mut Option<Receiving>) -> Option<(MemoryPipe, MemoryMode)>;
+type TakeMemory = dyn Fn(&mut Option<MemoryReceiver>) -> Option<(MemoryPipe, MemoryMode)>;
 
-fn harms_nobody(formats: &[&str], standstill: Standstill, memory: &TakeMemory) {
+fn harms_nobody(formats: &[&str], pause_policy: PausePolicy, memory: &TakeMemory) {
     let lab = Lab::new(formats);
     let before = lab.everything();
     for fault in [Fault::Refused, Fault::AnswerLost, Fault::Dead] {
@@ -122,11 +122,11 @@ fn harms_nobody(formats: &[&str], standstill: Standstill, memory: &TakeMemory) {
             let (mut request, socket) = lab.request(lab.directory.path());
             let mut receiving = None;
             request.memory = memory(&mut receiving);
-            request.standstill = standstill;
+            request.pause_policy = pause_policy;
             let run = request.run;
             let monitor = Faulty::new(&*lab.monitor, fault, at);
             let case = format!("{fault:?} at command {at}");
-            let made = Cut::make(&monitor, &lab.clock, request, &mut |_| ());
+            let made = PointInTime::make(&monitor, &lab.clock, request, &mut |_| ());
             if fault != Fault::Dead {
                 assert!(lab.is_running(), "{case}");
             }

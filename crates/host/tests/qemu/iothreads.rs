@@ -7,7 +7,9 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use holdfast_host::qemu::{Cut, CutRequest, Danger, DiskContext, NotServed, QemuVersion, remove_run, runs_in};
+use holdfast_host::qemu::{
+    Danger, DiskContext, NotServed, PointInTime, PointInTimeRequest, QemuVersion, remove_run, runs_in,
+};
 use holdfast_host::qmp::{Monitor as _, MonitorError, QmpCommand};
 use serde_json::{Value, json};
 
@@ -62,7 +64,7 @@ fn guest_writes(lab: &Lab, byte: u8, offset: u64, length: u64) {
 }
 
 /// A request for the disk `scsi0` alone, its server's socket, and the file into which it is copied.
-fn request(lab: &Lab, folder: &Path) -> (CutRequest, std::path::PathBuf, File) {
+fn request(lab: &Lab, folder: &Path) -> (PointInTimeRequest, std::path::PathBuf, File) {
     let (mut request, socket) = lab.request(folder);
     request.disks.retain(|disk| disk.disk.is_called("scsi0"));
     let spool = tempfile::tempfile_in(folder).unwrap();
@@ -118,7 +120,7 @@ fn a_disk_in_an_iothread_is_not_served_where_that_would_crash_qemu() {
     let found = disks.iter().zip(&not_served).filter(|(_, why)| why.is_some());
     let found: Vec<&str> = found.map(|(disk, _)| &disk.device[..]).collect();
     let (request, socket) = lab.request(lab.directory.path());
-    let made = Cut::make(&*lab.monitor, &lab.clock, request, &mut |_| ());
+    let made = PointInTime::make(&*lab.monitor, &lab.clock, request, &mut |_| ());
     if is_affected(&lab) {
         assert_eq!(found.len(), 2, "{found:?}");
         let error = made.unwrap_err();
@@ -151,7 +153,7 @@ fn parts_of_a_disk_in_an_iothread_are_copied_as_they_were_at_the_instant() {
     guest_writes(&lab, 9, 3 * MIB, MIB);
     let (mut request, socket, spool) = request(&lab, folder);
     request.disks[0].changes = Some("since".to_owned());
-    let cut = Cut::make(&*lab.monitor, &lab.clock, request, &mut |_| ()).unwrap();
+    let cut = PointInTime::make(&*lab.monitor, &lab.clock, request, &mut |_| ()).unwrap();
     guest_writes(&lab, 99, 0, 5 * MIB);
     let copier = cut.copiers[0].as_ref().unwrap();
     let copy = || copier.copy(&*lab.monitor, &lab.clock, &|| true);
@@ -216,7 +218,7 @@ fn a_throttle_node_in_an_iothread_gets_no_filter_where_that_would_crash_qemu() {
     });
     let before = lab.everything();
     let (request, _socket, _spool) = request(&lab, lab.directory.path());
-    let made = Cut::make(&*lab.monitor, &lab.clock, request, &mut |_| ());
+    let made = PointInTime::make(&*lab.monitor, &lab.clock, request, &mut |_| ());
     match made {
         Ok(cut) if !is_affected(&lab) => cut.release(&*lab.monitor, &lab.clock).unwrap(),
         Err(MonitorError::Dangerous { .. }) if is_affected(&lab) => {}
@@ -239,7 +241,7 @@ fn a_disk_in_an_iothread_is_cut_while_it_is_busy() {
             );
         }
         let (request, socket, spool) = request(&lab, lab.directory.path());
-        let cut = Cut::make(&*lab.monitor, &lab.clock, request, &mut |_| ()).unwrap();
+        let cut = PointInTime::make(&*lab.monitor, &lab.clock, request, &mut |_| ()).unwrap();
         mark(&socket, &cut.exports[0], 8 * MIB, MIB);
         let copier = cut.copiers[0].as_ref().unwrap();
         copier.copy(&*lab.monitor, &lab.clock, &|| true).unwrap();
@@ -259,7 +261,7 @@ fn a_fault_at_any_command_of_a_copy_can_be_made_good() {
     for fault in [Fault::Refused, Fault::AnswerLost] {
         for at in 1.. {
             let (request, socket, spool) = request(&lab, lab.directory.path());
-            let cut = Cut::make(&*lab.monitor, &lab.clock, request, &mut |_| ()).unwrap();
+            let cut = PointInTime::make(&*lab.monitor, &lab.clock, request, &mut |_| ()).unwrap();
             let copier = cut.copiers[0].as_ref().unwrap();
             mark(&socket, &cut.exports[0], 0, DISK_BYTES);
             let monitor = Faulty::new(&*lab.monitor, fault, at);
@@ -292,7 +294,7 @@ fn a_copy_whose_reader_died_is_taken_out() {
     for speed in [0, 1] {
         let (request, socket, _spool) = request(&lab, folder);
         let run_id = request.run;
-        let cut = Cut::make(&*lab.monitor, &lab.clock, request, &mut |_| ()).unwrap();
+        let cut = PointInTime::make(&*lab.monitor, &lab.clock, request, &mut |_| ()).unwrap();
         mark(&socket, &cut.exports[0], 0, DISK_BYTES);
         let job = json!({
             "job-id": format!("hf-{run_id}-copy0"),
@@ -320,7 +322,7 @@ fn a_copy_whose_reader_died_is_taken_out() {
 fn a_copy_that_is_not_wanted_any_more_ends() {
     let lab = lab();
     let (request, socket, spool) = request(&lab, lab.directory.path());
-    let cut = Cut::make(&*lab.monitor, &lab.clock, request, &mut |_| ()).unwrap();
+    let cut = PointInTime::make(&*lab.monitor, &lab.clock, request, &mut |_| ()).unwrap();
     let copier = cut.copiers[0].as_ref().unwrap();
     mark(&socket, &cut.exports[0], 0, DISK_BYTES);
     // A job that is quick may have ended before it is asked.

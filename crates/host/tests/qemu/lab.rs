@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use holdfast_block::{Clock as _, SystemClock};
-use holdfast_host::qemu::{CutDisk, CutRequest, QemuDisk, RunId, Standstill, disks};
+use holdfast_host::qemu::{DiskRequest, PausePolicy, PointInTimeRequest, QemuDisk, RunId, disks};
 use holdfast_host::qmp::{Monitor, QmpCommand, QmpSocket};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -174,11 +174,11 @@ impl Lab {
     }
 
     /// A new run's request to freeze all disks, its files in `folder`; and the socket at which they will be served.
-    pub(crate) fn request(&self, folder: &Path) -> (CutRequest, PathBuf) {
+    pub(crate) fn request(&self, folder: &Path) -> (PointInTimeRequest, PathBuf) {
         let run = RunId(self.runs.fetch_add(1, Ordering::Relaxed));
         let socket = self.path(&format!("nbd-{run}"));
         let listener = UnixListener::bind(&socket).unwrap();
-        let disks = self.disks().into_iter().map(|disk| CutDisk {
+        let disks = self.disks().into_iter().map(|disk| DiskRequest {
             scratch: scratch(folder, disk.size_bytes),
             spool: None,
             disk,
@@ -186,13 +186,13 @@ impl Lab {
             changes: None,
             changes_below: None,
         });
-        let request = CutRequest {
+        let request = PointInTimeRequest {
             run,
             disks: disks.collect(),
             write_deadline: Duration::from_secs(2),
             listener: OwnedFd::from(listener),
             memory: None,
-            standstill: Standstill::WhereNeeded,
+            pause_policy: PausePolicy::WhereNeeded,
         };
         (request, socket)
     }

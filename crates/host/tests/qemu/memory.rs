@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use holdfast_block::{BlockDevice, BlockDeviceMut, Clock as _, MemoryDevice};
-use holdfast_host::qemu::memory::{MemoryMode, MemoryPipe, MemoryState, Receiving, put_together, receive};
-use holdfast_host::qemu::{Cut, Moment};
+use holdfast_host::qemu::memory::{MemoryMode, MemoryPipe, MemoryReceiver, MemoryState, assemble, receive};
+use holdfast_host::qemu::{PointInTime, PointInTimeEvent};
 use holdfast_host::qmp::{Monitor, MonitorError, QmpCommand};
 use serde_json::{Value, json};
 
@@ -15,7 +15,7 @@ use crate::lab::{DISK_BYTES, Lab, MIB, assert_served};
 const PAGE_BYTES: u64 = 4096;
 const PATTERN_START: u64 = 8 * MIB;
 
-pub(crate) fn taken_in() -> (MemoryPipe, Receiving) {
+pub(crate) fn taken_in() -> (MemoryPipe, MemoryReceiver) {
     let store = |size_bytes| Ok(Box::new(MemoryDevice::new(size_bytes)) as Box<dyn BlockDeviceMut>);
     receive(PAGE_BYTES, Box::new(store)).unwrap()
 }
@@ -40,7 +40,7 @@ fn memory_of(lab: &Lab) -> Vec<u8> {
 
 fn stream_of(state: &MemoryState, memory: &dyn BlockDevice) -> Vec<u8> {
     let mut stream = Vec::new();
-    put_together(state, memory, &mut stream).unwrap();
+    assemble(state, memory, &mut stream).unwrap();
     stream
 }
 
@@ -52,7 +52,7 @@ fn another_qemu_goes_on_with_the_memory() {
     let (mut request, socket) = lab.request(lab.directory.path());
     let (pipe, receiving) = taken_in();
     request.memory = Some((pipe, MemoryMode::Live));
-    let cut = Cut::make(&*lab.monitor, &lab.clock, request, &mut |_| ()).unwrap();
+    let cut = PointInTime::make(&*lab.monitor, &lab.clock, request, &mut |_| ()).unwrap();
     let (state, memory) = receiving.finish().unwrap();
     assert!(!lab.is_running(), "it was stopped, and stays so");
     assert_served(&socket, &cut.exports[0], 1, 0, DISK_BYTES);
@@ -107,11 +107,14 @@ fn disks_and_memory_are_of_one_instant_and_the_machine_runs_on() {
             let (pipe, receiving) = taken_in();
             request.memory = Some((pipe, mode));
             let mut moments = Vec::new();
-            let cut = Cut::make(&*lab.monitor, &lab.clock, request, &mut |moment| {
+            let cut = PointInTime::make(&*lab.monitor, &lab.clock, request, &mut |moment| {
                 moments.push((moment, lab.is_running()));
             })
             .unwrap();
-            assert_eq!(moments, [(Moment::Stopped, false), (Moment::Instant, false)]);
+            assert_eq!(
+                moments,
+                [(PointInTimeEvent::Stopped, false), (PointInTimeEvent::Reached, false)]
+            );
             assert!(lab.is_running() && cut.pause.total > Duration::ZERO);
             let held = if round == 0 { [1, 2] } else { [60, 60] };
             for (disk, export) in cut.exports.iter().enumerate() {
@@ -177,7 +180,7 @@ fn a_machine_that_its_owner_pauses_while_its_memory_is_sent_stays_paused() {
     let (pipe, receiving) = receive(PAGE_BYTES, Box::new(store)).unwrap();
     let (mut request, socket) = lab.request(lab.directory.path());
     request.memory = Some((pipe, MemoryMode::Live));
-    let cut = Cut::make(&monitor, &lab.clock, request, &mut |_| ()).unwrap();
+    let cut = PointInTime::make(&monitor, &lab.clock, request, &mut |_| ()).unwrap();
     receiving.finish().unwrap();
     assert!(cut.is_left_paused && !lab.is_running());
     assert_eq!(cut.pause.total, Duration::ZERO);
@@ -203,7 +206,7 @@ fn memory_that_nobody_takes_stops_nothing() {
     let (pipe, receiving) = receive(PAGE_BYTES, Box::new(full)).unwrap();
     let (mut request, _) = lab.request(lab.directory.path());
     request.memory = Some((pipe, MemoryMode::Live));
-    let refused = Cut::make(&*lab.monitor, &lab.clock, request, &mut |_| ()).unwrap_err();
+    let refused = PointInTime::make(&*lab.monitor, &lab.clock, request, &mut |_| ()).unwrap_err();
     assert!(
         receiving.finish().err().unwrap().to_string().contains("kept"),
         "{refused}"
@@ -226,7 +229,7 @@ fn a_migration_of_somebody_else_is_left_alone() {
     let (mut request, _) = lab.request(lab.directory.path());
     let (pipe, _receiving) = taken_in();
     request.memory = Some((pipe, MemoryMode::Live));
-    let refused = Cut::make(&*lab.monitor, &lab.clock, request, &mut |_| ()).unwrap_err();
+    let refused = PointInTime::make(&*lab.monitor, &lab.clock, request, &mut |_| ()).unwrap_err();
     assert!(refused.to_string().contains("another migration"), "{refused}");
     // It may not have got far by then.
     let status = lab.execute("query-migrate", Value::Null)["status"].clone();

@@ -5,7 +5,9 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use holdfast_host::qemu::{Cut, CutRequest, Moment, Pause, RunId, Standstill, remove_bitmap, remove_run, runs_in};
+use holdfast_host::qemu::{
+    Pause, PausePolicy, PointInTime, PointInTimeEvent, PointInTimeRequest, RunId, remove_bitmap, remove_run, runs_in,
+};
 use holdfast_host::qmp::{Monitor, MonitorError, QmpCommand, QmpSocket, Result};
 use serde_json::{Value, json};
 
@@ -60,7 +62,7 @@ impl Monitor for Recording<'_> {
     }
 }
 
-fn with_bitmaps(mut request: CutRequest, round: usize) -> CutRequest {
+fn with_bitmaps(mut request: PointInTimeRequest, round: usize) -> PointInTimeRequest {
     for disk in &mut request.disks {
         disk.next_bitmap = Some(format!("bitmap{round}"));
         disk.changes = round.checked_sub(1).map(|last| format!("bitmap{last}"));
@@ -76,21 +78,21 @@ fn one_command_is_the_instant_of_all_disks() {
     for (round, disk_count) in [1, 2, 4, 2, 4].into_iter().enumerate() {
         let (mut request, socket) = lab.request(lab.directory.path());
         request.disks.truncate(disk_count);
-        request.standstill = if round < 3 {
-            Standstill::WhereNeeded
+        request.pause_policy = if round < 3 {
+            PausePolicy::WhereNeeded
         } else {
-            Standstill::Always
+            PausePolicy::Always
         };
-        let is_stopped = request.standstill == Standstill::Always;
+        let is_stopped = request.pause_policy == PausePolicy::Always;
         let monitor = Recording::new(&*lab.monitor, "");
         let mut moments = Vec::new();
-        let cut = Cut::make(&monitor, &lab.clock, request, &mut |moment| moments.push(moment)).unwrap();
+        let cut = PointInTime::make(&monitor, &lab.clock, request, &mut |moment| moments.push(moment)).unwrap();
         if is_stopped {
             assert_eq!(monitor.while_stopped().unwrap(), ["blockdev-reopen"]);
-            assert_eq!(moments, [Moment::Stopped, Moment::Instant]);
+            assert_eq!(moments, [PointInTimeEvent::Stopped, PointInTimeEvent::Reached]);
         } else {
             assert_eq!((monitor.while_stopped(), &cut.pause), (None, &Pause::default()));
-            assert_eq!(moments, [Moment::Instant]);
+            assert_eq!(moments, [PointInTimeEvent::Reached]);
             assert_eq!(monitor.count("blockdev-reopen"), usize::from(disk_count > 1));
         }
         for (disk, export) in cut.exports.iter().enumerate() {
@@ -113,7 +115,7 @@ fn what_takes_time_is_done_before_and_after_the_point_in_time() {
         request.disks.truncate(disk_count);
         let nodes: Vec<String> = request.disks.iter().map(|disk| disk.disk.node.clone()).collect();
         let monitor = Recording::new(&*lab.monitor, "");
-        let prepared = Cut::prepare(&monitor, &lab.clock, with_bitmaps(request, 0)).unwrap();
+        let prepared = PointInTime::prepare(&monitor, &lab.clock, with_bitmaps(request, 0)).unwrap();
         let first = monitor.names.lock().unwrap().len();
         let taken = prepared.take(&mut |_| ()).unwrap();
         let within = monitor.names.lock().unwrap()[first..].to_vec();
@@ -147,7 +149,7 @@ fn what_was_prepared_and_given_up_leaves_nothing_behind() {
     let lab = Lab::new(&["qcow2", "raw"]);
     let before = lab.everything();
     let (request, _) = lab.request(lab.directory.path());
-    let prepared = Cut::prepare(&*lab.monitor, &lab.clock, with_bitmaps(request, 0)).unwrap();
+    let prepared = PointInTime::prepare(&*lab.monitor, &lab.clock, with_bitmaps(request, 0)).unwrap();
     assert_ne!(lab.everything(), before);
     prepared.abandon().unwrap();
     assert_eq!(lab.everything(), before);
@@ -158,11 +160,11 @@ fn what_was_prepared_and_given_up_leaves_nothing_behind() {
 fn a_qemu_that_turns_no_switches_is_stopped() {
     let lab = Lab::new(&["qcow2", "raw"]);
     let before = lab.everything();
-    for standstill in [Standstill::WhereNeeded, Standstill::Always] {
+    for pause_policy in [PausePolicy::WhereNeeded, PausePolicy::Always] {
         let (mut request, socket) = lab.request(lab.directory.path());
-        request.standstill = standstill;
+        request.pause_policy = pause_policy;
         let monitor = Recording::new(&*lab.monitor, "blockdev-reopen");
-        let cut = Cut::make(&monitor, &lab.clock, request, &mut |_| ()).unwrap();
+        let cut = PointInTime::make(&monitor, &lab.clock, request, &mut |_| ()).unwrap();
         let within = monitor.while_stopped().unwrap();
         assert_eq!(within.iter().filter(|name| **name == "qom-set").count(), 2);
         assert!(within.len() <= 3 && lab.is_running(), "{within:?}");
@@ -186,7 +188,7 @@ fn disks_that_are_copied_take_three_commands_each_while_the_machine_stands_still
         disk.spool = Some(scratch(lab.directory.path(), DISK_BYTES));
     }
     let monitor = Recording::new(&*lab.monitor, "");
-    let cut = Cut::make(&monitor, &lab.clock, with_bitmaps(request, 0), &mut |_| ()).unwrap();
+    let cut = PointInTime::make(&monitor, &lab.clock, with_bitmaps(request, 0), &mut |_| ()).unwrap();
     let filters = ["blockdev-add", "blockdev-add", "query-block", "qom-set", "qom-set"];
     let frozen = ["blockdev-add", "blockdev-add"];
     assert_eq!(monitor.while_stopped().unwrap(), [&filters[..], &frozen].concat());
@@ -203,7 +205,7 @@ fn disks_that_are_copied_take_three_commands_each_while_the_machine_stands_still
 fn scratch_files_are_not_flushed() {
     let lab = Lab::new(&["qcow2", "raw"]);
     let (request, _) = lab.request(lab.directory.path());
-    let cut = Cut::make(&*lab.monitor, &lab.clock, request, &mut |_| ()).unwrap();
+    let cut = PointInTime::make(&*lab.monitor, &lab.clock, request, &mut |_| ()).unwrap();
     let nodes = lab.execute("query-named-block-nodes", json!({ "flat": true }));
     let of_scratch = nodes.as_array().unwrap().iter().filter(|node| {
         let file = node["file"].as_str().unwrap_or_default();
@@ -294,7 +296,7 @@ fn several_disks_are_cut_between_two_writes_of_a_machine_that_runs_on() {
         let mut last: Vec<Vec<u8>> = Vec::new();
         for round in 0..6 {
             let (request, socket) = lab.request(lab.directory.path());
-            let cut = Cut::make(&*lab.monitor, &lab.clock, with_bitmaps(request, round), &mut |_| ()).unwrap();
+            let cut = PointInTime::make(&*lab.monitor, &lab.clock, with_bitmaps(request, round), &mut |_| ()).unwrap();
             assert_eq!(cut.pause, Pause::default());
             let now: Vec<Vec<u8>> = cut.exports.iter().map(|export| held(&lab, &socket, export)).collect();
             // The next disk is at most one place behind.
@@ -337,7 +339,7 @@ fn a_snapshot_of_others_within_the_cut_is_noticed() {
     let arguments = json!({ "driver": "qcow2", "node-name": "overlay", "file": file, "backing": null });
     lab.execute("blockdev-add", arguments);
     let (request, _) = lab.request(lab.directory.path());
-    let made = Cut::make(&*lab.monitor, &lab.clock, with_bitmaps(request, 0), &mut |_| {
+    let made = PointInTime::make(&*lab.monitor, &lab.clock, with_bitmaps(request, 0), &mut |_| {
         lab.execute("blockdev-snapshot", json!({ "node": "format1", "overlay": "overlay" }));
     });
     assert!(matches!(made, Err(MonitorError::Busy { .. })), "{made:?}");

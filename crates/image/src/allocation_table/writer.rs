@@ -23,10 +23,10 @@ const SPAN_BYTES_MAX: u64 = 8 << 20;
 pub(crate) struct TableMut {
     size_bytes: u64,
     unit_bytes: u64,
-    state: RwLock<State>,
+    state: RwLock<TableState>,
 }
 
-struct State {
+struct TableState {
     layer: TableLayer,
     is_started: bool,
     /// Why nothing can be relied on any more: what could not be made durable may be lost.
@@ -38,7 +38,7 @@ impl TableMut {
         Self {
             size_bytes: layer.disk_bytes(),
             unit_bytes: layer.unit_bytes(),
-            state: RwLock::new(State {
+            state: RwLock::new(TableState {
                 layer,
                 is_started: false,
                 failure: None,
@@ -46,12 +46,12 @@ impl TableMut {
         }
     }
 
-    fn shared<T>(&self, work: impl FnOnce(&State) -> Result<T>) -> Result<T> {
+    fn shared<T>(&self, work: impl FnOnce(&TableState) -> Result<T>) -> Result<T> {
         work(&self.state.read().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Runs a change of the tables, alone.
-    fn alone<T>(&self, change: impl FnOnce(&mut State) -> Result<T>) -> Result<T> {
+    fn alone<T>(&self, change: impl FnOnce(&mut TableState) -> Result<T>) -> Result<T> {
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
         state.check_health()?;
         if !state.is_started {
@@ -125,7 +125,7 @@ impl TableMut {
     }
 }
 
-impl State {
+impl TableState {
     fn check_health(&self) -> Result<()> {
         match &self.failure {
             None => Ok(()),

@@ -26,10 +26,10 @@ enum Change {
 /// A file with changes that it does not have yet.
 pub(crate) struct Staged {
     base: Arc<dyn ImageFile>,
-    state: Mutex<State>,
+    state: Mutex<StagedState>,
 }
 
-struct State {
+struct StagedState {
     length_bytes: u64,
     /// Up to here the file itself is seen: where it was cut off and grew again there is zero.
     base_end: u64,
@@ -47,7 +47,7 @@ impl Staged {
         let length_bytes = base.length_bytes()?;
         Ok(Self {
             base,
-            state: Mutex::new(State {
+            state: Mutex::new(StagedState {
                 length_bytes,
                 base_end: length_bytes,
                 pages: BTreeMap::new(),
@@ -59,7 +59,7 @@ impl Staged {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, StagedState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -83,7 +83,7 @@ impl Staged {
     }
 }
 
-impl State {
+impl StagedState {
     fn read(&self, base: &dyn ImageFile, buffer: &mut [u8], offset: u64) -> Result<()> {
         let end = offset.saturating_add(buffer.len() as u64);
         let seen = to_usize(self.base_end.clamp(offset, end) - offset);

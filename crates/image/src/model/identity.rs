@@ -12,7 +12,7 @@ use crate::{Error, Result};
 pub struct ImageId(pub [u8; 16]);
 
 impl ImageId {
-    /// The one of nobody.
+    /// The nil identity.
     pub const NIL: Self = Self([0; 16]);
 
     /// A new one: version 4, of random bits.
@@ -37,7 +37,7 @@ impl ImageId {
         Ok(Self(bytes))
     }
 
-    /// Whether it is that of nobody.
+    /// Whether it is the nil identity.
     pub fn is_nil(self) -> bool {
         self == Self::NIL
     }

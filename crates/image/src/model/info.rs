@@ -121,7 +121,7 @@ pub enum FormatSource {
     Caller,
     /// The image above, in whose header it stands, or the descriptor.
     Overlay,
-    /// Nobody: it was taken from the content, which for a raw disk its guest decides.
+    /// Detected from the content, which for a raw disk its guest controls.
     Content,
 }
 

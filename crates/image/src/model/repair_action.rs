@@ -183,7 +183,7 @@ impl Display for RepairAction {
 pub enum RepairMode {
     /// Room that is taken for nothing is given back.
     Leaks,
-    /// What can be mended without doubt.
+    /// Repairs without a risk to data.
     #[default]
     Safe,
     /// What leads nowhere is given up, and reads as zero afterwards, or as what the image is based on. What two parts of the disk share is

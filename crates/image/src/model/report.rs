@@ -74,7 +74,7 @@ pub enum ProblemKind {
         what: &'static str,
         /// Where it is.
         offset: u64,
-        /// The part of the disk that is told of.
+        /// The affected part of the disk.
         disk_offset: u64,
         /// Whose it is, too.
         other: String,

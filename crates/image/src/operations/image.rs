@@ -10,7 +10,7 @@ use crate::chain::deltas::{DeltaTree, open_named};
 use crate::chain::options::{Backing, OpenOptions};
 use crate::chain::{ChainLayer, Content, OpenedFile, detect_format, open_chain, stack};
 use crate::file::Access;
-use crate::formats::qcow2::check::is_cut;
+use crate::formats::qcow2::check::is_truncated;
 use crate::formats::qcow2::features::INCOMPATIBLE_DIRTY;
 use crate::formats::qcow2::header::Header;
 use crate::formats::qcow2::layer::Layer;
@@ -133,7 +133,7 @@ fn is_qcow2_cut_off(file: &OpenedFile, header: &Header) -> Result<bool> {
         Err(error) if error.is_corrupt() => u64::MAX,
         end => end?,
     };
-    Ok(end > file.length_bytes()? && is_cut(file, header, &name)?)
+    Ok(end > file.length_bytes()? && is_truncated(file, header, &name)?)
 }
 
 /// What a check finds in a file; what keeps it from being checked is a problem like any other.

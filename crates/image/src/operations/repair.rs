@@ -28,10 +28,10 @@ pub enum RepairIntent {
     /// It will not be executed: the image is opened for reading only.
     Look,
     /// The image is opened for writing, with a lock.
-    Mend,
+    Repair,
 }
 
-/// What is mended may show what else there is to mend, where parts of an image lie over one another; so often it is looked again.
+/// How often repair is repeated: repairing overlapping structures may reveal other damage.
 const ROUND_COUNT_MAX: usize = 4;
 
 /// A planned repair.
@@ -44,16 +44,16 @@ pub struct Repair {
 
 /// Plans the repair of the image at `path`. Nothing is written, but by [`Repair::execute`].
 ///
-/// Only the image itself is mended, not what it is based on.
+/// Only the image itself is repaired, not its backing files.
 ///
 /// # Errors
-/// - [`Error::Locked`] where somebody else has it open;
+/// - [`Error::Locked`] where another process has it open;
 /// - [`Error::UnsupportedFormat`] where it has no metadata;
 /// - [`Error::Corrupt`] where it is damaged in a way that cannot even be looked at.
 pub fn plan_repair(path: &Path, options: &OpenOptions, mode: RepairMode, intent: RepairIntent) -> Result<Repair> {
     let access = match intent {
         RepairIntent::Look => Access::Read,
-        RepairIntent::Mend => Access::Write,
+        RepairIntent::Repair => Access::Write,
     };
     Repair::plan(Target::open(path, options, access)?, mode)
 }

@@ -93,7 +93,7 @@ fn try_all(lab: &Lab, path: &Path, format: Format, disk: &[u8]) {
 
 /// A repair gives up what is missing, which is zero from then on, and nothing else.
 fn repaired(cut: &Path, disk: &[u8], what: &str) {
-    let Ok(plan) = plan_repair(cut, &options(Format::Qcow2), RepairMode::All, RepairIntent::Mend) else {
+    let Ok(plan) = plan_repair(cut, &options(Format::Qcow2), RepairMode::All, RepairIntent::Repair) else {
         return;
     };
     let Ok(report) = plan.execute() else {

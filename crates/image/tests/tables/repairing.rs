@@ -22,7 +22,7 @@ fn repair(image: &Path, mode: RepairMode) -> Vec<&'static str> {
     let planned: Vec<_> = looked.actions().iter().map(RepairAction::name).collect();
     drop(looked);
     assert!(fs::read(image).unwrap() == before, "a plan wrote");
-    let plan = plan_repair(image, &options, mode, RepairIntent::Mend).unwrap();
+    let plan = plan_repair(image, &options, mode, RepairIntent::Repair).unwrap();
     let actions: Vec<_> = plan.actions().iter().map(RepairAction::name).collect();
     assert_eq!(actions, planned, "what was shown is not what is done");
     let after = plan.after().clone();
@@ -232,7 +232,7 @@ fn a_data_file_that_was_cut_off_is_told_by_a_repair_too() {
     fs::remove_file(&data).unwrap();
     let missing = |error: Error| matches!(error, Error::Io { action: "open", .. });
     assert!(missing(check(&image, &options).unwrap_err()));
-    let planned = plan_repair(&image, &options, RepairMode::Safe, RepairIntent::Mend);
+    let planned = plan_repair(&image, &options, RepairMode::Safe, RepairIntent::Repair);
     assert!(missing(planned.map(drop).unwrap_err()));
 }
 
@@ -327,7 +327,7 @@ fn what_somebody_has_open_or_has_no_metadata_is_not_mended() {
     });
     {
         let _held = QemuIo::hold(&image);
-        let refused = plan_repair(&image, &options, RepairMode::Safe, RepairIntent::Mend);
+        let refused = plan_repair(&image, &options, RepairMode::Safe, RepairIntent::Repair);
         assert!(matches!(refused.err(), Some(Error::Locked { .. })));
     }
     let (raw, _) = lab.raw("disk.raw", MIB, 1);
@@ -345,7 +345,7 @@ fn an_extent_of_several_is_mended() {
     change(&extent, |bytes| bytes[72] = 1);
     assert_eq!(check(&image, &OpenOptions::default()).unwrap().leak_count, 1);
     let before = fs::read(&image).unwrap();
-    let plan = plan_repair(&image, &OpenOptions::default(), RepairMode::Safe, RepairIntent::Mend).unwrap();
+    let plan = plan_repair(&image, &OpenOptions::default(), RepairMode::Safe, RepairIntent::Repair).unwrap();
     assert_eq!(plan.execute().unwrap().problems, []);
     assert!(fs::read(&image).unwrap() == before, "the descriptor has changed");
     assert_eq!(fs::read(&extent).unwrap()[72], 0);

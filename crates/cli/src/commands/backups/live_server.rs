@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_engine::{Error as JobError, InstantError, InstantJob, paper_key, serve_instantly};
-use holdfast_host::Companion;
+use holdfast_host::LineProcess;
 use holdfast_repo::Repository;
 use holdfast_serve::nbd::Event;
 use rustix::process::setsid;
@@ -122,11 +122,11 @@ pub(crate) fn launch(instant: &InstantJob, repository: &Repository) -> holdfast_
         "--repository".into(),
         instant.repository.clone().into(),
     ];
-    let mut companion = Companion::start(&program.into(), &words).map_err(|error| failed(error.to_string()))?;
-    companion
-        .tell(paper_key(repository).text())
+    let mut process = LineProcess::start(&program.into(), &words).map_err(|error| failed(error.to_string()))?;
+    process
+        .send_line(paper_key(repository).text())
         .map_err(|error| failed(error.to_string()))?;
-    match companion.hear(READY_DEADLINE) {
+    match process.receive_line(READY_DEADLINE) {
         Some(line) if line == READY => Ok(()),
         _ => Err(failed("it has ended, or does not answer".to_owned())),
     }

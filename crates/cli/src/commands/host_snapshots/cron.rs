@@ -9,7 +9,7 @@ use holdfast_engine::{
     GuestRequest, Guests, MachinePlaces, MemoryWish, PolicyRunReport, PolicyRunRequest, SetId, run_policy,
 };
 use holdfast_host::Description;
-use holdfast_host::provider::Wanted;
+use holdfast_host::provider::HostSnapshotScope;
 use jiff::Timestamp;
 use serde::Serialize;
 
@@ -256,7 +256,7 @@ impl Guests for FoundGuests<'_> {
         })
     }
 
-    fn newcomers(&self, wanted: &[Wanted]) -> Vec<Description> {
+    fn newcomers(&self, wanted: &[HostSnapshotScope]) -> Vec<Description> {
         KnownGuest::newcomers(self.known(), wanted, &self.hypervisors)
     }
 

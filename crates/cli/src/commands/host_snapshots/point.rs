@@ -7,7 +7,7 @@ use holdfast_engine::{
     NamedSnapshotSet, PointName, Providers, StateStore, TemporarySnapshots, open_host_point,
 };
 use holdfast_host::Libvirt;
-use holdfast_host::provider::Wanted;
+use holdfast_host::provider::HostSnapshotScope;
 
 use crate::commands::host_snapshots::snapshot::{check_moved, default_name, held_still, request_of, wanted_of};
 use crate::context::Context;
@@ -180,7 +180,11 @@ impl PointArgs {
     }
 
     /// The host snapshots that would be made of a machine as it is now.
-    pub(crate) fn planned_now(&self, machine: &str, context: &Context) -> Result<(Vec<Wanted>, KnownGuest), Error> {
+    pub(crate) fn planned_now(
+        &self,
+        machine: &str,
+        context: &Context,
+    ) -> Result<(Vec<HostSnapshotScope>, KnownGuest), Error> {
         let guest = find(machine, &self.hypervisors(context))?;
         Ok((wanted_now(&guest, context)?, guest))
     }
@@ -189,7 +193,7 @@ impl PointArgs {
 /// The host snapshots of a machine as it is now.
 fn request_now<'a>(
     asked: GuestRequest<'a>,
-    wanted: Vec<Wanted>,
+    wanted: Vec<HostSnapshotScope>,
     providers: &'a Providers,
     states: &'a StateStore,
 ) -> holdfast_engine::Result<HostSnapshotRequest<'a>> {
@@ -207,7 +211,7 @@ fn request_now<'a>(
     })
 }
 
-fn wanted_now(guest: &KnownGuest, context: &Context) -> Result<Vec<Wanted>, Error> {
+fn wanted_now(guest: &KnownGuest, context: &Context) -> Result<Vec<HostSnapshotScope>, Error> {
     let name = &guest.description.summary.name;
     let advice =
         format!("holdfast backup {name}, then holdfast restore {name} --to-machine --live: that runs at once, too");

@@ -8,7 +8,7 @@ use holdfast_engine::{
     GuestRequest, HostSnapshotReport, HostSnapshotRequest, Job, NamedSnapshotSet, Providers, SetId, StateStore,
     Subject, name_of_instant, take_host_snapshots,
 };
-use holdfast_host::provider::{Place, Wanted};
+use holdfast_host::provider::{DatasetPath, HostSnapshotScope};
 use serde::Serialize;
 
 use crate::args::{Example, JobArgs, SharedOptions};
@@ -168,7 +168,7 @@ impl Report for Taken {
 /// What is made at one instant.
 struct Plan {
     targets: Vec<String>,
-    wanted: Vec<Wanted>,
+    wanted: Vec<HostSnapshotScope>,
     name: String,
     /// Machines that are frozen, by their place among those that are known.
     guests: Vec<KnownGuest>,
@@ -183,9 +183,9 @@ fn run(args: &SnapshotArgs, context: &Context) -> Result<Exit, Error> {
     for target in &args.targets {
         if let Some(dataset) = datasets::parse(target)? {
             named.push(target.display().to_string());
-            wanted.push(Wanted {
+            wanted.push(HostSnapshotScope {
                 is_tree: args.recursive,
-                ..Wanted::all_of(dataset)
+                ..HostSnapshotScope::all_of(dataset)
             });
         } else {
             words.push(target.clone());
@@ -263,7 +263,7 @@ fn check(args: &SnapshotArgs, has_dataset: bool) -> Result<(), Error> {
 
 /// The machines that have disks in what is wanted. Where libvirt cannot be asked, that is said: there may be none.
 fn guests_in(
-    wanted: &[Wanted],
+    wanted: &[HostSnapshotScope],
     args: &SnapshotArgs,
     hypervisors: &Hypervisors<'_>,
     context: &Context,
@@ -302,7 +302,7 @@ pub(crate) fn wanted_of(
     guest: &KnownGuest,
     advice: impl Into<Cow<'static, str>>,
     context: &Context,
-) -> Result<Vec<Wanted>, Error> {
+) -> Result<Vec<HostSnapshotScope>, Error> {
     let name = &guest.description.summary.name;
     if let Some((disk, why)) = guest.places.nowhere.first() {
         return Err(Error::refused(
@@ -359,7 +359,7 @@ fn carry_out(
         cut.would_freeze = running.map(|guest| guest.description.summary.name.clone()).collect();
         return Ok(cut);
     }
-    let newcomers = |wanted: &[Wanted]| KnownGuest::newcomers(&plan.guests, wanted, hypervisors);
+    let newcomers = |wanted: &[HostSnapshotScope]| KnownGuest::newcomers(&plan.guests, wanted, hypervisors);
     let subject = if plan.is_of_machine {
         Subject::Machines
     } else {
@@ -415,7 +415,7 @@ pub(crate) fn held_still<'g>(
 }
 
 /// Refuses a machine whose disks are not in what is wanted of them any more.
-pub(crate) fn check_moved(guest: &GuestRequest<'_>, wanted: &[Wanted]) -> holdfast_engine::Result<()> {
+pub(crate) fn check_moved(guest: &GuestRequest<'_>, wanted: &[HostSnapshotScope]) -> holdfast_engine::Result<()> {
     if guest.places.wanted_with_bases() == wanted {
         return Ok(());
     }
@@ -447,7 +447,7 @@ pub(crate) fn request_of<'a>(
 }
 
 /// Disks of a machine that are not in what is wanted.
-fn left_out(guest: &KnownGuest, wanted: &[Wanted]) -> Vec<LeftOutDocument> {
+fn left_out(guest: &KnownGuest, wanted: &[HostSnapshotScope]) -> Vec<LeftOutDocument> {
     let machine = &guest.description.summary.name;
     let document = |disk: &str, reason: String| LeftOutDocument {
         machine: machine.clone(),
@@ -455,7 +455,7 @@ fn left_out(guest: &KnownGuest, wanted: &[Wanted]) -> Vec<LeftOutDocument> {
         reason,
     };
     let mut left_out = Vec::new();
-    let is_in_it = |place: &Place| {
+    let is_in_it = |place: &DatasetPath| {
         let alone = holdfast_engine::MachinePlaces {
             disks: vec![(String::new(), place.clone())],
             ..holdfast_engine::MachinePlaces::default()

@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 
 use holdfast_engine::{InitReport, InitRequest, Location, NewProtection, init};
-use holdfast_host::why_not_ours_alone;
+use holdfast_host::why_not_private;
 use holdfast_repo::Repository;
 use holdfast_repo::key::Cipher;
 use serde::Serialize;
@@ -136,7 +136,7 @@ fn run(args: &InitArgs, context: &Context) -> Result<Exit, Error> {
         paper_key,
     } = init(&request, &context.environment())?;
     // Network and removable file systems may show any owner and mode, so this is no refusal.
-    if let Ok(Some(why)) = why_not_ours_alone(location.path()) {
+    if let Ok(Some(why)) = why_not_private(location.path()) {
         context.console().warning(&format!(
             "others can change the repository, or put another one in its place: {why}; keep it in a folder that only you can write"
         ));

@@ -8,7 +8,7 @@ use std::time::Duration;
 use holdfast_block::{Clock as _, SeededRandom};
 use holdfast_host::domain_xml::served_folder;
 use holdfast_host::qmp::QmpCommand;
-use holdfast_host::{DiskSource, Hypervisor as _, HypervisorMut as _, Life, LiveDisks as _, Machine};
+use holdfast_host::{DiskSource, ExecutionState, Hypervisor as _, HypervisorMut as _, LiveDisks as _, Machine};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
@@ -34,7 +34,7 @@ impl World {
             let words = at(&uri, &words);
             let mut child = self.rig.command(&words).spawn().unwrap();
             let libvirt = self.lab.connect();
-            while libvirt.life(NAME).ok() != Some(Life::Running) {
+            while libvirt.life(NAME).ok() != Some(ExecutionState::Running) {
                 assert!(
                     child.try_wait().unwrap().is_none(),
                     "it has ended before its machine ran"
@@ -239,16 +239,16 @@ fn a_machine_whose_server_is_dead_stands_still_and_goes_on() {
     loop {
         let waited = world.lab.clock.now().saturating_sub(start);
         match libvirt.life(NAME).unwrap() {
-            Life::StoppedByDisk => break,
+            ExecutionState::StoppedByDisk => break,
             // From then on the firmware reads its disk.
-            Life::Running if waited >= reset_after => {
+            ExecutionState::Running if waited >= reset_after => {
                 world.lab.virsh(&["reset", NAME]);
                 patience *= 2;
                 reset_after = waited + patience;
             }
             // It stood still when it was reset, and does not know why any more.
-            Life::Paused => drop(world.lab.virsh(&["resume", NAME])),
-            Life::Running | Life::ShutOff => {}
+            ExecutionState::Paused => drop(world.lab.virsh(&["resume", NAME])),
+            ExecutionState::Running | ExecutionState::ShutOff => {}
         }
         assert!(waited < Duration::from_secs(300), "it does not read");
         world.lab.clock.sleep(Duration::from_millis(20));
@@ -266,7 +266,7 @@ fn a_server_that_dies_is_started_again() {
     let words = ["restore", "web1", "--to-machine", "--live"];
     let child = world.rig.command(&at(&world.lab.uri(), &words)).spawn().unwrap();
     let libvirt = world.lab.connect();
-    while libvirt.life(NAME).ok() != Some(Life::Running) {
+    while libvirt.life(NAME).ok() != Some(ExecutionState::Running) {
         world.lab.clock.sleep(Duration::from_millis(2));
     }
     for server in servers(&folder) {
@@ -370,7 +370,7 @@ fn interrupted_the_machine_runs_on() {
     let words = ["restore", "web1", "--to-machine", "--live"];
     let child = world.rig.command(&at(&world.lab.uri(), &words)).spawn().unwrap();
     let libvirt = world.lab.connect();
-    while libvirt.life(NAME).ok() != Some(Life::Running) {
+    while libvirt.life(NAME).ok() != Some(ExecutionState::Running) {
         world.lab.clock.sleep(Duration::from_millis(2));
     }
     kill_process(Pid::from_child(&child), Signal::INT).unwrap();

@@ -4,7 +4,7 @@ use std::process::Child;
 use std::time::Duration;
 
 use holdfast_block::{Clock as _, SeededRandom};
-use holdfast_host::living;
+use holdfast_host::processes_named;
 use holdfast_host::qmp::QmpCommand;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -105,10 +105,10 @@ fn libvirt_dies_while_a_machine_stands_still_for_its_memory() {
 
 /// Kills the servers of instant restores whose folders are below `place`.
 fn kill_servers(place: &str) {
-    for process in living("holdfast").unwrap_or_default() {
-        let is_server = process.words.iter().any(|word| word == "live-server");
-        if is_server && process.words.iter().any(|word| word.starts_with(place)) {
-            let id = Pid::from_raw(i32::try_from(process.process).unwrap()).unwrap();
+    for process in processes_named("holdfast").unwrap_or_default() {
+        let is_server = process.arguments.iter().any(|word| word == "live-server");
+        if is_server && process.arguments.iter().any(|word| word.starts_with(place)) {
+            let id = Pid::from_raw(i32::try_from(process.pid).unwrap()).unwrap();
             kill_process(id, Signal::KILL).ok();
         }
     }

@@ -272,7 +272,7 @@ fn a_machine_in_thin_volumes_is_backed_up_by_what_its_pool_tells() {
     on.world.write(1, 52, 0, 65_536);
     let all = on.back_up();
     let reason = all["disks"][0]["reason"].as_str().unwrap();
-    assert!(reason.contains("somebody else has reserved"), "{all}");
+    assert!(reason.contains("another process has reserved"), "{all}");
     on.world.assert_snapshot_is_right("third");
     // One of ours has died with it: it is taken over.
     system(

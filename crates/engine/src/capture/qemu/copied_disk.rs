@@ -14,7 +14,7 @@ use holdfast_block::{
     to_usize,
 };
 use holdfast_host::qemu::PartCopier;
-use holdfast_host::qmp::{Monitor, MonitorError, ask_patiently};
+use holdfast_host::qmp::{Monitor, MonitorError, query_with_retries};
 use holdfast_serve::nbd::client::{NbdDeviceMut, NbdStopper};
 use rustix::fs::{FallocateFlags, SeekFrom};
 
@@ -140,7 +140,7 @@ impl<'a> CopiedDisk<'a> {
                 Ok(()) => break,
                 Err(MonitorError::Transport { .. }) if attempt < ATTEMPT_COUNT => {
                     let abandon = |monitor: &dyn Monitor| self.copier.abandon(monitor, clock);
-                    ask_patiently(monitor, clock, &abandon).map_err(DeviceError::layer)?;
+                    query_with_retries(monitor, clock, &abandon).map_err(DeviceError::layer)?;
                 }
                 Err(error) => return Err(DeviceError::layer(error)),
             }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use holdfast_host::qmp::QmpCommand;
-use holdfast_host::{Ended, Machine};
+use holdfast_host::{Machine, MachineEnd};
 use serde_json::Value;
 
 use crate::job::{Error, Job};
@@ -16,7 +16,7 @@ const ATTEMPT_INTERVAL: Duration = Duration::from_millis(100);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Fate {
     /// It has ended.
-    Ended(Ended),
+    Ended(MachineEnd),
     /// Its processors run.
     Runs,
     /// Its QEMU answers, and its processors stand still.

@@ -3,7 +3,7 @@
 use std::fs::File;
 
 use holdfast_host::MachineState;
-use holdfast_host::qemu::Standstill;
+use holdfast_host::qemu::PausePolicy;
 use jiff::Timestamp;
 
 use super::frozen::{Freezer, FrozenMachine};
@@ -31,7 +31,7 @@ impl QemuCapture<'_> {
         let has_others = self.description.nvram.is_some() || self.description.tpm.is_some();
         let mut freezer = self.freezer();
         if has_others {
-            freezer.standstill = Standstill::Always;
+            freezer.pause_policy = PausePolicy::Always;
         }
         let (mut time, mut beside) = (None, Ok(FirmwareState::default()));
         let note = NotedRun::begin(&self.request, &self.description, self.job);

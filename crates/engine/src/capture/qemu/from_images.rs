@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use holdfast_host::provider::clone_file;
 use holdfast_host::qemu::{Pause, RunId};
-use holdfast_host::qmp::{Monitor, QmpCommand, ask_patiently};
+use holdfast_host::qmp::{Monitor, QmpCommand, query_with_retries};
 use holdfast_host::{DiskSource, MachineDisk, MachineState, Overlays};
 use jiff::Timestamp;
 
@@ -247,7 +247,7 @@ impl QemuCapture<'_> {
     fn check_stood_still(&self) -> Result<()> {
         let monitor = self.request.machine.monitor();
         let command = QmpCommand::new("query-status", serde_json::Value::Null);
-        let status = ask_patiently(monitor, self.job.clock, &|monitor: &dyn Monitor| {
+        let status = query_with_retries(monitor, self.job.clock, &|monitor: &dyn Monitor| {
             monitor.execute(&command)
         });
         if status.is_ok_and(|status| status["running"] != true) {

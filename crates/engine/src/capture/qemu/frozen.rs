@@ -7,9 +7,12 @@ mod written_out;
 use std::fs::File;
 use std::time::Duration;
 
-use holdfast_host::qemu::memory::{Memory, MemoryMode, MemoryPipe, Receiving};
-use holdfast_host::qemu::{Cut, CutDisk, CutRequest, Moment, NotServed, Pause, QemuDisk, RunId, Standstill, disks};
-use holdfast_host::qmp::{MonitorError, QmpCommand, wake_patiently};
+use holdfast_host::qemu::memory::{Memory, MemoryMode, MemoryPipe, MemoryReceiver};
+use holdfast_host::qemu::{
+    DiskRequest, NotServed, Pause, PausePolicy, PointInTime, PointInTimeEvent, PointInTimeRequest, QemuDisk, RunId,
+    disks,
+};
+use holdfast_host::qmp::{MonitorError, QmpCommand, wake_with_retries};
 use holdfast_host::{Error as HostError, MachineDisk, MachineState};
 use holdfast_serve::nbd::client::{Endpoint, NbdDevice, NbdDeviceMut, NbdOptions};
 
@@ -44,13 +47,13 @@ pub(super) struct Freezer<'a> {
     /// How long the machine may stand still.
     pub(super) pause_deadline: Duration,
     /// Whether it has to.
-    pub(super) standstill: Standstill,
+    pub(super) pause_policy: PausePolicy,
 }
 
 /// What is lent to QEMU for an instant.
 #[derive(Default)]
 struct LentFiles {
-    cut_disks: Vec<CutDisk>,
+    disk_requests: Vec<DiskRequest>,
     /// The files that grow while the disks are read.
     watched: Vec<File>,
     /// The file of each disk that is copied, as it is read.
@@ -62,7 +65,7 @@ type BitmapProof = std::result::Result<Proof, ReadAll>;
 
 /// Frozen disks.
 pub(super) struct FrozenMachine<'a> {
-    cut: Cut,
+    cut: PointInTime,
     quiesced: Quiesced,
     guard: Guard,
     disks: Vec<FrozenDisk<'a>>,
@@ -140,7 +143,7 @@ impl<'a> Freezer<'a> {
             hooks,
             job,
             pause_deadline: PAUSE_DEADLINE,
-            standstill: Standstill::default(),
+            pause_policy: PausePolicy::default(),
         }
     }
 
@@ -166,18 +169,18 @@ impl<'a> Freezer<'a> {
         self.write_out(&wanted, state)?;
         let (folder, listener) = listen(&self.request.runtime)?;
         let LentFiles {
-            cut_disks,
+            disk_requests,
             watched,
             spools,
         } = self.lend(&wanted, &usable)?;
         let (memory, receiving) = self.begin_memory()?.unzip();
-        let request = CutRequest {
+        let request = PointInTimeRequest {
             run: RunId(self.request.capture.run),
-            disks: cut_disks,
+            disks: disk_requests,
             write_deadline: self.request.write_deadline,
             listener,
             memory,
-            standstill: self.standstill,
+            pause_policy: self.pause_policy,
         };
         let mut guard = Guard::start(self.request.watchdog.as_deref())?;
         let made = self.cut(request, (state, can_quiesce), within, &mut guard);
@@ -213,7 +216,7 @@ impl<'a> Freezer<'a> {
             }),
             Err(error) => {
                 // A lost connection may be the reason: what is to be taken out needs another.
-                wake_patiently(self.request.machine.monitor(), self.job.clock).ok();
+                wake_with_retries(self.request.machine.monitor(), self.job.clock).ok();
                 self.release(cut);
                 let begun = wanted.iter().enumerate();
                 self.remove_bitmaps(
@@ -226,7 +229,7 @@ impl<'a> Freezer<'a> {
     }
 
     /// Begins to take in the memory, where it is wanted.
-    fn begin_memory(&self) -> Result<Option<((MemoryPipe, MemoryMode), Receiving)>> {
+    fn begin_memory(&self) -> Result<Option<((MemoryPipe, MemoryMode), MemoryReceiver)>> {
         let Some(way) = self.request.memory else {
             return Ok(None);
         };
@@ -252,7 +255,7 @@ impl<'a> Freezer<'a> {
             let watched = read.as_ref().map(|file| self.clone_of(file)).transpose()?;
             lent.watched.extend(watched);
             lent.spools.push(read);
-            lent.cut_disks.push(CutDisk {
+            lent.disk_requests.push(DiskRequest {
                 scratch: scratch.given,
                 spool: given,
                 disk: disk.clone(),
@@ -297,11 +300,11 @@ impl<'a> Freezer<'a> {
     /// The instant, with the administrator's programs before it and after it.
     fn cut(
         &self,
-        request: CutRequest,
+        request: PointInTimeRequest,
         (state, can_quiesce): (MachineState, bool),
         within: &mut dyn FnMut(),
         guard: &mut Guard,
-    ) -> Result<(Cut, Quiesced)> {
+    ) -> Result<(PointInTime, Quiesced)> {
         if state == MachineState::Running {
             guard.owes(&[HookEvent::PostThaw, HookEvent::JobAbort])?;
         }
@@ -321,11 +324,11 @@ impl<'a> Freezer<'a> {
 
     fn cut_quiesced(
         &self,
-        request: CutRequest,
+        request: PointInTimeRequest,
         (state, can_quiesce): (MachineState, bool),
         within: &mut dyn FnMut(),
         guard: &mut Guard,
-    ) -> Result<(Cut, Quiesced)> {
+    ) -> Result<(PointInTime, Quiesced)> {
         let is_running = state == MachineState::Running;
         let summary = self.request.machine.describe()?.summary;
         let (journal, patience) = (self.request.capture.journal.as_ref(), (Work::Instant, INSTANT_PATIENCE));
@@ -338,7 +341,7 @@ impl<'a> Freezer<'a> {
         // The guest's file systems are frozen only while they have to be: what takes time is done before and after.
         let monitor = self.request.machine.monitor();
         let with_memory = request.memory.as_ref().map(|(_, mode)| *mode);
-        let prepared = Cut::prepare(monitor, self.job.clock, request).map_err(|error| self.failed(error))?;
+        let prepared = PointInTime::prepare(monitor, self.job.clock, request).map_err(|error| self.failed(error))?;
         let quiescence = match FreezeState::begin(guest, (is_running, can_quiesce), guard, self.job) {
             Ok(quiescence) => quiescence,
             Err(error) => {
@@ -356,10 +359,10 @@ impl<'a> Freezer<'a> {
             Ok(()) => {
                 let tell = &mut |moment| match moment {
                     // A watchdog that is gone cannot be notified; the pause is over before it matters.
-                    Moment::Stopped if is_running => drop(guard.about_to_pause(self.pause_deadline)),
-                    Moment::Runs if is_running => drop(guard.about_to_pause(LIVE_MEMORY_DEADLINE)),
-                    Moment::Stopped | Moment::Runs => {}
-                    Moment::Instant => within(),
+                    PointInTimeEvent::Stopped if is_running => drop(guard.about_to_pause(self.pause_deadline)),
+                    PointInTimeEvent::Running if is_running => drop(guard.about_to_pause(LIVE_MEMORY_DEADLINE)),
+                    PointInTimeEvent::Stopped | PointInTimeEvent::Running => {}
+                    PointInTimeEvent::Reached => within(),
                 };
                 prepared.take(tell).map_err(|error| self.failed(error))
             }
@@ -402,7 +405,7 @@ impl<'a> Freezer<'a> {
 
     fn open(
         &self,
-        cut: &Cut,
+        cut: &PointInTime,
         socket: &std::path::Path,
         wanted: &[(String, QemuDisk)],
         (usable, spools): (Vec<BitmapProof>, Vec<Option<File>>),

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use holdfast_block::DirtyBitmap;
-use holdfast_host::provider::{HostSnapshot, HostSnapshotName, Place, Provider, ProviderKind, View};
+use holdfast_host::provider::{DatasetPath, HostSnapshot, HostSnapshotName, Provider, ProviderKind, View};
 use holdfast_host::qemu::Pause;
 use holdfast_host::{Description, MachineDisk};
 use holdfast_repo::{Manifest, Repository};
@@ -39,7 +39,7 @@ const TAG: &str = "holdfast";
 struct HeldSnapshots {
     name: String,
     /// By the name of the disk in the machine.
-    places: BTreeMap<String, Place>,
+    places: BTreeMap<String, DatasetPath>,
     /// One for each dataset.
     snapshots: Vec<HostSnapshot>,
     views: Vec<View>,

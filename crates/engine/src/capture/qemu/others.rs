@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use holdfast_host::qemu::{RunId, drop_idle_files, remove_run, runs_in};
 use holdfast_host::qmp::{Monitor, MonitorError};
-use holdfast_host::{Living, MachineState, MachineSummary, living};
+use holdfast_host::{MachineState, MachineSummary, ProcessInfo, processes_named};
 use holdfast_repo::Liveness;
 
 use super::MachineReadRequest;
@@ -118,7 +118,7 @@ fn is_still_there(monitor: &dyn Monitor, run: RunId, job: Job<'_>) -> std::resul
 
 /// Whether the watchdog of a run may be alive.
 fn has_watchdog(run: RunId) -> bool {
-    let is_one = |process: &Living| is_watchdog_of(&process.words, run);
+    let is_one = |process: &ProcessInfo| is_watchdog_of(&process.arguments, run);
     // Where processes of other users cannot be seen, it may be.
-    living("holdfast").is_none_or(|living| living.iter().any(is_one))
+    processes_named("holdfast").is_none_or(|processes_named| processes_named.iter().any(is_one))
 }

@@ -201,10 +201,10 @@ impl VirtualBoxCapture<'_> {
         let machine = self.request.machine;
         match (self.condition.state(), &self.condition) {
             (MachineState::ShutOff, _) => Ok(true),
-            (_, Condition::UsedBy(living)) => Err(of(VirtualBoxError::InUse {
+            (_, Condition::UsedBy(process)) => Err(of(VirtualBoxError::InUse {
                 machine: machine.name().to_owned(),
-                process: living.process,
-                program: living.words.first().cloned().unwrap_or_default(),
+                process: process.pid,
+                program: process.arguments.first().cloned().unwrap_or_default(),
                 why_not: match machine.place().manager() {
                     Some(_) => "does not know it",
                     None => "is not there",

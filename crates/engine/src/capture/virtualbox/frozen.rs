@@ -6,7 +6,7 @@
 
 use holdfast_hardware::virtualbox::Snapshot;
 use holdfast_host::MachineState;
-use holdfast_host::virtualbox::{Meanwhile, VBoxManage};
+use holdfast_host::virtualbox::{SnapshotMode, VBoxManage};
 
 use super::machine::VirtualBoxMachine;
 use crate::job::{Progress, Result};
@@ -34,8 +34,8 @@ impl<'a> HoldingSnapshot<'a> {
     ) -> Result<Self> {
         let name = format!("{PREFIX}{place}-{run:08x}");
         let meanwhile = match state {
-            MachineState::Running => Meanwhile::RunsOn,
-            _ => Meanwhile::StandsStill,
+            MachineState::Running => SnapshotMode::Live,
+            _ => SnapshotMode::Paused,
         };
         let taken = manager.take_snapshot(machine.uuid(), (&name, DESCRIPTION), meanwhile);
         // It may be there although VBoxManage says otherwise, or does not say which one it is.

@@ -9,7 +9,8 @@ use holdfast_hardware::virtualbox::{Medium, MediumKind, Settings, media, read, r
 use holdfast_hardware::{DiskKind as HardwareKind, Dropped, Machine, Place, Translated, adapt};
 use holdfast_host::virtualbox::{MachineInfo, VBoxManage, VirtualBoxState};
 use holdfast_host::{
-    Description, DiskKind, DiskSource, Living, MachineDisk, MachineState, MachineSummary, Mark, writers_of_files,
+    BackupMark, Description, DiskKind, DiskSource, MachineDisk, MachineState, MachineSummary, ProcessInfo,
+    writers_of_files,
 };
 use holdfast_image::{Backing, OpenOptions};
 use rustix::fs::OFlags;
@@ -62,7 +63,7 @@ pub(super) enum Condition {
         is_certain: bool,
     },
     /// VBoxManage cannot be asked, and this process writes its images.
-    UsedBy(Living),
+    UsedBy(ProcessInfo),
 }
 
 impl Condition {
@@ -201,7 +202,7 @@ impl<'a> VirtualBoxMachine<'a> {
             nvram: said.settings.nvram.as_deref().map(|path| self.file(path)),
             tpm: None,
             has_agent_channel: false,
-            mark: Mark::default(),
+            mark: BackupMark::default(),
         }
     }
 

@@ -8,7 +8,7 @@ use std::io::Read;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_host::xapi::{DiskForm, KeptDisk, Pool, Reference, VirtualDisk, XapiResult, XenMachine, XenSnapshot};
+use holdfast_host::xapi::{BaseDisk, DiskForm, Pool, Reference, VirtualDisk, XapiResult, XenMachine, XenSnapshot};
 use jiff::Timestamp;
 
 use super::{XenBackupRequest, XenTransfer};
@@ -92,7 +92,7 @@ impl<'a> PoolSnapshot<'a> {
                 snapshot.memory = snapshot.memory.filter(|_| request.with_memory);
                 Ok(Self {
                     pool: Arc::clone(&request.pool),
-                    cleaner: Arc::new(request.pool.for_clearing_up()),
+                    cleaner: Arc::new(request.pool.for_cleanup()),
                     machine: &machine.summary.name,
                     snapshot,
                     is_removed: false,
@@ -160,7 +160,7 @@ impl<'a> PoolSnapshot<'a> {
     pub(super) fn keep(&mut self, bases: &[Reference], way: XenTransfer, mark: &str, job: Job<'_>) -> bool {
         let pool = Arc::clone(&self.cleaner);
         for base in bases {
-            if let Err(error) = pool.mark_kept(base, mark) {
+            if let Err(error) = pool.mark_base(base, mark) {
                 job.progress.warning(&format!(
                     "the next backup of {} will read everything: the pool does not keep what it would be compared with: {}",
                     self.machine,
@@ -196,7 +196,7 @@ impl<'a> PoolSnapshot<'a> {
     }
 
     fn remove_older(&self, mark: &str) -> XapiResult<()> {
-        let is_older = |disk: &&KeptDisk| disk.purpose == mark && !self.kept.contains(&disk.reference);
+        let is_older = |disk: &&BaseDisk| disk.purpose == mark && !self.kept.contains(&disk.reference);
         for disk in self.cleaner.kept()?.iter().filter(is_older) {
             self.cleaner.remove_disk(&disk.reference)?;
         }
@@ -236,7 +236,7 @@ impl Drop for PoolSnapshot<'_> {
 
 /// Removes a snapshot of which the answer was lost, or that was made in part.
 fn remove_labelled(pool: &Arc<Pool>, machine: &XenMachine, label: &str, job: Job<'_>) {
-    let pool = Arc::new(pool.for_clearing_up());
+    let pool = Arc::new(pool.for_cleanup());
     let removed = pool.snapshots_labelled(machine, label).and_then(|snapshots| {
         let mut snapshots = snapshots.iter();
         snapshots.try_for_each(|snapshot| pool.remove_snapshot(snapshot, &[]))

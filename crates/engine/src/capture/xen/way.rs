@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use holdfast_block::{BlockDevice, DirtyBitmap};
-use holdfast_host::xapi::{DiskForm, NbdPlace, Pool, Reference, Tracking, VirtualDisk, XapiError};
+use holdfast_host::xapi::{DiskForm, NbdAddress, Pool, Reference, Tracking, VirtualDisk, XapiError};
 use holdfast_image::VhdStream;
 use holdfast_repo::{DiskRecord, Manifest, Repository};
 use holdfast_serve::nbd::client::{Endpoint, NbdDevice, NbdOptions, TlsClient};
@@ -118,7 +118,7 @@ pub(super) fn why_everything(
 fn why_no_nbd(pool: &Pool, taken: &[ChosenXenDisk]) -> Result<Option<String>> {
     let mut is_reached = false;
     for disk in taken {
-        match pool.nbd_places(&disk.live.reference) {
+        match pool.nbd_addresses(&disk.live.reference) {
             Ok(places) if places.is_empty() => {
                 return Ok(Some(
                     "no network of the pool is meant for it (xe network-param-add param-name=purpose param-key=nbd)"
@@ -139,7 +139,7 @@ fn why_no_nbd(pool: &Pool, taken: &[ChosenXenDisk]) -> Result<Option<String>> {
 }
 
 /// Why none of these places can be connected to; none where one can.
-fn unreached(pool: &Pool, places: &[NbdPlace]) -> Option<String> {
+fn unreached(pool: &Pool, places: &[NbdAddress]) -> Option<String> {
     let mut reason = None;
     for place in places {
         match pool.reach_nbd(place) {
@@ -350,7 +350,7 @@ fn by_nbd(
 
 /// Connects to the first place that serves a disk and can be reached.
 fn connect(request: &XenBackupRequest<'_>, disk: &VirtualDisk) -> Result<NbdDevice> {
-    let places = request.pool.nbd_places(&disk.reference)?;
+    let places = request.pool.nbd_addresses(&disk.reference)?;
     let mut reason = "no place serves it any more".to_owned();
     for place in &places {
         let tls = match place.trust() {

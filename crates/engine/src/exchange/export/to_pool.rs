@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use holdfast_archive::{PackOptions, Packing};
 use holdfast_hardware::xen::SuspendedMachine;
-use holdfast_host::xapi::{Pool, Record, Reference, Upload, XapiError, XapiResult};
+use holdfast_host::xapi::{Pool, Reference, Upload, XapiError, XapiRecord, XapiResult};
 use holdfast_repo::Environment;
 use jiff::Timestamp;
 
@@ -186,7 +186,7 @@ fn tell_of_namesakes(pool: &Pool, name: &str, job: Job<'_>) {
 
 /// A pool plugs a network card into the network of its name, else into the one whose bridge is called the same, else into one that it makes: a user who
 /// starts the machine has to know.
-fn tell_of_networks(pool: &Pool, known: &[Record], (machine, asked): (&Record, &[String]), job: Job<'_>) {
+fn tell_of_networks(pool: &Pool, known: &[XapiRecord], (machine, asked): (&XapiRecord, &[String]), job: Job<'_>) {
     let cards = machine.references("VIFs");
     let Ok(mut cards) = cards
         .iter()

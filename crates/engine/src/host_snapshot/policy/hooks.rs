@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use holdfast_host::{Call, Ending};
+use holdfast_host::{Call, ProcessOutcome};
 use holdfast_policy::sanoid::DatasetPolicy;
 
 use super::PolicyRun;
@@ -108,8 +108,8 @@ impl PolicyRun<'_> {
                 for line in &called.lines {
                     self.job.progress.note(&format!("{key} of {}: {line}", policy.dataset));
                 }
-                match called.ending {
-                    Ending::Well => return Ok(()),
+                match called.outcome {
+                    ProcessOutcome::Success => return Ok(()),
                     other => other.to_string(),
                 }
             }

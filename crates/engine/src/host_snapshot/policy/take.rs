@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use holdfast_host::MachineState;
-use holdfast_host::provider::{Dataset, HostSnapshotName, Wanted};
+use holdfast_host::provider::{Dataset, HostSnapshotName, HostSnapshotScope};
 use holdfast_policy::sanoid::{DatasetPolicy, SnapshotType, repeated_hour_name, snapshot_name};
 
 use super::hooks::{Event, ScriptCall};
@@ -19,7 +19,7 @@ use crate::repository::forget::Execution;
 #[derive(Clone)]
 struct DueDataset<'p> {
     policy: &'p DatasetPolicy,
-    wanted: Wanted,
+    wanted: HostSnapshotScope,
     /// Each with the name of its snapshot.
     types: Vec<(SnapshotType, String)>,
     /// The machines with disks in it, by their places.
@@ -73,9 +73,9 @@ pub(super) fn take(
         if types.is_empty() {
             continue;
         }
-        let wanted = Wanted {
+        let wanted = HostSnapshotScope {
             is_tree: policy.is_tree(),
-            ..Wanted::all_of(dataset(&policy.dataset))
+            ..HostSnapshotScope::all_of(dataset(&policy.dataset))
         };
         let are_there = machines_in(places.iter().copied(), std::slice::from_ref(&wanted));
         let machines = are_there.into_iter().enumerate().filter(|(_, is_there)| *is_there);
@@ -248,7 +248,7 @@ fn cut(
     let mut guests = machines.iter().map(guest).collect::<Result<Vec<_>>>()?;
     leave_out_memories(&mut guests, run.job);
     let now = || (run.request.now)().timestamp();
-    let newcomers = |wanted: &[Wanted]| run.request.guests.newcomers(wanted);
+    let newcomers = |wanted: &[HostSnapshotScope]| run.request.guests.newcomers(wanted);
     let request = HostSnapshotRequest {
         providers: run.request.providers,
         cuts: cuts_of(due),
@@ -285,13 +285,13 @@ fn leave_out_memories(guests: &mut [crate::GuestRequest<'_>], job: crate::Job<'_
 
 /// What is made of each name.
 fn cuts_of(due: &[DueDataset<'_>]) -> Vec<NamedSnapshotSet> {
-    let mut by_name: BTreeMap<&str, Vec<Wanted>> = BTreeMap::new();
+    let mut by_name: BTreeMap<&str, Vec<HostSnapshotScope>> = BTreeMap::new();
     for one in due {
         for (_, name) in &one.types {
             by_name.entry(name).or_default().push(one.wanted.clone());
         }
     }
-    let cut = |(name, wanted): (&str, Vec<Wanted>)| NamedSnapshotSet {
+    let cut = |(name, wanted): (&str, Vec<HostSnapshotScope>)| NamedSnapshotSet {
         name: name.to_owned(),
         wanted,
     };

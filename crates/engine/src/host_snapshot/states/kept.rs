@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use holdfast_host::Description;
-use holdfast_host::provider::{Dataset, HostSnapshotName, Place, ProviderKind};
+use holdfast_host::provider::{Dataset, DatasetPath, HostSnapshotName, ProviderKind};
 use holdfast_host::qemu::memory::Memory;
 use holdfast_repo::{BackupRequest, Manifest, Parent, SnapshotId};
 use jiff::Timestamp;
@@ -54,7 +54,7 @@ pub struct KeptDisk {
     /// Its name in the machine.
     pub target: String,
     /// In which dataset, and where in it.
-    pub place: Place,
+    pub place: DatasetPath,
     /// Where the machine had it.
     pub file: PathBuf,
     /// The format of its image.
@@ -81,7 +81,7 @@ struct DiskNote {
 impl KeptDisk {
     /// Those of a machine.
     pub(crate) fn all_of(description: &Description, places: &MachinePlaces) -> Vec<Self> {
-        let kept = |(target, place): &(String, Place)| {
+        let kept = |(target, place): &(String, DatasetPath)| {
             let disk = description.disks.iter().find(|disk| disk.target == *target)?;
             Some(Self {
                 target: target.clone(),
@@ -113,7 +113,7 @@ impl KeptState {
         let disk = |note: DiskNote| {
             Some(KeptDisk {
                 target: note.disk,
-                place: Place {
+                place: DatasetPath {
                     dataset: dataset(&note.provider, note.dataset)?,
                     path: note.path,
                 },

@@ -415,7 +415,7 @@ pub enum Error {
         /// The machine.
         machine: String,
         /// How it ended.
-        how: holdfast_host::Ended,
+        how: holdfast_host::MachineEnd,
     },
     /// The frozen copy of a disk broke while it was read.
     #[error("the frozen copy of disk {disk} of {machine} broke: what the guest overwrote did not fit into {}, or was not saved in time", scratch.display())]
@@ -437,7 +437,7 @@ pub enum Error {
         /// The folder with the scratch files.
         folder: PathBuf,
         /// Why.
-        source: Box<holdfast_host::qemu::memory::StreamError>,
+        source: Box<holdfast_host::qemu::memory::MemoryStreamError>,
     },
     /// What a snapshot holds of a machine's memory makes no sense.
     #[error("the state of the memory of {machine} in the snapshot")]
@@ -453,7 +453,7 @@ pub enum Error {
         /// The machine.
         machine: String,
         /// Why.
-        source: Box<holdfast_host::qemu::memory::StreamError>,
+        source: Box<holdfast_host::qemu::memory::MemoryStreamError>,
     },
     /// QEMU does not send the memory of a machine that is paused since it was sent before.
     #[error("QEMU sent the memory of {machine} before, and sends it again only after the machine has run")]

@@ -125,7 +125,7 @@ pub enum TemplateError {
         label: String,
     },
     /// There is no file that says whose signatures count.
-    #[error("{label} is signed by {key}, and nobody has said whose signatures count")]
+    #[error("{label} is signed by {key}, and no file of allowed signers is given")]
     NoSigners {
         /// Name and tag.
         label: String,

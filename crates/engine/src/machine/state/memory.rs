@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use holdfast_block::{BlockDeviceMut, FileDeviceMut, IoMode};
-use holdfast_host::qemu::memory::{MemoryMode, MemoryPipe, MemoryWay, Receiving, StreamError, page_bytes, receive};
+use holdfast_host::qemu::memory::{
+    MemoryMethod, MemoryMode, MemoryPipe, MemoryReceiver, MemoryStreamError, page_bytes, receive,
+};
 use holdfast_host::qmp::{Monitor, QmpCommand};
 use serde_json::Value;
 
@@ -15,7 +17,7 @@ use crate::notes::STREAM_MEMORY;
 #[derive(Debug, Clone)]
 pub struct MemoryWish {
     /// While the machine runs, or not.
-    pub way: MemoryWay,
+    pub way: MemoryMethod,
     /// A folder for sockets, which QEMU's user can reach.
     pub runtime: PathBuf,
     /// Where the memory is until it is kept.
@@ -28,7 +30,7 @@ pub(crate) const MEMORY_DEADLINE: Duration = Duration::from_secs(3600);
 pub(crate) const LIVE_MEMORY_DEADLINE: Duration = Duration::from_secs(60);
 
 /// How the memory of a machine is to be taken; tells where that is not as it was wished, or should not have been wished.
-fn mode(way: MemoryWay, monitor: &dyn Monitor, machine: &str, job: Job<'_>) -> Result<MemoryMode> {
+fn mode(way: MemoryMethod, monitor: &dyn Monitor, machine: &str, job: Job<'_>) -> Result<MemoryMode> {
     let chosen = way.mode(monitor);
     let (mode, flaw) = chosen.map_err(|source| holdfast_host::Error::Monitor {
         machine: machine.to_owned(),
@@ -50,11 +52,11 @@ fn mode(way: MemoryWay, monitor: &dyn Monitor, machine: &str, job: Job<'_>) -> R
 
 /// Begins to take in the memory of a machine, into a file without a name in `folder`; also how it is taken.
 pub(crate) fn begin(
-    way: MemoryWay,
+    way: MemoryMethod,
     (monitor, machine): (&dyn Monitor, &str),
     folder: &Path,
     job: Job<'_>,
-) -> Result<((MemoryPipe, MemoryMode), Receiving)> {
+) -> Result<((MemoryPipe, MemoryMode), MemoryReceiver)> {
     let failed = |source| holdfast_host::Error::Monitor {
         machine: machine.to_owned(),
         source,
@@ -77,10 +79,10 @@ pub(crate) fn begin(
 }
 
 /// Why the memory of a machine was not kept in `folder`.
-pub(crate) fn not_kept(machine: &str, folder: &Path, source: StreamError) -> Error {
+pub(crate) fn not_kept(machine: &str, folder: &Path, source: MemoryStreamError) -> Error {
     let machine = machine.to_owned();
     match source {
-        StreamError::Store(_) | StreamError::Senseless { .. } => Error::MemoryNotKept {
+        MemoryStreamError::Store(_) | MemoryStreamError::Senseless { .. } => Error::MemoryNotKept {
             machine,
             folder: folder.to_owned(),
             source: Box::new(source),

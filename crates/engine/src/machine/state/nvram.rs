@@ -35,7 +35,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
     use std::path::Path;
 
-    use holdfast_host::{Description, MachineState, MachineSummary, Mark, Rights, UserIdentity};
+    use holdfast_host::{BackupMark, Description, MachineState, MachineSummary, Rights, UserIdentity};
     use rustix::fs::{CWD, FileType, Mode, mknodat};
     use rustix::process::geteuid;
 
@@ -52,7 +52,7 @@ mod tests {
             nvram: Some(nvram.to_owned()),
             tpm: None,
             has_agent_channel: false,
-            mark: Mark::default(),
+            mark: BackupMark::default(),
         }
     }
 

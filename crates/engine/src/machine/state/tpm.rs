@@ -152,7 +152,7 @@ mod tests {
 
     use holdfast_block::{Clock, ManualClock};
     use holdfast_host::{
-        Description, MachineState, MachineSummary, Mark, Rights, Tpm, TpmFile, TpmPlace, TpmStore, TpmVersion,
+        BackupMark, Description, MachineState, MachineSummary, Rights, Tpm, TpmFile, TpmPlace, TpmStore, TpmVersion,
     };
 
     use super::{STATE_BYTES_MAX, TpmFound, is_whole, read};
@@ -175,7 +175,7 @@ mod tests {
                 }),
             }),
             has_agent_channel: false,
-            mark: Mark::default(),
+            mark: BackupMark::default(),
         }
     }
 

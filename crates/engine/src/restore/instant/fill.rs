@@ -9,7 +9,7 @@ use std::num::NonZeroU64;
 use std::time::Duration;
 
 use holdfast_host::domain_xml::with_own_disks;
-use holdfast_host::{DiskSource, Life, LiveDisks, MachineDisk};
+use holdfast_host::{DiskSource, ExecutionState, LiveDisks, MachineDisk};
 
 use super::rate::FillRate;
 use super::{InstantReport, ServerLauncher, pause, server};
@@ -129,7 +129,7 @@ impl<'a> DiskFill<'a> {
             pause(self.job.clock);
         }
         // It may stand still for a request that failed before its disks were there, and goes on with that.
-        if self.hypervisor.life(&instant.uuid)? == Life::StoppedByDisk {
+        if self.hypervisor.life(&instant.uuid)? == ExecutionState::StoppedByDisk {
             self.hypervisor.run_on(&instant.uuid)?;
         }
         self.clear()?;
@@ -200,17 +200,19 @@ impl<'a> DiskFill<'a> {
             (self.options.launch)(self.instant)?;
         }
         match self.hypervisor.life(uuid)? {
-            Life::Running | Life::Paused => Ok(()),
-            Life::StoppedByDisk if self.let_run_count == LET_RUN_COUNT_MAX => Err(self.stopped(
+            ExecutionState::Running | ExecutionState::Paused => Ok(()),
+            ExecutionState::StoppedByDisk if self.let_run_count == LET_RUN_COUNT_MAX => Err(self.stopped(
                 "it stands still, since its disks cannot be read from the repository, or there is no room for \
                     what it writes",
             )),
-            Life::StoppedByDisk => {
+            ExecutionState::StoppedByDisk => {
                 self.let_run_count += 1;
                 Ok(self.hypervisor.run_on(uuid)?)
             }
-            Life::ShutOff if self.was_started || !self.begun.is_empty() => Err(self.stopped("it was shut off")),
-            Life::ShutOff => {
+            ExecutionState::ShutOff if self.was_started || !self.begun.is_empty() => {
+                Err(self.stopped("it was shut off"))
+            }
+            ExecutionState::ShutOff => {
                 self.was_started = true;
                 Ok(self.hypervisor.start(uuid)?)
             }
@@ -240,7 +242,7 @@ impl<'a> DiskFill<'a> {
         if attempt_count < ATTEMPT_COUNT_MAX {
             self.hypervisor.begin_copy(uuid, &disk.name, &disk.place(), rate)?;
             self.begun.insert(&disk.name, attempt_count + 1);
-        } else if self.hypervisor.life(uuid)? != Life::ShutOff && server::lives(self.instant)? {
+        } else if self.hypervisor.life(uuid)? != ExecutionState::ShutOff && server::lives(self.instant)? {
             let name = &disk.name;
             return Err(self.stopped(&format!("the hypervisor could not copy disk {name} to its end")));
         }

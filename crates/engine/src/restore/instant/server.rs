@@ -137,6 +137,6 @@ pub(super) fn stop(instant: &InstantJob, clock: &dyn Clock) {
 /// Whether a process is the server of a job, by its words.
 fn serves(process: u32, instant: &InstantJob) -> bool {
     let folder = instant.folder.canonicalize().ok();
-    let words = holdfast_host::words_of_process(process);
+    let words = holdfast_host::command_line_of(process);
     folder.is_some() && words.iter().any(|word| Path::new(word).canonicalize().ok() == folder)
 }

@@ -1,4 +1,4 @@
-//! The guest agent's socket at its host's end, where nobody else speaks to it for us.
+//! The host's end of the guest agent's socket, for a QEMU without a management layer.
 //!
 //! The channel is a serial line that knows nothing of clients: what an earlier one asked and did not wait for is answered to the
 //! next. So every question begins with `guest-sync-delimited`: the agent answers it with a byte that no JSON has, and with our own
@@ -23,7 +23,7 @@ const ANSWER_BYTES_MAX: usize = 4 << 20;
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AgentError {
-    /// Nobody listens, or the connection broke.
+    /// No process listens, or the connection broke.
     #[error("its socket {path}: {source}")]
     Socket {
         /// Where it is.
@@ -31,10 +31,10 @@ pub(crate) enum AgentError {
         /// The operating system's reason.
         source: std::io::Error,
     },
-    /// Nobody answers.
-    #[error("it did not answer within {} ms: it does not run in the guest, or somebody else has its socket", .0.as_millis())]
+    /// There is no answer.
+    #[error("it did not answer within {} ms: it does not run in the guest, or another client is connected to its socket", .0.as_millis())]
     TimedOut(Duration),
-    /// It says more than any answer has.
+    /// The answer is too long.
     #[error("its answer has more than {ANSWER_BYTES_MAX} bytes")]
     TooLong,
 }
@@ -64,7 +64,7 @@ pub(crate) fn ask(
     let connected = rights.exercise(|| UnixStream::connect(path));
     let stream = connected.and_then(|connected| connected).map_err(failed)?;
     stream.set_write_timeout(Some(deadline)).map_err(failed)?;
-    let mut line = Line {
+    let mut line = AgentConnection {
         stream,
         path,
         deadline,
@@ -92,7 +92,7 @@ pub(crate) fn ask(
 }
 
 /// The channel, for one question.
-struct Line<'a> {
+struct AgentConnection<'a> {
     stream: UnixStream,
     path: &'a Path,
     deadline: Duration,
@@ -103,7 +103,7 @@ struct Line<'a> {
     read_bytes: usize,
 }
 
-impl Line<'_> {
+impl AgentConnection<'_> {
     fn failed(&self, source: std::io::Error) -> AgentError {
         match source.kind() {
             std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => AgentError::TimedOut(self.deadline),

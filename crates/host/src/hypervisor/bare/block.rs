@@ -1,4 +1,4 @@
-//! What `query-block` tells of a machine's disks and of its firmware's variables.
+//! A machine's disks and its firmware's variables in the answer to `query-block`.
 
 use std::path::{Path, PathBuf};
 
@@ -27,7 +27,7 @@ pub(super) struct Blocks {
     pub(super) nvram: Option<PathBuf>,
 }
 
-/// How a path that QEMU tells is to be read.
+/// Resolves a path of QEMU.
 type Resolve<'a> = &'a dyn Fn(&Path) -> PathBuf;
 
 impl Blocks {

@@ -1,7 +1,7 @@
-//! The emulated TPM of a QEMU that nobody manages.
+//! The emulated TPM of a QEMU without a management layer.
 //!
-//! QEMU knows no more of it than the name of a channel. Where that leads stands in its command line; who is at the other end, and where
-//! he keeps the state, in the command line of an swtpm.
+//! QEMU has only the name of a channel. The socket of the channel is in QEMU's command line; the process at its other end and the path of
+//! the state are in the command line of an swtpm.
 
 use std::path::PathBuf;
 
@@ -21,7 +21,7 @@ pub(super) fn find(answer: &Value, qemu: Option<&Process>) -> Option<Tpm> {
         return Some(Tpm {
             version: None,
             place: TpmPlace::Unknown(format!(
-                "QEMU does not say where its emulator keeps it, and where its channel {channel} leads cannot be told"
+                "QEMU does not say where its emulator keeps it, and the target of its channel {channel} is unknown"
             )),
         });
     };

@@ -46,7 +46,7 @@ impl HypervisorMut for Libvirt {
     }
 
     fn lacks(&self, needs: &HostNeeds) -> Vec<String> {
-        self.lacking(needs)
+        self.missing(needs)
     }
 
     fn image_folder(&self) -> Option<PathBuf> {

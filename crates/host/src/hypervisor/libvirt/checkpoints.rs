@@ -1,4 +1,4 @@
-//! How many checkpoints a machine has, which the bindings do not tell.
+//! The number of a machine's checkpoints, which the bindings lack.
 #![expect(unsafe_code, reason = "a foreign function; its contract stands beside its use")]
 
 use virt::domain::Domain;

@@ -12,10 +12,10 @@ use virt::sys;
 use super::Libvirt;
 use crate::hypervisor::domain_xml::{DiskPlace, child, disk_element};
 use crate::hypervisor::error::{Error, Result};
-use crate::hypervisor::live_disks::{CopyState, Life, LiveDisks};
+use crate::hypervisor::live_disks::{CopyState, ExecutionState, LiveDisks};
 
 impl LiveDisks for Libvirt {
-    fn life(&self, machine: &str) -> Result<Life> {
+    fn life(&self, machine: &str) -> Result<ExecutionState> {
         let machine = self.find(machine)?;
         let (mut state, mut reason) = (0, 0);
         // SAFETY: the domain lives as long as its reference; both places are ours and written on success only.
@@ -23,10 +23,10 @@ impl LiveDisks for Libvirt {
         done(code).map_err(|error| machine.refused("describe", &error))?;
         let (state, reason) = (u32::try_from(state), u32::try_from(reason));
         Ok(match state.unwrap_or_default() {
-            sys::VIR_DOMAIN_PAUSED if reason == Ok(sys::VIR_DOMAIN_PAUSED_IOERROR) => Life::StoppedByDisk,
-            sys::VIR_DOMAIN_PAUSED => Life::Paused,
-            sys::VIR_DOMAIN_SHUTOFF => Life::ShutOff,
-            _ => Life::Running,
+            sys::VIR_DOMAIN_PAUSED if reason == Ok(sys::VIR_DOMAIN_PAUSED_IOERROR) => ExecutionState::StoppedByDisk,
+            sys::VIR_DOMAIN_PAUSED => ExecutionState::Paused,
+            sys::VIR_DOMAIN_SHUTOFF => ExecutionState::ShutOff,
+            _ => ExecutionState::Running,
         })
     }
 
@@ -97,7 +97,7 @@ impl LiveDisks for Libvirt {
             }
             return Err(Error::Busy {
                 machine: machine.name.clone(),
-                holder: format!("a job of somebody else on disk {name}"),
+                holder: format!("a job of another client on disk {name}"),
             });
         }
         Ok(Some(CopyState {

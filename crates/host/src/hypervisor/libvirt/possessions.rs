@@ -8,12 +8,12 @@ use virt::error::ErrorNumber;
 use super::{Libvirt, is_code};
 use crate::hypervisor::domain_xml::{HostNeeds, child};
 
-/// The pool that tools make where nobody names one.
+/// The pool that tools create by default.
 const DEFAULT_POOL: &str = "default";
 
 impl Libvirt {
     /// What the answer cannot be had of is taken to be there: the start tells.
-    pub(super) fn lacking(&self, needs: &HostNeeds) -> Vec<String> {
+    pub(super) fn missing(&self, needs: &HostNeeds) -> Vec<String> {
         let mut lacks = Vec::new();
         for name in &needs.networks {
             match self.connection().lookup_network_by_name(name) {

@@ -28,7 +28,7 @@ const SESSION_MACHINES: &str = "libvirt/qemu";
 
 /// What is known of the folders in which libvirt has something for each machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum States {
+pub(super) enum TpmFolders {
     /// These are they.
     In {
         /// With a folder for each TPM.
@@ -57,7 +57,7 @@ pub(super) struct TpmOwner<'a> {
     pub(super) libvirt: &'a Rights,
 }
 
-impl States {
+impl TpmFolders {
     /// Those of the libvirt at `uri`; `configuration` is the folder for configurations of the user that we are.
     pub(super) fn of(uri: &str, configuration: Option<&Path>) -> Self {
         if !is_local(uri) {
@@ -152,7 +152,7 @@ impl States {
 mod tests {
     use std::path::{Path, PathBuf};
 
-    use super::{Activity, States, TpmOwner};
+    use super::{Activity, TpmFolders, TpmOwner};
     use crate::hypervisor::domain_xml::DomainTpm;
     use crate::hypervisor::tpm::{TpmPlace, TpmStore, TpmVersion};
     use crate::system::rights::Rights;
@@ -165,22 +165,22 @@ mod tests {
     fn each_libvirt_has_a_folder_of_its_own() {
         let home = tempfile::tempdir().unwrap();
         let session = "qemu+unix:///session?socket=/a/system";
-        let of = |uri: &str| States::of(uri, Some(home.path()));
-        let inside = |tpms: PathBuf, variables: PathBuf| States::In { tpms, variables };
+        let of = |uri: &str| TpmFolders::of(uri, Some(home.path()));
+        let inside = |tpms: PathBuf, variables: PathBuf| TpmFolders::In { tpms, variables };
         let system = inside("/var/lib/libvirt/swtpm".into(), "/var/lib/libvirt/qemu/nvram".into());
         assert_eq!(of("qemu:///system"), system);
-        assert!(matches!(of(session), States::Somewhere(_)), "it has no machine");
+        assert!(matches!(of(session), TpmFolders::Somewhere(_)), "it has no machine");
         std::fs::create_dir_all(home.path().join("libvirt/qemu")).unwrap();
         let folder = home.path().join("libvirt/qemu");
         assert_eq!(of(session), inside(folder.join("swtpm"), folder.join("nvram")));
-        assert!(matches!(States::of(session, None), States::Somewhere(_)));
-        assert_eq!(of("qemu+ssh://other/system"), States::Elsewhere);
+        assert!(matches!(TpmFolders::of(session, None), TpmFolders::Somewhere(_)));
+        assert_eq!(of("qemu+ssh://other/system"), TpmFolders::Elsewhere);
     }
 
     #[test]
     fn variables_are_called_like_their_machine() {
         let folder = tempfile::tempdir().unwrap();
-        let states = States::In {
+        let states = TpmFolders::In {
             tpms: PathBuf::new(),
             variables: folder.path().to_owned(),
         };
@@ -189,7 +189,7 @@ mod tests {
             std::fs::File::create(folder.path().join(name)).unwrap();
             assert_eq!(states.variables("web1"), Some(folder.path().join(name)));
         }
-        assert_eq!(States::Elsewhere.variables("web1"), None);
+        assert_eq!(TpmFolders::Elsewhere.variables("web1"), None);
     }
 
     #[test]
@@ -204,7 +204,7 @@ mod tests {
             version: Some(TpmVersion::V1),
             ..DomainTpm::default()
         };
-        let states = States::In {
+        let states = TpmFolders::In {
             tpms: "/states".into(),
             variables: "/variables".into(),
         };
@@ -213,7 +213,7 @@ mod tests {
             let expected = format!("/states/{uuid}/tpm1.2/tpm-00.permall");
             assert_eq!(path(&place), Some(Path::new(&expected)));
         }
-        let somewhere = States::Somewhere("why".to_owned());
+        let somewhere = TpmFolders::Somewhere("why".to_owned());
         assert_eq!(
             somewhere.place(&tpm, &machine(Activity::On)),
             TpmPlace::Unknown("why".to_owned())
@@ -229,7 +229,7 @@ mod tests {
             path(&states.place(&tpm, &machine(Activity::Off))),
             Some(Path::new("/own"))
         );
-        assert!(path(&States::Elsewhere.place(&tpm, &machine(Activity::Off))).is_none());
+        assert!(path(&TpmFolders::Elsewhere.place(&tpm, &machine(Activity::Off))).is_none());
         let served = DomainTpm {
             socket: Some("/nobody/listens".into()),
             ..DomainTpm::default()

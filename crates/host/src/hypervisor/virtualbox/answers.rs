@@ -52,7 +52,7 @@ impl VirtualBoxState {
     }
 }
 
-/// A machine, as VirtualBox knows it.
+/// A machine of VirtualBox.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MachineInfo {
     /// Its UUID, in lower case.
@@ -155,7 +155,7 @@ fn uuid_of(text: &str) -> Option<String> {
     is_one.then(|| text.to_ascii_lowercase())
 }
 
-/// What `VBoxManage` says where it fails.
+/// An error message of `VBoxManage`.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Complaint {
     /// In words.

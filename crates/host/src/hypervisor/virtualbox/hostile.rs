@@ -1,4 +1,4 @@
-//! Answers of `VBoxManage`, laid open: see [`holdfast_block::hostile`].
+//! Fuzz target for answers of `VBoxManage`: see [`holdfast_block::hostile`].
 
 use holdfast_block::hostile::Outcome;
 

@@ -1,7 +1,7 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use super::{ListedMachine, Meanwhile, VBoxManage, VirtualBoxState, home_folder};
+use super::{ListedMachine, SnapshotMode, VBoxManage, VirtualBoxState, home_folder};
 use crate::system::process::{Answer, ToolError, Tools};
 use crate::{Error, MachineState};
 
@@ -133,9 +133,9 @@ fn a_description_is_not_taken_for_a_state() {
 fn snapshots_are_taken_and_deleted() {
     let (replayed, manager) = replaying(include_str!("../../../tests/transcripts/virtualbox/snapshot-take.txt"));
     let words = ("holdfast-backup-0000002a", "a b");
-    assert_eq!(manager.take_snapshot(LAB, words, Meanwhile::RunsOn).unwrap(), SNAPSHOT);
+    assert_eq!(manager.take_snapshot(LAB, words, SnapshotMode::Live).unwrap(), SNAPSHOT);
     assert_eq!(
-        manager.take_snapshot(LAB, words, Meanwhile::StandsStill).unwrap(),
+        manager.take_snapshot(LAB, words, SnapshotMode::Paused).unwrap(),
         SNAPSHOT
     );
     let take = format!("vbox snapshot|{LAB}|take|holdfast-backup-0000002a|--description|a b");
@@ -149,7 +149,7 @@ fn snapshots_are_taken_and_deleted() {
         [format!("vbox snapshot|{LAB}|delete|{SNAPSHOT}")]
     );
     // One that does not say which snapshot it is has taken one all the same.
-    manager.take_snapshot(LAB, words, Meanwhile::RunsOn).unwrap_err();
+    manager.take_snapshot(LAB, words, SnapshotMode::Live).unwrap_err();
 }
 
 #[test]

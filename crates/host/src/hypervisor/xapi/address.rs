@@ -7,14 +7,14 @@ use super::{XapiError, XapiResult};
 
 /// What stands before the address of a pool.
 const SCHEME: &str = "xen://";
-/// Who a person is to a pool, where nobody says.
+/// The default user name at a pool.
 const USER: &str = "root";
 const PORT: u16 = 443;
 
 /// A pool, and what is meant in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct XenAddress {
-    /// Who logs in, where somebody says.
+    /// The user name, if given.
     pub user: Option<String>,
     /// The master of the pool, or any host of it: a name or an address.
     pub host: String,
@@ -30,12 +30,12 @@ impl XenAddress {
         text.starts_with(SCHEME)
     }
 
-    /// Who logs in.
+    /// The user name.
     pub fn user(&self) -> &str {
         self.user.as_deref().unwrap_or(USER)
     }
 
-    /// Whether the host may be a name that somebody has given a pool, rather than its address.
+    /// Whether the host may be the configured name of a pool rather than an address.
     pub fn may_be_name(&self) -> bool {
         self.port == PORT
     }
@@ -120,7 +120,7 @@ impl FromStr for XenAddress {
     }
 }
 
-/// The text as it can be shown: whoever put a password into it has shown it to more than he knows already.
+/// The text for messages, with the password replaced by dots if it has one.
 fn without_password(text: &str) -> String {
     let hidden = text.rsplit_once('@').and_then(|(before, host)| {
         let (scheme, user) = before.split_once("://")?;

@@ -22,7 +22,7 @@ impl Pool {
         const METHOD: &str = "VDI.list_changed_blocks";
         let answer = self.call(METHOD, &[json!(from.0), json!(to.0)])?;
         let text = answer.as_str().unwrap_or_default();
-        changed_blocks(text, size_bytes).map_err(|detail| self.nonsense(METHOD, &detail))
+        changed_blocks(text, size_bytes).map_err(|detail| self.invalid_answer(METHOD, &detail))
     }
 }
 

@@ -31,19 +31,19 @@ pub enum XapiError {
         /// The reason.
         source: std::io::Error,
     },
-    /// The host proves to be somebody else, or nobody that is known.
+    /// The host has another certificate than expected, or an unknown one.
     #[error(
         "{host} proves itself by a certificate that is not trusted{reason}, with the SHA-256 fingerprint {fingerprint}"
     )]
     Untrusted {
         /// Which host.
         host: String,
-        /// What its certificate says who it is.
+        /// The fingerprint of its certificate.
         fingerprint: String,
         /// What the authorities that are trusted have against it: ` (...)`; empty where there are none.
         reason: String,
     },
-    /// A connection broke, or stood still for too long.
+    /// A connection broke, or made no progress for too long.
     #[error("{action} {host}")]
     Broken {
         /// What was under way: "ask", "read from".
@@ -133,7 +133,7 @@ pub enum XapiError {
         /// What is missing.
         field: &'static str,
     },
-    /// Somebody asked to stop.
+    /// A stop was requested.
     #[error("interrupted")]
     Interrupted,
 }
@@ -154,7 +154,7 @@ impl XapiError {
 
     /// Whether it may be over in a moment: a connection that broke, or a host that is too busy to answer. One that said nothing for long was
     /// waited for already.
-    pub(super) fn is_passing(&self) -> bool {
+    pub(super) fn is_transient(&self) -> bool {
         match self {
             Self::Broken { source, .. } => source.kind() != std::io::ErrorKind::TimedOut,
             Self::Status { status, .. } => *status >= 500,
@@ -162,8 +162,8 @@ impl XapiError {
         }
     }
 
-    /// Whether nobody listens there at this moment.
-    pub(super) fn is_nobody_there(&self) -> bool {
+    /// Whether no process listens there at this moment.
+    pub(super) fn is_connection_refused(&self) -> bool {
         matches!(self, Self::Connect { source, .. } if source.kind() == std::io::ErrorKind::ConnectionRefused)
     }
 }

@@ -8,16 +8,15 @@
 use std::io;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream, ToSocketAddrs as _};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use holdfast_block::Clock;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, StreamOwned};
 
 use super::address::host_and_port;
+use super::retry::{RetryContext, TICK};
 use super::trust::unknown_certificate;
 use super::{XapiError, XapiResult};
 
@@ -27,82 +26,6 @@ const HEADER_COUNT_MAX: usize = 100;
 const INTERIM_COUNT_MAX: u32 = 16;
 /// How long a connection may take to come about.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
-/// What lies between attempts at what can be done again.
-const PAUSES: [Duration; 5] = [
-    Duration::from_millis(250),
-    Duration::from_secs(1),
-    Duration::from_secs(3),
-    Duration::from_secs(6),
-    Duration::from_secs(10),
-];
-/// How often it is looked whether somebody asked to stop.
-const TICK: Duration = Duration::from_millis(250);
-
-/// What a connection needs beside an address.
-#[derive(Clone)]
-pub(super) struct RetryContext {
-    pub(super) clock: Arc<dyn Clock>,
-    /// Whether somebody asked to stop.
-    pub(super) is_stopped: Arc<dyn Fn() -> bool + Send + Sync>,
-    /// How long a host may say, or take, nothing.
-    pub(super) patience: Duration,
-    /// Whether the pool has let us in before: where nobody listens then, its toolstack is started again.
-    pub(super) is_known: Arc<AtomicBool>,
-}
-
-impl RetryContext {
-    /// Does what can be done again until it goes well, or has failed for the last time; by then a host that is busy, or a toolstack that is
-    /// started again, may have come back.
-    pub(super) fn retry<T>(&self, attempt: impl FnMut() -> XapiResult<T>) -> XapiResult<T> {
-        self.again_where(XapiError::is_passing, attempt)
-    }
-
-    /// Does what can be done once only: again just where nobody was there to hear of it.
-    pub(super) fn retry_if_not_sent<T>(&self, attempt: impl FnMut() -> XapiResult<T>) -> XapiResult<T> {
-        self.again_where(|_| false, attempt)
-    }
-
-    fn again_where<T>(
-        &self,
-        is_passing: impl Fn(&XapiError) -> bool,
-        mut attempt: impl FnMut() -> XapiResult<T>,
-    ) -> XapiResult<T> {
-        for pause in PAUSES {
-            match attempt() {
-                Err(error) if is_passing(&error) || self.is_away(&error) => self.pause(pause)?,
-                other => return other,
-            }
-        }
-        attempt()
-    }
-
-    /// Whether an error may be over in a moment.
-    pub(super) fn may_pass(&self, error: &XapiError) -> bool {
-        error.is_passing() || self.is_away(error)
-    }
-
-    /// Whether nobody listens at this moment where somebody has let us in before.
-    fn is_away(&self, error: &XapiError) -> bool {
-        error.is_nobody_there() && self.is_known.load(Ordering::Relaxed)
-    }
-
-    /// Waits before an attempt, by how many there were.
-    pub(super) fn pause_after(&self, count: u32) -> XapiResult<()> {
-        let place = usize::try_from(count).unwrap_or(usize::MAX);
-        self.pause(PAUSES[place.min(PAUSES.len() - 1)])
-    }
-
-    fn pause(&self, duration: Duration) -> XapiResult<()> {
-        let start = self.clock.now();
-        while self.clock.now().saturating_sub(start) < duration {
-            if (self.is_stopped)() {
-                return Err(XapiError::Interrupted);
-            }
-            self.clock.sleep(TICK.min(duration));
-        }
-        Ok(())
-    }
-}
 
 /// A connection to a host.
 pub(super) struct Connection {
@@ -115,13 +38,13 @@ pub(super) struct Connection {
 
 /// The head of an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Head {
+pub(super) struct ResponseHead {
     pub(super) status: u16,
     pub(super) reason: String,
     headers: Vec<(String, String)>,
 }
 
-impl Head {
+impl ResponseHead {
     /// A header's value, by its name in lower case.
     pub(super) fn header(&self, name: &str) -> Option<&str> {
         let mut headers = self.headers.iter();
@@ -183,7 +106,7 @@ enum Framing {
 }
 
 impl Connection {
-    /// Connects, and makes sure of who answers.
+    /// Connects and checks the certificate.
     pub(super) fn open(
         (host, port): (&str, u16),
         config: &Arc<ClientConfig>,
@@ -221,7 +144,7 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Repeats a step until it does something, patience ends, or somebody asks to stop.
+    /// Repeats a step until it does something, the deadline passes, or a stop is requested.
     fn patiently<T>(
         &mut self,
         mut step: impl FnMut(&mut StreamOwned<ClientConnection, TcpStream>) -> io::Result<T>,
@@ -241,7 +164,7 @@ impl Connection {
                 other => return other,
             }
             if (self.retry_context.is_stopped)() {
-                return Err(io::Error::other(Stopped));
+                return Err(io::Error::other(StopRequested));
             }
         }
     }
@@ -284,7 +207,7 @@ impl Connection {
         self.patiently(Write::flush)
     }
 
-    /// Tells the host that no more is sent.
+    /// Closes the sending direction of TLS.
     pub(super) fn end_sending(&mut self) -> XapiResult<()> {
         self.tls.conn.send_close_notify();
         let flushed = self.patiently(Write::flush);
@@ -292,24 +215,26 @@ impl Connection {
     }
 
     /// Reads the head of the answer; `request` is for errors.
-    pub(super) fn head(&mut self, request: &str) -> XapiResult<Head> {
+    pub(super) fn head(&mut self, request: &str) -> XapiResult<ResponseHead> {
         let mut interim_count = 0;
         loop {
-            let parsed = Head::parse(&self.ahead).map_err(|detail| self.nonsense(request, detail))?;
+            let parsed = ResponseHead::parse(&self.ahead).map_err(|detail| self.invalid_answer(request, detail))?;
             if let Some((head, length)) = parsed {
                 self.ahead.drain(..length);
                 // What comes before the real answer.
                 if (100..200).contains(&head.status) {
                     interim_count += 1;
                     if interim_count > INTERIM_COUNT_MAX {
-                        return Err(self.nonsense(request, "it says again and again that the answer comes".to_owned()));
+                        return Err(
+                            self.invalid_answer(request, "it says again and again that the answer comes".to_owned())
+                        );
                     }
                     continue;
                 }
                 return Ok(head);
             }
             if self.ahead.len() >= HEAD_BYTES_MAX {
-                return Err(self.nonsense(request, format!("its head has more than {HEAD_BYTES_MAX} bytes")));
+                return Err(self.invalid_answer(request, format!("its head has more than {HEAD_BYTES_MAX} bytes")));
             }
             let mut bytes = [0; 4096];
             let count = self
@@ -322,7 +247,7 @@ impl Connection {
         }
     }
 
-    fn nonsense(&self, request: &str, detail: String) -> XapiError {
+    fn invalid_answer(&self, request: &str, detail: String) -> XapiError {
         XapiError::Answer {
             host: self.host.clone(),
             request: request.to_owned(),
@@ -331,8 +256,8 @@ impl Connection {
     }
 
     /// The body behind a head.
-    pub(super) fn body(self, head: &Head, request: &str) -> XapiResult<Body> {
-        let framing = head.framing().map_err(|detail| self.nonsense(request, detail))?;
+    pub(super) fn body(self, head: &ResponseHead, request: &str) -> XapiResult<Body> {
+        let framing = head.framing().map_err(|detail| self.invalid_answer(request, detail))?;
         Ok(Body {
             connection: self,
             framing,
@@ -393,9 +318,9 @@ impl Body {
         read.map_err(failed)?;
         if bytes.len() as u64 > bytes_max {
             let detail = format!("it has more than {bytes_max} bytes");
-            return Err(self.connection.nonsense(request, detail));
+            return Err(self.connection.invalid_answer(request, detail));
         }
-        String::from_utf8(bytes).map_err(|_| self.connection.nonsense(request, "it is no UTF-8".to_owned()))
+        String::from_utf8(bytes).map_err(|_| self.connection.invalid_answer(request, "it is no UTF-8".to_owned()))
     }
 
     /// The number of bytes of the next chunk; 0 is the last.
@@ -441,15 +366,15 @@ impl Read for Body {
     }
 }
 
-/// Somebody asked to stop.
+/// A stop was requested.
 #[derive(Debug, thiserror::Error)]
 #[error("interrupted")]
-struct Stopped;
+struct StopRequested;
 
 fn stopped_or(error: io::Error, other: impl FnOnce(io::Error) -> XapiError) -> XapiError {
     if error
         .get_ref()
-        .is_some_and(<dyn std::error::Error + Send + Sync>::is::<Stopped>)
+        .is_some_and(<dyn std::error::Error + Send + Sync>::is::<StopRequested>)
     {
         XapiError::Interrupted
     } else {
@@ -466,7 +391,7 @@ pub(super) fn connect(host: &str, port: u16, is_stopped: &dyn Fn() -> bool) -> i
     loop {
         match receiver.recv_timeout(TICK) {
             Ok(connected) => return connected,
-            Err(_) if is_stopped() => return Err(io::Error::other(Stopped)),
+            Err(_) if is_stopped() => return Err(io::Error::other(StopRequested)),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return Err(io::ErrorKind::NotConnected.into()),
         }

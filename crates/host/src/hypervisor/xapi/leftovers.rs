@@ -1,19 +1,19 @@
 //! What backups leave in a pool: disks that it keeps for the next ones, and snapshots of those that were killed.
 //!
-//! A disk that is kept says so in its `other_config`, which XAPI copies to whatever is cloned, copied or snapshotted from it (`xapi_vdi.ml`).
-//! So the mark names the disk itself as well: a disk that has the mark of another one is somebody's, who may have all that he has on it.
+//! A base disk is marked in its `other_config`, which XAPI copies to every clone, copy and snapshot of it (`xapi_vdi.ml`).
+//! So the mark contains the disk's own UUID as well: a disk with the mark of another one belongs to a user and is left alone.
 
 use std::collections::{HashMap, HashSet};
 
 use serde_json::json;
 
 use super::machine::Inventory;
-use super::record::{Record, Reference};
+use super::record::{Reference, XapiRecord};
 use super::{Pool, XapiResult, XenSnapshot};
 
-/// Under which key a disk that is kept says what for.
+/// The key of `other_config` with the purpose of a base disk.
 const KEPT: &str = "holdfast-base";
-/// Under which key it says its own UUID. What was kept by older versions does not.
+/// The key with the disk's own UUID. Base disks of older versions lack it.
 const KEPT_SELF: &str = "holdfast-base-of";
 
 /// A snapshot of a machine, as it stands among all of the pool's.
@@ -27,21 +27,21 @@ pub struct ListedSnapshot {
     pub time: String,
 }
 
-/// A disk that a pool keeps.
+/// A disk that a pool keeps as the base of the next incremental backup.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct KeptDisk {
+pub struct BaseDisk {
     /// The virtual disk image.
     pub reference: Reference,
     /// Its UUID.
     pub uuid: String,
     /// What it is kept for.
     pub purpose: String,
-    /// Bytes that it takes in its storage repository, as far as that tells.
+    /// Bytes that it takes in its storage repository, if the repository reports them.
     pub used_bytes: u64,
 }
 
-impl KeptDisk {
-    fn new(record: &Record, all: &PoolRecords<'_>) -> Option<Self> {
+impl BaseDisk {
+    fn new(record: &XapiRecord, all: &PoolRecords<'_>) -> Option<Self> {
         let is_ours =
             || record.is("is_a_snapshot") && all.is_named_by_itself(record) && !all.is_used(&record.reference);
         Some(Self {
@@ -64,19 +64,19 @@ fn is_name_of_run(name: &str) -> bool {
 
 /// What stands around a disk that is marked.
 struct PoolRecords<'a> {
-    disks: HashMap<&'a Reference, &'a Record>,
+    disks: HashMap<&'a Reference, &'a XapiRecord>,
     used: HashSet<Reference>,
 }
 
 impl PoolRecords<'_> {
-    /// Whether a marked disk is the one that was marked, and not what somebody made of that.
-    fn is_named_by_itself(&self, record: &Record) -> bool {
+    /// Whether a marked disk is the one that was marked, not a clone or copy of it.
+    fn is_named_by_itself(&self, record: &XapiRecord) -> bool {
         if let Some(uuid) = record.entry("other_config", KEPT_SELF) {
             return uuid == record.text("uuid");
         }
         // What the machine writes to was never marked, but a copy that somebody made is, and so is a snapshot of that.
         let origin = self.disks.get(&record.reference("snapshot_of"));
-        let purpose = |record: &Record| record.entry("other_config", KEPT).map(str::to_owned);
+        let purpose = |record: &XapiRecord| record.entry("other_config", KEPT).map(str::to_owned);
         // Where that is gone, nobody knows.
         origin.is_some_and(|origin| purpose(origin) != purpose(record))
     }
@@ -90,13 +90,13 @@ impl Pool {
     /// The snapshots of all machines whose names begin so.
     pub fn all_snapshots_labelled(&self, prefix: &str) -> XapiResult<Vec<ListedSnapshot>> {
         let records = self.records("VM")?;
-        let is_one = |record: &&Record| record.is("is_a_snapshot") && record.text("name_label").starts_with(prefix);
-        let records: Vec<&Record> = records.iter().filter(is_one).collect();
+        let is_one = |record: &&XapiRecord| record.is("is_a_snapshot") && record.text("name_label").starts_with(prefix);
+        let records: Vec<&XapiRecord> = records.iter().filter(is_one).collect();
         if records.is_empty() {
             return Ok(Vec::new());
         }
         let inventory = Inventory::read(self)?;
-        let listed = |record: &Record| {
+        let listed = |record: &XapiRecord| {
             Ok(ListedSnapshot {
                 snapshot: inventory.snapshot(record)?,
                 machine: record.reference("snapshot_of"),
@@ -107,7 +107,7 @@ impl Pool {
     }
 
     /// Notes that a disk is kept, and for what.
-    pub fn mark_kept(&self, disk: &Reference, purpose: &str) -> XapiResult<()> {
+    pub fn mark_base(&self, disk: &Reference, purpose: &str) -> XapiResult<()> {
         let uuid = self.record("VDI", disk)?.text("uuid").to_owned();
         for key in [KEPT, KEPT_SELF] {
             // A key that is there already cannot be added.
@@ -120,8 +120,8 @@ impl Pool {
         Ok(())
     }
 
-    /// The disks that are kept for anything, and that nobody else has made use of.
-    pub fn kept(&self) -> XapiResult<Vec<KeptDisk>> {
+    /// All base disks that are not in use for anything else.
+    pub fn kept(&self) -> XapiResult<Vec<BaseDisk>> {
         let records = self.records("VDI")?;
         if !records
             .iter()
@@ -135,14 +135,14 @@ impl Pool {
         };
         Ok(records
             .iter()
-            .filter_map(|record| KeptDisk::new(record, &all))
+            .filter_map(|record| BaseDisk::new(record, &all))
             .collect())
     }
 
     /// The disks that belong to machines or snapshots of anybody but us, running or not. Hosts themselves (`is_control_domain`) have those that they
     /// serve to readers.
     pub(super) fn disks_in_use(&self) -> XapiResult<HashSet<Reference>> {
-        let is_ours = |record: &Record| record.is("is_a_snapshot") && is_name_of_run(record.text("name_label"));
+        let is_ours = |record: &XapiRecord| record.is("is_a_snapshot") && is_name_of_run(record.text("name_label"));
         let machines = self.records("VM")?;
         let others = machines
             .iter()

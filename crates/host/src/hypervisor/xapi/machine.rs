@@ -6,10 +6,12 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::record::{Record, Reference};
+use super::record::{Reference, XapiRecord};
 use super::task::reference_in;
 use super::{Pool, XapiError, XapiResult};
-use crate::hypervisor::machine::{Description, DiskKind, DiskSource, MachineDisk, MachineState, MachineSummary, Mark};
+use crate::hypervisor::machine::{
+    BackupMark, Description, DiskKind, DiskSource, MachineDisk, MachineState, MachineSummary,
+};
 
 /// How often, and after how long, it is tried again to remove a disk that is in use.
 const BUSY_COUNT: u32 = 4;
@@ -48,9 +50,9 @@ impl XenMachine {
             nvram: None,
             tpm: None,
             has_agent_channel: false,
-            mark: Mark {
+            mark: BackupMark {
                 tags: self.tags.clone(),
-                ..Mark::default()
+                ..BackupMark::default()
             },
         }
     }
@@ -109,11 +111,11 @@ pub struct XenSnapshot {
 
 /// Records of a pool that belong together.
 pub(super) struct Inventory {
-    vbds: HashMap<Reference, Record>,
-    vdis: HashMap<Reference, Record>,
+    vbds: HashMap<Reference, XapiRecord>,
+    vdis: HashMap<Reference, XapiRecord>,
 }
 
-fn by_reference(records: Vec<Record>) -> HashMap<Reference, Record> {
+fn by_reference(records: Vec<XapiRecord>) -> HashMap<Reference, XapiRecord> {
     records
         .into_iter()
         .map(|record| (record.reference.clone(), record))
@@ -128,7 +130,7 @@ impl Inventory {
         })
     }
 
-    fn machine(&self, record: &Record) -> XapiResult<XenMachine> {
+    fn machine(&self, record: &XapiRecord) -> XapiResult<XenMachine> {
         Ok(XenMachine {
             reference: record.reference.clone(),
             summary: MachineSummary {
@@ -146,7 +148,7 @@ impl Inventory {
         })
     }
 
-    fn disks(&self, record: &Record) -> XapiResult<Vec<VirtualDisk>> {
+    fn disks(&self, record: &XapiRecord) -> XapiResult<Vec<VirtualDisk>> {
         let mut disks = Vec::new();
         for vbd in record.references("VBDs") {
             let Some(vbd) = self.vbds.get(&vbd) else { continue };
@@ -162,7 +164,7 @@ impl Inventory {
         Ok(disks)
     }
 
-    fn disk(vdi: &Record, vbd: &Record) -> XapiResult<VirtualDisk> {
+    fn disk(vdi: &XapiRecord, vbd: &XapiRecord) -> XapiResult<VirtualDisk> {
         Ok(VirtualDisk {
             reference: vdi.reference.clone(),
             uuid: vdi.text("uuid").to_owned(),
@@ -188,12 +190,12 @@ impl Inventory {
     }
 }
 
-fn place_of(vbd: &Record) -> u32 {
+fn place_of(vbd: &XapiRecord) -> u32 {
     vbd.text("userdevice").parse().unwrap_or(u32::MAX)
 }
 
 /// What a disk is called in its machine: where it does not run, its place says so.
-fn device_name(vbd: &Record) -> String {
+fn device_name(vbd: &XapiRecord) -> String {
     let device = vbd.text("device");
     if !device.is_empty() {
         return device.to_owned();
@@ -205,7 +207,7 @@ fn device_name(vbd: &Record) -> String {
 }
 
 /// Whether it is a machine of a user: no template, no snapshot, not what runs the host itself.
-fn is_machine(record: &Record) -> bool {
+fn is_machine(record: &XapiRecord) -> bool {
     !record.is("is_a_template") && !record.is("is_a_snapshot") && !record.is("is_control_domain")
 }
 
@@ -228,7 +230,7 @@ impl Pool {
     /// The machine of this name or UUID.
     pub fn machine(&self, name: &str) -> XapiResult<XenMachine> {
         let records = self.records_called("VM", name)?;
-        let found: Vec<&Record> = records.iter().filter(|record| is_machine(record)).collect();
+        let found: Vec<&XapiRecord> = records.iter().filter(|record| is_machine(record)).collect();
         match found[..] {
             [] => Err(XapiError::NoMachine {
                 pool: self.title(),
@@ -252,7 +254,8 @@ impl Pool {
     ) -> XapiResult<XenSnapshot> {
         let method = if with_memory { "VM.checkpoint" } else { "VM.snapshot" };
         let result = self.run(method, &[json!(machine.reference.0), json!(label)], &mut |_| ())?;
-        let reference = reference_in(&result).ok_or_else(|| self.nonsense(method, "its result names no snapshot"))?;
+        let reference =
+            reference_in(&result).ok_or_else(|| self.invalid_answer(method, "its result names no snapshot"))?;
         self.snapshot(&reference)
     }
 
@@ -341,7 +344,7 @@ impl Pool {
     }
 
     /// The disk of this UUID, if there is one.
-    pub fn disk_of_uuid(&self, uuid: &str) -> XapiResult<Option<Record>> {
+    pub fn disk_of_uuid(&self, uuid: &str) -> XapiResult<Option<XapiRecord>> {
         match self.call_for_reference("VDI.get_by_uuid", &[json!(uuid)]) {
             Ok(reference) => self.record("VDI", &reference).map(Some),
             Err(error) if error.is_refusal("UUID_INVALID") || error.is_refusal("HANDLE_INVALID") => Ok(None),
@@ -350,7 +353,7 @@ impl Pool {
     }
 
     /// The storage repository of this name or UUID; the pool's default where none is named.
-    pub fn storage(&self, name: Option<&str>) -> XapiResult<Record> {
+    pub fn storage(&self, name: Option<&str>) -> XapiResult<XapiRecord> {
         let mut storages = self.records("SR")?;
         let pools = if name.is_none() {
             self.records("pool")?
@@ -358,7 +361,7 @@ impl Pool {
             Vec::new()
         };
         let default = pools.first().map(|pool| pool.reference("default_SR"));
-        let is_it = |record: &Record| match name {
+        let is_it = |record: &XapiRecord| match name {
             Some(name) => record.text("name_label") == name || record.text("uuid") == name,
             None => default.as_ref() == Some(&record.reference),
         };
@@ -379,14 +382,14 @@ impl Pool {
     /// The records of a machine or snapshot, as an archive without disks.
     pub fn metadata(self: &Arc<Self>, machine: &Reference) -> XapiResult<Vec<u8>> {
         self.retry_context
-            .retry(|| self.download_metadata(machine)?.to_end(METADATA_BYTES_MAX))
+            .retry(|| self.download_metadata(machine)?.read_to_end(METADATA_BYTES_MAX))
     }
 }
 
 impl Inventory {
-    pub(super) fn snapshot(&self, record: &Record) -> XapiResult<XenSnapshot> {
+    pub(super) fn snapshot(&self, record: &XapiRecord) -> XapiResult<XenSnapshot> {
         let memory = self.vdis.get(&record.reference("suspend_VDI"));
-        let memory = memory.map(|vdi| Self::disk(vdi, &Record::new("VBD", Reference(String::new()), json!({}))));
+        let memory = memory.map(|vdi| Self::disk(vdi, &XapiRecord::new("VBD", Reference(String::new()), json!({}))));
         Ok(XenSnapshot {
             reference: record.reference.clone(),
             uuid: record.text("uuid").to_owned(),

@@ -4,11 +4,11 @@ use serde_json::json;
 
 use super::http::connect;
 use super::trust::{Fingerprint, Trust};
-use super::{Pool, Record, Reference, XapiError, XapiResult};
+use super::{Pool, Reference, XapiError, XapiRecord, XapiResult};
 
 /// A place that serves a disk. The name of the export holds the session, which has to stay: it is a secret.
 #[derive(Clone, PartialEq, Eq)]
-pub struct NbdPlace {
+pub struct NbdAddress {
     /// The host.
     pub address: String,
     /// Its port.
@@ -21,13 +21,13 @@ pub struct NbdPlace {
     pub fingerprint: Option<Fingerprint>,
 }
 
-impl std::fmt::Debug for NbdPlace {
+impl std::fmt::Debug for NbdAddress {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(formatter, "NbdPlace({}:{})", self.address, self.port)
     }
 }
 
-impl NbdPlace {
+impl NbdAddress {
     /// Whom to trust there.
     pub fn trust(&self) -> Option<Trust> {
         self.fingerprint.map(|fingerprint| Trust {
@@ -38,28 +38,28 @@ impl NbdPlace {
 }
 
 impl Pool {
-    /// Makes sure that somebody listens at a place that serves disks.
+    /// Checks that a server listens at an NBD address.
     ///
     /// # Errors
-    /// Nobody does, or a firewall is in between.
-    pub fn reach_nbd(&self, place: &NbdPlace) -> std::io::Result<()> {
+    /// No server listens, or a firewall is in between.
+    pub fn reach_nbd(&self, place: &NbdAddress) -> std::io::Result<()> {
         connect(&place.address, place.port, &*self.retry_context.is_stopped).map(drop)
     }
 
     /// The places that serve a disk by NBD: none where no network of the pool is meant for that.
-    pub fn nbd_places(&self, disk: &Reference) -> XapiResult<Vec<NbdPlace>> {
+    pub fn nbd_addresses(&self, disk: &Reference) -> XapiResult<Vec<NbdAddress>> {
         const METHOD: &str = "VDI.get_nbd_info";
         let answer = self.call(METHOD, &[json!(disk.0)])?;
         let list = answer.as_array().cloned().unwrap_or_default();
         let place = |value| {
-            let record = Record::new("NBD", disk.clone(), value);
+            let record = XapiRecord::new("NBD", disk.clone(), value);
             let port = record.number("port")?;
             let certificate = record.text("cert");
             let fingerprint = Fingerprint::of_pem(certificate);
             if fingerprint.is_none() && !certificate.is_empty() {
-                return Err(self.nonsense(METHOD, "its certificate is none"));
+                return Err(self.invalid_answer(METHOD, "its certificate is none"));
             }
-            Ok(NbdPlace {
+            Ok(NbdAddress {
                 address: record.text("address").to_owned(),
                 port: u16::try_from(port).map_err(|_| XapiError::Record {
                     class: "NBD",

@@ -8,8 +8,9 @@ use holdfast_block::Clock;
 use serde_json::{Value, json};
 
 use super::address::host_and_port;
-use super::http::{Connection, RetryContext};
-use super::record::{Record, Reference};
+use super::http::Connection;
+use super::record::{Reference, XapiRecord};
+use super::retry::RetryContext;
 use super::trust::{Fingerprint, Trust};
 use super::{XapiError, XapiResult, XenAddress};
 
@@ -17,28 +18,28 @@ use super::{XapiError, XapiResult, XenAddress};
 const ANSWER_BYTES_MAX: u64 = 256 << 20;
 /// How long a host may say nothing while it is asked.
 const CALL_PATIENCE: Duration = Duration::from_secs(120);
-/// The same where something is cleared up: whoever has asked to stop waits for that.
+/// The same for cleanup: a request to stop waits for it.
 const CLEARING_PATIENCE: Duration = Duration::from_secs(30);
 /// What a session is said to be for, in the logs of the pool.
 const ORIGINATOR: &str = "holdfast";
 
-/// Who logs in, and whom he trusts.
+/// The address and user of a pool, the password and the trusted certificates.
 #[derive(Clone)]
 pub struct Login {
-    /// Where, and as whom.
+    /// The address, with the user.
     pub address: XenAddress,
     /// The password.
     pub password: String,
-    /// By what the hosts prove who they are.
+    /// The trusted certificates of the hosts.
     pub trust: Trust,
 }
 
-/// Connects to a host, says nothing to it, and makes sure of who it is: for whoever has to be asked for a password only where that is so. `is_stopped`
-/// tells whether somebody asked to stop.
+/// Connects to a host and checks its certificate, without a login: the password is asked for only if the host is trusted. `is_stopped`
+/// returns whether a stop was requested.
 ///
 /// # Errors
 /// It cannot be reached, or is not trusted.
-pub fn meet(
+pub fn check_trust(
     address: &XenAddress,
     trust: &Trust,
     clock: Arc<dyn Clock>,
@@ -56,22 +57,22 @@ pub fn meet(
 /// A pool that we are logged in to; logged out when it goes.
 pub struct Pool {
     login: Login,
-    state: Mutex<State>,
+    state: Mutex<PoolSession>,
     pub(super) retry_context: RetryContext,
 }
 
-struct State {
+struct PoolSession {
     /// The master as far as is known.
     host: (String, u16),
     session: Option<String>,
-    /// Certificates of other hosts of the pool, as the master told them.
+    /// Certificates of other hosts of the pool, from the master.
     others: Vec<Fingerprint>,
     /// It was waited for once, in vain: who clears up does not wait for it again and again.
     is_silent: bool,
 }
 
 impl Pool {
-    /// Logs in; `is_stopped` tells whether somebody asked to stop.
+    /// Logs in; `is_stopped` returns whether a stop was requested.
     pub fn log_in(
         login: Login,
         clock: Arc<dyn Clock>,
@@ -94,7 +95,7 @@ impl Pool {
 
     fn new(login: Login, retry_context: RetryContext) -> Self {
         Self {
-            state: Mutex::new(State {
+            state: Mutex::new(PoolSession {
                 host: (login.address.host.clone(), login.address.port),
                 session: None,
                 others: Vec::new(),
@@ -105,9 +106,9 @@ impl Pool {
         }
     }
 
-    /// Another session with the same pool, which nobody stops: for clearing up. It waits less for a pool that says nothing, and only once.
+    /// Another session with the same pool that cannot be stopped, for cleanup. It waits less for a pool that does not answer, and only once.
     #[must_use]
-    pub fn for_clearing_up(&self) -> Self {
+    pub fn for_cleanup(&self) -> Self {
         let retry_context = RetryContext {
             clock: Arc::clone(&self.retry_context.clock),
             is_stopped: Arc::new(|| false),
@@ -119,7 +120,7 @@ impl Pool {
         Self::new(login, retry_context)
     }
 
-    /// Tells whether somebody asked to stop.
+    /// Returns whether a stop was requested.
     pub fn is_stopped(&self) -> Arc<dyn Fn() -> bool + Send + Sync> {
         Arc::clone(&self.retry_context.is_stopped)
     }
@@ -129,7 +130,7 @@ impl Pool {
         self.login.address.pool()
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, PoolSession> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -153,7 +154,7 @@ impl Pool {
         let answer = match self.ask("session.login_with_password", &words) {
             Err(XapiError::Refused { code, details, .. }) if code == "HOST_IS_SLAVE" => {
                 let Some(master) = details.into_iter().next() else {
-                    return Err(self.nonsense("session.login_with_password", "it names no master"));
+                    return Err(self.invalid_answer("session.login_with_password", "it names no master"));
                 };
                 self.lock().host.0 = master;
                 self.ask("session.login_with_password", &words)
@@ -169,7 +170,7 @@ impl Pool {
             other => other,
         })?;
         let Some(session) = session.as_str().filter(|session| !session.is_empty()) else {
-            return Err(self.nonsense("session.login_with_password", "it is no session"));
+            return Err(self.invalid_answer("session.login_with_password", "it is no session"));
         };
         self.retry_context.is_known.store(true, Ordering::Relaxed);
         self.lock().session = Some(session.to_owned());
@@ -215,28 +216,28 @@ impl Pool {
         let answer = self.call(method, arguments)?;
         let text = answer.as_str();
         text.map(|text| Reference(text.to_owned()))
-            .ok_or_else(|| self.nonsense(method, "it is no reference"))
+            .ok_or_else(|| self.invalid_answer(method, "it is no reference"))
     }
 
     /// The record of an object.
-    pub fn record(&self, class: &'static str, reference: &Reference) -> XapiResult<Record> {
+    pub fn record(&self, class: &'static str, reference: &Reference) -> XapiResult<XapiRecord> {
         let value = self.call(&format!("{class}.get_record"), &[json!(reference.0)])?;
-        Ok(Record::new(class, reference.clone(), value))
+        Ok(XapiRecord::new(class, reference.clone(), value))
     }
 
     /// The records of all objects of a class.
-    pub fn records(&self, class: &'static str) -> XapiResult<Vec<Record>> {
+    pub fn records(&self, class: &'static str) -> XapiResult<Vec<XapiRecord>> {
         self.records_of(class, "get_all_records", &[])
     }
 
     /// The records of the objects that have this name, or this UUID.
     ///
     /// They are asked for by questions of their own: in the language of conditions no name can have a quote in it (`db_filter_lex.mll`).
-    pub fn records_called(&self, class: &'static str, name: &str) -> XapiResult<Vec<Record>> {
+    pub fn records_called(&self, class: &'static str, name: &str) -> XapiResult<Vec<XapiRecord>> {
         let method = format!("{class}.get_by_name_label");
         let answer = self.call(&method, &[json!(name)])?;
         let Value::Array(list) = answer else {
-            return Err(self.nonsense(&method, "it is no list"));
+            return Err(self.invalid_answer(&method, "it is no list"));
         };
         let mut found: Vec<Reference> = list
             .iter()
@@ -260,14 +261,14 @@ impl Pool {
         Ok(records)
     }
 
-    fn records_of(&self, class: &'static str, question: &str, arguments: &[Value]) -> XapiResult<Vec<Record>> {
+    fn records_of(&self, class: &'static str, question: &str, arguments: &[Value]) -> XapiResult<Vec<XapiRecord>> {
         let method = format!("{class}.{question}");
         match self.call(&method, arguments)? {
             Value::Object(records) => Ok(records
                 .into_iter()
-                .map(|(reference, value)| Record::new(class, Reference(reference), value))
+                .map(|(reference, value)| XapiRecord::new(class, Reference(reference), value))
                 .collect()),
-            _ => Err(self.nonsense(&method, "it is no map of records")),
+            _ => Err(self.invalid_answer(&method, "it is no map of records")),
         }
     }
 
@@ -289,7 +290,7 @@ impl Pool {
         host_and_port(&host, port)
     }
 
-    pub(super) fn nonsense(&self, request: &str, detail: &str) -> XapiError {
+    pub(super) fn invalid_answer(&self, request: &str, detail: &str) -> XapiError {
         XapiError::Answer {
             host: self.shown(),
             request: request.to_owned(),
@@ -314,7 +315,7 @@ impl Pool {
             self.retry_context.retry_if_not_sent(|| self.ask_once(method, words))
         };
         if let Err(error) = &answer
-            && (error.has_timed_out() || error.is_nobody_there())
+            && (error.has_timed_out() || error.is_connection_refused())
             && self.retry_context.patience == CLEARING_PATIENCE
         {
             self.lock().is_silent = true;
@@ -342,15 +343,16 @@ impl Pool {
             });
         }
         let text = connection.body(&head, method)?.text(method, ANSWER_BYTES_MAX)?;
-        let answer: Value = serde_json::from_str(&text).map_err(|error| self.nonsense(method, &error.to_string()))?;
+        let answer: Value =
+            serde_json::from_str(&text).map_err(|error| self.invalid_answer(method, &error.to_string()))?;
         if let Some(error) = answer.get("error").filter(|error| !error.is_null()) {
             return Err(refusal(method, error));
         }
         match answer {
             Value::Object(mut members) => members
                 .remove("result")
-                .ok_or_else(|| self.nonsense(method, "it has no result")),
-            _ => Err(self.nonsense(method, "it is no answer")),
+                .ok_or_else(|| self.invalid_answer(method, "it has no result")),
+            _ => Err(self.invalid_answer(method, "it is no answer")),
         }
     }
 }

@@ -28,14 +28,14 @@ impl fmt::Display for Reference {
 
 /// A record of an object.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Record {
+pub struct XapiRecord {
     class: &'static str,
     /// The object.
     pub reference: Reference,
     value: Value,
 }
 
-impl Record {
+impl XapiRecord {
     /// Makes one of what was answered.
     pub(super) fn new(class: &'static str, reference: Reference, value: Value) -> Self {
         Self {

@@ -56,7 +56,7 @@ impl Task {
     ///
     /// # Errors
     /// It has failed, or was cancelled.
-    pub fn look(&self) -> XapiResult<TaskOutcome> {
+    pub fn poll(&self) -> XapiResult<TaskOutcome> {
         let record = self.pool.record("task", &self.reference)?;
         match record.text("status") {
             "success" => Ok(TaskOutcome::Success(record.text("result").to_owned())),
@@ -82,19 +82,19 @@ impl Task {
                 code: "TASK_CANCELLED".to_owned(),
                 details: Vec::new(),
             }),
-            _ => Err(self.pool.nonsense("task.get_record", "its status is none")),
+            _ => Err(self.pool.invalid_answer("task.get_record", "its status is none")),
         }
     }
 
-    /// Waits for its end; `told` learns how many thousandths are done.
+    /// Waits for its end; `progress` learns how many thousandths are done.
     ///
     /// # Errors
-    /// It has failed; or somebody asked to stop, and it was cancelled.
-    pub fn wait(&self, told: &mut dyn FnMut(u16)) -> XapiResult<String> {
+    /// It failed, or it was cancelled because a stop was requested.
+    pub fn wait(&self, progress: &mut dyn FnMut(u16)) -> XapiResult<String> {
         loop {
-            match self.look()? {
+            match self.poll()? {
                 TaskOutcome::Success(result) => return Ok(result),
-                TaskOutcome::Pending(thousandths) => told(thousandths),
+                TaskOutcome::Pending(thousandths) => progress(thousandths),
             }
             if (self.pool.retry_context.is_stopped)() {
                 self.cancel();
@@ -104,8 +104,8 @@ impl Task {
         }
     }
 
-    pub(super) fn nonsense(&self, detail: &str) -> XapiError {
-        self.pool.nonsense(&self.request, detail)
+    pub(super) fn invalid_answer(&self, detail: &str) -> XapiError {
+        self.pool.invalid_answer(&self.request, detail)
     }
 
     /// Asks the pool to give it up.
@@ -134,7 +134,12 @@ pub(super) fn reference_in(result: &str) -> Option<Reference> {
 
 impl Pool {
     /// Does what takes long, and gives its result.
-    pub fn run(self: &Arc<Self>, method: &str, arguments: &[Value], told: &mut dyn FnMut(u16)) -> XapiResult<String> {
-        Task::begin(self, method, arguments)?.wait(told)
+    pub fn run(
+        self: &Arc<Self>,
+        method: &str,
+        arguments: &[Value],
+        progress: &mut dyn FnMut(u16),
+    ) -> XapiResult<String> {
+        Task::begin(self, method, arguments)?.wait(progress)
     }
 }

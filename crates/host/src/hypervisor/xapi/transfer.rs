@@ -9,8 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::address::{host_and_port, split_host};
-use super::http::{Body, Connection, Head, RetryContext, encoded};
+use super::http::{Body, Connection, ResponseHead, encoded};
 use super::record::Reference;
+use super::retry::RetryContext;
 use super::task::{Task, reference_in};
 use super::{Pool, XapiError, XapiResult};
 
@@ -20,7 +21,7 @@ const SESSION_INVALID: &str = "SESSION_INVALID";
 const HOP_COUNT_MAX: usize = 4;
 /// Times that a download is taken up again where it broke.
 const RETRY_COUNT_MAX: u32 = 5;
-/// How long a transfer may stand still: storage can be busy with other things for minutes.
+/// How long a transfer may make no progress: storage can be busy with other things for minutes.
 const TRANSFER_PATIENCE: Duration = Duration::from_secs(300);
 const DISCARD_BYTES: usize = 256 << 10;
 
@@ -37,7 +38,7 @@ pub enum DiskForm {
 
 /// What is downloaded.
 #[derive(Debug, Clone)]
-struct What {
+struct DownloadSource {
     path: &'static str,
     query: Vec<(&'static str, String)>,
     /// For tasks and errors: `export of web1`.
@@ -49,7 +50,7 @@ struct What {
 /// What it reads does not change, so where it breaks it is taken up again: from its start, for there is no other way, with what came before thrown away.
 pub struct Download {
     pool: Arc<Pool>,
-    what: What,
+    what: DownloadSource,
     task: Task,
     body: Body,
     position: u64,
@@ -68,7 +69,7 @@ impl Pool {
                 query.push(("base", base.0.clone()));
             }
         }
-        self.download(&What {
+        self.download(&DownloadSource {
             path: "/export_raw_vdi",
             query,
             label: format!("export of the disk {disk}"),
@@ -77,7 +78,7 @@ impl Pool {
 
     /// The records of a machine or snapshot as an archive without disks.
     pub fn download_metadata(self: &Arc<Self>, machine: &Reference) -> XapiResult<Download> {
-        self.download_once(What {
+        self.download_once(DownloadSource {
             path: "/export_metadata",
             query: vec![("ref", machine.0.clone()), ("export_snapshots", "false".to_owned())],
             label: format!("export of the records of {machine}"),
@@ -85,11 +86,11 @@ impl Pool {
     }
 
     /// Begins a download; again where its beginning breaks.
-    fn download(self: &Arc<Self>, what: &What) -> XapiResult<Download> {
+    fn download(self: &Arc<Self>, what: &DownloadSource) -> XapiResult<Download> {
         self.retry_context.retry(|| self.download_once(what.clone()))
     }
 
-    fn download_once(self: &Arc<Self>, what: What) -> XapiResult<Download> {
+    fn download_once(self: &Arc<Self>, what: DownloadSource) -> XapiResult<Download> {
         let begin = || {
             let task = Task::new(self, "holdfast", &what.label)?;
             Ok((self.get(&what, &task)?, task))
@@ -105,7 +106,7 @@ impl Pool {
         })
     }
 
-    fn get(&self, what: &What, task: &Task) -> XapiResult<Body> {
+    fn get(&self, what: &DownloadSource, task: &Task) -> XapiResult<Body> {
         let (connection, head) = self.request("GET", (what.path, &what.query, &what.label), task, &[])?;
         connection.body(&head, &what.label)
     }
@@ -117,7 +118,7 @@ impl Pool {
         (path, query, label): (&str, &[(&str, String)], &str),
         task: &Task,
         headers: &[String],
-    ) -> XapiResult<(Connection, Head)> {
+    ) -> XapiResult<(Connection, ResponseHead)> {
         let retry_context = RetryContext {
             patience: TRANSFER_PATIENCE,
             ..self.retry_context.clone()
@@ -139,7 +140,7 @@ impl Pool {
                 301 | 302 | 303 | 307 | 308 => {
                     let location = head.header("location").unwrap_or_default();
                     host = place_of(location, host.1).ok_or_else(|| {
-                        self.nonsense(
+                        self.invalid_answer(
                             label,
                             &format!("it sends us to {location:?}, which is no place of HTTPS"),
                         )
@@ -163,7 +164,7 @@ impl Pool {
                 }
             }
         }
-        Err(self.nonsense(label, "its hosts send us to each other"))
+        Err(self.invalid_answer(label, "its hosts send us to each other"))
     }
 
     /// Whether a session is over; it is forgotten then.
@@ -286,7 +287,7 @@ impl Download {
 
     /// Why there was less than was to be expected: in the words of its task, if it has any.
     fn why_it_ended(&self) -> io::Error {
-        match self.task.look() {
+        match self.task.poll() {
             Err(error @ XapiError::Refused { .. }) => io::Error::other(error),
             _ => io::ErrorKind::UnexpectedEof.into(),
         }
@@ -298,7 +299,7 @@ impl Download {
     }
 
     /// All that is left, of something whose size nobody knows: at most `bytes_max` bytes.
-    pub fn to_end(mut self, bytes_max: u64) -> XapiResult<Vec<u8>> {
+    pub fn read_to_end(mut self, bytes_max: u64) -> XapiResult<Vec<u8>> {
         let mut bytes = Vec::new();
         let read = (&mut self.body).take(bytes_max + 1).read_to_end(&mut bytes);
         let host = self.pool.host();
@@ -309,7 +310,7 @@ impl Download {
         })?;
         if bytes.len() as u64 > bytes_max {
             let detail = format!("it has more than {bytes_max} bytes");
-            return Err(self.pool.nonsense(&self.what.label, &detail));
+            return Err(self.pool.invalid_answer(&self.what.label, &detail));
         }
         self.finish()?;
         Ok(bytes)
@@ -357,12 +358,12 @@ impl Upload {
     }
 
     /// All was sent: waits for what the pool makes of it. Gives the machine.
-    pub fn finish(mut self, told: &mut dyn FnMut(u16)) -> XapiResult<Reference> {
+    pub fn finish(mut self, progress: &mut dyn FnMut(u16)) -> XapiResult<Reference> {
         let ended = self.connection.end_sending();
         // What the pool has to say about it is more than that the connection broke.
-        let result = self.task.wait(told)?;
+        let result = self.task.wait(progress)?;
         ended?;
-        reference_in(&result).ok_or_else(|| self.task.nonsense("its result names no machine"))
+        reference_in(&result).ok_or_else(|| self.task.invalid_answer("its result names no machine"))
     }
 
     /// It is given up, for a reason of ours: nothing of it stays.
@@ -373,7 +374,7 @@ impl Upload {
 
     /// Why a write failed: in the words of the task, if it has any.
     fn reason(&self, error: XapiError) -> XapiError {
-        match self.task.look() {
+        match self.task.poll() {
             Err(reason @ XapiError::Refused { .. }) => reason,
             _ => error,
         }

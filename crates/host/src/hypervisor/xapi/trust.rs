@@ -73,7 +73,7 @@ impl fmt::Debug for Fingerprint {
     }
 }
 
-/// By what hosts prove who they are.
+/// The trusted certificates of hosts.
 #[derive(Debug, Clone, Default)]
 pub struct Trust {
     /// Their certificates are these, whoever signed them, and whatever names are in them.
@@ -103,7 +103,7 @@ impl Trust {
             what: "TLS".to_owned(),
             detail: error.to_string(),
         };
-        let known = Known {
+        let known = PinnedVerifier {
             fingerprints: self.fingerprints.clone(),
             signed,
             provider: Arc::clone(&provider),
@@ -138,13 +138,13 @@ fn verifier(pem: &str, provider: &Arc<CryptoProvider>) -> XapiResult<Arc<WebPkiS
 
 /// Compares certificates with those that are known. That a host has the key of its certificate is checked as always.
 #[derive(Debug)]
-struct Known {
+struct PinnedVerifier {
     fingerprints: Vec<Fingerprint>,
     signed: Option<Arc<WebPkiServerVerifier>>,
     provider: Arc<CryptoProvider>,
 }
 
-impl ServerCertVerifier for Known {
+impl ServerCertVerifier for PinnedVerifier {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
@@ -167,7 +167,7 @@ impl ServerCertVerifier for Known {
             None => String::new(),
         };
         Err(Error::InvalidCertificate(CertificateError::Other(rustls::OtherError(
-            Arc::new(Unknown { fingerprint, reason }),
+            Arc::new(UnknownCertificate { fingerprint, reason }),
         ))))
     }
 
@@ -196,10 +196,10 @@ impl ServerCertVerifier for Known {
     }
 }
 
-/// A certificate that nobody has told us of.
+/// An unknown certificate.
 #[derive(Debug, thiserror::Error)]
 #[error("the certificate {fingerprint} is not known{reason}")]
-struct Unknown {
+struct UnknownCertificate {
     fingerprint: Fingerprint,
     reason: String,
 }
@@ -209,7 +209,7 @@ pub(super) fn unknown_certificate(error: &std::io::Error) -> Option<(String, Str
     let error = error.get_ref()?.downcast_ref::<Error>()?;
     match error {
         Error::InvalidCertificate(CertificateError::Other(other)) => {
-            let unknown = other.0.downcast_ref::<Unknown>()?;
+            let unknown = other.0.downcast_ref::<UnknownCertificate>()?;
             Some((unknown.fingerprint.to_string(), unknown.reason.clone()))
         }
         _ => None,

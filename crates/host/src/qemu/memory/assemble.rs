@@ -14,15 +14,15 @@ const PIECE_BYTES: u64 = 1 << 20;
 ///
 /// # Errors
 /// Those of `memory`, which has to be of the state's size, and those of `output`.
-pub fn put_together(state: &MemoryState, memory: &dyn BlockDevice, output: &mut dyn Write) -> Result<(), PutError> {
+pub fn assemble(state: &MemoryState, memory: &dyn BlockDevice, output: &mut dyn Write) -> Result<(), AssembleError> {
     let size_bytes = state.size_bytes();
     if memory.size_bytes() != size_bytes {
-        return Err(PutError::Size {
+        return Err(AssembleError::Size {
             memory_bytes: memory.size_bytes(),
             state_bytes: size_bytes,
         });
     }
-    let mut writer = Writer { state, output };
+    let mut writer = MigrationStreamWriter { state, output };
     writer.raw(&state.head)?;
     writer.section(section::PART, &[])?;
     let mut start = 0;
@@ -34,7 +34,7 @@ pub fn put_together(state: &MemoryState, memory: &dyn BlockDevice, output: &mut 
         while done < block.size_bytes {
             let length = (block.size_bytes - done).min(piece.len() as u64);
             let bytes = &mut piece[..to_usize(length)];
-            memory.read_at(bytes, start + done).map_err(PutError::Memory)?;
+            memory.read_at(bytes, start + done).map_err(AssembleError::Memory)?;
             let records = writer.records(bytes, done, &name);
             writer.raw(&records)?;
             done += length;
@@ -47,46 +47,46 @@ pub fn put_together(state: &MemoryState, memory: &dyn BlockDevice, output: &mut 
         writer.end_of_section()?;
     }
     writer.raw(&state.tail)?;
-    writer.output.flush().map_err(PutError::Output)
+    writer.output.flush().map_err(AssembleError::Output)
 }
 
 /// Why a memory stream cannot be made.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum PutError {
+pub enum AssembleError {
     /// Memory and state do not belong together.
     #[error("the memory has {memory_bytes} bytes, and its state is of {state_bytes}")]
     Size {
         /// Bytes of the memory.
         memory_bytes: u64,
-        /// Bytes that the state tells of.
+        /// Bytes according to the state.
         state_bytes: u64,
     },
     /// The pages cannot be read.
     #[error("the memory cannot be read")]
     Memory(#[source] BlockError),
-    /// Nobody takes the stream.
+    /// The stream cannot be written.
     #[error("the memory stream cannot be written")]
     Output(#[source] std::io::Error),
 }
 
-struct Writer<'a> {
+struct MigrationStreamWriter<'a> {
     state: &'a MemoryState,
     output: &'a mut dyn Write,
 }
 
-impl Writer<'_> {
-    fn raw(&mut self, bytes: &[u8]) -> Result<(), PutError> {
-        self.output.write_all(bytes).map_err(PutError::Output)
+impl MigrationStreamWriter<'_> {
+    fn raw(&mut self, bytes: &[u8]) -> Result<(), AssembleError> {
+        self.output.write_all(bytes).map_err(AssembleError::Output)
     }
 
-    fn section(&mut self, kind: u8, bytes: &[u8]) -> Result<(), PutError> {
+    fn section(&mut self, kind: u8, bytes: &[u8]) -> Result<(), AssembleError> {
         self.raw(&[kind])?;
         self.raw(&self.state.section_id.to_be_bytes())?;
         self.raw(bytes)
     }
 
-    fn end_of_section(&mut self) -> Result<(), PutError> {
+    fn end_of_section(&mut self) -> Result<(), AssembleError> {
         self.raw(&record::END.to_be_bytes())?;
         if self.state.has_footers {
             self.section(section::FOOTER, &[])?;

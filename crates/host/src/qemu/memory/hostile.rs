@@ -1,9 +1,9 @@
-//! Streams and states that nobody sane wrote.
+//! Fuzz targets for malformed memory streams and states.
 
 use holdfast_block::hostile::Outcome;
 use holdfast_block::{BlockDeviceMut, Error, MemoryDevice, to_usize};
 
-use super::{MemoryState, put_together, take_apart};
+use super::{MemoryState, assemble, disassemble};
 
 const PAGE_BYTES: u64 = 4096;
 /// A machine of a fuzzer has no more.
@@ -32,13 +32,13 @@ pub(crate) fn state(bytes: &[u8]) -> Outcome {
 
 /// A stream of QEMU: what is made of its parts again has the same parts.
 pub(crate) fn stream(bytes: &[u8]) -> Outcome {
-    let Ok((state, memory)) = take_apart(&mut &bytes[..], PAGE_BYTES, &mut make_store) else {
+    let Ok((state, memory)) = disassemble(&mut &bytes[..], PAGE_BYTES, &mut make_store) else {
         return Outcome::Refused;
     };
     let mut again = Vec::new();
-    put_together(&state, &*memory, &mut again).expect("memory takes it");
+    assemble(&state, &*memory, &mut again).expect("memory takes it");
     let (state_again, memory_again) =
-        take_apart(&mut &again[..], PAGE_BYTES, &mut make_store).expect("what we make can be read");
+        disassemble(&mut &again[..], PAGE_BYTES, &mut make_store).expect("what we make can be read");
     assert_eq!(state_again, state);
     let pages = |memory: &dyn BlockDeviceMut| {
         let mut pages = vec![0; to_usize(memory.size_bytes())];
@@ -54,7 +54,7 @@ pub(crate) fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     let mut seeds = Vec::new();
     for (name, has_footers) in [("footers", true), ("old", false)] {
         let stream = example(has_footers);
-        let taken = take_apart(&mut &stream[..], PAGE_BYTES, &mut make_store);
+        let taken = disassemble(&mut &stream[..], PAGE_BYTES, &mut make_store);
         let (state, _) = taken.expect("the example is right");
         seeds.push(("memory_state", name, state.encode()));
         seeds.push(("memory_stream", name, stream));
@@ -103,7 +103,7 @@ fn example(has_footers: bool) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::{PAGE_BYTES, example, make_store};
-    use crate::qemu::memory::take_apart;
+    use crate::qemu::memory::disassemble;
 
     /// Two blocks of one name: pages of the second would be taken for the first's.
     #[test]
@@ -116,7 +116,7 @@ mod tests {
         let mut twins = stream[..at].to_vec();
         twins.extend(b"\x06pc.ram");
         twins.extend(&stream[at + 4..]);
-        let error = take_apart(&mut &twins[..], PAGE_BYTES, &mut make_store)
+        let error = disassemble(&mut &twins[..], PAGE_BYTES, &mut make_store)
             .err()
             .expect("it is refused");
         assert!(error.to_string().contains("the name or the size"), "{error}");

@@ -11,23 +11,23 @@ use holdfast_block::Clock;
 use serde_json::{Map, Value, json};
 
 use super::MemoryPipe;
-use super::receive::Ended;
+use super::receive::StreamEnd;
 use crate::qemu::names::RunId;
 use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand, Result};
 use crate::qemu::{Danger, QemuVersion};
 
-/// How the machine's memory is taken.
+/// How the machine's memory is saved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryMode {
-    /// While the machine runs; it stands still for the last of it.
+    /// While the machine runs; it is paused for the last part.
     Live,
     /// While the machine is paused, from the first page to the last.
     Stopped,
 }
 
-/// How it is wished that memory is taken.
+/// The requested method of saving memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum MemoryWay {
+pub enum MemoryMethod {
     /// Live, where QEMU can be relied on to send all of it then.
     #[default]
     Auto,
@@ -37,7 +37,7 @@ pub enum MemoryWay {
     Stopped,
 }
 
-impl MemoryWay {
+impl MemoryMethod {
     /// How the memory of the machine behind `monitor` is to be taken, and what is known against taking it live.
     ///
     /// A QEMU that emulates processors (TCG) may lose writes while its memory is sent ([`Danger::MemoryOfRunningTcg`]). KVM is not
@@ -95,24 +95,24 @@ pub(crate) struct Settings {
 
 /// A machine that was stopped when its memory was complete.
 pub(crate) struct Sent {
-    /// How long it stood still until then.
+    /// How long it was paused until then.
     pub(crate) stood_still: Duration,
-    /// Whether somebody else had paused it before: it is his to resume.
+    /// Whether another client had paused it before: then it stays paused.
     pub(crate) is_paused_by_others: bool,
     pub(crate) settings: Settings,
 }
 
 /// Sends the memory of a machine.
-pub(crate) struct Sending<'a> {
+pub(crate) struct MemorySender<'a> {
     pub(crate) monitor: &'a dyn Monitor,
     pub(crate) clock: &'a dyn Clock,
     pub(crate) run: RunId,
 }
 
 /// Told from time to time, while the machine is seen to run.
-pub(crate) type Runs<'t> = dyn FnMut() + 't;
+pub(crate) type OnRunning<'t> = dyn FnMut() + 't;
 
-impl Sending<'_> {
+impl MemorySender<'_> {
     fn execute(&self, name: &'static str, arguments: Value) -> Result<Value> {
         self.monitor.execute(&QmpCommand::new(name, arguments))
     }
@@ -121,7 +121,7 @@ impl Sending<'_> {
     ///
     /// # Errors
     /// Whatever goes wrong, no migration of ours is under way; whether the machine runs, the caller has to see to.
-    pub(crate) fn send(&self, pipe: MemoryPipe, mode: MemoryMode, runs: &mut Runs<'_>) -> Result<Sent> {
+    pub(crate) fn send(&self, pipe: MemoryPipe, mode: MemoryMode, runs: &mut OnRunning<'_>) -> Result<Sent> {
         let status = self.execute(STATUS, Value::Null)?;
         if !is_over(&status) {
             return Err(MonitorError::Busy {
@@ -186,7 +186,7 @@ impl Sending<'_> {
         })
     }
 
-    fn begin(&self, pipe: MemoryPipe, mode: MemoryMode) -> Result<Ended> {
+    fn begin(&self, pipe: MemoryPipe, mode: MemoryMode) -> Result<StreamEnd> {
         let name = self.run.thing("memory");
         let (writer, ended) = pipe.split();
         self.monitor
@@ -203,7 +203,7 @@ impl Sending<'_> {
     }
 
     /// Waits until all is sent; gives how long the machine stood still, and whether somebody else had paused it by then.
-    fn follow(&self, ended: &Ended, mode: MemoryMode, runs: &mut Runs<'_>) -> Result<(Duration, bool)> {
+    fn follow(&self, ended: &StreamEnd, mode: MemoryMode, runs: &mut OnRunning<'_>) -> Result<(Duration, bool)> {
         let mut downtime_ms = DOWNTIME_MS;
         let mut next_look = PASS_COUNT_PATIENT;
         let mut is_stopped = mode == MemoryMode::Stopped;

@@ -19,7 +19,7 @@ const RUN_BYTES_MAX: usize = 1 << 20;
 /// Why a memory stream cannot be taken apart.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum StreamError {
+pub enum MemoryStreamError {
     /// It cannot be read.
     #[error("the memory stream cannot be read at byte {offset}")]
     Input {
@@ -47,7 +47,7 @@ pub enum StreamError {
     Store(#[source] holdfast_block::Error),
 }
 
-type Result<T> = std::result::Result<T, StreamError>;
+type Result<T> = std::result::Result<T, MemoryStreamError>;
 
 /// The memory of a machine: its state, and the device with its pages.
 pub type Memory = (MemoryState, Box<dyn BlockDeviceMut>);
@@ -59,7 +59,7 @@ pub type MakeStore<'a> = dyn FnMut(u64) -> holdfast_block::Result<Box<dyn BlockD
 ///
 /// # Errors
 /// A stream that has live parts besides memory, or capabilities that change its form, is refused.
-pub fn take_apart(input: &mut dyn Read, page_bytes: u64, make_store: &mut MakeStore<'_>) -> Result<Memory> {
+pub fn disassemble(input: &mut dyn Read, page_bytes: u64, make_store: &mut MakeStore<'_>) -> Result<Memory> {
     let mut parser = Parser {
         input,
         offset: 0,
@@ -75,8 +75,8 @@ pub fn take_apart(input: &mut dyn Read, page_bytes: u64, make_store: &mut MakeSt
     let size_bytes = blocks.iter().map(|block| block.size_bytes).sum();
     let mut pages = Pages {
         // What cannot be kept needs no list of its pages.
-        store: make_store(size_bytes).map_err(StreamError::Store)?,
-        written: DirtyBitmap::new(size_bytes, page_bytes).map_err(StreamError::Store)?,
+        store: make_store(size_bytes).map_err(MemoryStreamError::Store)?,
+        written: DirtyBitmap::new(size_bytes, page_bytes).map_err(MemoryStreamError::Store)?,
         run_start: 0,
         run: Vec::new(),
     };
@@ -110,8 +110,8 @@ struct Parser<'a> {
 }
 
 impl Parser<'_> {
-    fn senseless(&self, detail: String) -> StreamError {
-        StreamError::Senseless {
+    fn senseless(&self, detail: String) -> MemoryStreamError {
+        MemoryStreamError::Senseless {
             offset: self.offset,
             detail,
         }
@@ -119,8 +119,8 @@ impl Parser<'_> {
 
     fn read(&mut self, buffer: &mut [u8]) -> Result<()> {
         self.input.read_exact(buffer).map_err(|source| match source.kind() {
-            ErrorKind::UnexpectedEof => StreamError::Short { offset: self.offset },
-            _ => StreamError::Input {
+            ErrorKind::UnexpectedEof => MemoryStreamError::Short { offset: self.offset },
+            _ => MemoryStreamError::Input {
                 offset: self.offset,
                 source,
             },
@@ -128,7 +128,7 @@ impl Parser<'_> {
         self.offset += buffer.len() as u64;
         if let Some(head) = &mut self.head {
             if head.len() + buffer.len() > HEAD_BYTES_MAX {
-                return Err(StreamError::Senseless {
+                return Err(MemoryStreamError::Senseless {
                     offset: self.offset,
                     detail: "there is no memory at its beginning".to_owned(),
                 });
@@ -328,7 +328,7 @@ impl Parser<'_> {
         }
         let mut tail = vec![kind];
         let read = self.input.take(TAIL_BYTES_MAX).read_to_end(&mut tail);
-        let read = read.map_err(|source| StreamError::Input {
+        let read = read.map_err(|source| MemoryStreamError::Input {
             offset: self.offset,
             source,
         })?;
@@ -370,7 +370,9 @@ impl Pages {
     fn write_run(&mut self) -> Result<()> {
         let run = std::mem::take(&mut self.run);
         if !run.is_empty() {
-            self.store.write_at(&run, self.run_start).map_err(StreamError::Store)?;
+            self.store
+                .write_at(&run, self.run_start)
+                .map_err(MemoryStreamError::Store)?;
         }
         self.run = run;
         self.run.clear();

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::parse::{MakeStore, Memory, StreamError, take_apart};
+use super::parse::{MakeStore, Memory, MemoryStreamError, disassemble};
 
 /// Bytes that are taken from the pipe at once.
 const INPUT_BYTES: usize = 1 << 20;
@@ -15,21 +15,21 @@ const INPUT_BYTES: usize = 1 << 20;
 #[derive(Debug)]
 pub struct MemoryPipe {
     writer: OwnedFd,
-    ended: Ended,
+    ended: StreamEnd,
 }
 
 /// Word of the end.
 #[derive(Debug)]
-pub(crate) struct Ended(Receiver<()>);
+pub(crate) struct StreamEnd(Receiver<()>);
 
 impl MemoryPipe {
     /// What QEMU gets, and what stays. The stream ends when QEMU closes its end: nobody else may have it.
-    pub(crate) fn split(self) -> (OwnedFd, Ended) {
+    pub(crate) fn split(self) -> (OwnedFd, StreamEnd) {
         (self.writer, self.ended)
     }
 }
 
-impl Ended {
+impl StreamEnd {
     /// Waits until all is taken in, or cannot be; false where the time is over before.
     pub(crate) fn wait(&self, deadline: Duration) -> bool {
         // Whoever takes it in says nothing, and ends.
@@ -39,34 +39,37 @@ impl Ended {
 
 /// Memory that is being taken in.
 #[derive(Debug)]
-pub struct Receiving {
-    thread: JoinHandle<Result<Memory, StreamError>>,
+pub struct MemoryReceiver {
+    thread: JoinHandle<Result<Memory, MemoryStreamError>>,
 }
 
 /// Begins to take in a memory stream. When that fails, QEMU's migration does, and the machine runs on.
 ///
 /// # Errors
 /// Where the system gives no pipe or no thread.
-pub fn receive(page_bytes: u64, mut make_store: Box<MakeStore<'static>>) -> std::io::Result<(MemoryPipe, Receiving)> {
+pub fn receive(
+    page_bytes: u64,
+    mut make_store: Box<MakeStore<'static>>,
+) -> std::io::Result<(MemoryPipe, MemoryReceiver)> {
     let (reader, writer) = std::io::pipe()?;
     let (end, ended) = channel::<()>();
     let thread = std::thread::Builder::new().name("memory".to_owned()).spawn(move || {
         let mut input = BufReader::with_capacity(INPUT_BYTES, reader);
-        let taken = take_apart(&mut input, page_bytes, &mut *make_store);
+        let taken = disassemble(&mut input, page_bytes, &mut *make_store);
         // QEMU must not wait for somebody who does not read any more.
         drop((input, end));
         taken
     })?;
     let pipe = MemoryPipe {
         writer: writer.into(),
-        ended: Ended(ended),
+        ended: StreamEnd(ended),
     };
-    Ok((pipe, Receiving { thread }))
+    Ok((pipe, MemoryReceiver { thread }))
 }
 
-impl Receiving {
+impl MemoryReceiver {
     /// Waits for the end; gives the state, and the device with the pages.
-    pub fn finish(self) -> Result<Memory, StreamError> {
+    pub fn finish(self) -> Result<Memory, MemoryStreamError> {
         self.thread
             .join()
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic))

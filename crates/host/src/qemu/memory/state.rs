@@ -103,7 +103,7 @@ impl MemoryState {
 
     /// Reads the bytes of one.
     pub fn decode(bytes: &[u8]) -> Result<Self, StateError> {
-        let mut rest = Rest(bytes);
+        let mut rest = ByteReader(bytes);
         if rest.take(MAGIC.len())? != MAGIC {
             return Err(StateError::Foreign);
         }
@@ -180,9 +180,9 @@ pub(super) fn is_page_size(page_bytes: u64) -> bool {
     PAGE_BYTES_RANGE.contains(&page_bytes) && page_bytes.is_power_of_two()
 }
 
-struct Rest<'a>(&'a [u8]);
+struct ByteReader<'a>(&'a [u8]);
 
-impl<'a> Rest<'a> {
+impl<'a> ByteReader<'a> {
     fn take(&mut self, length: usize) -> Result<&'a [u8], StateError> {
         let (taken, rest) = self.0.split_at_checked(length).ok_or(StateError::Short)?;
         self.0 = rest;

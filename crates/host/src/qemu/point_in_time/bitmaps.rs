@@ -2,12 +2,12 @@
 
 use serde_json::{Value, json};
 
-use super::{Cut, Prepared};
+use super::{PointInTime, PreparedDisk};
 use crate::qemu::names::{Role, RunId, changes_name};
 use crate::qemu::qmp::{Monitor, QmpCommand, Result};
 
 /// Keeps the state of the old bitmap.
-pub(super) fn changes_actions(run: RunId, disk: &Prepared) -> Vec<Value> {
+pub(super) fn changes_actions(run: RunId, disk: &PreparedDisk) -> Vec<Value> {
     let Some(changes) = &disk.changes else {
         return Vec::new();
     };
@@ -26,7 +26,7 @@ pub(super) fn changes_actions(run: RunId, disk: &Prepared) -> Vec<Value> {
 }
 
 /// Begins the next bitmap.
-pub(super) fn next_actions(disk: &Prepared) -> Option<Value> {
+pub(super) fn next_actions(disk: &PreparedDisk) -> Option<Value> {
     let next = disk.next_bitmap.as_ref()?;
     // Bitmaps of images that cannot keep them live as long as QEMU does.
     let is_kept = disk.disk.keeps_bitmaps;
@@ -36,7 +36,7 @@ pub(super) fn next_actions(disk: &Prepared) -> Option<Value> {
     }))
 }
 
-impl Cut {
+impl PointInTime {
     /// Begins to note where the disk `number` is given back, or asked for in parts. See [`keep_witness`](Self::keep_witness).
     pub fn begin_witness(&self, monitor: &dyn Monitor, number: usize) -> Result<()> {
         let arguments = json!({ "node": self.witness_node(number), "name": self.witness_name() });

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Prepared, SnapshotBuilder};
+use super::{PreparedDisk, SnapshotBuilder};
 use crate::qemu::copy::PartCopier;
 use crate::qemu::names::{Role, RunId, changes_name};
 use crate::qemu::qmp::Result;
@@ -22,7 +22,7 @@ impl SnapshotBuilder<'_> {
 
     /// Adds the filters of disks in iothreads, while the machine is paused: QEMU aborts where a node is put on one in an iothread that has
     /// requests on their way.
-    pub(super) fn add_filters_of_copied(&self, disks: &[Prepared]) -> Result<()> {
+    pub(super) fn add_filters_of_copied(&self, disks: &[PreparedDisk]) -> Result<()> {
         for (number, disk) in disks.iter().enumerate().filter(|(_, disk)| disk.spool_set.is_some()) {
             self.add_filter(number, disk)?;
         }
@@ -30,7 +30,7 @@ impl SnapshotBuilder<'_> {
     }
 
     /// The same for the nodes that show them as they were.
-    pub(super) fn add_frozen_of_copied(&self, disks: &[Prepared]) -> Result<()> {
+    pub(super) fn add_frozen_of_copied(&self, disks: &[PreparedDisk]) -> Result<()> {
         for (number, _) in disks.iter().enumerate().filter(|(_, disk)| disk.spool_set.is_some()) {
             self.add_frozen(number)?;
         }
@@ -38,7 +38,7 @@ impl SnapshotBuilder<'_> {
     }
 
     /// Serves a node that stands for a disk, with its bitmap of changes; gives its name at the server.
-    pub(super) fn export(&self, number: usize, disk: &Prepared, node: &str) -> Result<String> {
+    pub(super) fn export(&self, number: usize, disk: &PreparedDisk, node: &str) -> Result<String> {
         let name = self.run.thing(&format!("disk{number}"));
         let mut arguments = json!({
             "type": "nbd",
@@ -59,7 +59,7 @@ impl SnapshotBuilder<'_> {
 
     /// Serves the node of a disk whose bitmap of changes is one of a node below it; gives its name at the server. A disk that must not be
     /// served has none.
-    pub(super) fn export_layers(&self, number: usize, disk: &Prepared) -> Result<Option<String>> {
+    pub(super) fn export_layers(&self, number: usize, disk: &PreparedDisk) -> Result<Option<String>> {
         if disk.changes_below.is_none() || disk.spool_set.is_some() {
             return Ok(None);
         }
@@ -79,7 +79,7 @@ impl SnapshotBuilder<'_> {
     pub(super) fn export_marks(
         &self,
         number: usize,
-        disk: &Prepared,
+        disk: &PreparedDisk,
         set: u64,
     ) -> Result<(String, Option<PartCopier>)> {
         self.add_file(&self.run.node(number, Role::Spool), set)?;

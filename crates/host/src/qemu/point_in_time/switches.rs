@@ -9,7 +9,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Moment, Pause, Prepared, SnapshotBuilder, Standstill};
+use super::{Pause, PausePolicy, PointInTimeEvent, PreparedDisk, SnapshotBuilder};
 use crate::qemu::disks as qemu_disks;
 use crate::qemu::disks::set_drive;
 use crate::qemu::graph::about_node;
@@ -18,30 +18,30 @@ use crate::qemu::qmp::Result;
 
 impl SnapshotBuilder<'_> {
     /// The instant of disks that can all be served, and that have their switches.
-    pub(super) fn cut_switched(
+    pub(super) fn take_switched(
         &self,
-        disks: &[Prepared],
-        standstill: Standstill,
-        tell: &mut dyn FnMut(Moment),
+        disks: &[PreparedDisk],
+        pause_policy: PausePolicy,
+        tell: &mut dyn FnMut(PointInTimeEvent),
     ) -> Result<Pause> {
         self.begin_next(disks)?;
-        let pause = match standstill {
-            Standstill::WhereNeeded => match self.turn_switches(disks) {
+        let pause = match pause_policy {
+            PausePolicy::WhereNeeded => match self.turn_switches(disks) {
                 Ok(()) => {
-                    tell(Moment::Instant);
+                    tell(PointInTimeEvent::Reached);
                     Pause::default()
                 }
-                Err(error) if error.is_refusal() => self.stand_still(None, &|| self.set_filters(disks), tell)?.0,
+                Err(error) if error.is_refusal() => self.pause_for(None, &|| self.set_filters(disks), tell)?.0,
                 Err(error) => return Err(error),
             },
-            Standstill::Always => self.stand_still(None, &|| self.turn_switches_or_set(disks), tell)?.0,
+            PausePolicy::Always => self.pause_for(None, &|| self.turn_switches_or_set(disks), tell)?.0,
         };
         self.keep_changes(disks)?;
         Ok(pause)
     }
 
     /// Puts a switch under each device, before the instant.
-    pub(super) fn put_switches_in(&self, disks: &[Prepared]) -> Result<()> {
+    pub(super) fn insert_switches(&self, disks: &[PreparedDisk]) -> Result<()> {
         for (number, disk) in disks.iter().enumerate() {
             self.execute("blockdev-add", self.switch(number, &disk.disk.node))?;
         }
@@ -63,14 +63,14 @@ impl SnapshotBuilder<'_> {
         })
     }
 
-    fn turn_switches(&self, disks: &[Prepared]) -> Result<()> {
+    fn turn_switches(&self, disks: &[PreparedDisk]) -> Result<()> {
         let switches = (0..disks.len()).map(|number| self.switch(number, &self.run.node(number, Role::Filter)));
         let arguments = json!({ "options": switches.collect::<Vec<_>>() });
         self.execute("blockdev-reopen", arguments).map(drop)
     }
 
     /// What one command cannot do takes several, while the machine is paused.
-    fn turn_switches_or_set(&self, disks: &[Prepared]) -> Result<()> {
+    fn turn_switches_or_set(&self, disks: &[PreparedDisk]) -> Result<()> {
         match self.turn_switches(disks) {
             Err(error) if error.is_refusal() => self.set_filters(disks),
             other => other,
@@ -78,7 +78,7 @@ impl SnapshotBuilder<'_> {
     }
 
     /// Leaves the filters alone under the devices. Those that could not be moved there with their switches are on them already.
-    pub(super) fn take_switches_out(&self, disks: &[Prepared]) -> Result<()> {
+    pub(super) fn remove_switches(&self, disks: &[PreparedDisk]) -> Result<()> {
         let present = qemu_disks(self.monitor)?;
         for (number, disk) in disks.iter().enumerate() {
             let (device, switch) = (&disk.disk.device, self.run.node(number, Role::Switch));

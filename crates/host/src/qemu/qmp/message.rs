@@ -18,14 +18,14 @@ pub(crate) enum Message {
     Event(Event),
 }
 
-/// QEMU says no.
+/// QEMU refuses the command.
 #[derive(Debug)]
 pub(crate) struct Refusal {
     pub(crate) class: String,
     pub(crate) description: String,
 }
 
-/// Something that QEMU tells without being asked.
+/// An event of QEMU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
     /// "STOP", "BLOCK_JOB_COMPLETED"...

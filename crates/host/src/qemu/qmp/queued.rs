@@ -15,46 +15,47 @@ use super::{MONITOR, Monitor, MonitorError, QmpCommand, QmpSocket, Result};
 use crate::system::rights::Rights;
 use crate::system::waits::Wait;
 
-/// How long a command waits for its turn, before it says that somebody else has the monitor.
+/// How long a command waits for its turn before it fails because another client has the monitor.
 const TURN_DEADLINE: Duration = Duration::from_secs(5);
 
-/// A place in the row of a monitor's clients. Commands wait for their turn; the first one that gets it keeps it.
+/// A place in the queue of a monitor's clients. A command waits until QEMU accepts the connection, which then stays open.
 pub struct QueuedSocket {
     path: PathBuf,
-    place: Mutex<Option<Place>>,
+    connection: Mutex<Option<QueuedConnection>>,
 }
 
-struct Place {
+struct QueuedConnection {
     socket: QmpSocket,
     is_greeted: bool,
 }
 
 impl QueuedSocket {
-    /// Takes a place in the row of the monitor at `path`.
+    /// Joins the queue of the monitor at `path`.
     ///
     /// # Errors
-    /// Where there is no socket, or nobody listens.
+    /// Where there is no socket, or no process listens.
     pub fn connect(path: &Path) -> Result<Self> {
         Ok(Self {
-            place: Mutex::new(Some(take_place(path)?)),
+            connection: Mutex::new(Some(open_queued(path)?)),
             path: path.to_owned(),
         })
     }
 
     /// The rights of the program at the other end.
     pub(crate) fn rights(&self) -> std::io::Result<Rights> {
-        let held = self.place.lock().unwrap_or_else(PoisonError::into_inner);
-        held.as_ref().map_or(Ok(Rights::Own), |place| place.socket.rights())
+        let held = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        held.as_ref()
+            .map_or(Ok(Rights::Own), |connection| connection.socket.rights())
     }
 }
 
-fn take_place(path: &Path) -> Result<Place> {
+fn open_queued(path: &Path) -> Result<QueuedConnection> {
     let _wait = Wait::for_answer(MONITOR);
     let stream = UnixStream::connect(path).map_err(|source| MonitorError::Gone {
         during: format!("connecting to {}", path.display()),
         source: Some(source),
     })?;
-    Ok(Place {
+    Ok(QueuedConnection {
         socket: QmpSocket::start(stream)?,
         is_greeted: false,
     })
@@ -63,24 +64,24 @@ fn take_place(path: &Path) -> Result<Place> {
 impl Monitor for QueuedSocket {
     fn execute(&self, command: &QmpCommand) -> Result<Value> {
         let _wait = Wait::for_answer(MONITOR);
-        let mut held = self.place.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut place = match held.take() {
-            Some(place) => place,
-            None => take_place(&self.path)?,
+        let mut held = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut connection = match held.take() {
+            Some(connection) => connection,
+            None => open_queued(&self.path)?,
         };
-        if !place.is_greeted {
-            match place.socket.greet(TURN_DEADLINE) {
-                Ok(()) => place.is_greeted = true,
+        if !connection.is_greeted {
+            match connection.socket.greet(TURN_DEADLINE) {
+                Ok(()) => connection.is_greeted = true,
                 Err(error) => {
                     // Who has waited so long does not go to the end of the row.
-                    *held = matches!(error, MonitorError::TimedOut { .. }).then_some(place);
+                    *held = matches!(error, MonitorError::TimedOut { .. }).then_some(connection);
                     return Err(error);
                 }
             }
         }
-        let answer = place.socket.execute(command);
+        let answer = connection.socket.execute(command);
         // A connection that broke is made anew by the next command.
-        *held = (!matches!(answer, Err(MonitorError::Gone { .. }))).then_some(place);
+        *held = (!matches!(answer, Err(MonitorError::Gone { .. }))).then_some(connection);
         answer
     }
 }

@@ -17,7 +17,7 @@ use super::message::{Event, MESSAGE_BYTES_MAX, Message, Refusal, answer, decode,
 use super::{MONITOR, Monitor, MonitorError, QmpCommand, Result};
 use crate::system::waits::Wait;
 
-/// Events that are kept until somebody takes them; older ones go first.
+/// Events that are kept until they are taken; the oldest are dropped first.
 const EVENT_COUNT_MAX: usize = 1000;
 /// Files that one command may carry: no command of ours needs more than one.
 const FILE_COUNT_MAX: usize = 4;
@@ -27,23 +27,23 @@ const GREETING: &str = "greeting";
 
 /// A connection to a QEMU's own monitor socket. Any number of threads may use it.
 pub struct QmpSocket {
-    writer: Mutex<Writer>,
+    writer: Mutex<CommandWriter>,
     shared: Arc<Shared>,
 }
 
-struct Writer {
+struct CommandWriter {
     stream: UnixStream,
     next_number: u64,
 }
 
 #[derive(Default)]
 struct Shared {
-    state: Mutex<State>,
+    state: Mutex<ConnectionState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct ConnectionState {
     /// Answers that have come; commands that are waited for have an entry from the start.
     answers: HashMap<u64, Option<std::result::Result<Value, Refusal>>>,
     events: VecDeque<Event>,
@@ -53,12 +53,12 @@ struct State {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ConnectionState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until `ready` gives something, or the time is over.
-    fn wait<T>(&self, deadline: Duration, mut ready: impl FnMut(&mut State) -> Option<T>) -> Option<T> {
+    fn wait<T>(&self, deadline: Duration, mut ready: impl FnMut(&mut ConnectionState) -> Option<T>) -> Option<T> {
         let mut found = None;
         let guard = self.lock();
         drop(
@@ -77,7 +77,7 @@ impl QmpSocket {
     /// Connects to the monitor at `path`.
     ///
     /// # Errors
-    /// Where there is no socket, nobody listens, or QEMU does not greet: it serves one client at a time.
+    /// Where there is no socket, no process listens, or QEMU does not greet: it serves one client at a time.
     pub fn connect(path: &Path) -> Result<Self> {
         let gone = |source| MonitorError::Gone {
             during: format!("connecting to {}", path.display()),
@@ -115,7 +115,7 @@ impl QmpSocket {
             .spawn(move || read_all(reader, &for_reader))
             .map_err(gone)?;
         Ok(Self {
-            writer: Mutex::new(Writer { stream, next_number: 1 }),
+            writer: Mutex::new(CommandWriter { stream, next_number: 1 }),
             shared,
         })
     }

@@ -50,7 +50,7 @@ pub enum ExtentError {
 /// Why a stream does not tell what changed. The way out is always to read everything.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum StreamError {
+pub enum SendStreamError {
     /// The stream ends before its end.
     #[error("the stream ends at offset {offset}, before its last record")]
     Short {

@@ -137,18 +137,18 @@ pub(super) fn io(action: &'static str, errno: Errno) -> ExtentError {
 
 /// What changes when a file is written to.
 #[derive(Debug, PartialEq, Eq)]
-struct Stamp {
+struct FileTimes {
     size_bytes: u64,
     modified: (i64, i64),
     changed: (i64, i64),
 }
 
-fn stamp(file: &File) -> Result<Stamp> {
+fn stamp(file: &File) -> Result<FileTimes> {
     let metadata = file.metadata().map_err(|source| ExtentError::Io {
         action: "look at a file",
         source,
     })?;
-    Ok(Stamp {
+    Ok(FileTimes {
         size_bytes: metadata.len(),
         modified: (metadata.mtime(), metadata.mtime_nsec()),
         changed: (metadata.ctime(), metadata.ctime_nsec()),
@@ -156,12 +156,12 @@ fn stamp(file: &File) -> Result<Stamp> {
 }
 
 /// Something that can be asked where it lies.
-trait Places {
+trait ExtentMap {
     /// The first extents that reach past `start`, at most [`EXTENT_COUNT_MAX`]; fewer are all that there are.
     fn extents(&self, start: u64) -> Result<Vec<Extent>>;
 }
 
-impl Places for &File {
+impl ExtentMap for &File {
     fn extents(&self, start: u64) -> Result<Vec<Extent>> {
         fiemap::extents(self, start).map_err(|errno| io("ask where a file lies", errno))
     }
@@ -169,7 +169,7 @@ impl Places for &File {
 
 /// Where a run of bytes lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum ExtentAddress {
     /// Nowhere: it reads as zero.
     Zero,
     /// From this address on.
@@ -181,7 +181,7 @@ enum Place {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Run {
     end: u64,
-    place: Place,
+    place: ExtentAddress,
 }
 
 /// Where a file lies, from `start` to the end of the last run: ordered, without gaps.
@@ -191,7 +191,7 @@ struct Window {
     runs: Vec<Run>,
 }
 
-fn compare(before: (impl Places, u64), after: (impl Places, u64)) -> Result<ExtentChanges> {
+fn compare(before: (impl ExtentMap, u64), after: (impl ExtentMap, u64)) -> Result<ExtentChanges> {
     let ((before, size_before), (after, size_after)) = (before, after);
     let mut differences = Differences {
         changed: Collector::new(size_after),
@@ -224,7 +224,7 @@ struct Differences {
 
 impl Differences {
     /// Compares from the start of `range` as far as one question to each file goes; gives how far that was.
-    fn next_window(&mut self, before: &impl Places, after: &impl Places, range: Range<u64>) -> Result<u64> {
+    fn next_window(&mut self, before: &impl ExtentMap, after: &impl ExtentMap, range: Range<u64>) -> Result<u64> {
         let mut end = range.end;
         for _ in 0..TRY_COUNT {
             let mut old = Window::ask(before, range.clone())?;
@@ -248,7 +248,11 @@ impl Differences {
     fn count(&mut self, new: &Window) {
         let mut start = new.start;
         for run in &new.runs {
-            self.mapped_bytes += if run.place == Place::Zero { 0 } else { run.end - start };
+            self.mapped_bytes += if run.place == ExtentAddress::Zero {
+                0
+            } else {
+                run.end - start
+            };
             start = run.end;
         }
     }
@@ -261,15 +265,15 @@ impl Differences {
         while let (Some(old_run), Some(new_run)) = (old_runs.peek(), new_runs.peek()) {
             let end = old_run.end.min(new_run.end);
             let is_same = match (old_run.place, new_run.place) {
-                (Place::Zero, Place::Zero) => true,
+                (ExtentAddress::Zero, ExtentAddress::Zero) => true,
                 // The sums were checked when the runs were made.
-                (Place::At(old), Place::At(new)) => old + (at - old_start) == new + (at - new_start),
+                (ExtentAddress::At(old), ExtentAddress::At(new)) => old + (at - old_start) == new + (at - new_start),
                 _ => false,
             };
             if !is_same {
                 self.changed.add(at..end);
             }
-            if old_run.place == Place::Vague || new_run.place == Place::Vague {
+            if old_run.place == ExtentAddress::Vague || new_run.place == ExtentAddress::Vague {
                 self.vague_bytes += end - at;
             }
             at = end;
@@ -285,7 +289,7 @@ impl Differences {
 
 impl Window {
     /// Asks where the bytes of `range` lie; the answer covers a part of it from its start on.
-    fn ask(places: &impl Places, range: Range<u64>) -> Result<Self> {
+    fn ask(places: &impl ExtentMap, range: Range<u64>) -> Result<Self> {
         let extents = places.extents(range.start)?;
         let is_all = extents.len() < EXTENT_COUNT_MAX;
         let mut window = Self {
@@ -329,9 +333,9 @@ impl Window {
             return Ok(());
         }
         let place = match extent.flags & !HARMLESS {
-            0 => Place::At(extent.physical + (start - extent.logical)),
-            UNWRITTEN => Place::Zero,
-            _ => Place::Vague,
+            0 => ExtentAddress::At(extent.physical + (start - extent.logical)),
+            UNWRITTEN => ExtentAddress::Zero,
+            _ => ExtentAddress::Vague,
         };
         self.extend(end, place);
         Ok(())
@@ -340,12 +344,12 @@ impl Window {
     /// A hole up to `end`.
     fn fill(&mut self, end: u64) {
         if end > self.end() {
-            self.extend(end, Place::Zero);
+            self.extend(end, ExtentAddress::Zero);
         }
     }
 
     /// One more run; runs that go on as the last one does become part of it, so that two windows are equal if what they say is.
-    fn extend(&mut self, end: u64, place: Place) {
+    fn extend(&mut self, end: u64, place: ExtentAddress) {
         let before_last = self.runs.len().checked_sub(2).map(|index| self.runs[index].end);
         let last_start = before_last.unwrap_or(self.start);
         match self.runs.last_mut() {
@@ -366,10 +370,10 @@ impl Window {
     }
 }
 
-fn continues(start: u64, last: Run, place: Place) -> bool {
+fn continues(start: u64, last: Run, place: ExtentAddress) -> bool {
     match (last.place, place) {
-        (Place::Zero, Place::Zero) | (Place::Vague, Place::Vague) => true,
-        (Place::At(address), Place::At(next)) => address + (last.end - start) == next,
+        (ExtentAddress::Zero, ExtentAddress::Zero) | (ExtentAddress::Vague, ExtentAddress::Vague) => true,
+        (ExtentAddress::At(address), ExtentAddress::At(next)) => address + (last.end - start) == next,
         _ => false,
     }
 }

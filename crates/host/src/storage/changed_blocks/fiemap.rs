@@ -34,7 +34,7 @@ pub(super) struct Extent {
 /// The fixed part of `struct fiemap`; its size is part of the call's number.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
-struct Head {
+struct FiemapHead {
     start: u64,
     length: u64,
     flags: u32,
@@ -44,8 +44,8 @@ struct Head {
 }
 
 #[repr(C)]
-struct Question {
-    head: Head,
+struct FiemapRequest {
+    head: FiemapHead,
     extents: [Extent; EXTENT_COUNT_MAX],
 }
 
@@ -66,14 +66,14 @@ struct BtrfsInfo {
     rest: [u64; 124],
 }
 
-const FIEMAP: Opcode = opcode::read_write::<Head>(b'f', 11);
+const FIEMAP: Opcode = opcode::read_write::<FiemapHead>(b'f', 11);
 const GET_ATTRIBUTES: Opcode = opcode::read::<Attributes>(b'X', 31);
 const BTRFS_INFO: Opcode = opcode::read::<BtrfsInfo>(0x94, 31);
 const ATTRIBUTE_REALTIME: u32 = 1;
 
 const _: () = {
-    assert!(size_of::<Extent>() == 56 && size_of::<Head>() == 32);
-    assert!(size_of::<Question>() == 32 + 56 * EXTENT_COUNT_MAX);
+    assert!(size_of::<Extent>() == 56 && size_of::<FiemapHead>() == 32);
+    assert!(size_of::<FiemapRequest>() == 32 + 56 * EXTENT_COUNT_MAX);
     assert!(size_of::<Attributes>() == 28 && size_of::<BtrfsInfo>() == 1024);
 };
 
@@ -92,8 +92,8 @@ impl Extent {
 
 /// The first extents of `file` that reach past `start`, at most [`EXTENT_COUNT_MAX`]; the first may begin before it.
 pub(super) fn extents(file: &File, start: u64) -> Result<Vec<Extent>, Errno> {
-    let mut question = Box::new(Question {
-        head: Head {
+    let mut question = Box::new(FiemapRequest {
+        head: FiemapHead {
             start,
             length: u64::MAX - start,
             flags: FLAG_SYNC,
@@ -105,8 +105,8 @@ pub(super) fn extents(file: &File, start: u64) -> Result<Vec<Extent>, Errno> {
     });
     loop {
         // SAFETY: the number is that of FS_IOC_FIEMAP, which reads and writes a `struct fiemap` with room for `extent_count`
-        // extents behind it: that is `Question`, of plain numbers in which every pattern of bits is valid.
-        let asked = unsafe { ioctl(file, Updater::<FIEMAP, Question>::new(&mut question)) };
+        // extents behind it: that is `FiemapRequest`, of plain numbers in which every pattern of bits is valid.
+        let asked = unsafe { ioctl(file, Updater::<FIEMAP, FiemapRequest>::new(&mut question)) };
         match asked {
             Ok(()) => break,
             Err(Errno::INTR) => {}

@@ -2,9 +2,9 @@
 
 use holdfast_block::hostile::Outcome;
 
-use super::send_stream::specimen::{Age, Field, QUESTION, Writer};
+use super::send_stream::specimen::{Field, QUESTION, SendStreamWriter, SenderVersion};
 use super::send_stream::{by_send_stream, read_unchecked};
-use super::thin_delta::{ThinQuestion, by_thin_delta};
+use super::thin_delta::{ThinDeltaQuery, by_thin_delta};
 
 /// A stream of differences. It is read without its checksums first: a fuzzer that has to hit them would find nothing else.
 pub(crate) fn send_stream(bytes: &[u8]) -> Outcome {
@@ -27,7 +27,7 @@ pub(crate) fn send_stream(bytes: &[u8]) -> Outcome {
 
 /// Differences of two thin volumes, as a program tells them.
 pub(crate) fn thin_delta(bytes: &[u8]) -> Outcome {
-    let question = ThinQuestion {
+    let question = ThinDeltaQuery {
         ids: (5, 7),
         block_bytes: 65_536,
         size_bytes: 1 << 40,
@@ -49,13 +49,13 @@ pub(crate) fn thin_delta(bytes: &[u8]) -> Outcome {
 /// Streams of both generations of senders, in both orders of bytes; and differences of thin volumes.
 pub(crate) fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     let variants = [
-        ("old", true, Age::Old),
-        ("old_big_endian", false, Age::Old),
-        ("new", true, Age::New),
-        ("new_big_endian", false, Age::New),
+        ("old", true, SenderVersion::Old),
+        ("old_big_endian", false, SenderVersion::Old),
+        ("new", true, SenderVersion::New),
+        ("new_big_endian", false, SenderVersion::New),
     ];
     let seed = |(name, is_little, age)| {
-        let mut writer = Writer::new(is_little, age, 0);
+        let mut writer = SendStreamWriter::new(is_little, age, 0);
         writer
             .object(8, 8192, 100_000, 50)
             .free(8, 106_496, u64::MAX)

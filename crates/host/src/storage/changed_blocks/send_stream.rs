@@ -35,20 +35,20 @@ mod tests;
 
 use std::io::Read;
 
-use super::error::StreamError;
+use super::error::SendStreamError;
 use super::ranges::{ChangedRanges, Collector};
-use checked::{Checked, Sums};
+use checked::{ChecksumMode, RecordReader};
 use object::look_at_object;
-use record::{Begin, Kind, Record};
+use record::{BeginRecord, RecordKind, StreamRecord};
 
-type Result<T> = std::result::Result<T, StreamError>;
+type Result<T> = std::result::Result<T, SendStreamError>;
 
 /// The number of a volume's content among the objects of its dataset.
 const VOLUME_OBJECT: u64 = 1;
 
 /// What is asked of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StreamQuestion {
+pub struct SendStreamQuery {
     /// Number of the older snapshot (`guid`).
     pub from_guid: u64,
     /// Number of the newer one.
@@ -84,7 +84,7 @@ pub struct StreamChanges {
     /// Where the two states may differ.
     pub ranges: ChangedRanges,
     /// Why that is all of it, where records alone would say less.
-    pub whole: Option<Whole>,
+    pub whole: Option<WholeFileReason>,
     /// Records in the stream.
     pub record_count: u64,
     /// Bytes of the stream.
@@ -93,7 +93,7 @@ pub struct StreamChanges {
 
 /// Why all of a file counts as changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Whole {
+pub enum WholeFileReason {
     /// Its number was freed.
     Freed,
     /// It is younger than the older snapshot: another file has its number now.
@@ -107,27 +107,27 @@ pub enum Whole {
 }
 
 /// Reads a stream to its end, and gives where it changes what is asked for.
-pub fn by_send_stream(input: &mut dyn Read, question: &StreamQuestion) -> Result<StreamChanges> {
-    read(input, question, Sums::Held)
+pub fn by_send_stream(input: &mut dyn Read, question: &SendStreamQuery) -> Result<StreamChanges> {
+    read(input, question, ChecksumMode::Held)
 }
 
 /// The number of the snapshot that a stream leads to (`guid`), as its beginning has it; the rest is not looked at.
 pub fn guid_of_stream(input: &mut dyn Read) -> Result<u64> {
-    let (_, begin) = Checked::begin(input, Sums::Held)?;
+    let (_, begin) = RecordReader::begin(input, ChecksumMode::Held)?;
     Ok(begin.to_guid)
 }
 
 /// The same, whatever the checksums are.
 #[cfg(feature = "hostile")]
-pub(super) fn read_unchecked(input: &mut dyn Read, question: &StreamQuestion) -> Result<StreamChanges> {
-    read(input, question, Sums::Ignored)
+pub(super) fn read_unchecked(input: &mut dyn Read, question: &SendStreamQuery) -> Result<StreamChanges> {
+    read(input, question, ChecksumMode::Ignored)
 }
 
-fn read(input: &mut dyn Read, question: &StreamQuestion, sums: Sums) -> Result<StreamChanges> {
-    let (mut stream, begin) = Checked::begin(input, sums)?;
+fn read(input: &mut dyn Read, question: &SendStreamQuery, sums: ChecksumMode) -> Result<StreamChanges> {
+    let (mut stream, begin) = RecordReader::begin(input, sums)?;
     check_beginning(&begin, question)?;
     stream.skip(begin.payload_bytes.into())?;
-    let mut search = Search {
+    let mut search = StreamSearch {
         question,
         has_large_blocks: begin.features & record::feature::LARGE_BLOCKS != 0,
         changed: Collector::new(question.size_after_bytes),
@@ -140,7 +140,7 @@ fn read(input: &mut dyn Read, question: &StreamQuestion, sums: Sums) -> Result<S
     loop {
         let record = stream.record()?;
         record_count += 1;
-        if record.kind()? == Kind::End {
+        if record.kind()? == RecordKind::End {
             stream.finish(&record)?;
             break;
         }
@@ -155,8 +155,8 @@ fn read(input: &mut dyn Read, question: &StreamQuestion, sums: Sums) -> Result<S
 }
 
 /// Refuses a stream that does not hold all differences between the two snapshots.
-fn check_beginning(begin: &Begin, question: &StreamQuestion) -> Result<()> {
-    let unfit = |reason: String| Err(StreamError::Unfit { reason });
+fn check_beginning(begin: &BeginRecord, question: &SendStreamQuery) -> Result<()> {
+    let unfit = |reason: String| Err(SendStreamError::Unfit { reason });
     if begin.is_compound() {
         return unfit("it is several streams in one (send -R, -I or -p)".to_owned());
     }
@@ -191,14 +191,14 @@ fn check_beginning(begin: &Begin, question: &StreamQuestion) -> Result<()> {
     Ok(())
 }
 
-struct Search<'a> {
-    question: &'a StreamQuestion,
+struct StreamSearch<'a> {
+    question: &'a SendStreamQuery,
     has_large_blocks: bool,
     changed: Collector,
-    whole: Option<Whole>,
+    whole: Option<WholeFileReason>,
 }
 
-impl Search<'_> {
+impl StreamSearch<'_> {
     fn number(&self) -> u64 {
         match self.question.object {
             StreamObject::File { number, .. } => number,
@@ -207,11 +207,11 @@ impl Search<'_> {
     }
 
     /// Takes a record in, and passes over what belongs to it.
-    fn take(&mut self, stream: &mut Checked<'_>, record: &Record) -> Result<()> {
+    fn take(&mut self, stream: &mut RecordReader<'_>, record: &StreamRecord) -> Result<()> {
         let (kind, number) = (record.kind()?, self.number());
         let payload_bytes = record.payload_bytes(kind)?;
         match kind {
-            Kind::Object if record.object() == number => {
+            RecordKind::Object if record.object() == number => {
                 let bonus = stream.payload(payload_bytes)?;
                 let whole = look_at_object(record, &bonus, self.question, self.has_large_blocks);
                 if let Some(whole) = whole {
@@ -219,26 +219,28 @@ impl Search<'_> {
                 }
                 return Ok(());
             }
-            Kind::FreeObjects => {
+            RecordKind::FreeObjects => {
                 let (first, count) = record.objects();
                 if (first..first.saturating_add(count)).contains(&number) {
-                    self.all(Whole::Freed);
+                    self.all(WholeFileReason::Freed);
                 }
             }
-            Kind::Write | Kind::WriteByReference | Kind::WriteEmbedded | Kind::Free if record.object() == number => {
+            RecordKind::Write | RecordKind::WriteByReference | RecordKind::WriteEmbedded | RecordKind::Free
+                if record.object() == number =>
+            {
                 let (offset, length) = record.range(kind);
                 self.changed.add(offset..offset.saturating_add(length));
             }
-            Kind::Redact => {
+            RecordKind::Redact => {
                 return Err(record.senseless("a part is left out of a stream that is not redacted".to_owned()));
             }
-            Kind::Begin => return Err(record.senseless("a second beginning".to_owned())),
+            RecordKind::Begin => return Err(record.senseless("a second beginning".to_owned())),
             _ => {}
         }
         stream.skip(payload_bytes)
     }
 
-    fn all(&mut self, why: Whole) {
+    fn all(&mut self, why: WholeFileReason) {
         self.changed.add_all();
         self.whole.get_or_insert(why);
     }

@@ -12,7 +12,7 @@ const SECTOR_BYTES: u64 = 512;
 
 /// What was asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ThinQuestion {
+pub struct ThinDeltaQuery {
     /// The numbers of the two volumes in their pool, the older one first.
     pub ids: (u64, u64),
     /// Bytes of a block of the pool.
@@ -32,9 +32,9 @@ pub struct ThinDeltaError {
 }
 
 /// Where the newer of two volumes may differ from the older one.
-pub fn by_thin_delta(answer: &str, question: &ThinQuestion) -> Result<ChangedRanges, ThinDeltaError> {
+pub fn by_thin_delta(answer: &str, question: &ThinDeltaQuery) -> Result<ChangedRanges, ThinDeltaError> {
     let mut changed = Collector::new(question.size_bytes);
-    let (mut state, mut next) = (State::Begin, 0);
+    let (mut state, mut next) = (ParserState::Begin, 0);
     let mut line_count = 0;
     for line in answer.lines().map(str::trim).filter(|line| !line.is_empty()) {
         line_count += 1;
@@ -44,21 +44,21 @@ pub fn by_thin_delta(answer: &str, question: &ThinQuestion) -> Result<ChangedRan
         };
         let element = Element::parse(line).ok_or(wrong("is none of its lines"))?;
         state = match (state, element.name) {
-            (State::Begin, "superblock") => {
+            (ParserState::Begin, "superblock") => {
                 let sectors = element.number("data_block_size");
                 let bytes = sectors.and_then(|sectors| sectors.checked_mul(SECTOR_BYTES));
                 if bytes != Some(question.block_bytes) {
                     return Err(wrong("is about blocks of another size"));
                 }
-                State::InPool
+                ParserState::InPool
             }
-            (State::InPool, "diff") => {
+            (ParserState::InPool, "diff") => {
                 if (element.number("left"), element.number("right")) != (Some(question.ids.0), Some(question.ids.1)) {
                     return Err(wrong("is about other volumes"));
                 }
-                State::InDifferences
+                ParserState::InDifferences
             }
-            (State::InDifferences, name @ ("same" | "different" | "left_only" | "right_only")) => {
+            (ParserState::InDifferences, name @ ("same" | "different" | "left_only" | "right_only")) => {
                 let (begin, length) = element.extent().ok_or(wrong("has no extent"))?;
                 let bytes = |blocks: u64| blocks.checked_mul(question.block_bytes).ok_or(wrong("is beyond all"));
                 let end = begin.checked_add(length).ok_or(wrong("is beyond all"))?;
@@ -69,14 +69,14 @@ pub fn by_thin_delta(answer: &str, question: &ThinQuestion) -> Result<ChangedRan
                 if name != "same" {
                     changed.add(bytes(begin)?..bytes(end)?);
                 }
-                State::InDifferences
+                ParserState::InDifferences
             }
-            (State::InDifferences, "/diff") => State::AfterDifferences,
-            (State::AfterDifferences, "/superblock") => State::End,
+            (ParserState::InDifferences, "/diff") => ParserState::AfterDifferences,
+            (ParserState::AfterDifferences, "/superblock") => ParserState::End,
             _ => return Err(wrong("is at the wrong place")),
         };
     }
-    if state != State::End {
+    if state != ParserState::End {
         return Err(ThinDeltaError {
             line: line_count,
             detail: "is its last, and it is cut short",
@@ -86,7 +86,7 @@ pub fn by_thin_delta(answer: &str, question: &ThinQuestion) -> Result<ChangedRan
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum ParserState {
     Begin,
     InPool,
     InDifferences,
@@ -131,9 +131,9 @@ impl<'a> Element<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::{ThinQuestion, by_thin_delta};
+    use super::{ThinDeltaQuery, by_thin_delta};
 
-    const QUESTION: ThinQuestion = ThinQuestion {
+    const QUESTION: ThinDeltaQuery = ThinDeltaQuery {
         ids: (5, 7),
         block_bytes: 65_536,
         size_bytes: 1 << 20,

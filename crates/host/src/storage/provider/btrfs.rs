@@ -15,15 +15,15 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use super::folder::{OURS, SnapshotFolder, check_name, file_error, shown_words};
-use super::leftovers::{Remain, RemainKind};
+use super::leftovers::{ProviderLeftover, ProviderLeftoverKind};
 use super::mounts::{Mount, Mounts};
 use super::{
-    Cutting, Dataset, DatasetState, HostSnapshot, HostSnapshotName, NotedSnapshot, Provider, ProviderError,
-    ProviderKind, ProviderResult, View, Wanted, leftovers,
+    Dataset, DatasetState, HostSnapshot, HostSnapshotLabel, HostSnapshotName, HostSnapshotScope, NotedSnapshot,
+    Provider, ProviderError, ProviderKind, ProviderResult, View, leftovers,
 };
 use crate::storage::file_system;
 use crate::system::process::Tools;
-use making::Making;
+use making::PendingSnapshot;
 pub use replica::BtrfsSide;
 
 const BTRFS: &str = "btrfs";
@@ -35,7 +35,7 @@ const ROOT_INODE: u64 = 256;
 pub struct Btrfs {
     tools: Arc<dyn Tools>,
     /// Snapshots that are being made, until they have their names; by dataset and name.
-    making: Arc<Mutex<BTreeMap<(String, String), Making>>>,
+    making: Arc<Mutex<BTreeMap<(String, String), PendingSnapshot>>>,
 }
 
 /// Whether a folder is the root of a subvolume.
@@ -137,14 +137,14 @@ impl Btrfs {
         Ok(folders.map(|folder| folder.display().to_string()).collect())
     }
 
-    /// What btrfs tells of a subvolume.
-    fn shown(&self, place: &str) -> ProviderResult<Shown> {
+    /// The output of `btrfs subvolume show`.
+    fn shown(&self, place: &str) -> ProviderResult<SubvolumeInfo> {
         let shown = self.ask(("look at", place), &["subvolume", "show", "--", place])?;
         let field = |key: &str| {
             let line = shown.lines().find_map(|line| line.trim().strip_prefix(key))?;
             Some(line.trim().to_owned()).filter(|text| text != "-")
         };
-        Ok(Shown {
+        Ok(SubvolumeInfo {
             made_s: field("Creation time:").and_then(|text| parse_time(&text)),
             uuid: field("UUID:"),
             received_uuid: field("Received UUID:"),
@@ -154,8 +154,8 @@ impl Btrfs {
     }
 }
 
-/// What btrfs tells of a subvolume.
-struct Shown {
+/// The output of `btrfs subvolume show`.
+struct SubvolumeInfo {
     made_s: Option<i64>,
     uuid: Option<String>,
     /// That of the snapshot that was sent, once all of it has been received.
@@ -165,7 +165,7 @@ struct Shown {
     is_read_only: bool,
 }
 
-impl Shown {
+impl SubvolumeInfo {
     /// What a snapshot has in common with its copies.
     fn identity(&self) -> Option<&str> {
         self.received_uuid.as_deref().or(self.uuid.as_deref())
@@ -290,16 +290,16 @@ impl Provider for Btrfs {
         Ok(())
     }
 
-    fn groups(&self, wanted: &[Wanted]) -> ProviderResult<Vec<Vec<Wanted>>> {
+    fn groups(&self, wanted: &[HostSnapshotScope]) -> ProviderResult<Vec<Vec<HostSnapshotScope>>> {
         Ok(wanted.iter().map(|one| vec![one.clone()]).collect())
     }
 
-    fn prepare(&self, wanted: &[Wanted], cut: &Cutting<'_>) -> ProviderResult<()> {
+    fn prepare(&self, wanted: &[HostSnapshotScope], label: &HostSnapshotLabel<'_>) -> ProviderResult<()> {
         for one in wanted {
-            check_name(cut.name)?;
+            check_name(label.name)?;
             let kept = Self::folder(&one.dataset.name)?;
-            let shown = format!("{}@{}", one.dataset, cut.name);
-            kept.must_be_new(cut.name, &shown)?;
+            let shown = format!("{}@{}", one.dataset, label.name);
+            kept.must_be_new(label.name, &shown)?;
             if one.is_tree {
                 return Err(ProviderError::Refused {
                     action: "make a snapshot of",
@@ -308,15 +308,15 @@ impl Provider for Btrfs {
                 });
             }
             let kept = SnapshotFolder::make(Path::new(&one.dataset.name))?;
-            self.begin(&kept, (&one.dataset.name, cut.name), &shown)?;
+            self.begin(&kept, (&one.dataset.name, label.name), &shown)?;
         }
         Ok(())
     }
 
-    fn cut(&self, group: &[Wanted], cut: &Cutting<'_>) -> ProviderResult<()> {
+    fn create(&self, group: &[HostSnapshotScope], label: &HostSnapshotLabel<'_>) -> ProviderResult<()> {
         group.iter().try_for_each(|one| {
             let kept = Self::folder(&one.dataset.name)?;
-            let place = kept.hidden_place(cut.name);
+            let place = kept.hidden_place(label.name);
             let words = [
                 "subvolume",
                 "snapshot",
@@ -325,21 +325,21 @@ impl Provider for Btrfs {
                 &one.dataset.name,
                 &place.to_string_lossy(),
             ];
-            let shown = kept.shown_place(cut.name);
+            let shown = kept.shown_place(label.name);
             self.ask(("make", &shown.to_string_lossy()), &words)?;
-            self.note_cut(&one.dataset.name, cut.name);
+            self.note_created(&one.dataset.name, label.name);
             Ok(())
         })
     }
 
-    fn settle(&self, group: &[Wanted], cut: &Cutting<'_>) -> ProviderResult<()> {
-        group.iter().try_for_each(|one| self.settle_one(one, cut))
+    fn commit(&self, group: &[HostSnapshotScope], label: &HostSnapshotLabel<'_>) -> ProviderResult<()> {
+        group.iter().try_for_each(|one| self.commit_one(one, label))
     }
 
-    fn abandon(&self, wanted: &[Wanted], cut: &Cutting<'_>) {
+    fn abandon(&self, wanted: &[HostSnapshotScope], label: &HostSnapshotLabel<'_>) {
         for one in wanted {
             // What stays is found by its hidden name.
-            self.give_up(&one.dataset.name, cut.name).ok();
+            self.give_up(&one.dataset.name, label.name).ok();
         }
     }
 
@@ -371,24 +371,24 @@ impl Provider for Btrfs {
         Self::folder(name).is_ok_and(|kept| kept.is_making())
     }
 
-    fn remains(&self, name: &str) -> ProviderResult<Vec<Remain>> {
+    fn leftovers(&self, name: &str) -> ProviderResult<Vec<ProviderLeftover>> {
         let kept = Self::folder(name)?;
-        let mut found = leftovers::remains(&dataset(name))?;
+        let mut found = leftovers::leftovers(&dataset(name))?;
         found.extend(self.half_received(&kept, name)?);
         Ok(found)
     }
 
-    fn clear(&self, remain: &Remain) -> ProviderResult<()> {
-        let kept = Self::folder(&remain.dataset.name)?;
-        let shown = remain.place.display().to_string();
-        if remain.kind == RemainKind::HalfReceived {
-            return self.clear_received(&kept, remain);
+    fn remove_leftover(&self, leftover: &ProviderLeftover) -> ProviderResult<()> {
+        let kept = Self::folder(&leftover.dataset.name)?;
+        let shown = leftover.place.display().to_string();
+        if leftover.kind == ProviderLeftoverKind::HalfReceived {
+            return self.clear_received(&kept, leftover);
         }
-        leftovers::clear(remain, |place| {
+        leftovers::remove(leftover, |place| {
             if is_subvolume(place) {
                 return self.delete(("remove", &shown), place);
             }
-            std::fs::remove_dir_all(place).map_err(|source| file_error("remove", &remain.place, source))
+            std::fs::remove_dir_all(place).map_err(|source| file_error("remove", &leftover.place, source))
         })
     }
 

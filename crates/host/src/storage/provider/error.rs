@@ -29,7 +29,7 @@ pub enum ProviderError {
         what: String,
     },
     /// Another one has its name since it was looked at.
-    #[error("{what} is another one than was looked at: somebody has made it since, under the same name")]
+    #[error("{what} is not the one that was inspected: it was replaced since by another one of the same name")]
     Replaced {
         /// What.
         what: String,

@@ -3,10 +3,10 @@
 //! ```text
 //! DATASET/.holdfast/snapshots/NAME      the snapshot; a name that begins with a dot is one that is being made, or removed
 //! DATASET/.holdfast/records/NAME.json   {"schema": 1, "time_s": 1795363666, "record": "..."}
-//! DATASET/.holdfast/holds/NAME/TAG      an empty file for each who holds it
-//! DATASET/.holdfast/lock                locked (flock) by who notes, holds or removes
-//! DATASET/.holdfast/making              locked (flock) by all who make snapshots of btrfs, from before the cut until they have their names
-//! DATASET/.holdfast/receiving           locked (flock) by who receives snapshots of another host
+//! DATASET/.holdfast/holds/NAME/TAG      an empty file for each hold
+//! DATASET/.holdfast/lock                locked (flock) while a note is written, a hold changed or a snapshot removed
+//! DATASET/.holdfast/making              locked (flock) while btrfs snapshots are created, until they have their names
+//! DATASET/.holdfast/receiving           locked (flock) while snapshots of another host are received
 //! ```
 //!
 //! Only its owner can look into `.holdfast`: what is in it is as secret as the disks of machines are.
@@ -23,7 +23,7 @@ use rustix::io::Errno;
 use rustix::process::geteuid;
 use serde_json::{Value, json};
 
-use super::{Cutting, HostSnapshotName, ProviderError, ProviderResult};
+use super::{HostSnapshotLabel, HostSnapshotName, ProviderError, ProviderResult};
 use crate::system::waits::{LOCK_HOLDER, Wait};
 
 /// Where everything of ours is in a dataset that is a folder. It stays when the last host snapshot goes.
@@ -79,16 +79,16 @@ impl AsRef<Path> for HeldPath<'_> {
     }
 }
 
-/// Whose turn it is to change something.
-pub(super) enum Turn {
-    /// Ours, as long as this is there; without a file where there is none, and nobody ever changed anything.
+/// The result of an attempt to lock the folder.
+pub(super) enum LockAttempt {
+    /// Locked, until this is dropped. No file if the folder has no lock file yet.
     Ours(Option<File>),
-    /// Somebody else's.
+    /// Another process has the lock.
     Others,
 }
 
 /// What is noted of a host snapshot.
-pub(super) struct Noted {
+pub(super) struct HostSnapshotNote {
     pub(super) time_s: i64,
     pub(super) record: String,
 }
@@ -103,7 +103,7 @@ impl SnapshotFolder {
         let refused = |reason: &str| ProviderError::Refused {
             action: "keep host snapshots in",
             what: path.display().to_string(),
-            reason: format!("{reason}; move it away, if nobody needs it"),
+            reason: format!("{reason}; move it away if it is not needed"),
         };
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let open = match open(&path, flags, Mode::empty()) {
@@ -144,7 +144,7 @@ impl SnapshotFolder {
         }
     }
 
-    /// Where a host snapshot is, for people, and for who reads it.
+    /// The path of a host snapshot, for messages and readers.
     pub(super) fn shown_place(&self, name: &str) -> PathBuf {
         self.path.join("snapshots").join(name)
     }
@@ -177,21 +177,21 @@ impl SnapshotFolder {
     }
 
     /// What is noted of a host snapshot; none where nothing is, or nothing that can be read.
-    pub(super) fn noted(&self, name: &str) -> Option<Noted> {
+    pub(super) fn noted(&self, name: &str) -> Option<HostSnapshotNote> {
         let mut bytes = Vec::new();
         let file = File::open(self.record_place(name)).ok()?;
         file.take(RECORD_BYTES_MAX).read_to_end(&mut bytes).ok()?;
         let value: Value = serde_json::from_slice(&bytes).ok()?;
-        Some(Noted {
+        Some(HostSnapshotNote {
             time_s: value.get("time_s")?.as_i64()?,
             record: value.get("record")?.as_str()?.to_owned(),
         })
     }
 
     /// Notes it, durably: there is never half a note.
-    pub(super) fn note(&self, cut: &Cutting<'_>) -> ProviderResult<()> {
+    pub(super) fn note(&self, label: &HostSnapshotLabel<'_>) -> ProviderResult<()> {
         let _lock = self.lock()?;
-        self.write_note(cut)
+        self.write_note(label)
     }
 
     /// Gives what was received under a hidden name its own, which has to be free. Its note is there before, in the place of one that was left
@@ -200,23 +200,23 @@ impl SnapshotFolder {
         &self,
         (hidden, name): (&str, &str),
         shown: &str,
-        cut: Option<&Cutting<'_>>,
+        label: Option<&HostSnapshotLabel<'_>>,
     ) -> ProviderResult<()> {
         let _lock = self.lock()?;
         self.must_be_new(name, shown)?;
-        if let Some(cut) = cut {
-            self.write_note(cut)?;
+        if let Some(label) = label {
+            self.write_note(label)?;
         }
         let (from, to) = (self.place(hidden), self.place(name));
         std::fs::rename(&from, &to).map_err(|source| file_error("rename", &from, source))?;
         sync_folder(&self.place(""))
     }
 
-    fn write_note(&self, cut: &Cutting<'_>) -> ProviderResult<()> {
-        let path = self.record_place(cut.name);
+    fn write_note(&self, label: &HostSnapshotLabel<'_>) -> ProviderResult<()> {
+        let path = self.record_place(label.name);
         let failed = |source| file_error("write", &path, source);
-        let new = self.ours().join("records").join(format!(".{}.new", cut.name));
-        let value = json!({ "schema": 1, "time_s": cut.time_s, "record": cut.record });
+        let new = self.ours().join("records").join(format!(".{}.new", label.name));
+        let value = json!({ "schema": 1, "time_s": label.time_s, "record": label.record });
         let mut options = File::options();
         let mut file = options
             .write(true)
@@ -265,7 +265,7 @@ impl SnapshotFolder {
         })
     }
 
-    /// Removes a host snapshot that nobody holds: `destroy` does it, then nothing of it is noted any more.
+    /// Removes a host snapshot without holds: calls `destroy`, then removes its note.
     pub(super) fn remove(
         &self,
         snapshot: &HostSnapshotName,
@@ -309,7 +309,7 @@ impl SnapshotFolder {
         })
     }
 
-    /// What who receives host snapshots has locked.
+    /// The lock file of receivers.
     pub(super) fn receiving_place(&self) -> PathBuf {
         self.ours().join("receiving")
     }
@@ -329,7 +329,7 @@ impl SnapshotFolder {
         self.path.join(part)
     }
 
-    /// Shares the lock of those who make snapshots, where they have no folder of their own that they could lock.
+    /// Takes the shared lock for creating snapshots, where a snapshot has no folder of its own to lock.
     pub(super) fn lock_making(&self) -> ProviderResult<File> {
         let path = self.ours().join("making");
         let file = open_lock(&path)?;
@@ -338,7 +338,7 @@ impl SnapshotFolder {
         Ok(file)
     }
 
-    /// Whether somebody has that lock.
+    /// Whether a process has that lock.
     pub(super) fn is_making(&self) -> bool {
         let Ok(file) = File::open(self.ours().join("making")) else {
             return false;
@@ -346,16 +346,16 @@ impl SnapshotFolder {
         flock(&file, FlockOperation::NonBlockingLockExclusive).is_err()
     }
 
-    /// The lock, if nobody has it; nothing is made for it. Where there is no file to lock nobody ever had it.
-    pub(super) fn try_lock(&self) -> ProviderResult<Turn> {
+    /// Tries to take the lock. Does not create the lock file: without one there is nothing to lock.
+    pub(super) fn try_lock(&self) -> ProviderResult<LockAttempt> {
         let path = self.ours().join("lock");
         let file = match File::open(&path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Turn::Ours(None)),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(LockAttempt::Ours(None)),
             other => other.map_err(|source| file_error("open", &path, source))?,
         };
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Turn::Ours(Some(file))),
-            Err(Errno::WOULDBLOCK) => Ok(Turn::Others),
+            Ok(()) => Ok(LockAttempt::Ours(Some(file))),
+            Err(Errno::WOULDBLOCK) => Ok(LockAttempt::Others),
             Err(error) => Err(file_error("lock", &path, error.into())),
         }
     }

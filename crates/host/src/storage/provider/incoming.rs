@@ -1,6 +1,6 @@
 //! A stream from another place on its way into a program that obeys it: `btrfs receive`, `zfs receive`.
 //!
-//! Such a program runs as root and does what the stream says. So every stream passes a [`StreamGate`] first, which reads it command by
+//! Such a program runs as root and executes the commands of the stream. So every stream passes a [`StreamGate`] first, which reads it command by
 //! command and hands on only what was announced and is harmless. A program that takes in a stream is reachable through [`Incoming`] alone,
 //! which gives out its input together with the gate.
 

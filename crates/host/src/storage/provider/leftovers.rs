@@ -1,23 +1,23 @@
-//! What those who were killed have left in a dataset whose host snapshots are in a folder of ours.
+//! Leftovers of killed processes in a dataset whose host snapshots are in its `.holdfast` folder.
 //!
-//! Who is at work is told by locks (flock), which end with the process that has them: whoever makes a folder of clones has it locked, whoever
-//! makes a snapshot of btrfs has `making`, whoever receives has `receiving`, and whoever notes, holds or removes has `lock`. What nobody has locked was left.
+//! Locks (flock) show which processes are active, since they end with their process. A process that creates a folder of clones locks it, one
+//! that creates a btrfs snapshot locks `making`, one that receives locks `receiving`, one that notes, holds or removes locks `lock`. What is not locked is a leftover.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use rustix::fs::{FlockOperation, flock};
 
-use super::folder::{SnapshotFolder, Turn, check_name, file_error};
+use super::folder::{LockAttempt, SnapshotFolder, check_name, file_error};
 use super::{Dataset, ProviderError, ProviderResult};
 
-/// Something that was left in a dataset.
+/// A leftover of a killed process in a dataset.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Remain {
+pub struct ProviderLeftover {
     /// The dataset.
     pub dataset: Dataset,
     /// What it is.
-    pub kind: RemainKind,
+    pub kind: ProviderLeftoverKind,
     /// The name of the host snapshot that it is about.
     pub name: String,
     /// Where it is.
@@ -26,9 +26,9 @@ pub struct Remain {
     pub since_s: Option<i64>,
 }
 
-/// What was left.
+/// The kind of a leftover.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum RemainKind {
+pub enum ProviderLeftoverKind {
     /// A folder of a snapshot that was being made, or removed.
     HalfSnapshot,
     /// Half of a note.
@@ -41,12 +41,12 @@ pub enum RemainKind {
     HalfReceived,
 }
 
-impl RemainKind {
+impl ProviderLeftoverKind {
     /// What it is, in words.
     pub const fn words(self) -> &'static str {
         match self {
-            Self::HalfSnapshot => "a host snapshot that was being made, or removed, by somebody who was killed",
-            Self::HalfNote => "half of a note about a host snapshot, by somebody who was killed",
+            Self::HalfSnapshot => "an incomplete host snapshot of a process that was killed",
+            Self::HalfNote => "an incomplete note about a host snapshot, of a process that was killed",
             Self::Note => "a note about a host snapshot that is not there",
             Self::Holds => "a hold of a host snapshot that is not there",
             Self::HalfReceived => "a host snapshot that was received in part",
@@ -54,20 +54,20 @@ impl RemainKind {
     }
 }
 
-/// What was left in the folder of a dataset. Nothing where somebody is at work on its snapshots at this moment.
-pub(super) fn remains(dataset: &Dataset) -> ProviderResult<Vec<Remain>> {
+/// The leftovers in the folder of a dataset. Empty while another process works on its snapshots.
+pub(super) fn leftovers(dataset: &Dataset) -> ProviderResult<Vec<ProviderLeftover>> {
     let kept = SnapshotFolder::of(Path::new(&dataset.name))?;
     match kept.try_lock()? {
-        Turn::Others => Ok(Vec::new()),
-        Turn::Ours(_lock) => find(&kept, dataset),
+        LockAttempt::Others => Ok(Vec::new()),
+        LockAttempt::Ours(_lock) => find(&kept, dataset),
     }
 }
 
 /// The same, with the lock.
-fn find(kept: &SnapshotFolder, dataset: &Dataset) -> ProviderResult<Vec<Remain>> {
+fn find(kept: &SnapshotFolder, dataset: &Dataset) -> ProviderResult<Vec<ProviderLeftover>> {
     let mut found = Vec::new();
     let mut add = |kind, name: &str, (place, shown): (&Path, std::path::PathBuf)| {
-        found.push(Remain {
+        found.push(ProviderLeftover {
             dataset: dataset.clone(),
             kind,
             name: name.to_owned(),
@@ -82,7 +82,11 @@ fn find(kept: &SnapshotFolder, dataset: &Dataset) -> ProviderResult<Vec<Remain>>
         let place = kept.hidden_place(name);
         // A snapshot of btrfs cannot be locked before it exists: whoever makes one holds `making`.
         if !is_locked(&place) && !kept.is_making() {
-            add(RemainKind::HalfSnapshot, name, (&place, kept.shown_place(&hidden)));
+            add(
+                ProviderLeftoverKind::HalfSnapshot,
+                name,
+                (&place, kept.shown_place(&hidden)),
+            );
         }
     }
     let is_there = |name: &str| {
@@ -96,44 +100,51 @@ fn find(kept: &SnapshotFolder, dataset: &Dataset) -> ProviderResult<Vec<Remain>>
         let half = file.strip_prefix('.').and_then(|rest| rest.strip_suffix(".new"));
         let whole = file.strip_suffix(".json").filter(|name| check_name(name).is_ok());
         match (half, whole) {
-            (Some(name), _) => add(RemainKind::HalfNote, name, (&place, shown)),
-            (None, Some(name)) if !is_there(name) => add(RemainKind::Note, name, (&place, shown)),
+            (Some(name), _) => add(ProviderLeftoverKind::HalfNote, name, (&place, shown)),
+            (None, Some(name)) if !is_there(name) => add(ProviderLeftoverKind::Note, name, (&place, shown)),
             _ => {}
         }
     }
     for name in kept.all_names("holds")? {
         let place = kept.in_ours("holds").join(&name);
         if check_name(&name).is_ok() && !is_there(&name) {
-            add(RemainKind::Holds, &name, (&place, kept.shown("holds").join(&name)));
+            add(
+                ProviderLeftoverKind::Holds,
+                &name,
+                (&place, kept.shown("holds").join(&name)),
+            );
         }
     }
     Ok(found)
 }
 
 /// Takes one of them away; `remove` removes a folder of a snapshot.
-pub(super) fn clear(remain: &Remain, remove: impl FnOnce(&Path) -> ProviderResult<()>) -> ProviderResult<()> {
-    let kept = SnapshotFolder::of(Path::new(&remain.dataset.name))?;
+pub(super) fn remove(
+    leftover: &ProviderLeftover,
+    remove: impl FnOnce(&Path) -> ProviderResult<()>,
+) -> ProviderResult<()> {
+    let kept = SnapshotFolder::of(Path::new(&leftover.dataset.name))?;
     let changed = || ProviderError::Held {
-        what: remain.place.display().to_string(),
-        reason: "somebody is at work there, or has been since it was found".to_owned(),
+        what: leftover.place.display().to_string(),
+        reason: "another process works there, or has since it was found".to_owned(),
     };
     let turn = kept.try_lock()?;
-    if matches!(turn, Turn::Others) {
+    if matches!(turn, LockAttempt::Others) {
         return Err(changed());
     }
-    let is_it = |other: &Remain| other.kind == remain.kind && other.place == remain.place;
-    if !find(&kept, &remain.dataset)?.iter().any(is_it) {
+    let is_it = |other: &ProviderLeftover| other.kind == leftover.kind && other.place == leftover.place;
+    if !find(&kept, &leftover.dataset)?.iter().any(is_it) {
         return Err(changed());
     }
-    let failed = |source| file_error("remove", &remain.place, source);
-    let file_name = remain.place.file_name().unwrap_or_default();
-    match remain.kind {
-        RemainKind::HalfSnapshot => remove(&kept.hidden_place(&remain.name)),
-        RemainKind::HalfNote | RemainKind::Note => {
+    let failed = |source| file_error("remove", &leftover.place, source);
+    let file_name = leftover.place.file_name().unwrap_or_default();
+    match leftover.kind {
+        ProviderLeftoverKind::HalfSnapshot => remove(&kept.hidden_place(&leftover.name)),
+        ProviderLeftoverKind::HalfNote | ProviderLeftoverKind::Note => {
             std::fs::remove_file(kept.in_ours("records").join(file_name)).map_err(failed)
         }
-        RemainKind::Holds => std::fs::remove_dir_all(kept.in_ours("holds").join(file_name)).map_err(failed),
-        RemainKind::HalfReceived => Err(changed()),
+        ProviderLeftoverKind::Holds => std::fs::remove_dir_all(kept.in_ours("holds").join(file_name)).map_err(failed),
+        ProviderLeftoverKind::HalfReceived => Err(changed()),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Of which dataset a file or device is.
+//! Finds the dataset of a file or a device.
 
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
@@ -19,21 +19,21 @@ const SYSTEM: &str = "/sys";
 /// Folders in folders below that, at most: datasets are nested no deeper.
 const DEPTH_MAX: u32 = 50;
 
-/// A place in a dataset.
+/// A file in a dataset, or a volume.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Place {
+pub struct DatasetPath {
     /// The dataset.
     pub dataset: Dataset,
     /// The file, below its folder; empty for a volume.
     pub path: PathBuf,
 }
 
-/// Where a file or a device is.
+/// The dataset of a file or a device, if it has one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Located {
     /// In a dataset.
-    In(Place),
-    /// Where nobody makes host snapshots; the words tell why.
+    In(DatasetPath),
+    /// In no dataset, for the reason in the text.
     Nowhere(String),
 }
 
@@ -56,7 +56,7 @@ pub fn locate(path: &Path, label: &str) -> ProviderResult<Located> {
     };
     let inside = whole.strip_prefix(&mount.point).unwrap_or(&whole);
     let place = |provider, name: String, path: PathBuf| {
-        Located::In(Place {
+        Located::In(DatasetPath {
             dataset: Dataset { provider, name },
             path,
         })
@@ -101,7 +101,7 @@ fn subvolume_of(whole: &Path, mount_point: &Path) -> Option<(String, PathBuf)> {
 
 fn volume(path: &Path, device: u64) -> Located {
     let place = |provider, name| {
-        Located::In(Place {
+        Located::In(DatasetPath {
             dataset: Dataset { provider, name },
             path: PathBuf::new(),
         })

@@ -1,6 +1,6 @@
 //! LVM: volumes in thin pools, by its own programs.
 //!
-//! A host snapshot is a read-only thin snapshot, which is not activated unless somebody looks into it. What it is, and our record of it,
+//! A host snapshot is a read-only thin snapshot, which is activated only while it is read. What it is, and our record of it,
 //! stands in its tags, which it gets when it is made. LVM knows no thing that is a snapshot: a thin volume that is read-only and was
 //! made of another one is one, whoever made it, and so is one of somebody else's that can be written, as long as it sleeps.
 //!
@@ -26,16 +26,16 @@ use holdfast_block::Clock;
 use super::folder::check_name;
 use super::lvm::report::LVS;
 use super::{
-    Cutting, Dataset, DatasetState, HostSnapshot, HostSnapshotName, NotedSnapshot, Provider, ProviderError,
-    ProviderKind, ProviderResult, View, Wanted,
+    Dataset, DatasetState, HostSnapshot, HostSnapshotLabel, HostSnapshotName, HostSnapshotScope, NotedSnapshot,
+    Provider, ProviderError, ProviderKind, ProviderResult, View,
 };
 use crate::system::process::{ToolError, Tools};
 pub(super) use device::{Found, find as find_device};
 use error_messages::refusal;
 use names::{HELD, hold_tag, record_tags, tags_of, volume_name};
-use report::{Kind, QUESTION, Volume, parse};
+use report::{QUESTION, Volume, VolumeKind, parse};
 #[cfg(feature = "hostile")]
-pub(crate) use volumes::{SPECIMEN, volumes_told};
+pub(crate) use volumes::{SPECIMEN, parse_volumes};
 use volumes::{Snapshot, Volumes, dataset, found, names_of, unknown};
 
 const LVCREATE: &str = "lvcreate";
@@ -131,20 +131,20 @@ impl Lvm {
     }
 
     /// A cut that failed may have left something, or a volume that stands still.
-    fn clean_up_after(&self, one: &Wanted, cut: &Cutting<'_>, error: &ProviderError) {
+    fn clean_up_after(&self, one: &HostSnapshotScope, label: &HostSnapshotLabel<'_>, error: &ProviderError) {
         if matches!(error, ProviderError::Tool(ToolError::TimedOut { .. })) {
             // Whoever was killed while it had the volume suspended has left it so: this resumes it.
             drop(self.tools.ask(LVCHANGE, &["-qq", "--refresh", &one.dataset.name]));
         }
         let snapshot = HostSnapshotName {
             dataset: one.dataset.clone(),
-            name: cut.name.to_owned(),
+            name: label.name.to_owned(),
         };
         let Ok(volumes) = self.volumes_of(&one.dataset.name) else {
             return;
         };
         if let Ok(found) = volumes.snapshot(&snapshot)
-            && found.volume.tags.record().as_deref() == Some(cut.record)
+            && found.volume.tags.record().as_deref() == Some(label.record)
         {
             drop(self.remove(found.volume, &snapshot.to_string()));
         }
@@ -155,18 +155,18 @@ impl Lvm {
         prepared.get(&of.name).cloned().ok_or_else(|| ProviderError::Refused {
             action: "make a snapshot of",
             what: of.to_string(),
-            reason: "nobody has looked whether it can be made".to_owned(),
+            reason: "it was not prepared".to_owned(),
         })
     }
 
-    fn make(&self, one: &Wanted, cut: &Cutting<'_>) -> ProviderResult<()> {
+    fn make(&self, one: &HostSnapshotScope, label: &HostSnapshotLabel<'_>) -> ProviderResult<()> {
         let (group, origin) = names_of(&one.dataset.name)?;
-        check_name(cut.name)?;
+        check_name(label.name)?;
         let uuid = self.prepared_uuid(&one.dataset)?;
-        let shown = format!("{}@{}", one.dataset, cut.name);
-        let name = volume_name(group, origin, cut.name);
-        let tags = tags_of(cut.name, &uuid, origin);
-        let records = record_tags(cut.record).ok_or_else(|| too_long(&shown))?;
+        let shown = format!("{}@{}", one.dataset, label.name);
+        let name = volume_name(group, origin, label.name);
+        let tags = tags_of(label.name, &uuid, origin);
+        let records = record_tags(label.record).ok_or_else(|| too_long(&shown))?;
         let mut words = vec![
             "-qq",
             "--yes",
@@ -200,7 +200,7 @@ impl Provider for Lvm {
     fn datasets(&self) -> ProviderResult<Vec<DatasetState>> {
         let volumes = self.volumes(None)?;
         let mut states: Vec<DatasetState> = Vec::new();
-        for volume in volumes.0.iter().filter(|one| one.kind == Kind::Thin) {
+        for volume in volumes.0.iter().filter(|one| one.kind == VolumeKind::Thin) {
             states.push(match volumes.as_snapshot(volume) {
                 None => volumes.state(volume),
                 // What it is of may be gone.
@@ -219,7 +219,7 @@ impl Provider for Lvm {
         let (group, own) = names_of(name)?;
         let volumes = self.volumes(Some(group))?;
         match volumes.named(group, own) {
-            Some(volume) if volume.kind == Kind::Thin => Ok(volumes.state(volume)),
+            Some(volume) if volume.kind == VolumeKind::Thin => Ok(volumes.state(volume)),
             Some(volume) => Err(pool::not_thin(volume)),
             None if volumes.snapshots_of(group, own).next().is_some() => Ok(unknown(group, own)),
             None => Err(ProviderError::NotThere {
@@ -253,13 +253,13 @@ impl Provider for Lvm {
         self.measure_by_metadata(snapshots)
     }
 
-    fn groups(&self, wanted: &[Wanted]) -> ProviderResult<Vec<Vec<Wanted>>> {
+    fn groups(&self, wanted: &[HostSnapshotScope]) -> ProviderResult<Vec<Vec<HostSnapshotScope>>> {
         Ok(wanted.iter().map(|one| vec![one.clone()]).collect())
     }
 
-    fn prepare(&self, wanted: &[Wanted], cut: &Cutting<'_>) -> ProviderResult<()> {
+    fn prepare(&self, wanted: &[HostSnapshotScope], label: &HostSnapshotLabel<'_>) -> ProviderResult<()> {
         for one in wanted {
-            check_name(cut.name)?;
+            check_name(label.name)?;
             let (group, own) = names_of(&one.dataset.name)?;
             if one.is_tree {
                 return Err(ProviderError::Refused {
@@ -273,13 +273,13 @@ impl Provider for Lvm {
                 what: one.dataset.to_string(),
             };
             let volume = volumes.named(group, own).ok_or_else(not_there)?;
-            let shown = format!("{}@{}", one.dataset, cut.name);
-            let name = volume_name(group, own, cut.name);
-            let has_name = volumes.snapshots_of(group, own).any(|one| one.name == cut.name);
+            let shown = format!("{}@{}", one.dataset, label.name);
+            let name = volume_name(group, own, label.name);
+            let has_name = volumes.snapshots_of(group, own).any(|one| one.name == label.name);
             if has_name || volumes.named(group, &name).is_some() {
                 return Err(ProviderError::Exists { what: shown });
             }
-            record_tags(cut.record).ok_or_else(|| too_long(&shown))?;
+            record_tags(label.record).ok_or_else(|| too_long(&shown))?;
             pool::check_room(volume, volumes.pool_of(volume))?;
             let mut prepared = self.prepared.lock().unwrap_or_else(PoisonError::into_inner);
             prepared.insert(one.dataset.name.clone(), volume.uuid.clone());
@@ -287,24 +287,24 @@ impl Provider for Lvm {
         Ok(())
     }
 
-    fn cut(&self, group: &[Wanted], cut: &Cutting<'_>) -> ProviderResult<()> {
+    fn create(&self, group: &[HostSnapshotScope], label: &HostSnapshotLabel<'_>) -> ProviderResult<()> {
         for one in group {
-            self.make(one, cut)
-                .inspect_err(|error| self.clean_up_after(one, cut, error))?;
+            self.make(one, label)
+                .inspect_err(|error| self.clean_up_after(one, label, error))?;
         }
         Ok(())
     }
 
-    fn settle(&self, group: &[Wanted], cut: &Cutting<'_>) -> ProviderResult<()> {
+    fn commit(&self, group: &[HostSnapshotScope], label: &HostSnapshotLabel<'_>) -> ProviderResult<()> {
         for one in group {
             let name = HostSnapshotName {
                 dataset: one.dataset.clone(),
-                name: cut.name.to_owned(),
+                name: label.name.to_owned(),
             };
             let shown = name.to_string();
             let volumes = self.volumes_of(&one.dataset.name)?;
             let volume = volumes.snapshot(&name)?.volume;
-            let new = record_tags(cut.record).ok_or_else(|| too_long(&shown))?;
+            let new = record_tags(label.record).ok_or_else(|| too_long(&shown))?;
             let mut words = vec!["-qq"];
             for old in volume.tags.records.iter().filter(|old| !new.contains(old)) {
                 words.extend(["--deltag", old]);

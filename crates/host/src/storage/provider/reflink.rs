@@ -12,11 +12,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use rustix::fs::{FlockOperation, Mode, OFlags, ResolveFlags, flock, ioctl_ficlone, openat2};
 
 use super::folder::{OURS, SnapshotFolder, check_name, file_error, make_folder, sync_folder};
-use super::leftovers::Remain;
+use super::leftovers::ProviderLeftover;
 use super::probe::why_not;
 use super::{
-    Cutting, Dataset, DatasetState, HostSnapshot, HostSnapshotName, NotedSnapshot, Provider, ProviderError,
-    ProviderKind, ProviderResult, View, Wanted, leftovers,
+    Dataset, DatasetState, HostSnapshot, HostSnapshotLabel, HostSnapshotName, HostSnapshotScope, NotedSnapshot,
+    Provider, ProviderError, ProviderKind, ProviderResult, View, leftovers,
 };
 
 /// Folders in folders, at most.
@@ -86,7 +86,7 @@ fn files_below(folder: &Path) -> ProviderResult<Vec<PathBuf>> {
 }
 
 impl Reflink {
-    fn files_of(wanted: &Wanted) -> ProviderResult<Vec<PathBuf>> {
+    fn files_of(wanted: &HostSnapshotScope) -> ProviderResult<Vec<PathBuf>> {
         if wanted.files.is_empty() {
             return files_below(Path::new(&wanted.dataset.name));
         }
@@ -123,7 +123,7 @@ impl Reflink {
         if let Ok(left) = File::open(&place) {
             if flock(&left, FlockOperation::NonBlockingLockExclusive).is_err() {
                 return Err(ProviderError::Exists {
-                    what: format!("{shown}, which somebody is making just now,"),
+                    what: format!("{shown}, which another process is creating,"),
                 });
             }
             std::fs::remove_dir_all(&place).map_err(failed("remove what was left of"))?;
@@ -222,74 +222,74 @@ impl Provider for Reflink {
         Ok(snapshots)
     }
 
-    fn groups(&self, wanted: &[Wanted]) -> ProviderResult<Vec<Vec<Wanted>>> {
+    fn groups(&self, wanted: &[HostSnapshotScope]) -> ProviderResult<Vec<Vec<HostSnapshotScope>>> {
         Ok(wanted.iter().map(|one| vec![one.clone()]).collect())
     }
 
-    fn prepare(&self, wanted: &[Wanted], cut: &Cutting<'_>) -> ProviderResult<()> {
+    fn prepare(&self, wanted: &[HostSnapshotScope], label: &HostSnapshotLabel<'_>) -> ProviderResult<()> {
         for one in wanted {
             let folder = Path::new(&one.dataset.name);
-            let shown = format!("{}@{}", one.dataset, cut.name);
-            check_name(cut.name)?;
+            let shown = format!("{}@{}", one.dataset, label.name);
+            check_name(label.name)?;
             let kept = SnapshotFolder::make(folder)?;
-            kept.must_be_new(cut.name, &shown)?;
-            if let Some(reason) = why_not(&folder.join(OURS), cut.name) {
+            kept.must_be_new(label.name, &shown)?;
+            if let Some(reason) = why_not(&folder.join(OURS), label.name) {
                 return Err(ProviderError::Refused {
                     action: "make a snapshot of",
                     what: one.dataset.to_string(),
                     reason,
                 });
             }
-            self.begin(&kept, cut.name, &shown)?;
+            self.begin(&kept, label.name, &shown)?;
         }
         Ok(())
     }
 
-    fn cut(&self, group: &[Wanted], cut: &Cutting<'_>) -> ProviderResult<()> {
+    fn create(&self, group: &[HostSnapshotScope], label: &HostSnapshotLabel<'_>) -> ProviderResult<()> {
         let done = group.iter().try_for_each(|one| {
             let folder = Path::new(&one.dataset.name);
             // Its places are reached through what it has open.
             let kept = SnapshotFolder::of(folder)?;
-            Self::clone_files(folder, &kept.hidden_place(cut.name), &Self::files_of(one)?)
+            Self::clone_files(folder, &kept.hidden_place(label.name), &Self::files_of(one)?)
         });
         if done.is_err() {
             for one in group {
                 let kept = SnapshotFolder::of(Path::new(&one.dataset.name));
-                drop(kept.map(|kept| self.give_up(&kept, cut.name)));
+                drop(kept.map(|kept| self.give_up(&kept, label.name)));
             }
         }
         done
     }
 
-    fn settle(&self, group: &[Wanted], cut: &Cutting<'_>) -> ProviderResult<()> {
+    fn commit(&self, group: &[HostSnapshotScope], label: &HostSnapshotLabel<'_>) -> ProviderResult<()> {
         for one in group {
             let kept = SnapshotFolder::of(Path::new(&one.dataset.name))?;
-            let lock = self.making().remove(&kept.shown_place(cut.name));
+            let lock = self.making().remove(&kept.shown_place(label.name));
             if lock.is_some() {
-                let (hidden, place) = (kept.hidden_place(cut.name), kept.place(cut.name));
+                let (hidden, place) = (kept.hidden_place(label.name), kept.place(label.name));
                 for file in files_below(&hidden)? {
                     let synced = File::open(hidden.join(&file)).and_then(|file| file.sync_all());
-                    synced.map_err(|source| file_error("sync", &kept.shown_place(cut.name).join(&file), source))?;
+                    synced.map_err(|source| file_error("sync", &kept.shown_place(label.name).join(&file), source))?;
                 }
-                kept.note(cut)?;
+                kept.note(label)?;
                 std::fs::rename(&hidden, &place).map_err(|source| file_error("rename", &hidden, source))?;
                 sync_folder(&place.with_file_name(""))?;
             } else {
                 // Settled before, it gets another record.
                 kept.must_be_there(&HostSnapshotName {
                     dataset: one.dataset.clone(),
-                    name: cut.name.to_owned(),
+                    name: label.name.to_owned(),
                 })?;
-                kept.note(cut)?;
+                kept.note(label)?;
             }
         }
         Ok(())
     }
 
-    fn abandon(&self, wanted: &[Wanted], cut: &Cutting<'_>) {
+    fn abandon(&self, wanted: &[HostSnapshotScope], label: &HostSnapshotLabel<'_>) {
         for one in wanted {
             if let Ok(kept) = SnapshotFolder::of(Path::new(&one.dataset.name)) {
-                self.give_up(&kept, cut.name);
+                self.give_up(&kept, label.name);
             }
         }
     }
@@ -303,12 +303,12 @@ impl Provider for Reflink {
         Ok(noted.collect())
     }
 
-    fn remains(&self, name: &str) -> ProviderResult<Vec<Remain>> {
-        leftovers::remains(&dataset(name))
+    fn leftovers(&self, name: &str) -> ProviderResult<Vec<ProviderLeftover>> {
+        leftovers::leftovers(&dataset(name))
     }
 
-    fn clear(&self, remain: &Remain) -> ProviderResult<()> {
-        leftovers::clear(remain, |place| {
+    fn remove_leftover(&self, leftover: &ProviderLeftover) -> ProviderResult<()> {
+        leftovers::remove(leftover, |place| {
             std::fs::remove_dir_all(place).map_err(|source| file_error("remove", place, source))
         })
     }

@@ -51,25 +51,25 @@ pub struct ReplicaDataset {
     /// Its snapshots and bookmarks, the oldest first.
     pub snapshots: Vec<ReplicaSnapshot>,
     /// What was received in part: a text by which the other side goes on, or the name of what is incomplete.
-    pub partial: Option<Partial>,
+    pub partial: Option<PartialReceive>,
     /// Whether it is encrypted by its file system.
     pub is_encrypted: bool,
 }
 
-/// What was received in part.
+/// The state of an interrupted receive.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Partial {
-    /// The sender goes on with this.
+pub enum PartialReceive {
+    /// The token from which the sender resumes.
     Token(String),
-    /// It has to begin again with this snapshot.
+    /// The snapshot from which the sender has to start again.
     Remains(String),
 }
 
-/// What is to be sent.
+/// A stream to send.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Sending {
-    /// Of which dataset.
+pub struct SendRequest {
+    /// The dataset.
     pub dataset: String,
     /// What the other side has: a snapshot, or a bookmark. None where all is sent.
     pub base: Option<ReplicaBase>,
@@ -117,10 +117,10 @@ pub enum StreamForm {
     Raw,
 }
 
-/// What is to be received.
+/// A stream to receive.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Receiving {
+pub struct ReceiveRequest {
     /// Into which dataset.
     pub dataset: String,
     /// What comes, the oldest first. Where a stream goes on, one of these comes; nothing where nobody knows which.
@@ -129,32 +129,32 @@ pub struct Receiving {
     pub is_packed: bool,
 }
 
-/// The snapshot that both sides have, and keep.
+/// A hold or bookmark of the common snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Keeping {
-    /// Of which dataset.
+pub struct KeepRequest {
+    /// The dataset.
     pub dataset: String,
-    /// It.
+    /// The common snapshot.
     pub snapshot: String,
-    /// In whose name.
+    /// The name of the hold or bookmark.
     pub tag: String,
-    /// How.
-    pub means: KeepingMeans,
+    /// The method.
+    pub means: KeepMethod,
 }
 
 /// How the common snapshot is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum KeepingMeans {
-    /// It is held from now on, beside what is held already.
+pub enum KeepMethod {
+    /// Holds it, in addition to existing holds.
     HoldToo,
-    /// It is held, and all others are let go.
+    /// Holds it, and releases all others.
     Hold,
-    /// A bookmark of it stays, and all are let go.
+    /// Creates a bookmark of it, and releases all holds.
     Bookmark,
 }
 
-/// How far the host that sends is trusted.
+/// The trust in the sending host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SenderTrust {
     /// It is this host, or one that may run any command here.
@@ -181,22 +181,22 @@ pub trait ReplicaSide: Send + Sync {
     ///
     /// # Errors
     /// It cannot be sent.
-    fn estimate(&self, sending: &Sending) -> ProviderResult<Option<u64>>;
+    fn estimate(&self, sending: &SendRequest) -> ProviderResult<Option<u64>>;
 
     /// Sends: the stream is on the standard output.
-    fn send(&self, sending: &Sending) -> ProviderResult<Piped>;
+    fn send(&self, sending: &SendRequest) -> ProviderResult<Piped>;
 
     /// Receives a stream, which passes the gate of what this gives. What is missing above the dataset is made; nothing is mounted.
-    fn receive(&self, receiving: &Receiving, trust: SenderTrust) -> ProviderResult<Incoming>;
+    fn receive(&self, receiving: &ReceiveRequest, trust: SenderTrust) -> ProviderResult<Incoming>;
 
     /// Looks whether the snapshots are there, with their identities, and notes the records of those that have none.
-    fn settle(&self, receiving: &Receiving) -> ProviderResult<()>;
+    fn settle(&self, receiving: &ReceiveRequest) -> ProviderResult<()>;
 
     /// Discards what was received in part.
     fn discard(&self, dataset: &str) -> ProviderResult<()>;
 
     /// Keeps a snapshot.
-    fn keep(&self, keeping: &Keeping) -> ProviderResult<()>;
+    fn keep(&self, keeping: &KeepRequest) -> ProviderResult<()>;
 
     /// What a complaint of a program means.
     fn refusal(&self, action: &'static str, what: &str, complaint: &str) -> ProviderError;

@@ -22,11 +22,11 @@ use holdfast_block::Clock;
 use super::folder::check_name;
 use super::mounts::Mounts;
 use super::{
-    Cutting, Dataset, DatasetState, HostSnapshot, HostSnapshotName, NotedSnapshot, Provider, ProviderError,
-    ProviderKind, ProviderResult, View, Wanted,
+    Dataset, DatasetState, HostSnapshot, HostSnapshotLabel, HostSnapshotName, HostSnapshotScope, NotedSnapshot,
+    Provider, ProviderError, ProviderKind, ProviderResult, View,
 };
 use crate::system::process::Tools;
-pub use changes::{SendError, SendQuestion};
+pub use changes::{SendError, SendQuery};
 pub use clones::{LeftClone, LeftCloneKind};
 use error_messages::refusal;
 pub use pool::{DeviceErrors, PoolDevice, PoolRoom, PoolState};
@@ -135,7 +135,7 @@ impl Zfs {
     }
 
     /// A dataset, and where it is cut with them those below it.
-    fn with_below(&self, one: &Wanted) -> ProviderResult<Vec<String>> {
+    fn with_below(&self, one: &HostSnapshotScope) -> ProviderResult<Vec<String>> {
         let name = &one.dataset.name;
         if !one.is_tree {
             return Ok(vec![name.clone()]);
@@ -273,11 +273,11 @@ impl Provider for Zfs {
         Ok(snapshots.into_iter().map(|(_, snapshot)| snapshot).collect())
     }
 
-    fn groups(&self, wanted: &[Wanted]) -> ProviderResult<Vec<Vec<Wanted>>> {
+    fn groups(&self, wanted: &[HostSnapshotScope]) -> ProviderResult<Vec<Vec<HostSnapshotScope>>> {
         if !self.is_newer()? {
             return Ok(wanted.iter().map(|one| vec![one.clone()]).collect());
         }
-        let mut groups: BTreeMap<(&str, bool), Vec<Wanted>> = BTreeMap::new();
+        let mut groups: BTreeMap<(&str, bool), Vec<HostSnapshotScope>> = BTreeMap::new();
         for one in wanted {
             let pool = one.dataset.name.split('/').next().unwrap_or_default();
             groups.entry((pool, one.is_tree)).or_default().push(one.clone());
@@ -285,7 +285,7 @@ impl Provider for Zfs {
         Ok(groups.into_values().collect())
     }
 
-    fn prepare(&self, wanted: &[Wanted], cut: &Cutting<'_>) -> ProviderResult<()> {
+    fn prepare(&self, wanted: &[HostSnapshotScope], label: &HostSnapshotLabel<'_>) -> ProviderResult<()> {
         self.is_newer()?;
         let pools: BTreeSet<&str> = wanted
             .iter()
@@ -302,7 +302,7 @@ impl Provider for Zfs {
             }
         }
         wanted.iter().try_for_each(|one| {
-            let full = full_name(&one.dataset.name, cut.name)?;
+            let full = full_name(&one.dataset.name, label.name)?;
             match self.get(&[], "type", &full) {
                 Ok(_) => Err(ProviderError::Exists { what: full }),
                 // Most of it is written before anybody holds still for it.
@@ -312,13 +312,13 @@ impl Provider for Zfs {
         })
     }
 
-    fn cut(&self, group: &[Wanted], cut: &Cutting<'_>) -> ProviderResult<()> {
-        let record = record_property(cut.record)?;
+    fn create(&self, group: &[HostSnapshotScope], label: &HostSnapshotLabel<'_>) -> ProviderResult<()> {
+        let record = record_property(label.record)?;
         let mut words = vec!["snapshot", "-o", &record];
         if group.iter().any(|one| one.is_tree) {
             words.push("-r");
         }
-        let names = group.iter().map(|one| full_name(&one.dataset.name, cut.name));
+        let names = group.iter().map(|one| full_name(&one.dataset.name, label.name));
         let names = names.collect::<ProviderResult<Vec<_>>>()?;
         words.extend(names.iter().map(|name| &name[..]));
         group
@@ -327,11 +327,11 @@ impl Provider for Zfs {
         self.ask(("make", &names.join(", ")), &words).map(drop)
     }
 
-    fn settle(&self, group: &[Wanted], cut: &Cutting<'_>) -> ProviderResult<()> {
-        let record = record_property(cut.record)?;
+    fn commit(&self, group: &[HostSnapshotScope], label: &HostSnapshotLabel<'_>) -> ProviderResult<()> {
+        let record = record_property(label.record)?;
         for one in group {
             for name in self.with_below(one)? {
-                let full = full_name(&name, cut.name)?;
+                let full = full_name(&name, label.name)?;
                 match self.ask(("note the record of", &full), &["set", &record, &full]) {
                     // It has been made since.
                     Err(ProviderError::NotThere { .. }) if name != one.dataset.name => {}

@@ -12,8 +12,8 @@ use holdfast_block::{Clock, to_usize};
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::confined::{FOR_RECEIVING, start_with};
-use super::tool::{ANSWER_BYTES_MAX, COMPLAINT_BYTES_MAX, LAST_WORDS, SYSTEM_PROGRAM, command, listen};
-use super::{Answer, LOOK_INTERVAL, Piped, Programs, ToolError, Tools};
+use super::tool::{ANSWER_BYTES_MAX, COMPLAINT_BYTES_MAX, OUTPUT_GRACE, SYSTEM_PROGRAM, command, listen};
+use super::{Answer, LOOK_INTERVAL, Piped, StreamTools, ToolError, Tools};
 use crate::system::waits::Wait;
 
 /// How often it is looked whether a program that has closed its output has ended.
@@ -64,7 +64,7 @@ impl Tools for LocalTools {
             return Err(ToolError::Flood { words: words() });
         }
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-        let mut complaint = text(complaint.recv_timeout(LAST_WORDS).unwrap_or_default());
+        let mut complaint = text(complaint.recv_timeout(OUTPUT_GRACE).unwrap_or_default());
         if let Some(signal) = status.signal() {
             // Who is killed cannot say so himself.
             complaint = format!("{complaint}\n{program} was killed by signal {signal}\n");
@@ -77,7 +77,7 @@ impl Tools for LocalTools {
     }
 }
 
-impl Programs for LocalTools {
+impl StreamTools for LocalTools {
     fn start(&self, program: &str, arguments: &[&str]) -> Result<Piped, ToolError> {
         Piped::start(program, arguments)
     }
@@ -102,11 +102,11 @@ impl LocalTools {
         loop {
             if let Some(status) = child.try_wait()? {
                 // What was not heard to its end is no answer.
-                let said = said.or_else(|| output.recv_timeout(LAST_WORDS).ok());
+                let said = said.or_else(|| output.recv_timeout(OUTPUT_GRACE).ok());
                 return Ok(said.filter(|_| !is_killed).map(|said| (status, said)));
             }
             let now = self.clock.now();
-            if is_killed && now >= until + LAST_WORDS {
+            if is_killed && now >= until + OUTPUT_GRACE {
                 // It waits in the kernel for something that does not come. Nobody waits with it.
                 return Ok(None);
             }

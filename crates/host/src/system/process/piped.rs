@@ -1,4 +1,4 @@
-//! Programs of the system that send or take in a stream: `zfs send`, `btrfs receive`, `ssh`.
+//! Programs of the system that send or receive a stream: `zfs send`, `btrfs receive`, `ssh`.
 
 use std::any::Any;
 use std::io::Write as _;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use holdfast_block::Clock;
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use super::tool::{COMPLAINT_BYTES_MAX, LAST_WORDS, SYSTEM_PROGRAM, ToolError, Tools, command, listen};
+use super::tool::{COMPLAINT_BYTES_MAX, OUTPUT_GRACE, SYSTEM_PROGRAM, ToolError, Tools, command, listen};
 use crate::system::waits::Wait;
 
 /// Bytes of a short answer beside or after a stream.
@@ -18,8 +18,8 @@ const ANSWER_BYTES_MAX: u64 = 64 << 20;
 /// How often it is looked whether a program has ended.
 const LOOK_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Asks programs of a host, and starts those that send or take in a stream.
-pub trait Programs: Tools {
+/// Runs programs of a host, including those that send or receive a stream.
+pub trait StreamTools: Tools {
     /// Starts `program`, with pipes at both of its ends.
     fn start(&self, program: &str, arguments: &[&str]) -> Result<Piped, ToolError>;
 
@@ -31,7 +31,7 @@ pub trait Programs: Tools {
     fn host(&self) -> Option<&str>;
 }
 
-/// A program that runs, and ends when this is dropped: it is killed, with all that it has started here.
+/// A running program. Dropping this kills it, with its process group.
 pub struct Piped {
     words: String,
     child: Option<Child>,
@@ -51,7 +51,7 @@ pub struct PipedEnd {
 }
 
 impl PipedEnd {
-    /// Whether it says that it went well.
+    /// Whether it exited with code 0.
     pub fn is_well(&self) -> bool {
         self.code == Some(0)
     }
@@ -131,7 +131,7 @@ impl Piped {
         let Some(status) = child.try_wait()? else {
             return Ok(None);
         };
-        let complaint = self.complaint.recv_timeout(LAST_WORDS).unwrap_or_default();
+        let complaint = self.complaint.recv_timeout(OUTPUT_GRACE).unwrap_or_default();
         let ended = PipedEnd {
             code: status.code(),
             complaint: String::from_utf8_lossy(&complaint).into_owned(),
@@ -152,7 +152,7 @@ impl Piped {
         let _wait = Wait::for_work(SYSTEM_PROGRAM);
         loop {
             if let Some(ended) = self.try_end().map_err(io)? {
-                return Ok((ended, output.recv_timeout(LAST_WORDS).unwrap_or_default()));
+                return Ok((ended, output.recv_timeout(OUTPUT_GRACE).unwrap_or_default()));
             }
             if clock.now() >= until {
                 return Err(ToolError::TimedOut {
@@ -180,7 +180,7 @@ impl Drop for Piped {
             return;
         };
         // It may wait in the kernel for something that does not come; nobody waits with it, and it is no zombie afterwards.
-        let waiting = std::thread::Builder::new().name("last rites".to_owned());
+        let waiting = std::thread::Builder::new().name("reaper".to_owned());
         let kept = self.kept.take();
         drop(waiting.spawn(move || {
             drop((child.stdin.take(), child.stdout.take()));
@@ -199,7 +199,7 @@ mod tests {
     use holdfast_block::{Clock as _, SystemClock};
 
     use super::super::LocalTools;
-    use super::{Piped, Programs as _};
+    use super::{Piped, StreamTools as _};
 
     const LONG: Duration = Duration::from_secs(30);
 

@@ -15,7 +15,7 @@ pub(super) const ANSWER_BYTES_MAX: u64 = 256 << 20;
 /// Bytes of complaints that are kept.
 pub(super) const COMPLAINT_BYTES_MAX: u64 = 64 << 10;
 /// How long the last words of a program that has ended, or was killed, are waited for.
-pub(super) const LAST_WORDS: Duration = Duration::from_secs(2);
+pub(super) const OUTPUT_GRACE: Duration = Duration::from_secs(2);
 /// Where such programs are; a user's own path often lacks the latter half.
 pub(crate) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
@@ -28,7 +28,7 @@ pub trait Tools: Send + Sync {
 /// What a program answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
-    /// Whether it says that it went well.
+    /// Whether it exited with code 0.
     pub is_well: bool,
     /// What it wrote on standard output.
     pub output: String,

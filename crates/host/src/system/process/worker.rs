@@ -1,4 +1,4 @@
-//! A program that works for long, beside others, and may have to be stopped.
+//! A long-running program that can be stopped.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -13,7 +13,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
 use super::secrets::command_with_secrets;
-use super::{Ending, ending};
+use super::{ProcessOutcome, outcome_of};
 
 /// Bytes of an answer that are kept.
 const ANSWER_BYTES_MAX: u64 = 4 << 20;
@@ -22,10 +22,10 @@ const LINES_KEPT: usize = 20;
 /// Bytes of a line, at most; a longer one is several.
 const LINE_BYTES_MAX: u64 = 4096;
 /// How long the last words of one that has ended are waited for: something that it left running may keep its output open.
-const LAST_WORDS: Duration = Duration::from_millis(500);
+const OUTPUT_GRACE: Duration = Duration::from_millis(500);
 
-/// What is to be done.
-pub struct Order<'a> {
+/// The command of a worker, with its environment.
+pub struct WorkerRequest<'a> {
     /// The program.
     pub program: &'a Path,
     /// Its arguments.
@@ -38,9 +38,9 @@ pub struct Order<'a> {
     pub lock: File,
 }
 
-/// A program at work, the first of a process group of its own.
+/// A running program with a process group of its own.
 ///
-/// Dropped, it works on.
+/// Dropping this leaves it running.
 pub struct Worker {
     child: Child,
     answer: Receiver<Vec<u8>>,
@@ -48,11 +48,11 @@ pub struct Worker {
     said_all: Receiver<()>,
 }
 
-/// How it ended, and what it said.
+/// How a worker ended, and its output.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Worked {
+pub struct WorkerOutput {
     /// How it ended.
-    pub ending: Ending,
+    pub outcome: ProcessOutcome,
     /// What it wrote on standard output.
     pub answer: Vec<u8>,
     /// The last lines that it wrote on standard error.
@@ -63,7 +63,7 @@ impl Worker {
     /// Starts it. `hear` gets each line that it writes on standard error; `ended` is called when it has ended, before
     /// [`finish`](Self::finish), which has to follow.
     pub fn start(
-        order: Order<'_>,
+        order: WorkerRequest<'_>,
         hear: impl Fn(&str) + Send + 'static,
         ended: impl FnOnce() + Send + 'static,
     ) -> std::io::Result<Self> {
@@ -116,12 +116,12 @@ impl Worker {
         self.child.id()
     }
 
-    /// Asks it, and all of its group, to stop.
+    /// Sends SIGTERM to its process group.
     pub fn stop(&self) {
         self.signal(Signal::TERM);
     }
 
-    /// Kills it, with all of its group.
+    /// Sends SIGKILL to its process group.
     pub fn kill(&self) {
         self.signal(Signal::KILL);
     }
@@ -132,13 +132,13 @@ impl Worker {
     }
 
     /// How it ended; waits until it has.
-    pub fn finish(mut self) -> std::io::Result<Worked> {
+    pub fn finish(mut self) -> std::io::Result<WorkerOutput> {
         let status = self.child.wait()?;
-        let answer = self.answer.recv_timeout(LAST_WORDS).unwrap_or_default();
-        self.said_all.recv_timeout(LAST_WORDS).ok();
+        let answer = self.answer.recv_timeout(OUTPUT_GRACE).unwrap_or_default();
+        self.said_all.recv_timeout(OUTPUT_GRACE).ok();
         let lines = self.said.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(Worked {
-            ending: ending(status),
+        Ok(WorkerOutput {
+            outcome: outcome_of(status),
             answer,
             lines: lines.iter().cloned().collect(),
         })
@@ -189,14 +189,14 @@ mod tests {
 
     use rustix::fs::{FlockOperation, flock};
 
-    use super::{Order, Worked, Worker};
-    use crate::system::process::Ending;
+    use super::{Worker, WorkerOutput, WorkerRequest};
+    use crate::system::process::ProcessOutcome;
 
     const LONG: Duration = Duration::from_secs(30);
 
     fn start(script: &str, lock: File) -> (Worker, std::sync::mpsc::Receiver<()>) {
         let (send, ended) = channel();
-        let order = Order {
+        let order = WorkerRequest {
             program: Path::new("/bin/sh"),
             arguments: &["-c".to_owned(), script.to_owned()],
             variables: &[("SAID", "a b".to_owned())],
@@ -207,7 +207,7 @@ mod tests {
         (worker, ended)
     }
 
-    fn work(script: &str) -> Worked {
+    fn work(script: &str) -> WorkerOutput {
         let (worker, ended) = start(script, File::open("/dev/null").unwrap());
         ended.recv_timeout(LONG).unwrap();
         worker.finish().unwrap()
@@ -216,13 +216,13 @@ mod tests {
     #[test]
     fn what_it_says_and_how_it_ends_is_known() {
         let worked = work("echo \"$SAID\"; for i in $(seq 30); do echo $i >&2; done; exit 3");
-        assert_eq!(worked.ending, Ending::Code(3));
+        assert_eq!(worked.outcome, ProcessOutcome::ExitCode(3));
         assert_eq!(worked.answer, b"a b\n");
         assert_eq!(worked.lines.len(), 20);
         assert_eq!((&worked.lines[0][..], &worked.lines[19][..]), ("11", "30"));
         // What is left running is not waited for, and a flood is bounded.
         let worked = work("sleep 20 & head -c 10000000 /dev/zero; head -c 10000000 /dev/zero >&2");
-        assert_eq!(worked.ending, Ending::Well);
+        assert_eq!(worked.outcome, ProcessOutcome::Success);
         assert!(worked.lines.iter().map(String::len).sum::<usize>() <= 20 * 4096);
     }
 
@@ -240,11 +240,11 @@ mod tests {
         }
         worker.stop();
         ended.recv_timeout(LONG).unwrap();
-        assert_eq!(worker.finish().unwrap().ending, Ending::Code(7));
+        assert_eq!(worker.finish().unwrap().outcome, ProcessOutcome::ExitCode(7));
         let (worker, ended) = start("trap '' TERM; sleep 100", File::open("/dev/null").unwrap());
         worker.kill();
         ended.recv_timeout(LONG).unwrap();
-        assert_eq!(worker.finish().unwrap().ending, Ending::Killed(9));
+        assert_eq!(worker.finish().unwrap().outcome, ProcessOutcome::Signal(9));
         assert!(!alive.exists());
     }
 

@@ -38,7 +38,7 @@ pub(crate) struct Header {
     pub(crate) entry_count: u64,
     pub(crate) disk_bytes: u64,
     pub(crate) data_offset: u64,
-    /// Whether somebody had it open who did not close it.
+    /// Whether it was not closed cleanly.
     pub(crate) is_open: bool,
 }
 

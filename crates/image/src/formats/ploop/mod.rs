@@ -12,7 +12,7 @@
 //! 28      4    sectors of a cluster
 //! 32      4    entries of the table
 //! 36      8    sectors of the disk; of version 1 the low half counts
-//! 44      4    who has it open: 0x746F6E59 somebody, 0x312E3276 nobody, 0 a program that knows no extensions
+//! 44      4    who has it open: 0x746F6E59 open, 0x312E3276 closed, 0 a program that knows no extensions
 //! 48      4    sector where the clusters begin; of version 1 it may be 0: right behind the table
 //! 52      4    flags: 1 empty
 //! 56      8    sector of the extension

@@ -1,4 +1,4 @@
-//! The mark that somebody has the image open goes, and so does room at the end that no entry has. Where that was asked for, entries that
+//! The mark of an open image is cleared, and space at the end without an entry is cut off. Where that was asked for, entries that
 //! lead nowhere become free, and a cluster that two entries have is copied for the second one.
 
 use std::collections::HashSet;
@@ -12,7 +12,7 @@ use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::model::repair_action::{RepairAction, RepairMode};
 
-/// Mends the image in `file`.
+/// Repairs the image in `file`.
 pub(crate) fn repair(
     file: &dyn ImageFile,
     image: &str,
@@ -24,7 +24,7 @@ pub(crate) fn repair(
         give_up_and_separate(file, &header, image, actions)?;
     }
     cut(file, &header, actions)?;
-    // Whether somebody has it open is what its lock says; this is left of somebody who did not come to the end.
+    // The lock shows whether a process has it open; this mark is a leftover of one that did not close it.
     if mode >= RepairMode::Safe && header.is_open && check(file, &header)?.corruption_count == 0 {
         file.sync()?;
         // What the extension says of the disk, such as bitmaps, is not known to be true.

@@ -21,7 +21,7 @@ pub(crate) fn resize(file: &Arc<dyn ImageFile>, image: &str, after_bytes: u64) -
     };
     if header.is_open {
         return Err(not_resizable(
-            "it was not closed cleanly, or is open; holdfast image check --repair mends it".to_owned(),
+            "it was not closed cleanly, or is open; holdfast image check --repair repairs it".to_owned(),
         ));
     }
     let sectors = after_bytes / SECTOR_BYTES;

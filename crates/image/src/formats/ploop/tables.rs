@@ -108,7 +108,7 @@ impl Tables for PloopTables {
     fn start(&mut self) -> Result<()> {
         if self.header.is_open {
             return Err(
-                self.not_writable("it was not closed cleanly, or is open; holdfast image check --repair mends it")
+                self.not_writable("it was not closed cleanly, or is open; holdfast image check --repair repairs it")
             );
         }
         let cluster = self.header.cluster_bytes;

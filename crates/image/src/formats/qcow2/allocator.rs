@@ -1,4 +1,4 @@
-//! Gives host clusters out and takes them back, in memory; [`State::commit`](super::state::State::commit) stores the result.
+//! Gives host clusters out and takes them back, in memory; [`Qcow2State::commit`](super::state::State::commit) stores the result.
 //!
 //! Invariants, which make every crash a leak at worst:
 //! - A stored refcount is never below the number of stored references. An increment is stored and synced before the

@@ -397,7 +397,7 @@ impl Stream {
         }
     }
 
-    /// Leaves room for `length` bytes that somebody else writes.
+    /// Reserves `length` bytes for another writer.
     fn leave_out(&mut self, length: usize) -> Result<()> {
         self.flush()?;
         self.written += length as u64;

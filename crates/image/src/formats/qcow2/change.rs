@@ -1,6 +1,6 @@
 //! What a write, a zeroing or a trim does to one guest cluster after another, in memory and to its data.
 //!
-//! The state is held alone by whoever calls here. New data goes to a cluster that nothing stored refers to; the old one is
+//! The caller holds the state exclusively. New data goes to a cluster that nothing stored refers to; the old one is
 //! given up when the change of the entry is durable.
 
 use std::ops::Range;
@@ -9,13 +9,13 @@ use holdfast_block::to_usize;
 
 use super::entry::{DataPlace, Entry, Host, Meaning, Sharing};
 use super::geometry::{Geometry, L2Kind};
-use super::state::{OldHost, State, subcluster_mask};
+use super::state::{OldHost, Qcow2State, subcluster_mask};
 use crate::model::layered::{BackingUse, Layered as _};
 use crate::model::mapped_extent::MappedKind;
 use crate::{Error, Result};
 
 /// Writes the beginning of `data` where it cannot be written in place; gives the number of bytes, at least 1.
-pub(crate) fn write_new(state: &mut State, data: &[u8], offset: u64) -> Result<usize> {
+pub(crate) fn write_new(state: &mut Qcow2State, data: &[u8], offset: u64) -> Result<usize> {
     let geometry = state.geometry();
     let within = geometry.offset_in_cluster(offset);
     let cluster = geometry.cluster_of(offset);
@@ -31,7 +31,7 @@ pub(crate) fn write_new(state: &mut State, data: &[u8], offset: u64) -> Result<u
 }
 
 /// How many clusters from `cluster` on, of one L2 table, have no host cluster that could be used again.
-fn fresh_clusters(state: &State, cluster: u64, count_max: u64) -> Result<u64> {
+fn fresh_clusters(state: &Qcow2State, cluster: u64, count_max: u64) -> Result<u64> {
     let entries = state.geometry().l2_entries();
     let count_max = count_max.min(entries - cluster % entries);
     let mut count = 0;
@@ -48,7 +48,7 @@ fn fresh_clusters(state: &State, cluster: u64, count_max: u64) -> Result<u64> {
 }
 
 /// Writes whole clusters into new host clusters, as many as lie in a row.
-fn write_many(state: &mut State, data: &[u8], cluster: u64, count_max: u64) -> Result<usize> {
+fn write_many(state: &mut Qcow2State, data: &[u8], cluster: u64, count_max: u64) -> Result<usize> {
     let geometry = state.geometry();
     let hosts = state.allocator.allocate(count_max)?;
     let length = to_usize(hosts.end - hosts.start);
@@ -65,7 +65,7 @@ fn write_many(state: &mut State, data: &[u8], cluster: u64, count_max: u64) -> R
 }
 
 /// The host cluster that new data of guest cluster `cluster` goes to without an allocation.
-fn reusable_host(state: &State, meaning: Meaning, cluster: u64) -> Option<Host> {
+fn reusable_host(state: &Qcow2State, meaning: Meaning, cluster: u64) -> Option<Host> {
     match meaning {
         Meaning::Zero { host: Some(host) } | Meaning::Subclusters { host: Some(host), .. }
             if host.sharing == Sharing::WithoutBacking =>
@@ -82,7 +82,7 @@ fn reusable_host(state: &State, meaning: Meaning, cluster: u64) -> Option<Host> 
 }
 
 /// Writes `data` at `within` of guest cluster `cluster`, which has no host cluster that holds all of it.
-fn write_cluster(state: &mut State, cluster: u64, within: u64, data: &[u8]) -> Result<()> {
+fn write_cluster(state: &mut Qcow2State, cluster: u64, within: u64, data: &[u8]) -> Result<()> {
     let old = state.meaning(cluster)?;
     refuse_shared_data_file(state, old, cluster)?;
     let reused = reusable_host(state, old, cluster);
@@ -116,7 +116,7 @@ fn write_cluster(state: &mut State, cluster: u64, within: u64, data: &[u8]) -> R
 }
 
 /// Snapshots cannot share clusters of a data file; an entry that says so is damage.
-fn refuse_shared_data_file(state: &State, meaning: Meaning, cluster: u64) -> Result<()> {
+fn refuse_shared_data_file(state: &Qcow2State, meaning: Meaning, cluster: u64) -> Result<()> {
     match meaning {
         Meaning::Data { host } | Meaning::Zero { host: Some(host) } | Meaning::Subclusters { host: Some(host), .. }
             if state.place() == DataPlace::External && host.sharing == Sharing::Shared =>
@@ -170,7 +170,7 @@ fn plan_cluster(geometry: Geometry, old: Meaning, touched: Range<u64>, reused: O
 }
 
 /// The bytes `written` of guest cluster `cluster`: `data` at `within`, and around it what the disk reads now.
-fn filled(state: &State, cluster: u64, within: u64, data: &[u8], written: &Range<u64>) -> Result<Vec<u8>> {
+fn filled(state: &Qcow2State, cluster: u64, within: u64, data: &[u8], written: &Range<u64>) -> Result<Vec<u8>> {
     let mut content = vec![0; to_usize(written.end - written.start)];
     if content.len() > data.len() {
         let start = state.geometry().offset_of(cluster) + written.start;
@@ -185,7 +185,7 @@ fn filled(state: &State, cluster: u64, within: u64, data: &[u8], written: &Range
     Ok(content)
 }
 
-impl State {
+impl Qcow2State {
     /// How many bytes from `offset` on read as zero because nothing is there: no cluster, no backing file.
     pub(crate) fn zero_run(&self, offset: u64, length: u64) -> Result<u64> {
         if self.layer.header.is_data_file_raw() {
@@ -201,7 +201,7 @@ impl State {
 }
 
 /// Makes bytes `within` of guest cluster `cluster` read as zero.
-pub(crate) fn zero_cluster(state: &mut State, cluster: u64, within: Range<u64>) -> Result<()> {
+pub(crate) fn zero_cluster(state: &mut Qcow2State, cluster: u64, within: Range<u64>) -> Result<()> {
     let geometry = state.geometry();
     let start = geometry.offset_of(cluster);
     let is_whole =
@@ -223,7 +223,7 @@ pub(crate) fn zero_cluster(state: &mut State, cluster: u64, within: Range<u64>) 
     write_zero_bytes(state, cluster, within)
 }
 
-fn zero_subclusters(state: &mut State, cluster: u64, mask: u32) -> Result<()> {
+fn zero_subclusters(state: &mut Qcow2State, cluster: u64, mask: u32) -> Result<()> {
     let old = state.meaning(cluster)?;
     let (host, allocated, zero) = match old {
         Meaning::Unallocated => (None, 0, 0),
@@ -244,7 +244,7 @@ fn zero_subclusters(state: &mut State, cluster: u64, mask: u32) -> Result<()> {
     state.replace(cluster, old, Entry { word, bitmap }, OldHost::Kept)
 }
 
-fn write_zero_bytes(state: &mut State, cluster: u64, within: Range<u64>) -> Result<()> {
+fn write_zero_bytes(state: &mut Qcow2State, cluster: u64, within: Range<u64>) -> Result<()> {
     if within.is_empty() {
         return Ok(());
     }
@@ -257,7 +257,7 @@ fn write_zero_bytes(state: &mut State, cluster: u64, within: Range<u64>) -> Resu
 }
 
 /// Makes a whole cluster read as zero and gives up its host cluster.
-fn drop_cluster(state: &mut State, cluster: u64) -> Result<()> {
+fn drop_cluster(state: &mut Qcow2State, cluster: u64) -> Result<()> {
     let geometry = state.geometry();
     let start = geometry.offset_of(cluster);
     let old = state.meaning(cluster)?;
@@ -274,7 +274,7 @@ fn drop_cluster(state: &mut State, cluster: u64) -> Result<()> {
 }
 
 /// Gives up a cluster that is no longer needed, unless something else would show through.
-pub(crate) fn trim_cluster(state: &mut State, cluster: u64, within: &Range<u64>) -> Result<()> {
+pub(crate) fn trim_cluster(state: &mut Qcow2State, cluster: u64, within: &Range<u64>) -> Result<()> {
     let geometry = state.geometry();
     let start = geometry.offset_of(cluster);
     if state.layer.header.is_data_file_raw() {

@@ -6,10 +6,10 @@
 
 mod bitmaps;
 mod cross_linked;
-mod cut;
 mod data_file;
 mod past_end;
 mod refcounts;
+mod truncated;
 
 use std::collections::hash_map::Entry as Slot;
 use std::collections::{BTreeMap, HashMap};
@@ -31,8 +31,8 @@ use crate::model::bytes::to_words;
 use crate::model::mapped_extent::KnownLength;
 use crate::model::qcow2_info::TableAt;
 use crate::{CheckReport, Error, ProblemKind, Result, Severity};
-use cut::Cut;
-pub(crate) use cut::is_cut;
+use truncated::TruncatedContent;
+pub(crate) use truncated::is_truncated;
 
 /// Checks the image in `file`, whose header was read; `data` is the file of its data, where that is another one and was opened.
 pub(crate) fn check(
@@ -100,8 +100,8 @@ pub(super) struct Checker<'a> {
     pub(super) reserved_count: u64,
     /// Clusters behind the end of the disk that nothing else uses.
     behind_count: u64,
-    /// What the end of the file cuts off.
-    pub(super) cut: Cut,
+    /// What is missing because the file is too short.
+    pub(super) truncated: TruncatedContent,
     /// Where the largest of the snapshots' disks ends.
     snapshot_disk_bytes: u64,
     /// Whether some of the damage has to do with bitmaps.
@@ -136,7 +136,7 @@ impl<'a> Checker<'a> {
             damage_count: 0,
             reserved_count: 0,
             behind_count: 0,
-            cut: Cut::default(),
+            truncated: TruncatedContent::default(),
             snapshot_disk_bytes: 0,
             has_damaged_bitmaps: false,
             report: CheckReport {

@@ -49,7 +49,7 @@ pub(super) fn give_up(file: &dyn ImageFile, image: &str, actions: &mut Vec<Repai
 /// Gives up what the end of the file cuts off. Compressed clusters that miss their end go before the file grows: with zeroes in place of their
 /// end they could become other data.
 fn give_up_cut(file: &dyn ImageFile, header: &Header, image: &str, actions: &mut Vec<RepairAction>) -> Result<()> {
-    let cut = count_uses(file, header, image)?.cut;
+    let cut = count_uses(file, header, image)?.truncated;
     let mut lost = InvalidEntries::default();
     for (place, disk_offset) in cut.compressed {
         file.write_at(&[0; to_usize(POINTER_BYTES)], place)?;

@@ -23,10 +23,10 @@ const ZSTD_LEVEL_DEFAULT: i32 = 3;
 /// Decompresses clusters of one kind on any thread.
 pub(crate) struct Decoder {
     compression: Compression,
-    idle: Mutex<Vec<State>>,
+    idle: Mutex<Vec<IdleDecoder>>,
 }
 
-enum State {
+enum IdleDecoder {
     Zlib(libdeflater::Decompressor),
     Zstd(ZstdDecoder<'static>),
 }
@@ -47,7 +47,7 @@ impl Decoder {
         let taken = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let mut state = match taken {
             Some(state) => state,
-            None => State::new(self.compression)?,
+            None => IdleDecoder::new(self.compression)?,
         };
         let result = state.decompress(input, cluster);
         if result.is_ok() {
@@ -60,7 +60,7 @@ impl Decoder {
     }
 }
 
-impl State {
+impl IdleDecoder {
     fn new(compression: Compression) -> Result<Self, String> {
         Ok(match compression {
             Compression::Zlib => Self::Zlib(libdeflater::Decompressor::new()),

@@ -191,13 +191,13 @@ fn open(file: Arc<dyn ImageFile>, backing: Option<Arc<dyn BlockDevice>>) -> crat
 }
 
 /// What the workload had done when the record was this long.
-struct Moment {
+struct WorkloadStep {
     /// Length of the record.
     operations: usize,
-    kind: MomentKind,
+    kind: WorkloadStepKind,
 }
 
-enum MomentKind {
+enum WorkloadStepKind {
     /// A change of this range was about to start.
     Change(std::ops::Range<u64>),
     /// A flush was complete; the disk.
@@ -205,14 +205,14 @@ enum MomentKind {
 }
 
 /// Runs random changes until one fails; tells what happened when.
-fn work(file: &Arc<RecordingFile>, case: &Case, seed: u64, steps: u32) -> Vec<Moment> {
+fn work(file: &Arc<RecordingFile>, case: &Case, seed: u64, steps: u32) -> Vec<WorkloadStep> {
     let layer = open(Arc::clone(file) as Arc<dyn ImageFile>, case.backing.clone()).unwrap();
     let device = Qcow2Mut::new(layer).unwrap();
     let mut disk = case.disk.clone();
     let mut random = Random(seed);
-    let mut moments = vec![Moment {
+    let mut moments = vec![WorkloadStep {
         operations: 0,
-        kind: MomentKind::Flushed(disk.clone()),
+        kind: WorkloadStepKind::Flushed(disk.clone()),
     }];
     for step in 0..steps {
         let start = random.below(DISK_BYTES);
@@ -220,20 +220,20 @@ fn work(file: &Arc<RecordingFile>, case: &Case, seed: u64, steps: u32) -> Vec<Mo
         let end = (start + 1 + random.below(longest)).min(DISK_BYTES);
         let place = to_usize(start)..to_usize(end);
         let operations = file.operation_count();
-        let kind = MomentKind::Change(start..end);
+        let kind = WorkloadStepKind::Change(start..end);
         let done = match random.below(10) {
             0..6 => {
-                moments.push(Moment { operations, kind });
+                moments.push(WorkloadStep { operations, kind });
                 disk[place.clone()].fill(u8::try_from(step % 250).unwrap() + 1);
                 device.write_at(&disk[place], start)
             }
             6 | 7 => {
-                moments.push(Moment { operations, kind });
+                moments.push(WorkloadStep { operations, kind });
                 disk[place].fill(0);
                 device.write_zeroes(start..end)
             }
             8 => {
-                moments.push(Moment { operations, kind });
+                moments.push(WorkloadStep { operations, kind });
                 let trimmed = device.trim(start..end);
                 if device.read_at(&mut disk[place], start).is_err() {
                     return moments;
@@ -242,9 +242,9 @@ fn work(file: &Arc<RecordingFile>, case: &Case, seed: u64, steps: u32) -> Vec<Mo
             }
             _ => device.flush().map(|()| {
                 let operations = file.operation_count();
-                moments.push(Moment {
+                moments.push(WorkloadStep {
                     operations,
-                    kind: MomentKind::Flushed(disk.clone()),
+                    kind: WorkloadStepKind::Flushed(disk.clone()),
                 });
             }),
         };
@@ -256,18 +256,18 @@ fn work(file: &Arc<RecordingFile>, case: &Case, seed: u64, steps: u32) -> Vec<Mo
 }
 
 /// Asserts that `bytes` is a sound image in which everything flushed before `operations` is there.
-fn assert_sound(bytes: Vec<u8>, case: &Case, moments: &[Moment], operations: usize, what: &str) {
+fn assert_sound(bytes: Vec<u8>, case: &Case, moments: &[WorkloadStep], operations: usize, what: &str) {
     let file: Arc<dyn ImageFile> = Arc::new(MemoryFile::new(bytes));
     let header = load_header(&*file, "image").unwrap();
     let report = check(&file, &header, "image", None).unwrap();
     assert_eq!(report.corruption_count, 0, "{what}: {:?}", report.problems);
-    let before = |moment: &&Moment| moment.operations <= operations;
+    let before = |moment: &&WorkloadStep| moment.operations <= operations;
     let (last, expected) = moments
         .iter()
         .enumerate()
         .rev()
         .find_map(|(number, moment)| match &moment.kind {
-            MomentKind::Flushed(disk) if moment.operations <= operations => Some((number, disk)),
+            WorkloadStepKind::Flushed(disk) if moment.operations <= operations => Some((number, disk)),
             _ => None,
         })
         .unwrap();
@@ -277,7 +277,7 @@ fn assert_sound(bytes: Vec<u8>, case: &Case, moments: &[Moment], operations: usi
         .read(&mut found, 0, BackingUse::Backing)
         .unwrap();
     for moment in moments[last..].iter().filter(before) {
-        if let MomentKind::Change(range) = &moment.kind {
+        if let WorkloadStepKind::Change(range) = &moment.kind {
             let place = to_usize(range.start)..to_usize(range.end);
             found[place.clone()].copy_from_slice(&expected[place]);
         }

@@ -99,7 +99,7 @@ pub(crate) fn read_block(file: &dyn ImageFile, geometry: Geometry, offset: u64, 
     Ok(block)
 }
 
-/// The refcounts of an image that nobody changes, read as they are asked for.
+/// The refcounts of an image that does not change, read on demand.
 pub(crate) struct StoredRefcounts<'a> {
     file: &'a dyn ImageFile,
     geometry: Geometry,
@@ -165,21 +165,21 @@ pub(crate) fn is_cut_off(file: &dyn ImageFile, header: &Header, image: &str) -> 
     let geometry = header.geometry;
     let cluster_bytes = geometry.cluster_bytes();
     let table_bytes = header.refcount_table_clusters.saturating_mul(cluster_bytes);
-    let is_cut = |offset: u64, length: u64| {
+    let is_truncated = |offset: u64, length: u64| {
         let end = offset.saturating_add(length);
         let block_count = geometry.clusters_for(end).div_ceil(geometry.refcount_block_entries());
         let missing_max = table_bytes.saturating_add(block_count.saturating_mul(cluster_bytes));
         end.checked_sub(file_bytes)
             .is_some_and(|missing| missing > 0 && missing <= missing_max)
     };
-    if is_cut(header.refcount_table_offset, table_bytes) {
+    if is_truncated(header.refcount_table_offset, table_bytes) {
         return Ok(true);
     }
     match load_table(file, header, image) {
         Err(error) if error.is_corrupt() => Ok(false),
         table => Ok(table?
             .iter()
-            .any(|offset| *offset > 0 && is_cut(*offset, cluster_bytes))),
+            .any(|offset| *offset > 0 && is_truncated(*offset, cluster_bytes))),
     }
 }
 

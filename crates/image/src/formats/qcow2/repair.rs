@@ -1,6 +1,6 @@
 //! Refcounts become what is counted, flags what the refcounts say, and what leads nowhere is given up where that was asked for.
 //!
-//! A refcount that is too low, or a copied flag where there are two uses, loses data with the next write: these are mended first. Only
+//! A refcount that is too low, or a copied flag where there are two uses, loses data with the next write: these are repaired first. Only
 //! then, durably, counts that are too high are lowered, and missing flags are set. The mark of damage goes last.
 //!
 //! Nothing is lowered while a reference leads nowhere, or to what another part of the disk has: what it did lead to would look like room that
@@ -27,7 +27,7 @@ use crate::model::mapped_extent::KnownLength;
 use crate::model::repair_action::{RepairAction, RepairMode};
 use crate::{Error, Result};
 
-/// Mends the image in `file`; `data` is the file of its data, where that is another one.
+/// Repairs the image in `file`; `data` is the file of its data, where that is another one.
 pub(crate) fn repair(
     file: &dyn ImageFile,
     data: Option<&dyn ImageFile>,
@@ -50,7 +50,7 @@ pub(crate) fn repair(
     if mode == RepairMode::All && uses.reserved_count > 0 {
         reserved::clear(file, &header, &uses, image, actions)?;
     }
-    let mender = Repairer {
+    let repairer = Repairer {
         file,
         geometry: header.geometry,
         header: &header,
@@ -58,9 +58,9 @@ pub(crate) fn repair(
         is_whole: uses.damage_count == 0,
     };
     match StoredRefcounts::load(file, &header, image) {
-        Ok(stored) if mender.is_sound(&stored, &uses) => mender.in_place(&stored, &mut uses, mode, actions)?,
-        Ok(_) | Err(Error::Corrupt { .. }) if mode >= RepairMode::Safe && mender.is_whole => {
-            mender.anew(&mut uses, actions)?;
+        Ok(stored) if repairer.is_sound(&stored, &uses) => repairer.in_place(&stored, &mut uses, mode, actions)?,
+        Ok(_) | Err(Error::Corrupt { .. }) if mode >= RepairMode::Safe && repairer.is_whole => {
+            repairer.anew(&mut uses, actions)?;
         }
         Ok(_) | Err(Error::Corrupt { .. }) => {}
         Err(error) => return Err(error),
@@ -78,7 +78,7 @@ fn separate(file: &dyn ImageFile, image: &str, actions: &mut Vec<RepairAction>) 
     let Some(copies) = ClusterCopies::make(file, &header, &mut uses, image)? else {
         return Ok(false);
     };
-    let mender = Repairer {
+    let repairer = Repairer {
         file,
         geometry: header.geometry,
         header: &header,
@@ -86,11 +86,11 @@ fn separate(file: &dyn ImageFile, image: &str, actions: &mut Vec<RepairAction>) 
         is_whole: uses.damage_count <= copies.count(),
     };
     match StoredRefcounts::load(file, &header, image) {
-        Ok(stored) if mender.is_sound(&stored, &uses) => {
-            mender.change_counts(&copies.counts, |_, before, counted| before.max(counted))?;
+        Ok(stored) if repairer.is_sound(&stored, &uses) => {
+            repairer.change_counts(&copies.counts, |_, before, counted| before.max(counted))?;
             file.sync()?;
         }
-        Ok(_) | Err(Error::Corrupt { .. }) if mender.is_whole => mender.anew(&mut uses, actions)?,
+        Ok(_) | Err(Error::Corrupt { .. }) if repairer.is_whole => repairer.anew(&mut uses, actions)?,
         Ok(_) | Err(Error::Corrupt { .. }) => return Ok(false),
         Err(error) => return Err(error),
     }
@@ -124,7 +124,7 @@ fn clear_marks(
     Ok(())
 }
 
-/// Which flags are mended.
+/// The flags that are repaired.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Flags<'f> {
     /// Those that are set and must not be: a write would go to what others use, too.
@@ -149,7 +149,7 @@ struct Repairer<'a> {
 }
 
 impl Repairer<'_> {
-    /// Whether the refcounts can be mended where they are: their clusters are theirs alone, and there is a block for each cluster in use.
+    /// Whether the refcounts can be repaired in place: their clusters are theirs alone, and there is a block for each cluster in use.
     fn is_sound(&self, stored: &StoredRefcounts<'_>, uses: &Checker<'_>) -> bool {
         let geometry = self.geometry;
         let start = geometry.cluster_of(self.header.refcount_table_offset);
@@ -172,7 +172,7 @@ impl Repairer<'_> {
             && uses.counts.rest().iter().all(|(cluster, _)| has_block(*cluster))
     }
 
-    /// Mends refcounts where they are.
+    /// Repairs refcounts in place.
     fn in_place(
         &self,
         stored: &StoredRefcounts<'_>,

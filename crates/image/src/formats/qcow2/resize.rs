@@ -8,7 +8,7 @@ use holdfast_block::{BlockDevice, BlockDeviceMut as _, to_usize};
 use super::geometry::{OFFSET_MASK, POINTER_BYTES};
 use super::header::{Header, L1_AT, L1_BYTES_MAX, SIZE_AT, load_header};
 use super::layer::Layer;
-use super::state::State;
+use super::state::Qcow2State;
 use super::writer::Qcow2Mut;
 use super::{bitmap, snapshot};
 use crate::file::ImageFile;
@@ -29,7 +29,7 @@ pub(crate) fn resize(
     let backing_bytes = backing.map_or(0, BlockDevice::size_bytes);
     let layer = |header: Header| Layer::new(image.into(), header, Arc::clone(file), None, backing.cloned());
     if after_bytes > before_bytes {
-        grow_l1(State::new(layer(header)?)?, after_bytes)?;
+        grow_l1(Qcow2State::new(layer(header)?)?, after_bytes)?;
         let mut header = load_header(&**file, image)?;
         header.size_bytes = after_bytes;
         let layer = layer(header)?;
@@ -94,7 +94,7 @@ fn write_size(file: &dyn ImageFile, size_bytes: u64) -> Result<()> {
 }
 
 /// Makes the L1 table long enough for a disk of `size_bytes`, durably.
-fn grow_l1(mut state: State, size_bytes: u64) -> Result<()> {
+fn grow_l1(mut state: Qcow2State, size_bytes: u64) -> Result<()> {
     let geometry = state.geometry();
     let old = state.layer.header.l1;
     let entries = geometry.l1_entries_for(size_bytes);

@@ -1,7 +1,7 @@
 //! A qcow2 image that changes: what is in memory, and the order in which it is stored.
 //!
 //! Data is written at once, into clusters that nothing stored refers to (or in place where the image has the cluster for
-//! itself). Metadata collects in memory until [`State::commit`] stores it in this order, `|` being a sync:
+//! itself). Metadata collects in memory until [`Qcow2State::commit`] stores it in this order, `|` being a sync:
 //!
 //! ```text
 //! data, refcount blocks, new L2 tables | refcount table | L2 tables in place, L1 entries | refcounts of what was freed
@@ -17,7 +17,7 @@ use std::sync::Arc;
 use holdfast_block::to_usize;
 
 use super::allocator::{Allocator, Stored};
-use super::check::is_cut;
+use super::check::is_truncated;
 use super::entry::{COPIED, DataPlace, Entry, Host, Meaning, Sharing};
 use super::features::{AUTOCLEAR_RAW_DATA_FILE, INCOMPATIBLE_CORRUPT, INCOMPATIBLE_DIRTY};
 use super::geometry::{Geometry, OFFSET_MASK, POINTER_BYTES};
@@ -35,7 +35,7 @@ const CHANGED_BYTES_MAX: u64 = 16 << 20;
 /// Freed clusters that wait for a commit.
 const RELEASE_COUNT_MAX: usize = 1 << 20;
 
-pub(crate) struct State {
+pub(crate) struct Qcow2State {
     pub(crate) layer: Layer,
     pub(crate) allocator: Allocator,
     changed_l1: BTreeSet<u64>,
@@ -51,7 +51,7 @@ enum Health {
     Poisoned(String),
 }
 
-impl State {
+impl Qcow2State {
     pub(crate) fn new(layer: Layer) -> Result<Self> {
         let not_writable = |detail: &str| Error::NotWritable {
             image: layer.image.to_string(),
@@ -65,12 +65,12 @@ impl State {
         }
         if header.incompatible & INCOMPATIBLE_DIRTY != 0 {
             return Err(not_writable(
-                "it was not closed cleanly and its refcounts may be wrong; holdfast image check --repair mends them",
+                "it was not closed cleanly and its refcounts may be wrong; holdfast image check --repair repairs them",
             ));
         }
         // A write behind the end would make zeroes of what is missing there.
         if last_used_end(&*layer.file, header, &layer.image)? > layer.file.length_bytes()?
-            && is_cut(&*layer.file, header, &layer.image)?
+            && is_truncated(&*layer.file, header, &layer.image)?
         {
             return Err(corrupt(
                 &layer.image,

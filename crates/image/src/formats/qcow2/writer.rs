@@ -11,7 +11,7 @@ use holdfast_block::{BlockDevice, BlockDeviceMut, ExtentList, Result as BlockRes
 use super::change::{trim_cluster, write_new, zero_cluster};
 use super::entry::{DataPlace, Entry};
 use super::layer::Layer;
-use super::state::{OldHost, State};
+use super::state::{OldHost, Qcow2State};
 use crate::model::layered::{BackingUse, Layered as _};
 use crate::{Error, Result};
 
@@ -19,7 +19,7 @@ use crate::{Error, Result};
 pub(crate) struct Qcow2Mut {
     size_bytes: u64,
     unit_bytes: u64,
-    state: RwLock<State>,
+    state: RwLock<Qcow2State>,
     /// Set once the header says what this program does not keep up to date.
     is_announced: AtomicBool,
 }
@@ -29,7 +29,7 @@ impl Qcow2Mut {
         Ok(Self {
             size_bytes: layer.size_bytes,
             unit_bytes: layer.unit_bytes(),
-            state: RwLock::new(State::new(layer)?),
+            state: RwLock::new(Qcow2State::new(layer)?),
             is_announced: AtomicBool::new(false),
         })
     }
@@ -65,7 +65,7 @@ impl Qcow2Mut {
     }
 
     /// Runs a change of metadata, alone; damage that it finds is written into the header.
-    fn change<T>(&self, change: impl FnOnce(&mut State) -> Result<T>) -> Result<T> {
+    fn change<T>(&self, change: impl FnOnce(&mut Qcow2State) -> Result<T>) -> Result<T> {
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
         state.check_health()?;
         let result = change(&mut state);
@@ -99,7 +99,7 @@ impl Qcow2Mut {
 
     /// Gives up the clusters of `range`, also those that read as zero and have room all the same: for what will be behind the end.
     pub(crate) fn give_up(&self, range: Range<u64>) -> Result<()> {
-        let all = |_: &State, _, _| Ok(0);
+        let all = |_: &Qcow2State, _, _| Ok(0);
         self.for_each_cluster(range, all, |state, cluster, within| {
             trim_cluster(state, cluster, &within)
         })
@@ -110,8 +110,8 @@ impl Qcow2Mut {
     fn for_each_cluster(
         &self,
         range: Range<u64>,
-        skip: impl Fn(&State, u64, u64) -> Result<u64>,
-        act: impl Fn(&mut State, u64, Range<u64>) -> Result<()>,
+        skip: impl Fn(&Qcow2State, u64, u64) -> Result<u64>,
+        act: impl Fn(&mut Qcow2State, u64, Range<u64>) -> Result<()>,
     ) -> Result<()> {
         self.announce()?;
         let mut at = range.start;
@@ -226,16 +226,16 @@ impl BlockDeviceMut for Qcow2Mut {
 
     fn write_zeroes(&self, range: Range<u64>) -> BlockResult<()> {
         self.check_bounds(range.start, range.end.saturating_sub(range.start))?;
-        Ok(self.for_each_cluster(range, State::zero_run, zero_cluster)?)
+        Ok(self.for_each_cluster(range, Qcow2State::zero_run, zero_cluster)?)
     }
 
     fn trim(&self, range: Range<u64>) -> BlockResult<()> {
         self.check_bounds(range.start, range.end.saturating_sub(range.start))?;
-        let act = |state: &mut State, cluster, within| trim_cluster(state, cluster, &within);
-        Ok(self.for_each_cluster(range, State::zero_run, act)?)
+        let act = |state: &mut Qcow2State, cluster, within| trim_cluster(state, cluster, &within);
+        Ok(self.for_each_cluster(range, Qcow2State::zero_run, act)?)
     }
 
     fn flush(&self) -> BlockResult<()> {
-        Ok(self.change(State::commit)?)
+        Ok(self.change(Qcow2State::commit)?)
     }
 }

@@ -18,7 +18,7 @@ use crate::model::bytes::put;
 use crate::model::info::ImageKind;
 use crate::model::repair_action::{RepairAction, RepairMode};
 
-/// Mends the image in `file`.
+/// Repairs the image in `file`.
 pub(crate) fn repair(
     file: &dyn ImageFile,
     image: &str,

@@ -1,7 +1,7 @@
 //! Holding the table of blocks against the file.
 
 use super::MIB;
-use super::header::{Twin, broken_twins};
+use super::header::{RedundantStructure, broken_copies};
 use super::opened::Opened;
 use super::tables::{Entry, bits_end, block_end, block_of, for_each_block, is_of_bits, state};
 use crate::{CheckReport, ProblemKind, Result, Severity};
@@ -9,16 +9,16 @@ use crate::{CheckReport, ProblemKind, Result, Severity};
 /// Checks an opened image.
 pub(crate) fn check(opened: &Opened) -> Result<CheckReport> {
     let metadata = &opened.metadata;
-    let twins = broken_twins(&*opened.file)?;
+    let broken = broken_copies(&*opened.file)?;
     let file_bytes = opened.file.length_bytes()?;
     let mut report = CheckReport {
         cluster_count: metadata.block_count(),
         ..CheckReport::default()
     };
-    for twin in twins {
-        let detail = match twin {
-            Twin::Header => "one of its two headers is damaged; the other one counts",
-            Twin::Regions => "its two tables of regions differ; the first that is whole counts",
+    for structure in broken {
+        let detail = match structure {
+            RedundantStructure::Header => "one of its two headers is damaged; the other one counts",
+            RedundantStructure::Regions => "its two tables of regions differ; the first that is whole counts",
         };
         let detail = detail.to_owned();
         report.add(Severity::Leak, ProblemKind::Structure { detail });

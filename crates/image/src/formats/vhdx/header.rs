@@ -190,26 +190,26 @@ fn parse_regions(bytes: &[u8], offset: u64, image: &str) -> Result<(Region, Regi
     }
 }
 
-/// What an image has twice.
+/// A structure of which an image has two copies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Twin {
+pub(super) enum RedundantStructure {
     Header,
     Regions,
 }
 
-/// What of `file` is whole in one place only, or differs where both are to be the same.
-pub(super) fn broken_twins(file: &dyn ImageFile) -> Result<Vec<Twin>> {
+/// The structures of `file` with one damaged copy, or with copies that differ.
+pub(super) fn broken_copies(file: &dyn ImageFile) -> Result<Vec<RedundantStructure>> {
     let mut broken = Vec::new();
     for slot in Slot::BOTH {
         let mut bytes = [0; to_usize(HEADER_BYTES)];
         file.read_at(&mut bytes, slot.offset())?;
         if Header::parse(&bytes, slot).is_err() {
-            broken.push(Twin::Header);
+            broken.push(RedundantStructure::Header);
         }
     }
     let [(_, first), (_, second)] = load_region_tables(file)?;
     if first != second {
-        broken.push(Twin::Regions);
+        broken.push(RedundantStructure::Regions);
     }
     Ok(broken)
 }
@@ -238,7 +238,7 @@ fn equal_regions(file: &dyn ImageFile) -> Result<Option<Vec<u8>>> {
     Ok(Some(bytes.clone()))
 }
 
-/// Mends the table of regions that is damaged; false where both are.
+/// Repairs the damaged region table; false if both are damaged.
 pub(super) fn repair_regions(file: &dyn ImageFile) -> Result<bool> {
     Ok(equal_regions(file)?.is_some())
 }

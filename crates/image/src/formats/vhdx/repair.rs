@@ -1,10 +1,10 @@
-//! The log is replayed, and a damaged header or table of regions is written anew from its twin. Where that was asked for, a log that cannot
+//! The log is replayed, and a damaged header or table of regions is rewritten from its intact copy. Where that was asked for, a log that cannot
 //! be replayed is emptied, and blocks that lead nowhere are given up.
 
 use std::sync::Arc;
 
 use super::MIB;
-use super::header::{Header, Twin, broken_twins, repair_regions};
+use super::header::{Header, RedundantStructure, broken_copies, repair_regions};
 use super::opened::Opened;
 use super::tables::{Entry, for_each_block, is_of_bits, state};
 use crate::allocation_table::CutOff;
@@ -13,7 +13,7 @@ use crate::model::identity::ImageId;
 use crate::model::repair_action::{RepairAction, RepairMode};
 use crate::{Error, Result};
 
-/// Mends the image in `file`.
+/// Repairs the image in `file`.
 pub(crate) fn repair(
     file: &Arc<dyn ImageFile>,
     image: &str,
@@ -23,8 +23,8 @@ pub(crate) fn repair(
     if mode < RepairMode::Safe {
         return Ok(());
     }
-    let twins = broken_twins(&**file)?;
-    if twins.contains(&Twin::Regions) && repair_regions(&**file)? {
+    let broken = broken_copies(&**file)?;
+    if broken.contains(&RedundantStructure::Regions) && repair_regions(&**file)? {
         actions.push(RepairAction::Rewritten {
             what: "a table of regions",
             from: "the other one",
@@ -43,9 +43,9 @@ pub(crate) fn repair(
     if opened.has_log {
         actions.push(RepairAction::LogReplayed);
     }
-    if twins.contains(&Twin::Header) {
+    if broken.contains(&RedundantStructure::Header) {
         // Emptying the log has written it already.
-        if broken_twins(&**file)?.contains(&Twin::Header) {
+        if broken_copies(&**file)?.contains(&RedundantStructure::Header) {
             let mut header = Header::load(&**file, image)?;
             header.store_next(&**file, image)?;
         }

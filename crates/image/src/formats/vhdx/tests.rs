@@ -177,7 +177,7 @@ fn what_contradicts_itself_is_refused() {
     let sum = checksum(table);
     table[4..8].copy_from_slice(&sum.to_le_bytes());
     bytes.copy_within(regions..regions + (64 << 10), 256 << 10);
-    assert!(is_refused(bytes), "a required region that nobody knows");
+    assert!(is_refused(bytes), "an unknown required region");
 }
 
 /// The header that is written next would have to have a larger number. One that began again at 0 would count as the older one, and what

@@ -67,7 +67,7 @@ pub(super) fn check_sparse(
     })?;
     for (number, place) in tables {
         if place + extent.table_entries * 4 > grains.file_bytes {
-            // It was told of above.
+            // It is reported above.
             continue;
         }
         let first = start + number * extent.table_coverage();
@@ -82,7 +82,7 @@ pub(super) fn check_sparse(
     Ok(())
 }
 
-/// Tells whether the directories differ, and whether somebody has the extent open. Nothing is lost by that as long as the first directory, which is
+/// Reports whether the directories differ, and whether the extent is marked as open. Nothing is lost by that as long as the first directory, which is
 /// read, can be the right one.
 fn look_beside(file: &dyn ImageFile, extent: &SparseExtent, report: &mut CheckReport) -> Result<()> {
     let mut add = |severity: Severity, detail: String| report.add(severity, ProblemKind::Structure { detail });
@@ -93,12 +93,12 @@ fn look_beside(file: &dyn ImageFile, extent: &SparseExtent, report: &mut CheckRe
         return Ok(());
     }
     let (mut count, mut doubt_count) = (0_u64, 0_u64);
-    let twins = DirectoryPair::load(file, extent)?;
-    let overlaid_count = twins.overlaid_count();
-    twins.for_each(|finding| {
+    let pair = DirectoryPair::load(file, extent)?;
+    let overlaid_count = pair.overlaid_count();
+    pair.for_each(|finding| {
         match finding {
             Finding::Doubt { .. } | Finding::Unsure => doubt_count += 1,
-            // Where somebody was cut off, the second directory may know of a grain that the first does not know yet.
+            // After a crash, the second directory may have a grain that the first does not have yet.
             Finding::Entry { .. } | Finding::Table { .. } => count += 1,
             Finding::LostTable { .. } | Finding::LostEntry { .. } => {}
         }

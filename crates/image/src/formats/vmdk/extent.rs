@@ -43,7 +43,7 @@ const AT_END: u64 = u64::MAX;
 const AT_DIRECTORY: usize = 56;
 /// One that is compressed is read as a whole.
 const GRAIN_SECTORS_MAX: u64 = (16 << 20) / SECTOR_BYTES;
-/// Where the mark is that somebody has it open.
+/// The offset of the mark of an open extent.
 pub(super) const AT_IS_OPEN: u64 = 72;
 const NEWLINES: &[u8; 4] = b"\n \r\n";
 
@@ -60,7 +60,7 @@ pub(crate) struct SparseExtent {
     pub(crate) second_directory: Option<u64>,
     pub(crate) has_zero_grains: bool,
     pub(crate) is_compressed: bool,
-    /// Whether somebody had it open who did not close it.
+    /// Whether it was not closed cleanly.
     pub(crate) is_open: bool,
     /// Bytes before the first grain, as the header says; nothing was checked of it.
     pub(crate) overhead: u64,

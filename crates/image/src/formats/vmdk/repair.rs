@@ -12,7 +12,7 @@ use crate::file::ImageFile;
 use crate::model::repair_action::{RepairAction, RepairMode};
 use crate::{CheckReport, Result};
 
-/// Mends all sparse extents of an image, each by itself.
+/// Repairs each sparse extent of an image.
 pub(crate) fn repair(opened: &Opened, mode: RepairMode, actions: &mut Vec<RepairAction>) -> Result<()> {
     if mode < RepairMode::Safe {
         return Ok(());
@@ -28,9 +28,9 @@ pub(crate) fn repair(opened: &Opened, mode: RepairMode, actions: &mut Vec<Repair
     Ok(())
 }
 
-/// What was found and mended.
+/// What was found and repaired.
 #[derive(Default)]
-struct Mended {
+struct RepairedExtents {
     first_count: u64,
     second_count: u64,
     lost_tables: Vec<u64>,
@@ -47,7 +47,7 @@ fn repair_extent(
     mode: RepairMode,
     actions: &mut Vec<RepairAction>,
 ) -> Result<()> {
-    let mut done = Mended::default();
+    let mut done = RepairedExtents::default();
     let mut end = file.length_bytes()?.next_multiple_of(SECTOR_BYTES);
     let table_bytes = (extent.table_entries * 4).next_multiple_of(SECTOR_BYTES);
     let directory = |side: Side| match side {
@@ -97,7 +97,7 @@ fn repair_extent(
     close(file, extent, disk_start, actions)
 }
 
-impl Mended {
+impl RepairedExtents {
     /// Tables before what leads to them.
     fn write_directories(&self, file: &dyn ImageFile, extent: &SparseExtent) -> Result<()> {
         file.sync()?;
@@ -150,7 +150,7 @@ impl Mended {
     }
 }
 
-/// Takes away the mark that somebody has the extent open, where nothing is wrong with it.
+/// Clears the mark of an open extent, if the extent is undamaged.
 fn close(file: &dyn ImageFile, extent: &SparseExtent, disk_start: u64, actions: &mut Vec<RepairAction>) -> Result<()> {
     let mut report = CheckReport::default();
     check_sparse(file, extent, disk_start, &mut report)?;

@@ -428,7 +428,7 @@ impl Tables for VmdkTables {
                     return Err(self.not_writable("what is compressed cannot be changed; convert it first"));
                 }
                 PartKind::Sparse { extent, .. } if extent.is_open => {
-                    return Err(self.not_writable("it was not closed cleanly, or is open; holdfast image check --repair mends it"));
+                    return Err(self.not_writable("it was not closed cleanly, or is open; holdfast image check --repair repairs it"));
                 }
                 PartKind::Sparse { window, extent } => {
                     let file = self.opened.files.at(*window)?;

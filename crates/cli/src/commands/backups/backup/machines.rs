@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use holdfast_engine::{CaptureOptions, MachineName, SnapshotOptions, back_up_machine, plan_machine_backup};
 use holdfast_host::DiskChoice;
-use holdfast_host::qemu::memory::MemoryWay;
+use holdfast_host::qemu::memory::MemoryMethod;
 use holdfast_repo::{Processes as _, Repository, SystemProcesses};
 
 use super::BackupArgs;
@@ -252,7 +252,7 @@ fn back_up(
         listed: &|name| args.listed(name, &chosen.said),
         choice: args.machines.disks(),
         allowed: args.allowed.clone(),
-        memory: args.machines.with_memory.map(MemoryWay::from),
+        memory: args.machines.with_memory.map(MemoryMethod::from),
     };
     args.machines.reading.read(wish, hypervisors, context, |request| {
         context.work(args.job.thread_count(), |job| {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use holdfast_engine::{CaptureOptions, MachineName, MachineReadRequest, Method};
 use holdfast_host::DiskChoice;
-use holdfast_host::qemu::memory::MemoryWay;
+use holdfast_host::qemu::memory::MemoryMethod;
 use holdfast_repo::{Processes as _, SystemProcesses};
 
 use super::hooks::{self, HookArgs};
@@ -81,7 +81,7 @@ pub(crate) struct ReadingWish<'a> {
     pub(crate) choice: DiskChoice,
     /// Files that images may be based on though they lie elsewhere.
     pub(crate) allowed: Vec<PathBuf>,
-    pub(crate) memory: Option<MemoryWay>,
+    pub(crate) memory: Option<MemoryMethod>,
 }
 
 impl ReadingArgs {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use holdfast_engine::PeerSide;
 use holdfast_host::provider::{BtrfsSide, Located, ProviderKind, ReplicaSide, ZfsSide, locate};
-use holdfast_host::{LocalTools, Programs, Ssh, SshAddress};
+use holdfast_host::{LocalTools, Ssh, SshAddress, StreamTools};
 
 use crate::context::Context;
 use crate::errors::{Error, Kind};
@@ -102,7 +102,7 @@ fn is_subvolume_here(word: &str) -> bool {
 
 /// The side of this host that has datasets of a kind.
 pub(crate) fn local_side(kind: ProviderKind, context: &Context) -> Box<dyn ReplicaSide> {
-    let programs: Arc<dyn Programs> = Arc::new(LocalTools::new(Arc::clone(context.clock()), TOOL_TIME_OUT));
+    let programs: Arc<dyn StreamTools> = Arc::new(LocalTools::new(Arc::clone(context.clock()), TOOL_TIME_OUT));
     match kind {
         ProviderKind::Zfs => Box::new(ZfsSide::new(programs, Arc::clone(context.clock()))),
         // Of clones and of volumes of LVM no streams are made: btrfs has no such subvolume, and says so.
@@ -153,7 +153,7 @@ impl<'a> Far<'a> {
         let engine = |error: holdfast_host::provider::ProviderError| Error::from(holdfast_engine::Error::from(error));
         let ssh =
             Ssh::connect(address, folder, Arc::clone(clock), TOOL_TIME_OUT).map_err(|error| engine(error.into()))?;
-        let programs: Arc<dyn Programs> = Arc::new(ssh);
+        let programs: Arc<dyn StreamTools> = Arc::new(ssh);
         let peer = PeerSide::find(word.kind, Arc::clone(&programs), Arc::clone(clock), TOOL_TIME_OUT);
         let side: Box<dyn ReplicaSide> = match (peer.map_err(engine)?, word.kind) {
             (Some(peer), _) => Box::new(peer),

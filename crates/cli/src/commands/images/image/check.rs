@@ -286,7 +286,7 @@ fn run(args: &ImageCheckArgs, context: &Context) -> Result<Exit, Error> {
     let intent = if args.dry_run {
         RepairIntent::Look
     } else {
-        RepairIntent::Mend
+        RepairIntent::Repair
     };
     let plan = plan_repair(&args.image, &options, mode.into(), intent).map_err(holdfast_engine::Error::from)?;
     let (before, actions) = (plan.before().clone(), plan.actions().to_vec());

@@ -117,7 +117,7 @@ impl SignArgs {
         let passphrase = if is_asked {
             PassphraseFrom::Terminal
         } else {
-            PassphraseFrom::Nobody
+            PassphraseFrom::AgentOnly
         };
         let text = unsealed.text();
         let signed = signatures.sign(key, TEMPLATE_NAMESPACE, text.as_bytes(), passphrase);

@@ -1,8 +1,8 @@
 //! The bitmaps of frozen disks: that of the snapshot before, which tells what has changed, and that of this one, which begins.
 
 use holdfast_block::{BlockDevice, DirtyBitmap, to_usize};
-use holdfast_host::qemu::{Cut, Layer, Layers, QemuDisk};
-use holdfast_host::qmp::ask_patiently;
+use holdfast_host::qemu::{Layer, Layers, PointInTime, QemuDisk};
+use holdfast_host::qmp::query_with_retries;
 use holdfast_serve::nbd::client::{ALLOCATION_DEPTH, Endpoint, NbdDevice, NbdOptions};
 
 use super::{BitmapProof, Freezer, FrozenDevice, FrozenDisk};
@@ -20,7 +20,7 @@ impl<'a> Freezer<'a> {
         if self.names.is_none() || wanted.is_empty() {
             return Ok(None);
         }
-        let layers = ask_patiently(self.request.machine.monitor(), self.job.clock, &Layers::query);
+        let layers = query_with_retries(self.request.machine.monitor(), self.job.clock, &Layers::query);
         layers.map(Some).map_err(|error| self.failed(error))
     }
 
@@ -106,7 +106,7 @@ impl<'a> Freezer<'a> {
     }
 
     /// Marks the witness of each bitmap that has begun. All has been read: what is touched is not needed any more.
-    pub(super) fn keep_witnesses(&self, cut: &Cut, disks: &[FrozenDisk<'a>]) {
+    pub(super) fn keep_witnesses(&self, cut: &PointInTime, disks: &[FrozenDisk<'a>]) {
         for (number, disk) in disks.iter().enumerate() {
             let Some(next) = &disk.next else { continue };
             if let Err(error) = self.keep_witness((cut, number), disk, next) {
@@ -120,7 +120,7 @@ impl<'a> Freezer<'a> {
 
     fn keep_witness(
         &self,
-        (cut, number): (&Cut, usize),
+        (cut, number): (&PointInTime, usize),
         disk: &FrozenDisk<'a>,
         next: &NextBitmap,
     ) -> std::result::Result<(), String> {

@@ -1,7 +1,7 @@
 //! The end of an instant: what was put into QEMU is taken out, and what went wrong is said.
 
-use holdfast_host::Ended;
-use holdfast_host::qemu::{Cut, Layers, Pause, remove_bitmap};
+use holdfast_host::MachineEnd;
+use holdfast_host::qemu::{Layers, Pause, PointInTime, remove_bitmap};
 
 use super::{Freezer, FrozenMachine};
 use crate::capture::qemu::fate::Fate;
@@ -50,7 +50,7 @@ impl Freezer<'_> {
         (frozen.guard, frozen.quiesced, pause)
     }
 
-    pub(super) fn release(&self, cut: Cut) {
+    pub(super) fn release(&self, cut: PointInTime) {
         let machine = self.request.machine;
         let Err(error) = cut.release(machine.monitor(), self.job.clock) else {
             return;
@@ -58,7 +58,7 @@ impl Freezer<'_> {
         let progress = self.job.progress;
         match Fate::of(machine, self.job) {
             // What was in a QEMU has ended with it.
-            Fate::Ended(Ended::SwitchedOff) => progress.note(&format!("{} was switched off", self.machine)),
+            Fate::Ended(MachineEnd::SwitchedOff) => progress.note(&format!("{} was switched off", self.machine)),
             Fate::Ended(how) => progress.warning(&format!("{} {how}", self.machine)),
             fate => progress.warning(&format!(
                 "not everything could be taken out of QEMU again: {error}; {fate}, and its next backup tries again"

@@ -9,8 +9,8 @@ use std::path::PathBuf;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-use holdfast_host::qemu::{Layers, QemuDisk, Standstill};
-use holdfast_host::qmp::ask_patiently;
+use holdfast_host::qemu::{Layers, PausePolicy, QemuDisk};
+use holdfast_host::qmp::query_with_retries;
 use holdfast_host::{FileKind, Links, MachineState};
 
 use super::Freezer;
@@ -23,12 +23,13 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 impl Freezer<'_> {
     /// Has what the host keeps of the images of these disks written out, before the instant. What cannot be opened is left to QEMU.
     pub(super) fn write_out(&self, wanted: &[(String, QemuDisk)], state: MachineState) -> Result<()> {
-        let is_alone = wanted.len() == 1 && self.standstill == Standstill::WhereNeeded && self.request.memory.is_none();
+        let is_alone =
+            wanted.len() == 1 && self.pause_policy == PausePolicy::WhereNeeded && self.request.memory.is_none();
         if wanted.is_empty() || is_alone || state != MachineState::Running {
             // QEMU puts one disk onto its filter without a flush.
             return Ok(());
         }
-        let layers = ask_patiently(self.request.machine.monitor(), self.job.clock, &Layers::query);
+        let layers = query_with_retries(self.request.machine.monitor(), self.job.clock, &Layers::query);
         let layers = layers.map_err(|error| self.failed(error))?;
         self.write_out_nodes(&layers, wanted.iter().map(|(_, disk)| &disk.node[..]))
     }

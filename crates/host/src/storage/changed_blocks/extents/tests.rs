@@ -3,13 +3,13 @@ use std::cell::{Cell, RefCell};
 use holdfast_block::SeededRandom;
 use holdfast_block::conformance::test_seed;
 
-use super::{EXTENT_COUNT_MAX, Extent, ExtentChanges, ExtentError, Places, Result, UNWRITTEN, compare};
+use super::{EXTENT_COUNT_MAX, Extent, ExtentChanges, ExtentError, ExtentMap, Result, UNWRITTEN, compare};
 
 const BLOCK: u64 = 4096;
 const ENCODED: u32 = 0x8;
 const SHARED: u32 = 0x2000;
 
-impl Places for &[Extent] {
+impl ExtentMap for &[Extent] {
     fn extents(&self, start: u64) -> Result<Vec<Extent>> {
         let reaching = self.iter().filter(|extent| extent.logical + extent.length > start);
         Ok(reaching.take(EXTENT_COUNT_MAX).copied().collect())
@@ -79,7 +79,7 @@ fn what_is_past_the_old_end_is_changed() {
 /// Says the same wherever it is asked about.
 struct Stuck;
 
-impl Places for Stuck {
+impl ExtentMap for Stuck {
     fn extents(&self, _: u64) -> Result<Vec<Extent>> {
         Ok(vec![Extent::new(0, 0, 1, 0); EXTENT_COUNT_MAX])
     }
@@ -102,7 +102,7 @@ struct Moving<'a> {
     asked: Cell<usize>,
 }
 
-impl Places for Moving<'_> {
+impl ExtentMap for Moving<'_> {
     fn extents(&self, start: u64) -> Result<Vec<Extent>> {
         let number = self.asked.get();
         self.asked.set(number + 1);
@@ -216,7 +216,7 @@ struct Restless<'a> {
     is_first: bool,
 }
 
-impl Places for Restless<'_> {
+impl ExtentMap for Restless<'_> {
     fn extents(&self, _: u64) -> Result<Vec<Extent>> {
         let mut state = self.state.borrow_mut();
         if state.2.one_in(3) {

@@ -4,9 +4,9 @@ use std::io::{ErrorKind, Read};
 
 use holdfast_block::to_usize;
 
-use super::super::error::StreamError;
+use super::super::error::SendStreamError;
 use super::Result;
-use super::record::{Begin, Order, RECORD_BYTES, RECORD_LENGTH, Record, SUM_AT};
+use super::record::{BeginRecord, ByteOrder, RECORD_BYTES, RECORD_LENGTH, SUM_AT, StreamRecord};
 
 /// Data is passed over in pieces of this size.
 const PIECE_BYTES: u64 = 64 << 10;
@@ -15,7 +15,7 @@ const KEPT_BYTES: u64 = 512;
 
 /// Whether checksums count. A fuzzer that has to hit them would find nothing else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Sums {
+pub(super) enum ChecksumMode {
     Held,
     #[cfg(feature = "hostile")]
     Ignored,
@@ -27,11 +27,11 @@ pub(super) struct Fletcher4([u64; 4]);
 
 impl Fletcher4 {
     /// Takes in words in the order of the sender's machine; a rest that is no word is left out.
-    pub(super) fn take(&mut self, bytes: &[u8], order: Order) {
+    pub(super) fn take(&mut self, bytes: &[u8], order: ByteOrder) {
         // A loop for each order: the question is not asked for every word.
         match order {
-            Order::Little => self.words(bytes, u32::from_le_bytes),
-            Order::Big => self.words(bytes, u32::from_be_bytes),
+            ByteOrder::Little => self.words(bytes, u32::from_le_bytes),
+            ByteOrder::Big => self.words(bytes, u32::from_be_bytes),
         }
     }
 
@@ -52,22 +52,22 @@ impl Fletcher4 {
 }
 
 /// A stream after its first record.
-pub(super) struct Checked<'a> {
+pub(super) struct RecordReader<'a> {
     input: &'a mut dyn Read,
-    order: Order,
+    order: ByteOrder,
     offset: u64,
     sum: Fletcher4,
     /// The sum before the record that was read last.
     sum_before: [u64; 4],
-    sums: Sums,
+    sums: ChecksumMode,
 }
 
-impl<'a> Checked<'a> {
+impl<'a> RecordReader<'a> {
     /// Reads the first record, which tells the order of bytes.
-    pub(super) fn begin(input: &'a mut dyn Read, sums: Sums) -> Result<(Self, Begin)> {
+    pub(super) fn begin(input: &'a mut dyn Read, sums: ChecksumMode) -> Result<(Self, BeginRecord)> {
         let mut stream = Self {
             input,
-            order: Order::Little,
+            order: ByteOrder::Little,
             offset: 0,
             sum: Fletcher4::default(),
             sum_before: [0; 4],
@@ -75,7 +75,7 @@ impl<'a> Checked<'a> {
         };
         let mut bytes = [0; RECORD_LENGTH];
         stream.fill(&mut bytes)?;
-        let (order, begin) = Begin::parse(&bytes).ok_or_else(|| StreamError::Senseless {
+        let (order, begin) = BeginRecord::parse(&bytes).ok_or_else(|| SendStreamError::Senseless {
             offset: 0,
             detail: "it is no stream of zfs send".to_owned(),
         })?;
@@ -90,8 +90,8 @@ impl<'a> Checked<'a> {
     }
 
     /// The next record. Later senders give each one a checksum of all before it; earlier ones leave its place zero.
-    pub(super) fn record(&mut self) -> Result<Record> {
-        let mut record = Record {
+    pub(super) fn record(&mut self) -> Result<StreamRecord> {
+        let mut record = StreamRecord {
             order: self.order,
             offset: self.offset,
             bytes: [0; RECORD_LENGTH],
@@ -130,13 +130,13 @@ impl<'a> Checked<'a> {
     }
 
     /// Checks the last record, and that nothing follows it.
-    pub(super) fn finish(&mut self, record: &Record) -> Result<()> {
+    pub(super) fn finish(&mut self, record: &StreamRecord) -> Result<()> {
         self.check(record.sum(8), self.sum_before)?;
         let mut byte = [0];
         match self.fill(&mut byte) {
-            Err(StreamError::Short { .. }) => Ok(()),
+            Err(SendStreamError::Short { .. }) => Ok(()),
             Err(error) => Err(error),
-            Ok(()) => Err(StreamError::Senseless {
+            Ok(()) => Err(SendStreamError::Senseless {
                 offset: self.offset - 1,
                 detail: "there is something after its end".to_owned(),
             }),
@@ -144,8 +144,8 @@ impl<'a> Checked<'a> {
     }
 
     fn check(&self, said: [u64; 4], found: [u64; 4]) -> Result<()> {
-        let is_right = said == found || self.sums != Sums::Held;
-        is_right.then_some(()).ok_or(StreamError::Damaged {
+        let is_right = said == found || self.sums != ChecksumMode::Held;
+        is_right.then_some(()).ok_or(SendStreamError::Damaged {
             offset: self.offset - RECORD_BYTES,
         })
     }
@@ -153,8 +153,8 @@ impl<'a> Checked<'a> {
     fn fill(&mut self, buffer: &mut [u8]) -> Result<()> {
         let offset = self.offset;
         self.input.read_exact(buffer).map_err(|source| match source.kind() {
-            ErrorKind::UnexpectedEof => StreamError::Short { offset },
-            _ => StreamError::Input { offset, source },
+            ErrorKind::UnexpectedEof => SendStreamError::Short { offset },
+            _ => SendStreamError::Input { offset, source },
         })?;
         self.offset += buffer.len() as u64;
         Ok(())

@@ -4,8 +4,8 @@
 //! transaction that made the file (`gen`) stand at places of their own for files that ZFS itself has made. The places are only
 //! believed where the mode is that of a file and the size is the one that the caller sees.
 
-use super::record::{Order, Record};
-use super::{StreamObject, StreamQuestion, Whole};
+use super::record::{ByteOrder, StreamRecord};
+use super::{SendStreamQuery, StreamObject, WholeFileReason};
 
 /// The content of a file.
 const TYPE_FILE: u32 = 19;
@@ -27,11 +27,11 @@ const BLOCK_BYTES_MAX_OLD: u64 = 128 << 10;
 
 /// Why all of the object counts as changed, if so.
 pub(super) fn look_at_object(
-    record: &Record,
+    record: &StreamRecord,
     bonus: &[u8],
-    question: &StreamQuestion,
+    question: &SendStreamQuery,
     has_large_blocks: bool,
-) -> Option<Whole> {
+) -> Option<WholeFileReason> {
     let (object_type, bonus_type) = record.object_types();
     let StreamObject::File {
         block_before_bytes,
@@ -39,10 +39,10 @@ pub(super) fn look_at_object(
         ..
     } = question.object
     else {
-        return (object_type != TYPE_VOLUME).then_some(Whole::Kind);
+        return (object_type != TYPE_VOLUME).then_some(WholeFileReason::Kind);
     };
     if object_type != TYPE_FILE {
-        return Some(Whole::Kind);
+        return Some(WholeFileReason::Kind);
     }
     let block_sent_bytes = if has_large_blocks {
         block_before_bytes
@@ -50,7 +50,7 @@ pub(super) fn look_at_object(
         block_before_bytes.min(BLOCK_BYTES_MAX_OLD)
     };
     if u64::from(record.block_bytes()) != block_sent_bytes {
-        return Some(Whole::BlockSize);
+        return Some(WholeFileReason::BlockSize);
     }
     let made = if record.is_raw_object() {
         None
@@ -59,13 +59,13 @@ pub(super) fn look_at_object(
     };
     match (made, from_transaction) {
         (Some(made), Some(from)) if made <= from => None,
-        (Some(_), Some(_)) => Some(Whole::Replaced),
-        _ => Some(Whole::AgeUnknown),
+        (Some(_), Some(_)) => Some(WholeFileReason::Replaced),
+        _ => Some(WholeFileReason::AgeUnknown),
     }
 }
 
 /// The transaction in which the file was made, if the attributes are those of a file of `size_bytes`.
-fn transaction_of(bonus: &[u8], bonus_type: u32, order: Order, size_bytes: u64) -> Option<u64> {
+fn transaction_of(bonus: &[u8], bonus_type: u32, order: ByteOrder, size_bytes: u64) -> Option<u64> {
     let (mode_at, size_at, made_at) = match bonus_type {
         BONUS_FIXED => (72, 80, 64),
         BONUS_ATTRIBUTES => {
@@ -75,8 +75,8 @@ fn transaction_of(bonus: &[u8], bonus_type: u32, order: Order, size_bytes: u64) 
             // The length of the head, in words of eight bytes, is in the upper bits of a word of two bytes.
             let layout = [bonus[4], bonus[5]];
             let layout = match order {
-                Order::Little => u16::from_le_bytes(layout),
-                Order::Big => u16::from_be_bytes(layout),
+                ByteOrder::Little => u16::from_le_bytes(layout),
+                ByteOrder::Big => u16::from_be_bytes(layout),
             };
             let start = usize::from(layout >> 10) * 8;
             (start, start + 8, start + 16)

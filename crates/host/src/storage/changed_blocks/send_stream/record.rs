@@ -5,7 +5,7 @@
 
 use holdfast_block::to_usize;
 
-use super::super::error::StreamError;
+use super::super::error::SendStreamError;
 use super::Result;
 
 /// Bytes of a record.
@@ -40,7 +40,7 @@ pub(crate) mod feature {
 
 /// Kinds of records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum RecordKind {
     Begin,
     Object,
     FreeObjects,
@@ -54,28 +54,28 @@ pub(crate) enum Kind {
     Redact,
 }
 
-const KINDS: [Kind; 11] = [
-    Kind::Begin,
-    Kind::Object,
-    Kind::FreeObjects,
-    Kind::Write,
-    Kind::Free,
-    Kind::End,
-    Kind::WriteByReference,
-    Kind::Spill,
-    Kind::WriteEmbedded,
-    Kind::ObjectRange,
-    Kind::Redact,
+const KINDS: [RecordKind; 11] = [
+    RecordKind::Begin,
+    RecordKind::Object,
+    RecordKind::FreeObjects,
+    RecordKind::Write,
+    RecordKind::Free,
+    RecordKind::End,
+    RecordKind::WriteByReference,
+    RecordKind::Spill,
+    RecordKind::WriteEmbedded,
+    RecordKind::ObjectRange,
+    RecordKind::Redact,
 ];
 
 /// Order of the bytes of a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Order {
+pub(crate) enum ByteOrder {
     Little,
     Big,
 }
 
-impl Order {
+impl ByteOrder {
     pub(crate) fn u32(self, bytes: &[u8], at: usize) -> u32 {
         let bytes = bytes[at..at + 4].try_into().expect("four bytes");
         match self {
@@ -95,7 +95,7 @@ impl Order {
 
 /// The first record.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Begin {
+pub(crate) struct BeginRecord {
     pub(crate) payload_bytes: u32,
     pub(crate) version_word: u64,
     pub(crate) features: u64,
@@ -105,11 +105,11 @@ pub(crate) struct Begin {
     pub(crate) from_guid: u64,
 }
 
-impl Begin {
+impl BeginRecord {
     /// Gives the order of bytes too; nothing where the bytes are no first record.
-    pub(crate) fn parse(bytes: &[u8; RECORD_LENGTH]) -> Option<(Order, Self)> {
-        let is_magic = |order: &Order| order.u64(bytes, 8) == MAGIC && order.u32(bytes, 0) == 0;
-        let order = [Order::Little, Order::Big].into_iter().find(is_magic)?;
+    pub(crate) fn parse(bytes: &[u8; RECORD_LENGTH]) -> Option<(ByteOrder, Self)> {
+        let is_magic = |order: &ByteOrder| order.u64(bytes, 8) == MAGIC && order.u32(bytes, 0) == 0;
+        let order = [ByteOrder::Little, ByteOrder::Big].into_iter().find(is_magic)?;
         let version_word = order.u64(bytes, 16);
         let begin = Self {
             payload_bytes: order.u32(bytes, 4),
@@ -140,16 +140,16 @@ pub(crate) fn name_in_beginning(bytes: &[u8; RECORD_LENGTH]) -> Option<&str> {
 }
 
 /// Any later record.
-pub(crate) struct Record {
-    pub(crate) order: Order,
+pub(crate) struct StreamRecord {
+    pub(crate) order: ByteOrder,
     /// Where it begins in the stream.
     pub(crate) offset: u64,
     pub(crate) bytes: [u8; RECORD_LENGTH],
 }
 
-impl Record {
-    pub(crate) fn senseless(&self, detail: String) -> StreamError {
-        StreamError::Senseless {
+impl StreamRecord {
+    pub(crate) fn senseless(&self, detail: String) -> SendStreamError {
+        SendStreamError::Senseless {
             offset: self.offset,
             detail,
         }
@@ -168,13 +168,13 @@ impl Record {
         [0, 8, 16, 24].map(|word| self.u64(at + word))
     }
 
-    pub(crate) fn kind(&self) -> Result<Kind> {
+    pub(crate) fn kind(&self) -> Result<RecordKind> {
         let number = self.u32(0);
         let found = KINDS.get(number as usize).copied();
         found.ok_or_else(|| self.senseless(format!("a record of kind {number}")))
     }
 
-    /// The object that a record of any kind but `Begin`, `FreeObjects`, `ObjectRange` and `End` is about.
+    /// The object that a record of any kind but `BeginRecord`, `FreeObjects`, `ObjectRange` and `End` is about.
     pub(crate) fn object(&self) -> u64 {
         self.u64(8)
     }
@@ -185,9 +185,9 @@ impl Record {
     }
 
     /// Offset and length of what is written or freed.
-    pub(crate) fn range(&self, kind: Kind) -> (u64, u64) {
+    pub(crate) fn range(&self, kind: RecordKind) -> (u64, u64) {
         match kind {
-            Kind::Write => (self.u64(24), self.u64(32)),
+            RecordKind::Write => (self.u64(24), self.u64(32)),
             _ => (self.u64(16), self.u64(24)),
         }
     }
@@ -208,15 +208,15 @@ impl Record {
     }
 
     /// Bytes that follow the record.
-    pub(crate) fn payload_bytes(&self, kind: Kind) -> Result<u64> {
+    pub(crate) fn payload_bytes(&self, kind: RecordKind) -> Result<u64> {
         let bytes = match kind {
-            Kind::Object if self.is_raw_object() => self.u32(36).into(),
-            Kind::Object => u64::from(self.u32(28)).next_multiple_of(8),
-            Kind::Write if self.bytes[50] != 0 => self.u64(96),
-            Kind::Write => self.u64(32),
-            Kind::Spill if self.u64(40) != 0 => self.u64(40),
-            Kind::Spill => self.u64(16),
-            Kind::WriteEmbedded => u64::from(self.u32(52)).next_multiple_of(8),
+            RecordKind::Object if self.is_raw_object() => self.u32(36).into(),
+            RecordKind::Object => u64::from(self.u32(28)).next_multiple_of(8),
+            RecordKind::Write if self.bytes[50] != 0 => self.u64(96),
+            RecordKind::Write => self.u64(32),
+            RecordKind::Spill if self.u64(40) != 0 => self.u64(40),
+            RecordKind::Spill => self.u64(16),
+            RecordKind::WriteEmbedded => u64::from(self.u32(52)).next_multiple_of(8),
             _ => 0,
         };
         // A checksum is made of words of four bytes.

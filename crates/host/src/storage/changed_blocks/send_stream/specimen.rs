@@ -1,12 +1,12 @@
 //! Streams as a sender makes them, small, for tests and fuzzers.
 
 use super::checked::Fletcher4;
-use super::record::{MAGIC, Order, RECORD_LENGTH, SUM_AT};
-use super::{StreamObject, StreamQuestion};
+use super::record::{ByteOrder, MAGIC, RECORD_LENGTH, SUM_AT};
+use super::{SendStreamQuery, StreamObject};
 
 /// Which generation of senders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Age {
+pub(crate) enum SenderVersion {
     /// Only the last record has a checksum.
     Old,
     /// Each record has one.
@@ -14,9 +14,9 @@ pub(crate) enum Age {
 }
 
 /// Makes a stream, record by record.
-pub(crate) struct Writer {
-    order: Order,
-    age: Age,
+pub(crate) struct SendStreamWriter {
+    order: ByteOrder,
+    age: SenderVersion,
     pub(super) bytes: Vec<u8>,
     sum: Fletcher4,
 }
@@ -29,7 +29,7 @@ pub(crate) enum Field {
 }
 
 /// What specimens are asked.
-pub(crate) const QUESTION: StreamQuestion = StreamQuestion {
+pub(crate) const QUESTION: SendStreamQuery = SendStreamQuery {
     from_guid: 0x1111_2222_3333_4444,
     to_guid: 0x5555_6666_7777_8888,
     object: StreamObject::File {
@@ -41,11 +41,11 @@ pub(crate) const QUESTION: StreamQuestion = StreamQuestion {
     size_after_bytes: 100_000,
 };
 
-impl Writer {
+impl SendStreamWriter {
     /// A stream that begins as [`QUESTION`] wants it, with these features.
-    pub(crate) fn new(is_little: bool, age: Age, features: u64) -> Self {
+    pub(crate) fn new(is_little: bool, age: SenderVersion, features: u64) -> Self {
         let mut writer = Self {
-            order: if is_little { Order::Little } else { Order::Big },
+            order: if is_little { ByteOrder::Little } else { ByteOrder::Big },
             age,
             bytes: Vec::new(),
             sum: Fletcher4::default(),
@@ -57,7 +57,7 @@ impl Writer {
     /// Nothing yet.
     #[cfg(test)]
     pub(crate) fn empty(is_little: bool) -> Self {
-        let mut writer = Self::new(is_little, Age::New, 0);
+        let mut writer = Self::new(is_little, SenderVersion::New, 0);
         (writer.bytes, writer.sum) = (Vec::new(), Fletcher4::default());
         writer
     }
@@ -81,7 +81,7 @@ impl Writer {
     fn fill(&self, kind: u32, fields: &[Field]) -> [u8; RECORD_LENGTH] {
         let mut record = [0; RECORD_LENGTH];
         let mut set = |at: usize, bytes: &[u8]| record[at..at + bytes.len()].copy_from_slice(bytes);
-        let is_little = self.order == Order::Little;
+        let is_little = self.order == ByteOrder::Little;
         let word = |number: u32| {
             if is_little {
                 number.to_le_bytes()
@@ -115,7 +115,7 @@ impl Writer {
     /// Any later record, with its payload.
     pub(crate) fn record(&mut self, kind: u32, fields: &[Field], payload: &[u8]) -> &mut Self {
         let mut record = self.fill(kind, fields);
-        if self.age == Age::New {
+        if self.age == SenderVersion::New {
             let mut sum = self.sum;
             sum.take(&record[..SUM_AT], self.order);
             self.set_sum(&mut record, SUM_AT, sum.sums());
@@ -128,8 +128,8 @@ impl Writer {
     fn set_sum(&self, record: &mut [u8; RECORD_LENGTH], at: usize, sums: [u64; 4]) {
         for (number, sum) in sums.into_iter().enumerate() {
             let bytes = match self.order {
-                Order::Little => sum.to_le_bytes(),
-                Order::Big => sum.to_be_bytes(),
+                ByteOrder::Little => sum.to_le_bytes(),
+                ByteOrder::Big => sum.to_be_bytes(),
             };
             record[at + number * 8..][..8].copy_from_slice(&bytes);
         }
@@ -138,13 +138,13 @@ impl Writer {
     /// An OBJECT record of a file with system attributes, made in `transaction`.
     pub(crate) fn object(&mut self, number: u64, block: u32, size: u64, transaction: u64) -> &mut Self {
         let mut bonus = match self.order {
-            Order::Little => [
+            ByteOrder::Little => [
                 &0x2F_505A_u32.to_le_bytes()[..],
                 &(1_u16 << 10 | 2).to_le_bytes(),
                 &[0; 2],
             ]
             .concat(),
-            Order::Big => [
+            ByteOrder::Big => [
                 &0x2F_505A_u32.to_be_bytes()[..],
                 &(1_u16 << 10 | 2).to_be_bytes(),
                 &[0; 2],
@@ -153,8 +153,8 @@ impl Writer {
         };
         for word in [0o100_644, size, transaction, 0] {
             bonus.extend(match self.order {
-                Order::Little => u64::to_le_bytes(word),
-                Order::Big => u64::to_be_bytes(word),
+                ByteOrder::Little => u64::to_le_bytes(word),
+                ByteOrder::Big => u64::to_be_bytes(word),
             });
         }
         let fields = [
@@ -186,7 +186,7 @@ impl Writer {
     pub(crate) fn end(mut self) -> Vec<u8> {
         let mut record = self.fill(5, &[Field::Long(40, QUESTION.to_guid)]);
         self.set_sum(&mut record, 8, self.sum.sums());
-        if self.age == Age::New {
+        if self.age == SenderVersion::New {
             let mut sum = self.sum;
             sum.take(&record[..SUM_AT], self.order);
             self.set_sum(&mut record, SUM_AT, sum.sums());

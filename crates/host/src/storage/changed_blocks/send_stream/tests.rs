@@ -1,23 +1,23 @@
 use holdfast_block::SeededRandom;
 use holdfast_block::conformance::test_seed;
 
-use super::specimen::{Age, Field, QUESTION, Writer};
-use super::{StreamChanges, StreamObject, StreamQuestion, Whole, by_send_stream};
-use crate::storage::changed_blocks::StreamError;
+use super::specimen::{Field, QUESTION, SendStreamWriter, SenderVersion};
+use super::{SendStreamQuery, StreamChanges, StreamObject, WholeFileReason, by_send_stream};
+use crate::storage::changed_blocks::SendStreamError;
 
 const FILE: u64 = 8;
 
-fn ask(bytes: &[u8], question: &StreamQuestion) -> Result<StreamChanges, StreamError> {
+fn ask(bytes: &[u8], question: &SendStreamQuery) -> Result<StreamChanges, SendStreamError> {
     by_send_stream(&mut &bytes[..], question)
 }
 
-fn writers() -> impl Iterator<Item = Writer> {
-    let ages = [Age::Old, Age::New].into_iter();
-    ages.flat_map(|age| [true, false].map(|is_little| Writer::new(is_little, age, 0)))
+fn writers() -> impl Iterator<Item = SendStreamWriter> {
+    let ages = [SenderVersion::Old, SenderVersion::New].into_iter();
+    ages.flat_map(|age| [true, false].map(|is_little| SendStreamWriter::new(is_little, age, 0)))
 }
 
-fn file(block_before_bytes: u32, from_transaction: Option<u64>) -> StreamQuestion {
-    StreamQuestion {
+fn file(block_before_bytes: u32, from_transaction: Option<u64>) -> SendStreamQuery {
+    SendStreamQuery {
         object: StreamObject::File {
             number: FILE,
             block_before_bytes: block_before_bytes.into(),
@@ -78,7 +78,7 @@ fn all_kinds_of_records_that_change_a_file_are_seen() {
 
 #[test]
 fn a_file_that_is_not_the_same_any_more_is_changed_as_a_whole() {
-    let whole = |question: &StreamQuestion, fill: &dyn Fn(&mut Writer)| {
+    let whole = |question: &SendStreamQuery, fill: &dyn Fn(&mut SendStreamWriter)| {
         let answers: Vec<_> = writers()
             .map(|mut writer| {
                 fill(&mut writer);
@@ -91,29 +91,29 @@ fn a_file_that_is_not_the_same_any_more_is_changed_as_a_whole() {
         assert!(answers.iter().all(|answer| *answer == answers[0]));
         answers[0]
     };
-    let same = |writer: &mut Writer| {
+    let same = |writer: &mut SendStreamWriter| {
         writer.object(FILE, 8192, 100_000, 100);
     };
     assert_eq!(whole(&QUESTION, &same), None);
-    let younger = |writer: &mut Writer| {
+    let younger = |writer: &mut SendStreamWriter| {
         writer.object(FILE, 8192, 100_000, 101);
     };
-    assert_eq!(whole(&QUESTION, &younger), Some(Whole::Replaced));
-    assert_eq!(whole(&file(8192, None), &same), Some(Whole::AgeUnknown));
-    assert_eq!(whole(&file(4096, Some(100)), &same), Some(Whole::BlockSize));
-    let other_size = |writer: &mut Writer| {
+    assert_eq!(whole(&QUESTION, &younger), Some(WholeFileReason::Replaced));
+    assert_eq!(whole(&file(8192, None), &same), Some(WholeFileReason::AgeUnknown));
+    assert_eq!(whole(&file(4096, Some(100)), &same), Some(WholeFileReason::BlockSize));
+    let other_size = |writer: &mut SendStreamWriter| {
         writer.object(FILE, 8192, 99_999, 100);
     };
-    assert_eq!(whole(&QUESTION, &other_size), Some(Whole::AgeUnknown));
-    let folder = |writer: &mut Writer| {
+    assert_eq!(whole(&QUESTION, &other_size), Some(WholeFileReason::AgeUnknown));
+    let folder = |writer: &mut SendStreamWriter| {
         writer.record(
             1,
             &[Field::Long(8, FILE), Field::Word(16, 20), Field::Word(24, 8192)],
             &[],
         );
     };
-    assert_eq!(whole(&QUESTION, &folder), Some(Whole::Kind));
-    let raw = |writer: &mut Writer| {
+    assert_eq!(whole(&QUESTION, &folder), Some(WholeFileReason::Kind));
+    let raw = |writer: &mut SendStreamWriter| {
         let fields = [
             Field::Long(8, FILE),
             Field::Word(16, 19),
@@ -124,7 +124,7 @@ fn a_file_that_is_not_the_same_any_more_is_changed_as_a_whole() {
         ];
         writer.record(1, &fields, &[9; 320]);
     };
-    assert_eq!(whole(&QUESTION, &raw), Some(Whole::AgeUnknown));
+    assert_eq!(whole(&QUESTION, &raw), Some(WholeFileReason::AgeUnknown));
     for (first, count, is_ours) in [
         (8, 1, true),
         (0, 9, true),
@@ -132,10 +132,10 @@ fn a_file_that_is_not_the_same_any_more_is_changed_as_a_whole() {
         (9, u64::MAX, false),
         (1, u64::MAX, true),
     ] {
-        let freed = |writer: &mut Writer| {
+        let freed = |writer: &mut SendStreamWriter| {
             writer.record(2, &[Field::Long(8, first), Field::Long(16, count)], &[]);
         };
-        assert_eq!(whole(&QUESTION, &freed), is_ours.then_some(Whole::Freed));
+        assert_eq!(whole(&QUESTION, &freed), is_ours.then_some(WholeFileReason::Freed));
     }
 }
 
@@ -147,27 +147,27 @@ fn large_blocks_are_no_other_block_size() {
         (1 << 19, 1 << 20, false),
         (1 << 19, 128 << 10, true),
     ] {
-        let mut writer = Writer::new(true, Age::New, features);
+        let mut writer = SendStreamWriter::new(true, SenderVersion::New, features);
         writer.object(FILE, sent, 100_000, 1);
         let found = ask(&writer.end(), &file(1 << 20, Some(100))).unwrap();
-        assert_eq!(found.whole, has_changed.then_some(Whole::BlockSize));
+        assert_eq!(found.whole, has_changed.then_some(WholeFileReason::BlockSize));
     }
 }
 
 #[test]
 fn a_file_that_grew_is_changed_past_its_old_end() {
-    let question = StreamQuestion {
+    let question = SendStreamQuery {
         size_before_bytes: 60_000,
         ..QUESTION
     };
-    let found = ask(&Writer::new(true, Age::New, 0).end(), &question).unwrap();
+    let found = ask(&SendStreamWriter::new(true, SenderVersion::New, 0).end(), &question).unwrap();
     assert_eq!(found.ranges.as_slice(), std::slice::from_ref(&(60_000..100_000)));
 }
 
 #[test]
 fn streams_that_lack_something_are_refused() {
-    let refused = |bytes: &[u8], question: &StreamQuestion| match ask(bytes, question) {
-        Err(StreamError::Unfit { reason }) => reason,
+    let refused = |bytes: &[u8], question: &SendStreamQuery| match ask(bytes, question) {
+        Err(SendStreamError::Unfit { reason }) => reason,
         other => unreachable!("{other:?}"),
     };
     for (features, words) in [
@@ -176,25 +176,28 @@ fn streams_that_lack_something_are_refused() {
         (1 << 18, "not known"),
         (1 << 50, "not known"),
     ] {
-        let reason = refused(&Writer::new(true, Age::New, features).end(), &QUESTION);
+        let reason = refused(
+            &SendStreamWriter::new(true, SenderVersion::New, features).end(),
+            &QUESTION,
+        );
         assert!(reason.contains(words), "{reason}");
     }
     for (version_word, words) in [(2, "several"), (3, "form"), (0, "form")] {
-        let mut writer = Writer::empty(true);
+        let mut writer = SendStreamWriter::empty(true);
         writer.begin(version_word, &[0; 16]);
         let reason = refused(&writer.end(), &QUESTION);
         assert!(reason.contains(words), "{reason}");
     }
-    let plain = Writer::new(false, Age::Old, 0).end();
+    let plain = SendStreamWriter::new(false, SenderVersion::Old, 0).end();
     for (from_guid, to_guid) in [(0, QUESTION.to_guid), (QUESTION.from_guid, 1)] {
-        let question = StreamQuestion {
+        let question = SendStreamQuery {
             from_guid,
             to_guid,
             ..QUESTION
         };
         assert!(refused(&plain, &question).contains("other snapshots"));
     }
-    let volume = StreamQuestion {
+    let volume = SendStreamQuery {
         object: StreamObject::Volume,
         ..QUESTION
     };
@@ -205,27 +208,33 @@ fn streams_that_lack_something_are_refused() {
 fn records_out_of_place_are_errors() {
     let all = [0, 10, 11, u32::MAX];
     for kind in all {
-        let mut writer = Writer::new(true, Age::Old, 0);
+        let mut writer = SendStreamWriter::new(true, SenderVersion::Old, 0);
         writer.record(kind, &[Field::Long(8, 1)], &[]);
         let result = ask(&writer.end(), &QUESTION);
         assert!(
-            matches!(result, Err(StreamError::Senseless { .. })),
+            matches!(result, Err(SendStreamError::Senseless { .. })),
             "{kind}: {result:?}"
         );
     }
     for (features, payload) in [(0, 17 << 20), (0, u64::MAX), (0, 6)] {
-        let mut writer = Writer::new(true, Age::Old, features);
+        let mut writer = SendStreamWriter::new(true, SenderVersion::Old, features);
         writer.record(3, &[Field::Long(8, FILE), Field::Long(32, payload)], &[]);
         let result = ask(&writer.end(), &QUESTION);
         assert!(
-            matches!(result, Err(StreamError::Senseless { .. })),
+            matches!(result, Err(SendStreamError::Senseless { .. })),
             "{payload}: {result:?}"
         );
     }
-    let mut stream = Writer::new(true, Age::Old, 0).end();
+    let mut stream = SendStreamWriter::new(true, SenderVersion::Old, 0).end();
     stream.push(0);
-    assert!(matches!(ask(&stream, &QUESTION), Err(StreamError::Senseless { .. })));
-    assert!(matches!(ask(&[7; 312], &QUESTION), Err(StreamError::Senseless { .. })));
+    assert!(matches!(
+        ask(&stream, &QUESTION),
+        Err(SendStreamError::Senseless { .. })
+    ));
+    assert!(matches!(
+        ask(&[7; 312], &QUESTION),
+        Err(SendStreamError::Senseless { .. })
+    ));
 }
 
 /// Every shorter stream, and every flipped bit: never an answer.
@@ -240,7 +249,10 @@ fn a_damaged_stream_gives_no_answer() {
         ask(&stream, &QUESTION).unwrap();
         for length in 0..stream.len() {
             let result = ask(&stream[..length], &QUESTION);
-            assert!(matches!(result, Err(StreamError::Short { .. })), "{length}: {result:?}");
+            assert!(
+                matches!(result, Err(SendStreamError::Short { .. })),
+                "{length}: {result:?}"
+            );
         }
         for bit in 0..stream.len() * 8 {
             let mut damaged = stream.clone();
@@ -261,8 +273,12 @@ fn a_damaged_stream_gives_no_answer() {
 fn random_streams_are_told_exactly() {
     let mut random = SeededRandom::new(test_seed());
     for round in 0..200 {
-        let age = if round % 2 == 0 { Age::Old } else { Age::New };
-        let mut writer = Writer::new(random.one_in(2), age, 0);
+        let age = if round % 2 == 0 {
+            SenderVersion::Old
+        } else {
+            SenderVersion::New
+        };
+        let mut writer = SendStreamWriter::new(random.one_in(2), age, 0);
         let mut expected = vec![false; 100_000];
         for _ in 0..random.below(60) {
             let number = 6 + random.below(4);

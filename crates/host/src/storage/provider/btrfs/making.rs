@@ -8,19 +8,19 @@ use std::fs::File;
 use std::sync::{MutexGuard, PoisonError};
 
 use super::super::folder::{SnapshotFolder, sync_folder};
-use super::super::{Cutting, HostSnapshotName, ProviderError, ProviderResult, Wanted};
+use super::super::{HostSnapshotLabel, HostSnapshotName, HostSnapshotScope, ProviderError, ProviderResult};
 use super::Btrfs;
 
 /// A snapshot that is being made.
-pub(super) struct Making {
+pub(super) struct PendingSnapshot {
     /// The lock of its dataset: while it is held, the hidden snapshots there are not leftovers.
     _lock: File,
     /// Whether it was cut: then it exists under its hidden name.
-    is_cut: bool,
+    is_created: bool,
 }
 
 impl Btrfs {
-    fn making(&self) -> MutexGuard<'_, BTreeMap<(String, String), Making>> {
+    fn making(&self) -> MutexGuard<'_, BTreeMap<(String, String), PendingSnapshot>> {
         self.making.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -32,9 +32,9 @@ impl Btrfs {
         shown: &str,
     ) -> ProviderResult<()> {
         self.clear_hidden(kept, name, shown)?;
-        let making = Making {
+        let making = PendingSnapshot {
             _lock: kept.lock_making()?,
-            is_cut: false,
+            is_created: false,
         };
         self.making().insert((dataset.to_owned(), name.to_owned()), making);
         Ok(())
@@ -57,32 +57,32 @@ impl Btrfs {
     }
 
     /// Notes that a prepared snapshot exists under its hidden name.
-    pub(super) fn note_cut(&self, dataset: &str, name: &str) {
+    pub(super) fn note_created(&self, dataset: &str, name: &str) {
         if let Some(making) = self.making().get_mut(&(dataset.to_owned(), name.to_owned())) {
-            making.is_cut = true;
+            making.is_created = true;
         }
     }
 
     /// Gives a snapshot that was cut its name, or one that has its name another record; durably.
-    pub(super) fn settle_one(&self, one: &Wanted, cut: &Cutting<'_>) -> ProviderResult<()> {
+    pub(super) fn commit_one(&self, one: &HostSnapshotScope, label: &HostSnapshotLabel<'_>) -> ProviderResult<()> {
         let kept = Self::folder(&one.dataset.name)?;
-        let of = (one.dataset.name.clone(), cut.name.to_owned());
+        let of = (one.dataset.name.clone(), label.name.to_owned());
         let name = HostSnapshotName {
             dataset: one.dataset.clone(),
-            name: cut.name.to_owned(),
+            name: label.name.to_owned(),
         };
         let has_no_name = self.making().contains_key(&of);
         if has_no_name {
-            let hidden = format!(".{}", cut.name);
-            kept.adopt((&hidden, cut.name), &name.to_string(), Some(cut))?;
+            let hidden = format!(".{}", label.name);
+            kept.adopt((&hidden, label.name), &name.to_string(), Some(label))?;
             // From here on it is not taken back as one that has no name.
             self.making().remove(&of);
         } else {
             kept.must_be_there(&name)?;
-            kept.note(cut)?;
+            kept.note(label)?;
         }
         // A snapshot is in the next commit of the file system; this waits for that.
-        sync_folder(&kept.place(cut.name))?;
+        sync_folder(&kept.place(label.name))?;
         sync_folder(&kept.place(""))
     }
 
@@ -91,7 +91,7 @@ impl Btrfs {
         let Some(making) = self.making().remove(&(dataset.to_owned(), name.to_owned())) else {
             return Ok(false);
         };
-        if making.is_cut {
+        if making.is_created {
             let kept = Self::folder(dataset)?;
             self.delete(("remove", &format!("{dataset}@{name}")), &kept.hidden_place(name))?;
         }

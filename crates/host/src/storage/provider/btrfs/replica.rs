@@ -15,15 +15,15 @@ use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
 use super::super::folder::{SnapshotFolder, check_name, file_error};
 use super::super::incoming::{Incoming, Notes};
 use super::super::replica::{
-    Keeping, KeepingMeans, PackWhen, Partial, Receiving, ReplicaAbilities, ReplicaDataset, ReplicaSide,
-    ReplicaSnapshot, SenderTrust, Sending, check_tag,
+    KeepMethod, KeepRequest, PackWhen, PartialReceive, ReceiveRequest, ReplicaAbilities, ReplicaDataset, ReplicaSide,
+    ReplicaSnapshot, SendRequest, SenderTrust, check_tag,
 };
-use super::super::{Cutting, HostSnapshotName, Provider as _, ProviderError, ProviderKind, ProviderResult};
+use super::super::{HostSnapshotLabel, HostSnapshotName, Provider as _, ProviderError, ProviderKind, ProviderResult};
 use super::stream::{Arrival, BtrfsAnnouncement, BtrfsGate, ParentSnapshot};
-use super::{BTRFS, Btrfs, Shown, dataset, is_subvolume};
+use super::{BTRFS, Btrfs, SubvolumeInfo, dataset, is_subvolume};
 use crate::Uuid;
-use crate::storage::provider::leftovers::{Remain, RemainKind};
-use crate::system::process::{Piped, Programs};
+use crate::storage::provider::leftovers::{ProviderLeftover, ProviderLeftoverKind};
+use crate::system::process::{Piped, StreamTools};
 
 /// What stands before the name of a subvolume that is being received. No host snapshot can be called so, and it is in the folder of the
 /// others because a read-only subvolume cannot be moved to another folder.
@@ -32,19 +32,19 @@ const INCOMING: &str = ".incoming+";
 /// btrfs of this host.
 pub struct BtrfsSide {
     btrfs: Btrfs,
-    programs: Arc<dyn Programs>,
+    programs: Arc<dyn StreamTools>,
 }
 
 impl BtrfsSide {
     /// What `programs` reach, on this host.
-    pub fn new(programs: Arc<dyn Programs>) -> Self {
+    pub fn new(programs: Arc<dyn StreamTools>) -> Self {
         Self {
             btrfs: Btrfs::new(Arc::clone(&programs) as _),
             programs,
         }
     }
 
-    fn shown(&self, kept: &SnapshotFolder, name: &str) -> ProviderResult<Shown> {
+    fn shown(&self, kept: &SnapshotFolder, name: &str) -> ProviderResult<SubvolumeInfo> {
         self.btrfs.shown(&kept.place(name).to_string_lossy())
     }
 
@@ -55,19 +55,19 @@ impl BtrfsSide {
     }
 
     /// Those that were received in part.
-    fn remains(&self, kept: &SnapshotFolder) -> ProviderResult<Vec<String>> {
-        let mut remains = incoming(kept)?;
+    fn leftovers(&self, kept: &SnapshotFolder) -> ProviderResult<Vec<String>> {
+        let mut leftovers = incoming(kept)?;
         // An earlier version received under the name of the snapshot.
         for name in kept.names()? {
             if is_subvolume(&kept.place(&name)) && is_partial(&self.shown(kept, &name)?) {
-                remains.push(name);
+                leftovers.push(name);
             }
         }
-        Ok(remains)
+        Ok(leftovers)
     }
 
     /// What the next stream may bring into a dataset.
-    fn announced(&self, kept: &Arc<SnapshotFolder>, receiving: &Receiving) -> ProviderResult<BtrfsAnnouncement> {
+    fn announced(&self, kept: &Arc<SnapshotFolder>, receiving: &ReceiveRequest) -> ProviderResult<BtrfsAnnouncement> {
         let snapshot = match &receiving.snapshots[..] {
             [] => None,
             [one] => Some((one.name.clone(), one.identity.clone())),
@@ -104,7 +104,7 @@ impl BtrfsSide {
         })
     }
 
-    fn snapshot_name(keeping: &Keeping, name: &str) -> HostSnapshotName {
+    fn snapshot_name(keeping: &KeepRequest, name: &str) -> HostSnapshotName {
         HostSnapshotName {
             dataset: dataset(&keeping.dataset),
             name: name.to_owned(),
@@ -119,7 +119,7 @@ fn incoming(kept: &SnapshotFolder) -> ProviderResult<Vec<String>> {
     Ok(names)
 }
 
-fn refused_stream(receiving: &Receiving, reason: &str) -> ProviderError {
+fn refused_stream(receiving: &ReceiveRequest, reason: &str) -> ProviderError {
     ProviderError::Refused {
         action: "receive",
         what: dataset(&receiving.dataset).to_string(),
@@ -131,7 +131,7 @@ fn refused_stream(receiving: &Receiving, reason: &str) -> ProviderError {
 struct Received {
     btrfs: Btrfs,
     kept: Arc<SnapshotFolder>,
-    receiving: Receiving,
+    receiving: ReceiveRequest,
     arrived: Arc<Mutex<Option<Arrival>>>,
     _lock: Arc<File>,
 }
@@ -154,27 +154,27 @@ impl Received {
             return refused("it is based on another subvolume than the stream says");
         }
         let announced = self.receiving.snapshots.first();
-        let cut = announced.map(|announced| Cutting {
+        let label = announced.map(|announced| HostSnapshotLabel {
             name: &arrival.name,
             time_s: announced.time_s,
             record: announced.record.as_deref().unwrap_or_default(),
         });
         let shown_name = format!("{}@{}", dataset(&self.receiving.dataset), arrival.name);
-        self.kept.adopt((&hidden, &arrival.name), &shown_name, cut.as_ref())
+        self.kept.adopt((&hidden, &arrival.name), &shown_name, label.as_ref())
     }
 }
 
 impl Btrfs {
     /// What was received in part, where nobody receives: the next who does takes it away, too.
-    pub(super) fn half_received(&self, kept: &SnapshotFolder, name: &str) -> ProviderResult<Vec<Remain>> {
+    pub(super) fn half_received(&self, kept: &SnapshotFolder, name: &str) -> ProviderResult<Vec<ProviderLeftover>> {
         // Where nobody ever received, it is somebody's own.
         let Ok(Some(_lock)) = try_lock(kept) else {
             return Ok(Vec::new());
         };
         let mut found = Vec::new();
-        let half = |snapshot: String| Remain {
+        let half = |snapshot: String| ProviderLeftover {
             dataset: dataset(name),
-            kind: RemainKind::HalfReceived,
+            kind: ProviderLeftoverKind::HalfReceived,
             since_s: (kept.place(&snapshot).symlink_metadata().ok()).map(|metadata| metadata.mtime()),
             place: kept.shown_place(&snapshot),
             name: snapshot,
@@ -190,12 +190,14 @@ impl Btrfs {
         Ok(found)
     }
 
-    pub(super) fn clear_received(&self, kept: &SnapshotFolder, remain: &Remain) -> ProviderResult<()> {
+    pub(super) fn clear_received(&self, kept: &SnapshotFolder, leftover: &ProviderLeftover) -> ProviderResult<()> {
         let _lock = lock(kept)?;
-        let place = kept.place(&remain.name);
-        let shown = remain.place.display().to_string();
+        let place = kept.place(&leftover.name);
+        let shown = leftover.place.display().to_string();
         let is_half = || {
-            ProviderResult::Ok(remain.name.starts_with(INCOMING) || is_partial(&self.shown(&place.to_string_lossy())?))
+            ProviderResult::Ok(
+                leftover.name.starts_with(INCOMING) || is_partial(&self.shown(&place.to_string_lossy())?),
+            )
         };
         if !is_subvolume(&place) || !is_half()? {
             return Err(ProviderError::NotThere { what: shown });
@@ -213,7 +215,7 @@ fn try_lock(kept: &SnapshotFolder) -> ProviderResult<Option<File>> {
 }
 
 /// A host snapshot is read-only from its beginning, one that is received from its end on.
-fn is_partial(shown: &Shown) -> bool {
+fn is_partial(shown: &SubvolumeInfo) -> bool {
     !shown.is_read_only && shown.received_uuid.is_none()
 }
 
@@ -227,7 +229,7 @@ fn lock(kept: &SnapshotFolder) -> ProviderResult<File> {
         Ok(()) => Ok(file),
         Err(rustix::io::Errno::WOULDBLOCK) => Err(ProviderError::Held {
             what: kept.shown_place("").display().to_string(),
-            reason: "somebody receives into it".to_owned(),
+            reason: "another process receives into it".to_owned(),
         }),
         Err(error) => Err(file_error("lock", &path, error.into())),
     }
@@ -263,7 +265,7 @@ impl ReplicaSide for BtrfsSide {
         let kept = Btrfs::folder(name)?;
         let mut snapshots = Vec::new();
         let hidden = incoming(&kept)?.into_iter().next();
-        let shown_name = |hidden: &String| Partial::Remains(hidden[INCOMING.len()..].to_owned());
+        let shown_name = |hidden: &String| PartialReceive::Remains(hidden[INCOMING.len()..].to_owned());
         let mut partial = hidden.as_ref().map(shown_name);
         for snapshot in kept.names()? {
             if !is_subvolume(&kept.place(&snapshot)) {
@@ -271,7 +273,7 @@ impl ReplicaSide for BtrfsSide {
             }
             let shown = self.shown(&kept, &snapshot)?;
             if is_partial(&shown) {
-                partial = Some(Partial::Remains(snapshot));
+                partial = Some(PartialReceive::Remains(snapshot));
                 continue;
             }
             let noted = kept.noted(&snapshot);
@@ -297,11 +299,11 @@ impl ReplicaSide for BtrfsSide {
         }])
     }
 
-    fn estimate(&self, _sending: &Sending) -> ProviderResult<Option<u64>> {
+    fn estimate(&self, _sending: &SendRequest) -> ProviderResult<Option<u64>> {
         Ok(None)
     }
 
-    fn send(&self, sending: &Sending) -> ProviderResult<Piped> {
+    fn send(&self, sending: &SendRequest) -> ProviderResult<Piped> {
         let kept = Btrfs::folder(&sending.dataset)?;
         check_name(&sending.to)?;
         let place = kept.place(&sending.to).to_string_lossy().into_owned();
@@ -317,7 +319,7 @@ impl ReplicaSide for BtrfsSide {
         Ok(self.programs.start(BTRFS, &words)?.with(kept))
     }
 
-    fn receive(&self, receiving: &Receiving, _trust: SenderTrust) -> ProviderResult<Incoming> {
+    fn receive(&self, receiving: &ReceiveRequest, _trust: SenderTrust) -> ProviderResult<Incoming> {
         let folder = Path::new(&receiving.dataset);
         if folder.symlink_metadata().is_err() {
             let words = ["subvolume", "create", "--", &receiving.dataset];
@@ -326,7 +328,7 @@ impl ReplicaSide for BtrfsSide {
         Btrfs::folder(&receiving.dataset)?;
         let kept = Arc::new(SnapshotFolder::make(folder)?);
         let lock = Arc::new(lock(&kept)?);
-        for name in self.remains(&kept)? {
+        for name in self.leftovers(&kept)? {
             self.remove(&kept, &name)?;
         }
         let notes = Notes::default();
@@ -345,7 +347,7 @@ impl ReplicaSide for BtrfsSide {
         Ok(Incoming::gated(piped, (Box::new(gate), notes), || received.settle()))
     }
 
-    fn settle(&self, receiving: &Receiving) -> ProviderResult<()> {
+    fn settle(&self, receiving: &ReceiveRequest) -> ProviderResult<()> {
         let kept = Btrfs::folder(&receiving.dataset)?;
         for snapshot in &receiving.snapshots {
             check_name(&snapshot.name)?;
@@ -362,7 +364,7 @@ impl ReplicaSide for BtrfsSide {
                 continue;
             }
             if let Some(record) = &snapshot.record {
-                kept.note(&Cutting {
+                kept.note(&HostSnapshotLabel {
                     name: &snapshot.name,
                     time_s: snapshot.time_s,
                     record,
@@ -375,12 +377,12 @@ impl ReplicaSide for BtrfsSide {
     fn discard(&self, name: &str) -> ProviderResult<()> {
         let kept = Btrfs::folder(name)?;
         let _lock = lock(&kept)?;
-        self.remains(&kept)?
+        self.leftovers(&kept)?
             .iter()
             .try_for_each(|name| self.remove(&kept, name))
     }
 
-    fn keep(&self, keeping: &Keeping) -> ProviderResult<()> {
+    fn keep(&self, keeping: &KeepRequest) -> ProviderResult<()> {
         check_tag(&keeping.tag)?;
         match self
             .btrfs
@@ -389,7 +391,7 @@ impl ReplicaSide for BtrfsSide {
             Err(ProviderError::Held { .. }) => {}
             other => other?,
         }
-        if keeping.means == KeepingMeans::HoldToo {
+        if keeping.means == KeepMethod::HoldToo {
             return Ok(());
         }
         for name in Btrfs::folder(&keeping.dataset)?.names()? {

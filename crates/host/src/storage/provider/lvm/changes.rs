@@ -14,9 +14,9 @@ use rustix::fs::FlockOperation;
 use super::super::{HostSnapshot, HostSnapshotName, ProviderError, ProviderResult};
 use super::names::METADATA;
 use super::report::Volume;
-use super::view::Locked;
+use super::view::LockFile;
 use super::{LVCHANGE, Lvm, Snapshot};
-use crate::storage::changed_blocks::{ChangedRanges, ThinQuestion, by_thin_delta};
+use crate::storage::changed_blocks::{ChangedRanges, ThinDeltaQuery, by_thin_delta};
 use crate::system::process::ToolError;
 
 const DMSETUP: &str = "dmsetup";
@@ -43,7 +43,7 @@ impl Lvm {
         }
         let unknown = || refused("its pool does not tell of it");
         let pool = volumes.pool_of(after.volume).ok_or_else(unknown)?;
-        let question = ThinQuestion {
+        let question = ThinDeltaQuery {
             ids: (
                 before.volume.thin_id.ok_or_else(unknown)?,
                 after.volume.thin_id.ok_or_else(unknown)?,
@@ -98,7 +98,7 @@ impl Lvm {
     fn read_metadata(&self, pool: &Volume, program: &str, words: &[&str]) -> ProviderResult<String> {
         let full = pool.full_name();
         let path = self.locks.join(format!("lvm-metadata-{}.lock", pool.uuid));
-        let _lock = Locked::open(&path, FlockOperation::LockExclusive)?;
+        let _lock = LockFile::open(&path, FlockOperation::LockExclusive)?;
         // It may have been tagged since it was looked at.
         let volumes = self.volumes(Some(&pool.group))?;
         let is_left = volumes
@@ -113,7 +113,7 @@ impl Lvm {
                     action: "read the metadata of",
                     what: full,
                     reason: format!(
-                        "somebody else has reserved a snapshot of them; where nobody needs it any more, \
+                        "another process has reserved a snapshot of them; if it is not needed any more, \
                          dmsetup message {target} 0 release_metadata_snap"
                     ),
                 });
@@ -140,7 +140,7 @@ impl Lvm {
             Err(ProviderError::Refused {
                 action: "read the metadata of",
                 what: full.clone(),
-                reason: "somebody else has released them".to_owned(),
+                reason: "another process has released them".to_owned(),
             })
         });
         // Where it could not be released, the tag says whose it is.

@@ -1,4 +1,4 @@
-//! Which volume a device is, as the kernel tells.
+//! The volume of a device, from sysfs.
 //!
 //! The device mapper keeps a name and a UUID for each of its devices. LVM calls its own `GROUP-VOLUME`, with two hyphens for each hyphen
 //! in either, and gives them UUIDs that begin with `LVM-`. A volume in a thin pool lies on nothing but its pool, whose UUID ends with

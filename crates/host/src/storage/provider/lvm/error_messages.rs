@@ -41,7 +41,7 @@ pub(super) fn refusal((action, what): (&'static str, &str), complaint: &str) -> 
         () if says(" in use.") || says("is used by another device") || says("contains a filesystem in use") => {
             ProviderError::Held {
                 what,
-                reason: "somebody has it open".to_owned(),
+                reason: "a process has it open".to_owned(),
             }
         }
         () if says("free space in thin pool") || says("insufficient free space") || says("Insufficient free space") => {

@@ -14,7 +14,7 @@
 //!
 //! Source: lvm(8), "Valid names" and "Tags"; lvm2 2.03.16.
 
-/// A host snapshot that somebody holds.
+/// The tag of a host snapshot with a hold.
 pub(super) const HELD: &str = "holdfast.held";
 /// A pool of which a state of its metadata is kept, by us.
 pub(super) const METADATA: &str = "holdfast.metadata";
@@ -89,7 +89,7 @@ pub(super) fn tags_of(snapshot: &str, origin_uuid: &str, origin: &str) -> [Strin
     [format!("{SNAPSHOT}{snapshot}"), format!("{OF}{origin_uuid}:{origin}")]
 }
 
-/// The tag of who holds one.
+/// The tag of one hold.
 pub(super) fn hold_tag(tag: &str) -> String {
     format!("{HOLD}{tag}")
 }

@@ -1,7 +1,7 @@
-//! Whether a thin pool bears another snapshot. One that is full stops every machine that has a disk in it, and is hard to mend.
+//! Whether a thin pool has room for another snapshot. A full pool stops every machine with a disk in it, and is hard to repair.
 
 use super::super::{ProviderError, ProviderResult};
-use super::report::{Kind, Volume};
+use super::report::{Volume, VolumeKind};
 
 /// Of a pool's data, and of its metadata, so much may be in use, in hundredths of a percent. A snapshot itself takes nearly nothing of
 /// either; what is overwritten from then on does.
@@ -13,7 +13,7 @@ const DESCRIPTION_BYTES_MIN: u64 = 32 << 10;
 /// What a volume is that has no thin snapshots.
 pub(super) fn not_thin(volume: &Volume) -> ProviderError {
     let reason = match volume.kind {
-        Kind::Pool => "it is a thin pool; name a volume in it".to_owned(),
+        VolumeKind::Pool => "it is a thin pool; name a volume in it".to_owned(),
         _ => format!(
             "it is a volume of LVM that is not in a thin pool ({}), which makes no snapshots that could be kept",
             volume.segment_type
@@ -28,7 +28,7 @@ pub(super) fn not_thin(volume: &Volume) -> ProviderError {
 
 /// Refuses another snapshot of a volume that its pool, or its group, would not bear.
 pub(super) fn check_room(volume: &Volume, pool: Option<&Volume>) -> ProviderResult<()> {
-    if volume.kind != Kind::Thin {
+    if volume.kind != VolumeKind::Thin {
         return Err(not_thin(volume));
     }
     let refused = |reason: String| {
@@ -51,7 +51,7 @@ pub(super) fn check_room(volume: &Volume, pool: Option<&Volume>) -> ProviderResu
         ));
     }
     let Some(pool) = pool else {
-        return refused(format!("its thin pool {group}/{} is not told of", volume.pool));
+        return refused(format!("its thin pool {group}/{} is not in the list", volume.pool));
     };
     let name = pool.full_name();
     if !pool.health.is_empty() {

@@ -23,7 +23,7 @@ pub(super) const QUESTION: [&str; 9] = [
 ];
 
 #[derive(Deserialize)]
-struct Answer {
+struct LvReport {
     report: Vec<Section>,
 }
 
@@ -62,7 +62,7 @@ struct Row {
 
 /// What a logical volume is, as far as it matters here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum VolumeKind {
     /// A volume in a thin pool.
     Thin,
     /// A thin pool.
@@ -77,7 +77,7 @@ pub(super) struct Volume {
     pub(super) group: String,
     pub(super) name: String,
     pub(super) uuid: String,
-    pub(super) kind: Kind,
+    pub(super) kind: VolumeKind,
     /// What LVM calls its kind.
     pub(super) segment_type: String,
     pub(super) size_bytes: u64,
@@ -120,15 +120,15 @@ impl Volume {
 /// All volumes of an answer. Those in several segments come several times; thin ones and pools have one.
 pub(super) fn parse(answer: &str) -> ProviderResult<Vec<Volume>> {
     let senseless = |detail: String| ProviderError::Senseless { program: LVS, detail };
-    let answer: Answer = serde_json::from_str(answer).map_err(|error| senseless(error.to_string()))?;
+    let answer: LvReport = serde_json::from_str(answer).map_err(|error| senseless(error.to_string()))?;
     let rows = answer.report.into_iter().flat_map(|section| section.lv);
     let volumes: Vec<Volume> = rows
         .map(|row| volume(row).map_err(senseless))
         .collect::<ProviderResult<_>>()?;
     let mut seen = BTreeSet::new();
-    for volume in volumes.iter().filter(|volume| volume.kind != Kind::Other) {
+    for volume in volumes.iter().filter(|volume| volume.kind != VolumeKind::Other) {
         if !seen.insert((&volume.group, &volume.name)) {
-            return Err(senseless(format!("{} is told twice", volume.full_name())));
+            return Err(senseless(format!("{} is listed twice", volume.full_name())));
         }
     }
     Ok(volumes)
@@ -150,9 +150,9 @@ fn volume(row: Row) -> Result<Volume, String> {
     };
     Ok(Volume {
         kind: match &row.segtype[..] {
-            "thin" => Kind::Thin,
-            "thin-pool" => Kind::Pool,
-            _ => Kind::Other,
+            "thin" => VolumeKind::Thin,
+            "thin-pool" => VolumeKind::Pool,
+            _ => VolumeKind::Other,
         },
         tags: Tags::parse(&row.lv_tags),
         is_read_only: row.lv_permissions == "read-only",

@@ -7,34 +7,34 @@ use std::time::Duration;
 
 use holdfast_block::SystemClock;
 
-use super::super::{Cutting, HostSnapshot, HostSnapshotName, Provider, ProviderError, Wanted};
+use super::super::{HostSnapshot, HostSnapshotLabel, HostSnapshotName, HostSnapshotScope, Provider, ProviderError};
 use super::{Lvm, dataset};
 use crate::system::process::{Answer, ToolError, Tools};
 
 /// The volumes of a group as LVM 2.03.16 told of them.
 const VOLUMES: &str = include_str!("fixtures/lvs.json");
-const CUT: Cutting<'static> = Cutting {
+const LABEL: HostSnapshotLabel<'static> = HostSnapshotLabel {
     name: "a:b",
     time_s: 0,
     record: "{\"x\": 1}",
 };
 
 /// What the stand-in does when it is asked.
-enum Does {
+enum ScriptedAnswer {
     Says(&'static str),
     Owned(String),
     Complains(&'static str),
     Hangs,
 }
-use Does::{Complains, Hangs, Owned, Says};
+use ScriptedAnswer::{Complains, Hangs, Owned, Says};
 
 /// Gives answers in turn, and keeps what it was asked.
-struct Scripted {
-    answers: Mutex<Vec<Does>>,
+struct ScriptedLvm {
+    answers: Mutex<Vec<ScriptedAnswer>>,
     asked: Mutex<Vec<String>>,
 }
 
-impl Tools for Scripted {
+impl Tools for ScriptedLvm {
     fn ask(&self, program: &str, arguments: &[&str]) -> Result<Answer, ToolError> {
         let words = format!("{program} {}", arguments.join(" "));
         self.asked.lock().unwrap().push(words.clone());
@@ -59,13 +59,13 @@ impl Tools for Scripted {
 
 struct World {
     lvm: Lvm,
-    scripted: Arc<Scripted>,
+    scripted: Arc<ScriptedLvm>,
     _locks: tempfile::TempDir,
 }
 
 impl World {
-    fn new(answers: Vec<Does>) -> Self {
-        let scripted = Arc::new(Scripted {
+    fn new(answers: Vec<ScriptedAnswer>) -> Self {
+        let scripted = Arc::new(ScriptedLvm {
             answers: Mutex::new(answers),
             asked: Mutex::default(),
         });
@@ -97,8 +97,8 @@ fn name(of: &str, name: &str) -> HostSnapshotName {
     }
 }
 
-fn wanted(of: &str) -> Wanted {
-    Wanted::all_of(dataset("vg0", of))
+fn wanted(of: &str) -> HostSnapshotScope {
+    HostSnapshotScope::all_of(dataset("vg0", of))
 }
 
 #[test]
@@ -160,15 +160,15 @@ fn a_snapshot_has_its_record_and_its_name_from_the_beginning() {
         Owned(of_new),
     ]);
     let all = [wanted("web1")];
-    world.lvm.prepare(&all, &CUT).unwrap();
-    world.lvm.cut(&all, &CUT).unwrap();
-    let settled = Cutting {
+    world.lvm.prepare(&all, &LABEL).unwrap();
+    world.lvm.create(&all, &LABEL).unwrap();
+    let settled = HostSnapshotLabel {
         record: "{\"y\": 2}",
-        ..CUT
+        ..LABEL
     };
-    world.lvm.settle(&all, &settled).unwrap();
+    world.lvm.commit(&all, &settled).unwrap();
     // What is noted already is not noted again.
-    world.lvm.settle(&all, &CUT).unwrap();
+    world.lvm.commit(&all, &LABEL).unwrap();
     assert_eq!(
         world.asked(),
         [
@@ -184,8 +184,8 @@ fn a_snapshot_has_its_record_and_its_name_from_the_beginning() {
 fn what_cannot_be_cut_is_refused_before_machines_stand_still() {
     let refused = |answer: String, of: &str, name: &str| {
         let world = World::new(vec![Owned(answer)]);
-        let cut = Cutting { name, ..CUT };
-        let error = world.lvm.prepare(&[wanted(of)], &cut).unwrap_err();
+        let label = HostSnapshotLabel { name, ..LABEL };
+        let error = world.lvm.prepare(&[wanted(of)], &label).unwrap_err();
         assert!(world.asked().is_empty());
         error.to_string()
     };
@@ -222,10 +222,10 @@ fn what_cannot_be_cut_is_refused_before_machines_stand_still() {
     assert!(said("\"vg_mda_free\":\"515584\"", "\"vg_mda_free\":\"9000\"").contains("no room for the description"));
     for wrong in ["", "a b", "a+b", "../x", "-x"] {
         let world = World::new(Vec::new());
-        let cut = Cutting { name: wrong, ..CUT };
+        let label = HostSnapshotLabel { name: wrong, ..LABEL };
         assert!(
             matches!(
-                world.lvm.prepare(&[wanted("web1")], &cut),
+                world.lvm.prepare(&[wanted("web1")], &label),
                 Err(ProviderError::Name { .. })
             ),
             "{wrong}"
@@ -236,9 +236,9 @@ fn what_cannot_be_cut_is_refused_before_machines_stand_still() {
 #[test]
 fn one_that_was_killed_while_a_volume_stood_still_does_not_leave_it_so() {
     let world = World::new(vec![Says(VOLUMES), Hangs, Says(""), Says(VOLUMES)]);
-    world.lvm.prepare(&[wanted("web1")], &CUT).unwrap();
+    world.lvm.prepare(&[wanted("web1")], &LABEL).unwrap();
     assert!(matches!(
-        world.lvm.cut(&[wanted("web1")], &CUT),
+        world.lvm.create(&[wanted("web1")], &LABEL),
         Err(ProviderError::Tool(_))
     ));
     assert_eq!(world.asked()[1..], ["lvchange -qq --refresh vg0/web1"]);

@@ -23,7 +23,7 @@ const MAKE_NODES: &str = "vgmknodes";
 impl Lvm {
     /// Who holds and releases snapshots, and who removes one that nobody holds, come one after another.
     pub(super) fn lock_holds(&self) -> ProviderResult<File> {
-        Locked::open(&self.locks.join("lvm-holds.lock"), FlockOperation::LockExclusive).map(|locked| locked.file)
+        LockFile::open(&self.locks.join("lvm-holds.lock"), FlockOperation::LockExclusive).map(|locked| locked.file)
     }
 
     /// Activates a snapshot for as long as the view is there.
@@ -32,7 +32,7 @@ impl Lvm {
         let volume = volumes.snapshot(snapshot)?.volume;
         let full = volume.full_name();
         let path = self.locks.join(format!("lvm-view-{}.lock", volume.uuid));
-        let lock = Locked::open(&path, FlockOperation::LockShared)?;
+        let lock = LockFile::open(&path, FlockOperation::LockShared)?;
         // One that somebody else has made and activated is his to put to sleep.
         let is_others = volume.is_active && volume.tags.snapshot.is_none();
         let words = ["-qq", "--yes", "--activate", "y", "--ignoreactivationskip", &full];
@@ -64,7 +64,7 @@ impl Lvm {
         })
     }
 
-    fn sleep_again(&self, lock: Locked, full: Option<String>) -> Box<dyn FnOnce() + Send> {
+    fn sleep_again(&self, lock: LockFile, full: Option<String>) -> Box<dyn FnOnce() + Send> {
         let (tools, clock) = (Arc::clone(&self.tools), Arc::clone(&self.clock));
         Box::new(move || {
             let is_last = lock.leave();
@@ -87,12 +87,12 @@ fn deactivate(tools: &dyn crate::system::process::Tools, clock: &dyn Clock, full
 }
 
 /// A file that is locked.
-pub(super) struct Locked {
+pub(super) struct LockFile {
     path: PathBuf,
     pub(super) file: File,
 }
 
-impl Locked {
+impl LockFile {
     /// Locks a file, which is made where it is not there; whoever gets it alone may remove it.
     pub(super) fn open(path: &Path, operation: FlockOperation) -> ProviderResult<Self> {
         if let Some(folder) = path.parent() {
@@ -142,13 +142,13 @@ impl Locked {
 mod tests {
     use rustix::fs::FlockOperation;
 
-    use super::Locked;
+    use super::LockFile;
 
     #[test]
     fn the_last_to_leave_is_alone() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("locks/a.lock");
-        let shared = || Locked::open(&path, FlockOperation::LockShared).unwrap();
+        let shared = || LockFile::open(&path, FlockOperation::LockShared).unwrap();
         let (first, second) = (shared(), shared());
         assert!(first.leave().is_none() && path.exists());
         let third = shared();

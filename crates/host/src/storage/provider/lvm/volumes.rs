@@ -6,7 +6,7 @@ use super::super::{
 use super::names;
 #[cfg(feature = "hostile")]
 use super::report::parse;
-use super::report::{Kind, Volume};
+use super::report::{Volume, VolumeKind};
 
 /// A volume that is a host snapshot.
 pub(super) struct Snapshot<'a> {
@@ -32,12 +32,12 @@ impl Volumes {
 
     pub(super) fn pool_of(&self, volume: &Volume) -> Option<&Volume> {
         self.named(&volume.group, &volume.pool)
-            .filter(|pool| pool.kind == Kind::Pool)
+            .filter(|pool| pool.kind == VolumeKind::Pool)
     }
 
     /// What a volume is a snapshot of; none where it is no snapshot.
     pub(super) fn as_snapshot<'a>(&'a self, volume: &'a Volume) -> Option<Snapshot<'a>> {
-        if volume.kind != Kind::Thin {
+        if volume.kind != VolumeKind::Thin {
             return None;
         }
         if let (Some(name), Some((uuid, called))) = (&volume.tags.snapshot, &volume.tags.of) {
@@ -143,9 +143,9 @@ pub(crate) const SPECIMEN: &str = include_str!("fixtures/lvs.json");
 
 /// What comes of such an answer: the volumes that are datasets, and those that are snapshots.
 #[cfg(feature = "hostile")]
-pub(crate) fn volumes_told(answer: &str) -> ProviderResult<(Vec<String>, Vec<String>)> {
+pub(crate) fn parse_volumes(answer: &str) -> ProviderResult<(Vec<String>, Vec<String>)> {
     let volumes = Volumes(parse(answer)?);
-    let thin = volumes.0.iter().filter(|one| one.kind == Kind::Thin);
+    let thin = volumes.0.iter().filter(|one| one.kind == VolumeKind::Thin);
     let (mut datasets, mut snapshots) = (Vec::new(), Vec::new());
     for volume in thin {
         match volumes.as_snapshot(volume) {

@@ -7,9 +7,9 @@ use std::os::unix::fs::MetadataExt as _;
 use super::super::{HostSnapshotName, ProviderError, ProviderResult};
 use super::{ZFS, ZPOOL, Zfs, full, refusal};
 use crate::storage::changed_blocks::{
-    ChangedRanges, StreamError, StreamObject, StreamQuestion, by_send_stream, guid_of_stream,
+    ChangedRanges, SendStreamError, SendStreamQuery, StreamObject, by_send_stream, guid_of_stream,
 };
-use crate::system::process::{LocalTools, PipedEnd, Programs as _};
+use crate::system::process::{LocalTools, PipedEnd, StreamTools as _};
 
 /// How long a sender that has sent all may take to end.
 const END_TIME_OUT: std::time::Duration = std::time::Duration::from_secs(60);
@@ -23,12 +23,12 @@ pub enum SendError {
     Provider(#[from] ProviderError),
     /// The stream.
     #[error(transparent)]
-    Stream(#[from] StreamError),
+    Stream(#[from] SendStreamError),
 }
 
 /// What changed of something may be asked for.
 #[derive(Debug, Clone, Copy)]
-pub enum SendQuestion<'a> {
+pub enum SendQuery<'a> {
     /// A file, as it is in both snapshots.
     File {
         /// In the older one.
@@ -48,31 +48,31 @@ impl Zfs {
     pub fn changes(
         &self,
         (older, newer): (&HostSnapshotName, &HostSnapshotName),
-        question: SendQuestion<'_>,
+        question: SendQuery<'_>,
     ) -> Result<ChangedRanges, SendError> {
         let (from, to) = (full(older)?, full(newer)?);
-        let question = StreamQuestion {
+        let question = SendStreamQuery {
             from_guid: self.guid(&from)?,
             to_guid: self.guid(&to)?,
             object: match question {
-                SendQuestion::File { before, after } if before.ino() != after.ino() => {
+                SendQuery::File { before, after } if before.ino() != after.ino() => {
                     let reason = "it is another file now".to_owned();
-                    return Err(StreamError::Unfit { reason }.into());
+                    return Err(SendStreamError::Unfit { reason }.into());
                 }
-                SendQuestion::File { before, .. } => StreamObject::File {
+                SendQuery::File { before, .. } => StreamObject::File {
                     number: before.ino(),
                     block_before_bytes: before.blksize(),
                     from_transaction: self.number_of("createtxg", &from),
                 },
-                SendQuestion::Volume { .. } => StreamObject::Volume,
+                SendQuery::Volume { .. } => StreamObject::Volume,
             },
             size_before_bytes: match question {
-                SendQuestion::File { before, .. } => before.len(),
-                SendQuestion::Volume { size_bytes } => size_bytes,
+                SendQuery::File { before, .. } => before.len(),
+                SendQuery::Volume { size_bytes } => size_bytes,
             },
             size_after_bytes: match question {
-                SendQuestion::File { after, .. } => after.len(),
-                SendQuestion::Volume { size_bytes } => size_bytes,
+                SendQuery::File { after, .. } => after.len(),
+                SendQuery::Volume { size_bytes } => size_bytes,
             },
         };
         let ask = |input: &mut dyn Read| by_send_stream(input, &question);

@@ -52,7 +52,7 @@ pub enum LeftCloneKind {
 
 impl Zfs {
     /// The clones in a pool that were made for a while and are there now, whether or not those who made them are at work.
-    pub fn clones_for_a_while(&self, pool: &str) -> ProviderResult<Vec<LeftClone>> {
+    pub fn temporary_clones(&self, pool: &str) -> ProviderResult<Vec<LeftClone>> {
         full_name(pool, "check")?;
         let marked = |property| self.datasets_with(property, pool);
         let (views, unfinished) = (marked(VIEW)?, marked(UNFINISHED)?);
@@ -90,7 +90,7 @@ impl Zfs {
     pub fn destroy_left(&self, left: &LeftClone) -> ProviderResult<()> {
         full_name(&left.name, "check")?;
         let pool = left.name.split('/').next().unwrap_or_default();
-        let is_there = self.clones_for_a_while(pool)?.contains(left);
+        let is_there = self.temporary_clones(pool)?.contains(left);
         if !is_there || self.dataset(&left.name)?.origin.is_none() {
             return Err(ProviderError::NotThere {
                 what: format!("{} that was found", left.name),

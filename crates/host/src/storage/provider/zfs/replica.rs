@@ -15,15 +15,15 @@ use holdfast_block::Clock;
 
 use super::super::incoming::{Incoming, Notes};
 use super::super::replica::{
-    Keeping, KeepingMeans, PackWhen, Partial, Receiving, ReplicaAbilities, ReplicaDataset, ReplicaSide,
-    ReplicaSnapshot, SenderTrust, Sending, StreamForm, check_tag,
+    KeepMethod, KeepRequest, PackWhen, PartialReceive, ReceiveRequest, ReplicaAbilities, ReplicaDataset, ReplicaSide,
+    ReplicaSnapshot, SendRequest, SenderTrust, StreamForm, check_tag,
 };
 use super::super::{Dataset, HostSnapshotName, Provider as _, ProviderError, ProviderKind, ProviderResult};
 use super::error_messages::refusal;
 use super::stream::{Joining, ZfsAnnouncement, ZfsGate};
 use super::table::Properties;
 use super::{ZFS, Zfs, any_full_name, full_name};
-use crate::system::process::{Piped, Programs};
+use crate::system::process::{Piped, StreamTools};
 use crate::system::ssh::shell_line;
 
 const PROPERTIES: &str = "type,creation,userrefs,readonly,canmount,guid";
@@ -34,12 +34,12 @@ const NEWER_PROPERTIES: &str =
 #[derive(Clone)]
 pub struct ZfsSide {
     zfs: Zfs,
-    programs: Arc<dyn Programs>,
+    programs: Arc<dyn StreamTools>,
 }
 
 impl ZfsSide {
     /// What `programs` reach.
-    pub fn new(programs: Arc<dyn Programs>, clock: Arc<dyn Clock>) -> Self {
+    pub fn new(programs: Arc<dyn StreamTools>, clock: Arc<dyn Clock>) -> Self {
         Self {
             zfs: Zfs::new(Arc::clone(&programs) as _, PathBuf::new(), clock),
             programs,
@@ -76,7 +76,7 @@ impl ZfsSide {
     }
 
     /// What a stream is sent by.
-    fn words(sending: &Sending) -> ProviderResult<Vec<String>> {
+    fn words(sending: &SendRequest) -> ProviderResult<Vec<String>> {
         if let Some(token) = &sending.token {
             check_token(token)?;
             return Ok(vec!["-t".to_owned(), token.clone()]);
@@ -138,7 +138,7 @@ impl ZfsSide {
         }
     }
 
-    fn hold(&self, keeping: &Keeping) -> ProviderResult<()> {
+    fn hold(&self, keeping: &KeepRequest) -> ProviderResult<()> {
         match self
             .zfs
             .hold(&Self::name(&keeping.dataset, &keeping.snapshot), &keeping.tag)
@@ -150,7 +150,7 @@ impl ZfsSide {
 
     /// All snapshots of a dataset that are held by this tag are let go, but for one. Who holds is told by newer programs only, so all
     /// that are held are tried.
-    fn release(&self, keeping: &Keeping, held: &ReplicaDataset, but: Option<&str>) -> ProviderResult<()> {
+    fn release(&self, keeping: &KeepRequest, held: &ReplicaDataset, but: Option<&str>) -> ProviderResult<()> {
         let others = held.snapshots.iter().filter(|snapshot| {
             let is_held = snapshot.hold_count > 0 && !snapshot.is_bookmark;
             is_held && Some(&snapshot.name[..]) != but
@@ -169,7 +169,7 @@ impl ZfsSide {
     }
 
     /// A bookmark of the snapshot, in the place of those before.
-    fn bookmark(&self, keeping: &Keeping, there: &ReplicaDataset) -> ProviderResult<()> {
+    fn bookmark(&self, keeping: &KeepRequest, there: &ReplicaDataset) -> ProviderResult<()> {
         let prefix = format!("{}_", keeping.tag);
         let name = format!("{prefix}{}", keeping.snapshot);
         let full = |name: &str| any_full_name(&keeping.dataset, name).map(|full| full.replace('@', "#"));
@@ -214,16 +214,16 @@ fn check_token(token: &str) -> ProviderResult<()> {
 }
 
 /// The transaction in which a snapshot was made, and its number in the answer.
-type MadeIn = (u64, usize);
+type CreationOrder = (u64, usize);
 /// A dataset, and its snapshots before they are in their order.
-type Unordered = (ReplicaDataset, Vec<(MadeIn, ReplicaSnapshot)>);
+type UnsortedDataset = (ReplicaDataset, Vec<(CreationOrder, ReplicaSnapshot)>);
 
 /// What `zfs get` has told of datasets and their snapshots.
 pub(super) fn datasets_of(
     found: &BTreeMap<String, Properties>,
     records: &BTreeMap<String, String>,
 ) -> ProviderResult<Vec<ReplicaDataset>> {
-    let mut datasets: BTreeMap<&str, Unordered> = BTreeMap::new();
+    let mut datasets: BTreeMap<&str, UnsortedDataset> = BTreeMap::new();
     for (full, properties) in found {
         if full.contains(['@', '#']) {
             continue;
@@ -232,7 +232,7 @@ pub(super) fn datasets_of(
         let dataset = ReplicaDataset {
             name: full.clone(),
             snapshots: Vec::new(),
-            partial: value("receive_resume_token").map(|token| Partial::Token(token.to_owned())),
+            partial: value("receive_resume_token").map(|token| PartialReceive::Token(token.to_owned())),
             is_encrypted: value("encryption").is_some_and(|value| value != "off"),
         };
         datasets.insert(full, (dataset, Vec::new()));
@@ -307,7 +307,7 @@ impl ReplicaSide for ZfsSide {
         Ok(datasets)
     }
 
-    fn estimate(&self, sending: &Sending) -> ProviderResult<Option<u64>> {
+    fn estimate(&self, sending: &SendRequest) -> ProviderResult<Option<u64>> {
         if !self.zfs.is_newer()? {
             // Newer ones keep what came from an older one in part, which cannot go on.
             return match sending.token {
@@ -325,14 +325,14 @@ impl ReplicaSide for ZfsSide {
         Ok(size_in(&self.zfs.ask(("send", &sending.dataset), &words)?))
     }
 
-    fn send(&self, sending: &Sending) -> ProviderResult<Piped> {
+    fn send(&self, sending: &SendRequest) -> ProviderResult<Piped> {
         let mut words = vec!["send".to_owned()];
         words.extend(Self::words(sending)?);
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         self.start(&words, (sending.packing != PackWhen::Never).then_some(Packer::Pack))
     }
 
-    fn receive(&self, receiving: &Receiving, trust: SenderTrust) -> ProviderResult<Incoming> {
+    fn receive(&self, receiving: &ReceiveRequest, trust: SenderTrust) -> ProviderResult<Incoming> {
         full_name(&receiving.dataset, "check")?;
         self.make_above(&receiving.dataset)?;
         let mut words = vec!["receive", "-u"];
@@ -354,7 +354,7 @@ impl ReplicaSide for ZfsSide {
         Ok(Incoming::gated(piped, (Box::new(gate), Notes::default()), finish))
     }
 
-    fn settle(&self, receiving: &Receiving) -> ProviderResult<()> {
+    fn settle(&self, receiving: &ReceiveRequest) -> ProviderResult<()> {
         self.guard(&receiving.dataset)?;
         let known: Vec<&ReplicaSnapshot> = receiving.snapshots.iter().collect();
         for snapshot in &known {
@@ -378,16 +378,16 @@ impl ReplicaSide for ZfsSide {
             .map(drop)
     }
 
-    fn keep(&self, keeping: &Keeping) -> ProviderResult<()> {
+    fn keep(&self, keeping: &KeepRequest) -> ProviderResult<()> {
         check_tag(&keeping.tag)?;
-        if keeping.means == KeepingMeans::HoldToo {
+        if keeping.means == KeepMethod::HoldToo {
             return self.hold(keeping);
         }
         let there = self.datasets(&keeping.dataset, false)?.pop();
         let there = there.ok_or_else(|| ProviderError::NotThere {
             what: keeping.dataset.clone(),
         })?;
-        if keeping.means == KeepingMeans::Bookmark {
+        if keeping.means == KeepMethod::Bookmark {
             self.bookmark(keeping, &there)?;
             return self.release(keeping, &there, None);
         }

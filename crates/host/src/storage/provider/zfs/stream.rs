@@ -35,7 +35,8 @@ use holdfast_block::to_usize;
 use super::super::incoming::{Flow, StreamGate, StreamRefusal, fill, is_at_end};
 use super::is_snapshot_name;
 use crate::storage::changed_blocks::send_stream::record::{
-    Begin, DATASET_FILES, DATASET_VOLUME, Kind, Order, RECORD_LENGTH, Record, feature, name_in_beginning,
+    BeginRecord, ByteOrder, DATASET_FILES, DATASET_VOLUME, RECORD_LENGTH, RecordKind, StreamRecord, feature,
+    name_in_beginning,
 };
 
 /// The stream is of a clone.
@@ -73,7 +74,7 @@ pub(super) type Arrivals = Arc<Mutex<Option<Vec<(String, u64)>>>>;
 pub(super) struct ZfsGate {
     announced: ZfsAnnouncement,
     arrived: Arrivals,
-    order: Order,
+    order: ByteOrder,
     offset: u64,
     brought: Vec<(String, u64)>,
     is_joined: bool,
@@ -119,7 +120,7 @@ impl ZfsGate {
         let gate = Self {
             announced,
             arrived: Arc::clone(&arrived),
-            order: Order::Little,
+            order: ByteOrder::Little,
             offset: 0,
             brought: Vec::new(),
             is_joined: false,
@@ -131,7 +132,7 @@ impl ZfsGate {
     /// The first record of a stream, or of the list before several.
     fn begin(&mut self, bytes: &[u8; RECORD_LENGTH]) -> Result<()> {
         let is_first = self.offset == 0;
-        let Some((order, begin)) = Begin::parse(bytes) else {
+        let Some((order, begin)) = BeginRecord::parse(bytes) else {
             return refused("it is no stream of zfs send");
         };
         if !is_first && order != self.order {
@@ -156,7 +157,7 @@ impl ZfsGate {
         Ok(())
     }
 
-    fn check_list(&self, begin: &Begin) -> Result<()> {
+    fn check_list(&self, begin: &BeginRecord) -> Result<()> {
         if self.announced.joining == Joining::Refused || self.announced.snapshots.len() < 2 {
             return refused("it does not bring one snapshot alone");
         }
@@ -166,7 +167,7 @@ impl ZfsGate {
         Ok(())
     }
 
-    fn check_beginning(&mut self, begin: &Begin, name: Option<&str>) -> Result<()> {
+    fn check_beginning(&mut self, begin: &BeginRecord, name: Option<&str>) -> Result<()> {
         if !begin.is_single() {
             return refused("it does not bring one snapshot alone");
         }
@@ -196,7 +197,7 @@ impl ZfsGate {
         Ok(())
     }
 
-    fn check_announced(&self, begin: &Begin, name: &str) -> Result<()> {
+    fn check_announced(&self, begin: &BeginRecord, name: &str) -> Result<()> {
         let announced = &self.announced.snapshots;
         let is_it = |(expected, guid): &(String, String)| {
             expected == name && (guid.is_empty() || *guid == begin.to_guid.to_string())
@@ -225,15 +226,15 @@ impl ZfsGate {
     }
 
     /// A record within a stream, or after the list before several. True for the last one of all.
-    fn take(&mut self, record: &Record, within: Within) -> Result<IsLast> {
-        let refused = |error: crate::storage::changed_blocks::StreamError| StreamRefusal::new(error.to_string());
+    fn take(&mut self, record: &StreamRecord, within: Within) -> Result<IsLast> {
+        let refused = |error: crate::storage::changed_blocks::SendStreamError| StreamRefusal::new(error.to_string());
         let kind = record.kind().map_err(refused)?;
         match (kind, within) {
-            (Kind::End, Within::List) => self.state = ZfsGateState::Outside,
-            (Kind::End, Within::Stream) if self.is_joined => self.state = ZfsGateState::Outside,
-            (Kind::End, Within::Stream) => return Ok(IsLast::Yes),
+            (RecordKind::End, Within::List) => self.state = ZfsGateState::Outside,
+            (RecordKind::End, Within::Stream) if self.is_joined => self.state = ZfsGateState::Outside,
+            (RecordKind::End, Within::Stream) => return Ok(IsLast::Yes),
             (_, Within::List) => return Err(StreamRefusal::new("its list is followed by data")),
-            (Kind::Begin | Kind::WriteByReference | Kind::Redact, _) => {
+            (RecordKind::Begin | RecordKind::WriteByReference | RecordKind::Redact, _) => {
                 return Err(StreamRefusal::new(format!("it has a record of kind {kind:?}")));
             }
             _ => match record.payload_bytes(kind).map_err(refused)? {
@@ -288,7 +289,7 @@ impl StreamGate for ZfsGate {
         if !fill(from, &mut bytes)? {
             return Ok(Flow::End);
         }
-        let record = Record {
+        let record = StreamRecord {
             order: self.order,
             offset: self.offset,
             bytes,
@@ -296,7 +297,7 @@ impl StreamGate for ZfsGate {
         let is_last = match within {
             Some(within) => self.take(&record, within)?,
             // The end of several streams is a record of its own.
-            None if self.is_joined && matches!(record.kind(), Ok(Kind::End)) => {
+            None if self.is_joined && matches!(record.kind(), Ok(RecordKind::End)) => {
                 if self.brought.len() != self.announced.snapshots.len() {
                     return Err(StreamRefusal::new("it does not bring all that was announced").into());
                 }

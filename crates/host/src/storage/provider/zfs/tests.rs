@@ -4,18 +4,20 @@ use std::sync::{Arc, Mutex};
 
 use holdfast_block::SystemClock;
 
-use super::super::{Cutting, Dataset, HostSnapshotName, Provider, ProviderError, ProviderKind, Wanted};
+use super::super::{
+    Dataset, HostSnapshotLabel, HostSnapshotName, HostSnapshotScope, Provider, ProviderError, ProviderKind,
+};
 use super::{LeftClone, LeftCloneKind, Zfs};
 use crate::system::process::{Answer, ToolError, Tools};
 
 /// Answers what it is told to, in turn, and keeps what it was asked.
 #[derive(Default)]
-struct Scripted {
+struct ScriptedZfs {
     answers: Mutex<Vec<Result<String, String>>>,
     asked: Mutex<Vec<String>>,
 }
 
-impl Tools for Scripted {
+impl Tools for ScriptedZfs {
     fn ask(&self, program: &str, arguments: &[&str]) -> Result<Answer, ToolError> {
         assert!(["zfs", "zpool"].contains(&program));
         self.asked.lock().unwrap().push(arguments.join(" "));
@@ -32,9 +34,9 @@ impl Tools for Scripted {
     }
 }
 
-fn zfs(answers: &[Result<&str, &str>]) -> (Zfs, Arc<Scripted>) {
+fn zfs(answers: &[Result<&str, &str>]) -> (Zfs, Arc<ScriptedZfs>) {
     let own = |answer: &Result<&str, &str>| answer.map(str::to_owned).map_err(str::to_owned);
-    let scripted = Arc::new(Scripted {
+    let scripted = Arc::new(ScriptedZfs {
         answers: Mutex::new(answers.iter().map(own).collect()),
         asked: Mutex::default(),
     });
@@ -48,8 +50,8 @@ fn zfs(answers: &[Result<&str, &str>]) -> (Zfs, Arc<Scripted>) {
     )
 }
 
-fn wanted(name: &str) -> Wanted {
-    Wanted::all_of(dataset(name))
+fn wanted(name: &str) -> HostSnapshotScope {
+    HostSnapshotScope::all_of(dataset(name))
 }
 
 fn dataset(name: &str) -> Dataset {
@@ -66,7 +68,7 @@ fn snapshot(dataset_name: &str, name: &str) -> HostSnapshotName {
     }
 }
 
-const CUT: Cutting<'static> = Cutting {
+const LABEL: HostSnapshotLabel<'static> = HostSnapshotLabel {
     name: "now",
     time_s: 0,
     record: "{}",
@@ -78,7 +80,7 @@ fn datasets_of_one_pool_are_cut_at_once_where_that_is_possible() {
     let (newer, scripted) = zfs(&[Ok("zfs-2.1.11-1\n"), Ok("")]);
     let groups = newer.groups(&all).unwrap();
     assert_eq!(groups, [vec![wanted("a/x"), wanted("a/z")], vec![wanted("b/y")]]);
-    newer.cut(&groups[0], &CUT).unwrap();
+    newer.create(&groups[0], &LABEL).unwrap();
     assert_eq!(
         scripted.asked.lock().unwrap()[1],
         "snapshot -o holdfast:record={} a/x@now a/z@now"
@@ -159,8 +161,11 @@ fn complaints_are_understood() {
 fn a_record_that_some_zfs_could_not_keep_is_refused() {
     let (zfs, _) = zfs(&[]);
     let record = "x".repeat(1001);
-    let cut = Cutting { record: &record, ..CUT };
-    assert!(zfs.cut(&[wanted("t/v")], &cut).is_err());
+    let label = HostSnapshotLabel {
+        record: &record,
+        ..LABEL
+    };
+    assert!(zfs.create(&[wanted("t/v")], &label).is_err());
 }
 
 #[test]
@@ -176,7 +181,7 @@ fn a_pool_that_is_suspended_is_found_before_anything_holds_still_for_it() {
     let pool = |name, health| format!("{name}\t960M\t1%\t{health}\t950M\n");
     let (well, ill) = (pool("a", "ONLINE"), pool("b", "SUSPENDED"));
     let (zfs, scripted) = zfs(&[Ok("zfs-2.1.11-1\n"), Ok(&well), Ok(&ill)]);
-    let prepared = zfs.prepare(&[wanted("b/y"), wanted("a/x"), wanted("a")], &CUT);
+    let prepared = zfs.prepare(&[wanted("b/y"), wanted("a/x"), wanted("a")], &LABEL);
     assert!(
         matches!(&prepared, Err(ProviderError::Suspended { what, .. }) if what == "b"),
         "{prepared:?}"
@@ -193,7 +198,7 @@ fn clones_for_a_while_are_known_by_their_own_marks() {
     let unfinished = "t/trial\ttrial\tlocal\nt/trial/below\ttrial\tinherited from t/trial\nt/trial@a\ttrial\tlocal\n";
     let makers = "t/trial\t{\"process\":1}\tlocal\n";
     let (zfs, scripted) = zfs(&[Ok(""), Ok(views), Ok(unfinished), Ok(makers)]);
-    let found = zfs.clones_for_a_while("t").unwrap();
+    let found = zfs.temporary_clones("t").unwrap();
     let told: Vec<_> = found
         .iter()
         .map(|one| (&one.name[..], &one.kind, &one.maker[..]))

@@ -1,4 +1,4 @@
-//! Changes of the text by ranges: what no change names stays byte for byte, whoever wrote it and whatever for.
+//! Changes of the text by ranges: what no change names stays byte for byte.
 
 use std::ops::Range;
 

@@ -66,7 +66,7 @@ impl DiskDescriptor {
     pub const TOP: ImageId = ImageId([
         0x5f, 0xba, 0xab, 0xe3, 0x69, 0x58, 0x40, 0xff, 0x92, 0xa7, 0x86, 0x0e, 0x32, 0x9a, 0xab, 0x41,
     ]);
-    /// The GUID that backup programs give to a delta of their own; it is nobody's top.
+    /// The GUID that backup programs give to a delta of their own; it is never the top.
     pub const BACKUP: ImageId = ImageId([
         0x70, 0x47, 0x18, 0xe1, 0x23, 0x14, 0x44, 0xc8, 0x90, 0x87, 0xd7, 0x8e, 0xd3, 0x6b, 0x0f, 0x4e,
     ]);
@@ -163,7 +163,7 @@ impl DiskDescriptor {
         std::iter::successors(self.delta(id), below).collect()
     }
 
-    /// Whether some delta differs from the delta `id`: then nobody may write to that.
+    /// Whether some delta differs from the delta `id`: then that must not be written to.
     pub fn has_children(&self, id: ImageId) -> bool {
         self.deltas.iter().any(|delta| delta.parent == Some(id))
     }

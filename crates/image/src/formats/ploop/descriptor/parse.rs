@@ -223,7 +223,11 @@ impl Reader<'_> {
         for node in elements(storage, "Image") {
             let id = self.id(self.needed(node, "GUID")?)?;
             if id.is_nil() || !seen.insert(id) {
-                let detail = if id.is_nil() { "nobody's" } else { "that of two images" };
+                let detail = if id.is_nil() {
+                    "the nil UUID"
+                } else {
+                    "that of two images"
+                };
                 return Err(self.wrong(node, format!("the GUID {{{id}}} is {detail}")));
             }
             let kind = self.needed(node, "Type")?;

@@ -223,7 +223,7 @@ fn what_is_wrong_is_said() {
         (of(&[(1, 0, kind), (2, 0, kind)]), "are both roots"),
         (of(&[(1, 0, kind), (2, 1, "Plain")]), "is plain, and differs"),
         (of(&[(1, 0, kind), (2, 1, "Weird")]), "is \"Weird\""),
-        (of(&[(1, 0, kind), (0, 1, kind)]), "nobody's"),
+        (of(&[(1, 0, kind), (0, 1, kind)]), "the nil UUID"),
         (of(&[(1, 0, kind), (3, 1, kind)]), "the top, {02020202"),
         (of(&[]), "it names no image"),
         (tree(None, &[(1, 0, kind), (2, 1, kind)]), "which image is the top"),

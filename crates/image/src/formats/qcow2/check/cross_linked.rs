@@ -92,7 +92,7 @@ impl Checker<'_> {
             let mut owners: HashMap<u64, u64> = HashMap::new();
             for (table_offset, used) in &self.l2_tables {
                 let table = match read_l2_as_is(self.file, &known, geometry, *table_offset, self.image) {
-                    // It was told, and nothing in it was counted.
+                    // It was reported, and nothing in it was counted.
                     Err(error) if error.is_corrupt() => continue,
                     table => table?,
                 };

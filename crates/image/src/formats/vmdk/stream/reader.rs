@@ -38,10 +38,10 @@ enum End {
     More,
     /// The end of the stream.
     WithBacking,
-    /// An error, to be told when those before it were given away.
+    /// An error, returned after the pieces before it.
     Failed(Error),
-    /// The error that was told.
-    Told,
+    /// The error was returned.
+    Returned,
 }
 
 /// A part of the disk.
@@ -115,9 +115,9 @@ impl<R: Read> StreamReader<R> {
         }
         let image = &self.grains.source.image;
         let Some(grain) = self.ready.get(self.given) else {
-            return match std::mem::replace(&mut self.end, End::Told) {
+            return match std::mem::replace(&mut self.end, End::Returned) {
                 End::Failed(error) => Err(error),
-                End::Told => Err(corrupt(
+                End::Returned => Err(corrupt(
                     image,
                     "stream",
                     self.grains.source.at,
@@ -138,7 +138,7 @@ impl<R: Read> StreamReader<R> {
                 }))
             }
             Err(error) => {
-                self.end = End::Told;
+                self.end = End::Returned;
                 Err(error)
             }
         }

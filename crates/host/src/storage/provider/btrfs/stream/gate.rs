@@ -74,11 +74,11 @@ enum BtrfsGateState {
     Start,
     /// The first command has to be that of the subvolume.
     Begun,
-    InProgress(Box<InProgress>),
+    InProgress(Box<StreamInProgress>),
     Over,
 }
 
-struct InProgress {
+struct StreamInProgress {
     tree: Tree,
     arrival: Arrival,
     identity: [u8; 16],
@@ -126,7 +126,7 @@ fn refused<T>(reason: impl Into<String>) -> Result<T> {
 }
 
 /// What is done with a command.
-enum Passage {
+enum CommandAction {
     Pass(Command),
     LeaveOut,
 }
@@ -148,7 +148,7 @@ impl BtrfsGate {
     }
 
     /// The first command: it makes the subvolume.
-    fn begin(&self, mut command: Command) -> Result<(InProgress, Command)> {
+    fn begin(&self, mut command: Command) -> Result<(StreamInProgress, Command)> {
         if !matches!(command.verb, Verb::Subvolume | Verb::Snapshot) {
             return refused(format!("it begins with {:?}, and not with a subvolume", command.verb));
         }
@@ -184,7 +184,7 @@ impl BtrfsGate {
         if (self.announced.parent)(&uuid.to_string()).is_some() {
             return refused(format!("the dataset has a host snapshot with the UUID {uuid} already"));
         }
-        let mut receiving = InProgress {
+        let mut receiving = StreamInProgress {
             tree: Tree::new(None),
             arrival,
             identity,
@@ -209,7 +209,7 @@ impl BtrfsGate {
         Ok((receiving, command))
     }
 
-    fn decide(&mut self, command: Command) -> Result<Passage> {
+    fn decide(&mut self, command: Command) -> Result<CommandAction> {
         let BtrfsGateState::InProgress(receiving) = &mut self.state else {
             return refused("it goes on after its end");
         };
@@ -220,9 +220,9 @@ impl BtrfsGate {
         let path = StreamPath::parse(command.value(Key::Path))?;
         let pass_if = |is_passed| {
             if is_passed {
-                Passage::Pass
+                CommandAction::Pass
             } else {
-                |_| Passage::LeaveOut
+                |_| CommandAction::LeaveOut
             }
         };
         match command.verb {
@@ -233,7 +233,7 @@ impl BtrfsGate {
             Verb::MakeNode | Verb::MakeFifo | Verb::MakeSocket => {
                 tree.leave_out(&path)?;
                 self.left_out.add(path.shown());
-                return Ok(Passage::LeaveOut);
+                return Ok(CommandAction::LeaveOut);
             }
             Verb::Symlink => {
                 check_target(&path, command.value(Key::PathLink))?;
@@ -260,29 +260,29 @@ impl BtrfsGate {
             Verb::Write | Verb::Truncate => check_data(&path, tree.find(&path)?)?,
             Verb::Clone => {
                 check_data(&path, tree.find(&path)?)?;
-                return receiving.of_clone(command).map(Passage::Pass);
+                return receiving.of_clone(command).map(CommandAction::Pass);
             }
             Verb::Chmod | Verb::Chown | Verb::Utimes | Verb::SetXattr | Verb::RemoveXattr => {
                 return match (tree.find(&path)?, command.verb) {
-                    (PathKind::LeftOut, _) => Ok(Passage::LeaveOut),
+                    (PathKind::LeftOut, _) => Ok(CommandAction::LeaveOut),
                     // It would be followed, and has no mode.
                     (PathKind::Symlink, Verb::Chmod) => {
                         refused(format!("a mode for the symbolic link {:?}", path.shown()))
                     }
-                    (_, Verb::Chmod) => Ok(Passage::Pass(self.without_set_id(command, &path.shown()))),
+                    (_, Verb::Chmod) => Ok(CommandAction::Pass(self.without_set_id(command, &path.shown()))),
                     (_, Verb::SetXattr | Verb::RemoveXattr) => self.of_xattr(command, &path.shown()),
-                    _ => Ok(Passage::Pass(command)),
+                    _ => Ok(CommandAction::Pass(command)),
                 };
             }
         }
-        Ok(Passage::Pass(command))
+        Ok(CommandAction::Pass(command))
     }
 
     /// A command about the subvolume itself, which has an empty path.
-    fn of_subvolume(&mut self, command: Command) -> Result<Passage> {
+    fn of_subvolume(&mut self, command: Command) -> Result<CommandAction> {
         match command.verb {
-            Verb::Chmod => Ok(Passage::Pass(self.without_set_id(command, "."))),
-            Verb::Chown | Verb::Utimes => Ok(Passage::Pass(command)),
+            Verb::Chmod => Ok(CommandAction::Pass(self.without_set_id(command, "."))),
+            Verb::Chown | Verb::Utimes => Ok(CommandAction::Pass(command)),
             Verb::SetXattr | Verb::RemoveXattr => self.of_xattr(command, "."),
             verb => refused(format!("{verb:?} of the subvolume itself")),
         }
@@ -297,18 +297,18 @@ impl BtrfsGate {
         command
     }
 
-    fn of_xattr(&mut self, command: Command, shown: &str) -> Result<Passage> {
+    fn of_xattr(&mut self, command: Command, shown: &str) -> Result<CommandAction> {
         let name = command.value(Key::XattrName);
         if name.contains(&0) {
             return refused(format!("an extended attribute of {shown:?} whose name contains a NUL"));
         }
         if XATTRS.iter().any(|known| name.starts_with(known)) {
-            return Ok(Passage::Pass(command));
+            return Ok(CommandAction::Pass(command));
         }
         if command.verb == Verb::SetXattr {
             self.xattrs.add(format!("{shown}: {}", String::from_utf8_lossy(name)));
         }
-        Ok(Passage::LeaveOut)
+        Ok(CommandAction::LeaveOut)
     }
 
     /// The end of the stream, with nothing behind it.
@@ -344,7 +344,7 @@ fn check_data(path: &StreamPath, found: PathKind) -> Result<()> {
     refused(format!("data for {:?}, which is {what}", path.shown()))
 }
 
-impl InProgress {
+impl StreamInProgress {
     /// Data that is shared with a file of this subvolume, or of its parent.
     fn of_clone(&self, mut command: Command) -> Result<Command> {
         let of = command.uuid(Key::CloneUuid);
@@ -412,7 +412,7 @@ impl StreamGate for BtrfsGate {
             self.end();
             return Ok(Flow::End);
         }
-        if let Passage::Pass(command) = self.decide(command)? {
+        if let CommandAction::Pass(command) = self.decide(command)? {
             command.encode(passed);
         }
         Ok(Flow::More)

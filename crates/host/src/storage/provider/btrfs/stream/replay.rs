@@ -6,14 +6,14 @@ use super::command::{Command, Key, Verb};
 
 /// What a path is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum FileKind {
+pub(crate) enum ReplayedKind {
     File,
     Folder,
     Symlink,
 }
 
 /// Every path, and what it is. Paths are those of the stream.
-pub(crate) type Files = BTreeMap<Vec<u8>, FileKind>;
+pub(crate) type Files = BTreeMap<Vec<u8>, ReplayedKind>;
 
 /// Checks commands that have passed the gate; stops where `btrfs receive` would.
 ///
@@ -62,11 +62,11 @@ fn reach(path: &[u8], files: &Files) -> Option<()> {
         let kind = files.get(&path[..at])?;
         assert_ne!(
             *kind,
-            FileKind::Symlink,
+            ReplayedKind::Symlink,
             "{:?} leads through a link",
             String::from_utf8_lossy(path)
         );
-        (*kind == FileKind::Folder).then_some(())?;
+        (*kind == ReplayedKind::Folder).then_some(())?;
     }
     Some(())
 }
@@ -80,29 +80,33 @@ fn apply(command: &Command, files: &mut Files) -> Option<()> {
     let is_free = |path: &[u8], files: &Files| (!files.contains_key(path)).then_some(());
     let is_data = |path: &[u8], files: &Files| {
         let kind = files.get(path)?;
-        assert_ne!(*kind, FileKind::Symlink, "{command:?} follows a link");
-        (*kind == FileKind::File).then_some(())
+        assert_ne!(*kind, ReplayedKind::Symlink, "{command:?} follows a link");
+        (*kind == ReplayedKind::File).then_some(())
     };
     match command.verb {
         Verb::MakeFile => {
             // It is opened, and cut where it is there.
-            assert_ne!(files.get(path), Some(&FileKind::Symlink), "{command:?} follows a link");
-            files.insert(path.to_vec(), FileKind::File);
+            assert_ne!(
+                files.get(path),
+                Some(&ReplayedKind::Symlink),
+                "{command:?} follows a link"
+            );
+            files.insert(path.to_vec(), ReplayedKind::File);
         }
         Verb::MakeFolder => {
             is_free(path, files)?;
-            files.insert(path.to_vec(), FileKind::Folder);
+            files.insert(path.to_vec(), ReplayedKind::Folder);
         }
         Verb::Symlink => {
             is_free(path, files)?;
-            files.insert(path.to_vec(), FileKind::Symlink);
+            files.insert(path.to_vec(), ReplayedKind::Symlink);
         }
         Verb::Rename => return rename(path, command.value(Key::PathTo), files),
         Verb::Link => {
             let from = command.value(Key::PathLink);
             reach(from, files)?;
             is_free(path, files)?;
-            let kind = *files.get(from).filter(|kind| **kind != FileKind::Folder)?;
+            let kind = *files.get(from).filter(|kind| **kind != ReplayedKind::Folder)?;
             files.insert(path.to_vec(), kind);
         }
         Verb::Unlink | Verb::RemoveFolder => {
@@ -110,7 +114,7 @@ fn apply(command: &Command, files: &mut Files) -> Option<()> {
             let below = [path, b"/"].concat();
             let is_empty = !files.keys().any(|known| known.starts_with(&below));
             let kind = files.get(path)?;
-            (is_empty && (*kind == FileKind::Folder) == is_folder).then_some(())?;
+            (is_empty && (*kind == ReplayedKind::Folder) == is_folder).then_some(())?;
             files.remove(path);
         }
         Verb::Write | Verb::Truncate => return is_data(path, files),
@@ -118,7 +122,7 @@ fn apply(command: &Command, files: &mut Files) -> Option<()> {
             is_data(path, files)?;
             return is_data(command.value(Key::ClonePath), files);
         }
-        Verb::Chmod => assert_ne!(files.get(path)?, &FileKind::Symlink, "{command:?} follows a link"),
+        Verb::Chmod => assert_ne!(files.get(path)?, &ReplayedKind::Symlink, "{command:?} follows a link"),
         _ => drop(files.get(path)?),
     }
     Some(())
@@ -132,8 +136,8 @@ fn rename(from: &[u8], to: &[u8], files: &mut Files) -> Option<()> {
         return None;
     }
     match files.get(to) {
-        Some(FileKind::Folder) if kind != FileKind::Folder => return None,
-        Some(other) if kind == FileKind::Folder && *other != FileKind::Folder => return None,
+        Some(ReplayedKind::Folder) if kind != ReplayedKind::Folder => return None,
+        Some(other) if kind == ReplayedKind::Folder && *other != ReplayedKind::Folder => return None,
         _ => {}
     }
     let moved: Vec<Vec<u8>> = files.keys().filter(|path| inside(path)).cloned().collect();

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::command::{Command, CommandHead, HEAD_LENGTH, Key, MAGIC, Verb, raw};
 use super::gate::{Arrival, BtrfsAnnouncement, BtrfsGate, ParentSnapshot};
-use super::replay::{FileKind, Files, replay};
+use super::replay::{Files, ReplayedKind, replay};
 use super::specimen::{IDENTITY, NAME, PARENT, PARENT_HERE, StreamWriter, honest_full, honest_increment};
 use crate::Uuid;
 use crate::storage::provider::incoming::{Incoming, Notes, StreamCheck, StreamRefusal};
@@ -26,13 +26,13 @@ fn parent() -> tempfile::TempDir {
     folder
 }
 
-struct Passed {
+struct GateOutput {
     commands: Vec<Command>,
     arrived: Option<Arrival>,
     notes: Vec<String>,
 }
 
-impl Passed {
+impl GateOutput {
     fn verbs(&self) -> Vec<Verb> {
         self.commands.iter().map(|command| command.verb).collect()
     }
@@ -83,12 +83,12 @@ fn commands_of(bytes: &[u8]) -> Vec<Command> {
     commands
 }
 
-fn pass(stream: &[u8], parent: Option<&Path>) -> Result<Passed, String> {
+fn pass(stream: &[u8], parent: Option<&Path>) -> Result<GateOutput, String> {
     pass_as(stream, announced(parent)).map_err(|(reason, _)| reason)
 }
 
 /// What has passed; or why not, and what had passed before.
-fn pass_as(stream: &[u8], announced: BtrfsAnnouncement) -> Result<Passed, (String, Vec<Command>)> {
+fn pass_as(stream: &[u8], announced: BtrfsAnnouncement) -> Result<GateOutput, (String, Vec<Command>)> {
     let notes = Notes::default();
     let (gate, arrived) = BtrfsGate::new(announced, Notes::clone(&notes));
     let mut passed = Vec::new();
@@ -101,7 +101,7 @@ fn pass_as(stream: &[u8], announced: BtrfsAnnouncement) -> Result<Passed, (Strin
     }
     let notes = std::mem::take(&mut *notes.lock().unwrap());
     let arrived = arrived.lock().unwrap().take();
-    Ok(Passed {
+    Ok(GateOutput {
         commands: commands_of(&passed),
         arrived,
         notes,
@@ -461,7 +461,7 @@ fn a_gate_is_taken_with_the_input() {
         std::sync::Arc::new(holdfast_block::SystemClock::new()),
         std::time::Duration::from_secs(60),
     );
-    let piped = crate::Programs::start(&tools, "cat", &[]).unwrap();
+    let piped = crate::StreamTools::start(&tools, "cat", &[]).unwrap();
     let (gate, _) = BtrfsGate::new(announced(None), Notes::default());
     let mut incoming = Incoming::gated(piped, (Box::new(gate), Notes::default()), || Ok(()));
     assert!(incoming.take_input().is_some());
@@ -474,12 +474,12 @@ fn a_gate_is_taken_with_the_input() {
 fn whatever_passes_of_random_streams_is_harmless() {
     let parent = parent();
     let before: Files = [
-        ("disk", FileKind::File),
-        ("link", FileKind::Symlink),
-        ("folder", FileKind::Folder),
-        ("folder/file", FileKind::File),
-        ("folder/link", FileKind::Symlink),
-        ("folder/out", FileKind::Symlink),
+        ("disk", ReplayedKind::File),
+        ("link", ReplayedKind::Symlink),
+        ("folder", ReplayedKind::Folder),
+        ("folder/file", ReplayedKind::File),
+        ("folder/link", ReplayedKind::Symlink),
+        ("folder/out", ReplayedKind::Symlink),
     ]
     .map(|(path, kind)| (path.as_bytes().to_vec(), kind))
     .into();

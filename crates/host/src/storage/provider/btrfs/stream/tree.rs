@@ -87,7 +87,7 @@ pub(super) enum PathKind {
 /// An entry of the model.
 #[derive(Debug, Clone)]
 enum Node {
-    Plain(Plain),
+    Plain(TreeNode),
     Symlink,
     Special,
     LeftOut,
@@ -95,14 +95,14 @@ enum Node {
 
 /// A file or folder.
 #[derive(Debug, Clone, Default)]
-struct Plain {
+struct TreeNode {
     /// Its place in the parent snapshot; none where the stream has made it.
     before: Option<PathBuf>,
     /// What was named of it. None for a name that is free now.
     entries: BTreeMap<Vec<u8>, Option<Node>>,
 }
 
-impl Plain {
+impl TreeNode {
     /// Whether it need not be recorded in a folder that the stream has made.
     fn is_trivial(&self) -> bool {
         self.before.is_none() && self.entries.is_empty()
@@ -122,14 +122,14 @@ impl Node {
 
 /// The subvolume that is being received.
 pub(super) struct Tree {
-    root: Plain,
+    root: TreeNode,
     parent: Option<OwnedFd>,
     entry_count: usize,
 }
 
 /// A folder.
-enum Spot<'a> {
-    Recorded(&'a Plain),
+enum TreeFolder<'a> {
+    Recorded(&'a TreeNode),
     /// It has not been changed since the parent snapshot, where this is its place.
     Before(PathBuf),
     /// The stream has made it, and nothing in it is recorded.
@@ -155,7 +155,7 @@ fn through(path: &StreamPath, what: &str) -> StreamRefusal {
 fn look(parent: &OwnedFd, place: &Path) -> Result<Option<Node>> {
     match statat(parent, place, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(found) => Ok(Some(match FileType::from_raw_mode(found.st_mode) {
-            FileType::RegularFile | FileType::Directory => Node::Plain(Plain {
+            FileType::RegularFile | FileType::Directory => Node::Plain(TreeNode {
                 before: Some(place.to_owned()),
                 entries: BTreeMap::new(),
             }),
@@ -179,7 +179,7 @@ impl Tree {
     pub(super) fn new(parent: Option<OwnedFd>) -> Self {
         let before = parent.as_ref().map(|_| PathBuf::new());
         Self {
-            root: Plain {
+            root: TreeNode {
                 before,
                 entries: BTreeMap::new(),
             },
@@ -189,27 +189,27 @@ impl Tree {
     }
 
     /// The folder that a path is in.
-    fn spot(&self, path: &StreamPath) -> Result<Spot<'_>> {
+    fn spot(&self, path: &StreamPath) -> Result<TreeFolder<'_>> {
         let (above, _) = path.split();
-        let mut spot = Spot::Recorded(&self.root);
+        let mut spot = TreeFolder::Recorded(&self.root);
         for name in above {
             let place = match spot {
-                Spot::Recorded(folder) => match (folder.entries.get(name), &folder.before) {
+                TreeFolder::Recorded(folder) => match (folder.entries.get(name), &folder.before) {
                     (Some(Some(Node::Plain(plain))), _) => {
-                        spot = Spot::Recorded(plain);
+                        spot = TreeFolder::Recorded(plain);
                         continue;
                     }
                     (Some(Some(Node::Symlink)), _) => return Err(through(path, "a symbolic link")),
                     (Some(Some(Node::Special)), _) => return Err(through(path, "a device, FIFO or socket")),
                     (Some(_), _) => return Err(through(path, "nothing")),
                     (None, Some(before)) => join(before, name),
-                    (None, None) => return Ok(Spot::Made),
+                    (None, None) => return Ok(TreeFolder::Made),
                 },
-                Spot::Before(place) => join(&place, name),
-                Spot::Made => return Ok(Spot::Made),
+                TreeFolder::Before(place) => join(&place, name),
+                TreeFolder::Made => return Ok(TreeFolder::Made),
             };
             spot = match self.look(&place)? {
-                Some(Node::Plain(_)) => Spot::Before(place),
+                Some(Node::Plain(_)) => TreeFolder::Before(place),
                 Some(Node::Symlink) => return Err(through(path, "a symbolic link")),
                 Some(_) => return Err(through(path, "a device, FIFO or socket")),
                 None => return Err(through(path, "nothing")),
@@ -228,14 +228,14 @@ impl Tree {
     fn entry(&self, path: &StreamPath) -> Result<Entry> {
         let (_, name) = path.split();
         let place = match self.spot(path)? {
-            Spot::Recorded(folder) => match (folder.entries.get(name), &folder.before) {
+            TreeFolder::Recorded(folder) => match (folder.entries.get(name), &folder.before) {
                 (Some(Some(node)), _) => return Ok(Entry::Known(node.found())),
                 (Some(None), _) => return Ok(Entry::Free),
                 (None, Some(before)) => join(before, name),
                 (None, None) => return Ok(Entry::Unrecorded),
             },
-            Spot::Before(place) => join(&place, name),
-            Spot::Made => return Ok(Entry::Unrecorded),
+            TreeFolder::Before(place) => join(&place, name),
+            TreeFolder::Made => return Ok(Entry::Unrecorded),
         };
         Ok(self
             .look(&place)?
@@ -243,7 +243,7 @@ impl Tree {
     }
 
     /// The folder that a path is in, recorded from now on. The path was looked at by [`Self::spot`].
-    fn record(&mut self, path: &StreamPath) -> Result<&mut Plain> {
+    fn record(&mut self, path: &StreamPath) -> Result<&mut TreeNode> {
         let (above, _) = path.split();
         let mut folder = &mut self.root;
         for name in above {
@@ -251,7 +251,7 @@ impl Tree {
             let entry = folder.entries.entry(name.clone()).or_insert_with(|| {
                 self.entry_count += 1;
                 let entries = BTreeMap::new();
-                Some(Node::Plain(Plain { before, entries }))
+                Some(Node::Plain(TreeNode { before, entries }))
             });
             let Some(Node::Plain(plain)) = entry else {
                 return Err(through(path, "nothing"));
@@ -289,9 +289,9 @@ impl Tree {
         let (_, name) = path.split();
         let is_trivial = matches!(&node, Node::Plain(plain) if plain.is_trivial());
         let is_recorded = match self.spot(path)? {
-            Spot::Recorded(folder) => folder.before.is_some() || folder.entries.contains_key(name),
-            Spot::Before(_) => true,
-            Spot::Made => false,
+            TreeFolder::Recorded(folder) => folder.before.is_some() || folder.entries.contains_key(name),
+            TreeFolder::Before(_) => true,
+            TreeFolder::Made => false,
         };
         if !is_trivial || is_recorded {
             self.record(path)?.entries.insert(name.to_owned(), Some(node));
@@ -301,7 +301,7 @@ impl Tree {
 
     /// A file or folder that the stream makes.
     pub(super) fn make(&mut self, path: &StreamPath) -> Result<()> {
-        self.put(path, Node::Plain(Plain::default()))
+        self.put(path, Node::Plain(TreeNode::default()))
     }
 
     /// A symbolic link that the stream makes.
@@ -318,7 +318,7 @@ impl Tree {
     fn take(&mut self, path: &StreamPath) -> Result<Node> {
         let (_, name) = path.split();
         match self.entry(path)? {
-            Entry::Unrecorded => return Ok(Node::Plain(Plain::default())),
+            Entry::Unrecorded => return Ok(Node::Plain(TreeNode::default())),
             Entry::Free => return Ok(Node::LeftOut),
             Entry::Known(_) => {}
         }
@@ -355,7 +355,7 @@ impl Tree {
     pub(super) fn link(&mut self, from: &StreamPath, to: &StreamPath) -> Result<PathKind> {
         let found = self.find(from)?;
         let node = match found {
-            PathKind::Plain => Node::Plain(Plain::default()),
+            PathKind::Plain => Node::Plain(TreeNode::default()),
             PathKind::Symlink => Node::Symlink,
             PathKind::Special => Node::Special,
             PathKind::LeftOut => Node::LeftOut,

@@ -1,7 +1,7 @@
 //! What is asked of the metadata of a pool.
 
 use super::super::super::{Provider, ProviderResult};
-use super::Does::{Complains, Hangs, Owned, Says};
+use super::ScriptedAnswer::{Complains, Hangs, Owned, Says};
 use super::{VOLUMES, World, name};
 
 const DELTA: &str = include_str!("../fixtures/thin_delta.xml");
@@ -53,7 +53,7 @@ fn a_pool_tells_what_two_snapshots_do_not_share() {
 fn metadata_that_somebody_else_keeps_are_left_alone_and_what_we_have_left_is_not() {
     let world = World::new(vec![Says(VOLUMES), Says(VOLUMES), Says(STATUS_KEPT)]);
     let error = changes(&world).unwrap_err().to_string();
-    assert!(error.contains("somebody else has reserved"), "{error}");
+    assert!(error.contains("another process has reserved"), "{error}");
     assert_eq!(world.asked(), ["dmsetup status vg0-pool-tpool"]);
     let ours = VOLUMES.replace(
         "\"lv_time\":\"1795387129\", \"lv_tags\":\"\"",

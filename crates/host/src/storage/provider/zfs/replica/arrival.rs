@@ -2,7 +2,7 @@
 
 use std::sync::PoisonError;
 
-use super::super::super::replica::{Receiving, ReplicaSnapshot};
+use super::super::super::replica::{ReceiveRequest, ReplicaSnapshot};
 use super::super::super::{ProviderError, ProviderResult};
 use super::super::stream::Arrivals;
 use super::super::{any_full_name, record_property};
@@ -76,7 +76,7 @@ impl ZfsSide {
     }
 
     /// Looks at what has arrived.
-    pub(super) fn finish(&self, receiving: &Receiving, arrived: &Arrivals) -> ProviderResult<()> {
+    pub(super) fn finish(&self, receiving: &ReceiveRequest, arrived: &Arrivals) -> ProviderResult<()> {
         self.guard(&receiving.dataset)?;
         let brought = arrived.lock().unwrap_or_else(PoisonError::into_inner).take();
         let brought = brought.ok_or_else(|| ProviderError::Refused {

@@ -7,12 +7,12 @@ use std::sync::{Arc, Mutex};
 use holdfast_block::SystemClock;
 
 use super::super::super::replica::{
-    Keeping, KeepingMeans, PackWhen, Partial, Receiving, ReplicaBase, ReplicaSide as _, SenderTrust, Sending,
-    StreamForm,
+    KeepMethod, KeepRequest, PackWhen, PartialReceive, ReceiveRequest, ReplicaBase, ReplicaSide as _, SendRequest,
+    SenderTrust, StreamForm,
 };
 use super::super::super::{ProviderError, ProviderKind};
 use super::{ZfsSide, size_in};
-use crate::system::process::{Answer, Piped, Programs, ToolError, Tools};
+use crate::system::process::{Answer, Piped, StreamTools, ToolError, Tools};
 
 const TOKEN: &str = "1-e35990c02-f0-789c636064000310a500c4ec50360710e72765a52697303030419460caa7a515a79680641ae0f26c48f249952\
     5a9c540da22b209abfe92fcf4d2cc1406868015f3656255cd2d3590e439c1f27989b9a9403a312f5bbfb828d92111e20e09a87e98bb5373935253f2b3c1e\
@@ -47,12 +47,12 @@ tank/backup/src/below	type	filesystem	-
 ";
 
 /// A host that answers what it is told to, in turn.
-struct Scripted {
+struct ScriptedReplica {
     answers: Mutex<VecDeque<Result<String, String>>>,
     asked: Mutex<Vec<String>>,
 }
 
-impl Tools for Scripted {
+impl Tools for ScriptedReplica {
     fn ask(&self, program: &str, arguments: &[&str]) -> Result<Answer, ToolError> {
         self.asked
             .lock()
@@ -76,7 +76,7 @@ impl Tools for Scripted {
     }
 }
 
-impl Programs for Scripted {
+impl StreamTools for ScriptedReplica {
     fn start(&self, program: &str, arguments: &[&str]) -> Result<Piped, ToolError> {
         self.asked
             .lock()
@@ -96,9 +96,9 @@ impl Programs for Scripted {
     }
 }
 
-fn side(answers: &[Result<&str, &str>]) -> (ZfsSide, Arc<Scripted>) {
+fn side(answers: &[Result<&str, &str>]) -> (ZfsSide, Arc<ScriptedReplica>) {
     let own = |answer: &Result<&str, &str>| answer.map(str::to_owned).map_err(str::to_owned);
-    let scripted = Arc::new(Scripted {
+    let scripted = Arc::new(ScriptedReplica {
         answers: Mutex::new(answers.iter().map(own).collect()),
         asked: Mutex::default(),
     });
@@ -108,8 +108,8 @@ fn side(answers: &[Result<&str, &str>]) -> (ZfsSide, Arc<Scripted>) {
     )
 }
 
-fn sending() -> Sending {
-    Sending {
+fn sending() -> SendRequest {
+    SendRequest {
         dataset: "tank/src".to_owned(),
         base: None,
         to: "c".to_owned(),
@@ -126,7 +126,7 @@ fn what_openzfs_tells_of_a_dataset_is_understood() {
     let (side, scripted) = side(&[Ok("zfs-2.1.11"), Ok(&GET.replace("TOKEN", TOKEN)), Ok(records)]);
     let found = side.datasets("tank/backup/src", false).unwrap();
     assert_eq!(found.len(), 1);
-    assert_eq!(found[0].partial, Some(Partial::Token(TOKEN.to_owned())));
+    assert_eq!(found[0].partial, Some(PartialReceive::Token(TOKEN.to_owned())));
     assert!(found[0].is_encrypted);
     let told = found[0]
         .snapshots
@@ -166,7 +166,7 @@ fn sizes_are_found_in_what_a_dry_run_says() {
 fn an_older_zfs_does_not_claim_that_it_goes_on() {
     let (older, _) = side(&[Err("unrecognized command 'version'\n")]);
     assert_eq!(older.estimate(&sending()).unwrap(), None);
-    let resumed = Sending {
+    let resumed = SendRequest {
         token: Some(TOKEN.to_owned()),
         ..sending()
     };
@@ -175,7 +175,7 @@ fn an_older_zfs_does_not_claim_that_it_goes_on() {
 
 #[test]
 fn each_stream_is_asked_for_as_it_is_meant() {
-    let asked = |sending: &Sending| {
+    let asked = |sending: &SendRequest| {
         let (side, scripted) = side(&[]);
         assert!(side.send(sending).is_err());
         scripted.asked.lock().unwrap().pop()
@@ -186,17 +186,17 @@ fn each_stream_is_asked_for_as_it_is_meant() {
             is_bookmark,
         })
     };
-    let says = |sending: Sending, words: &str| assert_eq!(asked(&sending).as_deref(), Some(words));
+    let says = |sending: SendRequest, words: &str| assert_eq!(asked(&sending).as_deref(), Some(words));
     says(sending(), "zfs send -L -c -e tank/src@c");
     says(
-        Sending {
+        SendRequest {
             form: StreamForm::Raw,
             base: base("a", false),
             ..sending()
         },
         "zfs send -w -i tank/src@a tank/src@c",
     );
-    let joined = Sending {
+    let joined = SendRequest {
         form: StreamForm::Plain,
         base: base("a", false),
         is_joined: true,
@@ -204,21 +204,21 @@ fn each_stream_is_asked_for_as_it_is_meant() {
     };
     says(joined.clone(), "zfs send -I tank/src@a tank/src@c");
     says(
-        Sending {
+        SendRequest {
             base: base("a", true),
             ..joined.clone()
         },
         "zfs send -I tank/src#a tank/src@c",
     );
     says(
-        Sending {
+        SendRequest {
             token: Some(TOKEN.to_owned()),
             ..sending()
         },
         &format!("zfs send -t {TOKEN}"),
     );
     says(
-        Sending {
+        SendRequest {
             packing: PackWhen::Always,
             dataset: "tank/a b".to_owned(),
             ..sending()
@@ -226,23 +226,23 @@ fn each_stream_is_asked_for_as_it_is_meant() {
         "sh -c zfs send -L -c -e 'tank/a b@c' | zstd -qc",
     );
     for wrong in [
-        Sending {
+        SendRequest {
             token: Some("-x".to_owned()),
             ..sending()
         },
-        Sending {
+        SendRequest {
             token: Some("a b".to_owned()),
             ..sending()
         },
-        Sending {
+        SendRequest {
             dataset: "-F".to_owned(),
             ..sending()
         },
-        Sending {
+        SendRequest {
             to: "a/b".to_owned(),
             ..sending()
         },
-        Sending {
+        SendRequest {
             base: base("a@b", false),
             ..sending()
         },
@@ -253,7 +253,7 @@ fn each_stream_is_asked_for_as_it_is_meant() {
 
 #[test]
 fn what_is_kept_is_held_before_others_are_let_go_and_only_ours_are() {
-    let keeping = |means, tag: &str| Keeping {
+    let keeping = |means, tag: &str| KeepRequest {
         dataset: "tank/backup/src".to_owned(),
         snapshot: "a".to_owned(),
         tag: tag.to_owned(),
@@ -264,7 +264,7 @@ fn what_is_kept_is_held_before_others_are_let_go_and_only_ours_are() {
     let none = "cannot release hold from snapshot 'tank/backup/src@b': no such tag on this dataset\n";
     let get = GET.replace("TOKEN", "-");
     let (kept, scripted) = side(&[Ok("zfs-2.1.11"), Ok(&get), Ok(""), Err(exists), Err(none)]);
-    kept.keep(&keeping(KeepingMeans::Hold, tag)).unwrap();
+    kept.keep(&keeping(KeepMethod::Hold, tag)).unwrap();
     let asked = scripted.asked.lock().unwrap();
     let last: Vec<&str> = asked[3..].iter().map(String::as_str).collect();
     let expected = [
@@ -280,7 +280,7 @@ fn what_is_kept_is_held_before_others_are_let_go_and_only_ours_are() {
         Ok(""),
         Ok(""),
     ]);
-    kept.keep(&keeping(KeepingMeans::Bookmark, tag)).unwrap();
+    kept.keep(&keeping(KeepMethod::Bookmark, tag)).unwrap();
     let asked = scripted.asked.lock().unwrap();
     assert_eq!(
         asked[3],
@@ -290,7 +290,7 @@ fn what_is_kept_is_held_before_others_are_let_go_and_only_ours_are() {
     assert_eq!(asked[5], format!("zfs release {tag} tank/backup/src@b"));
     let (kept, _) = side(&[]);
     assert!(matches!(
-        kept.keep(&keeping(KeepingMeans::Hold, "audit")),
+        kept.keep(&keeping(KeepMethod::Hold, "audit")),
         Err(ProviderError::Name { .. })
     ));
 }
@@ -312,7 +312,7 @@ fn a_stream_that_was_cut_is_told_without_its_token() {
 fn what_is_missing_above_is_made_and_never_mounted() {
     let missing = "cannot open 'tank/b/c': dataset does not exist\n";
     let (receiver, scripted) = side(&[Err(missing), Err(missing), Ok(""), Ok(""), Ok("zfs-2.1.11")]);
-    let receiving = Receiving {
+    let receiving = ReceiveRequest {
         dataset: "tank/b/c/d".to_owned(),
         snapshots: Vec::new(),
         is_packed: true,

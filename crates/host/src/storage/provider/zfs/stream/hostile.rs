@@ -5,8 +5,8 @@ use std::io::{Cursor, Read as _};
 use holdfast_block::hostile::Outcome;
 
 use super::{Joining, ZfsAnnouncement, ZfsGate};
-use crate::storage::changed_blocks::send_stream::record::{Begin, RECORD_LENGTH, feature};
-use crate::storage::changed_blocks::send_stream::specimen::{Age, QUESTION, Writer};
+use crate::storage::changed_blocks::send_stream::record::{BeginRecord, RECORD_LENGTH, feature};
+use crate::storage::changed_blocks::send_stream::specimen::{QUESTION, SendStreamWriter, SenderVersion};
 use crate::storage::provider::incoming::StreamCheck;
 
 /// A stream of ZFS to somebody who expects one snapshot. What passes is the beginning of it, and it passes whole or without its end.
@@ -22,7 +22,7 @@ pub(crate) fn zfs_stream(bytes: &[u8]) -> Outcome {
         .read_to_end(&mut passed);
     assert!(bytes.starts_with(&passed), "nothing else passes");
     if let Some(first) = passed.first_chunk::<RECORD_LENGTH>() {
-        let (_, begin) = Begin::parse(first).expect("a stream begins with a beginning");
+        let (_, begin) = BeginRecord::parse(first).expect("a stream begins with a beginning");
         assert!(begin.is_single() && begin.to_guid == QUESTION.to_guid && begin.flags & 1 == 0);
         assert_eq!(begin.features & (feature::DEDUPLICATED | feature::HOLDS), 0);
     }
@@ -41,13 +41,13 @@ pub(crate) fn zfs_stream(bytes: &[u8]) -> Outcome {
 /// Honest streams of one snapshot.
 pub(crate) fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     let seed = |name, is_little, age| {
-        let mut writer = Writer::new(is_little, age, 0);
+        let mut writer = SendStreamWriter::new(is_little, age, 0);
         writer.object(8, 8192, 100_000, 50).write(8, 0, 600).free(8, 4000, 1000);
         ("zfs_stream", name, writer.end())
     };
     vec![
-        seed("old", true, Age::Old),
-        seed("new", true, Age::New),
-        seed("new_big_endian", false, Age::New),
+        seed("old", true, SenderVersion::Old),
+        seed("new", true, SenderVersion::New),
+        seed("new_big_endian", false, SenderVersion::New),
     ]
 }

@@ -4,7 +4,7 @@ use std::io::{Cursor, Read as _};
 
 use super::{Joining, ZfsAnnouncement, ZfsGate};
 use crate::storage::changed_blocks::send_stream::record::{RECORD_LENGTH, feature};
-use crate::storage::changed_blocks::send_stream::specimen::{Age, QUESTION, Writer};
+use crate::storage::changed_blocks::send_stream::specimen::{QUESTION, SendStreamWriter, SenderVersion};
 use crate::storage::provider::incoming::{StreamCheck, StreamRefusal};
 
 fn announced(names: &[&str]) -> ZfsAnnouncement {
@@ -18,9 +18,9 @@ fn announced(names: &[&str]) -> ZfsAnnouncement {
 }
 
 /// What has passed, and what has arrived.
-type Passed = (Vec<u8>, Option<Vec<(String, u64)>>);
+type GateOutput = (Vec<u8>, Option<Vec<(String, u64)>>);
 
-fn pass_as(stream: &[u8], announced: ZfsAnnouncement) -> Result<Passed, String> {
+fn pass_as(stream: &[u8], announced: ZfsAnnouncement) -> Result<GateOutput, String> {
     let (gate, arrived) = ZfsGate::new(announced);
     let mut passed = Vec::new();
     let read = StreamCheck::of(Box::new(gate))
@@ -31,8 +31,8 @@ fn pass_as(stream: &[u8], announced: ZfsAnnouncement) -> Result<Passed, String> 
     Ok((passed, arrived))
 }
 
-fn honest(is_little: bool, age: Age) -> Vec<u8> {
-    let mut writer = Writer::new(is_little, age, 0);
+fn honest(is_little: bool, age: SenderVersion) -> Vec<u8> {
+    let mut writer = SendStreamWriter::new(is_little, age, 0);
     writer
         .object(8, 8192, 100_000, 50)
         .write(8, 0, 300_000)
@@ -42,13 +42,13 @@ fn honest(is_little: bool, age: Age) -> Vec<u8> {
 
 /// A stream whose first record has a number elsewhere.
 fn with_u64(at: usize, number: u64) -> Vec<u8> {
-    let mut stream = honest(true, Age::New);
+    let mut stream = honest(true, SenderVersion::New);
     stream[at..at + 8].copy_from_slice(&number.to_le_bytes());
     stream
 }
 
 fn with_name(name: &[u8]) -> Vec<u8> {
-    let mut stream = honest(true, Age::New);
+    let mut stream = honest(true, SenderVersion::New);
     stream[56..RECORD_LENGTH].fill(0);
     stream[56..56 + name.len()].copy_from_slice(name);
     stream
@@ -60,7 +60,12 @@ fn reason(stream: &[u8]) -> String {
 
 #[test]
 fn the_snapshot_that_was_announced_passes_as_it_is() {
-    for (is_little, age) in [(true, Age::Old), (false, Age::Old), (true, Age::New), (false, Age::New)] {
+    for (is_little, age) in [
+        (true, SenderVersion::Old),
+        (false, SenderVersion::Old),
+        (true, SenderVersion::New),
+        (false, SenderVersion::New),
+    ] {
         let stream = honest(is_little, age);
         for announced in [announced(&["b"]), announced(&[])] {
             let (passed, arrived) = pass_as(&stream, announced).unwrap();
@@ -73,12 +78,12 @@ fn the_snapshot_that_was_announced_passes_as_it_is() {
         snapshots: vec![("b".to_owned(), String::new())],
         joining: Joining::Refused,
     };
-    assert!(pass_as(&honest(true, Age::Old), nameless).is_ok());
+    assert!(pass_as(&honest(true, SenderVersion::Old), nameless).is_ok());
 }
 
 #[test]
 fn a_stream_that_is_cut_never_comes_to_its_end() {
-    let mut writer = Writer::new(true, Age::New, 0);
+    let mut writer = SendStreamWriter::new(true, SenderVersion::New, 0);
     writer.write(8, 0, 1000).free(8, 4000, 1000);
     let stream = writer.end();
     for length in 0..stream.len() {
@@ -118,7 +123,7 @@ fn a_stream_of_anything_else_is_refused_before_its_first_record_goes_on() {
         let reason = reason(&stream);
         assert!(reason.contains(expected), "{expected}: {reason}");
     }
-    let twice = [honest(true, Age::New), honest(true, Age::New)].concat();
+    let twice = [honest(true, SenderVersion::New), honest(true, SenderVersion::New)].concat();
     assert!(reason(&twice).contains("after its end"));
     // Data that is taken from other snapshots, a second beginning, and data of any size.
     for (kind, fields) in [
@@ -133,7 +138,7 @@ fn a_stream_of_anything_else_is_refused_before_its_first_record_goes_on() {
         for (at, number) in fields {
             record[at..at + 8].copy_from_slice(&u64::to_le_bytes(number));
         }
-        let stream = [&honest(true, Age::Old)[..RECORD_LENGTH], &record, &[0; 1000]].concat();
+        let stream = [&honest(true, SenderVersion::Old)[..RECORD_LENGTH], &record, &[0; 1000]].concat();
         reason(&stream);
     }
 }
@@ -150,19 +155,19 @@ fn the_rest_of_a_stream_brings_one_of_the_snapshots_that_are_missing() {
     }
     assert!(pass_as(&rest, announced(&["a", "c"])).is_err());
     // Several that are announced do not come in a whole stream.
-    assert!(pass_as(&honest(true, Age::New), announced(&["a", "b"])).is_err());
+    assert!(pass_as(&honest(true, SenderVersion::New), announced(&["a", "b"])).is_err());
 }
 
 /// Several streams in one: the list before them, each, and an end of its own.
 #[test]
 fn several_snapshots_come_in_one_stream_only_from_this_host_and_as_announced() {
-    let mut list = Writer::empty(true);
+    let mut list = SendStreamWriter::empty(true);
     list.begin(2, &[1; 64]);
     let list = list.end();
     let mut end = [0; RECORD_LENGTH];
     end[0] = 5;
     let second = |name: &[u8]| {
-        let mut stream = honest(true, Age::New);
+        let mut stream = honest(true, SenderVersion::New);
         stream[56..56 + name.len()].copy_from_slice(name);
         stream
     };

@@ -22,10 +22,10 @@ use crate::{ProblemKind, Result};
 /// image touches a few.
 const DECOMPRESSED_BYTES_MAX: u64 = 256 << 20;
 
-/// What the end of the file cuts off.
+/// What is missing because the file is too short.
 #[derive(Default)]
-pub(in crate::formats::qcow2) struct Cut {
-    /// Where the file would end at the least. 0 where nothing is missing that is stored as it is.
+pub(in crate::formats::qcow2) struct TruncatedContent {
+    /// The length that the file needs at least; 0 if no uncompressed data is missing.
     pub(in crate::formats::qcow2) end: u64,
     /// The part of the disk that the first such thing is about; none where only snapshots have it.
     pub(in crate::formats::qcow2) first_disk_offset: Option<u64>,
@@ -35,12 +35,12 @@ pub(in crate::formats::qcow2) struct Cut {
     decompressed_bytes: u64,
 }
 
-impl Cut {
+impl TruncatedContent {
     pub(in crate::formats::qcow2) fn is_empty(&self) -> bool {
         self.end == 0 && self.compressed.is_empty()
     }
 
-    fn meet(&mut self, end: u64, disk_offset: Option<u64>) {
+    fn extend(&mut self, end: u64, disk_offset: Option<u64>) {
         self.end = self.end.max(end);
         self.first_disk_offset = match (self.first_disk_offset, disk_offset) {
             (Some(first), Some(offset)) => Some(first.min(offset)),
@@ -50,10 +50,10 @@ impl Cut {
 }
 
 /// Whether the file ends before the end of what its tables lead to.
-pub(crate) fn is_cut(file: &dyn ImageFile, header: &Header, image: &str) -> Result<bool> {
+pub(crate) fn is_truncated(file: &dyn ImageFile, header: &Header, image: &str) -> Result<bool> {
     let uses = count_uses(file, header, image)?;
     // What is outside of the file altogether is damage, too.
-    Ok(!uses.cut.is_empty() || uses.damage_count > 0)
+    Ok(!uses.truncated.is_empty() || uses.damage_count > 0)
 }
 
 impl Checker<'_> {
@@ -64,7 +64,7 @@ impl Checker<'_> {
             return;
         }
         let disk_offset = used.index * self.geometry.l2_coverage_bytes();
-        self.cut.meet(end, used.is_active.then_some(disk_offset));
+        self.truncated.extend(end, used.is_active.then_some(disk_offset));
         let detail = format!(
             "l2 table at {offset} for disk offset {disk_offset}: the file ends at {}, inside of it",
             self.file_bytes
@@ -111,7 +111,7 @@ impl Checker<'_> {
             Ok(Meaning::Compressed(compressed)) => {
                 if disk_offset < disk_bytes && !self.is_compressed_whole(compressed)? {
                     let place = table_offset + index * geometry.l2_entry_words() * POINTER_BYTES;
-                    self.cut.compressed.push((place, shown));
+                    self.truncated.compressed.push((place, shown));
                     self.tell_cut(compressed.offset, disk_offset);
                 }
                 return Ok(());
@@ -120,7 +120,7 @@ impl Checker<'_> {
         };
         // What does not even begin in the file was reported as a pointer that leads out of it.
         if end > self.file_bytes && self.is_inside(&(host..host + geometry.cluster_bytes())) {
-            self.cut.meet(end, shown);
+            self.truncated.extend(end, shown);
             self.tell_cut(host, disk_offset);
         }
         Ok(())
@@ -137,13 +137,16 @@ impl Checker<'_> {
     /// Whether a compressed cluster can be decompressed from the bytes that the file has of it.
     fn is_compressed_whole(&mut self, compressed: Compressed) -> Result<bool> {
         let sectors = compressed.sectors();
-        if sectors.end <= self.file_bytes || !self.is_inside(&sectors) || self.cut.whole.contains(&compressed.offset) {
+        if sectors.end <= self.file_bytes
+            || !self.is_inside(&sectors)
+            || self.truncated.whole.contains(&compressed.offset)
+        {
             return Ok(true);
         }
         let cluster_bytes = self.geometry.cluster_bytes();
-        self.cut.decompressed_bytes += cluster_bytes;
+        self.truncated.decompressed_bytes += cluster_bytes;
         let held = self.file_bytes.saturating_sub(compressed.offset);
-        if held == 0 || self.cut.decompressed_bytes > DECOMPRESSED_BYTES_MAX {
+        if held == 0 || self.truncated.decompressed_bytes > DECOMPRESSED_BYTES_MAX {
             return Ok(false);
         }
         let mut input = vec![0; to_usize(held)];
@@ -153,7 +156,7 @@ impl Checker<'_> {
             .decompress(&input, &mut cluster)
             .is_ok();
         if is_whole {
-            self.cut.whole.insert(compressed.offset);
+            self.truncated.whole.insert(compressed.offset);
         }
         Ok(is_whole)
     }

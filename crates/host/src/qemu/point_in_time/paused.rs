@@ -5,22 +5,22 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::bitmaps::{changes_actions, next_actions};
-use super::{Moment, Pause, Prepared, SnapshotBuilder};
+use super::{Pause, PointInTimeEvent, PreparedDisk, SnapshotBuilder};
 use crate::qemu::disks::set_drive;
-use crate::qemu::memory::{MemoryMode, MemoryPipe, Sending, Sent};
+use crate::qemu::memory::{MemoryMode, MemoryPipe, MemorySender, Sent};
 use crate::qemu::names::Role;
 use crate::qemu::qmp::{MonitorError, Result};
 
 /// The watchdog lets a machine run on after ten seconds, so a longer instant may not have been one.
 const LONG: Duration = Duration::from_secs(3);
 
-type Memory = (MemoryPipe, MemoryMode);
+type MemoryTarget = (MemoryPipe, MemoryMode);
 
 impl SnapshotBuilder<'_> {
     /// The instant of disks of which some must not get a filter while the machine runs.
-    pub(super) fn cut_stopped(&self, disks: &[Prepared], tell: &mut dyn FnMut(Moment)) -> Result<Pause> {
+    pub(super) fn take_paused(&self, disks: &[PreparedDisk], tell: &mut dyn FnMut(PointInTimeEvent)) -> Result<Pause> {
         if disks.is_empty() {
-            return Ok(self.stand_still(None, &|| Ok(()), tell)?.0);
+            return Ok(self.pause_for(None, &|| Ok(()), tell)?.0);
         }
         self.begin_next(disks)?;
         let switch = || {
@@ -29,17 +29,17 @@ impl SnapshotBuilder<'_> {
             self.set_filters(disks)?;
             self.add_frozen_of_copied(disks)
         };
-        let (pause, _) = self.stand_still(None, &switch, tell)?;
+        let (pause, _) = self.pause_for(None, &switch, tell)?;
         self.keep_changes(disks)?;
         Ok(pause)
     }
 
     /// The instant at which all memory is sent.
-    pub(super) fn cut_with_memory(
+    pub(super) fn take_with_memory(
         &self,
-        disks: &[Prepared],
-        memory: Memory,
-        tell: &mut dyn FnMut(Moment),
+        disks: &[PreparedDisk],
+        memory: MemoryTarget,
+        tell: &mut dyn FnMut(PointInTimeEvent),
     ) -> Result<(Pause, bool)> {
         let switch = || {
             self.take_back(disks)?;
@@ -57,15 +57,15 @@ impl SnapshotBuilder<'_> {
             self.transact(&actions.collect::<Vec<_>>())?;
             self.add_frozen_of_copied(disks)
         };
-        self.stand_still(Some(memory), &switch, tell)
+        self.pause_for(Some(memory), &switch, tell)
     }
 
     /// Stops the machine, does `work`, and lets it run on. Gives whether it is left paused, since others have paused it meanwhile.
-    pub(super) fn stand_still(
+    pub(super) fn pause_for(
         &self,
-        memory: Option<Memory>,
+        memory: Option<MemoryTarget>,
         work: &dyn Fn() -> Result<()>,
-        tell: &mut dyn FnMut(Moment),
+        tell: &mut dyn FnMut(PointInTimeEvent),
     ) -> Result<(Pause, bool)> {
         let status = self.execute("query-status", Value::Null)?;
         let was_running = status.get("running").and_then(Value::as_bool).unwrap_or_default();
@@ -75,11 +75,11 @@ impl SnapshotBuilder<'_> {
         let is_left_paused = was_running && sent.as_ref().is_some_and(|sent| sent.is_paused_by_others);
         let was_running = was_running && !is_left_paused;
         let settings = sent.map(|sent| sent.settings);
-        tell(Moment::Stopped);
+        tell(PointInTimeEvent::Stopped);
         let result = work();
         let cut = self.clock.now().saturating_sub(start);
         if result.is_ok() {
-            tell(Moment::Instant);
+            tell(PointInTimeEvent::Reached);
         }
         let others = self.clock.now().saturating_sub(start).saturating_sub(cut);
         let result = result.and_then(|()| self.check_stands_still(was_running && others > LONG));
@@ -112,8 +112,8 @@ impl SnapshotBuilder<'_> {
         Ok(())
     }
 
-    fn sending(&self) -> Sending<'_> {
-        Sending {
+    fn sending(&self) -> MemorySender<'_> {
+        MemorySender {
             monitor: self.monitor,
             clock: self.clock,
             run: self.run,
@@ -124,11 +124,13 @@ impl SnapshotBuilder<'_> {
     fn stop(
         &self,
         was_running: bool,
-        memory: Option<Memory>,
-        tell: &mut dyn FnMut(Moment),
+        memory: Option<MemoryTarget>,
+        tell: &mut dyn FnMut(PointInTimeEvent),
     ) -> Result<(Duration, Option<Sent>)> {
         if let Some((pipe, mode)) = memory {
-            let sent = self.sending().send(pipe, mode, &mut || tell(Moment::Runs))?;
+            let sent = self
+                .sending()
+                .send(pipe, mode, &mut || tell(PointInTimeEvent::Running))?;
             return Ok((self.clock.now().saturating_sub(sent.stood_still), Some(sent)));
         }
         let start = self.clock.now();
@@ -139,7 +141,7 @@ impl SnapshotBuilder<'_> {
     }
 
     /// Takes the images back that QEMU has given up, and puts filters on them.
-    fn take_back(&self, disks: &[Prepared]) -> Result<()> {
+    fn take_back(&self, disks: &[PreparedDisk]) -> Result<()> {
         for (number, disk) in disks.iter().enumerate() {
             let id = self.run.thing(&format!("awake{number}"));
             let arguments = json!({ "type": "nbd", "id": id, "node-name": disk.disk.node, "name": id });
@@ -160,7 +162,7 @@ impl SnapshotBuilder<'_> {
     }
 
     /// Puts the filters under their devices, one after the other.
-    pub(super) fn set_filters(&self, disks: &[Prepared]) -> Result<()> {
+    pub(super) fn set_filters(&self, disks: &[PreparedDisk]) -> Result<()> {
         for (number, disk) in disks.iter().enumerate() {
             let filter = self.run.node(number, Role::Filter);
             set_drive(self.monitor, &disk.disk.device, &filter)?;
