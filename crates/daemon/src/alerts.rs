@@ -6,6 +6,7 @@ use holdfast_policy::Timestamp;
 use holdfast_policy::config::Event;
 use holdfast_policy::schedule::Consequence;
 
+use super::journal::RunEntry;
 use super::ledger::{Alert, JobRecord};
 use super::outcome::{Ended, Outcome};
 
@@ -24,6 +25,21 @@ pub struct Notice {
     pub subject: String,
     /// In more.
     pub text: String,
+    /// The run that it is about.
+    pub run: Option<RunEntry>,
+}
+
+impl Notice {
+    /// Adds the run that has ended, and what it has achieved in words; a notice about a machine is not about the run.
+    pub(super) fn add_run(&mut self, run: &RunEntry, summary: &str) {
+        if self.machine.is_some() {
+            return;
+        }
+        let parts = [summary, self.text.trim()];
+        let parts: Vec<&str> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+        self.text = parts.join("\n\n");
+        self.run = Some(run.clone());
+    }
 }
 
 /// What there is to tell of a run that has ended; what was told is noted in the record.
@@ -42,6 +58,7 @@ pub(super) fn after_run(
         is_good,
         subject,
         text,
+        run: None,
     };
     mend(record, now);
     let mut notices = Vec::new();
@@ -60,7 +77,12 @@ pub(super) fn after_run(
             }
             if outcome == Outcome::Warnings {
                 let subject = format!("{job} was done, with warnings");
-                notices.push(notice(Event::Warnings, false, subject, ended.lines.join("\n")));
+                let text = if ended.result.warnings.is_empty() {
+                    &ended.lines
+                } else {
+                    &ended.result.warnings
+                };
+                notices.push(notice(Event::Warnings, false, subject, text.join("\n")));
             }
             notices.push(notice(Event::Success, true, format!("{job} was done"), String::new()));
         }
@@ -132,6 +154,7 @@ fn of_machines(
             is_good: one.is_fresh,
             subject,
             text: newest,
+            run: None,
         });
     }
     notices
@@ -152,6 +175,7 @@ pub(super) fn reminder(job: &str, record: &mut JobRecord, remind_after: Duration
         is_good: false,
         subject: format!("{job} fails still, since {}", alert.since),
         text: format!("holdfast runs --job {job} shows what it said."),
+        run: None,
     })
 }
 

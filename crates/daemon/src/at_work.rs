@@ -12,6 +12,7 @@ use super::journal::{JournalEntry, RunEntry};
 use super::ledger::JobRecord;
 use super::locks::{is_locked, lock_job};
 use super::outcome::{Ended, Outcome, StopCause, ended};
+use super::run_result::RunResult;
 use super::{ASK_AGAIN, Asked, Daemon, DaemonEvent, Severity, alerts};
 
 /// A job at work.
@@ -164,6 +165,7 @@ impl Daemon<'_> {
                     exit_code: None,
                     error: Some(format!("start {}: {error}", self.request.program.display())),
                     lines: Vec::new(),
+                    result: RunResult::default(),
                     freshness: Vec::new(),
                 };
                 let noted = Noted {
@@ -217,6 +219,7 @@ impl Daemon<'_> {
                 exit_code: None,
                 error: Some(format!("wait for its end: {error}")),
                 lines: Vec::new(),
+                result: RunResult::default(),
                 freshness: Vec::new(),
             },
         };
@@ -237,6 +240,7 @@ impl Daemon<'_> {
             exit_code: None,
             error: Some("nobody saw how it ended: its scheduler was killed meanwhile".to_owned()),
             lines: Vec::new(),
+            result: RunResult::default(),
             freshness: Vec::new(),
         };
         let noted = Noted {
@@ -262,7 +266,7 @@ impl Daemon<'_> {
         let consequence = record.state.end(&timing, ended.outcome.end(), noted.cause, now);
         record.last = Some((now, ended.outcome));
         let remind_after = self.request.config.daemon.remind_after.duration();
-        let notices = alerts::after_run(name, &mut record, ended, consequence, remind_after, now);
+        let mut notices = alerts::after_run(name, &mut record, ended, consequence, remind_after, now);
         self.keep(name, record);
         let retry_at = match consequence {
             Consequence::Retry(at) => Some(at),
@@ -281,8 +285,13 @@ impl Daemon<'_> {
             retry_at: retry_at.map(|at| at.to_string()),
             error: ended.error.clone(),
             lines: ended.lines.clone(),
+            result: ended.result.clone(),
         };
-        self.say_end(&entry, ended.outcome);
+        let summary = (self.world.summary)(&entry);
+        for notice in &mut notices {
+            notice.add_run(&entry, &summary);
+        }
+        self.say_end(&entry, ended.outcome, &summary);
         self.note(JournalEntry::Run(entry.clone()));
         if self.request.asked != Asked::Forever {
             self.report.runs.push(entry);
@@ -290,7 +299,7 @@ impl Daemon<'_> {
         self.tell(notices, &job.notify, now);
     }
 
-    fn say_end(&self, entry: &RunEntry, outcome: Outcome) {
+    fn say_end(&self, entry: &RunEntry, outcome: Outcome, summary: &str) {
         let (severity, what) = match outcome {
             Outcome::Done => (Severity::Info, "was done".to_owned()),
             Outcome::Warnings => (Severity::Warning, "was done, with warnings".to_owned()),
@@ -300,7 +309,10 @@ impl Daemon<'_> {
             }
         };
         let again = entry.retry_at.as_ref().map(|at| format!("; it is tried again at {at}"));
-        self.say(severity, &format!("{} {what}{}", entry.job, again.unwrap_or_default()));
+        self.say(
+            severity,
+            &format!("{} {what}; {summary}{}", entry.job, again.unwrap_or_default()),
+        );
     }
 
     /// Stops those that take too long, and kills those that do not stop.

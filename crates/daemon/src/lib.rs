@@ -15,6 +15,7 @@ mod journal;
 mod ledger;
 mod locks;
 mod outcome;
+mod run_result;
 mod telling;
 
 use std::collections::BTreeMap;
@@ -37,6 +38,7 @@ pub use deliver::{Message, deliver};
 pub use journal::{JobJournal, JournalEntry, NoticeEntry, RunEntry};
 pub use ledger::{JobRecord, Ledger};
 pub use outcome::Outcome;
+pub use run_result::{RunResult, RunSnapshot};
 
 /// The longest sleep.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
@@ -88,6 +90,8 @@ pub struct DaemonWorld<'a> {
     pub clock: Arc<dyn Clock>,
     /// Says something.
     pub say: Speaker,
+    /// Sums up in words what a run has achieved.
+    pub summary: &'a dyn Fn(&RunEntry) -> String,
     /// Reads the configuration again; none where it is no good, which has been said.
     pub reload: &'a dyn Fn() -> Option<Config>,
     /// Tells who watches over us how we are.

@@ -6,6 +6,8 @@ use holdfast_policy::config::Judgement;
 use holdfast_policy::schedule::RunEnd;
 use serde_json::Value;
 
+use super::run_result::RunResult;
+
 /// How a run ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Outcome {
@@ -89,6 +91,8 @@ pub(super) struct Ended {
     pub(super) error: Option<String>,
     /// What it said last.
     pub(super) lines: Vec<String>,
+    /// What it has achieved.
+    pub(super) result: RunResult,
     /// Machines whose snapshots were looked at.
     pub(super) freshness: Vec<Freshness>,
 }
@@ -147,6 +151,7 @@ pub(super) fn ended(worked: &Worked, judgement: Judgement, stop: Option<StopCaus
         exit_code: code,
         error,
         lines: worked.lines.clone(),
+        result: RunResult::of_document(&document),
         freshness: freshness(&document["report"]["machines"]),
     }
 }

@@ -45,7 +45,23 @@ fn jobs_run_when_they_are_due_and_are_in_the_journal() {
         (&run["by"], &run["kind"], &run["exit_code"]),
         (&"daemon".into(), &"backup".into(), &0.into())
     );
-    assert!(host.rig.ok(&at_home(&["runs"])).contains("often"));
+    let listed = host.rig.report(&["list"]);
+    let id = &listed["snapshots"].as_array().unwrap().last().unwrap()["id"];
+    let run_of_snapshot = runs["runs"].as_array().unwrap().iter().rev().find_map(|run| {
+        let snapshot = &run["snapshots"][0];
+        (snapshot["id"] == *id).then_some(run)
+    });
+    assert_eq!(run["snapshots"][0]["machine"], "a", "{run}");
+    assert!(run["read_bytes"].as_u64().unwrap() >= 20_000, "{run}");
+    assert!(run["stored_bytes"].as_u64().unwrap() > 0, "{run}");
+    assert!(run_of_snapshot.is_some(), "{id} {runs}");
+    let shown = host.rig.ok(&at_home(&["runs"]));
+    assert!(shown.contains("often") && shown.contains("19.5 KiB read"), "{shown}");
+    let log = host.log();
+    assert!(
+        log.contains("often was done; snapshot ") && log.contains(" stored, took "),
+        "{log}"
+    );
     // It has never run, and is known all the same.
     let words = at_home(&["runs", "--job", "off"]);
     let mut command = host.rig.command(&words);
