@@ -8,6 +8,7 @@ use holdfast_policy::config::Event;
 use holdfast_policy::schedule::Consequence;
 
 use super::job_records::{Alert, JobRecord};
+use super::journal::RunEntry;
 use super::outcome::{Outcome, RunResult};
 
 /// A notification.
@@ -25,6 +26,21 @@ pub struct Notice {
     pub subject: String,
     /// The details.
     pub text: String,
+    /// The run that it is about.
+    pub run: Option<RunEntry>,
+}
+
+impl Notice {
+    /// Adds the run that has ended, and what it has achieved in words; a notice about a machine is not about the run.
+    pub(super) fn add_run(&mut self, run: &RunEntry, summary: &str) {
+        if self.machine.is_some() {
+            return;
+        }
+        let parts = [summary, self.text.trim()];
+        let parts: Vec<&str> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+        self.text = parts.join("\n\n");
+        self.run = Some(run.clone());
+    }
 }
 
 /// The notices after the end of a run; the record is updated with them.
@@ -43,6 +59,7 @@ pub(super) fn after_run(
         is_good,
         subject,
         text,
+        run: None,
     };
     correct_clock(record, now);
     let mut notices = Vec::new();
@@ -61,7 +78,12 @@ pub(super) fn after_run(
             }
             if outcome == Outcome::Warnings {
                 let subject = format!("{job} completed with warnings");
-                notices.push(notice(Event::Warnings, false, subject, ended.lines.join("\n")));
+                let text = if ended.result.warnings.is_empty() {
+                    &ended.lines
+                } else {
+                    &ended.result.warnings
+                };
+                notices.push(notice(Event::Warnings, false, subject, text.join("\n")));
             }
             notices.push(notice(Event::Success, true, format!("{job} completed"), String::new()));
         }
@@ -133,6 +155,7 @@ fn of_machines(
             is_good: one.is_fresh,
             subject,
             text: newest,
+            run: None,
         });
     }
     notices
@@ -153,6 +176,7 @@ pub(super) fn reminder(job: &str, record: &mut JobRecord, remind_after: Duration
         is_good: false,
         subject: format!("{job} is still failing, since {}", alert.since),
         text: format!("holdfast runs --job {job} shows its output."),
+        run: None,
     })
 }
 
@@ -197,6 +221,7 @@ mod tests {
     use super::{after_run, reminder};
     use crate::job_records::JobRecord;
     use crate::outcome::{Freshness, Outcome, RunResult};
+    use crate::run_report::RunReport;
 
     const DAY: Duration = Duration::from_secs(86_400);
 
@@ -210,6 +235,7 @@ mod tests {
             exit_code: None,
             error: Some("why".to_owned()),
             lines: vec!["line".to_owned()],
+            result: RunReport::default(),
             freshness: machines
                 .iter()
                 .map(|(machine, is_fresh)| Freshness {

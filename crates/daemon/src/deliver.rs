@@ -61,6 +61,7 @@ impl Message {
                 "subject": notice.subject,
                 "text": text,
                 "time": time,
+                "run": notice.run,
             }),
             text,
         }
@@ -293,6 +294,7 @@ mod tests {
             is_good: false,
             subject: subject.to_owned(),
             text: text.to_owned(),
+            run: None,
         };
         Message::new(&notice, "host1", "2026-11-20T10:00:00Z")
     }

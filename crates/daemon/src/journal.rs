@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::locks;
+use super::run_report::RunReport;
 use holdfast_engine::{Error, Result};
 
 /// Size at which the journal is rotated.
@@ -60,6 +61,9 @@ pub struct RunEntry {
     pub error: Option<String>,
     /// The last lines of its output.
     pub lines: Vec<String>,
+    /// What it has achieved.
+    #[serde(flatten)]
+    pub result: RunReport,
 }
 
 /// A notification that was delivered, or failed.
@@ -222,6 +226,7 @@ mod tests {
     use std::io::Write as _;
 
     use super::{BYTES_MAX, JobJournal, JournalEntry, NoticeEntry, RunEntry};
+    use crate::run_report::{RunReport, RunSnapshot};
 
     fn run(job: &str) -> JournalEntry {
         JournalEntry::Run(RunEntry {
@@ -237,6 +242,7 @@ mod tests {
             retry_at: None,
             error: Some("why\nnot".to_owned()),
             lines: vec!["x".repeat(100)],
+            result: RunReport::default(),
         })
     }
 
@@ -262,6 +268,30 @@ mod tests {
         file.write_all(b"\xff\xfe\n{}\n\n[]\n").unwrap();
         journal.append(run("c")).unwrap();
         assert_eq!(journal.read().unwrap(), [run("a"), notice, run("b"), run("c")]);
+    }
+
+    /// A line as it was written before runs had results, and one of a later program with a key that is not known here.
+    #[test]
+    fn lines_of_older_and_newer_programs_are_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let journal = JobJournal::new(folder.path());
+        let start = r#"{"entry":"run","job":"nightly","kind":"backup","by":"daemon","start":"2026-11-20T10:00:00Z","end":"2026-11-20T10:00:01Z","duration_ms":1000,"outcome":"done","exit_code":0,"failed_before":0,"retry_at":null,"error":null,"lines":[]"#;
+        let result = r#""snapshots":[{"machine":"web","id":"01"}],"read_bytes":5,"stored_bytes":3,"warnings":["odd"],"later":{}"#;
+        std::fs::write(journal.path(), format!("{start}}}\n{start},{result}}}\n")).unwrap();
+        let results = journal.read().unwrap().into_iter().map(|entry| match entry {
+            JournalEntry::Run(run) => run.result,
+            JournalEntry::Notice(notice) => panic!("{notice:?} is no run"),
+        });
+        let expected = RunReport {
+            snapshots: vec![RunSnapshot {
+                machine: "web".to_owned(),
+                id: "01".to_owned(),
+            }],
+            read_bytes: Some(5),
+            stored_bytes: Some(3),
+            warnings: vec!["odd".to_owned()],
+        };
+        assert_eq!(results.collect::<Vec<_>>(), [RunReport::default(), expected]);
     }
 
     #[test]

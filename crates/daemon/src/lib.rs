@@ -16,6 +16,7 @@ mod journal;
 mod locks;
 mod notifications;
 mod outcome;
+mod run_report;
 mod running;
 
 use std::collections::BTreeMap;
@@ -38,6 +39,7 @@ pub use deliver::{Message, deliver};
 pub use job_records::{JobRecord, JobRecords};
 pub use journal::{JobJournal, JournalEntry, NoticeEntry, RunEntry};
 pub use outcome::Outcome;
+pub use run_report::{RunReport, RunSnapshot};
 
 /// The longest sleep.
 const POLL_INTERVAL_MAX: Duration = Duration::from_secs(30);
@@ -89,6 +91,8 @@ pub struct DaemonEnvironment<'a> {
     pub clock: Arc<dyn Clock>,
     /// Writes a log message.
     pub log: LogSink,
+    /// Sums up in words what a run has done.
+    pub summary: &'a dyn Fn(&RunEntry) -> String,
     /// Reads the configuration again; none if it is invalid, which has been logged.
     pub reload: &'a dyn Fn() -> Option<Config>,
     /// Reports the state to the service manager.

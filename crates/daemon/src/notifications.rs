@@ -83,6 +83,7 @@ impl Daemon<'_> {
             is_good: false,
             subject: "the journal of runs cannot be written".to_owned(),
             text,
+            run: None,
         };
         self.notify([notice], &[], now);
     }

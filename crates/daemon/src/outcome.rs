@@ -6,6 +6,8 @@ use holdfast_policy::config::ExitCodeScheme;
 use holdfast_policy::schedule::RunEnd;
 use serde_json::Value;
 
+use super::run_report::RunReport;
+
 /// The outcome of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Outcome {
@@ -89,6 +91,8 @@ pub(super) struct RunResult {
     pub(super) error: Option<String>,
     /// The last lines of its output.
     pub(super) lines: Vec<String>,
+    /// What its JSON document reports.
+    pub(super) result: RunReport,
     /// Machines whose snapshots were checked.
     pub(super) freshness: Vec<Freshness>,
 }
@@ -147,6 +151,7 @@ pub(super) fn ended(worked: &WorkerOutput, exit_codes: ExitCodeScheme, stop: Opt
         exit_code: code,
         error,
         lines: worked.lines.clone(),
+        result: RunReport::of_document(&document),
         freshness: freshness(&document["report"]["machines"]),
     }
 }

@@ -12,6 +12,7 @@ use super::job_records::JobRecord;
 use super::journal::{JournalEntry, RunEntry};
 use super::locks::{is_locked, lock_job};
 use super::outcome::{Outcome, RunResult, StopCause, ended};
+use super::run_report::RunReport;
 use super::{Daemon, DaemonEvent, RECHECK_INTERVAL, RunMode, Severity, alerts};
 
 /// A running job.
@@ -164,6 +165,7 @@ impl Daemon<'_> {
                     exit_code: None,
                     error: Some(format!("start {}: {error}", self.request.program.display())),
                     lines: Vec::new(),
+                    result: RunReport::default(),
                     freshness: Vec::new(),
                 };
                 let run = EndedRun {
@@ -217,6 +219,7 @@ impl Daemon<'_> {
                 exit_code: None,
                 error: Some(format!("wait for its end: {error}")),
                 lines: Vec::new(),
+                result: RunReport::default(),
                 freshness: Vec::new(),
             },
         };
@@ -237,6 +240,7 @@ impl Daemon<'_> {
             exit_code: None,
             error: Some("its result is unknown, because the scheduler was killed".to_owned()),
             lines: Vec::new(),
+            result: RunReport::default(),
             freshness: Vec::new(),
         };
         let run = EndedRun {
@@ -262,7 +266,7 @@ impl Daemon<'_> {
         let consequence = record.state.end(&timing, ended.outcome.end(), run.cause, now);
         record.last = Some((now, ended.outcome));
         let remind_after = self.request.config.daemon.remind_after.duration();
-        let notices = alerts::after_run(name, &mut record, ended, consequence, remind_after, now);
+        let mut notices = alerts::after_run(name, &mut record, ended, consequence, remind_after, now);
         self.save_record(name, record);
         let retry_at = match consequence {
             Consequence::Retry(at) => Some(at),
@@ -281,8 +285,13 @@ impl Daemon<'_> {
             retry_at: retry_at.map(|at| at.to_string()),
             error: ended.error.clone(),
             lines: ended.lines.clone(),
+            result: ended.result.clone(),
         };
-        self.log_end(&entry, ended.outcome);
+        let summary = (self.environment.summary)(&entry);
+        for notice in &mut notices {
+            notice.add_run(&entry, &summary);
+        }
+        self.log_end(&entry, ended.outcome, &summary);
         self.append_entry(JournalEntry::Run(entry.clone()));
         if self.request.mode != RunMode::Forever {
             self.report.runs.push(entry);
@@ -290,7 +299,7 @@ impl Daemon<'_> {
         self.notify(notices, &job.notify, now);
     }
 
-    fn log_end(&self, entry: &RunEntry, outcome: Outcome) {
+    fn log_end(&self, entry: &RunEntry, outcome: Outcome, summary: &str) {
         let (severity, what) = match outcome {
             Outcome::Done => (Severity::Info, "completed".to_owned()),
             Outcome::Warnings => (Severity::Warning, "completed with warnings".to_owned()),
@@ -303,7 +312,10 @@ impl Daemon<'_> {
             }
         };
         let again = entry.retry_at.as_ref().map(|at| format!("; retry at {at}"));
-        self.log(severity, &format!("{} {what}{}", entry.job, again.unwrap_or_default()));
+        self.log(
+            severity,
+            &format!("{} {what}; {summary}{}", entry.job, again.unwrap_or_default()),
+        );
     }
 
     /// Stops jobs that exceed their timeout, and kills those that do not stop.

@@ -37,7 +37,7 @@ pub use format::fingerprint::BLOCK_BYTES;
 pub use format::manifest::{DiskContent, DiskRecord, DiskStatistics, Manifest};
 pub use gc::loss::{AcceptedLoss, LostSearch};
 pub use gc::request::{GcPlan, GcReport, GcRequest};
-pub use gc::statistics::{SnapshotStatistics, Statistics};
+pub use gc::statistics::{SnapshotStatistics, Statistics, StoredSizes};
 pub use id::{ChunkId, PackId, ParseIdError, RepositoryId, SegmentId, SnapshotId, WriterId};
 pub use losses::{Loss, LostSnapshot};
 pub use progress::job::{JobProgress, NoProgress};

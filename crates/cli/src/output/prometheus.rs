@@ -33,8 +33,8 @@ pub struct Sample {
 pub enum MetricValue {
     /// A whole number.
     Whole(u64),
-    /// A part of a whole.
-    Ratio(f64),
+    /// A number with a fraction: a ratio, or seconds.
+    Real(f64),
 }
 
 impl Metric {
@@ -77,7 +77,7 @@ pub fn exposition(metrics: &[Metric]) -> String {
             };
             match sample.value {
                 MetricValue::Whole(number) => writeln!(text, "{name}{labels} {number}").ok(),
-                MetricValue::Ratio(ratio) => writeln!(text, "{name}{labels} {ratio}").ok(),
+                MetricValue::Real(ratio) => writeln!(text, "{name}{labels} {ratio}").ok(),
             };
         }
     }
@@ -112,7 +112,7 @@ mod tests {
         );
         bytes.add(&[("dataset", "a\\b \"c\"\n\u{1b}")], MetricValue::Whole(0));
         let mut ratio = Metric::new("holdfast_y_ratio", "How full");
-        ratio.add(&[], MetricValue::Ratio(0.45));
+        ratio.add(&[], MetricValue::Real(0.45));
         let text = exposition(&[bytes, Metric::new("holdfast_none", "Nothing"), ratio]);
         let wanted = "# HELP holdfast_x_bytes Bytes of it\n\
             # TYPE holdfast_x_bytes gauge\n\

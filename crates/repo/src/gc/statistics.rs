@@ -1,6 +1,6 @@
 //! Statistics of the repository.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
 use crate::error::{Error, Result};
 use crate::format::manifest::Manifest;
@@ -44,6 +44,17 @@ pub struct Statistics {
     pub lost: Vec<LostSnapshot>,
     /// Each snapshot, oldest first.
     pub snapshots: Vec<SnapshotStatistics>,
+}
+
+/// What a repository takes in its store.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StoredSizes {
+    /// Bytes of the whole repository.
+    pub stored_bytes: u64,
+    /// Bytes of the index.
+    pub index_bytes: u64,
+    /// Packs.
+    pub pack_count: u64,
 }
 
 /// A snapshot in figures.
@@ -99,6 +110,23 @@ fn of_snapshot(manifest: &Manifest) -> SnapshotStatistics {
 }
 
 impl Repository {
+    /// What it takes in its store: lists all objects, and reads none.
+    pub fn stored_sizes(&self) -> Result<StoredSizes> {
+        let mut sizes = StoredSizes::default();
+        for kind in ObjectKind::ALL {
+            self.vault.store.list(kind, &mut |_, length| {
+                sizes.stored_bytes += length;
+                match kind {
+                    ObjectKind::Index => sizes.index_bytes += length,
+                    ObjectKind::Pack => sizes.pack_count += 1,
+                    _ => {}
+                }
+                Ok(())
+            })?;
+        }
+        Ok(sizes)
+    }
+
     /// Measures the repository: reads all maps and the directories of all packs.
     pub fn statistics(&self) -> Result<Statistics> {
         self.statistics_with_progress(&NoProgress::default())
@@ -141,15 +169,9 @@ impl Repository {
             statistics.data_bytes = statistics.data_bytes.saturating_add(snapshot.data_bytes);
             statistics.snapshots.push(snapshot);
         }
-        let mut bytes_of: HashMap<ObjectKind, u64> = HashMap::new();
-        for kind in ObjectKind::ALL {
-            self.vault.store.list(kind, &mut |_, length| {
-                *bytes_of.entry(kind).or_default() += length;
-                Ok(())
-            })?;
-        }
-        statistics.stored_bytes = bytes_of.values().sum();
-        statistics.index_bytes = bytes_of.get(&ObjectKind::Index).copied().unwrap_or_default();
+        let stored = self.stored_sizes()?;
+        statistics.stored_bytes = stored.stored_bytes;
+        statistics.index_bytes = stored.index_bytes;
         let sizes = self.pack_sizes()?;
         progress.items("looking into packs", sizes.len() as u64);
         for (pack, length) in sizes {

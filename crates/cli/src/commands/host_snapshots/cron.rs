@@ -4,7 +4,7 @@ use std::cell::{Cell, OnceCell, RefCell};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use holdfast_daemon::{Outcome as RunOutcome, RunEntry};
+use holdfast_daemon::{Outcome as RunOutcome, RunEntry, RunReport};
 use holdfast_engine::{
     GuestRequest, Guests, MachinePlaces, MemoryWish, PolicyRunReport, PolicyRunRequest, SetId, run_policy,
 };
@@ -343,6 +343,7 @@ fn entry(report: &Result<CronDone, Error>, start: Timestamp, duration: Duration)
         retry_at: None,
         error,
         lines: Vec::new(),
+        result: RunReport::default(),
     }
 }
 

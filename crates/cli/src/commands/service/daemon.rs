@@ -13,7 +13,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
 use crate::args::{Example, SharedOptions};
-use crate::commands::service::runs::{RunDocument, documents, run_table};
+use crate::commands::service::runs::{RunDocument, documents, run_table, summary};
 use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::context::holdfast_file::{HoldfastFileArgs, StateFileArgs};
@@ -201,6 +201,7 @@ fn act(
         now: &time::now,
         clock: Arc::clone(context.clock()),
         log,
+        summary: &summary,
         reload: &|| match file.load(context) {
             Ok(config) => Some(config),
             Err(error) => {
@@ -295,7 +296,7 @@ pub(crate) fn note(entry: RunEntry, context: &Context) {
 
 #[cfg(test)]
 mod tests {
-    use holdfast_daemon::{DaemonReport, Outcome as RunOutcome, RunEntry};
+    use holdfast_daemon::{DaemonReport, Outcome as RunOutcome, RunEntry, RunReport};
 
     use super::exit;
     use crate::exit::Exit;
@@ -315,6 +316,7 @@ mod tests {
             retry_at: None,
             error: None,
             lines: Vec::new(),
+            result: RunReport::default(),
         };
         let of = |outcomes: &[RunOutcome], busy: &[&str]| {
             exit(&DaemonReport {

@@ -127,16 +127,22 @@ fn run(args: &JobsArgs, context: &Context) -> Result<Exit, Error> {
     context.report(&JobsListed { jobs })
 }
 
-fn document(job: &Job, mut record: JobRecord, now: Timestamp, context: &Context) -> JobDocument {
+/// When a job runs next, by its record, which is corrected where only a wrong clock can have made it; none where never, and while it runs.
+pub(super) fn next_run(job: &Job, record: &mut JobRecord, now: Timestamp, context: &Context) -> Option<Timestamp> {
     let timing = job.timing(&crate::commands::service::daemon::host());
     record.state.normalize(&timing, context.zone(), now);
-    let due = record.state.due(&timing, context.zone(), now);
-    let next = match due {
+    match record.state.due(&timing, context.zone(), now) {
         _ if !job.is_enabled => None,
         Due::Since(since) => Some(since),
         Due::At(at) => Some(at),
         Due::Running | Due::Never => None,
-    };
+    }
+}
+
+fn document(job: &Job, mut record: JobRecord, now: Timestamp, context: &Context) -> JobDocument {
+    let timing = job.timing(&crate::commands::service::daemon::host());
+    let next = next_run(job, &mut record, now, context);
+    let due = record.state.due(&timing, context.zone(), now);
     let local = |time: Option<Timestamp>| time.map(|time| time::local(time, context.zone())).unwrap_or_default();
     let failing = record.failing.as_ref().map(|alert| alert.since);
     let last = record.last.map(|(end, _)| end);

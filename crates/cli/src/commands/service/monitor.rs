@@ -76,6 +76,13 @@ struct CapacityArgs {
 struct WatchArgs {
     #[command(flatten)]
     file: SanoidFileArgs,
+    #[command(flatten)]
+    limit: AnswerLimitArgs,
+}
+
+/// How long ZFS may take.
+#[derive(Debug, clap::Args)]
+struct AnswerLimitArgs {
     /// Total time limit for the answers of ZFS
     #[arg(long, value_name = "SECONDS", default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=3600))]
     timeout: u64,
@@ -135,7 +142,7 @@ impl Verb for CapacityArgs {
     }
 }
 
-impl WatchArgs {
+impl AnswerLimitArgs {
     fn providers(&self, context: &Context) -> Providers {
         let tools = datasets::tools_until(context, Duration::from_secs(self.timeout));
         datasets::providers_of(&tools, context)

@@ -90,6 +90,7 @@ fn run(args: &NotifyArgs, context: &Context) -> Result<Exit, Error> {
         is_good: true,
         subject: "this is a test".to_owned(),
         text: "Messages of holdfast arrive.".to_owned(),
+        run: None,
     };
     let message = Message::new(
         &notice,

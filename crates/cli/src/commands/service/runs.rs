@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use holdfast_daemon::{JobJournal, JournalEntry, NoticeEntry, RunEntry};
+use holdfast_daemon::{JobJournal, JournalEntry, NoticeEntry, RunEntry, RunSnapshot};
 use jiff::Timestamp;
 use serde::Serialize;
 
@@ -15,6 +15,9 @@ use crate::exit::Exit;
 use crate::output::{Column, Page, Report, Style, Table};
 use crate::process::time;
 use crate::units;
+
+/// Snapshots that a summary of a run names; more are counted.
+const SNAPSHOTS_NAMED_MAX: usize = 4;
 
 /// Arguments of `runs`.
 #[derive(Debug, clap::Args)]
@@ -113,6 +116,11 @@ impl RunDocument {
         units::duration(Duration::from_millis(self.run.duration_ms))
     }
 
+    /// Why it was not done, or what it has achieved.
+    fn result(&self) -> String {
+        self.run.error.clone().unwrap_or_else(|| achieved(&self.run))
+    }
+
     fn long(&self, page: &mut Page) {
         let run = &self.run;
         page.styled(
@@ -128,6 +136,17 @@ impl RunDocument {
         if let Some(error) = &run.error {
             page.line(&format!("  {error}"));
         }
+        let achieved = achieved(run);
+        if !achieved.is_empty() {
+            page.line(&format!("  {achieved}"));
+        }
+        let several = has_several_machines(run);
+        for snapshot in run.result.snapshots.iter().filter(|_| several) {
+            page.line(&format!("  snapshot {}/{}", snapshot.machine, snapshot.id));
+        }
+        for warning in &run.result.warnings {
+            page.styled(Style::Warning, &format!("  warning: {warning}"));
+        }
         if let Some(at) = &run.retry_at {
             page.line(&format!("  tried again at {at}"));
         }
@@ -135,6 +154,54 @@ impl RunDocument {
             page.line(&format!("  | {line}"));
         }
     }
+}
+
+/// Whether its snapshots are of several machines.
+fn has_several_machines(run: &RunEntry) -> bool {
+    let mut snapshots = run.result.snapshots.iter();
+    let first = snapshots.next();
+    first.is_some_and(|first| snapshots.any(|other| other.machine != first.machine))
+}
+
+/// What a run has achieved, and how long it took.
+pub(crate) fn summary(run: &RunEntry) -> String {
+    let took = units::duration(Duration::from_millis(run.duration_ms));
+    match achieved(run) {
+        achieved if achieved.is_empty() => format!("took {took}"),
+        achieved => format!("{achieved}, took {took}"),
+    }
+}
+
+/// What a run has achieved: its snapshots, bytes and warnings; empty where its program said nothing of it.
+fn achieved(run: &RunEntry) -> String {
+    let result = &run.result;
+    let mut parts = Vec::new();
+    let snapshots = &result.snapshots;
+    if snapshots.len() > SNAPSHOTS_NAMED_MAX {
+        parts.push(units::counted(snapshots.len() as u64, "snapshot", "snapshots"));
+    } else if !snapshots.is_empty() {
+        let several = has_several_machines(run);
+        let name = |snapshot: &RunSnapshot| {
+            let id = snapshot.id.get(..8).unwrap_or(&snapshot.id);
+            if several {
+                format!("{}/{id}", snapshot.machine)
+            } else {
+                id.to_owned()
+            }
+        };
+        let names: Vec<String> = snapshots.iter().map(name).collect();
+        parts.push(format!("snapshot {}", names.join(" ")));
+    }
+    parts.extend(result.read_bytes.map(|read| format!("{} read", units::bytes(read))));
+    parts.extend(
+        result
+            .stored_bytes
+            .map(|stored| format!("{} stored", units::bytes(stored))),
+    );
+    if !result.warnings.is_empty() {
+        parts.push(units::counted(result.warnings.len() as u64, "warning", "warnings"));
+    }
+    parts.join(", ")
 }
 
 /// Runs as a table.
@@ -148,7 +215,7 @@ pub(crate) fn run_table(runs: &[RunDocument], page: &mut Page) {
         Column::number("TOOK"),
         Column::text("BY"),
         Column::text("OUTCOME"),
-        Column::long_text("WHY"),
+        Column::long_text("RESULT"),
     ]);
     for run in runs {
         table.styled_row([
@@ -157,7 +224,7 @@ pub(crate) fn run_table(runs: &[RunDocument], page: &mut Page) {
             (Style::Plain, run.duration()),
             (Style::Plain, run.run.by.clone()),
             (run.style(), run.run.outcome.clone()),
-            (Style::Plain, run.run.error.clone().unwrap_or_default()),
+            (Style::Plain, run.result()),
         ]);
     }
     page.table(&table);

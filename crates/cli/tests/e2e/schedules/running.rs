@@ -1,5 +1,6 @@
 //! What a daemon, and `run` without one, do when all is well.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::net::UnixDatagram;
 
 use rustix::process::Signal;
@@ -45,7 +46,23 @@ fn jobs_run_when_they_are_due_and_are_in_the_journal() {
         (&run["by"], &run["kind"], &run["exit_code"]),
         (&"daemon".into(), &"backup".into(), &0.into())
     );
-    assert!(host.rig.ok(&at_home(&["runs"])).contains("often"));
+    let listed = host.rig.report(&["list"]);
+    let id = &listed["snapshots"].as_array().unwrap().last().unwrap()["id"];
+    let run_of_snapshot = runs["runs"].as_array().unwrap().iter().rev().find_map(|run| {
+        let snapshot = &run["snapshots"][0];
+        (snapshot["id"] == *id).then_some(run)
+    });
+    assert_eq!(run["snapshots"][0]["machine"], "a", "{run}");
+    assert!(run["read_bytes"].as_u64().unwrap() >= 20_000, "{run}");
+    assert!(run["stored_bytes"].as_u64().unwrap() > 0, "{run}");
+    assert!(run_of_snapshot.is_some(), "{id} {runs}");
+    let shown = host.rig.ok(&at_home(&["runs"]));
+    assert!(shown.contains("often") && shown.contains("19.5 KiB read"), "{shown}");
+    let log = host.log();
+    assert!(
+        log.contains("often was done; snapshot ") && log.contains(" stored, took "),
+        "{log}"
+    );
     // It has never run, and is known all the same.
     let words = at_home(&["runs", "--job", "off"]);
     let mut command = host.rig.command(&words);
@@ -133,4 +150,82 @@ fn a_configuration_is_read_again_and_a_bad_one_is_refused() {
     daemon.signal(Signal::HUP);
     host.wait_for("other", &["done"]);
     assert_eq!(daemon.stop(), Some(0));
+}
+
+/// Reads the text format of Prometheus strictly; each series with its value.
+fn series(text: &str) -> BTreeMap<String, f64> {
+    let is_name = |name: &str| !name.is_empty() && name.chars().all(|c| c.is_ascii_lowercase() || c == '_');
+    let mut all = BTreeMap::new();
+    let mut families = BTreeSet::new();
+    let mut lines = text.lines().peekable();
+    while let Some(help) = lines.next() {
+        let (name, words) = help.strip_prefix("# HELP ").unwrap().split_once(' ').unwrap();
+        assert!(is_name(name) && !words.is_empty() && families.insert(name), "{help}");
+        assert_eq!(lines.next(), Some(&format!("# TYPE {name} gauge")[..]));
+        let mut sample_count = 0;
+        while let Some(line) = lines.next_if(|line| !line.starts_with('#')) {
+            let (one, value) = line.rsplit_once(' ').unwrap();
+            let labels = one.strip_prefix(name).unwrap();
+            if !labels.is_empty() {
+                let inner = labels
+                    .strip_prefix('{')
+                    .and_then(|rest| rest.strip_suffix("\"}"))
+                    .unwrap();
+                for pair in inner.split("\",") {
+                    let (label, value) = pair.split_once("=\"").unwrap();
+                    assert!(is_name(label) && !value.contains(['"', '\\']), "{line}");
+                }
+            }
+            assert!(
+                all.insert(one.to_owned(), value.parse().unwrap()).is_none(),
+                "twice: {one}"
+            );
+            sample_count += 1;
+        }
+        assert!(sample_count > 0, "{name} has no sample");
+    }
+    all
+}
+
+#[test]
+fn jobs_machines_and_the_repository_have_metrics() {
+    let host = Host::new(OFTEN);
+    host.rig.ok(&at_home(&["run", "often", "thin"]));
+    host.rig.ok(&["backup", "--machine", "b", "a.raw"]);
+    let of_jobs = series(&host.rig.ok(&at_home(&["monitor", "metrics"])));
+    let job = |name: &str, more: &str| of_jobs[&format!("holdfast_job_{name}{{job=\"often\",kind=\"backup\"{more}}}")];
+    assert_eq!((job("enabled", ""), job("running", "")), (1.0, 0.0));
+    assert_eq!(job("last_outcome", ",outcome=\"done\""), 1.0);
+    assert_eq!(job("last_outcome", ",outcome=\"failed\""), 0.0);
+    assert_eq!(job("last_exit_code", ""), 0.0);
+    assert!(job("last_read_bytes", "") >= 20_000.0 && job("last_stored_bytes", "") > 0.0);
+    assert!(job("last_success_timestamp_seconds", "") >= job("last_start_timestamp_seconds", ""));
+    assert!(job("last_duration_seconds", "") > 0.0);
+    assert!(job("next_run_timestamp_seconds", "") > 1_700_000_000.0);
+    assert!(!of_jobs.contains_key("holdfast_job_last_exit_code{job=\"off\",kind=\"gc\"}"));
+    assert!(!of_jobs.keys().any(|name| name.starts_with("holdfast_repository")));
+
+    let text = host.rig.ok(&["monitor", "metrics", "-r", "repo"]);
+    let of_repository = series(&text);
+    let repository = |name: &str| of_repository[&format!("holdfast_repository_{name}{{repository=\"repo\"}}")];
+    let statistics = host.rig.report(&["stats"]);
+    for (name, field) in [
+        ("stored_bytes", "stored_bytes"),
+        ("packs", "pack_count"),
+        ("snapshots", "snapshot_count"),
+    ] {
+        assert_eq!(Some(repository(name)), statistics[field].as_f64(), "{name}");
+    }
+    assert_eq!(
+        (repository("lost_snapshots"), repository("damaged_snapshots")),
+        (0.0, 0.0)
+    );
+    for machine in ["a", "b"] {
+        let labels = format!("{{repository=\"repo\",machine=\"{machine}\",identity=\"images\"}}");
+        let of_machine = |name: &str| of_repository[&format!("holdfast_machine_{name}{labels}")];
+        assert_eq!(of_machine("snapshots"), 1.0);
+        assert!(of_machine("last_snapshot_timestamp_seconds") > 1_700_000_000.0);
+        assert!(of_machine("last_snapshot_size_bytes") >= 20_000.0);
+    }
+    assert!(!of_repository.keys().any(|name| name.starts_with("holdfast_job")));
 }

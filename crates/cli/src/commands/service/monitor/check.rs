@@ -46,7 +46,7 @@ pub(super) fn run(
     context: &Context,
 ) -> Exit {
     let Check { level, line } = match sanoid_file::parse(&args.file) {
-        Ok(config) => ask(&request(&args.providers(context), &config)),
+        Ok(config) => ask(&request(&args.limit.providers(context), &config)),
         Err(error) => Check::unknown(&chain(&error).join(": ")),
     };
     let reported = context.report(&MonitorChecked { command, level, line });

@@ -1,5 +1,8 @@
 //! `monitor metrics`: figures for Prometheus, printed or in a file for node_exporter's textfile collector.
 
+mod jobs;
+mod repository;
+
 use std::fs::File;
 use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -10,21 +13,30 @@ use holdfast_policy::Timestamp;
 use holdfast_policy::sanoid::{Level, percent};
 use serde::Serialize;
 
-use super::{WatchArgs, request};
+use super::{AnswerLimitArgs, request};
 use crate::args::{Example, SharedOptions};
 use crate::commands::verb::Verb;
 use crate::context::Context;
-use crate::context::sanoid_file;
+use crate::context::holdfast_file::{HoldfastFileArgs, StateFileArgs};
+use crate::context::sanoid_file::{self, SanoidFileArgs};
 use crate::errors::Error;
 use crate::exit::Exit;
 use crate::machines::runs;
 use crate::output::prometheus::{Metric, MetricValue, exposition};
 use crate::output::{Page, Report};
+use crate::process::time;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct MetricsArgs {
+    /// The policy file: a sanoid.conf [default: /etc/sanoid/sanoid.conf]
+    #[arg(value_name = "FILE")]
+    file: Option<PathBuf>,
     #[command(flatten)]
-    watch: WatchArgs,
+    limit: AnswerLimitArgs,
+    #[command(flatten)]
+    holdfast_file: HoldfastFileArgs,
+    #[command(flatten)]
+    state: StateFileArgs,
     /// Write them to this file, which is whole at any time, and print nothing
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
@@ -37,11 +49,15 @@ impl Verb for MetricsArgs {
             line: "holdfast monitor metrics /etc/sanoid/sanoid.conf",
         },
         Example {
+            wish: "See those of a repository and its machines, too",
+            line: "holdfast monitor metrics -r /backup/vms",
+        },
+        Example {
             wish: "Write them for node_exporter every 5 minutes",
             line: "holdfast monitor metrics --output /var/lib/node_exporter/holdfast.prom",
         },
     ];
-    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository, SharedOptions::Progress];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Progress];
 
     fn run(&self, context: &Context) -> Result<Exit, Error> {
         run(self, context)
@@ -79,16 +95,21 @@ impl Report for Measured {
 
 /// Measures.
 fn run(args: &MetricsArgs, context: &Context) -> Result<Exit, Error> {
-    let config = sanoid_file::parse(&args.watch.file)?;
-    let providers = args.watch.providers(context);
-    let request = request(&providers, &config);
-    let report = monitor(&request);
-    let checks = [&report.snapshots, &report.health, &report.capacity];
-    let is_unknown = checks.iter().any(|check| check.level == Level::Unknown);
-    for check in checks.iter().filter(|check| check.level == Level::Unknown) {
-        context.console().note(&check.line);
+    let sources = Sources::of(args, context);
+    let now = time::now();
+    let mut metrics = vec![of_run(now)];
+    let mut is_unknown = false;
+    if sources.has_policy {
+        let (measured, unknown) = of_policy(args, context)?;
+        metrics.extend(measured);
+        is_unknown = unknown;
     }
-    let metrics = metrics(&report, request.now);
+    if sources.has_jobs {
+        metrics.extend(jobs::of_jobs(&args.holdfast_file, &args.state, now, context)?);
+    }
+    if sources.has_repository {
+        metrics.extend(repository::of_repository(context)?);
+    }
     if let Some(path) = &args.output {
         replace(path, &exposition(&metrics))?;
     }
@@ -97,6 +118,52 @@ fn run(args: &MetricsArgs, context: &Context) -> Result<Exit, Error> {
         metrics,
         is_unknown,
     })
+}
+
+/// What there is to measure.
+#[derive(Debug, Clone, Copy)]
+struct Sources {
+    has_policy: bool,
+    has_jobs: bool,
+    has_repository: bool,
+}
+
+impl Sources {
+    /// What the command line names; where it names nothing, all that is at the usual places. Where nothing is there either, the policy,
+    /// which says that its file is missing.
+    fn of(args: &MetricsArgs, context: &Context) -> Self {
+        let named = Self {
+            has_policy: args.file.is_some(),
+            has_jobs: args.holdfast_file.config.is_some(),
+            has_repository: context.is_repository_named(),
+        };
+        if named.has_policy || named.has_jobs || named.has_repository {
+            return named;
+        }
+        let has_jobs = args.holdfast_file.path(context).exists();
+        let has_repository = context.repository().is_ok();
+        Self {
+            has_policy: Path::new(sanoid_file::SANOID_CONF).exists() || !(has_jobs || has_repository),
+            has_jobs,
+            has_repository,
+        }
+    }
+}
+
+/// Measures what a policy is about; and whether something could not be found out.
+fn of_policy(args: &MetricsArgs, context: &Context) -> Result<(Vec<Metric>, bool), Error> {
+    let config = sanoid_file::parse(&SanoidFileArgs {
+        file: args.file.clone().unwrap_or_else(|| sanoid_file::SANOID_CONF.into()),
+    })?;
+    let providers = args.limit.providers(context);
+    let request = request(&providers, &config);
+    let report = monitor(&request);
+    let checks = [&report.snapshots, &report.health, &report.capacity];
+    let is_unknown = checks.iter().any(|check| check.level == Level::Unknown);
+    for check in checks.iter().filter(|check| check.level == Level::Unknown) {
+        context.console().note(&check.line);
+    }
+    Ok((metrics(&report, request.now), is_unknown))
 }
 
 /// Puts a text in the place of a file: its readers find the old one or the new one, complete. It need not outlive a power cut.
@@ -126,12 +193,16 @@ fn replace(path: &Path, text: &str) -> Result<(), Error> {
     written.map_err(failed)
 }
 
-fn metrics(report: &MonitorReport, now: Timestamp) -> Vec<Metric> {
+fn of_run(now: Timestamp) -> Metric {
     let mut run = Metric::new(
         "holdfast_monitor_last_run_timestamp_seconds",
         "When these figures were found out.",
     );
     run.add(&[], MetricValue::Whole(seconds(now)));
+    run
+}
+
+fn metrics(report: &MonitorReport, now: Timestamp) -> Vec<Metric> {
     let mut levels = Metric::new(
         "holdfast_check_level",
         "What the check says: 0 OK, 1 warning, 2 critical, 3 unknown.",
@@ -144,7 +215,7 @@ fn metrics(report: &MonitorReport, now: Timestamp) -> Vec<Metric> {
     for (name, check) in checks {
         levels.add(&[("check", name)], MetricValue::Whole(check.level.code().into()));
     }
-    let mut all = vec![run, levels];
+    let mut all = vec![levels];
     all.extend(of_datasets(&report.datasets));
     all.extend(of_snapshots(&report.datasets, now));
     all.extend(of_pools(&report.pools));
@@ -235,7 +306,7 @@ fn of_pools(pools: &[PoolFigures]) -> [Metric; 5] {
             );
         }
         if let Some(percent) = percent(&state.capacity) {
-            used.add(&[pool], MetricValue::Ratio(f64::from(percent) / 100.0));
+            used.add(&[pool], MetricValue::Real(f64::from(percent) / 100.0));
         }
         if let Some(room) = room {
             size.add(&[pool], MetricValue::Whole(room.size_bytes));
