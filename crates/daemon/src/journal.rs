@@ -277,7 +277,8 @@ mod tests {
         let journal = JobJournal::new(folder.path());
         let start = r#"{"entry":"run","job":"nightly","kind":"backup","by":"daemon","start":"2026-11-20T10:00:00Z","end":"2026-11-20T10:00:01Z","duration_ms":1000,"outcome":"done","exit_code":0,"failed_before":0,"retry_at":null,"error":null,"lines":[]"#;
         let result = r#""snapshots":[{"machine":"web","id":"01"}],"read_bytes":5,"stored_bytes":3,"warnings":["odd"],"later":{}"#;
-        std::fs::write(journal.path(), format!("{start}}}\n{start},{result}}}\n")).unwrap();
+        let mut file = File::create(journal.path()).unwrap();
+        write!(file, "{start}}}\n{start},{result}}}\n").unwrap();
         let results = journal.read().unwrap().into_iter().map(|entry| match entry {
             JournalEntry::Run(run) => run.result,
             JournalEntry::Notice(notice) => panic!("{notice:?} is no run"),
