@@ -70,7 +70,7 @@ fn a_damaged_repository_is_repaired_by_the_next_backup() {
     world.write("xvda", 9 * MIB, 512, 5);
     let report = world.back_up(&[]);
     let reason = report["disks"][0].to_string();
-    assert!(reason.contains("the repository is known to have damage"), "{report:#}");
+    assert!(reason.contains("the repository has known damage"), "{report:#}");
     world.rig.run(&["repair"]);
     world.rig.ok(&["verify"]);
     assert_eq!(world.back_up(&[])["disks"][0]["dirty_bytes"], json!(0));
