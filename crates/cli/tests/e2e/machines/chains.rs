@@ -298,13 +298,13 @@ fn images_that_are_exchanged_or_copied_while_it_is_off_are_not_mistaken() {
     world.put(0, &top, "qcow2");
     world.disks[0][7 << 20..(7 << 20) + 65_536].fill(99);
     world.start();
-    world.assert_in_full("another base", "what the image is based on");
+    world.assert_in_full("another base", "the base of the image");
     // It is written, under the same name.
     world.stop();
     system("qemu-io", &["-f", "qcow2", "-c", "write -P 98 7M 64k", text(&base)]).unwrap();
     world.disks[0][7 << 20..(7 << 20) + 65_536].fill(98);
     world.start();
-    world.assert_in_full("a base that was written", "what the image is based on");
+    world.assert_in_full("a base that was written", "the base of the image");
 }
 
 #[test]
@@ -536,7 +536,7 @@ fn a_qemu_without_libvirt_is_backed_up_through_all_layers() {
     bare.end_jobs();
     write(&mut bare);
     let [first, second] = bare.back_up_rightly("what it is based on is written by a commit");
-    assert!(first.unwrap().contains("what the image is based on") && second.is_none());
+    assert!(first.unwrap().contains("the base of the image") && second.is_none());
     // All of it down into the first.
     write(&mut bare);
     let commit = json!({ "job-id": "commit", "device": "three-two-one-format0" });

@@ -19,7 +19,7 @@ impl World {
         loop {
             let output = self.rig.run(&words);
             let report = serde_json::from_str::<Value>(&stdout(&output)).unwrap()["report"].clone();
-            if waited < 600 && report["notes"].to_string().contains("cannot be told") {
+            if waited < 600 && report["notes"].to_string().contains("is not known whether") {
                 clock.sleep(Duration::from_millis(100));
                 waited += 1;
                 continue;

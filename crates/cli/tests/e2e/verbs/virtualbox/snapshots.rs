@@ -92,7 +92,7 @@ fn the_doctor_deletes_the_snapshots_of_dead_backups() {
             let output = command.env("XDG_STATE_HOME", &state).output().unwrap();
             let report = serde_json::from_str::<Value>(&stdout(&output)).unwrap()["report"].clone();
             // Backups of other tests may be at work: whose snapshot it is cannot be told then.
-            if waited < 600 && report["notes"].to_string().contains("cannot be told") {
+            if waited < 600 && report["notes"].to_string().contains("is not known whether") {
                 clock.sleep(Duration::from_millis(100));
                 waited += 1;
                 continue;
