@@ -143,7 +143,7 @@ impl fmt::Display for ReadAll {
             Self::BasesUnknown => {
                 formatter.write_str("it is not known whether the base of the image is the same and unchanged")
             }
-            Self::BasesChanged => formatter.write_str("what the image is based on was replaced or written"),
+            Self::BasesChanged => formatter.write_str("the base of the image was replaced or written"),
             Self::Moved => formatter.write_str(
                 "the bitmap came to another image in another QEMU, and it is not known whether it had recorded everything by then",
             ),
