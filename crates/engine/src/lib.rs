@@ -70,8 +70,8 @@ pub use host_snapshot::policy::{
 };
 pub use host_snapshot::record::SetId;
 pub use host_snapshot::rollback::{
-    ClonePlan, CloneWish, HostPoint, HostPointRequest, HostRestore, OwnGuest, PlannedClone, PointName, RollbackReport,
-    RollbackWish, TemporarySnapshots, open_host_point,
+    CloneOptions, ClonePlan, HostPoint, HostPointRequest, HostRestore, OwnGuest, PlannedClone, PointName,
+    RollbackOptions, RollbackReport, TemporarySnapshots, open_host_point,
 };
 pub use host_snapshot::states::{
     KeptDisk, KeptState, StateStore, SweepReport, Unfinished, UnfinishedFile, UnfinishedKind, sweep_states,
@@ -103,7 +103,7 @@ pub use machine::hooks::{HookEvent, HookFailure, Hooks, VARIABLES as HOOK_VARIAB
 pub use machine::place_note::{PlaceJournal, PlaceNote};
 pub use machine::quiesce::{Quiesce, Quiesced};
 pub use machine::run_journal::{JournalPlace, Phase, RunRecord, forget_run, note_path, noted_runs};
-pub use machine::state::memory::MemoryWish;
+pub use machine::state::memory::MemoryOptions;
 pub use machine::watchdog::{WatchdogTools as WatchdogMeans, watch_over};
 pub use notes::{NOTE_CONSISTENCY, NOTE_FORMAT, NOTE_METHOD, NOTE_ORIGIN, NOTE_PATH};
 pub use replicate::{
@@ -136,8 +136,8 @@ pub use restore::instant::{
     instant_jobs, release_snapshot, restore_instantly, resume_instantly, revive_instantly, serve_instantly,
 };
 pub use restore::machine::{
-    AfterRestore, ConfigurationChoice, Definition, FileContent, FileWay, InPlaceWish, MachineRestorePlan,
-    MachineRestoreReport, MachineRestoreRequest, NewMachineIdentity, NewMachineWish, PlannedFile, PlannedFolder,
+    AfterRestore, ConfigurationChoice, Definition, FileContent, FileWay, InPlaceOptions, MachineRestorePlan,
+    MachineRestoreReport, MachineRestoreRequest, NewMachineIdentity, NewMachineOptions, PlannedFile, PlannedFolder,
     PlannedMachine, PlannedResumption, Presence, RestoreAs, Resumed, SpaceNeeded, Started, plan_machine_restore,
     restore_machine,
 };

@@ -11,7 +11,7 @@ use std::time::Duration;
 use holdfast_block::{ManualClock, MemoryDevice};
 use holdfast_engine::{
     AfterRestore, Error, FileWay, Interrupt, Job, MachineRestorePlan, MachineRestoreReport, MachineRestoreRequest,
-    NewMachineIdentity, NewMachineWish, NoProgress, Overwrite, Refusal, RestoreAs, SnapshotName, Started,
+    NewMachineIdentity, NewMachineOptions, NoProgress, Overwrite, Refusal, RestoreAs, SnapshotName, Started,
     plan_machine_restore, restore_machine,
 };
 use holdfast_host::domain_xml::DomainXml;
@@ -354,7 +354,7 @@ impl World {
     fn plan(&self, hypervisor: &Fake, identity: NewMachineIdentity) -> Result<MachineRestorePlan, Error> {
         let request = MachineRestoreRequest {
             name: "web1".parse::<SnapshotName>().unwrap(),
-            restore_as: RestoreAs::NewMachine(NewMachineWish {
+            restore_as: RestoreAs::NewMachine(NewMachineOptions {
                 name: None,
                 identity,
                 storage: None,

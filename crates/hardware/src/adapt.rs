@@ -5,11 +5,11 @@
 
 use crate::bus_address::AddressAllocator;
 use crate::machine::PLACE_COUNT;
-use crate::{Bus, CardModel, Disk, DiskKind, Dropped, Firmware, Machine, Translated};
+use crate::{Bus, CardModel, Disk, DiskKind, Firmware, Machine, Translated, Untranslated};
 
 /// Where a machine goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
+pub enum Platform {
     /// QEMU, by libvirt.
     Qemu,
     /// QEMU, by Proxmox VE.
@@ -23,7 +23,7 @@ pub enum Place {
 }
 
 /// The machine as it can be at `place`.
-pub fn adapt(machine: &Machine, place: Place) -> Translated<Machine> {
+pub fn adapt(machine: &Machine, place: Platform) -> Translated<Machine> {
     let mut value = machine.clone();
     let mut dropped = Vec::new();
     for (number, disk) in value.disks.iter_mut().enumerate() {
@@ -31,8 +31,8 @@ pub fn adapt(machine: &Machine, place: Place) -> Translated<Machine> {
         if bus != disk.bus {
             let name = if disk.label.is_empty() { &disk.key } else { &disk.label };
             // Xen shows its disks to every guest twice, and who has no driver for one has one for the other.
-            if place != Place::Xen {
-                dropped.push(Dropped::new(
+            if place != Platform::Xen {
+                dropped.push(Untranslated::new(
                     format!("disk {} ({name}) on {}", number + 1, disk.bus.name()),
                     format!("is on {} now", bus.name()),
                 ));
@@ -43,8 +43,8 @@ pub fn adapt(machine: &Machine, place: Place) -> Translated<Machine> {
     for (number, card) in value.cards.iter_mut().enumerate() {
         let model = card_at(&card.model, place);
         if model != card.model {
-            if place != Place::Xen {
-                dropped.push(Dropped::new(
+            if place != Platform::Xen {
+                dropped.push(Untranslated::new(
                     format!("network card {} ({})", number + 1, card.model.name()),
                     format!("is an {} now", model.name()),
                 ));
@@ -52,14 +52,14 @@ pub fn adapt(machine: &Machine, place: Place) -> Translated<Machine> {
             card.model = model;
         }
     }
-    if value.firmware == Firmware::Paravirtual && place != Place::Xen {
-        dropped.push(Dropped::new(
+    if value.firmware == Firmware::Paravirtual && place != Platform::Xen {
+        dropped.push(Untranslated::new(
             "paravirtual mode of Xen",
             "the machine starts by a BIOS now, for which its disk needs a boot loader",
         ));
         value.firmware = Firmware::Bios;
     }
-    if place == Place::Qemu {
+    if place == Platform::Qemu {
         without_ide(&mut value, &mut dropped);
     }
     settle(&machine.disks, &mut value.disks);
@@ -88,14 +88,14 @@ fn settle(before: &[Disk], disks: &mut [Disk]) {
 }
 
 /// IDE is for systems that know no other: on the older board, which has no UEFI. A drive alone is no reason for that board.
-fn without_ide(machine: &mut Machine, dropped: &mut Vec<Dropped>) {
+fn without_ide(machine: &mut Machine, dropped: &mut Vec<Untranslated>) {
     let is_hard_disk = |disk: &Disk| disk.bus == Bus::Ide && disk.kind == DiskKind::Disk;
     if machine.firmware == Firmware::Bios && machine.disks.iter().any(is_hard_disk) {
         return;
     }
     for disk in machine.disks.iter_mut().filter(|disk| disk.bus == Bus::Ide) {
         if disk.kind == DiskKind::Disk {
-            dropped.push(Dropped::new(
+            dropped.push(Untranslated::new(
                 format!("disk {} on IDE", disk.label),
                 "is on SATA now: UEFI knows no IDE here",
             ));
@@ -104,30 +104,30 @@ fn without_ide(machine: &mut Machine, dropped: &mut Vec<Dropped>) {
     }
 }
 
-fn bus_at(bus: Bus, place: Place) -> Bus {
+fn bus_at(bus: Bus, place: Platform) -> Bus {
     match (place, bus) {
         (_, Bus::Floppy) => Bus::Floppy,
-        (Place::Xen, _) => Bus::Xen,
+        (Platform::Xen, _) => Bus::Xen,
         // It would need a USB controller beside.
-        (Place::VirtualBox, Bus::Usb) => Bus::Sata,
+        (Platform::VirtualBox, Bus::Usb) => Bus::Sata,
         (_, Bus::Ide | Bus::Sata | Bus::Usb)
-        | (Place::Qemu | Place::Proxmox, Bus::Virtio | Bus::VirtioScsi)
-        | (Place::Ovf, Bus::Scsi | Bus::Nvme)
-        | (Place::VirtualBox, Bus::Scsi | Bus::Nvme | Bus::VirtioScsi) => bus,
-        (Place::Qemu | Place::Proxmox | Place::Ovf | Place::VirtualBox, _) => Bus::Sata,
+        | (Platform::Qemu | Platform::Proxmox, Bus::Virtio | Bus::VirtioScsi)
+        | (Platform::Ovf, Bus::Scsi | Bus::Nvme)
+        | (Platform::VirtualBox, Bus::Scsi | Bus::Nvme | Bus::VirtioScsi) => bus,
+        (Platform::Qemu | Platform::Proxmox | Platform::Ovf | Platform::VirtualBox, _) => Bus::Sata,
     }
 }
 
-fn card_at(model: &CardModel, place: Place) -> CardModel {
+fn card_at(model: &CardModel, place: Platform) -> CardModel {
     match (place, model) {
-        (Place::Xen, _) => CardModel::Xen,
+        (Platform::Xen, _) => CardModel::Xen,
         (
-            Place::Qemu | Place::Proxmox,
+            Platform::Qemu | Platform::Proxmox,
             CardModel::Virtio | CardModel::E1000 | CardModel::E1000e | CardModel::Rtl8139 | CardModel::Pcnet,
         )
-        | (Place::Ovf, CardModel::E1000 | CardModel::E1000e | CardModel::Vmxnet3 | CardModel::Pcnet)
-        | (Place::VirtualBox, CardModel::Virtio | CardModel::E1000 | CardModel::Pcnet) => model.clone(),
-        (Place::Qemu | Place::Proxmox, CardModel::Vmxnet3) => CardModel::E1000e,
+        | (Platform::Ovf, CardModel::E1000 | CardModel::E1000e | CardModel::Vmxnet3 | CardModel::Pcnet)
+        | (Platform::VirtualBox, CardModel::Virtio | CardModel::E1000 | CardModel::Pcnet) => model.clone(),
+        (Platform::Qemu | Platform::Proxmox, CardModel::Vmxnet3) => CardModel::E1000e,
         _ => CardModel::E1000,
     }
 }

@@ -153,7 +153,7 @@ pub fn virtualbox_machine(bytes: &[u8]) -> Outcome {
 /// The settings with other images, which stay what they are.
 fn restored_for_virtualbox(text: &str, media: &[virtualbox::Medium]) {
     let image = |(number, medium): (usize, &virtualbox::Medium)| (medium.uuid.clone(), image_of(number));
-    let wish = virtualbox::RestoredWish {
+    let wish = virtualbox::RestoredOptions {
         name: "a<b".to_owned(),
         identity: virtualbox::RestoredIdentity::Same,
         disks: media.iter().enumerate().map(image).collect(),
@@ -170,7 +170,7 @@ fn restored_for_virtualbox(text: &str, media: &[virtualbox::Medium]) {
             image.expect("no image comes from elsewhere").clone(),
         )
     });
-    let again = virtualbox::RestoredWish {
+    let again = virtualbox::RestoredOptions {
         disks: disks.collect(),
         ..wish.clone()
     };
@@ -218,7 +218,7 @@ pub fn xen_suspended(bytes: &[u8]) -> Outcome {
 }
 
 fn written_everywhere(machine: &Machine) -> Outcome {
-    let wish = libvirt::Wish {
+    let wish = libvirt::LibvirtOptions {
         domain_type: "kvm".to_owned(),
         disks: BTreeMap::new(),
         network: "default".to_owned(),
@@ -256,14 +256,14 @@ fn written_as_ovf(machine: &Machine) -> String {
         };
         (disk.key.clone(), file)
     };
-    let wish = ovf::Wish {
+    let wish = ovf::OvfOptions {
         disks: machine.disks.iter().map(file).collect(),
     };
     ovf::write(machine, &wish).value
 }
 
 fn written_for_proxmox(machine: &Machine) -> String {
-    let wish = proxmox::Wish {
+    let wish = proxmox::ProxmoxOptions {
         vm_id: 100,
         storage: "local".to_owned(),
         bridge: "vmbr0".to_owned(),
@@ -274,7 +274,7 @@ fn written_for_proxmox(machine: &Machine) -> String {
 
 fn written_for_virtualbox(machine: &Machine) -> String {
     let image = |(number, disk): (usize, &Disk)| (disk.key.clone(), image_of(number));
-    let wish = virtualbox::Wish {
+    let wish = virtualbox::VirtualBoxOptions {
         uuid: "00000000-0000-4000-8000-000000000001".to_owned(),
         disks: machine.disks.iter().enumerate().map(image).collect(),
         network: virtualbox::Network::Nat,
@@ -291,7 +291,7 @@ fn image_of(number: usize) -> virtualbox::Image {
 }
 
 fn written_for_xen(machine: &Machine) -> String {
-    let mut wish = xen::Wish {
+    let mut wish = xen::XenOptions {
         host_name: "host",
         time: "19700101T00:00:00Z",
         new_uuid: &mut || "00000000-0000-4000-8000-000000000001".to_owned(),

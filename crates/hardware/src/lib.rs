@@ -1,7 +1,7 @@
 //! What a machine consists of, and how each hypervisor writes it down.
 //!
 //! Pure: text in, values out, and back. A [`Machine`] has what all hypervisors share; what it cannot say, or what another hypervisor
-//! has no word for, is listed as [`Dropped`] and never lost in silence. Not listed is what nobody misses: where a device sits on a bus, which
+//! has no word for, is listed as [`Untranslated`] and never lost in silence. Not listed is what nobody misses: where a device sits on a bus, which
 //! window shows the screen, what a hypervisor does with a machine that has crashed.
 
 mod adapt;
@@ -23,8 +23,10 @@ pub mod virtualbox;
 pub mod xen;
 pub mod xml;
 
-pub use adapt::{Place, adapt};
+pub use adapt::{Platform, adapt};
 pub use encoding::xml_text;
 pub use error::{Error, Result};
-pub use machine::{Bus, Card, CardModel, Clock, Disk, DiskKind, Dropped, Firmware, Machine, Topology, Translated};
+pub use machine::{
+    Bus, CardModel, Clock, Disk, DiskKind, Firmware, Machine, NetworkCard, Topology, Translated, Untranslated,
+};
 pub use plain_path::plain_path;

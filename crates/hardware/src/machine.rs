@@ -27,7 +27,7 @@ pub struct Machine {
     /// Its disks and drives, in the order of its configuration.
     pub disks: Vec<Disk>,
     /// Its network cards, in the order of its configuration.
-    pub cards: Vec<Card>,
+    pub cards: Vec<NetworkCard>,
     /// Whether it has a TPM, which is another one on another hypervisor.
     pub has_tpm: bool,
 }
@@ -124,7 +124,7 @@ pub enum Bus {
 
 /// A network card.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Card {
+pub struct NetworkCard {
     /// Its address, in lower case with colons, where it has one.
     pub mac: Option<String>,
     /// The network or bridge that it is plugged into, by name.
@@ -156,14 +156,14 @@ pub enum CardModel {
 
 /// Something that a translation left behind, or changed, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Dropped {
+pub struct Untranslated {
     /// What it was: "graphics adapter", "disk bus virtio of vda".
     pub what: String,
     /// Why, or what takes its place.
     pub why: String,
 }
 
-impl Dropped {
+impl Untranslated {
     pub(crate) fn new(what: impl Into<String>, why: impl Into<String>) -> Self {
         Self {
             what: what.into(),
@@ -172,7 +172,7 @@ impl Dropped {
     }
 }
 
-impl std::fmt::Display for Dropped {
+impl std::fmt::Display for Untranslated {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(formatter, "{}: {}", self.what, self.why)
     }
@@ -184,7 +184,7 @@ pub struct Translated<T> {
     /// The result.
     pub value: T,
     /// What has no meaning there, in the order in which it was met.
-    pub dropped: Vec<Dropped>,
+    pub dropped: Vec<Untranslated>,
 }
 
 impl Bus {

@@ -143,7 +143,7 @@ pub struct Apart {
 
 /// What of all machines is wanted.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Wish {
+pub struct MachineSelection {
     /// The machines that words mean.
     pub words: Vec<MachineWord>,
     /// Whether all machines of libvirt are wanted.
@@ -254,7 +254,7 @@ impl<'a> Hypervisors<'a> {
     ///
     /// # Errors
     /// A pattern or a tag that no machine has; no machine at all.
-    pub fn choose(&self, wish: &Wish) -> Result<Choice, Error> {
+    pub fn choose(&self, wish: &MachineSelection) -> Result<Choice, Error> {
         refuse_others(&wish.words)?;
         let is_surveyed = wish.everything == Everything::Wanted || wish.words.iter().any(MachineWord::means_several);
         let machines = if is_surveyed { self.survey()? } else { Vec::new() };
@@ -276,9 +276,9 @@ impl<'a> Hypervisors<'a> {
             let machines = self.libvirt()?.machines().map_err(holdfast_engine::Error::from)?;
             machines.iter().map(|machine| Chosen::libvirt(&machine.name)).collect()
         } else {
-            let wish = Wish {
+            let wish = MachineSelection {
                 words,
-                ..Wish::default()
+                ..MachineSelection::default()
             };
             let Choice { mut chosen, left_out } = self.choose(&wish)?;
             chosen.extend(left_out.iter().map(|(name, _)| Chosen::libvirt(name)));
@@ -352,7 +352,7 @@ fn refuse_others(words: &[MachineWord]) -> Result<(), Error> {
 }
 
 /// What a wish means, where these are the machines of libvirt at `uri`.
-fn choose(wish: &Wish, machines: &[(String, BackupMark)], uri: &str) -> Result<Choice, Error> {
+fn choose(wish: &MachineSelection, machines: &[(String, BackupMark)], uri: &str) -> Result<Choice, Error> {
     let mut choice = Choice::default();
     if wish.everything == Everything::Wanted {
         choice.add_matching("--all", wish, machines, uri, |_, _| true)?;
@@ -404,7 +404,7 @@ impl Choice {
     fn add_matching(
         &mut self,
         said: &str,
-        wish: &Wish,
+        wish: &MachineSelection,
         machines: &[(String, BackupMark)],
         uri: &str,
         matches: impl Fn(&str, &BackupMark) -> bool,
@@ -457,7 +457,7 @@ mod tests {
 
     use holdfast_host::BackupMark;
 
-    use super::{Choice, Everything, Glob, MachineWord, Wish, choose, monitor_path};
+    use super::{Choice, Everything, Glob, MachineSelection, MachineWord, choose, monitor_path};
     use crate::errors::Error;
 
     #[test]
@@ -499,7 +499,7 @@ mod tests {
     }
 
     fn chosen(words: &[&str], everything: Everything, excluded: &[&str]) -> Result<Choice, Error> {
-        let wish = Wish {
+        let wish = MachineSelection {
             words: words
                 .iter()
                 .filter_map(|word| MachineWord::parse(OsStr::new(word)))
@@ -543,9 +543,9 @@ mod tests {
             );
         }
         let nobody = choose(
-            &Wish {
+            &MachineSelection {
                 everything: Everything::Wanted,
-                ..Wish::default()
+                ..MachineSelection::default()
             },
             &[],
             "qemu:///system",

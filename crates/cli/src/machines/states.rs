@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use holdfast_engine::{Execution, Job, MemoryWish, Providers, StateStore, sweep_states};
+use holdfast_engine::{Execution, Job, MemoryOptions, Providers, StateStore, sweep_states};
 
 use crate::context::Context;
 use crate::machines::guests::MemoryHow;
@@ -88,8 +88,8 @@ impl StateArgs {
 }
 
 /// How memory is taken, where it is wanted and has a place.
-pub fn memory_wish(how: Option<MemoryHow>, store: Option<&StateStore>, context: &Context) -> Option<MemoryWish> {
-    how.zip(store).map(|(how, store)| MemoryWish {
+pub fn memory_wish(how: Option<MemoryHow>, store: Option<&StateStore>, context: &Context) -> Option<MemoryOptions> {
+    how.zip(store).map(|(how, store)| MemoryOptions {
         way: how.into(),
         runtime: context.runtime_folder(),
         scratch: store.scratch(),

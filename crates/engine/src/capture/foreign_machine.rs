@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use holdfast_archive::{ArchiveReader, DiskContent, Document, DocumentKind};
 use holdfast_hardware::{
-    Bus, Disk, DiskKind, Dropped, Firmware, Machine, Place, Translated, adapt, libvirt, ovf, proxmox, xen, xml_text,
+    Bus, Disk, DiskKind, Firmware, Machine, Platform, Translated, Untranslated, adapt, libvirt, ovf, proxmox, xen,
+    xml_text,
 };
 
 use holdfast_image::Format;
@@ -29,7 +30,7 @@ const UNKNOWN_MEMORY_BYTES: u64 = 2 << 30;
 /// A machine that an archive describes.
 pub(crate) struct DescribedMachine {
     pub(crate) machine: Machine,
-    pub(crate) dropped: Vec<Dropped>,
+    pub(crate) dropped: Vec<Untranslated>,
     /// What the archive calls the disk with its memory, where it is suspended.
     memory: Option<String>,
 }
@@ -63,7 +64,7 @@ pub(crate) fn describe(reader: &dyn ArchiveReader) -> Result<DescribedMachine> {
         }
     })?;
     let Translated { value, mut dropped } = translated?;
-    dropped.extend(reader.left_out().iter().map(|name| Dropped {
+    dropped.extend(reader.left_out().iter().map(|name| Untranslated {
         what: format!("{name} of the archive"),
         why: "is no disk".to_owned(),
     }));
@@ -91,7 +92,7 @@ pub(crate) struct AttachedDisk {
 
 /// The disks of the archive that the machine has, in the order of the archive; of the others is told.
 pub(crate) fn attach(reader: &dyn ArchiveReader, described: &mut DescribedMachine) -> Vec<AttachedDisk> {
-    let there = adapt(&described.machine, Place::Qemu).value;
+    let there = adapt(&described.machine, Platform::Qemu).value;
     let targets = there.targets();
     let mut attached = Vec::new();
     for (number, disk) in reader.disks().iter().enumerate() {
@@ -109,7 +110,7 @@ pub(crate) fn attach(reader: &dyn ArchiveReader, described: &mut DescribedMachin
             }),
             // That it stays behind is said already.
             None if described.memory.as_ref() == Some(&disk.key) => {}
-            None => described.dropped.push(Dropped {
+            None => described.dropped.push(Untranslated {
                 what: format!("disk {} of the archive", disk.key),
                 why: "is in no slot of the machine".to_owned(),
             }),
@@ -120,7 +121,7 @@ pub(crate) fn attach(reader: &dyn ArchiveReader, described: &mut DescribedMachin
 
 /// How libvirt is to have the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct DomainWish<'a> {
+pub(crate) struct DomainOptions<'a> {
     /// `kvm` or `qemu`.
     pub(crate) domain_type: &'a str,
     /// The network that its cards are plugged into.
@@ -141,7 +142,7 @@ pub(crate) fn tell_of_format(format: Format, job: Job<'_>) {
 }
 
 /// Its domain XML.
-pub(crate) fn domain_xml(machine: &Machine, attached: &[AttachedDisk], wish: &DomainWish<'_>) -> Translated<String> {
+pub(crate) fn domain_xml(machine: &Machine, attached: &[AttachedDisk], wish: &DomainOptions<'_>) -> Translated<String> {
     let place = |disk: &AttachedDisk| {
         let file = match wish.folder {
             Some(folder) => format!("{folder}/{}.{}", disk.target, wish.format),
@@ -156,7 +157,7 @@ pub(crate) fn domain_xml(machine: &Machine, attached: &[AttachedDisk], wish: &Do
     let disks: BTreeMap<String, libvirt::DiskPlace> = attached.iter().map(place).collect();
     libvirt::write(
         machine,
-        &libvirt::Wish {
+        &libvirt::LibvirtOptions {
             domain_type: wish.domain_type.to_owned(),
             disks,
             network: wish.network.to_owned(),

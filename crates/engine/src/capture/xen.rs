@@ -22,14 +22,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_archive::{ArchiveReader as _, XvaReader};
-use holdfast_hardware::{DiskKind, Dropped, Machine, Place, Translated, adapt, xen};
+use holdfast_hardware::{DiskKind, Machine, Platform, Translated, Untranslated, adapt, xen};
 use holdfast_host::xapi::{Pool, Reference, Tracking, VirtualDisk, XenMachine};
 use holdfast_host::{DiskChoice, MachineState, MachineSummary};
 use holdfast_image::Format;
 use holdfast_repo::Repository;
 
 use super::foreign_machine::Domain;
-use super::foreign_machine::{AttachedDisk, DomainWish, domain_xml};
+use super::foreign_machine::{AttachedDisk, DomainOptions, domain_xml};
 use super::plan::{BackupPlan, PlannedCapture};
 use super::sink::SnapshotSink;
 use super::snapshot::SnapshotOptions;
@@ -91,7 +91,7 @@ pub struct XenReading {
     /// Disks that were left out, and why.
     pub left_out: Vec<(String, String)>,
     /// What has no meaning for libvirt.
-    pub dropped: Vec<Dropped>,
+    pub dropped: Vec<Untranslated>,
     /// How long the pool took for its snapshot. The machine stands still for a part of that.
     pub snapshot_duration: Duration,
     /// Bytes of its memory in the snapshot.
@@ -187,7 +187,7 @@ impl Capture for XenBackupRequest<'_> {
         let records = self.pool.metadata(&machine.reference)?;
         let (records, described) = described(&records)?;
         let (taken, attached) = attach(&described.value, disks);
-        let wish = DomainWish {
+        let wish = DomainOptions {
             domain_type: &self.domain.domain_type,
             network: &self.domain.network,
             folder: None,
@@ -272,7 +272,7 @@ fn records_in(archive: &[u8]) -> Result<Vec<u8>> {
 
 /// Names for the disks in the snapshot, and where the machine has them.
 fn attach(machine: &Machine, disks: Vec<VirtualDisk>) -> (Vec<ChosenXenDisk>, Vec<AttachedDisk>) {
-    let there = adapt(machine, Place::Qemu).value;
+    let there = adapt(machine, Platform::Qemu).value;
     let targets = there.targets();
     let (mut taken, mut attached) = (Vec::new(), Vec::new());
     for live in disks {

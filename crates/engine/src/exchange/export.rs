@@ -16,7 +16,7 @@ use std::time::Duration;
 use holdfast_archive::PackOptions;
 use holdfast_block::BlockDevice as _;
 use holdfast_hardware::xen::XenRecords;
-use holdfast_hardware::{DiskKind, Dropped, Machine, Translated, libvirt};
+use holdfast_hardware::{DiskKind, Machine, Translated, Untranslated, libvirt};
 use holdfast_image::{Format, Storage};
 use holdfast_repo::{Environment, Manifest, Repository};
 use jiff::Timestamp;
@@ -163,7 +163,7 @@ pub struct ExportReport {
     /// Bytes of the archive before it was packed.
     pub unpacked_bytes: u64,
     /// What has no meaning there, and what took its place.
-    pub dropped: Vec<Dropped>,
+    pub dropped: Vec<Untranslated>,
     /// How long it took.
     pub duration: Duration,
     /// The settings of a machine of VirtualBox.
@@ -381,8 +381,8 @@ struct Exported<'m> {
     names: Vec<(String, String, u64)>,
     networks: Vec<String>,
     /// What its configuration says, and no other hypervisor is told.
-    lost: Vec<Dropped>,
-    dropped: Vec<Dropped>,
+    lost: Vec<Untranslated>,
+    dropped: Vec<Untranslated>,
     of_virtualbox: VirtualBoxStreams,
     of_xen: Option<XenRecords>,
     settings_file: Option<PathBuf>,
@@ -442,7 +442,7 @@ impl<'m> Exported<'m> {
                 disk.label.clone_from(&disk.key);
             }
             if disk.kind != DiskKind::Disk && !disk.key.is_empty() {
-                self.dropped.push(Dropped {
+                self.dropped.push(Untranslated {
                     what: format!("medium in drive {}", disk.key),
                     why: "is not kept".to_owned(),
                 });
@@ -453,7 +453,7 @@ impl<'m> Exported<'m> {
         self.machine.disks.retain(|disk| {
             let stays = disk.kind != DiskKind::Disk || disk.size_bytes.is_some();
             if !stays {
-                dropped.push(Dropped {
+                dropped.push(Untranslated {
                     what: format!("disk {}", disk.key),
                     why: "was left out".to_owned(),
                 });

@@ -9,14 +9,14 @@ use std::sync::Arc;
 use holdfast_archive::{
     ArchiveKind, Counter, Document, OpenOptions as OpenArchiveOptions, Ordered, Packing, StreamImages, Threads, open,
 };
-use holdfast_hardware::{DiskKind, Dropped, Machine};
+use holdfast_hardware::{DiskKind, Machine, Untranslated};
 use holdfast_image::{BlockOptions, Format, OpenOptions, Qcow2Options, Storage};
 use holdfast_repo::{Environment, Repository};
 use jiff::Timestamp;
 
 use crate::capture::foreign_disks::{ArchiveDevice, ArchiveDisks, StreamAfterDisks};
 use crate::capture::foreign_machine::{
-    AttachedDisk, DescribedMachine, Domain, DomainWish, attach, describe, domain_xml, kept_name, tell_of_format,
+    AttachedDisk, DescribedMachine, Domain, DomainOptions, attach, describe, domain_xml, kept_name, tell_of_format,
 };
 use crate::capture::sink::{RepositorySink, SnapshotSink as _};
 use crate::capture::snapshot::{BackupReport, SnapshotOptions};
@@ -56,7 +56,7 @@ pub struct Imported {
     /// Its disks, in the order of the archive.
     pub disks: Vec<ImportedDisk>,
     /// What has no meaning here, and what took its place.
-    pub dropped: Vec<Dropped>,
+    pub dropped: Vec<Untranslated>,
 }
 
 /// A disk that was imported.
@@ -185,7 +185,7 @@ impl Importing {
 
     /// Its domain XML; what libvirt has no word for is added to what is dropped.
     fn domain_xml(&mut self, folder: Option<&str>, format: Format) -> String {
-        let wish = DomainWish {
+        let wish = DomainOptions {
             domain_type: &self.domain.domain_type,
             network: &self.domain.network,
             folder,

@@ -16,7 +16,7 @@ use super::MachinePlaces;
 use crate::job::{Job, Result};
 use crate::machine::quiesce::{AgentCheck, FREEZE_DEADLINE, FreezeState, Guest, Quiesce, Quiesced};
 use crate::machine::run_journal::{JournalPlace, Phase, RunNote, RunRecord};
-use crate::machine::state::memory::MemoryWish;
+use crate::machine::state::memory::MemoryOptions;
 use crate::machine::watchdog::Guard;
 
 /// A pause takes milliseconds; after this the watchdog ends it.
@@ -37,7 +37,7 @@ pub struct GuestRequest<'a> {
     /// Whether it stands still in any case: more belongs to its instant than disks.
     pub has_to_stop: bool,
     /// Whether its memory belongs to the instant, and how it is taken. Only one machine's can.
-    pub memory: Option<MemoryWish>,
+    pub memory: Option<MemoryOptions>,
     /// The command that starts the watchdog of its run.
     pub watchdog: Option<Vec<OsString>>,
     /// Where its run is noted for the cleanup after a kill; none where it is not.
@@ -330,7 +330,7 @@ impl<'a> Session<'a> {
     }
 
     /// How its memory is to be taken; one that is shut off has none.
-    fn wishes_memory(&self) -> Option<&MemoryWish> {
+    fn wishes_memory(&self) -> Option<&MemoryOptions> {
         let has_memory = matches!(self.report.state, MachineState::Running | MachineState::Paused);
         self.guest.memory.as_ref().filter(|_| has_memory)
     }

@@ -22,8 +22,8 @@ use super::{HostSnapshotRequest, Providers, check_host_snapshots, take_host_snap
 use crate::files::block_target::Overwrite;
 use crate::job::{Error, Job, MachineName, Result};
 use crate::restore::machine::{
-    AfterRestore, ConfigurationChoice, InPlaceWish, MachineRestorePlan, MachineRestoreReport, NewMachineIdentity,
-    NewMachineWish, Planner, Presence, RestoreAs, plan_point, restore_point,
+    AfterRestore, ConfigurationChoice, InPlaceOptions, MachineRestorePlan, MachineRestoreReport, NewMachineIdentity,
+    NewMachineOptions, Planner, Presence, RestoreAs, plan_point, restore_point,
 };
 use contents::EarlierState;
 pub use notes::OwnGuest;
@@ -47,7 +47,7 @@ pub struct HostRestore<'a> {
 }
 
 /// How a machine goes back.
-pub struct RollbackWish<'a> {
+pub struct RollbackOptions<'a> {
     /// What becomes of its configuration.
     pub configuration: ConfigurationChoice,
     /// What comes after.
@@ -82,7 +82,7 @@ impl HostRestore<'_> {
     pub fn plan_rollback(
         &self,
         point: &HostPoint,
-        wish: &RollbackWish<'_>,
+        wish: &RollbackOptions<'_>,
         job: Job<'_>,
     ) -> Result<MachineRestorePlan> {
         let presence = if wish.powers_off {
@@ -96,11 +96,11 @@ impl HostRestore<'_> {
     fn plan_with(
         &self,
         point: &HostPoint,
-        wish: &RollbackWish<'_>,
+        wish: &RollbackOptions<'_>,
         presence: Presence,
         job: Job<'_>,
     ) -> Result<MachineRestorePlan> {
-        let in_place = RestoreAs::InPlace(InPlaceWish {
+        let in_place = RestoreAs::InPlace(InPlaceOptions {
             machine: Some(point.uuid.clone()),
             configuration: wish.configuration,
             presence,
@@ -119,7 +119,7 @@ impl HostRestore<'_> {
     /// # Errors
     /// Before anything is written, or with a warning that says what is. The safety snapshot stays. Where the machine has to be switched off,
     /// it is only after everything has been looked at.
-    pub fn roll_back(&self, point: &HostPoint, wish: &RollbackWish<'_>, job: Job<'_>) -> Result<RollbackReport> {
+    pub fn roll_back(&self, point: &HostPoint, wish: &RollbackOptions<'_>, job: Job<'_>) -> Result<RollbackReport> {
         if wish.powers_off {
             self.plan_rollback(point, wish, job)?;
             wish.safety.map_or(Ok(()), check_host_snapshots)?;
@@ -172,7 +172,7 @@ impl HostRestore<'_> {
 
 /// How a clone is to be.
 #[derive(Debug, Clone)]
-pub struct CloneWish {
+pub struct CloneOptions {
     /// What it is called.
     pub name: MachineName,
     /// The folder for its images, where they are not to be beside the originals; on ZFS its files are in clones of the datasets.
@@ -202,10 +202,10 @@ pub struct ClonePlan {
 
 impl HostRestore<'_> {
     /// What a clone of a machine would be.
-    pub fn plan_clone(&self, point: &mut HostPoint, wish: &CloneWish, job: Job<'_>) -> Result<ClonePlan> {
+    pub fn plan_clone(&self, point: &mut HostPoint, wish: &CloneOptions, job: Job<'_>) -> Result<ClonePlan> {
         let clones = self.clones(point, wish)?;
         point.contents.clone_datasets(&clones);
-        let new = RestoreAs::NewMachine(NewMachineWish {
+        let new = RestoreAs::NewMachine(NewMachineOptions {
             name: Some(wish.name.clone()),
             identity: NewMachineIdentity::New,
             storage: wish.storage.clone(),
@@ -296,7 +296,7 @@ impl HostRestore<'_> {
     }
 
     /// The datasets of ZFS and LVM that have to be cloned: what is in them cannot share blocks with files elsewhere.
-    fn clones(&self, point: &HostPoint, wish: &CloneWish) -> Result<Vec<PlannedClone>> {
+    fn clones(&self, point: &HostPoint, wish: &CloneOptions) -> Result<Vec<PlannedClone>> {
         let mut clones: Vec<PlannedClone> = Vec::new();
         let cloned = point
             .snapshots

@@ -11,7 +11,7 @@ use holdfast_host::qmp::MonitorError;
 
 use super::guests::{PAUSE_DEADLINE, Session};
 use crate::job::{Error, Job, Result};
-use crate::machine::state::memory::MemoryWish;
+use crate::machine::state::memory::MemoryOptions;
 use crate::machine::state::memory::{LIVE_MEMORY_DEADLINE, MEMORY_DEADLINE, begin, not_kept};
 use crate::machine::state::scratch::listen;
 
@@ -20,7 +20,12 @@ const NO_WRITES: Duration = Duration::from_secs(1);
 
 impl Session<'_> {
     /// Takes the memory; `within` is called when it is complete and the machine is paused.
-    pub(super) fn send_memory(&mut self, wish: &MemoryWish, job: Job<'_>, within: &mut dyn FnMut()) -> Result<Memory> {
+    pub(super) fn send_memory(
+        &mut self,
+        wish: &MemoryOptions,
+        job: Job<'_>,
+        within: &mut dyn FnMut(),
+    ) -> Result<Memory> {
         let machine = self.report.name.clone();
         let monitor = self.guest.machine.monitor();
         let (memory, receiving) = begin(wish.way, (monitor, &machine), &wish.scratch, job)?;

@@ -41,7 +41,7 @@ pub(crate) use plan::plan_point;
 pub use plan::{MachineRestorePlan, plan_machine_restore};
 pub use planned_file::{FileContent, FileWay, PlannedFile};
 pub use request::{
-    AfterRestore, ConfigurationChoice, InPlaceWish, MachineRestoreRequest, NewMachineIdentity, NewMachineWish,
+    AfterRestore, ConfigurationChoice, InPlaceOptions, MachineRestoreRequest, NewMachineIdentity, NewMachineOptions,
     Presence, RestoreAs,
 };
 pub use resumption::{PlannedResumption, Resumed};

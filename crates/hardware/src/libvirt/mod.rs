@@ -9,7 +9,7 @@ mod write;
 
 pub use read::read;
 pub use unsupported::OF_ITS_HOST;
-pub use write::{DiskPlace, Wish, write};
+pub use write::{DiskPlace, LibvirtOptions, write};
 
 #[cfg(test)]
 pub(crate) mod tests;

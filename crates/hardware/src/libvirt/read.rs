@@ -4,7 +4,9 @@ use roxmltree::Node;
 
 use crate::libvirt::unsupported::what_is_lost;
 use crate::xml::{attribute, child, children};
-use crate::{Bus, Card, CardModel, Clock, Disk, DiskKind, Error, Firmware, Machine, Result, Topology, Translated, xml};
+use crate::{
+    Bus, CardModel, Clock, Disk, DiskKind, Error, Firmware, Machine, NetworkCard, Result, Topology, Translated, xml,
+};
 
 const FORM: &str = "domain XML of libvirt";
 
@@ -221,12 +223,12 @@ pub(super) fn position(target: &str) -> u32 {
     number.saturating_sub(1)
 }
 
-fn card(interface: Node<'_, '_>) -> Card {
+fn card(interface: Node<'_, '_>) -> NetworkCard {
     let source = child(interface, "source");
     let network = ["network", "bridge", "dev", "portgroup"]
         .iter()
         .find_map(|name| source.and_then(|source| source.attribute(*name)));
-    Card {
+    NetworkCard {
         mac: attribute(interface, "mac", "address").map(str::to_ascii_lowercase),
         network: network.map(str::to_owned),
         model: CardModel::from_name(attribute(interface, "model", "type").unwrap_or("rtl8139")),

@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 
-use super::{DiskPlace, Wish, read, write};
-use crate::{Bus, Card, CardModel, Clock, Disk, DiskKind, Firmware, Machine, Place, Topology, adapt};
+use super::{DiskPlace, LibvirtOptions, read, write};
+use crate::{Bus, CardModel, Clock, Disk, DiskKind, Firmware, Machine, NetworkCard, Platform, Topology, adapt};
 
 /// A machine with one of most things.
 pub(crate) fn specimen() -> Machine {
@@ -33,7 +33,7 @@ pub(crate) fn specimen() -> Machine {
             disk("sda", DiskKind::Disk, Bus::VirtioScsi, 0, Some(3 << 30), None),
             disk("", DiskKind::Cdrom, Bus::Sata, 1, None, Some(2)),
         ],
-        cards: vec![Card {
+        cards: vec![NetworkCard {
             mac: Some("52:54:00:12:34:56".to_owned()),
             network: Some("default".to_owned()),
             model: CardModel::Virtio,
@@ -42,13 +42,13 @@ pub(crate) fn specimen() -> Machine {
     }
 }
 
-fn wish(keys: &[&str]) -> Wish {
+fn wish(keys: &[&str]) -> LibvirtOptions {
     let place = |key: &&str| {
         let path = format!("/images/{key}.qcow2");
         let format = "qcow2".to_owned();
         ((*key).to_owned(), DiskPlace { path, format })
     };
-    Wish {
+    LibvirtOptions {
         domain_type: "qemu".to_owned(),
         disks: keys.iter().map(place).collect::<BTreeMap<_, _>>(),
         network: "default".to_owned(),
@@ -133,7 +133,7 @@ fn disks_are_called_as_the_adapted_machine_says() {
             ..specimen()
         };
         let written = write(&machine, &wish(&["a", "b"])).value;
-        let there = adapt(&machine, Place::Qemu).value;
+        let there = adapt(&machine, Platform::Qemu).value;
         assert_eq!(there.targets(), expected);
         assert!(written.contains(&format!("machine='{board}'")), "{written}");
         for (disk, target) in there

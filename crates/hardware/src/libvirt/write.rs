@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use super::read::position;
 use crate::xml::{Element, Quote};
-use crate::{Bus, Card, Clock, Disk, DiskKind, Dropped, Firmware, Machine, Place, Translated, adapt};
+use crate::{Bus, Clock, Disk, DiskKind, Firmware, Machine, NetworkCard, Platform, Translated, Untranslated, adapt};
 
 /// What the machine's host has for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wish {
+pub struct LibvirtOptions {
     /// `kvm`, or `qemu` where processors are emulated.
     pub domain_type: String,
     /// Where the content of each disk is, by the disk's key; a drive that is not among them is empty, and a disk is left out.
@@ -29,8 +29,8 @@ pub struct DiskPlace {
 /// Writes domain XML for a machine of QEMU. Disks are called as [`Machine::targets`] of the adapted machine says.
 ///
 /// Its UUID and addresses are written as they are, and left to libvirt where there are none.
-pub fn write(machine: &Machine, wish: &Wish) -> Translated<String> {
-    let Translated { mut value, mut dropped } = adapt(machine, Place::Qemu);
+pub fn write(machine: &Machine, wish: &LibvirtOptions) -> Translated<String> {
+    let Translated { mut value, mut dropped } = adapt(machine, Platform::Qemu);
     check_topology(&mut value, &mut dropped);
     check_name(&mut value, &mut dropped);
     number_starts(&mut value);
@@ -38,7 +38,10 @@ pub fn write(machine: &Machine, wish: &Wish) -> Translated<String> {
     for (disk, target) in value.disks.iter().zip(value.targets()) {
         match (wish.disks.get(&disk.key), disk.kind) {
             (None, DiskKind::Disk) => {
-                dropped.push(Dropped::new(format!("disk {}", disk.label), "its content is not there"));
+                dropped.push(Untranslated::new(
+                    format!("disk {}", disk.label),
+                    "its content is not there",
+                ));
             }
             (place, _) => devices.push(disk_element(disk, place, &target)),
         }
@@ -47,7 +50,7 @@ pub fn write(machine: &Machine, wish: &Wish) -> Translated<String> {
     for (number, card) in value.cards.iter().enumerate() {
         devices.push(card_element(card, wish));
         if let Some(network) = card.network.as_ref().filter(|network| **network != wish.network) {
-            dropped.push(Dropped::new(
+            dropped.push(Untranslated::new(
                 format!("network {network} of card {}", number + 1),
                 format!("is plugged into {} now", wish.network),
             ));
@@ -58,7 +61,7 @@ pub fn write(machine: &Machine, wish: &Wish) -> Translated<String> {
             .attribute("type", "emulator")
             .attribute("version", "2.0");
         devices.push(Element::new("tpm").attribute("model", "tpm-crb").child(backend));
-        dropped.push(Dropped::new(
+        dropped.push(Untranslated::new(
             "what the TPM holds",
             "a TPM does not leave its hypervisor; the new one is empty",
         ));
@@ -113,14 +116,14 @@ fn number_starts(machine: &mut Machine) {
 
 /// libvirt names files after machines, so their names have neither slashes nor ends of lines (`virXMLCheckIllegalChars` in `domain_conf.c`), and are not
 /// empty, nor blank.
-fn check_name(machine: &mut Machine, dropped: &mut Vec<Dropped>) {
+fn check_name(machine: &mut Machine, dropped: &mut Vec<Untranslated>) {
     let is_illegal = |character: char| character == '/' || character.is_control();
     let mut name = machine.name.replace(is_illegal, "-");
     if matches!(name.trim(), "" | "." | "..") {
         "machine".clone_into(&mut name);
     }
     if name != machine.name {
-        dropped.push(Dropped::new(
+        dropped.push(Untranslated::new(
             format!("its name {:?}", machine.name),
             format!("libvirt takes no such name: it is called {name:?}"),
         ));
@@ -129,12 +132,12 @@ fn check_name(machine: &mut Machine, dropped: &mut Vec<Dropped>) {
 }
 
 /// libvirt wants a topology of as many processors as there are.
-fn check_topology(machine: &mut Machine, dropped: &mut Vec<Dropped>) {
+fn check_topology(machine: &mut Machine, dropped: &mut Vec<Untranslated>) {
     if let Some(topology) = machine.topology {
         let count =
             u64::from(topology.socket_count) * u64::from(topology.core_count) * u64::from(topology.thread_count);
         if count != u64::from(machine.processor_count) {
-            dropped.push(Dropped::new(
+            dropped.push(Untranslated::new(
                 format!("a topology of {count} processors"),
                 format!("the machine has {}", machine.processor_count),
             ));
@@ -144,7 +147,7 @@ fn check_topology(machine: &mut Machine, dropped: &mut Vec<Dropped>) {
 }
 
 /// The domain with everything but its devices.
-fn domain(machine: &Machine, wish: &Wish) -> Element {
+fn domain(machine: &Machine, wish: &LibvirtOptions) -> Element {
     let mut domain = Element::new("domain")
         .attribute("type", &wish.domain_type)
         .child(Element::new("name").text(&machine.name));
@@ -251,7 +254,7 @@ fn scsi_controllers(machine: &Machine) -> impl Iterator<Item = Element> {
     })
 }
 
-fn card_element(card: &Card, wish: &Wish) -> Element {
+fn card_element(card: &NetworkCard, wish: &LibvirtOptions) -> Element {
     let mac = card
         .mac
         .as_ref()

@@ -7,7 +7,7 @@ use roxmltree::Node;
 use super::package::{OvfDisk, OvfPackage, resource, section, text_of, unit_bytes, wrong};
 use super::units::units_per_controller;
 use crate::xml::{children, named};
-use crate::{Bus, Card, CardModel, Disk, DiskKind, Dropped, Result, Topology, identity};
+use crate::{Bus, CardModel, Disk, DiskKind, NetworkCard, Result, Topology, Untranslated, identity};
 
 /// Items that a machine has at most.
 const ITEM_COUNT_MAX: usize = 2000;
@@ -132,9 +132,9 @@ impl<'a, 'input> Hardware<'a, 'input> {
     }
 
     /// Bytes of memory. Not to say it is allowed, and whoever deploys the machine chooses.
-    pub(super) fn memory(&self, dropped: &mut Vec<Dropped>) -> Result<u64> {
+    pub(super) fn memory(&self, dropped: &mut Vec<Untranslated>) -> Result<u64> {
         let Some(item) = self.of_kind(4).next() else {
-            dropped.push(Dropped::new(
+            dropped.push(Untranslated::new(
                 "an amount of memory",
                 "it is not said; the machine has 1 GiB",
             ));
@@ -150,11 +150,11 @@ impl<'a, 'input> Hardware<'a, 'input> {
     }
 
     /// The network cards in the order of their items.
-    pub(super) fn cards(&self) -> Vec<Card> {
+    pub(super) fn cards(&self) -> Vec<NetworkCard> {
         let items = self.items.iter().filter(|item| matches!(item.kind, 10 | 33));
         let card = |item: &Item<'_, '_>| {
             let address = [item.text("Address"), item.text("MACAddress")];
-            Card {
+            NetworkCard {
                 mac: address.into_iter().find_map(identity::mac),
                 network: network(item.text("Connection")),
                 model: card_model(&item.subtype(), self.is_of_xen),
@@ -164,25 +164,25 @@ impl<'a, 'input> Hardware<'a, 'input> {
     }
 
     /// The disks and drives in the order of their items.
-    pub(super) fn disks(&self, dropped: &mut Vec<Dropped>) -> Result<Vec<Disk>> {
+    pub(super) fn disks(&self, dropped: &mut Vec<Untranslated>) -> Result<Vec<Disk>> {
         let controllers = self.controllers();
         let order = self.boot_order();
         let mut disks: Vec<Disk> = Vec::new();
         for item in &self.items {
             let Some(kind) = disk_kind(item.kind) else { continue };
             let Some((key, size_bytes)) = self.content(item, kind)? else {
-                dropped.push(Dropped::new(item_name(item), "it has no content here"));
+                dropped.push(Untranslated::new(item_name(item), "it has no content here"));
                 continue;
             };
             if kind == DiskKind::Disk && disks.iter().any(|disk| disk.key == key) {
-                dropped.push(Dropped::new(
+                dropped.push(Untranslated::new(
                     item_name(item),
                     "its content is that of another disk already",
                 ));
                 continue;
             }
             if kind != DiskKind::Disk && !item.text("HostResource").is_empty() {
-                dropped.push(Dropped::new(
+                dropped.push(Untranslated::new(
                     format!("the medium in {}", item_name(item)),
                     "the drive is empty",
                 ));
@@ -293,7 +293,7 @@ impl<'a, 'input> Hardware<'a, 'input> {
     }
 
     /// Names the devices that have no place in a machine.
-    pub(super) fn name_others(&self, dropped: &mut Vec<Dropped>) {
+    pub(super) fn name_others(&self, dropped: &mut Vec<Untranslated>) {
         for item in &self.items {
             let is_known = match item.kind {
                 // What every hypervisor has in its own way: oVirt lists all of it, VMware its screen, its keyboard,
@@ -308,7 +308,7 @@ impl<'a, 'input> Hardware<'a, 'input> {
                 _ => false,
             };
             if !is_known {
-                dropped.push(Dropped::new(item_name(item), "no disk, drive or network card"));
+                dropped.push(Untranslated::new(item_name(item), "no disk, drive or network card"));
             }
         }
     }

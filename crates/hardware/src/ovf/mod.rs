@@ -15,7 +15,7 @@ mod write;
 
 pub use package::{OvfDisk, OvfFile, OvfPackage};
 pub use read::read;
-pub use write::{DiskFile, STREAM_OPTIMIZED, Wish, write};
+pub use write::{DiskFile, OvfOptions, STREAM_OPTIMIZED, write};
 
 #[cfg(test)]
 pub(crate) mod tests;

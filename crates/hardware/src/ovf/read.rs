@@ -5,7 +5,7 @@ use roxmltree::Node;
 use super::hardware::Hardware;
 use super::package::{FORM, OvfPackage, envelope, section, sections, text_of, wrong};
 use crate::xml::{self, children, named};
-use crate::{Clock, Dropped, Error, Firmware, Machine, Result, Translated, identity, virtualbox};
+use crate::{Clock, Error, Firmware, Machine, Result, Translated, Untranslated, identity, virtualbox};
 
 /// Names that an error lists.
 const NAMES_COUNT_MAX: usize = 20;
@@ -46,7 +46,7 @@ pub fn read(text: &str) -> Result<Translated<Machine>> {
     for disk in &package.disks {
         if machine.disks.iter().all(|other| other.key != disk.key) {
             let what = format!("disk {}", disk.key);
-            dropped.push(Dropped::new(
+            dropped.push(Untranslated::new(
                 what,
                 "it is in the package, but the machine does not have it",
             ));
@@ -126,23 +126,23 @@ fn firmware(system: Node<'_, '_>, hardware: Node<'_, '_>) -> Firmware {
 }
 
 /// Names what stands beside the items and is left behind.
-fn name_sections((system, hardware): (Node<'_, '_>, Node<'_, '_>), dropped: &mut Vec<Dropped>) {
+fn name_sections((system, hardware): (Node<'_, '_>, Node<'_, '_>), dropped: &mut Vec<Untranslated>) {
     let properties = sections(system, "ProductSection").flat_map(|product| children(product, "Property"));
     let property_count = properties.count();
     if property_count > 0 {
-        dropped.push(Dropped::new(
+        dropped.push(Untranslated::new(
             format!("{property_count} properties of the appliance"),
             "nobody hands them to the guest",
         ));
     }
     if children(hardware, "ExtraConfig").any(|config| named(config, "key") == Some("nvram")) {
-        dropped.push(Dropped::new(
+        dropped.push(Untranslated::new(
             "variables of the firmware",
             "the machine starts with those of a new one",
         ));
     }
     let machine = section(system, "Machine");
     if machine.is_some_and(|machine| section(machine, "Snapshot").is_some()) {
-        dropped.push(Dropped::new("snapshots", "only the machine as it is comes along"));
+        dropped.push(Untranslated::new("snapshots", "only the machine as it is comes along"));
     }
 }

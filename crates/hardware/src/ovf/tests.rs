@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 
 use super::package::unit_bytes;
-use super::{DiskFile, OvfPackage, STREAM_OPTIMIZED, Wish, read, write};
+use super::{DiskFile, OvfOptions, OvfPackage, STREAM_OPTIMIZED, read, write};
 use crate::libvirt::tests::specimen;
 use crate::{Bus, CardModel, Disk, DiskKind, Error, Firmware, Machine, Topology, Translated};
 
@@ -257,7 +257,7 @@ fn of_several_machines_none_is_chosen() {
     assert_eq!(OvfPackage::parse(&several(3)).unwrap().disks.len(), 4);
 }
 
-pub(crate) fn wish(keys: &[&str]) -> Wish {
+pub(crate) fn wish(keys: &[&str]) -> OvfOptions {
     let file = |(number, key): (u64, &&str)| {
         let file = DiskFile {
             href: format!("{key} & co.vmdk"),
@@ -267,7 +267,7 @@ pub(crate) fn wish(keys: &[&str]) -> Wish {
         };
         ((*key).to_owned(), file)
     };
-    Wish {
+    OvfOptions {
         disks: (0..).zip(keys).map(file).collect::<BTreeMap<_, _>>(),
     }
 }

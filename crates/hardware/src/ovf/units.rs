@@ -1,14 +1,14 @@
 //! Where disks hang: a controller and a unit of it for each.
 
 use crate::bus_address::AddressAllocator;
-use crate::{Bus, Disk, DiskKind, Dropped};
+use crate::{Bus, Disk, DiskKind, Untranslated};
 
 /// The unit that a SCSI controller is itself.
 const SCSI_ITSELF: u32 = 7;
 
-/// Where a disk hangs.
+/// The controller of a disk, and its unit there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Place {
+pub(super) struct DiskUnit {
     pub(super) controller: u32,
     pub(super) unit: u32,
 }
@@ -35,7 +35,7 @@ fn controller_count_max(bus: Bus) -> u32 {
 
 /// Gives each of `disks` a bus that an OVF has, and a place of its own there: that which it has, if it is free. One for which there is no
 /// place is left out.
-pub(super) fn placed<'d>(disks: &'d mut [Disk], dropped: &mut Vec<Dropped>) -> Vec<(&'d Disk, Place)> {
+pub(super) fn placed<'d>(disks: &'d mut [Disk], dropped: &mut Vec<Untranslated>) -> Vec<(&'d Disk, DiskUnit)> {
     let mut seats = AddressAllocator::new(disks, |disk| Some((wanted_by(disk), disk.position)), units);
     let mut placed = Vec::new();
     for (number, disk) in disks.iter_mut().enumerate() {
@@ -48,16 +48,16 @@ pub(super) fn placed<'d>(disks: &'d mut [Disk], dropped: &mut Vec<Dropped>) -> V
         let name = if disk.label.is_empty() { &disk.key } else { &disk.label };
         let Some((bus, position)) = found else {
             let what = format!("disk {} ({name})", number + 1);
-            dropped.push(Dropped::new(what, "there is no room for so many"));
+            dropped.push(Untranslated::new(what, "there is no room for so many"));
             continue;
         };
         if bus != disk.bus && bus != Bus::Floppy {
             let what = format!("disk {} ({name}) on {}", number + 1, disk.bus.name());
-            dropped.push(Dropped::new(what, format!("is on {} now", bus.name())));
+            dropped.push(Untranslated::new(what, format!("is on {} now", bus.name())));
         }
         disk.bus = bus;
         let per_controller = units_per_controller(bus);
-        let place = Place {
+        let place = DiskUnit {
             controller: position / per_controller,
             unit: position % per_controller,
         };

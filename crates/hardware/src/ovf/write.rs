@@ -4,10 +4,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::units::{Place as Unit, placed};
+use super::units::{DiskUnit, placed};
 use crate::xml::Element;
 use crate::{
-    Bus, Card, CardModel, Clock, Disk, DiskKind, Dropped, Firmware, Machine, Place, Topology, Translated, adapt,
+    Bus, CardModel, Clock, Disk, DiskKind, Firmware, Machine, NetworkCard, Platform, Topology, Translated,
+    Untranslated, adapt,
 };
 
 /// The format of disks in an OVA, by the URI that everybody knows it by.
@@ -19,7 +20,7 @@ const MEMORY_UNIT_BYTES: u64 = 4 << 20;
 
 /// What is in the package beside the descriptor.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Wish {
+pub struct OvfOptions {
     /// The file of each disk, by the disk's key. A disk that is not among them is left out; drives are empty.
     pub disks: BTreeMap<String, DiskFile>,
 }
@@ -41,15 +42,18 @@ pub struct DiskFile {
 ///
 /// In it they are called `vmdisk1`, `vmdisk2` and so on, in the order of the machine, and their files `file1`, `file2`; that is the order
 /// in which an OVA has to have them.
-pub fn write(machine: &Machine, wish: &Wish) -> Translated<String> {
-    let Translated { mut value, mut dropped } = adapt(machine, Place::Ovf);
+pub fn write(machine: &Machine, wish: &OvfOptions) -> Translated<String> {
+    let Translated { mut value, mut dropped } = adapt(machine, Platform::Ovf);
     let mut keys = BTreeSet::new();
     value.disks.retain(|disk| {
         // A file belongs to one disk, if two of the machine have the same content.
         let is_there =
             disk.kind != DiskKind::Disk || (wish.disks.contains_key(&disk.key) && keys.insert(disk.key.clone()));
         if !is_there {
-            dropped.push(Dropped::new(format!("disk {}", disk.label), "its content is not there"));
+            dropped.push(Untranslated::new(
+                format!("disk {}", disk.label),
+                "its content is not there",
+            ));
         }
         is_there
     });
@@ -127,8 +131,8 @@ impl Items {
 }
 
 /// What a descriptor has no word for that all readers understand.
-fn name_what_stays(machine: &Machine, dropped: &mut Vec<Dropped>) {
-    let mut add = |what: &str, why: &str| dropped.push(Dropped::new(what, why));
+fn name_what_stays(machine: &Machine, dropped: &mut Vec<Untranslated>) {
+    let mut add = |what: &str, why: &str| dropped.push(Untranslated::new(what, why));
     if machine.uuid.is_some() {
         add("its UUID", "whoever imports the machine gives it one of its own");
     }
@@ -201,11 +205,11 @@ fn files_and_disks(files: &[&DiskFile]) -> [Element; 2] {
     [Element::new("References").children(references), disks]
 }
 
-fn network_of(card: &Card) -> &str {
+fn network_of(card: &NetworkCard) -> &str {
     card.network.as_deref().unwrap_or(NETWORK)
 }
 
-fn networks(cards: &[Card]) -> Element {
+fn networks(cards: &[NetworkCard]) -> Element {
     let mut names: Vec<&str> = cards.iter().map(network_of).collect();
     names.sort_unstable();
     names.dedup();
@@ -220,7 +224,7 @@ fn networks(cards: &[Card]) -> Element {
 }
 
 /// The hardware section, and the devices that the machine is started from in their order, each by its instance and VMware's name of its kind.
-fn hardware(machine: &Machine, disks: &[(&Disk, Unit)]) -> (Element, Vec<(usize, &'static str)>) {
+fn hardware(machine: &Machine, disks: &[(&Disk, DiskUnit)]) -> (Element, Vec<(usize, &'static str)>) {
     let system = Element::new("System")
         .child(Element::new("vssd:ElementName").text("Virtual Hardware Family"))
         .child(Element::new("vssd:InstanceID").text(0))
@@ -315,7 +319,7 @@ fn cores_per_socket(topology: Topology, processor_count: u32) -> Option<u32> {
 }
 
 /// Adds the controllers that `disks` hang on; tells their instances by bus and number.
-fn controllers(items: &mut Items, disks: &[(&Disk, Unit)]) -> BTreeMap<(&'static str, u32), usize> {
+fn controllers(items: &mut Items, disks: &[(&Disk, DiskUnit)]) -> BTreeMap<(&'static str, u32), usize> {
     let mut instances = BTreeMap::new();
     for (disk, unit) in disks {
         let key = (disk.bus.name(), unit.controller);
@@ -343,7 +347,7 @@ fn controllers(items: &mut Items, disks: &[(&Disk, Unit)]) -> BTreeMap<(&'static
     instances
 }
 
-fn add_card(items: &mut Items, card: &Card, number: u32) {
+fn add_card(items: &mut Items, card: &NetworkCard, number: u32) {
     let model = match &card.model {
         CardModel::E1000e => "E1000e",
         CardModel::Vmxnet3 => "VmxNet3",

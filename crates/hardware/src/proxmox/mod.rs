@@ -12,7 +12,7 @@ mod read;
 mod write;
 
 pub use read::read;
-pub use write::{Exported, Wish, write};
+pub use write::{Exported, ProxmoxOptions, write};
 
 #[cfg(test)]
 mod tests;

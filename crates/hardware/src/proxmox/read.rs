@@ -3,7 +3,8 @@
 use super::conf::{Conf, FORM, Parts, numbered_name, wrong};
 use crate::machine::bound;
 use crate::{
-    Bus, Card, CardModel, Clock, Disk, DiskKind, Dropped, Firmware, Machine, Result, Topology, Translated, identity,
+    Bus, CardModel, Clock, Disk, DiskKind, Firmware, Machine, NetworkCard, Result, Topology, Translated, Untranslated,
+    identity,
 };
 
 /// Memory in MiB where a configuration does not say it.
@@ -172,7 +173,7 @@ fn clock(conf: &Conf<'_>) -> Clock {
     }
 }
 
-fn disks(conf: &Conf<'_>, dropped: &mut Vec<Dropped>) -> Result<Vec<Disk>> {
+fn disks(conf: &Conf<'_>, dropped: &mut Vec<Untranslated>) -> Result<Vec<Disk>> {
     let controller = conf.settings.get("scsihw").copied().unwrap_or("lsi");
     let scsi = if controller.starts_with("virtio") {
         Bus::VirtioScsi
@@ -194,7 +195,7 @@ fn disks(conf: &Conf<'_>, dropped: &mut Vec<Dropped>) -> Result<Vec<Disk>> {
             let is_drive = parts.get("media") == Some("cdrom");
             let kind = if is_drive { DiskKind::Cdrom } else { DiskKind::Disk };
             if volume.ends_with("cloudinit") || volume.contains("-cloudinit.") {
-                dropped.push(Dropped::new(
+                dropped.push(Untranslated::new(
                     format!("the drive of cloud-init ({name})"),
                     "Proxmox makes it by itself",
                 ));
@@ -205,7 +206,7 @@ fn disks(conf: &Conf<'_>, dropped: &mut Vec<Dropped>) -> Result<Vec<Disk>> {
                 (Some(device), _) => device.to_owned(),
                 (None, DiskKind::Disk) if !conf.devices.is_empty() => {
                     let what = format!("disk {name} ({volume})");
-                    dropped.push(Dropped::new(what, "the archive does not have it"));
+                    dropped.push(Untranslated::new(what, "the archive does not have it"));
                     continue;
                 }
                 (None, DiskKind::Disk) => format!("drive-{name}"),
@@ -288,7 +289,7 @@ fn first_disk(disks: &[Disk]) -> Option<usize> {
     first.map(|(number, _)| number)
 }
 
-fn cards(conf: &Conf<'_>, dropped: &mut Vec<Dropped>) -> Vec<Card> {
+fn cards(conf: &Conf<'_>, dropped: &mut Vec<Untranslated>) -> Vec<NetworkCard> {
     let mut cards = Vec::new();
     for (number, value) in conf.numbered("net") {
         let parts = Parts::of(value);
@@ -305,9 +306,9 @@ fn cards(conf: &Conf<'_>, dropped: &mut Vec<Dropped>) -> Vec<Card> {
         };
         if let Some(tag) = parts.get("tag") {
             let what = format!("VLAN {tag} of network card {number}");
-            dropped.push(Dropped::new(what, "belongs to the network that it was in"));
+            dropped.push(Untranslated::new(what, "belongs to the network that it was in"));
         }
-        cards.push(Card {
+        cards.push(NetworkCard {
             mac,
             network: parts.get("bridge").map(str::to_owned),
             model: match model {
@@ -321,10 +322,10 @@ fn cards(conf: &Conf<'_>, dropped: &mut Vec<Dropped>) -> Vec<Card> {
 }
 
 /// Names what is left behind.
-fn name_others(conf: &Conf<'_>, dropped: &mut Vec<Dropped>) {
+fn name_others(conf: &Conf<'_>, dropped: &mut Vec<Untranslated>) {
     if let Some(device) = conf.settings.get("efidisk0") {
         let device = Parts::of(device);
-        dropped.push(Dropped::new(
+        dropped.push(Untranslated::new(
             format!("variables of UEFI ({})", device.get("file").unwrap_or(device.first)),
             "the machine starts with those of a new one",
         ));
@@ -333,33 +334,36 @@ fn name_others(conf: &Conf<'_>, dropped: &mut Vec<Dropped>) {
     for (name, value) in &conf.settings {
         let bare = numbered_name(name).map_or(*name, |(prefix, _)| prefix);
         if bare == "unused" {
-            dropped.push(Dropped::new(format!("disk {value}"), "the machine does not use it"));
+            dropped.push(Untranslated::new(
+                format!("disk {value}"),
+                "the machine does not use it",
+            ));
         } else if bare == "usb" && value.starts_with("spice") || bare == "numa" {
             // A way for the screen's host, and nothing that is missed.
         } else if let Some((_, what)) = OF_THE_HOST.iter().find(|(known, _)| known == &bare) {
-            dropped.push(Dropped::new(*what, "belongs to the host that it was on"));
+            dropped.push(Untranslated::new(*what, "belongs to the host that it was on"));
         } else if OF_CLOUD_INIT.contains(&bare) {
             is_cloud_init = true;
         } else if *name == "arch" && *value != "x86_64" {
-            dropped.push(Dropped::new(format!("processors of {value}"), "others are x86_64"));
+            dropped.push(Untranslated::new(format!("processors of {value}"), "others are x86_64"));
         } else if !HARMLESS.contains(&bare) && *name != "arch" {
-            dropped.push(Dropped::new(format!("the setting {name}"), "it is not known"));
+            dropped.push(Untranslated::new(format!("the setting {name}"), "it is not known"));
         }
     }
     if is_cloud_init {
-        dropped.push(Dropped::new(
+        dropped.push(Untranslated::new(
             "settings of cloud-init",
             "the guest keeps what it has of them",
         ));
     }
     if !conf.snapshots.is_empty() {
-        dropped.push(Dropped::new(
+        dropped.push(Untranslated::new(
             format!("{} snapshots", conf.snapshots.len()),
             "only the machine as it is comes along",
         ));
     }
     if conf.has_pending {
-        dropped.push(Dropped::new(
+        dropped.push(Untranslated::new(
             "changes for its next start",
             "only the machine as it is comes along",
         ));

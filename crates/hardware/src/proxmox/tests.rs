@@ -1,4 +1,4 @@
-use super::{Wish, read, write};
+use super::{ProxmoxOptions, read, write};
 use crate::libvirt::tests::specimen;
 use crate::ovf::tests::{layout, what};
 use crate::{Bus, CardModel, Clock, Disk, DiskKind, Firmware, Machine, Topology};
@@ -99,8 +99,8 @@ fn what_a_machine_starts_from_is_known_where_nothing_says_so() {
     assert_eq!(first("boot: order=sata0\n"), "sata0");
 }
 
-fn wish(keys: &[&str]) -> Wish {
-    Wish {
+fn wish(keys: &[&str]) -> ProxmoxOptions {
+    ProxmoxOptions {
         vm_id: 107,
         storage: "local-lvm".to_owned(),
         bridge: "vmbr0".to_owned(),

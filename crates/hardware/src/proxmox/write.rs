@@ -5,13 +5,13 @@ use std::fmt::Write as _;
 
 use crate::bus_address::AddressAllocator;
 use crate::{
-    Bus, Card, CardModel, Clock, Disk, DiskKind, Dropped, Firmware, Machine, Place, Translated, adapt, identity,
-    percent,
+    Bus, CardModel, Clock, Disk, DiskKind, Firmware, Machine, NetworkCard, Platform, Translated, Untranslated, adapt,
+    identity, percent,
 };
 
 /// What the machine's host has for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wish {
+pub struct ProxmoxOptions {
     /// The number that the machine has there. Whoever restores an archive may choose another one.
     pub vm_id: u32,
     /// The storage that its disks are on: `local-lvm`.
@@ -36,8 +36,8 @@ pub struct Exported {
 const CARD_COUNT_MAX: usize = 32;
 
 /// Writes the configuration of a machine for a VMA.
-pub fn write(machine: &Machine, wish: &Wish) -> Translated<Exported> {
-    let Translated { mut value, mut dropped } = adapt(machine, Place::Proxmox);
+pub fn write(machine: &Machine, wish: &ProxmoxOptions) -> Translated<Exported> {
+    let Translated { mut value, mut dropped } = adapt(machine, Platform::Proxmox);
     let mut disks = std::mem::take(&mut value.disks);
     let disks = placed(&mut disks, wish, &mut dropped);
     let mut settings = settings(&value, &mut dropped);
@@ -74,7 +74,7 @@ pub fn write(machine: &Machine, wish: &Wish) -> Translated<Exported> {
     for (number, card) in value.cards.iter().enumerate() {
         if number >= CARD_COUNT_MAX {
             let what = format!("network card {}", number + 1);
-            dropped.push(Dropped::new(what, "Proxmox takes 32 of them"));
+            dropped.push(Untranslated::new(what, "Proxmox takes 32 of them"));
             continue;
         }
         settings.insert(format!("net{number}"), card_value(card, number, wish, &mut dropped));
@@ -95,7 +95,11 @@ pub fn write(machine: &Machine, wish: &Wish) -> Translated<Exported> {
 }
 
 /// Disks and drives with the names that they have there, which say bus and place.
-fn placed<'d>(disks: &'d mut [Disk], wish: &Wish, dropped: &mut Vec<Dropped>) -> Vec<(&'d Disk, String)> {
+fn placed<'d>(
+    disks: &'d mut [Disk],
+    wish: &ProxmoxOptions,
+    dropped: &mut Vec<Untranslated>,
+) -> Vec<(&'d Disk, String)> {
     let is_there = |disk: &Disk| match disk.kind {
         DiskKind::Disk => wish.disks.contains_key(&disk.key),
         DiskKind::Cdrom => true,
@@ -110,17 +114,23 @@ fn placed<'d>(disks: &'d mut [Disk], wish: &Wish, dropped: &mut Vec<Dropped>) ->
     let mut placed = Vec::new();
     for (number, disk) in disks.iter_mut().enumerate() {
         if disk.kind == DiskKind::Floppy {
-            dropped.push(Dropped::new(format!("floppy drive {}", disk.label), "Proxmox has none"));
+            dropped.push(Untranslated::new(
+                format!("floppy drive {}", disk.label),
+                "Proxmox has none",
+            ));
             continue;
         }
         let is_disk = disk.kind == DiskKind::Disk;
         if is_disk && (!wish.disks.contains_key(&disk.key) || keys.contains(&disk.key.as_str())) {
-            dropped.push(Dropped::new(format!("disk {}", disk.label), "its content is not there"));
+            dropped.push(Untranslated::new(
+                format!("disk {}", disk.label),
+                "its content is not there",
+            ));
             continue;
         }
         if !is_disk && !disk.key.is_empty() {
             let what = format!("what is in the drive {}", disk.label);
-            dropped.push(Dropped::new(what, "the drive is empty"));
+            dropped.push(Untranslated::new(what, "the drive is empty"));
         }
         let found = [disk.bus, Bus::Sata, Bus::Ide, Bus::VirtioScsi]
             .into_iter()
@@ -130,7 +140,7 @@ fn placed<'d>(disks: &'d mut [Disk], wish: &Wish, dropped: &mut Vec<Dropped>) ->
                 Some((bus, prefix, seats.seat(number, (prefix, count), 0..count)?))
             });
         let Some((bus, prefix, place)) = found else {
-            dropped.push(Dropped::new(
+            dropped.push(Untranslated::new(
                 format!("disk {}", disk.label),
                 "there is no room for so many",
             ));
@@ -138,7 +148,7 @@ fn placed<'d>(disks: &'d mut [Disk], wish: &Wish, dropped: &mut Vec<Dropped>) ->
         };
         if bus != disk.bus {
             let what = format!("disk {} on {}", disk.label, disk.bus.name());
-            dropped.push(Dropped::new(what, format!("is on {} now", bus.name())));
+            dropped.push(Untranslated::new(what, format!("is on {} now", bus.name())));
             disk.bus = bus;
         }
         let disk = &*disk;
@@ -162,13 +172,16 @@ fn numbers(bus: Bus) -> Option<(&'static str, u32)> {
 }
 
 /// All settings but disks and cards.
-fn settings(machine: &Machine, dropped: &mut Vec<Dropped>) -> BTreeMap<String, String> {
+fn settings(machine: &Machine, dropped: &mut Vec<Untranslated>) -> BTreeMap<String, String> {
     let mut settings = BTreeMap::new();
     let mut set = |name: &str, value: String| settings.insert(name.to_owned(), value);
     let name = host_name(&machine.name);
     if name != machine.name {
         let what = format!("its name {:?}", machine.name);
-        dropped.push(Dropped::new(what, format!("it is {name} now, as names of hosts are")));
+        dropped.push(Untranslated::new(
+            what,
+            format!("it is {name} now, as names of hosts are"),
+        ));
     }
     set("name", name);
     let topology = machine.topology.and_then(|topology| {
@@ -176,7 +189,7 @@ fn settings(machine: &Machine, dropped: &mut Vec<Dropped>) -> BTreeMap<String, S
         (cores.checked_mul(topology.socket_count)? == machine.processor_count).then_some((topology.socket_count, cores))
     });
     if machine.topology.is_some_and(|topology| topology.thread_count > 1) {
-        dropped.push(Dropped::new(
+        dropped.push(Untranslated::new(
             "threads of its cores",
             "Proxmox knows sockets and cores only",
         ));
@@ -185,7 +198,7 @@ fn settings(machine: &Machine, dropped: &mut Vec<Dropped>) -> BTreeMap<String, S
     set("sockets", sockets.to_string());
     set("cores", cores.to_string());
     if !machine.memory_bytes.is_multiple_of(1 << 20) {
-        dropped.push(Dropped::new(
+        dropped.push(Untranslated::new(
             "the last bytes of its memory",
             "it is rounded up to whole MiB",
         ));
@@ -201,16 +214,16 @@ fn settings(machine: &Machine, dropped: &mut Vec<Dropped>) -> BTreeMap<String, S
     if matches!(machine.firmware, Firmware::Uefi | Firmware::UefiSecure) {
         set("bios", "ovmf".to_owned());
         set("machine", "q35".to_owned());
-        dropped.push(Dropped::new(
+        dropped.push(Untranslated::new(
             "variables of UEFI",
             "they are lost whenever it stops, until it is given an EFI disk",
         ));
     }
     if machine.firmware == Firmware::UefiSecure {
-        dropped.push(Dropped::new("Secure Boot", "its keys come with an EFI disk"));
+        dropped.push(Untranslated::new("Secure Boot", "its keys come with an EFI disk"));
     }
     if machine.has_tpm {
-        dropped.push(Dropped::new(
+        dropped.push(Untranslated::new(
             "its TPM",
             "to be added after the restore; the new one is empty",
         ));
@@ -218,9 +231,9 @@ fn settings(machine: &Machine, dropped: &mut Vec<Dropped>) -> BTreeMap<String, S
     settings
 }
 
-fn card_value(card: &Card, number: usize, wish: &Wish, dropped: &mut Vec<Dropped>) -> String {
+fn card_value(card: &NetworkCard, number: usize, wish: &ProxmoxOptions, dropped: &mut Vec<Untranslated>) -> String {
     if let Some(network) = card.network.as_ref().filter(|network| **network != wish.bridge) {
-        dropped.push(Dropped::new(
+        dropped.push(Untranslated::new(
             format!("network {network} of card {}", number + 1),
             format!("is plugged into {} now", wish.bridge),
         ));

@@ -18,9 +18,9 @@ pub use media::{Medium, MediumKind, media};
 pub(crate) use read::fill;
 pub use read::{UNKNOWN_CONTROLLER, read, read_at};
 pub use registry::{RegisteredMachine, Registry, registry};
-pub use restored::{RestoredIdentity, RestoredWish, restored};
+pub use restored::{RestoredIdentity, RestoredOptions, restored};
 pub use settings::{Settings, Snapshot, settings};
-pub use write::{Image, Network, Wish, write};
+pub use write::{Image, Network, VirtualBoxOptions, write};
 
 #[cfg(test)]
 mod tests;

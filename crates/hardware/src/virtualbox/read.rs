@@ -6,7 +6,9 @@ use super::media::{FORM, machine, uuid, wrong};
 use super::settings::snapshots_of;
 use crate::machine::bound;
 use crate::xml::{self, attribute, child, children};
-use crate::{Bus, Card, CardModel, Clock, Disk, DiskKind, Dropped, Firmware, Machine, Result, Translated, identity};
+use crate::{
+    Bus, CardModel, Clock, Disk, DiskKind, Firmware, Machine, NetworkCard, Result, Translated, Untranslated, identity,
+};
 
 /// Places in the order of starting.
 const ORDER_COUNT_MAX: u32 = 4;
@@ -124,7 +126,7 @@ fn has_tpm(hardware: Node<'_, '_>) -> bool {
 /// What is told of a storage controller that is not known, and has disks.
 pub const UNKNOWN_CONTROLLER: &str = "what hangs on the storage controller";
 
-fn disks(machine: Node<'_, '_>, hardware: Node<'_, '_>, dropped: &mut Vec<Dropped>) -> Result<Vec<Disk>> {
+fn disks(machine: Node<'_, '_>, hardware: Node<'_, '_>, dropped: &mut Vec<Untranslated>) -> Result<Vec<Disk>> {
     // Since version 1.17 they are inside of the hardware.
     let controllers = child(hardware, "StorageControllers").or_else(|| child(machine, "StorageControllers"));
     let mut taken: Vec<Bus> = Vec::new();
@@ -138,7 +140,7 @@ fn disks(machine: Node<'_, '_>, hardware: Node<'_, '_>, dropped: &mut Vec<Droppe
             } else {
                 "an empty controller"
             };
-            dropped.push(Dropped::new(format!("{what} {kind:?}"), "it is not known"));
+            dropped.push(Untranslated::new(format!("{what} {kind:?}"), "it is not known"));
             continue;
         };
         let before = taken.iter().filter(|other| **other == bus).count();
@@ -167,7 +169,7 @@ fn attached(
     device: Node<'_, '_>,
     (bus, controller): (Bus, &str),
     position: u32,
-    dropped: &mut Vec<Dropped>,
+    dropped: &mut Vec<Untranslated>,
 ) -> Result<Option<Disk>> {
     let kind = match device.attribute("type").unwrap_or("HardDisk") {
         "DVD" => DiskKind::Cdrom,
@@ -177,11 +179,11 @@ fn attached(
     let label = format!("{controller} {position}");
     let key = child(device, "Image").map(uuid).transpose()?;
     if key.is_none() && kind == DiskKind::Disk {
-        dropped.push(Dropped::new(format!("disk {label}"), "it has no image"));
+        dropped.push(Untranslated::new(format!("disk {label}"), "it has no image"));
         return Ok(None);
     }
     if let Some(drive) = attribute(device, "HostDrive", "src") {
-        dropped.push(Dropped::new(
+        dropped.push(Untranslated::new(
             format!("the drive {drive}"),
             "belongs to the host that it was on",
         ));
@@ -259,7 +261,7 @@ fn order(hardware: Node<'_, '_>, disks: &mut [Disk]) {
 }
 
 /// The cards that are plugged in, by their slots.
-fn cards(hardware: Node<'_, '_>) -> Vec<Card> {
+fn cards(hardware: Node<'_, '_>) -> Vec<NetworkCard> {
     let network = child(hardware, "Network");
     let adapters = network.iter().flat_map(|network| children(*network, "Adapter"));
     let slot = |adapter: &Node<'_, '_>| adapter.attribute("slot").and_then(|slot| slot.parse::<u32>().ok());
@@ -267,7 +269,7 @@ fn cards(hardware: Node<'_, '_>) -> Vec<Card> {
         .filter(|adapter| adapter.attribute("enabled") == Some("true"))
         .collect();
     adapters.sort_by_key(|adapter| slot(adapter).unwrap_or(u32::MAX));
-    let card = |adapter: Node<'_, '_>| Card {
+    let card = |adapter: Node<'_, '_>| NetworkCard {
         mac: adapter.attribute("MACAddress").and_then(identity::mac),
         network: network_of(adapter),
         model: match adapter.attribute("type").unwrap_or("Am79C973") {
@@ -301,8 +303,8 @@ fn network_of(adapter: Node<'_, '_>) -> Option<String> {
 }
 
 /// Names what is left behind.
-fn name_others((machine, hardware): (Node<'_, '_>, Node<'_, '_>), dropped: &mut Vec<Dropped>) {
-    let mut add = |what: String, why: &str| dropped.push(Dropped::new(what, why));
+fn name_others((machine, hardware): (Node<'_, '_>, Node<'_, '_>), dropped: &mut Vec<Untranslated>) {
+    let mut add = |what: String, why: &str| dropped.push(Untranslated::new(what, why));
     if let Some(kind) = platform(machine, hardware)
         .attribute("architecture")
         .filter(|kind| *kind != "x86")

@@ -7,11 +7,11 @@ use roxmltree::Node;
 use super::media::{FORM, MediumKind, machine, media, uuid, wrong};
 use super::write::{Image, media_registry};
 use crate::xml::{self, Edits, child, children};
-use crate::{Dropped, Result, Translated, identity};
+use crate::{Result, Translated, Untranslated, identity};
 
 /// What a machine that comes back is to be.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RestoredWish {
+pub struct RestoredOptions {
     /// What it is called.
     pub name: String,
     /// Who it is.
@@ -32,7 +32,7 @@ pub enum RestoredIdentity {
 }
 
 /// The settings `text` with other images, without snapshots and memory.
-pub fn restored(text: &str, wish: &RestoredWish) -> Result<Translated<String>> {
+pub fn restored(text: &str, wish: &RestoredOptions) -> Result<Translated<String>> {
     let document = xml::parse(text, FORM)?;
     let machine = machine(&document)?;
     let mut edits = Edits::new(text);
@@ -49,7 +49,7 @@ pub fn restored(text: &str, wish: &RestoredWish) -> Result<Translated<String>> {
     }
     if let Some(snapshot) = child(machine, "Snapshot") {
         edits.remove_element(snapshot);
-        dropped.push(Dropped::new(
+        dropped.push(Untranslated::new(
             "snapshots of VirtualBox",
             "only the machine as it was comes along",
         ));
@@ -59,7 +59,7 @@ pub fn restored(text: &str, wish: &RestoredWish) -> Result<Translated<String>> {
             MediumKind::Normal | MediumKind::ReadOnly => continue,
             kind => kind.name(),
         };
-        dropped.push(Dropped::new(
+        dropped.push(Untranslated::new(
             format!("that the disk {} is of the type {kind}", medium.location),
             "it is an ordinary disk now: VBoxManage modifymedium changes that",
         ));
@@ -87,9 +87,9 @@ pub fn restored(text: &str, wish: &RestoredWish) -> Result<Translated<String>> {
 /// Gives each disk its image; the images that disks have now.
 fn attach<'w>(
     (machine, hardware): (Node<'_, '_>, Node<'_, '_>),
-    wish: &'w RestoredWish,
+    wish: &'w RestoredOptions,
     edits: &mut Edits<'_>,
-    dropped: &mut Vec<Dropped>,
+    dropped: &mut Vec<Untranslated>,
 ) -> Result<Vec<&'w Image>> {
     let mut attached: Vec<&Image> = Vec::new();
     let controllers = child(hardware, "StorageControllers").or_else(|| child(machine, "StorageControllers"));
@@ -101,7 +101,7 @@ fn attach<'w>(
             match device.attribute("type") {
                 Some("DVD" | "Floppy") => {
                     edits.remove_element(image);
-                    dropped.push(Dropped::new(
+                    dropped.push(Untranslated::new(
                         format!("what is in the drive {name} {place}"),
                         "the drive is empty",
                     ));
@@ -113,7 +113,10 @@ fn attach<'w>(
                     }
                     _ => {
                         edits.remove_element(device);
-                        dropped.push(Dropped::new(format!("disk {name} {place}"), "its content is not there"));
+                        dropped.push(Untranslated::new(
+                            format!("disk {name} {place}"),
+                            "its content is not there",
+                        ));
                     }
                 },
             }
@@ -132,7 +135,7 @@ fn register(machine: Node<'_, '_>, hardware: Node<'_, '_>, images: &[&Image], ed
 }
 
 /// Names the file with the variables of its firmware, or none.
-fn put_nvram(hardware: Node<'_, '_>, wish: &RestoredWish, edits: &mut Edits<'_>) {
+fn put_nvram(hardware: Node<'_, '_>, wish: &RestoredOptions, edits: &mut Edits<'_>) {
     for outer in ["Firmware", "BIOS"] {
         let Some(node) = child(hardware, outer).and_then(|outer| child(outer, "NVRAM")) else {
             continue;
@@ -147,14 +150,14 @@ fn put_nvram(hardware: Node<'_, '_>, wish: &RestoredWish, edits: &mut Edits<'_>)
 #[cfg(test)]
 mod tests {
     use super::super::{Image, media, read, settings};
-    use super::{RestoredIdentity, RestoredWish, restored};
+    use super::{RestoredIdentity, RestoredOptions, restored};
 
     const LAB: &str = include_str!("../../tests/samples/machine.vbox");
     const ROOT: &str = "6b7c3b3d-4075-4e54-8e6f-4b8c68e2c2b2";
     const DATA: &str = "7c8d4c4e-5186-4f65-9f70-5c9d79f3d3c3";
     const NEW_UUID: &str = "00000000-0000-4000-8000-000000000009";
 
-    fn wish(keys: &[&str]) -> RestoredWish {
+    fn wish(keys: &[&str]) -> RestoredOptions {
         let image = |(number, key): (u32, &&str)| {
             let image = Image {
                 uuid: format!("00000000-0000-4000-8000-{number:012}"),
@@ -163,7 +166,7 @@ mod tests {
             };
             ((*key).to_owned(), image)
         };
-        RestoredWish {
+        RestoredOptions {
             name: "lab \"2\"".to_owned(),
             identity: RestoredIdentity::Same,
             disks: (1..).zip(keys).map(image).collect(),
@@ -171,7 +174,7 @@ mod tests {
         }
     }
 
-    fn what(dropped: &[crate::Dropped]) -> Vec<&str> {
+    fn what(dropped: &[crate::Untranslated]) -> Vec<&str> {
         dropped.iter().map(|dropped| dropped.what.as_str()).collect()
     }
 
@@ -214,7 +217,7 @@ mod tests {
 
     #[test]
     fn another_one_has_another_uuid_and_other_addresses() {
-        let wish = RestoredWish {
+        let wish = RestoredOptions {
             identity: RestoredIdentity::New(NEW_UUID.to_owned()),
             nvram: None,
             ..wish(&[DATA])
@@ -226,7 +229,7 @@ mod tests {
         assert!(machine.cards.len() == 3 && machine.cards.iter().all(|card| card.mac.is_none()));
         assert_eq!(settings(&written.value).unwrap().nvram, None);
         assert_eq!(machine.disks.iter().filter(|disk| !disk.key.is_empty()).count(), 1);
-        let nonsense = RestoredWish {
+        let nonsense = RestoredOptions {
             identity: RestoredIdentity::New("x".to_owned()),
             ..wish
         };

@@ -1,10 +1,10 @@
 use super::{
-    Image, Medium, MediumKind, Network, RegisteredMachine, Snapshot, Wish, media, read, read_at, registry, settings,
-    write,
+    Image, Medium, MediumKind, Network, RegisteredMachine, Snapshot, VirtualBoxOptions, media, read, read_at, registry,
+    settings, write,
 };
 use crate::libvirt::tests::specimen;
 use crate::ovf::tests::{layout, what};
-use crate::{Bus, Card, CardModel, Clock, Disk, DiskKind, Firmware, Machine};
+use crate::{Bus, CardModel, Clock, Disk, DiskKind, Firmware, Machine, NetworkCard};
 
 const LAB: &str = include_str!("../../tests/samples/machine.vbox");
 const ROOT: &str = "6b7c3b3d-4075-4e54-8e6f-4b8c68e2c2b2";
@@ -191,7 +191,7 @@ fn settings_of_today_are_read() {
     assert!(what(&read).contains(&"processors of ARM"));
 }
 
-fn wish(keys: &[&str]) -> Wish {
+fn wish(keys: &[&str]) -> VirtualBoxOptions {
     let image = |(number, key): (u32, &&str)| {
         let image = Image {
             uuid: format!("00000000-0000-4000-8000-{number:012}"),
@@ -200,7 +200,7 @@ fn wish(keys: &[&str]) -> Wish {
         };
         ((*key).to_owned(), image)
     };
-    Wish {
+    VirtualBoxOptions {
         uuid: "9f6d1b8e-0000-4000-8000-5a6b7c8d9e0f".to_owned(),
         disks: (1..).zip(keys).map(image).collect(),
         network: Network::Nat,
@@ -228,7 +228,7 @@ fn a_machine_comes_back_from_its_settings() {
         .map(|medium| medium.location)
         .collect();
     assert_eq!(images, [format!("<{ROOT}>.vdi"), format!("<{DATA}>.vdi")]);
-    let bridged = Wish {
+    let bridged = VirtualBoxOptions {
         network: Network::Bridged("eth0".to_owned()),
         ..wish(&[])
     };
@@ -252,7 +252,7 @@ fn a_machine_from_elsewhere_gets_devices_that_it_knows() {
         ..disk.clone()
     };
     machine.disks.extend((0..60).map(numbered));
-    let card = Card {
+    let card = NetworkCard {
         model: CardModel::Vmxnet3,
         mac: None,
         ..machine.cards[0].clone()

@@ -6,7 +6,8 @@ use super::read::units_per_controller;
 use crate::bus_address::{AddressAllocator, put_first};
 use crate::xml::Element;
 use crate::{
-    Bus, Card, CardModel, Clock, Disk, DiskKind, Dropped, Firmware, Machine, Place, Translated, adapt, identity,
+    Bus, CardModel, Clock, Disk, DiskKind, Firmware, Machine, NetworkCard, Platform, Translated, Untranslated, adapt,
+    identity,
 };
 
 /// The version of the settings: that of VirtualBox 5.1, which all later ones read.
@@ -22,7 +23,7 @@ const SCSI_ITSELF: u32 = 7;
 
 /// What the machine's host has for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wish {
+pub struct VirtualBoxOptions {
     /// The UUID of a machine that has none of its own.
     pub uuid: String,
     /// The image of each disk, by the disk's key. A disk that is not among them is left out; drives are empty.
@@ -54,8 +55,8 @@ pub enum Network {
 }
 
 /// Writes the settings of a machine.
-pub fn write(machine: &Machine, wish: &Wish) -> Translated<String> {
-    let Translated { mut value, mut dropped } = adapt(machine, Place::VirtualBox);
+pub fn write(machine: &Machine, wish: &VirtualBoxOptions) -> Translated<String> {
+    let Translated { mut value, mut dropped } = adapt(machine, Platform::VirtualBox);
     let mut disks = std::mem::take(&mut value.disks);
     let disks = placed(&mut disks, wish, &mut dropped);
     fit(&mut value, &mut dropped);
@@ -101,13 +102,13 @@ fn braced(uuid: &str) -> String {
     format!("{{{uuid}}}")
 }
 
-fn image_of<'w>(disk: &Disk, wish: &'w Wish) -> Option<&'w Image> {
+fn image_of<'w>(disk: &Disk, wish: &'w VirtualBoxOptions) -> Option<&'w Image> {
     wish.disks.get(&disk.key).filter(|_| disk.kind == DiskKind::Disk)
 }
 
 /// Changes what VirtualBox has no room for, and names it.
-fn fit(machine: &mut Machine, dropped: &mut Vec<Dropped>) {
-    let mut add = |what: String, why: &str| dropped.push(Dropped::new(what, why));
+fn fit(machine: &mut Machine, dropped: &mut Vec<Untranslated>) {
+    let mut add = |what: String, why: &str| dropped.push(Untranslated::new(what, why));
     if machine.processor_count > PROCESSOR_COUNT_MAX {
         add(
             format!("{} processors", machine.processor_count),
@@ -153,7 +154,11 @@ fn fit(machine: &mut Machine, dropped: &mut Vec<Dropped>) {
 }
 
 /// Disks and drives with their units on the controller of their bus, of which there is one.
-fn placed<'d>(disks: &'d mut [Disk], wish: &Wish, dropped: &mut Vec<Dropped>) -> Vec<(&'d Disk, u32)> {
+fn placed<'d>(
+    disks: &'d mut [Disk],
+    wish: &VirtualBoxOptions,
+    dropped: &mut Vec<Untranslated>,
+) -> Vec<(&'d Disk, u32)> {
     let is_there = |disk: &Disk| disk.kind != DiskKind::Disk || wish.disks.contains_key(&disk.key);
     let wanted = |disk: &Disk| {
         let [bus, ..] = buses(disk);
@@ -165,24 +170,27 @@ fn placed<'d>(disks: &'d mut [Disk], wish: &Wish, dropped: &mut Vec<Dropped>) ->
     for (number, disk) in disks.iter_mut().enumerate() {
         let is_disk = disk.kind == DiskKind::Disk;
         if is_disk && (!wish.disks.contains_key(&disk.key) || keys.contains(&disk.key.as_str())) {
-            dropped.push(Dropped::new(format!("disk {}", disk.label), "its content is not there"));
+            dropped.push(Untranslated::new(
+                format!("disk {}", disk.label),
+                "its content is not there",
+            ));
             continue;
         }
         if !is_disk && !disk.key.is_empty() {
             let what = format!("what is in the drive {}", disk.label);
-            dropped.push(Dropped::new(what, "the drive is empty"));
+            dropped.push(Untranslated::new(what, "the drive is empty"));
         }
         let found = buses(disk)
             .into_iter()
             .find_map(|bus| Some((bus, seats.seat(number, bus, units(bus))?)));
         let Some((bus, unit)) = found else {
             let what = format!("disk {}", disk.label);
-            dropped.push(Dropped::new(what, "there is no room for so many"));
+            dropped.push(Untranslated::new(what, "there is no room for so many"));
             continue;
         };
         if bus != disk.bus {
             let what = format!("disk {} on {}", disk.label, disk.bus.name());
-            dropped.push(Dropped::new(what, format!("is on {} now", bus.name())));
+            dropped.push(Untranslated::new(what, format!("is on {} now", bus.name())));
             disk.bus = bus;
         }
         let disk = &*disk;
@@ -205,7 +213,7 @@ fn first_of(placed: &[(&Disk, u32)]) -> Option<usize> {
 }
 
 /// Puts the disk that the machine is started from before those on the same controller: VirtualBox starts from the first one.
-fn start(placed: &mut [(&Disk, u32)], dropped: &mut Vec<Dropped>) {
+fn start(placed: &mut [(&Disk, u32)], dropped: &mut Vec<Untranslated>) {
     let Some(first) = first_of(placed) else { return };
     let (disk, _) = placed[first];
     let is_beside = |other: &Disk| other.bus == disk.bus && other.kind == DiskKind::Disk;
@@ -216,7 +224,7 @@ fn start(placed: &mut [(&Disk, u32)], dropped: &mut Vec<Dropped>) {
         && put_first(&mut units, place)
     {
         let why = "it is the first one on its controller now: VirtualBox starts from that";
-        dropped.push(Dropped::new(format!("the place of disk {}", disk.label), why));
+        dropped.push(Untranslated::new(format!("the place of disk {}", disk.label), why));
     }
     for (number, unit) in beside.into_iter().zip(units) {
         placed[number].1 = unit;
@@ -225,7 +233,7 @@ fn start(placed: &mut [(&Disk, u32)], dropped: &mut Vec<Dropped>) {
     if disk.bus != Bus::Ide && placed.iter().any(|(other, _)| is_before(other)) {
         let why =
             "VirtualBox looks at disks on IDE first: choose it when the machine starts (F12), or move those on IDE";
-        dropped.push(Dropped::new(format!("starting from disk {}", disk.label), why));
+        dropped.push(Untranslated::new(format!("starting from disk {}", disk.label), why));
     }
 }
 
@@ -244,7 +252,7 @@ fn units(bus: Bus) -> impl Iterator<Item = u32> + Clone {
 }
 
 /// The hardware with everything but its storage.
-fn hardware(machine: &Machine, disks: &[(&Disk, u32)], wish: &Wish) -> Element {
+fn hardware(machine: &Machine, disks: &[(&Disk, u32)], wish: &VirtualBoxOptions) -> Element {
     let enabled = |name: &'static str| Element::new(name).attribute("enabled", true);
     let processors = Element::new("CPU").attribute("count", machine.processor_count);
     let has_many_cards = machine.cards.len() > CARD_COUNT_MAX[0];
@@ -306,7 +314,7 @@ fn order(disks: &[(&Disk, u32)]) -> [&'static str; 4] {
     order
 }
 
-fn adapter(card: &Card, slot: usize, network: &Network) -> Element {
+fn adapter(card: &NetworkCard, slot: usize, network: &Network) -> Element {
     let model = match &card.model {
         CardModel::Virtio => "virtio",
         CardModel::Pcnet => "Am79C973",
@@ -328,7 +336,7 @@ fn adapter(card: &Card, slot: usize, network: &Network) -> Element {
         .child(network)
 }
 
-fn storage(disks: &[(&Disk, u32)], wish: &Wish) -> Element {
+fn storage(disks: &[(&Disk, u32)], wish: &VirtualBoxOptions) -> Element {
     let mut controllers: Vec<Bus> = Vec::new();
     for (disk, _) in disks {
         if !controllers.contains(&disk.bus) {
@@ -361,7 +369,7 @@ fn storage(disks: &[(&Disk, u32)], wish: &Wish) -> Element {
     Element::new("StorageControllers").children(controllers)
 }
 
-fn attached(disk: &Disk, unit: u32, wish: &Wish) -> Element {
+fn attached(disk: &Disk, unit: u32, wish: &VirtualBoxOptions) -> Element {
     let (port, device) = match disk.bus {
         Bus::Ide | Bus::Floppy => (unit / 2, unit % 2),
         _ => (unit, 0),

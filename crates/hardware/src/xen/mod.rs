@@ -12,7 +12,7 @@ mod write;
 pub use read::{XenDisk, XenRecords, read};
 pub use suspended::{SuspendedDisk, SuspendedMachine, suspended_machine};
 pub use write::{Exported, write};
-pub use write_options::Wish;
+pub use write_options::XenOptions;
 
 mod raw_records;
 #[cfg(test)]

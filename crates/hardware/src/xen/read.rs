@@ -2,7 +2,8 @@
 
 use super::value::Value;
 use crate::{
-    Bus, Card, CardModel, Clock, Disk, DiskKind, Dropped, Error, Firmware, Machine, Result, Topology, Translated,
+    Bus, CardModel, Clock, Disk, DiskKind, Error, Firmware, Machine, NetworkCard, Result, Topology, Translated,
+    Untranslated,
 };
 
 const FORM: &str = "ova.xml of an XVA";
@@ -184,7 +185,7 @@ pub fn read(text: &str) -> Result<Translated<Machine>> {
         .find_map(|text| text.parse().ok().filter(|bytes| *bytes > 0));
     for what in ["VGPUs", "attached_PCIs", "VUSBs"] {
         if vm.get(what).is_some_and(|value| !value.as_array().is_empty()) {
-            dropped.push(Dropped::new(
+            dropped.push(Untranslated::new(
                 format!("devices of the host ({what})"),
                 "belong to the host that it was on",
             ));
@@ -192,19 +193,22 @@ pub fn read(text: &str) -> Result<Translated<Machine>> {
     }
     let snapshot_count = vm.get("snapshots").map_or(0, |snapshots| snapshots.as_array().len());
     if snapshot_count > 0 {
-        dropped.push(Dropped::new(
+        dropped.push(Untranslated::new(
             format!("{snapshot_count} snapshots"),
             "only the machine as it is comes along",
         ));
     }
     if matches!(vm.get("NVRAM"), Some(Value::Struct(members)) if !members.is_empty()) {
-        dropped.push(Dropped::new(
+        dropped.push(Untranslated::new(
             "variables of the firmware",
             "another hypervisor starts with new ones, and looks for what to start anew",
         ));
     }
     if !matches!(vm.text_of("suspend_VDI"), "" | "OpaqueRef:NULL") {
-        dropped.push(Dropped::new("its memory", "another hypervisor cannot go on from it"));
+        dropped.push(Untranslated::new(
+            "its memory",
+            "another hypervisor cannot go on from it",
+        ));
     }
     let value = Machine {
         name: vm.text_of("name_label").to_owned(),
@@ -279,7 +283,7 @@ fn clock(platform: &Value) -> Clock {
     }
 }
 
-fn disks(records: &XenRecords, vm: &Value, dropped: &mut Vec<Dropped>) -> Vec<Disk> {
+fn disks(records: &XenRecords, vm: &Value, dropped: &mut Vec<Untranslated>) -> Vec<Disk> {
     let order = vm
         .get("HVM_boot_params")
         .map(|boot| boot.text_of("order"))
@@ -301,7 +305,7 @@ fn disks(records: &XenRecords, vm: &Value, dropped: &mut Vec<Dropped>) -> Vec<Di
             .find("VDI", vbd.text_of("VDI"))
             .filter(|_| !vbd.is_true("empty"));
         if kind == DiskKind::Disk && vdi.is_none() {
-            dropped.push(Dropped::new(
+            dropped.push(Untranslated::new(
                 format!("disk {}", vbd.text_of("userdevice")),
                 "the archive does not have it",
             ));
@@ -333,8 +337,8 @@ fn disks(records: &XenRecords, vm: &Value, dropped: &mut Vec<Dropped>) -> Vec<Di
     disks
 }
 
-fn cards(records: &XenRecords) -> Vec<Card> {
-    let card = |vif: &Value| Card {
+fn cards(records: &XenRecords) -> Vec<NetworkCard> {
+    let card = |vif: &Value| NetworkCard {
         mac: Some(vif.text_of("MAC").to_ascii_lowercase()).filter(|mac| !mac.is_empty()),
         network: records
             .find("network", vif.text_of("network"))

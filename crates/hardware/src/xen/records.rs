@@ -1,8 +1,8 @@
 //! The records of XenServer, with all fields that XAPI wants.
 
 use super::value::Value;
-use crate::xen::write_options::{NULL, Wish};
-use crate::{Card, Clock, Disk, DiskKind, Firmware, Machine};
+use crate::xen::write_options::{NULL, XenOptions};
+use crate::{Clock, Disk, DiskKind, Firmware, Machine, NetworkCard};
 
 /// Texts that are empty.
 const TEXTS: &[&str] = &[
@@ -62,7 +62,7 @@ const REFERENCES: &[&str] = &[
 ];
 
 /// The storage that the disks were in.
-pub(super) fn storage_record(vdis: Vec<Value>, wish: &mut Wish<'_>) -> Value {
+pub(super) fn storage_record(vdis: Vec<Value>, wish: &mut XenOptions<'_>) -> Value {
     structure([
         ("uuid", Value::text((wish.new_uuid)())),
         ("name_label", Value::text("Imported")),
@@ -89,7 +89,7 @@ pub(super) fn storage_record(vdis: Vec<Value>, wish: &mut Wish<'_>) -> Value {
 }
 
 /// The network that the cards were plugged into.
-pub(super) fn network_record(name: &str, vifs: Vec<Value>, wish: &mut Wish<'_>) -> Value {
+pub(super) fn network_record(name: &str, vifs: Vec<Value>, wish: &mut XenOptions<'_>) -> Value {
     structure([
         ("uuid", Value::text((wish.new_uuid)())),
         ("name_label", Value::text(name)),
@@ -126,7 +126,7 @@ fn epoch() -> Value {
     Value::Time("19700101T00:00:00Z".to_owned())
 }
 
-pub(super) fn vbd_record((disk, place): (&Disk, u32), (vm, vdi): (&str, &str), wish: &mut Wish<'_>) -> Value {
+pub(super) fn vbd_record((disk, place): (&Disk, u32), (vm, vdi): (&str, &str), wish: &mut XenOptions<'_>) -> Value {
     structure([
         ("uuid", Value::text((wish.new_uuid)())),
         ("allowed_operations", none()),
@@ -166,7 +166,7 @@ pub(super) fn vbd_record((disk, place): (&Disk, u32), (vm, vdi): (&str, &str), w
     ])
 }
 
-pub(super) fn vdi_record(disk: &Disk, (storage, vbd): (&str, &str), wish: &mut Wish<'_>) -> Value {
+pub(super) fn vdi_record(disk: &Disk, (storage, vbd): (&str, &str), wish: &mut XenOptions<'_>) -> Value {
     let size = disk.size_bytes.unwrap_or_default().to_string();
     let label = if disk.label.is_empty() { &disk.key } else { &disk.label };
     let uuid = (wish.new_uuid)();
@@ -206,7 +206,11 @@ pub(super) fn vdi_record(disk: &Disk, (storage, vbd): (&str, &str), wish: &mut W
     ])
 }
 
-pub(super) fn vif_record((card, number): (&Card, usize), (vm, network): (&str, &str), wish: &mut Wish<'_>) -> Value {
+pub(super) fn vif_record(
+    (card, number): (&NetworkCard, usize),
+    (vm, network): (&str, &str),
+    wish: &mut XenOptions<'_>,
+) -> Value {
     structure([
         ("uuid", Value::text((wish.new_uuid)())),
         ("allowed_operations", none()),
@@ -290,7 +294,7 @@ fn boot_order(machine: &Machine) -> String {
     if letters.is_empty() { "cd".to_owned() } else { letters }
 }
 
-pub(super) fn vm_record(machine: &Machine, (vbds, vifs): (&[Value], &[Value]), wish: &mut Wish<'_>) -> Value {
+pub(super) fn vm_record(machine: &Machine, (vbds, vifs): (&[Value], &[Value]), wish: &mut XenOptions<'_>) -> Value {
     let is_paravirtual = machine.firmware == Firmware::Paravirtual;
     let memory = machine.memory_bytes.to_string();
     let processors = machine.processor_count.to_string();

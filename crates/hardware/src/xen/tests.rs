@@ -1,11 +1,11 @@
 use super::value::Value;
-use super::{SuspendedMachine, Wish, XenRecords, read, suspended_machine, write};
+use super::{SuspendedMachine, XenOptions, XenRecords, read, suspended_machine, write};
 use crate::libvirt::tests::specimen;
-use crate::{Bus, CardModel, Clock, DiskKind, Firmware, Machine, Place, Topology, adapt};
+use crate::{Bus, CardModel, Clock, DiskKind, Firmware, Machine, Platform, Topology, adapt};
 
 pub(crate) fn written(machine: &Machine) -> super::Exported {
     let mut number = 0;
-    let mut wish = Wish {
+    let mut wish = XenOptions {
         host_name: "host",
         time: "20261123T09:30:00Z",
         new_uuid: &mut || {
@@ -165,13 +165,13 @@ fn a_machine_of_xenserver_goes_back_as_what_it_was() {
         there.dropped
     );
     // By way of QEMU, where disks are called by their places, and networks otherwise.
-    let mut here = adapt(&there.value, Place::Qemu).value;
+    let mut here = adapt(&there.value, Platform::Qemu).value;
     let targets = here.targets();
     assert_eq!(targets, ["sda", "sdd", "sdf"]);
     for card in &mut here.cards {
         card.network = Some("default".to_owned());
     }
-    let mut wish = Wish {
+    let mut wish = XenOptions {
         host_name: "host",
         time: "20261123T09:30:00Z",
         new_uuid: &mut || "00000000-0000-4000-8000-000000000001".to_owned(),
@@ -239,7 +239,7 @@ fn a_disk_that_does_not_come_back_is_told_and_another_in_its_place_is_not_taken_
     let records = XenRecords::parse(&original).unwrap();
     let there = read(&original).unwrap().value;
     let back = |machine: &Machine| {
-        let mut wish = Wish {
+        let mut wish = XenOptions {
             host_name: "host",
             time: "20261123T09:30:00Z",
             new_uuid: &mut || "00000000-0000-4000-8000-000000000001".to_owned(),

@@ -8,8 +8,8 @@ use super::value::Value;
 use crate::bus_address::{AddressAllocator, put_first};
 use crate::machine::PLACE_COUNT;
 use crate::xen::raw_records::RawRecords;
-use crate::xen::write_options::{NULL, Wish};
-use crate::{Card, Clock, Disk, DiskKind, Dropped, Machine, Place, Translated, adapt};
+use crate::xen::write_options::{NULL, XenOptions};
+use crate::{Clock, Disk, DiskKind, Machine, NetworkCard, Platform, Translated, Untranslated, adapt};
 
 /// A machine as an `ova.xml`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,26 +27,26 @@ const BIOS_PLACE_MAX: u32 = 3;
 /// Writes the records of a machine. Each disk must have a key and a size; drives are empty.
 ///
 /// Ids are `Ref:1`, `Ref:2`, ... with as many digits as the largest: XAPI sorts them as text.
-pub fn write(machine: &Machine, wish: &mut Wish<'_>) -> Translated<Exported> {
+pub fn write(machine: &Machine, wish: &mut XenOptions<'_>) -> Translated<Exported> {
     let Translated {
         value: machine,
         mut dropped,
-    } = adapt(machine, Place::Xen);
+    } = adapt(machine, Platform::Xen);
     if machine.has_tpm {
-        dropped.push(Dropped::new(
+        dropped.push(Untranslated::new(
             "what the TPM holds",
             "a TPM does not leave its hypervisor; the new one is empty",
         ));
     }
     if machine.topology.is_some_and(|topology| topology.thread_count > 1) {
-        dropped.push(Dropped::new(
+        dropped.push(Untranslated::new(
             "threads of its cores",
             "XenServer knows sockets and cores only",
         ));
     }
     let original = wish.original.and_then(RawRecords::of);
     if machine.clock == Clock::LocalTime && original.is_none() {
-        dropped.push(Dropped::new(
+        dropped.push(Untranslated::new(
             "its clock in local time",
             "XenServer keeps how far a guest's clock is from UTC: the guest sets it, or xe vm-param-set platform:timeoffset=SECONDS",
         ));
@@ -55,7 +55,7 @@ pub fn write(machine: &Machine, wish: &mut Wish<'_>) -> Translated<Exported> {
     if let Some(original) = &original {
         let disks: Vec<(&Disk, u32)> = machine.disks.iter().zip(places.iter().copied()).collect();
         for place in original.places_without(&disks) {
-            dropped.push(Dropped::new(
+            dropped.push(Untranslated::new(
                 format!("the disk at place {place}"),
                 "none comes back to that place: it was left out, or has another one now",
             ));
@@ -64,13 +64,13 @@ pub fn write(machine: &Machine, wish: &mut Wish<'_>) -> Translated<Exported> {
     let mut records = Records::new(&machine, original);
     for (number, disk) in machine.disks.iter().enumerate() {
         if disk.kind == DiskKind::Floppy {
-            dropped.push(Dropped::new(
+            dropped.push(Untranslated::new(
                 format!("floppy drive {}", number + 1),
                 "XenServer has none",
             ));
         } else {
             if records.had_medium_at(disk, places[number]) {
-                dropped.push(Dropped::new(
+                dropped.push(Untranslated::new(
                     format!("medium in the drive at place {}", places[number]),
                     "it belongs to the pool: xe vm-cd-insert puts one in",
                 ));
@@ -91,7 +91,7 @@ pub fn write(machine: &Machine, wish: &mut Wish<'_>) -> Translated<Exported> {
 
 /// The place of each disk and drive. A machine that was one of XenServer keeps those that it had. Any other starts from the first disk there, which has
 /// to be one of the first four: they alone are seen by a BIOS.
-fn places(machine: &Machine, is_original: bool, dropped: &mut Vec<Dropped>) -> Vec<u32> {
+fn places(machine: &Machine, is_original: bool, dropped: &mut Vec<Untranslated>) -> Vec<u32> {
     let wanted = |disk: &Disk| {
         let has_place = disk.kind != DiskKind::Floppy && disk.position < PLACE_COUNT;
         has_place.then_some(((), disk.position))
@@ -129,7 +129,7 @@ fn places(machine: &Machine, is_original: bool, dropped: &mut Vec<Dropped>) -> V
     if is_moved {
         let disk = &machine.disks[hard_disks[first]];
         let name = if disk.label.is_empty() { &disk.key } else { &disk.label };
-        dropped.push(Dropped::new(
+        dropped.push(Untranslated::new(
             format!("the place of disk {name}"),
             "it is the first one now: XenServer starts from that",
         ));
@@ -198,7 +198,7 @@ impl<'o> Records<'o> {
         original.is_some_and(|original| original.has_medium_at(place))
     }
 
-    fn add_disk(&mut self, disk: &Disk, place: u32, wish: &mut Wish<'_>) {
+    fn add_disk(&mut self, disk: &Disk, place: u32, wish: &mut XenOptions<'_>) {
         let is_empty = disk.kind != DiskKind::Disk || disk.key.is_empty();
         let vbd = self.next_id();
         let vdi = if is_empty { NULL.to_owned() } else { self.next_id() };
@@ -219,7 +219,7 @@ impl<'o> Records<'o> {
         }
     }
 
-    fn add_card(&mut self, card: &Card, number: usize, wish: &mut Wish<'_>) {
+    fn add_card(&mut self, card: &NetworkCard, number: usize, wish: &mut XenOptions<'_>) {
         let vif = self.next_id();
         let original = self.original.as_ref();
         let network = original
@@ -245,7 +245,7 @@ impl<'o> Records<'o> {
         self.vifs.push(Value::text(vif));
     }
 
-    fn finish(mut self, machine: &Machine, wish: &mut Wish<'_>) -> String {
+    fn finish(mut self, machine: &Machine, wish: &mut XenOptions<'_>) -> String {
         let storage = storage_record(std::mem::take(&mut self.vdis), wish);
         for network in std::mem::take(&mut self.networks) {
             let mut record = network_record(&network.name, network.vifs, wish);

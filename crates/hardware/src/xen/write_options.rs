@@ -5,7 +5,7 @@ use crate::xen::read::XenRecords;
 pub(crate) const NULL: &str = "OpaqueRef:NULL";
 
 /// What the records say beside the machine.
-pub struct Wish<'a> {
+pub struct XenOptions<'a> {
     /// The host that writes them.
     pub host_name: &'a str,
     /// When, as `20261123T09:30:00Z`.

@@ -28,7 +28,7 @@ use self::machines::MachineBackupArgs;
 pub(crate) use self::machines_done::InstantShown;
 use self::of_pools::PoolBackupArgs;
 use self::planned::BackupsPlanned;
-pub(crate) use self::reading::{ReadingArgs, ReadingWish};
+pub(crate) use self::reading::{ReadingArgs, ReadingOptions};
 use crate::args::parse_format;
 use crate::args::{Example, JobArgs};
 use crate::commands::verb::Verb;

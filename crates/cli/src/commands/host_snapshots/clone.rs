@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_engine::{
-    AfterRestore, CloneWish, GuestIdentity, HostSnapshotReport, Job, MachineName, OwnGuest, Refusal, SYSPREP,
+    AfterRestore, CloneOptions, GuestIdentity, HostSnapshotReport, Job, MachineName, OwnGuest, Refusal, SYSPREP,
     SourceName,
 };
 use holdfast_host::{Hypervisor as _, LocalTools};
@@ -269,7 +269,7 @@ fn clone_machines(args: &CloneArgs, names: &[String], context: &Context, clones:
     let wishes = names
         .iter()
         .map(|name| {
-            Ok(CloneWish {
+            Ok(CloneOptions {
                 name: MachineName::new(name.as_str())?,
                 storage: args.storage.clone(),
                 after: match (args.resume, args.start) {
@@ -375,7 +375,7 @@ impl CloneInstantDocument {
 
 fn make(
     args: &CloneArgs,
-    (wish, guest): (&CloneWish, Option<&OwnGuest<'_>>),
+    (wish, guest): (&CloneOptions, Option<&OwnGuest<'_>>),
     (open, told): (&mut OpenPoint<'_>, &mut BTreeSet<String>),
     job: Job<'_>,
 ) -> holdfast_engine::Result<MachineClone> {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use holdfast_daemon::{Outcome as RunOutcome, RunEntry, RunReport};
 use holdfast_engine::{
-    GuestRequest, Guests, MachinePlaces, MemoryWish, PolicyRunReport, PolicyRunRequest, SetId, run_policy,
+    GuestRequest, Guests, MachinePlaces, MemoryOptions, PolicyRunReport, PolicyRunRequest, SetId, run_policy,
 };
 use holdfast_host::Description;
 use holdfast_host::provider::HostSnapshotScope;
@@ -218,7 +218,7 @@ struct FoundGuests<'a> {
     /// Whether there is a place for the states of machines.
     keeps_states: Cell<bool>,
     /// How their memory is taken, where it is wanted.
-    memory: RefCell<Option<MemoryWish>>,
+    memory: RefCell<Option<MemoryOptions>>,
 }
 
 impl FoundGuests<'_> {

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use holdfast_engine::{
     AfterRestore, ConfigurationChoice, GuestRequest, HostSnapshotRequest, Job, MachineRestorePlan, NamedSnapshotSet,
-    RollbackWish, Subject,
+    RollbackOptions, Subject,
 };
 use serde::Serialize;
 
@@ -185,10 +185,10 @@ fn roll_back(
 fn dry_plan(
     args: &RollbackArgs,
     point: &OpenPoint<'_>,
-    wish: &RollbackWish<'_>,
+    wish: &RollbackOptions<'_>,
     job: Job<'_>,
 ) -> holdfast_engine::Result<MachineRestorePlan> {
-    let wish = RollbackWish {
+    let wish = RollbackOptions {
         powers_off: true,
         ..*wish
     };
@@ -205,8 +205,8 @@ fn dry_plan(
 }
 
 /// What the options say.
-fn wish<'w>(args: &RollbackArgs) -> RollbackWish<'w> {
-    RollbackWish {
+fn wish<'w>(args: &RollbackArgs) -> RollbackOptions<'w> {
+    RollbackOptions {
         configuration: if args.configuration {
             ConfigurationChoice::Restore
         } else {

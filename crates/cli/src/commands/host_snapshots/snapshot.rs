@@ -20,7 +20,7 @@ use crate::machines::datasets;
 use crate::machines::guests::{GuestDocument, KnownGuest, MemoryHow, QuiesceWhen};
 use crate::machines::runs;
 use crate::machines::states::{self, StateArgs};
-use crate::machines::{Hypervisors, MachineWord, Wish};
+use crate::machines::{Hypervisors, MachineSelection, MachineWord};
 use crate::output::{Page, Report, Style};
 use crate::process::time;
 use crate::units;
@@ -207,9 +207,9 @@ fn run(args: &SnapshotArgs, context: &Context) -> Result<Exit, Error> {
         };
         done.cuts.push(carry_out(&plan, args, &hypervisors, context)?);
     }
-    let wish = Wish {
+    let wish = MachineSelection {
         words: MachineWord::parse_all(&words)?,
-        ..Wish::default()
+        ..MachineSelection::default()
     };
     let chosen = if words.is_empty() {
         Vec::new()

@@ -144,8 +144,8 @@ pub(crate) struct DroppedDocument {
     why: String,
 }
 
-impl From<&holdfast_hardware::Dropped> for DroppedDocument {
-    fn from(dropped: &holdfast_hardware::Dropped) -> Self {
+impl From<&holdfast_hardware::Untranslated> for DroppedDocument {
+    fn from(dropped: &holdfast_hardware::Untranslated) -> Self {
         Self {
             what: dropped.what.clone(),
             why: dropped.why.clone(),
@@ -156,7 +156,7 @@ impl From<&holdfast_hardware::Dropped> for DroppedDocument {
 impl ImportedMachine {
     fn new(machine: &holdfast_hardware::Machine) -> Self {
         use holdfast_hardware::Firmware;
-        let card = |card: &holdfast_hardware::Card| CardDocument {
+        let card = |card: &holdfast_hardware::NetworkCard| CardDocument {
             model: card.model.name().to_owned(),
             mac: card.mac.clone(),
             network: card.network.clone(),

@@ -187,7 +187,11 @@ fn what_turns_out_to_be_of_no_instant_is_not_kept() {
         world.lab.virsh(&["resume", "web1"]);
         let output = child.wait_with_output().unwrap();
         assert_eq!(output.status.code(), Some(1));
-        assert!(stderr(&output).contains("it was resumed while it was read"), "{}", stderr(&output));
+        assert!(
+            stderr(&output).contains("it was resumed while it was read"),
+            "{}",
+            stderr(&output)
+        );
         assert!(world.made().is_empty(), "{:?}", world.made());
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use holdfast_hardware::virtualbox::UNKNOWN_CONTROLLER;
-use holdfast_hardware::{Dropped, Machine};
+use holdfast_hardware::{Machine, Untranslated};
 use holdfast_host::{Decision, Description, MachineState, MachineSummary};
 use holdfast_repo::Repository;
 use jiff::Timestamp;
@@ -89,7 +89,7 @@ impl Capture for VirtualBoxBackup<'_> {
             said = machine.read()?;
         }
         // A disk among it is not backed up.
-        let disks = |dropped: &&Dropped| dropped.what.starts_with(UNKNOWN_CONTROLLER);
+        let disks = |dropped: &&Untranslated| dropped.what.starts_with(UNKNOWN_CONTROLLER);
         for dropped in said.dropped.iter().filter(disks) {
             let message = format!("{}: {} is left out: {}", machine.name(), dropped.what, dropped.why);
             job.progress.warning(&message);

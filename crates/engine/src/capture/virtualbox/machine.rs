@@ -6,7 +6,7 @@ use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use holdfast_hardware::virtualbox::{Medium, MediumKind, Settings, media, read, read_at, settings};
-use holdfast_hardware::{DiskKind as HardwareKind, Dropped, Machine, Place, Translated, adapt};
+use holdfast_hardware::{DiskKind as HardwareKind, Machine, Platform, Translated, Untranslated, adapt};
 use holdfast_host::virtualbox::{MachineInfo, VBoxManage, VirtualBoxState};
 use holdfast_host::{
     BackupMark, Description, DiskKind, DiskSource, MachineDisk, MachineState, MachineSummary, ProcessInfo,
@@ -47,7 +47,7 @@ pub(super) struct LoadedSettings {
     /// What all hypervisors have: the key of a disk is the UUID of its image.
     pub(super) machine: Machine,
     /// What of it other hypervisors cannot express.
-    pub(super) dropped: Vec<Dropped>,
+    pub(super) dropped: Vec<Untranslated>,
     /// All images, parents before their children.
     pub(super) media: Vec<Medium>,
 }
@@ -248,7 +248,7 @@ impl<'a> VirtualBoxMachine<'a> {
 
 /// What the disks of a machine are called from now on, in their order: as libvirt would call them.
 pub(crate) fn targets(machine: &Machine) -> Vec<String> {
-    adapt(machine, Place::Qemu).value.targets()
+    adapt(machine, Platform::Qemu).value.targets()
 }
 
 /// Opens a file that settings name: any user may have written them, and opening a pipe waits for its other end.

@@ -13,7 +13,7 @@ use super::instant::{ChosenDisk, VirtualBoxCapture, VirtualBoxPoint};
 use super::machine::open_regular;
 use super::request::VirtualBoxReading;
 use super::unchanged::{ChangeCheck, CheckedStream};
-use crate::capture::foreign_machine::{AttachedDisk, DomainWish, domain_xml};
+use crate::capture::foreign_machine::{AttachedDisk, DomainOptions, domain_xml};
 use crate::capture::store::{DiskToStore, MachineToStore, OtherToStore, store_machine};
 use crate::job::rate_limit::{RateLimit, RateLimitedReader};
 use crate::job::{Error, Result, Unit};
@@ -40,7 +40,7 @@ impl VirtualBoxCapture<'_> {
         let admission = Admission::new(request.machine, &request.capture.allowed);
         let taken = &opened.taken;
         let attached: Vec<AttachedDisk> = taken.iter().map(|disk| disk.attached.clone()).collect();
-        let wish = DomainWish {
+        let wish = DomainOptions {
             domain_type: "kvm",
             network: "default",
             folder: None,

@@ -107,7 +107,7 @@ impl Exported<'_> {
             dropped,
         } = xen::write(
             &self.machine,
-            &mut xen::Wish {
+            &mut xen::XenOptions {
                 host_name: host,
                 time: &time_text,
                 new_uuid: &mut new_uuid,
@@ -184,7 +184,7 @@ impl Exported<'_> {
             .map(|disk| (disk.name.clone(), in_sectors(disk).size_bytes()));
         let Translated { value, dropped } = proxmox::write(
             &self.machine,
-            &proxmox::Wish {
+            &proxmox::ProxmoxOptions {
                 vm_id: PROXMOX_NUMBER,
                 storage: PROXMOX_STORAGE.to_owned(),
                 bridge: PROXMOX_BRIDGE.to_owned(),
@@ -224,7 +224,7 @@ impl Exported<'_> {
         progress: &mut WriteCallback<'_>,
     ) -> Result<Packed> {
         let name = member_name(&self.machine.name);
-        let mut wish = ovf::Wish::default();
+        let mut wish = ovf::OvfOptions::default();
         let mut disks = Vec::new();
         let in_order: Vec<String> = self.machine.disks.iter().map(|disk| disk.key.clone()).collect();
         for key in in_order {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use holdfast_block::BlockDevice;
-use holdfast_hardware::Dropped;
+use holdfast_hardware::Untranslated;
 use holdfast_hardware::xen::XenRecords;
 use holdfast_image::USUAL_SECTOR_BYTES;
 use holdfast_repo::{DiskContent, DiskRecord, Manifest, Repository};
@@ -39,7 +39,7 @@ pub(super) struct MachineContent<'m> {
     /// Why it is not, where it is not.
     pub(super) why_unknown: &'static str,
     /// What is never carried over.
-    pub(super) dropped: Vec<Dropped>,
+    pub(super) dropped: Vec<Untranslated>,
     pub(super) of_virtualbox: VirtualBoxStreams,
     /// What its pool said of it, if it is of XenServer.
     pub(super) of_xen: Option<XenRecords>,
@@ -78,7 +78,7 @@ pub(super) fn of_snapshot<'m>(
     let large = chosen
         .iter()
         .filter(|record| noted_sector(&record.notes) != USUAL_SECTOR_BYTES);
-    let sectors: Vec<Dropped> = large.map(|record| lost_sectors(record)).collect();
+    let sectors: Vec<Untranslated> = large.map(|record| lost_sectors(record)).collect();
     let disks: Vec<ContentDisk<'_>> = chosen
         .into_iter()
         .map(|record| ContentDisk {
@@ -120,8 +120,8 @@ pub(super) fn of_snapshot<'m>(
 }
 
 /// What an image said of the disk that it was backed up from, and no other hypervisor is told.
-fn lost_sectors(record: &DiskRecord) -> Dropped {
-    Dropped {
+fn lost_sectors(record: &DiskRecord) -> Untranslated {
+    Untranslated {
         what: format!(
             "sectors of {} bytes of disk {}",
             noted_sector(&record.notes),
@@ -139,7 +139,7 @@ fn of_xen(repository: &Repository, snapshot: &Manifest) -> Result<Option<XenReco
 }
 
 /// What of a snapshot is left behind by a machine that starts.
-fn left_of(snapshot: &Manifest, xva: Option<XvaExport>) -> Vec<Dropped> {
+fn left_of(snapshot: &Manifest, xva: Option<XvaExport>) -> Vec<Untranslated> {
     let mut dropped = left_behind(snapshot.disks.iter().map(|record| &record.name[..]));
     let has = |name: &str| snapshot.disks.iter().any(|record| record.name == name);
     let why = if has(STREAM_XEN_MEMORY) {
@@ -153,7 +153,7 @@ fn left_of(snapshot: &Manifest, xva: Option<XvaExport>) -> Vec<Dropped> {
     } else {
         return dropped;
     };
-    dropped.push(Dropped {
+    dropped.push(Untranslated {
         what: "memory".to_owned(),
         why: why.to_owned(),
     });
@@ -161,14 +161,14 @@ fn left_of(snapshot: &Manifest, xva: Option<XvaExport>) -> Vec<Dropped> {
 }
 
 /// What belongs to a machine by these names, and means nothing to another hypervisor.
-pub(super) fn left_behind<'n>(names: impl Iterator<Item = &'n str>) -> Vec<Dropped> {
+pub(super) fn left_behind<'n>(names: impl Iterator<Item = &'n str>) -> Vec<Untranslated> {
     let what = |name| match name {
         STREAM_NVRAM | STREAM_VIRTUALBOX_NVRAM => Some(VARIABLES),
         STREAM_TPM => Some("state of the TPM"),
         _ => None,
     };
     let left = names.filter_map(what);
-    left.map(|what| Dropped {
+    left.map(|what| Untranslated {
         what: what.to_owned(),
         why: "stays behind: it is of another hypervisor's make".to_owned(),
     })

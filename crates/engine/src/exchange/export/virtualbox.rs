@@ -6,8 +6,10 @@
 use std::collections::BTreeMap;
 
 use holdfast_archive::Packed;
-use holdfast_hardware::virtualbox::{Image, Network, RestoredIdentity, RestoredWish, Wish, read, restored, write};
-use holdfast_hardware::{DiskKind, Dropped, Translated};
+use holdfast_hardware::virtualbox::{
+    Image, Network, RestoredIdentity, RestoredOptions, VirtualBoxOptions, read, restored, write,
+};
+use holdfast_hardware::{DiskKind, Translated, Untranslated};
 use holdfast_host::Uuid;
 use holdfast_image::{BlockOptions, Format, ImageId, OpenOptions, Qcow2Options, Storage};
 use holdfast_repo::{Environment, Manifest, Repository};
@@ -125,7 +127,7 @@ impl Exported<'_> {
                 self.machine.uuid = None;
                 self.machine.cards.iter_mut().for_each(|card| card.mac = None);
             }
-            let wish = Wish {
+            let wish = VirtualBoxOptions {
                 uuid: uuid.to_string(),
                 disks: images,
                 network: Network::Nat,
@@ -141,7 +143,7 @@ impl Exported<'_> {
             .filter(|(disk, _)| disk.kind == DiskKind::Disk)
             .filter_map(|(disk, name)| Some((disk.key.clone(), images.get(&name)?.clone())))
             .collect();
-        let wish = RestoredWish {
+        let wish = RestoredOptions {
             name: self.machine.name.clone(),
             identity: match identity {
                 VirtualBoxIdentity::Same => RestoredIdentity::Same,
@@ -154,7 +156,7 @@ impl Exported<'_> {
         // What the translation for others has lost is not lost here.
         self.dropped = dropped;
         if self.of_virtualbox.has_memory {
-            self.dropped.push(Dropped {
+            self.dropped.push(Untranslated {
                 what: "memory".to_owned(),
                 why: "the machine starts; holdfast restore brings back saved-state.sav, and VBoxManage adoptstate takes it".to_owned(),
             });

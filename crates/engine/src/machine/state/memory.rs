@@ -15,7 +15,7 @@ use crate::notes::STREAM_MEMORY;
 
 /// How the memory of a machine is taken.
 #[derive(Debug, Clone)]
-pub struct MemoryWish {
+pub struct MemoryOptions {
     /// While the machine runs, or not.
     pub way: MemoryMethod,
     /// A folder for sockets, which QEMU's user can reach.

@@ -14,14 +14,14 @@ use super::existing_image::{ExistingImage, followed, name_to_keep};
 use super::neighbours::Neighbours;
 use super::places::{data_bytes, folder_of};
 use super::planned_file::{FileContent, FileWay, PlannedFile};
-use super::request::{ConfigurationChoice, InPlaceWish, Presence};
+use super::request::{ConfigurationChoice, InPlaceOptions, Presence};
 use super::stored;
 use super::stored::StoredMachine;
 use super::tpm;
 use crate::job::error::Refusal;
 use crate::job::{Error, Result};
 
-pub(super) fn draft(planner: &Planner<'_>, snapshot: &Manifest, wish: &InPlaceWish) -> Result<Draft> {
+pub(super) fn draft(planner: &Planner<'_>, snapshot: &Manifest, wish: &InPlaceOptions) -> Result<Draft> {
     let machine = find(planner, snapshot, wish)?;
     let description = machine.describe()?;
     let name = description.summary.name.clone();
@@ -65,7 +65,7 @@ pub(super) fn draft(planner: &Planner<'_>, snapshot: &Manifest, wish: &InPlaceWi
 }
 
 /// The machine that was named, or the one that the snapshot is of.
-fn find(planner: &Planner<'_>, snapshot: &Manifest, wish: &InPlaceWish) -> Result<Box<dyn Machine>> {
+fn find(planner: &Planner<'_>, snapshot: &Manifest, wish: &InPlaceOptions) -> Result<Box<dyn Machine>> {
     if let Some(name) = &wish.machine {
         return Ok(planner.hypervisor.machine(name)?);
     }

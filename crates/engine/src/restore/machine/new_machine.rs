@@ -15,7 +15,7 @@ use super::neighbours::Neighbours;
 use super::places::{Paths, data_bytes, folder_of, with_extension};
 use super::planned_file::{FileContent, FileWay, PlannedFile};
 use super::present_image::size_if_writable;
-use super::request::{NewMachineIdentity, NewMachineWish};
+use super::request::{NewMachineIdentity, NewMachineOptions};
 use super::stored;
 use super::stored::StoredMachine;
 use super::tpm;
@@ -32,7 +32,7 @@ const NVRAM_FOLDER: &str = "/var/lib/libvirt/qemu/nvram";
 /// Where libvirt keeps images.
 const IMAGE_FOLDER: &str = "/var/lib/libvirt/images";
 
-pub(super) fn draft(planner: &Planner<'_>, snapshot: &Manifest, wish: &NewMachineWish) -> Result<Draft> {
+pub(super) fn draft(planner: &Planner<'_>, snapshot: &Manifest, wish: &NewMachineOptions) -> Result<Draft> {
     let stored = StoredMachine::read(planner.repository, snapshot)?;
     let neighbours = Neighbours::of(planner.hypervisor)?;
     let new = NewMachine {
@@ -88,7 +88,7 @@ pub(super) fn draft(planner: &Planner<'_>, snapshot: &Manifest, wish: &NewMachin
 
 struct NewMachine<'a> {
     planner: &'a Planner<'a>,
-    wish: &'a NewMachineWish,
+    wish: &'a NewMachineOptions,
     stored: &'a StoredMachine<'a>,
     neighbours: &'a Neighbours,
 }

@@ -29,14 +29,14 @@ pub struct MachineRestoreRequest {
 #[derive(Debug, Clone)]
 pub enum RestoreAs {
     /// A machine that is not there.
-    NewMachine(NewMachineWish),
+    NewMachine(NewMachineOptions),
     /// The machine that is there goes back in time.
-    InPlace(InPlaceWish),
+    InPlace(InPlaceOptions),
 }
 
 /// How a new machine is to be.
 #[derive(Debug, Clone)]
-pub struct NewMachineWish {
+pub struct NewMachineOptions {
     /// What it is called; otherwise a name is made from that in the snapshot.
     pub name: Option<MachineName>,
     /// Who it is.
@@ -65,7 +65,7 @@ pub enum NewMachineIdentity {
 
 /// What is to be done to a machine that is there.
 #[derive(Debug, Clone)]
-pub struct InPlaceWish {
+pub struct InPlaceOptions {
     /// The machine; otherwise the one that the snapshot is of.
     pub machine: Option<String>,
     /// What becomes of its configuration.

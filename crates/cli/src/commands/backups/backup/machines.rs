@@ -10,7 +10,7 @@ use holdfast_repo::{Processes as _, Repository, SystemProcesses};
 use super::BackupArgs;
 use super::machines_done::{Failed, LeftOut, MachineDone, MachinesDone};
 use super::planned::{BackupsPlanned, PlannedDocument, Turn};
-use super::reading::{ReadingArgs, ReadingWish};
+use super::reading::{ReadingArgs, ReadingOptions};
 use super::{of_pools, of_virtualbox};
 use crate::context::Context;
 use crate::errors::{Error, chain};
@@ -18,7 +18,7 @@ use crate::exit::Exit;
 use crate::machines::guests::{MemoryHow, QuiesceWhen};
 use crate::machines::runs;
 use crate::machines::virtualbox;
-use crate::machines::{Choice, Chosen, Everything, Glob, Hypervisors, MachineWord, Wish};
+use crate::machines::{Choice, Chosen, Everything, Glob, Hypervisors, MachineSelection, MachineWord};
 use crate::output::Part;
 use crate::process::time;
 
@@ -47,14 +47,14 @@ pub(super) struct MachineBackupArgs {
 
 impl MachineBackupArgs {
     /// The machines that these options and words mean.
-    fn wish(&self, words: Vec<MachineWord>) -> Result<Wish, Error> {
+    fn wish(&self, words: Vec<MachineWord>) -> Result<MachineSelection, Error> {
         if !self.exclude_machine.is_empty() && !self.all && !words.iter().any(MachineWord::means_several) {
             return Err(Error::usage(
                 "--exclude-machine is about patterns, tags and --all, and every machine is named in full",
                 "leave it out",
             ));
         }
-        Ok(Wish {
+        Ok(MachineSelection {
             words,
             everything: if self.all {
                 Everything::Wanted
@@ -247,7 +247,7 @@ fn back_up(
     repository: &Repository,
     context: &Context,
 ) -> Result<Turn, Error> {
-    let wish = ReadingWish {
+    let wish = ReadingOptions {
         chosen,
         listed: &|name| args.listed(name, &chosen.said),
         choice: args.machines.disks(),

@@ -74,7 +74,7 @@ impl From<MethodHow> for Method {
 }
 
 /// A machine that is to be read.
-pub(crate) struct ReadingWish<'a> {
+pub(crate) struct ReadingOptions<'a> {
     pub(crate) chosen: &'a Chosen,
     /// What a machine is listed under that its hypervisor calls so.
     pub(crate) listed: &'a dyn Fn(&str) -> Result<MachineName, Error>,
@@ -133,7 +133,7 @@ impl ReadingArgs {
     /// Finds a machine; `work` reads it.
     pub(crate) fn read<T>(
         &self,
-        wish: ReadingWish<'_>,
+        wish: ReadingOptions<'_>,
         hypervisors: &Hypervisors<'_>,
         context: &Context,
         work: impl FnOnce(MachineReadRequest<'_>) -> Result<T, Error>,

@@ -4,8 +4,8 @@ use std::num::NonZeroU64;
 use std::path::PathBuf;
 
 use holdfast_engine::{
-    AfterRestore, ConfigurationChoice, FillRate, InPlaceWish, MachineName, MachineRestoreRequest, NewMachineIdentity,
-    NewMachineWish, Overwrite, Presence, RestoreAs, plan_machine_restore, restore_machine,
+    AfterRestore, ConfigurationChoice, FillRate, InPlaceOptions, MachineName, MachineRestoreRequest,
+    NewMachineIdentity, NewMachineOptions, Overwrite, Presence, RestoreAs, plan_machine_restore, restore_machine,
 };
 
 use super::RestoreArgs;
@@ -115,7 +115,7 @@ fn request(args: &RestoreArgs, context: &Context) -> Result<MachineRestoreReques
                 "leave it out",
             ));
         }
-        RestoreAs::InPlace(InPlaceWish {
+        RestoreAs::InPlace(InPlaceOptions {
             machine: machine.name.clone(),
             configuration: if machine.configuration {
                 ConfigurationChoice::Restore
@@ -125,7 +125,7 @@ fn request(args: &RestoreArgs, context: &Context) -> Result<MachineRestoreReques
             presence: Presence::ShutOff,
         })
     } else {
-        RestoreAs::NewMachine(NewMachineWish {
+        RestoreAs::NewMachine(NewMachineOptions {
             name: machine.name.clone().map(MachineName::new).transpose()?,
             identity: if machine.keep_identity {
                 NewMachineIdentity::Keep

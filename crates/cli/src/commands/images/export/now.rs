@@ -7,10 +7,10 @@ use holdfast_host::DiskChoice;
 use serde::Serialize;
 
 use super::ExportArgs;
-use crate::commands::backups::backup::{InstantShown, ReadingArgs, ReadingWish};
+use crate::commands::backups::backup::{InstantShown, ReadingArgs, ReadingOptions};
 use crate::context::Context;
 use crate::errors::Error;
-use crate::machines::{MachineWord, Wish};
+use crate::machines::{MachineSelection, MachineWord};
 
 /// Options about a machine as it is.
 #[derive(Debug, clap::Args)]
@@ -82,14 +82,14 @@ pub(super) fn from<T>(
         }
     };
     let hypervisors = args.now.reading.hypervisors(context);
-    let choice = hypervisors.choose(&Wish {
+    let choice = hypervisors.choose(&MachineSelection {
         words: vec![word],
-        ..Wish::default()
+        ..MachineSelection::default()
     })?;
     let [chosen] = &choice.chosen[..] else {
         unreachable!("one machine was named in full")
     };
-    let wish = ReadingWish {
+    let wish = ReadingOptions {
         chosen,
         // It is in no list.
         listed: &|name| Ok(MachineName::near(name)),
