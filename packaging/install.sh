@@ -35,7 +35,7 @@ find bin lib share -type f | sort | while read -r file; do
   esac
 done
 if [ -n "$remove" ]; then
-  rmdir "$root/share/doc/holdfast/docs" "$root/share/doc/holdfast/examples" "$root/share/doc/holdfast" 2>/dev/null || true
+  rmdir "$root/share/doc/holdfast/docs/tutorials" "$root/share/doc/holdfast/docs" "$root/share/doc/holdfast/examples" "$root/share/doc/holdfast" 2>/dev/null || true
   echo "removed from $root"
 else
   echo "installed below $root"
