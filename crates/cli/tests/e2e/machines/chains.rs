@@ -370,7 +370,7 @@ fn a_snapshot_between_the_look_and_the_instant_does_not_mislead() {
     let words = at(&uri, &["backup", "web1", "--hook", text(&hook)]);
     let (kind, said) = world.rig.error(4, &words);
     assert!(
-        kind == "locked" && said.contains("attached another image as disk"),
+        kind == "locked" && said.contains("was switched to another image"),
         "{kind}: {said}"
     );
     assert!(world.top_image(0).to_string_lossy().ends_with(".now"));

@@ -58,7 +58,7 @@ fn jobs_run_when_they_are_due_and_are_in_the_journal() {
     assert!(shown.contains("often") && shown.contains("19.5 KiB read"), "{shown}");
     let log = host.log();
     assert!(
-        log.contains("often was done; snapshot ") && log.contains(" stored, took "),
+        log.contains("often completed; snapshot ") && log.contains(" stored, took "),
         "{log}"
     );
     // It has never run, and is known all the same.
