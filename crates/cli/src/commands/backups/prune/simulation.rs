@@ -417,6 +417,6 @@ mod tests {
             assert!(refused(line).starts_with("error: "), "{line}");
         }
         let dayly = refused("prune --simulate --every dayly");
-        assert!(dayly.contains("is daily meant?"), "{dayly}");
+        assert!(dayly.contains("did you mean daily?"), "{dayly}");
     }
 }
