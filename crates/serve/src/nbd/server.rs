@@ -57,6 +57,8 @@ pub use tls_policy::TlsPolicy;
 /// How long to wait after a connection could not be accepted: the system lacks some resource, which takes time to
 /// recover.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// How long to wait for connections that are being closed, before a new one is refused.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
 /// How often a stopping server checks for connections that are done.
 const STOP_TICK: Duration = Duration::from_millis(5);
 
@@ -218,12 +220,10 @@ impl Inner {
             is_displaced: false,
         };
         {
-            let mut connections = self.lock();
-            if !make_room(&mut connections, &shared.limits, address) {
-                drop(connections);
+            let Some(mut connections) = self.make_room(address) else {
                 shared.events.event(&Event::TooMany { peer: &peer });
                 return Ok(());
-            }
+            };
             connections.insert(peer.connection, client.clone());
         }
         let slot = ConnectionSlot {
@@ -236,6 +236,24 @@ impl Inner {
             drop(slot);
         })?;
         Ok(())
+    }
+
+    /// The connections, when there is room for another one from `address`; none if there is not. Connections that were closed to make
+    /// room are waited for: on a busy host their threads end late.
+    fn make_room(&self, address: Option<IpAddr>) -> Option<MutexGuard<'_, BTreeMap<u64, Client>>> {
+        let (clock, limits) = (&self.shared.clock, &self.shared.limits);
+        let deadline = clock.now() + CLOSE_PATIENCE;
+        let mut connections = self.lock();
+        let mut room = if displace_oldest(&mut connections, limits) {
+            room_after_displacing(&connections, limits, address)
+        } else {
+            room_for(&connections, limits, address)
+        };
+        while room == Room::AfterClosing && clock.now() < deadline {
+            connections = self.wait(connections);
+            room = room_for(&connections, limits, address);
+        }
+        (room == Room::Available).then_some(connections)
     }
 
     fn wait_for_clients(&self, patience: Duration) -> StopReport {
@@ -270,30 +288,48 @@ impl Inner {
     }
 }
 
-/// Whether there is room for another client from `address`. If too many are in the handshake, the oldest of them is
-/// closed: a legitimate client completes the handshake quickly, and idle connections must not keep others out.
-fn make_room(clients: &mut BTreeMap<u64, Client>, limits: &Limits, address: Option<IpAddr>) -> bool {
+/// Whether there is room for another client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Room {
+    Available,
+    /// When connections that are being closed have ended.
+    AfterClosing,
+    Full,
+}
+
+/// Closes the oldest connection in the handshake if too many are there: a legitimate client completes the handshake quickly, and idle
+/// connections must not keep others out.
+fn displace_oldest(clients: &mut BTreeMap<u64, Client>, limits: &Limits) -> bool {
     let mut handshaking = clients
         .values_mut()
         .filter(|client| !client.is_displaced && !client.has_entered.load(Ordering::Relaxed));
-    let oldest = handshaking.next();
-    let has_displaced = match oldest {
+    match handshaking.next() {
         Some(oldest) if 1 + handshaking.count() >= limits.handshake_count_max => {
             oldest.is_displaced = true;
             oldest.stream.shut_down(Shutdown::Both);
             true
         }
         _ => false,
-    };
+    }
+}
+
+/// Room beside the connections that stay. One that was displaced just now may still exist for a moment.
+fn room_after_displacing(clients: &BTreeMap<u64, Client>, limits: &Limits, address: Option<IpAddr>) -> Room {
     let staying = || clients.values().filter(|client| !client.is_displaced);
     let of_address = staying().filter(|client| client.address.is_some() && client.address == address);
-    // A displaced connection may still exist for a moment.
-    let is_full = if has_displaced {
-        staying().count()
+    let is_full = staying().count() >= limits.connection_count_max;
+    if is_full || of_address.count() >= limits.address_connection_count_max {
+        Room::Full
     } else {
-        clients.len()
-    } >= limits.connection_count_max;
-    !is_full && of_address.count() < limits.address_connection_count_max
+        Room::Available
+    }
+}
+
+fn room_for(clients: &BTreeMap<u64, Client>, limits: &Limits, address: Option<IpAddr>) -> Room {
+    match room_after_displacing(clients, limits, address) {
+        Room::Available if clients.len() >= limits.connection_count_max => Room::AfterClosing,
+        room => room,
+    }
 }
 
 /// A counted connection; the count is restored when this is dropped, even if the thread panics.
