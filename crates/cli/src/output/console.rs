@@ -35,7 +35,7 @@ pub enum Messages {
 
 /// Standard error, shared by everything that has something to say.
 ///
-/// Nothing here fails: when standard error is gone, messages are lost and the job goes on.
+/// Writing never fails: without standard error, messages are lost and the job continues.
 pub struct Console {
     kind: StreamKind,
     paint: Paint,

@@ -362,7 +362,7 @@ impl Diagnosis<'_> {
             let remedy = if *life == Liveness::Unknown {
                 Action::Advice("ask again on the host, or in the container, where it ran".to_owned())
             } else if goes_on {
-                Action::Advice("libvirt goes on with what it began; ask again in a while".to_owned())
+                Action::Advice("libvirt is still committing it; run holdfast doctor again later".to_owned())
             } else if is_unreachable {
                 Action::Advice("ask again when the machine can be examined".to_owned())
             } else if is_seen {

@@ -132,7 +132,7 @@ pub enum FindingState {
     /// Nothing was done.
     Left,
     /// It is repaired, in these words.
-    Mended(String),
+    Repaired(String),
     /// Mending it failed, in these words.
     Failed(String),
 }
@@ -140,7 +140,7 @@ pub enum FindingState {
 impl DoctorReport {
     /// How many findings are left.
     pub fn left_count(&self) -> usize {
-        let is_repaired = |outcome: &&Outcome| matches!(outcome.result, FindingState::Mended(_));
+        let is_repaired = |outcome: &&Outcome| matches!(outcome.result, FindingState::Repaired(_));
         self.findings.len() - self.findings.iter().filter(is_repaired).count()
     }
 }

@@ -63,7 +63,7 @@ pub(super) fn repair(request: &DoctorRequest<'_>, finding: &Finding, job: Job<'_
         }
     };
     match done {
-        Ok(words) => FindingState::Mended(words),
+        Ok(words) => FindingState::Repaired(words),
         Err(words) => FindingState::Failed(words),
     }
 }

@@ -138,7 +138,7 @@ impl From<&Outcome> for FindingDocument {
         };
         let (repaired, error) = match &outcome.result {
             FindingState::Left => (None, None),
-            FindingState::Mended(words) => (Some(words.clone()), None),
+            FindingState::Repaired(words) => (Some(words.clone()), None),
             FindingState::Failed(words) => (None, Some(words.clone())),
         };
         let since = finding.since_ms.and_then(|ms| Timestamp::from_millisecond(ms).ok());

@@ -158,7 +158,7 @@ fn restore_and_server_are_killed_and_what_the_guest_wrote_is_there() {
     world.rig.ok(&["forget", &id]);
 }
 
-/// The firmware reads a disk whose server is dead: no error reaches it, the machine is paused, and goes on with the same request.
+/// The firmware reads a disk whose server is dead: no error reaches it. The machine is paused, and repeats the request when it is resumed.
 #[test]
 fn what_is_changed_of_its_configuration_meanwhile_stays() {
     let world = World::new();

@@ -46,7 +46,7 @@ pub(super) struct LoadedSettings {
     pub(super) settings: Settings,
     /// What all hypervisors have: the key of a disk is the UUID of its image.
     pub(super) machine: Machine,
-    /// What of it other hypervisors cannot express.
+    /// Settings that other hypervisors cannot express.
     pub(super) dropped: Vec<Untranslated>,
     /// All images, parents before their children.
     pub(super) media: Vec<Medium>,

@@ -93,7 +93,7 @@ fn kinds(seen: &Seen) -> Vec<FindingKind> {
     findings(seen).iter().map(|finding| finding.kind).collect()
 }
 
-fn mends(seen: &Seen) -> Vec<Repair> {
+fn repairs_of(seen: &Seen) -> Vec<Repair> {
     let remedies = findings(seen).into_iter().filter_map(|finding| match finding.remedy {
         Action::Repair(repair, _) => Some(repair),
         Action::Advice(_) => None,
@@ -117,17 +117,17 @@ fn what_a_run_left_goes_only_when_it_is_surely_dead() {
     };
     let dead = || Some(noted(Phase::Reading, Liveness::Dead));
     let removed = [Repair::RemoveRun(RUN), Repair::ForgetRun(RUN)];
-    assert_eq!(mends(&with(dead(), Some(vec![]))), removed);
-    assert_eq!(mends(&with(dead(), Some(vec!["holdfast backup db1"]))), removed);
-    assert_eq!(mends(&with(dead(), None)), removed);
-    assert_eq!(mends(&with(None, Some(vec![]))), removed[..1]);
+    assert_eq!(repairs_of(&with(dead(), Some(vec![]))), removed);
+    assert_eq!(repairs_of(&with(dead(), Some(vec!["holdfast backup db1"]))), removed);
+    assert_eq!(repairs_of(&with(dead(), None)), removed);
+    assert_eq!(repairs_of(&with(None, Some(vec![]))), removed[..1]);
     // Its watchdog is just about to do that.
     let watchdog = "holdfast watchdog --connect x --machine web1 --run 7";
     for run in [dead(), None] {
         assert_eq!(kinds(&with(run, Some(vec![watchdog]))), []);
     }
     let other = "holdfast watchdog --connect x --machine web1 --run 77";
-    assert_eq!(mends(&with(dead(), Some(vec![other]))), removed);
+    assert_eq!(repairs_of(&with(dead(), Some(vec![other]))), removed);
     assert_eq!(kinds(&with(Some(noted(Phase::Reading, Liveness::Alive)), None)), []);
     // It is not known: there is a finding, and nothing is repaired.
     let mut unattached = with(None, Some(vec!["/usr/bin/holdfast backup --all"]));
@@ -143,7 +143,7 @@ fn what_a_run_left_goes_only_when_it_is_surely_dead() {
         (unattached, "process 12 (holdfast backup --all)"),
     ];
     for (seen, advice) in &unknown {
-        assert_eq!(mends(seen), []);
+        assert_eq!(repairs_of(seen), []);
         let found = &findings(seen)[0];
         assert_eq!(found.kind, FindingKind::Remains);
         assert!(
@@ -152,7 +152,7 @@ fn what_a_run_left_goes_only_when_it_is_surely_dead() {
         );
     }
     // A process that is at work elsewhere is not its owner.
-    assert_eq!(mends(&with(None, Some(vec!["holdfast backup db1"]))), removed[..1]);
+    assert_eq!(repairs_of(&with(None, Some(vec!["holdfast backup db1"]))), removed[..1]);
 }
 
 #[test]
@@ -162,7 +162,10 @@ fn a_machine_runs_on_only_where_a_dead_run_stopped_it() {
         seen(machine, |seen| seen.runs.push(run))
     };
     let dead = noted(Phase::Freezing, Liveness::Dead);
-    assert_eq!(mends(&paused(dead.clone())), [Repair::Resume, Repair::ForgetRun(RUN)]);
+    assert_eq!(
+        repairs_of(&paused(dead.clone())),
+        [Repair::Resume, Repair::ForgetRun(RUN)]
+    );
     assert!(findings(&paused(dead.clone()))[0].is_danger);
     // Its owner had paused it before; it had run on; it is another machine of the name; a process works on it.
     let mut before = dead.clone();
@@ -177,7 +180,7 @@ fn a_machine_runs_on_only_where_a_dead_run_stopped_it() {
         noted(Phase::Freezing, Liveness::Unknown),
     ];
     for run in not_ours {
-        assert!(!mends(&paused(run)).contains(&Repair::Resume));
+        assert!(!repairs_of(&paused(run)).contains(&Repair::Resume));
     }
 }
 
@@ -194,7 +197,7 @@ fn a_freeze_says_whose_it_was_and_one_of_a_living_run_is_left() {
     assert!(matches!(foreign[0].remedy, Action::Repair(Repair::Thaw, _)));
     assert_eq!(kinds(&frozen(Some(noted(Phase::Freezing, Liveness::Alive)))), []);
     let silent = machine(|machine| machine.frozen = SeenFreeze::Silent("late".to_owned()));
-    assert_eq!(mends(&seen(silent, |_| ())), []);
+    assert_eq!(repairs_of(&seen(silent, |_| ())), []);
 }
 
 #[test]
@@ -215,7 +218,7 @@ fn only_jobs_that_have_ended_are_taken_away() {
     };
     let id = "copy-vda-libvirt-1-format";
     assert_eq!(
-        mends(&with("concluded", id, false)),
+        repairs_of(&with("concluded", id, false)),
         [Repair::DismissJob(id.to_owned())]
     );
     for status in ["ready", "paused", "standby", "pending"] {
@@ -276,7 +279,7 @@ fn only_bitmaps_of_ours_go_and_none_that_is_needed_or_in_use() {
         })
     };
     let names = |seen: &Seen| -> Vec<String> {
-        let removed = mends(seen).into_iter().filter_map(|repair| match repair {
+        let removed = repairs_of(seen).into_iter().filter_map(|repair| match repair {
             Repair::RemoveBitmap { name, .. } => Some(name[9..].to_owned()),
             _ => None,
         });
@@ -314,7 +317,7 @@ fn commits(
         change(machine, &mut others);
     });
     let seen = seen(machine, |seen| seen.chains.extend(others));
-    let commit = mends(&seen)
+    let commit = repairs_of(&seen)
         .into_iter()
         .find(|repair| matches!(repair, Repair::Commit { .. }));
     (seen, commit)
@@ -400,19 +403,19 @@ fn a_complete_commit_is_ended_only_where_a_dead_doctor_began_it() {
     let dead = || Some(noted(Phase::Committing, Liveness::Dead));
     let commit = commit_of(&["/i/a.s1"], "/i/a.qcow2");
     assert_eq!(
-        mends(&with(dead(), SeenCommit::Complete)),
+        repairs_of(&with(dead(), SeenCommit::Complete)),
         [commit, Repair::ForgetRun(RUN)]
     );
-    assert_eq!(mends(&with(None, SeenCommit::Complete)), []);
+    assert_eq!(repairs_of(&with(None, SeenCommit::Complete)), []);
     assert_eq!(
-        mends(&with(
+        repairs_of(&with(
             Some(noted(Phase::Committing, Liveness::Alive)),
             SeenCommit::Complete
         )),
         []
     );
     // It is not complete yet: the note that it is ours stays.
-    assert_eq!(mends(&with(dead(), SeenCommit::OnItsWay)), []);
+    assert_eq!(repairs_of(&with(dead(), SeenCommit::OnItsWay)), []);
 }
 
 #[test]
@@ -431,13 +434,13 @@ fn notes_of_machines_that_are_gone_go_and_those_of_others_stay() {
         })
     };
     let here = "qemu:///system";
-    assert_eq!(mends(&with(of("gone", here), true)), [Repair::ForgetRun(RUN)]);
-    assert_eq!(mends(&with(of("gone", here), false)), []);
+    assert_eq!(repairs_of(&with(of("gone", here), true)), [Repair::ForgetRun(RUN)]);
+    assert_eq!(repairs_of(&with(of("gone", here), false)), []);
     assert_eq!(
-        mends(&with(of("gone", "qmp:/run/gone"), true)),
+        repairs_of(&with(of("gone", "qmp:/run/gone"), true)),
         [Repair::ForgetRun(RUN)]
     );
-    assert_eq!(mends(&with(of("mute", here), true)), []);
+    assert_eq!(repairs_of(&with(of("mute", here), true)), []);
     let elsewhere = findings(&with(of("gone", "qemu:///session"), true));
     let last = elsewhere.last().unwrap();
     assert!(matches!(&last.remedy, Action::Advice(words) if words.contains("--connect qemu:///session")));

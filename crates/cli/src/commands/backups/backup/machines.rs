@@ -66,11 +66,11 @@ impl MachineBackupArgs {
     }
 
     /// Refuses options that apply to machines of QEMU only.
-    pub(super) fn refuse_foreign(&self, whom: &str) -> Result<(), Error> {
+    pub(super) fn refuse_qemu_options(&self, hypervisor: &str) -> Result<(), Error> {
         match self.reading.only_of_qemu() {
             Some(option) => Err(Error::usage(
-                format!("{option} does not apply to {whom}"),
-                format!("leave it out, and back up machines of {whom} by themselves"),
+                format!("{option} does not apply to {hypervisor}"),
+                format!("leave it out, and back up machines of {hypervisor} by themselves"),
             )),
             None => Ok(()),
         }

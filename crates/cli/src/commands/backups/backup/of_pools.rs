@@ -147,7 +147,7 @@ struct Known {
 /// Options do not apply to pools; the command was interrupted.
 pub(super) fn choose(words: &[XenAddress], args: &BackupArgs, context: &Context) -> Result<ChoiceOfPools, Error> {
     if !words.is_empty() {
-        args.machines.refuse_foreign("pools of XenServer")?;
+        args.machines.refuse_qemu_options("pools of XenServer")?;
     }
     let interrupt = context.interrupt()?;
     let mut pools: BTreeMap<String, Known> = BTreeMap::new();

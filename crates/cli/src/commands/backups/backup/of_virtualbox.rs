@@ -23,7 +23,7 @@ pub(super) fn choose<'a>(
     context: &Context,
 ) -> Result<VirtualBoxChoice<'a>, Error> {
     if !words.is_empty() {
-        args.machines.refuse_foreign("VirtualBox")?;
+        args.machines.refuse_qemu_options("VirtualBox")?;
     }
     virtualbox::choose(place, words, &args.machines.exclude_machine, context)
 }

@@ -1,4 +1,4 @@
-//! `holdfast image check`: whether the metadata of an image contradicts itself, and what of that can be repaired.
+//! `holdfast image check`: whether the metadata of an image contradicts itself, and which contradictions can be repaired.
 
 use std::path::PathBuf;
 
