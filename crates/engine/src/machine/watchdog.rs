@@ -153,7 +153,7 @@ pub struct WatchdogTools<'a> {
     pub call: &'a dyn Fn(&[HookEvent]),
 }
 
-/// Watches over a machine until the backup says that it is done, or is dead. Returns what had to be repaired, in words.
+/// Watches over a machine until the backup says that it is done, or is dead. Returns what it repaired, as text.
 ///
 /// `lines` are the backup's; `ready` is called when the watchdog watches.
 pub fn watch_over(
@@ -161,7 +161,7 @@ pub fn watch_over(
     run: u32,
     lines: impl BufRead + Send + 'static,
     clock: &dyn Clock,
-    means: &WatchdogTools<'_>,
+    tools: &WatchdogTools<'_>,
     ready: impl FnOnce(&str),
 ) -> Vec<String> {
     let (send, received) = channel();
@@ -181,7 +181,7 @@ pub fn watch_over(
         until: None,
         states: Vec::new(),
         owed: Vec::new(),
-        mended: Vec::new(),
+        repaired: Vec::new(),
     };
     loop {
         let line = match watch.until {
@@ -191,26 +191,26 @@ pub fn watch_over(
         match line {
             Ok(line) if line == DONE => {
                 // What the backup itself could not undo it has left to us.
-                watch.mend();
-                return watch.mended;
+                watch.repair();
+                return watch.repaired;
             }
             Ok(line) if line == CLEAR => {
-                watch.mend();
+                watch.repair();
                 watch.clear();
-                return watch.mended;
+                return watch.repaired;
             }
             Ok(line) => watch.hear(&line),
             Err(RecvTimeoutError::Timeout) => {
                 if watch.states.contains(&WatchdogState::Paused) {
-                    (means.evict)();
+                    (tools.evict)();
                 }
-                watch.mend();
+                watch.repair();
             }
             Err(RecvTimeoutError::Disconnected) => {
-                watch.mend();
+                watch.repair();
                 watch.clear();
-                (means.call)(&watch.owed);
-                return watch.mended;
+                (tools.call)(&watch.owed);
+                return watch.repaired;
             }
         }
     }
@@ -225,7 +225,7 @@ struct WatchedMachine<'a> {
     states: Vec<WatchdogState>,
     /// What the administrator's programs have to be called for if the backup dies.
     owed: Vec<HookEvent>,
-    mended: Vec<String>,
+    repaired: Vec<String>,
 }
 
 impl WatchedMachine<'_> {
@@ -258,7 +258,7 @@ impl WatchedMachine<'_> {
     }
 
     /// Lets the machine run: first the processors, without which no agent answers.
-    fn mend(&mut self) {
+    fn repair(&mut self) {
         self.until = None;
         let states = std::mem::take(&mut self.states);
         if states.contains(&WatchdogState::Paused) {
@@ -315,13 +315,96 @@ impl WatchedMachine<'_> {
             self.machine.monitor().wake().ok();
             match act() {
                 Ok(()) => {
-                    self.mended.push(what.to_owned());
+                    self.repaired.push(what.to_owned());
                     return;
                 }
                 Err(error) => last = error,
             }
+            // All that the run had put into its QEMU has ended with it, and no processor and no file system waits.
+            if self.machine.ended().is_some() {
+                return;
+            }
             self.clock.sleep(ATTEMPT_INTERVAL);
         }
-        self.mended.push(format!("NOT {what}: {last}"));
+        self.repaired.push(format!("NOT {what}: {last}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use holdfast_block::{Clock as _, ManualClock};
+    use holdfast_host::qmp::{Monitor, MonitorError, QmpCommand, Result as QmpResult};
+    use holdfast_host::{Description, Error as HostError, Machine, MachineDisk, MachineEnd, Result as HostResult};
+
+    use super::{CLEAR, WatchdogTools, watch_over};
+
+    /// A machine whose QEMU has ended.
+    struct EndedMachine;
+
+    impl Monitor for EndedMachine {
+        fn execute(&self, _command: &QmpCommand) -> QmpResult<serde_json::Value> {
+            Err(MonitorError::Gone {
+                during: "a test".to_owned(),
+                source: None,
+            })
+        }
+    }
+
+    impl Machine for EndedMachine {
+        fn name(&self) -> &'static str {
+            "ended"
+        }
+
+        fn describe(&self) -> HostResult<Description> {
+            Err(HostError::NoSuchMachine {
+                name: "ended".to_owned(),
+                hypervisor: "test".to_owned(),
+            })
+        }
+
+        fn size_of(&self, _disk: &MachineDisk) -> Option<u64> {
+            None
+        }
+
+        fn ended(&self) -> Option<MachineEnd> {
+            Some(MachineEnd::SwitchedOff)
+        }
+
+        fn configuration(&self) -> HostResult<Vec<(String, Vec<u8>)>> {
+            Ok(Vec::new())
+        }
+
+        fn monitor(&self) -> &dyn Monitor {
+            self
+        }
+
+        fn ask_agent(&self, _command: &str, _deadline: Duration) -> HostResult<String> {
+            Err(HostError::NoSuchMachine {
+                name: "ended".to_owned(),
+                hypervisor: "test".to_owned(),
+            })
+        }
+    }
+
+    /// The watchdog has the standard error of the backup open. A minute of attempts would delay every program that reads it to its
+    /// end.
+    #[test]
+    fn ends_at_once_when_the_machine_has_ended() {
+        for lines in [
+            format!("paused 0\nfrozen 0\n{CLEAR}\n"),
+            "paused 60000\nfrozen 60000\n".to_owned(),
+        ] {
+            let clock = ManualClock::new();
+            let tools = WatchdogTools {
+                evict: &|| (),
+                call: &|_| (),
+            };
+            let lines = std::io::Cursor::new(lines.into_bytes());
+            let repaired = watch_over(&EndedMachine, 1, lines, &clock, &tools, |_| ());
+            assert!(repaired.is_empty(), "{repaired:?}");
+            assert_eq!(clock.now(), Duration::ZERO);
+        }
     }
 }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_engine::{HookEvent, HookFailure, Hooks, Phase, WatchdogMeans, forget_run, noted_runs, watch_over};
+use holdfast_engine::{HookEvent, HookFailure, Hooks, Phase, WatchdogTools, forget_run, noted_runs, watch_over};
 use holdfast_host::qemu::RunId;
 use holdfast_host::{BareQemu, Hypervisor as _, Libvirt, Machine, MachineState, MachineSummary};
 use rustix::process::{Pid, Signal, getppid, kill_process, setsid};
@@ -86,23 +86,23 @@ fn run(args: &WatchdogArgs, context: &Context) -> Result<Exit, Error> {
         }
     };
     let call = |events: &[HookEvent]| call_hooks(args, context, events);
-    let means = WatchdogMeans {
+    let tools = WatchdogTools {
         evict: &evict,
         call: &call,
     };
-    let mended = watch_over(&*machine, args.run, lines, &**context.clock(), &means, ready);
-    forget(args, &mended);
-    for what in &mended {
+    let repaired = watch_over(&*machine, args.run, lines, &**context.clock(), &tools, ready);
+    forget(args, &repaired);
+    for what in &repaired {
         context
             .console()
             .warning(&format!("the watchdog of {} {what}", args.machine));
     }
-    Ok(Exit::Ok.with_warning_count(mended.len()))
+    Ok(Exit::Ok.with_warning_count(repaired.len()))
 }
 
 /// Takes the note of the run away, where everything that it notes is repaired.
-fn forget(args: &WatchdogArgs, mended: &[String]) {
-    let is_done = !mended.is_empty() && !mended.iter().any(|what| what.starts_with("NOT "));
+fn forget(args: &WatchdogArgs, repaired: &[String]) {
+    let is_done = !repaired.is_empty() && !repaired.iter().any(|what| what.starts_with("NOT "));
     // A commit goes on in libvirt without us, and the doctor ends it by this note.
     let commits = |folder: &PathBuf| {
         let noted = noted_runs(folder).unwrap_or_default();

@@ -13,6 +13,7 @@ use super::{Libvirt, LibvirtMachine};
 use crate::hypervisor::domain_xml::{overlays_document, snapshot_sources};
 use crate::hypervisor::error::{Error, Result};
 use crate::hypervisor::overlays::{CommitProgress, Overlays};
+use crate::hypervisor::traits::Machine as _;
 
 const COMMIT: &str = "commit an overlay of";
 const SNAPSHOT: &str = "put overlays on the disks of";
@@ -89,7 +90,12 @@ impl Overlays for Libvirt {
         // SAFETY: the domain lives as long as its reference; `disk` ends in zero; `info` is a place for the answer.
         let code = unsafe { sys::virDomainGetBlockJobInfo(machine.domain().as_ptr(), disk.as_ptr(), &raw mut info, 0) };
         let is_commit = u32::try_from(info.type_) == Ok(sys::VIR_DOMAIN_BLOCK_JOB_TYPE_ACTIVE_COMMIT);
-        Ok((machine.outcome(code)? > 0 && is_commit).then_some(CommitProgress {
+        let outcome = match machine.outcome(code) {
+            // A job ends with its QEMU.
+            Err(_) if machine.ended().is_some() => return Ok(None),
+            outcome => outcome?,
+        };
+        Ok((outcome > 0 && is_commit).then_some(CommitProgress {
             done_bytes: info.cur,
             total_bytes: info.end,
         }))
