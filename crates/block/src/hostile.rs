@@ -7,10 +7,14 @@
 //!
 //! The module exists only with the feature `hostile`, and is not part of the crate's interface.
 
+mod trial;
+
 use std::ops::Range;
 
 use crate::{BackingId, BlockDevice, BlockDeviceMut, DirtyBitmap, MemoryDevice, OverlayDevice, OverlayInfo};
 use crate::{OverlayOptions, SeededRandom, to_usize};
+
+pub use trial::{MemoryBound, ParserTrial};
 
 /// The result of parsing hostile bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,10 +1,8 @@
 //! Hostile bytes for every parser of this crate, without a fuzzer.
 
-#[path = "hostile/ordeal.rs"]
-mod ordeal;
-
+use holdfast_block::conformance::test_seed;
+use holdfast_block::hostile::{MemoryBound, ParserTrial};
 use holdfast_block::hostile::{PARSERS, seeds};
-use ordeal::{Bound, Ordeal};
 use peak_alloc::PeakAlloc;
 
 #[global_allocator]
@@ -12,7 +10,7 @@ static ALLOCATOR: PeakAlloc = PeakAlloc;
 
 /// A bitmap takes 16 bytes for every 4096 bits of a device of the size that its caller expects, which is at most 16 GiB here:
 /// 128 KiB, and as much for the second decoding. An overlay is copied a few times, read into a buffer of 1 MiB and written to.
-const BOUND: Bound = Bound {
+const BOUND: MemoryBound = MemoryBound {
     per_byte: 40,
     constant_bytes: 4 << 20,
 };
@@ -20,12 +18,13 @@ const BOUND: Bound = Bound {
 #[test]
 fn hostile_bytes_are_an_error_and_take_no_more_memory_than_they_justify() {
     let seeds = seeds().into_iter().map(|(parser, _, bytes)| (parser, bytes)).collect();
-    Ordeal {
+    ParserTrial {
         parsers: PARSERS,
         seeds,
-        swollen: Vec::new(),
+        expanding: Vec::new(),
         bound: |_| BOUND,
         case_count: 6000,
+        seed: test_seed(),
         allocator: &ALLOCATOR,
     }
     .run();

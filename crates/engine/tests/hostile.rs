@@ -2,21 +2,19 @@
 
 #![allow(clippy::unwrap_used, reason = "all of it is test")]
 
-#[path = "../../block/tests/hostile/ordeal.rs"]
-mod ordeal;
-
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use holdfast_block::conformance::test_seed;
+use holdfast_block::hostile::{MemoryBound, ParserTrial};
 use holdfast_block::hostile::{Outcome, Parser};
-use ordeal::{Bound, Ordeal};
 use peak_alloc::PeakAlloc;
 
 #[global_allocator]
 static ALLOCATOR: PeakAlloc = PeakAlloc;
 
 /// An error quotes what was typed, and a plan has a few decisions.
-const BOUND: Bound = Bound {
+const BOUND: MemoryBound = MemoryBound {
     per_byte: 40,
     constant_bytes: 1 << 20,
 };
@@ -67,12 +65,13 @@ fn hostile_text_is_an_error_and_every_parser_has_a_fuzz_target_with_seeds() {
         .into_iter()
         .map(|(parser, _, bytes)| (parser, bytes))
         .collect();
-    Ordeal {
+    ParserTrial {
         parsers: holdfast_engine::hostile::PARSERS,
         seeds,
-        swollen: Vec::new(),
+        expanding: Vec::new(),
         bound: |_| BOUND,
         case_count: 8000,
+        seed: test_seed(),
         allocator: &ALLOCATOR,
     }
     .run();

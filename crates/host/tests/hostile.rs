@@ -1,17 +1,15 @@
 //! What a hostile hypervisor, or a hostile machine, can say, without a fuzzer.
 
-#[path = "../../block/tests/hostile/ordeal.rs"]
-mod ordeal;
-
+use holdfast_block::conformance::test_seed;
+use holdfast_block::hostile::{MemoryBound, ParserTrial};
 use holdfast_host::hostile::{PARSERS, seeds};
-use ordeal::{Bound, Ordeal};
 use peak_alloc::PeakAlloc;
 
 #[global_allocator]
 static ALLOCATOR: PeakAlloc = PeakAlloc;
 
 /// A node of XML takes some hundred bytes for the four that it may have; a stream of pages lies in memory, and its copy.
-const BOUND: Bound = Bound {
+const BOUND: MemoryBound = MemoryBound {
     per_byte: 400,
     constant_bytes: 12 << 20,
 };
@@ -19,12 +17,13 @@ const BOUND: Bound = Bound {
 #[test]
 fn hostile_bytes_are_an_error_and_take_no_more_memory_than_they_justify() {
     let seeds = seeds().into_iter().map(|(parser, _, bytes)| (parser, bytes)).collect();
-    Ordeal {
+    ParserTrial {
         parsers: PARSERS,
         seeds,
-        swollen: Vec::new(),
+        expanding: Vec::new(),
         bound: |_| BOUND,
         case_count: 20_000,
+        seed: test_seed(),
         allocator: &ALLOCATOR,
     }
     .run();

@@ -2,11 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "all of it is test")]
 
-#[path = "../../block/tests/hostile/ordeal.rs"]
-mod ordeal;
-
+use holdfast_block::conformance::test_seed;
+use holdfast_block::hostile::{MemoryBound, ParserTrial};
 use holdfast_image::hostile::{PARSERS, seeds};
-use ordeal::{Bound, Ordeal};
 use peak_alloc::PeakAlloc;
 
 #[global_allocator]
@@ -15,13 +13,13 @@ static ALLOCATOR: PeakAlloc = PeakAlloc;
 /// What the file can justify: its tables once as they are stored and once as numbers, in each of the layers that are open at a
 /// time. What it cannot: a cluster of at most 2 MiB for each table that begins in it, as the file may end within one, and
 /// the caches for tables (8 MiB) and decompressed clusters (4 MiB) of a layer.
-const BOUND: Bound = Bound {
+const BOUND: MemoryBound = MemoryBound {
     per_byte: 40,
     constant_bytes: 24 << 20,
 };
 
 /// An image of an empty disk with thousands of snapshots, each of the fewest bytes that a row of their table has.
-fn swollen() -> Vec<(&'static str, Vec<u8>)> {
+fn expanding() -> Vec<(&'static str, Vec<u8>)> {
     const COUNT: u32 = 8000;
     let header: [&[u8]; 11] = [
         b"QFI\xfb",
@@ -43,12 +41,12 @@ fn swollen() -> Vec<(&'static str, Vec<u8>)> {
     bytes.resize(block + 512, 0);
     bytes[512..520].copy_from_slice(&(block as u64).to_be_bytes());
     let mut all = vec![("qcow2", bytes.clone()), ("image_format", bytes)];
-    all.extend(swollen_descriptors().map(|text| ("disk_descriptor", text)));
+    all.extend(expanding_descriptors().map(|text| ("disk_descriptor", text)));
     all
 }
 
 /// Descriptors with as many elements, and as many names within names, as one may have.
-fn swollen_descriptors() -> impl Iterator<Item = Vec<u8>> {
+fn expanding_descriptors() -> impl Iterator<Item = Vec<u8>> {
     let all = seeds();
     let (_, _, sound) = all.iter().find(|(parser, ..)| *parser == "disk_descriptor").unwrap();
     let sound = String::from_utf8(sound.clone()).unwrap();
@@ -64,12 +62,13 @@ fn swollen_descriptors() -> impl Iterator<Item = Vec<u8>> {
 #[test]
 fn hostile_images_are_an_error_and_take_no_more_memory_than_they_justify() {
     let seeds = seeds().into_iter().map(|(parser, _, bytes)| (parser, bytes)).collect();
-    Ordeal {
+    ParserTrial {
         parsers: PARSERS,
         seeds,
-        swollen: swollen(),
+        expanding: expanding(),
         bound: |_| BOUND,
         case_count: 10_000,
+        seed: test_seed(),
         allocator: &ALLOCATOR,
     }
     .run();

@@ -3,8 +3,6 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "all of it is test")]
 
 mod common;
-#[path = "../../block/tests/hostile/ordeal.rs"]
-mod ordeal;
 
 use std::sync::{Mutex, PoisonError};
 
@@ -12,8 +10,8 @@ use common::ruin::Victim;
 use common::specimen::Specimen;
 use holdfast_block::SeededRandom;
 use holdfast_block::conformance::test_seed;
+use holdfast_block::hostile::{MemoryBound, ParserTrial};
 use holdfast_repo::hostile::PARSERS;
-use ordeal::{Bound, Ordeal};
 use peak_alloc::PeakAlloc;
 
 #[global_allocator]
@@ -27,7 +25,7 @@ static TURN: Mutex<()> = Mutex::new(());
 /// - A piece of a map is 1 byte in a page and 40 in memory; nothing else grows as much.
 /// - A frame, a page and a manifest have limits of a few MiB of their own; an inner page always has 1024 children.
 /// - Compressors have tables of 4 MiB and windows of a frame, which has 4 MiB, and is in memory compressed and up to twice as it is.
-fn bound(parser: &str) -> Bound {
+fn bound(parser: &str) -> MemoryBound {
     let per_byte = match parser {
         "map" | "map_leaf" => 120,
         _ => 40,
@@ -36,14 +34,14 @@ fn bound(parser: &str) -> Bound {
         "frame" | "pack" => 24 << 20,
         _ => 2 << 20,
     };
-    Bound {
+    MemoryBound {
         per_byte,
         constant_bytes,
     }
 }
 
 /// Things of the fewest bytes that a format allows, as many as make a few hundred KiB.
-fn swollen() -> Vec<(&'static str, Vec<u8>)> {
+fn expanding() -> Vec<(&'static str, Vec<u8>)> {
     const COUNT: u32 = 40_000;
     let varint = |mut value: u32| {
         let mut bytes = Vec::new();
@@ -111,12 +109,13 @@ fn hostile_bytes_are_an_error_and_take_no_more_memory_than_they_justify() {
         .into_iter()
         .map(|plaintext| (plaintext.parser, plaintext.bytes))
         .collect();
-    Ordeal {
+    ParserTrial {
         parsers: PARSERS,
         seeds,
-        swollen: swollen(),
+        expanding: expanding(),
         bound,
         case_count: 40_000,
+        seed: test_seed(),
         allocator: &ALLOCATOR,
     }
     .run();

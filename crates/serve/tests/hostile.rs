@@ -1,17 +1,15 @@
 //! Input of a hostile server, without a fuzzer.
 
-#[path = "../../block/tests/hostile/ordeal.rs"]
-mod ordeal;
-
+use holdfast_block::conformance::test_seed;
+use holdfast_block::hostile::{MemoryBound, ParserTrial};
 use holdfast_serve::nbd::client::hostile::{PARSERS, seeds};
-use ordeal::{Bound, Ordeal};
 use peak_alloc::PeakAlloc;
 
 #[global_allocator]
 static ALLOCATOR: PeakAlloc = PeakAlloc;
 
 /// A descriptor takes 16 bytes of memory for 8 on the wire, twice while it is handed out; names are copied.
-const BOUND: Bound = Bound {
+const BOUND: MemoryBound = MemoryBound {
     per_byte: 16,
     constant_bytes: 64 << 10,
 };
@@ -19,12 +17,13 @@ const BOUND: Bound = Bound {
 #[test]
 fn hostile_bytes_are_an_error_and_take_no_more_memory_than_they_justify() {
     let seeds = seeds().into_iter().map(|(parser, _, bytes)| (parser, bytes)).collect();
-    Ordeal {
+    ParserTrial {
         parsers: PARSERS,
         seeds,
-        swollen: vec![("nbd_handshake", long_list())],
+        expanding: vec![("nbd_handshake", long_list())],
         bound: |_| BOUND,
         case_count: 200_000,
+        seed: test_seed(),
         allocator: &ALLOCATOR,
     }
     .run();

@@ -1,10 +1,8 @@
 //! Hostile bytes for every parser of network protocols, without a fuzzer.
 
-#[path = "../../block/tests/hostile/ordeal.rs"]
-mod ordeal;
-
+use holdfast_block::conformance::test_seed;
+use holdfast_block::hostile::{MemoryBound, ParserTrial};
 use holdfast_serve::hostile::{PARSERS, seeds};
-use ordeal::{Bound, Ordeal};
 use peak_alloc::PeakAlloc;
 
 #[global_allocator]
@@ -12,7 +10,7 @@ static ALLOCATOR: PeakAlloc = PeakAlloc;
 
 /// A handshake answers an option with less than 64 KiB, and all output is kept twice here, to be compared. Requests are
 /// executed on a disk of 100 kB, and each reply is discarded before the next.
-const BOUND: Bound = Bound {
+const BOUND: MemoryBound = MemoryBound {
     per_byte: 200,
     constant_bytes: 2 << 20,
 };
@@ -20,12 +18,13 @@ const BOUND: Bound = Bound {
 #[test]
 fn hostile_bytes_are_an_error_and_take_no_more_memory_than_they_justify() {
     let seeds = seeds().into_iter().map(|(parser, _, bytes)| (parser, bytes)).collect();
-    Ordeal {
+    ParserTrial {
         parsers: PARSERS,
         seeds,
-        swollen: Vec::new(),
+        expanding: Vec::new(),
         bound: |_| BOUND,
         case_count: 20_000,
+        seed: test_seed(),
         allocator: &ALLOCATOR,
     }
     .run();

@@ -2,9 +2,9 @@
 
 use holdfast_host::{Error, Hypervisor as _, HypervisorMut as _, KeptStates, MachineState};
 
-use crate::lab::Lab;
+use holdfast_test_kit::libvirt::LibvirtLab;
 
-fn configuration(lab: &Lab, name: &str) -> String {
+fn configuration(lab: &LibvirtLab, name: &str) -> String {
     let (_, text) = lab
         .connect()
         .machine(name)
@@ -17,7 +17,7 @@ fn configuration(lab: &Lab, name: &str) -> String {
 
 #[test]
 fn a_machine_is_checked_defined_started_and_forgotten() {
-    let lab = Lab::new();
+    let lab = LibvirtLab::new();
     let libvirt = lab.connect();
     assert!(libvirt.is_of_this_host());
     lab.define("web1", &["qcow2"]);
@@ -57,7 +57,7 @@ fn a_machine_is_checked_defined_started_and_forgotten() {
 
 #[test]
 fn what_libvirt_keeps_of_a_machine_is_counted() {
-    let lab = Lab::new();
+    let lab = LibvirtLab::new();
     let libvirt = lab.connect();
     lab.define("web1", &["qcow2"]);
     assert_eq!(libvirt.kept_states("web1").unwrap(), KeptStates::default());

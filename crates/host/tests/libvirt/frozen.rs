@@ -4,11 +4,12 @@ use holdfast_host::qemu::{PointInTime, RunId, remove_run, runs_in};
 use holdfast_host::qmp::MonitorError;
 use holdfast_host::{Hypervisor as _, MachineState};
 
-use crate::lab::{DISK_BYTES, Lab, assert_served, run};
+use holdfast_test_kit::libvirt::{DISK_BYTES, LibvirtLab};
+use holdfast_test_kit::{assert_served, run};
 
 #[test]
 fn disks_freeze_under_libvirt_and_its_view_stays_right() {
-    let lab = Lab::new();
+    let lab = LibvirtLab::new();
     let libvirt = lab.connect();
     lab.define("web1", &["qcow2", "raw"]);
     lab.virsh(&["start", "web1"]);
@@ -58,7 +59,7 @@ fn disks_freeze_under_libvirt_and_its_view_stays_right() {
 /// What libvirt refuses while a filter is in, it refuses with words, and the machine runs on; what it allows is right.
 #[test]
 fn block_jobs_of_others_are_refused_or_right_meanwhile() {
-    let lab = Lab::new();
+    let lab = LibvirtLab::new();
     let libvirt = lab.connect();
     lab.define("web1", &["qcow2"]);
     lab.virsh(&["start", "web1"]);
@@ -117,7 +118,7 @@ fn block_jobs_of_others_are_refused_or_right_meanwhile() {
 /// libvirtd ends while disks are frozen. The machine runs on, what is frozen is served on, and the next connection clears up.
 #[test]
 fn a_restart_of_libvirtd_leaves_nothing_behind() {
-    let mut lab = Lab::new();
+    let mut lab = LibvirtLab::new();
     let libvirt = lab.connect();
     lab.define("web1", &["qcow2", "raw"]);
     lab.virsh(&["start", "web1"]);

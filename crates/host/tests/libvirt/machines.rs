@@ -2,11 +2,11 @@
 
 use holdfast_host::{Decision, DiskChoice, DiskSource, Error, Hypervisor as _, Libvirt, MachineState};
 
-use crate::lab::Lab;
+use holdfast_test_kit::libvirt::LibvirtLab;
 
 #[test]
 fn machines_are_listed_and_described() {
-    let lab = Lab::new();
+    let lab = LibvirtLab::new();
     let libvirt = lab.connect();
     assert_eq!(libvirt.machines().unwrap(), []);
     assert!(libvirt.version().is_some_and(|version| version >= [6, 0, 0]));
@@ -54,7 +54,7 @@ fn machines_are_listed_and_described() {
 
 #[test]
 fn the_mark_of_a_machine_is_read() {
-    let lab = Lab::new();
+    let lab = LibvirtLab::new();
     let libvirt = lab.connect();
     lab.define("web1", &["raw", "raw"]);
     let mark = "<backup enabled='no' exclude='vdb'/>";
@@ -67,7 +67,7 @@ fn the_mark_of_a_machine_is_read() {
 
 #[test]
 fn who_is_not_there_is_told() {
-    let lab = Lab::new();
+    let lab = LibvirtLab::new();
     let libvirt = lab.connect();
     let error = libvirt.machine("nobody").err().unwrap();
     assert!(

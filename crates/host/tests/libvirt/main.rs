@@ -6,5 +6,4 @@
 
 mod changes;
 mod frozen;
-mod lab;
 mod machines;

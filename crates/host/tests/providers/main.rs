@@ -5,8 +5,6 @@
     reason = "tests run the system's programs"
 )]
 
-mod lab;
-
 use std::fs::{read, write};
 use std::path::Path;
 
@@ -14,7 +12,7 @@ use holdfast_host::provider::{
     Dataset, HostSnapshotLabel, HostSnapshotName, HostSnapshotScope, Located, Provider, ProviderError, locate,
 };
 
-use lab::{FileSystem, with_each};
+use holdfast_test_kit::file_systems::{FileSystem, Mounted, Pool, system, with_each};
 
 /// A dataset of a file system, with two files.
 struct World {
@@ -332,7 +330,7 @@ fn files_are_found_in_their_datasets_by_any_way() {
 
         let bound = elsewhere.path().join("bound");
         std::fs::create_dir(&bound).unwrap();
-        lab::system(
+        system(
             "mount",
             &[
                 "--bind",
@@ -342,7 +340,7 @@ fn files_are_found_in_their_datasets_by_any_way() {
         )
         .unwrap();
         let found = locate(&bound.join("b c.raw"), "test");
-        lab::system("umount", &[bound.to_str().unwrap()]).unwrap();
+        system("umount", &[bound.to_str().unwrap()]).unwrap();
         match (file_system.name(), found.unwrap()) {
             ("zfs", Located::In(place)) => {
                 assert_eq!(
@@ -361,7 +359,7 @@ fn files_are_found_in_their_datasets_by_any_way() {
 fn a_file_on_ext4_is_nowhere() {
     let place = tempfile::tempdir().unwrap();
     let point = place.path().join("mounted");
-    let Ok(_mounted) = lab::Mounted::at("ext4", &point) else {
+    let Ok(_mounted) = Mounted::at("ext4", &point) else {
         return;
     };
     write(point.join("disk"), [1; 10]).unwrap();
@@ -383,7 +381,7 @@ fn a_file_on_ext4_is_nowhere() {
 #[test]
 fn what_was_cut_and_not_settled_is_no_snapshot_of_clones() {
     let place = tempfile::tempdir().unwrap();
-    let Ok(mounted) = lab::Mounted::at("xfs", &place.path().join("mounted")) else {
+    let Ok(mounted) = Mounted::at("xfs", &place.path().join("mounted")) else {
         return;
     };
     let world = World::new(&mounted);
@@ -408,7 +406,7 @@ fn what_was_cut_and_not_settled_is_no_snapshot_of_clones() {
 #[test]
 fn links_lead_nowhere() {
     let place = tempfile::tempdir().unwrap();
-    let Ok(mounted) = lab::Mounted::at("xfs", &place.path().join("mounted")) else {
+    let Ok(mounted) = Mounted::at("xfs", &place.path().join("mounted")) else {
         return;
     };
     let world = World::new(&mounted);
@@ -455,7 +453,7 @@ fn links_lead_nowhere() {
 #[test]
 fn what_somebody_is_making_is_left_to_him() {
     let place = tempfile::tempdir().unwrap();
-    let Ok(mounted) = lab::Mounted::at("xfs", &place.path().join("mounted")) else {
+    let Ok(mounted) = Mounted::at("xfs", &place.path().join("mounted")) else {
         return;
     };
     let (first, second) = (World::new(&mounted), World::new(&mounted));
@@ -484,11 +482,11 @@ fn what_somebody_is_making_is_left_to_him() {
 /// A volume is its device, by whatever name. What was written to that is in the next snapshot, also if nobody has flushed it.
 #[test]
 fn volumes_are_cut_and_looked_into() {
-    if !lab::Pool::has_volumes() {
+    if !Pool::has_volumes() {
         return println!("skipped: volumes need a ZFS in the kernel: make test-kernel");
     }
     let place = tempfile::tempdir().unwrap();
-    let pool = lab::Pool::at(&place.path().join("mounted")).unwrap();
+    let pool = Pool::at(&place.path().join("mounted")).unwrap();
     let device = pool.volume("disk", "8M").unwrap();
     let provider = pool.provider();
     let node = device.canonicalize().unwrap();

@@ -13,7 +13,8 @@ use holdfast_host::{
 use rustix::process::{Signal, kill_process};
 use serde_json::Value;
 
-use crate::lab::{Lab, run};
+use holdfast_test_kit::qemu::QemuLab;
+use holdfast_test_kit::run;
 
 /// A monitor for the machine as it is backed up, beside the one of the test.
 const MONITOR: [&str; 2] = ["-qmp", "unix:{}/own,server=on,wait=off"];
@@ -27,7 +28,7 @@ const AGENT: [&str; 6] = [
 ];
 const PATIENCE: Duration = Duration::from_secs(10);
 
-fn bare(lab: &Lab) -> BareQemu {
+fn bare(lab: &QemuLab) -> BareQemu {
     BareQemu::connect(&lab.path("own"), Arc::new(SystemClock::new())).unwrap()
 }
 
@@ -53,7 +54,7 @@ fn a_machine_is_described_by_its_monitor() {
         ],
         &["-device", "scsi-hd,drive=root,id=scsi"],
     ];
-    let lab = Lab::with(&["qcow2", "raw"], &words.concat());
+    let lab = QemuLab::with(&["qcow2", "raw"], &words.concat());
     let qemu = bare(&lab);
     let summary = &qemu.machines().unwrap()[0];
     assert_eq!(
@@ -138,7 +139,7 @@ fn a_drive_of_the_firmware_is_no_disk_and_a_machine_that_stands_still_says_so() 
         "format=qcow2,file={}/disk9",
     ];
     let words = [&MONITOR[..], &words[..words.len() - 2]].concat();
-    let lab = Lab::with(&["qcow2"], &words);
+    let lab = QemuLab::with(&["qcow2"], &words);
     let qemu = bare(&lab);
     let description = qemu.only_machine().describe().unwrap();
     // Without a name it is called like its socket.
@@ -155,7 +156,7 @@ fn a_drive_of_the_firmware_is_no_disk_and_a_machine_that_stands_still_says_so() 
 
 #[test]
 fn a_monitor_that_somebody_has_is_told_and_who_stands_in_the_row_gets_it_next() {
-    let lab = Lab::with(&["raw"], &MONITOR);
+    let lab = QemuLab::with(&["raw"], &MONITOR);
     let qemu = bare(&lab);
     let clock = Arc::new(SystemClock::new());
     let Err(error) = BareQemu::connect(&lab.path("own"), clock.clone()) else {
@@ -184,7 +185,7 @@ fn a_monitor_that_somebody_has_is_told_and_who_stands_in_the_row_gets_it_next() 
 /// What a run has put into QEMU is taken out by whoever stands next in the row, as the backup's connection ends.
 #[test]
 fn who_stands_next_in_the_row_clears_up() {
-    let lab = Lab::with(&["qcow2"], &MONITOR);
+    let lab = QemuLab::with(&["qcow2"], &MONITOR);
     let before = lab.everything();
     let qemu = bare(&lab);
     let machine = qemu.only_machine();
@@ -211,7 +212,7 @@ fn who_stands_next_in_the_row_clears_up() {
 
 #[test]
 fn a_guest_without_an_agent_is_not_waited_for_longer_than_asked() {
-    let lab = Lab::with(&["raw"], &[&MONITOR[..], &AGENT].concat());
+    let lab = QemuLab::with(&["raw"], &[&MONITOR[..], &AGENT].concat());
     let qemu = bare(&lab);
     let machine = qemu.only_machine();
     let start = lab.clock.now();
@@ -226,7 +227,7 @@ fn a_guest_without_an_agent_is_not_waited_for_longer_than_asked() {
 /// A machine that stands still is there; one whose process is gone has ended.
 #[test]
 fn a_qemu_whose_process_is_gone_has_ended() {
-    let lab = Lab::with(&["raw"], &MONITOR);
+    let lab = QemuLab::with(&["raw"], &MONITOR);
     let machine = bare(&lab).only_machine();
     assert_eq!(machine.ended(), None);
     lab.execute("stop", Value::Null);

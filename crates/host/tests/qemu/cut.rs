@@ -8,11 +8,12 @@ use holdfast_host::qemu::{Pause, PausePolicy, PointInTime, PointInTimeEvent, Run
 use holdfast_host::qmp::{Monitor as _, QmpCommand, QmpSocket};
 use serde_json::{Value, json};
 
-use crate::lab::{DISK_BYTES, Lab, MIB, assert_served, run};
+use holdfast_test_kit::qemu::{DISK_BYTES, MIB, QemuLab};
+use holdfast_test_kit::{assert_served, run};
 
 #[test]
 fn frozen_disks_stay_as_they_were_and_nothing_is_left() {
-    let lab = Lab::new(&["qcow2", "raw", "qcow2"]);
+    let lab = QemuLab::new(&["qcow2", "raw", "qcow2"]);
     let before = lab.everything();
     let (mut request, socket) = lab.request(lab.directory.path());
     request.pause_policy = PausePolicy::Always;
@@ -44,7 +45,7 @@ fn frozen_disks_stay_as_they_were_and_nothing_is_left() {
 
 #[test]
 fn a_paused_machine_stays_paused() {
-    let lab = Lab::new(&["raw"]);
+    let lab = QemuLab::new(&["raw"]);
     lab.execute("stop", Value::Null);
     let (request, socket) = lab.request(lab.directory.path());
     let cut = PointInTime::make(&*lab.monitor, &lab.clock, request, &mut |_| ()).unwrap();
@@ -56,7 +57,7 @@ fn a_paused_machine_stays_paused() {
 }
 
 /// Asserts that what is frozen of the first disk cannot be read any more, and that the guest writes on.
-fn assert_broken_and_unharmed(lab: &Lab, socket: &std::path::Path, export: &str) {
+fn assert_broken_and_unharmed(lab: &QemuLab, socket: &std::path::Path, export: &str) {
     let uri = format!("nbd+unix:///{export}?socket={}", socket.display());
     let read = std::process::Command::new("qemu-io")
         .args(["-r", "-f", "raw", "-c", "read 8M 512", &uri])
@@ -71,7 +72,7 @@ fn assert_broken_and_unharmed(lab: &Lab, socket: &std::path::Path, export: &str)
 /// The scratch file takes nothing: the copy breaks, the guest does not notice.
 #[test]
 fn a_scratch_file_that_fails_breaks_the_copy_and_not_the_guest() {
-    let lab = Lab::new(&["qcow2"]);
+    let lab = QemuLab::new(&["qcow2"]);
     let before = lab.everything();
     for round in 0..20 {
         let (mut request, socket) = lab.request(lab.directory.path());
@@ -94,7 +95,7 @@ fn a_full_scratch_file_system_breaks_the_copy_and_not_the_guest() {
         println!("SKIPPED: only root mounts a small file system");
         return;
     }
-    let lab = Lab::new(&["raw"]);
+    let lab = QemuLab::new(&["raw"]);
     let small = lab.path("small");
     std::fs::create_dir(&small).unwrap();
     run(
@@ -114,7 +115,7 @@ fn a_full_scratch_file_system_breaks_the_copy_and_not_the_guest() {
 /// What was read and is given back is not saved any more.
 #[test]
 fn what_is_given_back_takes_no_scratch() {
-    let lab = Lab::new(&["raw"]);
+    let lab = QemuLab::new(&["raw"]);
     let (mut request, socket) = lab.request(lab.directory.path());
     let scratch = lab.path("scratch");
     let file = std::fs::File::create_new(&scratch).unwrap();
@@ -137,7 +138,7 @@ fn what_is_given_back_takes_no_scratch() {
 /// A bitmap of the last run tells what changed until the instant, and not what changes later.
 #[test]
 fn bitmaps_tell_what_changed_between_two_instants() {
-    let lab = Lab::new(&["qcow2", "raw"]);
+    let lab = QemuLab::new(&["qcow2", "raw"]);
     let (mut request, _) = lab.request(lab.directory.path());
     for disk in &mut request.disks {
         disk.next_bitmap = Some("first".to_owned());
@@ -185,7 +186,7 @@ fn bitmaps_tell_what_changed_between_two_instants() {
 #[test]
 fn one_disk_is_cut_between_two_writes_of_a_machine_that_runs_on() {
     const PLACES: u64 = 64;
-    let lab = Lab::with(&["qcow2"], &["-qmp", "unix:{}/writer,server=on,wait=off"]);
+    let lab = QemuLab::with(&["qcow2"], &["-qmp", "unix:{}/writer,server=on,wait=off"]);
     let writer = QmpSocket::connect(&lab.path("writer")).unwrap();
     let is_over = AtomicBool::new(false);
     let (mut last_bitmap, mut last_held) = (None, vec![1; 64]);
@@ -267,7 +268,7 @@ impl Drop for AtTheEnd<'_> {
 /// Somebody takes a snapshot of the machine while we read: what was frozen stays so, and his overlay stays where he put it.
 #[test]
 fn an_overlay_of_somebody_else_survives() {
-    let lab = Lab::new(&["qcow2"]);
+    let lab = QemuLab::new(&["qcow2"]);
     let (request, socket) = lab.request(lab.directory.path());
     let run_id = request.run;
     let cut = PointInTime::make(&*lab.monitor, &lab.clock, request, &mut |_| ()).unwrap();

@@ -9,8 +9,9 @@ use serde_json::Value;
 
 use holdfast_host::qemu::memory::{MemoryMode, MemoryPipe, MemoryReceiver};
 
-use crate::lab::{DISK_BYTES, Lab, assert_served};
 use crate::memory::taken_in;
+use holdfast_test_kit::assert_served;
+use holdfast_test_kit::qemu::{DISK_BYTES, QemuLab};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
@@ -101,7 +102,7 @@ fn a_fault_at_any_command_harms_nobody_while_memory_is_taken() {
 }
 
 /// The state of the machine, once the last of its memory is no longer on its way: QEMU goes on with that by itself.
-fn settled_status(lab: &Lab) -> String {
+fn settled_status(lab: &QemuLab) -> String {
     loop {
         let answer = lab.execute("query-status", Value::Null);
         match answer["status"].as_str().unwrap() {
@@ -115,7 +116,7 @@ fn settled_status(lab: &Lab) -> String {
 type TakeMemory = dyn Fn(&mut Option<MemoryReceiver>) -> Option<(MemoryPipe, MemoryMode)>;
 
 fn harms_nobody(formats: &[&str], pause_policy: PausePolicy, memory: &TakeMemory) {
-    let lab = Lab::new(formats);
+    let lab = QemuLab::new(formats);
     let before = lab.everything();
     for fault in [Fault::Refused, Fault::AnswerLost, Fault::Dead] {
         for at in 1.. {

@@ -14,12 +14,13 @@ use holdfast_host::qmp::{Monitor as _, MonitorError, QmpCommand};
 use serde_json::{Value, json};
 
 use crate::faults::{Fault, Faulty};
-use crate::lab::{DISK_BYTES, Lab, MIB, assert_served, run};
+use holdfast_test_kit::qemu::{DISK_BYTES, MIB, QemuLab};
+use holdfast_test_kit::{assert_served, run};
 
 const SCSI: &str = "/machine/peripheral/scsi0";
 
 /// A machine with disks in the main loop and in two iothreads, the one called `scsi0` full of the byte 7.
-fn lab() -> Lab {
+fn lab() -> QemuLab {
     let words = [
         "-object",
         "iothread,id=io1",
@@ -42,7 +43,7 @@ fn lab() -> Lab {
         "-device",
         "virtio-blk-pci,id=blk0,drive=blk,iothread=io2",
     ];
-    Lab::prepared(&["qcow2"], &words, |folder| {
+    QemuLab::prepared(&["qcow2"], &words, |folder| {
         for (name, format) in [("scsi", "qcow2"), ("sata", "raw"), ("blk", "raw")] {
             let image = folder.join(name);
             let image = image.to_str().unwrap();
@@ -52,19 +53,19 @@ fn lab() -> Lab {
     })
 }
 
-fn is_affected(lab: &Lab) -> bool {
+fn is_affected(lab: &QemuLab) -> bool {
     let version = QemuVersion::query(&*lab.monitor).unwrap();
     let dangers = [Danger::NbdClientOfIothread, Danger::NodeOnBusyIothread];
     dangers.iter().any(|danger| version.defect(*danger).is_some())
 }
 
-fn guest_writes(lab: &Lab, byte: u8, offset: u64, length: u64) {
+fn guest_writes(lab: &QemuLab, byte: u8, offset: u64, length: u64) {
     let said = lab.guest_at(SCSI, &format!("write -P {byte} {offset} {length}"));
     assert!(said.contains(&format!("wrote {length}/{length}")), "{said}");
 }
 
 /// A request for the disk `scsi0` alone, its server's socket, and the file into which it is copied.
-fn request(lab: &Lab, folder: &Path) -> (PointInTimeRequest, std::path::PathBuf, File) {
+fn request(lab: &QemuLab, folder: &Path) -> (PointInTimeRequest, std::path::PathBuf, File) {
     let (mut request, socket) = lab.request(folder);
     request.disks.retain(|disk| disk.disk.is_called("scsi0"));
     let spool = tempfile::tempfile_in(folder).unwrap();
@@ -213,7 +214,7 @@ fn a_throttle_node_in_an_iothread_gets_no_filter_where_that_would_crash_qemu() {
         "-device",
         "scsi-hd,id=scsi0,drive=scsi,bus=controller.0",
     ];
-    let lab = Lab::prepared(&["qcow2"], &words, |folder| {
+    let lab = QemuLab::prepared(&["qcow2"], &words, |folder| {
         run("truncate", &["-s", "16M", folder.join("scsi").to_str().unwrap()]);
     });
     let before = lab.everything();
@@ -334,7 +335,7 @@ fn a_copy_that_is_not_wanted_any_more_ends() {
 }
 
 /// Adds a filter to the disk `scsi0` and deletes it, while requests of the guest are on their way; false where QEMU is gone.
-fn filter_comes_and_goes(lab: &Lab) -> bool {
+fn filter_comes_and_goes(lab: &QemuLab) -> bool {
     let scratch = json!({ "driver": "null-co", "node-name": "scratch", "size": DISK_BYTES });
     let filter = json!({ "driver": "copy-before-write", "node-name": "filter", "file": "scsi", "target": "scratch" });
     let commands = [

@@ -7,8 +7,6 @@ mod bare;
 mod cut;
 mod faults;
 mod iothreads;
-#[expect(dead_code, reason = "shared with the tests of the whole program")]
-mod lab;
 mod memory;
 mod monitor;
 mod switches;

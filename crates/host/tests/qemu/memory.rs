@@ -10,7 +10,8 @@ use holdfast_host::qemu::{PointInTime, PointInTimeEvent};
 use holdfast_host::qmp::{Monitor, MonitorError, QmpCommand};
 use serde_json::{Value, json};
 
-use crate::lab::{DISK_BYTES, Lab, MIB, assert_served};
+use holdfast_test_kit::assert_served;
+use holdfast_test_kit::qemu::{DISK_BYTES, MIB, QemuLab};
 
 const PAGE_BYTES: u64 = 4096;
 const PATTERN_START: u64 = 8 * MIB;
@@ -21,17 +22,17 @@ pub(crate) fn taken_in() -> (MemoryPipe, MemoryReceiver) {
 }
 
 /// A machine with something in its memory that its firmware does not touch.
-fn with_pattern(formats: &[&str], more: &[&str]) -> Lab {
+fn with_pattern(formats: &[&str], more: &[&str]) -> QemuLab {
     let pattern: Vec<u8> = (0..2 * MIB).map(|at| u8::try_from(at / 4096 % 251).unwrap()).collect();
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("pattern");
     std::io::Write::write_all(&mut std::fs::File::create(&file).unwrap(), &pattern).unwrap();
     let loader = format!("loader,file={},addr={PATTERN_START},force-raw=on", file.display());
-    Lab::with(formats, &[&["-device", &loader], more].concat())
+    QemuLab::with(formats, &[&["-device", &loader], more].concat())
 }
 
 /// What a machine has in its memory, as its processor sees it.
-fn memory_of(lab: &Lab) -> Vec<u8> {
+fn memory_of(lab: &QemuLab) -> Vec<u8> {
     let file = lab.path("memory");
     let arguments = json!({ "val": 0, "size": 16 * MIB, "filename": file.to_str().unwrap() });
     lab.execute("pmemsave", arguments);
@@ -76,7 +77,7 @@ fn another_qemu_goes_on_with_the_memory() {
     let stream = stream_of(&state, &*memory);
     std::io::Write::write_all(&mut std::fs::File::create(&file).unwrap(), &stream).unwrap();
     let incoming = format!("exec:cat {}", file.display());
-    let other = Lab::with(&["qcow2"], &["-S", "-incoming", &incoming]);
+    let other = QemuLab::with(&["qcow2"], &["-S", "-incoming", &incoming]);
     while other.execute("query-status", Value::Null)["status"] == "inmigrate" {
         other.clock.sleep(Duration::from_millis(20));
     }

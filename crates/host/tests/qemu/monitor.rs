@@ -5,11 +5,11 @@ use std::time::Duration;
 use holdfast_host::qmp::{Monitor as _, MonitorError, QmpCommand, QmpSocket};
 use serde_json::{Value, json};
 
-use crate::lab::Lab;
+use holdfast_test_kit::qemu::QemuLab;
 
 #[test]
 fn commands_are_answered_refused_and_answered_from_many_threads() {
-    let lab = Lab::new(&["qcow2", "raw"]);
+    let lab = QemuLab::new(&["qcow2", "raw"]);
     let refused = lab
         .monitor
         .execute(&QmpCommand::new("blockdev-del", json!({ "node-name": "nobody" })));
@@ -38,7 +38,7 @@ fn commands_are_answered_refused_and_answered_from_many_threads() {
 
 #[test]
 fn events_wait_until_somebody_takes_them() {
-    let lab = Lab::new(&[]);
+    let lab = QemuLab::new(&[]);
     lab.execute("stop", Value::Null);
     lab.execute("cont", Value::Null);
     let stop = lab
@@ -55,7 +55,7 @@ fn events_wait_until_somebody_takes_them() {
 
 #[test]
 fn an_end_of_qemu_is_told_and_a_second_client_does_not_wait_for_ever() {
-    let lab = Lab::new(&[]);
+    let lab = QemuLab::new(&[]);
     let second = QmpSocket::connect(&lab.path("qmp"));
     let Err(error) = second else {
         panic!("QEMU serves one client at a time")

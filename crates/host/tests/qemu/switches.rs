@@ -12,7 +12,8 @@ use holdfast_host::qmp::{Monitor, MonitorError, QmpCommand, QmpSocket, Result};
 use serde_json::{Value, json};
 
 use crate::cut::AtTheEnd;
-use crate::lab::{DISK_BYTES, Lab, MIB, assert_served, run, scratch};
+use holdfast_test_kit::qemu::{DISK_BYTES, MIB, QemuLab, scratch};
+use holdfast_test_kit::{assert_served, run};
 
 /// Writes down the commands; refuses those of one name.
 struct Recording<'a> {
@@ -73,7 +74,7 @@ fn with_bitmaps(mut request: PointInTimeRequest, round: usize) -> PointInTimeReq
 /// The instant of any number of disks is one command, and nothing else is done while the machine is stopped for something else.
 #[test]
 fn one_command_is_the_instant_of_all_disks() {
-    let lab = Lab::new(&["qcow2", "raw", "qcow2", "raw"]);
+    let lab = QemuLab::new(&["qcow2", "raw", "qcow2", "raw"]);
     let before = lab.everything();
     for (round, disk_count) in [1, 2, 4, 2, 4].into_iter().enumerate() {
         let (mut request, socket) = lab.request(lab.directory.path());
@@ -108,7 +109,7 @@ fn one_command_is_the_instant_of_all_disks() {
 /// A guest whose file systems are frozen waits for what is done between the other two stages: all that takes time is done in those.
 #[test]
 fn what_takes_time_is_done_before_and_after_the_point_in_time() {
-    let lab = Lab::new(&["qcow2", "raw", "qcow2"]);
+    let lab = QemuLab::new(&["qcow2", "raw", "qcow2"]);
     let before = lab.everything();
     for disk_count in [1, 3] {
         let (mut request, socket) = lab.request(lab.directory.path());
@@ -146,7 +147,7 @@ fn what_takes_time_is_done_before_and_after_the_point_in_time() {
 /// Where the guest cannot be frozen, the point in time is given up.
 #[test]
 fn what_was_prepared_and_given_up_leaves_nothing_behind() {
-    let lab = Lab::new(&["qcow2", "raw"]);
+    let lab = QemuLab::new(&["qcow2", "raw"]);
     let before = lab.everything();
     let (request, _) = lab.request(lab.directory.path());
     let prepared = PointInTime::prepare(&*lab.monitor, &lab.clock, with_bitmaps(request, 0)).unwrap();
@@ -158,7 +159,7 @@ fn what_was_prepared_and_given_up_leaves_nothing_behind() {
 /// Where switches cannot be moved, the machine is paused, and devices are put on their filters one by one.
 #[test]
 fn a_qemu_that_turns_no_switches_is_stopped() {
-    let lab = Lab::new(&["qcow2", "raw"]);
+    let lab = QemuLab::new(&["qcow2", "raw"]);
     let before = lab.everything();
     for pause_policy in [PausePolicy::WhereNeeded, PausePolicy::Always] {
         let (mut request, socket) = lab.request(lab.directory.path());
@@ -181,7 +182,7 @@ fn a_qemu_that_turns_no_switches_is_stopped() {
 /// Disks that QEMU copies get all that stands on them while the machine is paused, and nothing else is done meanwhile.
 #[test]
 fn disks_that_are_copied_take_three_commands_each_while_the_machine_stands_still() {
-    let lab = Lab::new(&["qcow2", "raw"]);
+    let lab = QemuLab::new(&["qcow2", "raw"]);
     let before = lab.everything();
     let (mut request, _) = lab.request(lab.directory.path());
     for disk in &mut request.disks {
@@ -203,7 +204,7 @@ fn disks_that_are_copied_take_three_commands_each_while_the_machine_stands_still
 /// QEMU flushes a node that it deletes, and the guest waits: scratch files are never flushed.
 #[test]
 fn scratch_files_are_not_flushed() {
-    let lab = Lab::new(&["qcow2", "raw"]);
+    let lab = QemuLab::new(&["qcow2", "raw"]);
     let (request, _) = lab.request(lab.directory.path());
     let cut = PointInTime::make(&*lab.monitor, &lab.clock, request, &mut |_| ()).unwrap();
     let nodes = lab.execute("query-named-block-nodes", json!({ "flat": true }));
@@ -226,7 +227,7 @@ const PLACES: u8 = 16;
 const PLACE_BYTES: u64 = 64 << 10;
 
 /// What the first bytes of all places of a frozen disk are.
-fn held(lab: &Lab, socket: &Path, export: &str) -> Vec<u8> {
+fn held(lab: &QemuLab, socket: &Path, export: &str) -> Vec<u8> {
     let uri = format!("nbd+unix:///{export}?socket={}", socket.display());
     let image = lab.path("held");
     run(
@@ -265,7 +266,7 @@ fn clean_places(socket: &Path, export: &str, context: &str) -> BTreeSet<u64> {
 /// each instant only one sequence is possible, and the bitmaps leave nothing out.
 #[test]
 fn several_disks_are_cut_between_two_writes_of_a_machine_that_runs_on() {
-    let lab = Lab::with(
+    let lab = QemuLab::with(
         &["qcow2", "raw", "qcow2"],
         &["-qmp", "unix:{}/writer,server=on,wait=off"],
     );
@@ -331,7 +332,7 @@ fn several_disks_are_cut_between_two_writes_of_a_machine_that_runs_on() {
 /// their overlay, so this one ends.
 #[test]
 fn a_snapshot_of_others_within_the_cut_is_noticed() {
-    let lab = Lab::new(&["qcow2", "qcow2"]);
+    let lab = QemuLab::new(&["qcow2", "qcow2"]);
     let overlay = lab.path("overlay");
     let overlay = overlay.to_str().unwrap();
     run("qemu-img", &["create", "-q", "-f", "qcow2", overlay, "16M"]);
@@ -353,7 +354,7 @@ fn a_snapshot_of_others_within_the_cut_is_noticed() {
 /// A run that died with its switches in, on the disks or on the filters already, is taken out by its name.
 #[test]
 fn switches_that_are_left_are_taken_out() {
-    let lab = Lab::new(&["qcow2", "raw"]);
+    let lab = QemuLab::new(&["qcow2", "raw"]);
     let before = lab.everything();
     for is_moved in [false, true] {
         let run_id = RunId(0x77);

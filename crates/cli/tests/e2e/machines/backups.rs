@@ -6,8 +6,8 @@ use holdfast_block::Clock as _;
 use holdfast_host::qmp::QmpCommand;
 use serde_json::Value;
 
-use super::lab::run;
 use super::{World, at};
+use holdfast_test_kit::run;
 
 #[test]
 fn a_running_machine_is_backed_up_and_only_its_changes_the_next_time() {

@@ -10,8 +10,8 @@ use holdfast_host::qemu::{disks, runs_in};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use super::qemu_lab::{DISK_BYTES, Lab};
 use crate::rig::Rig;
+use holdfast_test_kit::qemu::{DISK_BYTES, QemuLab};
 
 /// How long the watchdog may take, which waits ten seconds for a machine that stands still.
 const PATIENCE: Duration = Duration::from_secs(40);
@@ -20,7 +20,7 @@ const KILLS: usize = 12;
 
 /// A machine with two disks, what they hold, and a monitor for backups beside the one of the test.
 pub(super) struct Bare {
-    pub(super) lab: Lab,
+    pub(super) lab: QemuLab,
     pub(super) rig: Rig,
     pub(super) source: String,
     pub(super) disks: [Vec<u8>; 2],
@@ -34,7 +34,7 @@ impl Bare {
     /// One whose folder is something special: `prepare` sees to that.
     pub(super) fn prepared(words: &[&str], prepare: impl FnOnce(&std::path::Path)) -> Self {
         let monitor = ["-name", "web1", "-qmp", "unix:{}/web1.qmp,server=on,wait=off"];
-        let lab = Lab::prepared(&["qcow2", "raw"], &[&monitor, words].concat(), prepare);
+        let lab = QemuLab::prepared(&["qcow2", "raw"], &[&monitor, words].concat(), prepare);
         let length = usize::try_from(DISK_BYTES).unwrap();
         Self {
             source: format!("qmp:{}", lab.path("web1.qmp").display()),
@@ -288,7 +288,7 @@ fn a_machine_is_backed_up_with_its_memory_and_another_qemu_goes_on() {
     let (kind, said) = bare.rig.error(1, &["restore", "web1", "whole"]);
     assert_eq!(kind, "exists", "{said}");
 
-    let other = Lab::with(&["raw", "raw"], &["-S", "-incoming", "defer"]);
+    let other = QemuLab::with(&["raw", "raw"], &["-S", "-incoming", "defer"]);
     for (number, disk) in ["disk0", "disk1"].iter().enumerate() {
         let image = std::fs::File::options().write(true).open(other.path(disk)).unwrap();
         let restored = bare.rig.read(&format!("whole/{disk}.raw"));

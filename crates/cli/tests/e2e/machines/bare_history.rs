@@ -16,8 +16,8 @@ use serde_json::{Value, json};
 
 use super::bare::Bare;
 use super::chain_history::{SECONDS, seed_asked_for};
-use super::qemu_lab::{Ending, Image};
 use crate::host::{system, text};
+use holdfast_test_kit::qemu::{Ending, Image, QemuSetup};
 
 /// The machine stays the same one in another QEMU, with another socket.
 const UUID: &str = "11111111-1111-4111-8111-111111111111";
@@ -294,7 +294,13 @@ impl BareHistory {
         };
         let words = self.words_of_next();
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        self.bare.lab.restart((&images, &words), ending);
+        self.bare.lab.restart(
+            QemuSetup {
+                images: &images,
+                words: &words,
+            },
+            ending,
+        );
     }
 
     fn migrate(&mut self) -> Outcome {
@@ -306,7 +312,13 @@ impl BareHistory {
         let source = self.bare.source.clone();
         let words = self.words_of_next();
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        let done = self.bare.lab.migrate((&images, &words), &capabilities);
+        let done = self.bare.lab.migrate(
+            QemuSetup {
+                images: &images,
+                words: &words,
+            },
+            &capabilities,
+        );
         if done.is_err() {
             self.bare.source = source;
         }
@@ -375,7 +387,17 @@ fn a_bitmap_of_a_node_that_a_disk_has_left_is_not_believed_after_a_migration() {
     let words = history.words_of_next();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let capabilities = json!({ "capabilities": [{ "capability": "dirty-bitmaps", "state": true }] });
-    history.bare.lab.migrate((&images, &words), &capabilities).unwrap();
+    history
+        .bare
+        .lab
+        .migrate(
+            QemuSetup {
+                images: &images,
+                words: &words,
+            },
+            &capabilities,
+        )
+        .unwrap();
     let report = history.bare.back_up(&[]);
     history.bare.assert_snapshot_is_right("migrated");
     let reason = report["disks"][1]["reason"].as_str().unwrap();

@@ -3,8 +3,8 @@
 use serde_json::Value;
 
 use super::at;
-use super::file_systems::system;
 use super::host_snapshots::{OnOwn, on};
+use holdfast_test_kit::file_systems::system;
 
 impl OnOwn {
     /// A machine `name`, shut off, whose image is based on `base`, which is made.

@@ -10,9 +10,9 @@ use serde_json::{Value, json};
 
 use super::bare::Bare;
 use super::host_snapshots::on;
-use super::lab::Lab;
 use super::{World, at};
 use crate::host::{system, text};
+use holdfast_test_kit::libvirt::LibvirtLab;
 
 /// What is said of a bitmap that was cleared, or that began later.
 const BEGUN_ANEW: &str = "does not go back to the snapshot before";
@@ -382,7 +382,7 @@ fn a_snapshot_between_the_look_and_the_instant_does_not_mislead() {
 /// QEMU goes back to an internal snapshot only where an image has no bitmap. libvirt has ended the machine's QEMU by then.
 #[test]
 fn a_machine_goes_back_to_an_internal_snapshot_that_a_backup_saw() {
-    let mut world = World::defined(Lab::new(), |lab| lab.define("web1", &["qcow2", "qcow2"]));
+    let mut world = World::defined(LibvirtLab::new(), |lab| lab.define("web1", &["qcow2", "qcow2"]));
     let mut places = Places(0);
     world.lab.virsh(&["snapshot-create-as", "web1", "before"]);
     let then = world.disks.clone();

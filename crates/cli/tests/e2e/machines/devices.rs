@@ -6,7 +6,7 @@ use holdfast_block::Clock as _;
 use serde_json::{Value, json};
 
 use super::bare::Bare;
-use super::lab::run;
+use holdfast_test_kit::run;
 
 const DISK_LENGTH: usize = 4 << 20;
 const SECRET: &str = "secret,id=secret0,data=matrix";

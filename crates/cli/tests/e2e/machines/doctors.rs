@@ -11,8 +11,8 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
-use super::lab::run;
 use super::{World, at};
+use holdfast_test_kit::run;
 
 impl World {
     pub(super) fn doctor(&self, code: i32, words: &[&str]) -> Value {

@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 use super::at;
 use super::bare::play_agent;
 use super::doctors::{found, kill_with_watchdog};
-use super::file_systems::system;
 use super::host_snapshots::{OnOwn, bare_on_xfs, on};
+use holdfast_test_kit::file_systems::system;
 
 impl OnOwn {
     fn folder(&self) -> String {

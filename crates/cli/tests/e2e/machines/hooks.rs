@@ -127,7 +127,7 @@ fn images_that_the_user_of_a_qemu_cannot_read_are_not_read_for_him() {
         return;
     }
     // The option of older QEMUs is gone in 10.0.
-    let words = match super::qemu_lab::run("qemu-system-x86_64", &["--help"]) {
+    let words = match holdfast_test_kit::run("qemu-system-x86_64", &["--help"]) {
         help if help
             .lines()
             .any(|line| line.starts_with("-run-with") && line.contains("user=")) =>

@@ -9,8 +9,8 @@ use holdfast_block::Clock as _;
 use serde_json::json;
 
 use super::at;
-use super::file_systems::system;
 use super::host_snapshots::{OnOwn, on};
+use holdfast_test_kit::file_systems::system;
 
 impl OnOwn {
     /// Where the host snapshots are.

@@ -7,9 +7,9 @@ use holdfast_block::{Clock as _, SeededRandom};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::bare::{AGENT, Bare, play_agent};
-use super::file_systems::{FileSystem, Mounted, Pool, system};
-use super::lab::{DISK_BYTES, Lab};
 use super::{World, at};
+use holdfast_test_kit::file_systems::{FileSystem, Mounted, Pool, system};
+use holdfast_test_kit::libvirt::{DISK_BYTES, LibvirtLab};
 
 /// A machine whose disks are in the root of a file system of its own.
 pub(super) struct OnOwn {
@@ -25,7 +25,7 @@ pub(super) fn on(kind: &'static str) -> Option<OnOwn> {
         return super::volumes::on_volumes();
     }
     let mut made = None;
-    let lab = Lab::prepared(|folder| {
+    let lab = LibvirtLab::prepared(|folder| {
         let file_system: Result<Box<dyn FileSystem>, String> = match kind {
             "zfs" => Pool::at(folder).map(|pool| Box::new(pool) as _),
             _ => Mounted::at(kind, folder).map(|mounted| Box::new(mounted) as _),

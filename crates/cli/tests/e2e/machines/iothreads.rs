@@ -6,9 +6,10 @@ use holdfast_host::qmp::{Monitor, QmpCommand};
 use serde_json::{Value, json};
 
 use super::bare::Bare;
-use super::lab::{Lab, run};
 use super::{World, at};
 use crate::rig::Rig;
+use holdfast_test_kit::libvirt::LibvirtLab;
+use holdfast_test_kit::run;
 
 const DISK_LENGTH: usize = 8 << 20;
 /// How long the watchdog may take, which waits ten seconds for a machine that stands still.
@@ -24,7 +25,7 @@ const DISKS: [(&str, &str, Option<u32>, &str); 4] = [
 
 /// A running machine with those disks, and what they hold.
 struct Threads {
-    lab: Lab,
+    lab: LibvirtLab,
     rig: Rig,
     disks: Vec<(&'static str, &'static str, Vec<u8>)>,
 }
@@ -39,7 +40,7 @@ fn create(image: &Path, format: &str, byte: u8) {
 }
 
 /// A disk as libvirt has it.
-fn element(lab: &Lab, (target, bus, thread): (&str, &str, Option<u32>), format: &str) -> String {
+fn element(lab: &LibvirtLab, (target, bus, thread): (&str, &str, Option<u32>), format: &str) -> String {
     let image = lab.path(target);
     // On a SCSI bus the controller has the thread.
     let thread = thread.filter(|_| bus == "virtio");
@@ -53,7 +54,7 @@ fn element(lab: &Lab, (target, bus, thread): (&str, &str, Option<u32>), format: 
 
 impl Threads {
     fn new() -> Self {
-        let lab = Lab::new();
+        let lab = LibvirtLab::new();
         lab.connect();
         let mut devices = String::new();
         let mut disks = Vec::new();

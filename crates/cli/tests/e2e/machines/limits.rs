@@ -8,7 +8,7 @@ use holdfast_host::qemu::runs_in;
 use serde_json::{Value, json};
 
 use super::bare::Bare;
-use super::qemu_lab::DISK_BYTES;
+use holdfast_test_kit::qemu::DISK_BYTES;
 
 const MIB: u64 = 1 << 20;
 
@@ -86,7 +86,7 @@ fn the_file_system_of_the_scratch_files_does_not_fill_up() {
     let small = bare.rig.path("small");
     std::fs::create_dir(&small).unwrap();
     let small = small.to_str().unwrap().to_owned();
-    super::lab::run("mount", &["-t", "tmpfs", "-o", "size=20M", "tmpfs", &small]);
+    holdfast_test_kit::run("mount", &["-t", "tmpfs", "-o", "size=20M", "tmpfs", &small]);
     let _mounted = Mounted(small.clone());
     let child = start(&bare, &["--bwlimit", "512K", "--scratch", &small]);
     let free = || {
@@ -120,7 +120,7 @@ struct Mounted(String);
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        super::lab::run("umount", &["--lazy", &self.0]);
+        holdfast_test_kit::run("umount", &["--lazy", &self.0]);
     }
 }
 

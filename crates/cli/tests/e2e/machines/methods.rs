@@ -8,9 +8,9 @@ use holdfast_block::{Clock as _, SeededRandom};
 use holdfast_host::{DiskSource, MachineState};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::lab::Lab;
 use super::{World, at};
 use crate::host::{loop_device, system, text};
+use holdfast_test_kit::libvirt::LibvirtLab;
 
 impl World {
     /// The machine is on its own images, and nothing lies beside them.
@@ -95,7 +95,7 @@ fn one_that_somebody_lets_run_on_while_it_stands_still_is_no_snapshot() {
 #[test]
 fn by_clones_of_its_images_where_the_file_system_can() {
     let mut mounted = None;
-    let lab = Lab::prepared(|folder| mounted = Some(xfs_at(folder)));
+    let lab = LibvirtLab::prepared(|folder| mounted = Some(xfs_at(folder)));
     let mut world = World::of(lab);
     if let Some(Err(reason)) = &mounted {
         println!("no XFS: {reason}");

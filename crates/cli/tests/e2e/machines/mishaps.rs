@@ -8,9 +8,9 @@ use holdfast_host::qemu::runs_in;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::doctors::found;
-use super::lab::run;
 use super::{World, at};
 use crate::host::{SmallFileSystem, small_file_system, system, text};
+use holdfast_test_kit::run;
 
 /// Longer than anything here takes that works.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -14,13 +14,6 @@ mod doctors_work;
 mod endings;
 mod exchanges;
 mod exports;
-#[path = "../../../../host/tests/providers/lab.rs"]
-#[expect(
-    dead_code,
-    clippy::disallowed_methods,
-    reason = "shared with the tests of the host crate"
-)]
-pub(crate) mod file_systems;
 mod hooks;
 mod host_snapshot_mishaps;
 mod host_snapshots;
@@ -28,13 +21,6 @@ mod instant;
 mod iothreads;
 mod kill_torture;
 mod kills;
-#[path = "../../../../host/tests/libvirt/lab.rs"]
-#[expect(
-    dead_code,
-    clippy::disallowed_methods,
-    reason = "shared with the tests of the host crate"
-)]
-mod lab;
 mod leftovers;
 mod limits;
 mod memory;
@@ -43,13 +29,6 @@ mod mishaps;
 mod monitoring;
 mod policies;
 mod policy_recipes;
-#[path = "../../../../host/tests/qemu/lab.rs"]
-#[expect(
-    dead_code,
-    clippy::disallowed_methods,
-    reason = "shared with the tests of the host crate"
-)]
-mod qemu_lab;
 mod restore_refusals;
 mod restore_starts;
 mod restores;
@@ -62,13 +41,13 @@ mod volumes;
 
 use holdfast_host::qemu::runs_in;
 use holdfast_host::{Hypervisor as _, Machine, MachineState};
+use holdfast_test_kit::libvirt::{DISK_BYTES, LibvirtLab};
 
 use crate::rig::Rig;
-use lab::{DISK_BYTES, Lab};
 
 /// A machine with two disks, and what they hold.
 struct World {
-    lab: Lab,
+    lab: LibvirtLab,
     rig: Rig,
     disks: [Vec<u8>; 2],
 }
@@ -76,15 +55,15 @@ struct World {
 impl World {
     /// A machine that runs, and a repository.
     fn new() -> Self {
-        Self::of(Lab::new())
+        Self::of(LibvirtLab::new())
     }
 
-    fn of(lab: Lab) -> Self {
+    fn of(lab: LibvirtLab) -> Self {
         Self::defined(lab, |lab| lab.define("web1", &["qcow2", "raw"]))
     }
 
     /// One whose machine is defined so, with two disks.
-    fn defined(lab: Lab, define: impl FnOnce(&Lab)) -> Self {
+    fn defined(lab: LibvirtLab, define: impl FnOnce(&LibvirtLab)) -> Self {
         lab.connect();
         define(&lab);
         lab.virsh(&["start", "web1"]);

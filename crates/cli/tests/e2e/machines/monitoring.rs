@@ -1,8 +1,8 @@
 //! What is told of a policy and a pool, on a real ZFS.
 
-use super::file_systems::{FileSystem as _, Pool, system};
 use crate::program::stdout;
 use crate::rig::Rig;
+use holdfast_test_kit::file_systems::{FileSystem as _, Pool, system};
 
 /// The value of a line of metrics that begins so.
 fn value<'t>(metrics: &'t str, series: &str) -> &'t str {

@@ -6,8 +6,8 @@ use holdfast_block::Clock as _;
 use serde_json::Value;
 
 use super::at;
-use super::file_systems::system;
 use super::host_snapshots::{OnOwn, on};
+use holdfast_test_kit::file_systems::system;
 
 /// A machine on a pool of its own, and a policy.
 pub(super) struct Policed {

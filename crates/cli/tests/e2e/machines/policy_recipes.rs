@@ -73,7 +73,7 @@ fn three_lines_take_the_place_of_the_scripts() {
     assert_eq!(listed[0]["memories"], json!(["web1"]));
     // Pruned by hand, or by whomever: the next run finds that out.
     for name in policed.names() {
-        super::file_systems::system("zfs", &["destroy", &format!("{}@{name}", policed.pool)]).unwrap();
+        holdfast_test_kit::file_systems::system("zfs", &["destroy", &format!("{}@{name}", policed.pool)]).unwrap();
     }
     let done = policed.run(0, &["--prune-only"]);
     assert_eq!(done["forgotten_state_count"], 1, "{done}");

@@ -7,10 +7,10 @@ use std::path::PathBuf;
 use holdfast_image::{Format, OpenOptions};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::lab::run;
 use super::{World, at};
 use crate::host::{loop_device, small_file_system};
 use crate::rig::noise;
+use holdfast_test_kit::run;
 
 /// Bytes that nothing compresses, so that a restore takes its time.
 const LARGE_BYTES: usize = 96 << 20;

@@ -3,12 +3,12 @@
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
-use super::lab::Lab;
 use super::{World, at};
+use holdfast_test_kit::libvirt::LibvirtLab;
 
 /// A machine whose configuration has more devices, and perhaps another word in it.
-fn world_with(devices: impl FnOnce(&Lab) -> String) -> World {
-    World::defined(Lab::new(), |lab| {
+fn world_with(devices: impl FnOnce(&LibvirtLab) -> String) -> World {
+    World::defined(LibvirtLab::new(), |lab| {
         lab.define("web1", &["qcow2", "raw"]);
         let xml = lab.virsh(&["dumpxml", "web1"]);
         lab.define_xml(&xml.replace("</devices>", &format!("{}</devices>", devices(lab))));
@@ -86,7 +86,7 @@ fn folders_of_logs_and_sockets_are_made() {
 fn what_a_machine_lacks_is_told_before_the_first_byte() {
     let world = world_with(|lab| {
         let pipe = lab.path("pipe").display().to_string();
-        super::lab::run("mkfifo", &[&pipe]);
+        holdfast_test_kit::run("mkfifo", &[&pipe]);
         format!(
             "<interface type='user'><mac address='52:54:00:00:00:01'/></interface><serial type='pipe'><source path='{pipe}'/></serial>"
         )

@@ -246,7 +246,7 @@ fn in_place_broken_and_missing_images_are_written_anew() {
     let base = world.lab.path("base.raw");
     File::create(&base).unwrap().set_len(8 << 20).unwrap();
     let overlay = ["create", "-q", "-f", "qcow2", "-F", "raw", "-b"];
-    super::lab::run(
+    holdfast_test_kit::run(
         "qemu-img",
         &[&overlay[..], &[base.to_str().unwrap(), vda.to_str().unwrap()]].concat(),
     );

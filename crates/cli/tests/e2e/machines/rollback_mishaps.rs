@@ -12,7 +12,7 @@ use serde_json::json;
 use super::at;
 use super::doctors_storage::{destroy, names};
 use super::host_snapshots::{OnOwn, on};
-use super::lab::run;
+use holdfast_test_kit::run;
 
 impl OnOwn {
     /// Starts the program, and kills it before `within_ms` have passed.

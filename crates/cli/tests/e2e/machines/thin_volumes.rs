@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use holdfast_host::MachineState;
 use serde_json::{Value, json};
 
-use super::file_systems::system;
-use super::lab::{DISK_BYTES, Lab};
 use super::{World, at};
 use crate::rig::Rig;
+use holdfast_test_kit::file_systems::system;
+use holdfast_test_kit::libvirt::{DISK_BYTES, LibvirtLab};
 
 const MIB: u64 = 1 << 20;
 
@@ -106,7 +106,7 @@ fn thin_pool() -> Option<ThinPool> {
 impl OnVolumes {
     fn new() -> Option<Self> {
         let pool = thin_pool()?;
-        let lab = Lab::new();
+        let lab = LibvirtLab::new();
         lab.connect();
         let length = usize::try_from(DISK_BYTES).unwrap();
         let disks = [vec![1; length], vec![2; length]];

@@ -14,8 +14,8 @@ use serde_json::Value;
 
 use super::at;
 use super::bare::Bare;
-use super::lab::Lab;
 use crate::rig::{Rig, noise};
+use holdfast_test_kit::libvirt::LibvirtLab;
 
 const FIRMWARE: &str = "/usr/share/OVMF/OVMF_CODE_4M.fd";
 const VARIABLES: &str = "/usr/share/OVMF/OVMF_VARS_4M.fd";
@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A machine with all that belongs to an instant.
 struct Sealed {
-    lab: Lab,
+    lab: LibvirtLab,
     rig: Rig,
     clock: SystemClock,
 }
@@ -34,7 +34,7 @@ struct Sealed {
 impl Sealed {
     /// A machine that is shut off and never ran; the backend of its TPM may have more in it.
     fn new(backend: &str) -> Self {
-        let lab = Lab::new();
+        let lab = LibvirtLab::new();
         lab.connect();
         let mut rig = Rig::new();
         if rustix::process::geteuid().is_root() {

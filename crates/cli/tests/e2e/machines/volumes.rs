@@ -6,10 +6,10 @@ use std::time::Duration;
 use holdfast_block::Clock as _;
 
 use super::World;
-use super::file_systems::{Pool, system};
 use super::host_snapshots::{OnOwn, a_machine_is_backed_up_from_host_snapshots};
-use super::lab::Lab;
 use super::rollbacks::{a_clone_runs_beside, the_recipe, what_is_the_same_is_not_read};
+use holdfast_test_kit::file_systems::{Pool, system};
+use holdfast_test_kit::libvirt::LibvirtLab;
 
 /// How long a guest may take to do something that is waited for; it may run on an emulator within another one.
 const PATIENCE: Duration = Duration::from_secs(1200);
@@ -22,7 +22,7 @@ pub(super) fn on_volumes() -> Option<OnOwn> {
         return None;
     }
     let mut made = Err("no folder".to_owned());
-    let lab = Lab::prepared(|folder| {
+    let lab = LibvirtLab::prepared(|folder| {
         made = Pool::at(folder).and_then(|pool| {
             let images = vec![
                 ("raw", pool.volume("web1-a", "8M")?),

@@ -4,8 +4,8 @@ use serde_json::{Value, json};
 
 use super::sshd::{Program, Sshd, texts};
 use super::{World, zfs};
-use crate::machines::file_systems::system;
 use crate::rig::noise;
+use holdfast_test_kit::file_systems::system;
 
 const OURS: &str = env!("CARGO_BIN_EXE_holdfast");
 

@@ -6,8 +6,8 @@ use holdfast_block::{Clock as _, SystemClock};
 use serde_json::json;
 
 use super::{World, names_and_holds};
-use crate::machines::file_systems::system;
 use crate::rig::noise;
+use holdfast_test_kit::file_systems::system;
 
 #[test]
 fn subvolumes_follow_with_what_is_noted_of_them() {

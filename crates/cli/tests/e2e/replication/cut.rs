@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 
 use super::sshd::{Program, Sshd, texts};
 use super::{World, names_and_holds, zfs};
-use crate::machines::file_systems::system;
 use crate::rig::noise;
+use holdfast_test_kit::file_systems::system;
 
 /// How often a connection is cut, for each file system.
 const CUT_COUNT: u64 = 6;

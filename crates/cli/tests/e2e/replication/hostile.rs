@@ -8,8 +8,8 @@ use super::append_only::{admitting, ask, receiving, replicate};
 use super::forged::Forged;
 use super::sshd::{Program, Sshd, texts};
 use super::{World, zfs};
-use crate::machines::file_systems::system;
 use crate::rig::noise;
+use holdfast_test_kit::file_systems::system;
 
 const IDENTITY: &str = "11111111-2222-3333-4444-555555555555";
 

@@ -12,8 +12,8 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
-use crate::machines::file_systems::{FileSystem, Mounted, Pool, system};
 use crate::rig::{Rig, noise};
+use holdfast_test_kit::file_systems::{FileSystem, Mounted, Pool, system};
 
 /// What `replicate` answers.
 pub(crate) fn reports() -> Vec<Value> {

@@ -12,7 +12,7 @@ use holdfast_block::{Clock as _, SystemClock};
 use holdfast_host::provider::REPLICA_TAG;
 
 use super::told;
-use crate::machines::file_systems::system;
+use holdfast_test_kit::file_systems::system;
 
 /// Whether its users find `holdfast`.
 #[derive(Clone, Copy, PartialEq, Eq)]

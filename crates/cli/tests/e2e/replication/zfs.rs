@@ -6,8 +6,8 @@ use holdfast_block::{Clock as _, SystemClock};
 use serde_json::json;
 
 use super::{World, names_and_holds, zfs};
-use crate::machines::file_systems::system;
 use crate::rig::noise;
+use holdfast_test_kit::file_systems::system;
 
 #[test]
 fn what_is_new_follows_and_the_newest_that_both_have_is_kept() {

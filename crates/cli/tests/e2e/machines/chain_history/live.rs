@@ -5,7 +5,6 @@ use serde_json::json;
 
 use super::{History, Outcome, PIECE_BYTES, SIZE_BYTES_MAX, SIZE_BYTES_MIN, TARGETS};
 use crate::host::text;
-use crate::machines::lab;
 
 impl History {
     pub(super) fn snapshot(&mut self, words: &[&str]) -> Outcome {
@@ -67,7 +66,7 @@ impl History {
             self.set_size(disk, &node, size_bytes)?;
         }
         if self.random.one_in(2) {
-            self.set_size(disk, &node, lab::DISK_BYTES)?;
+            self.set_size(disk, &node, holdfast_test_kit::libvirt::DISK_BYTES)?;
         }
         Ok(())
     }

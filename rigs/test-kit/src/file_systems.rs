@@ -1,4 +1,4 @@
-//! Real file systems with snapshots, on loop devices and in files; they need root, and tests say so where they cannot have them.
+//! Real file systems with snapshots, on loop devices and in files. They need root: a test without it prints why it is skipped.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -12,8 +12,11 @@ use holdfast_host::provider::{Btrfs, Provider, Reflink, Zfs};
 const PATH: &str = "/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin";
 const MIB: u64 = 1 << 20;
 
-/// Runs a program of the system; what it printed, or why not.
-pub(crate) fn system(program: &str, words: &[&str]) -> Result<String, String> {
+/// Runs a program of the system; returns its output.
+///
+/// # Errors
+/// What it printed as an error.
+pub fn system(program: &str, words: &[&str]) -> Result<String, String> {
     let mut command = Command::new(program);
     let output = command.args(words).env("PATH", PATH).stdin(Stdio::null()).output();
     let output = output.map_err(|error| format!("{program} does not start: {error}"))?;
@@ -28,23 +31,25 @@ fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// What providers ask.
-pub(crate) fn tools() -> Arc<LocalTools> {
+/// The programs of the system that providers run.
+pub fn tools() -> Arc<LocalTools> {
     Arc::new(LocalTools::new(Arc::new(SystemClock::new()), Duration::from_secs(60)))
 }
 
-/// A file system that is there while this is.
-pub(crate) trait FileSystem {
+/// A file system that exists until this is dropped.
+pub trait FileSystem {
+    /// Its kind: "zfs", "btrfs", "xfs".
     fn name(&self) -> &'static str;
+    /// What the product takes host snapshots of it with.
     fn provider(&self) -> Box<dyn Provider>;
     /// The name of a dataset of it, and its folder.
     fn dataset(&self) -> (String, PathBuf);
-    /// What a clone could be called.
+    /// A free name for a clone.
     fn clone_name(&self) -> String;
 }
 
 /// A new file system of `kind` on a loop device, mounted at `point`.
-pub(crate) struct Mounted {
+pub struct Mounted {
     kind: &'static str,
     point: PathBuf,
     device: String,
@@ -53,10 +58,10 @@ pub(crate) struct Mounted {
 
 impl Mounted {
     /// # Errors
-    /// Why this machine has none, in words.
-    pub(crate) fn at(kind: &'static str, point: &Path) -> Result<Self, String> {
+    /// The reason why this machine cannot have one, as text.
+    pub fn at(kind: &'static str, point: &Path) -> Result<Self, String> {
         if !rustix::process::geteuid().is_root() {
-            return Err("a file system of one's own needs root".to_owned());
+            return Err("mounting a file system needs root".to_owned());
         }
         let place = tempfile::tempdir().map_err(|error| error.to_string())?;
         let file = place.path().join("device");
@@ -110,14 +115,14 @@ impl FileSystem for Mounted {
     }
 }
 
-/// There is one pool at a time: zfs-fuse hangs where two file systems are mounted at once.
+/// One pool at a time: zfs-fuse hangs when two file systems are mounted at once.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// A pool of ZFS in a file: of the system's ZFS where there is one, else of zfs-fuse.
-pub(crate) struct Pool {
+/// A ZFS pool in a file: of the kernel's ZFS if it is loaded, else of zfs-fuse.
+pub struct Pool {
     name: String,
     place: tempfile::TempDir,
-    /// Of zfs-fuse, where there is no other ZFS.
+    /// zfs-fuse, unless the kernel has ZFS.
     daemon: Option<Child>,
     // After the daemon's end.
     _turn_of_programs: std::fs::File,
@@ -128,8 +133,8 @@ impl Pool {
     /// A pool whose root is mounted at `point`.
     ///
     /// # Errors
-    /// Why this machine has none, in words.
-    pub(crate) fn at(point: &Path) -> Result<Self, String> {
+    /// The reason why this machine cannot have one, as text.
+    pub fn at(point: &Path) -> Result<Self, String> {
         if !rustix::process::geteuid().is_root() {
             return Err("a pool needs root".to_owned());
         }
@@ -137,7 +142,7 @@ impl Pool {
         let file = place.path().join("device");
         let made = std::fs::File::create(&file).and_then(|file| file.set_len(300 * MIB));
         made.map_err(|error| error.to_string())?;
-        // A test that has failed has cleared up all the same.
+        // A test that failed has removed its pool all the same.
         let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let turn_of_programs = turn_of_programs().map_err(|error| error.to_string())?;
         let daemon = start_daemon()?;
@@ -168,16 +173,16 @@ impl Pool {
 }
 
 impl Pool {
-    /// Whether there are volumes: zfs-fuse has none.
-    pub(crate) fn has_volumes() -> bool {
+    /// Whether the pool can have volumes; zfs-fuse has none.
+    pub fn has_volumes() -> bool {
         Path::new("/sys/module/zfs").exists()
     }
 
-    /// Makes a volume in it; its device, which is there.
+    /// Creates a volume; returns its device, which exists by then.
     ///
     /// # Errors
-    /// Why there is none, in words.
-    pub(crate) fn volume(&self, name: &str, size: &str) -> Result<PathBuf, String> {
+    /// The reason, as text.
+    pub fn volume(&self, name: &str, size: &str) -> Result<PathBuf, String> {
         let name = format!("{}/{name}", self.name);
         system("zfs", &["create", "-V", size, &name])?;
         let device = Path::new("/dev/zvol").join(&name);
@@ -188,14 +193,14 @@ impl Pool {
             }
             clock.sleep(Duration::from_millis(100));
         }
-        Err(format!("{} does not come", device.display()))
+        Err(format!("{} does not appear", device.display()))
     }
 }
 
 impl Drop for Pool {
     fn drop(&mut self) {
         let clock = SystemClock::new();
-        // Somebody may be looking into it at this moment.
+        // Another process may have it open for a moment.
         for _ in 0..50 {
             if system("zpool", &["destroy", "-f", &self.name]).is_ok() {
                 break;
@@ -204,14 +209,14 @@ impl Drop for Pool {
         }
         drop(std::fs::remove_file(self.place.path().join("device")));
         if let Some(mut daemon) = self.daemon.take() {
-            // It ends in good order.
+            // SIGTERM: it exports its pools.
             system("kill", &[&daemon.id().to_string()]).ok();
             daemon.wait().ok();
         }
     }
 }
 
-/// The same for all programs of tests on this machine, which has one zfs-fuse.
+/// The lock of all test programs of this machine, which can run one zfs-fuse.
 fn turn_of_programs() -> std::io::Result<std::fs::File> {
     let path = std::env::temp_dir().join("holdfast-test-zfs.lock");
     let file = std::fs::File::options().create(true).append(true).open(path)?;
@@ -219,7 +224,7 @@ fn turn_of_programs() -> std::io::Result<std::fs::File> {
     Ok(file)
 }
 
-/// Starts the daemon where there is no other ZFS.
+/// Starts zfs-fuse, unless the kernel has ZFS.
 fn start_daemon() -> Result<Option<Child>, String> {
     if system("zpool", &["list"]).is_ok() {
         return Ok(None);
@@ -272,9 +277,9 @@ impl FileSystem for Pool {
     }
 }
 
-/// Calls `test` with each file system that this machine can have, each with a place of its own; says which it cannot.
+/// Calls `test` with a new file system of each kind; prints why a kind is skipped.
 #[expect(clippy::print_stdout, reason = "a test that is skipped says why")]
-pub(crate) fn with_each(test: impl Fn(&dyn FileSystem)) {
+pub fn with_each(test: impl Fn(&dyn FileSystem)) {
     let mut count = 0;
     for kind in ["zfs", "btrfs", "xfs"] {
         let place = tempfile::tempdir().unwrap();

@@ -15,52 +15,59 @@ use holdfast_host::qmp::{Monitor, QmpCommand, QmpSocket};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-pub(crate) const MIB: u64 = 1 << 20;
-pub(crate) const DISK_BYTES: u64 = 16 * MIB;
+use crate::run;
+
+/// 1 MiB in bytes.
+pub const MIB: u64 = 1 << 20;
+/// The size of the disks that [`QemuLab::new`] makes.
+pub const DISK_BYTES: u64 = 16 * MIB;
 
 /// The format of an image, and its file.
-pub(crate) type Image = (String, PathBuf);
+pub type Image = (String, PathBuf);
 
 /// How a QEMU ends.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Ending {
-    /// It is asked to, and stores what it keeps in images.
+pub enum Ending {
+    /// By `quit`: it writes persistent bitmaps to the images.
     Quit,
+    /// By SIGKILL.
     Killed,
 }
 
+/// The images of a QEMU, and additional words on its command line, in which `{}` is its folder.
+#[derive(Debug, Clone, Copy)]
+pub struct QemuSetup<'a> {
+    /// Disk N has the node `formatN` on the node `fileN`.
+    pub images: &'a [Image],
+    /// Additional words.
+    pub words: &'a [&'a str],
+}
+
 /// A QEMU that runs until it is dropped.
-pub(crate) struct Lab {
-    pub(crate) directory: TempDir,
-    pub(crate) monitor: Arc<QmpSocket>,
-    pub(crate) clock: SystemClock,
+pub struct QemuLab {
+    /// Images, sockets and the output of `qemu-io`.
+    pub directory: TempDir,
+    /// Its monitor.
+    pub monitor: Arc<QmpSocket>,
+    /// For waits.
+    pub clock: SystemClock,
     process: Child,
     runs: AtomicU32,
 }
 
-pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
-    let output = match Process::new(program).args(arguments).output() {
-        Ok(output) => output,
-        Err(error) => panic!("these tests need {program} (scripts/setup installs it): {error}"),
-    };
-    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{program} {arguments:?}: {text}");
-    text
-}
-
-impl Lab {
+impl QemuLab {
     /// A machine with disks of these formats, disk N full of the byte N + 1.
-    pub(crate) fn new(formats: &[&str]) -> Self {
+    pub fn new(formats: &[&str]) -> Self {
         Self::with(formats, &[])
     }
 
-    /// The same with more words on QEMU's command line, in which `{}` is the folder.
-    pub(crate) fn with(formats: &[&str], words: &[&str]) -> Self {
+    /// [`QemuLab::new`] with additional words on QEMU's command line, in which `{}` is the folder.
+    pub fn with(formats: &[&str], words: &[&str]) -> Self {
         Self::prepared(formats, words, |_| ())
     }
 
-    /// The same in a folder that is something special: `prepare` sees to that.
-    pub(crate) fn prepared(formats: &[&str], words: &[&str], prepare: impl FnOnce(&Path)) -> Self {
+    /// [`QemuLab::with`], after `prepare` has prepared the folder, such as by a mount.
+    pub fn prepared(formats: &[&str], words: &[&str], prepare: impl FnOnce(&Path)) -> Self {
         let directory = tempfile::tempdir().unwrap();
         prepare(directory.path());
         let images = formats.iter().enumerate().map(|(number, format)| {
@@ -73,7 +80,7 @@ impl Lab {
         });
         let images: Vec<Image> = images.collect();
         let clock = SystemClock::new();
-        let (process, monitor) = start(directory.path(), "qmp", (&images, words), clock);
+        let (process, monitor) = start(directory.path(), "qmp", QemuSetup { images: &images, words }, clock);
         Self {
             monitor,
             directory,
@@ -83,23 +90,27 @@ impl Lab {
         }
     }
 
-    /// Another QEMU takes the place of this one, which ends as told.
-    pub(crate) fn restart(&mut self, (images, words): (&[Image], &[&str]), ending: Ending) {
+    /// Ends this QEMU and starts another one in its place.
+    pub fn restart(&mut self, setup: QemuSetup<'_>, ending: Ending) {
         match ending {
             Ending::Quit => drop(self.execute("quit", Value::Null)),
             Ending::Killed => self.process.kill().unwrap(),
         }
         self.process.wait().unwrap();
-        let started = start(self.directory.path(), "qmp", (images, words), self.clock);
+        let started = start(self.directory.path(), "qmp", setup, self.clock);
         (self.process, self.monitor) = started;
     }
 
-    /// The machine goes on in another QEMU, which has the same images. Where it cannot, it goes on here.
-    pub(crate) fn migrate(&mut self, (images, words): (&[Image], &[&str]), capabilities: &Value) -> Result<(), String> {
+    /// Migrates the machine to another QEMU with the same images.
+    ///
+    /// # Errors
+    /// QEMU's, as text: the machine then runs here as before.
+    pub fn migrate(&mut self, setup: QemuSetup<'_>, capabilities: &Value) -> Result<(), String> {
         let number = self.runs.fetch_add(1, Ordering::Relaxed);
-        let words = [words, &["-incoming", "defer"]].concat();
+        let words = [setup.words, &["-incoming", "defer"]].concat();
+        let setup = QemuSetup { words: &words, ..setup };
         let socket = format!("qmp-{number}");
-        let (mut process, monitor) = start(self.directory.path(), &socket, (images, &words), self.clock);
+        let (mut process, monitor) = start(self.directory.path(), &socket, setup, self.clock);
         let uri = json!({ "uri": format!("unix:{}", self.path(&format!("migration-{number}")).display()) });
         let ask = |monitor: &QmpSocket, name, arguments: &Value| {
             let answer = monitor.execute(&QmpCommand::new(name, arguments.clone()));
@@ -134,21 +145,23 @@ impl Lab {
         Ok(())
     }
 
-    pub(crate) fn execute(&self, name: &'static str, arguments: Value) -> Value {
+    /// Executes a command of the monitor that must succeed.
+    pub fn execute(&self, name: &'static str, arguments: Value) -> Value {
         self.monitor.execute(&QmpCommand::new(name, arguments)).unwrap()
     }
 
-    pub(crate) fn path(&self, name: &str) -> PathBuf {
+    /// A file of its folder.
+    pub fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 
-    /// What a guest would do with its disk: "write -P 9 4M 1M". Gives what QEMU says of it.
-    pub(crate) fn guest(&self, disk: usize, command: &str) -> String {
+    /// Runs a command of `qemu-io` at a disk, as a guest would: "write -P 9 4M 1M". Returns its output.
+    pub fn guest(&self, disk: usize, command: &str) -> String {
         self.guest_at(&format!("/machine/peripheral/disk{disk}/virtio-backend"), command)
     }
 
-    /// The same at a device by its path in QEMU's object model.
-    pub(crate) fn guest_at(&self, device: &str, command: &str) -> String {
+    /// [`QemuLab::guest`] at a device by its path in QEMU's object model.
+    pub fn guest_at(&self, device: &str, command: &str) -> String {
         let line = format!("qemu-io -d {device} \"{command}\"");
         let said = || std::fs::read_to_string(self.path("said")).unwrap();
         let before = said().len();
@@ -156,25 +169,29 @@ impl Lab {
         said()[before..].to_owned() + complaint.as_str().unwrap()
     }
 
-    pub(crate) fn guest_writes(&self, disk: usize, byte: u8, offset: u64, length: u64) {
+    /// Fills a range of a disk with a byte, as a guest would.
+    pub fn guest_writes(&self, disk: usize, byte: u8, offset: u64, length: u64) {
         let said = self.guest(disk, &format!("write -P {byte} {offset} {length}"));
         assert!(said.contains(&format!("wrote {length}/{length}")), "{said}");
     }
 
-    pub(crate) fn disks(&self) -> Vec<QemuDisk> {
+    /// The disks as the product finds them.
+    pub fn disks(&self) -> Vec<QemuDisk> {
         disks(&*self.monitor).unwrap()
     }
 
-    pub(crate) fn process_id(&self) -> rustix::process::Pid {
+    /// The process of QEMU.
+    pub fn process_id(&self) -> rustix::process::Pid {
         rustix::process::Pid::from_child(&self.process)
     }
 
-    pub(crate) fn is_running(&self) -> bool {
+    /// Whether the processors run.
+    pub fn is_running(&self) -> bool {
         self.execute("query-status", Value::Null)["running"].as_bool().unwrap()
     }
 
-    /// A new run's request to freeze all disks, its files in `folder`; and the socket at which they will be served.
-    pub(crate) fn request(&self, folder: &Path) -> (PointInTimeRequest, PathBuf) {
+    /// A request of a new run to freeze all disks, with scratch files in `folder`; and the socket that will serve them.
+    pub fn request(&self, folder: &Path) -> (PointInTimeRequest, PathBuf) {
         let run = RunId(self.runs.fetch_add(1, Ordering::Relaxed));
         let socket = self.path(&format!("nbd-{run}"));
         let listener = UnixListener::bind(&socket).unwrap();
@@ -197,8 +214,8 @@ impl Lab {
         (request, socket)
     }
 
-    /// What would be left of a run in QEMU: nodes, exports, files, bitmaps, and what is under the devices.
-    pub(crate) fn everything(&self) -> Value {
+    /// Everything in which a leftover of a run would show: nodes, exports, files, bitmaps, and the nodes of devices.
+    pub fn everything(&self) -> Value {
         let mut nodes: Vec<String> = self
             .execute("query-named-block-nodes", json!({ "flat": true }))
             .as_array()
@@ -230,12 +247,7 @@ impl Lab {
 }
 
 /// Starts a QEMU in a folder, with its monitor at `socket`.
-fn start(
-    folder: &Path,
-    socket: &str,
-    (images, words): (&[Image], &[&str]),
-    clock: SystemClock,
-) -> (Child, Arc<QmpSocket>) {
+fn start(folder: &Path, socket: &str, setup: QemuSetup<'_>, clock: SystemClock) -> (Child, Arc<QmpSocket>) {
     let mut arguments: Vec<String> = ["-accel", "tcg", "-nodefaults", "-display", "none", "-m", "16"]
         .map(str::to_owned)
         .to_vec();
@@ -244,7 +256,7 @@ fn start(
         "-qmp".to_owned(),
         format!("unix:{},server=on,wait=off", socket.display()),
     ]);
-    for (number, (format, image)) in images.iter().enumerate() {
+    for (number, (format, image)) in setup.images.iter().enumerate() {
         arguments.extend([
             "-blockdev".to_owned(),
             format!("driver=file,filename={},node-name=file{number}", image.display()),
@@ -255,7 +267,7 @@ fn start(
         ]);
     }
     let folder_name = folder.to_str().unwrap();
-    arguments.extend(words.iter().map(|word| word.replace("{}", folder_name)));
+    arguments.extend(setup.words.iter().map(|word| word.replace("{}", folder_name)));
     // What qemu-io says goes to QEMU's own standard output, which a file gets by the line only with some help.
     let said = File::options().create(true).append(true).open(folder.join("said"));
     let process = Process::new("stdbuf")
@@ -273,33 +285,13 @@ fn start(
 }
 
 /// A sparse file without a name.
-pub(crate) fn scratch(folder: &Path, size_bytes: u64) -> OwnedFd {
+pub fn scratch(folder: &Path, size_bytes: u64) -> OwnedFd {
     let file: File = tempfile::tempfile_in(folder).unwrap();
     file.set_len(size_bytes).unwrap();
     OwnedFd::from(file)
 }
 
-/// Asserts that a served disk holds `byte` from `offset` on.
-pub(crate) fn assert_served(socket: &Path, export: &str, byte: usize, offset: u64, length: u64) {
-    let uri = format!("nbd+unix:///{export}?socket={}", socket.display());
-    let said = run(
-        "qemu-io",
-        &[
-            "-r",
-            "-f",
-            "raw",
-            "-c",
-            &format!("read -P {byte} {offset} {length}"),
-            &uri,
-        ],
-    );
-    assert!(
-        said.contains(&format!("read {length}/{length}")) && !said.contains("failed"),
-        "{said}"
-    );
-}
-
-impl Drop for Lab {
+impl Drop for QemuLab {
     fn drop(&mut self) {
         self.process.kill().ok();
         self.process.wait().ok();

@@ -1,40 +1,44 @@
-//! What parsers are put through where there is no fuzzer: valid bytes, then the same damaged thousands of times, with all memory
-//! counted. The tests of other crates take this file in as well.
-
-#![allow(clippy::unwrap_used, reason = "a test may fail")]
+//! Feeds parsers without a fuzzer: valid bytes, then the same bytes damaged thousands of times, with all memory counted.
 
 use std::collections::BTreeMap;
 
-use holdfast_block::SeededRandom;
-use holdfast_block::conformance::test_seed;
-use holdfast_block::hostile::{Outcome, Parser, damage};
 use peak_alloc::PeakAlloc;
 
-/// The most memory that a parser may take for hostile bytes, their own included: a multiple of their number, and a constant.
+use super::{Outcome, Parser, damage};
+use crate::{SeededRandom, to_usize};
+
+/// The most memory that a parser may allocate for hostile bytes, their own included.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Bound {
-    pub(crate) per_byte: usize,
-    pub(crate) constant_bytes: usize,
+pub struct MemoryBound {
+    /// A multiple of the number of bytes.
+    pub per_byte: usize,
+    /// Added to that.
+    pub constant_bytes: usize,
 }
 
-/// Parsers, what they are fed, and what they must not exceed.
-pub(crate) struct Ordeal {
-    pub(crate) parsers: &'static [Parser],
-    /// Valid bytes by the name of their parser; every parser has some.
-    pub(crate) seeds: Vec<(&'static str, Vec<u8>)>,
-    /// Long bytes that are small in the file and large in memory, as far as the format goes: every one of them is decoded.
-    pub(crate) swollen: Vec<(&'static str, Vec<u8>)>,
-    /// By the name of the parser.
-    pub(crate) bound: fn(&str) -> Bound,
+/// Parsers, their inputs, and the bounds that they must keep.
+#[derive(Debug)]
+pub struct ParserTrial {
+    /// Each needs a seed.
+    pub parsers: &'static [Parser],
+    /// Valid bytes by the name of their parser.
+    pub seeds: Vec<(&'static str, Vec<u8>)>,
+    /// Valid bytes that expand in memory as far as the format allows, by the name of their parser.
+    pub expanding: Vec<(&'static str, Vec<u8>)>,
+    /// The bound of a parser by its name.
+    pub bound: fn(&str) -> MemoryBound,
     /// Damaged inputs for all parsers together.
-    pub(crate) case_count: u64,
-    pub(crate) allocator: &'static PeakAlloc,
+    pub case_count: u64,
+    /// Replays a failure.
+    pub seed: u64,
+    /// The program's global allocator.
+    pub allocator: &'static PeakAlloc,
 }
 
-impl Ordeal {
-    /// Feeds everything. Nothing else may run in the program meanwhile: its memory would be counted.
-    pub(crate) fn run(&self) {
-        let mut random = SeededRandom::new(test_seed());
+impl ParserTrial {
+    /// Feeds all inputs. No other thread may allocate meanwhile: its memory would be counted.
+    pub fn run(&self) {
+        let mut random = SeededRandom::new(self.seed);
         let mut by_parser: BTreeMap<&str, Vec<&[u8]>> = BTreeMap::new();
         for (name, bytes) in &self.seeds {
             assert!(
@@ -52,18 +56,18 @@ impl Ordeal {
                 let outcome = self.feed(parser, bytes);
                 assert_eq!(outcome, Outcome::Decoded, "{}: valid bytes {number}", parser.name);
             }
-            for (_, bytes) in self.swollen.iter().filter(|(name, _)| *name == parser.name) {
+            for (_, bytes) in self.expanding.iter().filter(|(name, _)| *name == parser.name) {
                 assert_eq!(
                     self.feed(parser, bytes),
                     Outcome::Decoded,
-                    "{}: swollen bytes",
+                    "{}: expanding bytes",
                     parser.name
                 );
             }
             let mut refused = 0;
             self.feed(parser, &[]);
             for _ in 0..each {
-                let mut bytes = seeds[usize::try_from(random.below(seeds.len() as u64)).unwrap()].to_vec();
+                let mut bytes = seeds[to_usize(random.below(seeds.len() as u64))].to_vec();
                 damage(&mut bytes, &mut random);
                 refused += u64::from(self.feed(parser, &bytes) == Outcome::Refused);
             }
@@ -76,7 +80,7 @@ impl Ordeal {
         let before = self.allocator.current_usage();
         let outcome = (parser.feed)(bytes);
         let taken = self.allocator.peak_usage().saturating_sub(before);
-        let Bound {
+        let MemoryBound {
             per_byte,
             constant_bytes,
         } = (self.bound)(parser.name);

@@ -1,4 +1,4 @@
-//! A libvirtd of our own, and machines under it.
+//! A private libvirtd, and machines under it.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
@@ -13,35 +13,32 @@ use holdfast_host::{Hypervisor as _, Libvirt, Machine};
 use serde_json::json;
 use tempfile::TempDir;
 
-pub(crate) const DISK_BYTES: u64 = 8 << 20;
-/// How often QEMU's help, of 1.5 KiB, is asked for until a buffer of 4 KiB is full.
+use crate::run;
+
+/// The size of the disks that [`LibvirtLab::define`] makes.
+pub const DISK_BYTES: u64 = 8 << 20;
+/// How many times QEMU's help of 1.5 KiB fills a buffer of 4 KiB.
 const HELPS_PER_BUFFER: usize = 4;
 
-/// A libvirtd that runs until this is dropped, with all machines that were made.
-pub(crate) struct Lab {
-    pub(crate) folder: TempDir,
-    pub(crate) clock: SystemClock,
+/// A libvirtd that runs until this is dropped, with all its machines.
+#[derive(Debug)]
+pub struct LibvirtLab {
+    /// Images, and the files of the daemon in `libvirt`.
+    pub folder: TempDir,
+    /// For waits.
+    pub clock: SystemClock,
     daemon: Option<Child>,
 }
 
-pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
-    let output = match Process::new(program).args(arguments).output() {
-        Ok(output) => output,
-        Err(error) => panic!("these tests need {program} (scripts/setup installs it): {error}"),
-    };
-    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{program} {arguments:?}: {text}");
-    text
-}
-
-impl Lab {
-    pub(crate) fn new() -> Self {
+impl LibvirtLab {
+    /// Starts a daemon without machines; [`LibvirtLab::connect`] waits until it answers.
+    #[expect(clippy::new_without_default, reason = "it starts a process")]
+    pub fn new() -> Self {
         Self::prepared(|_| ())
     }
 
-    /// One whose folder is something special: `prepare` sees to that before the daemon starts, which has mounts of its own from
-    /// then on.
-    pub(crate) fn prepared(prepare: impl FnOnce(&Path)) -> Self {
+    /// [`LibvirtLab::new`], after `prepare` has prepared the folder: the daemon has its own mount namespace from then on.
+    pub fn prepared(prepare: impl FnOnce(&Path)) -> Self {
         let mut lab = Self {
             // Short: the path of a socket has room for 107 bytes.
             folder: tempfile::Builder::new().prefix("hf").tempdir_in("/tmp").unwrap(),
@@ -53,7 +50,9 @@ impl Lab {
         lab
     }
 
-    pub(crate) fn start_daemon(&mut self) {
+    /// Starts the daemon once more.
+    pub fn start_daemon(&mut self) {
+        self.seed_capabilities();
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/private-libvirtd");
         let log = std::fs::File::options()
             .create(true)
@@ -70,14 +69,13 @@ impl Lab {
         self.daemon = Some(daemon);
     }
 
-    /// Ends the daemon; its machines run on.
-    pub(crate) fn stop_daemon(&mut self) {
+    /// Ends the daemon by SIGTERM; its machines continue to run.
+    pub fn stop_daemon(&mut self) {
         self.end_daemon(rustix::process::Signal::TERM);
     }
 
-    /// Kills the daemon; its machines run on.
-    #[allow(dead_code, reason = "the tests of this crate kill no daemon")]
-    pub(crate) fn kill_daemon(&mut self) {
+    /// Kills the daemon; its machines continue to run.
+    pub fn kill_daemon(&mut self) {
         self.end_daemon(rustix::process::Signal::KILL);
     }
 
@@ -86,13 +84,54 @@ impl Lab {
         let id = rustix::process::Pid::from_child(&daemon);
         rustix::process::kill_process(id, signal).unwrap();
         daemon.wait().unwrap();
+        self.keep_capabilities();
     }
 
-    pub(crate) fn path(&self, name: &str) -> PathBuf {
+    /// Gives the daemon what an earlier one found out about QEMU, which takes it more than a second of processor time.
+    ///
+    /// libvirt itself checks that QEMU, libvirtd and the kernel are still the same.
+    fn seed_capabilities(&self) {
+        let own = self.capabilities();
+        std::fs::create_dir_all(&own).unwrap();
+        for entry in std::fs::read_dir(shared_capabilities()).into_iter().flatten().flatten() {
+            std::fs::copy(entry.path(), own.join(entry.file_name())).ok();
+        }
+    }
+
+    /// Keeps what the daemon found out for later ones, each file at once as a whole.
+    fn keep_capabilities(&self) {
+        let shared = shared_capabilities();
+        for entry in std::fs::read_dir(self.capabilities()).into_iter().flatten().flatten() {
+            let found = std::fs::read(entry.path()).unwrap_or_default();
+            let kept = shared.join(entry.file_name());
+            if found.is_empty() || std::fs::read(&kept).is_ok_and(|bytes| bytes == found) {
+                continue;
+            }
+            std::fs::create_dir_all(&shared).unwrap();
+            let mut file = tempfile::NamedTempFile::new_in(shared.parent().unwrap()).unwrap();
+            std::io::Write::write_all(&mut file, &found).unwrap();
+            file.persist(kept).unwrap();
+        }
+    }
+
+    /// The folder in which the daemon keeps what it found out about QEMU.
+    fn capabilities(&self) -> PathBuf {
+        let is_root = rustix::process::geteuid().is_root();
+        let of_user = if is_root {
+            "libvirt/cache/qemu/capabilities"
+        } else {
+            "libvirt/cache/libvirt/qemu/cache/capabilities"
+        };
+        self.path(of_user)
+    }
+
+    /// A file of its folder.
+    pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    pub(crate) fn uri(&self) -> String {
+    /// The address of the daemon.
+    pub fn uri(&self) -> String {
         std::fs::read_to_string(self.path("libvirt/uri"))
             .unwrap()
             .trim()
@@ -100,7 +139,7 @@ impl Lab {
     }
 
     /// Connects, as soon as the daemon answers.
-    pub(crate) fn connect(&self) -> Libvirt {
+    pub fn connect(&self) -> Libvirt {
         for _ in 0..300 {
             if self.path("libvirt/uri").exists()
                 && let Ok(libvirt) = Libvirt::connect(&self.uri())
@@ -113,13 +152,14 @@ impl Lab {
         panic!("libvirtd does not answer: {log}");
     }
 
-    pub(crate) fn virsh(&self, words: &[&str]) -> String {
+    /// Runs a command of virsh that must succeed; returns its output.
+    pub fn virsh(&self, words: &[&str]) -> String {
         let uri = self.uri();
         run("virsh", &[&["-q", "-c", &uri], words].concat())
     }
 
     /// Defines a machine with disks of these formats, disk N full of the byte N + 1.
-    pub(crate) fn define(&self, name: &str, formats: &[&str]) {
+    pub fn define(&self, name: &str, formats: &[&str]) {
         let images = formats.iter().zip('a'..).map(|(format, letter)| {
             let image = self.path(&format!("{name}-{letter}"));
             run(
@@ -131,8 +171,8 @@ impl Lab {
         self.define_on(name, &images.collect::<Vec<_>>());
     }
 
-    /// The same, with images that are there; they may be devices.
-    pub(crate) fn define_on(&self, name: &str, images: &[(&str, PathBuf)]) {
+    /// [`LibvirtLab::define`] with images that exist, which may be devices.
+    pub fn define_on(&self, name: &str, images: &[(&str, PathBuf)]) {
         let mut devices = String::new();
         for ((number, (format, image)), letter) in images.iter().enumerate().zip('a'..) {
             let (kind, source) = if image.starts_with("/dev") {
@@ -160,21 +200,22 @@ impl Lab {
         self.define_xml(&xml);
     }
 
-    pub(crate) fn define_xml(&self, xml: &str) {
+    /// Defines a machine by its configuration.
+    pub fn define_xml(&self, xml: &str) {
         let file = self.path("domain.xml");
         std::io::Write::write_all(&mut std::fs::File::create(&file).unwrap(), xml.as_bytes()).unwrap();
         self.virsh(&["define", file.to_str().unwrap()]);
     }
 
     /// Writes to a disk of a machine as its guest would, and asserts that QEMU could write it.
-    pub(crate) fn guest_writes(&self, monitor: &dyn Monitor, disk: usize, byte: u8, offset: u64, length: u64) {
+    pub fn guest_writes(&self, monitor: &dyn Monitor, disk: usize, byte: u8, offset: u64, length: u64) {
         let written = format!("wrote {length}/{length} bytes at offset {offset}\n");
         let said = self.guest_says(monitor, disk, &format!("write -P {byte} {offset} {length}"));
         assert!(said.contains(&written), "{said}");
     }
 
-    /// What `qemu-io` says of a command at a disk of a machine. QEMU prints it to its log and not to the monitor.
-    pub(crate) fn guest_says(&self, monitor: &dyn Monitor, disk: usize, command: &str) -> String {
+    /// Runs a command of `qemu-io` at a disk of a machine; returns its output, which QEMU prints to its log and not to the monitor.
+    pub fn guest_says(&self, monitor: &dyn Monitor, disk: usize, command: &str) -> String {
         let execute = |name, arguments| monitor.execute(&QmpCommand::new(name, arguments)).unwrap();
         let name = execute("query-name", serde_json::Value::Null);
         let log = self.log_of(name["name"].as_str().unwrap());
@@ -187,7 +228,7 @@ impl Lab {
         };
         let before = in_log().len();
         let answer = run(command);
-        // QEMU may write to a file by the buffer: its help fills what is left of one.
+        // QEMU may buffer what it writes to a file: its help fills the rest of the buffer.
         for _ in 0..HELPS_PER_BUFFER {
             let said = &in_log()[before..];
             if said.contains('\n') {
@@ -205,8 +246,8 @@ impl Lab {
         logs.into_iter().find(|log| log.exists()).unwrap()
     }
 
-    /// A request to freeze all disks of a machine; and the socket at which they will be served.
-    pub(crate) fn request(&self, run: u32, machine: &dyn Machine) -> (PointInTimeRequest, PathBuf) {
+    /// A request to freeze all disks of a machine; and the socket that will serve them.
+    pub fn request(&self, run: u32, machine: &dyn Machine) -> (PointInTimeRequest, PathBuf) {
         let socket = self.path(&format!("nbd-{run}"));
         let listener = UnixListener::bind(&socket).unwrap();
         let disks = disks(machine.monitor()).unwrap().into_iter().map(|disk| {
@@ -233,27 +274,7 @@ impl Lab {
     }
 }
 
-/// Asserts that a served disk holds `byte` from `offset` on.
-pub(crate) fn assert_served(socket: &Path, export: &str, byte: usize, offset: u64, length: u64) {
-    let uri = format!("nbd+unix:///{export}?socket={}", socket.display());
-    let said = run(
-        "qemu-io",
-        &[
-            "-r",
-            "-f",
-            "raw",
-            "-c",
-            &format!("read -P {byte} {offset} {length}"),
-            &uri,
-        ],
-    );
-    assert!(
-        said.contains(&format!("read {length}/{length}")) && !said.contains("failed"),
-        "{said}"
-    );
-}
-
-impl Drop for Lab {
+impl Drop for LibvirtLab {
     fn drop(&mut self) {
         if self.daemon.is_none() || !self.path("libvirt/uri").exists() {
             return;
@@ -266,4 +287,10 @@ impl Drop for Lab {
         }
         self.stop_daemon();
     }
+}
+
+/// The folder with what daemons of earlier tests found out about QEMU, beside the program of the test.
+fn shared_capabilities() -> PathBuf {
+    let program = std::env::current_exe().unwrap();
+    program.ancestors().nth(2).unwrap().join("libvirt-capabilities")
 }

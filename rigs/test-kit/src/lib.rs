@@ -1,0 +1,18 @@
+//! Real hypervisors and file systems of a test: each is made for one test and removed when it is dropped.
+//!
+//! Nothing here is a stand-in: libvirtd, QEMU, zfs-fuse and the kernel's file systems are the real ones. A program that is missing
+//! fails the test with the name of what to install; what needs root is skipped with a reason.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "a test fails where its surroundings do, and they are programs of the system"
+)]
+
+pub mod file_systems;
+pub mod libvirt;
+pub mod qemu;
+
+mod process;
+
+pub use process::{assert_served, run};
