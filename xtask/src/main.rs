@@ -1,4 +1,4 @@
-//! Checks of the house: `cargo xtask tidy`.
+//! Checks of the house: `cargo xtask tidy`, and its tests: `cargo xtask test`.
 //!
 //! What neither the compiler nor clippy sees: which module may use which, calls that have a better place, lengths,
 //! links between documents, files that no one reaches. Each rule is a file in `tidy/`, each finding says what to do.
@@ -9,16 +9,21 @@
     reason = "a program for a terminal prints"
 )]
 
+mod test;
 mod tidy;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use test::Scope;
+
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let outcome = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["tidy"] => find_root().and_then(|root| tidy::check(&root)),
-        _ => Err("usage: cargo xtask tidy".to_owned()),
+        ["test"] => test::run(Scope::All).map(|()| Vec::new()),
+        ["test", "--unit"] => test::run(Scope::Unit).map(|()| Vec::new()),
+        _ => Err("usage: cargo xtask tidy | test [--unit]".to_owned()),
     };
     match outcome {
         Ok(findings) if findings.is_empty() => ExitCode::SUCCESS,

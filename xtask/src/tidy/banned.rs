@@ -118,6 +118,11 @@ pub(crate) const ALLOWED: &[Allowed] = &[
         reason: "the one place that starts subprocesses",
     },
     Allowed {
+        path: "xtask/src/test/",
+        text: "Command::new",
+        reason: "it runs cargo and the tests",
+    },
+    Allowed {
         path: "crates/repo/tests/store_crash.rs",
         text: "thread::sleep",
         reason: "the moment at which the child is killed is what the test varies",
@@ -184,7 +189,7 @@ fn places<'a>(file: &'a RustFile, ban: &'a Ban) -> impl Iterator<Item = usize> +
 #[cfg(test)]
 mod tests {
     use super::super::rust_text::{Purpose, RustFile};
-    use super::{ALLOWED, Allowed, BANS, check};
+    use super::{ALLOWED, Allowed, BANS, Finding, check};
 
     fn lines(path: &str, text: &str) -> Vec<usize> {
         let file = RustFile::new(path, text, Purpose::Production);
@@ -212,7 +217,7 @@ mod tests {
                 "crates/repo/src/a.rs",
                 "x.unwrap_or(1); my_println!(x); fs::write_all(x)"
             ),
-            []
+            [] as [usize; 0]
         );
     }
 
@@ -221,7 +226,7 @@ mod tests {
         let test = "#[cfg(test)]\nmod tests {\n    fn f() { x.unwrap(); dbg!(x) }\n}\n";
         let findings = lines("crates/repo/src/a.rs", test);
         assert_eq!(findings, [3], "only dbg!");
-        assert_eq!(lines("crates/cli/src/main.rs", "println!()"), []);
+        assert_eq!(lines("crates/cli/src/main.rs", "println!()"), [] as [usize; 0]);
         assert_eq!(lines("crates/repo/src/a.rs", "println!()"), [1]);
     }
 
@@ -233,8 +238,11 @@ mod tests {
             reason: "the clock itself",
         };
         let file = || RustFile::new("crates/cli/src/clock.rs", "Instant::now()", Purpose::Production);
-        assert_eq!(check(&[file()], BANS, &[entry("crates/cli/src/clock.rs")]), []);
-        assert_eq!(check(&[file()], BANS, &[entry("crates/cli/")]), []);
+        assert_eq!(
+            check(&[file()], BANS, &[entry("crates/cli/src/clock.rs")]),
+            [] as [Finding; 0]
+        );
+        assert_eq!(check(&[file()], BANS, &[entry("crates/cli/")]), [] as [Finding; 0]);
         assert_eq!(
             check(&[file()], BANS, &[entry("crates/cli/src/main.rs")]).len(),
             2,

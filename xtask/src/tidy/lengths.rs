@@ -68,7 +68,7 @@ pub(crate) fn check(sources: &[RustFile], ratchet: Ratchet) -> Vec<Finding> {
 #[cfg(test)]
 mod tests {
     use super::super::rust_text::{Purpose, RustFile};
-    use super::check;
+    use super::{Finding, check};
 
     fn file(line_count: usize, test_line_count: usize) -> RustFile {
         let tests = format!(
@@ -89,15 +89,15 @@ mod tests {
 
     #[test]
     fn tests_do_not_count_and_the_limit_is_allowed() {
-        assert_eq!(check(&[file(500, 400)], &[]), []);
+        assert_eq!(check(&[file(500, 400)], &[]), [] as [Finding; 0]);
         assert_eq!(check(&[file(501, 0)], &[]).len(), 1);
-        assert_eq!(check(&[function(70)], &[]), []);
+        assert_eq!(check(&[function(70)], &[]), [] as [Finding; 0]);
         assert_eq!(check(&[function(71)], &[])[0].line, 1);
     }
 
     #[test]
     fn exceptions_only_shrink_and_leave_when_they_are_done() {
-        assert_eq!(check(&[file(600, 0)], &[("a.rs", 600)]), []);
+        assert_eq!(check(&[file(600, 0)], &[("a.rs", 600)]), [] as [Finding; 0]);
         assert!(check(&[file(601, 0)], &[("a.rs", 600)])[0].advice.contains("grew"));
         assert!(check(&[file(590, 0)], &[("a.rs", 600)])[0].advice.contains("write 590"));
         assert!(
@@ -105,7 +105,7 @@ mod tests {
                 .advice
                 .contains("take it out")
         );
-        assert_eq!(check(&[function(90)], &[("a.rs long", 90)]), []);
+        assert_eq!(check(&[function(90)], &[("a.rs long", 90)]), [] as [Finding; 0]);
         assert!(check(&[], &[("a.rs long", 90)])[0].advice.contains("take it out"));
     }
 }

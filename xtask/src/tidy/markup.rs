@@ -71,18 +71,18 @@ mod tests {
     #[test]
     fn tests_comments_and_the_writer_itself_may_have_them() {
         let tests = "#[cfg(test)]\nmod tests {\n    const A: &str = \"<a/>\";\n}\n";
-        assert_eq!(lines("crates/host/src/a.rs", tests), []);
+        assert_eq!(lines("crates/host/src/a.rs", tests), [] as [usize; 0]);
         assert_eq!(
             lines(
                 "crates/host/src/a.rs",
                 "// \"<a/>\"\nfn f() { g(\"the <os> of a/b > c\") }\n"
             ),
-            []
+            [] as [usize; 0]
         );
         let written = "const A: &str = \"</\";\n";
-        assert_eq!(lines("crates/hardware/src/xml/element.rs", written), []);
-        assert_eq!(lines("rigs/xapi-server/src/http.rs", written), []);
-        assert_eq!(lines("crates/hardware/src/hostile.rs", written), []);
+        assert_eq!(lines("crates/hardware/src/xml/element.rs", written), [] as [usize; 0]);
+        assert_eq!(lines("rigs/xapi-server/src/http.rs", written), [] as [usize; 0]);
+        assert_eq!(lines("crates/hardware/src/hostile.rs", written), [] as [usize; 0]);
         assert_eq!(lines("crates/hardware/src/a.rs", written), [1]);
     }
 }

@@ -26,7 +26,7 @@ pub(crate) fn sources(tree: &Tree) -> Vec<RustFile> {
         .filter(|(path, _)| is_rust(path))
         .map(|(path, text)| {
             let known = purposes.get(path).copied().unwrap_or(Purpose::Production);
-            let purpose = if is_for_no_user(path) { Purpose::Test } else { known };
+            let purpose = if is_test_path(path) { Purpose::Test } else { known };
             RustFile::new(path, text, purpose)
         })
         .collect()
@@ -67,12 +67,20 @@ fn has_content(file: &RustFile) -> bool {
     !code.replace("fnmain(){}", "").is_empty()
 }
 
-/// Whether users never run what is in the file: tests, the suites that traits own (`conformance.rs`), build scripts.
-fn is_for_no_user(path: &str) -> bool {
+/// Whether a file is no part of what users run: tests, the suites that traits own (`conformance.rs`), build scripts.
+fn is_test_path(path: &str) -> bool {
     path.split('/').any(|part| {
         matches!(
             part,
-            "tests" | "benches" | "examples" | "fuzz" | "bench" | "conformance.rs" | "conformance" | "build.rs"
+            "tests"
+                | "test-kit"
+                | "benches"
+                | "examples"
+                | "fuzz"
+                | "bench"
+                | "conformance.rs"
+                | "conformance"
+                | "build.rs"
         )
     })
 }

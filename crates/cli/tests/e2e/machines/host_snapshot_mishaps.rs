@@ -93,7 +93,8 @@ fn a_host_snapshot_on_xfs_that_is_removed_while_a_backup_reads_it() {
 fn fill(folder: &Path) -> PathBuf {
     let path = folder.join("filling");
     let mut file = File::create(&path).unwrap();
-    for length in [8 << 20, 4096] {
+    // Each write is synced, since ZFS counts its room then: few and large ones first.
+    for length in [8 << 20, 1 << 20, 128 << 10, 16 << 10, 4096] {
         let bytes = vec![7; length];
         let refused = (0..100_000).find_map(|_| file.write_all(&bytes).and_then(|()| file.sync_data()).err());
         assert_eq!(refused.unwrap().kind(), ErrorKind::StorageFull);

@@ -1,0 +1,108 @@
+//! `cargo xtask test`: builds all test programs at once, and runs them in two lanes.
+//!
+//! `cargo test` runs one program after the other. Tests of the whole program mostly wait, for a hypervisor to start or for ZFS to
+//! write; the other programs use the processors meanwhile.
+
+#![expect(clippy::disallowed_methods, reason = "it runs cargo and the tests")]
+
+mod outcome;
+mod programs;
+
+use std::io::{BufRead as _, BufReader};
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+
+use outcome::Outcome;
+use programs::TestProgram;
+
+/// Threads of the tests of the whole program: more than this machine has processors, since most of them wait.
+const WAITING_THREADS: &str = "4";
+/// How many of the slowest tests are listed.
+const SLOWEST_COUNT: usize = 10;
+
+/// Which tests to run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// All but documentation tests, which have no program of their own.
+    All,
+    /// Those inside the sources.
+    Unit,
+}
+
+/// When the lines of a program are printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Printing {
+    /// As they come.
+    Live,
+    /// Together, when the program ends.
+    AtItsEnd,
+}
+
+/// Builds and runs the tests. Prints what they print, the slowest tests and a sum.
+///
+/// # Errors
+/// As text: tests that failed, programs that could not be built or run, or that no test ran.
+pub(crate) fn run(scope: Scope) -> Result<(), String> {
+    let (waiting, computing): (Vec<TestProgram>, Vec<TestProgram>) = programs::build(scope)?
+        .into_iter()
+        .partition(|program| program.name == "e2e");
+    let total = Mutex::new(Outcome::default());
+    let lane = |programs: &[TestProgram], threads: Option<&str>, printing| -> Result<(), String> {
+        for program in programs {
+            let outcome = run_program(program, threads, printing)?;
+            total.lock().map_err(|error| error.to_string())?.add(outcome);
+        }
+        Ok(())
+    };
+    std::thread::scope(|threads| {
+        let other = threads.spawn(|| lane(&waiting, Some(WAITING_THREADS), Printing::Live));
+        let here = lane(&computing, None, Printing::AtItsEnd);
+        other
+            .join()
+            .map_err(|_| "a lane of tests panicked".to_owned())?
+            .and(here)
+    })?;
+    total
+        .into_inner()
+        .map_err(|error| error.to_string())?
+        .report(SLOWEST_COUNT)
+}
+
+/// Runs one program in the folder of its package, as `cargo test` does.
+fn run_program(program: &TestProgram, threads: Option<&str>, printing: Printing) -> Result<Outcome, String> {
+    let failed = |error: std::io::Error| format!("{}: {error}", program.path.display());
+    let mut command = Command::new(&program.path);
+    // libtest reports times only where unstable options are allowed.
+    command
+        .args(["-Z", "unstable-options", "--report-time"])
+        .env("RUSTC_BOOTSTRAP", "1");
+    command.args(threads.iter().flat_map(|count| ["--test-threads", count]));
+    command
+        .current_dir(&program.folder)
+        .env("CARGO_MANIFEST_DIR", &program.folder);
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(failed)?;
+    let mut outcome = Outcome::default();
+    let mut lines = vec![format!("     Running {} ({})", program.source.display(), program.name)];
+    if printing == Printing::Live {
+        println!("{}", lines[0]);
+    }
+    for line in BufReader::new(child.stdout.take().ok_or("the output of a test is missing")?).split(b'\n') {
+        let line = String::from_utf8_lossy(&line.map_err(failed)?).into_owned();
+        outcome.read(&line);
+        match printing {
+            Printing::Live => println!("{line}"),
+            Printing::AtItsEnd => lines.push(line),
+        }
+    }
+    if printing == Printing::AtItsEnd {
+        println!("{}", lines.join("\n"));
+    }
+    if !child.wait().map_err(failed)?.success() {
+        outcome.fail(&program.name);
+    }
+    Ok(outcome)
+}
