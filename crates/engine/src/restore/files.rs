@@ -10,6 +10,7 @@ use holdfast_image::{CreateOptions, Error as ImageError, Format, OpenOptions};
 use holdfast_repo::{DiskContent, DiskRecord, Environment, Manifest, Repository, TargetState};
 use jiff::tz::TimeZone;
 
+use super::dry_run::{UnwrittenTarget, warn_of_missing_room};
 use super::stored_memory::{MEMORY_STREAM, StoredMemory};
 use super::target::DiskTarget;
 pub use super::target::RestoredDisk;
@@ -20,6 +21,7 @@ use crate::files::ordered_stream::write_to_stream;
 use crate::image::sector_size::{kept_sector, noted_sector, tell_of_lost_sector, tell_of_other_sectors};
 use crate::job::{DiskName, Error, Job, Result, Unit};
 use crate::notes::{NOTE_FORMAT, is_memory, is_part_of_memory};
+use crate::repository::forget::Execution;
 use crate::repository::open::find_snapshot;
 
 /// What to restore, and where to.
@@ -30,6 +32,8 @@ pub struct RestoreRequest<'a> {
     pub target: RestoreTarget<'a>,
     /// What to do about what is there.
     pub mode: RestoreMode,
+    /// Whether something is written; a dry run reads the snapshot and the target.
+    pub execution: Execution,
     /// The format of the target; without one, new files are what their names say, and others what their content says.
     pub format: Option<Format>,
     /// In which times of the snapshot's name are meant.
@@ -98,47 +102,21 @@ fn restore_from(
     job.progress
         .phase(&format!("restoring {}", snapshot.machine), Unit::Bytes);
     job.progress.total(disks.iter().map(|disk| disk.size_bytes).sum());
-    match request.target {
-        RestoreTarget::Stream(stream) => Ok(vec![to_stream(repository, only(&disks)?, stream, job)?]),
-        RestoreTarget::Path(path) => {
-            let memory = match request.name.disk {
-                None if path.is_dir() => StoredMemory::open(repository, snapshot)?,
-                _ => None,
-            };
-            let stream = path.join(MEMORY_STREAM);
-            let disks: Vec<_> = disks
-                .into_iter()
-                .filter(|disk| memory.is_none() || !is_part_of_memory(disk))
-                .collect();
-            let placed = placed(&disks, &path, request.format)?;
-            let restorer = Restorer {
-                repository,
-                environment,
-                job,
-                mode: request.mode,
-                format: request.format,
-            };
-            // All refusals come before the first byte is written.
-            let places = placed
-                .into_iter()
-                .map(|(disk, path)| Ok((disk, restorer.place(disk, &path)?, path)));
-            let places: Vec<(&DiskRecord, DiskPlace, PathBuf)> = places.collect::<Result<_>>()?;
-            let restore = |(disk, place, path): &(&DiskRecord, DiskPlace, PathBuf)| {
-                restorer.to_path(disk, *place, path).map_err(|error| error.on(path))
-            };
-            let existing = match request.mode {
-                RestoreMode::New if memory.is_some() && stream.symlink_metadata().is_ok() => {
-                    return Err(Error::TargetExists { path: stream });
-                }
-                RestoreMode::New => Existing::Keep,
-                RestoreMode::Replace | RestoreMode::InPlace => Existing::Replace,
-            };
-            let mut restored = places.iter().map(restore).collect::<Result<Vec<_>>>()?;
-            if let Some(memory) = memory {
-                restored.push(memory.to_file(&stream, existing, environment, job)?);
-            }
-            Ok(restored)
-        }
+    let path = match request.target {
+        RestoreTarget::Stream(stream) => return Ok(vec![to_stream(repository, only(&disks)?, stream, job)?]),
+        RestoreTarget::Path(path) => path,
+    };
+    let restorer = Restorer {
+        repository,
+        environment,
+        job,
+        mode: request.mode,
+        execution: request.execution,
+        format: request.format,
+    };
+    match request.name.disk {
+        None if path.is_dir() => restorer.to_paths(disks, &path, StoredMemory::open(repository, snapshot)?),
+        _ => restorer.to_paths(disks, &path, None),
     }
 }
 
@@ -266,10 +244,52 @@ struct Restorer<'a> {
     environment: &'a Environment,
     job: Job<'a>,
     mode: RestoreMode,
+    execution: Execution,
     format: Option<Format>,
 }
 
 impl Restorer<'_> {
+    /// Restores disks to a file, a block device or into a folder, and the memory into that folder.
+    fn to_paths(
+        &self,
+        mut disks: Vec<&DiskRecord>,
+        path: &Path,
+        memory: Option<StoredMemory>,
+    ) -> Result<Vec<RestoredDisk>> {
+        disks.retain(|disk| memory.is_none() || !is_part_of_memory(disk));
+        // All refusals come before the first byte is written.
+        let places = placed(&disks, path, self.format)?
+            .into_iter()
+            .map(|(disk, path)| Ok((disk, self.place(disk, &path)?, path)));
+        let places: Vec<(&DiskRecord, DiskPlace, PathBuf)> = places.collect::<Result<_>>()?;
+        let stream = path.join(MEMORY_STREAM);
+        let existing = match self.mode {
+            RestoreMode::New if memory.is_some() && stream.symlink_metadata().is_ok() => {
+                return Err(Error::TargetExists { path: stream });
+            }
+            RestoreMode::New => Existing::Keep,
+            RestoreMode::Replace | RestoreMode::InPlace => Existing::Replace,
+        };
+        let restore = |(disk, place, path): &(&DiskRecord, DiskPlace, PathBuf)| {
+            let restored = match self.execution {
+                Execution::Execute => self.to_path(disk, *place, path),
+                Execution::DryRun => self.to_nothing(disk, *place, path),
+            };
+            restored.map_err(|error| error.on(path))
+        };
+        let mut restored = places.iter().map(restore).collect::<Result<Vec<_>>>()?;
+        if let Some(memory) = memory {
+            restored.push(match self.execution {
+                Execution::Execute => memory.to_file(&stream, existing, self.environment, self.job)?,
+                Execution::DryRun => memory.to_nothing(&stream, self.job)?,
+            });
+        }
+        if self.execution == Execution::DryRun && self.mode != RestoreMode::InPlace {
+            warn_of_missing_room(&restored, self.job);
+        }
+        Ok(restored)
+    }
+
     /// Decides how to write to `path`, and refuses what would lose data without a request to overwrite it.
     fn place(&self, disk: &DiskRecord, path: &Path) -> Result<DiskPlace> {
         let found = match std::fs::metadata(path) {
@@ -370,6 +390,27 @@ impl Restorer<'_> {
                 Ok(restored)
             }
         }
+    }
+
+    /// Counts what [`Restorer::to_path`] would write.
+    fn to_nothing(&self, disk: &DiskRecord, place: DiskPlace, path: &Path) -> Result<RestoredDisk> {
+        let (target, state) = match place {
+            DiskPlace::NewFile(..) => (UnwrittenTarget::new_file(disk.size_bytes), TargetState::Zeroed),
+            DiskPlace::BlockDevice(state) => (UnwrittenTarget::raw(path)?, state),
+            DiskPlace::File(Format::Raw) => (UnwrittenTarget::raw(path)?, TargetState::Similar),
+            DiskPlace::File(format) => {
+                let options = self.image_at(path, format);
+                (UnwrittenTarget::image(path, &options)?, TargetState::Similar)
+            }
+        };
+        let target = DiskTarget {
+            path,
+            device: &target,
+            state,
+            format: None,
+            relock: None,
+        };
+        target.count(self.repository, disk, self.job)
     }
 
     fn to_device(

@@ -1,5 +1,6 @@
 //! A snapshot becomes files, a machine, or a device.
 
+mod dry_run;
 pub(crate) mod files;
 pub(crate) mod instant;
 pub(crate) mod instant_job;

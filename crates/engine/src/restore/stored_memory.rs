@@ -7,6 +7,7 @@ use holdfast_block::BlockDevice;
 use holdfast_host::qemu::memory::{AssembleError, MemoryState, assemble};
 use holdfast_repo::{Environment, Manifest, Repository};
 
+use super::dry_run::CountedBytes;
 use super::small_stream::bytes_of;
 use super::target::RestoredDisk;
 use crate::files::atomic_file::{Existing, NewFile};
@@ -77,14 +78,29 @@ impl<'r> StoredMemory<'r> {
             source,
         })?;
         new.finish()?;
+        Ok(self.restored(path, written_bytes, job))
+    }
+
+    /// Counts what [`StoredMemory::to_file`] would write.
+    pub(crate) fn to_nothing(&self, path: &Path, job: Job<'_>) -> Result<RestoredDisk> {
+        let mut written = CountedBytes::default();
+        self.write(&mut written).map_err(|source| Error::File {
+            action: "write",
+            path: path.to_owned(),
+            source,
+        })?;
+        Ok(self.restored(path, written.0, job))
+    }
+
+    fn restored(&self, path: &Path, written_bytes: u64, job: Job<'_>) -> RestoredDisk {
         job.progress.advance(self.state.size_bytes());
-        Ok(RestoredDisk {
+        RestoredDisk {
             name: STREAM_MEMORY.to_owned(),
             target: Some(path.to_owned()),
             size_bytes: self.state.size_bytes(),
             written_bytes,
             equal_bytes: 0,
             zero_bytes: 0,
-        })
+        }
     }
 }

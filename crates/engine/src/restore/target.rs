@@ -49,17 +49,27 @@ impl DiskTarget<'_> {
     /// Writes a disk; all of it is durable when this returns.
     pub(crate) fn write(&self, repository: &Repository, disk: &DiskRecord, job: Job<'_>) -> Result<RestoredDisk> {
         self.check_size(disk)?;
+        let restored = self
+            .transfer(repository, disk, job)
+            .inspect_err(|_| self.tell_of_mixture(job))?;
+        self.tell_of_spare(disk, job);
+        Ok(restored)
+    }
+
+    /// Counts what [`DiskTarget::write`] would write, with a device that drops it.
+    pub(crate) fn count(&self, repository: &Repository, disk: &DiskRecord, job: Job<'_>) -> Result<RestoredDisk> {
+        self.check_size(disk)?;
+        self.transfer(repository, disk, job)
+    }
+
+    fn transfer(&self, repository: &Repository, disk: &DiskRecord, job: Job<'_>) -> Result<RestoredDisk> {
         let request = holdfast_repo::RestoreRequest {
             target: self.device,
             target_name: self.path.display().to_string(),
             state: self.state,
             thread_count: job.thread_count,
         };
-        let device = repository.device(disk);
-        let report = repository
-            .restore(&device, &request, &job.watch(Counting::Bytes))
-            .inspect_err(|_| self.tell_of_mixture(job))?;
-        self.tell_of_spare(disk, job);
+        let report = repository.restore(&repository.device(disk), &request, &job.watch(Counting::Bytes))?;
         Ok(RestoredDisk {
             name: disk.name.clone(),
             target: Some(self.path.to_owned()),

@@ -7,12 +7,14 @@ mod machine;
 use std::ffi::OsString;
 use std::path::Path;
 
-use holdfast_engine::{RestoreMode, RestoreReport, RestoreRequest, RestoreTarget, RestoredDisk, SnapshotName, restore};
+use holdfast_engine::{
+    Execution, RestoreMode, RestoreReport, RestoreRequest, RestoreTarget, RestoredDisk, SnapshotName, restore,
+};
 use holdfast_image::Format;
 use serde::Serialize;
 
 use self::machine::MachineRestoreArgs;
-use crate::args::{Example, JobArgs};
+use crate::args::{Example, JobArgs, Switch as _};
 use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::context::standard_streams::{StandardOutput, refuse_terminal, stopped_or};
@@ -40,6 +42,9 @@ pub(crate) struct RestoreArgs {
     /// Format of the target (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels) [default: by the name of a new file, by the content of an existing one]
     #[arg(long, value_name = "FORMAT", value_parser = crate::args::parse_format)]
     format: Option<Format>,
+    /// Read the snapshot and the target, show what would be written and defined; change nothing
+    #[arg(short = 'n', long)]
+    dry_run: bool,
     #[command(flatten)]
     job: JobArgs,
     #[command(flatten)]
@@ -55,6 +60,10 @@ impl Verb for RestoreArgs {
         Example {
             wish: "Restore one disk as it was, writing only what differs",
             line: "holdfast restore -r /backup/vms db@2026-11-20T10:00:vda /dev/vg/db-root --in-place",
+        },
+        Example {
+            wish: "See how much of it differs, without writing",
+            line: "holdfast restore -r /backup/vms db@2026-11-20T10:00:vda /dev/vg/db-root --in-place --dry-run",
         },
         Example {
             wish: "Restore all disks of a machine into a folder",
@@ -90,6 +99,7 @@ impl Verb for RestoreArgs {
 /// What `restore` answers.
 #[derive(Debug, Serialize)]
 struct FilesRestored {
+    dry_run: bool,
     id: String,
     machine: String,
     time: String,
@@ -120,9 +130,10 @@ impl From<&RestoredDisk> for RestoredDiskDocument {
     }
 }
 
-impl From<RestoreReport> for FilesRestored {
-    fn from(report: RestoreReport) -> Self {
+impl FilesRestored {
+    fn new(report: &RestoreReport, execution: Execution) -> Self {
         Self {
+            dry_run: execution == Execution::DryRun,
             id: report.snapshot.id.to_string(),
             machine: report.snapshot.machine.clone(),
             time: holdfast_engine::time_of(&report.snapshot).to_string(),
@@ -138,14 +149,15 @@ impl Report for FilesRestored {
     }
 
     fn is_confirmation(&self) -> bool {
-        true
+        !self.dry_run
     }
 
     fn human(&self, page: &mut Page) {
+        let written = if self.dry_run { "would be written" } else { "written" };
         for disk in &self.disks {
             let mut parts = vec![
                 format!("{} disk", units::bytes(disk.size_bytes)),
-                format!("{} written", units::bytes(disk.written_bytes)),
+                format!("{} {written}", units::bytes(disk.written_bytes)),
             ];
             if disk.equal_bytes > 0 {
                 parts.push(format!("{} were there already", units::bytes(disk.equal_bytes)));
@@ -158,6 +170,10 @@ impl Report for FilesRestored {
                 disk.target.as_deref().unwrap_or("standard output"),
                 parts.join(", ")
             ));
+        }
+        if self.dry_run {
+            page.line("nothing was changed: leave out --dry-run to restore");
+            return;
         }
         let size_bytes = self.disks.iter().map(|disk| disk.size_bytes).sum();
         let duration = std::time::Duration::from_millis(self.duration_ms);
@@ -209,9 +225,9 @@ fn run(args: &RestoreArgs, context: &Context) -> Result<Exit, Error> {
         if ending != Some("xml") {
             refuse_terminal()?;
         }
-        if args.in_place || args.force || args.format.is_some_and(|format| format != Format::Raw) {
+        if args.in_place || args.force || args.dry_run || args.format.is_some_and(|format| format != Format::Raw) {
             return Err(Error::usage(
-                "--in-place, --force and formats other than raw are for files and block devices",
+                "--in-place, --force, --dry-run and formats other than raw are for files and block devices",
                 "leave them out to restore to standard output",
             ));
         }
@@ -234,6 +250,7 @@ fn run(args: &RestoreArgs, context: &Context) -> Result<Exit, Error> {
         name: args.snapshot.clone(),
         target,
         mode,
+        execution: args.dry_run.execution(),
         format: args.format,
         zone: context.zone().clone(),
     };
@@ -245,5 +262,5 @@ fn run(args: &RestoreArgs, context: &Context) -> Result<Exit, Error> {
         let warning_count = context.console().warnings().len();
         return Ok(Exit::Ok.with_warning_count(warning_count));
     }
-    context.report(&FilesRestored::from(report))
+    context.report(&FilesRestored::new(&report, args.dry_run.execution()))
 }

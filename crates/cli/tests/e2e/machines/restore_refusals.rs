@@ -102,7 +102,6 @@ fn options_that_say_nothing_are_refused_in_the_same_words() {
         &["--start"],
         &["--resume"],
         &["--live"],
-        &["--dry-run"],
         &["--name", "x"],
         &["--storage", "x"],
         &["--disk", "vda=x"],

@@ -33,6 +33,45 @@ fn in_place_only_what_differs_is_written() {
     );
 }
 
+/// A dry run counts what the restore then writes, and leaves every target as it was.
+#[test]
+fn a_dry_run_writes_nothing_and_counts_the_same() {
+    let bytes = noise(4 * MIB + 100, 3);
+    let rig = rig_with_snapshot(&bytes);
+    let mut other = bytes.clone();
+    other[MIB] ^= 1;
+    rig.write("target.raw", &other);
+    let counts = |words: &[&str]| {
+        let report = rig.report(&[&["restore", "web1"], words].concat());
+        let disk = &report["disks"][0];
+        let counts = ["written_bytes", "equal_bytes", "zero_bytes"].map(|name| disk[name].as_u64().unwrap());
+        (report["dry_run"].as_bool().unwrap(), counts)
+    };
+    for words in [
+        &["target.raw", "--in-place"][..],
+        &["target.raw", "--force"],
+        &["new.qcow2"],
+    ] {
+        let (is_dry, planned) = counts(&[words, &["--dry-run"]].concat());
+        assert!(is_dry);
+        assert!(rig.read("target.raw") == other);
+        assert_eq!(rig.names("."), ["repo", "target.raw", "web1.raw"]);
+        assert_eq!(counts(words), (false, planned), "{words:?}");
+        rig.write("target.raw", &other);
+    }
+    // What a restore would refuse, a dry run refuses.
+    assert_eq!(
+        rig.error(1, &["restore", "web1", "target.raw", "--dry-run"]).0,
+        "exists"
+    );
+    rig.write("small.raw", b"small");
+    assert_eq!(
+        rig.error(1, &["restore", "web1", "small.raw", "--in-place", "-n"]).0,
+        "no-space"
+    );
+    rig.code(2, &["restore", "web1", "-", "--dry-run"]);
+}
+
 #[test]
 fn what_is_there_stays_unless_it_is_given_up() {
     let bytes = noise(20_000, 2);

@@ -58,9 +58,6 @@ pub(super) struct MachineRestoreArgs {
     /// With --live: fill the images with at most this many bytes per second (50M) [default: 64M, doubled each minute]
     #[arg(long, value_name = "SIZE", value_parser = crate::args::parse_rate, requires = "live")]
     bwlimit: Option<NonZeroU64>,
-    /// Show what would be written and defined; change nothing
-    #[arg(short = 'n', long)]
-    dry_run: bool,
 }
 
 impl MachineRestoreArgs {
@@ -78,7 +75,6 @@ impl MachineRestoreArgs {
             ("--resume", self.resume),
             ("--live", self.live),
             ("--bwlimit", self.bwlimit.is_some()),
-            ("--dry-run", self.dry_run),
         ];
         let found = given.into_iter().find(|(_, is_given)| *is_given && !self.to_machine);
         found.map(|(option, _)| option)
@@ -175,7 +171,7 @@ pub(super) fn run(args: &RestoreArgs, context: &Context) -> Result<Exit, Error> 
     for warning in &plan.warnings {
         context.console().warning(warning);
     }
-    if args.machine.dry_run {
+    if args.dry_run {
         return context.report(&MachineRestored::new(&plan, None));
     }
     if args.machine.live {
