@@ -1,5 +1,5 @@
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
-    holdfast_engine::hostile::peer_request(bytes);
+    holdfast_replicate::hostile::peer_request(bytes);
 });

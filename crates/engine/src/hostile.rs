@@ -24,10 +24,6 @@ pub const PARSERS: &[Parser] = &[
         feed: host_snapshot_record,
     },
     Parser {
-        name: "peer_request",
-        feed: peer_request,
-    },
-    Parser {
         name: "retention",
         feed: retention,
     },
@@ -48,23 +44,6 @@ pub const PARSERS: &[Parser] = &[
 /// Valid text for every parser of this crate: name of the parser, name of the seed, bytes.
 pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     let mut seeds: Vec<_> = configured::seeds().collect();
-    for (name, text) in [
-        ("abilities", r#"{"kind":"zfs","ask":"abilities"}"#),
-        (
-            "list",
-            r#"{"kind":"btrfs","ask":{"datasets":{"name":"/srv/vms","is_tree":false}}}"#,
-        ),
-        (
-            "receive",
-            r#"{"kind":"zfs","ask":{"receive":{"dataset":"tank/b/web","snapshots":[{"name":"a","identity":"7","time_s":1,"is_bookmark":false,"hold_count":0,"record":null}],"is_packed":true}}}"#,
-        ),
-        (
-            "keep",
-            r#"{"kind":"zfs","ask":{"keep":{"dataset":"tank/b","snapshot":"a","tag":"holdfast-replicate-1","means":"Hold"}}}"#,
-        ),
-    ] {
-        seeds.push(("peer_request", name, text.as_bytes().to_vec()));
-    }
     for (name, text) in [
         ("week", "7d"),
         ("mixed", "1y6m"),
@@ -110,11 +89,6 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
 /// What a template says that it is.
 pub fn template_statement(bytes: &[u8]) -> Outcome {
     crate::template::hostile_statement(bytes)
-}
-
-/// What another host asks of one that lets it add to a dataset.
-pub fn peer_request(bytes: &[u8]) -> Outcome {
-    crate::replicate::hostile_request(bytes)
 }
 
 /// The times at which clocks and calendars end, and some between.

@@ -29,7 +29,6 @@ mod image;
 mod job;
 mod machine;
 mod notes;
-mod replicate;
 mod repository;
 mod restore;
 mod template;
@@ -106,10 +105,6 @@ pub use machine::run_journal::{JournalPlace, Phase, RunRecord, forget_run, note_
 pub use machine::state::memory::MemoryOptions;
 pub use machine::watchdog::{WatchdogTools, watch_over};
 pub use notes::{NOTE_CONSISTENCY, NOTE_FORMAT, NOTE_METHOD, NOTE_ORIGIN, NOTE_PATH};
-pub use replicate::{
-    PEER_PROTOCOL, PackChoice, PeerServer, PeerSide, RawChoice, ReplicaOutcome, ReplicateReport, ReplicateRequest,
-    ReplicatedDataset, ReplicatedStream, ReplicationPlace, replicate, serve_peer,
-};
 pub use repository::calendar::SKEW_MS;
 pub use repository::calendar::time_of;
 pub use repository::copy::{

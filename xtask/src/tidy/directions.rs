@@ -26,10 +26,21 @@ pub(crate) const LEVELS: &[Level] = &[
         ],
     ),
     ("daemon", &["block", "policy", "host", "engine"]),
+    ("replicate", &["block", "policy", "host", "engine"]),
     (
         "cli",
         &[
-            "block", "image", "repo", "policy", "hardware", "archive", "host", "serve", "engine", "daemon",
+            "block",
+            "image",
+            "repo",
+            "policy",
+            "hardware",
+            "archive",
+            "host",
+            "serve",
+            "engine",
+            "daemon",
+            "replicate",
         ],
     ),
 ];

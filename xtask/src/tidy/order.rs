@@ -67,7 +67,6 @@ pub(crate) const ORDERS: &[Order] = &[
             "capture",
             "exchange",
             "template",
-            "replicate",
             "doctor",
             "hostile",
         ],

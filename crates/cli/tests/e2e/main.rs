@@ -10,6 +10,7 @@ mod host;
 mod interrupts;
 mod machines;
 mod packaging;
+mod parsers;
 mod program;
 mod replication;
 mod rig;

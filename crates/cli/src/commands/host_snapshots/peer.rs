@@ -3,8 +3,8 @@
 use std::ffi::OsStr;
 use std::sync::Arc;
 
-use holdfast_engine::{PEER_PROTOCOL, PeerServer, serve_peer};
 use holdfast_host::provider::{Dataset, ProviderKind};
+use holdfast_replicate::{PEER_PROTOCOL, PeerServer, serve_peer};
 
 use crate::args::{Example, SharedOptions};
 use crate::commands::host_snapshots::replicate::local_side;

@@ -5,8 +5,8 @@ mod told;
 
 use std::num::NonZeroU64;
 
-use holdfast_engine::{PackChoice, RawChoice, ReplicateRequest, ReplicationPlace, replicate};
 use holdfast_policy::SnapshotChoice;
+use holdfast_replicate::{PackChoice, RawChoice, ReplicateRequest, ReplicationPlace, replicate};
 
 use crate::args::{Example, SharedOptions};
 use crate::commands::verb::Verb;

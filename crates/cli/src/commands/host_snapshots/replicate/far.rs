@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use holdfast_engine::PeerSide;
 use holdfast_host::provider::{BtrfsSide, Located, ProviderKind, ReplicaSide, ZfsSide, locate};
 use holdfast_host::{LocalTools, Ssh, SshAddress, StreamTools};
+use holdfast_replicate::PeerSide;
 
 use crate::context::Context;
 use crate::errors::{Error, Kind};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use holdfast_engine::{ReplicaOutcome, ReplicateReport, ReplicatedDataset, ReplicatedStream};
+use holdfast_replicate::{ReplicaOutcome, ReplicateReport, ReplicatedDataset, ReplicatedStream};
 use jiff::Timestamp;
 use serde::Serialize;
 

@@ -26,7 +26,8 @@ fn main() {
         .chain(holdfast_archive::hostile::seeds())
         .chain(holdfast_hardware::hostile::seeds())
         .chain(holdfast_host::hostile::seeds())
-        .chain(holdfast_engine::hostile::seeds());
+        .chain(holdfast_engine::hostile::seeds())
+        .chain(holdfast_replicate::hostile::seeds());
     seeds.extend(named.map(|(parser, name, bytes)| (parser, name.to_owned(), bytes)));
     let mut by_parser: BTreeMap<&str, BTreeSet<(usize, Vec<u8>)>> = BTreeMap::new();
     for plaintext in Specimen::new().plaintexts() {

@@ -24,7 +24,7 @@ use serde::Serialize;
 use super::carry::{Packing, Transfer, TransferOptions};
 use super::peer::{PeerAnswer, PeerQuestion, PeerRefusal, PeerRequest};
 use super::{fingerprint, is_below};
-use crate::job::{Error, Result};
+use holdfast_engine::{Error, Result};
 
 /// Bytes of a request, at most: what comes with a stream of thousands of snapshots.
 const REQUEST_BYTES_MAX: u64 = 32 << 20;
@@ -234,8 +234,11 @@ impl PeerServer<'_> {
             Some(_) => SenderTrust::AddOnly,
         };
         let mut receiver = side.receive(&receiving, trust)?;
-        let to = receiver.take_input().ok_or_else(no_ends)?;
-        let carrying = self.carriage(packing).start_into(input, to).map_err(Error::Stream)?;
+        let (to, check) = receiver.take_input().ok_or_else(no_ends)?;
+        let carrying = self
+            .carriage(packing)
+            .start_into(input, to, check)
+            .map_err(Error::Stream)?;
         let ended = loop {
             if let Some(ended) = receiver.try_end().map_err(Error::Stream)? {
                 break ended;

@@ -12,6 +12,9 @@
 
 mod carry;
 mod dataset;
+#[cfg(feature = "hostile")]
+#[doc(hidden)]
+pub mod hostile;
 mod packing;
 mod peer;
 mod peer_server;
@@ -25,11 +28,9 @@ use holdfast_block::Clock;
 use holdfast_host::provider::{PackWhen, REPLICA_TAG, ReplicaAbilities, ReplicaDataset, ReplicaSide};
 use holdfast_policy::SnapshotChoice;
 
-use crate::job::{Job, Result};
-use crate::repository::forget::Execution;
+use holdfast_engine::Execution;
+use holdfast_engine::{Job, Result};
 pub use peer::{PEER_PROTOCOL, PeerSide};
-#[cfg(feature = "hostile")]
-pub(crate) use peer_server::hostile_request;
 pub use peer_server::{PeerServer, serve_peer};
 
 /// What is replicated, and how.

@@ -17,7 +17,7 @@ use holdfast_host::{Piped, PipedEnd};
 use zstd::stream::read::Decoder;
 
 use super::packing::{CHUNK_BYTES, Compression, Packer};
-use crate::job::Interrupted;
+use holdfast_engine::Interrupted;
 
 /// Chunks that wait between two threads, at most.
 const QUEUE_LENGTH: usize = 4;
@@ -136,11 +136,12 @@ impl<R: Read> Read for LinkReader<R> {
 }
 
 impl TransferOptions {
-    /// Carries a stream into a program that takes it in: what passes its check, in threads.
+    /// Carries a stream into a program that receives it: the part that passes its check, in threads.
     pub(super) fn start_into(
         &self,
         from: impl Read + Send + 'static,
-        (to, check): (impl Write + Send + 'static, StreamCheck),
+        to: impl Write + Send + 'static,
+        check: StreamCheck,
     ) -> io::Result<Transfer> {
         self.carry(from, to, |stream| {
             check.guard(Box::new(BufReader::with_capacity(READ_BYTES, stream)))
@@ -326,10 +327,11 @@ impl From<io::Error> for WatchError {
     }
 }
 
-/// Watches over both until they have ended. `step` is called again and again, with what has been carried.
+/// Waits until both programs have ended. Calls `step` in intervals, with the transfer so far.
 pub(super) fn watch(
     carrying: &Transfer,
-    (sender, receiver): (&mut Piped, &mut Incoming),
+    sender: &mut Piped,
+    receiver: &mut Incoming,
     clock: &dyn Clock,
     mut step: impl FnMut(&Transfer) -> Result<(), Interrupted>,
 ) -> Result<TransferEnds, WatchError> {
@@ -385,10 +387,9 @@ mod tests {
             clock: clock.clone(),
         };
         let (mut sender, mut receiver) = (start(from), Incoming::checked_elsewhere(start(to)));
-        let carrying = carriage
-            .start_into(sender.take_output().unwrap(), receiver.take_input().unwrap())
-            .unwrap();
-        let ends = watch(&carrying, (&mut sender, &mut receiver), &*clock, |_| Ok(()));
+        let (to, check) = receiver.take_input().unwrap();
+        let carrying = carriage.start_into(sender.take_output().unwrap(), to, check).unwrap();
+        let ends = watch(&carrying, &mut sender, &mut receiver, &*clock, |_| Ok(()));
         (ends.unwrap(), carrying.stream_bytes(), carrying.link_bytes())
     }
 

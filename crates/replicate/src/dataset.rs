@@ -15,8 +15,8 @@ use rustix::fs::{FlockOperation, flock};
 use super::carry::{Packing, Transfer, TransferOptions, WatchError, watch};
 use super::peer_server::notes_in;
 use super::{ReplicaOutcome, ReplicatedDataset, ReplicatedStream, ReplicationSides, fingerprint, tag};
-use crate::job::{Error, Result, Unit};
-use crate::repository::forget::Execution;
+use holdfast_engine::Execution;
+use holdfast_engine::{Error, Result, Unit};
 
 /// What ssh returns where it is ssh that has failed, and not the program.
 const CODE_OF_SSH: i32 = 255;
@@ -108,12 +108,12 @@ fn lock(sides: &ReplicationSides<'_>, target: &str) -> Result<Option<File>> {
     }
 }
 
-/// Why a program did not come to its end.
-fn why_not(side: &dyn ReplicaSide, (action, what): (&'static str, &str), ended: &PipedEnd) -> String {
-    let said = ended.reason();
+/// The reason why a program failed at `action` on `dataset`.
+fn failure_reason(side: &dyn ReplicaSide, action: &'static str, dataset: &str, ended: &PipedEnd) -> String {
+    let reason = ended.reason();
     match (ended.code, side.host()) {
-        (Some(CODE_OF_SSH), Some(host)) => format!("the connection to {host} broke: {said}"),
-        _ => side.refusal(action, what, &said).to_string(),
+        (Some(CODE_OF_SSH), Some(host)) => format!("the connection to {host} broke: {reason}"),
+        _ => side.refusal(action, dataset, &reason).to_string(),
     }
 }
 
@@ -361,10 +361,12 @@ impl DatasetReplication<'_> {
         let mut receiver = self.target_side().receive(receiving, self.trust())?;
         let mut sender = self.source_side().send(sending)?;
         let ends = sender.take_output().zip(receiver.take_input());
-        let (from, to) = ends.ok_or_else(|| "a program has no ends".to_owned())?;
-        let carrying = carriage.start_into(from, to).map_err(|error| error.to_string())?;
+        let (from, (to, check)) = ends.ok_or_else(|| "a program has no ends".to_owned())?;
+        let carrying = carriage
+            .start_into(from, to, check)
+            .map_err(|error| error.to_string())?;
         let mut told = 0;
-        let ends = watch(&carrying, (&mut sender, &mut receiver), job.clock, |carrying| {
+        let ends = watch(&carrying, &mut sender, &mut receiver, job.clock, |carrying| {
             let bytes = carrying.stream_bytes();
             job.progress.advance(bytes - told);
             told = bytes;
@@ -384,12 +386,12 @@ impl DatasetReplication<'_> {
             notes.extend(receiver.finish()?);
             return Ok((carrying, notes));
         }
-        let target = why_not(self.target_side(), ("receive", self.target), &ends.receiver);
+        let target = failure_reason(self.target_side(), "receive", self.target, &ends.receiver);
         // A sender that lost its receiver complains of that.
         let why = if ends.sender.is_well() || ends.receiver_was_first {
             target
         } else {
-            let source = why_not(self.source_side(), ("send", what), &ends.sender);
+            let source = failure_reason(self.source_side(), "send", what, &ends.sender);
             format!("{source}; {target}")
         };
         Err(DatasetFailure::Failed(match carrying.failure() {

@@ -6,7 +6,7 @@ use holdfast_block::SystemClock;
 use holdfast_host::provider::{Dataset, ProviderKind};
 
 use super::{PeerServer, is_plain, is_reached_without_links};
-use crate::replicate::peer::PeerRequest;
+use crate::peer::PeerRequest;
 
 fn may(root: &Dataset, line: &str) -> bool {
     let sides = |_| panic!("nobody is asked");
