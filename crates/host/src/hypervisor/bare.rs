@@ -1,7 +1,9 @@
-//! A QEMU without a management layer, by its own monitor socket (`-qmp unix:PATH`): a hypervisor of one machine.
+//! A QEMU without a management layer, reached by its own monitor socket (`-qmp unix:PATH`): a hypervisor of one
+//! machine.
 //!
-//! Such a socket serves one client at a time. The backup has it while it works; its watchdog waits next in the queue
-//! ([`QueuedSocket`]), and uses a [stand-in](BareQemu::stand_in) that has only the data about the machine that it was given.
+//! Such a socket serves one client at a time. The backup uses it while it works; its watchdog waits next in the queue
+//! ([`QueuedSocket`]), with a [stand-in](BareQemu::stand_in) that has only the data about the machine that it was
+//! given.
 
 mod block;
 mod tpm;
@@ -27,16 +29,16 @@ use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand, QmpSocket, QueuedSocke
 use crate::system::processes::Process;
 use crate::system::rights::Rights;
 
-/// The file of a machine's configuration with the command line of its QEMU: a list of texts.
+/// The file of a machine's configuration that has the command line of its QEMU, as a list of strings.
 const COMMAND_LINE: &str = "qemu-command-line.json";
-/// The file of a machine's configuration with QEMU's description.
+/// The file of a machine's configuration that has QEMU's description of the machine.
 const MACHINE: &str = "machine.json";
-/// What begins the word that a machine without a UUID is known by, in the place of a UUID.
+/// Prefix of the identifier of a machine without a UUID.
 pub const WITHOUT_UUID: &str = "none@";
-/// Digits of the host's id in that word: hosts of one name have others.
+/// Hex digits of the host's id in that identifier, which distinguish hosts of the same name.
 const HOST_DIGITS: usize = 8;
 
-/// One QEMU, and the connection to its monitor; its machine shares it, and the last of them ends it.
+/// One QEMU, and the connection to its monitor. Its machine shares the connection, which closes with the last user.
 pub struct BareQemu {
     title: String,
     machine: Arc<BareConnection>,
@@ -44,7 +46,7 @@ pub struct BareQemu {
 
 struct BareConnection {
     name: String,
-    /// What it is known by where QEMU was given no UUID.
+    /// The identifier if QEMU was given no UUID.
     place: String,
     monitor: Box<dyn Monitor>,
     process: Option<Process>,
@@ -61,7 +63,7 @@ impl BareQemu {
     /// Connects to the monitor at `path`.
     ///
     /// # Errors
-    /// Where there is none, it does not answer, or another client is connected.
+    /// No monitor listens, it does not answer, or another client is connected.
     pub fn connect(path: &Path, clock: Arc<dyn Clock>) -> Result<Self> {
         let unreachable = |source: MonitorError| Error::Unreachable {
             address: path.display().to_string(),
@@ -100,7 +102,7 @@ impl BareQemu {
     /// The machine `name` at `path`, for a client that waits until the monitor is free. The socket of the guest agent is a parameter.
     ///
     /// # Errors
-    /// Where no process listens at `path`.
+    /// No process listens at `path`.
     pub fn stand_in(path: &Path, name: &str, agent: Option<&Path>, clock: Arc<dyn Clock>) -> Result<Box<dyn Machine>> {
         let queued = QueuedSocket::connect(path).map_err(|source| Error::Unreachable {
             address: path.display().to_string(),
@@ -122,18 +124,18 @@ impl BareQemu {
         }))))
     }
 
-    /// The socket of the guest's agent, where the machine has a channel for it.
+    /// The socket of the guest agent, if the machine has a channel for it.
     pub fn agent_socket(&self) -> Option<&Path> {
         self.machine.agent.as_deref()
     }
 
-    /// Its machine.
+    /// The machine of this QEMU.
     pub fn only_machine(&self) -> Box<dyn Machine> {
         Box::new(BareMachine(Arc::clone(&self.machine)))
     }
 }
 
-/// Questions are numbered from somewhere else in each process, so that an answer to another one's is not taken for ours.
+/// The first request id: it differs between processes, so that an answer to another process is not taken for ours.
 fn first_question(clock: &dyn Clock) -> AtomicU32 {
     AtomicU32::new(std::process::id().rotate_left(12) ^ clock.now().subsec_nanos())
 }
@@ -196,7 +198,7 @@ impl BareConnection {
         Blocks::query(&*self.monitor, &resolve).map_err(|error| self.failed(error))
     }
 
-    /// QEMU's description of its machine, to read and to rebuild it.
+    /// QEMU's description of its machine, for reading and for a rebuild.
     fn told(&self) -> Result<Value> {
         let mut told = Map::new();
         told.insert("name".to_owned(), self.name.clone().into());
@@ -219,7 +221,7 @@ impl BareConnection {
         for (key, command, arguments) in questions {
             let answer = self.monitor.execute(&QmpCommand::new(command, arguments));
             let answer = match answer {
-                // Not every machine has everything, nor every QEMU every question.
+                // Not every machine has every device, nor every QEMU every query.
                 Err(error) if error.is_refusal() => Value::Null,
                 other => other.map_err(|error| self.failed(error))?,
             };
@@ -264,7 +266,7 @@ impl Machine for BareMachine {
             self.0.monitor.execute(&QmpCommand::new("query-status", Value::Null)),
             Err(MonitorError::Gone { .. })
         );
-        // A connection may be lost while its QEMU lives.
+        // A connection may be lost while QEMU still runs.
         let is_dead = self.0.process.as_ref().is_some_and(Process::has_ended);
         (is_gone && is_dead).then_some(MachineEnd::Gone)
     }
@@ -300,12 +302,12 @@ impl Machine for BareMachine {
     }
 }
 
-/// Whether QEMU was given this UUID: it answers zeroes where it was given none.
+/// Whether QEMU has a UUID: it answers zeroes if it was given none.
 fn is_set(uuid: &str) -> bool {
     uuid.chars().any(|character| !matches!(character, '0' | '-'))
 }
 
-/// What a machine without a UUID is known by: its host, and the socket of its monitor. It is one word of lower case.
+/// The identifier of a machine without a UUID: its host, and the socket of its monitor, as one word of lower case.
 fn place_of(socket: &Path) -> String {
     let said = |file: &str| std::fs::read_to_string(file).unwrap_or_default();
     let (host, machine_id) = (said("/proc/sys/kernel/hostname"), said("/etc/machine-id"));
@@ -317,14 +319,14 @@ fn place_of(socket: &Path) -> String {
     format!("{WITHOUT_UUID}{host}.{digits}:{socket}")
 }
 
-/// Bytes as a part of a word: other than the usual ones as `%` and two digits.
+/// Encodes bytes as a part of a word: unusual ones as `%` and two hex digits.
 fn word(bytes: &[u8]) -> String {
     let mut word = String::new();
     for byte in bytes {
         match byte {
             b'a'..=b'z' | b'0'..=b'9' | b'/' | b'.' | b'-' | b'_' => word.push(char::from(*byte)),
             other => {
-                // Writing to a text does not fail.
+                // Writing to a string does not fail.
                 write!(word, "%{other:02x}").ok();
             }
         }
@@ -338,9 +340,9 @@ fn name(monitor: &dyn Monitor, path: &Path) -> std::result::Result<String, Monit
     Ok(text(&answer, "name").or_else(stem).unwrap_or_else(|| "qemu".to_owned()))
 }
 
-/// What a machine is doing, by QEMU's word for it.
+/// The state of a machine, from QEMU's status.
 ///
-/// Where it migrates, its disks may belong to another host; in all other states but `running` they are at rest.
+/// During a migration its disks may belong to another host; in every other state but `running` they do not change.
 fn state(word: &str) -> MachineState {
     match word {
         "running" => MachineState::Running,
@@ -364,7 +366,8 @@ fn agent_socket(monitor: &dyn Monitor) -> std::result::Result<Option<PathBuf>, M
     Ok(its.and_then(|chardev| listening_path(&text(chardev, "filename")?)))
 }
 
-/// The path in QEMU's description of a character device, where it is a UNIX socket at which QEMU listens:
+/// The path in QEMU's description of a character device, if it is a UNIX socket at which QEMU listens:
+/// "disconnected:unix:/run/web1.qga,server=on", and "unix:/run/web1.qga,server=on" while a client is connected.
 /// "disconnected:unix:/run/web1.qga,server=on", and "unix:/run/web1.qga,server=on" while a client is connected.
 fn listening_path(description: &str) -> Option<PathBuf> {
     let address = description.strip_prefix("disconnected:").unwrap_or(description);

@@ -1,4 +1,4 @@
-//! How a machine ended that ran a moment ago, according to the log of its QEMU.
+//! Why a machine ended that ran a moment ago, according to the log of its QEMU.
 
 use std::fmt;
 use std::fs::File;
@@ -8,24 +8,24 @@ use std::path::Path;
 
 use rustix::fs::OFlags;
 
-/// Bytes of a log that are looked at, from its end.
+/// How many bytes at the end of a log are read.
 const LOG_BYTES: u64 = 16 << 10;
-/// Lines of it that are shown, and characters of each.
+/// Limits on the lines that are shown, and on the characters of each.
 const LINE_COUNT: usize = 3;
 const LINE_CHARS: usize = 300;
-/// What libvirt writes where it starts a QEMU.
+/// Part of the line that libvirt writes when it starts a QEMU.
 const STARTS: &str = ": starting up libvirt version";
-/// What libvirt itself writes when a QEMU has ended.
+/// Part of the line that libvirt writes after a QEMU has ended.
 const ENDS: &str = ": shutting down, reason=";
 
 /// How a machine ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MachineEnd {
-    /// Its guest or its owner switched it off.
+    /// The guest or a user shut it down.
     SwitchedOff,
     /// Its QEMU crashed.
     Crashed {
-        /// The last lines of its QEMU, where a log has them.
+        /// The last lines of QEMU's log, if it can be read.
         last_words: Option<String>,
     },
     /// Its QEMU is gone, for an unknown reason.
@@ -45,7 +45,7 @@ impl fmt::Display for MachineEnd {
     }
 }
 
-/// The last lines that a QEMU wrote to its log at `path`, where it has one that we may read.
+/// The last lines that a QEMU wrote to its log at `path`, if there is one that we may read.
 pub(crate) fn last_words(path: &Path) -> Option<String> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let mut file = File::options()
@@ -64,7 +64,7 @@ pub(crate) fn last_words(path: &Path) -> Option<String> {
     last_lines(&String::from_utf8_lossy(&bytes))
 }
 
-/// What QEMU itself wrote last, since it was started.
+/// The last lines of QEMU itself since its last start.
 fn last_lines(text: &str) -> Option<String> {
     let since_start = text.rfind(STARTS).map_or(text, |at| &text[at..]);
     let is_said =
@@ -103,7 +103,7 @@ mod tests {
                        2026-01-04 00:00:00.000+0000: shutting down, reason=crashed\n";
 
     #[test]
-    fn the_last_words_are_those_of_the_qemu_that_ran_last() {
+    fn the_last_lines_are_those_of_the_last_qemu() {
         let words = last_lines(LOG).unwrap();
         assert!(words.ends_with("Assertion `x' failed."), "{words}");
         assert!(words.contains("[31mfirst") && !words.contains('\u{1b}'), "{words}");
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_log_that_is_a_file_is_read() {
+    fn only_a_regular_file_is_read_as_log() {
         let folder = tempfile::tempdir().unwrap();
         let log = folder.path().join("web1.log");
         std::io::Write::write_all(&mut std::fs::File::create(&log).unwrap(), LOG.as_bytes()).unwrap();
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn how_it_ended_is_said_in_a_sentence() {
+    fn each_end_has_a_description() {
         assert_eq!(MachineEnd::Crashed { last_words: None }.to_string(), "has crashed");
         let words = Some("boom".to_owned());
         assert!(MachineEnd::Crashed { last_words: words }.to_string().contains("boom"));

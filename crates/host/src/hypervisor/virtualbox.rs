@@ -1,11 +1,11 @@
-//! VirtualBox, by `VBoxManage`: which machines there are, what they are doing, and their snapshots.
+//! VirtualBox, by `VBoxManage`: machines, their states and their snapshots.
 //!
-//! Machines of VirtualBox belong to a user, whose `VBoxManage` knows them. What the machines consist of stands in their settings, which
-//! [`holdfast_hardware::virtualbox`] reads; here is only what files do not tell. What `VBoxManage` answers is text that the owners of machines
-//! choose parts of: names and descriptions have quotes and line ends in them. So nothing is believed that could be such a part (`answers.rs`).
+//! Machines of VirtualBox belong to a user, and the user's `VBoxManage` lists them. Their configuration is in settings
+//! files, which [`holdfast_hardware::virtualbox`] reads; this module has only what is not in files. Parts of the output
+//! of `VBoxManage` are chosen by the owners of machines: names and descriptions may contain quotes and line ends. So a
+//! line that could be such a part is not trusted (`answers.rs`).
 //!
-//! A program that is interrupted leaves `VBoxManage` alone until it has ended: a snapshot that is half deleted is worse than one that is
-//! there.
+//! An interrupted program lets a running `VBoxManage` finish: a half-deleted snapshot is worse than a leftover one.
 
 mod answers;
 #[cfg(feature = "hostile")]
@@ -25,21 +25,21 @@ use crate::system::process::{Answer, LocalTools, ToolError, Tools};
 use answers::{Complaint, info_of, machines_of, snapshot_of};
 pub use answers::{ListedMachine, MachineInfo, VirtualBoxState};
 
-/// What the program is called.
+/// The name of the program.
 pub const PROGRAM: &str = "VBoxManage";
-/// The environment variable with VirtualBox's folder of the user.
+/// The environment variable of the user's VirtualBox folder.
 pub const HOME_VARIABLE: &str = "VBOX_USER_HOME";
-/// How long a question may take: the first one starts a service.
+/// Timeout of a query. The first query starts a service.
 const QUESTION_TIME_OUT: Duration = Duration::from_secs(120);
-/// How long a snapshot may take: memory is written, or what was written since is brought down. Whoever stops waiting does not end it.
+/// Timeout of a snapshot, which writes memory or merges images. The program is not killed at the timeout.
 const WORK_TIME_OUT: Duration = Duration::from_secs(24 * 3600);
 
-/// The machine's processors while a snapshot is taken.
+/// What the machine's processors do while a snapshot is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SnapshotMode {
     /// They continue to run.
     Live,
-    /// They are paused. A machine that is paused or off stays so.
+    /// They are paused. A machine that is already paused or off stays so.
     Paused,
 }
 
@@ -51,7 +51,7 @@ pub struct VBoxManage {
 }
 
 impl VBoxManage {
-    /// The program at a path. `home` is where VirtualBox has what belongs to the user, where that is another folder than usual.
+    /// The program at a path. `home` is the user's VirtualBox folder, if it is not the default one.
     pub fn new(program: &Path, home: Option<&Path>, clock: &Arc<dyn Clock>) -> Self {
         let tools = |time_out| {
             let tools = LocalTools::new(Arc::clone(clock), time_out);
@@ -67,7 +67,7 @@ impl VBoxManage {
         }
     }
 
-    /// The same, by other means of asking.
+    /// The same with other tools, for tests.
     pub fn with_tools(program: &str, tools: &Arc<dyn Tools>) -> Self {
         Self {
             program: program.to_owned(),
@@ -76,12 +76,12 @@ impl VBoxManage {
         }
     }
 
-    /// The program that is asked.
+    /// The path of the program.
     pub fn program(&self) -> &str {
         &self.program
     }
 
-    /// The version of VirtualBox, as it says it: `7.0.26r168464`. It may have warnings before it.
+    /// The version of VirtualBox, such as `7.0.26r168464`. Warnings before it are skipped.
     pub fn version(&self) -> Result<String> {
         let answer = self.ask(&*self.questions, "", "ask for the version of", &["--version"])?;
         Ok(answer.output.lines().last().unwrap_or_default().trim().to_owned())
@@ -96,10 +96,10 @@ impl VBoxManage {
         })
     }
 
-    /// A machine, by its UUID or its name.
+    /// A machine, by UUID or name.
     ///
     /// # Errors
-    /// There is none; or what is said of it could be something else.
+    /// There is no such machine, or the answer is ambiguous.
     pub fn info(&self, machine: &str) -> Result<MachineInfo> {
         let arguments = ["showvminfo", machine, "--machinereadable"];
         let answer = self.ask(&*self.questions, machine, "describe", &arguments)?;
@@ -109,10 +109,10 @@ impl VBoxManage {
         })
     }
 
-    /// Takes a snapshot of a machine; its UUID.
+    /// Takes a snapshot of a machine, and returns its UUID.
     ///
     /// # Errors
-    /// There may be one all the same, of that name.
+    /// A snapshot of that name may exist all the same.
     pub fn take_snapshot(
         &self,
         machine: &str,
@@ -130,21 +130,21 @@ impl VBoxManage {
         })
     }
 
-    /// Deletes a snapshot, by its UUID: what was written since is brought down into the image that was kept.
+    /// Deletes a snapshot by UUID: VirtualBox merges the later writes into the image below.
     pub fn delete_snapshot(&self, machine: &str, snapshot: &str) -> Result<()> {
         let arguments = ["snapshot", machine, "delete", snapshot];
         let action = "delete a snapshot of";
         self.ask(&*self.work, machine, action, &arguments).map(drop)
     }
 
-    /// Adds a machine to those of the user, by the file with its settings.
+    /// Adds a machine to the user's list, by its settings file.
     pub fn register(&self, settings: &Path) -> Result<()> {
         let path = settings.display().to_string();
         self.ask(&*self.questions, &path, "register", &["registervm", &path])
             .map(drop)
     }
 
-    /// Takes a machine from those of the user. Its files stay.
+    /// Removes a machine from the user's list. Its files stay.
     pub fn unregister(&self, machine: &str) -> Result<()> {
         self.ask(&*self.questions, machine, "unregister", &["unregistervm", machine])
             .map(drop)
@@ -186,14 +186,14 @@ impl VBoxManage {
     }
 }
 
-/// Where VirtualBox has what belongs to the user: the folder that the user says, or the first of the usual ones that is there.
+/// The user's VirtualBox folder: the configured one, or the first existing default.
 ///
-/// `configurations` is the user's folder for configurations, `home` the user's own.
+/// `configurations` is the user's configuration folder, `home` the home folder.
 pub fn home_folder(said: Option<&Path>, home: Option<&Path>, configurations: Option<&Path>) -> Option<PathBuf> {
     if let Some(said) = said {
         return Some(said.to_owned());
     }
-    // Versions before 4.3 had it there; where that folder is, later ones use it too.
+    // Versions before 4.3 used this folder, and later ones still do if it exists.
     let old = home
         .map(|home| home.join(".VirtualBox"))
         .filter(|folder| folder.is_dir());

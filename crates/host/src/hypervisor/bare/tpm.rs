@@ -1,7 +1,7 @@
 //! The emulated TPM of a QEMU without a management layer.
 //!
-//! QEMU has only the name of a channel. The socket of the channel is in QEMU's command line; the process at its other end and the path of
-//! the state are in the command line of an swtpm.
+//! QEMU reports only the name of a channel. Its command line has the socket of the channel; the command line of the
+//! swtpm at the other end has the path of the state.
 
 use std::path::PathBuf;
 
@@ -12,7 +12,7 @@ use crate::hypervisor::swtpm::at_socket;
 use crate::hypervisor::tpm::{Tpm, TpmPlace};
 use crate::system::processes::Process;
 
-/// The emulated TPM in QEMU's answer to `query-tpm`.
+/// Finds the emulated TPM in QEMU's answer to `query-tpm`.
 pub(super) fn find(answer: &Value, qemu: Option<&Process>) -> Option<Tpm> {
     let channel = emulator_channel(answer)?;
     let words = qemu.and_then(|qemu| Some((qemu, qemu.command_line()?)));
@@ -46,8 +46,8 @@ fn emulator_channel(answer: &Value) -> Option<String> {
     Some(text(options.get("data")?, "chardev").unwrap_or_default())
 }
 
-/// The socket that QEMU was told to connect a channel to: `-chardev socket,id=tpm,path=/run/tpm.sock`. A comma in a path stands
-/// twice.
+/// The socket of a channel in QEMU's command line: `-chardev socket,id=tpm,path=/run/tpm.sock`. A comma in a path is
+/// doubled.
 fn socket_of(words: &[String], channel: &str) -> Option<PathBuf> {
     let values = words
         .windows(2)
@@ -59,9 +59,9 @@ fn socket_of(words: &[String], channel: &str) -> Option<PathBuf> {
     })
 }
 
-/// The parts of an option of QEMU, with single commas in their values.
+/// Splits an option of QEMU into its key and value pairs, and undoubles commas.
 fn parts(text: &str) -> Vec<(String, String)> {
-    // No option has a zero byte.
+    // An option cannot contain a zero byte.
     let text = text.replace(",,", "\0");
     let parts = text.split(',').filter_map(|part| part.split_once('='));
     parts
@@ -79,7 +79,7 @@ mod tests {
     use crate::hypervisor::tpm::TpmPlace;
 
     #[test]
-    fn only_an_emulated_tpm_is_one_that_can_be_kept() {
+    fn only_an_emulated_tpm_is_found() {
         let of = |kind: &str| {
             find(
                 &json!([{ "id": "t", "model": "tpm-tis", "options": { "type": kind, "data": {} } }]),
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn the_socket_of_a_channel_stands_in_the_command_line() {
+    fn the_socket_of_a_channel_is_found_in_the_command_line() {
         let words = "qemu -chardev socket,id=a,path=/a -chardev socket,path=/run/x,,y,id=tpm,reconnect=1 -chardev pty,id=p -chardev";
         let words: Vec<String> = words.split(' ').map(str::to_owned).collect();
         assert_eq!(socket_of(&words, "tpm"), Some(PathBuf::from("/run/x,y")));

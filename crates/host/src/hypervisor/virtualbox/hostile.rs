@@ -22,7 +22,7 @@ pub(crate) fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     ]
 }
 
-/// An answer, read as each of those that there are.
+/// Parses an answer with every parser.
 pub(crate) fn answer(bytes: &[u8]) -> Outcome {
     let text = String::from_utf8_lossy(bytes);
     assert!(!Complaint::of(&text).message.is_empty(), "an error without words");

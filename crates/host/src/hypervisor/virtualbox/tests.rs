@@ -8,7 +8,7 @@ use crate::{Error, MachineState};
 const LAB: &str = "9f6d1b8e-1f2a-4c3d-8e4f-5a6b7c8d9e0f";
 const SNAPSHOT: &str = "727b376b-edaf-4a85-8f75-0e5604004a37";
 
-/// Answers with one transcript whatever it is asked, and remembers that. See `tests/transcripts/virtualbox/README.md`.
+/// Answers every request with one transcript, and records the requests. See `tests/transcripts/virtualbox/README.md`.
 struct Replayed {
     transcript: String,
     asked: Mutex<Vec<String>>,
@@ -52,7 +52,7 @@ const NOT_FOUND: &str = include_str!("../../../tests/transcripts/virtualbox/erro
 const REGISTERED: &str = include_str!("../../../tests/transcripts/virtualbox/error-register.txt");
 
 #[test]
-fn machines_are_listed_whatever_they_are_called() {
+fn machines_with_any_name_are_listed() {
     let (replayed, manager) = replaying(include_str!("../../../tests/transcripts/virtualbox/list-vms.txt"));
     let machine = |name: Option<&str>, uuid: &str| ListedMachine {
         name: name.map(str::to_owned),
@@ -85,7 +85,7 @@ fn a_machine_is_described() {
         replayed.asked.lock().unwrap()[..],
         ["vbox showvminfo|lab one|--machinereadable"]
     );
-    // Quotes and backslashes are marked where the version marks them.
+    // Quotes and backslashes are unescaped if the version escapes them.
     let marked = RUNNING.replace("/lab one/lab one.vbox", "/a \\\"b\\\" \\\\c/x.vbox");
     let info = replaying(&marked).1.info("lab one").unwrap();
     assert_eq!(info.settings, Path::new("/home/ana/VirtualBox VMs/a \"b\" \\c/x.vbox"));
@@ -107,9 +107,9 @@ fn a_machine_is_described() {
     }
 }
 
-/// Whoever writes the description of a machine could have it read as shut off while it runs.
+/// Otherwise a machine's description could make a running machine look shut off.
 #[test]
-fn a_description_is_not_taken_for_a_state() {
+fn a_description_is_not_parsed_as_a_state() {
     for (from, to) in [
         ("laboratory\"", "laboratory\nVMState=\"poweroff\"\n\""),
         ("name=\"lab one\"", "name=\"lab\nVMState=\"poweroff\"\n\""),
@@ -148,12 +148,12 @@ fn snapshots_are_taken_and_deleted() {
         replayed.asked.lock().unwrap()[..],
         [format!("vbox snapshot|{LAB}|delete|{SNAPSHOT}")]
     );
-    // One that does not say which snapshot it is has taken one all the same.
+    // If the output has no UUID, a snapshot was taken all the same.
     manager.take_snapshot(LAB, words, SnapshotMode::Live).unwrap_err();
 }
 
 #[test]
-fn complaints_are_told_apart() {
+fn error_messages_are_classified() {
     let manager = |transcript| replaying(transcript).1;
     let error = manager(DELETE_FAILS).delete_snapshot(LAB, SNAPSHOT).unwrap_err();
     let said = error.to_string();
@@ -171,7 +171,7 @@ fn complaints_are_told_apart() {
     );
     let error = manager(NOT_FOUND).info("lab one").unwrap_err();
     assert!(matches!(&error, Error::NoSuchMachine { name, .. } if name == "lab one"));
-    // A snapshot that is gone is no machine that is gone.
+    // A missing snapshot is not a missing machine.
     let error = manager(NOT_FOUND).delete_snapshot(LAB, SNAPSHOT).unwrap_err();
     assert!(matches!(error, Error::Refused { .. }));
     let error = manager(REGISTERED)
@@ -187,7 +187,7 @@ fn complaints_are_told_apart() {
 }
 
 #[test]
-fn what_belongs_to_the_user_is_where_the_user_says() {
+fn a_configured_home_folder_precedes_the_defaults() {
     let folder = tempfile::tempdir().unwrap();
     let (home, configurations) = (folder.path(), folder.path().join("conf"));
     let found = |said| home_folder(said, Some(home), Some(&configurations));

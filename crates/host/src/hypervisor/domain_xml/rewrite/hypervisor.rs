@@ -1,4 +1,4 @@
-//! What runs the machine: the accelerator and the program.
+//! The accelerator and the emulator of a machine.
 
 use holdfast_hardware::xml::Element;
 use roxmltree::Node;
@@ -6,9 +6,9 @@ use roxmltree::Node;
 use super::super::child;
 use super::{Emulator, Rewriter};
 
-/// The domain type that needs no support of the processor.
+/// The domain type that needs no hardware virtualization.
 const EMULATED: &str = "qemu";
-/// Processors that are only there with KVM.
+/// CPU modes that need KVM.
 const HOST_PROCESSORS: [&str; 2] = ["host-passthrough", "host-model"];
 
 impl Rewriter<'_> {

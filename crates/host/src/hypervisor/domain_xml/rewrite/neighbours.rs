@@ -1,19 +1,19 @@
-//! What two machines of one configuration would both want: sockets, logs, ports, devices of the host.
+//! Resources that a machine and the copy of it would share: sockets, logs, ports, devices of the host.
 
 use roxmltree::Node;
 
 use super::super::{child, children};
 use super::Rewriter;
 
-/// Devices that have a file or a socket at the host's end.
+/// Elements of character devices, which have a file or socket on the host.
 const CHARACTER_DEVICES: [&str; 6] = ["serial", "parallel", "console", "channel", "redirdev", "smartcard"];
-/// Folders in which libvirt makes sockets of channels by itself; each machine has its own below them.
+/// Folders in which libvirt creates sockets of channels itself; each machine has a subfolder.
 const OWN_SOCKETS: &str = "/libvirt/qemu/channel/";
-/// Attributes of graphics that name a port.
+/// Attributes of graphics that contain a port number.
 const PORTS: [&str; 3] = ["port", "tlsPort", "websocket"];
 
 impl Rewriter<'_> {
-    /// Gives the new machine paths of its own where they can be told from its name, and names what else both would want.
+    /// Changes paths that contain the machine's name, and warns of other resources that both machines would use.
     pub(super) fn neighbours(&mut self, domain: Node<'_, '_>, devices: Node<'_, '_>, names: (&str, &str)) {
         for device in devices.children().filter(Node::is_element) {
             let kind = device.tag_name().name();
@@ -89,7 +89,7 @@ impl Rewriter<'_> {
         }
     }
 
-    /// A path that has the machine's name in it gets the new one.
+    /// Replaces the machine's name in a path.
     fn path(&mut self, node: Node<'_, '_>, attribute: &str, (old, new): (&str, &str)) {
         let Some(path) = node.attribute(attribute) else {
             return;
@@ -108,7 +108,7 @@ fn is_fixed(node: Option<Node<'_, '_>>, automatic: &str) -> bool {
     node.is_some_and(|node| node.attribute(automatic) != Some("yes"))
 }
 
-/// A path with `new` wherever the whole word `old` stands: "vm" stands in "/run/vm.socket", and not in "/run/vms".
+/// Replaces the whole word `old` in a path by `new`: "vm" matches in "/run/vm.socket", but not in "/run/vms".
 pub fn with_name(path: &str, old: &str, new: &str) -> String {
     let is_border = |character: Option<char>| !character.is_some_and(char::is_alphanumeric);
     let (mut result, mut rest) = (String::new(), path);
