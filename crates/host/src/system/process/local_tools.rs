@@ -16,7 +16,7 @@ use super::tool::{ANSWER_BYTES_MAX, COMPLAINT_BYTES_MAX, OUTPUT_GRACE, SYSTEM_PR
 use super::{Answer, LOOK_INTERVAL, Piped, StreamTools, ToolError, Tools};
 use crate::system::waits::Wait;
 
-/// How often it is looked whether a program that has closed its output has ended.
+/// Poll interval for the end of a program that has closed its output.
 const END_INTERVAL: Duration = Duration::from_micros(200);
 
 /// Programs of this host.
@@ -27,7 +27,7 @@ pub struct LocalTools {
 }
 
 impl LocalTools {
-    /// Each may take `time_out`: a pool that is suspended lets them hang, beyond being killed.
+    /// `time_out` limits each program: a suspended pool makes them hang, and they cannot even be killed.
     pub fn new(clock: Arc<dyn Clock>, time_out: Duration) -> Self {
         Self {
             clock,
@@ -36,7 +36,7 @@ impl LocalTools {
         }
     }
 
-    /// With a variable of their environment beside those of ours.
+    /// Adds an environment variable.
     #[must_use]
     pub fn with_variable(mut self, name: &'static str, value: OsString) -> Self {
         self.variables.push((name, value));
@@ -66,7 +66,7 @@ impl Tools for LocalTools {
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
         let mut complaint = text(complaint.recv_timeout(OUTPUT_GRACE).unwrap_or_default());
         if let Some(signal) = status.signal() {
-            // Who is killed cannot say so himself.
+            // A killed program cannot report this itself.
             complaint = format!("{complaint}\n{program} was killed by signal {signal}\n");
         }
         Ok(Answer {
@@ -93,25 +93,25 @@ impl StreamTools for LocalTools {
 }
 
 impl LocalTools {
-    /// How it ended, and its output; none where it did not end in time, and was killed.
+    /// Its exit status and output; none if it exceeded the timeout, and was killed.
     ///
-    /// The end of its output is waited for, not looked for: file systems may stand still meanwhile.
+    /// The wait is for the end of its output, without polling: file systems may be frozen meanwhile.
     fn wait(&self, child: &mut Child, output: &Receiver<Vec<u8>>) -> std::io::Result<Option<(ExitStatus, Vec<u8>)>> {
         let until = self.clock.now() + self.time_out;
         let (mut said, mut is_killed) = (None, false);
         loop {
             if let Some(status) = child.try_wait()? {
-                // What was not heard to its end is no answer.
+                // Output that was not read to its end is no answer.
                 let said = said.or_else(|| output.recv_timeout(OUTPUT_GRACE).ok());
                 return Ok(said.filter(|_| !is_killed).map(|said| (status, said)));
             }
             let now = self.clock.now();
             if is_killed && now >= until + OUTPUT_GRACE {
-                // It waits in the kernel for something that does not come. Nobody waits with it.
+                // It is blocked in the kernel, and cannot be killed. It is not waited for.
                 return Ok(None);
             }
             if !is_killed && now >= until {
-                // It has not been waited for, so its number is still its own.
+                // It is not yet waited for, so its process id is still valid.
                 kill_process_group(Pid::from_child(child), Signal::KILL)?;
                 is_killed = true;
             }

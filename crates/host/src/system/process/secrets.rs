@@ -1,14 +1,15 @@
-//! What programs that are started do not learn.
+//! Environment variables that subprocesses do not get.
 
 use std::ffi::OsStr;
 use std::process::Command;
 
-/// How the variables of ours begin that have to do with passwords, and what is in their names.
+/// Prefix of our variables, and a part of the names of those with passwords.
 const OURS: &str = "HOLDFAST_";
 const ABOUT_PASSWORDS: &str = "PASSWORD";
 
-/// A program that gets our environment, but none of its variables that are about passwords: a hook, ssh or curl needs none of them, and
-/// might show its environment, or leave it in a log. All programs are started by this, but the program itself.
+/// A program that gets our environment except for the variables of passwords: a hook, ssh or curl does not need them,
+/// and could print its environment or write it to a log. All programs are started by this function, except for holdfast
+/// itself.
 pub fn command(program: impl AsRef<OsStr>) -> Command {
     let mut command = command_with_secrets(program);
     for (name, _) in std::env::vars_os() {
@@ -19,7 +20,7 @@ pub fn command(program: impl AsRef<OsStr>) -> Command {
     command
 }
 
-/// The program itself, as a job of a daemon: it opens the repository.
+/// Holdfast itself, as a job of the daemon: it opens the repository.
 pub(super) fn command_with_secrets(program: impl AsRef<OsStr>) -> Command {
     #[expect(clippy::disallowed_methods, reason = "this is the place")]
     Command::new(program)

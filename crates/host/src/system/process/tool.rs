@@ -1,4 +1,4 @@
-//! Programs of the system that are asked something and answer: `zfs`, `btrfs`.
+//! Short calls of programs of the system: `zfs`, `btrfs`.
 
 use std::io::Read;
 use std::os::unix::process::CommandExt as _;
@@ -8,24 +8,24 @@ use std::time::Duration;
 
 use super::secrets::command as new_command;
 
-/// What notes of waits call a program of the system.
+/// The name of such a program in notes of waits.
 pub(super) const SYSTEM_PROGRAM: &str = "a program of the system";
-/// Bytes of an answer, at most: a hundred thousand snapshots with a dozen properties each.
+/// Limit on the bytes of an answer: a hundred thousand snapshots with a dozen properties each.
 pub(super) const ANSWER_BYTES_MAX: u64 = 256 << 20;
-/// Bytes of complaints that are kept.
+/// Limit on the bytes of error messages.
 pub(super) const COMPLAINT_BYTES_MAX: u64 = 64 << 10;
-/// How long the last words of a program that has ended, or was killed, are waited for.
+/// How long to wait for the rest of the output of a program that ended or was killed.
 pub(super) const OUTPUT_GRACE: Duration = Duration::from_secs(2);
-/// Where such programs are; a user's own path often lacks the latter half.
+/// The folders of such programs; a user's PATH often lacks the latter half.
 pub(crate) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Asks programs of the system.
+/// Runs programs of the system.
 pub trait Tools: Send + Sync {
-    /// Starts `program`, and waits until it has answered.
+    /// Runs `program` to its end.
     fn ask(&self, program: &str, arguments: &[&str]) -> Result<Answer, ToolError>;
 }
 
-/// What a program answered.
+/// The output of a program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
     /// Whether it exited with code 0.
@@ -36,44 +36,44 @@ pub struct Answer {
     pub complaint: String,
 }
 
-/// Why a program gave no answer.
+/// Why a program could not be run to its end.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ToolError {
-    /// There is no such program.
+    /// The program does not exist.
     #[error("there is no program {program} on this host")]
     NotThere {
         /// Its name.
         program: String,
     },
-    /// It cannot be started, or listened to.
+    /// It cannot be started, or its output cannot be read.
     #[error("cannot run {program}")]
     Io {
         /// Its name.
         program: String,
-        /// Why not.
+        /// The reason.
         source: std::io::Error,
     },
-    /// It did not end in time.
+    /// It exceeded the timeout.
     #[error("{words:?} has not answered in {} s, and was given up", .waited.as_secs())]
     TimedOut {
-        /// What was asked.
+        /// The command line.
         words: String,
-        /// How long it was waited for.
+        /// The timeout.
         waited: Duration,
     },
-    /// There is no way to the host on which it is to run.
+    /// The host on which it is to run cannot be reached.
     #[error("no connection to {host}: {reason}")]
     NoConnection {
         /// The host.
         host: String,
-        /// What ssh says.
+        /// The message of ssh.
         reason: String,
     },
-    /// It says more than anybody could mean.
+    /// Its output exceeds the limit.
     #[error("{words:?} answers with more than {ANSWER_BYTES_MAX} bytes")]
     Flood {
-        /// What was asked.
+        /// The command line.
         words: String,
     },
 }
@@ -88,7 +88,8 @@ impl ToolError {
     }
 }
 
-/// A program whose words are understood, and which can be killed with all that it starts.
+/// A program with English messages, and in a process group of its own so that it can be killed with its child
+/// processes.
 pub(super) fn command(program: &str, arguments: &[&str]) -> Command {
     log::debug!("runs {program} {}", arguments.join(" "));
     let mut command = new_command(program);
@@ -102,7 +103,7 @@ pub(super) fn command(program: &str, arguments: &[&str]) -> Command {
     command
 }
 
-/// A program that can talk to whoever sits at the terminal, in the words of that person.
+/// A program that can interact with the user at the terminal, in the user's language.
 pub(super) fn command_in_foreground(program: &str, arguments: &[&str]) -> Command {
     log::debug!("runs {program} {} in the foreground", arguments.join(" "));
     let mut command = new_command(program);
@@ -115,7 +116,7 @@ pub(super) fn command_in_foreground(program: &str, arguments: &[&str]) -> Comman
     command
 }
 
-/// Reads what comes, to the end; what is more than `bytes_max` is thrown away.
+/// Reads to the end; bytes over `bytes_max` are discarded.
 pub(super) fn listen(from: Option<impl Read + Send + 'static>, bytes_max: u64) -> std::io::Result<Receiver<Vec<u8>>> {
     let (send, said) = channel();
     std::thread::Builder::new().name("tool".to_owned()).spawn(move || {
@@ -143,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tool_answers_and_complains_in_plain_english() {
+    fn output_and_errors_of_a_tool_are_in_english() {
         let tools = tools(Duration::from_secs(30));
         let answer = tools
             .ask("sh", &["-c", "echo yes $LC_ALL; echo no >&2; exit 3"])
@@ -162,13 +163,13 @@ mod tests {
     }
 
     #[test]
-    fn a_tool_that_hangs_is_given_up() {
+    fn a_tool_that_hangs_times_out() {
         let asked = tools(Duration::from_millis(50)).ask("sleep", &["60"]);
         assert!(matches!(asked, Err(ToolError::TimedOut { words, .. }) if words == "sleep 60"));
     }
 
     #[test]
-    fn much_is_heard_whole() {
+    fn long_output_is_read_completely() {
         let answer = tools(Duration::from_secs(30))
             .ask("head", &["-c", "3000000", "/dev/zero"])
             .unwrap();

@@ -15,13 +15,13 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, wa
 use super::secrets::command_with_secrets;
 use super::{ProcessOutcome, outcome_of};
 
-/// Bytes of an answer that are kept.
+/// Limit on the bytes of an answer.
 const ANSWER_BYTES_MAX: u64 = 4 << 20;
-/// Lines of what it says on the way that are kept: the last ones.
+/// How many of the last lines of standard error are kept.
 const LINES_KEPT: usize = 20;
-/// Bytes of a line, at most; a longer one is several.
+/// Limit on the bytes of a line; a longer one is split.
 const LINE_BYTES_MAX: u64 = 4096;
-/// How long the last words of one that has ended are waited for: something that it left running may keep its output open.
+/// How long to wait for the rest of the output after the exit: a process that it left running may keep the pipe open.
 const OUTPUT_GRACE: Duration = Duration::from_millis(500);
 
 /// The command of a worker, with its environment.
@@ -30,11 +30,11 @@ pub struct WorkerRequest<'a> {
     pub program: &'a Path,
     /// Its arguments.
     pub arguments: &'a [String],
-    /// Variables of its environment, beside those of ours.
+    /// Additional environment variables.
     pub variables: &'a [(&'static str, String)],
-    /// Variables of our environment that it does not get.
+    /// Environment variables to remove.
     pub withheld: &'a [String],
-    /// A file that it has as its standard input, and with it our lock on that, until it ends.
+    /// A locked file that becomes its standard input, so that the lock is held until it ends.
     pub lock: File,
 }
 
@@ -60,8 +60,8 @@ pub struct WorkerOutput {
 }
 
 impl Worker {
-    /// Starts it. `hear` gets each line that it writes on standard error; `ended` is called when it has ended, before
-    /// [`finish`](Self::finish), which has to follow.
+    /// Starts it. `hear` receives each line of its standard error; `ended` is called when it has ended, before
+    /// [`finish`](Self::finish), which must follow.
     pub fn start(
         order: WorkerRequest<'_>,
         hear: impl Fn(&str) + Send + 'static,
@@ -90,7 +90,7 @@ impl Worker {
             .and_then(|()| {
                 let process = Pid::from_child(&child);
                 start_thread("end", move || {
-                    // It stays a zombie, whose number is nobody else's, until it is finished.
+                    // It stays a zombie until `finish`, so its process id is not reused.
                     while let Err(rustix::io::Errno::INTR) =
                         waitid(WaitId::Pid(process), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT)
                     {
@@ -111,7 +111,7 @@ impl Worker {
         })
     }
 
-    /// Its number.
+    /// Its process id.
     pub fn process(&self) -> u32 {
         self.child.id()
     }
@@ -127,11 +127,11 @@ impl Worker {
     }
 
     fn signal(&self, signal: Signal) {
-        // It has not been waited for, so its number is still its own. One that has ended needs no signal.
+        // It is not yet waited for, so its process id is still valid. One that has ended needs no signal.
         kill_process_group(Pid::from_child(&self.child), signal).ok();
     }
 
-    /// How it ended; waits until it has.
+    /// Waits until it has ended.
     pub fn finish(mut self) -> std::io::Result<WorkerOutput> {
         let status = self.child.wait()?;
         let answer = self.answer.recv_timeout(OUTPUT_GRACE).unwrap_or_default();
@@ -153,9 +153,9 @@ fn read_answer(stdout: Option<impl Read>, send: &Sender<Vec<u8>>) {
     let Some(mut stdout) = stdout else { return };
     let mut bytes = Vec::new();
     (&mut stdout).take(ANSWER_BYTES_MAX).read_to_end(&mut bytes).ok();
-    // Nobody waits for it any more where the receiver is gone.
+    // A missing receiver does not wait any more.
     send.send(bytes).ok();
-    // Whoever finds nobody reading dies of it.
+    // Read the rest: a program that writes to a closed pipe is killed by SIGPIPE.
     std::io::copy(&mut stdout, &mut std::io::sink()).ok();
 }
 
@@ -214,20 +214,20 @@ mod tests {
     }
 
     #[test]
-    fn what_it_says_and_how_it_ends_is_known() {
+    fn output_and_exit_code_are_returned() {
         let worked = work("echo \"$SAID\"; for i in $(seq 30); do echo $i >&2; done; exit 3");
         assert_eq!(worked.outcome, ProcessOutcome::ExitCode(3));
         assert_eq!(worked.answer, b"a b\n");
         assert_eq!(worked.lines.len(), 20);
         assert_eq!((&worked.lines[0][..], &worked.lines[19][..]), ("11", "30"));
-        // What is left running is not waited for, and a flood is bounded.
+        // A process that it left running is not waited for, and the output is bounded.
         let worked = work("sleep 20 & head -c 10000000 /dev/zero; head -c 10000000 /dev/zero >&2");
         assert_eq!(worked.outcome, ProcessOutcome::Success);
         assert!(worked.lines.iter().map(String::len).sum::<usize>() <= 20 * 4096);
     }
 
     #[test]
-    fn it_is_stopped_with_its_group() {
+    fn a_stop_reaches_the_whole_process_group() {
         let folder = tempfile::tempdir().unwrap();
         let alive = folder.path().join("alive");
         let script = format!(
@@ -248,9 +248,9 @@ mod tests {
         assert!(!alive.exists());
     }
 
-    /// The lock is the worker's too: whoever comes after the death of the one that started it finds it held.
+    /// The worker holds the lock, too, even after its parent has died.
     #[test]
-    fn it_holds_its_lock_to_its_end() {
+    fn a_worker_holds_its_lock_until_it_ends() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("lock");
         let lock = File::create(&path).unwrap();
