@@ -1,53 +1,53 @@
 //! Known defects of QEMU that can harm a guest or its data, by version.
 //!
-//! This is the one place that decides by version what must not be done to a QEMU. Each entry names the versions, what triggers the
-//! defect, what is done instead, and where that is documented. Distributions fix some defects without a new version; such a QEMU is
+//! This is the only module that decides by version what must not be done to a QEMU. Each entry has the versions, the
+//! trigger, the alternative, and the source. Distributions fix some defects without a new version; such a QEMU is
 //! treated as if it had the defect, which costs speed and never safety.
 
 use super::QemuVersion;
 
-/// What can go wrong.
+/// The consequence of a defect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Danger {
     /// A copy-before-write filter fails the guest's write when the copy fails.
     FilterFailsGuest,
-    /// QEMU aborts when a client of its NBD server leaves an export whose node is in an iothread.
+    /// QEMU aborts when a client of its NBD server disconnects from an export whose node is in an iothread.
     NbdClientOfIothread,
-    /// QEMU aborts when a node is put on one in an iothread that has requests on their way.
+    /// QEMU aborts when a node is inserted above one in an iothread that has requests in flight.
     NodeOnBusyIothread,
     /// QEMU aborts when two requests for one range of a frozen disk overlap.
     OverlappingReads,
-    /// The NBD server waits for a reader that hung up, and QEMU's main loop for the server.
+    /// The NBD server waits for a reader that disconnected, and QEMU's main loop waits for the server.
     ServerWaitsForReader,
-    /// Memory of an emulated machine is sent without some of the writes that were made meanwhile.
+    /// Memory of a machine with TCG is sent without some of the writes that were made in the meantime.
     MemoryOfRunningTcg,
-    /// A reset of an IDE or SATA controller writes over the first sector of its disk.
+    /// A reset of an IDE or SATA controller overwrites the first sector of its disk.
     IdeResetWritesFirstSector,
-    /// QEMU aborts when a device is put on the node that it is on.
+    /// QEMU aborts when a device is set to the node that it already has.
     SameNodeAgain,
 }
 
 /// A known defect.
 #[derive(Debug)]
 pub struct Defect {
-    /// What goes wrong.
+    /// The consequence.
     pub danger: Danger,
-    /// Versions before this one are not affected.
+    /// The first affected version.
     since: QemuVersion,
-    /// The first version of each stable branch without the defect, in order. From the last one on, no version has it. Empty where no
-    /// version is known to be without it.
+    /// The first fixed version of each stable branch, in order. From the last one on, all versions are fixed. Empty if
+    /// no version is known to be fixed.
     fixed: &'static [QemuVersion],
     /// What triggers it.
     pub trigger: &'static str,
-    /// What is done where a QEMU has it.
+    /// The alternative for an affected QEMU.
     pub instead: &'static str,
-    /// QEMU's commits, and where they were released.
+    /// Commits of QEMU, and the releases that contain them.
     pub source: &'static str,
 }
 
 const OLDEST: QemuVersion = QemuVersion::new(0, 0, 0);
 
-/// All of them.
+/// All known defects.
 pub const DEFECTS: [Defect; 8] = [
     Defect {
         danger: Danger::FilterFailsGuest,
@@ -138,7 +138,7 @@ impl Defect {
 }
 
 impl QemuVersion {
-    /// The defect by which this version is in danger; none where it does not have it.
+    /// The defect with this consequence; none if this version does not have it.
     pub fn defect(self, danger: Danger) -> Option<&'static Defect> {
         DEFECTS
             .iter()
@@ -152,7 +152,7 @@ mod tests {
     use crate::qemu::QemuVersion;
 
     #[test]
-    fn a_version_has_the_defects_that_its_branch_has() {
+    fn a_version_has_the_defects_of_its_branch() {
         let has = |danger, major, minor, micro| QemuVersion::new(major, minor, micro).defect(danger).is_some();
         let filter = |major, minor| has(Danger::FilterFailsGuest, major, minor, 9);
         assert!(filter(6, 2) && filter(7, 0) && !filter(7, 1) && !filter(10, 0));

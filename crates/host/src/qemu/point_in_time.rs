@@ -27,11 +27,12 @@ use super::{QemuDisk, disks};
 use crate::qemu::names::changes_name;
 use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand, Result};
 
-/// A filter never holds a write longer. Linux resets a controller that has not answered for 30 seconds, and a reset with a write on its
-/// way may destroy a disk ([`Danger::IdeResetWritesFirstSector`](super::Danger)).
+/// A filter never delays a write longer. Linux resets a controller that has not answered for 30 seconds, and a reset
+/// with a write in flight may destroy a disk ([`Danger::IdeResetWritesFirstSector`](super::Danger)).
 ///
-/// Source: Linux, `SD_TIMEOUT` in `drivers/scsi/sd.h`, for all that is a SCSI disk there: IDE, SATA and USB, too. A disk of virtio-blk has no
-/// such time, and virtio-scsi begins it anew each time (`virtscsi_eh_timed_out`). Windows waits for 60 seconds (`TimeOutValue` of its service Disk).
+/// Source: Linux, `SD_TIMEOUT` in `drivers/scsi/sd.h`, for all SCSI disks, which include IDE, SATA and USB. A
+/// virtio-blk disk has no timeout, and virtio-scsi restarts it each time (`virtscsi_eh_timed_out`). Windows waits for
+/// 60 seconds (`TimeOutValue` of its service Disk).
 const LONGEST_HOLD: Duration = Duration::from_secs(10);
 
 /// The disks to freeze, and the options.
@@ -235,7 +236,7 @@ impl UnservedPointInTime<'_> {
     }
 }
 
-/// Part of QEMU's message if its NBD server runs already.
+/// Part of QEMU's message if its NBD server is already running.
 const SERVER_RUNS: &str = "already running";
 
 struct SnapshotBuilder<'a> {
@@ -249,7 +250,7 @@ impl SnapshotBuilder<'_> {
         self.monitor.execute(&QmpCommand::new(name, arguments))
     }
 
-    /// Takes out what an attempt that failed has put into QEMU.
+    /// Removes from QEMU what a failed attempt has added.
     fn remove_after(&self, error: MonitorError) -> MonitorError {
         match remove_run(self.monitor, self.clock, self.run) {
             Ok(()) => error,
@@ -278,7 +279,7 @@ impl SnapshotBuilder<'_> {
                 changes: disk.changes,
                 changes_below: disk.changes_below,
             };
-            // QEMU gives its images up after a migration, and cannot give up one that has a filter.
+            // QEMU releases its images after a migration, and cannot release one that has a filter.
             if !has_memory {
                 self.add_scratch(number, &prepared)?;
                 if prepared.spool_set.is_none() {
@@ -327,7 +328,7 @@ impl SnapshotBuilder<'_> {
         })
     }
 
-    /// A copy or a commit that is under way writes past the filter, or the filter past it.
+    /// A running copy or commit would bypass the filter with its writes, or the filter would bypass the job.
     fn check_jobs(&self) -> Result<()> {
         let under_way = jobs(self.monitor)?.into_iter().find(|job| job.status != "concluded");
         under_way.map_or(Ok(()), |job| {
@@ -337,7 +338,7 @@ impl SnapshotBuilder<'_> {
         })
     }
 
-    /// If another client took a snapshot in the meantime, a disk is on another node: the filter would take the machine back off it.
+    /// If another client took a snapshot since, a disk has another node: the filter would revert it to the old one.
     fn check_nodes(&self, named: &[QemuDisk]) -> Result<()> {
         if named.is_empty() {
             return Ok(());
@@ -353,9 +354,9 @@ impl SnapshotBuilder<'_> {
             .map_or(Ok(()), |disk| Err(moved(&disk.device)))
     }
 
-    /// Gives QEMU a scratch file; gives its number there.
+    /// Passes a scratch file to QEMU, and returns the id of its fdset.
     fn hand_over(&self, file: OwnedFd) -> Result<u64> {
-        // The label is how the file is found again when nobody knows of it any more.
+        // The label identifies the file after the run has died.
         let label = self.run.thing("scratch");
         let added = QmpCommand::new("add-fd", json!({ "opaque": label })).with_file(file);
         let answer = self.monitor.execute(&added)?;
@@ -370,7 +371,7 @@ impl SnapshotBuilder<'_> {
         self.add_file(&self.run.node(number, Role::Scratch), disk.scratch_set)
     }
 
-    /// Adds the filter of a disk above its scratch; nothing passes it yet.
+    /// Adds the filter of a disk above its scratch node; no requests pass it yet.
     fn add_filter(&self, number: usize, disk: &PreparedDisk) -> Result<()> {
         let arguments = json!({
             "driver": "copy-before-write",
@@ -383,8 +384,8 @@ impl SnapshotBuilder<'_> {
         self.execute("blockdev-add", arguments).map(drop)
     }
 
-    /// Adds the node of a file that is not needed after the run. It is never flushed: QEMU flushes a node that it deletes, and the guest would
-    /// wait for all that is in it.
+    /// Adds the node of a file that is not needed after the run. It is never flushed: QEMU flushes a node that it
+    /// deletes, and the guest would wait for all cached data.
     fn add_file(&self, node: &str, set: u64) -> Result<()> {
         let cache = json!({ "no-flush": true });
         let arguments = json!({
@@ -411,7 +412,7 @@ impl SnapshotBuilder<'_> {
         })
     }
 
-    /// The user of QEMU's only NBD server.
+    /// The other user of QEMU's only NBD server.
     fn server_of_others(&self) -> String {
         let jobs = jobs(self.monitor).unwrap_or_default();
         match jobs.into_iter().find(|job| job.kind == "backup") {
@@ -420,7 +421,7 @@ impl SnapshotBuilder<'_> {
         }
     }
 
-    /// The instant of one disk, while the machine runs: QEMU puts the filter in between two requests.
+    /// Inserts the filter of a single disk while the machine runs: QEMU does it between two requests.
     fn take_one(&self, disks: &[PreparedDisk], tell: &mut dyn FnMut(PointInTimeEvent)) -> Result<Pause> {
         self.begin_next(disks)?;
         self.check_prepared(disks)?;
@@ -435,14 +436,15 @@ impl SnapshotBuilder<'_> {
         self.check_nodes(&named)
     }
 
-    /// Begins the bitmaps of the next run, a moment before the instant: they name what changes from then on, and a little more.
+    /// Adds the bitmaps of the next run a moment before the point in time: they record a few earlier changes as well.
     fn begin_next(&self, disks: &[PreparedDisk]) -> Result<()> {
         let actions: Vec<Value> = disks.iter().filter_map(next_actions).collect();
         self.transact(&actions)
     }
 
-    /// Keeps the state of the bitmaps of the last run, a moment after the instant: they name what has changed until then, and a little
-    /// more. Fails where a snapshot of others has come in between: their images would have changes that no bitmap names.
+    /// Copies the bitmaps of the last run a moment after the point in time: they contain all earlier changes, and a few
+    /// later ones. Fails if another client took a snapshot in between: its images would have changes that no bitmap
+    /// records.
     fn keep_changes(&self, disks: &[PreparedDisk]) -> Result<()> {
         let actions: Vec<Value> = disks.iter().flat_map(|disk| changes_actions(self.run, disk)).collect();
         self.transact(&actions)?;
@@ -465,7 +467,7 @@ impl SnapshotBuilder<'_> {
     }
 }
 
-/// What readers need to know of each disk: the fields of [`PointInTime`].
+/// What readers need to know about each disk: the fields of [`PointInTime`].
 struct DiskExports {
     exports: Vec<String>,
     copiers: Vec<Option<PartCopier>>,
@@ -475,7 +477,7 @@ struct DiskExports {
 
 struct PreparedDisk {
     scratch_set: u64,
-    /// Where the disk is copied and not served.
+    /// The fdset of the spool file, if the disk is copied and not exported.
     spool_set: Option<u64>,
     deadline_s: u64,
     disk: QemuDisk,
@@ -490,7 +492,7 @@ fn moved(device: &str) -> MonitorError {
     }
 }
 
-/// QEMU takes whole seconds, and zero would be no bound.
+/// QEMU takes whole seconds, and zero would mean no limit.
 fn hold_s(write_deadline: Duration) -> u64 {
     write_deadline.clamp(Duration::from_secs(1), LONGEST_HOLD).as_secs()
 }
@@ -502,7 +504,7 @@ mod tests {
     use super::hold_s;
 
     #[test]
-    fn a_filter_holds_no_write_until_a_guest_resets_its_controller() {
+    fn a_filter_delays_writes_less_than_the_timeout_of_controllers() {
         let held = [0, 900, 3_000, 30_000, 86_400_000].map(|milliseconds| hold_s(Duration::from_millis(milliseconds)));
         assert_eq!(held, [1, 1, 3, 10, 10]);
         assert_eq!(hold_s(Duration::MAX), 10);

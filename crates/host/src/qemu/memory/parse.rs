@@ -1,4 +1,4 @@
-//! Takes a memory stream apart as it comes.
+//! Parses a memory stream while it arrives.
 
 use std::io::{ErrorKind, Read};
 
@@ -7,42 +7,42 @@ use holdfast_block::{BlockDeviceMut, DirtyBitmap, to_usize};
 use super::state::{BLOCK_COUNT_MAX, MemoryState, RamBlock, are_possible, is_page_size};
 use super::{RAM, STREAM_MAGIC, STREAM_VERSION, record, section};
 
-/// The name of a machine's type, at most.
+/// Limit on the length of a machine type.
 const TYPE_BYTES_MAX: u32 = 1024;
-/// What comes before the first page: a few KiB.
+/// Limit on the data before the first page, which has a few KiB.
 const HEAD_BYTES_MAX: usize = 16 << 20;
-/// The state of all devices.
+/// Limit on the state of all devices.
 const TAIL_BYTES_MAX: u64 = 512 << 20;
-/// Pages that follow one another are written together.
+/// Limit on the consecutive pages that are written at once.
 const RUN_BYTES_MAX: usize = 1 << 20;
 
-/// Why a memory stream cannot be taken apart.
+/// Why a memory stream cannot be parsed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MemoryStreamError {
     /// It cannot be read.
     #[error("the memory stream cannot be read at byte {offset}")]
     Input {
-        /// How far it was read.
+        /// Bytes that were read.
         offset: u64,
-        /// Why.
+        /// The reason.
         source: std::io::Error,
     },
     /// It ends early: the migration failed.
     #[error("the memory stream ends at byte {offset}, in the middle")]
     Short {
-        /// Where.
+        /// The length of the stream.
         offset: u64,
     },
-    /// It is not as described.
+    /// It does not have the expected format.
     #[error("the memory stream makes no sense at byte {offset}: {detail}")]
     Senseless {
-        /// Where.
+        /// Offset in the stream.
         offset: u64,
         /// What is wrong.
         detail: String,
     },
-    /// The pages cannot be kept.
+    /// The pages cannot be stored.
     #[error("the memory cannot be kept")]
     Store(#[source] holdfast_block::Error),
 }
@@ -52,13 +52,13 @@ type Result<T> = std::result::Result<T, MemoryStreamError>;
 /// The memory of a machine: its state, and the device with its pages.
 pub type Memory = (MemoryState, Box<dyn BlockDeviceMut>);
 
-/// Where pages go: made when their size is known.
+/// Creates the device for the pages when the size is known.
 pub type MakeStore<'a> = dyn FnMut(u64) -> holdfast_block::Result<Box<dyn BlockDeviceMut>> + Send + 'a;
 
-/// Reads a stream to its end. `make_store` gets the size of the memory and gives a device of zeroes of this size.
+/// Reads a stream to its end. `make_store` gets the size of the memory, and returns a zeroed device of this size.
 ///
 /// # Errors
-/// A stream that has live parts besides memory, or capabilities that change its form, is refused.
+/// A stream with live sections besides memory, or with capabilities that change its format, is refused.
 pub fn disassemble(input: &mut dyn Read, page_bytes: u64, make_store: &mut MakeStore<'_>) -> Result<Memory> {
     let mut parser = Parser {
         input,
@@ -74,7 +74,7 @@ pub fn disassemble(input: &mut dyn Read, page_bytes: u64, make_store: &mut MakeS
     let blocks = parser.sizes()?;
     let size_bytes = blocks.iter().map(|block| block.size_bytes).sum();
     let mut pages = Pages {
-        // What cannot be kept needs no list of its pages.
+        // Without a device, no list of pages is needed.
         store: make_store(size_bytes).map_err(MemoryStreamError::Store)?,
         written: DirtyBitmap::new(size_bytes, page_bytes).map_err(MemoryStreamError::Store)?,
         run_start: 0,
@@ -102,10 +102,10 @@ pub fn disassemble(input: &mut dyn Read, page_bytes: u64, make_store: &mut MakeS
 struct Parser<'a> {
     input: &'a mut dyn Read,
     offset: u64,
-    /// What was read so far, until the first page may come.
+    /// The bytes read so far, until the first page is expected.
     head: Option<Vec<u8>>,
     page_bytes: u64,
-    /// Start and size of the block of the last page: it is the same in the next section, where that does not name another one.
+    /// Start and size of the block of the last page: a section that names no block continues with it.
     block: Option<(u64, u64)>,
 }
 
@@ -162,7 +162,7 @@ impl Parser<'_> {
         String::from_utf8(bytes).map_err(|_| self.senseless("a name is no text".to_owned()))
     }
 
-    /// Everything before the memory; gives the number of its section.
+    /// Reads everything before the memory, and returns the id of its section.
     fn beginning(&mut self) -> Result<u32> {
         if (self.u32()?, self.u32()?) != (STREAM_MAGIC, STREAM_VERSION) {
             return Err(self.senseless("it is no migration stream of version 3".to_owned()));
@@ -197,7 +197,7 @@ impl Parser<'_> {
         Ok(id)
     }
 
-    /// Parts of the configuration have no length of their own: those that exist are known.
+    /// Subsections of the configuration have no length, so only the existing ones can be parsed.
     fn configuration_part(&mut self) -> Result<()> {
         let name = self.name()?;
         let _version = self.u32()?;
@@ -214,7 +214,7 @@ impl Parser<'_> {
         }
     }
 
-    /// The blocks of the memory, and their sizes.
+    /// Reads the blocks of the memory, and their sizes.
     fn sizes(&mut self) -> Result<Vec<RamBlock>> {
         let word = self.u64()?;
         let (mut left, flags) = (word & !(self.page_bytes - 1), word & (self.page_bytes - 1));
@@ -240,7 +240,7 @@ impl Parser<'_> {
         Ok(blocks)
     }
 
-    /// The records of a section, until its end.
+    /// Reads the records of a section, until its end.
     fn records(&mut self, blocks: &[RamBlock], pages: &mut Pages) -> Result<()> {
         let mut page = vec![0; to_usize(self.page_bytes)];
         loop {
@@ -284,7 +284,7 @@ impl Parser<'_> {
         Err(self.senseless(format!("a page of an unknown block {name:?}")))
     }
 
-    /// Whether sections have footers, which the first one tells; and the kind of the next section.
+    /// Reads whether the first section has a footer, as all others then do, and the type of the next section.
     fn first_footer(&mut self, id: u32) -> Result<(bool, u8)> {
         let kind = self.u8()?;
         if kind != section::FOOTER {
@@ -301,7 +301,7 @@ impl Parser<'_> {
         }
     }
 
-    /// The rest of the memory, and what follows it. Gives whether the memory has a last part.
+    /// Reads the rest of the memory and of the stream. Returns whether the memory has an end section.
     fn parts(
         &mut self,
         first: u8,
@@ -339,10 +339,10 @@ impl Parser<'_> {
     }
 }
 
-/// Pages on their way to their places.
+/// Pages to be written at their offsets.
 struct Pages {
     store: Box<dyn BlockDeviceMut>,
-    /// Places that are perhaps not zero.
+    /// Ranges that may be non-zero.
     written: DirtyBitmap,
     run_start: u64,
     run: Vec<u8>,

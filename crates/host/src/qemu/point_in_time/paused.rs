@@ -1,4 +1,4 @@
-//! An instant for which the machine is stopped.
+//! A point in time for which the machine is paused.
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ use crate::qemu::memory::{MemoryMode, MemoryPipe, MemorySender, Sent};
 use crate::qemu::names::Role;
 use crate::qemu::qmp::{MonitorError, Result};
 
-/// The watchdog lets a machine run on after ten seconds, so a longer instant may not have been one.
+/// The watchdog resumes a machine after ten seconds, so during a long pause the machine may have run.
 const LONG: Duration = Duration::from_secs(3);
 
 type MemoryTarget = (MemoryPipe, MemoryMode);
 
 impl SnapshotBuilder<'_> {
-    /// The instant of disks of which some must not get a filter while the machine runs.
+    /// Takes the point in time of disks of which some must not get a filter while the machine runs.
     pub(super) fn take_paused(&self, disks: &[PreparedDisk], tell: &mut dyn FnMut(PointInTimeEvent)) -> Result<Pause> {
         if disks.is_empty() {
             return Ok(self.pause_for(None, &|| Ok(()), tell)?.0);
@@ -34,7 +34,7 @@ impl SnapshotBuilder<'_> {
         Ok(pause)
     }
 
-    /// The instant at which all memory is sent.
+    /// Takes the point in time at which all memory is sent.
     pub(super) fn take_with_memory(
         &self,
         disks: &[PreparedDisk],
@@ -48,7 +48,7 @@ impl SnapshotBuilder<'_> {
             }
             self.check_prepared(disks)?;
             self.set_filters(disks)?;
-            // Sending takes long, and bitmaps that began before it would name what the guest has written meanwhile.
+            // Sending takes long, and bitmaps that were added before would contain all writes of the guest since.
             let actions = disks.iter().flat_map(|disk| {
                 let mut actions = changes_actions(self.run, disk);
                 actions.extend(next_actions(disk));
@@ -60,7 +60,8 @@ impl SnapshotBuilder<'_> {
         self.pause_for(Some(memory), &switch, tell)
     }
 
-    /// Stops the machine, does `work`, and lets it run on. Gives whether it is left paused, since others have paused it meanwhile.
+    /// Pauses the machine, runs `work`, and resumes it. Returns whether it is left paused because another client has
+    /// paused it in the meantime.
     pub(super) fn pause_for(
         &self,
         memory: Option<MemoryTarget>,
@@ -70,7 +71,7 @@ impl SnapshotBuilder<'_> {
         let status = self.execute("query-status", Value::Null)?;
         let was_running = status.get("running").and_then(Value::as_bool).unwrap_or_default();
         let stopped = self.stop(was_running, memory, tell);
-        // An answer that comes late may stop the machine all the same.
+        // A late answer may mean that the machine is stopped all the same.
         let (start, sent) = stopped.inspect_err(|_| self.resume_anyway(was_running))?;
         let is_left_paused = was_running && sent.as_ref().is_some_and(|sent| sent.is_paused_by_others);
         let was_running = was_running && !is_left_paused;
@@ -100,7 +101,7 @@ impl SnapshotBuilder<'_> {
         Ok((pause, is_left_paused))
     }
 
-    /// Where the instant took long, somebody may have let the machine run on in the middle of it.
+    /// After a long pause, the watchdog or another client may have resumed the machine in the middle of it.
     fn check_stands_still(&self, is_doubtful: bool) -> Result<()> {
         if is_doubtful && self.execute("query-status", Value::Null)?["running"] == true {
             return Err(MonitorError::Refused {
@@ -120,7 +121,7 @@ impl SnapshotBuilder<'_> {
         }
     }
 
-    /// Stops the machine, if need be at the end of its memory; gives since when it stands still.
+    /// Stops the machine, with its memory sent if requested, and returns since when it is stopped.
     fn stop(
         &self,
         was_running: bool,
@@ -140,7 +141,7 @@ impl SnapshotBuilder<'_> {
         Ok((start, None))
     }
 
-    /// Takes the images back that QEMU has given up, and puts filters on them.
+    /// Activates the images that QEMU has released, and inserts the filters.
     fn take_back(&self, disks: &[PreparedDisk]) -> Result<()> {
         for (number, disk) in disks.iter().enumerate() {
             let id = self.run.thing(&format!("awake{number}"));
@@ -153,7 +154,7 @@ impl SnapshotBuilder<'_> {
         Ok(())
     }
 
-    /// Once more: the first attempt may have failed for a reason that has passed. The watchdog is the next in line.
+    /// A second attempt: the first may have failed for a temporary reason. The watchdog is the last resort.
     fn resume_anyway(&self, was_running: bool) {
         if was_running {
             self.monitor.wake().ok();
@@ -161,7 +162,7 @@ impl SnapshotBuilder<'_> {
         }
     }
 
-    /// Puts the filters under their devices, one after the other.
+    /// Inserts the filters under their devices, one after the other.
     pub(super) fn set_filters(&self, disks: &[PreparedDisk]) -> Result<()> {
         for (number, disk) in disks.iter().enumerate() {
             let filter = self.run.node(number, Role::Filter);
