@@ -368,7 +368,6 @@ fn agent_socket(monitor: &dyn Monitor) -> std::result::Result<Option<PathBuf>, M
 
 /// The path in QEMU's description of a character device, if it is a UNIX socket at which QEMU listens:
 /// "disconnected:unix:/run/web1.qga,server=on", and "unix:/run/web1.qga,server=on" while a client is connected.
-/// "disconnected:unix:/run/web1.qga,server=on", and "unix:/run/web1.qga,server=on" while a client is connected.
 fn listening_path(description: &str) -> Option<PathBuf> {
     let address = description.strip_prefix("disconnected:").unwrap_or(description);
     let (path, options) = address.strip_prefix("unix:")?.rsplit_once(",server")?;

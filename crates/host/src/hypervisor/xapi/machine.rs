@@ -19,6 +19,7 @@ const BUSY_PAUSE: Duration = Duration::from_millis(500);
 /// Limit on the bytes of the records of one machine.
 const METADATA_BYTES_MAX: u64 = 64 << 20;
 
+/// A machine of a pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct XenMachine {
     /// The pool's reference of it, which is valid while the pool runs.

@@ -9,8 +9,11 @@ use super::{Pool, Reference, XapiError, XapiRecord, XapiResult};
 /// The NBD server of a disk. The export name contains the session, so it is a secret.
 #[derive(Clone, PartialEq, Eq)]
 pub struct NbdAddress {
+    /// The host.
     pub address: String,
+    /// The port.
     pub port: u16,
+    /// The export name.
     pub export: String,
     /// The server name in its certificate.
     pub name: String,
