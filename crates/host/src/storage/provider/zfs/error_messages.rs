@@ -1,8 +1,8 @@
-//! What ZFS's complaints mean. They have been the same since 2008; an error number would be better, and there is none.
+//! Classifies the error messages of ZFS. They have been the same since 2008; ZFS provides no error numbers.
 
 use super::super::ProviderError;
 
-/// What is said where no module of the kernel is loaded, and no zfs-fuse runs.
+/// Messages if no kernel module is loaded, and no zfs-fuse runs.
 const NO_SERVICE: [&str; 4] = [
     "modules are not loaded",
     "module is not loaded",
@@ -10,7 +10,7 @@ const NO_SERVICE: [&str; 4] = [
     "Unable to open /dev/zfs",
 ];
 
-/// The error that a complaint is.
+/// The error for a message.
 pub(super) fn refusal(action: &'static str, what: &str, complaint: &str) -> ProviderError {
     let says = |words: &str| complaint.contains(words);
     let what = what.to_owned();
@@ -24,7 +24,7 @@ pub(super) fn refusal(action: &'static str, what: &str, complaint: &str) -> Prov
             ProviderError::NotThere { what }
         }
         () if says("has dependent clones") => {
-            // The clones stand below a line that says how to destroy them all.
+            // The clones are listed after a line that says how to destroy them all.
             let clones: Vec<&str> = complaint.lines().skip(2).map(str::trim).collect();
             let clones = clones.join(", ");
             ProviderError::HasClones { what, clones }

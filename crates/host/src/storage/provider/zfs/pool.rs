@@ -1,65 +1,67 @@
-//! Pools: how they are, and what is in them, as `zpool list` and `zpool status` tell.
+//! The health and the devices of pools, from `zpool list` and `zpool status`.
 //!
-//! Who watches over pools must not take silence for health: an answer that is empty, cut short, or about something else is an error.
+//! Monitoring must not take a missing answer for health: an answer that is empty, truncated, or about another pool is
+//! an error.
 //!
-//! Source: zpool-list(8), zpool-status(8); OpenZFS 2.1, zfs-fuse 0.7.0, which has no `-p` and tells sizes to three digits.
+//! Source: zpool-list(8), zpool-status(8); OpenZFS 2.1, zfs-fuse 0.7.0, which has no `-p` and prints sizes with three
+//! digits.
 
 use super::super::{ProviderError, ProviderResult};
 use super::error_messages::refusal;
 use super::{ZPOOL, Zfs, full_name};
 
-/// A pool, in ZFS's own words.
+/// A pool, with values as ZFS prints them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolState {
     /// Its name.
     pub name: String,
     /// `ONLINE`, `DEGRADED`, `FAULTED` and the like.
     pub health: String,
-    /// Its size: `3.62T`; like what follows it is `-` for a pool that cannot be opened.
+    /// Its size: `3.62T`. This and the following values are `-` for a pool that cannot be opened.
     pub size: String,
-    /// What of it is free.
+    /// Free space.
     pub free: String,
-    /// How full it is: `45%`.
+    /// Used space in percent: `45%`.
     pub capacity: String,
 }
 
-/// A part of a pool: a disk, or a mirror of such.
+/// A device of a pool: a disk, or a group such as a mirror.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolDevice {
-    /// How many levels below the pool: 1 for a mirror, 2 for a disk in it.
+    /// The level below the pool: 1 for a mirror, 2 for a disk in it.
     pub depth: usize,
     /// Its name.
     pub name: String,
     /// `ONLINE`, `UNAVAIL` and the like.
     pub state: String,
-    /// Whether reading it, writing it, and what it read, was wrong at times.
+    /// Whether its error counters are non-zero.
     pub has_errors: DeviceErrors,
 }
 
-/// What of a device's work was wrong at times.
+/// The kinds of errors that a device has had.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DeviceErrors {
-    /// Reading failed.
+    /// Read errors.
     pub read: bool,
-    /// Writing failed.
+    /// Write errors.
     pub write: bool,
-    /// What was read was not what had been written.
+    /// Checksum errors.
     pub checksum: bool,
 }
 
-/// The room in a pool, with what its redundancy takes.
+/// The space of a pool, including redundancy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PoolRoom {
-    /// All of it.
+    /// Total size.
     pub size_bytes: u64,
-    /// What is in use.
+    /// Allocated space.
     pub allocated_bytes: u64,
-    /// What is free.
+    /// Free space.
     pub free_bytes: u64,
 }
 
 impl PoolState {
-    /// Whether it is open: what it tells of itself holds.
+    /// Whether it is open, so that its values are valid.
     pub fn is_open(&self) -> bool {
         ["ONLINE", "DEGRADED"].contains(&&self.health[..])
     }
@@ -67,7 +69,7 @@ impl PoolState {
 
 impl Zfs {
     fn ask_pool(&self, pool: &str, words: &[&str]) -> ProviderResult<String> {
-        // It is an argument of a program.
+        // The name becomes an argument.
         full_name(pool, "check")?;
         let words: Vec<&str> = words.iter().copied().chain([pool]).collect();
         let answer = self.tools.ask(ZPOOL, &words)?;
@@ -80,13 +82,13 @@ impl Zfs {
         Ok(answer.output)
     }
 
-    /// A pool.
+    /// The state of a pool.
     pub fn pool(&self, pool: &str) -> ProviderResult<PoolState> {
         let answer = self.ask_pool(pool, &["list", "-H", "-o", "name,size,cap,health,free"])?;
         parse_pool(pool, &answer)
     }
 
-    /// What a pool is made of, from top to bottom. What cannot be told of a pool that is not open is left out.
+    /// The devices of a pool, in order. A pool that is not open may lack some.
     pub fn pool_devices(&self, pool: &PoolState) -> ProviderResult<Vec<PoolDevice>> {
         let answer = self.ask_pool(&pool.name, &["status"])?;
         match parse_devices(&pool.name, &answer) {
@@ -95,14 +97,14 @@ impl Zfs {
         }
     }
 
-    /// The room in a pool; to three digits where ZFS knows no `zpool list -p`.
+    /// The space of a pool; with three digits if ZFS does not know `zpool list -p`.
     pub fn pool_room(&self, pool: &str) -> ProviderResult<PoolRoom> {
         let flags = if self.is_newer()? { "-Hp" } else { "-H" };
         let answer = self.ask_pool(pool, &["list", flags, "-o", "name,size,allocated,free"])?;
         parse_room(pool, &answer)
     }
 
-    /// How full a pool is, in percent.
+    /// The used space of a pool in percent.
     pub fn used_percent(&self, pool: &str) -> ProviderResult<u8> {
         let answer = self.ask_pool(pool, &["list", "-H", "-o", "capacity"])?;
         let percent = answer.trim().trim_end_matches('%').parse();
@@ -114,7 +116,7 @@ fn senseless(detail: String) -> ProviderError {
     ProviderError::Senseless { program: ZPOOL, detail }
 }
 
-/// The fields of the one line about `pool`.
+/// The fields of the only line, which must be about `pool`.
 fn fields<'a, const COUNT: usize>(pool: &str, answer: &'a str) -> ProviderResult<[&'a str; COUNT]> {
     let mut lines = answer.lines();
     let fields: Option<Vec<&str>> = lines.next().map(|line| line.split('\t').collect());
@@ -153,7 +155,7 @@ fn parse_room(pool: &str, answer: &str) -> ProviderResult<PoolRoom> {
     })
 }
 
-/// A size as ZFS writes it: `1234`, `95.5M`, `1T`.
+/// Parses a size as ZFS prints it: `1234`, `95.5M`, `1T`.
 fn bytes_of(text: &str) -> Option<u64> {
     let (number, shift) = match text.char_indices().last()? {
         (_, '0'..='9') => (text, 0),
@@ -168,7 +170,7 @@ fn bytes_of(text: &str) -> Option<u64> {
     u64::try_from(thousandths.checked_mul(1 << shift)? / 1000).ok()
 }
 
-/// Whether a word is one for how a pool or device is.
+/// Whether a word is the state of a pool or device.
 fn is_state(word: &str) -> bool {
     !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_uppercase())
 }
@@ -191,11 +193,11 @@ fn parse_devices(pool: &str, answer: &str) -> ProviderResult<Vec<PoolDevice>> {
         }
         devices.extend(parse_device(line)?);
     }
-    // An empty line comes after the last device.
+    // An empty line follows the last device.
     Err(senseless(format!("its list of what is in {pool} is cut short")))
 }
 
-/// The device of a line; none where it is a heading, or a spare, of which nothing is counted.
+/// The device in a line; none for a heading, or for a spare, which has no counters.
 fn parse_device(line: &str) -> ProviderResult<Option<PoolDevice>> {
     let nonsense = || senseless(format!("{line:?} is no line of a device"));
     let inside = line.strip_prefix('\t').ok_or_else(nonsense)?;
@@ -210,7 +212,7 @@ fn parse_device(line: &str) -> ProviderResult<Option<PoolDevice>> {
             Err(nonsense())
         };
     }
-    // Files can be devices, and there may be spaces in their names.
+    // A device can be a file whose name contains spaces.
     let counted =
         |place: &usize| is_state(words[*place]) && words[place + 1..place + 4].iter().all(|word| is_count(word));
     let in_use = |place: &usize| words[*place] == "INUSE";
@@ -257,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_pool_is_made_of_is_told_with_its_errors() {
+    fn devices_of_a_pool_are_listed_with_their_errors() {
         let devices = parse_devices("tank", STATUS).unwrap();
         let told: Vec<String> = devices.iter().map(told).collect();
         assert_eq!(
@@ -275,9 +277,9 @@ mod tests {
         );
     }
 
-    /// Whatever is cut off, a disk that failed is not forgotten.
+    /// A truncated answer must not hide a failed disk.
     #[test]
-    fn an_answer_that_is_cut_short_is_no_answer() {
+    fn a_truncated_answer_is_an_error() {
         let complete = STATUS.find("\n\nerrors").unwrap() + 2;
         for end in 0..complete {
             assert!(parse_devices("tank", &STATUS[..end]).is_err(), "{end}");
@@ -289,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn the_line_of_a_pool_is_complete_and_about_it() {
+    fn the_line_of_a_pool_must_be_complete_and_of_that_pool() {
         let pool = parse_pool("tank", "tank\t95.5M\t45%\tONLINE\t95.4M\n").unwrap();
         assert_eq!((&pool.health[..], &pool.capacity[..]), ("ONLINE", "45%"));
         assert!(parse_pool("tank", "tank\t-\t-\tFAULTED\t-\n").is_ok());
@@ -317,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_whole_or_have_a_unit() {
+    fn sizes_are_numbers_with_or_without_a_unit() {
         assert_eq!(bytes_of("12345"), Some(12_345));
         assert_eq!(bytes_of("512B"), Some(512));
         assert_eq!(bytes_of("1.5K"), Some(1536));

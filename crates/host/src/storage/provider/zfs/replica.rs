@@ -1,7 +1,7 @@
-//! ZFS as a side of a replication: this host's, or that of another by its shell.
+//! ZFS as a side of a replication: on this host, or on another one by its shell.
 //!
-//! What ZFS before 0.8 lacks (bookmarks, going on where a stream was cut, blocks as they are stored) is not asked of it. What it was
-//! receiving when the stream ended is gone without a trace.
+//! Features that ZFS before 0.8 lacks (bookmarks, resuming an interrupted stream, blocks as they are stored) are not
+//! used with it. It discards a partially received stream.
 //!
 //! Source: zfs-send(8), zfs-receive(8), zfs-bookmark(8), zfs-hold(8); OpenZFS 2.1, zfs-fuse 0.7.0.
 
@@ -30,7 +30,7 @@ const PROPERTIES: &str = "type,creation,userrefs,readonly,canmount,guid";
 const NEWER_PROPERTIES: &str =
     "type,creation,userrefs,readonly,canmount,createtxg,guid,encryption,receive_resume_token";
 
-/// ZFS of a host.
+/// ZFS on one host.
 #[derive(Clone)]
 pub struct ZfsSide {
     zfs: Zfs,
@@ -38,7 +38,7 @@ pub struct ZfsSide {
 }
 
 impl ZfsSide {
-    /// What `programs` reach.
+    /// ZFS by way of `programs`.
     pub fn new(programs: Arc<dyn StreamTools>, clock: Arc<dyn Clock>) -> Self {
         Self {
             zfs: Zfs::new(Arc::clone(&programs) as _, PathBuf::new(), clock),
@@ -75,7 +75,7 @@ impl ZfsSide {
         self.zfs.records(&filter, name)
     }
 
-    /// What a stream is sent by.
+    /// The arguments of `zfs send`.
     fn words(sending: &SendRequest) -> ProviderResult<Vec<String>> {
         if let Some(token) = &sending.token {
             check_token(token)?;
@@ -96,7 +96,8 @@ impl ZfsSide {
         Ok(words)
     }
 
-    /// Starts it, with zstd before or after it where that is asked for. A stream that is unpacked there has passed its gate before it was packed.
+    /// Starts a program, with zstd before or after it if requested. The stream has passed the gate before it was
+    /// compressed for the other host.
     fn start(&self, words: &[&str], packer: Option<Packer>) -> ProviderResult<Piped> {
         let line = shell_line([ZFS].into_iter().chain(words.iter().copied()));
         let line = match packer {
@@ -107,7 +108,7 @@ impl ZfsSide {
         Ok(self.programs.start("sh", &["-c", &line])?)
     }
 
-    /// Makes the datasets above one, which are never mounted by themselves.
+    /// Creates the parent datasets, which are never mounted automatically.
     fn make_above(&self, dataset: &str) -> ProviderResult<()> {
         let slashes = dataset.match_indices('/').skip(1).map(|(at, _)| at);
         let mut missing: Vec<&str> = Vec::new();
@@ -120,7 +121,7 @@ impl ZfsSide {
         }
         for above in missing.into_iter().rev() {
             match self.zfs.ask(("make", above), &["create", "-o", "canmount=off", above]) {
-                // Somebody else has been quicker.
+                // Another process has created it.
                 Err(ProviderError::Exists { .. }) => {}
                 other => drop(other?),
             }
@@ -148,8 +149,8 @@ impl ZfsSide {
         }
     }
 
-    /// All snapshots of a dataset that are held by this tag are let go, but for one. Who holds is told by newer programs only, so all
-    /// that are held are tried.
+    /// Releases the hold with this tag from all snapshots of a dataset but one. Only newer versions list holds, so it
+    /// is tried on all held snapshots.
     fn release(&self, keeping: &KeepRequest, held: &ReplicaDataset, but: Option<&str>) -> ProviderResult<()> {
         let others = held.snapshots.iter().filter(|snapshot| {
             let is_held = snapshot.hold_count > 0 && !snapshot.is_bookmark;
@@ -168,7 +169,7 @@ impl ZfsSide {
         Ok(())
     }
 
-    /// A bookmark of the snapshot, in the place of those before.
+    /// Creates a bookmark of the snapshot, and removes earlier ones.
     fn bookmark(&self, keeping: &KeepRequest, there: &ReplicaDataset) -> ProviderResult<()> {
         let prefix = format!("{}_", keeping.tag);
         let name = format!("{prefix}{}", keeping.snapshot);
@@ -186,7 +187,7 @@ impl ZfsSide {
         for old in &there.snapshots {
             if old.is_bookmark && old.name.starts_with(&prefix) && old.name != name {
                 let old = full(&old.name)?;
-                // A bookmark is destroyed, and never what is no bookmark.
+                // Only a bookmark is destroyed here.
                 assert!(old.contains('#'), "{old} is no bookmark");
                 self.zfs.ask(("remove", &old), &["destroy", &old])?;
             }
@@ -201,7 +202,7 @@ enum Packer {
     Unpack,
 }
 
-/// It is an argument, and comes from the other side.
+/// The token comes from the other side, and becomes an argument.
 fn check_token(token: &str) -> ProviderResult<()> {
     let is_token = !token.is_empty()
         && token.len() < 64 << 10
@@ -213,12 +214,12 @@ fn check_token(token: &str) -> ProviderResult<()> {
     })
 }
 
-/// The transaction in which a snapshot was made, and its number in the answer.
+/// The transaction of a snapshot's creation, and its index in the answer.
 type CreationOrder = (u64, usize);
-/// A dataset, and its snapshots before they are in their order.
+/// A dataset with its snapshots before they are sorted.
 type UnsortedDataset = (ReplicaDataset, Vec<(CreationOrder, ReplicaSnapshot)>);
 
-/// What `zfs get` has told of datasets and their snapshots.
+/// Parses datasets and their snapshots in the answer of `zfs get`.
 pub(super) fn datasets_of(
     found: &BTreeMap<String, Properties>,
     records: &BTreeMap<String, String>,
@@ -269,7 +270,7 @@ pub(super) fn datasets_of(
     Ok(complete.collect())
 }
 
-/// The size in what `zfs send -nP` says.
+/// The size in the output of `zfs send -nP`.
 pub(super) fn size_in(answer: &str) -> Option<u64> {
     let size = answer
         .lines()
@@ -302,14 +303,14 @@ impl ReplicaSide for ZfsSide {
             return Ok(Vec::new());
         }
         let mut datasets = datasets_of(&found, &self.records(name, is_tree)?)?;
-        // One level down there are datasets, too.
+        // The answer includes child datasets.
         datasets.retain(|dataset| is_tree || dataset.name == name);
         Ok(datasets)
     }
 
     fn estimate(&self, sending: &SendRequest) -> ProviderResult<Option<u64>> {
         if !self.zfs.is_newer()? {
-            // Newer ones keep what came from an older one in part, which cannot go on.
+            // A newer receiver keeps a partially received stream of an older sender, which cannot resume it.
             return match sending.token {
                 None => Ok(None),
                 Some(_) => Err(ProviderError::Refused {
@@ -403,7 +404,7 @@ impl ReplicaSide for ZfsSide {
             );
             return refusal(action, what, &why);
         }
-        // What was received stays, and how somebody else goes on with it is of no use to anybody here.
+        // The received part is kept; ZFS's advice on how to resume by hand does not apply here.
         match complaint.split_once("Partially received snapshot is saved") {
             Some((why, _)) => {
                 let why = format!(
@@ -419,7 +420,7 @@ impl ReplicaSide for ZfsSide {
     fn can_pack(&self, when: PackWhen) -> bool {
         match when {
             PackWhen::Never => true,
-            // A shell cannot tell how fast the link is.
+            // A shell does not know the speed of the link.
             PackWhen::WhereSlow => false,
             PackWhen::Always => self.can_unpack(),
         }

@@ -1,4 +1,4 @@
-//! What is asked of ZFS, and how its answers are understood, with a stand-in for its program.
+//! Tests of the arguments for ZFS, and of the parsing of its answers, with a fake program.
 
 use std::sync::{Arc, Mutex};
 
@@ -10,7 +10,7 @@ use super::super::{
 use super::{LeftClone, LeftCloneKind, Zfs};
 use crate::system::process::{Answer, ToolError, Tools};
 
-/// Answers what it is told to, in turn, and keeps what it was asked.
+/// Returns scripted answers in order, and records the requests.
 #[derive(Default)]
 struct ScriptedZfs {
     answers: Mutex<Vec<Result<String, String>>>,
@@ -75,7 +75,7 @@ const LABEL: HostSnapshotLabel<'static> = HostSnapshotLabel {
 };
 
 #[test]
-fn datasets_of_one_pool_are_cut_at_once_where_that_is_possible() {
+fn datasets_of_one_pool_are_one_group_if_zfs_supports_it() {
     let all = [wanted("a/x"), wanted("b/y"), wanted("a/z")];
     let (newer, scripted) = zfs(&[Ok("zfs-2.1.11-1\n"), Ok("")]);
     let groups = newer.groups(&all).unwrap();
@@ -90,11 +90,11 @@ fn datasets_of_one_pool_are_cut_at_once_where_that_is_possible() {
 }
 
 #[test]
-fn snapshots_come_in_their_order_with_the_record_that_is_their_own() {
+fn snapshots_are_ordered_and_have_their_own_records() {
     let answer = "t/v@b\tcreation\t20\t-\nt/v@b\tused\t5\t-\nt/v@b\tcreatetxg\t9\t-\nt/v@b\tguid\t77\t-\n\
                   t/v@a\tcreation\t20\t-\nt/v@a\tcreatetxg\t10\t-\nt/v@a\tuserrefs\t2\t-\n\
                   t/v/child@z\tcreation\t1\t-\nt/v\tcreation\t1\t-\n";
-    // What somebody has written into a record is about nothing else.
+    // The text of a record cannot change anything else.
     let records =
         "t/v@b\t{\"x\":\t1}\tlocal\nt/v@b\tcreation\t99\tlocal\nt/v@c\tx\tlocal\nt/v@a\t{}\tinherited from t\nmore\n";
     let (zfs, _) = zfs(&[Ok(""), Ok(answer), Ok(records)]);
@@ -109,7 +109,7 @@ fn snapshots_come_in_their_order_with_the_record_that_is_their_own() {
 }
 
 #[test]
-fn nothing_but_a_snapshot_is_ever_destroyed() {
+fn only_snapshots_are_destroyed() {
     let (zfs, scripted) = zfs(&[]);
     for (dataset, name) in [
         ("t/v", ""),
@@ -131,7 +131,7 @@ fn nothing_but_a_snapshot_is_ever_destroyed() {
 }
 
 #[test]
-fn complaints_are_understood() {
+fn error_messages_are_classified() {
     let refused = |complaint: &str| zfs(&[Err(complaint)]).0.destroy(&snapshot("t/v", "a")).unwrap_err();
     assert!(matches!(
         refused("cannot open 't/v@a': dataset does not exist"),
@@ -158,7 +158,7 @@ fn complaints_are_understood() {
 }
 
 #[test]
-fn a_record_that_some_zfs_could_not_keep_is_refused() {
+fn a_record_too_long_for_some_zfs_is_refused() {
     let (zfs, _) = zfs(&[]);
     let record = "x".repeat(1001);
     let label = HostSnapshotLabel {
@@ -169,7 +169,7 @@ fn a_record_that_some_zfs_could_not_keep_is_refused() {
 }
 
 #[test]
-fn answers_that_make_no_sense_are_no_answers() {
+fn invalid_answers_are_errors() {
     let (zfs, _) = zfs(&[Ok(""), Ok("t/v@a creation 20 -\n")]);
     assert!(matches!(zfs.snapshots("t/v"), Err(ProviderError::Senseless { .. })));
     let (zfs, _) = self::zfs(&[Ok(""), Ok("t/v@a\tcreation\t20\t-\nt/v@a\tcreation\t1\t-\n")]);
@@ -177,7 +177,7 @@ fn answers_that_make_no_sense_are_no_answers() {
 }
 
 #[test]
-fn a_pool_that_is_suspended_is_found_before_anything_holds_still_for_it() {
+fn a_suspended_pool_is_found_before_the_point_in_time() {
     let pool = |name, health| format!("{name}\t960M\t1%\t{health}\t950M\n");
     let (well, ill) = (pool("a", "ONLINE"), pool("b", "SUSPENDED"));
     let (zfs, scripted) = zfs(&[Ok("zfs-2.1.11-1\n"), Ok(&well), Ok(&ill)]);
@@ -189,10 +189,9 @@ fn a_pool_that_is_suspended_is_found_before_anything_holds_still_for_it() {
     assert_eq!(scripted.asked.lock().unwrap().len(), 3);
 }
 
-/// Clones that others called like ours, that somebody mounted to stay, and marks that are inherited are none of those that were made for a
-/// while.
+/// Clones of users with similar names, clones mounted to stay, and inherited marks are not temporary clones.
 #[test]
-fn clones_for_a_while_are_known_by_their_own_marks() {
+fn temporary_clones_are_found_by_their_own_marks() {
     let views = "t/holdfast-view-0a-0\t0a-0\tlocal\nt/holdfast-view-atmnt\tmount\tlocal\nt/mine\tx\tlocal\n\
                  t/holdfast-view-1\tx\tinherited from t\n";
     let unfinished = "t/trial\ttrial\tlocal\nt/trial/below\ttrial\tinherited from t/trial\nt/trial@a\ttrial\tlocal\n";
@@ -217,15 +216,15 @@ fn clones_for_a_while_are_known_by_their_own_marks() {
     assert!(scripted.asked.lock().unwrap()[1].ends_with("-s local,received -t filesystem,volume holdfast:view t"));
 }
 
-/// What is no clone of ours any more is not destroyed.
+/// A clone that was finished or replaced is not destroyed.
 #[test]
-fn nothing_but_a_clone_that_was_found_is_destroyed() {
+fn only_a_temporary_clone_is_destroyed() {
     let left = LeftClone {
         name: "t/trial".to_owned(),
         kind: LeftCloneKind::Machine("trial".to_owned()),
         maker: String::new(),
     };
-    // Its mark is gone; or it is no clone.
+    // Its mark is gone, or it is not a clone.
     let (finished, asked) = zfs(&[Ok(""), Ok(""), Ok("")]);
     assert!(matches!(
         finished.destroy_left(&left),

@@ -1,4 +1,4 @@
-//! What OpenZFS 2.1.11 has really answered, and what is asked of it.
+//! Tests with real answers of OpenZFS 2.1.11.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -46,7 +46,7 @@ tank/backup/src#holdfast-replicate-ebaa5a9db85489cb_a	guid	4122805065723390032	-
 tank/backup/src/below	type	filesystem	-
 ";
 
-/// A host that answers what it is told to, in turn.
+/// A host that returns scripted answers in order.
 struct ScriptedReplica {
     answers: Mutex<VecDeque<Result<String, String>>>,
     asked: Mutex<Vec<String>>,
@@ -121,7 +121,7 @@ fn sending() -> SendRequest {
 }
 
 #[test]
-fn what_openzfs_tells_of_a_dataset_is_understood() {
+fn answers_of_openzfs_about_a_dataset_are_parsed() {
     let records = "tank/backup/src@b\t{\"x\":1}\tlocal\ntank/backup/src@a\t-\t-\n";
     let (side, scripted) = side(&[Ok("zfs-2.1.11"), Ok(&GET.replace("TOKEN", TOKEN)), Ok(records)]);
     let found = side.datasets("tank/backup/src", false).unwrap();
@@ -135,7 +135,7 @@ fn what_openzfs_tells_of_a_dataset_is_understood() {
     let told: Vec<_> = told.collect();
     let bookmark = ("holdfast-replicate-ebaa5a9db85489cb_a", true, 0, false);
     assert_eq!(told.len(), 3);
-    // By transactions: a, and its bookmark, before b of the same second.
+    // Ordered by transaction: a, and its bookmark, before b of the same second.
     assert!(
         told[..2].contains(&("a", false, 0, false)) && told[..2].contains(&bookmark),
         "{told:?}"
@@ -153,7 +153,7 @@ fn what_openzfs_tells_of_a_dataset_is_understood() {
 }
 
 #[test]
-fn sizes_are_found_in_what_a_dry_run_says() {
+fn sizes_are_found_in_the_output_of_a_dry_run() {
     let resumed = "resume token contents:\nnvlist version: 0\n\tobject = 0x2\n\tbytes = 0x825938\n\ttoname = tank/src@a\n\
         full\ttank/src@a\t33486136\nsize\t33486136\n";
     assert_eq!(size_in(resumed), Some(33_486_136));
@@ -161,9 +161,9 @@ fn sizes_are_found_in_what_a_dry_run_says() {
     assert_eq!(size_in(""), None);
 }
 
-/// A newer receiver keeps in part what an older sender cannot go on with.
+/// A newer receiver keeps a partial stream that an older sender cannot resume.
 #[test]
-fn an_older_zfs_does_not_claim_that_it_goes_on() {
+fn an_older_zfs_does_not_claim_to_resume() {
     let (older, _) = side(&[Err("unrecognized command 'version'\n")]);
     assert_eq!(older.estimate(&sending()).unwrap(), None);
     let resumed = SendRequest {
@@ -174,7 +174,7 @@ fn an_older_zfs_does_not_claim_that_it_goes_on() {
 }
 
 #[test]
-fn each_stream_is_asked_for_as_it_is_meant() {
+fn each_kind_of_stream_has_its_arguments() {
     let asked = |sending: &SendRequest| {
         let (side, scripted) = side(&[]);
         assert!(side.send(sending).is_err());
@@ -252,7 +252,7 @@ fn each_stream_is_asked_for_as_it_is_meant() {
 }
 
 #[test]
-fn what_is_kept_is_held_before_others_are_let_go_and_only_ours_are() {
+fn the_new_hold_precedes_the_release_of_our_others() {
     let keeping = |means, tag: &str| KeepRequest {
         dataset: "tank/backup/src".to_owned(),
         snapshot: "a".to_owned(),
@@ -296,7 +296,7 @@ fn what_is_kept_is_held_before_others_are_let_go_and_only_ours_are() {
 }
 
 #[test]
-fn a_stream_that_was_cut_is_told_without_its_token() {
+fn the_error_of_an_interrupted_stream_has_no_token() {
     let (side, _) = side(&[]);
     let said = "cannot receive new filesystem stream: checksum mismatch or incomplete stream.; Partially received snapshot is saved.; \
         A resuming stream can be generated on the sending system by running:; zfs send -t 1-c9af2e082";
@@ -309,7 +309,7 @@ fn a_stream_that_was_cut_is_told_without_its_token() {
 }
 
 #[test]
-fn what_is_missing_above_is_made_and_never_mounted() {
+fn missing_parents_are_created_and_never_mounted() {
     let missing = "cannot open 'tank/b/c': dataset does not exist\n";
     let (receiver, scripted) = side(&[Err(missing), Err(missing), Ok(""), Ok(""), Ok("zfs-2.1.11")]);
     let receiving = ReceiveRequest {

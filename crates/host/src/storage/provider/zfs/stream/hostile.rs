@@ -1,4 +1,4 @@
-//! Streams of a hostile sender.
+//! Fuzz target for streams of a hostile sender.
 
 use std::io::{Cursor, Read as _};
 
@@ -9,7 +9,8 @@ use crate::storage::changed_blocks::send_stream::record::{BeginRecord, RECORD_LE
 use crate::storage::changed_blocks::send_stream::specimen::{QUESTION, SendStreamWriter, SenderVersion};
 use crate::storage::provider::incoming::StreamCheck;
 
-/// A stream of ZFS to somebody who expects one snapshot. What passes is the beginning of it, and it passes whole or without its end.
+/// A ZFS stream to a receiver that expects one snapshot. The output is a prefix of the input: all of it, or without the
+/// end.
 pub(crate) fn zfs_stream(bytes: &[u8]) -> Outcome {
     let (gate, arrived) = ZfsGate::new(ZfsAnnouncement {
         snapshots: vec![("b".to_owned(), QUESTION.to_guid.to_string())],
@@ -38,7 +39,7 @@ pub(crate) fn zfs_stream(bytes: &[u8]) -> Outcome {
     }
 }
 
-/// Honest streams of one snapshot.
+/// Valid streams of one snapshot.
 pub(crate) fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     let seed = |name, is_little, age| {
         let mut writer = SendStreamWriter::new(is_little, age, 0);

@@ -1,4 +1,4 @@
-//! What passes the gate, and what does not.
+//! Tests of the gate.
 
 use std::io::{Cursor, Read as _};
 
@@ -17,7 +17,7 @@ fn announced(names: &[&str]) -> ZfsAnnouncement {
     }
 }
 
-/// What has passed, and what has arrived.
+/// The output of the gate, and the received snapshots.
 type GateOutput = (Vec<u8>, Option<Vec<(String, u64)>>);
 
 fn pass_as(stream: &[u8], announced: ZfsAnnouncement) -> Result<GateOutput, String> {
@@ -40,7 +40,7 @@ fn honest(is_little: bool, age: SenderVersion) -> Vec<u8> {
     writer.end()
 }
 
-/// A stream whose first record has a number elsewhere.
+/// A stream with a changed number in its begin record.
 fn with_u64(at: usize, number: u64) -> Vec<u8> {
     let mut stream = honest(true, SenderVersion::New);
     stream[at..at + 8].copy_from_slice(&number.to_le_bytes());
@@ -59,7 +59,7 @@ fn reason(stream: &[u8]) -> String {
 }
 
 #[test]
-fn the_snapshot_that_was_announced_passes_as_it_is() {
+fn the_announced_snapshot_passes_unchanged() {
     for (is_little, age) in [
         (true, SenderVersion::Old),
         (false, SenderVersion::Old),
@@ -73,7 +73,7 @@ fn the_snapshot_that_was_announced_passes_as_it_is() {
             assert_eq!(arrived.unwrap(), [("b".to_owned(), QUESTION.to_guid)]);
         }
     }
-    // A sender without guids has announced a name.
+    // A sender without GUIDs has announced a name.
     let nameless = ZfsAnnouncement {
         snapshots: vec![("b".to_owned(), String::new())],
         joining: Joining::Refused,
@@ -82,7 +82,7 @@ fn the_snapshot_that_was_announced_passes_as_it_is() {
 }
 
 #[test]
-fn a_stream_that_is_cut_never_comes_to_its_end() {
+fn a_truncated_stream_never_reaches_its_end() {
     let mut writer = SendStreamWriter::new(true, SenderVersion::New, 0);
     writer.write(8, 0, 1000).free(8, 4000, 1000);
     let stream = writer.end();
@@ -94,7 +94,7 @@ fn a_stream_that_is_cut_never_comes_to_its_end() {
 }
 
 #[test]
-fn a_stream_of_anything_else_is_refused_before_its_first_record_goes_on() {
+fn other_content_is_refused_before_the_first_record_passes() {
     let version = |features: u64, kind: u64| with_u64(16, features << 2 | kind);
     let others = [
         (with_name(b"tank/vm@c\0"), "announced"),
@@ -125,7 +125,7 @@ fn a_stream_of_anything_else_is_refused_before_its_first_record_goes_on() {
     }
     let twice = [honest(true, SenderVersion::New), honest(true, SenderVersion::New)].concat();
     assert!(reason(&twice).contains("after its end"));
-    // Data that is taken from other snapshots, a second beginning, and data of any size.
+    // Data of other snapshots, a second begin record, and data of any size.
     for (kind, fields) in [
         (6_u32, vec![]),
         (0, vec![]),
@@ -143,9 +143,9 @@ fn a_stream_of_anything_else_is_refused_before_its_first_record_goes_on() {
     }
 }
 
-/// What goes on where a stream was cut is one of the snapshots that are missing.
+/// A resumed stream is one of the missing snapshots.
 #[test]
-fn the_rest_of_a_stream_brings_one_of_the_snapshots_that_are_missing() {
+fn a_resumed_stream_brings_a_missing_snapshot() {
     let mut rest = with_u64(16, feature::RESUMING << 2 | 1);
     rest[4..8].copy_from_slice(&8_u32.to_le_bytes());
     rest.splice(RECORD_LENGTH..RECORD_LENGTH, [0; 8]);
@@ -154,13 +154,13 @@ fn the_rest_of_a_stream_brings_one_of_the_snapshots_that_are_missing() {
         assert_eq!(arrived.unwrap()[0].0, "b");
     }
     assert!(pass_as(&rest, announced(&["a", "c"])).is_err());
-    // Several that are announced do not come in a whole stream.
+    // Several announced snapshots cannot be in one plain stream.
     assert!(pass_as(&honest(true, SenderVersion::New), announced(&["a", "b"])).is_err());
 }
 
-/// Several streams in one: the list before them, each, and an end of its own.
+/// Several streams in one: the list, each stream, and the common end.
 #[test]
-fn several_snapshots_come_in_one_stream_only_from_this_host_and_as_announced() {
+fn joined_streams_are_accepted_only_from_this_host_and_as_announced() {
     let mut list = SendStreamWriter::empty(true);
     list.begin(2, &[1; 64]);
     let list = list.end();
