@@ -1,7 +1,7 @@
 //! btrfs: subvolumes, by its own program.
 //!
-//! A subvolume is known by its folder: the root of each has inode 256. Read-only snapshots of it lie in its own `.holdfast/snapshots`;
-//! btrfs leaves a subvolume within another out of the snapshots of that one, so they are not in each other.
+//! A dataset is the folder of a subvolume: the root of each has inode 256. Its read-only snapshots are in its
+//! `.holdfast/snapshots`. btrfs excludes nested subvolumes from a snapshot, so snapshots do not contain each other.
 //!
 //! Source: btrfs-subvolume(8), btrfs-filesystem(8); btrfs-progs 6.2.
 
@@ -34,7 +34,7 @@ const ROOT_INODE: u64 = 256;
 #[derive(Clone)]
 pub struct Btrfs {
     tools: Arc<dyn Tools>,
-    /// Snapshots that are being made, until they have their names; by dataset and name.
+    /// Pending snapshots without a name, by dataset and name.
     making: Arc<Mutex<BTreeMap<(String, String), PendingSnapshot>>>,
 }
 
@@ -54,7 +54,7 @@ fn dataset(name: &str) -> Dataset {
 }
 
 impl Btrfs {
-    /// What `tools` reach.
+    /// btrfs by way of `tools`.
     pub fn new(tools: Arc<dyn Tools>) -> Self {
         Self {
             tools,
@@ -75,7 +75,7 @@ impl Btrfs {
         Err(Self::refusal((action, what), &answer.complaint))
     }
 
-    /// The error that a complaint is.
+    /// The error for a message.
     fn refusal((action, what): (&'static str, &str), complaint: &str) -> ProviderError {
         let what = what.to_owned();
         let says = |words: &str| complaint.contains(words);
@@ -98,7 +98,7 @@ impl Btrfs {
         })
     }
 
-    /// Bytes that each folder refers to, and those that only it does: by what was asked.
+    /// Total and exclusive bytes of each folder, by its path.
     fn room(&self, folders: &[&str]) -> ProviderResult<BTreeMap<String, (u64, u64)>> {
         if folders.is_empty() {
             return Ok(BTreeMap::new());
@@ -106,7 +106,7 @@ impl Btrfs {
         let mut words = vec!["filesystem", "du", "-s", "--raw", "--"];
         words.extend(folders);
         let answer = self.ask(("measure", &folders.join(", ")), &words)?;
-        // Total, exclusive, shared by them all, name; above them their headings.
+        // Columns: total, exclusive, set shared, name; headings above.
         let rows = answer.lines().filter_map(|line| {
             let mut fields = line.split_whitespace();
             let (total, own) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
@@ -121,11 +121,12 @@ impl Btrfs {
         Ok(rows.collect())
     }
 
-    /// The subvolumes that can be seen below a mount, by their folders; not those that are snapshots of ours.
+    /// The subvolumes that are visible below a mount, by their folders, without our snapshots.
     fn subvolumes_below(&self, mount: &Mount) -> ProviderResult<Vec<String>> {
         let point = mount.point.to_string_lossy();
         let answer = self.ask(("look at", &point), &["subvolume", "list", "--", &point])?;
-        // "ID 257 gen 9 top level 5 path @vms/web": from the root of the file system, of which only a part may be mounted.
+        // "ID 257 gen 9 top level 5 path @vms/web": relative to the root of the file system, of which only a part may
+        // be mounted.
         let paths = answer.lines().filter_map(|line| line.split_once(" path "));
         let seen = paths.filter_map(|(_, path)| {
             let path = Path::new("/").join(path);
@@ -158,27 +159,27 @@ impl Btrfs {
 struct SubvolumeInfo {
     made_s: Option<i64>,
     uuid: Option<String>,
-    /// That of the snapshot that was sent, once all of it has been received.
+    /// The UUID of the sent snapshot, once it has been received completely.
     received_uuid: Option<String>,
-    /// That of the subvolume that it was a snapshot of.
+    /// The UUID of the subvolume that it is a snapshot of.
     parent_uuid: Option<String>,
     is_read_only: bool,
 }
 
 impl SubvolumeInfo {
-    /// What a snapshot has in common with its copies.
+    /// The identity that a snapshot shares with its copies.
     fn identity(&self) -> Option<&str> {
         self.received_uuid.as_deref().or(self.uuid.as_deref())
     }
 
-    /// What is noted of one that was received to its end, where nothing else is: nothing, which is not to be taken for one of which somebody
-    /// died before he noted it.
+    /// The record of a completely received snapshot without a note: empty, which distinguishes it from one whose maker
+    /// was killed before it wrote the note.
     fn received_record(&self) -> Option<String> {
         self.received_uuid.as_ref().map(|_| String::new())
     }
 }
 
-/// `2026-11-22 16:07:46 +0000`, in seconds since 1970-01-01 UTC.
+/// Parses `2026-11-22 16:07:46 +0000` to seconds since 1970-01-01 UTC.
 fn parse_time(text: &str) -> Option<i64> {
     let mut fields = text.split(' ');
     let (date, time, zone) = (fields.next()?, fields.next()?, fields.next()?);
@@ -189,7 +190,7 @@ fn parse_time(text: &str) -> Option<i64> {
     let (date, time) = (numbers(date, '-')?, numbers(time, ':')?);
     let offset: i64 = zone.parse().ok()?;
     let offset_s = (offset / 100 * 60 + offset % 100) * 60;
-    // Days since 1970 by the proleptic Gregorian calendar, with years that begin in March.
+    // Converts the date to days since 1970 (proleptic Gregorian calendar), with years that begin in March.
     let (year, month, day) = (date[0] - i64::from(date[1] <= 2), (date[1] + 9) % 12, date[2] - 1);
     let days =
         year * 365 + year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400) + (month * 153 + 2) / 5 + day;
@@ -244,7 +245,7 @@ impl Provider for Btrfs {
             let noted = kept.noted(&snapshot);
             let shown = self.shown(&place.to_string_lossy())?;
             if !shown.is_read_only {
-                // It is being received, or was received in part.
+                // It is being received, or was received partially.
                 continue;
             }
             let time_s = noted.as_ref().map(|noted| noted.time_s).or(shown.made_s);
@@ -338,7 +339,7 @@ impl Provider for Btrfs {
 
     fn abandon(&self, wanted: &[HostSnapshotScope], label: &HostSnapshotLabel<'_>) {
         for one in wanted {
-            // What stays is found by its hidden name.
+            // A leftover is found by its hidden name.
             self.give_up(&one.dataset.name, label.name).ok();
         }
     }
@@ -349,7 +350,7 @@ impl Provider for Btrfs {
         for snapshot in kept.names()? {
             let record = kept.noted(&snapshot).map(|noted| noted.record);
             let place = kept.place(&snapshot);
-            // What is being received has none yet.
+            // A snapshot that is being received has no note yet.
             if !is_subvolume(&place) {
                 continue;
             }
@@ -433,7 +434,7 @@ impl Provider for Btrfs {
         kept.must_be_there(snapshot)?;
         let place = kept.place(&snapshot.name);
         if Path::new(name).symlink_metadata().is_ok() {
-            // btrfs would put the clone into a folder that is there.
+            // btrfs would create the clone inside an existing folder.
             return Err(ProviderError::Exists { what: name.to_owned() });
         }
         let words = ["subvolume", "snapshot", "--", &place.to_string_lossy(), name];
@@ -447,7 +448,7 @@ mod tests {
     use super::parse_time;
 
     #[test]
-    fn times_of_btrfs_are_understood() {
+    fn times_of_btrfs_are_parsed() {
         assert_eq!(parse_time("1970-01-01 00:00:00 +0000"), Some(0));
         assert_eq!(parse_time("2026-11-22 16:07:46 +0000"), Some(1_795_363_666));
         assert_eq!(parse_time("2026-11-22 17:07:46 +0100"), Some(1_795_363_666));

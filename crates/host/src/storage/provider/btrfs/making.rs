@@ -1,7 +1,7 @@
 //! Snapshots of btrfs between their preparation and their names.
 //!
-//! A snapshot is cut under a hidden name, and gets its own with its record. So one without a record was never finished by its maker, and one
-//! that a killed process left is known by its hidden name.
+//! A snapshot is created under a hidden name, and gets its own with its record. So one without a record is incomplete,
+//! and the leftover of a killed process has a hidden name.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -11,11 +11,11 @@ use super::super::folder::{SnapshotFolder, sync_folder};
 use super::super::{HostSnapshotLabel, HostSnapshotName, HostSnapshotScope, ProviderError, ProviderResult};
 use super::Btrfs;
 
-/// A snapshot that is being made.
+/// A snapshot that is being created.
 pub(super) struct PendingSnapshot {
     /// The lock of its dataset: while it is held, the hidden snapshots there are not leftovers.
     _lock: File,
-    /// Whether it was cut: then it exists under its hidden name.
+    /// Whether it was created: it then exists under its hidden name.
     is_created: bool,
 }
 
@@ -40,8 +40,8 @@ impl Btrfs {
         Ok(())
     }
 
-    /// Deletes what a killed process left under the hidden name of a snapshot. While the lock of those who make snapshots is held, it may belong to
-    /// a live process.
+    /// Deletes the leftover of a killed process under the hidden name of a snapshot. While another process holds the
+    /// lock, it may belong to that process.
     fn clear_hidden(&self, kept: &SnapshotFolder, name: &str, shown: &str) -> ProviderResult<()> {
         let _lock = kept.lock()?;
         let hidden = kept.hidden_place(name);
@@ -56,14 +56,14 @@ impl Btrfs {
         self.delete(("remove what was left of", shown), &hidden)
     }
 
-    /// Notes that a prepared snapshot exists under its hidden name.
+    /// Records that a prepared snapshot exists under its hidden name.
     pub(super) fn note_created(&self, dataset: &str, name: &str) {
         if let Some(making) = self.making().get_mut(&(dataset.to_owned(), name.to_owned())) {
             making.is_created = true;
         }
     }
 
-    /// Gives a snapshot that was cut its name, or one that has its name another record; durably.
+    /// Renames a created snapshot to its own name, or gives an existing one another record; durably.
     pub(super) fn commit_one(&self, one: &HostSnapshotScope, label: &HostSnapshotLabel<'_>) -> ProviderResult<()> {
         let kept = Self::folder(&one.dataset.name)?;
         let of = (one.dataset.name.clone(), label.name.to_owned());
@@ -75,18 +75,18 @@ impl Btrfs {
         if has_no_name {
             let hidden = format!(".{}", label.name);
             kept.adopt((&hidden, label.name), &name.to_string(), Some(label))?;
-            // From here on it is not taken back as one that has no name.
+            // From here on it has its name, and is not reverted.
             self.making().remove(&of);
         } else {
             kept.must_be_there(&name)?;
             kept.note(label)?;
         }
-        // A snapshot is in the next commit of the file system; this waits for that.
+        // A snapshot becomes durable with the next commit of the file system; this waits for it.
         sync_folder(&kept.place(label.name))?;
         sync_folder(&kept.place(""))
     }
 
-    /// Takes back what was prepared or cut, and has no name yet. Says whether there was such a snapshot.
+    /// Removes a pending snapshot that has no name yet, and returns whether there was one.
     pub(super) fn give_up(&self, dataset: &str, name: &str) -> ProviderResult<bool> {
         let Some(making) = self.making().remove(&(dataset.to_owned(), name.to_owned())) else {
             return Ok(false);

@@ -1,7 +1,8 @@
-//! btrfs as a side of a replication. A copy of a dataset is a subvolume, with what was received where its host snapshots would be.
+//! btrfs as a side of a replication. A copy of a dataset is a subvolume, with the received snapshots in place of its
+//! host snapshots.
 //!
-//! btrfs marks what has been received to its end: it is read-only, and knows the UUID of what was sent. What lacks that was cut in the
-//! middle, and is received again from its beginning.
+//! btrfs marks a completely received subvolume: it is read-only, and has the UUID of the sent one. A subvolume without
+//! that mark is incomplete, and is received again from the beginning.
 //!
 //! Source: btrfs-send(8), btrfs-receive(8); btrfs-progs 6.2.
 
@@ -25,18 +26,18 @@ use crate::Uuid;
 use crate::storage::provider::leftovers::{ProviderLeftover, ProviderLeftoverKind};
 use crate::system::process::{Piped, StreamTools};
 
-/// What stands before the name of a subvolume that is being received. No host snapshot can be called so, and it is in the folder of the
-/// others because a read-only subvolume cannot be moved to another folder.
+/// Prefix of a subvolume that is being received. No host snapshot can have such a name. It is in the folder of the host
+/// snapshots because a read-only subvolume cannot be moved to another folder.
 const INCOMING: &str = ".incoming+";
 
-/// btrfs of this host.
+/// btrfs on this host.
 pub struct BtrfsSide {
     btrfs: Btrfs,
     programs: Arc<dyn StreamTools>,
 }
 
 impl BtrfsSide {
-    /// What `programs` reach, on this host.
+    /// btrfs by way of `programs`, on this host.
     pub fn new(programs: Arc<dyn StreamTools>) -> Self {
         Self {
             btrfs: Btrfs::new(Arc::clone(&programs) as _),
@@ -48,13 +49,13 @@ impl BtrfsSide {
         self.btrfs.shown(&kept.place(name).to_string_lossy())
     }
 
-    /// Takes away what was received in part.
+    /// Removes a partially received subvolume.
     fn remove(&self, kept: &SnapshotFolder, name: &str) -> ProviderResult<()> {
         self.btrfs
             .delete(("remove what was received in part,", name), &kept.place(name))
     }
 
-    /// Those that were received in part.
+    /// The names of partially received subvolumes.
     fn leftovers(&self, kept: &SnapshotFolder) -> ProviderResult<Vec<String>> {
         let mut leftovers = incoming(kept)?;
         // An earlier version received under the name of the snapshot.
@@ -66,7 +67,7 @@ impl BtrfsSide {
         Ok(leftovers)
     }
 
-    /// What the next stream may bring into a dataset.
+    /// The expected content of the next stream into a dataset.
     fn announced(&self, kept: &Arc<SnapshotFolder>, receiving: &ReceiveRequest) -> ProviderResult<BtrfsAnnouncement> {
         let snapshot = match &receiving.snapshots[..] {
             [] => None,
@@ -112,7 +113,7 @@ impl BtrfsSide {
     }
 }
 
-/// The hidden names of what is being received, or was when somebody was killed.
+/// The hidden names of subvolumes that are being received, or were when a process was killed.
 fn incoming(kept: &SnapshotFolder) -> ProviderResult<Vec<String>> {
     let mut names = kept.all_names("snapshots")?;
     names.retain(|name| name.starts_with(INCOMING));
@@ -127,7 +128,7 @@ fn refused_stream(receiving: &ReceiveRequest, reason: &str) -> ProviderError {
     }
 }
 
-/// What was received, before it is one of the host snapshots.
+/// A received subvolume before it becomes a host snapshot.
 struct Received {
     btrfs: Btrfs,
     kept: Arc<SnapshotFolder>,
@@ -137,7 +138,7 @@ struct Received {
 }
 
 impl Received {
-    /// Compares what is there with what was announced, and gives it its name and its record.
+    /// Compares it with the announcement, and gives it its name and its record.
     fn settle(self) -> ProviderResult<()> {
         let arrived = self.arrived.lock().unwrap_or_else(PoisonError::into_inner).take();
         let refused = |reason: &str| Err(refused_stream(&self.receiving, reason));
@@ -165,9 +166,9 @@ impl Received {
 }
 
 impl Btrfs {
-    /// What was received in part, where nobody receives: the next who does takes it away, too.
+    /// Partially received subvolumes, if no process is receiving: the next one to receive removes them, too.
     pub(super) fn half_received(&self, kept: &SnapshotFolder, name: &str) -> ProviderResult<Vec<ProviderLeftover>> {
-        // Where nobody ever received, it is somebody's own.
+        // Without a lock file nothing was received, and the subvolume belongs to a user.
         let Ok(Some(_lock)) = try_lock(kept) else {
             return Ok(Vec::new());
         };
@@ -206,7 +207,7 @@ impl Btrfs {
     }
 }
 
-/// The lock of who receives, if nobody has it; none where nobody ever received.
+/// The lock of receivers, if it is free; none if nothing was ever received.
 fn try_lock(kept: &SnapshotFolder) -> ProviderResult<Option<File>> {
     if kept.receiving_place().symlink_metadata().is_err() {
         return Ok(None);
@@ -214,12 +215,12 @@ fn try_lock(kept: &SnapshotFolder) -> ProviderResult<Option<File>> {
     lock(kept).map(Some)
 }
 
-/// A host snapshot is read-only from its beginning, one that is received from its end on.
+/// A host snapshot is read-only from its creation, a received one only when it is complete.
 fn is_partial(shown: &SubvolumeInfo) -> bool {
     !shown.is_read_only && shown.received_uuid.is_none()
 }
 
-/// Who receives has this locked, so that nobody takes his for what a dead one has left.
+/// Takes the lock of receivers, so that another process does not take the subvolume for a leftover.
 fn lock(kept: &SnapshotFolder) -> ProviderResult<File> {
     let path = kept.receiving_place();
     let mut options = File::options();
@@ -315,7 +316,7 @@ impl ReplicaSide for BtrfsSide {
         }
         words.extend(["--".to_owned(), place]);
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        // The paths mean something as long as the folder is open.
+        // The paths are valid as long as the folder is open.
         Ok(self.programs.start(BTRFS, &words)?.with(kept))
     }
 
@@ -340,7 +341,7 @@ impl ReplicaSide for BtrfsSide {
             arrived,
             _lock: Arc::clone(&lock),
         };
-        // The gate passes nothing that leads out of the folder, and no device. Neither could the program go there.
+        // The gate passes no path out of the folder, and no device. The program is also confined by chroot.
         let words = ["receive", "-q", "-e", "-C", "--", "."];
         let piped = self.programs.start_receiver(BTRFS, &words, &kept.place(""))?;
         let piped = piped.with((kept, lock));
@@ -360,7 +361,7 @@ impl ReplicaSide for BtrfsSide {
                 });
             }
             if kept.noted(&snapshot.name).is_some() {
-                // What is noted stays: retention goes by the time in it.
+                // Existing notes stay: retention uses the time in them.
                 continue;
             }
             if let Some(record) = &snapshot.record {

@@ -1,4 +1,4 @@
-//! The policy: which commands of a stream go on, and in which form.
+//! The policy: which commands of a stream pass, and in which form.
 
 use std::io;
 use std::io::Read;
@@ -11,54 +11,52 @@ use super::tree::{PathKind, StreamPath, Tree};
 use crate::Uuid;
 use crate::storage::provider::folder::check_name;
 
-/// Bits of a mode that make a program run as somebody else.
+/// Mode bits that make a program run as another user or group.
 const SET_ID_BITS: u64 = 0o6000;
 const MODE_BITS: u64 = 0o7777;
-/// Extended attributes that are data of users, properties of btrfs, and access lists. Others (`security.*`, `trusted.*`) give rights to
-/// files, or are instructions to other parts of the kernel.
+/// Extended attributes that are data of users, properties of btrfs, and access lists. Others (`security.*`,
+/// `trusted.*`) give rights to files, or control other parts of the kernel.
 const XATTRS: [&[u8]; 4] = [
     b"user.",
     b"btrfs.",
     b"system.posix_acl_access",
     b"system.posix_acl_default",
 ];
-/// Names that are listed in a note.
+/// Limit on the names in a note.
 const NAMES_MAX: usize = 3;
 
-/// A host snapshot of the dataset, which a stream may be based on. It is read-only.
+/// A read-only host snapshot of the dataset that a stream may be based on.
 pub(in super::super) struct ParentSnapshot {
-    /// The UUID that it has here.
+    /// Its UUID on this host.
     pub(in super::super) uuid: Uuid,
-    /// Its folder.
     pub(in super::super) folder: OwnedFd,
 }
 
 type FindParent = Box<dyn Fn(&str) -> Option<ParentSnapshot> + Send>;
 
-/// What a stream may bring.
+/// The expected content of a stream.
 pub(in super::super) struct BtrfsAnnouncement {
-    /// Its name and identity; none where the sender has announced nothing.
+    /// The name and identity; none if nothing was announced.
     pub(in super::super) snapshot: Option<(String, String)>,
-    /// Names that are taken.
+    /// Existing names.
     pub(in super::super) names: Vec<String>,
-    /// Opens the snapshot of the dataset that has an identity.
+    /// Opens the snapshot of the dataset with this identity.
     pub(in super::super) parent: FindParent,
-    /// What stands before the name of the subvolume as long as it is being received.
+    /// Prefix of the name of the subvolume while it is being received.
     pub(in super::super) hidden_prefix: &'static str,
 }
 
-/// What a stream has brought, once it has come to its end.
+/// The content of a stream that was received completely.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in super::super) struct Arrival {
-    /// The name that it is to have.
+    /// Its final name.
     pub(in super::super) name: String,
-    /// The UUID of what was sent.
+    /// The UUID of the sent subvolume.
     pub(in super::super) identity: Uuid,
-    /// The UUID that its parent has here.
+    /// The parent's UUID on this host.
     pub(in super::super) parent: Option<Uuid>,
 }
 
-/// The gate of one stream.
 pub(in super::super) struct BtrfsGate {
     announced: BtrfsAnnouncement,
     notes: Notes,
@@ -72,7 +70,7 @@ pub(in super::super) struct BtrfsGate {
 enum BtrfsGateState {
     /// Nothing was read.
     Start,
-    /// The first command has to be that of the subvolume.
+    /// The first command must be that of the subvolume.
     Begun,
     InProgress(Box<StreamInProgress>),
     Over,
@@ -82,11 +80,11 @@ struct StreamInProgress {
     tree: Tree,
     arrival: Arrival,
     identity: [u8; 16],
-    /// The parent's UUID in the stream, and here.
+    /// The parent's UUID in the stream, and on this host.
     parent: Option<([u8; 16], Uuid)>,
 }
 
-/// Things that were changed or left out, with the first names.
+/// Counts changed or omitted files, with the first names.
 #[derive(Default)]
 struct Tally {
     count: u64,
@@ -101,7 +99,7 @@ impl Tally {
         }
     }
 
-    /// Something has another name now.
+    /// Follows the rename of a file.
     fn rename(&mut self, from: &str, to: &str) {
         if let Some(known) = self.names.iter_mut().find(|known| *known == from) {
             to.clone_into(known);
@@ -125,14 +123,14 @@ fn refused<T>(reason: impl Into<String>) -> Result<T> {
     Err(StreamRefusal::new(reason))
 }
 
-/// What is done with a command.
+/// The decision on a command.
 enum CommandAction {
     Pass(Command),
     LeaveOut,
 }
 
 impl BtrfsGate {
-    /// What has arrived is told by the second value, at the end of the stream.
+    /// The second value gets the received subvolume at the end of the stream.
     pub(in super::super) fn new(announced: BtrfsAnnouncement, notes: Notes) -> (Self, Arc<Mutex<Option<Arrival>>>) {
         let arrived = Arc::default();
         let gate = Self {
@@ -147,7 +145,7 @@ impl BtrfsGate {
         (gate, arrived)
     }
 
-    /// The first command: it makes the subvolume.
+    /// Handles the first command, which creates the subvolume.
     fn begin(&self, mut command: Command) -> Result<(StreamInProgress, Command)> {
         if !matches!(command.verb, Verb::Subvolume | Verb::Snapshot) {
             return refused(format!("it begins with {:?}, and not with a subvolume", command.verb));
@@ -200,7 +198,7 @@ impl BtrfsGate {
                     "it is based on {shown}, which is no host snapshot of this dataset"
                 ));
             };
-            // Other subvolumes of the file system may have come from the same source.
+            // The UUID in the stream could match other subvolumes of the file system with the same source.
             command.set(Key::CloneUuid, parent.uuid.as_bytes());
             receiving.parent = Some((of, parent.uuid));
             receiving.arrival.parent = Some(parent.uuid);
@@ -265,7 +263,7 @@ impl BtrfsGate {
             Verb::Chmod | Verb::Chown | Verb::Utimes | Verb::SetXattr | Verb::RemoveXattr => {
                 return match (tree.find(&path)?, command.verb) {
                     (PathKind::LeftOut, _) => Ok(CommandAction::LeaveOut),
-                    // It would be followed, and has no mode.
+                    // The command would follow the link, which itself has no mode.
                     (PathKind::Symlink, Verb::Chmod) => {
                         refused(format!("a mode for the symbolic link {:?}", path.shown()))
                     }
@@ -311,7 +309,7 @@ impl BtrfsGate {
         Ok(CommandAction::LeaveOut)
     }
 
-    /// The end of the stream, with nothing behind it.
+    /// Handles the end of the stream, which nothing may follow.
     fn end(&mut self) {
         self.left_out.note("devices, FIFOs and sockets left out", &self.notes);
         self.cleared.note(
@@ -325,7 +323,7 @@ impl BtrfsGate {
     }
 }
 
-/// A symbolic link may lead anywhere, as long as it is text that the kernel reads to its end.
+/// The target of a symbolic link may be any path that the kernel can store completely.
 fn check_target(path: &StreamPath, target: &[u8]) -> Result<()> {
     if target.is_empty() || target.contains(&0) {
         return refused(format!("{:?} is a symbolic link to nothing", path.shown()));
@@ -333,7 +331,7 @@ fn check_target(path: &StreamPath, target: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Data is written by opening a path.
+/// Writing data opens a path.
 fn check_data(path: &StreamPath, found: PathKind) -> Result<()> {
     let what = match found {
         PathKind::Plain => return Ok(()),
