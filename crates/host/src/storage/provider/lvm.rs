@@ -1,10 +1,10 @@
 //! LVM: volumes in thin pools, by its own programs.
 //!
-//! A host snapshot is a read-only thin snapshot, which is activated only while it is read. What it is, and our record of it,
-//! stands in its tags, which it gets when it is made. LVM knows no thing that is a snapshot: a thin volume that is read-only and was
-//! made of another one is one, whoever made it, and so is one of somebody else's that can be written, as long as it sleeps.
+//! A host snapshot is a read-only thin snapshot, which is activated only while it is read. Its tags, which are set at
+//! its creation, say what it is, and contain our record. LVM has no type for snapshots: a read-only thin volume with an
+//! origin counts as one, whichever program made it; so does a writable one of another program, while it is inactive.
 //!
-//! A snapshot does not need the volume that it is of: it stays when that is removed, and is found under its name.
+//! A snapshot does not need its origin: it stays when the origin is removed, and is found by the origin's name.
 //!
 //! Source: lvmthin(7), lvcreate(8), lvmreport(7); lvm2 2.03.16.
 
@@ -41,22 +41,22 @@ use volumes::{Snapshot, Volumes, dataset, found, names_of, unknown};
 const LVCREATE: &str = "lvcreate";
 const LVCHANGE: &str = "lvchange";
 const LVREMOVE: &str = "lvremove";
-/// How often something is tried that udev, or somebody who looks at a new device, may be in the way of.
+/// Attempts of actions that udev, or a process that scans new devices, may block for a moment.
 const ATTEMPT_COUNT: u32 = 40;
 const ATTEMPT_INTERVAL: Duration = Duration::from_millis(50);
 
 /// LVM on this host.
 pub struct Lvm {
     tools: Arc<dyn Tools>,
-    /// Where it is locked who looks into a snapshot, and who asks a pool for its differences.
+    /// The folder of the locks for viewing a snapshot, and for reading the metadata of a pool.
     locks: PathBuf,
     clock: Arc<dyn Clock>,
-    /// The UUIDs of volumes that are about to be cut, by their full names: nobody asks for them while machines stand still.
+    /// The UUIDs of prepared volumes, by their full names: they are not queried while machines are paused.
     prepared: Mutex<BTreeMap<String, String>>,
 }
 
 impl Lvm {
-    /// What `tools` reach. Locks are kept in the folder `locks`, the same for all on this host.
+    /// LVM by way of `tools`. Locks are in the folder `locks`, which must be the same for all processes of this host.
     pub fn new(tools: Arc<dyn Tools>, locks: PathBuf, clock: Arc<dyn Clock>) -> Self {
         Self {
             tools,
@@ -66,7 +66,7 @@ impl Lvm {
         }
     }
 
-    /// Asks; what is refused is told by what was tried, and with what.
+    /// Runs a command; a refusal becomes an error with the action and its object.
     fn ask(&self, (action, what): (&'static str, &str), program: &str, arguments: &[&str]) -> ProviderResult<String> {
         let answer = self.tools.ask(program, arguments)?;
         if answer.is_well {
@@ -75,7 +75,7 @@ impl Lvm {
         Err(refusal((action, what), &answer.complaint))
     }
 
-    /// The volumes of a group, or of all.
+    /// The volumes of a group, or of all groups.
     fn volumes(&self, group: Option<&str>) -> ProviderResult<Volumes> {
         let mut words = QUESTION.to_vec();
         words.extend(group);
@@ -91,9 +91,9 @@ impl Lvm {
         names::is_name(name) && self.volumes(Some(name)).is_ok()
     }
 
-    /// Removes a volume, as long as it is the one that was looked at, and nobody holds it.
+    /// Removes a volume if it is still the inspected one, and has no holds.
     fn remove(&self, volume: &Volume, shown: &str) -> ProviderResult<()> {
-        // LVM compares while it has the group locked.
+        // LVM evaluates the selection while it has locked the group.
         let is_it = format!("lv_uuid=\"{}\" && lv_tags!={{\"{HELD}\"}}", volume.uuid);
         let full = volume.full_name();
         self.ask(
@@ -103,7 +103,7 @@ impl Lvm {
         )?;
         let left = self.volumes(Some(&volume.group));
         match left {
-            // It was the last of its group, or one that is not it has its name now.
+            // It was the last of its group, or another volume has its name now.
             Ok(left) if left.0.iter().all(|one| one.uuid != volume.uuid) => Ok(()),
             Ok(_) => Err(ProviderError::Held {
                 what: shown.to_owned(),
@@ -113,7 +113,7 @@ impl Lvm {
         }
     }
 
-    /// Removes a volume that was made by [cloning](Provider::clone_to) a host snapshot.
+    /// Removes a volume that was [cloned](Provider::clone_to) from a host snapshot.
     pub fn destroy_clone(&self, name: &str, of: &HostSnapshotName) -> ProviderResult<()> {
         let (group, own) = names_of(name)?;
         let volumes = self.volumes(Some(group))?;
@@ -130,10 +130,10 @@ impl Lvm {
         self.remove(volume, name)
     }
 
-    /// A cut that failed may have left something, or a volume that stands still.
+    /// Removes what a failed creation may have left, and resumes a suspended volume.
     fn clean_up_after(&self, one: &HostSnapshotScope, label: &HostSnapshotLabel<'_>, error: &ProviderError) {
         if matches!(error, ProviderError::Tool(ToolError::TimedOut { .. })) {
-            // Whoever was killed while it had the volume suspended has left it so: this resumes it.
+            // A killed program may have left the volume suspended: this resumes it.
             drop(self.tools.ask(LVCHANGE, &["-qq", "--refresh", &one.dataset.name]));
         }
         let snapshot = HostSnapshotName {
@@ -203,7 +203,7 @@ impl Provider for Lvm {
         for volume in volumes.0.iter().filter(|one| one.kind == VolumeKind::Thin) {
             states.push(match volumes.as_snapshot(volume) {
                 None => volumes.state(volume),
-                // What it is of may be gone.
+                // Its origin may be gone.
                 Some(snapshot) if volumes.named(&volume.group, snapshot.of).is_none() => {
                     unknown(&volume.group, snapshot.of)
                 }
@@ -236,7 +236,7 @@ impl Provider for Lvm {
         if all.is_empty() && volumes.named(group, own).is_none() {
             return Err(ProviderError::NotThere { what: of.to_string() });
         }
-        // Those of the same second have got their numbers in their order.
+        // Snapshots of the same second are ordered by their thin ids.
         all.sort_by_key(|one| (one.volume.time_s, one.volume.thin_id));
         Ok(all.iter().map(|one| found(one, &of)).collect())
     }

@@ -24,7 +24,7 @@ const THIN_DELTA: &str = "thin_delta";
 const THIN_LS: &str = "thin_ls";
 
 impl Lvm {
-    /// Where a volume may differ between two of its host snapshots, which exist and are held.
+    /// The ranges in which a volume may differ between two of its existing, held host snapshots.
     pub fn changes(&self, older: &HostSnapshotName, newer: &HostSnapshotName) -> ProviderResult<ChangedRanges> {
         let volumes = self.volumes_of(&older.dataset.name)?;
         let (before, after) = (volumes.snapshot(older)?, volumes.snapshot(newer)?);
@@ -33,7 +33,7 @@ impl Lvm {
             what: newer.to_string(),
             reason: reason.to_owned(),
         };
-        // Those of others may have been written to, before they were as they are now.
+        // Snapshots of other programs may have been written before they became read-only.
         let are_ours = [&before, &after].into_iter().all(Snapshot::is_ours);
         if !are_ours || older.dataset != newer.dataset {
             return Err(refused("one of them is not a host snapshot of ours"));
@@ -60,7 +60,7 @@ impl Lvm {
         })
     }
 
-    /// What snapshots refer to, and what is theirs alone; where the program for it is not there, it stays unknown.
+    /// Adds the total and exclusive bytes of snapshots; without the program for it they stay unknown.
     pub(super) fn measure_by_metadata(&self, snapshots: &mut [HostSnapshot]) -> ProviderResult<()> {
         let mut rooms: BTreeMap<String, BTreeMap<u64, (u64, u64)>> = BTreeMap::new();
         for snapshot in snapshots {
@@ -69,7 +69,7 @@ impl Lvm {
             let (Some(pool), Some(id)) = (volumes.pool_of(volume), volume.thin_id) else {
                 continue;
             };
-            // The metadata of a pool that sleeps is not there to be read.
+            // The metadata of an inactive pool cannot be read.
             if !pool.is_active {
                 continue;
             }
@@ -94,12 +94,12 @@ impl Lvm {
         Ok(())
     }
 
-    /// Asks a program about the metadata of a pool, as they were at one instant.
+    /// Runs a program on a metadata snapshot of a pool.
     fn read_metadata(&self, pool: &Volume, program: &str, words: &[&str]) -> ProviderResult<String> {
         let full = pool.full_name();
         let path = self.locks.join(format!("lvm-metadata-{}.lock", pool.uuid));
         let _lock = LockFile::open(&path, FlockOperation::LockExclusive)?;
-        // It may have been tagged since it was looked at.
+        // The pool may have been tagged in the meantime.
         let volumes = self.volumes(Some(&pool.group))?;
         let is_left = volumes
             .named(&pool.group, &pool.name)
@@ -131,7 +131,7 @@ impl Lvm {
             let mut words = words.to_vec();
             words.push(&place);
             let answer = self.ask(("read the metadata of", &full), program, &words);
-            // What was released meanwhile may have been written over.
+            // A released metadata snapshot may have been overwritten while it was read.
             let is_kept = state.is_some() && self.kept_state(&target, &full)? == state;
             self.tell(&target, &full, "release_metadata_snap")?;
             if is_kept {
@@ -143,17 +143,17 @@ impl Lvm {
                 reason: "another process has released them".to_owned(),
             })
         });
-        // Where it could not be released, the tag says whose it is.
+        // If the release failed, the tag still says that it is ours.
         if self.kept_state(&target, &full)?.is_none() {
             note("--deltag")?;
         }
         answer
     }
 
-    /// Where the state of a pool's metadata is that is kept; none where none is.
+    /// The block of a pool's metadata snapshot; none if there is none.
     fn kept_state(&self, target: &str, full: &str) -> ProviderResult<Option<u64>> {
         let answer = self.ask(("look at", full), DMSETUP, &["status", target])?;
-        // "0 4194304 thin-pool 17 123/1024 1027/32768 138 rw ...": a hyphen where none is kept.
+        // "0 4194304 thin-pool 17 123/1024 1027/32768 138 rw ...": a hyphen if there is none.
         let mut fields = answer
             .split_ascii_whitespace()
             .skip_while(|field| *field != "thin-pool");
@@ -177,12 +177,12 @@ impl Lvm {
     }
 }
 
-/// A name of LVM's in the name of a device.
+/// Escapes a name of LVM for the name of a device.
 fn mangled(name: &str) -> String {
     name.replace('-', "--")
 }
 
-/// Bytes that volumes refer to, and that are theirs alone, by their numbers.
+/// Parses the total and exclusive bytes of volumes, by their thin ids.
 fn parse_rooms(answer: &str) -> BTreeMap<u64, (u64, u64)> {
     let row = |line: &str| {
         let mut fields = line.split_ascii_whitespace().map(|field| field.parse::<u64>().ok());

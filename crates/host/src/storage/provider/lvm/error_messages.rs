@@ -1,8 +1,8 @@
-//! What LVM's complaints mean. It has one exit code for nearly all of them.
+//! Classifies the error messages of LVM, which has one exit code for nearly all of them.
 
 use super::super::ProviderError;
 
-/// What is said where nobody but root may ask, or the kernel knows of no volumes.
+/// Messages if only root may run it, or the kernel lacks the device mapper.
 const NO_SERVICE: [&str; 4] = [
     "Running as a non-root user",
     "Permission denied",
@@ -10,11 +10,11 @@ const NO_SERVICE: [&str; 4] = [
     "device-mapper driver and/or vdo kernel module may be missing",
 ];
 
-/// The error that a complaint is.
+/// The error for a message.
 pub(super) fn refusal((action, what): (&'static str, &str), complaint: &str) -> ProviderError {
     let says = |words: &str| complaint.contains(words);
     let what = what.to_owned();
-    // Warnings come along with every answer.
+    // Every answer may contain warnings.
     let lines = complaint.lines().map(str::trim).filter(|line| !line.is_empty());
     let is_noise = |line: &&str| {
         ["WARNING:", "File descriptor", "/dev/"]

@@ -1,16 +1,18 @@
-//! Whether a thin pool has room for another snapshot. A full pool stops every machine with a disk in it, and is hard to repair.
+//! Checks whether a thin pool has space for another snapshot. A full pool stops every machine with a disk in it, and is
+//! hard to repair.
 
 use super::super::{ProviderError, ProviderResult};
 use super::report::{Volume, VolumeKind};
 
-/// Of a pool's data, and of its metadata, so much may be in use, in hundredths of a percent. A snapshot itself takes nearly nothing of
-/// either; what is overwritten from then on does.
+/// Limits on the used data and metadata of a pool, in hundredths of a percent. A snapshot itself uses almost nothing of
+/// either; later overwrites do.
 const DATA_MAX: u64 = 9500;
 const METADATA_MAX: u64 = 9000;
-/// Bytes that have to be free for the description of a volume group: a snapshot takes about one, with its record up to four.
+/// Minimum of free bytes in the metadata area of a volume group: a snapshot takes about one KiB, with its record up to
+/// four.
 const DESCRIPTION_BYTES_MIN: u64 = 32 << 10;
 
-/// What a volume is that has no thin snapshots.
+/// The error for a volume that cannot have thin snapshots.
 pub(super) fn not_thin(volume: &Volume) -> ProviderError {
     let reason = match volume.kind {
         VolumeKind::Pool => "it is a thin pool; name a volume in it".to_owned(),
@@ -26,7 +28,7 @@ pub(super) fn not_thin(volume: &Volume) -> ProviderError {
     }
 }
 
-/// Refuses another snapshot of a volume that its pool, or its group, would not bear.
+/// Refuses another snapshot of a volume if its pool, or its group, lacks the space.
 pub(super) fn check_room(volume: &Volume, pool: Option<&Volume>) -> ProviderResult<()> {
     if volume.kind != VolumeKind::Thin {
         return Err(not_thin(volume));

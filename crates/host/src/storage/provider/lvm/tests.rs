@@ -1,4 +1,4 @@
-//! What is asked of LVM, and how its answers are understood: a stand-in gives those that real volumes gave.
+//! Tests of the arguments for LVM, and of the parsing of its answers: a fake program returns those of real volumes.
 
 mod metadata;
 
@@ -11,7 +11,7 @@ use super::super::{HostSnapshot, HostSnapshotLabel, HostSnapshotName, HostSnapsh
 use super::{Lvm, dataset};
 use crate::system::process::{Answer, ToolError, Tools};
 
-/// The volumes of a group as LVM 2.03.16 told of them.
+/// The volumes of a group, as LVM 2.03.16 reported them.
 const VOLUMES: &str = include_str!("fixtures/lvs.json");
 const LABEL: HostSnapshotLabel<'static> = HostSnapshotLabel {
     name: "a:b",
@@ -19,7 +19,7 @@ const LABEL: HostSnapshotLabel<'static> = HostSnapshotLabel {
     record: "{\"x\": 1}",
 };
 
-/// What the stand-in does when it is asked.
+/// The answer of the fake program to a request.
 enum ScriptedAnswer {
     Says(&'static str),
     Owned(String),
@@ -28,7 +28,7 @@ enum ScriptedAnswer {
 }
 use ScriptedAnswer::{Complains, Hangs, Owned, Says};
 
-/// Gives answers in turn, and keeps what it was asked.
+/// Returns answers in order, and records the requests.
 struct ScriptedLvm {
     answers: Mutex<Vec<ScriptedAnswer>>,
     asked: Mutex<Vec<String>>,
@@ -82,7 +82,7 @@ impl World {
         }
     }
 
-    /// What was asked, but for the questions what volumes there are.
+    /// The requests, without those for the list of volumes.
     fn asked(&self) -> Vec<String> {
         assert!(self.scripted.answers.lock().unwrap().is_empty(), "all was asked for");
         let all = self.scripted.asked.lock().unwrap();
@@ -102,7 +102,7 @@ fn wanted(of: &str) -> HostSnapshotScope {
 }
 
 #[test]
-fn volumes_and_what_sleeps_beside_them_are_told_apart() {
+fn volumes_are_distinguished_from_snapshots() {
     let world = World::new(vec![Says(VOLUMES)]);
     let states = world.lvm.datasets().unwrap();
     let names: Vec<_> = states.iter().map(|state| state.dataset.name.as_str()).collect();
@@ -115,7 +115,7 @@ fn volumes_and_what_sleeps_beside_them_are_told_apart() {
 }
 
 #[test]
-fn snapshots_are_listed_in_their_order_whoever_made_them() {
+fn snapshots_of_all_programs_are_listed_in_order() {
     let world = World::new(vec![Says(VOLUMES), Says(VOLUMES), Says(VOLUMES), Says(VOLUMES)]);
     let found = world.lvm.snapshots("vg0/web1").unwrap();
     let names: Vec<_> = found.iter().map(|snapshot| snapshot.name.name.as_str()).collect();
@@ -134,7 +134,7 @@ fn snapshots_are_listed_in_their_order_whoever_made_them() {
         (found[0].time_s, found[0].identity.as_str()),
         (1_795_388_989, "ojhYox-shYs-PRCg-LgH6-Afpy-iPne-OH5yLG")
     );
-    // A snapshot does not need what it is of, and is found when that is gone.
+    // A snapshot does not need its origin, and is found after that was removed.
     assert_eq!(world.lvm.snapshots("vg0/gone").unwrap()[0].name, name("gone", "last"));
     assert_eq!(world.lvm.dataset("vg0/gone").unwrap().available_bytes, None);
     assert!(matches!(
@@ -144,7 +144,7 @@ fn snapshots_are_listed_in_their_order_whoever_made_them() {
 }
 
 #[test]
-fn a_snapshot_has_its_record_and_its_name_from_the_beginning() {
+fn a_snapshot_is_created_with_its_name_and_record() {
     let of_new = VOLUMES
         .replace("\"lv_name\":\"by-hand\"", "\"lv_name\":\"web1+a+b\"")
         .replace(
@@ -167,7 +167,7 @@ fn a_snapshot_has_its_record_and_its_name_from_the_beginning() {
         ..LABEL
     };
     world.lvm.commit(&all, &settled).unwrap();
-    // What is noted already is not noted again.
+    // An existing record is not written again.
     world.lvm.commit(&all, &LABEL).unwrap();
     assert_eq!(
         world.asked(),
@@ -181,7 +181,7 @@ fn a_snapshot_has_its_record_and_its_name_from_the_beginning() {
 }
 
 #[test]
-fn what_cannot_be_cut_is_refused_before_machines_stand_still() {
+fn an_impossible_snapshot_is_refused_while_preparing() {
     let refused = |answer: String, of: &str, name: &str| {
         let world = World::new(vec![Owned(answer)]);
         let label = HostSnapshotLabel { name, ..LABEL };
@@ -234,7 +234,7 @@ fn what_cannot_be_cut_is_refused_before_machines_stand_still() {
 }
 
 #[test]
-fn one_that_was_killed_while_a_volume_stood_still_does_not_leave_it_so() {
+fn a_volume_left_suspended_is_resumed() {
     let world = World::new(vec![Says(VOLUMES), Hangs, Says(""), Says(VOLUMES)]);
     world.lvm.prepare(&[wanted("web1")], &LABEL).unwrap();
     assert!(matches!(
@@ -245,7 +245,7 @@ fn one_that_was_killed_while_a_volume_stood_still_does_not_leave_it_so() {
 }
 
 #[test]
-fn nothing_goes_but_the_snapshot_that_was_looked_at() {
+fn only_the_inspected_snapshot_is_removed() {
     let snapshot = name("web1", "holdfast_2026-11-22_16:45:10Z");
     let without = |one: &str| {
         let lines = VOLUMES
@@ -266,7 +266,7 @@ fn nothing_goes_but_the_snapshot_that_was_looked_at() {
           lv_tags!={\"holdfast.held\"} vg0/snapper_1"
         ]
     );
-    // LVM removes nothing that somebody has begun to hold, and does not say so.
+    // LVM does not remove a snapshot that got a hold in the meantime, and reports success.
     let world = World::new(vec![Says(VOLUMES), Says(""), Says(VOLUMES)]);
     assert!(matches!(world.lvm.destroy(&snapshot), Err(ProviderError::Held { .. })));
     let world = World::new(vec![Says(VOLUMES)]);
@@ -292,7 +292,7 @@ fn nothing_goes_but_the_snapshot_that_was_looked_at() {
 }
 
 #[test]
-fn whoever_holds_is_noted_and_the_last_to_let_go_frees_it() {
+fn holds_are_tags_and_the_last_release_removes_them() {
     let free = name("web1", "holdfast_2026-11-22_16:45:10Z");
     let held = name("web1", "before-update");
     let world = World::new(vec![Says(VOLUMES), Says(""), Says(VOLUMES), Says(VOLUMES), Says("")]);
@@ -323,7 +323,7 @@ fn whoever_holds_is_noted_and_the_last_to_let_go_frees_it() {
 }
 
 #[test]
-fn a_clone_is_removed_by_nobody_but_who_made_it() {
+fn only_a_clone_of_the_snapshot_is_removed() {
     let of = name("web1", "before-update");
     for (other, of) in [
         ("vg0/web1", &of),
@@ -345,7 +345,7 @@ fn a_clone_is_removed_by_nobody_but_who_made_it() {
 }
 
 #[test]
-fn complaints_are_understood() {
+fn error_messages_are_classified() {
     let refused = |complaint: &'static str| World::new(vec![Complains(complaint)]).lvm.datasets().unwrap_err();
     assert!(matches!(
         refused("  Volume group \"vgnone\" not found\n  Cannot process volume group vgnone\n"),
@@ -372,7 +372,7 @@ fn complaints_are_understood() {
 }
 
 #[test]
-fn answers_that_make_no_sense_are_no_answers() {
+fn invalid_answers_are_errors() {
     for answer in [
         "",
         "{}",

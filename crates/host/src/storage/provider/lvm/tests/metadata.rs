@@ -1,4 +1,4 @@
-//! What is asked of the metadata of a pool.
+//! Tests of the metadata snapshots of pools.
 
 use super::super::super::{Provider, ProviderResult};
 use super::ScriptedAnswer::{Complains, Hangs, Owned, Says};
@@ -10,7 +10,7 @@ const STATUS: &str = "0 4194304 thin-pool 34 121/1024 325/32768 - rw discard_pas
 const STATUS_KEPT: &str =
     "0 4194304 thin-pool 34 121/1024 325/32768 255 rw discard_passdown queue_if_no_space - 256 \n";
 
-/// The two snapshots, both ours and of one volume.
+/// Compares two snapshots of ours, of one volume.
 fn changes(world: &World) -> ProviderResult<Vec<std::ops::Range<u64>>> {
     let (older, newer) = (
         name("web1", "holdfast_2026-11-22_16:45:10Z"),
@@ -20,7 +20,7 @@ fn changes(world: &World) -> ProviderResult<Vec<std::ops::Range<u64>>> {
 }
 
 #[test]
-fn a_pool_tells_what_two_snapshots_do_not_share() {
+fn differences_of_two_snapshots_are_read_from_the_pool() {
     let mut answers = vec![
         Says(VOLUMES),
         Says(VOLUMES),
@@ -50,7 +50,7 @@ fn a_pool_tells_what_two_snapshots_do_not_share() {
 }
 
 #[test]
-fn metadata_that_somebody_else_keeps_are_left_alone_and_what_we_have_left_is_not() {
+fn only_our_own_leftover_metadata_snapshot_is_released() {
     let world = World::new(vec![Says(VOLUMES), Says(VOLUMES), Says(STATUS_KEPT)]);
     let error = changes(&world).unwrap_err().to_string();
     assert!(error.contains("another process has reserved"), "{error}");
@@ -78,7 +78,7 @@ fn metadata_that_somebody_else_keeps_are_left_alone_and_what_we_have_left_is_not
 }
 
 #[test]
-fn what_was_read_of_metadata_that_were_released_meanwhile_is_not_believed() {
+fn differences_from_a_released_metadata_snapshot_are_discarded() {
     let mut answers = vec![
         Says(VOLUMES),
         Says(VOLUMES),
@@ -95,7 +95,7 @@ fn what_was_read_of_metadata_that_were_released_meanwhile_is_not_believed() {
         Says(""),
     ]);
     assert!(changes(&World::new(answers)).is_err());
-    // Where the program is not there the state is released all the same.
+    // Without the program, the metadata snapshot is released all the same.
     let mut answers = vec![
         Says(VOLUMES),
         Says(VOLUMES),
@@ -111,7 +111,7 @@ fn what_was_read_of_metadata_that_were_released_meanwhile_is_not_believed() {
 }
 
 #[test]
-fn only_snapshots_of_ours_are_compared() {
+fn only_our_snapshots_are_compared() {
     let world = World::new(vec![Says(VOLUMES)]);
     let refused = world
         .lvm
@@ -120,7 +120,7 @@ fn only_snapshots_of_ours_are_compared() {
 }
 
 #[test]
-fn a_pool_tells_what_its_snapshots_take() {
+fn space_of_snapshots_is_read_from_the_pool() {
     let mut answers = vec![
         Says(VOLUMES),
         Says(VOLUMES),
