@@ -1,37 +1,38 @@
-//! What `thin_delta` tells of two volumes in a thin pool: which blocks of the pool each of them has at the same place.
+//! Parses the output of `thin_delta` for two volumes of a thin pool: the blocks that both map to the same address.
 //!
-//! A pool never overwrites a block that two volumes share, and a volume that is read-only does not get another one. So where two
-//! read-only snapshots have the same block, they hold the same bytes. What neither has is zero in both.
+//! A pool never overwrites a block that two volumes share, and the mapping of a read-only volume does not change. So
+//! where two read-only snapshots have the same block, they have equal content. Blocks that neither maps are zero in
+//! both.
 //!
 //! Source: thin_delta(8); thin-provisioning-tools 0.9.0.
 
 use super::ranges::{ChangedRanges, Collector};
 
-/// Bytes of a sector, in which the size of a pool's blocks is told.
+/// Size of a sector, the unit of a pool's block size.
 const SECTOR_BYTES: u64 = 512;
 
-/// What was asked.
+/// The requested comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ThinDeltaQuery {
-    /// The numbers of the two volumes in their pool, the older one first.
+    /// The thin ids of the two volumes, the older one first.
     pub ids: (u64, u64),
-    /// Bytes of a block of the pool.
+    /// Block size of the pool.
     pub block_bytes: u64,
-    /// Size of both, in bytes.
+    /// Size of both volumes, in bytes.
     pub size_bytes: u64,
 }
 
-/// An answer that tells nothing. The way out is always to read everything.
+/// The output is unusable. The fallback is to read everything.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("line {line} of the differences of two thin volumes {detail}")]
 pub struct ThinDeltaError {
-    /// Its number, from 1 on.
+    /// The line number, from 1 on.
     pub line: usize,
     /// What is wrong with it.
     pub detail: &'static str,
 }
 
-/// Where the newer of two volumes may differ from the older one.
+/// The ranges in which the newer of two volumes may differ from the older one.
 pub fn by_thin_delta(answer: &str, question: &ThinDeltaQuery) -> Result<ChangedRanges, ThinDeltaError> {
     let mut changed = Collector::new(question.size_bytes);
     let (mut state, mut next) = (ParserState::Begin, 0);
@@ -120,7 +121,7 @@ impl<'a> Element<'a> {
         value.strip_prefix('"')?.strip_suffix('"')?.parse().ok()
     }
 
-    /// Where it begins, and how long it is: something.
+    /// The begin and the length of an extent, which is not empty.
     fn extent(&self) -> Option<(u64, u64)> {
         Some((
             self.number("begin")?,
@@ -139,14 +140,14 @@ mod tests {
         size_bytes: 1 << 20,
     };
 
-    /// As thin_delta 0.9.0 answered.
+    /// Output of thin_delta 0.9.0.
     const ANSWER: &str = "<superblock uuid=\"\" time=\"10\" transaction=\"17\" data_block_size=\"128\" nr_data_blocks=\"0\">\n  \
         <diff left=\"5\" right=\"7\">\n    <same begin=\"0\" length=\"4\"/>\n    <different begin=\"4\" length=\"1\"/>\n    \
         <right_only begin=\"5\" length=\"1\"/>\n    <left_only begin=\"8\" length=\"2\"/>\n    <same begin=\"10\" length=\"3\"/>\n    \
         <different begin=\"15\" length=\"40\"/>\n  </diff>\n</superblock>\n";
 
     #[test]
-    fn what_is_not_the_same_in_both_may_have_changed() {
+    fn blocks_that_are_not_shared_may_have_changed() {
         let found = by_thin_delta(ANSWER, &QUESTION).unwrap();
         let blocks = |range: &std::ops::Range<u64>| (range.start / 65_536, range.end / 65_536);
         let found: Vec<_> = found.as_slice().iter().map(blocks).collect();
@@ -154,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_to_something_else_is_none() {
+    fn an_answer_to_another_query_is_an_error() {
         let said = |answer: &str| by_thin_delta(answer, &QUESTION).unwrap_err().detail;
         for (from, to, detail) in [
             ("\"128\"", "\"64\"", "is about blocks of another size"),

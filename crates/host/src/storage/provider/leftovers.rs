@@ -1,7 +1,8 @@
 //! Leftovers of killed processes in a dataset whose host snapshots are in its `.holdfast` folder.
 //!
-//! Locks (flock) show which processes are active, since they end with their process. A process that creates a folder of clones locks it, one
-//! that creates a btrfs snapshot locks `making`, one that receives locks `receiving`, one that notes, holds or removes locks `lock`. What is not locked is a leftover.
+//! Locks (flock) show which processes are active, since a lock ends with its process. A process that creates a folder
+//! of clones locks it, one that creates a btrfs snapshot locks `making`, one that receives locks `receiving`, and one
+//! that writes notes, holds or removes locks `lock`. Everything without a lock is a leftover.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
@@ -18,31 +19,31 @@ pub struct ProviderLeftover {
     pub dataset: Dataset,
     /// What it is.
     pub kind: ProviderLeftoverKind,
-    /// The name of the host snapshot that it is about.
+    /// The name of its host snapshot.
     pub name: String,
-    /// Where it is.
+    /// Its path.
     pub place: std::path::PathBuf,
-    /// When it was changed last, in seconds since 1970-01-01 UTC.
+    /// Its last modification, in seconds since 1970-01-01 UTC.
     pub since_s: Option<i64>,
 }
 
 /// The kind of a leftover.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ProviderLeftoverKind {
-    /// A folder of a snapshot that was being made, or removed.
+    /// The folder of a snapshot that was being created or removed.
     HalfSnapshot,
-    /// Half of a note.
+    /// An incomplete note.
     HalfNote,
-    /// The note of a snapshot that is not there.
+    /// The note of a missing snapshot.
     Note,
-    /// Holds of a snapshot that is not there.
+    /// Holds of a missing snapshot.
     Holds,
-    /// A snapshot that was received in part.
+    /// A partially received snapshot.
     HalfReceived,
 }
 
 impl ProviderLeftoverKind {
-    /// What it is, in words.
+    /// Its description.
     pub const fn words(self) -> &'static str {
         match self {
             Self::HalfSnapshot => "an incomplete host snapshot of a process that was killed",
@@ -63,7 +64,7 @@ pub(super) fn leftovers(dataset: &Dataset) -> ProviderResult<Vec<ProviderLeftove
     }
 }
 
-/// The same, with the lock.
+/// The same while the lock is held.
 fn find(kept: &SnapshotFolder, dataset: &Dataset) -> ProviderResult<Vec<ProviderLeftover>> {
     let mut found = Vec::new();
     let mut add = |kind, name: &str, (place, shown): (&Path, std::path::PathBuf)| {
@@ -80,7 +81,7 @@ fn find(kept: &SnapshotFolder, dataset: &Dataset) -> ProviderResult<Vec<Provider
             continue;
         };
         let place = kept.hidden_place(name);
-        // A snapshot of btrfs cannot be locked before it exists: whoever makes one holds `making`.
+        // A btrfs snapshot cannot be locked before it exists: its maker holds `making`.
         if !is_locked(&place) && !kept.is_making() {
             add(
                 ProviderLeftoverKind::HalfSnapshot,
@@ -118,7 +119,7 @@ fn find(kept: &SnapshotFolder, dataset: &Dataset) -> ProviderResult<Vec<Provider
     Ok(found)
 }
 
-/// Takes one of them away; `remove` removes a folder of a snapshot.
+/// Removes a leftover; `remove` removes the folder of a snapshot.
 pub(super) fn remove(
     leftover: &ProviderLeftover,
     remove: impl FnOnce(&Path) -> ProviderResult<()>,
@@ -148,7 +149,7 @@ pub(super) fn remove(
     }
 }
 
-/// Whether somebody has a folder locked. What cannot be opened counts as locked: nobody touches it.
+/// Whether a process has locked a folder. A folder that cannot be opened counts as locked.
 fn is_locked(place: &Path) -> bool {
     let Ok(open) = std::fs::File::open(place) else {
         return true;

@@ -12,11 +12,11 @@ use super::probe::why_not;
 use super::{Dataset, ProviderError, ProviderKind, ProviderResult};
 use crate::storage::file_system;
 
-/// Where the names of ZFS's volumes are.
+/// The folder of udev's links to ZFS volumes.
 const VOLUMES: &str = "/dev/zvol";
-/// Where the kernel tells of devices.
+/// The mount point of sysfs.
 const SYSTEM: &str = "/sys";
-/// Folders in folders below that, at most: datasets are nested no deeper.
+/// Limit on the depth of folders below that: ZFS permits no deeper nesting of datasets.
 const DEPTH_MAX: u32 = 50;
 
 /// A file in a dataset, or a volume.
@@ -24,7 +24,7 @@ const DEPTH_MAX: u32 = 50;
 pub struct DatasetPath {
     /// The dataset.
     pub dataset: Dataset,
-    /// The file, below its folder; empty for a volume.
+    /// The path of the file in the dataset's folder; empty for a volume.
     pub path: PathBuf,
 }
 
@@ -33,12 +33,12 @@ pub struct DatasetPath {
 pub enum Located {
     /// In a dataset.
     In(DatasetPath),
-    /// In no dataset, for the reason in the text.
+    /// In no dataset, for this reason.
     Nowhere(String),
 }
 
-/// Finds the dataset of a file, folder or device. Symbolic links and bind mounts are followed. Whether files can be cloned is tried;
-/// where that needs files with names, they have `label` in them.
+/// Finds the dataset of a file, folder or device. Symbolic links and bind mounts are resolved. A trial determines
+/// whether files can be cloned; if it needs named files, their names contain `label`.
 pub fn locate(path: &Path, label: &str) -> ProviderResult<Located> {
     let failed = |source| ProviderError::File {
         action: "look at",
@@ -84,8 +84,8 @@ pub fn locate(path: &Path, label: &str) -> ProviderResult<Located> {
     })
 }
 
-/// The subvolume that a file is in, where its root can be reached and is not that of the whole system: a snapshot of that would keep
-/// everything, for the sake of a disk.
+/// The subvolume of a file, if its root is accessible and is not the root of the whole system: a snapshot of that would
+/// keep everything because of one disk.
 fn subvolume_of(whole: &Path, mount_point: &Path) -> Option<(String, PathBuf)> {
     let inside = |folder: &&Path| folder.starts_with(mount_point);
     let root = whole
@@ -123,7 +123,7 @@ fn volume(path: &Path, device: u64) -> Located {
     }
 }
 
-/// The name of the volume that has this device.
+/// The name of the volume with this device number.
 fn volume_below(folder: &Path, device: u64, depth_max: u32) -> Option<PathBuf> {
     let entries = std::fs::read_dir(folder).ok()?.flatten();
     for entry in entries {

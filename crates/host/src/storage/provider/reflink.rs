@@ -1,6 +1,8 @@
-//! Clones of files, which share their blocks until one of them is written: XFS with `reflink=1`, btrfs, and whatever else has them.
+//! Clones of files, which share their blocks until one of them is written: XFS with `reflink=1`, btrfs, and other file
+//! systems with clones.
 //!
-//! Each clone is of one instant of its file; several files are of one instant only if nobody writes them meanwhile.
+//! Each clone is of one instant of its file; several files are of one instant only if they are not written in the
+//! meantime.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -19,17 +21,17 @@ use super::{
     Provider, ProviderError, ProviderKind, ProviderResult, View, leftovers,
 };
 
-/// Folders in folders, at most.
+/// Limit on the depth of folders.
 const DEPTH_MAX: u32 = 64;
 
 /// Folders whose files can be cloned.
 #[derive(Debug, Default)]
 pub struct Reflink {
-    /// Folders of clones that are being made, each locked (flock) until it has its name.
+    /// Folders of clones that are being created, each locked (flock) until it has its name.
     making: Mutex<BTreeMap<PathBuf, File>>,
 }
 
-/// A clone of a file below a folder. Who owns the folder may put links anywhere, and none is followed.
+/// Clones a file below a folder. The owner of the folder may put links anywhere, so none is followed.
 fn clone_below(folder: &File, file: &Path, to: &Path) -> std::io::Result<()> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
@@ -39,7 +41,7 @@ fn clone_below(folder: &File, file: &Path, to: &Path) -> std::io::Result<()> {
     }
     let clone = File::options().write(true).create_new(true).mode(0o600).open(to)?;
     ioctl_ficlone(&clone, &from)?;
-    // It belongs to whom the file belongs to; nobody gets to it but through us.
+    // It gets the owner and mode of the original; our folder limits the access to it.
     let metadata = from.metadata()?;
     fchown(&clone, Some(metadata.uid()), Some(metadata.gid()))?;
     clone.set_permissions(std::fs::Permissions::from_mode(metadata.mode() & 0o777))
@@ -52,7 +54,7 @@ fn dataset(name: &str) -> Dataset {
     }
 }
 
-/// The regular files below a folder, on its own file system, by their paths from there.
+/// The regular files below a folder, on its own file system, by relative path.
 fn files_below(folder: &Path) -> ProviderResult<Vec<PathBuf>> {
     let device = folder
         .metadata()
@@ -109,11 +111,11 @@ impl Reflink {
         self.making.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A folder for clones that is nobody else's. What somebody who was killed has left is taken away.
+    /// Creates an exclusive folder for clones, and removes the leftover of a killed process.
     fn begin(&self, kept: &SnapshotFolder, name: &str, shown: &str) -> ProviderResult<()> {
-        // Nobody looks for what was left between its being made and its being locked.
+        // The lock keeps other processes from taking the folder for a leftover before it is locked.
         let _lock = kept.lock()?;
-        // Another process may have given its own this name since that was looked at.
+        // Another process may have taken this name since it was checked.
         kept.must_be_new(name, shown)?;
         let place = kept.hidden_place(name);
         let failed = |action| {
@@ -136,7 +138,7 @@ impl Reflink {
         Ok(())
     }
 
-    /// Takes back what was begun or cut, and has no name yet.
+    /// Removes a folder that was begun or filled, and has no name yet.
     fn give_up(&self, kept: &SnapshotFolder, name: &str) -> bool {
         let lock = self.making().remove(&kept.shown_place(name));
         if lock.is_some() {
@@ -146,14 +148,14 @@ impl Reflink {
     }
 }
 
-/// What tells a folder of clones from another one: its inode, whose number is given again, and the instant at which that was made.
+/// The identity of a folder of clones: its inode, whose number may be reused, and its creation time.
 fn identity_of(metadata: &std::fs::Metadata) -> String {
     let made = metadata.created().ok();
     let made = made.and_then(|made| made.duration_since(std::time::UNIX_EPOCH).ok());
     format!("{}-{}", metadata.ino(), made.unwrap_or_default().as_nanos())
 }
 
-/// From one moment to the next it is no snapshot any more, and not half of one.
+/// Atomically hides a snapshot before its removal, so that a partly removed one is never visible.
 fn put_aside(kept: &SnapshotFolder, name: &str) -> ProviderResult<()> {
     let (place, aside) = (kept.place(name), kept.hidden_place(name));
     drop(std::fs::remove_dir_all(&aside));
@@ -171,7 +173,7 @@ impl Provider for Reflink {
     }
 
     fn datasets(&self) -> ProviderResult<Vec<DatasetState>> {
-        // Any folder may be one.
+        // Any folder may be a dataset.
         Ok(Vec::new())
     }
 
@@ -248,7 +250,7 @@ impl Provider for Reflink {
     fn create(&self, group: &[HostSnapshotScope], label: &HostSnapshotLabel<'_>) -> ProviderResult<()> {
         let done = group.iter().try_for_each(|one| {
             let folder = Path::new(&one.dataset.name);
-            // Its places are reached through what it has open.
+            // Its paths use its open file descriptor.
             let kept = SnapshotFolder::of(folder)?;
             Self::clone_files(folder, &kept.hidden_place(label.name), &Self::files_of(one)?)
         });
@@ -275,7 +277,7 @@ impl Provider for Reflink {
                 std::fs::rename(&hidden, &place).map_err(|source| file_error("rename", &hidden, source))?;
                 sync_folder(&place.with_file_name(""))?;
             } else {
-                // Settled before, it gets another record.
+                // An already committed one gets another record.
                 kept.must_be_there(&HostSnapshotName {
                     dataset: one.dataset.clone(),
                     name: label.name.to_owned(),
@@ -330,7 +332,7 @@ impl Provider for Reflink {
         let kept = SnapshotFolder::of(Path::new(&snapshot.name.dataset.name))?;
         kept.remove(&snapshot.name, || {
             put_aside(&kept, name)?;
-            // Nobody finds it by its name any more: what is looked at now is what goes.
+            // It is hidden now: the inspected folder is the one that is removed.
             let aside = kept.hidden_place(name);
             let metadata = aside
                 .metadata()

@@ -1,4 +1,4 @@
-//! Whether somebody sends or receives a dataset of ZFS.
+//! Detects running transfers of ZFS datasets.
 
 use std::path::Path;
 
@@ -32,7 +32,7 @@ mod tests {
     use super::transfers;
 
     #[test]
-    fn who_sends_or_receives_a_dataset_is_known_by_his_words() {
+    fn transfers_are_recognized_by_command_line() {
         let is = |line: &str| {
             let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
             transfers(&words, "tank/vm")

@@ -28,7 +28,7 @@ fn file(block_before_bytes: u32, from_transaction: Option<u64>) -> SendStreamQue
 }
 
 #[test]
-fn all_kinds_of_records_that_change_a_file_are_seen() {
+fn all_types_of_records_that_change_a_file_count() {
     for mut writer in writers() {
         writer
             .object(7, 8192, 5, 5)
@@ -77,7 +77,7 @@ fn all_kinds_of_records_that_change_a_file_are_seen() {
 }
 
 #[test]
-fn a_file_that_is_not_the_same_any_more_is_changed_as_a_whole() {
+fn a_replaced_file_is_changed_as_a_whole() {
     let whole = |question: &SendStreamQuery, fill: &dyn Fn(&mut SendStreamWriter)| {
         let answers: Vec<_> = writers()
             .map(|mut writer| {
@@ -139,9 +139,9 @@ fn a_file_that_is_not_the_same_any_more_is_changed_as_a_whole() {
     }
 }
 
-/// Streams without large blocks name a block of 128 KiB where there is a larger one.
+/// Streams without large blocks have a block size of 128 KiB for larger blocks.
 #[test]
-fn large_blocks_are_no_other_block_size() {
+fn the_limit_of_128_kib_is_not_another_block_size() {
     for (features, sent, has_changed) in [
         (0, 128 << 10, false),
         (1 << 19, 1 << 20, false),
@@ -155,7 +155,7 @@ fn large_blocks_are_no_other_block_size() {
 }
 
 #[test]
-fn a_file_that_grew_is_changed_past_its_old_end() {
+fn a_file_that_grew_is_changed_after_its_old_end() {
     let question = SendStreamQuery {
         size_before_bytes: 60_000,
         ..QUESTION
@@ -165,7 +165,7 @@ fn a_file_that_grew_is_changed_past_its_old_end() {
 }
 
 #[test]
-fn streams_that_lack_something_are_refused() {
+fn streams_without_all_changes_are_refused() {
     let refused = |bytes: &[u8], question: &SendStreamQuery| match ask(bytes, question) {
         Err(SendStreamError::Unfit { reason }) => reason,
         other => unreachable!("{other:?}"),
@@ -237,9 +237,9 @@ fn records_out_of_place_are_errors() {
     ));
 }
 
-/// Every shorter stream, and every flipped bit: never an answer.
+/// A truncated stream or a flipped bit never gives a result.
 #[test]
-fn a_damaged_stream_gives_no_answer() {
+fn a_damaged_stream_is_an_error() {
     for mut writer in writers() {
         writer
             .object(FILE, 8192, 100_000, 100)
@@ -259,7 +259,7 @@ fn a_damaged_stream_gives_no_answer() {
             damaged[bit / 8] ^= 1 << (bit % 8);
             let in_last_record = bit / 8 >= stream.len() - 312;
             let result = ask(&damaged, &QUESTION);
-            // What stands in the last record beside its checksum is covered by nothing in old streams, and decides nothing.
+            // In old streams, the rest of the end record is not covered by a checksum, and not used.
             assert!(result.is_err() || in_last_record, "bit {bit}: {result:?}");
             if let Ok(found) = result {
                 assert_eq!(found, ask(&stream, &QUESTION).unwrap());
@@ -268,9 +268,9 @@ fn a_damaged_stream_gives_no_answer() {
     }
 }
 
-/// Random streams about several files, with all kinds of writes: exactly what was named comes out.
+/// Random streams about several files, with all types of writes: exactly the ranges in records are reported.
 #[test]
-fn random_streams_are_told_exactly() {
+fn random_streams_are_reported_exactly() {
     let mut random = SeededRandom::new(test_seed());
     for round in 0..200 {
         let age = if round % 2 == 0 {
