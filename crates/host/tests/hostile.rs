@@ -1,4 +1,4 @@
-//! What a hostile hypervisor, or a hostile machine, can say, without a fuzzer.
+//! Hostile answers of hypervisors and machines, without a fuzzer.
 
 use holdfast_block::conformance::test_seed;
 use holdfast_block::hostile::{MemoryBound, ParserTrial};
@@ -15,7 +15,7 @@ const BOUND: MemoryBound = MemoryBound {
 };
 
 #[test]
-fn hostile_bytes_are_an_error_and_take_no_more_memory_than_they_justify() {
+fn hostile_bytes_are_an_error_and_use_bounded_memory() {
     let seeds = seeds().into_iter().map(|(parser, _, bytes)| (parser, bytes)).collect();
     ParserTrial {
         parsers: PARSERS,

@@ -40,7 +40,7 @@ impl LibvirtLab {
     /// [`LibvirtLab::new`], after `prepare` has prepared the folder: the daemon has its own mount namespace from then on.
     pub fn prepared(prepare: impl FnOnce(&Path)) -> Self {
         let mut lab = Self {
-            // Short: the path of a socket has room for 107 bytes.
+            // Short: the path of a socket may have at most 107 bytes.
             folder: tempfile::Builder::new().prefix("hf").tempdir_in("/tmp").unwrap(),
             clock: SystemClock::new(),
             daemon: None,

@@ -1,4 +1,4 @@
-//! A QEMU with disks, its monitor, and a look at what a frozen disk holds.
+//! A QEMU with disks, its monitor, and checks of the content of frozen disks.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;

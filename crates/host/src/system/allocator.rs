@@ -15,7 +15,6 @@ const MAPPED_BYTES_MIN: libc::c_int = 1 << 20;
 /// in a backup.
 ///
 /// Must be called before other threads exist.
-/// Call it before there are other threads.
 pub fn map_large_buffers() {
     #[cfg(target_env = "gnu")]
     // SAFETY: it takes no pointers, and no other thread allocates yet. If it fails, the default stays.

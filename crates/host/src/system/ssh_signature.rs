@@ -1,10 +1,10 @@
-//! Signatures with SSH keys, made and checked by the system's `ssh-keygen`.
+//! Signatures with SSH keys, made and verified by the system's `ssh-keygen`.
 //!
-//! Administrators have such keys, in files, in agents and on hardware, and files that say whose key is whose, as git uses them. Whether a
-//! signature counts is what `ssh-keygen` answers with its exit code; its words are only shown.
+//! Administrators have such keys in files, in agents and on hardware tokens, and files of allowed signers, as for git.
+//! The exit code of `ssh-keygen` decides whether a signature is valid; its output is only shown.
 //!
-//! Nothing that a stranger has written becomes an argument: a signature and the text that it is of go to a private file and to standard
-//! input, and names come from the file of allowed signers, which is ours.
+//! Untrusted text never becomes an argument: a signature and the signed text are passed in a private file and on
+//! standard input, and names come from our own file of allowed signers.
 //!
 //! Source: ssh-keygen(1), ALLOWED SIGNERS; OpenSSH PROTOCOL.sshsig; OpenSSH 9.2.
 
@@ -22,23 +22,23 @@ use crate::system::waits::Wait;
 const PROGRAM: &str = "ssh-keygen";
 const BEGIN: &str = "-----BEGIN SSH SIGNATURE-----";
 const END: &str = "-----END SSH SIGNATURE-----";
-/// Bytes of a signature, at most: one with a certificate of a large RSA key has some six thousand.
+/// Limit on the bytes of a signature: one with a certificate of a large RSA key has some six thousand.
 pub const SSH_SIGNATURE_BYTES_MAX: usize = 16 << 10;
-/// Names that one key may have in a file of allowed signers and that are tried, at most.
+/// Limit on the names of one key in a file of allowed signers that are tried.
 const PRINCIPAL_COUNT_MAX: usize = 16;
-/// To check a signature takes milliseconds.
+/// Timeout of a verification, which takes milliseconds.
 const CHECK_TIME_OUT: Duration = Duration::from_secs(30);
-/// Whoever signs with a key on hardware has to find it, and to touch it.
+/// Timeout of a signature: the user of a hardware token has to find and touch it.
 const SIGN_TIME_OUT: Duration = Duration::from_secs(120);
 
-/// Why there is no answer about a signature.
+/// Why a signature could not be made or verified.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SshSignatureError {
-    /// There is no such program.
+    /// The program does not exist.
     #[error("there is no program ssh-keygen on this host")]
     NoProgram,
-    /// It cannot be run, or a file for it cannot be made.
+    /// It cannot be run, or a file for it cannot be written.
     #[error("cannot run ssh-keygen")]
     Io(#[source] std::io::Error),
     /// It did not sign.
@@ -46,16 +46,16 @@ pub enum SshSignatureError {
     NotSigned {
         /// The key.
         key: PathBuf,
-        /// What ssh-keygen says.
+        /// The message of ssh-keygen.
         reason: String,
     },
-    /// A path that cannot be said to it.
+    /// A path that cannot be passed as an argument.
     #[error("the path {} is no text", path.display())]
     Path {
         /// The path.
         path: PathBuf,
     },
-    /// A file that is to say whose signatures count is not there, or cannot be read.
+    /// A file of signers or revoked keys does not exist, or cannot be read.
     #[error("read {}", path.display())]
     Signers {
         /// The file.
@@ -67,10 +67,10 @@ pub enum SshSignatureError {
 
 type Result<T> = std::result::Result<T, SshSignatureError>;
 
-/// Where the passphrase of a key comes from.
+/// The source of a key's passphrase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PassphraseFrom {
-    /// No prompt: a key with a passphrase has to be in an agent.
+    /// No prompt: a key with a passphrase must be in an agent.
     AgentOnly,
     /// A prompt at the terminal.
     Terminal,
@@ -79,62 +79,62 @@ pub enum PassphraseFrom {
 /// The accepted signers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AllowedSigners {
-    /// The file that says whose key is whose.
+    /// The file of allowed signers: names and their keys.
     pub signers: PathBuf,
-    /// A list of keys that count no more: a KRL, or public keys by the line.
+    /// The revoked keys: a KRL, or one public key per line.
     pub revoked: Option<PathBuf>,
 }
 
-/// A text and a signature of it, as somebody hands them over.
+/// A text and its signature, both untrusted.
 #[derive(Debug, Clone, Copy)]
 pub struct Signed<'a> {
-    /// What the signature is for: the same key signs other things elsewhere.
+    /// The purpose of the signature: the same key may sign for other purposes.
     pub namespace: &'a str,
     /// The text.
     pub text: &'a [u8],
     /// The signature.
     pub signature: &'a str,
-    /// When it says that it was made, in seconds since 1970: keys may count for a while only.
+    /// The claimed time of the signature, in seconds since 1970: keys may be valid for a limited time.
     pub time_s: i64,
 }
 
-/// What a signature is worth.
+/// The result of a verification.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is of somebody whose signatures count.
+    /// It is valid, and made by an allowed signer.
     Good {
-        /// Who, as the file of allowed signers says it.
+        /// The name in the file of allowed signers.
         signer: String,
-        /// The key, by its fingerprint.
+        /// The fingerprint of the key.
         key: String,
     },
-    /// It is of the text, and of nobody whose signatures count.
+    /// It fits the text, but its signer is not allowed.
     NotAllowed {
-        /// The key, by its fingerprint.
+        /// The fingerprint of the key.
         key: String,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
-    /// It is of a key that was revoked.
+    /// Its key was revoked.
     Revoked {
-        /// The key, by its fingerprint.
+        /// The fingerprint of the key.
         key: String,
     },
     /// It is not a signature of this text.
     Bad {
-        /// What ssh-keygen says.
+        /// The message of ssh-keygen.
         reason: String,
     },
 }
 
-/// Makes and checks signatures.
+/// Makes and verifies signatures.
 pub struct SshSignatures<'a> {
     clock: &'a dyn Clock,
     folder: PathBuf,
 }
 
 impl<'a> SshSignatures<'a> {
-    /// Files that `ssh-keygen` reads lie in `folder` for a moment, where nobody else can look into them.
+    /// `folder` is for temporary files of `ssh-keygen`; no other user may have access to it.
     pub fn new(clock: &'a dyn Clock, folder: PathBuf) -> Self {
         Self { clock, folder }
     }
@@ -142,7 +142,7 @@ impl<'a> SshSignatures<'a> {
     /// Signs `text` with the key at `key`: a private key, or the public one of a key in an agent.
     ///
     /// # Errors
-    /// The key is not there, or does not sign.
+    /// The key does not exist, or does not sign.
     pub fn sign(&self, key: &Path, namespace: &str, text: &[u8], passphrase: PassphraseFrom) -> Result<String> {
         let path = said(key)?;
         let words = ["-Y", "sign", "-f", &path, "-n", namespace];
@@ -170,10 +170,10 @@ impl<'a> SshSignatures<'a> {
         })
     }
 
-    /// Judges a signature. Without anybody whose signatures count, the best that comes out is [`Verdict::NotAllowed`].
+    /// Verifies a signature. Without allowed signers the best result is [`Verdict::NotAllowed`].
     ///
     /// # Errors
-    /// `ssh-keygen` cannot be asked, or the files about signers cannot be read. What is wrong with the signature is in the verdict.
+    /// `ssh-keygen` cannot be run, or the files of signers cannot be read. Defects of the signature are in the verdict.
     pub fn judge(&self, signed: &Signed<'_>, allowed: Option<&AllowedSigners>) -> Result<Verdict> {
         if !is_armoured(signed.signature) {
             return Ok(Verdict::Bad {
@@ -208,7 +208,7 @@ impl<'a> SshSignatures<'a> {
         allowed: &AllowedSigners,
         key: String,
     ) -> Result<Verdict> {
-        // An answer about a file that cannot be read would look like one about the signature.
+        // With an unreadable file, the answer would look like a verdict on the signature.
         let signers = readable(&allowed.signers)?;
         let revoked = allowed.revoked.as_deref().map(readable).transpose()?;
         let time = format!("verify-time={}", keygen_time(signed.time_s));
@@ -261,9 +261,9 @@ impl<'a> SshSignatures<'a> {
         let variables = [
             ("PATH", PROGRAM_PATH.to_owned()),
             ("LC_ALL", "C".to_owned()),
-            // Times are said to it without a zone, as its earlier versions want them.
+            // Times are passed without a zone, as its earlier versions require.
             ("TZ", "UTC".to_owned()),
-            // Whoever would be asked for a passphrase is a program that gives none: nobody's terminal or screen is disturbed.
+            // The program for passphrase prompts returns none, so no prompt appears on a terminal or screen.
             ("SSH_ASKPASS", "/bin/false".to_owned()),
             ("SSH_ASKPASS_REQUIRE", "force".to_owned()),
         ];
@@ -299,7 +299,7 @@ fn not_signed(key: &Path, called: &CallOutput) -> SshSignatureError {
     }
 }
 
-/// A path as a word that is no option.
+/// A path as an argument that cannot be taken for an option.
 fn said(path: &Path) -> Result<String> {
     let whole = std::path::absolute(path).map_err(SshSignatureError::Io)?;
     let text = whole
@@ -320,10 +320,10 @@ fn readable(path: &Path) -> Result<String> {
     said(path)
 }
 
-/// `20261123205009`: what `verify-time` takes, here in UTC.
+/// The format of `verify-time`, such as `20261123205009`, in UTC.
 fn keygen_time(time_s: i64) -> String {
     let (days, second) = (time_s.div_euclid(86_400), time_s.rem_euclid(86_400));
-    // Days since 1970-01-01 as a date of the Gregorian calendar, counted in years that begin with March.
+    // Converts days since 1970-01-01 to a Gregorian date, with years that begin in March.
     let shifted = days + 719_468;
     let (era, day_of_era) = (shifted.div_euclid(146_097), shifted.rem_euclid(146_097));
     let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
@@ -340,7 +340,7 @@ fn keygen_time(time_s: i64) -> String {
     format!("{year:04}{month:02}{day:02}{hour:02}{minute:02}{:02}", second % 60)
 }
 
-/// The signature among what was said; none where there is none.
+/// The signature in the output; none if there is none.
 fn armoured(lines: &[String]) -> Option<String> {
     let start = lines.iter().position(|line| line.trim_end() == BEGIN)?;
     let length = lines[start..].iter().position(|line| line.trim_end() == END)?;
@@ -349,7 +349,7 @@ fn armoured(lines: &[String]) -> Option<String> {
     is_armoured(&text).then_some(text)
 }
 
-/// Whether it can be a signature: its first and last lines, base64 between them, and not too much of it.
+/// Whether it has the form of a signature: first and last line, base64 between them, and limited in size.
 fn is_armoured(text: &str) -> bool {
     let body = text
         .strip_prefix(BEGIN)
@@ -358,7 +358,7 @@ fn is_armoured(text: &str) -> bool {
     text.len() <= SSH_SIGNATURE_BYTES_MAX && body.is_some_and(|body| body.bytes().all(is_base64))
 }
 
-/// `ED25519 SHA256:...` of `Good "namespace" signature with ED25519 key SHA256:...`.
+/// Extracts `ED25519 SHA256:...` from `Good "namespace" signature with ED25519 key SHA256:...`.
 fn fingerprint(lines: &[String]) -> String {
     let said = lines
         .iter()
@@ -464,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn signatures_of_allowed_signers_are_good_and_others_say_why_not() {
+    fn only_signatures_of_allowed_signers_are_good() {
         let keys = Keys::new();
         for kind in ["ed25519", "rsa"] {
             let key = keys.make(kind, kind, "");
@@ -501,9 +501,10 @@ mod tests {
         }
     }
 
-    /// An answer about a missing file must not be taken for one about the signature, nor a missing list of revoked keys for an empty one.
+    /// A missing file must not look like a verdict on the signature, nor a missing list of revoked keys like an empty
+    /// one.
     #[test]
-    fn files_about_signers_that_are_missing_are_errors() {
+    fn missing_files_of_signers_are_errors() {
         let keys = Keys::new();
         let signature = keys.sign(&keys.make("key", "ed25519", ""));
         let present = keys.write("signers", &format!("anna {}", keys.public("key")));
@@ -527,7 +528,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_signature_is_handed_to_nobody() {
+    fn text_that_is_no_signature_is_not_passed_on() {
         let keys = Keys::new();
         let good = keys.sign(&keys.make("key", "ed25519", ""));
         for hostile in [
@@ -545,9 +546,9 @@ mod tests {
         }
     }
 
-    /// It would hang for ever, or disturb somebody, where it asked.
+    /// A prompt would hang for ever, or disturb a user.
     #[test]
-    fn a_key_that_needs_a_passphrase_is_an_error_where_nobody_is_to_be_asked() {
+    fn a_key_with_a_passphrase_is_an_error_without_a_prompt() {
         let keys = Keys::new();
         let key = keys.make("key", "ed25519", "open sesame");
         let error = keys
@@ -565,7 +566,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_said_as_dates() {
+    fn times_are_formatted_as_dates() {
         assert_eq!(keygen_time(0), "19700101000000");
         assert_eq!(keygen_time(951_782_399), "20000228235959");
         assert_eq!(keygen_time(951_782_400), "20000229000000");

@@ -18,7 +18,7 @@ fn btrfs(words: &[&str], paths: &[&Path]) {
     run(Command::new("btrfs").args(words).args(paths)).unwrap();
 }
 
-/// A file system with an empty image in a subvolume, which is overwritten in place where it may be.
+/// A file system with an empty image in a subvolume, overwritten in place if the options permit.
 fn mount(options: &str) -> Option<Mount> {
     let mount = Mount::new("mkfs.btrfs", &["-q"], options)?;
     btrfs(&["subvolume", "create"], &[&mount.path("live")]);
@@ -66,10 +66,10 @@ fn no_change_is_missed_on_btrfs() {
     }
 }
 
-/// Blocks of 4 KiB are told exactly; with nodatacow too, where the first write after a snapshot goes elsewhere, and later ones in
-/// place.
+/// Changes are reported with a granularity of 4 KiB; with nodatacow too, where the first write after a snapshot goes to
+/// a new address, and later ones are in place.
 #[test]
-fn blocks_are_told_exactly_on_btrfs() {
+fn blocks_are_reported_exactly_on_btrfs() {
     for options in ["noatime", "nodatacow"] {
         let Some(mount) = mount(options) else { return };
         let tally = histories(&mount, Work::Blocks, 25, options);
@@ -78,9 +78,10 @@ fn blocks_are_told_exactly_on_btrfs() {
     }
 }
 
-/// The kernel names the place of a whole compressed extent for every part of it, so another part of it looks the same.
+/// The kernel reports the address of a whole compressed extent for every part of it, so another part of it looks the
+/// same.
 #[test]
-fn compressed_data_is_changed_wherever_it_lies() {
+fn compressed_data_counts_as_changed() {
     let Some(mount) = mount("compress-force=zstd") else {
         return;
     };
@@ -91,7 +92,7 @@ fn compressed_data_is_changed_wherever_it_lies() {
         .collect();
     file.write_all_at(&words, 0).unwrap();
     file.sync_all().unwrap();
-    // The first half of an extent in the middle of the file, then the second half of the same extent there.
+    // The first half of an extent in the middle of the file, then its second half at the same offset.
     let copy = |from: u64| {
         let (mut from, mut to) = (from, 1 << 20);
         let copied = rustix::fs::copy_file_range(&file, Some(&mut from), &file, Some(&mut to), 65_536);
@@ -107,7 +108,7 @@ fn compressed_data_is_changed_wherever_it_lies() {
     assert_eq!(tally.different, 65_536);
 }
 
-/// A balance of all data, which is cancelled when it is dropped: what goes on cannot be unmounted.
+/// A balance of all data, cancelled on drop: a file system with a running balance cannot be unmounted.
 struct Balance {
     program: Child,
     point: PathBuf,
@@ -133,15 +134,15 @@ impl Balance {
 
 impl Drop for Balance {
     fn drop(&mut self) {
-        // Mostly there is none any more.
+        // The balance has usually ended.
         run(Command::new("btrfs").args(["balance", "cancel"]).arg(&self.point)).ok();
         self.program.wait().unwrap();
     }
 }
 
-/// All data is moved, again and again, while two snapshots are compared.
+/// All data is moved repeatedly while two snapshots are compared.
 #[test]
-fn a_balance_meanwhile_hides_nothing() {
+fn a_concurrent_balance_hides_no_change() {
     let Some(mount) = mount("noatime") else { return };
     let mut random = SeededRandom::new(test_seed());
     let image = mount.path("live/image");

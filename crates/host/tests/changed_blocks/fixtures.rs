@@ -20,7 +20,7 @@ fn ask(bytes: &[u8], question: &SendStreamQuery) -> Result<StreamChanges, SendSt
     by_send_stream(&mut &bytes[..], question)
 }
 
-/// A stream, what is asked of it, and which blocks of 4 KiB it changes.
+/// A stream, the query for it, and the changed blocks of 4 KiB.
 struct Fixture {
     name: &'static str,
     question: SendStreamQuery,
@@ -28,7 +28,7 @@ struct Fixture {
     whole: Option<WholeFileReason>,
 }
 
-/// A file of 16 blocks that has 17 now.
+/// A file that grew from 16 to 17 blocks.
 fn file(guids: (u64, u64), number: u64, from_transaction: u64) -> SendStreamQuery {
     SendStreamQuery {
         from_guid: guids.0,
@@ -75,7 +75,7 @@ fn fixtures() -> Vec<Fixture> {
     fixtures
 }
 
-/// A volume, large blocks, and files that are not the same any more.
+/// A volume, large blocks, and replaced files.
 fn others() -> [Fixture; 4] {
     let volume = SendStreamQuery {
         object: StreamObject::Volume,
@@ -100,7 +100,7 @@ fn others() -> [Fixture; 4] {
         Fixture {
             name: "openzfs-2.1-volume",
             question: volume,
-            // Where the older state has no blocks at all, later ones of the newer one are named too: they are holes.
+            // If the older state has no blocks at all, later ones of the newer one are reported too: they are holes.
             blocks: [5, 9].into_iter().chain(16..256).collect(),
             whole: None,
         },
@@ -126,7 +126,7 @@ fn others() -> [Fixture; 4] {
 }
 
 #[test]
-fn streams_of_real_senders_are_understood() {
+fn streams_of_real_senders_are_parsed() {
     for fixture in fixtures() {
         let found = ask(&stream(fixture.name), &fixture.question).unwrap();
         let mut blocks = Vec::new();
@@ -138,9 +138,9 @@ fn streams_of_real_senders_are_understood() {
     }
 }
 
-/// Cut off anywhere, or with bytes that were changed anywhere.
+/// Truncated anywhere, or with a changed byte anywhere.
 #[test]
-fn streams_of_real_senders_that_were_damaged_give_no_answer() {
+fn damaged_streams_of_real_senders_are_errors() {
     let mut random = SeededRandom::new(test_seed());
     for fixture in fixtures() {
         let bytes = stream(fixture.name);
@@ -155,7 +155,7 @@ fn streams_of_real_senders_that_were_damaged_give_no_answer() {
             );
             let mut damaged = bytes.clone();
             damaged[length] ^= 1 << random.below(8);
-            // In the last record there are bytes that mean nothing.
+            // The end record has bytes without a meaning.
             match ask(&damaged, &fixture.question) {
                 Ok(found) => assert_eq!(found, right, "{} {length}", fixture.name),
                 Err(_) => continue,
@@ -165,7 +165,7 @@ fn streams_of_real_senders_that_were_damaged_give_no_answer() {
     }
 }
 
-/// Whatever is asked: they do not hold what changed.
+/// They do not contain all changes, whatever the query.
 #[test]
 fn streams_of_another_kind_are_refused() {
     let question = fixtures()[0].question;

@@ -1,4 +1,4 @@
-//! Machines that come, go and start, and what libvirt keeps of them.
+//! Defining, starting and removing machines, and the states that libvirt keeps of them.
 
 use holdfast_host::{Error, Hypervisor as _, HypervisorMut as _, KeptStates, MachineState};
 

@@ -1,4 +1,4 @@
-//! Freezing the disks of a machine of libvirt, and libvirt's own work beside it.
+//! Freezing the disks of a libvirt machine, together with libvirt's own block jobs.
 
 use holdfast_host::qemu::{PointInTime, RunId, remove_run, runs_in};
 use holdfast_host::qmp::MonitorError;
@@ -24,7 +24,7 @@ fn disks_freeze_under_libvirt_and_its_view_stays_right() {
     }
     cut.release(machine.monitor(), &lab.clock).unwrap();
     assert_eq!(lab.virsh(&["dumpxml", "web1"]), before);
-    // The writes went where they belong, and libvirt's own block jobs work as ever.
+    // The writes are in the right images, and libvirt's own block jobs still work.
     let overlay = lab.path("overlay");
     let spec = format!("vda,file={}", overlay.display());
     lab.virsh(&[
@@ -56,7 +56,8 @@ fn disks_freeze_under_libvirt_and_its_view_stays_right() {
     assert!(!said.contains("failed"), "{said}");
 }
 
-/// What libvirt refuses while a filter is in, it refuses with words, and the machine runs on; what it allows is right.
+/// Jobs that libvirt refuses while a filter is in place give a clear error, and the machine keeps running; jobs that it
+/// allows are correct.
 #[test]
 fn block_jobs_of_others_are_refused_or_right_meanwhile() {
     let lab = LibvirtLab::new();
@@ -115,7 +116,8 @@ fn block_jobs_of_others_are_refused_or_right_meanwhile() {
     assert!(!said.contains("failed"), "{said}");
 }
 
-/// libvirtd ends while disks are frozen. The machine runs on, what is frozen is served on, and the next connection clears up.
+/// libvirtd ends while disks are frozen. The machine keeps running, the exports still work, and the next connection
+/// cleans up.
 #[test]
 fn a_restart_of_libvirtd_leaves_nothing_behind() {
     let mut lab = LibvirtLab::new();

@@ -1,4 +1,4 @@
-//! What libvirt tells of its machines.
+//! Descriptions of machines by libvirt.
 
 use holdfast_host::{Decision, DiskChoice, DiskSource, Error, Hypervisor as _, Libvirt, MachineState};
 
