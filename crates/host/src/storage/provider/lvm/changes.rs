@@ -1,9 +1,10 @@
-//! What two snapshots do not have in common, and what is one's alone: told by the metadata of their pool.
+//! Differences of two snapshots, and the space of one, from the metadata of their thin pool.
 //!
-//! The metadata of a pool that is in use cannot be read as it is: the kernel writes it all the time. It can be told to keep one state of
-//! it (`reserve_metadata_snap`), which the programs read. There is one such state for each pool, and it costs room until it is released.
-//! So who uses it has a lock, and the pool has a tag meanwhile: a state that nobody uses and that has our tag is one that somebody of
-//! ours has left, and is released. One without our tag is somebody else's, and nothing is asked.
+//! The metadata of an active pool cannot be read directly, since the kernel keeps changing it. The kernel can reserve a
+//! metadata snapshot (`reserve_metadata_snap`), which the programs read. Each pool has at most one, and it uses space
+//! until it is released. So it is used under a lock, and the pool has a tag in the meantime: an unused metadata
+//! snapshot with our tag is the leftover of a killed process, and is released. One without our tag belongs to another
+//! program, and the query fails.
 //!
 //! Source: Linux, Documentation/admin-guide/device-mapper/thin-provisioning.rst; thin_delta(8), thin_ls(8).
 
