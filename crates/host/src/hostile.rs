@@ -83,7 +83,7 @@ pub fn zfs_stream(bytes: &[u8]) -> Outcome {
 /// Rewrites a configuration for another place.
 pub fn domain_xml(bytes: &[u8]) -> Outcome {
     let text = String::from_utf8_lossy(bytes);
-    let wish = Rewrite {
+    let request = Rewrite {
         identity: Identity::New(NewIdentity {
             name: "a<b".to_owned(),
             uuid: Uuid::from_random([7; 16]),
@@ -96,10 +96,10 @@ pub fn domain_xml(bytes: &[u8]) -> Outcome {
         domain_type: Some("q<".to_owned()),
         emulator: Emulator::OfHypervisor,
     };
-    let Ok(rewritten) = rewrite(&text, &wish) else {
+    let Ok(rewritten) = rewrite(&text, &request) else {
         return Outcome::Refused;
     };
-    let again = rewrite(&rewritten.text, &wish).expect("what was changed can be changed again");
+    let again = rewrite(&rewritten.text, &request).expect("what was changed can be changed again");
     assert_eq!(again.text, rewritten.text, "the second change changes nothing");
     with_links_down(&again.text).expect("its links can be set down");
     Outcome::Decoded

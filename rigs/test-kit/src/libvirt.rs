@@ -210,7 +210,7 @@ impl LibvirtLab {
     /// Writes to a disk of a machine as its guest would, and asserts that QEMU could write it.
     pub fn guest_writes(&self, monitor: &dyn Monitor, disk: usize, byte: u8, offset: u64, length: u64) {
         let written = format!("wrote {length}/{length} bytes at offset {offset}\n");
-        let said = self.guest_says(monitor, disk, &format!("write -P {byte} {offset} {length}"));
+        let said = self.guest_output(monitor, disk, &format!("write -P {byte} {offset} {length}"));
         assert!(said.contains(&written), "{said}");
     }
 

@@ -199,9 +199,9 @@ impl BareConnection {
     }
 
     /// QEMU's description of its machine, for reading and for a rebuild.
-    fn told(&self) -> Result<Value> {
-        let mut told = Map::new();
-        told.insert("name".to_owned(), self.name.clone().into());
+    fn query_description(&self) -> Result<Value> {
+        let mut description = Map::new();
+        description.insert("name".to_owned(), self.name.clone().into());
         let questions = [
             ("uuid", "query-uuid", Value::Null),
             ("qemu", "query-version", Value::Null),
@@ -225,9 +225,9 @@ impl BareConnection {
                 Err(error) if error.is_refusal() => Value::Null,
                 other => other.map_err(|error| self.failed(error))?,
             };
-            told.insert(key.to_owned(), answer);
+            description.insert(key.to_owned(), answer);
         }
-        Ok(Value::Object(told))
+        Ok(Value::Object(description))
     }
 }
 
@@ -273,7 +273,7 @@ impl Machine for BareMachine {
 
     fn configuration(&self) -> Result<Vec<(String, Vec<u8>)>> {
         let pretty = |value: &Value| format!("{value:#}\n").into_bytes();
-        let mut files = vec![(MACHINE.to_owned(), pretty(&self.0.told()?))];
+        let mut files = vec![(MACHINE.to_owned(), pretty(&self.0.query_description()?))];
         let words = self.0.process.as_ref().and_then(Process::command_line);
         files.extend(words.map(|words| (COMMAND_LINE.to_owned(), pretty(&Value::from(words)))));
         Ok(files)
@@ -309,8 +309,8 @@ fn is_set(uuid: &str) -> bool {
 
 /// The identifier of a machine without a UUID: its host, and the socket of its monitor, as one word of lower case.
 fn place_of(socket: &Path) -> String {
-    let said = |file: &str| std::fs::read_to_string(file).unwrap_or_default();
-    let (host, machine_id) = (said("/proc/sys/kernel/hostname"), said("/etc/machine-id"));
+    let content = |file: &str| std::fs::read_to_string(file).unwrap_or_default();
+    let (host, machine_id) = (content("/proc/sys/kernel/hostname"), content("/etc/machine-id"));
     let digits: String = machine_id.trim().chars().take(HOST_DIGITS).collect();
     let socket = socket.canonicalize().or_else(|_| std::path::absolute(socket));
     let socket = socket.unwrap_or_default();

@@ -27,7 +27,7 @@ use virt::sys;
 
 use crate::hypervisor::domain_xml::DomainXml;
 use crate::hypervisor::error::{Error, Result};
-use crate::hypervisor::exit_report::{MachineEnd, last_words};
+use crate::hypervisor::exit_report::{MachineEnd, last_log_lines};
 use crate::hypervisor::machine::{Description, MachineDisk, MachineState, MachineSummary};
 use crate::hypervisor::traits::{Hypervisor, Machine};
 use crate::qemu::qmp::Monitor;
@@ -41,21 +41,21 @@ const LIBVIRT: &str = "libvirt";
 /// A connection or a domain during a call. libvirt's library waits for the daemon without a timeout, and signals do not
 /// interrupt it, so the wait is noted.
 struct CallGuard<T> {
-    asked: T,
+    handle: T,
     _wait: Wait,
 }
 
 impl<T> CallGuard<T> {
-    fn new(asked: T) -> Self {
+    fn new(handle: T) -> Self {
         Self {
-            asked,
+            handle,
             _wait: Wait::for_answer(LIBVIRT),
         }
     }
 
-    fn for_work(asked: T) -> Self {
+    fn for_work(handle: T) -> Self {
         Self {
-            asked,
+            handle,
             _wait: Wait::for_work(LIBVIRT),
         }
     }
@@ -65,7 +65,7 @@ impl<T> Deref for CallGuard<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        &self.asked
+        &self.handle
     }
 }
 
@@ -311,8 +311,12 @@ impl Machine for LibvirtMachine {
     }
 
     fn ended(&self) -> Option<MachineEnd> {
-        let words = || self.states.log(&self.name).and_then(|log| last_words(&log));
-        let crashed = || Some(MachineEnd::Crashed { last_words: words() });
+        let words = || self.states.log(&self.name).and_then(|log| last_log_lines(&log));
+        let crashed = || {
+            Some(MachineEnd::Crashed {
+                last_log_lines: words(),
+            })
+        };
         match self.domain().state() {
             Ok((Enum::Known(DomainState::Crashed), _)) => crashed(),
             Ok((Enum::Known(DomainState::Shutoff), reason)) if is_crash(&reason) => crashed(),

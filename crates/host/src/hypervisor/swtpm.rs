@@ -55,12 +55,12 @@ fn is_of_machine(swtpm: &Swtpm, uuid: &str) -> bool {
 fn found(is_meant: impl Fn(&Swtpm, &Rights) -> bool) -> Option<(TpmVersion, TpmPlace)> {
     let bound = bound_sockets();
     let all = Process::all().filter_map(|process| {
-        let told = parse(&process.command_line()?)?;
-        let swtpm = resolved(told.clone(), &process);
+        let reported = parse(&process.command_line()?)?;
+        let swtpm = resolved(reported.clone(), &process);
         let user = process.identity()?;
         let is_own = user.user == geteuid().as_raw() && user.user != 0;
         let rights = Rights::of(user);
-        let is_it = is_meant(&swtpm, &rights) && is_running(&process, &told, &bound).unwrap_or(is_own);
+        let is_it = is_meant(&swtpm, &rights) && is_running(&process, &reported, &bound).unwrap_or(is_own);
         is_it.then_some((swtpm, rights, process))
     });
     let (inside, outside): (Vec<_>, Vec<_>) = all.partition(|(.., process)| !process.sees_other_files());
@@ -81,14 +81,14 @@ fn found(is_meant: impl Fn(&Swtpm, &Rights) -> bool) -> Option<(TpmVersion, TpmP
 
 /// Whether a process runs a program called swtpm and holds the socket that its command line names; none if we may not
 /// see that.
-fn is_running(process: &Process, told: &Swtpm, bound: &[(PathBuf, u64)]) -> Option<bool> {
+fn is_running(process: &Process, reported: &Swtpm, bound: &[(PathBuf, u64)]) -> Option<bool> {
     let program = process.program()?;
     let name = program.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     // The kernel appends this when an update replaced the program's file.
     if name.strip_suffix(" (deleted)").unwrap_or(name) != "swtpm" {
         return Some(false);
     }
-    let Some(control) = &told.control else {
+    let Some(control) = &reported.control else {
         return Some(true);
     };
     let its = bound.iter().filter(|(path, _)| path == control);

@@ -22,7 +22,7 @@ use holdfast_block::Clock;
 
 use crate::hypervisor::error::{Error, Result};
 use crate::system::process::{Answer, LocalTools, ToolError, Tools};
-use answers::{Complaint, info_of, machines_of, snapshot_of};
+use answers::{ErrorMessage, info_of, machines_of, snapshot_of};
 pub use answers::{ListedMachine, MachineInfo, VirtualBoxState};
 
 /// The name of the program.
@@ -157,7 +157,7 @@ impl VBoxManage {
         if answer.is_well {
             return Ok(answer);
         }
-        let complaint = Complaint::of(&answer.complaint);
+        let complaint = ErrorMessage::of(&answer.complaint);
         let machine = machine.to_owned();
         Err(if complaint.is_not_found() && action == "describe" {
             Error::NoSuchMachine {
@@ -189,9 +189,9 @@ impl VBoxManage {
 /// The user's VirtualBox folder: the configured one, or the first existing default.
 ///
 /// `configurations` is the user's configuration folder, `home` the home folder.
-pub fn home_folder(said: Option<&Path>, home: Option<&Path>, configurations: Option<&Path>) -> Option<PathBuf> {
-    if let Some(said) = said {
-        return Some(said.to_owned());
+pub fn home_folder(configured: Option<&Path>, home: Option<&Path>, configurations: Option<&Path>) -> Option<PathBuf> {
+    if let Some(configured) = configured {
+        return Some(configured.to_owned());
     }
     // Versions before 4.3 used this folder, and later ones still do if it exists.
     let old = home

@@ -15,7 +15,7 @@ use super::jobs::{QemuJob, dismiss_job, jobs};
 use super::names::{Role, RunId};
 use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand, Result};
 
-const LOOK_INTERVAL: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// A cancelled job ends when its last request to a file has completed.
 const END_ATTEMPT_COUNT: u32 = 600;
 const END_INTERVAL: Duration = Duration::from_millis(50);
@@ -108,7 +108,7 @@ impl PartCopier {
                 cancel(monitor, &self.job)?;
                 is_cancelled = true;
             }
-            clock.sleep(LOOK_INTERVAL);
+            clock.sleep(POLL_INTERVAL);
         }
     }
 

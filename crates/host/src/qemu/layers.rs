@@ -147,9 +147,9 @@ fn process_of(monitor: &dyn Monitor) -> Result<Option<String>> {
 
 /// The start time of a thread, in ticks since the boot of the host.
 fn start_of(thread: u64) -> Option<u64> {
-    let said = std::fs::read_to_string(format!("/proc/{thread}/stat")).ok()?;
+    let thread_stat = std::fs::read_to_string(format!("/proc/{thread}/stat")).ok()?;
     // The name of the thread is in parentheses, and may contain any character.
-    let (_, fields) = said.rsplit_once(')')?;
+    let (_, fields) = thread_stat.rsplit_once(')')?;
     fields.split_whitespace().nth(START_FIELD)?.parse().ok()
 }
 
@@ -219,12 +219,12 @@ mod tests {
             (3, "data-file", 6),
         ];
         let found = layers(&nodes, &edges).of("cor").unwrap();
-        let told: Vec<_> = found
+        let summary: Vec<_> = found
             .iter()
             .map(|layer| (&layer.node[..], layer.keeps_bitmaps, layer.is_on_backing))
             .collect();
         assert_eq!(
-            told,
+            summary,
             [("cor", false, false), ("top", true, true), ("base", false, false)]
         );
         let files = |at: usize| found[at].files.clone().unwrap();

@@ -30,10 +30,9 @@ use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand, Result};
 /// A filter never delays a write longer. Linux resets a controller that has not answered for 30 seconds, and a reset
 /// with a write in flight may destroy a disk ([`Danger::IdeResetWritesFirstSector`](super::Danger)).
 ///
-/// Source: Linux, `SD_TIMEOUT` in `drivers/scsi/sd.h`, for all SCSI disks, which include IDE, SATA and USB. A
-/// virtio-blk disk has no timeout, and virtio-scsi restarts it each time (`virtscsi_eh_timed_out`). Windows waits for
-/// 60 seconds (`TimeOutValue` of its service Disk).
-const LONGEST_HOLD: Duration = Duration::from_secs(10);
+/// Source: Linux, `SD_TIMEOUT` in `drivers/scsi/sd.h`, for SCSI disks, including IDE, SATA and USB. virtio-blk
+/// has none, and virtio-scsi restarts it. Windows waits for 60 seconds (`TimeOutValue` of its service Disk).
+const WRITE_DELAY_MAX: Duration = Duration::from_secs(10);
 
 /// The disks to freeze, and the options.
 pub struct PointInTimeRequest {
@@ -148,7 +147,7 @@ enum TakeMethod {
 }
 
 impl PointInTime {
-    /// Prepares, takes and serves in one call, where nothing else has to be done in between. `tell` is called as in
+    /// Prepares, takes and serves in one call, where nothing else has to be done in between. `report` is called as in
     /// [`PreparedPointInTime::take`].
     ///
     /// # Errors
@@ -157,9 +156,9 @@ impl PointInTime {
         monitor: &dyn Monitor,
         clock: &dyn Clock,
         request: PointInTimeRequest,
-        tell: &mut dyn FnMut(PointInTimeEvent),
+        report: &mut dyn FnMut(PointInTimeEvent),
     ) -> Result<Self> {
-        Self::prepare(monitor, clock, request)?.take(tell)?.serve()
+        Self::prepare(monitor, clock, request)?.take(report)?.serve()
     }
 
     /// Does the slow work before the point in time. The guest's file systems need not be frozen yet.
@@ -186,17 +185,17 @@ impl PointInTime {
 }
 
 impl<'a> PreparedPointInTime<'a> {
-    /// Freezes the disks, and reports the steps to `tell`. After this returns, the guest's file systems can be thawed.
-    pub fn take(self, tell: &mut dyn FnMut(PointInTimeEvent)) -> Result<UnservedPointInTime<'a>> {
+    /// Freezes the disks, and reports the steps to `report`. After this returns, the guest's file systems can be thawed.
+    pub fn take(self, report: &mut dyn FnMut(PointInTimeEvent)) -> Result<UnservedPointInTime<'a>> {
         let Self { builder, disks, way } = self;
         let has_switches = matches!(way, TakeMethod::Switched(_));
         let taken = match way {
-            TakeMethod::Put => builder.take_one(&disks, tell).map(|pause| (pause, false)),
+            TakeMethod::Put => builder.take_one(&disks, report).map(|pause| (pause, false)),
             TakeMethod::Switched(pause_policy) => builder
-                .take_switched(&disks, pause_policy, tell)
+                .take_switched(&disks, pause_policy, report)
                 .map(|pause| (pause, false)),
-            TakeMethod::Stopped => builder.take_paused(&disks, tell).map(|pause| (pause, false)),
-            TakeMethod::WithMemory(pipe, mode) => builder.take_with_memory(&disks, (pipe, mode), tell),
+            TakeMethod::Stopped => builder.take_paused(&disks, report).map(|pause| (pause, false)),
+            TakeMethod::WithMemory(pipe, mode) => builder.take_with_memory(&disks, (pipe, mode), report),
         };
         let (pause, is_left_paused) = taken.map_err(|error| builder.remove_after(error))?;
         Ok(UnservedPointInTime {
@@ -237,7 +236,7 @@ impl UnservedPointInTime<'_> {
 }
 
 /// Part of QEMU's message if its NBD server is already running.
-const SERVER_RUNS: &str = "already running";
+const SERVER_RUNNING_MESSAGE: &str = "already running";
 
 struct SnapshotBuilder<'a> {
     monitor: &'a dyn Monitor,
@@ -265,14 +264,14 @@ impl SnapshotBuilder<'_> {
         let named: Vec<QemuDisk> = request.disks.iter().map(|disk| disk.disk.clone()).collect();
         self.check_jobs()?;
         self.check_nodes(&named)?;
-        self.check_served(&request.disks)?;
-        let deadline_s = hold_s(request.write_deadline);
+        self.check_exported(&request.disks)?;
+        let deadline_s = write_delay_s(request.write_deadline);
         let has_memory = request.memory.is_some();
         let mut disks = Vec::new();
         for (number, disk) in request.disks.into_iter().enumerate() {
             let prepared = PreparedDisk {
-                scratch_set: self.hand_over(disk.scratch)?,
-                spool_set: disk.spool.map(|spool| self.hand_over(spool)).transpose()?,
+                scratch_set: self.pass_file(disk.scratch)?,
+                spool_set: disk.spool.map(|spool| self.pass_file(spool)).transpose()?,
                 deadline_s,
                 disk: disk.disk,
                 next_bitmap: disk.next_bitmap,
@@ -355,7 +354,7 @@ impl SnapshotBuilder<'_> {
     }
 
     /// Passes a scratch file to QEMU, and returns the id of its fdset.
-    fn hand_over(&self, file: OwnedFd) -> Result<u64> {
+    fn pass_file(&self, file: OwnedFd) -> Result<u64> {
         // The label identifies the file after the run has died.
         let label = self.run.thing("scratch");
         let added = QmpCommand::new("add-fd", json!({ "opaque": label })).with_file(file);
@@ -405,9 +404,11 @@ impl SnapshotBuilder<'_> {
         let address = json!({ "type": "fd", "data": { "str": name } });
         let started = self.execute("nbd-server-start", json!({ "addr": address }));
         started.map(drop).map_err(|error| match error {
-            MonitorError::Refused { description, .. } if description.contains(SERVER_RUNS) => MonitorError::Busy {
-                with: self.server_of_others(),
-            },
+            MonitorError::Refused { description, .. } if description.contains(SERVER_RUNNING_MESSAGE) => {
+                MonitorError::Busy {
+                    with: self.server_of_others(),
+                }
+            }
             other => other,
         })
     }
@@ -422,11 +423,11 @@ impl SnapshotBuilder<'_> {
     }
 
     /// Inserts the filter of a single disk while the machine runs: QEMU does it between two requests.
-    fn take_one(&self, disks: &[PreparedDisk], tell: &mut dyn FnMut(PointInTimeEvent)) -> Result<Pause> {
+    fn take_one(&self, disks: &[PreparedDisk], report: &mut dyn FnMut(PointInTimeEvent)) -> Result<Pause> {
         self.begin_next(disks)?;
         self.check_prepared(disks)?;
         self.set_filters(disks)?;
-        tell(PointInTimeEvent::Reached);
+        report(PointInTimeEvent::Reached);
         self.keep_changes(disks)?;
         Ok(Pause::default())
     }
@@ -493,20 +494,21 @@ fn moved(device: &str) -> MonitorError {
 }
 
 /// QEMU takes whole seconds, and zero would mean no limit.
-fn hold_s(write_deadline: Duration) -> u64 {
-    write_deadline.clamp(Duration::from_secs(1), LONGEST_HOLD).as_secs()
+fn write_delay_s(write_deadline: Duration) -> u64 {
+    write_deadline.clamp(Duration::from_secs(1), WRITE_DELAY_MAX).as_secs()
 }
 
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
-    use super::hold_s;
+    use super::write_delay_s;
 
     #[test]
     fn a_filter_delays_writes_less_than_the_timeout_of_controllers() {
-        let held = [0, 900, 3_000, 30_000, 86_400_000].map(|milliseconds| hold_s(Duration::from_millis(milliseconds)));
+        let held =
+            [0, 900, 3_000, 30_000, 86_400_000].map(|milliseconds| write_delay_s(Duration::from_millis(milliseconds)));
         assert_eq!(held, [1, 1, 3, 10, 10]);
-        assert_eq!(hold_s(Duration::MAX), 10);
+        assert_eq!(write_delay_s(Duration::MAX), 10);
     }
 }

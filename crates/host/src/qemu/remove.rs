@@ -76,10 +76,10 @@ pub fn remove_run(monitor: &dyn Monitor, clock: &dyn Clock, run: RunId) -> Resul
         removal.exports(),
         // While a reader uses the filter, QEMU forbids writes that bypass it.
         removal.nodes(&[Role::Frozen]),
-        removal.take_from_devices(Role::Switch),
+        removal.detach_from_devices(Role::Switch),
         // A switch above a filter forbids all other writers of the disk, also when no device uses it any more.
         removal.nodes(&[Role::Switch]),
-        removal.take_from_devices(Role::Filter),
+        removal.detach_from_devices(Role::Filter),
         removal.nodes(&[Role::Filter, Role::Scratch, Role::Spool, Role::Marks]),
         removal.bitmaps(),
         removal.files(),
@@ -107,7 +107,7 @@ impl Removal<'_> {
     }
 
     /// Repeats a command until it succeeds, or the attempts are used up.
-    fn patiently(&mut self, command: &QmpCommand) {
+    fn execute_with_retries(&mut self, command: &QmpCommand) {
         for attempt in 1.. {
             match self.monitor.execute(command) {
                 Ok(_) => return,
@@ -150,7 +150,7 @@ impl Removal<'_> {
     }
 
     /// Sets devices on one of our nodes of this role back to the node below it.
-    fn take_from_devices(&mut self, role: Role) -> Result<()> {
+    fn detach_from_devices(&mut self, role: Role) -> Result<()> {
         let is_ours = |disk: &QemuDisk| self.is_ours(&disk.node) && role_of(&disk.node) == Some(role);
         let on_ours: Vec<QemuDisk> = disks(self.monitor)?.into_iter().filter(is_ours).collect();
         for disk in on_ours {
@@ -180,7 +180,7 @@ impl Removal<'_> {
         for role in roles {
             for name in names.iter().filter(|name| role_of(name).as_ref() == Some(role)) {
                 if self.is_ours(name) {
-                    self.patiently(&about_node("blockdev-del", name));
+                    self.execute_with_retries(&about_node("blockdev-del", name));
                 }
             }
         }
@@ -192,7 +192,7 @@ impl Removal<'_> {
         for disk in disks(self.monitor)? {
             if disk.bitmaps.iter().any(|bitmap| bitmap.name == name) {
                 let arguments = json!({ "node": disk.node, "name": name });
-                self.patiently(&QmpCommand::new("block-dirty-bitmap-remove", arguments));
+                self.execute_with_retries(&QmpCommand::new("block-dirty-bitmap-remove", arguments));
             }
         }
         Ok(())

@@ -265,7 +265,7 @@ pub struct View {
 }
 
 impl View {
-    fn lasting(folder: PathBuf) -> Self {
+    fn permanent(folder: PathBuf) -> Self {
         Self { folder, cleanup: None }
     }
 

@@ -121,9 +121,9 @@ pub enum ProcessOutcome {
 }
 
 /// Limit on the output that is kept; the rest is dropped.
-const SAID_BYTES_MAX: u64 = 64 << 10;
+const OUTPUT_BYTES_MAX: u64 = 64 << 10;
 /// How often a call is polled for its exit.
-const LOOK_INTERVAL: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// How long to wait for the rest of the output after the exit: a process that it left running may keep the pipe open.
 const OUTPUT_GRACE: Duration = Duration::from_millis(200);
 /// How long the program may continue after the job was asked to stop.
@@ -165,10 +165,10 @@ impl Call<'_> {
             let write = move || drop(stdin.write_all(&input));
             std::thread::Builder::new().name("input".to_owned()).spawn(write)?;
         }
-        let (send, said) = channel();
+        let (send, receiver) = channel();
         let listener = std::thread::Builder::new().name("hook".to_owned()).spawn(move || {
             let mut reader = BufReader::new(reader);
-            for line in (&mut reader).take(SAID_BYTES_MAX).split(b'\n').map_while(Result::ok) {
+            for line in (&mut reader).take(OUTPUT_BYTES_MAX).split(b'\n').map_while(Result::ok) {
                 send.send(String::from_utf8_lossy(&line).into_owned()).ok();
             }
             drop(send);
@@ -179,7 +179,7 @@ impl Call<'_> {
         listener?;
         let until = clock.now() + OUTPUT_GRACE;
         let mut lines = Vec::new();
-        while let Ok(line) = said.recv_timeout(until.saturating_sub(clock.now())) {
+        while let Ok(line) = receiver.recv_timeout(until.saturating_sub(clock.now())) {
             lines.push(line);
         }
         Ok(CallOutput { outcome, lines })
@@ -202,7 +202,7 @@ impl Call<'_> {
             if too_late == ProcessOutcome::TimedOut && (self.is_stopped)() {
                 (until, too_late) = (until.min(now + STOP_GRACE), ProcessOutcome::Stopped);
             }
-            clock.sleep(LOOK_INTERVAL);
+            clock.sleep(POLL_INTERVAL);
         }
     }
 }

@@ -96,7 +96,7 @@ impl Rights {
         std::thread::scope(|scope| {
             let thread = std::thread::Builder::new().name("rights".to_owned());
             let handle = thread.spawn_scoped(scope, || {
-                identity.take_on()?;
+                identity.assume_identity()?;
                 Ok(work())
             })?;
             handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -149,7 +149,7 @@ fn open_checked(path: &Path, kind: FileKind, links: Links) -> IoResult<File> {
 
 impl UserIdentity {
     /// Changes the identity of this thread to the user. The capabilities of root are dropped with the effective user.
-    fn take_on(&self) -> IoResult<()> {
+    fn assume_identity(&self) -> IoResult<()> {
         let failed = |errno: rustix::io::Errno| {
             IoError::new(
                 ErrorKind::PermissionDenied,

@@ -144,7 +144,7 @@ impl<'a> SshSignatures<'a> {
     /// # Errors
     /// The key does not exist, or does not sign.
     pub fn sign(&self, key: &Path, namespace: &str, text: &[u8], passphrase: PassphraseFrom) -> Result<String> {
-        let path = said(key)?;
+        let path = path_argument(key)?;
         let words = ["-Y", "sign", "-f", &path, "-n", namespace];
         let lines = match passphrase {
             PassphraseFrom::AgentOnly => {
@@ -184,7 +184,7 @@ impl<'a> SshSignatures<'a> {
         file.write_all(signed.signature.as_bytes())
             .and_then(|()| file.flush())
             .map_err(SshSignatureError::Io)?;
-        let signature = said(file.path())?;
+        let signature = path_argument(file.path())?;
         let words = ["-Y", "check-novalidate", "-n", signed.namespace, "-s", &signature];
         let called = self.call(&words, signed.text, CHECK_TIME_OUT)?;
         if called.outcome != ProcessOutcome::Success {
@@ -300,7 +300,7 @@ fn not_signed(key: &Path, called: &CallOutput) -> SshSignatureError {
 }
 
 /// A path as an argument that cannot be taken for an option.
-fn said(path: &Path) -> Result<String> {
+fn path_argument(path: &Path) -> Result<String> {
     let whole = std::path::absolute(path).map_err(SshSignatureError::Io)?;
     let text = whole
         .to_str()
@@ -317,7 +317,7 @@ fn readable(path: &Path) -> Result<String> {
         return Err(failed(std::io::Error::new(std::io::ErrorKind::PermissionDenied, why)));
     }
     std::fs::File::open(path).map_err(failed)?;
-    said(path)
+    path_argument(path)
 }
 
 /// The format of `verify-time`, such as `20261123205009`, in UTC.
@@ -360,11 +360,11 @@ fn is_armoured(text: &str) -> bool {
 
 /// Extracts `ED25519 SHA256:...` from `Good "namespace" signature with ED25519 key SHA256:...`.
 fn fingerprint(lines: &[String]) -> String {
-    let said = lines
+    let path_argument = lines
         .iter()
         .find_map(|line| line.rsplit_once(" with "))
         .map(|(_, key)| key.trim());
-    said.unwrap_or("an unknown key").replacen(" key ", " ", 1)
+    path_argument.unwrap_or("an unknown key").replacen(" key ", " ", 1)
 }
 
 fn complaint(called: &CallOutput) -> String {

@@ -25,9 +25,9 @@ static CLOSED: AtomicU8 = AtomicU8::new(0);
 // SAFETY: the section holds pointers to functions of the C calling convention, which are called once, on one thread, before main.
 #[used]
 #[unsafe(link_section = ".init_array")]
-static LOOK: extern "C" fn() = look;
+static CONSTRUCTOR: extern "C" fn() = check_streams;
 
-extern "C" fn look() {
+extern "C" fn check_streams() {
     for number in 0..2 {
         // SAFETY: F_GETFD takes no pointer, and is valid for any number.
         if unsafe { libc::fcntl(number, libc::F_GETFD) } == -1 {

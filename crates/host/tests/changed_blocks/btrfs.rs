@@ -103,7 +103,7 @@ fn compressed_data_counts_as_changed() {
     copy(65_536);
     let after = snapshot(&mount, "after");
     let found = by_extents(&before, &after).unwrap();
-    assert!(found.vague_bytes >= 65_536);
+    assert!(found.ambiguous_bytes >= 65_536);
     let tally = check(&before, &after, &found.ranges, "compressed");
     assert_eq!(tally.different, 65_536);
 }

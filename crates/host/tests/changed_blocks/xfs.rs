@@ -36,7 +36,7 @@ fn histories(mount: &Mount, work: Work, round_count: u64) -> Tally {
             run(Command::new("xfs_fsr").arg(mount.path(&round.to_string()))).unwrap();
         }
         let found = by_extents(&before, &after).unwrap();
-        assert_eq!(found.vague_bytes, 0);
+        assert_eq!(found.ambiguous_bytes, 0);
         tally.add(check(&before, &after, &found.ranges, &format!("xfs, round {round}")));
         before = after;
         fs::remove_file(mount.path(&(round - 1).to_string())).unwrap();
@@ -87,7 +87,7 @@ fn cached_data_is_written_first() {
     let (before, after) = (File::open(&old).unwrap(), File::open(&new).unwrap());
     let found = by_extents(&before, &after).unwrap();
     assert_eq!(
-        (found.ranges.bytes(), found.mapped_bytes, found.vague_bytes),
+        (found.ranges.bytes(), found.mapped_bytes, found.ambiguous_bytes),
         (40_000, 40_000, 0)
     );
 }

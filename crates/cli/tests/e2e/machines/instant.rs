@@ -64,7 +64,7 @@ impl World {
     }
 
     fn restored_says(&self, disk: usize, command: &str) -> String {
-        self.lab.guest_says(self.restored().monitor(), disk, command)
+        self.lab.guest_output(self.restored().monitor(), disk, command)
     }
 
     fn resume(&self) -> Value {

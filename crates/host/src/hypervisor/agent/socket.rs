@@ -77,18 +77,18 @@ pub(crate) fn ask(
     let sync = json!({ "execute": "guest-sync-delimited", "arguments": { "id": number } });
     let mut question = vec![DELIMITER];
     question.extend(format!("{sync}\n").into_bytes());
-    line.say(&question)?;
+    line.send(&question)?;
     // An earlier client may have synchronized and left: its answer precedes ours.
     loop {
-        line.hear_until(DELIMITER)?;
-        let answer = line.hear_until(b'\n')?;
+        line.read_to(DELIMITER)?;
+        let answer = line.read_to(b'\n')?;
         let value: Value = serde_json::from_slice(&answer).unwrap_or_default();
         if value.get("return").and_then(Value::as_u64) == Some(number.into()) {
             break;
         }
     }
-    line.say(format!("{command}\n").as_bytes())?;
-    let answer = line.hear_until(b'\n')?;
+    line.send(format!("{command}\n").as_bytes())?;
+    let answer = line.read_to(b'\n')?;
     Ok(String::from_utf8_lossy(&answer).into_owned())
 }
 
@@ -115,17 +115,17 @@ impl AgentConnection<'_> {
         }
     }
 
-    fn say(&mut self, bytes: &[u8]) -> Result<(), AgentError> {
+    fn send(&mut self, bytes: &[u8]) -> Result<(), AgentError> {
         self.stream.write_all(bytes).map_err(|error| self.failed(error))
     }
 
     /// Returns the bytes before `end`, and consumes `end`.
-    fn hear_until(&mut self, end: u8) -> Result<Vec<u8>, AgentError> {
+    fn read_to(&mut self, end: u8) -> Result<Vec<u8>, AgentError> {
         loop {
             if let Some(place) = self.pending.iter().position(|byte| *byte == end) {
-                let mut heard: Vec<u8> = self.pending.drain(..=place).collect();
-                heard.pop();
-                return Ok(heard);
+                let mut received: Vec<u8> = self.pending.drain(..=place).collect();
+                received.pop();
+                return Ok(received);
             }
             let left = self.until.saturating_sub(self.clock.now());
             if left.is_zero() {

@@ -151,7 +151,7 @@ pub fn with_links_down(text: &str) -> Result<String, String> {
 ///
 /// # Errors
 /// A description of what is wrong, or cannot be changed.
-pub fn rewrite(text: &str, wish: &Rewrite) -> Result<Rewritten, String> {
+pub fn rewrite(text: &str, request: &Rewrite) -> Result<Rewritten, String> {
     // A configuration that cannot be parsed cannot be changed reliably.
     DomainXml::parse(text)?;
     let document = document_of(text)?;
@@ -162,27 +162,27 @@ pub fn rewrite(text: &str, wish: &Rewrite) -> Result<Rewritten, String> {
         warnings: Vec::new(),
     };
     rewriter.edits.remove_attribute(domain, "id");
-    rewriter.identity(domain, &wish.identity)?;
+    rewriter.identity(domain, &request.identity)?;
     if let Some(generation) = child(domain, "genid") {
-        rewriter.edits.set_text(generation, &wish.generation.to_string());
+        rewriter.edits.set_text(generation, &request.generation.to_string());
     }
-    if let Some(kind) = &wish.domain_type {
+    if let Some(kind) = &request.domain_type {
         rewriter.domain_type(domain, kind);
     }
-    if let Some(path) = &wish.nvram {
+    if let Some(path) = &request.nvram {
         rewriter.nvram(domain, utf8(path)?)?;
     }
     if let Some(devices) = child(domain, "devices") {
-        rewriter.disks(devices, &wish.disks)?;
-        rewriter.emulator(devices, wish.emulator);
-        if let Some(path) = &wish.tpm {
+        rewriter.disks(devices, &request.disks)?;
+        rewriter.emulator(devices, request.emulator);
+        if let Some(path) = &request.tpm {
             rewriter.tpm(devices, utf8(path)?);
         }
     }
     // A serial port and the console that libvirt derives from it produce the same message.
-    for said in [&mut rewriter.notes, &mut rewriter.warnings] {
+    for messages in [&mut rewriter.notes, &mut rewriter.warnings] {
         let mut seen = BTreeSet::new();
-        said.retain(|line| seen.insert(line.clone()));
+        messages.retain(|line| seen.insert(line.clone()));
     }
     Ok(Rewritten {
         text: rewriter.edits.apply(),

@@ -129,7 +129,7 @@ impl HypervisorMut for Libvirt {
     }
 
     fn resume(&self, resumption: &Resumption<'_>) -> Result<()> {
-        self.go_on(resumption)
+        self.start_from_memory(resumption)
     }
 }
 

@@ -28,7 +28,7 @@ const UNUSED: usize = 14;
 /// The first version of libvirt that opens the file twice.
 const READS_TWICE: [u32; 3] = [11, 2, 0];
 /// Interval of the checks whether libvirt has opened the pipe.
-const LOOK_INTERVAL: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 impl Libvirt {
     /// Since 11.2 libvirt opens the file for its header, and again to read all of it.
@@ -38,7 +38,7 @@ impl Libvirt {
 
     /// Uses a pipe if libvirt reads it once. If the pipe is not read to its end for whatever reason (libvirt opens it
     /// twice, or its mount namespace hides the folder), uses a file in the folder of the machine's images.
-    pub(super) fn go_on(&self, resumption: &Resumption<'_>) -> Result<()> {
+    pub(super) fn start_from_memory(&self, resumption: &Resumption<'_>) -> Result<()> {
         let name = super::change::name_in(resumption.configuration);
         let refused = |reason: String| Error::Refused {
             action: "resume",
@@ -47,7 +47,7 @@ impl Libvirt {
         };
         let head = head(resumption.configuration, resumption.then).map_err(refused)?;
         if !self.reads_memory_twice() {
-            match self.go_on_by_pipe(&head, resumption) {
+            match self.start_by_pipe(&head, resumption) {
                 Ok(()) => return Ok(()),
                 Err(Unread::Never(reason)) => return Err(refused(reason)),
                 Err(Unread::InPart) => {}
@@ -65,7 +65,7 @@ impl Libvirt {
         restored.map_err(|error| error.message().to_owned())
     }
 
-    fn go_on_by_pipe(&self, head: &[u8], resumption: &Resumption<'_>) -> std::result::Result<(), Unread> {
+    fn start_by_pipe(&self, head: &[u8], resumption: &Resumption<'_>) -> std::result::Result<(), Unread> {
         let pipe = resumption.folder.join(MEMORY_PIPE);
         let made = rustix::fs::mkfifoat(CWD, &pipe, Mode::RUSR | Mode::WUSR);
         made.map_err(|errno| Unread::Never(errno.to_string()))?;
@@ -117,7 +117,7 @@ fn write_to_pipe(pipe: &Path, head: &[u8], resumption: &Resumption<'_>, is_over:
                 if is_over.load(Ordering::Relaxed) {
                     return Err(std::io::ErrorKind::BrokenPipe.into());
                 }
-                resumption.clock.sleep(LOOK_INTERVAL);
+                resumption.clock.sleep(POLL_INTERVAL);
             }
             Err(error) => return Err(error),
         }

@@ -99,16 +99,16 @@ pub(super) fn machines_of(text: &str) -> Result<Vec<ListedMachine>, String> {
 /// Parses the output of `showvminfo --machinereadable`. A key with two different values may be part of a name or a
 /// description, so it is refused.
 pub(super) fn info_of(text: &str) -> Result<MachineInfo, String> {
-    let uuid = the_one(text, "UUID")?;
+    let uuid = only_value(text, "UUID")?;
     Ok(MachineInfo {
         uuid: uuid_of(&uuid).ok_or_else(|| format!("{uuid:?} is no UUID"))?,
-        state: VirtualBoxState(the_one(text, "VMState")?),
-        settings: the_one(text, "CfgFile")?.into(),
+        state: VirtualBoxState(only_value(text, "VMState")?),
+        settings: only_value(text, "CfgFile")?.into(),
     })
 }
 
 /// The only value of a key.
-fn the_one(text: &str, key: &str) -> Result<String, String> {
+fn only_value(text: &str, key: &str) -> Result<String, String> {
     let mut values = text.lines().filter_map(|line| {
         let value = line.strip_prefix(key)?.strip_prefix("=\"")?;
         Some(value.strip_suffix('"'))
@@ -122,11 +122,11 @@ fn the_one(text: &str, key: &str) -> Result<String, String> {
             "VBoxManage says its {key} twice, and not the same: its name or description has a line that looks like it"
         ));
     }
-    Ok(without_marks(first))
+    Ok(unescape(first))
 }
 
 /// Removes the backslashes before quotes and backslashes. A version that does not escape has neither of them in a path.
-fn without_marks(value: &str) -> String {
+fn unescape(value: &str) -> String {
     let mut plain = String::with_capacity(value.len());
     let mut characters = value.chars().peekable();
     while let Some(character) = characters.next() {
@@ -159,13 +159,13 @@ fn uuid_of(text: &str) -> Option<String> {
 
 /// An error message of `VBoxManage`.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Complaint {
+pub(super) struct ErrorMessage {
     pub(super) message: String,
     /// The error code: `VBOX_E_OBJECT_NOT_FOUND`.
     code: Option<String>,
 }
 
-impl Complaint {
+impl ErrorMessage {
     /// Parses `VBoxManage: error: MESSAGE`, followed by `VBoxManage: error: Details: code CODE (0x...), component...`.
     pub(super) fn of(text: &str) -> Self {
         let words = text.lines().filter_map(|line| {

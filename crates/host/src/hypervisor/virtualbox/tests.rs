@@ -11,12 +11,12 @@ const SNAPSHOT: &str = "727b376b-edaf-4a85-8f75-0e5604004a37";
 /// Answers every request with one transcript, and records the requests. See `tests/transcripts/virtualbox/README.md`.
 struct Replayed {
     transcript: String,
-    asked: Mutex<Vec<String>>,
+    requests: Mutex<Vec<String>>,
 }
 
 impl Tools for Replayed {
     fn ask(&self, program: &str, arguments: &[&str]) -> Result<Answer, ToolError> {
-        self.asked
+        self.requests
             .lock()
             .unwrap()
             .push(format!("{program} {}", arguments.join("|")));
@@ -39,7 +39,7 @@ impl Tools for Replayed {
 fn replaying(transcript: &str) -> (Arc<Replayed>, VBoxManage) {
     let replayed = Arc::new(Replayed {
         transcript: transcript.to_owned(),
-        asked: Mutex::default(),
+        requests: Mutex::default(),
     });
     let tools: Arc<dyn Tools> = Arc::clone(&replayed) as _;
     (replayed, VBoxManage::with_tools("vbox", &tools))
@@ -65,7 +65,7 @@ fn machines_with_any_name_are_listed() {
         machine(Some("two\nlines"), "3ae00f69-ee83-4f8a-af0c-5fc7f184d5ee"),
     ];
     assert_eq!(manager.machines().unwrap(), expected);
-    assert_eq!(replayed.asked.lock().unwrap()[..], ["vbox list|vms"]);
+    assert_eq!(replayed.requests.lock().unwrap()[..], ["vbox list|vms"]);
     let (_, nothing) = replaying("WARNING: The vboxdrv kernel module is not loaded.\n");
     assert_eq!(nothing.machines().unwrap(), []);
     let (_, manager) = replaying(include_str!("../../../tests/transcripts/virtualbox/version.txt"));
@@ -82,7 +82,7 @@ fn a_machine_is_described() {
         Path::new("/home/ana/VirtualBox VMs/lab one/lab one.vbox")
     );
     assert_eq!(
-        replayed.asked.lock().unwrap()[..],
+        replayed.requests.lock().unwrap()[..],
         ["vbox showvminfo|lab one|--machinereadable"]
     );
     // Quotes and backslashes are unescaped if the version escapes them.
@@ -117,9 +117,9 @@ fn a_description_is_not_parsed_as_a_state() {
         ("VMState=", "State="),
         (LAB, "9f6d"),
     ] {
-        let said = RUNNING.replace(from, to);
-        assert_ne!(said, RUNNING, "{from}");
-        let error = replaying(&said).1.info(LAB).unwrap_err();
+        let text = RUNNING.replace(from, to);
+        assert_ne!(text, RUNNING, "{from}");
+        let error = replaying(&text).1.info(LAB).unwrap_err();
         assert!(matches!(error, Error::Configuration { .. }), "{error}");
     }
     // The same twice is the same.
@@ -139,13 +139,13 @@ fn snapshots_are_taken_and_deleted() {
         SNAPSHOT
     );
     let take = format!("vbox snapshot|{LAB}|take|holdfast-backup-0000002a|--description|a b");
-    assert_eq!(replayed.asked.lock().unwrap()[..], [format!("{take}|--live"), take]);
+    assert_eq!(replayed.requests.lock().unwrap()[..], [format!("{take}|--live"), take]);
     let (replayed, manager) = replaying(include_str!(
         "../../../tests/transcripts/virtualbox/snapshot-delete.txt"
     ));
     manager.delete_snapshot(LAB, SNAPSHOT).unwrap();
     assert_eq!(
-        replayed.asked.lock().unwrap()[..],
+        replayed.requests.lock().unwrap()[..],
         [format!("vbox snapshot|{LAB}|delete|{SNAPSHOT}")]
     );
     // If the output has no UUID, a snapshot was taken all the same.
@@ -156,13 +156,13 @@ fn snapshots_are_taken_and_deleted() {
 fn error_messages_are_classified() {
     let manager = |transcript| replaying(transcript).1;
     let error = manager(DELETE_FAILS).delete_snapshot(LAB, SNAPSHOT).unwrap_err();
-    let said = error.to_string();
+    let text = error.to_string();
     assert!(matches!(error, Error::Refused { .. }));
     assert!(
-        said.starts_with(&format!(
+        text.starts_with(&format!(
             "delete a snapshot of the machine {LAB}: Snapshot operation failed: Could not merge"
-        )) && said.ends_with("(VERR_DISK_FULL)"),
-        "{said}"
+        )) && text.ends_with("(VERR_DISK_FULL)"),
+        "{text}"
     );
     let error = manager(LOCKED).delete_snapshot(LAB, SNAPSHOT).unwrap_err();
     assert!(
@@ -190,7 +190,7 @@ fn error_messages_are_classified() {
 fn a_configured_home_folder_precedes_the_defaults() {
     let folder = tempfile::tempdir().unwrap();
     let (home, configurations) = (folder.path(), folder.path().join("conf"));
-    let found = |said| home_folder(said, Some(home), Some(&configurations));
+    let found = |text| home_folder(text, Some(home), Some(&configurations));
     assert_eq!(found(None), Some(configurations.join("VirtualBox")));
     std::fs::create_dir(home.join(".VirtualBox")).unwrap();
     assert_eq!(found(None), Some(home.join(".VirtualBox")));

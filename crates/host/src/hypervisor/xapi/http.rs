@@ -132,7 +132,7 @@ impl Connection {
             ahead: Vec::new(),
         };
         while connection.tls.conn.is_handshaking() {
-            let step = connection.patiently(|tls| tls.conn.complete_io(&mut tls.sock));
+            let step = connection.until_progress(|tls| tls.conn.complete_io(&mut tls.sock));
             step.map_err(|error| match unknown_certificate(&error) {
                 Some((fingerprint, reason)) => XapiError::Untrusted {
                     host: shown.clone(),
@@ -146,7 +146,7 @@ impl Connection {
     }
 
     /// Repeats an I/O operation until it makes progress, the timeout expires, or a stop is requested.
-    fn patiently<T>(
+    fn until_progress<T>(
         &mut self,
         mut step: impl FnMut(&mut StreamOwned<ClientConnection, TcpStream>) -> io::Result<T>,
     ) -> io::Result<T> {
@@ -156,7 +156,7 @@ impl Connection {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
                     let waited = self.retry_context.clock.now().saturating_sub(start);
-                    if waited >= self.retry_context.patience {
+                    if waited >= self.retry_context.idle_timeout {
                         let seconds = waited.as_secs();
                         let detail = format!("nothing came for {seconds} s");
                         return Err(io::Error::new(io::ErrorKind::TimedOut, detail));
@@ -199,19 +199,19 @@ impl Connection {
 
     fn write_all(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
-            let sent = self.patiently(|tls| tls.write(bytes))?;
+            let sent = self.until_progress(|tls| tls.write(bytes))?;
             if sent == 0 {
                 return Err(io::ErrorKind::WriteZero.into());
             }
             bytes = &bytes[sent..];
         }
-        self.patiently(Write::flush)
+        self.until_progress(Write::flush)
     }
 
     /// Closes the sending direction of TLS.
     pub(super) fn end_sending(&mut self) -> XapiResult<()> {
         self.tls.conn.send_close_notify();
-        let flushed = self.patiently(Write::flush);
+        let flushed = self.until_progress(Write::flush);
         flushed.map_err(self.broken("write to"))
     }
 
@@ -239,7 +239,7 @@ impl Connection {
             }
             let mut bytes = [0; 4096];
             let count = self
-                .patiently(|tls| tls.read(&mut bytes))
+                .until_progress(|tls| tls.read(&mut bytes))
                 .map_err(self.broken("read from"))?;
             if count == 0 {
                 return Err(self.broken("read from")(io::ErrorKind::UnexpectedEof.into()));
@@ -273,7 +273,7 @@ impl Connection {
             self.ahead.drain(..count);
             return Ok(count);
         }
-        match self.patiently(|tls| tls.read(buffer)) {
+        match self.until_progress(|tls| tls.read(buffer)) {
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(0),
             other => other,
         }

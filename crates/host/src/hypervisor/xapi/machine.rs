@@ -229,7 +229,7 @@ impl Pool {
 
     /// Finds a machine by name or UUID.
     pub fn machine(&self, name: &str) -> XapiResult<XenMachine> {
-        let records = self.records_called("VM", name)?;
+        let records = self.records_named("VM", name)?;
         let found: Vec<&XapiRecord> = records.iter().filter(|record| is_machine(record)).collect();
         match found[..] {
             [] => Err(XapiError::NoMachine {

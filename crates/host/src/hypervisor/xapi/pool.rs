@@ -17,9 +17,9 @@ use super::{XapiError, XapiResult, XenAddress};
 /// Limit on the bytes of an answer: all records of a pool of hundreds of machines.
 const ANSWER_BYTES_MAX: u64 = 256 << 20;
 /// How long a host may be silent during a call.
-const CALL_PATIENCE: Duration = Duration::from_secs(120);
+const CALL_IDLE_TIMEOUT: Duration = Duration::from_secs(120);
 /// The same for cleanup, which delays a requested stop.
-const CLEARING_PATIENCE: Duration = Duration::from_secs(30);
+const CLEANUP_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// The originator of our sessions in the logs of the pool.
 const ORIGINATOR: &str = "holdfast";
 
@@ -48,7 +48,7 @@ pub fn check_trust(
     let retry_context = RetryContext {
         clock,
         is_stopped,
-        patience: CALL_PATIENCE,
+        idle_timeout: CALL_IDLE_TIMEOUT,
         is_known: Arc::default(),
     };
     Connection::open((&address.host, address.port), &trust.tls()?, &retry_context).map(drop)
@@ -68,7 +68,7 @@ struct PoolSession {
     /// Certificates of the other hosts of the pool, from the master.
     others: Vec<Fingerprint>,
     /// A request has timed out: later cleanup does not wait again.
-    is_silent: bool,
+    has_timed_out_before: bool,
 }
 
 impl Pool {
@@ -81,7 +81,7 @@ impl Pool {
         let retry_context = RetryContext {
             clock,
             is_stopped,
-            patience: CALL_PATIENCE,
+            idle_timeout: CALL_IDLE_TIMEOUT,
             is_known: Arc::default(),
         };
         Self::log_in_with(login, retry_context)
@@ -99,7 +99,7 @@ impl Pool {
                 host: (login.address.host.clone(), login.address.port),
                 session: None,
                 others: Vec::new(),
-                is_silent: false,
+                has_timed_out_before: false,
             }),
             login,
             retry_context,
@@ -113,7 +113,7 @@ impl Pool {
         let retry_context = RetryContext {
             clock: Arc::clone(&self.retry_context.clock),
             is_stopped: Arc::new(|| false),
-            patience: CLEARING_PATIENCE,
+            idle_timeout: CLEANUP_IDLE_TIMEOUT,
             is_known: Arc::clone(&self.retry_context.is_known),
         };
         let mut login = self.login.clone();
@@ -234,7 +234,7 @@ impl Pool {
     /// The records of the objects with this name or UUID.
     ///
     /// It uses separate requests: a name in the pool's filter expressions cannot contain a quote (`db_filter_lex.mll`).
-    pub fn records_called(&self, class: &'static str, name: &str) -> XapiResult<Vec<XapiRecord>> {
+    pub fn records_named(&self, class: &'static str, name: &str) -> XapiResult<Vec<XapiRecord>> {
         let method = format!("{class}.get_by_name_label");
         let answer = self.call(&method, &[json!(name)])?;
         let Value::Array(list) = answer else {
@@ -301,7 +301,7 @@ impl Pool {
 
     /// Sends one request to the master. A request that changes nothing is repeated after a broken connection.
     fn ask(&self, method: &str, words: &Value) -> XapiResult<Value> {
-        if self.lock().is_silent {
+        if self.lock().has_timed_out_before {
             return Err(XapiError::Broken {
                 action: "ask",
                 host: self.shown(),
@@ -310,16 +310,16 @@ impl Pool {
         }
         let answer = if changes_nothing(method) {
             self.retry_context.retry(|| self.ask_once(method, words))
-        } else if is_courtesy(method) {
+        } else if is_optional(method) {
             self.ask_once(method, words)
         } else {
             self.retry_context.retry_if_not_sent(|| self.ask_once(method, words))
         };
         if let Err(error) = &answer
             && (error.has_timed_out() || error.is_connection_refused())
-            && self.retry_context.patience == CLEARING_PATIENCE
+            && self.retry_context.idle_timeout == CLEANUP_IDLE_TIMEOUT
         {
-            self.lock().is_silent = true;
+            self.lock().has_timed_out_before = true;
         }
         answer
     }
@@ -366,7 +366,7 @@ fn changes_nothing(method: &str) -> bool {
 }
 
 /// Whether a request may be omitted: tasks and sessions expire by themselves, so an unreachable pool is not waited for.
-fn is_courtesy(method: &str) -> bool {
+fn is_optional(method: &str) -> bool {
     ["task.cancel", "task.destroy", "session.logout"].contains(&method)
 }
 

@@ -26,7 +26,7 @@ pub(super) struct RetryContext {
     /// Whether a stop was requested.
     pub(super) is_stopped: Arc<dyn Fn() -> bool + Send + Sync>,
     /// How long a host may make no progress, in either direction.
-    pub(super) patience: Duration,
+    pub(super) idle_timeout: Duration,
     /// Whether a login has succeeded before: if the pool then refuses a connection, its toolstack is restarting.
     pub(super) is_known: Arc<AtomicBool>,
 }
@@ -35,22 +35,22 @@ impl RetryContext {
     /// Repeats a request until it succeeds or the retries are used up: a busy host, or a restarting toolstack, may
     /// recover.
     pub(super) fn retry<T>(&self, attempt: impl FnMut() -> XapiResult<T>) -> XapiResult<T> {
-        self.again_where(XapiError::is_transient, attempt)
+        self.retry_if(XapiError::is_transient, attempt)
     }
 
     /// Repeats a request that must be executed only once: only if it was not sent.
     pub(super) fn retry_if_not_sent<T>(&self, attempt: impl FnMut() -> XapiResult<T>) -> XapiResult<T> {
-        self.again_where(|_| false, attempt)
+        self.retry_if(|_| false, attempt)
     }
 
-    fn again_where<T>(
+    fn retry_if<T>(
         &self,
         is_transient: impl Fn(&XapiError) -> bool,
         mut attempt: impl FnMut() -> XapiResult<T>,
     ) -> XapiResult<T> {
         for pause in PAUSES {
             match attempt() {
-                Err(error) if is_transient(&error) || self.is_away(&error) => self.pause(pause)?,
+                Err(error) if is_transient(&error) || self.is_restarting(&error) => self.pause(pause)?,
                 other => return other,
             }
         }
@@ -58,12 +58,12 @@ impl RetryContext {
     }
 
     /// Whether an error may be temporary.
-    pub(super) fn may_pass(&self, error: &XapiError) -> bool {
-        error.is_transient() || self.is_away(error)
+    pub(super) fn may_be_temporary(&self, error: &XapiError) -> bool {
+        error.is_transient() || self.is_restarting(error)
     }
 
     /// Whether a pool with an earlier login refuses connections now.
-    fn is_away(&self, error: &XapiError) -> bool {
+    fn is_restarting(&self, error: &XapiError) -> bool {
         error.is_connection_refused() && self.is_known.load(Ordering::Relaxed)
     }
 

@@ -9,7 +9,7 @@ use super::record::Reference;
 use super::{Pool, XapiError, XapiResult};
 
 /// Poll interval of a task.
-const LOOK_INTERVAL: Duration = Duration::from_millis(300);
+const POLL_INTERVAL: Duration = Duration::from_millis(300);
 
 /// The state of a task.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -100,7 +100,7 @@ impl Task {
                 self.cancel();
                 return Err(XapiError::Interrupted);
             }
-            self.pool.retry_context.clock.sleep(LOOK_INTERVAL);
+            self.pool.retry_context.clock.sleep(POLL_INTERVAL);
         }
     }
 

@@ -23,7 +23,7 @@ const HOP_COUNT_MAX: usize = 4;
 /// Limit on the restarts of a broken download.
 const RETRY_COUNT_MAX: u32 = 5;
 /// How long a transfer may make no progress: storage can be busy otherwise for minutes.
-const TRANSFER_PATIENCE: Duration = Duration::from_secs(300);
+const TRANSFER_IDLE_TIMEOUT: Duration = Duration::from_secs(300);
 const DISCARD_BYTES: usize = 256 << 10;
 
 /// The format in which a disk is transferred.
@@ -97,7 +97,7 @@ impl Pool {
             let task = Task::new(self, "holdfast", &what.label)?;
             Ok((self.get(&what, &task)?, task))
         };
-        let (body, task) = with_living_session(begin)?;
+        let (body, task) = with_valid_session(begin)?;
         Ok(Download {
             pool: Arc::clone(self),
             what,
@@ -122,7 +122,7 @@ impl Pool {
         headers: &[String],
     ) -> XapiResult<(Connection, ResponseHead)> {
         let retry_context = RetryContext {
-            patience: TRANSFER_PATIENCE,
+            idle_timeout: TRANSFER_IDLE_TIMEOUT,
             ..self.retry_context.clone()
         };
         let mut host = self.host();
@@ -191,7 +191,7 @@ impl Pool {
 }
 
 /// Starts a transfer; once more if the session expired after the task was created.
-fn with_living_session<T>(begin: impl Fn() -> XapiResult<T>) -> XapiResult<T> {
+fn with_valid_session<T>(begin: impl Fn() -> XapiResult<T>) -> XapiResult<T> {
     match begin() {
         Err(error) if error.is_refusal(SESSION_INVALID) => begin(),
         other => other,
@@ -207,7 +207,7 @@ fn place_of(location: &str, port: u16) -> Option<(String, u16)> {
 
 impl Download {
     /// Restarts the download. A failure of the restart counts as an attempt, too.
-    fn take_up(&mut self, reason: io::Error) -> io::Result<()> {
+    fn restart(&mut self, reason: io::Error) -> io::Result<()> {
         let mut reason = reason;
         loop {
             if (self.pool.retry_context.is_stopped)() {
@@ -225,7 +225,7 @@ impl Download {
             self.task.cancel();
             match self.pool.download_once(self.what.clone()) {
                 Ok(retry) => (self.task, self.body) = (retry.task, retry.body),
-                Err(error) if self.pool.retry_context.may_pass(&error) => {
+                Err(error) if self.pool.retry_context.may_be_temporary(&error) => {
                     reason = io::Error::other(error);
                     continue;
                 }
@@ -277,10 +277,10 @@ impl Download {
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 _ if (self.pool.retry_context.is_stopped)() => return Err(io::Error::other(XapiError::Interrupted)),
-                Err(error) => self.take_up(error)?,
+                Err(error) => self.restart(error)?,
                 Ok(_) => {
-                    let reason = self.why_it_ended();
-                    self.take_up(reason)?;
+                    let reason = self.end_reason();
+                    self.restart(reason)?;
                 }
             }
         }
@@ -288,7 +288,7 @@ impl Download {
     }
 
     /// The reason of an early end: the error of the task, if it has one.
-    fn why_it_ended(&self) -> io::Error {
+    fn end_reason(&self) -> io::Error {
         match self.task.poll() {
             Err(error @ XapiError::Refused { .. }) => io::Error::other(error),
             _ => io::ErrorKind::UnexpectedEof.into(),
@@ -344,7 +344,7 @@ impl Pool {
             ("force", "false".to_owned()),
         ];
         let headers = ["Content-Type: application/octet-stream".to_owned()];
-        with_living_session(|| {
+        with_valid_session(|| {
             let task = Task::new(self, "holdfast", "import of a machine")?;
             let (connection, _) = self.request("PUT", ("/import", &query, "import of a machine"), &task, &headers)?;
             Ok(Upload { connection, task })

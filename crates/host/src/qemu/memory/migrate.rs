@@ -76,9 +76,9 @@ const DOWNTIME_MS_MAX: u64 = 1000;
 /// Number of passes after which the downtime limit is doubled, and after which the machine is stopped.
 const PASS_COUNT_PATIENT: u64 = 4;
 const PASS_COUNT_MAX: u64 = 12;
-const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Interval of the reports that the machine runs.
-const TELL_INTERVAL: Duration = Duration::from_secs(5);
+const REPORT_INTERVAL: Duration = Duration::from_secs(5);
 /// Timeout from the last byte until QEMU reports completion.
 const END_DEADLINE: Duration = Duration::from_secs(10);
 const END_INTERVAL: Duration = Duration::from_millis(2);
@@ -95,7 +95,7 @@ pub(crate) struct Settings {
 /// The result: the machine is stopped, and its memory is complete.
 pub(crate) struct Sent {
     /// How long it had been paused by then.
-    pub(crate) stood_still: Duration,
+    pub(crate) paused_for: Duration,
     /// Whether another client had paused it before: it then stays paused.
     pub(crate) is_paused_by_others: bool,
     pub(crate) settings: Settings,
@@ -135,7 +135,7 @@ impl MemorySender<'_> {
         match sent {
             Ok((downtime, is_paused_by_others)) => Ok(Sent {
                 is_paused_by_others,
-                stood_still: match mode {
+                paused_for: match mode {
                     MemoryMode::Live => downtime,
                     MemoryMode::Stopped => self.clock.now().saturating_sub(start),
                 },
@@ -207,8 +207,8 @@ impl MemorySender<'_> {
         let mut next_look = PASS_COUNT_PATIENT;
         let mut is_stopped = mode == MemoryMode::Stopped;
         let mut is_paused_by_others = false;
-        let mut told = self.clock.now();
-        while !ended.wait(LOOK_INTERVAL) {
+        let mut last_report = self.clock.now();
+        while !ended.wait(POLL_INTERVAL) {
             let status = self.execute(STATUS, Value::Null)?;
             if let Some(error) = failure(&status) {
                 return Err(error);
@@ -223,8 +223,8 @@ impl MemorySender<'_> {
                     // In any other state QEMU is finishing, and the earlier value is valid.
                     is_paused_by_others = is_paused;
                 }
-                if is_well && self.clock.now().saturating_sub(told) > TELL_INTERVAL {
-                    told = self.clock.now();
+                if is_well && self.clock.now().saturating_sub(last_report) > REPORT_INTERVAL {
+                    last_report = self.clock.now();
                     runs();
                 }
             }
@@ -292,7 +292,7 @@ fn cancel(monitor: &dyn Monitor, clock: &dyn Clock) -> Result<()> {
             monitor.execute(&QmpCommand::new("migrate_cancel", Value::Null))?;
             is_told = true;
         }
-        clock.sleep(LOOK_INTERVAL);
+        clock.sleep(POLL_INTERVAL);
     }
     Err(refused("the migration does not end"))
 }
@@ -310,9 +310,9 @@ fn is_over(status: &Value) -> bool {
 
 fn failure(status: &Value) -> Option<MonitorError> {
     let word = status["status"].as_str().unwrap_or_default();
-    let said = status["error-desc"].as_str();
+    let message = status["error-desc"].as_str();
     match word {
-        "failed" | "cancelled" | "cancelling" => Some(refused(said.unwrap_or("the memory was not sent to its end"))),
+        "failed" | "cancelled" | "cancelling" => Some(refused(message.unwrap_or("the memory was not sent to its end"))),
         _ => None,
     }
 }

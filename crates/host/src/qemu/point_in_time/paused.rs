@@ -18,9 +18,13 @@ type MemoryTarget = (MemoryPipe, MemoryMode);
 
 impl SnapshotBuilder<'_> {
     /// Takes the point in time of disks of which some must not get a filter while the machine runs.
-    pub(super) fn take_paused(&self, disks: &[PreparedDisk], tell: &mut dyn FnMut(PointInTimeEvent)) -> Result<Pause> {
+    pub(super) fn take_paused(
+        &self,
+        disks: &[PreparedDisk],
+        report: &mut dyn FnMut(PointInTimeEvent),
+    ) -> Result<Pause> {
         if disks.is_empty() {
-            return Ok(self.pause_for(None, &|| Ok(()), tell)?.0);
+            return Ok(self.pause_for(None, &|| Ok(()), report)?.0);
         }
         self.begin_next(disks)?;
         let switch = || {
@@ -29,7 +33,7 @@ impl SnapshotBuilder<'_> {
             self.set_filters(disks)?;
             self.add_frozen_of_copied(disks)
         };
-        let (pause, _) = self.pause_for(None, &switch, tell)?;
+        let (pause, _) = self.pause_for(None, &switch, report)?;
         self.keep_changes(disks)?;
         Ok(pause)
     }
@@ -39,10 +43,10 @@ impl SnapshotBuilder<'_> {
         &self,
         disks: &[PreparedDisk],
         memory: MemoryTarget,
-        tell: &mut dyn FnMut(PointInTimeEvent),
+        report: &mut dyn FnMut(PointInTimeEvent),
     ) -> Result<(Pause, bool)> {
         let switch = || {
-            self.take_back(disks)?;
+            self.activate_images(disks)?;
             if disks.is_empty() {
                 return Ok(());
             }
@@ -57,7 +61,7 @@ impl SnapshotBuilder<'_> {
             self.transact(&actions.collect::<Vec<_>>())?;
             self.add_frozen_of_copied(disks)
         };
-        self.pause_for(Some(memory), &switch, tell)
+        self.pause_for(Some(memory), &switch, report)
     }
 
     /// Pauses the machine, runs `work`, and resumes it. Returns whether it is left paused because another client has
@@ -66,27 +70,27 @@ impl SnapshotBuilder<'_> {
         &self,
         memory: Option<MemoryTarget>,
         work: &dyn Fn() -> Result<()>,
-        tell: &mut dyn FnMut(PointInTimeEvent),
+        report: &mut dyn FnMut(PointInTimeEvent),
     ) -> Result<(Pause, bool)> {
         let status = self.execute("query-status", Value::Null)?;
         let was_running = status.get("running").and_then(Value::as_bool).unwrap_or_default();
-        let stopped = self.stop(was_running, memory, tell);
+        let stopped = self.stop(was_running, memory, report);
         // A late answer may mean that the machine is stopped all the same.
-        let (start, sent) = stopped.inspect_err(|_| self.resume_anyway(was_running))?;
+        let (start, sent) = stopped.inspect_err(|_| self.try_resume(was_running))?;
         let is_left_paused = was_running && sent.as_ref().is_some_and(|sent| sent.is_paused_by_others);
         let was_running = was_running && !is_left_paused;
         let settings = sent.map(|sent| sent.settings);
-        tell(PointInTimeEvent::Stopped);
+        report(PointInTimeEvent::Stopped);
         let result = work();
         let cut = self.clock.now().saturating_sub(start);
         if result.is_ok() {
-            tell(PointInTimeEvent::Reached);
+            report(PointInTimeEvent::Reached);
         }
         let others = self.clock.now().saturating_sub(start).saturating_sub(cut);
-        let result = result.and_then(|()| self.check_stands_still(was_running && others > LONG));
+        let result = result.and_then(|()| self.check_still_paused(was_running && others > LONG));
         if was_running {
             self.execute("cont", Value::Null)
-                .inspect_err(|_| self.resume_anyway(was_running))?;
+                .inspect_err(|_| self.try_resume(was_running))?;
         }
         let total = self.clock.now().saturating_sub(start);
         if let Some(settings) = settings {
@@ -102,7 +106,7 @@ impl SnapshotBuilder<'_> {
     }
 
     /// After a long pause, the watchdog or another client may have resumed the machine in the middle of it.
-    fn check_stands_still(&self, is_doubtful: bool) -> Result<()> {
+    fn check_still_paused(&self, is_doubtful: bool) -> Result<()> {
         if is_doubtful && self.execute("query-status", Value::Null)?["running"] == true {
             return Err(MonitorError::Refused {
                 command: "stop".to_owned(),
@@ -126,13 +130,13 @@ impl SnapshotBuilder<'_> {
         &self,
         was_running: bool,
         memory: Option<MemoryTarget>,
-        tell: &mut dyn FnMut(PointInTimeEvent),
+        report: &mut dyn FnMut(PointInTimeEvent),
     ) -> Result<(Duration, Option<Sent>)> {
         if let Some((pipe, mode)) = memory {
             let sent = self
                 .sending()
-                .send(pipe, mode, &mut || tell(PointInTimeEvent::Running))?;
-            return Ok((self.clock.now().saturating_sub(sent.stood_still), Some(sent)));
+                .send(pipe, mode, &mut || report(PointInTimeEvent::Running))?;
+            return Ok((self.clock.now().saturating_sub(sent.paused_for), Some(sent)));
         }
         let start = self.clock.now();
         if was_running {
@@ -142,7 +146,7 @@ impl SnapshotBuilder<'_> {
     }
 
     /// Activates the images that QEMU has released, and inserts the filters.
-    fn take_back(&self, disks: &[PreparedDisk]) -> Result<()> {
+    fn activate_images(&self, disks: &[PreparedDisk]) -> Result<()> {
         for (number, disk) in disks.iter().enumerate() {
             let id = self.run.thing(&format!("awake{number}"));
             let arguments = json!({ "type": "nbd", "id": id, "node-name": disk.disk.node, "name": id });
@@ -155,7 +159,7 @@ impl SnapshotBuilder<'_> {
     }
 
     /// A second attempt: the first may have failed for a temporary reason. The watchdog is the last resort.
-    fn resume_anyway(&self, was_running: bool) {
+    fn try_resume(&self, was_running: bool) {
         if was_running {
             self.monitor.wake().ok();
             self.execute("cont", Value::Null).ok();

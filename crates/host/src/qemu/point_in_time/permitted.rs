@@ -6,7 +6,7 @@ use crate::qemu::{NotServed, no_filter};
 
 impl SnapshotBuilder<'_> {
     /// The caller must choose which disks are not exported. This is the last check before it would be too late.
-    pub(super) fn check_served(&self, disks: &[DiskRequest]) -> Result<()> {
+    pub(super) fn check_exported(&self, disks: &[DiskRequest]) -> Result<()> {
         let all: Vec<&QemuDisk> = disks.iter().map(|disk| &disk.disk).collect();
         if let (Some(first), Some(why)) = (all.first(), no_filter(self.monitor, &all)?) {
             return Err(MonitorError::Dangerous {

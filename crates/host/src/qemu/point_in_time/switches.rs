@@ -23,19 +23,19 @@ impl SnapshotBuilder<'_> {
         &self,
         disks: &[PreparedDisk],
         pause_policy: PausePolicy,
-        tell: &mut dyn FnMut(PointInTimeEvent),
+        report: &mut dyn FnMut(PointInTimeEvent),
     ) -> Result<Pause> {
         self.begin_next(disks)?;
         let pause = match pause_policy {
             PausePolicy::WhereNeeded => match self.turn_switches(disks) {
                 Ok(()) => {
-                    tell(PointInTimeEvent::Reached);
+                    report(PointInTimeEvent::Reached);
                     Pause::default()
                 }
-                Err(error) if error.is_refusal() => self.pause_for(None, &|| self.set_filters(disks), tell)?.0,
+                Err(error) if error.is_refusal() => self.pause_for(None, &|| self.set_filters(disks), report)?.0,
                 Err(error) => return Err(error),
             },
-            PausePolicy::Always => self.pause_for(None, &|| self.turn_switches_or_set(disks), tell)?.0,
+            PausePolicy::Always => self.pause_for(None, &|| self.turn_switches_or_set(disks), report)?.0,
         };
         self.keep_changes(disks)?;
         Ok(pause)

@@ -44,7 +44,7 @@ use crate::storage::file_system;
 /// Allocated but not written; reads as zero.
 const UNWRITTEN: u32 = 0x800;
 /// Flags without a meaning for the content: last extent, merged extent, shared extent.
-const HARMLESS: u32 = 0x1 | 0x1000 | 0x2000;
+const IGNORED_FLAGS: u32 = 0x1 | 0x1000 | 0x2000;
 
 /// Attempts for a window whose extents move.
 const TRY_COUNT: usize = 4;
@@ -58,7 +58,7 @@ pub struct ExtentChanges {
     pub mapped_bytes: u64,
     /// Bytes of either file whose address does not determine the content, mainly compressed ones; they count as
     /// changed.
-    pub vague_bytes: u64,
+    pub ambiguous_bytes: u64,
 }
 
 /// Compares the extents of two snapshots of a file, `before` being the older one.
@@ -66,7 +66,7 @@ pub struct ExtentChanges {
 /// Both must be snapshots that are never written, on one file system, and must stay open and unmodified until this
 /// returns.
 pub fn by_extents(before: &File, after: &File) -> Result<ExtentChanges> {
-    check_kinship(before, after)?;
+    check_comparable(before, after)?;
     let stamps = (stamp(before)?, stamp(after)?);
     let (size_before, size_after) = (stamps.0.size_bytes, stamps.1.size_bytes);
     let changes = compare((before, size_before), (after, size_after))?;
@@ -79,7 +79,7 @@ pub fn by_extents(before: &File, after: &File) -> Result<ExtentChanges> {
 }
 
 /// Refuses two files whose addresses are not comparable.
-fn check_kinship(before: &File, after: &File) -> Result<()> {
+fn check_comparable(before: &File, after: &File) -> Result<()> {
     let asked = |action| move |errno: Errno| io(action, errno);
     let [first, second] = [before, after].map(|file| {
         let metadata = file.metadata().map_err(|source| ExtentError::Io {
@@ -177,7 +177,7 @@ enum ExtentAddress {
     /// The address of its first byte.
     At(u64),
     /// An address that does not determine the content.
-    Vague,
+    Ambiguous,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -198,7 +198,7 @@ fn compare(before: (impl ExtentMap, u64), after: (impl ExtentMap, u64)) -> Resul
     let mut differences = Differences {
         changed: Collector::new(size_after),
         mapped_bytes: 0,
-        vague_bytes: 0,
+        ambiguous_bytes: 0,
     };
     let common = size_before.min(size_after);
     let mut offset = 0;
@@ -214,14 +214,14 @@ fn compare(before: (impl ExtentMap, u64), after: (impl ExtentMap, u64)) -> Resul
     Ok(ExtentChanges {
         ranges: differences.changed.finish(),
         mapped_bytes: differences.mapped_bytes,
-        vague_bytes: differences.vague_bytes,
+        ambiguous_bytes: differences.ambiguous_bytes,
     })
 }
 
 struct Differences {
     changed: Collector,
     mapped_bytes: u64,
-    vague_bytes: u64,
+    ambiguous_bytes: u64,
 }
 
 impl Differences {
@@ -243,7 +243,7 @@ impl Differences {
             }
         }
         self.changed.add(range.start..end);
-        self.vague_bytes += end - range.start;
+        self.ambiguous_bytes += end - range.start;
         Ok(end)
     }
 
@@ -275,8 +275,8 @@ impl Differences {
             if !is_same {
                 self.changed.add(at..end);
             }
-            if old_run.place == ExtentAddress::Vague || new_run.place == ExtentAddress::Vague {
-                self.vague_bytes += end - at;
+            if old_run.place == ExtentAddress::Ambiguous || new_run.place == ExtentAddress::Ambiguous {
+                self.ambiguous_bytes += end - at;
             }
             at = end;
             if old_runs.next_if(|run| run.end == end).is_some() {
@@ -334,10 +334,10 @@ impl Window {
         if start >= end {
             return Ok(());
         }
-        let place = match extent.flags & !HARMLESS {
+        let place = match extent.flags & !IGNORED_FLAGS {
             0 => ExtentAddress::At(extent.physical + (start - extent.logical)),
             UNWRITTEN => ExtentAddress::Zero,
-            _ => ExtentAddress::Vague,
+            _ => ExtentAddress::Ambiguous,
         };
         self.extend(end, place);
         Ok(())
@@ -374,7 +374,7 @@ impl Window {
 
 fn continues(start: u64, last: Run, place: ExtentAddress) -> bool {
     match (last.place, place) {
-        (ExtentAddress::Zero, ExtentAddress::Zero) | (ExtentAddress::Vague, ExtentAddress::Vague) => true,
+        (ExtentAddress::Zero, ExtentAddress::Zero) | (ExtentAddress::Ambiguous, ExtentAddress::Ambiguous) => true,
         (ExtentAddress::At(address), ExtentAddress::At(next)) => address + (last.end - start) == next,
         _ => false,
     }

@@ -7,7 +7,7 @@ use holdfast_block::DirtyBitmap;
 /// Limit on the number of ranges: 4 MiB. More are merged across the gaps between them, which costs unnecessary reads.
 const RANGE_COUNT_MAX: usize = 1 << 18;
 /// The first size of gaps that are merged if there are too many ranges: a block.
-const GAP_BYTES_FIRST: u64 = 4096;
+const GAP_BYTES_INITIAL: u64 = 4096;
 
 /// The ranges of a file that may have changed; the rest did not.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -82,7 +82,7 @@ impl Collector {
             self.join();
             // Half of the capacity is freed, so that the next ranges do not each cause a sort.
             while self.ranges.len() > self.range_count_max / 2 {
-                self.gap_bytes = (self.gap_bytes.saturating_mul(2)).max(GAP_BYTES_FIRST);
+                self.gap_bytes = (self.gap_bytes.saturating_mul(2)).max(GAP_BYTES_INITIAL);
                 self.join();
             }
         }

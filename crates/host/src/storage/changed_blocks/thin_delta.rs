@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn an_answer_to_another_query_is_an_error() {
-        let said = |answer: &str| by_thin_delta(answer, &QUESTION).unwrap_err().detail;
+        let error_of = |answer: &str| by_thin_delta(answer, &QUESTION).unwrap_err().detail;
         for (from, to, detail) in [
             ("\"128\"", "\"64\"", "is about blocks of another size"),
             ("left=\"5\"", "left=\"6\"", "is about other volumes"),
@@ -175,9 +175,9 @@ mod tests {
         ] {
             let answer = ANSWER.replace(from, to);
             assert_ne!(answer, ANSWER);
-            assert_eq!(said(&answer), detail, "{from} -> {to}");
+            assert_eq!(error_of(&answer), detail, "{from} -> {to}");
         }
-        assert_eq!(said(""), "is its last, and it is cut short");
+        assert_eq!(error_of(""), "is its last, and it is cut short");
         for length in 0..ANSWER.len() - 1 {
             assert!(by_thin_delta(&ANSWER[..length], &QUESTION).is_err(), "{length}");
         }

@@ -78,12 +78,12 @@ impl Btrfs {
     /// The error for a message.
     fn refusal((action, what): (&'static str, &str), complaint: &str) -> ProviderError {
         let what = what.to_owned();
-        let says = |words: &str| complaint.contains(words);
+        let has = |words: &str| complaint.contains(words);
         let reason = shown_words(complaint.trim().trim_start_matches("ERROR: ")).replace('\n', "; ");
         match () {
-            () if says("No space left") => ProviderError::Full { action, what },
-            () if says("No such file") => ProviderError::NotThere { what },
-            () if says("already exists") => ProviderError::Exists { what },
+            () if has("No space left") => ProviderError::Full { action, what },
+            () if has("No such file") => ProviderError::NotThere { what },
+            () if has("already exists") => ProviderError::Exists { what },
             () => ProviderError::Refused { action, what, reason },
         }
     }
@@ -300,7 +300,7 @@ impl Provider for Btrfs {
             check_name(label.name)?;
             let kept = Self::folder(&one.dataset.name)?;
             let shown = format!("{}@{}", one.dataset, label.name);
-            kept.must_be_new(label.name, &shown)?;
+            kept.check_free(label.name, &shown)?;
             if one.is_tree {
                 return Err(ProviderError::Refused {
                     action: "make a snapshot of",
@@ -340,7 +340,7 @@ impl Provider for Btrfs {
     fn abandon(&self, wanted: &[HostSnapshotScope], label: &HostSnapshotLabel<'_>) {
         for one in wanted {
             // A leftover is found by its hidden name.
-            self.give_up(&one.dataset.name, label.name).ok();
+            self.revert_pending(&one.dataset.name, label.name).ok();
         }
     }
 
@@ -375,7 +375,7 @@ impl Provider for Btrfs {
     fn leftovers(&self, name: &str) -> ProviderResult<Vec<ProviderLeftover>> {
         let kept = Self::folder(name)?;
         let mut found = leftovers::leftovers(&dataset(name))?;
-        found.extend(self.half_received(&kept, name)?);
+        found.extend(self.partial_receives(&kept, name)?);
         Ok(found)
     }
 
@@ -394,7 +394,7 @@ impl Provider for Btrfs {
     }
 
     fn destroy(&self, snapshot: &HostSnapshotName) -> ProviderResult<()> {
-        if self.give_up(&snapshot.dataset.name, &snapshot.name)? {
+        if self.revert_pending(&snapshot.dataset.name, &snapshot.name)? {
             return Ok(());
         }
         let kept = Self::folder(&snapshot.dataset.name)?;
@@ -425,13 +425,13 @@ impl Provider for Btrfs {
 
     fn view(&self, snapshot: &HostSnapshotName, _label: &str) -> ProviderResult<View> {
         let kept = Self::folder(&snapshot.dataset.name)?;
-        kept.must_be_there(snapshot)?;
-        Ok(View::lasting(kept.shown_place(&snapshot.name)))
+        kept.check_exists(snapshot)?;
+        Ok(View::permanent(kept.shown_place(&snapshot.name)))
     }
 
     fn clone_to(&self, snapshot: &HostSnapshotName, name: &str) -> ProviderResult<DatasetState> {
         let kept = Self::folder(&snapshot.dataset.name)?;
-        kept.must_be_there(snapshot)?;
+        kept.check_exists(snapshot)?;
         let place = kept.place(&snapshot.name);
         if Path::new(name).symlink_metadata().is_ok() {
             // btrfs would create the clone inside an existing folder.

@@ -205,7 +205,7 @@ impl SnapshotFolder {
         label: Option<&HostSnapshotLabel<'_>>,
     ) -> ProviderResult<()> {
         let _lock = self.lock()?;
-        self.must_be_new(name, shown)?;
+        self.check_free(name, shown)?;
         if let Some(label) = label {
             self.write_note(label)?;
         }
@@ -241,7 +241,7 @@ impl SnapshotFolder {
     pub(super) fn hold(&self, snapshot: &HostSnapshotName, tag: &str) -> ProviderResult<()> {
         check_name(tag)?;
         let _lock = self.lock()?;
-        self.must_be_there(snapshot)?;
+        self.check_exists(snapshot)?;
         let folder = self.holds_place(&snapshot.name);
         make_folder(&folder)?;
         let path = folder.join(tag);
@@ -275,7 +275,7 @@ impl SnapshotFolder {
     ) -> ProviderResult<()> {
         check_name(&snapshot.name)?;
         let _lock = self.lock()?;
-        self.must_be_there(snapshot)?;
+        self.check_exists(snapshot)?;
         let holders = names_in(&self.holds_place(&snapshot.name))?;
         if !holders.is_empty() {
             return Err(ProviderError::Held {
@@ -294,7 +294,7 @@ impl SnapshotFolder {
     }
 
     /// The name must be free.
-    pub(super) fn must_be_new(&self, name: &str, shown: &str) -> ProviderResult<()> {
+    pub(super) fn check_free(&self, name: &str, shown: &str) -> ProviderResult<()> {
         check_name(name)?;
         match self.place(name).symlink_metadata() {
             Ok(_) => Err(ProviderError::Exists { what: shown.to_owned() }),
@@ -302,7 +302,7 @@ impl SnapshotFolder {
         }
     }
 
-    pub(super) fn must_be_there(&self, snapshot: &HostSnapshotName) -> ProviderResult<()> {
+    pub(super) fn check_exists(&self, snapshot: &HostSnapshotName) -> ProviderResult<()> {
         check_name(&snapshot.name)?;
         let place = self.place(&snapshot.name);
         let is_folder = place.symlink_metadata().is_ok_and(|metadata| metadata.is_dir());
@@ -470,10 +470,10 @@ mod tests {
         let folder = SnapshotFolder::make(dataset.path()).unwrap();
         let known = dataset.path().canonicalize().unwrap().join(".holdfast");
         assert_eq!(shown(&folder.hidden_place("a")), known.join("snapshots/.a"));
-        let said = format!("ERROR: cannot snapshot '{}': it's full", folder.place("a").display());
+        let message = format!("ERROR: cannot snapshot '{}': it's full", folder.place("a").display());
         let place = known.join("snapshots/a").display().to_string();
         assert_eq!(
-            shown_words(&said),
+            shown_words(&message),
             format!("ERROR: cannot snapshot '{place}': it's full")
         );
         assert_eq!(shown_words("nothing of the kind"), "nothing of the kind");

@@ -15,8 +15,8 @@ use crate::storage::file_system::{BTRFS, XFS, clone_file, is_on};
 /// The content of the cloned file: more than a file system stores inline.
 const PROBE: &[u8] = &[0x48; 4096];
 /// Prefix and suffixes of the named files.
-const BEGINNING: &str = ".holdfast-";
-const ENDINGS: [&str; 3] = [".from.partial", ".to.partial", ".probe.partial"];
+const PREFIX: &str = ".holdfast-";
+const SUFFIXES: [&str; 3] = [".from.partial", ".to.partial", ".probe.partial"];
 
 /// Creates a file without a name; none if the file system does not support that.
 fn nameless(folder: &Path) -> std::io::Result<Option<File>> {
@@ -29,7 +29,7 @@ fn nameless(folder: &Path) -> std::io::Result<Option<File>> {
 }
 
 fn named(folder: &Path, label: &str, ending: &str) -> PathBuf {
-    folder.join(format!("{BEGINNING}{label}{ending}"))
+    folder.join(format!("{PREFIX}{label}{ending}"))
 }
 
 /// Why files in a folder cannot be cloned; none if they can. If the trial needs named files, their names contain
@@ -52,7 +52,7 @@ fn try_in(folder: &Path, label: &str) -> std::io::Result<()> {
         from.write_all(PROBE)?;
         return Ok(ioctl_ficlone(to, from)?);
     }
-    let (from, to) = (named(folder, label, ENDINGS[0]), named(folder, label, ENDINGS[1]));
+    let (from, to) = (named(folder, label, SUFFIXES[0]), named(folder, label, SUFFIXES[1]));
     let written = File::create_new(&from).and_then(|mut file| file.write_all(PROBE));
     let made = written.and_then(|()| clone_file(&from, &to));
     for path in [from, to] {
@@ -68,7 +68,7 @@ pub fn can_clone_to(file: &Path, folder: &Path, label: &str) -> bool {
         Err(_) => false,
         Ok(Some(to)) => File::open(file).is_ok_and(|from| ioctl_ficlone(to, from).is_ok()),
         Ok(None) => {
-            let probe = named(folder, label, ENDINGS[2]);
+            let probe = named(folder, label, SUFFIXES[2]);
             let is_cloned = clone_file(file, &probe).is_ok();
             // The file may not exist.
             drop(std::fs::remove_file(&probe));
@@ -79,8 +79,8 @@ pub fn can_clone_to(file: &Path, folder: &Path, label: &str) -> bool {
 
 /// Whether a file has the name of a trial file.
 pub fn is_probe(name: &str) -> bool {
-    ENDINGS.iter().any(|ending| {
-        let label = name.strip_prefix(BEGINNING).and_then(|rest| rest.strip_suffix(ending));
+    SUFFIXES.iter().any(|ending| {
+        let label = name.strip_prefix(PREFIX).and_then(|rest| rest.strip_suffix(ending));
         label.is_some_and(|label| !label.is_empty())
     })
 }

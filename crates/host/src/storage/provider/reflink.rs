@@ -116,7 +116,7 @@ impl Reflink {
         // The lock keeps other processes from taking the folder for a leftover before it is locked.
         let _lock = kept.lock()?;
         // Another process may have taken this name since it was checked.
-        kept.must_be_new(name, shown)?;
+        kept.check_free(name, shown)?;
         let place = kept.hidden_place(name);
         let failed = |action| {
             let place = kept.shown_place(name);
@@ -139,7 +139,7 @@ impl Reflink {
     }
 
     /// Removes a folder that was begun or filled, and has no name yet.
-    fn give_up(&self, kept: &SnapshotFolder, name: &str) -> bool {
+    fn revert_pending(&self, kept: &SnapshotFolder, name: &str) -> bool {
         let lock = self.making().remove(&kept.shown_place(name));
         if lock.is_some() {
             drop(std::fs::remove_dir_all(kept.hidden_place(name)));
@@ -156,15 +156,15 @@ fn identity_of(metadata: &std::fs::Metadata) -> String {
 }
 
 /// Atomically hides a snapshot before its removal, so that a partly removed one is never visible.
-fn put_aside(kept: &SnapshotFolder, name: &str) -> ProviderResult<()> {
-    let (place, aside) = (kept.place(name), kept.hidden_place(name));
-    drop(std::fs::remove_dir_all(&aside));
-    std::fs::rename(&place, &aside).map_err(|source| file_error("rename", &place, source))
+fn hide(kept: &SnapshotFolder, name: &str) -> ProviderResult<()> {
+    let (place, hidden_path) = (kept.place(name), kept.hidden_place(name));
+    drop(std::fs::remove_dir_all(&hidden_path));
+    std::fs::rename(&place, &hidden_path).map_err(|source| file_error("rename", &place, source))
 }
 
-fn remove_aside(kept: &SnapshotFolder, name: &str) -> ProviderResult<()> {
-    let aside = kept.hidden_place(name);
-    std::fs::remove_dir_all(&aside).map_err(|source| file_error("remove", &aside, source))
+fn remove_hidden(kept: &SnapshotFolder, name: &str) -> ProviderResult<()> {
+    let hidden_path = kept.hidden_place(name);
+    std::fs::remove_dir_all(&hidden_path).map_err(|source| file_error("remove", &hidden_path, source))
 }
 
 impl Provider for Reflink {
@@ -234,7 +234,7 @@ impl Provider for Reflink {
             let shown = format!("{}@{}", one.dataset, label.name);
             check_name(label.name)?;
             let kept = SnapshotFolder::make(folder)?;
-            kept.must_be_new(label.name, &shown)?;
+            kept.check_free(label.name, &shown)?;
             if let Some(reason) = why_not(&folder.join(OURS), label.name) {
                 return Err(ProviderError::Refused {
                     action: "make a snapshot of",
@@ -257,7 +257,7 @@ impl Provider for Reflink {
         if done.is_err() {
             for one in group {
                 let kept = SnapshotFolder::of(Path::new(&one.dataset.name));
-                drop(kept.map(|kept| self.give_up(&kept, label.name)));
+                drop(kept.map(|kept| self.revert_pending(&kept, label.name)));
             }
         }
         done
@@ -278,7 +278,7 @@ impl Provider for Reflink {
                 sync_folder(&place.with_file_name(""))?;
             } else {
                 // An already committed one gets another record.
-                kept.must_be_there(&HostSnapshotName {
+                kept.check_exists(&HostSnapshotName {
                     dataset: one.dataset.clone(),
                     name: label.name.to_owned(),
                 })?;
@@ -291,7 +291,7 @@ impl Provider for Reflink {
     fn abandon(&self, wanted: &[HostSnapshotScope], label: &HostSnapshotLabel<'_>) {
         for one in wanted {
             if let Ok(kept) = SnapshotFolder::of(Path::new(&one.dataset.name)) {
-                self.give_up(&kept, label.name);
+                self.revert_pending(&kept, label.name);
             }
         }
     }
@@ -318,12 +318,12 @@ impl Provider for Reflink {
     fn destroy(&self, snapshot: &HostSnapshotName) -> ProviderResult<()> {
         check_name(&snapshot.name)?;
         let kept = SnapshotFolder::of(Path::new(&snapshot.dataset.name))?;
-        if self.give_up(&kept, &snapshot.name) {
+        if self.revert_pending(&kept, &snapshot.name) {
             return Ok(());
         }
         kept.remove(snapshot, || {
-            put_aside(&kept, &snapshot.name)?;
-            remove_aside(&kept, &snapshot.name)
+            hide(&kept, &snapshot.name)?;
+            remove_hidden(&kept, &snapshot.name)
         })
     }
 
@@ -331,17 +331,17 @@ impl Provider for Reflink {
         let name = &snapshot.name.name;
         let kept = SnapshotFolder::of(Path::new(&snapshot.name.dataset.name))?;
         kept.remove(&snapshot.name, || {
-            put_aside(&kept, name)?;
+            hide(&kept, name)?;
             // It is hidden now: the inspected folder is the one that is removed.
-            let aside = kept.hidden_place(name);
-            let metadata = aside
+            let hidden_path = kept.hidden_place(name);
+            let metadata = hidden_path
                 .metadata()
-                .map_err(|source| file_error("look at", &aside, source))?;
+                .map_err(|source| file_error("look at", &hidden_path, source))?;
             if identity_of(&metadata) == snapshot.identity {
-                return remove_aside(&kept, name);
+                return remove_hidden(&kept, name);
             }
             let place = kept.place(name);
-            std::fs::rename(&aside, &place).map_err(|source| file_error("rename", &aside, source))?;
+            std::fs::rename(&hidden_path, &place).map_err(|source| file_error("rename", &hidden_path, source))?;
             Err(snapshot.replaced())
         })
     }
@@ -356,13 +356,13 @@ impl Provider for Reflink {
 
     fn view(&self, snapshot: &HostSnapshotName, _label: &str) -> ProviderResult<View> {
         let kept = SnapshotFolder::of(Path::new(&snapshot.dataset.name))?;
-        kept.must_be_there(snapshot)?;
-        Ok(View::lasting(kept.shown_place(&snapshot.name)))
+        kept.check_exists(snapshot)?;
+        Ok(View::permanent(kept.shown_place(&snapshot.name)))
     }
 
     fn clone_to(&self, snapshot: &HostSnapshotName, name: &str) -> ProviderResult<DatasetState> {
         let kept = SnapshotFolder::of(Path::new(&snapshot.dataset.name))?;
-        kept.must_be_there(snapshot)?;
+        kept.check_exists(snapshot)?;
         let (from, to) = (kept.place(&snapshot.name), Path::new(name));
         std::fs::create_dir(to).map_err(|source| match source.kind() {
             ErrorKind::AlreadyExists => ProviderError::Exists { what: name.to_owned() },

@@ -136,7 +136,7 @@ impl Zfs {
     }
 
     /// A dataset, with its descendants if the whole tree is included.
-    fn with_below(&self, one: &HostSnapshotScope) -> ProviderResult<Vec<String>> {
+    fn with_descendants(&self, one: &HostSnapshotScope) -> ProviderResult<Vec<String>> {
         let name = &one.dataset.name;
         if !one.is_tree {
             return Ok(vec![name.clone()]);
@@ -332,7 +332,7 @@ impl Provider for Zfs {
     fn commit(&self, group: &[HostSnapshotScope], label: &HostSnapshotLabel<'_>) -> ProviderResult<()> {
         let record = record_property(label.record)?;
         for one in group {
-            for name in self.with_below(one)? {
+            for name in self.with_descendants(one)? {
                 let full = full_name(&name, label.name)?;
                 match self.ask(("note the record of", &full), &["set", &record, &full]) {
                     // It was created since.
@@ -404,7 +404,7 @@ impl Provider for Zfs {
         if let Some(folder) =
             inside.filter(|folder| std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some()))
         {
-            return Ok(View::lasting(folder));
+            return Ok(View::permanent(folder));
         }
         self.clone_for_view(&full, label)
     }

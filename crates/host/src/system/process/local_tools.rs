@@ -12,8 +12,8 @@ use holdfast_block::{Clock, to_usize};
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::confined::{FOR_RECEIVING, start_with};
-use super::tool::{ANSWER_BYTES_MAX, COMPLAINT_BYTES_MAX, OUTPUT_GRACE, SYSTEM_PROGRAM, command, listen};
-use super::{Answer, LOOK_INTERVAL, Piped, StreamTools, ToolError, Tools};
+use super::tool::{ANSWER_BYTES_MAX, COMPLAINT_BYTES_MAX, OUTPUT_GRACE, SYSTEM_PROGRAM, command, read_in_background};
+use super::{Answer, POLL_INTERVAL, Piped, StreamTools, ToolError, Tools};
 use crate::system::waits::Wait;
 
 /// Poll interval for the end of a program that has closed its output.
@@ -52,8 +52,8 @@ impl Tools for LocalTools {
         let mut command = command(program, arguments);
         command.envs(self.variables.iter().map(|(name, value)| (name, value)));
         let mut child = command.stdin(Stdio::null()).spawn().map_err(io)?;
-        let output = listen(child.stdout.take(), ANSWER_BYTES_MAX).map_err(io)?;
-        let complaint = listen(child.stderr.take(), COMPLAINT_BYTES_MAX).map_err(io)?;
+        let output = read_in_background(child.stdout.take(), ANSWER_BYTES_MAX).map_err(io)?;
+        let complaint = read_in_background(child.stderr.take(), COMPLAINT_BYTES_MAX).map_err(io)?;
         let Some((status, output)) = self.wait(&mut child, &output).map_err(io)? else {
             return Err(ToolError::TimedOut {
                 words: words(),
@@ -98,12 +98,12 @@ impl LocalTools {
     /// The wait is for the end of its output, without polling: file systems may be frozen meanwhile.
     fn wait(&self, child: &mut Child, output: &Receiver<Vec<u8>>) -> std::io::Result<Option<(ExitStatus, Vec<u8>)>> {
         let until = self.clock.now() + self.time_out;
-        let (mut said, mut is_killed) = (None, false);
+        let (mut received, mut is_killed) = (None, false);
         loop {
             if let Some(status) = child.try_wait()? {
                 // Output that was not read to its end is no answer.
-                let said = said.or_else(|| output.recv_timeout(OUTPUT_GRACE).ok());
-                return Ok(said.filter(|_| !is_killed).map(|said| (status, said)));
+                let received = received.or_else(|| output.recv_timeout(OUTPUT_GRACE).ok());
+                return Ok(received.filter(|_| !is_killed).map(|received| (status, received)));
             }
             let now = self.clock.now();
             if is_killed && now >= until + OUTPUT_GRACE {
@@ -115,10 +115,10 @@ impl LocalTools {
                 kill_process_group(Pid::from_child(child), Signal::KILL)?;
                 is_killed = true;
             }
-            if said.is_some() {
+            if received.is_some() {
                 self.clock.sleep(END_INTERVAL);
             } else {
-                said = output.recv_timeout(LOOK_INTERVAL).ok();
+                received = output.recv_timeout(POLL_INTERVAL).ok();
             }
         }
     }

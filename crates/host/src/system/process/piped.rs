@@ -10,13 +10,13 @@ use std::time::Duration;
 use holdfast_block::Clock;
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use super::tool::{COMPLAINT_BYTES_MAX, OUTPUT_GRACE, SYSTEM_PROGRAM, ToolError, Tools, command, listen};
+use super::tool::{COMPLAINT_BYTES_MAX, OUTPUT_GRACE, SYSTEM_PROGRAM, ToolError, Tools, command, read_in_background};
 use crate::system::waits::Wait;
 
 /// Limit on the bytes of a short answer next to a stream.
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
 /// Poll interval for the end of a program.
-const LOOK_INTERVAL: Duration = Duration::from_millis(2);
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Runs programs of a host, including those that send or receive a stream.
 pub trait StreamTools: Tools {
@@ -59,9 +59,9 @@ impl PipedEnd {
     /// Its message, or how it ended if there is none.
     pub fn reason(&self) -> String {
         let lines = self.complaint.lines().map(str::trim).filter(|line| !line.is_empty());
-        let said = lines.collect::<Vec<_>>().join("; ");
+        let message = lines.collect::<Vec<_>>().join("; ");
         match self.code {
-            _ if !said.is_empty() => said,
+            _ if !message.is_empty() => message,
             Some(code) => format!("it ended with code {code}"),
             None => "it was killed".to_owned(),
         }
@@ -85,7 +85,7 @@ impl Piped {
 
     fn of(words: String, mut command: Command) -> std::io::Result<Self> {
         let mut child = command.stdin(Stdio::piped()).spawn()?;
-        let complaint = listen(child.stderr.take(), COMPLAINT_BYTES_MAX)?;
+        let complaint = read_in_background(child.stderr.take(), COMPLAINT_BYTES_MAX)?;
         Ok(Self {
             words,
             child: Some(child),
@@ -147,7 +147,7 @@ impl Piped {
     pub fn answer(mut self, clock: &dyn Clock, time_out: Duration) -> Result<(PipedEnd, Vec<u8>), ToolError> {
         let io = |source| ToolError::starting("", source);
         drop(self.take_input());
-        let output = listen(self.take_output(), ANSWER_BYTES_MAX).map_err(io)?;
+        let output = read_in_background(self.take_output(), ANSWER_BYTES_MAX).map_err(io)?;
         let until = clock.now() + time_out;
         let _wait = Wait::for_work(SYSTEM_PROGRAM);
         loop {
@@ -160,7 +160,7 @@ impl Piped {
                     waited: time_out,
                 });
             }
-            clock.sleep(LOOK_INTERVAL);
+            clock.sleep(POLL_INTERVAL);
         }
     }
 
@@ -214,11 +214,11 @@ mod tests {
         let mut input = piped.take_input().unwrap();
         input.write_all(b"some words").unwrap();
         drop(input);
-        let mut said = String::new();
-        piped.take_output().unwrap().read_to_string(&mut said).unwrap();
+        let mut message = String::new();
+        piped.take_output().unwrap().read_to_string(&mut message).unwrap();
         let (ended, rest) = piped.answer(&SystemClock::new(), LONG).unwrap();
         assert_eq!(
-            (said.as_str(), ended.code, &ended.reason()[..]),
+            (message.as_str(), ended.code, &ended.reason()[..]),
             ("SOME WORDS", Some(3), "late")
         );
         assert!(rest.is_empty() && !ended.is_well());

@@ -117,8 +117,11 @@ pub(super) fn command_in_foreground(program: &str, arguments: &[&str]) -> Comman
 }
 
 /// Reads to the end; bytes over `bytes_max` are discarded.
-pub(super) fn listen(from: Option<impl Read + Send + 'static>, bytes_max: u64) -> std::io::Result<Receiver<Vec<u8>>> {
-    let (send, said) = channel();
+pub(super) fn read_in_background(
+    from: Option<impl Read + Send + 'static>,
+    bytes_max: u64,
+) -> std::io::Result<Receiver<Vec<u8>>> {
+    let (send, receiver) = channel();
     std::thread::Builder::new().name("tool".to_owned()).spawn(move || {
         let Some(mut from) = from else { return };
         let mut bytes = Vec::new();
@@ -126,7 +129,7 @@ pub(super) fn listen(from: Option<impl Read + Send + 'static>, bytes_max: u64) -
         send.send(bytes).ok();
         std::io::copy(&mut from, &mut std::io::sink()).ok();
     })?;
-    Ok(said)
+    Ok(receiver)
 }
 
 #[cfg(test)]

@@ -44,7 +44,7 @@ pub struct WorkerRequest<'a> {
 pub struct Worker {
     child: Child,
     answer: Receiver<Vec<u8>>,
-    said: Arc<Mutex<VecDeque<String>>>,
+    last_lines: Arc<Mutex<VecDeque<String>>>,
     said_all: Receiver<()>,
 }
 
@@ -60,11 +60,11 @@ pub struct WorkerOutput {
 }
 
 impl Worker {
-    /// Starts it. `hear` receives each line of its standard error; `ended` is called when it has ended, before
+    /// Starts it. `on_line` receives each line of its standard error; `ended` is called when it has ended, before
     /// [`finish`](Self::finish), which must follow.
     pub fn start(
         order: WorkerRequest<'_>,
-        hear: impl Fn(&str) + Send + 'static,
+        on_line: impl Fn(&str) + Send + 'static,
         ended: impl FnOnce() + Send + 'static,
     ) -> std::io::Result<Self> {
         let mut command = command_with_secrets(order.program);
@@ -81,12 +81,12 @@ impl Worker {
             .spawn()?;
         let (send_answer, answer) = channel();
         let (send_all, said_all) = channel();
-        let said = Arc::new(Mutex::new(VecDeque::new()));
+        let last_lines = Arc::new(Mutex::new(VecDeque::new()));
         let stdout = child.stdout.take();
         let stderr = child.stderr.take();
-        let kept = Arc::clone(&said);
+        let kept = Arc::clone(&last_lines);
         let threads = start_thread("answer", move || read_answer(stdout, &send_answer))
-            .and_then(|()| start_thread("lines", move || read_lines(stderr, &kept, &hear, &send_all)))
+            .and_then(|()| start_thread("lines", move || read_lines(stderr, &kept, &on_line, &send_all)))
             .and_then(|()| {
                 let process = Pid::from_child(&child);
                 start_thread("end", move || {
@@ -106,7 +106,7 @@ impl Worker {
         Ok(Self {
             child,
             answer,
-            said,
+            last_lines,
             said_all,
         })
     }
@@ -136,7 +136,7 @@ impl Worker {
         let status = self.child.wait()?;
         let answer = self.answer.recv_timeout(OUTPUT_GRACE).unwrap_or_default();
         self.said_all.recv_timeout(OUTPUT_GRACE).ok();
-        let lines = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        let lines = self.last_lines.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(WorkerOutput {
             outcome: outcome_of(status),
             answer,
@@ -159,7 +159,7 @@ fn read_answer(stdout: Option<impl Read>, send: &Sender<Vec<u8>>) {
     std::io::copy(&mut stdout, &mut std::io::sink()).ok();
 }
 
-fn read_lines(stderr: Option<impl Read>, kept: &Mutex<VecDeque<String>>, hear: &dyn Fn(&str), send: &Sender<()>) {
+fn read_lines(stderr: Option<impl Read>, kept: &Mutex<VecDeque<String>>, on_line: &dyn Fn(&str), send: &Sender<()>) {
     let Some(stderr) = stderr else { return };
     let mut reader = BufReader::new(stderr);
     loop {
@@ -170,7 +170,7 @@ fn read_lines(stderr: Option<impl Read>, kept: &Mutex<VecDeque<String>>, hear: &
         }
         let text = String::from_utf8_lossy(&line);
         let text = text.trim_end_matches(['\r', '\n']);
-        hear(text);
+        on_line(text);
         let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
         if kept.len() == LINES_KEPT {
             kept.pop_front();
@@ -235,7 +235,7 @@ mod tests {
             alive.display()
         );
         let (worker, ended) = start(&script, File::open("/dev/null").unwrap());
-        while worker.said.lock().unwrap().is_empty() {
+        while worker.last_lines.lock().unwrap().is_empty() {
             std::thread::yield_now();
         }
         worker.stop();

@@ -92,7 +92,7 @@ fn new_identity() -> Identity {
     })
 }
 
-fn wish() -> Rewrite {
+fn request() -> Rewrite {
     Rewrite {
         identity: new_identity(),
         generation: Uuid::from_random([8; 16]),
@@ -121,7 +121,7 @@ fn only_in<'a>(one: &'a str, other: &str) -> Vec<&'a str> {
 
 #[test]
 fn a_new_identity_changes_only_what_two_machines_cannot_share() {
-    let Rewritten { text, notes, warnings } = rewrite(HARD, &wish()).unwrap();
+    let Rewritten { text, notes, warnings } = rewrite(HARD, &request()).unwrap();
     assert_eq!(
         only_in(&text, HARD),
         [
@@ -164,7 +164,7 @@ fn a_new_identity_changes_only_what_two_machines_cannot_share() {
 /// The guest's state was rolled back, so the generation changes, and nothing else.
 #[test]
 fn a_kept_identity_changes_only_the_generation() {
-    let wish = Rewrite {
+    let request = Rewrite {
         identity: Identity::Keep,
         generation: Uuid::from_random([8; 16]),
         disks: BTreeMap::new(),
@@ -173,7 +173,7 @@ fn a_kept_identity_changes_only_the_generation() {
         domain_type: None,
         emulator: Emulator::Keep,
     };
-    let done = rewrite(HARD, &wish).unwrap();
+    let done = rewrite(HARD, &request).unwrap();
     let expected = HARD
         .replace(
             "11111111-bbbb-4ccc-8ddd-eeeeeeeeeeee",
@@ -184,7 +184,7 @@ fn a_kept_identity_changes_only_the_generation() {
     assert!(done.notes.is_empty() && done.warnings.is_empty());
     let named = Rewrite {
         identity: Identity::Named("web & co".to_owned()),
-        ..wish
+        ..request
     };
     let named = rewrite(HARD, &named).unwrap().text;
     assert_eq!(
@@ -195,12 +195,12 @@ fn a_kept_identity_changes_only_the_generation() {
 
 #[test]
 fn firmware_variables_are_found_in_all_their_forms() {
-    let wish = Rewrite {
+    let request = Rewrite {
         identity: Identity::Keep,
         nvram: Some("/n".into()),
-        ..wish()
+        ..request()
     };
-    let changed = |os: &str| rewrite(&format!("<domain><name>a</name>{os}</domain>"), &wish);
+    let changed = |os: &str| rewrite(&format!("<domain><name>a</name>{os}</domain>"), &request);
     for (before, after) in [
         ("<os><nvram>/o</nvram></os>", "<os><nvram>/n</nvram></os>"),
         (
@@ -234,8 +234,11 @@ fn the_path_of_a_tpm_state_changes_only_if_it_is_configured() {
         "<tpm model='tpm-crb'><backend type='external'><source type='unix' mode='connect' path='/s'/></backend></tpm>",
     ] {
         let text = format!("<domain><name>a</name><devices>{tpm}</devices></domain>");
-        let wish = Rewrite { nvram: None, ..wish() };
-        let done = rewrite(&text, &wish).unwrap();
+        let request = Rewrite {
+            nvram: None,
+            ..request()
+        };
+        let done = rewrite(&text, &request).unwrap();
         assert!(done.text.contains(tpm), "{}", done.text);
         assert_eq!(
             done.warnings.len(),
@@ -252,17 +255,17 @@ fn disks_that_cannot_be_moved_are_refused_with_a_reason() {
         "<seclabel model='dac' relabel='no'/>",
         "<encryption format='luks'><secret type='passphrase' uuid='x'/></encryption>",
     );
-    assert!(rewrite(&encrypted, &wish()).unwrap_err().contains("encrypted"));
+    assert!(rewrite(&encrypted, &request()).unwrap_err().contains("encrypted"));
     let Identity::New(mut poor) = new_identity() else {
         unreachable!("it is new");
     };
     poor.macs.as_mut().unwrap().truncate(1);
     let poor = Rewrite {
         identity: Identity::New(poor),
-        ..wish()
+        ..request()
     };
     assert!(rewrite(HARD, &poor).unwrap_err().contains("network cards"));
-    assert!(rewrite("<domain>", &wish()).is_err());
+    assert!(rewrite("<domain>", &request()).is_err());
 }
 
 /// An image that is a slice of a file, or has a data file, becomes a plain image.
@@ -275,7 +278,7 @@ fn a_composed_source_becomes_plain() {
         &Rewrite {
             identity: Identity::Keep,
             nvram: None,
-            ..wish()
+            ..request()
         },
     );
     assert!(
@@ -301,7 +304,7 @@ fn a_name_is_replaced_as_a_whole_word() {
 /// they are unchanged.
 #[test]
 fn foreign_lines_stay_byte_for_byte() {
-    let expected = rewrite(HARD, &wish()).unwrap().text;
+    let expected = rewrite(HARD, &request()).unwrap().text;
     let strangers = [
         "<!-- <uuid>1</uuid> & -->",
         "  <x:y xmlns:x='urn:x' a='\"' >\t<x:name>web1</x:name><x:disk/></x:y>",
@@ -323,7 +326,7 @@ fn foreign_lines_stay_byte_for_byte() {
                 count += 1;
             }
         }
-        let done = rewrite(&text, &wish()).unwrap().text;
+        let done = rewrite(&text, &request()).unwrap().text;
         let is_stranger = |line: &&str| strangers.contains(line);
         assert_eq!(done.lines().filter(is_stranger).count(), count, "round {round}");
         let without: String = done
@@ -352,7 +355,7 @@ fn broken_configurations_give_an_error_or_valid_xml() {
                 }
             }
         }
-        match rewrite(&lines.join("\n"), &wish()) {
+        match rewrite(&lines.join("\n"), &request()) {
             Ok(done) => {
                 done_count += 1;
                 DomainXml::parse(&done.text).unwrap();
@@ -367,7 +370,7 @@ fn broken_configurations_give_an_error_or_valid_xml() {
 fn accelerator_and_emulator_are_changed_on_request() {
     let text = "<domain type='kvm'><name>a</name><cpu mode='host-passthrough' check='none'><feature name='x'/></cpu><devices>\
         <emulator>/usr/libexec/qemu-kvm</emulator><disk><target dev='vda'/></disk></devices></domain>";
-    let wish = Rewrite {
+    let request = Rewrite {
         identity: Identity::Keep,
         generation: Uuid::from_random([1; 16]),
         disks: BTreeMap::new(),
@@ -376,13 +379,13 @@ fn accelerator_and_emulator_are_changed_on_request() {
         domain_type: Some("qemu".to_owned()),
         emulator: Emulator::OfHypervisor,
     };
-    let done = rewrite(text, &wish).unwrap();
+    let done = rewrite(text, &request).unwrap();
     assert_eq!(
         done.text,
         "<domain type='qemu'><name>a</name><cpu mode='maximum'/><devices><disk><target dev='vda'/></disk></devices></domain>"
     );
     assert!(done.notes.len() == 2 && done.warnings[0].contains("host-passthrough"));
-    assert_eq!(rewrite(&done.text, &wish).unwrap().text, done.text);
+    assert_eq!(rewrite(&done.text, &request).unwrap().text, done.text);
     let custom = text.replace("host-passthrough", "custom");
-    assert!(rewrite(&custom, &wish).unwrap().text.contains("mode='custom'"));
+    assert!(rewrite(&custom, &request).unwrap().text.contains("mode='custom'"));
 }

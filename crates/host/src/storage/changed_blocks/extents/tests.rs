@@ -37,7 +37,7 @@ fn only_equal_addresses_are_unchanged() {
     ];
     let found = changes(&before, &after, (1000, 1000));
     assert_eq!(found.ranges.as_slice(), [100..200, 550..600]);
-    assert_eq!((found.mapped_bytes, found.vague_bytes), (350, 0));
+    assert_eq!((found.mapped_bytes, found.ambiguous_bytes), (350, 0));
 }
 
 #[test]
@@ -45,7 +45,7 @@ fn ambiguous_addresses_are_changed() {
     for flag in [0x2, 0x4, ENCODED, 0x80, 0x100, 0x200, 0x400, 0x10_0000] {
         let same = [Extent::new(0, 1000, 300, flag)];
         let found = changes(&same, &same, (400, 400));
-        assert_eq!((found.ranges.bytes(), found.vague_bytes), (300, 300), "{flag:#x}");
+        assert_eq!((found.ranges.bytes(), found.ambiguous_bytes), (300, 300), "{flag:#x}");
     }
 }
 
@@ -128,7 +128,7 @@ fn a_move_between_two_questions_is_noticed() {
         asked: Cell::new(0),
     };
     let found = compare((before, 100), (&here[..], 100)).unwrap();
-    assert_eq!((found.ranges.bytes(), found.vague_bytes), (100, 100));
+    assert_eq!((found.ranges.bytes(), found.ambiguous_bytes), (100, 100));
 }
 
 /// A simple file system: every block has an address, and every write gets a new one, except to unwritten blocks.

@@ -144,8 +144,8 @@ impl<'a> RecordReader<'a> {
         }
     }
 
-    fn check(&self, said: [u64; 4], found: [u64; 4]) -> Result<()> {
-        let is_right = said == found || self.sums != ChecksumMode::Held;
+    fn check(&self, stored: [u64; 4], found: [u64; 4]) -> Result<()> {
+        let is_right = stored == found || self.sums != ChecksumMode::Held;
         is_right.then_some(()).ok_or(SendStreamError::Damaged {
             offset: self.offset - RECORD_BYTES,
         })

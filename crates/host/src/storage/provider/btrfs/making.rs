@@ -78,7 +78,7 @@ impl Btrfs {
             // From here on it has its name, and is not reverted.
             self.making().remove(&of);
         } else {
-            kept.must_be_there(&name)?;
+            kept.check_exists(&name)?;
             kept.note(label)?;
         }
         // A snapshot becomes durable with the next commit of the file system; this waits for it.
@@ -87,7 +87,7 @@ impl Btrfs {
     }
 
     /// Removes a pending snapshot that has no name yet, and returns whether there was one.
-    pub(super) fn give_up(&self, dataset: &str, name: &str) -> ProviderResult<bool> {
+    pub(super) fn revert_pending(&self, dataset: &str, name: &str) -> ProviderResult<bool> {
         let Some(making) = self.making().remove(&(dataset.to_owned(), name.to_owned())) else {
             return Ok(false);
         };

@@ -167,7 +167,7 @@ impl Received {
 
 impl Btrfs {
     /// Partially received subvolumes, if no process is receiving: the next one to receive removes them, too.
-    pub(super) fn half_received(&self, kept: &SnapshotFolder, name: &str) -> ProviderResult<Vec<ProviderLeftover>> {
+    pub(super) fn partial_receives(&self, kept: &SnapshotFolder, name: &str) -> ProviderResult<Vec<ProviderLeftover>> {
         // Without a lock file nothing was received, and the subvolume belongs to a user.
         let Ok(Some(_lock)) = try_lock(kept) else {
             return Ok(Vec::new());

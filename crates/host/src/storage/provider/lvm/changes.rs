@@ -108,7 +108,7 @@ impl Lvm {
         let device = format!("{}-{}", mangled(&pool.group), mangled(&pool.name));
         let target = format!("{device}-tpool");
         match (self.kept_state(&target, &full)?, is_left) {
-            (Some(_), true) => self.tell(&target, &full, "release_metadata_snap")?,
+            (Some(_), true) => self.send_message(&target, &full, "release_metadata_snap")?,
             (Some(_), false) => {
                 return Err(ProviderError::Refused {
                     action: "read the metadata of",
@@ -126,24 +126,26 @@ impl Lvm {
                 .map(drop)
         };
         note("--addtag")?;
-        let answer = self.tell(&target, &full, "reserve_metadata_snap").and_then(|()| {
-            let state = self.kept_state(&target, &full)?;
-            let place = format!("/dev/mapper/{device}_tmeta");
-            let mut words = words.to_vec();
-            words.push(&place);
-            let answer = self.ask(("read the metadata of", &full), program, &words);
-            // A released metadata snapshot may have been overwritten while it was read.
-            let is_kept = state.is_some() && self.kept_state(&target, &full)? == state;
-            self.tell(&target, &full, "release_metadata_snap")?;
-            if is_kept {
-                return answer;
-            }
-            Err(ProviderError::Refused {
-                action: "read the metadata of",
-                what: full.clone(),
-                reason: "another process has released them".to_owned(),
-            })
-        });
+        let answer = self
+            .send_message(&target, &full, "reserve_metadata_snap")
+            .and_then(|()| {
+                let state = self.kept_state(&target, &full)?;
+                let place = format!("/dev/mapper/{device}_tmeta");
+                let mut words = words.to_vec();
+                words.push(&place);
+                let answer = self.ask(("read the metadata of", &full), program, &words);
+                // A released metadata snapshot may have been overwritten while it was read.
+                let is_kept = state.is_some() && self.kept_state(&target, &full)? == state;
+                self.send_message(&target, &full, "release_metadata_snap")?;
+                if is_kept {
+                    return answer;
+                }
+                Err(ProviderError::Refused {
+                    action: "read the metadata of",
+                    what: full.clone(),
+                    reason: "another process has released them".to_owned(),
+                })
+            });
         // If the release failed, the tag still says that it is ours.
         if self.kept_state(&target, &full)?.is_none() {
             note("--deltag")?;
@@ -168,7 +170,7 @@ impl Lvm {
         }
     }
 
-    fn tell(&self, target: &str, full: &str, message: &str) -> ProviderResult<()> {
+    fn send_message(&self, target: &str, full: &str, message: &str) -> ProviderResult<()> {
         self.ask(
             ("read the metadata of", full),
             DMSETUP,

@@ -12,7 +12,7 @@ const NO_SERVICE: [&str; 4] = [
 
 /// The error for a message.
 pub(super) fn refusal((action, what): (&'static str, &str), complaint: &str) -> ProviderError {
-    let says = |words: &str| complaint.contains(words);
+    let has = |words: &str| complaint.contains(words);
     let what = what.to_owned();
     // Every answer may contain warnings.
     let lines = complaint.lines().map(str::trim).filter(|line| !line.is_empty());
@@ -26,25 +26,25 @@ pub(super) fn refusal((action, what): (&'static str, &str), complaint: &str) -> 
     let reason = if kept.is_empty() { lines.collect() } else { kept };
     let reason = reason.join("; ");
     match () {
-        () if NO_SERVICE.iter().any(|words| says(words)) => ProviderError::NoService {
+        () if NO_SERVICE.iter().any(|words| has(words)) => ProviderError::NoService {
             provider: "LVM",
             reason: complaint.trim().lines().map(str::trim).collect::<Vec<_>>().join("; "),
         },
-        () if says("Failed to find logical volume")
-            || says("not found in Volume group")
-            || says("not found in volume group")
-            || says("Volume group") && says("not found") =>
+        () if has("Failed to find logical volume")
+            || has("not found in Volume group")
+            || has("not found in volume group")
+            || has("Volume group") && has("not found") =>
         {
             ProviderError::NotThere { what }
         }
-        () if says("already exists in volume group") => ProviderError::Exists { what },
-        () if says(" in use.") || says("is used by another device") || says("contains a filesystem in use") => {
+        () if has("already exists in volume group") => ProviderError::Exists { what },
+        () if has(" in use.") || has("is used by another device") || has("contains a filesystem in use") => {
             ProviderError::Held {
                 what,
                 reason: "a process has it open".to_owned(),
             }
         }
-        () if says("free space in thin pool") || says("insufficient free space") || says("Insufficient free space") => {
+        () if has("free space in thin pool") || has("insufficient free space") || has("Insufficient free space") => {
             ProviderError::Full { action, what }
         }
         () => ProviderError::Refused { action, what, reason },

@@ -29,11 +29,11 @@ const PART_COUNT_MAX: usize = 4;
 /// Limit on the bytes of a device name, in which hyphens are doubled, without LVM's suffixes.
 const DEVICE_NAME_BYTES_MAX: usize = 115;
 /// Reserved by LVM: words in names, and prefixes of names.
-const WORDS_KEPT: [&str; 14] = [
+const RESERVED_WORDS: [&str; 14] = [
     "_cdata", "_cmeta", "_corig", "_cpool", "_cvol", "_mimage", "_mlog", "_pmspare", "_rimage", "_rmeta", "_tdata",
     "_tmeta", "_vdata", "_vorigin",
 ];
-const BEGINNINGS_KEPT: [&str; 2] = ["pvmove", "snapshot"];
+const RESERVED_PREFIXES: [&str; 2] = ["pvmove", "snapshot"];
 
 /// The tags of a volume.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -146,8 +146,8 @@ fn decode(text: &str) -> Option<String> {
 pub(super) fn volume_name(group: &str, origin: &str, snapshot: &str) -> String {
     let spelled = format!("{origin}+{}", snapshot.replace(':', "+"));
     let hyphens = |text: &str| text.len() + text.matches('-').count();
-    let is_kept = WORDS_KEPT.iter().any(|word| spelled.contains(word))
-        || BEGINNINGS_KEPT.iter().any(|beginning| spelled.starts_with(beginning));
+    let is_kept = RESERVED_WORDS.iter().any(|word| spelled.contains(word))
+        || RESERVED_PREFIXES.iter().any(|beginning| spelled.starts_with(beginning));
     if !is_kept && hyphens(group) + 1 + hyphens(&spelled) <= DEVICE_NAME_BYTES_MAX {
         return spelled;
     }

@@ -31,13 +31,13 @@ use ScriptedAnswer::{Complains, Hangs, Owned, Says};
 /// Returns answers in order, and records the requests.
 struct ScriptedLvm {
     answers: Mutex<Vec<ScriptedAnswer>>,
-    asked: Mutex<Vec<String>>,
+    requests: Mutex<Vec<String>>,
 }
 
 impl Tools for ScriptedLvm {
     fn ask(&self, program: &str, arguments: &[&str]) -> Result<Answer, ToolError> {
         let words = format!("{program} {}", arguments.join(" "));
-        self.asked.lock().unwrap().push(words.clone());
+        self.requests.lock().unwrap().push(words.clone());
         let (is_well, output, complaint) = match self.answers.lock().unwrap().remove(0) {
             Says(output) => (true, output.to_owned(), String::new()),
             Owned(output) => (true, output, String::new()),
@@ -67,7 +67,7 @@ impl World {
     fn new(answers: Vec<ScriptedAnswer>) -> Self {
         let scripted = Arc::new(ScriptedLvm {
             answers: Mutex::new(answers),
-            asked: Mutex::default(),
+            requests: Mutex::default(),
         });
         let locks = tempfile::tempdir().unwrap();
         let lvm = Lvm::new(
@@ -83,9 +83,9 @@ impl World {
     }
 
     /// The requests, without those for the list of volumes.
-    fn asked(&self) -> Vec<String> {
+    fn requests(&self) -> Vec<String> {
         assert!(self.scripted.answers.lock().unwrap().is_empty(), "all was asked for");
-        let all = self.scripted.asked.lock().unwrap();
+        let all = self.scripted.requests.lock().unwrap();
         all.iter().filter(|words| !words.starts_with("lvs ")).cloned().collect()
     }
 }
@@ -123,9 +123,9 @@ fn snapshots_of_all_programs_are_listed_in_order() {
         names,
         ["holdfast_2026-11-22_16:45:10Z", "before-update", "by-hand", "snapper_1"]
     );
-    let told = |snapshot: &HostSnapshot| (snapshot.hold_count, snapshot.record.is_some());
-    let told: Vec<_> = found.iter().map(told).collect();
-    assert_eq!(told, [(0, true), (1, true), (0, false), (0, false)]);
+    let summary = |snapshot: &HostSnapshot| (snapshot.hold_count, snapshot.record.is_some());
+    let summary: Vec<_> = found.iter().map(summary).collect();
+    assert_eq!(summary, [(0, true), (1, true), (0, false), (0, false)]);
     assert_eq!(
         found[1].record.as_deref(),
         Some("{\"schema\":1,\"machines\":[\"web1\"],\"frozen_ms\":0}")
@@ -170,7 +170,7 @@ fn a_snapshot_is_created_with_its_name_and_record() {
     // An existing record is not written again.
     world.lvm.commit(&all, &LABEL).unwrap();
     assert_eq!(
-        world.asked(),
+        world.requests(),
         [
             "lvcreate -qq --yes --snapshot --permission r --setactivationskip y --addtag holdfast.snapshot=a:b \
              --addtag holdfast.of=9rBEtQ-X3yl-2OgF-QjyI-u2XQ-dZRS-XKYjrE:web1 --addtag holdfast.record.0==7B!x!:#1=7D \
@@ -186,10 +186,10 @@ fn an_impossible_snapshot_is_refused_while_preparing() {
         let world = World::new(vec![Owned(answer)]);
         let label = HostSnapshotLabel { name, ..LABEL };
         let error = world.lvm.prepare(&[wanted(of)], &label).unwrap_err();
-        assert!(world.asked().is_empty());
+        assert!(world.requests().is_empty());
         error.to_string()
     };
-    let said = |from: &str, to: &str| {
+    let error_after = |from: &str, to: &str| {
         let answer = VOLUMES.replace(from, to);
         assert_ne!(answer, VOLUMES);
         refused(answer, "web1", "a")
@@ -203,23 +203,25 @@ fn an_impossible_snapshot_is_refused_while_preparing() {
     assert_eq!(as_it_is("gone", "a"), "there is no lvm:vg0/gone");
     assert!(as_it_is("thick", "a").contains("not in a thin pool (linear)"));
     assert!(as_it_is("pool", "a").contains("it is a thin pool"));
-    let full = said("\"data_percent\":\"0.99\"", "\"data_percent\":\"95.01\"");
+    let full = error_after("\"data_percent\":\"0.99\"", "\"data_percent\":\"95.01\"");
     assert!(
         full.contains("95.01 % of the data of its thin pool vg0/pool") && full.contains("lvextend"),
         "{full}"
     );
-    let full = said("\"metadata_percent\":\"11.72\"", "\"metadata_percent\":\"90.50\"");
+    let full = error_after("\"metadata_percent\":\"11.72\"", "\"metadata_percent\":\"90.50\"");
     assert!(
         full.contains("90.50 % of the metadata") && full.contains("--poolmetadatasize"),
         "{full}"
     );
-    let ill = said(
+    let ill = error_after(
         "\"data_percent\":\"0.99\", \"metadata_percent\":\"11.72\", \"lv_health_status\":\"\"",
         "\"data_percent\":\"0.99\", \"metadata_percent\":\"11.72\", \"lv_health_status\":\"out_of_data\"",
     );
     assert!(ill.ends_with("vg0/pool is not well: out of data"), "{ill}");
-    assert!(said("\"vg_lock_type\":\"\"", "\"vg_lock_type\":\"sanlock\"").contains("lvmlockd"));
-    assert!(said("\"vg_mda_free\":\"515584\"", "\"vg_mda_free\":\"9000\"").contains("no room for the description"));
+    assert!(error_after("\"vg_lock_type\":\"\"", "\"vg_lock_type\":\"sanlock\"").contains("lvmlockd"));
+    assert!(
+        error_after("\"vg_mda_free\":\"515584\"", "\"vg_mda_free\":\"9000\"").contains("no room for the description")
+    );
     for wrong in ["", "a b", "a+b", "../x", "-x"] {
         let world = World::new(Vec::new());
         let label = HostSnapshotLabel { name: wrong, ..LABEL };
@@ -241,7 +243,7 @@ fn a_volume_left_suspended_is_resumed() {
         world.lvm.create(&[wanted("web1")], &LABEL),
         Err(ProviderError::Tool(_))
     ));
-    assert_eq!(world.asked()[1..], ["lvchange -qq --refresh vg0/web1"]);
+    assert_eq!(world.requests()[1..], ["lvchange -qq --refresh vg0/web1"]);
 }
 
 #[test]
@@ -260,7 +262,7 @@ fn only_the_inspected_snapshot_is_removed() {
     let world = World::new(vec![Says(VOLUMES), Says(""), Owned(after)]);
     world.lvm.destroy(&name("web1", "snapper_1")).unwrap();
     assert_eq!(
-        world.asked(),
+        world.requests(),
         [
             "lvremove -qq --yes --force --select lv_uuid=\"HC0c2R-YsNn-IKeh-47Ak-trqe-5Ir3-G7cmbf\" && \
           lv_tags!={\"holdfast.held\"} vg0/snapper_1"
@@ -272,7 +274,7 @@ fn only_the_inspected_snapshot_is_removed() {
     let world = World::new(vec![Says(VOLUMES)]);
     let held = world.lvm.destroy(&name("web1", "before-update")).unwrap_err();
     assert!(held.to_string().ends_with("is held: by audit"), "{held}");
-    assert!(world.asked().is_empty());
+    assert!(world.requests().is_empty());
     // Neither volumes nor clones nor pools are snapshots.
     for other in ["web1", "web-2", "trial", "pool", "thick"] {
         let world = World::new(vec![Says(VOLUMES)]);
@@ -303,7 +305,7 @@ fn holds_are_tags_and_the_last_release_removes_them() {
     ));
     world.lvm.release(&held, "audit").unwrap();
     assert_eq!(
-        world.asked(),
+        world.requests(),
         [
             "lvchange -qq --addtag holdfast.held --addtag holdfast.hold=keep vg0/web1+holdfast_2026-11-22_16+45+10Z",
             "lvchange -qq --deltag holdfast.hold=audit --deltag holdfast.held vg0/web1+before-update",
@@ -317,7 +319,7 @@ fn holds_are_tags_and_the_last_release_removes_them() {
         Err(ProviderError::NotThere { .. })
     ));
     assert_eq!(
-        world.asked(),
+        world.requests(),
         ["lvchange -qq --deltag holdfast.hold=audit vg0/web1+before-update"]
     );
 }

@@ -41,7 +41,7 @@ impl Lvm {
         let device = PathBuf::from(&volume.path);
         let view = View {
             folder: device.clone(),
-            cleanup: Some(self.sleep_again(lock, (!is_others).then_some(full.clone()))),
+            cleanup: Some(self.deactivate_on_drop(lock, (!is_others).then_some(full.clone()))),
         };
         self.await_device(&full, &device)?;
         Ok(view)
@@ -65,10 +65,10 @@ impl Lvm {
         })
     }
 
-    fn sleep_again(&self, lock: LockFile, full: Option<String>) -> Box<dyn FnOnce() + Send> {
+    fn deactivate_on_drop(&self, lock: LockFile, full: Option<String>) -> Box<dyn FnOnce() + Send> {
         let (tools, clock) = (Arc::clone(&self.tools), Arc::clone(&self.clock));
         Box::new(move || {
-            let is_last = lock.leave();
+            let is_last = lock.release_shared();
             let (Some(_alone), Some(full)) = (is_last, full) else {
                 return;
             };
@@ -124,7 +124,7 @@ impl LockFile {
     }
 
     /// Releases a shared lock; returns it as an exclusive one, without its file, if no other process has it.
-    fn leave(self) -> Option<File> {
+    fn release_shared(self) -> Option<File> {
         flock(&self.file, FlockOperation::Unlock).ok()?;
         flock(&self.file, FlockOperation::NonBlockingLockExclusive).ok()?;
         // Another process was the last, and the name now belongs to another file.
@@ -152,10 +152,10 @@ mod tests {
         let path = folder.path().join("locks/a.lock");
         let shared = || LockFile::open(&path, FlockOperation::LockShared).unwrap();
         let (first, second) = (shared(), shared());
-        assert!(first.leave().is_none() && path.exists());
+        assert!(first.release_shared().is_none() && path.exists());
         let third = shared();
-        assert!(second.leave().is_none());
-        assert!(third.leave().is_some() && !path.exists());
-        assert!(shared().leave().is_some());
+        assert!(second.release_shared().is_none());
+        assert!(third.release_shared().is_some() && !path.exists());
+        assert!(shared().release_shared().is_some());
     }
 }

@@ -76,7 +76,7 @@ impl Zfs {
             },
         };
         let ask = |input: &mut dyn Read| by_send_stream(input, &question);
-        let (found, ended) = self.listen(&["send", "-i", &from, &to], &ask)?;
+        let (found, ended) = self.read_stream(&["send", "-i", &from, &to], &ask)?;
         // The sender's error says more than the error of its incomplete stream.
         if !ended.is_well() {
             return Err(refusal("send the changes of", &to, &ended.complaint).into());
@@ -124,7 +124,7 @@ impl Zfs {
     }
 
     /// Starts a sender, and returns the result of `ask` on its stream, and how it ended.
-    fn listen<T>(&self, words: &[&str], ask: &dyn Fn(&mut dyn Read) -> T) -> ProviderResult<(T, PipedEnd)> {
+    fn read_stream<T>(&self, words: &[&str], ask: &dyn Fn(&mut dyn Read) -> T) -> ProviderResult<(T, PipedEnd)> {
         let tools = LocalTools::new(self.clock.clone(), END_TIME_OUT);
         let mut sender = tools.start(ZFS, words)?;
         let mut output = sender.take_output().expect("nobody has taken it");

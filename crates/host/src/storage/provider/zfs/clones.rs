@@ -97,11 +97,11 @@ impl Zfs {
                 what: format!("{} that was found", left.name),
             });
         }
-        self.destroy_patiently("destroy", &left.name)
+        self.destroy_with_retries("destroy", &left.name)
     }
 
     /// Repeats the removal: a process that has just closed files or was killed keeps a clone busy for a moment.
-    fn destroy_patiently(&self, action: &'static str, clone: &str) -> ProviderResult<()> {
+    fn destroy_with_retries(&self, action: &'static str, clone: &str) -> ProviderResult<()> {
         let mut attempts_left = ATTEMPT_COUNT;
         loop {
             match self.ask((action, clone), &["destroy", clone]) {
@@ -125,7 +125,7 @@ impl Zfs {
                 reason: format!("it is no clone of {origin}"),
             });
         }
-        self.destroy_patiently("destroy", name)
+        self.destroy_with_retries("destroy", name)
     }
 
     /// Clones a host snapshot to a writable dataset for a machine. It is marked as unfinished until
@@ -211,7 +211,7 @@ impl Zfs {
                 reason: "no host snapshot is mounted there".to_owned(),
             });
         }
-        self.destroy_patiently("unmount", clone)
+        self.destroy_with_retries("unmount", clone)
     }
 
     /// Clones a snapshot for viewing; dropping the view destroys the clone.

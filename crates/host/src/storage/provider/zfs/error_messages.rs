@@ -12,29 +12,29 @@ const NO_SERVICE: [&str; 4] = [
 
 /// The error for a message.
 pub(super) fn refusal(action: &'static str, what: &str, complaint: &str) -> ProviderError {
-    let says = |words: &str| complaint.contains(words);
+    let has = |words: &str| complaint.contains(words);
     let what = what.to_owned();
     let reason = complaint.trim().lines().map(str::trim).collect::<Vec<_>>().join("; ");
     match () {
-        () if NO_SERVICE.iter().any(|words| says(words)) => ProviderError::NoService {
+        () if NO_SERVICE.iter().any(|words| has(words)) => ProviderError::NoService {
             provider: "ZFS",
             reason,
         },
-        () if says("does not exist") || says("no such pool") || says("could not find any snapshots") => {
+        () if has("does not exist") || has("no such pool") || has("could not find any snapshots") => {
             ProviderError::NotThere { what }
         }
-        () if says("has dependent clones") => {
+        () if has("has dependent clones") => {
             // The clones are listed after a line that says how to destroy them all.
             let clones: Vec<&str> = complaint.lines().skip(2).map(str::trim).collect();
             let clones = clones.join(", ");
             ProviderError::HasClones { what, clones }
         }
-        () if says("dataset is busy") || says("snapshot has holds") || says("tag already exists") => {
+        () if has("dataset is busy") || has("snapshot has holds") || has("tag already exists") => {
             ProviderError::Held { what, reason }
         }
-        () if says("already exists") => ProviderError::Exists { what },
-        () if says("out of space") || says("No space left") => ProviderError::Full { action, what },
-        () if says("suspended") => ProviderError::Suspended { action, what },
+        () if has("already exists") => ProviderError::Exists { what },
+        () if has("out of space") || has("No space left") => ProviderError::Full { action, what },
+        () if has("suspended") => ProviderError::Suspended { action, what },
         () => ProviderError::Refused { action, what, reason },
     }
 }

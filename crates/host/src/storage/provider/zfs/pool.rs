@@ -252,7 +252,7 @@ mod tests {
         \tlogs\t\n\t  sde               ONLINE       0     0     0\n\tspares\n\t  sdd               INUSE     currently in use\n\
         \t  sdf               AVAIL   \n\t  sdg               UNAVAIL   cannot open\n\nerrors: No known data errors\n";
 
-    fn told(device: &PoolDevice) -> String {
+    fn summary(device: &PoolDevice) -> String {
         let errors = device.has_errors;
         let errors = [errors.read, errors.write, errors.checksum].map(u8::from);
         format!("{} {} {} {errors:?}", device.depth, device.name, device.state)
@@ -261,9 +261,9 @@ mod tests {
     #[test]
     fn devices_of_a_pool_are_listed_with_their_errors() {
         let devices = parse_devices("tank", STATUS).unwrap();
-        let told: Vec<String> = devices.iter().map(told).collect();
+        let summary: Vec<String> = devices.iter().map(summary).collect();
         assert_eq!(
-            told,
+            summary,
             [
                 "1 raidz1-0 DEGRADED [0, 0, 0]",
                 "2 sda ONLINE [0, 0, 0]",

@@ -170,11 +170,11 @@ impl ZfsSide {
     }
 
     /// Creates a bookmark of the snapshot, and removes earlier ones.
-    fn bookmark(&self, keeping: &KeepRequest, there: &ReplicaDataset) -> ProviderResult<()> {
+    fn bookmark(&self, keeping: &KeepRequest, target: &ReplicaDataset) -> ProviderResult<()> {
         let prefix = format!("{}_", keeping.tag);
         let name = format!("{prefix}{}", keeping.snapshot);
         let full = |name: &str| any_full_name(&keeping.dataset, name).map(|full| full.replace('@', "#"));
-        if !there
+        if !target
             .snapshots
             .iter()
             .any(|known| known.is_bookmark && known.name == name)
@@ -184,7 +184,7 @@ impl ZfsSide {
             self.zfs
                 .ask(("bookmark", &snapshot), &["bookmark", &snapshot, &bookmark])?;
         }
-        for old in &there.snapshots {
+        for old in &target.snapshots {
             if old.is_bookmark && old.name.starts_with(&prefix) && old.name != name {
                 let old = full(&old.name)?;
                 // Only a bookmark is destroyed here.
@@ -384,16 +384,16 @@ impl ReplicaSide for ZfsSide {
         if keeping.means == KeepMethod::HoldToo {
             return self.hold(keeping);
         }
-        let there = self.datasets(&keeping.dataset, false)?.pop();
-        let there = there.ok_or_else(|| ProviderError::NotThere {
+        let target = self.datasets(&keeping.dataset, false)?.pop();
+        let target = target.ok_or_else(|| ProviderError::NotThere {
             what: keeping.dataset.clone(),
         })?;
         if keeping.means == KeepMethod::Bookmark {
-            self.bookmark(keeping, &there)?;
-            return self.release(keeping, &there, None);
+            self.bookmark(keeping, &target)?;
+            return self.release(keeping, &target, None);
         }
         self.hold(keeping)?;
-        self.release(keeping, &there, Some(&keeping.snapshot))
+        self.release(keeping, &target, Some(&keeping.snapshot))
     }
 
     fn refusal(&self, action: &'static str, what: &str, complaint: &str) -> ProviderError {

@@ -14,13 +14,13 @@ use crate::system::process::{Answer, ToolError, Tools};
 #[derive(Default)]
 struct ScriptedZfs {
     answers: Mutex<Vec<Result<String, String>>>,
-    asked: Mutex<Vec<String>>,
+    requests: Mutex<Vec<String>>,
 }
 
 impl Tools for ScriptedZfs {
     fn ask(&self, program: &str, arguments: &[&str]) -> Result<Answer, ToolError> {
         assert!(["zfs", "zpool"].contains(&program));
-        self.asked.lock().unwrap().push(arguments.join(" "));
+        self.requests.lock().unwrap().push(arguments.join(" "));
         let answer = self.answers.lock().unwrap().remove(0);
         let (is_well, output, complaint) = match answer {
             Ok(output) => (true, output, String::new()),
@@ -38,7 +38,7 @@ fn zfs(answers: &[Result<&str, &str>]) -> (Zfs, Arc<ScriptedZfs>) {
     let own = |answer: &Result<&str, &str>| answer.map(str::to_owned).map_err(str::to_owned);
     let scripted = Arc::new(ScriptedZfs {
         answers: Mutex::new(answers.iter().map(own).collect()),
-        asked: Mutex::default(),
+        requests: Mutex::default(),
     });
     (
         Zfs::new(
@@ -82,7 +82,7 @@ fn datasets_of_one_pool_are_one_group_if_zfs_supports_it() {
     assert_eq!(groups, [vec![wanted("a/x"), wanted("a/z")], vec![wanted("b/y")]]);
     newer.create(&groups[0], &LABEL).unwrap();
     assert_eq!(
-        scripted.asked.lock().unwrap()[1],
+        scripted.requests.lock().unwrap()[1],
         "snapshot -o holdfast:record={} a/x@now a/z@now"
     );
     let (older, _) = zfs(&[Err("unrecognized command 'version'")]);
@@ -127,7 +127,7 @@ fn only_snapshots_are_destroyed() {
         let destroyed = zfs.destroy(&snapshot(dataset, name));
         assert!(matches!(destroyed, Err(ProviderError::Name { .. })), "{dataset}@{name}");
     }
-    assert!(scripted.asked.lock().unwrap().is_empty());
+    assert!(scripted.requests.lock().unwrap().is_empty());
 }
 
 #[test]
@@ -186,7 +186,7 @@ fn a_suspended_pool_is_found_before_the_point_in_time() {
         matches!(&prepared, Err(ProviderError::Suspended { what, .. }) if what == "b"),
         "{prepared:?}"
     );
-    assert_eq!(scripted.asked.lock().unwrap().len(), 3);
+    assert_eq!(scripted.requests.lock().unwrap().len(), 3);
 }
 
 /// Clones of users with similar names, clones mounted to stay, and inherited marks are not temporary clones.
@@ -198,12 +198,12 @@ fn temporary_clones_are_found_by_their_own_marks() {
     let makers = "t/trial\t{\"process\":1}\tlocal\n";
     let (zfs, scripted) = zfs(&[Ok(""), Ok(views), Ok(unfinished), Ok(makers)]);
     let found = zfs.temporary_clones("t").unwrap();
-    let told: Vec<_> = found
+    let summary: Vec<_> = found
         .iter()
         .map(|one| (&one.name[..], &one.kind, &one.maker[..]))
         .collect();
     assert_eq!(
-        told,
+        summary,
         [
             ("t/holdfast-view-0a-0", &LeftCloneKind::View, ""),
             (
@@ -213,7 +213,7 @@ fn temporary_clones_are_found_by_their_own_marks() {
             ),
         ]
     );
-    assert!(scripted.asked.lock().unwrap()[1].ends_with("-s local,received -t filesystem,volume holdfast:view t"));
+    assert!(scripted.requests.lock().unwrap()[1].ends_with("-s local,received -t filesystem,volume holdfast:view t"));
 }
 
 /// A clone that was finished or replaced is not destroyed.
@@ -225,17 +225,17 @@ fn only_a_temporary_clone_is_destroyed() {
         maker: String::new(),
     };
     // Its mark is gone, or it is not a clone.
-    let (finished, asked) = zfs(&[Ok(""), Ok(""), Ok("")]);
+    let (finished, requests) = zfs(&[Ok(""), Ok(""), Ok("")]);
     assert!(matches!(
         finished.destroy_left(&left),
         Err(ProviderError::NotThere { .. })
     ));
-    assert_eq!(asked.asked.lock().unwrap().len(), 3);
+    assert_eq!(requests.requests.lock().unwrap().len(), 3);
     let mark = "t/trial\ttrial\tlocal\n";
-    let (whole, asked) = zfs(&[Ok(""), Ok(""), Ok(mark), Ok(""), Ok("t/trial\torigin\t-\t-\n")]);
+    let (whole, requests) = zfs(&[Ok(""), Ok(""), Ok(mark), Ok(""), Ok("t/trial\torigin\t-\t-\n")]);
     assert!(matches!(whole.destroy_left(&left), Err(ProviderError::NotThere { .. })));
-    assert_eq!(asked.asked.lock().unwrap().len(), 5);
-    let (clone, asked) = zfs(&[
+    assert_eq!(requests.requests.lock().unwrap().len(), 5);
+    let (clone, requests) = zfs(&[
         Ok(""),
         Ok(""),
         Ok(mark),
@@ -244,5 +244,5 @@ fn only_a_temporary_clone_is_destroyed() {
         Ok(""),
     ]);
     clone.destroy_left(&left).unwrap();
-    assert_eq!(asked.asked.lock().unwrap()[5], "destroy t/trial");
+    assert_eq!(requests.requests.lock().unwrap()[5], "destroy t/trial");
 }

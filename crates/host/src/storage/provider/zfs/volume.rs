@@ -19,7 +19,7 @@ pub fn volume_device(name: &str) -> PathBuf {
 
 /// Flushes the kernel's block cache of a volume, and of its descendants: cached data has not reached ZFS, and would be
 /// missing in a snapshot. A guest's flushes do the same, unless they are ignored (`cache=unsafe`).
-pub(super) fn write_out(name: &str, with_below: bool) -> ProviderResult<()> {
+pub(super) fn write_out(name: &str, with_descendants: bool) -> ProviderResult<()> {
     let device = volume_device(name);
     match device.metadata() {
         Ok(found) if found.file_type().is_block_device() => {
@@ -30,7 +30,7 @@ pub(super) fn write_out(name: &str, with_below: bool) -> ProviderResult<()> {
                 source,
             })?;
         }
-        Ok(found) if found.is_dir() && with_below => {
+        Ok(found) if found.is_dir() && with_descendants => {
             let names = device.read_dir().into_iter().flatten().flatten();
             let names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
             // Snapshots may have devices, too, but are never written.

@@ -8,7 +8,7 @@ use holdfast_block::hostile::Outcome;
 use super::command::{BODY_BYTES_MAX, Command, CommandHead, HEAD_LENGTH, MAGIC, Verb, put};
 use super::gate::{BtrfsAnnouncement, BtrfsGate, ParentSnapshot};
 use super::replay::{Files, replay};
-use super::specimen::{PARENT, PARENT_HERE, StreamWriter, honest_full};
+use super::specimen::{PARENT, PARENT_HERE, StreamWriter, valid_full};
 use crate::Uuid;
 use crate::storage::provider::incoming::{Notes, StreamCheck};
 
@@ -98,7 +98,7 @@ fn with_checksums(bytes: &[u8]) -> Vec<u8> {
 /// Valid streams.
 pub(crate) fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     vec![
-        ("btrfs_stream", "full", honest_full()),
+        ("btrfs_stream", "full", valid_full()),
         ("btrfs_stream", "increment", increment_on_parent_folder()),
     ]
 }

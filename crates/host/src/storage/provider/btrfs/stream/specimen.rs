@@ -157,7 +157,7 @@ impl StreamWriter {
 }
 
 /// A stream with every command that normal senders use.
-pub(crate) fn honest_full() -> Vec<u8> {
+pub(crate) fn valid_full() -> Vec<u8> {
     StreamWriter::full()
         .utimes("")
         .make(Verb::MakeFolder, "o257-9-0")
@@ -184,7 +184,7 @@ pub(crate) fn honest_full() -> Vec<u8> {
 
 /// The changes since a parent with a file `disk`, a folder `folder` and a link in it.
 #[cfg(test)]
-pub(crate) fn honest_increment() -> Vec<u8> {
+pub(crate) fn valid_increment() -> Vec<u8> {
     StreamWriter::increment()
         .rename("folder", "o258-7-0")
         .make(Verb::MakeFolder, "o300-9-0")

@@ -7,7 +7,7 @@ use std::path::Path;
 use super::command::{Command, CommandHead, HEAD_LENGTH, Key, MAGIC, Verb, raw};
 use super::gate::{Arrival, BtrfsAnnouncement, BtrfsGate, ParentSnapshot};
 use super::replay::{Files, ReplayedKind, replay};
-use super::specimen::{IDENTITY, NAME, PARENT, PARENT_HERE, StreamWriter, honest_full, honest_increment};
+use super::specimen::{IDENTITY, NAME, PARENT, PARENT_HERE, StreamWriter, valid_full, valid_increment};
 use crate::Uuid;
 use crate::storage::provider::incoming::{Incoming, Notes, StreamCheck, StreamRefusal};
 
@@ -119,7 +119,7 @@ fn reason(stream: &[u8]) -> String {
 
 #[test]
 fn a_valid_subvolume_passes_without_special_files_and_rights() {
-    let passed = pass(&honest_full(), None).unwrap();
+    let passed = pass(&valid_full(), None).unwrap();
     let arrived = passed.arrived.as_ref().unwrap();
     assert_eq!((&arrived.name[..], arrived.parent), (NAME, None));
     assert_eq!(arrived.identity, Uuid::from_bytes(IDENTITY));
@@ -148,7 +148,7 @@ fn a_valid_subvolume_passes_without_special_files_and_rights() {
 #[test]
 fn a_valid_increment_passes_with_a_parent_of_this_dataset() {
     let parent = parent();
-    let passed = pass(&honest_increment(), Some(parent.path())).unwrap();
+    let passed = pass(&valid_increment(), Some(parent.path())).unwrap();
     let first = &passed.commands[0];
     assert_eq!((first.verb, first.uuid(Key::CloneUuid)), (Verb::Snapshot, PARENT_HERE));
     assert_eq!(
@@ -163,16 +163,14 @@ fn a_valid_increment_passes_with_a_parent_of_this_dataset() {
     assert_eq!(clone.uuid(Key::CloneUuid), PARENT_HERE);
     // The socket was left out when the parent was received.
     assert_eq!(passed.paths(Verb::Unlink), ["folder/old/link"]);
-    let reason = pass(&honest_increment(), None)
-        .map(|passed| passed.verbs())
-        .unwrap_err();
+    let reason = pass(&valid_increment(), None).map(|passed| passed.verbs()).unwrap_err();
     assert!(reason.contains("no host snapshot of this dataset"), "{reason}");
 }
 
 /// A truncated stream has no end, and every command that passes is complete.
 #[test]
 fn a_truncated_stream_never_reaches_its_end() {
-    let stream = honest_full();
+    let stream = valid_full();
     for length in 0..stream.len() {
         let passed = pass(&stream[..length], None).unwrap();
         assert!(
@@ -184,7 +182,7 @@ fn a_truncated_stream_never_reaches_its_end() {
 
 #[test]
 fn a_flipped_bit_is_refused_or_has_no_effect() {
-    let stream = honest_full();
+    let stream = valid_full();
     for at in 0..stream.len() {
         let mut changed = stream.clone();
         changed[at] ^= 1 << (at % 8);

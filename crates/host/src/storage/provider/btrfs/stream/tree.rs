@@ -149,12 +149,12 @@ enum Entry {
 }
 
 /// The error for a link in the middle of a path, which `btrfs receive` would follow.
-fn through(path: &StreamPath, what: &str) -> StreamRefusal {
+fn link_in_path(path: &StreamPath, what: &str) -> StreamRefusal {
     StreamRefusal::new(format!("the path {:?} leads through {what}", path.shown()))
 }
 
 /// The kind of a file in the parent snapshot; none if there is none.
-fn look(parent: &OwnedFd, place: &Path) -> Result<Option<Node>> {
+fn lookup(parent: &OwnedFd, place: &Path) -> Result<Option<Node>> {
     match statat(parent, place, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(found) => Ok(Some(match FileType::from_raw_mode(found.st_mode) {
             FileType::RegularFile | FileType::Directory => Node::Plain(TreeNode {
@@ -191,45 +191,45 @@ impl Tree {
     }
 
     /// The folder of a path.
-    fn spot(&self, path: &StreamPath) -> Result<TreeFolder<'_>> {
+    fn folder_of(&self, path: &StreamPath) -> Result<TreeFolder<'_>> {
         let (above, _) = path.split();
-        let mut spot = TreeFolder::Recorded(&self.root);
+        let mut folder_of = TreeFolder::Recorded(&self.root);
         for name in above {
-            let place = match spot {
+            let place = match folder_of {
                 TreeFolder::Recorded(folder) => match (folder.entries.get(name), &folder.before) {
                     (Some(Some(Node::Plain(plain))), _) => {
-                        spot = TreeFolder::Recorded(plain);
+                        folder_of = TreeFolder::Recorded(plain);
                         continue;
                     }
-                    (Some(Some(Node::Symlink)), _) => return Err(through(path, "a symbolic link")),
-                    (Some(Some(Node::Special)), _) => return Err(through(path, "a device, FIFO or socket")),
-                    (Some(_), _) => return Err(through(path, "nothing")),
+                    (Some(Some(Node::Symlink)), _) => return Err(link_in_path(path, "a symbolic link")),
+                    (Some(Some(Node::Special)), _) => return Err(link_in_path(path, "a device, FIFO or socket")),
+                    (Some(_), _) => return Err(link_in_path(path, "nothing")),
                     (None, Some(before)) => join(before, name),
                     (None, None) => return Ok(TreeFolder::Made),
                 },
                 TreeFolder::Before(place) => join(&place, name),
                 TreeFolder::Made => return Ok(TreeFolder::Made),
             };
-            spot = match self.look(&place)? {
+            folder_of = match self.lookup(&place)? {
                 Some(Node::Plain(_)) => TreeFolder::Before(place),
-                Some(Node::Symlink) => return Err(through(path, "a symbolic link")),
-                Some(_) => return Err(through(path, "a device, FIFO or socket")),
-                None => return Err(through(path, "nothing")),
+                Some(Node::Symlink) => return Err(link_in_path(path, "a symbolic link")),
+                Some(_) => return Err(link_in_path(path, "a device, FIFO or socket")),
+                None => return Err(link_in_path(path, "nothing")),
             };
         }
-        Ok(spot)
+        Ok(folder_of)
     }
 
-    fn look(&self, place: &Path) -> Result<Option<Node>> {
+    fn lookup(&self, place: &Path) -> Result<Option<Node>> {
         match &self.parent {
-            Some(parent) => look(parent, place),
+            Some(parent) => lookup(parent, place),
             None => Ok(None),
         }
     }
 
     fn entry(&self, path: &StreamPath) -> Result<Entry> {
         let (_, name) = path.split();
-        let place = match self.spot(path)? {
+        let place = match self.folder_of(path)? {
             TreeFolder::Recorded(folder) => match (folder.entries.get(name), &folder.before) {
                 (Some(Some(node)), _) => return Ok(Entry::Known(node.found())),
                 (Some(None), _) => return Ok(Entry::Free),
@@ -240,11 +240,11 @@ impl Tree {
             TreeFolder::Made => return Ok(Entry::Unrecorded),
         };
         Ok(self
-            .look(&place)?
+            .lookup(&place)?
             .map_or(Entry::Free, |node| Entry::Known(node.found())))
     }
 
-    /// The folder of a path, as a recorded one. [`Self::spot`] has checked the path.
+    /// The folder of a path, as a recorded one. [`Self::folder_of`] has checked the path.
     fn record(&mut self, path: &StreamPath) -> Result<&mut TreeNode> {
         let (above, _) = path.split();
         let mut folder = &mut self.root;
@@ -256,7 +256,7 @@ impl Tree {
                 Some(Node::Plain(TreeNode { before, entries }))
             });
             let Some(Node::Plain(plain)) = entry else {
-                return Err(through(path, "nothing"));
+                return Err(link_in_path(path, "nothing"));
             };
             folder = plain;
         }
@@ -290,7 +290,7 @@ impl Tree {
         }
         let (_, name) = path.split();
         let is_trivial = matches!(&node, Node::Plain(plain) if plain.is_trivial());
-        let is_recorded = match self.spot(path)? {
+        let is_recorded = match self.folder_of(path)? {
             TreeFolder::Recorded(folder) => folder.before.is_some() || folder.entries.contains_key(name),
             TreeFolder::Before(_) => true,
             TreeFolder::Made => false,
@@ -328,7 +328,7 @@ impl Tree {
         let known = folder.entries.remove(name).flatten();
         let place = folder.before.as_ref().map(|before| join(before, name));
         let on_disk = match &place {
-            Some(place) => self.look(place)?,
+            Some(place) => self.lookup(place)?,
             None => None,
         };
         if on_disk.is_some() {

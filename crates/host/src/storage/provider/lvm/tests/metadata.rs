@@ -34,7 +34,7 @@ fn differences_of_two_snapshots_are_read_from_the_pool() {
     let found = changes(&world).unwrap();
     assert_eq!((found.len(), found[0].start, found[0].end), (1, 655_360, 983_040));
     assert_eq!(
-        world.asked(),
+        world.requests(),
         [
             "dmsetup status vg0-pool-tpool",
             "lvchange -qq --addtag holdfast.metadata vg0/pool",
@@ -54,7 +54,7 @@ fn only_our_own_leftover_metadata_snapshot_is_released() {
     let world = World::new(vec![Says(VOLUMES), Says(VOLUMES), Says(STATUS_KEPT)]);
     let error = changes(&world).unwrap_err().to_string();
     assert!(error.contains("another process has reserved"), "{error}");
-    assert_eq!(world.asked(), ["dmsetup status vg0-pool-tpool"]);
+    assert_eq!(world.requests(), ["dmsetup status vg0-pool-tpool"]);
     let ours = VOLUMES.replace(
         "\"lv_time\":\"1795387129\", \"lv_tags\":\"\"",
         "\"lv_time\":\"1795387129\", \"lv_tags\":\"holdfast.metadata\"",
@@ -72,7 +72,7 @@ fn only_our_own_leftover_metadata_snapshot_is_released() {
     let world = World::new(answers);
     assert!(changes(&world).is_ok());
     assert_eq!(
-        world.asked()[1],
+        world.requests()[1],
         "dmsetup message vg0-pool-tpool 0 release_metadata_snap"
     );
 }
@@ -107,7 +107,7 @@ fn differences_from_a_released_metadata_snapshot_are_discarded() {
     answers.extend([Hangs, Says(STATUS_KEPT), Says(""), Says(STATUS), Says("")]);
     let world = World::new(answers);
     assert!(changes(&world).is_err());
-    assert_eq!(world.asked()[8], "lvchange -qq --deltag holdfast.metadata vg0/pool");
+    assert_eq!(world.requests()[8], "lvchange -qq --deltag holdfast.metadata vg0/pool");
 }
 
 #[test]

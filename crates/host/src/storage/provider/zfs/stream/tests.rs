@@ -31,7 +31,7 @@ fn pass_as(stream: &[u8], announced: ZfsAnnouncement) -> Result<GateOutput, Stri
     Ok((passed, arrived))
 }
 
-fn honest(is_little: bool, age: SenderVersion) -> Vec<u8> {
+fn valid(is_little: bool, age: SenderVersion) -> Vec<u8> {
     let mut writer = SendStreamWriter::new(is_little, age, 0);
     writer
         .object(8, 8192, 100_000, 50)
@@ -42,13 +42,13 @@ fn honest(is_little: bool, age: SenderVersion) -> Vec<u8> {
 
 /// A stream with a changed number in its begin record.
 fn with_u64(at: usize, number: u64) -> Vec<u8> {
-    let mut stream = honest(true, SenderVersion::New);
+    let mut stream = valid(true, SenderVersion::New);
     stream[at..at + 8].copy_from_slice(&number.to_le_bytes());
     stream
 }
 
 fn with_name(name: &[u8]) -> Vec<u8> {
-    let mut stream = honest(true, SenderVersion::New);
+    let mut stream = valid(true, SenderVersion::New);
     stream[56..RECORD_LENGTH].fill(0);
     stream[56..56 + name.len()].copy_from_slice(name);
     stream
@@ -66,7 +66,7 @@ fn the_announced_snapshot_passes_unchanged() {
         (true, SenderVersion::New),
         (false, SenderVersion::New),
     ] {
-        let stream = honest(is_little, age);
+        let stream = valid(is_little, age);
         for announced in [announced(&["b"]), announced(&[])] {
             let (passed, arrived) = pass_as(&stream, announced).unwrap();
             assert!(passed == stream);
@@ -78,7 +78,7 @@ fn the_announced_snapshot_passes_unchanged() {
         snapshots: vec![("b".to_owned(), String::new())],
         joining: Joining::Refused,
     };
-    assert!(pass_as(&honest(true, SenderVersion::Old), nameless).is_ok());
+    assert!(pass_as(&valid(true, SenderVersion::Old), nameless).is_ok());
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn other_content_is_refused_before_the_first_record_passes() {
         let reason = reason(&stream);
         assert!(reason.contains(expected), "{expected}: {reason}");
     }
-    let twice = [honest(true, SenderVersion::New), honest(true, SenderVersion::New)].concat();
+    let twice = [valid(true, SenderVersion::New), valid(true, SenderVersion::New)].concat();
     assert!(reason(&twice).contains("after its end"));
     // Data of other snapshots, a second begin record, and data of any size.
     for (kind, fields) in [
@@ -138,7 +138,7 @@ fn other_content_is_refused_before_the_first_record_passes() {
         for (at, number) in fields {
             record[at..at + 8].copy_from_slice(&u64::to_le_bytes(number));
         }
-        let stream = [&honest(true, SenderVersion::Old)[..RECORD_LENGTH], &record, &[0; 1000]].concat();
+        let stream = [&valid(true, SenderVersion::Old)[..RECORD_LENGTH], &record, &[0; 1000]].concat();
         reason(&stream);
     }
 }
@@ -155,7 +155,7 @@ fn a_resumed_stream_brings_a_missing_snapshot() {
     }
     assert!(pass_as(&rest, announced(&["a", "c"])).is_err());
     // Several announced snapshots cannot be in one plain stream.
-    assert!(pass_as(&honest(true, SenderVersion::New), announced(&["a", "b"])).is_err());
+    assert!(pass_as(&valid(true, SenderVersion::New), announced(&["a", "b"])).is_err());
 }
 
 /// Several streams in one: the list, each stream, and the common end.
@@ -167,7 +167,7 @@ fn joined_streams_are_accepted_only_from_this_host_and_as_announced() {
     let mut end = [0; RECORD_LENGTH];
     end[0] = 5;
     let second = |name: &[u8]| {
-        let mut stream = honest(true, SenderVersion::New);
+        let mut stream = valid(true, SenderVersion::New);
         stream[56..56 + name.len()].copy_from_slice(name);
         stream
     };
