@@ -290,7 +290,7 @@ impl Machine for BareMachine {
             reason,
         };
         let Some(path) = &self.0.agent else {
-            return Err(refused("it has no channel for one".to_owned()));
+            return Err(refused("it has no channel for the agent".to_owned()));
         };
         let number = self.0.questions.fetch_add(1, Ordering::Relaxed);
         let agent = AgentSocket {

@@ -72,7 +72,7 @@ impl DomainXml {
         let document = document_of(text)?;
         let domain = document.root_element();
         if !domain.has_tag_name("domain") {
-            return Err(format!("it is a {}, not a domain", domain.tag_name().name()));
+            return Err(format!("it is a <{}>, not a <domain>", domain.tag_name().name()));
         }
         let devices = child(domain, "devices");
         let disks = devices.into_iter().flat_map(|devices| children(devices, "disk"));
@@ -145,7 +145,7 @@ fn disk(node: Node<'_, '_>) -> Result<MachineDisk, String> {
         Some("lun") => DiskKind::Lun,
         Some("cdrom") => DiskKind::Cdrom,
         Some("floppy") => DiskKind::Floppy,
-        Some(other) => return Err(format!("the disk {target} is of an unknown kind: {other:?}")),
+        Some(other) => return Err(format!("the disk {target} has the unknown device type {other:?}")),
     };
     Ok(MachineDisk {
         source: source(node),

@@ -18,7 +18,7 @@ pub enum Error {
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// A monitor does not answer: it serves one client at a time, and another one is connected.
-    #[error("QEMU does not answer at {address}: it serves one client at a time, and another one has it")]
+    #[error("QEMU does not answer at {address}: it serves one client at a time, and another one is connected")]
     Taken {
         /// Address of its monitor.
         address: String,
@@ -42,7 +42,7 @@ pub enum Error {
         holder: String,
     },
     /// The hypervisor refuses an action, or fails.
-    #[error("{action} the machine {machine}: {reason}")]
+    #[error("cannot {action} the machine {machine}: {reason}")]
     Refused {
         /// The action: "describe", "resume"...
         action: &'static str,
@@ -52,7 +52,7 @@ pub enum Error {
         reason: String,
     },
     /// The hypervisor's answer about a machine is invalid.
-    #[error("the configuration of the machine {machine} makes no sense: {detail}")]
+    #[error("the configuration of the machine {machine} is invalid: {detail}")]
     Configuration {
         /// The machine.
         machine: String,

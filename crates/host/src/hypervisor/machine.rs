@@ -160,22 +160,22 @@ impl Description {
             return Decision::Take;
         }
         if !choice.include.is_empty() {
-            return leave("others are included");
+            return leave("it is not among the included disks");
         }
         if is_in(&self.mark.left_out_disks) {
-            return leave("the machine's own configuration leaves it out");
+            return leave("the machine's configuration excludes it");
         }
         match disk.kind {
             DiskKind::Cdrom => return leave("it is a CD, which does not change"),
             DiskKind::Floppy => return leave("it is a floppy disk"),
-            DiskKind::Lun => return leave("its machine speaks SCSI to it, past the hypervisor"),
+            DiskKind::Lun => return leave("its machine sends SCSI commands to it directly, without the hypervisor"),
             DiskKind::Disk => {}
         }
         if disk.is_shared {
-            return leave("other machines write to it too, so it has no instant of this machine");
+            return leave("other machines can write to it, so it has no point in time of this machine");
         }
         if disk.is_read_only {
-            return leave("the machine cannot write it");
+            return leave("it is read-only");
         }
         Decision::Take
     }

@@ -67,12 +67,12 @@ fn found(is_meant: impl Fn(&Swtpm, &Rights) -> bool) -> Option<(TpmVersion, TpmP
     // A process with another root directory can bind any name there.
     let Some((swtpm, rights, _)) = inside.first() else {
         let (swtpm, ..) = outside.first()?;
-        let why = "its swtpm runs in a container, with files of its own".to_owned();
+        let why = "its swtpm runs in a container with another file system".to_owned();
         return Some((swtpm.version, TpmPlace::Unknown(why)));
     };
     let is_other = |(other, whose, _): &(Swtpm, Rights, Process)| other != swtpm || whose != rights;
     let place = if inside.iter().any(is_other) {
-        TpmPlace::Unknown("there are several swtpm that could be its".to_owned())
+        TpmPlace::Unknown("several swtpm processes could be its own".to_owned())
     } else {
         TpmPlace::of(swtpm.store, &swtpm.path, Some(swtpm.version)).with_rights(rights.clone())
     };

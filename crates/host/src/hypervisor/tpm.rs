@@ -119,7 +119,7 @@ impl TpmPlace {
         let path = match (store, version) {
             (TpmStore::Single, _) => path.to_owned(),
             (TpmStore::Folder, Some(version)) => path.join(version.file()),
-            (TpmStore::Folder, None) => return Self::Unknown("nothing says which version it is of".to_owned()),
+            (TpmStore::Folder, None) => return Self::Unknown("its version is unknown".to_owned()),
         };
         Self::At(TpmFile {
             path,

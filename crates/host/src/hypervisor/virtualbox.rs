@@ -83,7 +83,7 @@ impl VBoxManage {
 
     /// The version of VirtualBox, such as `7.0.26r168464`. Warnings before it are skipped.
     pub fn version(&self) -> Result<String> {
-        let answer = self.ask(&*self.questions, "", "ask for the version of", &["--version"])?;
+        let answer = self.ask(&*self.questions, "", "query the version of", &["--version"])?;
         Ok(answer.output.lines().last().unwrap_or_default().trim().to_owned())
     }
 
@@ -126,7 +126,7 @@ impl VBoxManage {
         let answer = self.ask(&*self.work, machine, "take a snapshot of", &arguments)?;
         snapshot_of(&answer.output).ok_or_else(|| Error::Configuration {
             machine: machine.to_owned(),
-            detail: "VBoxManage does not say which snapshot it has taken".to_owned(),
+            detail: "VBoxManage does not print the UUID of the new snapshot".to_owned(),
         })
     }
 

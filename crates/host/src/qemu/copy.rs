@@ -94,7 +94,7 @@ impl PartCopier {
         loop {
             let found = jobs(monitor)?.into_iter().find(|job| job.id == self.job);
             let Some(job) = found else {
-                return Err(self.failed("it was ended from elsewhere"));
+                return Err(self.failed("another client ended it"));
             };
             if job.status == "concluded" {
                 dismiss_job(monitor, &self.job)?;

@@ -54,7 +54,7 @@ pub const DEFECTS: [Defect; 8] = [
         since: OLDEST,
         fixed: &[QemuVersion::new(7, 1, 0)],
         trigger: "the scratch file is full or slow while a copy-before-write filter is under a disk",
-        instead: "no filter is used: the images are cloned, or the machine is put on overlays",
+        instead: "no filter is used: the images are cloned, or the disks get overlays",
         source: "options on-cbw-error and cbw-timeout of the driver copy-before-write, \"since 7.1\" in qapi/block-core.json",
     },
     Defect {
@@ -71,26 +71,26 @@ pub const DEFECTS: [Defect; 8] = [
         danger: Danger::NodeOnBusyIothread,
         since: OLDEST,
         fixed: &[QemuVersion::new(9, 0, 0)],
-        trigger: "blockdev-add puts a filter or a snapshot-access node on a node in an iothread that has requests on their way",
-        instead: "such nodes are added while the machine is paused, when no request is on its way; none above drivers that are always \
-                  waited for",
-        source: "seen with 7.2.22, at the first filter that is added with four writes on their way: \"qemu_mutex_unlock_impl: Operation not permitted\"; the \
+        trigger: "blockdev-add inserts a filter or a snapshot-access node above a node in an iothread that has requests in flight",
+        instead: "such nodes are added while the machine is paused, when no request is in flight; none above drivers that QEMU always \
+                  waits for",
+        source: "seen with 7.2.22, at the first filter that is added with four writes in flight: \"qemu_mutex_unlock_impl: Operation not permitted\"; the \
                  lock of contexts is gone in 9.0 (\"block: remove AioContext locking\")",
     },
     Defect {
         danger: Danger::OverlappingReads,
         since: QemuVersion::new(7, 0, 0),
         fixed: &[QemuVersion::new(7, 2, 15), QemuVersion::new(9, 1, 1)],
-        trigger: "two requests to a snapshot-access node, reads or questions for its status, overlap",
-        instead: "each frozen disk has one reader, which asks for the status of what lies ahead of its reads only",
+        trigger: "two requests to a snapshot-access node (reads or block status queries) overlap",
+        instead: "each frozen disk has one reader, which queries the block status only beyond its reads",
         source: "commit 6475155d5192 (\"block/reqlist: allow adding overlapping requests\"), in 9.1.1 and 7.2.15",
     },
     Defect {
         danger: Danger::ServerWaitsForReader,
         since: OLDEST,
         fixed: &[],
-        trigger: "a reader hangs up while the NBD server has a full queue of answers for it, and nbd-server-stop is called",
-        instead: "a reader that is let go of throws away what has come, so that the queue has room",
+        trigger: "a reader disconnects while the NBD server has a full queue of answers for it, and nbd-server-stop is called",
+        instead: "a reader that stops discards the pending answers, so that the queue has space",
         source: "seen with 7.2.22, in ten of 1850 backups that were made to fail; docs/design/0004-live-machines.md",
     },
     Defect {
@@ -111,7 +111,7 @@ pub const DEFECTS: [Defect; 8] = [
         ],
         trigger: "a machine, or its IDE or SATA controller, is reset while a write is on its way; a guest resets a controller that does not \
                   answer in time",
-        instead: "a filter never holds a write as long as a guest waits for its controller",
+        instead: "a filter never delays a write as long as a guest waits for its controller",
         source: "CVE-2023-5088: commit 7d7512019fc4 (\"hw/ide: reset: cancel async DMA operation before resetting state\"), in 8.2.0, 8.1.3 \
                  and 7.2.7",
     },
@@ -119,8 +119,8 @@ pub const DEFECTS: [Defect; 8] = [
         danger: Danger::SameNodeAgain,
         since: OLDEST,
         fixed: &[],
-        trigger: "qom-set puts a device on the node that it is on already",
-        instead: "QEMU is asked which node a device is on before the device is put on another one",
+        trigger: "qom-set sets a device to the node that it already has",
+        instead: "the current node of a device is queried before another one is set",
         source: "seen with 7.2.22: \"bdrv_replace_child_noperm: Assertion `old_bs != new_bs' failed\"; blk_replace_bs compares nothing in \
                  later versions either",
     },

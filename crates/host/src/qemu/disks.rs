@@ -56,13 +56,13 @@ pub fn disks(monitor: &dyn Monitor) -> Result<Vec<QemuDisk>> {
         command: COMMAND.to_owned(),
         detail: detail.to_owned(),
     };
-    let devices = answer.as_array().ok_or_else(|| senseless("it is no list"))?;
+    let devices = answer.as_array().ok_or_else(|| senseless("not a list"))?;
     let with_medium = devices.iter().filter(|device| device.get("inserted").is_some());
     with_medium
         .filter_map(|device| {
             // A drive without a guest device is not a disk of the machine.
             let path = device_path(device.get("qdev")?.as_str()?);
-            Some(disk(path, &device["inserted"]).ok_or_else(|| senseless("a disk lacks a name or a size")))
+            Some(disk(path, &device["inserted"]).ok_or_else(|| senseless("a disk has no name or no size")))
         })
         .collect()
 }

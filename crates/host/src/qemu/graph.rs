@@ -21,7 +21,7 @@ impl Graph {
         let answer = monitor.execute(&QmpCommand::new(COMMAND, Value::Null))?;
         Self::parse(&answer).ok_or_else(|| MonitorError::Senseless {
             command: COMMAND.to_owned(),
-            detail: "it is no graph".to_owned(),
+            detail: "not a block graph".to_owned(),
         })
     }
 

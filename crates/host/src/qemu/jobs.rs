@@ -61,7 +61,7 @@ pub(crate) fn list(monitor: &dyn Monitor, command: &'static str, arguments: Valu
         Value::Array(items) => Ok(items),
         _ => Err(MonitorError::Senseless {
             command: command.to_owned(),
-            detail: "it is no list".to_owned(),
+            detail: "not a list".to_owned(),
         }),
     }
 }

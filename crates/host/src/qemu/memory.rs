@@ -67,7 +67,7 @@ pub fn page_bytes(monitor: &dyn Monitor) -> crate::qemu::qmp::Result<u64> {
     }
     Err(MonitorError::Senseless {
         command: "query-target".to_owned(),
-        detail: format!("the memory of processors of type {processor:?} is not known here"),
+        detail: format!("the page size of processors of type {processor:?} is unknown"),
     })
 }
 

@@ -362,7 +362,7 @@ impl SnapshotBuilder<'_> {
         let set = answer.get("fdset-id").and_then(Value::as_u64);
         set.ok_or_else(|| MonitorError::Senseless {
             command: "add-fd".to_owned(),
-            detail: "there is no fdset-id".to_owned(),
+            detail: "no fdset-id".to_owned(),
         })
     }
 
@@ -418,7 +418,7 @@ impl SnapshotBuilder<'_> {
         let jobs = jobs(self.monitor).unwrap_or_default();
         match jobs.into_iter().find(|job| job.kind == "backup") {
             Some(job) => format!("the backup job {}, which uses its NBD server", job.id),
-            None => "another use of its NBD server, of which it has one".to_owned(),
+            None => "another use of its only NBD server".to_owned(),
         }
     }
 

@@ -153,7 +153,7 @@ pub enum MonitorError {
         source: Option<std::io::Error>,
     },
     /// An answer is invalid.
-    #[error("QEMU's answer to {command} makes no sense: {detail}")]
+    #[error("QEMU's answer to {command} is invalid: {detail}")]
     Senseless {
         /// The command.
         command: String,
@@ -161,7 +161,7 @@ pub enum MonitorError {
         detail: String,
     },
     /// An action failed, and its cleanup in QEMU failed, too.
-    #[error("{because}; and not everything could be taken out of QEMU again: {left}")]
+    #[error("{because}; the cleanup in QEMU failed, too: {left}")]
     Left {
         /// The first error.
         because: Box<MonitorError>,
@@ -169,7 +169,7 @@ pub enum MonitorError {
         left: Box<MonitorError>,
     },
     /// The command could not be passed to QEMU.
-    #[error("{command} does not reach QEMU")]
+    #[error("{command} could not be sent to QEMU")]
     Transport {
         /// The command.
         command: String,
@@ -189,7 +189,7 @@ pub(crate) fn answer_of(command: &str, text: &[u8]) -> Result<Value> {
         Ok(message::Message::Answer(_, found)) => message::answer(command, found),
         Ok(_) => Err(MonitorError::Senseless {
             command: command.to_owned(),
-            detail: "it is no answer".to_owned(),
+            detail: "not an answer".to_owned(),
         }),
         Err(detail) => Err(MonitorError::Senseless {
             command: command.to_owned(),

@@ -159,7 +159,7 @@ impl Removal<'_> {
             let Some(below) = graph.child(&disk.node, "file") else {
                 self.note(MonitorError::Senseless {
                     command: "x-debug-query-block-graph".to_owned(),
-                    detail: format!("there is nothing below {}", disk.node),
+                    detail: format!("the node {} has no child", disk.node),
                 });
                 continue;
             };

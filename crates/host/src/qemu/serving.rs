@@ -50,7 +50,7 @@ pub fn no_filter(monitor: &dyn Monitor, disks: &[&QemuDisk]) -> Result<Option<St
     for disk in disks {
         if !DiskContext::query(monitor, &disk.device)?.is_main_loop() {
             return Ok(Some(format!(
-                "QEMU {version} would crash where a filter is put on a node of the driver {driver} in an iothread"
+                "QEMU {version} may crash if a filter is inserted above a node of the driver {driver} in an iothread"
             )));
         }
     }
@@ -67,9 +67,6 @@ impl std::fmt::Display for NotServed {
             }
             DiskContext::Unknown | DiskContext::MainLoop => write!(formatter, "it may be in an iothread")?,
         }
-        write!(
-            formatter,
-            ", from which QEMU {version} must not serve it: it might crash"
-        )
+        write!(formatter, ", and QEMU {version} may crash if it exports such a disk")
     }
 }

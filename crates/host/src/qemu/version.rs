@@ -31,7 +31,7 @@ impl QemuVersion {
             (Some(major), Some(minor), Some(micro)) => Ok(Self { major, minor, micro }),
             _ => Err(MonitorError::Senseless {
                 command: COMMAND.to_owned(),
-                detail: "there are no numbers".to_owned(),
+                detail: "no version numbers".to_owned(),
             }),
         }
     }

@@ -218,11 +218,11 @@ fn outcome_of(status: ExitStatus) -> ProcessOutcome {
 impl std::fmt::Display for ProcessOutcome {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Success => formatter.write_str("it went well"),
+            Self::Success => formatter.write_str("it succeeded"),
             Self::ExitCode(code) => write!(formatter, "it ended with code {code}"),
             Self::Signal(signal) => write!(formatter, "it was killed by signal {signal}"),
-            Self::TimedOut => formatter.write_str("it took too long, and was killed"),
-            Self::Stopped => formatter.write_str("it was killed, since the job was asked to stop"),
+            Self::TimedOut => formatter.write_str("it exceeded its time limit, and was killed"),
+            Self::Stopped => formatter.write_str("it was killed because the job was stopped"),
         }
     }
 }

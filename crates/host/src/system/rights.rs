@@ -131,14 +131,16 @@ fn open_checked(path: &Path, kind: FileKind, links: Links) -> IoResult<File> {
     };
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY | link;
     let file = File::from(open(path, flags, Mode::empty()).map_err(|errno| match errno {
-        rustix::io::Errno::LOOP if links == Links::Refuse => IoError::new(ErrorKind::InvalidInput, "it is a link"),
+        rustix::io::Errno::LOOP if links == Links::Refuse => {
+            IoError::new(ErrorKind::InvalidInput, "it is a symbolic link")
+        }
         other => other.into(),
     })?);
     let found = file.metadata()?.file_type();
     let is_fit = found.is_file() || kind == FileKind::RegularOrBlockDevice && found.is_block_device();
     if !is_fit {
         let reason = match kind {
-            FileKind::Regular => "it is no file",
+            FileKind::Regular => "it is not a regular file",
             FileKind::RegularOrBlockDevice => "it is neither a regular file nor a block device",
         };
         return Err(IoError::new(ErrorKind::InvalidInput, reason));
@@ -154,7 +156,7 @@ impl UserIdentity {
             IoError::new(
                 ErrorKind::PermissionDenied,
                 format!(
-                    "user {} has named it, and only root can open it with the rights of that user: {errno}",
+                    "user {} gave its path, and only root can open it with the rights of that user: {errno}",
                     self.user
                 ),
             )

@@ -42,7 +42,7 @@ pub enum SshSignatureError {
     #[error("cannot run ssh-keygen")]
     Io(#[source] std::io::Error),
     /// It did not sign.
-    #[error("nothing was signed with {}: {reason}", key.display())]
+    #[error("cannot sign with {}: {reason}", key.display())]
     NotSigned {
         /// The key.
         key: PathBuf,
@@ -50,13 +50,13 @@ pub enum SshSignatureError {
         reason: String,
     },
     /// A path that cannot be passed as an argument.
-    #[error("the path {} is no text", path.display())]
+    #[error("the path {} is not UTF-8", path.display())]
     Path {
         /// The path.
         path: PathBuf,
     },
     /// A file of signers or revoked keys does not exist, or cannot be read.
-    #[error("read {}", path.display())]
+    #[error("cannot read {}", path.display())]
     Signers {
         /// The file.
         path: PathBuf,
@@ -159,14 +159,14 @@ impl<'a> SshSignatures<'a> {
                 None => {
                     return Err(SshSignatureError::NotSigned {
                         key: key.to_owned(),
-                        reason: "ssh-keygen has said why".to_owned(),
+                        reason: "see the message of ssh-keygen".to_owned(),
                     });
                 }
             },
         };
         armoured(&lines).ok_or_else(|| SshSignatureError::NotSigned {
             key: key.to_owned(),
-            reason: "ssh-keygen says that it went well, and gives no signature".to_owned(),
+            reason: "ssh-keygen reports success, but prints no signature".to_owned(),
         })
     }
 
@@ -177,7 +177,7 @@ impl<'a> SshSignatures<'a> {
     pub fn judge(&self, signed: &Signed<'_>, allowed: Option<&AllowedSigners>) -> Result<Verdict> {
         if !is_armoured(signed.signature) {
             return Ok(Verdict::Bad {
-                reason: "it does not look like a signature".to_owned(),
+                reason: "it is not an SSH signature".to_owned(),
             });
         }
         let mut file = NamedTempFile::new_in(&self.folder).map_err(SshSignatureError::Io)?;
@@ -220,7 +220,7 @@ impl<'a> SshSignatures<'a> {
         };
         if found.outcome != ProcessOutcome::Success {
             return Ok(not_allowed(
-                "its key is not among the allowed signers, or not for that time",
+                "its key is not among the allowed signers, or not at that time",
             ));
         }
         let mut reason = String::new();

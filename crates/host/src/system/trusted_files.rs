@@ -66,7 +66,7 @@ pub fn why_not_private(folder: &Path) -> IoResult<Option<String>> {
 }
 
 fn of_mode(found: &Metadata) -> String {
-    format!("others can write it (mode {:03o})", found.mode() & 0o7777)
+    format!("other users can write it (mode {:03o})", found.mode() & 0o7777)
 }
 
 /// The same for one file, folder or link, with `user` as the trusted user.
@@ -106,7 +106,7 @@ mod tests {
             assert_eq!(why_not_private(&folder.join("deeper")).unwrap(), None);
         }
         mode(around.path(), 0o777);
-        assert!(why().unwrap().contains("others can write it (mode 777)"));
+        assert!(why().unwrap().contains("other users can write it (mode 777)"));
         std::fs::create_dir(&folder).unwrap();
         assert!(why().unwrap().starts_with(around.path().to_str().unwrap()));
         mode(around.path(), 0o755);
@@ -130,11 +130,11 @@ mod tests {
         }
         for wrong in [0o602, 0o666] {
             mode(&path, wrong);
-            assert!(why().unwrap().contains("others can write it"));
+            assert!(why().unwrap().contains("other users can write it"));
         }
         mode(&path, 0o600);
         mode(folder.path(), 0o777);
-        assert!(why().unwrap().contains("others can write it"));
+        assert!(why().unwrap().contains("other users can write it"));
         mode(folder.path(), 0o700);
         assert!(why_untrusted(folder.path()).unwrap().is_some());
         assert!(why_untrusted(&folder.path().join("absent")).is_err());

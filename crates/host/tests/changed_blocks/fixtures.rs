@@ -172,7 +172,7 @@ fn streams_of_another_kind_are_refused() {
     for (name, words) in [
         ("zfs-fuse-0.7.0-R", "several streams"),
         ("openzfs-2.1-R", "several streams"),
-        ("openzfs-2.1-resumed", "broken off"),
+        ("openzfs-2.1-resumed", "interrupted"),
         ("openzfs-2.1-redacted", "redacted"),
         ("openzfs-2.1", "other snapshots"),
         ("openzfs-2.1-volume", "dataset of type 3"),

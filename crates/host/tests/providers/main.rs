@@ -365,7 +365,7 @@ fn a_file_on_ext4_is_in_no_dataset() {
     write(point.join("disk"), [1; 10]).unwrap();
     match locate(&point.join("disk"), "test").unwrap() {
         Located::Nowhere(reason) => assert!(
-            reason.contains("no clones of files") && reason.contains("ext4"),
+            reason.contains("cannot clone files") && reason.contains("ext4"),
             "{reason}"
         ),
         Located::In(place) => panic!("{place:?}"),

@@ -209,7 +209,7 @@ fn a_failed_receiver_does_not_stop_the_machine() {
     request.memory = Some((pipe, MemoryMode::Live));
     let refused = PointInTime::make(&*lab.monitor, &lab.clock, request, &mut |_| ()).unwrap_err();
     assert!(
-        receiving.finish().err().unwrap().to_string().contains("kept"),
+        receiving.finish().err().unwrap().to_string().contains("store"),
         "{refused}"
     );
     assert_eq!(lab.everything(), before);

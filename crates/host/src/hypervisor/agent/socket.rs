@@ -25,7 +25,7 @@ const ANSWER_BYTES_MAX: usize = 4 << 20;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AgentError {
     /// No process listens, or the connection broke.
-    #[error("its socket {path}: {source}")]
+    #[error("cannot use its socket {path}: {source}")]
     Socket {
         /// Path of the socket.
         path: String,

@@ -35,7 +35,7 @@ impl Blocks {
         let answer = monitor.execute(&QmpCommand::new("query-block", Value::Null))?;
         let drives = answer.as_array().ok_or_else(|| MonitorError::Senseless {
             command: "query-block".to_owned(),
-            detail: "it is no list".to_owned(),
+            detail: "not a list".to_owned(),
         })?;
         let mut blocks = Self {
             disks: Vec::new(),

@@ -21,7 +21,7 @@ pub(super) fn find(answer: &Value, qemu: Option<&Process>) -> Option<Tpm> {
         return Some(Tpm {
             version: None,
             place: TpmPlace::Unknown(format!(
-                "QEMU does not say where its emulator keeps it, and the target of its channel {channel} is unknown"
+                "QEMU does not report its path, and the target of the channel {channel} is unknown"
             )),
         });
     };
@@ -33,7 +33,7 @@ pub(super) fn find(answer: &Value, qemu: Option<&Process>) -> Option<Tpm> {
         None => Tpm {
             version: None,
             place: TpmPlace::Unknown(format!(
-                "QEMU does not say where its emulator keeps it, and no swtpm is found that listens at {}",
+                "QEMU does not report its path, and no swtpm listens at {}",
                 socket.display()
             )),
         },

@@ -55,7 +55,7 @@ impl HypervisorMut for Libvirt {
 
     fn kept_states(&self, machine: &str) -> Result<KeptStates> {
         let machine = self.find(machine)?;
-        let refused = |error| machine.refused("look for snapshots of", &error);
+        let refused = |error| machine.refused("list the snapshots of", &error);
         let counted = checkpoints::count(&machine.domain());
         Ok(KeptStates {
             snapshot_count: machine.domain().num_snapshots(0).map_err(refused)?,

@@ -82,7 +82,7 @@ impl LiveDisks for Libvirt {
         };
         // SAFETY: the domain lives as long as its reference; the name ends in zero and outlives the call; `info` is ours.
         let code = unsafe { sys::virDomainGetBlockJobInfo(machine.domain().as_ptr(), disk.as_ptr(), &raw mut info, 0) };
-        done(code).map_err(|error| machine.refused("look at a copy of a disk of", &error))?;
+        done(code).map_err(|error| machine.refused("query a copy of a disk of", &error))?;
         if code == 0 {
             return Ok(None);
         }

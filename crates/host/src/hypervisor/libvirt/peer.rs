@@ -49,7 +49,7 @@ pub(super) fn open_again(uri: &str, rights: &Rights) -> Result<Connect> {
     }
     Err(Error::Unreachable {
         address: uri.to_owned(),
-        source: "the process of another user answers there than before".into(),
+        source: "a process of another user answers now".into(),
     })
 }
 
@@ -103,6 +103,6 @@ mod tests {
         });
         let error = open_again(uri, &other).map(drop).unwrap_err();
         let source = std::error::Error::source(&error).unwrap().to_string();
-        assert!(source.contains("another user answers"), "{source}");
+        assert!(source.contains("another user answers now"), "{source}");
     }
 }

@@ -58,7 +58,7 @@ impl Libvirt {
     }
 
     fn restore(&self, path: &Path) -> std::result::Result<(), String> {
-        let path = path.to_str().ok_or("its path is no text")?;
+        let path = path.to_str().ok_or("its path is not UTF-8")?;
         let restored = self
             .connection_at_work()
             .restore_domain_flags(path, None, sys::VIR_DOMAIN_SAVE_RUNNING);

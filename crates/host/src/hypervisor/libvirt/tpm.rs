@@ -72,10 +72,10 @@ impl TpmFolders {
                 Self::inside(SESSION_FOLDERS.map(|inner| folder.join(inner)))
             }
             (Some("session"), Some(folder)) => Self::Somewhere(format!(
-                "the folder of this libvirt is not known: {} has none of its machines",
+                "the folder of this libvirt is unknown: {} has no machines",
                 folder.display()
             )),
-            _ => Self::Somewhere("the folder of this libvirt is not known".to_owned()),
+            _ => Self::Somewhere("the folder of this libvirt is unknown".to_owned()),
         }
     }
 
@@ -121,14 +121,11 @@ impl TpmFolders {
         if let Some(socket) = &tpm.socket {
             let found = swtpm::at_socket(socket).map(|(_, place)| place);
             return found.unwrap_or_else(|| {
-                TpmPlace::Unknown(format!(
-                    "another program than libvirt keeps it, at {}",
-                    socket.display()
-                ))
+                TpmPlace::Unknown(format!("an external program stores it, at {}", socket.display()))
             });
         }
         let Some(version) = tpm.version else {
-            return TpmPlace::Unknown("its configuration does not say which version it is of".to_owned());
+            return TpmPlace::Unknown("its configuration does not contain its version".to_owned());
         };
         let usual = match self {
             Self::In { tpms, .. } => Some(tpms.join(uuid).join(version.folder())),

@@ -101,7 +101,7 @@ pub(super) fn machines_of(text: &str) -> Result<Vec<ListedMachine>, String> {
 pub(super) fn info_of(text: &str) -> Result<MachineInfo, String> {
     let uuid = only_value(text, "UUID")?;
     Ok(MachineInfo {
-        uuid: uuid_of(&uuid).ok_or_else(|| format!("{uuid:?} is no UUID"))?,
+        uuid: uuid_of(&uuid).ok_or_else(|| format!("{uuid:?} is not a UUID"))?,
         state: VirtualBoxState(only_value(text, "VMState")?),
         settings: only_value(text, "CfgFile")?.into(),
     })
@@ -115,11 +115,11 @@ fn only_value(text: &str, key: &str) -> Result<String, String> {
     });
     let first = values
         .next()
-        .ok_or_else(|| format!("VBoxManage does not say its {key}"))?
-        .ok_or_else(|| format!("VBoxManage says its {key} over several lines"))?;
+        .ok_or_else(|| format!("VBoxManage does not print {key}"))?
+        .ok_or_else(|| format!("VBoxManage prints {key} in several lines"))?;
     if values.any(|other| other != Some(first)) {
         return Err(format!(
-            "VBoxManage says its {key} twice, and not the same: its name or description has a line that looks like it"
+            "VBoxManage prints different values of {key}: the name or description of the machine has a line that looks like one"
         ));
     }
     Ok(unescape(first))
@@ -187,7 +187,7 @@ impl ErrorMessage {
         let last = text
             .lines()
             .rfind(|line| !line.trim().is_empty())
-            .unwrap_or("it does not say why");
+            .unwrap_or("VBoxManage gives no reason");
         Self {
             message: if message.is_empty() {
                 last.trim().to_owned()

@@ -160,7 +160,7 @@ fn error_messages_are_classified() {
     assert!(matches!(error, Error::Refused { .. }));
     assert!(
         text.starts_with(&format!(
-            "delete a snapshot of the machine {LAB}: Snapshot operation failed: Could not merge"
+            "cannot delete a snapshot of the machine {LAB}: Snapshot operation failed: Could not merge"
         )) && text.ends_with("(VERR_DISK_FULL)"),
         "{text}"
     );
@@ -183,7 +183,7 @@ fn error_messages_are_classified() {
     let error = manager("exit 1\n! \n! Killed\n").unregister(LAB).unwrap_err();
     assert!(error.to_string().ends_with(": Killed"), "{error}");
     let error = manager("exit 1\n").unregister(LAB).unwrap_err();
-    assert!(error.to_string().ends_with("it does not say why"), "{error}");
+    assert!(error.to_string().ends_with("VBoxManage gives no reason"), "{error}");
 }
 
 #[test]

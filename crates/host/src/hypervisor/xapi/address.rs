@@ -69,21 +69,21 @@ pub(super) fn split_host(text: &str, default_port: u16) -> Result<(String, u16),
         // A link-local address may have a zone.
         let address = text.split('%').next().unwrap_or_default();
         if address.parse::<std::net::Ipv6Addr>().is_err() {
-            return Err("it has more colons than a host and a port, and is no address of IPv6");
+            return Err("it has several colons, but is not an IPv6 address");
         }
         (text, "")
     } else {
         text.split_once(':').unwrap_or((text, ""))
     };
     if host.is_empty() {
-        return Err("it names no host");
+        return Err("it has no host");
     }
     if host.contains(|character: char| character.is_control() || character.is_whitespace()) {
-        return Err("the host is no name");
+        return Err("the host name is invalid");
     }
     let port = match port {
         "" => default_port,
-        digits => digits.parse().map_err(|_| "the port is no number")?,
+        digits => digits.parse().map_err(|_| "the port is not a number")?,
     };
     Ok((host.to_owned(), port))
 }
@@ -105,10 +105,10 @@ impl FromStr for XenAddress {
             None => (None, authority),
         };
         if user.is_some_and(str::is_empty) {
-            return Err(wrong("the user is empty"));
+            return Err(wrong("the user name is empty"));
         }
         if user.is_some_and(|user| user.contains(':')) {
-            return Err(wrong("a password does not belong there, where everybody sees it"));
+            return Err(wrong("remove the password: other users could see it"));
         }
         let (host, port) = split_host(host, PORT).map_err(wrong)?;
         Ok(Self {

@@ -37,7 +37,7 @@ pub fn changed_blocks(text: &str, size_bytes: u64) -> Result<DirtyBitmap, String
     // A snapshot may have another size than the disk; the state of blocks that are missing in the list is unknown.
     if (bytes.len() as u64) != block_count.div_ceil(8) {
         return Err(format!(
-            "it has {} bytes, and the disk has {block_count} blocks of 64 KiB",
+            "it has {} bytes, but the disk has {block_count} blocks of 64 KiB",
             bytes.len()
         ));
     }

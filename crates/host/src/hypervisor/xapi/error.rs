@@ -8,7 +8,7 @@ pub type XapiResult<T> = std::result::Result<T, XapiError>;
 #[non_exhaustive]
 pub enum XapiError {
     /// The text is not the address of a pool.
-    #[error("{text:?} is no address of a pool: {detail}")]
+    #[error("{text:?} is not the address of a pool: {detail}")]
     Address {
         /// The text.
         text: String,
@@ -24,7 +24,7 @@ pub enum XapiError {
         detail: String,
     },
     /// A connection could not be opened.
-    #[error("connect to {host}")]
+    #[error("cannot connect to {host}")]
     Connect {
         /// The host.
         host: String,
@@ -32,9 +32,7 @@ pub enum XapiError {
         source: std::io::Error,
     },
     /// The host has another certificate than expected, or an unknown one.
-    #[error(
-        "{host} proves itself by a certificate that is not trusted{reason}, with the SHA-256 fingerprint {fingerprint}"
-    )]
+    #[error("the certificate of {host} is not trusted{reason}; its SHA-256 fingerprint is {fingerprint}")]
     Untrusted {
         /// The host.
         host: String,
@@ -44,7 +42,7 @@ pub enum XapiError {
         reason: String,
     },
     /// A connection broke, or made no progress for too long.
-    #[error("{action} {host}")]
+    #[error("cannot {action} {host}")]
     Broken {
         /// The action: "ask", "read from".
         action: &'static str,
@@ -54,7 +52,7 @@ pub enum XapiError {
         source: std::io::Error,
     },
     /// An answer is invalid.
-    #[error("the answer of {host} to {request} makes no sense: {detail}")]
+    #[error("the answer of {host} to {request} is invalid: {detail}")]
     Answer {
         /// The host.
         host: String,
@@ -64,7 +62,7 @@ pub enum XapiError {
         detail: String,
     },
     /// The user or the password is wrong, or the user lacks the permission.
-    #[error("{host} does not let {user} in: {detail}")]
+    #[error("{host} rejects the login of {user}: {detail}")]
     Login {
         /// The host.
         host: String,
@@ -124,7 +122,7 @@ pub enum XapiError {
         present: Vec<String>,
     },
     /// A record lacks a required field.
-    #[error("the record of the {class} {reference} has no {field} that makes sense")]
+    #[error("the record of the {class} {reference} has no valid {field}")]
     Record {
         /// `VM`, `VDI`.
         class: &'static str,
@@ -171,15 +169,15 @@ impl XapiError {
 /// A description of the common error codes.
 fn words(code: &str, details: &[String]) -> String {
     let known = match code {
-        "SR_BACKEND_FAILURE_44" => "there is not enough room in the storage repository",
-        "OTHER_OPERATION_IN_PROGRESS" => "another operation is under way",
+        "SR_BACKEND_FAILURE_44" => "the storage repository has not enough space",
+        "OTHER_OPERATION_IN_PROGRESS" => "another operation is running",
         "VDI_IN_USE" => "the disk is in use",
-        "VM_BAD_POWER_STATE" => "the machine is in another state",
+        "VM_BAD_POWER_STATE" => "the machine is in the wrong state",
         "LICENCE_RESTRICTION" => "the licence of the host does not cover it",
-        "RBAC_PERMISSION_DENIED" => "the user may not do this",
-        "HANDLE_INVALID" => "there is no such thing any more",
+        "RBAC_PERMISSION_DENIED" => "the user lacks the permission",
+        "HANDLE_INVALID" => "the object does not exist any more",
         "VDI_CBT_NOT_ENABLED" => "changed blocks are not tracked",
-        "CANNOT_CONTACT_HOST" => "the host that has it cannot be reached",
+        "CANNOT_CONTACT_HOST" => "its host cannot be reached",
         _ => "",
     };
     let parts: Vec<&str> = [code].into_iter().chain(details.iter().map(String::as_str)).collect();

@@ -84,14 +84,14 @@ impl ResponseHead {
                     is_first: true,
                 })
             } else {
-                Err(format!("its transfer encoding is {encoding:?}"))
+                Err(format!("unsupported transfer encoding {encoding:?}"))
             };
         }
         match self.header("content-length") {
             None => Ok(Framing::UntilClosed),
             Some(length) => match length.trim().parse() {
                 Ok(left) => Ok(Framing::Length { left }),
-                Err(_) => Err(format!("it has {length:?} bytes")),
+                Err(_) => Err(format!("invalid content length {length:?}")),
             },
         }
     }
@@ -158,7 +158,7 @@ impl Connection {
                     let waited = self.retry_context.clock.now().saturating_sub(start);
                     if waited >= self.retry_context.idle_timeout {
                         let seconds = waited.as_secs();
-                        let detail = format!("nothing came for {seconds} s");
+                        let detail = format!("no data for {seconds} s");
                         return Err(io::Error::new(io::ErrorKind::TimedOut, detail));
                     }
                 }
@@ -226,16 +226,14 @@ impl Connection {
                 if (100..200).contains(&head.status) {
                     interim_count += 1;
                     if interim_count > INTERIM_COUNT_MAX {
-                        return Err(
-                            self.invalid_answer(request, "it says again and again that the answer comes".to_owned())
-                        );
+                        return Err(self.invalid_answer(request, "too many interim answers".to_owned()));
                     }
                     continue;
                 }
                 return Ok(head);
             }
             if self.ahead.len() >= HEAD_BYTES_MAX {
-                return Err(self.invalid_answer(request, format!("its head has more than {HEAD_BYTES_MAX} bytes")));
+                return Err(self.invalid_answer(request, format!("its headers have more than {HEAD_BYTES_MAX} bytes")));
             }
             let mut bytes = [0; 4096];
             let count = self
@@ -293,7 +291,7 @@ impl Connection {
             }
             line.push(byte[0]);
         }
-        Err(io::Error::other("a line has no end"))
+        Err(io::Error::other("a line is too long"))
     }
 }
 
@@ -321,17 +319,17 @@ impl Body {
             let detail = format!("it has more than {bytes_max} bytes");
             return Err(self.connection.invalid_answer(request, detail));
         }
-        String::from_utf8(bytes).map_err(|_| self.connection.invalid_answer(request, "it is no UTF-8".to_owned()))
+        String::from_utf8(bytes).map_err(|_| self.connection.invalid_answer(request, "it is not UTF-8".to_owned()))
     }
 
     /// The size of the next chunk; 0 for the last.
     fn next_chunk(&mut self, is_first: bool) -> io::Result<u64> {
         if !is_first && !self.connection.read_line()?.is_empty() {
-            return Err(io::Error::other("a chunk is longer than it says"));
+            return Err(io::Error::other("a chunk is longer than its header says"));
         }
         let line = self.connection.read_line()?;
         let digits = line.split(';').next().unwrap_or_default().trim();
-        u64::from_str_radix(digits, 16).map_err(|_| io::Error::other("the size of a chunk is no number"))
+        u64::from_str_radix(digits, 16).map_err(|_| io::Error::other("the size of a chunk is not a number"))
     }
 }
 

@@ -255,7 +255,7 @@ impl Pool {
         let method = if with_memory { "VM.checkpoint" } else { "VM.snapshot" };
         let result = self.run(method, &[json!(machine.reference.0), json!(label)], &mut |_| ())?;
         let reference =
-            reference_in(&result).ok_or_else(|| self.invalid_answer(method, "its result names no snapshot"))?;
+            reference_in(&result).ok_or_else(|| self.invalid_answer(method, "its result has no snapshot"))?;
         self.snapshot(&reference)
     }
 

@@ -57,7 +57,7 @@ impl Pool {
             let certificate = record.text("cert");
             let fingerprint = Fingerprint::of_pem(certificate);
             if fingerprint.is_none() && !certificate.is_empty() {
-                return Err(self.invalid_answer(METHOD, "its certificate is none"));
+                return Err(self.invalid_answer(METHOD, "its certificate is invalid"));
             }
             Ok(NbdAddress {
                 address: record.text("address").to_owned(),

@@ -155,7 +155,7 @@ impl Pool {
         let answer = match self.ask("session.login_with_password", &words) {
             Err(XapiError::Refused { code, details, .. }) if code == "HOST_IS_SLAVE" => {
                 let Some(master) = details.into_iter().next() else {
-                    return Err(self.invalid_answer("session.login_with_password", "it names no master"));
+                    return Err(self.invalid_answer("session.login_with_password", "it does not name the master"));
                 };
                 self.lock().host.0 = master;
                 self.ask("session.login_with_password", &words)
@@ -171,7 +171,7 @@ impl Pool {
             other => other,
         })?;
         let Some(session) = session.as_str().filter(|session| !session.is_empty()) else {
-            return Err(self.invalid_answer("session.login_with_password", "it is no session"));
+            return Err(self.invalid_answer("session.login_with_password", "not a session"));
         };
         self.retry_context.is_known.store(true, Ordering::Relaxed);
         self.lock().session = Some(session.to_owned());
@@ -217,7 +217,7 @@ impl Pool {
         let answer = self.call(method, arguments)?;
         let text = answer.as_str();
         text.map(|text| Reference(text.to_owned()))
-            .ok_or_else(|| self.invalid_answer(method, "it is no reference"))
+            .ok_or_else(|| self.invalid_answer(method, "not a reference"))
     }
 
     /// The record of an object.
@@ -238,7 +238,7 @@ impl Pool {
         let method = format!("{class}.get_by_name_label");
         let answer = self.call(&method, &[json!(name)])?;
         let Value::Array(list) = answer else {
-            return Err(self.invalid_answer(&method, "it is no list"));
+            return Err(self.invalid_answer(&method, "not a list"));
         };
         let mut found: Vec<Reference> = list
             .iter()
@@ -269,7 +269,7 @@ impl Pool {
                 .into_iter()
                 .map(|(reference, value)| XapiRecord::new(class, Reference(reference), value))
                 .collect()),
-            _ => Err(self.invalid_answer(&method, "it is no map of records")),
+            _ => Err(self.invalid_answer(&method, "not a map of records")),
         }
     }
 
@@ -353,7 +353,7 @@ impl Pool {
             Value::Object(mut members) => members
                 .remove("result")
                 .ok_or_else(|| self.invalid_answer(method, "it has no result")),
-            _ => Err(self.invalid_answer(method, "it is no answer")),
+            _ => Err(self.invalid_answer(method, "not a JSON-RPC answer")),
         }
     }
 }

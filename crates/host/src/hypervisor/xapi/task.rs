@@ -82,7 +82,7 @@ impl Task {
                 code: "TASK_CANCELLED".to_owned(),
                 details: Vec::new(),
             }),
-            _ => Err(self.pool.invalid_answer("task.get_record", "its status is none")),
+            _ => Err(self.pool.invalid_answer("task.get_record", "its status is unknown")),
         }
     }
 

@@ -144,7 +144,7 @@ impl Pool {
                     host = place_of(location, host.1).ok_or_else(|| {
                         self.invalid_answer(
                             label,
-                            &format!("it sends us to {location:?}, which is no place of HTTPS"),
+                            &format!("it redirects to {location:?}, which is not an HTTPS address"),
                         )
                     })?;
                 }
@@ -166,7 +166,7 @@ impl Pool {
                 }
             }
         }
-        Err(self.invalid_answer(label, "its hosts send us to each other"))
+        Err(self.invalid_answer(label, "too many redirects"))
     }
 
     /// Whether a session has expired; an expired one is discarded.
@@ -365,7 +365,7 @@ impl Upload {
         // The pool's error says more than that the connection broke.
         let result = self.task.wait(progress)?;
         ended?;
-        reference_in(&result).ok_or_else(|| self.task.invalid_answer("its result names no machine"))
+        reference_in(&result).ok_or_else(|| self.task.invalid_answer("its result has no machine"))
     }
 
     /// Cancels the upload: the pool removes the incomplete machine.

@@ -40,7 +40,7 @@ impl FromStr for Fingerprint {
     fn from_str(text: &str) -> XapiResult<Self> {
         let wrong = || XapiError::Trust {
             what: format!("the fingerprint {text:?}"),
-            detail: "it is the SHA-256 of a certificate, 64 hexadecimal digits".to_owned(),
+            detail: "it must be the SHA-256 of a certificate: 64 hexadecimal digits".to_owned(),
         };
         let digits = text.rsplit('=').next().unwrap_or(text);
         let digits: Vec<u8> = digits.bytes().filter(|byte| *byte != b':').collect();
@@ -130,7 +130,7 @@ fn verifier(pem: &str, provider: &Arc<CryptoProvider>) -> XapiResult<Arc<WebPkiS
         roots.add(certificate).map_err(|error| wrong(error.to_string()))?;
     }
     if roots.is_empty() {
-        return Err(wrong("there is no certificate in it".to_owned()));
+        return Err(wrong("it contains no certificate".to_owned()));
     }
     WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider))
         .build()
@@ -199,7 +199,7 @@ impl ServerCertVerifier for PinnedVerifier {
 
 /// An unknown certificate.
 #[derive(Debug, thiserror::Error)]
-#[error("the certificate {fingerprint} is not known{reason}")]
+#[error("unknown certificate {fingerprint}{reason}")]
 struct UnknownCertificate {
     fingerprint: Fingerprint,
     reason: String,

@@ -55,7 +55,7 @@ pub fn assemble(state: &MemoryState, memory: &dyn BlockDevice, output: &mut dyn 
 #[non_exhaustive]
 pub enum AssembleError {
     /// The size of the memory differs from that in the state.
-    #[error("the memory has {memory_bytes} bytes, and its state is of {state_bytes}")]
+    #[error("the memory has {memory_bytes} bytes, but its state is for {state_bytes} bytes")]
     Size {
         /// Size of the memory.
         memory_bytes: u64,
@@ -63,10 +63,10 @@ pub enum AssembleError {
         state_bytes: u64,
     },
     /// The pages cannot be read.
-    #[error("the memory cannot be read")]
+    #[error("cannot read the memory")]
     Memory(#[source] BlockError),
     /// The stream cannot be written.
-    #[error("the memory stream cannot be written")]
+    #[error("cannot write the memory stream")]
     Output(#[source] std::io::Error),
 }
 

@@ -119,6 +119,6 @@ mod tests {
         let error = disassemble(&mut &twins[..], PAGE_BYTES, &mut make_store)
             .err()
             .expect("it is refused");
-        assert!(error.to_string().contains("the name or the size"), "{error}");
+        assert!(error.to_string().contains("name or size of a block"), "{error}");
     }
 }

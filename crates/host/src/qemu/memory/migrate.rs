@@ -60,7 +60,7 @@ fn is_accelerated(monitor: &dyn Monitor) -> Result<bool> {
     let answer = monitor.execute(&QmpCommand::new("query-kvm", Value::Null))?;
     answer["enabled"].as_bool().ok_or_else(|| MonitorError::Senseless {
         command: "query-kvm".to_owned(),
-        detail: "it does not say whether it is enabled".to_owned(),
+        detail: "the field \"enabled\" is missing".to_owned(),
     })
 }
 
@@ -253,7 +253,7 @@ impl MemorySender<'_> {
                 return Ok((downtime + self.clock.now().saturating_sub(end), is_paused_by_others));
             }
             if self.clock.now().saturating_sub(end) > END_DEADLINE {
-                return Err(refused("the memory was not sent to its end"));
+                return Err(refused("the memory was not sent completely"));
             }
             self.clock.sleep(END_INTERVAL);
         }
@@ -294,7 +294,7 @@ fn cancel(monitor: &dyn Monitor, clock: &dyn Clock) -> Result<()> {
         }
         clock.sleep(POLL_INTERVAL);
     }
-    Err(refused("the migration does not end"))
+    Err(refused("the migration does not stop"))
 }
 
 /// The bandwidth limit that identifies the migration of a run.
@@ -312,7 +312,7 @@ fn failure(status: &Value) -> Option<MonitorError> {
     let word = status["status"].as_str().unwrap_or_default();
     let message = status["error-desc"].as_str();
     match word {
-        "failed" | "cancelled" | "cancelling" => Some(refused(message.unwrap_or("the memory was not sent to its end"))),
+        "failed" | "cancelled" | "cancelling" => Some(refused(message.unwrap_or("the memory was not sent completely"))),
         _ => None,
     }
 }

@@ -21,7 +21,7 @@ const RUN_BYTES_MAX: usize = 1 << 20;
 #[non_exhaustive]
 pub enum MemoryStreamError {
     /// It cannot be read.
-    #[error("the memory stream cannot be read at byte {offset}")]
+    #[error("cannot read the memory stream at byte {offset}")]
     Input {
         /// Bytes that were read.
         offset: u64,
@@ -29,13 +29,13 @@ pub enum MemoryStreamError {
         source: std::io::Error,
     },
     /// It ends early: the migration failed.
-    #[error("the memory stream ends at byte {offset}, in the middle")]
+    #[error("the memory stream ends early, at byte {offset}")]
     Short {
         /// The length of the stream.
         offset: u64,
     },
     /// It does not have the expected format.
-    #[error("the memory stream makes no sense at byte {offset}: {detail}")]
+    #[error("the memory stream is invalid at byte {offset}: {detail}")]
     Senseless {
         /// Offset in the stream.
         offset: u64,
@@ -43,7 +43,7 @@ pub enum MemoryStreamError {
         detail: String,
     },
     /// The pages cannot be stored.
-    #[error("the memory cannot be kept")]
+    #[error("cannot store the memory")]
     Store(#[source] holdfast_block::Error),
 }
 
@@ -68,7 +68,7 @@ pub fn disassemble(input: &mut dyn Read, page_bytes: u64, make_store: &mut MakeS
         block: None,
     };
     if !is_page_size(page_bytes) {
-        return Err(parser.senseless(format!("pages of {page_bytes} bytes")));
+        return Err(parser.senseless(format!("invalid page size: {page_bytes} bytes")));
     }
     let section_id = parser.beginning()?;
     let blocks = parser.sizes()?;
@@ -130,7 +130,7 @@ impl Parser<'_> {
             if head.len() + buffer.len() > HEAD_BYTES_MAX {
                 return Err(MemoryStreamError::Senseless {
                     offset: self.offset,
-                    detail: "there is no memory at its beginning".to_owned(),
+                    detail: "no memory at its beginning".to_owned(),
                 });
             }
             head.extend_from_slice(buffer);
@@ -159,19 +159,19 @@ impl Parser<'_> {
     fn name(&mut self) -> Result<String> {
         let mut bytes = vec![0; usize::from(self.u8()?)];
         self.read(&mut bytes)?;
-        String::from_utf8(bytes).map_err(|_| self.senseless("a name is no text".to_owned()))
+        String::from_utf8(bytes).map_err(|_| self.senseless("a name is not UTF-8".to_owned()))
     }
 
     /// Reads everything before the memory, and returns the id of its section.
     fn beginning(&mut self) -> Result<u32> {
         if (self.u32()?, self.u32()?) != (STREAM_MAGIC, STREAM_VERSION) {
-            return Err(self.senseless("it is no migration stream of version 3".to_owned()));
+            return Err(self.senseless("not a migration stream of version 3".to_owned()));
         }
         let mut kind = self.u8()?;
         if kind == section::CONFIGURATION {
             let length = self.u32()?;
             if length > TYPE_BYTES_MAX {
-                return Err(self.senseless(format!("the name of the machine's type has {length} bytes")));
+                return Err(self.senseless(format!("the name of the machine type has {length} bytes")));
             }
             self.read(&mut vec![0; length as usize])?;
             kind = self.u8()?;
@@ -186,13 +186,13 @@ impl Parser<'_> {
             kind = self.u8()?;
         }
         if kind != section::START {
-            return Err(self.senseless(format!("a section of kind {kind} comes before the memory")));
+            return Err(self.senseless(format!("a section of type {kind} precedes the memory")));
         }
         let id = self.u32()?;
         let name = self.name()?;
         let (_instance, _version) = (self.u32()?, self.u32()?);
         if name != RAM {
-            return Err(self.senseless(format!("the machine has a live part {name:?} before its memory")));
+            return Err(self.senseless(format!("the live section {name:?} precedes the memory")));
         }
         Ok(id)
     }
@@ -210,7 +210,7 @@ impl Parser<'_> {
                 }
                 Ok(())
             }
-            _ => Err(self.senseless(format!("the configuration has an unknown part {name:?}"))),
+            _ => Err(self.senseless(format!("the configuration has the unknown subsection {name:?}"))),
         }
     }
 
@@ -219,7 +219,7 @@ impl Parser<'_> {
         let word = self.u64()?;
         let (mut left, flags) = (word & !(self.page_bytes - 1), word & (self.page_bytes - 1));
         if flags != record::SIZES {
-            return Err(self.senseless(format!("a record of kind {flags:#x} where the sizes should be")));
+            return Err(self.senseless(format!("a record with flags {flags:#x} instead of the block sizes")));
         }
         let mut blocks = Vec::new();
         while left > 0 {
@@ -235,7 +235,7 @@ impl Parser<'_> {
             }
         }
         if !are_possible(&blocks, self.page_bytes) {
-            return Err(self.senseless("the name or the size of a block".to_owned()));
+            return Err(self.senseless("invalid name or size of a block".to_owned()));
         }
         Ok(blocks)
     }
@@ -251,7 +251,7 @@ impl Parser<'_> {
             }
             let kind = flags & !record::SAME_BLOCK;
             if kind != record::PAGE && kind != record::FILL {
-                return Err(self.senseless(format!("a record of kind {flags:#x}")));
+                return Err(self.senseless(format!("unknown record flags {flags:#x}")));
             }
             if flags & record::SAME_BLOCK == 0 {
                 let name = self.name()?;
@@ -259,9 +259,11 @@ impl Parser<'_> {
             }
             let (start, size_bytes) = self
                 .block
-                .ok_or_else(|| self.senseless("a page of no block".to_owned()))?;
+                .ok_or_else(|| self.senseless("a page without a block".to_owned()))?;
             if address >= size_bytes {
-                return Err(self.senseless(format!("a page at {address}, in a block of {size_bytes} bytes")));
+                return Err(self.senseless(format!(
+                    "a page at {address}, outside of its block of {size_bytes} bytes"
+                )));
             }
             if kind == record::PAGE {
                 self.read(&mut page)?;
@@ -314,12 +316,12 @@ impl Parser<'_> {
         while !has_end && (kind == section::PART || kind == section::END) {
             let found = self.u32()?;
             if found != id {
-                return Err(self.senseless(format!("the machine has another live part, number {found}")));
+                return Err(self.senseless(format!("another live section, with id {found}")));
             }
             self.records(blocks, pages)?;
             if has_footers {
                 if self.u8()? != section::FOOTER {
-                    return Err(self.senseless("a section has no end".to_owned()));
+                    return Err(self.senseless("a section without an end".to_owned()));
                 }
                 self.footer_id(id)?;
             }
@@ -333,7 +335,7 @@ impl Parser<'_> {
             source,
         })?;
         if read as u64 == TAIL_BYTES_MAX {
-            return Err(self.senseless(format!("the devices have more than {TAIL_BYTES_MAX} bytes")));
+            return Err(self.senseless(format!("the state of the devices has more than {TAIL_BYTES_MAX} bytes")));
         }
         Ok((has_end, tail))
     }

@@ -47,25 +47,25 @@ pub struct MemoryState {
 #[non_exhaustive]
 pub enum StateError {
     /// It has another format.
-    #[error("it is not the state of a memory")]
+    #[error("it is not a memory state")]
     Foreign,
     /// It was written by a later version of this program.
-    #[error("it has version {found}, and this program reads version {VERSION}")]
+    #[error("it has version {found}, but this program reads version {VERSION}")]
     Version {
         /// The version found.
         found: u32,
     },
     /// A value is invalid.
-    #[error("its {field} is wrong")]
+    #[error("its {field} is invalid")]
     Field {
         /// The field.
         field: &'static str,
     },
     /// It ends early.
-    #[error("it ends early")]
+    #[error("it is truncated")]
     Short,
     /// More data follows.
-    #[error("something follows it")]
+    #[error("it is followed by more data")]
     Long,
 }
 

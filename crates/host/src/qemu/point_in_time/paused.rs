@@ -111,7 +111,7 @@ impl SnapshotBuilder<'_> {
             return Err(MonitorError::Refused {
                 command: "stop".to_owned(),
                 class: "GenericError".to_owned(),
-                description: "the machine was let run on before the instant was over".to_owned(),
+                description: "the machine was resumed before the point in time was complete".to_owned(),
             });
         }
         Ok(())

@@ -58,7 +58,7 @@ pub(crate) fn encode(command: &QmpCommand, number: u64) -> Vec<u8> {
 pub(crate) fn decode(line: &[u8]) -> std::result::Result<Message, String> {
     let value: Value = serde_json::from_slice(line).map_err(|error| error.to_string())?;
     let Value::Object(mut object) = value else {
-        return Err("it is no object".to_owned());
+        return Err("not an object".to_owned());
     };
     if object.contains_key("QMP") {
         return Ok(Message::Greeting);
@@ -77,7 +77,7 @@ pub(crate) fn decode(line: &[u8]) -> std::result::Result<Message, String> {
     }
     match object.remove("error") {
         Some(error) => Ok(Message::Answer(number, Err(refusal(&error)))),
-        None => Err("it is no answer and no event".to_owned()),
+        None => Err("neither an answer nor an event".to_owned()),
     }
 }
 

@@ -87,7 +87,7 @@ impl QmpSocket {
         let stream = UnixStream::connect(path).map_err(gone)?;
         Self::over(stream).map_err(|error| match error {
             MonitorError::TimedOut { after, .. } => MonitorError::TimedOut {
-                command: format!("the greeting of {}, which serves one client at a time", path.display()),
+                command: format!("the connection to {} (it serves one client at a time)", path.display()),
                 after,
             },
             other => other,
@@ -259,14 +259,14 @@ fn read_all(stream: UnixStream, shared: &Shared) {
         let mut line = Vec::new();
         let limit = MESSAGE_BYTES_MAX as u64;
         match (&mut reader).take(limit).read_until(b'\n', &mut line) {
-            Ok(0) => break "QEMU has closed it".to_owned(),
-            Ok(_) if line.last() != Some(&b'\n') => break "a message has no end".to_owned(),
+            Ok(0) => break "QEMU closed the connection".to_owned(),
+            Ok(_) if line.last() != Some(&b'\n') => break "a message is incomplete".to_owned(),
             Ok(_) => {}
             Err(error) => break error.to_string(),
         }
         let message = match decode(&line) {
             Ok(message) => message,
-            Err(detail) => break format!("a message makes no sense: {detail}"),
+            Err(detail) => break format!("a message is invalid: {detail}"),
         };
         let mut state = shared.lock();
         match message {

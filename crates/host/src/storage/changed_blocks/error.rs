@@ -10,27 +10,25 @@ pub type Result<T> = std::result::Result<T, ExtentError>;
 #[non_exhaustive]
 pub enum ExtentError {
     /// The file system is not one of those whose extents are known to be reliable.
-    #[error(
-        "where files lie tells nothing on this file system (type {magic:#x}): only XFS and btrfs are known to be right"
-    )]
+    #[error("extents are not reliable on this file system (type {magic:#x}): only XFS and btrfs are supported")]
     FileSystem {
         /// Its type in `statfs`.
         magic: u64,
     },
     /// The two files are not related, or not regular files.
-    #[error("the two files cannot be compared by where they lie: {reason}")]
+    #[error("the two files cannot be compared by their extents: {reason}")]
     Unfit {
         /// The reason.
         reason: &'static str,
     },
     /// A file that should be a snapshot was written.
-    #[error("the {which} file changed while it was looked at: it is no snapshot")]
+    #[error("the {which} file changed during the comparison: it is not a snapshot")]
     Written {
         /// `older` or `newer`.
         which: &'static str,
     },
     /// The file system's answer contradicts itself.
-    #[error("the file system says what cannot be about offset {offset}: {detail}")]
+    #[error("the file system reports invalid extents at offset {offset}: {detail}")]
     Senseless {
         /// Offset in the file.
         offset: u64,
@@ -38,7 +36,7 @@ pub enum ExtentError {
         detail: &'static str,
     },
     /// A system call failed.
-    #[error("{action}")]
+    #[error("cannot {action}")]
     Io {
         /// The action.
         action: &'static str,
@@ -58,7 +56,7 @@ pub enum SendStreamError {
         offset: u64,
     },
     /// It cannot be read.
-    #[error("read the stream at offset {offset}")]
+    #[error("cannot read the stream at offset {offset}")]
     Input {
         /// Offset in the stream.
         offset: u64,
@@ -72,7 +70,7 @@ pub enum SendStreamError {
         offset: u64,
     },
     /// It has invalid content.
-    #[error("the stream makes no sense at offset {offset}: {detail}")]
+    #[error("the stream is invalid at offset {offset}: {detail}")]
     Senseless {
         /// Offset in the stream.
         offset: u64,
@@ -80,7 +78,7 @@ pub enum SendStreamError {
         detail: String,
     },
     /// It is valid, but unusable: it does not contain all differences, or may not.
-    #[error("the stream does not tell what changed: {reason}")]
+    #[error("the stream does not contain the changes: {reason}")]
     Unfit {
         /// The reason.
         reason: String,

@@ -83,16 +83,16 @@ fn check_comparable(before: &File, after: &File) -> Result<()> {
     let asked = |action| move |errno: Errno| io(action, errno);
     let [first, second] = [before, after].map(|file| {
         let metadata = file.metadata().map_err(|source| ExtentError::Io {
-            action: "look at a file",
+            action: "read the metadata of a file",
             source,
         })?;
-        let found = rustix::fs::fstatfs(file).map_err(asked("ask for the type of a file system"))?;
+        let found = rustix::fs::fstatfs(file).map_err(asked("query the type of a file system"))?;
         Ok((metadata, file_system::number_of(&found)))
     });
     let ((first, magic), (second, other_magic)) = (first?, second?);
     if !first.is_file() || !second.is_file() {
         return Err(ExtentError::Unfit {
-            reason: "one of them is no regular file",
+            reason: "one of them is not a regular file",
         });
     }
     if magic != other_magic {
@@ -102,21 +102,21 @@ fn check_comparable(before: &File, after: &File) -> Result<()> {
     }
     if (first.dev(), first.ino()) == (second.dev(), second.ino()) {
         return Err(ExtentError::Unfit {
-            reason: "they are one file, which is no snapshot of itself",
+            reason: "they are the same file",
         });
     }
     let is_one_file_system = match magic {
         file_system::XFS => {
-            let ask = asked("ask for the device of a file");
+            let ask = asked("query the device of a file");
             if fiemap::is_realtime(before).map_err(ask)? || fiemap::is_realtime(after).map_err(ask)? {
                 return Err(ExtentError::Unfit {
-                    reason: "one of them lies on a realtime device",
+                    reason: "one of them is on a realtime device",
                 });
             }
             first.dev() == second.dev()
         }
         file_system::BTRFS => {
-            let ask = asked("ask for the number of a file system");
+            let ask = asked("query the UUID of a file system");
             fiemap::btrfs_id(before).map_err(ask)? == fiemap::btrfs_id(after).map_err(ask)?
         }
         magic => return Err(ExtentError::FileSystem { magic }),
@@ -147,7 +147,7 @@ struct FileTimes {
 
 fn stamp(file: &File) -> Result<FileTimes> {
     let metadata = file.metadata().map_err(|source| ExtentError::Io {
-        action: "look at a file",
+        action: "read the metadata of a file",
         source,
     })?;
     Ok(FileTimes {
@@ -165,7 +165,7 @@ trait ExtentMap {
 
 impl ExtentMap for &File {
     fn extents(&self, start: u64) -> Result<Vec<Extent>> {
-        fiemap::extents(self, start).map_err(|errno| io("ask where a file lies", errno))
+        fiemap::extents(self, start).map_err(|errno| io("query the extents of a file", errno))
     }
 }
 
@@ -305,7 +305,7 @@ impl Window {
             window.fill(range.end);
         }
         if window.end() <= range.start {
-            return Err(senseless(range.start, "extents that lie before what was asked for"));
+            return Err(senseless(range.start, "an extent before the queried range"));
         }
         Ok(window)
     }
@@ -326,7 +326,7 @@ impl Window {
         };
         // Only the first may begin before the queried range.
         if extent.logical < at && !self.runs.is_empty() && at < limit {
-            return Err(senseless(extent.logical, "two extents at one place"));
+            return Err(senseless(extent.logical, "overlapping extents"));
         }
         let start = extent.logical.max(at);
         self.fill(start.min(limit));

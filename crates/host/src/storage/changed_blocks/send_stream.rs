@@ -161,10 +161,10 @@ fn check_beginning(begin: &BeginRecord, question: &SendStreamQuery) -> Result<()
         return unfit("it is several streams in one (send -R, -I or -p)".to_owned());
     }
     if !begin.is_single() {
-        return unfit(format!("its form is not known ({:#x})", begin.version_word));
+        return unfit(format!("its format is unknown ({:#x})", begin.version_word));
     }
     for (flag, what) in [
-        (record::feature::RESUMING, "it goes on where another one was broken off"),
+        (record::feature::RESUMING, "it is the rest of an interrupted stream"),
         (record::feature::REDACTED, "parts of it are left out (redacted)"),
     ] {
         if begin.features & flag != 0 {
@@ -173,7 +173,7 @@ fn check_beginning(begin: &BeginRecord, question: &SendStreamQuery) -> Result<()
     }
     let unknown = begin.features & !record::feature::KNOWN;
     if unknown != 0 {
-        return unfit(format!("it has features that are not known ({unknown:#x})"));
+        return unfit(format!("it has unknown features ({unknown:#x})"));
     }
     let type_wanted = match question.object {
         StreamObject::File { .. } => record::DATASET_FILES,
@@ -184,7 +184,7 @@ fn check_beginning(begin: &BeginRecord, question: &SendStreamQuery) -> Result<()
     }
     if (begin.from_guid, begin.to_guid) != (question.from_guid, question.to_guid) {
         return unfit(format!(
-            "it is of other snapshots: it leads from {} to {}, and {} to {} is asked for",
+            "it is of other snapshots: {} to {} instead of {} to {}",
             begin.from_guid, begin.to_guid, question.from_guid, question.to_guid
         ));
     }
@@ -234,7 +234,7 @@ impl StreamSearch<'_> {
             RecordKind::Redact => {
                 return Err(record.senseless("a part is left out of a stream that is not redacted".to_owned()));
             }
-            RecordKind::Begin => return Err(record.senseless("a second beginning".to_owned())),
+            RecordKind::Begin => return Err(record.senseless("a second begin record".to_owned())),
             _ => {}
         }
         stream.skip(payload_bytes)

@@ -23,7 +23,7 @@ pub fn sharing_of(file: &File) -> Result<Sharing> {
     let mut sharing = Sharing::default();
     let mut start = 0;
     loop {
-        let found = extents(file, start).map_err(|errno| io("ask where a file lies", errno))?;
+        let found = extents(file, start).map_err(|errno| io("query the extents of a file", errno))?;
         for extent in &found {
             sharing.mapped_bytes += extent.length;
             if extent.flags & FLAG_SHARED != 0 {

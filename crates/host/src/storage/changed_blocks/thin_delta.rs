@@ -24,7 +24,7 @@ pub struct ThinDeltaQuery {
 
 /// The output is unusable. The fallback is to read everything.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("line {line} of the differences of two thin volumes {detail}")]
+#[error("line {line} of the output of thin_delta {detail}")]
 pub struct ThinDeltaError {
     /// The line number, from 1 on.
     pub line: usize,
@@ -43,28 +43,28 @@ pub fn by_thin_delta(answer: &str, question: &ThinDeltaQuery) -> Result<ChangedR
             line: line_count,
             detail,
         };
-        let element = Element::parse(line).ok_or(wrong("is none of its lines"))?;
+        let element = Element::parse(line).ok_or(wrong("has an unknown format"))?;
         state = match (state, element.name) {
             (ParserState::Begin, "superblock") => {
                 let sectors = element.number("data_block_size");
                 let bytes = sectors.and_then(|sectors| sectors.checked_mul(SECTOR_BYTES));
                 if bytes != Some(question.block_bytes) {
-                    return Err(wrong("is about blocks of another size"));
+                    return Err(wrong("has another block size"));
                 }
                 ParserState::InPool
             }
             (ParserState::InPool, "diff") => {
                 if (element.number("left"), element.number("right")) != (Some(question.ids.0), Some(question.ids.1)) {
-                    return Err(wrong("is about other volumes"));
+                    return Err(wrong("is for other volumes"));
                 }
                 ParserState::InDifferences
             }
             (ParserState::InDifferences, name @ ("same" | "different" | "left_only" | "right_only")) => {
                 let (begin, length) = element.extent().ok_or(wrong("has no extent"))?;
-                let bytes = |blocks: u64| blocks.checked_mul(question.block_bytes).ok_or(wrong("is beyond all"));
-                let end = begin.checked_add(length).ok_or(wrong("is beyond all"))?;
+                let bytes = |blocks: u64| blocks.checked_mul(question.block_bytes).ok_or(wrong("is out of range"));
+                let end = begin.checked_add(length).ok_or(wrong("is out of range"))?;
                 if begin < next {
-                    return Err(wrong("goes back"));
+                    return Err(wrong("is out of order"));
                 }
                 next = end;
                 if name != "same" {
@@ -74,13 +74,13 @@ pub fn by_thin_delta(answer: &str, question: &ThinDeltaQuery) -> Result<ChangedR
             }
             (ParserState::InDifferences, "/diff") => ParserState::AfterDifferences,
             (ParserState::AfterDifferences, "/superblock") => ParserState::End,
-            _ => return Err(wrong("is at the wrong place")),
+            _ => return Err(wrong("is misplaced")),
         };
     }
     if state != ParserState::End {
         return Err(ThinDeltaError {
             line: line_count,
-            detail: "is its last, and it is cut short",
+            detail: "is the last one, but the output is incomplete",
         });
     }
     Ok(changed.finish())
@@ -158,26 +158,26 @@ mod tests {
     fn an_answer_to_another_query_is_an_error() {
         let error_of = |answer: &str| by_thin_delta(answer, &QUESTION).unwrap_err().detail;
         for (from, to, detail) in [
-            ("\"128\"", "\"64\"", "is about blocks of another size"),
-            ("left=\"5\"", "left=\"6\"", "is about other volumes"),
-            ("right=\"7\"", "right=\"5\"", "is about other volumes"),
-            ("</superblock>\n", "", "is its last, and it is cut short"),
-            ("begin=\"4\"", "begin=\"3\"", "goes back"),
+            ("\"128\"", "\"64\"", "has another block size"),
+            ("left=\"5\"", "left=\"6\"", "is for other volumes"),
+            ("right=\"7\"", "right=\"5\"", "is for other volumes"),
+            ("</superblock>\n", "", "is the last one, but the output is incomplete"),
+            ("begin=\"4\"", "begin=\"3\"", "is out of order"),
             ("length=\"1\"", "length=\"0\"", "has no extent"),
-            ("length=\"40\"", "length=\"18446744073709551615\"", "is beyond all"),
-            ("<left_only", "<perhaps", "is at the wrong place"),
-            ("<left_only", "left_only", "is none of its lines"),
+            ("length=\"40\"", "length=\"18446744073709551615\"", "is out of range"),
+            ("<left_only", "<perhaps", "is misplaced"),
+            ("<left_only", "left_only", "has an unknown format"),
             (
                 "  </diff>\n",
                 "  </diff>\n  <diff left=\"5\" right=\"7\">\n",
-                "is at the wrong place",
+                "is misplaced",
             ),
         ] {
             let answer = ANSWER.replace(from, to);
             assert_ne!(answer, ANSWER);
             assert_eq!(error_of(&answer), detail, "{from} -> {to}");
         }
-        assert_eq!(error_of(""), "is its last, and it is cut short");
+        assert_eq!(error_of(""), "is the last one, but the output is incomplete");
         for length in 0..ANSWER.len() - 1 {
             assert!(by_thin_delta(&ANSWER[..length], &QUESTION).is_err(), "{length}");
         }

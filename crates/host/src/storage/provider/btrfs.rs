@@ -124,7 +124,7 @@ impl Btrfs {
     /// The subvolumes that are visible below a mount, by their folders, without our snapshots.
     fn subvolumes_below(&self, mount: &Mount) -> ProviderResult<Vec<String>> {
         let point = mount.point.to_string_lossy();
-        let answer = self.ask(("look at", &point), &["subvolume", "list", "--", &point])?;
+        let answer = self.ask(("inspect", &point), &["subvolume", "list", "--", &point])?;
         // "ID 257 gen 9 top level 5 path @vms/web": relative to the root of the file system, of which only a part may
         // be mounted.
         let paths = answer.lines().filter_map(|line| line.split_once(" path "));
@@ -140,7 +140,7 @@ impl Btrfs {
 
     /// The output of `btrfs subvolume show`.
     fn shown(&self, place: &str) -> ProviderResult<SubvolumeInfo> {
-        let shown = self.ask(("look at", place), &["subvolume", "show", "--", place])?;
+        let shown = self.ask(("inspect", place), &["subvolume", "show", "--", place])?;
         let field = |key: &str| {
             let line = shown.lines().find_map(|line| line.trim().strip_prefix(key))?;
             Some(line.trim().to_owned()).filter(|text| text != "-")
@@ -219,7 +219,7 @@ impl Provider for Btrfs {
     fn dataset(&self, name: &str) -> ProviderResult<DatasetState> {
         Self::folder(name)?;
         let folder = Path::new(name);
-        let room = rustix::fs::statvfs(folder).map_err(|error| file_error("look at", folder, error.into()))?;
+        let room = rustix::fs::statvfs(folder).map_err(|error| file_error("inspect", folder, error.into()))?;
         let used = self.room(&[name])?.get(name).copied();
         Ok(DatasetState {
             dataset: dataset(name),
@@ -257,7 +257,7 @@ impl Provider for Btrfs {
                 },
                 time_s: time_s.ok_or_else(|| ProviderError::Senseless {
                     program: BTRFS,
-                    detail: format!("{} was made at no time", place.display()),
+                    detail: format!("{} has no valid creation time", place.display()),
                 })?,
                 identity: shown.uuid.unwrap_or_default(),
                 used_bytes: None,
@@ -305,7 +305,7 @@ impl Provider for Btrfs {
                 return Err(ProviderError::Refused {
                     action: "make a snapshot of",
                     what: format!("{} and all below it", one.dataset),
-                    reason: "btrfs has no snapshots of several subvolumes at one instant".to_owned(),
+                    reason: "btrfs cannot snapshot several subvolumes at one instant".to_owned(),
                 });
             }
             let kept = SnapshotFolder::make(Path::new(&one.dataset.name))?;

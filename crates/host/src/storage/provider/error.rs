@@ -23,7 +23,7 @@ pub enum ProviderError {
         what: String,
     },
     /// The name is in use.
-    #[error("{what} is there already")]
+    #[error("{what} already exists")]
     Exists {
         /// The existing object.
         what: String,
@@ -51,7 +51,7 @@ pub enum ProviderError {
         clones: String,
     },
     /// There is no space left.
-    #[error("{action} {what}: no space is left")]
+    #[error("cannot {action} {what}: no space is left")]
     Full {
         /// The action.
         action: &'static str,
@@ -59,7 +59,7 @@ pub enum ProviderError {
         what: String,
     },
     /// The pool is suspended.
-    #[error("{action} {what}: its pool is suspended, since devices of it are gone or fail")]
+    #[error("cannot {action} {what}: its pool is suspended because devices are missing or fail")]
     Suspended {
         /// The action.
         action: &'static str,
@@ -75,7 +75,7 @@ pub enum ProviderError {
         reason: &'static str,
     },
     /// The provider refuses, or fails.
-    #[error("{action} {what}: {reason}")]
+    #[error("cannot {action} {what}: {reason}")]
     Refused {
         /// The action.
         action: &'static str,
@@ -85,7 +85,7 @@ pub enum ProviderError {
         reason: String,
     },
     /// The provider's output is invalid.
-    #[error("{program} answers what makes no sense: {detail}")]
+    #[error("the output of {program} is invalid: {detail}")]
     Senseless {
         /// The program.
         program: &'static str,

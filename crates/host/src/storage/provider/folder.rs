@@ -36,11 +36,11 @@ const NAME_BYTES_MAX: usize = 200;
 pub(super) fn check_name(name: &str) -> ProviderResult<()> {
     let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_.:-".contains(&byte);
     let reason = if name.is_empty() || name.len() > NAME_BYTES_MAX {
-        "it has 1 to 200 letters"
+        "it must have 1 to 200 characters"
     } else if !name.bytes().all(is_allowed) {
-        "it may have ASCII letters, digits and _ . : -"
+        "it may contain only ASCII letters, digits and _ . : -"
     } else if name.starts_with(['.', '-']) {
-        "it begins with a dot, or a hyphen"
+        "it must not begin with a dot or a hyphen"
     } else {
         return Ok(());
     };
@@ -111,12 +111,12 @@ impl SnapshotFolder {
         let open = match open(&path, flags, Mode::empty()) {
             Ok(open) => open,
             Err(Errno::NOENT) => return Ok(Self { path, open: None }),
-            Err(Errno::LOOP | Errno::NOTDIR) => return Err(refused("it is no folder")),
+            Err(Errno::LOOP | Errno::NOTDIR) => return Err(refused("it is not a folder")),
             Err(error) => return Err(file_error("open", &path, error.into())),
         };
-        let found = fstat(&open).map_err(|error| file_error("look at", &path, error.into()))?;
+        let found = fstat(&open).map_err(|error| file_error("inspect", &path, error.into()))?;
         if found.st_uid != geteuid().as_raw() || found.st_mode & 0o077 != 0 {
-            return Err(refused("others own it, or may look into it"));
+            return Err(refused("other users own it, or can read it"));
         }
         Ok(Self { path, open: Some(open) })
     }

@@ -48,9 +48,9 @@ impl ProviderLeftoverKind {
         match self {
             Self::HalfSnapshot => "an incomplete host snapshot of a process that was killed",
             Self::HalfNote => "an incomplete note about a host snapshot, of a process that was killed",
-            Self::Note => "a note about a host snapshot that is not there",
-            Self::Holds => "a hold of a host snapshot that is not there",
-            Self::HalfReceived => "a host snapshot that was received in part",
+            Self::Note => "a note about a missing host snapshot",
+            Self::Holds => "a hold of a missing host snapshot",
+            Self::HalfReceived => "a partially received host snapshot",
         }
     }
 }
@@ -127,7 +127,7 @@ pub(super) fn remove(
     let kept = SnapshotFolder::of(Path::new(&leftover.dataset.name))?;
     let changed = || ProviderError::Held {
         what: leftover.place.display().to_string(),
-        reason: "another process works there, or has since it was found".to_owned(),
+        reason: "another process uses it, or has used it since it was found".to_owned(),
     };
     let turn = kept.try_lock()?;
     if matches!(turn, LockAttempt::Others) {

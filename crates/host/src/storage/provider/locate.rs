@@ -41,7 +41,7 @@ pub enum Located {
 /// whether files can be cloned; if it needs named files, their names contain `label`.
 pub fn locate(path: &Path, label: &str) -> ProviderResult<Located> {
     let failed = |source| ProviderError::File {
-        action: "look at",
+        action: "inspect",
         path: path.to_owned(),
         source,
     };
@@ -52,7 +52,10 @@ pub fn locate(path: &Path, label: &str) -> ProviderResult<Located> {
     }
     let mounts = Mounts::read()?;
     let Some(mount) = mounts.of_path(&whole) else {
-        return Ok(Located::Nowhere(format!("{} is on no mount", whole.display())));
+        return Ok(Located::Nowhere(format!(
+            "{} is not on a mounted file system",
+            whole.display()
+        )));
     };
     let inside = whole.strip_prefix(&mount.point).unwrap_or(&whole);
     let place = |provider, name: String, path: PathBuf| {
@@ -111,7 +114,7 @@ fn volume(path: &Path, device: u64) -> Located {
         Found::Thin(name) => return place(ProviderKind::Lvm, name),
         Found::Thick(name) => {
             return Located::Nowhere(format!(
-                "{shown} is the volume {name} of LVM, which is not in a thin pool: it has no snapshots that could be kept"
+                "{shown} is the volume {name} of LVM, which is not in a thin pool: it cannot have lasting snapshots"
             ));
         }
         Found::Other => {}
@@ -119,7 +122,7 @@ fn volume(path: &Path, device: u64) -> Located {
     let named = path.strip_prefix(VOLUMES).ok().map(Path::to_owned);
     match named.or_else(|| volume_below(Path::new(VOLUMES), device, DEPTH_MAX)) {
         Some(name) => place(ProviderKind::Zfs, name.display().to_string()),
-        None => Located::Nowhere(format!("{shown} is a device, and no volume of ZFS or LVM")),
+        None => Located::Nowhere(format!("{shown} is a device, but not a volume of ZFS or LVM")),
     }
 }
 

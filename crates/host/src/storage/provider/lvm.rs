@@ -79,7 +79,7 @@ impl Lvm {
     fn volumes(&self, group: Option<&str>) -> ProviderResult<Volumes> {
         let mut words = QUESTION.to_vec();
         words.extend(group);
-        parse(&self.ask(("look at", group.unwrap_or("all volumes")), LVS, &words)?).map(Volumes)
+        parse(&self.ask(("inspect", group.unwrap_or("all volumes")), LVS, &words)?).map(Volumes)
     }
 
     fn volumes_of(&self, dataset: &str) -> ProviderResult<Volumes> {
@@ -107,7 +107,7 @@ impl Lvm {
             Ok(left) if left.0.iter().all(|one| one.uuid != volume.uuid) => Ok(()),
             Ok(_) => Err(ProviderError::Held {
                 what: shown.to_owned(),
-                reason: "since just now".to_owned(),
+                reason: "by a new hold".to_owned(),
             }),
             Err(error) => Err(error),
         }
@@ -124,7 +124,7 @@ impl Lvm {
             return Err(ProviderError::Refused {
                 action: "remove",
                 what: name.to_owned(),
-                reason: format!("it is no clone of {of}"),
+                reason: format!("it is not a clone of {of}"),
             });
         }
         self.remove(volume, name)
@@ -188,7 +188,7 @@ fn too_long(what: &str) -> ProviderError {
     ProviderError::Refused {
         action: "note",
         what: format!("the record of {what}"),
-        reason: "it is longer than its tags".to_owned(),
+        reason: "it does not fit into its tags".to_owned(),
     }
 }
 
@@ -265,7 +265,7 @@ impl Provider for Lvm {
                 return Err(ProviderError::Refused {
                     action: "make a snapshot of",
                     what: format!("{} and all below it", one.dataset),
-                    reason: "a volume of LVM has nothing below it".to_owned(),
+                    reason: "a volume of LVM has no descendants".to_owned(),
                 });
             }
             let volumes = self.volumes(Some(group))?;
@@ -315,7 +315,7 @@ impl Provider for Lvm {
             if words.len() > 1 {
                 let full = volume.full_name();
                 words.push(&full);
-                self.ask(("note the record of", &shown), LVCHANGE, &words)?;
+                self.ask(("write the record of", &shown), LVCHANGE, &words)?;
             }
         }
         Ok(())
@@ -368,7 +368,7 @@ impl Provider for Lvm {
             words.extend(["--deltag", HELD]);
         }
         words.push(&full);
-        self.ask(("let go of", &shown), LVCHANGE, &words).map(drop)
+        self.ask(("release a hold on", &shown), LVCHANGE, &words).map(drop)
     }
 
     fn view(&self, snapshot: &HostSnapshotName, _label: &str) -> ProviderResult<View> {

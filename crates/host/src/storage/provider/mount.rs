@@ -28,7 +28,7 @@ pub fn mount(
         if provider.dataset(&snapshot.dataset.name)?.is_volume {
             return Err(refused(
                 ("mount", &shown),
-                "it is of a volume; holdfast host clone makes a device of it",
+                "it is the snapshot of a volume; holdfast host clone makes a device of it",
             ));
         }
         let full = full(snapshot)?;
@@ -53,7 +53,7 @@ pub fn mount(
     if provider.kind() == ProviderKind::Lvm {
         return Err(refused(
             ("mount", &shown),
-            "it is of a volume; holdfast host clone makes a device of it",
+            "it is the snapshot of a volume; holdfast host clone makes a device of it",
         ));
     }
     // For these providers the view is just the folder of the snapshot.

@@ -38,7 +38,7 @@ pub fn why_not(folder: &Path, label: &str) -> Option<String> {
     let reason = match try_in(folder, label) {
         Ok(()) => return None,
         Err(error) if error.raw_os_error() == Some(Errno::OPNOTSUPP.raw_os_error()) => {
-            "its file system has no clones of files (XFS and btrfs have)".to_owned()
+            "its file system cannot clone files (XFS and btrfs can)".to_owned()
         }
         // Existing snapshots must be found on a full file system, too; creating one reports the lack of space.
         Err(error) if error.kind() == ErrorKind::StorageFull && is_on(folder, &[XFS, BTRFS]) => return None,

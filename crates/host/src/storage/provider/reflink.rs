@@ -37,7 +37,7 @@ fn clone_below(folder: &File, file: &Path, to: &Path) -> std::io::Result<()> {
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
     let from = File::from(openat2(folder, file, flags, Mode::empty(), resolve)?);
     if !from.metadata()?.is_file() {
-        return Err(std::io::Error::new(ErrorKind::InvalidInput, "it is no file"));
+        return Err(std::io::Error::new(ErrorKind::InvalidInput, "it is not a regular file"));
     }
     let clone = File::options().write(true).create_new(true).mode(0o600).open(to)?;
     ioctl_ficlone(&clone, &from)?;
@@ -58,7 +58,7 @@ fn dataset(name: &str) -> Dataset {
 fn files_below(folder: &Path) -> ProviderResult<Vec<PathBuf>> {
     let device = folder
         .metadata()
-        .map_err(|source| file_error("look at", folder, source))?
+        .map_err(|source| file_error("inspect", folder, source))?
         .dev();
     let mut files = Vec::new();
     let mut folders = vec![(PathBuf::new(), 0)];
@@ -77,7 +77,7 @@ fn files_below(folder: &Path) -> ProviderResult<Vec<PathBuf>> {
             } else if metadata.is_dir() {
                 if depth == DEPTH_MAX {
                     let deep = std::io::Error::new(ErrorKind::InvalidInput, "its folders are nested too deep");
-                    return Err(file_error("look into", &folder.join(inside), deep));
+                    return Err(file_error("view", &folder.join(inside), deep));
                 }
                 folders.push((inside, depth + 1));
             }
@@ -128,7 +128,7 @@ impl Reflink {
                     what: format!("{shown}, which another process is creating,"),
                 });
             }
-            std::fs::remove_dir_all(&place).map_err(failed("remove what was left of"))?;
+            std::fs::remove_dir_all(&place).map_err(failed("remove the leftover of"))?;
         }
         std::fs::create_dir(&place).map_err(failed("make"))?;
         let open = File::open(&place).map_err(failed("open"))?;
@@ -184,7 +184,7 @@ impl Provider for Reflink {
                 what: format!("folder {name}"),
             });
         }
-        let room = rustix::fs::statvfs(folder).map_err(|error| file_error("look at", folder, error.into()))?;
+        let room = rustix::fs::statvfs(folder).map_err(|error| file_error("inspect", folder, error.into()))?;
         Ok(DatasetState {
             dataset: dataset(name),
             folder: Some(folder.to_owned()),
@@ -206,7 +206,7 @@ impl Provider for Reflink {
             let place = kept.place(&snapshot);
             let metadata = place
                 .metadata()
-                .map_err(|source| file_error("look at", &place, source))?;
+                .map_err(|source| file_error("inspect", &place, source))?;
             snapshots.push(HostSnapshot {
                 name: HostSnapshotName {
                     dataset: dataset(name),
@@ -336,7 +336,7 @@ impl Provider for Reflink {
             let hidden_path = kept.hidden_place(name);
             let metadata = hidden_path
                 .metadata()
-                .map_err(|source| file_error("look at", &hidden_path, source))?;
+                .map_err(|source| file_error("inspect", &hidden_path, source))?;
             if identity_of(&metadata) == snapshot.identity {
                 return remove_hidden(&kept, name);
             }

@@ -216,6 +216,6 @@ pub(super) fn check_tag(tag: &str) -> ProviderResult<()> {
     }
     Err(ProviderError::Name {
         name: tag.to_owned(),
-        reason: "it is no tag of a replication",
+        reason: "it is not the tag of a replication",
     })
 }

@@ -107,7 +107,7 @@ impl Zfs {
         let mut words = vec!["get", "-Hp", "-o", "name,value,source"];
         words.extend(filter);
         words.extend([RECORD, what]);
-        Ok(table::records(&self.ask(("look at", what), &words)?))
+        Ok(table::records(&self.ask(("inspect", what), &words)?))
     }
 
     fn get(&self, arguments: &[&str], properties: &str, what: &str) -> ProviderResult<BTreeMap<String, Properties>> {
@@ -117,7 +117,7 @@ impl Zfs {
         if !what.is_empty() {
             words.push(what);
         }
-        parse(&self.ask(("look at", what), &words)?)
+        parse(&self.ask(("inspect", what), &words)?)
     }
 
     fn state(name: &str, properties: &Properties, mounts: &Mounts) -> DatasetState {
@@ -171,7 +171,7 @@ fn any_full_name(dataset: &str, name: &str) -> ProviderResult<String> {
     if !is_snapshot_name(name) {
         return Err(ProviderError::Name {
             name: name.to_owned(),
-            reason: "ZFS allows ASCII letters, digits, blanks and _ . : -",
+            reason: "ZFS permits ASCII letters, digits, spaces and _ . : -",
         });
     }
     let full = format!("{dataset}@{name}");
@@ -180,7 +180,7 @@ fn any_full_name(dataset: &str, name: &str) -> ProviderResult<String> {
     if !is_dataset || full.len() > NAME_BYTES_MAX {
         return Err(ProviderError::Name {
             name: full,
-            reason: "ZFS has no dataset of such a name, or it is longer than 255 bytes",
+            reason: "it is not the name of a ZFS dataset, or has more than 255 bytes",
         });
     }
     Ok(full)
@@ -195,7 +195,10 @@ fn record_property(record: &str) -> ProviderResult<String> {
         return Err(ProviderError::Refused {
             action: "note",
             what: "the record of a snapshot".to_owned(),
-            reason: format!("it has {} bytes, and ZFS keeps {RECORD_BYTES_MAX}", record.len()),
+            reason: format!(
+                "it has {} bytes, but ZFS stores at most {RECORD_BYTES_MAX}",
+                record.len()
+            ),
         });
     }
     Ok(format!("{RECORD}={record}"))
@@ -250,7 +253,7 @@ impl Provider for Zfs {
             }
             let senseless = || ProviderError::Senseless {
                 program: ZFS,
-                detail: format!("{full} was made at no time"),
+                detail: format!("{full} has no valid creation time"),
             };
             let time_s = properties.number("creation").ok_or_else(senseless)?;
             let transaction = properties.number("createtxg").unwrap_or_default();
@@ -334,7 +337,7 @@ impl Provider for Zfs {
         for one in group {
             for name in self.with_descendants(one)? {
                 let full = full_name(&name, label.name)?;
-                match self.ask(("note the record of", &full), &["set", &record, &full]) {
+                match self.ask(("write the record of", &full), &["set", &record, &full]) {
                     // It was created since.
                     Err(ProviderError::NotThere { .. }) if name != one.dataset.name => {}
                     other => drop(other?),
@@ -393,7 +396,8 @@ impl Provider for Zfs {
     fn release(&self, snapshot: &HostSnapshotName, tag: &str) -> ProviderResult<()> {
         check_name(tag)?;
         let full = any_full_name(&snapshot.dataset.name, &snapshot.name)?;
-        self.ask(("let go of", &full), &["release", tag, &full]).map(drop)
+        self.ask(("release a hold on", &full), &["release", tag, &full])
+            .map(drop)
     }
 
     fn view(&self, snapshot: &HostSnapshotName, label: &str) -> ProviderResult<View> {

@@ -55,7 +55,7 @@ pub enum ToolError {
         source: std::io::Error,
     },
     /// It exceeded the timeout.
-    #[error("{words:?} has not answered in {} s, and was given up", .waited.as_secs())]
+    #[error("{words:?} did not finish within {} s", .waited.as_secs())]
     TimedOut {
         /// The command line.
         words: String,
@@ -71,7 +71,7 @@ pub enum ToolError {
         reason: String,
     },
     /// Its output exceeds the limit.
-    #[error("{words:?} answers with more than {ANSWER_BYTES_MAX} bytes")]
+    #[error("the output of {words:?} has more than {ANSWER_BYTES_MAX} bytes")]
     Flood {
         /// The command line.
         words: String,

@@ -43,7 +43,7 @@ impl Rewriter<'_> {
         let is_encrypted = |node: Node<'_, '_>| child(node, "encryption").is_some();
         if is_encrypted(disk) || source.is_some_and(is_encrypted) {
             return Err(format!(
-                "disk {target} is encrypted by its hypervisor, and the snapshot has its content as the guest sees it"
+                "disk {target} is encrypted by its hypervisor, but the snapshot has its decrypted content"
             ));
         }
         let (kind, attribute) = place.medium.words();

@@ -24,7 +24,7 @@ impl Rewriter<'_> {
             && kind == EMULATED
         {
             self.warnings.push(format!(
-                "its processor is that of the host ({mode}), which cannot be emulated: it gets the one with the most features that can (maximum)"
+                "its CPU mode {mode} needs KVM: it becomes maximum, which can be emulated"
             ));
             let maximum = Element::new("cpu").attribute("mode", "maximum");
             self.edits.replace_element(cpu, &maximum);
@@ -35,7 +35,7 @@ impl Rewriter<'_> {
         if let (Emulator::OfHypervisor, Some(emulator)) = (choice, child(devices, "emulator")) {
             let path = emulator.text().unwrap_or_default().trim();
             self.notes
-                .push(format!("{path} is not there: libvirt takes its own QEMU"));
+                .push(format!("{path} does not exist: libvirt's default QEMU is used"));
             self.edits.remove_element(emulator);
         }
     }

@@ -23,7 +23,7 @@ impl Rewriter<'_> {
             match kind {
                 "graphics" => self.graphics(device, names),
                 "hostdev" => self.warn("a device of the host is passed through"),
-                "vsock" if is_fixed(child(device, "cid"), "auto") => self.warn("the number of its vsock is fixed"),
+                "vsock" if is_fixed(child(device, "cid"), "auto") => self.warn("the CID of its vsock is fixed"),
                 "interface" if device.attribute("type") == Some("hostdev") => {
                     self.warn("a network card of the host is passed through");
                 }
@@ -35,13 +35,13 @@ impl Rewriter<'_> {
             }
         }
         if domain.children().any(|node| node.has_tag_name("commandline")) {
-            self.warn("it has arguments for QEMU of its own");
+            self.warn("it has additional arguments for QEMU");
         }
     }
 
     fn warn(&mut self, what: &str) {
         self.warnings.push(format!(
-            "{what}: the machine that it was made from may want the same while both run"
+            "{what}: this may conflict with the original machine while both run"
         ));
     }
 
@@ -96,7 +96,7 @@ impl Rewriter<'_> {
         };
         let changed = with_name(path, old, new);
         if changed == path {
-            self.warn(&format!("{path} is a path of its own"));
+            self.warn(&format!("the path {path} is fixed"));
         } else {
             self.notes.push(format!("{path} becomes {changed}"));
             self.edits.set_attribute(node, attribute, &changed);

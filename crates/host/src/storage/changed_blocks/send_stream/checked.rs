@@ -77,7 +77,7 @@ impl<'a> RecordReader<'a> {
         stream.fill(&mut bytes)?;
         let (order, begin) = BeginRecord::parse(&bytes).ok_or_else(|| SendStreamError::Senseless {
             offset: 0,
-            detail: "it is no stream of zfs send".to_owned(),
+            detail: "not a stream of zfs send".to_owned(),
         })?;
         stream.order = order;
         stream.sum.take(&bytes, order);
@@ -139,7 +139,7 @@ impl<'a> RecordReader<'a> {
             Err(error) => Err(error),
             Ok(()) => Err(SendStreamError::Senseless {
                 offset: self.offset - 1,
-                detail: "there is something after its end".to_owned(),
+                detail: "data after its end".to_owned(),
             }),
         }
     }

@@ -171,10 +171,10 @@ fn streams_without_all_changes_are_refused() {
         other => unreachable!("{other:?}"),
     };
     for (features, words) in [
-        (1 << 20, "broken off"),
+        (1 << 20, "interrupted"),
         (1 << 21, "redacted"),
-        (1 << 18, "not known"),
-        (1 << 50, "not known"),
+        (1 << 18, "unknown"),
+        (1 << 50, "unknown"),
     ] {
         let reason = refused(
             &SendStreamWriter::new(true, SenderVersion::New, features).end(),

@@ -50,10 +50,10 @@ impl Btrfs {
         }
         if kept.is_making() {
             return Err(ProviderError::Exists {
-                what: format!("{shown}, which another process is making,"),
+                what: format!("{shown}, which another process is creating,"),
             });
         }
-        self.delete(("remove what was left of", shown), &hidden)
+        self.delete(("remove the leftover of", shown), &hidden)
     }
 
     /// Records that a prepared snapshot exists under its hidden name.

@@ -52,7 +52,7 @@ impl BtrfsSide {
     /// Removes a partially received subvolume.
     fn remove(&self, kept: &SnapshotFolder, name: &str) -> ProviderResult<()> {
         self.btrfs
-            .delete(("remove what was received in part,", name), &kept.place(name))
+            .delete(("remove the partially received", name), &kept.place(name))
     }
 
     /// The names of partially received subvolumes.
@@ -75,7 +75,7 @@ impl BtrfsSide {
             _ => {
                 return Err(refused_stream(
                     receiving,
-                    "a stream of btrfs brings one snapshot, and several are announced",
+                    "a btrfs stream contains one snapshot, but several are announced",
                 ));
             }
         };
@@ -143,16 +143,16 @@ impl Received {
         let arrived = self.arrived.lock().unwrap_or_else(PoisonError::into_inner).take();
         let refused = |reason: &str| Err(refused_stream(&self.receiving, reason));
         let Some(arrival) = arrived else {
-            return refused("the stream did not come to its end");
+            return refused("the stream is incomplete");
         };
         let hidden = format!("{INCOMING}{}", arrival.name);
         let shown = self.btrfs.shown(&self.kept.place(&hidden).to_string_lossy())?;
         let uuid = |text: &Option<String>| text.as_deref().and_then(Uuid::parse);
         if !shown.is_read_only || uuid(&shown.received_uuid) != Some(arrival.identity) {
-            return refused("it did not come to its end, or is another than was sent");
+            return refused("it is incomplete, or is not the snapshot that was sent");
         }
         if uuid(&shown.parent_uuid) != arrival.parent {
-            return refused("it is based on another subvolume than the stream says");
+            return refused("its parent is not the one in the stream");
         }
         let announced = self.receiving.snapshots.first();
         let label = announced.map(|announced| HostSnapshotLabel {
@@ -203,7 +203,7 @@ impl Btrfs {
         if !is_subvolume(&place) || !is_half()? {
             return Err(ProviderError::NotThere { what: shown });
         }
-        self.delete(("remove what was received in part,", &shown), &place)
+        self.delete(("remove the partially received", &shown), &place)
     }
 }
 
@@ -283,7 +283,7 @@ impl ReplicaSide for BtrfsSide {
                 identity: shown.identity().unwrap_or_default().to_owned(),
                 time_s: time_s.ok_or_else(|| ProviderError::Senseless {
                     program: BTRFS,
-                    detail: format!("{snapshot} was made at no time"),
+                    detail: format!("{snapshot} has no valid creation time"),
                 })?,
                 is_bookmark: false,
                 hold_count: kept.hold_count(&snapshot)?,
@@ -357,7 +357,7 @@ impl ReplicaSide for BtrfsSide {
                 return Err(ProviderError::Refused {
                     action: "receive",
                     what: format!("{}@{}", dataset(&receiving.dataset), snapshot.name),
-                    reason: "it did not come to its end, or is another than was sent".to_owned(),
+                    reason: "it is incomplete, or is not the snapshot that was sent".to_owned(),
                 });
             }
             if kept.noted(&snapshot.name).is_some() {

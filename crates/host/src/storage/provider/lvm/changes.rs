@@ -37,12 +37,12 @@ impl Lvm {
         // Snapshots of other programs may have been written before they became read-only.
         let are_ours = [&before, &after].into_iter().all(Snapshot::is_ours);
         if !are_ours || older.dataset != newer.dataset {
-            return Err(refused("one of them is not a host snapshot of ours"));
+            return Err(refused("one of them is not a host snapshot of Holdfast"));
         }
         if before.volume.pool != after.volume.pool || before.volume.size_bytes != after.volume.size_bytes {
-            return Err(refused("they are in two pools, or have two sizes"));
+            return Err(refused("they are in different pools, or have different sizes"));
         }
-        let unknown = || refused("its pool does not tell of it");
+        let unknown = || refused("its pool does not report it");
         let pool = volumes.pool_of(after.volume).ok_or_else(unknown)?;
         let question = ThinDeltaQuery {
             ids: (
@@ -143,7 +143,7 @@ impl Lvm {
                 Err(ProviderError::Refused {
                     action: "read the metadata of",
                     what: full.clone(),
-                    reason: "another process has released them".to_owned(),
+                    reason: "another process has released it in the meantime".to_owned(),
                 })
             });
         // If the release failed, the tag still says that it is ours.
@@ -155,7 +155,7 @@ impl Lvm {
 
     /// The block of a pool's metadata snapshot; none if there is none.
     fn kept_state(&self, target: &str, full: &str) -> ProviderResult<Option<u64>> {
-        let answer = self.ask(("look at", full), DMSETUP, &["status", target])?;
+        let answer = self.ask(("inspect", full), DMSETUP, &["status", target])?;
         // "0 4194304 thin-pool 17 123/1024 1027/32768 138 rw ...": a hyphen if there is none.
         let mut fields = answer
             .split_ascii_whitespace()

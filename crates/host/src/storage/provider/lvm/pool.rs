@@ -15,9 +15,9 @@ const DESCRIPTION_BYTES_MIN: u64 = 32 << 10;
 /// The error for a volume that cannot have thin snapshots.
 pub(super) fn not_thin(volume: &Volume) -> ProviderError {
     let reason = match volume.kind {
-        VolumeKind::Pool => "it is a thin pool; name a volume in it".to_owned(),
+        VolumeKind::Pool => "it is a thin pool; give a volume in it".to_owned(),
         _ => format!(
-            "it is a volume of LVM that is not in a thin pool ({}), which makes no snapshots that could be kept",
+            "it is a volume of LVM that is not in a thin pool ({}), so it cannot have lasting snapshots",
             volume.segment_type
         ),
     };
@@ -42,23 +42,23 @@ pub(super) fn check_room(volume: &Volume, pool: Option<&Volume>) -> ProviderResu
     };
     let group = &volume.group;
     if let Some(why) = volume.shared {
-        return refused(format!("its volume group {group} is left alone: {why}"));
+        return refused(format!("its volume group {group} is not used: {why}"));
     }
     if volume
         .description_free_bytes
         .is_some_and(|free| free < DESCRIPTION_BYTES_MIN)
     {
         return refused(format!(
-            "the volume group {group} has no room for the description of another volume; remove some snapshots"
+            "the metadata of the volume group {group} has no space for another volume; remove some snapshots"
         ));
     }
     let Some(pool) = pool else {
-        return refused(format!("its thin pool {group}/{} is not in the list", volume.pool));
+        return refused(format!("its thin pool {group}/{} is not listed", volume.pool));
     };
     let name = pool.full_name();
     if !pool.health.is_empty() {
         return refused(format!(
-            "its thin pool {name} is not well: {}",
+            "its thin pool {name} has a problem: {}",
             pool.health.replace('_', " ")
         ));
     }

@@ -137,11 +137,14 @@ fn volume(row: Row) -> Result<Volume, String> {
     let number = |text: &str| text.parse::<u64>().ok();
     let full = format!("{}/{}", row.vg_name, row.lv_name);
     let size_bytes = number(&row.lv_size).ok_or_else(|| format!("{full} has no size"))?;
-    let time_s = row.lv_time.parse().map_err(|_| format!("{full} was made at no time"))?;
+    let time_s = row
+        .lv_time
+        .parse()
+        .map_err(|_| format!("{full} has no valid creation time"))?;
     let shared = if !row.vg_lock_type.is_empty() && row.vg_lock_type != "none" {
-        Some("it is shared among hosts, by lvmlockd")
+        Some("several hosts share it (lvmlockd)")
     } else if !row.vg_clustered.is_empty() {
-        Some("it is of a cluster")
+        Some("it belongs to a cluster")
     } else if !row.vg_exported.is_empty() {
         Some("it is exported")
     } else {

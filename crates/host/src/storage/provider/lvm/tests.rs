@@ -197,9 +197,9 @@ fn an_impossible_snapshot_is_refused_while_preparing() {
     let as_it_is = |of: &str, name: &str| refused(VOLUMES.to_owned(), of, name);
     assert_eq!(
         as_it_is("web1", "before-update"),
-        "lvm:vg0/web1@before-update is there already"
+        "lvm:vg0/web1@before-update already exists"
     );
-    assert_eq!(as_it_is("web1", "by-hand"), "lvm:vg0/web1@by-hand is there already");
+    assert_eq!(as_it_is("web1", "by-hand"), "lvm:vg0/web1@by-hand already exists");
     assert_eq!(as_it_is("gone", "a"), "there is no lvm:vg0/gone");
     assert!(as_it_is("thick", "a").contains("not in a thin pool (linear)"));
     assert!(as_it_is("pool", "a").contains("it is a thin pool"));
@@ -217,10 +217,10 @@ fn an_impossible_snapshot_is_refused_while_preparing() {
         "\"data_percent\":\"0.99\", \"metadata_percent\":\"11.72\", \"lv_health_status\":\"\"",
         "\"data_percent\":\"0.99\", \"metadata_percent\":\"11.72\", \"lv_health_status\":\"out_of_data\"",
     );
-    assert!(ill.ends_with("vg0/pool is not well: out of data"), "{ill}");
+    assert!(ill.ends_with("vg0/pool has a problem: out of data"), "{ill}");
     assert!(error_after("\"vg_lock_type\":\"\"", "\"vg_lock_type\":\"sanlock\"").contains("lvmlockd"));
     assert!(
-        error_after("\"vg_mda_free\":\"515584\"", "\"vg_mda_free\":\"9000\"").contains("no room for the description")
+        error_after("\"vg_mda_free\":\"515584\"", "\"vg_mda_free\":\"9000\"").contains("no space for another volume")
     );
     for wrong in ["", "a b", "a+b", "../x", "-x"] {
         let world = World::new(Vec::new());
@@ -370,7 +370,7 @@ fn error_messages_are_classified() {
         ProviderError::Full { .. }
     ));
     let other = refused("File descriptor 9 (x) leaked on lvs invocation. Parent PID 1: sh\n  WARNING: a\n  b c.\n");
-    assert_eq!(other.to_string(), "look at all volumes: b c.");
+    assert_eq!(other.to_string(), "cannot inspect all volumes: b c.");
 }
 
 #[test]

@@ -37,7 +37,7 @@ impl Lvm {
         // A snapshot of another program that was already active stays active.
         let is_others = volume.is_active && volume.tags.snapshot.is_none();
         let words = ["-qq", "--yes", "--activate", "y", "--ignoreactivationskip", &full];
-        self.ask(("look into", &snapshot.to_string()), LVCHANGE, &words)?;
+        self.ask(("view", &snapshot.to_string()), LVCHANGE, &words)?;
         let device = PathBuf::from(&volume.path);
         let view = View {
             folder: device.clone(),
@@ -59,9 +59,9 @@ impl Lvm {
             self.clock.sleep(ATTEMPT_INTERVAL);
         }
         Err(ProviderError::Refused {
-            action: "look for the device of",
+            action: "find the device of",
             what: full.to_owned(),
-            reason: format!("{} does not appear; udev should make it", device.display()),
+            reason: format!("{} does not appear; udev should create it", device.display()),
         })
     }
 
@@ -112,7 +112,7 @@ impl LockFile {
             let wait = Wait::for_answer(LOCK_HOLDER);
             flock(&file, operation).map_err(|error| file_error("lock", path, error.into()))?;
             drop(wait);
-            let found = file.metadata().map_err(|source| file_error("look at", path, source))?;
+            let found = file.metadata().map_err(|source| file_error("inspect", path, source))?;
             // The previous holder may have removed it.
             if found.nlink() > 0 {
                 return Ok(Self {

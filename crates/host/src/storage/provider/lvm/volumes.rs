@@ -117,7 +117,7 @@ pub(super) fn dataset(group: &str, name: &str) -> Dataset {
 pub(super) fn names_of(dataset: &str) -> ProviderResult<(&str, &str)> {
     names::parts(dataset).ok_or_else(|| ProviderError::Name {
         name: dataset.to_owned(),
-        reason: "it has to be of a volume of LVM, GROUP/VOLUME, of letters, digits and + _ . -",
+        reason: "the dataset must be GROUP/VOLUME, of letters, digits and + _ . -",
     })
 }
 

@@ -82,7 +82,7 @@ impl Zfs {
             words.extend(["-s", "local,received", "-t", "filesystem,volume"]);
         }
         words.extend([property, pool]);
-        let mut found = table::records(&self.ask(("look for clones in", pool), &words)?);
+        let mut found = table::records(&self.ask(("list the clones in", pool), &words)?);
         found.retain(|name, _| !name.contains('@'));
         Ok(found)
     }
@@ -94,7 +94,7 @@ impl Zfs {
         let is_there = self.temporary_clones(pool)?.contains(left);
         if !is_there || self.dataset(&left.name)?.origin.is_none() {
             return Err(ProviderError::NotThere {
-                what: format!("{} that was found", left.name),
+                what: format!("temporary clone {}", left.name),
             });
         }
         self.destroy_with_retries("destroy", &left.name)
@@ -122,7 +122,7 @@ impl Zfs {
             return Err(ProviderError::Refused {
                 action: "destroy",
                 what: name.to_owned(),
-                reason: format!("it is no clone of {origin}"),
+                reason: format!("it is not a clone of {origin}"),
             });
         }
         self.destroy_with_retries("destroy", name)
@@ -165,7 +165,7 @@ impl Zfs {
     pub fn finish_clone(&self, name: &str) -> ProviderResult<()> {
         full_name(name, "check")?;
         for property in [UNFINISHED, MAKER] {
-            self.ask(("note the end of", name), &["inherit", property, name])?;
+            self.ask(("remove the mark of", name), &["inherit", property, name])?;
         }
         Ok(())
     }
@@ -234,7 +234,7 @@ impl Zfs {
             words.extend(WITHOUT_RIGHTS);
         }
         words.extend([snapshot, &clone]);
-        self.ask(("look into", snapshot), &words)?;
+        self.ask(("view", snapshot), &words)?;
         let (tools, clock, gone) = (Arc::clone(&self.tools), Arc::clone(&self.clock), folder.clone());
         let path: PathBuf = if is_volume { volume_device(&clone) } else { folder };
         let name = clone.clone();

@@ -74,10 +74,10 @@ impl Zfs {
         let words: Vec<&str> = words.iter().copied().chain([pool]).collect();
         let answer = self.tools.ask(ZPOOL, &words)?;
         if !answer.is_well {
-            return Err(refusal("look at", pool, &answer.complaint));
+            return Err(refusal("inspect", pool, &answer.complaint));
         }
         if !answer.output.ends_with('\n') {
-            return Err(senseless(format!("its answer about {pool} is empty, or cut short")));
+            return Err(senseless(format!("its output about {pool} is empty or truncated")));
         }
         Ok(answer.output)
     }
@@ -108,7 +108,7 @@ impl Zfs {
     pub fn used_percent(&self, pool: &str) -> ProviderResult<u8> {
         let answer = self.ask_pool(pool, &["list", "-H", "-o", "capacity"])?;
         let percent = answer.trim().trim_end_matches('%').parse();
-        percent.map_err(|_| senseless(format!("{pool} is full to {answer:?}")))
+        percent.map_err(|_| senseless(format!("the used percentage of {pool} is {answer:?}")))
     }
 }
 
@@ -147,7 +147,7 @@ fn parse_pool(pool: &str, answer: &str) -> ProviderResult<PoolState> {
 
 fn parse_room(pool: &str, answer: &str) -> ProviderResult<PoolRoom> {
     let [_, size, allocated, free] = fields(pool, answer)?;
-    let bytes = |text| bytes_of(text).ok_or_else(|| senseless(format!("{text:?} is no size, of {pool}")));
+    let bytes = |text| bytes_of(text).ok_or_else(|| senseless(format!("{text:?} is not a size of {pool}")));
     Ok(PoolRoom {
         size_bytes: bytes(size)?,
         allocated_bytes: bytes(allocated)?,
@@ -180,7 +180,7 @@ fn parse_devices(pool: &str, answer: &str) -> ProviderResult<Vec<PoolDevice>> {
     let mut lines = answer.lines().skip_while(|line| line.trim() != about);
     let is_heading = |line: &&str| line.split_whitespace().eq(["NAME", "STATE", "READ", "WRITE", "CKSUM"]);
     if lines.find(is_heading).is_none() {
-        return Err(senseless(format!("it does not say what {pool} is made of")));
+        return Err(senseless(format!("it does not list the devices of {pool}")));
     }
     let root: Vec<&str> = lines.next().unwrap_or_default().split_whitespace().collect();
     if root.len() < 5 || root[0] != pool || !is_state(root[1]) {
@@ -194,12 +194,12 @@ fn parse_devices(pool: &str, answer: &str) -> ProviderResult<Vec<PoolDevice>> {
         devices.extend(parse_device(line)?);
     }
     // An empty line follows the last device.
-    Err(senseless(format!("its list of what is in {pool} is cut short")))
+    Err(senseless(format!("its list of the devices of {pool} is truncated")))
 }
 
 /// The device in a line; none for a heading, or for a spare, which has no counters.
 fn parse_device(line: &str) -> ProviderResult<Option<PoolDevice>> {
-    let nonsense = || senseless(format!("{line:?} is no line of a device"));
+    let nonsense = || senseless(format!("{line:?} is not the line of a device"));
     let inside = line.strip_prefix('\t').ok_or_else(nonsense)?;
     let depth = (inside.len() - inside.trim_start_matches(' ').len()) / 2;
     let words: Vec<&str> = inside.split_whitespace().collect();

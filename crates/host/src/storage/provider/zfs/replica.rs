@@ -210,7 +210,7 @@ fn check_token(token: &str) -> ProviderResult<()> {
         && !token.starts_with('-');
     is_token.then_some(()).ok_or_else(|| ProviderError::Senseless {
         program: ZFS,
-        detail: format!("{token:?} is nothing that a stream could go on with"),
+        detail: format!("{token:?} is not a resume token"),
     })
 }
 
@@ -248,7 +248,7 @@ pub(super) fn datasets_of(
             identity: properties.value("guid").unwrap_or_default().to_owned(),
             time_s: time_s.ok_or_else(|| ProviderError::Senseless {
                 program: ZFS,
-                detail: format!("{full} was made at no time"),
+                detail: format!("{full} has no valid creation time"),
             })?,
             is_bookmark: full.contains('#'),
             hold_count: properties.number("userrefs").unwrap_or_default(),
@@ -314,9 +314,9 @@ impl ReplicaSide for ZfsSide {
             return match sending.token {
                 None => Ok(None),
                 Some(_) => Err(ProviderError::Refused {
-                    action: "send the rest of",
+                    action: "resume a stream of",
                     what: sending.dataset.clone(),
-                    reason: "ZFS before 0.8 cannot go on where a stream was cut".to_owned(),
+                    reason: "ZFS before 0.8 cannot resume an interrupted stream".to_owned(),
                 }),
             };
         }
@@ -372,10 +372,7 @@ impl ReplicaSide for ZfsSide {
     fn discard(&self, dataset: &str) -> ProviderResult<()> {
         full_name(dataset, "check")?;
         self.zfs
-            .ask(
-                ("discard what was received in part of", dataset),
-                &["receive", "-A", dataset],
-            )
+            .ask(("discard the partial receive of", dataset), &["receive", "-A", dataset])
             .map(drop)
     }
 
@@ -400,7 +397,7 @@ impl ReplicaSide for ZfsSide {
         if complaint.contains("has been modified") {
             let why = complaint.trim().replace('\n', "; ");
             let why = format!(
-                "{why}; something was written to the copy: zfs rollback to its newest snapshot gives that up, and readonly=on prevents it"
+                "{why}; the copy was modified: zfs rollback to its newest snapshot discards the changes, and readonly=on prevents them"
             );
             return refusal(action, what, &why);
         }
@@ -408,7 +405,7 @@ impl ReplicaSide for ZfsSide {
         match complaint.split_once("Partially received snapshot is saved") {
             Some((why, _)) => {
                 let why = format!(
-                    "{}; what has come is kept, and the next run goes on",
+                    "{}; the received part is kept, and the next run resumes it",
                     why.trim_end_matches([' ', ';', '\n'])
                 );
                 refusal(action, what, &why)

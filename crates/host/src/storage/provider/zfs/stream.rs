@@ -132,10 +132,10 @@ impl ZfsGate {
     fn begin(&mut self, bytes: &[u8; RECORD_LENGTH]) -> Result<()> {
         let is_first = self.offset == 0;
         let Some((order, begin)) = BeginRecord::parse(bytes) else {
-            return refused("it is no stream of zfs send");
+            return refused("it is not a stream of zfs send");
         };
         if !is_first && order != self.order {
-            return refused("its parts have different orders of bytes");
+            return refused("its parts have different byte orders");
         }
         self.order = order;
         if u64::from(begin.payload_bytes) > BEGINNING_BYTES_MAX {
@@ -158,31 +158,31 @@ impl ZfsGate {
 
     fn check_list(&self, begin: &BeginRecord) -> Result<()> {
         if self.announced.joining == Joining::Refused || self.announced.snapshots.len() < 2 {
-            return refused("it does not bring one snapshot alone");
+            return refused("it does not contain exactly one snapshot");
         }
         if begin.features & (feature::HOLDS | feature::DEDUPLICATED) != 0 {
-            return refused("it brings more than snapshots");
+            return refused("it contains more than snapshots");
         }
         Ok(())
     }
 
     fn check_beginning(&mut self, begin: &BeginRecord, name: Option<&str>) -> Result<()> {
         if !begin.is_single() {
-            return refused("it does not bring one snapshot alone");
+            return refused("it does not contain exactly one snapshot");
         }
         let unknown = begin.features & !feature::KNOWN | begin.features & FEATURES_REFUSED;
         if unknown != 0 {
-            return refused(format!("it has features that are not taken in ({unknown:#x})"));
+            return refused(format!("it has unsupported features ({unknown:#x})"));
         }
         let needs_data = begin.features & (feature::RESUMING | feature::RAW) != 0;
         if begin.payload_bytes != 0 && !needs_data {
-            return refused("it begins with data that it does not need");
+            return refused("its begin record has unexpected data");
         }
         if begin.flags & FLAG_CLONE != 0 {
-            return refused("it is of a clone");
+            return refused("it contains a clone");
         }
         if begin.flags & !FLAGS_KNOWN != 0 {
-            return refused(format!("it has flags that are not known ({:#x})", begin.flags));
+            return refused(format!("it has unknown flags ({:#x})", begin.flags));
         }
         if !matches!(begin.dataset_type, DATASET_FILES | DATASET_VOLUME) {
             return refused(format!("it is of a dataset of type {}", begin.dataset_type));
@@ -218,7 +218,7 @@ impl ZfsGate {
         }
         let expected: Vec<&str> = announced.iter().map(|(name, _)| &name[..]).collect();
         refused(format!(
-            "it brings {name} (guid {}), and {} was announced",
+            "it contains {name} (guid {}), but {} was announced",
             begin.to_guid,
             expected.join(", ")
         ))
@@ -247,7 +247,7 @@ impl ZfsGate {
     /// Handles the end of everything, which nothing may follow.
     fn end(&mut self, from: &mut dyn Read) -> io::Result<()> {
         if !is_at_end(from)? {
-            return Err(StreamRefusal::new("there is something after its end").into());
+            return Err(StreamRefusal::new("it has data after its end").into());
         }
         self.state = ZfsGateState::Over;
         let brought = std::mem::take(&mut self.brought);
@@ -298,7 +298,7 @@ impl StreamGate for ZfsGate {
             // The end of several streams is a separate record.
             None if self.is_joined && matches!(record.kind(), Ok(RecordKind::End)) => {
                 if self.brought.len() != self.announced.snapshots.len() {
-                    return Err(StreamRefusal::new("it does not bring all that was announced").into());
+                    return Err(StreamRefusal::new("it lacks announced snapshots").into());
                 }
                 IsLast::Yes
             }

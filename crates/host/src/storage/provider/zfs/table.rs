@@ -47,7 +47,7 @@ pub(super) fn parse(answer: &str) -> ProviderResult<BTreeMap<String, Properties>
         detail,
     };
     if !answer.is_empty() && !answer.ends_with('\n') {
-        return Err(senseless("its answer is cut short".to_owned()));
+        return Err(senseless("its output is truncated".to_owned()));
     }
     let mut found: BTreeMap<String, Properties> = BTreeMap::new();
     for line in answer.lines() {

@@ -154,7 +154,7 @@ fn error_messages_are_classified() {
         ProviderError::Full { .. }
     ));
     let other = refused("cannot destroy 't/v@a': permission denied\n").to_string();
-    assert_eq!(other, "remove t/v@a: cannot destroy 't/v@a': permission denied");
+    assert_eq!(other, "cannot remove t/v@a: cannot destroy 't/v@a': permission denied");
 }
 
 #[test]

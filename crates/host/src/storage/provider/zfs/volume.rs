@@ -58,7 +58,7 @@ impl Zfs {
                     action: "use",
                     what: name.to_owned(),
                     reason: format!(
-                        "its device {} has not come within {} s: udev names it, unless the volume's property volmode is none",
+                        "its device {} did not appear within {} s: udev creates it, unless the property volmode of the volume is none",
                         device.display(),
                         DEVICE_TIME_OUT.as_secs()
                     ),

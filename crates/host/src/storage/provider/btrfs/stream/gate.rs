@@ -148,7 +148,7 @@ impl BtrfsGate {
     /// Handles the first command, which creates the subvolume.
     fn begin(&self, mut command: Command) -> Result<(StreamInProgress, Command)> {
         if !matches!(command.verb, Verb::Subvolume | Verb::Snapshot) {
-            return refused(format!("it begins with {:?}, and not with a subvolume", command.verb));
+            return refused(format!("it begins with {:?} instead of a subvolume", command.verb));
         }
         let name = std::str::from_utf8(command.value(Key::Path))
             .unwrap_or_default()
@@ -173,14 +173,14 @@ impl BtrfsGate {
             && (expected != name || Uuid::parse(of) != Some(*uuid))
         {
             return refused(format!(
-                "it brings {name} ({uuid}), and {expected} ({of}) was announced"
+                "it contains {name} ({uuid}), but {expected} ({of}) was announced"
             ));
         }
         if self.announced.names.contains(name) {
-            return refused(format!("a host snapshot {name} is there already"));
+            return refused(format!("the host snapshot {name} already exists"));
         }
         if (self.announced.parent)(&uuid.to_string()).is_some() {
-            return refused(format!("the dataset has a host snapshot with the UUID {uuid} already"));
+            return refused(format!("the dataset already has a host snapshot with the UUID {uuid}"));
         }
         let mut receiving = StreamInProgress {
             tree: Tree::new(None),
@@ -195,7 +195,7 @@ impl BtrfsGate {
             let shown = Uuid::from_bytes(of).to_string();
             let Some(parent) = (self.announced.parent)(&shown) else {
                 return refused(format!(
-                    "it is based on {shown}, which is no host snapshot of this dataset"
+                    "it is based on {shown}, which is not a host snapshot of this dataset"
                 ));
             };
             // The UUID in the stream could match other subvolumes of the file system with the same source.
@@ -209,7 +209,7 @@ impl BtrfsGate {
 
     fn decide(&mut self, command: Command) -> Result<CommandAction> {
         let BtrfsGateState::InProgress(receiving) = &mut self.state else {
-            return refused("it goes on after its end");
+            return refused("it continues after its end");
         };
         if command.value(Key::Path).is_empty() {
             return self.of_subvolume(command);
@@ -224,7 +224,7 @@ impl BtrfsGate {
             }
         };
         match command.verb {
-            Verb::Subvolume | Verb::Snapshot => return refused("it brings a second subvolume"),
+            Verb::Subvolume | Verb::Snapshot => return refused("it contains a second subvolume"),
             Verb::UpdateExtent => return refused("it has no data (btrfs send --no-data)"),
             Verb::End => {}
             Verb::MakeFile | Verb::MakeFolder => tree.make(&path)?,
@@ -253,7 +253,12 @@ impl BtrfsGate {
             Verb::Unlink => return Ok(pass_if(tree.remove(&path)? != PathKind::LeftOut)(command)),
             Verb::RemoveFolder => match tree.remove(&path)? {
                 PathKind::Plain => {}
-                _ => return refused(format!("{:?} is removed, and is no folder", path.shown())),
+                _ => {
+                    return refused(format!(
+                        "it removes the folder {:?}, which is not a folder",
+                        path.shown()
+                    ));
+                }
             },
             Verb::Write | Verb::Truncate => check_data(&path, tree.find(&path)?)?,
             Verb::Clone => {
@@ -265,7 +270,7 @@ impl BtrfsGate {
                     (PathKind::LeftOut, _) => Ok(CommandAction::LeaveOut),
                     // The command would follow the link, which itself has no mode.
                     (PathKind::Symlink, Verb::Chmod) => {
-                        refused(format!("a mode for the symbolic link {:?}", path.shown()))
+                        refused(format!("it sets the mode of the symbolic link {:?}", path.shown()))
                     }
                     (_, Verb::Chmod) => Ok(CommandAction::Pass(self.without_set_id(command, &path.shown()))),
                     (_, Verb::SetXattr | Verb::RemoveXattr) => self.of_xattr(command, &path.shown()),
@@ -326,7 +331,7 @@ impl BtrfsGate {
 /// The target of a symbolic link may be any path that the kernel can store completely.
 fn check_target(path: &StreamPath, target: &[u8]) -> Result<()> {
     if target.is_empty() || target.contains(&0) {
-        return refused(format!("{:?} is a symbolic link to nothing", path.shown()));
+        return refused(format!("{:?} is a symbolic link with an invalid target", path.shown()));
     }
     Ok(())
 }
@@ -337,7 +342,7 @@ fn check_data(path: &StreamPath, found: PathKind) -> Result<()> {
         PathKind::Plain => return Ok(()),
         PathKind::Symlink => "a symbolic link",
         PathKind::Special => "a device, FIFO or socket",
-        PathKind::LeftOut => "no file of the copy",
+        PathKind::LeftOut => "not a file of the copy",
     };
     refused(format!("data for {:?}, which is {what}", path.shown()))
 }
@@ -359,7 +364,7 @@ impl StreamInProgress {
         };
         if !self.tree.is_file_of_parent(&from)? {
             return refused(format!(
-                "it takes data from {:?}, which is no file of its parent",
+                "it takes data from {:?}, which is not a file of its parent",
                 from.shown()
             ));
         }
@@ -376,7 +381,7 @@ impl StreamGate for BtrfsGate {
                 return Ok(Flow::End);
             }
             let Some(version) = start.strip_prefix(MAGIC) else {
-                return Err(StreamRefusal::new("it is no stream of btrfs send").into());
+                return Err(StreamRefusal::new("it is not a stream of btrfs send").into());
             };
             if version != VERSION.to_le_bytes() {
                 let reason = format!("it is not of version {VERSION} (btrfs send --proto {VERSION})");
@@ -404,7 +409,7 @@ impl StreamGate for BtrfsGate {
         }
         if command.verb == Verb::End {
             if !is_at_end(from)? {
-                return Err(StreamRefusal::new("there is something after its end").into());
+                return Err(StreamRefusal::new("it has data after its end").into());
             }
             command.encode(passed);
             self.end();

@@ -164,7 +164,7 @@ fn a_valid_increment_passes_with_a_parent_of_this_dataset() {
     // The socket was left out when the parent was received.
     assert_eq!(passed.paths(Verb::Unlink), ["folder/old/link"]);
     let reason = pass(&valid_increment(), None).map(|passed| passed.verbs()).unwrap_err();
-    assert!(reason.contains("no host snapshot of this dataset"), "{reason}");
+    assert!(reason.contains("not a host snapshot of this dataset"), "{reason}");
 }
 
 /// A truncated stream has no end, and every command that passes is complete.
@@ -211,15 +211,12 @@ fn only_one_subvolume_as_announced_is_received() {
             "a second subvolume",
         ),
         (StreamWriter::full().subvolume("x", other).end(), "a second subvolume"),
-        (
-            [StreamWriter::full().end(), vec![0]].concat(),
-            "something after its end",
-        ),
+        ([StreamWriter::full().end(), vec![0]].concat(), "data after its end"),
         (
             [StreamWriter::full().end(), StreamWriter::full().end()].concat(),
-            "something after its end",
+            "data after its end",
         ),
-        (b"zfs stream or whatever it may be".to_vec(), "no stream of btrfs"),
+        (b"zfs stream or whatever it may be".to_vec(), "not a stream of btrfs"),
         ([&MAGIC[..], &2_u32.to_le_bytes(), &[0; 20]].concat(), "version 1"),
     ] {
         let reason = reason(&stream);

@@ -55,7 +55,7 @@ impl StreamPath {
         for name in &names {
             match &name[..] {
                 b"" => return refused("is empty or absolute, or has an empty component"),
-                b"." | b".." => return refused("leads elsewhere"),
+                b"." | b".." => return refused("contains . or .."),
                 name if name.len() > NAME_BYTES_MAX => return refused("has a name that is too long"),
                 _ => {}
             }
@@ -165,9 +165,7 @@ fn lookup(parent: &OwnedFd, place: &Path) -> Result<Option<Node>> {
             _ => Node::Special,
         })),
         Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
-        Err(error) => Err(StreamRefusal::new(format!(
-            "the parent snapshot cannot be looked into: {error}"
-        ))),
+        Err(error) => Err(StreamRefusal::new(format!("cannot read the parent snapshot: {error}"))),
     }
 }
 
@@ -285,7 +283,7 @@ impl Tree {
             // The name of a left-out file is free as well.
             if found != PathKind::LeftOut {
                 let path = path.shown();
-                return Err(StreamRefusal::new(format!("{path:?} is made, and is there already")));
+                return Err(StreamRefusal::new(format!("it creates {path:?}, which already exists")));
             }
         }
         let (_, name) = path.split();
@@ -345,7 +343,7 @@ impl Tree {
     /// Renames an entry with its descendants, and returns its kind.
     pub(super) fn rename(&mut self, from: &StreamPath, to: &StreamPath) -> Result<PathKind> {
         if to.0.starts_with(&from.0) {
-            return Err(StreamRefusal::new(format!("{:?} is moved into itself", from.shown())));
+            return Err(StreamRefusal::new(format!("it moves {:?} into itself", from.shown())));
         }
         let node = self.take(from)?;
         let found = node.found();
@@ -374,9 +372,7 @@ impl Tree {
         let kind = |place: &Path| match statat(parent, place, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(found) => Ok(Some(FileType::from_raw_mode(found.st_mode))),
             Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
-            Err(error) => Err(StreamRefusal::new(format!(
-                "the parent snapshot cannot be looked into: {error}"
-            ))),
+            Err(error) => Err(StreamRefusal::new(format!("cannot read the parent snapshot: {error}"))),
         };
         for name in above {
             place = join(&place, name);

@@ -116,7 +116,12 @@ fn only_our_snapshots_are_compared() {
     let refused = world
         .lvm
         .changes(&name("web1", "snapper_1"), &name("web1", "before-update"));
-    assert!(refused.unwrap_err().to_string().contains("not a host snapshot of ours"));
+    assert!(
+        refused
+            .unwrap_err()
+            .to_string()
+            .contains("not a host snapshot of Holdfast")
+    );
 }
 
 #[test]

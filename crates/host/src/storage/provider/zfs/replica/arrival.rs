@@ -35,7 +35,7 @@ impl ZfsSide {
         }
         // Their values can be any text, so only their sources are requested.
         let words = ["get", "-H", "-o", "source", &INHERITED.join(","), dataset];
-        let sources = self.zfs.ask(("look at", dataset), &words)?;
+        let sources = self.zfs.ask(("inspect", dataset), &words)?;
         for (property, source) in INHERITED.into_iter().zip(sources.lines()) {
             if source == "received" {
                 self.zfs.ask(("protect", dataset), &["inherit", property, dataset])?;
@@ -57,7 +57,7 @@ impl ZfsSide {
             let full = any_full_name(dataset, &snapshot.name)?;
             if !noted.contains_key(&full) {
                 let record = record_property(record)?;
-                self.zfs.ask(("note the record of", &full), &["set", &record, &full])?;
+                self.zfs.ask(("write the record of", &full), &["set", &record, &full])?;
             }
         }
         Ok(())
@@ -71,7 +71,7 @@ impl ZfsSide {
         is_it.then_some(()).ok_or_else(|| ProviderError::Refused {
             action: "receive",
             what: full,
-            reason: "it is another snapshot than was sent".to_owned(),
+            reason: "it is not the snapshot that was sent".to_owned(),
         })
     }
 
@@ -82,7 +82,7 @@ impl ZfsSide {
         let brought = brought.ok_or_else(|| ProviderError::Refused {
             action: "receive",
             what: receiving.dataset.clone(),
-            reason: "the stream did not come to its end".to_owned(),
+            reason: "the stream is incomplete".to_owned(),
         })?;
         let mut known = Vec::new();
         for (name, guid) in &brought {

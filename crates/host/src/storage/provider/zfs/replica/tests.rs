@@ -302,7 +302,7 @@ fn the_error_of_an_interrupted_stream_has_no_token() {
         A resuming stream can be generated on the sending system by running:; zfs send -t 1-c9af2e082";
     let error = side.refusal("receive", "tank/x", message).to_string();
     assert!(
-        error.contains("incomplete stream.; what has come is kept") && !error.contains("1-c9af"),
+        error.contains("incomplete stream.; the received part is kept") && !error.contains("1-c9af"),
         "{error}"
     );
     assert_eq!(side.kind(), ProviderKind::Zfs);

@@ -104,9 +104,9 @@ fn other_content_is_refused_before_the_first_record_passes() {
         (with_name(b"tank/vm@a/b\0"), "no name"),
         (with_name(&[b'a'; RECORD_LENGTH - 56]), "no name"),
         (with_u64(40, 7), "announced"),
-        (version(0, 2), "alone"),
-        (version(0, 3), "alone"),
-        (version(0, 0), "alone"),
+        (version(0, 2), "exactly one"),
+        (version(0, 3), "exactly one"),
+        (version(0, 0), "exactly one"),
         (version(1, 1), "features"),
         (version(2, 1), "features"),
         (version(feature::REDACTED, 1), "features"),
@@ -115,9 +115,9 @@ fn other_content_is_refused_before_the_first_record_passes() {
         (with_u64(32, 2 | 1 << 32), "clone"),
         (with_u64(32, 2 | 1 << 40), "flags"),
         (with_u64(32, 4), "type"),
-        (with_u64(0, 8 << 32), "data that it does not need"),
+        (with_u64(0, 8 << 32), "unexpected data"),
         (with_u64(0, 0xffff_ffff << 32), "bytes of data"),
-        (vec![0; 1000], "no stream"),
+        (vec![0; 1000], "not a stream"),
     ];
     for (stream, expected) in others {
         let reason = reason(&stream);
@@ -182,7 +182,7 @@ fn joined_streams_are_accepted_only_from_this_host_and_as_announced() {
     for names in [&["b"][..], &["c", "b"], &["b", "c", "d"], &[], &["b", "d"]] {
         assert!(pass_as(&stream, joined(names)).is_err(), "{names:?}");
     }
-    assert!(pass_as(&stream, announced(&["b", "c"])).unwrap_err().contains("alone"));
+    assert!(pass_as(&stream, announced(&["b", "c"])).unwrap_err().contains("exactly one"));
     let nested = [&list[..], &list, &second(b"tank/vm@b\0"), &end].concat();
     assert!(pass_as(&nested, joined(&["b", "c"])).is_err());
 }
