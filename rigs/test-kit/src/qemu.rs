@@ -165,8 +165,8 @@ impl QemuLab {
         let line = format!("qemu-io -d {device} \"{command}\"");
         let said = || std::fs::read_to_string(self.path("said")).unwrap();
         let before = said().len();
-        let complaint = self.execute("human-monitor-command", json!({ "command-line": line }));
-        said()[before..].to_owned() + complaint.as_str().unwrap()
+        let stderr = self.execute("human-monitor-command", json!({ "command-line": line }));
+        said()[before..].to_owned() + stderr.as_str().unwrap()
     }
 
     /// Fills a range of a disk with a byte, as a guest would.

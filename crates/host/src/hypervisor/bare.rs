@@ -70,7 +70,7 @@ impl BareQemu {
             source: Box::new(source),
         };
         let socket = QmpSocket::connect(path).map_err(|source| match source {
-            MonitorError::TimedOut { .. } => Error::Taken {
+            MonitorError::TimedOut { .. } => Error::MonitorInUse {
                 address: path.display().to_string(),
                 source,
             },

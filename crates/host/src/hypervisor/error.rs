@@ -19,7 +19,7 @@ pub enum Error {
     },
     /// A monitor does not answer: it serves one client at a time, and another one is connected.
     #[error("QEMU does not answer at {address}: it serves one client at a time, and another one is connected")]
-    Taken {
+    MonitorInUse {
         /// Address of its monitor.
         address: String,
         /// The timeout.

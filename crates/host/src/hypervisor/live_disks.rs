@@ -11,10 +11,10 @@ use crate::hypervisor::traits::HypervisorMut;
 /// Machines are given by name or UUID, disks by target: "vda".
 pub trait LiveDisks: HypervisorMut {
     /// Whether a machine runs, and if not, why.
-    fn life(&self, machine: &str) -> Result<ExecutionState>;
+    fn execution_state(&self, machine: &str) -> Result<ExecutionState>;
 
     /// Resumes a paused machine, whatever the reason of the pause.
-    fn run_on(&self, machine: &str) -> Result<()>;
+    fn unpause(&self, machine: &str) -> Result<()>;
 
     /// Starts to copy a disk to an existing image at `to` that is large enough, limited to `rate` bytes per second from
     /// the start. New writes are copied as well. The job belongs to the hypervisor, and continues without this process.

@@ -21,7 +21,7 @@ pub trait Overlays: Send + Sync {
     fn begin_commit(&self, machine: &str, disk: &str, base: &Path, rate: Option<NonZeroU64>) -> Result<()>;
 
     /// Removes the rate limit of a commit.
-    fn hurry_commit(&self, machine: &str, disk: &str) -> Result<()>;
+    fn unthrottle_commit(&self, machine: &str, disk: &str) -> Result<()>;
 
     /// The progress of the commit of a disk; none if no commit runs.
     fn commit_progress(&self, machine: &str, disk: &str) -> Result<Option<CommitProgress>>;

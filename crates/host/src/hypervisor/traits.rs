@@ -45,7 +45,7 @@ pub trait HypervisorMut: Hypervisor {
     fn check(&self, configuration: &str) -> Result<Option<String>>;
 
     /// The needed networks and storage pools that it lacks, each as a description.
-    fn lacks(&self, _needs: &HostNeeds) -> Vec<String> {
+    fn missing_resources(&self, _needs: &HostNeeds) -> Vec<String> {
         Vec::new()
     }
 
@@ -92,7 +92,7 @@ pub struct Resumption<'a> {
     /// The configuration at the time of the save, with current paths and names.
     pub configuration: &'a str,
     /// The complete configuration of the running machine at the time of the save, with every CPU feature.
-    pub then: &'a str,
+    pub original_configuration: &'a str,
     /// Clock for waiting until the hypervisor reads.
     pub clock: &'a dyn Clock,
     /// A folder for a pipe to the hypervisor.

@@ -154,26 +154,26 @@ impl VBoxManage {
         let answer = tools
             .ask(&self.program, arguments)
             .map_err(|error| self.silent(error))?;
-        if answer.is_well {
+        if answer.is_success {
             return Ok(answer);
         }
-        let complaint = ErrorMessage::of(&answer.complaint);
+        let stderr = ErrorMessage::of(&answer.stderr);
         let machine = machine.to_owned();
-        Err(if complaint.is_not_found() && action == "describe" {
+        Err(if stderr.is_not_found() && action == "describe" {
             Error::NoSuchMachine {
                 hypervisor: "VirtualBox".to_owned(),
                 name: machine,
             }
-        } else if complaint.is_busy() {
+        } else if stderr.is_busy() {
             Error::Busy {
                 machine,
-                holder: complaint.message,
+                holder: stderr.message,
             }
         } else {
             Error::Refused {
                 action,
                 machine,
-                reason: complaint.message,
+                reason: stderr.message,
             }
         })
     }

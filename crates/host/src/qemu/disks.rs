@@ -52,17 +52,17 @@ const COMMAND: &str = "query-block";
 /// The disks of a running QEMU that have a medium, in QEMU's order.
 pub fn disks(monitor: &dyn Monitor) -> Result<Vec<QemuDisk>> {
     let answer = monitor.execute(&QmpCommand::new(COMMAND, Value::Null))?;
-    let senseless = |detail: &str| MonitorError::Senseless {
+    let invalid = |detail: &str| MonitorError::Invalid {
         command: COMMAND.to_owned(),
         detail: detail.to_owned(),
     };
-    let devices = answer.as_array().ok_or_else(|| senseless("not a list"))?;
+    let devices = answer.as_array().ok_or_else(|| invalid("not a list"))?;
     let with_medium = devices.iter().filter(|device| device.get("inserted").is_some());
     with_medium
         .filter_map(|device| {
             // A drive without a guest device is not a disk of the machine.
             let path = device_path(device.get("qdev")?.as_str()?);
-            Some(disk(path, &device["inserted"]).ok_or_else(|| senseless("a disk has no name or no size")))
+            Some(disk(path, &device["inserted"]).ok_or_else(|| invalid("a disk has no name or no size")))
         })
         .collect()
 }

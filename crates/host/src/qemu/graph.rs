@@ -19,7 +19,7 @@ impl Graph {
     /// since 4.0.
     pub(crate) fn query(monitor: &dyn Monitor) -> Result<Self> {
         let answer = monitor.execute(&QmpCommand::new(COMMAND, Value::Null))?;
-        Self::parse(&answer).ok_or_else(|| MonitorError::Senseless {
+        Self::parse(&answer).ok_or_else(|| MonitorError::Invalid {
             command: COMMAND.to_owned(),
             detail: "not a block graph".to_owned(),
         })

@@ -59,7 +59,7 @@ pub fn resume(monitor: &dyn Monitor) -> Result<()> {
 pub(crate) fn list(monitor: &dyn Monitor, command: &'static str, arguments: Value) -> Result<Vec<Value>> {
     match monitor.execute(&QmpCommand::new(command, arguments))? {
         Value::Array(items) => Ok(items),
-        _ => Err(MonitorError::Senseless {
+        _ => Err(MonitorError::Invalid {
             command: command.to_owned(),
             detail: "not a list".to_owned(),
         }),

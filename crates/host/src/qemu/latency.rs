@@ -38,7 +38,7 @@ const COMMAND: &str = "query-blockstats";
 /// The sum of the counters of these devices; `devices` are [`QemuDisk::device`](super::QemuDisk::device).
 pub fn write_counters(monitor: &dyn Monitor, devices: &[String]) -> Result<WriteCounters> {
     let answer = monitor.execute(&QmpCommand::new(COMMAND, Value::Null))?;
-    counters(&answer, devices).ok_or_else(|| MonitorError::Senseless {
+    counters(&answer, devices).ok_or_else(|| MonitorError::Invalid {
         command: COMMAND.to_owned(),
         detail: "a device has no counters".to_owned(),
     })

@@ -65,7 +65,7 @@ pub fn page_bytes(monitor: &dyn Monitor) -> crate::qemu::qmp::Result<u64> {
     if KNOWN.contains(&processor) {
         return Ok(4096);
     }
-    Err(MonitorError::Senseless {
+    Err(MonitorError::Invalid {
         command: "query-target".to_owned(),
         detail: format!("the page size of processors of type {processor:?} is unknown"),
     })

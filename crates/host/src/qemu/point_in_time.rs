@@ -360,7 +360,7 @@ impl SnapshotBuilder<'_> {
         let added = QmpCommand::new("add-fd", json!({ "opaque": label })).with_file(file);
         let answer = self.monitor.execute(&added)?;
         let set = answer.get("fdset-id").and_then(Value::as_u64);
-        set.ok_or_else(|| MonitorError::Senseless {
+        set.ok_or_else(|| MonitorError::Invalid {
             command: "add-fd".to_owned(),
             detail: "no fdset-id".to_owned(),
         })

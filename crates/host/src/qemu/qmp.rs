@@ -154,7 +154,7 @@ pub enum MonitorError {
     },
     /// An answer is invalid.
     #[error("QEMU's answer to {command} is invalid: {detail}")]
-    Senseless {
+    Invalid {
         /// The command.
         command: String,
         /// What is missing or wrong.
@@ -187,11 +187,11 @@ pub(crate) fn line_of(command: &QmpCommand) -> String {
 pub(crate) fn answer_of(command: &str, text: &[u8]) -> Result<Value> {
     match message::decode(text) {
         Ok(message::Message::Answer(_, found)) => message::answer(command, found),
-        Ok(_) => Err(MonitorError::Senseless {
+        Ok(_) => Err(MonitorError::Invalid {
             command: command.to_owned(),
             detail: "not an answer".to_owned(),
         }),
-        Err(detail) => Err(MonitorError::Senseless {
+        Err(detail) => Err(MonitorError::Invalid {
             command: command.to_owned(),
             detail,
         }),

@@ -157,7 +157,7 @@ impl Removal<'_> {
             // Not the node on which ours was inserted: a snapshot may have put another one there in the meantime.
             let graph = Graph::query(self.monitor)?;
             let Some(below) = graph.child(&disk.node, "file") else {
-                self.note(MonitorError::Senseless {
+                self.note(MonitorError::Invalid {
                     command: "x-debug-query-block-graph".to_owned(),
                     detail: format!("the node {} has no child", disk.node),
                 });

@@ -29,7 +29,7 @@ impl QemuVersion {
         let number = |key: &str| answer.pointer(&format!("/qemu/{key}")).and_then(Value::as_u64);
         match (number("major"), number("minor"), number("micro")) {
             (Some(major), Some(minor), Some(micro)) => Ok(Self { major, minor, micro }),
-            _ => Err(MonitorError::Senseless {
+            _ => Err(MonitorError::Invalid {
                 command: COMMAND.to_owned(),
                 detail: "no version numbers".to_owned(),
             }),

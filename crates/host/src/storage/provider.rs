@@ -48,7 +48,7 @@ pub use replica::{
     ReplicaDataset, ReplicaSide, ReplicaSnapshot, SendRequest, SenderTrust, StreamForm,
 };
 pub use transfer::is_in_transfer;
-pub use zfs::{DeviceErrors, LeftClone, LeftCloneKind, PoolDevice, PoolRoom, PoolState, Zfs, ZfsSide};
+pub use zfs::{DeviceErrors, PoolDevice, PoolRoom, PoolState, TemporaryClone, TemporaryCloneKind, Zfs, ZfsSide};
 pub use zfs::{SendError, SendQuery, volume_device};
 
 /// Result of a call to a provider.
@@ -333,7 +333,7 @@ pub trait Provider: Send + Sync {
 
     /// Removes a leftover, if it still is one.
     fn remove_leftover(&self, leftover: &ProviderLeftover) -> ProviderResult<()> {
-        Err(ProviderError::NotThere {
+        Err(ProviderError::NotFound {
             what: leftover.place.display().to_string(),
         })
     }
@@ -351,7 +351,7 @@ pub trait Provider: Send + Sync {
     fn destroy_this(&self, snapshot: &HostSnapshot) -> ProviderResult<()> {
         let present = self.snapshots(&snapshot.name.dataset.name)?;
         let present = present.into_iter().find(|one| one.name == snapshot.name);
-        let present = present.ok_or_else(|| ProviderError::NotThere {
+        let present = present.ok_or_else(|| ProviderError::NotFound {
             what: snapshot.name.to_string(),
         })?;
         if !snapshot.is_still(&present) {

@@ -63,10 +63,10 @@ impl Ssh {
         let mut words = ssh.words(&["ControlMaster=yes", "ControlPersist=60"]);
         words.extend(["-f", "-N", "--", &ssh.address.destination].map(str::to_owned));
         let answer = ssh.local.ask(SSH, &texts(&words))?;
-        if answer.is_well {
+        if answer.is_success {
             return Ok(ssh);
         }
-        Err(ssh.no_connection(&answer.complaint))
+        Err(ssh.no_connection(&answer.stderr))
     }
 
     fn words(&self, more: &[&str]) -> Vec<String> {
@@ -81,8 +81,8 @@ impl Ssh {
             .collect()
     }
 
-    fn no_connection(&self, complaint: &str) -> ToolError {
-        let lines = complaint.lines().map(str::trim).filter(|line| !line.is_empty());
+    fn no_connection(&self, stderr: &str) -> ToolError {
+        let lines = stderr.lines().map(str::trim).filter(|line| !line.is_empty());
         ToolError::NoConnection {
             host: self.address.destination.clone(),
             reason: lines.collect::<Vec<_>>().join("; "),
@@ -94,15 +94,15 @@ impl Tools for Ssh {
     fn ask(&self, program: &str, arguments: &[&str]) -> Result<Answer, ToolError> {
         let (ended, output) = self.start(program, arguments)?.answer(&*self.clock, self.time_out)?;
         match ended.code {
-            Some(CODE_OF_SSH) => Err(self.no_connection(&ended.complaint)),
+            Some(CODE_OF_SSH) => Err(self.no_connection(&ended.stderr)),
             // "Command not found", in every shell.
-            Some(127) => Err(ToolError::NotThere {
+            Some(127) => Err(ToolError::NotFound {
                 program: format!("{program} at {}", self.address.destination),
             }),
             _ => Ok(Answer {
-                is_well: ended.is_well(),
+                is_success: ended.is_success(),
                 output: String::from_utf8_lossy(&output).into_owned(),
-                complaint: ended.complaint,
+                stderr: ended.stderr,
             }),
         }
     }
@@ -118,7 +118,7 @@ impl StreamTools for Ssh {
 
     fn start_receiver(&self, program: &str, _arguments: &[&str], _folder: &Path) -> Result<Piped, ToolError> {
         // A holdfast on the other host receives streams instead.
-        Err(ToolError::NotThere {
+        Err(ToolError::NotFound {
             program: format!("{program} by way of a shell"),
         })
     }

@@ -174,7 +174,7 @@ impl<'a> SshSignatures<'a> {
     ///
     /// # Errors
     /// `ssh-keygen` cannot be run, or the files of signers cannot be read. Defects of the signature are in the verdict.
-    pub fn judge(&self, signed: &Signed<'_>, allowed: Option<&AllowedSigners>) -> Result<Verdict> {
+    pub fn verify(&self, signed: &Signed<'_>, allowed: Option<&AllowedSigners>) -> Result<Verdict> {
         if !is_armoured(signed.signature) {
             return Ok(Verdict::Bad {
                 reason: "it is not an SSH signature".to_owned(),
@@ -188,12 +188,12 @@ impl<'a> SshSignatures<'a> {
         let words = ["-Y", "check-novalidate", "-n", signed.namespace, "-s", &signature];
         let called = self.call(&words, signed.text, CHECK_TIME_OUT)?;
         if called.outcome != ProcessOutcome::Success {
-            let reason = complaint(&called);
+            let reason = error_output(&called);
             return Ok(Verdict::Bad { reason });
         }
         let key = fingerprint(&called.lines);
         match allowed {
-            Some(allowed) => self.judge_signer(signed, &signature, allowed, key),
+            Some(allowed) => self.verify_signer(signed, &signature, allowed, key),
             None => Ok(Verdict::NotAllowed {
                 key,
                 reason: "no file of allowed signers is given".to_owned(),
@@ -201,7 +201,7 @@ impl<'a> SshSignatures<'a> {
         }
     }
 
-    fn judge_signer(
+    fn verify_signer(
         &self,
         signed: &Signed<'_>,
         signature: &str,
@@ -252,7 +252,7 @@ impl<'a> SshSignatures<'a> {
             if revoked.is_some() && self.call(&words, signed.text, CHECK_TIME_OUT)?.outcome == ProcessOutcome::Success {
                 return Ok(Verdict::Revoked { key });
             }
-            reason = complaint(&called);
+            reason = error_output(&called);
         }
         Ok(not_allowed(&reason))
     }
@@ -291,7 +291,7 @@ fn of_start(source: std::io::Error) -> SshSignatureError {
 fn not_signed(key: &Path, called: &CallOutput) -> SshSignatureError {
     let reason = match called.outcome {
         ProcessOutcome::TimedOut => called.outcome.to_string(),
-        _ => complaint(called),
+        _ => error_output(called),
     };
     SshSignatureError::NotSigned {
         key: key.to_owned(),
@@ -367,7 +367,7 @@ fn fingerprint(lines: &[String]) -> String {
     path_argument.unwrap_or("an unknown key").replacen(" key ", " ", 1)
 }
 
-fn complaint(called: &CallOutput) -> String {
+fn error_output(called: &CallOutput) -> String {
     let lines = called
         .lines
         .iter()
@@ -448,14 +448,14 @@ mod tests {
                 .unwrap()
         }
 
-        fn judge(&self, text: &[u8], signature: &str, allowed: Option<&AllowedSigners>) -> Verdict {
+        fn verify(&self, text: &[u8], signature: &str, allowed: Option<&AllowedSigners>) -> Verdict {
             let signed = Signed {
                 namespace: NAMESPACE,
                 text,
                 signature,
                 time_s: 1_795_000_000,
             };
-            self.signatures().judge(&signed, allowed).unwrap()
+            self.signatures().verify(&signed, allowed).unwrap()
         }
     }
 
@@ -471,23 +471,26 @@ mod tests {
             let signature = keys.sign(&key);
             let line = |before: &str| format!("{before} {}", keys.public(kind));
             let signers = allowed(keys.write("signers", &line("anna@example.com")));
-            let verdict = keys.judge(TEXT, &signature, Some(&signers));
+            let verdict = keys.verify(TEXT, &signature, Some(&signers));
             assert!(
                 matches!(&verdict, Verdict::Good { signer, key } if signer == "anna@example.com" && key.contains(" SHA256:")),
                 "{verdict:?}"
             );
             assert!(matches!(
-                keys.judge(b"other", &signature, Some(&signers)),
+                keys.verify(b"other", &signature, Some(&signers)),
                 Verdict::Bad { .. }
             ));
-            assert!(matches!(keys.judge(TEXT, &signature, None), Verdict::NotAllowed { .. }));
+            assert!(matches!(
+                keys.verify(TEXT, &signature, None),
+                Verdict::NotAllowed { .. }
+            ));
             for other in [
                 "anna@example.com namespaces=\"git\"",
                 "anna@example.com valid-before=\"20200101\"",
                 "# anna@example.com",
             ] {
                 let signers = allowed(keys.write("signers", &line(other)));
-                let verdict = keys.judge(TEXT, &signature, Some(&signers));
+                let verdict = keys.verify(TEXT, &signature, Some(&signers));
                 assert!(matches!(verdict, Verdict::NotAllowed { .. }), "{other}: {verdict:?}");
             }
             let revoked = AllowedSigners {
@@ -495,7 +498,7 @@ mod tests {
                 revoked: Some(keys.path(&format!("{kind}.pub"))),
             };
             assert!(matches!(
-                keys.judge(TEXT, &signature, Some(&revoked)),
+                keys.verify(TEXT, &signature, Some(&revoked)),
                 Verdict::Revoked { .. }
             ));
         }
@@ -522,7 +525,7 @@ mod tests {
                 signature: &signature,
                 time_s: 0,
             };
-            let error = keys.signatures().judge(&signed, Some(&allowed)).unwrap_err();
+            let error = keys.signatures().verify(&signed, Some(&allowed)).unwrap_err();
             assert!(matches!(error, SshSignatureError::Signers { .. }), "{error:?}");
         }
     }
@@ -540,7 +543,7 @@ mod tests {
             good.repeat(200),
         ] {
             assert!(
-                matches!(keys.judge(TEXT, &hostile, None), Verdict::Bad { .. }),
+                matches!(keys.verify(TEXT, &hostile, None), Verdict::Bad { .. }),
                 "{hostile:?}"
             );
         }

@@ -16,7 +16,7 @@ static UNDER_WAY: Mutex<BTreeMap<u64, NotedWait>> = Mutex::new(BTreeMap::new());
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NotedWait {
     /// The process that does not answer: "libvirt", "QEMU's monitor".
-    pub who: &'static str,
+    pub peer: &'static str,
     /// What an interruption would lose.
     pub kind: WaitKind,
 }
@@ -38,18 +38,18 @@ pub struct Wait(u64);
 pub const LOCK_HOLDER: &str = "the process that holds a lock";
 
 impl Wait {
-    /// Registers a wait for an answer of `who`.
-    pub fn for_answer(who: &'static str) -> Self {
+    /// Registers a wait for an answer of `peer`.
+    pub fn for_answer(peer: &'static str) -> Self {
         Self::begin(NotedWait {
-            who,
+            peer,
             kind: WaitKind::Answer,
         })
     }
 
-    /// Registers a wait for work of `who`.
-    pub fn for_work(who: &'static str) -> Self {
+    /// Registers a wait for work of `peer`.
+    pub fn for_work(peer: &'static str) -> Self {
         Self::begin(NotedWait {
-            who,
+            peer,
             kind: WaitKind::Work,
         })
     }
@@ -81,10 +81,10 @@ mod tests {
 
     #[test]
     fn a_wait_is_registered_while_it_lasts() {
-        let who = "a test of waits";
-        let noted = || waits_under_way().into_iter().filter(move |(_, wait)| wait.who == who);
-        let first = Wait::for_answer(who);
-        let second = Wait::for_work(who);
+        let peer = "a test of waits";
+        let noted = || waits_under_way().into_iter().filter(move |(_, wait)| wait.peer == peer);
+        let first = Wait::for_answer(peer);
+        let second = Wait::for_work(peer);
         let kinds: Vec<_> = noted().map(|(_, wait)| wait.kind).collect();
         assert_eq!(kinds, [WaitKind::Answer, WaitKind::Work]);
         drop(first);

@@ -52,7 +52,7 @@ fn files_on_different_devices_are_refused() {
         for other in &strangers {
             for (before, after) in [(first, other), (other, first)] {
                 let result = by_extents(before, after);
-                assert!(matches!(result, Err(ExtentError::Unfit { .. })), "{result:?}");
+                assert!(matches!(result, Err(ExtentError::Unusable { .. })), "{result:?}");
             }
         }
     }

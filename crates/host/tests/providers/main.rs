@@ -70,7 +70,7 @@ impl World {
 }
 
 fn is_missing(error: &ProviderError) -> bool {
-    matches!(error, ProviderError::NotThere { .. })
+    matches!(error, ProviderError::NotFound { .. })
 }
 
 #[test]

@@ -163,7 +163,7 @@ fn a_monitor_that_somebody_has_is_told_and_who_stands_in_the_row_gets_it_next() 
         panic!("it serves one client at a time")
     };
     assert!(
-        matches!(&error, Error::Taken { address, .. } if address.ends_with("own")),
+        matches!(&error, Error::MonitorInUse { address, .. } if address.ends_with("own")),
         "{error}"
     );
     let stand_in = BareQemu::stand_in(&lab.path("own"), "web1", None, clock.clone()).unwrap();

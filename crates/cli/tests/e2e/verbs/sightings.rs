@@ -62,7 +62,11 @@ fn a_repository_in_a_folder_that_others_can_write_is_warned_of() {
         std::fs::set_permissions(&folder, Permissions::from_mode(mode)).unwrap();
         let place = format!("{name}/repo");
         let told = stderr(&rig.run(&["-r", &place, "init", "--no-encryption"]));
-        assert_eq!(told.contains("other users can write it"), name == "open", "{name}: {told}");
+        assert_eq!(
+            told.contains("other users can write it"),
+            name == "open",
+            "{name}: {told}"
+        );
     }
     let folder = rig.path("sticky");
     let told = stderr(&rig.run(&["-r", "sticky/repo", "list"]));

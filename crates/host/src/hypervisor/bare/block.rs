@@ -33,7 +33,7 @@ impl Blocks {
     /// Queries QEMU.
     pub(super) fn query(monitor: &dyn Monitor, resolve: Resolve<'_>) -> Result<Self> {
         let answer = monitor.execute(&QmpCommand::new("query-block", Value::Null))?;
-        let drives = answer.as_array().ok_or_else(|| MonitorError::Senseless {
+        let drives = answer.as_array().ok_or_else(|| MonitorError::Invalid {
             command: "query-block".to_owned(),
             detail: "not a list".to_owned(),
         })?;

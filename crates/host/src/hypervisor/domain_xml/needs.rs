@@ -58,7 +58,7 @@ impl HostNeeds {
     }
 
     /// A description of each resource, without duplicates.
-    pub fn words(&self) -> Vec<String> {
+    pub fn descriptions(&self) -> Vec<String> {
         let folders = self.made_files.iter().filter_map(|file| file.parent());
         let folders = folders.map(|folder| format!("the folder {}", folder.display()));
         let files = self.files.iter();
@@ -72,7 +72,7 @@ impl HostNeeds {
             .pci_devices
             .iter()
             .map(|address| format!("the PCI device {address}"));
-        let mut words: Vec<String> = folders
+        let mut descriptions: Vec<String> = folders
             .chain(files)
             .chain(networks)
             .chain(links)
@@ -80,8 +80,8 @@ impl HostNeeds {
             .chain(pci)
             .collect();
         let mut seen = std::collections::BTreeSet::new();
-        words.retain(|word| seen.insert(word.clone()));
-        words
+        descriptions.retain(|word| seen.insert(word.clone()));
+        descriptions
     }
 
     /// Whether the description of a file in [`files`](Self::files) is that of a disk image.

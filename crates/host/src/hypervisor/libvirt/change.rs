@@ -45,7 +45,7 @@ impl HypervisorMut for Libvirt {
         }
     }
 
-    fn lacks(&self, needs: &HostNeeds) -> Vec<String> {
+    fn missing_resources(&self, needs: &HostNeeds) -> Vec<String> {
         self.missing(needs)
     }
 

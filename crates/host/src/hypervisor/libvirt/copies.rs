@@ -15,7 +15,7 @@ use crate::hypervisor::error::{Error, Result};
 use crate::hypervisor::live_disks::{CopyState, ExecutionState, LiveDisks};
 
 impl LiveDisks for Libvirt {
-    fn life(&self, machine: &str) -> Result<ExecutionState> {
+    fn execution_state(&self, machine: &str) -> Result<ExecutionState> {
         let machine = self.find(machine)?;
         let (mut state, mut reason) = (0, 0);
         // SAFETY: the domain lives as long as its reference; both places are ours and written on success only.
@@ -30,7 +30,7 @@ impl LiveDisks for Libvirt {
         })
     }
 
-    fn run_on(&self, machine: &str) -> Result<()> {
+    fn unpause(&self, machine: &str) -> Result<()> {
         let machine = self.find(machine)?;
         let resumed = machine.domain().resume();
         resumed.map(drop).map_err(|error| machine.refused("resume", &error))

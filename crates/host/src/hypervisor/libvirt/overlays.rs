@@ -69,7 +69,7 @@ impl Overlays for Libvirt {
         machine.outcome(code).map(drop)
     }
 
-    fn hurry_commit(&self, machine: &str, disk: &str) -> Result<()> {
+    fn unthrottle_commit(&self, machine: &str, disk: &str) -> Result<()> {
         let machine = self.find(machine)?;
         let disk = machine.word(disk.as_bytes())?;
         // SAFETY: the domain lives as long as its reference; `disk` ends in zero and lives until the call is over; no rate means

@@ -45,7 +45,7 @@ impl Libvirt {
             machine: name.clone(),
             reason,
         };
-        let head = head(resumption.configuration, resumption.then).map_err(refused)?;
+        let head = head(resumption.configuration, resumption.original_configuration).map_err(refused)?;
         if !self.reads_memory_twice() {
             match self.start_by_pipe(&head, resumption) {
                 Ok(()) => return Ok(()),

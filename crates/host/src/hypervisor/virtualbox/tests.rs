@@ -21,17 +21,17 @@ impl Tools for Replayed {
             .unwrap()
             .push(format!("{program} {}", arguments.join("|")));
         if self.transcript.is_empty() {
-            return Err(ToolError::NotThere {
+            return Err(ToolError::NotFound {
                 program: program.to_owned(),
             });
         }
-        let complaint = |line: &&str| line.starts_with("! ");
-        let (complaints, output): (Vec<&str>, Vec<&str>) = self.transcript.lines().partition(complaint);
-        let is_well = !self.transcript.starts_with("exit 1\n");
+        let stderr = |line: &&str| line.starts_with("! ");
+        let (complaints, output): (Vec<&str>, Vec<&str>) = self.transcript.lines().partition(stderr);
+        let is_success = !self.transcript.starts_with("exit 1\n");
         Ok(Answer {
-            is_well,
-            output: output[usize::from(!is_well)..].join("\n"),
-            complaint: complaints.iter().map(|line| &line[2..]).collect::<Vec<_>>().join("\n"),
+            is_success,
+            output: output[usize::from(!is_success)..].join("\n"),
+            stderr: complaints.iter().map(|line| &line[2..]).collect::<Vec<_>>().join("\n"),
         })
     }
 }

@@ -26,7 +26,7 @@ pub struct XenAddress {
 
 impl XenAddress {
     /// Whether a text has the prefix of a pool's address.
-    pub fn is_one(text: &str) -> bool {
+    pub fn has_scheme(text: &str) -> bool {
         text.starts_with(SCHEME)
     }
 

@@ -124,7 +124,7 @@ impl Pool {
     }
 
     /// All base disks that are not used otherwise.
-    pub fn kept(&self) -> XapiResult<Vec<BaseDisk>> {
+    pub fn base_disks(&self) -> XapiResult<Vec<BaseDisk>> {
         let records = self.records("VDI")?;
         if !records
             .iter()

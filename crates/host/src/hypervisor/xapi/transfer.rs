@@ -369,7 +369,7 @@ impl Upload {
     }
 
     /// Cancels the upload: the pool removes the incomplete machine.
-    pub fn give_up(self) {
+    pub fn cancel(self) {
         drop(self.connection);
         self.task.cancel();
     }

@@ -58,7 +58,7 @@ impl MemoryMethod {
 /// Whether the machine uses KVM.
 fn is_accelerated(monitor: &dyn Monitor) -> Result<bool> {
     let answer = monitor.execute(&QmpCommand::new("query-kvm", Value::Null))?;
-    answer["enabled"].as_bool().ok_or_else(|| MonitorError::Senseless {
+    answer["enabled"].as_bool().ok_or_else(|| MonitorError::Invalid {
         command: "query-kvm".to_owned(),
         detail: "the field \"enabled\" is missing".to_owned(),
     })
@@ -218,12 +218,12 @@ impl MemorySender<'_> {
                 // is not part of our downtime.
                 let state = self.execute("query-status", Value::Null)?;
                 let is_paused = state["status"] == "paused";
-                let is_well = state["running"] == true || is_paused;
-                if is_well {
+                let is_success = state["running"] == true || is_paused;
+                if is_success {
                     // In any other state QEMU is finishing, and the earlier value is valid.
                     is_paused_by_others = is_paused;
                 }
-                if is_well && self.clock.now().saturating_sub(last_report) > REPORT_INTERVAL {
+                if is_success && self.clock.now().saturating_sub(last_report) > REPORT_INTERVAL {
                     last_report = self.clock.now();
                     runs();
                 }

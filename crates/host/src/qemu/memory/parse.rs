@@ -36,7 +36,7 @@ pub enum MemoryStreamError {
     },
     /// It does not have the expected format.
     #[error("the memory stream is invalid at byte {offset}: {detail}")]
-    Senseless {
+    Invalid {
         /// Offset in the stream.
         offset: u64,
         /// What is wrong.
@@ -68,7 +68,7 @@ pub fn disassemble(input: &mut dyn Read, page_bytes: u64, make_store: &mut MakeS
         block: None,
     };
     if !is_page_size(page_bytes) {
-        return Err(parser.senseless(format!("invalid page size: {page_bytes} bytes")));
+        return Err(parser.invalid(format!("invalid page size: {page_bytes} bytes")));
     }
     let section_id = parser.beginning()?;
     let blocks = parser.sizes()?;
@@ -110,8 +110,8 @@ struct Parser<'a> {
 }
 
 impl Parser<'_> {
-    fn senseless(&self, detail: String) -> MemoryStreamError {
-        MemoryStreamError::Senseless {
+    fn invalid(&self, detail: String) -> MemoryStreamError {
+        MemoryStreamError::Invalid {
             offset: self.offset,
             detail,
         }
@@ -128,7 +128,7 @@ impl Parser<'_> {
         self.offset += buffer.len() as u64;
         if let Some(head) = &mut self.head {
             if head.len() + buffer.len() > HEAD_BYTES_MAX {
-                return Err(MemoryStreamError::Senseless {
+                return Err(MemoryStreamError::Invalid {
                     offset: self.offset,
                     detail: "no memory at its beginning".to_owned(),
                 });
@@ -159,19 +159,19 @@ impl Parser<'_> {
     fn name(&mut self) -> Result<String> {
         let mut bytes = vec![0; usize::from(self.u8()?)];
         self.read(&mut bytes)?;
-        String::from_utf8(bytes).map_err(|_| self.senseless("a name is not UTF-8".to_owned()))
+        String::from_utf8(bytes).map_err(|_| self.invalid("a name is not UTF-8".to_owned()))
     }
 
     /// Reads everything before the memory, and returns the id of its section.
     fn beginning(&mut self) -> Result<u32> {
         if (self.u32()?, self.u32()?) != (STREAM_MAGIC, STREAM_VERSION) {
-            return Err(self.senseless("not a migration stream of version 3".to_owned()));
+            return Err(self.invalid("not a migration stream of version 3".to_owned()));
         }
         let mut kind = self.u8()?;
         if kind == section::CONFIGURATION {
             let length = self.u32()?;
             if length > TYPE_BYTES_MAX {
-                return Err(self.senseless(format!("the name of the machine type has {length} bytes")));
+                return Err(self.invalid(format!("the name of the machine type has {length} bytes")));
             }
             self.read(&mut vec![0; length as usize])?;
             kind = self.u8()?;
@@ -186,13 +186,13 @@ impl Parser<'_> {
             kind = self.u8()?;
         }
         if kind != section::START {
-            return Err(self.senseless(format!("a section of type {kind} precedes the memory")));
+            return Err(self.invalid(format!("a section of type {kind} precedes the memory")));
         }
         let id = self.u32()?;
         let name = self.name()?;
         let (_instance, _version) = (self.u32()?, self.u32()?);
         if name != RAM {
-            return Err(self.senseless(format!("the live section {name:?} precedes the memory")));
+            return Err(self.invalid(format!("the live section {name:?} precedes the memory")));
         }
         Ok(id)
     }
@@ -210,7 +210,7 @@ impl Parser<'_> {
                 }
                 Ok(())
             }
-            _ => Err(self.senseless(format!("the configuration has the unknown subsection {name:?}"))),
+            _ => Err(self.invalid(format!("the configuration has the unknown subsection {name:?}"))),
         }
     }
 
@@ -219,7 +219,7 @@ impl Parser<'_> {
         let word = self.u64()?;
         let (mut left, flags) = (word & !(self.page_bytes - 1), word & (self.page_bytes - 1));
         if flags != record::SIZES {
-            return Err(self.senseless(format!("a record with flags {flags:#x} instead of the block sizes")));
+            return Err(self.invalid(format!("a record with flags {flags:#x} instead of the block sizes")));
         }
         let mut blocks = Vec::new();
         while left > 0 {
@@ -228,14 +228,14 @@ impl Parser<'_> {
                 size_bytes: self.u64()?,
             };
             let after = left.checked_sub(block.size_bytes);
-            left = after.ok_or_else(|| self.senseless("the blocks are larger than the memory".to_owned()))?;
+            left = after.ok_or_else(|| self.invalid("the blocks are larger than the memory".to_owned()))?;
             blocks.push(block);
             if blocks.len() > BLOCK_COUNT_MAX as usize {
-                return Err(self.senseless(format!("more than {BLOCK_COUNT_MAX} blocks")));
+                return Err(self.invalid(format!("more than {BLOCK_COUNT_MAX} blocks")));
             }
         }
         if !are_possible(&blocks, self.page_bytes) {
-            return Err(self.senseless("invalid name or size of a block".to_owned()));
+            return Err(self.invalid("invalid name or size of a block".to_owned()));
         }
         Ok(blocks)
     }
@@ -251,7 +251,7 @@ impl Parser<'_> {
             }
             let kind = flags & !record::SAME_BLOCK;
             if kind != record::PAGE && kind != record::FILL {
-                return Err(self.senseless(format!("unknown record flags {flags:#x}")));
+                return Err(self.invalid(format!("unknown record flags {flags:#x}")));
             }
             if flags & record::SAME_BLOCK == 0 {
                 let name = self.name()?;
@@ -259,9 +259,9 @@ impl Parser<'_> {
             }
             let (start, size_bytes) = self
                 .block
-                .ok_or_else(|| self.senseless("a page without a block".to_owned()))?;
+                .ok_or_else(|| self.invalid("a page without a block".to_owned()))?;
             if address >= size_bytes {
-                return Err(self.senseless(format!(
+                return Err(self.invalid(format!(
                     "a page at {address}, outside of its block of {size_bytes} bytes"
                 )));
             }
@@ -283,7 +283,7 @@ impl Parser<'_> {
             }
             start += block.size_bytes;
         }
-        Err(self.senseless(format!("a page of an unknown block {name:?}")))
+        Err(self.invalid(format!("a page of an unknown block {name:?}")))
     }
 
     /// Reads whether the first section has a footer, as all others then do, and the type of the next section.
@@ -299,7 +299,7 @@ impl Parser<'_> {
     fn footer_id(&mut self, id: u32) -> Result<()> {
         match self.u32()? {
             found if found == id => Ok(()),
-            found => Err(self.senseless(format!("the end of section {found} in section {id}"))),
+            found => Err(self.invalid(format!("the end of section {found} in section {id}"))),
         }
     }
 
@@ -316,12 +316,12 @@ impl Parser<'_> {
         while !has_end && (kind == section::PART || kind == section::END) {
             let found = self.u32()?;
             if found != id {
-                return Err(self.senseless(format!("another live section, with id {found}")));
+                return Err(self.invalid(format!("another live section, with id {found}")));
             }
             self.records(blocks, pages)?;
             if has_footers {
                 if self.u8()? != section::FOOTER {
-                    return Err(self.senseless("a section without an end".to_owned()));
+                    return Err(self.invalid("a section without an end".to_owned()));
                 }
                 self.footer_id(id)?;
             }
@@ -335,7 +335,7 @@ impl Parser<'_> {
             source,
         })?;
         if read as u64 == TAIL_BYTES_MAX {
-            return Err(self.senseless(format!("the state of the devices has more than {TAIL_BYTES_MAX} bytes")));
+            return Err(self.invalid(format!("the state of the devices has more than {TAIL_BYTES_MAX} bytes")));
         }
         Ok((has_end, tail))
     }

@@ -150,8 +150,8 @@ mod tests {
         };
         assert_eq!((&event.name[..], event.time_us), ("STOP", 2_000_005));
         assert!(matches!(decode(br#"{"QMP": {}}"#), Ok(Message::Greeting)));
-        for senseless in [&b"{}"[..], b"[]", b"{", b"", b"\xff"] {
-            assert!(decode(senseless).is_err());
+        for invalid in [&b"{}"[..], b"[]", b"{", b"", b"\xff"] {
+            assert!(decode(invalid).is_err());
         }
     }
 }

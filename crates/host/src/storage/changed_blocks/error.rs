@@ -17,7 +17,7 @@ pub enum ExtentError {
     },
     /// The two files are not related, or not regular files.
     #[error("the two files cannot be compared by their extents: {reason}")]
-    Unfit {
+    Unusable {
         /// The reason.
         reason: &'static str,
     },
@@ -29,7 +29,7 @@ pub enum ExtentError {
     },
     /// The file system's answer contradicts itself.
     #[error("the file system reports invalid extents at offset {offset}: {detail}")]
-    Senseless {
+    Invalid {
         /// Offset in the file.
         offset: u64,
         /// What is wrong.
@@ -71,7 +71,7 @@ pub enum SendStreamError {
     },
     /// It has invalid content.
     #[error("the stream is invalid at offset {offset}: {detail}")]
-    Senseless {
+    Invalid {
         /// Offset in the stream.
         offset: u64,
         /// What is wrong.
@@ -79,7 +79,7 @@ pub enum SendStreamError {
     },
     /// It is valid, but unusable: it does not contain all differences, or may not.
     #[error("the stream does not contain the changes: {reason}")]
-    Unfit {
+    Unusable {
         /// The reason.
         reason: String,
     },

@@ -91,17 +91,17 @@ fn check_comparable(before: &File, after: &File) -> Result<()> {
     });
     let ((first, magic), (second, other_magic)) = (first?, second?);
     if !first.is_file() || !second.is_file() {
-        return Err(ExtentError::Unfit {
+        return Err(ExtentError::Unusable {
             reason: "one of them is not a regular file",
         });
     }
     if magic != other_magic {
-        return Err(ExtentError::Unfit {
+        return Err(ExtentError::Unusable {
             reason: "they are on different file systems",
         });
     }
     if (first.dev(), first.ino()) == (second.dev(), second.ino()) {
-        return Err(ExtentError::Unfit {
+        return Err(ExtentError::Unusable {
             reason: "they are the same file",
         });
     }
@@ -109,7 +109,7 @@ fn check_comparable(before: &File, after: &File) -> Result<()> {
         file_system::XFS => {
             let ask = asked("query the device of a file");
             if fiemap::is_realtime(before).map_err(ask)? || fiemap::is_realtime(after).map_err(ask)? {
-                return Err(ExtentError::Unfit {
+                return Err(ExtentError::Unusable {
                     reason: "one of them is on a realtime device",
                 });
             }
@@ -124,7 +124,7 @@ fn check_comparable(before: &File, after: &File) -> Result<()> {
     if is_one_file_system {
         Ok(())
     } else {
-        Err(ExtentError::Unfit {
+        Err(ExtentError::Unusable {
             reason: "they are on different file systems",
         })
     }
@@ -305,7 +305,7 @@ impl Window {
             window.fill(range.end);
         }
         if window.end() <= range.start {
-            return Err(senseless(range.start, "an extent before the queried range"));
+            return Err(invalid(range.start, "an extent before the queried range"));
         }
         Ok(window)
     }
@@ -322,11 +322,11 @@ impl Window {
             extent.physical.checked_add(extent.length),
         );
         let (Some(end), Some(_)) = sums else {
-            return Err(senseless(extent.logical, "an extent without an end"));
+            return Err(invalid(extent.logical, "an extent without an end"));
         };
         // Only the first may begin before the queried range.
         if extent.logical < at && !self.runs.is_empty() && at < limit {
-            return Err(senseless(extent.logical, "overlapping extents"));
+            return Err(invalid(extent.logical, "overlapping extents"));
         }
         let start = extent.logical.max(at);
         self.fill(start.min(limit));
@@ -380,8 +380,8 @@ fn continues(start: u64, last: Run, place: ExtentAddress) -> bool {
     }
 }
 
-fn senseless(offset: u64, detail: &'static str) -> ExtentError {
-    ExtentError::Senseless { offset, detail }
+fn invalid(offset: u64, detail: &'static str) -> ExtentError {
+    ExtentError::Invalid { offset, detail }
 }
 
 #[cfg(test)]

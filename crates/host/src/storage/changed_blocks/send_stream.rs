@@ -156,34 +156,34 @@ fn read(input: &mut dyn Read, question: &SendStreamQuery, sums: ChecksumMode) ->
 
 /// Refuses a stream that does not contain all differences between the two snapshots.
 fn check_beginning(begin: &BeginRecord, question: &SendStreamQuery) -> Result<()> {
-    let unfit = |reason: String| Err(SendStreamError::Unfit { reason });
+    let unusable = |reason: String| Err(SendStreamError::Unusable { reason });
     if begin.is_compound() {
-        return unfit("it is several streams in one (send -R, -I or -p)".to_owned());
+        return unusable("it is several streams in one (send -R, -I or -p)".to_owned());
     }
     if !begin.is_single() {
-        return unfit(format!("its format is unknown ({:#x})", begin.version_word));
+        return unusable(format!("its format is unknown ({:#x})", begin.version_word));
     }
     for (flag, what) in [
         (record::feature::RESUMING, "it is the rest of an interrupted stream"),
         (record::feature::REDACTED, "parts of it are left out (redacted)"),
     ] {
         if begin.features & flag != 0 {
-            return unfit(what.to_owned());
+            return unusable(what.to_owned());
         }
     }
     let unknown = begin.features & !record::feature::KNOWN;
     if unknown != 0 {
-        return unfit(format!("it has unknown features ({unknown:#x})"));
+        return unusable(format!("it has unknown features ({unknown:#x})"));
     }
     let type_wanted = match question.object {
         StreamObject::File { .. } => record::DATASET_FILES,
         StreamObject::Volume => record::DATASET_VOLUME,
     };
     if begin.dataset_type != type_wanted {
-        return unfit(format!("it is of a dataset of type {}", begin.dataset_type));
+        return unusable(format!("it is of a dataset of type {}", begin.dataset_type));
     }
     if (begin.from_guid, begin.to_guid) != (question.from_guid, question.to_guid) {
-        return unfit(format!(
+        return unusable(format!(
             "it is of other snapshots: {} to {} instead of {} to {}",
             begin.from_guid, begin.to_guid, question.from_guid, question.to_guid
         ));
@@ -232,9 +232,9 @@ impl StreamSearch<'_> {
                 self.changed.add(offset..offset.saturating_add(length));
             }
             RecordKind::Redact => {
-                return Err(record.senseless("a part is left out of a stream that is not redacted".to_owned()));
+                return Err(record.invalid("a part is left out of a stream that is not redacted".to_owned()));
             }
-            RecordKind::Begin => return Err(record.senseless("a second begin record".to_owned())),
+            RecordKind::Begin => return Err(record.invalid("a second begin record".to_owned())),
             _ => {}
         }
         stream.skip(payload_bytes)

@@ -69,20 +69,20 @@ impl Btrfs {
 
     fn ask(&self, (action, what): (&'static str, &str), arguments: &[&str]) -> ProviderResult<String> {
         let answer = self.tools.ask(BTRFS, arguments)?;
-        if answer.is_well {
+        if answer.is_success {
             return Ok(answer.output);
         }
-        Err(Self::refusal((action, what), &answer.complaint))
+        Err(Self::refusal((action, what), &answer.stderr))
     }
 
     /// The error for a message.
-    fn refusal((action, what): (&'static str, &str), complaint: &str) -> ProviderError {
+    fn refusal((action, what): (&'static str, &str), stderr: &str) -> ProviderError {
         let what = what.to_owned();
-        let has = |words: &str| complaint.contains(words);
-        let reason = shown_words(complaint.trim().trim_start_matches("ERROR: ")).replace('\n', "; ");
+        let has = |words: &str| stderr.contains(words);
+        let reason = shown_words(stderr.trim().trim_start_matches("ERROR: ")).replace('\n', "; ");
         match () {
             () if has("No space left") => ProviderError::Full { action, what },
-            () if has("No such file") => ProviderError::NotThere { what },
+            () if has("No such file") => ProviderError::NotFound { what },
             () if has("already exists") => ProviderError::Exists { what },
             () => ProviderError::Refused { action, what, reason },
         }
@@ -93,7 +93,7 @@ impl Btrfs {
         if folder.is_absolute() && is_subvolume(folder) {
             return SnapshotFolder::of(folder);
         }
-        Err(ProviderError::NotThere {
+        Err(ProviderError::NotFound {
             what: format!("btrfs subvolume {name}"),
         })
     }
@@ -255,7 +255,7 @@ impl Provider for Btrfs {
                     dataset: dataset(name),
                     name: snapshot.clone(),
                 },
-                time_s: time_s.ok_or_else(|| ProviderError::Senseless {
+                time_s: time_s.ok_or_else(|| ProviderError::Invalid {
                     program: BTRFS,
                     detail: format!("{} has no valid creation time", place.display()),
                 })?,

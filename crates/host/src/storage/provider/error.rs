@@ -18,7 +18,7 @@ pub enum ProviderError {
     },
     /// There is no such dataset or host snapshot.
     #[error("there is no {what}")]
-    NotThere {
+    NotFound {
         /// The missing object.
         what: String,
     },
@@ -86,7 +86,7 @@ pub enum ProviderError {
     },
     /// The provider's output is invalid.
     #[error("the output of {program} is invalid: {detail}")]
-    Senseless {
+    Invalid {
         /// The program.
         program: &'static str,
         /// What is wrong with it.

@@ -260,7 +260,7 @@ impl SnapshotFolder {
         let _lock = self.lock()?;
         let path = self.holds_place(&snapshot.name).join(tag);
         std::fs::remove_file(&path).map_err(|error| match error.kind() {
-            ErrorKind::NotFound => ProviderError::NotThere {
+            ErrorKind::NotFound => ProviderError::NotFound {
                 what: format!("hold {tag} of {snapshot}"),
             },
             _ => file_error("remove", &path, error),
@@ -306,7 +306,7 @@ impl SnapshotFolder {
         check_name(&snapshot.name)?;
         let place = self.place(&snapshot.name);
         let is_folder = place.symlink_metadata().is_ok_and(|metadata| metadata.is_dir());
-        is_folder.then_some(()).ok_or_else(|| ProviderError::NotThere {
+        is_folder.then_some(()).ok_or_else(|| ProviderError::NotFound {
             what: snapshot.to_string(),
         })
     }

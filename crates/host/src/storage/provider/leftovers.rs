@@ -44,7 +44,7 @@ pub enum ProviderLeftoverKind {
 
 impl ProviderLeftoverKind {
     /// Its description.
-    pub const fn words(self) -> &'static str {
+    pub const fn description(self) -> &'static str {
         match self {
             Self::HalfSnapshot => "an incomplete host snapshot of a process that was killed",
             Self::HalfNote => "an incomplete note about a host snapshot, of a process that was killed",

@@ -69,10 +69,10 @@ impl Lvm {
     /// Runs a command; a refusal becomes an error with the action and its object.
     fn ask(&self, (action, what): (&'static str, &str), program: &str, arguments: &[&str]) -> ProviderResult<String> {
         let answer = self.tools.ask(program, arguments)?;
-        if answer.is_well {
+        if answer.is_success {
             return Ok(answer.output);
         }
-        Err(refusal((action, what), &answer.complaint))
+        Err(refusal((action, what), &answer.stderr))
     }
 
     /// The volumes of a group, or of all groups.
@@ -117,7 +117,7 @@ impl Lvm {
     pub fn destroy_clone(&self, name: &str, of: &HostSnapshotName) -> ProviderResult<()> {
         let (group, own) = names_of(name)?;
         let volumes = self.volumes(Some(group))?;
-        let not_there = || ProviderError::NotThere { what: name.to_owned() };
+        let not_there = || ProviderError::NotFound { what: name.to_owned() };
         let volume = volumes.named(group, own).ok_or_else(not_there)?;
         let snapshot = volumes.snapshot(of)?;
         if volume.origin != snapshot.volume.name || volume.is_read_only {
@@ -222,7 +222,7 @@ impl Provider for Lvm {
             Some(volume) if volume.kind == VolumeKind::Thin => Ok(volumes.state(volume)),
             Some(volume) => Err(pool::not_thin(volume)),
             None if volumes.snapshots_of(group, own).next().is_some() => Ok(unknown(group, own)),
-            None => Err(ProviderError::NotThere {
+            None => Err(ProviderError::NotFound {
                 what: dataset(group, own).to_string(),
             }),
         }
@@ -234,7 +234,7 @@ impl Provider for Lvm {
         let of = dataset(group, own);
         let mut all: Vec<Snapshot<'_>> = volumes.snapshots_of(group, own).collect();
         if all.is_empty() && volumes.named(group, own).is_none() {
-            return Err(ProviderError::NotThere { what: of.to_string() });
+            return Err(ProviderError::NotFound { what: of.to_string() });
         }
         // Snapshots of the same second are ordered by their thin ids.
         all.sort_by_key(|one| (one.volume.time_s, one.volume.thin_id));
@@ -269,7 +269,7 @@ impl Provider for Lvm {
                 });
             }
             let volumes = self.volumes(Some(group))?;
-            let not_there = || ProviderError::NotThere {
+            let not_there = || ProviderError::NotFound {
                 what: one.dataset.to_string(),
             };
             let volume = volumes.named(group, own).ok_or_else(not_there)?;
@@ -358,7 +358,7 @@ impl Provider for Lvm {
         let volume = volumes.snapshot(snapshot)?.volume;
         let shown = snapshot.to_string();
         if volume.tags.holds.iter().all(|held| held != tag) {
-            return Err(ProviderError::NotThere {
+            return Err(ProviderError::NotFound {
                 what: format!("hold {tag} of {shown}"),
             });
         }

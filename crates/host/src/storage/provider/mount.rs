@@ -92,10 +92,10 @@ fn ask(
     arguments: &[&str],
 ) -> ProviderResult<()> {
     let answer = tools.ask(program, arguments)?;
-    if answer.is_well {
+    if answer.is_success {
         return Ok(());
     }
-    Err(refused((action, what), answer.complaint.trim()))
+    Err(refused((action, what), answer.stderr.trim()))
 }
 
 fn refused((action, what): (&'static str, &str), reason: &str) -> ProviderError {

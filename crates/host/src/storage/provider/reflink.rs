@@ -180,7 +180,7 @@ impl Provider for Reflink {
     fn dataset(&self, name: &str) -> ProviderResult<DatasetState> {
         let folder = Path::new(name);
         if !folder.is_dir() {
-            return Err(ProviderError::NotThere {
+            return Err(ProviderError::NotFound {
                 what: format!("folder {name}"),
             });
         }

@@ -200,7 +200,7 @@ pub trait ReplicaSide: Send + Sync {
     fn keep(&self, keeping: &KeepRequest) -> ProviderResult<()>;
 
     /// The error for a message of a program.
-    fn refusal(&self, action: &'static str, what: &str, complaint: &str) -> ProviderError;
+    fn refusal(&self, action: &'static str, what: &str, stderr: &str) -> ProviderError;
 
     /// Whether it can compress streams in this case before it sends them.
     fn can_pack(&self, when: PackWhen) -> bool;

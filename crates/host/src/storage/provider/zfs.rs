@@ -28,7 +28,7 @@ use super::{
 };
 use crate::system::process::Tools;
 pub use changes::{SendError, SendQuery};
-pub use clones::{LeftClone, LeftCloneKind};
+pub use clones::{TemporaryClone, TemporaryCloneKind};
 use error_messages::refusal;
 pub use pool::{DeviceErrors, PoolDevice, PoolRoom, PoolState};
 pub use replica::ZfsSide;
@@ -88,17 +88,17 @@ impl Zfs {
         if let Some(known) = self.is_newer.get() {
             return Ok(*known);
         }
-        let is_newer = self.tools.ask(ZFS, &["version"])?.is_well;
+        let is_newer = self.tools.ask(ZFS, &["version"])?.is_success;
         Ok(*self.is_newer.get_or_init(|| is_newer))
     }
 
     /// Runs a command; a refusal becomes an error with the action and its object.
     fn ask(&self, (action, what): (&'static str, &str), arguments: &[&str]) -> ProviderResult<String> {
         let answer = self.tools.ask(ZFS, arguments)?;
-        if answer.is_well {
+        if answer.is_success {
             return Ok(answer.output);
         }
-        Err(refusal(action, what, &answer.complaint))
+        Err(refusal(action, what, &answer.stderr))
     }
 
     /// Our records, by the full names of snapshots. They may contain any text, also by other users, and are requested
@@ -230,7 +230,7 @@ impl Provider for Zfs {
         let found = self.get(&[], DATASET_PROPERTIES, name)?;
         let properties = found
             .get(name)
-            .ok_or_else(|| ProviderError::NotThere { what: name.to_owned() })?;
+            .ok_or_else(|| ProviderError::NotFound { what: name.to_owned() })?;
         Ok(Self::state(name, properties, &Mounts::read()?))
     }
 
@@ -251,11 +251,11 @@ impl Provider for Zfs {
             if of != name {
                 continue;
             }
-            let senseless = || ProviderError::Senseless {
+            let invalid = || ProviderError::Invalid {
                 program: ZFS,
                 detail: format!("{full} has no valid creation time"),
             };
-            let time_s = properties.number("creation").ok_or_else(senseless)?;
+            let time_s = properties.number("creation").ok_or_else(invalid)?;
             let transaction = properties.number("createtxg").unwrap_or_default();
             let order = (time_s, transaction, properties.number_in_answer);
             snapshots.push((
@@ -265,7 +265,7 @@ impl Provider for Zfs {
                         dataset: dataset(name),
                         name: snapshot.to_owned(),
                     },
-                    time_s: i64::try_from(time_s).map_err(|_| senseless())?,
+                    time_s: i64::try_from(time_s).map_err(|_| invalid())?,
                     identity: properties.value("guid").unwrap_or_default().to_owned(),
                     used_bytes: properties.number("used"),
                     referenced_bytes: properties.number("referenced"),
@@ -311,7 +311,7 @@ impl Provider for Zfs {
             match self.get(&[], "type", &full) {
                 Ok(_) => Err(ProviderError::Exists { what: full }),
                 // Most cached data is written before the machines have to wait.
-                Err(ProviderError::NotThere { .. }) => volume::write_out(&one.dataset.name, one.is_tree),
+                Err(ProviderError::NotFound { .. }) => volume::write_out(&one.dataset.name, one.is_tree),
                 Err(error) => Err(error),
             }
         })
@@ -339,7 +339,7 @@ impl Provider for Zfs {
                 let full = full_name(&name, label.name)?;
                 match self.ask(("write the record of", &full), &["set", &record, &full]) {
                     // It was created since.
-                    Err(ProviderError::NotThere { .. }) if name != one.dataset.name => {}
+                    Err(ProviderError::NotFound { .. }) if name != one.dataset.name => {}
                     other => drop(other?),
                 }
             }
@@ -377,7 +377,7 @@ impl Provider for Zfs {
         let found = self.get(&[], "creation,guid", &full)?;
         let found = found
             .get(&full)
-            .ok_or_else(|| ProviderError::NotThere { what: full.clone() })?;
+            .ok_or_else(|| ProviderError::NotFound { what: full.clone() })?;
         let time_s = found.number("creation").and_then(|time_s| i64::try_from(time_s).ok());
         // If the list has no GUID, only the creation time identifies it.
         let has_its_guid = snapshot.identity.is_empty() || found.value("guid") == Some(&snapshot.identity);

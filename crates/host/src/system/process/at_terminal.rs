@@ -31,8 +31,8 @@ pub(crate) fn ask_at_terminal(program: &str, arguments: &[&str], input: &[u8]) -
         bounded.read_to_end(&mut output)?;
         std::io::copy(bounded.get_mut(), &mut std::io::sink())?;
     }
-    let is_well = child.wait()?.success();
-    Ok(is_well.then(|| String::from_utf8_lossy(&output).into_owned()))
+    let is_success = child.wait()?.success();
+    Ok(is_success.then(|| String::from_utf8_lossy(&output).into_owned()))
 }
 
 #[cfg(test)]

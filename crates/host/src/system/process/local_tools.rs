@@ -12,7 +12,7 @@ use holdfast_block::{Clock, to_usize};
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::confined::{FOR_RECEIVING, start_with};
-use super::tool::{ANSWER_BYTES_MAX, COMPLAINT_BYTES_MAX, OUTPUT_GRACE, SYSTEM_PROGRAM, command, read_in_background};
+use super::tool::{ANSWER_BYTES_MAX, OUTPUT_GRACE, STDERR_BYTES_MAX, SYSTEM_PROGRAM, command, read_in_background};
 use super::{Answer, POLL_INTERVAL, Piped, StreamTools, ToolError, Tools};
 use crate::system::waits::Wait;
 
@@ -53,7 +53,7 @@ impl Tools for LocalTools {
         command.envs(self.variables.iter().map(|(name, value)| (name, value)));
         let mut child = command.stdin(Stdio::null()).spawn().map_err(io)?;
         let output = read_in_background(child.stdout.take(), ANSWER_BYTES_MAX).map_err(io)?;
-        let complaint = read_in_background(child.stderr.take(), COMPLAINT_BYTES_MAX).map_err(io)?;
+        let stderr = read_in_background(child.stderr.take(), STDERR_BYTES_MAX).map_err(io)?;
         let Some((status, output)) = self.wait(&mut child, &output).map_err(io)? else {
             return Err(ToolError::TimedOut {
                 words: words(),
@@ -64,15 +64,15 @@ impl Tools for LocalTools {
             return Err(ToolError::Flood { words: words() });
         }
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-        let mut complaint = text(complaint.recv_timeout(OUTPUT_GRACE).unwrap_or_default());
+        let mut stderr = text(stderr.recv_timeout(OUTPUT_GRACE).unwrap_or_default());
         if let Some(signal) = status.signal() {
             // A killed program cannot report this itself.
-            complaint = format!("{complaint}\n{program} was killed by signal {signal}\n");
+            stderr = format!("{stderr}\n{program} was killed by signal {signal}\n");
         }
         Ok(Answer {
-            is_well: status.success(),
+            is_success: status.success(),
             output: text(output),
-            complaint,
+            stderr,
         })
     }
 }

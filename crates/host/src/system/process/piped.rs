@@ -10,7 +10,7 @@ use std::time::Duration;
 use holdfast_block::Clock;
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use super::tool::{COMPLAINT_BYTES_MAX, OUTPUT_GRACE, SYSTEM_PROGRAM, ToolError, Tools, command, read_in_background};
+use super::tool::{OUTPUT_GRACE, STDERR_BYTES_MAX, SYSTEM_PROGRAM, ToolError, Tools, command, read_in_background};
 use crate::system::waits::Wait;
 
 /// Limit on the bytes of a short answer next to a stream.
@@ -35,7 +35,7 @@ pub trait StreamTools: Tools {
 pub struct Piped {
     words: String,
     child: Option<Child>,
-    complaint: Receiver<Vec<u8>>,
+    stderr: Receiver<Vec<u8>>,
     ended: Option<PipedEnd>,
     /// A value that must live as long as the program.
     kept: Option<Box<dyn Any + Send>>,
@@ -47,18 +47,18 @@ pub struct PipedEnd {
     /// Its exit code; none if it was killed.
     pub code: Option<i32>,
     /// What it wrote on standard error.
-    pub complaint: String,
+    pub stderr: String,
 }
 
 impl PipedEnd {
     /// Whether it exited with code 0.
-    pub fn is_well(&self) -> bool {
+    pub fn is_success(&self) -> bool {
         self.code == Some(0)
     }
 
     /// Its message, or how it ended if there is none.
     pub fn reason(&self) -> String {
-        let lines = self.complaint.lines().map(str::trim).filter(|line| !line.is_empty());
+        let lines = self.stderr.lines().map(str::trim).filter(|line| !line.is_empty());
         let message = lines.collect::<Vec<_>>().join("; ");
         match self.code {
             _ if !message.is_empty() => message,
@@ -85,11 +85,11 @@ impl Piped {
 
     fn of(words: String, mut command: Command) -> std::io::Result<Self> {
         let mut child = command.stdin(Stdio::piped()).spawn()?;
-        let complaint = read_in_background(child.stderr.take(), COMPLAINT_BYTES_MAX)?;
+        let stderr = read_in_background(child.stderr.take(), STDERR_BYTES_MAX)?;
         Ok(Self {
             words,
             child: Some(child),
-            complaint,
+            stderr,
             ended: None,
             kept: None,
         })
@@ -107,7 +107,7 @@ impl Piped {
     }
 
     /// Writes to its standard input before the stream.
-    pub fn tell(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+    pub fn write_input(&mut self, bytes: &[u8]) -> std::io::Result<()> {
         let input = self.child.as_mut().and_then(|child| child.stdin.as_mut());
         input.map_or(Ok(()), |input| input.write_all(bytes))
     }
@@ -131,10 +131,10 @@ impl Piped {
         let Some(status) = child.try_wait()? else {
             return Ok(None);
         };
-        let complaint = self.complaint.recv_timeout(OUTPUT_GRACE).unwrap_or_default();
+        let stderr = self.stderr.recv_timeout(OUTPUT_GRACE).unwrap_or_default();
         let ended = PipedEnd {
             code: status.code(),
-            complaint: String::from_utf8_lossy(&complaint).into_owned(),
+            stderr: String::from_utf8_lossy(&stderr).into_owned(),
         };
         self.ended = Some(ended.clone());
         Ok(Some(ended))
@@ -221,9 +221,9 @@ mod tests {
             (message.as_str(), ended.code, &ended.reason()[..]),
             ("SOME WORDS", Some(3), "late")
         );
-        assert!(rest.is_empty() && !ended.is_well());
+        assert!(rest.is_empty() && !ended.is_success());
         let (ended, answer) = start("cat; echo done").answer(&SystemClock::new(), LONG).unwrap();
-        assert!(ended.is_well() && answer == b"done\n");
+        assert!(ended.is_success() && answer == b"done\n");
     }
 
     #[test]

@@ -13,7 +13,7 @@ pub(super) const SYSTEM_PROGRAM: &str = "a program of the system";
 /// Limit on the bytes of an answer: a hundred thousand snapshots with a dozen properties each.
 pub(super) const ANSWER_BYTES_MAX: u64 = 256 << 20;
 /// Limit on the bytes of error messages.
-pub(super) const COMPLAINT_BYTES_MAX: u64 = 64 << 10;
+pub(super) const STDERR_BYTES_MAX: u64 = 64 << 10;
 /// How long to wait for the rest of the output of a program that ended or was killed.
 pub(super) const OUTPUT_GRACE: Duration = Duration::from_secs(2);
 /// The folders of such programs; a user's PATH often lacks the latter half.
@@ -29,11 +29,11 @@ pub trait Tools: Send + Sync {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
     /// Whether it exited with code 0.
-    pub is_well: bool,
+    pub is_success: bool,
     /// What it wrote on standard output.
     pub output: String,
     /// What it wrote on standard error.
-    pub complaint: String,
+    pub stderr: String,
 }
 
 /// Why a program could not be run to its end.
@@ -42,7 +42,7 @@ pub struct Answer {
 pub enum ToolError {
     /// The program does not exist.
     #[error("there is no program {program} on this host")]
-    NotThere {
+    NotFound {
         /// Its name.
         program: String,
     },
@@ -82,7 +82,7 @@ impl ToolError {
     pub(super) fn starting(program: &str, source: std::io::Error) -> Self {
         let program = program.to_owned();
         match source.kind() {
-            std::io::ErrorKind::NotFound => Self::NotThere { program },
+            std::io::ErrorKind::NotFound => Self::NotFound { program },
             _ => Self::Io { program, source },
         }
     }
@@ -153,16 +153,16 @@ mod tests {
             .ask("sh", &["-c", "echo yes $LC_ALL; echo no >&2; exit 3"])
             .unwrap();
         assert_eq!(
-            (answer.is_well, &answer.output[..], &answer.complaint[..]),
+            (answer.is_success, &answer.output[..], &answer.stderr[..]),
             (false, "yes C\n", "no\n")
         );
-        assert!(tools.ask("true", &[]).unwrap().is_well);
+        assert!(tools.ask("true", &[]).unwrap().is_success);
         let answer = tools.ask("sh", &["-c", "kill -9 $$"]).unwrap();
-        assert!(!answer.is_well && answer.complaint.contains("sh was killed by signal 9"));
+        assert!(!answer.is_success && answer.stderr.contains("sh was killed by signal 9"));
         let tools = tools.with_variable("SAID", "a b".into());
         assert_eq!(tools.ask("sh", &["-c", "echo $SAID"]).unwrap().output, "a b\n");
         let missing = tools.ask("holdfast-has-no-such-tool", &[]);
-        assert!(matches!(missing, Err(ToolError::NotThere { .. })));
+        assert!(matches!(missing, Err(ToolError::NotFound { .. })));
     }
 
     #[test]

@@ -75,7 +75,7 @@ impl<'a> RecordReader<'a> {
         };
         let mut bytes = [0; RECORD_LENGTH];
         stream.fill(&mut bytes)?;
-        let (order, begin) = BeginRecord::parse(&bytes).ok_or_else(|| SendStreamError::Senseless {
+        let (order, begin) = BeginRecord::parse(&bytes).ok_or_else(|| SendStreamError::Invalid {
             offset: 0,
             detail: "not a stream of zfs send".to_owned(),
         })?;
@@ -137,7 +137,7 @@ impl<'a> RecordReader<'a> {
         match self.fill(&mut byte) {
             Err(SendStreamError::Short { .. }) => Ok(()),
             Err(error) => Err(error),
-            Ok(()) => Err(SendStreamError::Senseless {
+            Ok(()) => Err(SendStreamError::Invalid {
                 offset: self.offset - 1,
                 detail: "data after its end".to_owned(),
             }),

@@ -149,8 +149,8 @@ pub(crate) struct StreamRecord {
 }
 
 impl StreamRecord {
-    pub(crate) fn senseless(&self, detail: String) -> SendStreamError {
-        SendStreamError::Senseless {
+    pub(crate) fn invalid(&self, detail: String) -> SendStreamError {
+        SendStreamError::Invalid {
             offset: self.offset,
             detail,
         }
@@ -172,7 +172,7 @@ impl StreamRecord {
     pub(crate) fn kind(&self) -> Result<RecordKind> {
         let number = self.u32(0);
         let found = KINDS.get(number as usize).copied();
-        found.ok_or_else(|| self.senseless(format!("a record of kind {number}")))
+        found.ok_or_else(|| self.invalid(format!("a record of kind {number}")))
     }
 
     /// The object number in a record of any type but `BeginRecord`, `FreeObjects`, `ObjectRange` and `End`.
@@ -222,7 +222,7 @@ impl StreamRecord {
         };
         // The checksum needs words of four bytes.
         if bytes > PAYLOAD_BYTES_MAX || !bytes.is_multiple_of(4) {
-            return Err(self.senseless(format!("a record with {bytes} bytes of data")));
+            return Err(self.invalid(format!("a record with {bytes} bytes of data")));
         }
         Ok(bytes)
     }

@@ -167,7 +167,7 @@ fn a_file_that_grew_is_changed_after_its_old_end() {
 #[test]
 fn streams_without_all_changes_are_refused() {
     let refused = |bytes: &[u8], question: &SendStreamQuery| match ask(bytes, question) {
-        Err(SendStreamError::Unfit { reason }) => reason,
+        Err(SendStreamError::Unusable { reason }) => reason,
         other => unreachable!("{other:?}"),
     };
     for (features, words) in [
@@ -212,7 +212,7 @@ fn records_out_of_place_are_errors() {
         writer.record(kind, &[Field::Long(8, 1)], &[]);
         let result = ask(&writer.end(), &QUESTION);
         assert!(
-            matches!(result, Err(SendStreamError::Senseless { .. })),
+            matches!(result, Err(SendStreamError::Invalid { .. })),
             "{kind}: {result:?}"
         );
     }
@@ -221,19 +221,16 @@ fn records_out_of_place_are_errors() {
         writer.record(3, &[Field::Long(8, FILE), Field::Long(32, payload)], &[]);
         let result = ask(&writer.end(), &QUESTION);
         assert!(
-            matches!(result, Err(SendStreamError::Senseless { .. })),
+            matches!(result, Err(SendStreamError::Invalid { .. })),
             "{payload}: {result:?}"
         );
     }
     let mut stream = SendStreamWriter::new(true, SenderVersion::Old, 0).end();
     stream.push(0);
-    assert!(matches!(
-        ask(&stream, &QUESTION),
-        Err(SendStreamError::Senseless { .. })
-    ));
+    assert!(matches!(ask(&stream, &QUESTION), Err(SendStreamError::Invalid { .. })));
     assert!(matches!(
         ask(&[7; 312], &QUESTION),
-        Err(SendStreamError::Senseless { .. })
+        Err(SendStreamError::Invalid { .. })
     ));
 }
 

@@ -201,7 +201,7 @@ impl Btrfs {
             )
         };
         if !is_subvolume(&place) || !is_half()? {
-            return Err(ProviderError::NotThere { what: shown });
+            return Err(ProviderError::NotFound { what: shown });
         }
         self.delete(("remove the partially received", &shown), &place)
     }
@@ -281,7 +281,7 @@ impl ReplicaSide for BtrfsSide {
             let time_s = noted.as_ref().map(|noted| noted.time_s).or(shown.made_s);
             snapshots.push(ReplicaSnapshot {
                 identity: shown.identity().unwrap_or_default().to_owned(),
-                time_s: time_s.ok_or_else(|| ProviderError::Senseless {
+                time_s: time_s.ok_or_else(|| ProviderError::Invalid {
                     program: BTRFS,
                     detail: format!("{snapshot} has no valid creation time"),
                 })?,
@@ -400,15 +400,15 @@ impl ReplicaSide for BtrfsSide {
                 continue;
             }
             match self.btrfs.release(&Self::snapshot_name(keeping, &name), &keeping.tag) {
-                Err(ProviderError::NotThere { .. }) => {}
+                Err(ProviderError::NotFound { .. }) => {}
                 other => other?,
             }
         }
         Ok(())
     }
 
-    fn refusal(&self, action: &'static str, what: &str, complaint: &str) -> ProviderError {
-        Btrfs::refusal((action, what), complaint)
+    fn refusal(&self, action: &'static str, what: &str, stderr: &str) -> ProviderError {
+        Btrfs::refusal((action, what), stderr)
     }
 
     fn can_pack(&self, when: PackWhen) -> bool {

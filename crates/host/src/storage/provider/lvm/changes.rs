@@ -55,7 +55,7 @@ impl Lvm {
         let (first, second) = (question.ids.0.to_string(), question.ids.1.to_string());
         let words = ["--metadata-snap", "--snap1", &first, "--snap2", &second];
         let answer = self.read_metadata(pool, THIN_DELTA, &words)?;
-        by_thin_delta(&answer, &question).map_err(|error| ProviderError::Senseless {
+        by_thin_delta(&answer, &question).map_err(|error| ProviderError::Invalid {
             program: THIN_DELTA,
             detail: error.to_string(),
         })
@@ -82,7 +82,7 @@ impl Lvm {
                     "DEV,MAPPED_BYTES,EXCLUSIVE_BYTES",
                 ];
                 let answer = match self.read_metadata(pool, THIN_LS, &words) {
-                    Err(ProviderError::Tool(ToolError::NotThere { .. })) => return Ok(()),
+                    Err(ProviderError::Tool(ToolError::NotFound { .. })) => return Ok(()),
                     other => other?,
                 };
                 rooms.insert(pool.uuid.clone(), parse_rooms(&answer));
@@ -163,7 +163,7 @@ impl Lvm {
         match fields.nth(4) {
             Some("-") => Ok(None),
             Some(block) if block.parse::<u64>().is_ok() => Ok(block.parse().ok()),
-            _ => Err(ProviderError::Senseless {
+            _ => Err(ProviderError::Invalid {
                 program: DMSETUP,
                 detail: format!("the status of {target} is {:?}", answer.trim()),
             }),

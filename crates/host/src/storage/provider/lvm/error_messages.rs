@@ -11,11 +11,11 @@ const NO_SERVICE: [&str; 4] = [
 ];
 
 /// The error for a message.
-pub(super) fn refusal((action, what): (&'static str, &str), complaint: &str) -> ProviderError {
-    let has = |words: &str| complaint.contains(words);
+pub(super) fn refusal((action, what): (&'static str, &str), stderr: &str) -> ProviderError {
+    let has = |words: &str| stderr.contains(words);
     let what = what.to_owned();
     // Every answer may contain warnings.
-    let lines = complaint.lines().map(str::trim).filter(|line| !line.is_empty());
+    let lines = stderr.lines().map(str::trim).filter(|line| !line.is_empty());
     let is_noise = |line: &&str| {
         ["WARNING:", "File descriptor", "/dev/"]
             .iter()
@@ -28,14 +28,14 @@ pub(super) fn refusal((action, what): (&'static str, &str), complaint: &str) -> 
     match () {
         () if NO_SERVICE.iter().any(|words| has(words)) => ProviderError::NoService {
             provider: "LVM",
-            reason: complaint.trim().lines().map(str::trim).collect::<Vec<_>>().join("; "),
+            reason: stderr.trim().lines().map(str::trim).collect::<Vec<_>>().join("; "),
         },
         () if has("Failed to find logical volume")
             || has("not found in Volume group")
             || has("not found in volume group")
             || has("Volume group") && has("not found") =>
         {
-            ProviderError::NotThere { what }
+            ProviderError::NotFound { what }
         }
         () if has("already exists in volume group") => ProviderError::Exists { what },
         () if has(" in use.") || has("is used by another device") || has("contains a filesystem in use") => {

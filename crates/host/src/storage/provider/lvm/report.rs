@@ -118,16 +118,16 @@ impl Volume {
 
 /// The volumes in an answer. A volume with several segments is listed several times; thin volumes and pools have one.
 pub(super) fn parse(answer: &str) -> ProviderResult<Vec<Volume>> {
-    let senseless = |detail: String| ProviderError::Senseless { program: LVS, detail };
-    let answer: LvReport = serde_json::from_str(answer).map_err(|error| senseless(error.to_string()))?;
+    let invalid = |detail: String| ProviderError::Invalid { program: LVS, detail };
+    let answer: LvReport = serde_json::from_str(answer).map_err(|error| invalid(error.to_string()))?;
     let rows = answer.report.into_iter().flat_map(|section| section.lv);
     let volumes: Vec<Volume> = rows
-        .map(|row| volume(row).map_err(senseless))
+        .map(|row| volume(row).map_err(invalid))
         .collect::<ProviderResult<_>>()?;
     let mut seen = BTreeSet::new();
     for volume in volumes.iter().filter(|volume| volume.kind != VolumeKind::Other) {
         if !seen.insert((&volume.group, &volume.name)) {
-            return Err(senseless(format!("{} is listed twice", volume.full_name())));
+            return Err(invalid(format!("{} is listed twice", volume.full_name())));
         }
     }
     Ok(volumes)

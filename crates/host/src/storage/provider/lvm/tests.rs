@@ -38,10 +38,10 @@ impl Tools for ScriptedLvm {
     fn ask(&self, program: &str, arguments: &[&str]) -> Result<Answer, ToolError> {
         let words = format!("{program} {}", arguments.join(" "));
         self.requests.lock().unwrap().push(words.clone());
-        let (is_well, output, complaint) = match self.answers.lock().unwrap().remove(0) {
+        let (is_success, output, stderr) = match self.answers.lock().unwrap().remove(0) {
             Says(output) => (true, output.to_owned(), String::new()),
             Owned(output) => (true, output, String::new()),
-            Complains(complaint) => (false, String::new(), complaint.to_owned()),
+            Complains(stderr) => (false, String::new(), stderr.to_owned()),
             Hangs => {
                 return Err(ToolError::TimedOut {
                     words,
@@ -50,9 +50,9 @@ impl Tools for ScriptedLvm {
             }
         };
         Ok(Answer {
-            is_well,
+            is_success,
             output,
-            complaint,
+            stderr,
         })
     }
 }
@@ -139,7 +139,7 @@ fn snapshots_of_all_programs_are_listed_in_order() {
     assert_eq!(world.lvm.dataset("vg0/gone").unwrap().available_bytes, None);
     assert!(matches!(
         world.lvm.snapshots("vg0/never"),
-        Err(ProviderError::NotThere { .. })
+        Err(ProviderError::NotFound { .. })
     ));
 }
 
@@ -279,7 +279,7 @@ fn only_the_inspected_snapshot_is_removed() {
     for other in ["web1", "web-2", "trial", "pool", "thick"] {
         let world = World::new(vec![Says(VOLUMES)]);
         let error = world.lvm.destroy(&name("web1", other)).unwrap_err();
-        assert!(matches!(error, ProviderError::NotThere { .. }), "{other}: {error}");
+        assert!(matches!(error, ProviderError::NotFound { .. }), "{other}: {error}");
     }
     let world = World::new(vec![Says(VOLUMES), Complains("  Logical volume vg0/x in use.\n")]);
     assert!(matches!(world.lvm.destroy(&snapshot), Err(ProviderError::Held { .. })));
@@ -316,7 +316,7 @@ fn holds_are_tags_and_the_last_release_removes_them() {
     world.lvm.release(&held, "audit").unwrap();
     assert!(matches!(
         world.lvm.release(&held, "other"),
-        Err(ProviderError::NotThere { .. })
+        Err(ProviderError::NotFound { .. })
     ));
     assert_eq!(
         world.requests(),
@@ -348,14 +348,14 @@ fn only_a_clone_of_the_snapshot_is_removed() {
 
 #[test]
 fn error_messages_are_classified() {
-    let refused = |complaint: &'static str| World::new(vec![Complains(complaint)]).lvm.datasets().unwrap_err();
+    let refused = |stderr: &'static str| World::new(vec![Complains(stderr)]).lvm.datasets().unwrap_err();
     assert!(matches!(
         refused("  Volume group \"vgnone\" not found\n  Cannot process volume group vgnone\n"),
-        ProviderError::NotThere { .. }
+        ProviderError::NotFound { .. }
     ));
     assert!(matches!(
         refused("  Failed to find logical volume \"vg0/nope\"\n"),
-        ProviderError::NotThere { .. }
+        ProviderError::NotFound { .. }
     ));
     assert!(matches!(
         refused("  WARNING: Running as a non-root user. Functionality may be unavailable.\n"),
@@ -384,7 +384,7 @@ fn invalid_answers_are_errors() {
     ] {
         let world = World::new(vec![Says(answer)]);
         assert!(
-            matches!(world.lvm.datasets(), Err(ProviderError::Senseless { .. })),
+            matches!(world.lvm.datasets(), Err(ProviderError::Invalid { .. })),
             "{answer}"
         );
     }
@@ -394,7 +394,7 @@ fn invalid_answers_are_errors() {
     ] {
         let world = World::new(vec![Owned(VOLUMES.replace(from, to))]);
         assert!(
-            matches!(world.lvm.datasets(), Err(ProviderError::Senseless { .. })),
+            matches!(world.lvm.datasets(), Err(ProviderError::Invalid { .. })),
             "{to}"
         );
     }

@@ -82,7 +82,7 @@ impl Lvm {
 fn deactivate(tools: &dyn crate::system::process::Tools, clock: &dyn Clock, full: &str) {
     for _ in 0..3 {
         match tools.ask(LVCHANGE, &["-qq", "--yes", "--activate", "n", full]) {
-            Ok(answer) if !answer.is_well && answer.complaint.contains("in use") => clock.sleep(ATTEMPT_INTERVAL),
+            Ok(answer) if !answer.is_success && answer.stderr.contains("in use") => clock.sleep(ATTEMPT_INTERVAL),
             _ => return,
         }
     }

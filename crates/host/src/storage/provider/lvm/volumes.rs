@@ -69,7 +69,7 @@ impl Volumes {
         let (group, name) = names_of(&wanted.dataset.name)?;
         let mut all = self.snapshots_of(group, name);
         all.find(|one| one.name == wanted.name)
-            .ok_or_else(|| ProviderError::NotThere {
+            .ok_or_else(|| ProviderError::NotFound {
                 what: wanted.to_string(),
             })
     }

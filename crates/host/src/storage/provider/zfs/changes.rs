@@ -57,7 +57,7 @@ impl Zfs {
             object: match question {
                 SendQuery::File { before, after } if before.ino() != after.ino() => {
                     let reason = "it is another file now".to_owned();
-                    return Err(SendStreamError::Unfit { reason }.into());
+                    return Err(SendStreamError::Unusable { reason }.into());
                 }
                 SendQuery::File { before, .. } => StreamObject::File {
                     number: before.ino(),
@@ -78,8 +78,8 @@ impl Zfs {
         let ask = |input: &mut dyn Read| by_send_stream(input, &question);
         let (found, ended) = self.read_stream(&["send", "-i", &from, &to], &ask)?;
         // The sender's error says more than the error of its incomplete stream.
-        if !ended.is_well() {
-            return Err(refusal("send the changes of", &to, &ended.complaint).into());
+        if !ended.is_success() {
+            return Err(refusal("send the changes of", &to, &ended.stderr).into());
         }
         Ok(found?.ranges)
     }
@@ -97,8 +97,8 @@ impl Zfs {
         full(since)?;
         let pool = volume.split('/').next().unwrap_or_default();
         let synced = self.tools.ask(ZPOOL, &["sync", pool])?;
-        if !synced.is_well {
-            return Err(refusal("write out", pool, &synced.complaint));
+        if !synced.is_success {
+            return Err(refusal("write out", pool, &synced.stderr));
         }
         let written = self.number_of(&format!("written@{}", since.name), volume);
         Ok(written == Some(0))
@@ -119,7 +119,7 @@ impl Zfs {
 
     fn number_of(&self, property: &str, of: &str) -> Option<u64> {
         let words = ["get", "-Hp", "-o", "value", property, of];
-        let answer = self.tools.ask(ZFS, &words).ok().filter(|answer| answer.is_well)?;
+        let answer = self.tools.ask(ZFS, &words).ok().filter(|answer| answer.is_success)?;
         answer.output.trim().parse().ok()
     }
 

@@ -33,18 +33,18 @@ const ATTEMPT_INTERVAL: Duration = Duration::from_millis(50);
 
 /// An existing temporary clone.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LeftClone {
+pub struct TemporaryClone {
     /// Its name.
     pub name: String,
     /// Its purpose.
-    pub kind: LeftCloneKind,
+    pub kind: TemporaryCloneKind,
     /// The recorded maker; empty if none is recorded.
     pub maker: String,
 }
 
 /// The purpose of a clone.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum LeftCloneKind {
+pub enum TemporaryCloneKind {
     /// Viewing a host snapshot.
     View,
     /// A machine to be created from it.
@@ -53,7 +53,7 @@ pub enum LeftCloneKind {
 
 impl Zfs {
     /// The temporary clones in a pool, whether or not their makers still run.
-    pub fn temporary_clones(&self, pool: &str) -> ProviderResult<Vec<LeftClone>> {
+    pub fn temporary_clones(&self, pool: &str) -> ProviderResult<Vec<TemporaryClone>> {
         full_name(pool, "check")?;
         let marked = |property| self.datasets_with(property, pool);
         let (views, unfinished) = (marked(VIEW)?, marked(UNFINISHED)?);
@@ -61,17 +61,17 @@ impl Zfs {
             return Ok(Vec::new());
         }
         let makers = marked(MAKER)?;
-        let clone = |name: &String, kind| LeftClone {
+        let clone = |name: &String, kind| TemporaryClone {
             name: name.clone(),
             kind,
             maker: makers.get(name).cloned().unwrap_or_default(),
         };
         let is_view = |(name, label): &(&String, &String)| is_view_name(name) && *label != MOUNTED;
         let views = views.iter().filter(is_view);
-        let views = views.map(|(name, _)| clone(name, LeftCloneKind::View));
+        let views = views.map(|(name, _)| clone(name, TemporaryCloneKind::View));
         let machines = unfinished
             .iter()
-            .map(|(name, machine)| clone(name, LeftCloneKind::Machine(machine.clone())));
+            .map(|(name, machine)| clone(name, TemporaryCloneKind::Machine(machine.clone())));
         Ok(views.chain(machines).collect())
     }
 
@@ -88,12 +88,12 @@ impl Zfs {
     }
 
     /// Destroys one of them if it is still a temporary clone without snapshots, and no process has files of it open.
-    pub fn destroy_left(&self, left: &LeftClone) -> ProviderResult<()> {
+    pub fn destroy_temporary(&self, left: &TemporaryClone) -> ProviderResult<()> {
         full_name(&left.name, "check")?;
         let pool = left.name.split('/').next().unwrap_or_default();
         let is_there = self.temporary_clones(pool)?.contains(left);
         if !is_there || self.dataset(&left.name)?.origin.is_none() {
-            return Err(ProviderError::NotThere {
+            return Err(ProviderError::NotFound {
                 what: format!("temporary clone {}", left.name),
             });
         }
@@ -262,7 +262,7 @@ fn is_view_name(name: &str) -> bool {
 fn remove_view(tools: &dyn Tools, clock: &dyn Clock, clone: &str) {
     for _ in 0..ATTEMPT_COUNT {
         match tools.ask(ZFS, &["destroy", clone]) {
-            Ok(answer) if !answer.is_well && answer.complaint.contains("busy") => clock.sleep(ATTEMPT_INTERVAL),
+            Ok(answer) if !answer.is_success && answer.stderr.contains("busy") => clock.sleep(ATTEMPT_INTERVAL),
             _ => return,
         }
     }

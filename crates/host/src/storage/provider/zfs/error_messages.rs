@@ -11,21 +11,21 @@ const NO_SERVICE: [&str; 4] = [
 ];
 
 /// The error for a message.
-pub(super) fn refusal(action: &'static str, what: &str, complaint: &str) -> ProviderError {
-    let has = |words: &str| complaint.contains(words);
+pub(super) fn refusal(action: &'static str, what: &str, stderr: &str) -> ProviderError {
+    let has = |words: &str| stderr.contains(words);
     let what = what.to_owned();
-    let reason = complaint.trim().lines().map(str::trim).collect::<Vec<_>>().join("; ");
+    let reason = stderr.trim().lines().map(str::trim).collect::<Vec<_>>().join("; ");
     match () {
         () if NO_SERVICE.iter().any(|words| has(words)) => ProviderError::NoService {
             provider: "ZFS",
             reason,
         },
         () if has("does not exist") || has("no such pool") || has("could not find any snapshots") => {
-            ProviderError::NotThere { what }
+            ProviderError::NotFound { what }
         }
         () if has("has dependent clones") => {
             // The clones are listed after a line that says how to destroy them all.
-            let clones: Vec<&str> = complaint.lines().skip(2).map(str::trim).collect();
+            let clones: Vec<&str> = stderr.lines().skip(2).map(str::trim).collect();
             let clones = clones.join(", ");
             ProviderError::HasClones { what, clones }
         }

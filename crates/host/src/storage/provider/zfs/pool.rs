@@ -73,11 +73,11 @@ impl Zfs {
         full_name(pool, "check")?;
         let words: Vec<&str> = words.iter().copied().chain([pool]).collect();
         let answer = self.tools.ask(ZPOOL, &words)?;
-        if !answer.is_well {
-            return Err(refusal("inspect", pool, &answer.complaint));
+        if !answer.is_success {
+            return Err(refusal("inspect", pool, &answer.stderr));
         }
         if !answer.output.ends_with('\n') {
-            return Err(senseless(format!("its output about {pool} is empty or truncated")));
+            return Err(invalid(format!("its output about {pool} is empty or truncated")));
         }
         Ok(answer.output)
     }
@@ -92,7 +92,7 @@ impl Zfs {
     pub fn pool_devices(&self, pool: &PoolState) -> ProviderResult<Vec<PoolDevice>> {
         let answer = self.ask_pool(&pool.name, &["status"])?;
         match parse_devices(&pool.name, &answer) {
-            Err(ProviderError::Senseless { .. }) if !pool.is_open() => Ok(Vec::new()),
+            Err(ProviderError::Invalid { .. }) if !pool.is_open() => Ok(Vec::new()),
             devices => devices,
         }
     }
@@ -108,12 +108,12 @@ impl Zfs {
     pub fn used_percent(&self, pool: &str) -> ProviderResult<u8> {
         let answer = self.ask_pool(pool, &["list", "-H", "-o", "capacity"])?;
         let percent = answer.trim().trim_end_matches('%').parse();
-        percent.map_err(|_| senseless(format!("the used percentage of {pool} is {answer:?}")))
+        percent.map_err(|_| invalid(format!("the used percentage of {pool} is {answer:?}")))
     }
 }
 
-fn senseless(detail: String) -> ProviderError {
-    ProviderError::Senseless { program: ZPOOL, detail }
+fn invalid(detail: String) -> ProviderError {
+    ProviderError::Invalid { program: ZPOOL, detail }
 }
 
 /// The fields of the only line, which must be about `pool`.
@@ -123,7 +123,7 @@ fn fields<'a, const COUNT: usize>(pool: &str, answer: &'a str) -> ProviderResult
     let fields = fields.and_then(|fields| <[&str; COUNT]>::try_from(fields).ok());
     match fields {
         Some(fields) if fields[0] == pool && lines.next().is_none() => Ok(fields),
-        _ => Err(senseless(format!("{answer:?} is not the line of {pool}"))),
+        _ => Err(invalid(format!("{answer:?} is not the line of {pool}"))),
     }
 }
 
@@ -140,14 +140,14 @@ fn parse_pool(pool: &str, answer: &str) -> ProviderResult<PoolState> {
     let is_full_to = capacity.strip_suffix('%').is_some_and(is_number);
     let has_sizes = bytes_of(size).is_some() && bytes_of(free).is_some() && is_full_to;
     if !is_state(health) || (state.is_open() && !has_sizes) {
-        return Err(senseless(format!("{answer:?} is not the line of {pool}")));
+        return Err(invalid(format!("{answer:?} is not the line of {pool}")));
     }
     Ok(state)
 }
 
 fn parse_room(pool: &str, answer: &str) -> ProviderResult<PoolRoom> {
     let [_, size, allocated, free] = fields(pool, answer)?;
-    let bytes = |text| bytes_of(text).ok_or_else(|| senseless(format!("{text:?} is not a size of {pool}")));
+    let bytes = |text| bytes_of(text).ok_or_else(|| invalid(format!("{text:?} is not a size of {pool}")));
     Ok(PoolRoom {
         size_bytes: bytes(size)?,
         allocated_bytes: bytes(allocated)?,
@@ -180,11 +180,11 @@ fn parse_devices(pool: &str, answer: &str) -> ProviderResult<Vec<PoolDevice>> {
     let mut lines = answer.lines().skip_while(|line| line.trim() != about);
     let is_heading = |line: &&str| line.split_whitespace().eq(["NAME", "STATE", "READ", "WRITE", "CKSUM"]);
     if lines.find(is_heading).is_none() {
-        return Err(senseless(format!("it does not list the devices of {pool}")));
+        return Err(invalid(format!("it does not list the devices of {pool}")));
     }
     let root: Vec<&str> = lines.next().unwrap_or_default().split_whitespace().collect();
     if root.len() < 5 || root[0] != pool || !is_state(root[1]) {
-        return Err(senseless(format!("{root:?} is not the line of {pool}")));
+        return Err(invalid(format!("{root:?} is not the line of {pool}")));
     }
     let mut devices = Vec::new();
     for line in lines {
@@ -194,12 +194,12 @@ fn parse_devices(pool: &str, answer: &str) -> ProviderResult<Vec<PoolDevice>> {
         devices.extend(parse_device(line)?);
     }
     // An empty line follows the last device.
-    Err(senseless(format!("its list of the devices of {pool} is truncated")))
+    Err(invalid(format!("its list of the devices of {pool} is truncated")))
 }
 
 /// The device in a line; none for a heading, or for a spare, which has no counters.
 fn parse_device(line: &str) -> ProviderResult<Option<PoolDevice>> {
-    let nonsense = || senseless(format!("{line:?} is not the line of a device"));
+    let nonsense = || invalid(format!("{line:?} is not the line of a device"));
     let inside = line.strip_prefix('\t').ok_or_else(nonsense)?;
     let depth = (inside.len() - inside.trim_start_matches(' ').len()) / 2;
     let words: Vec<&str> = inside.split_whitespace().collect();

@@ -59,7 +59,7 @@ impl ZfsSide {
             PROPERTIES
         };
         match self.zfs.get(&filter, properties, name) {
-            Err(ProviderError::NotThere { .. }) => Ok(BTreeMap::new()),
+            Err(ProviderError::NotFound { .. }) => Ok(BTreeMap::new()),
             other => other,
         }
     }
@@ -115,7 +115,7 @@ impl ZfsSide {
         for above in slashes.map(|at| &dataset[..at]).collect::<Vec<_>>().into_iter().rev() {
             match self.zfs.get(&[], "type", above) {
                 Ok(_) => break,
-                Err(ProviderError::NotThere { .. }) => missing.push(above),
+                Err(ProviderError::NotFound { .. }) => missing.push(above),
                 Err(error) => return Err(error),
             }
         }
@@ -162,7 +162,7 @@ impl ZfsSide {
                 .release(&Self::name(&keeping.dataset, &other.name), &keeping.tag)
             {
                 Err(ProviderError::Refused { reason, .. }) if reason.contains("no such tag") => {}
-                Err(ProviderError::NotThere { .. }) => {}
+                Err(ProviderError::NotFound { .. }) => {}
                 other => other?,
             }
         }
@@ -208,7 +208,7 @@ fn check_token(token: &str) -> ProviderResult<()> {
         && token.len() < 64 << 10
         && token.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
         && !token.starts_with('-');
-    is_token.then_some(()).ok_or_else(|| ProviderError::Senseless {
+    is_token.then_some(()).ok_or_else(|| ProviderError::Invalid {
         program: ZFS,
         detail: format!("{token:?} is not a resume token"),
     })
@@ -246,7 +246,7 @@ pub(super) fn datasets_of(
         let snapshot = ReplicaSnapshot {
             name: name.to_owned(),
             identity: properties.value("guid").unwrap_or_default().to_owned(),
-            time_s: time_s.ok_or_else(|| ProviderError::Senseless {
+            time_s: time_s.ok_or_else(|| ProviderError::Invalid {
                 program: ZFS,
                 detail: format!("{full} has no valid creation time"),
             })?,
@@ -382,7 +382,7 @@ impl ReplicaSide for ZfsSide {
             return self.hold(keeping);
         }
         let target = self.datasets(&keeping.dataset, false)?.pop();
-        let target = target.ok_or_else(|| ProviderError::NotThere {
+        let target = target.ok_or_else(|| ProviderError::NotFound {
             what: keeping.dataset.clone(),
         })?;
         if keeping.means == KeepMethod::Bookmark {
@@ -393,16 +393,16 @@ impl ReplicaSide for ZfsSide {
         self.release(keeping, &target, Some(&keeping.snapshot))
     }
 
-    fn refusal(&self, action: &'static str, what: &str, complaint: &str) -> ProviderError {
-        if complaint.contains("has been modified") {
-            let why = complaint.trim().replace('\n', "; ");
+    fn refusal(&self, action: &'static str, what: &str, stderr: &str) -> ProviderError {
+        if stderr.contains("has been modified") {
+            let why = stderr.trim().replace('\n', "; ");
             let why = format!(
                 "{why}; the copy was modified: zfs rollback to its newest snapshot discards the changes, and readonly=on prevents them"
             );
             return refusal(action, what, &why);
         }
         // The received part is kept; ZFS's advice on how to resume by hand does not apply here.
-        match complaint.split_once("Partially received snapshot is saved") {
+        match stderr.split_once("Partially received snapshot is saved") {
             Some((why, _)) => {
                 let why = format!(
                     "{}; the received part is kept, and the next run resumes it",
@@ -410,7 +410,7 @@ impl ReplicaSide for ZfsSide {
                 );
                 refusal(action, what, &why)
             }
-            None => refusal(action, what, complaint),
+            None => refusal(action, what, stderr),
         }
     }
 
@@ -425,7 +425,7 @@ impl ReplicaSide for ZfsSide {
 
     fn can_unpack(&self) -> bool {
         let asked = self.programs.ask("zstd", &["-V"]);
-        asked.is_ok_and(|answer| answer.is_well)
+        asked.is_ok_and(|answer| answer.is_success)
     }
 }
 

@@ -42,19 +42,19 @@ pub(super) fn percent(text: &str) -> Option<u64> {
 
 /// The datasets and snapshots of an answer with the columns name, property, value and source.
 pub(super) fn parse(answer: &str) -> ProviderResult<BTreeMap<String, Properties>> {
-    let senseless = |detail| ProviderError::Senseless {
+    let invalid = |detail| ProviderError::Invalid {
         program: super::ZFS,
         detail,
     };
     if !answer.is_empty() && !answer.ends_with('\n') {
-        return Err(senseless("its output is truncated".to_owned()));
+        return Err(invalid("its output is truncated".to_owned()));
     }
     let mut found: BTreeMap<String, Properties> = BTreeMap::new();
     for line in answer.lines() {
         let fields: Vec<&str> = line.split('\t').collect();
         let [name, property, value, source] = fields[..] else {
             let detail = format!("the line {line:?} is not a name, a property, a value and a source");
-            return Err(senseless(detail));
+            return Err(invalid(detail));
         };
         let number_in_answer = found.len();
         let properties = found.entry(name.to_owned()).or_insert_with(|| Properties {
@@ -64,7 +64,7 @@ pub(super) fn parse(answer: &str) -> ProviderResult<BTreeMap<String, Properties>
         properties.sources.insert(property.to_owned(), source.to_owned());
         let known = properties.values.insert(property.to_owned(), value.to_owned());
         if known.is_some() {
-            return Err(senseless(format!("{name} has {property} twice")));
+            return Err(invalid(format!("{name} has {property} twice")));
         }
     }
     Ok(found)

@@ -7,7 +7,7 @@ use holdfast_block::SystemClock;
 use super::super::{
     Dataset, HostSnapshotLabel, HostSnapshotName, HostSnapshotScope, Provider, ProviderError, ProviderKind,
 };
-use super::{LeftClone, LeftCloneKind, Zfs};
+use super::{TemporaryClone, TemporaryCloneKind, Zfs};
 use crate::system::process::{Answer, ToolError, Tools};
 
 /// Returns scripted answers in order, and records the requests.
@@ -22,14 +22,14 @@ impl Tools for ScriptedZfs {
         assert!(["zfs", "zpool"].contains(&program));
         self.requests.lock().unwrap().push(arguments.join(" "));
         let answer = self.answers.lock().unwrap().remove(0);
-        let (is_well, output, complaint) = match answer {
+        let (is_success, output, stderr) = match answer {
             Ok(output) => (true, output, String::new()),
-            Err(complaint) => (false, String::new(), complaint),
+            Err(stderr) => (false, String::new(), stderr),
         };
         Ok(Answer {
-            is_well,
+            is_success,
             output,
-            complaint,
+            stderr,
         })
     }
 }
@@ -132,14 +132,14 @@ fn only_snapshots_are_destroyed() {
 
 #[test]
 fn error_messages_are_classified() {
-    let refused = |complaint: &str| zfs(&[Err(complaint)]).0.destroy(&snapshot("t/v", "a")).unwrap_err();
+    let refused = |stderr: &str| zfs(&[Err(stderr)]).0.destroy(&snapshot("t/v", "a")).unwrap_err();
     assert!(matches!(
         refused("cannot open 't/v@a': dataset does not exist"),
-        ProviderError::NotThere { .. }
+        ProviderError::NotFound { .. }
     ));
     assert!(matches!(
         refused("could not find any snapshots to destroy; check snapshot names."),
-        ProviderError::NotThere { .. }
+        ProviderError::NotFound { .. }
     ));
     assert!(matches!(
         refused("cannot destroy snapshot t/v@a: dataset is busy"),
@@ -171,9 +171,9 @@ fn a_record_too_long_for_some_zfs_is_refused() {
 #[test]
 fn invalid_answers_are_errors() {
     let (zfs, _) = zfs(&[Ok(""), Ok("t/v@a creation 20 -\n")]);
-    assert!(matches!(zfs.snapshots("t/v"), Err(ProviderError::Senseless { .. })));
+    assert!(matches!(zfs.snapshots("t/v"), Err(ProviderError::Invalid { .. })));
     let (zfs, _) = self::zfs(&[Ok(""), Ok("t/v@a\tcreation\t20\t-\nt/v@a\tcreation\t1\t-\n")]);
-    assert!(matches!(zfs.snapshots("t/v"), Err(ProviderError::Senseless { .. })));
+    assert!(matches!(zfs.snapshots("t/v"), Err(ProviderError::Invalid { .. })));
 }
 
 #[test]
@@ -205,10 +205,10 @@ fn temporary_clones_are_found_by_their_own_marks() {
     assert_eq!(
         summary,
         [
-            ("t/holdfast-view-0a-0", &LeftCloneKind::View, ""),
+            ("t/holdfast-view-0a-0", &TemporaryCloneKind::View, ""),
             (
                 "t/trial",
-                &LeftCloneKind::Machine("trial".to_owned()),
+                &TemporaryCloneKind::Machine("trial".to_owned()),
                 "{\"process\":1}"
             ),
         ]
@@ -219,21 +219,24 @@ fn temporary_clones_are_found_by_their_own_marks() {
 /// A clone that was finished or replaced is not destroyed.
 #[test]
 fn only_a_temporary_clone_is_destroyed() {
-    let left = LeftClone {
+    let left = TemporaryClone {
         name: "t/trial".to_owned(),
-        kind: LeftCloneKind::Machine("trial".to_owned()),
+        kind: TemporaryCloneKind::Machine("trial".to_owned()),
         maker: String::new(),
     };
     // Its mark is gone, or it is not a clone.
     let (finished, requests) = zfs(&[Ok(""), Ok(""), Ok("")]);
     assert!(matches!(
-        finished.destroy_left(&left),
-        Err(ProviderError::NotThere { .. })
+        finished.destroy_temporary(&left),
+        Err(ProviderError::NotFound { .. })
     ));
     assert_eq!(requests.requests.lock().unwrap().len(), 3);
     let mark = "t/trial\ttrial\tlocal\n";
     let (whole, requests) = zfs(&[Ok(""), Ok(""), Ok(mark), Ok(""), Ok("t/trial\torigin\t-\t-\n")]);
-    assert!(matches!(whole.destroy_left(&left), Err(ProviderError::NotThere { .. })));
+    assert!(matches!(
+        whole.destroy_temporary(&left),
+        Err(ProviderError::NotFound { .. })
+    ));
     assert_eq!(requests.requests.lock().unwrap().len(), 5);
     let (clone, requests) = zfs(&[
         Ok(""),
@@ -243,6 +246,6 @@ fn only_a_temporary_clone_is_destroyed() {
         Ok("t/trial\torigin\tt/v@a\t-\n"),
         Ok(""),
     ]);
-    clone.destroy_left(&left).unwrap();
+    clone.destroy_temporary(&left).unwrap();
     assert_eq!(requests.requests.lock().unwrap()[5], "destroy t/trial");
 }

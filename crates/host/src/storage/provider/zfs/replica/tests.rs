@@ -64,14 +64,14 @@ impl Tools for ScriptedReplica {
             .unwrap()
             .pop_front()
             .expect("more is asked than is answered");
-        let (output, complaint) = match &answer {
+        let (output, stderr) = match &answer {
             Ok(output) => (output.clone(), String::new()),
-            Err(complaint) => (String::new(), complaint.clone()),
+            Err(stderr) => (String::new(), stderr.clone()),
         };
         Ok(Answer {
-            is_well: answer.is_ok(),
+            is_success: answer.is_ok(),
             output,
-            complaint,
+            stderr,
         })
     }
 }
@@ -82,7 +82,7 @@ impl StreamTools for ScriptedReplica {
             .lock()
             .unwrap()
             .push(format!("{program} {}", arguments.join(" ")));
-        Err(ToolError::NotThere {
+        Err(ToolError::NotFound {
             program: program.to_owned(),
         })
     }

@@ -182,7 +182,11 @@ fn joined_streams_are_accepted_only_from_this_host_and_as_announced() {
     for names in [&["b"][..], &["c", "b"], &["b", "c", "d"], &[], &["b", "d"]] {
         assert!(pass_as(&stream, joined(names)).is_err(), "{names:?}");
     }
-    assert!(pass_as(&stream, announced(&["b", "c"])).unwrap_err().contains("exactly one"));
+    assert!(
+        pass_as(&stream, announced(&["b", "c"]))
+            .unwrap_err()
+            .contains("exactly one")
+    );
     let nested = [&list[..], &list, &second(b"tank/vm@b\0"), &end].concat();
     assert!(pass_as(&nested, joined(&["b", "c"])).is_err());
 }
