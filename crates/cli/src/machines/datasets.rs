@@ -59,7 +59,7 @@ impl Tools for ToolsUntil {
         if left.is_zero() {
             // One that hangs in the kernel takes its time even to be given up.
             return Err(ToolError::TimedOut {
-                words: format!("{program} {}", arguments.join(" ")),
+                command_line: format!("{program} {}", arguments.join(" ")),
                 waited: self.time_out,
             });
         }

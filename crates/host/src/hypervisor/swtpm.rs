@@ -104,12 +104,12 @@ fn resolved(swtpm: Swtpm, process: &Process) -> Swtpm {
 }
 
 /// Parses a command line; none for another program, or if the arguments are not on the command line.
-fn parse(words: &[String]) -> Option<Swtpm> {
-    let (program, words) = words.split_first()?;
+fn parse(arguments: &[String]) -> Option<Swtpm> {
+    let (program, arguments) = arguments.split_first()?;
     if Path::new(program).file_name()? != "swtpm" {
         return None;
     }
-    let state = option(words, "--tpmstate")?;
+    let state = option(arguments, "--tpmstate")?;
     let (store, path) = match (value(state, "dir"), value(state, "backend-uri")) {
         (Some(folder), _) => (TpmStore::Folder, folder),
         (None, Some(uri)) => match (uri.strip_prefix("dir://"), uri.strip_prefix("file://")) {
@@ -119,12 +119,12 @@ fn parse(words: &[String]) -> Option<Swtpm> {
         (None, None) => return None,
     };
     Some(Swtpm {
-        version: if words.iter().any(|word| word == "--tpm2") {
+        version: if arguments.iter().any(|word| word == "--tpm2") {
             TpmVersion::V2
         } else {
             TpmVersion::V1
         },
-        control: option(words, "--ctrl")
+        control: option(arguments, "--ctrl")
             .and_then(|control| value(control, "path"))
             .map(Into::into),
         store,
@@ -133,8 +133,8 @@ fn parse(words: &[String]) -> Option<Swtpm> {
 }
 
 /// The value of an option: the next argument, or the text after `=`.
-fn option<'w>(words: &'w [String], name: &str) -> Option<&'w str> {
-    let mut after = words.iter().skip_while(|word| {
+fn option<'w>(arguments: &'w [String], name: &str) -> Option<&'w str> {
+    let mut after = arguments.iter().skip_while(|word| {
         let rest = word.strip_prefix(name);
         !rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('='))
     });

@@ -23,7 +23,7 @@ pub fn processes_named(name: &str) -> Option<Vec<ProcessInfo>> {
         let Ok(bytes) = std::fs::read(folder.join("cmdline")) else {
             continue;
         };
-        let words = words_of(&bytes);
+        let words = split_arguments(&bytes);
         let program = words.first().and_then(|word| Path::new(word).file_name());
         if program.is_some_and(|program| program == name) && process != std::process::id() {
             found.push(ProcessInfo {
@@ -38,7 +38,7 @@ pub fn processes_named(name: &str) -> Option<Vec<ProcessInfo>> {
 /// The command line of a process; empty if there is no such process, or it is not readable.
 pub fn command_line_of(process: u32) -> Vec<String> {
     let bytes = std::fs::read(format!("/proc/{process}/cmdline"));
-    words_of(&bytes.unwrap_or_default())
+    split_arguments(&bytes.unwrap_or_default())
 }
 
 /// The parent of a process; none if it has ended.
@@ -203,7 +203,7 @@ fn is_for_writing(info: &str) -> bool {
 }
 
 /// Splits the kernel's form of a command line into arguments.
-fn words_of(bytes: &[u8]) -> Vec<String> {
+fn split_arguments(bytes: &[u8]) -> Vec<String> {
     let words = bytes.split(|byte| *byte == 0).filter(|word| !word.is_empty());
     words.map(|word| String::from_utf8_lossy(word).into_owned()).collect()
 }

@@ -145,16 +145,16 @@ impl<'a> SshSignatures<'a> {
     /// The key does not exist, or does not sign.
     pub fn sign(&self, key: &Path, namespace: &str, text: &[u8], passphrase: PassphraseFrom) -> Result<String> {
         let path = path_argument(key)?;
-        let words = ["-Y", "sign", "-f", &path, "-n", namespace];
+        let arguments = ["-Y", "sign", "-f", &path, "-n", namespace];
         let lines = match passphrase {
             PassphraseFrom::AgentOnly => {
-                let called = self.call(&words, text, SIGN_TIME_OUT)?;
+                let called = self.call(&arguments, text, SIGN_TIME_OUT)?;
                 if called.outcome != ProcessOutcome::Success {
                     return Err(not_signed(key, &called));
                 }
                 called.lines
             }
-            PassphraseFrom::Terminal => match ask_at_terminal(PROGRAM, &words, text).map_err(of_start)? {
+            PassphraseFrom::Terminal => match ask_at_terminal(PROGRAM, &arguments, text).map_err(of_start)? {
                 Some(output) => output.lines().map(str::to_owned).collect(),
                 None => {
                     return Err(SshSignatureError::NotSigned {
@@ -185,8 +185,8 @@ impl<'a> SshSignatures<'a> {
             .and_then(|()| file.flush())
             .map_err(SshSignatureError::Io)?;
         let signature = path_argument(file.path())?;
-        let words = ["-Y", "check-novalidate", "-n", signed.namespace, "-s", &signature];
-        let called = self.call(&words, signed.text, CHECK_TIME_OUT)?;
+        let arguments = ["-Y", "check-novalidate", "-n", signed.namespace, "-s", &signature];
+        let called = self.call(&arguments, signed.text, CHECK_TIME_OUT)?;
         if called.outcome != ProcessOutcome::Success {
             let reason = error_output(&called);
             return Ok(Verdict::Bad { reason });
@@ -212,8 +212,8 @@ impl<'a> SshSignatures<'a> {
         let signers = readable(&allowed.signers)?;
         let revoked = allowed.revoked.as_deref().map(readable).transpose()?;
         let time = format!("verify-time={}", keygen_time(signed.time_s));
-        let words = ["-Y", "find-principals", "-s", signature, "-f", &signers, "-O", &time];
-        let found = self.call(&words, &[], CHECK_TIME_OUT)?;
+        let arguments = ["-Y", "find-principals", "-s", signature, "-f", &signers, "-O", &time];
+        let found = self.call(&arguments, &[], CHECK_TIME_OUT)?;
         let not_allowed = |reason: &str| Verdict::NotAllowed {
             key: key.clone(),
             reason: reason.to_owned(),
@@ -226,7 +226,7 @@ impl<'a> SshSignatures<'a> {
         let mut reason = String::new();
         let principals = found.lines.iter().map(|line| line.trim());
         for principal in principals.filter(|line| !line.is_empty()).take(PRINCIPAL_COUNT_MAX) {
-            let words = [
+            let arguments = [
                 "-Y",
                 "verify",
                 "-f",
@@ -241,15 +241,17 @@ impl<'a> SshSignatures<'a> {
                 &time,
             ];
             let with_revoked: Vec<&str> = match &revoked {
-                Some(revoked) => words.iter().copied().chain(["-r", revoked]).collect(),
-                None => words.to_vec(),
+                Some(revoked) => arguments.iter().copied().chain(["-r", revoked]).collect(),
+                None => arguments.to_vec(),
             };
             let called = self.call(&with_revoked, signed.text, CHECK_TIME_OUT)?;
             if called.outcome == ProcessOutcome::Success {
                 let signer = principal.to_owned();
                 return Ok(Verdict::Good { signer, key });
             }
-            if revoked.is_some() && self.call(&words, signed.text, CHECK_TIME_OUT)?.outcome == ProcessOutcome::Success {
+            if revoked.is_some()
+                && self.call(&arguments, signed.text, CHECK_TIME_OUT)?.outcome == ProcessOutcome::Success
+            {
                 return Ok(Verdict::Revoked { key });
             }
             reason = error_output(&called);
@@ -257,7 +259,7 @@ impl<'a> SshSignatures<'a> {
         Ok(not_allowed(&reason))
     }
 
-    fn call(&self, words: &[&str], input: &[u8], time_out: Duration) -> Result<CallOutput> {
+    fn call(&self, arguments: &[&str], input: &[u8], time_out: Duration) -> Result<CallOutput> {
         let variables = [
             ("PATH", PROGRAM_PATH.to_owned()),
             ("LC_ALL", "C".to_owned()),
@@ -269,7 +271,7 @@ impl<'a> SshSignatures<'a> {
         ];
         let call = Call {
             program: Path::new(PROGRAM),
-            arguments: words,
+            arguments,
             variables: &variables,
             withheld: &[],
             input,

@@ -15,8 +15,8 @@ use crate::system::processes::Process;
 /// Finds the emulated TPM in QEMU's answer to `query-tpm`.
 pub(super) fn find(answer: &Value, qemu: Option<&Process>) -> Option<Tpm> {
     let channel = emulator_channel(answer)?;
-    let words = qemu.and_then(|qemu| Some((qemu, qemu.command_line()?)));
-    let socket = words.and_then(|(qemu, words)| Some(qemu.resolve(&socket_of(&words, &channel)?)));
+    let arguments = qemu.and_then(|qemu| Some((qemu, qemu.command_line()?)));
+    let socket = arguments.and_then(|(qemu, arguments)| Some(qemu.resolve(&socket_of(&arguments, &channel)?)));
     let Some(socket) = socket else {
         return Some(Tpm {
             version: None,
@@ -48,8 +48,8 @@ fn emulator_channel(answer: &Value) -> Option<String> {
 
 /// The socket of a channel in QEMU's command line: `-chardev socket,id=tpm,path=/run/tpm.sock`. A comma in a path is
 /// doubled.
-fn socket_of(words: &[String], channel: &str) -> Option<PathBuf> {
-    let values = words
+fn socket_of(arguments: &[String], channel: &str) -> Option<PathBuf> {
+    let values = arguments
         .windows(2)
         .filter(|pair| pair[0] == "-chardev" || pair[0] == "--chardev");
     let sockets = values.filter_map(|pair| pair[1].strip_prefix("socket,"));
@@ -92,10 +92,10 @@ mod tests {
 
     #[test]
     fn the_socket_of_a_channel_is_found_in_the_command_line() {
-        let words = "qemu -chardev socket,id=a,path=/a -chardev socket,path=/run/x,,y,id=tpm,reconnect=1 -chardev pty,id=p -chardev";
-        let words: Vec<String> = words.split(' ').map(str::to_owned).collect();
-        assert_eq!(socket_of(&words, "tpm"), Some(PathBuf::from("/run/x,y")));
-        assert_eq!(socket_of(&words, "p"), None);
-        assert_eq!(socket_of(&words, ""), None);
+        let arguments = "qemu -chardev socket,id=a,path=/a -chardev socket,path=/run/x,,y,id=tpm,reconnect=1 -chardev pty,id=p -chardev";
+        let arguments: Vec<String> = arguments.split(' ').map(str::to_owned).collect();
+        assert_eq!(socket_of(&arguments, "tpm"), Some(PathBuf::from("/run/x,y")));
+        assert_eq!(socket_of(&arguments, "p"), None);
+        assert_eq!(socket_of(&arguments, ""), None);
     }
 }

@@ -63,8 +63,8 @@ impl Btrfs {
     }
 
     fn delete(&self, (action, what): (&'static str, &str), place: &Path) -> ProviderResult<()> {
-        let words = ["subvolume", "delete", "--", &place.to_string_lossy()];
-        self.ask((action, what), &words).map(drop)
+        let arguments = ["subvolume", "delete", "--", &place.to_string_lossy()];
+        self.ask((action, what), &arguments).map(drop)
     }
 
     fn ask(&self, (action, what): (&'static str, &str), arguments: &[&str]) -> ProviderResult<String> {
@@ -103,9 +103,9 @@ impl Btrfs {
         if folders.is_empty() {
             return Ok(BTreeMap::new());
         }
-        let mut words = vec!["filesystem", "du", "-s", "--raw", "--"];
-        words.extend(folders);
-        let answer = self.ask(("measure", &folders.join(", ")), &words)?;
+        let mut arguments = vec!["filesystem", "du", "-s", "--raw", "--"];
+        arguments.extend(folders);
+        let answer = self.ask(("measure", &folders.join(", ")), &arguments)?;
         // Columns: total, exclusive, set shared, name; headings above.
         let rows = answer.lines().filter_map(|line| {
             let mut fields = line.split_whitespace();
@@ -318,7 +318,7 @@ impl Provider for Btrfs {
         group.iter().try_for_each(|one| {
             let kept = Self::folder(&one.dataset.name)?;
             let place = kept.hidden_place(label.name);
-            let words = [
+            let arguments = [
                 "subvolume",
                 "snapshot",
                 "-r",
@@ -327,7 +327,7 @@ impl Provider for Btrfs {
                 &place.to_string_lossy(),
             ];
             let shown = kept.shown_place(label.name);
-            self.ask(("make", &shown.to_string_lossy()), &words)?;
+            self.ask(("make", &shown.to_string_lossy()), &arguments)?;
             self.note_created(&one.dataset.name, label.name);
             Ok(())
         })
@@ -437,8 +437,8 @@ impl Provider for Btrfs {
             // btrfs would create the clone inside an existing folder.
             return Err(ProviderError::Exists { what: name.to_owned() });
         }
-        let words = ["subvolume", "snapshot", "--", &place.to_string_lossy(), name];
-        self.ask(("clone", &snapshot.to_string()), &words)?;
+        let arguments = ["subvolume", "snapshot", "--", &place.to_string_lossy(), name];
+        self.ask(("clone", &snapshot.to_string()), &arguments)?;
         self.dataset(name)
     }
 }

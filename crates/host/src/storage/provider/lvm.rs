@@ -77,9 +77,9 @@ impl Lvm {
 
     /// The volumes of a group, or of all groups.
     fn volumes(&self, group: Option<&str>) -> ProviderResult<Volumes> {
-        let mut words = QUESTION.to_vec();
-        words.extend(group);
-        parse(&self.ask(("inspect", group.unwrap_or("all volumes")), LVS, &words)?).map(Volumes)
+        let mut arguments = QUESTION.to_vec();
+        arguments.extend(group);
+        parse(&self.ask(("inspect", group.unwrap_or("all volumes")), LVS, &arguments)?).map(Volumes)
     }
 
     fn volumes_of(&self, dataset: &str) -> ProviderResult<Volumes> {
@@ -167,7 +167,7 @@ impl Lvm {
         let name = volume_name(group, origin, label.name);
         let tags = tags_of(label.name, &uuid, origin);
         let records = record_tags(label.record).ok_or_else(|| too_long(&shown))?;
-        let mut words = vec![
+        let mut arguments = vec![
             "-qq",
             "--yes",
             "--snapshot",
@@ -177,10 +177,10 @@ impl Lvm {
             "y",
         ];
         for tag in tags.iter().chain(&records) {
-            words.extend(["--addtag", tag]);
+            arguments.extend(["--addtag", tag]);
         }
-        words.extend(["--name", &name, &one.dataset.name]);
-        self.ask(("make", &shown), LVCREATE, &words).map(drop)
+        arguments.extend(["--name", &name, &one.dataset.name]);
+        self.ask(("make", &shown), LVCREATE, &arguments).map(drop)
     }
 }
 
@@ -305,17 +305,17 @@ impl Provider for Lvm {
             let volumes = self.volumes_of(&one.dataset.name)?;
             let volume = volumes.snapshot(&name)?.volume;
             let new = record_tags(label.record).ok_or_else(|| too_long(&shown))?;
-            let mut words = vec!["-qq"];
+            let mut arguments = vec!["-qq"];
             for old in volume.tags.records.iter().filter(|old| !new.contains(old)) {
-                words.extend(["--deltag", old]);
+                arguments.extend(["--deltag", old]);
             }
             for tag in new.iter().filter(|tag| !volume.tags.records.contains(tag)) {
-                words.extend(["--addtag", tag]);
+                arguments.extend(["--addtag", tag]);
             }
-            if words.len() > 1 {
+            if arguments.len() > 1 {
                 let full = volume.full_name();
-                words.push(&full);
-                self.ask(("write the record of", &shown), LVCHANGE, &words)?;
+                arguments.push(&full);
+                self.ask(("write the record of", &shown), LVCHANGE, &arguments)?;
             }
         }
         Ok(())
@@ -347,8 +347,8 @@ impl Provider for Lvm {
                 reason: format!("by {tag} already"),
             });
         }
-        let words = ["-qq", "--addtag", HELD, "--addtag", &hold_tag(tag), &volume.full_name()];
-        self.ask(("hold", &shown), LVCHANGE, &words).map(drop)
+        let arguments = ["-qq", "--addtag", HELD, "--addtag", &hold_tag(tag), &volume.full_name()];
+        self.ask(("hold", &shown), LVCHANGE, &arguments).map(drop)
     }
 
     fn release(&self, snapshot: &HostSnapshotName, tag: &str) -> ProviderResult<()> {
@@ -363,12 +363,12 @@ impl Provider for Lvm {
             });
         }
         let (own, full) = (hold_tag(tag), volume.full_name());
-        let mut words = vec!["-qq", "--deltag", &own];
+        let mut arguments = vec!["-qq", "--deltag", &own];
         if volume.tags.holds.len() == 1 {
-            words.extend(["--deltag", HELD]);
+            arguments.extend(["--deltag", HELD]);
         }
-        words.push(&full);
-        self.ask(("release a hold on", &shown), LVCHANGE, &words).map(drop)
+        arguments.push(&full);
+        self.ask(("release a hold on", &shown), LVCHANGE, &arguments).map(drop)
     }
 
     fn view(&self, snapshot: &HostSnapshotName, _label: &str) -> ProviderResult<View> {
@@ -391,7 +391,7 @@ impl Provider for Lvm {
         }
         pool::check_room(volume, volumes.pool_of(volume))?;
         let full = volume.full_name();
-        let words = [
+        let arguments = [
             "-qq",
             "--yes",
             "--snapshot",
@@ -403,7 +403,7 @@ impl Provider for Lvm {
             own,
             &full,
         ];
-        self.ask(("clone", &snapshot.to_string()), LVCREATE, &words)?;
+        self.ask(("clone", &snapshot.to_string()), LVCREATE, &arguments)?;
         self.await_device(&dataset(group, own).name, &device::path_of(group, own))?;
         self.dataset(name)
     }

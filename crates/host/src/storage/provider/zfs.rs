@@ -104,20 +104,20 @@ impl Zfs {
     /// Our records, by the full names of snapshots. They may contain any text, also by other users, and are requested
     /// separately: they cannot change the meaning of other properties.
     fn records(&self, filter: &[&str], what: &str) -> ProviderResult<BTreeMap<String, String>> {
-        let mut words = vec!["get", "-Hp", "-o", "name,value,source"];
-        words.extend(filter);
-        words.extend([RECORD, what]);
-        Ok(table::records(&self.ask(("inspect", what), &words)?))
+        let mut arguments = vec!["get", "-Hp", "-o", "name,value,source"];
+        arguments.extend(filter);
+        arguments.extend([RECORD, what]);
+        Ok(table::records(&self.ask(("inspect", what), &arguments)?))
     }
 
-    fn get(&self, arguments: &[&str], properties: &str, what: &str) -> ProviderResult<BTreeMap<String, Properties>> {
-        let mut words = vec!["get", "-Hp", "-o", "name,property,value,source"];
-        words.extend(arguments);
-        words.push(properties);
+    fn get(&self, filter: &[&str], properties: &str, what: &str) -> ProviderResult<BTreeMap<String, Properties>> {
+        let mut arguments = vec!["get", "-Hp", "-o", "name,property,value,source"];
+        arguments.extend(filter);
+        arguments.push(properties);
         if !what.is_empty() {
-            words.push(what);
+            arguments.push(what);
         }
-        parse(&self.ask(("inspect", what), &words)?)
+        parse(&self.ask(("inspect", what), &arguments)?)
     }
 
     fn state(name: &str, properties: &Properties, mounts: &Mounts) -> DatasetState {
@@ -319,17 +319,17 @@ impl Provider for Zfs {
 
     fn create(&self, group: &[HostSnapshotScope], label: &HostSnapshotLabel<'_>) -> ProviderResult<()> {
         let record = record_property(label.record)?;
-        let mut words = vec!["snapshot", "-o", &record];
+        let mut arguments = vec!["snapshot", "-o", &record];
         if group.iter().any(|one| one.is_tree) {
-            words.push("-r");
+            arguments.push("-r");
         }
         let names = group.iter().map(|one| full_name(&one.dataset.name, label.name));
         let names = names.collect::<ProviderResult<Vec<_>>>()?;
-        words.extend(names.iter().map(|name| &name[..]));
+        arguments.extend(names.iter().map(|name| &name[..]));
         group
             .iter()
             .try_for_each(|one| volume::write_out(&one.dataset.name, one.is_tree))?;
-        self.ask(("make", &names.join(", ")), &words).map(drop)
+        self.ask(("make", &names.join(", ")), &arguments).map(drop)
     }
 
     fn commit(&self, group: &[HostSnapshotScope], label: &HostSnapshotLabel<'_>) -> ProviderResult<()> {

@@ -48,7 +48,7 @@ impl Tools for LocalTools {
     fn ask(&self, program: &str, arguments: &[&str]) -> Result<Answer, ToolError> {
         let _wait = Wait::for_work(SYSTEM_PROGRAM);
         let io = |source| ToolError::starting(program, source);
-        let words = || format!("{program} {}", arguments.join(" "));
+        let command_line = || format!("{program} {}", arguments.join(" "));
         let mut command = command(program, arguments);
         command.envs(self.variables.iter().map(|(name, value)| (name, value)));
         let mut child = command.stdin(Stdio::null()).spawn().map_err(io)?;
@@ -56,12 +56,14 @@ impl Tools for LocalTools {
         let stderr = read_in_background(child.stderr.take(), STDERR_BYTES_MAX).map_err(io)?;
         let Some((status, output)) = self.wait(&mut child, &output).map_err(io)? else {
             return Err(ToolError::TimedOut {
-                words: words(),
+                command_line: command_line(),
                 waited: self.time_out,
             });
         };
         if output.len() >= to_usize(ANSWER_BYTES_MAX) {
-            return Err(ToolError::Flood { words: words() });
+            return Err(ToolError::Flood {
+                command_line: command_line(),
+            });
         }
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
         let mut stderr = text(stderr.recv_timeout(OUTPUT_GRACE).unwrap_or_default());

@@ -33,7 +33,7 @@ pub trait StreamTools: Tools {
 
 /// A running program. Dropping this kills it, with its process group.
 pub struct Piped {
-    words: String,
+    command_line: String,
     child: Option<Child>,
     stderr: Receiver<Vec<u8>>,
     ended: Option<PipedEnd>,
@@ -71,23 +71,23 @@ impl PipedEnd {
 impl Piped {
     /// Starts a program of this host.
     pub(super) fn start(program: &str, arguments: &[&str]) -> Result<Self, ToolError> {
-        let words = format!("{program} {}", arguments.join(" "));
-        Self::of(words, command(program, arguments)).map_err(|source| ToolError::starting(program, source))
+        let command_line = format!("{program} {}", arguments.join(" "));
+        Self::of(command_line, command(program, arguments)).map_err(|source| ToolError::starting(program, source))
     }
 
     /// Starts a program of this host in a folder.
     pub(super) fn start_in(folder: &Path, program: &str, arguments: &[&str]) -> std::io::Result<Self> {
-        let words = format!("{program} {}", arguments.join(" "));
+        let command_line = format!("{program} {}", arguments.join(" "));
         let mut command = command(program, arguments);
         command.current_dir(folder);
-        Self::of(words, command)
+        Self::of(command_line, command)
     }
 
-    fn of(words: String, mut command: Command) -> std::io::Result<Self> {
+    fn of(command_line: String, mut command: Command) -> std::io::Result<Self> {
         let mut child = command.stdin(Stdio::piped()).spawn()?;
         let stderr = read_in_background(child.stderr.take(), STDERR_BYTES_MAX)?;
         Ok(Self {
-            words,
+            command_line,
             child: Some(child),
             stderr,
             ended: None,
@@ -102,8 +102,8 @@ impl Piped {
     }
 
     /// The command line.
-    pub fn words(&self) -> &str {
-        &self.words
+    pub fn command_line(&self) -> &str {
+        &self.command_line
     }
 
     /// Writes to its standard input before the stream.
@@ -156,7 +156,7 @@ impl Piped {
             }
             if clock.now() >= until {
                 return Err(ToolError::TimedOut {
-                    words: self.words.clone(),
+                    command_line: self.command_line.clone(),
                     waited: time_out,
                 });
             }
@@ -212,14 +212,14 @@ mod tests {
     fn a_stream_is_piped_through_and_errors_are_kept() {
         let mut piped = start("tr a-z A-Z; echo late >&2; exit 3");
         let mut input = piped.take_input().unwrap();
-        input.write_all(b"some words").unwrap();
+        input.write_all(b"some text").unwrap();
         drop(input);
         let mut message = String::new();
         piped.take_output().unwrap().read_to_string(&mut message).unwrap();
         let (ended, rest) = piped.answer(&SystemClock::new(), LONG).unwrap();
         assert_eq!(
             (message.as_str(), ended.code, &ended.reason()[..]),
-            ("SOME WORDS", Some(3), "late")
+            ("SOME TEXT", Some(3), "late")
         );
         assert!(rest.is_empty() && !ended.is_success());
         let (ended, answer) = start("cat; echo done").answer(&SystemClock::new(), LONG).unwrap();

@@ -55,10 +55,10 @@ pub enum ToolError {
         source: std::io::Error,
     },
     /// It exceeded the timeout.
-    #[error("{words:?} did not finish within {} s", .waited.as_secs())]
+    #[error("{command_line:?} did not finish within {} s", .waited.as_secs())]
     TimedOut {
         /// The command line.
-        words: String,
+        command_line: String,
         /// The timeout.
         waited: Duration,
     },
@@ -71,10 +71,10 @@ pub enum ToolError {
         reason: String,
     },
     /// Its output exceeds the limit.
-    #[error("the output of {words:?} has more than {ANSWER_BYTES_MAX} bytes")]
+    #[error("the output of {command_line:?} has more than {ANSWER_BYTES_MAX} bytes")]
     Flood {
         /// The command line.
-        words: String,
+        command_line: String,
     },
 }
 
@@ -168,7 +168,7 @@ mod tests {
     #[test]
     fn a_tool_that_hangs_times_out() {
         let asked = tools(Duration::from_millis(50)).ask("sleep", &["60"]);
-        assert!(matches!(asked, Err(ToolError::TimedOut { words, .. }) if words == "sleep 60"));
+        assert!(matches!(asked, Err(ToolError::TimedOut { command_line, .. }) if command_line == "sleep 60"));
     }
 
     #[test]

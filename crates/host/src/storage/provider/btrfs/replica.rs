@@ -308,23 +308,23 @@ impl ReplicaSide for BtrfsSide {
         let kept = Btrfs::folder(&sending.dataset)?;
         check_name(&sending.to)?;
         let place = kept.place(&sending.to).to_string_lossy().into_owned();
-        let mut words = vec!["send".to_owned(), "-q".to_owned()];
+        let mut arguments = vec!["send".to_owned(), "-q".to_owned()];
         if let Some(base) = &sending.base {
             check_name(&base.name)?;
             let base = kept.place(&base.name).to_string_lossy().into_owned();
-            words.extend(["-p".to_owned(), base]);
+            arguments.extend(["-p".to_owned(), base]);
         }
-        words.extend(["--".to_owned(), place]);
-        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        arguments.extend(["--".to_owned(), place]);
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         // The paths are valid as long as the folder is open.
-        Ok(self.programs.start(BTRFS, &words)?.with(kept))
+        Ok(self.programs.start(BTRFS, &arguments)?.with(kept))
     }
 
     fn receive(&self, receiving: &ReceiveRequest, _trust: SenderTrust) -> ProviderResult<Incoming> {
         let folder = Path::new(&receiving.dataset);
         if folder.symlink_metadata().is_err() {
-            let words = ["subvolume", "create", "--", &receiving.dataset];
-            self.btrfs.ask(("make", &receiving.dataset), &words)?;
+            let arguments = ["subvolume", "create", "--", &receiving.dataset];
+            self.btrfs.ask(("make", &receiving.dataset), &arguments)?;
         }
         Btrfs::folder(&receiving.dataset)?;
         let kept = Arc::new(SnapshotFolder::make(folder)?);
@@ -342,8 +342,8 @@ impl ReplicaSide for BtrfsSide {
             _lock: Arc::clone(&lock),
         };
         // The gate passes no path out of the folder, and no device. The program is also confined by chroot.
-        let words = ["receive", "-q", "-e", "-C", "--", "."];
-        let piped = self.programs.start_receiver(BTRFS, &words, &kept.place(""))?;
+        let arguments = ["receive", "-q", "-e", "-C", "--", "."];
+        let piped = self.programs.start_receiver(BTRFS, &arguments, &kept.place(""))?;
         let piped = piped.with((kept, lock));
         Ok(Incoming::gated(piped, (Box::new(gate), notes), || received.settle()))
     }

@@ -53,8 +53,8 @@ impl Lvm {
             size_bytes: after.volume.size_bytes,
         };
         let (first, second) = (question.ids.0.to_string(), question.ids.1.to_string());
-        let words = ["--metadata-snap", "--snap1", &first, "--snap2", &second];
-        let answer = self.read_metadata(pool, THIN_DELTA, &words)?;
+        let arguments = ["--metadata-snap", "--snap1", &first, "--snap2", &second];
+        let answer = self.read_metadata(pool, THIN_DELTA, &arguments)?;
         by_thin_delta(&answer, &question).map_err(|error| ProviderError::Invalid {
             program: THIN_DELTA,
             detail: error.to_string(),
@@ -75,13 +75,13 @@ impl Lvm {
                 continue;
             }
             if !rooms.contains_key(&pool.uuid) {
-                let words = [
+                let arguments = [
                     "--metadata-snap",
                     "--no-headers",
                     "--format",
                     "DEV,MAPPED_BYTES,EXCLUSIVE_BYTES",
                 ];
-                let answer = match self.read_metadata(pool, THIN_LS, &words) {
+                let answer = match self.read_metadata(pool, THIN_LS, &arguments) {
                     Err(ProviderError::Tool(ToolError::NotFound { .. })) => return Ok(()),
                     other => other?,
                 };
@@ -96,7 +96,7 @@ impl Lvm {
     }
 
     /// Runs a program on a metadata snapshot of a pool.
-    fn read_metadata(&self, pool: &Volume, program: &str, words: &[&str]) -> ProviderResult<String> {
+    fn read_metadata(&self, pool: &Volume, program: &str, arguments: &[&str]) -> ProviderResult<String> {
         let full = pool.full_name();
         let path = self.locks.join(format!("lvm-metadata-{}.lock", pool.uuid));
         let _lock = LockFile::open(&path, FlockOperation::LockExclusive)?;
@@ -131,9 +131,9 @@ impl Lvm {
             .and_then(|()| {
                 let state = self.kept_state(&target, &full)?;
                 let place = format!("/dev/mapper/{device}_tmeta");
-                let mut words = words.to_vec();
-                words.push(&place);
-                let answer = self.ask(("read the metadata of", &full), program, &words);
+                let mut arguments = arguments.to_vec();
+                arguments.push(&place);
+                let answer = self.ask(("read the metadata of", &full), program, &arguments);
                 // A released metadata snapshot may have been overwritten while it was read.
                 let is_kept = state.is_some() && self.kept_state(&target, &full)? == state;
                 self.send_message(&target, &full, "release_metadata_snap")?;

@@ -36,15 +36,15 @@ struct ScriptedLvm {
 
 impl Tools for ScriptedLvm {
     fn ask(&self, program: &str, arguments: &[&str]) -> Result<Answer, ToolError> {
-        let words = format!("{program} {}", arguments.join(" "));
-        self.requests.lock().unwrap().push(words.clone());
+        let command_line = format!("{program} {}", arguments.join(" "));
+        self.requests.lock().unwrap().push(command_line.clone());
         let (is_success, output, stderr) = match self.answers.lock().unwrap().remove(0) {
             Says(output) => (true, output.to_owned(), String::new()),
             Owned(output) => (true, output, String::new()),
             Complains(stderr) => (false, String::new(), stderr.to_owned()),
             Hangs => {
                 return Err(ToolError::TimedOut {
-                    words,
+                    command_line,
                     waited: Duration::ZERO,
                 });
             }

@@ -36,8 +36,8 @@ impl Lvm {
         let lock = LockFile::open(&path, FlockOperation::LockShared)?;
         // A snapshot of another program that was already active stays active.
         let is_others = volume.is_active && volume.tags.snapshot.is_none();
-        let words = ["-qq", "--yes", "--activate", "y", "--ignoreactivationskip", &full];
-        self.ask(("view", &snapshot.to_string()), LVCHANGE, &words)?;
+        let arguments = ["-qq", "--yes", "--activate", "y", "--ignoreactivationskip", &full];
+        self.ask(("view", &snapshot.to_string()), LVCHANGE, &arguments)?;
         let device = PathBuf::from(&volume.path);
         let view = View {
             folder: device.clone(),

@@ -118,15 +118,19 @@ impl Zfs {
     }
 
     fn number_of(&self, property: &str, of: &str) -> Option<u64> {
-        let words = ["get", "-Hp", "-o", "value", property, of];
-        let answer = self.tools.ask(ZFS, &words).ok().filter(|answer| answer.is_success)?;
+        let arguments = ["get", "-Hp", "-o", "value", property, of];
+        let answer = self
+            .tools
+            .ask(ZFS, &arguments)
+            .ok()
+            .filter(|answer| answer.is_success)?;
         answer.output.trim().parse().ok()
     }
 
     /// Starts a sender, and returns the result of `ask` on its stream, and how it ended.
-    fn read_stream<T>(&self, words: &[&str], ask: &dyn Fn(&mut dyn Read) -> T) -> ProviderResult<(T, PipedEnd)> {
+    fn read_stream<T>(&self, arguments: &[&str], ask: &dyn Fn(&mut dyn Read) -> T) -> ProviderResult<(T, PipedEnd)> {
         let tools = LocalTools::new(self.clock.clone(), END_TIME_OUT);
-        let mut sender = tools.start(ZFS, words)?;
+        let mut sender = tools.start(ZFS, arguments)?;
         let mut output = sender.take_output().expect("nobody has taken it");
         let found = ask(&mut output);
         // A sender whose stream is not read to its end must not block on the pipe.

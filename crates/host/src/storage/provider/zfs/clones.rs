@@ -77,12 +77,12 @@ impl Zfs {
 
     /// Datasets of a pool that have a property of ours themselves, not inherited.
     fn datasets_with(&self, property: &str, pool: &str) -> ProviderResult<BTreeMap<String, String>> {
-        let mut words = vec!["get", "-Hp", "-r", "-o", "name,value,source"];
+        let mut arguments = vec!["get", "-Hp", "-r", "-o", "name,value,source"];
         if self.is_newer()? {
-            words.extend(["-s", "local,received", "-t", "filesystem,volume"]);
+            arguments.extend(["-s", "local,received", "-t", "filesystem,volume"]);
         }
-        words.extend([property, pool]);
-        let mut found = table::records(&self.ask(("list the clones in", pool), &words)?);
+        arguments.extend([property, pool]);
+        let mut found = table::records(&self.ask(("list the clones in", pool), &arguments)?);
         found.retain(|name, _| !name.contains('@'));
         Ok(found)
     }
@@ -139,12 +139,12 @@ impl Zfs {
         let full = full(snapshot)?;
         full_name(name, "check")?;
         let (mark, maker) = (format!("{UNFINISHED}={machine}"), self.maker_property());
-        let mut words = vec!["clone", "-o", &mark];
+        let mut arguments = vec!["clone", "-o", &mark];
         if let Some(maker) = &maker {
-            words.extend(["-o", maker]);
+            arguments.extend(["-o", maker]);
         }
-        words.extend([&full[..], name]);
-        self.ask(("clone", &full), &words)?;
+        arguments.extend([&full[..], name]);
+        self.ask(("clone", &full), &arguments)?;
         self.cloned(name, snapshot)
     }
 
@@ -196,10 +196,10 @@ impl Zfs {
         let clone = format!("{pool}/{VIEW_PREFIX}at{label}");
         let mark = format!("{VIEW}={MOUNTED}");
         let mountpoint = format!("mountpoint={}", folder.display());
-        let mut words = vec!["clone", "-o", "readonly=on", "-o", &mark, "-o", &mountpoint];
-        words.extend(WITHOUT_RIGHTS);
-        words.extend([snapshot, &clone]);
-        self.ask(("mount", snapshot), &words).map(drop)
+        let mut arguments = vec!["clone", "-o", "readonly=on", "-o", &mark, "-o", &mountpoint];
+        arguments.extend(WITHOUT_RIGHTS);
+        arguments.extend([snapshot, &clone]);
+        self.ask(("mount", snapshot), &arguments).map(drop)
     }
 
     /// Unmounts and destroys such a clone.
@@ -225,16 +225,16 @@ impl Zfs {
         let folder = self.views.join(label);
         let (mark, maker) = (format!("{VIEW}={label}"), self.maker_property());
         let mountpoint = format!("mountpoint={}", folder.display());
-        let mut words = vec!["clone", "-o", "readonly=on", "-o", &mark];
+        let mut arguments = vec!["clone", "-o", "readonly=on", "-o", &mark];
         if let Some(maker) = &maker {
-            words.extend(["-o", maker]);
+            arguments.extend(["-o", maker]);
         }
         if !is_volume {
-            words.extend(["-o", &mountpoint]);
-            words.extend(WITHOUT_RIGHTS);
+            arguments.extend(["-o", &mountpoint]);
+            arguments.extend(WITHOUT_RIGHTS);
         }
-        words.extend([snapshot, &clone]);
-        self.ask(("view", snapshot), &words)?;
+        arguments.extend([snapshot, &clone]);
+        self.ask(("view", snapshot), &arguments)?;
         let (tools, clock, gone) = (Arc::clone(&self.tools), Arc::clone(&self.clock), folder.clone());
         let path: PathBuf = if is_volume { volume_device(&clone) } else { folder };
         let name = clone.clone();

@@ -68,11 +68,11 @@ impl PoolState {
 }
 
 impl Zfs {
-    fn ask_pool(&self, pool: &str, words: &[&str]) -> ProviderResult<String> {
+    fn ask_pool(&self, pool: &str, arguments: &[&str]) -> ProviderResult<String> {
         // The name becomes an argument.
         full_name(pool, "check")?;
-        let words: Vec<&str> = words.iter().copied().chain([pool]).collect();
-        let answer = self.tools.ask(ZPOOL, &words)?;
+        let arguments: Vec<&str> = arguments.iter().copied().chain([pool]).collect();
+        let answer = self.tools.ask(ZPOOL, &arguments)?;
         if !answer.is_success {
             return Err(refusal("inspect", pool, &answer.stderr));
         }
@@ -202,10 +202,10 @@ fn parse_device(line: &str) -> ProviderResult<Option<PoolDevice>> {
     let nonsense = || invalid(format!("{line:?} is not the line of a device"));
     let inside = line.strip_prefix('\t').ok_or_else(nonsense)?;
     let depth = (inside.len() - inside.trim_start_matches(' ').len()) / 2;
-    let words: Vec<&str> = inside.split_whitespace().collect();
-    if words.len() < 5 {
-        let is_spare = words.get(1).copied().is_some_and(is_state);
-        let is_heading = depth == 0 && words.len() == 1;
+    let fields_of_line: Vec<&str> = inside.split_whitespace().collect();
+    if fields_of_line.len() < 5 {
+        let is_spare = fields_of_line.get(1).copied().is_some_and(is_state);
+        let is_heading = depth == 0 && fields_of_line.len() == 1;
         return if is_spare || is_heading {
             Ok(None)
         } else {
@@ -213,21 +213,22 @@ fn parse_device(line: &str) -> ProviderResult<Option<PoolDevice>> {
         };
     }
     // A device can be a file whose name contains spaces.
-    let counted =
-        |place: &usize| is_state(words[*place]) && words[place + 1..place + 4].iter().all(|word| is_count(word));
-    let in_use = |place: &usize| words[*place] == "INUSE";
-    let place = (1..words.len() - 3)
+    let counted = |place: &usize| {
+        is_state(fields_of_line[*place]) && fields_of_line[place + 1..place + 4].iter().all(|word| is_count(word))
+    };
+    let in_use = |place: &usize| fields_of_line[*place] == "INUSE";
+    let place = (1..fields_of_line.len() - 3)
         .find(counted)
-        .or_else(|| (1..words.len()).find(in_use));
+        .or_else(|| (1..fields_of_line.len()).find(in_use));
     let place = place.ok_or_else(nonsense)?;
     let has_errors = |offset: usize| {
-        let word = words.get(place + offset).filter(|word| is_count(word));
+        let word = fields_of_line.get(place + offset).filter(|word| is_count(word));
         word.is_some_and(|word| word.bytes().any(|byte| (b'1'..=b'9').contains(&byte)))
     };
     Ok(Some(PoolDevice {
         depth,
-        name: words[..place].join(" "),
-        state: words[place].to_owned(),
+        name: fields_of_line[..place].join(" "),
+        state: fields_of_line[place].to_owned(),
         has_errors: DeviceErrors {
             read: has_errors(1),
             write: has_errors(2),

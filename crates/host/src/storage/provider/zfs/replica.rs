@@ -76,7 +76,7 @@ impl ZfsSide {
     }
 
     /// The arguments of `zfs send`.
-    fn words(sending: &SendRequest) -> ProviderResult<Vec<String>> {
+    fn send_arguments(sending: &SendRequest) -> ProviderResult<Vec<String>> {
         if let Some(token) = &sending.token {
             check_token(token)?;
             return Ok(vec!["-t".to_owned(), token.clone()]);
@@ -86,22 +86,22 @@ impl ZfsSide {
             StreamForm::AsStored => &["-L", "-c", "-e"],
             StreamForm::Raw => &["-w"],
         };
-        let mut words: Vec<String> = form.iter().map(|word| (*word).to_owned()).collect();
+        let mut arguments: Vec<String> = form.iter().map(|word| (*word).to_owned()).collect();
         if let Some(base) = &sending.base {
-            words.push(if sending.is_joined { "-I" } else { "-i" }.to_owned());
+            arguments.push(if sending.is_joined { "-I" } else { "-i" }.to_owned());
             let full = any_full_name(&sending.dataset, &base.name)?;
-            words.push(if base.is_bookmark { full.replace('@', "#") } else { full });
+            arguments.push(if base.is_bookmark { full.replace('@', "#") } else { full });
         }
-        words.push(any_full_name(&sending.dataset, &sending.to)?);
-        Ok(words)
+        arguments.push(any_full_name(&sending.dataset, &sending.to)?);
+        Ok(arguments)
     }
 
     /// Starts a program, with zstd before or after it if requested. The stream has passed the gate before it was
     /// compressed for the other host.
-    fn start(&self, words: &[&str], packer: Option<Packer>) -> ProviderResult<Piped> {
-        let line = shell_line([ZFS].into_iter().chain(words.iter().copied()));
+    fn start(&self, arguments: &[&str], packer: Option<Packer>) -> ProviderResult<Piped> {
+        let line = shell_line([ZFS].into_iter().chain(arguments.iter().copied()));
         let line = match packer {
-            None => return Ok(self.programs.start(ZFS, words)?),
+            None => return Ok(self.programs.start(ZFS, arguments)?),
             Some(Packer::Unpack) => format!("zstd -qdc | {line}"),
             Some(Packer::Pack) => format!("{line} | zstd -qc"),
         };
@@ -320,28 +320,28 @@ impl ReplicaSide for ZfsSide {
                 }),
             };
         }
-        let mut words = vec!["send".to_owned(), "-nP".to_owned()];
-        words.extend(Self::words(sending)?);
-        let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        Ok(size_in(&self.zfs.ask(("send", &sending.dataset), &words)?))
+        let mut arguments = vec!["send".to_owned(), "-nP".to_owned()];
+        arguments.extend(Self::send_arguments(sending)?);
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        Ok(size_in(&self.zfs.ask(("send", &sending.dataset), &arguments)?))
     }
 
     fn send(&self, sending: &SendRequest) -> ProviderResult<Piped> {
-        let mut words = vec!["send".to_owned()];
-        words.extend(Self::words(sending)?);
-        let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        self.start(&words, (sending.packing != PackWhen::Never).then_some(Packer::Pack))
+        let mut arguments = vec!["send".to_owned()];
+        arguments.extend(Self::send_arguments(sending)?);
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        self.start(&arguments, (sending.packing != PackWhen::Never).then_some(Packer::Pack))
     }
 
     fn receive(&self, receiving: &ReceiveRequest, trust: SenderTrust) -> ProviderResult<Incoming> {
         full_name(&receiving.dataset, "check")?;
         self.make_above(&receiving.dataset)?;
-        let mut words = vec!["receive", "-u"];
+        let mut arguments = vec!["receive", "-u"];
         if self.zfs.is_newer()? {
-            words.push("-s");
+            arguments.push("-s");
         }
-        words.push(&receiving.dataset);
-        let piped = self.start(&words, receiving.is_packed.then_some(Packer::Unpack))?;
+        arguments.push(&receiving.dataset);
+        let piped = self.start(&arguments, receiving.is_packed.then_some(Packer::Unpack))?;
         let announced = |one: &ReplicaSnapshot| (one.name.clone(), one.identity.clone());
         let (gate, arrived) = ZfsGate::new(ZfsAnnouncement {
             snapshots: receiving.snapshots.iter().map(announced).collect(),

@@ -253,12 +253,7 @@ impl BtrfsGate {
             Verb::Unlink => return Ok(pass_if(tree.remove(&path)? != PathKind::LeftOut)(command)),
             Verb::RemoveFolder => match tree.remove(&path)? {
                 PathKind::Plain => {}
-                _ => {
-                    return refused(format!(
-                        "it removes the folder {:?}, which is not a folder",
-                        path.shown()
-                    ));
-                }
+                _ => return refused(format!("it removes {:?}, which is not a folder", path.shown())),
             },
             Verb::Write | Verb::Truncate => check_data(&path, tree.find(&path)?)?,
             Verb::Clone => {

@@ -34,8 +34,8 @@ impl ZfsSide {
             }
         }
         // Their values can be any text, so only their sources are requested.
-        let words = ["get", "-H", "-o", "source", &INHERITED.join(","), dataset];
-        let sources = self.zfs.ask(("inspect", dataset), &words)?;
+        let arguments = ["get", "-H", "-o", "source", &INHERITED.join(","), dataset];
+        let sources = self.zfs.ask(("inspect", dataset), &arguments)?;
         for (property, source) in INHERITED.into_iter().zip(sources.lines()) {
             if source == "received" {
                 self.zfs.ask(("protect", dataset), &["inherit", property, dataset])?;
