@@ -53,7 +53,7 @@ struct BareConnection {
     rights: Rights,
     agent: Option<PathBuf>,
     clock: Arc<dyn Clock>,
-    questions: AtomicU32,
+    next_id: AtomicU32,
 }
 
 /// The machine of a [`BareQemu`].
@@ -93,7 +93,7 @@ impl BareQemu {
                 monitor: Box::new(socket),
                 process,
                 rights,
-                questions: first_question(&*clock),
+                next_id: first_id(&*clock),
                 clock,
             }),
         })
@@ -119,7 +119,7 @@ impl BareQemu {
             monitor: Box::new(queued),
             process: None,
             agent: agent.map(Path::to_owned),
-            questions: first_question(&*clock),
+            next_id: first_id(&*clock),
             clock,
         }))))
     }
@@ -136,7 +136,7 @@ impl BareQemu {
 }
 
 /// The first request id: it differs between processes, so that an answer to another process is not taken for ours.
-fn first_question(clock: &dyn Clock) -> AtomicU32 {
+fn first_id(clock: &dyn Clock) -> AtomicU32 {
     AtomicU32::new(std::process::id().rotate_left(12) ^ clock.now().subsec_nanos())
 }
 
@@ -202,7 +202,7 @@ impl BareConnection {
     fn query_description(&self) -> Result<Value> {
         let mut description = Map::new();
         description.insert("name".to_owned(), self.name.clone().into());
-        let questions = [
+        let queries = [
             ("uuid", "query-uuid", Value::Null),
             ("qemu", "query-version", Value::Null),
             ("status", "query-status", Value::Null),
@@ -218,7 +218,7 @@ impl BareConnection {
             ("tpm", "query-tpm", Value::Null),
             ("chardevs", "query-chardev", Value::Null),
         ];
-        for (key, command, arguments) in questions {
+        for (key, command, arguments) in queries {
             let answer = self.monitor.execute(&QmpCommand::new(command, arguments));
             let answer = match answer {
                 // Not every machine has every device, nor every QEMU every query.
@@ -292,7 +292,7 @@ impl Machine for BareMachine {
         let Some(path) = &self.0.agent else {
             return Err(refused("it has no channel for the agent".to_owned()));
         };
-        let number = self.0.questions.fetch_add(1, Ordering::Relaxed);
+        let number = self.0.next_id.fetch_add(1, Ordering::Relaxed);
         let agent = AgentSocket {
             path,
             rights: &self.0.rights,

@@ -8,7 +8,7 @@ mod library;
 mod monitor;
 mod overlays;
 mod peer;
-mod possessions;
+mod resources;
 mod resume;
 mod tpm;
 

@@ -30,9 +30,9 @@ pub const PROGRAM: &str = "VBoxManage";
 /// The environment variable of the user's VirtualBox folder.
 pub const HOME_VARIABLE: &str = "VBOX_USER_HOME";
 /// Timeout of a query. The first query starts a service.
-const QUESTION_TIME_OUT: Duration = Duration::from_secs(120);
+const SHORT_TIME_OUT: Duration = Duration::from_secs(120);
 /// Timeout of a snapshot, which writes memory or merges images. The program is not killed at the timeout.
-const WORK_TIME_OUT: Duration = Duration::from_secs(24 * 3600);
+const LONG_TIME_OUT: Duration = Duration::from_secs(24 * 3600);
 
 /// What the machine's processors do while a snapshot is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,8 +46,8 @@ pub enum SnapshotMode {
 /// VirtualBox, by its `VBoxManage`.
 pub struct VBoxManage {
     program: String,
-    questions: Arc<dyn Tools>,
-    work: Arc<dyn Tools>,
+    short_calls: Arc<dyn Tools>,
+    long_calls: Arc<dyn Tools>,
 }
 
 impl VBoxManage {
@@ -62,8 +62,8 @@ impl VBoxManage {
         };
         Self {
             program: program.display().to_string(),
-            questions: tools(QUESTION_TIME_OUT),
-            work: tools(WORK_TIME_OUT),
+            short_calls: tools(SHORT_TIME_OUT),
+            long_calls: tools(LONG_TIME_OUT),
         }
     }
 
@@ -71,8 +71,8 @@ impl VBoxManage {
     pub fn with_tools(program: &str, tools: &Arc<dyn Tools>) -> Self {
         Self {
             program: program.to_owned(),
-            questions: Arc::clone(tools),
-            work: Arc::clone(tools),
+            short_calls: Arc::clone(tools),
+            long_calls: Arc::clone(tools),
         }
     }
 
@@ -83,13 +83,13 @@ impl VBoxManage {
 
     /// The version of VirtualBox, such as `7.0.26r168464`. Warnings before it are skipped.
     pub fn version(&self) -> Result<String> {
-        let answer = self.ask(&*self.questions, "", "query the version of", &["--version"])?;
+        let answer = self.ask(&*self.short_calls, "", "query the version of", &["--version"])?;
         Ok(answer.output.lines().last().unwrap_or_default().trim().to_owned())
     }
 
     /// The user's machines.
     pub fn machines(&self) -> Result<Vec<ListedMachine>> {
-        let answer = self.ask(&*self.questions, "", "list", &["list", "vms"])?;
+        let answer = self.ask(&*self.short_calls, "", "list", &["list", "vms"])?;
         machines_of(&answer.output).map_err(|detail| Error::Configuration {
             machine: PROGRAM.to_owned(),
             detail,
@@ -102,7 +102,7 @@ impl VBoxManage {
     /// There is no such machine, or the answer is ambiguous.
     pub fn info(&self, machine: &str) -> Result<MachineInfo> {
         let arguments = ["showvminfo", machine, "--machinereadable"];
-        let answer = self.ask(&*self.questions, machine, "describe", &arguments)?;
+        let answer = self.ask(&*self.short_calls, machine, "describe", &arguments)?;
         info_of(&answer.output).map_err(|detail| Error::Configuration {
             machine: machine.to_owned(),
             detail,
@@ -123,7 +123,7 @@ impl VBoxManage {
         if mode == SnapshotMode::Live {
             arguments.push("--live");
         }
-        let answer = self.ask(&*self.work, machine, "take a snapshot of", &arguments)?;
+        let answer = self.ask(&*self.long_calls, machine, "take a snapshot of", &arguments)?;
         snapshot_of(&answer.output).ok_or_else(|| Error::Configuration {
             machine: machine.to_owned(),
             detail: "VBoxManage does not print the UUID of the new snapshot".to_owned(),
@@ -134,19 +134,19 @@ impl VBoxManage {
     pub fn delete_snapshot(&self, machine: &str, snapshot: &str) -> Result<()> {
         let arguments = ["snapshot", machine, "delete", snapshot];
         let action = "delete a snapshot of";
-        self.ask(&*self.work, machine, action, &arguments).map(drop)
+        self.ask(&*self.long_calls, machine, action, &arguments).map(drop)
     }
 
     /// Adds a machine to the user's list, by its settings file.
     pub fn register(&self, settings: &Path) -> Result<()> {
         let path = settings.display().to_string();
-        self.ask(&*self.questions, &path, "register", &["registervm", &path])
+        self.ask(&*self.short_calls, &path, "register", &["registervm", &path])
             .map(drop)
     }
 
     /// Removes a machine from the user's list. Its files stay.
     pub fn unregister(&self, machine: &str) -> Result<()> {
-        self.ask(&*self.questions, machine, "unregister", &["unregistervm", machine])
+        self.ask(&*self.short_calls, machine, "unregister", &["unregistervm", machine])
             .map(drop)
     }
 

@@ -25,8 +25,8 @@ impl DiskContext {
     /// # Errors
     /// The connection to the monitor is gone. If QEMU refuses the query, the context is [`DiskContext::Unknown`].
     pub fn query(monitor: &dyn Monitor, device: &str) -> Result<Self> {
-        let asked = ContextQuery { monitor }.ask(device);
-        match asked {
+        let answer = ContextQuery { monitor }.ask(device);
+        match answer {
             Err(error) if error.is_refusal() => Ok(Self::Unknown),
             other => other,
         }

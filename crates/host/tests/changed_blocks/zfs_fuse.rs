@@ -104,7 +104,7 @@ impl Drop for ZfsFuse {
 }
 
 /// The query for the image, between two snapshots.
-fn question(zfs: &ZfsFuse, before: &File, after: &File, names: (&str, &str)) -> SendStreamQuery {
+fn query(zfs: &ZfsFuse, before: &File, after: &File, names: (&str, &str)) -> SendStreamQuery {
     let (old, new) = (before.metadata().unwrap(), after.metadata().unwrap());
     SendStreamQuery {
         from_guid: zfs.property("guid", names.0),
@@ -133,12 +133,12 @@ fn histories(zfs: &ZfsFuse, work: Work, prefix: &str, round_count: u64) -> (Tall
         zfs.snapshot(&names.1);
         let [before, after] = [&names.0, &names.1].map(|name| File::open(zfs.path(name).join("image")).unwrap());
         let stream = zfs.run(&format!("zfs send -i {} {POOL}/vm@{}", names.0, names.1));
-        let mut asked = question(zfs, &before, &after, (&names.0, &names.1));
+        let mut query = query(zfs, &before, &after, (&names.0, &names.1));
         if before.metadata().unwrap().ino() != after.metadata().unwrap().ino() {
             // Another file: a caller would not query the stream. If it does, all is changed.
-            asked.size_before_bytes = 0;
+            query.size_before_bytes = 0;
         }
-        let found = by_send_stream(&mut &stream[..], &asked).unwrap();
+        let found = by_send_stream(&mut &stream[..], &query).unwrap();
         whole_count += u64::from(found.whole.is_some());
         assert_eq!(found.stream_bytes, stream.len() as u64);
         tally.add(check(
@@ -194,7 +194,7 @@ fn a_reused_object_number_is_noticed() {
     zfs.snapshot("after");
     let [before, after] = ["before", "after"].map(|name| File::open(zfs.path(name).join("image")).unwrap());
     let stream = zfs.run(&format!("zfs send -i before {POOL}/vm@after"));
-    let found = by_send_stream(&mut &stream[..], &question(&zfs, &before, &after, ("before", "after"))).unwrap();
+    let found = by_send_stream(&mut &stream[..], &query(&zfs, &before, &after, ("before", "after"))).unwrap();
     assert_eq!(found.ranges.bytes(), 1 << 20);
     assert!(!reused || found.whole == Some(WholeFileReason::Replaced), "{found:?}");
 }

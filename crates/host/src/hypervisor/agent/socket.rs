@@ -75,9 +75,9 @@ pub(crate) fn ask(
         read_bytes: 0,
     };
     let sync = json!({ "execute": "guest-sync-delimited", "arguments": { "id": number } });
-    let mut question = vec![DELIMITER];
-    question.extend(format!("{sync}\n").into_bytes());
-    line.send(&question)?;
+    let mut message = vec![DELIMITER];
+    message.extend(format!("{sync}\n").into_bytes());
+    line.send(&message)?;
     // An earlier client may have synchronized and left: its answer precedes ours.
     loop {
         line.read_to(DELIMITER)?;
@@ -182,9 +182,9 @@ mod tests {
             let mut line = Vec::new();
             reader.read_until(b'\n', &mut line).unwrap();
             assert_eq!(line.remove(0), 0xff);
-            let question: Value = serde_json::from_slice(&line).unwrap();
-            assert_eq!(question["execute"], "guest-sync-delimited");
-            let sync = json!({ "return": question["arguments"]["id"] });
+            let message: Value = serde_json::from_slice(&line).unwrap();
+            assert_eq!(message["execute"], "guest-sync-delimited");
+            let sync = json!({ "return": message["arguments"]["id"] });
             stream.write_all(&[0xff]).unwrap();
             stream.write_all(format!("{sync}\n").as_bytes()).unwrap();
             let mut line = String::new();

@@ -3,9 +3,9 @@
 //! The minimum is changed. Everything else stays byte for byte, also what this program does not know: comments,
 //! metadata, elements of later versions of libvirt, arguments of QEMU.
 
+mod conflicts;
 mod disks;
 mod hypervisor;
-mod neighbours;
 mod served;
 #[cfg(test)]
 mod tests;
@@ -17,7 +17,7 @@ use holdfast_hardware::xml::{Edits, Element};
 use roxmltree::Node;
 
 use super::{DomainXml, child, children, document_of, nvram_path};
-pub use neighbours::with_name;
+pub use conflicts::with_name;
 pub use served::{ServedDisks, disk_element, overlays_document, served_folder, with_own_disks, with_served_disks};
 
 use crate::system::identity::{MacAddress, Uuid};
@@ -225,7 +225,7 @@ impl Rewriter<'_> {
             if let Some(macs) = &new.macs {
                 self.network_cards(devices, macs)?;
             }
-            self.neighbours(domain, devices, (&old_name, &new.name));
+            self.conflicts(domain, devices, (&old_name, &new.name));
         }
         Ok(())
     }

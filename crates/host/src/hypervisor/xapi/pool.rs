@@ -262,8 +262,8 @@ impl Pool {
         Ok(records)
     }
 
-    fn records_of(&self, class: &'static str, question: &str, arguments: &[Value]) -> XapiResult<Vec<XapiRecord>> {
-        let method = format!("{class}.{question}");
+    fn records_of(&self, class: &'static str, call_name: &str, arguments: &[Value]) -> XapiResult<Vec<XapiRecord>> {
+        let method = format!("{class}.{call_name}");
         match self.call(&method, arguments)? {
             Value::Object(records) => Ok(records
                 .into_iter()
@@ -327,13 +327,13 @@ impl Pool {
     fn ask_once(&self, method: &str, words: &Value) -> XapiResult<Value> {
         let (host, port) = self.host();
         let mut connection = Connection::open((&host, port), &self.trust().tls()?, &self.retry_context)?;
-        let question = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": words}).to_string();
+        let content = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": words}).to_string();
         let headers = [
             "Content-Type: application/json".to_owned(),
-            format!("Content-Length: {}", question.len()),
+            format!("Content-Length: {}", content.len()),
         ];
         connection.ask("POST", "/jsonrpc", &headers)?;
-        connection.send(question.as_bytes())?;
+        connection.send(content.as_bytes())?;
         let head = connection.head(method)?;
         if head.status != 200 {
             return Err(XapiError::Status {

@@ -80,13 +80,13 @@ pub fn by_extents(before: &File, after: &File) -> Result<ExtentChanges> {
 
 /// Refuses two files whose addresses are not comparable.
 fn check_comparable(before: &File, after: &File) -> Result<()> {
-    let asked = |action| move |errno: Errno| io(action, errno);
+    let failed = |action| move |errno: Errno| io(action, errno);
     let [first, second] = [before, after].map(|file| {
         let metadata = file.metadata().map_err(|source| ExtentError::Io {
             action: "read the metadata of a file",
             source,
         })?;
-        let found = rustix::fs::fstatfs(file).map_err(asked("query the type of a file system"))?;
+        let found = rustix::fs::fstatfs(file).map_err(failed("query the type of a file system"))?;
         Ok((metadata, file_system::number_of(&found)))
     });
     let ((first, magic), (second, other_magic)) = (first?, second?);
@@ -107,7 +107,7 @@ fn check_comparable(before: &File, after: &File) -> Result<()> {
     }
     let is_one_file_system = match magic {
         file_system::XFS => {
-            let ask = asked("query the device of a file");
+            let ask = failed("query the device of a file");
             if fiemap::is_realtime(before).map_err(ask)? || fiemap::is_realtime(after).map_err(ask)? {
                 return Err(ExtentError::Unusable {
                     reason: "one of them is on a realtime device",
@@ -116,7 +116,7 @@ fn check_comparable(before: &File, after: &File) -> Result<()> {
             first.dev() == second.dev()
         }
         file_system::BTRFS => {
-            let ask = asked("query the UUID of a file system");
+            let ask = failed("query the UUID of a file system");
             fiemap::btrfs_id(before).map_err(ask)? == fiemap::btrfs_id(after).map_err(ask)?
         }
         magic => return Err(ExtentError::FileSystem { magic }),

@@ -91,7 +91,7 @@ impl Extent {
 
 /// The first extents of `file` that end after `start`, at most [`EXTENT_COUNT_MAX`]; the first may begin before it.
 pub(super) fn extents(file: &File, start: u64) -> Result<Vec<Extent>, Errno> {
-    let mut question = Box::new(FiemapRequest {
+    let mut request = Box::new(FiemapRequest {
         head: FiemapHead {
             start,
             length: u64::MAX - start,
@@ -105,15 +105,15 @@ pub(super) fn extents(file: &File, start: u64) -> Result<Vec<Extent>, Errno> {
     loop {
         // SAFETY: the number is that of FS_IOC_FIEMAP, which reads and writes a `struct fiemap` followed by space for
         // `extent_count` extents: that is `FiemapRequest`, of integers for which every bit pattern is valid.
-        let asked = unsafe { ioctl(file, Updater::<FIEMAP, FiemapRequest>::new(&mut question)) };
-        match asked {
+        let result = unsafe { ioctl(file, Updater::<FIEMAP, FiemapRequest>::new(&mut request)) };
+        match result {
             Ok(()) => break,
             Err(Errno::INTR) => {}
             Err(errno) => return Err(errno),
         }
     }
-    let count = (question.head.mapped_count as usize).min(EXTENT_COUNT_MAX);
-    Ok(question.extents[..count].to_vec())
+    let count = (request.head.mapped_count as usize).min(EXTENT_COUNT_MAX);
+    Ok(request.extents[..count].to_vec())
 }
 
 /// Whether `file` is on the realtime device of XFS, whose addresses start at 0 again.

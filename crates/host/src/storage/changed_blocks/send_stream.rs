@@ -107,8 +107,8 @@ pub enum WholeFileReason {
 }
 
 /// Reads a stream to its end, and returns the changes of the object.
-pub fn by_send_stream(input: &mut dyn Read, question: &SendStreamQuery) -> Result<StreamChanges> {
-    read(input, question, ChecksumMode::Held)
+pub fn by_send_stream(input: &mut dyn Read, query: &SendStreamQuery) -> Result<StreamChanges> {
+    read(input, query, ChecksumMode::Held)
 }
 
 /// The GUID of the snapshot that a stream leads to, from its begin record; the rest is not read.
@@ -119,23 +119,21 @@ pub fn guid_of_stream(input: &mut dyn Read) -> Result<u64> {
 
 /// The same without checking checksums.
 #[cfg(feature = "hostile")]
-pub(super) fn read_unchecked(input: &mut dyn Read, question: &SendStreamQuery) -> Result<StreamChanges> {
-    read(input, question, ChecksumMode::Ignored)
+pub(super) fn read_unchecked(input: &mut dyn Read, query: &SendStreamQuery) -> Result<StreamChanges> {
+    read(input, query, ChecksumMode::Ignored)
 }
 
-fn read(input: &mut dyn Read, question: &SendStreamQuery, sums: ChecksumMode) -> Result<StreamChanges> {
+fn read(input: &mut dyn Read, query: &SendStreamQuery, sums: ChecksumMode) -> Result<StreamChanges> {
     let (mut stream, begin) = RecordReader::begin(input, sums)?;
-    check_beginning(&begin, question)?;
+    check_beginning(&begin, query)?;
     stream.skip(begin.payload_bytes.into())?;
     let mut search = StreamSearch {
-        question,
+        query,
         has_large_blocks: begin.features & record::feature::LARGE_BLOCKS != 0,
-        changed: Collector::new(question.size_after_bytes),
+        changed: Collector::new(query.size_after_bytes),
         whole: None,
     };
-    search
-        .changed
-        .add(question.size_before_bytes..question.size_after_bytes);
+    search.changed.add(query.size_before_bytes..query.size_after_bytes);
     let mut record_count = 1;
     loop {
         let record = stream.record()?;
@@ -155,7 +153,7 @@ fn read(input: &mut dyn Read, question: &SendStreamQuery, sums: ChecksumMode) ->
 }
 
 /// Refuses a stream that does not contain all differences between the two snapshots.
-fn check_beginning(begin: &BeginRecord, question: &SendStreamQuery) -> Result<()> {
+fn check_beginning(begin: &BeginRecord, query: &SendStreamQuery) -> Result<()> {
     let unusable = |reason: String| Err(SendStreamError::Unusable { reason });
     if begin.is_compound() {
         return unusable("it is several streams in one (send -R, -I or -p)".to_owned());
@@ -175,24 +173,24 @@ fn check_beginning(begin: &BeginRecord, question: &SendStreamQuery) -> Result<()
     if unknown != 0 {
         return unusable(format!("it has unknown features ({unknown:#x})"));
     }
-    let type_wanted = match question.object {
+    let type_wanted = match query.object {
         StreamObject::File { .. } => record::DATASET_FILES,
         StreamObject::Volume => record::DATASET_VOLUME,
     };
     if begin.dataset_type != type_wanted {
         return unusable(format!("it is of a dataset of type {}", begin.dataset_type));
     }
-    if (begin.from_guid, begin.to_guid) != (question.from_guid, question.to_guid) {
+    if (begin.from_guid, begin.to_guid) != (query.from_guid, query.to_guid) {
         return unusable(format!(
             "it is of other snapshots: {} to {} instead of {} to {}",
-            begin.from_guid, begin.to_guid, question.from_guid, question.to_guid
+            begin.from_guid, begin.to_guid, query.from_guid, query.to_guid
         ));
     }
     Ok(())
 }
 
 struct StreamSearch<'a> {
-    question: &'a SendStreamQuery,
+    query: &'a SendStreamQuery,
     has_large_blocks: bool,
     changed: Collector,
     whole: Option<WholeFileReason>,
@@ -200,7 +198,7 @@ struct StreamSearch<'a> {
 
 impl StreamSearch<'_> {
     fn number(&self) -> u64 {
-        match self.question.object {
+        match self.query.object {
             StreamObject::File { number, .. } => number,
             StreamObject::Volume => VOLUME_OBJECT,
         }
@@ -213,7 +211,7 @@ impl StreamSearch<'_> {
         match kind {
             RecordKind::Object if record.object() == number => {
                 let bonus = stream.payload(payload_bytes)?;
-                let whole = look_at_object(record, &bonus, self.question, self.has_large_blocks);
+                let whole = look_at_object(record, &bonus, self.query, self.has_large_blocks);
                 if let Some(whole) = whole {
                     self.all(whole);
                 }

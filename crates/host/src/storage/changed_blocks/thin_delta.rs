@@ -33,8 +33,8 @@ pub struct ThinDeltaError {
 }
 
 /// The ranges in which the newer of two volumes may differ from the older one.
-pub fn by_thin_delta(answer: &str, question: &ThinDeltaQuery) -> Result<ChangedRanges, ThinDeltaError> {
-    let mut changed = Collector::new(question.size_bytes);
+pub fn by_thin_delta(answer: &str, query: &ThinDeltaQuery) -> Result<ChangedRanges, ThinDeltaError> {
+    let mut changed = Collector::new(query.size_bytes);
     let (mut state, mut next) = (ParserState::Begin, 0);
     let mut line_count = 0;
     for line in answer.lines().map(str::trim).filter(|line| !line.is_empty()) {
@@ -48,20 +48,20 @@ pub fn by_thin_delta(answer: &str, question: &ThinDeltaQuery) -> Result<ChangedR
             (ParserState::Begin, "superblock") => {
                 let sectors = element.number("data_block_size");
                 let bytes = sectors.and_then(|sectors| sectors.checked_mul(SECTOR_BYTES));
-                if bytes != Some(question.block_bytes) {
+                if bytes != Some(query.block_bytes) {
                     return Err(wrong("has another block size"));
                 }
                 ParserState::InPool
             }
             (ParserState::InPool, "diff") => {
-                if (element.number("left"), element.number("right")) != (Some(question.ids.0), Some(question.ids.1)) {
+                if (element.number("left"), element.number("right")) != (Some(query.ids.0), Some(query.ids.1)) {
                     return Err(wrong("is for other volumes"));
                 }
                 ParserState::InDifferences
             }
             (ParserState::InDifferences, name @ ("same" | "different" | "left_only" | "right_only")) => {
                 let (begin, length) = element.extent().ok_or(wrong("has no extent"))?;
-                let bytes = |blocks: u64| blocks.checked_mul(question.block_bytes).ok_or(wrong("is out of range"));
+                let bytes = |blocks: u64| blocks.checked_mul(query.block_bytes).ok_or(wrong("is out of range"));
                 let end = begin.checked_add(length).ok_or(wrong("is out of range"))?;
                 if begin < next {
                     return Err(wrong("is out of order"));
@@ -134,7 +134,7 @@ impl<'a> Element<'a> {
 mod tests {
     use super::{ThinDeltaQuery, by_thin_delta};
 
-    const QUESTION: ThinDeltaQuery = ThinDeltaQuery {
+    const QUERY: ThinDeltaQuery = ThinDeltaQuery {
         ids: (5, 7),
         block_bytes: 65_536,
         size_bytes: 1 << 20,
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn blocks_that_are_not_shared_may_have_changed() {
-        let found = by_thin_delta(ANSWER, &QUESTION).unwrap();
+        let found = by_thin_delta(ANSWER, &QUERY).unwrap();
         let blocks = |range: &std::ops::Range<u64>| (range.start / 65_536, range.end / 65_536);
         let found: Vec<_> = found.as_slice().iter().map(blocks).collect();
         assert_eq!(found, [(4, 6), (8, 10), (15, 16)]);
@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn an_answer_to_another_query_is_an_error() {
-        let error_of = |answer: &str| by_thin_delta(answer, &QUESTION).unwrap_err().detail;
+        let error_of = |answer: &str| by_thin_delta(answer, &QUERY).unwrap_err().detail;
         for (from, to, detail) in [
             ("\"128\"", "\"64\"", "has another block size"),
             ("left=\"5\"", "left=\"6\"", "is for other volumes"),
@@ -179,7 +179,7 @@ mod tests {
         }
         assert_eq!(error_of(""), "is the last one, but the output is incomplete");
         for length in 0..ANSWER.len() - 1 {
-            assert!(by_thin_delta(&ANSWER[..length], &QUESTION).is_err(), "{length}");
+            assert!(by_thin_delta(&ANSWER[..length], &QUERY).is_err(), "{length}");
         }
     }
 }

@@ -33,7 +33,7 @@ use crate::system::process::{ToolError, Tools};
 pub(super) use device::{Found, find as find_device};
 use error_messages::refusal;
 use names::{HELD, hold_tag, record_tags, tags_of, volume_name};
-use report::{QUESTION, Volume, VolumeKind, parse};
+use report::{FIELDS, Volume, VolumeKind, parse};
 #[cfg(feature = "hostile")]
 pub(crate) use volumes::{SPECIMEN, parse_volumes};
 use volumes::{Snapshot, Volumes, dataset, found, names_of, unknown};
@@ -77,7 +77,7 @@ impl Lvm {
 
     /// The volumes of a group, or of all groups.
     fn volumes(&self, group: Option<&str>) -> ProviderResult<Volumes> {
-        let mut arguments = QUESTION.to_vec();
+        let mut arguments = FIELDS.to_vec();
         arguments.extend(group);
         parse(&self.ask(("inspect", group.unwrap_or("all volumes")), LVS, &arguments)?).map(Volumes)
     }

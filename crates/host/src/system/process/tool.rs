@@ -167,8 +167,8 @@ mod tests {
 
     #[test]
     fn a_tool_that_hangs_times_out() {
-        let asked = tools(Duration::from_millis(50)).ask("sleep", &["60"]);
-        assert!(matches!(asked, Err(ToolError::TimedOut { command_line, .. }) if command_line == "sleep 60"));
+        let answer = tools(Duration::from_millis(50)).ask("sleep", &["60"]);
+        assert!(matches!(answer, Err(ToolError::TimedOut { command_line, .. }) if command_line == "sleep 60"));
     }
 
     #[test]

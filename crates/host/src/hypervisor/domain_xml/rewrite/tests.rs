@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use holdfast_block::SeededRandom;
 
-use super::neighbours::with_name;
+use super::conflicts::with_name;
 use super::{DiskChange, DiskPlace, Emulator, Identity, Medium, NewIdentity, Rewrite, Rewritten, rewrite};
 use crate::hypervisor::domain_xml::DomainXml;
 use crate::hypervisor::machine::DiskSource;

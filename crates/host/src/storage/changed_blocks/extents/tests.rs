@@ -99,13 +99,13 @@ fn contradictory_extents_are_an_error() {
 /// Returns other extents for each query.
 struct Moving<'a> {
     answers: &'a [&'a [Extent]],
-    asked: Cell<usize>,
+    query_count: Cell<usize>,
 }
 
 impl ExtentMap for Moving<'_> {
     fn extents(&self, start: u64) -> Result<Vec<Extent>> {
-        let number = self.asked.get();
-        self.asked.set(number + 1);
+        let number = self.query_count.get();
+        self.query_count.set(number + 1);
         self.answers[number.min(self.answers.len() - 1)].extents(start)
     }
 }
@@ -117,7 +117,7 @@ fn a_move_between_two_questions_is_noticed() {
     let moves: &[&[Extent]] = &[&here, &there];
     let before = Moving {
         answers: moves,
-        asked: Cell::new(0),
+        query_count: Cell::new(0),
     };
     let found = compare((before, 100), (&here[..], 100)).unwrap();
     assert_eq!(found.ranges.bytes(), 100);
@@ -125,7 +125,7 @@ fn a_move_between_two_questions_is_noticed() {
     let restless: Vec<&[Extent]> = (0..100).map(|n| if n % 2 == 0 { &here[..] } else { &there }).collect();
     let before = Moving {
         answers: &restless,
-        asked: Cell::new(0),
+        query_count: Cell::new(0),
     };
     let found = compare((before, 100), (&here[..], 100)).unwrap();
     assert_eq!((found.ranges.bytes(), found.ambiguous_bytes), (100, 100));

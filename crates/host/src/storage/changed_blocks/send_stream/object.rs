@@ -29,7 +29,7 @@ const BLOCK_BYTES_MAX_OLD: u64 = 128 << 10;
 pub(super) fn look_at_object(
     record: &StreamRecord,
     bonus: &[u8],
-    question: &SendStreamQuery,
+    query: &SendStreamQuery,
     has_large_blocks: bool,
 ) -> Option<WholeFileReason> {
     let (object_type, bonus_type) = record.object_types();
@@ -37,7 +37,7 @@ pub(super) fn look_at_object(
         block_before_bytes,
         from_transaction,
         ..
-    } = question.object
+    } = query.object
     else {
         return (object_type != TYPE_VOLUME).then_some(WholeFileReason::Kind);
     };
@@ -55,7 +55,7 @@ pub(super) fn look_at_object(
     let made = if record.is_raw_object() {
         None
     } else {
-        transaction_of(bonus, bonus_type, record.order, question.size_after_bytes)
+        transaction_of(bonus, bonus_type, record.order, query.size_after_bytes)
     };
     match (made, from_transaction) {
         (Some(made), Some(from)) if made <= from => None,

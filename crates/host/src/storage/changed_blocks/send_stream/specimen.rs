@@ -29,7 +29,7 @@ pub(crate) enum Field {
 }
 
 /// The query for the test streams.
-pub(crate) const QUESTION: SendStreamQuery = SendStreamQuery {
+pub(crate) const QUERY: SendStreamQuery = SendStreamQuery {
     from_guid: 0x1111_2222_3333_4444,
     to_guid: 0x5555_6666_7777_8888,
     object: StreamObject::File {
@@ -42,7 +42,7 @@ pub(crate) const QUESTION: SendStreamQuery = SendStreamQuery {
 };
 
 impl SendStreamWriter {
-    /// A stream with the begin record for [`QUESTION`], and these features.
+    /// A stream with the begin record for [`QUERY`], and these features.
     pub(crate) fn new(is_little: bool, age: SenderVersion, features: u64) -> Self {
         let mut writer = Self {
             order: if is_little { ByteOrder::Little } else { ByteOrder::Big },
@@ -69,8 +69,8 @@ impl SendStreamWriter {
             Field::Long(16, version_word),
             Field::Long(24, 1_700_000_000),
             Field::Word(32, 2),
-            Field::Long(40, QUESTION.to_guid),
-            Field::Long(48, QUESTION.from_guid),
+            Field::Long(40, QUERY.to_guid),
+            Field::Long(48, QUERY.from_guid),
         ];
         let mut record = self.fill(0, &fields);
         record[56..66].copy_from_slice(b"tank/vm@b\0");
@@ -184,7 +184,7 @@ impl SendStreamWriter {
 
     /// Appends the end record.
     pub(crate) fn end(mut self) -> Vec<u8> {
-        let mut record = self.fill(5, &[Field::Long(40, QUESTION.to_guid)]);
+        let mut record = self.fill(5, &[Field::Long(40, QUERY.to_guid)]);
         self.set_sum(&mut record, 8, self.sum.sums());
         if self.age == SenderVersion::New {
             let mut sum = self.sum;

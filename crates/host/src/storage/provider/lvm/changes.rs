@@ -44,7 +44,7 @@ impl Lvm {
         }
         let unknown = || refused("its pool does not report it");
         let pool = volumes.pool_of(after.volume).ok_or_else(unknown)?;
-        let question = ThinDeltaQuery {
+        let query = ThinDeltaQuery {
             ids: (
                 before.volume.thin_id.ok_or_else(unknown)?,
                 after.volume.thin_id.ok_or_else(unknown)?,
@@ -52,10 +52,10 @@ impl Lvm {
             block_bytes: pool.chunk_bytes.ok_or_else(unknown)?,
             size_bytes: after.volume.size_bytes,
         };
-        let (first, second) = (question.ids.0.to_string(), question.ids.1.to_string());
+        let (first, second) = (query.ids.0.to_string(), query.ids.1.to_string());
         let arguments = ["--metadata-snap", "--snap1", &first, "--snap2", &second];
         let answer = self.read_metadata(pool, THIN_DELTA, &arguments)?;
-        by_thin_delta(&answer, &question).map_err(|error| ProviderError::Invalid {
+        by_thin_delta(&answer, &query).map_err(|error| ProviderError::Invalid {
             program: THIN_DELTA,
             detail: error.to_string(),
         })

@@ -8,7 +8,7 @@ use super::super::{ProviderError, ProviderResult};
 use super::names::Tags;
 
 /// The requested fields: numbers in bytes, times in seconds since 1970-01-01 UTC.
-pub(super) const QUESTION: [&str; 9] = [
+pub(super) const FIELDS: [&str; 9] = [
     "--reportformat",
     "json",
     "--units",

@@ -48,13 +48,13 @@ impl Zfs {
     pub fn changes(
         &self,
         (older, newer): (&HostSnapshotName, &HostSnapshotName),
-        question: SendQuery<'_>,
+        query: SendQuery<'_>,
     ) -> Result<ChangedRanges, SendError> {
         let (from, to) = (full(older)?, full(newer)?);
-        let question = SendStreamQuery {
+        let query = SendStreamQuery {
             from_guid: self.guid(&from)?,
             to_guid: self.guid(&to)?,
-            object: match question {
+            object: match query {
                 SendQuery::File { before, after } if before.ino() != after.ino() => {
                     let reason = "it is another file now".to_owned();
                     return Err(SendStreamError::Unusable { reason }.into());
@@ -66,16 +66,16 @@ impl Zfs {
                 },
                 SendQuery::Volume { .. } => StreamObject::Volume,
             },
-            size_before_bytes: match question {
+            size_before_bytes: match query {
                 SendQuery::File { before, .. } => before.len(),
                 SendQuery::Volume { size_bytes } => size_bytes,
             },
-            size_after_bytes: match question {
+            size_after_bytes: match query {
                 SendQuery::File { after, .. } => after.len(),
                 SendQuery::Volume { size_bytes } => size_bytes,
             },
         };
-        let ask = |input: &mut dyn Read| by_send_stream(input, &question);
+        let ask = |input: &mut dyn Read| by_send_stream(input, &query);
         let (found, ended) = self.read_stream(&["send", "-i", &from, &to], &ask)?;
         // The sender's error says more than the error of its incomplete stream.
         if !ended.is_success() {

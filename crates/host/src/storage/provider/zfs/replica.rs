@@ -424,8 +424,8 @@ impl ReplicaSide for ZfsSide {
     }
 
     fn can_unpack(&self) -> bool {
-        let asked = self.programs.ask("zstd", &["-V"]);
-        asked.is_ok_and(|answer| answer.is_success)
+        let answer = self.programs.ask("zstd", &["-V"]);
+        answer.is_ok_and(|answer| answer.is_success)
     }
 }
 

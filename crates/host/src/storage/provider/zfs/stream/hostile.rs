@@ -6,14 +6,14 @@ use holdfast_block::hostile::Outcome;
 
 use super::{Joining, ZfsAnnouncement, ZfsGate};
 use crate::storage::changed_blocks::send_stream::record::{BeginRecord, RECORD_LENGTH, feature};
-use crate::storage::changed_blocks::send_stream::specimen::{QUESTION, SendStreamWriter, SenderVersion};
+use crate::storage::changed_blocks::send_stream::specimen::{QUERY, SendStreamWriter, SenderVersion};
 use crate::storage::provider::incoming::StreamCheck;
 
 /// A ZFS stream to a receiver that expects one snapshot. The output is a prefix of the input: all of it, or without the
 /// end.
 pub(crate) fn zfs_stream(bytes: &[u8]) -> Outcome {
     let (gate, arrived) = ZfsGate::new(ZfsAnnouncement {
-        snapshots: vec![("b".to_owned(), QUESTION.to_guid.to_string())],
+        snapshots: vec![("b".to_owned(), QUERY.to_guid.to_string())],
         joining: Joining::Refused,
     });
     let mut passed = Vec::new();
@@ -24,7 +24,7 @@ pub(crate) fn zfs_stream(bytes: &[u8]) -> Outcome {
     assert!(bytes.starts_with(&passed), "nothing else passes");
     if let Some(first) = passed.first_chunk::<RECORD_LENGTH>() {
         let (_, begin) = BeginRecord::parse(first).expect("a stream begins with a beginning");
-        assert!(begin.is_single() && begin.to_guid == QUESTION.to_guid && begin.flags & 1 == 0);
+        assert!(begin.is_single() && begin.to_guid == QUERY.to_guid && begin.flags & 1 == 0);
         assert_eq!(begin.features & (feature::DEDUPLICATED | feature::HOLDS), 0);
     }
     match (read, arrived.lock().expect("nobody panics with it").take()) {

@@ -4,14 +4,14 @@ use std::io::{Cursor, Read as _};
 
 use super::{Joining, ZfsAnnouncement, ZfsGate};
 use crate::storage::changed_blocks::send_stream::record::{RECORD_LENGTH, feature};
-use crate::storage::changed_blocks::send_stream::specimen::{QUESTION, SendStreamWriter, SenderVersion};
+use crate::storage::changed_blocks::send_stream::specimen::{QUERY, SendStreamWriter, SenderVersion};
 use crate::storage::provider::incoming::{StreamCheck, StreamRefusal};
 
 fn announced(names: &[&str]) -> ZfsAnnouncement {
     ZfsAnnouncement {
         snapshots: names
             .iter()
-            .map(|name| ((*name).to_owned(), QUESTION.to_guid.to_string()))
+            .map(|name| ((*name).to_owned(), QUERY.to_guid.to_string()))
             .collect(),
         joining: Joining::Refused,
     }
@@ -70,7 +70,7 @@ fn the_announced_snapshot_passes_unchanged() {
         for announced in [announced(&["b"]), announced(&[])] {
             let (passed, arrived) = pass_as(&stream, announced).unwrap();
             assert!(passed == stream);
-            assert_eq!(arrived.unwrap(), [("b".to_owned(), QUESTION.to_guid)]);
+            assert_eq!(arrived.unwrap(), [("b".to_owned(), QUERY.to_guid)]);
         }
     }
     // A sender without GUIDs has announced a name.

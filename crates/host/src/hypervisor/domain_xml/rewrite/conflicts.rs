@@ -14,7 +14,7 @@ const PORTS: [&str; 3] = ["port", "tlsPort", "websocket"];
 
 impl Rewriter<'_> {
     /// Changes paths that contain the machine's name, and warns of other resources that both machines would use.
-    pub(super) fn neighbours(&mut self, domain: Node<'_, '_>, devices: Node<'_, '_>, names: (&str, &str)) {
+    pub(super) fn conflicts(&mut self, domain: Node<'_, '_>, devices: Node<'_, '_>, names: (&str, &str)) {
         for device in devices.children().filter(Node::is_element) {
             let kind = device.tag_name().name();
             if CHARACTER_DEVICES.contains(&kind) {
