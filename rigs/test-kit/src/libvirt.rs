@@ -210,8 +210,8 @@ impl LibvirtLab {
     /// Writes to a disk of a machine as its guest would, and asserts that QEMU could write it.
     pub fn guest_writes(&self, monitor: &dyn Monitor, disk: usize, byte: u8, offset: u64, length: u64) {
         let written = format!("wrote {length}/{length} bytes at offset {offset}\n");
-        let said = self.guest_output(monitor, disk, &format!("write -P {byte} {offset} {length}"));
-        assert!(said.contains(&written), "{said}");
+        let output = self.guest_output(monitor, disk, &format!("write -P {byte} {offset} {length}"));
+        assert!(output.contains(&written), "{output}");
     }
 
     /// Runs a command of `qemu-io` at a disk of a machine; returns its output, which QEMU prints to its log and not to the monitor.
@@ -230,9 +230,9 @@ impl LibvirtLab {
         let answer = run(command);
         // QEMU may buffer what it writes to a file: its help fills the rest of the buffer.
         for _ in 0..HELPS_PER_BUFFER {
-            let said = &in_log()[before..];
-            if said.contains('\n') {
-                return answer + said;
+            let output = &in_log()[before..];
+            if output.contains('\n') {
+                return answer + output;
             }
             run("help");
         }

@@ -163,10 +163,10 @@ impl QemuLab {
     /// [`QemuLab::guest`] at a device by its path in QEMU's object model.
     pub fn guest_at(&self, device: &str, command: &str) -> String {
         let line = format!("qemu-io -d {device} \"{command}\"");
-        let said = || std::fs::read_to_string(self.path("said")).unwrap();
-        let before = said().len();
+        let output = || std::fs::read_to_string(self.path("output")).unwrap();
+        let before = output().len();
         let stderr = self.execute("human-monitor-command", json!({ "command-line": line }));
-        said()[before..].to_owned() + stderr.as_str().unwrap()
+        output()[before..].to_owned() + stderr.as_str().unwrap()
     }
 
     /// Fills a range of a disk with a byte, as a guest would.
@@ -274,7 +274,7 @@ fn start(folder: &Path, socket: &str, setup: QemuSetup<'_>, clock: SystemClock) 
         .args(["--output=L", "qemu-system-x86_64"])
         .args(&arguments)
         .stdin(Stdio::null())
-        .stdout(said.unwrap())
+        .stdout(output.unwrap())
         .spawn()
         .expect("these tests need qemu-system-x86_64 (scripts/setup installs it)");
     let monitor = (0..200).find_map(|_| {

@@ -47,7 +47,7 @@ pub struct BareQemu {
 struct BareConnection {
     name: String,
     /// The identifier if QEMU was given no UUID.
-    place: String,
+    identifier: String,
     monitor: Box<dyn Monitor>,
     process: Option<Process>,
     rights: Rights,
@@ -88,7 +88,7 @@ impl BareQemu {
             title: format!("QEMU at {}", path.display()),
             machine: Arc::new(BareConnection {
                 name,
-                place: place_of(path),
+                identifier: identifier_of(path),
                 agent: agent.map(resolve),
                 monitor: Box::new(socket),
                 process,
@@ -114,7 +114,7 @@ impl BareQemu {
         })?;
         Ok(Box::new(BareMachine(Arc::new(BareConnection {
             name: name.to_owned(),
-            place: place_of(path),
+            identifier: identifier_of(path),
             rights,
             monitor: Box::new(queued),
             process: None,
@@ -185,7 +185,7 @@ impl BareConnection {
         let uuid = text(&self.query("query-uuid")?, "UUID").filter(|uuid| is_set(uuid));
         Ok(MachineSummary {
             name: self.name.clone(),
-            uuid: uuid.unwrap_or_else(|| self.place.clone()),
+            uuid: uuid.unwrap_or_else(|| self.identifier.clone()),
             state: state(&text(&self.query("query-status")?, "status").unwrap_or_default()),
         })
     }
@@ -308,7 +308,7 @@ fn is_set(uuid: &str) -> bool {
 }
 
 /// The identifier of a machine without a UUID: its host, and the socket of its monitor, as one word of lower case.
-fn place_of(socket: &Path) -> String {
+fn identifier_of(socket: &Path) -> String {
     let content = |file: &str| std::fs::read_to_string(file).unwrap_or_default();
     let (host, machine_id) = (content("/proc/sys/kernel/hostname"), content("/etc/machine-id"));
     let digits: String = machine_id.trim().chars().take(HOST_DIGITS).collect();
@@ -379,20 +379,23 @@ fn listening_path(description: &str) -> Option<PathBuf> {
 mod tests {
     use std::path::Path;
 
-    use super::{WITHOUT_UUID, is_set, listening_path, place_of, state};
+    use super::{WITHOUT_UUID, identifier_of, is_set, listening_path, state};
     use crate::hypervisor::machine::MachineState;
 
     #[test]
     fn a_machine_without_a_uuid_is_known_by_its_host_and_its_socket() {
         assert!(is_set("11111111-1111-4111-8111-111111111111"));
         assert!(!is_set("00000000-0000-0000-0000-000000000000") && !is_set(""));
-        let one = place_of(Path::new("/nonexistent/A b%.qmp"));
+        let one = identifier_of(Path::new("/nonexistent/A b%.qmp"));
         assert!(
             one.starts_with(WITHOUT_UUID) && one.ends_with(":/nonexistent/%41%20b%25.qmp"),
             "{one}"
         );
-        assert_ne!(one, place_of(Path::new("/nonexistent/a b%.qmp")));
-        assert_eq!(place_of(Path::new("/tmp/../tmp")), place_of(Path::new("/tmp")));
+        assert_ne!(one, identifier_of(Path::new("/nonexistent/a b%.qmp")));
+        assert_eq!(
+            identifier_of(Path::new("/tmp/../tmp")),
+            identifier_of(Path::new("/tmp"))
+        );
     }
 
     #[test]

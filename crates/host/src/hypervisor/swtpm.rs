@@ -23,14 +23,14 @@ struct Swtpm {
 
 /// The TPM whose swtpm listens at a socket.
 pub(crate) fn at_socket(socket: &Path) -> Option<(TpmVersion, TpmPlace)> {
-    found(|swtpm, _| swtpm.control.as_deref() == Some(socket))
+    find_only(|swtpm, _| swtpm.control.as_deref() == Some(socket))
 }
 
 #[cfg(feature = "libvirt")]
 /// The TPM of the libvirt machine with this UUID. A session daemon starts swtpm as its user; the system daemon has the
 /// sockets in a folder that only root can write.
 pub(crate) fn of_machine(uuid: &str, libvirt: &Rights) -> Option<(TpmVersion, TpmPlace)> {
-    found(|swtpm, rights| {
+    find_only(|swtpm, rights| {
         let is_of_system = swtpm
             .control
             .as_ref()
@@ -52,7 +52,7 @@ fn is_of_machine(swtpm: &Swtpm, uuid: &str) -> bool {
 }
 
 /// The only matching swtpm. None if there are several: all but one are leftovers, and it is unknown which.
-fn found(is_meant: impl Fn(&Swtpm, &Rights) -> bool) -> Option<(TpmVersion, TpmPlace)> {
+fn find_only(is_wanted: impl Fn(&Swtpm, &Rights) -> bool) -> Option<(TpmVersion, TpmPlace)> {
     let bound = bound_sockets();
     let all = Process::all().filter_map(|process| {
         let reported = parse(&process.command_line()?)?;
@@ -60,8 +60,8 @@ fn found(is_meant: impl Fn(&Swtpm, &Rights) -> bool) -> Option<(TpmVersion, TpmP
         let user = process.identity()?;
         let is_own = user.user == geteuid().as_raw() && user.user != 0;
         let rights = Rights::of(user);
-        let is_it = is_meant(&swtpm, &rights) && is_running(&process, &reported, &bound).unwrap_or(is_own);
-        is_it.then_some((swtpm, rights, process))
+        let is_match = is_wanted(&swtpm, &rights) && is_running(&process, &reported, &bound).unwrap_or(is_own);
+        is_match.then_some((swtpm, rights, process))
     });
     let (inside, outside): (Vec<_>, Vec<_>) = all.partition(|(.., process)| !process.sees_other_files());
     // A process with another root directory can bind any name there.

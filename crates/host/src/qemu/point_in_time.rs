@@ -343,13 +343,13 @@ impl SnapshotBuilder<'_> {
             return Ok(());
         }
         let present = disks(self.monitor)?;
-        let is_there = |disk: &QemuDisk| {
+        let is_present = |disk: &QemuDisk| {
             let now = present.iter().find(|now| now.device == disk.device);
             now.is_some_and(|now| now.node == disk.node)
         };
         named
             .iter()
-            .find(|disk| !is_there(disk))
+            .find(|disk| !is_present(disk))
             .map_or(Ok(()), |disk| Err(moved(&disk.device)))
     }
 
@@ -424,11 +424,11 @@ impl SnapshotBuilder<'_> {
 
     /// Inserts the filter of a single disk while the machine runs: QEMU does it between two requests.
     fn take_one(&self, disks: &[PreparedDisk], report: &mut dyn FnMut(PointInTimeEvent)) -> Result<Pause> {
-        self.begin_next(disks)?;
+        self.add_next_bitmaps(disks)?;
         self.check_prepared(disks)?;
         self.set_filters(disks)?;
         report(PointInTimeEvent::Reached);
-        self.keep_changes(disks)?;
+        self.copy_changes(disks)?;
         Ok(Pause::default())
     }
 
@@ -438,7 +438,7 @@ impl SnapshotBuilder<'_> {
     }
 
     /// Adds the bitmaps of the next run a moment before the point in time: they record a few earlier changes as well.
-    fn begin_next(&self, disks: &[PreparedDisk]) -> Result<()> {
+    fn add_next_bitmaps(&self, disks: &[PreparedDisk]) -> Result<()> {
         let actions: Vec<Value> = disks.iter().filter_map(next_actions).collect();
         self.transact(&actions)
     }
@@ -446,7 +446,7 @@ impl SnapshotBuilder<'_> {
     /// Copies the bitmaps of the last run a moment after the point in time: they contain all earlier changes, and a few
     /// later ones. Fails if another client took a snapshot in between: its images would have changes that no bitmap
     /// records.
-    fn keep_changes(&self, disks: &[PreparedDisk]) -> Result<()> {
+    fn copy_changes(&self, disks: &[PreparedDisk]) -> Result<()> {
         let actions: Vec<Value> = disks.iter().flat_map(|disk| changes_actions(self.run, disk)).collect();
         self.transact(&actions)?;
         let graph = Graph::query(self.monitor)?;

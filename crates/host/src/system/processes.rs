@@ -83,8 +83,10 @@ pub fn writers_of_device(device: u64) -> Vec<ProcessInfo> {
         let files = std::fs::read_dir(folder.join("fd")).into_iter().flatten().flatten();
         let writes = |name: &std::ffi::OsStr| {
             let metadata = std::fs::metadata(folder.join("fd").join(name));
-            let is_it = metadata.is_ok_and(|found| found.file_type().is_block_device() && found.rdev() == device);
-            is_it && std::fs::read_to_string(folder.join("fdinfo").join(name)).is_ok_and(|info| is_for_writing(&info))
+            let is_same_device =
+                metadata.is_ok_and(|found| found.file_type().is_block_device() && found.rdev() == device);
+            is_same_device
+                && std::fs::read_to_string(folder.join("fdinfo").join(name)).is_ok_and(|info| is_for_writing(&info))
         };
         if process != std::process::id() && files.into_iter().any(|file| writes(&file.file_name())) {
             found.push(ProcessInfo {
@@ -158,7 +160,7 @@ pub fn is_written_by_others(path: &Path) -> bool {
     has_lock(path, is_of_writer)
 }
 
-fn has_lock(path: &Path, is_meant: fn(&str, &str) -> bool) -> bool {
+fn has_lock(path: &Path, is_wanted: fn(&str, &str) -> bool) -> bool {
     let (Ok(found), Ok(locks)) = (path.metadata(), std::fs::read_to_string("/proc/locks")) else {
         return false;
     };
@@ -169,7 +171,7 @@ fn has_lock(path: &Path, is_meant: fn(&str, &str) -> bool) -> bool {
         rustix::fs::minor(device),
         found.ino()
     );
-    locks.lines().any(|line| is_meant(line, &file))
+    locks.lines().any(|line| is_wanted(line, &file))
 }
 
 /// `1: OFDLCK ADVISORY  READ -1 fd:00:1234 100 101`. Not flock locks, which programs use for other purposes.

@@ -74,7 +74,7 @@ fn blocks_are_reported_exactly_on_btrfs() {
         let Some(mount) = mount(options) else { return };
         let tally = histories(&mount, Work::Blocks, 25, options);
         tally.print(&format!("btrfs {options}, blocks"));
-        assert_eq!(tally.told, tally.different);
+        assert_eq!(tally.reported, tally.different);
     }
 }
 
@@ -154,19 +154,20 @@ fn a_concurrent_balance_hides_no_change() {
     let after = snapshot(&mount, "after");
     let exact = by_extents(&before, &after).unwrap();
     let tally = check(&before, &after, &exact.ranges, "before the balance");
-    let (mut count, mut told_more) = (0, 0);
+    let (mut count, mut reported_more) = (0, 0);
     for _ in 0..6 {
         let mut balance = Balance::start(&mount);
         while balance.is_running() {
             let found = by_extents(&before, &after).unwrap();
             for range in exact.ranges.as_slice() {
-                let holds = |told: &std::ops::Range<u64>| told.start <= range.start && range.end <= told.end;
+                let holds =
+                    |reported: &std::ops::Range<u64>| reported.start <= range.start && range.end <= reported.end;
                 assert!(found.ranges.as_slice().iter().any(holds), "{range:?} is missed");
             }
             count += 1;
-            told_more += u64::from(found.ranges.bytes() > tally.told);
+            reported_more += u64::from(found.ranges.bytes() > tally.reported);
         }
     }
-    println!("compared {count} times during balances, {told_more} times with more than there is");
+    println!("compared {count} times during balances, {reported_more} times with more than there is");
     assert_eq!(by_extents(&before, &after).unwrap().ranges, exact.ranges);
 }

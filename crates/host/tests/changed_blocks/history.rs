@@ -108,14 +108,14 @@ pub(crate) fn noise(length: usize, random: &mut SeededRandom) -> Vec<u8> {
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Tally {
     pub(crate) different: u64,
-    pub(crate) told: u64,
+    pub(crate) reported: u64,
     pub(crate) size: u64,
 }
 
 impl Tally {
     pub(crate) fn add(&mut self, other: Self) {
         self.different += other.different;
-        self.told += other.told;
+        self.reported += other.reported;
         self.size += other.size;
     }
 
@@ -123,8 +123,8 @@ impl Tally {
         println!(
             "{what}: {} KiB differ, {} KiB are called changed ({} %), of {} KiB",
             self.different >> 10,
-            self.told >> 10,
-            self.told * 100 / self.different.max(1),
+            self.reported >> 10,
+            self.reported * 100 / self.different.max(1),
             self.size >> 10,
         );
     }
@@ -136,7 +136,7 @@ pub(crate) fn check(before: &File, after: &File, ranges: &ChangedRanges, what: &
     assert_eq!(ranges.size_bytes(), new.len() as u64, "{what}");
     let bitmap = ranges.to_bitmap(512).unwrap();
     let mut tally = Tally {
-        told: ranges.bytes(),
+        reported: ranges.bytes(),
         size: new.len() as u64,
         ..Tally::default()
     };
@@ -152,7 +152,7 @@ pub(crate) fn check(before: &File, after: &File, ranges: &ChangedRanges, what: &
             let is_same = was.get(at) == Some(byte);
             assert!(
                 is_same || bitmap.next_dirty(at_file).is_some_and(|dirty| dirty.start == at_file),
-                "{what}: the change at {at_file} is missed; told: {:?}",
+                "{what}: the change at {at_file} is missed; reported: {:?}",
                 ranges.as_slice()
             );
         }

@@ -56,7 +56,7 @@ fn blocks_are_reported_exactly_on_xfs() {
     let Some(mount) = mount() else { return };
     let tally = histories(&mount, Work::Blocks, 40);
     tally.print("xfs, blocks");
-    assert_eq!(tally.told, tally.different);
+    assert_eq!(tally.reported, tally.different);
 }
 
 /// Space that was allocated before a snapshot and written after it, at the same address.

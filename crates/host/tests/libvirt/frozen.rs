@@ -41,7 +41,7 @@ fn disks_freeze_under_libvirt_and_its_view_stays_right() {
     lab.virsh(&["blockcommit", "web1", "vda", "--active", "--pivot", "--wait"]);
     lab.virsh(&["destroy", "web1"]);
     let image = lab.path("web1-a");
-    let said = run(
+    let output = run(
         "qemu-io",
         &[
             "-f",
@@ -53,7 +53,7 @@ fn disks_freeze_under_libvirt_and_its_view_stays_right() {
             image.to_str().unwrap(),
         ],
     );
-    assert!(!said.contains("failed"), "{said}");
+    assert!(!output.contains("failed"), "{output}");
 }
 
 /// Jobs that libvirt refuses while a filter is in place give a clear error, and the machine keeps running; jobs that it
@@ -101,7 +101,7 @@ fn block_jobs_of_others_are_refused_or_right_meanwhile() {
     lab.virsh(&["blockcommit", "web1", "vda", "--active", "--pivot", "--wait"]);
     lab.virsh(&["destroy", "web1"]);
     let image = lab.path("web1-a");
-    let said = run(
+    let output = run(
         "qemu-io",
         &[
             "-f",
@@ -113,7 +113,7 @@ fn block_jobs_of_others_are_refused_or_right_meanwhile() {
             image.to_str().unwrap(),
         ],
     );
-    assert!(!said.contains("failed"), "{said}");
+    assert!(!output.contains("failed"), "{output}");
 }
 
 /// libvirtd ends while disks are frozen. The machine keeps running, the exports still work, and the next connection

@@ -16,11 +16,11 @@ fn machines_are_listed_and_described() {
     lab.virsh(&["suspend", "web1"]);
 
     let machines = libvirt.machines().unwrap();
-    let told: Vec<_> = machines
+    let found: Vec<_> = machines
         .iter()
         .map(|machine| (&machine.name[..], machine.state))
         .collect();
-    assert_eq!(told, [("db", MachineState::ShutOff), ("web1", MachineState::Paused)]);
+    assert_eq!(found, [("db", MachineState::ShutOff), ("web1", MachineState::Paused)]);
     let by_uuid = libvirt.machine(&machines[1].uuid).unwrap();
     assert_eq!(by_uuid.name(), "web1");
 

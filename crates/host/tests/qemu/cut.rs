@@ -35,10 +35,10 @@ fn frozen_disks_stay_as_they_were_and_nothing_is_left() {
     cut.release(&*lab.monitor, &lab.clock).unwrap();
     assert_eq!(lab.everything(), before);
     for disk in 0..3 {
-        let said = lab.guest(disk, "read -P 99 4M 2M");
+        let output = lab.guest(disk, "read -P 99 4M 2M");
         assert!(
-            said.contains("read 2097152/2097152") && !said.contains("failed"),
-            "{said}"
+            output.contains("read 2097152/2097152") && !output.contains("failed"),
+            "{output}"
         );
     }
 }
@@ -62,8 +62,8 @@ fn assert_broken_and_unharmed(lab: &QemuLab, socket: &std::path::Path, export: &
     let read = std::process::Command::new("qemu-io")
         .args(["-r", "-f", "raw", "-c", "read 8M 512", &uri])
         .output();
-    let said = String::from_utf8(read.unwrap().stdout).unwrap();
-    assert!(said.contains("read failed"), "a broken copy is read: {said}");
+    let output = String::from_utf8(read.unwrap().stdout).unwrap();
+    assert!(output.contains("read failed"), "a broken copy is read: {output}");
     for number in 0..16 {
         lab.guest_writes(0, 60 + u8::try_from(number).unwrap(), number * MIB, MIB);
     }

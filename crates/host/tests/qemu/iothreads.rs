@@ -193,10 +193,10 @@ fn ranges_of_a_disk_in_an_iothread_are_copied_as_of_the_point_in_time() {
     cut.release(&*lab.monitor, &lab.clock).unwrap();
     lab.execute("block-dirty-bitmap-remove", bitmap);
     assert_eq!(lab.everything(), before);
-    let said = lab.guest_at(SCSI, "read -P 99 0 5M");
+    let output = lab.guest_at(SCSI, "read -P 99 0 5M");
     assert!(
-        said.contains("read 5242880/5242880") && !said.contains("failed"),
-        "{said}"
+        output.contains("read 5242880/5242880") && !output.contains("failed"),
+        "{output}"
     );
 }
 
@@ -311,10 +311,10 @@ fn a_copy_job_of_a_dead_reader_is_removed() {
         remove_run(&*lab.monitor, &lab.clock, run_id).unwrap();
         assert!(runs_in(&*lab.monitor).unwrap().is_empty());
         assert_eq!(lab.everything(), before);
-        let said = lab.guest_at(SCSI, "read -P 5 0 1M");
+        let output = lab.guest_at(SCSI, "read -P 5 0 1M");
         assert!(
-            said.contains("read 1048576/1048576") && !said.contains("failed"),
-            "{said}"
+            output.contains("read 1048576/1048576") && !output.contains("failed"),
+            "{output}"
         );
     }
 }

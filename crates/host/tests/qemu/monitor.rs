@@ -27,11 +27,11 @@ fn commands_are_answered_refused_and_answered_from_many_threads() {
         }
     });
     let disks = lab.disks();
-    let told: Vec<_> = disks
+    let found: Vec<_> = disks
         .iter()
         .map(|disk| (&disk.node[..], &disk.driver[..], disk.size_bytes))
         .collect();
-    assert_eq!(told, [("format0", "qcow2", 16 << 20), ("format1", "raw", 16 << 20)]);
+    assert_eq!(found, [("format0", "qcow2", 16 << 20), ("format1", "raw", 16 << 20)]);
     assert_eq!(disks[0].device, "/machine/peripheral/disk0/virtio-backend");
     assert!(!disks[0].is_read_only && disks[0].filename.ends_with("disk0"));
 }

@@ -131,9 +131,9 @@ impl TpmFolders {
             Self::In { tpms, .. } => Some(tpms.join(uuid).join(version.folder())),
             Self::Somewhere(_) | Self::Elsewhere => None,
         };
-        let is_there = usual.as_ref().is_some_and(|folder| folder.is_dir());
+        let exists = usual.as_ref().is_some_and(|folder| folder.is_dir());
         if activity == Activity::On
-            && !is_there
+            && !exists
             && let Some((_, place)) = swtpm::of_machine(uuid, libvirt)
         {
             return place;

@@ -43,8 +43,7 @@ pub struct BaseDisk {
 
 impl BaseDisk {
     fn new(record: &XapiRecord, all: &PoolRecords<'_>) -> Option<Self> {
-        let is_ours =
-            || record.is("is_a_snapshot") && all.is_named_by_itself(record) && !all.is_used(&record.reference);
+        let is_ours = || record.is("is_a_snapshot") && all.has_own_mark(record) && !all.is_used(&record.reference);
         Some(Self {
             purpose: record.entry("other_config", KEPT)?.to_owned(),
             reference: record.reference.clone(),
@@ -72,7 +71,7 @@ struct PoolRecords<'a> {
 
 impl PoolRecords<'_> {
     /// Whether a marked disk is the one that was marked, and not a clone or copy of it.
-    fn is_named_by_itself(&self, record: &XapiRecord) -> bool {
+    fn has_own_mark(&self, record: &XapiRecord) -> bool {
         if let Some(uuid) = record.entry("other_config", KEPT_SELF) {
             return uuid == record.text("uuid");
         }

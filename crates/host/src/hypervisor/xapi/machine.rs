@@ -169,7 +169,7 @@ impl Inventory {
             reference: vdi.reference.clone(),
             uuid: vdi.text("uuid").to_owned(),
             device: device_name(vbd),
-            position: place_of(vbd),
+            position: position_of(vbd),
             label: vdi.text("name_label").to_owned(),
             size_bytes: vdi.number("virtual_size")?,
             tracking: if vdi.is("cbt_enabled") {
@@ -190,7 +190,7 @@ impl Inventory {
     }
 }
 
-fn place_of(vbd: &XapiRecord) -> u32 {
+fn position_of(vbd: &XapiRecord) -> u32 {
     vbd.text("userdevice").parse().unwrap_or(u32::MAX)
 }
 
@@ -362,11 +362,11 @@ impl Pool {
             Vec::new()
         };
         let default = pools.first().map(|pool| pool.reference("default_SR"));
-        let is_it = |record: &XapiRecord| match name {
+        let is_wanted = |record: &XapiRecord| match name {
             Some(name) => record.text("name_label") == name || record.text("uuid") == name,
             None => default.as_ref() == Some(&record.reference),
         };
-        match storages.iter().position(is_it) {
+        match storages.iter().position(is_wanted) {
             Some(place) => Ok(storages.swap_remove(place)),
             None => Err(XapiError::NoStorage {
                 pool: self.title(),

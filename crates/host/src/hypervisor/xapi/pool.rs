@@ -179,7 +179,7 @@ impl Pool {
     }
 
     /// Discards an expired session: the next request logs in again.
-    pub(super) fn forget_session(&self, session: &str) {
+    pub(super) fn discard_session(&self, session: &str) {
         let mut state = self.lock();
         if state.session.as_deref() == Some(session) {
             state.session = None;
@@ -196,14 +196,14 @@ impl Pool {
             let words: Vec<Value> = [json!(session)].into_iter().chain(arguments.iter().cloned()).collect();
             match self.ask(method, &Value::Array(words)) {
                 Err(error) if error.is_refusal("SESSION_INVALID") && !is_second => {
-                    self.forget_session(&session);
+                    self.discard_session(&session);
                     is_second = true;
                 }
                 // The pool has another master now.
                 Err(XapiError::Refused { code, details, .. })
                     if code == "HOST_IS_SLAVE" && !is_second && !details.is_empty() =>
                 {
-                    self.forget_session(&session);
+                    self.discard_session(&session);
                     self.lock().host.0 = details.into_iter().next().unwrap_or_default();
                     is_second = true;
                 }
@@ -274,7 +274,7 @@ impl Pool {
     }
 
     /// Asks the master for the certificates of its hosts, which are then trusted like its own.
-    pub(super) fn learn_certificates(&self) -> XapiResult<()> {
+    pub(super) fn fetch_certificates(&self) -> XapiResult<()> {
         let mut others = Vec::new();
         for host in self.records("host")? {
             let certificate = self.call("host.get_server_certificate", &[json!(host.reference.0)]);

@@ -141,7 +141,7 @@ impl Pool {
                 200 => return Ok((connection, head)),
                 301 | 302 | 303 | 307 | 308 => {
                     let location = head.header("location").unwrap_or_default();
-                    host = place_of(location, host.1).ok_or_else(|| {
+                    host = host_of(location, host.1).ok_or_else(|| {
                         self.invalid_answer(
                             label,
                             &format!("it redirects to {location:?}, which is not an HTTPS address"),
@@ -182,7 +182,7 @@ impl Pool {
         let place = (host.0.as_str(), host.1);
         match Connection::open(place, &self.trust().tls()?, retry_context) {
             Err(XapiError::Untrusted { .. }) if *host != self.host() => {
-                self.learn_certificates()?;
+                self.fetch_certificates()?;
                 Connection::open(place, &self.trust().tls()?, retry_context)
             }
             other => other,
@@ -199,7 +199,7 @@ fn with_valid_session<T>(begin: impl Fn() -> XapiResult<T>) -> XapiResult<T> {
 }
 
 /// Host and port of an `https://` address.
-fn place_of(location: &str, port: u16) -> Option<(String, u16)> {
+fn host_of(location: &str, port: u16) -> Option<(String, u16)> {
     let rest = location.strip_prefix("https://")?;
     let authority = rest.split(['/', '?']).next()?;
     split_host(authority, port).ok()
@@ -385,18 +385,18 @@ impl Upload {
 
 #[cfg(test)]
 mod tests {
-    use super::place_of;
+    use super::host_of;
 
     #[test]
     fn redirections_lead_to_https_only() {
-        let place = |location: &str| place_of(location, 443);
+        let host = |location: &str| host_of(location, 443);
         assert_eq!(
-            place("https://10.0.0.2/export_raw_vdi?a=b"),
+            host("https://10.0.0.2/export_raw_vdi?a=b"),
             Some(("10.0.0.2".to_owned(), 443))
         );
-        assert_eq!(place("https://[fd00::2]:8443?a"), Some(("fd00::2".to_owned(), 8443)));
+        assert_eq!(host("https://[fd00::2]:8443?a"), Some(("fd00::2".to_owned(), 8443)));
         for wrong in ["http://10.0.0.2/", "https:///x", "/export", ""] {
-            assert_eq!(place(wrong), None, "{wrong}");
+            assert_eq!(host(wrong), None, "{wrong}");
         }
     }
 }

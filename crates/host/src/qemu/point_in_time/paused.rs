@@ -26,7 +26,7 @@ impl SnapshotBuilder<'_> {
         if disks.is_empty() {
             return Ok(self.pause_for(None, &|| Ok(()), report)?.0);
         }
-        self.begin_next(disks)?;
+        self.add_next_bitmaps(disks)?;
         let switch = || {
             self.add_filters_of_copied(disks)?;
             self.check_prepared(disks)?;
@@ -34,7 +34,7 @@ impl SnapshotBuilder<'_> {
             self.add_frozen_of_copied(disks)
         };
         let (pause, _) = self.pause_for(None, &switch, report)?;
-        self.keep_changes(disks)?;
+        self.copy_changes(disks)?;
         Ok(pause)
     }
 

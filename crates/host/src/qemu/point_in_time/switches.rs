@@ -25,7 +25,7 @@ impl SnapshotBuilder<'_> {
         pause_policy: PausePolicy,
         report: &mut dyn FnMut(PointInTimeEvent),
     ) -> Result<Pause> {
-        self.begin_next(disks)?;
+        self.add_next_bitmaps(disks)?;
         let pause = match pause_policy {
             PausePolicy::WhereNeeded => match self.turn_switches(disks) {
                 Ok(()) => {
@@ -37,7 +37,7 @@ impl SnapshotBuilder<'_> {
             },
             PausePolicy::Always => self.pause_for(None, &|| self.turn_switches_or_set(disks), report)?.0,
         };
-        self.keep_changes(disks)?;
+        self.copy_changes(disks)?;
         Ok(pause)
     }
 

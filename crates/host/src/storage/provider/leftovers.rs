@@ -90,7 +90,7 @@ fn find(kept: &SnapshotFolder, dataset: &Dataset) -> ProviderResult<Vec<Provider
             );
         }
     }
-    let is_there = |name: &str| {
+    let exists = |name: &str| {
         let is_one = |place: &Path| place.symlink_metadata().is_ok();
         // Its note is written before it has its name.
         is_one(&kept.place(name)) || is_one(&kept.hidden_place(name)) && is_locked(&kept.hidden_place(name))
@@ -102,13 +102,13 @@ fn find(kept: &SnapshotFolder, dataset: &Dataset) -> ProviderResult<Vec<Provider
         let whole = file.strip_suffix(".json").filter(|name| check_name(name).is_ok());
         match (half, whole) {
             (Some(name), _) => add(ProviderLeftoverKind::HalfNote, name, (&place, shown)),
-            (None, Some(name)) if !is_there(name) => add(ProviderLeftoverKind::Note, name, (&place, shown)),
+            (None, Some(name)) if !exists(name) => add(ProviderLeftoverKind::Note, name, (&place, shown)),
             _ => {}
         }
     }
     for name in kept.all_names("holds")? {
         let place = kept.in_ours("holds").join(&name);
-        if check_name(&name).is_ok() && !is_there(&name) {
+        if check_name(&name).is_ok() && !exists(&name) {
             add(
                 ProviderLeftoverKind::Holds,
                 &name,
@@ -133,8 +133,8 @@ pub(super) fn remove(
     if matches!(turn, LockAttempt::Others) {
         return Err(changed());
     }
-    let is_it = |other: &ProviderLeftover| other.kind == leftover.kind && other.place == leftover.place;
-    if !find(&kept, &leftover.dataset)?.iter().any(is_it) {
+    let is_same = |other: &ProviderLeftover| other.kind == leftover.kind && other.place == leftover.place;
+    if !find(&kept, &leftover.dataset)?.iter().any(is_same) {
         return Err(changed());
     }
     let failed = |source| file_error("remove", &leftover.place, source);

@@ -94,12 +94,12 @@ impl Lvm {
     /// Removes a volume if it is still the inspected one, and has no holds.
     fn remove(&self, volume: &Volume, shown: &str) -> ProviderResult<()> {
         // LVM evaluates the selection while it has locked the group.
-        let is_it = format!("lv_uuid=\"{}\" && lv_tags!={{\"{HELD}\"}}", volume.uuid);
+        let selection = format!("lv_uuid=\"{}\" && lv_tags!={{\"{HELD}\"}}", volume.uuid);
         let full = volume.full_name();
         self.ask(
             ("remove", shown),
             LVREMOVE,
-            &["-qq", "--yes", "--force", "--select", &is_it, &full],
+            &["-qq", "--yes", "--force", "--select", &selection, &full],
         )?;
         let left = self.volumes(Some(&volume.group));
         match left {
@@ -280,7 +280,7 @@ impl Provider for Lvm {
                 return Err(ProviderError::Exists { what: shown });
             }
             record_tags(label.record).ok_or_else(|| too_long(&shown))?;
-            pool::check_room(volume, volumes.pool_of(volume))?;
+            pool::check_space(volume, volumes.pool_of(volume))?;
             let mut prepared = self.prepared.lock().unwrap_or_else(PoisonError::into_inner);
             prepared.insert(one.dataset.name.clone(), volume.uuid.clone());
         }
@@ -389,7 +389,7 @@ impl Provider for Lvm {
         if volumes.named(group, own).is_some() {
             return Err(ProviderError::Exists { what: name.to_owned() });
         }
-        pool::check_room(volume, volumes.pool_of(volume))?;
+        pool::check_space(volume, volumes.pool_of(volume))?;
         let full = volume.full_name();
         let arguments = [
             "-qq",

@@ -63,8 +63,8 @@ impl Mounts {
 
     /// The mount point of a ZFS file system.
     pub(super) fn of_zfs(&self, dataset: &str) -> Option<&Path> {
-        let is_it = |mount: &&Mount| mount.is_zfs() && mount.source == dataset && mount.root == Path::new("/");
-        let mount = self.mounts.iter().find(is_it)?;
+        let is_wanted = |mount: &&Mount| mount.is_zfs() && mount.source == dataset && mount.root == Path::new("/");
+        let mount = self.mounts.iter().find(is_wanted)?;
         // Another mount may hide it.
         (self.of_path(&mount.point) == Some(mount)).then_some(&mount.point)
     }

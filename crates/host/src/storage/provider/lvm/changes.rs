@@ -85,7 +85,7 @@ impl Lvm {
                     Err(ProviderError::Tool(ToolError::NotFound { .. })) => return Ok(()),
                     other => other?,
                 };
-                rooms.insert(pool.uuid.clone(), parse_rooms(&answer));
+                rooms.insert(pool.uuid.clone(), parse_space(&answer));
             }
             if let Some((mapped_bytes, own_bytes)) = rooms[&pool.uuid].get(&id) {
                 snapshot.referenced_bytes = Some(*mapped_bytes);
@@ -105,7 +105,7 @@ impl Lvm {
         let is_left = volumes
             .named(&pool.group, &pool.name)
             .is_some_and(|pool| pool.tags.has_metadata);
-        let device = format!("{}-{}", mangled(&pool.group), mangled(&pool.name));
+        let device = format!("{}-{}", escaped(&pool.group), escaped(&pool.name));
         let target = format!("{device}-tpool");
         match (self.kept_state(&target, &full)?, is_left) {
             (Some(_), true) => self.send_message(&target, &full, "release_metadata_snap")?,
@@ -181,12 +181,12 @@ impl Lvm {
 }
 
 /// Escapes a name of LVM for the name of a device.
-fn mangled(name: &str) -> String {
+fn escaped(name: &str) -> String {
     name.replace('-', "--")
 }
 
 /// Parses the total and exclusive bytes of volumes, by their thin ids.
-fn parse_rooms(answer: &str) -> BTreeMap<u64, (u64, u64)> {
+fn parse_space(answer: &str) -> BTreeMap<u64, (u64, u64)> {
     let row = |line: &str| {
         let mut fields = line.split_ascii_whitespace().map(|field| field.parse::<u64>().ok());
         Some((fields.next()??, (fields.next()??, fields.next()??)))

@@ -29,7 +29,7 @@ pub(super) fn not_thin(volume: &Volume) -> ProviderError {
 }
 
 /// Refuses another snapshot of a volume if its pool, or its group, lacks the space.
-pub(super) fn check_room(volume: &Volume, pool: Option<&Volume>) -> ProviderResult<()> {
+pub(super) fn check_space(volume: &Volume, pool: Option<&Volume>) -> ProviderResult<()> {
     if volume.kind != VolumeKind::Thin {
         return Err(not_thin(volume));
     }

@@ -35,13 +35,13 @@ impl Lvm {
         let path = self.locks.join(format!("lvm-view-{}.lock", volume.uuid));
         let lock = LockFile::open(&path, FlockOperation::LockShared)?;
         // A snapshot of another program that was already active stays active.
-        let is_others = volume.is_active && volume.tags.snapshot.is_none();
+        let belongs_to_others = volume.is_active && volume.tags.snapshot.is_none();
         let arguments = ["-qq", "--yes", "--activate", "y", "--ignoreactivationskip", &full];
         self.ask(("view", &snapshot.to_string()), LVCHANGE, &arguments)?;
         let device = PathBuf::from(&volume.path);
         let view = View {
             folder: device.clone(),
-            cleanup: Some(self.deactivate_on_drop(lock, (!is_others).then_some(full.clone()))),
+            cleanup: Some(self.deactivate_on_drop(lock, (!belongs_to_others).then_some(full.clone()))),
         };
         self.await_device(&full, &device)?;
         Ok(view)

@@ -91,8 +91,8 @@ impl Zfs {
     pub fn destroy_temporary(&self, left: &TemporaryClone) -> ProviderResult<()> {
         full_name(&left.name, "check")?;
         let pool = left.name.split('/').next().unwrap_or_default();
-        let is_there = self.temporary_clones(pool)?.contains(left);
-        if !is_there || self.dataset(&left.name)?.origin.is_none() {
+        let is_temporary = self.temporary_clones(pool)?.contains(left);
+        if !is_temporary || self.dataset(&left.name)?.origin.is_none() {
             return Err(ProviderError::NotFound {
                 what: format!("temporary clone {}", left.name),
             });

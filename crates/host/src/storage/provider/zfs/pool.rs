@@ -101,7 +101,7 @@ impl Zfs {
     pub fn pool_room(&self, pool: &str) -> ProviderResult<PoolRoom> {
         let flags = if self.is_newer()? { "-Hp" } else { "-H" };
         let answer = self.ask_pool(pool, &["list", flags, "-o", "name,size,allocated,free"])?;
-        parse_room(pool, &answer)
+        parse_space(pool, &answer)
     }
 
     /// The used space of a pool in percent.
@@ -145,7 +145,7 @@ fn parse_pool(pool: &str, answer: &str) -> ProviderResult<PoolState> {
     Ok(state)
 }
 
-fn parse_room(pool: &str, answer: &str) -> ProviderResult<PoolRoom> {
+fn parse_space(pool: &str, answer: &str) -> ProviderResult<PoolRoom> {
     let [_, size, allocated, free] = fields(pool, answer)?;
     let bytes = |text| bytes_of(text).ok_or_else(|| invalid(format!("{text:?} is not a size of {pool}")));
     Ok(PoolRoom {
@@ -243,7 +243,7 @@ fn is_count(word: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{PoolDevice, bytes_of, parse_devices, parse_pool, parse_room};
+    use super::{PoolDevice, bytes_of, parse_devices, parse_pool, parse_space};
 
     const STATUS: &str = "  pool: tank\n state: DEGRADED\nstatus: One or more devices are faulted\n\tin response to errors.\n\
         config:\n\n\tNAME                STATE     READ WRITE CKSUM\n\ttank                DEGRADED     0     0     0\n\
@@ -311,12 +311,12 @@ mod tests {
         ] {
             assert!(parse_pool("tank", nonsense).is_err(), "{nonsense:?}");
         }
-        let room = parse_room("tank", "tank\t1000\t400\t600\n").unwrap();
+        let room = parse_space("tank", "tank\t1000\t400\t600\n").unwrap();
         assert_eq!(
             (room.size_bytes, room.allocated_bytes, room.free_bytes),
             (1000, 400, 600)
         );
-        assert!(parse_room("tank", "tank\t-\t-\t-\n").is_err());
+        assert!(parse_space("tank", "tank\t-\t-\t-\n").is_err());
     }
 
     #[test]

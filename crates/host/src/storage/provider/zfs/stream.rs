@@ -198,18 +198,18 @@ impl ZfsGate {
 
     fn check_announced(&self, begin: &BeginRecord, name: &str) -> Result<()> {
         let announced = &self.announced.snapshots;
-        let is_it = |(expected, guid): &(String, String)| {
+        let is_announced = |(expected, guid): &(String, String)| {
             expected == name && (guid.is_empty() || *guid == begin.to_guid.to_string())
         };
         let is_expected = if begin.features & feature::RESUMING != 0 {
             // A resumed stream may be one of the missing snapshots.
-            !self.is_joined && (announced.is_empty() || announced.iter().any(is_it))
+            !self.is_joined && (announced.is_empty() || announced.iter().any(is_announced))
         } else if self.is_joined {
-            announced.get(self.brought.len()).is_some_and(is_it)
+            announced.get(self.brought.len()).is_some_and(is_announced)
         } else {
             match &announced[..] {
                 [] => true,
-                [one] => is_it(one),
+                [one] => is_announced(one),
                 _ => false,
             }
         };

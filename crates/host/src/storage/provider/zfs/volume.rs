@@ -47,12 +47,12 @@ impl Zfs {
     /// Waits for the device of a new volume: `zfs` returns before udev has created it.
     pub(super) fn wait_for_device(&self, name: &str) -> ProviderResult<()> {
         let device = volume_device(name);
-        let is_there = || {
+        let exists = || {
             let found = device.metadata();
             found.is_ok_and(|metadata| metadata.file_type().is_block_device())
         };
         let start = self.clock.now();
-        while !is_there() {
+        while !exists() {
             if self.clock.now().saturating_sub(start) >= DEVICE_TIME_OUT {
                 return Err(ProviderError::Refused {
                     action: "use",

@@ -67,8 +67,8 @@ impl ZfsSide {
     pub(super) fn check_guid(&self, (dataset, name): (&str, &str), guid: &str) -> ProviderResult<()> {
         let full = any_full_name(dataset, name)?;
         let found = self.zfs.get(&[], "guid", &full)?;
-        let is_it = found.get(&full).and_then(|found| found.value("guid")) == Some(guid);
-        is_it.then_some(()).ok_or_else(|| ProviderError::Refused {
+        let is_same = found.get(&full).and_then(|found| found.value("guid")) == Some(guid);
+        is_same.then_some(()).ok_or_else(|| ProviderError::Refused {
             action: "receive",
             what: full,
             reason: "it is not the snapshot that was sent".to_owned(),
@@ -88,8 +88,9 @@ impl ZfsSide {
         for (name, guid) in &brought {
             let guid = guid.to_string();
             self.check_guid((&receiving.dataset, name), &guid)?;
-            let is_it = |one: &&ReplicaSnapshot| one.name == *name && (one.identity.is_empty() || one.identity == guid);
-            known.extend(receiving.snapshots.iter().find(is_it));
+            let is_announced =
+                |one: &&ReplicaSnapshot| one.name == *name && (one.identity.is_empty() || one.identity == guid);
+            known.extend(receiving.snapshots.iter().find(is_announced));
         }
         self.note(&receiving.dataset, &known)
     }
