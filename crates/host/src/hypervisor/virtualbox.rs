@@ -31,7 +31,7 @@ pub const PROGRAM: &str = "VBoxManage";
 pub const HOME_VARIABLE: &str = "VBOX_USER_HOME";
 /// Timeout of a query. The first query starts a service.
 const SHORT_TIME_OUT: Duration = Duration::from_secs(120);
-/// Timeout of a snapshot, which writes memory or merges images. The program is not killed at the timeout.
+/// Timeout of a snapshot, which writes memory or merges images. VirtualBox continues with it after the timeout.
 const LONG_TIME_OUT: Duration = Duration::from_secs(24 * 3600);
 
 /// What the machine's processors do while a snapshot is taken.

@@ -6,7 +6,7 @@ use super::{Danger, DiskContext, QemuDisk, QemuVersion};
 use crate::qemu::jobs::list;
 use crate::qemu::qmp::{Monitor, Result};
 
-/// Drivers whose nodes always make QEMU poll when a node is inserted above them, even without requests.
+/// Drivers whose nodes QEMU always has to wait for when a node is inserted above them, even without requests.
 const WAITED_FOR: [&str; 2] = ["throttle", "qed"];
 
 /// Why a disk must not be exported.

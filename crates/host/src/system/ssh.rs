@@ -19,7 +19,7 @@ const SSH: &str = "ssh";
 /// The exit code of ssh for its own failures.
 const CODE_OF_SSH: i32 = 255;
 /// Our own program on the other host. A server that admits nothing else must be able to recognize its command line, so
-/// this is passed without `env`.
+/// it is called without `env`.
 const OURS: &str = "holdfast";
 
 /// The address of a host, and options for ssh.

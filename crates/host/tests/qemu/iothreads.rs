@@ -200,7 +200,7 @@ fn ranges_of_a_disk_in_an_iothread_are_copied_as_of_the_point_in_time() {
     );
 }
 
-/// A node that QEMU always polls is in an iothread: no node is inserted above it.
+/// A node that QEMU always waits for is in an iothread: no node is inserted above it.
 #[test]
 fn a_throttle_node_in_an_iothread_gets_no_filter_if_qemu_would_crash() {
     let words = [
