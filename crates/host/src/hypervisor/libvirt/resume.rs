@@ -128,8 +128,8 @@ fn write_to_pipe(pipe: &Path, head: &[u8], resumption: &Resumption<'_>, is_over:
 }
 
 /// Everything before QEMU's stream.
-fn head(configuration: &str, then: &str) -> std::result::Result<Vec<u8>, String> {
-    let cookie = cookie(then)?;
+fn head(configuration: &str, original: &str) -> std::result::Result<Vec<u8>, String> {
+    let cookie = cookie(original)?;
     let texts = [configuration, &cookie];
     let length: usize = texts.iter().map(|text| text.len() + 1).sum();
     let number = |number: usize| u32::try_from(number).map_err(|_| "its configuration is too long".to_owned());
@@ -147,8 +147,8 @@ fn head(configuration: &str, then: &str) -> std::result::Result<Vec<u8>, String>
 }
 
 /// The cookie: the processor as it was, which the configuration may describe differently.
-fn cookie(then: &str) -> std::result::Result<String, String> {
-    let document = Document::parse(then).map_err(|error| error.to_string())?;
+fn cookie(original: &str) -> std::result::Result<String, String> {
+    let document = Document::parse(original).map_err(|error| error.to_string())?;
     let cpu = crate::hypervisor::domain_xml::child(document.root_element(), "cpu");
     let cookie = match cpu {
         Some(cpu) => Element::new("cookie").copy(cpu),

@@ -139,10 +139,10 @@ impl Btrfs {
     }
 
     /// The output of `btrfs subvolume show`.
-    fn shown(&self, place: &str) -> ProviderResult<SubvolumeInfo> {
-        let shown = self.ask(("inspect", place), &["subvolume", "show", "--", place])?;
+    fn inspect(&self, place: &str) -> ProviderResult<SubvolumeInfo> {
+        let output = self.ask(("inspect", place), &["subvolume", "show", "--", place])?;
         let field = |key: &str| {
-            let line = shown.lines().find_map(|line| line.trim().strip_prefix(key))?;
+            let line = output.lines().find_map(|line| line.trim().strip_prefix(key))?;
             Some(line.trim().to_owned()).filter(|text| text != "-")
         };
         Ok(SubvolumeInfo {
@@ -235,21 +235,21 @@ impl Provider for Btrfs {
     }
 
     fn snapshots(&self, name: &str) -> ProviderResult<Vec<HostSnapshot>> {
-        let kept = Self::folder(name)?;
+        let snapshot_folder = Self::folder(name)?;
         let mut snapshots = Vec::new();
-        for snapshot in kept.names()? {
-            let place = kept.place(&snapshot);
+        for snapshot in snapshot_folder.names()? {
+            let place = snapshot_folder.place(&snapshot);
             if !is_subvolume(&place) {
                 continue;
             }
-            let noted = kept.noted(&snapshot);
-            let shown = self.shown(&place.to_string_lossy())?;
-            if !shown.is_read_only {
+            let noted = snapshot_folder.noted(&snapshot);
+            let info = self.inspect(&place.to_string_lossy())?;
+            if !info.is_read_only {
                 // It is being received, or was received partially.
                 continue;
             }
-            let time_s = noted.as_ref().map(|noted| noted.time_s).or(shown.made_s);
-            let received = shown.received_record();
+            let time_s = noted.as_ref().map(|noted| noted.time_s).or(info.made_s);
+            let received = info.received_record();
             snapshots.push(HostSnapshot {
                 name: HostSnapshotName {
                     dataset: dataset(name),
@@ -259,10 +259,10 @@ impl Provider for Btrfs {
                     program: BTRFS,
                     detail: format!("{} has no valid creation time", place.display()),
                 })?,
-                identity: shown.uuid.unwrap_or_default(),
+                identity: info.uuid.unwrap_or_default(),
                 used_bytes: None,
                 referenced_bytes: None,
-                hold_count: kept.hold_count(&snapshot)?,
+                hold_count: snapshot_folder.hold_count(&snapshot)?,
                 record: noted.map(|noted| noted.record).or(received),
             });
         }
@@ -298,9 +298,9 @@ impl Provider for Btrfs {
     fn prepare(&self, wanted: &[HostSnapshotScope], label: &HostSnapshotLabel<'_>) -> ProviderResult<()> {
         for one in wanted {
             check_name(label.name)?;
-            let kept = Self::folder(&one.dataset.name)?;
+            let snapshot_folder = Self::folder(&one.dataset.name)?;
             let shown = format!("{}@{}", one.dataset, label.name);
-            kept.check_free(label.name, &shown)?;
+            snapshot_folder.check_free(label.name, &shown)?;
             if one.is_tree {
                 return Err(ProviderError::Refused {
                     action: "make a snapshot of",
@@ -308,16 +308,16 @@ impl Provider for Btrfs {
                     reason: "btrfs cannot snapshot several subvolumes at one instant".to_owned(),
                 });
             }
-            let kept = SnapshotFolder::make(Path::new(&one.dataset.name))?;
-            self.begin(&kept, (&one.dataset.name, label.name), &shown)?;
+            let snapshot_folder = SnapshotFolder::make(Path::new(&one.dataset.name))?;
+            self.begin(&snapshot_folder, (&one.dataset.name, label.name), &shown)?;
         }
         Ok(())
     }
 
     fn create(&self, group: &[HostSnapshotScope], label: &HostSnapshotLabel<'_>) -> ProviderResult<()> {
         group.iter().try_for_each(|one| {
-            let kept = Self::folder(&one.dataset.name)?;
-            let place = kept.hidden_place(label.name);
+            let snapshot_folder = Self::folder(&one.dataset.name)?;
+            let place = snapshot_folder.hidden_place(label.name);
             let arguments = [
                 "subvolume",
                 "snapshot",
@@ -326,7 +326,7 @@ impl Provider for Btrfs {
                 &one.dataset.name,
                 &place.to_string_lossy(),
             ];
-            let shown = kept.shown_place(label.name);
+            let shown = snapshot_folder.shown_place(label.name);
             self.ask(("make", &shown.to_string_lossy()), &arguments)?;
             self.note_created(&one.dataset.name, label.name);
             Ok(())
@@ -345,11 +345,11 @@ impl Provider for Btrfs {
     }
 
     fn noted(&self, name: &str) -> ProviderResult<Vec<NotedSnapshot>> {
-        let kept = Self::folder(name)?;
+        let snapshot_folder = Self::folder(name)?;
         let mut noted = Vec::new();
-        for snapshot in kept.names()? {
-            let record = kept.noted(&snapshot).map(|noted| noted.record);
-            let place = kept.place(&snapshot);
+        for snapshot in snapshot_folder.names()? {
+            let record = snapshot_folder.noted(&snapshot).map(|noted| noted.record);
+            let place = snapshot_folder.place(&snapshot);
             // A snapshot that is being received has no note yet.
             if !is_subvolume(&place) {
                 continue;
@@ -358,32 +358,32 @@ impl Provider for Btrfs {
                 noted.push(NotedSnapshot::new(dataset(name), snapshot, record));
                 continue;
             }
-            let shown = self.shown(&place.to_string_lossy())?;
-            if !shown.is_read_only {
+            let info = self.inspect(&place.to_string_lossy())?;
+            if !info.is_read_only {
                 continue;
             }
-            let record = shown.received_record();
+            let record = info.received_record();
             noted.push(NotedSnapshot::new(dataset(name), snapshot, record));
         }
         Ok(noted)
     }
 
     fn is_making(&self, name: &str) -> bool {
-        Self::folder(name).is_ok_and(|kept| kept.is_making())
+        Self::folder(name).is_ok_and(|snapshot_folder| snapshot_folder.is_making())
     }
 
     fn leftovers(&self, name: &str) -> ProviderResult<Vec<ProviderLeftover>> {
-        let kept = Self::folder(name)?;
+        let snapshot_folder = Self::folder(name)?;
         let mut found = leftovers::leftovers(&dataset(name))?;
-        found.extend(self.partial_receives(&kept, name)?);
+        found.extend(self.partial_receives(&snapshot_folder, name)?);
         Ok(found)
     }
 
     fn remove_leftover(&self, leftover: &ProviderLeftover) -> ProviderResult<()> {
-        let kept = Self::folder(&leftover.dataset.name)?;
+        let snapshot_folder = Self::folder(&leftover.dataset.name)?;
         let shown = leftover.place.display().to_string();
         if leftover.kind == ProviderLeftoverKind::HalfReceived {
-            return self.clear_received(&kept, leftover);
+            return self.clear_received(&snapshot_folder, leftover);
         }
         leftovers::remove(leftover, |place| {
             if is_subvolume(place) {
@@ -397,18 +397,21 @@ impl Provider for Btrfs {
         if self.revert_pending(&snapshot.dataset.name, &snapshot.name)? {
             return Ok(());
         }
-        let kept = Self::folder(&snapshot.dataset.name)?;
-        kept.remove(snapshot, || {
-            self.delete(("remove", &snapshot.to_string()), &kept.place(&snapshot.name))
+        let snapshot_folder = Self::folder(&snapshot.dataset.name)?;
+        snapshot_folder.remove(snapshot, || {
+            self.delete(
+                ("remove", &snapshot.to_string()),
+                &snapshot_folder.place(&snapshot.name),
+            )
         })
     }
 
     fn destroy_this(&self, snapshot: &HostSnapshot) -> ProviderResult<()> {
-        let kept = Self::folder(&snapshot.name.dataset.name)?;
-        kept.remove(&snapshot.name, || {
-            let place = kept.place(&snapshot.name.name);
-            let shown = self.shown(&place.to_string_lossy())?;
-            if shown.uuid.unwrap_or_default() != snapshot.identity {
+        let snapshot_folder = Self::folder(&snapshot.name.dataset.name)?;
+        snapshot_folder.remove(&snapshot.name, || {
+            let place = snapshot_folder.place(&snapshot.name.name);
+            let info = self.inspect(&place.to_string_lossy())?;
+            if info.uuid.unwrap_or_default() != snapshot.identity {
                 return Err(snapshot.replaced());
             }
             self.delete(("remove", &snapshot.name.to_string()), &place)
@@ -424,15 +427,15 @@ impl Provider for Btrfs {
     }
 
     fn view(&self, snapshot: &HostSnapshotName, _label: &str) -> ProviderResult<View> {
-        let kept = Self::folder(&snapshot.dataset.name)?;
-        kept.check_exists(snapshot)?;
-        Ok(View::permanent(kept.shown_place(&snapshot.name)))
+        let snapshot_folder = Self::folder(&snapshot.dataset.name)?;
+        snapshot_folder.check_exists(snapshot)?;
+        Ok(View::permanent(snapshot_folder.shown_place(&snapshot.name)))
     }
 
     fn clone_to(&self, snapshot: &HostSnapshotName, name: &str) -> ProviderResult<DatasetState> {
-        let kept = Self::folder(&snapshot.dataset.name)?;
-        kept.check_exists(snapshot)?;
-        let place = kept.place(&snapshot.name);
+        let snapshot_folder = Self::folder(&snapshot.dataset.name)?;
+        snapshot_folder.check_exists(snapshot)?;
+        let place = snapshot_folder.place(&snapshot.name);
         if Path::new(name).symlink_metadata().is_ok() {
             // btrfs would create the clone inside an existing folder.
             return Err(ProviderError::Exists { what: name.to_owned() });

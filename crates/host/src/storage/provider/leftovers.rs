@@ -57,15 +57,15 @@ impl ProviderLeftoverKind {
 
 /// The leftovers in the folder of a dataset. Empty while another process works on its snapshots.
 pub(super) fn leftovers(dataset: &Dataset) -> ProviderResult<Vec<ProviderLeftover>> {
-    let kept = SnapshotFolder::of(Path::new(&dataset.name))?;
-    match kept.try_lock()? {
+    let snapshot_folder = SnapshotFolder::of(Path::new(&dataset.name))?;
+    match snapshot_folder.try_lock()? {
         LockAttempt::Others => Ok(Vec::new()),
-        LockAttempt::Ours(_lock) => find(&kept, dataset),
+        LockAttempt::Ours(_lock) => find(&snapshot_folder, dataset),
     }
 }
 
 /// The same while the lock is held.
-fn find(kept: &SnapshotFolder, dataset: &Dataset) -> ProviderResult<Vec<ProviderLeftover>> {
+fn find(snapshot_folder: &SnapshotFolder, dataset: &Dataset) -> ProviderResult<Vec<ProviderLeftover>> {
     let mut found = Vec::new();
     let mut add = |kind, name: &str, (place, shown): (&Path, std::path::PathBuf)| {
         found.push(ProviderLeftover {
@@ -76,28 +76,29 @@ fn find(kept: &SnapshotFolder, dataset: &Dataset) -> ProviderResult<Vec<Provider
             place: shown,
         });
     };
-    for hidden in kept.all_names("snapshots")? {
+    for hidden in snapshot_folder.all_names("snapshots")? {
         let Some(name) = hidden.strip_prefix('.').filter(|name| check_name(name).is_ok()) else {
             continue;
         };
-        let place = kept.hidden_place(name);
+        let place = snapshot_folder.hidden_place(name);
         // A btrfs snapshot cannot be locked before it exists: its maker holds `making`.
-        if !is_locked(&place) && !kept.is_making() {
+        if !is_locked(&place) && !snapshot_folder.is_making() {
             add(
                 ProviderLeftoverKind::HalfSnapshot,
                 name,
-                (&place, kept.shown_place(&hidden)),
+                (&place, snapshot_folder.shown_place(&hidden)),
             );
         }
     }
     let exists = |name: &str| {
         let is_one = |place: &Path| place.symlink_metadata().is_ok();
         // Its note is written before it has its name.
-        is_one(&kept.place(name)) || is_one(&kept.hidden_place(name)) && is_locked(&kept.hidden_place(name))
+        is_one(&snapshot_folder.place(name))
+            || is_one(&snapshot_folder.hidden_place(name)) && is_locked(&snapshot_folder.hidden_place(name))
     };
-    for file in kept.all_names("records")? {
-        let place = kept.in_ours("records").join(&file);
-        let shown = kept.shown("records").join(&file);
+    for file in snapshot_folder.all_names("records")? {
+        let place = snapshot_folder.in_ours("records").join(&file);
+        let shown = snapshot_folder.shown("records").join(&file);
         let half = file.strip_prefix('.').and_then(|rest| rest.strip_suffix(".new"));
         let whole = file.strip_suffix(".json").filter(|name| check_name(name).is_ok());
         match (half, whole) {
@@ -106,13 +107,13 @@ fn find(kept: &SnapshotFolder, dataset: &Dataset) -> ProviderResult<Vec<Provider
             _ => {}
         }
     }
-    for name in kept.all_names("holds")? {
-        let place = kept.in_ours("holds").join(&name);
+    for name in snapshot_folder.all_names("holds")? {
+        let place = snapshot_folder.in_ours("holds").join(&name);
         if check_name(&name).is_ok() && !exists(&name) {
             add(
                 ProviderLeftoverKind::Holds,
                 &name,
-                (&place, kept.shown("holds").join(&name)),
+                (&place, snapshot_folder.shown("holds").join(&name)),
             );
         }
     }
@@ -124,27 +125,29 @@ pub(super) fn remove(
     leftover: &ProviderLeftover,
     remove: impl FnOnce(&Path) -> ProviderResult<()>,
 ) -> ProviderResult<()> {
-    let kept = SnapshotFolder::of(Path::new(&leftover.dataset.name))?;
+    let snapshot_folder = SnapshotFolder::of(Path::new(&leftover.dataset.name))?;
     let changed = || ProviderError::Held {
         what: leftover.place.display().to_string(),
         reason: "another process uses it, or has used it since it was found".to_owned(),
     };
-    let turn = kept.try_lock()?;
+    let turn = snapshot_folder.try_lock()?;
     if matches!(turn, LockAttempt::Others) {
         return Err(changed());
     }
     let is_same = |other: &ProviderLeftover| other.kind == leftover.kind && other.place == leftover.place;
-    if !find(&kept, &leftover.dataset)?.iter().any(is_same) {
+    if !find(&snapshot_folder, &leftover.dataset)?.iter().any(is_same) {
         return Err(changed());
     }
     let failed = |source| file_error("remove", &leftover.place, source);
     let file_name = leftover.place.file_name().unwrap_or_default();
     match leftover.kind {
-        ProviderLeftoverKind::HalfSnapshot => remove(&kept.hidden_place(&leftover.name)),
+        ProviderLeftoverKind::HalfSnapshot => remove(&snapshot_folder.hidden_place(&leftover.name)),
         ProviderLeftoverKind::HalfNote | ProviderLeftoverKind::Note => {
-            std::fs::remove_file(kept.in_ours("records").join(file_name)).map_err(failed)
+            std::fs::remove_file(snapshot_folder.in_ours("records").join(file_name)).map_err(failed)
         }
-        ProviderLeftoverKind::Holds => std::fs::remove_dir_all(kept.in_ours("holds").join(file_name)).map_err(failed),
+        ProviderLeftoverKind::Holds => {
+            std::fs::remove_dir_all(snapshot_folder.in_ours("holds").join(file_name)).map_err(failed)
+        }
         ProviderLeftoverKind::HalfReceived => Err(changed()),
     }
 }

@@ -112,14 +112,14 @@ impl Reflink {
     }
 
     /// Creates an exclusive folder for clones, and removes the leftover of a killed process.
-    fn begin(&self, kept: &SnapshotFolder, name: &str, shown: &str) -> ProviderResult<()> {
+    fn begin(&self, snapshot_folder: &SnapshotFolder, name: &str, shown: &str) -> ProviderResult<()> {
         // The lock keeps other processes from taking the folder for a leftover before it is locked.
-        let _lock = kept.lock()?;
+        let _lock = snapshot_folder.lock()?;
         // Another process may have taken this name since it was checked.
-        kept.check_free(name, shown)?;
-        let place = kept.hidden_place(name);
+        snapshot_folder.check_free(name, shown)?;
+        let place = snapshot_folder.hidden_place(name);
         let failed = |action| {
-            let place = kept.shown_place(name);
+            let place = snapshot_folder.shown_place(name);
             move |source| file_error(action, &place, source)
         };
         if let Ok(left) = File::open(&place) {
@@ -134,15 +134,15 @@ impl Reflink {
         let open = File::open(&place).map_err(failed("open"))?;
         let locked = flock(&open, FlockOperation::NonBlockingLockExclusive);
         locked.map_err(|error| failed("lock")(error.into()))?;
-        self.making().insert(kept.shown_place(name), open);
+        self.making().insert(snapshot_folder.shown_place(name), open);
         Ok(())
     }
 
     /// Removes a folder that was begun or filled, and has no name yet.
-    fn revert_pending(&self, kept: &SnapshotFolder, name: &str) -> bool {
-        let lock = self.making().remove(&kept.shown_place(name));
+    fn revert_pending(&self, snapshot_folder: &SnapshotFolder, name: &str) -> bool {
+        let lock = self.making().remove(&snapshot_folder.shown_place(name));
         if lock.is_some() {
-            drop(std::fs::remove_dir_all(kept.hidden_place(name)));
+            drop(std::fs::remove_dir_all(snapshot_folder.hidden_place(name)));
         }
         lock.is_some()
     }
@@ -156,14 +156,14 @@ fn identity_of(metadata: &std::fs::Metadata) -> String {
 }
 
 /// Atomically hides a snapshot before its removal, so that a partly removed one is never visible.
-fn hide(kept: &SnapshotFolder, name: &str) -> ProviderResult<()> {
-    let (place, hidden_path) = (kept.place(name), kept.hidden_place(name));
+fn hide(snapshot_folder: &SnapshotFolder, name: &str) -> ProviderResult<()> {
+    let (place, hidden_path) = (snapshot_folder.place(name), snapshot_folder.hidden_place(name));
     drop(std::fs::remove_dir_all(&hidden_path));
     std::fs::rename(&place, &hidden_path).map_err(|source| file_error("rename", &place, source))
 }
 
-fn remove_hidden(kept: &SnapshotFolder, name: &str) -> ProviderResult<()> {
-    let hidden_path = kept.hidden_place(name);
+fn remove_hidden(snapshot_folder: &SnapshotFolder, name: &str) -> ProviderResult<()> {
+    let hidden_path = snapshot_folder.hidden_place(name);
     std::fs::remove_dir_all(&hidden_path).map_err(|source| file_error("remove", &hidden_path, source))
 }
 
@@ -199,11 +199,11 @@ impl Provider for Reflink {
     }
 
     fn snapshots(&self, name: &str) -> ProviderResult<Vec<HostSnapshot>> {
-        let kept = SnapshotFolder::of(Path::new(name))?;
+        let snapshot_folder = SnapshotFolder::of(Path::new(name))?;
         let mut snapshots = Vec::new();
-        for snapshot in kept.names()? {
-            let noted = kept.noted(&snapshot);
-            let place = kept.place(&snapshot);
+        for snapshot in snapshot_folder.names()? {
+            let noted = snapshot_folder.noted(&snapshot);
+            let place = snapshot_folder.place(&snapshot);
             let metadata = place
                 .metadata()
                 .map_err(|source| file_error("inspect", &place, source))?;
@@ -216,7 +216,7 @@ impl Provider for Reflink {
                 identity: identity_of(&metadata),
                 used_bytes: None,
                 referenced_bytes: None,
-                hold_count: kept.hold_count(&snapshot)?,
+                hold_count: snapshot_folder.hold_count(&snapshot)?,
                 record: noted.map(|noted| noted.record),
             });
         }
@@ -233,8 +233,8 @@ impl Provider for Reflink {
             let folder = Path::new(&one.dataset.name);
             let shown = format!("{}@{}", one.dataset, label.name);
             check_name(label.name)?;
-            let kept = SnapshotFolder::make(folder)?;
-            kept.check_free(label.name, &shown)?;
+            let snapshot_folder = SnapshotFolder::make(folder)?;
+            snapshot_folder.check_free(label.name, &shown)?;
             if let Some(reason) = why_not(&folder.join(OURS), label.name) {
                 return Err(ProviderError::Refused {
                     action: "make a snapshot of",
@@ -242,7 +242,7 @@ impl Provider for Reflink {
                     reason,
                 });
             }
-            self.begin(&kept, label.name, &shown)?;
+            self.begin(&snapshot_folder, label.name, &shown)?;
         }
         Ok(())
     }
@@ -251,13 +251,13 @@ impl Provider for Reflink {
         let done = group.iter().try_for_each(|one| {
             let folder = Path::new(&one.dataset.name);
             // Its paths use its open file descriptor.
-            let kept = SnapshotFolder::of(folder)?;
-            Self::clone_files(folder, &kept.hidden_place(label.name), &Self::files_of(one)?)
+            let snapshot_folder = SnapshotFolder::of(folder)?;
+            Self::clone_files(folder, &snapshot_folder.hidden_place(label.name), &Self::files_of(one)?)
         });
         if done.is_err() {
             for one in group {
-                let kept = SnapshotFolder::of(Path::new(&one.dataset.name));
-                drop(kept.map(|kept| self.revert_pending(&kept, label.name)));
+                let snapshot_folder = SnapshotFolder::of(Path::new(&one.dataset.name));
+                drop(snapshot_folder.map(|snapshot_folder| self.revert_pending(&snapshot_folder, label.name)));
             }
         }
         done
@@ -265,24 +265,29 @@ impl Provider for Reflink {
 
     fn commit(&self, group: &[HostSnapshotScope], label: &HostSnapshotLabel<'_>) -> ProviderResult<()> {
         for one in group {
-            let kept = SnapshotFolder::of(Path::new(&one.dataset.name))?;
-            let lock = self.making().remove(&kept.shown_place(label.name));
+            let snapshot_folder = SnapshotFolder::of(Path::new(&one.dataset.name))?;
+            let lock = self.making().remove(&snapshot_folder.shown_place(label.name));
             if lock.is_some() {
-                let (hidden, place) = (kept.hidden_place(label.name), kept.place(label.name));
+                let (hidden, place) = (
+                    snapshot_folder.hidden_place(label.name),
+                    snapshot_folder.place(label.name),
+                );
                 for file in files_below(&hidden)? {
                     let synced = File::open(hidden.join(&file)).and_then(|file| file.sync_all());
-                    synced.map_err(|source| file_error("sync", &kept.shown_place(label.name).join(&file), source))?;
+                    synced.map_err(|source| {
+                        file_error("sync", &snapshot_folder.shown_place(label.name).join(&file), source)
+                    })?;
                 }
-                kept.note(label)?;
+                snapshot_folder.note(label)?;
                 std::fs::rename(&hidden, &place).map_err(|source| file_error("rename", &hidden, source))?;
                 sync_folder(&place.with_file_name(""))?;
             } else {
                 // An already committed one gets another record.
-                kept.check_exists(&HostSnapshotName {
+                snapshot_folder.check_exists(&HostSnapshotName {
                     dataset: one.dataset.clone(),
                     name: label.name.to_owned(),
                 })?;
-                kept.note(label)?;
+                snapshot_folder.note(label)?;
             }
         }
         Ok(())
@@ -290,16 +295,16 @@ impl Provider for Reflink {
 
     fn abandon(&self, wanted: &[HostSnapshotScope], label: &HostSnapshotLabel<'_>) {
         for one in wanted {
-            if let Ok(kept) = SnapshotFolder::of(Path::new(&one.dataset.name)) {
-                self.revert_pending(&kept, label.name);
+            if let Ok(snapshot_folder) = SnapshotFolder::of(Path::new(&one.dataset.name)) {
+                self.revert_pending(&snapshot_folder, label.name);
             }
         }
     }
 
     fn noted(&self, name: &str) -> ProviderResult<Vec<NotedSnapshot>> {
-        let kept = SnapshotFolder::of(Path::new(name))?;
-        let noted = kept.names()?.into_iter().map(|snapshot| {
-            let record = kept.noted(&snapshot).map(|noted| noted.record);
+        let snapshot_folder = SnapshotFolder::of(Path::new(name))?;
+        let noted = snapshot_folder.names()?.into_iter().map(|snapshot| {
+            let record = snapshot_folder.noted(&snapshot).map(|noted| noted.record);
             NotedSnapshot::new(dataset(name), snapshot, record)
         });
         Ok(noted.collect())
@@ -317,30 +322,30 @@ impl Provider for Reflink {
 
     fn destroy(&self, snapshot: &HostSnapshotName) -> ProviderResult<()> {
         check_name(&snapshot.name)?;
-        let kept = SnapshotFolder::of(Path::new(&snapshot.dataset.name))?;
-        if self.revert_pending(&kept, &snapshot.name) {
+        let snapshot_folder = SnapshotFolder::of(Path::new(&snapshot.dataset.name))?;
+        if self.revert_pending(&snapshot_folder, &snapshot.name) {
             return Ok(());
         }
-        kept.remove(snapshot, || {
-            hide(&kept, &snapshot.name)?;
-            remove_hidden(&kept, &snapshot.name)
+        snapshot_folder.remove(snapshot, || {
+            hide(&snapshot_folder, &snapshot.name)?;
+            remove_hidden(&snapshot_folder, &snapshot.name)
         })
     }
 
     fn destroy_this(&self, snapshot: &HostSnapshot) -> ProviderResult<()> {
         let name = &snapshot.name.name;
-        let kept = SnapshotFolder::of(Path::new(&snapshot.name.dataset.name))?;
-        kept.remove(&snapshot.name, || {
-            hide(&kept, name)?;
+        let snapshot_folder = SnapshotFolder::of(Path::new(&snapshot.name.dataset.name))?;
+        snapshot_folder.remove(&snapshot.name, || {
+            hide(&snapshot_folder, name)?;
             // It is hidden now: the inspected folder is the one that is removed.
-            let hidden_path = kept.hidden_place(name);
+            let hidden_path = snapshot_folder.hidden_place(name);
             let metadata = hidden_path
                 .metadata()
                 .map_err(|source| file_error("inspect", &hidden_path, source))?;
             if identity_of(&metadata) == snapshot.identity {
-                return remove_hidden(&kept, name);
+                return remove_hidden(&snapshot_folder, name);
             }
-            let place = kept.place(name);
+            let place = snapshot_folder.place(name);
             std::fs::rename(&hidden_path, &place).map_err(|source| file_error("rename", &hidden_path, source))?;
             Err(snapshot.replaced())
         })
@@ -355,15 +360,15 @@ impl Provider for Reflink {
     }
 
     fn view(&self, snapshot: &HostSnapshotName, _label: &str) -> ProviderResult<View> {
-        let kept = SnapshotFolder::of(Path::new(&snapshot.dataset.name))?;
-        kept.check_exists(snapshot)?;
-        Ok(View::permanent(kept.shown_place(&snapshot.name)))
+        let snapshot_folder = SnapshotFolder::of(Path::new(&snapshot.dataset.name))?;
+        snapshot_folder.check_exists(snapshot)?;
+        Ok(View::permanent(snapshot_folder.shown_place(&snapshot.name)))
     }
 
     fn clone_to(&self, snapshot: &HostSnapshotName, name: &str) -> ProviderResult<DatasetState> {
-        let kept = SnapshotFolder::of(Path::new(&snapshot.dataset.name))?;
-        kept.check_exists(snapshot)?;
-        let (from, to) = (kept.place(&snapshot.name), Path::new(name));
+        let snapshot_folder = SnapshotFolder::of(Path::new(&snapshot.dataset.name))?;
+        snapshot_folder.check_exists(snapshot)?;
+        let (from, to) = (snapshot_folder.place(&snapshot.name), Path::new(name));
         std::fs::create_dir(to).map_err(|source| match source.kind() {
             ErrorKind::AlreadyExists => ProviderError::Exists { what: name.to_owned() },
             _ => file_error("create the folder", to, source),

@@ -27,13 +27,13 @@ impl Btrfs {
     /// Prepares a snapshot of `dataset` with this name.
     pub(super) fn begin(
         &self,
-        kept: &SnapshotFolder,
+        snapshot_folder: &SnapshotFolder,
         (dataset, name): (&str, &str),
         shown: &str,
     ) -> ProviderResult<()> {
-        self.clear_hidden(kept, name, shown)?;
+        self.clear_hidden(snapshot_folder, name, shown)?;
         let making = PendingSnapshot {
-            _lock: kept.lock_making()?,
+            _lock: snapshot_folder.lock_making()?,
             is_created: false,
         };
         self.making().insert((dataset.to_owned(), name.to_owned()), making);
@@ -42,13 +42,13 @@ impl Btrfs {
 
     /// Deletes the leftover of a killed process under the hidden name of a snapshot. While another process holds the
     /// lock, it may belong to that process.
-    fn clear_hidden(&self, kept: &SnapshotFolder, name: &str, shown: &str) -> ProviderResult<()> {
-        let _lock = kept.lock()?;
-        let hidden = kept.hidden_place(name);
+    fn clear_hidden(&self, snapshot_folder: &SnapshotFolder, name: &str, shown: &str) -> ProviderResult<()> {
+        let _lock = snapshot_folder.lock()?;
+        let hidden = snapshot_folder.hidden_place(name);
         if hidden.symlink_metadata().is_err() {
             return Ok(());
         }
-        if kept.is_making() {
+        if snapshot_folder.is_making() {
             return Err(ProviderError::Exists {
                 what: format!("{shown}, which another process is creating,"),
             });
@@ -65,7 +65,7 @@ impl Btrfs {
 
     /// Renames a created snapshot to its own name, or gives an existing one another record; durably.
     pub(super) fn commit_one(&self, one: &HostSnapshotScope, label: &HostSnapshotLabel<'_>) -> ProviderResult<()> {
-        let kept = Self::folder(&one.dataset.name)?;
+        let snapshot_folder = Self::folder(&one.dataset.name)?;
         let of = (one.dataset.name.clone(), label.name.to_owned());
         let name = HostSnapshotName {
             dataset: one.dataset.clone(),
@@ -74,16 +74,16 @@ impl Btrfs {
         let has_no_name = self.making().contains_key(&of);
         if has_no_name {
             let hidden = format!(".{}", label.name);
-            kept.adopt((&hidden, label.name), &name.to_string(), Some(label))?;
+            snapshot_folder.adopt((&hidden, label.name), &name.to_string(), Some(label))?;
             // From here on it has its name, and is not reverted.
             self.making().remove(&of);
         } else {
-            kept.check_exists(&name)?;
-            kept.note(label)?;
+            snapshot_folder.check_exists(&name)?;
+            snapshot_folder.note(label)?;
         }
         // A snapshot becomes durable with the next commit of the file system; this waits for it.
-        sync_folder(&kept.place(label.name))?;
-        sync_folder(&kept.place(""))
+        sync_folder(&snapshot_folder.place(label.name))?;
+        sync_folder(&snapshot_folder.place(""))
     }
 
     /// Removes a pending snapshot that has no name yet, and returns whether there was one.
@@ -92,8 +92,11 @@ impl Btrfs {
             return Ok(false);
         };
         if making.is_created {
-            let kept = Self::folder(dataset)?;
-            self.delete(("remove", &format!("{dataset}@{name}")), &kept.hidden_place(name))?;
+            let snapshot_folder = Self::folder(dataset)?;
+            self.delete(
+                ("remove", &format!("{dataset}@{name}")),
+                &snapshot_folder.hidden_place(name),
+            )?;
         }
         Ok(true)
     }
