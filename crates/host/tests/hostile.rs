@@ -8,7 +8,7 @@ use peak_alloc::PeakAlloc;
 #[global_allocator]
 static ALLOCATOR: PeakAlloc = PeakAlloc;
 
-/// A node of XML takes some hundred bytes for the four that it may have; a stream of pages lies in memory, and its copy.
+/// An XML node takes some hundred bytes of memory for four of input; a stream of pages is in memory twice.
 const BOUND: MemoryBound = MemoryBound {
     per_byte: 400,
     constant_bytes: 12 << 20,

@@ -138,7 +138,7 @@ impl LibvirtLab {
             .to_owned()
     }
 
-    /// Connects, as soon as the daemon answers.
+    /// Connects when the daemon answers.
     pub fn connect(&self) -> Libvirt {
         for _ in 0..300 {
             if self.path("libvirt/uri").exists()
@@ -215,7 +215,7 @@ impl LibvirtLab {
     }
 
     /// Runs a command of `qemu-io` at a disk of a machine; returns its output, which QEMU prints to its log and not to the monitor.
-    pub fn guest_says(&self, monitor: &dyn Monitor, disk: usize, command: &str) -> String {
+    pub fn guest_output(&self, monitor: &dyn Monitor, disk: usize, command: &str) -> String {
         let execute = |name, arguments| monitor.execute(&QmpCommand::new(name, arguments)).unwrap();
         let name = execute("query-name", serde_json::Value::Null);
         let log = self.log_of(name["name"].as_str().unwrap());

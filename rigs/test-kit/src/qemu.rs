@@ -171,8 +171,8 @@ impl QemuLab {
 
     /// Fills a range of a disk with a byte, as a guest would.
     pub fn guest_writes(&self, disk: usize, byte: u8, offset: u64, length: u64) {
-        let said = self.guest(disk, &format!("write -P {byte} {offset} {length}"));
-        assert!(said.contains(&format!("wrote {length}/{length}")), "{said}");
+        let output = self.guest(disk, &format!("write -P {byte} {offset} {length}"));
+        assert!(output.contains(&format!("wrote {length}/{length}")), "{output}");
     }
 
     /// The disks as the product finds them.
@@ -268,8 +268,8 @@ fn start(folder: &Path, socket: &str, setup: QemuSetup<'_>, clock: SystemClock) 
     }
     let folder_name = folder.to_str().unwrap();
     arguments.extend(setup.words.iter().map(|word| word.replace("{}", folder_name)));
-    // What qemu-io says goes to QEMU's own standard output, which a file gets by the line only with some help.
-    let said = File::options().create(true).append(true).open(folder.join("said"));
+    // The output of qemu-io goes to QEMU's standard output, which is line-buffered only with `stdbuf`.
+    let output = File::options().create(true).append(true).open(folder.join("output"));
     let process = Process::new("stdbuf")
         .args(["--output=L", "qemu-system-x86_64"])
         .args(&arguments)

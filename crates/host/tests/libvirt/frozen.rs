@@ -8,7 +8,7 @@ use holdfast_test_kit::libvirt::{DISK_BYTES, LibvirtLab};
 use holdfast_test_kit::{assert_served, run};
 
 #[test]
-fn disks_freeze_under_libvirt_and_its_view_stays_right() {
+fn disks_freeze_under_libvirt_without_confusing_it() {
     let lab = LibvirtLab::new();
     let libvirt = lab.connect();
     lab.define("web1", &["qcow2", "raw"]);
@@ -59,7 +59,7 @@ fn disks_freeze_under_libvirt_and_its_view_stays_right() {
 /// Jobs that libvirt refuses while a filter is in place give a clear error, and the machine keeps running; jobs that it
 /// allows are correct.
 #[test]
-fn block_jobs_of_others_are_refused_or_right_meanwhile() {
+fn block_jobs_of_others_are_refused_or_correct() {
     let lab = LibvirtLab::new();
     let libvirt = lab.connect();
     lab.define("web1", &["qcow2"]);

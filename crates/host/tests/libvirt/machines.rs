@@ -66,7 +66,7 @@ fn the_mark_of_a_machine_is_read() {
 }
 
 #[test]
-fn who_is_not_there_is_told() {
+fn a_missing_machine_or_daemon_is_reported() {
     let lab = LibvirtLab::new();
     let libvirt = lab.connect();
     let error = libvirt.machine("nobody").err().unwrap();

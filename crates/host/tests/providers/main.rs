@@ -482,7 +482,7 @@ fn a_snapshot_of_another_maker_is_not_touched() {
 /// A volume is found by its device, whichever path is used. Data written to the device is in the next snapshot, also
 /// without a flush.
 #[test]
-fn volumes_are_cut_and_looked_into() {
+fn volumes_are_snapshotted_and_viewed() {
     if !Pool::has_volumes() {
         return println!("skipped: volumes need a ZFS in the kernel: make test-kernel");
     }

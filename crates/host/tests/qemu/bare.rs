@@ -155,7 +155,7 @@ fn firmware_drives_are_no_disks_and_a_pause_is_reported() {
 }
 
 #[test]
-fn a_monitor_that_somebody_has_is_told_and_who_stands_in_the_row_gets_it_next() {
+fn a_busy_monitor_is_reported_and_serves_the_queue_in_order() {
     let lab = QemuLab::with(&["raw"], &MONITOR);
     let qemu = bare(&lab);
     let clock = Arc::new(SystemClock::new());
@@ -184,7 +184,7 @@ fn a_monitor_that_somebody_has_is_told_and_who_stands_in_the_row_gets_it_next() 
 
 /// Objects of a run in QEMU are removed by the next client in the queue when the backup's connection ends.
 #[test]
-fn who_stands_next_in_the_row_clears_up() {
+fn the_next_client_in_the_queue_cleans_up() {
     let lab = QemuLab::with(&["qcow2"], &MONITOR);
     let before = lab.everything();
     let qemu = bare(&lab);

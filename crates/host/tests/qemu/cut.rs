@@ -12,7 +12,7 @@ use holdfast_test_kit::qemu::{DISK_BYTES, MIB, QemuLab};
 use holdfast_test_kit::{assert_served, run};
 
 #[test]
-fn frozen_disks_stay_as_they_were_and_nothing_is_left() {
+fn frozen_disks_do_not_change_and_nothing_is_left() {
     let lab = QemuLab::new(&["qcow2", "raw", "qcow2"]);
     let before = lab.everything();
     let (mut request, socket) = lab.request(lab.directory.path());
@@ -56,7 +56,7 @@ fn a_paused_machine_stays_paused() {
     assert!(!lab.is_running());
 }
 
-/// Asserts that what is frozen of the first disk cannot be read any more, and that the guest writes on.
+/// Asserts that the frozen first disk cannot be read any more, and that the guest can still write.
 fn assert_broken_and_unharmed(lab: &QemuLab, socket: &std::path::Path, export: &str) {
     let uri = format!("nbd+unix:///{export}?socket={}", socket.display());
     let read = std::process::Command::new("qemu-io")
@@ -114,7 +114,7 @@ fn a_full_scratch_file_system_breaks_the_copy_and_not_the_guest() {
 
 /// Ranges that the reader discards are not saved any more.
 #[test]
-fn what_is_given_back_takes_no_scratch() {
+fn discarded_ranges_use_no_scratch_space() {
     let lab = QemuLab::new(&["raw"]);
     let (mut request, socket) = lab.request(lab.directory.path());
     let scratch = lab.path("scratch");
@@ -137,7 +137,7 @@ fn what_is_given_back_takes_no_scratch() {
 
 /// A bitmap of the last run contains the changes until the point in time, and no later ones.
 #[test]
-fn bitmaps_tell_what_changed_between_two_instants() {
+fn bitmaps_contain_the_changes_between_two_points_in_time() {
     let lab = QemuLab::new(&["qcow2", "raw"]);
     let (mut request, _) = lab.request(lab.directory.path());
     for disk in &mut request.disks {
@@ -268,7 +268,7 @@ impl Drop for AtTheEnd<'_> {
 /// Another client takes a snapshot of the machine while we read: the frozen disk is unchanged, and the overlay stays
 /// active.
 #[test]
-fn an_overlay_of_somebody_else_survives() {
+fn an_overlay_of_another_client_survives() {
     let lab = QemuLab::new(&["qcow2"]);
     let (request, socket) = lab.request(lab.directory.path());
     let run_id = request.run;

@@ -100,7 +100,7 @@ fn a_fault_at_any_command_is_harmless_while_memory_is_saved() {
     });
 }
 
-/// The state of the machine, once the last of its memory is no longer on its way: QEMU goes on with that by itself.
+/// The state of the machine once the last of its memory was sent: QEMU completes that by itself.
 fn settled_status(lab: &QemuLab) -> String {
     loop {
         let answer = lab.execute("query-status", Value::Null);
@@ -114,7 +114,7 @@ fn settled_status(lab: &QemuLab) -> String {
 /// Adds memory to a request; the receiver is kept until the end.
 type TakeMemory = dyn Fn(&mut Option<MemoryReceiver>) -> Option<(MemoryPipe, MemoryMode)>;
 
-fn harms_nobody(formats: &[&str], pause_policy: PausePolicy, memory: &TakeMemory) {
+fn assert_harmless(formats: &[&str], pause_policy: PausePolicy, memory: &TakeMemory) {
     let lab = QemuLab::new(formats);
     let before = lab.everything();
     for fault in [Fault::Refused, Fault::AnswerLost, Fault::Dead] {

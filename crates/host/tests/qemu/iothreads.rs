@@ -20,7 +20,7 @@ use holdfast_test_kit::{assert_served, run};
 
 const SCSI: &str = "/machine/peripheral/scsi0";
 
-/// A machine with disks in the main loop and in two iothreads, the one called `scsi0` full of the byte 7.
+/// A machine with disks in the main loop and in two iothreads, with `scsi0` full of the byte 7.
 fn lab() -> QemuLab {
     let words = [
         "-object",
@@ -61,11 +61,11 @@ fn is_affected(lab: &QemuLab) -> bool {
 }
 
 fn guest_writes(lab: &QemuLab, byte: u8, offset: u64, length: u64) {
-    let said = lab.guest_at(SCSI, &format!("write -P {byte} {offset} {length}"));
-    assert!(said.contains(&format!("wrote {length}/{length}")), "{said}");
+    let output = lab.guest_at(SCSI, &format!("write -P {byte} {offset} {length}"));
+    assert!(output.contains(&format!("wrote {length}/{length}")), "{output}");
 }
 
-/// A request for the disk `scsi0` alone, its server's socket, and the file into which it is copied.
+/// A request for the disk `scsi0` alone, the socket of its server, and its spool file.
 fn request(lab: &QemuLab, folder: &Path) -> (PointInTimeRequest, std::path::PathBuf, File) {
     let (mut request, socket) = lab.request(folder);
     request.disks.retain(|disk| disk.disk.is_called("scsi0"));
@@ -335,7 +335,7 @@ fn a_cancelled_copy_ends() {
     cut.release(&*lab.monitor, &lab.clock).unwrap();
 }
 
-/// Adds a filter to the disk `scsi0` and deletes it, while requests of the guest are on their way; false where QEMU is gone.
+/// Adds a filter to the disk `scsi0` and deletes it, while requests of the guest are in flight; false if QEMU is gone.
 fn filter_comes_and_goes(lab: &QemuLab) -> bool {
     let scratch = json!({ "driver": "null-co", "node-name": "scratch", "size": DISK_BYTES });
     let filter = json!({ "driver": "copy-before-write", "node-name": "filter", "file": "scsi", "target": "scratch" });

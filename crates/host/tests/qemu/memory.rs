@@ -21,7 +21,7 @@ pub(crate) fn taken_in() -> (MemoryPipe, MemoryReceiver) {
     receive(PAGE_BYTES, Box::new(store)).unwrap()
 }
 
-/// A machine with something in its memory that its firmware does not touch.
+/// A machine with a pattern in memory that its firmware does not use.
 fn with_pattern(formats: &[&str], more: &[&str]) -> QemuLab {
     let pattern: Vec<u8> = (0..2 * MIB).map(|at| u8::try_from(at / 4096 % 251).unwrap()).collect();
     let folder = tempfile::tempdir().unwrap();
@@ -31,7 +31,7 @@ fn with_pattern(formats: &[&str], more: &[&str]) -> QemuLab {
     QemuLab::with(formats, &[&["-device", &loader], more].concat())
 }
 
-/// What a machine has in its memory, as its processor sees it.
+/// The memory of a machine, as its processor sees it.
 fn memory_of(lab: &QemuLab) -> Vec<u8> {
     let file = lab.path("memory");
     let arguments = json!({ "val": 0, "size": 16 * MIB, "filename": file.to_str().unwrap() });

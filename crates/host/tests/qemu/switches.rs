@@ -73,7 +73,7 @@ fn with_bitmaps(mut request: PointInTimeRequest, round: usize) -> PointInTimeReq
 
 /// The point in time of any number of disks is one command, also while the machine is paused for another reason.
 #[test]
-fn one_command_is_the_instant_of_all_disks() {
+fn one_command_takes_the_point_in_time_of_all_disks() {
     let lab = QemuLab::new(&["qcow2", "raw", "qcow2", "raw"]);
     let before = lab.everything();
     for (round, disk_count) in [1, 2, 4, 2, 4].into_iter().enumerate() {
@@ -108,7 +108,7 @@ fn one_command_is_the_instant_of_all_disks() {
 
 /// A guest with frozen file systems waits during the middle stage, so slow work is done in the other two.
 #[test]
-fn what_takes_time_is_done_before_and_after_the_point_in_time() {
+fn slow_work_is_done_before_and_after_the_point_in_time() {
     let lab = QemuLab::new(&["qcow2", "raw", "qcow2"]);
     let before = lab.everything();
     for disk_count in [1, 3] {
@@ -146,7 +146,7 @@ fn what_takes_time_is_done_before_and_after_the_point_in_time() {
 
 /// If the guest cannot be frozen, the point in time is abandoned.
 #[test]
-fn what_was_prepared_and_given_up_leaves_nothing_behind() {
+fn an_abandoned_preparation_leaves_nothing() {
     let lab = QemuLab::new(&["qcow2", "raw"]);
     let before = lab.everything();
     let (request, _) = lab.request(lab.directory.path());
@@ -158,7 +158,7 @@ fn what_was_prepared_and_given_up_leaves_nothing_behind() {
 
 /// If switches cannot be turned, the machine is paused, and devices are set to their filters one by one.
 #[test]
-fn a_qemu_that_turns_no_switches_is_stopped() {
+fn a_qemu_that_cannot_turn_switches_is_paused() {
     let lab = QemuLab::new(&["qcow2", "raw"]);
     let before = lab.everything();
     for pause_policy in [PausePolicy::WhereNeeded, PausePolicy::Always] {
@@ -181,7 +181,7 @@ fn a_qemu_that_turns_no_switches_is_stopped() {
 
 /// Disks that are copied get all their nodes while the machine is paused, and nothing else is done meanwhile.
 #[test]
-fn disks_that_are_copied_take_three_commands_each_while_the_machine_stands_still() {
+fn copied_disks_take_three_commands_each_during_the_pause() {
     let lab = QemuLab::new(&["qcow2", "raw"]);
     let before = lab.everything();
     let (mut request, _) = lab.request(lab.directory.path());
@@ -226,7 +226,7 @@ fn scratch_files_are_not_flushed() {
 const PLACES: u8 = 16;
 const PLACE_BYTES: u64 = 64 << 10;
 
-/// What the first bytes of all places of a frozen disk are.
+/// The first byte of each place of a frozen disk.
 fn held(lab: &QemuLab, socket: &Path, export: &str) -> Vec<u8> {
     let uri = format!("nbd+unix:///{export}?socket={}", socket.display());
     let image = lab.path("held");
@@ -265,7 +265,7 @@ fn clean_places(socket: &Path, export: &str, context: &str) -> BTreeSet<u64> {
 /// The machine writes a number to a place of the first disk, then of the second and third, then the next number. Only
 /// one sequence is possible for each point in time, and the bitmaps contain every change.
 #[test]
-fn several_disks_are_cut_between_two_writes_of_a_machine_that_runs_on() {
+fn several_disks_are_frozen_between_two_writes_of_a_running_machine() {
     let lab = QemuLab::with(
         &["qcow2", "raw", "qcow2"],
         &["-qmp", "unix:{}/writer,server=on,wait=off"],
@@ -331,7 +331,7 @@ fn several_disks_are_cut_between_two_writes_of_a_machine_that_runs_on() {
 /// Another client takes a snapshot right after the point in time, before the bitmaps are copied: the next backup would
 /// miss the changes in its overlay, so this one fails.
 #[test]
-fn a_snapshot_of_others_within_the_cut_is_noticed() {
+fn a_snapshot_of_another_client_during_the_freeze_is_noticed() {
     let lab = QemuLab::new(&["qcow2", "qcow2"]);
     let overlay = lab.path("overlay");
     let overlay = overlay.to_str().unwrap();
@@ -353,7 +353,7 @@ fn a_snapshot_of_others_within_the_cut_is_noticed() {
 
 /// Switches of a dead run, above the disks or already above the filters, are removed by its name.
 #[test]
-fn switches_that_are_left_are_taken_out() {
+fn leftover_switches_are_removed() {
     let lab = QemuLab::new(&["qcow2", "raw"]);
     let before = lab.everything();
     for is_moved in [false, true] {
