@@ -50,9 +50,9 @@ impl Tools for FakeZfs {
     fn ask(&self, program: &str, words: &[&str]) -> Result<Answer, ToolError> {
         if program == "zpool" {
             return Ok(Answer {
-                is_well: true,
+                is_success: true,
                 output: format!("{}\t960M\t1%\tONLINE\t950M\n", words.last().unwrap()),
-                complaint: String::new(),
+                stderr: String::new(),
             });
         }
         let mut present = self.0.lock().unwrap();
@@ -64,7 +64,7 @@ impl Tools for FakeZfs {
             .filter(|name| !name.starts_with('{') && !name.contains('='))
             .collect();
         let is_there = names.iter().all(|name| present.contains(name));
-        let is_well = match words[0] {
+        let is_success = match words[0] {
             "snapshot" => {
                 present.extend(names);
                 true
@@ -74,9 +74,9 @@ impl Tools for FakeZfs {
             _ => true,
         };
         Ok(Answer {
-            is_well,
+            is_success,
             output: String::new(),
-            complaint: "dataset does not exist".to_owned(),
+            stderr: "dataset does not exist".to_owned(),
         })
     }
 }

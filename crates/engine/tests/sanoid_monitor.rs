@@ -220,8 +220,8 @@ impl Tools for World {
             _ => panic!("{program} {words:?}"),
         });
         Ok(Answer {
-            is_well: output.is_some(),
-            complaint: output
+            is_success: output.is_some(),
+            stderr: output
                 .as_ref()
                 .map_or(format!("cannot open '{name}': no such pool\n"), |_| String::new()),
             output: output.unwrap_or_default(),

@@ -80,10 +80,10 @@ pub fn zfs_stream(bytes: &[u8]) -> Outcome {
     zfs::zfs_stream(bytes)
 }
 
-/// A configuration, changed for another place.
+/// Rewrites a configuration for another place.
 pub fn domain_xml(bytes: &[u8]) -> Outcome {
     let text = String::from_utf8_lossy(bytes);
-    let wish = Rewrite {
+    let request = Rewrite {
         identity: Identity::New(NewIdentity {
             name: "a<b".to_owned(),
             uuid: Uuid::from_random([7; 16]),
@@ -96,12 +96,12 @@ pub fn domain_xml(bytes: &[u8]) -> Outcome {
         domain_type: Some("q<".to_owned()),
         emulator: Emulator::OfHypervisor,
     };
-    let Ok(rewritten) = rewrite(&text, &wish) else {
+    let Ok(rewritten) = rewrite(&text, &request) else {
         return Outcome::Refused;
     };
-    let again = rewrite(&rewritten.text, &wish).expect("what was changed can be changed again");
+    let again = rewrite(&rewritten.text, &request).expect("what was changed can be changed again");
     assert_eq!(again.text, rewritten.text, "the second change changes nothing");
-    with_links_down(&again.text).expect("its cables can be pulled");
+    with_links_down(&again.text).expect("its links can be set down");
     Outcome::Decoded
 }
 
@@ -125,12 +125,12 @@ pub fn thin_delta(bytes: &[u8]) -> Outcome {
     changed_blocks::thin_delta(bytes)
 }
 
-/// What `VBoxManage` answers: owners of machines choose names and descriptions.
+/// The output of `VBoxManage`: owners of machines choose names and descriptions.
 pub fn vboxmanage(bytes: &[u8]) -> Outcome {
     virtualbox::answer(bytes)
 }
 
-/// What LVM says of its volumes: whoever may name volumes and tag them chose some of it. What is a host snapshot is no dataset.
+/// LVM's report: users who may name and tag volumes chose parts of it. A host snapshot must not be a dataset.
 pub fn lvm_report(bytes: &[u8]) -> Outcome {
     match lvm_volumes(&String::from_utf8_lossy(bytes)) {
         Ok((datasets, snapshots)) => {

@@ -1,11 +1,12 @@
 //! Operations on a running QEMU through its monitor, with or without a management layer.
 //!
-//! The frozen disks of a machine are made so: a copy-before-write filter goes under each device, which saves what the guest
-//! is about to overwrite in a scratch file of ours; a node on top of the filter shows the disk as it was; QEMU serves that
-//! node over NBD. When the scratch file is full or slow, the filter gives up the *copy*, never the guest's write
-//! (`on-cbw-error=break-snapshot`, `cbw-timeout`). `docs/design/0004-live-machines.md` has the evidence.
+//! A point in time of a machine's disks is made like this: a copy-before-write filter is inserted under each device,
+//! which saves data that the guest is about to overwrite to our scratch file; a node on top of the filter shows the
+//! frozen disk; QEMU exports that node over NBD. If the scratch file is full or slow, the filter breaks the *copy*,
+//! never the guest's write (`on-cbw-error=break-snapshot`, `cbw-timeout`). `docs/design/0004-live-machines.md` has the
+//! evidence.
 //!
-//! Some versions of QEMU have defects by which that would harm the guest: [`DEFECTS`] lists them, and what is done instead.
+//! Some versions of QEMU have defects by which this would harm the guest: [`DEFECTS`] lists them, and the alternatives.
 
 mod context;
 mod copy;

@@ -1,4 +1,4 @@
-//! What a hostile hypervisor, or a hostile machine, can say, without a fuzzer.
+//! Hostile answers of hypervisors and machines, without a fuzzer.
 
 use holdfast_block::conformance::test_seed;
 use holdfast_block::hostile::{MemoryBound, ParserTrial};
@@ -8,14 +8,14 @@ use peak_alloc::PeakAlloc;
 #[global_allocator]
 static ALLOCATOR: PeakAlloc = PeakAlloc;
 
-/// A node of XML takes some hundred bytes for the four that it may have; a stream of pages lies in memory, and its copy.
+/// An XML node takes some hundred bytes of memory for four of input; a stream of pages is in memory twice.
 const BOUND: MemoryBound = MemoryBound {
     per_byte: 400,
     constant_bytes: 12 << 20,
 };
 
 #[test]
-fn hostile_bytes_are_an_error_and_take_no_more_memory_than_they_justify() {
+fn hostile_bytes_are_an_error_and_use_bounded_memory() {
     let seeds = seeds().into_iter().map(|(parser, _, bytes)| (parser, bytes)).collect();
     ParserTrial {
         parsers: PARSERS,

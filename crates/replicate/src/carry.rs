@@ -350,7 +350,7 @@ pub(super) fn watch(
             }
             (None, Some(received)) => {
                 let until = *grace_until.get_or_insert_with(|| clock.now() + GRACE);
-                if !received.is_well() || clock.now() >= until {
+                if !received.is_success() || clock.now() >= until {
                     receiver_was_first = true;
                     sender.kill();
                 }
@@ -406,7 +406,7 @@ mod tests {
         ] {
             let (ends, stream, link) = carry(&from, &to, packing, None);
             assert!(
-                ends.sender.is_well() && ends.receiver.is_well(),
+                ends.sender.is_success() && ends.receiver.is_success(),
                 "{packing:?}: {}",
                 ends.receiver.reason()
             );
@@ -423,7 +423,7 @@ mod tests {
     fn a_slow_link_gets_packed_chunks_and_a_limit_is_kept() {
         let clock = SystemClock::new();
         let (ends, stream, link) = carry(MANY, "zstd -dc >/dev/null", Packing::WhereSlow, Some(4_000_000));
-        assert!(ends.receiver.is_well() && stream == 20_000_000);
+        assert!(ends.receiver.is_success() && stream == 20_000_000);
         assert!(link < 10_000_000, "{link}");
         let (_, _, link) = carry(
             "head -c 1000000 /dev/zero",

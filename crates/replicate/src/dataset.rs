@@ -380,22 +380,22 @@ impl DatasetReplication<'_> {
             };
             return Err(error.into());
         }
-        if ends.receiver.is_well() {
+        if ends.receiver.is_success() {
             // It has seen the end of the stream; whether it has what it should is looked at now.
-            let mut notes = notes_in(&ends.receiver.complaint);
+            let mut notes = notes_in(&ends.receiver.stderr);
             notes.extend(receiver.finish()?);
             return Ok((carrying, notes));
         }
         let target = failure_reason(self.target_side(), "receive", self.target, &ends.receiver);
         // A sender that lost its receiver complains of that.
-        let why = if ends.sender.is_well() || ends.receiver_was_first {
+        let why = if ends.sender.is_success() || ends.receiver_was_first {
             target
         } else {
             let source = failure_reason(self.source_side(), "send", what, &ends.sender);
             format!("{source}; {target}")
         };
         Err(DatasetFailure::Failed(match carrying.failure() {
-            Some(failure) if ends.sender.is_well() && !ends.receiver_was_first => format!("{failure}; {why}"),
+            Some(failure) if ends.sender.is_success() && !ends.receiver_was_first => format!("{failure}; {why}"),
             _ => why,
         }))
     }

@@ -185,7 +185,7 @@ pub fn replicate(request: &ReplicateRequest<'_>, job: Job<'_>) -> Result<Replica
     let ReplicationPlace { side, dataset } = request.source;
     let mut found = side.datasets(dataset, request.is_tree)?;
     if found.is_empty() {
-        return Err(holdfast_host::provider::ProviderError::NotThere {
+        return Err(holdfast_host::provider::ProviderError::NotFound {
             what: format!(
                 "{}{dataset}",
                 side.host().map(|host| format!("{host}:")).unwrap_or_default()

@@ -89,7 +89,7 @@ pub(super) enum PeerRefusalKind {
 impl From<&ProviderError> for PeerRefusal {
     fn from(error: &ProviderError) -> Self {
         let kind = match error {
-            ProviderError::NotThere { .. } => PeerRefusalKind::NotThere,
+            ProviderError::NotFound { .. } => PeerRefusalKind::NotThere,
             ProviderError::Held { .. } => PeerRefusalKind::Held,
             ProviderError::Full { .. } => PeerRefusalKind::Full,
             _ => PeerRefusalKind::Other,
@@ -127,7 +127,7 @@ impl PeerSide {
         };
         match peer.abilities() {
             Ok(_) => Ok(Some(peer)),
-            Err(ProviderError::Tool(ToolError::NotThere { .. })) => Ok(None),
+            Err(ProviderError::Tool(ToolError::NotFound { .. })) => Ok(None),
             Err(error) => Err(error),
         }
     }
@@ -138,12 +138,12 @@ impl PeerSide {
         line.push(b'\n');
         let mut piped = self.programs.start(PROGRAM, &["peer", PEER_PROTOCOL])?;
         // One that ends at once tells why when it is asked.
-        piped.tell(&line).ok();
+        piped.write_input(&line).ok();
         Ok(piped)
     }
 
     fn senseless(&self, detail: &str) -> ProviderError {
-        ProviderError::Senseless {
+        ProviderError::Invalid {
             program: PROGRAM,
             detail: format!("at {}: {detail}", self.host),
         }
@@ -154,7 +154,7 @@ impl PeerSide {
         let host = || self.host.clone();
         match ended.code {
             Some(127) => {
-                return Err(ToolError::NotThere {
+                return Err(ToolError::NotFound {
                     program: format!("{PROGRAM} at {}", self.host),
                 }
                 .into());
@@ -185,7 +185,7 @@ impl PeerSide {
                 let what = format!("{what} at {}", self.host);
                 let reason = refusal.reason;
                 Err(match refusal.kind {
-                    PeerRefusalKind::NotThere => ProviderError::NotThere { what },
+                    PeerRefusalKind::NotThere => ProviderError::NotFound { what },
                     PeerRefusalKind::Held => ProviderError::Held { what, reason },
                     PeerRefusalKind::Full => ProviderError::Full { action, what },
                     PeerRefusalKind::Other => ProviderError::Refused { action, what, reason },
@@ -246,13 +246,13 @@ impl ReplicaSide for PeerSide {
         self.ask("keep", &keeping.snapshot, PeerQuestion::Keep(keeping.clone()))
     }
 
-    fn refusal(&self, action: &'static str, what: &str, complaint: &str) -> ProviderError {
+    fn refusal(&self, action: &'static str, what: &str, stderr: &str) -> ProviderError {
         let what = format!("{what} at {}", self.host);
         // It says who it is, and what to do, to people.
-        let parts = complaint.split("; ").filter(|part| !part.starts_with("hint: "));
+        let parts = stderr.split("; ").filter(|part| !part.starts_with("hint: "));
         let parts: Vec<&str> = parts.map(|part| part.trim_start_matches("holdfast: ")).collect();
         let reason = parts.join("; ");
-        if complaint.contains("no space is left") {
+        if stderr.contains("no space is left") {
             return ProviderError::Full { action, what };
         }
         ProviderError::Refused { action, what, reason }

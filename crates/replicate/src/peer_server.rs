@@ -45,8 +45,8 @@ pub struct PeerServer<'a> {
 const WARNING: &str = "holdfast: warning: ";
 
 /// The warnings in what a `holdfast` wrote on standard error.
-pub(super) fn notes_in(complaint: &str) -> Vec<String> {
-    let notes = complaint.lines().filter_map(|line| line.trim().strip_prefix(WARNING));
+pub(super) fn notes_in(stderr: &str) -> Vec<String> {
+    let notes = stderr.lines().filter_map(|line| line.trim().strip_prefix(WARNING));
     notes.map(str::to_owned).collect()
 }
 
@@ -193,7 +193,7 @@ impl PeerServer<'_> {
         }
         loop {
             if let Some(ended) = sender.try_end().map_err(Error::Stream)? {
-                if ended.is_well() {
+                if ended.is_success() {
                     return Ok(());
                 }
                 return Err(side.refusal("send", &sending.dataset, &ended.reason()).into());
@@ -273,7 +273,7 @@ fn received(carrying: &Transfer, side: &dyn ReplicaSide, dataset: &str, ended: &
         };
         return Err(error.into());
     }
-    if ended.is_well() {
+    if ended.is_success() {
         return Ok(());
     }
     // A broken pipe says what has happened to the receiver, who knows better.

@@ -42,7 +42,7 @@ pub trait FileSystem {
     fn name(&self) -> &'static str;
     /// What the product takes host snapshots of it with.
     fn provider(&self) -> Box<dyn Provider>;
-    /// The name of a dataset of it, and its folder.
+    /// The name of a dataset in it, and its folder.
     fn dataset(&self) -> (String, PathBuf);
     /// A free name for a clone.
     fn clone_name(&self) -> String;
@@ -124,7 +124,7 @@ pub struct Pool {
     place: tempfile::TempDir,
     /// zfs-fuse, unless the kernel has ZFS.
     daemon: Option<Child>,
-    // After the daemon's end.
+    // Dropped after the daemon.
     _turn_of_programs: std::fs::File,
     _turn: MutexGuard<'static, ()>,
 }

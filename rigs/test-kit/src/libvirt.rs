@@ -40,7 +40,7 @@ impl LibvirtLab {
     /// [`LibvirtLab::new`], after `prepare` has prepared the folder: the daemon has its own mount namespace from then on.
     pub fn prepared(prepare: impl FnOnce(&Path)) -> Self {
         let mut lab = Self {
-            // Short: the path of a socket has room for 107 bytes.
+            // Short: the path of a socket may have at most 107 bytes.
             folder: tempfile::Builder::new().prefix("hf").tempdir_in("/tmp").unwrap(),
             clock: SystemClock::new(),
             daemon: None,
@@ -138,7 +138,7 @@ impl LibvirtLab {
             .to_owned()
     }
 
-    /// Connects, as soon as the daemon answers.
+    /// Connects when the daemon answers.
     pub fn connect(&self) -> Libvirt {
         for _ in 0..300 {
             if self.path("libvirt/uri").exists()
@@ -210,12 +210,12 @@ impl LibvirtLab {
     /// Writes to a disk of a machine as its guest would, and asserts that QEMU could write it.
     pub fn guest_writes(&self, monitor: &dyn Monitor, disk: usize, byte: u8, offset: u64, length: u64) {
         let written = format!("wrote {length}/{length} bytes at offset {offset}\n");
-        let said = self.guest_says(monitor, disk, &format!("write -P {byte} {offset} {length}"));
-        assert!(said.contains(&written), "{said}");
+        let output = self.guest_output(monitor, disk, &format!("write -P {byte} {offset} {length}"));
+        assert!(output.contains(&written), "{output}");
     }
 
     /// Runs a command of `qemu-io` at a disk of a machine; returns its output, which QEMU prints to its log and not to the monitor.
-    pub fn guest_says(&self, monitor: &dyn Monitor, disk: usize, command: &str) -> String {
+    pub fn guest_output(&self, monitor: &dyn Monitor, disk: usize, command: &str) -> String {
         let execute = |name, arguments| monitor.execute(&QmpCommand::new(name, arguments)).unwrap();
         let name = execute("query-name", serde_json::Value::Null);
         let log = self.log_of(name["name"].as_str().unwrap());
@@ -230,9 +230,9 @@ impl LibvirtLab {
         let answer = run(command);
         // QEMU may buffer what it writes to a file: its help fills the rest of the buffer.
         for _ in 0..HELPS_PER_BUFFER {
-            let said = &in_log()[before..];
-            if said.contains('\n') {
-                return answer + said;
+            let output = &in_log()[before..];
+            if output.contains('\n') {
+                return answer + output;
             }
             run("help");
         }

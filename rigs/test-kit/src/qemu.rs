@@ -1,4 +1,4 @@
-//! A QEMU with disks, its monitor, and a look at what a frozen disk holds.
+//! A QEMU with disks, its monitor, and checks of the content of frozen disks.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -163,16 +163,16 @@ impl QemuLab {
     /// [`QemuLab::guest`] at a device by its path in QEMU's object model.
     pub fn guest_at(&self, device: &str, command: &str) -> String {
         let line = format!("qemu-io -d {device} \"{command}\"");
-        let said = || std::fs::read_to_string(self.path("said")).unwrap();
-        let before = said().len();
-        let complaint = self.execute("human-monitor-command", json!({ "command-line": line }));
-        said()[before..].to_owned() + complaint.as_str().unwrap()
+        let output = || std::fs::read_to_string(self.path("output")).unwrap();
+        let before = output().len();
+        let stderr = self.execute("human-monitor-command", json!({ "command-line": line }));
+        output()[before..].to_owned() + stderr.as_str().unwrap()
     }
 
     /// Fills a range of a disk with a byte, as a guest would.
     pub fn guest_writes(&self, disk: usize, byte: u8, offset: u64, length: u64) {
-        let said = self.guest(disk, &format!("write -P {byte} {offset} {length}"));
-        assert!(said.contains(&format!("wrote {length}/{length}")), "{said}");
+        let output = self.guest(disk, &format!("write -P {byte} {offset} {length}"));
+        assert!(output.contains(&format!("wrote {length}/{length}")), "{output}");
     }
 
     /// The disks as the product finds them.
@@ -268,13 +268,13 @@ fn start(folder: &Path, socket: &str, setup: QemuSetup<'_>, clock: SystemClock) 
     }
     let folder_name = folder.to_str().unwrap();
     arguments.extend(setup.words.iter().map(|word| word.replace("{}", folder_name)));
-    // What qemu-io says goes to QEMU's own standard output, which a file gets by the line only with some help.
-    let said = File::options().create(true).append(true).open(folder.join("said"));
+    // The output of qemu-io goes to QEMU's standard output, which is line-buffered only with `stdbuf`.
+    let output = File::options().create(true).append(true).open(folder.join("output"));
     let process = Process::new("stdbuf")
         .args(["--output=L", "qemu-system-x86_64"])
         .args(&arguments)
         .stdin(Stdio::null())
-        .stdout(said.unwrap())
+        .stdout(output.unwrap())
         .spawn()
         .expect("these tests need qemu-system-x86_64 (scripts/setup installs it)");
     let monitor = (0..200).find_map(|_| {

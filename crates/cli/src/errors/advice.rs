@@ -126,7 +126,7 @@ fn resolve_advice(error: &ResolveError) -> Advice {
 
 fn host_advice(error: &HostError) -> Advice {
     match error {
-        HostError::Taken { .. } => advice(
+        HostError::MonitorInUse { .. } => advice(
             Exit::Locked,
             Kind::Locked,
             "try again when that has ended; or give the machine a monitor for backups: -qmp unix:PATH,server=on,wait=off once more",

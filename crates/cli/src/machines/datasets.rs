@@ -59,7 +59,7 @@ impl Tools for ToolsUntil {
         if left.is_zero() {
             // One that hangs in the kernel takes its time even to be given up.
             return Err(ToolError::TimedOut {
-                words: format!("{program} {}", arguments.join(" ")),
+                command_line: format!("{program} {}", arguments.join(" ")),
                 waited: self.time_out,
             });
         }
@@ -233,7 +233,7 @@ mod tests {
             time_out: Duration::from_secs(5),
             until,
         };
-        assert!(tools(Duration::from_secs(30)).ask("true", &[]).unwrap().is_well);
+        assert!(tools(Duration::from_secs(30)).ask("true", &[]).unwrap().is_success);
         let asked = tools(Duration::ZERO).ask("true", &[]);
         assert!(matches!(asked, Err(ToolError::TimedOut { waited, .. }) if waited.as_secs() == 5));
     }

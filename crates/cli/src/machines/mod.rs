@@ -57,7 +57,7 @@ impl MachineWord {
     /// One means an image.
     pub fn parse_all(words: &[OsString]) -> Result<Vec<Self>, Error> {
         let word = |word: &OsString| {
-            if let Some(text) = word.to_str().filter(|text| XenAddress::is_one(text)) {
+            if let Some(text) = word.to_str().filter(|text| XenAddress::has_scheme(text)) {
                 text.parse::<XenAddress>().map_err(job_error)?;
             }
             Self::parse(word).ok_or_else(|| {
@@ -88,7 +88,7 @@ impl MachineWord {
         if let Some(name) = text.strip_prefix(VBOX) {
             return Some(Self::VirtualBox(name.to_owned()));
         }
-        if XenAddress::is_one(text) {
+        if XenAddress::has_scheme(text) {
             // One that cannot be read is told of where it is used.
             return text.parse().ok().map(Self::Pool);
         }
@@ -99,7 +99,7 @@ impl MachineWord {
 
     /// Whether a word says by itself that it means machines.
     pub fn says_so(word: &str) -> bool {
-        XenAddress::is_one(word) || [QMP, LIBVIRT, TAG, VBOX].iter().any(|scheme| word.starts_with(scheme))
+        XenAddress::has_scheme(word) || [QMP, LIBVIRT, TAG, VBOX].iter().any(|scheme| word.starts_with(scheme))
     }
 
     /// Whether it may mean several machines, for which their hypervisor has to be asked.

@@ -142,7 +142,7 @@ pub fn end_when_stuck(
                 continue;
             }
             if let (Some(wait), Some(signal)) = (stuck.look(&waits_under_way(), clock.now()), listener.signal()) {
-                tell(wait.who);
+                tell(wait.peer);
                 end_by(signal).ok();
             }
         }
@@ -169,11 +169,11 @@ mod tests {
     use super::Stuck;
 
     const ANSWER: NotedWait = NotedWait {
-        who: "libvirt",
+        peer: "libvirt",
         kind: WaitKind::Answer,
     };
     const WORK: NotedWait = NotedWait {
-        who: "a program",
+        peer: "a program",
         kind: WaitKind::Work,
     };
 

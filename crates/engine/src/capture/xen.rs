@@ -237,11 +237,11 @@ fn decide(machine: &XenMachine, choice: &DiskChoice) -> Result<(Vec<VirtualDisk>
             taken.push(disk.clone());
             continue;
         } else if !choice.include.is_empty() {
-            "others are included"
+            "it is not among the included disks"
         } else if disk.is_shared {
-            "other machines write to it too, so it has no instant of this machine"
+            "other machines can write to it, so it has no point in time of this machine"
         } else if disk.is_read_only {
-            "the machine cannot write it"
+            "it is read-only"
         } else {
             taken.push(disk.clone());
             continue;

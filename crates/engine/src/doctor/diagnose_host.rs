@@ -206,7 +206,7 @@ fn remains(host: &SeenHost) -> impl Iterator<Item = Finding> {
     host.remains.iter().map(|remain| {
         finding(
             FindingKind::Leftover,
-            format!("{} is {}", remain.place.display(), remain.kind.words()),
+            format!("{} is {}", remain.place.display(), remain.kind.description()),
             remain.since_s.map(|since| since.saturating_mul(1000)),
             Action::Repair(Repair::ClearRemain(remain.clone()), "delete it".to_owned()),
         )
@@ -244,7 +244,7 @@ fn states(host: &SeenHost) -> Option<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use holdfast_host::provider::{LeftClone, LeftCloneKind};
+    use holdfast_host::provider::{TemporaryClone, TemporaryCloneKind};
     use holdfast_repo::{Liveness, Processes as _, SystemProcesses};
 
     use super::{Action, Repair, diagnose};
@@ -271,9 +271,9 @@ mod tests {
         }
     }
 
-    fn clone(kind: LeftCloneKind, life: Liveness, user: Option<&str>) -> SeenClone {
+    fn clone(kind: TemporaryCloneKind, life: Liveness, user: Option<&str>) -> SeenClone {
         SeenClone {
-            clone: LeftClone {
+            clone: TemporaryClone {
                 name: "t/x".to_owned(),
                 kind,
                 maker: String::new(),
@@ -306,7 +306,7 @@ mod tests {
                     assert_eq!(found(host, true), None);
                 }
             }
-            for kind in [LeftCloneKind::View, LeftCloneKind::Machine("m".to_owned())] {
+            for kind in [TemporaryCloneKind::View, TemporaryCloneKind::Machine("m".to_owned())] {
                 for user in [None, Some("m")] {
                     let host = SeenHost {
                         clones: vec![clone(kind.clone(), life, user)],
@@ -340,7 +340,7 @@ mod tests {
     #[test]
     fn a_clone_goes_only_where_no_machine_has_it_and_that_is_known() {
         let of = |user| SeenHost {
-            clones: vec![clone(LeftCloneKind::Machine("m".to_owned()), Liveness::Dead, user)],
+            clones: vec![clone(TemporaryCloneKind::Machine("m".to_owned()), Liveness::Dead, user)],
             ..SeenHost::default()
         };
         assert!(matches!(

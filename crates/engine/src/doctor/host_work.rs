@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use holdfast_host::provider::{
-    Dataset, HostSnapshotName, LeftClone, LeftCloneKind, OURS, ProviderError, ProviderKind, ProviderLeftover,
+    Dataset, HostSnapshotName, OURS, ProviderError, ProviderKind, ProviderLeftover, TemporaryClone, TemporaryCloneKind,
 };
 use holdfast_host::{Description, DiskChoice, ToolError};
 use holdfast_repo::{Liveness, ProcessIdentity};
@@ -85,9 +85,9 @@ pub(super) fn look(request: &DoctorRequest<'_>, descriptions: &[Description], jo
 fn is_gone(error: &ProviderError) -> bool {
     matches!(
         error,
-        ProviderError::NotThere { .. }
+        ProviderError::NotFound { .. }
             | ProviderError::NoService { .. }
-            | ProviderError::Tool(ToolError::NotThere { .. })
+            | ProviderError::Tool(ToolError::NotFound { .. })
     )
 }
 
@@ -204,7 +204,7 @@ fn clones(
     pool: &str,
     users: &BTreeMap<Dataset, String>,
 ) -> std::result::Result<Vec<SeenClone>, ProviderError> {
-    let seen = |clone: LeftClone| {
+    let seen = |clone: TemporaryClone| {
         let maker = serde_json::from_str(&clone.maker).ok();
         let maker = maker.as_ref().and_then(read_process);
         let dataset = Dataset {
@@ -287,8 +287,8 @@ impl SeenClone {
     /// Whether it was made for a machine.
     pub(super) fn machine(&self) -> Option<&str> {
         match &self.clone.kind {
-            LeftCloneKind::View => None,
-            LeftCloneKind::Machine(machine) => Some(machine),
+            TemporaryCloneKind::View => None,
+            TemporaryCloneKind::Machine(machine) => Some(machine),
         }
     }
 }

@@ -56,7 +56,7 @@ fn look_at(request: &DoctorRequest<'_>, patient: &ExaminedPool) -> Result<SeenPo
 
 fn kept(patient: &ExaminedPool) -> Result<Vec<SeenKept>> {
     let mut kept: BTreeMap<String, SeenKept> = BTreeMap::new();
-    for disk in patient.pool.kept()? {
+    for disk in patient.pool.base_disks()? {
         let Some((repository, machine)) = purpose_of(&disk.purpose) else {
             continue;
         };
@@ -348,7 +348,7 @@ pub(super) fn let_go(
 ) -> std::result::Result<String, String> {
     let patient = patient(request, title)?;
     let is_it = |disk: &&BaseDisk| disk.purpose == purpose && uuids.contains(&disk.uuid);
-    let kept = patient.pool.kept().map_err(|error| error.to_string())?;
+    let kept = patient.pool.base_disks().map_err(|error| error.to_string())?;
     for disk in kept.iter().filter(is_it) {
         let removed = patient.pool.remove_disk(&disk.reference);
         removed.map_err(|error| format!("the disk {} cannot be removed: {error}", disk.uuid))?;

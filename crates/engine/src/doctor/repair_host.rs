@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use holdfast_host::provider::{HostSnapshotName, LeftClone, LeftCloneKind, Provider as _, ProviderLeftover};
+use holdfast_host::provider::{HostSnapshotName, Provider as _, ProviderLeftover, TemporaryClone, TemporaryCloneKind};
 
 use super::DoctorRequest;
 use super::chains::{is_used, used_images};
@@ -51,9 +51,9 @@ pub(super) fn forget_work(request: &DoctorRequest<'_>, uuid: &str) -> RepairResu
 }
 
 /// Destroys a clone that was left; of one that was made for a machine it is looked once more whether any has it.
-pub(super) fn destroy_clone(request: &DoctorRequest<'_>, clone: &LeftClone) -> RepairResult {
+pub(super) fn destroy_clone(request: &DoctorRequest<'_>, clone: &TemporaryClone) -> RepairResult {
     let zfs = storage(request)?.providers.zfs();
-    if let LeftCloneKind::Machine(_) = clone.kind {
+    if let TemporaryCloneKind::Machine(_) = clone.kind {
         let state = zfs.dataset(&clone.name).map_err(|error| error.to_string())?;
         let device = Path::new("/dev/zvol").join(&clone.name);
         let is_in = |image: &Path| {
@@ -64,11 +64,11 @@ pub(super) fn destroy_clone(request: &DoctorRequest<'_>, clone: &LeftClone) -> R
             return Err("a machine has disks in it".to_owned());
         }
     }
-    zfs.destroy_left(clone).map_err(|error| error.to_string())?;
+    zfs.destroy_temporary(clone).map_err(|error| error.to_string())?;
     Ok(format!("destroyed {}", clone.name))
 }
 
-pub(super) fn finish_clone(request: &DoctorRequest<'_>, clone: &LeftClone) -> RepairResult {
+pub(super) fn finish_clone(request: &DoctorRequest<'_>, clone: &TemporaryClone) -> RepairResult {
     let finished = storage(request)?.providers.zfs().finish_clone(&clone.name);
     finished.map_err(|error| error.to_string())?;
     Ok(format!("{} is a dataset like any other now", clone.name))

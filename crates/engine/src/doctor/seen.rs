@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use holdfast_host::MachineState;
-use holdfast_host::provider::{HostSnapshotName, LeftClone, ProviderLeftover};
+use holdfast_host::provider::{HostSnapshotName, ProviderLeftover, TemporaryClone};
 use holdfast_host::qemu::{Bitmap, QemuJob, RunId};
 use holdfast_repo::Liveness;
 
@@ -186,7 +186,7 @@ pub(super) struct SeenHost {
 /// A clone of a dataset that was made for a while.
 #[derive(Debug, Clone)]
 pub(super) struct SeenClone {
-    pub(super) clone: LeftClone,
+    pub(super) clone: TemporaryClone,
     pub(super) life: Liveness,
     /// The machine that has disks in it.
     pub(super) user: Option<String>,
@@ -401,9 +401,9 @@ pub enum Repair {
     /// Delete what was left of a host snapshot.
     ClearRemain(ProviderLeftover),
     /// Destroy a clone of a dataset that was left.
-    DestroyClone(LeftClone),
+    DestroyClone(TemporaryClone),
     /// Take the mark of a clone of a dataset away, whose machine is there.
-    FinishClone(LeftClone),
+    FinishClone(TemporaryClone),
     /// Delete the files of a clone whose machine is not there; its UUID.
     RemoveHalfClone(String),
     /// Remove host snapshots of this set that a dead process did not finish.

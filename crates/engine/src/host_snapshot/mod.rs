@@ -333,7 +333,7 @@ impl Group<'_> {
                     name: self.cut.name.clone(),
                 };
                 match self.provider.destroy(&snapshot) {
-                    Ok(()) | Err(ProviderError::NotThere { .. }) => None,
+                    Ok(()) | Err(ProviderError::NotFound { .. }) => None,
                     Err(error) => Some(error.to_string()),
                 }
             });

@@ -172,7 +172,7 @@ fn answer(asked: Result<PoolState, ProviderError>, devices: Vec<PoolDevice>) -> 
             capacity: state.capacity,
             devices,
         }),
-        Err(ProviderError::NotThere { .. }) => PoolStatus::Missing,
+        Err(ProviderError::NotFound { .. }) => PoolStatus::Missing,
         Err(error) => PoolStatus::Unknown(reason(&error)),
     }
 }

@@ -44,7 +44,7 @@ pub fn remove_host_snapshots(request: &HostRemovalRequest<'_>, job: Job<'_>) -> 
             .of_dataset(&name.dataset)
             .snapshots(&name.dataset.name)?;
         let snapshot = found.into_iter().find(|snapshot| snapshot.name == *name);
-        planned.push(snapshot.ok_or_else(|| ProviderError::NotThere { what: name.to_string() })?);
+        planned.push(snapshot.ok_or_else(|| ProviderError::NotFound { what: name.to_string() })?);
     }
     let removals = remove_looked_at(request.providers, planned, request.execution, job)?;
     Ok(HostRemovalReport { removals })

@@ -57,16 +57,10 @@ pub(crate) fn renew_guest(
     words.extend(added);
     let program = identity.program.to_str().unwrap_or(SYSPREP);
     let reason = match tools.ask(program, &words) {
-        Ok(answer) if answer.is_well => return sync(images),
+        Ok(answer) if answer.is_success => return sync(images),
         // What comes after an empty line is how to report bugs.
-        Ok(answer) => answer
-            .complaint
-            .trim()
-            .split("\n\n")
-            .next()
-            .unwrap_or_default()
-            .to_owned(),
-        Err(ToolError::NotThere { .. }) => format!("there is no {SYSPREP} on this host"),
+        Ok(answer) => answer.stderr.trim().split("\n\n").next().unwrap_or_default().to_owned(),
+        Err(ToolError::NotFound { .. }) => format!("there is no {SYSPREP} on this host"),
         Err(error) => error.to_string(),
     };
     Err(wrong(reason).into())
@@ -132,9 +126,9 @@ mod tests {
     fn only_what_identifies_a_guest_is_made_anew() {
         let well = || {
             Ok(Answer {
-                is_well: true,
+                is_success: true,
                 output: String::new(),
-                complaint: String::new(),
+                stderr: String::new(),
             })
         };
         let (asked, outcome) = ask(&identity(None), well);
@@ -160,15 +154,15 @@ mod tests {
     fn what_it_complains_of_is_told() {
         let badly = || {
             Ok(Answer {
-                is_well: false,
+                is_success: false,
                 output: String::new(),
-                complaint: "virt-sysprep: error: no operating systems were found\n\nIf reporting bugs...\n".to_owned(),
+                stderr: "virt-sysprep: error: no operating systems were found\n\nIf reporting bugs...\n".to_owned(),
             })
         };
         let (_, outcome) = ask(&identity(None), badly);
         assert!(outcome.unwrap_err().ends_with("no operating systems were found"));
         let missing = || {
-            Err(ToolError::NotThere {
+            Err(ToolError::NotFound {
                 program: "virt-sysprep".to_owned(),
             })
         };

@@ -160,7 +160,7 @@ impl OverlayCommit<'_> {
             .map_err(|error| self.give_up(&error.to_string()))?;
         let start = self.job.clock.now();
         // A limit is there for the sake of the machine, which waits now.
-        self.overlays.hurry_commit(self.machine, self.disk).ok();
+        self.overlays.unthrottle_commit(self.machine, self.disk).ok();
         let stopped = monitor.execute(&QmpCommand::new("stop", Value::Null));
         let elapsed = || self.job.clock.now().saturating_sub(start);
         let mut is_on_base = false;

@@ -402,7 +402,7 @@ fn disks(plan: &MachineRestorePlan) -> Vec<InstantDisk> {
 /// Whether the machine of a job runs, or that is not known.
 fn may_run(hypervisor: &dyn LiveDisks, instant: &InstantJob) -> bool {
     !matches!(
-        hypervisor.life(&instant.uuid),
+        hypervisor.execution_state(&instant.uuid),
         Ok(ExecutionState::ShutOff) | Err(holdfast_host::Error::NoSuchMachine { .. })
     )
 }

@@ -185,7 +185,7 @@ impl Unsealed<'_> {
         let start = job.clock.now();
         let text = self.statement.encode();
         if let Some((signature, signatures)) = &signature {
-            let judged = signatures.judge(&signed(&text, signature, self.statement.time), None);
+            let judged = signatures.verify(&signed(&text, signature, self.statement.time), None);
             if let holdfast_host::Verdict::Bad { reason } = judged.map_err(TemplateError::from)? {
                 return Err(TemplateError::SignedWrong { reason }.into());
             }

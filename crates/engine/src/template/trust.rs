@@ -42,7 +42,7 @@ impl Trust<'_> {
         // What was decoded is what was written, byte for byte: a statement has one form only.
         let text = entry.statement.encode();
         let signed = signed(&text, signature, entry.statement.time);
-        let verdict = self.signatures.judge(&signed, self.allowed.as_ref());
+        let verdict = self.signatures.verify(&signed, self.allowed.as_ref());
         Ok(SignedBy::Signed(verdict.map_err(TemplateError::from)?))
     }
 

@@ -13,20 +13,20 @@ use crate::hypervisor::error::{Error, Result};
 use crate::hypervisor::traits::Machine;
 use crate::qemu::qmp::{Monitor, QmpCommand};
 
-/// Freezes the file systems of the guest; gives how many there are.
+/// Freezes the file systems of the guest, and returns their number.
 ///
 /// # Errors
-/// The agent does not answer in time, or cannot. The guest may be frozen all the same: thaw it.
+/// The agent does not answer in time, or reports an error. The guest may be frozen all the same: thaw it.
 pub fn freeze(machine: &dyn Machine, deadline: Duration) -> Result<u64> {
     count(machine, "guest-fsfreeze-freeze", deadline)
 }
 
-/// Lets the guest write again; gives how many file systems were frozen. One that is not frozen is no error.
+/// Thaws the file systems of the guest, and returns how many were frozen. A guest that is not frozen is no error.
 pub fn thaw(machine: &dyn Machine, deadline: Duration) -> Result<u64> {
     count(machine, "guest-fsfreeze-thaw", deadline)
 }
 
-/// Sets the clock of the guest to `now_ms` milliseconds since 1970.
+/// Sets the guest's clock to `now_ms` milliseconds since 1970.
 pub fn set_clock(machine: &dyn Machine, now_ms: i64, deadline: Duration) -> Result<()> {
     let command = json!({ "execute": "guest-set-time", "arguments": { "time": now_ms.saturating_mul(1_000_000) } });
     machine.ask_agent(&command.to_string(), deadline).map(drop)
@@ -35,7 +35,7 @@ pub fn set_clock(machine: &dyn Machine, now_ms: i64, deadline: Duration) -> Resu
 /// Whether the guest's file systems are frozen.
 ///
 /// # Errors
-/// The agent does not answer in time, or cannot.
+/// The agent does not answer in time, or reports an error.
 pub fn is_frozen(machine: &dyn Machine, deadline: Duration) -> Result<bool> {
     const COMMAND: &str = "guest-fsfreeze-status";
     let answer = machine.ask_agent(&json!({ "execute": COMMAND }).to_string(), deadline)?;
@@ -51,7 +51,7 @@ pub fn is_frozen(machine: &dyn Machine, deadline: Duration) -> Result<bool> {
     }
 }
 
-/// Whether somebody in the guest has the agent's channel open: an agent that is there, and may hang all the same.
+/// Whether a process in the guest has the agent's channel open. The agent may hang all the same.
 pub fn is_connected(monitor: &dyn Monitor) -> crate::qemu::qmp::Result<bool> {
     let Some(label) = crate::hypervisor::qom::agent_channel(monitor)? else {
         return Ok(false);

@@ -1,7 +1,9 @@
-//! A QEMU without a management layer, by its own monitor socket (`-qmp unix:PATH`): a hypervisor of one machine.
+//! A QEMU without a management layer, reached by its own monitor socket (`-qmp unix:PATH`): a hypervisor of one
+//! machine.
 //!
-//! Such a socket serves one client at a time. The backup has it while it works; its watchdog waits next in the queue
-//! ([`QueuedSocket`]), and uses a [stand-in](BareQemu::stand_in) that has only the data about the machine that it was given.
+//! Such a socket serves one client at a time. The backup uses it while it works; its watchdog waits next in the queue
+//! ([`QueuedSocket`]), with a [stand-in](BareQemu::stand_in) that has only the data about the machine that it was
+//! given.
 
 mod block;
 mod tpm;
@@ -27,16 +29,16 @@ use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand, QmpSocket, QueuedSocke
 use crate::system::processes::Process;
 use crate::system::rights::Rights;
 
-/// The file of a machine's configuration with the command line of its QEMU: a list of texts.
+/// The file of a machine's configuration that has the command line of its QEMU, as a list of strings.
 const COMMAND_LINE: &str = "qemu-command-line.json";
-/// The file of a machine's configuration with QEMU's description.
+/// The file of a machine's configuration that has QEMU's description of the machine.
 const MACHINE: &str = "machine.json";
-/// What begins the word that a machine without a UUID is known by, in the place of a UUID.
+/// Prefix of the identifier of a machine without a UUID.
 pub const WITHOUT_UUID: &str = "none@";
-/// Digits of the host's id in that word: hosts of one name have others.
+/// Hex digits of the host's id in that identifier, which distinguish hosts of the same name.
 const HOST_DIGITS: usize = 8;
 
-/// One QEMU, and the connection to its monitor; its machine shares it, and the last of them ends it.
+/// One QEMU, and the connection to its monitor. Its machine shares the connection, which closes with the last user.
 pub struct BareQemu {
     title: String,
     machine: Arc<BareConnection>,
@@ -44,14 +46,14 @@ pub struct BareQemu {
 
 struct BareConnection {
     name: String,
-    /// What it is known by where QEMU was given no UUID.
-    place: String,
+    /// The identifier if QEMU was given no UUID.
+    identifier: String,
     monitor: Box<dyn Monitor>,
     process: Option<Process>,
     rights: Rights,
     agent: Option<PathBuf>,
     clock: Arc<dyn Clock>,
-    questions: AtomicU32,
+    next_id: AtomicU32,
 }
 
 /// The machine of a [`BareQemu`].
@@ -61,14 +63,14 @@ impl BareQemu {
     /// Connects to the monitor at `path`.
     ///
     /// # Errors
-    /// Where there is none, it does not answer, or another client is connected.
+    /// No monitor listens, it does not answer, or another client is connected.
     pub fn connect(path: &Path, clock: Arc<dyn Clock>) -> Result<Self> {
         let unreachable = |source: MonitorError| Error::Unreachable {
             address: path.display().to_string(),
             source: Box::new(source),
         };
         let socket = QmpSocket::connect(path).map_err(|source| match source {
-            MonitorError::TimedOut { .. } => Error::Taken {
+            MonitorError::TimedOut { .. } => Error::MonitorInUse {
                 address: path.display().to_string(),
                 source,
             },
@@ -86,12 +88,12 @@ impl BareQemu {
             title: format!("QEMU at {}", path.display()),
             machine: Arc::new(BareConnection {
                 name,
-                place: place_of(path),
+                identifier: identifier_of(path),
                 agent: agent.map(resolve),
                 monitor: Box::new(socket),
                 process,
                 rights,
-                questions: first_question(&*clock),
+                next_id: first_id(&*clock),
                 clock,
             }),
         })
@@ -100,7 +102,7 @@ impl BareQemu {
     /// The machine `name` at `path`, for a client that waits until the monitor is free. The socket of the guest agent is a parameter.
     ///
     /// # Errors
-    /// Where no process listens at `path`.
+    /// No process listens at `path`.
     pub fn stand_in(path: &Path, name: &str, agent: Option<&Path>, clock: Arc<dyn Clock>) -> Result<Box<dyn Machine>> {
         let queued = QueuedSocket::connect(path).map_err(|source| Error::Unreachable {
             address: path.display().to_string(),
@@ -112,29 +114,29 @@ impl BareQemu {
         })?;
         Ok(Box::new(BareMachine(Arc::new(BareConnection {
             name: name.to_owned(),
-            place: place_of(path),
+            identifier: identifier_of(path),
             rights,
             monitor: Box::new(queued),
             process: None,
             agent: agent.map(Path::to_owned),
-            questions: first_question(&*clock),
+            next_id: first_id(&*clock),
             clock,
         }))))
     }
 
-    /// The socket of the guest's agent, where the machine has a channel for it.
+    /// The socket of the guest agent, if the machine has a channel for it.
     pub fn agent_socket(&self) -> Option<&Path> {
         self.machine.agent.as_deref()
     }
 
-    /// Its machine.
+    /// The machine of this QEMU.
     pub fn only_machine(&self) -> Box<dyn Machine> {
         Box::new(BareMachine(Arc::clone(&self.machine)))
     }
 }
 
-/// Questions are numbered from somewhere else in each process, so that an answer to another one's is not taken for ours.
-fn first_question(clock: &dyn Clock) -> AtomicU32 {
+/// The first request id: it differs between processes, so that an answer to another process is not taken for ours.
+fn first_id(clock: &dyn Clock) -> AtomicU32 {
     AtomicU32::new(std::process::id().rotate_left(12) ^ clock.now().subsec_nanos())
 }
 
@@ -183,7 +185,7 @@ impl BareConnection {
         let uuid = text(&self.query("query-uuid")?, "UUID").filter(|uuid| is_set(uuid));
         Ok(MachineSummary {
             name: self.name.clone(),
-            uuid: uuid.unwrap_or_else(|| self.place.clone()),
+            uuid: uuid.unwrap_or_else(|| self.identifier.clone()),
             state: state(&text(&self.query("query-status")?, "status").unwrap_or_default()),
         })
     }
@@ -196,11 +198,11 @@ impl BareConnection {
         Blocks::query(&*self.monitor, &resolve).map_err(|error| self.failed(error))
     }
 
-    /// QEMU's description of its machine, to read and to rebuild it.
-    fn told(&self) -> Result<Value> {
-        let mut told = Map::new();
-        told.insert("name".to_owned(), self.name.clone().into());
-        let questions = [
+    /// QEMU's description of its machine, for reading and for a rebuild.
+    fn query_description(&self) -> Result<Value> {
+        let mut description = Map::new();
+        description.insert("name".to_owned(), self.name.clone().into());
+        let queries = [
             ("uuid", "query-uuid", Value::Null),
             ("qemu", "query-version", Value::Null),
             ("status", "query-status", Value::Null),
@@ -216,16 +218,16 @@ impl BareConnection {
             ("tpm", "query-tpm", Value::Null),
             ("chardevs", "query-chardev", Value::Null),
         ];
-        for (key, command, arguments) in questions {
+        for (key, command, arguments) in queries {
             let answer = self.monitor.execute(&QmpCommand::new(command, arguments));
             let answer = match answer {
-                // Not every machine has everything, nor every QEMU every question.
+                // Not every machine has every device, nor every QEMU every query.
                 Err(error) if error.is_refusal() => Value::Null,
                 other => other.map_err(|error| self.failed(error))?,
             };
-            told.insert(key.to_owned(), answer);
+            description.insert(key.to_owned(), answer);
         }
-        Ok(Value::Object(told))
+        Ok(Value::Object(description))
     }
 }
 
@@ -264,14 +266,14 @@ impl Machine for BareMachine {
             self.0.monitor.execute(&QmpCommand::new("query-status", Value::Null)),
             Err(MonitorError::Gone { .. })
         );
-        // A connection may be lost while its QEMU lives.
+        // A connection may be lost while QEMU still runs.
         let is_dead = self.0.process.as_ref().is_some_and(Process::has_ended);
         (is_gone && is_dead).then_some(MachineEnd::Gone)
     }
 
     fn configuration(&self) -> Result<Vec<(String, Vec<u8>)>> {
         let pretty = |value: &Value| format!("{value:#}\n").into_bytes();
-        let mut files = vec![(MACHINE.to_owned(), pretty(&self.0.told()?))];
+        let mut files = vec![(MACHINE.to_owned(), pretty(&self.0.query_description()?))];
         let words = self.0.process.as_ref().and_then(Process::command_line);
         files.extend(words.map(|words| (COMMAND_LINE.to_owned(), pretty(&Value::from(words)))));
         Ok(files)
@@ -288,9 +290,9 @@ impl Machine for BareMachine {
             reason,
         };
         let Some(path) = &self.0.agent else {
-            return Err(refused("it has no channel for one".to_owned()));
+            return Err(refused("it has no channel for the agent".to_owned()));
         };
-        let number = self.0.questions.fetch_add(1, Ordering::Relaxed);
+        let number = self.0.next_id.fetch_add(1, Ordering::Relaxed);
         let agent = AgentSocket {
             path,
             rights: &self.0.rights,
@@ -300,15 +302,15 @@ impl Machine for BareMachine {
     }
 }
 
-/// Whether QEMU was given this UUID: it answers zeroes where it was given none.
+/// Whether QEMU has a UUID: it answers zeroes if it was given none.
 fn is_set(uuid: &str) -> bool {
     uuid.chars().any(|character| !matches!(character, '0' | '-'))
 }
 
-/// What a machine without a UUID is known by: its host, and the socket of its monitor. It is one word of lower case.
-fn place_of(socket: &Path) -> String {
-    let said = |file: &str| std::fs::read_to_string(file).unwrap_or_default();
-    let (host, machine_id) = (said("/proc/sys/kernel/hostname"), said("/etc/machine-id"));
+/// The identifier of a machine without a UUID: its host, and the socket of its monitor, as one word of lower case.
+fn identifier_of(socket: &Path) -> String {
+    let content = |file: &str| std::fs::read_to_string(file).unwrap_or_default();
+    let (host, machine_id) = (content("/proc/sys/kernel/hostname"), content("/etc/machine-id"));
     let digits: String = machine_id.trim().chars().take(HOST_DIGITS).collect();
     let socket = socket.canonicalize().or_else(|_| std::path::absolute(socket));
     let socket = socket.unwrap_or_default();
@@ -317,14 +319,14 @@ fn place_of(socket: &Path) -> String {
     format!("{WITHOUT_UUID}{host}.{digits}:{socket}")
 }
 
-/// Bytes as a part of a word: other than the usual ones as `%` and two digits.
+/// Encodes bytes as a part of a word: unusual ones as `%` and two hex digits.
 fn word(bytes: &[u8]) -> String {
     let mut word = String::new();
     for byte in bytes {
         match byte {
             b'a'..=b'z' | b'0'..=b'9' | b'/' | b'.' | b'-' | b'_' => word.push(char::from(*byte)),
             other => {
-                // Writing to a text does not fail.
+                // Writing to a string does not fail.
                 write!(word, "%{other:02x}").ok();
             }
         }
@@ -338,9 +340,9 @@ fn name(monitor: &dyn Monitor, path: &Path) -> std::result::Result<String, Monit
     Ok(text(&answer, "name").or_else(stem).unwrap_or_else(|| "qemu".to_owned()))
 }
 
-/// What a machine is doing, by QEMU's word for it.
+/// The state of a machine, from QEMU's status.
 ///
-/// Where it migrates, its disks may belong to another host; in all other states but `running` they are at rest.
+/// During a migration its disks may belong to another host; in every other state but `running` they do not change.
 fn state(word: &str) -> MachineState {
     match word {
         "running" => MachineState::Running,
@@ -364,7 +366,7 @@ fn agent_socket(monitor: &dyn Monitor) -> std::result::Result<Option<PathBuf>, M
     Ok(its.and_then(|chardev| listening_path(&text(chardev, "filename")?)))
 }
 
-/// The path in QEMU's description of a character device, where it is a UNIX socket at which QEMU listens:
+/// The path in QEMU's description of a character device, if it is a UNIX socket at which QEMU listens:
 /// "disconnected:unix:/run/web1.qga,server=on", and "unix:/run/web1.qga,server=on" while a client is connected.
 fn listening_path(description: &str) -> Option<PathBuf> {
     let address = description.strip_prefix("disconnected:").unwrap_or(description);
@@ -377,20 +379,23 @@ fn listening_path(description: &str) -> Option<PathBuf> {
 mod tests {
     use std::path::Path;
 
-    use super::{WITHOUT_UUID, is_set, listening_path, place_of, state};
+    use super::{WITHOUT_UUID, identifier_of, is_set, listening_path, state};
     use crate::hypervisor::machine::MachineState;
 
     #[test]
     fn a_machine_without_a_uuid_is_known_by_its_host_and_its_socket() {
         assert!(is_set("11111111-1111-4111-8111-111111111111"));
         assert!(!is_set("00000000-0000-0000-0000-000000000000") && !is_set(""));
-        let one = place_of(Path::new("/nonexistent/A b%.qmp"));
+        let one = identifier_of(Path::new("/nonexistent/A b%.qmp"));
         assert!(
             one.starts_with(WITHOUT_UUID) && one.ends_with(":/nonexistent/%41%20b%25.qmp"),
             "{one}"
         );
-        assert_ne!(one, place_of(Path::new("/nonexistent/a b%.qmp")));
-        assert_eq!(place_of(Path::new("/tmp/../tmp")), place_of(Path::new("/tmp")));
+        assert_ne!(one, identifier_of(Path::new("/nonexistent/a b%.qmp")));
+        assert_eq!(
+            identifier_of(Path::new("/tmp/../tmp")),
+            identifier_of(Path::new("/tmp"))
+        );
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! libvirt's description of a machine.
 //!
-//! Source: <https://libvirt.org/formatdomain.html>. What is not known is left alone: the text itself is what is kept.
+//! Source: <https://libvirt.org/formatdomain.html>. Unknown elements and attributes are left alone: the text is stored
+//! as it is.
 
 mod needs;
 mod rewrite;
@@ -18,11 +19,10 @@ pub use rewrite::{
 use crate::hypervisor::machine::{BackupMark, DiskKind, DiskSource, MachineDisk};
 use crate::hypervisor::tpm::{TpmStore, TpmVersion};
 
-/// The namespace of what we read in a machine's own `<metadata>`.
+/// The XML namespace of Holdfast's elements in a machine's `<metadata>`.
 pub const MARK_NAMESPACE: &str = "urn:holdfast:domain:1";
-/// The name of the guest agent's channel.
 const AGENT_CHANNEL: &str = "org.qemu.guest_agent.0";
-/// Nodes of a configuration, at most; a machine with hundreds of devices has some thousands.
+/// Limit on the nodes of a document. A machine with hundreds of devices has some thousands.
 const NODE_COUNT_MAX: u32 = 1 << 20;
 
 /// The description of a machine in the XML.
@@ -36,11 +36,11 @@ pub struct DomainXml {
     pub macs: Vec<String>,
     /// Its disks, in their order.
     pub disks: Vec<MachineDisk>,
-    /// The program that it wants to run in.
+    /// The configured emulator binary.
     pub emulator: Option<PathBuf>,
     /// The file with the firmware's variables.
     pub nvram: Option<String>,
-    /// Whether its firmware is one that keeps variables.
+    /// Whether its firmware stores variables.
     pub has_variables: bool,
     /// Its emulated TPM.
     pub tpm: Option<DomainTpm>,
@@ -53,26 +53,26 @@ pub struct DomainXml {
 /// The description of an emulated TPM in the XML.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct DomainTpm {
-    /// Which one it is; libvirt always writes it down.
+    /// Its version; libvirt always writes it.
     pub version: Option<TpmVersion>,
-    /// Where its state is, where its owner chose that (libvirt 10.10 and later): the folder, or the file.
+    /// The folder or file of its state, if configured (libvirt 10.10 and later).
     pub source: Option<(TpmStore, PathBuf)>,
-    /// The socket of the swtpm, where libvirt does not start that itself.
+    /// The socket of the swtpm, if libvirt does not start it itself.
     pub socket: Option<PathBuf>,
     /// The UUID of libvirt's secret with which the state is encrypted.
     pub secret: Option<String>,
 }
 
 impl DomainXml {
-    /// Reads a configuration.
+    /// Parses the XML of a domain.
     ///
     /// # Errors
-    /// What is wrong with it, in words.
+    /// A description of what is wrong with the XML.
     pub fn parse(text: &str) -> Result<Self, String> {
         let document = document_of(text)?;
         let domain = document.root_element();
         if !domain.has_tag_name("domain") {
-            return Err(format!("it is a {}, not a domain", domain.tag_name().name()));
+            return Err(format!("it is a <{}>, not a <domain>", domain.tag_name().name()));
         }
         let devices = child(domain, "devices");
         let disks = devices.into_iter().flat_map(|devices| children(devices, "disk"));
@@ -100,10 +100,11 @@ impl DomainXml {
     }
 }
 
-/// The files that a snapshot of libvirt names: those of its disks, and those of the machine as it was.
+/// The files that the XML of a libvirt snapshot names: the disks of the snapshot, and those of the machine at that
+/// time.
 ///
 /// # Errors
-/// What is wrong with the text, in words.
+/// A description of what is wrong with the XML.
 pub fn snapshot_sources(text: &str) -> Result<Vec<PathBuf>, String> {
     let document = document_of(text)?;
     let sources = document.descendants().filter(|node| node.has_tag_name("source"));
@@ -111,7 +112,7 @@ pub fn snapshot_sources(text: &str) -> Result<Vec<PathBuf>, String> {
     Ok(files.map(PathBuf::from).collect())
 }
 
-/// The text as a tree, of a bounded size.
+/// Parses the text, with a limit on its size.
 fn document_of(text: &str) -> Result<Document<'_>, String> {
     let options = ParsingOptions {
         nodes_limit: NODE_COUNT_MAX,
@@ -120,7 +121,7 @@ fn document_of(text: &str) -> Result<Document<'_>, String> {
     Document::parse_with_options(text, options).map_err(|error| error.to_string())
 }
 
-/// The elements of libvirt's own vocabulary: those of others have a namespace.
+/// Child elements in libvirt's vocabulary; elements of other programs have a namespace.
 fn children<'a, 'input: 'a>(
     node: Node<'a, 'input>,
     name: &'static str,
@@ -144,12 +145,13 @@ fn disk(node: Node<'_, '_>) -> Result<MachineDisk, String> {
         Some("lun") => DiskKind::Lun,
         Some("cdrom") => DiskKind::Cdrom,
         Some("floppy") => DiskKind::Floppy,
-        Some(other) => return Err(format!("the disk {target} is of an unknown kind: {other:?}")),
+        Some(other) => return Err(format!("the disk {target} has the unknown device type {other:?}")),
     };
     Ok(MachineDisk {
         source: source(node),
         kind,
-        // What says no format is raw to libvirt: nothing is taken from the content, which the guest of a raw disk writes.
+        // libvirt takes a missing format as raw. The format is never probed: the guest of a raw disk could write a fake
+        // header.
         format: Some(attribute(child(node, "driver"), "type").unwrap_or_else(|| "raw".to_owned())),
         is_read_only: child(node, "readonly").is_some(),
         is_shared: child(node, "shareable").is_some(),
@@ -179,7 +181,7 @@ fn source(disk: Node<'_, '_>) -> DiskSource {
     DiskSource::Other(format!("{kind} {}", words.join(" ")).trim_end().to_owned())
 }
 
-/// The path stands in the element; since libvirt 8.5 it may stand in a `<source>` of its own.
+/// The path is the text of the element; since libvirt 8.5 it may be in a `<source>` child instead.
 fn nvram_path(nvram: Node<'_, '_>) -> Option<String> {
     let text = nvram.text().map(str::trim).filter(|text| !text.is_empty());
     let source = || attribute(child(nvram, "source"), "file");
@@ -268,7 +270,7 @@ mod tests {
 </domain>";
 
     #[test]
-    fn a_configuration_tells_what_matters() {
+    fn a_configuration_is_parsed() {
         let domain = DomainXml::parse(DOMAIN).unwrap();
         let targets: Vec<&str> = domain.disks.iter().map(|disk| &disk.target[..]).collect();
         assert_eq!(targets, ["vda", "vdb", "vdc", "sda"]);
@@ -296,13 +298,13 @@ mod tests {
     }
 
     #[test]
-    fn variables_in_a_source_of_their_own_are_found() {
+    fn variables_in_a_source_element_are_found() {
         let text = "<domain><os><nvram type='file'>\n<source file='/vars'/></nvram></os></domain>";
         assert_eq!(DomainXml::parse(text).unwrap().nvram.as_deref(), Some("/vars"));
     }
 
     #[test]
-    fn a_tpm_tells_where_its_owner_wants_its_state() {
+    fn the_configured_place_of_a_tpm_state_is_read() {
         let tpm = |backend: &str| {
             let text = format!("<domain><devices><tpm model='tpm-tis'>{backend}</tpm></devices></domain>");
             DomainXml::parse(&text).unwrap().tpm
@@ -328,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused_in_words() {
+    fn invalid_xml_is_refused_with_a_reason() {
         let disk = "<domain><devices><disk><source file='/a'/></disk></devices></domain>";
         for text in [
             "",

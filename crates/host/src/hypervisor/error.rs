@@ -1,39 +1,39 @@
-//! What can go wrong with hypervisors and their machines.
+//! Errors of hypervisors and their machines.
 
 use crate::qemu::qmp::MonitorError;
 
-/// Result of asking a hypervisor.
+/// Result of a call to a hypervisor.
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// An error of a hypervisor or of a machine.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// There is no way to the hypervisor.
+    /// The hypervisor cannot be reached.
     #[error("cannot reach the hypervisor at {address}")]
     Unreachable {
-        /// Where it should be.
+        /// Its address.
         address: String,
-        /// Why not.
+        /// The reason.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// A monitor does not answer, because it serves one client at a time and another one is connected.
-    #[error("QEMU does not answer at {address}: it serves one client at a time, and another one has it")]
-    Taken {
-        /// Where its monitor is.
+    /// A monitor does not answer: it serves one client at a time, and another one is connected.
+    #[error("QEMU does not answer at {address}: it serves one client at a time, and another one is connected")]
+    MonitorInUse {
+        /// Address of its monitor.
         address: String,
-        /// How long it was waited for.
+        /// The timeout.
         source: MonitorError,
     },
     /// There is no machine of this name.
     #[error("{hypervisor} has no machine {name:?}")]
     NoSuchMachine {
-        /// Where it was looked for.
+        /// The hypervisor.
         hypervisor: String,
         /// The name.
         name: String,
     },
-    /// Another client's operation on the machine excludes this one.
+    /// An operation of another client on the machine excludes this one.
     #[error("the machine {machine} is busy: {holder}")]
     Busy {
         /// The machine.
@@ -41,30 +41,30 @@ pub enum Error {
         /// The other client, as the hypervisor reports it.
         holder: String,
     },
-    /// The hypervisor refuses, or fails.
-    #[error("{action} the machine {machine}: {reason}")]
+    /// The hypervisor refuses an action, or fails.
+    #[error("cannot {action} the machine {machine}: {reason}")]
     Refused {
-        /// What was tried: "describe", "resume"...
+        /// The action: "describe", "resume"...
         action: &'static str,
         /// The machine.
         machine: String,
-        /// The hypervisor's words.
+        /// The hypervisor's message.
         reason: String,
     },
     /// The hypervisor's answer about a machine is invalid.
-    #[error("the configuration of the machine {machine} makes no sense: {detail}")]
+    #[error("the configuration of the machine {machine} is invalid: {detail}")]
     Configuration {
         /// The machine.
         machine: String,
         /// What is missing or wrong.
         detail: String,
     },
-    /// QEMU's monitor.
+    /// A command to QEMU's monitor failed.
     #[error("the machine {machine}")]
     Monitor {
         /// The machine.
         machine: String,
-        /// What was tried, and why it failed.
+        /// The command, and why it failed.
         source: MonitorError,
     },
 }

@@ -1,4 +1,4 @@
-//! How a machine ended that ran a moment ago, according to the log of its QEMU.
+//! Why a machine ended that ran a moment ago, according to the log of its QEMU.
 
 use std::fmt;
 use std::fs::File;
@@ -8,25 +8,25 @@ use std::path::Path;
 
 use rustix::fs::OFlags;
 
-/// Bytes of a log that are looked at, from its end.
+/// How many bytes at the end of a log are read.
 const LOG_BYTES: u64 = 16 << 10;
-/// Lines of it that are shown, and characters of each.
+/// Limits on the lines that are shown, and on the characters of each.
 const LINE_COUNT: usize = 3;
 const LINE_CHARS: usize = 300;
-/// What libvirt writes where it starts a QEMU.
+/// Part of the line that libvirt writes when it starts a QEMU.
 const STARTS: &str = ": starting up libvirt version";
-/// What libvirt itself writes when a QEMU has ended.
+/// Part of the line that libvirt writes after a QEMU has ended.
 const ENDS: &str = ": shutting down, reason=";
 
 /// How a machine ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MachineEnd {
-    /// Its guest or its owner switched it off.
+    /// The guest or a user shut it down.
     SwitchedOff,
     /// Its QEMU crashed.
     Crashed {
-        /// The last lines of its QEMU, where a log has them.
-        last_words: Option<String>,
+        /// The last lines of QEMU's log, if it can be read.
+        last_log_lines: Option<String>,
     },
     /// Its QEMU is gone, for an unknown reason.
     Gone,
@@ -36,17 +36,17 @@ impl fmt::Display for MachineEnd {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::SwitchedOff => formatter.write_str("was switched off"),
-            Self::Crashed { last_words: None } => formatter.write_str("has crashed"),
+            Self::Crashed { last_log_lines: None } => formatter.write_str("has crashed"),
             Self::Crashed {
-                last_words: Some(words),
+                last_log_lines: Some(words),
             } => write!(formatter, "has crashed (last lines of its log: {words})"),
             Self::Gone => formatter.write_str("has ended: its QEMU is gone"),
         }
     }
 }
 
-/// The last lines that a QEMU wrote to its log at `path`, where it has one that we may read.
-pub(crate) fn last_words(path: &Path) -> Option<String> {
+/// The last lines that a QEMU wrote to its log at `path`, if there is one that we may read.
+pub(crate) fn last_log_lines(path: &Path) -> Option<String> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let mut file = File::options()
         .read(true)
@@ -61,11 +61,11 @@ pub(crate) fn last_words(path: &Path) -> Option<String> {
         .ok()?;
     let mut bytes = Vec::new();
     file.take(LOG_BYTES).read_to_end(&mut bytes).ok()?;
-    last_lines(&String::from_utf8_lossy(&bytes))
+    lines_of_qemu(&String::from_utf8_lossy(&bytes))
 }
 
-/// What QEMU itself wrote last, since it was started.
-fn last_lines(text: &str) -> Option<String> {
+/// The last lines of QEMU itself since its last start.
+fn lines_of_qemu(text: &str) -> Option<String> {
     let since_start = text.rfind(STARTS).map_or(text, |at| &text[at..]);
     let is_said =
         |line: &&str| !line.is_empty() && !line.ends_with('\\') && !line.contains(STARTS) && !line.contains(ENDS);
@@ -89,7 +89,7 @@ fn last_lines(text: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{MachineEnd, last_lines, last_words};
+    use super::{MachineEnd, last_log_lines, lines_of_qemu};
 
     const LOG: &str = "2026-01-01 00:00:00.000+0000: starting up libvirt version: 9.0.0, qemu version: 7.2.22\n\
                        an older line\n\
@@ -103,32 +103,36 @@ mod tests {
                        2026-01-04 00:00:00.000+0000: shutting down, reason=crashed\n";
 
     #[test]
-    fn the_last_words_are_those_of_the_qemu_that_ran_last() {
-        let words = last_lines(LOG).unwrap();
+    fn the_last_lines_are_those_of_the_last_qemu() {
+        let words = lines_of_qemu(LOG).unwrap();
         assert!(words.ends_with("Assertion `x' failed."), "{words}");
         assert!(words.contains("[31mfirst") && !words.contains('\u{1b}'), "{words}");
         assert!(!words.contains("older") && !words.contains("reason"), "{words}");
         assert_eq!(
-            last_lines("2026: starting up libvirt version: 9\n2026: shutting down, reason=crashed\n"),
+            lines_of_qemu("2026: starting up libvirt version: 9\n2026: shutting down, reason=crashed\n"),
             None
         );
     }
 
     #[test]
-    fn only_a_log_that_is_a_file_is_read() {
+    fn only_a_regular_file_is_read_as_log() {
         let folder = tempfile::tempdir().unwrap();
         let log = folder.path().join("web1.log");
         std::io::Write::write_all(&mut std::fs::File::create(&log).unwrap(), LOG.as_bytes()).unwrap();
-        assert!(last_words(&log).unwrap().contains("Assertion"));
+        assert!(last_log_lines(&log).unwrap().contains("Assertion"));
         let link = folder.path().join("link");
         std::os::unix::fs::symlink(&log, &link).unwrap();
-        assert_eq!((last_words(&link), last_words(folder.path())), (None, None));
+        assert_eq!((last_log_lines(&link), last_log_lines(folder.path())), (None, None));
     }
 
     #[test]
-    fn how_it_ended_is_said_in_a_sentence() {
-        assert_eq!(MachineEnd::Crashed { last_words: None }.to_string(), "has crashed");
+    fn each_end_has_a_description() {
+        assert_eq!(MachineEnd::Crashed { last_log_lines: None }.to_string(), "has crashed");
         let words = Some("boom".to_owned());
-        assert!(MachineEnd::Crashed { last_words: words }.to_string().contains("boom"));
+        assert!(
+            MachineEnd::Crashed { last_log_lines: words }
+                .to_string()
+                .contains("boom")
+        );
     }
 }

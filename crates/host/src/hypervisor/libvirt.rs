@@ -8,7 +8,7 @@ mod library;
 mod monitor;
 mod overlays;
 mod peer;
-mod possessions;
+mod resources;
 mod resume;
 mod tpm;
 
@@ -27,7 +27,7 @@ use virt::sys;
 
 use crate::hypervisor::domain_xml::DomainXml;
 use crate::hypervisor::error::{Error, Result};
-use crate::hypervisor::exit_report::{MachineEnd, last_words};
+use crate::hypervisor::exit_report::{MachineEnd, last_log_lines};
 use crate::hypervisor::machine::{Description, MachineDisk, MachineState, MachineSummary};
 use crate::hypervisor::traits::{Hypervisor, Machine};
 use crate::qemu::qmp::Monitor;
@@ -35,26 +35,27 @@ use crate::system::rights::Rights;
 use crate::system::waits::Wait;
 use tpm::{Activity, TpmFolders, TpmOwner};
 
-/// What errors and notes call the one at the other end.
+/// The name of libvirt in errors and notes about waits.
 const LIBVIRT: &str = "libvirt";
 
-/// A connection or a domain while it is asked: its library waits for the daemon as long as that takes, whatever signals come.
+/// A connection or a domain during a call. libvirt's library waits for the daemon without a timeout, and signals do not
+/// interrupt it, so the wait is noted.
 struct CallGuard<T> {
-    asked: T,
+    handle: T,
     _wait: Wait,
 }
 
 impl<T> CallGuard<T> {
-    fn new(asked: T) -> Self {
+    fn new(handle: T) -> Self {
         Self {
-            asked,
+            handle,
             _wait: Wait::for_answer(LIBVIRT),
         }
     }
 
-    fn for_work(asked: T) -> Self {
+    fn for_work(handle: T) -> Self {
         Self {
-            asked,
+            handle,
             _wait: Wait::for_work(LIBVIRT),
         }
     }
@@ -64,7 +65,7 @@ impl<T> Deref for CallGuard<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        &self.asked
+        &self.handle
     }
 }
 
@@ -80,10 +81,10 @@ pub struct Libvirt {
 impl Libvirt {
     /// Connects to `uri`: "qemu:///system", "qemu:///session", "qemu+ssh://host/system"...
     pub fn connect(uri: &str) -> Result<Self> {
-        // Without this it prints every error by itself.
+        // By default the library prints every error itself.
         virt::error::clear_error_callback();
         let (connection, rights) = peer::open(uri)?;
-        // What was given may be an alias of it.
+        // The given URI may be an alias.
         let whole_uri = connection.uri().unwrap_or_default();
         Ok(Self {
             connection: RwLock::new(connection),
@@ -94,8 +95,8 @@ impl Libvirt {
         })
     }
 
-    /// The same, told where the user that we are has his configurations: a libvirt of his session has the states of its machines' TPMs
-    /// there, and does not say so itself.
+    /// Sets the configuration folder of our user: a session daemon stores the TPM states of its machines there, and
+    /// does not report the path.
     #[must_use]
     pub fn with_configurations(self, folder: &Path) -> Self {
         let uri = self.connection().uri().unwrap_or_default();
@@ -109,12 +110,12 @@ impl Libvirt {
         CallGuard::new(self.connection.read().unwrap_or_else(PoisonError::into_inner).clone())
     }
 
-    /// The connection, for what may take its time.
+    /// The connection, for calls that may take long.
     fn connection_at_work(&self) -> CallGuard<Connect> {
         CallGuard::for_work(self.connection.read().unwrap_or_else(PoisonError::into_inner).clone())
     }
 
-    /// The version of libvirt at the other end: major, minor, release.
+    /// The version of the connected libvirt: major, minor, release.
     pub fn version(&self) -> Option<[u32; 3]> {
         let number = self.connection().lib_version().ok()?;
         Some([number / 1_000_000, number / 1000 % 1000, number % 1000])
@@ -146,7 +147,7 @@ impl Hypervisor for Libvirt {
         for domain in &domains {
             match summary(domain) {
                 Ok(machine) => machines.push(machine),
-                // A transient machine may end while we look.
+                // A transient machine may disappear between the two calls.
                 Err(error) if is_code(&error, ErrorNumber::NoDomain) => {}
                 Err(error) => return Err(self.lost(error)),
             }
@@ -161,14 +162,14 @@ impl Hypervisor for Libvirt {
 }
 
 impl Libvirt {
-    /// The machine of this name, or of this UUID.
+    /// Finds a machine by name or UUID.
     fn find(&self, name: &str) -> Result<LibvirtMachine> {
         let mut found = lookup(&self.connection(), name);
         if found
             .as_ref()
             .is_err_and(|error| !is_code(error, ErrorNumber::NoDomain))
         {
-            // The daemon may have been restarted since it was asked last.
+            // The daemon may have been restarted since the last call.
             let connection = peer::open_again(&self.uri, &self.rights)?;
             let _wait = Wait::for_answer(LIBVIRT);
             found = lookup(&connection, name);
@@ -215,19 +216,19 @@ impl LibvirtMachine {
         CallGuard::new(self.domain.read().unwrap_or_else(PoisonError::into_inner).clone())
     }
 
-    /// The domain, for what may take its time.
+    /// The domain, for calls that may take long.
     fn domain_at_work(&self) -> CallGuard<Domain> {
         CallGuard::for_work(self.domain.read().unwrap_or_else(PoisonError::into_inner).clone())
     }
 
-    /// Finds the machine through a new connection, where the one that it was found by does not answer.
+    /// Looks the machine up through a new connection, after the old one was lost.
     fn reconnect(&self) -> std::result::Result<(), Box<dyn std::error::Error + Send + Sync>> {
         let domain = self.domain();
         match domain.is_active() {
             Err(error) if !is_code(&error, ErrorNumber::NoDomain) => {}
             other => return Ok(other.map(drop)?),
         }
-        // libvirt knows it without asking anybody.
+        // The library has the UUID without a call to the daemon.
         let uuid = domain.uuid_string()?;
         let connection = peer::open_again(&self.uri, &self.rights)?;
         let _wait = Wait::for_answer(LIBVIRT);
@@ -310,8 +311,12 @@ impl Machine for LibvirtMachine {
     }
 
     fn ended(&self) -> Option<MachineEnd> {
-        let words = || self.states.log(&self.name).and_then(|log| last_words(&log));
-        let crashed = || Some(MachineEnd::Crashed { last_words: words() });
+        let words = || self.states.log(&self.name).and_then(|log| last_log_lines(&log));
+        let crashed = || {
+            Some(MachineEnd::Crashed {
+                last_log_lines: words(),
+            })
+        };
         match self.domain().state() {
             Ok((Enum::Known(DomainState::Crashed), _)) => crashed(),
             Ok((Enum::Known(DomainState::Shutoff), reason)) if is_crash(&reason) => crashed(),
@@ -330,7 +335,7 @@ impl Machine for LibvirtMachine {
             .map_err(|error| self.refused("describe", &error))?
         {
             files.push(("domain-live.xml".to_owned(), self.xml(0)?.into_bytes()));
-            // As a host that takes the machine over would be told: its memory goes with this one only.
+            // The configuration as a migration target gets it: the saved memory fits only this one.
             let migratable = self.xml(sys::VIR_DOMAIN_XML_MIGRATABLE)?;
             files.push(("domain-migratable.xml".to_owned(), migratable.into_bytes()));
         }
@@ -342,7 +347,7 @@ impl Machine for LibvirtMachine {
     }
 
     fn ask_agent(&self, command: &str, deadline: Duration) -> Result<String> {
-        // libvirt counts whole seconds; 0 would mean not to wait at all.
+        // libvirt counts whole seconds; 0 would mean no wait at all.
         let seconds = i32::try_from(deadline.as_secs().max(1)).unwrap_or(i32::MAX);
         let answer = self.domain_at_work().qemu_agent_command(command, seconds, 0);
         answer.map_err(|error| self.refused("ask the guest agent of", &error))
@@ -363,7 +368,7 @@ fn summary(domain: &Domain) -> std::result::Result<MachineSummary, VirtError> {
     })
 }
 
-/// Whether libvirt says that a QEMU ended by itself, and badly.
+/// Whether libvirt reports that QEMU crashed.
 fn is_crash(reason: &DomainStateReasonEnum) -> bool {
     let known = |reason: &DomainShutoffReasonEnum| {
         matches!(

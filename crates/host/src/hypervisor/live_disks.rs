@@ -1,4 +1,4 @@
-//! Disks of a machine that are copied elsewhere while it runs, and then used from there.
+//! Copies of the disks of running machines, and the switch to the copy.
 
 use std::num::NonZeroU64;
 
@@ -6,36 +6,36 @@ use crate::hypervisor::domain_xml::DiskPlace;
 use crate::hypervisor::error::Result;
 use crate::hypervisor::traits::HypervisorMut;
 
-/// A hypervisor that copies disks of machines that run.
+/// A hypervisor that copies disks of running machines.
 ///
-/// Machines are named by their name or UUID, disks by what they are to the machine: "vda".
+/// Machines are given by name or UUID, disks by target: "vda".
 pub trait LiveDisks: HypervisorMut {
     /// Whether a machine runs, and if not, why.
-    fn life(&self, machine: &str) -> Result<ExecutionState>;
+    fn execution_state(&self, machine: &str) -> Result<ExecutionState>;
 
-    /// Resumes a paused machine, whether it was paused by an error of a disk or for another reason.
-    fn run_on(&self, machine: &str) -> Result<()>;
+    /// Resumes a paused machine, whatever the reason of the pause.
+    fn unpause(&self, machine: &str) -> Result<()>;
 
-    /// Begins to copy a disk to what is there already at `to`, and large enough, with at most `rate` bytes each second from the first
-    /// one on. What is written meanwhile is copied as well. The job belongs to the hypervisor: it goes on without us.
+    /// Starts to copy a disk to an existing image at `to` that is large enough, limited to `rate` bytes per second from
+    /// the start. New writes are copied as well. The job belongs to the hypervisor, and continues without this process.
     fn begin_copy(&self, machine: &str, disk: &str, to: &DiskPlace, rate: NonZeroU64) -> Result<()>;
 
-    /// Changes the rate of a copy that is under way.
+    /// Changes the rate of a running copy.
     fn set_copy_rate(&self, machine: &str, disk: &str, rate: NonZeroU64) -> Result<()>;
 
-    /// How far the copy of a disk is; none where none is under way: it was not begun, has failed, or is finished.
+    /// The progress of a copy; none if no copy runs: it was not started, has failed, or is finished.
     ///
     /// # Errors
-    /// Another client copies it, or works on it in another way: [`Error::Busy`](crate::Error::Busy).
+    /// Another client has a job on the disk: [`Error::Busy`](crate::Error::Busy).
     fn copy(&self, machine: &str, disk: &str, to: &DiskPlace) -> Result<Option<CopyState>>;
 
-    /// Has the machine use the copy of a disk instead of the disk, now and when it starts again.
+    /// Switches the machine to the copy of a disk, now and for later starts.
     ///
     /// # Errors
-    /// Nothing has changed then, as where the copy is not complete.
+    /// Nothing was changed, for example because the copy is not complete.
     fn finish_copy(&self, machine: &str, disk: &str) -> Result<()>;
 
-    /// The user and the group as whom its machines run, where it is not its own.
+    /// The user and group that its machines run as, if not the hypervisor's own.
     fn user_of_machines(&self) -> Result<Option<(u32, u32)>>;
 }
 
@@ -44,21 +44,21 @@ pub trait LiveDisks: HypervisorMut {
 pub enum ExecutionState {
     /// Its processors run.
     Running,
-    /// It is paused because a disk could not be read or written.
+    /// It is paused because of an I/O error of a disk.
     StoppedByDisk,
     /// It is paused for another reason.
     Paused,
-    /// It is switched off.
+    /// It is shut off.
     ShutOff,
 }
 
-/// How far the copy of a disk is.
+/// The progress of a copy of a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CopyState {
-    /// Bytes done.
+    /// Bytes copied.
     pub done_bytes: u64,
-    /// Bytes to do, which may become more while the machine writes.
+    /// Bytes to copy in total; grows while the machine writes.
     pub total_bytes: u64,
-    /// Whether the copy is what the disk is.
+    /// Whether the copy equals the disk.
     pub is_complete: bool,
 }

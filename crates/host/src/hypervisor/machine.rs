@@ -1,20 +1,20 @@
-//! What a machine is: its state, its disks, and what else belongs to it.
+//! Descriptions of machines: state, disks, and other parts.
 
 use std::fmt;
 use std::path::PathBuf;
 
 use crate::hypervisor::tpm::Tpm;
 
-/// What a machine is doing.
+/// The state of a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MachineState {
     /// Its processors run.
     Running,
-    /// It is paused, and its memory is there.
+    /// It is paused, and its memory exists.
     Paused,
-    /// It is switched off.
+    /// It is shut off.
     ShutOff,
-    /// It has crashed, is asleep, or on its way from one state to another.
+    /// It has crashed, is suspended, or changes from one state to another.
     Between,
 }
 
@@ -36,20 +36,20 @@ pub struct MachineSummary {
     pub name: String,
     /// Its UUID, as text.
     pub uuid: String,
-    /// What it is doing.
+    /// Its state.
     pub state: MachineState,
 }
 
-/// Everything about a machine that matters for its disks.
+/// The properties of a machine that matter for a backup of its disks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Description {
     /// Its name, UUID and state.
     pub summary: MachineSummary,
     /// Its disks, in the order of its configuration.
     pub disks: Vec<MachineDisk>,
-    /// The file with the firmware's variables, where it has one.
+    /// The file with the firmware's variables, if it has one.
     pub nvram: Option<PathBuf>,
-    /// Its TPM, where it has an emulated one.
+    /// Its emulated TPM, if it has one.
     pub tpm: Option<Tpm>,
     /// Whether it has a channel for the QEMU guest agent. The guest need not run the agent.
     pub has_agent_channel: bool,
@@ -60,11 +60,11 @@ pub struct Description {
 /// The settings about backups in a machine's own configuration.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct BackupMark {
-    /// The machine is to be left out where all are backed up.
+    /// The machine is excluded from backups of all machines.
     pub is_left_out: bool,
-    /// Disks that are to be left out, by target.
+    /// Excluded disks, by target.
     pub left_out_disks: Vec<String>,
-    /// Words by which several machines are chosen at once.
+    /// Tags by which machines are selected.
     pub tags: Vec<String>,
 }
 
@@ -73,7 +73,7 @@ pub struct BackupMark {
 pub struct MachineDisk {
     /// Its name in the machine: "vda".
     pub target: String,
-    /// What it is to the machine.
+    /// The kind of device.
     pub kind: DiskKind,
     /// Where its bytes are.
     pub source: DiskSource,
@@ -83,16 +83,16 @@ pub struct MachineDisk {
     pub is_read_only: bool,
     /// Whether other machines may have it open at the same time.
     pub is_shared: bool,
-    /// What QEMU calls the device while the machine runs: its id, "virtio-disk0", or its whole path.
+    /// QEMU's name of the device while the machine runs: its id, "virtio-disk0", or its QOM path.
     pub alias: Option<String>,
 }
 
-/// What a disk is to its machine.
+/// The kind of device that a disk is to its machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DiskKind {
     /// A disk.
     Disk,
-    /// A disk of the host that takes SCSI commands.
+    /// A disk of the host that the guest sends SCSI commands to.
     Lun,
     /// A CD or DVD.
     Cdrom,
@@ -107,39 +107,39 @@ pub enum DiskSource {
     File(PathBuf),
     /// On a block device.
     Device(PathBuf),
-    /// Elsewhere, as described by the text.
+    /// Elsewhere, as the text describes.
     Other(String),
     /// Nowhere: the drive is empty.
     Empty,
 }
 
-/// What is done with a disk when its machine is backed up.
+/// Whether a disk is backed up.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Decision {
     /// It is backed up.
     Take,
-    /// It is not, and this is why.
+    /// It is not, for this reason.
     Leave(String),
 }
 
-/// Which disks of a machine a person wants.
+/// The user's selection of disks.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct DiskChoice {
-    /// Only these, by target; all where none is named.
+    /// Only these, by target; all if empty.
     pub include: Vec<String>,
-    /// Not these.
+    /// Excluded disks, by target.
     pub exclude: Vec<String>,
 }
 
 impl Description {
-    /// What is done with each disk, in their order, and why.
+    /// The decision for each disk, in order.
     ///
-    /// A disk that is named is included, unless it cannot be read.
+    /// A disk that is included by name is backed up, unless it cannot be read.
     pub fn decide(&self, choice: &DiskChoice) -> Vec<Decision> {
         self.disks.iter().map(|disk| self.decide_one(disk, choice)).collect()
     }
 
-    /// Names of the choice that no disk has.
+    /// Names in the selection that match no disk.
     pub fn unknown<'a>(&self, choice: &'a DiskChoice) -> Vec<&'a str> {
         let named = choice.include.iter().chain(&choice.exclude).map(String::as_str);
         named
@@ -160,22 +160,22 @@ impl Description {
             return Decision::Take;
         }
         if !choice.include.is_empty() {
-            return leave("others are included");
+            return leave("it is not among the included disks");
         }
         if is_in(&self.mark.left_out_disks) {
-            return leave("the machine's own configuration leaves it out");
+            return leave("the machine's configuration excludes it");
         }
         match disk.kind {
             DiskKind::Cdrom => return leave("it is a CD, which does not change"),
             DiskKind::Floppy => return leave("it is a floppy disk"),
-            DiskKind::Lun => return leave("its machine speaks SCSI to it, past the hypervisor"),
+            DiskKind::Lun => return leave("its machine sends SCSI commands to it directly, without the hypervisor"),
             DiskKind::Disk => {}
         }
         if disk.is_shared {
-            return leave("other machines write to it too, so it has no instant of this machine");
+            return leave("other machines can write to it, so it has no point in time of this machine");
         }
         if disk.is_read_only {
-            return leave("the machine cannot write it");
+            return leave("it is read-only");
         }
         Decision::Take
     }
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_wish_what_belongs_to_the_machine_is_taken() {
+    fn by_default_the_disks_of_the_machine_are_backed_up() {
         assert_eq!(taken(&DiskChoice::default()), ["vda"]);
         assert!(
             machine()
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn who_names_a_disk_gets_it_unless_there_is_nothing() {
+    fn a_disk_included_by_name_is_backed_up_unless_it_is_empty() {
         let include = |names: &[&str]| DiskChoice {
             include: names.iter().map(|name| (*name).to_owned()).collect(),
             exclude: vec!["vdc".to_owned()],

@@ -1,49 +1,49 @@
-//! Disks on overlays, and the way back: what is in an overlay goes into the image below, while the machine runs.
+//! Overlays of disks, and their commit into the image below while the machine runs.
 
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
 use crate::hypervisor::error::Result;
 
-/// A hypervisor that keeps track of what its machines' disks are based on, and has to be the one who changes that.
+/// A hypervisor that tracks the backing chains of its machines' disks, and must make changes to them itself.
 ///
-/// Machines are named by their name or UUID, disks by their target.
+/// Machines are given by name or UUID, disks by target.
 pub trait Overlays: Send + Sync {
-    /// The overlays that belong to snapshots of the hypervisor itself.
+    /// The overlays that belong to snapshots of the hypervisor.
     fn snapshot_files(&self, machine: &str) -> Result<Vec<PathBuf>>;
 
-    /// Puts each disk that is named on a new overlay, all at one instant; what they were on is not written any more. Nobody but
-    /// the machine's configuration knows of it. `others` are the machine's disks that stay as they are.
+    /// Puts each named disk on a new overlay, all at one instant; the image below is not written any more. The overlays
+    /// are known only from the machine's configuration. `others` are the disks of the machine that stay as they are.
     fn begin_overlays(&self, machine: &str, overlays: &[(String, PathBuf)], others: &[String]) -> Result<()>;
 
-    /// Begins to bring everything above `base` down into it, at most so many bytes each second; the machine runs on, and writes
-    /// go to both.
+    /// Starts to commit everything above `base` into it, limited to `rate` bytes per second. The machine keeps running,
+    /// and its writes go to both.
     fn begin_commit(&self, machine: &str, disk: &str, base: &Path, rate: Option<NonZeroU64>) -> Result<()>;
 
-    /// Lets a commit go on as fast as it can.
-    fn hurry_commit(&self, machine: &str, disk: &str) -> Result<()>;
+    /// Removes the rate limit of a commit.
+    fn unthrottle_commit(&self, machine: &str, disk: &str) -> Result<()>;
 
-    /// How far the commit of a disk is; none where there is none.
+    /// The progress of the commit of a disk; none if no commit runs.
     fn commit_progress(&self, machine: &str, disk: &str) -> Result<Option<CommitProgress>>;
 
-    /// Puts the machine onto the base, which holds everything by now.
+    /// Switches the machine to the base, after a complete commit.
     fn pivot(&self, machine: &str, disk: &str) -> Result<()>;
 
-    /// Ends a commit without result: the machine stays on its overlay.
+    /// Cancels a commit: the machine stays on its overlay.
     fn abandon_commit(&self, machine: &str, disk: &str) -> Result<()>;
 }
 
-/// How far a commit is.
+/// The progress of a commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CommitProgress {
-    /// Bytes that are done.
+    /// Bytes committed.
     pub done_bytes: u64,
-    /// Bytes that are to be done, which become more as the machine writes.
+    /// Bytes to commit in total; grows while the machine writes.
     pub total_bytes: u64,
 }
 
 impl CommitProgress {
-    /// Whether the base holds everything, so that the machine can go over.
+    /// Whether the base has everything, so that the machine can switch to it.
     pub fn is_complete(self) -> bool {
         self.total_bytes > 0 && self.done_bytes == self.total_bytes
     }

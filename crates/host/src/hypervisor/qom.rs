@@ -1,10 +1,9 @@
-//! QEMU's object model, as its monitor shows it.
+//! QEMU's object model, through its monitor.
 
 use serde_json::{Value, json};
 
 use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand};
 
-/// The name of the guest agent's port.
 const AGENT_PORT: &str = "org.qemu.guest_agent.0";
 
 pub(crate) fn text(value: &Value, key: &str) -> Option<String> {

@@ -1,8 +1,8 @@
 //! A running swtpm: its command line names its socket and the path of its state.
 //!
-//! It is not spoken to: its socket serves one client, which is QEMU. A command line is no proof, since anybody can start a program with
-//! any words. So a process counts only if the kernel says that it runs a program called swtpm and holds the socket, and its state is opened
-//! with the rights of its user.
+//! Its control socket is not used: it serves one client, which is QEMU. A command line is no proof, since any user can
+//! start a program with any arguments. So a process counts only if the kernel reports that it runs a program called
+//! swtpm and holds the socket, and its state is opened with the rights of its user.
 
 use std::path::{Path, PathBuf};
 
@@ -12,11 +12,10 @@ use crate::hypervisor::tpm::{TpmPlace, TpmStore, TpmVersion};
 use crate::system::processes::{Process, bound_sockets};
 use crate::system::rights::Rights;
 
-/// An swtpm.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Swtpm {
     version: TpmVersion,
-    /// The socket through which QEMU tells it what to do.
+    /// The control socket, which QEMU uses.
     control: Option<PathBuf>,
     store: TpmStore,
     path: PathBuf,
@@ -24,14 +23,14 @@ struct Swtpm {
 
 /// The TPM whose swtpm listens at a socket.
 pub(crate) fn at_socket(socket: &Path) -> Option<(TpmVersion, TpmPlace)> {
-    found(|swtpm, _| swtpm.control.as_deref() == Some(socket))
+    find_only(|swtpm, _| swtpm.control.as_deref() == Some(socket))
 }
 
 #[cfg(feature = "libvirt")]
-/// The TPM of libvirt's machine of this UUID, wherever libvirt has its state. The libvirt of a user starts swtpm as that user; the one of the
-/// system has the sockets in a folder where only root can make one.
+/// The TPM of the libvirt machine with this UUID. A session daemon starts swtpm as its user; the system daemon has the
+/// sockets in a folder that only root can write.
 pub(crate) fn of_machine(uuid: &str, libvirt: &Rights) -> Option<(TpmVersion, TpmPlace)> {
-    found(|swtpm, rights| {
+    find_only(|swtpm, rights| {
         let is_of_system = swtpm
             .control
             .as_ref()
@@ -41,54 +40,55 @@ pub(crate) fn of_machine(uuid: &str, libvirt: &Rights) -> Option<(TpmVersion, Tp
 }
 
 #[cfg(feature = "libvirt")]
-/// Where the libvirt of the system has its sockets.
+/// The folders of the system daemon's sockets.
 const SYSTEM_SOCKETS: [&str; 2] = ["/run/libvirt", "/var/run/libvirt"];
 
 #[cfg(any(feature = "libvirt", test))]
-/// libvirt calls a folder by the machine's UUID, and the one in it by the TPM's version.
+/// libvirt names a folder by the machine's UUID, and the folder inside by the TPM's version.
 fn is_of_machine(swtpm: &Swtpm, uuid: &str) -> bool {
     let above = swtpm.path.parent().and_then(Path::file_name);
     let is_called_so = above.and_then(|name| name.to_str()).is_some_and(|name| name == uuid);
     swtpm.store == TpmStore::Folder && is_called_so && swtpm.path.ends_with(swtpm.version.folder())
 }
 
-/// The only matching swtpm. None if there are several: one of them is a leftover, and it is unknown which.
-fn found(is_meant: impl Fn(&Swtpm, &Rights) -> bool) -> Option<(TpmVersion, TpmPlace)> {
+/// The only matching swtpm. None if there are several: all but one are leftovers, and it is unknown which.
+fn find_only(is_wanted: impl Fn(&Swtpm, &Rights) -> bool) -> Option<(TpmVersion, TpmPlace)> {
     let bound = bound_sockets();
     let all = Process::all().filter_map(|process| {
-        let told = parse(&process.command_line()?)?;
-        let swtpm = resolved(told.clone(), &process);
+        let reported = parse(&process.command_line()?)?;
+        let swtpm = resolved(reported.clone(), &process);
         let user = process.identity()?;
         let is_own = user.user == geteuid().as_raw() && user.user != 0;
         let rights = Rights::of(user);
-        let is_it = is_meant(&swtpm, &rights) && is_running(&process, &told, &bound).unwrap_or(is_own);
-        is_it.then_some((swtpm, rights, process))
+        let is_match = is_wanted(&swtpm, &rights) && is_running(&process, &reported, &bound).unwrap_or(is_own);
+        is_match.then_some((swtpm, rights, process))
     });
     let (inside, outside): (Vec<_>, Vec<_>) = all.partition(|(.., process)| !process.sees_other_files());
-    // Who has another root can bind any name there.
+    // A process with another root directory can bind any name there.
     let Some((swtpm, rights, _)) = inside.first() else {
         let (swtpm, ..) = outside.first()?;
-        let why = "its swtpm runs in a container, with files of its own".to_owned();
+        let why = "its swtpm runs in a container with another file system".to_owned();
         return Some((swtpm.version, TpmPlace::Unknown(why)));
     };
     let is_other = |(other, whose, _): &(Swtpm, Rights, Process)| other != swtpm || whose != rights;
     let place = if inside.iter().any(is_other) {
-        TpmPlace::Unknown("there are several swtpm that could be its".to_owned())
+        TpmPlace::Unknown("several swtpm processes could be its own".to_owned())
     } else {
         TpmPlace::of(swtpm.store, &swtpm.path, Some(swtpm.version)).with_rights(rights.clone())
     };
     Some((swtpm.version, place))
 }
 
-/// Whether a process runs a program called swtpm and holds the socket that its command line names; none where we may not see that.
-fn is_running(process: &Process, told: &Swtpm, bound: &[(PathBuf, u64)]) -> Option<bool> {
+/// Whether a process runs a program called swtpm and holds the socket that its command line names; none if we may not
+/// see that.
+fn is_running(process: &Process, reported: &Swtpm, bound: &[(PathBuf, u64)]) -> Option<bool> {
     let program = process.program()?;
     let name = program.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    // The kernel says so of a program whose file was replaced by an update.
+    // The kernel appends this when an update replaced the program's file.
     if name.strip_suffix(" (deleted)").unwrap_or(name) != "swtpm" {
         return Some(false);
     }
-    let Some(control) = &told.control else {
+    let Some(control) = &reported.control else {
         return Some(true);
     };
     let its = bound.iter().filter(|(path, _)| path == control);
@@ -103,13 +103,13 @@ fn resolved(swtpm: Swtpm, process: &Process) -> Swtpm {
     }
 }
 
-/// What a command line says; none where it is that of another program, or says it elsewhere.
-fn parse(words: &[String]) -> Option<Swtpm> {
-    let (program, words) = words.split_first()?;
+/// Parses a command line; none for another program, or if the arguments are not on the command line.
+fn parse(arguments: &[String]) -> Option<Swtpm> {
+    let (program, arguments) = arguments.split_first()?;
     if Path::new(program).file_name()? != "swtpm" {
         return None;
     }
-    let state = option(words, "--tpmstate")?;
+    let state = option(arguments, "--tpmstate")?;
     let (store, path) = match (value(state, "dir"), value(state, "backend-uri")) {
         (Some(folder), _) => (TpmStore::Folder, folder),
         (None, Some(uri)) => match (uri.strip_prefix("dir://"), uri.strip_prefix("file://")) {
@@ -119,12 +119,12 @@ fn parse(words: &[String]) -> Option<Swtpm> {
         (None, None) => return None,
     };
     Some(Swtpm {
-        version: if words.iter().any(|word| word == "--tpm2") {
+        version: if arguments.iter().any(|word| word == "--tpm2") {
             TpmVersion::V2
         } else {
             TpmVersion::V1
         },
-        control: option(words, "--ctrl")
+        control: option(arguments, "--ctrl")
             .and_then(|control| value(control, "path"))
             .map(Into::into),
         store,
@@ -132,9 +132,9 @@ fn parse(words: &[String]) -> Option<Swtpm> {
     })
 }
 
-/// The value of an option: the next word, or what follows its `=`.
-fn option<'w>(words: &'w [String], name: &str) -> Option<&'w str> {
-    let mut after = words.iter().skip_while(|word| {
+/// The value of an option: the next argument, or the text after `=`.
+fn option<'w>(arguments: &'w [String], name: &str) -> Option<&'w str> {
+    let mut after = arguments.iter().skip_while(|word| {
         let rest = word.strip_prefix(name);
         !rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('='))
     });
@@ -145,7 +145,7 @@ fn option<'w>(words: &'w [String], name: &str) -> Option<&'w str> {
     }
 }
 
-/// One of the parts of a value: "path" of "type=unixio,path=/run/a,mode=0600".
+/// The value of a key: "path" of "type=unixio,path=/run/a,mode=0600".
 fn value<'w>(text: &'w str, name: &str) -> Option<&'w str> {
     let mut parts = text.split(',').filter_map(|part| part.split_once('='));
     parts.find(|(key, _)| *key == name).map(|(_, value)| value)
@@ -160,9 +160,9 @@ mod tests {
         parse(&line.split(' ').map(str::to_owned).collect::<Vec<_>>())
     }
 
-    /// As libvirt 9.0 starts it, as later versions do, and as people do.
+    /// As libvirt 9.0 starts it, as later versions do, and by hand.
     #[test]
-    fn a_command_line_tells_whose_it_is_and_where_its_state_is() {
+    fn machine_and_state_are_read_from_the_command_line() {
         let folder = "/var/lib/libvirt/swtpm/7219d2ac-133f-465f-897f-011cd0b714f1/tpm2";
         let of_libvirt = Swtpm {
             version: TpmVersion::V2,

@@ -1,10 +1,11 @@
-//! Emulated TPMs: where swtpm keeps their state, and in which file.
+//! Emulated TPMs: the place of swtpm's state.
 //!
-//! swtpm has up to three kinds of state. Only the permanent one is of a machine that is switched off: keys, counters and everything
-//! else that the guest put into the TPM's memory, also what `TPM2_Shutdown` leaves for the next start. It is one file, which swtpm
-//! replaces as a whole (a file of another name, then a rename) before it answers the command that changed it. The other two belong to a
-//! machine that is on (`volatilestate`), or asleep with a TPM 1.2 (`savestate`): QEMU has swtpm forget the first when a machine starts, a
-//! TPM that is started anew forgets the second, and both are in QEMU's own stream of a machine's memory. `.lock` is only locked.
+//! swtpm has up to three kinds of state. A machine that is shut off has only the permanent state: keys, counters and
+//! everything else that the guest stored in the TPM, including what `TPM2_Shutdown` writes for the next start. It is
+//! one file. swtpm replaces it atomically (it writes a new file, then renames it) before it answers the command that
+//! changed it. The other two exist for a machine that runs (`volatilestate`), or is suspended with a TPM 1.2
+//! (`savestate`): QEMU makes swtpm discard the first when a machine starts, a restarted TPM discards the second, and
+//! both are in QEMU's own stream of a machine's memory. `.lock` is only a lock file.
 //!
 //! Source: swtpm 0.7.1 and 0.10, `src/swtpm/swtpm_nvstore*.c`; libvirt 9.0, `src/qemu/qemu_tpm.c`.
 
@@ -16,13 +17,13 @@ use crate::system::rights::Rights;
 /// An emulated TPM of a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tpm {
-    /// Which one it is, where that is known.
+    /// Its version, if known.
     pub version: Option<TpmVersion>,
     /// Where its state is.
     pub place: TpmPlace,
 }
 
-/// Which specification a TPM follows.
+/// The version of the TPM specification.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TpmVersion {
     /// 1.2
@@ -34,9 +35,9 @@ pub enum TpmVersion {
 /// Where the state of a TPM is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TpmPlace {
-    /// In a file of this host, which need not be there yet: swtpm makes it when the machine starts.
+    /// In a file of this host. It may not exist yet: swtpm creates it when the machine starts.
     At(TpmFile),
-    /// Unknown, for the reason in the text.
+    /// Unknown, with the reason.
     Unknown(String),
 }
 
@@ -45,23 +46,23 @@ pub enum TpmPlace {
 pub struct TpmFile {
     /// The file.
     pub path: PathBuf,
-    /// How swtpm keeps it.
+    /// The storage layout.
     pub store: TpmStore,
-    /// The rights of the swtpm that has named it; the machine's where its configuration did.
+    /// The rights of the swtpm that reported the path, or of the machine if it is configured.
     pub rights: Rights,
 }
 
-/// How swtpm keeps the state of a TPM.
+/// How swtpm stores the state of a TPM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TpmStore {
-    /// In a folder of the machine's own: a file for each kind of state.
+    /// In a folder of the machine, with a file for each kind of state.
     Folder,
-    /// All kinds in a single file, which is changed in place.
+    /// All kinds in a single file, which is modified in place.
     Single,
 }
 
 impl TpmVersion {
-    /// From its number in a configuration.
+    /// Parses the version number of a configuration.
     pub fn from_number(number: &str) -> Option<Self> {
         match number {
             "1.2" => Some(Self::V1),
@@ -70,7 +71,7 @@ impl TpmVersion {
         }
     }
 
-    /// Its number.
+    /// The version number.
     pub fn number(self) -> &'static str {
         match self {
             Self::V1 => "1.2",
@@ -78,7 +79,7 @@ impl TpmVersion {
         }
     }
 
-    /// What libvirt calls the folder of such a state, below one that is called like the machine's UUID.
+    /// The name of libvirt's folder for this state, inside the folder that is named by the machine's UUID.
     #[cfg(any(feature = "libvirt", test))]
     pub(crate) fn folder(self) -> &'static str {
         match self {
@@ -87,7 +88,7 @@ impl TpmVersion {
         }
     }
 
-    /// What swtpm calls the file of the permanent state in its folder.
+    /// The file name of the permanent state in its folder.
     fn file(self) -> &'static str {
         match self {
             Self::V1 => "tpm-00.permall",
@@ -103,7 +104,7 @@ impl fmt::Display for TpmVersion {
 }
 
 impl TpmStore {
-    /// A word for notes of snapshots.
+    /// A keyword for notes of snapshots.
     pub fn word(self) -> &'static str {
         match self {
             Self::Folder => "folder",
@@ -113,12 +114,12 @@ impl TpmStore {
 }
 
 impl TpmPlace {
-    /// The state of a TPM that is kept at `path` so.
+    /// The place of a state that is stored at `path`.
     pub(crate) fn of(store: TpmStore, path: &Path, version: Option<TpmVersion>) -> Self {
         let path = match (store, version) {
             (TpmStore::Single, _) => path.to_owned(),
             (TpmStore::Folder, Some(version)) => path.join(version.file()),
-            (TpmStore::Folder, None) => return Self::Unknown("nothing says which version it is of".to_owned()),
+            (TpmStore::Folder, None) => return Self::Unknown("its version is unknown".to_owned()),
         };
         Self::At(TpmFile {
             path,
@@ -127,7 +128,7 @@ impl TpmPlace {
         })
     }
 
-    /// The same, named by a program with these rights.
+    /// Sets the rights of the program that reported the path.
     pub(crate) fn with_rights(self, rights: Rights) -> Self {
         match self {
             Self::At(file) => Self::At(TpmFile { rights, ..file }),
@@ -135,7 +136,7 @@ impl TpmPlace {
         }
     }
 
-    /// The file, where it is known.
+    /// The file, if known.
     pub fn file(&self) -> Option<&TpmFile> {
         match self {
             Self::At(file) => Some(file),
@@ -145,8 +146,8 @@ impl TpmPlace {
 }
 
 impl TpmFile {
-    /// What swtpm locks as long as it runs (`fcntl`, the whole file, for writing); none for a single file, which only later
-    /// versions lock, and only when told to.
+    /// The file that swtpm locks while it runs (`fcntl`, the whole file, for writing). None for a single file: only
+    /// later versions lock it, and only if an option asks for it.
     pub fn lock(&self) -> Option<PathBuf> {
         match self.store {
             TpmStore::Folder => Some(self.path.with_file_name(".lock")),

@@ -1,4 +1,4 @@
-//! What every hypervisor can be asked.
+//! The interfaces of all hypervisors and machines.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -13,12 +13,12 @@ use crate::hypervisor::tpm::TpmPlace;
 use crate::qemu::qmp::Monitor;
 use crate::system::rights::Rights;
 
-/// A hypervisor, and the way to it.
+/// A connection to a hypervisor.
 pub trait Hypervisor: Send + Sync {
-    /// Where it is and what, for people: "libvirt at qemu:///system".
+    /// Its kind and address, for users: "libvirt at qemu:///system".
     fn title(&self) -> &str;
 
-    /// Whose rights decide which files its machines may name: those of the user it runs as.
+    /// The rights for opening files that its machines name: those of the user it runs as.
     fn rights(&self) -> Rights {
         Rights::Own
     }
@@ -26,26 +26,26 @@ pub trait Hypervisor: Send + Sync {
     /// Its machines, by name.
     fn machines(&self) -> Result<Vec<MachineSummary>>;
 
-    /// The machine of this name, or of this UUID.
+    /// Finds a machine by name or UUID.
     fn machine(&self, name: &str) -> Result<Box<dyn Machine>>;
 }
 
-/// A hypervisor that machines can be brought to.
+/// A hypervisor on which machines can be created.
 ///
-/// Machines are named by their name or UUID.
+/// Machines are given by name or UUID.
 pub trait HypervisorMut: Hypervisor {
-    /// Whether the files that its machines use are files of this host.
+    /// Whether its machines use files of this host.
     fn is_of_this_host(&self) -> bool;
 
-    /// Whether it can have a machine of this configuration; nothing is changed. The answer is what would keep the machine from
-    /// starting as things are now, if anything would.
+    /// Checks whether it accepts a configuration; changes nothing. Returns what would currently prevent the machine
+    /// from starting, if anything.
     ///
     /// # Errors
-    /// It never can.
+    /// It can never accept the configuration.
     fn check(&self, configuration: &str) -> Result<Option<String>>;
 
-    /// What it lacks of what it is to have itself, networks and storage pools: each in words.
-    fn lacks(&self, _needs: &HostNeeds) -> Vec<String> {
+    /// The needed networks and storage pools that it lacks, each as a description.
+    fn missing_resources(&self, _needs: &HostNeeds) -> Vec<String> {
         Vec::new()
     }
 
@@ -54,66 +54,67 @@ pub trait HypervisorMut: Hypervisor {
         None
     }
 
-    /// What it keeps of earlier states of a machine.
+    /// The earlier states of a machine that it keeps.
     fn kept_states(&self, machine: &str) -> Result<KeptStates>;
 
-    /// Where a machine of this configuration has the state of its TPM while it is shut off; none where it has no emulated one.
+    /// The place of the TPM's state of a machine that is shut off; none if the configuration has no emulated TPM.
     fn tpm_place(&self, configuration: &str) -> Option<TpmPlace>;
 
-    /// Makes a machine of a configuration; one with this UUID gets the configuration.
+    /// Defines a machine. An existing machine with the same UUID gets the new configuration.
     fn define(&self, configuration: &str) -> Result<()>;
 
-    /// Forgets a machine that is shut off. Its files stay.
+    /// Removes the definition of a machine that is shut off. Its files stay.
     fn undefine(&self, machine: &str) -> Result<()>;
 
-    /// Switches a machine off, as by pulling the plug.
+    /// Stops a machine without a guest shutdown.
     fn power_off(&self, machine: &str) -> Result<()>;
 
     /// Starts a machine.
     fn start(&self, machine: &str) -> Result<()>;
 
-    /// Whether it wants the memory that a machine goes on from in a file, and reads no pipe.
+    /// Whether it needs the saved memory in a file, because it cannot read a pipe.
     fn wants_memory_in_file(&self) -> bool {
         false
     }
 
-    /// Lets a machine go on from its memory.
+    /// Starts a machine from its saved memory.
     ///
     /// # Errors
-    /// The machine is shut off then, as before.
+    /// The machine is shut off, as before.
     fn resume(&self, resumption: &Resumption<'_>) -> Result<()>;
 }
 
-/// The pipe with the memory of a machine that goes on, in the folder that is given for it.
+/// The name of the pipe with a machine's memory, in the folder for it.
 pub const MEMORY_PIPE: &str = "memory";
 
-/// What a machine goes on from.
+/// The saved state that a machine is started from.
 pub struct Resumption<'a> {
-    /// The machine's configuration as it was when its memory was taken, with places and names of today.
+    /// The configuration at the time of the save, with current paths and names.
     pub configuration: &'a str,
-    /// The whole configuration of the machine as it ran then, with every feature of its processor.
-    pub then: &'a str,
-    /// For waiting until the hypervisor reads.
+    /// The complete configuration of the running machine at the time of the save, with every CPU feature.
+    pub original_configuration: &'a str,
+    /// Clock for waiting until the hypervisor reads.
     pub clock: &'a dyn Clock,
     /// A folder for a pipe to the hypervisor.
     pub folder: &'a Path,
-    /// Where nothing is yet, for a file with the whole memory: for a hypervisor that cannot do with a pipe. Whoever asks deletes it.
+    /// A free path for a file with the whole memory, for a hypervisor that cannot read a pipe. The caller deletes the
+    /// file.
     pub file: &'a Path,
-    /// Writes the memory as QEMU takes it in.
+    /// Writes the memory in the format of QEMU.
     pub write: &'a (dyn Fn(&mut dyn Write) -> std::io::Result<()> + Sync),
 }
 
-/// Earlier states of a machine that its hypervisor can go back to, or counts from. They belong to its disks as they are: with
-/// other content in them they are wrong.
+/// Earlier states of a machine that its hypervisor can return to, or counts changes from. They depend on the current
+/// content of the disks, and are wrong for any other content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct KeptStates {
-    /// Snapshots of the hypervisor's own.
+    /// Snapshots of the hypervisor.
     pub snapshot_count: u32,
-    /// Checkpoints, from which changes are counted.
+    /// Checkpoints from which changes are tracked.
     pub checkpoint_count: u32,
-    /// Whether its memory was saved, to go on from there when it starts.
+    /// Whether its memory was saved, to continue from at the next start.
     pub has_saved_memory: bool,
-    /// Whether it is gone as soon as it does not run.
+    /// Whether its definition disappears when it stops.
     pub is_transient: bool,
 }
 
@@ -122,12 +123,12 @@ pub trait Machine: Send + Sync {
     /// Its name.
     fn name(&self) -> &str;
 
-    /// Whose rights decide which files it may name.
+    /// The rights for opening files that it names.
     fn rights(&self) -> Rights {
         Rights::Own
     }
 
-    /// What it is at this moment.
+    /// Its current description.
     fn describe(&self) -> Result<Description>;
 
     /// The size of a disk in the machine, in bytes, if known.
@@ -142,12 +143,12 @@ pub trait Machine: Send + Sync {
         }
     }
 
-    /// Its whole configuration as the hypervisor keeps it: names of files, and what is in them.
+    /// Its complete configuration as the hypervisor stores it: file names and contents.
     fn configuration(&self) -> Result<Vec<(String, Vec<u8>)>>;
 
-    /// The monitor of its QEMU, as long as it runs.
+    /// The monitor of its QEMU, while it runs.
     fn monitor(&self) -> &dyn Monitor;
 
-    /// Asks the guest agent; gives what it answers.
+    /// Sends a command to the guest agent, and returns the answer.
     fn ask_agent(&self, command: &str, deadline: std::time::Duration) -> Result<String>;
 }

@@ -1,11 +1,11 @@
-//! VirtualBox, by `VBoxManage`: which machines there are, what they are doing, and their snapshots.
+//! VirtualBox, by `VBoxManage`: machines, their states and their snapshots.
 //!
-//! Machines of VirtualBox belong to a user, whose `VBoxManage` knows them. What the machines consist of stands in their settings, which
-//! [`holdfast_hardware::virtualbox`] reads; here is only what files do not tell. What `VBoxManage` answers is text that the owners of machines
-//! choose parts of: names and descriptions have quotes and line ends in them. So nothing is believed that could be such a part (`answers.rs`).
+//! Machines of VirtualBox belong to a user, and the user's `VBoxManage` lists them. Their configuration is in settings
+//! files, which [`holdfast_hardware::virtualbox`] reads; this module has only what is not in files. Parts of the output
+//! of `VBoxManage` are chosen by the owners of machines: names and descriptions may contain quotes and line ends. So a
+//! line that could be such a part is not trusted (`answers.rs`).
 //!
-//! A program that is interrupted leaves `VBoxManage` alone until it has ended: a snapshot that is half deleted is worse than one that is
-//! there.
+//! An interrupted program lets a running `VBoxManage` finish: a half-deleted snapshot is worse than a leftover one.
 
 mod answers;
 #[cfg(feature = "hostile")]
@@ -22,36 +22,36 @@ use holdfast_block::Clock;
 
 use crate::hypervisor::error::{Error, Result};
 use crate::system::process::{Answer, LocalTools, ToolError, Tools};
-use answers::{Complaint, info_of, machines_of, snapshot_of};
+use answers::{ErrorMessage, info_of, machines_of, snapshot_of};
 pub use answers::{ListedMachine, MachineInfo, VirtualBoxState};
 
-/// What the program is called.
+/// The name of the program.
 pub const PROGRAM: &str = "VBoxManage";
-/// The environment variable with VirtualBox's folder of the user.
+/// The environment variable of the user's VirtualBox folder.
 pub const HOME_VARIABLE: &str = "VBOX_USER_HOME";
-/// How long a question may take: the first one starts a service.
-const QUESTION_TIME_OUT: Duration = Duration::from_secs(120);
-/// How long a snapshot may take: memory is written, or what was written since is brought down. Whoever stops waiting does not end it.
-const WORK_TIME_OUT: Duration = Duration::from_secs(24 * 3600);
+/// Timeout of a query. The first query starts a service.
+const SHORT_TIME_OUT: Duration = Duration::from_secs(120);
+/// Timeout of a snapshot, which writes memory or merges images. VirtualBox continues with it after the timeout.
+const LONG_TIME_OUT: Duration = Duration::from_secs(24 * 3600);
 
-/// The machine's processors while a snapshot is taken.
+/// What the machine's processors do while a snapshot is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SnapshotMode {
     /// They continue to run.
     Live,
-    /// They are paused. A machine that is paused or off stays so.
+    /// They are paused. A machine that is already paused or off stays so.
     Paused,
 }
 
 /// VirtualBox, by its `VBoxManage`.
 pub struct VBoxManage {
     program: String,
-    questions: Arc<dyn Tools>,
-    work: Arc<dyn Tools>,
+    short_calls: Arc<dyn Tools>,
+    long_calls: Arc<dyn Tools>,
 }
 
 impl VBoxManage {
-    /// The program at a path. `home` is where VirtualBox has what belongs to the user, where that is another folder than usual.
+    /// The program at a path. `home` is the user's VirtualBox folder, if it is not the default one.
     pub fn new(program: &Path, home: Option<&Path>, clock: &Arc<dyn Clock>) -> Self {
         let tools = |time_out| {
             let tools = LocalTools::new(Arc::clone(clock), time_out);
@@ -62,57 +62,57 @@ impl VBoxManage {
         };
         Self {
             program: program.display().to_string(),
-            questions: tools(QUESTION_TIME_OUT),
-            work: tools(WORK_TIME_OUT),
+            short_calls: tools(SHORT_TIME_OUT),
+            long_calls: tools(LONG_TIME_OUT),
         }
     }
 
-    /// The same, by other means of asking.
+    /// The same with other tools, for tests.
     pub fn with_tools(program: &str, tools: &Arc<dyn Tools>) -> Self {
         Self {
             program: program.to_owned(),
-            questions: Arc::clone(tools),
-            work: Arc::clone(tools),
+            short_calls: Arc::clone(tools),
+            long_calls: Arc::clone(tools),
         }
     }
 
-    /// The program that is asked.
+    /// The path of the program.
     pub fn program(&self) -> &str {
         &self.program
     }
 
-    /// The version of VirtualBox, as it says it: `7.0.26r168464`. It may have warnings before it.
+    /// The version of VirtualBox, such as `7.0.26r168464`. Warnings before it are skipped.
     pub fn version(&self) -> Result<String> {
-        let answer = self.ask(&*self.questions, "", "ask for the version of", &["--version"])?;
+        let answer = self.ask(&*self.short_calls, "", "query the version of", &["--version"])?;
         Ok(answer.output.lines().last().unwrap_or_default().trim().to_owned())
     }
 
     /// The user's machines.
     pub fn machines(&self) -> Result<Vec<ListedMachine>> {
-        let answer = self.ask(&*self.questions, "", "list", &["list", "vms"])?;
+        let answer = self.ask(&*self.short_calls, "", "list", &["list", "vms"])?;
         machines_of(&answer.output).map_err(|detail| Error::Configuration {
             machine: PROGRAM.to_owned(),
             detail,
         })
     }
 
-    /// A machine, by its UUID or its name.
+    /// A machine, by UUID or name.
     ///
     /// # Errors
-    /// There is none; or what is said of it could be something else.
+    /// There is no such machine, or the answer is ambiguous.
     pub fn info(&self, machine: &str) -> Result<MachineInfo> {
         let arguments = ["showvminfo", machine, "--machinereadable"];
-        let answer = self.ask(&*self.questions, machine, "describe", &arguments)?;
+        let answer = self.ask(&*self.short_calls, machine, "describe", &arguments)?;
         info_of(&answer.output).map_err(|detail| Error::Configuration {
             machine: machine.to_owned(),
             detail,
         })
     }
 
-    /// Takes a snapshot of a machine; its UUID.
+    /// Takes a snapshot of a machine, and returns its UUID.
     ///
     /// # Errors
-    /// There may be one all the same, of that name.
+    /// A snapshot of that name may exist all the same.
     pub fn take_snapshot(
         &self,
         machine: &str,
@@ -123,30 +123,30 @@ impl VBoxManage {
         if mode == SnapshotMode::Live {
             arguments.push("--live");
         }
-        let answer = self.ask(&*self.work, machine, "take a snapshot of", &arguments)?;
+        let answer = self.ask(&*self.long_calls, machine, "take a snapshot of", &arguments)?;
         snapshot_of(&answer.output).ok_or_else(|| Error::Configuration {
             machine: machine.to_owned(),
-            detail: "VBoxManage does not say which snapshot it has taken".to_owned(),
+            detail: "VBoxManage does not print the UUID of the new snapshot".to_owned(),
         })
     }
 
-    /// Deletes a snapshot, by its UUID: what was written since is brought down into the image that was kept.
+    /// Deletes a snapshot by UUID: VirtualBox merges the later writes into the image below.
     pub fn delete_snapshot(&self, machine: &str, snapshot: &str) -> Result<()> {
         let arguments = ["snapshot", machine, "delete", snapshot];
         let action = "delete a snapshot of";
-        self.ask(&*self.work, machine, action, &arguments).map(drop)
+        self.ask(&*self.long_calls, machine, action, &arguments).map(drop)
     }
 
-    /// Adds a machine to those of the user, by the file with its settings.
+    /// Adds a machine to the user's list, by its settings file.
     pub fn register(&self, settings: &Path) -> Result<()> {
         let path = settings.display().to_string();
-        self.ask(&*self.questions, &path, "register", &["registervm", &path])
+        self.ask(&*self.short_calls, &path, "register", &["registervm", &path])
             .map(drop)
     }
 
-    /// Takes a machine from those of the user. Its files stay.
+    /// Removes a machine from the user's list. Its files stay.
     pub fn unregister(&self, machine: &str) -> Result<()> {
-        self.ask(&*self.questions, machine, "unregister", &["unregistervm", machine])
+        self.ask(&*self.short_calls, machine, "unregister", &["unregistervm", machine])
             .map(drop)
     }
 
@@ -154,26 +154,26 @@ impl VBoxManage {
         let answer = tools
             .ask(&self.program, arguments)
             .map_err(|error| self.silent(error))?;
-        if answer.is_well {
+        if answer.is_success {
             return Ok(answer);
         }
-        let complaint = Complaint::of(&answer.complaint);
+        let stderr = ErrorMessage::of(&answer.stderr);
         let machine = machine.to_owned();
-        Err(if complaint.is_not_found() && action == "describe" {
+        Err(if stderr.is_not_found() && action == "describe" {
             Error::NoSuchMachine {
                 hypervisor: "VirtualBox".to_owned(),
                 name: machine,
             }
-        } else if complaint.is_busy() {
+        } else if stderr.is_busy() {
             Error::Busy {
                 machine,
-                holder: complaint.message,
+                holder: stderr.message,
             }
         } else {
             Error::Refused {
                 action,
                 machine,
-                reason: complaint.message,
+                reason: stderr.message,
             }
         })
     }
@@ -186,14 +186,14 @@ impl VBoxManage {
     }
 }
 
-/// Where VirtualBox has what belongs to the user: the folder that the user says, or the first of the usual ones that is there.
+/// The user's VirtualBox folder: the configured one, or the first existing default.
 ///
-/// `configurations` is the user's folder for configurations, `home` the user's own.
-pub fn home_folder(said: Option<&Path>, home: Option<&Path>, configurations: Option<&Path>) -> Option<PathBuf> {
-    if let Some(said) = said {
-        return Some(said.to_owned());
+/// `configurations` is the user's configuration folder, `home` the home folder.
+pub fn home_folder(configured: Option<&Path>, home: Option<&Path>, configurations: Option<&Path>) -> Option<PathBuf> {
+    if let Some(configured) = configured {
+        return Some(configured.to_owned());
     }
-    // Versions before 4.3 had it there; where that folder is, later ones use it too.
+    // Versions before 4.3 used this folder, and later ones still do if it exists.
     let old = home
         .map(|home| home.join(".VirtualBox"))
         .filter(|folder| folder.is_dir());

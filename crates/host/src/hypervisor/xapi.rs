@@ -3,9 +3,10 @@
 //! Sources: the XenAPI reference and its note on the wire protocol; for the handlers of HTTP `export_raw_vdi.ml`, `import_raw_vdi.ml` and
 //! `importexport.ml` of xen-api.
 //!
-//! - [`Pool`] logs in at the master and asks it ([`call`](Pool::call)); sessions that expire are begun anew.
-//! - Long operations are [`Task`]s, and only the task reports success: the status of HTTP comes before the transfer.
-//! - Bytes go by GET and PUT ([`Pool::get`], [`Pool::put`]), which a host may pass on to another one of the pool.
+//! - [`Pool`] logs in at the pool master and calls its methods ([`call`](Pool::call)); expired sessions are renewed.
+//! - Long operations are [`Task`]s, and only the task reports success: the HTTP status precedes the transfer.
+//! - Data is transferred by GET and PUT ([`Pool::get`], [`Pool::put`]), which a host may redirect to another host of
+//!   the pool.
 //! - Nothing is sent to a host without a trusted certificate ([`Trust`]).
 
 mod address;

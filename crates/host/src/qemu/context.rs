@@ -1,38 +1,38 @@
-//! In which thread of QEMU a disk is worked at.
+//! The AioContext of a disk: the thread of QEMU that processes its requests.
 
 use serde_json::{Value, json};
 
 use crate::qemu::jobs::list;
 use crate::qemu::qmp::{Monitor, QmpCommand, Result};
 
-/// The thread that a device of the guest gives its node to.
+/// The thread in which a guest device runs its node.
 ///
-/// This is what the device is set up for, not where its node is at this moment: a guest that resets a device, or does not use it yet, has
-/// its node in the main loop until it uses it.
+/// This is the configuration of the device, not the current state of the node: while a guest resets the device, or does
+/// not use it yet, the node is in the main loop.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DiskContext {
     /// QEMU's main loop.
     MainLoop,
-    /// An iothread; its path in QEMU's object model.
+    /// An iothread, by its QOM path.
     Iothread(String),
-    /// QEMU does not say.
+    /// QEMU does not report it.
     Unknown,
 }
 
 impl DiskContext {
-    /// Asks QEMU for the context of the device at `device`, a path of its object model.
+    /// Queries the context of the device at the QOM path `device`.
     ///
     /// # Errors
-    /// The monitor is gone. What QEMU refuses to say is [`DiskContext::Unknown`].
+    /// The connection to the monitor is gone. If QEMU refuses the query, the context is [`DiskContext::Unknown`].
     pub fn query(monitor: &dyn Monitor, device: &str) -> Result<Self> {
-        let asked = ContextQuery { monitor }.ask(device);
-        match asked {
+        let answer = ContextQuery { monitor }.ask(device);
+        match answer {
             Err(error) if error.is_refusal() => Ok(Self::Unknown),
             other => other,
         }
     }
 
-    /// Whether it is known that the main loop has the disk.
+    /// Whether the disk is known to be in the main loop.
     pub fn is_main_loop(&self) -> bool {
         *self == Self::MainLoop
     }
@@ -63,7 +63,7 @@ impl ContextQuery<'_> {
         Ok(self.context(controller, &properties)?.unwrap_or(DiskContext::MainLoop))
     }
 
-    /// The context that a device has by its own properties; none where it has none of these.
+    /// The context from a device's own properties; none if it has no such property.
     fn context(&self, device: &str, properties: &[String]) -> Result<Option<DiskContext>> {
         let has = |wanted: &str| properties.iter().any(|name| name == wanted);
         if has("iothread-vq-mapping") {

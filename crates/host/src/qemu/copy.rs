@@ -1,9 +1,10 @@
-//! Copies parts of a frozen disk into a file, by backup jobs of QEMU's own.
+//! Copies ranges of a frozen disk into a file, by QEMU's backup jobs.
 //!
-//! This is how a disk is read that QEMU's NBD server must not serve ([`Danger::NbdClientOfIothread`](super::Danger)). Which parts are
-//! copied is said by writing zeroes to a node without data, which QEMU serves instead: a bitmap of that node records where. A job
-//! then copies what the bitmap names from the frozen disk into the file. The job waits for local files only, so nothing that happens to
-//! the reader can hold up the guest, not even where QEMU has to wait for the job (a reset, a pause).
+//! This is how a disk is read that QEMU's NBD server must not export ([`Danger::NbdClientOfIothread`](super::Danger)).
+//! QEMU exports a node without data instead. The reader requests ranges by writing zeroes to that node, whose bitmap
+//! records them. A job then copies the recorded ranges from the frozen disk into the file. The job waits for local
+//! files only, so no failure of the reader can block the guest, not even when QEMU has to wait for the job (a reset, a
+//! pause).
 
 use std::time::Duration;
 
@@ -14,17 +15,17 @@ use super::jobs::{QemuJob, dismiss_job, jobs};
 use super::names::{Role, RunId};
 use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand, Result};
 
-const LOOK_INTERVAL: Duration = Duration::from_millis(5);
-/// A job that is cancelled ends when its last request to a file has.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// A cancelled job ends when its last request to a file has completed.
 const END_ATTEMPT_COUNT: u32 = 600;
 const END_INTERVAL: Duration = Duration::from_millis(50);
-/// What QEMU copies at once; bitmaps have the same unit.
+/// Unit of QEMU's copies, and granularity of the bitmaps.
 pub(super) const UNIT_BYTES: u64 = 64 << 10;
 
-/// The bitmap of the marks node that records which parts are wanted.
+/// The bitmap of the marks node with the requested ranges.
 const WANTED: &str = "wanted";
 
-/// Copies parts of one frozen disk.
+/// Copies ranges of one frozen disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PartCopier {
     job: String,
@@ -47,7 +48,7 @@ impl PartCopier {
         }
     }
 
-    /// Adds the node for marks, `size_bytes` long, and the bitmaps.
+    /// Adds the marks node, `size_bytes` long, and the bitmaps.
     pub(super) fn prepare(&self, monitor: &dyn Monitor, size_bytes: u64) -> Result<()> {
         let marks = json!({ "driver": "null-co", "node-name": self.marks, "size": size_bytes, "read-zeroes": true });
         monitor.execute(&QmpCommand::new("blockdev-add", marks))?;
@@ -61,10 +62,11 @@ impl PartCopier {
         transact(monitor, &[bitmap(&self.marks, false), bitmap(&self.frozen, true)])
     }
 
-    /// Copies the parts that were marked since the last time into the file; gives back when they are there.
+    /// Copies the ranges that were requested since the last call into the file, and returns when they are complete.
     ///
     /// # Errors
-    /// The job failed, or is gone: the copy of the disk is broken, or was given up. `is_wanted` said no.
+    /// The job failed or disappeared because the copy of the disk is broken or was given up, or `is_wanted` returned
+    /// false.
     pub fn copy(&self, monitor: &dyn Monitor, clock: &dyn Clock, is_wanted: &dyn Fn() -> bool) -> Result<()> {
         let clear =
             |node: &str| json!({ "type": "block-dirty-bitmap-clear", "data": { "node": node, "name": self.bitmap } });
@@ -92,7 +94,7 @@ impl PartCopier {
         loop {
             let found = jobs(monitor)?.into_iter().find(|job| job.id == self.job);
             let Some(job) = found else {
-                return Err(self.failed("it was ended from elsewhere"));
+                return Err(self.failed("another client ended it"));
             };
             if job.status == "concluded" {
                 dismiss_job(monitor, &self.job)?;
@@ -106,11 +108,11 @@ impl PartCopier {
                 cancel(monitor, &self.job)?;
                 is_cancelled = true;
             }
-            clock.sleep(LOOK_INTERVAL);
+            clock.sleep(POLL_INTERVAL);
         }
     }
 
-    /// Ends the job, where it is under way: a new part may be copied then.
+    /// Ends a running job, so that another range can be copied.
     pub fn abandon(&self, monitor: &dyn Monitor, clock: &dyn Clock) -> Result<()> {
         end_jobs(monitor, clock, &|id| id == self.job)
     }
@@ -124,7 +126,7 @@ impl PartCopier {
     }
 }
 
-/// Ends the jobs of these names, and takes away what is left of them.
+/// Ends and dismisses the jobs with these names.
 pub(super) fn end_jobs(monitor: &dyn Monitor, clock: &dyn Clock, is_one: &dyn Fn(&str) -> bool) -> Result<()> {
     for _ in 0..END_ATTEMPT_COUNT {
         let present: Vec<QemuJob> = jobs(monitor)?.into_iter().filter(|job| is_one(&job.id)).collect();
@@ -151,10 +153,10 @@ pub(super) fn end_jobs(monitor: &dyn Monitor, clock: &dyn Clock, is_one: &dyn Fn
     })
 }
 
-/// Asks a job to end.
+/// Cancels a job.
 fn cancel(monitor: &dyn Monitor, id: &str) -> Result<()> {
     match monitor.execute(&QmpCommand::new("job-cancel", json!({ "id": id }))) {
-        // It has ended by itself.
+        // The job has ended by itself.
         Err(error) if !error.is_refusal() => Err(error),
         _ => Ok(()),
     }

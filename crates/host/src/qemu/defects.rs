@@ -1,60 +1,60 @@
 //! Known defects of QEMU that can harm a guest or its data, by version.
 //!
-//! This is the one place that decides by version what must not be done to a QEMU. Each entry names the versions, what triggers the
-//! defect, what is done instead, and where that is documented. Distributions fix some defects without a new version; such a QEMU is
+//! This is the only module that decides by version what must not be done to a QEMU. Each entry has the versions, the
+//! trigger, the alternative, and the source. Distributions fix some defects without a new version; such a QEMU is
 //! treated as if it had the defect, which costs speed and never safety.
 
 use super::QemuVersion;
 
-/// What can go wrong.
+/// The consequence of a defect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Danger {
     /// A copy-before-write filter fails the guest's write when the copy fails.
     FilterFailsGuest,
-    /// QEMU aborts when a client of its NBD server leaves an export whose node is in an iothread.
+    /// QEMU aborts when a client of its NBD server disconnects from an export whose node is in an iothread.
     NbdClientOfIothread,
-    /// QEMU aborts when a node is put on one in an iothread that has requests on their way.
+    /// QEMU aborts when a node is inserted above one in an iothread that has requests in flight.
     NodeOnBusyIothread,
     /// QEMU aborts when two requests for one range of a frozen disk overlap.
     OverlappingReads,
-    /// The NBD server waits for a reader that hung up, and QEMU's main loop for the server.
+    /// The NBD server waits for a reader that disconnected, and QEMU's main loop waits for the server.
     ServerWaitsForReader,
-    /// Memory of an emulated machine is sent without some of the writes that were made meanwhile.
+    /// Memory of a machine with TCG is sent without some of the writes that were made in the meantime.
     MemoryOfRunningTcg,
-    /// A reset of an IDE or SATA controller writes over the first sector of its disk.
+    /// A reset of an IDE or SATA controller overwrites the first sector of its disk.
     IdeResetWritesFirstSector,
-    /// QEMU aborts when a device is put on the node that it is on.
+    /// QEMU aborts when a device is set to the node that it already has.
     SameNodeAgain,
 }
 
 /// A known defect.
 #[derive(Debug)]
 pub struct Defect {
-    /// What goes wrong.
+    /// The consequence.
     pub danger: Danger,
-    /// Versions before this one are not affected.
+    /// The first affected version.
     since: QemuVersion,
-    /// The first version of each stable branch without the defect, in order. From the last one on, no version has it. Empty where no
-    /// version is known to be without it.
+    /// The first fixed version of each stable branch, in order. From the last one on, all versions are fixed. Empty if
+    /// no version is known to be fixed.
     fixed: &'static [QemuVersion],
     /// What triggers it.
     pub trigger: &'static str,
-    /// What is done where a QEMU has it.
+    /// The alternative for an affected QEMU.
     pub instead: &'static str,
-    /// QEMU's commits, and where they were released.
+    /// Commits of QEMU, and the releases that contain them.
     pub source: &'static str,
 }
 
 const OLDEST: QemuVersion = QemuVersion::new(0, 0, 0);
 
-/// All of them.
+/// All known defects.
 pub const DEFECTS: [Defect; 8] = [
     Defect {
         danger: Danger::FilterFailsGuest,
         since: OLDEST,
         fixed: &[QemuVersion::new(7, 1, 0)],
         trigger: "the scratch file is full or slow while a copy-before-write filter is under a disk",
-        instead: "no filter is used: the images are cloned, or the machine is put on overlays",
+        instead: "no filter is used: the images are cloned, or the disks get overlays",
         source: "options on-cbw-error and cbw-timeout of the driver copy-before-write, \"since 7.1\" in qapi/block-core.json",
     },
     Defect {
@@ -71,26 +71,26 @@ pub const DEFECTS: [Defect; 8] = [
         danger: Danger::NodeOnBusyIothread,
         since: OLDEST,
         fixed: &[QemuVersion::new(9, 0, 0)],
-        trigger: "blockdev-add puts a filter or a snapshot-access node on a node in an iothread that has requests on their way",
-        instead: "such nodes are added while the machine is paused, when no request is on its way; none above drivers that are always \
-                  waited for",
-        source: "seen with 7.2.22, at the first filter that is added with four writes on their way: \"qemu_mutex_unlock_impl: Operation not permitted\"; the \
+        trigger: "blockdev-add inserts a filter or a snapshot-access node above a node in an iothread that has requests in flight",
+        instead: "such nodes are added while the machine is paused, when no request is in flight; none above drivers that QEMU always \
+                  waits for",
+        source: "seen with 7.2.22, at the first filter that is added with four writes in flight: \"qemu_mutex_unlock_impl: Operation not permitted\"; the \
                  lock of contexts is gone in 9.0 (\"block: remove AioContext locking\")",
     },
     Defect {
         danger: Danger::OverlappingReads,
         since: QemuVersion::new(7, 0, 0),
         fixed: &[QemuVersion::new(7, 2, 15), QemuVersion::new(9, 1, 1)],
-        trigger: "two requests to a snapshot-access node, reads or questions for its status, overlap",
-        instead: "each frozen disk has one reader, which asks for the status of what lies ahead of its reads only",
+        trigger: "two requests to a snapshot-access node (reads or block status queries) overlap",
+        instead: "each frozen disk has one reader, which queries the block status only beyond its reads",
         source: "commit 6475155d5192 (\"block/reqlist: allow adding overlapping requests\"), in 9.1.1 and 7.2.15",
     },
     Defect {
         danger: Danger::ServerWaitsForReader,
         since: OLDEST,
         fixed: &[],
-        trigger: "a reader hangs up while the NBD server has a full queue of answers for it, and nbd-server-stop is called",
-        instead: "a reader that is let go of throws away what has come, so that the queue has room",
+        trigger: "a reader disconnects while the NBD server has a full queue of answers for it, and nbd-server-stop is called",
+        instead: "a reader that stops discards the pending answers, so that the queue has space",
         source: "seen with 7.2.22, in ten of 1850 backups that were made to fail; docs/design/0004-live-machines.md",
     },
     Defect {
@@ -111,7 +111,7 @@ pub const DEFECTS: [Defect; 8] = [
         ],
         trigger: "a machine, or its IDE or SATA controller, is reset while a write is on its way; a guest resets a controller that does not \
                   answer in time",
-        instead: "a filter never holds a write as long as a guest waits for its controller",
+        instead: "a filter never delays a write as long as a guest waits for its controller",
         source: "CVE-2023-5088: commit 7d7512019fc4 (\"hw/ide: reset: cancel async DMA operation before resetting state\"), in 8.2.0, 8.1.3 \
                  and 7.2.7",
     },
@@ -119,8 +119,8 @@ pub const DEFECTS: [Defect; 8] = [
         danger: Danger::SameNodeAgain,
         since: OLDEST,
         fixed: &[],
-        trigger: "qom-set puts a device on the node that it is on already",
-        instead: "QEMU is asked which node a device is on before the device is put on another one",
+        trigger: "qom-set sets a device to the node that it already has",
+        instead: "the current node of a device is queried before another one is set",
         source: "seen with 7.2.22: \"bdrv_replace_child_noperm: Assertion `old_bs != new_bs' failed\"; blk_replace_bs compares nothing in \
                  later versions either",
     },
@@ -138,7 +138,7 @@ impl Defect {
 }
 
 impl QemuVersion {
-    /// The defect by which this version is in danger; none where it does not have it.
+    /// The defect with this consequence; none if this version does not have it.
     pub fn defect(self, danger: Danger) -> Option<&'static Defect> {
         DEFECTS
             .iter()
@@ -152,7 +152,7 @@ mod tests {
     use crate::qemu::QemuVersion;
 
     #[test]
-    fn a_version_has_the_defects_that_its_branch_has() {
+    fn a_version_has_the_defects_of_its_branch() {
         let has = |danger, major, minor, micro| QemuVersion::new(major, minor, micro).defect(danger).is_some();
         let filter = |major, minor| has(Danger::FilterFailsGuest, major, minor, 9);
         assert!(filter(6, 2) && filter(7, 0) && !filter(7, 1) && !filter(10, 0));

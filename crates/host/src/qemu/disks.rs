@@ -4,43 +4,44 @@ use serde_json::{Value, json};
 
 use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand, Result};
 
-/// A disk of a running QEMU: a device of the guest, and the node that it reads and writes.
+/// A disk of a running QEMU: a guest device, and its block node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QemuDisk {
-    /// The device, as a path of QEMU's object model: "/machine/peripheral/virtio-disk0/virtio-backend".
+    /// The QOM path of the device: "/machine/peripheral/virtio-disk0/virtio-backend".
     pub device: String,
-    /// The name of the node under it.
+    /// The name of the block node.
     pub node: String,
     /// The driver of that node: "qcow2", "raw"...
     pub driver: String,
-    /// The image.
+    /// The path of the image.
     pub filename: String,
     /// Size of the disk in bytes.
     pub size_bytes: u64,
-    /// Whether the guest cannot write.
+    /// Whether it is read-only for the guest.
     pub is_read_only: bool,
-    /// Whether bitmaps are to be kept in the image when QEMU ends. A qcow2 of version 3 can keep them; but QEMU does not go back to an
-    /// internal snapshot of an image with a bitmap, so one that has internal snapshots is to keep none.
+    /// Whether bitmaps can be stored in the image when QEMU ends, which needs a qcow2 of version 3. An image with
+    /// internal snapshots must not store any, because QEMU cannot revert to an internal snapshot of an image with a
+    /// bitmap.
     pub keeps_bitmaps: bool,
     /// Dirty bitmaps of the node.
     pub bitmaps: Vec<Bitmap>,
 }
 
-/// A dirty bitmap that QEMU has.
+/// A dirty bitmap of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "QEMU's own flags, each on its own")]
 pub struct Bitmap {
     /// Its name.
     pub name: String,
-    /// Bytes that a bit stands for.
+    /// Bytes per bit.
     pub granularity_bytes: u64,
-    /// Bytes whose bits are set.
+    /// Bytes that are marked as dirty.
     pub dirty_bytes: u64,
-    /// Whether writes set bits.
+    /// Whether writes are recorded.
     pub is_recording: bool,
-    /// Whether it is kept in the image when QEMU ends.
+    /// Whether it is stored in the image when QEMU ends.
     pub is_persistent: bool,
-    /// Whether QEMU says that it cannot be relied on: the image was not closed properly.
+    /// Whether QEMU reports it as inconsistent: the image was not closed properly.
     pub is_inconsistent: bool,
     /// Whether a job uses it.
     pub is_busy: bool,
@@ -51,29 +52,29 @@ const COMMAND: &str = "query-block";
 /// The disks of a running QEMU that have a medium, in QEMU's order.
 pub fn disks(monitor: &dyn Monitor) -> Result<Vec<QemuDisk>> {
     let answer = monitor.execute(&QmpCommand::new(COMMAND, Value::Null))?;
-    let senseless = |detail: &str| MonitorError::Senseless {
+    let invalid = |detail: &str| MonitorError::Invalid {
         command: COMMAND.to_owned(),
         detail: detail.to_owned(),
     };
-    let devices = answer.as_array().ok_or_else(|| senseless("it is no list"))?;
+    let devices = answer.as_array().ok_or_else(|| invalid("not a list"))?;
     let with_medium = devices.iter().filter(|device| device.get("inserted").is_some());
     with_medium
         .filter_map(|device| {
-            // What has no device of the guest (a drive that nothing uses) is no disk of the machine.
+            // A drive without a guest device is not a disk of the machine.
             let path = device_path(device.get("qdev")?.as_str()?);
-            Some(disk(path, &device["inserted"]).ok_or_else(|| senseless("a disk lacks a name or a size")))
+            Some(disk(path, &device["inserted"]).ok_or_else(|| invalid("a disk has no name or no size")))
         })
         .collect()
 }
 
 impl QemuDisk {
-    /// Whether this is the device that a hypervisor calls `alias`: its whole path, or the id in it.
+    /// Whether the hypervisor's name `alias` means this device: the QOM path, or the id in it.
     pub fn is_called(&self, alias: &str) -> bool {
         self.device == alias || self.device.split('/').any(|part| part == alias)
     }
 }
 
-/// QEMU calls a device that has an id by that alone, unless a part of the device is what has the disk.
+/// QEMU reports only the id of a device that has one, unless a child object of the device has the disk.
 pub(crate) fn device_path(qdev: &str) -> String {
     if qdev.starts_with('/') {
         qdev.to_owned()
@@ -96,7 +97,7 @@ fn disk(device: String, inserted: &Value) -> Option<QemuDisk> {
     })
 }
 
-/// Whether the image of a node that QEMU describes can keep bitmaps.
+/// Whether the image of a node, as QEMU describes it, can store bitmaps.
 pub(super) fn keeps_bitmaps(node: &Value) -> bool {
     let compat = node
         .pointer("/image/format-specific/data/compat")
@@ -104,19 +105,19 @@ pub(super) fn keeps_bitmaps(node: &Value) -> bool {
     node.get("drv").is_some_and(|driver| driver == "qcow2") && compat.is_some_and(|compat| compat != "0.10")
 }
 
-/// Whether the image of a node that QEMU describes has internal snapshots.
+/// Whether the image of a node, as QEMU describes it, has internal snapshots.
 fn has_snapshots(node: &Value) -> bool {
     let snapshots = node.pointer("/image/snapshots").and_then(Value::as_array);
     snapshots.is_some_and(|snapshots| !snapshots.is_empty())
 }
 
-/// The bitmaps of a node that QEMU describes.
+/// The bitmaps of a node, as QEMU describes it.
 pub(super) fn bitmaps_of(node: &Value) -> Vec<Bitmap> {
     let bitmaps = node.get("dirty-bitmaps").and_then(Value::as_array);
     bitmaps.into_iter().flatten().filter_map(bitmap).collect()
 }
 
-/// A bitmap without a name is a job's own.
+/// A bitmap without a name belongs to a job.
 fn bitmap(value: &Value) -> Option<Bitmap> {
     let flag = |key: &str| value.get(key).and_then(Value::as_bool).unwrap_or_default();
     Some(Bitmap {
@@ -130,7 +131,7 @@ fn bitmap(value: &Value) -> Option<Bitmap> {
     })
 }
 
-/// Puts a node under a device of the guest. It must be another one than the device is on: see [`Danger::SameNodeAgain`](super::Danger).
+/// Sets the node of a guest device. It must differ from the current node: see [`Danger::SameNodeAgain`](super::Danger).
 pub(crate) fn set_drive(monitor: &dyn Monitor, device: &str, node: &str) -> Result<()> {
     let arguments = json!({ "path": device, "property": "drive", "value": node });
     monitor.execute(&QmpCommand::new("qom-set", arguments)).map(drop)
@@ -153,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn bitmaps_are_kept_in_images_of_version_3_without_internal_snapshots() {
+    fn only_version_3_images_without_internal_snapshots_store_bitmaps() {
         let (none, one) = (json!([]), json!([{ "id": "1", "name": "before" }]));
         assert!(keeps_bitmaps("qcow2", "1.1", &Value::Null) && keeps_bitmaps("qcow2", "1.1", &none));
         assert!(!keeps_bitmaps("qcow2", "1.1", &one));

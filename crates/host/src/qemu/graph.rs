@@ -1,10 +1,10 @@
-//! Which block node stands on which.
+//! The graph of QEMU's block nodes.
 
 use serde_json::{Value, json};
 
 use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand, Result};
 
-/// The block graph of a QEMU, as of one moment.
+/// A snapshot of QEMU's block graph.
 pub(crate) struct Graph {
     /// Node names by id; other ids are devices and jobs.
     nodes: Vec<(u64, String)>,
@@ -15,12 +15,13 @@ pub(crate) struct Graph {
 const COMMAND: &str = "x-debug-query-block-graph";
 
 impl Graph {
-    /// Asks QEMU. There is no other command, in any version up to 10, that tells what is below a node; this one exists since 4.0.
+    /// Queries the graph. No other command, in any version up to 10, reports the children of a node; this one exists
+    /// since 4.0.
     pub(crate) fn query(monitor: &dyn Monitor) -> Result<Self> {
         let answer = monitor.execute(&QmpCommand::new(COMMAND, Value::Null))?;
-        Self::parse(&answer).ok_or_else(|| MonitorError::Senseless {
+        Self::parse(&answer).ok_or_else(|| MonitorError::Invalid {
             command: COMMAND.to_owned(),
-            detail: "it is no graph".to_owned(),
+            detail: "not a block graph".to_owned(),
         })
     }
 
@@ -37,7 +38,7 @@ impl Graph {
         })
     }
 
-    /// The nodes that `parent` reaches, with the names of the edges.
+    /// The children of `parent`, with the names of the edges.
     pub(crate) fn children(&self, parent: &str) -> impl Iterator<Item = (&str, &str)> {
         let id = self.nodes.iter().find(|(_, name)| name == parent).map(|(id, _)| *id);
         let edges = self.edges.iter().filter(move |(from, ..)| Some(*from) == id);
@@ -47,7 +48,7 @@ impl Graph {
         })
     }
 
-    /// The name of the node that `parent` reaches by the edge `edge` ("file", "backing").
+    /// The child of `parent` by the edge `edge` ("file", "backing").
     pub(crate) fn child(&self, parent: &str, edge: &str) -> Option<&str> {
         let (id, _) = self.nodes.iter().find(|(_, name)| name == parent)?;
         let (_, _, child) = self.edges.iter().find(|(from, name, _)| from == id && name == edge)?;

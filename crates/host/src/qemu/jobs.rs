@@ -1,4 +1,4 @@
-//! The jobs of a running QEMU: copies, commits and backups that it does beside the guest's own work.
+//! Block jobs of a running QEMU: copies, commits and backups.
 
 use serde_json::{Value, json};
 
@@ -7,15 +7,15 @@ use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand, Result};
 /// A job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QemuJob {
-    /// Its name: "commit-vda-libvirt-2-format".
+    /// Its id: "commit-vda-libvirt-2-format".
     pub id: String,
-    /// What it does: "commit", "mirror", "backup".
+    /// Its type: "commit", "mirror", "backup".
     pub kind: String,
-    /// QEMU's word for how far it is.
+    /// Its status in QEMU's terms.
     pub status: String,
-    /// Why it has failed, in QEMU's words.
+    /// The error message of a failed job.
     pub error: Option<String>,
-    /// Whether it is stopped because a read or a write failed.
+    /// Whether it is stopped because of a failed read or write.
     pub has_failed_io: bool,
 }
 
@@ -39,19 +39,19 @@ pub fn jobs(monitor: &dyn Monitor) -> Result<Vec<QemuJob>> {
     Ok(all.iter().filter_map(job).collect())
 }
 
-/// Takes away what is left of a job that has ended.
+/// Removes a job that has ended.
 pub fn dismiss_job(monitor: &dyn Monitor, id: &str) -> Result<()> {
     let command = QmpCommand::new("job-dismiss", json!({ "id": id }));
     monitor.execute(&command).map(drop)
 }
 
-/// Takes a bitmap off a disk, and out of its image.
+/// Removes a bitmap from a node, and from its image.
 pub fn remove_bitmap(monitor: &dyn Monitor, node: &str, name: &str) -> Result<()> {
     let command = QmpCommand::new("block-dirty-bitmap-remove", json!({ "node": node, "name": name }));
     monitor.execute(&command).map(drop)
 }
 
-/// Lets the processors run on.
+/// Resumes the processors.
 pub fn resume(monitor: &dyn Monitor) -> Result<()> {
     monitor.execute(&QmpCommand::new("cont", Value::Null)).map(drop)
 }
@@ -59,9 +59,9 @@ pub fn resume(monitor: &dyn Monitor) -> Result<()> {
 pub(crate) fn list(monitor: &dyn Monitor, command: &'static str, arguments: Value) -> Result<Vec<Value>> {
     match monitor.execute(&QmpCommand::new(command, arguments))? {
         Value::Array(items) => Ok(items),
-        _ => Err(MonitorError::Senseless {
+        _ => Err(MonitorError::Invalid {
             command: command.to_owned(),
-            detail: "it is no list".to_owned(),
+            detail: "not a list".to_owned(),
         }),
     }
 }

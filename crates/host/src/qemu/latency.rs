@@ -1,4 +1,4 @@
-//! How long the guest's writes take, as QEMU counts it.
+//! The latency of the guest's writes, from QEMU's counters.
 
 use std::time::Duration;
 
@@ -7,23 +7,23 @@ use serde_json::Value;
 use super::disks::device_path;
 use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand, Result};
 
-/// What QEMU has counted of the writes of some devices, since it was started.
+/// QEMU's counters of the writes of some devices, since its start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct WriteCounters {
-    /// How many have ended.
+    /// Completed writes.
     pub operation_count: u64,
-    /// How long they took, all together.
+    /// Total time of the writes.
     pub time: Duration,
 }
 
 impl WriteCounters {
-    /// How long one write took on average; none where there was none.
+    /// The average time of a write; none without writes.
     pub fn average(&self) -> Option<Duration> {
         let count = u32::try_from(self.operation_count.max(1)).unwrap_or(u32::MAX);
         (self.operation_count > 0).then(|| self.time / count)
     }
 
-    /// What came since `earlier`.
+    /// The difference to the counters at an earlier time.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         Self {
@@ -35,10 +35,10 @@ impl WriteCounters {
 
 const COMMAND: &str = "query-blockstats";
 
-/// The counters of these devices together; `devices` are [`QemuDisk::device`](super::QemuDisk::device).
+/// The sum of the counters of these devices; `devices` are [`QemuDisk::device`](super::QemuDisk::device).
 pub fn write_counters(monitor: &dyn Monitor, devices: &[String]) -> Result<WriteCounters> {
     let answer = monitor.execute(&QmpCommand::new(COMMAND, Value::Null))?;
-    counters(&answer, devices).ok_or_else(|| MonitorError::Senseless {
+    counters(&answer, devices).ok_or_else(|| MonitorError::Invalid {
         command: COMMAND.to_owned(),
         detail: "a device has no counters".to_owned(),
     })

@@ -1,4 +1,4 @@
-//! The images that a disk of a running QEMU is made of, from the one that the guest writes down to the last that it is based on.
+//! The backing chain of a disk of a running QEMU, from the active layer to the base.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use super::graph::Graph;
 use crate::qemu::jobs::list;
 use crate::qemu::qmp::{Monitor, Result};
 
-/// Nodes without content of their own. What they show is below the edge `file`.
+/// Filter nodes, which show the content of their child `file`.
 const FILTERS: [&str; 5] = [
     "copy-on-read",
     "throttle",
@@ -20,37 +20,38 @@ const FILTERS: [&str; 5] = [
 ];
 /// Drivers of files and devices of this host.
 const LOCAL: [&str; 3] = ["file", "host_device", "host_cdrom"];
-/// The field of a thread's start in its `stat`, counted from behind its name.
+/// The index of the start time in a thread's `stat` file, counted after the name.
 const START_FIELD: usize = 19;
-/// More layers than QEMU opens.
+/// A limit above the depth that QEMU supports.
 const LAYER_COUNT_MAX: usize = 1000;
 
-/// A node of a disk.
+/// A layer of a disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layer {
-    /// Its name.
+    /// The name of its node.
     pub node: String,
     /// Its driver: "qcow2", "raw"...
     pub driver: String,
-    /// What QEMU calls its image.
+    /// QEMU's name of its image.
     pub image: String,
-    /// Size of the disk that it shows, in bytes.
+    /// Size of the virtual disk in bytes.
     pub size_bytes: u64,
-    /// Whether its image can keep bitmaps. Such an image (qcow2, version 3) also says of each cluster whether it was written.
+    /// Whether its image can store bitmaps. Such an image (qcow2, version 3) also records for each cluster whether it
+    /// was written.
     pub keeps_bitmaps: bool,
-    /// Whether the next layer is its backing image, and no filter stands between.
+    /// Whether the next layer is its direct backing image, without a filter in between.
     pub is_on_backing: bool,
     /// Its bitmaps.
     pub bitmaps: Vec<Bitmap>,
-    /// The names of the bitmaps that its image has stored: QEMU found them there when it opened the image.
+    /// The names of the bitmaps in its image, which QEMU found when it opened the image.
     pub stored_bitmaps: Vec<String>,
-    /// What no other process of QEMU has on this host; none where that is not known.
+    /// An identifier of the QEMU process that is unique on this host; none if unknown.
     pub process: Option<String>,
-    /// The files and devices of its content; none where one of them is not on this host.
+    /// The files and devices with its content; none if one of them is not on this host.
     pub files: Option<Vec<PathBuf>>,
 }
 
-/// All nodes of a QEMU at one moment.
+/// A snapshot of all nodes of a QEMU.
 pub struct Layers {
     graph: Graph,
     nodes: BTreeMap<String, Value>,
@@ -58,7 +59,7 @@ pub struct Layers {
 }
 
 impl Layers {
-    /// Asks QEMU.
+    /// Queries QEMU.
     pub fn query(monitor: &dyn Monitor) -> Result<Self> {
         let graph = Graph::query(monitor)?;
         let nodes = list(monitor, "query-named-block-nodes", json!({ "flat": true }))?;
@@ -73,7 +74,7 @@ impl Layers {
         })
     }
 
-    /// The layers from the node `top` on; none where QEMU does not describe them all.
+    /// The layers below the node `top`, including it; none if QEMU does not describe all of them.
     pub fn of(&self, top: &str) -> Option<Vec<Layer>> {
         let mut layers = Vec::new();
         let mut next = Some(top);
@@ -92,7 +93,8 @@ impl Layers {
         Some(layers)
     }
 
-    /// The files and devices that what is written to the node `top` goes to, as far as QEMU describes them and they are on this host.
+    /// The files and devices that receive writes to the node `top`, as far as QEMU describes them and they are on this
+    /// host.
     pub fn written_files(&self, top: &str) -> Vec<PathBuf> {
         // Filters above the first image have no files.
         let files = self.of(top).unwrap_or_default().into_iter().map(|layer| layer.files);
@@ -118,7 +120,7 @@ impl Layers {
         })
     }
 
-    /// The files below a node, without those of the images that it is based on.
+    /// The files below a node, without those of its backing images.
     fn files(&self, name: &str) -> Option<Vec<PathBuf>> {
         let below = self.graph.children(name);
         let below: Vec<&str> = below
@@ -136,22 +138,22 @@ impl Layers {
     }
 }
 
-/// A word of the process of QEMU: the thread of its first processor, and when that began.
+/// An identifier of the QEMU process: the thread of its first vCPU, and its start time.
 fn process_of(monitor: &dyn Monitor) -> Result<Option<String>> {
     let processors = list(monitor, "query-cpus-fast", Value::Null)?;
     let thread = processors.first().and_then(|first| first.get("thread-id")?.as_u64());
     Ok(thread.and_then(|thread| Some(format!("{thread}:{}", start_of(thread)?))))
 }
 
-/// When a thread began, in ticks since the host did.
+/// The start time of a thread, in ticks since the boot of the host.
 fn start_of(thread: u64) -> Option<u64> {
-    let said = std::fs::read_to_string(format!("/proc/{thread}/stat")).ok()?;
-    // The name of the thread is in brackets, and may have any letters.
-    let (_, fields) = said.rsplit_once(')')?;
+    let thread_stat = std::fs::read_to_string(format!("/proc/{thread}/stat")).ok()?;
+    // The name of the thread is in parentheses, and may contain any character.
+    let (_, fields) = thread_stat.rsplit_once(')')?;
     fields.split_whitespace().nth(START_FIELD)?.parse().ok()
 }
 
-/// The names of the bitmaps that the image of a node has stored.
+/// The names of the bitmaps in the image of a node.
 fn stored_bitmaps(node: &Value) -> Vec<String> {
     let stored = node
         .pointer("/image/format-specific/data/bitmaps")
@@ -217,12 +219,12 @@ mod tests {
             (3, "data-file", 6),
         ];
         let found = layers(&nodes, &edges).of("cor").unwrap();
-        let told: Vec<_> = found
+        let summary: Vec<_> = found
             .iter()
             .map(|layer| (&layer.node[..], layer.keeps_bitmaps, layer.is_on_backing))
             .collect();
         assert_eq!(
-            told,
+            summary,
             [("cor", false, false), ("top", true, true), ("base", false, false)]
         );
         let files = |at: usize| found[at].files.clone().unwrap();
@@ -237,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn files_elsewhere_have_no_path() {
+    fn files_on_other_hosts_have_no_path() {
         for (driver, file) in [("nbd", "nbd://host/x"), ("file", "relative.raw")] {
             let nodes = [node("top", "raw", file, ""), node("file", driver, file, "")];
             let found = layers(&nodes, &[(1, "file", 2)]).of("top").unwrap();

@@ -1,12 +1,12 @@
-//! The memory of a running machine, as QEMU's migration gives it, and back.
+//! Saves and restores the memory of a running machine, by QEMU's migration.
 //!
-//! QEMU sends memory as a stream: pages in the order in which it finds them, some several times, and the state of the devices
-//! at the end. Stored like this, two instants of a machine share little. So the stream is taken apart as it comes
-//! ([`disassemble`]): pages go to their places in a device, which is deduplicated like a disk, and the rest is a small
-//! [`MemoryState`]. [`assemble`] makes a stream of them that QEMU takes in with `-incoming`.
+//! QEMU sends memory as a stream: pages in the order in which it finds them, some several times, and the state of the
+//! devices at the end. Streams of two points in time share few chunks. So the stream is parsed while it arrives
+//! ([`disassemble`]): pages are written to their offsets in a device, which is deduplicated like a disk, and the rest
+//! is a small [`MemoryState`]. [`assemble`] creates a stream from both for QEMU's `-incoming`.
 //!
-//! Source: QEMU's `migration/savevm.c`, `migration/ram.c`, `docs/devel/migration.rst`, as of 7.2; the parts that are read here
-//! are the same since 2.5, but for what is switched on by capabilities, which are switched off.
+//! Source: QEMU's `migration/savevm.c`, `migration/ram.c`, `docs/devel/migration.rst`, as of 7.2. The parts that are
+//! used here are unchanged since 2.5, except for those of capabilities, which are switched off.
 
 mod assemble;
 #[cfg(feature = "hostile")]
@@ -29,7 +29,7 @@ use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand};
 const STREAM_MAGIC: u32 = 0x5145_564d;
 const STREAM_VERSION: u32 = 3;
 
-/// What a section of the stream begins with.
+/// The first byte of a section of the stream.
 mod section {
     pub(super) const START: u8 = 0x01;
     pub(super) const PART: u8 = 0x02;
@@ -40,9 +40,9 @@ mod section {
     pub(super) const FOOTER: u8 = 0x7e;
 }
 
-/// What a record of memory is, in the low bits of its address.
+/// Flags of a memory record, in the low bits of its address.
 mod record {
-    /// A page of one byte, which follows; zero in all versions since 2.11.
+    /// A page filled with one byte, which follows; zero in all versions since 2.11.
     pub(super) const FILL: u64 = 0x02;
     /// The sizes of the blocks.
     pub(super) const SIZES: u64 = 0x04;
@@ -50,14 +50,14 @@ mod record {
     pub(super) const PAGE: u64 = 0x08;
     /// The end of the section.
     pub(super) const END: u64 = 0x10;
-    /// The block is that of the record before.
+    /// The block is the same as in the previous record.
     pub(super) const SAME_BLOCK: u64 = 0x20;
 }
 
 /// Size of a page of this machine's memory in bytes.
 ///
 /// # Errors
-/// A processor whose pages QEMU does not send by 4 KiB.
+/// The processor is of a type for which QEMU's page size is not known here.
 pub fn page_bytes(monitor: &dyn Monitor) -> crate::qemu::qmp::Result<u64> {
     const KNOWN: [&str; 6] = ["x86_64", "i386", "aarch64", "arm", "riscv64", "s390x"];
     let target = monitor.execute(&QmpCommand::new("query-target", serde_json::Value::Null))?;
@@ -65,11 +65,11 @@ pub fn page_bytes(monitor: &dyn Monitor) -> crate::qemu::qmp::Result<u64> {
     if KNOWN.contains(&processor) {
         return Ok(4096);
     }
-    Err(MonitorError::Senseless {
+    Err(MonitorError::Invalid {
         command: "query-target".to_owned(),
-        detail: format!("the memory of processors of type {processor:?} is not known here"),
+        detail: format!("the page size of processors of type {processor:?} is unknown"),
     })
 }
 
-/// The name of the section with the memory.
+/// The name of the memory's section.
 const RAM: &str = "ram";

@@ -1,11 +1,11 @@
-//! Names of what a run makes inside QEMU, by which the next run knows it as ours.
+//! Names of objects that a run creates inside QEMU, by which later runs recognize them.
 
 use std::fmt;
 
-/// Names of everything that we make begin so.
+/// Prefix of all our names.
 const PREFIX: &str = "hf-";
 
-/// The number of a run: eight hexadecimal digits in the names of all that it makes.
+/// The number of a run: eight hexadecimal digits in the names of all its objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RunId(pub u32);
 
@@ -15,22 +15,22 @@ impl fmt::Display for RunId {
     }
 }
 
-/// What a node of ours is for.
+/// The purpose of one of our nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Role {
-    /// Where the filter saves what is overwritten.
+    /// Receives the data that the filter saves before it is overwritten.
     Scratch,
     /// The copy-before-write filter.
     Filter,
-    /// The disk as it was.
+    /// Shows the frozen disk.
     Frozen,
-    /// Where parts of the frozen disk are copied to.
+    /// Receives copied ranges of the frozen disk.
     Spool,
-    /// Has no data; where it is written says which parts are copied.
+    /// Has no data; writes to it request ranges to be copied.
     Marks,
-    /// The filter of the job that copies them. QEMU adds and removes it.
+    /// The filter of the copy job, which QEMU adds and removes.
     Copying,
-    /// Stands between a device and its disk, and can be moved onto the filter.
+    /// Is between a device and its disk, and can be switched to the filter.
     Switch,
 }
 
@@ -59,31 +59,31 @@ impl Role {
 }
 
 impl RunId {
-    /// The name of a node: at most 31 bytes, as QEMU wants it.
+    /// The name of a node: at most 31 bytes, QEMU's limit.
     pub(crate) fn node(self, disk: usize, role: Role) -> String {
         format!("{PREFIX}{self}-{disk}-{}", role.word())
     }
 
-    /// The name of anything else of this run.
+    /// The name of another object of this run.
     pub(crate) fn thing(self, what: &str) -> String {
         format!("{PREFIX}{self}-{what}")
     }
 }
 
-/// Which run made the thing of this name; none where it is not ours.
+/// The run that created the object of this name; none if it is not ours.
 pub(crate) fn run_of(name: &str) -> Option<RunId> {
     let (digits, _) = name.strip_prefix(PREFIX)?.split_once('-')?;
     let is_number = digits.len() == 8 && digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
     is_number.then(|| u32::from_str_radix(digits, 16).ok().map(RunId))?
 }
 
-/// What the node of this name is for; none where it is not ours.
+/// The role of the node of this name; none if it is not ours.
 pub(crate) fn role_of(name: &str) -> Option<Role> {
     run_of(name)?;
     Role::ALL.into_iter().find(|role| name.ends_with(role.word()))
 }
 
-/// The bitmap that keeps the state of the changes until this instant.
+/// The name of the bitmap with the changes until this point in time.
 pub(crate) fn changes_name(run: RunId) -> String {
     run.thing("changes")
 }
@@ -93,7 +93,7 @@ mod tests {
     use super::{Role, RunId, role_of, run_of};
 
     #[test]
-    fn names_tell_the_run_and_the_role() {
+    fn names_contain_the_run_and_the_role() {
         let run = RunId(0x00ab_cdef);
         let name = run.node(12, Role::Filter);
         assert_eq!(name, "hf-00abcdef-12-filter");

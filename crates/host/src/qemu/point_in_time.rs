@@ -27,12 +27,12 @@ use super::{QemuDisk, disks};
 use crate::qemu::names::changes_name;
 use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand, Result};
 
-/// A filter never holds a write longer. Linux resets a controller that has not answered for 30 seconds, and a reset with a write on its
-/// way may destroy a disk ([`Danger::IdeResetWritesFirstSector`](super::Danger)).
+/// A filter never delays a write longer. Linux resets a controller that has not answered for 30 seconds, and a reset
+/// with a write in flight may destroy a disk ([`Danger::IdeResetWritesFirstSector`](super::Danger)).
 ///
-/// Source: Linux, `SD_TIMEOUT` in `drivers/scsi/sd.h`, for all that is a SCSI disk there: IDE, SATA and USB, too. A disk of virtio-blk has no
-/// such time, and virtio-scsi begins it anew each time (`virtscsi_eh_timed_out`). Windows waits for 60 seconds (`TimeOutValue` of its service Disk).
-const LONGEST_HOLD: Duration = Duration::from_secs(10);
+/// Source: Linux, `SD_TIMEOUT` in `drivers/scsi/sd.h`, for SCSI disks, including IDE, SATA and USB. virtio-blk
+/// has none, and virtio-scsi restarts it. Windows waits for 60 seconds (`TimeOutValue` of its service Disk).
+const WRITE_DELAY_MAX: Duration = Duration::from_secs(10);
 
 /// The disks to freeze, and the options.
 pub struct PointInTimeRequest {
@@ -147,7 +147,7 @@ enum TakeMethod {
 }
 
 impl PointInTime {
-    /// Prepares, takes and serves in one call, where nothing else has to be done in between. `tell` is called as in
+    /// Prepares, takes and serves in one call, where nothing else has to be done in between. `report` is called as in
     /// [`PreparedPointInTime::take`].
     ///
     /// # Errors
@@ -156,9 +156,9 @@ impl PointInTime {
         monitor: &dyn Monitor,
         clock: &dyn Clock,
         request: PointInTimeRequest,
-        tell: &mut dyn FnMut(PointInTimeEvent),
+        report: &mut dyn FnMut(PointInTimeEvent),
     ) -> Result<Self> {
-        Self::prepare(monitor, clock, request)?.take(tell)?.serve()
+        Self::prepare(monitor, clock, request)?.take(report)?.serve()
     }
 
     /// Does the slow work before the point in time. The guest's file systems need not be frozen yet.
@@ -185,17 +185,17 @@ impl PointInTime {
 }
 
 impl<'a> PreparedPointInTime<'a> {
-    /// Freezes the disks, and reports the steps to `tell`. After this returns, the guest's file systems can be thawed.
-    pub fn take(self, tell: &mut dyn FnMut(PointInTimeEvent)) -> Result<UnservedPointInTime<'a>> {
+    /// Freezes the disks, and reports the steps to `report`. After this returns, the guest's file systems can be thawed.
+    pub fn take(self, report: &mut dyn FnMut(PointInTimeEvent)) -> Result<UnservedPointInTime<'a>> {
         let Self { builder, disks, way } = self;
         let has_switches = matches!(way, TakeMethod::Switched(_));
         let taken = match way {
-            TakeMethod::Put => builder.take_one(&disks, tell).map(|pause| (pause, false)),
+            TakeMethod::Put => builder.take_one(&disks, report).map(|pause| (pause, false)),
             TakeMethod::Switched(pause_policy) => builder
-                .take_switched(&disks, pause_policy, tell)
+                .take_switched(&disks, pause_policy, report)
                 .map(|pause| (pause, false)),
-            TakeMethod::Stopped => builder.take_paused(&disks, tell).map(|pause| (pause, false)),
-            TakeMethod::WithMemory(pipe, mode) => builder.take_with_memory(&disks, (pipe, mode), tell),
+            TakeMethod::Stopped => builder.take_paused(&disks, report).map(|pause| (pause, false)),
+            TakeMethod::WithMemory(pipe, mode) => builder.take_with_memory(&disks, (pipe, mode), report),
         };
         let (pause, is_left_paused) = taken.map_err(|error| builder.remove_after(error))?;
         Ok(UnservedPointInTime {
@@ -235,8 +235,8 @@ impl UnservedPointInTime<'_> {
     }
 }
 
-/// Part of QEMU's message if its NBD server runs already.
-const SERVER_RUNS: &str = "already running";
+/// Part of QEMU's message if its NBD server is already running.
+const SERVER_RUNNING_MESSAGE: &str = "already running";
 
 struct SnapshotBuilder<'a> {
     monitor: &'a dyn Monitor,
@@ -249,7 +249,7 @@ impl SnapshotBuilder<'_> {
         self.monitor.execute(&QmpCommand::new(name, arguments))
     }
 
-    /// Takes out what an attempt that failed has put into QEMU.
+    /// Removes from QEMU what a failed attempt has added.
     fn remove_after(&self, error: MonitorError) -> MonitorError {
         match remove_run(self.monitor, self.clock, self.run) {
             Ok(()) => error,
@@ -264,21 +264,21 @@ impl SnapshotBuilder<'_> {
         let named: Vec<QemuDisk> = request.disks.iter().map(|disk| disk.disk.clone()).collect();
         self.check_jobs()?;
         self.check_nodes(&named)?;
-        self.check_served(&request.disks)?;
-        let deadline_s = hold_s(request.write_deadline);
+        self.check_exported(&request.disks)?;
+        let deadline_s = write_delay_s(request.write_deadline);
         let has_memory = request.memory.is_some();
         let mut disks = Vec::new();
         for (number, disk) in request.disks.into_iter().enumerate() {
             let prepared = PreparedDisk {
-                scratch_set: self.hand_over(disk.scratch)?,
-                spool_set: disk.spool.map(|spool| self.hand_over(spool)).transpose()?,
+                scratch_set: self.pass_file(disk.scratch)?,
+                spool_set: disk.spool.map(|spool| self.pass_file(spool)).transpose()?,
                 deadline_s,
                 disk: disk.disk,
                 next_bitmap: disk.next_bitmap,
                 changes: disk.changes,
                 changes_below: disk.changes_below,
             };
-            // QEMU gives its images up after a migration, and cannot give up one that has a filter.
+            // QEMU releases its images after a migration, and cannot release one that has a filter.
             if !has_memory {
                 self.add_scratch(number, &prepared)?;
                 if prepared.spool_set.is_none() {
@@ -327,7 +327,7 @@ impl SnapshotBuilder<'_> {
         })
     }
 
-    /// A copy or a commit that is under way writes past the filter, or the filter past it.
+    /// A running copy or commit would bypass the filter with its writes, or the filter would bypass the job.
     fn check_jobs(&self) -> Result<()> {
         let under_way = jobs(self.monitor)?.into_iter().find(|job| job.status != "concluded");
         under_way.map_or(Ok(()), |job| {
@@ -337,32 +337,32 @@ impl SnapshotBuilder<'_> {
         })
     }
 
-    /// If another client took a snapshot in the meantime, a disk is on another node: the filter would take the machine back off it.
+    /// If another client took a snapshot since, a disk has another node: the filter would revert it to the old one.
     fn check_nodes(&self, named: &[QemuDisk]) -> Result<()> {
         if named.is_empty() {
             return Ok(());
         }
         let present = disks(self.monitor)?;
-        let is_there = |disk: &QemuDisk| {
+        let is_present = |disk: &QemuDisk| {
             let now = present.iter().find(|now| now.device == disk.device);
             now.is_some_and(|now| now.node == disk.node)
         };
         named
             .iter()
-            .find(|disk| !is_there(disk))
+            .find(|disk| !is_present(disk))
             .map_or(Ok(()), |disk| Err(moved(&disk.device)))
     }
 
-    /// Gives QEMU a scratch file; gives its number there.
-    fn hand_over(&self, file: OwnedFd) -> Result<u64> {
-        // The label is how the file is found again when nobody knows of it any more.
+    /// Passes a scratch file to QEMU, and returns the id of its fdset.
+    fn pass_file(&self, file: OwnedFd) -> Result<u64> {
+        // The label identifies the file after the run has died.
         let label = self.run.thing("scratch");
         let added = QmpCommand::new("add-fd", json!({ "opaque": label })).with_file(file);
         let answer = self.monitor.execute(&added)?;
         let set = answer.get("fdset-id").and_then(Value::as_u64);
-        set.ok_or_else(|| MonitorError::Senseless {
+        set.ok_or_else(|| MonitorError::Invalid {
             command: "add-fd".to_owned(),
-            detail: "there is no fdset-id".to_owned(),
+            detail: "no fdset-id".to_owned(),
         })
     }
 
@@ -370,7 +370,7 @@ impl SnapshotBuilder<'_> {
         self.add_file(&self.run.node(number, Role::Scratch), disk.scratch_set)
     }
 
-    /// Adds the filter of a disk above its scratch; nothing passes it yet.
+    /// Adds the filter of a disk above its scratch node; no requests pass it yet.
     fn add_filter(&self, number: usize, disk: &PreparedDisk) -> Result<()> {
         let arguments = json!({
             "driver": "copy-before-write",
@@ -383,8 +383,8 @@ impl SnapshotBuilder<'_> {
         self.execute("blockdev-add", arguments).map(drop)
     }
 
-    /// Adds the node of a file that is not needed after the run. It is never flushed: QEMU flushes a node that it deletes, and the guest would
-    /// wait for all that is in it.
+    /// Adds the node of a file that is not needed after the run. It is never flushed: QEMU flushes a node that it
+    /// deletes, and the guest would wait for all cached data.
     fn add_file(&self, node: &str, set: u64) -> Result<()> {
         let cache = json!({ "no-flush": true });
         let arguments = json!({
@@ -404,29 +404,31 @@ impl SnapshotBuilder<'_> {
         let address = json!({ "type": "fd", "data": { "str": name } });
         let started = self.execute("nbd-server-start", json!({ "addr": address }));
         started.map(drop).map_err(|error| match error {
-            MonitorError::Refused { description, .. } if description.contains(SERVER_RUNS) => MonitorError::Busy {
-                with: self.server_of_others(),
-            },
+            MonitorError::Refused { description, .. } if description.contains(SERVER_RUNNING_MESSAGE) => {
+                MonitorError::Busy {
+                    with: self.server_of_others(),
+                }
+            }
             other => other,
         })
     }
 
-    /// The user of QEMU's only NBD server.
+    /// The other user of QEMU's only NBD server.
     fn server_of_others(&self) -> String {
         let jobs = jobs(self.monitor).unwrap_or_default();
         match jobs.into_iter().find(|job| job.kind == "backup") {
             Some(job) => format!("the backup job {}, which uses its NBD server", job.id),
-            None => "another use of its NBD server, of which it has one".to_owned(),
+            None => "another use of its only NBD server".to_owned(),
         }
     }
 
-    /// The instant of one disk, while the machine runs: QEMU puts the filter in between two requests.
-    fn take_one(&self, disks: &[PreparedDisk], tell: &mut dyn FnMut(PointInTimeEvent)) -> Result<Pause> {
-        self.begin_next(disks)?;
+    /// Inserts the filter of a single disk while the machine runs: QEMU does it between two requests.
+    fn take_one(&self, disks: &[PreparedDisk], report: &mut dyn FnMut(PointInTimeEvent)) -> Result<Pause> {
+        self.add_next_bitmaps(disks)?;
         self.check_prepared(disks)?;
         self.set_filters(disks)?;
-        tell(PointInTimeEvent::Reached);
-        self.keep_changes(disks)?;
+        report(PointInTimeEvent::Reached);
+        self.copy_changes(disks)?;
         Ok(Pause::default())
     }
 
@@ -435,15 +437,16 @@ impl SnapshotBuilder<'_> {
         self.check_nodes(&named)
     }
 
-    /// Begins the bitmaps of the next run, a moment before the instant: they name what changes from then on, and a little more.
-    fn begin_next(&self, disks: &[PreparedDisk]) -> Result<()> {
+    /// Adds the bitmaps of the next run a moment before the point in time: they record a few earlier changes as well.
+    fn add_next_bitmaps(&self, disks: &[PreparedDisk]) -> Result<()> {
         let actions: Vec<Value> = disks.iter().filter_map(next_actions).collect();
         self.transact(&actions)
     }
 
-    /// Keeps the state of the bitmaps of the last run, a moment after the instant: they name what has changed until then, and a little
-    /// more. Fails where a snapshot of others has come in between: their images would have changes that no bitmap names.
-    fn keep_changes(&self, disks: &[PreparedDisk]) -> Result<()> {
+    /// Copies the bitmaps of the last run a moment after the point in time: they contain all earlier changes, and a few
+    /// later ones. Fails if another client took a snapshot in between: its images would have changes that no bitmap
+    /// records.
+    fn copy_changes(&self, disks: &[PreparedDisk]) -> Result<()> {
         let actions: Vec<Value> = disks.iter().flat_map(|disk| changes_actions(self.run, disk)).collect();
         self.transact(&actions)?;
         let graph = Graph::query(self.monitor)?;
@@ -465,7 +468,7 @@ impl SnapshotBuilder<'_> {
     }
 }
 
-/// What readers need to know of each disk: the fields of [`PointInTime`].
+/// What readers need to know about each disk: the fields of [`PointInTime`].
 struct DiskExports {
     exports: Vec<String>,
     copiers: Vec<Option<PartCopier>>,
@@ -475,7 +478,7 @@ struct DiskExports {
 
 struct PreparedDisk {
     scratch_set: u64,
-    /// Where the disk is copied and not served.
+    /// The fdset of the spool file, if the disk is copied and not exported.
     spool_set: Option<u64>,
     deadline_s: u64,
     disk: QemuDisk,
@@ -490,21 +493,22 @@ fn moved(device: &str) -> MonitorError {
     }
 }
 
-/// QEMU takes whole seconds, and zero would be no bound.
-fn hold_s(write_deadline: Duration) -> u64 {
-    write_deadline.clamp(Duration::from_secs(1), LONGEST_HOLD).as_secs()
+/// QEMU takes whole seconds, and zero would mean no limit.
+fn write_delay_s(write_deadline: Duration) -> u64 {
+    write_deadline.clamp(Duration::from_secs(1), WRITE_DELAY_MAX).as_secs()
 }
 
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
-    use super::hold_s;
+    use super::write_delay_s;
 
     #[test]
-    fn a_filter_holds_no_write_until_a_guest_resets_its_controller() {
-        let held = [0, 900, 3_000, 30_000, 86_400_000].map(|milliseconds| hold_s(Duration::from_millis(milliseconds)));
+    fn a_filter_delays_writes_less_than_the_timeout_of_controllers() {
+        let held =
+            [0, 900, 3_000, 30_000, 86_400_000].map(|milliseconds| write_delay_s(Duration::from_millis(milliseconds)));
         assert_eq!(held, [1, 1, 3, 10, 10]);
-        assert_eq!(hold_s(Duration::MAX), 10);
+        assert_eq!(write_delay_s(Duration::MAX), 10);
     }
 }

@@ -1,7 +1,7 @@
 //! The QEMU machine protocol: commands to a running QEMU, and its events.
 //!
-//! Source: QEMU's `docs/interop/qmp-spec.rst`. How commands reach QEMU is a [`Monitor`]'s business: a socket of its own
-//! ([`QmpSocket`]), or libvirt, which has the socket open already.
+//! Source: QEMU's `docs/interop/qmp-spec.rst`. A [`Monitor`] transports the commands: a socket of our own
+//! ([`QmpSocket`]), or libvirt, which has QEMU's socket open.
 
 mod logged;
 mod message;
@@ -22,16 +22,16 @@ pub use socket::QmpSocket;
 /// Result of a command.
 pub type Result<T> = std::result::Result<T, MonitorError>;
 
-/// What notes of waits call the one at the other end.
+/// The name of QEMU's monitor in notes of waits.
 const MONITOR: &str = "QEMU's monitor";
 
-/// A way to QEMU's monitor.
+/// A connection to QEMU's monitor.
 pub trait Monitor: Send + Sync {
-    /// Does a command, and waits for the answer.
+    /// Executes a command, and waits for the answer.
     fn execute(&self, command: &QmpCommand) -> Result<Value>;
 
-    /// Makes sure that there is a way, after a time in which whoever stands in between may have been restarted. Commands never do
-    /// that by themselves: one whose answer is lost may have been done.
+    /// Restores the connection if a daemon in between may have been restarted. Commands never do that themselves: if
+    /// the answer is lost, the command may have been executed.
     fn wake(&self) -> Result<()> {
         Ok(())
     }
@@ -75,22 +75,22 @@ pub fn query_with_retries<T>(
 /// A command.
 #[derive(Debug)]
 pub struct QmpCommand {
-    /// What it is called: "query-block".
+    /// Its name: "query-block".
     pub name: &'static str,
-    /// Its arguments, an object; [`Value::Null`] where it has none.
+    /// Its arguments, an object; [`Value::Null`] if it has none.
     pub arguments: Value,
-    /// Open files that QEMU is to get with it.
+    /// Open files to pass to QEMU.
     pub files: Vec<OwnedFd>,
-    /// How long an answer is waited for.
+    /// The timeout of the answer.
     pub deadline: Duration,
 }
 
-/// QEMU answers most commands within milliseconds; it does nothing else while it waits for a slow disk.
+/// QEMU answers most commands within milliseconds; while it waits for a slow disk it answers none.
 const DEADLINE: Duration = Duration::from_secs(30);
 const WAKE_INTERVAL: Duration = Duration::from_millis(200);
 
 impl QmpCommand {
-    /// A command without files, and half a minute for it.
+    /// A command without files, with a timeout of half a minute.
     pub fn new(name: &'static str, arguments: Value) -> Self {
         Self {
             name,
@@ -108,7 +108,7 @@ impl QmpCommand {
     }
 }
 
-/// Why there is no answer, or not the one that was wished for.
+/// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MonitorError {
@@ -119,7 +119,7 @@ pub enum MonitorError {
         command: String,
         /// "GenericError", "DeviceNotFound"...
         class: String,
-        /// QEMU's words.
+        /// QEMU's message.
         description: String,
     },
     /// QEMU, or its machine, is busy with an exclusive operation of another client.
@@ -128,52 +128,52 @@ pub enum MonitorError {
         /// The operation, if known.
         with: String,
     },
-    /// This QEMU would not survive what was asked for; nothing was done.
+    /// A defect of this QEMU would be triggered; nothing was done.
     #[error("the disk {device} cannot be frozen: {why}")]
     Dangerous {
-        /// The device, as a path of QEMU's object model.
+        /// The QOM path of the device.
         device: String,
-        /// Where it is, and what would happen.
+        /// The context of the disk, and the consequence.
         why: String,
     },
-    /// There is no answer in time. Whether QEMU does it later is not known.
+    /// There was no answer in time. It is unknown whether QEMU will still execute the command.
     #[error("QEMU did not answer {command} within {} ms", after.as_millis())]
     TimedOut {
         /// The command.
         command: String,
-        /// How long it was waited for.
+        /// The timeout.
         after: Duration,
     },
-    /// The connection is gone: QEMU has ended, or was taken away.
+    /// The connection is gone: QEMU has ended, or the daemon in between.
     #[error("the connection to QEMU's monitor is gone ({during})")]
     Gone {
-        /// What was going on.
+        /// The action.
         during: String,
-        /// The operating system's reason, where it gave one.
+        /// The operating system's reason, if there is one.
         source: Option<std::io::Error>,
     },
-    /// An answer makes no sense.
-    #[error("QEMU's answer to {command} makes no sense: {detail}")]
-    Senseless {
+    /// An answer is invalid.
+    #[error("QEMU's answer to {command} is invalid: {detail}")]
+    Invalid {
         /// The command.
         command: String,
         /// What is missing or wrong.
         detail: String,
     },
-    /// Something went wrong, and what had been made until then could not all be taken out of QEMU again.
-    #[error("{because}; and not everything could be taken out of QEMU again: {left}")]
+    /// An action failed, and its cleanup in QEMU failed, too.
+    #[error("{because}; the cleanup in QEMU failed, too: {left}")]
     Left {
-        /// What went wrong first.
+        /// The first error.
         because: Box<MonitorError>,
-        /// What could not be taken out, and why.
+        /// The error of the cleanup.
         left: Box<MonitorError>,
     },
-    /// What passes the command on to QEMU fails.
-    #[error("{command} does not reach QEMU")]
+    /// The command could not be passed to QEMU.
+    #[error("{command} could not be sent to QEMU")]
     Transport {
         /// The command.
         command: String,
-        /// Why.
+        /// The reason.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
 }
@@ -183,15 +183,15 @@ pub(crate) fn line_of(command: &QmpCommand) -> String {
     message::object_of(command).to_string()
 }
 
-/// The answer in the text of another process's monitor.
+/// Parses the answer from a monitor that another process has open.
 pub(crate) fn answer_of(command: &str, text: &[u8]) -> Result<Value> {
     match message::decode(text) {
         Ok(message::Message::Answer(_, found)) => message::answer(command, found),
-        Ok(_) => Err(MonitorError::Senseless {
+        Ok(_) => Err(MonitorError::Invalid {
             command: command.to_owned(),
-            detail: "it is no answer".to_owned(),
+            detail: "not an answer".to_owned(),
         }),
-        Err(detail) => Err(MonitorError::Senseless {
+        Err(detail) => Err(MonitorError::Invalid {
             command: command.to_owned(),
             detail,
         }),
@@ -199,7 +199,7 @@ pub(crate) fn answer_of(command: &str, text: &[u8]) -> Result<Value> {
 }
 
 impl MonitorError {
-    /// Whether QEMU was asked and said no: nothing has changed.
+    /// Whether QEMU refused the command: nothing has changed.
     pub fn is_refusal(&self) -> bool {
         matches!(self, Self::Refused { .. })
     }

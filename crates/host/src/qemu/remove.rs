@@ -1,4 +1,4 @@
-//! Removes what a run has added to a QEMU, by its names alone, whatever state the run was in.
+//! Removes the objects of a run from QEMU, by their names alone, whatever state the run was in.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -17,14 +17,15 @@ use crate::qemu::jobs::list;
 use crate::qemu::names::changes_name;
 use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand, Result};
 
-/// An export that is closed lets go of its node when its last request has ended.
+/// A closing export releases its node when its last request has ended.
 const ATTEMPT_COUNT: u32 = 40;
 const ATTEMPT_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The runs of which something is in this QEMU.
+/// The runs with objects in this QEMU.
 ///
-/// Files of a machine that is paused do not count, unless it sends its memory at this moment: QEMU closes removed files only while the machine
-/// runs. A machine that has sent its memory is in the same state for as long as it is paused.
+/// Files of a paused machine do not count, unless the machine sends its memory at this moment: QEMU closes removed
+/// files only while the machine runs. A machine that has sent its memory stays in the same state as long as it is
+/// paused.
 pub fn runs_in(monitor: &dyn Monitor) -> Result<BTreeSet<RunId>> {
     let mut runs: BTreeSet<RunId> = node_names(monitor)?.iter().filter_map(|name| run_of(name)).collect();
     runs.extend(export_ids(monitor)?.iter().filter_map(|id| run_of(id)));
@@ -39,8 +40,9 @@ pub fn runs_in(monitor: &dyn Monitor) -> Result<BTreeSet<RunId>> {
     Ok(runs)
 }
 
-/// Takes out runs of which files alone are in this QEMU, and the server that had no export yet: of a run that read the machine while it was
-/// paused, or that ended before its instant. A run that sends the machine's memory at this moment stays.
+/// Removes runs that have only files in this QEMU, and an NBD server without exports: those of a run that read the
+/// machine while it was paused, or that ended before its point in time. A run that sends the machine's memory at this
+/// moment is not touched.
 pub fn drop_idle_files(monitor: &dyn Monitor, clock: &dyn Clock) -> Result<()> {
     let status = monitor.execute(&QmpCommand::new("query-status", Value::Null))?;
     if status["status"] == "finish-migrate" {
@@ -57,10 +59,10 @@ pub fn drop_idle_files(monitor: &dyn Monitor, clock: &dyn Clock) -> Result<()> {
         .try_for_each(|run| remove_run(monitor, clock, *run))
 }
 
-/// Takes out everything that `run` has put into this QEMU. The guest does not notice.
+/// Removes all objects of `run` from this QEMU, without effect on the guest.
 ///
 /// # Errors
-/// The first thing that could not be taken out; everything else is.
+/// The first removal that failed; all others were done.
 pub fn remove_run(monitor: &dyn Monitor, clock: &dyn Clock, run: RunId) -> Result<()> {
     let mut removal = Removal {
         monitor,
@@ -72,12 +74,12 @@ pub fn remove_run(monitor: &dyn Monitor, clock: &dyn Clock, run: RunId) -> Resul
         end_sending(monitor, clock, run),
         removal.jobs(),
         removal.exports(),
-        // As long as somebody reads through a filter, nobody may write beside it.
+        // While a reader uses the filter, QEMU forbids writes that bypass it.
         removal.nodes(&[Role::Frozen]),
-        removal.take_from_devices(Role::Switch),
-        // A switch that is on a filter keeps all other writers away from the disk, also when no device uses it any more.
+        removal.detach_from_devices(Role::Switch),
+        // A switch above a filter forbids all other writers of the disk, also when no device uses it any more.
         removal.nodes(&[Role::Switch]),
-        removal.take_from_devices(Role::Filter),
+        removal.detach_from_devices(Role::Filter),
         removal.nodes(&[Role::Filter, Role::Scratch, Role::Spool, Role::Marks]),
         removal.bitmaps(),
         removal.files(),
@@ -104,8 +106,8 @@ impl Removal<'_> {
         run_of(name) == Some(self.run)
     }
 
-    /// Tries until it works, or patience is over.
-    fn patiently(&mut self, command: &QmpCommand) {
+    /// Repeats a command until it succeeds, or the attempts are used up.
+    fn execute_with_retries(&mut self, command: &QmpCommand) {
         for attempt in 1.. {
             match self.monitor.execute(command) {
                 Ok(_) => return,
@@ -115,7 +117,7 @@ impl Removal<'_> {
         }
     }
 
-    /// Ends the jobs that copy parts of disks.
+    /// Ends the jobs that copy ranges of disks.
     fn jobs(&self) -> Result<()> {
         end_jobs(self.monitor, self.clock, &|id| self.is_ours(id))
     }
@@ -134,7 +136,8 @@ impl Removal<'_> {
         }
         let has_nodes = node_names(self.monitor)?.iter().any(|name| self.is_ours(name));
         let has_files = fd_sets(self.monitor)?.iter().any(|(_, label)| self.is_ours(label));
-        // QEMU has one server. Whoever else wanted it could not have started it beside ours, and has exports if it is theirs.
+        // QEMU has one server. Another client could not have started a second one, and has exports if the server is its
+        // own.
         if ours.len() == ids.len() && (has_nodes || has_files || !ours.is_empty()) {
             match self.monitor.execute(&QmpCommand::new("nbd-server-stop", Value::Null)) {
                 Ok(_) => {}
@@ -146,21 +149,21 @@ impl Removal<'_> {
         Ok(())
     }
 
-    /// Puts devices that are on a node of ours of this role onto the node below it.
-    fn take_from_devices(&mut self, role: Role) -> Result<()> {
+    /// Sets devices on one of our nodes of this role back to the node below it.
+    fn detach_from_devices(&mut self, role: Role) -> Result<()> {
         let is_ours = |disk: &QemuDisk| self.is_ours(&disk.node) && role_of(&disk.node) == Some(role);
         let on_ours: Vec<QemuDisk> = disks(self.monitor)?.into_iter().filter(is_ours).collect();
         for disk in on_ours {
-            // Not the node on which ours was put: a snapshot may have put another one there meanwhile.
+            // Not the node on which ours was inserted: a snapshot may have put another one there in the meantime.
             let graph = Graph::query(self.monitor)?;
             let Some(below) = graph.child(&disk.node, "file") else {
-                self.note(MonitorError::Senseless {
+                self.note(MonitorError::Invalid {
                     command: "x-debug-query-block-graph".to_owned(),
-                    detail: format!("there is nothing below {}", disk.node),
+                    detail: format!("the node {} has no child", disk.node),
                 });
                 continue;
             };
-            // Another process may be taking the run out, too: see `Danger::SameNodeAgain`.
+            // Another process may be removing the run, too: see `Danger::SameNodeAgain`.
             let mut present = disks(self.monitor)?.into_iter();
             if !present.any(|now| now.device == disk.device && now.node == disk.node) {
                 continue;
@@ -177,7 +180,7 @@ impl Removal<'_> {
         for role in roles {
             for name in names.iter().filter(|name| role_of(name).as_ref() == Some(role)) {
                 if self.is_ours(name) {
-                    self.patiently(&about_node("blockdev-del", name));
+                    self.execute_with_retries(&about_node("blockdev-del", name));
                 }
             }
         }
@@ -189,7 +192,7 @@ impl Removal<'_> {
         for disk in disks(self.monitor)? {
             if disk.bitmaps.iter().any(|bitmap| bitmap.name == name) {
                 let arguments = json!({ "node": disk.node, "name": name });
-                self.patiently(&QmpCommand::new("block-dirty-bitmap-remove", arguments));
+                self.execute_with_retries(&QmpCommand::new("block-dirty-bitmap-remove", arguments));
             }
         }
         Ok(())
@@ -201,8 +204,8 @@ impl Removal<'_> {
     }
 
     fn files(&mut self) -> Result<()> {
-        // QEMU closes files while the machine runs only, and one that was just let run does not always at once. Those of a
-        // machine that stays paused wait for the next time.
+        // QEMU closes files only while the machine runs, and not always at once after a resume. Files of a paused
+        // machine are removed by a later call.
         for _ in 0..ATTEMPT_COUNT {
             let sets = fd_sets(self.monitor)?;
             let ours: Vec<u64> = sets
@@ -219,7 +222,7 @@ impl Removal<'_> {
                     .execute(&QmpCommand::new("remove-fd", json!({ "fdset-id": set })))
                 {
                     Ok(_) => {}
-                    // The last node that used it has taken it along.
+                    // QEMU removed it with the last node that used it.
                     Err(error) if error.is_refusal() => {}
                     Err(error) => self.note(error),
                 }
@@ -232,7 +235,7 @@ impl Removal<'_> {
             }
             self.clock.sleep(ATTEMPT_INTERVAL);
         }
-        // A listening socket that the server never took, a pipe that no migration did.
+        // A listening socket that the server has not taken, or a pipe that no migration has used.
         for name in ["nbd", "memory"] {
             let unused = json!({ "fdname": self.run.thing(name) });
             match self.monitor.execute(&QmpCommand::new("closefd", unused)) {
@@ -260,7 +263,7 @@ fn export_ids(monitor: &dyn Monitor) -> Result<Vec<String>> {
     Ok(texts(&items, "id"))
 }
 
-/// The sets of files that were handed over, and the label of each.
+/// The ids of the fdsets, and the label of each.
 fn fd_sets(monitor: &dyn Monitor) -> Result<Vec<(u64, String)>> {
     let items = list(monitor, "query-fdsets", Value::Null)?;
     let sets = items.iter().filter_map(|set| {

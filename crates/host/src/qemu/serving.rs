@@ -1,4 +1,4 @@
-//! Which disks QEMU's NBD server must not serve, and which must not get a filter.
+//! Disks that QEMU's NBD server must not export, and disks that must not get a filter.
 
 use serde_json::{Value, json};
 
@@ -6,20 +6,20 @@ use super::{Danger, DiskContext, QemuDisk, QemuVersion};
 use crate::qemu::jobs::list;
 use crate::qemu::qmp::{Monitor, Result};
 
-/// Drivers whose nodes QEMU has to wait for whenever a node is put on them, also without requests.
+/// Drivers whose nodes QEMU always has to wait for when a node is inserted above them, even without requests.
 const WAITED_FOR: [&str; 2] = ["throttle", "qed"];
 
-/// Why a disk must not be served.
+/// Why a disk must not be exported.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NotServed {
-    /// The QEMU.
+    /// The version of QEMU.
     pub version: QemuVersion,
-    /// Where the disk is worked at.
+    /// The context of the disk.
     pub context: DiskContext,
 }
 
 impl NotServed {
-    /// Asks QEMU for each of these disks whether it must not be served.
+    /// Determines for each disk whether it must not be exported.
     pub fn query(monitor: &dyn Monitor, disks: &[&QemuDisk]) -> Result<Vec<Option<Self>>> {
         let version = QemuVersion::query(monitor)?;
         let dangers = [Danger::NbdClientOfIothread, Danger::NodeOnBusyIothread];
@@ -34,7 +34,7 @@ impl NotServed {
     }
 }
 
-/// Why nothing may be put on these disks in a running QEMU; none where it may.
+/// Why no node may be inserted above these disks in a running QEMU; none if it may.
 pub fn no_filter(monitor: &dyn Monitor, disks: &[&QemuDisk]) -> Result<Option<String>> {
     let version = QemuVersion::query(monitor)?;
     if version.defect(Danger::NodeOnBusyIothread).is_none() {
@@ -42,7 +42,7 @@ pub fn no_filter(monitor: &dyn Monitor, disks: &[&QemuDisk]) -> Result<Option<St
     }
     let nodes = list(monitor, "query-named-block-nodes", json!({ "flat": true }))?;
     let driver = |node: &Value| node.get("drv").and_then(Value::as_str).map(str::to_owned);
-    // Which disk such a node is below is not asked: one is enough.
+    // It does not matter which disk is above such a node: one is enough.
     let mut drivers = nodes.iter().filter_map(driver);
     let Some(driver) = drivers.find(|driver| WAITED_FOR.contains(&&driver[..])) else {
         return Ok(None);
@@ -50,7 +50,7 @@ pub fn no_filter(monitor: &dyn Monitor, disks: &[&QemuDisk]) -> Result<Option<St
     for disk in disks {
         if !DiskContext::query(monitor, &disk.device)?.is_main_loop() {
             return Ok(Some(format!(
-                "QEMU {version} would crash where a filter is put on a node of the driver {driver} in an iothread"
+                "QEMU {version} may crash if a filter is inserted above a node of the driver {driver} in an iothread"
             )));
         }
     }
@@ -67,9 +67,6 @@ impl std::fmt::Display for NotServed {
             }
             DiskContext::Unknown | DiskContext::MainLoop => write!(formatter, "it may be in an iothread")?,
         }
-        write!(
-            formatter,
-            ", from which QEMU {version} must not serve it: it might crash"
-        )
+        write!(formatter, ", and QEMU {version} may crash if it exports such a disk")
     }
 }

@@ -1,4 +1,4 @@
-//! Which QEMU it is.
+//! The version of a QEMU.
 
 use serde_json::Value;
 
@@ -6,37 +6,37 @@ use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand, Result};
 
 const COMMAND: &str = "query-version";
 
-/// A version of QEMU; the later is the greater.
+/// A version of QEMU; later versions are greater.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct QemuVersion {
-    /// The first number.
+    /// The major version.
     pub major: u64,
-    /// The second number.
+    /// The minor version.
     pub minor: u64,
-    /// The third number, which grows with the fixes of a stable branch.
+    /// The micro version, which counts the releases of a stable branch.
     pub micro: u64,
 }
 
 impl QemuVersion {
-    /// The version of these three numbers.
+    /// The version with these three numbers.
     pub const fn new(major: u64, minor: u64, micro: u64) -> Self {
         Self { major, minor, micro }
     }
 
-    /// Asks a QEMU.
+    /// Queries a QEMU.
     pub fn query(monitor: &dyn Monitor) -> Result<Self> {
         let answer = monitor.execute(&QmpCommand::new(COMMAND, Value::Null))?;
         let number = |key: &str| answer.pointer(&format!("/qemu/{key}")).and_then(Value::as_u64);
         match (number("major"), number("minor"), number("micro")) {
             (Some(major), Some(minor), Some(micro)) => Ok(Self { major, minor, micro }),
-            _ => Err(MonitorError::Senseless {
+            _ => Err(MonitorError::Invalid {
                 command: COMMAND.to_owned(),
-                detail: "there are no numbers".to_owned(),
+                detail: "no version numbers".to_owned(),
             }),
         }
     }
 
-    /// Whether both are of one stable branch.
+    /// Whether both belong to one stable branch.
     pub(super) fn is_of_branch(self, other: Self) -> bool {
         (self.major, self.minor) == (other.major, other.minor)
     }

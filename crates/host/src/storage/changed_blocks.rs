@@ -1,17 +1,18 @@
-//! Which bytes of a file changed between two host snapshots, told by the file system itself: nothing of the file is read.
+//! The ranges of a file that changed between two host snapshots, from metadata of the file system: no data of the file
+//! is read.
 //!
-//! A file system that never overwrites what a host snapshot holds knows what two of them share. There are three ways to ask it:
+//! A copy-on-write file system knows which blocks two snapshots share. There are three ways to query it:
 //!
-//! - [`by_extents`]: where the same file lies in both (XFS and btrfs);
-//! - [`by_send_stream`]: what a stream of differences holds (ZFS);
-//! - [`by_thin_delta`]: which blocks of a pool two volumes have in common (LVM).
+//! - [`by_extents`]: the extents of the file in both (XFS and btrfs);
+//! - [`by_send_stream`]: the records of an incremental stream (ZFS);
+//! - [`by_thin_delta`]: the shared blocks of two volumes in a pool (LVM).
 //!
-//! All answer with [`ChangedRanges`]. What is outside of them is the same in both states; what is inside *may* differ. Whatever is
-//! not known for certain is inside, so an error here costs a read, never a lost change. What cannot be known at all is an
-//! error, and the caller reads everything.
+//! All return [`ChangedRanges`]. Bytes outside of the ranges are equal in both states; bytes inside *may* differ.
+//! Everything uncertain is inside, so a mistake costs a read, never a lost change. If nothing is certain the result is
+//! an error, and the caller reads everything.
 //!
-//! Terms: *before* and *after* are the two states, the older one first. Sizes and offsets are bytes of the file, which is the disk
-//! itself when the image is raw; other formats need `holdfast_image::changed_on_disk` in between.
+//! Terms: *before* and *after* are the two states, the older one first. Sizes and offsets are bytes of the file, which
+//! equal those of the disk if the image is raw; other formats need `holdfast_image::changed_on_disk` as well.
 
 mod error;
 mod extents;

@@ -1,14 +1,15 @@
-//! Who can make host snapshots: views of a file system, or of a volume, at one instant.
+//! Providers of host snapshots: views of a file system, or of a volume, at one instant.
 //!
-//! | provider | what a dataset is | one instant for several datasets | where a snapshot is |
+//! | provider | dataset | one instant for several datasets | place of a snapshot |
 //! |---|---|---|---|
-//! | [`Zfs`] | a file system or volume of a pool, by its name | of one pool, since ZFS 0.8; a dataset with all below it before | in the pool |
+//! | [`Zfs`] | a file system or volume of a pool, by its name | of one pool, since ZFS 0.8; before, a dataset with its descendants | in the pool |
 //! | [`Btrfs`] | a subvolume, by its folder | no | a read-only subvolume in `.holdfast/snapshots` of the dataset |
-//! | [`Lvm`] | a volume in a thin pool, `GROUP/VOLUME` | no: volume after volume | a thin snapshot that sleeps, in the pool |
-//! | [`Reflink`] | a folder on XFS or btrfs | no: file after file | a folder of clones in `.holdfast/snapshots` of the dataset |
+//! | [`Lvm`] | a volume in a thin pool, `GROUP/VOLUME` | no: one volume after the other | an inactive thin snapshot, in the pool |
+//! | [`Reflink`] | a folder on XFS or btrfs | no: one file after the other | a folder of clones in `.holdfast/snapshots` of the dataset |
 //!
-//! A snapshot carries a *record*: a small text of ours. ZFS keeps it as a property of the snapshot, from the moment on at which it is
-//! made, and LVM in tags; for the others it is a file beside the snapshot. Others' snapshots have none, and are listed all the same.
+//! A snapshot has a *record*: a small text of Holdfast. ZFS stores it as a property of the snapshot, which is set at
+//! creation, and LVM in tags; for the others it is a file next to the snapshot. Snapshots of other programs have none,
+//! and are listed all the same.
 
 pub(crate) mod btrfs;
 mod error;
@@ -47,13 +48,13 @@ pub use replica::{
     ReplicaDataset, ReplicaSide, ReplicaSnapshot, SendRequest, SenderTrust, StreamForm,
 };
 pub use transfer::is_in_transfer;
-pub use zfs::{DeviceErrors, LeftClone, LeftCloneKind, PoolDevice, PoolRoom, PoolState, Zfs, ZfsSide};
+pub use zfs::{DeviceErrors, PoolDevice, PoolRoom, PoolState, TemporaryClone, TemporaryCloneKind, Zfs, ZfsSide};
 pub use zfs::{SendError, SendQuery, volume_device};
 
-/// Result of asking a provider.
+/// Result of a call to a provider.
 pub type ProviderResult<T> = std::result::Result<T, ProviderError>;
 
-/// Which provider.
+/// A kind of provider.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ProviderKind {
@@ -68,10 +69,10 @@ pub enum ProviderKind {
 }
 
 impl ProviderKind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 4] = [Self::Zfs, Self::Btrfs, Self::Reflink, Self::Lvm];
 
-    /// The word for it, before the colon of a dataset's name.
+    /// The keyword, which is the prefix of a dataset's name.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Zfs => "zfs",
@@ -81,7 +82,7 @@ impl ProviderKind {
         }
     }
 
-    /// Whether its datasets are folders, and are called by their paths.
+    /// Whether its datasets are folders, with their paths as names.
     pub const fn has_folders(self) -> bool {
         match self {
             Self::Btrfs | Self::Reflink => true,
@@ -89,23 +90,23 @@ impl ProviderKind {
         }
     }
 
-    /// The one of a word.
+    /// The kind with this keyword.
     pub fn from_word(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.word() == word)
     }
 }
 
-/// Something of which host snapshots are made as a whole.
+/// The unit of which host snapshots are made.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Dataset {
-    /// Whose it is.
+    /// Its provider.
     pub provider: ProviderKind,
-    /// Its name there: `tank/vm`, `vg0/web1`, or the path of its folder.
+    /// Its name at the provider: `tank/vm`, `vg0/web1`, or the path of its folder.
     pub name: String,
 }
 
 impl Dataset {
-    /// One as it is displayed.
+    /// Parses the displayed form.
     pub fn parse(text: &str) -> Option<Self> {
         let (provider, name) = text.split_once(':')?;
         Some(Self {
@@ -122,17 +123,17 @@ impl fmt::Display for Dataset {
     }
 }
 
-/// A host snapshot, by its name.
+/// The full name of a host snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HostSnapshotName {
-    /// What it is of.
+    /// Its dataset.
     pub dataset: Dataset,
-    /// Its own name.
+    /// Its name in the dataset.
     pub name: String,
 }
 
 impl HostSnapshotName {
-    /// One as it is displayed.
+    /// Parses the displayed form.
     pub fn parse(text: &str) -> Option<Self> {
         let (dataset, name) = text.rsplit_once('@')?;
         Some(Self {
@@ -154,27 +155,28 @@ impl fmt::Display for HostSnapshotName {
 pub struct HostSnapshot {
     /// Its name.
     pub name: HostSnapshotName,
-    /// When it was made, in seconds since 1970-01-01 UTC.
+    /// Its creation time, in seconds since 1970-01-01 UTC.
     pub time_s: i64,
-    /// What tells it from another of the same name, made later: ZFS's GUID, a UUID. Empty where only its time does.
+    /// An identity that a later one of the same name does not have: ZFS's GUID, a UUID. Empty if only the time
+    /// distinguishes them.
     pub identity: String,
-    /// Bytes that would be free without it; none where that is not known cheaply.
+    /// Bytes that its removal would free; none if that is expensive to determine.
     pub used_bytes: Option<u64>,
     /// Bytes that it refers to.
     pub referenced_bytes: Option<u64>,
-    /// How many hold it: it cannot be removed before all have let go.
+    /// Number of holds: it cannot be removed before all are released.
     pub hold_count: u64,
     /// Our record of it.
     pub record: Option<String>,
 }
 
 impl HostSnapshot {
-    /// Whether `other`, of the same name, is this one still, and not another one that has been given its name.
+    /// Whether `other`, of the same name, is the same snapshot, and not a later one.
     pub fn is_still(&self, other: &Self) -> bool {
         self.identity == other.identity && (!self.identity.is_empty() || self.time_s == other.time_s)
     }
 
-    /// What is there now under its name is another one.
+    /// The error for a later snapshot under this name.
     fn replaced(&self) -> ProviderError {
         ProviderError::Replaced {
             what: self.name.to_string(),
@@ -182,10 +184,10 @@ impl HostSnapshot {
     }
 }
 
-/// A host snapshot, with no more than what is noted of it.
+/// The name and the record of a host snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NotedSnapshot {
-    /// It.
+    /// Its name.
     pub name: HostSnapshotName,
     /// Our record of it.
     pub record: Option<String>,
@@ -200,26 +202,26 @@ impl NotedSnapshot {
     }
 }
 
-/// A dataset, and the room that it takes.
+/// A dataset, and its space.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DatasetState {
-    /// Which.
+    /// The dataset.
     pub dataset: Dataset,
-    /// Where its files are; none for a volume, and for what is not mounted.
+    /// Its folder; none for a volume, or if it is not mounted.
     pub folder: Option<PathBuf>,
-    /// Whether it is a volume: a disk of its own.
+    /// Whether it is a volume, with a device.
     pub is_volume: bool,
-    /// Bytes that it takes, with all its snapshots and what is below it.
+    /// Used bytes, including snapshots and descendants.
     pub used_bytes: Option<u64>,
-    /// Bytes that it refers to.
+    /// Referenced bytes.
     pub referenced_bytes: Option<u64>,
-    /// Bytes that only its snapshots take.
+    /// Bytes that are used by its snapshots only.
     pub snapshots_bytes: Option<u64>,
-    /// How much smaller its data is by compression, in hundredths: 150 for 1.5 to 1.
+    /// Compression ratio in percent: 150 for 1.5 to 1.
     pub compression_percent: Option<u64>,
-    /// Bytes that are free for it.
+    /// Bytes available to it.
     pub available_bytes: Option<u64>,
-    /// What it was cloned from.
+    /// The snapshot that it was cloned from.
     pub origin: Option<String>,
 }
 
@@ -235,7 +237,7 @@ pub struct HostSnapshotScope {
 }
 
 impl HostSnapshotScope {
-    /// All of a dataset.
+    /// The whole of a dataset.
     pub fn all_of(dataset: Dataset) -> Self {
         Self {
             dataset,
@@ -263,7 +265,7 @@ pub struct View {
 }
 
 impl View {
-    fn lasting(folder: PathBuf) -> Self {
+    fn permanent(folder: PathBuf) -> Self {
         Self { folder, cleanup: None }
     }
 
@@ -283,19 +285,19 @@ impl Drop for View {
 
 /// A file system or volume manager that creates, lists, holds and removes host snapshots.
 pub trait Provider: Send + Sync {
-    /// Which one it is.
+    /// The kind of provider.
     fn kind(&self) -> ProviderKind;
 
     /// All datasets that the provider can list, by name. It cannot list folders.
     fn datasets(&self) -> ProviderResult<Vec<DatasetState>>;
 
-    /// One of them.
+    /// The state of a dataset.
     fn dataset(&self, name: &str) -> ProviderResult<DatasetState>;
 
     /// The host snapshots of a dataset, the oldest first.
     fn snapshots(&self, dataset: &str) -> ProviderResult<Vec<HostSnapshot>>;
 
-    /// Adds the space that they take, where that takes time to find out.
+    /// Adds the space of snapshots, if that takes long to determine.
     fn measure(&self, _snapshots: &mut [HostSnapshot]) -> ProviderResult<()> {
         Ok(())
     }
@@ -312,14 +314,14 @@ pub trait Provider: Send + Sync {
     /// Makes created host snapshots durable, with this record.
     fn commit(&self, group: &[HostSnapshotScope], label: &HostSnapshotLabel<'_>) -> ProviderResult<()>;
 
-    /// Undoes `prepare`, and `create` where it is not committed and has no name yet.
+    /// Undoes `prepare`, and `create` if it was not committed and has no final name yet.
     fn abandon(&self, _wanted: &[HostSnapshotScope], _cut: &HostSnapshotLabel<'_>) {}
 
-    /// The host snapshots of a dataset with what is noted of them, and no more: quickly. ZFS leaves those out of which nothing is noted,
-    /// which other programs created.
+    /// The host snapshots of a dataset with their records, quickly. ZFS omits those without a record, which other
+    /// programs created.
     fn noted(&self, dataset: &str) -> ProviderResult<Vec<NotedSnapshot>>;
 
-    /// Whether another process may be creating host snapshots of a dataset, where they have no note before the commit.
+    /// Whether another process may be creating host snapshots of a dataset, which have no record before the commit.
     fn is_making(&self, _dataset: &str) -> bool {
         false
     }
@@ -331,25 +333,25 @@ pub trait Provider: Send + Sync {
 
     /// Removes a leftover, if it still is one.
     fn remove_leftover(&self, leftover: &ProviderLeftover) -> ProviderResult<()> {
-        Err(ProviderError::NotThere {
+        Err(ProviderError::NotFound {
             what: leftover.place.display().to_string(),
         })
     }
 
-    /// What needs a host snapshot: clones of it, by their names.
+    /// The names of a host snapshot's clones, which need it.
     fn clones(&self, _snapshot: &HostSnapshotName) -> ProviderResult<Vec<String>> {
         Ok(Vec::new())
     }
 
-    /// Removes a host snapshot, whichever has this name.
+    /// Removes the host snapshot with this name.
     fn destroy(&self, snapshot: &HostSnapshotName) -> ProviderResult<()>;
 
-    /// Removes this host snapshot, and not another one that has been given its name since it was looked at: that is compared right
-    /// before it goes.
+    /// Removes this host snapshot, and not a later one with the same name: the identity is compared directly before the
+    /// removal.
     fn destroy_this(&self, snapshot: &HostSnapshot) -> ProviderResult<()> {
         let present = self.snapshots(&snapshot.name.dataset.name)?;
         let present = present.into_iter().find(|one| one.name == snapshot.name);
-        let present = present.ok_or_else(|| ProviderError::NotThere {
+        let present = present.ok_or_else(|| ProviderError::NotFound {
             what: snapshot.name.to_string(),
         })?;
         if !snapshot.is_still(&present) {
@@ -364,9 +366,9 @@ pub trait Provider: Send + Sync {
     /// Releases a hold.
     fn release(&self, snapshot: &HostSnapshotName, tag: &str) -> ProviderResult<()>;
 
-    /// Makes the contents of a host snapshot readable. What has to be created for that is named after `label`.
+    /// Makes the contents of a host snapshot readable. Objects that are created for that are named after `label`.
     fn view(&self, snapshot: &HostSnapshotName, label: &str) -> ProviderResult<View>;
 
-    /// A writable dataset that shares all with a host snapshot.
+    /// Clones a host snapshot to a writable dataset.
     fn clone_to(&self, snapshot: &HostSnapshotName, name: &str) -> ProviderResult<DatasetState>;
 }

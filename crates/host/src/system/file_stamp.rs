@@ -3,10 +3,10 @@
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::Path;
 
-/// A word that stays the same as long as a file is neither replaced nor written; of a volume, as long as it is not replaced. None where
-/// nothing like that can be told.
+/// A stamp that stays the same until a file is replaced or written; for a volume, until it is replaced. None if the
+/// file system provides nothing suitable.
 ///
-/// A file may be moved or mounted elsewhere: the word has its inode, its size and when it was written last.
+/// The file may be moved or mounted elsewhere: the stamp consists of inode, size and modification time.
 pub fn stamp_of(path: &Path) -> Option<String> {
     let found = path.metadata().ok()?;
     if found.is_file() {
@@ -35,7 +35,7 @@ mod tests {
     use super::stamp_of;
 
     #[test]
-    fn a_file_that_was_written_or_replaced_has_another_stamp() {
+    fn writing_or_replacing_a_file_changes_its_stamp() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("base");
         let write = |path: &Path, text: &str, second: u64| {
@@ -54,7 +54,7 @@ mod tests {
         write(&other, "two", 2);
         std::fs::rename(&other, &path).unwrap();
         assert_ne!(stamp_of(&path).unwrap(), written);
-        // A name is no part of it.
+        // The name is no part of the stamp.
         let replaced = stamp_of(&path).unwrap();
         std::fs::rename(&path, &other).unwrap();
         assert_eq!(stamp_of(&other), Some(replaced));

@@ -1,8 +1,8 @@
-//! What tells one machine from another: UUIDs and addresses of network cards.
+//! Identifiers of machines: UUIDs and MAC addresses.
 
 use std::fmt;
 
-/// The first bytes of the addresses that QEMU's machines have: nobody sells network cards with them.
+/// The prefix of QEMU's MAC addresses, which no vendor of network cards uses.
 const MAC_PREFIX: [u8; 3] = [0x52, 0x54, 0x00];
 
 /// A UUID.
@@ -17,7 +17,7 @@ impl Uuid {
         Self(bytes)
     }
 
-    /// A UUID of any bytes.
+    /// A UUID from any bytes.
     pub(crate) fn from_bytes(bytes: [u8; 16]) -> Self {
         Self(bytes)
     }
@@ -26,7 +26,7 @@ impl Uuid {
         &self.0
     }
 
-    /// A UUID as text, in any of the forms that libvirt takes: with hyphens, or without, in letters of either size.
+    /// Parses a UUID in any form that libvirt accepts: with or without hyphens, in upper or lower case.
     pub fn parse(text: &str) -> Option<Self> {
         let digits: Vec<u8> = text.bytes().filter(|byte| *byte != b'-').collect();
         let mut bytes = [0; 16];
@@ -57,12 +57,12 @@ impl fmt::Display for Uuid {
     }
 }
 
-/// The address of a network card.
+/// A MAC address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct MacAddress([u8; 6]);
 
 impl MacAddress {
-    /// An address as libvirt makes them, with random bytes at its end.
+    /// An address with libvirt's prefix, and random bytes at its end.
     pub fn from_random(bytes: [u8; 3]) -> Self {
         let mut address = [0; 6];
         address[..3].copy_from_slice(&MAC_PREFIX);
@@ -88,7 +88,7 @@ mod tests {
     use super::{MacAddress, Uuid};
 
     #[test]
-    fn they_are_written_as_libvirt_reads_them() {
+    fn uuids_and_addresses_have_the_format_of_libvirt() {
         let uuid = Uuid::from_random([0xff; 16]).to_string();
         assert_eq!(uuid, "ffffffff-ffff-4fff-bfff-ffffffffffff");
         assert_eq!(

@@ -1,4 +1,4 @@
-//! The one place that starts a subprocess.
+//! The only module that starts subprocesses.
 
 mod at_terminal;
 mod confined;
@@ -84,15 +84,15 @@ pub struct Call<'a> {
     pub program: &'a Path,
     /// Its arguments.
     pub arguments: &'a [&'a str],
-    /// Variables of its environment, beside those of ours.
+    /// Additional environment variables.
     pub variables: &'a [(&'static str, String)],
-    /// Variables of our environment that it does not get, besides those that are about passwords.
+    /// Environment variables to remove, besides those of passwords.
     pub withheld: &'a [String],
-    /// What it reads on standard input.
+    /// Its standard input.
     pub input: &'a [u8],
-    /// After this it is killed, with all that it has started.
+    /// The timeout, after which it is killed with its child processes.
     pub time_out: Duration,
-    /// Whether the job was asked to stop after the call began: then it is killed, too.
+    /// Whether the job was asked to stop after the call began: the program is then killed, too.
     pub is_stopped: &'a dyn Fn() -> bool,
 }
 
@@ -114,30 +114,31 @@ pub enum ProcessOutcome {
     ExitCode(i32),
     /// It was killed by this signal.
     Signal(i32),
-    /// It exceeded its time, and was killed.
+    /// It exceeded the timeout, and was killed.
     TimedOut,
     /// The job was asked to stop, and the call did not end soon after that; it was killed.
     Stopped,
 }
 
-/// Bytes of output that are kept; the rest is dropped.
-const SAID_BYTES_MAX: u64 = 64 << 10;
+/// Limit on the output that is kept; the rest is dropped.
+const OUTPUT_BYTES_MAX: u64 = 64 << 10;
 /// How often a call is polled for its exit.
-const LOOK_INTERVAL: Duration = Duration::from_millis(5);
-/// How long the last words of a call that has ended are waited for: something that it left running may keep its output open.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// How long to wait for the rest of the output after the exit: a process that it left running may keep the pipe open.
 const OUTPUT_GRACE: Duration = Duration::from_millis(200);
-/// How long a call may take to its end once the job was asked to stop.
+/// How long the program may continue after the job was asked to stop.
 const STOP_GRACE: Duration = Duration::from_millis(500);
 
 impl Call<'_> {
-    /// Calls it, and waits until it has ended.
+    /// Runs the program, and waits until it has ended.
     ///
-    /// It is the first of a process group of its own: it can be killed with its children, and Ctrl-C on the terminal is not for it.
+    /// It gets a new process group: it can be killed with its child processes, and Ctrl-C on the terminal does not
+    /// reach it.
     ///
     /// # Errors
-    /// It does not start.
+    /// It cannot be started.
     pub fn run(&self, clock: &dyn Clock) -> std::io::Result<CallOutput> {
-        // Not its arguments: they are those of an administrator, who may have put a secret there.
+        // Without its arguments: an administrator may have put a secret there.
         log::debug!("runs {}", self.program.display());
         let (reader, writer) = std::io::pipe()?;
         let mut command = command(self.program);
@@ -156,29 +157,29 @@ impl Call<'_> {
             .stderr(writer)
             .process_group(0);
         let mut child = command.spawn()?;
-        // It holds our ends of the pipe.
+        // The command holds our ends of the pipes.
         drop(command);
         if let Some(mut stdin) = child.stdin.take() {
             let input = self.input.to_vec();
-            // One that does not read to the end is none of our business.
+            // A program need not read all of its input.
             let write = move || drop(stdin.write_all(&input));
             std::thread::Builder::new().name("input".to_owned()).spawn(write)?;
         }
-        let (send, said) = channel();
+        let (send, receiver) = channel();
         let listener = std::thread::Builder::new().name("hook".to_owned()).spawn(move || {
             let mut reader = BufReader::new(reader);
-            for line in (&mut reader).take(SAID_BYTES_MAX).split(b'\n').map_while(Result::ok) {
+            for line in (&mut reader).take(OUTPUT_BYTES_MAX).split(b'\n').map_while(Result::ok) {
                 send.send(String::from_utf8_lossy(&line).into_owned()).ok();
             }
             drop(send);
-            // Whoever finds nobody reading dies of it.
+            // Read the rest: a program that writes to a closed pipe is killed by SIGPIPE.
             std::io::copy(&mut reader, &mut std::io::sink()).ok();
         });
         let outcome = self.wait(&mut child, clock)?;
         listener?;
         let until = clock.now() + OUTPUT_GRACE;
         let mut lines = Vec::new();
-        while let Ok(line) = said.recv_timeout(until.saturating_sub(clock.now())) {
+        while let Ok(line) = receiver.recv_timeout(until.saturating_sub(clock.now())) {
             lines.push(line);
         }
         Ok(CallOutput { outcome, lines })
@@ -193,7 +194,7 @@ impl Call<'_> {
             }
             let now = clock.now();
             if now >= until {
-                // It has not been waited for, so its number is still its own.
+                // It is not yet waited for, so its process id is still valid.
                 kill_process_group(Pid::from_child(child), Signal::KILL)?;
                 child.wait()?;
                 return Ok(too_late);
@@ -201,7 +202,7 @@ impl Call<'_> {
             if too_late == ProcessOutcome::TimedOut && (self.is_stopped)() {
                 (until, too_late) = (until.min(now + STOP_GRACE), ProcessOutcome::Stopped);
             }
-            clock.sleep(LOOK_INTERVAL);
+            clock.sleep(POLL_INTERVAL);
         }
     }
 }
@@ -217,11 +218,11 @@ fn outcome_of(status: ExitStatus) -> ProcessOutcome {
 impl std::fmt::Display for ProcessOutcome {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Success => formatter.write_str("it went well"),
+            Self::Success => formatter.write_str("it succeeded"),
             Self::ExitCode(code) => write!(formatter, "it ended with code {code}"),
             Self::Signal(signal) => write!(formatter, "it was killed by signal {signal}"),
-            Self::TimedOut => formatter.write_str("it took too long, and was killed"),
-            Self::Stopped => formatter.write_str("it was killed, since the job was asked to stop"),
+            Self::TimedOut => formatter.write_str("it exceeded its time limit, and was killed"),
+            Self::Stopped => formatter.write_str("it was killed because the job was stopped"),
         }
     }
 }
@@ -236,7 +237,7 @@ mod tests {
 
     use super::{Call, CallOutput, ProcessOutcome};
 
-    /// A program that is open for writing in a child of another test cannot be started: one test after the other.
+    /// A program that a child of another test has open for writing cannot be started, so these tests run one at a time.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
     fn call(script: &str, time_out: Duration) -> CallOutput {
@@ -264,9 +265,9 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(30);
 
-    /// It may still end by itself, and has not long for it.
+    /// The program has a short grace period to end by itself.
     #[test]
-    fn who_is_asked_to_stop_does_not_wait_for_a_call() {
+    fn a_stop_request_kills_a_running_call() {
         let outcome = |script: &str| {
             let call = Call {
                 program: std::path::Path::new("/bin/sh"),
@@ -284,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_gets_its_words_and_says_its_own() {
+    fn a_call_gets_arguments_and_input_and_returns_output() {
         let called = call(
             "echo \"$1 $SAID $(/bin/cat)\"; echo \"[$(env | grep ^PATH)]\" >&2; exit 3",
             LONG,
@@ -309,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_running_is_not_waited_for_and_a_flood_is_bounded() {
+    fn leftover_children_are_not_waited_for_and_output_is_bounded() {
         let start = SystemClock::new();
         let called = call("/bin/sleep 20 & echo done", LONG);
         assert_eq!(

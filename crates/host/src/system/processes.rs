@@ -16,14 +16,14 @@ pub struct ProcessInfo {
     pub arguments: Vec<String>,
 }
 
-/// The processes that were started as the program `name`, but for this one; none where those of others cannot be seen.
+/// The running processes of the program `name`, except for this one; none if processes of other users are hidden.
 pub fn processes_named(name: &str) -> Option<Vec<ProcessInfo>> {
     let mut found = Vec::new();
     for (process, folder) in processes()? {
         let Ok(bytes) = std::fs::read(folder.join("cmdline")) else {
             continue;
         };
-        let words = words_of(&bytes);
+        let words = split_arguments(&bytes);
         let program = words.first().and_then(|word| Path::new(word).file_name());
         if program.is_some_and(|program| program == name) && process != std::process::id() {
             found.push(ProcessInfo {
@@ -38,10 +38,10 @@ pub fn processes_named(name: &str) -> Option<Vec<ProcessInfo>> {
 /// The command line of a process; empty if there is no such process, or it is not readable.
 pub fn command_line_of(process: u32) -> Vec<String> {
     let bytes = std::fs::read(format!("/proc/{process}/cmdline"));
-    words_of(&bytes.unwrap_or_default())
+    split_arguments(&bytes.unwrap_or_default())
 }
 
-/// The process that started another one; none where that has ended.
+/// The parent of a process; none if it has ended.
 pub fn parent_of(process: u32) -> Option<u32> {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
     parent_in(&status)
@@ -52,7 +52,7 @@ fn parent_in(status: &str) -> Option<u32> {
     line.trim().parse().ok()
 }
 
-/// Whether a process has a file at `folder` or below it open; none where not all can be asked.
+/// Whether a process has a file at or below `folder` open; none if some processes cannot be inspected.
 pub fn open_below(folder: &Path) -> Option<bool> {
     let mut is_complete = true;
     for (_, process) in processes()? {
@@ -73,18 +73,20 @@ pub fn open_below(folder: &Path) -> Option<bool> {
     is_complete.then_some(false)
 }
 
-/// The processes, but for this one, that have a block device open for writing, as far as they can be asked. They may know it by another
-/// name: libvirt's machines have devices of their own, on which locks of the one that we know say nothing.
+/// The processes, except for this one, that have a block device open for writing, as far as they can be inspected. They
+/// may use another path for it: libvirt's machines have device nodes of their own, so locks on our node show nothing.
 ///
-/// `device` is its number, as stat(2) tells it.
+/// `device` is the device number of stat(2).
 pub fn writers_of_device(device: u64) -> Vec<ProcessInfo> {
     let mut found = Vec::new();
     for (process, folder) in processes().into_iter().flatten() {
         let files = std::fs::read_dir(folder.join("fd")).into_iter().flatten().flatten();
         let writes = |name: &std::ffi::OsStr| {
             let metadata = std::fs::metadata(folder.join("fd").join(name));
-            let is_it = metadata.is_ok_and(|found| found.file_type().is_block_device() && found.rdev() == device);
-            is_it && std::fs::read_to_string(folder.join("fdinfo").join(name)).is_ok_and(|info| is_for_writing(&info))
+            let is_same_device =
+                metadata.is_ok_and(|found| found.file_type().is_block_device() && found.rdev() == device);
+            is_same_device
+                && std::fs::read_to_string(folder.join("fdinfo").join(name)).is_ok_and(|info| is_for_writing(&info))
         };
         if process != std::process::id() && files.into_iter().any(|file| writes(&file.file_name())) {
             found.push(ProcessInfo {
@@ -99,13 +101,14 @@ pub fn writers_of_device(device: u64) -> Vec<ProcessInfo> {
 /// Processes that have files open for writing.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Writers {
-    /// Those that were found.
+    /// The processes found.
     pub found: Vec<ProcessInfo>,
-    /// Whether there are no others: those of other users can be seen by root alone.
+    /// Whether the list is complete: only root can inspect processes of other users.
     pub is_complete: bool,
 }
 
-/// The processes, but for this one, that have one of these files open for writing. For programs that lock nothing, as VirtualBox.
+/// The processes, except for this one, that have one of these files open for writing. For programs that take no locks,
+/// such as VirtualBox.
 pub fn writers_of_files(paths: &[PathBuf]) -> Writers {
     let identity = |path: &Path| path.metadata().ok().map(|file| (file.dev(), file.ino()));
     let files: Vec<(u64, u64)> = paths.iter().filter_map(|path| identity(path)).collect();
@@ -143,21 +146,21 @@ pub fn writers_of_files(paths: &[PathBuf]) -> Writers {
     writers
 }
 
-/// Whether another process locks a file, as QEMU locks every image that it uses; false if unknown.
+/// Whether another process locks a file, as QEMU does with every image that it uses; false if unknown.
 ///
-/// Nothing is locked to find out: a machine that starts at this moment would be refused its image.
+/// No lock is taken to find out: it would make the start of a machine at this moment fail.
 pub fn is_locked_by_others(path: &Path) -> bool {
     has_lock(path, is_of_image)
 }
 
-/// Whether another process locks a file for writing, as QEMU locks every image that it may write to; false if unknown.
+/// Whether another process locks a file for writing, as QEMU does with every image that it may write; false if unknown.
 ///
-/// One that is only read, as a base that machines share, is not meant.
+/// Locks for reading, as on a base image that machines share, do not count.
 pub fn is_written_by_others(path: &Path) -> bool {
     has_lock(path, is_of_writer)
 }
 
-fn has_lock(path: &Path, is_meant: fn(&str, &str) -> bool) -> bool {
+fn has_lock(path: &Path, is_wanted: fn(&str, &str) -> bool) -> bool {
     let (Ok(found), Ok(locks)) = (path.metadata(), std::fs::read_to_string("/proc/locks")) else {
         return false;
     };
@@ -168,19 +171,20 @@ fn has_lock(path: &Path, is_meant: fn(&str, &str) -> bool) -> bool {
         rustix::fs::minor(device),
         found.ino()
     );
-    locks.lines().any(|line| is_meant(line, &file))
+    locks.lines().any(|line| is_wanted(line, &file))
 }
 
-/// `1: OFDLCK ADVISORY  READ -1 fd:00:1234 100 101`: not the locks that are called flock, which programs use for other ends.
+/// `1: OFDLCK ADVISORY  READ -1 fd:00:1234 100 101`. Not flock locks, which programs use for other purposes.
 fn is_of_image(line: &str, file: &str) -> bool {
     let words: Vec<&str> = line.split_whitespace().collect();
     matches!(words[..], [_, "OFDLCK" | "POSIX", _, _, _, locked, ..] if locked == file)
 }
 
-/// The byte that QEMU locks where it may write: that of permissions and the bit of this one (`block/file-posix.c`).
+/// The byte that QEMU locks to announce that it may write: base of the permissions plus the bit of this one
+/// (`block/file-posix.c`).
 const WRITER_BYTE: u64 = 101;
 
-/// The same of somebody who writes: a lock for writing, or a shared one that QEMU tells so by.
+/// Whether it is the lock of a writer: an exclusive lock, or the shared lock on QEMU's writer byte.
 fn is_of_writer(line: &str, file: &str) -> bool {
     let words: Vec<&str> = line.split_whitespace().collect();
     let [_, _, _, kind, _, _, start, end] = words[..] else {
@@ -193,22 +197,22 @@ fn is_of_writer(line: &str, file: &str) -> bool {
     is_of_image(line, file) && (kind == "WRITE" || has_byte())
 }
 
-/// Whether the flags of an open file, in octal digits, are those of one that is written.
+/// Whether the flags of an open file, in octal, include write access.
 fn is_for_writing(info: &str) -> bool {
     let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
     let flags = flags.and_then(|digits| u32::from_str_radix(digits.trim(), 8).ok());
     flags.is_some_and(|flags| flags & 0o3 != 0)
 }
 
-/// The words of a command line as the kernel tells them.
-fn words_of(bytes: &[u8]) -> Vec<String> {
+/// Splits the kernel's form of a command line into arguments.
+fn split_arguments(bytes: &[u8]) -> Vec<String> {
     let words = bytes.split(|byte| *byte == 0).filter(|word| !word.is_empty());
     words.map(|word| String::from_utf8_lossy(word).into_owned()).collect()
 }
 
-/// All processes, and their folders.
+/// All processes, with their /proc folders.
 fn processes() -> Option<Vec<(u32, PathBuf)>> {
-    // Where /proc hides the processes of others, it hides the first one.
+    // If /proc hides processes of other users, it hides process 1.
     if !rustix::process::geteuid().is_root() && !Path::new("/proc/1/cmdline").exists() {
         return None;
     }
@@ -225,22 +229,21 @@ fn processes() -> Option<Vec<(u32, PathBuf)>> {
 pub struct UserIdentity {
     /// The user.
     pub user: u32,
-    /// The user's own group.
+    /// The primary group.
     pub group: u32,
     /// Supplementary groups.
     pub groups: Vec<u32>,
 }
 
-/// Bytes of a command line, at most: the kernel's own bound for one is a quarter of the stack.
+/// Limit on the bytes of a command line: the kernel's own limit is a quarter of the stack.
 pub(crate) const COMMAND_LINE_BYTES_MAX: usize = 4 << 20;
 
-/// A process.
 pub(crate) struct Process {
     folder: PathBuf,
 }
 
 impl Process {
-    /// All that there are at this moment.
+    /// All current processes.
     pub(crate) fn all() -> impl Iterator<Item = Self> {
         let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
         let numbers = entries.filter(|entry| {
@@ -250,14 +253,15 @@ impl Process {
         numbers.map(|entry| Self { folder: entry.path() })
     }
 
-    /// The one of this number.
+    /// The process with this id.
     pub(crate) fn of_number(pid: Pid) -> Self {
         Self {
             folder: format!("/proc/{}", pid.as_raw_nonzero()).into(),
         }
     }
 
-    /// Whether its paths lead to other files than ours, as far as we may know: it has another root, or a mount namespace of its own.
+    /// Whether its paths may refer to other files than ours: it has another root directory or mount namespace, or that
+    /// is unknown.
     pub(crate) fn sees_other_files(&self) -> bool {
         ["ns/mnt", "root"].iter().any(|name| {
             let target = |folder: &Path| std::fs::read_link(folder.join(name)).ok();
@@ -265,19 +269,19 @@ impl Process {
         })
     }
 
-    /// Its user and groups, for access checks. A program that is root only by its set-user-id bit was started by another user, who chose
-    /// its arguments: that user counts.
+    /// Its user and groups, for access checks. For a set-user-id program the user who started it counts, since that
+    /// user chose the arguments.
     pub(crate) fn identity(&self) -> Option<UserIdentity> {
         let status = std::fs::read_to_string(self.folder.join("status")).ok()?;
         identity(&status)
     }
 
-    /// The program that it runs, as the kernel knows it; none where we may not see that.
+    /// The executable, according to the kernel; none if we may not see it.
     pub(crate) fn program(&self) -> Option<PathBuf> {
         std::fs::read_link(self.folder.join("exe")).ok()
     }
 
-    /// Whether it has one of these sockets open; none where we may not see that.
+    /// Whether it has one of these sockets open; none if we may not see it.
     pub(crate) fn has_socket(&self, inodes: &[u64]) -> Option<bool> {
         let mut entries = std::fs::read_dir(self.folder.join("fd")).ok()?.flatten();
         Some(entries.any(|entry| {
@@ -290,10 +294,10 @@ impl Process {
         }))
     }
 
-    /// The process of this number, if it looks like a QEMU: a socket may have been made by whoever started it.
+    /// The process with this id if it runs a QEMU: a socket may have been created by any program.
     pub(crate) fn of_qemu(pid: Pid) -> Option<Self> {
         let process = Self::of_number(pid);
-        // Only who may trace it may see which program it is.
+        // Only a process with the right to trace it can see the executable.
         let program = process
             .program()
             .or_else(|| Some(process.command_line()?.first()?.into()))?;
@@ -301,10 +305,10 @@ impl Process {
         (name.contains("qemu") || name == "kvm").then_some(process)
     }
 
-    /// Whether it has ended, be it that nobody has asked for its exit code yet.
+    /// Whether it has ended; a zombie counts as ended.
     pub(crate) fn has_ended(&self) -> bool {
         match std::fs::read_to_string(self.folder.join("stat")) {
-            // The state stands behind the name in brackets, which may have any character in it.
+            // The state follows the name in parentheses, which may contain any character.
             Ok(stat) => stat
                 .rsplit_once(')')
                 .is_some_and(|(_, rest)| rest.trim_start().starts_with(['Z', 'X'])),
@@ -312,7 +316,7 @@ impl Process {
         }
     }
 
-    /// What it was started with, where we may see it.
+    /// Its command line, if we may see it.
     pub(crate) fn command_line(&self) -> Option<Vec<String>> {
         let bytes = std::fs::read(self.folder.join("cmdline")).ok()?;
         if bytes.is_empty() || bytes.len() > COMMAND_LINE_BYTES_MAX {
@@ -322,7 +326,7 @@ impl Process {
         Some(words.map(|word| String::from_utf8_lossy(word).into_owned()).collect())
     }
 
-    /// A path as the process means it: relative ones are so to its own folder.
+    /// Resolves a path of the process: relative paths are relative to its working directory.
     pub(crate) fn resolve(&self, path: &Path) -> PathBuf {
         if path.is_absolute() {
             return path.to_owned();
@@ -331,7 +335,7 @@ impl Process {
     }
 }
 
-/// The user of a process by its `/proc/PID/status`: real, effective, saved and file-system user stand in one line.
+/// Parses the user in `/proc/PID/status`: one line has the real, effective, saved and file-system ids.
 pub(crate) fn identity(status: &str) -> Option<UserIdentity> {
     let line = |name: &str| {
         let mut lines = status.lines();
@@ -350,7 +354,7 @@ pub(crate) fn identity(status: &str) -> Option<UserIdentity> {
     })
 }
 
-/// The inodes of sockets that are bound to `path`, as the process that bound them called it, with that name.
+/// Bound UNIX sockets: the path as the binding process gave it, and the inode.
 pub(crate) fn bound_sockets() -> Vec<(PathBuf, u64)> {
     let text = std::fs::read("/proc/net/unix").unwrap_or_default();
     String::from_utf8_lossy(&text)
@@ -359,7 +363,7 @@ pub(crate) fn bound_sockets() -> Vec<(PathBuf, u64)> {
         .collect()
 }
 
-/// A line of `/proc/net/unix`: six numbers, the inode and, where there is one, the name.
+/// Parses a line of `/proc/net/unix`: six numbers, the inode and, optionally, the path.
 pub(crate) fn bound_socket(line: &str) -> Option<(PathBuf, u64)> {
     let mut rest = line;
     let mut fields = Vec::new();
@@ -383,7 +387,7 @@ mod tests {
     use crate::LineProcess;
 
     #[test]
-    fn an_open_file_is_seen_and_we_do_not_count_ourselves() {
+    fn an_open_file_is_found_except_our_own() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path().canonicalize().unwrap();
         let file = std::fs::File::create(folder.join("open")).unwrap();
@@ -397,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn who_writes_a_file_is_found_without_a_lock() {
+    fn writers_of_a_file_are_found_without_locks() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let paths = [file.path().to_owned(), "/nowhere".into()];
         let ours = writers_of_files(&paths);
@@ -418,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn who_writes_and_who_locks_is_told_as_the_kernel_tells_it() {
+    fn open_flags_and_lock_lines_of_the_kernel_are_parsed() {
         assert!(is_for_writing("pos:\t0\nflags:\t0100002\nmnt_id:\t1"));
         assert!(!is_for_writing("pos:\t0\nflags:\t0100000\n") && !is_for_writing("nonsense"));
         let lock = |kind: &str, file: &str| format!("1: {kind}  ADVISORY  READ -1 {file} 100 101");
@@ -448,12 +452,12 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_is_no_qemu_is_not_taken_for_one() {
+    fn a_process_of_another_program_is_not_taken_for_qemu() {
         assert!(Process::of_qemu(rustix::process::getpid()).is_none());
     }
 
     #[test]
-    fn the_user_who_started_a_program_counts_and_not_its_set_user_id_bit() {
+    fn the_real_user_of_a_set_user_id_program_counts() {
         let status = |users: &str| format!("Name:\tx\nUid:\t{users}\nGid:\t{users}\nGroups:\t4 27 \n");
         let user = |users: &str| identity(&status(users)).unwrap().user;
         assert_eq!(user("0\t0\t0\t0"), 0);
@@ -466,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn who_holds_a_socket_is_told_by_the_kernel() {
+    fn the_holder_of_a_socket_is_found() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a b");
         let inodes = || {
@@ -481,14 +485,14 @@ mod tests {
     }
 
     #[test]
-    fn this_process_is_one_of_all_and_sees_its_own_files() {
+    fn this_process_is_listed_and_sees_the_same_files() {
         let own = std::env::args().collect::<Vec<_>>();
         let ours = Process::all().find(|process| process.command_line().as_ref() == Some(&own));
         assert!(!ours.unwrap().sees_other_files());
     }
 
     #[test]
-    fn a_command_line_is_its_words() {
+    fn a_command_line_is_split_into_arguments() {
         let process = Process {
             folder: "/proc/self".into(),
         };

@@ -1,11 +1,13 @@
-//! The rights with which a file is opened that somebody else has named.
+//! The rights with which a file is opened whose path was given by another user.
 //!
-//! A machine's configuration names files: disks, firmware variables, the state of a TPM. Where the hypervisor runs as another user, that
-//! user wrote the names. Root must not open with its own rights what that user could not open himself, or a machine becomes a way to read
-//! `/etc/shadow`. So these files are opened on a thread that has the user's identity for access checks, and nothing else.
+//! A machine's configuration contains paths: disks, firmware variables, the state of a TPM. If the hypervisor runs as
+//! another user, that user chose the paths. Root must not open with its own rights a file that this user cannot open,
+//! or a machine becomes a way to read `/etc/shadow`. So these files are opened on a thread that has the user's identity
+//! for access checks, and nothing else.
 //!
-//! The real and the saved user of that thread stay root: the user may neither signal nor trace it. Credentials belong to a thread, not to
-//! the process, and end with it. Source: credentials(7), capabilities(7) ("Effect of user ID changes on capabilities"), unix(7).
+//! The real and the saved user of that thread stay root: the user may neither signal nor trace it. Credentials belong
+//! to a thread, not to the process, and end with it. Source: credentials(7), capabilities(7) ("Effect of user ID
+//! changes on capabilities"), unix(7).
 
 use std::fs::File;
 use std::io::{Error as IoError, ErrorKind, Read as _, Result as IoResult};
@@ -19,17 +21,17 @@ use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 
 use crate::system::processes::{Process, UserIdentity};
 
-/// Whose rights decide which files may be opened.
+/// The identity whose rights decide which files may be opened.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Rights {
-    /// Those of this process: root, or the user himself, has named the file.
+    /// Those of this process: the path was given by root, or by the user of this process.
     #[default]
     Own,
     /// Those of another user.
     Of(UserIdentity),
 }
 
-/// What may be behind a path.
+/// The accepted kinds of file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileKind {
     /// A regular file.
@@ -41,17 +43,17 @@ pub enum FileKind {
 /// Whether the last component of a path may be a symbolic link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Links {
-    /// It may.
+    /// It may be.
     Follow,
-    /// It may not: the folder belongs to a user who is trusted with less.
+    /// It must not be: the folder belongs to a user with fewer rights.
     Refuse,
 }
 
 impl Rights {
-    /// Those of the program at the other end of a UNIX socket.
+    /// The rights of the process at the other end of a UNIX socket.
     ///
-    /// The kernel notes who made the socket listen. A program that gave rights up later, as QEMU does with `-runas`, has those that it
-    /// has now: of both, the user who is not root counts.
+    /// The kernel records the process that called listen. A process that later gave up rights, as QEMU does with
+    /// `-runas`, has its current ones: of both identities, the one that is not root counts.
     pub fn of_peer(socket: &impl AsFd) -> IoResult<Self> {
         let peer = rustix::net::sockopt::socket_peercred(socket)?;
         let now = Process::of_number(peer.pid).identity();
@@ -66,7 +68,7 @@ impl Rights {
         })
     }
 
-    /// Those of a user; root, and the user that this process runs as, are trusted with what this process may do.
+    /// The rights of a user. Root, and the user of this process, get the rights of this process.
     pub fn of(identity: UserIdentity) -> Self {
         if identity.user == 0 || identity.user == geteuid().as_raw() {
             Self::Own
@@ -75,7 +77,7 @@ impl Rights {
         }
     }
 
-    /// The other user, where there is one.
+    /// The other user, if there is one.
     pub fn other_user(&self) -> Option<u32> {
         match self {
             Self::Own => None,
@@ -83,10 +85,10 @@ impl Rights {
         }
     }
 
-    /// Does `work` with these rights, on a thread of its own unless they are those of this process.
+    /// Runs `work` with these rights, on a separate thread unless they are those of this process.
     ///
     /// # Errors
-    /// The thread cannot take the rights on: only root can.
+    /// The thread cannot assume the rights: only root can.
     pub fn exercise<T: Send>(&self, work: impl FnOnce() -> T + Send) -> IoResult<T> {
         let Self::Of(identity) = self else {
             return Ok(work());
@@ -94,17 +96,17 @@ impl Rights {
         std::thread::scope(|scope| {
             let thread = std::thread::Builder::new().name("rights".to_owned());
             let handle = thread.spawn_scoped(scope, || {
-                identity.take_on()?;
+                identity.assume_identity()?;
                 Ok(work())
             })?;
             handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })
     }
 
-    /// Opens the file at `path` for reading. A FIFO is not waited for.
+    /// Opens the file at `path` for reading. A FIFO does not block.
     ///
     /// # Errors
-    /// There is none, these rights do not reach it, or it is of another kind.
+    /// It does not exist, these rights do not permit it, or it is of another kind.
     pub fn open(&self, path: &Path, kind: FileKind, links: Links) -> IoResult<File> {
         self.exercise(|| open_checked(path, kind, links))?
     }
@@ -129,14 +131,16 @@ fn open_checked(path: &Path, kind: FileKind, links: Links) -> IoResult<File> {
     };
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY | link;
     let file = File::from(open(path, flags, Mode::empty()).map_err(|errno| match errno {
-        rustix::io::Errno::LOOP if links == Links::Refuse => IoError::new(ErrorKind::InvalidInput, "it is a link"),
+        rustix::io::Errno::LOOP if links == Links::Refuse => {
+            IoError::new(ErrorKind::InvalidInput, "it is a symbolic link")
+        }
         other => other.into(),
     })?);
     let found = file.metadata()?.file_type();
     let is_fit = found.is_file() || kind == FileKind::RegularOrBlockDevice && found.is_block_device();
     if !is_fit {
         let reason = match kind {
-            FileKind::Regular => "it is no file",
+            FileKind::Regular => "it is not a regular file",
             FileKind::RegularOrBlockDevice => "it is neither a regular file nor a block device",
         };
         return Err(IoError::new(ErrorKind::InvalidInput, reason));
@@ -146,13 +150,13 @@ fn open_checked(path: &Path, kind: FileKind, links: Links) -> IoResult<File> {
 }
 
 impl UserIdentity {
-    /// Gives this thread the rights of the user. The capabilities of root go with the effective user.
-    fn take_on(&self) -> IoResult<()> {
+    /// Changes the identity of this thread to the user. The capabilities of root are dropped with the effective user.
+    fn assume_identity(&self) -> IoResult<()> {
         let failed = |errno: rustix::io::Errno| {
             IoError::new(
                 ErrorKind::PermissionDenied,
                 format!(
-                    "user {} has named it, and only root can open it with the rights of that user: {errno}",
+                    "user {} gave its path, and only root can open it with the rights of that user: {errno}",
                     self.user
                 ),
             )
@@ -189,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_opened_with_the_rights_of_the_user_who_named_it() {
+    fn a_file_is_opened_with_the_rights_of_the_other_user() {
         if !geteuid().is_root() {
             return;
         }
@@ -200,19 +204,19 @@ mod tests {
         std::fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
         let refused = nobody().read(&path, 100, Links::Follow).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::PermissionDenied);
-        // A group of root's counts no more than root itself does.
+        // Root's supplementary groups do not count either.
         std::fs::set_permissions(&path, Permissions::from_mode(0o640)).unwrap();
         assert!(nobody().read(&path, 100, Links::Follow).is_err());
         assert_eq!(Rights::Own.read(&path, 100, Links::Follow).unwrap(), b"secret");
         std::fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
         assert_eq!(nobody().read(&path, 100, Links::Follow).unwrap(), b"secret");
-        // Neither this thread nor the process is changed by it.
+        // The identity of this thread and of the process is unchanged.
         assert!(geteuid().is_root());
         assert!(Rights::Own.read("/etc/shadow".as_ref(), 1 << 20, Links::Follow).is_ok());
     }
 
     #[test]
-    fn only_the_kind_that_is_meant_is_opened_and_no_fifo_is_waited_for() {
+    fn only_the_expected_kind_is_opened_and_a_fifo_does_not_block() {
         let folder = tempfile::tempdir().unwrap();
         let (fifo, file, link) = (
             folder.path().join("fifo"),
@@ -235,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn the_peer_of_a_socket_is_known_by_its_credentials() {
+    fn the_peer_of_a_socket_is_found_by_its_credentials() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
         let _own = UnixListener::bind(&path).unwrap();

@@ -1,8 +1,8 @@
-//! Programs of another host, by way of the system's `ssh`: what its user has configured for it counts.
+//! Programs on another host, by the system's `ssh` with its user configuration.
 //!
-//! There is one connection, over which all programs run (`ControlMaster`). Its socket is in a folder of its own, which only we can look
-//! into. Nobody is asked for a password: where no key opens the door, the error says so. Should this process be killed, the connection
-//! ends by itself a minute after the last program has.
+//! All programs share one connection (`ControlMaster`). Its socket is in a separate folder that only our user can
+//! access. ssh never prompts for a password: without a usable key it fails. If this process is killed, the connection
+//! ends one minute after the last program.
 //!
 //! Source: ssh(1), ssh_config(5); OpenSSH 9.2.
 
@@ -16,18 +16,18 @@ use holdfast_block::Clock;
 use crate::system::process::{Answer, LocalTools, PROGRAM_PATH, Piped, StreamTools, ToolError, Tools};
 
 const SSH: &str = "ssh";
-/// What ssh returns where it is ssh that has failed, and not the program.
+/// The exit code of ssh for its own failures.
 const CODE_OF_SSH: i32 = 255;
-/// The program that stands at both ends. What it is called with must be told from what other programs are, by a server that admits
-/// nothing else.
+/// Our own program on the other host. A server that admits nothing else must be able to recognize its command line, so
+/// it is called without `env`.
 const OURS: &str = "holdfast";
 
-/// How to reach a host.
+/// The address of a host, and options for ssh.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SshAddress {
     /// `host`, or `user@host`, as ssh understands it.
     pub destination: String,
-    /// Options as `-o` takes them.
+    /// Options for `-o`.
     pub options: Vec<String>,
 }
 
@@ -41,7 +41,7 @@ pub struct Ssh {
 }
 
 impl Ssh {
-    /// Connects. The socket is in `folder`, which is made for it. Each program that is asked something may take `time_out`.
+    /// Connects. The socket is in `folder`, which the caller created for it. `time_out` limits each call.
     pub fn connect(
         address: SshAddress,
         folder: PathBuf,
@@ -63,15 +63,15 @@ impl Ssh {
         let mut words = ssh.words(&["ControlMaster=yes", "ControlPersist=60"]);
         words.extend(["-f", "-N", "--", &ssh.address.destination].map(str::to_owned));
         let answer = ssh.local.ask(SSH, &texts(&words))?;
-        if answer.is_well {
+        if answer.is_success {
             return Ok(ssh);
         }
-        Err(ssh.no_connection(&answer.complaint))
+        Err(ssh.no_connection(&answer.stderr))
     }
 
     fn words(&self, more: &[&str]) -> Vec<String> {
         let socket = format!("ControlPath={}", self.folder.join("socket").display());
-        // Of options that are given twice the first counts.
+        // Of a repeated option, ssh uses the first.
         let ours = ["BatchMode=yes", &socket].into_iter().chain(more.iter().copied());
         let theirs = self.address.options.iter().map(String::as_str);
         let defaults = ["ServerAliveInterval=15", "ServerAliveCountMax=4", "LogLevel=ERROR"];
@@ -81,8 +81,8 @@ impl Ssh {
             .collect()
     }
 
-    fn no_connection(&self, complaint: &str) -> ToolError {
-        let lines = complaint.lines().map(str::trim).filter(|line| !line.is_empty());
+    fn no_connection(&self, stderr: &str) -> ToolError {
+        let lines = stderr.lines().map(str::trim).filter(|line| !line.is_empty());
         ToolError::NoConnection {
             host: self.address.destination.clone(),
             reason: lines.collect::<Vec<_>>().join("; "),
@@ -94,15 +94,15 @@ impl Tools for Ssh {
     fn ask(&self, program: &str, arguments: &[&str]) -> Result<Answer, ToolError> {
         let (ended, output) = self.start(program, arguments)?.answer(&*self.clock, self.time_out)?;
         match ended.code {
-            Some(CODE_OF_SSH) => Err(self.no_connection(&ended.complaint)),
-            // "Command not found", of any shell.
-            Some(127) => Err(ToolError::NotThere {
+            Some(CODE_OF_SSH) => Err(self.no_connection(&ended.stderr)),
+            // "Command not found", in every shell.
+            Some(127) => Err(ToolError::NotFound {
                 program: format!("{program} at {}", self.address.destination),
             }),
             _ => Ok(Answer {
-                is_well: ended.is_well(),
+                is_success: ended.is_success(),
                 output: String::from_utf8_lossy(&output).into_owned(),
-                complaint: ended.complaint,
+                stderr: ended.stderr,
             }),
         }
     }
@@ -117,8 +117,8 @@ impl StreamTools for Ssh {
     }
 
     fn start_receiver(&self, program: &str, _arguments: &[&str], _folder: &Path) -> Result<Piped, ToolError> {
-        // A holdfast there does that.
-        Err(ToolError::NotThere {
+        // A holdfast on the other host receives streams instead.
+        Err(ToolError::NotFound {
             program: format!("{program} by way of a shell"),
         })
     }
@@ -142,7 +142,7 @@ fn texts(words: &[String]) -> Vec<&str> {
     words.iter().map(String::as_str).collect()
 }
 
-/// What the shell at the other end gets, whichever it is.
+/// The command line for the shell at the other end.
 fn command_line(program: &str, arguments: &[&str]) -> String {
     let path = format!("PATH={PROGRAM_PATH}");
     let before: &[&str] = if program == OURS {
@@ -154,12 +154,12 @@ fn command_line(program: &str, arguments: &[&str]) -> String {
     shell_line(words)
 }
 
-/// Words as a shell reads them.
+/// Quotes arguments for a shell.
 pub fn shell_line<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
     words.into_iter().map(quoted).collect::<Vec<_>>().join(" ")
 }
 
-/// A word that a shell takes as it is.
+/// Quotes one argument.
 fn quoted(word: &str) -> String {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_./:@#%+=,-".contains(&byte);
     if !word.is_empty() && word.bytes().all(is_plain) && !word.starts_with('#') {
@@ -180,7 +180,7 @@ mod tests {
     use crate::system::process::{LocalTools, Tools as _};
 
     #[test]
-    fn our_own_program_is_called_by_nothing_else() {
+    fn our_own_program_is_called_without_env() {
         assert_eq!(command_line("holdfast", &["peer", "1"]), "holdfast peer 1");
         let line = command_line("zfs", &["get", "-Hp", "type", "tank/a b"]);
         assert!(
@@ -192,9 +192,9 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
 
-        /// A real shell reads back what was meant.
+        /// A real shell splits the line into the original arguments.
         #[test]
-        fn a_shell_reads_the_words_that_were_meant(words in prop::collection::vec("[ -~äß\n\t]{0,12}", 1..6)) {
+        fn quoted_arguments_survive_a_shell(words in prop::collection::vec("[ -~äß\n\t]{0,12}", 1..6)) {
             let tools = LocalTools::new(Arc::new(SystemClock::new()), Duration::from_secs(30));
             let line = shell_line(["printf", "<%s>"].into_iter().chain(words.iter().map(String::as_str)));
             let answer = tools.ask("sh", &["-c", &line]).unwrap();

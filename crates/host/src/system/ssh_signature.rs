@@ -1,10 +1,10 @@
-//! Signatures with SSH keys, made and checked by the system's `ssh-keygen`.
+//! Signatures with SSH keys, made and verified by the system's `ssh-keygen`.
 //!
-//! Administrators have such keys, in files, in agents and on hardware, and files that say whose key is whose, as git uses them. Whether a
-//! signature counts is what `ssh-keygen` answers with its exit code; its words are only shown.
+//! Administrators have such keys in files, in agents and on hardware tokens, and files of allowed signers, as for git.
+//! The exit code of `ssh-keygen` decides whether a signature is valid; its output is only shown.
 //!
-//! Nothing that a stranger has written becomes an argument: a signature and the text that it is of go to a private file and to standard
-//! input, and names come from the file of allowed signers, which is ours.
+//! Untrusted text never becomes an argument: a signature and the signed text are passed in a private file and on
+//! standard input, and names come from our own file of allowed signers.
 //!
 //! Source: ssh-keygen(1), ALLOWED SIGNERS; OpenSSH PROTOCOL.sshsig; OpenSSH 9.2.
 
@@ -22,41 +22,41 @@ use crate::system::waits::Wait;
 const PROGRAM: &str = "ssh-keygen";
 const BEGIN: &str = "-----BEGIN SSH SIGNATURE-----";
 const END: &str = "-----END SSH SIGNATURE-----";
-/// Bytes of a signature, at most: one with a certificate of a large RSA key has some six thousand.
+/// Limit on the bytes of a signature: one with a certificate of a large RSA key has some six thousand.
 pub const SSH_SIGNATURE_BYTES_MAX: usize = 16 << 10;
-/// Names that one key may have in a file of allowed signers and that are tried, at most.
+/// Limit on the names of one key in a file of allowed signers that are tried.
 const PRINCIPAL_COUNT_MAX: usize = 16;
-/// To check a signature takes milliseconds.
+/// Timeout of a verification, which takes milliseconds.
 const CHECK_TIME_OUT: Duration = Duration::from_secs(30);
-/// Whoever signs with a key on hardware has to find it, and to touch it.
+/// Timeout of a signature: the user of a hardware token has to find and touch it.
 const SIGN_TIME_OUT: Duration = Duration::from_secs(120);
 
-/// Why there is no answer about a signature.
+/// Why a signature could not be made or verified.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SshSignatureError {
-    /// There is no such program.
+    /// The program does not exist.
     #[error("there is no program ssh-keygen on this host")]
     NoProgram,
-    /// It cannot be run, or a file for it cannot be made.
+    /// It cannot be run, or a file for it cannot be written.
     #[error("cannot run ssh-keygen")]
     Io(#[source] std::io::Error),
     /// It did not sign.
-    #[error("nothing was signed with {}: {reason}", key.display())]
+    #[error("cannot sign with {}: {reason}", key.display())]
     NotSigned {
         /// The key.
         key: PathBuf,
-        /// What ssh-keygen says.
+        /// The message of ssh-keygen.
         reason: String,
     },
-    /// A path that cannot be said to it.
-    #[error("the path {} is no text", path.display())]
+    /// A path that cannot be passed as an argument.
+    #[error("the path {} is not UTF-8", path.display())]
     Path {
         /// The path.
         path: PathBuf,
     },
-    /// A file that is to say whose signatures count is not there, or cannot be read.
-    #[error("read {}", path.display())]
+    /// A file of signers or revoked keys does not exist, or cannot be read.
+    #[error("cannot read {}", path.display())]
     Signers {
         /// The file.
         path: PathBuf,
@@ -67,10 +67,10 @@ pub enum SshSignatureError {
 
 type Result<T> = std::result::Result<T, SshSignatureError>;
 
-/// Where the passphrase of a key comes from.
+/// The source of a key's passphrase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PassphraseFrom {
-    /// No prompt: a key with a passphrase has to be in an agent.
+    /// No prompt: a key with a passphrase must be in an agent.
     AgentOnly,
     /// A prompt at the terminal.
     Terminal,
@@ -79,62 +79,62 @@ pub enum PassphraseFrom {
 /// The accepted signers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AllowedSigners {
-    /// The file that says whose key is whose.
+    /// The file of allowed signers: names and their keys.
     pub signers: PathBuf,
-    /// A list of keys that count no more: a KRL, or public keys by the line.
+    /// The revoked keys: a KRL, or one public key per line.
     pub revoked: Option<PathBuf>,
 }
 
-/// A text and a signature of it, as somebody hands them over.
+/// A text and its signature, both untrusted.
 #[derive(Debug, Clone, Copy)]
 pub struct Signed<'a> {
-    /// What the signature is for: the same key signs other things elsewhere.
+    /// The purpose of the signature: the same key may sign for other purposes.
     pub namespace: &'a str,
     /// The text.
     pub text: &'a [u8],
     /// The signature.
     pub signature: &'a str,
-    /// When it says that it was made, in seconds since 1970: keys may count for a while only.
+    /// The claimed time of the signature, in seconds since 1970: keys may be valid for a limited time.
     pub time_s: i64,
 }
 
-/// What a signature is worth.
+/// The result of a verification.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is of somebody whose signatures count.
+    /// It is valid, and made by an allowed signer.
     Good {
-        /// Who, as the file of allowed signers says it.
+        /// The name in the file of allowed signers.
         signer: String,
-        /// The key, by its fingerprint.
+        /// The fingerprint of the key.
         key: String,
     },
-    /// It is of the text, and of nobody whose signatures count.
+    /// It fits the text, but its signer is not allowed.
     NotAllowed {
-        /// The key, by its fingerprint.
+        /// The fingerprint of the key.
         key: String,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
-    /// It is of a key that was revoked.
+    /// Its key was revoked.
     Revoked {
-        /// The key, by its fingerprint.
+        /// The fingerprint of the key.
         key: String,
     },
     /// It is not a signature of this text.
     Bad {
-        /// What ssh-keygen says.
+        /// The message of ssh-keygen.
         reason: String,
     },
 }
 
-/// Makes and checks signatures.
+/// Makes and verifies signatures.
 pub struct SshSignatures<'a> {
     clock: &'a dyn Clock,
     folder: PathBuf,
 }
 
 impl<'a> SshSignatures<'a> {
-    /// Files that `ssh-keygen` reads lie in `folder` for a moment, where nobody else can look into them.
+    /// `folder` is for temporary files of `ssh-keygen`; no other user may have access to it.
     pub fn new(clock: &'a dyn Clock, folder: PathBuf) -> Self {
         Self { clock, folder }
     }
@@ -142,58 +142,58 @@ impl<'a> SshSignatures<'a> {
     /// Signs `text` with the key at `key`: a private key, or the public one of a key in an agent.
     ///
     /// # Errors
-    /// The key is not there, or does not sign.
+    /// The key does not exist, or does not sign.
     pub fn sign(&self, key: &Path, namespace: &str, text: &[u8], passphrase: PassphraseFrom) -> Result<String> {
-        let path = said(key)?;
-        let words = ["-Y", "sign", "-f", &path, "-n", namespace];
+        let path = path_argument(key)?;
+        let arguments = ["-Y", "sign", "-f", &path, "-n", namespace];
         let lines = match passphrase {
             PassphraseFrom::AgentOnly => {
-                let called = self.call(&words, text, SIGN_TIME_OUT)?;
+                let called = self.call(&arguments, text, SIGN_TIME_OUT)?;
                 if called.outcome != ProcessOutcome::Success {
                     return Err(not_signed(key, &called));
                 }
                 called.lines
             }
-            PassphraseFrom::Terminal => match ask_at_terminal(PROGRAM, &words, text).map_err(of_start)? {
+            PassphraseFrom::Terminal => match ask_at_terminal(PROGRAM, &arguments, text).map_err(of_start)? {
                 Some(output) => output.lines().map(str::to_owned).collect(),
                 None => {
                     return Err(SshSignatureError::NotSigned {
                         key: key.to_owned(),
-                        reason: "ssh-keygen has said why".to_owned(),
+                        reason: "see the message of ssh-keygen".to_owned(),
                     });
                 }
             },
         };
         armoured(&lines).ok_or_else(|| SshSignatureError::NotSigned {
             key: key.to_owned(),
-            reason: "ssh-keygen says that it went well, and gives no signature".to_owned(),
+            reason: "ssh-keygen reports success, but prints no signature".to_owned(),
         })
     }
 
-    /// Judges a signature. Without anybody whose signatures count, the best that comes out is [`Verdict::NotAllowed`].
+    /// Verifies a signature. Without allowed signers the best result is [`Verdict::NotAllowed`].
     ///
     /// # Errors
-    /// `ssh-keygen` cannot be asked, or the files about signers cannot be read. What is wrong with the signature is in the verdict.
-    pub fn judge(&self, signed: &Signed<'_>, allowed: Option<&AllowedSigners>) -> Result<Verdict> {
+    /// `ssh-keygen` cannot be run, or the files of signers cannot be read. Defects of the signature are in the verdict.
+    pub fn verify(&self, signed: &Signed<'_>, allowed: Option<&AllowedSigners>) -> Result<Verdict> {
         if !is_armoured(signed.signature) {
             return Ok(Verdict::Bad {
-                reason: "it does not look like a signature".to_owned(),
+                reason: "it is not an SSH signature".to_owned(),
             });
         }
         let mut file = NamedTempFile::new_in(&self.folder).map_err(SshSignatureError::Io)?;
         file.write_all(signed.signature.as_bytes())
             .and_then(|()| file.flush())
             .map_err(SshSignatureError::Io)?;
-        let signature = said(file.path())?;
-        let words = ["-Y", "check-novalidate", "-n", signed.namespace, "-s", &signature];
-        let called = self.call(&words, signed.text, CHECK_TIME_OUT)?;
+        let signature = path_argument(file.path())?;
+        let arguments = ["-Y", "check-novalidate", "-n", signed.namespace, "-s", &signature];
+        let called = self.call(&arguments, signed.text, CHECK_TIME_OUT)?;
         if called.outcome != ProcessOutcome::Success {
-            let reason = complaint(&called);
+            let reason = error_output(&called);
             return Ok(Verdict::Bad { reason });
         }
         let key = fingerprint(&called.lines);
         match allowed {
-            Some(allowed) => self.judge_signer(signed, &signature, allowed, key),
+            Some(allowed) => self.verify_signer(signed, &signature, allowed, key),
             None => Ok(Verdict::NotAllowed {
                 key,
                 reason: "no file of allowed signers is given".to_owned(),
@@ -201,32 +201,32 @@ impl<'a> SshSignatures<'a> {
         }
     }
 
-    fn judge_signer(
+    fn verify_signer(
         &self,
         signed: &Signed<'_>,
         signature: &str,
         allowed: &AllowedSigners,
         key: String,
     ) -> Result<Verdict> {
-        // An answer about a file that cannot be read would look like one about the signature.
+        // With an unreadable file, the answer would look like a verdict on the signature.
         let signers = readable(&allowed.signers)?;
         let revoked = allowed.revoked.as_deref().map(readable).transpose()?;
         let time = format!("verify-time={}", keygen_time(signed.time_s));
-        let words = ["-Y", "find-principals", "-s", signature, "-f", &signers, "-O", &time];
-        let found = self.call(&words, &[], CHECK_TIME_OUT)?;
+        let arguments = ["-Y", "find-principals", "-s", signature, "-f", &signers, "-O", &time];
+        let found = self.call(&arguments, &[], CHECK_TIME_OUT)?;
         let not_allowed = |reason: &str| Verdict::NotAllowed {
             key: key.clone(),
             reason: reason.to_owned(),
         };
         if found.outcome != ProcessOutcome::Success {
             return Ok(not_allowed(
-                "its key is not among the allowed signers, or not for that time",
+                "its key is not among the allowed signers, or not at that time",
             ));
         }
         let mut reason = String::new();
         let principals = found.lines.iter().map(|line| line.trim());
         for principal in principals.filter(|line| !line.is_empty()).take(PRINCIPAL_COUNT_MAX) {
-            let words = [
+            let arguments = [
                 "-Y",
                 "verify",
                 "-f",
@@ -241,35 +241,37 @@ impl<'a> SshSignatures<'a> {
                 &time,
             ];
             let with_revoked: Vec<&str> = match &revoked {
-                Some(revoked) => words.iter().copied().chain(["-r", revoked]).collect(),
-                None => words.to_vec(),
+                Some(revoked) => arguments.iter().copied().chain(["-r", revoked]).collect(),
+                None => arguments.to_vec(),
             };
             let called = self.call(&with_revoked, signed.text, CHECK_TIME_OUT)?;
             if called.outcome == ProcessOutcome::Success {
                 let signer = principal.to_owned();
                 return Ok(Verdict::Good { signer, key });
             }
-            if revoked.is_some() && self.call(&words, signed.text, CHECK_TIME_OUT)?.outcome == ProcessOutcome::Success {
+            if revoked.is_some()
+                && self.call(&arguments, signed.text, CHECK_TIME_OUT)?.outcome == ProcessOutcome::Success
+            {
                 return Ok(Verdict::Revoked { key });
             }
-            reason = complaint(&called);
+            reason = error_output(&called);
         }
         Ok(not_allowed(&reason))
     }
 
-    fn call(&self, words: &[&str], input: &[u8], time_out: Duration) -> Result<CallOutput> {
+    fn call(&self, arguments: &[&str], input: &[u8], time_out: Duration) -> Result<CallOutput> {
         let variables = [
             ("PATH", PROGRAM_PATH.to_owned()),
             ("LC_ALL", "C".to_owned()),
-            // Times are said to it without a zone, as its earlier versions want them.
+            // Times are passed without a zone, as its earlier versions require.
             ("TZ", "UTC".to_owned()),
-            // Whoever would be asked for a passphrase is a program that gives none: nobody's terminal or screen is disturbed.
+            // The program for passphrase prompts returns none, so no prompt appears on a terminal or screen.
             ("SSH_ASKPASS", "/bin/false".to_owned()),
             ("SSH_ASKPASS_REQUIRE", "force".to_owned()),
         ];
         let call = Call {
             program: Path::new(PROGRAM),
-            arguments: words,
+            arguments,
             variables: &variables,
             withheld: &[],
             input,
@@ -291,7 +293,7 @@ fn of_start(source: std::io::Error) -> SshSignatureError {
 fn not_signed(key: &Path, called: &CallOutput) -> SshSignatureError {
     let reason = match called.outcome {
         ProcessOutcome::TimedOut => called.outcome.to_string(),
-        _ => complaint(called),
+        _ => error_output(called),
     };
     SshSignatureError::NotSigned {
         key: key.to_owned(),
@@ -299,8 +301,8 @@ fn not_signed(key: &Path, called: &CallOutput) -> SshSignatureError {
     }
 }
 
-/// A path as a word that is no option.
-fn said(path: &Path) -> Result<String> {
+/// A path as an argument that cannot be taken for an option.
+fn path_argument(path: &Path) -> Result<String> {
     let whole = std::path::absolute(path).map_err(SshSignatureError::Io)?;
     let text = whole
         .to_str()
@@ -317,13 +319,13 @@ fn readable(path: &Path) -> Result<String> {
         return Err(failed(std::io::Error::new(std::io::ErrorKind::PermissionDenied, why)));
     }
     std::fs::File::open(path).map_err(failed)?;
-    said(path)
+    path_argument(path)
 }
 
-/// `20261123205009`: what `verify-time` takes, here in UTC.
+/// The format of `verify-time`, such as `20261123205009`, in UTC.
 fn keygen_time(time_s: i64) -> String {
     let (days, second) = (time_s.div_euclid(86_400), time_s.rem_euclid(86_400));
-    // Days since 1970-01-01 as a date of the Gregorian calendar, counted in years that begin with March.
+    // Converts days since 1970-01-01 to a Gregorian date, with years that begin in March.
     let shifted = days + 719_468;
     let (era, day_of_era) = (shifted.div_euclid(146_097), shifted.rem_euclid(146_097));
     let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
@@ -340,7 +342,7 @@ fn keygen_time(time_s: i64) -> String {
     format!("{year:04}{month:02}{day:02}{hour:02}{minute:02}{:02}", second % 60)
 }
 
-/// The signature among what was said; none where there is none.
+/// The signature in the output; none if there is none.
 fn armoured(lines: &[String]) -> Option<String> {
     let start = lines.iter().position(|line| line.trim_end() == BEGIN)?;
     let length = lines[start..].iter().position(|line| line.trim_end() == END)?;
@@ -349,7 +351,7 @@ fn armoured(lines: &[String]) -> Option<String> {
     is_armoured(&text).then_some(text)
 }
 
-/// Whether it can be a signature: its first and last lines, base64 between them, and not too much of it.
+/// Whether it has the form of a signature: first and last line, base64 between them, and limited in size.
 fn is_armoured(text: &str) -> bool {
     let body = text
         .strip_prefix(BEGIN)
@@ -358,16 +360,16 @@ fn is_armoured(text: &str) -> bool {
     text.len() <= SSH_SIGNATURE_BYTES_MAX && body.is_some_and(|body| body.bytes().all(is_base64))
 }
 
-/// `ED25519 SHA256:...` of `Good "namespace" signature with ED25519 key SHA256:...`.
+/// Extracts `ED25519 SHA256:...` from `Good "namespace" signature with ED25519 key SHA256:...`.
 fn fingerprint(lines: &[String]) -> String {
-    let said = lines
+    let path_argument = lines
         .iter()
         .find_map(|line| line.rsplit_once(" with "))
         .map(|(_, key)| key.trim());
-    said.unwrap_or("an unknown key").replacen(" key ", " ", 1)
+    path_argument.unwrap_or("an unknown key").replacen(" key ", " ", 1)
 }
 
-fn complaint(called: &CallOutput) -> String {
+fn error_output(called: &CallOutput) -> String {
     let lines = called
         .lines
         .iter()
@@ -448,14 +450,14 @@ mod tests {
                 .unwrap()
         }
 
-        fn judge(&self, text: &[u8], signature: &str, allowed: Option<&AllowedSigners>) -> Verdict {
+        fn verify(&self, text: &[u8], signature: &str, allowed: Option<&AllowedSigners>) -> Verdict {
             let signed = Signed {
                 namespace: NAMESPACE,
                 text,
                 signature,
                 time_s: 1_795_000_000,
             };
-            self.signatures().judge(&signed, allowed).unwrap()
+            self.signatures().verify(&signed, allowed).unwrap()
         }
     }
 
@@ -464,30 +466,33 @@ mod tests {
     }
 
     #[test]
-    fn signatures_of_allowed_signers_are_good_and_others_say_why_not() {
+    fn only_signatures_of_allowed_signers_are_good() {
         let keys = Keys::new();
         for kind in ["ed25519", "rsa"] {
             let key = keys.make(kind, kind, "");
             let signature = keys.sign(&key);
             let line = |before: &str| format!("{before} {}", keys.public(kind));
             let signers = allowed(keys.write("signers", &line("anna@example.com")));
-            let verdict = keys.judge(TEXT, &signature, Some(&signers));
+            let verdict = keys.verify(TEXT, &signature, Some(&signers));
             assert!(
                 matches!(&verdict, Verdict::Good { signer, key } if signer == "anna@example.com" && key.contains(" SHA256:")),
                 "{verdict:?}"
             );
             assert!(matches!(
-                keys.judge(b"other", &signature, Some(&signers)),
+                keys.verify(b"other", &signature, Some(&signers)),
                 Verdict::Bad { .. }
             ));
-            assert!(matches!(keys.judge(TEXT, &signature, None), Verdict::NotAllowed { .. }));
+            assert!(matches!(
+                keys.verify(TEXT, &signature, None),
+                Verdict::NotAllowed { .. }
+            ));
             for other in [
                 "anna@example.com namespaces=\"git\"",
                 "anna@example.com valid-before=\"20200101\"",
                 "# anna@example.com",
             ] {
                 let signers = allowed(keys.write("signers", &line(other)));
-                let verdict = keys.judge(TEXT, &signature, Some(&signers));
+                let verdict = keys.verify(TEXT, &signature, Some(&signers));
                 assert!(matches!(verdict, Verdict::NotAllowed { .. }), "{other}: {verdict:?}");
             }
             let revoked = AllowedSigners {
@@ -495,15 +500,16 @@ mod tests {
                 revoked: Some(keys.path(&format!("{kind}.pub"))),
             };
             assert!(matches!(
-                keys.judge(TEXT, &signature, Some(&revoked)),
+                keys.verify(TEXT, &signature, Some(&revoked)),
                 Verdict::Revoked { .. }
             ));
         }
     }
 
-    /// An answer about a missing file must not be taken for one about the signature, nor a missing list of revoked keys for an empty one.
+    /// A missing file must not look like a verdict on the signature, nor a missing list of revoked keys like an empty
+    /// one.
     #[test]
-    fn files_about_signers_that_are_missing_are_errors() {
+    fn missing_files_of_signers_are_errors() {
         let keys = Keys::new();
         let signature = keys.sign(&keys.make("key", "ed25519", ""));
         let present = keys.write("signers", &format!("anna {}", keys.public("key")));
@@ -521,13 +527,13 @@ mod tests {
                 signature: &signature,
                 time_s: 0,
             };
-            let error = keys.signatures().judge(&signed, Some(&allowed)).unwrap_err();
+            let error = keys.signatures().verify(&signed, Some(&allowed)).unwrap_err();
             assert!(matches!(error, SshSignatureError::Signers { .. }), "{error:?}");
         }
     }
 
     #[test]
-    fn what_is_no_signature_is_handed_to_nobody() {
+    fn text_that_is_no_signature_is_not_passed_on() {
         let keys = Keys::new();
         let good = keys.sign(&keys.make("key", "ed25519", ""));
         for hostile in [
@@ -539,15 +545,15 @@ mod tests {
             good.repeat(200),
         ] {
             assert!(
-                matches!(keys.judge(TEXT, &hostile, None), Verdict::Bad { .. }),
+                matches!(keys.verify(TEXT, &hostile, None), Verdict::Bad { .. }),
                 "{hostile:?}"
             );
         }
     }
 
-    /// It would hang for ever, or disturb somebody, where it asked.
+    /// A prompt would hang for ever, or disturb a user.
     #[test]
-    fn a_key_that_needs_a_passphrase_is_an_error_where_nobody_is_to_be_asked() {
+    fn a_key_with_a_passphrase_is_an_error_without_a_prompt() {
         let keys = Keys::new();
         let key = keys.make("key", "ed25519", "open sesame");
         let error = keys
@@ -565,7 +571,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_said_as_dates() {
+    fn times_are_formatted_as_dates() {
         assert_eq!(keygen_time(0), "19700101000000");
         assert_eq!(keygen_time(951_782_399), "20000228235959");
         assert_eq!(keygen_time(951_782_400), "20000229000000");

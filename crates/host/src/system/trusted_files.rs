@@ -1,7 +1,8 @@
-//! Files that decide what this program does: configurations, programs that it calls, keys that verify signatures.
+//! Files that control what this program does: configurations, programs that it calls, keys that verify signatures.
 //!
-//! A user who can write such a file, or replace it, can do what this program may do. So sudo, cron and sshd refuse files that users other
-//! than root can write, and so does this program. Every folder on the way counts, and every symbolic link.
+//! A user who can write or replace such a file can do everything that this program may do. So sudo, cron and sshd
+//! refuse files that users other than root can write, and so does this program. Every folder and symbolic link of the
+//! path is checked.
 
 use std::fs::Metadata;
 use std::io::Result as IoResult;
@@ -14,9 +15,9 @@ const GROUP_WRITES: u32 = 0o020;
 const OTHERS_WRITE: u32 = 0o002;
 const STICKY: u32 = 0o1000;
 
-/// Why the file at `path` is not obeyed; none where nobody else can have a say in it.
+/// Why the file at `path` is not trusted; none if no other user can change it.
 ///
-/// A pipe that the caller has opened (`/dev/fd/3`) has no file system around it, and is the caller's.
+/// A pipe that the caller opened (`/dev/fd/3`) has no path to check, and belongs to the caller.
 pub fn why_untrusted(path: &Path) -> IoResult<Option<String>> {
     let whole = std::path::absolute(path)?;
     if whole.starts_with("/dev/fd") || whole.starts_with("/proc/self/fd") || whole == Path::new("/dev/stdin") {
@@ -41,8 +42,8 @@ pub fn why_untrusted(path: &Path) -> IoResult<Option<String>> {
     Ok(None)
 }
 
-/// Why others may change what is in a folder, or put another one into its place; none where they cannot. Of a folder that does not exist yet, what exists
-/// on the way to it counts.
+/// Why other users may change or replace the content of a folder; none if they cannot. If the folder does not exist
+/// yet, the existing part of its path is checked.
 pub fn why_not_private(folder: &Path) -> IoResult<Option<String>> {
     let whole = std::path::absolute(folder)?;
     let user = geteuid().as_raw();
@@ -51,7 +52,7 @@ pub fn why_not_private(folder: &Path) -> IoResult<Option<String>> {
     let target = existing.canonicalize()?;
     for path in existing.ancestors().chain(target.ancestors()) {
         let found = path.symlink_metadata()?;
-        // In a sticky folder nobody takes away what is another user's, but everybody may add to it.
+        // In a sticky folder, users cannot remove files of others, but everyone may add files.
         let may_add = found.is_dir() && found.mode() & OTHERS_WRITE != 0;
         let why = match why_not(&found, user) {
             None if may_add && (path == whole || path == target && existing == whole) => Some(of_mode(&found)),
@@ -65,19 +66,19 @@ pub fn why_not_private(folder: &Path) -> IoResult<Option<String>> {
 }
 
 fn of_mode(found: &Metadata) -> String {
-    format!("others can write it (mode {:03o})", found.mode() & 0o7777)
+    format!("other users can write it (mode {:03o})", found.mode() & 0o7777)
 }
 
-/// The same for one file, folder or link, for a process of `user`.
+/// The same for one file, folder or link, with `user` as the trusted user.
 fn why_not(found: &Metadata, user: u32) -> Option<String> {
     if found.uid() != 0 && found.uid() != user {
         return Some(format!("it belongs to user {}", found.uid()));
     }
-    // The mode of a link says nothing, and in a sticky folder nobody removes what belongs to another user.
+    // The mode of a link has no meaning, and in a sticky folder users cannot remove files of others.
     if found.is_symlink() || found.is_dir() && found.mode() & STICKY != 0 {
         return None;
     }
-    // A group of one's own is common among people, and not with root.
+    // Users often have a private group, but root does not.
     let by_group = found.mode() & GROUP_WRITES != 0 && user == 0 && found.gid() != 0;
     let by_others = found.mode() & OTHERS_WRITE != 0;
     (by_group || by_others).then(|| of_mode(found))
@@ -93,19 +94,19 @@ mod tests {
     use super::{why_not_private, why_untrusted};
 
     #[test]
-    fn a_folder_that_others_can_change_or_replace_is_told() {
+    fn a_folder_that_others_can_change_or_replace_is_found() {
         let around = tempfile::tempdir().unwrap();
         let mode = |path: &std::path::Path, mode| std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
         let folder = around.path().join("repository");
         let why = || why_not_private(&folder).unwrap();
-        // In a sticky folder nobody takes away what is another user's.
+        // In a sticky folder, users cannot remove files of others.
         for fine in [0o700, 0o755, 0o1777] {
             mode(around.path(), fine);
             assert_eq!(why(), None, "{fine:o}");
             assert_eq!(why_not_private(&folder.join("deeper")).unwrap(), None);
         }
         mode(around.path(), 0o777);
-        assert!(why().unwrap().contains("others can write it (mode 777)"));
+        assert!(why().unwrap().contains("other users can write it (mode 777)"));
         std::fs::create_dir(&folder).unwrap();
         assert!(why().unwrap().starts_with(around.path().to_str().unwrap()));
         mode(around.path(), 0o755);
@@ -117,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_in_which_others_have_a_say_is_not_obeyed() {
+    fn a_file_that_others_can_change_is_not_trusted() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         File::create(&path).unwrap();
@@ -129,11 +130,11 @@ mod tests {
         }
         for wrong in [0o602, 0o666] {
             mode(&path, wrong);
-            assert!(why().unwrap().contains("others can write it"));
+            assert!(why().unwrap().contains("other users can write it"));
         }
         mode(&path, 0o600);
         mode(folder.path(), 0o777);
-        assert!(why().unwrap().contains("others can write it"));
+        assert!(why().unwrap().contains("other users can write it"));
         mode(folder.path(), 0o700);
         assert!(why_untrusted(folder.path()).unwrap().is_some());
         assert!(why_untrusted(&folder.path().join("absent")).is_err());

@@ -1,7 +1,9 @@
-//! Waits that nothing below the program can end: a call of libvirt's library, a command of QEMU, a lock, a program of the system.
+//! Waits that lower layers cannot interrupt: a call of libvirt's library, a QEMU command, a lock, a program of the
+//! system.
 //!
-//! A job looks at the request to stop between its steps. A step that waits for somebody who does not answer would keep the job from looking.
-//! So each such wait is noted here while it lasts, and the program, which knows of the request, can end in the middle of one.
+//! A job checks for a stop request between its steps. A step that waits for a process that does not answer would delay
+//! the check. So each such wait is registered here while it lasts, and the program, which receives the stop request,
+//! can exit in the middle of one.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,44 +12,44 @@ use std::sync::{Mutex, PoisonError};
 static NEXT: AtomicU64 = AtomicU64::new(0);
 static UNDER_WAY: Mutex<BTreeMap<u64, NotedWait>> = Mutex::new(BTreeMap::new());
 
-/// A wait that is under way.
+/// A wait in progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NotedWait {
-    /// What does not answer: "libvirt", "QEMU's monitor".
-    pub who: &'static str,
-    /// What is lost where the wait is cut off.
+    /// The process that does not answer: "libvirt", "QEMU's monitor".
+    pub peer: &'static str,
+    /// What an interruption would lose.
     pub kind: WaitKind,
 }
 
-/// What is lost where a wait is cut off.
+/// What the interruption of a wait would lose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WaitKind {
-    /// An answer, which comes at once as a rule.
+    /// An answer, which usually arrives at once.
     Answer,
-    /// A piece of work, which may take some seconds, and is better finished.
+    /// A piece of work, which may take some seconds, and should be completed.
     Work,
 }
 
-/// Notes a wait as long as it lives.
+/// Registers a wait while it exists.
 #[derive(Debug)]
 pub struct Wait(u64);
 
-/// What is waited for where another process has a lock.
+/// The name of a process that holds a lock.
 pub const LOCK_HOLDER: &str = "the process that holds a lock";
 
 impl Wait {
-    /// A wait for an answer of `who`.
-    pub fn for_answer(who: &'static str) -> Self {
+    /// Registers a wait for an answer of `peer`.
+    pub fn for_answer(peer: &'static str) -> Self {
         Self::begin(NotedWait {
-            who,
+            peer,
             kind: WaitKind::Answer,
         })
     }
 
-    /// A wait for a piece of work of `who`.
-    pub fn for_work(who: &'static str) -> Self {
+    /// Registers a wait for work of `peer`.
+    pub fn for_work(peer: &'static str) -> Self {
         Self::begin(NotedWait {
-            who,
+            peer,
             kind: WaitKind::Work,
         })
     }
@@ -67,7 +69,7 @@ impl Drop for Wait {
     }
 }
 
-/// The waits of this process that are under way, by a number that no other one gets.
+/// The current waits of this process, by unique numbers.
 pub fn waits_under_way() -> Vec<(u64, NotedWait)> {
     let under_way = UNDER_WAY.lock().unwrap_or_else(PoisonError::into_inner);
     under_way.iter().map(|(number, wait)| (*number, *wait)).collect()
@@ -78,11 +80,11 @@ mod tests {
     use super::{Wait, WaitKind, waits_under_way};
 
     #[test]
-    fn a_wait_is_noted_as_long_as_it_lasts() {
-        let who = "a test of waits";
-        let noted = || waits_under_way().into_iter().filter(move |(_, wait)| wait.who == who);
-        let first = Wait::for_answer(who);
-        let second = Wait::for_work(who);
+    fn a_wait_is_registered_while_it_lasts() {
+        let peer = "a test of waits";
+        let noted = || waits_under_way().into_iter().filter(move |(_, wait)| wait.peer == peer);
+        let first = Wait::for_answer(peer);
+        let second = Wait::for_work(peer);
         let kinds: Vec<_> = noted().map(|(_, wait)| wait.kind).collect();
         assert_eq!(kinds, [WaitKind::Answer, WaitKind::Work]);
         drop(first);

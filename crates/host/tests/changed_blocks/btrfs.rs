@@ -18,7 +18,7 @@ fn btrfs(words: &[&str], paths: &[&Path]) {
     run(Command::new("btrfs").args(words).args(paths)).unwrap();
 }
 
-/// A file system with an empty image in a subvolume, which is overwritten in place where it may be.
+/// A file system with an empty image in a subvolume, overwritten in place if the options permit.
 fn mount(options: &str) -> Option<Mount> {
     let mount = Mount::new("mkfs.btrfs", &["-q"], options)?;
     btrfs(&["subvolume", "create"], &[&mount.path("live")]);
@@ -66,21 +66,22 @@ fn no_change_is_missed_on_btrfs() {
     }
 }
 
-/// Blocks of 4 KiB are told exactly; with nodatacow too, where the first write after a snapshot goes elsewhere, and later ones in
-/// place.
+/// Changes are reported with a granularity of 4 KiB; with nodatacow too, where the first write after a snapshot goes to
+/// a new address, and later ones are in place.
 #[test]
-fn blocks_are_told_exactly_on_btrfs() {
+fn blocks_are_reported_exactly_on_btrfs() {
     for options in ["noatime", "nodatacow"] {
         let Some(mount) = mount(options) else { return };
         let tally = histories(&mount, Work::Blocks, 25, options);
         tally.print(&format!("btrfs {options}, blocks"));
-        assert_eq!(tally.told, tally.different);
+        assert_eq!(tally.reported, tally.different);
     }
 }
 
-/// The kernel names the place of a whole compressed extent for every part of it, so another part of it looks the same.
+/// The kernel reports the address of a whole compressed extent for every part of it, so another part of it looks the
+/// same.
 #[test]
-fn compressed_data_is_changed_wherever_it_lies() {
+fn compressed_data_counts_as_changed() {
     let Some(mount) = mount("compress-force=zstd") else {
         return;
     };
@@ -91,7 +92,7 @@ fn compressed_data_is_changed_wherever_it_lies() {
         .collect();
     file.write_all_at(&words, 0).unwrap();
     file.sync_all().unwrap();
-    // The first half of an extent in the middle of the file, then the second half of the same extent there.
+    // The first half of an extent in the middle of the file, then its second half at the same offset.
     let copy = |from: u64| {
         let (mut from, mut to) = (from, 1 << 20);
         let copied = rustix::fs::copy_file_range(&file, Some(&mut from), &file, Some(&mut to), 65_536);
@@ -102,12 +103,12 @@ fn compressed_data_is_changed_wherever_it_lies() {
     copy(65_536);
     let after = snapshot(&mount, "after");
     let found = by_extents(&before, &after).unwrap();
-    assert!(found.vague_bytes >= 65_536);
+    assert!(found.ambiguous_bytes >= 65_536);
     let tally = check(&before, &after, &found.ranges, "compressed");
     assert_eq!(tally.different, 65_536);
 }
 
-/// A balance of all data, which is cancelled when it is dropped: what goes on cannot be unmounted.
+/// A balance of all data, cancelled on drop: a file system with a running balance cannot be unmounted.
 struct Balance {
     program: Child,
     point: PathBuf,
@@ -133,15 +134,15 @@ impl Balance {
 
 impl Drop for Balance {
     fn drop(&mut self) {
-        // Mostly there is none any more.
+        // The balance has usually ended.
         run(Command::new("btrfs").args(["balance", "cancel"]).arg(&self.point)).ok();
         self.program.wait().unwrap();
     }
 }
 
-/// All data is moved, again and again, while two snapshots are compared.
+/// All data is moved repeatedly while two snapshots are compared.
 #[test]
-fn a_balance_meanwhile_hides_nothing() {
+fn a_concurrent_balance_hides_no_change() {
     let Some(mount) = mount("noatime") else { return };
     let mut random = SeededRandom::new(test_seed());
     let image = mount.path("live/image");
@@ -153,19 +154,20 @@ fn a_balance_meanwhile_hides_nothing() {
     let after = snapshot(&mount, "after");
     let exact = by_extents(&before, &after).unwrap();
     let tally = check(&before, &after, &exact.ranges, "before the balance");
-    let (mut count, mut told_more) = (0, 0);
+    let (mut count, mut reported_more) = (0, 0);
     for _ in 0..6 {
         let mut balance = Balance::start(&mount);
         while balance.is_running() {
             let found = by_extents(&before, &after).unwrap();
             for range in exact.ranges.as_slice() {
-                let holds = |told: &std::ops::Range<u64>| told.start <= range.start && range.end <= told.end;
+                let holds =
+                    |reported: &std::ops::Range<u64>| reported.start <= range.start && range.end <= reported.end;
                 assert!(found.ranges.as_slice().iter().any(holds), "{range:?} is missed");
             }
             count += 1;
-            told_more += u64::from(found.ranges.bytes() > tally.told);
+            reported_more += u64::from(found.ranges.bytes() > tally.reported);
         }
     }
-    println!("compared {count} times during balances, {told_more} times with more than there is");
+    println!("compared {count} times during balances, {reported_more} times with more than there is");
     assert_eq!(by_extents(&before, &after).unwrap().ranges, exact.ranges);
 }

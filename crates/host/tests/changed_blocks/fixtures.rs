@@ -16,19 +16,19 @@ fn stream(name: &str) -> Vec<u8> {
     fs::read(folder.join(format!("{name}.stream"))).unwrap()
 }
 
-fn ask(bytes: &[u8], question: &SendStreamQuery) -> Result<StreamChanges, SendStreamError> {
-    by_send_stream(&mut &bytes[..], question)
+fn ask(bytes: &[u8], query: &SendStreamQuery) -> Result<StreamChanges, SendStreamError> {
+    by_send_stream(&mut &bytes[..], query)
 }
 
-/// A stream, what is asked of it, and which blocks of 4 KiB it changes.
+/// A stream, the query for it, and the changed blocks of 4 KiB.
 struct Fixture {
     name: &'static str,
-    question: SendStreamQuery,
+    query: SendStreamQuery,
     blocks: Vec<u64>,
     whole: Option<WholeFileReason>,
 }
 
-/// A file of 16 blocks that has 17 now.
+/// A file that grew from 16 to 17 blocks.
 fn file(guids: (u64, u64), number: u64, from_transaction: u64) -> SendStreamQuery {
     SendStreamQuery {
         from_guid: guids.0,
@@ -50,9 +50,9 @@ fn fixtures() -> Vec<Fixture> {
     let fuse = file((5_029_236_237_818_324_029, 11_433_497_025_865_987_389), 5, 13);
     let open = file((6_245_087_082_637_965_899, 13_535_555_182_167_684_739), 2, 10);
     let encrypted = file((6_771_972_823_796_758_410, 5_955_882_754_301_217_688), 2, 29);
-    let of = |name, question, blocks, whole| Fixture {
+    let of = |name, query, blocks, whole| Fixture {
         name,
-        question,
+        query,
         blocks,
         whole,
     };
@@ -75,7 +75,7 @@ fn fixtures() -> Vec<Fixture> {
     fixtures
 }
 
-/// A volume, large blocks, and files that are not the same any more.
+/// A volume, large blocks, and replaced files.
 fn others() -> [Fixture; 4] {
     let volume = SendStreamQuery {
         object: StreamObject::Volume,
@@ -99,26 +99,26 @@ fn others() -> [Fixture; 4] {
     [
         Fixture {
             name: "openzfs-2.1-volume",
-            question: volume,
-            // Where the older state has no blocks at all, later ones of the newer one are named too: they are holes.
+            query: volume,
+            // If the older state has no blocks at all, later ones of the newer one are reported too: they are holes.
             blocks: [5, 9].into_iter().chain(16..256).collect(),
             whole: None,
         },
         Fixture {
             name: "openzfs-2.1-Lc-1M",
-            question: sized(large_guids, 1 << 20, 57, 3 << 20, 3 << 20),
+            query: sized(large_guids, 1 << 20, 57, 3 << 20, 3 << 20),
             blocks: (256..512).collect(),
             whole: None,
         },
         Fixture {
             name: "openzfs-2.1-replaced",
-            question: sized(replaced_guids, BLOCK, 62, 16_384, 16_384),
+            query: sized(replaced_guids, BLOCK, 62, 16_384, 16_384),
             blocks: (0..4).collect(),
             whole: Some(WholeFileReason::Replaced),
         },
         Fixture {
             name: "openzfs-2.1-grown",
-            question: sized(grown_guids, 1536, 91, 1500, 8192),
+            query: sized(grown_guids, 1536, 91, 1500, 8192),
             blocks: (0..2).collect(),
             whole: Some(WholeFileReason::BlockSize),
         },
@@ -126,9 +126,9 @@ fn others() -> [Fixture; 4] {
 }
 
 #[test]
-fn streams_of_real_senders_are_understood() {
+fn streams_of_real_senders_are_parsed() {
     for fixture in fixtures() {
-        let found = ask(&stream(fixture.name), &fixture.question).unwrap();
+        let found = ask(&stream(fixture.name), &fixture.query).unwrap();
         let mut blocks = Vec::new();
         for range in found.ranges.as_slice() {
             blocks.extend(range.start / BLOCK..range.end.div_ceil(BLOCK));
@@ -138,16 +138,16 @@ fn streams_of_real_senders_are_understood() {
     }
 }
 
-/// Cut off anywhere, or with bytes that were changed anywhere.
+/// Truncated anywhere, or with a changed byte anywhere.
 #[test]
-fn streams_of_real_senders_that_were_damaged_give_no_answer() {
+fn damaged_streams_of_real_senders_are_errors() {
     let mut random = SeededRandom::new(test_seed());
     for fixture in fixtures() {
         let bytes = stream(fixture.name);
-        let right = ask(&bytes, &fixture.question).unwrap();
+        let right = ask(&bytes, &fixture.query).unwrap();
         for _ in 0..300 {
             let length = usize::try_from(random.below(bytes.len() as u64)).unwrap();
-            let cut = ask(&bytes[..length], &fixture.question);
+            let cut = ask(&bytes[..length], &fixture.query);
             assert!(
                 matches!(cut, Err(SendStreamError::Short { .. })),
                 "{} {length}: {cut:?}",
@@ -155,8 +155,8 @@ fn streams_of_real_senders_that_were_damaged_give_no_answer() {
             );
             let mut damaged = bytes.clone();
             damaged[length] ^= 1 << random.below(8);
-            // In the last record there are bytes that mean nothing.
-            match ask(&damaged, &fixture.question) {
+            // The end record has bytes without a meaning.
+            match ask(&damaged, &fixture.query) {
                 Ok(found) => assert_eq!(found, right, "{} {length}", fixture.name),
                 Err(_) => continue,
             }
@@ -165,19 +165,19 @@ fn streams_of_real_senders_that_were_damaged_give_no_answer() {
     }
 }
 
-/// Whatever is asked: they do not hold what changed.
+/// They do not contain all changes, whatever the query.
 #[test]
 fn streams_of_another_kind_are_refused() {
-    let question = fixtures()[0].question;
+    let query = fixtures()[0].query;
     for (name, words) in [
         ("zfs-fuse-0.7.0-R", "several streams"),
         ("openzfs-2.1-R", "several streams"),
-        ("openzfs-2.1-resumed", "broken off"),
+        ("openzfs-2.1-resumed", "interrupted"),
         ("openzfs-2.1-redacted", "redacted"),
         ("openzfs-2.1", "other snapshots"),
         ("openzfs-2.1-volume", "dataset of type 3"),
     ] {
-        let refused = ask(&stream(name), &question).unwrap_err().to_string();
+        let refused = ask(&stream(name), &query).unwrap_err().to_string();
         assert!(refused.contains(words), "{name}: {refused}");
     }
 }

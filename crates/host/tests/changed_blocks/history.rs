@@ -1,4 +1,4 @@
-//! What happens to an image between two snapshots, at random, and whether it was told.
+//! Random changes of an image between two snapshots, and a check that all of them are reported.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Read as _;
@@ -12,15 +12,15 @@ use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
 const BLOCK: u64 = 4096;
-/// Images grow to this size.
+/// Limit on the size of images.
 pub(crate) const SIZE_MAX: u64 = 6 << 20;
 
-/// What is done to an image.
+/// The kind of changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Work {
-    /// Blocks are written, as a guest does it.
+    /// Writes of blocks, as by a guest.
     Blocks,
-    /// Whatever a file system can do.
+    /// Every operation of a file system.
     Anything,
 }
 
@@ -57,12 +57,12 @@ fn do_anything(path: &Path, file: &File, size: u64, random: &mut SeededRandom) {
         6 => copy_within(file, size, random),
         7 => file.sync_all().unwrap(),
         8 => {
-            // Another file takes the name.
+            // Another file gets the name.
             let other = path.with_extension("other");
             fs::copy(path, &other).unwrap();
             fs::rename(&other, path).unwrap();
         }
-        // Words that compress, at any place.
+        // Compressible text at a random offset.
         9 | 10 => {
             let word = [u8::try_from(random.below(256)).unwrap()];
             let bytes = word.repeat(to_usize(range.end - range.start));
@@ -76,7 +76,7 @@ fn do_anything(path: &Path, file: &File, size: u64, random: &mut SeededRandom) {
     }
 }
 
-/// What the file system cannot do, or not there, is left out.
+/// Operations that the file system does not support are skipped.
 fn allocate(file: &File, flags: FallocateFlags, range: &Range<u64>) {
     match rustix::fs::fallocate(file, flags, range.start, range.end - range.start) {
         Ok(()) | Err(Errno::OPNOTSUPP | Errno::INVAL | Errno::FBIG) => {}
@@ -84,7 +84,7 @@ fn allocate(file: &File, flags: FallocateFlags, range: &Range<u64>) {
     }
 }
 
-/// Copies a part of the file to another place of it: file systems share it.
+/// Copies a part of the file to another offset: the file system shares the blocks.
 fn copy_within(file: &File, size: u64, random: &mut SeededRandom) {
     let (mut from, mut to) = (
         random.below(1 + size / BLOCK) * BLOCK,
@@ -92,7 +92,7 @@ fn copy_within(file: &File, size: u64, random: &mut SeededRandom) {
     );
     let length = to_usize(BLOCK * (1 + random.below(32)));
     match rustix::fs::copy_file_range(file, Some(&mut from), file, Some(&mut to), length) {
-        // Overlapping places are refused.
+        // Overlapping ranges are refused.
         Ok(_) | Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {}
         Err(errno) => unreachable!("copy: {errno}"),
     }
@@ -104,18 +104,18 @@ pub(crate) fn noise(length: usize, random: &mut SeededRandom) -> Vec<u8> {
     bytes
 }
 
-/// How much was told, and how much is so; in bytes.
+/// Reported and real changes, in bytes.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Tally {
     pub(crate) different: u64,
-    pub(crate) told: u64,
+    pub(crate) reported: u64,
     pub(crate) size: u64,
 }
 
 impl Tally {
     pub(crate) fn add(&mut self, other: Self) {
         self.different += other.different;
-        self.told += other.told;
+        self.reported += other.reported;
         self.size += other.size;
     }
 
@@ -123,20 +123,20 @@ impl Tally {
         println!(
             "{what}: {} KiB differ, {} KiB are called changed ({} %), of {} KiB",
             self.different >> 10,
-            self.told >> 10,
-            self.told * 100 / self.different.max(1),
+            self.reported >> 10,
+            self.reported * 100 / self.different.max(1),
             self.size >> 10,
         );
     }
 }
 
-/// Compares both files whole: no byte outside of `ranges` differs. Differences are counted in blocks.
+/// Compares both files completely: no byte outside of `ranges` may differ. Differences are counted in blocks.
 pub(crate) fn check(before: &File, after: &File, ranges: &ChangedRanges, what: &str) -> Tally {
     let (old, new) = (contents(before), contents(after));
     assert_eq!(ranges.size_bytes(), new.len() as u64, "{what}");
     let bitmap = ranges.to_bitmap(512).unwrap();
     let mut tally = Tally {
-        told: ranges.bytes(),
+        reported: ranges.bytes(),
         size: new.len() as u64,
         ..Tally::default()
     };
@@ -152,7 +152,7 @@ pub(crate) fn check(before: &File, after: &File, ranges: &ChangedRanges, what: &
             let is_same = was.get(at) == Some(byte);
             assert!(
                 is_same || bitmap.next_dirty(at_file).is_some_and(|dirty| dirty.start == at_file),
-                "{what}: the change at {at_file} is missed; told: {:?}",
+                "{what}: the change at {at_file} is missed; reported: {:?}",
                 ranges.as_slice()
             );
         }

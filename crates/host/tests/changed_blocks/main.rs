@@ -1,7 +1,7 @@
-//! What file systems say of changes, compared with what changed.
+//! Changes that file systems report, compared with the real ones.
 //!
-//! Each file system is made in a file and mounted; that takes root, and the programs to make it. Where they are missing the test says
-//! so and passes.
+//! Each file system is created in a file and mounted, which needs root and the programs. Without them a test prints
+//! that it was skipped, and passes.
 
 #![expect(
     clippy::unwrap_used,

@@ -1,4 +1,4 @@
-//! File systems in files, unmounted when they are dropped.
+//! File systems in files, unmounted on drop.
 
 use std::fs::{File, create_dir};
 use std::os::unix::fs::MetadataExt as _;
@@ -14,7 +14,7 @@ pub(crate) struct Mount {
 }
 
 impl Mount {
-    /// Makes a file system of 512 MiB with `program`; nothing, saying why, where that cannot be.
+    /// Creates a file system of 512 MiB with `program`; none if that is not possible, with a printed reason.
     pub(crate) fn new(program: &str, arguments: &[&str], options: &str) -> Option<Self> {
         let mount = if is_root() {
             Self::try_new(program, arguments, options)
@@ -47,14 +47,14 @@ impl Mount {
 impl Drop for Mount {
     fn drop(&mut self) {
         if let Err(reason) = run(Command::new("umount").arg(&self.point)) {
-            // A test that failed has something open: it is gone with the program.
+            // A failed test may have files open, which end with the program.
             println!("{reason}");
             run(Command::new("umount").arg("--lazy").arg(&self.point)).ok();
         }
     }
 }
 
-/// Runs a program that must succeed; gives what it printed.
+/// Runs a program that must succeed, and returns its output.
 pub(crate) fn run(command: &mut Command) -> Result<Vec<u8>, String> {
     let program = command.get_program().display().to_string();
     let output = command.output().map_err(|error| format!("{program}: {error}"))?;

@@ -14,7 +14,7 @@ fn files(mount: &Mount) -> (File, File) {
     (first, second)
 }
 
-/// ext4 overwrites in place: that two files of it share nothing says nothing, and nobody makes snapshots there.
+/// ext4 overwrites in place: two files without shared blocks prove nothing, and it has no snapshots.
 #[test]
 fn other_file_systems_are_refused() {
     let Some(mount) = Mount::new("mkfs.ext4", &["-q"], "noatime") else {
@@ -29,7 +29,7 @@ fn other_file_systems_are_refused() {
 }
 
 #[test]
-fn files_without_a_common_space_are_refused() {
+fn files_on_different_devices_are_refused() {
     let makers = [
         ("mkfs.xfs", "-q"),
         ("mkfs.xfs", "-q"),
@@ -52,7 +52,7 @@ fn files_without_a_common_space_are_refused() {
         for other in &strangers {
             for (before, after) in [(first, other), (other, first)] {
                 let result = by_extents(before, after);
-                assert!(matches!(result, Err(ExtentError::Unfit { .. })), "{result:?}");
+                assert!(matches!(result, Err(ExtentError::Unusable { .. })), "{result:?}");
             }
         }
     }

@@ -32,11 +32,11 @@ fn histories(mount: &Mount, work: Work, round_count: u64) -> Tally {
         change(&image, work, &mut random);
         let after = clone(&image, &mount.path(&round.to_string()));
         if work == Work::Anything && random.one_in(4) {
-            // Where the clones lie changes later, and what they hold does not.
+            // The clones are moved later, without a change of their content.
             run(Command::new("xfs_fsr").arg(mount.path(&round.to_string()))).unwrap();
         }
         let found = by_extents(&before, &after).unwrap();
-        assert_eq!(found.vague_bytes, 0);
+        assert_eq!(found.ambiguous_bytes, 0);
         tally.add(check(&before, &after, &found.ranges, &format!("xfs, round {round}")));
         before = after;
         fs::remove_file(mount.path(&(round - 1).to_string())).unwrap();
@@ -50,16 +50,16 @@ fn no_change_is_missed_on_xfs() {
     histories(&mount, Work::Anything, 60).print("xfs, anything");
 }
 
-/// Blocks of 4 KiB are told exactly.
+/// Changes are reported with a granularity of 4 KiB.
 #[test]
-fn blocks_are_told_exactly_on_xfs() {
+fn blocks_are_reported_exactly_on_xfs() {
     let Some(mount) = mount() else { return };
     let tally = histories(&mount, Work::Blocks, 40);
     tally.print("xfs, blocks");
-    assert_eq!(tally.told, tally.different);
+    assert_eq!(tally.reported, tally.different);
 }
 
-/// Space that was reserved before a snapshot and is written after it, at the same place.
+/// Space that was allocated before a snapshot and written after it, at the same address.
 #[test]
 fn reserved_space_that_is_written_is_changed_on_xfs() {
     let Some(mount) = mount() else { return };
@@ -72,14 +72,14 @@ fn reserved_space_that_is_written_is_changed_on_xfs() {
     let found = by_extents(&before, &after).unwrap();
     assert_eq!(found.ranges.as_slice(), std::slice::from_ref(&(65_536..65_536 + 8192)));
     check(&before, &after, &found.ranges, "reserved");
-    // The live file still has the space at the place of then; that is why it is none of the two.
+    // The live file still has the old address; that is why it must not be passed.
     let found = by_extents(&before, &File::open(&image).unwrap()).unwrap();
     assert_eq!(found.ranges.bytes(), 8192);
 }
 
-/// What is only in memory has no place yet.
+/// Cached data has no address yet.
 #[test]
-fn what_is_in_memory_is_written_first() {
+fn cached_data_is_written_first() {
     let Some(mount) = mount() else { return };
     let [old, new] = ["old", "new"].map(|name| mount.path(name));
     fs::write(&old, vec![1; 40_000]).unwrap();
@@ -87,14 +87,14 @@ fn what_is_in_memory_is_written_first() {
     let (before, after) = (File::open(&old).unwrap(), File::open(&new).unwrap());
     let found = by_extents(&before, &after).unwrap();
     assert_eq!(
-        (found.ranges.bytes(), found.mapped_bytes, found.vague_bytes),
+        (found.ranges.bytes(), found.mapped_bytes, found.ambiguous_bytes),
         (40_000, 40_000, 0)
     );
 }
 
-/// Tens of thousands of extents, in many questions.
+/// Tens of thousands of extents, in many queries.
 #[test]
-fn a_file_in_pieces_is_told_exactly() {
+fn a_fragmented_file_is_reported_exactly() {
     let Some(mount) = mount() else { return };
     let image = mount.path("image");
     let file = File::create(&image).unwrap();

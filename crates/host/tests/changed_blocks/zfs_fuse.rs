@@ -1,4 +1,4 @@
-//! ZFS, by streams of differences of zfs-fuse: a program of its own here, which nobody else sees.
+//! ZFS, by incremental streams of zfs-fuse: a private instance, invisible to other processes.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt as _;
@@ -15,14 +15,14 @@ use crate::mounts::{is_root, run};
 
 const POOL: &str = "hfchanged";
 
-/// zfs-fuse with a pool, in a name space of its own: all that it mounts is gone with it.
+/// zfs-fuse with a pool, in a mount namespace of its own: all its mounts end with it.
 struct ZfsFuse {
     daemon: Child,
     folder: TempDir,
 }
 
 impl ZfsFuse {
-    /// Nothing, saying why, where it cannot be.
+    /// None if it cannot be started, with a printed reason.
     fn start() -> Option<Self> {
         let missing = run(Command::new("sh").args(["-c", "command -v zfs-fuse setpriv && test -c /dev/fuse"])).err();
         if !is_root() || missing.is_some() {
@@ -35,7 +35,7 @@ impl ZfsFuse {
             .unwrap()
             .set_len(256 << 20)
             .unwrap();
-        // Its socket, its lock and the list of its pools are its own.
+        // Its socket, its lock and its list of pools are private.
         let script = "mkdir -p /var/lib/zfs && mount -t tmpfs none /var/lib/zfs && mount -t tmpfs none /run && \
                       mkdir -p /run/zfs /run/lock && touch /run/is-private && \
                       exec setpriv --pdeathsig KILL zfs-fuse --no-daemon";
@@ -46,7 +46,7 @@ impl ZfsFuse {
             .spawn()
             .unwrap();
         let zfs = Self { daemon, folder };
-        // The process is in the name space of everybody else at first, where another zfs-fuse may answer.
+        // The process starts in the common mount namespace, where another zfs-fuse may answer.
         let ready = "test -e /run/is-private && zpool list";
         let wait = format!(
             "until nsenter --target {} --mount sh -c '{ready}' 2>/dev/null; do sleep 0.1; done",
@@ -63,7 +63,7 @@ impl ZfsFuse {
         Some(zfs)
     }
 
-    /// Runs a line of the shell where the pool is.
+    /// Runs a shell command in the namespace of the pool.
     fn run(&self, line: &str) -> Vec<u8> {
         let target = self.daemon.id().to_string();
         let entered = Command::new("nsenter")
@@ -76,7 +76,7 @@ impl ZfsFuse {
         entered.stdout
     }
 
-    /// A path of the pool, as it is seen from outside.
+    /// A path in the pool, as seen from outside.
     fn path(&self, name: &str) -> PathBuf {
         let mounted = self.folder.path().join("mounted");
         let inside = mounted.strip_prefix("/").unwrap().join(name);
@@ -88,7 +88,7 @@ impl ZfsFuse {
         String::from_utf8(printed).unwrap().trim().parse().unwrap()
     }
 
-    /// A snapshot, and a clone of it to look inside: zfs-fuse has no folder of snapshots.
+    /// Takes a snapshot, and clones it to make its files visible: zfs-fuse has no folder of snapshots.
     fn snapshot(&self, name: &str) {
         self.run(&format!(
             "zfs snapshot {POOL}/vm@{name} && zfs clone {POOL}/vm@{name} {POOL}/{name}"
@@ -103,8 +103,8 @@ impl Drop for ZfsFuse {
     }
 }
 
-/// The question about the image, between two snapshots.
-fn question(zfs: &ZfsFuse, before: &File, after: &File, names: (&str, &str)) -> SendStreamQuery {
+/// The query for the image, between two snapshots.
+fn query(zfs: &ZfsFuse, before: &File, after: &File, names: (&str, &str)) -> SendStreamQuery {
     let (old, new) = (before.metadata().unwrap(), after.metadata().unwrap());
     SendStreamQuery {
         from_guid: zfs.property("guid", names.0),
@@ -119,7 +119,7 @@ fn question(zfs: &ZfsFuse, before: &File, after: &File, names: (&str, &str)) -> 
     }
 }
 
-/// Snapshots and streams between them; gives what was told, and how often all of the file was.
+/// Takes snapshots and reads the streams between them; returns the tally, and how often all of the file was changed.
 fn histories(zfs: &ZfsFuse, work: Work, prefix: &str, round_count: u64) -> (Tally, u64) {
     let mut random = SeededRandom::new(test_seed());
     let image = zfs.path("vm/image");
@@ -133,12 +133,12 @@ fn histories(zfs: &ZfsFuse, work: Work, prefix: &str, round_count: u64) -> (Tall
         zfs.snapshot(&names.1);
         let [before, after] = [&names.0, &names.1].map(|name| File::open(zfs.path(name).join("image")).unwrap());
         let stream = zfs.run(&format!("zfs send -i {} {POOL}/vm@{}", names.0, names.1));
-        let mut asked = question(zfs, &before, &after, (&names.0, &names.1));
+        let mut query = query(zfs, &before, &after, (&names.0, &names.1));
         if before.metadata().unwrap().ino() != after.metadata().unwrap().ino() {
-            // Another file: nothing is asked of a stream then. If it is, all has changed.
-            asked.size_before_bytes = 0;
+            // Another file: a caller would not query the stream. If it does, all is changed.
+            query.size_before_bytes = 0;
         }
-        let found = by_send_stream(&mut &stream[..], &asked).unwrap();
+        let found = by_send_stream(&mut &stream[..], &query).unwrap();
         whole_count += u64::from(found.whole.is_some());
         assert_eq!(found.stream_bytes, stream.len() as u64);
         tally.add(check(
@@ -151,7 +151,7 @@ fn histories(zfs: &ZfsFuse, work: Work, prefix: &str, round_count: u64) -> (Tall
     (tally, whole_count)
 }
 
-/// Blocks of 4 KiB in records of 8 KiB and of 128 KiB, then whatever can be done.
+/// Blocks of 4 KiB in records of 8 KiB and of 128 KiB, then every operation.
 #[test]
 fn no_change_is_missed_by_streams_of_zfs_fuse() {
     let Some(zfs) = ZfsFuse::start() else { return };
@@ -163,8 +163,8 @@ fn no_change_is_missed_by_streams_of_zfs_fuse() {
         let (tally, whole_count) = histories(&zfs, Work::Blocks, &format!("blocks{record_kib}x"), 6);
         tally.print(&format!("zfs-fuse, records of {record_kib} KiB, blocks"));
         assert_eq!(whole_count, 0, "the file is the same one all the time");
-        // A block of 4 KiB makes a record change.
-        assert!(tally.told <= tally.different * record_kib / 4);
+        // A changed block of 4 KiB changes its whole record.
+        assert!(tally.reported <= tally.different * record_kib / 4);
     }
     let (tally, whole_count) = histories(&zfs, Work::Anything, "anything", 12);
     tally.print(&format!("zfs-fuse, anything ({whole_count} times all)"));
@@ -174,15 +174,15 @@ fn inside(zfs: &ZfsFuse) -> String {
     zfs.folder.path().join("mounted/vm/image").display().to_string()
 }
 
-/// A file is removed, and its number goes to another one of the same size.
+/// A file is removed, and its object number is reused for another one of the same size.
 #[test]
-fn a_number_that_another_file_has_now_is_noticed() {
+fn a_reused_object_number_is_noticed() {
     let Some(zfs) = ZfsFuse::start() else { return };
     let image = zfs.path("vm/image");
     fs::write(&image, vec![1; 1 << 20]).unwrap();
     let number = fs::metadata(&image).unwrap().ino();
     zfs.snapshot("before");
-    // Numbers are given again after everything of the pool was closed.
+    // Object numbers are reused after an export of the pool.
     let line = format!(
         "rm {0} && sync && zpool export {POOL} && zpool import -d {1} {POOL} && head -c 1048576 /dev/zero > {0} && sync",
         inside(&zfs),
@@ -194,7 +194,7 @@ fn a_number_that_another_file_has_now_is_noticed() {
     zfs.snapshot("after");
     let [before, after] = ["before", "after"].map(|name| File::open(zfs.path(name).join("image")).unwrap());
     let stream = zfs.run(&format!("zfs send -i before {POOL}/vm@after"));
-    let found = by_send_stream(&mut &stream[..], &question(&zfs, &before, &after, ("before", "after"))).unwrap();
+    let found = by_send_stream(&mut &stream[..], &query(&zfs, &before, &after, ("before", "after"))).unwrap();
     assert_eq!(found.ranges.bytes(), 1 << 20);
     assert!(!reused || found.whole == Some(WholeFileReason::Replaced), "{found:?}");
 }

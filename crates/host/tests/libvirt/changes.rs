@@ -1,4 +1,4 @@
-//! Machines that come, go and start, and what libvirt keeps of them.
+//! Defining, starting and removing machines, and the states that libvirt keeps of them.
 
 use holdfast_host::{Error, Hypervisor as _, HypervisorMut as _, KeptStates, MachineState};
 
@@ -16,7 +16,7 @@ fn configuration(lab: &LibvirtLab, name: &str) -> String {
 }
 
 #[test]
-fn a_machine_is_checked_defined_started_and_forgotten() {
+fn a_machine_is_checked_defined_started_and_undefined() {
     let lab = LibvirtLab::new();
     let libvirt = lab.connect();
     assert!(libvirt.is_of_this_host());
@@ -56,7 +56,7 @@ fn a_machine_is_checked_defined_started_and_forgotten() {
 }
 
 #[test]
-fn what_libvirt_keeps_of_a_machine_is_counted() {
+fn kept_states_of_a_machine_are_counted() {
     let lab = LibvirtLab::new();
     let libvirt = lab.connect();
     lab.define("web1", &["qcow2"]);

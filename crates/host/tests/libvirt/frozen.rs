@@ -1,4 +1,4 @@
-//! Freezing the disks of a machine of libvirt, and libvirt's own work beside it.
+//! Freezing the disks of a libvirt machine, together with libvirt's own block jobs.
 
 use holdfast_host::qemu::{PointInTime, RunId, remove_run, runs_in};
 use holdfast_host::qmp::MonitorError;
@@ -8,7 +8,7 @@ use holdfast_test_kit::libvirt::{DISK_BYTES, LibvirtLab};
 use holdfast_test_kit::{assert_served, run};
 
 #[test]
-fn disks_freeze_under_libvirt_and_its_view_stays_right() {
+fn disks_freeze_under_libvirt_without_confusing_it() {
     let lab = LibvirtLab::new();
     let libvirt = lab.connect();
     lab.define("web1", &["qcow2", "raw"]);
@@ -24,7 +24,7 @@ fn disks_freeze_under_libvirt_and_its_view_stays_right() {
     }
     cut.release(machine.monitor(), &lab.clock).unwrap();
     assert_eq!(lab.virsh(&["dumpxml", "web1"]), before);
-    // The writes went where they belong, and libvirt's own block jobs work as ever.
+    // The writes are in the right images, and libvirt's own block jobs still work.
     let overlay = lab.path("overlay");
     let spec = format!("vda,file={}", overlay.display());
     lab.virsh(&[
@@ -41,7 +41,7 @@ fn disks_freeze_under_libvirt_and_its_view_stays_right() {
     lab.virsh(&["blockcommit", "web1", "vda", "--active", "--pivot", "--wait"]);
     lab.virsh(&["destroy", "web1"]);
     let image = lab.path("web1-a");
-    let said = run(
+    let output = run(
         "qemu-io",
         &[
             "-f",
@@ -53,12 +53,13 @@ fn disks_freeze_under_libvirt_and_its_view_stays_right() {
             image.to_str().unwrap(),
         ],
     );
-    assert!(!said.contains("failed"), "{said}");
+    assert!(!output.contains("failed"), "{output}");
 }
 
-/// What libvirt refuses while a filter is in, it refuses with words, and the machine runs on; what it allows is right.
+/// Jobs that libvirt refuses while a filter is in place give a clear error, and the machine keeps running; jobs that it
+/// allows are correct.
 #[test]
-fn block_jobs_of_others_are_refused_or_right_meanwhile() {
+fn block_jobs_of_others_are_refused_or_correct() {
     let lab = LibvirtLab::new();
     let libvirt = lab.connect();
     lab.define("web1", &["qcow2"]);
@@ -100,7 +101,7 @@ fn block_jobs_of_others_are_refused_or_right_meanwhile() {
     lab.virsh(&["blockcommit", "web1", "vda", "--active", "--pivot", "--wait"]);
     lab.virsh(&["destroy", "web1"]);
     let image = lab.path("web1-a");
-    let said = run(
+    let output = run(
         "qemu-io",
         &[
             "-f",
@@ -112,10 +113,11 @@ fn block_jobs_of_others_are_refused_or_right_meanwhile() {
             image.to_str().unwrap(),
         ],
     );
-    assert!(!said.contains("failed"), "{said}");
+    assert!(!output.contains("failed"), "{output}");
 }
 
-/// libvirtd ends while disks are frozen. The machine runs on, what is frozen is served on, and the next connection clears up.
+/// libvirtd ends while disks are frozen. The machine keeps running, the exports still work, and the next connection
+/// cleans up.
 #[test]
 fn a_restart_of_libvirtd_leaves_nothing_behind() {
     let mut lab = LibvirtLab::new();

@@ -1,4 +1,4 @@
-//! What libvirt tells of its machines.
+//! Descriptions of machines by libvirt.
 
 use holdfast_host::{Decision, DiskChoice, DiskSource, Error, Hypervisor as _, Libvirt, MachineState};
 
@@ -16,11 +16,11 @@ fn machines_are_listed_and_described() {
     lab.virsh(&["suspend", "web1"]);
 
     let machines = libvirt.machines().unwrap();
-    let told: Vec<_> = machines
+    let found: Vec<_> = machines
         .iter()
         .map(|machine| (&machine.name[..], machine.state))
         .collect();
-    assert_eq!(told, [("db", MachineState::ShutOff), ("web1", MachineState::Paused)]);
+    assert_eq!(found, [("db", MachineState::ShutOff), ("web1", MachineState::Paused)]);
     let by_uuid = libvirt.machine(&machines[1].uuid).unwrap();
     assert_eq!(by_uuid.name(), "web1");
 
@@ -66,7 +66,7 @@ fn the_mark_of_a_machine_is_read() {
 }
 
 #[test]
-fn who_is_not_there_is_told() {
+fn a_missing_machine_or_daemon_is_reported() {
     let lab = LibvirtLab::new();
     let libvirt = lab.connect();
     let error = libvirt.machine("nobody").err().unwrap();

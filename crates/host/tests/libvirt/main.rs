@@ -1,4 +1,4 @@
-//! Against a real libvirt of the tests' own, with machines that never boot: what a guest would write, QEMU's `qemu-io` does.
+//! Tests with a real, private libvirt. Its machines never boot: QEMU's `qemu-io` does the writes of a guest.
 
 #![cfg(feature = "libvirt")]
 #![expect(clippy::unwrap_used, reason = "the helpers of tests unwrap like the tests")]

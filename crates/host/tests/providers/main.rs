@@ -70,11 +70,11 @@ impl World {
 }
 
 fn is_missing(error: &ProviderError) -> bool {
-    matches!(error, ProviderError::NotThere { .. })
+    matches!(error, ProviderError::NotFound { .. })
 }
 
 #[test]
-fn what_was_cut_stays_as_it_was() {
+fn a_snapshot_does_not_change() {
     with_each(|file_system| {
         let world = World::new(file_system);
         assert_eq!(world.names(), [""; 0], "{}", file_system.name());
@@ -95,7 +95,7 @@ fn what_was_cut_stays_as_it_was() {
     });
 }
 
-/// Between the look and the end somebody has removed it, and made another one that is called so: that one stays.
+/// After the inspection, another process replaces the snapshot by one of the same name: that one stays.
 #[test]
 fn another_one_of_the_same_name_is_not_removed_in_its_place() {
     with_each(|file_system| {
@@ -104,7 +104,7 @@ fn another_one_of_the_same_name_is_not_removed_in_its_place() {
         world.take("one", 100).unwrap();
         let first = looked_at();
         if file_system.name() == "zfs" {
-            // Where its list tells no GUID it tells the second.
+            // Without a GUID in its list, the time in seconds identifies it.
             holdfast_block::Clock::sleep(
                 &holdfast_block::SystemClock::new(),
                 std::time::Duration::from_millis(1100),
@@ -128,9 +128,9 @@ fn another_one_of_the_same_name_is_not_removed_in_its_place() {
     });
 }
 
-/// What was got ready and never cut leaves nothing, and keeps nobody from doing it again.
+/// A prepared snapshot that is never created leaves nothing, and does not block another attempt.
 #[test]
-fn what_was_got_ready_is_given_up() {
+fn a_prepared_snapshot_can_be_abandoned() {
     with_each(|file_system| {
         let world = World::new(file_system);
         let label = HostSnapshotLabel {
@@ -147,7 +147,7 @@ fn what_was_got_ready_is_given_up() {
         let snapshots = std::fs::read_dir(world.folder.join(".holdfast/snapshots"));
         assert_eq!(snapshots.map_or(0, std::iter::Iterator::count), 0);
         world.take("one", 100).unwrap();
-        // Another one's is not given up.
+        // That of another process is not abandoned.
         file_system.provider().abandon(&[world.wanted()], &label);
         assert_eq!(world.names(), ["one"]);
         let noted = world.provider.noted(&world.dataset.name).unwrap();
@@ -157,7 +157,7 @@ fn what_was_got_ready_is_given_up() {
 }
 
 #[test]
-fn what_needs_a_snapshot_is_told() {
+fn clones_of_a_snapshot_are_listed() {
     with_each(|file_system| {
         let world = World::new(file_system);
         world.take("one", 100).unwrap();
@@ -165,14 +165,14 @@ fn what_needs_a_snapshot_is_told() {
         assert_eq!(clones(), [""; 0]);
         let name = file_system.clone_name();
         world.provider.clone_to(&world.name("one"), &name).unwrap();
-        // The others share blocks, and need nothing.
+        // The others share blocks, and do not depend on it.
         let is_needed = file_system.name() == "zfs";
         assert_eq!(clones(), if is_needed { vec![name] } else { Vec::new() });
     });
 }
 
 #[test]
-fn snapshots_tell_of_themselves() {
+fn snapshots_are_described() {
     with_each(|file_system| {
         let world = World::new(file_system);
         world.take("one", 1_000_000_000).unwrap();
@@ -207,7 +207,7 @@ fn snapshots_tell_of_themselves() {
 }
 
 #[test]
-fn a_name_is_given_once_and_only_to_what_can_have_it() {
+fn names_are_unique_and_checked() {
     with_each(|file_system| {
         let world = World::new(file_system);
         world.take("one", 1).unwrap();
@@ -228,7 +228,7 @@ fn a_name_is_given_once_and_only_to_what_can_have_it() {
 }
 
 #[test]
-fn what_is_removed_is_gone_and_what_is_held_stays() {
+fn a_held_snapshot_cannot_be_removed() {
     with_each(|file_system| {
         let world = World::new(file_system);
         let provider = &world.provider;
@@ -258,7 +258,7 @@ fn what_is_removed_is_gone_and_what_is_held_stays() {
         assert!(is_missing(&provider.destroy(&world.name("two")).unwrap_err()));
         assert!(is_missing(&provider.hold(&world.name("two"), "keep").unwrap_err()));
         assert!(provider.view(&world.name("two"), "look").is_err());
-        // The name is free again, and nothing is left of what had it.
+        // The name is free again, and nothing is left of the removed snapshot.
         world.take("two", 9).unwrap();
         assert_eq!(
             provider
@@ -302,11 +302,11 @@ fn a_clone_can_be_written_and_changes_nothing_else() {
 }
 
 #[test]
-fn files_are_found_in_their_datasets_by_any_way() {
+fn files_are_located_by_any_path() {
     with_each(|file_system| {
         let world = World::new(file_system);
         let expected = |path: &str| match file_system.name() {
-            // A folder of its own for each.
+            // A separate folder for each.
             "xfs" => {
                 let path = world.folder.join(path);
                 let folder = path.parent().unwrap().to_str().unwrap().to_owned();
@@ -348,7 +348,7 @@ fn files_are_found_in_their_datasets_by_any_way() {
                     (world.dataset.clone(), Path::new("more/b c.raw"))
                 );
             }
-            // The root of the subvolume cannot be reached that way, but the file can be cloned where it is.
+            // The root of the subvolume is not accessible by that path, but the file can be cloned in place.
             (_, Located::In(place)) => assert_eq!(place.dataset.name, bound.to_str().unwrap()),
             (name, Located::Nowhere(reason)) => panic!("{name}: {reason}"),
         }
@@ -356,7 +356,7 @@ fn files_are_found_in_their_datasets_by_any_way() {
 }
 
 #[test]
-fn a_file_on_ext4_is_nowhere() {
+fn a_file_on_ext4_is_in_no_dataset() {
     let place = tempfile::tempdir().unwrap();
     let point = place.path().join("mounted");
     let Ok(_mounted) = Mounted::at("ext4", &point) else {
@@ -365,7 +365,7 @@ fn a_file_on_ext4_is_nowhere() {
     write(point.join("disk"), [1; 10]).unwrap();
     match locate(&point.join("disk"), "test").unwrap() {
         Located::Nowhere(reason) => assert!(
-            reason.contains("no clones of files") && reason.contains("ext4"),
+            reason.contains("cannot clone files") && reason.contains("ext4"),
             "{reason}"
         ),
         Located::In(place) => panic!("{place:?}"),
@@ -377,9 +377,9 @@ fn a_file_on_ext4_is_nowhere() {
     );
 }
 
-/// A reflink snapshot that was never settled is none, and the next of its name takes its place.
+/// An uncommitted reflink snapshot does not count, and the next one of its name replaces it.
 #[test]
-fn what_was_cut_and_not_settled_is_no_snapshot_of_clones() {
+fn an_uncommitted_reflink_snapshot_does_not_count() {
     let place = tempfile::tempdir().unwrap();
     let Ok(mounted) = Mounted::at("xfs", &place.path().join("mounted")) else {
         return;
@@ -394,7 +394,7 @@ fn what_was_cut_and_not_settled_is_no_snapshot_of_clones() {
     world.provider.create(&[world.wanted()], &label).unwrap();
     assert_eq!(world.names(), [""; 0]);
     drop(world);
-    // Whoever made it is dead.
+    // Its maker is dead.
     let world = World::new(&mounted);
     write(world.folder.join("disk.raw"), [3; 3]).unwrap();
     world.take("one", 5).unwrap();
@@ -402,9 +402,9 @@ fn what_was_cut_and_not_settled_is_no_snapshot_of_clones() {
     assert_eq!(read(view.path().join("disk.raw")).unwrap(), [3; 3]);
 }
 
-/// Who owns a dataset may put links into it, and whoever makes snapshots of it may be root.
+/// The owner of a dataset may put links into it, and the process that takes snapshots may be root.
 #[test]
-fn links_lead_nowhere() {
+fn links_are_not_followed() {
     let place = tempfile::tempdir().unwrap();
     let Ok(mounted) = Mounted::at("xfs", &place.path().join("mounted")) else {
         return;
@@ -423,14 +423,14 @@ fn links_lead_nowhere() {
         assert!(matches!(refused, Err(ProviderError::Refused { .. })), "{refused:?}");
     }
     assert!(elsewhere.join("snapshots/one").exists());
-    // A folder that others may look into, or own, is none of ours either.
+    // A folder that other users own or may read is not trusted either.
     std::fs::remove_file(world.folder.join(".holdfast")).unwrap();
     std::fs::create_dir(world.folder.join(".holdfast")).unwrap();
     std::os::unix::fs::chown(world.folder.join(".holdfast"), Some(12345), None).unwrap();
     assert!(world.take("two", 1).is_err());
     std::fs::remove_dir(world.folder.join(".holdfast")).unwrap();
 
-    // Links to files, and folders that are links by now, are not followed.
+    // Links to files, and folders that became links, are not followed.
     std::os::unix::fs::symlink(elsewhere.join("secret"), world.folder.join("link")).unwrap();
     world.take("two", 1).unwrap();
     let view = world.provider.view(&world.name("two"), "look").unwrap();
@@ -449,9 +449,9 @@ fn links_lead_nowhere() {
     assert_eq!(world.names(), ["two"]);
 }
 
-/// Two that make one snapshot at the same time: the second hears of the first, and harms nothing.
+/// Two processes create one snapshot at the same time: the second gets an error, and does no harm.
 #[test]
-fn what_somebody_is_making_is_left_to_him() {
+fn a_snapshot_of_another_maker_is_not_touched() {
     let place = tempfile::tempdir().unwrap();
     let Ok(mounted) = Mounted::at("xfs", &place.path().join("mounted")) else {
         return;
@@ -469,7 +469,7 @@ fn what_somebody_is_making_is_left_to_him() {
     assert!(is_missing(&second.provider.destroy(&second.name("one")).unwrap_err()));
     first.provider.commit(&[first.wanted()], &label).unwrap();
     assert_eq!(first.names(), ["one"]);
-    // One that was cut in vain goes without a trace.
+    // A snapshot that is abandoned after its creation leaves nothing.
     let label = HostSnapshotLabel { name: "two", ..label };
     first.provider.prepare(&[first.wanted()], &label).unwrap();
     first.provider.create(&[first.wanted()], &label).unwrap();
@@ -479,9 +479,10 @@ fn what_somebody_is_making_is_left_to_him() {
     assert_eq!(left.count(), 1);
 }
 
-/// A volume is its device, by whatever name. What was written to that is in the next snapshot, also if nobody has flushed it.
+/// A volume is found by its device, whichever path is used. Data written to the device is in the next snapshot, also
+/// without a flush.
 #[test]
-fn volumes_are_cut_and_looked_into() {
+fn volumes_are_snapshotted_and_viewed() {
     if !Pool::has_volumes() {
         return println!("skipped: volumes need a ZFS in the kernel: make test-kernel");
     }
@@ -504,7 +505,7 @@ fn volumes_are_cut_and_looked_into() {
         name: "one".to_owned(),
     };
     assert!(provider.dataset(&found.dataset.name).unwrap().is_volume);
-    // Somebody who has it open, and does not flush.
+    // A writer that has the device open and does not flush.
     let open = std::fs::File::options().write(true).open(&device).unwrap();
     let put = |byte: u8| std::io::Write::write_all(&mut &open, &vec![byte; 65_536]).unwrap();
     put(7);

@@ -1,4 +1,4 @@
-//! A QEMU that nobody manages, by its own monitor socket.
+//! A QEMU without a management layer, by its own monitor socket.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use serde_json::Value;
 use holdfast_test_kit::qemu::QemuLab;
 use holdfast_test_kit::run;
 
-/// A monitor for the machine as it is backed up, beside the one of the test.
+/// A monitor for the backup of the machine, besides that of the test.
 const MONITOR: [&str; 2] = ["-qmp", "unix:{}/own,server=on,wait=off"];
 const AGENT: [&str; 6] = [
     "-device",
@@ -85,7 +85,7 @@ fn a_machine_is_described_by_its_monitor() {
     let taken = description.disks.iter().zip(decisions);
     let taken: Vec<_> = taken.filter(|(_, decision)| *decision == Decision::Take).collect();
     assert_eq!(taken.len(), 2);
-    // Each is found again among QEMU's own, by what the description calls it.
+    // Each disk is found in QEMU's own list by its alias in the description.
     let present = disks(machine.monitor()).unwrap();
     for disk in description.disks.iter().filter(|disk| disk.source != DiskSource::Empty) {
         let its = present
@@ -119,7 +119,7 @@ fn a_machine_is_described_by_its_monitor() {
 
 /// A firmware has two flash drives, one of which it writes.
 #[test]
-fn a_drive_of_the_firmware_is_no_disk_and_a_machine_that_stands_still_says_so() {
+fn firmware_drives_are_no_disks_and_a_pause_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     for name in ["code", "vars"] {
@@ -142,7 +142,7 @@ fn a_drive_of_the_firmware_is_no_disk_and_a_machine_that_stands_still_says_so() 
     let lab = QemuLab::with(&["qcow2"], &words);
     let qemu = bare(&lab);
     let description = qemu.only_machine().describe().unwrap();
-    // Without a name it is called like its socket.
+    // Without a name it is identified by its socket.
     assert_eq!(
         (&description.summary.name[..], description.summary.state),
         ("own", MachineState::Paused)
@@ -155,7 +155,7 @@ fn a_drive_of_the_firmware_is_no_disk_and_a_machine_that_stands_still_says_so() 
 }
 
 #[test]
-fn a_monitor_that_somebody_has_is_told_and_who_stands_in_the_row_gets_it_next() {
+fn a_busy_monitor_is_reported_and_serves_the_queue_in_order() {
     let lab = QemuLab::with(&["raw"], &MONITOR);
     let qemu = bare(&lab);
     let clock = Arc::new(SystemClock::new());
@@ -163,7 +163,7 @@ fn a_monitor_that_somebody_has_is_told_and_who_stands_in_the_row_gets_it_next() 
         panic!("it serves one client at a time")
     };
     assert!(
-        matches!(&error, Error::Taken { address, .. } if address.ends_with("own")),
+        matches!(&error, Error::MonitorInUse { address, .. } if address.ends_with("own")),
         "{error}"
     );
     let stand_in = BareQemu::stand_in(&lab.path("own"), "web1", None, clock.clone()).unwrap();
@@ -176,15 +176,15 @@ fn a_monitor_that_somebody_has_is_told_and_who_stands_in_the_row_gets_it_next() 
     drop(qemu);
     assert_eq!(status().unwrap()["running"], true);
     assert_eq!(stand_in.describe().unwrap().disks.len(), 1);
-    // One that QEMU threw out comes again.
+    // A connection that QEMU dropped is opened again.
     drop(stand_in);
     let queued = QueuedSocket::connect(&lab.path("own")).unwrap();
     queued.execute(&QmpCommand::new("query-status", Value::Null)).unwrap();
 }
 
-/// What a run has put into QEMU is taken out by whoever stands next in the row, as the backup's connection ends.
+/// Objects of a run in QEMU are removed by the next client in the queue when the backup's connection ends.
 #[test]
-fn who_stands_next_in_the_row_clears_up() {
+fn the_next_client_in_the_queue_cleans_up() {
     let lab = QemuLab::with(&["qcow2"], &MONITOR);
     let before = lab.everything();
     let qemu = bare(&lab);
@@ -197,7 +197,7 @@ fn who_stands_next_in_the_row_clears_up() {
         .monitor()
         .execute(&QmpCommand::new("stop", Value::Null))
         .unwrap();
-    // Forgotten, as by one that died: only its connection ends.
+    // Dropped as by a killed process: only its connection ends.
     std::mem::drop(cut);
     drop((machine, qemu));
     let cont = QmpCommand::new("cont", Value::Null);
@@ -224,7 +224,7 @@ fn a_guest_without_an_agent_is_not_waited_for_longer_than_asked() {
     assert!(lab.clock.now().saturating_sub(start) < PATIENCE);
 }
 
-/// A machine that stands still is there; one whose process is gone has ended.
+/// A paused machine still exists; one whose process is gone has ended.
 #[test]
 fn a_qemu_whose_process_is_gone_has_ended() {
     let lab = QemuLab::with(&["raw"], &MONITOR);

@@ -1,4 +1,4 @@
-//! Freezing disks, reading them while the guest writes, and taking everything out again.
+//! Freezing disks, reading them while the guest writes, and removing everything afterwards.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use holdfast_test_kit::qemu::{DISK_BYTES, MIB, QemuLab};
 use holdfast_test_kit::{assert_served, run};
 
 #[test]
-fn frozen_disks_stay_as_they_were_and_nothing_is_left() {
+fn frozen_disks_do_not_change_and_nothing_is_left() {
     let lab = QemuLab::new(&["qcow2", "raw", "qcow2"]);
     let before = lab.everything();
     let (mut request, socket) = lab.request(lab.directory.path());
@@ -35,10 +35,10 @@ fn frozen_disks_stay_as_they_were_and_nothing_is_left() {
     cut.release(&*lab.monitor, &lab.clock).unwrap();
     assert_eq!(lab.everything(), before);
     for disk in 0..3 {
-        let said = lab.guest(disk, "read -P 99 4M 2M");
+        let output = lab.guest(disk, "read -P 99 4M 2M");
         assert!(
-            said.contains("read 2097152/2097152") && !said.contains("failed"),
-            "{said}"
+            output.contains("read 2097152/2097152") && !output.contains("failed"),
+            "{output}"
         );
     }
 }
@@ -56,20 +56,20 @@ fn a_paused_machine_stays_paused() {
     assert!(!lab.is_running());
 }
 
-/// Asserts that what is frozen of the first disk cannot be read any more, and that the guest writes on.
+/// Asserts that the frozen first disk cannot be read any more, and that the guest can still write.
 fn assert_broken_and_unharmed(lab: &QemuLab, socket: &std::path::Path, export: &str) {
     let uri = format!("nbd+unix:///{export}?socket={}", socket.display());
     let read = std::process::Command::new("qemu-io")
         .args(["-r", "-f", "raw", "-c", "read 8M 512", &uri])
         .output();
-    let said = String::from_utf8(read.unwrap().stdout).unwrap();
-    assert!(said.contains("read failed"), "a broken copy is read: {said}");
+    let output = String::from_utf8(read.unwrap().stdout).unwrap();
+    assert!(output.contains("read failed"), "a broken copy is read: {output}");
     for number in 0..16 {
         lab.guest_writes(0, 60 + u8::try_from(number).unwrap(), number * MIB, MIB);
     }
 }
 
-/// The scratch file takes nothing: the copy breaks, the guest does not notice.
+/// Writes to the scratch file fail: the copy breaks, without effect on the guest.
 #[test]
 fn a_scratch_file_that_fails_breaks_the_copy_and_not_the_guest() {
     let lab = QemuLab::new(&["qcow2"]);
@@ -88,7 +88,7 @@ fn a_scratch_file_that_fails_breaks_the_copy_and_not_the_guest() {
     }
 }
 
-/// The file system of the scratch file is full. It needs root for a small one of its own.
+/// The file system of the scratch file is full. Needs root for a small file system.
 #[test]
 fn a_full_scratch_file_system_breaks_the_copy_and_not_the_guest() {
     if !rustix::process::geteuid().is_root() {
@@ -112,9 +112,9 @@ fn a_full_scratch_file_system_breaks_the_copy_and_not_the_guest() {
     run("umount", &[small.to_str().unwrap()]);
 }
 
-/// What was read and is given back is not saved any more.
+/// Ranges that the reader discards are not saved any more.
 #[test]
-fn what_is_given_back_takes_no_scratch() {
+fn discarded_ranges_use_no_scratch_space() {
     let lab = QemuLab::new(&["raw"]);
     let (mut request, socket) = lab.request(lab.directory.path());
     let scratch = lab.path("scratch");
@@ -135,9 +135,9 @@ fn what_is_given_back_takes_no_scratch() {
     cut.release(&*lab.monitor, &lab.clock).unwrap();
 }
 
-/// A bitmap of the last run tells what changed until the instant, and not what changes later.
+/// A bitmap of the last run contains the changes until the point in time, and no later ones.
 #[test]
-fn bitmaps_tell_what_changed_between_two_instants() {
+fn bitmaps_contain_the_changes_between_two_points_in_time() {
     let lab = QemuLab::new(&["qcow2", "raw"]);
     let (mut request, _) = lab.request(lab.directory.path());
     for disk in &mut request.disks {
@@ -181,17 +181,17 @@ fn bitmaps_tell_what_changed_between_two_instants() {
     }
 }
 
-/// One disk alone is cut while the machine runs: everything that was written before is in it, and nothing that came later, and what
-/// the bitmaps leave out has surely not changed.
+/// A single disk is frozen while the machine runs: it contains every earlier write and no later one, and ranges outside
+/// of the bitmaps have not changed.
 #[test]
-fn one_disk_is_cut_between_two_writes_of_a_machine_that_runs_on() {
+fn one_disk_is_frozen_between_two_writes_of_a_running_machine() {
     const PLACES: u64 = 64;
     let lab = QemuLab::with(&["qcow2"], &["-qmp", "unix:{}/writer,server=on,wait=off"]);
     let writer = QmpSocket::connect(&lab.path("writer")).unwrap();
     let is_over = AtomicBool::new(false);
     let (mut last_bitmap, mut last_held) = (None, vec![1; 64]);
     std::thread::scope(|scope| {
-        // Place N holds the number of the last round, so that of each instant only one sequence is possible.
+        // Place N contains the number of the last round, so that only one sequence is possible for each point in time.
         scope.spawn(|| {
             for round in 0_u64.. {
                 if is_over.load(Ordering::Relaxed) {
@@ -206,7 +206,7 @@ fn one_disk_is_cut_between_two_writes_of_a_machine_that_runs_on() {
                     .unwrap();
             }
         });
-        // Also when something here fails: the writer would go on for ever.
+        // Also if an assertion fails: the writer would run for ever.
         let _over = AtTheEnd(&is_over);
         for round in 0..6 {
             let (mut request, socket) = lab.request(lab.directory.path());
@@ -229,7 +229,7 @@ fn one_disk_is_cut_between_two_writes_of_a_machine_that_runs_on() {
             );
             let held = std::fs::read(&image).unwrap();
             let held: Vec<u8> = held.chunks(64 << 10).take(64).map(|place| place[0]).collect();
-            // First those of this turn, then those of the one before.
+            // First those of this round, then those of the one before.
             let turn = held.iter().position(|byte| *byte != held[0]).unwrap_or(held.len());
             assert!(held[turn..].iter().all(|byte| *byte == held[turn.min(63)]), "{held:?}");
             assert!(turn == 64 || held[0] == held[63] + 1 || held[0] == 2, "{held:?}");
@@ -265,9 +265,10 @@ impl Drop for AtTheEnd<'_> {
     }
 }
 
-/// Somebody takes a snapshot of the machine while we read: what was frozen stays so, and his overlay stays where he put it.
+/// Another client takes a snapshot of the machine while we read: the frozen disk is unchanged, and the overlay stays
+/// active.
 #[test]
-fn an_overlay_of_somebody_else_survives() {
+fn an_overlay_of_another_client_survives() {
     let lab = QemuLab::new(&["qcow2"]);
     let (request, socket) = lab.request(lab.directory.path());
     let run_id = request.run;

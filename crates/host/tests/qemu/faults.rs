@@ -1,4 +1,4 @@
-//! A monitor that fails at any of the commands of a run: the machine runs on, and nothing of the run is left.
+//! A monitor that fails at each of the commands of a run: the machine keeps running, and nothing of the run is left.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -15,18 +15,17 @@ use holdfast_test_kit::qemu::{DISK_BYTES, QemuLab};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// QEMU says no.
+    /// QEMU refuses the command.
     Refused,
-    /// QEMU does it, and nobody hears of it.
+    /// QEMU executes the command, and the answer is lost.
     AnswerLost,
-    /// From there on nothing goes through: whoever froze is dead.
+    /// All commands from there on fail: the process is dead.
     Dead,
 }
 
 pub(crate) struct Faulty<'a> {
     inner: &'a dyn Monitor,
     fault: Fault,
-    /// Commands until the fault.
     left: AtomicU32,
 }
 
@@ -63,7 +62,7 @@ impl Monitor for Faulty<'_> {
                 during: name(),
                 source: None,
             }),
-            // The last command of a dead one went through.
+            // The last command of a dead process was executed.
             _ => {
                 let answer = self.inner.execute(command);
                 if left == 1 {
@@ -78,30 +77,30 @@ impl Monitor for Faulty<'_> {
 }
 
 #[test]
-fn a_fault_at_any_command_harms_nobody() {
-    harms_nobody(&["qcow2", "raw"], PausePolicy::Always, &|_| None);
+fn a_fault_at_any_command_is_harmless() {
+    assert_harmless(&["qcow2", "raw"], PausePolicy::Always, &|_| None);
 }
 
 #[test]
-fn a_fault_at_any_command_harms_nobody_where_several_disks_are_cut_without_a_stop() {
-    harms_nobody(&["qcow2", "raw"], PausePolicy::WhereNeeded, &|_| None);
+fn a_fault_at_any_command_is_harmless_with_several_disks_and_no_pause() {
+    assert_harmless(&["qcow2", "raw"], PausePolicy::WhereNeeded, &|_| None);
 }
 
 #[test]
-fn a_fault_at_any_command_harms_nobody_where_the_machine_runs_on() {
-    harms_nobody(&["qcow2"], PausePolicy::WhereNeeded, &|_| None);
+fn a_fault_at_any_command_is_harmless_in_a_running_machine() {
+    assert_harmless(&["qcow2"], PausePolicy::WhereNeeded, &|_| None);
 }
 
 #[test]
-fn a_fault_at_any_command_harms_nobody_while_memory_is_taken() {
-    harms_nobody(&["qcow2", "raw"], PausePolicy::WhereNeeded, &|receiving| {
+fn a_fault_at_any_command_is_harmless_while_memory_is_saved() {
+    assert_harmless(&["qcow2", "raw"], PausePolicy::WhereNeeded, &|receiving| {
         let (pipe, received) = taken_in();
         *receiving = Some(received);
         Some((pipe, MemoryMode::Live))
     });
 }
 
-/// The state of the machine, once the last of its memory is no longer on its way: QEMU goes on with that by itself.
+/// The state of the machine once the last of its memory was sent: QEMU completes that by itself.
 fn settled_status(lab: &QemuLab) -> String {
     loop {
         let answer = lab.execute("query-status", Value::Null);
@@ -112,10 +111,10 @@ fn settled_status(lab: &QemuLab) -> String {
     }
 }
 
-/// What a cut is asked to take besides disks; whoever takes it in is kept until the end.
+/// Adds memory to a request; the receiver is kept until the end.
 type TakeMemory = dyn Fn(&mut Option<MemoryReceiver>) -> Option<(MemoryPipe, MemoryMode)>;
 
-fn harms_nobody(formats: &[&str], pause_policy: PausePolicy, memory: &TakeMemory) {
+fn assert_harmless(formats: &[&str], pause_policy: PausePolicy, memory: &TakeMemory) {
     let lab = QemuLab::new(formats);
     let before = lab.everything();
     for fault in [Fault::Refused, Fault::AnswerLost, Fault::Dead] {
@@ -133,14 +132,15 @@ fn harms_nobody(formats: &[&str], pause_policy: PausePolicy, memory: &TakeMemory
             }
             let is_over = made.is_ok();
             if let Ok(cut) = made {
-                // The fault was not reached: what is frozen is right.
+                // The fault was not reached: the frozen disks are correct.
                 for (disk, export) in cut.exports.iter().enumerate() {
                     assert_served(&socket, export, disk + 1, 0, DISK_BYTES);
                 }
                 cut.release(&*lab.monitor, &lab.clock).unwrap();
             } else if fault == Fault::Dead {
-                // The next one finds the run by what it left, and mends. Where the memory was sent and only files are left, it looks as a machine
-                // that its owner has paused: there it is the note of the run, written before, that is found.
+                // The next client finds the run by its objects, and cleans up. If the memory was sent and only files
+                // are left, the machine looks as if its owner had paused it: then the note of the run, written before,
+                // identifies it.
                 let status = settled_status(&lab);
                 assert!(
                     status == "running" || status == "postmigrate" || runs_in(&*lab.monitor).unwrap() == [run].into(),

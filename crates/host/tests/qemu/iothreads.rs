@@ -1,4 +1,5 @@
-//! Disks in iothreads. QEMU before 8.2.3 aborts when a client of its NBD server leaves one, so that they are copied there.
+//! Disks in iothreads. QEMU before 8.2.3 aborts when an NBD client disconnects from such an export, so these disks are
+//! copied.
 
 use std::fs::File;
 use std::num::NonZeroUsize;
@@ -19,7 +20,7 @@ use holdfast_test_kit::{assert_served, run};
 
 const SCSI: &str = "/machine/peripheral/scsi0";
 
-/// A machine with disks in the main loop and in two iothreads, the one called `scsi0` full of the byte 7.
+/// A machine with disks in the main loop and in two iothreads, with `scsi0` full of the byte 7.
 fn lab() -> QemuLab {
     let words = [
         "-object",
@@ -60,11 +61,11 @@ fn is_affected(lab: &QemuLab) -> bool {
 }
 
 fn guest_writes(lab: &QemuLab, byte: u8, offset: u64, length: u64) {
-    let said = lab.guest_at(SCSI, &format!("write -P {byte} {offset} {length}"));
-    assert!(said.contains(&format!("wrote {length}/{length}")), "{said}");
+    let output = lab.guest_at(SCSI, &format!("write -P {byte} {offset} {length}"));
+    assert!(output.contains(&format!("wrote {length}/{length}")), "{output}");
 }
 
-/// A request for the disk `scsi0` alone, its server's socket, and the file into which it is copied.
+/// A request for the disk `scsi0` alone, the socket of its server, and its spool file.
 fn request(lab: &QemuLab, folder: &Path) -> (PointInTimeRequest, std::path::PathBuf, File) {
     let (mut request, socket) = lab.request(folder);
     request.disks.retain(|disk| disk.disk.is_called("scsi0"));
@@ -74,7 +75,7 @@ fn request(lab: &QemuLab, folder: &Path) -> (PointInTimeRequest, std::path::Path
     (request, socket, spool)
 }
 
-/// Says that a part is wanted.
+/// Requests a range.
 fn mark(socket: &Path, export: &str, offset: u64, length: u64) {
     let uri = format!("nbd+unix:///{export}?socket={}", socket.display());
     run(
@@ -90,7 +91,7 @@ fn bytes_at(spool: &File, offset: u64) -> [u8; 4096] {
 }
 
 #[test]
-fn the_thread_of_a_disk_is_known_from_its_device_or_its_controller() {
+fn the_iothread_of_a_disk_follows_from_its_device_or_controller() {
     let lab = lab();
     let contexts: Vec<(String, DiskContext)> = lab
         .disks()
@@ -113,7 +114,7 @@ fn the_thread_of_a_disk_is_known_from_its_device_or_its_controller() {
 }
 
 #[test]
-fn a_disk_in_an_iothread_is_not_served_where_that_would_crash_qemu() {
+fn a_disk_in_an_iothread_is_not_exported_if_qemu_would_crash() {
     let lab = lab();
     let before = lab.everything();
     let disks = lab.disks();
@@ -143,9 +144,9 @@ fn a_disk_in_an_iothread_is_not_served_where_that_would_crash_qemu() {
     assert_eq!(lab.everything(), before);
 }
 
-/// The reader says which parts it wants, as often as it likes, and gets them as they were at the instant.
+/// The reader requests ranges in any order, and gets them as of the point in time.
 #[test]
-fn parts_of_a_disk_in_an_iothread_are_copied_as_they_were_at_the_instant() {
+fn ranges_of_a_disk_in_an_iothread_are_copied_as_of_the_point_in_time() {
     let lab = lab();
     let folder = lab.directory.path();
     let before = lab.everything();
@@ -158,7 +159,7 @@ fn parts_of_a_disk_in_an_iothread_are_copied_as_they_were_at_the_instant() {
     guest_writes(&lab, 99, 0, 5 * MIB);
     let copier = cut.copiers[0].as_ref().unwrap();
     let copy = || copier.copy(&*lab.monitor, &lab.clock, &|| true);
-    // The bitmap of what has changed until the instant is served beside.
+    // The bitmap with the changes until the point in time is exported as well.
     let export = &cut.exports[0];
     let map = run(
         "qemu-img",
@@ -192,16 +193,16 @@ fn parts_of_a_disk_in_an_iothread_are_copied_as_they_were_at_the_instant() {
     cut.release(&*lab.monitor, &lab.clock).unwrap();
     lab.execute("block-dirty-bitmap-remove", bitmap);
     assert_eq!(lab.everything(), before);
-    let said = lab.guest_at(SCSI, "read -P 99 0 5M");
+    let output = lab.guest_at(SCSI, "read -P 99 0 5M");
     assert!(
-        said.contains("read 5242880/5242880") && !said.contains("failed"),
-        "{said}"
+        output.contains("read 5242880/5242880") && !output.contains("failed"),
+        "{output}"
     );
 }
 
-/// A node that QEMU always waits for is in an iothread: nothing is put on it.
+/// A node that QEMU always waits for is in an iothread: no node is inserted above it.
 #[test]
-fn a_throttle_node_in_an_iothread_gets_no_filter_where_that_would_crash_qemu() {
+fn a_throttle_node_in_an_iothread_gets_no_filter_if_qemu_would_crash() {
     let words = [
         "-object",
         "iothread,id=io1",
@@ -229,9 +230,9 @@ fn a_throttle_node_in_an_iothread_gets_no_filter_where_that_would_crash_qemu() {
     assert!(lab.is_running());
 }
 
-/// Requests of the guest are on their way when the disk is frozen, again and again.
+/// Requests of the guest are in flight when the disk is frozen, repeatedly.
 #[test]
-fn a_disk_in_an_iothread_is_cut_while_it_is_busy() {
+fn a_busy_disk_in_an_iothread_is_frozen() {
     let lab = lab();
     let before = lab.everything();
     for round in 0..10 {
@@ -254,9 +255,9 @@ fn a_disk_in_an_iothread_is_cut_while_it_is_busy() {
     assert_eq!(lab.everything(), before);
 }
 
-/// Whatever command of a copy fails, the guest runs on, and the part can be copied again.
+/// Whichever command of a copy fails, the guest keeps running, and the range can be copied again.
 #[test]
-fn a_fault_at_any_command_of_a_copy_can_be_made_good() {
+fn a_copy_can_be_repeated_after_a_fault_at_any_command() {
     let lab = lab();
     let before = lab.everything();
     for fault in [Fault::Refused, Fault::AnswerLost] {
@@ -286,9 +287,9 @@ fn a_fault_at_any_command_of_a_copy_can_be_made_good() {
     }
 }
 
-/// A reader that died leaves its job behind, under way or ended: the run's number is enough to take it out.
+/// A dead reader leaves its job behind, running or ended: it is removed by the number of the run.
 #[test]
-fn a_copy_whose_reader_died_is_taken_out() {
+fn a_copy_job_of_a_dead_reader_is_removed() {
     let lab = lab();
     let folder = lab.directory.path();
     let before = lab.everything();
@@ -310,23 +311,23 @@ fn a_copy_whose_reader_died_is_taken_out() {
         remove_run(&*lab.monitor, &lab.clock, run_id).unwrap();
         assert!(runs_in(&*lab.monitor).unwrap().is_empty());
         assert_eq!(lab.everything(), before);
-        let said = lab.guest_at(SCSI, "read -P 5 0 1M");
+        let output = lab.guest_at(SCSI, "read -P 5 0 1M");
         assert!(
-            said.contains("read 1048576/1048576") && !said.contains("failed"),
-            "{said}"
+            output.contains("read 1048576/1048576") && !output.contains("failed"),
+            "{output}"
         );
     }
 }
 
-/// Nobody wants the part any more: the job ends, and the next one can begin.
+/// The reader stops: the job ends, and the next one can start.
 #[test]
-fn a_copy_that_is_not_wanted_any_more_ends() {
+fn a_cancelled_copy_ends() {
     let lab = lab();
     let (request, socket, spool) = request(&lab, lab.directory.path());
     let cut = PointInTime::make(&*lab.monitor, &lab.clock, request, &mut |_| ()).unwrap();
     let copier = cut.copiers[0].as_ref().unwrap();
     mark(&socket, &cut.exports[0], 0, DISK_BYTES);
-    // A job that is quick may have ended before it is asked.
+    // A fast job may have ended before the check.
     copier.copy(&*lab.monitor, &lab.clock, &|| false).ok();
     mark(&socket, &cut.exports[0], 0, DISK_BYTES);
     copier.copy(&*lab.monitor, &lab.clock, &|| true).unwrap();
@@ -334,7 +335,7 @@ fn a_copy_that_is_not_wanted_any_more_ends() {
     cut.release(&*lab.monitor, &lab.clock).unwrap();
 }
 
-/// Adds a filter to the disk `scsi0` and deletes it, while requests of the guest are on their way; false where QEMU is gone.
+/// Adds a filter to the disk `scsi0` and deletes it, while requests of the guest are in flight; false if QEMU is gone.
 fn filter_comes_and_goes(lab: &QemuLab) -> bool {
     let scratch = json!({ "driver": "null-co", "node-name": "scratch", "size": DISK_BYTES });
     let filter = json!({ "driver": "copy-before-write", "node-name": "filter", "file": "scsi", "target": "scratch" });
@@ -351,7 +352,7 @@ fn filter_comes_and_goes(lab: &QemuLab) -> bool {
     !answers.iter().any(|answer| answer.as_ref().is_err_and(is_gone))
 }
 
-/// Does `work` while other threads want all processors.
+/// Runs `work` while other threads use all processors.
 fn on_a_busy_host<T>(work: impl FnOnce() -> T) -> T {
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -368,9 +369,9 @@ fn on_a_busy_host<T>(work: impl FnOnce() -> T) -> T {
     })
 }
 
-/// Why filters of such disks wait until the machine is paused: see `Danger::NodeOnBusyIothread`.
+/// Why filters of such disks are added only while the machine is paused: see `Danger::NodeOnBusyIothread`.
 #[test]
-fn a_filter_on_a_busy_iothread_ends_a_qemu_before_9() {
+fn a_filter_on_a_busy_iothread_crashes_qemu_before_9() {
     let lab = lab();
     let version = QemuVersion::query(&*lab.monitor).unwrap();
     let is_affected = version.defect(Danger::NodeOnBusyIothread).is_some();
@@ -395,7 +396,7 @@ fn a_filter_on_a_busy_iothread_ends_a_qemu_before_9() {
         write(round);
         filter_comes_and_goes(&lab)
     };
-    // On a quiet host all requests are done before the filter comes.
+    // On an idle host all requests are completed before the filter is added.
     let survived_all = on_a_busy_host(|| (0..100).all(survives));
     assert_eq!(survived_all, !is_affected, "QEMU {version}");
 }

@@ -1,4 +1,4 @@
-//! The memory of a running machine: taken with its disks, of one instant, and given to another QEMU.
+//! The memory of a running machine: saved with its disks at one point in time, and loaded into another QEMU.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,7 +21,7 @@ pub(crate) fn taken_in() -> (MemoryPipe, MemoryReceiver) {
     receive(PAGE_BYTES, Box::new(store)).unwrap()
 }
 
-/// A machine with something in its memory that its firmware does not touch.
+/// A machine with a pattern in memory that its firmware does not use.
 fn with_pattern(formats: &[&str], more: &[&str]) -> QemuLab {
     let pattern: Vec<u8> = (0..2 * MIB).map(|at| u8::try_from(at / 4096 % 251).unwrap()).collect();
     let folder = tempfile::tempdir().unwrap();
@@ -31,7 +31,7 @@ fn with_pattern(formats: &[&str], more: &[&str]) -> QemuLab {
     QemuLab::with(formats, &[&["-device", &loader], more].concat())
 }
 
-/// What a machine has in its memory, as its processor sees it.
+/// The memory of a machine, as its processor sees it.
 fn memory_of(lab: &QemuLab) -> Vec<u8> {
     let file = lab.path("memory");
     let arguments = json!({ "val": 0, "size": 16 * MIB, "filename": file.to_str().unwrap() });
@@ -45,9 +45,9 @@ fn stream_of(state: &MemoryState, memory: &dyn BlockDevice) -> Vec<u8> {
     stream
 }
 
-/// The state survives its own bytes; another QEMU takes the stream in, and holds what the first one held, to the last byte.
+/// The state is encoded and decoded; another QEMU loads the stream, and has the same memory to the last byte.
 #[test]
-fn another_qemu_goes_on_with_the_memory() {
+fn another_qemu_loads_the_memory() {
     let lab = with_pattern(&["qcow2"], &[]);
     lab.execute("stop", Value::Null);
     let (mut request, socket) = lab.request(lab.directory.path());
@@ -86,9 +86,9 @@ fn another_qemu_goes_on_with_the_memory() {
     assert!(other.is_running());
 }
 
-/// Twice, so that the bitmaps of the first time are given up and taken back with their images the second time.
+/// Twice, so that bitmaps are released and activated with their images the second time.
 #[test]
-fn disks_and_memory_are_of_one_instant_and_the_machine_runs_on() {
+fn disks_and_memory_are_of_one_point_in_time() {
     for mode in [MemoryMode::Live, MemoryMode::Stopped] {
         let lab = with_pattern(&["qcow2", "raw"], &[]);
         let before = lab.everything();
@@ -141,7 +141,7 @@ fn disks_and_memory_are_of_one_instant_and_the_machine_runs_on() {
     }
 }
 
-/// Counts how often the machine's state has been asked for, and answered.
+/// Counts the queries of the machine's state that were answered.
 struct CountsLooks<'a> {
     monitor: &'a dyn Monitor,
     looks: Arc<AtomicU64>,
@@ -157,9 +157,9 @@ impl Monitor for CountsLooks<'_> {
     }
 }
 
-/// Sending takes minutes, and its owner may pause the machine in them: then nobody lets it run on but he.
+/// Sending takes minutes, and the owner may pause the machine meanwhile: then only the owner resumes it.
 #[test]
-fn a_machine_that_its_owner_pauses_while_its_memory_is_sent_stays_paused() {
+fn a_pause_by_the_owner_during_sending_is_kept() {
     let lab = with_pattern(&["raw"], &["-qmp", "unix:{}/owner,server=on,wait=off"]);
     let owner = holdfast_host::qmp::QmpSocket::connect(&lab.path("owner")).unwrap();
     let monitor = CountsLooks {
@@ -168,7 +168,7 @@ fn a_machine_that_its_owner_pauses_while_its_memory_is_sent_stays_paused() {
     };
     let looks = Arc::clone(&monitor.looks);
     let store = move |size_bytes| {
-        // QEMU waits for who takes it in: this is in the middle of it.
+        // QEMU waits for the receiver: this is in the middle of the stream.
         owner.execute(&QmpCommand::new("stop", Value::Null)).unwrap();
         let before = looks.load(Ordering::SeqCst);
         let clock = holdfast_block::SystemClock::new();
@@ -193,9 +193,9 @@ fn a_machine_that_its_owner_pauses_while_its_memory_is_sent_stays_paused() {
     lab.guest_writes(0, 60, 0, MIB);
 }
 
-/// Whoever takes the memory in has no room for it: the migration fails, and the machine does not notice.
+/// The receiver has no space: the migration fails, without effect on the machine.
 #[test]
-fn memory_that_nobody_takes_stops_nothing() {
+fn a_failed_receiver_does_not_stop_the_machine() {
     let lab = with_pattern(&["raw"], &[]);
     let before = lab.everything();
     let full = |_| {
@@ -209,15 +209,15 @@ fn memory_that_nobody_takes_stops_nothing() {
     request.memory = Some((pipe, MemoryMode::Live));
     let refused = PointInTime::make(&*lab.monitor, &lab.clock, request, &mut |_| ()).unwrap_err();
     assert!(
-        receiving.finish().err().unwrap().to_string().contains("kept"),
+        receiving.finish().err().unwrap().to_string().contains("store"),
         "{refused}"
     );
     assert_eq!(lab.everything(), before);
 }
 
-/// Somebody migrates the machine: his migration goes on, with his settings.
+/// Another client migrates the machine: its migration continues, with its settings.
 #[test]
-fn a_migration_of_somebody_else_is_left_alone() {
+fn a_migration_of_another_client_is_left_alone() {
     let lab = with_pattern(&["raw"], &[]);
     lab.execute(
         "migrate-set-parameters",
@@ -232,7 +232,7 @@ fn a_migration_of_somebody_else_is_left_alone() {
     request.memory = Some((pipe, MemoryMode::Live));
     let refused = PointInTime::make(&*lab.monitor, &lab.clock, request, &mut |_| ()).unwrap_err();
     assert!(refused.to_string().contains("another migration"), "{refused}");
-    // It may not have got far by then.
+    // It may have just started.
     let status = lab.execute("query-migrate", Value::Null)["status"].clone();
     assert!(["setup", "active"].iter().any(|known| status == *known), "{status}");
     assert_eq!(

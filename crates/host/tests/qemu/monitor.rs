@@ -27,17 +27,17 @@ fn commands_are_answered_refused_and_answered_from_many_threads() {
         }
     });
     let disks = lab.disks();
-    let told: Vec<_> = disks
+    let found: Vec<_> = disks
         .iter()
         .map(|disk| (&disk.node[..], &disk.driver[..], disk.size_bytes))
         .collect();
-    assert_eq!(told, [("format0", "qcow2", 16 << 20), ("format1", "raw", 16 << 20)]);
+    assert_eq!(found, [("format0", "qcow2", 16 << 20), ("format1", "raw", 16 << 20)]);
     assert_eq!(disks[0].device, "/machine/peripheral/disk0/virtio-backend");
     assert!(!disks[0].is_read_only && disks[0].filename.ends_with("disk0"));
 }
 
 #[test]
-fn events_wait_until_somebody_takes_them() {
+fn events_are_queued_until_they_are_taken() {
     let lab = QemuLab::new(&[]);
     lab.execute("stop", Value::Null);
     lab.execute("cont", Value::Null);
@@ -54,7 +54,7 @@ fn events_wait_until_somebody_takes_them() {
 }
 
 #[test]
-fn an_end_of_qemu_is_told_and_a_second_client_does_not_wait_for_ever() {
+fn an_end_of_qemu_is_reported_and_a_second_client_times_out() {
     let lab = QemuLab::new(&[]);
     let second = QmpSocket::connect(&lab.path("qmp"));
     let Err(error) = second else {

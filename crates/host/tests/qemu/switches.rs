@@ -1,4 +1,4 @@
-//! Several disks that are cut at one instant, and what lies within it.
+//! The point in time of several disks, and the commands within it.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::cut::AtTheEnd;
 use holdfast_test_kit::qemu::{DISK_BYTES, MIB, QemuLab, scratch};
 use holdfast_test_kit::{assert_served, run};
 
-/// Writes down the commands; refuses those of one name.
+/// Records the commands; refuses those of one name.
 struct Recording<'a> {
     inner: &'a dyn Monitor,
     refused: &'static str,
@@ -31,7 +31,7 @@ impl<'a> Recording<'a> {
         }
     }
 
-    /// The commands from the last `stop` to the `cont` after it, without these two; none where the machine was not stopped.
+    /// The commands from the last `stop` to the next `cont`, without these two; none if the machine was not stopped.
     fn while_stopped(&self) -> Option<Vec<&'static str>> {
         let names = self.names.lock().unwrap();
         let stop = names.iter().rposition(|name| *name == "stop")?;
@@ -71,9 +71,9 @@ fn with_bitmaps(mut request: PointInTimeRequest, round: usize) -> PointInTimeReq
     request
 }
 
-/// The instant of any number of disks is one command, and nothing else is done while the machine is stopped for something else.
+/// The point in time of any number of disks is one command, also while the machine is paused for another reason.
 #[test]
-fn one_command_is_the_instant_of_all_disks() {
+fn one_command_takes_the_point_in_time_of_all_disks() {
     let lab = QemuLab::new(&["qcow2", "raw", "qcow2", "raw"]);
     let before = lab.everything();
     for (round, disk_count) in [1, 2, 4, 2, 4].into_iter().enumerate() {
@@ -106,9 +106,9 @@ fn one_command_is_the_instant_of_all_disks() {
     }
 }
 
-/// A guest whose file systems are frozen waits for what is done between the other two stages: all that takes time is done in those.
+/// A guest with frozen file systems waits during the middle stage, so slow work is done in the other two.
 #[test]
-fn what_takes_time_is_done_before_and_after_the_point_in_time() {
+fn slow_work_is_done_before_and_after_the_point_in_time() {
     let lab = QemuLab::new(&["qcow2", "raw", "qcow2"]);
     let before = lab.everything();
     for disk_count in [1, 3] {
@@ -144,9 +144,9 @@ fn what_takes_time_is_done_before_and_after_the_point_in_time() {
     }
 }
 
-/// Where the guest cannot be frozen, the point in time is given up.
+/// If the guest cannot be frozen, the point in time is abandoned.
 #[test]
-fn what_was_prepared_and_given_up_leaves_nothing_behind() {
+fn an_abandoned_preparation_leaves_nothing() {
     let lab = QemuLab::new(&["qcow2", "raw"]);
     let before = lab.everything();
     let (request, _) = lab.request(lab.directory.path());
@@ -156,9 +156,9 @@ fn what_was_prepared_and_given_up_leaves_nothing_behind() {
     assert_eq!(lab.everything(), before);
 }
 
-/// Where switches cannot be moved, the machine is paused, and devices are put on their filters one by one.
+/// If switches cannot be turned, the machine is paused, and devices are set to their filters one by one.
 #[test]
-fn a_qemu_that_turns_no_switches_is_stopped() {
+fn a_qemu_that_cannot_turn_switches_is_paused() {
     let lab = QemuLab::new(&["qcow2", "raw"]);
     let before = lab.everything();
     for pause_policy in [PausePolicy::WhereNeeded, PausePolicy::Always] {
@@ -179,9 +179,9 @@ fn a_qemu_that_turns_no_switches_is_stopped() {
     }
 }
 
-/// Disks that QEMU copies get all that stands on them while the machine is paused, and nothing else is done meanwhile.
+/// Disks that are copied get all their nodes while the machine is paused, and nothing else is done meanwhile.
 #[test]
-fn disks_that_are_copied_take_three_commands_each_while_the_machine_stands_still() {
+fn copied_disks_take_three_commands_each_during_the_pause() {
     let lab = QemuLab::new(&["qcow2", "raw"]);
     let before = lab.everything();
     let (mut request, _) = lab.request(lab.directory.path());
@@ -201,7 +201,7 @@ fn disks_that_are_copied_take_three_commands_each_while_the_machine_stands_still
     assert_eq!(lab.everything(), before);
 }
 
-/// QEMU flushes a node that it deletes, and the guest waits: scratch files are never flushed.
+/// QEMU flushes a node that it deletes, and the guest waits: so scratch files are never flushed.
 #[test]
 fn scratch_files_are_not_flushed() {
     let lab = QemuLab::new(&["qcow2", "raw"]);
@@ -226,7 +226,7 @@ fn scratch_files_are_not_flushed() {
 const PLACES: u8 = 16;
 const PLACE_BYTES: u64 = 64 << 10;
 
-/// What the first bytes of all places of a frozen disk are.
+/// The first byte of each place of a frozen disk.
 fn held(lab: &QemuLab, socket: &Path, export: &str) -> Vec<u8> {
     let uri = format!("nbd+unix:///{export}?socket={}", socket.display());
     let image = lab.path("held");
@@ -243,7 +243,7 @@ fn held(lab: &QemuLab, socket: &Path, export: &str) -> Vec<u8> {
         .collect()
 }
 
-/// The places that a bitmap calls unchanged.
+/// The places that are clean in a bitmap.
 fn clean_places(socket: &Path, export: &str, context: &str) -> BTreeSet<u64> {
     let uri = format!("nbd+unix:///{export}?socket={}", socket.display());
     let map = run("nbdinfo", &[&format!("--map={context}"), "--json", &uri]);
@@ -262,10 +262,10 @@ fn clean_places(socket: &Path, export: &str, context: &str) -> BTreeSet<u64> {
         .collect()
 }
 
-/// The machine writes one number to a place of the first disk, then to that of the second, then the third, then the next number. Of
-/// each instant only one sequence is possible, and the bitmaps leave nothing out.
+/// The machine writes a number to a place of the first disk, then of the second and third, then the next number. Only
+/// one sequence is possible for each point in time, and the bitmaps contain every change.
 #[test]
-fn several_disks_are_cut_between_two_writes_of_a_machine_that_runs_on() {
+fn several_disks_are_frozen_between_two_writes_of_a_running_machine() {
     let lab = QemuLab::with(
         &["qcow2", "raw", "qcow2"],
         &["-qmp", "unix:{}/writer,server=on,wait=off"],
@@ -292,7 +292,7 @@ fn several_disks_are_cut_between_two_writes_of_a_machine_that_runs_on() {
                 }
             }
         });
-        // Also when something here fails: the writer would go on for ever.
+        // Also if an assertion fails: the writer would run for ever.
         let _over = AtTheEnd(&is_over);
         let mut last: Vec<Vec<u8>> = Vec::new();
         for round in 0..6 {
@@ -328,10 +328,10 @@ fn several_disks_are_cut_between_two_writes_of_a_machine_that_runs_on() {
     assert!(lab.is_running() && runs_in(&*lab.monitor).unwrap().is_empty());
 }
 
-/// Others take a snapshot right after the instant, before the changes until then are kept: the next backup would not see what is in
-/// their overlay, so this one ends.
+/// Another client takes a snapshot right after the point in time, before the bitmaps are copied: the next backup would
+/// miss the changes in its overlay, so this one fails.
 #[test]
-fn a_snapshot_of_others_within_the_cut_is_noticed() {
+fn a_snapshot_of_another_client_during_the_freeze_is_noticed() {
     let lab = QemuLab::new(&["qcow2", "qcow2"]);
     let overlay = lab.path("overlay");
     let overlay = overlay.to_str().unwrap();
@@ -351,9 +351,9 @@ fn a_snapshot_of_others_within_the_cut_is_noticed() {
     assert!(lab.guest(1, "read -P 77 0 1M").contains("read 1048576/1048576"));
 }
 
-/// A run that died with its switches in, on the disks or on the filters already, is taken out by its name.
+/// Switches of a dead run, above the disks or already above the filters, are removed by its name.
 #[test]
-fn switches_that_are_left_are_taken_out() {
+fn leftover_switches_are_removed() {
     let lab = QemuLab::new(&["qcow2", "raw"]);
     let before = lab.everything();
     for is_moved in [false, true] {

@@ -291,7 +291,8 @@ impl BackupArgs {
 
 fn run(args: &BackupArgs, context: &Context) -> Result<Exit, Error> {
     let snapshot = args.snapshot_options(context)?;
-    let wrong = |word: &&OsString| word.to_str().is_some_and(XenAddress::is_one) && MachineWord::parse(word).is_none();
+    let wrong =
+        |word: &&OsString| word.to_str().is_some_and(XenAddress::has_scheme) && MachineWord::parse(word).is_none();
     if let Some(word) = args.sources.iter().find(wrong).and_then(|word| word.to_str()) {
         word.parse::<XenAddress>().map_err(holdfast_engine::Error::from)?;
     }

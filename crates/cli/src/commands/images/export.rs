@@ -252,7 +252,7 @@ impl Report for ExportDone {
 /// Exports.
 fn run(args: &ExportArgs, context: &Context) -> Result<Exit, Error> {
     check_source(args)?;
-    if let Some(address) = args.target.to_str().filter(|text| XenAddress::is_one(text)) {
+    if let Some(address) = args.target.to_str().filter(|text| XenAddress::has_scheme(text)) {
         return to_pool::run(args, address, context);
     }
     args.pools.refuse("what is made")?;

@@ -10,7 +10,7 @@ use crate::exit::Exit;
 
 pub(super) fn provider_advice(error: &ProviderError) -> Advice {
     match error {
-        ProviderError::NotThere { .. } => advice(
+        ProviderError::NotFound { .. } => advice(
             Exit::Error,
             Kind::NotFound,
             "holdfast host datasets and holdfast host list show what there is",
@@ -48,7 +48,7 @@ pub(super) fn provider_advice(error: &ProviderError) -> Advice {
         ProviderError::Name { .. } => advice(Exit::Usage, Kind::BadName, "take another name"),
         ProviderError::NoService { .. } => advice(Exit::Error, Kind::Unsupported, "start it, or load its module"),
         ProviderError::Refused { .. } => plain(Exit::Error, Kind::Refused),
-        ProviderError::Tool(ToolError::NotThere { .. }) => advice(
+        ProviderError::Tool(ToolError::NotFound { .. }) => advice(
             Exit::Error,
             Kind::Unsupported,
             "install it: zfsutils-linux, or btrfs-progs",

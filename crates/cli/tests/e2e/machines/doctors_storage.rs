@@ -305,7 +305,7 @@ fn what_was_cut_and_has_no_name_yet_is_removed() {
     assert_eq!(found(&on.doctor(0, &["--fix"])), [""; 0]);
     let uri = on.world.lab.uri();
     let (_, said) = on.world.rig.error(1, &at(&uri, &["snapshot", "web1", "--name", "cut"]));
-    assert!(said.contains("another process is making"), "{said}");
+    assert!(said.contains("another process is creating"), "{said}");
     drop(making);
     assert_eq!(found(&on.doctor(3, &[])), ["leftover"]);
     assert_eq!(found(&on.doctor(0, &["--fix"])), ["leftover"]);

@@ -34,7 +34,7 @@ impl World {
             let words = at(&uri, &words);
             let mut child = self.rig.command(&words).spawn().unwrap();
             let libvirt = self.lab.connect();
-            while libvirt.life(NAME).ok() != Some(ExecutionState::Running) {
+            while libvirt.execution_state(NAME).ok() != Some(ExecutionState::Running) {
                 assert!(
                     child.try_wait().unwrap().is_none(),
                     "it has ended before its machine ran"
@@ -64,7 +64,7 @@ impl World {
     }
 
     fn restored_says(&self, disk: usize, command: &str) -> String {
-        self.lab.guest_says(self.restored().monitor(), disk, command)
+        self.lab.guest_output(self.restored().monitor(), disk, command)
     }
 
     fn resume(&self) -> Value {
@@ -238,7 +238,7 @@ fn a_machine_whose_server_is_dead_stands_still_and_goes_on() {
     let (mut reset_after, mut patience) = (Duration::ZERO, Duration::from_secs(20));
     loop {
         let waited = world.lab.clock.now().saturating_sub(start);
-        match libvirt.life(NAME).unwrap() {
+        match libvirt.execution_state(NAME).unwrap() {
             ExecutionState::StoppedByDisk => break,
             // From then on the firmware reads its disk.
             ExecutionState::Running if waited >= reset_after => {
@@ -266,7 +266,7 @@ fn a_server_that_dies_is_started_again() {
     let words = ["restore", "web1", "--to-machine", "--live"];
     let child = world.rig.command(&at(&world.lab.uri(), &words)).spawn().unwrap();
     let libvirt = world.lab.connect();
-    while libvirt.life(NAME).ok() != Some(ExecutionState::Running) {
+    while libvirt.execution_state(NAME).ok() != Some(ExecutionState::Running) {
         world.lab.clock.sleep(Duration::from_millis(2));
     }
     for server in servers(&folder) {
@@ -370,7 +370,7 @@ fn interrupted_the_machine_runs_on() {
     let words = ["restore", "web1", "--to-machine", "--live"];
     let child = world.rig.command(&at(&world.lab.uri(), &words)).spawn().unwrap();
     let libvirt = world.lab.connect();
-    while libvirt.life(NAME).ok() != Some(ExecutionState::Running) {
+    while libvirt.execution_state(NAME).ok() != Some(ExecutionState::Running) {
         world.lab.clock.sleep(Duration::from_millis(2));
     }
     kill_process(Pid::from_child(&child), Signal::INT).unwrap();

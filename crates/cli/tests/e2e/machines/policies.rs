@@ -224,7 +224,10 @@ fn scripts_are_told_what_sanoids_are_told_and_what_they_answer_counts() {
     policed.write(&hooks("no_inconsistent_snapshot = yes\nscript_timeout = 1\n"));
     let done = policed.run(1, &["--take-only"]);
     assert!(
-        done["taken"][0]["failure"].as_str().unwrap().contains("took too long"),
+        done["taken"][0]["failure"]
+            .as_str()
+            .unwrap()
+            .contains("exceeded its time limit"),
         "{done}"
     );
     assert_eq!(policed.names(), [old]);

@@ -211,7 +211,7 @@ fn a_qemu_that_is_elsewhere_is_found() {
     let report = world.restore(&["--start"]);
     assert_eq!(report["target_machine"]["is_started"], true, "{report}");
     assert!(
-        report["notes"].to_string().contains("libvirt takes its own QEMU"),
+        report["notes"].to_string().contains("libvirt's default QEMU is used"),
         "{report}"
     );
 }

@@ -446,7 +446,7 @@ fn the_tpm_of_a_qemu_that_nobody_manages_is_found_by_the_command_line_of_its_swt
     let document = bare.rig.json(3, &["backup", &bare.source]);
     let warnings = document["warnings"].to_string();
     assert!(
-        warnings.contains("state of its TPM is not kept") && warnings.contains("no swtpm is found"),
+        warnings.contains("state of its TPM is not kept") && warnings.contains("no swtpm listens"),
         "{document}"
     );
 }

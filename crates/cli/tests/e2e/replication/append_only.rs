@@ -144,7 +144,7 @@ fn a_sender_to_zfs_adds_and_does_nothing_else() {
         let expected = if words.ends_with("@a") {
             "exists"
         } else {
-            "one snapshot alone"
+            "exactly one snapshot"
         };
         assert!(said.contains(expected), "{words}: {said}");
     }

@@ -63,7 +63,10 @@ fn a_configuration_that_others_can_write_is_not_obeyed() {
     std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o666)).unwrap();
     let (kind, text) = host.rig.error(1, &at_home(&["jobs"]));
     assert_eq!(kind, "refused");
-    assert!(text.contains("others can write it") && text.contains("chmod"), "{text}");
+    assert!(
+        text.contains("other users can write it") && text.contains("chmod"),
+        "{text}"
+    );
     let checked = host.rig.json(1, &["config", "check", "holdfast.toml"]);
     let errors = checked["report"]["errors"].to_string();
     assert!(errors.contains("it is not obeyed"), "{errors}");

@@ -324,7 +324,7 @@ fn what_goes_wrong_on_the_way_leaves_nothing_in_the_pool() {
                 method: "VDI.create".to_owned(),
                 error: vec!["SR_BACKEND_FAILURE_44".to_owned(), "full".to_owned()],
             },
-            "not enough room",
+            "not enough space",
         ),
         (
             "the pool finds damage",

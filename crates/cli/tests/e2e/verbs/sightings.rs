@@ -62,11 +62,15 @@ fn a_repository_in_a_folder_that_others_can_write_is_warned_of() {
         std::fs::set_permissions(&folder, Permissions::from_mode(mode)).unwrap();
         let place = format!("{name}/repo");
         let told = stderr(&rig.run(&["-r", &place, "init", "--no-encryption"]));
-        assert_eq!(told.contains("others can write it"), name == "open", "{name}: {told}");
+        assert_eq!(
+            told.contains("other users can write it"),
+            name == "open",
+            "{name}: {told}"
+        );
     }
     let folder = rig.path("sticky");
     let told = stderr(&rig.run(&["-r", "sticky/repo", "list"]));
-    assert!(!told.contains("others"), "{told}");
+    assert!(!told.contains("other users"), "{told}");
     std::fs::remove_dir_all(folder.join("repo")).unwrap();
     std::fs::create_dir(folder.join("repo")).unwrap();
     std::fs::set_permissions(folder.join("repo"), Permissions::from_mode(0o1777)).unwrap();

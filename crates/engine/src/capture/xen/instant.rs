@@ -57,7 +57,7 @@ pub(super) fn clear_up(request: &XenBackupRequest<'_>, machine: &XenMachine, job
 
 /// Removes a snapshot that was left. Those of its disks that are kept by now stay: the backup had come so far, and the next one is compared with them.
 pub(crate) fn remove_left(pool: &Arc<Pool>, snapshot: &XenSnapshot) -> XapiResult<()> {
-    let kept: Vec<Reference> = pool.kept()?.into_iter().map(|disk| disk.reference).collect();
+    let kept: Vec<Reference> = pool.base_disks()?.into_iter().map(|disk| disk.reference).collect();
     pool.remove_snapshot(snapshot, &kept)
 }
 
@@ -197,7 +197,7 @@ impl<'a> PoolSnapshot<'a> {
 
     fn remove_older(&self, mark: &str) -> XapiResult<()> {
         let is_older = |disk: &&BaseDisk| disk.purpose == mark && !self.kept.contains(&disk.reference);
-        for disk in self.cleaner.kept()?.iter().filter(is_older) {
+        for disk in self.cleaner.base_disks()?.iter().filter(is_older) {
             self.cleaner.remove_disk(&disk.reference)?;
         }
         Ok(())

@@ -124,7 +124,7 @@ impl Exported<'_> {
             job.progress.warning(detail);
         }
         let done = rewrite(text, &wish).map_err(unfit)?;
-        let needs = HostNeeds::of(&done.text).map_err(unfit)?.words();
+        let needs = HostNeeds::of(&done.text).map_err(unfit)?.descriptions();
         if !needs.is_empty() {
             job.progress.note(&format!(
                 "where the machine of domain.xml is to start, there must be: {}",

@@ -84,7 +84,7 @@ impl Sender {
         let error = match (state, sent) {
             (Sending::Begun(upload), Ok(export)) => return Ok((export, *upload)),
             (Sending::Begun(upload), Err(error)) => {
-                upload.give_up();
+                upload.cancel();
                 error
             }
             (Sending::Failed(error), _) => error.into(),
@@ -126,7 +126,7 @@ impl Write for Sender {
             Err(error) => {
                 let state = std::mem::replace(&mut *sending, Sending::Failed(error));
                 if let Sending::Begun(upload) = state {
-                    upload.give_up();
+                    upload.cancel();
                 }
             }
         }

@@ -47,9 +47,9 @@ impl Tools for World {
             _ => panic!("{program} {words:?}"),
         };
         Ok(Answer {
-            is_well: answer.is_ok(),
+            is_success: answer.is_ok(),
             output: answer.unwrap_or_default().to_owned(),
-            complaint: answer.err().unwrap_or_default().to_owned(),
+            stderr: answer.err().unwrap_or_default().to_owned(),
         })
     }
 }

@@ -102,14 +102,14 @@ pub(crate) fn remove_unless_needed(
 ) -> std::result::Result<Option<Vec<String>>, ProviderError> {
     let provider = providers.of_dataset(&name.dataset);
     let clones = match provider.clones(name) {
-        Err(ProviderError::NotThere { .. }) => return Ok(None),
+        Err(ProviderError::NotFound { .. }) => return Ok(None),
         clones => clones?,
     };
     if !clones.is_empty() {
         return Ok(Some(clones));
     }
     match provider.destroy(name) {
-        Err(ProviderError::NotThere { .. }) => Ok(None),
+        Err(ProviderError::NotFound { .. }) => Ok(None),
         other => other.map(|()| None),
     }
 }

@@ -119,7 +119,7 @@ impl Sets<'_> {
         }
         match provider.snapshots(&dataset.name) {
             Ok(snapshots) => DatasetSets::Sets(snapshots.iter().filter_map(set_of).collect()),
-            Err(ProviderError::NotThere { .. }) if self.is_group_there(dataset) => DatasetSets::DatasetGone,
+            Err(ProviderError::NotFound { .. }) if self.is_group_there(dataset) => DatasetSets::DatasetGone,
             Err(error) => DatasetSets::Unknown(error.to_string()),
         }
     }

@@ -82,7 +82,7 @@ pub(crate) fn begin(
 pub(crate) fn not_kept(machine: &str, folder: &Path, source: MemoryStreamError) -> Error {
     let machine = machine.to_owned();
     match source {
-        MemoryStreamError::Store(_) | MemoryStreamError::Senseless { .. } => Error::MemoryNotKept {
+        MemoryStreamError::Store(_) | MemoryStreamError::Invalid { .. } => Error::MemoryNotKept {
             machine,
             folder: folder.to_owned(),
             source: Box::new(source),

@@ -129,8 +129,8 @@ impl<'a> DiskFill<'a> {
             pause(self.job.clock);
         }
         // It may stand still for a request that failed before its disks were there, and goes on with that.
-        if self.hypervisor.life(&instant.uuid)? == ExecutionState::StoppedByDisk {
-            self.hypervisor.run_on(&instant.uuid)?;
+        if self.hypervisor.execution_state(&instant.uuid)? == ExecutionState::StoppedByDisk {
+            self.hypervisor.unpause(&instant.uuid)?;
         }
         self.clear()?;
         Ok(InstantReport {
@@ -199,7 +199,7 @@ impl<'a> DiskFill<'a> {
             self.begun.clear();
             (self.options.launch)(self.instant)?;
         }
-        match self.hypervisor.life(uuid)? {
+        match self.hypervisor.execution_state(uuid)? {
             ExecutionState::Running | ExecutionState::Paused => Ok(()),
             ExecutionState::StoppedByDisk if self.let_run_count == LET_RUN_COUNT_MAX => Err(self.stopped(
                 "it stands still, since its disks cannot be read from the repository, or there is no room for \
@@ -207,7 +207,7 @@ impl<'a> DiskFill<'a> {
             )),
             ExecutionState::StoppedByDisk => {
                 self.let_run_count += 1;
-                Ok(self.hypervisor.run_on(uuid)?)
+                Ok(self.hypervisor.unpause(uuid)?)
             }
             ExecutionState::ShutOff if self.was_started || !self.begun.is_empty() => {
                 Err(self.stopped("it was shut off"))
@@ -242,7 +242,7 @@ impl<'a> DiskFill<'a> {
         if attempt_count < ATTEMPT_COUNT_MAX {
             self.hypervisor.begin_copy(uuid, &disk.name, &disk.place(), rate)?;
             self.begun.insert(&disk.name, attempt_count + 1);
-        } else if self.hypervisor.life(uuid)? != ExecutionState::ShutOff && server::lives(self.instant)? {
+        } else if self.hypervisor.execution_state(uuid)? != ExecutionState::ShutOff && server::lives(self.instant)? {
             let name = &disk.name;
             return Err(self.stopped(&format!("the hypervisor could not copy disk {name} to its end")));
         }

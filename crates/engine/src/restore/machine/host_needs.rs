@@ -70,7 +70,7 @@ impl HostPreparations {
                 self.lacks(format!("the host has no PCI device {address}"));
             }
         }
-        for what in hypervisor.lacks(&needs) {
+        for what in hypervisor.missing_resources(&needs) {
             self.lacks(what);
         }
     }

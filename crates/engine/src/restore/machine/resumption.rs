@@ -217,7 +217,7 @@ pub(super) fn resume(
     hypervisor.resume(&Resumption {
         file: file.partial(),
         configuration: &planned.configuration,
-        then: &planned.then,
+        original_configuration: &planned.then,
         clock: job.clock,
         folder: folder.path(),
         write: &|output| memory.write(output),

@@ -1,8 +1,8 @@
 //! The host's end of the guest agent's socket, for a QEMU without a management layer.
 //!
-//! The channel is a serial line that knows nothing of clients: what an earlier one asked and did not wait for is answered to the
-//! next. So every question begins with `guest-sync-delimited`: the agent answers it with a byte that no JSON has, and with our own
-//! number, and whatever came before is not for us. Source: QEMU's `qga/qapi-schema.json`.
+//! The channel is a serial line without a notion of clients: an answer that an earlier client did not wait for is read
+//! by the next. So every request begins with `guest-sync-delimited`: the agent answers it with a byte that no JSON has,
+//! and with our own number, and everything before is discarded. Source: QEMU's `qga/qapi-schema.json`.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -15,18 +15,19 @@ use serde_json::{Value, json};
 use crate::system::rights::Rights;
 use crate::system::waits::Wait;
 
-/// No JSON text has this byte: before a question it ends what is half said, and in an answer it stands before what counts.
+/// A byte that no JSON text has: before a request it ends an incomplete one, and in an answer it precedes the valid
+/// part.
 const DELIMITER: u8 = 0xff;
-/// Bytes of all that is read for one question, at most.
+/// Limit on the bytes that are read for one request.
 const ANSWER_BYTES_MAX: usize = 4 << 20;
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AgentError {
     /// No process listens, or the connection broke.
-    #[error("its socket {path}: {source}")]
+    #[error("cannot use its socket {path}: {source}")]
     Socket {
-        /// Where it is.
+        /// Path of the socket.
         path: String,
         /// The operating system's reason.
         source: std::io::Error,
@@ -39,15 +40,15 @@ pub(crate) enum AgentError {
     TooLong,
 }
 
-/// Where an agent's socket is. QEMU has named it, so it is reached with the rights of QEMU's user.
+/// The socket of an agent. QEMU reported its path, so it is opened with the rights of QEMU's user.
 pub(crate) struct AgentSocket<'a> {
     pub(crate) path: &'a Path,
     pub(crate) rights: &'a Rights,
 }
 
-/// Asks the agent at a socket, and gives the line that it answers.
+/// Sends a request to the agent, and returns the line that it answers.
 ///
-/// `number` is a number that nobody else synchronizes with. All in all it takes no longer than `deadline`.
+/// `number` must be unique among the clients. The whole exchange takes no longer than `deadline`.
 pub(crate) fn ask(
     agent: &AgentSocket<'_>,
     command: &str,
@@ -74,31 +75,31 @@ pub(crate) fn ask(
         read_bytes: 0,
     };
     let sync = json!({ "execute": "guest-sync-delimited", "arguments": { "id": number } });
-    let mut question = vec![DELIMITER];
-    question.extend(format!("{sync}\n").into_bytes());
-    line.say(&question)?;
-    // An earlier client may have synchronized and gone: its answer is before ours.
+    let mut message = vec![DELIMITER];
+    message.extend(format!("{sync}\n").into_bytes());
+    line.send(&message)?;
+    // An earlier client may have synchronized and left: its answer precedes ours.
     loop {
-        line.hear_until(DELIMITER)?;
-        let answer = line.hear_until(b'\n')?;
+        line.read_to(DELIMITER)?;
+        let answer = line.read_to(b'\n')?;
         let value: Value = serde_json::from_slice(&answer).unwrap_or_default();
         if value.get("return").and_then(Value::as_u64) == Some(number.into()) {
             break;
         }
     }
-    line.say(format!("{command}\n").as_bytes())?;
-    let answer = line.hear_until(b'\n')?;
+    line.send(format!("{command}\n").as_bytes())?;
+    let answer = line.read_to(b'\n')?;
     Ok(String::from_utf8_lossy(&answer).into_owned())
 }
 
-/// The channel, for one question.
+/// The connection for one request.
 struct AgentConnection<'a> {
     stream: UnixStream,
     path: &'a Path,
     deadline: Duration,
     until: Duration,
     clock: &'a dyn Clock,
-    /// What was read and not yet used.
+    /// Bytes that were read and not yet used.
     pending: Vec<u8>,
     read_bytes: usize,
 }
@@ -114,17 +115,17 @@ impl AgentConnection<'_> {
         }
     }
 
-    fn say(&mut self, bytes: &[u8]) -> Result<(), AgentError> {
+    fn send(&mut self, bytes: &[u8]) -> Result<(), AgentError> {
         self.stream.write_all(bytes).map_err(|error| self.failed(error))
     }
 
-    /// What comes before `end`, which is taken away with it.
-    fn hear_until(&mut self, end: u8) -> Result<Vec<u8>, AgentError> {
+    /// Returns the bytes before `end`, and consumes `end`.
+    fn read_to(&mut self, end: u8) -> Result<Vec<u8>, AgentError> {
         loop {
             if let Some(place) = self.pending.iter().position(|byte| *byte == end) {
-                let mut heard: Vec<u8> = self.pending.drain(..=place).collect();
-                heard.pop();
-                return Ok(heard);
+                let mut received: Vec<u8> = self.pending.drain(..=place).collect();
+                received.pop();
+                return Ok(received);
             }
             let left = self.until.saturating_sub(self.clock.now());
             if left.is_zero() {
@@ -170,7 +171,7 @@ mod tests {
         }
     }
 
-    /// An agent that says `greeting` when somebody comes, and answers one sync; `answer` is what it says to the question.
+    /// An agent that sends `greeting` to a new client, answers one sync, and answers the request with `answer`.
     fn agent(folder: &tempfile::TempDir, greeting: &'static [u8], answer: &'static [u8]) -> PathBuf {
         let path = folder.path().join("agent");
         let listener = UnixListener::bind(&path).unwrap();
@@ -181,22 +182,22 @@ mod tests {
             let mut line = Vec::new();
             reader.read_until(b'\n', &mut line).unwrap();
             assert_eq!(line.remove(0), 0xff);
-            let question: Value = serde_json::from_slice(&line).unwrap();
-            assert_eq!(question["execute"], "guest-sync-delimited");
-            let sync = json!({ "return": question["arguments"]["id"] });
+            let message: Value = serde_json::from_slice(&line).unwrap();
+            assert_eq!(message["execute"], "guest-sync-delimited");
+            let sync = json!({ "return": message["arguments"]["id"] });
             stream.write_all(&[0xff]).unwrap();
             stream.write_all(format!("{sync}\n").as_bytes()).unwrap();
             let mut line = String::new();
             reader.read_line(&mut line).unwrap();
             stream.write_all(answer).unwrap();
-            // Until the other end hangs up.
+            // Until the other end closes.
             reader.read_line(&mut line).ok();
         });
         path
     }
 
     #[test]
-    fn what_was_not_for_us_is_thrown_away() {
+    fn answers_to_other_clients_are_discarded() {
         let folder = tempfile::tempdir().unwrap();
         let stale = b"{\"return\": 99}\n{\"retu\xff{\"return\": 4}\n{\"error\": {}}\n";
         let path = agent(&folder, stale, b"{\"return\": 2}\n");
@@ -211,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_that_drips_and_one_that_is_silent_meet_the_deadline() {
+    fn slow_and_silent_agents_time_out() {
         let clock = SystemClock::new();
         let folder = tempfile::tempdir().unwrap();
         let path = agent(&folder, b"", b"{\"retu");
@@ -219,7 +220,7 @@ mod tests {
         let answer = ask(&own(&path), "{}", 5, SECOND / 4, &clock);
         assert!(matches!(answer, Err(AgentError::TimedOut(_))), "{answer:?}");
         assert!(clock.now().saturating_sub(start) < 5 * SECOND);
-        // Somebody listens, and does not take us: QEMU has another client.
+        // A socket that listens and does not accept: QEMU has another client.
         let queue = folder.path().join("queue");
         let _listener = UnixListener::bind(&queue).unwrap();
         let answer = ask(&own(&queue), "{}", 5, SECOND / 4, &clock);
@@ -227,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_is_stopped() {
+    fn a_flood_of_answers_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("agent");
         let listener = UnixListener::bind(&path).unwrap();

@@ -1,4 +1,4 @@
-//! A machine's disks and its firmware's variables in the answer to `query-block`.
+//! A machine's disks and firmware variables, from the answer to `query-block`.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use crate::hypervisor::qom::text;
 use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand, Result};
 use crate::qemu::{device_path, run_of};
 
-/// Nodes that show another node's bytes: what stands in their place is no format of an image.
+/// Filter nodes: they show another node's bytes, and their driver is no image format.
 const FILTERS: [&str; 6] = [
     "copy-before-write",
     "copy-on-read",
@@ -19,9 +19,8 @@ const FILTERS: [&str; 6] = [
     "blkdebug",
 ];
 
-/// The drives of a machine.
 pub(super) struct Blocks {
-    /// Those that are devices of the guest.
+    /// Drives that are devices of the guest.
     pub(super) disks: Vec<MachineDisk>,
     /// The file with the firmware's variables.
     pub(super) nvram: Option<PathBuf>,
@@ -31,26 +30,26 @@ pub(super) struct Blocks {
 type Resolve<'a> = &'a dyn Fn(&Path) -> PathBuf;
 
 impl Blocks {
-    /// Asks QEMU.
+    /// Queries QEMU.
     pub(super) fn query(monitor: &dyn Monitor, resolve: Resolve<'_>) -> Result<Self> {
         let answer = monitor.execute(&QmpCommand::new("query-block", Value::Null))?;
-        let drives = answer.as_array().ok_or_else(|| MonitorError::Senseless {
+        let drives = answer.as_array().ok_or_else(|| MonitorError::Invalid {
             command: "query-block".to_owned(),
-            detail: "it is no list".to_owned(),
+            detail: "not a list".to_owned(),
         })?;
         let mut blocks = Self {
             disks: Vec::new(),
             nvram: None,
         };
         for drive in drives {
-            // What has no device of the guest (a drive that nothing uses) is no disk of the machine.
+            // A drive without a guest device is not a disk of the machine.
             let Some(device) = text(drive, "qdev").map(|qdev| device_path(&qdev)) else {
                 continue;
             };
             let property = |name: &str| {
                 let arguments = json!({ "path": device, "property": name });
                 match monitor.execute(&QmpCommand::new("qom-get", arguments)) {
-                    // Not every device has it.
+                    // Not every device has this property.
                     Err(error) if error.is_refusal() => Ok(Value::Null),
                     other => other,
                 }
@@ -70,7 +69,7 @@ impl Blocks {
         Ok(blocks)
     }
 
-    /// Adds a disk; one of several with one name (the name spaces of an NVMe controller) gets a number.
+    /// Adds a disk. Several disks of one name (the namespaces of an NVMe controller) are numbered.
     fn add(&mut self, mut disk: MachineDisk) {
         let stem = disk.target.clone();
         let mut number = 1;
@@ -84,7 +83,7 @@ impl Blocks {
 
 fn disk(drive: &Value, device: String, (kind, is_shared): (&str, bool), resolve: Resolve<'_>) -> MachineDisk {
     let inserted = drive.get("inserted");
-    // A node of a run of ours says nothing of the image below it.
+    // A node of our own run says nothing about the image below it.
     let shown = inserted.filter(|inserted| text(inserted, "node-name").is_none_or(|name| run_of(&name).is_none()));
     let driver = shown.and_then(|inserted| text(inserted, "drv"));
     MachineDisk {
@@ -107,9 +106,10 @@ fn disk_kind(device_type: &str) -> DiskKind {
     }
 }
 
-/// What a disk is called: the id of its device, else the name of its drive, else its place among the devices without a name.
+/// The target name of a disk: the id of its device, else the name of its drive, else its index among the devices
+/// without a name.
 ///
-/// Never the name of its node: that is another one after a snapshot, and the next backup would not know the disk.
+/// The node name is never used: it changes with a snapshot, and the next backup would not recognize the disk.
 fn target(device: &str, drive: &str) -> String {
     let mut parts = device.split('/').skip(2);
     let (folder, part) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
@@ -135,10 +135,10 @@ fn source(inserted: &Value, resolve: Resolve<'_>) -> DiskSource {
     }
 }
 
-/// The file of an image; none where it is no file, or one that only a description in JSON tells.
+/// The image file; none if it is not a file, or is described by JSON only.
 fn path_of(inserted: &Value, resolve: Resolve<'_>) -> Option<PathBuf> {
     let name = text(inserted, "file").filter(|name| !name.is_empty())?;
-    // As QEMU itself does: what has a colon before the first slash is a protocol.
+    // QEMU's own rule: a colon before the first slash ends a protocol name.
     let first = name.split('/').next().unwrap_or_default();
     if first.contains(':') {
         return None;
@@ -156,7 +156,7 @@ mod tests {
     use crate::hypervisor::machine::{DiskKind, DiskSource};
 
     #[test]
-    fn a_disk_is_called_by_what_stays() {
+    fn a_disk_is_named_by_a_stable_id() {
         assert_eq!(target("/machine/peripheral/disk0/virtio-backend", "drive0"), "disk0");
         assert_eq!(target("/machine/peripheral/stick/stick.0/legacy[0]", "us"), "stick");
         assert_eq!(
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kind_of_a_drive_is_told_by_its_device() {
+    fn the_kind_of_a_drive_follows_from_its_device() {
         let kinds = [
             "ide-cd",
             "scsi-cd",
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_of_ours_is_no_format() {
+    fn a_node_of_our_run_is_no_image_format() {
         let resolve = |path: &Path| path.to_owned();
         let format = |node: &str| {
             let drive = json!({ "inserted": { "node-name": node, "drv": "raw", "file": "/a", "ro": false } });
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_file_is_not_taken_for_one() {
+    fn protocols_and_json_are_not_taken_for_files() {
         let resolve = |path: &Path| Path::new("/cwd").join(path);
         let of = |file: &str| source(&json!({ "drv": "raw", "file": file }), &resolve);
         assert_eq!(of("/images/a"), DiskSource::File("/images/a".into()));

@@ -1,7 +1,7 @@
 //! The emulated TPM of a QEMU without a management layer.
 //!
-//! QEMU has only the name of a channel. The socket of the channel is in QEMU's command line; the process at its other end and the path of
-//! the state are in the command line of an swtpm.
+//! QEMU reports only the name of a channel. Its command line has the socket of the channel; the command line of the
+//! swtpm at the other end has the path of the state.
 
 use std::path::PathBuf;
 
@@ -12,16 +12,16 @@ use crate::hypervisor::swtpm::at_socket;
 use crate::hypervisor::tpm::{Tpm, TpmPlace};
 use crate::system::processes::Process;
 
-/// The emulated TPM in QEMU's answer to `query-tpm`.
+/// Finds the emulated TPM in QEMU's answer to `query-tpm`.
 pub(super) fn find(answer: &Value, qemu: Option<&Process>) -> Option<Tpm> {
     let channel = emulator_channel(answer)?;
-    let words = qemu.and_then(|qemu| Some((qemu, qemu.command_line()?)));
-    let socket = words.and_then(|(qemu, words)| Some(qemu.resolve(&socket_of(&words, &channel)?)));
+    let arguments = qemu.and_then(|qemu| Some((qemu, qemu.command_line()?)));
+    let socket = arguments.and_then(|(qemu, arguments)| Some(qemu.resolve(&socket_of(&arguments, &channel)?)));
     let Some(socket) = socket else {
         return Some(Tpm {
             version: None,
             place: TpmPlace::Unknown(format!(
-                "QEMU does not say where its emulator keeps it, and the target of its channel {channel} is unknown"
+                "QEMU does not report its path, and the target of the channel {channel} is unknown"
             )),
         });
     };
@@ -33,7 +33,7 @@ pub(super) fn find(answer: &Value, qemu: Option<&Process>) -> Option<Tpm> {
         None => Tpm {
             version: None,
             place: TpmPlace::Unknown(format!(
-                "QEMU does not say where its emulator keeps it, and no swtpm is found that listens at {}",
+                "QEMU does not report its path, and no swtpm listens at {}",
                 socket.display()
             )),
         },
@@ -46,10 +46,10 @@ fn emulator_channel(answer: &Value) -> Option<String> {
     Some(text(options.get("data")?, "chardev").unwrap_or_default())
 }
 
-/// The socket that QEMU was told to connect a channel to: `-chardev socket,id=tpm,path=/run/tpm.sock`. A comma in a path stands
-/// twice.
-fn socket_of(words: &[String], channel: &str) -> Option<PathBuf> {
-    let values = words
+/// The socket of a channel in QEMU's command line: `-chardev socket,id=tpm,path=/run/tpm.sock`. A comma in a path is
+/// doubled.
+fn socket_of(arguments: &[String], channel: &str) -> Option<PathBuf> {
+    let values = arguments
         .windows(2)
         .filter(|pair| pair[0] == "-chardev" || pair[0] == "--chardev");
     let sockets = values.filter_map(|pair| pair[1].strip_prefix("socket,"));
@@ -59,9 +59,9 @@ fn socket_of(words: &[String], channel: &str) -> Option<PathBuf> {
     })
 }
 
-/// The parts of an option of QEMU, with single commas in their values.
+/// Splits an option of QEMU into its key and value pairs, and undoubles commas.
 fn parts(text: &str) -> Vec<(String, String)> {
-    // No option has a zero byte.
+    // An option cannot contain a zero byte.
     let text = text.replace(",,", "\0");
     let parts = text.split(',').filter_map(|part| part.split_once('='));
     parts
@@ -79,7 +79,7 @@ mod tests {
     use crate::hypervisor::tpm::TpmPlace;
 
     #[test]
-    fn only_an_emulated_tpm_is_one_that_can_be_kept() {
+    fn only_an_emulated_tpm_is_found() {
         let of = |kind: &str| {
             find(
                 &json!([{ "id": "t", "model": "tpm-tis", "options": { "type": kind, "data": {} } }]),
@@ -91,11 +91,11 @@ mod tests {
     }
 
     #[test]
-    fn the_socket_of_a_channel_stands_in_the_command_line() {
-        let words = "qemu -chardev socket,id=a,path=/a -chardev socket,path=/run/x,,y,id=tpm,reconnect=1 -chardev pty,id=p -chardev";
-        let words: Vec<String> = words.split(' ').map(str::to_owned).collect();
-        assert_eq!(socket_of(&words, "tpm"), Some(PathBuf::from("/run/x,y")));
-        assert_eq!(socket_of(&words, "p"), None);
-        assert_eq!(socket_of(&words, ""), None);
+    fn the_socket_of_a_channel_is_found_in_the_command_line() {
+        let arguments = "qemu -chardev socket,id=a,path=/a -chardev socket,path=/run/x,,y,id=tpm,reconnect=1 -chardev pty,id=p -chardev";
+        let arguments: Vec<String> = arguments.split(' ').map(str::to_owned).collect();
+        assert_eq!(socket_of(&arguments, "tpm"), Some(PathBuf::from("/run/x,y")));
+        assert_eq!(socket_of(&arguments, "p"), None);
+        assert_eq!(socket_of(&arguments, ""), None);
     }
 }

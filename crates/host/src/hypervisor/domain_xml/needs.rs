@@ -1,4 +1,5 @@
-//! What the host must have so that a machine of a configuration can start, beside its disks in the snapshot and what libvirt makes itself.
+//! The resources that a host must provide before a machine can start: networks, devices, files. Disks of the snapshot,
+//! and files that libvirt creates itself, are not among them.
 
 use std::path::{Path, PathBuf};
 
@@ -6,24 +7,24 @@ use roxmltree::Node;
 
 use super::{child, children, document_of};
 
-/// Devices that have a file or a socket at the host's end.
+/// Elements of character devices, which have a file or socket on the host.
 const CHARACTER_DEVICES: [&str; 6] = ["serial", "parallel", "console", "channel", "redirdev", "smartcard"];
-/// Folders that libvirt makes by itself.
+/// Folders that libvirt creates itself.
 const OWN_FOLDERS: &str = "/libvirt/qemu/";
 
-/// What files of disks and drives are called.
+/// Prefix of the description of a disk's image file.
 const IMAGE: &str = "image of ";
 
-/// What a configuration wants of its host.
+/// The host resources that a configuration needs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct HostNeeds {
-    /// Files and sockets that are made when the machine starts: their folders must be there.
+    /// Files and sockets that are created when the machine starts. Their folders must exist.
     pub made_files: Vec<PathBuf>,
-    /// Files, sockets and devices that must be there: what it is, and its path.
+    /// Files, sockets and devices that must exist: a description, and the path.
     pub files: Vec<(String, PathBuf)>,
     /// Networks of libvirt.
     pub networks: Vec<String>,
-    /// Bridges and network cards of the host.
+    /// Bridges and network interfaces of the host.
     pub links: Vec<String>,
     /// Storage pools of libvirt.
     pub pools: Vec<String>,
@@ -32,10 +33,10 @@ pub struct HostNeeds {
 }
 
 impl HostNeeds {
-    /// Reads a configuration.
+    /// Collects the needs of a configuration.
     ///
     /// # Errors
-    /// What is wrong with it, in words.
+    /// A description of what is wrong with the XML.
     pub fn of(text: &str) -> Result<Self, String> {
         let document = document_of(text)?;
         let domain = document.root_element();
@@ -56,12 +57,12 @@ impl HostNeeds {
         Ok(needs)
     }
 
-    /// The same in words, each once.
-    pub fn words(&self) -> Vec<String> {
+    /// A description of each resource, without duplicates.
+    pub fn descriptions(&self) -> Vec<String> {
         let folders = self.made_files.iter().filter_map(|file| file.parent());
         let folders = folders.map(|folder| format!("the folder {}", folder.display()));
         let files = self.files.iter();
-        // Images are beside the configuration, or were told of.
+        // Images are stored with the configuration, or reported separately.
         let files = files.filter(|(what, _)| !what.starts_with(IMAGE));
         let files = files.map(|(what, path)| format!("{} ({what})", path.display()));
         let networks = self.networks.iter().map(|name| format!("the network {name}"));
@@ -71,7 +72,7 @@ impl HostNeeds {
             .pci_devices
             .iter()
             .map(|address| format!("the PCI device {address}"));
-        let mut words: Vec<String> = folders
+        let mut descriptions: Vec<String> = folders
             .chain(files)
             .chain(networks)
             .chain(links)
@@ -79,11 +80,11 @@ impl HostNeeds {
             .chain(pci)
             .collect();
         let mut seen = std::collections::BTreeSet::new();
-        words.retain(|word| seen.insert(word.clone()));
-        words
+        descriptions.retain(|word| seen.insert(word.clone()));
+        descriptions
     }
 
-    /// Whether a file of [`files`](Self::files) is the image of a disk or a drive.
+    /// Whether the description of a file in [`files`](Self::files) is that of a disk image.
     pub fn is_image(what: &str) -> bool {
         what.starts_with(IMAGE)
     }
@@ -126,7 +127,7 @@ impl HostNeeds {
 
     fn disk(&mut self, disk: Node<'_, '_>, source: Option<Node<'_, '_>>) {
         let Some(source) = source else { return };
-        // The machine starts without what its policy says that it may lack.
+        // With this startup policy the machine starts without the medium.
         if matches!(source.attribute("startupPolicy"), Some("optional" | "requisite")) {
             return;
         }
@@ -152,7 +153,7 @@ impl HostNeeds {
         }
     }
 
-    /// QEMU takes a pair of pipes, `PATH.in` and `PATH.out`, or one.
+    /// QEMU opens a pair of pipes, `PATH.in` and `PATH.out`, or a single one.
     fn pipe(&mut self, path: Option<&str>) {
         let is_pair = path.is_some_and(|path| Path::new(&format!("{path}.in")).exists());
         self.file("pipe", path.filter(|_| !is_pair));
@@ -170,7 +171,7 @@ impl HostNeeds {
             return;
         };
         let file = (what.to_owned(), PathBuf::from(path));
-        // A serial port and the console that libvirt makes of it say the same.
+        // A serial port and the console that libvirt derives from it have the same path.
         if self.files.iter().all(|(_, known)| *known != file.1) {
             self.files.push(file);
         }
@@ -201,7 +202,7 @@ mod tests {
     use super::HostNeeds;
 
     #[test]
-    fn everything_that_must_be_there_is_found() {
+    fn all_needed_resources_are_found() {
         let text = "<domain><os><loader type='pflash'>/fw/code.fd</loader><nvram>/nv/a</nvram><kernel>/boot/k</kernel></os><devices>
             <disk type='file' device='cdrom'><source file='/iso/a.iso'/><target dev='sda'/></disk>
             <disk type='file' device='cdrom'><source file='/iso/b.iso' startupPolicy='optional'/><target dev='sdb'/></disk>

@@ -1,11 +1,11 @@
-//! A configuration for the place that a machine is brought to: from text to text.
+//! Adapts a configuration to the place that a machine is restored or moved to: from text to text.
 //!
-//! Only what must change does. Everything else stays byte for byte, also what this program does not know: comments,
+//! The minimum is changed. Everything else stays byte for byte, also what this program does not know: comments,
 //! metadata, elements of later versions of libvirt, arguments of QEMU.
 
+mod conflicts;
 mod disks;
 mod hypervisor;
-mod neighbours;
 mod served;
 #[cfg(test)]
 mod tests;
@@ -17,32 +17,32 @@ use holdfast_hardware::xml::{Edits, Element};
 use roxmltree::Node;
 
 use super::{DomainXml, child, children, document_of, nvram_path};
-pub use neighbours::with_name;
+pub use conflicts::with_name;
 pub use served::{ServedDisks, disk_element, overlays_document, served_folder, with_own_disks, with_served_disks};
 
 use crate::system::identity::{MacAddress, Uuid};
 
-/// What becomes of a configuration.
+/// The changes to make to a configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rewrite {
-    /// Who the machine is.
+    /// The identity of the machine.
     pub identity: Identity,
-    /// Tells the guest, where its configuration has such a thing, that it has gone back in time.
+    /// The new generation ID: it tells a guest that supports it that its state was rolled back.
     pub generation: Uuid,
-    /// Its disks, by target; those that are not named stay as they are.
+    /// Changes of disks, by target; other disks stay as they are.
     pub disks: BTreeMap<String, DiskChange>,
-    /// Where the firmware's variables are; none where that stays as it is.
+    /// The new path of the firmware's variables; none to keep the current one.
     pub nvram: Option<PathBuf>,
-    /// Where the state of its TPM is, in a configuration that says where; none where that stays as it is.
+    /// The new path of the TPM's state, if the configuration has a path for it; none to keep the current one.
     pub tpm: Option<PathBuf>,
-    /// What accelerates it: "kvm", "qemu"; none where that stays as it is.
+    /// The new domain type, "kvm" or "qemu"; none to keep the current one.
     pub domain_type: Option<String>,
-    /// In which program it runs.
+    /// The emulator that runs it.
     pub emulator: Emulator,
 }
 
 impl Rewrite {
-    /// Another identity, and a new generation; everything else stays.
+    /// Sets the identity and a new generation, and keeps everything else.
     pub fn new(identity: Identity, generation: Uuid) -> Self {
         Self {
             identity,
@@ -56,61 +56,61 @@ impl Rewrite {
     }
 }
 
-/// In which program a machine runs.
+/// Which emulator runs a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Emulator {
-    /// The one that its configuration names.
+    /// The configured one.
     #[default]
     Keep,
-    /// The one that its hypervisor has for such machines.
+    /// The hypervisor's default for such a machine.
     OfHypervisor,
 }
 
-/// Who a machine is.
+/// The identity of a machine after the change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Identity {
-    /// The one that it was.
+    /// Unchanged.
     Keep,
-    /// The one that it was, which is called otherwise today.
+    /// Unchanged, except for the name.
     Named(String),
-    /// Another one, which may run beside the first.
+    /// A new identity: the machine may run at the same time as the original.
     New(NewIdentity),
 }
 
-/// What tells a new machine from the one that it was made from.
+/// The identifiers of a new machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewIdentity {
     /// Its name.
     pub name: String,
     /// Its UUID.
     pub uuid: Uuid,
-    /// Addresses of its network cards, at least as many as it has; none where they stay.
+    /// MAC addresses, at least as many as it has network cards; none to keep the current ones.
     pub macs: Option<Vec<MacAddress>>,
 }
 
-/// What becomes of a disk.
+/// The change of a disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DiskChange {
-    /// Its bytes are there, without anything that they are based on.
+    /// The disk is at this place, without a backing file.
     Place(DiskPlace),
     /// The drive becomes empty.
     Empty,
-    /// The machine has no such disk any more.
+    /// The disk is removed.
     Remove,
 }
 
 /// Where the bytes of a disk are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiskPlace {
-    /// The file or block device.
+    /// The path of the file or block device.
     pub path: PathBuf,
-    /// Which of the two it is.
+    /// Whether the path is a file or a block device.
     pub medium: Medium,
-    /// How it holds them: "raw", "qcow2".
+    /// The image format: "raw", "qcow2".
     pub format: String,
 }
 
-/// What a disk is kept on.
+/// The kind of storage of a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Medium {
     /// A file.
@@ -119,21 +119,21 @@ pub enum Medium {
     BlockDevice,
 }
 
-/// A configuration that was changed.
+/// The result of a rewrite.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rewritten {
     /// The new text.
     pub text: String,
-    /// What a person may want to know of the changes.
+    /// Changes worth reporting to the user.
     pub notes: Vec<String>,
-    /// What was left as it is although it may get into the way of another machine.
+    /// Settings that were kept although they may conflict with another machine.
     pub warnings: Vec<String>,
 }
 
-/// Takes all network cards of a configuration off their networks.
+/// Sets the link of all network cards to down.
 ///
 /// # Errors
-/// What is wrong with it, in words.
+/// A description of what is wrong with the XML.
 pub fn with_links_down(text: &str) -> Result<String, String> {
     let document = document_of(text)?;
     let mut edits = Edits::new(text);
@@ -150,9 +150,9 @@ pub fn with_links_down(text: &str) -> Result<String, String> {
 /// Changes a configuration.
 ///
 /// # Errors
-/// What is wrong with it, or cannot be changed, in words.
-pub fn rewrite(text: &str, wish: &Rewrite) -> Result<Rewritten, String> {
-    // What cannot be read cannot be trusted to be changed right.
+/// A description of what is wrong, or cannot be changed.
+pub fn rewrite(text: &str, request: &Rewrite) -> Result<Rewritten, String> {
+    // A configuration that cannot be parsed cannot be changed reliably.
     DomainXml::parse(text)?;
     let document = document_of(text)?;
     let domain = document.root_element();
@@ -162,27 +162,27 @@ pub fn rewrite(text: &str, wish: &Rewrite) -> Result<Rewritten, String> {
         warnings: Vec::new(),
     };
     rewriter.edits.remove_attribute(domain, "id");
-    rewriter.identity(domain, &wish.identity)?;
+    rewriter.identity(domain, &request.identity)?;
     if let Some(generation) = child(domain, "genid") {
-        rewriter.edits.set_text(generation, &wish.generation.to_string());
+        rewriter.edits.set_text(generation, &request.generation.to_string());
     }
-    if let Some(kind) = &wish.domain_type {
+    if let Some(kind) = &request.domain_type {
         rewriter.domain_type(domain, kind);
     }
-    if let Some(path) = &wish.nvram {
+    if let Some(path) = &request.nvram {
         rewriter.nvram(domain, utf8(path)?)?;
     }
     if let Some(devices) = child(domain, "devices") {
-        rewriter.disks(devices, &wish.disks)?;
-        rewriter.emulator(devices, wish.emulator);
-        if let Some(path) = &wish.tpm {
+        rewriter.disks(devices, &request.disks)?;
+        rewriter.emulator(devices, request.emulator);
+        if let Some(path) = &request.tpm {
             rewriter.tpm(devices, utf8(path)?);
         }
     }
-    // A serial port and the console that libvirt makes of it say the same.
-    for said in [&mut rewriter.notes, &mut rewriter.warnings] {
+    // A serial port and the console that libvirt derives from it produce the same message.
+    for messages in [&mut rewriter.notes, &mut rewriter.warnings] {
         let mut seen = BTreeSet::new();
-        said.retain(|line| seen.insert(line.clone()));
+        messages.retain(|line| seen.insert(line.clone()));
     }
     Ok(Rewritten {
         text: rewriter.edits.apply(),
@@ -191,10 +191,9 @@ pub fn rewrite(text: &str, wish: &Rewrite) -> Result<Rewritten, String> {
     })
 }
 
-/// XML is text.
 fn utf8(path: &std::path::Path) -> Result<&str, String> {
     path.to_str()
-        .ok_or_else(|| format!("{} is no text, and a configuration is", path.display()))
+        .ok_or_else(|| format!("the path {} is not UTF-8", path.display()))
 }
 
 struct Rewriter<'t> {
@@ -226,13 +225,13 @@ impl Rewriter<'_> {
             if let Some(macs) = &new.macs {
                 self.network_cards(devices, macs)?;
             }
-            self.neighbours(domain, devices, (&old_name, &new.name));
+            self.conflicts(domain, devices, (&old_name, &new.name));
         }
         Ok(())
     }
 
-    /// What the guest's firmware shows: libvirt refuses a UUID there that is not the machine's, and some programs put the UUID
-    /// into the serial number as well.
+    /// Changes the SMBIOS data that the guest sees: libvirt refuses a UUID that differs from the machine's, and some
+    /// programs use the UUID as serial number as well.
     fn system_information(&mut self, domain: Node<'_, '_>, uuid: &str) {
         let old = child(domain, "uuid").and_then(|node| node.text()).map(str::trim);
         let blocks = children(domain, "sysinfo").flat_map(|sysinfo| sysinfo.children());
@@ -251,7 +250,7 @@ impl Rewriter<'_> {
                 let new = macs.next().ok_or("there are more network cards than addresses")?;
                 self.edits.set_attribute(mac, "address", &new.to_string());
             }
-            // Open vSwitch tells ports apart by it; libvirt makes a new one.
+            // Open vSwitch identifies ports by it; libvirt generates a new one.
             if let Some(port) = child(card, "virtualport")
                 && port.attribute("type") == Some("openvswitch")
                 && let Some(parameters) = child(port, "parameters")
@@ -262,7 +261,7 @@ impl Rewriter<'_> {
         Ok(())
     }
 
-    /// The path stands in the element, or in a `<source>` of its own.
+    /// The path is the text of the element, or in a `<source>` child.
     fn nvram(&mut self, domain: Node<'_, '_>, path: &str) -> Result<(), String> {
         let os = child(domain, "os").ok_or("the machine has no <os>")?;
         let Some(nvram) = child(os, "nvram") else {
@@ -277,7 +276,7 @@ impl Rewriter<'_> {
         Ok(())
     }
 
-    /// Only where the configuration has a place; otherwise libvirt chooses it, by the machine's UUID.
+    /// Changes the path only if the configuration has one; otherwise libvirt derives it from the machine's UUID.
     fn tpm(&mut self, devices: Node<'_, '_>, path: &str) {
         let backends = children(devices, "tpm").filter_map(|tpm| child(tpm, "backend"));
         let emulated = backends.filter(|backend| backend.attribute("type") == Some("emulator"));

@@ -1,4 +1,4 @@
-//! Machines that come, go and start.
+//! Defining, undefining, starting and stopping machines.
 
 use std::path::PathBuf;
 
@@ -14,9 +14,9 @@ use crate::hypervisor::tpm::TpmPlace;
 use crate::hypervisor::traits::{HypervisorMut, KeptStates, Resumption};
 use crate::system::identity::Uuid;
 
-/// libvirt's name for the command line of QEMU.
+/// libvirt's name for the format of QEMU's command line.
 const COMMAND_LINE: &str = "qemu-argv";
-/// What libvirt says of configurations that it never accepts, and not only now.
+/// Error codes of libvirt for a configuration that it can never accept, independent of the current state of the host.
 const NEVER: [ErrorNumber; 4] = [
     ErrorNumber::ConfigUnsupported,
     ErrorNumber::XmlError,
@@ -29,12 +29,12 @@ impl HypervisorMut for Libvirt {
         self.connection().uri().is_ok_and(|uri| is_local(&uri))
     }
 
-    /// libvirt has no call for it, but one that tells QEMU's command line: it reads and checks the configuration as if the
-    /// machine were to start, and looks at no image.
+    /// libvirt has no call for this. The call that converts a configuration to QEMU's command line reads and checks it
+    /// as for a start, and opens no image.
     fn check(&self, configuration: &str) -> Result<Option<String>> {
         match self.connection().domain_xml_to_native(COMMAND_LINE, configuration, 0) {
             Ok(_) => Ok(self.missing_secret(configuration)),
-            // Another hypervisor of libvirt than QEMU.
+            // A hypervisor of libvirt other than QEMU.
             Err(error) if is_code(&error, ErrorNumber::NoSupport) => Ok(None),
             Err(error) if NEVER.into_iter().any(|code| is_code(&error, code)) => Err(Error::Refused {
                 action: "define",
@@ -45,7 +45,7 @@ impl HypervisorMut for Libvirt {
         }
     }
 
-    fn lacks(&self, needs: &HostNeeds) -> Vec<String> {
+    fn missing_resources(&self, needs: &HostNeeds) -> Vec<String> {
         self.missing(needs)
     }
 
@@ -55,7 +55,7 @@ impl HypervisorMut for Libvirt {
 
     fn kept_states(&self, machine: &str) -> Result<KeptStates> {
         let machine = self.find(machine)?;
-        let refused = |error| machine.refused("look for snapshots of", &error);
+        let refused = |error| machine.refused("list the snapshots of", &error);
         let counted = checkpoints::count(&machine.domain());
         Ok(KeptStates {
             snapshot_count: machine.domain().num_snapshots(0).map_err(refused)?,
@@ -71,7 +71,7 @@ impl HypervisorMut for Libvirt {
     fn tpm_place(&self, configuration: &str) -> Option<TpmPlace> {
         let domain = DomainXml::parse(configuration).ok()?;
         let tpm = domain.tpm?;
-        // It becomes a part of a path.
+        // The UUID becomes a part of a path.
         Some(match domain.uuid.as_deref().and_then(Uuid::parse) {
             Some(uuid) => {
                 let owner = TpmOwner {
@@ -99,7 +99,7 @@ impl HypervisorMut for Libvirt {
         let keep_all = sys::VIR_DOMAIN_UNDEFINE_KEEP_NVRAM | sys::VIR_DOMAIN_UNDEFINE_KEEP_TPM;
         let domain = machine.domain();
         let undefined = match domain.undefine_flags(keep_all) {
-            // The states of TPMs can be kept since libvirt 8.9 only.
+            // libvirt can keep TPM states since 8.9 only.
             Err(error) if is_code(&error, ErrorNumber::InvalidArg) => {
                 domain.undefine_flags(sys::VIR_DOMAIN_UNDEFINE_KEEP_NVRAM)
             }
@@ -129,12 +129,12 @@ impl HypervisorMut for Libvirt {
     }
 
     fn resume(&self, resumption: &Resumption<'_>) -> Result<()> {
-        self.go_on(resumption)
+        self.start_from_memory(resumption)
     }
 }
 
 impl Libvirt {
-    /// A TPM whose state is encrypted starts only where libvirt has the secret for it.
+    /// A TPM with an encrypted state starts only if libvirt has its secret.
     fn missing_secret(&self, configuration: &str) -> Option<String> {
         let secret = DomainXml::parse(configuration).ok()?.tpm?.secret?;
         let found = self.connection().lookup_secret_by_uuid_string(&secret);
@@ -153,7 +153,7 @@ mod tests {
     use crate::hypervisor::libvirt::peer::is_local;
 
     #[test]
-    fn an_address_tells_whose_files_they_are() {
+    fn an_address_says_whether_files_are_local() {
         for uri in ["qemu:///system", "qemu+unix:///session?socket=/a://b/c"] {
             assert!(is_local(uri), "{uri}");
         }

@@ -1,4 +1,4 @@
-//! Block jobs, which the bindings do not wrap: copies of disks of machines that run.
+//! Block copy jobs of running machines, which the bindings do not wrap.
 #![expect(unsafe_code, reason = "foreign functions; the contract stands beside each use")]
 
 use std::ffi::CString;
@@ -15,7 +15,7 @@ use crate::hypervisor::error::{Error, Result};
 use crate::hypervisor::live_disks::{CopyState, ExecutionState, LiveDisks};
 
 impl LiveDisks for Libvirt {
-    fn life(&self, machine: &str) -> Result<ExecutionState> {
+    fn execution_state(&self, machine: &str) -> Result<ExecutionState> {
         let machine = self.find(machine)?;
         let (mut state, mut reason) = (0, 0);
         // SAFETY: the domain lives as long as its reference; both places are ours and written on success only.
@@ -30,7 +30,7 @@ impl LiveDisks for Libvirt {
         })
     }
 
-    fn run_on(&self, machine: &str) -> Result<()> {
+    fn unpause(&self, machine: &str) -> Result<()> {
         let machine = self.find(machine)?;
         let resumed = machine.domain().resume();
         resumed.map(drop).map_err(|error| machine.refused("resume", &error))
@@ -43,8 +43,8 @@ impl LiveDisks for Libvirt {
             detail,
         })?;
         let (disk, xml) = (text(disk), text(&element.to_string()));
-        // A machine that is kept has a definition that names a disk, and would not know of the job after a restart: libvirt wants
-        // to hear that this is meant.
+        // The definition of a persistent machine names the disk, and would not know of the job after a restart: libvirt
+        // requires a flag that confirms this.
         let flags = sys::VIR_DOMAIN_BLOCK_COPY_REUSE_EXT | sys::VIR_DOMAIN_BLOCK_COPY_TRANSIENT_JOB;
         let mut limit = bandwidth(rate);
         // SAFETY: the domain lives as long as its reference; both texts end in zero, and they and the one parameter outlive the call.
@@ -82,13 +82,13 @@ impl LiveDisks for Libvirt {
         };
         // SAFETY: the domain lives as long as its reference; the name ends in zero and outlives the call; `info` is ours.
         let code = unsafe { sys::virDomainGetBlockJobInfo(machine.domain().as_ptr(), disk.as_ptr(), &raw mut info, 0) };
-        done(code).map_err(|error| machine.refused("look at a copy of a disk of", &error))?;
+        done(code).map_err(|error| machine.refused("query a copy of a disk of", &error))?;
         if code == 0 {
             return Ok(None);
         }
         let is_copy = u32::try_from(info.type_) == Ok(sys::VIR_DOMAIN_BLOCK_JOB_TYPE_COPY);
         if !is_copy || !is_copied_to(&machine.xml(0)?, name, &to.path) {
-            // It may have ended while its target was asked for.
+            // The job may have ended between the two calls.
             // SAFETY: as above.
             let code =
                 unsafe { sys::virDomainGetBlockJobInfo(machine.domain().as_ptr(), disk.as_ptr(), &raw mut info, 0) };
@@ -103,7 +103,7 @@ impl LiveDisks for Libvirt {
         Ok(Some(CopyState {
             done_bytes: info.cur,
             total_bytes: info.end,
-            // libvirt keeps the two apart until QEMU says that the copy is complete.
+            // libvirt reports different values until QEMU says that the copy is complete.
             is_complete: info.end > 0 && info.cur == info.end,
         }))
     }
@@ -152,7 +152,7 @@ fn user_in(capabilities: &str) -> Option<(u32, u32)> {
     Some((number(user)?, number(group)?))
 }
 
-/// Whether the configuration of a machine that runs says that a disk is copied to `path`.
+/// Whether the configuration of a running machine says that a disk is being copied to `path`.
 ///
 /// `<disk><mirror type='file' job='copy'><source file='/i'/></mirror><target dev='vda'/></disk>`
 fn is_copied_to(configuration: &str, disk: &str, path: &Path) -> bool {
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn the_user_of_machines_is_told_by_the_model_that_has_users() {
+    fn the_user_of_machines_is_read_from_the_dac_model() {
         let model = |name: &str, label: &str| {
             format!("<secmodel><model>{name}</model><baselabel type='kvm'>{label}</baselabel></secmodel>")
         };

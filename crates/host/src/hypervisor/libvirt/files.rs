@@ -1,4 +1,4 @@
-//! The one call of libvirt that the bindings do not wrap: a monitor command with open files.
+//! A monitor command that passes open files, which the bindings do not wrap.
 #![expect(unsafe_code, reason = "a foreign function; its contract stands beside each use")]
 
 use std::ffi::{CStr, CString, c_char};
@@ -8,7 +8,7 @@ use virt::domain::Domain;
 use virt::error::Error;
 use virt::sys;
 
-/// Sends a line to the monitor with files that QEMU gets; gives the answer's text. libvirt has the call since 8.2.
+/// Sends a line to the monitor with files for QEMU, and returns the text of the answer. libvirt has the call since 8.2.
 pub(super) fn monitor_command(domain: &Domain, line: &str, files: &[OwnedFd]) -> Result<String, Error> {
     let line = CString::new(line).expect("JSON has no zero bytes");
     let mut numbers: Vec<i32> = files.iter().map(rustix::fd::AsRawFd::as_raw_fd).collect();

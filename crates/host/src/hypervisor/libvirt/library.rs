@@ -1,10 +1,12 @@
 //! libvirt's libraries, loaded when the first connection is opened.
 //!
-//! A program that is linked with them loads some fifty libraries at each start, which takes longer than most commands do, and does not start where they are
-//! missing. So every function of theirs that this program calls is defined here, by its name and with its type in `virt::sys`: the linker
-//! takes these, and leaves the libraries out. Each looks for the real function at its first call. `-Wl,--as-needed` is the default of rustc.
+//! A program that is linked with libvirt loads some fifty libraries at each start, which takes longer than most
+//! commands do, and it does not start where they are missing. So every libvirt function that this program calls is
+//! defined here, with its name and its type in `virt::sys`: the linker resolves the calls to these, and omits the
+//! libraries. Each looks up the real function at its first call. `-Wl,--as-needed` is the default of rustc.
 //!
-//! A function that is called and is missing here links the program with libvirt as usual. A test of the program finds that.
+//! A function that is called and is missing here links the program with libvirt as usual. A test of the program detects
+//! that.
 
 #![expect(unsafe_code, reason = "foreign functions: what they are called with is passed on")]
 
@@ -24,7 +26,7 @@ const QEMU: &str = "libvirt-qemu.so.0";
 
 #[derive(Clone, Copy)]
 enum Part {
-    /// Every function but those for QEMU alone.
+    /// Every function except those for QEMU only.
     Main,
     Qemu,
 }
@@ -38,22 +40,22 @@ fn library(part: Part) -> &'static Loaded {
         Part::Main => (&LOADED_MAIN, MAIN),
         Part::Qemu => (&LOADED_QEMU, QEMU),
     };
-    // SAFETY: initialising libvirt's libraries has no other condition than that they are what they are called. They stay loaded.
+    // SAFETY: initialising libvirt's libraries has no other condition than that the names are theirs. They stay loaded.
     loaded.get_or_init(|| unsafe { Library::new(name) })
 }
 
-/// Loads the library that all connections need; why not, where it is missing.
+/// Loads the library that all connections need, or says why it cannot be loaded.
 pub(super) fn load() -> Result<(), &'static libloading::Error> {
     library(Part::Main).as_ref().map(drop)
 }
 
-/// A function of a library; none where the library or the function is missing, as in an old release.
+/// Looks up a function; none if the library or the function is missing, as in an old release.
 ///
 /// # Safety
 /// `F` is the type of the function with this name.
 unsafe fn find<F: Copy>(part: Part, name: &str) -> Option<F> {
     let library = library(part).as_ref().ok()?;
-    // SAFETY: the caller vouches for the type.
+    // SAFETY: the caller guarantees the type.
     let symbol = unsafe { library.get::<F>(name.as_bytes()) };
     symbol.ok().map(|symbol| *symbol)
 }
@@ -73,7 +75,7 @@ macro_rules! forwarded {
             }
         }
 
-        // The type is right, or this does not compile.
+        // A compile-time check of the type.
         const _: unsafe extern "C" fn($($kind),*) $(-> $result)? = virt::sys::$name;
     )*};
 }

@@ -1,4 +1,4 @@
-//! QEMU's monitor, which libvirt has open, and lends.
+//! QEMU's monitor through libvirt, which has it open.
 
 use serde_json::Value;
 use virt::error::ErrorNumber;
@@ -28,7 +28,7 @@ impl LibvirtMachine {
             files::monitor_command(&self.domain(), &line, &command.files)
         };
         let text = text.map_err(|error| match error.code() {
-            // The machine has been switched off.
+            // The machine was shut off.
             _ if is_code(&error, ErrorNumber::OperationInvalid) => MonitorError::Gone {
                 during: format!("{}: {}", command.name, error.message()),
                 source: None,

@@ -21,7 +21,7 @@ const SNAPSHOT: &str = "put overlays on the disks of";
 impl Overlays for Libvirt {
     fn snapshot_files(&self, machine: &str) -> Result<Vec<PathBuf>> {
         let machine = self.find(machine)?;
-        let refused = |error| machine.refused("look for snapshots of", &error);
+        let refused = |error| machine.refused("list the snapshots of", &error);
         let mut files = Vec::new();
         for snapshot in machine.domain().list_all_snapshots(0).map_err(refused)? {
             let text = snapshot.xml_desc(0).map_err(refused)?;
@@ -69,7 +69,7 @@ impl Overlays for Libvirt {
         machine.outcome(code).map(drop)
     }
 
-    fn hurry_commit(&self, machine: &str, disk: &str) -> Result<()> {
+    fn unthrottle_commit(&self, machine: &str, disk: &str) -> Result<()> {
         let machine = self.find(machine)?;
         let disk = machine.word(disk.as_bytes())?;
         // SAFETY: the domain lives as long as its reference; `disk` ends in zero and lives until the call is over; no rate means
@@ -129,7 +129,7 @@ impl LibvirtMachine {
         CString::new(bytes).map_err(|_| Error::Refused {
             action: COMMIT,
             machine: self.name.clone(),
-            reason: "a name with a zero byte".to_owned(),
+            reason: "a name contains a zero byte".to_owned(),
         })
     }
 }

@@ -1,4 +1,4 @@
-//! Whose the libvirt at the other end of a connection is.
+//! The user of the libvirt daemon at the other end of a connection.
 #![expect(
     unsafe_code,
     reason = "a socket of libvirt's library is looked at; the contract stands beside the use"
@@ -16,8 +16,9 @@ use crate::hypervisor::error::{Error, Result};
 use crate::system::rights::Rights;
 use crate::system::waits::Wait;
 
-/// Connects to `uri`. The rights are those of the daemon that answers on this host: it is not enough to look at the address, since a socket
-/// may be anybody's. A connection to another host has our own: files of this host are none of its business.
+/// Connects to `uri`. On this host the rights are those of the daemon that answers: the address is not enough, since
+/// any user can create a socket. A connection to another host has our own rights, since that host does not open files
+/// of this one.
 pub(super) fn open(uri: &str) -> Result<(Connect, Rights)> {
     let _wait = Wait::for_answer(super::LIBVIRT);
     library::load().map_err(|reason| Error::Unreachable {
@@ -34,13 +35,13 @@ pub(super) fn open(uri: &str) -> Result<(Connect, Rights)> {
     })?;
     let now = sockets();
     let peers = now.difference(&before).filter_map(|(number, _)| peer(*number));
-    // Sockets that other threads have opened meanwhile can only take rights away.
+    // Sockets that other threads opened in the meantime can only reduce the rights.
     let rights = peers.max_by_key(|rights| rights.other_user().is_some());
     Ok((connection, rights.unwrap_or_default()))
 }
 
-/// Connects to `uri` once more. The daemon has to be of the same user as before: what its machines name is opened with `rights`, which were
-/// looked at when the first connection was made.
+/// Connects to `uri` again. The daemon must belong to the same user as before: files that its machines name are opened
+/// with `rights`, which were determined at the first connection.
 pub(super) fn open_again(uri: &str, rights: &Rights) -> Result<Connect> {
     let (connection, now) = open(uri)?;
     if is_of_same_user(&now, rights) {
@@ -48,7 +49,7 @@ pub(super) fn open_again(uri: &str, rights: &Rights) -> Result<Connect> {
     }
     Err(Error::Unreachable {
         address: uri.to_owned(),
-        source: "the process of another user answers there than before".into(),
+        source: "a process of another user answers now".into(),
     })
 }
 
@@ -56,7 +57,7 @@ fn is_of_same_user(now: &Rights, before: &Rights) -> bool {
     now.other_user() == before.other_user()
 }
 
-/// The sockets that this process has open: number and inode.
+/// The open sockets of this process: file descriptor and inode.
 fn sockets() -> BTreeSet<(RawFd, String)> {
     let entries = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
     let named = entries.filter_map(|entry| {
@@ -69,14 +70,14 @@ fn sockets() -> BTreeSet<(RawFd, String)> {
 }
 
 fn peer(number: RawFd) -> Option<Rights> {
-    // SAFETY: the kernel is only asked about the socket of this number. If the number is closed meanwhile the answer is an error, and no
-    // memory is touched by it.
+    // SAFETY: the kernel is only queried about the socket of this number. If the number is closed in the meantime the
+    // answer is an error, and no memory is touched.
     let socket = unsafe { BorrowedFd::borrow_raw(number) };
     let is_local = socket_domain(socket).ok()? == AddressFamily::UNIX;
     is_local.then(|| Rights::of_peer(&socket).ok())?
 }
 
-/// Whether an address names no other host: "qemu:///system", not "qemu+ssh://host/system".
+/// Whether an address has no host: "qemu:///system", not "qemu+ssh://host/system".
 pub(crate) fn is_local(uri: &str) -> bool {
     let host = uri
         .split_once("://")
@@ -90,9 +91,9 @@ mod tests {
     use crate::system::processes::UserIdentity;
     use crate::system::rights::Rights;
 
-    /// libvirt's own test driver is in this process, so its rights are ours.
+    /// libvirt's own test driver runs in this process, so its rights are ours.
     #[test]
-    fn a_libvirt_of_another_user_than_before_is_refused() {
+    fn a_reconnect_to_the_libvirt_of_another_user_is_refused() {
         let uri = "test:///default";
         open_again(uri, &Rights::Own).unwrap();
         let other = Rights::Of(UserIdentity {
@@ -102,6 +103,6 @@ mod tests {
         });
         let error = open_again(uri, &other).map(drop).unwrap_err();
         let source = std::error::Error::source(&error).unwrap().to_string();
-        assert!(source.contains("another user answers"), "{source}");
+        assert!(source.contains("another user answers now"), "{source}");
     }
 }

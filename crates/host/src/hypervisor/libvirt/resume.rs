@@ -1,8 +1,9 @@
-//! A machine that goes on from its memory.
+//! Starts a machine from its saved memory.
 //!
-//! libvirt reads what `virsh save` writes: a header, the machine's configuration, and QEMU's stream. It gets the same from us,
-//! through a pipe with a name, so that the memory is nowhere but in the machine that gets it; where it does not read a pipe, in a file. Source: libvirt's
-//! `src/qemu/qemu_saveimage.h`, version 2 of the format, the same since 0.9.2; the cookie is of 3.1.
+//! libvirt reads the format that `virsh save` writes: a header, the machine's configuration, and QEMU's stream. It gets
+//! the same from us through a named pipe, so that the memory is stored nowhere; a libvirt that cannot read a pipe gets
+//! a file. Source: libvirt's `src/qemu/qemu_saveimage.h`, version 2 of the format, the same since 0.9.2; the cookie is
+//! of 3.1.
 
 use std::fs::File;
 use std::io::Write;
@@ -22,31 +23,31 @@ use crate::hypervisor::traits::{MEMORY_PIPE, Resumption};
 
 const MAGIC: &[u8; 16] = b"LibvirtQemudSave";
 const VERSION: u32 = 2;
-/// Numbers of the header that mean nothing.
+/// Unused numbers of the header.
 const UNUSED: usize = 14;
-/// The first version of libvirt that opens the memory twice.
+/// The first version of libvirt that opens the file twice.
 const READS_TWICE: [u32; 3] = [11, 2, 0];
-/// How often is looked whether libvirt has opened the pipe.
-const LOOK_INTERVAL: Duration = Duration::from_millis(5);
+/// Interval of the checks whether libvirt has opened the pipe.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 impl Libvirt {
-    /// Since 11.2 libvirt opens the memory for its header, and once more to read all of it.
+    /// Since 11.2 libvirt opens the file for its header, and again to read all of it.
     pub(super) fn reads_memory_twice(&self) -> bool {
         self.version().is_some_and(|version| version >= READS_TWICE)
     }
 
-    /// By a pipe where libvirt reads it once. Where it does not read the pipe to its end, whatever the reason (it opens it twice, or does not
-    /// see the folder from its mount namespace), by a file beside the machine's images.
-    pub(super) fn go_on(&self, resumption: &Resumption<'_>) -> Result<()> {
+    /// Uses a pipe if libvirt reads it once. If the pipe is not read to its end for whatever reason (libvirt opens it
+    /// twice, or its mount namespace hides the folder), uses a file in the folder of the machine's images.
+    pub(super) fn start_from_memory(&self, resumption: &Resumption<'_>) -> Result<()> {
         let name = super::change::name_in(resumption.configuration);
         let refused = |reason: String| Error::Refused {
             action: "resume",
             machine: name.clone(),
             reason,
         };
-        let head = head(resumption.configuration, resumption.then).map_err(refused)?;
+        let head = head(resumption.configuration, resumption.original_configuration).map_err(refused)?;
         if !self.reads_memory_twice() {
-            match self.go_on_by_pipe(&head, resumption) {
+            match self.start_by_pipe(&head, resumption) {
                 Ok(()) => return Ok(()),
                 Err(Unread::Never(reason)) => return Err(refused(reason)),
                 Err(Unread::InPart) => {}
@@ -57,14 +58,14 @@ impl Libvirt {
     }
 
     fn restore(&self, path: &Path) -> std::result::Result<(), String> {
-        let path = path.to_str().ok_or("its path is no text")?;
+        let path = path.to_str().ok_or("its path is not UTF-8")?;
         let restored = self
             .connection_at_work()
             .restore_domain_flags(path, None, sys::VIR_DOMAIN_SAVE_RUNNING);
         restored.map_err(|error| error.message().to_owned())
     }
 
-    fn go_on_by_pipe(&self, head: &[u8], resumption: &Resumption<'_>) -> std::result::Result<(), Unread> {
+    fn start_by_pipe(&self, head: &[u8], resumption: &Resumption<'_>) -> std::result::Result<(), Unread> {
         let pipe = resumption.folder.join(MEMORY_PIPE);
         let made = rustix::fs::mkfifoat(CWD, &pipe, Mode::RUSR | Mode::WUSR);
         made.map_err(|errno| Unread::Never(errno.to_string()))?;
@@ -82,22 +83,22 @@ impl Libvirt {
         match (restored, written) {
             (Ok(()), _) => Ok(()),
             (Err(_), Err(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => Err(Unread::InPart),
-            // Where the memory could not be read, what QEMU says of its end is of no use.
+            // If the memory could not be read, QEMU's message about the end of the stream says nothing new.
             (Err(_), Err(error)) => Err(Unread::Never(error.to_string())),
             (Err(reason), Ok(())) => Err(Unread::Never(reason)),
         }
     }
 }
 
-/// Why a machine does not go on from what it was given by a pipe.
+/// Why a machine did not start through a pipe.
 enum Unread {
-    /// The pipe was not read to its end: it may go on from a file.
+    /// The pipe was not read to its end: a file may work.
     InPart,
-    /// It never will.
+    /// It cannot start, neither through a file.
     Never(String),
 }
 
-/// Writes all to a new file, for our user and libvirt alone.
+/// Writes everything to a new file with permissions for our user and libvirt only.
 fn write_to_file(head: &[u8], resumption: &Resumption<'_>) -> std::io::Result<()> {
     let options = File::options().write(true).create_new(true).mode(0o600).to_owned();
     let mut file = options.open(resumption.file)?;
@@ -105,18 +106,18 @@ fn write_to_file(head: &[u8], resumption: &Resumption<'_>) -> std::io::Result<()
     (resumption.write)(&mut file)
 }
 
-/// Writes all to the pipe, when somebody reads it.
+/// Writes everything to the pipe once a reader has opened it.
 fn write_to_pipe(pipe: &Path, head: &[u8], resumption: &Resumption<'_>, is_over: &AtomicBool) -> std::io::Result<()> {
     let flags = i32::try_from(OFlags::NONBLOCK.bits()).expect("flags are small");
     let mut opened = loop {
         match File::options().write(true).custom_flags(flags).open(pipe) {
             Ok(opened) => break opened,
-            // Nobody reads it yet, or never will.
+            // There is no reader yet, or there never will be one.
             Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NXIO.raw_os_error()) => {
                 if is_over.load(Ordering::Relaxed) {
                     return Err(std::io::ErrorKind::BrokenPipe.into());
                 }
-                resumption.clock.sleep(LOOK_INTERVAL);
+                resumption.clock.sleep(POLL_INTERVAL);
             }
             Err(error) => return Err(error),
         }
@@ -127,13 +128,13 @@ fn write_to_pipe(pipe: &Path, head: &[u8], resumption: &Resumption<'_>, is_over:
 }
 
 /// Everything before QEMU's stream.
-fn head(configuration: &str, then: &str) -> std::result::Result<Vec<u8>, String> {
-    let cookie = cookie(then)?;
+fn head(configuration: &str, original: &str) -> std::result::Result<Vec<u8>, String> {
+    let cookie = cookie(original)?;
     let texts = [configuration, &cookie];
     let length: usize = texts.iter().map(|text| text.len() + 1).sum();
     let number = |number: usize| u32::try_from(number).map_err(|_| "its configuration is too long".to_owned());
     let mut head = MAGIC.to_vec();
-    // Version; bytes of the texts; whether it ran; no compression; where the cookie is.
+    // Version; length of the texts; whether it ran; no compression; offset of the cookie.
     let numbers = [VERSION, number(length)?, 1, 0, number(configuration.len() + 1)?];
     for number in numbers.into_iter().chain([0; UNUSED]) {
         head.extend(number.to_ne_bytes());
@@ -145,9 +146,9 @@ fn head(configuration: &str, then: &str) -> std::result::Result<Vec<u8>, String>
     Ok(head)
 }
 
-/// What libvirt wants to know besides: the processor as it was, not as the configuration describes it.
-fn cookie(then: &str) -> std::result::Result<String, String> {
-    let document = Document::parse(then).map_err(|error| error.to_string())?;
+/// The cookie: the processor as it was, which the configuration may describe differently.
+fn cookie(original: &str) -> std::result::Result<String, String> {
+    let document = Document::parse(original).map_err(|error| error.to_string())?;
     let cpu = crate::hypervisor::domain_xml::child(document.root_element(), "cpu");
     let cookie = match cpu {
         Some(cpu) => Element::new("cookie").copy(cpu),
@@ -162,7 +163,7 @@ mod tests {
     use super::{cookie, head};
 
     #[test]
-    fn the_head_is_as_libvirt_writes_it() {
+    fn the_header_has_the_format_of_libvirt() {
         let head = head(
             "<domain/>",
             "<domain><cpu mode='custom'><model>x</model></cpu></domain>",
@@ -180,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_without_a_processor_of_its_own_has_none_in_the_cookie() {
+    fn a_machine_without_a_cpu_element_has_none_in_the_cookie() {
         assert!(cookie("<domain/>").unwrap().starts_with("<cookie><allowReboot"));
         assert!(cookie("<domain").is_err());
     }

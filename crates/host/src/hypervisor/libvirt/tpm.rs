@@ -1,11 +1,12 @@
-//! Where libvirt has the states of emulated TPMs, and variables of firmware.
+//! The folders of libvirt for states of emulated TPMs and for firmware variables.
 //!
-//! It says so only where a machine's owner has chosen the place himself. Otherwise there is a folder for each machine, called like
-//! its UUID, in libvirt's own folder: fixed when libvirt was built for that of the system, below its user's configuration for that of a
-//! session. Where the machine runs, its swtpm has the last word.
+//! libvirt reports the place of a TPM's state only if it is configured. Otherwise each machine has a folder that is
+//! named by its UUID, in libvirt's own folder: for the system daemon a path that is fixed at build time, for a session
+//! daemon a path below its user's configuration folder. For a running machine the command line of its swtpm takes
+//! precedence.
 //!
-//! Of a machine with `<os firmware='efi'>` libvirt tells the file with its variables only while it runs, before version 9.2: it is called
-//! `NAME_VARS.fd` (`qemuDomainNVRAMPathFormat` in libvirt's `qemu_domain.c`).
+//! For a machine with `<os firmware='efi'>`, libvirt before 9.2 reports the file of the variables only while the
+//! machine runs. Its name is `NAME_VARS.fd` (`qemuDomainNVRAMPathFormat` in libvirt's `qemu_domain.c`).
 
 use std::path::{Path, PathBuf};
 
@@ -15,50 +16,50 @@ use crate::hypervisor::swtpm;
 use crate::hypervisor::tpm::{Tpm, TpmPlace, TpmStore};
 use crate::system::rights::Rights;
 
-/// Where the libvirt of the system keeps states of TPMs, and variables of firmware.
+/// Folders of the system daemon: states of TPMs, and firmware variables.
 const SYSTEM_FOLDERS: [&str; 2] = ["/var/lib/libvirt/swtpm", "/var/lib/libvirt/qemu/nvram"];
-/// Where it keeps the logs of QEMUs. A session has them in its user's cache.
+/// The folder of QEMU's logs. A session daemon has them in its user's cache.
 const SYSTEM_LOGS: &str = "/var/log/libvirt/qemu";
-/// Where the libvirt of a session does, below the folder for its user's configurations.
+/// Folders of a session daemon, below its user's configuration folder.
 const SESSION_FOLDERS: [&str; 2] = ["libvirt/qemu/swtpm", "libvirt/qemu/nvram"];
-/// How the files with variables end, by what the firmware's images are.
+/// Suffixes of the files with firmware variables, by their format.
 const VARIABLES: [&str; 2] = ["_VARS.fd", "_VARS.qcow2"];
-/// What a session has in that folder when it has any machine.
+/// A folder that a session daemon with at least one machine has.
 const SESSION_MACHINES: &str = "libvirt/qemu";
 
-/// What is known of the folders in which libvirt has something for each machine.
+/// The folders in which libvirt has files of each machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum TpmFolders {
-    /// These are they.
+    /// The folders are known.
     In {
-        /// With a folder for each TPM.
+        /// The parent of the folders of TPMs.
         tpms: PathBuf,
-        /// With a file for each machine's variables.
+        /// The folder of the files with firmware variables.
         variables: PathBuf,
     },
-    /// It is on this host; where, the words tell why not.
+    /// They are on this host, but their path is unknown, for this reason.
     Somewhere(String),
-    /// It is on another host.
+    /// They are on another host.
     Elsewhere,
 }
 
-/// Whether a machine may have an swtpm at this moment.
+/// Whether a machine may have a running swtpm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Activity {
     On,
     Off,
 }
 
-/// The machine that has a TPM.
+/// The machine of a TPM.
 pub(super) struct TpmOwner<'a> {
     pub(super) uuid: &'a str,
     pub(super) activity: Activity,
-    /// The rights of the libvirt that has the machine.
+    /// The rights of the machine's libvirt.
     pub(super) libvirt: &'a Rights,
 }
 
 impl TpmFolders {
-    /// Those of the libvirt at `uri`; `configuration` is the folder for configurations of the user that we are.
+    /// The folders of the libvirt at `uri`; `configuration` is our user's configuration folder.
     pub(super) fn of(uri: &str, configuration: Option<&Path>) -> Self {
         if !is_local(uri) {
             return Self::Elsewhere;
@@ -71,10 +72,10 @@ impl TpmFolders {
                 Self::inside(SESSION_FOLDERS.map(|inner| folder.join(inner)))
             }
             (Some("session"), Some(folder)) => Self::Somewhere(format!(
-                "the folder of this libvirt is not known: {} has none of its machines",
+                "the folder of this libvirt is unknown: {} has no machines",
                 folder.display()
             )),
-            _ => Self::Somewhere("the folder of this libvirt is not known".to_owned()),
+            _ => Self::Somewhere("the folder of this libvirt is unknown".to_owned()),
         }
     }
 
@@ -82,22 +83,22 @@ impl TpmFolders {
         Self::In { tpms, variables }
     }
 
-    /// The log of the QEMU of the machine of that name; none where its place is not known.
+    /// The log of a machine's QEMU; none if the folder is unknown.
     pub(super) fn log(&self, name: &str) -> Option<PathBuf> {
         let Self::In { tpms, .. } = self else { return None };
         let is_of_system = tpms == Path::new(SYSTEM_FOLDERS[0]);
         is_of_system.then(|| Path::new(SYSTEM_LOGS).join(format!("{name}.log")))
     }
 
-    /// The file with the firmware's variables of the machine of that name, of which libvirt does not tell where it is; none where it has not run yet.
+    /// The file with a machine's firmware variables, if libvirt does not report it; none if the machine has not run
+    /// yet.
     pub(super) fn variables(&self, name: &str) -> Option<PathBuf> {
         let Self::In { variables, .. } = self else { return None };
         let mut paths = VARIABLES.iter().map(|ending| variables.join(format!("{name}{ending}")));
-        // What cannot be looked at is not taken for what is not there: whoever reads it learns why.
+        // A file that cannot be accessed is not taken as missing: the later read reports why.
         paths.find(|path| path.try_exists().unwrap_or(true))
     }
 
-    /// The TPM of a machine.
     pub(super) fn tpm(&self, tpm: &DomainTpm, machine: &TpmOwner<'_>) -> Tpm {
         Tpm {
             version: tpm.version,
@@ -120,22 +121,19 @@ impl TpmFolders {
         if let Some(socket) = &tpm.socket {
             let found = swtpm::at_socket(socket).map(|(_, place)| place);
             return found.unwrap_or_else(|| {
-                TpmPlace::Unknown(format!(
-                    "another program than libvirt keeps it, at {}",
-                    socket.display()
-                ))
+                TpmPlace::Unknown(format!("an external program stores it, at {}", socket.display()))
             });
         }
         let Some(version) = tpm.version else {
-            return TpmPlace::Unknown("its configuration does not say which version it is of".to_owned());
+            return TpmPlace::Unknown("its configuration does not contain its version".to_owned());
         };
         let usual = match self {
             Self::In { tpms, .. } => Some(tpms.join(uuid).join(version.folder())),
             Self::Somewhere(_) | Self::Elsewhere => None,
         };
-        let is_there = usual.as_ref().is_some_and(|folder| folder.is_dir());
+        let exists = usual.as_ref().is_some_and(|folder| folder.is_dir());
         if activity == Activity::On
-            && !is_there
+            && !exists
             && let Some((_, place)) = swtpm::of_machine(uuid, libvirt)
         {
             return place;
@@ -162,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn each_libvirt_has_a_folder_of_its_own() {
+    fn system_and_session_have_different_folders() {
         let home = tempfile::tempdir().unwrap();
         let session = "qemu+unix:///session?socket=/a/system";
         let of = |uri: &str| TpmFolders::of(uri, Some(home.path()));
@@ -178,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn variables_are_called_like_their_machine() {
+    fn variables_are_named_after_their_machine() {
         let folder = tempfile::tempdir().unwrap();
         let states = TpmFolders::In {
             tpms: PathBuf::new(),
@@ -193,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn the_state_is_where_its_owner_wants_it_or_where_libvirt_has_it() {
+    fn a_configured_place_precedes_the_default_folder() {
         let uuid = "7219d2ac-133f-465f-897f-011cd0b714f1";
         let machine = |activity| TpmOwner {
             uuid,

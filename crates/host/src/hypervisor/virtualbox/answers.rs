@@ -1,42 +1,43 @@
-//! What `VBoxManage` answers, as values. Pure.
+//! Parsers of the output of `VBoxManage`. Pure.
 //!
-//! Formats: VirtualBox, `src/VBox/Frontends/VBoxManage/VBoxManageInfo.cpp` and `VBoxManageList.cpp`, versions 4.0 to 7.1. A value stands
-//! between quotes; of those in it, only some are marked by a backslash, depending on version and key. Line ends stand as they are.
+//! Formats: VirtualBox, `src/VBox/Frontends/VBoxManage/VBoxManageInfo.cpp` and `VBoxManageList.cpp`, versions 4.0 to
+//! 7.1. A value is between quotes; quotes inside it are escaped by a backslash or not, depending on version and key.
+//! Line ends are not escaped.
 
 use std::path::PathBuf;
 
 use crate::MachineState;
 
-/// Machines of one user, at most.
+/// Limit on the machines of one user.
 const MACHINE_COUNT_MAX: usize = 65_536;
-/// What a machine is called whose settings cannot be read.
+/// The name of a machine whose settings cannot be read.
 const INACCESSIBLE: &str = "<inaccessible>";
 
 /// A machine in a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListedMachine {
-    /// Its name; none where VirtualBox cannot read its settings.
+    /// Its name; none if VirtualBox cannot read its settings.
     pub name: Option<String>,
     /// Its UUID, in lower case.
     pub uuid: String,
 }
 
-/// What a machine is doing, in VirtualBox's own words.
+/// The state of a machine, as VirtualBox names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VirtualBoxState(String);
 
 impl VirtualBoxState {
-    /// By the word that stands for it.
+    /// Makes a state from its keyword.
     pub fn new(word: &str) -> Self {
         Self(word.to_owned())
     }
 
-    /// The word for it: `poweroff`, `saved`, `running`...
+    /// The keyword: `poweroff`, `saved`, `running`...
     pub fn word(&self) -> &str {
         &self.0
     }
 
-    /// What that is in everybody's words. What is not known is neither on nor off.
+    /// The state in common terms. An unknown state is neither on nor off.
     pub fn state(&self) -> MachineState {
         match &self.0[..] {
             "poweroff" | "saved" | "aborted" | "aborted-saved" | "teleported" => MachineState::ShutOff,
@@ -46,7 +47,7 @@ impl VirtualBoxState {
         }
     }
 
-    /// Whether its memory is in a file, to go on from there.
+    /// Whether its memory is saved in a file.
     pub fn is_saved(&self) -> bool {
         matches!(&self.0[..], "saved" | "aborted-saved")
     }
@@ -57,25 +58,25 @@ impl VirtualBoxState {
 pub struct MachineInfo {
     /// Its UUID, in lower case.
     pub uuid: String,
-    /// What it is doing.
+    /// Its state.
     pub state: VirtualBoxState,
     /// The file with its settings.
     pub settings: PathBuf,
 }
 
-/// Reads what `list vms` says: `"name" {uuid}`. A name may have quotes and line ends in it.
+/// Parses the output of `list vms`: `"name" {uuid}`. A name may contain quotes and line ends.
 pub(super) fn machines_of(text: &str) -> Result<Vec<ListedMachine>, String> {
     let mut machines = Vec::new();
-    // What came of a name that goes on in the next line.
+    // The begin of a name that continues on the next line.
     let mut begun: Option<String> = None;
     for line in text.lines() {
-        // Warnings of the program come before the list, and no machine's line begins like them.
+        // Warnings precede the list, and do not begin like a line of a machine.
         let (mut name, line) = match (begun.take(), line.strip_prefix('"')) {
             (Some(begun), _) => (begun, line),
             (None, Some(rest)) => (String::new(), rest),
             (None, None) => continue,
         };
-        // The end of a name, with the UUID behind it, is on one line.
+        // The end of a name and the UUID are on one line.
         let end = line.rsplit_once("\" {");
         let Some((rest, uuid)) = end.and_then(|(rest, end)| Some((rest, uuid_of(end.strip_suffix('}')?)?))) else {
             name.push_str(line);
@@ -95,36 +96,37 @@ pub(super) fn machines_of(text: &str) -> Result<Vec<ListedMachine>, String> {
     Ok(machines)
 }
 
-/// Reads what `showvminfo --machinereadable` says. A key that comes twice with two values may be part of a name or a description: that is refused.
+/// Parses the output of `showvminfo --machinereadable`. A key with two different values may be part of a name or a
+/// description, so it is refused.
 pub(super) fn info_of(text: &str) -> Result<MachineInfo, String> {
-    let uuid = the_one(text, "UUID")?;
+    let uuid = only_value(text, "UUID")?;
     Ok(MachineInfo {
-        uuid: uuid_of(&uuid).ok_or_else(|| format!("{uuid:?} is no UUID"))?,
-        state: VirtualBoxState(the_one(text, "VMState")?),
-        settings: the_one(text, "CfgFile")?.into(),
+        uuid: uuid_of(&uuid).ok_or_else(|| format!("{uuid:?} is not a UUID"))?,
+        state: VirtualBoxState(only_value(text, "VMState")?),
+        settings: only_value(text, "CfgFile")?.into(),
     })
 }
 
-/// The one value that a key has.
-fn the_one(text: &str, key: &str) -> Result<String, String> {
+/// The only value of a key.
+fn only_value(text: &str, key: &str) -> Result<String, String> {
     let mut values = text.lines().filter_map(|line| {
         let value = line.strip_prefix(key)?.strip_prefix("=\"")?;
         Some(value.strip_suffix('"'))
     });
     let first = values
         .next()
-        .ok_or_else(|| format!("VBoxManage does not say its {key}"))?
-        .ok_or_else(|| format!("VBoxManage says its {key} over several lines"))?;
+        .ok_or_else(|| format!("VBoxManage does not print {key}"))?
+        .ok_or_else(|| format!("VBoxManage prints {key} in several lines"))?;
     if values.any(|other| other != Some(first)) {
         return Err(format!(
-            "VBoxManage says its {key} twice, and not the same: its name or description has a line that looks like it"
+            "VBoxManage prints different values of {key}: the name or description of the machine has a line that looks like one"
         ));
     }
-    Ok(without_marks(first))
+    Ok(unescape(first))
 }
 
-/// A value without the backslashes before quotes and backslashes. Where a version sets none, a path has none of both.
-fn without_marks(value: &str) -> String {
+/// Removes the backslashes before quotes and backslashes. A version that does not escape has neither of them in a path.
+fn unescape(value: &str) -> String {
     let mut plain = String::with_capacity(value.len());
     let mut characters = value.chars().peekable();
     while let Some(character) = characters.next() {
@@ -136,7 +138,7 @@ fn without_marks(value: &str) -> String {
     plain
 }
 
-/// The UUID of the snapshot that was taken; versions before 5.0 do not tell it.
+/// The UUID of a new snapshot. Versions before 5.0 do not print it.
 pub(super) fn snapshot_of(text: &str) -> Option<String> {
     let line = text
         .lines()
@@ -145,7 +147,7 @@ pub(super) fn snapshot_of(text: &str) -> Option<String> {
     uuid_of(line.trim())
 }
 
-/// A UUID in lower case.
+/// Parses a UUID, and returns it in lower case.
 fn uuid_of(text: &str) -> Option<String> {
     let is_one = text.len() == 36
         && text.bytes().enumerate().all(|(at, byte)| match at {
@@ -157,15 +159,14 @@ fn uuid_of(text: &str) -> Option<String> {
 
 /// An error message of `VBoxManage`.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Complaint {
-    /// In words.
+pub(super) struct ErrorMessage {
     pub(super) message: String,
-    /// What kind of failure it is: `VBOX_E_OBJECT_NOT_FOUND`.
+    /// The error code: `VBOX_E_OBJECT_NOT_FOUND`.
     code: Option<String>,
 }
 
-impl Complaint {
-    /// Reads `VBoxManage: error: MESSAGE`, and behind it `VBoxManage: error: Details: code CODE (0x...), component...`.
+impl ErrorMessage {
+    /// Parses `VBoxManage: error: MESSAGE`, followed by `VBoxManage: error: Details: code CODE (0x...), component...`.
     pub(super) fn of(text: &str) -> Self {
         let words = text.lines().filter_map(|line| {
             let (program, words) = line.split_once(": error: ")?;
@@ -182,11 +183,11 @@ impl Complaint {
                 message.push(words);
             }
         }
-        // Progress is told on the same stream; where nothing is marked as an error, its last line is the best there is.
+        // Progress is printed on the same stream. If no line is marked as an error, the last line is used.
         let last = text
             .lines()
             .rfind(|line| !line.trim().is_empty())
-            .unwrap_or("it does not say why");
+            .unwrap_or("VBoxManage gives no reason");
         Self {
             message: if message.is_empty() {
                 last.trim().to_owned()
@@ -202,7 +203,7 @@ impl Complaint {
         self.code.as_deref() == Some("VBOX_E_OBJECT_NOT_FOUND")
     }
 
-    /// The machine is locked, or in a state in which this cannot be done.
+    /// The machine is locked, or its state does not permit the action.
     pub(super) fn is_busy(&self) -> bool {
         matches!(
             self.code.as_deref(),

@@ -2,7 +2,7 @@
 
 use holdfast_block::hostile::Outcome;
 
-use super::answers::{Complaint, info_of, machines_of, snapshot_of};
+use super::answers::{ErrorMessage, info_of, machines_of, snapshot_of};
 use crate::MachineState;
 
 const RUNNING: &str = include_str!("../../../tests/transcripts/virtualbox/showvminfo-running.txt");
@@ -22,10 +22,10 @@ pub(crate) fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     ]
 }
 
-/// An answer, read as each of those that there are.
+/// Parses an answer with every parser.
 pub(crate) fn answer(bytes: &[u8]) -> Outcome {
     let text = String::from_utf8_lossy(bytes);
-    assert!(!Complaint::of(&text).message.is_empty(), "an error without words");
+    assert!(!ErrorMessage::of(&text).message.is_empty(), "an error without words");
     let machines = machines_of(&text).unwrap_or_default();
     assert!(
         machines.iter().all(|machine| machine.uuid.len() == 36),

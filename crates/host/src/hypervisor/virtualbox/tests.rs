@@ -8,30 +8,30 @@ use crate::{Error, MachineState};
 const LAB: &str = "9f6d1b8e-1f2a-4c3d-8e4f-5a6b7c8d9e0f";
 const SNAPSHOT: &str = "727b376b-edaf-4a85-8f75-0e5604004a37";
 
-/// Answers with one transcript whatever it is asked, and remembers that. See `tests/transcripts/virtualbox/README.md`.
+/// Answers every request with one transcript, and records the requests. See `tests/transcripts/virtualbox/README.md`.
 struct Replayed {
     transcript: String,
-    asked: Mutex<Vec<String>>,
+    requests: Mutex<Vec<String>>,
 }
 
 impl Tools for Replayed {
     fn ask(&self, program: &str, arguments: &[&str]) -> Result<Answer, ToolError> {
-        self.asked
+        self.requests
             .lock()
             .unwrap()
             .push(format!("{program} {}", arguments.join("|")));
         if self.transcript.is_empty() {
-            return Err(ToolError::NotThere {
+            return Err(ToolError::NotFound {
                 program: program.to_owned(),
             });
         }
-        let complaint = |line: &&str| line.starts_with("! ");
-        let (complaints, output): (Vec<&str>, Vec<&str>) = self.transcript.lines().partition(complaint);
-        let is_well = !self.transcript.starts_with("exit 1\n");
+        let stderr = |line: &&str| line.starts_with("! ");
+        let (complaints, output): (Vec<&str>, Vec<&str>) = self.transcript.lines().partition(stderr);
+        let is_success = !self.transcript.starts_with("exit 1\n");
         Ok(Answer {
-            is_well,
-            output: output[usize::from(!is_well)..].join("\n"),
-            complaint: complaints.iter().map(|line| &line[2..]).collect::<Vec<_>>().join("\n"),
+            is_success,
+            output: output[usize::from(!is_success)..].join("\n"),
+            stderr: complaints.iter().map(|line| &line[2..]).collect::<Vec<_>>().join("\n"),
         })
     }
 }
@@ -39,7 +39,7 @@ impl Tools for Replayed {
 fn replaying(transcript: &str) -> (Arc<Replayed>, VBoxManage) {
     let replayed = Arc::new(Replayed {
         transcript: transcript.to_owned(),
-        asked: Mutex::default(),
+        requests: Mutex::default(),
     });
     let tools: Arc<dyn Tools> = Arc::clone(&replayed) as _;
     (replayed, VBoxManage::with_tools("vbox", &tools))
@@ -52,7 +52,7 @@ const NOT_FOUND: &str = include_str!("../../../tests/transcripts/virtualbox/erro
 const REGISTERED: &str = include_str!("../../../tests/transcripts/virtualbox/error-register.txt");
 
 #[test]
-fn machines_are_listed_whatever_they_are_called() {
+fn machines_with_any_name_are_listed() {
     let (replayed, manager) = replaying(include_str!("../../../tests/transcripts/virtualbox/list-vms.txt"));
     let machine = |name: Option<&str>, uuid: &str| ListedMachine {
         name: name.map(str::to_owned),
@@ -65,7 +65,7 @@ fn machines_are_listed_whatever_they_are_called() {
         machine(Some("two\nlines"), "3ae00f69-ee83-4f8a-af0c-5fc7f184d5ee"),
     ];
     assert_eq!(manager.machines().unwrap(), expected);
-    assert_eq!(replayed.asked.lock().unwrap()[..], ["vbox list|vms"]);
+    assert_eq!(replayed.requests.lock().unwrap()[..], ["vbox list|vms"]);
     let (_, nothing) = replaying("WARNING: The vboxdrv kernel module is not loaded.\n");
     assert_eq!(nothing.machines().unwrap(), []);
     let (_, manager) = replaying(include_str!("../../../tests/transcripts/virtualbox/version.txt"));
@@ -82,10 +82,10 @@ fn a_machine_is_described() {
         Path::new("/home/ana/VirtualBox VMs/lab one/lab one.vbox")
     );
     assert_eq!(
-        replayed.asked.lock().unwrap()[..],
+        replayed.requests.lock().unwrap()[..],
         ["vbox showvminfo|lab one|--machinereadable"]
     );
-    // Quotes and backslashes are marked where the version marks them.
+    // Quotes and backslashes are unescaped if the version escapes them.
     let marked = RUNNING.replace("/lab one/lab one.vbox", "/a \\\"b\\\" \\\\c/x.vbox");
     let info = replaying(&marked).1.info("lab one").unwrap();
     assert_eq!(info.settings, Path::new("/home/ana/VirtualBox VMs/a \"b\" \\c/x.vbox"));
@@ -107,9 +107,9 @@ fn a_machine_is_described() {
     }
 }
 
-/// Whoever writes the description of a machine could have it read as shut off while it runs.
+/// Otherwise a machine's description could make a running machine look shut off.
 #[test]
-fn a_description_is_not_taken_for_a_state() {
+fn a_description_is_not_parsed_as_a_state() {
     for (from, to) in [
         ("laboratory\"", "laboratory\nVMState=\"poweroff\"\n\""),
         ("name=\"lab one\"", "name=\"lab\nVMState=\"poweroff\"\n\""),
@@ -117,9 +117,9 @@ fn a_description_is_not_taken_for_a_state() {
         ("VMState=", "State="),
         (LAB, "9f6d"),
     ] {
-        let said = RUNNING.replace(from, to);
-        assert_ne!(said, RUNNING, "{from}");
-        let error = replaying(&said).1.info(LAB).unwrap_err();
+        let text = RUNNING.replace(from, to);
+        assert_ne!(text, RUNNING, "{from}");
+        let error = replaying(&text).1.info(LAB).unwrap_err();
         assert!(matches!(error, Error::Configuration { .. }), "{error}");
     }
     // The same twice is the same.
@@ -139,30 +139,30 @@ fn snapshots_are_taken_and_deleted() {
         SNAPSHOT
     );
     let take = format!("vbox snapshot|{LAB}|take|holdfast-backup-0000002a|--description|a b");
-    assert_eq!(replayed.asked.lock().unwrap()[..], [format!("{take}|--live"), take]);
+    assert_eq!(replayed.requests.lock().unwrap()[..], [format!("{take}|--live"), take]);
     let (replayed, manager) = replaying(include_str!(
         "../../../tests/transcripts/virtualbox/snapshot-delete.txt"
     ));
     manager.delete_snapshot(LAB, SNAPSHOT).unwrap();
     assert_eq!(
-        replayed.asked.lock().unwrap()[..],
+        replayed.requests.lock().unwrap()[..],
         [format!("vbox snapshot|{LAB}|delete|{SNAPSHOT}")]
     );
-    // One that does not say which snapshot it is has taken one all the same.
+    // If the output has no UUID, a snapshot was taken all the same.
     manager.take_snapshot(LAB, words, SnapshotMode::Live).unwrap_err();
 }
 
 #[test]
-fn complaints_are_told_apart() {
+fn error_messages_are_classified() {
     let manager = |transcript| replaying(transcript).1;
     let error = manager(DELETE_FAILS).delete_snapshot(LAB, SNAPSHOT).unwrap_err();
-    let said = error.to_string();
+    let text = error.to_string();
     assert!(matches!(error, Error::Refused { .. }));
     assert!(
-        said.starts_with(&format!(
-            "delete a snapshot of the machine {LAB}: Snapshot operation failed: Could not merge"
-        )) && said.ends_with("(VERR_DISK_FULL)"),
-        "{said}"
+        text.starts_with(&format!(
+            "cannot delete a snapshot of the machine {LAB}: Snapshot operation failed: Could not merge"
+        )) && text.ends_with("(VERR_DISK_FULL)"),
+        "{text}"
     );
     let error = manager(LOCKED).delete_snapshot(LAB, SNAPSHOT).unwrap_err();
     assert!(
@@ -171,7 +171,7 @@ fn complaints_are_told_apart() {
     );
     let error = manager(NOT_FOUND).info("lab one").unwrap_err();
     assert!(matches!(&error, Error::NoSuchMachine { name, .. } if name == "lab one"));
-    // A snapshot that is gone is no machine that is gone.
+    // A missing snapshot is not a missing machine.
     let error = manager(NOT_FOUND).delete_snapshot(LAB, SNAPSHOT).unwrap_err();
     assert!(matches!(error, Error::Refused { .. }));
     let error = manager(REGISTERED)
@@ -183,14 +183,14 @@ fn complaints_are_told_apart() {
     let error = manager("exit 1\n! \n! Killed\n").unregister(LAB).unwrap_err();
     assert!(error.to_string().ends_with(": Killed"), "{error}");
     let error = manager("exit 1\n").unregister(LAB).unwrap_err();
-    assert!(error.to_string().ends_with("it does not say why"), "{error}");
+    assert!(error.to_string().ends_with("VBoxManage gives no reason"), "{error}");
 }
 
 #[test]
-fn what_belongs_to_the_user_is_where_the_user_says() {
+fn a_configured_home_folder_precedes_the_defaults() {
     let folder = tempfile::tempdir().unwrap();
     let (home, configurations) = (folder.path(), folder.path().join("conf"));
-    let found = |said| home_folder(said, Some(home), Some(&configurations));
+    let found = |text| home_folder(text, Some(home), Some(&configurations));
     assert_eq!(found(None), Some(configurations.join("VirtualBox")));
     std::fs::create_dir(home.join(".VirtualBox")).unwrap();
     assert_eq!(found(None), Some(home.join(".VirtualBox")));

@@ -1,36 +1,36 @@
-//! Where a pool is: `xen://[USER@]HOST[:PORT][/MACHINE]`.
+//! The address of a pool: `xen://[USER@]HOST[:PORT][/MACHINE]`.
 
 use std::fmt;
 use std::str::FromStr;
 
 use super::{XapiError, XapiResult};
 
-/// What stands before the address of a pool.
+/// Prefix of the address of a pool.
 const SCHEME: &str = "xen://";
 /// The default user name at a pool.
 const USER: &str = "root";
 const PORT: u16 = 443;
 
-/// A pool, and what is meant in it.
+/// A pool, and optionally an object in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct XenAddress {
     /// The user name, if given.
     pub user: Option<String>,
     /// The master of the pool, or any host of it: a name or an address.
     pub host: String,
-    /// The port of HTTPS.
+    /// The HTTPS port.
     pub port: u16,
-    /// What stands behind the host: the name or UUID of a machine, or of a storage repository; none where the pool itself is meant.
+    /// The path: name or UUID of a machine or of a storage repository; none for the pool itself.
     pub item: Option<String>,
 }
 
 impl XenAddress {
-    /// Whether a text begins like one.
-    pub fn is_one(text: &str) -> bool {
+    /// Whether a text has the prefix of a pool's address.
+    pub fn has_scheme(text: &str) -> bool {
         text.starts_with(SCHEME)
     }
 
-    /// The user name.
+    /// The user name, or the default one.
     pub fn user(&self) -> &str {
         self.user.as_deref().unwrap_or(USER)
     }
@@ -40,7 +40,7 @@ impl XenAddress {
         self.port == PORT
     }
 
-    /// The pool, without what is meant in it.
+    /// The address of the pool, without the object.
     pub fn pool(&self) -> String {
         let host = host_and_port(&self.host, self.port);
         match self.user() {
@@ -50,7 +50,7 @@ impl XenAddress {
     }
 }
 
-/// A host and its port, which is left out where it is that of HTTPS.
+/// Host and port; the default port is omitted.
 pub(super) fn host_and_port(host: &str, port: u16) -> String {
     let host = if host.contains(':') {
         format!("[{host}]")
@@ -60,30 +60,30 @@ pub(super) fn host_and_port(host: &str, port: u16) -> String {
     if port == PORT { host } else { format!("{host}:{port}") }
 }
 
-/// Reads `HOST`, `HOST:PORT`, `[ADDRESS]:PORT`.
+/// Parses `HOST`, `HOST:PORT`, `[ADDRESS]:PORT`.
 pub(super) fn split_host(text: &str, default_port: u16) -> Result<(String, u16), &'static str> {
     let (host, port) = if let Some(rest) = text.strip_prefix('[') {
         let (host, rest) = rest.split_once(']').ok_or("the bracket of the address is not closed")?;
         (host, rest.strip_prefix(':').unwrap_or(rest))
     } else if text.matches(':').count() > 1 {
-        // A link-local address may name the link that it is on.
+        // A link-local address may have a zone.
         let address = text.split('%').next().unwrap_or_default();
         if address.parse::<std::net::Ipv6Addr>().is_err() {
-            return Err("it has more colons than a host and a port, and is no address of IPv6");
+            return Err("it has several colons, but is not an IPv6 address");
         }
         (text, "")
     } else {
         text.split_once(':').unwrap_or((text, ""))
     };
     if host.is_empty() {
-        return Err("it names no host");
+        return Err("it has no host");
     }
     if host.contains(|character: char| character.is_control() || character.is_whitespace()) {
-        return Err("the host is no name");
+        return Err("the host name is invalid");
     }
     let port = match port {
         "" => default_port,
-        digits => digits.parse().map_err(|_| "the port is no number")?,
+        digits => digits.parse().map_err(|_| "the port is not a number")?,
     };
     Ok((host.to_owned(), port))
 }
@@ -105,10 +105,10 @@ impl FromStr for XenAddress {
             None => (None, authority),
         };
         if user.is_some_and(str::is_empty) {
-            return Err(wrong("the user is empty"));
+            return Err(wrong("the user name is empty"));
         }
         if user.is_some_and(|user| user.contains(':')) {
-            return Err(wrong("a password does not belong there, where everybody sees it"));
+            return Err(wrong("remove the password: other users could see it"));
         }
         let (host, port) = split_host(host, PORT).map_err(wrong)?;
         Ok(Self {

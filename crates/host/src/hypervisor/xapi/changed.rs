@@ -1,4 +1,4 @@
-//! Changed-block tracking: what is not the same in two snapshots of a disk.
+//! Changed-block tracking: the differences between two snapshots of a disk.
 
 use std::sync::Arc;
 
@@ -9,11 +9,11 @@ use serde_json::json;
 
 use super::{Pool, Reference, XapiResult};
 
-/// Bytes that one bit stands for: fixed by the XenAPI.
+/// Bytes per bit, which the XenAPI defines.
 const BLOCK_BYTES: u64 = 64 << 10;
 
 impl Pool {
-    /// Where a disk of `size_bytes` has changed between two of its snapshots.
+    /// The ranges of a disk of `size_bytes` that changed between two of its snapshots.
     pub fn changed_blocks(
         self: &Arc<Self>,
         (from, to): (&Reference, &Reference),
@@ -26,18 +26,18 @@ impl Pool {
     }
 }
 
-/// Reads a list of changed blocks: base64 of one bit for each 64 KiB, the first in the highest bit of the first byte.
+/// Parses a list of changed blocks: base64 of one bit for each 64 KiB, the first in the highest bit of the first byte.
 ///
 /// # Errors
-/// Words that say what is wrong: it is no base64, or not of a disk of this size.
+/// It is not base64, or its length does not fit the disk.
 pub fn changed_blocks(text: &str, size_bytes: u64) -> Result<DirtyBitmap, String> {
     let digits: Vec<u8> = text.bytes().filter(|byte| !byte.is_ascii_whitespace()).collect();
     let bytes = STANDARD.decode(digits).map_err(|error| error.to_string())?;
     let block_count = size_bytes.div_ceil(BLOCK_BYTES);
-    // Both snapshots may be of other sizes than the disk; what is not told is not known.
+    // A snapshot may have another size than the disk; the state of blocks that are missing in the list is unknown.
     if (bytes.len() as u64) != block_count.div_ceil(8) {
         return Err(format!(
-            "it has {} bytes, and the disk has {block_count} blocks of 64 KiB",
+            "it has {} bytes, but the disk has {block_count} blocks of 64 KiB",
             bytes.len()
         ));
     }
@@ -58,13 +58,13 @@ mod tests {
     use super::{BLOCK_BYTES, changed_blocks};
 
     #[test]
-    fn bits_are_blocks_from_the_highest_on() {
+    fn the_highest_bit_is_the_first_block() {
         let size_bytes = 9 * BLOCK_BYTES - 512;
         let changed = changed_blocks("gYA=", size_bytes).unwrap();
         let ranges: Vec<_> = changed.iter().collect();
         assert_eq!(ranges, [0..BLOCK_BYTES, 7 * BLOCK_BYTES..size_bytes]);
         assert!(changed_blocks("AAA=\n", size_bytes).unwrap().is_clean());
-        // Bits behind the end mean nothing.
+        // Bits after the end of the disk are ignored.
         assert_eq!(
             changed_blocks("AP8=", size_bytes).unwrap().dirty_bytes(),
             BLOCK_BYTES - 512

@@ -1,104 +1,102 @@
-//! What can go wrong with a pool.
+//! Errors of pools.
 
-/// Result of asking a pool.
+/// Result of a request to a pool.
 pub type XapiResult<T> = std::result::Result<T, XapiError>;
 
 /// An error of a pool of XenServer or XCP-ng.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum XapiError {
-    /// The text names no pool.
-    #[error("{text:?} is no address of a pool: {detail}")]
+    /// The text is not the address of a pool.
+    #[error("{text:?} is not the address of a pool: {detail}")]
     Address {
         /// The text.
         text: String,
         /// What is wrong with it.
         detail: &'static str,
     },
-    /// A fingerprint or a file of certificates that cannot be used.
+    /// A fingerprint or a file of certificates is unusable.
     #[error("cannot use {what}: {detail}")]
     Trust {
-        /// What was given.
+        /// The value.
         what: String,
         /// What is wrong with it.
         detail: String,
     },
-    /// No connection came about.
-    #[error("connect to {host}")]
+    /// A connection could not be opened.
+    #[error("cannot connect to {host}")]
     Connect {
-        /// Where to.
+        /// The host.
         host: String,
         /// The reason.
         source: std::io::Error,
     },
     /// The host has another certificate than expected, or an unknown one.
-    #[error(
-        "{host} proves itself by a certificate that is not trusted{reason}, with the SHA-256 fingerprint {fingerprint}"
-    )]
+    #[error("the certificate of {host} is not trusted{reason}; its SHA-256 fingerprint is {fingerprint}")]
     Untrusted {
-        /// Which host.
+        /// The host.
         host: String,
         /// The fingerprint of its certificate.
         fingerprint: String,
-        /// What the authorities that are trusted have against it: ` (...)`; empty where there are none.
+        /// Why the trusted authorities reject it: ` (...)`; empty if there are none.
         reason: String,
     },
     /// A connection broke, or made no progress for too long.
-    #[error("{action} {host}")]
+    #[error("cannot {action} {host}")]
     Broken {
-        /// What was under way: "ask", "read from".
+        /// The action: "ask", "read from".
         action: &'static str,
-        /// Which host.
+        /// The host.
         host: String,
         /// The reason.
         source: std::io::Error,
     },
-    /// An answer that is none.
-    #[error("the answer of {host} to {request} makes no sense: {detail}")]
+    /// An answer is invalid.
+    #[error("the answer of {host} to {request} is invalid: {detail}")]
     Answer {
-        /// Which host.
+        /// The host.
         host: String,
-        /// What was asked.
+        /// The request.
         request: String,
         /// What is wrong with it.
         detail: String,
     },
-    /// The user or the password is wrong, or the user may not do this.
-    #[error("{host} does not let {user} in: {detail}")]
+    /// The user or the password is wrong, or the user lacks the permission.
+    #[error("{host} rejects the login of {user}: {detail}")]
     Login {
-        /// Which host.
+        /// The host.
         host: String,
         /// The user.
         user: String,
-        /// In its words.
+        /// The host's message.
         detail: String,
     },
-    /// The pool refuses, or fails.
+    /// The pool refuses a request, or fails.
     #[error("{request}: {}", words(code, details))]
     Refused {
-        /// What was asked: `VM.snapshot`.
+        /// The method: `VM.snapshot`.
         request: String,
-        /// Its word for the reason: `SR_BACKEND_FAILURE_44`.
+        /// The error code: `SR_BACKEND_FAILURE_44`.
         code: String,
-        /// What it adds.
+        /// The parameters of the error.
         details: Vec<String>,
     },
-    /// A handler of HTTP refuses.
+    /// An HTTP handler refuses a request.
     #[error("{request}: {host} answers {status} {reason}")]
     Status {
-        /// Which host.
+        /// The host.
         host: String,
-        /// What was asked, without the session.
+        /// The request, without the session.
         request: String,
         /// The status.
         status: u16,
-        /// Its words.
+        /// The reason phrase.
         reason: String,
     },
     /// There is no machine of this name.
     #[error("the pool {pool} has no machine {name:?}")]
     NoMachine {
-        /// Where it was looked for.
+        /// The pool.
         pool: String,
         /// The name, or UUID.
         name: String,
@@ -106,7 +104,7 @@ pub enum XapiError {
     /// Several machines have this name.
     #[error("the pool {pool} has {} machines {name:?}: {}", uuids.len(), uuids.join(", "))]
     SeveralMachines {
-        /// Where.
+        /// The pool.
         pool: String,
         /// The name.
         name: String,
@@ -116,21 +114,21 @@ pub enum XapiError {
     /// There is no storage repository of this name.
     #[error("the pool {pool} has no storage repository {name:?}; it has {}", present.join(", "))]
     NoStorage {
-        /// Where it was looked for.
+        /// The pool.
         pool: String,
-        /// The name, or UUID; empty where the pool's default was asked for.
+        /// The name or UUID; empty for the pool's default.
         name: String,
-        /// Those that there are.
+        /// The existing ones.
         present: Vec<String>,
     },
-    /// A record lacks what it must have.
-    #[error("the record of the {class} {reference} has no {field} that makes sense")]
+    /// A record lacks a required field.
+    #[error("the record of the {class} {reference} has no valid {field}")]
     Record {
         /// `VM`, `VDI`.
         class: &'static str,
-        /// Which one.
+        /// The object.
         reference: String,
-        /// What is missing.
+        /// The field.
         field: &'static str,
     },
     /// A stop was requested.
@@ -139,12 +137,12 @@ pub enum XapiError {
 }
 
 impl XapiError {
-    /// Whether it is this refusal.
+    /// Whether it is a refusal with this code.
     pub fn is_refusal(&self, wanted: &str) -> bool {
         matches!(self, Self::Refused { code, .. } if code == wanted)
     }
 
-    /// Whether it was waited for in vain.
+    /// Whether a timeout expired.
     pub(super) fn has_timed_out(&self) -> bool {
         match self {
             Self::Broken { source, .. } | Self::Connect { source, .. } => source.kind() == std::io::ErrorKind::TimedOut,
@@ -152,8 +150,8 @@ impl XapiError {
         }
     }
 
-    /// Whether it may be over in a moment: a connection that broke, or a host that is too busy to answer. One that said nothing for long was
-    /// waited for already.
+    /// Whether a retry may help: a broken connection, or a host that is too busy to answer. A silent host was already
+    /// waited for.
     pub(super) fn is_transient(&self) -> bool {
         match self {
             Self::Broken { source, .. } => source.kind() != std::io::ErrorKind::TimedOut,
@@ -162,24 +160,24 @@ impl XapiError {
         }
     }
 
-    /// Whether no process listens there at this moment.
+    /// Whether no process listens at the address.
     pub(super) fn is_connection_refused(&self) -> bool {
         matches!(self, Self::Connect { source, .. } if source.kind() == std::io::ErrorKind::ConnectionRefused)
     }
 }
 
-/// A reason in words, where the common ones are concerned.
+/// A description of the common error codes.
 fn words(code: &str, details: &[String]) -> String {
     let known = match code {
-        "SR_BACKEND_FAILURE_44" => "there is not enough room in the storage repository",
-        "OTHER_OPERATION_IN_PROGRESS" => "another operation is under way",
+        "SR_BACKEND_FAILURE_44" => "the storage repository has not enough space",
+        "OTHER_OPERATION_IN_PROGRESS" => "another operation is running",
         "VDI_IN_USE" => "the disk is in use",
-        "VM_BAD_POWER_STATE" => "the machine is in another state",
+        "VM_BAD_POWER_STATE" => "the machine is in the wrong state",
         "LICENCE_RESTRICTION" => "the licence of the host does not cover it",
-        "RBAC_PERMISSION_DENIED" => "the user may not do this",
-        "HANDLE_INVALID" => "there is no such thing any more",
+        "RBAC_PERMISSION_DENIED" => "the user lacks the permission",
+        "HANDLE_INVALID" => "the object does not exist any more",
         "VDI_CBT_NOT_ENABLED" => "changed blocks are not tracked",
-        "CANNOT_CONTACT_HOST" => "the host that has it cannot be reached",
+        "CANNOT_CONTACT_HOST" => "its host cannot be reached",
         _ => "",
     };
     let parts: Vec<&str> = [code].into_iter().chain(details.iter().map(String::as_str)).collect();

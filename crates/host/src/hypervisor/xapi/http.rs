@@ -1,9 +1,10 @@
-//! As much of HTTP as XAPI speaks, over TLS: one request for each connection.
+//! The part of HTTP that XAPI needs, over TLS: one request per connection.
 //!
-//! XAPI has habits of its own, for which it is spoken to by hand: an upload is answered before it is read, so that the answer must be waited
-//! for before the first byte of it is sent; a download may have no length, and end with the connection.
+//! XAPI has peculiarities that general HTTP clients do not support: it answers an upload before it reads the body, so
+//! the client must wait for the answer before it sends the first byte; a download may have no length, and end with the
+//! connection.
 //!
-//! Bounds: [`HEAD_BYTES_MAX`] for the head of an answer, [`HEADER_COUNT_MAX`] headers.
+//! Bounds: [`HEAD_BYTES_MAX`] for the header block of an answer, [`HEADER_COUNT_MAX`] headers.
 
 use std::io;
 use std::io::{Read, Write};
@@ -22,9 +23,9 @@ use super::{XapiError, XapiResult};
 
 const HEAD_BYTES_MAX: usize = 64 << 10;
 const HEADER_COUNT_MAX: usize = 100;
-/// Answers that come before the real one, at most.
+/// Limit on the interim answers (1xx) before the final one.
 const INTERIM_COUNT_MAX: u32 = 16;
-/// How long a connection may take to come about.
+/// Timeout of a connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A connection to a host.
@@ -32,11 +33,11 @@ pub(super) struct Connection {
     tls: StreamOwned<ClientConnection, TcpStream>,
     host: String,
     retry_context: RetryContext,
-    /// Bytes behind the head of an answer.
+    /// Bytes that were read after the header block.
     ahead: Vec<u8>,
 }
 
-/// The head of an answer.
+/// Status line and headers of an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ResponseHead {
     pub(super) status: u16,
@@ -74,7 +75,7 @@ impl ResponseHead {
         Ok(Some((head, length)))
     }
 
-    /// How the body ends.
+    /// How the end of the body is found.
     fn framing(&self) -> Result<Framing, String> {
         if let Some(encoding) = self.header("transfer-encoding") {
             return if encoding.eq_ignore_ascii_case("chunked") {
@@ -83,20 +84,20 @@ impl ResponseHead {
                     is_first: true,
                 })
             } else {
-                Err(format!("its transfer encoding is {encoding:?}"))
+                Err(format!("unsupported transfer encoding {encoding:?}"))
             };
         }
         match self.header("content-length") {
             None => Ok(Framing::UntilClosed),
             Some(length) => match length.trim().parse() {
                 Ok(left) => Ok(Framing::Length { left }),
-                Err(_) => Err(format!("it has {length:?} bytes")),
+                Err(_) => Err(format!("invalid content length {length:?}")),
             },
         }
     }
 }
 
-/// How a body ends.
+/// How the end of a body is found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Framing {
     Length { left: u64 },
@@ -106,7 +107,7 @@ enum Framing {
 }
 
 impl Connection {
-    /// Connects and checks the certificate.
+    /// Connects, and checks the certificate.
     pub(super) fn open(
         (host, port): (&str, u16),
         config: &Arc<ClientConfig>,
@@ -131,7 +132,7 @@ impl Connection {
             ahead: Vec::new(),
         };
         while connection.tls.conn.is_handshaking() {
-            let step = connection.patiently(|tls| tls.conn.complete_io(&mut tls.sock));
+            let step = connection.until_progress(|tls| tls.conn.complete_io(&mut tls.sock));
             step.map_err(|error| match unknown_certificate(&error) {
                 Some((fingerprint, reason)) => XapiError::Untrusted {
                     host: shown.clone(),
@@ -144,8 +145,8 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Repeats a step until it does something, the deadline passes, or a stop is requested.
-    fn patiently<T>(
+    /// Repeats an I/O operation until it makes progress, the timeout expires, or a stop is requested.
+    fn until_progress<T>(
         &mut self,
         mut step: impl FnMut(&mut StreamOwned<ClientConnection, TcpStream>) -> io::Result<T>,
     ) -> io::Result<T> {
@@ -155,9 +156,9 @@ impl Connection {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
                     let waited = self.retry_context.clock.now().saturating_sub(start);
-                    if waited >= self.retry_context.patience {
+                    if waited >= self.retry_context.idle_timeout {
                         let seconds = waited.as_secs();
-                        let detail = format!("nothing came for {seconds} s");
+                        let detail = format!("no data for {seconds} s");
                         return Err(io::Error::new(io::ErrorKind::TimedOut, detail));
                     }
                 }
@@ -177,7 +178,7 @@ impl Connection {
         }
     }
 
-    /// Sends the head of a request; `headers` are whole lines without their ends.
+    /// Sends the request line and the headers; `headers` are whole lines without line ends.
     pub(super) fn ask(&mut self, method: &str, target: &str, headers: &[String]) -> XapiResult<()> {
         let mut text = format!(
             "{method} {target} HTTP/1.1\r\nHost: {}\r\nUser-Agent: holdfast\r\n",
@@ -198,47 +199,45 @@ impl Connection {
 
     fn write_all(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
-            let sent = self.patiently(|tls| tls.write(bytes))?;
+            let sent = self.until_progress(|tls| tls.write(bytes))?;
             if sent == 0 {
                 return Err(io::ErrorKind::WriteZero.into());
             }
             bytes = &bytes[sent..];
         }
-        self.patiently(Write::flush)
+        self.until_progress(Write::flush)
     }
 
     /// Closes the sending direction of TLS.
     pub(super) fn end_sending(&mut self) -> XapiResult<()> {
         self.tls.conn.send_close_notify();
-        let flushed = self.patiently(Write::flush);
+        let flushed = self.until_progress(Write::flush);
         flushed.map_err(self.broken("write to"))
     }
 
-    /// Reads the head of the answer; `request` is for errors.
+    /// Reads status line and headers of the answer; `request` is for errors.
     pub(super) fn head(&mut self, request: &str) -> XapiResult<ResponseHead> {
         let mut interim_count = 0;
         loop {
             let parsed = ResponseHead::parse(&self.ahead).map_err(|detail| self.invalid_answer(request, detail))?;
             if let Some((head, length)) = parsed {
                 self.ahead.drain(..length);
-                // What comes before the real answer.
+                // An interim answer.
                 if (100..200).contains(&head.status) {
                     interim_count += 1;
                     if interim_count > INTERIM_COUNT_MAX {
-                        return Err(
-                            self.invalid_answer(request, "it says again and again that the answer comes".to_owned())
-                        );
+                        return Err(self.invalid_answer(request, "too many interim answers".to_owned()));
                     }
                     continue;
                 }
                 return Ok(head);
             }
             if self.ahead.len() >= HEAD_BYTES_MAX {
-                return Err(self.invalid_answer(request, format!("its head has more than {HEAD_BYTES_MAX} bytes")));
+                return Err(self.invalid_answer(request, format!("its headers have more than {HEAD_BYTES_MAX} bytes")));
             }
             let mut bytes = [0; 4096];
             let count = self
-                .patiently(|tls| tls.read(&mut bytes))
+                .until_progress(|tls| tls.read(&mut bytes))
                 .map_err(self.broken("read from"))?;
             if count == 0 {
                 return Err(self.broken("read from")(io::ErrorKind::UnexpectedEof.into()));
@@ -255,7 +254,7 @@ impl Connection {
         }
     }
 
-    /// The body behind a head.
+    /// The body that follows the headers.
     pub(super) fn body(self, head: &ResponseHead, request: &str) -> XapiResult<Body> {
         let framing = head.framing().map_err(|detail| self.invalid_answer(request, detail))?;
         Ok(Body {
@@ -264,7 +263,7 @@ impl Connection {
         })
     }
 
-    /// Reads what comes next; 0 where the host has closed the connection, with a goodbye or without.
+    /// Reads the next bytes; 0 if the host has closed the connection, with or without a close_notify.
     fn read_some(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if !self.ahead.is_empty() {
             let count = self.ahead.len().min(buffer.len());
@@ -272,13 +271,13 @@ impl Connection {
             self.ahead.drain(..count);
             return Ok(count);
         }
-        match self.patiently(|tls| tls.read(buffer)) {
+        match self.until_progress(|tls| tls.read(buffer)) {
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(0),
             other => other,
         }
     }
 
-    /// Reads one line of at most 1 KiB, without its end.
+    /// Reads one line of at most 1 KiB, without its line end.
     fn read_line(&mut self) -> io::Result<String> {
         let mut line = Vec::new();
         let mut byte = [0];
@@ -292,13 +291,13 @@ impl Connection {
             }
             line.push(byte[0]);
         }
-        Err(io::Error::other("a line has no end"))
+        Err(io::Error::other("a line is too long"))
     }
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // The host may have closed it before.
+        // The host may have closed the connection before.
         drop(self.tls.sock.shutdown(Shutdown::Both));
     }
 }
@@ -320,17 +319,17 @@ impl Body {
             let detail = format!("it has more than {bytes_max} bytes");
             return Err(self.connection.invalid_answer(request, detail));
         }
-        String::from_utf8(bytes).map_err(|_| self.connection.invalid_answer(request, "it is no UTF-8".to_owned()))
+        String::from_utf8(bytes).map_err(|_| self.connection.invalid_answer(request, "it is not UTF-8".to_owned()))
     }
 
-    /// The number of bytes of the next chunk; 0 is the last.
+    /// The size of the next chunk; 0 for the last.
     fn next_chunk(&mut self, is_first: bool) -> io::Result<u64> {
         if !is_first && !self.connection.read_line()?.is_empty() {
-            return Err(io::Error::other("a chunk is longer than it says"));
+            return Err(io::Error::other("a chunk is longer than its header says"));
         }
         let line = self.connection.read_line()?;
         let digits = line.split(';').next().unwrap_or_default().trim();
-        u64::from_str_radix(digits, 16).map_err(|_| io::Error::other("the size of a chunk is no number"))
+        u64::from_str_radix(digits, 16).map_err(|_| io::Error::other("the size of a chunk is not a number"))
     }
 }
 
@@ -382,11 +381,11 @@ fn stopped_or(error: io::Error, other: impl FnOnce(io::Error) -> XapiError) -> X
     }
 }
 
-/// Connects to a host. Who is asked to stop meanwhile does not wait for one that does not answer.
+/// Connects to a host. A requested stop does not wait for a host that does not answer.
 pub(super) fn connect(host: &str, port: u16, is_stopped: &dyn Fn() -> bool) -> io::Result<TcpStream> {
     let (sender, receiver) = mpsc::channel();
     let place = host.to_owned();
-    // It ends by itself, whoever still listens.
+    // The thread ends by itself, also after the receiver is gone.
     std::thread::spawn(move || sender.send(connect_to_any(&place, port)));
     loop {
         match receiver.recv_timeout(TICK) {
@@ -409,7 +408,7 @@ fn connect_to_any(host: &str, port: u16) -> io::Result<TcpStream> {
     Err(failure.unwrap_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the host has no address")))
 }
 
-/// A text as a part of a query.
+/// Percent-encodes a text for a query.
 pub(super) fn encoded(text: &str) -> String {
     let mut encoded = String::new();
     for byte in text.bytes() {

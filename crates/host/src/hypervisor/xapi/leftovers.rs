@@ -1,7 +1,8 @@
-//! What backups leave in a pool: disks that it keeps for the next ones, and snapshots of those that were killed.
+//! Objects that backups leave in a pool: base disks for the next backups, and snapshots of killed runs.
 //!
-//! A base disk is marked in its `other_config`, which XAPI copies to every clone, copy and snapshot of it (`xapi_vdi.ml`).
-//! So the mark contains the disk's own UUID as well: a disk with the mark of another one belongs to a user and is left alone.
+//! A base disk is marked in its `other_config`, which XAPI copies to every clone, copy and snapshot of it
+//! (`xapi_vdi.ml`). So the mark contains the disk's own UUID as well: a disk with the mark of another disk belongs to a
+//! user and is left alone.
 
 use std::collections::{HashMap, HashSet};
 
@@ -16,14 +17,14 @@ const KEPT: &str = "holdfast-base";
 /// The key with the disk's own UUID. Base disks of older versions lack it.
 const KEPT_SELF: &str = "holdfast-base-of";
 
-/// A snapshot of a machine, as it stands among all of the pool's.
+/// A snapshot of a machine, in a list of all snapshots of the pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListedSnapshot {
     /// The snapshot.
     pub snapshot: XenSnapshot,
-    /// The machine that it is of; to nothing, where that is gone.
+    /// The machine; the null reference if it is gone.
     pub machine: Reference,
-    /// When it was taken, as the pool writes times: `20260102T03:04:05Z`.
+    /// The time of the snapshot in the pool's format: `20260102T03:04:05Z`.
     pub time: String,
 }
 
@@ -34,50 +35,51 @@ pub struct BaseDisk {
     pub reference: Reference,
     /// Its UUID.
     pub uuid: String,
-    /// What it is kept for.
+    /// The purpose that it is kept for.
     pub purpose: String,
-    /// Bytes that it takes in its storage repository, if the repository reports them.
+    /// Bytes that it uses in its storage repository, if the repository reports them.
     pub used_bytes: u64,
 }
 
 impl BaseDisk {
     fn new(record: &XapiRecord, all: &PoolRecords<'_>) -> Option<Self> {
-        let is_ours =
-            || record.is("is_a_snapshot") && all.is_named_by_itself(record) && !all.is_used(&record.reference);
+        let is_ours = || record.is("is_a_snapshot") && all.has_own_mark(record) && !all.is_used(&record.reference);
         Some(Self {
             purpose: record.entry("other_config", KEPT)?.to_owned(),
             reference: record.reference.clone(),
             uuid: record.text("uuid").to_owned(),
-            // Some storages say -1, which is that they do not know.
+            // Some storage repositories report -1 for unknown.
             used_bytes: record.number("physical_utilisation").unwrap_or_default(),
         })
         .filter(|_| is_ours())
     }
 }
 
-/// Whether a snapshot is called as backups call theirs: `holdfast HOST PLACE RUN`, with eight digits for the run. A person's may begin in the same way.
+/// Whether a snapshot has the name pattern of backups: `holdfast HOST PLACE RUN`, with eight digits for the run. A
+/// user's snapshot may have the same prefix.
 fn is_name_of_run(name: &str) -> bool {
     let words: Vec<&str> = name.split(' ').collect();
     let is_digits = |word: &str| word.len() == 8 && word.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
     matches!(words[..], ["holdfast", _, _, run] if is_digits(run))
 }
 
-/// What stands around a disk that is marked.
+/// The records that decide whether a marked disk is in use.
 struct PoolRecords<'a> {
     disks: HashMap<&'a Reference, &'a XapiRecord>,
     used: HashSet<Reference>,
 }
 
 impl PoolRecords<'_> {
-    /// Whether a marked disk is the one that was marked, not a clone or copy of it.
-    fn is_named_by_itself(&self, record: &XapiRecord) -> bool {
+    /// Whether a marked disk is the one that was marked, and not a clone or copy of it.
+    fn has_own_mark(&self, record: &XapiRecord) -> bool {
         if let Some(uuid) = record.entry("other_config", KEPT_SELF) {
             return uuid == record.text("uuid");
         }
-        // What the machine writes to was never marked, but a copy that somebody made is, and so is a snapshot of that.
+        // The active disk of a machine was never marked; a copy by a user has the mark, and so has a snapshot of that
+        // copy.
         let origin = self.disks.get(&record.reference("snapshot_of"));
         let purpose = |record: &XapiRecord| record.entry("other_config", KEPT).map(str::to_owned);
-        // Where that is gone, nobody knows.
+        // If the origin is gone, it is unknown.
         origin.is_some_and(|origin| purpose(origin) != purpose(record))
     }
 
@@ -87,7 +89,7 @@ impl PoolRecords<'_> {
 }
 
 impl Pool {
-    /// The snapshots of all machines whose names begin so.
+    /// The snapshots of all machines whose names have this prefix.
     pub fn all_snapshots_labelled(&self, prefix: &str) -> XapiResult<Vec<ListedSnapshot>> {
         let records = self.records("VM")?;
         let is_one = |record: &&XapiRecord| record.is("is_a_snapshot") && record.text("name_label").starts_with(prefix);
@@ -106,22 +108,22 @@ impl Pool {
         records.into_iter().map(listed).collect()
     }
 
-    /// Notes that a disk is kept, and for what.
+    /// Marks a disk as a base disk, with its purpose.
     pub fn mark_base(&self, disk: &Reference, purpose: &str) -> XapiResult<()> {
         let uuid = self.record("VDI", disk)?.text("uuid").to_owned();
         for key in [KEPT, KEPT_SELF] {
-            // A key that is there already cannot be added.
+            // An existing key cannot be added again.
             drop(self.call("VDI.remove_from_other_config", &[json!(disk.0), json!(key)]));
         }
-        // Whose it is comes first: a mark without that counts for less.
+        // The disk's own UUID comes first: a mark without it is treated as one of an older version.
         for (key, value) in [(KEPT_SELF, uuid.as_str()), (KEPT, purpose)] {
             self.call("VDI.add_to_other_config", &[json!(disk.0), json!(key), json!(value)])?;
         }
         Ok(())
     }
 
-    /// All base disks that are not in use for anything else.
-    pub fn kept(&self) -> XapiResult<Vec<BaseDisk>> {
+    /// All base disks that are not used otherwise.
+    pub fn base_disks(&self) -> XapiResult<Vec<BaseDisk>> {
         let records = self.records("VDI")?;
         if !records
             .iter()
@@ -139,8 +141,8 @@ impl Pool {
             .collect())
     }
 
-    /// The disks that belong to machines or snapshots of anybody but us, running or not. Hosts themselves (`is_control_domain`) have those that they
-    /// serve to readers.
+    /// The disks of machines and snapshots that are not ours, running or not. The control domains of hosts
+    /// (`is_control_domain`) have disks that they serve to readers, and do not count.
     pub(super) fn disks_in_use(&self) -> XapiResult<HashSet<Reference>> {
         let is_ours = |record: &XapiRecord| record.is("is_a_snapshot") && is_name_of_run(record.text("name_label"));
         let machines = self.records("VM")?;

@@ -13,27 +13,27 @@ use crate::hypervisor::machine::{
     BackupMark, Description, DiskKind, DiskSource, MachineDisk, MachineState, MachineSummary,
 };
 
-/// How often, and after how long, it is tried again to remove a disk that is in use.
+/// Number of retries, and their interval, for the removal of a disk that is in use.
 const BUSY_COUNT: u32 = 4;
 const BUSY_PAUSE: Duration = Duration::from_millis(500);
-/// Bytes of the records of one machine, at most.
+/// Limit on the bytes of the records of one machine.
 const METADATA_BYTES_MAX: u64 = 64 << 20;
 
-/// A machine.
+/// A machine of a pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct XenMachine {
-    /// By which the pool knows it as long as it runs.
+    /// The pool's reference of it, which is valid while the pool runs.
     pub reference: Reference,
     /// Name, UUID and state.
     pub summary: MachineSummary,
-    /// Its disks, by their places in it.
+    /// Its disks, by position.
     pub disks: Vec<VirtualDisk>,
     /// Its tags.
     pub tags: Vec<String>,
 }
 
 impl XenMachine {
-    /// What a backup has to know of it.
+    /// Its description for a backup.
     pub fn describe(&self) -> Description {
         let disk = |disk: &VirtualDisk| MachineDisk {
             target: disk.device.clone(),
@@ -65,11 +65,11 @@ pub struct VirtualDisk {
     pub reference: Reference,
     /// Its UUID.
     pub uuid: String,
-    /// What it is called in the machine: `xvda`.
+    /// Its device name in the machine: `xvda`.
     pub device: String,
-    /// Its place among the disks of the machine.
+    /// Its position among the disks of the machine.
     pub position: u32,
-    /// What its owner calls it.
+    /// The user's name of it.
     pub label: String,
     /// Its size.
     pub size_bytes: u64,
@@ -86,11 +86,11 @@ pub struct VirtualDisk {
 /// Whether changed blocks of a disk are tracked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tracking {
-    /// They are.
+    /// Changes are tracked.
     On,
-    /// They could be.
+    /// Changes are not tracked, but could be.
     Off,
-    /// Its storage cannot do that.
+    /// Its storage repository does not support tracking.
     Impossible,
 }
 
@@ -105,11 +105,11 @@ pub struct XenSnapshot {
     pub label: String,
     /// Its disks.
     pub disks: Vec<VirtualDisk>,
-    /// Where its memory is, where it has that.
+    /// Its memory, if it was saved.
     pub memory: Option<VirtualDisk>,
 }
 
-/// Records of a pool that belong together.
+/// The related records of a pool.
 pub(super) struct Inventory {
     vbds: HashMap<Reference, XapiRecord>,
     vdis: HashMap<Reference, XapiRecord>,
@@ -169,7 +169,7 @@ impl Inventory {
             reference: vdi.reference.clone(),
             uuid: vdi.text("uuid").to_owned(),
             device: device_name(vbd),
-            position: place_of(vbd),
+            position: position_of(vbd),
             label: vdi.text("name_label").to_owned(),
             size_bytes: vdi.number("virtual_size")?,
             tracking: if vdi.is("cbt_enabled") {
@@ -190,11 +190,11 @@ impl Inventory {
     }
 }
 
-fn place_of(vbd: &XapiRecord) -> u32 {
+fn position_of(vbd: &XapiRecord) -> u32 {
     vbd.text("userdevice").parse().unwrap_or(u32::MAX)
 }
 
-/// What a disk is called in its machine: where it does not run, its place says so.
+/// The device name of a disk; without one (the machine does not run) it follows from the position.
 fn device_name(vbd: &XapiRecord) -> String {
     let device = vbd.text("device");
     if !device.is_empty() {
@@ -206,7 +206,7 @@ fn device_name(vbd: &XapiRecord) -> String {
     }
 }
 
-/// Whether it is a machine of a user: no template, no snapshot, not what runs the host itself.
+/// Whether it is a machine of a user: no template, no snapshot, no control domain.
 fn is_machine(record: &XapiRecord) -> bool {
     !record.is("is_a_template") && !record.is("is_a_snapshot") && !record.is("is_control_domain")
 }
@@ -227,9 +227,9 @@ impl Pool {
         Ok(machines)
     }
 
-    /// The machine of this name or UUID.
+    /// Finds a machine by name or UUID.
     pub fn machine(&self, name: &str) -> XapiResult<XenMachine> {
-        let records = self.records_called("VM", name)?;
+        let records = self.records_named("VM", name)?;
         let found: Vec<&XapiRecord> = records.iter().filter(|record| is_machine(record)).collect();
         match found[..] {
             [] => Err(XapiError::NoMachine {
@@ -245,7 +245,7 @@ impl Pool {
         }
     }
 
-    /// Takes a snapshot, of the memory as well where that is wanted.
+    /// Takes a snapshot, with the memory on request.
     pub fn take_snapshot(
         self: &Arc<Self>,
         machine: &XenMachine,
@@ -255,29 +255,29 @@ impl Pool {
         let method = if with_memory { "VM.checkpoint" } else { "VM.snapshot" };
         let result = self.run(method, &[json!(machine.reference.0), json!(label)], &mut |_| ())?;
         let reference =
-            reference_in(&result).ok_or_else(|| self.invalid_answer(method, "its result names no snapshot"))?;
+            reference_in(&result).ok_or_else(|| self.invalid_answer(method, "its result has no snapshot"))?;
         self.snapshot(&reference)
     }
 
-    /// A snapshot as it is.
+    /// Reads a snapshot.
     fn snapshot(&self, reference: &Reference) -> XapiResult<XenSnapshot> {
         let record = self.record("VM", reference)?;
         let inventory = Inventory::read(self)?;
         inventory.snapshot(&record)
     }
 
-    /// The snapshots of a machine whose names begin so.
+    /// The snapshots of a machine whose names have this prefix.
     pub fn snapshots_labelled(&self, machine: &XenMachine, prefix: &str) -> XapiResult<Vec<XenSnapshot>> {
         let record = self.record("VM", &machine.reference)?;
         let inventory = Inventory::read(self)?;
         let mut found = Vec::new();
         for reference in record.references("snapshots") {
             let record = match self.record("VM", &reference) {
-                // It was removed meanwhile.
+                // It was removed in the meantime.
                 Err(error) if error.is_refusal("HANDLE_INVALID") => continue,
                 other => other?,
             };
-            // A machine that somebody has made of a snapshot may have its name.
+            // A machine that was created from a snapshot may have its name.
             if record.is("is_a_snapshot") && record.text("name_label").starts_with(prefix) {
                 found.push(inventory.snapshot(&record)?);
             }
@@ -285,14 +285,14 @@ impl Pool {
         Ok(found)
     }
 
-    /// Removes a snapshot, with its memory, and those of its disks that are not to be `kept`. Its disks go first: as long as one is there, the
-    /// snapshot leads to it.
+    /// Removes a snapshot, its memory, and its disks except those in `kept`. The disks go first: as long as one exists,
+    /// the snapshot refers to it and it can be found.
     ///
     /// # Errors
     /// A disk cannot be removed: the others were tried all the same, and the snapshot stays.
     pub fn remove_snapshot(self: &Arc<Self>, snapshot: &XenSnapshot, kept: &[Reference]) -> XapiResult<()> {
-        // What is no snapshot of a disk is a disk of somebody's, whatever leads to it; and so are snapshots of disks that somebody has put into a
-        // machine, and memory that a machine has.
+        // A disk that is not a snapshot belongs to a user, whatever refers to it. So do snapshot disks that a user
+        // attached to a machine, and memory that a machine uses.
         let used = self.disks_in_use()?;
         let is_ours = |disk: &&VirtualDisk| !disk.snapshot_of.is_null() && !used.contains(&disk.reference);
         let of_disks = snapshot.disks.iter().filter(is_ours);
@@ -315,7 +315,8 @@ impl Pool {
         Ok(others.any(|record| record.reference("suspend_VDI") == *memory))
     }
 
-    /// Removes a disk that somebody may still be about to let go of: who served it is not done in the moment in which nobody reads it any more.
+    /// Removes a disk that may still be in use for a moment: the host that served it needs some time after the last
+    /// reader has left.
     fn remove_disk_when_free(self: &Arc<Self>, disk: &Reference) -> XapiResult<()> {
         for _ in 0..BUSY_COUNT {
             match self.remove_disk(disk) {
@@ -333,17 +334,17 @@ impl Pool {
         gone(self.run("VDI.destroy", &[json!(disk.0)], &mut |_| ()))
     }
 
-    /// Begins to track what changes on a disk.
+    /// Enables changed-block tracking of a disk.
     pub fn track_changes(self: &Arc<Self>, disk: &Reference) -> XapiResult<()> {
         self.run("VDI.enable_cbt", &[json!(disk.0)], &mut |_| ()).map(drop)
     }
 
-    /// Gives back the room of a snapshot of a disk. What it is compared by stays.
+    /// Deletes the data of a snapshot disk. Its tracking metadata stays.
     pub fn remove_data(self: &Arc<Self>, disk: &Reference) -> XapiResult<()> {
         self.run("VDI.data_destroy", &[json!(disk.0)], &mut |_| ()).map(drop)
     }
 
-    /// The disk of this UUID, if there is one.
+    /// Finds a disk by UUID.
     pub fn disk_of_uuid(&self, uuid: &str) -> XapiResult<Option<XapiRecord>> {
         match self.call_for_reference("VDI.get_by_uuid", &[json!(uuid)]) {
             Ok(reference) => self.record("VDI", &reference).map(Some),
@@ -352,7 +353,7 @@ impl Pool {
         }
     }
 
-    /// The storage repository of this name or UUID; the pool's default where none is named.
+    /// Finds a storage repository by name or UUID; without a name, the pool's default.
     pub fn storage(&self, name: Option<&str>) -> XapiResult<XapiRecord> {
         let mut storages = self.records("SR")?;
         let pools = if name.is_none() {
@@ -361,11 +362,11 @@ impl Pool {
             Vec::new()
         };
         let default = pools.first().map(|pool| pool.reference("default_SR"));
-        let is_it = |record: &XapiRecord| match name {
+        let is_wanted = |record: &XapiRecord| match name {
             Some(name) => record.text("name_label") == name || record.text("uuid") == name,
             None => default.as_ref() == Some(&record.reference),
         };
-        match storages.iter().position(is_it) {
+        match storages.iter().position(is_wanted) {
             Some(place) => Ok(storages.swap_remove(place)),
             None => Err(XapiError::NoStorage {
                 pool: self.title(),
@@ -400,7 +401,7 @@ impl Inventory {
     }
 }
 
-/// What is gone already is removed.
+/// Takes "does not exist any more" as success.
 fn gone(result: XapiResult<String>) -> XapiResult<()> {
     match result {
         Err(error) if error.is_refusal("HANDLE_INVALID") => Ok(()),

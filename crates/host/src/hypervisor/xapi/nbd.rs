@@ -1,4 +1,4 @@
-//! Where a disk is served by NBD.
+//! NBD servers of disks.
 
 use serde_json::json;
 
@@ -6,18 +6,18 @@ use super::http::connect;
 use super::trust::{Fingerprint, Trust};
 use super::{Pool, Reference, XapiError, XapiRecord, XapiResult};
 
-/// A place that serves a disk. The name of the export holds the session, which has to stay: it is a secret.
+/// The NBD server of a disk. The export name contains the session, so it is a secret.
 #[derive(Clone, PartialEq, Eq)]
 pub struct NbdAddress {
     /// The host.
     pub address: String,
-    /// Its port.
+    /// The port.
     pub port: u16,
-    /// The name of the export.
+    /// The export name.
     pub export: String,
-    /// The name in its certificate.
+    /// The server name in its certificate.
     pub name: String,
-    /// The certificate that it has to have; none where nothing is encrypted.
+    /// The certificate that it must have; none without TLS.
     pub fingerprint: Option<Fingerprint>,
 }
 
@@ -28,7 +28,7 @@ impl std::fmt::Debug for NbdAddress {
 }
 
 impl NbdAddress {
-    /// Whom to trust there.
+    /// The certificates to trust at this server.
     pub fn trust(&self) -> Option<Trust> {
         self.fingerprint.map(|fingerprint| Trust {
             fingerprints: vec![fingerprint],
@@ -46,7 +46,7 @@ impl Pool {
         connect(&place.address, place.port, &*self.retry_context.is_stopped).map(drop)
     }
 
-    /// The places that serve a disk by NBD: none where no network of the pool is meant for that.
+    /// The NBD servers of a disk; none if no network of the pool has the NBD purpose.
     pub fn nbd_addresses(&self, disk: &Reference) -> XapiResult<Vec<NbdAddress>> {
         const METHOD: &str = "VDI.get_nbd_info";
         let answer = self.call(METHOD, &[json!(disk.0)])?;
@@ -57,7 +57,7 @@ impl Pool {
             let certificate = record.text("cert");
             let fingerprint = Fingerprint::of_pem(certificate);
             if fingerprint.is_none() && !certificate.is_empty() {
-                return Err(self.invalid_answer(METHOD, "its certificate is none"));
+                return Err(self.invalid_answer(METHOD, "its certificate is invalid"));
             }
             Ok(NbdAddress {
                 address: record.text("address").to_owned(),

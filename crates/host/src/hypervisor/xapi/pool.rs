@@ -1,4 +1,4 @@
-//! A pool: sessions, and questions to its master.
+//! A pool: sessions, and requests to its master.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,13 +14,13 @@ use super::retry::RetryContext;
 use super::trust::{Fingerprint, Trust};
 use super::{XapiError, XapiResult, XenAddress};
 
-/// Bytes of an answer, at most: all records of a pool of hundreds of machines.
+/// Limit on the bytes of an answer: all records of a pool of hundreds of machines.
 const ANSWER_BYTES_MAX: u64 = 256 << 20;
-/// How long a host may say nothing while it is asked.
-const CALL_PATIENCE: Duration = Duration::from_secs(120);
-/// The same for cleanup: a request to stop waits for it.
-const CLEARING_PATIENCE: Duration = Duration::from_secs(30);
-/// What a session is said to be for, in the logs of the pool.
+/// How long a host may be silent during a call.
+const CALL_IDLE_TIMEOUT: Duration = Duration::from_secs(120);
+/// The same for cleanup, which delays a requested stop.
+const CLEANUP_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
+/// The originator of our sessions in the logs of the pool.
 const ORIGINATOR: &str = "holdfast";
 
 /// The address and user of a pool, the password and the trusted certificates.
@@ -48,13 +48,13 @@ pub fn check_trust(
     let retry_context = RetryContext {
         clock,
         is_stopped,
-        patience: CALL_PATIENCE,
+        idle_timeout: CALL_IDLE_TIMEOUT,
         is_known: Arc::default(),
     };
     Connection::open((&address.host, address.port), &trust.tls()?, &retry_context).map(drop)
 }
 
-/// A pool that we are logged in to; logged out when it goes.
+/// A pool that we are logged in to. Dropping it logs out.
 pub struct Pool {
     login: Login,
     state: Mutex<PoolSession>,
@@ -62,13 +62,13 @@ pub struct Pool {
 }
 
 struct PoolSession {
-    /// The master as far as is known.
+    /// The last known master.
     host: (String, u16),
     session: Option<String>,
-    /// Certificates of other hosts of the pool, from the master.
+    /// Certificates of the other hosts of the pool, from the master.
     others: Vec<Fingerprint>,
-    /// It was waited for once, in vain: who clears up does not wait for it again and again.
-    is_silent: bool,
+    /// A request has timed out: later cleanup does not wait again.
+    has_timed_out_before: bool,
 }
 
 impl Pool {
@@ -81,7 +81,7 @@ impl Pool {
         let retry_context = RetryContext {
             clock,
             is_stopped,
-            patience: CALL_PATIENCE,
+            idle_timeout: CALL_IDLE_TIMEOUT,
             is_known: Arc::default(),
         };
         Self::log_in_with(login, retry_context)
@@ -99,20 +99,21 @@ impl Pool {
                 host: (login.address.host.clone(), login.address.port),
                 session: None,
                 others: Vec::new(),
-                is_silent: false,
+                has_timed_out_before: false,
             }),
             login,
             retry_context,
         }
     }
 
-    /// Another session with the same pool that cannot be stopped, for cleanup. It waits less for a pool that does not answer, and only once.
+    /// Another session for cleanup, which a stop does not interrupt. It has a shorter timeout, and waits only once for
+    /// a silent pool.
     #[must_use]
     pub fn for_cleanup(&self) -> Self {
         let retry_context = RetryContext {
             clock: Arc::clone(&self.retry_context.clock),
             is_stopped: Arc::new(|| false),
-            patience: CLEARING_PATIENCE,
+            idle_timeout: CLEANUP_IDLE_TIMEOUT,
             is_known: Arc::clone(&self.retry_context.is_known),
         };
         let mut login = self.login.clone();
@@ -125,7 +126,7 @@ impl Pool {
         Arc::clone(&self.retry_context.is_stopped)
     }
 
-    /// Where it is, for people.
+    /// Its address, for users.
     pub fn title(&self) -> String {
         self.login.address.pool()
     }
@@ -139,12 +140,12 @@ impl Pool {
         self.lock().host.clone()
     }
 
-    /// Whom we trust, hosts that the master vouched for among them.
+    /// The trusted certificates, including those of hosts that the master vouched for.
     pub(super) fn trust(&self) -> Trust {
         self.login.trust.and(self.lock().others.iter().copied())
     }
 
-    /// The session, which is begun where there is none.
+    /// The session; logs in if there is none.
     pub(super) fn session(&self) -> XapiResult<String> {
         if let Some(session) = &self.lock().session {
             return Ok(session.clone());
@@ -154,7 +155,7 @@ impl Pool {
         let answer = match self.ask("session.login_with_password", &words) {
             Err(XapiError::Refused { code, details, .. }) if code == "HOST_IS_SLAVE" => {
                 let Some(master) = details.into_iter().next() else {
-                    return Err(self.invalid_answer("session.login_with_password", "it names no master"));
+                    return Err(self.invalid_answer("session.login_with_password", "it does not name the master"));
                 };
                 self.lock().host.0 = master;
                 self.ask("session.login_with_password", &words)
@@ -170,39 +171,39 @@ impl Pool {
             other => other,
         })?;
         let Some(session) = session.as_str().filter(|session| !session.is_empty()) else {
-            return Err(self.invalid_answer("session.login_with_password", "it is no session"));
+            return Err(self.invalid_answer("session.login_with_password", "not a session"));
         };
         self.retry_context.is_known.store(true, Ordering::Relaxed);
         self.lock().session = Some(session.to_owned());
         Ok(session.to_owned())
     }
 
-    /// The session is over: the next question begins another one.
-    pub(super) fn forget_session(&self, session: &str) {
+    /// Discards an expired session: the next request logs in again.
+    pub(super) fn discard_session(&self, session: &str) {
         let mut state = self.lock();
         if state.session.as_deref() == Some(session) {
             state.session = None;
         }
     }
 
-    /// Asks the master. A session that has expired is begun anew, once.
+    /// Calls a method of the master. An expired session is renewed once.
     pub fn call(&self, method: &str, arguments: &[Value]) -> XapiResult<Value> {
         let mut is_second = false;
         loop {
-            // Not the arguments: the first is the session.
+            // Without the arguments: the first is the session.
             log::debug!("asks the pool: {method}");
             let session = self.session()?;
             let words: Vec<Value> = [json!(session)].into_iter().chain(arguments.iter().cloned()).collect();
             match self.ask(method, &Value::Array(words)) {
                 Err(error) if error.is_refusal("SESSION_INVALID") && !is_second => {
-                    self.forget_session(&session);
+                    self.discard_session(&session);
                     is_second = true;
                 }
-                // The pool has another master by now.
+                // The pool has another master now.
                 Err(XapiError::Refused { code, details, .. })
                     if code == "HOST_IS_SLAVE" && !is_second && !details.is_empty() =>
                 {
-                    self.forget_session(&session);
+                    self.discard_session(&session);
                     self.lock().host.0 = details.into_iter().next().unwrap_or_default();
                     is_second = true;
                 }
@@ -211,12 +212,12 @@ impl Pool {
         }
     }
 
-    /// Asks for a reference.
+    /// Calls a method that returns a reference.
     pub fn call_for_reference(&self, method: &str, arguments: &[Value]) -> XapiResult<Reference> {
         let answer = self.call(method, arguments)?;
         let text = answer.as_str();
         text.map(|text| Reference(text.to_owned()))
-            .ok_or_else(|| self.invalid_answer(method, "it is no reference"))
+            .ok_or_else(|| self.invalid_answer(method, "not a reference"))
     }
 
     /// The record of an object.
@@ -230,14 +231,14 @@ impl Pool {
         self.records_of(class, "get_all_records", &[])
     }
 
-    /// The records of the objects that have this name, or this UUID.
+    /// The records of the objects with this name or UUID.
     ///
-    /// They are asked for by questions of their own: in the language of conditions no name can have a quote in it (`db_filter_lex.mll`).
-    pub fn records_called(&self, class: &'static str, name: &str) -> XapiResult<Vec<XapiRecord>> {
+    /// It uses separate requests: a name in the pool's filter expressions cannot contain a quote (`db_filter_lex.mll`).
+    pub fn records_named(&self, class: &'static str, name: &str) -> XapiResult<Vec<XapiRecord>> {
         let method = format!("{class}.get_by_name_label");
         let answer = self.call(&method, &[json!(name)])?;
         let Value::Array(list) = answer else {
-            return Err(self.invalid_answer(&method, "it is no list"));
+            return Err(self.invalid_answer(&method, "not a list"));
         };
         let mut found: Vec<Reference> = list
             .iter()
@@ -253,7 +254,7 @@ impl Pool {
         let mut records = Vec::new();
         for reference in found {
             match self.record(class, &reference) {
-                // It was removed meanwhile.
+                // It was removed in the meantime.
                 Err(error) if error.is_refusal("HANDLE_INVALID") => {}
                 other => records.push(other?),
             }
@@ -261,23 +262,23 @@ impl Pool {
         Ok(records)
     }
 
-    fn records_of(&self, class: &'static str, question: &str, arguments: &[Value]) -> XapiResult<Vec<XapiRecord>> {
-        let method = format!("{class}.{question}");
+    fn records_of(&self, class: &'static str, call_name: &str, arguments: &[Value]) -> XapiResult<Vec<XapiRecord>> {
+        let method = format!("{class}.{call_name}");
         match self.call(&method, arguments)? {
             Value::Object(records) => Ok(records
                 .into_iter()
                 .map(|(reference, value)| XapiRecord::new(class, Reference(reference), value))
                 .collect()),
-            _ => Err(self.invalid_answer(&method, "it is no map of records")),
+            _ => Err(self.invalid_answer(&method, "not a map of records")),
         }
     }
 
-    /// Learns from the master whose certificates its hosts have, so that they are trusted as it is.
-    pub(super) fn learn_certificates(&self) -> XapiResult<()> {
+    /// Asks the master for the certificates of its hosts, which are then trusted like its own.
+    pub(super) fn fetch_certificates(&self) -> XapiResult<()> {
         let mut others = Vec::new();
         for host in self.records("host")? {
             let certificate = self.call("host.get_server_certificate", &[json!(host.reference.0)]);
-            // A host that is away has none to show.
+            // A host that is offline cannot present one.
             let pem = certificate.ok().and_then(|pem| pem.as_str().map(str::to_owned));
             others.extend(pem.as_deref().and_then(Fingerprint::of_pem));
         }
@@ -298,9 +299,9 @@ impl Pool {
         }
     }
 
-    /// One question to the master, with all of its words. Where that changes nothing, it is asked again if its way there or back breaks.
+    /// Sends one request to the master. A request that changes nothing is repeated after a broken connection.
     fn ask(&self, method: &str, words: &Value) -> XapiResult<Value> {
-        if self.lock().is_silent {
+        if self.lock().has_timed_out_before {
             return Err(XapiError::Broken {
                 action: "ask",
                 host: self.shown(),
@@ -309,16 +310,16 @@ impl Pool {
         }
         let answer = if changes_nothing(method) {
             self.retry_context.retry(|| self.ask_once(method, words))
-        } else if is_courtesy(method) {
+        } else if is_optional(method) {
             self.ask_once(method, words)
         } else {
             self.retry_context.retry_if_not_sent(|| self.ask_once(method, words))
         };
         if let Err(error) = &answer
             && (error.has_timed_out() || error.is_connection_refused())
-            && self.retry_context.patience == CLEARING_PATIENCE
+            && self.retry_context.idle_timeout == CLEANUP_IDLE_TIMEOUT
         {
-            self.lock().is_silent = true;
+            self.lock().has_timed_out_before = true;
         }
         answer
     }
@@ -326,13 +327,13 @@ impl Pool {
     fn ask_once(&self, method: &str, words: &Value) -> XapiResult<Value> {
         let (host, port) = self.host();
         let mut connection = Connection::open((&host, port), &self.trust().tls()?, &self.retry_context)?;
-        let question = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": words}).to_string();
+        let content = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": words}).to_string();
         let headers = [
             "Content-Type: application/json".to_owned(),
-            format!("Content-Length: {}", question.len()),
+            format!("Content-Length: {}", content.len()),
         ];
         connection.ask("POST", "/jsonrpc", &headers)?;
-        connection.send(question.as_bytes())?;
+        connection.send(content.as_bytes())?;
         let head = connection.head(method)?;
         if head.status != 200 {
             return Err(XapiError::Status {
@@ -352,23 +353,24 @@ impl Pool {
             Value::Object(mut members) => members
                 .remove("result")
                 .ok_or_else(|| self.invalid_answer(method, "it has no result")),
-            _ => Err(self.invalid_answer(method, "it is no answer")),
+            _ => Err(self.invalid_answer(method, "not a JSON-RPC answer")),
         }
     }
 }
 
-/// Whether a question can be asked twice without harm. A login that was answered to nobody leaves a session, which ends by itself.
+/// Whether a request can be repeated without harm. A login whose answer was lost leaves a session, which expires by
+/// itself.
 fn changes_nothing(method: &str) -> bool {
     let (_, verb) = method.split_once('.').unwrap_or_default();
     verb.starts_with("get_") || ["login_with_password", "list_changed_blocks"].contains(&verb)
 }
 
-/// Whether it goes without: tasks and sessions end by themselves, and nobody waits for a pool that is away to tell it of them.
-fn is_courtesy(method: &str) -> bool {
+/// Whether a request may be omitted: tasks and sessions expire by themselves, so an unreachable pool is not waited for.
+fn is_optional(method: &str) -> bool {
     ["task.cancel", "task.destroy", "session.logout"].contains(&method)
 }
 
-/// What an error of JSON-RPC says.
+/// Converts a JSON-RPC error.
 pub(super) fn refusal(request: &str, error: &Value) -> XapiError {
     let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     XapiError::Refused {
@@ -388,7 +390,7 @@ impl Drop for Pool {
     fn drop(&mut self) {
         let session = self.lock().session.take();
         if let Some(session) = session {
-            // Sessions end by themselves, too.
+            // Sessions expire by themselves, too.
             drop(self.ask("session.logout", &json!([session])));
         }
     }

@@ -1,4 +1,4 @@
-//! Records of the XenAPI as they come in JSON: numbers as text or as numbers, references as text.
+//! Records of the XenAPI in JSON: numbers as strings or numbers, references as strings.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{XapiError, XapiResult};
 
-/// What a reference to nothing is.
+/// The null reference.
 const NULL: &str = "OpaqueRef:NULL";
 
 /// A reference to an object: `OpaqueRef:…`.
@@ -14,7 +14,7 @@ const NULL: &str = "OpaqueRef:NULL";
 pub struct Reference(pub String);
 
 impl Reference {
-    /// Whether it leads to nothing.
+    /// Whether it is the null reference.
     pub fn is_null(&self) -> bool {
         self.0.is_empty() || self.0 == NULL
     }
@@ -36,7 +36,6 @@ pub struct XapiRecord {
 }
 
 impl XapiRecord {
-    /// Makes one of what was answered.
     pub(super) fn new(class: &'static str, reference: Reference, value: Value) -> Self {
         Self {
             class,
@@ -45,17 +44,17 @@ impl XapiRecord {
         }
     }
 
-    /// Text of a field; empty where there is none.
+    /// The string in a field; empty if there is none.
     pub fn text(&self, field: &str) -> &str {
         self.value.get(field).and_then(Value::as_str).unwrap_or_default()
     }
 
-    /// A reference in a field.
+    /// The reference in a field.
     pub fn reference(&self, field: &str) -> Reference {
         Reference(self.text(field).to_owned())
     }
 
-    /// References in a field.
+    /// The references in a field.
     pub fn references(&self, field: &str) -> Vec<Reference> {
         let list = self.value.get(field).and_then(Value::as_array);
         let texts = list.into_iter().flatten().filter_map(Value::as_str);
@@ -67,7 +66,7 @@ impl XapiRecord {
         self.value.get(field).and_then(Value::as_bool).unwrap_or_default()
     }
 
-    /// A number in a field.
+    /// The number in a field.
     pub fn number(&self, field: &'static str) -> XapiResult<u64> {
         let value = self.value.get(field);
         let number = value.and_then(|value| value.as_u64().or_else(|| value.as_str()?.parse().ok()));
@@ -78,19 +77,19 @@ impl XapiRecord {
         })
     }
 
-    /// A fraction in a field, 0 where there is none.
+    /// The fraction in a field; 0 if there is none.
     pub(super) fn fraction(&self, field: &str) -> f64 {
         let value = self.value.get(field);
         let number = value.and_then(|value| value.as_f64().or_else(|| value.as_str()?.parse().ok()));
         number.filter(|number: &f64| number.is_finite()).unwrap_or_default()
     }
 
-    /// Texts in a field.
+    /// The strings in a field.
     pub(super) fn texts(&self, field: &str) -> Vec<String> {
         self.references(field).into_iter().map(|text| text.0).collect()
     }
 
-    /// The value of a key in a field that is a map.
+    /// The value of a key in a map field.
     pub fn entry(&self, field: &str, key: &str) -> Option<&str> {
         self.value.get(field)?.get(key)?.as_str()
     }

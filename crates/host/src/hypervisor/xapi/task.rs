@@ -1,4 +1,4 @@
-//! Tasks: what takes long, and how it went.
+//! Tasks: long operations of a pool, their progress and result.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,19 +8,19 @@ use serde_json::{Value, json};
 use super::record::Reference;
 use super::{Pool, XapiError, XapiResult};
 
-/// How often a task is asked how far it is.
-const LOOK_INTERVAL: Duration = Duration::from_millis(300);
+/// Poll interval of a task.
+const POLL_INTERVAL: Duration = Duration::from_millis(300);
 
-/// What became of a task.
+/// The state of a task.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TaskOutcome {
-    /// It has ended well, with this result.
+    /// It succeeded, with this result.
     Success(String),
-    /// It is under way: so many thousandths are done.
+    /// It is running, with this progress in thousandths.
     Pending(u16),
 }
 
-/// A task of the pool; the pool forgets it when it goes.
+/// A task of the pool. Dropping it destroys the task.
 pub struct Task {
     pool: Arc<Pool>,
     reference: Reference,
@@ -28,7 +28,7 @@ pub struct Task {
 }
 
 impl Task {
-    /// Makes one for a transfer.
+    /// Creates a task for a transfer.
     pub(super) fn new(pool: &Arc<Pool>, label: &str, request: &str) -> XapiResult<Self> {
         let reference = pool.call_for_reference("task.create", &[json!(label), json!("")])?;
         Ok(Self {
@@ -38,7 +38,7 @@ impl Task {
         })
     }
 
-    /// The task that an asynchronous call has begun.
+    /// The task of an asynchronous call.
     pub(super) fn begin(pool: &Arc<Pool>, method: &str, arguments: &[Value]) -> XapiResult<Self> {
         let reference = pool.call_for_reference(&format!("Async.{method}"), arguments)?;
         Ok(Self {
@@ -52,7 +52,7 @@ impl Task {
         &self.reference
     }
 
-    /// How it stands.
+    /// Queries the state.
     ///
     /// # Errors
     /// It has failed, or was cancelled.
@@ -82,11 +82,11 @@ impl Task {
                 code: "TASK_CANCELLED".to_owned(),
                 details: Vec::new(),
             }),
-            _ => Err(self.pool.invalid_answer("task.get_record", "its status is none")),
+            _ => Err(self.pool.invalid_answer("task.get_record", "its status is unknown")),
         }
     }
 
-    /// Waits for its end; `progress` learns how many thousandths are done.
+    /// Waits for its end; `progress` receives thousandths.
     ///
     /// # Errors
     /// It failed, or it was cancelled because a stop was requested.
@@ -100,7 +100,7 @@ impl Task {
                 self.cancel();
                 return Err(XapiError::Interrupted);
             }
-            self.pool.retry_context.clock.sleep(LOOK_INTERVAL);
+            self.pool.retry_context.clock.sleep(POLL_INTERVAL);
         }
     }
 
@@ -108,16 +108,16 @@ impl Task {
         self.pool.invalid_answer(&self.request, detail)
     }
 
-    /// Asks the pool to give it up.
+    /// Asks the pool to cancel the task.
     pub(super) fn cancel(&self) {
-        // What cannot be cancelled ends by itself.
+        // A task that cannot be cancelled ends by itself.
         drop(self.pool.call("task.cancel", &[json!(self.reference.0)]));
     }
 }
 
 impl Drop for Task {
     fn drop(&mut self) {
-        // Tasks that nobody forgets are forgotten after a day.
+        // The pool discards tasks after a day.
         drop(self.pool.call("task.destroy", &[json!(self.reference.0)]));
     }
 }
@@ -133,7 +133,7 @@ pub(super) fn reference_in(result: &str) -> Option<Reference> {
 }
 
 impl Pool {
-    /// Does what takes long, and gives its result.
+    /// Runs a long operation, and returns its result.
     pub fn run(
         self: &Arc<Self>,
         method: &str,

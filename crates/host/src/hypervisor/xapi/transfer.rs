@@ -1,7 +1,8 @@
-//! Bytes from a pool, and to it.
+//! Transfers of data from and to a pool.
 //!
-//! A host that does not see the storage sends us to one that does (302): its certificate is then learnt from the master, if nobody has told us. The
-//! status of HTTP comes before the transfer, so only the task of a transfer says whether it went well.
+//! A host that has no access to the storage redirects to one that has (302); its certificate is then queried from the
+//! master, unless it is known. The HTTP status precedes the transfer, so only the task of a transfer reports its
+//! success.
 
 use std::io;
 use std::io::Read;
@@ -15,28 +16,28 @@ use super::retry::RetryContext;
 use super::task::{Task, reference_in};
 use super::{Pool, XapiError, XapiResult};
 
-/// The word of a pool for a session that has ended.
+/// The error code of a session that has expired.
 const SESSION_INVALID: &str = "SESSION_INVALID";
-/// Hosts that one transfer is passed on to, at most.
+/// Limit on the redirects of one transfer.
 const HOP_COUNT_MAX: usize = 4;
-/// Times that a download is taken up again where it broke.
+/// Limit on the restarts of a broken download.
 const RETRY_COUNT_MAX: u32 = 5;
-/// How long a transfer may make no progress: storage can be busy with other things for minutes.
-const TRANSFER_PATIENCE: Duration = Duration::from_secs(300);
+/// How long a transfer may make no progress: storage can be busy otherwise for minutes.
+const TRANSFER_IDLE_TIMEOUT: Duration = Duration::from_secs(300);
 const DISCARD_BYTES: usize = 256 << 10;
 
-/// In which form the content of a disk is transferred.
+/// The format in which a disk is transferred.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DiskForm {
-    /// All of its bytes.
+    /// Raw: all bytes.
     Raw,
-    /// A VHD: only what has content.
+    /// A VHD: only allocated blocks.
     Vhd,
-    /// A differencing VHD: only what is not the same in this other disk.
+    /// A differencing VHD: only the differences to this disk.
     VhdSince(Reference),
 }
 
-/// What is downloaded.
+/// The source of a download.
 #[derive(Debug, Clone)]
 struct DownloadSource {
     path: &'static str,
@@ -45,9 +46,10 @@ struct DownloadSource {
     label: String,
 }
 
-/// A download under way.
+/// A running download.
 ///
-/// What it reads does not change, so where it breaks it is taken up again: from its start, for there is no other way, with what came before thrown away.
+/// Its source does not change, so a broken download is restarted from the beginning, and the bytes that were already
+/// read are skipped: XAPI cannot start at an offset.
 pub struct Download {
     pool: Arc<Pool>,
     what: DownloadSource,
@@ -76,7 +78,7 @@ impl Pool {
         })
     }
 
-    /// The records of a machine or snapshot as an archive without disks.
+    /// The records of a machine or snapshot, as an archive without disks.
     pub fn download_metadata(self: &Arc<Self>, machine: &Reference) -> XapiResult<Download> {
         self.download_once(DownloadSource {
             path: "/export_metadata",
@@ -85,7 +87,7 @@ impl Pool {
         })
     }
 
-    /// Begins a download; again where its beginning breaks.
+    /// Starts a download, with retries.
     fn download(self: &Arc<Self>, what: &DownloadSource) -> XapiResult<Download> {
         self.retry_context.retry(|| self.download_once(what.clone()))
     }
@@ -95,7 +97,7 @@ impl Pool {
             let task = Task::new(self, "holdfast", &what.label)?;
             Ok((self.get(&what, &task)?, task))
         };
-        let (body, task) = with_living_session(begin)?;
+        let (body, task) = with_valid_session(begin)?;
         Ok(Download {
             pool: Arc::clone(self),
             what,
@@ -111,7 +113,7 @@ impl Pool {
         connection.body(&head, &what.label)
     }
 
-    /// Begins a request at whichever host answers it, and gives the head of its answer.
+    /// Sends a request, follows redirects, and returns status and headers of the answer.
     fn request(
         &self,
         method: &str,
@@ -120,7 +122,7 @@ impl Pool {
         headers: &[String],
     ) -> XapiResult<(Connection, ResponseHead)> {
         let retry_context = RetryContext {
-            patience: TRANSFER_PATIENCE,
+            idle_timeout: TRANSFER_IDLE_TIMEOUT,
             ..self.retry_context.clone()
         };
         let mut host = self.host();
@@ -139,14 +141,14 @@ impl Pool {
                 200 => return Ok((connection, head)),
                 301 | 302 | 303 | 307 | 308 => {
                     let location = head.header("location").unwrap_or_default();
-                    host = place_of(location, host.1).ok_or_else(|| {
+                    host = host_of(location, host.1).ok_or_else(|| {
                         self.invalid_answer(
                             label,
-                            &format!("it sends us to {location:?}, which is no place of HTTPS"),
+                            &format!("it redirects to {location:?}, which is not an HTTPS address"),
                         )
                     })?;
                 }
-                // The task went with the session.
+                // The task ended with the session.
                 401 | 403 if self.is_expired(&session) => {
                     return Err(XapiError::Refused {
                         request: label.to_owned(),
@@ -164,23 +166,23 @@ impl Pool {
                 }
             }
         }
-        Err(self.invalid_answer(label, "its hosts send us to each other"))
+        Err(self.invalid_answer(label, "too many redirects"))
     }
 
-    /// Whether a session is over; it is forgotten then.
+    /// Whether a session has expired; an expired one is discarded.
     fn is_expired(&self, session: &str) -> bool {
-        // A question begins a new session where the old one is over.
+        // A call renews an expired session.
         drop(self.call("session.get_this_host", &[]));
         let now = self.session();
         now.is_ok_and(|now| now != session)
     }
 
-    /// Connects to a host of the pool. One that is not known is asked of the master.
+    /// Connects to a host of the pool. The certificate of an unknown host is queried from the master.
     fn open(&self, host: &(String, u16), retry_context: &RetryContext) -> XapiResult<Connection> {
         let place = (host.0.as_str(), host.1);
         match Connection::open(place, &self.trust().tls()?, retry_context) {
             Err(XapiError::Untrusted { .. }) if *host != self.host() => {
-                self.learn_certificates()?;
+                self.fetch_certificates()?;
                 Connection::open(place, &self.trust().tls()?, retry_context)
             }
             other => other,
@@ -188,8 +190,8 @@ impl Pool {
     }
 }
 
-/// Begins a transfer; once more where the session had ended since its task was made.
-fn with_living_session<T>(begin: impl Fn() -> XapiResult<T>) -> XapiResult<T> {
+/// Starts a transfer; once more if the session expired after the task was created.
+fn with_valid_session<T>(begin: impl Fn() -> XapiResult<T>) -> XapiResult<T> {
     match begin() {
         Err(error) if error.is_refusal(SESSION_INVALID) => begin(),
         other => other,
@@ -197,15 +199,15 @@ fn with_living_session<T>(begin: impl Fn() -> XapiResult<T>) -> XapiResult<T> {
 }
 
 /// Host and port of an `https://` address.
-fn place_of(location: &str, port: u16) -> Option<(String, u16)> {
+fn host_of(location: &str, port: u16) -> Option<(String, u16)> {
     let rest = location.strip_prefix("https://")?;
     let authority = rest.split(['/', '?']).next()?;
     split_host(authority, port).ok()
 }
 
 impl Download {
-    /// Takes the download up again where it broke. What breaks on the way there is one of the few times, too.
-    fn take_up(&mut self, reason: io::Error) -> io::Result<()> {
+    /// Restarts the download. A failure of the restart counts as an attempt, too.
+    fn restart(&mut self, reason: io::Error) -> io::Result<()> {
         let mut reason = reason;
         loop {
             if (self.pool.retry_context.is_stopped)() {
@@ -219,11 +221,11 @@ impl Download {
                 let pause = self.pool.retry_context.pause_after(self.retry_count - 2);
                 pause.map_err(io::Error::other)?;
             }
-            // What had failed is of no further interest.
+            // The result of the failed task is not needed.
             self.task.cancel();
             match self.pool.download_once(self.what.clone()) {
                 Ok(retry) => (self.task, self.body) = (retry.task, retry.body),
-                Err(error) if self.pool.retry_context.may_pass(&error) => {
+                Err(error) if self.pool.retry_context.may_be_temporary(&error) => {
                     reason = io::Error::other(error);
                     continue;
                 }
@@ -236,7 +238,7 @@ impl Download {
         }
     }
 
-    /// Why it is given up.
+    /// The error after the last attempt.
     fn broken(&self, reason: io::Error) -> XapiError {
         match reason.downcast::<XapiError>() {
             Ok(error) => error,
@@ -251,7 +253,7 @@ impl Download {
         }
     }
 
-    /// Passes over what had come before.
+    /// Skips the bytes that were already read.
     fn skip(&mut self) -> io::Result<()> {
         let mut left = self.position;
         let mut buffer = vec![0; DISCARD_BYTES];
@@ -265,7 +267,7 @@ impl Download {
         Ok(())
     }
 
-    /// Fills a buffer. Where the connection breaks, or ends too early, it is made anew, a few times.
+    /// Fills a buffer, with restarts after a broken connection or an early end.
     fn fill(&mut self, mut buffer: &mut [u8]) -> io::Result<()> {
         while !buffer.is_empty() {
             match self.body.read(buffer) {
@@ -275,30 +277,30 @@ impl Download {
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 _ if (self.pool.retry_context.is_stopped)() => return Err(io::Error::other(XapiError::Interrupted)),
-                Err(error) => self.take_up(error)?,
+                Err(error) => self.restart(error)?,
                 Ok(_) => {
-                    let reason = self.why_it_ended();
-                    self.take_up(reason)?;
+                    let reason = self.end_reason();
+                    self.restart(reason)?;
                 }
             }
         }
         Ok(())
     }
 
-    /// Why there was less than was to be expected: in the words of its task, if it has any.
-    fn why_it_ended(&self) -> io::Error {
+    /// The reason of an early end: the error of the task, if it has one.
+    fn end_reason(&self) -> io::Error {
         match self.task.poll() {
             Err(error @ XapiError::Refused { .. }) => io::Error::other(error),
             _ => io::ErrorKind::UnexpectedEof.into(),
         }
     }
 
-    /// Makes sure that the pool, too, takes the transfer for a success.
+    /// Checks that the task succeeded.
     pub fn finish(self) -> XapiResult<()> {
         self.task.wait(&mut |_| ()).map(drop)
     }
 
-    /// All that is left, of something whose size nobody knows: at most `bytes_max` bytes.
+    /// Reads the rest, of unknown size up to `bytes_max` bytes.
     pub fn read_to_end(mut self, bytes_max: u64) -> XapiResult<Vec<u8>> {
         let mut bytes = Vec::new();
         let read = (&mut self.body).take(bytes_max + 1).read_to_end(&mut bytes);
@@ -318,23 +320,23 @@ impl Download {
 }
 
 impl Read for Download {
-    /// Fills the whole buffer: who reads knows how much there is.
+    /// Fills the whole buffer: the caller knows the size.
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.fill(buffer)?;
         Ok(buffer.len())
     }
 }
 
-/// An upload under way.
+/// A running upload.
 pub struct Upload {
     connection: Connection,
     task: Task,
 }
 
 impl Pool {
-    /// Begins to send a machine in an XVA; `storage` gets its disks.
+    /// Starts to send a machine in an XVA; `storage` gets its disks.
     ///
-    /// Nothing of it is sent before a host has said that it takes it in: it may send us to another.
+    /// No data is sent before a host has accepted the request, since it may redirect to another host.
     pub fn upload_machine(self: &Arc<Self>, storage: &Reference, keeps_identity: bool) -> XapiResult<Upload> {
         let query = [
             ("sr_id", storage.0.clone()),
@@ -342,7 +344,7 @@ impl Pool {
             ("force", "false".to_owned()),
         ];
         let headers = ["Content-Type: application/octet-stream".to_owned()];
-        with_living_session(|| {
+        with_valid_session(|| {
             let task = Task::new(self, "holdfast", "import of a machine")?;
             let (connection, _) = self.request("PUT", ("/import", &query, "import of a machine"), &task, &headers)?;
             Ok(Upload { connection, task })
@@ -351,28 +353,28 @@ impl Pool {
 }
 
 impl Upload {
-    /// Sends the next bytes, all of them.
+    /// Sends all of the bytes.
     pub fn send(&mut self, bytes: &[u8]) -> XapiResult<()> {
         let sent = self.connection.send(bytes);
         sent.map_err(|error| self.reason(error))
     }
 
-    /// All was sent: waits for what the pool makes of it. Gives the machine.
+    /// Waits for the task after all data was sent, and returns the machine.
     pub fn finish(mut self, progress: &mut dyn FnMut(u16)) -> XapiResult<Reference> {
         let ended = self.connection.end_sending();
-        // What the pool has to say about it is more than that the connection broke.
+        // The pool's error says more than that the connection broke.
         let result = self.task.wait(progress)?;
         ended?;
-        reference_in(&result).ok_or_else(|| self.task.invalid_answer("its result names no machine"))
+        reference_in(&result).ok_or_else(|| self.task.invalid_answer("its result has no machine"))
     }
 
-    /// It is given up, for a reason of ours: nothing of it stays.
-    pub fn give_up(self) {
+    /// Cancels the upload: the pool removes the incomplete machine.
+    pub fn cancel(self) {
         drop(self.connection);
         self.task.cancel();
     }
 
-    /// Why a write failed: in the words of the task, if it has any.
+    /// The reason of a failed write: the error of the task, if it has one.
     fn reason(&self, error: XapiError) -> XapiError {
         match self.task.poll() {
             Err(reason @ XapiError::Refused { .. }) => reason,
@@ -383,18 +385,18 @@ impl Upload {
 
 #[cfg(test)]
 mod tests {
-    use super::place_of;
+    use super::host_of;
 
     #[test]
     fn redirections_lead_to_https_only() {
-        let place = |location: &str| place_of(location, 443);
+        let host = |location: &str| host_of(location, 443);
         assert_eq!(
-            place("https://10.0.0.2/export_raw_vdi?a=b"),
+            host("https://10.0.0.2/export_raw_vdi?a=b"),
             Some(("10.0.0.2".to_owned(), 443))
         );
-        assert_eq!(place("https://[fd00::2]:8443?a"), Some(("fd00::2".to_owned(), 8443)));
+        assert_eq!(host("https://[fd00::2]:8443?a"), Some(("fd00::2".to_owned(), 8443)));
         for wrong in ["http://10.0.0.2/", "https:///x", "/export", ""] {
-            assert_eq!(place(wrong), None, "{wrong}");
+            assert_eq!(host(wrong), None, "{wrong}");
         }
     }
 }

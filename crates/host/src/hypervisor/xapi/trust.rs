@@ -1,4 +1,5 @@
-//! Whom we talk to: a host of a pool has a certificate of its own making, so it is known by that certificate's fingerprint, as hosts are to ssh.
+//! Trusted certificates: the hosts of a pool have self-signed certificates, so they are identified by fingerprints, as
+//! in ssh.
 
 use std::fmt;
 use std::str::FromStr;
@@ -19,7 +20,7 @@ use super::{XapiError, XapiResult};
 pub struct Fingerprint([u8; 32]);
 
 impl Fingerprint {
-    /// Of a certificate in PEM.
+    /// The fingerprint of a certificate in PEM.
     pub fn of_pem(pem: &str) -> Option<Self> {
         let certificate = CertificateDer::from_pem_slice(pem.as_bytes()).ok()?;
         Some(Self::of_certificate(&certificate))
@@ -35,11 +36,11 @@ impl Fingerprint {
 impl FromStr for Fingerprint {
     type Err = XapiError;
 
-    /// Reads what `openssl x509 -fingerprint -sha256` prints, with or without colons and what stands before them.
+    /// Parses the output of `openssl x509 -fingerprint -sha256`, with or without colons and prefix.
     fn from_str(text: &str) -> XapiResult<Self> {
         let wrong = || XapiError::Trust {
             what: format!("the fingerprint {text:?}"),
-            detail: "it is the SHA-256 of a certificate, 64 hexadecimal digits".to_owned(),
+            detail: "it must be the SHA-256 of a certificate: 64 hexadecimal digits".to_owned(),
         };
         let digits = text.rsplit('=').next().unwrap_or(text);
         let digits: Vec<u8> = digits.bytes().filter(|byte| *byte != b':').collect();
@@ -76,14 +77,14 @@ impl fmt::Debug for Fingerprint {
 /// The trusted certificates of hosts.
 #[derive(Debug, Clone, Default)]
 pub struct Trust {
-    /// Their certificates are these, whoever signed them, and whatever names are in them.
+    /// Fingerprints of trusted certificates, whatever their issuer and names.
     pub fingerprints: Vec<Fingerprint>,
-    /// Or their certificates are for their names, and signed by one of these authorities (PEM).
+    /// Authorities (PEM) whose certificates are trusted for the names in them.
     pub authorities: Option<String>,
 }
 
 impl Trust {
-    /// The same, and hosts with these certificates, too.
+    /// The same with additional trusted certificates.
     #[must_use]
     pub fn and(&self, fingerprints: impl IntoIterator<Item = Fingerprint>) -> Self {
         let mut trust = self.clone();
@@ -91,7 +92,7 @@ impl Trust {
         trust
     }
 
-    /// What TLS needs to know of it. For XenServer's NBD as well.
+    /// The TLS configuration; for XenServer's NBD as well.
     pub fn tls(&self) -> XapiResult<Arc<ClientConfig>> {
         let provider = Arc::new(aws_lc_rs::default_provider());
         let signed = self
@@ -129,14 +130,14 @@ fn verifier(pem: &str, provider: &Arc<CryptoProvider>) -> XapiResult<Arc<WebPkiS
         roots.add(certificate).map_err(|error| wrong(error.to_string()))?;
     }
     if roots.is_empty() {
-        return Err(wrong("there is no certificate in it".to_owned()));
+        return Err(wrong("it contains no certificate".to_owned()));
     }
     WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider))
         .build()
         .map_err(|error| wrong(error.to_string()))
 }
 
-/// Compares certificates with those that are known. That a host has the key of its certificate is checked as always.
+/// Compares certificates with known ones. The proof of the private key is checked as usual.
 #[derive(Debug)]
 struct PinnedVerifier {
     fingerprints: Vec<Fingerprint>,
@@ -198,13 +199,13 @@ impl ServerCertVerifier for PinnedVerifier {
 
 /// An unknown certificate.
 #[derive(Debug, thiserror::Error)]
-#[error("the certificate {fingerprint} is not known{reason}")]
+#[error("unknown certificate {fingerprint}{reason}")]
 struct UnknownCertificate {
     fingerprint: Fingerprint,
     reason: String,
 }
 
-/// The fingerprint of the certificate that an error of a connection is about, and what authorities have against it.
+/// The fingerprint of the untrusted certificate in an error of a connection, and why the authorities reject it.
 pub(super) fn unknown_certificate(error: &std::io::Error) -> Option<(String, String)> {
     let error = error.get_ref()?.downcast_ref::<Error>()?;
     match error {

@@ -1,4 +1,4 @@
-//! Makes a memory stream again.
+//! Creates a memory stream from its parts.
 
 use std::io::Write;
 
@@ -7,13 +7,13 @@ use holdfast_block::{BlockDevice, Error as BlockError, to_usize};
 use super::state::MemoryState;
 use super::{record, section};
 
-/// Bytes that are read at once.
+/// Bytes per read.
 const PIECE_BYTES: u64 = 1 << 20;
 
 /// Writes the stream of a memory: each page once, in the order of the addresses.
 ///
 /// # Errors
-/// Those of `memory`, which has to be of the state's size, and those of `output`.
+/// Those of `memory`, which must have the size of the state, and those of `output`.
 pub fn assemble(state: &MemoryState, memory: &dyn BlockDevice, output: &mut dyn Write) -> Result<(), AssembleError> {
     let size_bytes = state.size_bytes();
     if memory.size_bytes() != size_bytes {
@@ -50,23 +50,23 @@ pub fn assemble(state: &MemoryState, memory: &dyn BlockDevice, output: &mut dyn 
     writer.output.flush().map_err(AssembleError::Output)
 }
 
-/// Why a memory stream cannot be made.
+/// Why a memory stream cannot be created.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AssembleError {
-    /// Memory and state do not belong together.
-    #[error("the memory has {memory_bytes} bytes, and its state is of {state_bytes}")]
+    /// The size of the memory differs from that in the state.
+    #[error("the memory has {memory_bytes} bytes, but its state is for {state_bytes} bytes")]
     Size {
-        /// Bytes of the memory.
+        /// Size of the memory.
         memory_bytes: u64,
-        /// Bytes according to the state.
+        /// Size in the state.
         state_bytes: u64,
     },
     /// The pages cannot be read.
-    #[error("the memory cannot be read")]
+    #[error("cannot read the memory")]
     Memory(#[source] BlockError),
     /// The stream cannot be written.
-    #[error("the memory stream cannot be written")]
+    #[error("cannot write the memory stream")]
     Output(#[source] std::io::Error),
 }
 
@@ -94,15 +94,15 @@ impl MigrationStreamWriter<'_> {
         Ok(())
     }
 
-    /// The records of pages that follow one another, the first at `address` of its block. Pages of zero are told too: what
-    /// takes them in may hold firmware there.
+    /// The records of consecutive pages, the first at `address` in its block. Zero pages are included: the receiver may
+    /// have firmware there.
     fn records(&self, bytes: &[u8], address: u64, name: &[u8]) -> Vec<u8> {
         let mut records = Vec::with_capacity(bytes.len() + bytes.len() / 256);
         let mut address = address;
         for page in bytes.chunks(to_usize(self.state.page_bytes)) {
             let is_zero = page.iter().all(|byte| *byte == 0);
             let kind = if is_zero { record::FILL } else { record::PAGE };
-            // Each piece names its block: nothing has to be remembered between them.
+            // Each piece names its block, so no state is needed between them.
             let is_first = records.is_empty();
             let flags = kind | if is_first { 0 } else { record::SAME_BLOCK };
             records.extend((address | flags).to_be_bytes());

@@ -6,7 +6,7 @@ use holdfast_block::{BlockDeviceMut, Error, MemoryDevice, to_usize};
 use super::{MemoryState, assemble, disassemble};
 
 const PAGE_BYTES: u64 = 4096;
-/// A machine of a fuzzer has no more.
+/// The limit on the memory in fuzzing.
 const SIZE_BYTES_MAX: u64 = 1 << 20;
 
 fn make_store(size_bytes: u64) -> holdfast_block::Result<Box<dyn BlockDeviceMut>> {
@@ -19,7 +19,7 @@ fn make_store(size_bytes: u64) -> holdfast_block::Result<Box<dyn BlockDeviceMut>
     Ok(Box::new(MemoryDevice::new(size_bytes)))
 }
 
-/// The state of a memory.
+/// Parses the state of a memory.
 pub(crate) fn state(bytes: &[u8]) -> Outcome {
     match MemoryState::decode(bytes) {
         Err(_) => Outcome::Refused,
@@ -30,7 +30,7 @@ pub(crate) fn state(bytes: &[u8]) -> Outcome {
     }
 }
 
-/// A stream of QEMU: what is made of its parts again has the same parts.
+/// Parses a stream of QEMU: a stream that is created from its parts has the same parts.
 pub(crate) fn stream(bytes: &[u8]) -> Outcome {
     let Ok((state, memory)) = disassemble(&mut &bytes[..], PAGE_BYTES, &mut make_store) else {
         return Outcome::Refused;
@@ -105,7 +105,7 @@ mod tests {
     use super::{PAGE_BYTES, example, make_store};
     use crate::qemu::memory::disassemble;
 
-    /// Two blocks of one name: pages of the second would be taken for the first's.
+    /// With two blocks of one name, pages of the second would be taken for those of the first.
     #[test]
     fn blocks_of_one_name_are_refused() {
         let stream = example(true);
@@ -119,6 +119,6 @@ mod tests {
         let error = disassemble(&mut &twins[..], PAGE_BYTES, &mut make_store)
             .err()
             .expect("it is refused");
-        assert!(error.to_string().contains("the name or the size"), "{error}");
+        assert!(error.to_string().contains("name or size of a block"), "{error}");
     }
 }

@@ -1,9 +1,9 @@
-//! Lets QEMU send its memory as it does for a migration, and stop at its end.
+//! Makes QEMU send its memory as for a migration, and stop at the end.
 //!
-//! Nobody is told of a migration but QEMU: libvirt ignores one that it has not begun, and sees a machine that is paused and
-//! runs on. When all is sent, QEMU has stopped the machine and given up its images ("inactive"), as for a host that takes over;
-//! they are taken back one by one, by serving each for a moment: that is the one way that all versions know to take an image
-//! back while the machine is paused.
+//! Only QEMU knows of this migration: libvirt ignores one that it has not started, and sees a machine that is paused
+//! and resumed. When everything is sent, QEMU has stopped the machine and released its images ("inactive"), as for a
+//! host that takes over. They are activated one by one, by a short NBD export of each: the only way that works in all
+//! versions while the machine is paused.
 
 use std::time::Duration;
 
@@ -16,32 +16,31 @@ use crate::qemu::names::RunId;
 use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand, Result};
 use crate::qemu::{Danger, QemuVersion};
 
-/// How the machine's memory is saved.
+/// Whether the machine runs while its memory is saved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryMode {
-    /// While the machine runs; it is paused for the last part.
+    /// The machine runs, and is paused for the last part.
     Live,
-    /// While the machine is paused, from the first page to the last.
+    /// The machine is paused from the first page to the last.
     Stopped,
 }
 
 /// The requested method of saving memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum MemoryMethod {
-    /// Live, where QEMU can be relied on to send all of it then.
+    /// Live, unless this QEMU may then send incomplete memory.
     #[default]
     Auto,
-    /// Live, whatever is known of QEMU.
+    /// Live, whatever the version of QEMU.
     Live,
     /// While the machine is paused.
     Stopped,
 }
 
 impl MemoryMethod {
-    /// How the memory of the machine behind `monitor` is to be taken, and what is known against taking it live.
+    /// The mode for the machine behind `monitor`, and the QEMU version if its defect rules out the live mode.
     ///
-    /// A QEMU that emulates processors (TCG) may lose writes while its memory is sent ([`Danger::MemoryOfRunningTcg`]). KVM is not
-    /// affected.
+    /// A QEMU with TCG may lose writes while its memory is sent ([`Danger::MemoryOfRunningTcg`]). KVM is not affected.
     pub fn mode(self, monitor: &dyn Monitor) -> Result<(MemoryMode, Option<QemuVersion>)> {
         if self == Self::Stopped {
             return Ok((MemoryMode::Stopped, None));
@@ -56,48 +55,48 @@ impl MemoryMethod {
     }
 }
 
-/// Whether KVM runs the machine's processors.
+/// Whether the machine uses KVM.
 fn is_accelerated(monitor: &dyn Monitor) -> Result<bool> {
     let answer = monitor.execute(&QmpCommand::new("query-kvm", Value::Null))?;
-    answer["enabled"].as_bool().ok_or_else(|| MonitorError::Senseless {
+    answer["enabled"].as_bool().ok_or_else(|| MonitorError::Invalid {
         command: "query-kvm".to_owned(),
-        detail: "it does not say whether it is enabled".to_owned(),
+        detail: "the field \"enabled\" is missing".to_owned(),
     })
 }
 
-/// No limit of ours, in bytes per second: the pipe is as fast as who takes it in. The run's number is added to it: by that, a
-/// migration that is under way is known as the run's.
+/// Practically no limit, in bytes per second: the reader of the pipe sets the pace. The run's number is added, which
+/// identifies the migration as that of the run.
 const BANDWIDTH: u64 = 64 << 30;
-/// What QEMU begins with, since version 5.2, and what is set where nobody knows any more what was.
+/// QEMU's defaults since version 5.2, restored when the previous values are unknown.
 const BANDWIDTH_OF_QEMU: u64 = 128 << 20;
 const DOWNTIME_MS_OF_QEMU: u64 = 300;
-/// The last pass may take so long, to begin with.
+/// The initial limit on the downtime of the last pass.
 const DOWNTIME_MS: u64 = 30;
 const DOWNTIME_MS_MAX: u64 = 1000;
-/// Passes over memory after which the last one may take twice as long; and after which the machine is stopped for it.
+/// Number of passes after which the downtime limit is doubled, and after which the machine is stopped.
 const PASS_COUNT_PATIENT: u64 = 4;
 const PASS_COUNT_MAX: u64 = 12;
-const LOOK_INTERVAL: Duration = Duration::from_millis(20);
-/// How often is told that the machine runs.
-const TELL_INTERVAL: Duration = Duration::from_secs(5);
-/// From the last byte until QEMU says that it is done.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// Interval of the reports that the machine runs.
+const REPORT_INTERVAL: Duration = Duration::from_secs(5);
+/// Timeout from the last byte until QEMU reports completion.
 const END_DEADLINE: Duration = Duration::from_secs(10);
 const END_INTERVAL: Duration = Duration::from_millis(2);
-/// The capabilities that do not change the form of the stream.
+/// Capabilities that do not change the format of the stream.
 const HARMLESS: [&str; 2] = ["events", "auto-converge"];
 const STATUS: &str = "query-migrate";
 
-/// What was set for migrations before, and is set again afterwards.
+/// The previous migration settings, which are restored afterwards.
 pub(crate) struct Settings {
     capabilities: Vec<Value>,
     parameters: Value,
 }
 
-/// A machine that was stopped when its memory was complete.
+/// The result: the machine is stopped, and its memory is complete.
 pub(crate) struct Sent {
-    /// How long it was paused until then.
-    pub(crate) stood_still: Duration,
-    /// Whether another client had paused it before: then it stays paused.
+    /// How long it had been paused by then.
+    pub(crate) paused_for: Duration,
+    /// Whether another client had paused it before: it then stays paused.
     pub(crate) is_paused_by_others: bool,
     pub(crate) settings: Settings,
 }
@@ -109,7 +108,7 @@ pub(crate) struct MemorySender<'a> {
     pub(crate) run: RunId,
 }
 
-/// Told from time to time, while the machine is seen to run.
+/// Called at intervals while the machine runs.
 pub(crate) type OnRunning<'t> = dyn FnMut() + 't;
 
 impl MemorySender<'_> {
@@ -117,10 +116,10 @@ impl MemorySender<'_> {
         self.monitor.execute(&QmpCommand::new(name, arguments))
     }
 
-    /// Sends all, and gives a machine that stands still. `runs` is told as long as it does not.
+    /// Sends the memory, and leaves the machine stopped. `runs` is called while it still runs.
     ///
     /// # Errors
-    /// Whatever goes wrong, no migration of ours is under way; whether the machine runs, the caller has to see to.
+    /// After every error no migration of ours is in progress; the caller must check whether the machine runs.
     pub(crate) fn send(&self, pipe: MemoryPipe, mode: MemoryMode, runs: &mut OnRunning<'_>) -> Result<Sent> {
         let status = self.execute(STATUS, Value::Null)?;
         if !is_over(&status) {
@@ -136,7 +135,7 @@ impl MemorySender<'_> {
         match sent {
             Ok((downtime, is_paused_by_others)) => Ok(Sent {
                 is_paused_by_others,
-                stood_still: match mode {
+                paused_for: match mode {
                     MemoryMode::Live => downtime,
                     MemoryMode::Stopped => self.clock.now().saturating_sub(start),
                 },
@@ -149,14 +148,14 @@ impl MemorySender<'_> {
         }
     }
 
-    /// Sets what was set before; what cannot be set again harms no machine.
+    /// Restores the previous settings; a failure does not harm the machine.
     pub(crate) fn reset(&self, settings: &Settings) {
         let capabilities = json!({ "capabilities": settings.capabilities });
         self.execute("migrate-set-capabilities", capabilities).ok();
         self.execute("migrate-set-parameters", settings.parameters.clone()).ok();
     }
 
-    /// Switches off what changes the form of the stream, and its limits.
+    /// Switches off capabilities that change the format of the stream, and the limits.
     fn set(&self) -> Result<Settings> {
         let found = self.execute("query-migrate-capabilities", Value::Null)?;
         let on = found.as_array().into_iter().flatten().filter(|capability| {
@@ -196,36 +195,36 @@ impl MemorySender<'_> {
         }
         let begun = self.execute("migrate", json!({ "uri": format!("fd:{name}") }));
         if begun.as_ref().is_err_and(|error| !error.is_refusal()) {
-            // It may have begun. After a refusal, what is under way is somebody else's.
+            // It may have started. After a refusal, a running migration belongs to another client.
             self.cancel();
         }
         begun.map(|_| ended)
     }
 
-    /// Waits until all is sent; gives how long the machine stood still, and whether somebody else had paused it by then.
+    /// Waits for the end; returns how long the machine was stopped, and whether another client had paused it.
     fn follow(&self, ended: &StreamEnd, mode: MemoryMode, runs: &mut OnRunning<'_>) -> Result<(Duration, bool)> {
         let mut downtime_ms = DOWNTIME_MS;
         let mut next_look = PASS_COUNT_PATIENT;
         let mut is_stopped = mode == MemoryMode::Stopped;
         let mut is_paused_by_others = false;
-        let mut told = self.clock.now();
-        while !ended.wait(LOOK_INTERVAL) {
+        let mut last_report = self.clock.now();
+        while !ended.wait(POLL_INTERVAL) {
             let status = self.execute(STATUS, Value::Null)?;
             if let Some(error) = failure(&status) {
                 return Err(error);
             }
             if !is_stopped {
-                // When QEMU has stopped it for the last pass it says so, and nobody says that it runs. One that others have paused
-                // stands still by no doing of ours.
+                // QEMU reports the stop for the last pass, and `runs` is not called any more. A pause by another client
+                // is not part of our downtime.
                 let state = self.execute("query-status", Value::Null)?;
                 let is_paused = state["status"] == "paused";
-                let is_well = state["running"] == true || is_paused;
-                if is_well {
-                    // In any other state QEMU is at the end of it, and what was before holds.
+                let is_success = state["running"] == true || is_paused;
+                if is_success {
+                    // In any other state QEMU is finishing, and the earlier value is valid.
                     is_paused_by_others = is_paused;
                 }
-                if is_well && self.clock.now().saturating_sub(told) > TELL_INTERVAL {
-                    told = self.clock.now();
+                if is_success && self.clock.now().saturating_sub(last_report) > REPORT_INTERVAL {
+                    last_report = self.clock.now();
                     runs();
                 }
             }
@@ -235,7 +234,7 @@ impl MemorySender<'_> {
             }
             next_look = passes + 1;
             if passes >= PASS_COUNT_MAX {
-                // It writes faster than can be sent.
+                // The guest writes faster than the memory can be sent.
                 self.execute("stop", Value::Null)?;
                 is_stopped = true;
             } else if downtime_ms < DOWNTIME_MS_MAX {
@@ -254,22 +253,22 @@ impl MemorySender<'_> {
                 return Ok((downtime + self.clock.now().saturating_sub(end), is_paused_by_others));
             }
             if self.clock.now().saturating_sub(end) > END_DEADLINE {
-                return Err(refused("the memory was not sent to its end"));
+                return Err(refused("the memory was not sent completely"));
             }
             self.clock.sleep(END_INTERVAL);
         }
     }
 
-    /// Ends a migration of ours.
+    /// Cancels our migration.
     fn cancel(&self) {
         cancel(self.monitor, self.clock).ok();
     }
 }
 
-/// Ends the sending of memory that `run` has begun, if it is still under way: it would stop the machine at its end. Who lets a
-/// machine run on after a run that died does this before.
+/// Cancels the migration that `run` started, if it is still in progress: it would stop the machine at its end. Must be
+/// called before a machine is resumed after a run that died.
 ///
-/// A migration of somebody else is left alone: the limit of bandwidth tells whose it is. libvirt sets its own.
+/// A migration of another client is left alone. The bandwidth limit tells them apart: libvirt sets its own.
 pub fn end_sending(monitor: &dyn Monitor, clock: &dyn Clock, run: RunId) -> Result<()> {
     let parameters = monitor.execute(&QmpCommand::new("query-migrate-parameters", Value::Null))?;
     if parameters["max-bandwidth"] != bandwidth(run) {
@@ -281,7 +280,7 @@ pub fn end_sending(monitor: &dyn Monitor, clock: &dyn Clock, run: RunId) -> Resu
     Ok(())
 }
 
-/// Ends what is under way, if anything is, and waits until it has ended.
+/// Cancels a migration in progress, and waits until it has ended.
 fn cancel(monitor: &dyn Monitor, clock: &dyn Clock) -> Result<()> {
     let start = clock.now();
     let mut is_told = false;
@@ -293,17 +292,17 @@ fn cancel(monitor: &dyn Monitor, clock: &dyn Clock) -> Result<()> {
             monitor.execute(&QmpCommand::new("migrate_cancel", Value::Null))?;
             is_told = true;
         }
-        clock.sleep(LOOK_INTERVAL);
+        clock.sleep(POLL_INTERVAL);
     }
-    Err(refused("the migration does not end"))
+    Err(refused("the migration does not stop"))
 }
 
-/// The limit of bandwidth by which a migration is known as the run's.
+/// The bandwidth limit that identifies the migration of a run.
 fn bandwidth(run: RunId) -> u64 {
     BANDWIDTH + u64::from(run.0)
 }
 
-/// Whether no migration is under way.
+/// Whether no migration is in progress.
 fn is_over(status: &Value) -> bool {
     let over = ["none", "completed", "failed", "cancelled"];
     status["status"].as_str().is_none_or(|status| over.contains(&status))
@@ -311,9 +310,9 @@ fn is_over(status: &Value) -> bool {
 
 fn failure(status: &Value) -> Option<MonitorError> {
     let word = status["status"].as_str().unwrap_or_default();
-    let said = status["error-desc"].as_str();
+    let message = status["error-desc"].as_str();
     match word {
-        "failed" | "cancelled" | "cancelling" => Some(refused(said.unwrap_or("the memory was not sent to its end"))),
+        "failed" | "cancelled" | "cancelling" => Some(refused(message.unwrap_or("the memory was not sent completely"))),
         _ => None,
     }
 }

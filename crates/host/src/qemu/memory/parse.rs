@@ -1,4 +1,4 @@
-//! Takes a memory stream apart as it comes.
+//! Parses a memory stream while it arrives.
 
 use std::io::{ErrorKind, Read};
 
@@ -7,43 +7,43 @@ use holdfast_block::{BlockDeviceMut, DirtyBitmap, to_usize};
 use super::state::{BLOCK_COUNT_MAX, MemoryState, RamBlock, are_possible, is_page_size};
 use super::{RAM, STREAM_MAGIC, STREAM_VERSION, record, section};
 
-/// The name of a machine's type, at most.
+/// Limit on the length of a machine type.
 const TYPE_BYTES_MAX: u32 = 1024;
-/// What comes before the first page: a few KiB.
+/// Limit on the data before the first page, which has a few KiB.
 const HEAD_BYTES_MAX: usize = 16 << 20;
-/// The state of all devices.
+/// Limit on the state of all devices.
 const TAIL_BYTES_MAX: u64 = 512 << 20;
-/// Pages that follow one another are written together.
+/// Limit on the consecutive pages that are written at once.
 const RUN_BYTES_MAX: usize = 1 << 20;
 
-/// Why a memory stream cannot be taken apart.
+/// Why a memory stream cannot be parsed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MemoryStreamError {
     /// It cannot be read.
-    #[error("the memory stream cannot be read at byte {offset}")]
+    #[error("cannot read the memory stream at byte {offset}")]
     Input {
-        /// How far it was read.
+        /// Bytes that were read.
         offset: u64,
-        /// Why.
+        /// The reason.
         source: std::io::Error,
     },
     /// It ends early: the migration failed.
-    #[error("the memory stream ends at byte {offset}, in the middle")]
+    #[error("the memory stream ends early, at byte {offset}")]
     Short {
-        /// Where.
+        /// The length of the stream.
         offset: u64,
     },
-    /// It is not as described.
-    #[error("the memory stream makes no sense at byte {offset}: {detail}")]
-    Senseless {
-        /// Where.
+    /// It does not have the expected format.
+    #[error("the memory stream is invalid at byte {offset}: {detail}")]
+    Invalid {
+        /// Offset in the stream.
         offset: u64,
         /// What is wrong.
         detail: String,
     },
-    /// The pages cannot be kept.
-    #[error("the memory cannot be kept")]
+    /// The pages cannot be stored.
+    #[error("cannot store the memory")]
     Store(#[source] holdfast_block::Error),
 }
 
@@ -52,13 +52,13 @@ type Result<T> = std::result::Result<T, MemoryStreamError>;
 /// The memory of a machine: its state, and the device with its pages.
 pub type Memory = (MemoryState, Box<dyn BlockDeviceMut>);
 
-/// Where pages go: made when their size is known.
+/// Creates the device for the pages when the size is known.
 pub type MakeStore<'a> = dyn FnMut(u64) -> holdfast_block::Result<Box<dyn BlockDeviceMut>> + Send + 'a;
 
-/// Reads a stream to its end. `make_store` gets the size of the memory and gives a device of zeroes of this size.
+/// Reads a stream to its end. `make_store` gets the size of the memory, and returns a zeroed device of this size.
 ///
 /// # Errors
-/// A stream that has live parts besides memory, or capabilities that change its form, is refused.
+/// A stream with live sections besides memory, or with capabilities that change its format, is refused.
 pub fn disassemble(input: &mut dyn Read, page_bytes: u64, make_store: &mut MakeStore<'_>) -> Result<Memory> {
     let mut parser = Parser {
         input,
@@ -68,13 +68,13 @@ pub fn disassemble(input: &mut dyn Read, page_bytes: u64, make_store: &mut MakeS
         block: None,
     };
     if !is_page_size(page_bytes) {
-        return Err(parser.senseless(format!("pages of {page_bytes} bytes")));
+        return Err(parser.invalid(format!("invalid page size: {page_bytes} bytes")));
     }
     let section_id = parser.beginning()?;
     let blocks = parser.sizes()?;
     let size_bytes = blocks.iter().map(|block| block.size_bytes).sum();
     let mut pages = Pages {
-        // What cannot be kept needs no list of its pages.
+        // Without a device, no list of pages is needed.
         store: make_store(size_bytes).map_err(MemoryStreamError::Store)?,
         written: DirtyBitmap::new(size_bytes, page_bytes).map_err(MemoryStreamError::Store)?,
         run_start: 0,
@@ -102,16 +102,16 @@ pub fn disassemble(input: &mut dyn Read, page_bytes: u64, make_store: &mut MakeS
 struct Parser<'a> {
     input: &'a mut dyn Read,
     offset: u64,
-    /// What was read so far, until the first page may come.
+    /// The bytes read so far, until the first page is expected.
     head: Option<Vec<u8>>,
     page_bytes: u64,
-    /// Start and size of the block of the last page: it is the same in the next section, where that does not name another one.
+    /// Start and size of the block of the last page: a section that names no block continues with it.
     block: Option<(u64, u64)>,
 }
 
 impl Parser<'_> {
-    fn senseless(&self, detail: String) -> MemoryStreamError {
-        MemoryStreamError::Senseless {
+    fn invalid(&self, detail: String) -> MemoryStreamError {
+        MemoryStreamError::Invalid {
             offset: self.offset,
             detail,
         }
@@ -128,9 +128,9 @@ impl Parser<'_> {
         self.offset += buffer.len() as u64;
         if let Some(head) = &mut self.head {
             if head.len() + buffer.len() > HEAD_BYTES_MAX {
-                return Err(MemoryStreamError::Senseless {
+                return Err(MemoryStreamError::Invalid {
                     offset: self.offset,
-                    detail: "there is no memory at its beginning".to_owned(),
+                    detail: "no memory at its beginning".to_owned(),
                 });
             }
             head.extend_from_slice(buffer);
@@ -159,19 +159,19 @@ impl Parser<'_> {
     fn name(&mut self) -> Result<String> {
         let mut bytes = vec![0; usize::from(self.u8()?)];
         self.read(&mut bytes)?;
-        String::from_utf8(bytes).map_err(|_| self.senseless("a name is no text".to_owned()))
+        String::from_utf8(bytes).map_err(|_| self.invalid("a name is not UTF-8".to_owned()))
     }
 
-    /// Everything before the memory; gives the number of its section.
+    /// Reads everything before the memory, and returns the id of its section.
     fn beginning(&mut self) -> Result<u32> {
         if (self.u32()?, self.u32()?) != (STREAM_MAGIC, STREAM_VERSION) {
-            return Err(self.senseless("it is no migration stream of version 3".to_owned()));
+            return Err(self.invalid("not a migration stream of version 3".to_owned()));
         }
         let mut kind = self.u8()?;
         if kind == section::CONFIGURATION {
             let length = self.u32()?;
             if length > TYPE_BYTES_MAX {
-                return Err(self.senseless(format!("the name of the machine's type has {length} bytes")));
+                return Err(self.invalid(format!("the name of the machine type has {length} bytes")));
             }
             self.read(&mut vec![0; length as usize])?;
             kind = self.u8()?;
@@ -186,18 +186,18 @@ impl Parser<'_> {
             kind = self.u8()?;
         }
         if kind != section::START {
-            return Err(self.senseless(format!("a section of kind {kind} comes before the memory")));
+            return Err(self.invalid(format!("a section of type {kind} precedes the memory")));
         }
         let id = self.u32()?;
         let name = self.name()?;
         let (_instance, _version) = (self.u32()?, self.u32()?);
         if name != RAM {
-            return Err(self.senseless(format!("the machine has a live part {name:?} before its memory")));
+            return Err(self.invalid(format!("the live section {name:?} precedes the memory")));
         }
         Ok(id)
     }
 
-    /// Parts of the configuration have no length of their own: those that exist are known.
+    /// Subsections of the configuration have no length, so only the existing ones can be parsed.
     fn configuration_part(&mut self) -> Result<()> {
         let name = self.name()?;
         let _version = self.u32()?;
@@ -210,16 +210,16 @@ impl Parser<'_> {
                 }
                 Ok(())
             }
-            _ => Err(self.senseless(format!("the configuration has an unknown part {name:?}"))),
+            _ => Err(self.invalid(format!("the configuration has the unknown subsection {name:?}"))),
         }
     }
 
-    /// The blocks of the memory, and their sizes.
+    /// Reads the blocks of the memory, and their sizes.
     fn sizes(&mut self) -> Result<Vec<RamBlock>> {
         let word = self.u64()?;
         let (mut left, flags) = (word & !(self.page_bytes - 1), word & (self.page_bytes - 1));
         if flags != record::SIZES {
-            return Err(self.senseless(format!("a record of kind {flags:#x} where the sizes should be")));
+            return Err(self.invalid(format!("a record with flags {flags:#x} instead of the block sizes")));
         }
         let mut blocks = Vec::new();
         while left > 0 {
@@ -228,19 +228,19 @@ impl Parser<'_> {
                 size_bytes: self.u64()?,
             };
             let after = left.checked_sub(block.size_bytes);
-            left = after.ok_or_else(|| self.senseless("the blocks are larger than the memory".to_owned()))?;
+            left = after.ok_or_else(|| self.invalid("the blocks are larger than the memory".to_owned()))?;
             blocks.push(block);
             if blocks.len() > BLOCK_COUNT_MAX as usize {
-                return Err(self.senseless(format!("more than {BLOCK_COUNT_MAX} blocks")));
+                return Err(self.invalid(format!("more than {BLOCK_COUNT_MAX} blocks")));
             }
         }
         if !are_possible(&blocks, self.page_bytes) {
-            return Err(self.senseless("the name or the size of a block".to_owned()));
+            return Err(self.invalid("invalid name or size of a block".to_owned()));
         }
         Ok(blocks)
     }
 
-    /// The records of a section, until its end.
+    /// Reads the records of a section, until its end.
     fn records(&mut self, blocks: &[RamBlock], pages: &mut Pages) -> Result<()> {
         let mut page = vec![0; to_usize(self.page_bytes)];
         loop {
@@ -251,7 +251,7 @@ impl Parser<'_> {
             }
             let kind = flags & !record::SAME_BLOCK;
             if kind != record::PAGE && kind != record::FILL {
-                return Err(self.senseless(format!("a record of kind {flags:#x}")));
+                return Err(self.invalid(format!("unknown record flags {flags:#x}")));
             }
             if flags & record::SAME_BLOCK == 0 {
                 let name = self.name()?;
@@ -259,9 +259,11 @@ impl Parser<'_> {
             }
             let (start, size_bytes) = self
                 .block
-                .ok_or_else(|| self.senseless("a page of no block".to_owned()))?;
+                .ok_or_else(|| self.invalid("a page without a block".to_owned()))?;
             if address >= size_bytes {
-                return Err(self.senseless(format!("a page at {address}, in a block of {size_bytes} bytes")));
+                return Err(self.invalid(format!(
+                    "a page at {address}, outside of its block of {size_bytes} bytes"
+                )));
             }
             if kind == record::PAGE {
                 self.read(&mut page)?;
@@ -281,10 +283,10 @@ impl Parser<'_> {
             }
             start += block.size_bytes;
         }
-        Err(self.senseless(format!("a page of an unknown block {name:?}")))
+        Err(self.invalid(format!("a page of an unknown block {name:?}")))
     }
 
-    /// Whether sections have footers, which the first one tells; and the kind of the next section.
+    /// Reads whether the first section has a footer, as all others then do, and the type of the next section.
     fn first_footer(&mut self, id: u32) -> Result<(bool, u8)> {
         let kind = self.u8()?;
         if kind != section::FOOTER {
@@ -297,11 +299,11 @@ impl Parser<'_> {
     fn footer_id(&mut self, id: u32) -> Result<()> {
         match self.u32()? {
             found if found == id => Ok(()),
-            found => Err(self.senseless(format!("the end of section {found} in section {id}"))),
+            found => Err(self.invalid(format!("the end of section {found} in section {id}"))),
         }
     }
 
-    /// The rest of the memory, and what follows it. Gives whether the memory has a last part.
+    /// Reads the rest of the memory and of the stream. Returns whether the memory has an end section.
     fn parts(
         &mut self,
         first: u8,
@@ -314,12 +316,12 @@ impl Parser<'_> {
         while !has_end && (kind == section::PART || kind == section::END) {
             let found = self.u32()?;
             if found != id {
-                return Err(self.senseless(format!("the machine has another live part, number {found}")));
+                return Err(self.invalid(format!("another live section, with id {found}")));
             }
             self.records(blocks, pages)?;
             if has_footers {
                 if self.u8()? != section::FOOTER {
-                    return Err(self.senseless("a section has no end".to_owned()));
+                    return Err(self.invalid("a section without an end".to_owned()));
                 }
                 self.footer_id(id)?;
             }
@@ -333,16 +335,16 @@ impl Parser<'_> {
             source,
         })?;
         if read as u64 == TAIL_BYTES_MAX {
-            return Err(self.senseless(format!("the devices have more than {TAIL_BYTES_MAX} bytes")));
+            return Err(self.invalid(format!("the state of the devices has more than {TAIL_BYTES_MAX} bytes")));
         }
         Ok((has_end, tail))
     }
 }
 
-/// Pages on their way to their places.
+/// Pages to be written at their offsets.
 struct Pages {
     store: Box<dyn BlockDeviceMut>,
-    /// Places that are perhaps not zero.
+    /// Ranges that may be non-zero.
     written: DirtyBitmap,
     run_start: u64,
     run: Vec<u8>,

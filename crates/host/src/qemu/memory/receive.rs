@@ -1,4 +1,4 @@
-//! Takes in a memory stream while QEMU sends it.
+//! Receives a memory stream while QEMU sends it.
 
 use std::io::BufReader;
 use std::os::fd::OwnedFd;
@@ -8,45 +8,46 @@ use std::time::Duration;
 
 use super::parse::{MakeStore, Memory, MemoryStreamError, disassemble};
 
-/// Bytes that are taken from the pipe at once.
+/// Bytes per read from the pipe.
 const INPUT_BYTES: usize = 1 << 20;
 
-/// The end of a pipe that QEMU writes its memory to, and word of when it has.
+/// The end of a pipe that QEMU writes its memory to, and a signal for the end of the stream.
 #[derive(Debug)]
 pub struct MemoryPipe {
     writer: OwnedFd,
     ended: StreamEnd,
 }
 
-/// Word of the end.
+/// Signals the end of the stream.
 #[derive(Debug)]
 pub(crate) struct StreamEnd(Receiver<()>);
 
 impl MemoryPipe {
-    /// What QEMU gets, and what stays. The stream ends when QEMU closes its end: nobody else may have it.
+    /// The end for QEMU, and the signal. The stream ends when QEMU closes its end, so no other process may have it
+    /// open.
     pub(crate) fn split(self) -> (OwnedFd, StreamEnd) {
         (self.writer, self.ended)
     }
 }
 
 impl StreamEnd {
-    /// Waits until all is taken in, or cannot be; false where the time is over before.
+    /// Waits until the receiver has read everything or failed; false if `deadline` passes before.
     pub(crate) fn wait(&self, deadline: Duration) -> bool {
-        // Whoever takes it in says nothing, and ends.
+        // The receiver sends nothing, and disconnects at its end.
         self.0.recv_timeout(deadline) == Err(RecvTimeoutError::Disconnected)
     }
 }
 
-/// Memory that is being taken in.
+/// A memory stream that is being received.
 #[derive(Debug)]
 pub struct MemoryReceiver {
     thread: JoinHandle<Result<Memory, MemoryStreamError>>,
 }
 
-/// Begins to take in a memory stream. When that fails, QEMU's migration does, and the machine runs on.
+/// Starts to receive a memory stream. If receiving fails, QEMU's migration fails, and the machine keeps running.
 ///
 /// # Errors
-/// Where the system gives no pipe or no thread.
+/// The system provides no pipe or no thread.
 pub fn receive(
     page_bytes: u64,
     mut make_store: Box<MakeStore<'static>>,
@@ -56,7 +57,7 @@ pub fn receive(
     let thread = std::thread::Builder::new().name("memory".to_owned()).spawn(move || {
         let mut input = BufReader::with_capacity(INPUT_BYTES, reader);
         let taken = disassemble(&mut input, page_bytes, &mut *make_store);
-        // QEMU must not wait for somebody who does not read any more.
+        // QEMU must not wait for a reader that has stopped reading.
         drop((input, end));
         taken
     })?;
@@ -68,7 +69,7 @@ pub fn receive(
 }
 
 impl MemoryReceiver {
-    /// Waits for the end; gives the state, and the device with the pages.
+    /// Waits for the end, and returns the state and the device with the pages.
     pub fn finish(self) -> Result<Memory, MemoryStreamError> {
         self.thread
             .join()

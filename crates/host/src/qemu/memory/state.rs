@@ -1,16 +1,17 @@
-//! What of a machine's memory stream is no page: where the pages belong, and the state of the devices.
+//! The parts of a machine's memory stream besides pages: the blocks that the pages belong to, and the state of the
+//! devices.
 //!
-//! `docs/format/memory-state.md` describes the bytes.
+//! `docs/format/memory-state.md` describes the format.
 
 use std::collections::BTreeSet;
 
 const MAGIC: &[u8; 8] = b"HFMEMORY";
 const VERSION: u32 = 1;
-/// Blocks of a machine: main memory, firmware, video memory, and some per device.
+/// Limit on the blocks of a machine: main memory, firmware, video memory, and some per device.
 pub(super) const BLOCK_COUNT_MAX: u32 = 4096;
-/// Memory of the largest machines that QEMU makes, and some.
+/// Limit on the memory: more than QEMU's largest machines have.
 const MEMORY_BYTES_MAX: u64 = 64 << 40;
-/// A page of QEMU's: 4 KiB nearly everywhere, 64 KiB on some.
+/// Limits on the page size of QEMU: 4 KiB on most processors, 64 KiB on some.
 const PAGE_BYTES_RANGE: std::ops::RangeInclusive<u64> = 1024..=1 << 20;
 
 /// A block of a machine's memory: "pc.ram", "vga.vram", "/rom@etc/acpi/tables".
@@ -22,18 +23,18 @@ pub struct RamBlock {
     pub size_bytes: u64,
 }
 
-/// Everything of a memory stream but the pages.
+/// A memory stream without the pages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryState {
     /// Size of a page in bytes.
     pub page_bytes: u64,
-    /// The blocks in their order; in the device they lie one after the other.
+    /// The blocks in order; in the device they are stored one after the other.
     pub blocks: Vec<RamBlock>,
-    /// The number of the memory's section in the stream.
+    /// The id of the memory's section in the stream.
     pub(super) section_id: u32,
     /// Whether sections end with a footer.
     pub(super) has_footers: bool,
-    /// Whether the memory's section has a last part.
+    /// Whether the memory has an end section.
     pub(super) has_end: bool,
     /// The stream before the first page.
     pub(super) head: Vec<u8>,
@@ -41,30 +42,30 @@ pub struct MemoryState {
     pub(super) tail: Vec<u8>,
 }
 
-/// What is wrong with the bytes of a state.
+/// Why the bytes of a state cannot be parsed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StateError {
-    /// It is something else.
-    #[error("it is not the state of a memory")]
+    /// It has another format.
+    #[error("it is not a memory state")]
     Foreign,
-    /// A later program has written it.
-    #[error("it has version {found}, and this program reads version {VERSION}")]
+    /// It was written by a later version of this program.
+    #[error("it has version {found}, but this program reads version {VERSION}")]
     Version {
-        /// The version that it says.
+        /// The version found.
         found: u32,
     },
-    /// A value is not possible.
-    #[error("its {field} is wrong")]
+    /// A value is invalid.
+    #[error("its {field} is invalid")]
     Field {
-        /// Which.
+        /// The field.
         field: &'static str,
     },
     /// It ends early.
-    #[error("it ends early")]
+    #[error("it is truncated")]
     Short,
-    /// Something follows.
-    #[error("something follows it")]
+    /// More data follows.
+    #[error("it is followed by more data")]
     Long,
 }
 
@@ -74,7 +75,7 @@ impl MemoryState {
         self.blocks.iter().map(|block| block.size_bytes).sum()
     }
 
-    /// The bytes of it.
+    /// Encodes the state.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         let number = |bytes: &mut Vec<u8>, number: u32| bytes.extend(number.to_le_bytes());
@@ -101,7 +102,7 @@ impl MemoryState {
         bytes
     }
 
-    /// Reads the bytes of one.
+    /// Decodes a state.
     pub fn decode(bytes: &[u8]) -> Result<Self, StateError> {
         let mut rest = ByteReader(bytes);
         if rest.take(MAGIC.len())? != MAGIC {
@@ -161,7 +162,7 @@ impl MemoryState {
     }
 }
 
-/// Whether blocks have names of their own and are made of pages, and their sizes can be added.
+/// Whether the blocks have unique names and consist of whole pages, and their sizes can be added.
 pub(super) fn are_possible(blocks: &[RamBlock], page_bytes: u64) -> bool {
     let sum = blocks.iter().try_fold(0_u64, |sum, block| {
         block
@@ -175,7 +176,7 @@ pub(super) fn are_possible(blocks: &[RamBlock], page_bytes: u64) -> bool {
         && blocks.len() <= BLOCK_COUNT_MAX as usize
 }
 
-/// Whether QEMU has pages of this size.
+/// Whether a page size is possible in QEMU.
 pub(super) fn is_page_size(page_bytes: u64) -> bool {
     PAGE_BYTES_RANGE.contains(&page_bytes) && page_bytes.is_power_of_two()
 }

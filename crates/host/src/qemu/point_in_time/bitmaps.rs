@@ -1,4 +1,4 @@
-//! What is done with the bitmaps of frozen disks.
+//! Bitmaps of frozen disks.
 
 use serde_json::{Value, json};
 
@@ -6,7 +6,7 @@ use super::{PointInTime, PreparedDisk};
 use crate::qemu::names::{Role, RunId, changes_name};
 use crate::qemu::qmp::{Monitor, QmpCommand, Result};
 
-/// Keeps the state of the old bitmap.
+/// The actions that copy the bitmap of the last run.
 pub(super) fn changes_actions(run: RunId, disk: &PreparedDisk) -> Vec<Value> {
     let Some(changes) = &disk.changes else {
         return Vec::new();
@@ -25,10 +25,10 @@ pub(super) fn changes_actions(run: RunId, disk: &PreparedDisk) -> Vec<Value> {
     ]
 }
 
-/// Begins the next bitmap.
+/// The action that adds the bitmap of the next run.
 pub(super) fn next_actions(disk: &PreparedDisk) -> Option<Value> {
     let next = disk.next_bitmap.as_ref()?;
-    // Bitmaps of images that cannot keep them live as long as QEMU does.
+    // A bitmap of an image that cannot store it lives as long as QEMU.
     let is_kept = disk.disk.keeps_bitmaps;
     Some(json!({
         "type": "block-dirty-bitmap-add",
@@ -37,7 +37,8 @@ pub(super) fn next_actions(disk: &PreparedDisk) -> Option<Value> {
 }
 
 impl PointInTime {
-    /// Begins to note where the disk `number` is given back, or asked for in parts. See [`keep_witness`](Self::keep_witness).
+    /// Starts to record which ranges of the disk `number` are discarded or requested by the reader. See
+    /// [`keep_witness`](Self::keep_witness).
     pub fn begin_witness(&self, monitor: &dyn Monitor, number: usize) -> Result<()> {
         let arguments = json!({ "node": self.witness_node(number), "name": self.witness_name() });
         monitor
@@ -45,8 +46,8 @@ impl PointInTime {
             .map(drop)
     }
 
-    /// Marks in the bitmap `bitmap` of `node` what was noted since [`begin_witness`](Self::begin_witness). A bitmap that has these marks
-    /// was not begun later.
+    /// Merges the ranges recorded since [`begin_witness`](Self::begin_witness) into the bitmap `bitmap` of `node`. If
+    /// the bitmap later contains them, it was not replaced by a newer one.
     pub fn keep_witness(&self, monitor: &dyn Monitor, number: usize, (node, bitmap): (&str, &str)) -> Result<()> {
         let (noted_at, name) = (self.witness_node(number), self.witness_name());
         let noted = json!([{ "node": noted_at, "name": name }]);
@@ -62,7 +63,7 @@ impl PointInTime {
         self.run.thing("witness")
     }
 
-    /// The node to which a reader of the disk can write something.
+    /// The node of the disk to which its reader can write.
     fn witness_node(&self, number: usize) -> String {
         let is_copied = self.copiers.get(number).is_some_and(Option::is_some);
         self.run

@@ -1,4 +1,4 @@
-//! What a reader of frozen disks gets at QEMU's server.
+//! NBD exports of frozen disks.
 
 use serde_json::{Value, json};
 
@@ -8,9 +8,9 @@ use crate::qemu::names::{Role, RunId, changes_name};
 use crate::qemu::qmp::Result;
 
 impl SnapshotBuilder<'_> {
-    /// Adds the node that shows a disk as it was.
+    /// Adds the node that shows the frozen disk.
     pub(super) fn add_frozen(&self, number: usize) -> Result<()> {
-        // What was read and is given back is no longer copied before it is overwritten: `discard` lets that through.
+        // Ranges that the reader discards are no longer copied before they are overwritten: `discard` passes that on.
         let arguments = json!({
             "driver": "snapshot-access",
             "node-name": self.run.node(number, Role::Frozen),
@@ -20,8 +20,8 @@ impl SnapshotBuilder<'_> {
         self.execute("blockdev-add", arguments).map(drop)
     }
 
-    /// Adds the filters of disks in iothreads, while the machine is paused: QEMU aborts where a node is put on one in an iothread that has
-    /// requests on their way.
+    /// Adds the filters of disks in iothreads, while the machine is paused: QEMU aborts when a node is inserted above
+    /// one in an iothread that has requests in flight.
     pub(super) fn add_filters_of_copied(&self, disks: &[PreparedDisk]) -> Result<()> {
         for (number, disk) in disks.iter().enumerate().filter(|(_, disk)| disk.spool_set.is_some()) {
             self.add_filter(number, disk)?;
@@ -29,7 +29,7 @@ impl SnapshotBuilder<'_> {
         Ok(())
     }
 
-    /// The same for the nodes that show them as they were.
+    /// The same for the nodes that show the frozen disks.
     pub(super) fn add_frozen_of_copied(&self, disks: &[PreparedDisk]) -> Result<()> {
         for (number, _) in disks.iter().enumerate().filter(|(_, disk)| disk.spool_set.is_some()) {
             self.add_frozen(number)?;
@@ -37,7 +37,7 @@ impl SnapshotBuilder<'_> {
         Ok(())
     }
 
-    /// Serves a node that stands for a disk, with its bitmap of changes; gives its name at the server.
+    /// Exports a node for a disk, with its bitmap of changes, and returns the export name.
     pub(super) fn export(&self, number: usize, disk: &PreparedDisk, node: &str) -> Result<String> {
         let name = self.run.thing(&format!("disk{number}"));
         let mut arguments = json!({
@@ -48,7 +48,7 @@ impl SnapshotBuilder<'_> {
             "writable": true,
         });
         if disk.changes.is_some() {
-            // A bitmap of another node than the export's has to be one of a node below it.
+            // The bitmap of another node can be exported only if that node is below the exported one.
             let is_copied = disk.spool_set.is_some();
             let holder = if is_copied { node } else { &disk.disk.node };
             arguments["bitmaps"] = json!([{ "node": holder, "name": changes_name(self.run) }]);
@@ -57,8 +57,8 @@ impl SnapshotBuilder<'_> {
         Ok(name)
     }
 
-    /// Serves the node of a disk whose bitmap of changes is one of a node below it; gives its name at the server. A disk that must not be
-    /// served has none.
+    /// Exports the node of a disk whose bitmap of changes belongs to a layer below, and returns the export name. None
+    /// for a disk that must not be exported.
     pub(super) fn export_layers(&self, number: usize, disk: &PreparedDisk) -> Result<Option<String>> {
         if disk.changes_below.is_none() || disk.spool_set.is_some() {
             return Ok(None);
@@ -75,7 +75,7 @@ impl SnapshotBuilder<'_> {
         Ok(Some(name))
     }
 
-    /// Serves the marks of a disk that is copied, and its bitmap of changes.
+    /// Exports the marks node of a disk that is copied, with its bitmap of changes.
     pub(super) fn export_marks(
         &self,
         number: usize,
@@ -93,7 +93,7 @@ impl SnapshotBuilder<'_> {
     }
 }
 
-/// Copies the bitmap of changes from a node to the one that is served instead of it.
+/// Copies the bitmap of changes to the node that is exported instead.
 fn copied_changes(run: RunId, from: &str, to: &str) -> [Value; 2] {
     let name = changes_name(run);
     [

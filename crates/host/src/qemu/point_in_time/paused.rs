@@ -1,4 +1,4 @@
-//! An instant for which the machine is stopped.
+//! A point in time for which the machine is paused.
 
 use std::time::Duration;
 
@@ -11,44 +11,48 @@ use crate::qemu::memory::{MemoryMode, MemoryPipe, MemorySender, Sent};
 use crate::qemu::names::Role;
 use crate::qemu::qmp::{MonitorError, Result};
 
-/// The watchdog lets a machine run on after ten seconds, so a longer instant may not have been one.
+/// The watchdog resumes a machine after ten seconds, so during a long pause the machine may have run.
 const LONG: Duration = Duration::from_secs(3);
 
 type MemoryTarget = (MemoryPipe, MemoryMode);
 
 impl SnapshotBuilder<'_> {
-    /// The instant of disks of which some must not get a filter while the machine runs.
-    pub(super) fn take_paused(&self, disks: &[PreparedDisk], tell: &mut dyn FnMut(PointInTimeEvent)) -> Result<Pause> {
+    /// Takes the point in time of disks of which some must not get a filter while the machine runs.
+    pub(super) fn take_paused(
+        &self,
+        disks: &[PreparedDisk],
+        report: &mut dyn FnMut(PointInTimeEvent),
+    ) -> Result<Pause> {
         if disks.is_empty() {
-            return Ok(self.pause_for(None, &|| Ok(()), tell)?.0);
+            return Ok(self.pause_for(None, &|| Ok(()), report)?.0);
         }
-        self.begin_next(disks)?;
+        self.add_next_bitmaps(disks)?;
         let switch = || {
             self.add_filters_of_copied(disks)?;
             self.check_prepared(disks)?;
             self.set_filters(disks)?;
             self.add_frozen_of_copied(disks)
         };
-        let (pause, _) = self.pause_for(None, &switch, tell)?;
-        self.keep_changes(disks)?;
+        let (pause, _) = self.pause_for(None, &switch, report)?;
+        self.copy_changes(disks)?;
         Ok(pause)
     }
 
-    /// The instant at which all memory is sent.
+    /// Takes the point in time at which all memory is sent.
     pub(super) fn take_with_memory(
         &self,
         disks: &[PreparedDisk],
         memory: MemoryTarget,
-        tell: &mut dyn FnMut(PointInTimeEvent),
+        report: &mut dyn FnMut(PointInTimeEvent),
     ) -> Result<(Pause, bool)> {
         let switch = || {
-            self.take_back(disks)?;
+            self.activate_images(disks)?;
             if disks.is_empty() {
                 return Ok(());
             }
             self.check_prepared(disks)?;
             self.set_filters(disks)?;
-            // Sending takes long, and bitmaps that began before it would name what the guest has written meanwhile.
+            // Sending takes long, and bitmaps that were added before would contain all writes of the guest since.
             let actions = disks.iter().flat_map(|disk| {
                 let mut actions = changes_actions(self.run, disk);
                 actions.extend(next_actions(disk));
@@ -57,35 +61,36 @@ impl SnapshotBuilder<'_> {
             self.transact(&actions.collect::<Vec<_>>())?;
             self.add_frozen_of_copied(disks)
         };
-        self.pause_for(Some(memory), &switch, tell)
+        self.pause_for(Some(memory), &switch, report)
     }
 
-    /// Stops the machine, does `work`, and lets it run on. Gives whether it is left paused, since others have paused it meanwhile.
+    /// Pauses the machine, runs `work`, and resumes it. Returns whether it is left paused because another client has
+    /// paused it in the meantime.
     pub(super) fn pause_for(
         &self,
         memory: Option<MemoryTarget>,
         work: &dyn Fn() -> Result<()>,
-        tell: &mut dyn FnMut(PointInTimeEvent),
+        report: &mut dyn FnMut(PointInTimeEvent),
     ) -> Result<(Pause, bool)> {
         let status = self.execute("query-status", Value::Null)?;
         let was_running = status.get("running").and_then(Value::as_bool).unwrap_or_default();
-        let stopped = self.stop(was_running, memory, tell);
-        // An answer that comes late may stop the machine all the same.
-        let (start, sent) = stopped.inspect_err(|_| self.resume_anyway(was_running))?;
+        let stopped = self.stop(was_running, memory, report);
+        // A late answer may mean that the machine is stopped all the same.
+        let (start, sent) = stopped.inspect_err(|_| self.try_resume(was_running))?;
         let is_left_paused = was_running && sent.as_ref().is_some_and(|sent| sent.is_paused_by_others);
         let was_running = was_running && !is_left_paused;
         let settings = sent.map(|sent| sent.settings);
-        tell(PointInTimeEvent::Stopped);
+        report(PointInTimeEvent::Stopped);
         let result = work();
         let cut = self.clock.now().saturating_sub(start);
         if result.is_ok() {
-            tell(PointInTimeEvent::Reached);
+            report(PointInTimeEvent::Reached);
         }
         let others = self.clock.now().saturating_sub(start).saturating_sub(cut);
-        let result = result.and_then(|()| self.check_stands_still(was_running && others > LONG));
+        let result = result.and_then(|()| self.check_still_paused(was_running && others > LONG));
         if was_running {
             self.execute("cont", Value::Null)
-                .inspect_err(|_| self.resume_anyway(was_running))?;
+                .inspect_err(|_| self.try_resume(was_running))?;
         }
         let total = self.clock.now().saturating_sub(start);
         if let Some(settings) = settings {
@@ -100,13 +105,13 @@ impl SnapshotBuilder<'_> {
         Ok((pause, is_left_paused))
     }
 
-    /// Where the instant took long, somebody may have let the machine run on in the middle of it.
-    fn check_stands_still(&self, is_doubtful: bool) -> Result<()> {
+    /// After a long pause, the watchdog or another client may have resumed the machine in the middle of it.
+    fn check_still_paused(&self, is_doubtful: bool) -> Result<()> {
         if is_doubtful && self.execute("query-status", Value::Null)?["running"] == true {
             return Err(MonitorError::Refused {
                 command: "stop".to_owned(),
                 class: "GenericError".to_owned(),
-                description: "the machine was let run on before the instant was over".to_owned(),
+                description: "the machine was resumed before the point in time was complete".to_owned(),
             });
         }
         Ok(())
@@ -120,18 +125,18 @@ impl SnapshotBuilder<'_> {
         }
     }
 
-    /// Stops the machine, if need be at the end of its memory; gives since when it stands still.
+    /// Stops the machine, with its memory sent if requested, and returns since when it is stopped.
     fn stop(
         &self,
         was_running: bool,
         memory: Option<MemoryTarget>,
-        tell: &mut dyn FnMut(PointInTimeEvent),
+        report: &mut dyn FnMut(PointInTimeEvent),
     ) -> Result<(Duration, Option<Sent>)> {
         if let Some((pipe, mode)) = memory {
             let sent = self
                 .sending()
-                .send(pipe, mode, &mut || tell(PointInTimeEvent::Running))?;
-            return Ok((self.clock.now().saturating_sub(sent.stood_still), Some(sent)));
+                .send(pipe, mode, &mut || report(PointInTimeEvent::Running))?;
+            return Ok((self.clock.now().saturating_sub(sent.paused_for), Some(sent)));
         }
         let start = self.clock.now();
         if was_running {
@@ -140,8 +145,8 @@ impl SnapshotBuilder<'_> {
         Ok((start, None))
     }
 
-    /// Takes the images back that QEMU has given up, and puts filters on them.
-    fn take_back(&self, disks: &[PreparedDisk]) -> Result<()> {
+    /// Activates the images that QEMU has released, and inserts the filters.
+    fn activate_images(&self, disks: &[PreparedDisk]) -> Result<()> {
         for (number, disk) in disks.iter().enumerate() {
             let id = self.run.thing(&format!("awake{number}"));
             let arguments = json!({ "type": "nbd", "id": id, "node-name": disk.disk.node, "name": id });
@@ -153,15 +158,15 @@ impl SnapshotBuilder<'_> {
         Ok(())
     }
 
-    /// Once more: the first attempt may have failed for a reason that has passed. The watchdog is the next in line.
-    fn resume_anyway(&self, was_running: bool) {
+    /// A second attempt: the first may have failed for a temporary reason. The watchdog is the last resort.
+    fn try_resume(&self, was_running: bool) {
         if was_running {
             self.monitor.wake().ok();
             self.execute("cont", Value::Null).ok();
         }
     }
 
-    /// Puts the filters under their devices, one after the other.
+    /// Inserts the filters under their devices, one after the other.
     pub(super) fn set_filters(&self, disks: &[PreparedDisk]) -> Result<()> {
         for (number, disk) in disks.iter().enumerate() {
             let filter = self.run.node(number, Role::Filter);

@@ -1,12 +1,12 @@
-//! The last look whether this QEMU survives what it is asked for.
+//! The last check whether this QEMU has a defect that the request would trigger.
 
 use super::{DiskRequest, QemuDisk, SnapshotBuilder};
 use crate::qemu::qmp::{MonitorError, Result};
 use crate::qemu::{NotServed, no_filter};
 
 impl SnapshotBuilder<'_> {
-    /// Whoever asks for the cut has to know which disks must not be served. This is the last look before it would be too late.
-    pub(super) fn check_served(&self, disks: &[DiskRequest]) -> Result<()> {
+    /// The caller must choose which disks are not exported. This is the last check before it would be too late.
+    pub(super) fn check_exported(&self, disks: &[DiskRequest]) -> Result<()> {
         let all: Vec<&QemuDisk> = disks.iter().map(|disk| &disk.disk).collect();
         if let (Some(first), Some(why)) = (all.first(), no_filter(self.monitor, &all)?) {
             return Err(MonitorError::Dangerous {

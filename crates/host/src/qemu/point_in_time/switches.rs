@@ -1,11 +1,12 @@
-//! One instant of several disks, without a stop: each device is put on a switch, a node that passes everything on to its disk, and one
-//! command turns all switches onto the filters.
+//! One point in time of several disks without a pause: each device gets a switch, a node that passes all requests to
+//! its disk, and one command turns all switches to the filters.
 //!
-//! `qom-set` puts a node under one device, and no transaction has such an action, so several devices would get their filters one after
-//! the other. `blockdev-reopen` takes a list of nodes. QEMU first drains all of them: every request of the guest has ended, and none
-//! begins. Then it changes the children of all, or of none, and lets the requests go on. What the guest was told to be written before is
-//! below all filters, and what it writes in answer to that passes one. QEMU drains and changes within one command of its main loop, also
-//! where the disks are in several iothreads.
+//! `qom-set` sets the node of one device, and no transaction has such an action, so several devices would get their
+//! filters one after the other. `blockdev-reopen` takes a list of nodes. QEMU first drains all of them: all requests of
+//! the guest have ended, and no new ones begin. Then it changes the children of all nodes, or of none, and continues
+//! with the requests. Every write that was reported to the guest as completed is below all filters, and every write
+//! that depends on it passes one. QEMU drains and changes within one command of its main loop, also for disks in
+//! several iothreads.
 
 use serde_json::{Value, json};
 
@@ -17,35 +18,35 @@ use crate::qemu::names::Role;
 use crate::qemu::qmp::Result;
 
 impl SnapshotBuilder<'_> {
-    /// The instant of disks that can all be served, and that have their switches.
+    /// Takes the point in time of disks that can all be exported, and have switches.
     pub(super) fn take_switched(
         &self,
         disks: &[PreparedDisk],
         pause_policy: PausePolicy,
-        tell: &mut dyn FnMut(PointInTimeEvent),
+        report: &mut dyn FnMut(PointInTimeEvent),
     ) -> Result<Pause> {
-        self.begin_next(disks)?;
+        self.add_next_bitmaps(disks)?;
         let pause = match pause_policy {
             PausePolicy::WhereNeeded => match self.turn_switches(disks) {
                 Ok(()) => {
-                    tell(PointInTimeEvent::Reached);
+                    report(PointInTimeEvent::Reached);
                     Pause::default()
                 }
-                Err(error) if error.is_refusal() => self.pause_for(None, &|| self.set_filters(disks), tell)?.0,
+                Err(error) if error.is_refusal() => self.pause_for(None, &|| self.set_filters(disks), report)?.0,
                 Err(error) => return Err(error),
             },
-            PausePolicy::Always => self.pause_for(None, &|| self.turn_switches_or_set(disks), tell)?.0,
+            PausePolicy::Always => self.pause_for(None, &|| self.turn_switches_or_set(disks), report)?.0,
         };
-        self.keep_changes(disks)?;
+        self.copy_changes(disks)?;
         Ok(pause)
     }
 
-    /// Puts a switch under each device, before the instant.
+    /// Inserts a switch under each device, before the point in time.
     pub(super) fn insert_switches(&self, disks: &[PreparedDisk]) -> Result<()> {
         for (number, disk) in disks.iter().enumerate() {
             self.execute("blockdev-add", self.switch(number, &disk.disk.node))?;
         }
-        // A snapshot by others from here on puts its overlay below the switch and the filter as well.
+        // The overlay of a later snapshot by another client will be below the switch and the filter as well.
         self.check_prepared(disks)?;
         for (number, disk) in disks.iter().enumerate() {
             set_drive(self.monitor, &disk.disk.device, &self.run.node(number, Role::Switch))?;
@@ -53,7 +54,7 @@ impl SnapshotBuilder<'_> {
         Ok(())
     }
 
-    /// A switch on a node.
+    /// The options of a switch above a node.
     fn switch(&self, number: usize, on: &str) -> Value {
         json!({
             "driver": "raw",
@@ -69,7 +70,7 @@ impl SnapshotBuilder<'_> {
         self.execute("blockdev-reopen", arguments).map(drop)
     }
 
-    /// What one command cannot do takes several, while the machine is paused.
+    /// The fallback if one command fails: several commands, while the machine is paused.
     fn turn_switches_or_set(&self, disks: &[PreparedDisk]) -> Result<()> {
         match self.turn_switches(disks) {
             Err(error) if error.is_refusal() => self.set_filters(disks),
@@ -77,7 +78,8 @@ impl SnapshotBuilder<'_> {
         }
     }
 
-    /// Leaves the filters alone under the devices. Those that could not be moved there with their switches are on them already.
+    /// Removes the switches, so that the filters are directly under the devices. Devices that could not be switched
+    /// have their filters already.
     pub(super) fn remove_switches(&self, disks: &[PreparedDisk]) -> Result<()> {
         let present = qemu_disks(self.monitor)?;
         for (number, disk) in disks.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Commands in the log: what QEMU was asked, and what became of it.
+//! Logs commands to QEMU and their results.
 
 use serde_json::Value;
 

@@ -1,20 +1,20 @@
-//! What passes over the wire: one JSON object a line.
+//! The messages of the protocol: one JSON object per line.
 
 use serde_json::{Map, Value, json};
 
 use super::{MonitorError, QmpCommand, Result};
 
-/// Bytes of one message of QEMU, at most. A list of thousands of block nodes is a few MiB.
+/// Limit on the bytes of one message of QEMU. A list of thousands of block nodes has a few MiB.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 64 << 20;
 
 /// A message of QEMU.
 #[derive(Debug)]
 pub(crate) enum Message {
-    /// The first one: what it is and can do.
+    /// The greeting: version and capabilities.
     Greeting,
     /// An answer to the command with this number.
     Answer(Option<u64>, std::result::Result<Value, Refusal>),
-    /// Something happened.
+    /// An event.
     Event(Event),
 }
 
@@ -30,13 +30,13 @@ pub(crate) struct Refusal {
 pub struct Event {
     /// "STOP", "BLOCK_JOB_COMPLETED"...
     pub name: String,
-    /// What belongs to it; an object, or nothing.
+    /// Its data; an object, or null.
     pub data: Value,
-    /// When, in microseconds since 1970, by the clock of QEMU's host.
+    /// Its time in microseconds since 1970, by the clock of QEMU's host.
     pub time_us: u64,
 }
 
-/// A command as an object, without a number: whoever sends it gives it one.
+/// A command as an object, without an id, which the sender adds.
 pub(crate) fn object_of(command: &QmpCommand) -> Value {
     let mut object = json!({ "execute": command.name });
     if !command.arguments.is_null() {
@@ -45,7 +45,7 @@ pub(crate) fn object_of(command: &QmpCommand) -> Value {
     object
 }
 
-/// The bytes of a command, with its end of line.
+/// A command as bytes, with a line end.
 pub(crate) fn encode(command: &QmpCommand, number: u64) -> Vec<u8> {
     let mut object = object_of(command);
     object["id"] = number.into();
@@ -54,11 +54,11 @@ pub(crate) fn encode(command: &QmpCommand, number: u64) -> Vec<u8> {
     bytes
 }
 
-/// Reads one line of QEMU.
+/// Parses one line of QEMU.
 pub(crate) fn decode(line: &[u8]) -> std::result::Result<Message, String> {
     let value: Value = serde_json::from_slice(line).map_err(|error| error.to_string())?;
     let Value::Object(mut object) = value else {
-        return Err("it is no object".to_owned());
+        return Err("not an object".to_owned());
     };
     if object.contains_key("QMP") {
         return Ok(Message::Greeting);
@@ -77,7 +77,7 @@ pub(crate) fn decode(line: &[u8]) -> std::result::Result<Message, String> {
     }
     match object.remove("error") {
         Some(error) => Ok(Message::Answer(number, Err(refusal(&error)))),
-        None => Err("it is no answer and no event".to_owned()),
+        None => Err("neither an answer nor an event".to_owned()),
     }
 }
 
@@ -102,7 +102,7 @@ fn time_us(object: &Map<String, Value>) -> u64 {
         .saturating_add(part("microseconds").unwrap_or_default())
 }
 
-/// The answer to a command as its caller gets it.
+/// Converts the answer to a command for its caller.
 pub(crate) fn answer(command: &str, answer: std::result::Result<Value, Refusal>) -> Result<Value> {
     answer.map_err(|Refusal { class, description }| MonitorError::Refused {
         command: command.to_owned(),
@@ -150,8 +150,8 @@ mod tests {
         };
         assert_eq!((&event.name[..], event.time_us), ("STOP", 2_000_005));
         assert!(matches!(decode(br#"{"QMP": {}}"#), Ok(Message::Greeting)));
-        for senseless in [&b"{}"[..], b"[]", b"{", b"", b"\xff"] {
-            assert!(decode(senseless).is_err());
+        for invalid in [&b"{}"[..], b"[]", b"{", b"", b"\xff"] {
+            assert!(decode(invalid).is_err());
         }
     }
 }

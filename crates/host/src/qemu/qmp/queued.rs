@@ -1,8 +1,8 @@
-//! A connection that waits its turn at a monitor that serves one client at a time.
+//! A connection that waits in the queue of a monitor that serves one client at a time.
 //!
-//! QEMU takes the next client of a `-qmp unix:` socket when the one before has gone; until then the kernel keeps those who have
-//! connected in a row. So a watchdog connects while the backup has the monitor, stands next in that row, and has the monitor as
-//! soon as the backup lets go of it: by itself, or because the kernel closes what a dead process had open.
+//! QEMU accepts the next client of a `-qmp unix:` socket when the current one has disconnected; until then the kernel
+//! queues connections. So a watchdog connects while the backup uses the monitor, is next in the queue, and gets the
+//! monitor as soon as the backup disconnects: by itself, or because the kernel closes the files of a dead process.
 
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use super::{MONITOR, Monitor, MonitorError, QmpCommand, QmpSocket, Result};
 use crate::system::rights::Rights;
 use crate::system::waits::Wait;
 
-/// How long a command waits for its turn before it fails because another client has the monitor.
+/// How long a command waits for its turn before it fails because another client uses the monitor.
 const TURN_DEADLINE: Duration = Duration::from_secs(5);
 
 /// A place in the queue of a monitor's clients. A command waits until QEMU accepts the connection, which then stays open.
@@ -33,7 +33,7 @@ impl QueuedSocket {
     /// Joins the queue of the monitor at `path`.
     ///
     /// # Errors
-    /// Where there is no socket, or no process listens.
+    /// There is no socket, or no process listens.
     pub fn connect(path: &Path) -> Result<Self> {
         Ok(Self {
             connection: Mutex::new(Some(open_queued(path)?)),
@@ -73,14 +73,14 @@ impl Monitor for QueuedSocket {
             match connection.socket.greet(TURN_DEADLINE) {
                 Ok(()) => connection.is_greeted = true,
                 Err(error) => {
-                    // Who has waited so long does not go to the end of the row.
+                    // After a timeout the connection keeps its place in the queue.
                     *held = matches!(error, MonitorError::TimedOut { .. }).then_some(connection);
                     return Err(error);
                 }
             }
         }
         let answer = connection.socket.execute(command);
-        // A connection that broke is made anew by the next command.
+        // The next command opens a new connection after a broken one.
         *held = (!matches!(answer, Err(MonitorError::Gone { .. }))).then_some(connection);
         answer
     }

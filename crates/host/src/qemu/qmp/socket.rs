@@ -1,4 +1,4 @@
-//! A monitor of our own: QEMU's `-qmp unix:PATH`.
+//! A monitor socket of our own: QEMU's `-qmp unix:PATH`.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{BufRead as _, BufReader, IoSlice, Read as _};
@@ -17,15 +17,15 @@ use super::message::{Event, MESSAGE_BYTES_MAX, Message, Refusal, answer, decode,
 use super::{MONITOR, Monitor, MonitorError, QmpCommand, Result};
 use crate::system::waits::Wait;
 
-/// Events that are kept until they are taken; the oldest are dropped first.
+/// Limit on the queued events; the oldest are dropped first.
 const EVENT_COUNT_MAX: usize = 1000;
-/// Files that one command may carry: no command of ours needs more than one.
+/// Limit on the files of one command: none of ours needs more than one.
 const FILE_COUNT_MAX: usize = 4;
-/// How long QEMU may take to greet: it does so before anything else, unless another client has its monitor.
+/// Timeout of QEMU's greeting, which is its first message unless another client uses the monitor.
 const GREETING_DEADLINE: Duration = Duration::from_secs(5);
 const GREETING: &str = "greeting";
 
-/// A connection to a QEMU's own monitor socket. Any number of threads may use it.
+/// A connection to a QEMU's own monitor socket. It can be shared between threads.
 pub struct QmpSocket {
     writer: Mutex<CommandWriter>,
     shared: Arc<Shared>,
@@ -44,7 +44,7 @@ struct Shared {
 
 #[derive(Default)]
 struct ConnectionState {
-    /// Answers that have come; commands that are waited for have an entry from the start.
+    /// Answers that have arrived; a command that is waited for has an entry from the start.
     answers: HashMap<u64, Option<std::result::Result<Value, Refusal>>>,
     events: VecDeque<Event>,
     is_greeted: bool,
@@ -57,7 +57,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until `ready` gives something, or the time is over.
+    /// Waits until `ready` returns a value, or the timeout expires.
     fn wait<T>(&self, deadline: Duration, mut ready: impl FnMut(&mut ConnectionState) -> Option<T>) -> Option<T> {
         let mut found = None;
         let guard = self.lock();
@@ -77,7 +77,7 @@ impl QmpSocket {
     /// Connects to the monitor at `path`.
     ///
     /// # Errors
-    /// Where there is no socket, no process listens, or QEMU does not greet: it serves one client at a time.
+    /// There is no socket, no process listens, or QEMU does not greet: it serves one client at a time.
     pub fn connect(path: &Path) -> Result<Self> {
         let gone = |source| MonitorError::Gone {
             during: format!("connecting to {}", path.display()),
@@ -87,21 +87,22 @@ impl QmpSocket {
         let stream = UnixStream::connect(path).map_err(gone)?;
         Self::over(stream).map_err(|error| match error {
             MonitorError::TimedOut { after, .. } => MonitorError::TimedOut {
-                command: format!("the greeting of {}, which serves one client at a time", path.display()),
+                command: format!("the connection to {} (it serves one client at a time)", path.display()),
                 after,
             },
             other => other,
         })
     }
 
-    /// Speaks over a socket that is connected.
+    /// Uses a connected socket.
     pub fn over(stream: UnixStream) -> Result<Self> {
         let socket = Self::start(stream)?;
         socket.greet(GREETING_DEADLINE)?;
         Ok(socket)
     }
 
-    /// Listens to a socket that QEMU may not have taken yet: [`greet`](Self::greet) comes before the first command.
+    /// Starts to read from a socket that QEMU may not have accepted yet: [`greet`](Self::greet) must precede the first
+    /// command.
     pub(super) fn start(stream: UnixStream) -> Result<Self> {
         let gone = |source| MonitorError::Gone {
             during: GREETING.to_owned(),
@@ -139,7 +140,7 @@ impl QmpSocket {
             .map(drop)
     }
 
-    /// The process at the other end, as far as the kernel knows: the one that made the socket listen.
+    /// The process at the other end according to the kernel: the one that called listen.
     pub(crate) fn peer(&self) -> Option<rustix::process::Pid> {
         let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         let peer = rustix::net::sockopt::socket_peercred(&writer.stream).ok()?;
@@ -152,12 +153,13 @@ impl QmpSocket {
         crate::system::rights::Rights::of_peer(&writer.stream)
     }
 
-    /// What has happened since the last time this was called, oldest first.
+    /// The events since the last call, oldest first.
     pub fn take_events(&self) -> Vec<Event> {
         self.shared.lock().events.drain(..).collect()
     }
 
-    /// Waits for an event that `wanted` picks; earlier ones are dropped. None where the time is over, or QEMU gone.
+    /// Waits for an event that `wanted` selects; earlier ones are dropped. None if the timeout expires, or QEMU is
+    /// gone.
     pub fn wait_event(&self, deadline: Duration, wanted: impl Fn(&Event) -> bool) -> Option<Event> {
         self.shared
             .wait(deadline, |state| {
@@ -229,12 +231,12 @@ impl QmpSocket {
 impl Drop for QmpSocket {
     fn drop(&mut self) {
         let writer = self.writer.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // The reader sees the end, and goes home; a socket that is gone already is as good.
+        // The reader sees the end of the stream and stops. The socket may be closed already.
         writer.stream.shutdown(std::net::Shutdown::Both).ok();
     }
 }
 
-/// Sends all of `bytes`, the files with the first of them.
+/// Sends all of `bytes`, with the files attached to the first of them.
 fn send_with_files(stream: &UnixStream, bytes: &[u8], files: &[OwnedFd]) -> std::io::Result<()> {
     let mut rest = bytes;
     if !files.is_empty() {
@@ -250,21 +252,21 @@ fn send_with_files(stream: &UnixStream, bytes: &[u8], files: &[OwnedFd]) -> std:
     std::io::Write::write_all(&mut &*stream, rest)
 }
 
-/// Reads until the connection ends, and hands on what comes.
+/// Reads until the connection ends, and distributes the messages.
 fn read_all(stream: UnixStream, shared: &Shared) {
     let mut reader = BufReader::new(stream);
     let end = loop {
         let mut line = Vec::new();
         let limit = MESSAGE_BYTES_MAX as u64;
         match (&mut reader).take(limit).read_until(b'\n', &mut line) {
-            Ok(0) => break "QEMU has closed it".to_owned(),
-            Ok(_) if line.last() != Some(&b'\n') => break "a message has no end".to_owned(),
+            Ok(0) => break "QEMU closed the connection".to_owned(),
+            Ok(_) if line.last() != Some(&b'\n') => break "a message is incomplete".to_owned(),
             Ok(_) => {}
             Err(error) => break error.to_string(),
         }
         let message = match decode(&line) {
             Ok(message) => message,
-            Err(detail) => break format!("a message makes no sense: {detail}"),
+            Err(detail) => break format!("a message is invalid: {detail}"),
         };
         let mut state = shared.lock();
         match message {
@@ -276,7 +278,7 @@ fn read_all(stream: UnixStream, shared: &Shared) {
                 state.events.push_back(event);
             }
             Message::Answer(number, answer) => {
-                // An answer that nobody waits for any more came after its deadline.
+                // An answer without an entry arrived after its timeout.
                 if let Some(waiting) = number.and_then(|number| state.answers.get_mut(&number)) {
                     *waiting = Some(answer);
                 }

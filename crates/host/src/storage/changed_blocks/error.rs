@@ -1,88 +1,86 @@
-//! Why nobody can say what changed.
+//! Why the changes could not be determined.
 
 use std::io;
 
-/// Result of comparing where two files lie.
+/// Result of a comparison of extents.
 pub type Result<T> = std::result::Result<T, ExtentError>;
 
-/// Why two files cannot be compared by where they lie. The way out is always to read them.
+/// Why two files cannot be compared by their extents. The fallback is to read them.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExtentError {
-    /// The file system is none of those that were found to tell the truth.
-    #[error(
-        "where files lie tells nothing on this file system (type {magic:#x}): only XFS and btrfs are known to be right"
-    )]
+    /// The file system is not one of those whose extents are known to be reliable.
+    #[error("extents are not reliable on this file system (type {magic:#x}): only XFS and btrfs are supported")]
     FileSystem {
-        /// Its type, as `statfs` has it.
+        /// Its type in `statfs`.
         magic: u64,
     },
-    /// The two files have nothing to do with one another, or are no files.
-    #[error("the two files cannot be compared by where they lie: {reason}")]
-    Unfit {
-        /// Why.
+    /// The two files are not related, or not regular files.
+    #[error("the two files cannot be compared by their extents: {reason}")]
+    Unusable {
+        /// The reason.
         reason: &'static str,
     },
-    /// Somebody writes to a file that should be a snapshot.
-    #[error("the {which} file changed while it was looked at: it is no snapshot")]
+    /// A file that should be a snapshot was written.
+    #[error("the {which} file changed during the comparison: it is not a snapshot")]
     Written {
         /// `older` or `newer`.
         which: &'static str,
     },
-    /// The file system says what cannot be.
-    #[error("the file system says what cannot be about offset {offset}: {detail}")]
-    Senseless {
+    /// The file system's answer contradicts itself.
+    #[error("the file system reports invalid extents at offset {offset}: {detail}")]
+    Invalid {
         /// Offset in the file.
         offset: u64,
         /// What is wrong.
         detail: &'static str,
     },
-    /// The kernel refuses.
-    #[error("{action}")]
+    /// A system call failed.
+    #[error("cannot {action}")]
     Io {
-        /// What was tried.
+        /// The action.
         action: &'static str,
-        /// Why it failed.
+        /// The reason.
         source: io::Error,
     },
 }
 
-/// Why a stream does not tell what changed. The way out is always to read everything.
+/// Why a stream does not provide the changes. The fallback is to read everything.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SendStreamError {
-    /// The stream ends before its end.
+    /// The stream is incomplete.
     #[error("the stream ends at offset {offset}, before its last record")]
     Short {
         /// Offset in the stream.
         offset: u64,
     },
     /// It cannot be read.
-    #[error("read the stream at offset {offset}")]
+    #[error("cannot read the stream at offset {offset}")]
     Input {
         /// Offset in the stream.
         offset: u64,
-        /// Why not.
+        /// The reason.
         source: io::Error,
     },
-    /// It was damaged on its way.
+    /// It was damaged in transit.
     #[error("the stream is damaged: its checksum at offset {offset} is wrong")]
     Damaged {
         /// Offset in the stream.
         offset: u64,
     },
-    /// It says what no sender says.
-    #[error("the stream makes no sense at offset {offset}: {detail}")]
-    Senseless {
+    /// It has invalid content.
+    #[error("the stream is invalid at offset {offset}: {detail}")]
+    Invalid {
         /// Offset in the stream.
         offset: u64,
         /// What is wrong.
         detail: String,
     },
-    /// It is right, and of no use: it does not hold all differences, or nobody here knows that it does.
-    #[error("the stream does not tell what changed: {reason}")]
-    Unfit {
-        /// Why.
+    /// It is valid, but unusable: it does not contain all differences, or may not.
+    #[error("the stream does not contain the changes: {reason}")]
+    Unusable {
+        /// The reason.
         reason: String,
     },
 }

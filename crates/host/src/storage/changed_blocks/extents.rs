@@ -1,33 +1,33 @@
-//! What changed, by where the bytes lie (FIEMAP).
+//! Changes of a file, by the physical addresses of its extents (FIEMAP).
 //!
-//! # Why it is right
+//! # Correctness
 //!
-//! At one moment, a block of the file system holds one content. If both files map the same byte to the same place *at one moment*,
-//! that byte is the same in both at this moment; and as both are snapshots, which nobody writes to, it is so for ever. Nothing
-//! else is concluded. That the two files have the same history is not needed.
+//! At one moment, a block of the file system has one content. If both files map the same byte to the same address *at
+//! one moment*, that byte is equal in both; and as both are snapshots, which are never written, it stays equal. Nothing
+//! else is concluded. The two files need not have a common history.
 //!
-//! So a byte is called unchanged only where both files have a hole (or space that was reserved and never written, which reads as
-//! zero), or both lie at the same place in a way in which the place decides about the content.
+//! So a byte counts as unchanged only if it is a hole in both files (or allocated and never written, which reads as
+//! zero), or if both map it to the same address in a form in which the address determines the content.
 //!
-//! # What makes places lie
+//! # When addresses mislead
 //!
-//! | case | what is reported | what is done |
+//! | case | what the kernel reports | what is done |
 //! |---|---|---|
-//! | data still in memory | `DELALLOC`, `UNKNOWN`, place 0; or the old place, before the write | `FIEMAP_FLAG_SYNC` writes it first; what still has these flags is changed |
-//! | compressed (btrfs) | `ENCODED`; the place of the whole compressed extent, whatever part of it is used | changed: two parts of one extent look the same |
-//! | inline, tails | `INLINE`, `NOT_ALIGNED`, `DATA_TAIL`, place 0 | changed |
-//! | encrypted | `DATA_ENCRYPTED` | changed: the place decides only together with a key |
-//! | reserved, not written | `UNWRITTEN`; the same place later, when written in place | reads as zero, whatever the place; against a written one it is changed |
-//! | any flag that is not known here | | changed |
-//! | the file is longer now | | what is past the old end is changed |
-//! | moved meanwhile (balance, defragmentation) | one file is asked before, the other after the move, and the old place is in use again | each window is asked for in the order before, after, before; if the first and third answer differ, again, and at last changed |
-//! | moved long ago, duplicates removed | other places, or shared ones | nothing: what lies elsewhere is changed, what is shared is the same |
-//! | blocks used again after a snapshot was removed | | cannot be: both files are open, and hold what they refer to |
-//! | overwritten in place (nodatacow; a reflink whose clone is gone) | | cannot be: what two files share is never written in place; the live file is not for this function |
+//! | data still in memory | `DELALLOC`, `UNKNOWN`, address 0; or the old address, before the write | `FIEMAP_FLAG_SYNC` writes it first; what still has these flags is changed |
+//! | compressed (btrfs) | `ENCODED`; the address of the whole compressed extent, whatever part of it is used | changed: two parts of one extent look the same |
+//! | inline, tails | `INLINE`, `NOT_ALIGNED`, `DATA_TAIL`, address 0 | changed |
+//! | encrypted | `DATA_ENCRYPTED` | changed: the address determines the content only together with a key |
+//! | allocated, not written | `UNWRITTEN`; the same address later, when written in place | reads as zero, whatever the address; against a written one it is changed |
+//! | any unknown flag | | changed |
+//! | the file has grown | | the part after the old end is changed |
+//! | moved during the comparison (balance, defragmentation) | one file is queried before, the other after the move, and the old address is in use again | each window is queried in the order before, after, before; if the first and third answer differ, it is repeated, and finally changed |
+//! | moved earlier, deduplicated | other addresses, or shared ones | nothing special: other addresses are changed, shared ones are equal |
+//! | blocks reused after the removal of a snapshot | | impossible: both files are open, and keep their blocks |
+//! | overwritten in place (nodatacow; a reflink whose clone is gone) | | impossible: blocks shared by two files are never written in place; the live file must not be passed |
 //! | several devices | btrfs has one address space over all of them; XFS begins at 0 again on its realtime device | files of the realtime device are refused |
-//! | other file systems | | refused, by their type: nobody has proved them |
+//! | other file systems | | refused, by their type: they were not examined |
 //!
-//! That a file is a snapshot cannot be asked. It is noticed when its size or one of its times changes meanwhile.
+//! The kernel does not report that a file is a snapshot. A change of its size or of one of its times is noticed.
 
 use std::fs::File;
 use std::ops::Range;
@@ -41,30 +41,32 @@ use super::fiemap::{EXTENT_COUNT_MAX, Extent};
 use super::ranges::{ChangedRanges, Collector};
 use crate::storage::file_system;
 
-/// Reserved, and reads as zero.
+/// Allocated but not written; reads as zero.
 const UNWRITTEN: u32 = 0x800;
-/// Flags that say nothing about the content: the last extent, one that was put together, one that others have too.
-const HARMLESS: u32 = 0x1 | 0x1000 | 0x2000;
+/// Flags without a meaning for the content: last extent, merged extent, shared extent.
+const IGNORED_FLAGS: u32 = 0x1 | 0x1000 | 0x2000;
 
-/// How often a window is looked at whose extents move.
+/// Attempts for a window whose extents move.
 const TRY_COUNT: usize = 4;
 
-/// What changed between two files, by where they lie.
+/// The changes between two files, by their extents.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExtentChanges {
-    /// Where the files may differ.
+    /// The ranges in which the files may differ.
     pub ranges: ChangedRanges,
-    /// Bytes of the newer file that are neither a hole nor reserved.
+    /// Bytes of the newer file that are neither holes nor unwritten.
     pub mapped_bytes: u64,
-    /// Bytes of either file whose place tells nothing, compressed ones above all; they count as changed.
-    pub vague_bytes: u64,
+    /// Bytes of either file whose address does not determine the content, mainly compressed ones; they count as
+    /// changed.
+    pub ambiguous_bytes: u64,
 }
 
-/// Compares where two snapshots of a file lie, `before` being the older one.
+/// Compares the extents of two snapshots of a file, `before` being the older one.
 ///
-/// Both must be snapshots that nobody writes to, on one file system, and must stay open, and in place, until this returns.
+/// Both must be snapshots that are never written, on one file system, and must stay open and unmodified until this
+/// returns.
 pub fn by_extents(before: &File, after: &File) -> Result<ExtentChanges> {
-    check_kinship(before, after)?;
+    check_comparable(before, after)?;
     let stamps = (stamp(before)?, stamp(after)?);
     let (size_before, size_after) = (stamps.0.size_bytes, stamps.1.size_bytes);
     let changes = compare((before, size_before), (after, size_after))?;
@@ -76,45 +78,45 @@ pub fn by_extents(before: &File, after: &File) -> Result<ExtentChanges> {
     Ok(changes)
 }
 
-/// Refuses two files whose places have nothing to do with one another.
-fn check_kinship(before: &File, after: &File) -> Result<()> {
-    let asked = |action| move |errno: Errno| io(action, errno);
+/// Refuses two files whose addresses are not comparable.
+fn check_comparable(before: &File, after: &File) -> Result<()> {
+    let failed = |action| move |errno: Errno| io(action, errno);
     let [first, second] = [before, after].map(|file| {
         let metadata = file.metadata().map_err(|source| ExtentError::Io {
-            action: "look at a file",
+            action: "read the metadata of a file",
             source,
         })?;
-        let found = rustix::fs::fstatfs(file).map_err(asked("ask for the type of a file system"))?;
+        let found = rustix::fs::fstatfs(file).map_err(failed("query the type of a file system"))?;
         Ok((metadata, file_system::number_of(&found)))
     });
     let ((first, magic), (second, other_magic)) = (first?, second?);
     if !first.is_file() || !second.is_file() {
-        return Err(ExtentError::Unfit {
-            reason: "one of them is no regular file",
+        return Err(ExtentError::Unusable {
+            reason: "one of them is not a regular file",
         });
     }
     if magic != other_magic {
-        return Err(ExtentError::Unfit {
+        return Err(ExtentError::Unusable {
             reason: "they are on different file systems",
         });
     }
     if (first.dev(), first.ino()) == (second.dev(), second.ino()) {
-        return Err(ExtentError::Unfit {
-            reason: "they are one file, which is no snapshot of itself",
+        return Err(ExtentError::Unusable {
+            reason: "they are the same file",
         });
     }
     let is_one_file_system = match magic {
         file_system::XFS => {
-            let ask = asked("ask for the device of a file");
+            let ask = failed("query the device of a file");
             if fiemap::is_realtime(before).map_err(ask)? || fiemap::is_realtime(after).map_err(ask)? {
-                return Err(ExtentError::Unfit {
-                    reason: "one of them lies on a realtime device",
+                return Err(ExtentError::Unusable {
+                    reason: "one of them is on a realtime device",
                 });
             }
             first.dev() == second.dev()
         }
         file_system::BTRFS => {
-            let ask = asked("ask for the number of a file system");
+            let ask = failed("query the UUID of a file system");
             fiemap::btrfs_id(before).map_err(ask)? == fiemap::btrfs_id(after).map_err(ask)?
         }
         magic => return Err(ExtentError::FileSystem { magic }),
@@ -122,7 +124,7 @@ fn check_kinship(before: &File, after: &File) -> Result<()> {
     if is_one_file_system {
         Ok(())
     } else {
-        Err(ExtentError::Unfit {
+        Err(ExtentError::Unusable {
             reason: "they are on different file systems",
         })
     }
@@ -135,7 +137,7 @@ pub(super) fn io(action: &'static str, errno: Errno) -> ExtentError {
     }
 }
 
-/// What changes when a file is written to.
+/// Properties that change when a file is written.
 #[derive(Debug, PartialEq, Eq)]
 struct FileTimes {
     size_bytes: u64,
@@ -145,7 +147,7 @@ struct FileTimes {
 
 fn stamp(file: &File) -> Result<FileTimes> {
     let metadata = file.metadata().map_err(|source| ExtentError::Io {
-        action: "look at a file",
+        action: "read the metadata of a file",
         source,
     })?;
     Ok(FileTimes {
@@ -155,27 +157,27 @@ fn stamp(file: &File) -> Result<FileTimes> {
     })
 }
 
-/// Something that can be asked where it lies.
+/// A source of extents.
 trait ExtentMap {
-    /// The first extents that reach past `start`, at most [`EXTENT_COUNT_MAX`]; fewer are all that there are.
+    /// The first extents that end after `start`, at most [`EXTENT_COUNT_MAX`]; if there are fewer, they are all.
     fn extents(&self, start: u64) -> Result<Vec<Extent>>;
 }
 
 impl ExtentMap for &File {
     fn extents(&self, start: u64) -> Result<Vec<Extent>> {
-        fiemap::extents(self, start).map_err(|errno| io("ask where a file lies", errno))
+        fiemap::extents(self, start).map_err(|errno| io("query the extents of a file", errno))
     }
 }
 
-/// Where a run of bytes lies.
+/// The address of a run of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ExtentAddress {
-    /// Nowhere: it reads as zero.
+    /// None: it reads as zero.
     Zero,
-    /// From this address on.
+    /// The address of its first byte.
     At(u64),
-    /// Somewhere: the address does not decide about the content.
-    Vague,
+    /// An address that does not determine the content.
+    Ambiguous,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -184,7 +186,7 @@ struct Run {
     place: ExtentAddress,
 }
 
-/// Where a file lies, from `start` to the end of the last run: ordered, without gaps.
+/// The addresses of a file from `start` to the end of the last run: in order, without gaps.
 #[derive(Debug, PartialEq, Eq)]
 struct Window {
     start: u64,
@@ -196,7 +198,7 @@ fn compare(before: (impl ExtentMap, u64), after: (impl ExtentMap, u64)) -> Resul
     let mut differences = Differences {
         changed: Collector::new(size_after),
         mapped_bytes: 0,
-        vague_bytes: 0,
+        ambiguous_bytes: 0,
     };
     let common = size_before.min(size_after);
     let mut offset = 0;
@@ -212,18 +214,18 @@ fn compare(before: (impl ExtentMap, u64), after: (impl ExtentMap, u64)) -> Resul
     Ok(ExtentChanges {
         ranges: differences.changed.finish(),
         mapped_bytes: differences.mapped_bytes,
-        vague_bytes: differences.vague_bytes,
+        ambiguous_bytes: differences.ambiguous_bytes,
     })
 }
 
 struct Differences {
     changed: Collector,
     mapped_bytes: u64,
-    vague_bytes: u64,
+    ambiguous_bytes: u64,
 }
 
 impl Differences {
-    /// Compares from the start of `range` as far as one question to each file goes; gives how far that was.
+    /// Compares from the start of `range` as far as one query per file reaches, and returns the end.
     fn next_window(&mut self, before: &impl ExtentMap, after: &impl ExtentMap, range: Range<u64>) -> Result<u64> {
         let mut end = range.end;
         for _ in 0..TRY_COUNT {
@@ -241,7 +243,7 @@ impl Differences {
             }
         }
         self.changed.add(range.start..end);
-        self.vague_bytes += end - range.start;
+        self.ambiguous_bytes += end - range.start;
         Ok(end)
     }
 
@@ -257,7 +259,7 @@ impl Differences {
         }
     }
 
-    /// Walks over two windows of the same range side by side.
+    /// Compares two windows of the same range.
     fn add(&mut self, old: &Window, new: &Window) {
         let mut at = old.start;
         let (mut old_runs, mut new_runs) = (old.runs.iter().peekable(), new.runs.iter().peekable());
@@ -266,15 +268,15 @@ impl Differences {
             let end = old_run.end.min(new_run.end);
             let is_same = match (old_run.place, new_run.place) {
                 (ExtentAddress::Zero, ExtentAddress::Zero) => true,
-                // The sums were checked when the runs were made.
+                // The sums were checked when the runs were created.
                 (ExtentAddress::At(old), ExtentAddress::At(new)) => old + (at - old_start) == new + (at - new_start),
                 _ => false,
             };
             if !is_same {
                 self.changed.add(at..end);
             }
-            if old_run.place == ExtentAddress::Vague || new_run.place == ExtentAddress::Vague {
-                self.vague_bytes += end - at;
+            if old_run.place == ExtentAddress::Ambiguous || new_run.place == ExtentAddress::Ambiguous {
+                self.ambiguous_bytes += end - at;
             }
             at = end;
             if old_runs.next_if(|run| run.end == end).is_some() {
@@ -288,7 +290,7 @@ impl Differences {
 }
 
 impl Window {
-    /// Asks where the bytes of `range` lie; the answer covers a part of it from its start on.
+    /// Queries the addresses of `range`; the answer covers a part of it from its start.
     fn ask(places: &impl ExtentMap, range: Range<u64>) -> Result<Self> {
         let extents = places.extents(range.start)?;
         let is_all = extents.len() < EXTENT_COUNT_MAX;
@@ -303,7 +305,7 @@ impl Window {
             window.fill(range.end);
         }
         if window.end() <= range.start {
-            return Err(senseless(range.start, "extents that lie before what was asked for"));
+            return Err(invalid(range.start, "an extent before the queried range"));
         }
         Ok(window)
     }
@@ -312,7 +314,7 @@ impl Window {
         self.runs.last().map_or(self.start, |run| run.end)
     }
 
-    /// Takes an extent in, as far as it lies within the window and before `limit`.
+    /// Adds an extent, as far as it is in the window and before `limit`.
     fn push(&mut self, extent: &Extent, limit: u64) -> Result<()> {
         let at = self.end();
         let sums = (
@@ -320,11 +322,11 @@ impl Window {
             extent.physical.checked_add(extent.length),
         );
         let (Some(end), Some(_)) = sums else {
-            return Err(senseless(extent.logical, "an extent without an end"));
+            return Err(invalid(extent.logical, "an extent without an end"));
         };
-        // Only the first may begin before what was asked for.
+        // Only the first may begin before the queried range.
         if extent.logical < at && !self.runs.is_empty() && at < limit {
-            return Err(senseless(extent.logical, "two extents at one place"));
+            return Err(invalid(extent.logical, "overlapping extents"));
         }
         let start = extent.logical.max(at);
         self.fill(start.min(limit));
@@ -332,23 +334,23 @@ impl Window {
         if start >= end {
             return Ok(());
         }
-        let place = match extent.flags & !HARMLESS {
+        let place = match extent.flags & !IGNORED_FLAGS {
             0 => ExtentAddress::At(extent.physical + (start - extent.logical)),
             UNWRITTEN => ExtentAddress::Zero,
-            _ => ExtentAddress::Vague,
+            _ => ExtentAddress::Ambiguous,
         };
         self.extend(end, place);
         Ok(())
     }
 
-    /// A hole up to `end`.
+    /// Adds a hole up to `end`.
     fn fill(&mut self, end: u64) {
         if end > self.end() {
             self.extend(end, ExtentAddress::Zero);
         }
     }
 
-    /// One more run; runs that go on as the last one does become part of it, so that two windows are equal if what they say is.
+    /// Adds a run; a run that continues the last one is merged with it, so that windows with equal content are equal.
     fn extend(&mut self, end: u64, place: ExtentAddress) {
         let before_last = self.runs.len().checked_sub(2).map(|index| self.runs[index].end);
         let last_start = before_last.unwrap_or(self.start);
@@ -358,7 +360,7 @@ impl Window {
         }
     }
 
-    /// Leaves out what lies at `end` and after.
+    /// Removes everything from `end` on.
     fn cut(&mut self, end: u64) {
         let mut start = self.start;
         self.runs.retain_mut(|run| {
@@ -372,14 +374,14 @@ impl Window {
 
 fn continues(start: u64, last: Run, place: ExtentAddress) -> bool {
     match (last.place, place) {
-        (ExtentAddress::Zero, ExtentAddress::Zero) | (ExtentAddress::Vague, ExtentAddress::Vague) => true,
+        (ExtentAddress::Zero, ExtentAddress::Zero) | (ExtentAddress::Ambiguous, ExtentAddress::Ambiguous) => true,
         (ExtentAddress::At(address), ExtentAddress::At(next)) => address + (last.end - start) == next,
         _ => false,
     }
 }
 
-fn senseless(offset: u64, detail: &'static str) -> ExtentError {
-    ExtentError::Senseless { offset, detail }
+fn invalid(offset: u64, detail: &'static str) -> ExtentError {
+    ExtentError::Invalid { offset, detail }
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The kernel's calls that tell where a file lies.
+//! System calls that report the extents of a file.
 #![expect(unsafe_code, reason = "ioctl; the contract stands beside each use")]
 
 use std::fs::File;
@@ -6,15 +6,14 @@ use std::fs::File;
 use rustix::io::Errno;
 use rustix::ioctl::{Getter, Opcode, Updater, ioctl, opcode};
 
-/// Extents that are asked for at once: 14 KiB.
+/// Extents per query: 14 KiB.
 pub(super) const EXTENT_COUNT_MAX: usize = 256;
 
-/// Write what is only in memory before the answer is given.
+/// Write cached data before the answer.
 const FLAG_SYNC: u32 = 1;
 
-/// The last extent of a file.
 pub(super) const FLAG_LAST: u32 = 1;
-/// Others share it.
+/// Other files share it.
 pub(super) const FLAG_SHARED: u32 = 0x2000;
 
 /// `struct fiemap_extent` of linux/fiemap.h.
@@ -31,7 +30,7 @@ pub(super) struct Extent {
     reserved: [u32; 3],
 }
 
-/// The fixed part of `struct fiemap`; its size is part of the call's number.
+/// The fixed part of `struct fiemap`; its size is part of the ioctl number.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 struct FiemapHead {
@@ -90,9 +89,9 @@ impl Extent {
     }
 }
 
-/// The first extents of `file` that reach past `start`, at most [`EXTENT_COUNT_MAX`]; the first may begin before it.
+/// The first extents of `file` that end after `start`, at most [`EXTENT_COUNT_MAX`]; the first may begin before it.
 pub(super) fn extents(file: &File, start: u64) -> Result<Vec<Extent>, Errno> {
-    let mut question = Box::new(FiemapRequest {
+    let mut request = Box::new(FiemapRequest {
         head: FiemapHead {
             start,
             length: u64::MAX - start,
@@ -104,27 +103,27 @@ pub(super) fn extents(file: &File, start: u64) -> Result<Vec<Extent>, Errno> {
         extents: [Extent::default(); EXTENT_COUNT_MAX],
     });
     loop {
-        // SAFETY: the number is that of FS_IOC_FIEMAP, which reads and writes a `struct fiemap` with room for `extent_count`
-        // extents behind it: that is `FiemapRequest`, of plain numbers in which every pattern of bits is valid.
-        let asked = unsafe { ioctl(file, Updater::<FIEMAP, FiemapRequest>::new(&mut question)) };
-        match asked {
+        // SAFETY: the number is that of FS_IOC_FIEMAP, which reads and writes a `struct fiemap` followed by space for
+        // `extent_count` extents: that is `FiemapRequest`, of integers for which every bit pattern is valid.
+        let result = unsafe { ioctl(file, Updater::<FIEMAP, FiemapRequest>::new(&mut request)) };
+        match result {
             Ok(()) => break,
             Err(Errno::INTR) => {}
             Err(errno) => return Err(errno),
         }
     }
-    let count = (question.head.mapped_count as usize).min(EXTENT_COUNT_MAX);
-    Ok(question.extents[..count].to_vec())
+    let count = (request.head.mapped_count as usize).min(EXTENT_COUNT_MAX);
+    Ok(request.extents[..count].to_vec())
 }
 
-/// Whether `file` lies on the realtime device of XFS, whose addresses begin at 0 again.
+/// Whether `file` is on the realtime device of XFS, whose addresses start at 0 again.
 pub(super) fn is_realtime(file: &File) -> Result<bool, Errno> {
-    // SAFETY: the number is that of FS_IOC_FSGETXATTR, which fills a `struct fsxattr`: `Attributes`, of plain numbers.
+    // SAFETY: the number is that of FS_IOC_FSGETXATTR, which fills a `struct fsxattr`: `Attributes`, of integers.
     let attributes = unsafe { ioctl(file, Getter::<GET_ATTRIBUTES, Attributes>::new()) }?;
     Ok(attributes.flags & ATTRIBUTE_REALTIME != 0)
 }
 
-/// The number of the btrfs that `file` is on: its subvolumes look like different file systems otherwise.
+/// The UUID of the btrfs that has `file`: by other means its subvolumes look like different file systems.
 pub(super) fn btrfs_id(file: &File) -> Result<[u8; 16], Errno> {
     let mut info = BtrfsInfo {
         max_id: 0,
@@ -132,8 +131,8 @@ pub(super) fn btrfs_id(file: &File) -> Result<[u8; 16], Errno> {
         fsid: [0; 16],
         rest: [0; 124],
     };
-    // SAFETY: the number is that of BTRFS_IOC_FS_INFO, which reads and fills a `struct btrfs_ioctl_fs_info_args`: `BtrfsInfo`, of
-    // plain numbers.
+    // SAFETY: the number is that of BTRFS_IOC_FS_INFO, which reads and fills a `struct btrfs_ioctl_fs_info_args`:
+    // `BtrfsInfo`, of integers.
     unsafe { ioctl(file, Updater::<BTRFS_INFO, BtrfsInfo>::new(&mut info)) }?;
     Ok(info.fsid)
 }

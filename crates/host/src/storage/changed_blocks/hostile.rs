@@ -1,14 +1,14 @@
-//! Streams that nobody sane sent.
+//! Fuzz targets for streams of differences.
 
 use holdfast_block::hostile::Outcome;
 
-use super::send_stream::specimen::{Field, QUESTION, SendStreamWriter, SenderVersion};
+use super::send_stream::specimen::{Field, QUERY, SendStreamWriter, SenderVersion};
 use super::send_stream::{by_send_stream, read_unchecked};
 use super::thin_delta::{ThinDeltaQuery, by_thin_delta};
 
-/// A stream of differences. It is read without its checksums first: a fuzzer that has to hit them would find nothing else.
+/// A stream of differences. Checksums are ignored at first: a fuzzer could hardly get past them.
 pub(crate) fn send_stream(bytes: &[u8]) -> Outcome {
-    if let Ok(found) = read_unchecked(&mut &bytes[..], &QUESTION) {
+    if let Ok(found) = read_unchecked(&mut &bytes[..], &QUERY) {
         assert!(found.stream_bytes == bytes.len() as u64, "it was read to its end");
         let mut end = None;
         for range in found.ranges.as_slice() {
@@ -19,20 +19,20 @@ pub(crate) fn send_stream(bytes: &[u8]) -> Outcome {
         let all = found.ranges.size_bytes();
         assert!(found.whole.is_none() || found.ranges.bytes() == all, "all is all");
     }
-    match by_send_stream(&mut &bytes[..], &QUESTION) {
+    match by_send_stream(&mut &bytes[..], &QUERY) {
         Ok(_) => Outcome::Decoded,
         Err(_) => Outcome::Refused,
     }
 }
 
-/// Differences of two thin volumes, as a program tells them.
+/// The differences of two thin volumes, as `thin_delta` prints them.
 pub(crate) fn thin_delta(bytes: &[u8]) -> Outcome {
-    let question = ThinDeltaQuery {
+    let query = ThinDeltaQuery {
         ids: (5, 7),
         block_bytes: 65_536,
         size_bytes: 1 << 40,
     };
-    match by_thin_delta(&String::from_utf8_lossy(bytes), &question) {
+    match by_thin_delta(&String::from_utf8_lossy(bytes), &query) {
         Ok(ranges) => {
             assert!(
                 ranges
@@ -46,7 +46,7 @@ pub(crate) fn thin_delta(bytes: &[u8]) -> Outcome {
     }
 }
 
-/// Streams of both generations of senders, in both orders of bytes; and differences of thin volumes.
+/// Streams of old and new senders, in both byte orders; and differences of thin volumes.
 pub(crate) fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     let variants = [
         ("old", true, SenderVersion::Old),

@@ -1,15 +1,15 @@
-//! A set of ranges that stays small: too many of them grow together.
+//! A set of ranges of bounded size: if there are too many, neighbours are merged.
 
 use std::ops::Range;
 
 use holdfast_block::DirtyBitmap;
 
-/// Ranges that are kept apart, at most: 4 MiB. More are joined over what lies between them, which is only read in vain.
+/// Limit on the number of ranges: 4 MiB. More are merged across the gaps between them, which costs unnecessary reads.
 const RANGE_COUNT_MAX: usize = 1 << 18;
-/// The first distance that is given up when there are too many ranges: a block.
-const GAP_BYTES_FIRST: u64 = 4096;
+/// The first size of gaps that are merged if there are too many ranges: a block.
+const GAP_BYTES_INITIAL: u64 = 4096;
 
-/// Where a file may have changed; the rest of it did not.
+/// The ranges of a file that may have changed; the rest did not.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChangedRanges {
     size_bytes: u64,
@@ -17,17 +17,17 @@ pub struct ChangedRanges {
 }
 
 impl ChangedRanges {
-    /// Size of the newer file, in bytes; all ranges lie within.
+    /// Size of the newer file in bytes; all ranges are inside.
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes
     }
 
-    /// The ranges, in order; they are not empty and do not touch.
+    /// The ranges, in order; not empty, and not adjacent.
     pub fn as_slice(&self) -> &[Range<u64>] {
         &self.ranges
     }
 
-    /// Bytes in all of them.
+    /// Total bytes of the ranges.
     pub fn bytes(&self) -> u64 {
         self.ranges.iter().map(|range| range.end - range.start).sum()
     }
@@ -42,17 +42,17 @@ impl ChangedRanges {
     }
 }
 
-/// Takes ranges in any order.
+/// Collects ranges in any order.
 pub(super) struct Collector {
     size_bytes: u64,
     ranges: Vec<Range<u64>>,
-    /// Ranges that are no further apart than this are one.
+    /// Ranges with a gap up to this size are merged.
     gap_bytes: u64,
     range_count_max: usize,
 }
 
 impl Collector {
-    /// For a file that has `size_bytes` in its newer state.
+    /// A collector for a file with `size_bytes` in its newer state.
     pub(super) fn new(size_bytes: u64) -> Self {
         Self::with_count_max(size_bytes, RANGE_COUNT_MAX)
     }
@@ -66,7 +66,7 @@ impl Collector {
         }
     }
 
-    /// Adds `range`; what lies past the end of the file is left out.
+    /// Adds `range`; the part after the end of the file is ignored.
     pub(super) fn add(&mut self, range: Range<u64>) {
         let range = range.start..range.end.min(self.size_bytes);
         if range.start >= range.end {
@@ -80,9 +80,9 @@ impl Collector {
         }
         if self.ranges.len() >= self.range_count_max {
             self.join();
-            // Half of the room is made free, so that the next ranges do not sort again one by one.
+            // Half of the capacity is freed, so that the next ranges do not each cause a sort.
             while self.ranges.len() > self.range_count_max / 2 {
-                self.gap_bytes = (self.gap_bytes.saturating_mul(2)).max(GAP_BYTES_FIRST);
+                self.gap_bytes = (self.gap_bytes.saturating_mul(2)).max(GAP_BYTES_INITIAL);
                 self.join();
             }
         }
@@ -100,7 +100,7 @@ impl Collector {
         }
     }
 
-    /// Sorts, and joins what touches.
+    /// Sorts the ranges, and merges adjacent ones.
     fn join(&mut self) {
         let gap_bytes = self.gap_bytes;
         self.ranges.sort_unstable_by_key(|range| range.start);
@@ -122,7 +122,7 @@ mod tests {
     use super::Collector;
 
     #[test]
-    fn ranges_are_sorted_joined_and_cut() {
+    fn ranges_are_sorted_merged_and_clipped() {
         let mut collector = Collector::new(100);
         for range in [90..200, 10..20, 15..17, 20..30, 5..6, 100..101, 40..40] {
             collector.add(range);
@@ -134,9 +134,9 @@ mod tests {
         assert_eq!(bitmap.dirty_bytes(), 100);
     }
 
-    /// Many small ranges, in any order, into few: nothing is lost, and the bound holds.
+    /// Many small ranges, in any order, are merged to few: none is lost, and the limit is kept.
     #[test]
-    fn too_many_ranges_grow_together() {
+    fn too_many_ranges_are_merged() {
         let mut random = SeededRandom::new(test_seed());
         for _ in 0..50 {
             let size = 1 << 30;

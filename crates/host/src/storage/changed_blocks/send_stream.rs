@@ -1,29 +1,29 @@
-//! What changed, by the stream of differences between two host snapshots (`zfs send -i`).
+//! Changes of a file, from the incremental stream between two host snapshots (`zfs send -i`).
 //!
-//! # Why it is right
+//! # Correctness
 //!
-//! Such a stream makes the older snapshot into the newer one at whoever receives it: what its records do not touch is the same in
-//! both. So the ranges that records touch are all that may have changed, if the stream is whole, and is the one between these two
-//! snapshots. That is checked: the numbers (`guid`) of both snapshots stand at its beginning, and a checksum over everything at its end.
-//! A stream that ends early is an error, never a smaller set of changes.
+//! A receiver of such a stream turns the older snapshot into the newer one: data that no record touches is equal in
+//! both. So the ranges in records are all that may have changed, if the stream is complete and belongs to these two
+//! snapshots. Both are checked: the begin record has the GUIDs of both snapshots, and the end record has a checksum of
+//! everything. An incomplete stream is an error, never a smaller set of changes.
 //!
-//! Only records are looked at; data is passed over, in pieces of 64 KiB, whatever size a record names. The layout is in
+//! Only records are parsed; data is skipped in pieces of 64 KiB, whatever size a record claims. The layout is in
 //! `docs/format/zfs-send-stream.md`.
 //!
-//! # What would make it wrong
+//! # Cases that would be wrong
 //!
 //! | case | what is done |
 //! |---|---|
-//! | the stream of another pair of snapshots; a full stream | refused: `guid` |
+//! | the stream of another pair of snapshots; a full stream | refused: GUID |
 //! | several streams in one (`-R`, `-I`, `-p`) | refused |
-//! | a stream that goes on where one was broken off (`-t`) | refused: it lacks what was received before |
-//! | a redacted one | refused: it lacks what was redacted |
-//! | features that are not known here | refused |
-//! | the file was removed, and its number given to another one | all of it is changed, if the record says that the file is younger than the older snapshot, or if its age cannot be read (`-w`) |
-//! | another block size, another type, a number that was freed | all of it is changed: receivers free such a file first, without a record for it |
-//! | the file is longer now | what is past the old end is changed |
-//! | attributes (SPILL), ranges of dnodes (OBJECT_RANGE) | nothing: no byte of the file is in them |
-//! | a sender that forgets holes (ZFS on Linux before 0.6.5.8, illumos 6370, 6513) | cannot be seen in the stream: the caller looks at the version |
+//! | the rest of an interrupted stream (`-t`) | refused: it lacks the part that was received before |
+//! | a redacted stream | refused: it lacks the redacted data |
+//! | unknown features | refused |
+//! | the file was removed, and its object number reused | all of it is changed, if the record says that the file is younger than the older snapshot, or if its age cannot be read (`-w`) |
+//! | another block size, another type, a freed object number | all of it is changed: receivers free such a file first, without a record for it |
+//! | the file has grown | the part after the old end is changed |
+//! | attributes (SPILL), ranges of dnodes (OBJECT_RANGE) | ignored: they contain no data of the file |
+//! | a sender that omits holes (ZFS on Linux before 0.6.5.8, illumos 6370, 6513) | not visible in the stream: the caller checks the version |
 
 mod checked;
 mod object;
@@ -43,99 +43,97 @@ use record::{BeginRecord, RecordKind, StreamRecord};
 
 type Result<T> = std::result::Result<T, SendStreamError>;
 
-/// The number of a volume's content among the objects of its dataset.
+/// The object number of a volume's content in its dataset.
 const VOLUME_OBJECT: u64 = 1;
 
-/// What is asked of a stream.
+/// The expected stream, and the object whose changes are wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SendStreamQuery {
-    /// Number of the older snapshot (`guid`).
+    /// GUID of the older snapshot.
     pub from_guid: u64,
-    /// Number of the newer one.
+    /// GUID of the newer snapshot.
     pub to_guid: u64,
-    /// What is looked for.
+    /// The object.
     pub object: StreamObject,
     /// Its size in the older snapshot, in bytes.
     pub size_before_bytes: u64,
-    /// Its size in the newer one.
+    /// Its size in the newer snapshot, in bytes.
     pub size_after_bytes: u64,
 }
 
-/// What is looked for in a stream.
+/// An object in a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StreamObject {
-    /// A file, which has the same number in both snapshots.
+    /// A file, which has the same object number in both snapshots.
     File {
-        /// Its number (`st_ino`).
+        /// Its object number (`st_ino`).
         number: u64,
-        /// Size of its blocks in the older snapshot (`st_blksize`).
+        /// Its block size in the older snapshot (`st_blksize`).
         block_before_bytes: u64,
-        /// When the older snapshot was made (`createtxg`); [`None`] where nobody knows, and then any change of the file is one of
-        /// all of it.
+        /// The transaction of the older snapshot (`createtxg`). [`None`] if unknown: then any change of the file means
+        /// that all of it is changed.
         from_transaction: Option<u64>,
     },
     /// The content of a volume.
     Volume,
 }
 
-/// What a stream says has changed.
+/// The changes in a stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StreamChanges {
-    /// Where the two states may differ.
+    /// The ranges in which the two states may differ.
     pub ranges: ChangedRanges,
-    /// Why that is all of it, where records alone would say less.
+    /// Why all of the object is changed, if more is than its records say.
     pub whole: Option<WholeFileReason>,
-    /// Records in the stream.
+    /// Number of records.
     pub record_count: u64,
-    /// Bytes of the stream.
+    /// Length of the stream.
     pub stream_bytes: u64,
 }
 
-/// Why all of a file counts as changed.
+/// Why all of a file is changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WholeFileReason {
-    /// Its number was freed.
+    /// Its object number was freed.
     Freed,
-    /// It is younger than the older snapshot: another file has its number now.
+    /// It is younger than the older snapshot: the object number was reused.
     Replaced,
-    /// Its blocks had another size.
+    /// Its block size changed.
     BlockSize,
-    /// It is something else now.
+    /// Its type changed.
     Kind,
-    /// The record does not tell how old it is.
+    /// The record does not contain its age.
     AgeUnknown,
 }
 
-/// Reads a stream to its end, and gives where it changes what is asked for.
-pub fn by_send_stream(input: &mut dyn Read, question: &SendStreamQuery) -> Result<StreamChanges> {
-    read(input, question, ChecksumMode::Held)
+/// Reads a stream to its end, and returns the changes of the object.
+pub fn by_send_stream(input: &mut dyn Read, query: &SendStreamQuery) -> Result<StreamChanges> {
+    read(input, query, ChecksumMode::Held)
 }
 
-/// The number of the snapshot that a stream leads to (`guid`), as its beginning has it; the rest is not looked at.
+/// The GUID of the snapshot that a stream leads to, from its begin record; the rest is not read.
 pub fn guid_of_stream(input: &mut dyn Read) -> Result<u64> {
     let (_, begin) = RecordReader::begin(input, ChecksumMode::Held)?;
     Ok(begin.to_guid)
 }
 
-/// The same, whatever the checksums are.
+/// The same without checking checksums.
 #[cfg(feature = "hostile")]
-pub(super) fn read_unchecked(input: &mut dyn Read, question: &SendStreamQuery) -> Result<StreamChanges> {
-    read(input, question, ChecksumMode::Ignored)
+pub(super) fn read_unchecked(input: &mut dyn Read, query: &SendStreamQuery) -> Result<StreamChanges> {
+    read(input, query, ChecksumMode::Ignored)
 }
 
-fn read(input: &mut dyn Read, question: &SendStreamQuery, sums: ChecksumMode) -> Result<StreamChanges> {
+fn read(input: &mut dyn Read, query: &SendStreamQuery, sums: ChecksumMode) -> Result<StreamChanges> {
     let (mut stream, begin) = RecordReader::begin(input, sums)?;
-    check_beginning(&begin, question)?;
+    check_beginning(&begin, query)?;
     stream.skip(begin.payload_bytes.into())?;
     let mut search = StreamSearch {
-        question,
+        query,
         has_large_blocks: begin.features & record::feature::LARGE_BLOCKS != 0,
-        changed: Collector::new(question.size_after_bytes),
+        changed: Collector::new(query.size_after_bytes),
         whole: None,
     };
-    search
-        .changed
-        .add(question.size_before_bytes..question.size_after_bytes);
+    search.changed.add(query.size_before_bytes..query.size_after_bytes);
     let mut record_count = 1;
     loop {
         let record = stream.record()?;
@@ -154,45 +152,45 @@ fn read(input: &mut dyn Read, question: &SendStreamQuery, sums: ChecksumMode) ->
     })
 }
 
-/// Refuses a stream that does not hold all differences between the two snapshots.
-fn check_beginning(begin: &BeginRecord, question: &SendStreamQuery) -> Result<()> {
-    let unfit = |reason: String| Err(SendStreamError::Unfit { reason });
+/// Refuses a stream that does not contain all differences between the two snapshots.
+fn check_beginning(begin: &BeginRecord, query: &SendStreamQuery) -> Result<()> {
+    let unusable = |reason: String| Err(SendStreamError::Unusable { reason });
     if begin.is_compound() {
-        return unfit("it is several streams in one (send -R, -I or -p)".to_owned());
+        return unusable("it is several streams in one (send -R, -I or -p)".to_owned());
     }
     if !begin.is_single() {
-        return unfit(format!("its form is not known ({:#x})", begin.version_word));
+        return unusable(format!("its format is unknown ({:#x})", begin.version_word));
     }
     for (flag, what) in [
-        (record::feature::RESUMING, "it goes on where another one was broken off"),
+        (record::feature::RESUMING, "it is the rest of an interrupted stream"),
         (record::feature::REDACTED, "parts of it are left out (redacted)"),
     ] {
         if begin.features & flag != 0 {
-            return unfit(what.to_owned());
+            return unusable(what.to_owned());
         }
     }
     let unknown = begin.features & !record::feature::KNOWN;
     if unknown != 0 {
-        return unfit(format!("it has features that are not known ({unknown:#x})"));
+        return unusable(format!("it has unknown features ({unknown:#x})"));
     }
-    let type_wanted = match question.object {
+    let type_wanted = match query.object {
         StreamObject::File { .. } => record::DATASET_FILES,
         StreamObject::Volume => record::DATASET_VOLUME,
     };
     if begin.dataset_type != type_wanted {
-        return unfit(format!("it is of a dataset of type {}", begin.dataset_type));
+        return unusable(format!("it is of a dataset of type {}", begin.dataset_type));
     }
-    if (begin.from_guid, begin.to_guid) != (question.from_guid, question.to_guid) {
-        return unfit(format!(
-            "it is of other snapshots: it leads from {} to {}, and {} to {} is asked for",
-            begin.from_guid, begin.to_guid, question.from_guid, question.to_guid
+    if (begin.from_guid, begin.to_guid) != (query.from_guid, query.to_guid) {
+        return unusable(format!(
+            "it is of other snapshots: {} to {} instead of {} to {}",
+            begin.from_guid, begin.to_guid, query.from_guid, query.to_guid
         ));
     }
     Ok(())
 }
 
 struct StreamSearch<'a> {
-    question: &'a SendStreamQuery,
+    query: &'a SendStreamQuery,
     has_large_blocks: bool,
     changed: Collector,
     whole: Option<WholeFileReason>,
@@ -200,20 +198,20 @@ struct StreamSearch<'a> {
 
 impl StreamSearch<'_> {
     fn number(&self) -> u64 {
-        match self.question.object {
+        match self.query.object {
             StreamObject::File { number, .. } => number,
             StreamObject::Volume => VOLUME_OBJECT,
         }
     }
 
-    /// Takes a record in, and passes over what belongs to it.
+    /// Handles a record, and skips its payload.
     fn take(&mut self, stream: &mut RecordReader<'_>, record: &StreamRecord) -> Result<()> {
         let (kind, number) = (record.kind()?, self.number());
         let payload_bytes = record.payload_bytes(kind)?;
         match kind {
             RecordKind::Object if record.object() == number => {
                 let bonus = stream.payload(payload_bytes)?;
-                let whole = look_at_object(record, &bonus, self.question, self.has_large_blocks);
+                let whole = look_at_object(record, &bonus, self.query, self.has_large_blocks);
                 if let Some(whole) = whole {
                     self.all(whole);
                 }
@@ -232,9 +230,9 @@ impl StreamSearch<'_> {
                 self.changed.add(offset..offset.saturating_add(length));
             }
             RecordKind::Redact => {
-                return Err(record.senseless("a part is left out of a stream that is not redacted".to_owned()));
+                return Err(record.invalid("a part is left out of a stream that is not redacted".to_owned()));
             }
-            RecordKind::Begin => return Err(record.senseless("a second beginning".to_owned())),
+            RecordKind::Begin => return Err(record.invalid("a second begin record".to_owned())),
             _ => {}
         }
         stream.skip(payload_bytes)

@@ -1,4 +1,4 @@
-//! How much of a file is shared with others.
+//! How much data of a file is shared with other files.
 
 use std::fs::File;
 
@@ -6,24 +6,24 @@ use super::error::Result;
 use super::extents::io;
 use super::fiemap::{EXTENT_COUNT_MAX, FLAG_LAST, FLAG_SHARED, extents};
 
-/// What a file takes on its medium.
+/// The space of a file on its file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Sharing {
-    /// Bytes that are mapped at all.
+    /// Mapped bytes.
     pub mapped_bytes: u64,
-    /// Those of them that other files, or host snapshots, share: only the last of them gives the room back.
+    /// Mapped bytes that are shared with other files or host snapshots: the space is freed with the last of them.
     pub shared_bytes: u64,
 }
 
-/// Asks the file system how much of `file` it shares with others.
+/// Queries how much of `file` is shared with other files.
 ///
 /// # Errors
-/// The file system does not tell where files lie.
+/// The file system does not report extents.
 pub fn sharing_of(file: &File) -> Result<Sharing> {
     let mut sharing = Sharing::default();
     let mut start = 0;
     loop {
-        let found = extents(file, start).map_err(|errno| io("ask where a file lies", errno))?;
+        let found = extents(file, start).map_err(|errno| io("query the extents of a file", errno))?;
         for extent in &found {
             sharing.mapped_bytes += extent.length;
             if extent.flags & FLAG_SHARED != 0 {

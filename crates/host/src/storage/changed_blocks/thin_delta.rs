@@ -1,39 +1,40 @@
-//! What `thin_delta` tells of two volumes in a thin pool: which blocks of the pool each of them has at the same place.
+//! Parses the output of `thin_delta` for two volumes of a thin pool: the blocks that both map to the same address.
 //!
-//! A pool never overwrites a block that two volumes share, and a volume that is read-only does not get another one. So where two
-//! read-only snapshots have the same block, they hold the same bytes. What neither has is zero in both.
+//! A pool never overwrites a block that two volumes share, and the mapping of a read-only volume does not change. So
+//! where two read-only snapshots have the same block, they have equal content. Blocks that neither maps are zero in
+//! both.
 //!
 //! Source: thin_delta(8); thin-provisioning-tools 0.9.0.
 
 use super::ranges::{ChangedRanges, Collector};
 
-/// Bytes of a sector, in which the size of a pool's blocks is told.
+/// Size of a sector, the unit of a pool's block size.
 const SECTOR_BYTES: u64 = 512;
 
-/// What was asked.
+/// The requested comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ThinDeltaQuery {
-    /// The numbers of the two volumes in their pool, the older one first.
+    /// The thin ids of the two volumes, the older one first.
     pub ids: (u64, u64),
-    /// Bytes of a block of the pool.
+    /// Block size of the pool.
     pub block_bytes: u64,
-    /// Size of both, in bytes.
+    /// Size of both volumes, in bytes.
     pub size_bytes: u64,
 }
 
-/// An answer that tells nothing. The way out is always to read everything.
+/// The output is unusable. The fallback is to read everything.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("line {line} of the differences of two thin volumes {detail}")]
+#[error("line {line} of the output of thin_delta {detail}")]
 pub struct ThinDeltaError {
-    /// Its number, from 1 on.
+    /// The line number, from 1 on.
     pub line: usize,
     /// What is wrong with it.
     pub detail: &'static str,
 }
 
-/// Where the newer of two volumes may differ from the older one.
-pub fn by_thin_delta(answer: &str, question: &ThinDeltaQuery) -> Result<ChangedRanges, ThinDeltaError> {
-    let mut changed = Collector::new(question.size_bytes);
+/// The ranges in which the newer of two volumes may differ from the older one.
+pub fn by_thin_delta(answer: &str, query: &ThinDeltaQuery) -> Result<ChangedRanges, ThinDeltaError> {
+    let mut changed = Collector::new(query.size_bytes);
     let (mut state, mut next) = (ParserState::Begin, 0);
     let mut line_count = 0;
     for line in answer.lines().map(str::trim).filter(|line| !line.is_empty()) {
@@ -42,28 +43,28 @@ pub fn by_thin_delta(answer: &str, question: &ThinDeltaQuery) -> Result<ChangedR
             line: line_count,
             detail,
         };
-        let element = Element::parse(line).ok_or(wrong("is none of its lines"))?;
+        let element = Element::parse(line).ok_or(wrong("has an unknown format"))?;
         state = match (state, element.name) {
             (ParserState::Begin, "superblock") => {
                 let sectors = element.number("data_block_size");
                 let bytes = sectors.and_then(|sectors| sectors.checked_mul(SECTOR_BYTES));
-                if bytes != Some(question.block_bytes) {
-                    return Err(wrong("is about blocks of another size"));
+                if bytes != Some(query.block_bytes) {
+                    return Err(wrong("has another block size"));
                 }
                 ParserState::InPool
             }
             (ParserState::InPool, "diff") => {
-                if (element.number("left"), element.number("right")) != (Some(question.ids.0), Some(question.ids.1)) {
-                    return Err(wrong("is about other volumes"));
+                if (element.number("left"), element.number("right")) != (Some(query.ids.0), Some(query.ids.1)) {
+                    return Err(wrong("is for other volumes"));
                 }
                 ParserState::InDifferences
             }
             (ParserState::InDifferences, name @ ("same" | "different" | "left_only" | "right_only")) => {
                 let (begin, length) = element.extent().ok_or(wrong("has no extent"))?;
-                let bytes = |blocks: u64| blocks.checked_mul(question.block_bytes).ok_or(wrong("is beyond all"));
-                let end = begin.checked_add(length).ok_or(wrong("is beyond all"))?;
+                let bytes = |blocks: u64| blocks.checked_mul(query.block_bytes).ok_or(wrong("is out of range"));
+                let end = begin.checked_add(length).ok_or(wrong("is out of range"))?;
                 if begin < next {
-                    return Err(wrong("goes back"));
+                    return Err(wrong("is out of order"));
                 }
                 next = end;
                 if name != "same" {
@@ -73,13 +74,13 @@ pub fn by_thin_delta(answer: &str, question: &ThinDeltaQuery) -> Result<ChangedR
             }
             (ParserState::InDifferences, "/diff") => ParserState::AfterDifferences,
             (ParserState::AfterDifferences, "/superblock") => ParserState::End,
-            _ => return Err(wrong("is at the wrong place")),
+            _ => return Err(wrong("is misplaced")),
         };
     }
     if state != ParserState::End {
         return Err(ThinDeltaError {
             line: line_count,
-            detail: "is its last, and it is cut short",
+            detail: "is the last one, but the output is incomplete",
         });
     }
     Ok(changed.finish())
@@ -120,7 +121,7 @@ impl<'a> Element<'a> {
         value.strip_prefix('"')?.strip_suffix('"')?.parse().ok()
     }
 
-    /// Where it begins, and how long it is: something.
+    /// The begin and the length of an extent, which is not empty.
     fn extent(&self) -> Option<(u64, u64)> {
         Some((
             self.number("begin")?,
@@ -133,52 +134,52 @@ impl<'a> Element<'a> {
 mod tests {
     use super::{ThinDeltaQuery, by_thin_delta};
 
-    const QUESTION: ThinDeltaQuery = ThinDeltaQuery {
+    const QUERY: ThinDeltaQuery = ThinDeltaQuery {
         ids: (5, 7),
         block_bytes: 65_536,
         size_bytes: 1 << 20,
     };
 
-    /// As thin_delta 0.9.0 answered.
+    /// Output of thin_delta 0.9.0.
     const ANSWER: &str = "<superblock uuid=\"\" time=\"10\" transaction=\"17\" data_block_size=\"128\" nr_data_blocks=\"0\">\n  \
         <diff left=\"5\" right=\"7\">\n    <same begin=\"0\" length=\"4\"/>\n    <different begin=\"4\" length=\"1\"/>\n    \
         <right_only begin=\"5\" length=\"1\"/>\n    <left_only begin=\"8\" length=\"2\"/>\n    <same begin=\"10\" length=\"3\"/>\n    \
         <different begin=\"15\" length=\"40\"/>\n  </diff>\n</superblock>\n";
 
     #[test]
-    fn what_is_not_the_same_in_both_may_have_changed() {
-        let found = by_thin_delta(ANSWER, &QUESTION).unwrap();
+    fn blocks_that_are_not_shared_may_have_changed() {
+        let found = by_thin_delta(ANSWER, &QUERY).unwrap();
         let blocks = |range: &std::ops::Range<u64>| (range.start / 65_536, range.end / 65_536);
         let found: Vec<_> = found.as_slice().iter().map(blocks).collect();
         assert_eq!(found, [(4, 6), (8, 10), (15, 16)]);
     }
 
     #[test]
-    fn an_answer_to_something_else_is_none() {
-        let said = |answer: &str| by_thin_delta(answer, &QUESTION).unwrap_err().detail;
+    fn an_answer_to_another_query_is_an_error() {
+        let error_of = |answer: &str| by_thin_delta(answer, &QUERY).unwrap_err().detail;
         for (from, to, detail) in [
-            ("\"128\"", "\"64\"", "is about blocks of another size"),
-            ("left=\"5\"", "left=\"6\"", "is about other volumes"),
-            ("right=\"7\"", "right=\"5\"", "is about other volumes"),
-            ("</superblock>\n", "", "is its last, and it is cut short"),
-            ("begin=\"4\"", "begin=\"3\"", "goes back"),
+            ("\"128\"", "\"64\"", "has another block size"),
+            ("left=\"5\"", "left=\"6\"", "is for other volumes"),
+            ("right=\"7\"", "right=\"5\"", "is for other volumes"),
+            ("</superblock>\n", "", "is the last one, but the output is incomplete"),
+            ("begin=\"4\"", "begin=\"3\"", "is out of order"),
             ("length=\"1\"", "length=\"0\"", "has no extent"),
-            ("length=\"40\"", "length=\"18446744073709551615\"", "is beyond all"),
-            ("<left_only", "<perhaps", "is at the wrong place"),
-            ("<left_only", "left_only", "is none of its lines"),
+            ("length=\"40\"", "length=\"18446744073709551615\"", "is out of range"),
+            ("<left_only", "<perhaps", "is misplaced"),
+            ("<left_only", "left_only", "has an unknown format"),
             (
                 "  </diff>\n",
                 "  </diff>\n  <diff left=\"5\" right=\"7\">\n",
-                "is at the wrong place",
+                "is misplaced",
             ),
         ] {
             let answer = ANSWER.replace(from, to);
             assert_ne!(answer, ANSWER);
-            assert_eq!(said(&answer), detail, "{from} -> {to}");
+            assert_eq!(error_of(&answer), detail, "{from} -> {to}");
         }
-        assert_eq!(said(""), "is its last, and it is cut short");
+        assert_eq!(error_of(""), "is the last one, but the output is incomplete");
         for length in 0..ANSWER.len() - 1 {
-            assert!(by_thin_delta(&ANSWER[..length], &QUESTION).is_err(), "{length}");
+            assert!(by_thin_delta(&ANSWER[..length], &QUERY).is_err(), "{length}");
         }
     }
 }

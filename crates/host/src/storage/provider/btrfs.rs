@@ -1,7 +1,7 @@
 //! btrfs: subvolumes, by its own program.
 //!
-//! A subvolume is known by its folder: the root of each has inode 256. Read-only snapshots of it lie in its own `.holdfast/snapshots`;
-//! btrfs leaves a subvolume within another out of the snapshots of that one, so they are not in each other.
+//! A dataset is the folder of a subvolume: the root of each has inode 256. Its read-only snapshots are in its
+//! `.holdfast/snapshots`. btrfs excludes nested subvolumes from a snapshot, so snapshots do not contain each other.
 //!
 //! Source: btrfs-subvolume(8), btrfs-filesystem(8); btrfs-progs 6.2.
 
@@ -34,7 +34,7 @@ const ROOT_INODE: u64 = 256;
 #[derive(Clone)]
 pub struct Btrfs {
     tools: Arc<dyn Tools>,
-    /// Snapshots that are being made, until they have their names; by dataset and name.
+    /// Pending snapshots without a name, by dataset and name.
     making: Arc<Mutex<BTreeMap<(String, String), PendingSnapshot>>>,
 }
 
@@ -54,7 +54,7 @@ fn dataset(name: &str) -> Dataset {
 }
 
 impl Btrfs {
-    /// What `tools` reach.
+    /// btrfs by way of `tools`.
     pub fn new(tools: Arc<dyn Tools>) -> Self {
         Self {
             tools,
@@ -63,27 +63,27 @@ impl Btrfs {
     }
 
     fn delete(&self, (action, what): (&'static str, &str), place: &Path) -> ProviderResult<()> {
-        let words = ["subvolume", "delete", "--", &place.to_string_lossy()];
-        self.ask((action, what), &words).map(drop)
+        let arguments = ["subvolume", "delete", "--", &place.to_string_lossy()];
+        self.ask((action, what), &arguments).map(drop)
     }
 
     fn ask(&self, (action, what): (&'static str, &str), arguments: &[&str]) -> ProviderResult<String> {
         let answer = self.tools.ask(BTRFS, arguments)?;
-        if answer.is_well {
+        if answer.is_success {
             return Ok(answer.output);
         }
-        Err(Self::refusal((action, what), &answer.complaint))
+        Err(Self::refusal((action, what), &answer.stderr))
     }
 
-    /// The error that a complaint is.
-    fn refusal((action, what): (&'static str, &str), complaint: &str) -> ProviderError {
+    /// The error for a message.
+    fn refusal((action, what): (&'static str, &str), stderr: &str) -> ProviderError {
         let what = what.to_owned();
-        let says = |words: &str| complaint.contains(words);
-        let reason = shown_words(complaint.trim().trim_start_matches("ERROR: ")).replace('\n', "; ");
+        let has = |words: &str| stderr.contains(words);
+        let reason = shown_words(stderr.trim().trim_start_matches("ERROR: ")).replace('\n', "; ");
         match () {
-            () if says("No space left") => ProviderError::Full { action, what },
-            () if says("No such file") => ProviderError::NotThere { what },
-            () if says("already exists") => ProviderError::Exists { what },
+            () if has("No space left") => ProviderError::Full { action, what },
+            () if has("No such file") => ProviderError::NotFound { what },
+            () if has("already exists") => ProviderError::Exists { what },
             () => ProviderError::Refused { action, what, reason },
         }
     }
@@ -93,20 +93,20 @@ impl Btrfs {
         if folder.is_absolute() && is_subvolume(folder) {
             return SnapshotFolder::of(folder);
         }
-        Err(ProviderError::NotThere {
+        Err(ProviderError::NotFound {
             what: format!("btrfs subvolume {name}"),
         })
     }
 
-    /// Bytes that each folder refers to, and those that only it does: by what was asked.
+    /// Total and exclusive bytes of each folder, by its path.
     fn room(&self, folders: &[&str]) -> ProviderResult<BTreeMap<String, (u64, u64)>> {
         if folders.is_empty() {
             return Ok(BTreeMap::new());
         }
-        let mut words = vec!["filesystem", "du", "-s", "--raw", "--"];
-        words.extend(folders);
-        let answer = self.ask(("measure", &folders.join(", ")), &words)?;
-        // Total, exclusive, shared by them all, name; above them their headings.
+        let mut arguments = vec!["filesystem", "du", "-s", "--raw", "--"];
+        arguments.extend(folders);
+        let answer = self.ask(("measure", &folders.join(", ")), &arguments)?;
+        // Columns: total, exclusive, set shared, name; headings above.
         let rows = answer.lines().filter_map(|line| {
             let mut fields = line.split_whitespace();
             let (total, own) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
@@ -121,11 +121,12 @@ impl Btrfs {
         Ok(rows.collect())
     }
 
-    /// The subvolumes that can be seen below a mount, by their folders; not those that are snapshots of ours.
+    /// The subvolumes that are visible below a mount, by their folders, without our snapshots.
     fn subvolumes_below(&self, mount: &Mount) -> ProviderResult<Vec<String>> {
         let point = mount.point.to_string_lossy();
-        let answer = self.ask(("look at", &point), &["subvolume", "list", "--", &point])?;
-        // "ID 257 gen 9 top level 5 path @vms/web": from the root of the file system, of which only a part may be mounted.
+        let answer = self.ask(("inspect", &point), &["subvolume", "list", "--", &point])?;
+        // "ID 257 gen 9 top level 5 path @vms/web": relative to the root of the file system, of which only a part may
+        // be mounted.
         let paths = answer.lines().filter_map(|line| line.split_once(" path "));
         let seen = paths.filter_map(|(_, path)| {
             let path = Path::new("/").join(path);
@@ -138,10 +139,10 @@ impl Btrfs {
     }
 
     /// The output of `btrfs subvolume show`.
-    fn shown(&self, place: &str) -> ProviderResult<SubvolumeInfo> {
-        let shown = self.ask(("look at", place), &["subvolume", "show", "--", place])?;
+    fn inspect(&self, place: &str) -> ProviderResult<SubvolumeInfo> {
+        let output = self.ask(("inspect", place), &["subvolume", "show", "--", place])?;
         let field = |key: &str| {
-            let line = shown.lines().find_map(|line| line.trim().strip_prefix(key))?;
+            let line = output.lines().find_map(|line| line.trim().strip_prefix(key))?;
             Some(line.trim().to_owned()).filter(|text| text != "-")
         };
         Ok(SubvolumeInfo {
@@ -158,27 +159,27 @@ impl Btrfs {
 struct SubvolumeInfo {
     made_s: Option<i64>,
     uuid: Option<String>,
-    /// That of the snapshot that was sent, once all of it has been received.
+    /// The UUID of the sent snapshot, once it has been received completely.
     received_uuid: Option<String>,
-    /// That of the subvolume that it was a snapshot of.
+    /// The UUID of the subvolume that it is a snapshot of.
     parent_uuid: Option<String>,
     is_read_only: bool,
 }
 
 impl SubvolumeInfo {
-    /// What a snapshot has in common with its copies.
+    /// The identity that a snapshot shares with its copies.
     fn identity(&self) -> Option<&str> {
         self.received_uuid.as_deref().or(self.uuid.as_deref())
     }
 
-    /// What is noted of one that was received to its end, where nothing else is: nothing, which is not to be taken for one of which somebody
-    /// died before he noted it.
+    /// The record of a completely received snapshot without a note: empty, which distinguishes it from one whose maker
+    /// was killed before it wrote the note.
     fn received_record(&self) -> Option<String> {
         self.received_uuid.as_ref().map(|_| String::new())
     }
 }
 
-/// `2026-11-22 16:07:46 +0000`, in seconds since 1970-01-01 UTC.
+/// Parses `2026-11-22 16:07:46 +0000` to seconds since 1970-01-01 UTC.
 fn parse_time(text: &str) -> Option<i64> {
     let mut fields = text.split(' ');
     let (date, time, zone) = (fields.next()?, fields.next()?, fields.next()?);
@@ -189,7 +190,7 @@ fn parse_time(text: &str) -> Option<i64> {
     let (date, time) = (numbers(date, '-')?, numbers(time, ':')?);
     let offset: i64 = zone.parse().ok()?;
     let offset_s = (offset / 100 * 60 + offset % 100) * 60;
-    // Days since 1970 by the proleptic Gregorian calendar, with years that begin in March.
+    // Converts the date to days since 1970 (proleptic Gregorian calendar), with years that begin in March.
     let (year, month, day) = (date[0] - i64::from(date[1] <= 2), (date[1] + 9) % 12, date[2] - 1);
     let days =
         year * 365 + year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400) + (month * 153 + 2) / 5 + day;
@@ -218,7 +219,7 @@ impl Provider for Btrfs {
     fn dataset(&self, name: &str) -> ProviderResult<DatasetState> {
         Self::folder(name)?;
         let folder = Path::new(name);
-        let room = rustix::fs::statvfs(folder).map_err(|error| file_error("look at", folder, error.into()))?;
+        let room = rustix::fs::statvfs(folder).map_err(|error| file_error("inspect", folder, error.into()))?;
         let used = self.room(&[name])?.get(name).copied();
         Ok(DatasetState {
             dataset: dataset(name),
@@ -234,34 +235,34 @@ impl Provider for Btrfs {
     }
 
     fn snapshots(&self, name: &str) -> ProviderResult<Vec<HostSnapshot>> {
-        let kept = Self::folder(name)?;
+        let snapshot_folder = Self::folder(name)?;
         let mut snapshots = Vec::new();
-        for snapshot in kept.names()? {
-            let place = kept.place(&snapshot);
+        for snapshot in snapshot_folder.names()? {
+            let place = snapshot_folder.place(&snapshot);
             if !is_subvolume(&place) {
                 continue;
             }
-            let noted = kept.noted(&snapshot);
-            let shown = self.shown(&place.to_string_lossy())?;
-            if !shown.is_read_only {
-                // It is being received, or was received in part.
+            let noted = snapshot_folder.noted(&snapshot);
+            let info = self.inspect(&place.to_string_lossy())?;
+            if !info.is_read_only {
+                // It is being received, or was received partially.
                 continue;
             }
-            let time_s = noted.as_ref().map(|noted| noted.time_s).or(shown.made_s);
-            let received = shown.received_record();
+            let time_s = noted.as_ref().map(|noted| noted.time_s).or(info.made_s);
+            let received = info.received_record();
             snapshots.push(HostSnapshot {
                 name: HostSnapshotName {
                     dataset: dataset(name),
                     name: snapshot.clone(),
                 },
-                time_s: time_s.ok_or_else(|| ProviderError::Senseless {
+                time_s: time_s.ok_or_else(|| ProviderError::Invalid {
                     program: BTRFS,
-                    detail: format!("{} was made at no time", place.display()),
+                    detail: format!("{} has no valid creation time", place.display()),
                 })?,
-                identity: shown.uuid.unwrap_or_default(),
+                identity: info.uuid.unwrap_or_default(),
                 used_bytes: None,
                 referenced_bytes: None,
-                hold_count: kept.hold_count(&snapshot)?,
+                hold_count: snapshot_folder.hold_count(&snapshot)?,
                 record: noted.map(|noted| noted.record).or(received),
             });
         }
@@ -297,27 +298,27 @@ impl Provider for Btrfs {
     fn prepare(&self, wanted: &[HostSnapshotScope], label: &HostSnapshotLabel<'_>) -> ProviderResult<()> {
         for one in wanted {
             check_name(label.name)?;
-            let kept = Self::folder(&one.dataset.name)?;
+            let snapshot_folder = Self::folder(&one.dataset.name)?;
             let shown = format!("{}@{}", one.dataset, label.name);
-            kept.must_be_new(label.name, &shown)?;
+            snapshot_folder.check_free(label.name, &shown)?;
             if one.is_tree {
                 return Err(ProviderError::Refused {
                     action: "make a snapshot of",
                     what: format!("{} and all below it", one.dataset),
-                    reason: "btrfs has no snapshots of several subvolumes at one instant".to_owned(),
+                    reason: "btrfs cannot snapshot several subvolumes at one instant".to_owned(),
                 });
             }
-            let kept = SnapshotFolder::make(Path::new(&one.dataset.name))?;
-            self.begin(&kept, (&one.dataset.name, label.name), &shown)?;
+            let snapshot_folder = SnapshotFolder::make(Path::new(&one.dataset.name))?;
+            self.begin(&snapshot_folder, (&one.dataset.name, label.name), &shown)?;
         }
         Ok(())
     }
 
     fn create(&self, group: &[HostSnapshotScope], label: &HostSnapshotLabel<'_>) -> ProviderResult<()> {
         group.iter().try_for_each(|one| {
-            let kept = Self::folder(&one.dataset.name)?;
-            let place = kept.hidden_place(label.name);
-            let words = [
+            let snapshot_folder = Self::folder(&one.dataset.name)?;
+            let place = snapshot_folder.hidden_place(label.name);
+            let arguments = [
                 "subvolume",
                 "snapshot",
                 "-r",
@@ -325,8 +326,8 @@ impl Provider for Btrfs {
                 &one.dataset.name,
                 &place.to_string_lossy(),
             ];
-            let shown = kept.shown_place(label.name);
-            self.ask(("make", &shown.to_string_lossy()), &words)?;
+            let shown = snapshot_folder.shown_place(label.name);
+            self.ask(("make", &shown.to_string_lossy()), &arguments)?;
             self.note_created(&one.dataset.name, label.name);
             Ok(())
         })
@@ -338,18 +339,18 @@ impl Provider for Btrfs {
 
     fn abandon(&self, wanted: &[HostSnapshotScope], label: &HostSnapshotLabel<'_>) {
         for one in wanted {
-            // What stays is found by its hidden name.
-            self.give_up(&one.dataset.name, label.name).ok();
+            // A leftover is found by its hidden name.
+            self.revert_pending(&one.dataset.name, label.name).ok();
         }
     }
 
     fn noted(&self, name: &str) -> ProviderResult<Vec<NotedSnapshot>> {
-        let kept = Self::folder(name)?;
+        let snapshot_folder = Self::folder(name)?;
         let mut noted = Vec::new();
-        for snapshot in kept.names()? {
-            let record = kept.noted(&snapshot).map(|noted| noted.record);
-            let place = kept.place(&snapshot);
-            // What is being received has none yet.
+        for snapshot in snapshot_folder.names()? {
+            let record = snapshot_folder.noted(&snapshot).map(|noted| noted.record);
+            let place = snapshot_folder.place(&snapshot);
+            // A snapshot that is being received has no note yet.
             if !is_subvolume(&place) {
                 continue;
             }
@@ -357,32 +358,32 @@ impl Provider for Btrfs {
                 noted.push(NotedSnapshot::new(dataset(name), snapshot, record));
                 continue;
             }
-            let shown = self.shown(&place.to_string_lossy())?;
-            if !shown.is_read_only {
+            let info = self.inspect(&place.to_string_lossy())?;
+            if !info.is_read_only {
                 continue;
             }
-            let record = shown.received_record();
+            let record = info.received_record();
             noted.push(NotedSnapshot::new(dataset(name), snapshot, record));
         }
         Ok(noted)
     }
 
     fn is_making(&self, name: &str) -> bool {
-        Self::folder(name).is_ok_and(|kept| kept.is_making())
+        Self::folder(name).is_ok_and(|snapshot_folder| snapshot_folder.is_making())
     }
 
     fn leftovers(&self, name: &str) -> ProviderResult<Vec<ProviderLeftover>> {
-        let kept = Self::folder(name)?;
+        let snapshot_folder = Self::folder(name)?;
         let mut found = leftovers::leftovers(&dataset(name))?;
-        found.extend(self.half_received(&kept, name)?);
+        found.extend(self.partial_receives(&snapshot_folder, name)?);
         Ok(found)
     }
 
     fn remove_leftover(&self, leftover: &ProviderLeftover) -> ProviderResult<()> {
-        let kept = Self::folder(&leftover.dataset.name)?;
+        let snapshot_folder = Self::folder(&leftover.dataset.name)?;
         let shown = leftover.place.display().to_string();
         if leftover.kind == ProviderLeftoverKind::HalfReceived {
-            return self.clear_received(&kept, leftover);
+            return self.clear_received(&snapshot_folder, leftover);
         }
         leftovers::remove(leftover, |place| {
             if is_subvolume(place) {
@@ -393,21 +394,24 @@ impl Provider for Btrfs {
     }
 
     fn destroy(&self, snapshot: &HostSnapshotName) -> ProviderResult<()> {
-        if self.give_up(&snapshot.dataset.name, &snapshot.name)? {
+        if self.revert_pending(&snapshot.dataset.name, &snapshot.name)? {
             return Ok(());
         }
-        let kept = Self::folder(&snapshot.dataset.name)?;
-        kept.remove(snapshot, || {
-            self.delete(("remove", &snapshot.to_string()), &kept.place(&snapshot.name))
+        let snapshot_folder = Self::folder(&snapshot.dataset.name)?;
+        snapshot_folder.remove(snapshot, || {
+            self.delete(
+                ("remove", &snapshot.to_string()),
+                &snapshot_folder.place(&snapshot.name),
+            )
         })
     }
 
     fn destroy_this(&self, snapshot: &HostSnapshot) -> ProviderResult<()> {
-        let kept = Self::folder(&snapshot.name.dataset.name)?;
-        kept.remove(&snapshot.name, || {
-            let place = kept.place(&snapshot.name.name);
-            let shown = self.shown(&place.to_string_lossy())?;
-            if shown.uuid.unwrap_or_default() != snapshot.identity {
+        let snapshot_folder = Self::folder(&snapshot.name.dataset.name)?;
+        snapshot_folder.remove(&snapshot.name, || {
+            let place = snapshot_folder.place(&snapshot.name.name);
+            let info = self.inspect(&place.to_string_lossy())?;
+            if info.uuid.unwrap_or_default() != snapshot.identity {
                 return Err(snapshot.replaced());
             }
             self.delete(("remove", &snapshot.name.to_string()), &place)
@@ -423,21 +427,21 @@ impl Provider for Btrfs {
     }
 
     fn view(&self, snapshot: &HostSnapshotName, _label: &str) -> ProviderResult<View> {
-        let kept = Self::folder(&snapshot.dataset.name)?;
-        kept.must_be_there(snapshot)?;
-        Ok(View::lasting(kept.shown_place(&snapshot.name)))
+        let snapshot_folder = Self::folder(&snapshot.dataset.name)?;
+        snapshot_folder.check_exists(snapshot)?;
+        Ok(View::permanent(snapshot_folder.shown_place(&snapshot.name)))
     }
 
     fn clone_to(&self, snapshot: &HostSnapshotName, name: &str) -> ProviderResult<DatasetState> {
-        let kept = Self::folder(&snapshot.dataset.name)?;
-        kept.must_be_there(snapshot)?;
-        let place = kept.place(&snapshot.name);
+        let snapshot_folder = Self::folder(&snapshot.dataset.name)?;
+        snapshot_folder.check_exists(snapshot)?;
+        let place = snapshot_folder.place(&snapshot.name);
         if Path::new(name).symlink_metadata().is_ok() {
-            // btrfs would put the clone into a folder that is there.
+            // btrfs would create the clone inside an existing folder.
             return Err(ProviderError::Exists { what: name.to_owned() });
         }
-        let words = ["subvolume", "snapshot", "--", &place.to_string_lossy(), name];
-        self.ask(("clone", &snapshot.to_string()), &words)?;
+        let arguments = ["subvolume", "snapshot", "--", &place.to_string_lossy(), name];
+        self.ask(("clone", &snapshot.to_string()), &arguments)?;
         self.dataset(name)
     }
 }
@@ -447,7 +451,7 @@ mod tests {
     use super::parse_time;
 
     #[test]
-    fn times_of_btrfs_are_understood() {
+    fn times_of_btrfs_are_parsed() {
         assert_eq!(parse_time("1970-01-01 00:00:00 +0000"), Some(0));
         assert_eq!(parse_time("2026-11-22 16:07:46 +0000"), Some(1_795_363_666));
         assert_eq!(parse_time("2026-11-22 17:07:46 +0100"), Some(1_795_363_666));

@@ -1,4 +1,4 @@
-//! What can go wrong with providers.
+//! Errors of providers.
 
 use std::path::PathBuf;
 
@@ -8,101 +8,101 @@ use crate::system::process::ToolError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProviderError {
-    /// Its program is there, and what does its work is not.
+    /// Its program exists, but its kernel module or service does not run.
     #[error("{provider} does not answer on this host: {reason}")]
     NoService {
-        /// Who.
+        /// The provider.
         provider: &'static str,
-        /// Its words.
+        /// Its message.
         reason: String,
     },
-    /// There is no such dataset, or host snapshot.
+    /// There is no such dataset or host snapshot.
     #[error("there is no {what}")]
-    NotThere {
-        /// What was looked for.
+    NotFound {
+        /// The missing object.
         what: String,
     },
-    /// One of this name is there already.
-    #[error("{what} is there already")]
+    /// The name is in use.
+    #[error("{what} already exists")]
     Exists {
-        /// What.
+        /// The existing object.
         what: String,
     },
-    /// Another one has its name since it was looked at.
+    /// Another object got its name after it was inspected.
     #[error("{what} is not the one that was inspected: it was replaced since by another one of the same name")]
     Replaced {
-        /// What.
+        /// The object.
         what: String,
     },
-    /// Somebody holds it.
+    /// It has holds.
     #[error("{what} is held: {reason}")]
     Held {
-        /// What.
+        /// The object.
         what: String,
-        /// By whom, as far as is known.
+        /// The holders, if known.
         reason: String,
     },
-    /// There are clones of it, which need it.
+    /// It has clones, which need it.
     #[error("{what} has clones, which need it: {clones}")]
     HasClones {
-        /// What.
+        /// The object.
         what: String,
-        /// Which, as far as is known.
+        /// The clones, if known.
         clones: String,
     },
-    /// There is no room.
-    #[error("{action} {what}: no space is left")]
+    /// There is no space left.
+    #[error("cannot {action} {what}: no space is left")]
     Full {
-        /// What was tried.
+        /// The action.
         action: &'static str,
-        /// With what.
+        /// The object.
         what: String,
     },
-    /// The pool takes no I/O.
-    #[error("{action} {what}: its pool is suspended, since devices of it are gone or fail")]
+    /// The pool is suspended.
+    #[error("cannot {action} {what}: its pool is suspended because devices are missing or fail")]
     Suspended {
-        /// What was tried.
+        /// The action.
         action: &'static str,
-        /// With what.
+        /// The object.
         what: String,
     },
-    /// A name that the provider cannot have.
+    /// A name that the provider does not permit.
     #[error("{name:?} cannot be the name of a host snapshot: {reason}")]
     Name {
         /// The name.
         name: String,
-        /// Why not.
+        /// The reason.
         reason: &'static str,
     },
     /// The provider refuses, or fails.
-    #[error("{action} {what}: {reason}")]
+    #[error("cannot {action} {what}: {reason}")]
     Refused {
-        /// What was tried.
+        /// The action.
         action: &'static str,
-        /// With what.
+        /// The object.
         what: String,
-        /// The provider's words.
+        /// The provider's message.
         reason: String,
     },
-    /// What the provider says makes no sense.
-    #[error("{program} answers what makes no sense: {detail}")]
-    Senseless {
-        /// Who.
+    /// The provider's output is invalid.
+    #[error("the output of {program} is invalid: {detail}")]
+    Invalid {
+        /// The program.
         program: &'static str,
-        /// What.
+        /// What is wrong with it.
         detail: String,
     },
-    /// A program did not answer.
+    /// A program could not be run.
     #[error(transparent)]
     Tool(#[from] ToolError),
-    /// A file or folder.
+    /// An operation on a file or folder failed.
     #[error("cannot {action} {}", .path.display())]
     File {
-        /// What was tried.
+        /// The action.
         action: &'static str,
         /// With what.
         path: PathBuf,
-        /// Why not.
+        /// The reason.
         source: std::io::Error,
     },
 }

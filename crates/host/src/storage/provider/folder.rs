@@ -1,7 +1,7 @@
-//! Where providers without a place of their own keep host snapshots: in a folder of the dataset itself.
+//! The folder of host snapshots inside a dataset, for providers without a place of their own.
 //!
 //! ```text
-//! DATASET/.holdfast/snapshots/NAME      the snapshot; a name that begins with a dot is one that is being made, or removed
+//! DATASET/.holdfast/snapshots/NAME      the snapshot; a leading dot marks one that is being created or removed
 //! DATASET/.holdfast/records/NAME.json   {"schema": 1, "time_s": 1795363666, "record": "..."}
 //! DATASET/.holdfast/holds/NAME/TAG      an empty file for each hold
 //! DATASET/.holdfast/lock                locked (flock) while a note is written, a hold changed or a snapshot removed
@@ -9,7 +9,7 @@
 //! DATASET/.holdfast/receiving           locked (flock) while snapshots of another host are received
 //! ```
 //!
-//! Only its owner can look into `.holdfast`: what is in it is as secret as the disks of machines are.
+//! Only its owner has access to `.holdfast`: its content is as confidential as the disks of machines.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read as _, Write as _};
@@ -26,21 +26,21 @@ use serde_json::{Value, json};
 use super::{HostSnapshotLabel, HostSnapshotName, ProviderError, ProviderResult};
 use crate::system::waits::{LOCK_HOLDER, Wait};
 
-/// Where everything of ours is in a dataset that is a folder. It stays when the last host snapshot goes.
+/// The name of our folder in a dataset that is a folder. It stays when the last host snapshot is removed.
 pub const OURS: &str = ".holdfast";
-/// Bytes of a record's file, at most.
+/// Limit on the bytes of a record's file.
 const RECORD_BYTES_MAX: u64 = 1 << 20;
 const NAME_BYTES_MAX: usize = 200;
 
-/// Whether this can be the name of a host snapshot, with every provider.
+/// Checks that the name is valid for host snapshots of every provider.
 pub(super) fn check_name(name: &str) -> ProviderResult<()> {
     let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_.:-".contains(&byte);
     let reason = if name.is_empty() || name.len() > NAME_BYTES_MAX {
-        "it has 1 to 200 letters"
+        "it must have 1 to 200 characters"
     } else if !name.bytes().all(is_allowed) {
-        "it may have ASCII letters, digits and _ . : -"
+        "it may contain only ASCII letters, digits and _ . : -"
     } else if name.starts_with(['.', '-']) {
-        "it begins with a dot, or a hyphen"
+        "it must not begin with a dot or a hyphen"
     } else {
         return Ok(());
     };
@@ -52,14 +52,16 @@ pub(super) fn check_name(name: &str) -> ProviderResult<()> {
 
 /// The host snapshots of a dataset that is a folder.
 ///
-/// Who owns the dataset may put anything in the place of `.holdfast`, a link among others, and we may be root. So it is opened once,
-/// without following a link, believed only if it is ours alone, and what is changed is reached through what was opened.
+/// The owner of the dataset may replace `.holdfast`, for example by a link, and this process may be root. So the folder
+/// is opened once, without following a link, is trusted only if other users have no access, and all changes use the
+/// open file descriptor.
 pub(super) struct SnapshotFolder {
     path: PathBuf,
     open: Option<OwnedFd>,
 }
 
-/// A path through what a [`SnapshotFolder`] has open. It means something else once that is closed, so it cannot outlive it.
+/// A path by the open file descriptor of a [`SnapshotFolder`]. It is invalid once that is closed, so it cannot outlive
+/// it.
 pub(super) struct HeldPath<'a> {
     path: PathBuf,
     _holder: &'a SnapshotFolder,
@@ -87,17 +89,17 @@ pub(super) enum LockAttempt {
     Others,
 }
 
-/// What is noted of a host snapshot.
+/// The stored metadata of a host snapshot.
 pub(super) struct HostSnapshotNote {
     pub(super) time_s: i64,
     pub(super) record: String,
 }
 
 impl SnapshotFolder {
-    /// Those of a dataset, which need not have any yet.
+    /// Opens the folder of a dataset, which need not exist yet.
     ///
     /// # Errors
-    /// What is there is not ours alone.
+    /// Other users have access to the existing folder.
     pub(super) fn of(dataset: &Path) -> ProviderResult<Self> {
         let path = dataset.join(OURS);
         let refused = |reason: &str| ProviderError::Refused {
@@ -109,17 +111,17 @@ impl SnapshotFolder {
         let open = match open(&path, flags, Mode::empty()) {
             Ok(open) => open,
             Err(Errno::NOENT) => return Ok(Self { path, open: None }),
-            Err(Errno::LOOP | Errno::NOTDIR) => return Err(refused("it is no folder")),
+            Err(Errno::LOOP | Errno::NOTDIR) => return Err(refused("it is not a folder")),
             Err(error) => return Err(file_error("open", &path, error.into())),
         };
-        let found = fstat(&open).map_err(|error| file_error("look at", &path, error.into()))?;
+        let found = fstat(&open).map_err(|error| file_error("inspect", &path, error.into()))?;
         if found.st_uid != geteuid().as_raw() || found.st_mode & 0o077 != 0 {
-            return Err(refused("others own it, or may look into it"));
+            return Err(refused("other users own it, or can read it"));
         }
         Ok(Self { path, open: Some(open) })
     }
 
-    /// The same, made where it is not there.
+    /// The same, created if necessary.
     pub(super) fn make(dataset: &Path) -> ProviderResult<Self> {
         let mut builder = std::fs::DirBuilder::new();
         let path = dataset.join(OURS);
@@ -136,7 +138,7 @@ impl SnapshotFolder {
         Ok(made)
     }
 
-    /// The way to it, for us and for programs that we start.
+    /// Its path for this process and for programs that it starts.
     fn ours(&self) -> PathBuf {
         match &self.open {
             Some(open) => open_here().join(open.as_raw_fd().to_string()),
@@ -149,7 +151,7 @@ impl SnapshotFolder {
         self.path.join("snapshots").join(name)
     }
 
-    /// Where a host snapshot is.
+    /// The path of a host snapshot.
     pub(super) fn place(&self, name: &str) -> HeldPath<'_> {
         HeldPath {
             path: self.ours().join("snapshots").join(name),
@@ -157,7 +159,7 @@ impl SnapshotFolder {
         }
     }
 
-    /// Where one is while it is made, or removed.
+    /// The path of a host snapshot while it is created or removed.
     pub(super) fn hidden_place(&self, name: &str) -> HeldPath<'_> {
         self.place(&format!(".{name}"))
     }
@@ -176,7 +178,7 @@ impl SnapshotFolder {
         Ok(names.into_iter().filter(|name| check_name(name).is_ok()).collect())
     }
 
-    /// What is noted of a host snapshot; none where nothing is, or nothing that can be read.
+    /// The note of a host snapshot; none if there is none, or it is invalid.
     pub(super) fn noted(&self, name: &str) -> Option<HostSnapshotNote> {
         let mut bytes = Vec::new();
         let file = File::open(self.record_place(name)).ok()?;
@@ -188,14 +190,14 @@ impl SnapshotFolder {
         })
     }
 
-    /// Notes it, durably: there is never half a note.
+    /// Writes a note durably and atomically.
     pub(super) fn note(&self, label: &HostSnapshotLabel<'_>) -> ProviderResult<()> {
         let _lock = self.lock()?;
         self.write_note(label)
     }
 
-    /// Gives what was received under a hidden name its own, which has to be free. Its note is there before, in the place of one that was left
-    /// of another snapshot.
+    /// Renames a received snapshot from its hidden name to its own, which must be free. Its note is written before, and
+    /// replaces a leftover note of another snapshot.
     pub(super) fn adopt(
         &self,
         (hidden, name): (&str, &str),
@@ -203,7 +205,7 @@ impl SnapshotFolder {
         label: Option<&HostSnapshotLabel<'_>>,
     ) -> ProviderResult<()> {
         let _lock = self.lock()?;
-        self.must_be_new(name, shown)?;
+        self.check_free(name, shown)?;
         if let Some(label) = label {
             self.write_note(label)?;
         }
@@ -231,7 +233,7 @@ impl SnapshotFolder {
         sync_folder(&self.ours().join("records"))
     }
 
-    /// How many hold it.
+    /// The number of its holds.
     pub(super) fn hold_count(&self, name: &str) -> ProviderResult<u64> {
         Ok(names_in(&self.holds_place(name))?.len() as u64)
     }
@@ -239,7 +241,7 @@ impl SnapshotFolder {
     pub(super) fn hold(&self, snapshot: &HostSnapshotName, tag: &str) -> ProviderResult<()> {
         check_name(tag)?;
         let _lock = self.lock()?;
-        self.must_be_there(snapshot)?;
+        self.check_exists(snapshot)?;
         let folder = self.holds_place(&snapshot.name);
         make_folder(&folder)?;
         let path = folder.join(tag);
@@ -258,7 +260,7 @@ impl SnapshotFolder {
         let _lock = self.lock()?;
         let path = self.holds_place(&snapshot.name).join(tag);
         std::fs::remove_file(&path).map_err(|error| match error.kind() {
-            ErrorKind::NotFound => ProviderError::NotThere {
+            ErrorKind::NotFound => ProviderError::NotFound {
                 what: format!("hold {tag} of {snapshot}"),
             },
             _ => file_error("remove", &path, error),
@@ -273,7 +275,7 @@ impl SnapshotFolder {
     ) -> ProviderResult<()> {
         check_name(&snapshot.name)?;
         let _lock = self.lock()?;
-        self.must_be_there(snapshot)?;
+        self.check_exists(snapshot)?;
         let holders = names_in(&self.holds_place(&snapshot.name))?;
         if !holders.is_empty() {
             return Err(ProviderError::Held {
@@ -292,7 +294,7 @@ impl SnapshotFolder {
     }
 
     /// The name must be free.
-    pub(super) fn must_be_new(&self, name: &str, shown: &str) -> ProviderResult<()> {
+    pub(super) fn check_free(&self, name: &str, shown: &str) -> ProviderResult<()> {
         check_name(name)?;
         match self.place(name).symlink_metadata() {
             Ok(_) => Err(ProviderError::Exists { what: shown.to_owned() }),
@@ -300,11 +302,11 @@ impl SnapshotFolder {
         }
     }
 
-    pub(super) fn must_be_there(&self, snapshot: &HostSnapshotName) -> ProviderResult<()> {
+    pub(super) fn check_exists(&self, snapshot: &HostSnapshotName) -> ProviderResult<()> {
         check_name(&snapshot.name)?;
         let place = self.place(&snapshot.name);
         let is_folder = place.symlink_metadata().is_ok_and(|metadata| metadata.is_dir());
-        is_folder.then_some(()).ok_or_else(|| ProviderError::NotThere {
+        is_folder.then_some(()).ok_or_else(|| ProviderError::NotFound {
             what: snapshot.to_string(),
         })
     }
@@ -314,22 +316,22 @@ impl SnapshotFolder {
         self.ours().join("receiving")
     }
 
-    /// All names in a folder of ours.
+    /// All names in a subfolder.
     pub(super) fn all_names(&self, part: &str) -> ProviderResult<Vec<String>> {
         all_names_in(&self.in_ours(part))
     }
 
-    /// The way to a folder of ours, as long as this is open.
+    /// The path of a subfolder, valid as long as this is open.
     pub(super) fn in_ours(&self, part: &str) -> PathBuf {
         self.ours().join(part)
     }
 
-    /// The same, for people.
+    /// The same for messages.
     pub(super) fn shown(&self, part: &str) -> PathBuf {
         self.path.join(part)
     }
 
-    /// Takes the shared lock for creating snapshots, where a snapshot has no folder of its own to lock.
+    /// Takes the shared lock for creating snapshots, for providers that cannot lock the snapshot itself.
     pub(super) fn lock_making(&self) -> ProviderResult<File> {
         let path = self.ours().join("making");
         let file = open_lock(&path)?;
@@ -386,7 +388,7 @@ pub(super) fn file_error(action: &'static str, path: &Path, source: std::io::Err
     }
 }
 
-/// A path through what we have open, as people know it; every other one as it is.
+/// The path for messages of a path by our file descriptor; other paths are unchanged.
 fn shown(path: &Path) -> PathBuf {
     let descriptors = open_here();
     let Ok(inside) = path.strip_prefix(&descriptors) else {
@@ -398,7 +400,7 @@ fn shown(path: &Path) -> PathBuf {
     folder.map_or_else(|| path.to_owned(), |folder| folder.components().chain(parts).collect())
 }
 
-/// The words of a program that was given a path through what we have open, with the path as people know it.
+/// Replaces paths by our file descriptor in the message of a program.
 pub(super) fn shown_words(words: &str) -> String {
     let descriptors = format!("{}/", open_here().display());
     let mut shown_words = String::new();
@@ -417,32 +419,32 @@ pub(super) fn shown_words(words: &str) -> String {
     shown_words + rest
 }
 
-/// Where the system shows what this process has open.
+/// The folder of the file descriptors of this process.
 fn open_here() -> PathBuf {
     format!("/proc/{}/fd", std::process::id()).into()
 }
 
-/// Makes a folder that only its owner can look into, with those above it.
+/// Creates a folder with access for its owner only, and its parents.
 pub(super) fn make_folder(folder: &Path) -> ProviderResult<()> {
     let mut builder = std::fs::DirBuilder::new();
     let made = builder.recursive(true).mode(0o700).create(folder);
     made.map_err(|source| file_error("create the folder", folder, source))
 }
 
-/// What was made in a folder, or renamed, is there after a power cut.
+/// Makes created and renamed files in a folder durable.
 pub(super) fn sync_folder(folder: &Path) -> ProviderResult<()> {
     let synced = File::open(folder).and_then(|folder| folder.sync_all());
     synced.map_err(|source| file_error("sync", folder, source))
 }
 
-/// The names in a folder that do not begin with a dot, in their order; none where there is no folder.
+/// The names in a folder that do not begin with a dot, in order; none if it does not exist.
 fn names_in(folder: &Path) -> ProviderResult<Vec<String>> {
     let mut names = all_names_in(folder)?;
     names.retain(|name| !name.starts_with('.'));
     Ok(names)
 }
 
-/// All of them.
+/// All names in a folder.
 fn all_names_in(folder: &Path) -> ProviderResult<Vec<String>> {
     let entries = match std::fs::read_dir(folder) {
         Ok(entries) => entries,
@@ -463,15 +465,15 @@ mod tests {
     use super::{SnapshotFolder, shown, shown_words};
 
     #[test]
-    fn people_are_shown_paths_that_they_know() {
+    fn messages_show_the_real_paths() {
         let dataset = tempfile::tempdir().unwrap();
         let folder = SnapshotFolder::make(dataset.path()).unwrap();
         let known = dataset.path().canonicalize().unwrap().join(".holdfast");
         assert_eq!(shown(&folder.hidden_place("a")), known.join("snapshots/.a"));
-        let said = format!("ERROR: cannot snapshot '{}': it's full", folder.place("a").display());
+        let message = format!("ERROR: cannot snapshot '{}': it's full", folder.place("a").display());
         let place = known.join("snapshots/a").display().to_string();
         assert_eq!(
-            shown_words(&said),
+            shown_words(&message),
             format!("ERROR: cannot snapshot '{place}': it's full")
         );
         assert_eq!(shown_words("nothing of the kind"), "nothing of the kind");

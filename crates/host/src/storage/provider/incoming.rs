@@ -1,8 +1,8 @@
-//! A stream from another place on its way into a program that obeys it: `btrfs receive`, `zfs receive`.
+//! Gated streams from another host into programs that execute them: `btrfs receive`, `zfs receive`.
 //!
-//! Such a program runs as root and executes the commands of the stream. So every stream passes a [`StreamGate`] first, which reads it command by
-//! command and hands on only what was announced and is harmless. A program that takes in a stream is reachable through [`Incoming`] alone,
-//! which gives out its input together with the gate.
+//! Such a program runs as root and executes the commands of the stream. So every stream passes a [`StreamGate`] first,
+//! which reads it command by command and passes on only harmless commands that fit the announcement. A receiving
+//! program is accessible only by [`Incoming`], which returns its input together with the gate.
 
 use std::io;
 use std::io::Read;
@@ -12,11 +12,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::ProviderResult;
 use crate::system::process::{Piped, PipedEnd};
 
-/// What is wrong with a stream that is refused.
+/// The reason why a stream was refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the stream is refused: {reason}")]
 pub struct StreamRefusal {
-    /// What it contains, and why that is not taken in.
+    /// The content that is not accepted, and why.
     pub reason: String,
 }
 
@@ -42,17 +42,17 @@ impl From<StreamRefusal> for io::Error {
 pub(super) enum Flow {
     /// Perhaps more.
     More,
-    /// Nothing: the stream has come to its end, or was cut.
+    /// Nothing: the stream has ended, or was truncated.
     End,
 }
 
-/// Decides which parts of a stream a program may see.
+/// Decides which parts of a stream are passed to a program.
 pub(super) trait StreamGate: Send {
-    /// Reads the next piece of `from`, of bounded size, and appends what may go on to `passed`.
+    /// Reads the next piece of `from`, of bounded size, and appends the accepted part to `passed`.
     ///
     /// # Errors
-    /// A [`StreamRefusal`], or `from` cannot be read. A stream that was cut is no error here: it has no end that could be passed on, and the
-    /// program that takes it in complains.
+    /// A [`StreamRefusal`], or `from` cannot be read. A truncated stream is no error here: no end is passed on, and the
+    /// receiving program reports it.
     fn pass(&mut self, from: &mut dyn Read, passed: &mut Vec<u8>) -> io::Result<Flow>;
 }
 
@@ -76,7 +76,7 @@ impl Read for Gated {
             match self.gate.pass(&mut self.from, &mut self.passed) {
                 Ok(flow) => self.flow = flow,
                 Err(error) => {
-                    // What was appended before the error is part of the command that is wrong.
+                    // The output before the error belongs to the refused command.
                     self.passed.clear();
                     self.flow = Flow::End;
                     return Err(error);
@@ -90,7 +90,7 @@ impl Read for Gated {
     }
 }
 
-/// The gate of one stream, closed until [`StreamCheck::guard`] is given the stream.
+/// The gate of one stream. [`StreamCheck::guard`] applies it.
 pub struct StreamCheck(Option<Box<dyn StreamGate>>);
 
 impl StreamCheck {
@@ -99,7 +99,7 @@ impl StreamCheck {
         Self(Some(gate))
     }
 
-    /// The part of `from` that may go on to the program. It is read in small pieces, so `from` should be buffered.
+    /// The accepted part of `from`. It is read in small pieces, so `from` should be buffered.
     pub fn guard(self, from: Box<dyn Read + Send>) -> Box<dyn Read + Send> {
         match self.0 {
             None => from,
@@ -114,11 +114,11 @@ impl StreamCheck {
     }
 }
 
-/// Notes that a gate makes while the stream passes.
+/// Notes about the stream, collected by the gate.
 pub(super) type Notes = Arc<Mutex<Vec<String>>>;
 type Finish = Box<dyn FnOnce() -> ProviderResult<()> + Send>;
 
-/// A program that takes in a stream.
+/// A program that receives a stream.
 pub struct Incoming {
     piped: Piped,
     gate: Option<Box<dyn StreamGate>>,
@@ -127,7 +127,7 @@ pub struct Incoming {
 }
 
 impl Incoming {
-    /// One on another host, where a `holdfast` checks the stream before anything takes it in.
+    /// A receiver on another host, where a `holdfast` checks the stream.
     pub fn checked_elsewhere(piped: Piped) -> Self {
         Self {
             piped,
@@ -137,7 +137,7 @@ impl Incoming {
         }
     }
 
-    /// One that sees what `gate` passes. `finish` checks what has arrived, after the program has ended well.
+    /// A receiver behind `gate`. `finish` checks the result after the program has succeeded.
     pub(super) fn gated(
         piped: Piped,
         (gate, notes): (Box<dyn StreamGate>, Notes),
@@ -156,15 +156,16 @@ impl Incoming {
         &mut self.piped
     }
 
-    /// The input of the program, and the check that everything has to pass before it is written there; once.
+    /// The input of the program, with the check of everything that is written to it; once.
     pub fn take_input(&mut self) -> Option<(ChildStdin, StreamCheck)> {
         Some((self.piped.take_input()?, StreamCheck(self.gate.take())))
     }
 
-    /// Checks what has arrived, and gives it its place; then says what of the stream was left out. The program has ended well.
+    /// Checks the received snapshots, gives them their names, and returns what was left out of the stream. The program
+    /// must have succeeded.
     ///
     /// # Errors
-    /// It is not what was announced. Then no host snapshot has been added.
+    /// They do not fit the announcement. No host snapshot was added.
     pub fn finish(mut self) -> ProviderResult<Vec<String>> {
         if let Some(finish) = self.finish.take() {
             finish()?;
@@ -179,7 +180,7 @@ impl Incoming {
     }
 }
 
-/// Fills `buffer` from a stream; false where the stream ends before that.
+/// Fills `buffer` from a stream; false if the stream ends before that.
 pub(super) fn fill(from: &mut dyn Read, buffer: &mut [u8]) -> io::Result<bool> {
     match from.read_exact(buffer) {
         Ok(()) => Ok(true),

@@ -1,7 +1,8 @@
 //! Leftovers of killed processes in a dataset whose host snapshots are in its `.holdfast` folder.
 //!
-//! Locks (flock) show which processes are active, since they end with their process. A process that creates a folder of clones locks it, one
-//! that creates a btrfs snapshot locks `making`, one that receives locks `receiving`, one that notes, holds or removes locks `lock`. What is not locked is a leftover.
+//! Locks (flock) show which processes are active, since a lock ends with its process. A process that creates a folder
+//! of clones locks it, one that creates a btrfs snapshot locks `making`, one that receives locks `receiving`, and one
+//! that writes notes, holds or removes locks `lock`. Everything without a lock is a leftover.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
@@ -18,53 +19,53 @@ pub struct ProviderLeftover {
     pub dataset: Dataset,
     /// What it is.
     pub kind: ProviderLeftoverKind,
-    /// The name of the host snapshot that it is about.
+    /// The name of its host snapshot.
     pub name: String,
-    /// Where it is.
+    /// Its path.
     pub place: std::path::PathBuf,
-    /// When it was changed last, in seconds since 1970-01-01 UTC.
+    /// Its last modification, in seconds since 1970-01-01 UTC.
     pub since_s: Option<i64>,
 }
 
 /// The kind of a leftover.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ProviderLeftoverKind {
-    /// A folder of a snapshot that was being made, or removed.
+    /// The folder of a snapshot that was being created or removed.
     HalfSnapshot,
-    /// Half of a note.
+    /// An incomplete note.
     HalfNote,
-    /// The note of a snapshot that is not there.
+    /// The note of a missing snapshot.
     Note,
-    /// Holds of a snapshot that is not there.
+    /// Holds of a missing snapshot.
     Holds,
-    /// A snapshot that was received in part.
+    /// A partially received snapshot.
     HalfReceived,
 }
 
 impl ProviderLeftoverKind {
-    /// What it is, in words.
-    pub const fn words(self) -> &'static str {
+    /// Its description.
+    pub const fn description(self) -> &'static str {
         match self {
             Self::HalfSnapshot => "an incomplete host snapshot of a process that was killed",
             Self::HalfNote => "an incomplete note about a host snapshot, of a process that was killed",
-            Self::Note => "a note about a host snapshot that is not there",
-            Self::Holds => "a hold of a host snapshot that is not there",
-            Self::HalfReceived => "a host snapshot that was received in part",
+            Self::Note => "a note about a missing host snapshot",
+            Self::Holds => "a hold of a missing host snapshot",
+            Self::HalfReceived => "a partially received host snapshot",
         }
     }
 }
 
 /// The leftovers in the folder of a dataset. Empty while another process works on its snapshots.
 pub(super) fn leftovers(dataset: &Dataset) -> ProviderResult<Vec<ProviderLeftover>> {
-    let kept = SnapshotFolder::of(Path::new(&dataset.name))?;
-    match kept.try_lock()? {
+    let snapshot_folder = SnapshotFolder::of(Path::new(&dataset.name))?;
+    match snapshot_folder.try_lock()? {
         LockAttempt::Others => Ok(Vec::new()),
-        LockAttempt::Ours(_lock) => find(&kept, dataset),
+        LockAttempt::Ours(_lock) => find(&snapshot_folder, dataset),
     }
 }
 
-/// The same, with the lock.
-fn find(kept: &SnapshotFolder, dataset: &Dataset) -> ProviderResult<Vec<ProviderLeftover>> {
+/// The same while the lock is held.
+fn find(snapshot_folder: &SnapshotFolder, dataset: &Dataset) -> ProviderResult<Vec<ProviderLeftover>> {
     let mut found = Vec::new();
     let mut add = |kind, name: &str, (place, shown): (&Path, std::path::PathBuf)| {
         found.push(ProviderLeftover {
@@ -75,80 +76,83 @@ fn find(kept: &SnapshotFolder, dataset: &Dataset) -> ProviderResult<Vec<Provider
             place: shown,
         });
     };
-    for hidden in kept.all_names("snapshots")? {
+    for hidden in snapshot_folder.all_names("snapshots")? {
         let Some(name) = hidden.strip_prefix('.').filter(|name| check_name(name).is_ok()) else {
             continue;
         };
-        let place = kept.hidden_place(name);
-        // A snapshot of btrfs cannot be locked before it exists: whoever makes one holds `making`.
-        if !is_locked(&place) && !kept.is_making() {
+        let place = snapshot_folder.hidden_place(name);
+        // A btrfs snapshot cannot be locked before it exists: its maker holds `making`.
+        if !is_locked(&place) && !snapshot_folder.is_making() {
             add(
                 ProviderLeftoverKind::HalfSnapshot,
                 name,
-                (&place, kept.shown_place(&hidden)),
+                (&place, snapshot_folder.shown_place(&hidden)),
             );
         }
     }
-    let is_there = |name: &str| {
+    let exists = |name: &str| {
         let is_one = |place: &Path| place.symlink_metadata().is_ok();
         // Its note is written before it has its name.
-        is_one(&kept.place(name)) || is_one(&kept.hidden_place(name)) && is_locked(&kept.hidden_place(name))
+        is_one(&snapshot_folder.place(name))
+            || is_one(&snapshot_folder.hidden_place(name)) && is_locked(&snapshot_folder.hidden_place(name))
     };
-    for file in kept.all_names("records")? {
-        let place = kept.in_ours("records").join(&file);
-        let shown = kept.shown("records").join(&file);
+    for file in snapshot_folder.all_names("records")? {
+        let place = snapshot_folder.in_ours("records").join(&file);
+        let shown = snapshot_folder.shown("records").join(&file);
         let half = file.strip_prefix('.').and_then(|rest| rest.strip_suffix(".new"));
         let whole = file.strip_suffix(".json").filter(|name| check_name(name).is_ok());
         match (half, whole) {
             (Some(name), _) => add(ProviderLeftoverKind::HalfNote, name, (&place, shown)),
-            (None, Some(name)) if !is_there(name) => add(ProviderLeftoverKind::Note, name, (&place, shown)),
+            (None, Some(name)) if !exists(name) => add(ProviderLeftoverKind::Note, name, (&place, shown)),
             _ => {}
         }
     }
-    for name in kept.all_names("holds")? {
-        let place = kept.in_ours("holds").join(&name);
-        if check_name(&name).is_ok() && !is_there(&name) {
+    for name in snapshot_folder.all_names("holds")? {
+        let place = snapshot_folder.in_ours("holds").join(&name);
+        if check_name(&name).is_ok() && !exists(&name) {
             add(
                 ProviderLeftoverKind::Holds,
                 &name,
-                (&place, kept.shown("holds").join(&name)),
+                (&place, snapshot_folder.shown("holds").join(&name)),
             );
         }
     }
     Ok(found)
 }
 
-/// Takes one of them away; `remove` removes a folder of a snapshot.
+/// Removes a leftover; `remove` removes the folder of a snapshot.
 pub(super) fn remove(
     leftover: &ProviderLeftover,
     remove: impl FnOnce(&Path) -> ProviderResult<()>,
 ) -> ProviderResult<()> {
-    let kept = SnapshotFolder::of(Path::new(&leftover.dataset.name))?;
+    let snapshot_folder = SnapshotFolder::of(Path::new(&leftover.dataset.name))?;
     let changed = || ProviderError::Held {
         what: leftover.place.display().to_string(),
-        reason: "another process works there, or has since it was found".to_owned(),
+        reason: "another process uses it, or has used it since it was found".to_owned(),
     };
-    let turn = kept.try_lock()?;
+    let turn = snapshot_folder.try_lock()?;
     if matches!(turn, LockAttempt::Others) {
         return Err(changed());
     }
-    let is_it = |other: &ProviderLeftover| other.kind == leftover.kind && other.place == leftover.place;
-    if !find(&kept, &leftover.dataset)?.iter().any(is_it) {
+    let is_same = |other: &ProviderLeftover| other.kind == leftover.kind && other.place == leftover.place;
+    if !find(&snapshot_folder, &leftover.dataset)?.iter().any(is_same) {
         return Err(changed());
     }
     let failed = |source| file_error("remove", &leftover.place, source);
     let file_name = leftover.place.file_name().unwrap_or_default();
     match leftover.kind {
-        ProviderLeftoverKind::HalfSnapshot => remove(&kept.hidden_place(&leftover.name)),
+        ProviderLeftoverKind::HalfSnapshot => remove(&snapshot_folder.hidden_place(&leftover.name)),
         ProviderLeftoverKind::HalfNote | ProviderLeftoverKind::Note => {
-            std::fs::remove_file(kept.in_ours("records").join(file_name)).map_err(failed)
+            std::fs::remove_file(snapshot_folder.in_ours("records").join(file_name)).map_err(failed)
         }
-        ProviderLeftoverKind::Holds => std::fs::remove_dir_all(kept.in_ours("holds").join(file_name)).map_err(failed),
+        ProviderLeftoverKind::Holds => {
+            std::fs::remove_dir_all(snapshot_folder.in_ours("holds").join(file_name)).map_err(failed)
+        }
         ProviderLeftoverKind::HalfReceived => Err(changed()),
     }
 }
 
-/// Whether somebody has a folder locked. What cannot be opened counts as locked: nobody touches it.
+/// Whether a process has locked a folder. A folder that cannot be opened counts as locked.
 fn is_locked(place: &Path) -> bool {
     let Ok(open) = std::fs::File::open(place) else {
         return true;

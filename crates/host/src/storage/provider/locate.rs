@@ -12,11 +12,11 @@ use super::probe::why_not;
 use super::{Dataset, ProviderError, ProviderKind, ProviderResult};
 use crate::storage::file_system;
 
-/// Where the names of ZFS's volumes are.
+/// The folder of udev's links to ZFS volumes.
 const VOLUMES: &str = "/dev/zvol";
-/// Where the kernel tells of devices.
+/// The mount point of sysfs.
 const SYSTEM: &str = "/sys";
-/// Folders in folders below that, at most: datasets are nested no deeper.
+/// Limit on the depth of folders below that: ZFS permits no deeper nesting of datasets.
 const DEPTH_MAX: u32 = 50;
 
 /// A file in a dataset, or a volume.
@@ -24,7 +24,7 @@ const DEPTH_MAX: u32 = 50;
 pub struct DatasetPath {
     /// The dataset.
     pub dataset: Dataset,
-    /// The file, below its folder; empty for a volume.
+    /// The path of the file in the dataset's folder; empty for a volume.
     pub path: PathBuf,
 }
 
@@ -33,15 +33,15 @@ pub struct DatasetPath {
 pub enum Located {
     /// In a dataset.
     In(DatasetPath),
-    /// In no dataset, for the reason in the text.
+    /// In no dataset, for this reason.
     Nowhere(String),
 }
 
-/// Finds the dataset of a file, folder or device. Symbolic links and bind mounts are followed. Whether files can be cloned is tried;
-/// where that needs files with names, they have `label` in them.
+/// Finds the dataset of a file, folder or device. Symbolic links and bind mounts are resolved. A trial determines
+/// whether files can be cloned; if it needs named files, their names contain `label`.
 pub fn locate(path: &Path, label: &str) -> ProviderResult<Located> {
     let failed = |source| ProviderError::File {
-        action: "look at",
+        action: "inspect",
         path: path.to_owned(),
         source,
     };
@@ -52,7 +52,10 @@ pub fn locate(path: &Path, label: &str) -> ProviderResult<Located> {
     }
     let mounts = Mounts::read()?;
     let Some(mount) = mounts.of_path(&whole) else {
-        return Ok(Located::Nowhere(format!("{} is on no mount", whole.display())));
+        return Ok(Located::Nowhere(format!(
+            "{} is not on a mounted file system",
+            whole.display()
+        )));
     };
     let inside = whole.strip_prefix(&mount.point).unwrap_or(&whole);
     let place = |provider, name: String, path: PathBuf| {
@@ -84,8 +87,8 @@ pub fn locate(path: &Path, label: &str) -> ProviderResult<Located> {
     })
 }
 
-/// The subvolume that a file is in, where its root can be reached and is not that of the whole system: a snapshot of that would keep
-/// everything, for the sake of a disk.
+/// The subvolume of a file, if its root is accessible and is not the root of the whole system: a snapshot of that would
+/// keep everything because of one disk.
 fn subvolume_of(whole: &Path, mount_point: &Path) -> Option<(String, PathBuf)> {
     let inside = |folder: &&Path| folder.starts_with(mount_point);
     let root = whole
@@ -111,7 +114,7 @@ fn volume(path: &Path, device: u64) -> Located {
         Found::Thin(name) => return place(ProviderKind::Lvm, name),
         Found::Thick(name) => {
             return Located::Nowhere(format!(
-                "{shown} is the volume {name} of LVM, which is not in a thin pool: it has no snapshots that could be kept"
+                "{shown} is the volume {name} of LVM, which is not in a thin pool: it cannot have lasting snapshots"
             ));
         }
         Found::Other => {}
@@ -119,11 +122,11 @@ fn volume(path: &Path, device: u64) -> Located {
     let named = path.strip_prefix(VOLUMES).ok().map(Path::to_owned);
     match named.or_else(|| volume_below(Path::new(VOLUMES), device, DEPTH_MAX)) {
         Some(name) => place(ProviderKind::Zfs, name.display().to_string()),
-        None => Located::Nowhere(format!("{shown} is a device, and no volume of ZFS or LVM")),
+        None => Located::Nowhere(format!("{shown} is a device, but not a volume of ZFS or LVM")),
     }
 }
 
-/// The name of the volume that has this device.
+/// The name of the volume with this device number.
 fn volume_below(folder: &Path, device: u64, depth_max: u32) -> Option<PathBuf> {
     let entries = std::fs::read_dir(folder).ok()?.flatten();
     for entry in entries {

@@ -1,10 +1,10 @@
 //! LVM: volumes in thin pools, by its own programs.
 //!
-//! A host snapshot is a read-only thin snapshot, which is activated only while it is read. What it is, and our record of it,
-//! stands in its tags, which it gets when it is made. LVM knows no thing that is a snapshot: a thin volume that is read-only and was
-//! made of another one is one, whoever made it, and so is one of somebody else's that can be written, as long as it sleeps.
+//! A host snapshot is a read-only thin snapshot, which is activated only while it is read. Its tags, which are set at
+//! its creation, say what it is, and contain our record. LVM has no type for snapshots: a read-only thin volume with an
+//! origin counts as one, whichever program made it; so does a writable one of another program, while it is inactive.
 //!
-//! A snapshot does not need the volume that it is of: it stays when that is removed, and is found under its name.
+//! A snapshot does not need its origin: it stays when the origin is removed, and is found by the origin's name.
 //!
 //! Source: lvmthin(7), lvcreate(8), lvmreport(7); lvm2 2.03.16.
 
@@ -33,7 +33,7 @@ use crate::system::process::{ToolError, Tools};
 pub(super) use device::{Found, find as find_device};
 use error_messages::refusal;
 use names::{HELD, hold_tag, record_tags, tags_of, volume_name};
-use report::{QUESTION, Volume, VolumeKind, parse};
+use report::{FIELDS, Volume, VolumeKind, parse};
 #[cfg(feature = "hostile")]
 pub(crate) use volumes::{SPECIMEN, parse_volumes};
 use volumes::{Snapshot, Volumes, dataset, found, names_of, unknown};
@@ -41,22 +41,22 @@ use volumes::{Snapshot, Volumes, dataset, found, names_of, unknown};
 const LVCREATE: &str = "lvcreate";
 const LVCHANGE: &str = "lvchange";
 const LVREMOVE: &str = "lvremove";
-/// How often something is tried that udev, or somebody who looks at a new device, may be in the way of.
+/// Attempts of actions that udev, or a process that scans new devices, may block for a moment.
 const ATTEMPT_COUNT: u32 = 40;
 const ATTEMPT_INTERVAL: Duration = Duration::from_millis(50);
 
 /// LVM on this host.
 pub struct Lvm {
     tools: Arc<dyn Tools>,
-    /// Where it is locked who looks into a snapshot, and who asks a pool for its differences.
+    /// The folder of the locks for viewing a snapshot, and for reading the metadata of a pool.
     locks: PathBuf,
     clock: Arc<dyn Clock>,
-    /// The UUIDs of volumes that are about to be cut, by their full names: nobody asks for them while machines stand still.
+    /// The UUIDs of prepared volumes, by their full names: they are not queried while machines are paused.
     prepared: Mutex<BTreeMap<String, String>>,
 }
 
 impl Lvm {
-    /// What `tools` reach. Locks are kept in the folder `locks`, the same for all on this host.
+    /// LVM by way of `tools`. Locks are in the folder `locks`, which must be the same for all processes of this host.
     pub fn new(tools: Arc<dyn Tools>, locks: PathBuf, clock: Arc<dyn Clock>) -> Self {
         Self {
             tools,
@@ -66,20 +66,20 @@ impl Lvm {
         }
     }
 
-    /// Asks; what is refused is told by what was tried, and with what.
+    /// Runs a command; a refusal becomes an error with the action and its object.
     fn ask(&self, (action, what): (&'static str, &str), program: &str, arguments: &[&str]) -> ProviderResult<String> {
         let answer = self.tools.ask(program, arguments)?;
-        if answer.is_well {
+        if answer.is_success {
             return Ok(answer.output);
         }
-        Err(refusal((action, what), &answer.complaint))
+        Err(refusal((action, what), &answer.stderr))
     }
 
-    /// The volumes of a group, or of all.
+    /// The volumes of a group, or of all groups.
     fn volumes(&self, group: Option<&str>) -> ProviderResult<Volumes> {
-        let mut words = QUESTION.to_vec();
-        words.extend(group);
-        parse(&self.ask(("look at", group.unwrap_or("all volumes")), LVS, &words)?).map(Volumes)
+        let mut arguments = FIELDS.to_vec();
+        arguments.extend(group);
+        parse(&self.ask(("inspect", group.unwrap_or("all volumes")), LVS, &arguments)?).map(Volumes)
     }
 
     fn volumes_of(&self, dataset: &str) -> ProviderResult<Volumes> {
@@ -91,49 +91,49 @@ impl Lvm {
         names::is_name(name) && self.volumes(Some(name)).is_ok()
     }
 
-    /// Removes a volume, as long as it is the one that was looked at, and nobody holds it.
+    /// Removes a volume if it is still the inspected one, and has no holds.
     fn remove(&self, volume: &Volume, shown: &str) -> ProviderResult<()> {
-        // LVM compares while it has the group locked.
-        let is_it = format!("lv_uuid=\"{}\" && lv_tags!={{\"{HELD}\"}}", volume.uuid);
+        // LVM evaluates the selection while it has locked the group.
+        let selection = format!("lv_uuid=\"{}\" && lv_tags!={{\"{HELD}\"}}", volume.uuid);
         let full = volume.full_name();
         self.ask(
             ("remove", shown),
             LVREMOVE,
-            &["-qq", "--yes", "--force", "--select", &is_it, &full],
+            &["-qq", "--yes", "--force", "--select", &selection, &full],
         )?;
         let left = self.volumes(Some(&volume.group));
         match left {
-            // It was the last of its group, or one that is not it has its name now.
+            // It was the last of its group, or another volume has its name now.
             Ok(left) if left.0.iter().all(|one| one.uuid != volume.uuid) => Ok(()),
             Ok(_) => Err(ProviderError::Held {
                 what: shown.to_owned(),
-                reason: "since just now".to_owned(),
+                reason: "by a new hold".to_owned(),
             }),
             Err(error) => Err(error),
         }
     }
 
-    /// Removes a volume that was made by [cloning](Provider::clone_to) a host snapshot.
+    /// Removes a volume that was [cloned](Provider::clone_to) from a host snapshot.
     pub fn destroy_clone(&self, name: &str, of: &HostSnapshotName) -> ProviderResult<()> {
         let (group, own) = names_of(name)?;
         let volumes = self.volumes(Some(group))?;
-        let not_there = || ProviderError::NotThere { what: name.to_owned() };
+        let not_there = || ProviderError::NotFound { what: name.to_owned() };
         let volume = volumes.named(group, own).ok_or_else(not_there)?;
         let snapshot = volumes.snapshot(of)?;
         if volume.origin != snapshot.volume.name || volume.is_read_only {
             return Err(ProviderError::Refused {
                 action: "remove",
                 what: name.to_owned(),
-                reason: format!("it is no clone of {of}"),
+                reason: format!("it is not a clone of {of}"),
             });
         }
         self.remove(volume, name)
     }
 
-    /// A cut that failed may have left something, or a volume that stands still.
+    /// Removes what a failed creation may have left, and resumes a suspended volume.
     fn clean_up_after(&self, one: &HostSnapshotScope, label: &HostSnapshotLabel<'_>, error: &ProviderError) {
         if matches!(error, ProviderError::Tool(ToolError::TimedOut { .. })) {
-            // Whoever was killed while it had the volume suspended has left it so: this resumes it.
+            // A killed program may have left the volume suspended: this resumes it.
             drop(self.tools.ask(LVCHANGE, &["-qq", "--refresh", &one.dataset.name]));
         }
         let snapshot = HostSnapshotName {
@@ -167,7 +167,7 @@ impl Lvm {
         let name = volume_name(group, origin, label.name);
         let tags = tags_of(label.name, &uuid, origin);
         let records = record_tags(label.record).ok_or_else(|| too_long(&shown))?;
-        let mut words = vec![
+        let mut arguments = vec![
             "-qq",
             "--yes",
             "--snapshot",
@@ -177,10 +177,10 @@ impl Lvm {
             "y",
         ];
         for tag in tags.iter().chain(&records) {
-            words.extend(["--addtag", tag]);
+            arguments.extend(["--addtag", tag]);
         }
-        words.extend(["--name", &name, &one.dataset.name]);
-        self.ask(("make", &shown), LVCREATE, &words).map(drop)
+        arguments.extend(["--name", &name, &one.dataset.name]);
+        self.ask(("make", &shown), LVCREATE, &arguments).map(drop)
     }
 }
 
@@ -188,7 +188,7 @@ fn too_long(what: &str) -> ProviderError {
     ProviderError::Refused {
         action: "note",
         what: format!("the record of {what}"),
-        reason: "it is longer than its tags".to_owned(),
+        reason: "it does not fit into its tags".to_owned(),
     }
 }
 
@@ -203,7 +203,7 @@ impl Provider for Lvm {
         for volume in volumes.0.iter().filter(|one| one.kind == VolumeKind::Thin) {
             states.push(match volumes.as_snapshot(volume) {
                 None => volumes.state(volume),
-                // What it is of may be gone.
+                // Its origin may be gone.
                 Some(snapshot) if volumes.named(&volume.group, snapshot.of).is_none() => {
                     unknown(&volume.group, snapshot.of)
                 }
@@ -222,7 +222,7 @@ impl Provider for Lvm {
             Some(volume) if volume.kind == VolumeKind::Thin => Ok(volumes.state(volume)),
             Some(volume) => Err(pool::not_thin(volume)),
             None if volumes.snapshots_of(group, own).next().is_some() => Ok(unknown(group, own)),
-            None => Err(ProviderError::NotThere {
+            None => Err(ProviderError::NotFound {
                 what: dataset(group, own).to_string(),
             }),
         }
@@ -234,9 +234,9 @@ impl Provider for Lvm {
         let of = dataset(group, own);
         let mut all: Vec<Snapshot<'_>> = volumes.snapshots_of(group, own).collect();
         if all.is_empty() && volumes.named(group, own).is_none() {
-            return Err(ProviderError::NotThere { what: of.to_string() });
+            return Err(ProviderError::NotFound { what: of.to_string() });
         }
-        // Those of the same second have got their numbers in their order.
+        // Snapshots of the same second are ordered by their thin ids.
         all.sort_by_key(|one| (one.volume.time_s, one.volume.thin_id));
         Ok(all.iter().map(|one| found(one, &of)).collect())
     }
@@ -265,11 +265,11 @@ impl Provider for Lvm {
                 return Err(ProviderError::Refused {
                     action: "make a snapshot of",
                     what: format!("{} and all below it", one.dataset),
-                    reason: "a volume of LVM has nothing below it".to_owned(),
+                    reason: "a volume of LVM has no descendants".to_owned(),
                 });
             }
             let volumes = self.volumes(Some(group))?;
-            let not_there = || ProviderError::NotThere {
+            let not_there = || ProviderError::NotFound {
                 what: one.dataset.to_string(),
             };
             let volume = volumes.named(group, own).ok_or_else(not_there)?;
@@ -280,7 +280,7 @@ impl Provider for Lvm {
                 return Err(ProviderError::Exists { what: shown });
             }
             record_tags(label.record).ok_or_else(|| too_long(&shown))?;
-            pool::check_room(volume, volumes.pool_of(volume))?;
+            pool::check_space(volume, volumes.pool_of(volume))?;
             let mut prepared = self.prepared.lock().unwrap_or_else(PoisonError::into_inner);
             prepared.insert(one.dataset.name.clone(), volume.uuid.clone());
         }
@@ -305,17 +305,17 @@ impl Provider for Lvm {
             let volumes = self.volumes_of(&one.dataset.name)?;
             let volume = volumes.snapshot(&name)?.volume;
             let new = record_tags(label.record).ok_or_else(|| too_long(&shown))?;
-            let mut words = vec!["-qq"];
+            let mut arguments = vec!["-qq"];
             for old in volume.tags.records.iter().filter(|old| !new.contains(old)) {
-                words.extend(["--deltag", old]);
+                arguments.extend(["--deltag", old]);
             }
             for tag in new.iter().filter(|tag| !volume.tags.records.contains(tag)) {
-                words.extend(["--addtag", tag]);
+                arguments.extend(["--addtag", tag]);
             }
-            if words.len() > 1 {
+            if arguments.len() > 1 {
                 let full = volume.full_name();
-                words.push(&full);
-                self.ask(("note the record of", &shown), LVCHANGE, &words)?;
+                arguments.push(&full);
+                self.ask(("write the record of", &shown), LVCHANGE, &arguments)?;
             }
         }
         Ok(())
@@ -347,8 +347,8 @@ impl Provider for Lvm {
                 reason: format!("by {tag} already"),
             });
         }
-        let words = ["-qq", "--addtag", HELD, "--addtag", &hold_tag(tag), &volume.full_name()];
-        self.ask(("hold", &shown), LVCHANGE, &words).map(drop)
+        let arguments = ["-qq", "--addtag", HELD, "--addtag", &hold_tag(tag), &volume.full_name()];
+        self.ask(("hold", &shown), LVCHANGE, &arguments).map(drop)
     }
 
     fn release(&self, snapshot: &HostSnapshotName, tag: &str) -> ProviderResult<()> {
@@ -358,17 +358,17 @@ impl Provider for Lvm {
         let volume = volumes.snapshot(snapshot)?.volume;
         let shown = snapshot.to_string();
         if volume.tags.holds.iter().all(|held| held != tag) {
-            return Err(ProviderError::NotThere {
+            return Err(ProviderError::NotFound {
                 what: format!("hold {tag} of {shown}"),
             });
         }
         let (own, full) = (hold_tag(tag), volume.full_name());
-        let mut words = vec!["-qq", "--deltag", &own];
+        let mut arguments = vec!["-qq", "--deltag", &own];
         if volume.tags.holds.len() == 1 {
-            words.extend(["--deltag", HELD]);
+            arguments.extend(["--deltag", HELD]);
         }
-        words.push(&full);
-        self.ask(("let go of", &shown), LVCHANGE, &words).map(drop)
+        arguments.push(&full);
+        self.ask(("release a hold on", &shown), LVCHANGE, &arguments).map(drop)
     }
 
     fn view(&self, snapshot: &HostSnapshotName, _label: &str) -> ProviderResult<View> {
@@ -389,9 +389,9 @@ impl Provider for Lvm {
         if volumes.named(group, own).is_some() {
             return Err(ProviderError::Exists { what: name.to_owned() });
         }
-        pool::check_room(volume, volumes.pool_of(volume))?;
+        pool::check_space(volume, volumes.pool_of(volume))?;
         let full = volume.full_name();
-        let words = [
+        let arguments = [
             "-qq",
             "--yes",
             "--snapshot",
@@ -403,7 +403,7 @@ impl Provider for Lvm {
             own,
             &full,
         ];
-        self.ask(("clone", &snapshot.to_string()), LVCREATE, &words)?;
+        self.ask(("clone", &snapshot.to_string()), LVCREATE, &arguments)?;
         self.await_device(&dataset(group, own).name, &device::path_of(group, own))?;
         self.dataset(name)
     }

@@ -1,7 +1,7 @@
-//! Host snapshots mounted where a person wants them, to stay there.
+//! Permanent mounts of host snapshots on a folder of the user's choice.
 //!
-//! The file system's own way where it has one: a read-only bind mount of the folder with the snapshot, `mount -t zfs` of a snapshot, and a
-//! read-only clone where ZFS has no kernel module (zfs-fuse).
+//! The method depends on the file system: a read-only bind mount of the snapshot's folder, `mount -t zfs` of a
+//! snapshot, or a read-only clone if ZFS has no kernel module (zfs-fuse).
 
 use std::path::Path;
 
@@ -11,11 +11,11 @@ use super::{HostSnapshotName, Mounts, Provider, ProviderError, ProviderKind, Pro
 use crate::system::process::Tools;
 
 const MOUNT: &str = "mount";
-/// What is mounted may have come from another host: no program in it runs, and no device in it opens.
+/// The content may have come from another host: its programs and devices are disabled.
 const OPTIONS: &str = "ro,nosuid,nodev,noexec";
 const UNMOUNT: &str = "umount";
 
-/// Mounts a host snapshot on a folder: read-only, without programs and devices. It stays until [`unmount`].
+/// Mounts a host snapshot on a folder: read-only, with programs and devices disabled. It stays until [`unmount`].
 pub fn mount(
     tools: &dyn Tools,
     (provider, zfs): (&dyn Provider, &Zfs),
@@ -28,14 +28,14 @@ pub fn mount(
         if provider.dataset(&snapshot.dataset.name)?.is_volume {
             return Err(refused(
                 ("mount", &shown),
-                "it is of a volume; holdfast host clone makes a device of it",
+                "it is the snapshot of a volume; holdfast host clone makes a device of it",
             ));
         }
         let full = full(snapshot)?;
         let has_module = Path::new("/sys/module/zfs").exists();
         if !has_module {
             zfs.mount_clone(&full, folder)?;
-            // zfs-fuse takes writes whatever the property says.
+            // zfs-fuse permits writes in spite of the property.
             return ask(
                 tools,
                 ("mount", &shown),
@@ -53,10 +53,10 @@ pub fn mount(
     if provider.kind() == ProviderKind::Lvm {
         return Err(refused(
             ("mount", &shown),
-            "it is of a volume; holdfast host clone makes a device of it",
+            "it is the snapshot of a volume; holdfast host clone makes a device of it",
         ));
     }
-    // Such a view is no more than the folder where the snapshot is.
+    // For these providers the view is just the folder of the snapshot.
     let view = provider.view(snapshot, "mount")?;
     let from = view.path().display().to_string();
     ask(
@@ -67,7 +67,7 @@ pub fn mount(
     )
 }
 
-/// Takes such a mount away again: nothing but a host snapshot of ours is unmounted.
+/// Unmounts a host snapshot; other mounts are refused.
 pub fn unmount(tools: &dyn Tools, zfs: &Zfs, folder: &Path) -> ProviderResult<()> {
     let point = folder.display().to_string();
     let mounts = Mounts::read()?;
@@ -92,10 +92,10 @@ fn ask(
     arguments: &[&str],
 ) -> ProviderResult<()> {
     let answer = tools.ask(program, arguments)?;
-    if answer.is_well {
+    if answer.is_success {
         return Ok(());
     }
-    Err(refused((action, what), answer.complaint.trim()))
+    Err(refused((action, what), answer.stderr.trim()))
 }
 
 fn refused((action, what): (&'static str, &str), reason: &str) -> ProviderError {

@@ -1,4 +1,4 @@
-//! What is mounted where.
+//! The mounted file systems.
 //!
 //! Source: proc(5), `/proc/pid/mountinfo`.
 
@@ -10,7 +10,7 @@ use super::{ProviderError, ProviderResult};
 
 const MOUNTS: &str = "/proc/self/mountinfo";
 
-/// The mounts that this process sees, in their order: a later one lies over an earlier one.
+/// The mounts of this process's namespace, in order: a later one hides an earlier one at the same place.
 #[derive(Debug, Default)]
 pub struct Mounts {
     mounts: Vec<Mount>,
@@ -19,13 +19,13 @@ pub struct Mounts {
 /// A mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Mount {
-    /// What of the file system is seen there: `/`, or less where it is a bind mount, or a subvolume.
+    /// The mounted root inside the file system: `/`, or a subfolder for a bind mount or a subvolume.
     pub(super) root: PathBuf,
-    /// Where it is seen.
+    /// The mount point.
     pub(super) point: PathBuf,
-    /// `zfs`, `btrfs`, `ext4`.
+    /// The type: `zfs`, `btrfs`, `ext4`.
     pub(super) kind: String,
-    /// A device, or the name of a dataset.
+    /// The source: a device, or the name of a dataset.
     pub(super) source: String,
 }
 
@@ -37,7 +37,7 @@ impl Mount {
 }
 
 impl Mounts {
-    /// As they are now.
+    /// Reads the current mounts.
     pub fn read() -> ProviderResult<Self> {
         let text = std::fs::read(MOUNTS).map_err(|source| ProviderError::File {
             action: "read",
@@ -47,7 +47,7 @@ impl Mounts {
         Ok(Self::parse(&text))
     }
 
-    /// Lines that are no mounts are passed over: the kernel writes none.
+    /// Invalid lines are skipped; the kernel writes none.
     fn parse(text: &[u8]) -> Self {
         let mounts = text.split(|byte| *byte == b'\n').filter_map(parse_line);
         Self {
@@ -55,21 +55,21 @@ impl Mounts {
         }
     }
 
-    /// The mount that a file is on. The path is whole, without symbolic links.
+    /// The mount of a file. The path must be absolute, without symbolic links.
     pub(super) fn of_path(&self, path: &Path) -> Option<&Mount> {
         let above = self.mounts.iter().filter(|mount| path.starts_with(&mount.point));
         above.max_by_key(|mount| mount.point.as_os_str().len())
     }
 
-    /// Where a ZFS file system is mounted.
+    /// The mount point of a ZFS file system.
     pub(super) fn of_zfs(&self, dataset: &str) -> Option<&Path> {
-        let is_it = |mount: &&Mount| mount.is_zfs() && mount.source == dataset && mount.root == Path::new("/");
-        let mount = self.mounts.iter().find(is_it)?;
-        // Something may lie over it.
+        let is_wanted = |mount: &&Mount| mount.is_zfs() && mount.source == dataset && mount.root == Path::new("/");
+        let mount = self.mounts.iter().find(is_wanted)?;
+        // Another mount may hide it.
         (self.of_path(&mount.point) == Some(mount)).then_some(&mount.point)
     }
 
-    /// Where the file systems of a kind are mounted, with what of them.
+    /// The mounts of a type of file system.
     pub(super) fn of_kind<'a>(&'a self, kind: &'a str) -> impl Iterator<Item = &'a Mount> {
         self.mounts.iter().filter(move |mount| mount.kind == kind)
     }
@@ -80,7 +80,7 @@ fn parse_line(line: &[u8]) -> Option<Mount> {
     let mut fields = line.split(|byte| *byte == b' ');
     let mut before = fields.by_ref().take_while(|field| *field != b"-");
     let (root, point) = (before.nth(3)?, before.next()?);
-    // What comes up to the hyphen is of no use here.
+    // The optional fields before the hyphen are not used.
     before.for_each(drop);
     let (kind, source) = (fields.next()?, fields.next()?);
     let text = |field| unescape(field).to_string_lossy().into_owned();
@@ -92,7 +92,7 @@ fn parse_line(line: &[u8]) -> Option<Mount> {
     })
 }
 
-/// Spaces, tabs, ends of lines and backslashes are written as `\040`.
+/// Spaces, tabs, line ends and backslashes are escaped as `\040`.
 fn unescape(field: &[u8]) -> OsString {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
@@ -125,7 +125,7 @@ mod tests {
         nonsense\n";
 
     #[test]
-    fn a_file_is_on_the_mount_that_lies_nearest() {
+    fn a_file_is_on_the_deepest_mount() {
         let mounts = Mounts::parse(TEXT);
         let of = |path: &str| {
             mounts
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dataset_is_found_where_it_is_mounted_as_a_whole() {
+    fn a_dataset_is_found_at_its_full_mount() {
         let mounts = Mounts::parse(TEXT);
         assert_eq!(mounts.of_zfs("tank/a b"), Some(Path::new("/tank/a b")));
         assert_eq!(mounts.of_zfs("tank/x"), None);

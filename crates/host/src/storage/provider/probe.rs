@@ -1,7 +1,7 @@
-//! Whether files can be cloned: it is tried, since nothing else tells.
+//! Determines whether files can be cloned by trying it: no query reports this reliably.
 //!
-//! It is tried with files that have no names, so that nothing is seen of it, and nothing left by whoever is killed meanwhile. A file system
-//! without such files gets small ones with names.
+//! The trial uses files without names, so that it is invisible, and a killed process leaves nothing. A file system
+//! without such files gets small named ones.
 
 use std::fs::File;
 use std::io::{ErrorKind, Write as _};
@@ -12,13 +12,13 @@ use rustix::io::Errno;
 
 use crate::storage::file_system::{BTRFS, XFS, clone_file, is_on};
 
-/// What is cloned to find out whether files can be: more than a file system keeps in an inode.
+/// The content of the cloned file: more than a file system stores inline.
 const PROBE: &[u8] = &[0x48; 4096];
-/// How the names of files begin, and end, where they need names.
-const BEGINNING: &str = ".holdfast-";
-const ENDINGS: [&str; 3] = [".from.partial", ".to.partial", ".probe.partial"];
+/// Prefix and suffixes of the named files.
+const PREFIX: &str = ".holdfast-";
+const SUFFIXES: [&str; 3] = [".from.partial", ".to.partial", ".probe.partial"];
 
-/// A file without a name; none where there are none.
+/// Creates a file without a name; none if the file system does not support that.
 fn nameless(folder: &Path) -> std::io::Result<Option<File>> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     match openat(CWD, folder, flags, Mode::RUSR | Mode::WUSR) {
@@ -29,18 +29,18 @@ fn nameless(folder: &Path) -> std::io::Result<Option<File>> {
 }
 
 fn named(folder: &Path, label: &str, ending: &str) -> PathBuf {
-    folder.join(format!("{BEGINNING}{label}{ending}"))
+    folder.join(format!("{PREFIX}{label}{ending}"))
 }
 
-/// Why files in a folder cannot be cloned; none where they can. Where the files that it is tried with need names, they have `label`
-/// in them; where there is no room for them, the kind of the file system tells.
+/// Why files in a folder cannot be cloned; none if they can. If the trial needs named files, their names contain
+/// `label`; if there is no space for them, the type of the file system decides.
 pub fn why_not(folder: &Path, label: &str) -> Option<String> {
     let reason = match try_in(folder, label) {
         Ok(()) => return None,
         Err(error) if error.raw_os_error() == Some(Errno::OPNOTSUPP.raw_os_error()) => {
-            "its file system has no clones of files (XFS and btrfs have)".to_owned()
+            "its file system cannot clone files (XFS and btrfs can)".to_owned()
         }
-        // Who makes something tells it: what is there already is found all the same.
+        // Existing snapshots must be found on a full file system, too; creating one reports the lack of space.
         Err(error) if error.kind() == ErrorKind::StorageFull && is_on(folder, &[XFS, BTRFS]) => return None,
         Err(error) => error.to_string(),
     };
@@ -52,11 +52,11 @@ fn try_in(folder: &Path, label: &str) -> std::io::Result<()> {
         from.write_all(PROBE)?;
         return Ok(ioctl_ficlone(to, from)?);
     }
-    let (from, to) = (named(folder, label, ENDINGS[0]), named(folder, label, ENDINGS[1]));
+    let (from, to) = (named(folder, label, SUFFIXES[0]), named(folder, label, SUFFIXES[1]));
     let written = File::create_new(&from).and_then(|mut file| file.write_all(PROBE));
     let made = written.and_then(|()| clone_file(&from, &to));
     for path in [from, to] {
-        // What is not there need not go.
+        // The file may not exist.
         drop(std::fs::remove_file(path));
     }
     made
@@ -68,19 +68,19 @@ pub fn can_clone_to(file: &Path, folder: &Path, label: &str) -> bool {
         Err(_) => false,
         Ok(Some(to)) => File::open(file).is_ok_and(|from| ioctl_ficlone(to, from).is_ok()),
         Ok(None) => {
-            let probe = named(folder, label, ENDINGS[2]);
+            let probe = named(folder, label, SUFFIXES[2]);
             let is_cloned = clone_file(file, &probe).is_ok();
-            // What is not there need not go.
+            // The file may not exist.
             drop(std::fs::remove_file(&probe));
             is_cloned
         }
     }
 }
 
-/// Whether a file is called like one that it was tried with.
+/// Whether a file has the name of a trial file.
 pub fn is_probe(name: &str) -> bool {
-    ENDINGS.iter().any(|ending| {
-        let label = name.strip_prefix(BEGINNING).and_then(|rest| rest.strip_suffix(ending));
+    SUFFIXES.iter().any(|ending| {
+        let label = name.strip_prefix(PREFIX).and_then(|rest| rest.strip_suffix(ending));
         label.is_some_and(|label| !label.is_empty())
     })
 }
@@ -90,11 +90,11 @@ mod tests {
     use super::{can_clone_to, is_probe, why_not};
 
     #[test]
-    fn nothing_is_left_of_trying() {
+    fn a_trial_leaves_nothing() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
         std::io::Write::write_all(&mut std::fs::File::create(&file).unwrap(), b"x").unwrap();
-        // Whether it can is the file system's business: both ways agree.
+        // The result depends on the file system: both methods agree.
         let is_possible = why_not(folder.path(), "a").is_none();
         assert_eq!(can_clone_to(&file, folder.path(), "a"), is_possible);
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_those_who_were_killed_are_known_by_their_names() {
+    fn leftover_trial_files_are_recognized_by_name() {
         for name in [
             ".holdfast-0a1b2c3d.from.partial",
             ".holdfast-x.to.partial",

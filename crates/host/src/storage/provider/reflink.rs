@@ -1,6 +1,8 @@
-//! Clones of files, which share their blocks until one of them is written: XFS with `reflink=1`, btrfs, and whatever else has them.
+//! Clones of files, which share their blocks until one of them is written: XFS with `reflink=1`, btrfs, and other file
+//! systems with clones.
 //!
-//! Each clone is of one instant of its file; several files are of one instant only if nobody writes them meanwhile.
+//! Each clone is of one instant of its file; several files are of one instant only if they are not written in the
+//! meantime.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -19,27 +21,27 @@ use super::{
     Provider, ProviderError, ProviderKind, ProviderResult, View, leftovers,
 };
 
-/// Folders in folders, at most.
+/// Limit on the depth of folders.
 const DEPTH_MAX: u32 = 64;
 
 /// Folders whose files can be cloned.
 #[derive(Debug, Default)]
 pub struct Reflink {
-    /// Folders of clones that are being made, each locked (flock) until it has its name.
+    /// Folders of clones that are being created, each locked (flock) until it has its name.
     making: Mutex<BTreeMap<PathBuf, File>>,
 }
 
-/// A clone of a file below a folder. Who owns the folder may put links anywhere, and none is followed.
+/// Clones a file below a folder. The owner of the folder may put links anywhere, so none is followed.
 fn clone_below(folder: &File, file: &Path, to: &Path) -> std::io::Result<()> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
     let from = File::from(openat2(folder, file, flags, Mode::empty(), resolve)?);
     if !from.metadata()?.is_file() {
-        return Err(std::io::Error::new(ErrorKind::InvalidInput, "it is no file"));
+        return Err(std::io::Error::new(ErrorKind::InvalidInput, "it is not a regular file"));
     }
     let clone = File::options().write(true).create_new(true).mode(0o600).open(to)?;
     ioctl_ficlone(&clone, &from)?;
-    // It belongs to whom the file belongs to; nobody gets to it but through us.
+    // It gets the owner and mode of the original; our folder limits the access to it.
     let metadata = from.metadata()?;
     fchown(&clone, Some(metadata.uid()), Some(metadata.gid()))?;
     clone.set_permissions(std::fs::Permissions::from_mode(metadata.mode() & 0o777))
@@ -52,11 +54,11 @@ fn dataset(name: &str) -> Dataset {
     }
 }
 
-/// The regular files below a folder, on its own file system, by their paths from there.
+/// The regular files below a folder, on its own file system, by relative path.
 fn files_below(folder: &Path) -> ProviderResult<Vec<PathBuf>> {
     let device = folder
         .metadata()
-        .map_err(|source| file_error("look at", folder, source))?
+        .map_err(|source| file_error("inspect", folder, source))?
         .dev();
     let mut files = Vec::new();
     let mut folders = vec![(PathBuf::new(), 0)];
@@ -75,7 +77,7 @@ fn files_below(folder: &Path) -> ProviderResult<Vec<PathBuf>> {
             } else if metadata.is_dir() {
                 if depth == DEPTH_MAX {
                     let deep = std::io::Error::new(ErrorKind::InvalidInput, "its folders are nested too deep");
-                    return Err(file_error("look into", &folder.join(inside), deep));
+                    return Err(file_error("view", &folder.join(inside), deep));
                 }
                 folders.push((inside, depth + 1));
             }
@@ -109,15 +111,15 @@ impl Reflink {
         self.making.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A folder for clones that is nobody else's. What somebody who was killed has left is taken away.
-    fn begin(&self, kept: &SnapshotFolder, name: &str, shown: &str) -> ProviderResult<()> {
-        // Nobody looks for what was left between its being made and its being locked.
-        let _lock = kept.lock()?;
-        // Another process may have given its own this name since that was looked at.
-        kept.must_be_new(name, shown)?;
-        let place = kept.hidden_place(name);
+    /// Creates an exclusive folder for clones, and removes the leftover of a killed process.
+    fn begin(&self, snapshot_folder: &SnapshotFolder, name: &str, shown: &str) -> ProviderResult<()> {
+        // The lock keeps other processes from taking the folder for a leftover before it is locked.
+        let _lock = snapshot_folder.lock()?;
+        // Another process may have taken this name since it was checked.
+        snapshot_folder.check_free(name, shown)?;
+        let place = snapshot_folder.hidden_place(name);
         let failed = |action| {
-            let place = kept.shown_place(name);
+            let place = snapshot_folder.shown_place(name);
             move |source| file_error(action, &place, source)
         };
         if let Ok(left) = File::open(&place) {
@@ -126,43 +128,43 @@ impl Reflink {
                     what: format!("{shown}, which another process is creating,"),
                 });
             }
-            std::fs::remove_dir_all(&place).map_err(failed("remove what was left of"))?;
+            std::fs::remove_dir_all(&place).map_err(failed("remove the leftover of"))?;
         }
         std::fs::create_dir(&place).map_err(failed("make"))?;
         let open = File::open(&place).map_err(failed("open"))?;
         let locked = flock(&open, FlockOperation::NonBlockingLockExclusive);
         locked.map_err(|error| failed("lock")(error.into()))?;
-        self.making().insert(kept.shown_place(name), open);
+        self.making().insert(snapshot_folder.shown_place(name), open);
         Ok(())
     }
 
-    /// Takes back what was begun or cut, and has no name yet.
-    fn give_up(&self, kept: &SnapshotFolder, name: &str) -> bool {
-        let lock = self.making().remove(&kept.shown_place(name));
+    /// Removes a folder that was begun or filled, and has no name yet.
+    fn revert_pending(&self, snapshot_folder: &SnapshotFolder, name: &str) -> bool {
+        let lock = self.making().remove(&snapshot_folder.shown_place(name));
         if lock.is_some() {
-            drop(std::fs::remove_dir_all(kept.hidden_place(name)));
+            drop(std::fs::remove_dir_all(snapshot_folder.hidden_place(name)));
         }
         lock.is_some()
     }
 }
 
-/// What tells a folder of clones from another one: its inode, whose number is given again, and the instant at which that was made.
+/// The identity of a folder of clones: its inode, whose number may be reused, and its creation time.
 fn identity_of(metadata: &std::fs::Metadata) -> String {
     let made = metadata.created().ok();
     let made = made.and_then(|made| made.duration_since(std::time::UNIX_EPOCH).ok());
     format!("{}-{}", metadata.ino(), made.unwrap_or_default().as_nanos())
 }
 
-/// From one moment to the next it is no snapshot any more, and not half of one.
-fn put_aside(kept: &SnapshotFolder, name: &str) -> ProviderResult<()> {
-    let (place, aside) = (kept.place(name), kept.hidden_place(name));
-    drop(std::fs::remove_dir_all(&aside));
-    std::fs::rename(&place, &aside).map_err(|source| file_error("rename", &place, source))
+/// Atomically hides a snapshot before its removal, so that a partly removed one is never visible.
+fn hide(snapshot_folder: &SnapshotFolder, name: &str) -> ProviderResult<()> {
+    let (place, hidden_path) = (snapshot_folder.place(name), snapshot_folder.hidden_place(name));
+    drop(std::fs::remove_dir_all(&hidden_path));
+    std::fs::rename(&place, &hidden_path).map_err(|source| file_error("rename", &place, source))
 }
 
-fn remove_aside(kept: &SnapshotFolder, name: &str) -> ProviderResult<()> {
-    let aside = kept.hidden_place(name);
-    std::fs::remove_dir_all(&aside).map_err(|source| file_error("remove", &aside, source))
+fn remove_hidden(snapshot_folder: &SnapshotFolder, name: &str) -> ProviderResult<()> {
+    let hidden_path = snapshot_folder.hidden_place(name);
+    std::fs::remove_dir_all(&hidden_path).map_err(|source| file_error("remove", &hidden_path, source))
 }
 
 impl Provider for Reflink {
@@ -171,18 +173,18 @@ impl Provider for Reflink {
     }
 
     fn datasets(&self) -> ProviderResult<Vec<DatasetState>> {
-        // Any folder may be one.
+        // Any folder may be a dataset.
         Ok(Vec::new())
     }
 
     fn dataset(&self, name: &str) -> ProviderResult<DatasetState> {
         let folder = Path::new(name);
         if !folder.is_dir() {
-            return Err(ProviderError::NotThere {
+            return Err(ProviderError::NotFound {
                 what: format!("folder {name}"),
             });
         }
-        let room = rustix::fs::statvfs(folder).map_err(|error| file_error("look at", folder, error.into()))?;
+        let room = rustix::fs::statvfs(folder).map_err(|error| file_error("inspect", folder, error.into()))?;
         Ok(DatasetState {
             dataset: dataset(name),
             folder: Some(folder.to_owned()),
@@ -197,14 +199,14 @@ impl Provider for Reflink {
     }
 
     fn snapshots(&self, name: &str) -> ProviderResult<Vec<HostSnapshot>> {
-        let kept = SnapshotFolder::of(Path::new(name))?;
+        let snapshot_folder = SnapshotFolder::of(Path::new(name))?;
         let mut snapshots = Vec::new();
-        for snapshot in kept.names()? {
-            let noted = kept.noted(&snapshot);
-            let place = kept.place(&snapshot);
+        for snapshot in snapshot_folder.names()? {
+            let noted = snapshot_folder.noted(&snapshot);
+            let place = snapshot_folder.place(&snapshot);
             let metadata = place
                 .metadata()
-                .map_err(|source| file_error("look at", &place, source))?;
+                .map_err(|source| file_error("inspect", &place, source))?;
             snapshots.push(HostSnapshot {
                 name: HostSnapshotName {
                     dataset: dataset(name),
@@ -214,7 +216,7 @@ impl Provider for Reflink {
                 identity: identity_of(&metadata),
                 used_bytes: None,
                 referenced_bytes: None,
-                hold_count: kept.hold_count(&snapshot)?,
+                hold_count: snapshot_folder.hold_count(&snapshot)?,
                 record: noted.map(|noted| noted.record),
             });
         }
@@ -231,8 +233,8 @@ impl Provider for Reflink {
             let folder = Path::new(&one.dataset.name);
             let shown = format!("{}@{}", one.dataset, label.name);
             check_name(label.name)?;
-            let kept = SnapshotFolder::make(folder)?;
-            kept.must_be_new(label.name, &shown)?;
+            let snapshot_folder = SnapshotFolder::make(folder)?;
+            snapshot_folder.check_free(label.name, &shown)?;
             if let Some(reason) = why_not(&folder.join(OURS), label.name) {
                 return Err(ProviderError::Refused {
                     action: "make a snapshot of",
@@ -240,7 +242,7 @@ impl Provider for Reflink {
                     reason,
                 });
             }
-            self.begin(&kept, label.name, &shown)?;
+            self.begin(&snapshot_folder, label.name, &shown)?;
         }
         Ok(())
     }
@@ -248,14 +250,14 @@ impl Provider for Reflink {
     fn create(&self, group: &[HostSnapshotScope], label: &HostSnapshotLabel<'_>) -> ProviderResult<()> {
         let done = group.iter().try_for_each(|one| {
             let folder = Path::new(&one.dataset.name);
-            // Its places are reached through what it has open.
-            let kept = SnapshotFolder::of(folder)?;
-            Self::clone_files(folder, &kept.hidden_place(label.name), &Self::files_of(one)?)
+            // Its paths use its open file descriptor.
+            let snapshot_folder = SnapshotFolder::of(folder)?;
+            Self::clone_files(folder, &snapshot_folder.hidden_place(label.name), &Self::files_of(one)?)
         });
         if done.is_err() {
             for one in group {
-                let kept = SnapshotFolder::of(Path::new(&one.dataset.name));
-                drop(kept.map(|kept| self.give_up(&kept, label.name)));
+                let snapshot_folder = SnapshotFolder::of(Path::new(&one.dataset.name));
+                drop(snapshot_folder.map(|snapshot_folder| self.revert_pending(&snapshot_folder, label.name)));
             }
         }
         done
@@ -263,24 +265,29 @@ impl Provider for Reflink {
 
     fn commit(&self, group: &[HostSnapshotScope], label: &HostSnapshotLabel<'_>) -> ProviderResult<()> {
         for one in group {
-            let kept = SnapshotFolder::of(Path::new(&one.dataset.name))?;
-            let lock = self.making().remove(&kept.shown_place(label.name));
+            let snapshot_folder = SnapshotFolder::of(Path::new(&one.dataset.name))?;
+            let lock = self.making().remove(&snapshot_folder.shown_place(label.name));
             if lock.is_some() {
-                let (hidden, place) = (kept.hidden_place(label.name), kept.place(label.name));
+                let (hidden, place) = (
+                    snapshot_folder.hidden_place(label.name),
+                    snapshot_folder.place(label.name),
+                );
                 for file in files_below(&hidden)? {
                     let synced = File::open(hidden.join(&file)).and_then(|file| file.sync_all());
-                    synced.map_err(|source| file_error("sync", &kept.shown_place(label.name).join(&file), source))?;
+                    synced.map_err(|source| {
+                        file_error("sync", &snapshot_folder.shown_place(label.name).join(&file), source)
+                    })?;
                 }
-                kept.note(label)?;
+                snapshot_folder.note(label)?;
                 std::fs::rename(&hidden, &place).map_err(|source| file_error("rename", &hidden, source))?;
                 sync_folder(&place.with_file_name(""))?;
             } else {
-                // Settled before, it gets another record.
-                kept.must_be_there(&HostSnapshotName {
+                // An already committed one gets another record.
+                snapshot_folder.check_exists(&HostSnapshotName {
                     dataset: one.dataset.clone(),
                     name: label.name.to_owned(),
                 })?;
-                kept.note(label)?;
+                snapshot_folder.note(label)?;
             }
         }
         Ok(())
@@ -288,16 +295,16 @@ impl Provider for Reflink {
 
     fn abandon(&self, wanted: &[HostSnapshotScope], label: &HostSnapshotLabel<'_>) {
         for one in wanted {
-            if let Ok(kept) = SnapshotFolder::of(Path::new(&one.dataset.name)) {
-                self.give_up(&kept, label.name);
+            if let Ok(snapshot_folder) = SnapshotFolder::of(Path::new(&one.dataset.name)) {
+                self.revert_pending(&snapshot_folder, label.name);
             }
         }
     }
 
     fn noted(&self, name: &str) -> ProviderResult<Vec<NotedSnapshot>> {
-        let kept = SnapshotFolder::of(Path::new(name))?;
-        let noted = kept.names()?.into_iter().map(|snapshot| {
-            let record = kept.noted(&snapshot).map(|noted| noted.record);
+        let snapshot_folder = SnapshotFolder::of(Path::new(name))?;
+        let noted = snapshot_folder.names()?.into_iter().map(|snapshot| {
+            let record = snapshot_folder.noted(&snapshot).map(|noted| noted.record);
             NotedSnapshot::new(dataset(name), snapshot, record)
         });
         Ok(noted.collect())
@@ -315,31 +322,31 @@ impl Provider for Reflink {
 
     fn destroy(&self, snapshot: &HostSnapshotName) -> ProviderResult<()> {
         check_name(&snapshot.name)?;
-        let kept = SnapshotFolder::of(Path::new(&snapshot.dataset.name))?;
-        if self.give_up(&kept, &snapshot.name) {
+        let snapshot_folder = SnapshotFolder::of(Path::new(&snapshot.dataset.name))?;
+        if self.revert_pending(&snapshot_folder, &snapshot.name) {
             return Ok(());
         }
-        kept.remove(snapshot, || {
-            put_aside(&kept, &snapshot.name)?;
-            remove_aside(&kept, &snapshot.name)
+        snapshot_folder.remove(snapshot, || {
+            hide(&snapshot_folder, &snapshot.name)?;
+            remove_hidden(&snapshot_folder, &snapshot.name)
         })
     }
 
     fn destroy_this(&self, snapshot: &HostSnapshot) -> ProviderResult<()> {
         let name = &snapshot.name.name;
-        let kept = SnapshotFolder::of(Path::new(&snapshot.name.dataset.name))?;
-        kept.remove(&snapshot.name, || {
-            put_aside(&kept, name)?;
-            // Nobody finds it by its name any more: what is looked at now is what goes.
-            let aside = kept.hidden_place(name);
-            let metadata = aside
+        let snapshot_folder = SnapshotFolder::of(Path::new(&snapshot.name.dataset.name))?;
+        snapshot_folder.remove(&snapshot.name, || {
+            hide(&snapshot_folder, name)?;
+            // It is hidden now: the inspected folder is the one that is removed.
+            let hidden_path = snapshot_folder.hidden_place(name);
+            let metadata = hidden_path
                 .metadata()
-                .map_err(|source| file_error("look at", &aside, source))?;
+                .map_err(|source| file_error("inspect", &hidden_path, source))?;
             if identity_of(&metadata) == snapshot.identity {
-                return remove_aside(&kept, name);
+                return remove_hidden(&snapshot_folder, name);
             }
-            let place = kept.place(name);
-            std::fs::rename(&aside, &place).map_err(|source| file_error("rename", &aside, source))?;
+            let place = snapshot_folder.place(name);
+            std::fs::rename(&hidden_path, &place).map_err(|source| file_error("rename", &hidden_path, source))?;
             Err(snapshot.replaced())
         })
     }
@@ -353,15 +360,15 @@ impl Provider for Reflink {
     }
 
     fn view(&self, snapshot: &HostSnapshotName, _label: &str) -> ProviderResult<View> {
-        let kept = SnapshotFolder::of(Path::new(&snapshot.dataset.name))?;
-        kept.must_be_there(snapshot)?;
-        Ok(View::lasting(kept.shown_place(&snapshot.name)))
+        let snapshot_folder = SnapshotFolder::of(Path::new(&snapshot.dataset.name))?;
+        snapshot_folder.check_exists(snapshot)?;
+        Ok(View::permanent(snapshot_folder.shown_place(&snapshot.name)))
     }
 
     fn clone_to(&self, snapshot: &HostSnapshotName, name: &str) -> ProviderResult<DatasetState> {
-        let kept = SnapshotFolder::of(Path::new(&snapshot.dataset.name))?;
-        kept.must_be_there(snapshot)?;
-        let (from, to) = (kept.place(&snapshot.name), Path::new(name));
+        let snapshot_folder = SnapshotFolder::of(Path::new(&snapshot.dataset.name))?;
+        snapshot_folder.check_exists(snapshot)?;
+        let (from, to) = (snapshot_folder.place(&snapshot.name), Path::new(name));
         std::fs::create_dir(to).map_err(|source| match source.kind() {
             ErrorKind::AlreadyExists => ProviderError::Exists { what: name.to_owned() },
             _ => file_error("create the folder", to, source),

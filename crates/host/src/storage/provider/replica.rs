@@ -1,7 +1,7 @@
-//! Host snapshots that go from one host to another: what each side of it can do.
+//! Replication of host snapshots: the operations of each side.
 //!
-//! A side never takes a snapshot away, and never changes what a dataset holds but by receiving. What it discards is what was received
-//! in part.
+//! A side never removes a snapshot, and changes the content of a dataset only by receiving. It discards only partially
+//! received snapshots.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,40 +9,40 @@ use super::incoming::Incoming;
 use super::{ProviderError, ProviderKind, ProviderResult};
 use crate::system::process::Piped;
 
-/// What begins the tag of our holds, and the names of our bookmarks.
+/// Prefix of the tags of our holds, and of the names of our bookmarks.
 pub const REPLICA_TAG: &str = "holdfast-replicate-";
 
-/// What a side can do.
+/// The features of a side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReplicaAbilities {
-    /// It keeps the identity of a snapshot that is gone.
+    /// Bookmarks, which keep the identity of a removed snapshot.
     pub bookmarks: bool,
-    /// It sends blocks as they lie on its disks: compressed, large, and encrypted where they are.
+    /// Sending blocks as they are stored: compressed, large, and encrypted.
     pub sends_as_stored: bool,
-    /// One stream brings several snapshots.
+    /// Several snapshots in one stream.
     pub joins: bool,
 }
 
-/// A host snapshot as replication sees it, or a bookmark.
+/// A host snapshot or bookmark in a replication.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReplicaSnapshot {
-    /// Its own name.
+    /// Its name in the dataset.
     pub name: String,
-    /// What it has in common with its copies; empty where nothing tells.
+    /// The identity that it shares with its copies; empty if unknown.
     pub identity: String,
-    /// When it was made, in seconds since 1970-01-01 UTC.
+    /// Its creation time, in seconds since 1970-01-01 UTC.
     pub time_s: i64,
     /// Whether it is a bookmark.
     pub is_bookmark: bool,
-    /// How many hold it.
+    /// Number of its holds.
     pub hold_count: u64,
     /// Our record of it.
     pub record: Option<String>,
 }
 
-/// A dataset as replication sees it.
+/// A dataset in a replication.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReplicaDataset {
@@ -50,9 +50,9 @@ pub struct ReplicaDataset {
     pub name: String,
     /// Its snapshots and bookmarks, the oldest first.
     pub snapshots: Vec<ReplicaSnapshot>,
-    /// What was received in part: a text by which the other side goes on, or the name of what is incomplete.
+    /// The state of a partial receive.
     pub partial: Option<PartialReceive>,
-    /// Whether it is encrypted by its file system.
+    /// Whether its file system encrypts it.
     pub is_encrypted: bool,
 }
 
@@ -71,32 +71,32 @@ pub enum PartialReceive {
 pub struct SendRequest {
     /// The dataset.
     pub dataset: String,
-    /// What the other side has: a snapshot, or a bookmark. None where all is sent.
+    /// A snapshot or bookmark that the other side has. None to send everything.
     pub base: Option<ReplicaBase>,
-    /// The snapshot.
+    /// The snapshot to send.
     pub to: String,
-    /// With all those between.
+    /// Whether all snapshots in between are included.
     pub is_joined: bool,
-    /// Blocks as they lie on the disks.
+    /// The form of the blocks.
     pub form: StreamForm,
-    /// Goes on with what was received in part; then nothing else of this counts.
+    /// Resumes a partial receive; then all other fields but the dataset are ignored.
     pub token: Option<String>,
-    /// Whether it is packed by zstd.
+    /// Whether it is compressed by zstd.
     pub packing: PackWhen,
 }
 
-/// When a stream is packed.
+/// When a stream is compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PackWhen {
     /// Never.
     Never,
-    /// Where the link is slower than that.
+    /// If the link is slower than the compression.
     WhereSlow,
     /// Always.
     Always,
 }
 
-/// What the other side has.
+/// The common snapshot or bookmark.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReplicaBase {
@@ -106,14 +106,14 @@ pub struct ReplicaBase {
     pub is_bookmark: bool,
 }
 
-/// How blocks are sent.
+/// The form of the blocks in a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StreamForm {
     /// As a program would read them.
     Plain,
-    /// Compressed and large as they are.
+    /// Compressed and large blocks as they are stored.
     AsStored,
-    /// The same, and encrypted.
+    /// As stored, including encryption.
     Raw,
 }
 
@@ -121,11 +121,11 @@ pub enum StreamForm {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReceiveRequest {
-    /// Into which dataset.
+    /// The dataset.
     pub dataset: String,
-    /// What comes, the oldest first. Where a stream goes on, one of these comes; nothing where nobody knows which.
+    /// The announced snapshots, the oldest first. A resumed stream brings one of them; empty if unknown.
     pub snapshots: Vec<ReplicaSnapshot>,
-    /// Packed by zstd.
+    /// Whether it is compressed by zstd.
     pub is_packed: bool,
 }
 
@@ -159,62 +159,63 @@ pub enum KeepMethod {
 pub enum SenderTrust {
     /// It is this host, or one that may run any command here.
     Full,
-    /// It may add the snapshots that were announced, and nothing else.
+    /// It may add the announced snapshots, and nothing else.
     AddOnly,
 }
 
 /// One side of a replication.
 pub trait ReplicaSide: Send + Sync {
-    /// Whose datasets they are.
+    /// The provider of its datasets.
     fn kind(&self) -> ProviderKind;
 
     /// The host; none for this one.
     fn host(&self) -> Option<&str>;
 
-    /// What it can do.
+    /// Its features.
     fn abilities(&self) -> ProviderResult<ReplicaAbilities>;
 
-    /// A dataset, with all below it where they are asked for; none where there is none.
+    /// A dataset, with its descendants on request; empty if it does not exist.
     fn datasets(&self, name: &str, is_tree: bool) -> ProviderResult<Vec<ReplicaDataset>>;
 
-    /// Bytes of a stream; none where nobody knows before.
+    /// The size of a stream in bytes; none if unknown.
     ///
     /// # Errors
     /// It cannot be sent.
     fn estimate(&self, sending: &SendRequest) -> ProviderResult<Option<u64>>;
 
-    /// Sends: the stream is on the standard output.
+    /// Starts to send: the stream is on the standard output.
     fn send(&self, sending: &SendRequest) -> ProviderResult<Piped>;
 
-    /// Receives a stream, which passes the gate of what this gives. What is missing above the dataset is made; nothing is mounted.
+    /// Starts to receive a stream, through the gate of the result. Missing parents of the dataset are created; nothing
+    /// is mounted.
     fn receive(&self, receiving: &ReceiveRequest, trust: SenderTrust) -> ProviderResult<Incoming>;
 
-    /// Looks whether the snapshots are there, with their identities, and notes the records of those that have none.
+    /// Checks that the snapshots exist with their identities, and writes the records of those that have none.
     fn settle(&self, receiving: &ReceiveRequest) -> ProviderResult<()>;
 
-    /// Discards what was received in part.
+    /// Discards a partial receive.
     fn discard(&self, dataset: &str) -> ProviderResult<()>;
 
-    /// Keeps a snapshot.
+    /// Keeps the common snapshot by a hold or bookmark.
     fn keep(&self, keeping: &KeepRequest) -> ProviderResult<()>;
 
-    /// What a complaint of a program means.
-    fn refusal(&self, action: &'static str, what: &str, complaint: &str) -> ProviderError;
+    /// The error for a message of a program.
+    fn refusal(&self, action: &'static str, what: &str, stderr: &str) -> ProviderError;
 
-    /// Whether it packs streams so before it sends them.
+    /// Whether it can compress streams in this case before it sends them.
     fn can_pack(&self, when: PackWhen) -> bool;
 
-    /// Whether it unpacks streams before it receives them.
+    /// Whether it can decompress streams before it receives them.
     fn can_unpack(&self) -> bool;
 }
 
-/// The tags of our holds, and nobody else's.
+/// Refuses tags that are not those of our holds.
 pub(super) fn check_tag(tag: &str) -> ProviderResult<()> {
     if tag.starts_with(REPLICA_TAG) {
         return super::folder::check_name(tag);
     }
     Err(ProviderError::Name {
         name: tag.to_owned(),
-        reason: "it is no tag of a replication",
+        reason: "it is not the tag of a replication",
     })
 }

@@ -1,4 +1,4 @@
-//! Whether somebody sends or receives a dataset of ZFS.
+//! Detects running transfers of ZFS datasets.
 
 use std::path::Path;
 
@@ -8,15 +8,15 @@ use crate::system::processes::Process;
 pub fn is_in_transfer(dataset: &str) -> bool {
     Process::all()
         .filter_map(|process| process.command_line())
-        .any(|words| transfers(&words, dataset))
+        .any(|arguments| transfers(&arguments, dataset))
 }
 
-fn transfers(words: &[String], dataset: &str) -> bool {
-    let mut words = words.iter().map(String::as_str);
-    let is_zfs = words
+fn transfers(arguments: &[String], dataset: &str) -> bool {
+    let mut arguments = arguments.iter().map(String::as_str);
+    let is_zfs = arguments
         .next()
         .is_some_and(|program| Path::new(program).file_name().is_some_and(|name| name == "zfs"));
-    let is_transfer = words
+    let is_transfer = arguments
         .next()
         .is_some_and(|verb| matches!(verb, "send" | "receive" | "recv"));
     // "tank/vm", "tank/vm@a", "tank/vm#b"
@@ -24,7 +24,7 @@ fn transfers(words: &[String], dataset: &str) -> bool {
         let rest = word.strip_prefix(dataset);
         rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['@', '#']))
     };
-    is_zfs && is_transfer && words.any(is_of_it)
+    is_zfs && is_transfer && arguments.any(is_of_it)
 }
 
 #[cfg(test)]
@@ -32,10 +32,10 @@ mod tests {
     use super::transfers;
 
     #[test]
-    fn who_sends_or_receives_a_dataset_is_known_by_his_words() {
+    fn transfers_are_recognized_by_command_line() {
         let is = |line: &str| {
-            let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
-            transfers(&words, "tank/vm")
+            let arguments: Vec<String> = line.split(' ').map(str::to_owned).collect();
+            transfers(&arguments, "tank/vm")
         };
         for line in [
             "zfs send -w -i @a tank/vm@b",

@@ -1,7 +1,8 @@
-//! ZFS, by its own program: OpenZFS, and what came before it.
+//! ZFS, by its own program: OpenZFS, and its predecessors.
 //!
-//! `zfs get -Hp` tells numbers exactly in every version; `zfs list` did not before 0.8. What `zfs version` does not answer to, which is
-//! ZFS before 0.8 and zfs-fuse, makes host snapshots of one dataset at a time, or of one with all below it.
+//! `zfs get -Hp` prints exact numbers in every version; `zfs list` does not before 0.8. A ZFS that does not know `zfs
+//! version`, which is ZFS before 0.8 and zfs-fuse, creates host snapshots of one dataset at a time, or of one with all
+//! its descendants.
 //!
 //! Source: zfs(8), zfsprops(7); OpenZFS 2.1, zfs-fuse 0.7.0.
 
@@ -27,7 +28,7 @@ use super::{
 };
 use crate::system::process::Tools;
 pub use changes::{SendError, SendQuery};
-pub use clones::{LeftClone, LeftCloneKind};
+pub use clones::{TemporaryClone, TemporaryCloneKind};
 use error_messages::refusal;
 pub use pool::{DeviceErrors, PoolDevice, PoolRoom, PoolState};
 pub use replica::ZfsSide;
@@ -36,33 +37,33 @@ pub use volume::volume_device;
 
 const ZFS: &str = "zfs";
 const ZPOOL: &str = "zpool";
-/// The property of a snapshot that is our record of it.
+/// The property of a snapshot with our record.
 const RECORD: &str = "holdfast:record";
-/// Bytes of a property of a user's, at most: ZFS has allowed 8 KiB since 0.6, and 1 KiB before.
+/// Limit on the bytes of a user property: 8 KiB since ZFS 0.6, and 1 KiB before.
 const RECORD_BYTES_MAX: usize = 1000;
-/// Bytes of a name with its dataset, at most.
+/// Limit on the bytes of a name with its dataset.
 const NAME_BYTES_MAX: usize = 255;
 
-// None that a user can give any value: a line feed in it would be a line of the answer.
+// No property that a user can set to any value: a line feed in it would look like another line of the answer.
 const DATASET_PROPERTIES: &str = "type,used,referenced,usedbysnapshots,compressratio,available,origin";
 const SNAPSHOT_PROPERTIES: &str = "type,creation,used,referenced,userrefs";
-/// What only newer versions have: the order in which they were made, and their identity.
+/// With the properties that only newer versions have: the order of creation, and the identity.
 const NEWER_PROPERTIES: &str = "type,creation,used,referenced,userrefs,createtxg,guid";
 
 /// ZFS on this host.
 #[derive(Clone)]
 pub struct Zfs {
     tools: Arc<dyn Tools>,
-    /// Where clones that were made to look into snapshots are mounted.
+    /// The folder under which clones for viewing snapshots are mounted.
     views: PathBuf,
     clock: Arc<dyn Clock>,
-    /// Who we are, in words that the property of a clone can hold.
+    /// The process that creates clones, as text for a property.
     maker: Option<String>,
     is_newer: OnceLock<bool>,
 }
 
 impl Zfs {
-    /// What `tools` reach; views are mounted below `views`.
+    /// ZFS by way of `tools`; views are mounted below `views`.
     pub fn new(tools: Arc<dyn Tools>, views: PathBuf, clock: Arc<dyn Clock>) -> Self {
         Self {
             tools,
@@ -73,7 +74,7 @@ impl Zfs {
         }
     }
 
-    /// The same, whose clones say who made them: one line without tabs.
+    /// Sets the maker that is recorded in clones: one line without tabs.
     #[must_use]
     pub fn made_by(self, maker: String) -> Self {
         Self {
@@ -87,36 +88,36 @@ impl Zfs {
         if let Some(known) = self.is_newer.get() {
             return Ok(*known);
         }
-        let is_newer = self.tools.ask(ZFS, &["version"])?.is_well;
+        let is_newer = self.tools.ask(ZFS, &["version"])?.is_success;
         Ok(*self.is_newer.get_or_init(|| is_newer))
     }
 
-    /// Asks; what is refused is told by what was tried, and with what.
+    /// Runs a command; a refusal becomes an error with the action and its object.
     fn ask(&self, (action, what): (&'static str, &str), arguments: &[&str]) -> ProviderResult<String> {
         let answer = self.tools.ask(ZFS, arguments)?;
-        if answer.is_well {
+        if answer.is_success {
             return Ok(answer.output);
         }
-        Err(refusal(action, what, &answer.complaint))
+        Err(refusal(action, what, &answer.stderr))
     }
 
-    /// Our records, by the full names of snapshots. They hold what anybody has written there, and are asked for by themselves: whatever
-    /// they say is about nothing else.
+    /// Our records, by the full names of snapshots. They may contain any text, also by other users, and are requested
+    /// separately: they cannot change the meaning of other properties.
     fn records(&self, filter: &[&str], what: &str) -> ProviderResult<BTreeMap<String, String>> {
-        let mut words = vec!["get", "-Hp", "-o", "name,value,source"];
-        words.extend(filter);
-        words.extend([RECORD, what]);
-        Ok(table::records(&self.ask(("look at", what), &words)?))
+        let mut arguments = vec!["get", "-Hp", "-o", "name,value,source"];
+        arguments.extend(filter);
+        arguments.extend([RECORD, what]);
+        Ok(table::records(&self.ask(("inspect", what), &arguments)?))
     }
 
-    fn get(&self, arguments: &[&str], properties: &str, what: &str) -> ProviderResult<BTreeMap<String, Properties>> {
-        let mut words = vec!["get", "-Hp", "-o", "name,property,value,source"];
-        words.extend(arguments);
-        words.push(properties);
+    fn get(&self, filter: &[&str], properties: &str, what: &str) -> ProviderResult<BTreeMap<String, Properties>> {
+        let mut arguments = vec!["get", "-Hp", "-o", "name,property,value,source"];
+        arguments.extend(filter);
+        arguments.push(properties);
         if !what.is_empty() {
-            words.push(what);
+            arguments.push(what);
         }
-        parse(&self.ask(("look at", what), &words)?)
+        parse(&self.ask(("inspect", what), &arguments)?)
     }
 
     fn state(name: &str, properties: &Properties, mounts: &Mounts) -> DatasetState {
@@ -134,8 +135,8 @@ impl Zfs {
         }
     }
 
-    /// A dataset, and where it is cut with them those below it.
-    fn with_below(&self, one: &HostSnapshotScope) -> ProviderResult<Vec<String>> {
+    /// A dataset, with its descendants if the whole tree is included.
+    fn with_descendants(&self, one: &HostSnapshotScope) -> ProviderResult<Vec<String>> {
         let name = &one.dataset.name;
         if !one.is_tree {
             return Ok(vec![name.clone()]);
@@ -152,24 +153,25 @@ fn dataset(name: &str) -> Dataset {
     }
 }
 
-/// Whether ZFS can have a snapshot of this name.
+/// Whether ZFS accepts this name of a snapshot.
 fn is_snapshot_name(name: &str) -> bool {
     let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_.:- ".contains(&byte);
     !name.is_empty() && name.bytes().all(is_allowed)
 }
 
-/// A snapshot as ZFS names it. It never is the name of a dataset: that would be destroyed with all that is in it.
+/// The full name of a snapshot. It can never be the name of a dataset, which would be destroyed with all its content.
 fn full_name(dataset: &str, name: &str) -> ProviderResult<String> {
     check_name(name)?;
     any_full_name(dataset, name)
 }
 
-/// The same for a snapshot that another program may have made, with a name that we do not give: it is sent, received and held, never destroyed.
+/// The same for a snapshot that another program may have made, with a name that we do not use: it is sent, received and
+/// held, never destroyed.
 fn any_full_name(dataset: &str, name: &str) -> ProviderResult<String> {
     if !is_snapshot_name(name) {
         return Err(ProviderError::Name {
             name: name.to_owned(),
-            reason: "ZFS allows ASCII letters, digits, blanks and _ . : -",
+            reason: "ZFS permits ASCII letters, digits, spaces and _ . : -",
         });
     }
     let full = format!("{dataset}@{name}");
@@ -178,7 +180,7 @@ fn any_full_name(dataset: &str, name: &str) -> ProviderResult<String> {
     if !is_dataset || full.len() > NAME_BYTES_MAX {
         return Err(ProviderError::Name {
             name: full,
-            reason: "ZFS has no dataset of such a name, or it is longer than 255 bytes",
+            reason: "it is not the name of a ZFS dataset, or has more than 255 bytes",
         });
     }
     Ok(full)
@@ -193,7 +195,10 @@ fn record_property(record: &str) -> ProviderResult<String> {
         return Err(ProviderError::Refused {
             action: "note",
             what: "the record of a snapshot".to_owned(),
-            reason: format!("it has {} bytes, and ZFS keeps {RECORD_BYTES_MAX}", record.len()),
+            reason: format!(
+                "it has {} bytes, but ZFS stores at most {RECORD_BYTES_MAX}",
+                record.len()
+            ),
         });
     }
     Ok(format!("{RECORD}={record}"))
@@ -208,7 +213,7 @@ impl Provider for Zfs {
         let filter: &[&str] = if self.is_newer()? {
             &["-r", "-t", "filesystem,volume"]
         } else {
-            // Snapshots come with them, and are passed over.
+            // Snapshots are listed with them, and skipped.
             &["-r"]
         };
         let mounts = Mounts::read()?;
@@ -220,12 +225,12 @@ impl Provider for Zfs {
     }
 
     fn dataset(&self, name: &str) -> ProviderResult<DatasetState> {
-        // It is an argument of a program.
+        // The name becomes an argument.
         full_name(name, "check")?;
         let found = self.get(&[], DATASET_PROPERTIES, name)?;
         let properties = found
             .get(name)
-            .ok_or_else(|| ProviderError::NotThere { what: name.to_owned() })?;
+            .ok_or_else(|| ProviderError::NotFound { what: name.to_owned() })?;
         Ok(Self::state(name, properties, &Mounts::read()?))
     }
 
@@ -246,11 +251,11 @@ impl Provider for Zfs {
             if of != name {
                 continue;
             }
-            let senseless = || ProviderError::Senseless {
+            let invalid = || ProviderError::Invalid {
                 program: ZFS,
-                detail: format!("{full} was made at no time"),
+                detail: format!("{full} has no valid creation time"),
             };
-            let time_s = properties.number("creation").ok_or_else(senseless)?;
+            let time_s = properties.number("creation").ok_or_else(invalid)?;
             let transaction = properties.number("createtxg").unwrap_or_default();
             let order = (time_s, transaction, properties.number_in_answer);
             snapshots.push((
@@ -260,7 +265,7 @@ impl Provider for Zfs {
                         dataset: dataset(name),
                         name: snapshot.to_owned(),
                     },
-                    time_s: i64::try_from(time_s).map_err(|_| senseless())?,
+                    time_s: i64::try_from(time_s).map_err(|_| invalid())?,
                     identity: properties.value("guid").unwrap_or_default().to_owned(),
                     used_bytes: properties.number("used"),
                     referenced_bytes: properties.number("referenced"),
@@ -291,7 +296,7 @@ impl Provider for Zfs {
             .iter()
             .filter_map(|one| one.dataset.name.split('/').next())
             .collect();
-        // One that is suspended lets a cut hang, while the machines of all pools hold still for it.
+        // A suspended pool would block the creation while the machines of all pools wait for it.
         for pool in pools {
             let found = self.pool(pool)?;
             if !found.is_open() {
@@ -305,8 +310,8 @@ impl Provider for Zfs {
             let full = full_name(&one.dataset.name, label.name)?;
             match self.get(&[], "type", &full) {
                 Ok(_) => Err(ProviderError::Exists { what: full }),
-                // Most of it is written before anybody holds still for it.
-                Err(ProviderError::NotThere { .. }) => volume::write_out(&one.dataset.name, one.is_tree),
+                // Most cached data is written before the machines have to wait.
+                Err(ProviderError::NotFound { .. }) => volume::write_out(&one.dataset.name, one.is_tree),
                 Err(error) => Err(error),
             }
         })
@@ -314,27 +319,27 @@ impl Provider for Zfs {
 
     fn create(&self, group: &[HostSnapshotScope], label: &HostSnapshotLabel<'_>) -> ProviderResult<()> {
         let record = record_property(label.record)?;
-        let mut words = vec!["snapshot", "-o", &record];
+        let mut arguments = vec!["snapshot", "-o", &record];
         if group.iter().any(|one| one.is_tree) {
-            words.push("-r");
+            arguments.push("-r");
         }
         let names = group.iter().map(|one| full_name(&one.dataset.name, label.name));
         let names = names.collect::<ProviderResult<Vec<_>>>()?;
-        words.extend(names.iter().map(|name| &name[..]));
+        arguments.extend(names.iter().map(|name| &name[..]));
         group
             .iter()
             .try_for_each(|one| volume::write_out(&one.dataset.name, one.is_tree))?;
-        self.ask(("make", &names.join(", ")), &words).map(drop)
+        self.ask(("make", &names.join(", ")), &arguments).map(drop)
     }
 
     fn commit(&self, group: &[HostSnapshotScope], label: &HostSnapshotLabel<'_>) -> ProviderResult<()> {
         let record = record_property(label.record)?;
         for one in group {
-            for name in self.with_below(one)? {
+            for name in self.with_descendants(one)? {
                 let full = full_name(&name, label.name)?;
-                match self.ask(("note the record of", &full), &["set", &record, &full]) {
-                    // It has been made since.
-                    Err(ProviderError::NotThere { .. }) if name != one.dataset.name => {}
+                match self.ask(("write the record of", &full), &["set", &record, &full]) {
+                    // It was created since.
+                    Err(ProviderError::NotFound { .. }) if name != one.dataset.name => {}
                     other => drop(other?),
                 }
             }
@@ -366,15 +371,15 @@ impl Provider for Zfs {
         self.ask(("remove", &full), &["destroy", &full]).map(drop)
     }
 
-    /// One question about one snapshot, not about all of the dataset: next to nothing fits between its answer and the end.
+    /// Queries one snapshot, not all of the dataset, to keep the time between the check and the removal short.
     fn destroy_this(&self, snapshot: &HostSnapshot) -> ProviderResult<()> {
         let full = full(&snapshot.name)?;
         let found = self.get(&[], "creation,guid", &full)?;
         let found = found
             .get(&full)
-            .ok_or_else(|| ProviderError::NotThere { what: full.clone() })?;
+            .ok_or_else(|| ProviderError::NotFound { what: full.clone() })?;
         let time_s = found.number("creation").and_then(|time_s| i64::try_from(time_s).ok());
-        // Where the list has not told the GUID, the time at which it was made is all that there is.
+        // If the list has no GUID, only the creation time identifies it.
         let has_its_guid = snapshot.identity.is_empty() || found.value("guid") == Some(&snapshot.identity);
         if time_s != Some(snapshot.time_s) || !has_its_guid {
             return Err(snapshot.replaced());
@@ -391,18 +396,19 @@ impl Provider for Zfs {
     fn release(&self, snapshot: &HostSnapshotName, tag: &str) -> ProviderResult<()> {
         check_name(tag)?;
         let full = any_full_name(&snapshot.dataset.name, &snapshot.name)?;
-        self.ask(("let go of", &full), &["release", tag, &full]).map(drop)
+        self.ask(("release a hold on", &full), &["release", tag, &full])
+            .map(drop)
     }
 
     fn view(&self, snapshot: &HostSnapshotName, label: &str) -> ProviderResult<View> {
         let full = full(snapshot)?;
         let mounted = Mounts::read()?.of_zfs(&snapshot.dataset.name).map(Path::to_owned);
         let inside = mounted.map(|folder| folder.join(".zfs/snapshot").join(&snapshot.name));
-        // Where the kernel does not mount it by itself, the folder is there and has nothing in it.
+        // Without an automatic mount by the kernel the folder exists, but is empty.
         if let Some(folder) =
             inside.filter(|folder| std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some()))
         {
-            return Ok(View::lasting(folder));
+            return Ok(View::permanent(folder));
         }
         self.clone_for_view(&full, label)
     }

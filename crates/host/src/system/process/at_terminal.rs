@@ -1,26 +1,28 @@
-//! Programs that may ask whoever sits at the terminal.
+//! Programs that may ask the user at the terminal.
 
 use std::io::{Read as _, Write as _};
 
 use super::tool::command_in_foreground;
 use crate::system::waits::Wait;
 
-/// What notes of waits call it.
+/// Their name in notes of waits.
 const PROGRAM: &str = "a program that asks at the terminal";
 
-/// Bytes of an answer, at most.
+/// Limit on the bytes of an answer.
 const ANSWER_BYTES_MAX: u64 = 64 << 10;
 
-/// Starts a program in the foreground, where it can talk to a person, gives it `input`, and waits until it has ended. Its output; none where
-/// it says that it did not go well, which it has told the person.
+/// Runs a program in the foreground with `input`, and returns its output; none if it reports a failure, whose message
+/// the user has already seen on the terminal.
 ///
-/// It stays in our process group: one in the background is stopped when it asks. So Ctrl-C ends it, too, and nothing waits for ever.
+/// It stays in our process group: the terminal stops a background process that reads. So Ctrl-C ends it, too, and it
+/// cannot hang for ever.
 pub(crate) fn ask_at_terminal(program: &str, arguments: &[&str], input: &[u8]) -> std::io::Result<Option<String>> {
-    // A signal to this process alone does not end the program, which waits for a person.
+    // A signal to this process alone does not end the program, which waits for the user.
     let _wait = Wait::for_answer(PROGRAM);
     let mut child = command_in_foreground(program, arguments).spawn()?;
     if let Some(mut stdin) = child.stdin.take() {
-        // It is small, and fits into the pipe. A program that does not read to the end says so by how it ends.
+        // The input is small, and fits into the pipe. A program that does not read all of it reports so by its exit
+        // code.
         drop(stdin.write_all(input));
     }
     let mut output = Vec::new();
@@ -29,8 +31,8 @@ pub(crate) fn ask_at_terminal(program: &str, arguments: &[&str], input: &[u8]) -
         bounded.read_to_end(&mut output)?;
         std::io::copy(bounded.get_mut(), &mut std::io::sink())?;
     }
-    let is_well = child.wait()?.success();
-    Ok(is_well.then(|| String::from_utf8_lossy(&output).into_owned()))
+    let is_success = child.wait()?.success();
+    Ok(is_success.then(|| String::from_utf8_lossy(&output).into_owned()))
 }
 
 #[cfg(test)]

@@ -1,15 +1,15 @@
-//! Programs that get fewer rights than this process has.
+//! Programs that run with fewer rights than this process.
 //!
-//! Capabilities belong to threads, and a process inherits those of the thread that starts it. So a thread gives up what the program does not
-//! need, starts it, and ends.
+//! Capabilities belong to threads, and a process inherits those of the thread that starts it. So a thread drops the
+//! capabilities that the program does not need, starts it, and ends.
 
 use std::io;
 
 use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, capability_is_in_bounding_set, remove_capability_from_bounding_set};
 
-/// What taking in a stream of btrfs needs: subvolumes, files of any owner, their modes, and a root folder of its own. Among others it
-/// lacks the right to make devices, to set capabilities of files, and to look into other processes.
+/// Capabilities for receiving a btrfs stream: subvolumes, files of any owner, their modes, and chroot. Among others it
+/// lacks the capabilities to make devices, to set file capabilities, and to access other processes.
 pub(super) const FOR_RECEIVING: CapabilitySet = CapabilitySet::SYS_ADMIN
     .union(CapabilitySet::CHOWN)
     .union(CapabilitySet::DAC_OVERRIDE)
@@ -18,7 +18,7 @@ pub(super) const FOR_RECEIVING: CapabilitySet = CapabilitySet::SYS_ADMIN
     .union(CapabilitySet::FSETID)
     .union(CapabilitySet::SYS_CHROOT);
 
-/// Starts something whose processes have at most the capabilities `kept`. Who is not root can give up none, and has none.
+/// Starts processes that have at most the capabilities `kept`. A user other than root has none that could be dropped.
 pub(super) fn start_with<T: Send>(kept: CapabilitySet, start: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("confined".to_owned());
@@ -39,12 +39,12 @@ fn give_up_all_but(kept: CapabilitySet) -> io::Result<()> {
         match capability_is_in_bounding_set(one) {
             Ok(true) => {}
             Ok(false) => continue,
-            // There is no capability of this number, nor of a higher one.
+            // No capability has this number or a higher one.
             Err(Errno::INVAL) => break,
             Err(error) => return Err(error.into()),
         }
         match remove_capability_from_bounding_set(one) {
-            // A service that was given few capabilities cannot give up those.
+            // A service with few capabilities may lack the right to drop others.
             Ok(()) | Err(Errno::PERM) => {}
             Err(error) => return Err(error.into()),
         }
@@ -59,7 +59,7 @@ mod tests {
     use super::{FOR_RECEIVING, start_with};
 
     #[test]
-    fn what_is_started_has_what_it_needs_and_this_process_keeps_its_own() {
+    fn the_program_is_confined_and_this_process_is_not() {
         let before = capability_is_in_bounding_set(CapabilitySet::MKNOD).unwrap();
         let held = start_with(FOR_RECEIVING, || {
             let tools = std::fs::read_to_string("/proc/thread-self/status")?;

@@ -12,11 +12,11 @@ use holdfast_block::{Clock, to_usize};
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::confined::{FOR_RECEIVING, start_with};
-use super::tool::{ANSWER_BYTES_MAX, COMPLAINT_BYTES_MAX, OUTPUT_GRACE, SYSTEM_PROGRAM, command, listen};
-use super::{Answer, LOOK_INTERVAL, Piped, StreamTools, ToolError, Tools};
+use super::tool::{ANSWER_BYTES_MAX, OUTPUT_GRACE, STDERR_BYTES_MAX, SYSTEM_PROGRAM, command, read_in_background};
+use super::{Answer, POLL_INTERVAL, Piped, StreamTools, ToolError, Tools};
 use crate::system::waits::Wait;
 
-/// How often it is looked whether a program that has closed its output has ended.
+/// Poll interval for the end of a program that has closed its output.
 const END_INTERVAL: Duration = Duration::from_micros(200);
 
 /// Programs of this host.
@@ -27,7 +27,7 @@ pub struct LocalTools {
 }
 
 impl LocalTools {
-    /// Each may take `time_out`: a pool that is suspended lets them hang, beyond being killed.
+    /// `time_out` limits each program: a suspended pool makes them hang, and they cannot even be killed.
     pub fn new(clock: Arc<dyn Clock>, time_out: Duration) -> Self {
         Self {
             clock,
@@ -36,7 +36,7 @@ impl LocalTools {
         }
     }
 
-    /// With a variable of their environment beside those of ours.
+    /// Adds an environment variable.
     #[must_use]
     pub fn with_variable(mut self, name: &'static str, value: OsString) -> Self {
         self.variables.push((name, value));
@@ -48,31 +48,33 @@ impl Tools for LocalTools {
     fn ask(&self, program: &str, arguments: &[&str]) -> Result<Answer, ToolError> {
         let _wait = Wait::for_work(SYSTEM_PROGRAM);
         let io = |source| ToolError::starting(program, source);
-        let words = || format!("{program} {}", arguments.join(" "));
+        let command_line = || format!("{program} {}", arguments.join(" "));
         let mut command = command(program, arguments);
         command.envs(self.variables.iter().map(|(name, value)| (name, value)));
         let mut child = command.stdin(Stdio::null()).spawn().map_err(io)?;
-        let output = listen(child.stdout.take(), ANSWER_BYTES_MAX).map_err(io)?;
-        let complaint = listen(child.stderr.take(), COMPLAINT_BYTES_MAX).map_err(io)?;
+        let output = read_in_background(child.stdout.take(), ANSWER_BYTES_MAX).map_err(io)?;
+        let stderr = read_in_background(child.stderr.take(), STDERR_BYTES_MAX).map_err(io)?;
         let Some((status, output)) = self.wait(&mut child, &output).map_err(io)? else {
             return Err(ToolError::TimedOut {
-                words: words(),
+                command_line: command_line(),
                 waited: self.time_out,
             });
         };
         if output.len() >= to_usize(ANSWER_BYTES_MAX) {
-            return Err(ToolError::Flood { words: words() });
+            return Err(ToolError::Flood {
+                command_line: command_line(),
+            });
         }
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-        let mut complaint = text(complaint.recv_timeout(OUTPUT_GRACE).unwrap_or_default());
+        let mut stderr = text(stderr.recv_timeout(OUTPUT_GRACE).unwrap_or_default());
         if let Some(signal) = status.signal() {
-            // Who is killed cannot say so himself.
-            complaint = format!("{complaint}\n{program} was killed by signal {signal}\n");
+            // A killed program cannot report this itself.
+            stderr = format!("{stderr}\n{program} was killed by signal {signal}\n");
         }
         Ok(Answer {
-            is_well: status.success(),
+            is_success: status.success(),
             output: text(output),
-            complaint,
+            stderr,
         })
     }
 }
@@ -93,32 +95,32 @@ impl StreamTools for LocalTools {
 }
 
 impl LocalTools {
-    /// How it ended, and its output; none where it did not end in time, and was killed.
+    /// Its exit status and output; none if it exceeded the timeout, and was killed.
     ///
-    /// The end of its output is waited for, not looked for: file systems may stand still meanwhile.
+    /// The wait is for the end of its output, without polling: file systems may be frozen meanwhile.
     fn wait(&self, child: &mut Child, output: &Receiver<Vec<u8>>) -> std::io::Result<Option<(ExitStatus, Vec<u8>)>> {
         let until = self.clock.now() + self.time_out;
-        let (mut said, mut is_killed) = (None, false);
+        let (mut received, mut is_killed) = (None, false);
         loop {
             if let Some(status) = child.try_wait()? {
-                // What was not heard to its end is no answer.
-                let said = said.or_else(|| output.recv_timeout(OUTPUT_GRACE).ok());
-                return Ok(said.filter(|_| !is_killed).map(|said| (status, said)));
+                // Output that was not read to its end is no answer.
+                let received = received.or_else(|| output.recv_timeout(OUTPUT_GRACE).ok());
+                return Ok(received.filter(|_| !is_killed).map(|received| (status, received)));
             }
             let now = self.clock.now();
             if is_killed && now >= until + OUTPUT_GRACE {
-                // It waits in the kernel for something that does not come. Nobody waits with it.
+                // It is blocked in the kernel, and cannot be killed. It is not waited for.
                 return Ok(None);
             }
             if !is_killed && now >= until {
-                // It has not been waited for, so its number is still its own.
+                // It is not yet waited for, so its process id is still valid.
                 kill_process_group(Pid::from_child(child), Signal::KILL)?;
                 is_killed = true;
             }
-            if said.is_some() {
+            if received.is_some() {
                 self.clock.sleep(END_INTERVAL);
             } else {
-                said = output.recv_timeout(LOOK_INTERVAL).ok();
+                received = output.recv_timeout(POLL_INTERVAL).ok();
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Programs of the system that send or receive a stream: `zfs send`, `btrfs receive`, `ssh`.
+//! Programs that send or receive a stream: `zfs send`, `btrfs receive`, `ssh`.
 
 use std::any::Any;
 use std::io::Write as _;
@@ -10,21 +10,21 @@ use std::time::Duration;
 use holdfast_block::Clock;
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use super::tool::{COMPLAINT_BYTES_MAX, OUTPUT_GRACE, SYSTEM_PROGRAM, ToolError, Tools, command, listen};
+use super::tool::{OUTPUT_GRACE, STDERR_BYTES_MAX, SYSTEM_PROGRAM, ToolError, Tools, command, read_in_background};
 use crate::system::waits::Wait;
 
-/// Bytes of a short answer beside or after a stream.
+/// Limit on the bytes of a short answer next to a stream.
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
-/// How often it is looked whether a program has ended.
-const LOOK_INTERVAL: Duration = Duration::from_millis(2);
+/// Poll interval for the end of a program.
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Runs programs of a host, including those that send or receive a stream.
 pub trait StreamTools: Tools {
-    /// Starts `program`, with pipes at both of its ends.
+    /// Starts `program` with pipes as standard input and output.
     fn start(&self, program: &str, arguments: &[&str]) -> Result<Piped, ToolError>;
 
-    /// The same for a program of this host that takes in a stream of btrfs, in the folder where that is to go. It gets only the capabilities
-    /// that it needs for that.
+    /// The same for a program of this host that receives a btrfs stream in `folder`. It gets only the capabilities that
+    /// it needs for that.
     fn start_receiver(&self, program: &str, arguments: &[&str], folder: &Path) -> Result<Piped, ToolError>;
 
     /// The host; none for this one.
@@ -33,35 +33,35 @@ pub trait StreamTools: Tools {
 
 /// A running program. Dropping this kills it, with its process group.
 pub struct Piped {
-    words: String,
+    command_line: String,
     child: Option<Child>,
-    complaint: Receiver<Vec<u8>>,
+    stderr: Receiver<Vec<u8>>,
     ended: Option<PipedEnd>,
-    /// What has to last as long as it does.
+    /// A value that must live as long as the program.
     kept: Option<Box<dyn Any + Send>>,
 }
 
 /// How such a program ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PipedEnd {
-    /// What it returned; none where it was killed.
+    /// Its exit code; none if it was killed.
     pub code: Option<i32>,
     /// What it wrote on standard error.
-    pub complaint: String,
+    pub stderr: String,
 }
 
 impl PipedEnd {
     /// Whether it exited with code 0.
-    pub fn is_well(&self) -> bool {
+    pub fn is_success(&self) -> bool {
         self.code == Some(0)
     }
 
-    /// What it said, or how it ended where it said nothing.
+    /// Its message, or how it ended if there is none.
     pub fn reason(&self) -> String {
-        let lines = self.complaint.lines().map(str::trim).filter(|line| !line.is_empty());
-        let said = lines.collect::<Vec<_>>().join("; ");
+        let lines = self.stderr.lines().map(str::trim).filter(|line| !line.is_empty());
+        let message = lines.collect::<Vec<_>>().join("; ");
         match self.code {
-            _ if !said.is_empty() => said,
+            _ if !message.is_empty() => message,
             Some(code) => format!("it ended with code {code}"),
             None => "it was killed".to_owned(),
         }
@@ -71,48 +71,48 @@ impl PipedEnd {
 impl Piped {
     /// Starts a program of this host.
     pub(super) fn start(program: &str, arguments: &[&str]) -> Result<Self, ToolError> {
-        let words = format!("{program} {}", arguments.join(" "));
-        Self::of(words, command(program, arguments)).map_err(|source| ToolError::starting(program, source))
+        let command_line = format!("{program} {}", arguments.join(" "));
+        Self::of(command_line, command(program, arguments)).map_err(|source| ToolError::starting(program, source))
     }
 
     /// Starts a program of this host in a folder.
     pub(super) fn start_in(folder: &Path, program: &str, arguments: &[&str]) -> std::io::Result<Self> {
-        let words = format!("{program} {}", arguments.join(" "));
+        let command_line = format!("{program} {}", arguments.join(" "));
         let mut command = command(program, arguments);
         command.current_dir(folder);
-        Self::of(words, command)
+        Self::of(command_line, command)
     }
 
-    fn of(words: String, mut command: Command) -> std::io::Result<Self> {
+    fn of(command_line: String, mut command: Command) -> std::io::Result<Self> {
         let mut child = command.stdin(Stdio::piped()).spawn()?;
-        let complaint = listen(child.stderr.take(), COMPLAINT_BYTES_MAX)?;
+        let stderr = read_in_background(child.stderr.take(), STDERR_BYTES_MAX)?;
         Ok(Self {
-            words,
+            command_line,
             child: Some(child),
-            complaint,
+            stderr,
             ended: None,
             kept: None,
         })
     }
 
-    /// The same, with something that has to last as long as it runs.
+    /// Adds a value that must live as long as the program.
     pub(crate) fn with(mut self, kept: impl Any + Send) -> Self {
         self.kept = Some(Box::new(kept));
         self
     }
 
-    /// What was started.
-    pub fn words(&self) -> &str {
-        &self.words
+    /// The command line.
+    pub fn command_line(&self) -> &str {
+        &self.command_line
     }
 
-    /// Tells it something before all else.
-    pub fn tell(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+    /// Writes to its standard input before the stream.
+    pub fn write_input(&mut self, bytes: &[u8]) -> std::io::Result<()> {
         let input = self.child.as_mut().and_then(|child| child.stdin.as_mut());
         input.map_or(Ok(()), |input| input.write_all(bytes))
     }
 
-    /// Its standard input, once. It sees the end of it when that is dropped.
+    /// Its standard input, once. Dropping it is the end of the input.
     pub fn take_input(&mut self) -> Option<ChildStdin> {
         self.child.as_mut()?.stdin.take()
     }
@@ -131,23 +131,23 @@ impl Piped {
         let Some(status) = child.try_wait()? else {
             return Ok(None);
         };
-        let complaint = self.complaint.recv_timeout(OUTPUT_GRACE).unwrap_or_default();
+        let stderr = self.stderr.recv_timeout(OUTPUT_GRACE).unwrap_or_default();
         let ended = PipedEnd {
             code: status.code(),
-            complaint: String::from_utf8_lossy(&complaint).into_owned(),
+            stderr: String::from_utf8_lossy(&stderr).into_owned(),
         };
         self.ended = Some(ended.clone());
         Ok(Some(ended))
     }
 
-    /// Ends its input, and waits for its answer and its end.
+    /// Closes its input, and waits for its output and its end.
     ///
     /// # Errors
-    /// It does not end in time, or says more than anybody could mean.
+    /// It exceeds the timeout, or the limit on the output.
     pub fn answer(mut self, clock: &dyn Clock, time_out: Duration) -> Result<(PipedEnd, Vec<u8>), ToolError> {
         let io = |source| ToolError::starting("", source);
         drop(self.take_input());
-        let output = listen(self.take_output(), ANSWER_BYTES_MAX).map_err(io)?;
+        let output = read_in_background(self.take_output(), ANSWER_BYTES_MAX).map_err(io)?;
         let until = clock.now() + time_out;
         let _wait = Wait::for_work(SYSTEM_PROGRAM);
         loop {
@@ -156,18 +156,18 @@ impl Piped {
             }
             if clock.now() >= until {
                 return Err(ToolError::TimedOut {
-                    words: self.words.clone(),
+                    command_line: self.command_line.clone(),
                     waited: time_out,
                 });
             }
-            clock.sleep(LOOK_INTERVAL);
+            clock.sleep(POLL_INTERVAL);
         }
     }
 
-    /// Kills it, with all that it has started here.
+    /// Kills it with its child processes.
     pub fn kill(&mut self) {
         if let Some(child) = self.child.as_ref().filter(|_| self.ended.is_none()) {
-            // It has not been waited for, so its number is still its own.
+            // It is not yet waited for, so its process id is still valid.
             kill_process_group(Pid::from_child(child), Signal::KILL).ok();
         }
     }
@@ -179,7 +179,7 @@ impl Drop for Piped {
         let Some(mut child) = self.child.take().filter(|_| self.ended.is_none()) else {
             return;
         };
-        // It may wait in the kernel for something that does not come; nobody waits with it, and it is no zombie afterwards.
+        // It may be blocked in the kernel. A thread waits for it, so that it does not become a zombie.
         let waiting = std::thread::Builder::new().name("reaper".to_owned());
         let kept = self.kept.take();
         drop(waiting.spawn(move || {
@@ -209,25 +209,25 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_goes_in_and_out_and_complaints_are_kept() {
+    fn a_stream_is_piped_through_and_errors_are_kept() {
         let mut piped = start("tr a-z A-Z; echo late >&2; exit 3");
         let mut input = piped.take_input().unwrap();
-        input.write_all(b"some words").unwrap();
+        input.write_all(b"some text").unwrap();
         drop(input);
-        let mut said = String::new();
-        piped.take_output().unwrap().read_to_string(&mut said).unwrap();
+        let mut message = String::new();
+        piped.take_output().unwrap().read_to_string(&mut message).unwrap();
         let (ended, rest) = piped.answer(&SystemClock::new(), LONG).unwrap();
         assert_eq!(
-            (said.as_str(), ended.code, &ended.reason()[..]),
-            ("SOME WORDS", Some(3), "late")
+            (message.as_str(), ended.code, &ended.reason()[..]),
+            ("SOME TEXT", Some(3), "late")
         );
-        assert!(rest.is_empty() && !ended.is_well());
+        assert!(rest.is_empty() && !ended.is_success());
         let (ended, answer) = start("cat; echo done").answer(&SystemClock::new(), LONG).unwrap();
-        assert!(ended.is_well() && answer == b"done\n");
+        assert!(ended.is_success() && answer == b"done\n");
     }
 
     #[test]
-    fn what_is_dropped_is_killed_with_its_children_and_leaves_no_zombie() {
+    fn dropping_kills_the_process_group_without_a_zombie() {
         let mut piped = start("sleep 60 & echo $!; wait");
         let mut line = [0; 16];
         let length = piped.take_output().unwrap().read(&mut line).unwrap();

@@ -1,38 +1,39 @@
-//! What programs that are started do not learn.
+//! Environment variables that subprocesses do not get.
 
 use std::ffi::OsStr;
 use std::process::Command;
 
-/// How the variables of ours begin that have to do with passwords, and what is in their names.
-const OURS: &str = "HOLDFAST_";
-const ABOUT_PASSWORDS: &str = "PASSWORD";
+/// Prefix of our variables, and a part of the names of those with passwords.
+const PREFIX: &str = "HOLDFAST_";
+const PASSWORD_PART: &str = "PASSWORD";
 
-/// A program that gets our environment, but none of its variables that are about passwords: a hook, ssh or curl needs none of them, and
-/// might show its environment, or leave it in a log. All programs are started by this, but the program itself.
+/// A program that gets our environment except for the variables of passwords: a hook, ssh or curl does not need them,
+/// and could print its environment or write it to a log. All programs are started by this function, except for holdfast
+/// itself.
 pub fn command(program: impl AsRef<OsStr>) -> Command {
     let mut command = command_with_secrets(program);
     for (name, _) in std::env::vars_os() {
-        if is_about_passwords(&name) {
+        if is_password_variable(&name) {
             command.env_remove(name);
         }
     }
     command
 }
 
-/// The program itself, as a job of a daemon: it opens the repository.
+/// Holdfast itself, as a job of the daemon: it opens the repository.
 pub(super) fn command_with_secrets(program: impl AsRef<OsStr>) -> Command {
     #[expect(clippy::disallowed_methods, reason = "this is the place")]
     Command::new(program)
 }
 
-fn is_about_passwords(name: &OsStr) -> bool {
+fn is_password_variable(name: &OsStr) -> bool {
     let name = name.to_string_lossy();
-    name.starts_with(OURS) && name.contains(ABOUT_PASSWORDS)
+    name.starts_with(PREFIX) && name.contains(PASSWORD_PART)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::is_about_passwords;
+    use super::is_password_variable;
 
     #[test]
     fn all_variables_about_passwords_are_secrets() {
@@ -43,10 +44,10 @@ mod tests {
             "HOLDFAST_PASSWORD_COMMAND",
             "HOLDFAST_NEXT_YEARS_PASSWORD_FILE",
         ] {
-            assert!(is_about_passwords(name.as_ref()), "{name}");
+            assert!(is_password_variable(name.as_ref()), "{name}");
         }
         for name in ["PATH", "HOLDFAST_REPOSITORY", "POSTGRES_PASSWORD"] {
-            assert!(!is_about_passwords(name.as_ref()), "{name}");
+            assert!(!is_password_variable(name.as_ref()), "{name}");
         }
     }
 }

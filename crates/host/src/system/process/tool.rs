@@ -1,4 +1,4 @@
-//! Programs of the system that are asked something and answer: `zfs`, `btrfs`.
+//! Short calls of programs of the system: `zfs`, `btrfs`.
 
 use std::io::Read;
 use std::os::unix::process::CommandExt as _;
@@ -8,73 +8,73 @@ use std::time::Duration;
 
 use super::secrets::command as new_command;
 
-/// What notes of waits call a program of the system.
+/// The name of such a program in notes of waits.
 pub(super) const SYSTEM_PROGRAM: &str = "a program of the system";
-/// Bytes of an answer, at most: a hundred thousand snapshots with a dozen properties each.
+/// Limit on the bytes of an answer: a hundred thousand snapshots with a dozen properties each.
 pub(super) const ANSWER_BYTES_MAX: u64 = 256 << 20;
-/// Bytes of complaints that are kept.
-pub(super) const COMPLAINT_BYTES_MAX: u64 = 64 << 10;
-/// How long the last words of a program that has ended, or was killed, are waited for.
+/// Limit on the bytes of error messages.
+pub(super) const STDERR_BYTES_MAX: u64 = 64 << 10;
+/// How long to wait for the rest of the output of a program that ended or was killed.
 pub(super) const OUTPUT_GRACE: Duration = Duration::from_secs(2);
-/// Where such programs are; a user's own path often lacks the latter half.
+/// The folders of such programs; a user's PATH often lacks the latter half.
 pub(crate) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Asks programs of the system.
+/// Runs programs of the system.
 pub trait Tools: Send + Sync {
-    /// Starts `program`, and waits until it has answered.
+    /// Runs `program` to its end.
     fn ask(&self, program: &str, arguments: &[&str]) -> Result<Answer, ToolError>;
 }
 
-/// What a program answered.
+/// The output of a program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
     /// Whether it exited with code 0.
-    pub is_well: bool,
+    pub is_success: bool,
     /// What it wrote on standard output.
     pub output: String,
     /// What it wrote on standard error.
-    pub complaint: String,
+    pub stderr: String,
 }
 
-/// Why a program gave no answer.
+/// Why a program could not be run to its end.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ToolError {
-    /// There is no such program.
+    /// The program does not exist.
     #[error("there is no program {program} on this host")]
-    NotThere {
+    NotFound {
         /// Its name.
         program: String,
     },
-    /// It cannot be started, or listened to.
+    /// It cannot be started, or its output cannot be read.
     #[error("cannot run {program}")]
     Io {
         /// Its name.
         program: String,
-        /// Why not.
+        /// The reason.
         source: std::io::Error,
     },
-    /// It did not end in time.
-    #[error("{words:?} has not answered in {} s, and was given up", .waited.as_secs())]
+    /// It exceeded the timeout.
+    #[error("{command_line:?} did not finish within {} s", .waited.as_secs())]
     TimedOut {
-        /// What was asked.
-        words: String,
-        /// How long it was waited for.
+        /// The command line.
+        command_line: String,
+        /// The timeout.
         waited: Duration,
     },
-    /// There is no way to the host on which it is to run.
+    /// The host on which it is to run cannot be reached.
     #[error("no connection to {host}: {reason}")]
     NoConnection {
         /// The host.
         host: String,
-        /// What ssh says.
+        /// The message of ssh.
         reason: String,
     },
-    /// It says more than anybody could mean.
-    #[error("{words:?} answers with more than {ANSWER_BYTES_MAX} bytes")]
+    /// Its output exceeds the limit.
+    #[error("the output of {command_line:?} has more than {ANSWER_BYTES_MAX} bytes")]
     Flood {
-        /// What was asked.
-        words: String,
+        /// The command line.
+        command_line: String,
     },
 }
 
@@ -82,13 +82,14 @@ impl ToolError {
     pub(super) fn starting(program: &str, source: std::io::Error) -> Self {
         let program = program.to_owned();
         match source.kind() {
-            std::io::ErrorKind::NotFound => Self::NotThere { program },
+            std::io::ErrorKind::NotFound => Self::NotFound { program },
             _ => Self::Io { program, source },
         }
     }
 }
 
-/// A program whose words are understood, and which can be killed with all that it starts.
+/// A program with English messages, and in a process group of its own so that it can be killed with its child
+/// processes.
 pub(super) fn command(program: &str, arguments: &[&str]) -> Command {
     log::debug!("runs {program} {}", arguments.join(" "));
     let mut command = new_command(program);
@@ -102,7 +103,7 @@ pub(super) fn command(program: &str, arguments: &[&str]) -> Command {
     command
 }
 
-/// A program that can talk to whoever sits at the terminal, in the words of that person.
+/// A program that can interact with the user at the terminal, in the user's language.
 pub(super) fn command_in_foreground(program: &str, arguments: &[&str]) -> Command {
     log::debug!("runs {program} {} in the foreground", arguments.join(" "));
     let mut command = new_command(program);
@@ -115,9 +116,12 @@ pub(super) fn command_in_foreground(program: &str, arguments: &[&str]) -> Comman
     command
 }
 
-/// Reads what comes, to the end; what is more than `bytes_max` is thrown away.
-pub(super) fn listen(from: Option<impl Read + Send + 'static>, bytes_max: u64) -> std::io::Result<Receiver<Vec<u8>>> {
-    let (send, said) = channel();
+/// Reads to the end; bytes over `bytes_max` are discarded.
+pub(super) fn read_in_background(
+    from: Option<impl Read + Send + 'static>,
+    bytes_max: u64,
+) -> std::io::Result<Receiver<Vec<u8>>> {
+    let (send, receiver) = channel();
     std::thread::Builder::new().name("tool".to_owned()).spawn(move || {
         let Some(mut from) = from else { return };
         let mut bytes = Vec::new();
@@ -125,7 +129,7 @@ pub(super) fn listen(from: Option<impl Read + Send + 'static>, bytes_max: u64) -
         send.send(bytes).ok();
         std::io::copy(&mut from, &mut std::io::sink()).ok();
     })?;
-    Ok(said)
+    Ok(receiver)
 }
 
 #[cfg(test)]
@@ -143,32 +147,32 @@ mod tests {
     }
 
     #[test]
-    fn a_tool_answers_and_complains_in_plain_english() {
+    fn output_and_errors_of_a_tool_are_in_english() {
         let tools = tools(Duration::from_secs(30));
         let answer = tools
             .ask("sh", &["-c", "echo yes $LC_ALL; echo no >&2; exit 3"])
             .unwrap();
         assert_eq!(
-            (answer.is_well, &answer.output[..], &answer.complaint[..]),
+            (answer.is_success, &answer.output[..], &answer.stderr[..]),
             (false, "yes C\n", "no\n")
         );
-        assert!(tools.ask("true", &[]).unwrap().is_well);
+        assert!(tools.ask("true", &[]).unwrap().is_success);
         let answer = tools.ask("sh", &["-c", "kill -9 $$"]).unwrap();
-        assert!(!answer.is_well && answer.complaint.contains("sh was killed by signal 9"));
+        assert!(!answer.is_success && answer.stderr.contains("sh was killed by signal 9"));
         let tools = tools.with_variable("SAID", "a b".into());
         assert_eq!(tools.ask("sh", &["-c", "echo $SAID"]).unwrap().output, "a b\n");
         let missing = tools.ask("holdfast-has-no-such-tool", &[]);
-        assert!(matches!(missing, Err(ToolError::NotThere { .. })));
+        assert!(matches!(missing, Err(ToolError::NotFound { .. })));
     }
 
     #[test]
-    fn a_tool_that_hangs_is_given_up() {
-        let asked = tools(Duration::from_millis(50)).ask("sleep", &["60"]);
-        assert!(matches!(asked, Err(ToolError::TimedOut { words, .. }) if words == "sleep 60"));
+    fn a_tool_that_hangs_times_out() {
+        let answer = tools(Duration::from_millis(50)).ask("sleep", &["60"]);
+        assert!(matches!(answer, Err(ToolError::TimedOut { command_line, .. }) if command_line == "sleep 60"));
     }
 
     #[test]
-    fn much_is_heard_whole() {
+    fn long_output_is_read_completely() {
         let answer = tools(Duration::from_secs(30))
             .ask("head", &["-c", "3000000", "/dev/zero"])
             .unwrap();

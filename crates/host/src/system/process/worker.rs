@@ -15,13 +15,13 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, wa
 use super::secrets::command_with_secrets;
 use super::{ProcessOutcome, outcome_of};
 
-/// Bytes of an answer that are kept.
+/// Limit on the bytes of an answer.
 const ANSWER_BYTES_MAX: u64 = 4 << 20;
-/// Lines of what it says on the way that are kept: the last ones.
+/// How many of the last lines of standard error are kept.
 const LINES_KEPT: usize = 20;
-/// Bytes of a line, at most; a longer one is several.
+/// Limit on the bytes of a line; a longer one is split.
 const LINE_BYTES_MAX: u64 = 4096;
-/// How long the last words of one that has ended are waited for: something that it left running may keep its output open.
+/// How long to wait for the rest of the output after the exit: a process that it left running may keep the pipe open.
 const OUTPUT_GRACE: Duration = Duration::from_millis(500);
 
 /// The command of a worker, with its environment.
@@ -30,11 +30,11 @@ pub struct WorkerRequest<'a> {
     pub program: &'a Path,
     /// Its arguments.
     pub arguments: &'a [String],
-    /// Variables of its environment, beside those of ours.
+    /// Additional environment variables.
     pub variables: &'a [(&'static str, String)],
-    /// Variables of our environment that it does not get.
+    /// Environment variables to remove.
     pub withheld: &'a [String],
-    /// A file that it has as its standard input, and with it our lock on that, until it ends.
+    /// A locked file that becomes its standard input, so that the lock is held until it ends.
     pub lock: File,
 }
 
@@ -44,7 +44,7 @@ pub struct WorkerRequest<'a> {
 pub struct Worker {
     child: Child,
     answer: Receiver<Vec<u8>>,
-    said: Arc<Mutex<VecDeque<String>>>,
+    last_lines: Arc<Mutex<VecDeque<String>>>,
     said_all: Receiver<()>,
 }
 
@@ -60,11 +60,11 @@ pub struct WorkerOutput {
 }
 
 impl Worker {
-    /// Starts it. `hear` gets each line that it writes on standard error; `ended` is called when it has ended, before
-    /// [`finish`](Self::finish), which has to follow.
+    /// Starts it. `on_line` receives each line of its standard error; `ended` is called when it has ended, before
+    /// [`finish`](Self::finish), which must follow.
     pub fn start(
         order: WorkerRequest<'_>,
-        hear: impl Fn(&str) + Send + 'static,
+        on_line: impl Fn(&str) + Send + 'static,
         ended: impl FnOnce() + Send + 'static,
     ) -> std::io::Result<Self> {
         let mut command = command_with_secrets(order.program);
@@ -81,16 +81,16 @@ impl Worker {
             .spawn()?;
         let (send_answer, answer) = channel();
         let (send_all, said_all) = channel();
-        let said = Arc::new(Mutex::new(VecDeque::new()));
+        let last_lines = Arc::new(Mutex::new(VecDeque::new()));
         let stdout = child.stdout.take();
         let stderr = child.stderr.take();
-        let kept = Arc::clone(&said);
+        let kept = Arc::clone(&last_lines);
         let threads = start_thread("answer", move || read_answer(stdout, &send_answer))
-            .and_then(|()| start_thread("lines", move || read_lines(stderr, &kept, &hear, &send_all)))
+            .and_then(|()| start_thread("lines", move || read_lines(stderr, &kept, &on_line, &send_all)))
             .and_then(|()| {
                 let process = Pid::from_child(&child);
                 start_thread("end", move || {
-                    // It stays a zombie, whose number is nobody else's, until it is finished.
+                    // It stays a zombie until `finish`, so its process id is not reused.
                     while let Err(rustix::io::Errno::INTR) =
                         waitid(WaitId::Pid(process), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT)
                     {
@@ -106,12 +106,12 @@ impl Worker {
         Ok(Self {
             child,
             answer,
-            said,
+            last_lines,
             said_all,
         })
     }
 
-    /// Its number.
+    /// Its process id.
     pub fn process(&self) -> u32 {
         self.child.id()
     }
@@ -127,16 +127,16 @@ impl Worker {
     }
 
     fn signal(&self, signal: Signal) {
-        // It has not been waited for, so its number is still its own. One that has ended needs no signal.
+        // It is not yet waited for, so its process id is still valid. One that has ended needs no signal.
         kill_process_group(Pid::from_child(&self.child), signal).ok();
     }
 
-    /// How it ended; waits until it has.
+    /// Waits until it has ended.
     pub fn finish(mut self) -> std::io::Result<WorkerOutput> {
         let status = self.child.wait()?;
         let answer = self.answer.recv_timeout(OUTPUT_GRACE).unwrap_or_default();
         self.said_all.recv_timeout(OUTPUT_GRACE).ok();
-        let lines = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        let lines = self.last_lines.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(WorkerOutput {
             outcome: outcome_of(status),
             answer,
@@ -153,13 +153,13 @@ fn read_answer(stdout: Option<impl Read>, send: &Sender<Vec<u8>>) {
     let Some(mut stdout) = stdout else { return };
     let mut bytes = Vec::new();
     (&mut stdout).take(ANSWER_BYTES_MAX).read_to_end(&mut bytes).ok();
-    // Nobody waits for it any more where the receiver is gone.
+    // A missing receiver does not wait any more.
     send.send(bytes).ok();
-    // Whoever finds nobody reading dies of it.
+    // Read the rest: a program that writes to a closed pipe is killed by SIGPIPE.
     std::io::copy(&mut stdout, &mut std::io::sink()).ok();
 }
 
-fn read_lines(stderr: Option<impl Read>, kept: &Mutex<VecDeque<String>>, hear: &dyn Fn(&str), send: &Sender<()>) {
+fn read_lines(stderr: Option<impl Read>, kept: &Mutex<VecDeque<String>>, on_line: &dyn Fn(&str), send: &Sender<()>) {
     let Some(stderr) = stderr else { return };
     let mut reader = BufReader::new(stderr);
     loop {
@@ -170,7 +170,7 @@ fn read_lines(stderr: Option<impl Read>, kept: &Mutex<VecDeque<String>>, hear: &
         }
         let text = String::from_utf8_lossy(&line);
         let text = text.trim_end_matches(['\r', '\n']);
-        hear(text);
+        on_line(text);
         let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
         if kept.len() == LINES_KEPT {
             kept.pop_front();
@@ -214,20 +214,20 @@ mod tests {
     }
 
     #[test]
-    fn what_it_says_and_how_it_ends_is_known() {
+    fn output_and_exit_code_are_returned() {
         let worked = work("echo \"$SAID\"; for i in $(seq 30); do echo $i >&2; done; exit 3");
         assert_eq!(worked.outcome, ProcessOutcome::ExitCode(3));
         assert_eq!(worked.answer, b"a b\n");
         assert_eq!(worked.lines.len(), 20);
         assert_eq!((&worked.lines[0][..], &worked.lines[19][..]), ("11", "30"));
-        // What is left running is not waited for, and a flood is bounded.
+        // A process that it left running is not waited for, and the output is bounded.
         let worked = work("sleep 20 & head -c 10000000 /dev/zero; head -c 10000000 /dev/zero >&2");
         assert_eq!(worked.outcome, ProcessOutcome::Success);
         assert!(worked.lines.iter().map(String::len).sum::<usize>() <= 20 * 4096);
     }
 
     #[test]
-    fn it_is_stopped_with_its_group() {
+    fn a_stop_reaches_the_whole_process_group() {
         let folder = tempfile::tempdir().unwrap();
         let alive = folder.path().join("alive");
         let script = format!(
@@ -235,7 +235,7 @@ mod tests {
             alive.display()
         );
         let (worker, ended) = start(&script, File::open("/dev/null").unwrap());
-        while worker.said.lock().unwrap().is_empty() {
+        while worker.last_lines.lock().unwrap().is_empty() {
             std::thread::yield_now();
         }
         worker.stop();
@@ -248,9 +248,9 @@ mod tests {
         assert!(!alive.exists());
     }
 
-    /// The lock is the worker's too: whoever comes after the death of the one that started it finds it held.
+    /// The worker holds the lock, too, even after its parent has died.
     #[test]
-    fn it_holds_its_lock_to_its_end() {
+    fn a_worker_holds_its_lock_until_it_ends() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("lock");
         let lock = File::create(&path).unwrap();

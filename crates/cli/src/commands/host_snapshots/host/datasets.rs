@@ -140,6 +140,6 @@ fn run(args: &DatasetsArgs, context: &Context) -> Result<Exit, Error> {
 pub(super) fn is_without(error: &ProviderError) -> bool {
     matches!(
         error,
-        ProviderError::Tool(holdfast_host::ToolError::NotThere { .. }) | ProviderError::NoService { .. }
+        ProviderError::Tool(holdfast_host::ToolError::NotFound { .. }) | ProviderError::NoService { .. }
     )
 }

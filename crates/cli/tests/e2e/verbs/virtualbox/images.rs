@@ -163,7 +163,7 @@ fn disks_that_snapshots_leave_alone_are_read_while_the_machine_is_off() {
     assert!(
         report["machines"][0]["left_out"]
             .to_string()
-            .contains("other machines write to it"),
+            .contains("other machines can write to it"),
         "{report}"
     );
     assert_eq!(world.refused(1, &["vbox:", "--include", "vdz"]).0, "not-found");

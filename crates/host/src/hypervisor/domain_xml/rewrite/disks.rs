@@ -1,4 +1,4 @@
-//! Disks of a configuration, brought elsewhere.
+//! Changes where the disks of a configuration are stored.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use super::super::{child, children};
 use super::{DiskChange, DiskPlace, Medium, Rewriter, utf8};
 
 impl Medium {
-    /// The `type` of a disk, and the attribute of its source.
+    /// The `type` attribute of a disk of this medium, and the attribute of its `<source>`.
     fn words(self) -> (&'static str, &'static str) {
         match self {
             Self::File => ("file", "file"),
@@ -43,7 +43,7 @@ impl Rewriter<'_> {
         let is_encrypted = |node: Node<'_, '_>| child(node, "encryption").is_some();
         if is_encrypted(disk) || source.is_some_and(is_encrypted) {
             return Err(format!(
-                "disk {target} is encrypted by its hypervisor, and the snapshot has its content as the guest sees it"
+                "disk {target} is encrypted by its hypervisor, but the snapshot has its decrypted content"
             ));
         }
         let (kind, attribute) = place.medium.words();
@@ -75,7 +75,7 @@ impl Rewriter<'_> {
                 .attribute("type", &place.format);
             self.edits.append(disk, &driver);
         }
-        // What was restored is whole: it is based on nothing, copied nowhere, and asks nobody for a password.
+        // A restored image is complete: it has no backing file, no copy job, and needs no password.
         for name in ["backingStore", "mirror", "auth"] {
             for node in children(disk, name) {
                 self.edits.remove_element(node);
@@ -85,7 +85,7 @@ impl Rewriter<'_> {
     }
 
     fn empty(&mut self, disk: Node<'_, '_>) {
-        // A drive without a medium can be nothing else for every version of libvirt.
+        // An empty drive must have this type in all versions of libvirt.
         self.edits.set_attribute(disk, "type", "file");
         for name in ["source", "backingStore"] {
             for node in children(disk, name) {
@@ -95,7 +95,7 @@ impl Rewriter<'_> {
     }
 }
 
-/// Whether a source says more of the image than where it is: that it is a part of a file, or has its data in another.
+/// Whether a `<source>` has more than the path: a slice of the file, or a data file.
 fn is_composed(source: Node<'_, '_>) -> bool {
     child(source, "slices").is_some() || child(source, "dataStore").is_some()
 }

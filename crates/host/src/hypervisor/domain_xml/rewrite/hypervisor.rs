@@ -1,4 +1,4 @@
-//! What runs the machine: the accelerator and the program.
+//! The accelerator and the emulator of a machine.
 
 use holdfast_hardware::xml::Element;
 use roxmltree::Node;
@@ -6,9 +6,9 @@ use roxmltree::Node;
 use super::super::child;
 use super::{Emulator, Rewriter};
 
-/// The domain type that needs no support of the processor.
+/// The domain type that needs no hardware virtualization.
 const EMULATED: &str = "qemu";
-/// Processors that are only there with KVM.
+/// CPU modes that need KVM.
 const HOST_PROCESSORS: [&str; 2] = ["host-passthrough", "host-model"];
 
 impl Rewriter<'_> {
@@ -24,7 +24,7 @@ impl Rewriter<'_> {
             && kind == EMULATED
         {
             self.warnings.push(format!(
-                "its processor is that of the host ({mode}), which cannot be emulated: it gets the one with the most features that can (maximum)"
+                "its CPU mode {mode} needs KVM: it becomes maximum, which can be emulated"
             ));
             let maximum = Element::new("cpu").attribute("mode", "maximum");
             self.edits.replace_element(cpu, &maximum);
@@ -35,7 +35,7 @@ impl Rewriter<'_> {
         if let (Emulator::OfHypervisor, Some(emulator)) = (choice, child(devices, "emulator")) {
             let path = emulator.text().unwrap_or_default().trim();
             self.notes
-                .push(format!("{path} is not there: libvirt takes its own QEMU"));
+                .push(format!("{path} does not exist: libvirt's default QEMU is used"));
             self.edits.remove_element(emulator);
         }
     }

@@ -1,4 +1,4 @@
-//! Disks of a configuration that a server gives while their images are being filled, and that are its own again.
+//! Connects the disks of a configuration to an NBD server while their images are filled, and back to the images.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,21 +10,21 @@ use roxmltree::Node;
 use super::super::{MARK_NAMESPACE, child, children, document_of};
 use super::{DiskPlace, Medium, utf8};
 
-/// Where the disks of a machine come from for the time being.
+/// The NBD server that provides a machine's disks during an instant restore.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServedDisks {
     /// The socket of the NBD server.
     pub socket: PathBuf,
-    /// How long requests wait for a server that is gone. libvirt before 9.2 does not know such a thing: there the machine stands
-    /// still at once.
+    /// How long requests wait for a lost server. libvirt before 9.2 ignores it: a lost server stops the machine at
+    /// once.
     pub patience: Duration,
-    /// The server's names of disks, by target.
+    /// NBD export names, by disk target.
     pub exports: BTreeMap<String, String>,
-    /// The folder with everything that is to be known of it; kept in the configuration.
+    /// The folder of the instant restore's state; its path is stored in the configuration.
     pub folder: PathBuf,
 }
 
-/// What is changed of a disk's driver: its image is not read by QEMU itself, and `io` is about files of the host.
+/// Changes to a disk's driver: QEMU reads no image itself, and `io` applies to files of the host only.
 const DRIVER_CHANGES: [(&str, Option<&str>); 4] = [
     ("type", Some("raw")),
     ("error_policy", Some("stop")),
@@ -32,10 +32,10 @@ const DRIVER_CHANGES: [(&str, Option<&str>); 4] = [
     ("io", None),
 ];
 
-/// Has disks come from a server. A disk that fails stops the machine: its guest never sees an error.
+/// Connects disks to a server. An I/O error stops the machine, so that its guest never sees the error.
 ///
 /// # Errors
-/// What is wrong with the configuration, in words.
+/// A description of what is wrong with the XML.
 pub fn with_served_disks(text: &str, served: &ServedDisks) -> Result<String, String> {
     let document = document_of(text)?;
     let domain = document.root_element();
@@ -78,12 +78,12 @@ pub fn with_served_disks(text: &str, served: &ServedDisks) -> Result<String, Str
     Ok(edits.apply())
 }
 
-/// Takes back what [`with_served_disks`] has changed, and nothing else: other changes of a configuration since then stay.
+/// Reverts the changes of [`with_served_disks`] only; other changes of the configuration since then stay.
 ///
-/// Each disk of `own`, by its target, comes from its image there, unless somebody has given it another one meanwhile.
+/// Each disk in `own` gets its image there back, by target, unless it was given another image in the meantime.
 ///
 /// # Errors
-/// What is wrong with one of the configurations, in words.
+/// A description of what is wrong with one of the configurations.
 pub fn with_own_disks(text: &str, own: &str, socket: &Path) -> Result<String, String> {
     let (document, own_document) = (document_of(text)?, document_of(own)?);
     let own_disks = child(own_document.root_element(), "devices");
@@ -128,7 +128,7 @@ pub fn with_own_disks(text: &str, own: &str, socket: &Path) -> Result<String, St
     Ok(edits.apply())
 }
 
-/// The folder that a configuration was marked with by [`with_served_disks`].
+/// The folder that [`with_served_disks`] stored in the configuration.
 pub fn served_folder(text: &str) -> Option<PathBuf> {
     let document = document_of(text).ok()?;
     let metadata = child(document.root_element(), "metadata")?;
@@ -144,21 +144,21 @@ fn target_of<'a>(disk: Node<'a, '_>) -> Option<&'a str> {
     child(disk, "target")?.attribute("dev")
 }
 
-/// The file or block device that a disk's source names.
+/// The path of a file or block device in a disk's `<source>`.
 fn image_of<'a>(source: Node<'a, '_>) -> Option<&'a str> {
     source.attribute("file").or_else(|| source.attribute("dev"))
 }
 
-/// Whether a disk's source is the server with this socket.
+/// Whether a disk's `<source>` is the NBD server at this socket.
 fn is_served(source: Node<'_, '_>, socket: &Path) -> bool {
     let named = child(source, "host").and_then(|host| host.attribute("socket"));
     source.attribute("protocol") == Some("nbd") && named.map(Path::new) == Some(socket)
 }
 
-/// The element of a disk at a place.
+/// The `<disk>` element for a disk at `place`.
 ///
 /// # Errors
-/// Its path is no text.
+/// The path is not UTF-8.
 pub fn disk_element(target: &str, place: &DiskPlace) -> Result<Element, String> {
     let (kind, attribute) = match place.medium {
         Medium::File => ("file", "file"),
@@ -176,10 +176,10 @@ pub fn disk_element(target: &str, place: &DiskPlace) -> Result<Element, String> 
         .child(Element::new("target").attribute("dev", target)))
 }
 
-/// What libvirt is asked for to put disks on overlays, and to leave `others` as they are.
+/// The `<domainsnapshot>` document that puts disks on overlays, and leaves `others` as they are.
 ///
 /// # Errors
-/// A path is no text.
+/// A path is not UTF-8.
 pub fn overlays_document(overlays: &[(String, PathBuf)], others: &[String]) -> Result<Element, String> {
     let mut disks = Vec::new();
     for (target, overlay) in overlays {
@@ -253,7 +253,7 @@ mod tests {
 </domain>";
 
     #[test]
-    fn what_was_changed_for_the_time_being_is_as_it_was() {
+    fn reverting_restores_the_original_configuration() {
         let with_metadata = OWN.replace("  <memory>", "  <metadata>\n    <a/>\n  </metadata>\n  <memory>");
         for own in [OWN, &with_metadata] {
             let served = with_served_disks(own, &served("vda")).unwrap();
@@ -267,9 +267,9 @@ mod tests {
     }
 
     #[test]
-    fn what_others_have_changed_meanwhile_stays() {
+    fn changes_by_others_in_the_meantime_are_kept() {
         let served = with_served_disks(OWN, &served("vda")).unwrap();
-        // As libvirt writes the disk when the machine has gone over to its image, and an edited machine.
+        // The disk as libvirt writes it after the pivot to its image, and an edited machine.
         let copied = "<source dev='/i' index='3'/>";
         let from = served.find("<source protocol").unwrap();
         let to = served.find("</source>").unwrap() + "</source>".len();
@@ -284,7 +284,7 @@ mod tests {
             assert_eq!(disks[1].source, DiskSource::File("/k".into()));
             assert!(back.contains("<memory>2<") && !back.contains("error_policy"), "{back}");
         }
-        // Another image than its own, and no disk at all.
+        // Another image, and a removed disk.
         let other = served.replace(&served[from..to], "<source dev='/x'/>");
         let back = with_own_disks(&other, OWN, "/s/n<d".as_ref()).unwrap();
         assert!(back.contains("<source dev='/x'/>"), "{back}");

@@ -1,10 +1,10 @@
-//! A configuration with everything in it that is hard; each line that must not change is looked for in the result.
+//! Tests with a configuration of difficult cases. Each line that must not change is compared with the result.
 
 use std::collections::BTreeMap;
 
 use holdfast_block::SeededRandom;
 
-use super::neighbours::with_name;
+use super::conflicts::with_name;
 use super::{DiskChange, DiskPlace, Emulator, Identity, Medium, NewIdentity, Rewrite, Rewritten, rewrite};
 use crate::hypervisor::domain_xml::DomainXml;
 use crate::hypervisor::machine::DiskSource;
@@ -92,7 +92,7 @@ fn new_identity() -> Identity {
     })
 }
 
-fn wish() -> Rewrite {
+fn request() -> Rewrite {
     Rewrite {
         identity: new_identity(),
         generation: Uuid::from_random([8; 16]),
@@ -110,7 +110,7 @@ fn wish() -> Rewrite {
     }
 }
 
-/// The lines that one text has and the other has not.
+/// The lines of `one` that `other` does not contain.
 fn only_in<'a>(one: &'a str, other: &str) -> Vec<&'a str> {
     let other: Vec<&str> = other.lines().collect();
     one.lines()
@@ -120,8 +120,8 @@ fn only_in<'a>(one: &'a str, other: &str) -> Vec<&'a str> {
 }
 
 #[test]
-fn a_new_machine_has_everything_of_its_own_and_nothing_else_changes() {
-    let Rewritten { text, notes, warnings } = rewrite(HARD, &wish()).unwrap();
+fn a_new_identity_changes_only_what_two_machines_cannot_share() {
+    let Rewritten { text, notes, warnings } = rewrite(HARD, &request()).unwrap();
     assert_eq!(
         only_in(&text, HARD),
         [
@@ -161,10 +161,10 @@ fn a_new_machine_has_everything_of_its_own_and_nothing_else_changes() {
     assert_eq!(read.nvram.as_deref(), Some("/nvram/web1-restored_VARS.fd"));
 }
 
-/// The guest has gone back in time all the same, so the generation changes; and nothing else.
+/// The guest's state was rolled back, so the generation changes, and nothing else.
 #[test]
-fn who_stays_itself_changes_only_its_generation() {
-    let wish = Rewrite {
+fn a_kept_identity_changes_only_the_generation() {
+    let request = Rewrite {
         identity: Identity::Keep,
         generation: Uuid::from_random([8; 16]),
         disks: BTreeMap::new(),
@@ -173,7 +173,7 @@ fn who_stays_itself_changes_only_its_generation() {
         domain_type: None,
         emulator: Emulator::Keep,
     };
-    let done = rewrite(HARD, &wish).unwrap();
+    let done = rewrite(HARD, &request).unwrap();
     let expected = HARD
         .replace(
             "11111111-bbbb-4ccc-8ddd-eeeeeeeeeeee",
@@ -184,7 +184,7 @@ fn who_stays_itself_changes_only_its_generation() {
     assert!(done.notes.is_empty() && done.warnings.is_empty());
     let named = Rewrite {
         identity: Identity::Named("web & co".to_owned()),
-        ..wish
+        ..request
     };
     let named = rewrite(HARD, &named).unwrap().text;
     assert_eq!(
@@ -194,13 +194,13 @@ fn who_stays_itself_changes_only_its_generation() {
 }
 
 #[test]
-fn variables_are_found_in_all_their_forms() {
-    let wish = Rewrite {
+fn firmware_variables_are_found_in_all_their_forms() {
+    let request = Rewrite {
         identity: Identity::Keep,
         nvram: Some("/n".into()),
-        ..wish()
+        ..request()
     };
-    let changed = |os: &str| rewrite(&format!("<domain><name>a</name>{os}</domain>"), &wish);
+    let changed = |os: &str| rewrite(&format!("<domain><name>a</name>{os}</domain>"), &request);
     for (before, after) in [
         ("<os><nvram>/o</nvram></os>", "<os><nvram>/n</nvram></os>"),
         (
@@ -225,16 +225,20 @@ fn variables_are_found_in_all_their_forms() {
     assert!(changed(network).unwrap_err().contains("not in a file"));
 }
 
-/// libvirt chooses a folder by the machine's UUID where its owner has not; what another program serves is that program's.
+/// libvirt derives the folder from the machine's UUID unless one is configured; the state of an external swtpm belongs
+/// to that program.
 #[test]
-fn the_state_of_a_tpm_goes_elsewhere_only_where_the_configuration_has_a_place_for_it() {
+fn the_path_of_a_tpm_state_changes_only_if_it_is_configured() {
     for tpm in [
         "<tpm model='tpm-crb'><backend type='emulator' version='2.0'/></tpm>",
         "<tpm model='tpm-crb'><backend type='external'><source type='unix' mode='connect' path='/s'/></backend></tpm>",
     ] {
         let text = format!("<domain><name>a</name><devices>{tpm}</devices></domain>");
-        let wish = Rewrite { nvram: None, ..wish() };
-        let done = rewrite(&text, &wish).unwrap();
+        let request = Rewrite {
+            nvram: None,
+            ..request()
+        };
+        let done = rewrite(&text, &request).unwrap();
         assert!(done.text.contains(tpm), "{}", done.text);
         assert_eq!(
             done.warnings.len(),
@@ -246,27 +250,27 @@ fn the_state_of_a_tpm_goes_elsewhere_only_where_the_configuration_has_a_place_fo
 }
 
 #[test]
-fn what_cannot_be_brought_elsewhere_is_refused_in_words() {
+fn disks_that_cannot_be_moved_are_refused_with_a_reason() {
     let encrypted = HARD.replace(
         "<seclabel model='dac' relabel='no'/>",
         "<encryption format='luks'><secret type='passphrase' uuid='x'/></encryption>",
     );
-    assert!(rewrite(&encrypted, &wish()).unwrap_err().contains("encrypted"));
+    assert!(rewrite(&encrypted, &request()).unwrap_err().contains("encrypted"));
     let Identity::New(mut poor) = new_identity() else {
         unreachable!("it is new");
     };
     poor.macs.as_mut().unwrap().truncate(1);
     let poor = Rewrite {
         identity: Identity::New(poor),
-        ..wish()
+        ..request()
     };
     assert!(rewrite(HARD, &poor).unwrap_err().contains("network cards"));
-    assert!(rewrite("<domain>", &wish()).is_err());
+    assert!(rewrite("<domain>", &request()).is_err());
 }
 
-/// An image that is a part of a file, or has its data elsewhere, becomes one that is neither.
+/// An image that is a slice of a file, or has a data file, becomes a plain image.
 #[test]
-fn a_source_of_several_parts_becomes_plain() {
+fn a_composed_source_becomes_plain() {
     let text = "<domain><name>a</name><devices><disk type='file'><source file='/o'><slices><slice type='storage' \
                 offset='1' size='2'/></slices></source><target dev='vda'/></disk></devices></domain>";
     let done = rewrite(
@@ -274,7 +278,7 @@ fn a_source_of_several_parts_becomes_plain() {
         &Rewrite {
             identity: Identity::Keep,
             nvram: None,
-            ..wish()
+            ..request()
         },
     );
     assert!(
@@ -296,11 +300,11 @@ fn a_name_is_replaced_as_a_whole_word() {
     assert_eq!(with_name("/a", "", "new"), "/a");
 }
 
-/// Lines of strangers are put anywhere between the lines of a configuration: what comes out is the same with and without them,
-/// but for them, and they come out as they went in.
+/// Foreign lines are inserted at random places in a configuration: the result is the same with and without them, and
+/// they are unchanged.
 #[test]
-fn lines_of_strangers_stay_byte_for_byte() {
-    let expected = rewrite(HARD, &wish()).unwrap().text;
+fn foreign_lines_stay_byte_for_byte() {
+    let expected = rewrite(HARD, &request()).unwrap().text;
     let strangers = [
         "<!-- <uuid>1</uuid> & -->",
         "  <x:y xmlns:x='urn:x' a='\"' >\t<x:name>web1</x:name><x:disk/></x:y>",
@@ -313,7 +317,7 @@ fn lines_of_strangers_stay_byte_for_byte() {
         for line in HARD.lines() {
             text.push_str(line);
             text.push('\n');
-            // What stands in an element that goes, goes with it.
+            // A foreign line inside a removed element is removed with it.
             let goes_on =
                 line.contains("backingStore") || line.contains("<format") || line.contains("<channel type='unix'>");
             if !goes_on && random.below(5) == 0 && line != "</domain>" {
@@ -322,7 +326,7 @@ fn lines_of_strangers_stay_byte_for_byte() {
                 count += 1;
             }
         }
-        let done = rewrite(&text, &wish()).unwrap().text;
+        let done = rewrite(&text, &request()).unwrap().text;
         let is_stranger = |line: &&str| strangers.contains(line);
         assert_eq!(done.lines().filter(is_stranger).count(), count, "round {round}");
         let without: String = done
@@ -333,9 +337,9 @@ fn lines_of_strangers_stay_byte_for_byte() {
     }
 }
 
-/// What is broken is refused, and never makes a configuration that cannot be read.
+/// A broken configuration is refused, and never produces XML that cannot be parsed.
 #[test]
-fn broken_configurations_end_in_words_or_in_xml() {
+fn broken_configurations_give_an_error_or_valid_xml() {
     let mut random = SeededRandom::new(8);
     let (mut done_count, mut refused_count) = (0, 0);
     for _ in 0..4000 {
@@ -351,7 +355,7 @@ fn broken_configurations_end_in_words_or_in_xml() {
                 }
             }
         }
-        match rewrite(&lines.join("\n"), &wish()) {
+        match rewrite(&lines.join("\n"), &request()) {
             Ok(done) => {
                 done_count += 1;
                 DomainXml::parse(&done.text).unwrap();
@@ -363,10 +367,10 @@ fn broken_configurations_end_in_words_or_in_xml() {
 }
 
 #[test]
-fn what_runs_a_machine_is_changed_where_that_is_wanted() {
+fn accelerator_and_emulator_are_changed_on_request() {
     let text = "<domain type='kvm'><name>a</name><cpu mode='host-passthrough' check='none'><feature name='x'/></cpu><devices>\
         <emulator>/usr/libexec/qemu-kvm</emulator><disk><target dev='vda'/></disk></devices></domain>";
-    let wish = Rewrite {
+    let request = Rewrite {
         identity: Identity::Keep,
         generation: Uuid::from_random([1; 16]),
         disks: BTreeMap::new(),
@@ -375,13 +379,13 @@ fn what_runs_a_machine_is_changed_where_that_is_wanted() {
         domain_type: Some("qemu".to_owned()),
         emulator: Emulator::OfHypervisor,
     };
-    let done = rewrite(text, &wish).unwrap();
+    let done = rewrite(text, &request).unwrap();
     assert_eq!(
         done.text,
         "<domain type='qemu'><name>a</name><cpu mode='maximum'/><devices><disk><target dev='vda'/></disk></devices></domain>"
     );
     assert!(done.notes.len() == 2 && done.warnings[0].contains("host-passthrough"));
-    assert_eq!(rewrite(&done.text, &wish).unwrap().text, done.text);
+    assert_eq!(rewrite(&done.text, &request).unwrap().text, done.text);
     let custom = text.replace("host-passthrough", "custom");
-    assert!(rewrite(&custom, &wish).unwrap().text.contains("mode='custom'"));
+    assert!(rewrite(&custom, &request).unwrap().text.contains("mode='custom'"));
 }

@@ -20,14 +20,14 @@ fn changes(before: &[Extent], after: &[Extent], sizes: (u64, u64)) -> ExtentChan
     compare((before, sizes.0), (after, sizes.1)).unwrap()
 }
 
-/// Start and end of each range.
+/// The changed ranges as pairs of start and end.
 fn ranges(before: &[Extent], after: &[Extent], sizes: (u64, u64)) -> Vec<(u64, u64)> {
     let found = changes(before, after, sizes).ranges;
     found.as_slice().iter().map(|range| (range.start, range.end)).collect()
 }
 
 #[test]
-fn only_what_lies_at_the_same_place_is_the_same() {
+fn only_equal_addresses_are_unchanged() {
     let before = [Extent::new(0, 1000, 300, SHARED), Extent::new(500, 5000, 100, 0)];
     let after = [
         Extent::new(0, 1000, 100, 0),
@@ -37,20 +37,20 @@ fn only_what_lies_at_the_same_place_is_the_same() {
     ];
     let found = changes(&before, &after, (1000, 1000));
     assert_eq!(found.ranges.as_slice(), [100..200, 550..600]);
-    assert_eq!((found.mapped_bytes, found.vague_bytes), (350, 0));
+    assert_eq!((found.mapped_bytes, found.ambiguous_bytes), (350, 0));
 }
 
 #[test]
-fn places_that_do_not_decide_are_changed() {
+fn ambiguous_addresses_are_changed() {
     for flag in [0x2, 0x4, ENCODED, 0x80, 0x100, 0x200, 0x400, 0x10_0000] {
         let same = [Extent::new(0, 1000, 300, flag)];
         let found = changes(&same, &same, (400, 400));
-        assert_eq!((found.ranges.bytes(), found.vague_bytes), (300, 300), "{flag:#x}");
+        assert_eq!((found.ranges.bytes(), found.ambiguous_bytes), (300, 300), "{flag:#x}");
     }
 }
 
 #[test]
-fn what_was_reserved_is_a_hole_until_it_is_written() {
+fn unwritten_extents_are_holes_until_they_are_written() {
     let reserved = [Extent::new(0, 1000, 300, UNWRITTEN)];
     let elsewhere = [Extent::new(100, 7000, 100, UNWRITTEN)];
     let written = [
@@ -65,7 +65,7 @@ fn what_was_reserved_is_a_hole_until_it_is_written() {
 }
 
 #[test]
-fn what_is_past_the_old_end_is_changed() {
+fn the_part_after_the_old_end_is_changed() {
     let extents = [Extent::new(0, 4096, 4096, 0)];
     assert_eq!(ranges(&extents, &extents, (100, 300)), [(100, 300)]);
     let shorter = changes(&extents, &extents, (300, 100));
@@ -76,7 +76,7 @@ fn what_is_past_the_old_end_is_changed() {
     );
 }
 
-/// Says the same wherever it is asked about.
+/// Returns the same extents for every query.
 struct Stuck;
 
 impl ExtentMap for Stuck {
@@ -86,54 +86,54 @@ impl ExtentMap for Stuck {
 }
 
 #[test]
-fn nonsense_is_an_error() {
+fn contradictory_extents_are_an_error() {
     let overlapping = [Extent::new(0, 0, 100, 0), Extent::new(50, 500, 100, 0)];
     let endless = [Extent::new(0, u64::MAX - 5, 100, 0)];
     for nonsense in [&overlapping[..], &endless] {
         let result = compare((nonsense, 1000), (&[][..], 1000));
-        assert!(matches!(result, Err(ExtentError::Senseless { .. })), "{nonsense:?}");
+        assert!(matches!(result, Err(ExtentError::Invalid { .. })), "{nonsense:?}");
     }
     assert!(compare((Stuck, 1000), (Stuck, 1000)).is_err());
 }
 
-/// Says something else each time it is asked.
+/// Returns other extents for each query.
 struct Moving<'a> {
     answers: &'a [&'a [Extent]],
-    asked: Cell<usize>,
+    query_count: Cell<usize>,
 }
 
 impl ExtentMap for Moving<'_> {
     fn extents(&self, start: u64) -> Result<Vec<Extent>> {
-        let number = self.asked.get();
-        self.asked.set(number + 1);
+        let number = self.query_count.get();
+        self.query_count.set(number + 1);
         self.answers[number.min(self.answers.len() - 1)].extents(start)
     }
 }
 
-/// The older file is moved away, and what the newer one has elsewhere is moved to its old place, between two questions.
+/// Between two queries the older file is moved away, and the newer one is moved to its old address.
 #[test]
 fn a_move_between_two_questions_is_noticed() {
     let (here, there) = ([Extent::new(0, 0, 100, 0)], [Extent::new(0, 700, 100, 0)]);
     let moves: &[&[Extent]] = &[&here, &there];
     let before = Moving {
         answers: moves,
-        asked: Cell::new(0),
+        query_count: Cell::new(0),
     };
     let found = compare((before, 100), (&here[..], 100)).unwrap();
     assert_eq!(found.ranges.bytes(), 100);
-    // One that never comes to rest is changed.
+    // A file that keeps moving is changed.
     let restless: Vec<&[Extent]> = (0..100).map(|n| if n % 2 == 0 { &here[..] } else { &there }).collect();
     let before = Moving {
         answers: &restless,
-        asked: Cell::new(0),
+        query_count: Cell::new(0),
     };
     let found = compare((before, 100), (&here[..], 100)).unwrap();
-    assert_eq!((found.ranges.bytes(), found.vague_bytes), (100, 100));
+    assert_eq!((found.ranges.bytes(), found.ambiguous_bytes), (100, 100));
 }
 
-/// A file system of numbers: every block has one, and every write gets a new one, except where nothing was written before.
+/// A simple file system: every block has an address, and every write gets a new one, except to unwritten blocks.
 struct Model {
-    /// Place of each block of the file, and whether it was written.
+    /// Address of each block of the file, and whether it was written.
     blocks: Vec<Option<(u64, bool)>>,
     next: u64,
 }
@@ -170,7 +170,7 @@ impl Model {
                 0 => *block = None,
                 1 if block.is_none() => *block = Some((self.next, false)),
                 1 => {}
-                // In place, where nothing was written before.
+                // In place, to an unwritten block.
                 2 if matches!(block, Some((_, false))) => *block = block.map(|(place, _)| (place, true)),
                 _ => *block = Some((self.next, true)),
             }
@@ -179,9 +179,9 @@ impl Model {
     }
 }
 
-/// Random histories: exactly the blocks whose content is another one, however many questions it takes.
+/// Random histories: exactly the blocks with another content are changed, whatever the number of queries.
 #[test]
-fn random_histories_are_told_exactly() {
+fn random_histories_are_reported_exactly() {
     let mut random = SeededRandom::new(test_seed());
     for round in 0..100 {
         let count = if round % 4 == 0 { 4000 } else { 60 };
@@ -209,9 +209,9 @@ fn random_histories_are_told_exactly() {
     }
 }
 
-/// Two files with one block each, never at one place, that are moved between two questions.
+/// Two files of one block, never with the same address, which move between two queries.
 struct Restless<'a> {
-    /// Places of both files.
+    /// Addresses of both files.
     state: &'a RefCell<(u64, u64, SeededRandom)>,
     is_first: bool,
 }
@@ -233,9 +233,9 @@ impl ExtentMap for Restless<'_> {
     }
 }
 
-/// A mistake would take four moves between three questions.
+/// A wrong result would need four moves between three queries.
 #[test]
-fn moves_at_any_moment_hide_nothing() {
+fn moves_at_any_moment_hide_no_change() {
     for seed in 0..2000 {
         let state = RefCell::new((1, 2, SeededRandom::new(test_seed() ^ seed)));
         let side = |is_first| Restless {

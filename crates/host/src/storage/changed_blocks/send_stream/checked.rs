@@ -1,4 +1,4 @@
-//! Reading a stream in order, with its checksum.
+//! Reads a stream sequentially, and verifies its checksums.
 
 use std::io::{ErrorKind, Read};
 
@@ -8,12 +8,12 @@ use super::super::error::SendStreamError;
 use super::Result;
 use super::record::{BeginRecord, ByteOrder, RECORD_BYTES, RECORD_LENGTH, SUM_AT, StreamRecord};
 
-/// Data is passed over in pieces of this size.
+/// Size of the pieces in which data is skipped.
 const PIECE_BYTES: u64 = 64 << 10;
-/// What is kept of a record's data: more than the attributes of a file that are looked at.
+/// Limit on the kept bytes of a record's payload: more than the attributes that are needed.
 const KEPT_BYTES: u64 = 512;
 
-/// Whether checksums count. A fuzzer that has to hit them would find nothing else.
+/// Whether checksums are verified. A fuzzer could hardly get past them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ChecksumMode {
     Held,
@@ -21,14 +21,14 @@ pub(super) enum ChecksumMode {
     Ignored,
 }
 
-/// Fletcher's checksum over words of 32 bits, with four sums of 64 bits, as ZFS has it.
+/// Fletcher's checksum over words of 32 bits, with four sums of 64 bits, as in ZFS.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Fletcher4([u64; 4]);
 
 impl Fletcher4 {
-    /// Takes in words in the order of the sender's machine; a rest that is no word is left out.
+    /// Adds words in the byte order of the sender; an incomplete word at the end is ignored.
     pub(super) fn take(&mut self, bytes: &[u8], order: ByteOrder) {
-        // A loop for each order: the question is not asked for every word.
+        // A separate loop per byte order avoids a branch for every word.
         match order {
             ByteOrder::Little => self.words(bytes, u32::from_le_bytes),
             ByteOrder::Big => self.words(bytes, u32::from_be_bytes),
@@ -51,19 +51,19 @@ impl Fletcher4 {
     }
 }
 
-/// A stream after its first record.
+/// A stream after its begin record.
 pub(super) struct RecordReader<'a> {
     input: &'a mut dyn Read,
     order: ByteOrder,
     offset: u64,
     sum: Fletcher4,
-    /// The sum before the record that was read last.
+    /// The checksum before the last record.
     sum_before: [u64; 4],
     sums: ChecksumMode,
 }
 
 impl<'a> RecordReader<'a> {
-    /// Reads the first record, which tells the order of bytes.
+    /// Reads the begin record, which determines the byte order.
     pub(super) fn begin(input: &'a mut dyn Read, sums: ChecksumMode) -> Result<(Self, BeginRecord)> {
         let mut stream = Self {
             input,
@@ -75,21 +75,22 @@ impl<'a> RecordReader<'a> {
         };
         let mut bytes = [0; RECORD_LENGTH];
         stream.fill(&mut bytes)?;
-        let (order, begin) = BeginRecord::parse(&bytes).ok_or_else(|| SendStreamError::Senseless {
+        let (order, begin) = BeginRecord::parse(&bytes).ok_or_else(|| SendStreamError::Invalid {
             offset: 0,
-            detail: "it is no stream of zfs send".to_owned(),
+            detail: "not a stream of zfs send".to_owned(),
         })?;
         stream.order = order;
         stream.sum.take(&bytes, order);
         Ok((stream, begin))
     }
 
-    /// Bytes read.
+    /// Bytes read so far.
     pub(super) fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// The next record. Later senders give each one a checksum of all before it; earlier ones leave its place zero.
+    /// Reads the next record. Newer senders put a checksum of everything before into each record; older ones leave it
+    /// zero.
     pub(super) fn record(&mut self) -> Result<StreamRecord> {
         let mut record = StreamRecord {
             order: self.order,
@@ -107,7 +108,7 @@ impl<'a> RecordReader<'a> {
         Ok(record)
     }
 
-    /// Passes over `length` bytes of data, and gives the first of them.
+    /// Skips `length` bytes of data, and returns the first of them.
     pub(super) fn payload(&mut self, length: u64) -> Result<Vec<u8>> {
         let mut kept = vec![0; to_usize(length.min(KEPT_BYTES))];
         self.fill(&mut kept)?;
@@ -116,7 +117,7 @@ impl<'a> RecordReader<'a> {
         Ok(kept)
     }
 
-    /// Passes over `length` bytes of data.
+    /// Skips `length` bytes of data.
     pub(super) fn skip(&mut self, length: u64) -> Result<()> {
         let mut piece = vec![0; to_usize(length.min(PIECE_BYTES))];
         let mut left = length;
@@ -129,22 +130,22 @@ impl<'a> RecordReader<'a> {
         Ok(())
     }
 
-    /// Checks the last record, and that nothing follows it.
+    /// Checks the end record, and that nothing follows it.
     pub(super) fn finish(&mut self, record: &StreamRecord) -> Result<()> {
         self.check(record.sum(8), self.sum_before)?;
         let mut byte = [0];
         match self.fill(&mut byte) {
             Err(SendStreamError::Short { .. }) => Ok(()),
             Err(error) => Err(error),
-            Ok(()) => Err(SendStreamError::Senseless {
+            Ok(()) => Err(SendStreamError::Invalid {
                 offset: self.offset - 1,
-                detail: "there is something after its end".to_owned(),
+                detail: "data after its end".to_owned(),
             }),
         }
     }
 
-    fn check(&self, said: [u64; 4], found: [u64; 4]) -> Result<()> {
-        let is_right = said == found || self.sums != ChecksumMode::Held;
+    fn check(&self, stored: [u64; 4], found: [u64; 4]) -> Result<()> {
+        let is_right = stored == found || self.sums != ChecksumMode::Held;
         is_right.then_some(()).ok_or(SendStreamError::Damaged {
             offset: self.offset - RECORD_BYTES,
         })

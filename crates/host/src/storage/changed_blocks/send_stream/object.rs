@@ -1,8 +1,8 @@
-//! Whether an OBJECT record is about the file that the caller means.
+//! Decides whether an OBJECT record describes the requested file.
 //!
-//! Its payload has the attributes of the file ("bonus"). They have one of two forms, in both of which mode, size and the
-//! transaction that made the file (`gen`) stand at places of their own for files that ZFS itself has made. The places are only
-//! believed where the mode is that of a file and the size is the one that the caller sees.
+//! Its payload contains the attributes of the file ("bonus") in one of two forms. In both, mode, size and the creating
+//! transaction (`gen`) have fixed offsets if ZFS itself created the file. The offsets are trusted only if the mode is
+//! that of a regular file, and the size is the one that the caller sees.
 
 use super::record::{ByteOrder, StreamRecord};
 use super::{SendStreamQuery, StreamObject, WholeFileReason};
@@ -11,25 +11,25 @@ use super::{SendStreamQuery, StreamObject, WholeFileReason};
 const TYPE_FILE: u32 = 19;
 /// The content of a volume.
 const TYPE_VOLUME: u32 = 23;
-/// Attributes at fixed places (`znode_phys_t`), before version 5 of file systems.
+/// Attributes at fixed offsets (`znode_phys_t`), before version 5 of file systems.
 const BONUS_FIXED: u32 = 17;
-/// System attributes: a head, then attributes in the order of a layout.
+/// System attributes: a header, then attributes in the order of a layout.
 const BONUS_ATTRIBUTES: u32 = 44;
 /// First word of system attributes.
 const MAGIC_ATTRIBUTES: u32 = 0x2F_505A;
 
-/// The kind of a file in its mode, and a regular one.
+/// The file type in a mode, and that of a regular file.
 const MODE_KIND: u64 = 0o170_000;
 const MODE_REGULAR: u64 = 0o100_000;
 
-/// Blocks are cut to this in streams without large blocks.
+/// Limit on the block size in streams without large blocks.
 const BLOCK_BYTES_MAX_OLD: u64 = 128 << 10;
 
-/// Why all of the object counts as changed, if so.
+/// Why all of the object is changed, if it is.
 pub(super) fn look_at_object(
     record: &StreamRecord,
     bonus: &[u8],
-    question: &SendStreamQuery,
+    query: &SendStreamQuery,
     has_large_blocks: bool,
 ) -> Option<WholeFileReason> {
     let (object_type, bonus_type) = record.object_types();
@@ -37,7 +37,7 @@ pub(super) fn look_at_object(
         block_before_bytes,
         from_transaction,
         ..
-    } = question.object
+    } = query.object
     else {
         return (object_type != TYPE_VOLUME).then_some(WholeFileReason::Kind);
     };
@@ -55,7 +55,7 @@ pub(super) fn look_at_object(
     let made = if record.is_raw_object() {
         None
     } else {
-        transaction_of(bonus, bonus_type, record.order, question.size_after_bytes)
+        transaction_of(bonus, bonus_type, record.order, query.size_after_bytes)
     };
     match (made, from_transaction) {
         (Some(made), Some(from)) if made <= from => None,
@@ -64,7 +64,7 @@ pub(super) fn look_at_object(
     }
 }
 
-/// The transaction in which the file was made, if the attributes are those of a file of `size_bytes`.
+/// The transaction that created the file, if the attributes are those of a file of `size_bytes`.
 fn transaction_of(bonus: &[u8], bonus_type: u32, order: ByteOrder, size_bytes: u64) -> Option<u64> {
     let (mode_at, size_at, made_at) = match bonus_type {
         BONUS_FIXED => (72, 80, 64),
@@ -72,7 +72,7 @@ fn transaction_of(bonus: &[u8], bonus_type: u32, order: ByteOrder, size_bytes: u
             if bonus.len() < 8 || order.u32(bonus, 0) != MAGIC_ATTRIBUTES {
                 return None;
             }
-            // The length of the head, in words of eight bytes, is in the upper bits of a word of two bytes.
+            // The upper bits of a word of two bytes have the length of the header, in units of eight bytes.
             let layout = [bonus[4], bonus[5]];
             let layout = match order {
                 ByteOrder::Little => u16::from_le_bytes(layout),

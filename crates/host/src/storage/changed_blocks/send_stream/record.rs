@@ -1,31 +1,31 @@
-//! The records of a stream: 312 bytes each, then what belongs to it.
+//! The records of a stream: 312 bytes each, followed by a payload.
 //!
-//! Names and places are those of `dmu_replay_record_t` in OpenZFS's `include/sys/zfs_ioctl.h`. Numbers have the byte order of the
-//! sender's machine.
+//! Names and offsets are those of `dmu_replay_record_t` in OpenZFS's `include/sys/zfs_ioctl.h`. Numbers have the byte
+//! order of the sender.
 
 use holdfast_block::to_usize;
 
 use super::super::error::SendStreamError;
 use super::Result;
 
-/// Bytes of a record.
+/// Length of a record.
 pub(crate) const RECORD_BYTES: u64 = 312;
 pub(crate) const RECORD_LENGTH: usize = to_usize(RECORD_BYTES);
-/// Where the checksum of all before it stands in each record but the first.
+/// Offset of the checksum of everything before, in each record but the first.
 pub(crate) const SUM_AT: usize = RECORD_LENGTH - 32;
 
-/// First word of the first record, after its head.
+/// First word of the begin record, after its header.
 pub(crate) const MAGIC: u64 = 0x2_F5BA_CBAC;
 
 pub(crate) const DATASET_FILES: u32 = 2;
 pub(crate) const DATASET_VOLUME: u32 = 3;
 
-/// Blocks of ZFS have 16 MiB at most, and the smallest unit of a pool is smaller.
+/// Limit on the payload: ZFS blocks have at most 16 MiB, also after rounding up to the sectors of the pool.
 const PAYLOAD_BYTES_MAX: u64 = 16 << 20;
 
-/// What a stream may have, in the word of its version.
+/// Feature flags, in the version word of a stream.
 pub(crate) mod feature {
-    /// Blocks are written by naming blocks of other snapshots.
+    /// Blocks are references to blocks of other snapshots.
     pub(crate) const DEDUPLICATED: u64 = 0b11;
     pub(crate) const LARGE_BLOCKS: u64 = 1 << 19;
     pub(crate) const RESUMING: u64 = 1 << 20;
@@ -33,12 +33,13 @@ pub(crate) mod feature {
     pub(crate) const RAW: u64 = 1 << 24;
     /// Several streams in one, with holds.
     pub(crate) const HOLDS: u64 = 1 << 26;
-    /// Deduplicated (0, 1), attributes of their own (2), embedded (16), compressed (17, 22, 25), large blocks (19, 27), large
-    /// dnodes (23), raw (24), holds (26), long names (28), large directories (29): none of them changes which ranges are named.
+    /// Deduplicated (0, 1), spill blocks (2), embedded (16), compressed (17, 22, 25), large blocks (19, 27), large
+    /// dnodes (23), raw (24), holds (26), long names (28), large directories (29): none of them changes the ranges in
+    /// records.
     pub(crate) const KNOWN: u64 = 0b111 | 1 << 16 | 1 << 17 | LARGE_BLOCKS | RESUMING | REDACTED | 0xff << 22;
 }
 
-/// Kinds of records.
+/// Types of records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RecordKind {
     Begin,
@@ -68,7 +69,7 @@ const KINDS: [RecordKind; 11] = [
     RecordKind::Redact,
 ];
 
-/// Order of the bytes of a number.
+/// The byte order of numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ByteOrder {
     Little,
@@ -93,7 +94,7 @@ impl ByteOrder {
     }
 }
 
-/// The first record.
+/// The begin record.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BeginRecord {
     pub(crate) payload_bytes: u32,
@@ -106,7 +107,7 @@ pub(crate) struct BeginRecord {
 }
 
 impl BeginRecord {
-    /// Gives the order of bytes too; nothing where the bytes are no first record.
+    /// Parses the record and its byte order; none if it is not a begin record.
     pub(crate) fn parse(bytes: &[u8; RECORD_LENGTH]) -> Option<(ByteOrder, Self)> {
         let is_magic = |order: &ByteOrder| order.u64(bytes, 8) == MAGIC && order.u32(bytes, 0) == 0;
         let order = [ByteOrder::Little, ByteOrder::Big].into_iter().find(is_magic)?;
@@ -132,24 +133,24 @@ impl BeginRecord {
     }
 }
 
-/// The full name of the snapshot, `tank/vm@a`, in a first record; none where it is no text that ends.
+/// The full name of the snapshot, `tank/vm@a`, in a begin record; none if it is not a terminated string.
 pub(crate) fn name_in_beginning(bytes: &[u8; RECORD_LENGTH]) -> Option<&str> {
     let field = bytes.get(56..)?;
     let length = field.iter().position(|byte| *byte == 0)?;
     std::str::from_utf8(&field[..length]).ok()
 }
 
-/// Any later record.
+/// A record after the begin record.
 pub(crate) struct StreamRecord {
     pub(crate) order: ByteOrder,
-    /// Where it begins in the stream.
+    /// Offset in the stream.
     pub(crate) offset: u64,
     pub(crate) bytes: [u8; RECORD_LENGTH],
 }
 
 impl StreamRecord {
-    pub(crate) fn senseless(&self, detail: String) -> SendStreamError {
-        SendStreamError::Senseless {
+    pub(crate) fn invalid(&self, detail: String) -> SendStreamError {
+        SendStreamError::Invalid {
             offset: self.offset,
             detail,
         }
@@ -163,7 +164,7 @@ impl StreamRecord {
         self.order.u64(&self.bytes, at)
     }
 
-    /// Four words: a checksum.
+    /// A checksum: four words.
     pub(crate) fn sum(&self, at: usize) -> [u64; 4] {
         [0, 8, 16, 24].map(|word| self.u64(at + word))
     }
@@ -171,20 +172,20 @@ impl StreamRecord {
     pub(crate) fn kind(&self) -> Result<RecordKind> {
         let number = self.u32(0);
         let found = KINDS.get(number as usize).copied();
-        found.ok_or_else(|| self.senseless(format!("a record of kind {number}")))
+        found.ok_or_else(|| self.invalid(format!("a record of kind {number}")))
     }
 
-    /// The object that a record of any kind but `BeginRecord`, `FreeObjects`, `ObjectRange` and `End` is about.
+    /// The object number in a record of any type but `BeginRecord`, `FreeObjects`, `ObjectRange` and `End`.
     pub(crate) fn object(&self) -> u64 {
         self.u64(8)
     }
 
-    /// First object and number of objects of `FreeObjects`.
+    /// First object number and number of objects in `FreeObjects`.
     pub(crate) fn objects(&self) -> (u64, u64) {
         (self.u64(8), self.u64(16))
     }
 
-    /// Offset and length of what is written or freed.
+    /// Offset and length of a written or freed range.
     pub(crate) fn range(&self, kind: RecordKind) -> (u64, u64) {
         match kind {
             RecordKind::Write => (self.u64(24), self.u64(32)),
@@ -192,22 +193,22 @@ impl StreamRecord {
         }
     }
 
-    /// Type of an `Object`, and of what its payload is.
+    /// Type of an `Object`, and type of its payload.
     pub(crate) fn object_types(&self) -> (u32, u32) {
         (self.u32(16), self.u32(20))
     }
 
-    /// Bytes of a block of an `Object`.
+    /// Block size of an `Object`.
     pub(crate) fn block_bytes(&self) -> u32 {
         self.u32(24)
     }
 
-    /// Whether the payload of an `Object` is as it lies on the disk, encrypted.
+    /// Whether the payload of an `Object` is raw, as it is stored on the disk, encrypted.
     pub(crate) fn is_raw_object(&self) -> bool {
         self.u32(36) != 0
     }
 
-    /// Bytes that follow the record.
+    /// Length of the payload.
     pub(crate) fn payload_bytes(&self, kind: RecordKind) -> Result<u64> {
         let bytes = match kind {
             RecordKind::Object if self.is_raw_object() => self.u32(36).into(),
@@ -219,9 +220,9 @@ impl StreamRecord {
             RecordKind::WriteEmbedded => u64::from(self.u32(52)).next_multiple_of(8),
             _ => 0,
         };
-        // A checksum is made of words of four bytes.
+        // The checksum needs words of four bytes.
         if bytes > PAYLOAD_BYTES_MAX || !bytes.is_multiple_of(4) {
-            return Err(self.senseless(format!("a record with {bytes} bytes of data")));
+            return Err(self.invalid(format!("a record with {bytes} bytes of data")));
         }
         Ok(bytes)
     }

@@ -1,19 +1,19 @@
-//! Streams as a sender makes them, small, for tests and fuzzers.
+//! Small streams as a sender encodes them, for tests and fuzzers.
 
 use super::checked::Fletcher4;
 use super::record::{ByteOrder, MAGIC, RECORD_LENGTH, SUM_AT};
 use super::{SendStreamQuery, StreamObject};
 
-/// Which generation of senders.
+/// The generation of the sender.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SenderVersion {
-    /// Only the last record has a checksum.
+    /// Only the end record has a checksum.
     Old,
-    /// Each record has one.
+    /// Each record has a checksum.
     New,
 }
 
-/// Makes a stream, record by record.
+/// Encodes a stream, record by record.
 pub(crate) struct SendStreamWriter {
     order: ByteOrder,
     age: SenderVersion,
@@ -21,15 +21,15 @@ pub(crate) struct SendStreamWriter {
     sum: Fletcher4,
 }
 
-/// A place in a record, and the number that stands there.
+/// An offset in a record, and the number at it.
 pub(crate) enum Field {
     Byte(usize, u8),
     Word(usize, u32),
     Long(usize, u64),
 }
 
-/// What specimens are asked.
-pub(crate) const QUESTION: SendStreamQuery = SendStreamQuery {
+/// The query for the test streams.
+pub(crate) const QUERY: SendStreamQuery = SendStreamQuery {
     from_guid: 0x1111_2222_3333_4444,
     to_guid: 0x5555_6666_7777_8888,
     object: StreamObject::File {
@@ -42,7 +42,7 @@ pub(crate) const QUESTION: SendStreamQuery = SendStreamQuery {
 };
 
 impl SendStreamWriter {
-    /// A stream that begins as [`QUESTION`] wants it, with these features.
+    /// A stream with the begin record for [`QUERY`], and these features.
     pub(crate) fn new(is_little: bool, age: SenderVersion, features: u64) -> Self {
         let mut writer = Self {
             order: if is_little { ByteOrder::Little } else { ByteOrder::Big },
@@ -54,7 +54,7 @@ impl SendStreamWriter {
         writer
     }
 
-    /// Nothing yet.
+    /// An empty stream.
     #[cfg(test)]
     pub(crate) fn empty(is_little: bool) -> Self {
         let mut writer = Self::new(is_little, SenderVersion::New, 0);
@@ -69,8 +69,8 @@ impl SendStreamWriter {
             Field::Long(16, version_word),
             Field::Long(24, 1_700_000_000),
             Field::Word(32, 2),
-            Field::Long(40, QUESTION.to_guid),
-            Field::Long(48, QUESTION.from_guid),
+            Field::Long(40, QUERY.to_guid),
+            Field::Long(48, QUERY.from_guid),
         ];
         let mut record = self.fill(0, &fields);
         record[56..66].copy_from_slice(b"tank/vm@b\0");
@@ -112,7 +112,7 @@ impl SendStreamWriter {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// Any later record, with its payload.
+    /// Appends a later record, with its payload.
     pub(crate) fn record(&mut self, kind: u32, fields: &[Field], payload: &[u8]) -> &mut Self {
         let mut record = self.fill(kind, fields);
         if self.age == SenderVersion::New {
@@ -135,7 +135,7 @@ impl SendStreamWriter {
         }
     }
 
-    /// An OBJECT record of a file with system attributes, made in `transaction`.
+    /// Appends an OBJECT record of a file with system attributes, created in `transaction`.
     pub(crate) fn object(&mut self, number: u64, block: u32, size: u64, transaction: u64) -> &mut Self {
         let mut bonus = match self.order {
             ByteOrder::Little => [
@@ -182,9 +182,9 @@ impl SendStreamWriter {
         self.record(4, &fields, &[])
     }
 
-    /// The last record.
+    /// Appends the end record.
     pub(crate) fn end(mut self) -> Vec<u8> {
-        let mut record = self.fill(5, &[Field::Long(40, QUESTION.to_guid)]);
+        let mut record = self.fill(5, &[Field::Long(40, QUERY.to_guid)]);
         self.set_sum(&mut record, 8, self.sum.sums());
         if self.age == SenderVersion::New {
             let mut sum = self.sum;

@@ -1,14 +1,14 @@
 use holdfast_block::SeededRandom;
 use holdfast_block::conformance::test_seed;
 
-use super::specimen::{Field, QUESTION, SendStreamWriter, SenderVersion};
+use super::specimen::{Field, QUERY, SendStreamWriter, SenderVersion};
 use super::{SendStreamQuery, StreamChanges, StreamObject, WholeFileReason, by_send_stream};
 use crate::storage::changed_blocks::SendStreamError;
 
 const FILE: u64 = 8;
 
-fn ask(bytes: &[u8], question: &SendStreamQuery) -> Result<StreamChanges, SendStreamError> {
-    by_send_stream(&mut &bytes[..], question)
+fn ask(bytes: &[u8], query: &SendStreamQuery) -> Result<StreamChanges, SendStreamError> {
+    by_send_stream(&mut &bytes[..], query)
 }
 
 fn writers() -> impl Iterator<Item = SendStreamWriter> {
@@ -23,12 +23,12 @@ fn file(block_before_bytes: u32, from_transaction: Option<u64>) -> SendStreamQue
             block_before_bytes: block_before_bytes.into(),
             from_transaction,
         },
-        ..QUESTION
+        ..QUERY
     }
 }
 
 #[test]
-fn all_kinds_of_records_that_change_a_file_are_seen() {
+fn all_types_of_records_that_change_a_file_count() {
     for mut writer in writers() {
         writer
             .object(7, 8192, 5, 5)
@@ -62,7 +62,7 @@ fn all_kinds_of_records_that_change_a_file_are_seen() {
         writer.record(9, &[Field::Long(8, 0), Field::Long(16, 32)], &[]);
         writer.record(2, &[Field::Long(8, 9), Field::Long(16, 1000)], &[]);
         let stream = writer.end();
-        let found = ask(&stream, &QUESTION).unwrap();
+        let found = ask(&stream, &QUERY).unwrap();
         assert_eq!(found.whole, None);
         let expected = [
             0..16_384,
@@ -77,12 +77,12 @@ fn all_kinds_of_records_that_change_a_file_are_seen() {
 }
 
 #[test]
-fn a_file_that_is_not_the_same_any_more_is_changed_as_a_whole() {
-    let whole = |question: &SendStreamQuery, fill: &dyn Fn(&mut SendStreamWriter)| {
+fn a_replaced_file_is_changed_as_a_whole() {
+    let whole = |query: &SendStreamQuery, fill: &dyn Fn(&mut SendStreamWriter)| {
         let answers: Vec<_> = writers()
             .map(|mut writer| {
                 fill(&mut writer);
-                let found = ask(&writer.end(), question).unwrap();
+                let found = ask(&writer.end(), query).unwrap();
                 let all = if found.whole.is_some() { 100_000 } else { 0 };
                 assert_eq!(found.ranges.bytes(), all);
                 found.whole
@@ -94,17 +94,17 @@ fn a_file_that_is_not_the_same_any_more_is_changed_as_a_whole() {
     let same = |writer: &mut SendStreamWriter| {
         writer.object(FILE, 8192, 100_000, 100);
     };
-    assert_eq!(whole(&QUESTION, &same), None);
+    assert_eq!(whole(&QUERY, &same), None);
     let younger = |writer: &mut SendStreamWriter| {
         writer.object(FILE, 8192, 100_000, 101);
     };
-    assert_eq!(whole(&QUESTION, &younger), Some(WholeFileReason::Replaced));
+    assert_eq!(whole(&QUERY, &younger), Some(WholeFileReason::Replaced));
     assert_eq!(whole(&file(8192, None), &same), Some(WholeFileReason::AgeUnknown));
     assert_eq!(whole(&file(4096, Some(100)), &same), Some(WholeFileReason::BlockSize));
     let other_size = |writer: &mut SendStreamWriter| {
         writer.object(FILE, 8192, 99_999, 100);
     };
-    assert_eq!(whole(&QUESTION, &other_size), Some(WholeFileReason::AgeUnknown));
+    assert_eq!(whole(&QUERY, &other_size), Some(WholeFileReason::AgeUnknown));
     let folder = |writer: &mut SendStreamWriter| {
         writer.record(
             1,
@@ -112,7 +112,7 @@ fn a_file_that_is_not_the_same_any_more_is_changed_as_a_whole() {
             &[],
         );
     };
-    assert_eq!(whole(&QUESTION, &folder), Some(WholeFileReason::Kind));
+    assert_eq!(whole(&QUERY, &folder), Some(WholeFileReason::Kind));
     let raw = |writer: &mut SendStreamWriter| {
         let fields = [
             Field::Long(8, FILE),
@@ -124,7 +124,7 @@ fn a_file_that_is_not_the_same_any_more_is_changed_as_a_whole() {
         ];
         writer.record(1, &fields, &[9; 320]);
     };
-    assert_eq!(whole(&QUESTION, &raw), Some(WholeFileReason::AgeUnknown));
+    assert_eq!(whole(&QUERY, &raw), Some(WholeFileReason::AgeUnknown));
     for (first, count, is_ours) in [
         (8, 1, true),
         (0, 9, true),
@@ -135,13 +135,13 @@ fn a_file_that_is_not_the_same_any_more_is_changed_as_a_whole() {
         let freed = |writer: &mut SendStreamWriter| {
             writer.record(2, &[Field::Long(8, first), Field::Long(16, count)], &[]);
         };
-        assert_eq!(whole(&QUESTION, &freed), is_ours.then_some(WholeFileReason::Freed));
+        assert_eq!(whole(&QUERY, &freed), is_ours.then_some(WholeFileReason::Freed));
     }
 }
 
-/// Streams without large blocks name a block of 128 KiB where there is a larger one.
+/// Streams without large blocks have a block size of 128 KiB for larger blocks.
 #[test]
-fn large_blocks_are_no_other_block_size() {
+fn the_limit_of_128_kib_is_not_another_block_size() {
     for (features, sent, has_changed) in [
         (0, 128 << 10, false),
         (1 << 19, 1 << 20, false),
@@ -155,51 +155,48 @@ fn large_blocks_are_no_other_block_size() {
 }
 
 #[test]
-fn a_file_that_grew_is_changed_past_its_old_end() {
-    let question = SendStreamQuery {
+fn a_file_that_grew_is_changed_after_its_old_end() {
+    let query = SendStreamQuery {
         size_before_bytes: 60_000,
-        ..QUESTION
+        ..QUERY
     };
-    let found = ask(&SendStreamWriter::new(true, SenderVersion::New, 0).end(), &question).unwrap();
+    let found = ask(&SendStreamWriter::new(true, SenderVersion::New, 0).end(), &query).unwrap();
     assert_eq!(found.ranges.as_slice(), std::slice::from_ref(&(60_000..100_000)));
 }
 
 #[test]
-fn streams_that_lack_something_are_refused() {
-    let refused = |bytes: &[u8], question: &SendStreamQuery| match ask(bytes, question) {
-        Err(SendStreamError::Unfit { reason }) => reason,
+fn streams_without_all_changes_are_refused() {
+    let refused = |bytes: &[u8], query: &SendStreamQuery| match ask(bytes, query) {
+        Err(SendStreamError::Unusable { reason }) => reason,
         other => unreachable!("{other:?}"),
     };
     for (features, words) in [
-        (1 << 20, "broken off"),
+        (1 << 20, "interrupted"),
         (1 << 21, "redacted"),
-        (1 << 18, "not known"),
-        (1 << 50, "not known"),
+        (1 << 18, "unknown"),
+        (1 << 50, "unknown"),
     ] {
-        let reason = refused(
-            &SendStreamWriter::new(true, SenderVersion::New, features).end(),
-            &QUESTION,
-        );
+        let reason = refused(&SendStreamWriter::new(true, SenderVersion::New, features).end(), &QUERY);
         assert!(reason.contains(words), "{reason}");
     }
     for (version_word, words) in [(2, "several"), (3, "form"), (0, "form")] {
         let mut writer = SendStreamWriter::empty(true);
         writer.begin(version_word, &[0; 16]);
-        let reason = refused(&writer.end(), &QUESTION);
+        let reason = refused(&writer.end(), &QUERY);
         assert!(reason.contains(words), "{reason}");
     }
     let plain = SendStreamWriter::new(false, SenderVersion::Old, 0).end();
-    for (from_guid, to_guid) in [(0, QUESTION.to_guid), (QUESTION.from_guid, 1)] {
-        let question = SendStreamQuery {
+    for (from_guid, to_guid) in [(0, QUERY.to_guid), (QUERY.from_guid, 1)] {
+        let query = SendStreamQuery {
             from_guid,
             to_guid,
-            ..QUESTION
+            ..QUERY
         };
-        assert!(refused(&plain, &question).contains("other snapshots"));
+        assert!(refused(&plain, &query).contains("other snapshots"));
     }
     let volume = SendStreamQuery {
         object: StreamObject::Volume,
-        ..QUESTION
+        ..QUERY
     };
     assert!(refused(&plain, &volume).contains("type 2"));
 }
@@ -210,45 +207,39 @@ fn records_out_of_place_are_errors() {
     for kind in all {
         let mut writer = SendStreamWriter::new(true, SenderVersion::Old, 0);
         writer.record(kind, &[Field::Long(8, 1)], &[]);
-        let result = ask(&writer.end(), &QUESTION);
+        let result = ask(&writer.end(), &QUERY);
         assert!(
-            matches!(result, Err(SendStreamError::Senseless { .. })),
+            matches!(result, Err(SendStreamError::Invalid { .. })),
             "{kind}: {result:?}"
         );
     }
     for (features, payload) in [(0, 17 << 20), (0, u64::MAX), (0, 6)] {
         let mut writer = SendStreamWriter::new(true, SenderVersion::Old, features);
         writer.record(3, &[Field::Long(8, FILE), Field::Long(32, payload)], &[]);
-        let result = ask(&writer.end(), &QUESTION);
+        let result = ask(&writer.end(), &QUERY);
         assert!(
-            matches!(result, Err(SendStreamError::Senseless { .. })),
+            matches!(result, Err(SendStreamError::Invalid { .. })),
             "{payload}: {result:?}"
         );
     }
     let mut stream = SendStreamWriter::new(true, SenderVersion::Old, 0).end();
     stream.push(0);
-    assert!(matches!(
-        ask(&stream, &QUESTION),
-        Err(SendStreamError::Senseless { .. })
-    ));
-    assert!(matches!(
-        ask(&[7; 312], &QUESTION),
-        Err(SendStreamError::Senseless { .. })
-    ));
+    assert!(matches!(ask(&stream, &QUERY), Err(SendStreamError::Invalid { .. })));
+    assert!(matches!(ask(&[7; 312], &QUERY), Err(SendStreamError::Invalid { .. })));
 }
 
-/// Every shorter stream, and every flipped bit: never an answer.
+/// A truncated stream or a flipped bit never gives a result.
 #[test]
-fn a_damaged_stream_gives_no_answer() {
+fn a_damaged_stream_is_an_error() {
     for mut writer in writers() {
         writer
             .object(FILE, 8192, 100_000, 100)
             .write(FILE, 0, 64)
             .free(FILE, 8192, 8192);
         let stream = writer.end();
-        ask(&stream, &QUESTION).unwrap();
+        ask(&stream, &QUERY).unwrap();
         for length in 0..stream.len() {
-            let result = ask(&stream[..length], &QUESTION);
+            let result = ask(&stream[..length], &QUERY);
             assert!(
                 matches!(result, Err(SendStreamError::Short { .. })),
                 "{length}: {result:?}"
@@ -258,19 +249,19 @@ fn a_damaged_stream_gives_no_answer() {
             let mut damaged = stream.clone();
             damaged[bit / 8] ^= 1 << (bit % 8);
             let in_last_record = bit / 8 >= stream.len() - 312;
-            let result = ask(&damaged, &QUESTION);
-            // What stands in the last record beside its checksum is covered by nothing in old streams, and decides nothing.
+            let result = ask(&damaged, &QUERY);
+            // In old streams, the rest of the end record is not covered by a checksum, and not used.
             assert!(result.is_err() || in_last_record, "bit {bit}: {result:?}");
             if let Ok(found) = result {
-                assert_eq!(found, ask(&stream, &QUESTION).unwrap());
+                assert_eq!(found, ask(&stream, &QUERY).unwrap());
             }
         }
     }
 }
 
-/// Random streams about several files, with all kinds of writes: exactly what was named comes out.
+/// Random streams about several files, with all types of writes: exactly the ranges in records are reported.
 #[test]
-fn random_streams_are_told_exactly() {
+fn random_streams_are_reported_exactly() {
     let mut random = SeededRandom::new(test_seed());
     for round in 0..200 {
         let age = if round % 2 == 0 {
@@ -303,7 +294,7 @@ fn random_streams_are_told_exactly() {
                 expected[usize::try_from(touched.start.min(end)).unwrap()..usize::try_from(end).unwrap()].fill(true);
             }
         }
-        let found = ask(&writer.end(), &QUESTION).unwrap();
+        let found = ask(&writer.end(), &QUERY).unwrap();
         let mut seen = vec![false; 100_000];
         for range in found.ranges.as_slice() {
             seen[usize::try_from(range.start).unwrap()..usize::try_from(range.end).unwrap()].fill(true);

@@ -1,7 +1,8 @@
-//! btrfs as a side of a replication. A copy of a dataset is a subvolume, with what was received where its host snapshots would be.
+//! btrfs as a side of a replication. A copy of a dataset is a subvolume, with the received snapshots in place of its
+//! host snapshots.
 //!
-//! btrfs marks what has been received to its end: it is read-only, and knows the UUID of what was sent. What lacks that was cut in the
-//! middle, and is received again from its beginning.
+//! btrfs marks a completely received subvolume: it is read-only, and has the UUID of the sent one. A subvolume without
+//! that mark is incomplete, and is received again from the beginning.
 //!
 //! Source: btrfs-send(8), btrfs-receive(8); btrfs-progs 6.2.
 
@@ -25,18 +26,18 @@ use crate::Uuid;
 use crate::storage::provider::leftovers::{ProviderLeftover, ProviderLeftoverKind};
 use crate::system::process::{Piped, StreamTools};
 
-/// What stands before the name of a subvolume that is being received. No host snapshot can be called so, and it is in the folder of the
-/// others because a read-only subvolume cannot be moved to another folder.
+/// Prefix of a subvolume that is being received. No host snapshot can have such a name. It is in the folder of the host
+/// snapshots because a read-only subvolume cannot be moved to another folder.
 const INCOMING: &str = ".incoming+";
 
-/// btrfs of this host.
+/// btrfs on this host.
 pub struct BtrfsSide {
     btrfs: Btrfs,
     programs: Arc<dyn StreamTools>,
 }
 
 impl BtrfsSide {
-    /// What `programs` reach, on this host.
+    /// btrfs by way of `programs`, on this host.
     pub fn new(programs: Arc<dyn StreamTools>) -> Self {
         Self {
             btrfs: Btrfs::new(Arc::clone(&programs) as _),
@@ -44,56 +45,60 @@ impl BtrfsSide {
         }
     }
 
-    fn shown(&self, kept: &SnapshotFolder, name: &str) -> ProviderResult<SubvolumeInfo> {
-        self.btrfs.shown(&kept.place(name).to_string_lossy())
+    fn inspect(&self, snapshot_folder: &SnapshotFolder, name: &str) -> ProviderResult<SubvolumeInfo> {
+        self.btrfs.inspect(&snapshot_folder.place(name).to_string_lossy())
     }
 
-    /// Takes away what was received in part.
-    fn remove(&self, kept: &SnapshotFolder, name: &str) -> ProviderResult<()> {
+    /// Removes a partially received subvolume.
+    fn remove(&self, snapshot_folder: &SnapshotFolder, name: &str) -> ProviderResult<()> {
         self.btrfs
-            .delete(("remove what was received in part,", name), &kept.place(name))
+            .delete(("remove the partially received", name), &snapshot_folder.place(name))
     }
 
-    /// Those that were received in part.
-    fn leftovers(&self, kept: &SnapshotFolder) -> ProviderResult<Vec<String>> {
-        let mut leftovers = incoming(kept)?;
+    /// The names of partially received subvolumes.
+    fn leftovers(&self, snapshot_folder: &SnapshotFolder) -> ProviderResult<Vec<String>> {
+        let mut leftovers = incoming(snapshot_folder)?;
         // An earlier version received under the name of the snapshot.
-        for name in kept.names()? {
-            if is_subvolume(&kept.place(&name)) && is_partial(&self.shown(kept, &name)?) {
+        for name in snapshot_folder.names()? {
+            if is_subvolume(&snapshot_folder.place(&name)) && is_partial(&self.inspect(snapshot_folder, &name)?) {
                 leftovers.push(name);
             }
         }
         Ok(leftovers)
     }
 
-    /// What the next stream may bring into a dataset.
-    fn announced(&self, kept: &Arc<SnapshotFolder>, receiving: &ReceiveRequest) -> ProviderResult<BtrfsAnnouncement> {
+    /// The expected content of the next stream into a dataset.
+    fn announced(
+        &self,
+        snapshot_folder: &Arc<SnapshotFolder>,
+        receiving: &ReceiveRequest,
+    ) -> ProviderResult<BtrfsAnnouncement> {
         let snapshot = match &receiving.snapshots[..] {
             [] => None,
             [one] => Some((one.name.clone(), one.identity.clone())),
             _ => {
                 return Err(refused_stream(
                     receiving,
-                    "a stream of btrfs brings one snapshot, and several are announced",
+                    "a btrfs stream contains one snapshot, but several are announced",
                 ));
             }
         };
-        let names = kept.names()?;
+        let names = snapshot_folder.names()?;
         let mut known = Vec::new();
-        for name in names.iter().filter(|name| is_subvolume(&kept.place(name))) {
-            let shown = self.shown(kept, name)?;
-            let uuid = shown.uuid.as_deref().and_then(Uuid::parse);
-            if let (true, Some(identity), Some(uuid)) = (shown.is_read_only, shown.identity(), uuid) {
+        for name in names.iter().filter(|name| is_subvolume(&snapshot_folder.place(name))) {
+            let info = self.inspect(snapshot_folder, name)?;
+            let uuid = info.uuid.as_deref().and_then(Uuid::parse);
+            if let (true, Some(identity), Some(uuid)) = (info.is_read_only, info.identity(), uuid) {
                 known.push((identity.to_owned(), uuid, name.clone()));
             }
         }
-        let kept = Arc::clone(kept);
+        let snapshot_folder = Arc::clone(snapshot_folder);
         let parent = move |identity: &str| {
             let (_, uuid, name) = known.iter().find(|(known, ..)| known == identity)?;
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             Some(ParentSnapshot {
                 uuid: *uuid,
-                folder: open(&*kept.place(name), flags, Mode::empty()).ok()?,
+                folder: open(&*snapshot_folder.place(name), flags, Mode::empty()).ok()?,
             })
         };
         Ok(BtrfsAnnouncement {
@@ -112,9 +117,9 @@ impl BtrfsSide {
     }
 }
 
-/// The hidden names of what is being received, or was when somebody was killed.
-fn incoming(kept: &SnapshotFolder) -> ProviderResult<Vec<String>> {
-    let mut names = kept.all_names("snapshots")?;
+/// The hidden names of subvolumes that are being received, or were when a process was killed.
+fn incoming(snapshot_folder: &SnapshotFolder) -> ProviderResult<Vec<String>> {
+    let mut names = snapshot_folder.all_names("snapshots")?;
     names.retain(|name| name.starts_with(INCOMING));
     Ok(names)
 }
@@ -127,31 +132,33 @@ fn refused_stream(receiving: &ReceiveRequest, reason: &str) -> ProviderError {
     }
 }
 
-/// What was received, before it is one of the host snapshots.
+/// A received subvolume before it becomes a host snapshot.
 struct Received {
     btrfs: Btrfs,
-    kept: Arc<SnapshotFolder>,
+    snapshot_folder: Arc<SnapshotFolder>,
     receiving: ReceiveRequest,
     arrived: Arc<Mutex<Option<Arrival>>>,
     _lock: Arc<File>,
 }
 
 impl Received {
-    /// Compares what is there with what was announced, and gives it its name and its record.
+    /// Compares it with the announcement, and gives it its name and its record.
     fn settle(self) -> ProviderResult<()> {
         let arrived = self.arrived.lock().unwrap_or_else(PoisonError::into_inner).take();
         let refused = |reason: &str| Err(refused_stream(&self.receiving, reason));
         let Some(arrival) = arrived else {
-            return refused("the stream did not come to its end");
+            return refused("the stream is incomplete");
         };
         let hidden = format!("{INCOMING}{}", arrival.name);
-        let shown = self.btrfs.shown(&self.kept.place(&hidden).to_string_lossy())?;
+        let info = self
+            .btrfs
+            .inspect(&self.snapshot_folder.place(&hidden).to_string_lossy())?;
         let uuid = |text: &Option<String>| text.as_deref().and_then(Uuid::parse);
-        if !shown.is_read_only || uuid(&shown.received_uuid) != Some(arrival.identity) {
-            return refused("it did not come to its end, or is another than was sent");
+        if !info.is_read_only || uuid(&info.received_uuid) != Some(arrival.identity) {
+            return refused("it is incomplete, or is not the snapshot that was sent");
         }
-        if uuid(&shown.parent_uuid) != arrival.parent {
-            return refused("it is based on another subvolume than the stream says");
+        if uuid(&info.parent_uuid) != arrival.parent {
+            return refused("its parent is not the one in the stream");
         }
         let announced = self.receiving.snapshots.first();
         let label = announced.map(|announced| HostSnapshotLabel {
@@ -160,75 +167,84 @@ impl Received {
             record: announced.record.as_deref().unwrap_or_default(),
         });
         let shown_name = format!("{}@{}", dataset(&self.receiving.dataset), arrival.name);
-        self.kept.adopt((&hidden, &arrival.name), &shown_name, label.as_ref())
+        self.snapshot_folder
+            .adopt((&hidden, &arrival.name), &shown_name, label.as_ref())
     }
 }
 
 impl Btrfs {
-    /// What was received in part, where nobody receives: the next who does takes it away, too.
-    pub(super) fn half_received(&self, kept: &SnapshotFolder, name: &str) -> ProviderResult<Vec<ProviderLeftover>> {
-        // Where nobody ever received, it is somebody's own.
-        let Ok(Some(_lock)) = try_lock(kept) else {
+    /// Partially received subvolumes, if no process is receiving: the next one to receive removes them, too.
+    pub(super) fn partial_receives(
+        &self,
+        snapshot_folder: &SnapshotFolder,
+        name: &str,
+    ) -> ProviderResult<Vec<ProviderLeftover>> {
+        // Without a lock file nothing was received, and the subvolume belongs to a user.
+        let Ok(Some(_lock)) = try_lock(snapshot_folder) else {
             return Ok(Vec::new());
         };
         let mut found = Vec::new();
         let half = |snapshot: String| ProviderLeftover {
             dataset: dataset(name),
             kind: ProviderLeftoverKind::HalfReceived,
-            since_s: (kept.place(&snapshot).symlink_metadata().ok()).map(|metadata| metadata.mtime()),
-            place: kept.shown_place(&snapshot),
+            since_s: (snapshot_folder.place(&snapshot).symlink_metadata().ok()).map(|metadata| metadata.mtime()),
+            place: snapshot_folder.shown_place(&snapshot),
             name: snapshot,
         };
-        found.extend(incoming(kept)?.into_iter().map(half));
-        for snapshot in kept.names()? {
-            let place = kept.place(&snapshot);
-            if kept.noted(&snapshot).is_none() && is_subvolume(&place) {
-                let is_half = is_partial(&self.shown(&place.to_string_lossy())?);
+        found.extend(incoming(snapshot_folder)?.into_iter().map(half));
+        for snapshot in snapshot_folder.names()? {
+            let place = snapshot_folder.place(&snapshot);
+            if snapshot_folder.noted(&snapshot).is_none() && is_subvolume(&place) {
+                let is_half = is_partial(&self.inspect(&place.to_string_lossy())?);
                 found.extend(is_half.then(|| half(snapshot)));
             }
         }
         Ok(found)
     }
 
-    pub(super) fn clear_received(&self, kept: &SnapshotFolder, leftover: &ProviderLeftover) -> ProviderResult<()> {
-        let _lock = lock(kept)?;
-        let place = kept.place(&leftover.name);
+    pub(super) fn clear_received(
+        &self,
+        snapshot_folder: &SnapshotFolder,
+        leftover: &ProviderLeftover,
+    ) -> ProviderResult<()> {
+        let _lock = lock(snapshot_folder)?;
+        let place = snapshot_folder.place(&leftover.name);
         let shown = leftover.place.display().to_string();
         let is_half = || {
             ProviderResult::Ok(
-                leftover.name.starts_with(INCOMING) || is_partial(&self.shown(&place.to_string_lossy())?),
+                leftover.name.starts_with(INCOMING) || is_partial(&self.inspect(&place.to_string_lossy())?),
             )
         };
         if !is_subvolume(&place) || !is_half()? {
-            return Err(ProviderError::NotThere { what: shown });
+            return Err(ProviderError::NotFound { what: shown });
         }
-        self.delete(("remove what was received in part,", &shown), &place)
+        self.delete(("remove the partially received", &shown), &place)
     }
 }
 
-/// The lock of who receives, if nobody has it; none where nobody ever received.
-fn try_lock(kept: &SnapshotFolder) -> ProviderResult<Option<File>> {
-    if kept.receiving_place().symlink_metadata().is_err() {
+/// The lock of receivers, if it is free; none if nothing was ever received.
+fn try_lock(snapshot_folder: &SnapshotFolder) -> ProviderResult<Option<File>> {
+    if snapshot_folder.receiving_place().symlink_metadata().is_err() {
         return Ok(None);
     }
-    lock(kept).map(Some)
+    lock(snapshot_folder).map(Some)
 }
 
-/// A host snapshot is read-only from its beginning, one that is received from its end on.
-fn is_partial(shown: &SubvolumeInfo) -> bool {
-    !shown.is_read_only && shown.received_uuid.is_none()
+/// A host snapshot is read-only from its creation, a received one only when it is complete.
+fn is_partial(info: &SubvolumeInfo) -> bool {
+    !info.is_read_only && info.received_uuid.is_none()
 }
 
-/// Who receives has this locked, so that nobody takes his for what a dead one has left.
-fn lock(kept: &SnapshotFolder) -> ProviderResult<File> {
-    let path = kept.receiving_place();
+/// Takes the lock of receivers, so that another process does not take the subvolume for a leftover.
+fn lock(snapshot_folder: &SnapshotFolder) -> ProviderResult<File> {
+    let path = snapshot_folder.receiving_place();
     let mut options = File::options();
     let open = options.create(true).write(true).truncate(false).mode(0o600).open(&path);
     let file = open.map_err(|source| file_error("open", &path, source))?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(file),
         Err(rustix::io::Errno::WOULDBLOCK) => Err(ProviderError::Held {
-            what: kept.shown_place("").display().to_string(),
+            what: snapshot_folder.shown_place("").display().to_string(),
             reason: "another process receives into it".to_owned(),
         }),
         Err(error) => Err(file_error("lock", &path, error.into())),
@@ -262,30 +278,30 @@ impl ReplicaSide for BtrfsSide {
         if !Path::new(name).symlink_metadata().is_ok_and(|found| found.is_dir()) {
             return Ok(Vec::new());
         }
-        let kept = Btrfs::folder(name)?;
+        let snapshot_folder = Btrfs::folder(name)?;
         let mut snapshots = Vec::new();
-        let hidden = incoming(&kept)?.into_iter().next();
+        let hidden = incoming(&snapshot_folder)?.into_iter().next();
         let shown_name = |hidden: &String| PartialReceive::Remains(hidden[INCOMING.len()..].to_owned());
         let mut partial = hidden.as_ref().map(shown_name);
-        for snapshot in kept.names()? {
-            if !is_subvolume(&kept.place(&snapshot)) {
+        for snapshot in snapshot_folder.names()? {
+            if !is_subvolume(&snapshot_folder.place(&snapshot)) {
                 continue;
             }
-            let shown = self.shown(&kept, &snapshot)?;
-            if is_partial(&shown) {
+            let info = self.inspect(&snapshot_folder, &snapshot)?;
+            if is_partial(&info) {
                 partial = Some(PartialReceive::Remains(snapshot));
                 continue;
             }
-            let noted = kept.noted(&snapshot);
-            let time_s = noted.as_ref().map(|noted| noted.time_s).or(shown.made_s);
+            let noted = snapshot_folder.noted(&snapshot);
+            let time_s = noted.as_ref().map(|noted| noted.time_s).or(info.made_s);
             snapshots.push(ReplicaSnapshot {
-                identity: shown.identity().unwrap_or_default().to_owned(),
-                time_s: time_s.ok_or_else(|| ProviderError::Senseless {
+                identity: info.identity().unwrap_or_default().to_owned(),
+                time_s: time_s.ok_or_else(|| ProviderError::Invalid {
                     program: BTRFS,
-                    detail: format!("{snapshot} was made at no time"),
+                    detail: format!("{snapshot} has no valid creation time"),
                 })?,
                 is_bookmark: false,
-                hold_count: kept.hold_count(&snapshot)?,
+                hold_count: snapshot_folder.hold_count(&snapshot)?,
                 record: noted.map(|noted| noted.record),
                 name: snapshot,
             });
@@ -304,67 +320,69 @@ impl ReplicaSide for BtrfsSide {
     }
 
     fn send(&self, sending: &SendRequest) -> ProviderResult<Piped> {
-        let kept = Btrfs::folder(&sending.dataset)?;
+        let snapshot_folder = Btrfs::folder(&sending.dataset)?;
         check_name(&sending.to)?;
-        let place = kept.place(&sending.to).to_string_lossy().into_owned();
-        let mut words = vec!["send".to_owned(), "-q".to_owned()];
+        let place = snapshot_folder.place(&sending.to).to_string_lossy().into_owned();
+        let mut arguments = vec!["send".to_owned(), "-q".to_owned()];
         if let Some(base) = &sending.base {
             check_name(&base.name)?;
-            let base = kept.place(&base.name).to_string_lossy().into_owned();
-            words.extend(["-p".to_owned(), base]);
+            let base = snapshot_folder.place(&base.name).to_string_lossy().into_owned();
+            arguments.extend(["-p".to_owned(), base]);
         }
-        words.extend(["--".to_owned(), place]);
-        let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        // The paths mean something as long as the folder is open.
-        Ok(self.programs.start(BTRFS, &words)?.with(kept))
+        arguments.extend(["--".to_owned(), place]);
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        // The paths are valid as long as the folder is open.
+        Ok(self.programs.start(BTRFS, &arguments)?.with(snapshot_folder))
     }
 
     fn receive(&self, receiving: &ReceiveRequest, _trust: SenderTrust) -> ProviderResult<Incoming> {
         let folder = Path::new(&receiving.dataset);
         if folder.symlink_metadata().is_err() {
-            let words = ["subvolume", "create", "--", &receiving.dataset];
-            self.btrfs.ask(("make", &receiving.dataset), &words)?;
+            let arguments = ["subvolume", "create", "--", &receiving.dataset];
+            self.btrfs.ask(("make", &receiving.dataset), &arguments)?;
         }
         Btrfs::folder(&receiving.dataset)?;
-        let kept = Arc::new(SnapshotFolder::make(folder)?);
-        let lock = Arc::new(lock(&kept)?);
-        for name in self.leftovers(&kept)? {
-            self.remove(&kept, &name)?;
+        let snapshot_folder = Arc::new(SnapshotFolder::make(folder)?);
+        let lock = Arc::new(lock(&snapshot_folder)?);
+        for name in self.leftovers(&snapshot_folder)? {
+            self.remove(&snapshot_folder, &name)?;
         }
         let notes = Notes::default();
-        let (gate, arrived) = BtrfsGate::new(self.announced(&kept, receiving)?, Arc::clone(&notes));
+        let (gate, arrived) = BtrfsGate::new(self.announced(&snapshot_folder, receiving)?, Arc::clone(&notes));
         let received = Received {
             btrfs: self.btrfs.clone(),
-            kept: Arc::clone(&kept),
+            snapshot_folder: Arc::clone(&snapshot_folder),
             receiving: receiving.clone(),
             arrived,
             _lock: Arc::clone(&lock),
         };
-        // The gate passes nothing that leads out of the folder, and no device. Neither could the program go there.
-        let words = ["receive", "-q", "-e", "-C", "--", "."];
-        let piped = self.programs.start_receiver(BTRFS, &words, &kept.place(""))?;
-        let piped = piped.with((kept, lock));
+        // The gate passes no path out of the folder, and no device. The program is also confined by chroot.
+        let arguments = ["receive", "-q", "-e", "-C", "--", "."];
+        let piped = self
+            .programs
+            .start_receiver(BTRFS, &arguments, &snapshot_folder.place(""))?;
+        let piped = piped.with((snapshot_folder, lock));
         Ok(Incoming::gated(piped, (Box::new(gate), notes), || received.settle()))
     }
 
     fn settle(&self, receiving: &ReceiveRequest) -> ProviderResult<()> {
-        let kept = Btrfs::folder(&receiving.dataset)?;
+        let snapshot_folder = Btrfs::folder(&receiving.dataset)?;
         for snapshot in &receiving.snapshots {
             check_name(&snapshot.name)?;
-            let shown = self.shown(&kept, &snapshot.name)?;
-            if !shown.is_read_only || shown.received_uuid.as_deref() != Some(&snapshot.identity) {
+            let info = self.inspect(&snapshot_folder, &snapshot.name)?;
+            if !info.is_read_only || info.received_uuid.as_deref() != Some(&snapshot.identity) {
                 return Err(ProviderError::Refused {
                     action: "receive",
                     what: format!("{}@{}", dataset(&receiving.dataset), snapshot.name),
-                    reason: "it did not come to its end, or is another than was sent".to_owned(),
+                    reason: "it is incomplete, or is not the snapshot that was sent".to_owned(),
                 });
             }
-            if kept.noted(&snapshot.name).is_some() {
-                // What is noted stays: retention goes by the time in it.
+            if snapshot_folder.noted(&snapshot.name).is_some() {
+                // Existing notes stay: retention uses the time in them.
                 continue;
             }
             if let Some(record) = &snapshot.record {
-                kept.note(&HostSnapshotLabel {
+                snapshot_folder.note(&HostSnapshotLabel {
                     name: &snapshot.name,
                     time_s: snapshot.time_s,
                     record,
@@ -375,11 +393,11 @@ impl ReplicaSide for BtrfsSide {
     }
 
     fn discard(&self, name: &str) -> ProviderResult<()> {
-        let kept = Btrfs::folder(name)?;
-        let _lock = lock(&kept)?;
-        self.leftovers(&kept)?
+        let snapshot_folder = Btrfs::folder(name)?;
+        let _lock = lock(&snapshot_folder)?;
+        self.leftovers(&snapshot_folder)?
             .iter()
-            .try_for_each(|name| self.remove(&kept, name))
+            .try_for_each(|name| self.remove(&snapshot_folder, name))
     }
 
     fn keep(&self, keeping: &KeepRequest) -> ProviderResult<()> {
@@ -399,15 +417,15 @@ impl ReplicaSide for BtrfsSide {
                 continue;
             }
             match self.btrfs.release(&Self::snapshot_name(keeping, &name), &keeping.tag) {
-                Err(ProviderError::NotThere { .. }) => {}
+                Err(ProviderError::NotFound { .. }) => {}
                 other => other?,
             }
         }
         Ok(())
     }
 
-    fn refusal(&self, action: &'static str, what: &str, complaint: &str) -> ProviderError {
-        Btrfs::refusal((action, what), complaint)
+    fn refusal(&self, action: &'static str, what: &str, stderr: &str) -> ProviderError {
+        Btrfs::refusal((action, what), stderr)
     }
 
     fn can_pack(&self, when: PackWhen) -> bool {

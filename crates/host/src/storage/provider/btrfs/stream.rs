@@ -2,14 +2,16 @@
 //!
 //! # The problem
 //!
-//! `btrfs receive` carries out what a stream says, as root, below the folder that it is given: it makes and renames files by paths, makes
-//! devices, opens by name what it writes to, and clones from any subvolume of the file system whose UUID the stream names. btrfs-receive(8)
-//! warns against streams of untrusted senders. Here the sender is a host that may have been broken into.
+//! `btrfs receive` executes a stream as root, below a given folder: it creates and renames files by path, creates
+//! devices, opens files by path for writing, and clones from any subvolume of the file system whose UUID is in the
+//! stream. btrfs-receive(8) warns against streams of untrusted senders. Here the sender is a host that may have been
+//! compromised.
 //!
 //! # What passes
 //!
-//! A stream of version 1 with one subvolume of the announced name and UUID, which ends with `END`. Every command is read whole, its
-//! checksum compared, its attributes are parsed, and what goes on is encoded anew from them, so there is nothing in it that was not looked at.
+//! A stream of version 1 with one subvolume of the announced name and UUID, which ends with `END`. Every command is
+//! read completely, its checksum is compared, its attributes are parsed, and the output is encoded from them, so it
+//! contains nothing unchecked.
 //!
 //! | in the stream | what is done |
 //! |---|---|
@@ -18,14 +20,14 @@
 //! | a name or UUID that was not announced, or that the dataset has already | refused |
 //! | a parent that is not a host snapshot of this dataset | refused |
 //! | a path that is absolute, or has an empty component, `.`, `..` or NUL | refused |
-//! | a path through a symbolic link, or data for one | refused: [`tree`] knows where they are |
-//! | `CLONE` from anything but this subvolume and its parent | refused |
-//! | devices, FIFOs, sockets, and all that is said of them later | left out, with a note |
+//! | a path through a symbolic link, or data for one | refused: [`tree`] knows all links |
+//! | `CLONE` from a subvolume other than this one and its parent | refused |
+//! | devices, FIFOs, sockets, and later commands about them | left out, with a note |
 //! | set-user-id and set-group-id bits | cleared, with a note |
-//! | extended attributes but `user.*`, `btrfs.*` and access lists | left out, with a note |
+//! | extended attributes other than `user.*`, `btrfs.*` and access lists | left out, with a note |
 //! | `UPDATE_EXTENT` (a stream without data) | refused |
 //!
-//! The subvolume is made under a hidden name, and gets its own when what has arrived was compared with what was announced.
+//! The subvolume is created under a hidden name, and is renamed after it was compared with the announcement.
 
 mod command;
 mod gate;

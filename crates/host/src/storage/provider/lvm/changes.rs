@@ -1,9 +1,10 @@
-//! What two snapshots do not have in common, and what is one's alone: told by the metadata of their pool.
+//! Differences of two snapshots, and the space of one, from the metadata of their thin pool.
 //!
-//! The metadata of a pool that is in use cannot be read as it is: the kernel writes it all the time. It can be told to keep one state of
-//! it (`reserve_metadata_snap`), which the programs read. There is one such state for each pool, and it costs room until it is released.
-//! So who uses it has a lock, and the pool has a tag meanwhile: a state that nobody uses and that has our tag is one that somebody of
-//! ours has left, and is released. One without our tag is somebody else's, and nothing is asked.
+//! The metadata of an active pool cannot be read directly, since the kernel keeps changing it. The kernel can reserve a
+//! metadata snapshot (`reserve_metadata_snap`), which the programs read. Each pool has at most one, and it uses space
+//! until it is released. So it is used under a lock, and the pool has a tag in the meantime: an unused metadata
+//! snapshot with our tag is the leftover of a killed process, and is released. One without our tag belongs to another
+//! program, and the query fails.
 //!
 //! Source: Linux, Documentation/admin-guide/device-mapper/thin-provisioning.rst; thin_delta(8), thin_ls(8).
 
@@ -24,7 +25,7 @@ const THIN_DELTA: &str = "thin_delta";
 const THIN_LS: &str = "thin_ls";
 
 impl Lvm {
-    /// Where a volume may differ between two of its host snapshots, which exist and are held.
+    /// The ranges in which a volume may differ between two of its existing, held host snapshots.
     pub fn changes(&self, older: &HostSnapshotName, newer: &HostSnapshotName) -> ProviderResult<ChangedRanges> {
         let volumes = self.volumes_of(&older.dataset.name)?;
         let (before, after) = (volumes.snapshot(older)?, volumes.snapshot(newer)?);
@@ -33,17 +34,17 @@ impl Lvm {
             what: newer.to_string(),
             reason: reason.to_owned(),
         };
-        // Those of others may have been written to, before they were as they are now.
+        // Snapshots of other programs may have been written before they became read-only.
         let are_ours = [&before, &after].into_iter().all(Snapshot::is_ours);
         if !are_ours || older.dataset != newer.dataset {
-            return Err(refused("one of them is not a host snapshot of ours"));
+            return Err(refused("one of them is not a host snapshot of Holdfast"));
         }
         if before.volume.pool != after.volume.pool || before.volume.size_bytes != after.volume.size_bytes {
-            return Err(refused("they are in two pools, or have two sizes"));
+            return Err(refused("they are in different pools, or have different sizes"));
         }
-        let unknown = || refused("its pool does not tell of it");
+        let unknown = || refused("its pool does not report it");
         let pool = volumes.pool_of(after.volume).ok_or_else(unknown)?;
-        let question = ThinDeltaQuery {
+        let query = ThinDeltaQuery {
             ids: (
                 before.volume.thin_id.ok_or_else(unknown)?,
                 after.volume.thin_id.ok_or_else(unknown)?,
@@ -51,16 +52,16 @@ impl Lvm {
             block_bytes: pool.chunk_bytes.ok_or_else(unknown)?,
             size_bytes: after.volume.size_bytes,
         };
-        let (first, second) = (question.ids.0.to_string(), question.ids.1.to_string());
-        let words = ["--metadata-snap", "--snap1", &first, "--snap2", &second];
-        let answer = self.read_metadata(pool, THIN_DELTA, &words)?;
-        by_thin_delta(&answer, &question).map_err(|error| ProviderError::Senseless {
+        let (first, second) = (query.ids.0.to_string(), query.ids.1.to_string());
+        let arguments = ["--metadata-snap", "--snap1", &first, "--snap2", &second];
+        let answer = self.read_metadata(pool, THIN_DELTA, &arguments)?;
+        by_thin_delta(&answer, &query).map_err(|error| ProviderError::Invalid {
             program: THIN_DELTA,
             detail: error.to_string(),
         })
     }
 
-    /// What snapshots refer to, and what is theirs alone; where the program for it is not there, it stays unknown.
+    /// Adds the total and exclusive bytes of snapshots; without the program for it they stay unknown.
     pub(super) fn measure_by_metadata(&self, snapshots: &mut [HostSnapshot]) -> ProviderResult<()> {
         let mut rooms: BTreeMap<String, BTreeMap<u64, (u64, u64)>> = BTreeMap::new();
         for snapshot in snapshots {
@@ -69,22 +70,22 @@ impl Lvm {
             let (Some(pool), Some(id)) = (volumes.pool_of(volume), volume.thin_id) else {
                 continue;
             };
-            // The metadata of a pool that sleeps is not there to be read.
+            // The metadata of an inactive pool cannot be read.
             if !pool.is_active {
                 continue;
             }
             if !rooms.contains_key(&pool.uuid) {
-                let words = [
+                let arguments = [
                     "--metadata-snap",
                     "--no-headers",
                     "--format",
                     "DEV,MAPPED_BYTES,EXCLUSIVE_BYTES",
                 ];
-                let answer = match self.read_metadata(pool, THIN_LS, &words) {
-                    Err(ProviderError::Tool(ToolError::NotThere { .. })) => return Ok(()),
+                let answer = match self.read_metadata(pool, THIN_LS, &arguments) {
+                    Err(ProviderError::Tool(ToolError::NotFound { .. })) => return Ok(()),
                     other => other?,
                 };
-                rooms.insert(pool.uuid.clone(), parse_rooms(&answer));
+                rooms.insert(pool.uuid.clone(), parse_space(&answer));
             }
             if let Some((mapped_bytes, own_bytes)) = rooms[&pool.uuid].get(&id) {
                 snapshot.referenced_bytes = Some(*mapped_bytes);
@@ -94,20 +95,20 @@ impl Lvm {
         Ok(())
     }
 
-    /// Asks a program about the metadata of a pool, as they were at one instant.
-    fn read_metadata(&self, pool: &Volume, program: &str, words: &[&str]) -> ProviderResult<String> {
+    /// Runs a program on a metadata snapshot of a pool.
+    fn read_metadata(&self, pool: &Volume, program: &str, arguments: &[&str]) -> ProviderResult<String> {
         let full = pool.full_name();
         let path = self.locks.join(format!("lvm-metadata-{}.lock", pool.uuid));
         let _lock = LockFile::open(&path, FlockOperation::LockExclusive)?;
-        // It may have been tagged since it was looked at.
+        // The pool may have been tagged in the meantime.
         let volumes = self.volumes(Some(&pool.group))?;
         let is_left = volumes
             .named(&pool.group, &pool.name)
             .is_some_and(|pool| pool.tags.has_metadata);
-        let device = format!("{}-{}", mangled(&pool.group), mangled(&pool.name));
+        let device = format!("{}-{}", escaped(&pool.group), escaped(&pool.name));
         let target = format!("{device}-tpool");
         match (self.kept_state(&target, &full)?, is_left) {
-            (Some(_), true) => self.tell(&target, &full, "release_metadata_snap")?,
+            (Some(_), true) => self.send_message(&target, &full, "release_metadata_snap")?,
             (Some(_), false) => {
                 return Err(ProviderError::Refused {
                     action: "read the metadata of",
@@ -125,49 +126,51 @@ impl Lvm {
                 .map(drop)
         };
         note("--addtag")?;
-        let answer = self.tell(&target, &full, "reserve_metadata_snap").and_then(|()| {
-            let state = self.kept_state(&target, &full)?;
-            let place = format!("/dev/mapper/{device}_tmeta");
-            let mut words = words.to_vec();
-            words.push(&place);
-            let answer = self.ask(("read the metadata of", &full), program, &words);
-            // What was released meanwhile may have been written over.
-            let is_kept = state.is_some() && self.kept_state(&target, &full)? == state;
-            self.tell(&target, &full, "release_metadata_snap")?;
-            if is_kept {
-                return answer;
-            }
-            Err(ProviderError::Refused {
-                action: "read the metadata of",
-                what: full.clone(),
-                reason: "another process has released them".to_owned(),
-            })
-        });
-        // Where it could not be released, the tag says whose it is.
+        let answer = self
+            .send_message(&target, &full, "reserve_metadata_snap")
+            .and_then(|()| {
+                let state = self.kept_state(&target, &full)?;
+                let place = format!("/dev/mapper/{device}_tmeta");
+                let mut arguments = arguments.to_vec();
+                arguments.push(&place);
+                let answer = self.ask(("read the metadata of", &full), program, &arguments);
+                // A released metadata snapshot may have been overwritten while it was read.
+                let is_kept = state.is_some() && self.kept_state(&target, &full)? == state;
+                self.send_message(&target, &full, "release_metadata_snap")?;
+                if is_kept {
+                    return answer;
+                }
+                Err(ProviderError::Refused {
+                    action: "read the metadata of",
+                    what: full.clone(),
+                    reason: "another process has released it in the meantime".to_owned(),
+                })
+            });
+        // If the release failed, the tag still says that it is ours.
         if self.kept_state(&target, &full)?.is_none() {
             note("--deltag")?;
         }
         answer
     }
 
-    /// Where the state of a pool's metadata is that is kept; none where none is.
+    /// The block of a pool's metadata snapshot; none if there is none.
     fn kept_state(&self, target: &str, full: &str) -> ProviderResult<Option<u64>> {
-        let answer = self.ask(("look at", full), DMSETUP, &["status", target])?;
-        // "0 4194304 thin-pool 17 123/1024 1027/32768 138 rw ...": a hyphen where none is kept.
+        let answer = self.ask(("inspect", full), DMSETUP, &["status", target])?;
+        // "0 4194304 thin-pool 17 123/1024 1027/32768 138 rw ...": a hyphen if there is none.
         let mut fields = answer
             .split_ascii_whitespace()
             .skip_while(|field| *field != "thin-pool");
         match fields.nth(4) {
             Some("-") => Ok(None),
             Some(block) if block.parse::<u64>().is_ok() => Ok(block.parse().ok()),
-            _ => Err(ProviderError::Senseless {
+            _ => Err(ProviderError::Invalid {
                 program: DMSETUP,
                 detail: format!("the status of {target} is {:?}", answer.trim()),
             }),
         }
     }
 
-    fn tell(&self, target: &str, full: &str, message: &str) -> ProviderResult<()> {
+    fn send_message(&self, target: &str, full: &str, message: &str) -> ProviderResult<()> {
         self.ask(
             ("read the metadata of", full),
             DMSETUP,
@@ -177,13 +180,13 @@ impl Lvm {
     }
 }
 
-/// A name of LVM's in the name of a device.
-fn mangled(name: &str) -> String {
+/// Escapes a name of LVM for the name of a device.
+fn escaped(name: &str) -> String {
     name.replace('-', "--")
 }
 
-/// Bytes that volumes refer to, and that are theirs alone, by their numbers.
-fn parse_rooms(answer: &str) -> BTreeMap<u64, (u64, u64)> {
+/// Parses the total and exclusive bytes of volumes, by their thin ids.
+fn parse_space(answer: &str) -> BTreeMap<u64, (u64, u64)> {
     let row = |line: &str| {
         let mut fields = line.split_ascii_whitespace().map(|field| field.parse::<u64>().ok());
         Some((fields.next()??, (fields.next()??, fields.next()??)))

@@ -1,26 +1,27 @@
 //! The volume of a device, from sysfs.
 //!
-//! The device mapper keeps a name and a UUID for each of its devices. LVM calls its own `GROUP-VOLUME`, with two hyphens for each hyphen
-//! in either, and gives them UUIDs that begin with `LVM-`. A volume in a thin pool lies on nothing but its pool, whose UUID ends with
+//! The device mapper has a name and a UUID for each device. LVM's names are `GROUP-VOLUME`, with each hyphen in either
+//! part doubled, and its UUIDs begin with `LVM-`. The only device below a thin volume is its pool, whose UUID ends with
 //! `-tpool`.
 
 use std::path::{Path, PathBuf};
 
-/// Letters of the UUID of a volume: `LVM-`, 32 of its group, 32 of its own. What is longer is a part of a volume.
+/// Length of the UUID of a volume: `LVM-`, 32 letters of its group, 32 of its own. A longer one belongs to a part of a
+/// volume.
 const UUID_BYTES: usize = 4 + 32 + 32;
 
-/// What a device is.
+/// The kind of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in super::super) enum Found {
     /// A volume in a thin pool, `GROUP/VOLUME`.
     Thin(String),
-    /// A volume elsewhere.
+    /// A volume outside of thin pools.
     Thick(String),
-    /// None of LVM's.
+    /// Not a volume of LVM.
     Other,
 }
 
-/// The volume that has the device of this number.
+/// The volume that has the device with this number.
 pub(in super::super) fn find(system: &Path, (major, minor): (u32, u32)) -> Found {
     let place = system.join(format!("dev/block/{major}:{minor}"));
     let read = |path: PathBuf| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
@@ -44,12 +45,12 @@ pub(in super::super) fn find(system: &Path, (major, minor): (u32, u32)) -> Found
     }
 }
 
-/// Where LVM puts the device of a volume.
+/// The path of a volume's device.
 pub(super) fn path_of(group: &str, volume: &str) -> PathBuf {
     Path::new("/dev").join(group).join(volume)
 }
 
-/// `vg0-web1--root`, in the names of the group and the volume; none where it is no such name.
+/// Splits `vg0-web1--root` into the names of group and volume; none if it is not such a name.
 pub(super) fn parse_name(name: &str) -> Option<(String, String)> {
     let mut parts = vec![String::new()];
     let mut letters = name.chars().peekable();
@@ -82,9 +83,9 @@ mod tests {
         }
     }
 
-    /// As the kernel told it of real volumes.
+    /// Names and UUIDs that the kernel reported for real volumes.
     #[test]
-    fn devices_are_known_by_what_the_kernel_says_of_them() {
+    fn devices_are_classified_by_name_and_uuid() {
         let system = tempfile::tempdir().unwrap();
         let thin = "LVM-DxwhZOwN4JbouRZFSTpXZXg9oGgF4EfcoTh7tl3ZeXjTaoD5kgYAhJZvZKLAe5QT";
         let thick = "LVM-DxwhZOwN4JbouRZFSTpXZXg9oGgF4EfcUhkKpVHBRxF7fqxijD17Hmsif11nAhLO";
@@ -102,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_devices_are_names_of_volumes() {
+    fn names_of_devices_are_split_into_group_and_volume() {
         let parts = |name: &str| parse_name(name).map(|(group, volume)| format!("{group}/{volume}"));
         assert_eq!(parts("vg0-web1").as_deref(), Some("vg0/web1"));
         assert_eq!(parts("a--b-c--d----e").as_deref(), Some("a-b/c-d--e"));

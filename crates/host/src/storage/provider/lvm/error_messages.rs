@@ -1,8 +1,8 @@
-//! What LVM's complaints mean. It has one exit code for nearly all of them.
+//! Classifies the error messages of LVM, which has one exit code for nearly all of them.
 
 use super::super::ProviderError;
 
-/// What is said where nobody but root may ask, or the kernel knows of no volumes.
+/// Messages if only root may run it, or the kernel lacks the device mapper.
 const NO_SERVICE: [&str; 4] = [
     "Running as a non-root user",
     "Permission denied",
@@ -10,12 +10,12 @@ const NO_SERVICE: [&str; 4] = [
     "device-mapper driver and/or vdo kernel module may be missing",
 ];
 
-/// The error that a complaint is.
-pub(super) fn refusal((action, what): (&'static str, &str), complaint: &str) -> ProviderError {
-    let says = |words: &str| complaint.contains(words);
+/// The error for a message.
+pub(super) fn refusal((action, what): (&'static str, &str), stderr: &str) -> ProviderError {
+    let has = |words: &str| stderr.contains(words);
     let what = what.to_owned();
-    // Warnings come along with every answer.
-    let lines = complaint.lines().map(str::trim).filter(|line| !line.is_empty());
+    // Every answer may contain warnings.
+    let lines = stderr.lines().map(str::trim).filter(|line| !line.is_empty());
     let is_noise = |line: &&str| {
         ["WARNING:", "File descriptor", "/dev/"]
             .iter()
@@ -26,25 +26,25 @@ pub(super) fn refusal((action, what): (&'static str, &str), complaint: &str) -> 
     let reason = if kept.is_empty() { lines.collect() } else { kept };
     let reason = reason.join("; ");
     match () {
-        () if NO_SERVICE.iter().any(|words| says(words)) => ProviderError::NoService {
+        () if NO_SERVICE.iter().any(|words| has(words)) => ProviderError::NoService {
             provider: "LVM",
-            reason: complaint.trim().lines().map(str::trim).collect::<Vec<_>>().join("; "),
+            reason: stderr.trim().lines().map(str::trim).collect::<Vec<_>>().join("; "),
         },
-        () if says("Failed to find logical volume")
-            || says("not found in Volume group")
-            || says("not found in volume group")
-            || says("Volume group") && says("not found") =>
+        () if has("Failed to find logical volume")
+            || has("not found in Volume group")
+            || has("not found in volume group")
+            || has("Volume group") && has("not found") =>
         {
-            ProviderError::NotThere { what }
+            ProviderError::NotFound { what }
         }
-        () if says("already exists in volume group") => ProviderError::Exists { what },
-        () if says(" in use.") || says("is used by another device") || says("contains a filesystem in use") => {
+        () if has("already exists in volume group") => ProviderError::Exists { what },
+        () if has(" in use.") || has("is used by another device") || has("contains a filesystem in use") => {
             ProviderError::Held {
                 what,
                 reason: "a process has it open".to_owned(),
             }
         }
-        () if says("free space in thin pool") || says("insufficient free space") || says("Insufficient free space") => {
+        () if has("free space in thin pool") || has("insufficient free space") || has("Insufficient free space") => {
             ProviderError::Full { action, what }
         }
         () => ProviderError::Refused { action, what, reason },

@@ -1,55 +1,55 @@
-//! What host snapshots are called as logical volumes, and what is noted with them in tags.
+//! Names of host snapshots as logical volumes, and their metadata in tags.
 //!
-//! A snapshot NAME of VG/LV is the volume `VG/LV+NAME`, with `+` for each `:` of NAME, which may have no `+`. Where that is longer than
-//! LVM bears, or has a word in it that LVM keeps for itself, it is `VG/holdfast+` and 16 hex digits. Its name does not count: its tags do.
+//! A snapshot NAME of VG/LV is the volume `VG/LV+NAME`, with `+` for each `:` of NAME, which must not contain `+`. If
+//! that is too long for LVM, or contains a reserved word, it is `VG/holdfast+` and 16 hex digits. The name has no
+//! meaning: the tags are authoritative.
 //!
 //! | tag | meaning |
 //! |---|---|
 //! | `holdfast.snapshot=NAME` | it is a host snapshot of ours, of this name |
-//! | `holdfast.of=UUID:LV` | of the volume with this UUID, which was called so |
+//! | `holdfast.of=UUID:LV` | its origin is the volume with this UUID, which had this name |
 //! | `holdfast.record.N=TEXT` | the record, in parts of at most 900 bytes, from 0 on; see [`encode`] |
-//! | `holdfast.hold=TAG` | it has a hold |
-//! | `holdfast.held` | anybody does |
-//! | `holdfast.metadata` | at a pool: a state of its metadata is kept, by us |
+//! | `holdfast.hold=TAG` | it has this hold |
+//! | `holdfast.held` | it has at least one hold |
+//! | `holdfast.metadata` | on a pool: its metadata snapshot is ours |
 //!
 //! Source: lvm(8), "Valid names" and "Tags"; lvm2 2.03.16.
 
-/// The tag of a host snapshot with a hold.
 pub(super) const HELD: &str = "holdfast.held";
-/// A pool of which a state of its metadata is kept, by us.
+/// The tag of a pool whose metadata snapshot is ours.
 pub(super) const METADATA: &str = "holdfast.metadata";
 const SNAPSHOT: &str = "holdfast.snapshot=";
 const OF: &str = "holdfast.of=";
 const RECORD: &str = "holdfast.record.";
 const HOLD: &str = "holdfast.hold=";
-/// Bytes of a tag are 1024 at most.
+/// Limit on the bytes of a part in a tag: LVM permits 1024 per tag.
 const PART_BYTES_MAX: usize = 900;
-/// Parts of a record, at most: each of its 1000 bytes may take three.
+/// Limit on the parts of a record: each of its 1000 bytes may be encoded as three.
 const PART_COUNT_MAX: usize = 4;
-/// Bytes of the name of a device, at most, with what LVM appends to it; it has two hyphens for each of a name.
+/// Limit on the bytes of a device name, in which hyphens are doubled, without LVM's suffixes.
 const DEVICE_NAME_BYTES_MAX: usize = 115;
-/// What LVM keeps for itself: words in names, and beginnings of names.
-const WORDS_KEPT: [&str; 14] = [
+/// Reserved by LVM: words in names, and prefixes of names.
+const RESERVED_WORDS: [&str; 14] = [
     "_cdata", "_cmeta", "_corig", "_cpool", "_cvol", "_mimage", "_mlog", "_pmspare", "_rimage", "_rmeta", "_tdata",
     "_tmeta", "_vdata", "_vorigin",
 ];
-const BEGINNINGS_KEPT: [&str; 2] = ["pvmove", "snapshot"];
+const RESERVED_PREFIXES: [&str; 2] = ["pvmove", "snapshot"];
 
-/// What is noted with a volume.
+/// The tags of a volume.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Tags {
-    /// The name of the host snapshot; none where it is none of ours.
+    /// The name of the host snapshot; none if it is not ours.
     pub(super) snapshot: Option<String>,
-    /// The UUID and the name of the volume that it is of.
+    /// The UUID and the name of its origin.
     pub(super) of: Option<(String, String)>,
     pub(super) holds: Vec<String>,
     pub(super) has_metadata: bool,
-    /// The tags with the record, as they are.
+    /// The tags with the record, still encoded.
     pub(super) records: Vec<String>,
 }
 
 impl Tags {
-    /// The tags of a volume, with commas in between.
+    /// Parses the tags of a volume, separated by commas.
     pub(super) fn parse(text: &str) -> Self {
         let mut tags = Self::default();
         for tag in text.split(',') {
@@ -70,7 +70,7 @@ impl Tags {
         tags
     }
 
-    /// The record; none where a part of it is not there, or is no part of one.
+    /// The record; none if a part is missing or invalid.
     pub(super) fn record(&self) -> Option<String> {
         let mut parts: Vec<(usize, &str)> = Vec::new();
         for tag in &self.records {
@@ -84,20 +84,19 @@ impl Tags {
     }
 }
 
-/// The tags of a new host snapshot, but for its record.
+/// The tags of a new host snapshot, without its record.
 pub(super) fn tags_of(snapshot: &str, origin_uuid: &str, origin: &str) -> [String; 2] {
     [format!("{SNAPSHOT}{snapshot}"), format!("{OF}{origin_uuid}:{origin}")]
 }
 
-/// The tag of one hold.
 pub(super) fn hold_tag(tag: &str) -> String {
     format!("{HOLD}{tag}")
 }
 
-/// The tags with a record; none where it is too long for any.
+/// The tags with a record; none if it is too long.
 pub(super) fn record_tags(record: &str) -> Option<Vec<String>> {
     let text = encode(record);
-    // It is ASCII: it can be cut anywhere.
+    // The encoded text is ASCII, and can be split anywhere.
     let parts = text.as_bytes().chunks(PART_BYTES_MAX);
     if parts.len() > PART_COUNT_MAX {
         return None;
@@ -106,8 +105,8 @@ pub(super) fn record_tags(record: &str) -> Option<Vec<String>> {
     Some(parts.enumerate().map(tag).collect())
 }
 
-/// A text in the letters that a tag may have: `!` is a quotation mark, `&` a comma, `#` a space, and `=` with two hex digits any other
-/// byte. So the record of most snapshots can be read in the answer of `lvs`, and is hardly longer.
+/// Encodes a text with the characters that a tag may have: `!` is a quotation mark, `&` a comma, `#` a space, and `=`
+/// with two hex digits any other byte. So most records are readable in the output of `lvs`, and hardly longer.
 fn encode(text: &str) -> String {
     use std::fmt::Write as _;
     let mut encoded = String::with_capacity(text.len() + 16);
@@ -143,16 +142,16 @@ fn decode(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// The name of the volume that is a host snapshot.
+/// The name of the volume of a host snapshot.
 pub(super) fn volume_name(group: &str, origin: &str, snapshot: &str) -> String {
     let spelled = format!("{origin}+{}", snapshot.replace(':', "+"));
     let hyphens = |text: &str| text.len() + text.matches('-').count();
-    let is_kept = WORDS_KEPT.iter().any(|word| spelled.contains(word))
-        || BEGINNINGS_KEPT.iter().any(|beginning| spelled.starts_with(beginning));
+    let is_kept = RESERVED_WORDS.iter().any(|word| spelled.contains(word))
+        || RESERVED_PREFIXES.iter().any(|beginning| spelled.starts_with(beginning));
     if !is_kept && hyphens(group) + 1 + hyphens(&spelled) <= DEVICE_NAME_BYTES_MAX {
         return spelled;
     }
-    // FNV-1a: what it is called does not matter, as long as two are called differently.
+    // FNV-1a: the digest only has to make names distinct.
     let digest = format!("{origin}@{snapshot}")
         .bytes()
         .fold(0xcbf2_9ce4_8422_2325_u64, |digest, byte| {
@@ -161,7 +160,7 @@ pub(super) fn volume_name(group: &str, origin: &str, snapshot: &str) -> String {
     format!("holdfast+{digest:016x}")
 }
 
-/// Whether this can be the name of a volume, or of a volume group.
+/// Whether it is a valid name of a volume or volume group.
 pub(super) fn is_name(name: &str) -> bool {
     let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"+_.-".contains(&byte);
     !name.is_empty()
@@ -172,7 +171,7 @@ pub(super) fn is_name(name: &str) -> bool {
         && name.bytes().all(is_allowed)
 }
 
-/// `vg0/web1`, in its two parts.
+/// Splits `vg0/web1` into group and volume.
 pub(super) fn parts(name: &str) -> Option<(&str, &str)> {
     let (group, volume) = name.split_once('/')?;
     (is_name(group) && is_name(volume)).then_some((group, volume))
@@ -183,7 +182,7 @@ mod tests {
     use super::{Tags, encode, is_name, parts, record_tags, tags_of, volume_name};
 
     #[test]
-    fn a_record_comes_back_from_its_tags_in_whatever_order_they_are() {
+    fn a_record_is_decoded_from_tags_in_any_order() {
         let records = [
             "{\"schema\":1,\"machines\":[\"web 1\"],\"time\":\"2026-11-22T16:45:10.5Z\"}".to_owned(),
             "ä!&#=,\"\n\t\\".to_owned(),
@@ -202,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_half_a_record_is_none() {
+    fn an_incomplete_record_is_none() {
         for tags in [
             "",
             "holdfast.record.1=a",
@@ -218,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn tags_say_what_a_volume_is() {
+    fn tags_of_volumes_are_parsed() {
         let [name, of] = tags_of("a:b", "AbCd-1", "web1");
         let tags = Tags::parse(&format!("mine,{name},{of},holdfast.held,holdfast.hold=x:y"));
         assert_eq!(tags.snapshot.as_deref(), Some("a:b"));
@@ -228,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn volumes_are_called_after_what_they_are_of_where_lvm_bears_it() {
+    fn volumes_are_named_after_their_origin_if_lvm_permits() {
         assert_eq!(
             volume_name("vg0", "web1", "holdfast_2026-11-22_16:45:10Z"),
             "web1+holdfast_2026-11-22_16+45+10Z"
@@ -236,14 +235,14 @@ mod tests {
         let long = volume_name("vg0", &"a".repeat(60), &"b".repeat(60));
         assert!(long.starts_with("holdfast+") && long.len() == 25, "{long}");
         assert_ne!(long, volume_name("vg0", &"a".repeat(60), &"c".repeat(60)));
-        // Each hyphen is two in the name of a device.
+        // Each hyphen is doubled in the name of a device.
         assert!(volume_name(&"-".repeat(40), "a", &"-".repeat(20)).starts_with("holdfast+"));
         assert!(volume_name("vg0", "web1", "x_tmeta").starts_with("holdfast+"));
         assert!(volume_name("vg0", "web1", "snapshot").starts_with("web1+"));
     }
 
     #[test]
-    fn only_names_that_lvm_gives_become_arguments() {
+    fn only_valid_names_become_arguments() {
         assert_eq!(parts("vg0/web1+a_b.c-d"), Some(("vg0", "web1+a_b.c-d")));
         for other in [
             "vg0", "vg0/", "/web1", "-f/web1", "vg0/-f", "vg0/a/b", "vg0/a b", "vg0/a@b", "../x", "vg0/..", "vg0/a:b",

@@ -1,21 +1,23 @@
-//! Whether a thin pool has room for another snapshot. A full pool stops every machine with a disk in it, and is hard to repair.
+//! Checks whether a thin pool has space for another snapshot. A full pool stops every machine with a disk in it, and is
+//! hard to repair.
 
 use super::super::{ProviderError, ProviderResult};
 use super::report::{Volume, VolumeKind};
 
-/// Of a pool's data, and of its metadata, so much may be in use, in hundredths of a percent. A snapshot itself takes nearly nothing of
-/// either; what is overwritten from then on does.
+/// Limits on the used data and metadata of a pool, in hundredths of a percent. A snapshot itself uses almost nothing of
+/// either; later overwrites do.
 const DATA_MAX: u64 = 9500;
 const METADATA_MAX: u64 = 9000;
-/// Bytes that have to be free for the description of a volume group: a snapshot takes about one, with its record up to four.
+/// Minimum of free bytes in the metadata area of a volume group: a snapshot takes about one KiB, with its record up to
+/// four.
 const DESCRIPTION_BYTES_MIN: u64 = 32 << 10;
 
-/// What a volume is that has no thin snapshots.
+/// The error for a volume that cannot have thin snapshots.
 pub(super) fn not_thin(volume: &Volume) -> ProviderError {
     let reason = match volume.kind {
-        VolumeKind::Pool => "it is a thin pool; name a volume in it".to_owned(),
+        VolumeKind::Pool => "it is a thin pool; give a volume in it".to_owned(),
         _ => format!(
-            "it is a volume of LVM that is not in a thin pool ({}), which makes no snapshots that could be kept",
+            "it is a volume of LVM that is not in a thin pool ({}), so it cannot have lasting snapshots",
             volume.segment_type
         ),
     };
@@ -26,8 +28,8 @@ pub(super) fn not_thin(volume: &Volume) -> ProviderError {
     }
 }
 
-/// Refuses another snapshot of a volume that its pool, or its group, would not bear.
-pub(super) fn check_room(volume: &Volume, pool: Option<&Volume>) -> ProviderResult<()> {
+/// Refuses another snapshot of a volume if its pool, or its group, lacks the space.
+pub(super) fn check_space(volume: &Volume, pool: Option<&Volume>) -> ProviderResult<()> {
     if volume.kind != VolumeKind::Thin {
         return Err(not_thin(volume));
     }
@@ -40,23 +42,23 @@ pub(super) fn check_room(volume: &Volume, pool: Option<&Volume>) -> ProviderResu
     };
     let group = &volume.group;
     if let Some(why) = volume.shared {
-        return refused(format!("its volume group {group} is left alone: {why}"));
+        return refused(format!("its volume group {group} is not used: {why}"));
     }
     if volume
         .description_free_bytes
         .is_some_and(|free| free < DESCRIPTION_BYTES_MIN)
     {
         return refused(format!(
-            "the volume group {group} has no room for the description of another volume; remove some snapshots"
+            "the metadata of the volume group {group} has no space for another volume; remove some snapshots"
         ));
     }
     let Some(pool) = pool else {
-        return refused(format!("its thin pool {group}/{} is not in the list", volume.pool));
+        return refused(format!("its thin pool {group}/{} is not listed", volume.pool));
     };
     let name = pool.full_name();
     if !pool.health.is_empty() {
         return refused(format!(
-            "its thin pool {name} is not well: {}",
+            "its thin pool {name} has a problem: {}",
             pool.health.replace('_', " ")
         ));
     }

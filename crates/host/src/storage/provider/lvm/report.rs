@@ -1,4 +1,4 @@
-//! What `lvs --reportformat json` answers.
+//! Parses the output of `lvs --reportformat json`.
 
 use std::collections::BTreeSet;
 
@@ -7,8 +7,8 @@ use serde::Deserialize;
 use super::super::{ProviderError, ProviderResult};
 use super::names::Tags;
 
-/// What is asked for: numbers in bytes, times in seconds since 1970-01-01 UTC.
-pub(super) const QUESTION: [&str; 9] = [
+/// The requested fields: numbers in bytes, times in seconds since 1970-01-01 UTC.
+pub(super) const FIELDS: [&str; 9] = [
     "--reportformat",
     "json",
     "--units",
@@ -33,7 +33,7 @@ struct Section {
     lv: Vec<Row>,
 }
 
-/// A logical volume, in words: everything is text, also numbers, and empty where it is not known.
+/// A logical volume in the report: all values are strings, and empty if unknown.
 #[derive(Deserialize)]
 struct Row {
     vg_name: String,
@@ -60,7 +60,7 @@ struct Row {
     vg_mda_free: String,
 }
 
-/// What a logical volume is, as far as it matters here.
+/// The kind of a logical volume, as far as it matters here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum VolumeKind {
     /// A volume in a thin pool.
@@ -71,64 +71,63 @@ pub(super) enum VolumeKind {
     Other,
 }
 
-/// A logical volume.
 #[derive(Debug, Clone)]
 pub(super) struct Volume {
     pub(super) group: String,
     pub(super) name: String,
     pub(super) uuid: String,
     pub(super) kind: VolumeKind,
-    /// What LVM calls its kind.
+    /// LVM's segment type.
     pub(super) segment_type: String,
     pub(super) size_bytes: u64,
     pub(super) pool: String,
-    /// The volume that it is a thin snapshot of; empty when that is gone.
+    /// The origin of a thin snapshot; empty if that was removed.
     pub(super) origin: String,
     pub(super) time_s: i64,
     pub(super) tags: Tags,
     pub(super) is_read_only: bool,
     pub(super) is_active: bool,
     pub(super) skips_activation: bool,
-    /// Its device, when it is active.
+    /// Its device, if it is active.
     pub(super) path: String,
-    /// How much of it is mapped, or full, in hundredths of a percent; none where it is not active.
+    /// The mapped part, or the used part of a pool, in hundredths of a percent; none if it is not active.
     pub(super) data_basis_points: Option<u64>,
     pub(super) metadata_basis_points: Option<u64>,
-    /// What is wrong with it; empty where nothing is.
+    /// LVM's description of a problem; empty if there is none.
     pub(super) health: String,
     pub(super) thin_id: Option<u64>,
     pub(super) chunk_bytes: Option<u64>,
-    /// Why its volume group is not this host's alone; none where it is.
+    /// Why its volume group is not exclusive to this host; none if it is.
     pub(super) shared: Option<&'static str>,
-    /// Bytes that are free for the description of its volume group.
+    /// Free bytes in the metadata area of its volume group.
     pub(super) description_free_bytes: Option<u64>,
 }
 
 impl Volume {
-    /// As LVM names it, and as it is an argument.
+    /// The full name, as an argument.
     pub(super) fn full_name(&self) -> String {
         format!("{}/{}", self.group, self.name)
     }
 
-    /// Bytes of it that are mapped, or of a pool in use: LVM tells them to a ten thousandth.
+    /// Mapped bytes, or used bytes of a pool, to the precision of LVM's report: a ten-thousandth.
     pub(super) fn data_bytes(&self) -> Option<u64> {
         let parts = u128::from(self.size_bytes) * u128::from(self.data_basis_points?) / 10_000;
         u64::try_from(parts).ok()
     }
 }
 
-/// All volumes of an answer. Those in several segments come several times; thin ones and pools have one.
+/// The volumes in an answer. A volume with several segments is listed several times; thin volumes and pools have one.
 pub(super) fn parse(answer: &str) -> ProviderResult<Vec<Volume>> {
-    let senseless = |detail: String| ProviderError::Senseless { program: LVS, detail };
-    let answer: LvReport = serde_json::from_str(answer).map_err(|error| senseless(error.to_string()))?;
+    let invalid = |detail: String| ProviderError::Invalid { program: LVS, detail };
+    let answer: LvReport = serde_json::from_str(answer).map_err(|error| invalid(error.to_string()))?;
     let rows = answer.report.into_iter().flat_map(|section| section.lv);
     let volumes: Vec<Volume> = rows
-        .map(|row| volume(row).map_err(senseless))
+        .map(|row| volume(row).map_err(invalid))
         .collect::<ProviderResult<_>>()?;
     let mut seen = BTreeSet::new();
     for volume in volumes.iter().filter(|volume| volume.kind != VolumeKind::Other) {
         if !seen.insert((&volume.group, &volume.name)) {
-            return Err(senseless(format!("{} is listed twice", volume.full_name())));
+            return Err(invalid(format!("{} is listed twice", volume.full_name())));
         }
     }
     Ok(volumes)
@@ -138,11 +137,14 @@ fn volume(row: Row) -> Result<Volume, String> {
     let number = |text: &str| text.parse::<u64>().ok();
     let full = format!("{}/{}", row.vg_name, row.lv_name);
     let size_bytes = number(&row.lv_size).ok_or_else(|| format!("{full} has no size"))?;
-    let time_s = row.lv_time.parse().map_err(|_| format!("{full} was made at no time"))?;
+    let time_s = row
+        .lv_time
+        .parse()
+        .map_err(|_| format!("{full} has no valid creation time"))?;
     let shared = if !row.vg_lock_type.is_empty() && row.vg_lock_type != "none" {
-        Some("it is shared among hosts, by lvmlockd")
+        Some("several hosts share it (lvmlockd)")
     } else if !row.vg_clustered.is_empty() {
-        Some("it is of a cluster")
+        Some("it belongs to a cluster")
     } else if !row.vg_exported.is_empty() {
         Some("it is exported")
     } else {
@@ -177,7 +179,7 @@ fn volume(row: Row) -> Result<Volume, String> {
     })
 }
 
-/// `11.72`, in hundredths of a percent; none for what is more than all.
+/// Parses `11.72` to hundredths of a percent; none above 100 percent.
 fn basis_points(text: &str) -> Option<u64> {
     let (whole, part) = text.split_once('.').unwrap_or((text, ""));
     let part = format!("{part:0<2}");
@@ -193,7 +195,7 @@ mod tests {
     use super::basis_points;
 
     #[test]
-    fn shares_are_understood_to_the_hundredth() {
+    fn percentages_are_parsed_to_the_hundredth() {
         assert_eq!(basis_points("11.72"), Some(1172));
         assert_eq!(basis_points("0.00"), Some(0));
         assert_eq!(basis_points("100.00"), Some(10_000));

@@ -1,4 +1,4 @@
-//! What is asked of LVM, and how its answers are understood: a stand-in gives those that real volumes gave.
+//! Tests of the arguments for LVM, and of the parsing of its answers: a fake program returns those of real volumes.
 
 mod metadata;
 
@@ -11,7 +11,7 @@ use super::super::{HostSnapshot, HostSnapshotLabel, HostSnapshotName, HostSnapsh
 use super::{Lvm, dataset};
 use crate::system::process::{Answer, ToolError, Tools};
 
-/// The volumes of a group as LVM 2.03.16 told of them.
+/// The volumes of a group, as LVM 2.03.16 reported them.
 const VOLUMES: &str = include_str!("fixtures/lvs.json");
 const LABEL: HostSnapshotLabel<'static> = HostSnapshotLabel {
     name: "a:b",
@@ -19,7 +19,7 @@ const LABEL: HostSnapshotLabel<'static> = HostSnapshotLabel {
     record: "{\"x\": 1}",
 };
 
-/// What the stand-in does when it is asked.
+/// The answer of the fake program to a request.
 enum ScriptedAnswer {
     Says(&'static str),
     Owned(String),
@@ -28,31 +28,31 @@ enum ScriptedAnswer {
 }
 use ScriptedAnswer::{Complains, Hangs, Owned, Says};
 
-/// Gives answers in turn, and keeps what it was asked.
+/// Returns answers in order, and records the requests.
 struct ScriptedLvm {
     answers: Mutex<Vec<ScriptedAnswer>>,
-    asked: Mutex<Vec<String>>,
+    requests: Mutex<Vec<String>>,
 }
 
 impl Tools for ScriptedLvm {
     fn ask(&self, program: &str, arguments: &[&str]) -> Result<Answer, ToolError> {
-        let words = format!("{program} {}", arguments.join(" "));
-        self.asked.lock().unwrap().push(words.clone());
-        let (is_well, output, complaint) = match self.answers.lock().unwrap().remove(0) {
+        let command_line = format!("{program} {}", arguments.join(" "));
+        self.requests.lock().unwrap().push(command_line.clone());
+        let (is_success, output, stderr) = match self.answers.lock().unwrap().remove(0) {
             Says(output) => (true, output.to_owned(), String::new()),
             Owned(output) => (true, output, String::new()),
-            Complains(complaint) => (false, String::new(), complaint.to_owned()),
+            Complains(stderr) => (false, String::new(), stderr.to_owned()),
             Hangs => {
                 return Err(ToolError::TimedOut {
-                    words,
+                    command_line,
                     waited: Duration::ZERO,
                 });
             }
         };
         Ok(Answer {
-            is_well,
+            is_success,
             output,
-            complaint,
+            stderr,
         })
     }
 }
@@ -67,7 +67,7 @@ impl World {
     fn new(answers: Vec<ScriptedAnswer>) -> Self {
         let scripted = Arc::new(ScriptedLvm {
             answers: Mutex::new(answers),
-            asked: Mutex::default(),
+            requests: Mutex::default(),
         });
         let locks = tempfile::tempdir().unwrap();
         let lvm = Lvm::new(
@@ -82,10 +82,10 @@ impl World {
         }
     }
 
-    /// What was asked, but for the questions what volumes there are.
-    fn asked(&self) -> Vec<String> {
+    /// The requests, without those for the list of volumes.
+    fn requests(&self) -> Vec<String> {
         assert!(self.scripted.answers.lock().unwrap().is_empty(), "all was asked for");
-        let all = self.scripted.asked.lock().unwrap();
+        let all = self.scripted.requests.lock().unwrap();
         all.iter().filter(|words| !words.starts_with("lvs ")).cloned().collect()
     }
 }
@@ -102,7 +102,7 @@ fn wanted(of: &str) -> HostSnapshotScope {
 }
 
 #[test]
-fn volumes_and_what_sleeps_beside_them_are_told_apart() {
+fn volumes_are_distinguished_from_snapshots() {
     let world = World::new(vec![Says(VOLUMES)]);
     let states = world.lvm.datasets().unwrap();
     let names: Vec<_> = states.iter().map(|state| state.dataset.name.as_str()).collect();
@@ -115,7 +115,7 @@ fn volumes_and_what_sleeps_beside_them_are_told_apart() {
 }
 
 #[test]
-fn snapshots_are_listed_in_their_order_whoever_made_them() {
+fn snapshots_of_all_programs_are_listed_in_order() {
     let world = World::new(vec![Says(VOLUMES), Says(VOLUMES), Says(VOLUMES), Says(VOLUMES)]);
     let found = world.lvm.snapshots("vg0/web1").unwrap();
     let names: Vec<_> = found.iter().map(|snapshot| snapshot.name.name.as_str()).collect();
@@ -123,9 +123,9 @@ fn snapshots_are_listed_in_their_order_whoever_made_them() {
         names,
         ["holdfast_2026-11-22_16:45:10Z", "before-update", "by-hand", "snapper_1"]
     );
-    let told = |snapshot: &HostSnapshot| (snapshot.hold_count, snapshot.record.is_some());
-    let told: Vec<_> = found.iter().map(told).collect();
-    assert_eq!(told, [(0, true), (1, true), (0, false), (0, false)]);
+    let summary = |snapshot: &HostSnapshot| (snapshot.hold_count, snapshot.record.is_some());
+    let summary: Vec<_> = found.iter().map(summary).collect();
+    assert_eq!(summary, [(0, true), (1, true), (0, false), (0, false)]);
     assert_eq!(
         found[1].record.as_deref(),
         Some("{\"schema\":1,\"machines\":[\"web1\"],\"frozen_ms\":0}")
@@ -134,17 +134,17 @@ fn snapshots_are_listed_in_their_order_whoever_made_them() {
         (found[0].time_s, found[0].identity.as_str()),
         (1_795_388_989, "ojhYox-shYs-PRCg-LgH6-Afpy-iPne-OH5yLG")
     );
-    // A snapshot does not need what it is of, and is found when that is gone.
+    // A snapshot does not need its origin, and is found after that was removed.
     assert_eq!(world.lvm.snapshots("vg0/gone").unwrap()[0].name, name("gone", "last"));
     assert_eq!(world.lvm.dataset("vg0/gone").unwrap().available_bytes, None);
     assert!(matches!(
         world.lvm.snapshots("vg0/never"),
-        Err(ProviderError::NotThere { .. })
+        Err(ProviderError::NotFound { .. })
     ));
 }
 
 #[test]
-fn a_snapshot_has_its_record_and_its_name_from_the_beginning() {
+fn a_snapshot_is_created_with_its_name_and_record() {
     let of_new = VOLUMES
         .replace("\"lv_name\":\"by-hand\"", "\"lv_name\":\"web1+a+b\"")
         .replace(
@@ -167,10 +167,10 @@ fn a_snapshot_has_its_record_and_its_name_from_the_beginning() {
         ..LABEL
     };
     world.lvm.commit(&all, &settled).unwrap();
-    // What is noted already is not noted again.
+    // An existing record is not written again.
     world.lvm.commit(&all, &LABEL).unwrap();
     assert_eq!(
-        world.asked(),
+        world.requests(),
         [
             "lvcreate -qq --yes --snapshot --permission r --setactivationskip y --addtag holdfast.snapshot=a:b \
              --addtag holdfast.of=9rBEtQ-X3yl-2OgF-QjyI-u2XQ-dZRS-XKYjrE:web1 --addtag holdfast.record.0==7B!x!:#1=7D \
@@ -181,15 +181,15 @@ fn a_snapshot_has_its_record_and_its_name_from_the_beginning() {
 }
 
 #[test]
-fn what_cannot_be_cut_is_refused_before_machines_stand_still() {
+fn an_impossible_snapshot_is_refused_while_preparing() {
     let refused = |answer: String, of: &str, name: &str| {
         let world = World::new(vec![Owned(answer)]);
         let label = HostSnapshotLabel { name, ..LABEL };
         let error = world.lvm.prepare(&[wanted(of)], &label).unwrap_err();
-        assert!(world.asked().is_empty());
+        assert!(world.requests().is_empty());
         error.to_string()
     };
-    let said = |from: &str, to: &str| {
+    let error_after = |from: &str, to: &str| {
         let answer = VOLUMES.replace(from, to);
         assert_ne!(answer, VOLUMES);
         refused(answer, "web1", "a")
@@ -197,29 +197,31 @@ fn what_cannot_be_cut_is_refused_before_machines_stand_still() {
     let as_it_is = |of: &str, name: &str| refused(VOLUMES.to_owned(), of, name);
     assert_eq!(
         as_it_is("web1", "before-update"),
-        "lvm:vg0/web1@before-update is there already"
+        "lvm:vg0/web1@before-update already exists"
     );
-    assert_eq!(as_it_is("web1", "by-hand"), "lvm:vg0/web1@by-hand is there already");
+    assert_eq!(as_it_is("web1", "by-hand"), "lvm:vg0/web1@by-hand already exists");
     assert_eq!(as_it_is("gone", "a"), "there is no lvm:vg0/gone");
     assert!(as_it_is("thick", "a").contains("not in a thin pool (linear)"));
     assert!(as_it_is("pool", "a").contains("it is a thin pool"));
-    let full = said("\"data_percent\":\"0.99\"", "\"data_percent\":\"95.01\"");
+    let full = error_after("\"data_percent\":\"0.99\"", "\"data_percent\":\"95.01\"");
     assert!(
         full.contains("95.01 % of the data of its thin pool vg0/pool") && full.contains("lvextend"),
         "{full}"
     );
-    let full = said("\"metadata_percent\":\"11.72\"", "\"metadata_percent\":\"90.50\"");
+    let full = error_after("\"metadata_percent\":\"11.72\"", "\"metadata_percent\":\"90.50\"");
     assert!(
         full.contains("90.50 % of the metadata") && full.contains("--poolmetadatasize"),
         "{full}"
     );
-    let ill = said(
+    let ill = error_after(
         "\"data_percent\":\"0.99\", \"metadata_percent\":\"11.72\", \"lv_health_status\":\"\"",
         "\"data_percent\":\"0.99\", \"metadata_percent\":\"11.72\", \"lv_health_status\":\"out_of_data\"",
     );
-    assert!(ill.ends_with("vg0/pool is not well: out of data"), "{ill}");
-    assert!(said("\"vg_lock_type\":\"\"", "\"vg_lock_type\":\"sanlock\"").contains("lvmlockd"));
-    assert!(said("\"vg_mda_free\":\"515584\"", "\"vg_mda_free\":\"9000\"").contains("no room for the description"));
+    assert!(ill.ends_with("vg0/pool has a problem: out of data"), "{ill}");
+    assert!(error_after("\"vg_lock_type\":\"\"", "\"vg_lock_type\":\"sanlock\"").contains("lvmlockd"));
+    assert!(
+        error_after("\"vg_mda_free\":\"515584\"", "\"vg_mda_free\":\"9000\"").contains("no space for another volume")
+    );
     for wrong in ["", "a b", "a+b", "../x", "-x"] {
         let world = World::new(Vec::new());
         let label = HostSnapshotLabel { name: wrong, ..LABEL };
@@ -234,18 +236,18 @@ fn what_cannot_be_cut_is_refused_before_machines_stand_still() {
 }
 
 #[test]
-fn one_that_was_killed_while_a_volume_stood_still_does_not_leave_it_so() {
+fn a_volume_left_suspended_is_resumed() {
     let world = World::new(vec![Says(VOLUMES), Hangs, Says(""), Says(VOLUMES)]);
     world.lvm.prepare(&[wanted("web1")], &LABEL).unwrap();
     assert!(matches!(
         world.lvm.create(&[wanted("web1")], &LABEL),
         Err(ProviderError::Tool(_))
     ));
-    assert_eq!(world.asked()[1..], ["lvchange -qq --refresh vg0/web1"]);
+    assert_eq!(world.requests()[1..], ["lvchange -qq --refresh vg0/web1"]);
 }
 
 #[test]
-fn nothing_goes_but_the_snapshot_that_was_looked_at() {
+fn only_the_inspected_snapshot_is_removed() {
     let snapshot = name("web1", "holdfast_2026-11-22_16:45:10Z");
     let without = |one: &str| {
         let lines = VOLUMES
@@ -260,24 +262,24 @@ fn nothing_goes_but_the_snapshot_that_was_looked_at() {
     let world = World::new(vec![Says(VOLUMES), Says(""), Owned(after)]);
     world.lvm.destroy(&name("web1", "snapper_1")).unwrap();
     assert_eq!(
-        world.asked(),
+        world.requests(),
         [
             "lvremove -qq --yes --force --select lv_uuid=\"HC0c2R-YsNn-IKeh-47Ak-trqe-5Ir3-G7cmbf\" && \
           lv_tags!={\"holdfast.held\"} vg0/snapper_1"
         ]
     );
-    // LVM removes nothing that somebody has begun to hold, and does not say so.
+    // LVM does not remove a snapshot that got a hold in the meantime, and reports success.
     let world = World::new(vec![Says(VOLUMES), Says(""), Says(VOLUMES)]);
     assert!(matches!(world.lvm.destroy(&snapshot), Err(ProviderError::Held { .. })));
     let world = World::new(vec![Says(VOLUMES)]);
     let held = world.lvm.destroy(&name("web1", "before-update")).unwrap_err();
     assert!(held.to_string().ends_with("is held: by audit"), "{held}");
-    assert!(world.asked().is_empty());
+    assert!(world.requests().is_empty());
     // Neither volumes nor clones nor pools are snapshots.
     for other in ["web1", "web-2", "trial", "pool", "thick"] {
         let world = World::new(vec![Says(VOLUMES)]);
         let error = world.lvm.destroy(&name("web1", other)).unwrap_err();
-        assert!(matches!(error, ProviderError::NotThere { .. }), "{other}: {error}");
+        assert!(matches!(error, ProviderError::NotFound { .. }), "{other}: {error}");
     }
     let world = World::new(vec![Says(VOLUMES), Complains("  Logical volume vg0/x in use.\n")]);
     assert!(matches!(world.lvm.destroy(&snapshot), Err(ProviderError::Held { .. })));
@@ -292,7 +294,7 @@ fn nothing_goes_but_the_snapshot_that_was_looked_at() {
 }
 
 #[test]
-fn whoever_holds_is_noted_and_the_last_to_let_go_frees_it() {
+fn holds_are_tags_and_the_last_release_removes_them() {
     let free = name("web1", "holdfast_2026-11-22_16:45:10Z");
     let held = name("web1", "before-update");
     let world = World::new(vec![Says(VOLUMES), Says(""), Says(VOLUMES), Says(VOLUMES), Says("")]);
@@ -303,7 +305,7 @@ fn whoever_holds_is_noted_and_the_last_to_let_go_frees_it() {
     ));
     world.lvm.release(&held, "audit").unwrap();
     assert_eq!(
-        world.asked(),
+        world.requests(),
         [
             "lvchange -qq --addtag holdfast.held --addtag holdfast.hold=keep vg0/web1+holdfast_2026-11-22_16+45+10Z",
             "lvchange -qq --deltag holdfast.hold=audit --deltag holdfast.held vg0/web1+before-update",
@@ -314,16 +316,16 @@ fn whoever_holds_is_noted_and_the_last_to_let_go_frees_it() {
     world.lvm.release(&held, "audit").unwrap();
     assert!(matches!(
         world.lvm.release(&held, "other"),
-        Err(ProviderError::NotThere { .. })
+        Err(ProviderError::NotFound { .. })
     ));
     assert_eq!(
-        world.asked(),
+        world.requests(),
         ["lvchange -qq --deltag holdfast.hold=audit vg0/web1+before-update"]
     );
 }
 
 #[test]
-fn a_clone_is_removed_by_nobody_but_who_made_it() {
+fn only_a_clone_of_the_snapshot_is_removed() {
     let of = name("web1", "before-update");
     for (other, of) in [
         ("vg0/web1", &of),
@@ -345,15 +347,15 @@ fn a_clone_is_removed_by_nobody_but_who_made_it() {
 }
 
 #[test]
-fn complaints_are_understood() {
-    let refused = |complaint: &'static str| World::new(vec![Complains(complaint)]).lvm.datasets().unwrap_err();
+fn error_messages_are_classified() {
+    let refused = |stderr: &'static str| World::new(vec![Complains(stderr)]).lvm.datasets().unwrap_err();
     assert!(matches!(
         refused("  Volume group \"vgnone\" not found\n  Cannot process volume group vgnone\n"),
-        ProviderError::NotThere { .. }
+        ProviderError::NotFound { .. }
     ));
     assert!(matches!(
         refused("  Failed to find logical volume \"vg0/nope\"\n"),
-        ProviderError::NotThere { .. }
+        ProviderError::NotFound { .. }
     ));
     assert!(matches!(
         refused("  WARNING: Running as a non-root user. Functionality may be unavailable.\n"),
@@ -368,11 +370,11 @@ fn complaints_are_understood() {
         ProviderError::Full { .. }
     ));
     let other = refused("File descriptor 9 (x) leaked on lvs invocation. Parent PID 1: sh\n  WARNING: a\n  b c.\n");
-    assert_eq!(other.to_string(), "look at all volumes: b c.");
+    assert_eq!(other.to_string(), "cannot inspect all volumes: b c.");
 }
 
 #[test]
-fn answers_that_make_no_sense_are_no_answers() {
+fn invalid_answers_are_errors() {
     for answer in [
         "",
         "{}",
@@ -382,7 +384,7 @@ fn answers_that_make_no_sense_are_no_answers() {
     ] {
         let world = World::new(vec![Says(answer)]);
         assert!(
-            matches!(world.lvm.datasets(), Err(ProviderError::Senseless { .. })),
+            matches!(world.lvm.datasets(), Err(ProviderError::Invalid { .. })),
             "{answer}"
         );
     }
@@ -392,7 +394,7 @@ fn answers_that_make_no_sense_are_no_answers() {
     ] {
         let world = World::new(vec![Owned(VOLUMES.replace(from, to))]);
         assert!(
-            matches!(world.lvm.datasets(), Err(ProviderError::Senseless { .. })),
+            matches!(world.lvm.datasets(), Err(ProviderError::Invalid { .. })),
             "{to}"
         );
     }

@@ -1,7 +1,8 @@
-//! Snapshots that are looked into: activated for that, and put to sleep again.
+//! Views of snapshots: activated for reading, and deactivated afterwards.
 //!
-//! Several may look into the same one, also from several processes: each shares a lock, and the last to leave is the one that gets it
-//! alone. One that dies leaves an active snapshot, which is read-only, does no harm, and may be looked into and removed all the same.
+//! Several views may use one snapshot, also from several processes: they share a lock, and the last one to close gets
+//! it exclusively. A killed process leaves an active snapshot, which is read-only, harmless, and can be viewed and
+//! removed all the same.
 
 use std::fs::File;
 use std::io::ErrorKind;
@@ -17,36 +18,36 @@ use super::super::{HostSnapshotName, ProviderError, ProviderResult, View};
 use super::{ATTEMPT_COUNT, ATTEMPT_INTERVAL, LVCHANGE, Lvm};
 use crate::system::waits::{LOCK_HOLDER, Wait};
 
-/// Makes the devices of volumes by itself, where udev does not.
+/// Creates the device nodes of volumes without udev.
 const MAKE_NODES: &str = "vgmknodes";
 
 impl Lvm {
-    /// Who holds and releases snapshots, and who removes one that nobody holds, come one after another.
+    /// Serializes holds, releases, and removals of snapshots without holds.
     pub(super) fn lock_holds(&self) -> ProviderResult<File> {
         LockFile::open(&self.locks.join("lvm-holds.lock"), FlockOperation::LockExclusive).map(|locked| locked.file)
     }
 
-    /// Activates a snapshot for as long as the view is there.
+    /// Activates a snapshot until the view is dropped.
     pub(super) fn activate(&self, snapshot: &HostSnapshotName) -> ProviderResult<View> {
         let volumes = self.volumes_of(&snapshot.dataset.name)?;
         let volume = volumes.snapshot(snapshot)?.volume;
         let full = volume.full_name();
         let path = self.locks.join(format!("lvm-view-{}.lock", volume.uuid));
         let lock = LockFile::open(&path, FlockOperation::LockShared)?;
-        // One that somebody else has made and activated is his to put to sleep.
-        let is_others = volume.is_active && volume.tags.snapshot.is_none();
-        let words = ["-qq", "--yes", "--activate", "y", "--ignoreactivationskip", &full];
-        self.ask(("look into", &snapshot.to_string()), LVCHANGE, &words)?;
+        // A snapshot of another program that was already active stays active.
+        let belongs_to_others = volume.is_active && volume.tags.snapshot.is_none();
+        let arguments = ["-qq", "--yes", "--activate", "y", "--ignoreactivationskip", &full];
+        self.ask(("view", &snapshot.to_string()), LVCHANGE, &arguments)?;
         let device = PathBuf::from(&volume.path);
         let view = View {
             folder: device.clone(),
-            cleanup: Some(self.sleep_again(lock, (!is_others).then_some(full.clone()))),
+            cleanup: Some(self.deactivate_on_drop(lock, (!belongs_to_others).then_some(full.clone()))),
         };
         self.await_device(&full, &device)?;
         Ok(view)
     }
 
-    /// Waits for a device: udev may take its time, or not be there at all.
+    /// Waits for a device: udev may be slow, or missing.
     pub(super) fn await_device(&self, full: &str, device: &Path) -> ProviderResult<()> {
         for attempt in 0..ATTEMPT_COUNT {
             if device.exists() {
@@ -58,16 +59,16 @@ impl Lvm {
             self.clock.sleep(ATTEMPT_INTERVAL);
         }
         Err(ProviderError::Refused {
-            action: "look for the device of",
+            action: "find the device of",
             what: full.to_owned(),
-            reason: format!("{} does not appear; udev should make it", device.display()),
+            reason: format!("{} does not appear; udev should create it", device.display()),
         })
     }
 
-    fn sleep_again(&self, lock: LockFile, full: Option<String>) -> Box<dyn FnOnce() + Send> {
+    fn deactivate_on_drop(&self, lock: LockFile, full: Option<String>) -> Box<dyn FnOnce() + Send> {
         let (tools, clock) = (Arc::clone(&self.tools), Arc::clone(&self.clock));
         Box::new(move || {
-            let is_last = lock.leave();
+            let is_last = lock.release_shared();
             let (Some(_alone), Some(full)) = (is_last, full) else {
                 return;
             };
@@ -76,24 +77,24 @@ impl Lvm {
     }
 }
 
-/// Puts a snapshot to sleep. Who has just looked at its device may have it open for a moment; who has it open for longer keeps it awake.
+/// Deactivates a snapshot. A process that has just read its device has it open for a moment; one that has it open for
+/// longer keeps it active.
 fn deactivate(tools: &dyn crate::system::process::Tools, clock: &dyn Clock, full: &str) {
     for _ in 0..3 {
         match tools.ask(LVCHANGE, &["-qq", "--yes", "--activate", "n", full]) {
-            Ok(answer) if !answer.is_well && answer.complaint.contains("in use") => clock.sleep(ATTEMPT_INTERVAL),
+            Ok(answer) if !answer.is_success && answer.stderr.contains("in use") => clock.sleep(ATTEMPT_INTERVAL),
             _ => return,
         }
     }
 }
 
-/// A file that is locked.
 pub(super) struct LockFile {
     path: PathBuf,
     pub(super) file: File,
 }
 
 impl LockFile {
-    /// Locks a file, which is made where it is not there; whoever gets it alone may remove it.
+    /// Locks a file, creating it if necessary; the holder of an exclusive lock may remove it.
     pub(super) fn open(path: &Path, operation: FlockOperation) -> ProviderResult<Self> {
         if let Some(folder) = path.parent() {
             make_folder(folder)?;
@@ -111,8 +112,8 @@ impl LockFile {
             let wait = Wait::for_answer(LOCK_HOLDER);
             flock(&file, operation).map_err(|error| file_error("lock", path, error.into()))?;
             drop(wait);
-            let found = file.metadata().map_err(|source| file_error("look at", path, source))?;
-            // Who was here before us may have removed it.
+            let found = file.metadata().map_err(|source| file_error("inspect", path, source))?;
+            // The previous holder may have removed it.
             if found.nlink() > 0 {
                 return Ok(Self {
                     path: path.to_owned(),
@@ -122,17 +123,18 @@ impl LockFile {
         }
     }
 
-    /// Lets go of a lock that is shared; gives it back, alone, where nobody else has it. Its file is gone then.
-    fn leave(self) -> Option<File> {
+    /// Releases a shared lock; returns it as an exclusive one, without its file, if no other process has it.
+    fn release_shared(self) -> Option<File> {
         flock(&self.file, FlockOperation::Unlock).ok()?;
         flock(&self.file, FlockOperation::NonBlockingLockExclusive).ok()?;
-        // Somebody else was the last, and what has the name now is another file.
+        // Another process was the last, and the name now belongs to another file.
         if self.file.metadata().ok()?.nlink() == 0 {
             return None;
         }
         match std::fs::remove_file(&self.path) {
             Err(error) if error.kind() != ErrorKind::NotFound => None,
-            // The lock is on the file, with or without a name: whoever waits for it sees that it has none, and makes another.
+            // The lock is on the file, with or without a name: a waiting process sees that the name is gone, and
+            // creates a new file.
             _ => Some(self.file),
         }
     }
@@ -145,15 +147,15 @@ mod tests {
     use super::LockFile;
 
     #[test]
-    fn the_last_to_leave_is_alone() {
+    fn the_last_user_gets_the_exclusive_lock() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("locks/a.lock");
         let shared = || LockFile::open(&path, FlockOperation::LockShared).unwrap();
         let (first, second) = (shared(), shared());
-        assert!(first.leave().is_none() && path.exists());
+        assert!(first.release_shared().is_none() && path.exists());
         let third = shared();
-        assert!(second.leave().is_none());
-        assert!(third.leave().is_some() && !path.exists());
-        assert!(shared().leave().is_some());
+        assert!(second.release_shared().is_none());
+        assert!(third.release_shared().is_some() && !path.exists());
+        assert!(shared().release_shared().is_some());
     }
 }

@@ -1,4 +1,4 @@
-//! The volumes of a group: which of them are snapshots, and of what.
+//! The volumes of a group, and which of them are snapshots.
 
 use super::super::{
     Dataset, DatasetState, HostSnapshot, HostSnapshotName, ProviderError, ProviderKind, ProviderResult,
@@ -11,7 +11,7 @@ use super::report::{Volume, VolumeKind};
 /// A volume that is a host snapshot.
 pub(super) struct Snapshot<'a> {
     pub(super) volume: &'a Volume,
-    /// The name of the volume that it is of.
+    /// The name of its origin.
     pub(super) of: &'a str,
     pub(super) name: &'a str,
 }
@@ -22,7 +22,7 @@ impl Snapshot<'_> {
     }
 }
 
-/// All volumes of a volume group, or of all.
+/// The volumes of a volume group, or of all groups.
 pub(super) struct Volumes(pub(super) Vec<Volume>);
 
 impl Volumes {
@@ -35,13 +35,13 @@ impl Volumes {
             .filter(|pool| pool.kind == VolumeKind::Pool)
     }
 
-    /// What a volume is a snapshot of; none where it is no snapshot.
+    /// The volume as a snapshot; none if it is not one.
     pub(super) fn as_snapshot<'a>(&'a self, volume: &'a Volume) -> Option<Snapshot<'a>> {
         if volume.kind != VolumeKind::Thin {
             return None;
         }
         if let (Some(name), Some((uuid, called))) = (&volume.tags.snapshot, &volume.tags.of) {
-            // One that can be written is what somebody has made of it.
+            // A writable one is a clone that a user created from the snapshot.
             let origin = self.0.iter().find(|one| one.group == volume.group && one.uuid == *uuid);
             let of = origin.map_or(called, |origin| &origin.name);
             return volume.is_read_only.then_some(Snapshot { volume, of, name });
@@ -55,7 +55,7 @@ impl Volumes {
         })
     }
 
-    /// The snapshots of a volume that is there, or was; ours before those of others.
+    /// The snapshots of an existing or removed volume; ours before those of other programs.
     pub(super) fn snapshots_of<'a>(&'a self, group: &'a str, name: &'a str) -> impl Iterator<Item = Snapshot<'a>> {
         let of_group = self.0.iter().filter(move |one| one.group == group);
         let all = of_group
@@ -69,7 +69,7 @@ impl Volumes {
         let (group, name) = names_of(&wanted.dataset.name)?;
         let mut all = self.snapshots_of(group, name);
         all.find(|one| one.name == wanted.name)
-            .ok_or_else(|| ProviderError::NotThere {
+            .ok_or_else(|| ProviderError::NotFound {
                 what: wanted.to_string(),
             })
     }
@@ -91,7 +91,7 @@ impl Volumes {
     }
 }
 
-/// A volume of which nothing else is known.
+/// The state of a volume that does not exist any more.
 pub(super) fn unknown(group: &str, name: &str) -> DatasetState {
     DatasetState {
         dataset: dataset(group, name),
@@ -113,11 +113,11 @@ pub(super) fn dataset(group: &str, name: &str) -> Dataset {
     }
 }
 
-/// The volume group and the volume of a dataset, which are arguments of programs.
+/// The volume group and the volume of a dataset, for use as arguments.
 pub(super) fn names_of(dataset: &str) -> ProviderResult<(&str, &str)> {
     names::parts(dataset).ok_or_else(|| ProviderError::Name {
         name: dataset.to_owned(),
-        reason: "it has to be of a volume of LVM, GROUP/VOLUME, of letters, digits and + _ . -",
+        reason: "the dataset must be GROUP/VOLUME, of letters, digits and + _ . -",
     })
 }
 
@@ -137,11 +137,11 @@ pub(super) fn found(snapshot: &Snapshot<'_>, dataset: &Dataset) -> HostSnapshot 
     }
 }
 
-/// An answer of LVM's.
+/// An answer of LVM.
 #[cfg(feature = "hostile")]
 pub(crate) const SPECIMEN: &str = include_str!("fixtures/lvs.json");
 
-/// What comes of such an answer: the volumes that are datasets, and those that are snapshots.
+/// Parses such an answer: the datasets, and the snapshots.
 #[cfg(feature = "hostile")]
 pub(crate) fn parse_volumes(answer: &str) -> ProviderResult<(Vec<String>, Vec<String>)> {
     let volumes = Volumes(parse(answer)?);

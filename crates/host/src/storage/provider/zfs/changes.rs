@@ -1,4 +1,4 @@
-//! What changed between two snapshots, as `zfs send -i` tells.
+//! Changes between two snapshots, from the stream of `zfs send -i`.
 
 use std::fs::Metadata;
 use std::io::Read;
@@ -11,53 +11,53 @@ use crate::storage::changed_blocks::{
 };
 use crate::system::process::{LocalTools, PipedEnd, StreamTools as _};
 
-/// How long a sender that has sent all may take to end.
+/// Timeout of the exit of a sender that has sent everything.
 const END_TIME_OUT: std::time::Duration = std::time::Duration::from_secs(60);
 
-/// Why a stream tells nothing. The way out is always to read everything.
+/// Why a stream does not provide the changes. The fallback is to read everything.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SendError {
-    /// ZFS cannot be asked, or refuses.
+    /// ZFS cannot be called, or refuses.
     #[error(transparent)]
     Provider(#[from] ProviderError),
-    /// The stream.
+    /// The stream is unusable.
     #[error(transparent)]
     Stream(#[from] SendStreamError),
 }
 
-/// What changed of something may be asked for.
+/// The object whose changes are requested.
 #[derive(Debug, Clone, Copy)]
 pub enum SendQuery<'a> {
-    /// A file, as it is in both snapshots.
+    /// A file with its metadata in both snapshots.
     File {
-        /// In the older one.
+        /// In the older snapshot.
         before: &'a Metadata,
-        /// In the newer one.
+        /// In the newer snapshot.
         after: &'a Metadata,
     },
     /// A volume.
     Volume {
-        /// Its size, in both.
+        /// Its size in both snapshots.
         size_bytes: u64,
     },
 }
 
 impl Zfs {
-    /// Where a file or volume may differ between two snapshots of a dataset, which exist and are held.
+    /// The ranges in which a file or volume may differ between two existing, held snapshots of a dataset.
     pub fn changes(
         &self,
         (older, newer): (&HostSnapshotName, &HostSnapshotName),
-        question: SendQuery<'_>,
+        query: SendQuery<'_>,
     ) -> Result<ChangedRanges, SendError> {
         let (from, to) = (full(older)?, full(newer)?);
-        let question = SendStreamQuery {
+        let query = SendStreamQuery {
             from_guid: self.guid(&from)?,
             to_guid: self.guid(&to)?,
-            object: match question {
+            object: match query {
                 SendQuery::File { before, after } if before.ino() != after.ino() => {
                     let reason = "it is another file now".to_owned();
-                    return Err(SendStreamError::Unfit { reason }.into());
+                    return Err(SendStreamError::Unusable { reason }.into());
                 }
                 SendQuery::File { before, .. } => StreamObject::File {
                     number: before.ino(),
@@ -66,44 +66,46 @@ impl Zfs {
                 },
                 SendQuery::Volume { .. } => StreamObject::Volume,
             },
-            size_before_bytes: match question {
+            size_before_bytes: match query {
                 SendQuery::File { before, .. } => before.len(),
                 SendQuery::Volume { size_bytes } => size_bytes,
             },
-            size_after_bytes: match question {
+            size_after_bytes: match query {
                 SendQuery::File { after, .. } => after.len(),
                 SendQuery::Volume { size_bytes } => size_bytes,
             },
         };
-        let ask = |input: &mut dyn Read| by_send_stream(input, &question);
-        let (found, ended) = self.listen(&["send", "-i", &from, &to], &ask)?;
-        // What ended badly says more than what came of it.
-        if !ended.is_well() {
-            return Err(refusal("send the changes of", &to, &ended.complaint).into());
+        let ask = |input: &mut dyn Read| by_send_stream(input, &query);
+        let (found, ended) = self.read_stream(&["send", "-i", &from, &to], &ask)?;
+        // The sender's error says more than the error of its incomplete stream.
+        if !ended.is_success() {
+            return Err(refusal("send the changes of", &to, &ended.stderr).into());
         }
         Ok(found?.ranges)
     }
 
-    /// Bytes that were written to a dataset between two of its snapshots; none where ZFS does not tell. A stream is that long, about.
+    /// Bytes that were written to a dataset between two of its snapshots; none if ZFS does not report it. It is about
+    /// the size of a stream.
     pub fn written_between(&self, older: &HostSnapshotName, newer: &HostSnapshotName) -> Option<u64> {
         let property = format!("written@{}", older.name);
         self.number_of(&property, &full(newer).ok()?)
     }
 
-    /// Whether nothing was written to a volume since a snapshot of it. What was flushed counts: it is made part of the pool first.
+    /// Whether a volume was not written since a snapshot of it. Flushed writes count: the pool is synced first.
     pub fn is_volume_unchanged(&self, since: &HostSnapshotName) -> ProviderResult<bool> {
         let volume = &since.dataset.name;
         full(since)?;
         let pool = volume.split('/').next().unwrap_or_default();
         let synced = self.tools.ask(ZPOOL, &["sync", pool])?;
-        if !synced.is_well {
-            return Err(refusal("write out", pool, &synced.complaint));
+        if !synced.is_success {
+            return Err(refusal("write out", pool, &synced.stderr));
         }
         let written = self.number_of(&format!("written@{}", since.name), volume);
         Ok(written == Some(0))
     }
 
-    /// The identity of a snapshot. Where no property has it, as with zfs-fuse, it stands at the beginning of its stream.
+    /// The GUID of a snapshot. If ZFS has no property for it, as zfs-fuse, it is read from the begin record of its
+    /// stream.
     fn guid(&self, snapshot: &str) -> Result<u64, SendError> {
         if let Some(guid) = self.number_of("guid", snapshot) {
             return Ok(guid);
@@ -116,18 +118,22 @@ impl Zfs {
     }
 
     fn number_of(&self, property: &str, of: &str) -> Option<u64> {
-        let words = ["get", "-Hp", "-o", "value", property, of];
-        let answer = self.tools.ask(ZFS, &words).ok().filter(|answer| answer.is_well)?;
+        let arguments = ["get", "-Hp", "-o", "value", property, of];
+        let answer = self
+            .tools
+            .ask(ZFS, &arguments)
+            .ok()
+            .filter(|answer| answer.is_success)?;
         answer.output.trim().parse().ok()
     }
 
-    /// Starts a sender, and gives what `ask` makes of its stream, and how it ended.
-    fn listen<T>(&self, words: &[&str], ask: &dyn Fn(&mut dyn Read) -> T) -> ProviderResult<(T, PipedEnd)> {
+    /// Starts a sender, and returns the result of `ask` on its stream, and how it ended.
+    fn read_stream<T>(&self, arguments: &[&str], ask: &dyn Fn(&mut dyn Read) -> T) -> ProviderResult<(T, PipedEnd)> {
         let tools = LocalTools::new(self.clock.clone(), END_TIME_OUT);
-        let mut sender = tools.start(ZFS, words)?;
+        let mut sender = tools.start(ZFS, arguments)?;
         let mut output = sender.take_output().expect("nobody has taken it");
         let found = ask(&mut output);
-        // A sender whose stream was of no use to its end must not wait for somebody to read it.
+        // A sender whose stream is not read to its end must not block on the pipe.
         drop(output);
         let (ended, _) = sender.answer(&*self.clock, END_TIME_OUT)?;
         Ok((found, ended))

@@ -1,6 +1,7 @@
-//! Clones of host snapshots that are made for a while: to look into one, and for a machine that is not there yet.
+//! Temporary clones of host snapshots: for viewing one, and for a machine that is being created.
 //!
-//! Each is marked by a property, and says who made it. Whoever is killed leaves them, and they are found by that.
+//! Each is marked by a property that contains its maker. A killed process leaves its clones, which are found by that
+//! property.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,45 +15,45 @@ use super::super::{DatasetState, HostSnapshotName, Provider as _, ProviderError,
 use super::{ZFS, Zfs, full, full_name, table, volume_device};
 use crate::system::process::Tools;
 
-/// The property of a clone that was made to look into a snapshot: of whom.
+/// The property of a clone for viewing: the name of the snapshot.
 const VIEW: &str = "holdfast:view";
-/// The property of a clone of a dataset whose machine is not there yet: which machine.
+/// The property of a clone for a machine that is being created: the name of the machine.
 const UNFINISHED: &str = "holdfast:unfinished";
 /// The property of both: the process that made it.
 const MAKER: &str = "holdfast:maker";
-/// What such clones are called, in the root of their pool.
+/// Prefix of the names of clones for viewing, in the root of their pool.
 const VIEW_PREFIX: &str = "holdfast-view-";
-/// Snapshots may have come from another host: programs in them give no rights, and devices do not open.
+/// Snapshots may have come from another host, so set-user-id programs, devices and execution are disabled.
 const WITHOUT_RIGHTS: [&str; 6] = ["-o", "setuid=off", "-o", "devices=off", "-o", "exec=off"];
-/// The label of a clone that somebody has mounted, to stay there.
+/// The label of a clone that was mounted by a user, and stays.
 const MOUNTED: &str = "mount";
-/// How often it is tried to take such a clone away.
+/// Attempts to destroy a clone.
 const ATTEMPT_COUNT: u32 = 40;
 const ATTEMPT_INTERVAL: Duration = Duration::from_millis(50);
 
-/// A clone that was made for a while, and is there.
+/// An existing temporary clone.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LeftClone {
+pub struct TemporaryClone {
     /// Its name.
     pub name: String,
-    /// What it was made for.
-    pub kind: LeftCloneKind,
-    /// What was noted of the process that made it; empty where nothing was.
+    /// Its purpose.
+    pub kind: TemporaryCloneKind,
+    /// The recorded maker; empty if none is recorded.
     pub maker: String,
 }
 
-/// What a clone was made for.
+/// The purpose of a clone.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum LeftCloneKind {
-    /// To look into a host snapshot.
+pub enum TemporaryCloneKind {
+    /// Viewing a host snapshot.
     View,
-    /// For a machine that was to be made of it.
+    /// A machine to be created from it.
     Machine(String),
 }
 
 impl Zfs {
-    /// The clones in a pool that were made for a while and are there now, whether or not those who made them are at work.
-    pub fn temporary_clones(&self, pool: &str) -> ProviderResult<Vec<LeftClone>> {
+    /// The temporary clones in a pool, whether or not their makers still run.
+    pub fn temporary_clones(&self, pool: &str) -> ProviderResult<Vec<TemporaryClone>> {
         full_name(pool, "check")?;
         let marked = |property| self.datasets_with(property, pool);
         let (views, unfinished) = (marked(VIEW)?, marked(UNFINISHED)?);
@@ -60,47 +61,47 @@ impl Zfs {
             return Ok(Vec::new());
         }
         let makers = marked(MAKER)?;
-        let clone = |name: &String, kind| LeftClone {
+        let clone = |name: &String, kind| TemporaryClone {
             name: name.clone(),
             kind,
             maker: makers.get(name).cloned().unwrap_or_default(),
         };
         let is_view = |(name, label): &(&String, &String)| is_view_name(name) && *label != MOUNTED;
         let views = views.iter().filter(is_view);
-        let views = views.map(|(name, _)| clone(name, LeftCloneKind::View));
+        let views = views.map(|(name, _)| clone(name, TemporaryCloneKind::View));
         let machines = unfinished
             .iter()
-            .map(|(name, machine)| clone(name, LeftCloneKind::Machine(machine.clone())));
+            .map(|(name, machine)| clone(name, TemporaryCloneKind::Machine(machine.clone())));
         Ok(views.chain(machines).collect())
     }
 
-    /// Datasets of a pool that have a property of ours themselves.
+    /// Datasets of a pool that have a property of ours themselves, not inherited.
     fn datasets_with(&self, property: &str, pool: &str) -> ProviderResult<BTreeMap<String, String>> {
-        let mut words = vec!["get", "-Hp", "-r", "-o", "name,value,source"];
+        let mut arguments = vec!["get", "-Hp", "-r", "-o", "name,value,source"];
         if self.is_newer()? {
-            words.extend(["-s", "local,received", "-t", "filesystem,volume"]);
+            arguments.extend(["-s", "local,received", "-t", "filesystem,volume"]);
         }
-        words.extend([property, pool]);
-        let mut found = table::records(&self.ask(("look for clones in", pool), &words)?);
+        arguments.extend([property, pool]);
+        let mut found = table::records(&self.ask(("list the clones in", pool), &arguments)?);
         found.retain(|name, _| !name.contains('@'));
         Ok(found)
     }
 
-    /// Destroys one of them, if it still is one, a clone without snapshots of its own, and nobody has files of it open.
-    pub fn destroy_left(&self, left: &LeftClone) -> ProviderResult<()> {
+    /// Destroys one of them if it is still a temporary clone without snapshots, and no process has files of it open.
+    pub fn destroy_temporary(&self, left: &TemporaryClone) -> ProviderResult<()> {
         full_name(&left.name, "check")?;
         let pool = left.name.split('/').next().unwrap_or_default();
-        let is_there = self.temporary_clones(pool)?.contains(left);
-        if !is_there || self.dataset(&left.name)?.origin.is_none() {
-            return Err(ProviderError::NotThere {
-                what: format!("{} that was found", left.name),
+        let is_temporary = self.temporary_clones(pool)?.contains(left);
+        if !is_temporary || self.dataset(&left.name)?.origin.is_none() {
+            return Err(ProviderError::NotFound {
+                what: format!("temporary clone {}", left.name),
             });
         }
-        self.destroy_patiently("destroy", &left.name)
+        self.destroy_with_retries("destroy", &left.name)
     }
 
-    /// Who has just closed its files, or was killed, may keep a clone busy for a moment.
-    fn destroy_patiently(&self, action: &'static str, clone: &str) -> ProviderResult<()> {
+    /// Repeats the removal: a process that has just closed files or was killed keeps a clone busy for a moment.
+    fn destroy_with_retries(&self, action: &'static str, clone: &str) -> ProviderResult<()> {
         let mut attempts_left = ATTEMPT_COUNT;
         loop {
             match self.ask((action, clone), &["destroy", clone]) {
@@ -113,7 +114,7 @@ impl Zfs {
         }
     }
 
-    /// Destroys a dataset that was made by [cloning](Self::clone_for_machine) a host snapshot, and that has no snapshots of its own.
+    /// Destroys a dataset that was [cloned](Self::clone_for_machine) from a host snapshot, and has no snapshots.
     pub fn destroy_clone(&self, name: &str, of: &HostSnapshotName) -> ProviderResult<()> {
         let origin = full(of)?;
         let state = self.dataset(name)?;
@@ -121,13 +122,13 @@ impl Zfs {
             return Err(ProviderError::Refused {
                 action: "destroy",
                 what: name.to_owned(),
-                reason: format!("it is no clone of {origin}"),
+                reason: format!("it is not a clone of {origin}"),
             });
         }
-        self.destroy_patiently("destroy", name)
+        self.destroy_with_retries("destroy", name)
     }
 
-    /// A writable dataset that shares all with a host snapshot, for a machine. It is marked as unfinished until
+    /// Clones a host snapshot to a writable dataset for a machine. It is marked as unfinished until
     /// [`finish_clone`](Self::finish_clone).
     pub fn clone_for_machine(
         &self,
@@ -138,33 +139,33 @@ impl Zfs {
         let full = full(snapshot)?;
         full_name(name, "check")?;
         let (mark, maker) = (format!("{UNFINISHED}={machine}"), self.maker_property());
-        let mut words = vec!["clone", "-o", &mark];
+        let mut arguments = vec!["clone", "-o", &mark];
         if let Some(maker) = &maker {
-            words.extend(["-o", maker]);
+            arguments.extend(["-o", maker]);
         }
-        words.extend([&full[..], name]);
-        self.ask(("clone", &full), &words)?;
+        arguments.extend([&full[..], name]);
+        self.ask(("clone", &full), &arguments)?;
         self.cloned(name, snapshot)
     }
 
-    /// What was just cloned, when it can be used.
+    /// The state of a new clone, once it is usable.
     pub(super) fn cloned(&self, name: &str, of: &HostSnapshotName) -> ProviderResult<DatasetState> {
         let state = self.dataset(name)?;
         if state.is_volume
             && let Err(error) = self.wait_for_device(name)
         {
-            // What nobody can use is not left to lie about; the error says why it is gone.
+            // An unusable clone is not left behind; the error says why.
             self.destroy_clone(name, of).ok();
             return Err(error);
         }
         Ok(state)
     }
 
-    /// The machine is there: its dataset is one like any other.
+    /// Removes the mark of an unfinished clone, after the machine was created.
     pub fn finish_clone(&self, name: &str) -> ProviderResult<()> {
         full_name(name, "check")?;
         for property in [UNFINISHED, MAKER] {
-            self.ask(("note the end of", name), &["inherit", property, name])?;
+            self.ask(("remove the mark of", name), &["inherit", property, name])?;
         }
         Ok(())
     }
@@ -173,7 +174,7 @@ impl Zfs {
         self.maker.as_ref().map(|maker| format!("{MAKER}={maker}"))
     }
 
-    /// Datasets that were cloned from a host snapshot.
+    /// The datasets that were cloned from a host snapshot.
     pub(super) fn clones_of(&self, snapshot: &HostSnapshotName) -> ProviderResult<Vec<String>> {
         check_name(&snapshot.name)?;
         let full = full(snapshot)?;
@@ -182,10 +183,10 @@ impl Zfs {
         Ok(of_it.map(|state| state.dataset.name).collect())
     }
 
-    /// Lays open a snapshot at `folder`, as a clone that stays.
+    /// Mounts a snapshot at `folder`, as a clone that stays.
     pub(in crate::storage::provider) fn mount_clone(&self, snapshot: &str, folder: &Path) -> ProviderResult<()> {
         let pool = snapshot.split(['/', '@']).next().unwrap_or_default();
-        // One for each folder.
+        // A label for each folder.
         let label: String = folder
             .display()
             .to_string()
@@ -195,13 +196,13 @@ impl Zfs {
         let clone = format!("{pool}/{VIEW_PREFIX}at{label}");
         let mark = format!("{VIEW}={MOUNTED}");
         let mountpoint = format!("mountpoint={}", folder.display());
-        let mut words = vec!["clone", "-o", "readonly=on", "-o", &mark, "-o", &mountpoint];
-        words.extend(WITHOUT_RIGHTS);
-        words.extend([snapshot, &clone]);
-        self.ask(("mount", snapshot), &words).map(drop)
+        let mut arguments = vec!["clone", "-o", "readonly=on", "-o", &mark, "-o", &mountpoint];
+        arguments.extend(WITHOUT_RIGHTS);
+        arguments.extend([snapshot, &clone]);
+        self.ask(("mount", snapshot), &arguments).map(drop)
     }
 
-    /// Takes such a clone away again.
+    /// Unmounts and destroys such a clone.
     pub(in crate::storage::provider) fn unmount_clone(&self, clone: &str) -> ProviderResult<()> {
         if !is_view_name(clone) || self.dataset(clone)?.origin.is_none() {
             return Err(ProviderError::Refused {
@@ -210,10 +211,10 @@ impl Zfs {
                 reason: "no host snapshot is mounted there".to_owned(),
             });
         }
-        self.destroy_patiently("unmount", clone)
+        self.destroy_with_retries("unmount", clone)
     }
 
-    /// The clone that lays open a snapshot, and what takes it away again.
+    /// Clones a snapshot for viewing; dropping the view destroys the clone.
     pub(super) fn clone_for_view(&self, snapshot: &str, label: &str) -> ProviderResult<View> {
         let pool = snapshot.split(['/', '@']).next().unwrap_or_default();
         let clone = format!("{pool}/{VIEW_PREFIX}{label}");
@@ -224,16 +225,16 @@ impl Zfs {
         let folder = self.views.join(label);
         let (mark, maker) = (format!("{VIEW}={label}"), self.maker_property());
         let mountpoint = format!("mountpoint={}", folder.display());
-        let mut words = vec!["clone", "-o", "readonly=on", "-o", &mark];
+        let mut arguments = vec!["clone", "-o", "readonly=on", "-o", &mark];
         if let Some(maker) = &maker {
-            words.extend(["-o", maker]);
+            arguments.extend(["-o", maker]);
         }
         if !is_volume {
-            words.extend(["-o", &mountpoint]);
-            words.extend(WITHOUT_RIGHTS);
+            arguments.extend(["-o", &mountpoint]);
+            arguments.extend(WITHOUT_RIGHTS);
         }
-        words.extend([snapshot, &clone]);
-        self.ask(("look into", snapshot), &words)?;
+        arguments.extend([snapshot, &clone]);
+        self.ask(("view", snapshot), &arguments)?;
         let (tools, clock, gone) = (Arc::clone(&self.tools), Arc::clone(&self.clock), folder.clone());
         let path: PathBuf = if is_volume { volume_device(&clone) } else { folder };
         let name = clone.clone();
@@ -256,11 +257,12 @@ fn is_view_name(name: &str) -> bool {
     last.is_some_and(|name| name.starts_with(VIEW_PREFIX))
 }
 
-/// Takes a clone away again. Who has just closed its files may keep it busy for a moment; what is left is found by its property.
+/// Destroys a clone. A process that has just closed its files keeps it busy for a moment; a leftover is found by its
+/// property.
 fn remove_view(tools: &dyn Tools, clock: &dyn Clock, clone: &str) {
     for _ in 0..ATTEMPT_COUNT {
         match tools.ask(ZFS, &["destroy", clone]) {
-            Ok(answer) if !answer.is_well && answer.complaint.contains("busy") => clock.sleep(ATTEMPT_INTERVAL),
+            Ok(answer) if !answer.is_success && answer.stderr.contains("busy") => clock.sleep(ATTEMPT_INTERVAL),
             _ => return,
         }
     }

@@ -1,8 +1,8 @@
-//! What ZFS's complaints mean. They have been the same since 2008; an error number would be better, and there is none.
+//! Classifies the error messages of ZFS. They have been the same since 2008; ZFS provides no error numbers.
 
 use super::super::ProviderError;
 
-/// What is said where no module of the kernel is loaded, and no zfs-fuse runs.
+/// Messages if no kernel module is loaded, and no zfs-fuse runs.
 const NO_SERVICE: [&str; 4] = [
     "modules are not loaded",
     "module is not loaded",
@@ -10,31 +10,31 @@ const NO_SERVICE: [&str; 4] = [
     "Unable to open /dev/zfs",
 ];
 
-/// The error that a complaint is.
-pub(super) fn refusal(action: &'static str, what: &str, complaint: &str) -> ProviderError {
-    let says = |words: &str| complaint.contains(words);
+/// The error for a message.
+pub(super) fn refusal(action: &'static str, what: &str, stderr: &str) -> ProviderError {
+    let has = |words: &str| stderr.contains(words);
     let what = what.to_owned();
-    let reason = complaint.trim().lines().map(str::trim).collect::<Vec<_>>().join("; ");
+    let reason = stderr.trim().lines().map(str::trim).collect::<Vec<_>>().join("; ");
     match () {
-        () if NO_SERVICE.iter().any(|words| says(words)) => ProviderError::NoService {
+        () if NO_SERVICE.iter().any(|words| has(words)) => ProviderError::NoService {
             provider: "ZFS",
             reason,
         },
-        () if says("does not exist") || says("no such pool") || says("could not find any snapshots") => {
-            ProviderError::NotThere { what }
+        () if has("does not exist") || has("no such pool") || has("could not find any snapshots") => {
+            ProviderError::NotFound { what }
         }
-        () if says("has dependent clones") => {
-            // The clones stand below a line that says how to destroy them all.
-            let clones: Vec<&str> = complaint.lines().skip(2).map(str::trim).collect();
+        () if has("has dependent clones") => {
+            // The clones are listed after a line that says how to destroy them all.
+            let clones: Vec<&str> = stderr.lines().skip(2).map(str::trim).collect();
             let clones = clones.join(", ");
             ProviderError::HasClones { what, clones }
         }
-        () if says("dataset is busy") || says("snapshot has holds") || says("tag already exists") => {
+        () if has("dataset is busy") || has("snapshot has holds") || has("tag already exists") => {
             ProviderError::Held { what, reason }
         }
-        () if says("already exists") => ProviderError::Exists { what },
-        () if says("out of space") || says("No space left") => ProviderError::Full { action, what },
-        () if says("suspended") => ProviderError::Suspended { action, what },
+        () if has("already exists") => ProviderError::Exists { what },
+        () if has("out of space") || has("No space left") => ProviderError::Full { action, what },
+        () if has("suspended") => ProviderError::Suspended { action, what },
         () => ProviderError::Refused { action, what, reason },
     }
 }

@@ -1,127 +1,129 @@
-//! Pools: how they are, and what is in them, as `zpool list` and `zpool status` tell.
+//! The health and the devices of pools, from `zpool list` and `zpool status`.
 //!
-//! Who watches over pools must not take silence for health: an answer that is empty, cut short, or about something else is an error.
+//! Monitoring must not take a missing answer for health: an answer that is empty, truncated, or about another pool is
+//! an error.
 //!
-//! Source: zpool-list(8), zpool-status(8); OpenZFS 2.1, zfs-fuse 0.7.0, which has no `-p` and tells sizes to three digits.
+//! Source: zpool-list(8), zpool-status(8); OpenZFS 2.1, zfs-fuse 0.7.0, which has no `-p` and prints sizes with three
+//! digits.
 
 use super::super::{ProviderError, ProviderResult};
 use super::error_messages::refusal;
 use super::{ZPOOL, Zfs, full_name};
 
-/// A pool, in ZFS's own words.
+/// A pool, with values as ZFS prints them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolState {
     /// Its name.
     pub name: String,
     /// `ONLINE`, `DEGRADED`, `FAULTED` and the like.
     pub health: String,
-    /// Its size: `3.62T`; like what follows it is `-` for a pool that cannot be opened.
+    /// Its size: `3.62T`. This and the following values are `-` for a pool that cannot be opened.
     pub size: String,
-    /// What of it is free.
+    /// Free space.
     pub free: String,
-    /// How full it is: `45%`.
+    /// Used space in percent: `45%`.
     pub capacity: String,
 }
 
-/// A part of a pool: a disk, or a mirror of such.
+/// A device of a pool: a disk, or a group such as a mirror.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolDevice {
-    /// How many levels below the pool: 1 for a mirror, 2 for a disk in it.
+    /// The level below the pool: 1 for a mirror, 2 for a disk in it.
     pub depth: usize,
     /// Its name.
     pub name: String,
     /// `ONLINE`, `UNAVAIL` and the like.
     pub state: String,
-    /// Whether reading it, writing it, and what it read, was wrong at times.
+    /// Whether its error counters are non-zero.
     pub has_errors: DeviceErrors,
 }
 
-/// What of a device's work was wrong at times.
+/// The kinds of errors that a device has had.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DeviceErrors {
-    /// Reading failed.
+    /// Read errors.
     pub read: bool,
-    /// Writing failed.
+    /// Write errors.
     pub write: bool,
-    /// What was read was not what had been written.
+    /// Checksum errors.
     pub checksum: bool,
 }
 
-/// The room in a pool, with what its redundancy takes.
+/// The space of a pool, including redundancy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PoolRoom {
-    /// All of it.
+    /// Total size.
     pub size_bytes: u64,
-    /// What is in use.
+    /// Allocated space.
     pub allocated_bytes: u64,
-    /// What is free.
+    /// Free space.
     pub free_bytes: u64,
 }
 
 impl PoolState {
-    /// Whether it is open: what it tells of itself holds.
+    /// Whether it is open, so that its values are valid.
     pub fn is_open(&self) -> bool {
         ["ONLINE", "DEGRADED"].contains(&&self.health[..])
     }
 }
 
 impl Zfs {
-    fn ask_pool(&self, pool: &str, words: &[&str]) -> ProviderResult<String> {
-        // It is an argument of a program.
+    fn ask_pool(&self, pool: &str, arguments: &[&str]) -> ProviderResult<String> {
+        // The name becomes an argument.
         full_name(pool, "check")?;
-        let words: Vec<&str> = words.iter().copied().chain([pool]).collect();
-        let answer = self.tools.ask(ZPOOL, &words)?;
-        if !answer.is_well {
-            return Err(refusal("look at", pool, &answer.complaint));
+        let arguments: Vec<&str> = arguments.iter().copied().chain([pool]).collect();
+        let answer = self.tools.ask(ZPOOL, &arguments)?;
+        if !answer.is_success {
+            return Err(refusal("inspect", pool, &answer.stderr));
         }
         if !answer.output.ends_with('\n') {
-            return Err(senseless(format!("its answer about {pool} is empty, or cut short")));
+            return Err(invalid(format!("its output about {pool} is empty or truncated")));
         }
         Ok(answer.output)
     }
 
-    /// A pool.
+    /// The state of a pool.
     pub fn pool(&self, pool: &str) -> ProviderResult<PoolState> {
         let answer = self.ask_pool(pool, &["list", "-H", "-o", "name,size,cap,health,free"])?;
         parse_pool(pool, &answer)
     }
 
-    /// What a pool is made of, from top to bottom. What cannot be told of a pool that is not open is left out.
+    /// The devices of a pool, in order. A pool that is not open may lack some.
     pub fn pool_devices(&self, pool: &PoolState) -> ProviderResult<Vec<PoolDevice>> {
         let answer = self.ask_pool(&pool.name, &["status"])?;
         match parse_devices(&pool.name, &answer) {
-            Err(ProviderError::Senseless { .. }) if !pool.is_open() => Ok(Vec::new()),
+            Err(ProviderError::Invalid { .. }) if !pool.is_open() => Ok(Vec::new()),
             devices => devices,
         }
     }
 
-    /// The room in a pool; to three digits where ZFS knows no `zpool list -p`.
+    /// The space of a pool; with three digits if ZFS does not know `zpool list -p`.
     pub fn pool_room(&self, pool: &str) -> ProviderResult<PoolRoom> {
         let flags = if self.is_newer()? { "-Hp" } else { "-H" };
         let answer = self.ask_pool(pool, &["list", flags, "-o", "name,size,allocated,free"])?;
-        parse_room(pool, &answer)
+        parse_space(pool, &answer)
     }
 
-    /// How full a pool is, in percent.
+    /// The used space of a pool in percent.
     pub fn used_percent(&self, pool: &str) -> ProviderResult<u8> {
         let answer = self.ask_pool(pool, &["list", "-H", "-o", "capacity"])?;
         let percent = answer.trim().trim_end_matches('%').parse();
-        percent.map_err(|_| senseless(format!("{pool} is full to {answer:?}")))
+        percent.map_err(|_| invalid(format!("the used percentage of {pool} is {answer:?}")))
     }
 }
 
-fn senseless(detail: String) -> ProviderError {
-    ProviderError::Senseless { program: ZPOOL, detail }
+fn invalid(detail: String) -> ProviderError {
+    ProviderError::Invalid { program: ZPOOL, detail }
 }
 
-/// The fields of the one line about `pool`.
+/// The fields of the only line, which must be about `pool`.
 fn fields<'a, const COUNT: usize>(pool: &str, answer: &'a str) -> ProviderResult<[&'a str; COUNT]> {
     let mut lines = answer.lines();
     let fields: Option<Vec<&str>> = lines.next().map(|line| line.split('\t').collect());
     let fields = fields.and_then(|fields| <[&str; COUNT]>::try_from(fields).ok());
     match fields {
         Some(fields) if fields[0] == pool && lines.next().is_none() => Ok(fields),
-        _ => Err(senseless(format!("{answer:?} is not the line of {pool}"))),
+        _ => Err(invalid(format!("{answer:?} is not the line of {pool}"))),
     }
 }
 
@@ -138,14 +140,14 @@ fn parse_pool(pool: &str, answer: &str) -> ProviderResult<PoolState> {
     let is_full_to = capacity.strip_suffix('%').is_some_and(is_number);
     let has_sizes = bytes_of(size).is_some() && bytes_of(free).is_some() && is_full_to;
     if !is_state(health) || (state.is_open() && !has_sizes) {
-        return Err(senseless(format!("{answer:?} is not the line of {pool}")));
+        return Err(invalid(format!("{answer:?} is not the line of {pool}")));
     }
     Ok(state)
 }
 
-fn parse_room(pool: &str, answer: &str) -> ProviderResult<PoolRoom> {
+fn parse_space(pool: &str, answer: &str) -> ProviderResult<PoolRoom> {
     let [_, size, allocated, free] = fields(pool, answer)?;
-    let bytes = |text| bytes_of(text).ok_or_else(|| senseless(format!("{text:?} is no size, of {pool}")));
+    let bytes = |text| bytes_of(text).ok_or_else(|| invalid(format!("{text:?} is not a size of {pool}")));
     Ok(PoolRoom {
         size_bytes: bytes(size)?,
         allocated_bytes: bytes(allocated)?,
@@ -153,7 +155,7 @@ fn parse_room(pool: &str, answer: &str) -> ProviderResult<PoolRoom> {
     })
 }
 
-/// A size as ZFS writes it: `1234`, `95.5M`, `1T`.
+/// Parses a size as ZFS prints it: `1234`, `95.5M`, `1T`.
 fn bytes_of(text: &str) -> Option<u64> {
     let (number, shift) = match text.char_indices().last()? {
         (_, '0'..='9') => (text, 0),
@@ -168,7 +170,7 @@ fn bytes_of(text: &str) -> Option<u64> {
     u64::try_from(thousandths.checked_mul(1 << shift)? / 1000).ok()
 }
 
-/// Whether a word is one for how a pool or device is.
+/// Whether a word is the state of a pool or device.
 fn is_state(word: &str) -> bool {
     !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_uppercase())
 }
@@ -178,11 +180,11 @@ fn parse_devices(pool: &str, answer: &str) -> ProviderResult<Vec<PoolDevice>> {
     let mut lines = answer.lines().skip_while(|line| line.trim() != about);
     let is_heading = |line: &&str| line.split_whitespace().eq(["NAME", "STATE", "READ", "WRITE", "CKSUM"]);
     if lines.find(is_heading).is_none() {
-        return Err(senseless(format!("it does not say what {pool} is made of")));
+        return Err(invalid(format!("it does not list the devices of {pool}")));
     }
     let root: Vec<&str> = lines.next().unwrap_or_default().split_whitespace().collect();
     if root.len() < 5 || root[0] != pool || !is_state(root[1]) {
-        return Err(senseless(format!("{root:?} is not the line of {pool}")));
+        return Err(invalid(format!("{root:?} is not the line of {pool}")));
     }
     let mut devices = Vec::new();
     for line in lines {
@@ -191,41 +193,42 @@ fn parse_devices(pool: &str, answer: &str) -> ProviderResult<Vec<PoolDevice>> {
         }
         devices.extend(parse_device(line)?);
     }
-    // An empty line comes after the last device.
-    Err(senseless(format!("its list of what is in {pool} is cut short")))
+    // An empty line follows the last device.
+    Err(invalid(format!("its list of the devices of {pool} is truncated")))
 }
 
-/// The device of a line; none where it is a heading, or a spare, of which nothing is counted.
+/// The device in a line; none for a heading, or for a spare, which has no counters.
 fn parse_device(line: &str) -> ProviderResult<Option<PoolDevice>> {
-    let nonsense = || senseless(format!("{line:?} is no line of a device"));
+    let nonsense = || invalid(format!("{line:?} is not the line of a device"));
     let inside = line.strip_prefix('\t').ok_or_else(nonsense)?;
     let depth = (inside.len() - inside.trim_start_matches(' ').len()) / 2;
-    let words: Vec<&str> = inside.split_whitespace().collect();
-    if words.len() < 5 {
-        let is_spare = words.get(1).copied().is_some_and(is_state);
-        let is_heading = depth == 0 && words.len() == 1;
+    let fields_of_line: Vec<&str> = inside.split_whitespace().collect();
+    if fields_of_line.len() < 5 {
+        let is_spare = fields_of_line.get(1).copied().is_some_and(is_state);
+        let is_heading = depth == 0 && fields_of_line.len() == 1;
         return if is_spare || is_heading {
             Ok(None)
         } else {
             Err(nonsense())
         };
     }
-    // Files can be devices, and there may be spaces in their names.
-    let counted =
-        |place: &usize| is_state(words[*place]) && words[place + 1..place + 4].iter().all(|word| is_count(word));
-    let in_use = |place: &usize| words[*place] == "INUSE";
-    let place = (1..words.len() - 3)
+    // A device can be a file whose name contains spaces.
+    let counted = |place: &usize| {
+        is_state(fields_of_line[*place]) && fields_of_line[place + 1..place + 4].iter().all(|word| is_count(word))
+    };
+    let in_use = |place: &usize| fields_of_line[*place] == "INUSE";
+    let place = (1..fields_of_line.len() - 3)
         .find(counted)
-        .or_else(|| (1..words.len()).find(in_use));
+        .or_else(|| (1..fields_of_line.len()).find(in_use));
     let place = place.ok_or_else(nonsense)?;
     let has_errors = |offset: usize| {
-        let word = words.get(place + offset).filter(|word| is_count(word));
+        let word = fields_of_line.get(place + offset).filter(|word| is_count(word));
         word.is_some_and(|word| word.bytes().any(|byte| (b'1'..=b'9').contains(&byte)))
     };
     Ok(Some(PoolDevice {
         depth,
-        name: words[..place].join(" "),
-        state: words[place].to_owned(),
+        name: fields_of_line[..place].join(" "),
+        state: fields_of_line[place].to_owned(),
         has_errors: DeviceErrors {
             read: has_errors(1),
             write: has_errors(2),
@@ -240,7 +243,7 @@ fn is_count(word: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{PoolDevice, bytes_of, parse_devices, parse_pool, parse_room};
+    use super::{PoolDevice, bytes_of, parse_devices, parse_pool, parse_space};
 
     const STATUS: &str = "  pool: tank\n state: DEGRADED\nstatus: One or more devices are faulted\n\tin response to errors.\n\
         config:\n\n\tNAME                STATE     READ WRITE CKSUM\n\ttank                DEGRADED     0     0     0\n\
@@ -250,18 +253,18 @@ mod tests {
         \tlogs\t\n\t  sde               ONLINE       0     0     0\n\tspares\n\t  sdd               INUSE     currently in use\n\
         \t  sdf               AVAIL   \n\t  sdg               UNAVAIL   cannot open\n\nerrors: No known data errors\n";
 
-    fn told(device: &PoolDevice) -> String {
+    fn summary(device: &PoolDevice) -> String {
         let errors = device.has_errors;
         let errors = [errors.read, errors.write, errors.checksum].map(u8::from);
         format!("{} {} {} {errors:?}", device.depth, device.name, device.state)
     }
 
     #[test]
-    fn what_a_pool_is_made_of_is_told_with_its_errors() {
+    fn devices_of_a_pool_are_listed_with_their_errors() {
         let devices = parse_devices("tank", STATUS).unwrap();
-        let told: Vec<String> = devices.iter().map(told).collect();
+        let summary: Vec<String> = devices.iter().map(summary).collect();
         assert_eq!(
-            told,
+            summary,
             [
                 "1 raidz1-0 DEGRADED [0, 0, 0]",
                 "2 sda ONLINE [0, 0, 0]",
@@ -275,9 +278,9 @@ mod tests {
         );
     }
 
-    /// Whatever is cut off, a disk that failed is not forgotten.
+    /// A truncated answer must not hide a failed disk.
     #[test]
-    fn an_answer_that_is_cut_short_is_no_answer() {
+    fn a_truncated_answer_is_an_error() {
         let complete = STATUS.find("\n\nerrors").unwrap() + 2;
         for end in 0..complete {
             assert!(parse_devices("tank", &STATUS[..end]).is_err(), "{end}");
@@ -289,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn the_line_of_a_pool_is_complete_and_about_it() {
+    fn the_line_of_a_pool_must_be_complete_and_of_that_pool() {
         let pool = parse_pool("tank", "tank\t95.5M\t45%\tONLINE\t95.4M\n").unwrap();
         assert_eq!((&pool.health[..], &pool.capacity[..]), ("ONLINE", "45%"));
         assert!(parse_pool("tank", "tank\t-\t-\tFAULTED\t-\n").is_ok());
@@ -308,16 +311,16 @@ mod tests {
         ] {
             assert!(parse_pool("tank", nonsense).is_err(), "{nonsense:?}");
         }
-        let room = parse_room("tank", "tank\t1000\t400\t600\n").unwrap();
+        let room = parse_space("tank", "tank\t1000\t400\t600\n").unwrap();
         assert_eq!(
             (room.size_bytes, room.allocated_bytes, room.free_bytes),
             (1000, 400, 600)
         );
-        assert!(parse_room("tank", "tank\t-\t-\t-\n").is_err());
+        assert!(parse_space("tank", "tank\t-\t-\t-\n").is_err());
     }
 
     #[test]
-    fn sizes_are_whole_or_have_a_unit() {
+    fn sizes_are_numbers_with_or_without_a_unit() {
         assert_eq!(bytes_of("12345"), Some(12_345));
         assert_eq!(bytes_of("512B"), Some(512));
         assert_eq!(bytes_of("1.5K"), Some(1536));

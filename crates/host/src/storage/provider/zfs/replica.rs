@@ -1,7 +1,7 @@
-//! ZFS as a side of a replication: this host's, or that of another by its shell.
+//! ZFS as a side of a replication: on this host, or on another one by its shell.
 //!
-//! What ZFS before 0.8 lacks (bookmarks, going on where a stream was cut, blocks as they are stored) is not asked of it. What it was
-//! receiving when the stream ended is gone without a trace.
+//! Features that ZFS before 0.8 lacks (bookmarks, resuming an interrupted stream, blocks as they are stored) are not
+//! used with it. It discards a partially received stream.
 //!
 //! Source: zfs-send(8), zfs-receive(8), zfs-bookmark(8), zfs-hold(8); OpenZFS 2.1, zfs-fuse 0.7.0.
 
@@ -30,7 +30,7 @@ const PROPERTIES: &str = "type,creation,userrefs,readonly,canmount,guid";
 const NEWER_PROPERTIES: &str =
     "type,creation,userrefs,readonly,canmount,createtxg,guid,encryption,receive_resume_token";
 
-/// ZFS of a host.
+/// ZFS on one host.
 #[derive(Clone)]
 pub struct ZfsSide {
     zfs: Zfs,
@@ -38,7 +38,7 @@ pub struct ZfsSide {
 }
 
 impl ZfsSide {
-    /// What `programs` reach.
+    /// ZFS by way of `programs`.
     pub fn new(programs: Arc<dyn StreamTools>, clock: Arc<dyn Clock>) -> Self {
         Self {
             zfs: Zfs::new(Arc::clone(&programs) as _, PathBuf::new(), clock),
@@ -59,7 +59,7 @@ impl ZfsSide {
             PROPERTIES
         };
         match self.zfs.get(&filter, properties, name) {
-            Err(ProviderError::NotThere { .. }) => Ok(BTreeMap::new()),
+            Err(ProviderError::NotFound { .. }) => Ok(BTreeMap::new()),
             other => other,
         }
     }
@@ -75,8 +75,8 @@ impl ZfsSide {
         self.zfs.records(&filter, name)
     }
 
-    /// What a stream is sent by.
-    fn words(sending: &SendRequest) -> ProviderResult<Vec<String>> {
+    /// The arguments of `zfs send`.
+    fn send_arguments(sending: &SendRequest) -> ProviderResult<Vec<String>> {
         if let Some(token) = &sending.token {
             check_token(token)?;
             return Ok(vec!["-t".to_owned(), token.clone()]);
@@ -86,41 +86,42 @@ impl ZfsSide {
             StreamForm::AsStored => &["-L", "-c", "-e"],
             StreamForm::Raw => &["-w"],
         };
-        let mut words: Vec<String> = form.iter().map(|word| (*word).to_owned()).collect();
+        let mut arguments: Vec<String> = form.iter().map(|word| (*word).to_owned()).collect();
         if let Some(base) = &sending.base {
-            words.push(if sending.is_joined { "-I" } else { "-i" }.to_owned());
+            arguments.push(if sending.is_joined { "-I" } else { "-i" }.to_owned());
             let full = any_full_name(&sending.dataset, &base.name)?;
-            words.push(if base.is_bookmark { full.replace('@', "#") } else { full });
+            arguments.push(if base.is_bookmark { full.replace('@', "#") } else { full });
         }
-        words.push(any_full_name(&sending.dataset, &sending.to)?);
-        Ok(words)
+        arguments.push(any_full_name(&sending.dataset, &sending.to)?);
+        Ok(arguments)
     }
 
-    /// Starts it, with zstd before or after it where that is asked for. A stream that is unpacked there has passed its gate before it was packed.
-    fn start(&self, words: &[&str], packer: Option<Packer>) -> ProviderResult<Piped> {
-        let line = shell_line([ZFS].into_iter().chain(words.iter().copied()));
+    /// Starts a program, with zstd before or after it if requested. The stream has passed the gate before it was
+    /// compressed for the other host.
+    fn start(&self, arguments: &[&str], packer: Option<Packer>) -> ProviderResult<Piped> {
+        let line = shell_line([ZFS].into_iter().chain(arguments.iter().copied()));
         let line = match packer {
-            None => return Ok(self.programs.start(ZFS, words)?),
+            None => return Ok(self.programs.start(ZFS, arguments)?),
             Some(Packer::Unpack) => format!("zstd -qdc | {line}"),
             Some(Packer::Pack) => format!("{line} | zstd -qc"),
         };
         Ok(self.programs.start("sh", &["-c", &line])?)
     }
 
-    /// Makes the datasets above one, which are never mounted by themselves.
+    /// Creates the parent datasets, which are never mounted automatically.
     fn make_above(&self, dataset: &str) -> ProviderResult<()> {
         let slashes = dataset.match_indices('/').skip(1).map(|(at, _)| at);
         let mut missing: Vec<&str> = Vec::new();
         for above in slashes.map(|at| &dataset[..at]).collect::<Vec<_>>().into_iter().rev() {
             match self.zfs.get(&[], "type", above) {
                 Ok(_) => break,
-                Err(ProviderError::NotThere { .. }) => missing.push(above),
+                Err(ProviderError::NotFound { .. }) => missing.push(above),
                 Err(error) => return Err(error),
             }
         }
         for above in missing.into_iter().rev() {
             match self.zfs.ask(("make", above), &["create", "-o", "canmount=off", above]) {
-                // Somebody else has been quicker.
+                // Another process has created it.
                 Err(ProviderError::Exists { .. }) => {}
                 other => drop(other?),
             }
@@ -148,8 +149,8 @@ impl ZfsSide {
         }
     }
 
-    /// All snapshots of a dataset that are held by this tag are let go, but for one. Who holds is told by newer programs only, so all
-    /// that are held are tried.
+    /// Releases the hold with this tag from all snapshots of a dataset but one. Only newer versions list holds, so it
+    /// is tried on all held snapshots.
     fn release(&self, keeping: &KeepRequest, held: &ReplicaDataset, but: Option<&str>) -> ProviderResult<()> {
         let others = held.snapshots.iter().filter(|snapshot| {
             let is_held = snapshot.hold_count > 0 && !snapshot.is_bookmark;
@@ -161,19 +162,19 @@ impl ZfsSide {
                 .release(&Self::name(&keeping.dataset, &other.name), &keeping.tag)
             {
                 Err(ProviderError::Refused { reason, .. }) if reason.contains("no such tag") => {}
-                Err(ProviderError::NotThere { .. }) => {}
+                Err(ProviderError::NotFound { .. }) => {}
                 other => other?,
             }
         }
         Ok(())
     }
 
-    /// A bookmark of the snapshot, in the place of those before.
-    fn bookmark(&self, keeping: &KeepRequest, there: &ReplicaDataset) -> ProviderResult<()> {
+    /// Creates a bookmark of the snapshot, and removes earlier ones.
+    fn bookmark(&self, keeping: &KeepRequest, target: &ReplicaDataset) -> ProviderResult<()> {
         let prefix = format!("{}_", keeping.tag);
         let name = format!("{prefix}{}", keeping.snapshot);
         let full = |name: &str| any_full_name(&keeping.dataset, name).map(|full| full.replace('@', "#"));
-        if !there
+        if !target
             .snapshots
             .iter()
             .any(|known| known.is_bookmark && known.name == name)
@@ -183,10 +184,10 @@ impl ZfsSide {
             self.zfs
                 .ask(("bookmark", &snapshot), &["bookmark", &snapshot, &bookmark])?;
         }
-        for old in &there.snapshots {
+        for old in &target.snapshots {
             if old.is_bookmark && old.name.starts_with(&prefix) && old.name != name {
                 let old = full(&old.name)?;
-                // A bookmark is destroyed, and never what is no bookmark.
+                // Only a bookmark is destroyed here.
                 assert!(old.contains('#'), "{old} is no bookmark");
                 self.zfs.ask(("remove", &old), &["destroy", &old])?;
             }
@@ -201,24 +202,24 @@ enum Packer {
     Unpack,
 }
 
-/// It is an argument, and comes from the other side.
+/// The token comes from the other side, and becomes an argument.
 fn check_token(token: &str) -> ProviderResult<()> {
     let is_token = !token.is_empty()
         && token.len() < 64 << 10
         && token.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
         && !token.starts_with('-');
-    is_token.then_some(()).ok_or_else(|| ProviderError::Senseless {
+    is_token.then_some(()).ok_or_else(|| ProviderError::Invalid {
         program: ZFS,
-        detail: format!("{token:?} is nothing that a stream could go on with"),
+        detail: format!("{token:?} is not a resume token"),
     })
 }
 
-/// The transaction in which a snapshot was made, and its number in the answer.
+/// The transaction of a snapshot's creation, and its index in the answer.
 type CreationOrder = (u64, usize);
-/// A dataset, and its snapshots before they are in their order.
+/// A dataset with its snapshots before they are sorted.
 type UnsortedDataset = (ReplicaDataset, Vec<(CreationOrder, ReplicaSnapshot)>);
 
-/// What `zfs get` has told of datasets and their snapshots.
+/// Parses datasets and their snapshots in the answer of `zfs get`.
 pub(super) fn datasets_of(
     found: &BTreeMap<String, Properties>,
     records: &BTreeMap<String, String>,
@@ -245,9 +246,9 @@ pub(super) fn datasets_of(
         let snapshot = ReplicaSnapshot {
             name: name.to_owned(),
             identity: properties.value("guid").unwrap_or_default().to_owned(),
-            time_s: time_s.ok_or_else(|| ProviderError::Senseless {
+            time_s: time_s.ok_or_else(|| ProviderError::Invalid {
                 program: ZFS,
-                detail: format!("{full} was made at no time"),
+                detail: format!("{full} has no valid creation time"),
             })?,
             is_bookmark: full.contains('#'),
             hold_count: properties.number("userrefs").unwrap_or_default(),
@@ -269,7 +270,7 @@ pub(super) fn datasets_of(
     Ok(complete.collect())
 }
 
-/// The size in what `zfs send -nP` says.
+/// The size in the output of `zfs send -nP`.
 pub(super) fn size_in(answer: &str) -> Option<u64> {
     let size = answer
         .lines()
@@ -302,45 +303,45 @@ impl ReplicaSide for ZfsSide {
             return Ok(Vec::new());
         }
         let mut datasets = datasets_of(&found, &self.records(name, is_tree)?)?;
-        // One level down there are datasets, too.
+        // The answer includes child datasets.
         datasets.retain(|dataset| is_tree || dataset.name == name);
         Ok(datasets)
     }
 
     fn estimate(&self, sending: &SendRequest) -> ProviderResult<Option<u64>> {
         if !self.zfs.is_newer()? {
-            // Newer ones keep what came from an older one in part, which cannot go on.
+            // A newer receiver keeps a partially received stream of an older sender, which cannot resume it.
             return match sending.token {
                 None => Ok(None),
                 Some(_) => Err(ProviderError::Refused {
-                    action: "send the rest of",
+                    action: "resume a stream of",
                     what: sending.dataset.clone(),
-                    reason: "ZFS before 0.8 cannot go on where a stream was cut".to_owned(),
+                    reason: "ZFS before 0.8 cannot resume an interrupted stream".to_owned(),
                 }),
             };
         }
-        let mut words = vec!["send".to_owned(), "-nP".to_owned()];
-        words.extend(Self::words(sending)?);
-        let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        Ok(size_in(&self.zfs.ask(("send", &sending.dataset), &words)?))
+        let mut arguments = vec!["send".to_owned(), "-nP".to_owned()];
+        arguments.extend(Self::send_arguments(sending)?);
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        Ok(size_in(&self.zfs.ask(("send", &sending.dataset), &arguments)?))
     }
 
     fn send(&self, sending: &SendRequest) -> ProviderResult<Piped> {
-        let mut words = vec!["send".to_owned()];
-        words.extend(Self::words(sending)?);
-        let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        self.start(&words, (sending.packing != PackWhen::Never).then_some(Packer::Pack))
+        let mut arguments = vec!["send".to_owned()];
+        arguments.extend(Self::send_arguments(sending)?);
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        self.start(&arguments, (sending.packing != PackWhen::Never).then_some(Packer::Pack))
     }
 
     fn receive(&self, receiving: &ReceiveRequest, trust: SenderTrust) -> ProviderResult<Incoming> {
         full_name(&receiving.dataset, "check")?;
         self.make_above(&receiving.dataset)?;
-        let mut words = vec!["receive", "-u"];
+        let mut arguments = vec!["receive", "-u"];
         if self.zfs.is_newer()? {
-            words.push("-s");
+            arguments.push("-s");
         }
-        words.push(&receiving.dataset);
-        let piped = self.start(&words, receiving.is_packed.then_some(Packer::Unpack))?;
+        arguments.push(&receiving.dataset);
+        let piped = self.start(&arguments, receiving.is_packed.then_some(Packer::Unpack))?;
         let announced = |one: &ReplicaSnapshot| (one.name.clone(), one.identity.clone());
         let (gate, arrived) = ZfsGate::new(ZfsAnnouncement {
             snapshots: receiving.snapshots.iter().map(announced).collect(),
@@ -371,10 +372,7 @@ impl ReplicaSide for ZfsSide {
     fn discard(&self, dataset: &str) -> ProviderResult<()> {
         full_name(dataset, "check")?;
         self.zfs
-            .ask(
-                ("discard what was received in part of", dataset),
-                &["receive", "-A", dataset],
-            )
+            .ask(("discard the partial receive of", dataset), &["receive", "-A", dataset])
             .map(drop)
     }
 
@@ -383,51 +381,51 @@ impl ReplicaSide for ZfsSide {
         if keeping.means == KeepMethod::HoldToo {
             return self.hold(keeping);
         }
-        let there = self.datasets(&keeping.dataset, false)?.pop();
-        let there = there.ok_or_else(|| ProviderError::NotThere {
+        let target = self.datasets(&keeping.dataset, false)?.pop();
+        let target = target.ok_or_else(|| ProviderError::NotFound {
             what: keeping.dataset.clone(),
         })?;
         if keeping.means == KeepMethod::Bookmark {
-            self.bookmark(keeping, &there)?;
-            return self.release(keeping, &there, None);
+            self.bookmark(keeping, &target)?;
+            return self.release(keeping, &target, None);
         }
         self.hold(keeping)?;
-        self.release(keeping, &there, Some(&keeping.snapshot))
+        self.release(keeping, &target, Some(&keeping.snapshot))
     }
 
-    fn refusal(&self, action: &'static str, what: &str, complaint: &str) -> ProviderError {
-        if complaint.contains("has been modified") {
-            let why = complaint.trim().replace('\n', "; ");
+    fn refusal(&self, action: &'static str, what: &str, stderr: &str) -> ProviderError {
+        if stderr.contains("has been modified") {
+            let why = stderr.trim().replace('\n', "; ");
             let why = format!(
-                "{why}; something was written to the copy: zfs rollback to its newest snapshot gives that up, and readonly=on prevents it"
+                "{why}; the copy was modified: zfs rollback to its newest snapshot discards the changes, and readonly=on prevents them"
             );
             return refusal(action, what, &why);
         }
-        // What was received stays, and how somebody else goes on with it is of no use to anybody here.
-        match complaint.split_once("Partially received snapshot is saved") {
+        // The received part is kept; ZFS's advice on how to resume by hand does not apply here.
+        match stderr.split_once("Partially received snapshot is saved") {
             Some((why, _)) => {
                 let why = format!(
-                    "{}; what has come is kept, and the next run goes on",
+                    "{}; the received part is kept, and the next run resumes it",
                     why.trim_end_matches([' ', ';', '\n'])
                 );
                 refusal(action, what, &why)
             }
-            None => refusal(action, what, complaint),
+            None => refusal(action, what, stderr),
         }
     }
 
     fn can_pack(&self, when: PackWhen) -> bool {
         match when {
             PackWhen::Never => true,
-            // A shell cannot tell how fast the link is.
+            // A shell does not know the speed of the link.
             PackWhen::WhereSlow => false,
             PackWhen::Always => self.can_unpack(),
         }
     }
 
     fn can_unpack(&self) -> bool {
-        let asked = self.programs.ask("zstd", &["-V"]);
-        asked.is_ok_and(|answer| answer.is_well)
+        let answer = self.programs.ask("zstd", &["-V"]);
+        answer.is_ok_and(|answer| answer.is_success)
     }
 }
 

@@ -2,23 +2,23 @@
 //!
 //! # The problem
 //!
-//! A stream says more than the content of a snapshot: its name, properties of the dataset (where it is mounted, whether programs in it may
-//! be set-user-id), other datasets and what is to be removed, and of which snapshot of the pool it is a clone. `zfs receive` carries that out
-//! as root.
+//! A stream contains more than the content of a snapshot: its name, properties of the dataset (its mount point, whether
+//! set-user-id programs are allowed), other datasets, removals, and the snapshot of the pool that it is a clone of.
+//! `zfs receive` applies all of it as root.
 //!
 //! # What passes
 //!
-//! The records of a stream, whose layout is in `docs/format/zfs-send-stream.md`: each of a known kind, with data of bounded size, up to the
-//! last one.
+//! The records of a stream, whose layout is in `docs/format/zfs-send-stream.md`: each of a known type, with data of
+//! bounded size, until the last one.
 //!
 //! | in the stream | what is done |
 //! |---|---|
-//! | a snapshot of another name or guid than was announced | refused |
+//! | a snapshot with another name or GUID than announced | refused |
 //! | several streams in one (`-R`, `-I`, `-p`): only these have properties | refused; allowed from this host itself, for the announced snapshots |
-//! | a clone, which would be made of any snapshot of the pool that has the guid | refused |
-//! | deduplicated blocks, which are taken from any snapshot that has the guid | refused |
-//! | redacted streams, and features that are not known | refused |
-//! | the rest of a stream that was cut, of a snapshot that is not expected | refused |
+//! | a clone, which would be created from any snapshot of the pool with that GUID | refused |
+//! | deduplicated blocks, which are read from any snapshot with that GUID | refused |
+//! | redacted streams, and unknown features | refused |
+//! | the rest of an interrupted stream, of an unexpected snapshot | refused |
 //! | anything after the end | refused, and the end is withheld |
 
 #[cfg(feature = "hostile")]
@@ -39,38 +39,37 @@ use crate::storage::changed_blocks::send_stream::record::{
     name_in_beginning,
 };
 
-/// The stream is of a clone.
+/// The stream contains a clone.
 const FLAG_CLONE: u32 = 1;
-/// Case-insensitive names, records of what is freed, and records of attributes.
+/// Case-insensitive names, records of freed objects, and records of attributes.
 const FLAGS_KNOWN: u32 = 0b1110;
 const FEATURES_REFUSED: u64 = feature::DEDUPLICATED | feature::REDACTED | feature::HOLDS;
-/// Keys that are stored encrypted, and where a stream goes on. What leads several streams lists their snapshots.
+/// Encryption keys, and the offset of a resumed stream. The begin record of several streams lists their snapshots.
 const BEGINNING_BYTES_MAX: u64 = 64 << 20;
-/// Data goes on in pieces of this size.
+/// Size of the pieces in which data is passed on.
 const PIECE_BYTES: u64 = 128 << 10;
 
 type Result<T> = std::result::Result<T, StreamRefusal>;
 
-/// What a stream may bring.
+/// The expected content of a stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ZfsAnnouncement {
-    /// Names and guids, in order; nothing where the sender has announced nothing. A guid is empty where the sender has none.
+    /// Names and GUIDs, in order; empty if nothing was announced. A GUID is empty if the sender has none.
     pub(super) snapshots: Vec<(String, String)>,
-    /// Whether several of them may come in one stream.
+    /// Whether one stream may contain several of them.
     pub(super) joining: Joining,
 }
 
-/// Whether a stream may consist of several.
+/// Whether one stream may contain several snapshots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Joining {
     Allowed,
     Refused,
 }
 
-/// The snapshots that a stream has brought: names and guids.
+/// The received snapshots: names and GUIDs.
 pub(super) type Arrivals = Arc<Mutex<Option<Vec<(String, u64)>>>>;
 
-/// The gate of one stream.
 pub(super) struct ZfsGate {
     announced: ZfsAnnouncement,
     arrived: Arrivals,
@@ -83,13 +82,13 @@ pub(super) struct ZfsGate {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ZfsGateState {
-    /// Before the first record of a stream.
+    /// Before the begin record of a stream.
     Outside,
-    /// Within the list before several streams: only its end may follow.
+    /// In the list before several streams: only its end may follow.
     List,
-    /// Within a stream.
+    /// In a stream.
     Inside,
-    /// Bytes of data are to come, before the state that follows.
+    /// So many bytes of data follow, then this state.
     Data(u64, Within),
     Over,
 }
@@ -114,7 +113,7 @@ fn refused<T>(reason: impl Into<String>) -> Result<T> {
 }
 
 impl ZfsGate {
-    /// What has arrived is told by the second value, at the end of the stream.
+    /// The second value gets the received snapshots at the end of the stream.
     pub(super) fn new(announced: ZfsAnnouncement) -> (Self, Arrivals) {
         let arrived = Arrivals::default();
         let gate = Self {
@@ -129,14 +128,14 @@ impl ZfsGate {
         (gate, arrived)
     }
 
-    /// The first record of a stream, or of the list before several.
+    /// Handles a begin record: of a stream, or of the list before several.
     fn begin(&mut self, bytes: &[u8; RECORD_LENGTH]) -> Result<()> {
         let is_first = self.offset == 0;
         let Some((order, begin)) = BeginRecord::parse(bytes) else {
-            return refused("it is no stream of zfs send");
+            return refused("it is not a stream of zfs send");
         };
         if !is_first && order != self.order {
-            return refused("its parts have different orders of bytes");
+            return refused("its parts have different byte orders");
         }
         self.order = order;
         if u64::from(begin.payload_bytes) > BEGINNING_BYTES_MAX {
@@ -159,31 +158,31 @@ impl ZfsGate {
 
     fn check_list(&self, begin: &BeginRecord) -> Result<()> {
         if self.announced.joining == Joining::Refused || self.announced.snapshots.len() < 2 {
-            return refused("it does not bring one snapshot alone");
+            return refused("it does not contain exactly one snapshot");
         }
         if begin.features & (feature::HOLDS | feature::DEDUPLICATED) != 0 {
-            return refused("it brings more than snapshots");
+            return refused("it contains more than snapshots");
         }
         Ok(())
     }
 
     fn check_beginning(&mut self, begin: &BeginRecord, name: Option<&str>) -> Result<()> {
         if !begin.is_single() {
-            return refused("it does not bring one snapshot alone");
+            return refused("it does not contain exactly one snapshot");
         }
         let unknown = begin.features & !feature::KNOWN | begin.features & FEATURES_REFUSED;
         if unknown != 0 {
-            return refused(format!("it has features that are not taken in ({unknown:#x})"));
+            return refused(format!("it has unsupported features ({unknown:#x})"));
         }
         let needs_data = begin.features & (feature::RESUMING | feature::RAW) != 0;
         if begin.payload_bytes != 0 && !needs_data {
-            return refused("it begins with data that it does not need");
+            return refused("its begin record has unexpected data");
         }
         if begin.flags & FLAG_CLONE != 0 {
-            return refused("it is of a clone");
+            return refused("it contains a clone");
         }
         if begin.flags & !FLAGS_KNOWN != 0 {
-            return refused(format!("it has flags that are not known ({:#x})", begin.flags));
+            return refused(format!("it has unknown flags ({:#x})", begin.flags));
         }
         if !matches!(begin.dataset_type, DATASET_FILES | DATASET_VOLUME) {
             return refused(format!("it is of a dataset of type {}", begin.dataset_type));
@@ -199,18 +198,18 @@ impl ZfsGate {
 
     fn check_announced(&self, begin: &BeginRecord, name: &str) -> Result<()> {
         let announced = &self.announced.snapshots;
-        let is_it = |(expected, guid): &(String, String)| {
+        let is_announced = |(expected, guid): &(String, String)| {
             expected == name && (guid.is_empty() || *guid == begin.to_guid.to_string())
         };
         let is_expected = if begin.features & feature::RESUMING != 0 {
-            // It goes on with one of those that are missing here.
-            !self.is_joined && (announced.is_empty() || announced.iter().any(is_it))
+            // A resumed stream may be one of the missing snapshots.
+            !self.is_joined && (announced.is_empty() || announced.iter().any(is_announced))
         } else if self.is_joined {
-            announced.get(self.brought.len()).is_some_and(is_it)
+            announced.get(self.brought.len()).is_some_and(is_announced)
         } else {
             match &announced[..] {
                 [] => true,
-                [one] => is_it(one),
+                [one] => is_announced(one),
                 _ => false,
             }
         };
@@ -219,13 +218,13 @@ impl ZfsGate {
         }
         let expected: Vec<&str> = announced.iter().map(|(name, _)| &name[..]).collect();
         refused(format!(
-            "it brings {name} (guid {}), and {} was announced",
+            "it contains {name} (guid {}), but {} was announced",
             begin.to_guid,
             expected.join(", ")
         ))
     }
 
-    /// A record within a stream, or after the list before several. True for the last one of all.
+    /// Handles a record in a stream, or after the list before several. Returns whether it is the last of all.
     fn take(&mut self, record: &StreamRecord, within: Within) -> Result<IsLast> {
         let refused = |error: crate::storage::changed_blocks::SendStreamError| StreamRefusal::new(error.to_string());
         let kind = record.kind().map_err(refused)?;
@@ -245,10 +244,10 @@ impl ZfsGate {
         Ok(IsLast::No)
     }
 
-    /// The end of everything, with nothing behind it.
+    /// Handles the end of everything, which nothing may follow.
     fn end(&mut self, from: &mut dyn Read) -> io::Result<()> {
         if !is_at_end(from)? {
-            return Err(StreamRefusal::new("there is something after its end").into());
+            return Err(StreamRefusal::new("it has data after its end").into());
         }
         self.state = ZfsGateState::Over;
         let brought = std::mem::take(&mut self.brought);
@@ -296,10 +295,10 @@ impl StreamGate for ZfsGate {
         };
         let is_last = match within {
             Some(within) => self.take(&record, within)?,
-            // The end of several streams is a record of its own.
+            // The end of several streams is a separate record.
             None if self.is_joined && matches!(record.kind(), Ok(RecordKind::End)) => {
                 if self.brought.len() != self.announced.snapshots.len() {
-                    return Err(StreamRefusal::new("it does not bring all that was announced").into());
+                    return Err(StreamRefusal::new("it lacks announced snapshots").into());
                 }
                 IsLast::Yes
             }

@@ -1,4 +1,4 @@
-//! What is asked of ZFS, and how its answers are understood, with a stand-in for its program.
+//! Tests of the arguments for ZFS, and of the parsing of its answers, with a fake program.
 
 use std::sync::{Arc, Mutex};
 
@@ -7,29 +7,29 @@ use holdfast_block::SystemClock;
 use super::super::{
     Dataset, HostSnapshotLabel, HostSnapshotName, HostSnapshotScope, Provider, ProviderError, ProviderKind,
 };
-use super::{LeftClone, LeftCloneKind, Zfs};
+use super::{TemporaryClone, TemporaryCloneKind, Zfs};
 use crate::system::process::{Answer, ToolError, Tools};
 
-/// Answers what it is told to, in turn, and keeps what it was asked.
+/// Returns scripted answers in order, and records the requests.
 #[derive(Default)]
 struct ScriptedZfs {
     answers: Mutex<Vec<Result<String, String>>>,
-    asked: Mutex<Vec<String>>,
+    requests: Mutex<Vec<String>>,
 }
 
 impl Tools for ScriptedZfs {
     fn ask(&self, program: &str, arguments: &[&str]) -> Result<Answer, ToolError> {
         assert!(["zfs", "zpool"].contains(&program));
-        self.asked.lock().unwrap().push(arguments.join(" "));
+        self.requests.lock().unwrap().push(arguments.join(" "));
         let answer = self.answers.lock().unwrap().remove(0);
-        let (is_well, output, complaint) = match answer {
+        let (is_success, output, stderr) = match answer {
             Ok(output) => (true, output, String::new()),
-            Err(complaint) => (false, String::new(), complaint),
+            Err(stderr) => (false, String::new(), stderr),
         };
         Ok(Answer {
-            is_well,
+            is_success,
             output,
-            complaint,
+            stderr,
         })
     }
 }
@@ -38,7 +38,7 @@ fn zfs(answers: &[Result<&str, &str>]) -> (Zfs, Arc<ScriptedZfs>) {
     let own = |answer: &Result<&str, &str>| answer.map(str::to_owned).map_err(str::to_owned);
     let scripted = Arc::new(ScriptedZfs {
         answers: Mutex::new(answers.iter().map(own).collect()),
-        asked: Mutex::default(),
+        requests: Mutex::default(),
     });
     (
         Zfs::new(
@@ -75,14 +75,14 @@ const LABEL: HostSnapshotLabel<'static> = HostSnapshotLabel {
 };
 
 #[test]
-fn datasets_of_one_pool_are_cut_at_once_where_that_is_possible() {
+fn datasets_of_one_pool_are_one_group_if_zfs_supports_it() {
     let all = [wanted("a/x"), wanted("b/y"), wanted("a/z")];
     let (newer, scripted) = zfs(&[Ok("zfs-2.1.11-1\n"), Ok("")]);
     let groups = newer.groups(&all).unwrap();
     assert_eq!(groups, [vec![wanted("a/x"), wanted("a/z")], vec![wanted("b/y")]]);
     newer.create(&groups[0], &LABEL).unwrap();
     assert_eq!(
-        scripted.asked.lock().unwrap()[1],
+        scripted.requests.lock().unwrap()[1],
         "snapshot -o holdfast:record={} a/x@now a/z@now"
     );
     let (older, _) = zfs(&[Err("unrecognized command 'version'")]);
@@ -90,11 +90,11 @@ fn datasets_of_one_pool_are_cut_at_once_where_that_is_possible() {
 }
 
 #[test]
-fn snapshots_come_in_their_order_with_the_record_that_is_their_own() {
+fn snapshots_are_ordered_and_have_their_own_records() {
     let answer = "t/v@b\tcreation\t20\t-\nt/v@b\tused\t5\t-\nt/v@b\tcreatetxg\t9\t-\nt/v@b\tguid\t77\t-\n\
                   t/v@a\tcreation\t20\t-\nt/v@a\tcreatetxg\t10\t-\nt/v@a\tuserrefs\t2\t-\n\
                   t/v/child@z\tcreation\t1\t-\nt/v\tcreation\t1\t-\n";
-    // What somebody has written into a record is about nothing else.
+    // The text of a record cannot change anything else.
     let records =
         "t/v@b\t{\"x\":\t1}\tlocal\nt/v@b\tcreation\t99\tlocal\nt/v@c\tx\tlocal\nt/v@a\t{}\tinherited from t\nmore\n";
     let (zfs, _) = zfs(&[Ok(""), Ok(answer), Ok(records)]);
@@ -109,7 +109,7 @@ fn snapshots_come_in_their_order_with_the_record_that_is_their_own() {
 }
 
 #[test]
-fn nothing_but_a_snapshot_is_ever_destroyed() {
+fn only_snapshots_are_destroyed() {
     let (zfs, scripted) = zfs(&[]);
     for (dataset, name) in [
         ("t/v", ""),
@@ -127,19 +127,19 @@ fn nothing_but_a_snapshot_is_ever_destroyed() {
         let destroyed = zfs.destroy(&snapshot(dataset, name));
         assert!(matches!(destroyed, Err(ProviderError::Name { .. })), "{dataset}@{name}");
     }
-    assert!(scripted.asked.lock().unwrap().is_empty());
+    assert!(scripted.requests.lock().unwrap().is_empty());
 }
 
 #[test]
-fn complaints_are_understood() {
-    let refused = |complaint: &str| zfs(&[Err(complaint)]).0.destroy(&snapshot("t/v", "a")).unwrap_err();
+fn error_messages_are_classified() {
+    let refused = |stderr: &str| zfs(&[Err(stderr)]).0.destroy(&snapshot("t/v", "a")).unwrap_err();
     assert!(matches!(
         refused("cannot open 't/v@a': dataset does not exist"),
-        ProviderError::NotThere { .. }
+        ProviderError::NotFound { .. }
     ));
     assert!(matches!(
         refused("could not find any snapshots to destroy; check snapshot names."),
-        ProviderError::NotThere { .. }
+        ProviderError::NotFound { .. }
     ));
     assert!(matches!(
         refused("cannot destroy snapshot t/v@a: dataset is busy"),
@@ -154,11 +154,11 @@ fn complaints_are_understood() {
         ProviderError::Full { .. }
     ));
     let other = refused("cannot destroy 't/v@a': permission denied\n").to_string();
-    assert_eq!(other, "remove t/v@a: cannot destroy 't/v@a': permission denied");
+    assert_eq!(other, "cannot remove t/v@a: cannot destroy 't/v@a': permission denied");
 }
 
 #[test]
-fn a_record_that_some_zfs_could_not_keep_is_refused() {
+fn a_record_too_long_for_some_zfs_is_refused() {
     let (zfs, _) = zfs(&[]);
     let record = "x".repeat(1001);
     let label = HostSnapshotLabel {
@@ -169,15 +169,15 @@ fn a_record_that_some_zfs_could_not_keep_is_refused() {
 }
 
 #[test]
-fn answers_that_make_no_sense_are_no_answers() {
+fn invalid_answers_are_errors() {
     let (zfs, _) = zfs(&[Ok(""), Ok("t/v@a creation 20 -\n")]);
-    assert!(matches!(zfs.snapshots("t/v"), Err(ProviderError::Senseless { .. })));
+    assert!(matches!(zfs.snapshots("t/v"), Err(ProviderError::Invalid { .. })));
     let (zfs, _) = self::zfs(&[Ok(""), Ok("t/v@a\tcreation\t20\t-\nt/v@a\tcreation\t1\t-\n")]);
-    assert!(matches!(zfs.snapshots("t/v"), Err(ProviderError::Senseless { .. })));
+    assert!(matches!(zfs.snapshots("t/v"), Err(ProviderError::Invalid { .. })));
 }
 
 #[test]
-fn a_pool_that_is_suspended_is_found_before_anything_holds_still_for_it() {
+fn a_suspended_pool_is_found_before_the_point_in_time() {
     let pool = |name, health| format!("{name}\t960M\t1%\t{health}\t950M\n");
     let (well, ill) = (pool("a", "ONLINE"), pool("b", "SUSPENDED"));
     let (zfs, scripted) = zfs(&[Ok("zfs-2.1.11-1\n"), Ok(&well), Ok(&ill)]);
@@ -186,57 +186,59 @@ fn a_pool_that_is_suspended_is_found_before_anything_holds_still_for_it() {
         matches!(&prepared, Err(ProviderError::Suspended { what, .. }) if what == "b"),
         "{prepared:?}"
     );
-    assert_eq!(scripted.asked.lock().unwrap().len(), 3);
+    assert_eq!(scripted.requests.lock().unwrap().len(), 3);
 }
 
-/// Clones that others called like ours, that somebody mounted to stay, and marks that are inherited are none of those that were made for a
-/// while.
+/// Clones of users with similar names, clones mounted to stay, and inherited marks are not temporary clones.
 #[test]
-fn clones_for_a_while_are_known_by_their_own_marks() {
+fn temporary_clones_are_found_by_their_own_marks() {
     let views = "t/holdfast-view-0a-0\t0a-0\tlocal\nt/holdfast-view-atmnt\tmount\tlocal\nt/mine\tx\tlocal\n\
                  t/holdfast-view-1\tx\tinherited from t\n";
     let unfinished = "t/trial\ttrial\tlocal\nt/trial/below\ttrial\tinherited from t/trial\nt/trial@a\ttrial\tlocal\n";
     let makers = "t/trial\t{\"process\":1}\tlocal\n";
     let (zfs, scripted) = zfs(&[Ok(""), Ok(views), Ok(unfinished), Ok(makers)]);
     let found = zfs.temporary_clones("t").unwrap();
-    let told: Vec<_> = found
+    let summary: Vec<_> = found
         .iter()
         .map(|one| (&one.name[..], &one.kind, &one.maker[..]))
         .collect();
     assert_eq!(
-        told,
+        summary,
         [
-            ("t/holdfast-view-0a-0", &LeftCloneKind::View, ""),
+            ("t/holdfast-view-0a-0", &TemporaryCloneKind::View, ""),
             (
                 "t/trial",
-                &LeftCloneKind::Machine("trial".to_owned()),
+                &TemporaryCloneKind::Machine("trial".to_owned()),
                 "{\"process\":1}"
             ),
         ]
     );
-    assert!(scripted.asked.lock().unwrap()[1].ends_with("-s local,received -t filesystem,volume holdfast:view t"));
+    assert!(scripted.requests.lock().unwrap()[1].ends_with("-s local,received -t filesystem,volume holdfast:view t"));
 }
 
-/// What is no clone of ours any more is not destroyed.
+/// A clone that was finished or replaced is not destroyed.
 #[test]
-fn nothing_but_a_clone_that_was_found_is_destroyed() {
-    let left = LeftClone {
+fn only_a_temporary_clone_is_destroyed() {
+    let left = TemporaryClone {
         name: "t/trial".to_owned(),
-        kind: LeftCloneKind::Machine("trial".to_owned()),
+        kind: TemporaryCloneKind::Machine("trial".to_owned()),
         maker: String::new(),
     };
-    // Its mark is gone; or it is no clone.
-    let (finished, asked) = zfs(&[Ok(""), Ok(""), Ok("")]);
+    // Its mark is gone, or it is not a clone.
+    let (finished, requests) = zfs(&[Ok(""), Ok(""), Ok("")]);
     assert!(matches!(
-        finished.destroy_left(&left),
-        Err(ProviderError::NotThere { .. })
+        finished.destroy_temporary(&left),
+        Err(ProviderError::NotFound { .. })
     ));
-    assert_eq!(asked.asked.lock().unwrap().len(), 3);
+    assert_eq!(requests.requests.lock().unwrap().len(), 3);
     let mark = "t/trial\ttrial\tlocal\n";
-    let (whole, asked) = zfs(&[Ok(""), Ok(""), Ok(mark), Ok(""), Ok("t/trial\torigin\t-\t-\n")]);
-    assert!(matches!(whole.destroy_left(&left), Err(ProviderError::NotThere { .. })));
-    assert_eq!(asked.asked.lock().unwrap().len(), 5);
-    let (clone, asked) = zfs(&[
+    let (whole, requests) = zfs(&[Ok(""), Ok(""), Ok(mark), Ok(""), Ok("t/trial\torigin\t-\t-\n")]);
+    assert!(matches!(
+        whole.destroy_temporary(&left),
+        Err(ProviderError::NotFound { .. })
+    ));
+    assert_eq!(requests.requests.lock().unwrap().len(), 5);
+    let (clone, requests) = zfs(&[
         Ok(""),
         Ok(""),
         Ok(mark),
@@ -244,6 +246,6 @@ fn nothing_but_a_clone_that_was_found_is_destroyed() {
         Ok("t/trial\torigin\tt/v@a\t-\n"),
         Ok(""),
     ]);
-    clone.destroy_left(&left).unwrap();
-    assert_eq!(asked.asked.lock().unwrap()[5], "destroy t/trial");
+    clone.destroy_temporary(&left).unwrap();
+    assert_eq!(requests.requests.lock().unwrap()[5], "destroy t/trial");
 }

@@ -8,18 +8,18 @@ use std::time::Duration;
 use super::super::{ProviderError, ProviderResult};
 use super::Zfs;
 
-/// How long udev may take to give a volume its name: seconds, on a host with much to do.
+/// How long udev may take to create the device node of a volume: seconds, on a busy host.
 const DEVICE_TIME_OUT: Duration = Duration::from_secs(60);
 const DEVICE_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The device of a volume, by the name that udev gives it.
+/// The device of a volume, by udev's link.
 pub fn volume_device(name: &str) -> PathBuf {
     Path::new("/dev/zvol").join(name)
 }
 
-/// Writes out what the kernel holds back of a volume, and of those below it: what is in its cache of devices is not ZFS's yet, and in
-/// no snapshot. A guest that flushes has it done; one whose flushes are ignored (`cache=unsafe`) has not.
-pub(super) fn write_out(name: &str, with_below: bool) -> ProviderResult<()> {
+/// Flushes the kernel's block cache of a volume, and of its descendants: cached data has not reached ZFS, and would be
+/// missing in a snapshot. A guest's flushes do the same, unless they are ignored (`cache=unsafe`).
+pub(super) fn write_out(name: &str, with_descendants: bool) -> ProviderResult<()> {
     let device = volume_device(name);
     match device.metadata() {
         Ok(found) if found.file_type().is_block_device() => {
@@ -30,10 +30,10 @@ pub(super) fn write_out(name: &str, with_below: bool) -> ProviderResult<()> {
                 source,
             })?;
         }
-        Ok(found) if found.is_dir() && with_below => {
+        Ok(found) if found.is_dir() && with_descendants => {
             let names = device.read_dir().into_iter().flatten().flatten();
             let names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
-            // Snapshots may be shown as devices; nobody writes to them.
+            // Snapshots may have devices, too, but are never written.
             for below in names.filter(|name| !name.contains('@')) {
                 write_out(&format!("{name}/{below}"), true)?;
             }
@@ -44,21 +44,21 @@ pub(super) fn write_out(name: &str, with_below: bool) -> ProviderResult<()> {
 }
 
 impl Zfs {
-    /// Waits until a volume that was just made has its device: ZFS answers before udev has named it.
+    /// Waits for the device of a new volume: `zfs` returns before udev has created it.
     pub(super) fn wait_for_device(&self, name: &str) -> ProviderResult<()> {
         let device = volume_device(name);
-        let is_there = || {
+        let exists = || {
             let found = device.metadata();
             found.is_ok_and(|metadata| metadata.file_type().is_block_device())
         };
         let start = self.clock.now();
-        while !is_there() {
+        while !exists() {
             if self.clock.now().saturating_sub(start) >= DEVICE_TIME_OUT {
                 return Err(ProviderError::Refused {
                     action: "use",
                     what: name.to_owned(),
                     reason: format!(
-                        "its device {} has not come within {} s: udev names it, unless the volume's property volmode is none",
+                        "its device {} did not appear within {} s: udev creates it, unless the property volmode of the volume is none",
                         device.display(),
                         DEVICE_TIME_OUT.as_secs()
                     ),

@@ -10,20 +10,20 @@
 
 use super::super::super::incoming::StreamRefusal;
 
-/// What a stream begins with.
+/// Magic bytes of a stream.
 pub(super) const MAGIC: &[u8; 13] = b"btrfs-stream\0";
-/// The version that is understood.
+/// The supported version.
 pub(super) const VERSION: u32 = 1;
-/// Bytes of the head of a command.
+/// Length of the header of a command.
 pub(super) const HEAD_LENGTH: usize = 10;
-/// Bytes of a body: senders of version 1 have a buffer of 64 KiB for a whole command.
+/// Limit on the bytes of a body: senders of version 1 have a buffer of 64 KiB for a whole command.
 pub(super) const BODY_BYTES_MAX: usize = 64 << 10;
 
 const ATTRIBUTE_HEAD: usize = 4;
 
 pub(super) type Result<T> = std::result::Result<T, StreamRefusal>;
 
-/// What a command does; the numbers are those of the stream.
+/// The type of a command; the numbers are those of the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u16)]
 pub(crate) enum Verb {
@@ -51,7 +51,7 @@ pub(crate) enum Verb {
     UpdateExtent,
 }
 
-/// What is said to a command; the numbers are those of the stream.
+/// The type of an attribute; the numbers are those of the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u16)]
 pub(crate) enum Key {
@@ -81,7 +81,7 @@ pub(crate) enum Key {
 }
 
 impl Key {
-    /// The length that the value has to have; none where it varies.
+    /// The fixed length of the value; none if it varies.
     fn length(self) -> Option<usize> {
         match self {
             Self::Uuid | Self::CloneUuid => Some(16),
@@ -98,7 +98,7 @@ impl Key {
     }
 }
 
-/// Every verb, with the attributes that it has: all of them, and no others.
+/// Every command with its attributes, all of which are required.
 const VERBS: [(Verb, &[Key]); 22] = [
     (Verb::Subvolume, &[Key::Path, Key::Uuid, Key::Transaction]),
     (
@@ -154,7 +154,7 @@ pub(crate) struct Command {
     values: Vec<(Key, Vec<u8>)>,
 }
 
-/// The head of a command.
+/// The header of a command.
 pub(super) struct CommandHead {
     pub(super) body_length: usize,
     verb: u16,
@@ -193,7 +193,7 @@ impl CommandHead {
 }
 
 impl Command {
-    /// The command of a head and a body, whatever they are.
+    /// Parses a command from any header and body.
     pub(super) fn parse(head: &CommandHead, body: &[u8]) -> Result<Self> {
         let found = checksum([&head_bytes(body.len(), head.verb, 0), body]);
         if found != head.checksum {
@@ -238,7 +238,7 @@ impl Command {
         })
     }
 
-    /// A value that every command of this verb has.
+    /// The value of an attribute that every command of this type has.
     pub(crate) fn value(&self, key: Key) -> &[u8] {
         let found = self.values.iter().find(|(known, _)| *known == key);
         found.map_or(&[], |(_, value)| value)
@@ -260,7 +260,7 @@ impl Command {
         }
     }
 
-    /// Appends the bytes of the command.
+    /// Appends the encoded command.
     pub(crate) fn encode(&self, to: &mut Vec<u8>) {
         let mut body = Vec::new();
         for (key, value) in &self.values {
@@ -273,7 +273,7 @@ impl Command {
     }
 }
 
-/// Appends a command of a body.
+/// Appends a command with this body.
 pub(super) fn put(verb: u16, body: &[u8], to: &mut Vec<u8>) {
     let sum = checksum([&head_bytes(body.len(), verb, 0), body]);
     to.extend(head_bytes(body.len(), verb, sum));
@@ -290,7 +290,7 @@ fn head_bytes(body_length: usize, verb: u16, checksum: u32) -> [u8; HEAD_LENGTH]
     ]
 }
 
-/// A command of any number and attributes, for tests and fuzzers.
+/// A command with any number and attributes, for tests and fuzzers.
 #[cfg(any(test, feature = "hostile"))]
 pub(super) fn raw(verb: u16, attributes: &[(u16, &[u8])]) -> Vec<u8> {
     let mut body = Vec::new();

@@ -1,4 +1,4 @@
-//! The policy: which commands of a stream go on, and in which form.
+//! The policy: which commands of a stream pass, and in which form.
 
 use std::io;
 use std::io::Read;
@@ -11,54 +11,52 @@ use super::tree::{PathKind, StreamPath, Tree};
 use crate::Uuid;
 use crate::storage::provider::folder::check_name;
 
-/// Bits of a mode that make a program run as somebody else.
+/// Mode bits that make a program run as another user or group.
 const SET_ID_BITS: u64 = 0o6000;
 const MODE_BITS: u64 = 0o7777;
-/// Extended attributes that are data of users, properties of btrfs, and access lists. Others (`security.*`, `trusted.*`) give rights to
-/// files, or are instructions to other parts of the kernel.
+/// Extended attributes that are data of users, properties of btrfs, and access lists. Others (`security.*`,
+/// `trusted.*`) give rights to files, or control other parts of the kernel.
 const XATTRS: [&[u8]; 4] = [
     b"user.",
     b"btrfs.",
     b"system.posix_acl_access",
     b"system.posix_acl_default",
 ];
-/// Names that are listed in a note.
+/// Limit on the names in a note.
 const NAMES_MAX: usize = 3;
 
-/// A host snapshot of the dataset, which a stream may be based on. It is read-only.
+/// A read-only host snapshot of the dataset that a stream may be based on.
 pub(in super::super) struct ParentSnapshot {
-    /// The UUID that it has here.
+    /// Its UUID on this host.
     pub(in super::super) uuid: Uuid,
-    /// Its folder.
     pub(in super::super) folder: OwnedFd,
 }
 
 type FindParent = Box<dyn Fn(&str) -> Option<ParentSnapshot> + Send>;
 
-/// What a stream may bring.
+/// The expected content of a stream.
 pub(in super::super) struct BtrfsAnnouncement {
-    /// Its name and identity; none where the sender has announced nothing.
+    /// The name and identity; none if nothing was announced.
     pub(in super::super) snapshot: Option<(String, String)>,
-    /// Names that are taken.
+    /// Existing names.
     pub(in super::super) names: Vec<String>,
-    /// Opens the snapshot of the dataset that has an identity.
+    /// Opens the snapshot of the dataset with this identity.
     pub(in super::super) parent: FindParent,
-    /// What stands before the name of the subvolume as long as it is being received.
+    /// Prefix of the name of the subvolume while it is being received.
     pub(in super::super) hidden_prefix: &'static str,
 }
 
-/// What a stream has brought, once it has come to its end.
+/// The content of a stream that was received completely.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in super::super) struct Arrival {
-    /// The name that it is to have.
+    /// Its final name.
     pub(in super::super) name: String,
-    /// The UUID of what was sent.
+    /// The UUID of the sent subvolume.
     pub(in super::super) identity: Uuid,
-    /// The UUID that its parent has here.
+    /// The parent's UUID on this host.
     pub(in super::super) parent: Option<Uuid>,
 }
 
-/// The gate of one stream.
 pub(in super::super) struct BtrfsGate {
     announced: BtrfsAnnouncement,
     notes: Notes,
@@ -72,7 +70,7 @@ pub(in super::super) struct BtrfsGate {
 enum BtrfsGateState {
     /// Nothing was read.
     Start,
-    /// The first command has to be that of the subvolume.
+    /// The first command must be that of the subvolume.
     Begun,
     InProgress(Box<StreamInProgress>),
     Over,
@@ -82,11 +80,11 @@ struct StreamInProgress {
     tree: Tree,
     arrival: Arrival,
     identity: [u8; 16],
-    /// The parent's UUID in the stream, and here.
+    /// The parent's UUID in the stream, and on this host.
     parent: Option<([u8; 16], Uuid)>,
 }
 
-/// Things that were changed or left out, with the first names.
+/// Counts changed or omitted files, with the first names.
 #[derive(Default)]
 struct Tally {
     count: u64,
@@ -101,7 +99,7 @@ impl Tally {
         }
     }
 
-    /// Something has another name now.
+    /// Follows the rename of a file.
     fn rename(&mut self, from: &str, to: &str) {
         if let Some(known) = self.names.iter_mut().find(|known| *known == from) {
             to.clone_into(known);
@@ -125,14 +123,14 @@ fn refused<T>(reason: impl Into<String>) -> Result<T> {
     Err(StreamRefusal::new(reason))
 }
 
-/// What is done with a command.
+/// The decision on a command.
 enum CommandAction {
     Pass(Command),
     LeaveOut,
 }
 
 impl BtrfsGate {
-    /// What has arrived is told by the second value, at the end of the stream.
+    /// The second value gets the received subvolume at the end of the stream.
     pub(in super::super) fn new(announced: BtrfsAnnouncement, notes: Notes) -> (Self, Arc<Mutex<Option<Arrival>>>) {
         let arrived = Arc::default();
         let gate = Self {
@@ -147,10 +145,10 @@ impl BtrfsGate {
         (gate, arrived)
     }
 
-    /// The first command: it makes the subvolume.
+    /// Handles the first command, which creates the subvolume.
     fn begin(&self, mut command: Command) -> Result<(StreamInProgress, Command)> {
         if !matches!(command.verb, Verb::Subvolume | Verb::Snapshot) {
-            return refused(format!("it begins with {:?}, and not with a subvolume", command.verb));
+            return refused(format!("it begins with {:?} instead of a subvolume", command.verb));
         }
         let name = std::str::from_utf8(command.value(Key::Path))
             .unwrap_or_default()
@@ -175,14 +173,14 @@ impl BtrfsGate {
             && (expected != name || Uuid::parse(of) != Some(*uuid))
         {
             return refused(format!(
-                "it brings {name} ({uuid}), and {expected} ({of}) was announced"
+                "it contains {name} ({uuid}), but {expected} ({of}) was announced"
             ));
         }
         if self.announced.names.contains(name) {
-            return refused(format!("a host snapshot {name} is there already"));
+            return refused(format!("the host snapshot {name} already exists"));
         }
         if (self.announced.parent)(&uuid.to_string()).is_some() {
-            return refused(format!("the dataset has a host snapshot with the UUID {uuid} already"));
+            return refused(format!("the dataset already has a host snapshot with the UUID {uuid}"));
         }
         let mut receiving = StreamInProgress {
             tree: Tree::new(None),
@@ -197,10 +195,10 @@ impl BtrfsGate {
             let shown = Uuid::from_bytes(of).to_string();
             let Some(parent) = (self.announced.parent)(&shown) else {
                 return refused(format!(
-                    "it is based on {shown}, which is no host snapshot of this dataset"
+                    "it is based on {shown}, which is not a host snapshot of this dataset"
                 ));
             };
-            // Other subvolumes of the file system may have come from the same source.
+            // The UUID in the stream could match other subvolumes of the file system with the same source.
             command.set(Key::CloneUuid, parent.uuid.as_bytes());
             receiving.parent = Some((of, parent.uuid));
             receiving.arrival.parent = Some(parent.uuid);
@@ -211,7 +209,7 @@ impl BtrfsGate {
 
     fn decide(&mut self, command: Command) -> Result<CommandAction> {
         let BtrfsGateState::InProgress(receiving) = &mut self.state else {
-            return refused("it goes on after its end");
+            return refused("it continues after its end");
         };
         if command.value(Key::Path).is_empty() {
             return self.of_subvolume(command);
@@ -226,7 +224,7 @@ impl BtrfsGate {
             }
         };
         match command.verb {
-            Verb::Subvolume | Verb::Snapshot => return refused("it brings a second subvolume"),
+            Verb::Subvolume | Verb::Snapshot => return refused("it contains a second subvolume"),
             Verb::UpdateExtent => return refused("it has no data (btrfs send --no-data)"),
             Verb::End => {}
             Verb::MakeFile | Verb::MakeFolder => tree.make(&path)?,
@@ -255,7 +253,7 @@ impl BtrfsGate {
             Verb::Unlink => return Ok(pass_if(tree.remove(&path)? != PathKind::LeftOut)(command)),
             Verb::RemoveFolder => match tree.remove(&path)? {
                 PathKind::Plain => {}
-                _ => return refused(format!("{:?} is removed, and is no folder", path.shown())),
+                _ => return refused(format!("it removes {:?}, which is not a folder", path.shown())),
             },
             Verb::Write | Verb::Truncate => check_data(&path, tree.find(&path)?)?,
             Verb::Clone => {
@@ -265,9 +263,9 @@ impl BtrfsGate {
             Verb::Chmod | Verb::Chown | Verb::Utimes | Verb::SetXattr | Verb::RemoveXattr => {
                 return match (tree.find(&path)?, command.verb) {
                     (PathKind::LeftOut, _) => Ok(CommandAction::LeaveOut),
-                    // It would be followed, and has no mode.
+                    // The command would follow the link, which itself has no mode.
                     (PathKind::Symlink, Verb::Chmod) => {
-                        refused(format!("a mode for the symbolic link {:?}", path.shown()))
+                        refused(format!("it sets the mode of the symbolic link {:?}", path.shown()))
                     }
                     (_, Verb::Chmod) => Ok(CommandAction::Pass(self.without_set_id(command, &path.shown()))),
                     (_, Verb::SetXattr | Verb::RemoveXattr) => self.of_xattr(command, &path.shown()),
@@ -311,7 +309,7 @@ impl BtrfsGate {
         Ok(CommandAction::LeaveOut)
     }
 
-    /// The end of the stream, with nothing behind it.
+    /// Handles the end of the stream, which nothing may follow.
     fn end(&mut self) {
         self.left_out.note("devices, FIFOs and sockets left out", &self.notes);
         self.cleared.note(
@@ -325,21 +323,21 @@ impl BtrfsGate {
     }
 }
 
-/// A symbolic link may lead anywhere, as long as it is text that the kernel reads to its end.
+/// The target of a symbolic link may be any path that the kernel can store completely.
 fn check_target(path: &StreamPath, target: &[u8]) -> Result<()> {
     if target.is_empty() || target.contains(&0) {
-        return refused(format!("{:?} is a symbolic link to nothing", path.shown()));
+        return refused(format!("{:?} is a symbolic link with an invalid target", path.shown()));
     }
     Ok(())
 }
 
-/// Data is written by opening a path.
+/// Writing data opens a path.
 fn check_data(path: &StreamPath, found: PathKind) -> Result<()> {
     let what = match found {
         PathKind::Plain => return Ok(()),
         PathKind::Symlink => "a symbolic link",
         PathKind::Special => "a device, FIFO or socket",
-        PathKind::LeftOut => "no file of the copy",
+        PathKind::LeftOut => "not a file of the copy",
     };
     refused(format!("data for {:?}, which is {what}", path.shown()))
 }
@@ -361,7 +359,7 @@ impl StreamInProgress {
         };
         if !self.tree.is_file_of_parent(&from)? {
             return refused(format!(
-                "it takes data from {:?}, which is no file of its parent",
+                "it takes data from {:?}, which is not a file of its parent",
                 from.shown()
             ));
         }
@@ -378,7 +376,7 @@ impl StreamGate for BtrfsGate {
                 return Ok(Flow::End);
             }
             let Some(version) = start.strip_prefix(MAGIC) else {
-                return Err(StreamRefusal::new("it is no stream of btrfs send").into());
+                return Err(StreamRefusal::new("it is not a stream of btrfs send").into());
             };
             if version != VERSION.to_le_bytes() {
                 let reason = format!("it is not of version {VERSION} (btrfs send --proto {VERSION})");
@@ -406,7 +404,7 @@ impl StreamGate for BtrfsGate {
         }
         if command.verb == Verb::End {
             if !is_at_end(from)? {
-                return Err(StreamRefusal::new("there is something after its end").into());
+                return Err(StreamRefusal::new("it has data after its end").into());
             }
             command.encode(passed);
             self.end();

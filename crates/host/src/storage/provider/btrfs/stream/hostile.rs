@@ -1,4 +1,4 @@
-//! Streams of a hostile sender, whose checksums are right.
+//! Fuzz target for streams of a hostile sender, with correct checksums.
 
 use std::io::{Cursor, Read as _};
 use std::os::fd::OwnedFd;
@@ -8,7 +8,7 @@ use holdfast_block::hostile::Outcome;
 use super::command::{BODY_BYTES_MAX, Command, CommandHead, HEAD_LENGTH, MAGIC, Verb, put};
 use super::gate::{BtrfsAnnouncement, BtrfsGate, ParentSnapshot};
 use super::replay::{Files, replay};
-use super::specimen::{PARENT, PARENT_HERE, StreamWriter, honest_full};
+use super::specimen::{PARENT, PARENT_HERE, StreamWriter, valid_full};
 use crate::Uuid;
 use crate::storage::provider::incoming::{Notes, StreamCheck};
 
@@ -16,7 +16,7 @@ const HIDDEN: &str = ".incoming+";
 /// A folder that has files, folders and links, on every host.
 const PARENT_FOLDER: &str = "/proc/self";
 
-/// A stream of btrfs. What passes is harmless, and comes to its end only if the stream did.
+/// A btrfs stream. The output is harmless, and complete only if the input is.
 pub(crate) fn btrfs_stream(bytes: &[u8]) -> Outcome {
     let announced = BtrfsAnnouncement {
         snapshot: None,
@@ -76,7 +76,7 @@ fn commands_of(bytes: &[u8]) -> Vec<Command> {
     commands
 }
 
-/// The same, where each command has the checksum that an attacker would give it.
+/// The same with correct checksums in all commands, as an attacker would send it.
 fn with_checksums(bytes: &[u8]) -> Vec<u8> {
     let Some((start, mut rest)) = bytes.split_at_checked(MAGIC.len() + 4) else {
         return bytes.to_vec();
@@ -95,15 +95,15 @@ fn with_checksums(bytes: &[u8]) -> Vec<u8> {
     mended
 }
 
-/// Honest streams.
+/// Valid streams.
 pub(crate) fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     vec![
-        ("btrfs_stream", "full", honest_full()),
+        ("btrfs_stream", "full", valid_full()),
         ("btrfs_stream", "increment", increment_on_parent_folder()),
     ]
 }
 
-/// An honest increment on [`PARENT_FOLDER`], whose files, folders and links it names.
+/// A valid increment on [`PARENT_FOLDER`], with paths of its files, folders and links.
 fn increment_on_parent_folder() -> Vec<u8> {
     StreamWriter::increment()
         .rename("fd", "o258-7-0")

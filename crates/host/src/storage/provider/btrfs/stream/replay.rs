@@ -1,10 +1,10 @@
-//! What `btrfs receive` would do with the commands that have passed, by a simple model without any cleverness: for tests and fuzzers.
+//! A simple model of `btrfs receive`, for tests and fuzzers of the gate.
 
 use std::collections::BTreeMap;
 
 use super::command::{Command, Key, Verb};
 
-/// What a path is.
+/// The kind of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ReplayedKind {
     File,
@@ -12,13 +12,13 @@ pub(crate) enum ReplayedKind {
     Symlink,
 }
 
-/// Every path, and what it is. Paths are those of the stream.
+/// All paths of the stream, and their kinds.
 pub(crate) type Files = BTreeMap<Vec<u8>, ReplayedKind>;
 
-/// Checks commands that have passed the gate; stops where `btrfs receive` would.
+/// Executes commands that have passed the gate; stops where `btrfs receive` would.
 ///
 /// # Panics
-/// A command would touch something outside the subvolume, or make what must not be there.
+/// A command would touch something outside the subvolume, or create a forbidden file.
 pub(crate) fn replay(commands: &[Command], mut files: Files) {
     for command in commands.iter().skip(1) {
         check_form(command);
@@ -28,7 +28,7 @@ pub(crate) fn replay(commands: &[Command], mut files: Files) {
     }
 }
 
-/// What holds for every command, whatever is there.
+/// Conditions on every command, independent of existing files.
 fn check_form(command: &Command) {
     let paths = [Key::Path, Key::PathTo, Key::ClonePath].map(|key| command.value(key));
     for path in paths.into_iter().filter(|path| !path.is_empty()) {
@@ -56,7 +56,7 @@ fn check_form(command: &Command) {
     }
 }
 
-/// The parent folders of a path have to be folders. None where the command fails.
+/// Checks that the parent folders of a path are folders. None if the command fails.
 fn reach(path: &[u8], files: &Files) -> Option<()> {
     for (at, _) in path.iter().enumerate().filter(|(_, byte)| **byte == b'/') {
         let kind = files.get(&path[..at])?;
@@ -85,7 +85,7 @@ fn apply(command: &Command, files: &mut Files) -> Option<()> {
     };
     match command.verb {
         Verb::MakeFile => {
-            // It is opened, and cut where it is there.
+            // It is opened, and truncated if it exists.
             assert_ne!(
                 files.get(path),
                 Some(&ReplayedKind::Symlink),

@@ -1,17 +1,17 @@
-//! Streams as a sender makes them, command by command, for tests and fuzzers.
+//! Streams as a sender encodes them, command by command, for tests and fuzzers.
 
 use super::command::{Key, MAGIC, Verb, raw};
 
-/// The UUID of the subvolume that specimens bring.
+/// The UUID of the subvolume in the test streams.
 pub(crate) const IDENTITY: [u8; 16] = [0x11; 16];
-/// The UUID of the parent that increments have, in the stream.
+/// The UUID of the parent of increments, in the stream.
 pub(crate) const PARENT: [u8; 16] = [0x22; 16];
-/// The UUID that the parent has here.
+/// The UUID of the parent on this host.
 pub(crate) const PARENT_HERE: [u8; 16] = [0x33; 16];
-/// The name that was announced.
+/// The announced name.
 pub(crate) const NAME: &str = "daily-1";
 
-/// Makes a stream.
+/// Encodes a stream.
 pub(crate) struct StreamWriter(pub(crate) Vec<u8>);
 
 impl StreamWriter {
@@ -20,12 +20,12 @@ impl StreamWriter {
         Self([&MAGIC[..], &1_u32.to_le_bytes()].concat())
     }
 
-    /// A stream that brings a whole subvolume.
+    /// A stream with a whole subvolume.
     pub(crate) fn full() -> Self {
         Self::empty().subvolume(NAME, IDENTITY)
     }
 
-    /// A stream that brings what has changed since the parent.
+    /// A stream with the changes since the parent.
     pub(crate) fn increment() -> Self {
         let count = 7_u64.to_le_bytes();
         Self::empty().command(
@@ -156,8 +156,8 @@ impl StreamWriter {
     }
 }
 
-/// A stream with all that honest senders send.
-pub(crate) fn honest_full() -> Vec<u8> {
+/// A stream with every command that normal senders use.
+pub(crate) fn valid_full() -> Vec<u8> {
     StreamWriter::full()
         .utimes("")
         .make(Verb::MakeFolder, "o257-9-0")
@@ -182,9 +182,9 @@ pub(crate) fn honest_full() -> Vec<u8> {
         .end()
 }
 
-/// What has changed since a parent with a file `disk`, a folder `folder` and a link in it.
+/// The changes since a parent with a file `disk`, a folder `folder` and a link in it.
 #[cfg(test)]
-pub(crate) fn honest_increment() -> Vec<u8> {
+pub(crate) fn valid_increment() -> Vec<u8> {
     StreamWriter::increment()
         .rename("folder", "o258-7-0")
         .make(Verb::MakeFolder, "o300-9-0")

@@ -1,4 +1,4 @@
-//! What passes the gate, and what does not.
+//! Tests of the gate.
 
 use std::io::Read as _;
 use std::os::fd::OwnedFd;
@@ -7,13 +7,14 @@ use std::path::Path;
 use super::command::{Command, CommandHead, HEAD_LENGTH, Key, MAGIC, Verb, raw};
 use super::gate::{Arrival, BtrfsAnnouncement, BtrfsGate, ParentSnapshot};
 use super::replay::{Files, ReplayedKind, replay};
-use super::specimen::{IDENTITY, NAME, PARENT, PARENT_HERE, StreamWriter, honest_full, honest_increment};
+use super::specimen::{IDENTITY, NAME, PARENT, PARENT_HERE, StreamWriter, valid_full, valid_increment};
 use crate::Uuid;
 use crate::storage::provider::incoming::{Incoming, Notes, StreamCheck, StreamRefusal};
 
 const HIDDEN: &str = ".incoming+";
 
-/// A parent snapshot on the disk: `disk`, `link` to it, and `folder` with `file`, `link` and `out`, which leads elsewhere.
+/// A parent snapshot on the disk: `disk`, `link` to it, and `folder` with `file`, `link` and `out`, which points
+/// outside.
 fn parent() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
@@ -37,7 +38,7 @@ impl GateOutput {
         self.commands.iter().map(|command| command.verb).collect()
     }
 
-    /// The paths of all commands of a verb.
+    /// The paths in all commands of a type.
     fn paths(&self, verb: Verb) -> Vec<String> {
         let commands = self.commands.iter().filter(|command| command.verb == verb);
         commands
@@ -87,7 +88,7 @@ fn pass(stream: &[u8], parent: Option<&Path>) -> Result<GateOutput, String> {
     pass_as(stream, announced(parent)).map_err(|(reason, _)| reason)
 }
 
-/// What has passed; or why not, and what had passed before.
+/// The output of the gate; or the reason of a refusal, and the output before it.
 fn pass_as(stream: &[u8], announced: BtrfsAnnouncement) -> Result<GateOutput, (String, Vec<Command>)> {
     let notes = Notes::default();
     let (gate, arrived) = BtrfsGate::new(announced, Notes::clone(&notes));
@@ -117,13 +118,13 @@ fn reason(stream: &[u8]) -> String {
 }
 
 #[test]
-fn an_honest_subvolume_passes_without_what_a_copy_does_not_need() {
-    let passed = pass(&honest_full(), None).unwrap();
+fn a_valid_subvolume_passes_without_special_files_and_rights() {
+    let passed = pass(&valid_full(), None).unwrap();
     let arrived = passed.arrived.as_ref().unwrap();
     assert_eq!((&arrived.name[..], arrived.parent), (NAME, None));
     assert_eq!(arrived.identity, Uuid::from_bytes(IDENTITY));
     assert_eq!(passed.paths(Verb::Subvolume), [format!("{HIDDEN}{NAME}")]);
-    // The socket is gone, with all that was said of it.
+    // The socket is left out, with all later commands about it.
     assert!(!passed.verbs().contains(&Verb::MakeSocket));
     assert_eq!(passed.paths(Verb::Rename), ["o257-9-0", "o258-9-0", "o259-9-0"]);
     assert_eq!(passed.paths(Verb::Chmod), ["vms/disk.raw"]);
@@ -145,9 +146,9 @@ fn an_honest_subvolume_passes_without_what_a_copy_does_not_need() {
 }
 
 #[test]
-fn an_honest_increment_passes_and_is_based_on_the_snapshot_of_this_dataset() {
+fn a_valid_increment_passes_with_a_parent_of_this_dataset() {
     let parent = parent();
-    let passed = pass(&honest_increment(), Some(parent.path())).unwrap();
+    let passed = pass(&valid_increment(), Some(parent.path())).unwrap();
     let first = &passed.commands[0];
     assert_eq!((first.verb, first.uuid(Key::CloneUuid)), (Verb::Snapshot, PARENT_HERE));
     assert_eq!(
@@ -162,16 +163,14 @@ fn an_honest_increment_passes_and_is_based_on_the_snapshot_of_this_dataset() {
     assert_eq!(clone.uuid(Key::CloneUuid), PARENT_HERE);
     // The socket was left out when the parent was received.
     assert_eq!(passed.paths(Verb::Unlink), ["folder/old/link"]);
-    let reason = pass(&honest_increment(), None)
-        .map(|passed| passed.verbs())
-        .unwrap_err();
-    assert!(reason.contains("no host snapshot of this dataset"), "{reason}");
+    let reason = pass(&valid_increment(), None).map(|passed| passed.verbs()).unwrap_err();
+    assert!(reason.contains("not a host snapshot of this dataset"), "{reason}");
 }
 
-/// A stream that is cut anywhere has no end, and everything of it that passes is whole.
+/// A truncated stream has no end, and every command that passes is complete.
 #[test]
-fn a_stream_that_is_cut_never_comes_to_its_end() {
-    let stream = honest_full();
+fn a_truncated_stream_never_reaches_its_end() {
+    let stream = valid_full();
     for length in 0..stream.len() {
         let passed = pass(&stream[..length], None).unwrap();
         assert!(
@@ -182,8 +181,8 @@ fn a_stream_that_is_cut_never_comes_to_its_end() {
 }
 
 #[test]
-fn a_flipped_bit_anywhere_is_refused_or_changes_nothing_that_passes() {
-    let stream = honest_full();
+fn a_flipped_bit_is_refused_or_has_no_effect() {
+    let stream = valid_full();
     for at in 0..stream.len() {
         let mut changed = stream.clone();
         changed[at] ^= 1 << (at % 8);
@@ -194,7 +193,7 @@ fn a_flipped_bit_anywhere_is_refused_or_changes_nothing_that_passes() {
 }
 
 #[test]
-fn only_one_subvolume_of_the_announced_name_and_identity_is_taken_in() {
+fn only_one_subvolume_as_announced_is_received() {
     let other = [0x44; 16];
     for (stream, expected) in [
         (StreamWriter::empty().end(), "begins with End"),
@@ -212,21 +211,18 @@ fn only_one_subvolume_of_the_announced_name_and_identity_is_taken_in() {
             "a second subvolume",
         ),
         (StreamWriter::full().subvolume("x", other).end(), "a second subvolume"),
-        (
-            [StreamWriter::full().end(), vec![0]].concat(),
-            "something after its end",
-        ),
+        ([StreamWriter::full().end(), vec![0]].concat(), "data after its end"),
         (
             [StreamWriter::full().end(), StreamWriter::full().end()].concat(),
-            "something after its end",
+            "data after its end",
         ),
-        (b"zfs stream or whatever it may be".to_vec(), "no stream of btrfs"),
+        (b"zfs stream or whatever it may be".to_vec(), "not a stream of btrfs"),
         ([&MAGIC[..], &2_u32.to_le_bytes(), &[0; 20]].concat(), "version 1"),
     ] {
         let reason = reason(&stream);
         assert!(reason.contains(expected), "{expected}: {reason}");
     }
-    // Nothing was announced: any one snapshot whose name and identity are new.
+    // Without an announcement: any one snapshot with a new name and identity.
     let unannounced = || BtrfsAnnouncement {
         snapshot: None,
         ..announced(None)
@@ -279,7 +275,7 @@ fn no_path_leads_out_of_the_subvolume() {
             reason(&stream.end());
         }
     }
-    // Only attributes of the subvolume itself may be set.
+    // The empty path may only be used for attributes of the subvolume.
     for stream in [
         StreamWriter::full().write("", b"x"),
         StreamWriter::full().rename("", "a"),
@@ -293,7 +289,7 @@ fn no_path_leads_out_of_the_subvolume() {
     assert_eq!(passed.commands[1].number(Key::Mode), 0o755);
 }
 
-/// However a link came to its name: nothing is written to it, or through it.
+/// Independent of how a link got its name, nothing is written to it or through it.
 #[test]
 fn nothing_is_written_through_a_link() {
     let link = || StreamWriter::full().symlink("o1", "/etc/passwd");
@@ -323,7 +319,7 @@ fn nothing_is_written_through_a_link() {
             .make(Verb::MakeFolder, "f")
             .rename("g", "f/h")
             .write("f/h/l", b"x"),
-        // With links of the parent.
+        // The same with links of the parent.
         before().write("link", b"x"),
         before().write("folder/link", b"x"),
         before().write("folder/out/shadow", b"x"),
@@ -345,7 +341,7 @@ fn nothing_is_written_through_a_link() {
     ] {
         reason(&stream.end());
     }
-    // A name that was a link is free again.
+    // The name of a removed link can be used again.
     let parent = parent();
     for stream in [
         link()
@@ -370,7 +366,7 @@ fn nothing_is_written_through_a_link() {
 }
 
 #[test]
-fn devices_and_sockets_are_left_out_with_all_that_is_said_of_them() {
+fn devices_and_sockets_are_left_out_with_commands_about_them() {
     for verb in [Verb::MakeNode, Verb::MakeFifo, Verb::MakeSocket] {
         let stream = StreamWriter::full()
             .node(verb, "o1")
@@ -400,7 +396,7 @@ fn devices_and_sockets_are_left_out_with_all_that_is_said_of_them() {
 }
 
 #[test]
-fn data_is_taken_from_this_subvolume_and_its_parent_alone() {
+fn data_is_cloned_only_from_this_subvolume_and_its_parent() {
     let other = [0x55; 16];
     for stream in [
         StreamWriter::full()
@@ -420,7 +416,7 @@ fn data_is_taken_from_this_subvolume_and_its_parent_alone() {
 }
 
 #[test]
-fn commands_are_of_known_kinds_and_have_their_attributes_once() {
+fn commands_have_known_types_and_each_attribute_once() {
     let path = (Key::Path as u16, &b"f"[..]);
     let mode = (Key::Mode as u16, &[0; 8][..]);
     for (verb, values) in [
@@ -444,7 +440,7 @@ fn commands_are_of_known_kinds_and_have_their_attributes_once() {
         let command = raw(verb, &values);
         reason(&[StreamWriter::full().0, command, StreamWriter::empty().0].concat());
     }
-    // An attribute that is cut, and a command of any length.
+    // A truncated attribute, and a command of any length.
     for body in [&[1_u8, 0, 9][..], &[15, 0, 255, 255, 1]] {
         let length = u32::try_from(body.len()).unwrap().to_le_bytes();
         let head = [&length[..], &18_u16.to_le_bytes(), &[0; 4]].concat();
@@ -454,9 +450,9 @@ fn commands_are_of_known_kinds_and_have_their_attributes_once() {
     assert!(reason(&[StreamWriter::full().0, long].concat()).contains("4294967295 bytes"));
 }
 
-/// Who takes in a stream cannot get at the input without the gate.
+/// The input of a program can only be used together with the gate.
 #[test]
-fn a_gate_is_taken_with_the_input() {
+fn the_input_of_a_program_comes_with_its_gate() {
     let tools = crate::LocalTools::new(
         std::sync::Arc::new(holdfast_block::SystemClock::new()),
         std::time::Duration::from_secs(60),
@@ -468,10 +464,10 @@ fn a_gate_is_taken_with_the_input() {
     assert!(incoming.take_input().is_none());
 }
 
-/// Streams of random commands with few names, so that they meet each other: whatever passes is harmless in a model that knows nothing of the
-/// gate's.
+/// Streams of random commands with few names, so that they interact: the output is harmless in a model that is
+/// independent of the gate's.
 #[test]
-fn whatever_passes_of_random_streams_is_harmless() {
+fn the_output_of_random_streams_is_harmless() {
     let parent = parent();
     let before: Files = [
         ("disk", ReplayedKind::File),

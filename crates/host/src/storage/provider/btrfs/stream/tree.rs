@@ -1,14 +1,16 @@
-//! What a name in a stream leads to: a model of the subvolume while it is being received.
+//! A model of the subvolume while it is being received: which file a path refers to.
 //!
-//! `btrfs receive` opens files by their paths and follows symbolic links on the way. A link may lead anywhere, so the gate has to know
-//! every path that is one. Links come with the stream, or with the parent snapshot; either may be renamed later, alone or with a folder
-//! above it.
+//! `btrfs receive` opens files by path and follows symbolic links. A link may point anywhere, so the gate has to know
+//! every path that is a link. Links come with the stream, or with the parent snapshot; both may be renamed later, alone
+//! or with a folder above them.
 //!
-//! The model is a tree of what was named so far. A folder of the parent snapshot knows its place there, and what was not named yet is
-//! looked up on the disk: the snapshot is read-only, and its folder stays open. A folder that the stream made has only entries that the
-//! stream made; files among them are not recorded, so that memory grows with folders, links and what is changed in the parent.
+//! The model is a tree of the paths that have occurred. A folder of the parent snapshot has its path there, and
+//! unrecorded names in it are looked up on the disk: the snapshot is read-only, and its folder stays open. A folder
+//! that the stream has created contains only entries that the stream has created; files among them are not recorded, so
+//! that the memory depends on folders, links and changes of the parent.
 //!
-//! What was left out of the copy (devices, sockets) is part of the model too: later commands about it are left out as well.
+//! Files that were left out of the copy (devices, sockets) are part of the model too: later commands about them are
+//! left out as well.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -20,15 +22,15 @@ use rustix::io::Errno;
 use super::super::super::incoming::StreamRefusal;
 use super::command::Result;
 
-/// Entries of the model, at most. Each takes some hundred bytes.
+/// Limit on the entries of the model. Each takes some hundred bytes.
 const ENTRY_COUNT_MAX: usize = 1 << 19;
-/// Bytes of a path, and of one name in it, as in the kernel.
+/// Limits on the bytes of a path, and of one name in it, as in the kernel.
 const PATH_BYTES_MAX: usize = 4095;
 const NAME_BYTES_MAX: usize = 255;
-/// Names in a path: deeper trees cannot be walked by their paths anyway.
+/// Limit on the names in a path: deeper trees cannot be accessed by path anyway.
 const DEPTH_MAX: usize = 2048;
 
-/// A path below the subvolume, by its names; none of them has a meaning of its own.
+/// A path below the subvolume, as a list of names without special ones.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct StreamPath(Vec<Vec<u8>>);
 
@@ -53,7 +55,7 @@ impl StreamPath {
         for name in &names {
             match &name[..] {
                 b"" => return refused("is empty or absolute, or has an empty component"),
-                b"." | b".." => return refused("leads elsewhere"),
+                b"." | b".." => return refused("contains . or .."),
                 name if name.len() > NAME_BYTES_MAX => return refused("has a name that is too long"),
                 _ => {}
             }
@@ -71,16 +73,16 @@ impl StreamPath {
     }
 }
 
-/// What a path leads to.
+/// The kind of file that a path refers to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PathKind {
-    /// A file or folder, or nothing: certainly nothing that is followed.
+    /// A file or folder, or nothing: certainly not a link.
     Plain,
     /// A symbolic link.
     Symlink,
-    /// A device, FIFO or socket that an earlier version has received. It must not be opened.
+    /// A device, FIFO or socket that an earlier version of this program has received. It must not be opened.
     Special,
-    /// Something that was left out of the copy, now or when its parent was received.
+    /// A file that was left out of the copy, now or when its parent was received.
     LeftOut,
 }
 
@@ -96,14 +98,14 @@ enum Node {
 /// A file or folder.
 #[derive(Debug, Clone, Default)]
 struct TreeNode {
-    /// Its place in the parent snapshot; none where the stream has made it.
+    /// Its path in the parent snapshot; none if the stream has created it.
     before: Option<PathBuf>,
-    /// What was named of it. None for a name that is free now.
+    /// The recorded entries. None for a name that is free now.
     entries: BTreeMap<Vec<u8>, Option<Node>>,
 }
 
 impl TreeNode {
-    /// Whether it need not be recorded in a folder that the stream has made.
+    /// Whether it need not be recorded in a folder that the stream has created.
     fn is_trivial(&self) -> bool {
         self.before.is_none() && self.entries.is_empty()
     }
@@ -130,29 +132,29 @@ pub(super) struct Tree {
 /// A folder.
 enum TreeFolder<'a> {
     Recorded(&'a TreeNode),
-    /// It has not been changed since the parent snapshot, where this is its place.
+    /// It is unchanged since the parent snapshot, where it has this path.
     Before(PathBuf),
-    /// The stream has made it, and nothing in it is recorded.
+    /// The stream has created it, and nothing in it is recorded.
     Made,
 }
 
-/// What a name is in a folder, and whether a later command may rely on it.
+/// The state of a name in a folder.
 enum Entry {
-    /// It is recorded.
+    /// It is recorded, or in the parent snapshot.
     Known(PathKind),
-    /// It lies in a folder that the stream has made, and was not recorded: a file or folder of the stream, or nothing.
+    /// It is not recorded in a folder that the stream has created: a file or folder of the stream, or nothing.
     Unrecorded,
-    /// Nothing has this name.
+    /// The name is free.
     Free,
 }
 
-/// A link on the way to a name would lead whoever follows it elsewhere.
-fn through(path: &StreamPath, what: &str) -> StreamRefusal {
+/// The error for a link in the middle of a path, which `btrfs receive` would follow.
+fn link_in_path(path: &StreamPath, what: &str) -> StreamRefusal {
     StreamRefusal::new(format!("the path {:?} leads through {what}", path.shown()))
 }
 
-/// What a file of the parent snapshot is; none where there is none.
-fn look(parent: &OwnedFd, place: &Path) -> Result<Option<Node>> {
+/// The kind of a file in the parent snapshot; none if there is none.
+fn lookup(parent: &OwnedFd, place: &Path) -> Result<Option<Node>> {
     match statat(parent, place, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(found) => Ok(Some(match FileType::from_raw_mode(found.st_mode) {
             FileType::RegularFile | FileType::Directory => Node::Plain(TreeNode {
@@ -163,9 +165,7 @@ fn look(parent: &OwnedFd, place: &Path) -> Result<Option<Node>> {
             _ => Node::Special,
         })),
         Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
-        Err(error) => Err(StreamRefusal::new(format!(
-            "the parent snapshot cannot be looked into: {error}"
-        ))),
+        Err(error) => Err(StreamRefusal::new(format!("cannot read the parent snapshot: {error}"))),
     }
 }
 
@@ -175,7 +175,7 @@ fn join(folder: &Path, name: &[u8]) -> PathBuf {
 }
 
 impl Tree {
-    /// An empty subvolume; with `parent`, one that has what that read-only snapshot has.
+    /// An empty subvolume; with `parent`, one with the content of that read-only snapshot.
     pub(super) fn new(parent: Option<OwnedFd>) -> Self {
         let before = parent.as_ref().map(|_| PathBuf::new());
         Self {
@@ -188,46 +188,46 @@ impl Tree {
         }
     }
 
-    /// The folder that a path is in.
-    fn spot(&self, path: &StreamPath) -> Result<TreeFolder<'_>> {
+    /// The folder of a path.
+    fn folder_of(&self, path: &StreamPath) -> Result<TreeFolder<'_>> {
         let (above, _) = path.split();
-        let mut spot = TreeFolder::Recorded(&self.root);
+        let mut folder_of = TreeFolder::Recorded(&self.root);
         for name in above {
-            let place = match spot {
+            let place = match folder_of {
                 TreeFolder::Recorded(folder) => match (folder.entries.get(name), &folder.before) {
                     (Some(Some(Node::Plain(plain))), _) => {
-                        spot = TreeFolder::Recorded(plain);
+                        folder_of = TreeFolder::Recorded(plain);
                         continue;
                     }
-                    (Some(Some(Node::Symlink)), _) => return Err(through(path, "a symbolic link")),
-                    (Some(Some(Node::Special)), _) => return Err(through(path, "a device, FIFO or socket")),
-                    (Some(_), _) => return Err(through(path, "nothing")),
+                    (Some(Some(Node::Symlink)), _) => return Err(link_in_path(path, "a symbolic link")),
+                    (Some(Some(Node::Special)), _) => return Err(link_in_path(path, "a device, FIFO or socket")),
+                    (Some(_), _) => return Err(link_in_path(path, "nothing")),
                     (None, Some(before)) => join(before, name),
                     (None, None) => return Ok(TreeFolder::Made),
                 },
                 TreeFolder::Before(place) => join(&place, name),
                 TreeFolder::Made => return Ok(TreeFolder::Made),
             };
-            spot = match self.look(&place)? {
+            folder_of = match self.lookup(&place)? {
                 Some(Node::Plain(_)) => TreeFolder::Before(place),
-                Some(Node::Symlink) => return Err(through(path, "a symbolic link")),
-                Some(_) => return Err(through(path, "a device, FIFO or socket")),
-                None => return Err(through(path, "nothing")),
+                Some(Node::Symlink) => return Err(link_in_path(path, "a symbolic link")),
+                Some(_) => return Err(link_in_path(path, "a device, FIFO or socket")),
+                None => return Err(link_in_path(path, "nothing")),
             };
         }
-        Ok(spot)
+        Ok(folder_of)
     }
 
-    fn look(&self, place: &Path) -> Result<Option<Node>> {
+    fn lookup(&self, place: &Path) -> Result<Option<Node>> {
         match &self.parent {
-            Some(parent) => look(parent, place),
+            Some(parent) => lookup(parent, place),
             None => Ok(None),
         }
     }
 
     fn entry(&self, path: &StreamPath) -> Result<Entry> {
         let (_, name) = path.split();
-        let place = match self.spot(path)? {
+        let place = match self.folder_of(path)? {
             TreeFolder::Recorded(folder) => match (folder.entries.get(name), &folder.before) {
                 (Some(Some(node)), _) => return Ok(Entry::Known(node.found())),
                 (Some(None), _) => return Ok(Entry::Free),
@@ -238,11 +238,11 @@ impl Tree {
             TreeFolder::Made => return Ok(Entry::Unrecorded),
         };
         Ok(self
-            .look(&place)?
+            .lookup(&place)?
             .map_or(Entry::Free, |node| Entry::Known(node.found())))
     }
 
-    /// The folder that a path is in, recorded from now on. The path was looked at by [`Self::spot`].
+    /// The folder of a path, as a recorded one. [`Self::folder_of`] has checked the path.
     fn record(&mut self, path: &StreamPath) -> Result<&mut TreeNode> {
         let (above, _) = path.split();
         let mut folder = &mut self.root;
@@ -254,11 +254,11 @@ impl Tree {
                 Some(Node::Plain(TreeNode { before, entries }))
             });
             let Some(Node::Plain(plain)) = entry else {
-                return Err(through(path, "nothing"));
+                return Err(link_in_path(path, "nothing"));
             };
             folder = plain;
         }
-        // The entry that is recorded in it.
+        // The entry that will be recorded in it.
         self.entry_count += 1;
         if self.entry_count > ENTRY_COUNT_MAX {
             return Err(StreamRefusal::new(format!(
@@ -268,7 +268,7 @@ impl Tree {
         Ok(folder)
     }
 
-    /// What is to be changed. What does not exist was left out when the parent snapshot was received.
+    /// The kind of a file that will be changed. A missing file was left out when the parent snapshot was received.
     pub(super) fn find(&self, path: &StreamPath) -> Result<PathKind> {
         Ok(match self.entry(path)? {
             Entry::Known(found) => found,
@@ -277,18 +277,18 @@ impl Tree {
         })
     }
 
-    /// A new entry, of a name that has to be free.
+    /// Adds an entry, whose name must be free.
     fn put(&mut self, path: &StreamPath, node: Node) -> Result<()> {
         if let Entry::Known(found) = self.entry(path)? {
-            // A name is also free where only the sender had something.
+            // The name of a left-out file is free as well.
             if found != PathKind::LeftOut {
                 let path = path.shown();
-                return Err(StreamRefusal::new(format!("{path:?} is made, and is there already")));
+                return Err(StreamRefusal::new(format!("it creates {path:?}, which already exists")));
             }
         }
         let (_, name) = path.split();
         let is_trivial = matches!(&node, Node::Plain(plain) if plain.is_trivial());
-        let is_recorded = match self.spot(path)? {
+        let is_recorded = match self.folder_of(path)? {
             TreeFolder::Recorded(folder) => folder.before.is_some() || folder.entries.contains_key(name),
             TreeFolder::Before(_) => true,
             TreeFolder::Made => false,
@@ -299,22 +299,22 @@ impl Tree {
         Ok(())
     }
 
-    /// A file or folder that the stream makes.
+    /// Adds a file or folder.
     pub(super) fn make(&mut self, path: &StreamPath) -> Result<()> {
         self.put(path, Node::Plain(TreeNode::default()))
     }
 
-    /// A symbolic link that the stream makes.
+    /// Adds a symbolic link.
     pub(super) fn make_link(&mut self, path: &StreamPath) -> Result<()> {
         self.put(path, Node::Symlink)
     }
 
-    /// Something that is left out.
+    /// Adds a file that is left out.
     pub(super) fn leave_out(&mut self, path: &StreamPath) -> Result<()> {
         self.put(path, Node::LeftOut)
     }
 
-    /// Takes an entry out of the model; its name is free then. What was never recorded is a file or folder of the stream.
+    /// Takes an entry out of the model, so that its name is free. An unrecorded one is a file or folder of the stream.
     fn take(&mut self, path: &StreamPath) -> Result<Node> {
         let (_, name) = path.split();
         match self.entry(path)? {
@@ -326,7 +326,7 @@ impl Tree {
         let known = folder.entries.remove(name).flatten();
         let place = folder.before.as_ref().map(|before| join(before, name));
         let on_disk = match &place {
-            Some(place) => self.look(place)?,
+            Some(place) => self.lookup(place)?,
             None => None,
         };
         if on_disk.is_some() {
@@ -335,15 +335,15 @@ impl Tree {
         Ok(known.or(on_disk).unwrap_or(Node::LeftOut))
     }
 
-    /// Removes an entry, and tells what it was.
+    /// Removes an entry, and returns its kind.
     pub(super) fn remove(&mut self, path: &StreamPath) -> Result<PathKind> {
         Ok(self.take(path)?.found())
     }
 
-    /// Renames an entry, with all below it, and tells what it is.
+    /// Renames an entry with its descendants, and returns its kind.
     pub(super) fn rename(&mut self, from: &StreamPath, to: &StreamPath) -> Result<PathKind> {
         if to.0.starts_with(&from.0) {
-            return Err(StreamRefusal::new(format!("{:?} is moved into itself", from.shown())));
+            return Err(StreamRefusal::new(format!("it moves {:?} into itself", from.shown())));
         }
         let node = self.take(from)?;
         let found = node.found();
@@ -351,7 +351,7 @@ impl Tree {
         Ok(found)
     }
 
-    /// Gives a file a second name, and tells what it is.
+    /// Adds a hard link, and returns the kind of the file.
     pub(super) fn link(&mut self, from: &StreamPath, to: &StreamPath) -> Result<PathKind> {
         let found = self.find(from)?;
         let node = match found {
@@ -364,7 +364,7 @@ impl Tree {
         Ok(found)
     }
 
-    /// Whether a path of the parent snapshot leads to a regular file, and through no link.
+    /// Whether a path of the parent snapshot is a regular file, without links in the path.
     pub(super) fn is_file_of_parent(&self, path: &StreamPath) -> Result<bool> {
         let Some(parent) = &self.parent else { return Ok(false) };
         let mut place = PathBuf::new();
@@ -372,9 +372,7 @@ impl Tree {
         let kind = |place: &Path| match statat(parent, place, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(found) => Ok(Some(FileType::from_raw_mode(found.st_mode))),
             Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
-            Err(error) => Err(StreamRefusal::new(format!(
-                "the parent snapshot cannot be looked into: {error}"
-            ))),
+            Err(error) => Err(StreamRefusal::new(format!("cannot read the parent snapshot: {error}"))),
         };
         for name in above {
             place = join(&place, name);

@@ -1,4 +1,4 @@
-//! What is asked of the metadata of a pool.
+//! Tests of the metadata snapshots of pools.
 
 use super::super::super::{Provider, ProviderResult};
 use super::ScriptedAnswer::{Complains, Hangs, Owned, Says};
@@ -10,7 +10,7 @@ const STATUS: &str = "0 4194304 thin-pool 34 121/1024 325/32768 - rw discard_pas
 const STATUS_KEPT: &str =
     "0 4194304 thin-pool 34 121/1024 325/32768 255 rw discard_passdown queue_if_no_space - 256 \n";
 
-/// The two snapshots, both ours and of one volume.
+/// Compares two snapshots of ours, of one volume.
 fn changes(world: &World) -> ProviderResult<Vec<std::ops::Range<u64>>> {
     let (older, newer) = (
         name("web1", "holdfast_2026-11-22_16:45:10Z"),
@@ -20,7 +20,7 @@ fn changes(world: &World) -> ProviderResult<Vec<std::ops::Range<u64>>> {
 }
 
 #[test]
-fn a_pool_tells_what_two_snapshots_do_not_share() {
+fn differences_of_two_snapshots_are_read_from_the_pool() {
     let mut answers = vec![
         Says(VOLUMES),
         Says(VOLUMES),
@@ -34,7 +34,7 @@ fn a_pool_tells_what_two_snapshots_do_not_share() {
     let found = changes(&world).unwrap();
     assert_eq!((found.len(), found[0].start, found[0].end), (1, 655_360, 983_040));
     assert_eq!(
-        world.asked(),
+        world.requests(),
         [
             "dmsetup status vg0-pool-tpool",
             "lvchange -qq --addtag holdfast.metadata vg0/pool",
@@ -50,11 +50,11 @@ fn a_pool_tells_what_two_snapshots_do_not_share() {
 }
 
 #[test]
-fn metadata_that_somebody_else_keeps_are_left_alone_and_what_we_have_left_is_not() {
+fn only_our_own_leftover_metadata_snapshot_is_released() {
     let world = World::new(vec![Says(VOLUMES), Says(VOLUMES), Says(STATUS_KEPT)]);
     let error = changes(&world).unwrap_err().to_string();
     assert!(error.contains("another process has reserved"), "{error}");
-    assert_eq!(world.asked(), ["dmsetup status vg0-pool-tpool"]);
+    assert_eq!(world.requests(), ["dmsetup status vg0-pool-tpool"]);
     let ours = VOLUMES.replace(
         "\"lv_time\":\"1795387129\", \"lv_tags\":\"\"",
         "\"lv_time\":\"1795387129\", \"lv_tags\":\"holdfast.metadata\"",
@@ -72,13 +72,13 @@ fn metadata_that_somebody_else_keeps_are_left_alone_and_what_we_have_left_is_not
     let world = World::new(answers);
     assert!(changes(&world).is_ok());
     assert_eq!(
-        world.asked()[1],
+        world.requests()[1],
         "dmsetup message vg0-pool-tpool 0 release_metadata_snap"
     );
 }
 
 #[test]
-fn what_was_read_of_metadata_that_were_released_meanwhile_is_not_believed() {
+fn differences_from_a_released_metadata_snapshot_are_discarded() {
     let mut answers = vec![
         Says(VOLUMES),
         Says(VOLUMES),
@@ -95,7 +95,7 @@ fn what_was_read_of_metadata_that_were_released_meanwhile_is_not_believed() {
         Says(""),
     ]);
     assert!(changes(&World::new(answers)).is_err());
-    // Where the program is not there the state is released all the same.
+    // Without the program, the metadata snapshot is released all the same.
     let mut answers = vec![
         Says(VOLUMES),
         Says(VOLUMES),
@@ -107,20 +107,25 @@ fn what_was_read_of_metadata_that_were_released_meanwhile_is_not_believed() {
     answers.extend([Hangs, Says(STATUS_KEPT), Says(""), Says(STATUS), Says("")]);
     let world = World::new(answers);
     assert!(changes(&world).is_err());
-    assert_eq!(world.asked()[8], "lvchange -qq --deltag holdfast.metadata vg0/pool");
+    assert_eq!(world.requests()[8], "lvchange -qq --deltag holdfast.metadata vg0/pool");
 }
 
 #[test]
-fn only_snapshots_of_ours_are_compared() {
+fn only_our_snapshots_are_compared() {
     let world = World::new(vec![Says(VOLUMES)]);
     let refused = world
         .lvm
         .changes(&name("web1", "snapper_1"), &name("web1", "before-update"));
-    assert!(refused.unwrap_err().to_string().contains("not a host snapshot of ours"));
+    assert!(
+        refused
+            .unwrap_err()
+            .to_string()
+            .contains("not a host snapshot of Holdfast")
+    );
 }
 
 #[test]
-fn a_pool_tells_what_its_snapshots_take() {
+fn space_of_snapshots_is_read_from_the_pool() {
     let mut answers = vec![
         Says(VOLUMES),
         Says(VOLUMES),

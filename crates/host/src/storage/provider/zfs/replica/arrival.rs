@@ -1,4 +1,4 @@
-//! What has arrived: it is compared with what was announced, and protected.
+//! Checks received snapshots against the announcement, and protects them.
 
 use std::sync::PoisonError;
 
@@ -8,7 +8,7 @@ use super::super::stream::Arrivals;
 use super::super::{any_full_name, record_property};
 use super::ZfsSide;
 
-/// What a copy has where nobody has set anything, by property.
+/// Properties of a copy, unless an administrator has set them.
 const GUARDED: [(&str, &str); 5] = [
     ("readonly", "on"),
     ("canmount", "noauto"),
@@ -16,13 +16,13 @@ const GUARDED: [(&str, &str); 5] = [
     ("devices", "off"),
     ("exec", "off"),
 ];
-/// What a copy has from the datasets above it.
+/// Properties that a copy inherits from its parent.
 const INHERITED: [&str; 4] = ["mountpoint", "sharenfs", "sharesmb", "zoned"];
 const GUARDED_PROPERTIES: &str = "type,readonly,canmount,setuid,devices,exec";
 
 impl ZfsSide {
-    /// A copy is not mounted by itself, is read-only, and gives no rights to programs and devices in it. What an administrator has set on the
-    /// copy, or above it, stays; what came with a stream of the source does not count.
+    /// Sets a copy read-only, without automatic mount, and without rights for programs and devices in it. Settings of
+    /// an administrator on the copy or above it stay; those that came with the source's stream do not count.
     pub(super) fn guard(&self, dataset: &str) -> ProviderResult<()> {
         let found = self.zfs.get(&[], GUARDED_PROPERTIES, dataset)?;
         let source = |property: &str| found.get(dataset).and_then(|found| found.source(property));
@@ -33,9 +33,9 @@ impl ZfsSide {
                 self.zfs.ask(("protect", dataset), &["set", &word, dataset])?;
             }
         }
-        // Their values are any text, so only their sources are asked for.
-        let words = ["get", "-H", "-o", "source", &INHERITED.join(","), dataset];
-        let sources = self.zfs.ask(("look at", dataset), &words)?;
+        // Their values can be any text, so only their sources are requested.
+        let arguments = ["get", "-H", "-o", "source", &INHERITED.join(","), dataset];
+        let sources = self.zfs.ask(("inspect", dataset), &arguments)?;
         for (property, source) in INHERITED.into_iter().zip(sources.lines()) {
             if source == "received" {
                 self.zfs.ask(("protect", dataset), &["inherit", property, dataset])?;
@@ -44,52 +44,53 @@ impl ZfsSide {
         Ok(())
     }
 
-    /// Notes records of snapshots which have none. Each has the guid that the sender says.
+    /// Writes the records of snapshots that have none. Each must have the GUID that the sender reported.
     pub(super) fn note(&self, dataset: &str, snapshots: &[&ReplicaSnapshot]) -> ProviderResult<()> {
         let news = snapshots.iter().filter_map(|one| Some((one, one.record.as_ref()?)));
         let news: Vec<_> = news.collect();
         if news.is_empty() {
             return Ok(());
         }
-        // What is noted stays.
+        // Existing records stay.
         let noted = self.records(dataset, false)?;
         for (snapshot, record) in news {
             let full = any_full_name(dataset, &snapshot.name)?;
             if !noted.contains_key(&full) {
                 let record = record_property(record)?;
-                self.zfs.ask(("note the record of", &full), &["set", &record, &full])?;
+                self.zfs.ask(("write the record of", &full), &["set", &record, &full])?;
             }
         }
         Ok(())
     }
 
-    /// Refuses where a snapshot has not the guid that it should have.
+    /// Refuses a snapshot with another GUID than expected.
     pub(super) fn check_guid(&self, (dataset, name): (&str, &str), guid: &str) -> ProviderResult<()> {
         let full = any_full_name(dataset, name)?;
         let found = self.zfs.get(&[], "guid", &full)?;
-        let is_it = found.get(&full).and_then(|found| found.value("guid")) == Some(guid);
-        is_it.then_some(()).ok_or_else(|| ProviderError::Refused {
+        let is_same = found.get(&full).and_then(|found| found.value("guid")) == Some(guid);
+        is_same.then_some(()).ok_or_else(|| ProviderError::Refused {
             action: "receive",
             what: full,
-            reason: "it is another snapshot than was sent".to_owned(),
+            reason: "it is not the snapshot that was sent".to_owned(),
         })
     }
 
-    /// Looks at what has arrived.
+    /// Checks the received snapshots.
     pub(super) fn finish(&self, receiving: &ReceiveRequest, arrived: &Arrivals) -> ProviderResult<()> {
         self.guard(&receiving.dataset)?;
         let brought = arrived.lock().unwrap_or_else(PoisonError::into_inner).take();
         let brought = brought.ok_or_else(|| ProviderError::Refused {
             action: "receive",
             what: receiving.dataset.clone(),
-            reason: "the stream did not come to its end".to_owned(),
+            reason: "the stream is incomplete".to_owned(),
         })?;
         let mut known = Vec::new();
         for (name, guid) in &brought {
             let guid = guid.to_string();
             self.check_guid((&receiving.dataset, name), &guid)?;
-            let is_it = |one: &&ReplicaSnapshot| one.name == *name && (one.identity.is_empty() || one.identity == guid);
-            known.extend(receiving.snapshots.iter().find(is_it));
+            let is_announced =
+                |one: &&ReplicaSnapshot| one.name == *name && (one.identity.is_empty() || one.identity == guid);
+            known.extend(receiving.snapshots.iter().find(is_announced));
         }
         self.note(&receiving.dataset, &known)
     }

@@ -1,4 +1,4 @@
-//! What OpenZFS 2.1.11 has really answered, and what is asked of it.
+//! Tests with real answers of OpenZFS 2.1.11.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -46,15 +46,15 @@ tank/backup/src#holdfast-replicate-ebaa5a9db85489cb_a	guid	4122805065723390032	-
 tank/backup/src/below	type	filesystem	-
 ";
 
-/// A host that answers what it is told to, in turn.
+/// A host that returns scripted answers in order.
 struct ScriptedReplica {
     answers: Mutex<VecDeque<Result<String, String>>>,
-    asked: Mutex<Vec<String>>,
+    requests: Mutex<Vec<String>>,
 }
 
 impl Tools for ScriptedReplica {
     fn ask(&self, program: &str, arguments: &[&str]) -> Result<Answer, ToolError> {
-        self.asked
+        self.requests
             .lock()
             .unwrap()
             .push(format!("{program} {}", arguments.join(" ")));
@@ -64,25 +64,25 @@ impl Tools for ScriptedReplica {
             .unwrap()
             .pop_front()
             .expect("more is asked than is answered");
-        let (output, complaint) = match &answer {
+        let (output, stderr) = match &answer {
             Ok(output) => (output.clone(), String::new()),
-            Err(complaint) => (String::new(), complaint.clone()),
+            Err(stderr) => (String::new(), stderr.clone()),
         };
         Ok(Answer {
-            is_well: answer.is_ok(),
+            is_success: answer.is_ok(),
             output,
-            complaint,
+            stderr,
         })
     }
 }
 
 impl StreamTools for ScriptedReplica {
     fn start(&self, program: &str, arguments: &[&str]) -> Result<Piped, ToolError> {
-        self.asked
+        self.requests
             .lock()
             .unwrap()
             .push(format!("{program} {}", arguments.join(" ")));
-        Err(ToolError::NotThere {
+        Err(ToolError::NotFound {
             program: program.to_owned(),
         })
     }
@@ -100,7 +100,7 @@ fn side(answers: &[Result<&str, &str>]) -> (ZfsSide, Arc<ScriptedReplica>) {
     let own = |answer: &Result<&str, &str>| answer.map(str::to_owned).map_err(str::to_owned);
     let scripted = Arc::new(ScriptedReplica {
         answers: Mutex::new(answers.iter().map(own).collect()),
-        asked: Mutex::default(),
+        requests: Mutex::default(),
     });
     (
         ZfsSide::new(Arc::clone(&scripted) as _, Arc::new(SystemClock::new())),
@@ -121,31 +121,31 @@ fn sending() -> SendRequest {
 }
 
 #[test]
-fn what_openzfs_tells_of_a_dataset_is_understood() {
+fn answers_of_openzfs_about_a_dataset_are_parsed() {
     let records = "tank/backup/src@b\t{\"x\":1}\tlocal\ntank/backup/src@a\t-\t-\n";
     let (side, scripted) = side(&[Ok("zfs-2.1.11"), Ok(&GET.replace("TOKEN", TOKEN)), Ok(records)]);
     let found = side.datasets("tank/backup/src", false).unwrap();
     assert_eq!(found.len(), 1);
     assert_eq!(found[0].partial, Some(PartialReceive::Token(TOKEN.to_owned())));
     assert!(found[0].is_encrypted);
-    let told = found[0]
+    let parsed = found[0]
         .snapshots
         .iter()
         .map(|one| (&one.name[..], one.is_bookmark, one.hold_count, one.record.is_some()));
-    let told: Vec<_> = told.collect();
+    let parsed: Vec<_> = parsed.collect();
     let bookmark = ("holdfast-replicate-ebaa5a9db85489cb_a", true, 0, false);
-    assert_eq!(told.len(), 3);
-    // By transactions: a, and its bookmark, before b of the same second.
+    assert_eq!(parsed.len(), 3);
+    // Ordered by transaction: a, and its bookmark, before b of the same second.
     assert!(
-        told[..2].contains(&("a", false, 0, false)) && told[..2].contains(&bookmark),
-        "{told:?}"
+        parsed[..2].contains(&("a", false, 0, false)) && parsed[..2].contains(&bookmark),
+        "{parsed:?}"
     );
-    assert_eq!(told[2], ("b", false, 1, true));
+    assert_eq!(parsed[2], ("b", false, 1, true));
     assert_eq!(found[0].snapshots[2].identity, "4483870517828559108");
     assert!(
-        scripted.asked.lock().unwrap()[1].starts_with("zfs get -Hp"),
+        scripted.requests.lock().unwrap()[1].starts_with("zfs get -Hp"),
         "{scripted:?}",
-        scripted = scripted.asked
+        scripted = scripted.requests
     );
     let missing = "cannot open 'tank/x': dataset does not exist\n";
     let (side, _) = super::tests::side(&[Ok("zfs-2.1.11"), Err(missing)]);
@@ -153,7 +153,7 @@ fn what_openzfs_tells_of_a_dataset_is_understood() {
 }
 
 #[test]
-fn sizes_are_found_in_what_a_dry_run_says() {
+fn sizes_are_found_in_the_output_of_a_dry_run() {
     let resumed = "resume token contents:\nnvlist version: 0\n\tobject = 0x2\n\tbytes = 0x825938\n\ttoname = tank/src@a\n\
         full\ttank/src@a\t33486136\nsize\t33486136\n";
     assert_eq!(size_in(resumed), Some(33_486_136));
@@ -161,9 +161,9 @@ fn sizes_are_found_in_what_a_dry_run_says() {
     assert_eq!(size_in(""), None);
 }
 
-/// A newer receiver keeps in part what an older sender cannot go on with.
+/// A newer receiver keeps a partial stream that an older sender cannot resume.
 #[test]
-fn an_older_zfs_does_not_claim_that_it_goes_on() {
+fn an_older_zfs_does_not_claim_to_resume() {
     let (older, _) = side(&[Err("unrecognized command 'version'\n")]);
     assert_eq!(older.estimate(&sending()).unwrap(), None);
     let resumed = SendRequest {
@@ -174,11 +174,11 @@ fn an_older_zfs_does_not_claim_that_it_goes_on() {
 }
 
 #[test]
-fn each_stream_is_asked_for_as_it_is_meant() {
-    let asked = |sending: &SendRequest| {
+fn each_kind_of_stream_has_its_arguments() {
+    let requests = |sending: &SendRequest| {
         let (side, scripted) = side(&[]);
         assert!(side.send(sending).is_err());
-        scripted.asked.lock().unwrap().pop()
+        scripted.requests.lock().unwrap().pop()
     };
     let base = |name: &str, is_bookmark| {
         Some(ReplicaBase {
@@ -186,9 +186,9 @@ fn each_stream_is_asked_for_as_it_is_meant() {
             is_bookmark,
         })
     };
-    let says = |sending: SendRequest, words: &str| assert_eq!(asked(&sending).as_deref(), Some(words));
-    says(sending(), "zfs send -L -c -e tank/src@c");
-    says(
+    let assert_command = |sending: SendRequest, words: &str| assert_eq!(requests(&sending).as_deref(), Some(words));
+    assert_command(sending(), "zfs send -L -c -e tank/src@c");
+    assert_command(
         SendRequest {
             form: StreamForm::Raw,
             base: base("a", false),
@@ -202,22 +202,22 @@ fn each_stream_is_asked_for_as_it_is_meant() {
         is_joined: true,
         ..sending()
     };
-    says(joined.clone(), "zfs send -I tank/src@a tank/src@c");
-    says(
+    assert_command(joined.clone(), "zfs send -I tank/src@a tank/src@c");
+    assert_command(
         SendRequest {
             base: base("a", true),
             ..joined.clone()
         },
         "zfs send -I tank/src#a tank/src@c",
     );
-    says(
+    assert_command(
         SendRequest {
             token: Some(TOKEN.to_owned()),
             ..sending()
         },
         &format!("zfs send -t {TOKEN}"),
     );
-    says(
+    assert_command(
         SendRequest {
             packing: PackWhen::Always,
             dataset: "tank/a b".to_owned(),
@@ -247,12 +247,12 @@ fn each_stream_is_asked_for_as_it_is_meant() {
             ..sending()
         },
     ] {
-        assert_eq!(asked(&wrong), None, "{wrong:?}");
+        assert_eq!(requests(&wrong), None, "{wrong:?}");
     }
 }
 
 #[test]
-fn what_is_kept_is_held_before_others_are_let_go_and_only_ours_are() {
+fn the_new_hold_precedes_the_release_of_our_others() {
     let keeping = |means, tag: &str| KeepRequest {
         dataset: "tank/backup/src".to_owned(),
         snapshot: "a".to_owned(),
@@ -265,8 +265,8 @@ fn what_is_kept_is_held_before_others_are_let_go_and_only_ours_are() {
     let get = GET.replace("TOKEN", "-");
     let (kept, scripted) = side(&[Ok("zfs-2.1.11"), Ok(&get), Ok(""), Err(exists), Err(none)]);
     kept.keep(&keeping(KeepMethod::Hold, tag)).unwrap();
-    let asked = scripted.asked.lock().unwrap();
-    let last: Vec<&str> = asked[3..].iter().map(String::as_str).collect();
+    let requests = scripted.requests.lock().unwrap();
+    let last: Vec<&str> = requests[3..].iter().map(String::as_str).collect();
     let expected = [
         format!("zfs hold {tag} tank/backup/src@a"),
         format!("zfs release {tag} tank/backup/src@b"),
@@ -281,13 +281,13 @@ fn what_is_kept_is_held_before_others_are_let_go_and_only_ours_are() {
         Ok(""),
     ]);
     kept.keep(&keeping(KeepMethod::Bookmark, tag)).unwrap();
-    let asked = scripted.asked.lock().unwrap();
+    let requests = scripted.requests.lock().unwrap();
     assert_eq!(
-        asked[3],
+        requests[3],
         format!("zfs bookmark tank/backup/src@a tank/backup/src#{tag}_a")
     );
-    assert_eq!(asked[4], format!("zfs destroy tank/backup/src#{tag}_old"));
-    assert_eq!(asked[5], format!("zfs release {tag} tank/backup/src@b"));
+    assert_eq!(requests[4], format!("zfs destroy tank/backup/src#{tag}_old"));
+    assert_eq!(requests[5], format!("zfs release {tag} tank/backup/src@b"));
     let (kept, _) = side(&[]);
     assert!(matches!(
         kept.keep(&keeping(KeepMethod::Hold, "audit")),
@@ -296,20 +296,20 @@ fn what_is_kept_is_held_before_others_are_let_go_and_only_ours_are() {
 }
 
 #[test]
-fn a_stream_that_was_cut_is_told_without_its_token() {
+fn the_error_of_an_interrupted_stream_has_no_token() {
     let (side, _) = side(&[]);
-    let said = "cannot receive new filesystem stream: checksum mismatch or incomplete stream.; Partially received snapshot is saved.; \
+    let message = "cannot receive new filesystem stream: checksum mismatch or incomplete stream.; Partially received snapshot is saved.; \
         A resuming stream can be generated on the sending system by running:; zfs send -t 1-c9af2e082";
-    let error = side.refusal("receive", "tank/x", said).to_string();
+    let error = side.refusal("receive", "tank/x", message).to_string();
     assert!(
-        error.contains("incomplete stream.; what has come is kept") && !error.contains("1-c9af"),
+        error.contains("incomplete stream.; the received part is kept") && !error.contains("1-c9af"),
         "{error}"
     );
     assert_eq!(side.kind(), ProviderKind::Zfs);
 }
 
 #[test]
-fn what_is_missing_above_is_made_and_never_mounted() {
+fn missing_parents_are_created_and_never_mounted() {
     let missing = "cannot open 'tank/b/c': dataset does not exist\n";
     let (receiver, scripted) = side(&[Err(missing), Err(missing), Ok(""), Ok(""), Ok("zfs-2.1.11")]);
     let receiving = ReceiveRequest {
@@ -318,13 +318,13 @@ fn what_is_missing_above_is_made_and_never_mounted() {
         is_packed: true,
     };
     assert!(receiver.receive(&receiving, SenderTrust::Full).is_err());
-    let asked = scripted.asked.lock().unwrap();
+    let requests = scripted.requests.lock().unwrap();
     assert_eq!(
-        asked[2..4],
+        requests[2..4],
         [
             "zfs create -o canmount=off tank/b",
             "zfs create -o canmount=off tank/b/c"
         ]
     );
-    assert_eq!(asked[5], "sh -c zstd -qdc | zfs receive -u -s tank/b/c/d");
+    assert_eq!(requests[5], "sh -c zstd -qdc | zfs receive -u -s tank/b/c/d");
 }

@@ -1,4 +1,4 @@
-//! Streams of a hostile sender.
+//! Fuzz target for streams of a hostile sender.
 
 use std::io::{Cursor, Read as _};
 
@@ -6,13 +6,14 @@ use holdfast_block::hostile::Outcome;
 
 use super::{Joining, ZfsAnnouncement, ZfsGate};
 use crate::storage::changed_blocks::send_stream::record::{BeginRecord, RECORD_LENGTH, feature};
-use crate::storage::changed_blocks::send_stream::specimen::{QUESTION, SendStreamWriter, SenderVersion};
+use crate::storage::changed_blocks::send_stream::specimen::{QUERY, SendStreamWriter, SenderVersion};
 use crate::storage::provider::incoming::StreamCheck;
 
-/// A stream of ZFS to somebody who expects one snapshot. What passes is the beginning of it, and it passes whole or without its end.
+/// A ZFS stream to a receiver that expects one snapshot. The output is a prefix of the input: all of it, or without the
+/// end.
 pub(crate) fn zfs_stream(bytes: &[u8]) -> Outcome {
     let (gate, arrived) = ZfsGate::new(ZfsAnnouncement {
-        snapshots: vec![("b".to_owned(), QUESTION.to_guid.to_string())],
+        snapshots: vec![("b".to_owned(), QUERY.to_guid.to_string())],
         joining: Joining::Refused,
     });
     let mut passed = Vec::new();
@@ -23,7 +24,7 @@ pub(crate) fn zfs_stream(bytes: &[u8]) -> Outcome {
     assert!(bytes.starts_with(&passed), "nothing else passes");
     if let Some(first) = passed.first_chunk::<RECORD_LENGTH>() {
         let (_, begin) = BeginRecord::parse(first).expect("a stream begins with a beginning");
-        assert!(begin.is_single() && begin.to_guid == QUESTION.to_guid && begin.flags & 1 == 0);
+        assert!(begin.is_single() && begin.to_guid == QUERY.to_guid && begin.flags & 1 == 0);
         assert_eq!(begin.features & (feature::DEDUPLICATED | feature::HOLDS), 0);
     }
     match (read, arrived.lock().expect("nobody panics with it").take()) {
@@ -38,7 +39,7 @@ pub(crate) fn zfs_stream(bytes: &[u8]) -> Outcome {
     }
 }
 
-/// Honest streams of one snapshot.
+/// Valid streams of one snapshot.
 pub(crate) fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     let seed = |name, is_little, age| {
         let mut writer = SendStreamWriter::new(is_little, age, 0);

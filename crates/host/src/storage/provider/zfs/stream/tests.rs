@@ -1,23 +1,23 @@
-//! What passes the gate, and what does not.
+//! Tests of the gate.
 
 use std::io::{Cursor, Read as _};
 
 use super::{Joining, ZfsAnnouncement, ZfsGate};
 use crate::storage::changed_blocks::send_stream::record::{RECORD_LENGTH, feature};
-use crate::storage::changed_blocks::send_stream::specimen::{QUESTION, SendStreamWriter, SenderVersion};
+use crate::storage::changed_blocks::send_stream::specimen::{QUERY, SendStreamWriter, SenderVersion};
 use crate::storage::provider::incoming::{StreamCheck, StreamRefusal};
 
 fn announced(names: &[&str]) -> ZfsAnnouncement {
     ZfsAnnouncement {
         snapshots: names
             .iter()
-            .map(|name| ((*name).to_owned(), QUESTION.to_guid.to_string()))
+            .map(|name| ((*name).to_owned(), QUERY.to_guid.to_string()))
             .collect(),
         joining: Joining::Refused,
     }
 }
 
-/// What has passed, and what has arrived.
+/// The output of the gate, and the received snapshots.
 type GateOutput = (Vec<u8>, Option<Vec<(String, u64)>>);
 
 fn pass_as(stream: &[u8], announced: ZfsAnnouncement) -> Result<GateOutput, String> {
@@ -31,7 +31,7 @@ fn pass_as(stream: &[u8], announced: ZfsAnnouncement) -> Result<GateOutput, Stri
     Ok((passed, arrived))
 }
 
-fn honest(is_little: bool, age: SenderVersion) -> Vec<u8> {
+fn valid(is_little: bool, age: SenderVersion) -> Vec<u8> {
     let mut writer = SendStreamWriter::new(is_little, age, 0);
     writer
         .object(8, 8192, 100_000, 50)
@@ -40,15 +40,15 @@ fn honest(is_little: bool, age: SenderVersion) -> Vec<u8> {
     writer.end()
 }
 
-/// A stream whose first record has a number elsewhere.
+/// A stream with a changed number in its begin record.
 fn with_u64(at: usize, number: u64) -> Vec<u8> {
-    let mut stream = honest(true, SenderVersion::New);
+    let mut stream = valid(true, SenderVersion::New);
     stream[at..at + 8].copy_from_slice(&number.to_le_bytes());
     stream
 }
 
 fn with_name(name: &[u8]) -> Vec<u8> {
-    let mut stream = honest(true, SenderVersion::New);
+    let mut stream = valid(true, SenderVersion::New);
     stream[56..RECORD_LENGTH].fill(0);
     stream[56..56 + name.len()].copy_from_slice(name);
     stream
@@ -59,30 +59,30 @@ fn reason(stream: &[u8]) -> String {
 }
 
 #[test]
-fn the_snapshot_that_was_announced_passes_as_it_is() {
+fn the_announced_snapshot_passes_unchanged() {
     for (is_little, age) in [
         (true, SenderVersion::Old),
         (false, SenderVersion::Old),
         (true, SenderVersion::New),
         (false, SenderVersion::New),
     ] {
-        let stream = honest(is_little, age);
+        let stream = valid(is_little, age);
         for announced in [announced(&["b"]), announced(&[])] {
             let (passed, arrived) = pass_as(&stream, announced).unwrap();
             assert!(passed == stream);
-            assert_eq!(arrived.unwrap(), [("b".to_owned(), QUESTION.to_guid)]);
+            assert_eq!(arrived.unwrap(), [("b".to_owned(), QUERY.to_guid)]);
         }
     }
-    // A sender without guids has announced a name.
+    // A sender without GUIDs has announced a name.
     let nameless = ZfsAnnouncement {
         snapshots: vec![("b".to_owned(), String::new())],
         joining: Joining::Refused,
     };
-    assert!(pass_as(&honest(true, SenderVersion::Old), nameless).is_ok());
+    assert!(pass_as(&valid(true, SenderVersion::Old), nameless).is_ok());
 }
 
 #[test]
-fn a_stream_that_is_cut_never_comes_to_its_end() {
+fn a_truncated_stream_never_reaches_its_end() {
     let mut writer = SendStreamWriter::new(true, SenderVersion::New, 0);
     writer.write(8, 0, 1000).free(8, 4000, 1000);
     let stream = writer.end();
@@ -94,7 +94,7 @@ fn a_stream_that_is_cut_never_comes_to_its_end() {
 }
 
 #[test]
-fn a_stream_of_anything_else_is_refused_before_its_first_record_goes_on() {
+fn other_content_is_refused_before_the_first_record_passes() {
     let version = |features: u64, kind: u64| with_u64(16, features << 2 | kind);
     let others = [
         (with_name(b"tank/vm@c\0"), "announced"),
@@ -104,9 +104,9 @@ fn a_stream_of_anything_else_is_refused_before_its_first_record_goes_on() {
         (with_name(b"tank/vm@a/b\0"), "no name"),
         (with_name(&[b'a'; RECORD_LENGTH - 56]), "no name"),
         (with_u64(40, 7), "announced"),
-        (version(0, 2), "alone"),
-        (version(0, 3), "alone"),
-        (version(0, 0), "alone"),
+        (version(0, 2), "exactly one"),
+        (version(0, 3), "exactly one"),
+        (version(0, 0), "exactly one"),
         (version(1, 1), "features"),
         (version(2, 1), "features"),
         (version(feature::REDACTED, 1), "features"),
@@ -115,17 +115,17 @@ fn a_stream_of_anything_else_is_refused_before_its_first_record_goes_on() {
         (with_u64(32, 2 | 1 << 32), "clone"),
         (with_u64(32, 2 | 1 << 40), "flags"),
         (with_u64(32, 4), "type"),
-        (with_u64(0, 8 << 32), "data that it does not need"),
+        (with_u64(0, 8 << 32), "unexpected data"),
         (with_u64(0, 0xffff_ffff << 32), "bytes of data"),
-        (vec![0; 1000], "no stream"),
+        (vec![0; 1000], "not a stream"),
     ];
     for (stream, expected) in others {
         let reason = reason(&stream);
         assert!(reason.contains(expected), "{expected}: {reason}");
     }
-    let twice = [honest(true, SenderVersion::New), honest(true, SenderVersion::New)].concat();
+    let twice = [valid(true, SenderVersion::New), valid(true, SenderVersion::New)].concat();
     assert!(reason(&twice).contains("after its end"));
-    // Data that is taken from other snapshots, a second beginning, and data of any size.
+    // Data of other snapshots, a second begin record, and data of any size.
     for (kind, fields) in [
         (6_u32, vec![]),
         (0, vec![]),
@@ -138,14 +138,14 @@ fn a_stream_of_anything_else_is_refused_before_its_first_record_goes_on() {
         for (at, number) in fields {
             record[at..at + 8].copy_from_slice(&u64::to_le_bytes(number));
         }
-        let stream = [&honest(true, SenderVersion::Old)[..RECORD_LENGTH], &record, &[0; 1000]].concat();
+        let stream = [&valid(true, SenderVersion::Old)[..RECORD_LENGTH], &record, &[0; 1000]].concat();
         reason(&stream);
     }
 }
 
-/// What goes on where a stream was cut is one of the snapshots that are missing.
+/// A resumed stream is one of the missing snapshots.
 #[test]
-fn the_rest_of_a_stream_brings_one_of_the_snapshots_that_are_missing() {
+fn a_resumed_stream_brings_a_missing_snapshot() {
     let mut rest = with_u64(16, feature::RESUMING << 2 | 1);
     rest[4..8].copy_from_slice(&8_u32.to_le_bytes());
     rest.splice(RECORD_LENGTH..RECORD_LENGTH, [0; 8]);
@@ -154,20 +154,20 @@ fn the_rest_of_a_stream_brings_one_of_the_snapshots_that_are_missing() {
         assert_eq!(arrived.unwrap()[0].0, "b");
     }
     assert!(pass_as(&rest, announced(&["a", "c"])).is_err());
-    // Several that are announced do not come in a whole stream.
-    assert!(pass_as(&honest(true, SenderVersion::New), announced(&["a", "b"])).is_err());
+    // Several announced snapshots cannot be in one plain stream.
+    assert!(pass_as(&valid(true, SenderVersion::New), announced(&["a", "b"])).is_err());
 }
 
-/// Several streams in one: the list before them, each, and an end of its own.
+/// Several streams in one: the list, each stream, and the common end.
 #[test]
-fn several_snapshots_come_in_one_stream_only_from_this_host_and_as_announced() {
+fn joined_streams_are_accepted_only_from_this_host_and_as_announced() {
     let mut list = SendStreamWriter::empty(true);
     list.begin(2, &[1; 64]);
     let list = list.end();
     let mut end = [0; RECORD_LENGTH];
     end[0] = 5;
     let second = |name: &[u8]| {
-        let mut stream = honest(true, SenderVersion::New);
+        let mut stream = valid(true, SenderVersion::New);
         stream[56..56 + name.len()].copy_from_slice(name);
         stream
     };
@@ -182,7 +182,11 @@ fn several_snapshots_come_in_one_stream_only_from_this_host_and_as_announced() {
     for names in [&["b"][..], &["c", "b"], &["b", "c", "d"], &[], &["b", "d"]] {
         assert!(pass_as(&stream, joined(names)).is_err(), "{names:?}");
     }
-    assert!(pass_as(&stream, announced(&["b", "c"])).unwrap_err().contains("alone"));
+    assert!(
+        pass_as(&stream, announced(&["b", "c"]))
+            .unwrap_err()
+            .contains("exactly one")
+    );
     let nested = [&list[..], &list, &second(b"tank/vm@b\0"), &end].concat();
     assert!(pass_as(&nested, joined(&["b", "c"])).is_err());
 }

@@ -1,4 +1,4 @@
-//! What libvirt has beside machines: networks, and pools of storage.
+//! Networks and storage pools of libvirt.
 
 use std::path::PathBuf;
 
@@ -12,7 +12,7 @@ use crate::hypervisor::domain_xml::{HostNeeds, child};
 const DEFAULT_POOL: &str = "default";
 
 impl Libvirt {
-    /// What the answer cannot be had of is taken to be there: the start tells.
+    /// A resource that cannot be queried is taken as present: the start of the machine will report it.
     pub(super) fn missing(&self, needs: &HostNeeds) -> Vec<String> {
         let mut lacks = Vec::new();
         for name in &needs.networks {

@@ -1,20 +1,20 @@
-//! What two machines of one configuration would both want: sockets, logs, ports, devices of the host.
+//! Resources that a machine and the copy of it would share: sockets, logs, ports, devices of the host.
 
 use roxmltree::Node;
 
 use super::super::{child, children};
 use super::Rewriter;
 
-/// Devices that have a file or a socket at the host's end.
+/// Elements of character devices, which have a file or socket on the host.
 const CHARACTER_DEVICES: [&str; 6] = ["serial", "parallel", "console", "channel", "redirdev", "smartcard"];
-/// Folders in which libvirt makes sockets of channels by itself; each machine has its own below them.
+/// Folders in which libvirt creates sockets of channels itself; each machine has a subfolder.
 const OWN_SOCKETS: &str = "/libvirt/qemu/channel/";
-/// Attributes of graphics that name a port.
+/// Attributes of graphics that contain a port number.
 const PORTS: [&str; 3] = ["port", "tlsPort", "websocket"];
 
 impl Rewriter<'_> {
-    /// Gives the new machine paths of its own where they can be told from its name, and names what else both would want.
-    pub(super) fn neighbours(&mut self, domain: Node<'_, '_>, devices: Node<'_, '_>, names: (&str, &str)) {
+    /// Changes paths that contain the machine's name, and warns of other resources that both machines would use.
+    pub(super) fn conflicts(&mut self, domain: Node<'_, '_>, devices: Node<'_, '_>, names: (&str, &str)) {
         for device in devices.children().filter(Node::is_element) {
             let kind = device.tag_name().name();
             if CHARACTER_DEVICES.contains(&kind) {
@@ -23,7 +23,7 @@ impl Rewriter<'_> {
             match kind {
                 "graphics" => self.graphics(device, names),
                 "hostdev" => self.warn("a device of the host is passed through"),
-                "vsock" if is_fixed(child(device, "cid"), "auto") => self.warn("the number of its vsock is fixed"),
+                "vsock" if is_fixed(child(device, "cid"), "auto") => self.warn("the CID of its vsock is fixed"),
                 "interface" if device.attribute("type") == Some("hostdev") => {
                     self.warn("a network card of the host is passed through");
                 }
@@ -35,13 +35,13 @@ impl Rewriter<'_> {
             }
         }
         if domain.children().any(|node| node.has_tag_name("commandline")) {
-            self.warn("it has arguments for QEMU of its own");
+            self.warn("it has additional arguments for QEMU");
         }
     }
 
     fn warn(&mut self, what: &str) {
         self.warnings.push(format!(
-            "{what}: the machine that it was made from may want the same while both run"
+            "{what}: this may conflict with the original machine while both run"
         ));
     }
 
@@ -89,14 +89,14 @@ impl Rewriter<'_> {
         }
     }
 
-    /// A path that has the machine's name in it gets the new one.
+    /// Replaces the machine's name in a path.
     fn path(&mut self, node: Node<'_, '_>, attribute: &str, (old, new): (&str, &str)) {
         let Some(path) = node.attribute(attribute) else {
             return;
         };
         let changed = with_name(path, old, new);
         if changed == path {
-            self.warn(&format!("{path} is a path of its own"));
+            self.warn(&format!("the path {path} is fixed"));
         } else {
             self.notes.push(format!("{path} becomes {changed}"));
             self.edits.set_attribute(node, attribute, &changed);
@@ -108,7 +108,7 @@ fn is_fixed(node: Option<Node<'_, '_>>, automatic: &str) -> bool {
     node.is_some_and(|node| node.attribute(automatic) != Some("yes"))
 }
 
-/// A path with `new` wherever the whole word `old` stands: "vm" stands in "/run/vm.socket", and not in "/run/vms".
+/// Replaces the whole word `old` in a path by `new`: "vm" matches in "/run/vm.socket", but not in "/run/vms".
 pub fn with_name(path: &str, old: &str, new: &str) -> String {
     let is_border = |character: Option<char>| !character.is_some_and(char::is_alphanumeric);
     let (mut result, mut rest) = (String::new(), path);
